@@ -167,6 +167,7 @@ fn decisions(
         overlap: overlap(run, runtime.overlap),
         gradients: None,
         optimizer_states: None,
+        offload: None,
     })
 }
 

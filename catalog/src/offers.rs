@@ -2,6 +2,8 @@
 
 use crate::dtype::Precision;
 use crate::model::ModelConfig;
+use crate::offload::{Offload, OffloadOption};
+use crate::parallelism::Zero;
 use crate::runtime::Runtime;
 use crate::selection::{RecomputeModule, Selection};
 use crate::state_types::{GradientTypes, OptimizerStates};
@@ -32,6 +34,13 @@ impl Runtime {
             Precision::Bf16 => &self.space.optimizer_states,
             Precision::Fp32 | Precision::Fp16 | Precision::Fp8 => &[],
         }
+    }
+
+    /// How it keeps these states in host memory at a ZeRO level; `None` if it cannot.
+    #[must_use]
+    pub fn offload_option(&self, offload: Offload, zero: Zero) -> Option<&OffloadOption> {
+        let mut options = self.space.offload.iter();
+        options.find(|option| option.allows(offload, zero))
     }
 
     /// Whether gradients of these types, which are not its own, are copied to 32 bits for the optimizer step.

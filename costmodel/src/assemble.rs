@@ -12,6 +12,7 @@ use crate::CostError;
 use crate::block_cost::{BlockCost, BlockKey};
 use crate::blocks::BlockCosts;
 use crate::book::Update;
+use crate::offload::{self, HostStep, Offloaded};
 use crate::stage::{Run, StageWork};
 use crate::states::{self, StateBytes, Weights};
 use crate::traffic::DataParallel;
@@ -32,6 +33,10 @@ pub struct Assembled {
     pub in_flight: Vec<Bytes>,
     /// Optimizer time of every pipeline rank.
     pub optimizer: Vec<Seconds>,
+    /// What the host of every pipeline rank does in its optimizer step.
+    pub host: Vec<HostStep>,
+    /// Bytes that every pipeline rank keeps in host memory.
+    pub on_host: Vec<Bytes>,
     /// Memory held for the whole step by every pipeline rank.
     pub resident: Vec<Bytes>,
     /// Memory that only the optimizer step needs, of every pipeline rank.
@@ -112,6 +117,8 @@ pub fn assemble(
         states: Vec::with_capacity(ranks),
         in_flight: Vec::with_capacity(ranks),
         optimizer: Vec::with_capacity(ranks),
+        host: vec![HostStep::default(); ranks],
+        on_host: vec![Bytes(0); ranks],
         resident: Vec::with_capacity(ranks),
         optimizer_transient: Vec::with_capacity(ranks),
         rank_of_stage,
@@ -178,6 +185,7 @@ impl Assembled {
         let runtime = &scenario.runtime;
         let copies = runtime.rewrites.contains(&Rewrite::CopyGradientsForStep)
             || states::copies_for_step(runtime, strategy, scenario.workload.precision);
+        let offloaded = Offloaded::of(runtime, strategy);
         let ranks = strategy.pp as usize;
         let none = (
             Weights::default(),
@@ -213,7 +221,15 @@ impl Assembled {
             } else {
                 0
             };
-            self.optimizer_transient.push(Bytes(copy));
+            if let Some(host) = offloaded {
+                let sharding = &parallel.sharding;
+                let types = strategy.state_types(runtime);
+                let precision = scenario.workload.precision;
+                self.host[rank] = host.step(scenario, &types, sharding, weights)?;
+                self.on_host[rank] = host.on_host(weights, sharding, &types, precision);
+            }
+            let copy = offloaded.map_or(Bytes(copy), |host| host.left(Bytes(copy)));
+            self.optimizer_transient.push(copy);
             self.states.push(states);
             self.in_flight.push(in_flight);
             self.optimizer.push(time);
@@ -366,11 +382,7 @@ impl StageClass {
             .book()
             .data_parallel(scenario, strategy, parallel, &runs, &mut work)?;
         let weights = weights(costs, strategy, &runs);
-        let states = (parallel.sharding).states(
-            weights,
-            &strategy.state_types(&scenario.runtime),
-            scenario.workload.precision,
-        );
+        let states = offload::states_on_device(scenario, strategy, &parallel.sharding, weights);
         let largest = |largest: Largest, run: &Run| largest.or(run.cost.weights);
         Ok(Self {
             largest: runs.iter().fold(Largest::default(), largest),

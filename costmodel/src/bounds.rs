@@ -16,6 +16,7 @@ use crate::assemble::{Blocks, Largest, in_flight};
 use crate::block_cost::BlockCost;
 use crate::blocks::BlockCosts;
 use crate::floors::ROUNDING;
+use crate::offload;
 use crate::pipeline::Pipeline;
 use crate::states::{Sharding, Weights};
 use crate::traffic::DataParallel;
@@ -325,9 +326,7 @@ fn tied(costs: &BlockCosts, d: &Decisions) -> u64 {
 }
 
 fn states(costs: &BlockCosts, d: &Decisions, sharding: &Sharding, weights: Weights) -> Bytes {
-    let scenario = costs.scenario();
-    let types = d.state_types(&scenario.runtime);
-    (sharding.states(weights, &types, scenario.workload.precision)).total()
+    offload::states_on_device(costs.scenario(), d, sharding, weights).total()
 }
 
 fn product(counts: &[f64], costs: &[f64]) -> f64 {

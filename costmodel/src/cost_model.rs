@@ -20,7 +20,7 @@ use crate::recorder::Recorder;
 use crate::reshard::{Resharding, Staged, resharding};
 use crate::shared_cores::Busy;
 use crate::traffic::DataParallel;
-use crate::{CostError, Scenario, book, floors, predict, quantities};
+use crate::{CostError, Scenario, book, floors, offload, predict, quantities};
 
 /// Predicts time and memory of strategies of one scenario. Can be shared between threads; caches block costs by local shape and programs
 /// by schedule.
@@ -39,6 +39,8 @@ pub struct Score {
     pub peak_memory: Bytes,
     /// Whether the peak is within device memory less headroom.
     pub fits: bool,
+    /// Whether what lies in host memory fits there.
+    pub fits_host: bool,
 }
 
 impl CostModel {
@@ -202,6 +204,7 @@ impl CostModel {
         let alone = Decisions {
             zero: Zero::Z1,
             reshard_after_forward: false,
+            offload: None,
             ..d.clone()
         };
         let owners = Arc::clone(&self.pipelines.pipeline(d)?.rank_of_stage);
@@ -242,7 +245,7 @@ impl CostModel {
     /// # Errors
     /// When a block cannot be traced.
     pub fn score(&self, strategy: &Strategy) -> Result<Score, CostError> {
-        let (_, outcome) = self.simulated(strategy)?;
+        let (assembled, outcome) = self.simulated(strategy)?;
         let peak = outcome
             .ranks
             .iter()
@@ -254,6 +257,7 @@ impl CostModel {
             step_time: outcome.step_time,
             peak_memory,
             fits: peak_memory <= self.capacity(),
+            fits_host: offload::host_memory(self.scenario(), &assembled.on_host).fits(),
         })
     }
 

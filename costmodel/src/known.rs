@@ -177,6 +177,13 @@ known! {
     OPTIMIZER: "fused optimizer, of memory bandwidth" = 0.80, Times, Published, "fused Adam 0.75-0.85 of bandwidth";
     UNFUSED_OPTIMIZER: "unfused optimizer, of memory bandwidth" = 0.27, Times, Published,
         "torch foreach AdamW on B200: 0.23-0.31";
+    // Host memory.
+    HOST_COPY: "copies between device and host, of the link's rate" = 0.85, Times, Published,
+        "nvbandwidth host_to_device_memcpy_ce: 55.6 of 63 GB/s (NVIDIA developer blog), 12.4 of 15.75 GB/s (its README)";
+    HOST_OPTIMIZER: "fused optimizer of the host, of its memory bandwidth" = 0.43, Times, Published,
+        "CPU-Adam, 28 bytes for each of 1 to 10 billion parameters in 0.22 to 2.57 s on 256 GB/s: 0.36-0.50 (ZeRO-Offload, arXiv:2101.06840, table 4)";
+    UNFUSED_HOST_OPTIMIZER: "PyTorch's unfused optimizer of the host, of its memory bandwidth" = 0.077, Times, Published,
+        "PT-CPU, 1 to 10 billion parameters in 1.39 to 14.76 s on 256 GB/s: 0.074-0.080 (ZeRO-Offload, arXiv:2101.06840, table 4)";
     // Messages.
     CARD_SHARE: "share of a network card's rate" = 0.95, Times, Published, "aliyun/SimAI@cef83f9 nic_ratio: 0.95-0.96";
     NEAR_SHARE: "share of the scale-up rate that one transfer reaches" = 0.70, Times, Published,

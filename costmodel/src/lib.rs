@@ -23,6 +23,7 @@ mod known;
 mod lower;
 mod memo;
 mod messages;
+mod offload;
 mod picoseconds;
 mod pipeline;
 mod predict;

@@ -7,13 +7,14 @@ use catalog::residuals::{self, Quantity};
 use catalog::{Bytes, Origin, Seconds, Sourced, elementary};
 use plans::program::Program;
 use plans::{
-    Action, ActionKind, Breakdown, Fit, MemoryItem, NamedTime, Prediction, Strategy, UsedConstant,
+    Action, ActionKind, Breakdown, Fit, HostMemory, MemoryItem, NamedTime, Prediction, Strategy,
+    UsedConstant,
 };
 
 use crate::assemble::Assembled;
 use crate::block_cost::{BlockDetail, BlockKey};
 use crate::engine::Outcome;
-use crate::{Scenario, flops};
+use crate::{Scenario, flops, offload};
 
 /// A simulated strategy: what was simulated, and what came out.
 #[derive(Clone, Copy, Debug)]
@@ -56,6 +57,7 @@ pub fn prediction(
         .collect();
     let peak = by_rank[peak_rank];
     let memory = memory_items(scenario, simulated, peak_rank as u32);
+    let host_memory = offload::host_memory(scenario, &simulated.assembled.on_host);
     let kind = scenario.kind();
     let residual = |quantity| residuals::of(quantity, scenario.evidence(quantity));
     let (shortest, longest) = residual(Quantity::Time).around(step.0);
@@ -70,13 +72,17 @@ pub fn prediction(
         peak_flop_rate: peak_rate,
         peak_memory: peak,
         peak_memory_interval: (Bytes(least as u64), Bytes(most as u64)),
-        p_fits: scenario.p_fits(peak),
+        p_fits: match host_memory.fits() {
+            true => scenario.p_fits(peak),
+            false => 0.0,
+        },
+        host_memory,
         evidence: scenario.evidence(Quantity::Time).words(&kind),
         peak_rank: peak_rank as u32,
         peak_moment: outcome.ranks[peak_rank]
             .peak_action
             .map_or_else(|| "whole step".to_owned(), |a| a.to_string()),
-        fit: fit(scenario.capacity(), peak, &memory),
+        fit: fit(scenario.capacity(), peak, &memory, host_memory),
         memory_by_rank: by_rank,
         memory,
         breakdown: breakdown(outcome.step_time, outcome),
@@ -112,6 +118,7 @@ fn sum(parts: &Breakdown) -> f64 {
         + parts.pp_exposed_s
         + parts.bubble_s
         + parts.optimizer_s
+        + parts.offload_exposed_s
         + parts.host_s
 }
 
@@ -126,7 +133,13 @@ fn breakdown(step: Seconds, outcome: &Outcome) -> Breakdown {
     parts
 }
 
-fn fit(capacity: Bytes, peak: Bytes, memory: &[MemoryItem]) -> Fit {
+fn fit(capacity: Bytes, peak: Bytes, memory: &[MemoryItem], host: HostMemory) -> Fit {
+    if let Some(there) = host.there.filter(|_| !host.fits() && peak <= capacity) {
+        return Fit::TooLarge {
+            over: host.used - there,
+            largest: "states in the memory of a node's host".to_owned(),
+        };
+    }
     if peak <= capacity {
         return Fit::Fits {
             spare: capacity - peak,

@@ -7,8 +7,9 @@ use catalog::{Bytes, Seconds};
 use plans::{Action, ActionKind};
 
 use crate::block_cost::BlockCost;
+use crate::offload::Copies;
 use crate::picoseconds::Picoseconds;
-use crate::streams::{Stream, Streams};
+use crate::streams::{End, Stream, Streams};
 use crate::work::{Backward, Work};
 
 /// A row of equal blocks of a stage.
@@ -45,6 +46,8 @@ pub struct StageWork {
     pub exposed_gather: Option<Seconds>,
     /// Time of gradient reduction that nothing hides; it runs as an action of its own.
     pub exposed_reduce: Option<Seconds>,
+    /// Time to copy the gradients of such a reduction to host memory.
+    pub copied_after_reduce: Seconds,
 }
 
 /// When the data-parallel traffic of a stage happens.
@@ -60,6 +63,8 @@ pub struct TrafficPlan {
     pub first: u32,
     /// Micro-batch of the stage's last backward.
     pub last: u32,
+    /// Whether the device waits for gradients that the host adds to those of an earlier micro-batch.
+    pub accumulation_waits: bool,
 }
 
 /// The micro-batches for which something happens.
@@ -89,6 +94,8 @@ pub struct LayerTraffic {
     pub gather: Seconds,
     /// Time to reduce one block's gradients.
     pub reduce: Seconds,
+    /// Times of the copies of one block between device and host.
+    pub copies: Copies,
 }
 
 /// Time and memory of one action of a stage.
@@ -170,10 +177,29 @@ impl StageWork {
         }
         let at_once = self.traffic.gather_forward == When::First;
         let gather = |streams: &mut Streams, layer: Option<&LayerTraffic>| {
-            let time = layer.filter(|_| gathers)?.gather;
-            let asked = (!at_once).then(|| streams.end(Stream::Compute));
-            (time.0 > 0.0).then(|| streams.issue(Stream::Data, time.into(), asked))?;
-            Some(streams.end(Stream::Data))
+            let layer = layer.filter(|_| gathers)?;
+            let mut asked = (!at_once).then(|| streams.end(Stream::Compute));
+            let copy = layer.copies.from_host;
+            let copied = copy.0 > 0.0;
+            if copied {
+                streams.issue(Stream::FromHost, copy.into(), asked);
+                asked = Some(streams.end(Stream::FromHost));
+            }
+            let time = layer.gather;
+            if time.0 <= 0.0 {
+                return asked.filter(|_| copied);
+            }
+            streams.issue(Stream::Data, time.into(), asked);
+            // What is waited for is the longer of both.
+            let stream = if copy > time {
+                Stream::FromHost
+            } else {
+                Stream::Data
+            };
+            Some(End {
+                at: streams.free(Stream::Data),
+                stream,
+            })
         };
         let order = |index: usize| match forward {
             true => self.layers.get(index),
@@ -195,9 +221,16 @@ impl StageWork {
                 };
                 let next = gather(streams, next);
                 streams.issue(Stream::Compute, own, ready);
+                let mut done = streams.end(Stream::Compute);
                 if reduces && reduce > Picoseconds::ZERO {
-                    let done = streams.end(Stream::Compute);
                     streams.issue(Stream::Data, reduce, Some(done));
+                    done = streams.end(Stream::Data);
+                }
+                if reduces && layer.copies.to_host.0 > 0.0 {
+                    streams.issue(Stream::ToHost, layer.copies.to_host.into(), Some(done));
+                    if self.traffic.accumulation_waits && action.micro_batch > self.traffic.first {
+                        streams.join(Stream::ToHost);
+                    }
                 }
                 ready = next;
             }

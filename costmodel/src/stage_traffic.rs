@@ -5,6 +5,7 @@ use catalog::{Seconds, Zero};
 use plans::Decisions;
 
 use crate::messages::Message;
+use crate::offload::{Copies, Offloaded};
 use crate::stage::{LayerTraffic, Run, StageWork, TrafficPlan, When};
 use crate::traffic::DataParallel;
 use crate::work::Work;
@@ -27,6 +28,7 @@ pub(crate) fn add_layers(
     let types = strategy.state_types(&scenario.runtime);
     let reduced = states::reduced_type(&types, strategy.zero);
     let whole = (scenario.runtime.rewrites).contains(&Rewrite::AllReduceGradients);
+    let offloaded = Offloaded::of(&scenario.runtime, strategy);
     for run in runs {
         let weights = run.cost.weights;
         stage.layers.push(LayerTraffic {
@@ -41,6 +43,10 @@ pub(crate) fn add_layers(
                 }
             },
             reduce: parallel.reduce(weights.trained, message, reduced, whole)?,
+            copies: match offloaded {
+                Some(host) => host.copies(scenario, &types, &parallel.sharding, weights)?,
+                None => Copies::default(),
+            },
         });
     }
     Ok(())
@@ -64,13 +70,27 @@ pub(crate) fn broadcast(
 }
 
 /// Decides which actions a stage's traffic overlaps with; what nothing hides becomes an action of its own.
-pub(crate) fn plan(strategy: &Decisions, stage: &mut StageWork) {
-    let gathers: Seconds = stage.layers.iter().map(|l| l.gather * l.count as f64).sum();
-    let reduces: Seconds = stage.layers.iter().map(|l| l.reduce * l.count as f64).sum();
-    let overlap = strategy.overlap;
+pub(crate) fn plan(
+    scenario: &Scenario,
+    strategy: &Decisions,
+    parallel: &DataParallel,
+    stage: &mut StageWork,
+) {
+    let all = |time: fn(&LayerTraffic) -> Seconds| -> Seconds {
+        let layers = stage.layers.iter();
+        layers.map(|l| time(l) * l.count as f64).sum()
+    };
+    let gathers = all(|l| l.gather);
+    let reduces = all(|l| l.reduce);
+    let copied = all(|l| l.copies.to_host);
+    let mut overlap = strategy.overlap;
+    // Gradients that nothing reduces are copied to the host as they come.
+    overlap.grad_reduce |= parallel.ranks() == 1;
+    let offloaded = Offloaded::of(&scenario.runtime, strategy);
     let mut plan = TrafficPlan {
         first: 0,
         last: strategy.num_micro_batches as u32 - 1,
+        accumulation_waits: offloaded.is_some_and(Offloaded::accumulation_waits),
         ..TrafficPlan::default()
     };
     match strategy.zero {
@@ -90,7 +110,10 @@ pub(crate) fn plan(strategy: &Decisions, stage: &mut StageWork) {
             plan.reduce = When::Last;
         }
         Zero::Z2 | Zero::Z3 if overlap.grad_reduce => plan.reduce = When::Always,
-        Zero::Z0 | Zero::Z1 | Zero::Z2 | Zero::Z3 => stage.exposed_reduce = Some(reduces),
+        Zero::Z0 | Zero::Z1 | Zero::Z2 | Zero::Z3 => {
+            stage.exposed_reduce = Some(reduces);
+            stage.copied_after_reduce = copied;
+        }
     }
     stage.traffic = plan;
 }

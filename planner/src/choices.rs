@@ -1,7 +1,7 @@
 //! What the strategies of one layout choose among: pipelines, ways to hold and shard states, axis orders, recomputation.
 
 use catalog::runtime::RecomputeMode;
-use catalog::{AxisOrder, GradientTypes, OptimizerStates, ScheduleKind, Selection, Zero};
+use catalog::{AxisOrder, GradientTypes, Offload, OptimizerStates, ScheduleKind, Selection, Zero};
 use costmodel::Scenario;
 use plans::legality::MAX_PASSES;
 use plans::{Decisions, Recompute, StagePartition};
@@ -39,6 +39,8 @@ pub struct ShardingChoice {
     pub gradients: Option<GradientTypes>,
     /// How optimizer states are held; `None`: as the runtime does by itself.
     pub optimizer_states: Option<OptimizerStates>,
+    /// States that lie in host memory; `None`: none do.
+    pub offload: Option<Offload>,
 }
 
 impl ShardingChoice {
@@ -52,6 +54,7 @@ impl ShardingChoice {
             dp_replicate: self.dp_replicate,
             gradients: self.gradients,
             optimizer_states: self.optimizer_states,
+            offload: self.offload,
             ..d.clone()
         }
     }
@@ -239,6 +242,7 @@ impl Asked<'_> {
             dp_replicate: dp,
             gradients: None,
             optimizer_states: None,
+            offload: None,
         };
         let space = &self.scenario.runtime.space;
         let allows = |choice: &ShardingChoice| {
@@ -248,12 +252,18 @@ impl Asked<'_> {
                 && c.allows("dp_replicate", choice.dp_replicate)
         };
         let mut choices = Vec::new();
-        if dp * cp == 1 {
+        let alone = dp * cp == 1;
+        if alone {
             choices.push(zero_0);
-        } else {
+        }
+        // A rank that shares its states with no other has a ZeRO level only if some of them lie on its host.
+        if !alone || self.offloads().iter().any(Option::is_some) {
             let replicas = self.replicas(dp);
             for &zero in &space.zero {
                 if zero == Zero::Z0 {
+                    if alone {
+                        continue;
+                    }
                     choices.push(zero_0);
                     continue;
                 }
@@ -265,6 +275,7 @@ impl Asked<'_> {
                         dp_replicate,
                         gradients: None,
                         optimizer_states: None,
+                        offload: None,
                     };
                     choices.push(choice);
                     if zero == Zero::Z3 && space.keep_after_forward {
@@ -280,6 +291,7 @@ impl Asked<'_> {
         choices
             .into_iter()
             .flat_map(|choice| self.with_types(choice))
+            .filter(|choice| !alone || (choice.zero == Zero::Z0) == choice.offload.is_none())
             .collect()
     }
 
@@ -288,19 +300,42 @@ impl Asked<'_> {
         let unsharded = choice.zero == Zero::Z0;
         // Plain data parallelism reduces the gradients of 32-bit parameters in 32 bits, whatever is asked.
         let fixed = unsharded && self.scenario.runtime.states.parameter.is_some();
+        let runtime = &self.scenario.runtime;
+        let offered = |offload: &Option<Offload>| {
+            offload.is_none_or(|offload| runtime.offload_option(offload, choice.zero).is_some())
+        };
         let mut all = Vec::new();
-        for optimizer_states in self.optimizer_states() {
-            for gradients in self.gradients() {
-                let possible =
-                    !(fixed && gradients.is_some() || unsharded && optimizer_states.is_some());
-                all.extend(possible.then_some(ShardingChoice {
-                    gradients,
-                    optimizer_states,
-                    ..choice
-                }));
+        for offload in self.offloads().into_iter().filter(offered) {
+            for optimizer_states in self.optimizer_states() {
+                // The host's optimizer holds its states in one way.
+                let one_way = unsharded || offload.is_some();
+                for gradients in self.gradients() {
+                    let possible =
+                        !(fixed && gradients.is_some() || one_way && optimizer_states.is_some());
+                    all.extend(possible.then_some(ShardingChoice {
+                        gradients,
+                        optimizer_states,
+                        offload,
+                        ..choice
+                    }));
+                }
             }
         }
         all
+    }
+
+    /// States that may lie in host memory; `None` stands for none. Without a word about it they are none, or those of the
+    /// present strategy: such a plan is slower than any without.
+    pub(crate) fn offloads(&self) -> Vec<Option<Offload>> {
+        if let Some(values) = self.constraints.fix.get("offload") {
+            let of_name = |name: &String| match name.as_str() {
+                Offload::NONE => Some(None),
+                name => Offload::read(name).map(Some),
+            };
+            return values.iter().filter_map(of_name).collect();
+        }
+        let present = self.present.and_then(|d| d.offload);
+        [None].into_iter().chain(present.map(Some)).collect()
     }
 
     /// The ways in which optimizer states may be held, the largest first; `None` is the runtime's own.

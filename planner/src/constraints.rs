@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use catalog::runtime::RecomputeMode;
-use catalog::{Mistake, OptimizerStates, Precision, Runtime, Selection, Zero};
+use catalog::{Mistake, Offload, OptimizerStates, Precision, Runtime, Selection, Zero};
 use plans::grammar::recompute_name;
 use plans::{Decisions, Recompute};
 use serde::{Deserialize, Serialize};
@@ -25,7 +25,7 @@ pub const DIMENSIONS: [&str; 10] = [
     "mbs",
 ];
 /// Dimensions of names.
-pub const CHOICES: [&str; 7] = [
+pub const CHOICES: [&str; 8] = [
     "cp_kind",
     "zero",
     "schedule",
@@ -33,6 +33,7 @@ pub const CHOICES: [&str; 7] = [
     "sp",
     "grad_dtype",
     "optim_states",
+    "offload",
 ];
 
 /// Largest value of a numeric dimension.
@@ -252,6 +253,7 @@ impl Constraints {
             && self.allow_recompute(d.recompute)
             && self.allows_name("grad_dtype", &gradients_name(d, runtime, precision))
             && self.allows_name("optim_states", optimizer_name(d))
+            && self.allows_name("offload", &offload_name(d))
     }
 
     /// Whether what a strategy recomputes is allowed.
@@ -315,6 +317,11 @@ fn optimizer_name(d: &Decisions) -> &'static str {
     (d.optimizer_states).map_or(OptimizerStates::OWN, OptimizerStates::name)
 }
 
+/// What a strategy keeps in host memory, as constraints name it.
+fn offload_name(d: &Decisions) -> String {
+    d.offload.map_or(Offload::NONE.to_owned(), Offload::name)
+}
+
 /// The value that a strategy has for a dimension, for a runtime and a precision; `None` if there is no such dimension.
 pub(crate) fn value(
     d: &Decisions,
@@ -326,6 +333,7 @@ pub(crate) fn value(
         "recompute" => return Some(recompute_name(d.recompute)),
         "grad_dtype" => return Some(gradients_name(d, runtime, precision)),
         "optim_states" => return Some(optimizer_name(d).to_owned()),
+        "offload" => return Some(offload_name(d)),
         _ => {}
     }
     let size = sizes(d).into_iter().find(|(name, _)| *name == key);

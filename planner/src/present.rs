@@ -91,7 +91,7 @@ pub fn compare(
     let prediction = costs.predict(present)?;
     let near = strategies(scenario, constraints, present);
     Ok(Present {
-        fits: prediction.peak_memory <= limit(costs, options),
+        fits: prediction.peak_memory <= limit(costs, options) && prediction.host_memory.fits(),
         candidate: Candidate {
             strategy: present.clone(),
             prediction,

@@ -393,7 +393,8 @@ impl Run<'_> {
         for (index, strategy) in (0u32..).zip(self.space.of_pipeline(layout, d)) {
             // The optimizer is the last that a rank does: with smaller states all else is alike, and the step is neither
             // longer nor takes more memory.
-            if strategy.zero != Zero::Z0 && strategy.optimizer_states != smallest {
+            let may_be_smaller = strategy.zero != Zero::Z0 && strategy.offload.is_none();
+            if may_be_smaller && strategy.optimizer_states != smallest {
                 found.larger += 1;
                 continue;
             }
@@ -416,7 +417,7 @@ impl Run<'_> {
         let objective = self.options.objective;
         for (strategy, score) in scored {
             self.report.simulated += 1;
-            if score.peak_memory > self.limit {
+            if score.peak_memory > self.limit || !score.fits_host {
                 self.report.too_large += 1;
                 continue;
             }

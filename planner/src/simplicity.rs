@@ -16,7 +16,7 @@ pub struct Complexity {
 type Traits<const N: usize> = [(bool, &'static str); N];
 
 /// Everything that makes a plan complicated, in words; axes come first.
-fn traits(d: &Decisions, runtime: &Runtime) -> (Traits<5>, Traits<11>) {
+fn traits(d: &Decisions, runtime: &Runtime) -> (Traits<5>, Traits<12>) {
     let space = &runtime.space;
     let axes = [
         (d.tp > 1, "tensor parallelism"),
@@ -45,6 +45,7 @@ fn traits(d: &Decisions, runtime: &Runtime) -> (Traits<5>, Traits<11>) {
             d.optimizer_states == Some(OptimizerStates::Bf16Moments),
             "16-bit moments",
         ),
+        (d.offload.is_some(), "offload to the host"),
     ];
     (axes, unusual)
 }

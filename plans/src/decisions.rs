@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use catalog::state_types::StateTypes;
 use catalog::{
-    Axis, AxisOrder, CpKind, GradientTypes, OptimizerStates, Overlap, Precision, Runtime,
+    Axis, AxisOrder, CpKind, GradientTypes, Offload, OptimizerStates, Overlap, Precision, Runtime,
     ScheduleKind, Selection, Zero,
 };
 
@@ -57,6 +57,8 @@ pub struct Decisions {
     pub gradients: Option<GradientTypes>,
     /// How optimizer states are held; `None`: as the runtime does by itself.
     pub optimizer_states: Option<OptimizerStates>,
+    /// States that lie in host memory; `None`: none do.
+    pub offload: Option<Offload>,
 }
 
 /// What the forward pass of a stage is run again for in backward.
@@ -121,7 +123,8 @@ impl Decisions {
     #[must_use]
     pub fn canonical(&self) -> Self {
         let mut d = self.clone();
-        if d.dp_shard * d.cp == 1 {
+        // Offload is of a ZeRO level's states, even where one rank holds all of them.
+        if d.dp_shard * d.cp == 1 && d.offload.is_none() {
             d.zero = Zero::Z0;
             d.optimizer_states = None;
         }

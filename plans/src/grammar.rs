@@ -6,8 +6,8 @@ use std::fmt;
 use catalog::model::ModelConfig;
 use catalog::runtime::SequenceParallelUse;
 use catalog::{
-    Axis, AxisOrder, CpKind, GradientTypes, Mistake, OptimizerStates, Overlap, RecomputeModule,
-    Runtime, ScheduleKind, Selection, Workload, Zero,
+    Axis, AxisOrder, CpKind, GradientTypes, Mistake, Offload, OptimizerStates, Overlap,
+    RecomputeModule, Runtime, ScheduleKind, Selection, Workload, Zero,
 };
 
 use crate::decisions::{Decisions, Recompute};
@@ -63,8 +63,11 @@ impl fmt::Display for Strategy {
         if let Some(types) = d.gradients {
             write!(f, ",grad_dtype={}", types.name())?;
         }
-        match d.optimizer_states {
-            Some(states) => write!(f, ",optim_states={}", states.name()),
+        if let Some(states) = d.optimizer_states {
+            write!(f, ",optim_states={}", states.name())?;
+        }
+        match d.offload {
+            Some(offload) => write!(f, ",offload={}", offload.name()),
             None => Ok(()),
         }
     }
@@ -114,6 +117,9 @@ pub fn short(d: &Decisions) -> String {
     }
     if let Some(states) = d.optimizer_states {
         parts.push(format!("optim_states={}", states.name()));
+    }
+    if let Some(offload) = d.offload {
+        parts.push(format!("offload={}", offload.name()));
     }
     parts.join(" ")
 }
@@ -334,6 +340,7 @@ impl Fields {
             overlap: self.overlap(runtime)?,
             gradients: self.gradients()?,
             optimizer_states: self.optimizer_states()?,
+            offload: self.offload()?,
         };
         Ok(decisions.under(runtime, workload.precision))
     }
@@ -458,6 +465,18 @@ impl Fields {
                 one_of("optim_states", value, all, OptimizerStates::name).map(Some)
             }
         }
+    }
+
+    fn offload(&self) -> Result<Option<Offload>, StrategyError> {
+        let Some(value) = self.get("offload").filter(|value| *value != Offload::NONE) else {
+            return Ok(None);
+        };
+        let wrong = || {
+            let expected =
+                "none, optimizer, optimizer:N for N percent of the weights, or parameters";
+            syntax(format!("offload={value}"), expected)
+        };
+        Offload::read(value).map(Some).ok_or_else(wrong)
     }
 
     fn overlap(&self, runtime: &Runtime) -> Result<Overlap, StrategyError> {

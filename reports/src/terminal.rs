@@ -192,6 +192,7 @@ fn breakdown(p: &Prediction) -> Vec<(String, String, f64)> {
         ("exposed PP", b.pp_exposed_s),
         ("bubble", b.bubble_s),
         ("optimizer", b.optimizer_s),
+        ("exposed offload", b.offload_exposed_s),
         ("host", b.host_s),
     ];
     let shown = parts.into_iter().filter(|(_, s)| *s > 1e-6);

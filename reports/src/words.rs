@@ -1,7 +1,9 @@
 //! Plans and predictions as a person says them: the layout, the moment of the peak, what to be careful about, and what
 //! abbreviations mean.
 
-use catalog::{Adapters, Bytes, DType, GradientTypes, OptimizerStates, Origin, ScheduleKind};
+use catalog::{
+    Adapters, Bytes, DType, GradientTypes, Offload, OptimizerStates, Origin, ScheduleKind,
+};
 use plans::{Decisions, Fit, Prediction, Recompute, Zero};
 
 use crate::format;
@@ -10,7 +12,7 @@ use crate::format;
 const SAFE: f64 = 0.9;
 
 /// Abbreviations in strategies and tables, each with its meaning.
-pub const TERMS: [(&str, &str); 28] = [
+pub const TERMS: [(&str, &str); 29] = [
     ("tp8", "tensor parallel: 8 GPUs share each layer"),
     (
         "pp4",
@@ -74,6 +76,10 @@ pub const TERMS: [(&str, &str); 28] = [
     (
         "optim_states=…",
         "split_master: master weights are the 16 bits that parameters lack, without effect on results; bf16_moments: moments in 16 bits too",
+    ),
+    (
+        "offload=…",
+        "optimizer: optimizer states lie in host memory, whose processors update the weights; optimizer:50: of half the weights; parameters: parameters and gradients lie there too",
     ),
     (
         "order=…",
@@ -156,6 +162,7 @@ pub fn plan(d: &Decisions, gpus_per_node: u64) -> Vec<String> {
     });
     said.extend(d.gradients.map(gradients));
     said.extend(d.optimizer_states.map(optimizer_states));
+    said.extend(d.offload.map(offload));
     said
 }
 
@@ -182,6 +189,18 @@ fn optimizer_states(states: OptimizerStates) -> String {
             format!("{master}, and its moments in 16 bits (bf16), which changes results")
         }
     }
+}
+
+/// States that lie in host memory.
+fn offload(offload: Offload) -> String {
+    let of = match offload {
+        Offload::Optimizer(100) => "optimizer states lie".to_owned(),
+        Offload::Optimizer(percent) => {
+            format!("optimizer states of {percent}% of the weights lie")
+        }
+        Offload::Parameters => "parameters, gradients and optimizer states lie".to_owned(),
+    };
+    format!("{of} in host memory, and its processors update the weights")
 }
 
 fn stages(d: &Decisions) -> String {

@@ -254,7 +254,9 @@ fn setting(flag: &Flag, job: &Job<'_>) -> Vec<(String, Value)> {
         "exp_avg_dtype" | "exp_avg_sq_dtype" | "main_grads_dtype" => {
             return vec![(format!("optimizer.{field}"), torch(flag))];
         }
-        "use_precision_aware_optimizer" => format!("optimizer.{field}"),
+        "use_precision_aware_optimizer"
+        | "optimizer_cpu_offload"
+        | "optimizer_offload_fraction" => format!("optimizer.{field}"),
         "overlap_grad_reduce"
         | "overlap_param_gather"
         | "use_distributed_optimizer"

@@ -1,6 +1,6 @@
 //! Export to accelerate (FSDP2) and axolotl, which both drive Hugging Face's trainer.
 
-use catalog::{CpKind, DType, GradientTypes, Overlap, Precision, Zero};
+use catalog::{CpKind, DType, GradientTypes, OffloadKind, Overlap, Precision, Zero};
 
 use super::adapters;
 use super::inputs::Input;
@@ -89,6 +89,8 @@ pub(crate) fn refuse(job: &Job<'_>, limits: &mut Limits) {
         // Refused.
         gradients: _,
         optimizer_states: _,
+        // Written as FSDP2's offload of parameters.
+        offload: _,
     } = job.decisions;
     script_rewrites::collect(job, script_rewrites::FSDP2, limits);
     axes(job, limits);
@@ -99,6 +101,14 @@ pub(crate) fn refuse(job: &Job<'_>, limits: &mut Limits) {
         reduced: job.workload.precision.activation(),
     };
     limits.refuse_types(job.decisions, types);
+    let d = job.decisions;
+    limits.refuse_offload(d, Some(OffloadKind::Parameters));
+    limits.refuse(
+        d.offload.is_some() && !d.reshard_after_forward,
+        "reshard=off with offload",
+        "parameters that come from the host are freed after forward",
+        Some(("reshard", "on".to_owned())),
+    );
     overlap(job.decisions, limits);
 }
 
@@ -249,6 +259,9 @@ fn accelerate_fsdp(d: &Decisions, root: &mut Node) {
     let full = d.recompute == Recompute::Full;
     root.set(&fsdp("activation_checkpointing"), full);
     root.set(&fsdp("state_dict_type"), "SHARDED_STATE_DICT");
+    if d.offload.is_some() {
+        root.set(&fsdp("offload_params"), true);
+    }
 }
 
 fn accelerate_axes(d: &Decisions, root: &mut Node) {
@@ -357,4 +370,7 @@ fn axolotl_fsdp(d: &Decisions, root: &mut Node) {
     root.set("fsdp_config.reshard_after_forward", d.reshard_after_forward);
     root.set("fsdp_config.auto_wrap_policy", "TRANSFORMER_BASED_WRAP");
     root.set("fsdp_config.state_dict_type", "SHARDED_STATE_DICT");
+    if d.offload.is_some() {
+        root.set("fsdp_config.offload_params", true);
+    }
 }

@@ -2,8 +2,8 @@
 
 use catalog::runtime::{BUCKET_ELEMENTS, Rewrite};
 use catalog::{
-    AxisOrder, CpKind, DType, GradientTypes, OptimizerStates, Overlap, Precision, RecomputeModule,
-    ScheduleKind, Selection, Zero,
+    AxisOrder, CpKind, DType, GradientTypes, OffloadKind, OptimizerStates, Overlap, Precision,
+    RecomputeModule, ScheduleKind, Selection, Zero,
 };
 
 use super::core_model::{self, Reach};
@@ -19,6 +19,10 @@ use plans::decisions::{Decisions, Recompute};
 use plans::grammar::{order_name, recompute_name};
 use plans::partition::StagePartition;
 
+/// Keeps optimizer states in host memory.
+pub(crate) const OFFLOAD: &str = "--optimizer-cpu-offload";
+/// The share of weights that the host updates.
+pub(crate) const OFFLOAD_FRACTION: &str = "--optimizer-offload-fraction";
 /// Lets optimizer states be held in 16 bits.
 pub(crate) const PRECISION_AWARE: &str = "--use-precision-aware-optimizer";
 /// Types of the moments.
@@ -128,6 +132,7 @@ pub(crate) fn decisions(job: &Job<'_>, limits: &mut Limits) -> Vec<(&'static str
         // Written with the states.
         gradients: _,
         optimizer_states: _,
+        offload: _,
     } = job.decisions;
     let mut parallel = vec![
         Flag::value("--tensor-model-parallel-size", tp),
@@ -325,7 +330,7 @@ fn states(
 /// How the optimizer holds its states. Its Adam keeps the 16 bits of master weights that parameters lack by itself.
 fn optimizer(job: &Job<'_>, limits: &mut Limits) -> Vec<Flag> {
     let Some(states) = job.decisions.optimizer_states else {
-        return Vec::new();
+        return on_host(job, limits);
     };
     limits.refuse(
         job.decisions.zero >= Zero::Z2,
@@ -342,6 +347,21 @@ fn optimizer(job: &Job<'_>, limits: &mut Limits) -> Vec<Flag> {
         flags.push(Flag::value("--main-grads-dtype", "bf16"));
     }
     flags
+}
+
+/// Optimizer states in host memory; the optimizer that is on both sides reuses what makes Megatron's aware of types.
+fn on_host(job: &Job<'_>, limits: &mut Limits) -> Vec<Flag> {
+    let d = job.decisions;
+    let has = (d.zero == Zero::Z1).then_some(OffloadKind::Optimizer);
+    limits.refuse_offload(d, has);
+    let Some(offload) = d.offload else {
+        return Vec::new();
+    };
+    vec![
+        Flag::switch(OFFLOAD),
+        Flag::value(OFFLOAD_FRACTION, offload.percent() as f64 / 100.0),
+        Flag::switch(PRECISION_AWARE),
+    ]
 }
 
 /// The types in which gradients are held and reduced.

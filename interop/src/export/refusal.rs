@@ -1,7 +1,7 @@
 //! What a training system cannot express: refusals, notes and unmet assumptions, collected while an exporter writes,
 //! and the error that lists the refusals.
 
-use catalog::{GradientTypes, OptimizerStates};
+use catalog::{GradientTypes, Offload, OffloadKind, OptimizerStates};
 use plans::decisions::Decisions;
 
 use super::assumptions::Assumption;
@@ -112,6 +112,19 @@ impl Limits {
             );
         }
         self.refuse_optimizer_states(d);
+    }
+
+    /// Refuses states in host memory, but for those that the target can keep there.
+    pub(crate) fn refuse_offload(&mut self, d: &Decisions, has: Option<OffloadKind>) {
+        let Some(offload) = d.offload.filter(|offload| Some(offload.kind()) != has) else {
+            return;
+        };
+        let (why, instead) = match has {
+            Some(kind) => ("it keeps other states in host memory", kind.name()),
+            None => ("it keeps all states on the device", Offload::NONE),
+        };
+        let instead = Some(("offload", instead.to_owned()));
+        self.refuse(true, format!("offload={}", offload.name()), why, instead);
     }
 
     /// Refuses optimizer states in 16 bits.

@@ -165,6 +165,7 @@ fn batch(job: &Job<'_>) -> String {
         // Refused.
         gradients: _,
         optimizer_states: _,
+        offload: _,
     } = job.decisions;
     let w = job.workload;
     let flag = |on: bool| if on { "True" } else { "False" };
@@ -199,6 +200,7 @@ fn dtype(precision: Precision) -> &'static str {
 fn refuse(job: &Job<'_>, limits: &mut Limits) {
     let d = job.decisions;
     limits.refuse_types(d, GradientTypes::all(DType::F32));
+    limits.refuse_offload(d, None);
     limits.refuse(
         d.cp > 1,
         format!("cp={}", d.cp),

@@ -1,7 +1,7 @@
 //! Import of files for Hugging Face's Trainer: its own arguments, LLaMA-Factory's, axolotl's and accelerate's YAML. Data
 //! parallelism is FSDP's or that of a DeepSpeed configuration in the file.
 
-use catalog::{AxisOrder, CpKind, Overlap, Precision, ScheduleKind, WorkloadSizes, Zero};
+use catalog::{AxisOrder, CpKind, Offload, Overlap, Precision, ScheduleKind, WorkloadSizes, Zero};
 
 use super::adapters;
 use super::deepspeed;
@@ -234,6 +234,8 @@ fn with_fsdp(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError>
     let gpus = gpus.ok_or_else(|| doc.missing("the number of GPUs", "give --gpus"))?;
     let dp = data_parallel(doc, gpus, tp.saturating_mul(cp))?;
     let (zero, reshard) = sharding(doc)?;
+    let mut notes = Vec::new();
+    let offload = offload(doc, zero, &mut notes)?;
     let (dp_shard, dp_replicate) = match zero {
         Zero::Z0 => (1, dp),
         _ => (data_parallel(doc, dp, replicas)?, replicas),
@@ -267,6 +269,7 @@ fn with_fsdp(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError>
         },
         gradients: None,
         optimizer_states: None,
+        offload,
     };
     let sizes = WorkloadSizes {
         gpus,
@@ -279,7 +282,7 @@ fn with_fsdp(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError>
         decisions,
         workload: workload(doc, sizes)?,
         adapters: None,
-        notes: Vec::new(),
+        notes,
     })
 }
 
@@ -324,6 +327,31 @@ fn sharding(doc: &Document) -> Result<(Zero, bool), ImportError> {
         true => (Zero::Z2, false),
         false => (Zero::Z3, true),
     })
+}
+
+/// The states that FSDP keeps in host memory, which are planned if parameters are freed after forward.
+fn offload(
+    doc: &Document,
+    zero: Zero,
+    notes: &mut Vec<String>,
+) -> Result<Option<Offload>, ImportError> {
+    let keys = [
+        "fsdp_config.fsdp_offload_params",
+        "fsdp_config.offload_params",
+    ];
+    for key in keys {
+        if doc.flag(key)? != Some(true) {
+            continue;
+        }
+        if zero == Zero::Z3 {
+            return Ok(Some(Offload::Parameters));
+        }
+        notes.push(format!(
+            "{}: {key} is not planned for and left out",
+            doc.place(key)
+        ));
+    }
+    Ok(None)
 }
 
 /// Whether a sharding strategy of FSDP keeps gathered parameters after forward; `None` for words that name none.
