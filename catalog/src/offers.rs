@@ -26,14 +26,15 @@ impl Runtime {
         types.filter(move |types| *types != own && precision != Precision::Fp32)
     }
 
-    /// The ways of holding optimizer states that it offers beside its own for a job of that precision, the largest first:
-    /// they complete parameters in bf16.
+    /// The ways of holding optimizer states that it offers beside its own for a job of that precision, the largest first;
+    /// those that complete parameters in bf16 are of bf16 jobs.
     #[must_use]
-    pub fn other_optimizers(&self, precision: Precision) -> &[OptimizerStates] {
-        match precision {
-            Precision::Bf16 => &self.space.optimizer_states,
-            Precision::Fp32 | Precision::Fp16 | Precision::Fp8 => &[],
-        }
+    pub fn other_optimizers(&self, precision: Precision) -> Vec<OptimizerStates> {
+        let possible = |states: &OptimizerStates| {
+            precision == Precision::Bf16 || !states.completes_parameters()
+        };
+        let all = self.space.optimizer_states.iter().copied();
+        all.filter(possible).collect()
     }
 
     /// How it keeps these states in host memory at a ZeRO level; `None` if it cannot.

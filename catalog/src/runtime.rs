@@ -77,6 +77,8 @@ pub struct RuntimeSpace {
     pub optimizer_states: Vec<OptimizerStates>,
     /// States that it can be told to keep in host memory.
     pub offload: Vec<OffloadOption>,
+    /// Whether it can keep what a number of layers save for backward in host memory.
+    pub offload_layers: bool,
 }
 
 /// Kinds of recomputation a runtime offers; counts are chosen by the planner.

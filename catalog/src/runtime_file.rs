@@ -72,6 +72,7 @@ pub struct SpaceFile {
     gradients: Option<Vec<GradientOption>>,
     optimizer_states: Option<Vec<OptimizerStates>>,
     offload: Option<Vec<OffloadOption>>,
+    offload_layers: Option<bool>,
 }
 
 /// [`Overheads`] as written; the unit is in the name.
@@ -157,6 +158,7 @@ impl SpaceFile {
             gradients: field!(gradients),
             optimizer_states: field!(optimizer_states),
             offload: field!(offload),
+            offload_layers: field!(offload_layers),
         })
     }
 }

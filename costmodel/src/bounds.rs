@@ -248,7 +248,11 @@ impl LayoutBounds {
                 all(&|b| input(b).min(whole(b))),
                 all(&|b| both(b).min(whole(b))),
             ],
-            saved: all(&|b| b.memory.saved_bytes.as_f64()),
+            // What layers in host memory save is counted of single strategies only.
+            saved: match d.offload_layers {
+                0 => all(&|b| b.memory.saved_bytes.as_f64()),
+                _ => vec![0.0; of_kind.len()],
+            },
             weights: of_kind.iter().map(weights).collect(),
             output: if d.pp > 1 && keeps_output {
                 blocks.output().as_f64()

@@ -206,6 +206,14 @@ fn host_number() -> u64 {
     DType::F32.size()
 }
 
+/// Time to copy so many bytes of activations between device and host.
+///
+/// # Errors
+/// When the cluster's host is not known.
+pub(crate) fn copy(scenario: &Scenario, bytes: Bytes) -> Result<Seconds, CostError> {
+    Ok(Rates::of(scenario)?.copy(bytes.0))
+}
+
 /// What one rank gets of its host.
 #[derive(Clone, Copy, Debug)]
 struct Rates {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use catalog::calibration::Rate;
 use catalog::residuals::{self, Quantity};
-use catalog::{Bytes, Origin, Seconds, Sourced, elementary};
+use catalog::{Bytes, DType, Origin, Seconds, Sourced, elementary};
 use plans::program::Program;
 use plans::{
     Action, ActionKind, Breakdown, Fit, HostMemory, MemoryItem, NamedTime, Prediction, Strategy,
@@ -14,7 +14,7 @@ use plans::{
 use crate::assemble::Assembled;
 use crate::block_cost::{BlockDetail, BlockKey};
 use crate::engine::Outcome;
-use crate::{Scenario, flops, offload};
+use crate::{Scenario, flops, known, offload};
 
 /// A simulated strategy: what was simulated, and what came out.
 #[derive(Clone, Copy, Debug)]
@@ -87,7 +87,7 @@ pub fn prediction(
         memory,
         breakdown: breakdown(outcome.step_time, outcome),
         kernels: kernels(simulated, strategy, critical(outcome)),
-        provenance: provenance(scenario, used),
+        provenance: provenance(scenario, strategy, used),
     }
 }
 
@@ -219,11 +219,12 @@ fn saved_activations(
     rank: u32,
 ) -> BTreeMap<String, Bytes> {
     let mut saved: BTreeMap<String, Bytes> = BTreeMap::new();
-    for (stage, count) in held_at(simulated.program, rank, peak) {
-        for run in simulated.assembled.runs(stage as usize) {
+    for (stage, held) in held_at(simulated.program, rank, peak) {
+        let runs = simulated.assembled.runs(stage as usize).iter();
+        for run in runs.filter(|run| !run.on_host) {
             for (tensor, bytes) in &simulated.details[&run.cost.key].saved {
                 let name = format!("saved activations: {tensor}");
-                *saved.entry(name).or_default() += *bytes * (run.count * u64::from(count));
+                *saved.entry(name).or_default() += *bytes * (run.count * u64::from(held));
             }
         }
     }
@@ -276,7 +277,11 @@ fn kernels(simulated: &Simulated<'_>, strategy: &Strategy, rank: usize) -> Vec<N
     list
 }
 
-fn provenance(scenario: &Scenario, prices: Vec<UsedConstant>) -> Vec<UsedConstant> {
+fn provenance(
+    scenario: &Scenario,
+    strategy: &Strategy,
+    prices: Vec<UsedConstant>,
+) -> Vec<UsedConstant> {
     let overheads = &scenario.runtime.overheads;
     let device = &scenario.cluster.device;
     let mut used = vec![
@@ -308,6 +313,17 @@ fn provenance(scenario: &Scenario, prices: Vec<UsedConstant>) -> Vec<UsedConstan
             source: learned.source.clone(),
         }));
     }
+    let on_host = strategy.offload.is_some() || strategy.offload_layers > 0;
+    if let Some(host) = scenario.cluster.host.as_ref().filter(|_| on_host) {
+        used.push(constant("link of a device to its host", &host.link));
+        used.push(constant(
+            "memory bandwidth of a host",
+            &host.memory_bandwidth,
+        ));
+        used.extend(host.memory.iter().map(|m| constant("memory of a host", m)));
+    }
+    let moments = strategy.state_types(&scenario.runtime).momentum;
+    used.extend(known::rows_of_strategy(on_host, moments == DType::U8));
     for (dtype, rate) in &device.peak {
         used.push(constant(
             &format!("dense peak, {dtype:?}").to_lowercase(),

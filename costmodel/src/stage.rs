@@ -6,6 +6,7 @@ use std::sync::Arc;
 use catalog::{Bytes, Seconds};
 use plans::{Action, ActionKind};
 
+use crate::activation_copies::ActivationCopies;
 use crate::block_cost::BlockCost;
 use crate::offload::Copies;
 use crate::picoseconds::Picoseconds;
@@ -17,6 +18,8 @@ use crate::work::{Backward, Work};
 pub struct Run {
     /// Number of equal blocks in the row.
     pub count: u64,
+    /// Whether what they save for backward lies in host memory.
+    pub on_host: bool,
     /// Cost of each block.
     pub cost: Arc<BlockCost>,
 }
@@ -42,6 +45,8 @@ pub struct StageWork {
     pub layers: Vec<LayerTraffic>,
     /// Which actions overlap with the stage's data-parallel traffic.
     pub traffic: TrafficPlan,
+    /// Copies of saved activations to host memory and back.
+    pub activations: ActivationCopies,
     /// Time of parameter gathering that nothing hides; it runs as an action of its own.
     pub exposed_gather: Option<Seconds>,
     /// Time of gradient reduction that nothing hides; it runs as an action of its own.
@@ -86,6 +91,8 @@ pub enum When {
 pub struct LayerTraffic {
     /// Number of equal blocks in the row.
     pub count: u64,
+    /// Number of the first among the stage's layers; `None` if they are no layers.
+    pub first_layer: Option<u64>,
     /// Share of one block in the stage's forward time.
     pub forward_share: f64,
     /// Share of one block in the stage's backward time, recomputation included.
@@ -171,40 +178,20 @@ impl StageWork {
         let forward = action.kind == ActionKind::F;
         let gathers = self.traffic.gathers(action);
         let reduces = self.traffic.reduces(action);
-        if !gathers && !reduces {
+        let copies = !self.activations.is_none();
+        if !gathers && !reduces && !copies {
             streams.issue(Stream::Compute, duration, None);
             return;
         }
         let at_once = self.traffic.gather_forward == When::First;
         let gather = |streams: &mut Streams, layer: Option<&LayerTraffic>| {
-            let layer = layer.filter(|_| gathers)?;
-            let mut asked = (!at_once).then(|| streams.end(Stream::Compute));
-            let copy = layer.copies.from_host;
-            let copied = copy.0 > 0.0;
-            if copied {
-                streams.issue(Stream::FromHost, copy.into(), asked);
-                asked = Some(streams.end(Stream::FromHost));
-            }
-            let time = layer.gather;
-            if time.0 <= 0.0 {
-                return asked.filter(|_| copied);
-            }
-            streams.issue(Stream::Data, time.into(), asked);
-            // What is waited for is the longer of both.
-            let stream = if copy > time {
-                Stream::FromHost
-            } else {
-                Stream::Data
-            };
-            Some(End {
-                at: streams.free(Stream::Data),
-                stream,
-            })
+            layer.filter(|_| gathers)?.gathered(at_once, streams)
         };
         let order = |index: usize| match forward {
             true => self.layers.get(index),
             false => self.layers.iter().rev().nth(index),
         };
+        let mut copying = self.activations.begin();
         let mut ready = gather(streams, order(0));
         for index in 0..self.layers.len() {
             let Some(layer) = order(index) else { continue };
@@ -220,7 +207,20 @@ impl StageWork {
                     false => Some(layer),
                 };
                 let next = gather(streams, next);
+                let at = layer
+                    .first_layer
+                    .filter(|_| copies)
+                    .map(|first| match forward {
+                        true => first + block - 1,
+                        false => first + layer.count - block,
+                    });
+                if let Some(at) = at.filter(|_| !forward) {
+                    copying.before_backward(at, streams);
+                }
                 streams.issue(Stream::Compute, own, ready);
+                if let Some(at) = at.filter(|_| forward) {
+                    copying.after_forward(at, streams);
+                }
                 let mut done = streams.end(Stream::Compute);
                 if reduces && reduce > Picoseconds::ZERO {
                     streams.issue(Stream::Data, reduce, Some(done));
@@ -235,6 +235,33 @@ impl StageWork {
                 ready = next;
             }
         }
+    }
+}
+
+impl LayerTraffic {
+    /// Copies a block's parameters from host memory, if they lie there, and gathers them, `at_once` or when the block before
+    /// begins. Returns when they are there; `None` if they always are.
+    fn gathered(&self, at_once: bool, streams: &mut Streams) -> Option<End> {
+        let mut asked = (!at_once).then(|| streams.end(Stream::Compute));
+        let copy = self.copies.from_host;
+        let copied = copy.0 > 0.0;
+        if copied {
+            streams.issue(Stream::FromHost, copy.into(), asked);
+            asked = Some(streams.end(Stream::FromHost));
+        }
+        if self.gather.0 <= 0.0 {
+            return asked.filter(|_| copied);
+        }
+        streams.issue(Stream::Data, self.gather.into(), asked);
+        // What is waited for is the longer of both.
+        let stream = match copy > self.gather {
+            true => Stream::FromHost,
+            false => Stream::Data,
+        };
+        Some(End {
+            at: streams.free(Stream::Data),
+            stream,
+        })
     }
 }
 

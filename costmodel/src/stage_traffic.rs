@@ -2,10 +2,12 @@
 
 use catalog::runtime::Rewrite;
 use catalog::{Seconds, Zero};
+use models::BlockClass;
 use plans::Decisions;
 
+use crate::activation_copies::ActivationCopies;
 use crate::messages::Message;
-use crate::offload::{Copies, Offloaded};
+use crate::offload::{self, Copies, Offloaded};
 use crate::stage::{LayerTraffic, Run, StageWork, TrafficPlan, When};
 use crate::traffic::DataParallel;
 use crate::work::Work;
@@ -29,10 +31,15 @@ pub(crate) fn add_layers(
     let reduced = states::reduced_type(&types, strategy.zero);
     let whole = (scenario.runtime.rewrites).contains(&Rewrite::AllReduceGradients);
     let offloaded = Offloaded::of(&scenario.runtime, strategy);
+    let mut layers = 0;
     for run in runs {
+        let is_layer = matches!(run.cost.key.class, BlockClass::Layer(_));
+        let first_layer = is_layer.then_some(layers);
+        layers += if is_layer { run.count } else { 0 };
         let weights = run.cost.weights;
         stage.layers.push(LayerTraffic {
             count: run.count,
+            first_layer,
             forward_share: share(run.cost.forward, forward),
             backward_share: share(run.cost.recompute + run.cost.backward.whole, backward),
             gather: match strategy.zero {
@@ -48,6 +55,15 @@ pub(crate) fn add_layers(
                 None => Copies::default(),
             },
         });
+    }
+    let saved = runs.iter().filter(|run| run.on_host);
+    let saved = saved.map(|run| run.cost.memory.saved_bytes).max();
+    if let Some(bytes) = saved {
+        stage.activations = ActivationCopies {
+            layers,
+            copied: strategy.offload_layers,
+            time: offload::copy(scenario, bytes)?,
+        };
     }
     Ok(())
 }

@@ -144,3 +144,70 @@ fn runtimes_say_what_they_keep_there() {
     let both = "dp8 zero1 offload=optimizer optim_states=split_master";
     assert!(refused("megatron-core", both).contains("optim_states=own"));
 }
+
+/// Moments of bitsandbytes' AdamW: a byte each and 4 for every 256, but 8 bytes for each weight of the embedding table. The
+/// step moves 16 bytes for each weight (gradient, weights and moments read, weights and moments written) and the scales.
+#[test]
+fn moments_in_eight_bits() {
+    let s = scenario(1, "hf-trainer");
+    let wide = predict(&s, "dp1");
+    let narrow = predict(&s, "dp1 optim_states=8bit_moments");
+    let weights = part(&wide, "parameters") / 4;
+    assert_eq!(part(&wide, "optimizer"), 8 * weights);
+    let table = (50257 + 1024) * 1600;
+    let rest = weights - table;
+    let moments = 2 * (rest + rest.div_ceil(256) * 4) + 8 * table;
+    assert!(part(&narrow, "optimizer").abs_diff(moments) <= 16);
+    // 2039 GB/s of the device, 0.38 of it; the gradient norm is the same in both.
+    let step = |bytes: f64, share: f64| bytes * weights as f64 / (2039e9 * share);
+    let difference = step(28.0, 0.27) - step(16.0 + 4.0 * 4.0 / 256.0, 0.38);
+    let found = wide.breakdown.optimizer_s - narrow.breakdown.optimizer_s;
+    assert!(
+        (found / difference - 1.0).abs() < 1e-3,
+        "{found} {difference}"
+    );
+}
+
+/// Half the layers' activations on the host: half the bytes stay, and one layer's while layers run, and copies that take less than two layers'
+/// passes cost nothing; over a slow link compute waits for them.
+#[test]
+fn activations_on_the_host() {
+    let mut s = scenario(1, "megatron-core");
+    let saved = |p: &Prediction| part(p, "saved activations");
+    let all = predict(&s, "dp1 recompute=none");
+    let half = predict(&s, "dp1 recompute=none offload_layers=24");
+    let layer = half.host_memory.used.0 / 24;
+    assert_eq!(saved(&all) - saved(&half), 24 * layer);
+    let less = all.peak_memory.0 - half.peak_memory.0;
+    assert!(less >= 23 * layer && less < 26 * layer, "{less}");
+    // 48 layers, 4 micro-batches, and a link of one byte in so many: each copy outlasts its window.
+    let link = s.cluster.host.as_mut().expect("a host");
+    link.link.value.0 = 1e9;
+    let slow = predict(&s, "dp1 recompute=none offload_layers=24");
+    let copies = 4.0 * 2.0 * 24.0 * layer as f64 / (1e9 * 0.85);
+    let exposed = slow.breakdown.offload_exposed_s;
+    assert!(
+        exposed < copies && exposed > 0.5 * copies,
+        "{exposed} of {copies}"
+    );
+    let sum = slow.breakdown.offload_exposed_s - half.breakdown.offload_exposed_s;
+    assert!((slow.step_time.0 - half.step_time.0 - sum).abs() < 1e-6);
+}
+
+/// What activations in host memory cannot stand beside is refused by name.
+#[test]
+fn activations_have_limits() {
+    let s = scenario(8, "megatron-core");
+    for (text, why) in [
+        ("pp2 dp4 offload_layers=4", "pp=1"),
+        ("dp8 recompute=full offload_layers=4", "recompute=none"),
+        (
+            "dp8 recompute=none offload_layers=48",
+            "below the number of layers",
+        ),
+    ] {
+        let refused = plans::grammar::parse(text, &s.model, &s.workload, &s.runtime);
+        let refused = refused.expect_err(text).to_string();
+        assert!(refused.contains(why), "{text}: {refused}");
+    }
+}

@@ -211,7 +211,10 @@ impl Asked<'_> {
                 }
             }
         }
-        choices.retain(|&recompute| self.constraints.allow_recompute(recompute));
+        let copies = self.constraints.offload_layers() > 0;
+        choices.retain(|&recompute| {
+            self.constraints.allow_recompute(recompute) && (!copies || recompute == Recompute::None)
+        });
         choices
     }
 
@@ -308,10 +311,12 @@ impl Asked<'_> {
         for offload in self.offloads().into_iter().filter(offered) {
             for optimizer_states in self.optimizer_states() {
                 // The host's optimizer holds its states in one way.
-                let one_way = unsharded || offload.is_some();
+                let impossible = |states: OptimizerStates| {
+                    unsharded && states.completes_parameters() || offload.is_some()
+                };
                 for gradients in self.gradients() {
                     let possible =
-                        !(fixed && gradients.is_some() || one_way && optimizer_states.is_some());
+                        !(fixed && gradients.is_some() || optimizer_states.is_some_and(impossible));
                     all.extend(possible.then_some(ShardingChoice {
                         gradients,
                         optimizer_states,
@@ -342,7 +347,13 @@ impl Asked<'_> {
     pub(crate) fn optimizer_states(&self) -> Vec<Option<OptimizerStates>> {
         let precision = self.scenario.workload.precision;
         let others = self.scenario.runtime.other_optimizers(precision);
-        let others = others.iter().copied().map(Some);
+        let present = self.present.and_then(|d| d.optimizer_states);
+        let asked = self.constraints.fix.contains_key("optim_states");
+        // Those that another library supplies are tried if they are asked for, or in use.
+        let tried = |states: &OptimizerStates| {
+            asked || states.completes_parameters() || present == Some(*states)
+        };
+        let others = others.into_iter().filter(tried).map(Some);
         let mut all: Vec<Option<OptimizerStates>> = [None].into_iter().chain(others).collect();
         let name = |states: Option<OptimizerStates>| {
             states.map_or(OptimizerStates::OWN, OptimizerStates::name)

@@ -42,8 +42,9 @@ fn traits(d: &Decisions, runtime: &Runtime) -> (Traits<5>, Traits<12>) {
         (d.gradients.is_some() && !narrow, "32-bit gradients"),
         (d.optimizer_states.is_some(), "other optimizer states"),
         (
-            d.optimizer_states == Some(OptimizerStates::Bf16Moments),
-            "16-bit moments",
+            d.optimizer_states
+                .is_some_and(OptimizerStates::changes_results),
+            "smaller moments",
         ),
         (d.offload.is_some(), "offload to the host"),
     ];

@@ -268,7 +268,8 @@ impl SearchSpace {
         let of_level = |choice: ShardingChoice| Decisions {
             gradients: base.gradients,
             optimizer_states: smallest
-                .filter(|_| choice.zero != Zero::Z0 && choice.offload.is_none()),
+                .filter(|states| choice.zero != Zero::Z0 || !states.completes_parameters())
+                .filter(|_| choice.offload.is_none()),
             ..choice.of(base)
         };
         least.into_values().map(of_level).collect()
@@ -391,6 +392,7 @@ fn decisions(asked: Asked<'_>, layout: &Layout) -> Decisions {
         gradients: asked.least_gradients(),
         optimizer_states: None,
         offload: None,
+        offload_layers: asked.constraints.offload_layers(),
     }
 }
 
@@ -476,7 +478,8 @@ fn meshes(asked: Asked<'_>, illegal: &mut BTreeMap<String, u64>, found: &mut dyn
             continue;
         }
         for pp in divisors(gpus / tp).filter(|&pp| constraints.allows("pp", pp)) {
-            if pp > model.layers || (pp > 1 && runtime.schedules.is_empty()) {
+            let copies = asked.constraints.offload_layers() > 0;
+            if pp > model.layers || (pp > 1 && (copies || runtime.schedules.is_empty())) {
                 continue;
             }
             let rest = gpus / tp / pp;

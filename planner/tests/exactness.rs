@@ -71,7 +71,8 @@ fn spaces() -> Vec<(Scenario, Constraints)> {
     spaces_of(SPACES, &mut Dice(22), &runtimes, &[])
 }
 
-/// Random spaces in which states may lie in host memory, under runtimes that can keep them there.
+/// Random spaces in which states or activations may lie in host memory, or moments have 8 bits, under runtimes that can do
+/// that.
 fn spaces_with_offload() -> Vec<(Scenario, Constraints)> {
     let of = |runtime: &str, offload: &'static [&'static str], seed: u64| {
         spaces_of(6, &mut Dice(seed), &[runtime.to_owned()], offload)
@@ -86,7 +87,11 @@ fn spaces_with_offload() -> Vec<(Scenario, Constraints)> {
         "offload=none|optimizer:50|optimizer",
         "offload=optimizer:25",
     ];
+    let narrow = &["optim_states=own|8bit_moments", "optim_states=8bit_moments"];
+    let activations = &["offload_layers=8", "offload_layers=20"];
     let mut spaces = of("deepspeed", some, 1);
+    spaces.extend(of("hf-trainer", narrow, 5));
+    spaces.extend(of("megatron-core", activations, 6));
     spaces.extend(of("fsdp2", all, 2));
     spaces.extend(of("torchtitan", all, 3));
     spaces.extend(of("megatron-core", partly, 4));
@@ -188,7 +193,7 @@ fn pruned_search_equals_brute_force() {
 }
 
 #[test]
-fn pruned_search_equals_brute_force_with_states_on_hosts() {
+fn pruned_search_equals_brute_force_with_what_is_asked_for() {
     let spaces = spaces_with_offload();
     let fit = compared(&spaces);
     assert!(fit > spaces.len(), "only {fit} searches found a plan");

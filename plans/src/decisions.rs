@@ -59,6 +59,8 @@ pub struct Decisions {
     pub optimizer_states: Option<OptimizerStates>,
     /// States that lie in host memory; `None`: none do.
     pub offload: Option<Offload>,
+    /// Number of layers, the first, whose saved activations lie in host memory between forward and backward.
+    pub offload_layers: u64,
 }
 
 /// What the forward pass of a stage is run again for in backward.
@@ -126,7 +128,8 @@ impl Decisions {
         // Offload is of a ZeRO level's states, even where one rank holds all of them.
         if d.dp_shard * d.cp == 1 && d.offload.is_none() {
             d.zero = Zero::Z0;
-            d.optimizer_states = None;
+            d.optimizer_states =
+                (d.optimizer_states).filter(|states| !states.completes_parameters());
         }
         d.reshard_after_forward &= d.zero == Zero::Z3;
         if d.cp == 1 {

@@ -66,9 +66,12 @@ impl fmt::Display for Strategy {
         if let Some(states) = d.optimizer_states {
             write!(f, ",optim_states={}", states.name())?;
         }
-        match d.offload {
-            Some(offload) => write!(f, ",offload={}", offload.name()),
-            None => Ok(()),
+        if let Some(offload) = d.offload {
+            write!(f, ",offload={}", offload.name())?;
+        }
+        match d.offload_layers {
+            0 => Ok(()),
+            layers => write!(f, ",offload_layers={layers}"),
         }
     }
 }
@@ -120,6 +123,9 @@ pub fn short(d: &Decisions) -> String {
     }
     if let Some(offload) = d.offload {
         parts.push(format!("offload={}", offload.name()));
+    }
+    if d.offload_layers > 0 {
+        parts.push(format!("offload_layers={}", d.offload_layers));
     }
     parts.join(" ")
 }
@@ -341,6 +347,7 @@ impl Fields {
             gradients: self.gradients()?,
             optimizer_states: self.optimizer_states()?,
             offload: self.offload()?,
+            offload_layers: self.size("offload_layers")?.unwrap_or(0),
         };
         Ok(decisions.under(runtime, workload.precision))
     }

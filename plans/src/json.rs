@@ -48,6 +48,18 @@ pub struct StrategyJson {
     /// States that lie in host memory, written as in `--strategy`; absent if none do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offload: Option<String>,
+    /// Layers whose saved activations lie in host memory; absent if there are none.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub offload_layers: u64,
+}
+
+/// Nothing is written of what a strategy does not have.
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a reference"
+)]
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 impl StrategyJson {
@@ -78,6 +90,7 @@ impl StrategyJson {
             grad_dtype: d.gradients.map(GradientTypes::name),
             optim_states: d.optimizer_states,
             offload: d.offload.map(Offload::name),
+            offload_layers: d.offload_layers,
         }
     }
 }

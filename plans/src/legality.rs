@@ -1,9 +1,9 @@
 //! Checks whether a strategy is legal, for any training system and for a given runtime.
 
 use catalog::model::ModelConfig;
-use catalog::{CpKind, DType, Mistake, Offload, ScheduleKind, Workload, Zero};
+use catalog::{CpKind, DType, Mistake, Offload, OptimizerStates, ScheduleKind, Workload, Zero};
 
-use crate::decisions::Decisions;
+use crate::decisions::{Decisions, Recompute};
 use crate::schedule::{self, ScheduleError};
 
 /// The rule that a strategy breaks.
@@ -162,6 +162,7 @@ fn valid(value: u64) -> String {
 /// The first rule broken.
 pub fn check(d: &Decisions, model: &ModelConfig, workload: &Workload) -> Result<(), StrategyError> {
     check_layout(d, model, workload)?;
+    activations(d, model)?;
     check_pipeline(d, model, workload)
 }
 
@@ -325,9 +326,14 @@ fn data(d: &Decisions) -> Result<(), StrategyError> {
         Zero::Z0 if d.dp_shard > 1 => Err(StrategyError::Conflict(
             "zero=0 shards nothing: dp_shard must be 1, use dp_replicate",
         )),
-        Zero::Z0 if d.optimizer_states.is_some() => Err(StrategyError::Conflict(
-            "optim_states needs a ZeRO level of at least 1: the optimizer updates its own share",
-        )),
+        Zero::Z0
+            if d.optimizer_states
+                .is_some_and(OptimizerStates::completes_parameters) =>
+        {
+            Err(StrategyError::Conflict(
+                "these optim_states need a ZeRO level of at least 1: the optimizer updates its own share",
+            ))
+        }
         Zero::Z0 if d.offload.is_some() => Err(StrategyError::Conflict(
             "offload needs a ZeRO level of at least 1: each rank updates its own share on its host",
         )),
@@ -341,6 +347,24 @@ fn data(d: &Decisions) -> Result<(), StrategyError> {
         )),
         Zero::Z0 | Zero::Z1 | Zero::Z2 | Zero::Z3 => Ok(()),
     }
+}
+
+/// Checks that layers whose activations lie in host memory are of a job without a pipeline, and run once.
+fn activations(d: &Decisions, model: &ModelConfig) -> Result<(), StrategyError> {
+    if d.offload_layers == 0 {
+        return Ok(());
+    }
+    if d.offload_layers >= model.layers {
+        return Err(StrategyError::Conflict(
+            "offload_layers is below the number of layers: the last is used at once",
+        ));
+    }
+    if d.pp > 1 || d.recompute != Recompute::None {
+        return Err(StrategyError::Conflict(
+            "offload_layers needs pp=1 and recompute=none: copies are spread over the layers of one pass",
+        ));
+    }
+    Ok(())
 }
 
 /// Checks that gradients have 32 bits, or the type in which the job computes them.

@@ -5,7 +5,7 @@ use catalog::{Mistake, ScheduleKind};
 use crate::legality::StrategyError;
 
 /// Every key of a strategy.
-pub const KEYS: [&str; 23] = [
+pub const KEYS: [&str; 24] = [
     "tp",
     "pp",
     "vpp",
@@ -29,6 +29,7 @@ pub const KEYS: [&str; 23] = [
     "grad_dtype",
     "optim_states",
     "offload",
+    "offload_layers",
 ];
 
 /// Keys whose value may stand in the next word: `recompute none`.

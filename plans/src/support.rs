@@ -152,7 +152,7 @@ fn optimizer_lack(d: &Decisions, runtime: &Runtime, precision: Precision) -> Opt
         return None;
     }
     let has = list(
-        all.iter().map(|states| states.name().to_owned()),
+        all.into_iter().map(|states| states.name().to_owned()),
         "its own only",
     );
     lacks(
@@ -162,6 +162,9 @@ fn optimizer_lack(d: &Decisions, runtime: &Runtime, precision: Precision) -> Opt
 }
 
 fn offload_lack(d: &Decisions, runtime: &Runtime) -> Option<Lack> {
+    if d.offload_layers > 0 && !runtime.space.offload_layers {
+        return lacks("offload of activations", "none");
+    }
     let asked = d.offload?;
     if runtime.offload_option(asked, d.zero).is_some() {
         return None;

@@ -36,7 +36,7 @@ fn legal() -> impl proptest::strategy::Strategy<Value = Plan> {
         let re = ["none", "selective", "full", "layers:3", "selective:mlp+norms"][re];
         let sched = ["1f1b", "interleaved,vpp=2", "gpipe", "zb-h1", "zb-v,vpp=2", "dualpipe-v,vpp=2"][sched];
         let order = ["tp-cp-dp_shard-dp_replicate-pp", "tp-cp-pp-dp_shard-dp_replicate"][order];
-        let states = ["own", "split_master", "bf16_moments"][types / 3];
+        let states = ["own", "split_master", "8bit_moments"][types / 3];
         let offload = if states == "own" { ["none", "optimizer:50", "parameters"][types % 3] } else { "none" };
         let types = ["fp32", "bf16", "fp32/bf16"][types % 3];
         let text = format!(

@@ -108,6 +108,9 @@ pub fn prediction(
     text.push_str(&style.bars(&breakdown(p)));
     text.push_str(&style.heading("Memory of the heaviest rank"));
     text.push_str(&style.bars(&memory(p)));
+    if let Some(host) = words::host_memory(p.host_memory) {
+        text.push_str(&style.paragraph("  ", &format!("and {host}")));
+    }
     text
 }
 

@@ -32,7 +32,8 @@ impl PriceBook for TablePrices {
         runs: &[Run],
         stage: &mut StageWork,
     ) -> Result<(), CostError> {
-        if parallel.ranks() > 1 || strategy.offload.is_some() {
+        let copies = strategy.offload.is_some() || strategy.offload_layers > 0;
+        if parallel.ranks() > 1 || copies {
             self.traffic(scenario, strategy, parallel, runs, stage)?;
         }
         // After the traffic is added: the blocks' shares of the stage's time are taken without these casts.
@@ -57,7 +58,9 @@ impl PriceBook for TablePrices {
         let offloaded = Offloaded::of(&scenario.runtime, strategy);
         let on_device = |bytes: Bytes| offloaded.map_or(bytes, |host| host.left(bytes));
         let traffic = on_device(sharding.optimizer_traffic(elements, types, precision));
-        let kind = if scenario.runtime.rewrites.contains(&Rewrite::FusedOptimizer) {
+        let kind = if types.momentum == DType::U8 {
+            MemoryKind::EightBitOptimizer
+        } else if scenario.runtime.rewrites.contains(&Rewrite::FusedOptimizer) {
             MemoryKind::Optimizer
         } else {
             MemoryKind::UnfusedOptimizer

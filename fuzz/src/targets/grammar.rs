@@ -29,7 +29,13 @@ const CHOICES: [(&str, &[&str]); 11] = [
     ("grad_dtype", &["fp32", "bf16", "fp32/bf16", "fp64"]),
     (
         "optim_states",
-        &["own", "split_master", "bf16_moments", "fp32"],
+        &[
+            "own",
+            "split_master",
+            "bf16_moments",
+            "8bit_moments",
+            "fp32",
+        ],
     ),
     (
         "offload",

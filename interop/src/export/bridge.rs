@@ -244,6 +244,13 @@ fn setting(flag: &Flag, job: &Job<'_>) -> Vec<(String, Value)> {
             let path = "model.virtual_pipeline_model_parallel_size".to_owned();
             return vec![(path, job.decisions.vpp.into())];
         }
+        "cpu_offloading_num_layers" => {
+            return vec![
+                ("model.cpu_offloading".to_owned(), true.into()),
+                ("model.cpu_offloading_weights".to_owned(), false.into()),
+                (format!("model.{field}"), value),
+            ];
+        }
         "recompute_modules" => {
             return vec![(format!("model.{field}"), flag.values.clone().into())];
         }

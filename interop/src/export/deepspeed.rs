@@ -100,6 +100,8 @@ fn decided(job: &Job<'_>, root: &mut Node) {
         // Refused.
         optimizer_states: _,
         offload,
+        // Refused.
+        offload_layers: _,
     } = job.decisions;
     root.set("train_batch_size", job.workload.global_batch);
     root.set("train_micro_batch_size_per_gpu", *micro_batch);
@@ -214,6 +216,7 @@ fn refuse(job: &Job<'_>, limits: &mut Limits) {
     );
     states(d, limits);
     limits.refuse_optimizer_states(d);
+    limits.refuse_offload_layers(d);
     limits.refuse(
         matches!(d.offload, Some(Offload::Optimizer(percent)) if percent < 100),
         format!("offload={}", d.offload.map_or(String::new(), Offload::name)),

@@ -23,6 +23,8 @@ use plans::partition::StagePartition;
 pub(crate) const OFFLOAD: &str = "--optimizer-cpu-offload";
 /// The share of weights that the host updates.
 pub(crate) const OFFLOAD_FRACTION: &str = "--optimizer-offload-fraction";
+/// Keeps what the first layers save for backward in host memory.
+pub(crate) const OFFLOAD_LAYERS: &str = "--cpu-offloading-num-layers";
 /// Lets optimizer states be held in 16 bits.
 pub(crate) const PRECISION_AWARE: &str = "--use-precision-aware-optimizer";
 /// Types of the moments.
@@ -133,6 +135,7 @@ pub(crate) fn decisions(job: &Job<'_>, limits: &mut Limits) -> Vec<(&'static str
         gradients: _,
         optimizer_states: _,
         offload: _,
+        offload_layers,
     } = job.decisions;
     let mut parallel = vec![
         Flag::value("--tensor-model-parallel-size", tp),
@@ -159,6 +162,7 @@ pub(crate) fn decisions(job: &Job<'_>, limits: &mut Limits) -> Vec<(&'static str
             states(job, *zero, *dp_replicate, *reshard_after_forward, limits),
         ),
         ("Recomputation", recompute(*recomputed, limits)),
+        ("Activations in host memory", activations(*offload_layers)),
         ("Overlap", overlap(job.decisions, *overlapped, limits)),
     ]
 }
@@ -338,6 +342,12 @@ fn optimizer(job: &Job<'_>, limits: &mut Limits) -> Vec<Flag> {
         "Megatron-FSDP holds master weights whole",
         Some(("optim_states", OptimizerStates::OWN.to_owned())),
     );
+    limits.refuse(
+        !states.completes_parameters(),
+        format!("optim_states={}", states.name()),
+        "its optimizer holds moments in 32 or 16 bits",
+        Some(("optim_states", OptimizerStates::OWN.to_owned())),
+    );
     let mut flags = vec![Flag::switch(PRECISION_AWARE)];
     if states == OptimizerStates::Bf16Moments {
         flags.extend(MOMENTS.map(|flag| Flag::value(flag, "bf16")));
@@ -362,6 +372,15 @@ fn on_host(job: &Job<'_>, limits: &mut Limits) -> Vec<Flag> {
         Flag::value(OFFLOAD_FRACTION, offload.percent() as f64 / 100.0),
         Flag::switch(PRECISION_AWARE),
     ]
+}
+
+/// Layers whose saved activations lie in host memory.
+fn activations(offload_layers: u64) -> Vec<Flag> {
+    let layers = Some(offload_layers).filter(|&layers| layers > 0);
+    layers
+        .map(|layers| Flag::value(OFFLOAD_LAYERS, layers))
+        .into_iter()
+        .collect()
 }
 
 /// The types in which gradients are held and reduced.

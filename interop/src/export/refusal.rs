@@ -101,7 +101,7 @@ impl Limits {
         }
     }
 
-    /// Refuses types of states that a plan chose: of gradients, others than the target `has`; of the optimizer, all.
+    /// Refuses types of gradients that a plan chose and the target does not have.
     pub(crate) fn refuse_types(&mut self, d: &Decisions, has: GradientTypes) {
         if let Some(types) = d.gradients {
             self.refuse(
@@ -111,7 +111,6 @@ impl Limits {
                 Some(("grad_dtype", has.name())),
             );
         }
-        self.refuse_optimizer_states(d);
     }
 
     /// Refuses states in host memory, but for those that the target can keep there.
@@ -127,7 +126,17 @@ impl Limits {
         self.refuse(true, format!("offload={}", offload.name()), why, instead);
     }
 
-    /// Refuses optimizer states in 16 bits.
+    /// Refuses activations in host memory.
+    pub(crate) fn refuse_offload_layers(&mut self, d: &Decisions) {
+        self.refuse(
+            d.offload_layers > 0,
+            format!("offload_layers={}", d.offload_layers),
+            "it has no switch for activations of a number of layers in host memory",
+            Some(("offload_layers", "none".to_owned())),
+        );
+    }
+
+    /// Refuses optimizer states in fewer than 32 bits.
     pub(crate) fn refuse_optimizer_states(&mut self, d: &Decisions) {
         if let Some(states) = d.optimizer_states {
             self.refuse(

@@ -58,6 +58,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         gradients: gradients(doc)?,
         optimizer_states: None,
         offload,
+        offload_layers: 0,
     };
     let how = "DeepSpeed's file has none; give --seq";
     let seq_len = (given.seq_len).ok_or_else(|| doc.missing("the sequence length", how))?;

@@ -12,7 +12,9 @@ use super::layout::parse_layout;
 use super::sizes::{data_parallel, micro_batches, workload};
 use crate::config::Node;
 use crate::export::Dialect;
-use crate::export::megatron::{MOMENTS, OFFLOAD, OFFLOAD_FRACTION, PRECISION_AWARE};
+use crate::export::megatron::{
+    MOMENTS, OFFLOAD, OFFLOAD_FRACTION, OFFLOAD_LAYERS, PRECISION_AWARE,
+};
 use plans::decisions::{Decisions, Recompute};
 use plans::partition::StagePartition;
 
@@ -63,6 +65,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
             Some(_) => None,
         },
         offload,
+        offload_layers: doc.size(OFFLOAD_LAYERS)?.unwrap_or(0),
     };
     let seq_len = doc.size("--seq-length")?.or(given.seq_len);
     let seq_len = seq_len.ok_or_else(|| doc.missing("the sequence length", "give --seq"))?;

@@ -60,6 +60,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         gradients: None,
         optimizer_states: None,
         offload,
+        offload_layers: 0,
     };
     let sizes = WorkloadSizes {
         gpus: ranks(dp),

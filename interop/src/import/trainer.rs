@@ -1,7 +1,10 @@
 //! Import of files for Hugging Face's Trainer: its own arguments, LLaMA-Factory's, axolotl's and accelerate's YAML. Data
 //! parallelism is FSDP's or that of a DeepSpeed configuration in the file.
 
-use catalog::{AxisOrder, CpKind, Offload, Overlap, Precision, ScheduleKind, WorkloadSizes, Zero};
+use catalog::{
+    AxisOrder, CpKind, Offload, OptimizerStates, Overlap, Precision, ScheduleKind, WorkloadSizes,
+    Zero,
+};
 
 use super::adapters;
 use super::deepspeed;
@@ -49,6 +52,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         imported.notes.push(format!("{}: {note}", doc.path));
     }
     imported.decisions.recompute = recompute(doc)?;
+    imported.decisions.optimizer_states = optimizer_states(doc, &mut imported)?;
     imported.dialect = doc.dialect;
     imported.adapters = adapters;
     Ok(imported)
@@ -142,6 +146,33 @@ fn recompute(doc: &Document) -> Result<Recompute, ImportError> {
     } else {
         Recompute::None
     })
+}
+
+/// Optimizer states in 8 bits, which FSDP and plain replicas are planned with.
+fn optimizer_states(
+    doc: &Document,
+    imported: &mut Imported,
+) -> Result<Option<OptimizerStates>, ImportError> {
+    let key = match doc.dialect {
+        Dialect::Axolotl => "optimizer",
+        Dialect::Transformers | Dialect::LlamaFactory => "optim",
+        _ => return Ok(None),
+    };
+    let name = doc.text(key)?.unwrap_or_default();
+    if !name.contains("8bit") {
+        return Ok(None);
+    }
+    // Paged ones lie on the device as long as there is room.
+    let planned = name.contains("adamw") && imported.dialect != Dialect::DeepSpeed;
+    if planned && imported.decisions.offload.is_none() {
+        return Ok(Some(OptimizerStates::EightBitMoments));
+    }
+    let note = format!(
+        "{}: {key} {name} is planned as AdamW with 32-bit states",
+        doc.place(key)
+    );
+    imported.notes.push(note);
+    Ok(None)
 }
 
 fn precision(doc: &Document) -> Result<Precision, ImportError> {
@@ -270,6 +301,7 @@ fn with_fsdp(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError>
         gradients: None,
         optimizer_states: None,
         offload,
+        offload_layers: 0,
     };
     let sizes = WorkloadSizes {
         gpus,

@@ -205,7 +205,7 @@ fn text() -> impl proptest::strategy::Strategy<Value = String> {
         any::<bool>(),
         any::<bool>(),
         0usize..3,
-        0usize..12,
+        0usize..15,
         0usize..9,
     );
     (sizes, choices, switches).prop_map(|(sizes, choices, switches)| {
@@ -213,8 +213,9 @@ fn text() -> impl proptest::strategy::Strategy<Value = String> {
         let (kind, zero, re, sched, order, overlap) = choices;
         let (sp, reshard, replicate, types, offload) = switches;
         // One that the precision does not have is dropped with the strategy.
-        let states = ["own", "own", "split_master", "bf16_moments"][types / 3];
+        let states = ["own", "own", "split_master", "bf16_moments", "8bit_moments"][types / 3];
         let types = ["fp32", "bf16", "fp32/bf16"][types % 3];
+        let layers = if re == 0 && pp == 0 && offload % 2 == 1 { ",offload_layers=5" } else { "" };
         let offload = ["optimizer", "optimizer:50", "parameters"].get(offload).copied().unwrap_or("none");
         let kind = ["ring", "all_gather", "all_to_all"][kind];
         let re = [
@@ -231,7 +232,7 @@ fn text() -> impl proptest::strategy::Strategy<Value = String> {
         let on = |on: bool| if on { "on" } else { "off" };
         let replicate = if zero == 0 { String::new() } else { format!(",dp_replicate={}", 1 << replicate) };
         format!(
-            "tp={},pp={},cp={},ep={},etp={},mbs={},cp_kind={kind},zero={zero}{replicate},reshard={},sp={},recompute={re},schedule={sched},order={order},overlap={overlap},grad_dtype={types},optim_states={states},offload={offload}",
+            "tp={},pp={},cp={},ep={},etp={},mbs={},cp_kind={kind},zero={zero}{replicate},reshard={},sp={},recompute={re},schedule={sched},order={order},overlap={overlap},grad_dtype={types},optim_states={states},offload={offload}{layers}",
             1 << tp, 1 << pp, 1 << cp, 1 << ep, 1 << etp, 1 << mbs, on(reshard && zero == 3), on(sp && tp > 0),
         )
     })
@@ -278,7 +279,7 @@ fn each_target_takes_the_plans_it_is_made_for() {
         Accelerate,
         Axolotl,
     ];
-    let cases: [(&str, &str, &[Dialect]); 20] = [
+    let cases: [(&str, &str, &[Dialect]); 22] = [
         ("llama3-8b", "tp=1,zero=0", &all_but_nanotron),
         ("llama2-7b", "tp=4,pp=4,zero=1", &[Nanotron]),
         (
@@ -314,6 +315,16 @@ fn each_target_takes_the_plans_it_is_made_for() {
         ("llama3-8b", "pp=4,schedule=gpipe,zero=3", &titan),
         ("llama3-8b", "tp=2,sp=off,zero=2", &[DeepSpeed]),
         ("llama3-8b", "zero=2,offload=optimizer", &[DeepSpeed]),
+        (
+            "llama3-8b",
+            "zero=1,recompute=none,offload_layers=16",
+            &[MegatronLm, MegatronBridge],
+        ),
+        (
+            "llama3-8b",
+            "zero=3,optim_states=8bit_moments",
+            &[Axolotl, Transformers],
+        ),
         (
             "llama3-8b",
             "tp=4,zero=1,offload=optimizer:50",

@@ -126,6 +126,8 @@ fn parallelism(job: &Job<'_>, edition: Edition) -> Vec<(&'static str, Value)> {
         optimizer_states: _,
         // Written with training.
         offload: _,
+        // Refused.
+        offload_layers: _,
     } = job.decisions;
     let mut keys: Vec<(&str, Value)> = vec![
         ("data_parallel_replicate_degree", (*dp_replicate).into()),
