@@ -167,6 +167,11 @@ fn decisions(
         overlap: overlap(run, runtime.overlap),
         gradients: None,
         optimizer_states: None,
+        offload: None,
+        offload_layers: run
+            .flag("cpu_offloading_num_layers")
+            .and_then(serde_json::Value::as_u64)
+            .unwrap_or(0),
     })
 }
 
@@ -251,12 +256,6 @@ fn out_of_scope(run: &Run) -> Result<(), String> {
     }
     if run.is_on("variable_length") && longest(run).is_none() {
         return Err("out of scope: sequences of varying length".to_owned());
-    }
-    let offloaded = run
-        .flag("cpu_offloading_num_layers")
-        .and_then(serde_json::Value::as_u64);
-    if offloaded.is_some_and(|layers| layers > 0) {
-        return Err("out of scope: activation offload".to_owned());
     }
     Ok(())
 }

@@ -368,7 +368,7 @@ pub(crate) fn worst_rows(scored: &[Scored], most: usize) -> Vec<Vec<String>> {
                 share(b.tp_exposed_s + b.cp_exposed_s + b.ep_exposed_s),
                 share(b.dp_exposed_s),
                 share(b.bubble_s + b.pp_exposed_s),
-                share(b.host_s + b.optimizer_s),
+                share(b.host_s + b.optimizer_s + b.offload_exposed_s),
             ])
         })
         .collect()

@@ -114,7 +114,7 @@ impl Explanation<'_> {
 fn candidate(costs: &CostModel, text: &str, first: &Prediction) -> Result<Candidate, AnswerError> {
     let s = costs.scenario();
     let strategy = plans::grammar::parse(text, &s.model, &s.workload, &s.runtime)?;
-    plans::legality::allowed_by(&strategy, &s.model, &s.runtime, s.workload.precision)?;
+    plans::support::allowed_by(&strategy, &s.model, &s.runtime, s.workload.precision)?;
     let prediction = costs.predict(&strategy)?;
     Ok(Candidate {
         strategy,

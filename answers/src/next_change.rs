@@ -137,7 +137,7 @@ fn other(
     let mut decisions = strategy.decisions().clone();
     decisions.num_micro_batches = micro_batches;
     let strategy = Strategy::new(decisions, &scenario.model, &workload).ok()?;
-    plans::legality::allowed_by(
+    plans::support::allowed_by(
         &strategy,
         &scenario.model,
         &scenario.runtime,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::calibration::{Calibration, TimeFactors};
 use crate::device::Device;
 use crate::dtype::DType;
+use crate::host::Host;
 use crate::profile::Profile;
 use crate::provenance::Sourced;
 use crate::units::{Bandwidth, FlopRate, Seconds};
@@ -35,6 +36,8 @@ pub struct Cluster {
     pub scale_up: Link,
     /// Between domains, per device and direction.
     pub scale_out: Link,
+    /// The host of every node, if it is known.
+    pub host: Option<Host>,
     /// Whether switches reduce in the scale-up domain (NVLS).
     pub in_switch_reduction: bool,
     /// Family of collective tuning: which measured tables and latencies apply.
@@ -138,6 +141,9 @@ impl Cluster {
                 let message = format!("latency {latency} is not from 0 to {MAX_LATENCY}");
                 return Err((field, message));
             }
+        }
+        if let Some(host) = &self.host {
+            host.check().map_err(|message| ("host", message))?;
         }
         if let Some(price) = &self.dollars_per_gpu_hour
             && !(0.0..=MAX_PRICE).contains(&price.value)

@@ -12,6 +12,7 @@ use crate::cluster::{Algorithm, Cluster, Fabric, Link};
 use crate::device::{Architecture, Device};
 use crate::dtype::DType;
 use crate::error::SpecError;
+use crate::host::Host;
 use crate::provenance::Sourced;
 use crate::units::{Bandwidth, Bytes, FlopRate, Seconds};
 
@@ -63,6 +64,8 @@ pub struct ClusterFile {
     pub scale_up: LinkFile,
     /// Network between domains, per device and direction.
     pub scale_out: LinkFile,
+    /// The host of every node. Without it nothing can be planned that lies in host memory.
+    pub host: Option<Host>,
     /// Whether switches reduce inside a domain.
     #[serde(default)]
     pub in_switch_reduction: bool,
@@ -192,6 +195,7 @@ impl ClusterFile {
             scale_up_domain: self.scale_up_domain.unwrap_or(self.gpus_per_node),
             scale_up: self.scale_up.resolve(),
             scale_out: self.scale_out.resolve(),
+            host: self.host,
             in_switch_reduction: self.in_switch_reduction,
             fabric: self.fabric,
             algorithms: self

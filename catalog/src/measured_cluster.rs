@@ -31,6 +31,7 @@ impl Profile {
             scale_up_domain: 1 << 10,
             scale_up: link.clone(),
             scale_out: link,
+            host: None,
             in_switch_reduction: false,
             fabric: Fabric::Local,
             algorithms: Algorithm::MEASURED.to_vec(),

@@ -2,6 +2,8 @@
 
 use crate::dtype::Precision;
 use crate::model::ModelConfig;
+use crate::offload::{Offload, OffloadOption};
+use crate::parallelism::Zero;
 use crate::runtime::Runtime;
 use crate::selection::{RecomputeModule, Selection};
 use crate::state_types::{GradientTypes, OptimizerStates};
@@ -24,14 +26,22 @@ impl Runtime {
         types.filter(move |types| *types != own && precision != Precision::Fp32)
     }
 
-    /// The ways of holding optimizer states that it offers beside its own for a job of that precision, the largest first:
-    /// they complete parameters in bf16.
+    /// The ways of holding optimizer states that it offers beside its own for a job of that precision, the largest first;
+    /// those that complete parameters in bf16 are of bf16 jobs.
     #[must_use]
-    pub fn other_optimizers(&self, precision: Precision) -> &[OptimizerStates] {
-        match precision {
-            Precision::Bf16 => &self.space.optimizer_states,
-            Precision::Fp32 | Precision::Fp16 | Precision::Fp8 => &[],
-        }
+    pub fn other_optimizers(&self, precision: Precision) -> Vec<OptimizerStates> {
+        let possible = |states: &OptimizerStates| {
+            precision == Precision::Bf16 || !states.completes_parameters()
+        };
+        let all = self.space.optimizer_states.iter().copied();
+        all.filter(possible).collect()
+    }
+
+    /// How it keeps these states in host memory at a ZeRO level; `None` if it cannot.
+    #[must_use]
+    pub fn offload_option(&self, offload: Offload, zero: Zero) -> Option<&OffloadOption> {
+        let mut options = self.space.offload.iter();
+        options.find(|option| option.allows(offload, zero))
     }
 
     /// Whether gradients of these types, which are not its own, are copied to 32 bits for the optimizer step.

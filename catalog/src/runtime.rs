@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
+use crate::offload::OffloadOption;
 use crate::parallelism::{AxisOrder, CpKind, Overlap, ScheduleKind, Zero};
 use crate::provenance::Sourced;
 use crate::selection::Selection;
@@ -74,6 +75,10 @@ pub struct RuntimeSpace {
     /// Ways to store optimizer states that it can be told to use instead of its own where ZeRO shards them, the largest
     /// first.
     pub optimizer_states: Vec<OptimizerStates>,
+    /// States that it can be told to keep in host memory.
+    pub offload: Vec<OffloadOption>,
+    /// Whether it can keep what a number of layers save for backward in host memory.
+    pub offload_layers: bool,
 }
 
 /// Kinds of recomputation a runtime offers; counts are chosen by the planner.

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use crate::offload::OffloadOption;
 use crate::parallelism::{AxisOrder, CpKind, Overlap, ScheduleKind, Zero};
 use crate::provenance::Sourced;
 use crate::runtime::{
@@ -70,6 +71,8 @@ pub struct SpaceFile {
     keep_after_forward: Option<bool>,
     gradients: Option<Vec<GradientOption>>,
     optimizer_states: Option<Vec<OptimizerStates>>,
+    offload: Option<Vec<OffloadOption>>,
+    offload_layers: Option<bool>,
 }
 
 /// [`Overheads`] as written; the unit is in the name.
@@ -154,6 +157,8 @@ impl SpaceFile {
             keep_after_forward: field!(keep_after_forward),
             gradients: field!(gradients),
             optimizer_states: field!(optimizer_states),
+            offload: field!(offload),
+            offload_layers: field!(offload_layers),
         })
     }
 }

@@ -25,6 +25,9 @@ pub struct StateTypes {
     pub extra_gradient: Option<DType>,
 }
 
+/// Weights whose 8-bit moments share a scale.
+const SCALED_BLOCK: u64 = 256;
+
 /// Element types of gradients in a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GradientTypes {
@@ -68,11 +71,15 @@ pub enum OptimizerStates {
     SplitMaster,
     /// Master weights as in `SplitMaster`, and both moments in bf16.
     Bf16Moments,
+    /// Both moments in 8 bits, with a 32-bit scale for every block of 256, but for those of the embedding table, which keep
+    /// 32 bits (bitsandbytes' AdamW as Hugging Face's Trainer drives it).
+    #[serde(rename = "8bit_moments")]
+    EightBitMoments,
 }
 
 impl OptimizerStates {
     /// Every way, the largest first.
-    pub const ALL: [Self; 2] = [Self::SplitMaster, Self::Bf16Moments];
+    pub const ALL: [Self; 3] = [Self::SplitMaster, Self::Bf16Moments, Self::EightBitMoments];
     /// The word in constraints for the runtime's default.
     pub const OWN: &str = "own";
 
@@ -82,21 +89,63 @@ impl OptimizerStates {
         match self {
             Self::SplitMaster => "split_master",
             Self::Bf16Moments => "bf16_moments",
+            Self::EightBitMoments => "8bit_moments",
         }
     }
 
     /// Types of a runtime's states with the optimizer's held in this way.
     #[must_use]
     pub fn of(self, own: StateTypes) -> StateTypes {
-        let moments = match self {
-            Self::SplitMaster => DType::F32,
-            Self::Bf16Moments => DType::Bf16,
+        let (master, moments) = match self {
+            Self::SplitMaster => (Some(DType::Bf16), DType::F32),
+            Self::Bf16Moments => (Some(DType::Bf16), DType::Bf16),
+            Self::EightBitMoments => (own.master, DType::U8),
         };
         StateTypes {
-            master: Some(DType::Bf16),
+            master,
             momentum: moments,
             variance: moments,
             ..own
+        }
+    }
+
+    /// Whether it is of optimizers that update a rank's share of the weights in bf16 jobs, and completes parameters there.
+    #[must_use]
+    pub fn completes_parameters(self) -> bool {
+        match self {
+            Self::SplitMaster | Self::Bf16Moments => true,
+            Self::EightBitMoments => false,
+        }
+    }
+
+    /// Whether a training computes other numbers with it than with 32-bit states.
+    #[must_use]
+    pub fn changes_results(self) -> bool {
+        match self {
+            Self::SplitMaster => false,
+            Self::Bf16Moments | Self::EightBitMoments => true,
+        }
+    }
+}
+
+impl StateTypes {
+    /// Bytes of both moments of so many weights, with the scales of 8-bit ones.
+    #[must_use]
+    pub fn moments(&self, elements: u64) -> u64 {
+        let of = |dtype: DType| match dtype {
+            DType::U8 => elements + elements.div_ceil(SCALED_BLOCK) * DType::F32.size(),
+            _ => elements * dtype.size(),
+        };
+        of(self.momentum) + of(self.variance)
+    }
+
+    /// Bytes that the moments of so many weights of an embedding table take beyond [`StateTypes::moments`]: where others
+    /// have 8 bits, these have 32.
+    #[must_use]
+    pub fn wider_moments(&self, elements: u64) -> u64 {
+        match self.momentum {
+            DType::U8 => (2 * DType::F32.size() * elements).saturating_sub(self.moments(elements)),
+            _ => 0,
         }
     }
 }

@@ -12,6 +12,7 @@ use crate::CostError;
 use crate::block_cost::{BlockCost, BlockKey};
 use crate::blocks::BlockCosts;
 use crate::book::Update;
+use crate::offload::{self, HostStep, Offloaded};
 use crate::stage::{Run, StageWork};
 use crate::states::{self, StateBytes, Weights};
 use crate::traffic::DataParallel;
@@ -32,6 +33,10 @@ pub struct Assembled {
     pub in_flight: Vec<Bytes>,
     /// Optimizer time of every pipeline rank.
     pub optimizer: Vec<Seconds>,
+    /// What the host of every pipeline rank does in its optimizer step.
+    pub host: Vec<HostStep>,
+    /// Bytes that every pipeline rank keeps in host memory.
+    pub on_host: Vec<Bytes>,
     /// Memory held for the whole step by every pipeline rank.
     pub resident: Vec<Bytes>,
     /// Memory that only the optimizer step needs, of every pipeline rank.
@@ -113,6 +118,8 @@ pub fn assemble(
         states: Vec::with_capacity(ranks),
         in_flight: Vec::with_capacity(ranks),
         optimizer: Vec::with_capacity(ranks),
+        host: vec![HostStep::default(); ranks],
+        on_host: vec![Bytes(0); ranks],
         resident: Vec::with_capacity(ranks),
         optimizer_transient: Vec::with_capacity(ranks),
         rank_of_stage,
@@ -156,7 +163,7 @@ impl Assembled {
             let class = match known {
                 Some(class) => class,
                 None => {
-                    let runs = blocks.runs(costs, strategy.recompute, span);
+                    let runs = blocks.runs(costs, strategy, span);
                     self.classes
                         .push(StageClass::new(costs, strategy, parallel, runs)?);
                     spans.push(span);
@@ -179,6 +186,7 @@ impl Assembled {
         let runtime = &scenario.runtime;
         let copies = runtime.rewrites.contains(&Rewrite::CopyGradientsForStep)
             || states::copies_for_step(runtime, strategy, scenario.workload.precision);
+        let offloaded = Offloaded::of(runtime, strategy);
         let ranks = strategy.pp as usize;
         let none = (
             Weights::default(),
@@ -214,7 +222,21 @@ impl Assembled {
             } else {
                 0
             };
-            self.optimizer_transient.push(Bytes(copy));
+            if let Some(host) = offloaded {
+                let sharding = &parallel.sharding;
+                let types = strategy.state_types(runtime);
+                let precision = scenario.workload.precision;
+                self.host[rank] = host.step(scenario, &types, sharding, weights)?;
+                self.on_host[rank] = host.on_host(weights, sharding, &types, precision);
+            }
+            // They are of the one stage of a job without a pipeline.
+            for class in self.classes.iter().filter(|_| strategy.offload_layers > 0) {
+                let on_host = class.runs.iter().filter(|run| run.on_host);
+                let saved = on_host.map(|run| run.cost.memory.saved_bytes * run.count);
+                self.on_host[rank] += saved.sum::<Bytes>();
+            }
+            let copy = offloaded.map_or(Bytes(copy), |host| host.left(Bytes(copy)));
+            self.optimizer_transient.push(copy);
             self.states.push(states);
             self.in_flight.push(in_flight);
             self.optimizer.push(time);
@@ -311,31 +333,36 @@ impl Blocks {
         layer.unwrap_or(self.embedding.output)
     }
 
-    fn runs(&self, costs: &BlockCosts, recompute: Recompute, span: Span<'_>) -> Vec<Run> {
+    fn runs(&self, costs: &BlockCosts, strategy: &Decisions, span: Span<'_>) -> Vec<Run> {
+        let recompute = strategy.recompute;
         let mut runs = Vec::with_capacity(4);
         if span.ends[0] {
-            push(&mut runs, &self.embedding, 1);
+            push(&mut runs, &self.embedding, 1, false);
         }
         for (offset, &class) in span.layers.iter().enumerate() {
             let [asked, first] = &self.layers[usize::from(class)];
             let as_first = recompute.of_layer(offset as u64) == recompute.of_layer(0);
-            push(&mut runs, if as_first { first } else { asked }, 1);
+            let on_host = (offset as u64) < strategy.offload_layers;
+            push(&mut runs, if as_first { first } else { asked }, 1, on_host);
         }
         if span.ends[1] {
             if let Some(mtp) = &self.mtp {
-                push(&mut runs, mtp, costs.scenario().model.mtp_layers);
+                push(&mut runs, mtp, costs.scenario().model.mtp_layers, false);
             }
-            push(&mut runs, &self.head, 1);
+            push(&mut runs, &self.head, 1, false);
         }
         runs
     }
 }
 
-fn push(runs: &mut Vec<Run>, cost: &Arc<BlockCost>, count: u64) {
+fn push(runs: &mut Vec<Run>, cost: &Arc<BlockCost>, count: u64, on_host: bool) {
     match runs.last_mut() {
-        Some(run) if Arc::ptr_eq(&run.cost, cost) => run.count += count,
+        Some(run) if Arc::ptr_eq(&run.cost, cost) && run.on_host == on_host => {
+            run.count += count;
+        }
         _ => runs.push(Run {
             count,
+            on_host,
             cost: Arc::clone(cost),
         }),
     }
@@ -355,7 +382,7 @@ impl StageClass {
             work.forward += run.cost.forward * count;
             work.backward += run.cost.backward * count;
             work.recompute += run.cost.recompute * count;
-            work.saved += run.cost.memory.saved_bytes * run.count;
+            work.saved += kept(run);
             work.saved_for_weight += run.cost.memory.saved_for_weight * run.count;
         }
         let keeps_output = (scenario.runtime.rewrites).contains(&Rewrite::KeepStageOutput);
@@ -367,11 +394,18 @@ impl StageClass {
             .book()
             .data_parallel(scenario, strategy, parallel, &runs, &mut work)?;
         let weights = weights(costs, strategy, &runs);
-        let states = (parallel.sharding).states(
-            weights,
-            &strategy.state_types(&scenario.runtime),
-            scenario.workload.precision,
-        );
+        let mut states = offload::states_on_device(scenario, strategy, &parallel.sharding, weights);
+        let tables = runs
+            .iter()
+            .filter(|run| run.cost.key.class == BlockClass::Embedding);
+        for table in tables {
+            let updated = parallel.sharding.updated(table.cost.weights.trained);
+            states.moments += Bytes(
+                strategy
+                    .state_types(&scenario.runtime)
+                    .wider_moments(updated),
+            );
+        }
         let largest = |largest: Largest, run: &Run| largest.or(run.cost.weights);
         Ok(Self {
             largest: runs.iter().fold(Largest::default(), largest),
@@ -397,21 +431,43 @@ fn weights(costs: &BlockCosts, strategy: &Decisions, runs: &[Run]) -> Weights {
     weights
 }
 
+/// Bytes that a row of blocks keeps on the device from forward to backward.
+fn kept(run: &Run) -> Bytes {
+    match run.on_host {
+        true => Bytes(0),
+        false => run.cost.memory.saved_bytes * run.count,
+    }
+}
+
+/// Bytes of the layer that is on its way to host memory or back.
+fn window(runs: &[Run]) -> Bytes {
+    let on_host = runs.iter().filter(|run| run.on_host);
+    let saved = on_host.map(|run| run.cost.memory.saved_bytes);
+    saved.max().unwrap_or_default()
+}
+
 /// Sets a stage's peak memory beyond the saved activations: in forward, earlier blocks' activations are already held;
 /// in backward, those of later blocks are already released.
 fn transients(stage: &mut StageWork, runs: &[Run]) {
+    // While layers run, that on its way to host memory or back is held too.
+    let window = window(runs);
+    let beside = |run: &Run| match run.cost.key.class {
+        BlockClass::Layer(_) => window,
+        _ => Bytes(0),
+    };
     let mut held = Bytes(0);
     let mut peak = Bytes(0);
     for run in runs {
-        held += run.cost.memory.saved_bytes * run.count;
-        peak = peak.max(held + run.cost.memory.transient_forward);
+        held += kept(run);
+        peak = peak.max(held + beside(run) + run.cost.memory.transient_forward);
     }
     stage.transient_forward = peak.saturating_sub(stage.saved);
     let mut released = Bytes(0);
     let mut peak = Bytes(0);
     for run in runs.iter().rev() {
-        peak = peak.max(run.cost.memory.transient_backward.saturating_sub(released));
-        released += run.cost.memory.saved_bytes * run.count;
+        let own = beside(run) + run.cost.memory.transient_backward;
+        peak = peak.max(own.saturating_sub(released));
+        released += kept(run);
     }
     stage.transient_backward = peak;
 }

@@ -16,6 +16,7 @@ use crate::assemble::{Blocks, Largest, in_flight};
 use crate::block_cost::BlockCost;
 use crate::blocks::BlockCosts;
 use crate::floors::ROUNDING;
+use crate::offload;
 use crate::pipeline::Pipeline;
 use crate::states::{Sharding, Weights};
 use crate::traffic::DataParallel;
@@ -247,7 +248,11 @@ impl LayoutBounds {
                 all(&|b| input(b).min(whole(b))),
                 all(&|b| both(b).min(whole(b))),
             ],
-            saved: all(&|b| b.memory.saved_bytes.as_f64()),
+            // What layers in host memory save is counted of single strategies only.
+            saved: match d.offload_layers {
+                0 => all(&|b| b.memory.saved_bytes.as_f64()),
+                _ => vec![0.0; of_kind.len()],
+            },
             weights: of_kind.iter().map(weights).collect(),
             output: if d.pp > 1 && keeps_output {
                 blocks.output().as_f64()
@@ -338,9 +343,7 @@ fn tied(costs: &BlockCosts, d: &Decisions) -> u64 {
 }
 
 fn states(costs: &BlockCosts, d: &Decisions, sharding: &Sharding, weights: Weights) -> Bytes {
-    let scenario = costs.scenario();
-    let types = d.state_types(&scenario.runtime);
-    (sharding.states(weights, &types, scenario.workload.precision)).total()
+    offload::states_on_device(costs.scenario(), d, sharding, weights).total()
 }
 
 fn product(counts: &[f64], costs: &[f64]) -> f64 {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use catalog::runtime::Rewrite;
 use catalog::{AxisOrder, Bytes, Cluster, Fitted, LayerClass, Precision, Seconds, Workload};
-use plans::{Decisions, Floors, Prediction, Program, Strategy, Timeline, Zero};
+use plans::{Decisions, Floors, HostMemory, Prediction, Program, Strategy, Timeline, Zero};
 
 use crate::assemble::{Assembled, Blocks};
 use crate::block_cost::{BlockCost, BlockDetail, BlockKey};
@@ -21,7 +21,7 @@ use crate::recorder::Recorder;
 use crate::reshard::{Resharding, Staged, resharding};
 use crate::shared_cores::Busy;
 use crate::traffic::DataParallel;
-use crate::{CostError, Scenario, book, floors, predict, quantities};
+use crate::{CostError, Scenario, book, floors, offload, predict, quantities};
 
 /// Predicts time and memory of strategies of one scenario. Can be shared between threads; caches block costs by local shape and programs
 /// by schedule.
@@ -42,6 +42,8 @@ pub struct Score {
     pub peak_memory: Bytes,
     /// Whether the peak is within device memory less headroom.
     pub fits: bool,
+    /// Whether what lies in host memory fits there.
+    pub fits_host: bool,
 }
 
 impl CostModel {
@@ -203,6 +205,7 @@ impl CostModel {
         let alone = Decisions {
             zero: Zero::Z1,
             reshard_after_forward: false,
+            offload: None,
             ..d.clone()
         };
         let owners = Arc::clone(&self.pipelines.pipeline(d)?.rank_of_stage);
@@ -247,7 +250,7 @@ impl CostModel {
     /// # Errors
     /// When a block cannot be traced.
     pub fn score(&self, strategy: &Strategy) -> Result<Score, CostError> {
-        let (_, outcome) = self.simulated(strategy)?;
+        let (assembled, outcome) = self.simulated(strategy)?;
         let peaks = outcome.ranks.iter();
         let peaks = peaks.map(|rank| self.scenario.with_fragmentation(rank.peak));
         let peak_memory = self.pools.fullest(&self.scenario, strategy, peaks)?;
@@ -255,6 +258,8 @@ impl CostModel {
             step_time: outcome.step_time,
             peak_memory,
             fits: peak_memory <= self.capacity(),
+            fits_host: assembled.on_host.iter().all(|bytes| bytes.0 == 0)
+                || self.host_memory(strategy, &assembled.on_host)?.fits(),
         })
     }
 
@@ -286,6 +291,13 @@ impl CostModel {
                 pool_of_rank: &pool_of_rank,
             },
         ))
+    }
+
+    /// What a strategy takes of the memory of a host.
+    fn host_memory(&self, d: &Decisions, on_host: &[Bytes]) -> Result<HostMemory, CostError> {
+        let pools = self.pools.all().iter().map(BlockCosts::scenario);
+        let pool_of_rank = self.pools.of_ranks(&self.scenario, d)?;
+        Ok(offload::on_fullest_host(pools, &pool_of_rank, on_host))
     }
 
     /// For every pool, what the costs consist of of the blocks that run in it.

@@ -13,6 +13,7 @@ use catalog::{Bytes, Seconds};
 use plans::{Action, ActionKind, Breakdown, Stream};
 
 use crate::assemble::Assembled;
+use crate::offload::HostStep;
 use crate::picoseconds::Picoseconds;
 use crate::repeats::Skipped;
 use crate::stage::StageWork;
@@ -183,6 +184,20 @@ impl RankState {
             span.start.into(),
             span.end.into(),
         );
+    }
+
+    /// Has the host update weights: gradients that are still to come are copied to it first, parameters back after.
+    fn update_on_host(&mut self, host: HostStep) {
+        use streams::Stream::{Compute, FromHost, Host, ToHost};
+        let steps = [
+            (Compute, ToHost, host.to_host),
+            (ToHost, Host, host.update),
+            (Host, FromHost, host.from_host),
+        ];
+        for (before, stream, time) in steps {
+            let ready = self.streams.end(before);
+            self.streams.issue(stream, time.into(), Some(ready));
+        }
     }
 
     /// Notes a moment at which this much memory is in use.
@@ -433,14 +448,27 @@ impl<'a> Engine<'a> {
         let Some(time) = stage.exposed_reduce else {
             return;
         };
-        self.states[rank].exchange(rank, action, time, record);
+        let copied = stage.copied_after_reduce;
+        let state = &mut self.states[rank];
+        state.exchange(rank, action, time, record);
+        if copied.0 > 0.0 {
+            let reduced = state.streams.end(streams::Stream::Compute);
+            (state.streams).issue(streams::Stream::ToHost, copied.into(), Some(reduced));
+        }
     }
 
     fn optimizer(&mut self, rank: usize, action: Action, record: &mut impl Record) {
         let state = &mut self.states[rank];
         state.streams.join(streams::Stream::Data);
         let time = self.inputs.of.optimizer[rank].into();
+        let host = self.inputs.of.host[rank];
+        if host != HostStep::default() {
+            state.update_on_host(host);
+        }
         let span = state.streams.issue(streams::Stream::Compute, time, None);
+        if host != HostStep::default() {
+            state.streams.join(streams::Stream::FromHost);
+        }
         let (start, end) = (span.start.into(), span.end.into());
         let held = state.memory + self.inputs.of.optimizer_transient[rank];
         state.holds(held, action);
@@ -472,6 +500,9 @@ impl<'a> Engine<'a> {
             pp_exposed_s: seconds(state.exposed_transfers),
             dp_exposed_s: seconds(state.streams.exposed(streams::Stream::Data)),
             optimizer_s: self.inputs.of.optimizer[rank].0,
+            offload_exposed_s: (streams::OFFLOAD.into_iter())
+                .map(|stream| seconds(state.streams.exposed(stream)))
+                .sum(),
             ..Breakdown::default()
         };
         let classes = &self.inputs.of.classes;

@@ -58,6 +58,14 @@ pub enum CostError {
         "the predicted step time is not finite: some time or rate of the cluster or runtime is extreme"
     )]
     Endless,
+    /// The strategy keeps states in host memory, and the cluster does not say what its host is.
+    #[error(
+        "cluster {cluster} does not say what its host is, which offload needs: add `host: {{link: …, memory_bandwidth: …}}` to its file"
+    )]
+    NoHost {
+        /// Name of the cluster.
+        cluster: String,
+    },
     /// The device has no matrix units for the requested precision.
     #[error("{device} has no matrix units for {precision}: expected --precision {others}")]
     NoUnits {

@@ -52,7 +52,7 @@ pub fn time(
     }
     let of_rank = |rank: usize| Ends {
         strategy,
-        optimizer: assembled.optimizer[rank],
+        optimizer: assembled.optimizer[rank].max(assembled.host[rank].total()),
         rank: &ranks[rank],
     };
     // What the owner of the first stage still has to do after the last gradient has reached it.

@@ -41,6 +41,10 @@ enum Only {
     Parts(&'static [Architecture]),
     /// Predictions for clusters with this network.
     Network(Fabric),
+    /// Predictions of strategies that keep something in host memory.
+    Host,
+    /// Predictions of strategies whose optimizer has moments in 8 bits.
+    EightBits,
 }
 
 impl Only {
@@ -53,6 +57,7 @@ impl Only {
             Self::Any => true,
             Self::Parts(parts) => parts.contains(&architecture),
             Self::Network(network) => network == fabric,
+            Self::Host | Self::EightBits => false,
         }
     }
 }
@@ -177,6 +182,19 @@ known! {
     OPTIMIZER: "fused optimizer, of memory bandwidth" = 0.80, Times, Published, "fused Adam 0.75-0.85 of bandwidth";
     UNFUSED_OPTIMIZER: "unfused optimizer, of memory bandwidth" = 0.27, Times, Published,
         "torch foreach AdamW on B200: 0.23-0.31";
+    EIGHT_BIT_OPTIMIZER: "optimizer with 8-bit moments, of memory bandwidth" = 0.38, Times, Published,
+        "bitsandbytes Adam on V100, 47 ms for 16 bytes of each of a billion 32-bit weights (Dettmers et al., arXiv:2110.02861, runtimes)",
+        Only::EightBits;
+    // Host memory.
+    HOST_COPY: "copies between device and host, of the link's rate" = 0.85, Times, Published,
+        "nvbandwidth host_to_device_memcpy_ce: 55.6 of 63 GB/s (NVIDIA developer blog), 12.4 of 15.75 GB/s (its README)",
+        Only::Host;
+    HOST_OPTIMIZER: "fused optimizer of the host, of its memory bandwidth" = 0.43, Times, Published,
+        "CPU-Adam, 28 bytes for each of 1 to 10 billion parameters in 0.22 to 2.57 s on 256 GB/s: 0.36-0.50 (ZeRO-Offload, arXiv:2101.06840, table 4)",
+        Only::Host;
+    UNFUSED_HOST_OPTIMIZER: "PyTorch's unfused optimizer of the host, of its memory bandwidth" = 0.077, Times, Published,
+        "PT-CPU, 1 to 10 billion parameters in 1.39 to 14.76 s on 256 GB/s: 0.074-0.080 (ZeRO-Offload, arXiv:2101.06840, table 4)",
+        Only::Host;
     // Messages.
     CARD_SHARE: "share of a network card's rate" = 0.95, Times, Published, "aliyun/SimAI@cef83f9 nic_ratio: 0.95-0.96";
     NEAR_SHARE: "share of the scale-up rate that one transfer reaches" = 0.70, Times, Published,
@@ -218,6 +236,16 @@ known! {
 pub(crate) fn rows(architecture: Architecture, fabric: Fabric) -> Vec<UsedConstant> {
     let here = |known: &&Known| known.only.includes(architecture, fabric);
     ALL.iter().filter(here).map(Known::row).collect()
+}
+
+/// Provenance rows of the numbers that only some strategies need.
+pub(crate) fn rows_of_strategy(host: bool, eight_bits: bool) -> Vec<UsedConstant> {
+    let needed = |known: &&Known| match known.only {
+        Only::Host => host,
+        Only::EightBits => eight_bits,
+        Only::Any | Only::Parts(_) | Only::Network(_) => false,
+    };
+    ALL.iter().filter(needed).map(Known::row).collect()
 }
 
 #[cfg(test)]

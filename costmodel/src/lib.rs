@@ -5,6 +5,7 @@
 //! (`block`, `price`), and hands them to the engine (`engine`), which says when everything runs.
 //! No IO, clock, randomness or global state.
 
+mod activation_copies;
 mod assemble;
 mod block;
 mod block_cost;
@@ -23,6 +24,7 @@ mod known;
 mod lower;
 mod memo;
 mod messages;
+mod offload;
 mod picoseconds;
 mod pipeline;
 mod pools;

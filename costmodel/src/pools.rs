@@ -188,6 +188,8 @@ fn joined(holders: &[Holder], owners: &[usize]) -> Assembled {
         joined.states[rank] = of.states[rank];
         joined.in_flight[rank] = of.in_flight[rank];
         joined.optimizer[rank] = of.optimizer[rank];
+        joined.host[rank] = of.host[rank];
+        joined.on_host[rank] = of.on_host[rank];
         joined.resident[rank] = of.resident[rank];
         joined.optimizer_transient[rank] = of.optimizer_transient[rank];
     }

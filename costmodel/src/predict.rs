@@ -4,16 +4,17 @@ use std::collections::BTreeMap;
 
 use catalog::calibration::Rate;
 use catalog::residuals::{self, Quantity};
-use catalog::{Bytes, Cluster, Origin, Seconds, Sourced, elementary};
+use catalog::{Bytes, Cluster, DType, Host, Origin, Seconds, Sourced, elementary};
 use plans::program::Program;
 use plans::{
-    Action, ActionKind, Breakdown, Fit, MemoryItem, NamedTime, Prediction, Strategy, UsedConstant,
+    Action, ActionKind, Breakdown, Fit, HostMemory, MemoryItem, NamedTime, Prediction, Strategy,
+    UsedConstant,
 };
 
 use crate::assemble::Assembled;
 use crate::block_cost::{BlockDetail, BlockKey};
 use crate::engine::Outcome;
-use crate::{Scenario, flops};
+use crate::{Scenario, flops, known, offload};
 
 /// A simulated strategy: what was simulated, and what came out.
 #[derive(Clone, Copy, Debug)]
@@ -81,6 +82,11 @@ pub fn prediction(
         .collect();
     let peak = by_rank[peak_rank];
     let memory = memory_items(scenario, simulated, peak_rank as u32);
+    let host_memory = offload::on_fullest_host(
+        simulated.pools.iter().map(|pool| pool.scenario),
+        simulated.pool_of_rank,
+        &simulated.assembled.on_host,
+    );
     let kind = scenario.kind();
     let residual = |quantity| residuals::of(quantity, scenario.evidence(quantity));
     let (shortest, longest) = residual(Quantity::Time).around(step.0);
@@ -95,13 +101,17 @@ pub fn prediction(
         peak_flop_rate: peak_rate,
         peak_memory: peak,
         peak_memory_interval: (Bytes(least as u64), Bytes(most as u64)),
-        p_fits: scenario.p_fits(simulated.as_on_first(peak_rank, peak)),
+        p_fits: match host_memory.fits() {
+            true => scenario.p_fits(simulated.as_on_first(peak_rank, peak)),
+            false => 0.0,
+        },
+        host_memory,
         evidence: scenario.evidence(Quantity::Time).words(&kind),
         peak_rank: peak_rank as u32,
         peak_moment: outcome.ranks[peak_rank]
             .peak_action
             .map_or_else(|| "whole step".to_owned(), |a| a.to_string()),
-        fit: fit(fullest.capacity(), peak, &memory),
+        fit: fit(fullest.capacity(), peak, &memory, host_memory),
         memory_by_rank: by_rank,
         usable_by_rank: (0..outcome.ranks.len())
             .map(|rank| simulated.pool(rank).scenario.capacity())
@@ -109,7 +119,7 @@ pub fn prediction(
         memory,
         breakdown: breakdown(outcome.step_time, outcome),
         kernels: kernels(simulated, strategy, critical(outcome)),
-        provenance: provenance(scenario, simulated.pools),
+        provenance: provenance(scenario, strategy, simulated.pools),
     }
 }
 
@@ -146,6 +156,7 @@ fn sum(parts: &Breakdown) -> f64 {
         + parts.pp_exposed_s
         + parts.bubble_s
         + parts.optimizer_s
+        + parts.offload_exposed_s
         + parts.host_s
 }
 
@@ -160,7 +171,13 @@ fn breakdown(step: Seconds, outcome: &Outcome) -> Breakdown {
     parts
 }
 
-fn fit(capacity: Bytes, peak: Bytes, memory: &[MemoryItem]) -> Fit {
+fn fit(capacity: Bytes, peak: Bytes, memory: &[MemoryItem], host: HostMemory) -> Fit {
+    if let Some(there) = host.there.filter(|_| !host.fits() && peak <= capacity) {
+        return Fit::TooLarge {
+            over: host.used - there,
+            largest: "states in the memory of a node's host".to_owned(),
+        };
+    }
     if peak <= capacity {
         return Fit::Fits {
             spare: capacity - peak,
@@ -241,11 +258,12 @@ fn saved_activations(
 ) -> BTreeMap<String, Bytes> {
     let mut saved: BTreeMap<String, Bytes> = BTreeMap::new();
     let details = simulated.pool(rank as usize).details;
-    for (stage, count) in held_at(simulated.program, rank, peak) {
-        for run in simulated.assembled.runs(stage as usize) {
+    for (stage, held) in held_at(simulated.program, rank, peak) {
+        let runs = simulated.assembled.runs(stage as usize).iter();
+        for run in runs.filter(|run| !run.on_host) {
             for (tensor, bytes) in &details[&run.cost.key].saved {
                 let name = format!("saved activations: {tensor}");
-                *saved.entry(name).or_default() += *bytes * (run.count * u64::from(count));
+                *saved.entry(name).or_default() += *bytes * (run.count * u64::from(held));
             }
         }
     }
@@ -299,7 +317,11 @@ fn kernels(simulated: &Simulated<'_>, strategy: &Strategy, rank: usize) -> Vec<N
     list
 }
 
-fn provenance(scenario: &Scenario, pools: &[Priced<'_>]) -> Vec<UsedConstant> {
+fn provenance(
+    scenario: &Scenario,
+    strategy: &Strategy,
+    pools: &[Priced<'_>],
+) -> Vec<UsedConstant> {
     let overheads = &scenario.runtime.overheads;
     let mut used = Vec::new();
     for pool in pools {
@@ -329,6 +351,14 @@ fn provenance(scenario: &Scenario, pools: &[Priced<'_>]) -> Vec<UsedConstant> {
             source: learned.source.clone(),
         }));
     }
+    let on_host = strategy.offload.is_some() || strategy.offload_layers > 0;
+    let moments = strategy.state_types(&scenario.runtime).momentum;
+    for pool in pools {
+        if let Some(host) = pool.scenario.cluster.host.as_ref().filter(|_| on_host) {
+            used.extend(named(of_host(host), pool, pools));
+        }
+    }
+    used.extend(known::rows_of_strategy(on_host, moments == DType::U8));
     for pool in pools {
         let peaks = pool.scenario.cluster.device.peak.iter();
         let peaks = peaks
@@ -362,6 +392,15 @@ fn named(
             constant.name = format!("{}: {}", pool.scenario.cluster.name, constant.name);
         }
     }
+    used
+}
+
+fn of_host(host: &Host) -> Vec<UsedConstant> {
+    let mut used = vec![
+        constant("link of a device to its host", &host.link),
+        constant("memory bandwidth of a host", &host.memory_bandwidth),
+    ];
+    used.extend(host.memory.iter().map(|m| constant("memory of a host", m)));
     used
 }
 

@@ -75,7 +75,7 @@ pub(crate) fn resharding(
     new: Staged<'_>,
 ) -> Result<Resharding, CostError> {
     let depth = depth(scenario)?;
-    let bytes = crate::states::checkpoint_bytes(scenario, new.decisions) as f64;
+    let bytes = crate::states::checkpoint_bytes(scenario, new.decisions);
     let (mut held, mut moved, mut most) = (0.0, 0.0, 0.0f64);
     for rank in 0..new.decisions.world() {
         let wanted = pieces(&depth, new, rank);
@@ -284,9 +284,9 @@ mod tests {
         let s = scenario("llama3-8b", 8);
         let runtime = catalog::load::runtime("megatron-core").expect("a preset");
         for (text, bytes) in [
-            ("dp8 zero1", 12),
-            ("dp8 zero1 optim_states=split_master", 12),
-            ("dp8 zero1 optim_states=bf16_moments", 8),
+            ("dp8 zero1", 12.0),
+            ("dp8 zero1 optim_states=split_master", 12.0),
+            ("dp8 zero1 optim_states=bf16_moments", 8.0),
         ] {
             let d = plans::grammar::parse(text, &s.model, &s.workload, &runtime).expect(text);
             let s = Scenario {

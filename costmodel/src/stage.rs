@@ -6,9 +6,11 @@ use std::sync::Arc;
 use catalog::{Bytes, Seconds};
 use plans::{Action, ActionKind};
 
+use crate::activation_copies::ActivationCopies;
 use crate::block_cost::BlockCost;
+use crate::offload::Copies;
 use crate::picoseconds::Picoseconds;
-use crate::streams::{Stream, Streams};
+use crate::streams::{End, Stream, Streams};
 use crate::work::{Backward, Work};
 
 /// A row of equal blocks of a stage.
@@ -16,6 +18,8 @@ use crate::work::{Backward, Work};
 pub struct Run {
     /// Number of equal blocks in the row.
     pub count: u64,
+    /// Whether what they save for backward lies in host memory.
+    pub on_host: bool,
     /// Cost of each block.
     pub cost: Arc<BlockCost>,
 }
@@ -41,10 +45,14 @@ pub struct StageWork {
     pub layers: Vec<LayerTraffic>,
     /// Which actions overlap with the stage's data-parallel traffic.
     pub traffic: TrafficPlan,
+    /// Copies of saved activations to host memory and back.
+    pub activations: ActivationCopies,
     /// Time of parameter gathering that nothing hides; it runs as an action of its own.
     pub exposed_gather: Option<Seconds>,
     /// Time of gradient reduction that nothing hides; it runs as an action of its own.
     pub exposed_reduce: Option<Seconds>,
+    /// Time to copy the gradients of such a reduction to host memory.
+    pub copied_after_reduce: Seconds,
 }
 
 /// When the data-parallel traffic of a stage happens.
@@ -60,6 +68,8 @@ pub struct TrafficPlan {
     pub first: u32,
     /// Micro-batch of the stage's last backward.
     pub last: u32,
+    /// Whether the device waits for gradients that the host adds to those of an earlier micro-batch.
+    pub accumulation_waits: bool,
 }
 
 /// The micro-batches for which something happens.
@@ -81,6 +91,8 @@ pub enum When {
 pub struct LayerTraffic {
     /// Number of equal blocks in the row.
     pub count: u64,
+    /// Number of the first among the stage's layers; `None` if they are no layers.
+    pub first_layer: Option<u64>,
     /// Share of one block in the stage's forward time.
     pub forward_share: f64,
     /// Share of one block in the stage's backward time, recomputation included.
@@ -89,6 +101,8 @@ pub struct LayerTraffic {
     pub gather: Seconds,
     /// Time to reduce one block's gradients.
     pub reduce: Seconds,
+    /// Times of the copies of one block between device and host.
+    pub copies: Copies,
 }
 
 /// Time and memory of one action of a stage.
@@ -164,21 +178,20 @@ impl StageWork {
         let forward = action.kind == ActionKind::F;
         let gathers = self.traffic.gathers(action);
         let reduces = self.traffic.reduces(action);
-        if !gathers && !reduces {
+        let copies = !self.activations.is_none();
+        if !gathers && !reduces && !copies {
             streams.issue(Stream::Compute, duration, None);
             return;
         }
         let at_once = self.traffic.gather_forward == When::First;
         let gather = |streams: &mut Streams, layer: Option<&LayerTraffic>| {
-            let time = layer.filter(|_| gathers)?.gather;
-            let asked = (!at_once).then(|| streams.end(Stream::Compute));
-            (time.0 > 0.0).then(|| streams.issue(Stream::Data, time.into(), asked))?;
-            Some(streams.end(Stream::Data))
+            layer.filter(|_| gathers)?.gathered(at_once, streams)
         };
         let order = |index: usize| match forward {
             true => self.layers.get(index),
             false => self.layers.iter().rev().nth(index),
         };
+        let mut copying = self.activations.begin();
         let mut ready = gather(streams, order(0));
         for index in 0..self.layers.len() {
             let Some(layer) = order(index) else { continue };
@@ -194,14 +207,61 @@ impl StageWork {
                     false => Some(layer),
                 };
                 let next = gather(streams, next);
+                let at = layer
+                    .first_layer
+                    .filter(|_| copies)
+                    .map(|first| match forward {
+                        true => first + block - 1,
+                        false => first + layer.count - block,
+                    });
+                if let Some(at) = at.filter(|_| !forward) {
+                    copying.before_backward(at, streams);
+                }
                 streams.issue(Stream::Compute, own, ready);
+                if let Some(at) = at.filter(|_| forward) {
+                    copying.after_forward(at, streams);
+                }
+                let mut done = streams.end(Stream::Compute);
                 if reduces && reduce > Picoseconds::ZERO {
-                    let done = streams.end(Stream::Compute);
                     streams.issue(Stream::Data, reduce, Some(done));
+                    done = streams.end(Stream::Data);
+                }
+                if reduces && layer.copies.to_host.0 > 0.0 {
+                    streams.issue(Stream::ToHost, layer.copies.to_host.into(), Some(done));
+                    if self.traffic.accumulation_waits && action.micro_batch > self.traffic.first {
+                        streams.join(Stream::ToHost);
+                    }
                 }
                 ready = next;
             }
         }
+    }
+}
+
+impl LayerTraffic {
+    /// Copies a block's parameters from host memory, if they lie there, and gathers them, `at_once` or when the block before
+    /// begins. Returns when they are there; `None` if they always are.
+    fn gathered(&self, at_once: bool, streams: &mut Streams) -> Option<End> {
+        let mut asked = (!at_once).then(|| streams.end(Stream::Compute));
+        let copy = self.copies.from_host;
+        let copied = copy.0 > 0.0;
+        if copied {
+            streams.issue(Stream::FromHost, copy.into(), asked);
+            asked = Some(streams.end(Stream::FromHost));
+        }
+        if self.gather.0 <= 0.0 {
+            return asked.filter(|_| copied);
+        }
+        streams.issue(Stream::Data, self.gather.into(), asked);
+        // What is waited for is the longer of both.
+        let stream = match copy > self.gather {
+            true => Stream::FromHost,
+            false => Stream::Data,
+        };
+        Some(End {
+            at: streams.free(Stream::Data),
+            stream,
+        })
     }
 }
 

@@ -2,9 +2,12 @@
 
 use catalog::runtime::Rewrite;
 use catalog::{Seconds, Zero};
+use models::BlockClass;
 use plans::Decisions;
 
+use crate::activation_copies::ActivationCopies;
 use crate::messages::Message;
+use crate::offload::{self, Copies, Offloaded};
 use crate::stage::{LayerTraffic, Run, StageWork, TrafficPlan, When};
 use crate::traffic::DataParallel;
 use crate::work::Work;
@@ -27,10 +30,16 @@ pub(crate) fn add_layers(
     let types = strategy.state_types(&scenario.runtime);
     let reduced = states::reduced_type(&types, strategy.zero);
     let whole = (scenario.runtime.rewrites).contains(&Rewrite::AllReduceGradients);
+    let offloaded = Offloaded::of(&scenario.runtime, strategy);
+    let mut layers = 0;
     for run in runs {
+        let is_layer = matches!(run.cost.key.class, BlockClass::Layer(_));
+        let first_layer = is_layer.then_some(layers);
+        layers += if is_layer { run.count } else { 0 };
         let weights = run.cost.weights;
         stage.layers.push(LayerTraffic {
             count: run.count,
+            first_layer,
             forward_share: share(run.cost.forward, forward),
             backward_share: share(run.cost.recompute + run.cost.backward.whole, backward),
             gather: match strategy.zero {
@@ -41,7 +50,20 @@ pub(crate) fn add_layers(
                 }
             },
             reduce: parallel.reduce(weights.trained, message, reduced, whole)?,
+            copies: match offloaded {
+                Some(host) => host.copies(scenario, &types, &parallel.sharding, weights)?,
+                None => Copies::default(),
+            },
         });
+    }
+    let saved = runs.iter().filter(|run| run.on_host);
+    let saved = saved.map(|run| run.cost.memory.saved_bytes).max();
+    if let Some(bytes) = saved {
+        stage.activations = ActivationCopies {
+            layers,
+            copied: strategy.offload_layers,
+            time: offload::copy(scenario, bytes)?,
+        };
     }
     Ok(())
 }
@@ -64,13 +86,27 @@ pub(crate) fn broadcast(
 }
 
 /// Decides which actions a stage's traffic overlaps with; what nothing hides becomes an action of its own.
-pub(crate) fn plan(strategy: &Decisions, stage: &mut StageWork) {
-    let gathers: Seconds = stage.layers.iter().map(|l| l.gather * l.count as f64).sum();
-    let reduces: Seconds = stage.layers.iter().map(|l| l.reduce * l.count as f64).sum();
-    let overlap = strategy.overlap;
+pub(crate) fn plan(
+    scenario: &Scenario,
+    strategy: &Decisions,
+    parallel: &DataParallel,
+    stage: &mut StageWork,
+) {
+    let all = |time: fn(&LayerTraffic) -> Seconds| -> Seconds {
+        let layers = stage.layers.iter();
+        layers.map(|l| time(l) * l.count as f64).sum()
+    };
+    let gathers = all(|l| l.gather);
+    let reduces = all(|l| l.reduce);
+    let copied = all(|l| l.copies.to_host);
+    let mut overlap = strategy.overlap;
+    // Gradients that nothing reduces are copied to the host as they come.
+    overlap.grad_reduce |= parallel.ranks() == 1;
+    let offloaded = Offloaded::of(&scenario.runtime, strategy);
     let mut plan = TrafficPlan {
         first: 0,
         last: strategy.num_micro_batches as u32 - 1,
+        accumulation_waits: offloaded.is_some_and(Offloaded::accumulation_waits),
         ..TrafficPlan::default()
     };
     match strategy.zero {
@@ -90,7 +126,10 @@ pub(crate) fn plan(strategy: &Decisions, stage: &mut StageWork) {
             plan.reduce = When::Last;
         }
         Zero::Z2 | Zero::Z3 if overlap.grad_reduce => plan.reduce = When::Always,
-        Zero::Z0 | Zero::Z1 | Zero::Z2 | Zero::Z3 => stage.exposed_reduce = Some(reduces),
+        Zero::Z0 | Zero::Z1 | Zero::Z2 | Zero::Z3 => {
+            stage.exposed_reduce = Some(reduces);
+            stage.copied_after_reduce = copied;
+        }
     }
     stage.traffic = plan;
 }

@@ -183,7 +183,7 @@ impl Sharding {
             ),
             gradients: Bytes(at(Zero::Z2) * (gradient.size() + extra)),
             master: Bytes(at(Zero::Z1) * master),
-            moments: Bytes(at(Zero::Z1) * (types.momentum.size() + types.variance.size())),
+            moments: Bytes(types.moments(at(Zero::Z1))),
         }
     }
 
@@ -201,32 +201,34 @@ impl Sharding {
         let weights = types
             .master
             .map_or(2 * parameter, |m| 2 * m.size() + parameter);
-        let moments = 2 * (types.momentum.size() + types.variance.size());
+        let moments = 2 * types.moments(updated);
         let gradient = gradient_type(types, precision).size();
-        Bytes(updated * (weights + moments + gradient))
+        Bytes(updated * (weights + gradient) + moments)
     }
 }
 
 /// Bytes of a checkpoint of a model with so many parameters under a strategy.
 #[must_use]
 pub fn checkpoint(scenario: &Scenario, d: &Decisions, parameters: u64) -> Bytes {
-    Bytes(parameters.saturating_mul(checkpoint_bytes(scenario, d)))
+    Bytes((parameters as f64 * checkpoint_bytes(scenario, d)) as u64)
 }
 
 /// Bytes that a checkpoint holds for each parameter under a strategy: the master parameter (or that which kernels read,
 /// where there is no other) and both moments. A split master parameter is that which kernels read and the bits that it
 /// lacks.
-pub(crate) fn checkpoint_bytes(scenario: &Scenario, d: &Decisions) -> u64 {
+pub(crate) fn checkpoint_bytes(scenario: &Scenario, d: &Decisions) -> f64 {
     let types = d.state_types(&scenario.runtime);
     let parameter = parameter_type(&types, scenario.workload.precision).size();
     let master = types.master.map(DType::size);
     let weight = match d.optimizer_states {
-        None => master.unwrap_or(parameter),
+        None | Some(OptimizerStates::EightBitMoments) => master.unwrap_or(parameter),
         Some(OptimizerStates::SplitMaster | OptimizerStates::Bf16Moments) => {
             parameter + master.unwrap_or(0)
         }
     };
-    weight + types.momentum.size() + types.variance.size()
+    // Of so many weights that scales of 8-bit moments come out.
+    let many = 1 << 20;
+    weight as f64 + types.moments(many) as f64 / many as f64
 }
 
 /// Least bytes of all states of a model, unsharded. Under every strategy the fullest device holds at least an equal share.
@@ -248,7 +250,7 @@ pub fn whole(scenario: &Scenario) -> Result<Bytes, CostError> {
     };
     let precision = scenario.workload.precision;
     let runtime = &scenario.runtime;
-    let others = runtime.other_optimizers(precision).iter();
+    let others = runtime.other_optimizers(precision);
     let own = others
         .last()
         .map_or(runtime.states, |states| states.of(runtime.states));

@@ -24,18 +24,27 @@ pub(crate) enum Stream {
     Expert,
     /// Parameter gathers and gradient reductions of data parallelism.
     Data,
+    /// Copies to host memory.
+    ToHost,
+    /// What the host's processors compute.
+    Host,
+    /// Copies from host memory.
+    FromHost,
 }
 
 /// Number of streams.
-const STREAMS: usize = 5;
+const STREAMS: usize = 8;
 
 /// The communication streams, beside which kernels run slower.
-const COMMUNICATION: [Stream; STREAMS - 1] = [
+const COMMUNICATION: [Stream; 4] = [
     Stream::Tensor,
     Stream::Context,
     Stream::Expert,
     Stream::Data,
 ];
+
+/// The streams of copies and of the host: copy engines and processors take nothing from kernels.
+pub(crate) const OFFLOAD: [Stream; 3] = [Stream::ToHost, Stream::Host, Stream::FromHost];
 
 impl Stream {
     /// The stream that a block's messages over an axis use.
@@ -138,7 +147,7 @@ impl Streams {
             if let Some((beside, longer)) = slowed {
                 self.exposed[beside as usize] += longer;
             }
-        } else {
+        } else if !OFFLOAD.contains(&stream) {
             self.quiet = self.quiet.max(span.end);
         }
         let queue = &mut self.queues[stream as usize];
@@ -171,7 +180,8 @@ impl Streams {
             let [then, now] = [earlier, self].map(|streams| streams.under_way(stream));
             now == then.map(|[since, free]| [since + by, free + by])
         };
-        COMMUNICATION.into_iter().all(same).then_some(by)
+        let mut beside = COMMUNICATION.into_iter().chain(OFFLOAD);
+        beside.all(same).then_some(by)
     }
 
     /// From when to when a stream is busy while compute goes on.

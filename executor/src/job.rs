@@ -91,6 +91,8 @@ fn check(model: &ModelConfig, strategy: &Strategy) -> Result<(), ExecutorError> 
         Some("recompute=selective: with parts; use none, selective, full or layers:N")
     } else if strategy.optimizer_states.is_some() {
         Some("optim_states: master weights and moments are held in fp32")
+    } else if strategy.offload.is_some() || strategy.offload_layers > 0 {
+        Some("offload: every rank keeps states and activations on the device that it computes on")
     } else if strategy.gradients.is_some() {
         Some("grad_dtype: gradients are added up and reduced in fp32")
     } else if model.constants.rope_scaling == catalog::RopeScaling::Other {

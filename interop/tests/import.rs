@@ -150,3 +150,48 @@ fn options_that_imply_rotation_are_followed() {
         "llama3-8b"
     );
 }
+
+#[test]
+fn states_in_host_memory_are_read() {
+    let engine = |zero: &str| {
+        let json = format!(
+            "{{\"train_micro_batch_size_per_gpu\": 1, \"train_batch_size\": 8, \"bf16\": {{\"enabled\": true}}, \"zero_optimization\": {{{zero}}}}}"
+        );
+        let document = read("ds_config.json", &json);
+        let model = catalog::load::model("llama3-8b").expect("preset");
+        let given = Given {
+            model: &model,
+            gpus: Some(8),
+            seq_len: Some(2048),
+        };
+        let read = import(&document, &given).expect("imports");
+        (
+            read.decisions.offload.map(catalog::Offload::name),
+            read.notes,
+        )
+    };
+    let cpu = |section: &str| format!("\"{section}\": {{\"device\": \"cpu\"}}");
+    let (optimizer, parameters) = (cpu("offload_optimizer"), cpu("offload_param"));
+    let of = |text: String| engine(&text).0;
+    assert_eq!(
+        of(format!("\"stage\": 2, {optimizer}")).as_deref(),
+        Some("optimizer")
+    );
+    assert_eq!(
+        of(format!("\"stage\": 3, {optimizer}, {parameters}")).as_deref(),
+        Some("parameters")
+    );
+    assert_eq!(
+        of("\"stage\": 2, \"cpu_offload\": true".to_owned()).as_deref(),
+        Some("optimizer")
+    );
+    // Parameters without their optimizer, and states on NVMe, are left out, which a note says.
+    for left_out in [parameters, cpu("offload_optimizer").replace("cpu", "nvme")] {
+        let (offload, notes) = engine(&format!("\"stage\": 3, {left_out}"));
+        assert_eq!(offload, None);
+        assert!(
+            notes.iter().any(|note| note.contains("left out")),
+            "{notes:?}"
+        );
+    }
+}

@@ -1,7 +1,9 @@
 //! What the strategies of one layout choose among: pipelines, ways to hold and shard states, axis orders, recomputation.
 
 use catalog::runtime::RecomputeMode;
-use catalog::{Axis, AxisOrder, GradientTypes, OptimizerStates, ScheduleKind, Selection, Zero};
+use catalog::{
+    Axis, AxisOrder, GradientTypes, Offload, OptimizerStates, ScheduleKind, Selection, Zero,
+};
 use costmodel::Scenario;
 use plans::legality::MAX_PASSES;
 use plans::{Decisions, Recompute, StagePartition};
@@ -39,6 +41,8 @@ pub struct ShardingChoice {
     pub gradients: Option<GradientTypes>,
     /// How optimizer states are held; `None`: as the runtime does by itself.
     pub optimizer_states: Option<OptimizerStates>,
+    /// States that lie in host memory; `None`: none do.
+    pub offload: Option<Offload>,
 }
 
 impl ShardingChoice {
@@ -52,6 +56,7 @@ impl ShardingChoice {
             dp_replicate: self.dp_replicate,
             gradients: self.gradients,
             optimizer_states: self.optimizer_states,
+            offload: self.offload,
             ..d.clone()
         }
     }
@@ -220,7 +225,10 @@ impl Asked<'_> {
                 }
             }
         }
-        choices.retain(|&recompute| self.constraints.allow_recompute(recompute));
+        let copies = self.constraints.offload_layers() > 0;
+        choices.retain(|&recompute| {
+            self.constraints.allow_recompute(recompute) && (!copies || recompute == Recompute::None)
+        });
         choices
     }
 
@@ -251,6 +259,7 @@ impl Asked<'_> {
             dp_replicate: dp,
             gradients: None,
             optimizer_states: None,
+            offload: None,
         };
         let space = &self.scenario.runtime.space;
         let allows = |choice: &ShardingChoice| {
@@ -260,12 +269,18 @@ impl Asked<'_> {
                 && c.allows("dp_replicate", choice.dp_replicate)
         };
         let mut choices = Vec::new();
-        if dp * cp == 1 {
+        let alone = dp * cp == 1;
+        if alone {
             choices.push(zero_0);
-        } else {
+        }
+        // A rank that shares its states with no other has a ZeRO level only if some of them lie on its host.
+        if !alone || self.offloads().iter().any(Option::is_some) {
             let replicas = self.replicas(dp);
             for &zero in &space.zero {
                 if zero == Zero::Z0 {
+                    if alone {
+                        continue;
+                    }
                     choices.push(zero_0);
                     continue;
                 }
@@ -277,6 +292,7 @@ impl Asked<'_> {
                         dp_replicate,
                         gradients: None,
                         optimizer_states: None,
+                        offload: None,
                     };
                     choices.push(choice);
                     if zero == Zero::Z3 && space.keep_after_forward {
@@ -292,6 +308,7 @@ impl Asked<'_> {
         choices
             .into_iter()
             .flat_map(|choice| self.with_types(choice))
+            .filter(|choice| !alone || (choice.zero == Zero::Z0) == choice.offload.is_none())
             .collect()
     }
 
@@ -300,26 +317,57 @@ impl Asked<'_> {
         let unsharded = choice.zero == Zero::Z0;
         // Plain data parallelism reduces the gradients of 32-bit parameters in 32 bits, whatever is asked.
         let fixed = unsharded && self.scenario.runtime.states.parameter.is_some();
+        let runtime = &self.scenario.runtime;
+        let offered = |offload: &Option<Offload>| {
+            offload.is_none_or(|offload| runtime.offload_option(offload, choice.zero).is_some())
+        };
         let mut all = Vec::new();
-        for optimizer_states in self.optimizer_states() {
-            for gradients in self.gradients() {
-                let possible =
-                    !(fixed && gradients.is_some() || unsharded && optimizer_states.is_some());
-                all.extend(possible.then_some(ShardingChoice {
-                    gradients,
-                    optimizer_states,
-                    ..choice
-                }));
+        for offload in self.offloads().into_iter().filter(offered) {
+            for optimizer_states in self.optimizer_states() {
+                // The host's optimizer holds its states in one way.
+                let impossible = |states: OptimizerStates| {
+                    unsharded && states.completes_parameters() || offload.is_some()
+                };
+                for gradients in self.gradients() {
+                    let possible =
+                        !(fixed && gradients.is_some() || optimizer_states.is_some_and(impossible));
+                    all.extend(possible.then_some(ShardingChoice {
+                        gradients,
+                        optimizer_states,
+                        offload,
+                        ..choice
+                    }));
+                }
             }
         }
         all
+    }
+
+    /// States that may lie in host memory; `None` stands for none. Without a word about it they are none, or those of the
+    /// present strategy: such a plan is slower than any without.
+    pub(crate) fn offloads(&self) -> Vec<Option<Offload>> {
+        if let Some(values) = self.constraints.fix.get("offload") {
+            let of_name = |name: &String| match name.as_str() {
+                Offload::NONE => Some(None),
+                name => Offload::read(name).map(Some),
+            };
+            return values.iter().filter_map(of_name).collect();
+        }
+        let present = self.present.and_then(|d| d.offload);
+        [None].into_iter().chain(present.map(Some)).collect()
     }
 
     /// The ways in which optimizer states may be held, the largest first; `None` is the runtime's own.
     pub(crate) fn optimizer_states(&self) -> Vec<Option<OptimizerStates>> {
         let precision = self.scenario.workload.precision;
         let others = self.scenario.runtime.other_optimizers(precision);
-        let others = others.iter().copied().map(Some);
+        let present = self.present.and_then(|d| d.optimizer_states);
+        let asked = self.constraints.fix.contains_key("optim_states");
+        // Those that another library supplies are tried if they are asked for, or in use.
+        let tried = |states: &OptimizerStates| {
+            asked || states.completes_parameters() || present == Some(*states)
+        };
+        let others = others.into_iter().filter(tried).map(Some);
         let mut all: Vec<Option<OptimizerStates>> = [None].into_iter().chain(others).collect();
         let name = |states: Option<OptimizerStates>| {
             states.map_or(OptimizerStates::OWN, OptimizerStates::name)

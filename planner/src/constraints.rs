@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use catalog::runtime::RecomputeMode;
-use catalog::{Mistake, OptimizerStates, Precision, Runtime, Selection, Zero};
+use catalog::{Mistake, Offload, OptimizerStates, Precision, Runtime, Selection, Zero};
 use plans::grammar::recompute_name;
 use plans::{Decisions, Recompute};
 use serde::{Deserialize, Serialize};
@@ -25,7 +25,7 @@ pub const DIMENSIONS: [&str; 10] = [
     "mbs",
 ];
 /// Dimensions of names.
-pub const CHOICES: [&str; 7] = [
+pub const CHOICES: [&str; 9] = [
     "cp_kind",
     "zero",
     "schedule",
@@ -33,6 +33,8 @@ pub const CHOICES: [&str; 7] = [
     "sp",
     "grad_dtype",
     "optim_states",
+    "offload",
+    "offload_layers",
 ];
 
 /// Largest value of a numeric dimension.
@@ -207,6 +209,11 @@ impl Constraints {
         values.filter_map(|v| Selection::read(v.strip_prefix("selective:")?))
     }
 
+    /// Layers whose activations lie in host memory; none unless a number is fixed.
+    pub(crate) fn offload_layers(&self) -> u64 {
+        self.fixed("offload_layers").next().unwrap_or(0)
+    }
+
     /// Sizes that a dimension is fixed to.
     pub(crate) fn fixed(&self, key: &str) -> impl Iterator<Item = u64> {
         let values = self.fix.get(key).map_or(&[][..], Vec::as_slice);
@@ -252,6 +259,8 @@ impl Constraints {
             && self.allow_recompute(d.recompute)
             && self.allows_name("grad_dtype", &gradients_name(d, runtime, precision))
             && self.allows_name("optim_states", optimizer_name(d))
+            && self.allows_name("offload", &offload_name(d))
+            && self.allows_name("offload_layers", &d.offload_layers.to_string())
     }
 
     /// Whether what a strategy recomputes is allowed.
@@ -315,6 +324,11 @@ fn optimizer_name(d: &Decisions) -> &'static str {
     (d.optimizer_states).map_or(OptimizerStates::OWN, OptimizerStates::name)
 }
 
+/// What a strategy keeps in host memory, as constraints name it.
+fn offload_name(d: &Decisions) -> String {
+    d.offload.map_or(Offload::NONE.to_owned(), Offload::name)
+}
+
 /// The value that a strategy has for a dimension, for a runtime and a precision; `None` if there is no such dimension.
 pub(crate) fn value(
     d: &Decisions,
@@ -326,6 +340,8 @@ pub(crate) fn value(
         "recompute" => return Some(recompute_name(d.recompute)),
         "grad_dtype" => return Some(gradients_name(d, runtime, precision)),
         "optim_states" => return Some(optimizer_name(d).to_owned()),
+        "offload" => return Some(offload_name(d)),
+        "offload_layers" => return Some(d.offload_layers.to_string()),
         _ => {}
     }
     let size = sizes(d).into_iter().find(|(name, _)| *name == key);
@@ -373,6 +389,10 @@ fn values_of(text: &str, key: &str, values: &[String]) -> Result<(), PlannerErro
         for value in values {
             number(text, value)?;
         }
+    }
+    if key == "offload_layers" && (values.len() > 1 || values[0].parse::<u64>().is_err()) {
+        let wrong = Mistake::new(format!("`{}` is not one number", values.join("|")));
+        return Err(mistake(text, wrong.expected("a number of layers")));
     }
     Ok(())
 }

@@ -150,7 +150,8 @@ impl Contest<'_> {
             return Ok(None);
         }
         let score = self.costs.score(variant)?;
-        let tied = score.step_time.0 <= slowest && score.peak_memory <= self.limit;
+        let tied =
+            score.step_time.0 <= slowest && score.peak_memory <= self.limit && score.fits_host;
         Ok(tied.then(|| Scored {
             strategy: variant.clone(),
             score,

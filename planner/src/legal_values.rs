@@ -6,8 +6,8 @@
 //! two never decide.
 
 use catalog::{
-    CpKind, GradientTypes, Mistake, OptimizerStates, ScheduleKind, Workload, WorkloadSizes,
-    elementary,
+    CpKind, GradientTypes, Mistake, Offload, OptimizerStates, ScheduleKind, Workload,
+    WorkloadSizes, elementary,
 };
 use costmodel::Scenario;
 
@@ -137,6 +137,8 @@ fn candidates(scenario: &Scenario, counts: &[u64], key: &str) -> Vec<String> {
             .into_iter()
             .chain(OptimizerStates::ALL.map(OptimizerStates::name))
             .collect(),
+        "offload_layers" => vec!["0", "1"],
+        "offload" => vec![Offload::NONE, "optimizer", "optimizer:50", "parameters"],
         "recompute" => vec!["none", "selective", "full", "layers", "selective_ops"],
         _ => Vec::new(),
     };

@@ -131,6 +131,7 @@ fn shardings(a: &Decisions, b: &Decisions) -> Apart {
     }
     apart.choice(a.gradients, b.gradients);
     apart.choice(a.optimizer_states, b.optimizer_states);
+    apart.choice(a.offload, b.offload);
     apart
 }
 
@@ -293,9 +294,11 @@ fn of_shardings(
         if level(&d) == level(base) {
             let other_gradients = d.gradients != base.gradients;
             let other_optimizer = d.optimizer_states != base.optimizer_states;
-            let decision = match (other_gradients, other_optimizer) {
-                (true, false) => "grad_dtype",
-                (false, true) => "optim_states",
+            let other_offload = d.offload != base.offload;
+            let decision = match (other_gradients, other_optimizer, other_offload) {
+                (true, false, false) => "grad_dtype",
+                (false, true, false) => "optim_states",
+                (false, false, true) => "offload",
                 _ => continue,
             };
             found.push((decision, d));
@@ -355,7 +358,7 @@ pub(crate) fn changes(
             step_time: score.step_time,
             peak_memory: score.peak_memory,
             p_fits: scenario.p_fits(score.peak_memory),
-            fits: score.peak_memory <= limit,
+            fits: score.peak_memory <= limit && score.fits_host,
         })
     });
     let mut changes: Vec<Change> = scored.collect::<Result<_, PlannerError>>()?;

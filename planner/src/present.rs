@@ -60,8 +60,8 @@ pub fn keep(
 /// that name them stand.
 pub fn keep_results(present: &Strategy, constraints: &mut Constraints, scenario: &Scenario) {
     let precision = scenario.workload.precision;
-    let others = scenario.runtime.other_optimizers(precision).iter();
-    let all = [None].into_iter().chain(others.copied().map(Some));
+    let others = scenario.runtime.other_optimizers(precision).into_iter();
+    let all = [None].into_iter().chain(others.map(Some));
     let held = all.map(|optimizer_states| Decisions {
         optimizer_states,
         ..present.decisions().clone()
@@ -91,6 +91,7 @@ pub fn compare(
     let prediction = costs.predict(present)?;
     let near = strategies(scenario, constraints, present);
     Ok(Present {
+        // The probability is none where host memory is too small.
         fits: (options.risk).is_none_or(|risk| prediction.p_fits >= 1.0 - risk),
         candidate: Candidate {
             strategy: present.clone(),

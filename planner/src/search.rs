@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BinaryHeap, btree_map};
 use std::sync::atomic::Ordering;
 
-use catalog::{Bytes, Seconds, Zero};
+use catalog::{Bytes, OptimizerStates, Seconds, Zero};
 use costmodel::{CostModel, Score};
 use plans::prediction::SpaceReport;
 use plans::{Candidate, Decisions, Floors, SearchOutcome, Strategy};
@@ -387,13 +387,22 @@ impl Run<'_> {
         d: &Decisions,
         passes: Option<Seconds>,
     ) -> Result<Bounded, PlannerError> {
-        let smallest = self.space.optimizer_states().pop().flatten();
+        // Only those ways of holding states are compared whose updates take less time the smaller they are.
+        let comparable = |states: &Option<OptimizerStates>| {
+            states.is_none_or(OptimizerStates::completes_parameters)
+        };
+        let mut ways = self.space.optimizer_states();
+        ways.retain(comparable);
+        let smallest = ways.pop().flatten();
         let mut found = Bounded::default();
         let layout = &self.space.layouts()[at as usize];
         for (index, strategy) in (0u32..).zip(self.space.of_pipeline(layout, d)) {
             // The optimizer is the last that a rank does: with smaller states all else is alike, and the step is neither
             // longer nor takes more memory.
-            if strategy.zero != Zero::Z0 && strategy.optimizer_states != smallest {
+            let may_be_smaller = strategy.zero != Zero::Z0
+                && strategy.offload.is_none()
+                && comparable(&strategy.optimizer_states);
+            if may_be_smaller && strategy.optimizer_states != smallest {
                 found.larger += 1;
                 continue;
             }
@@ -416,7 +425,7 @@ impl Run<'_> {
         let objective = self.options.objective;
         for (strategy, score) in scored {
             self.report.simulated += 1;
-            if score.peak_memory > self.limit {
+            if score.peak_memory > self.limit || !score.fits_host {
                 self.report.too_large += 1;
                 continue;
             }

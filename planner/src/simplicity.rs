@@ -16,7 +16,7 @@ pub struct Complexity {
 type Traits<const N: usize> = [(bool, &'static str); N];
 
 /// Everything that makes a plan complicated, in words; axes come first.
-fn traits(d: &Decisions, runtime: &Runtime) -> (Traits<5>, Traits<11>) {
+fn traits(d: &Decisions, runtime: &Runtime) -> (Traits<5>, Traits<12>) {
     let space = &runtime.space;
     let axes = [
         (d.tp > 1, "tensor parallelism"),
@@ -42,9 +42,11 @@ fn traits(d: &Decisions, runtime: &Runtime) -> (Traits<5>, Traits<11>) {
         (d.gradients.is_some() && !narrow, "32-bit gradients"),
         (d.optimizer_states.is_some(), "other optimizer states"),
         (
-            d.optimizer_states == Some(OptimizerStates::Bf16Moments),
-            "16-bit moments",
+            d.optimizer_states
+                .is_some_and(OptimizerStates::changes_results),
+            "smaller moments",
         ),
+        (d.offload.is_some(), "offload to the host"),
     ];
     (axes, unusual)
 }

@@ -88,13 +88,14 @@ pub fn relaxations(
                 .and_then(|risk| riskier(scenario, needed, risk)),
         );
     }
+    advice.extend(offloaded(costs, constraints, options)?);
     let node = scenario.cluster.gpus_per_node;
     let most = (scenario.workload.gpus * 64).min(1 << 17).max(node);
     let limit = limit(costs, options);
     let states = costmodel::states::whole(scenario)?;
     let larger = usual_counts(node, most).into_iter();
     for gpus in larger.filter(|&n| n > scenario.workload.gpus) {
-        if states.0 / gpus > limit.0 {
+        if states.0 / gpus > limit.0 && !constraints.fix.contains_key("offload") {
             continue;
         }
         if let Some(best) = sized(costs, constraints, gpus, options)?.best {
@@ -106,6 +107,35 @@ pub fn relaxations(
         }
     }
     Ok(advice)
+}
+
+/// The best plan that keeps states in host memory, in words, if the runtime and the cluster can do that and nothing was
+/// asked about it.
+fn offloaded(
+    costs: &CostModel,
+    constraints: &Constraints,
+    options: &SearchOptions<'_>,
+) -> Result<Option<String>, PlannerError> {
+    let scenario = costs.scenario();
+    if scenario.cluster.host.is_none() || constraints.fix.contains_key("offload") {
+        return Ok(None);
+    }
+    for option in &scenario.runtime.space.offload {
+        let name = option.states.name();
+        let mut constraints = constraints.clone();
+        (constraints.fix).insert("offload".to_owned(), vec![name.to_owned()]);
+        let space = SearchSpace::new(scenario, &constraints);
+        let options = SearchOptions { top: 1, ..*options };
+        let found = search(costs, &space, &options, &|_| {})?
+            .top
+            .into_iter()
+            .next();
+        if let Some(best) = found {
+            let short = plans::grammar::short(&best.strategy);
+            return Ok(Some(format!("--fix offload={name} would fit ({short})")));
+        }
+    }
+    Ok(None)
 }
 
 /// The risk at which a strategy of this peak would be chosen, if it may fit at all.

@@ -17,7 +17,8 @@ use std::sync::Arc;
 use catalog::runtime::{RecomputeMode, SequenceParallelUse};
 use catalog::{AxisOrder, CpKind, OptimizerStates, ScheduleKind, Zero};
 use costmodel::Scenario;
-use plans::legality::{allowed_by, check_layout};
+use plans::legality::check_layout;
+use plans::support::allowed_by;
 use plans::{Decisions, Recompute, StagePartition, Strategy, StrategyError};
 use rayon::prelude::*;
 
@@ -257,7 +258,7 @@ impl SearchSpace {
         let mut least: BTreeMap<_, ShardingChoice> = BTreeMap::new();
         for choice in self.shardings(layout) {
             let known = least
-                .entry((choice.zero, choice.reshard_after_forward))
+                .entry((choice.zero, choice.reshard_after_forward, choice.offload))
                 .or_insert(choice);
             if choice.dp_replicate < known.dp_replicate {
                 *known = choice;
@@ -266,7 +267,9 @@ impl SearchSpace {
         let smallest = self.optimizer_states().pop().flatten();
         let of_level = |choice: ShardingChoice| Decisions {
             gradients: base.gradients,
-            optimizer_states: smallest.filter(|_| choice.zero != Zero::Z0),
+            optimizer_states: smallest
+                .filter(|states| choice.zero != Zero::Z0 || !states.completes_parameters())
+                .filter(|_| choice.offload.is_none()),
             ..choice.of(base)
         };
         least.into_values().map(of_level).collect()
@@ -387,6 +390,8 @@ fn decisions(asked: Asked<'_>, layout: &Layout) -> Decisions {
         overlap: asked.scenario.runtime.overlap,
         gradients: asked.least_gradients(),
         optimizer_states: None,
+        offload: None,
+        offload_layers: asked.constraints.offload_layers(),
     }
 }
 
@@ -472,7 +477,8 @@ fn meshes(asked: Asked<'_>, illegal: &mut BTreeMap<String, u64>, found: &mut dyn
             continue;
         }
         for pp in divisors(gpus / tp).filter(|&pp| constraints.allows("pp", pp)) {
-            if pp > model.layers || (pp > 1 && runtime.schedules.is_empty()) {
+            let copies = asked.constraints.offload_layers() > 0;
+            if pp > model.layers || (pp > 1 && (copies || runtime.schedules.is_empty())) {
                 continue;
             }
             let pools = scenario.cluster.pools.as_ref();

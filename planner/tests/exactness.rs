@@ -66,7 +66,45 @@ impl Dice {
 /// Random spaces under every runtime: models dense and with experts, windows, tied tables and prediction modules;
 /// clusters, sizes, memory that is plenty or scarce, constraints.
 fn spaces() -> Vec<(Scenario, Constraints)> {
-    let runtimes = catalog::load::runtime_names();
+    let runtimes = catalog::load::runtime_names().into_iter();
+    let runtimes: Vec<String> = runtimes.map(|runtime| runtime.name).collect();
+    spaces_of(SPACES, &mut Dice(22), &runtimes, &[])
+}
+
+/// Random spaces in which states or activations may lie in host memory, or moments have 8 bits, under runtimes that can do
+/// that.
+fn spaces_with_offload() -> Vec<(Scenario, Constraints)> {
+    let of = |runtime: &str, offload: &'static [&'static str], seed: u64| {
+        spaces_of(6, &mut Dice(seed), &[runtime.to_owned()], offload)
+    };
+    let some = &[
+        "offload=none|optimizer",
+        "offload=optimizer",
+        "offload=parameters|none|optimizer",
+    ];
+    let all = &["offload=none|parameters", "offload=parameters"];
+    let partly = &[
+        "offload=none|optimizer:50|optimizer",
+        "offload=optimizer:25",
+    ];
+    let narrow = &["optim_states=own|8bit_moments", "optim_states=8bit_moments"];
+    let activations = &["offload_layers=8", "offload_layers=20"];
+    let mut spaces = of("deepspeed", some, 1);
+    spaces.extend(of("hf-trainer", narrow, 5));
+    spaces.extend(of("megatron-core", activations, 6));
+    spaces.extend(of("fsdp2", all, 2));
+    spaces.extend(of("torchtitan", all, 3));
+    spaces.extend(of("megatron-core", partly, 4));
+    spaces
+}
+
+/// So many random spaces, each with one of the constraints of `also` if there are any.
+fn spaces_of(
+    count: usize,
+    dice: &mut Dice,
+    runtimes: &[String],
+    also: &[&str],
+) -> Vec<(Scenario, Constraints)> {
     let models = [
         "gpt2-xl",
         "llama3-8b",
@@ -115,10 +153,9 @@ fn spaces() -> Vec<(Scenario, Constraints)> {
         "optim_states=split_master|bf16_moments",
         "grad_dtype=bf16|fp32",
     ];
-    let mut dice = Dice(22);
     let mut spaces = Vec::new();
-    while spaces.len() < SPACES {
-        let runtime = &runtimes[spaces.len() % runtimes.len()].name;
+    while spaces.len() < count {
+        let runtime = &runtimes[spaces.len() % runtimes.len()];
         let gpus = dice.of(&[1, 2, 4, 8, 16, 24, 32, 64, 128, 256]);
         let headroom = dice.of(&[0.0, 0.05, 0.05, 0.3, 0.6]);
         let s = scenario(
@@ -129,6 +166,9 @@ fn spaces() -> Vec<(Scenario, Constraints)> {
             headroom,
         );
         let mut constraints = Constraints::default();
+        if !also.is_empty() {
+            let _ = constraints.fix(dice.of(also));
+        }
         for _ in 0..dice.below(6) {
             // A dimension that is fixed already is left as it is.
             let _ = constraints.fix(dice.of(&fixes));
@@ -144,8 +184,25 @@ fn spaces() -> Vec<(Scenario, Constraints)> {
 
 #[test]
 fn pruned_search_equals_brute_force() {
+    let fit = compared(&spaces());
+    assert!(
+        fit > SPACES,
+        "only {fit} of {} searches found a plan",
+        2 * SPACES
+    );
+}
+
+#[test]
+fn pruned_search_equals_brute_force_with_what_is_asked_for() {
+    let spaces = spaces_with_offload();
+    let fit = compared(&spaces);
+    assert!(fit > spaces.len(), "only {fit} searches found a plan");
+}
+
+/// Compares searches of spaces with brute force; returns how many found a plan.
+fn compared(spaces: &[(Scenario, Constraints)]) -> usize {
     let mut fit = 0;
-    for (index, (s, constraints)) in spaces().iter().enumerate() {
+    for (index, (s, constraints)) in spaces.iter().enumerate() {
         for objective in [Objective::Time, Objective::Memory] {
             let options = SearchOptions {
                 objective,
@@ -173,11 +230,7 @@ fn pruned_search_equals_brute_force() {
             fit += usize::from(!brute.top.is_empty());
         }
     }
-    assert!(
-        fit > SPACES,
-        "only {fit} of {} searches found a plan",
-        2 * SPACES
-    );
+    fit
 }
 
 /// The plans of a search as they are stated to be ranked, from the scores of all strategies.
@@ -188,7 +241,7 @@ fn stated(s: &Scenario, constraints: &Constraints, options: &SearchOptions<'_>) 
     let all = space.layouts().iter().flat_map(|l| space.strategies(l));
     let mut scored: Vec<(f64, u64, Strategy)> = all
         .map(|strategy| (costs.score(&strategy).expect("priced"), strategy))
-        .filter(|(score, _)| score.peak_memory <= limit)
+        .filter(|(score, _)| score.peak_memory <= limit && score.fits_host)
         .map(|(score, strategy)| (score.step_time.0, score.peak_memory.0, strategy))
         .collect();
     scored.sort_by(|a, b| a.partial_cmp(b).expect("no time is NaN"));

@@ -116,7 +116,7 @@ fn changes_are_what_they_say() {
         );
         for change in &present.changes {
             let d = &change.strategy;
-            plans::legality::allowed_by(d, &s.model, &s.runtime, s.workload.precision).expect(text);
+            plans::support::allowed_by(d, &s.model, &s.runtime, s.workload.precision).expect(text);
             assert!(
                 change
                     .decision

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use catalog::state_types::StateTypes;
 use catalog::{
-    Axis, AxisOrder, CpKind, GradientTypes, OptimizerStates, Overlap, Precision, Runtime,
+    Axis, AxisOrder, CpKind, GradientTypes, Offload, OptimizerStates, Overlap, Precision, Runtime,
     ScheduleKind, Selection, Zero,
 };
 
@@ -57,6 +57,10 @@ pub struct Decisions {
     pub gradients: Option<GradientTypes>,
     /// How optimizer states are held; `None`: as the runtime does by itself.
     pub optimizer_states: Option<OptimizerStates>,
+    /// States that lie in host memory; `None`: none do.
+    pub offload: Option<Offload>,
+    /// Number of layers, the first, whose saved activations lie in host memory between forward and backward.
+    pub offload_layers: u64,
 }
 
 /// What the forward pass of a stage is run again for in backward.
@@ -121,9 +125,11 @@ impl Decisions {
     #[must_use]
     pub fn canonical(&self) -> Self {
         let mut d = self.clone();
-        if d.dp_shard * d.cp == 1 {
+        // Offload is of a ZeRO level's states, even where one rank holds all of them.
+        if d.dp_shard * d.cp == 1 && d.offload.is_none() {
             d.zero = Zero::Z0;
-            d.optimizer_states = None;
+            d.optimizer_states =
+                (d.optimizer_states).filter(|states| !states.completes_parameters());
         }
         d.reshard_after_forward &= d.zero == Zero::Z3;
         if d.cp == 1 {

@@ -6,8 +6,8 @@ use std::fmt;
 use catalog::model::ModelConfig;
 use catalog::runtime::SequenceParallelUse;
 use catalog::{
-    Axis, AxisOrder, CpKind, GradientTypes, Mistake, OptimizerStates, Overlap, RecomputeModule,
-    Runtime, ScheduleKind, Selection, Workload, Zero,
+    Axis, AxisOrder, CpKind, GradientTypes, Mistake, Offload, OptimizerStates, Overlap,
+    RecomputeModule, Runtime, ScheduleKind, Selection, Workload, Zero,
 };
 
 use crate::decisions::{Decisions, Recompute};
@@ -63,9 +63,15 @@ impl fmt::Display for Strategy {
         if let Some(types) = d.gradients {
             write!(f, ",grad_dtype={}", types.name())?;
         }
-        match d.optimizer_states {
-            Some(states) => write!(f, ",optim_states={}", states.name()),
-            None => Ok(()),
+        if let Some(states) = d.optimizer_states {
+            write!(f, ",optim_states={}", states.name())?;
+        }
+        if let Some(offload) = d.offload {
+            write!(f, ",offload={}", offload.name())?;
+        }
+        match d.offload_layers {
+            0 => Ok(()),
+            layers => write!(f, ",offload_layers={layers}"),
         }
     }
 }
@@ -114,6 +120,12 @@ pub fn short(d: &Decisions) -> String {
     }
     if let Some(states) = d.optimizer_states {
         parts.push(format!("optim_states={}", states.name()));
+    }
+    if let Some(offload) = d.offload {
+        parts.push(format!("offload={}", offload.name()));
+    }
+    if d.offload_layers > 0 {
+        parts.push(format!("offload_layers={}", d.offload_layers));
     }
     parts.join(" ")
 }
@@ -334,6 +346,8 @@ impl Fields {
             overlap: self.overlap(runtime)?,
             gradients: self.gradients()?,
             optimizer_states: self.optimizer_states()?,
+            offload: self.offload()?,
+            offload_layers: self.size("offload_layers")?.unwrap_or(0),
         };
         Ok(decisions.under(runtime, workload.precision))
     }
@@ -458,6 +472,18 @@ impl Fields {
                 one_of("optim_states", value, all, OptimizerStates::name).map(Some)
             }
         }
+    }
+
+    fn offload(&self) -> Result<Option<Offload>, StrategyError> {
+        let Some(value) = self.get("offload").filter(|value| *value != Offload::NONE) else {
+            return Ok(None);
+        };
+        let wrong = || {
+            let expected =
+                "none, optimizer, optimizer:N for N percent of the weights, or parameters";
+            syntax(format!("offload={value}"), expected)
+        };
+        Offload::read(value).map(Some).ok_or_else(wrong)
     }
 
     fn overlap(&self, runtime: &Runtime) -> Result<Overlap, StrategyError> {

@@ -1,7 +1,8 @@
 //! The stable JSON forms of strategies, predictions and search results.
 
 use catalog::{
-    AxisOrder, CpKind, GradientTypes, OptimizerStates, Overlap, Precision, ScheduleKind, Zero,
+    AxisOrder, CpKind, GradientTypes, Offload, OptimizerStates, Overlap, Precision, ScheduleKind,
+    Zero,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -44,6 +45,21 @@ pub struct StrategyJson {
     /// How optimizer states are stored; absent if the runtime chooses it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub optim_states: Option<OptimizerStates>,
+    /// States that lie in host memory, written as in `--strategy`; absent if none do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub offload: Option<String>,
+    /// Layers whose saved activations lie in host memory; absent if there are none.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub offload_layers: u64,
+}
+
+/// Nothing is written of what a strategy does not have.
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a reference"
+)]
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 impl StrategyJson {
@@ -73,6 +89,8 @@ impl StrategyJson {
             overlap: d.overlap,
             grad_dtype: d.gradients.map(GradientTypes::name),
             optim_states: d.optimizer_states,
+            offload: d.offload.map(Offload::name),
+            offload_layers: d.offload_layers,
         }
     }
 }
@@ -118,6 +136,9 @@ pub struct PredictedJson {
     pub evidence: Option<String>,
     /// Capacity less headroom less peak; negative when it does not fit.
     pub spare_bytes: i64,
+    /// What states take of the memory of a node's host; absent if none lie there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_memory_bytes: Option<u64>,
     /// Where the time goes.
     pub breakdown: Breakdown,
 }
@@ -147,6 +168,7 @@ impl From<&Prediction> for PredictedJson {
                 Fit::Fits { spare } => signed(spare.0),
                 Fit::TooLarge { over, .. } => -signed(over.0),
             },
+            host_memory_bytes: Some(p.host_memory.used.0).filter(|&bytes| bytes > 0),
             breakdown: p.breakdown,
         }
     }

@@ -1,10 +1,7 @@
 //! Checks whether a strategy is legal, for any training system and for a given runtime.
 
 use catalog::model::ModelConfig;
-use catalog::runtime::{RecomputeMode, RuntimeSpace, SequenceParallelUse};
-use catalog::{
-    CpKind, DType, GradientTypes, Mistake, Precision, Runtime, ScheduleKind, Workload, Zero,
-};
+use catalog::{CpKind, DType, Mistake, Offload, OptimizerStates, ScheduleKind, Workload, Zero};
 
 use crate::decisions::{Decisions, Recompute};
 use crate::schedule::{self, ScheduleError};
@@ -165,6 +162,7 @@ fn valid(value: u64) -> String {
 /// The first rule broken.
 pub fn check(d: &Decisions, model: &ModelConfig, workload: &Workload) -> Result<(), StrategyError> {
     check_layout(d, model, workload)?;
+    activations(d, model)?;
     check_pipeline(d, model, workload)
 }
 
@@ -328,11 +326,45 @@ fn data(d: &Decisions) -> Result<(), StrategyError> {
         Zero::Z0 if d.dp_shard > 1 => Err(StrategyError::Conflict(
             "zero=0 shards nothing: dp_shard must be 1, use dp_replicate",
         )),
-        Zero::Z0 if d.optimizer_states.is_some() => Err(StrategyError::Conflict(
-            "optim_states needs a ZeRO level of at least 1: the optimizer updates its own share",
+        Zero::Z0
+            if d.optimizer_states
+                .is_some_and(OptimizerStates::completes_parameters) =>
+        {
+            Err(StrategyError::Conflict(
+                "these optim_states need a ZeRO level of at least 1: the optimizer updates its own share",
+            ))
+        }
+        Zero::Z0 if d.offload.is_some() => Err(StrategyError::Conflict(
+            "offload needs a ZeRO level of at least 1: each rank updates its own share on its host",
+        )),
+        Zero::Z1 | Zero::Z2 if d.offload == Some(Offload::Parameters) => {
+            Err(StrategyError::Conflict(
+                "offload=parameters needs zero=3: a rank's own share of parameters lies on its host",
+            ))
+        }
+        _ if d.offload.is_some() && d.optimizer_states.is_some() => Err(StrategyError::Conflict(
+            "offload needs optim_states=own: the host's optimizer holds states in 32 bits",
         )),
         Zero::Z0 | Zero::Z1 | Zero::Z2 | Zero::Z3 => Ok(()),
     }
+}
+
+/// Checks that layers whose activations lie in host memory are of a job without a pipeline, and run once.
+fn activations(d: &Decisions, model: &ModelConfig) -> Result<(), StrategyError> {
+    if d.offload_layers == 0 {
+        return Ok(());
+    }
+    if d.offload_layers >= model.layers {
+        return Err(StrategyError::Conflict(
+            "offload_layers is below the number of layers: the last is used at once",
+        ));
+    }
+    if d.pp > 1 || d.recompute != Recompute::None {
+        return Err(StrategyError::Conflict(
+            "offload_layers needs pp=1 and recompute=none: copies are spread over the layers of one pass",
+        ));
+    }
+    Ok(())
 }
 
 /// Checks that gradients have 32 bits, or the type in which the job computes them.
@@ -398,178 +430,4 @@ pub fn check_pipeline(
         schedule::check(d.schedule, d.pp, d.vpp, d.num_micro_batches)?;
     }
     Ok(())
-}
-
-/// Checks that a runtime supports a strategy's decisions.
-///
-/// # Errors
-/// The first decision that it does not support, and what it supports instead.
-pub fn allowed_by(
-    d: &Decisions,
-    model: &ModelConfig,
-    runtime: &Runtime,
-    precision: Precision,
-) -> Result<(), StrategyError> {
-    let space = &runtime.space;
-    let lack = unlisted(d, space)
-        .or_else(|| tensor_lack(d, model, space))
-        .or_else(|| layout_lack(d, space))
-        .or_else(|| recompute_lack(d, space))
-        .or_else(|| module_lack(d, runtime))
-        .or_else(|| gradient_lack(d, runtime, precision))
-        .or_else(|| optimizer_lack(d, runtime, precision));
-    match lack {
-        None => Ok(()),
-        Some(Lack { what, has }) => Err(StrategyError::Runtime {
-            runtime: runtime.name.clone(),
-            what,
-            has,
-        }),
-    }
-}
-
-/// A decision that a runtime does not support, and what it supports instead.
-struct Lack {
-    what: String,
-    has: String,
-}
-
-fn lacks(what: impl Into<String>, has: impl Into<String>) -> Option<Lack> {
-    let (what, has) = (what.into(), has.into());
-    Some(Lack { what, has })
-}
-
-/// Finds a schedule, a kind of context parallelism or a ZeRO level that the runtime does not list.
-fn unlisted(d: &Decisions, space: &RuntimeSpace) -> Option<Lack> {
-    if d.pp > 1 && !space.schedules.contains(&d.schedule) {
-        let has = list(
-            space.schedules.iter().map(ToString::to_string),
-            "no pipeline parallelism",
-        );
-        return lacks(format!("pipeline schedule {}", d.schedule), has);
-    }
-    if d.cp > 1 && !space.cp_kinds.contains(&d.cp_kind) {
-        let has = list(
-            space.cp_kinds.iter().map(|k| k.name().into()),
-            "no context parallelism",
-        );
-        return lacks(format!("context parallelism by {}", d.cp_kind.name()), has);
-    }
-    if d.dp() * d.cp > 1 && !space.zero.contains(&d.zero) {
-        let has = list(
-            space.zero.iter().map(|&z| format!("ZeRO-{}", u8::from(z))),
-            "none",
-        );
-        return lacks(format!("ZeRO-{}", u8::from(d.zero)), has);
-    }
-    None
-}
-
-fn tensor_lack(d: &Decisions, model: &ModelConfig, space: &RuntimeSpace) -> Option<Lack> {
-    if d.tp > 1 && !space.tensor_parallel {
-        return lacks("tensor parallelism", "tp=1");
-    }
-    match space.sequence_parallel {
-        SequenceParallelUse::Never if d.sequence_parallel => {
-            return lacks("sequence parallelism", "sp=off");
-        }
-        SequenceParallelUse::Always if d.tp > 1 && !d.sequence_parallel => {
-            return lacks("tensor parallelism without sequence parallelism", "sp=on");
-        }
-        SequenceParallelUse::Never | SequenceParallelUse::Always | SequenceParallelUse::Choice => {}
-    }
-    let heads = model.attention.kv_heads();
-    if d.tp > 1 && space.kv_heads_limit_tp && d.tp > heads {
-        let has = format!("tp up to the {heads} key/value heads");
-        return lacks(format!("tp={}", d.tp), has);
-    }
-    None
-}
-
-/// Finds a placement of experts, states, layers or ranks that the runtime does not support.
-fn layout_lack(d: &Decisions, space: &RuntimeSpace) -> Option<Lack> {
-    if (d.ep > 1 || d.etp > 1) && !space.expert_parallel {
-        return lacks("expert parallelism", "ep=1");
-    }
-    if d.zero != Zero::Z0 && d.dp_replicate > 1 && !space.hybrid_shard {
-        return lacks("hybrid sharding", "dp_replicate=1");
-    }
-    if !d.stages.is_uniform() && !space.uneven_stages {
-        return lacks("uneven stages", "stages of equal size");
-    }
-    if d.pp > 1 && d.dp() > 1 && !space.axis_orders.contains(&d.axis_order) {
-        return lacks("this axis order", "the orders that `runtimes` lists");
-    }
-    None
-}
-
-fn recompute_lack(d: &Decisions, space: &RuntimeSpace) -> Option<Lack> {
-    let mode = mode(d.recompute);
-    if space.recompute.contains(&mode) {
-        return None;
-    }
-    let has = list(space.recompute.iter().map(|m| m.name().to_owned()), "none");
-    lacks(format!("recompute {}", mode.name()), has)
-}
-
-fn module_lack(d: &Decisions, runtime: &Runtime) -> Option<Lack> {
-    let Recompute::Modules(selection) = d.recompute else {
-        return None;
-    };
-    let all = runtime.modules();
-    if selection.and(all) == selection {
-        return None;
-    }
-    lacks(
-        format!("recompute selective:{}", selection.name()),
-        format!("selective:{}", all.name()),
-    )
-}
-
-fn gradient_lack(d: &Decisions, runtime: &Runtime, precision: Precision) -> Option<Lack> {
-    let asked = d.gradients?;
-    let mut all = vec![runtime.own_gradients(precision)];
-    all.extend(runtime.other_gradients(precision));
-    if all.contains(&asked) {
-        return None;
-    }
-    let has = list(all.into_iter().map(GradientTypes::name), "none");
-    lacks(format!("gradients in {}", asked.name()), has)
-}
-
-fn optimizer_lack(d: &Decisions, runtime: &Runtime, precision: Precision) -> Option<Lack> {
-    let asked = d.optimizer_states?;
-    let all = runtime.other_optimizers(precision);
-    if all.contains(&asked) {
-        return None;
-    }
-    let has = list(
-        all.iter().map(|states| states.name().to_owned()),
-        "its own only",
-    );
-    lacks(
-        format!("optimizer states {} in this precision", asked.name()),
-        has,
-    )
-}
-
-/// The kind of a recompute choice, without its parameters.
-#[must_use]
-pub fn mode(recompute: Recompute) -> RecomputeMode {
-    match recompute {
-        Recompute::None => RecomputeMode::None,
-        Recompute::Selective | Recompute::Modules(_) => RecomputeMode::Selective,
-        Recompute::Full => RecomputeMode::Full,
-        Recompute::Layers(_) => RecomputeMode::Layers,
-        Recompute::SelectiveOps => RecomputeMode::SelectiveOps,
-    }
-}
-
-fn list(items: impl Iterator<Item = String>, none: &str) -> String {
-    let items: Vec<String> = items.collect();
-    if items.is_empty() {
-        none.to_owned()
-    } else {
-        items.join(", ")
-    }
 }

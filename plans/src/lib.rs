@@ -14,6 +14,7 @@ pub mod program;
 pub mod schedule;
 pub mod strategy;
 pub mod strategy_words;
+pub mod support;
 pub mod timeline;
 
 pub use catalog::{Axis, AxisOrder, CpKind, Overlap, ScheduleKind, Zero};
@@ -23,8 +24,8 @@ pub use mesh::Group;
 pub use partition::StagePartition;
 pub use plan_file::PlanFile;
 pub use prediction::{
-    Breakdown, Candidate, Fit, Floors, MemoryItem, NamedTime, Prediction, SearchOutcome,
-    SpaceReport, UsedConstant,
+    Breakdown, Candidate, Fit, Floors, HostMemory, MemoryItem, NamedTime, Prediction,
+    SearchOutcome, SpaceReport, UsedConstant,
 };
 pub use present::{Change, Present};
 pub use program::Program;

@@ -49,6 +49,8 @@ pub struct Prediction {
     pub breakdown: Breakdown,
     /// Kernels and collectives by name: time per step on the busiest rank, largest first.
     pub kernels: Vec<NamedTime>,
+    /// What of the states lies in the memory of a node's host.
+    pub host_memory: HostMemory,
     /// Whether it fits, and if not by how much.
     pub fit: Fit,
     /// The constants that the prediction rests on, with their evidence.
@@ -68,6 +70,23 @@ impl Prediction {
     pub fn mfu_palm_beside(&self) -> Option<f64> {
         let differs = (self.mfu_palm - self.mfu).abs() >= 0.01 * self.mfu;
         differs.then_some(self.mfu_palm)
+    }
+}
+
+/// Memory of the host of a node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HostMemory {
+    /// What states of all the node's ranks take.
+    pub used: Bytes,
+    /// What there is, if that is known.
+    pub there: Option<Bytes>,
+}
+
+impl HostMemory {
+    /// Whether there is enough, as far as is known.
+    #[must_use]
+    pub fn fits(self) -> bool {
+        self.there.is_none_or(|there| self.used <= there)
     }
 }
 
@@ -117,6 +136,9 @@ pub struct Breakdown {
     pub bubble_s: f64,
     /// Gradient norm, clipping, optimizer.
     pub optimizer_s: f64,
+    /// Copies to and from host memory, and the update of weights by the host, that nothing hides.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub offload_exposed_s: f64,
     /// The device waits for the host to issue.
     pub host_s: f64,
 }
@@ -134,11 +156,21 @@ impl Breakdown {
             &mut self.pp_exposed_s,
             &mut self.bubble_s,
             &mut self.optimizer_s,
+            &mut self.offload_exposed_s,
             &mut self.host_s,
         ] {
             *part *= factor;
         }
     }
+}
+
+/// Nothing is written of what a step does not have.
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a reference"
+)]
+fn is_zero(seconds: &f64) -> bool {
+    *seconds == 0.0
 }
 
 /// Whether a strategy fits in device memory.

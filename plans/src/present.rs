@@ -1,7 +1,7 @@
 //! Compares the strategy that a team trains with now with the best plan: what single changes would gain, and which
 //! changes lead to the best plan.
 
-use catalog::{Bytes, OptimizerStates, Seconds, elementary};
+use catalog::{Bytes, Seconds, elementary};
 
 use crate::decisions::Decisions;
 use crate::prediction::Candidate;
@@ -89,9 +89,6 @@ impl Present {
 /// training computes by more than the order of sums.
 #[must_use]
 pub fn same_results(a: &Decisions, b: &Decisions) -> bool {
-    let narrow = |d: &Decisions| match d.optimizer_states {
-        Some(OptimizerStates::Bf16Moments) => true,
-        Some(OptimizerStates::SplitMaster) | None => false,
-    };
-    a.gradients == b.gradients && narrow(a) == narrow(b)
+    let other = |d: &Decisions| d.optimizer_states.filter(|states| states.changes_results());
+    a.gradients == b.gradients && other(a) == other(b)
 }

@@ -5,7 +5,7 @@ use catalog::{Mistake, ScheduleKind};
 use crate::legality::StrategyError;
 
 /// Every key of a strategy.
-pub const KEYS: [&str; 22] = [
+pub const KEYS: [&str; 24] = [
     "tp",
     "pp",
     "vpp",
@@ -28,10 +28,12 @@ pub const KEYS: [&str; 22] = [
     "overlap",
     "grad_dtype",
     "optim_states",
+    "offload",
+    "offload_layers",
 ];
 
 /// Keys whose value may stand in the next word: `recompute none`.
-const BEFORE_THEIR_VALUE: [&str; 8] = [
+const BEFORE_THEIR_VALUE: [&str; 9] = [
     "recompute",
     "order",
     "stages",
@@ -40,6 +42,7 @@ const BEFORE_THEIR_VALUE: [&str; 8] = [
     "cp_kind",
     "grad_dtype",
     "optim_states",
+    "offload",
 ];
 
 /// Keys that are switched on by standing alone.

@@ -36,10 +36,11 @@ fn legal() -> impl proptest::strategy::Strategy<Value = Plan> {
         let re = ["none", "selective", "full", "layers:3", "selective:mlp+norms"][re];
         let sched = ["1f1b", "interleaved,vpp=2", "gpipe", "zb-h1", "zb-v,vpp=2", "dualpipe-v,vpp=2"][sched];
         let order = ["tp-cp-dp_shard-dp_replicate-pp", "tp-cp-pp-dp_shard-dp_replicate"][order];
-        let states = ["own", "split_master", "bf16_moments"][types / 3];
+        let states = ["own", "split_master", "8bit_moments"][types / 3];
+        let offload = if states == "own" { ["none", "optimizer:50", "parameters"][types % 3] } else { "none" };
         let types = ["fp32", "bf16", "fp32/bf16"][types % 3];
         let text = format!(
-            "tp={},pp={},cp={},ep={},mbs={},cp_kind={kind},zero={zero},recompute={re},schedule={sched},order={order},grad_dtype={types},optim_states={states}",
+            "tp={},pp={},cp={},ep={},mbs={},cp_kind={kind},zero={zero},recompute={re},schedule={sched},order={order},grad_dtype={types},optim_states={states},offload={offload}",
             1 << tp, 1 << pp, 1 << cp, 1 << ep, 1 << mbs
         );
         parsed(&text).ok()
@@ -64,6 +65,7 @@ fn plan(strategy: &Plan) -> PlanFile {
         usable_by_rank_bytes: Vec::new(),
         fits: true,
         spare_bytes: 17,
+        host_memory_bytes: None,
         breakdown: Breakdown {
             compute_s: 0.0001,
             ..Breakdown::default()

@@ -27,7 +27,7 @@ fn estimate(py: Python<'_>, given: Given, strategy: &str) -> PyResult<Plan> {
     let s = &inputs.scenario;
     let plan = py.detach(|| -> Result<Plan, PlanError> {
         let strategy = plans::grammar::parse(strategy, &s.model, &s.workload, &s.runtime)?;
-        plans::legality::allowed_by(&strategy, &s.model, &s.runtime, s.workload.precision)?;
+        plans::support::allowed_by(&strategy, &s.model, &s.runtime, s.workload.precision)?;
         let prediction = CostModel::new(s.clone())?.predict(&strategy)?;
         Plan::new(&inputs, &strategy, &prediction)
     })?;

@@ -46,6 +46,8 @@ class Strategy:
     overlap: Mapping[str, bool] = dataclasses.field(default_factory=lambda: {})
     grad_dtype: Optional[str] = None
     optim_states: Optional[str] = None
+    offload: Optional[str] = None
+    offload_layers: int = 0
 
     @property
     def dp(self) -> int:
@@ -118,6 +120,10 @@ class Strategy:
             raise wrong("grad_dtype", "fp32 or fp32/bf16: FSDP2 holds gradients in the parameters' type")
         if self.optim_states is not None:
             raise wrong("optim_states", "none: `parallelize` leaves optimizer states to the optimizer that it is given")
+        if self.offload_layers != 0:
+            raise wrong("offload_layers", "0: `parallelize` keeps activations on the device")
+        if self.offload is not None:
+            raise wrong("offload", "none: `parallelize` keeps states on the device")
         if sorted(self.axis_order) != sorted(AXES):
             raise wrong("axis_order", "each once of " + ", ".join(AXES))
         stages: Tuple[Any, ...] = self.stages

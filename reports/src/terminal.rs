@@ -112,6 +112,9 @@ pub fn prediction(
     text.push_str(&style.bars(&breakdown(p)));
     text.push_str(&style.heading("Memory of the heaviest rank"));
     text.push_str(&style.bars(&memory(p)));
+    if let Some(host) = words::host_memory(p.host_memory) {
+        text.push_str(&style.paragraph("  ", &format!("and {host}")));
+    }
     text
 }
 
@@ -196,6 +199,7 @@ fn breakdown(p: &Prediction) -> Vec<(String, String, f64)> {
         ("exposed PP", b.pp_exposed_s),
         ("bubble", b.bubble_s),
         ("optimizer", b.optimizer_s),
+        ("exposed offload", b.offload_exposed_s),
         ("host", b.host_s),
     ];
     let shown = parts.into_iter().filter(|(_, s)| *s > 1e-6);

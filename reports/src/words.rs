@@ -1,8 +1,10 @@
 //! Plans and predictions as a person says them: the layout, the moment of the peak, what to be careful about, and what
 //! abbreviations mean.
 
-use catalog::{Adapters, DType, GradientTypes, OptimizerStates, Origin, Pools, ScheduleKind};
-use plans::{Decisions, Fit, Prediction, Recompute, Zero};
+use catalog::{
+    Adapters, DType, GradientTypes, Offload, OptimizerStates, Origin, Pools, ScheduleKind,
+};
+use plans::{Decisions, Fit, HostMemory, Prediction, Recompute, Zero};
 
 use crate::format;
 
@@ -10,7 +12,7 @@ use crate::format;
 const SAFE: f64 = 0.9;
 
 /// Abbreviations in strategies and tables, each with its meaning.
-pub const TERMS: [(&str, &str); 28] = [
+pub const TERMS: [(&str, &str); 30] = [
     ("tp8", "tensor parallel: 8 GPUs share each layer"),
     (
         "pp4",
@@ -73,7 +75,15 @@ pub const TERMS: [(&str, &str); 28] = [
     ),
     (
         "optim_states=…",
-        "split_master: master weights are the 16 bits that parameters lack, without effect on results; bf16_moments: moments in 16 bits too",
+        "split_master: master weights are the 16 bits that parameters lack, without effect on results; bf16_moments: moments in 16 bits too; 8bit_moments: moments in 8 bits",
+    ),
+    (
+        "offload=…",
+        "optimizer: optimizer states lie in host memory, whose processors update the weights; optimizer:50: of half the weights; parameters: parameters and gradients lie there too",
+    ),
+    (
+        "offload_layers=8",
+        "what the first 8 layers save for the backward is copied to host memory and back",
     ),
     (
         "order=…",
@@ -183,6 +193,13 @@ pub fn plan(d: &Decisions, gpus_per_node: u64) -> Vec<String> {
     });
     said.extend(d.gradients.map(gradients));
     said.extend(d.optimizer_states.map(optimizer_states));
+    said.extend(d.offload.map(offload));
+    if d.offload_layers > 0 {
+        said.push(format!(
+            "what the first {} layers save for the backward lies in host memory",
+            d.offload_layers
+        ));
+    }
     said
 }
 
@@ -208,7 +225,23 @@ fn optimizer_states(states: OptimizerStates) -> String {
         OptimizerStates::Bf16Moments => {
             format!("{master}, and its moments in 16 bits (bf16), which changes results")
         }
+        OptimizerStates::EightBitMoments => {
+            "the optimizer holds its moments in 8 bits (bitsandbytes), which changes results"
+                .to_owned()
+        }
     }
+}
+
+/// States that lie in host memory.
+fn offload(offload: Offload) -> String {
+    let of = match offload {
+        Offload::Optimizer(100) => "optimizer states lie".to_owned(),
+        Offload::Optimizer(percent) => {
+            format!("optimizer states of {percent}% of the weights lie")
+        }
+        Offload::Parameters => "parameters, gradients and optimizer states lie".to_owned(),
+    };
+    format!("{of} in host memory, and its processors update the weights")
 }
 
 fn stages(d: &Decisions) -> String {
@@ -296,6 +329,19 @@ pub fn moment(text: &str) -> String {
         "reduce gradients" => format!("while gradients of stage {stage} are reduced"),
         message => format!("at {message} of micro-batch {micro_batch}, stage {stage}"),
     }
+}
+
+/// What lies in the memory of a node's host; `None` if nothing does.
+#[must_use]
+pub fn host_memory(memory: HostMemory) -> Option<String> {
+    let used = Some(memory.used).filter(|used| used.0 > 0)?;
+    let of = memory.there.map_or(String::new(), |there| {
+        format!(" of {}", format::bytes(there))
+    });
+    Some(format!(
+        "{}{of} of each node's host memory",
+        format::bytes(used)
+    ))
 }
 
 /// What to be careful about before trusting a prediction, one phrase each; empty if there is nothing.

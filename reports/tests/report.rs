@@ -22,6 +22,7 @@ fn prediction(fit: Fit) -> Prediction {
         mfu: 0.462,
         mfu_palm: 0.481,
         p_fits: 0.9,
+        host_memory: plans::HostMemory::default(),
         evidence: "covered: 20 published runs".to_owned(),
         peak_flop_rate: FlopRate(989e12),
         peak_memory: Bytes(66 * GIB),

@@ -41,6 +41,7 @@ fn prediction(step: f64) -> Prediction {
         peak_memory: Bytes(69 * GIB),
         peak_memory_interval: (Bytes(64 * GIB), Bytes(78 * GIB)),
         p_fits: 0.81,
+        host_memory: plans::HostMemory::default(),
         evidence: "extrapolated: fewer than 8 published runs of dense models in bf16 on Hopper"
             .to_owned(),
         peak_rank: 0,

@@ -43,7 +43,7 @@ pub(crate) fn run(args: &EstimateArgs, asked: &Asked) -> Result<ExitCode, CliErr
     let s = &resolved.scenario;
     let training = budget::training(&args.budget, &s.cluster, resolved.json.parameters)?;
     let strategy = plans::grammar::parse(&args.strategy, &s.model, &s.workload, &s.runtime)?;
-    plans::legality::allowed_by(&strategy, &s.model, &s.runtime, s.workload.precision)?;
+    plans::support::allowed_by(&strategy, &s.model, &s.runtime, s.workload.precision)?;
     let costs = CostModel::new(s.clone())?;
     let prediction = costs.predict(&strategy)?;
     let rate = prediction.tokens_per_s_per_gpu;

@@ -219,7 +219,7 @@ fn of_system(reading: &Reading<'_>) -> Result<Source, CliError> {
     }
     let model = model.with_adapters(adapters)?;
     let strategy = legal(decisions, &model, &workload, &document.path)?;
-    if let Err(error) = plans::legality::allowed_by(&strategy, &model, &runtime, workload.precision)
+    if let Err(error) = plans::support::allowed_by(&strategy, &model, &runtime, workload.precision)
     {
         notes.push(format!("the prediction stretches its runtime: {error}"));
     }

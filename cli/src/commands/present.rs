@@ -67,7 +67,7 @@ fn of_text(from: &str, args: &SearchArgs) -> Result<(Inputs, Read), CliError> {
     let inputs = inputs::resolve(&args.scenario)?;
     let s = &inputs.scenario;
     let strategy = plans::grammar::parse(from, &s.model, &s.workload, &s.runtime)?;
-    plans::legality::allowed_by(&strategy, &s.model, &s.runtime, s.workload.precision)?;
+    plans::support::allowed_by(&strategy, &s.model, &s.runtime, s.workload.precision)?;
     let writes = format!("{} -o {PLAN}", launch::estimate(&inputs, from));
     let read = Read {
         from: from.to_owned(),
@@ -223,7 +223,7 @@ fn checked(
     let decisions = decisions.under(&scenario.runtime, w.precision);
     let strategy = Strategy::new(decisions, &scenario.model, w)?;
     let allowed =
-        plans::legality::allowed_by(&strategy, &scenario.model, &scenario.runtime, w.precision);
+        plans::support::allowed_by(&strategy, &scenario.model, &scenario.runtime, w.precision);
     if let Err(error) = allowed {
         let note = format!("the prediction stretches its runtime: {error}");
         if !notes.contains(&note) {

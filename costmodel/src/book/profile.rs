@@ -110,7 +110,7 @@ impl PriceBook for ProfilePrices {
         if self.is_of_gpus() && parallel.ranks() > 1 {
             let message = |kind, bytes, group: Group| measured(self, kind, bytes, group.size);
             stage_traffic::add_layers(scenario, strategy, parallel, &message, runs, stage)?;
-            stage_traffic::plan(strategy, stage);
+            stage_traffic::plan(scenario, strategy, parallel, stage);
             return Ok(());
         }
         let mut weights = Weights::default();

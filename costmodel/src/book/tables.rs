@@ -8,6 +8,7 @@ use plans::{Decisions, Group, UsedConstant};
 use super::block_times::Timed;
 use super::entry::{BlockToPrice, PriceBook, PricedBlock, Update};
 use crate::messages::{scatters_transfers, sent_to_next_stage};
+use crate::offload::Offloaded;
 use crate::price::{MemoryKind, TablePrices};
 use crate::stage::{Run, StageWork};
 use crate::states::{Elements, Weights};
@@ -32,7 +33,8 @@ impl PriceBook for TablePrices {
         runs: &[Run],
         stage: &mut StageWork,
     ) -> Result<(), CostError> {
-        if parallel.ranks() > 1 {
+        let copies = strategy.offload.is_some() || strategy.offload_layers > 0;
+        if parallel.ranks() > 1 || copies {
             self.traffic(scenario, strategy, parallel, runs, stage)?;
         }
         // After the traffic is added: the blocks' shares of the stage's time are taken without these casts.
@@ -54,8 +56,12 @@ impl PriceBook for TablePrices {
             ..
         } = *of;
         let sharding = &of.parallel.sharding;
-        let traffic = sharding.optimizer_traffic(elements, types, precision);
-        let kind = if scenario.runtime.rewrites.contains(&Rewrite::FusedOptimizer) {
+        let offloaded = Offloaded::of(&scenario.runtime, strategy);
+        let on_device = |bytes: Bytes| offloaded.map_or(bytes, |host| host.left(bytes));
+        let traffic = on_device(sharding.optimizer_traffic(elements, types, precision));
+        let kind = if types.momentum == DType::U8 {
+            MemoryKind::EightBitOptimizer
+        } else if scenario.runtime.rewrites.contains(&Rewrite::FusedOptimizer) {
             MemoryKind::Optimizer
         } else {
             MemoryKind::UnfusedOptimizer
@@ -66,7 +72,7 @@ impl PriceBook for TablePrices {
             + self.memory_bound(MemoryKind::Pointwise, norm).time;
         if states::copies_for_step(&scenario.runtime, strategy, precision) {
             // The gradients are read, written in 32 bits, and these read instead.
-            let copied = Bytes(sharding.updated(elements) * 2 * DType::F32.size());
+            let copied = on_device(Bytes(sharding.updated(elements) * 2 * DType::F32.size()));
             time += self.memory_bound(MemoryKind::Pointwise, copied).time;
         }
         let whole = elements.total() * types.reduce.size();
@@ -113,7 +119,7 @@ impl TablePrices {
         if gathers_for_every_pass && has(Rewrite::GatherTensorByTensor) {
             tensorwise::expose(scenario, self, parallel.ranks(), runs, stage);
         } else {
-            stage_traffic::plan(strategy, stage);
+            stage_traffic::plan(scenario, strategy, parallel, stage);
         }
         if has(Rewrite::BroadcastParameters) {
             stage_traffic::broadcast(parallel, &message, stage)?;

@@ -35,6 +35,8 @@ pub enum MemoryKind {
     Optimizer,
     /// Optimizer step with one kernel per operation and tensor list.
     UnfusedOptimizer,
+    /// Optimizer step with moments in 8 bits.
+    EightBitOptimizer,
 }
 
 #[derive(Clone, Debug)]
@@ -60,6 +62,7 @@ fn share(kind: MemoryKind) -> f64 {
         MemoryKind::Dropout => known::DROPOUT,
         MemoryKind::Optimizer => known::OPTIMIZER,
         MemoryKind::UnfusedOptimizer => known::UNFUSED_OPTIMIZER,
+        MemoryKind::EightBitOptimizer => known::EIGHT_BIT_OPTIMIZER,
     };
     known.factor()
 }

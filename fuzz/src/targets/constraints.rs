@@ -42,7 +42,20 @@ fn choice(rng: &mut Rng) -> String {
     let values: &[&str] = match key {
         "zero" => &["0", "1", "2", "3", "9", "0|2", "1|3"],
         "cp_kind" => &["ring", "all_gather", "all_to_all", "rings"],
-        "optim_states" => &["own", "split_master", "bf16_moments", "split_master|own"],
+        "optim_states" => &[
+            "own",
+            "split_master",
+            "bf16_moments",
+            "8bit_moments",
+            "split_master|own",
+        ],
+        "offload" => &[
+            "none",
+            "optimizer",
+            "none|optimizer:50",
+            "parameters",
+            "nvme",
+        ],
         "grad_dtype" => &["fp32", "bf16", "fp32|bf16", "fp32/bf16", "fp64"],
         "schedule" => &[
             "1f1b",

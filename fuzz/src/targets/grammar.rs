@@ -24,12 +24,28 @@ const SIZES: [&str; 10] = [
     "mbs",
     "m",
 ];
-const CHOICES: [(&str, &[&str]); 10] = [
+const CHOICES: [(&str, &[&str]); 11] = [
     ("cp_kind", &["ring", "all_gather", "all_to_all"]),
     ("grad_dtype", &["fp32", "bf16", "fp32/bf16", "fp64"]),
     (
         "optim_states",
-        &["own", "split_master", "bf16_moments", "fp32"],
+        &[
+            "own",
+            "split_master",
+            "bf16_moments",
+            "8bit_moments",
+            "fp32",
+        ],
+    ),
+    (
+        "offload",
+        &[
+            "none",
+            "optimizer",
+            "optimizer:50",
+            "parameters",
+            "optimizer:0",
+        ],
     ),
     ("zero", &["0", "1", "2", "3", "4"]),
     ("reshard", &["on", "off", "true"]),

@@ -123,7 +123,7 @@ fn searched(scenario: &Scenario, constraints: &Constraints) -> Outcome {
         promises::of_prediction(&candidate.prediction, &mut outcome);
         let held = constraints::within(constraints, strategy.decisions());
         outcome.expect(held.is_ok(), || format!("constraint: {held:?}"));
-        let allowed = plans::legality::allowed_by(
+        let allowed = plans::support::allowed_by(
             strategy,
             &scenario.model,
             &scenario.runtime,

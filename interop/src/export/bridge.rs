@@ -244,6 +244,13 @@ fn setting(flag: &Flag, job: &Job<'_>) -> Vec<(String, Value)> {
             let path = "model.virtual_pipeline_model_parallel_size".to_owned();
             return vec![(path, job.decisions.vpp.into())];
         }
+        "cpu_offloading_num_layers" => {
+            return vec![
+                ("model.cpu_offloading".to_owned(), true.into()),
+                ("model.cpu_offloading_weights".to_owned(), false.into()),
+                (format!("model.{field}"), value),
+            ];
+        }
         "recompute_modules" => {
             return vec![(format!("model.{field}"), flag.values.clone().into())];
         }
@@ -254,7 +261,9 @@ fn setting(flag: &Flag, job: &Job<'_>) -> Vec<(String, Value)> {
         "exp_avg_dtype" | "exp_avg_sq_dtype" | "main_grads_dtype" => {
             return vec![(format!("optimizer.{field}"), torch(flag))];
         }
-        "use_precision_aware_optimizer" => format!("optimizer.{field}"),
+        "use_precision_aware_optimizer"
+        | "optimizer_cpu_offload"
+        | "optimizer_offload_fraction" => format!("optimizer.{field}"),
         "overlap_grad_reduce"
         | "overlap_param_gather"
         | "use_distributed_optimizer"

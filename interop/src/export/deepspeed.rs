@@ -1,7 +1,7 @@
 //! Export to DeepSpeed: the JSON that `deepspeed.initialize` reads.
 
 use catalog::runtime::BUCKET_ELEMENTS;
-use catalog::{CpKind, DType, Overlap, Precision, Zero};
+use catalog::{CpKind, DType, Offload, Overlap, Precision, Zero};
 
 use super::job::{Draft, Heading, Job};
 use super::launch::{Program, Starter};
@@ -99,11 +99,15 @@ fn decided(job: &Job<'_>, root: &mut Node) {
         gradients: _,
         // Refused.
         optimizer_states: _,
+        offload,
+        // Refused.
+        offload_layers: _,
     } = job.decisions;
     root.set("train_batch_size", job.workload.global_batch);
     root.set("train_micro_batch_size_per_gpu", *micro_batch);
     root.set("gradient_accumulation_steps", *num_micro_batches);
     sharding(*zero, *grad_reduce, *param_gather, root);
+    host(*offload, root);
     if *tp > 1 {
         root.set("tensor_parallel.autotp_size", *tp);
     }
@@ -132,6 +136,19 @@ fn sharding(zero: Zero, grad_reduce: bool, param_gather: bool, root: &mut Node) 
     }
     if zero == Zero::Z3 && !param_gather {
         root.set("zero_optimization.stage3_prefetch_bucket_size", 0);
+    }
+}
+
+/// States in host memory, pinned so that copies run beside backward.
+fn host(offload: Option<Offload>, root: &mut Node) {
+    let sections: &[&str] = match offload {
+        None => &[],
+        Some(Offload::Optimizer(_)) => &["offload_optimizer"],
+        Some(Offload::Parameters) => &["offload_optimizer", "offload_param"],
+    };
+    for section in sections {
+        root.set(&format!("zero_optimization.{section}.device"), "cpu");
+        root.set(&format!("zero_optimization.{section}.pin_memory"), true);
     }
 }
 
@@ -199,6 +216,13 @@ fn refuse(job: &Job<'_>, limits: &mut Limits) {
     );
     states(d, limits);
     limits.refuse_optimizer_states(d);
+    limits.refuse_offload_layers(d);
+    limits.refuse(
+        matches!(d.offload, Some(Offload::Optimizer(percent)) if percent < 100),
+        format!("offload={}", d.offload.map_or(String::new(), Offload::name)),
+        "it keeps the optimizer states of all weights in host memory",
+        Some(("offload", "optimizer".to_owned())),
+    );
 }
 
 fn states(d: &Decisions, limits: &mut Limits) {

@@ -1,6 +1,8 @@
 //! Export to accelerate (FSDP2) and axolotl, which both drive Hugging Face's trainer.
 
-use catalog::{CpKind, DType, GradientTypes, Overlap, Precision, Zero};
+use catalog::{
+    CpKind, DType, GradientTypes, OffloadKind, OptimizerStates, Overlap, Precision, Zero,
+};
 
 use super::adapters;
 use super::inputs::Input;
@@ -17,6 +19,9 @@ use plans::grammar::recompute_name;
 const ACCELERATE: &str = "accelerate.yaml";
 const AXOLOTL: &str = "axolotl.yaml";
 
+/// The Trainer's name of AdamW with moments in 8 bits.
+pub(crate) const EIGHT_BIT: &str = "adamw_bnb_8bit";
+
 /// How accelerate starts training: what its file cannot hold is passed to the training script as trainer arguments.
 pub(crate) fn accelerate_program(job: &Job<'_>) -> Program {
     let d = job.decisions;
@@ -25,6 +30,9 @@ pub(crate) fn accelerate_program(job: &Job<'_>) -> Program {
          --per_device_train_batch_size {} --gradient_accumulation_steps {} --max_length {}",
         d.micro_batch, d.num_micro_batches, job.workload.seq_len
     );
+    if d.optimizer_states.is_some() {
+        arguments.push_str(&format!(" --optim {EIGHT_BIT}"));
+    }
     for (option, input) in [
         ("--model_name_or_path", Input::HfId),
         ("--dataset_name", Input::Data),
@@ -88,7 +96,12 @@ pub(crate) fn refuse(job: &Job<'_>, limits: &mut Limits) {
             },
         // Refused.
         gradients: _,
+        // Written as the Trainer's optimizer.
         optimizer_states: _,
+        // Written as FSDP2's offload of parameters.
+        offload: _,
+        // Refused.
+        offload_layers: _,
     } = job.decisions;
     script_rewrites::collect(job, script_rewrites::FSDP2, limits);
     axes(job, limits);
@@ -99,6 +112,22 @@ pub(crate) fn refuse(job: &Job<'_>, limits: &mut Limits) {
         reduced: job.workload.precision.activation(),
     };
     limits.refuse_types(job.decisions, types);
+    let d = job.decisions;
+    limits.refuse(
+        d.optimizer_states
+            .is_some_and(OptimizerStates::completes_parameters),
+        "optim_states",
+        "its optimizers hold master weights whole, and moments in 32 or 8 bits",
+        Some(("optim_states", OptimizerStates::OWN.to_owned())),
+    );
+    limits.refuse_offload(d, Some(OffloadKind::Parameters));
+    limits.refuse_offload_layers(d);
+    limits.refuse(
+        d.offload.is_some() && !d.reshard_after_forward,
+        "reshard=off with offload",
+        "parameters that come from the host are freed after forward",
+        Some(("reshard", "on".to_owned())),
+    );
     overlap(job.decisions, limits);
 }
 
@@ -249,6 +278,9 @@ fn accelerate_fsdp(d: &Decisions, root: &mut Node) {
     let full = d.recompute == Recompute::Full;
     root.set(&fsdp("activation_checkpointing"), full);
     root.set(&fsdp("state_dict_type"), "SHARDED_STATE_DICT");
+    if d.offload.is_some() {
+        root.set(&fsdp("offload_params"), true);
+    }
 }
 
 fn accelerate_axes(d: &Decisions, root: &mut Node) {
@@ -305,6 +337,9 @@ pub(crate) fn axolotl(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
         }
     }
     root.set("gradient_checkpointing", d.recompute == Recompute::Full);
+    if d.optimizer_states.is_some() {
+        root.set("optimizer", EIGHT_BIT);
+    }
     if sharded(d) {
         axolotl_fsdp(d, &mut root);
     } else if d.tp > 1 {
@@ -357,4 +392,7 @@ fn axolotl_fsdp(d: &Decisions, root: &mut Node) {
     root.set("fsdp_config.reshard_after_forward", d.reshard_after_forward);
     root.set("fsdp_config.auto_wrap_policy", "TRANSFORMER_BASED_WRAP");
     root.set("fsdp_config.state_dict_type", "SHARDED_STATE_DICT");
+    if d.offload.is_some() {
+        root.set("fsdp_config.offload_params", true);
+    }
 }

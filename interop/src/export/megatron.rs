@@ -2,8 +2,8 @@
 
 use catalog::runtime::{BUCKET_ELEMENTS, Rewrite};
 use catalog::{
-    AxisOrder, CpKind, DType, GradientTypes, OptimizerStates, Overlap, Precision, RecomputeModule,
-    ScheduleKind, Selection, Zero,
+    AxisOrder, CpKind, DType, GradientTypes, OffloadKind, OptimizerStates, Overlap, Precision,
+    RecomputeModule, ScheduleKind, Selection, Zero,
 };
 
 use super::core_model::{self, Reach};
@@ -19,6 +19,12 @@ use plans::decisions::{Decisions, Recompute};
 use plans::grammar::{order_name, recompute_name};
 use plans::partition::StagePartition;
 
+/// Keeps optimizer states in host memory.
+pub(crate) const OFFLOAD: &str = "--optimizer-cpu-offload";
+/// The share of weights that the host updates.
+pub(crate) const OFFLOAD_FRACTION: &str = "--optimizer-offload-fraction";
+/// Keeps what the first layers save for backward in host memory.
+pub(crate) const OFFLOAD_LAYERS: &str = "--cpu-offloading-num-layers";
 /// Lets optimizer states be held in 16 bits.
 pub(crate) const PRECISION_AWARE: &str = "--use-precision-aware-optimizer";
 /// Types of the moments.
@@ -128,6 +134,8 @@ pub(crate) fn decisions(job: &Job<'_>, limits: &mut Limits) -> Vec<(&'static str
         // Written with the states.
         gradients: _,
         optimizer_states: _,
+        offload: _,
+        offload_layers,
     } = job.decisions;
     let mut parallel = vec![
         Flag::value("--tensor-model-parallel-size", tp),
@@ -154,6 +162,7 @@ pub(crate) fn decisions(job: &Job<'_>, limits: &mut Limits) -> Vec<(&'static str
             states(job, *zero, *dp_replicate, *reshard_after_forward, limits),
         ),
         ("Recomputation", recompute(*recomputed, limits)),
+        ("Activations in host memory", activations(*offload_layers)),
         ("Overlap", overlap(job.decisions, *overlapped, limits)),
     ]
 }
@@ -325,12 +334,18 @@ fn states(
 /// How the optimizer holds its states. Its Adam keeps the 16 bits of master weights that parameters lack by itself.
 fn optimizer(job: &Job<'_>, limits: &mut Limits) -> Vec<Flag> {
     let Some(states) = job.decisions.optimizer_states else {
-        return Vec::new();
+        return on_host(job, limits);
     };
     limits.refuse(
         job.decisions.zero >= Zero::Z2,
         format!("optim_states={}", states.name()),
         "Megatron-FSDP holds master weights whole",
+        Some(("optim_states", OptimizerStates::OWN.to_owned())),
+    );
+    limits.refuse(
+        !states.completes_parameters(),
+        format!("optim_states={}", states.name()),
+        "its optimizer holds moments in 32 or 16 bits",
         Some(("optim_states", OptimizerStates::OWN.to_owned())),
     );
     let mut flags = vec![Flag::switch(PRECISION_AWARE)];
@@ -342,6 +357,30 @@ fn optimizer(job: &Job<'_>, limits: &mut Limits) -> Vec<Flag> {
         flags.push(Flag::value("--main-grads-dtype", "bf16"));
     }
     flags
+}
+
+/// Optimizer states in host memory; the optimizer that is on both sides reuses what makes Megatron's aware of types.
+fn on_host(job: &Job<'_>, limits: &mut Limits) -> Vec<Flag> {
+    let d = job.decisions;
+    let has = (d.zero == Zero::Z1).then_some(OffloadKind::Optimizer);
+    limits.refuse_offload(d, has);
+    let Some(offload) = d.offload else {
+        return Vec::new();
+    };
+    vec![
+        Flag::switch(OFFLOAD),
+        Flag::value(OFFLOAD_FRACTION, offload.percent() as f64 / 100.0),
+        Flag::switch(PRECISION_AWARE),
+    ]
+}
+
+/// Layers whose saved activations lie in host memory.
+fn activations(offload_layers: u64) -> Vec<Flag> {
+    let layers = Some(offload_layers).filter(|&layers| layers > 0);
+    layers
+        .map(|layers| Flag::value(OFFLOAD_LAYERS, layers))
+        .into_iter()
+        .collect()
 }
 
 /// The types in which gradients are held and reduced.

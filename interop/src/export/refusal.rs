@@ -1,7 +1,7 @@
 //! What a training system cannot express: refusals, notes and unmet assumptions, collected while an exporter writes,
 //! and the error that lists the refusals.
 
-use catalog::{GradientTypes, OptimizerStates};
+use catalog::{GradientTypes, Offload, OffloadKind, OptimizerStates};
 use plans::decisions::Decisions;
 
 use super::assumptions::Assumption;
@@ -101,7 +101,7 @@ impl Limits {
         }
     }
 
-    /// Refuses types of states that a plan chose: of gradients, others than the target `has`; of the optimizer, all.
+    /// Refuses types of gradients that a plan chose and the target does not have.
     pub(crate) fn refuse_types(&mut self, d: &Decisions, has: GradientTypes) {
         if let Some(types) = d.gradients {
             self.refuse(
@@ -111,10 +111,32 @@ impl Limits {
                 Some(("grad_dtype", has.name())),
             );
         }
-        self.refuse_optimizer_states(d);
     }
 
-    /// Refuses optimizer states in 16 bits.
+    /// Refuses states in host memory, but for those that the target can keep there.
+    pub(crate) fn refuse_offload(&mut self, d: &Decisions, has: Option<OffloadKind>) {
+        let Some(offload) = d.offload.filter(|offload| Some(offload.kind()) != has) else {
+            return;
+        };
+        let (why, instead) = match has {
+            Some(kind) => ("it keeps other states in host memory", kind.name()),
+            None => ("it keeps all states on the device", Offload::NONE),
+        };
+        let instead = Some(("offload", instead.to_owned()));
+        self.refuse(true, format!("offload={}", offload.name()), why, instead);
+    }
+
+    /// Refuses activations in host memory.
+    pub(crate) fn refuse_offload_layers(&mut self, d: &Decisions) {
+        self.refuse(
+            d.offload_layers > 0,
+            format!("offload_layers={}", d.offload_layers),
+            "it has no switch for activations of a number of layers in host memory",
+            Some(("offload_layers", "none".to_owned())),
+        );
+    }
+
+    /// Refuses optimizer states in fewer than 32 bits.
     pub(crate) fn refuse_optimizer_states(&mut self, d: &Decisions) {
         if let Some(states) = d.optimizer_states {
             self.refuse(

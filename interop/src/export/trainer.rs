@@ -1,7 +1,7 @@
 //! Export to Hugging Face's Trainer, with FSDP2 or DeepSpeed, and to LLaMA-Factory, which drives it with DeepSpeed: the
 //! arguments of a training script such as transformers' `run_clm.py`.
 
-use catalog::{Precision, Zero};
+use catalog::{Offload, Precision, Zero};
 
 use super::adapters;
 use super::inputs::Input;
@@ -38,6 +38,12 @@ pub(crate) fn transformers(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     hf::refuse(job, limits);
     replicas_and_shards(job, "accelerate takes it", limits);
     let d = job.decisions;
+    limits.refuse(
+        d.offload.is_some(),
+        format!("offload={}", d.offload.map_or(String::new(), Offload::name)),
+        "the Trainer's arguments for FSDP2 have no switch for it; accelerate takes it",
+        Some(("offload", Offload::NONE.to_owned())),
+    );
     let mut root = script_arguments(job, limits);
     trainer_arguments(job, &mut root, limits);
     let full = d.recompute == Recompute::Full;
@@ -152,6 +158,9 @@ fn trainer_arguments(job: &Job<'_>, root: &mut Node, limits: &mut Limits) {
     let d = job.decisions;
     root.set("do_train", true);
     root.set("output_dir", "output");
+    if d.optimizer_states.is_some() {
+        root.set("optim", hf::EIGHT_BIT);
+    }
     root.set("per_device_train_batch_size", d.micro_batch);
     root.set("gradient_accumulation_steps", d.num_micro_batches);
     match job.workload.precision {

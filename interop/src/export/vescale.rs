@@ -165,6 +165,8 @@ fn batch(job: &Job<'_>) -> String {
         // Refused.
         gradients: _,
         optimizer_states: _,
+        offload: _,
+        offload_layers: _,
     } = job.decisions;
     let w = job.workload;
     let flag = |on: bool| if on { "True" } else { "False" };
@@ -199,6 +201,9 @@ fn dtype(precision: Precision) -> &'static str {
 fn refuse(job: &Job<'_>, limits: &mut Limits) {
     let d = job.decisions;
     limits.refuse_types(d, GradientTypes::all(DType::F32));
+    limits.refuse_optimizer_states(d);
+    limits.refuse_offload(d, None);
+    limits.refuse_offload_layers(d);
     limits.refuse(
         d.cp > 1,
         format!("cp={}", d.cp),

@@ -8,7 +8,9 @@ use super::megatron;
 use crate::config::{Node, Value};
 use crate::export::Dialect;
 use crate::export::bridge::{GRADIENTS, TORCH, recipe_is_wide};
-use crate::export::megatron::{MOMENTS, PRECISION_AWARE};
+use crate::export::megatron::{
+    MOMENTS, OFFLOAD, OFFLOAD_FRACTION, OFFLOAD_LAYERS, PRECISION_AWARE,
+};
 
 /// What `_pretrain_common` (`megatron/bridge/recipes/common.py`) sets unless a recipe does: field, Megatron-LM's
 /// option, value.
@@ -197,6 +199,15 @@ fn types(doc: &Document, put: &mut impl FnMut(&str, usize, Value)) -> Result<(),
                 known.map_or("auto", |(name, _)| name).into(),
             );
         }
+    }
+    if doc.flag("optimizer.optimizer_cpu_offload")? == Some(true) {
+        put(OFFLOAD, 0, true.into());
+    }
+    if let Some(layers) = doc.size("model.cpu_offloading_num_layers")? {
+        put(OFFLOAD_LAYERS, 0, layers.into());
+    }
+    if let Some(node) = doc.find("optimizer.optimizer_offload_fraction") {
+        put(OFFLOAD_FRACTION, node.line, node.value.clone());
     }
     if doc.flag("optimizer.use_precision_aware_optimizer")? == Some(true) {
         put(PRECISION_AWARE, 0, true.into());

@@ -1,7 +1,8 @@
 //! Import of DeepSpeed configurations as strategies.
 
 use catalog::{
-    AxisOrder, CpKind, GradientTypes, Overlap, Precision, ScheduleKind, WorkloadSizes, Zero,
+    AxisOrder, CpKind, GradientTypes, Offload, Overlap, Precision, ScheduleKind, WorkloadSizes,
+    Zero,
 };
 
 use super::document::Document;
@@ -25,7 +26,8 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         (Zero::Z3, Some(shard)) if shard > 0 => (shard, data_parallel(doc, batch.dp, shard)?),
         _ => (batch.dp, 1),
     };
-    let mut notes = offload(doc)?;
+    let mut notes = Vec::new();
+    let offload = offload(doc, zero, &mut notes)?;
     notes.extend(open(doc));
     let pipeline = "pipeline.stages";
     if matches!(doc.size(pipeline), Ok(Some(2..))) {
@@ -55,6 +57,8 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         overlap: overlap(doc, zero, batch.dp.saturating_mul(cp))?,
         gradients: gradients(doc)?,
         optimizer_states: None,
+        offload,
+        offload_layers: 0,
     };
     let how = "DeepSpeed's file has none; give --seq";
     let seq_len = (given.seq_len).ok_or_else(|| doc.missing("the sequence length", how))?;
@@ -111,22 +115,49 @@ fn zero(doc: &Document) -> Result<Zero, ImportError> {
     zero.ok_or_else(|| doc.wrong(stage, "0, 1, 2 or 3"))
 }
 
-/// A note for each state that the file offloads to the host, which no plan does.
-fn offload(doc: &Document) -> Result<Vec<String>, ImportError> {
-    let mut notes = Vec::new();
-    for key in [
-        "zero_optimization.offload_optimizer",
-        "zero_optimization.offload_param",
-    ] {
+/// The states that the file keeps in the memory of the host. A note for each that no plan keeps there: on NVMe, parameters
+/// without their optimizer states, a share of the weights.
+fn offload(
+    doc: &Document,
+    zero: Zero,
+    notes: &mut Vec<String>,
+) -> Result<Option<Offload>, ImportError> {
+    let keys = ["offload_optimizer", "offload_param"].map(|key| format!("zero_optimization.{key}"));
+    let old = ["cpu_offload", "cpu_offload_param"].map(|key| format!("zero_optimization.{key}"));
+    let mut on = [false; 2];
+    for ((key, old), on) in keys.iter().zip(&old).zip(&mut on) {
         let device = doc.text(&format!("{key}.device"))?;
-        if device.is_some_and(|device| device != "none") {
-            notes.push(format!(
-                "{}: {key} is not planned for and left out",
-                doc.place(key)
-            ));
+        *on = device == Some("cpu") || device.is_none() && flag(doc, old)? == Some(true);
+        if device.is_some_and(|device| device != "none" && device != "cpu") {
+            notes.push(left_out(doc, key));
         }
     }
-    Ok(notes)
+    let ratio = format!("{}.ratio", keys[0]);
+    if doc
+        .find(&ratio)
+        .is_some_and(|node| node.value.shown() != "1.0")
+    {
+        notes.push(format!(
+            "{}: taken as the states of all weights",
+            doc.place(&ratio)
+        ));
+    }
+    let offload = match (on, zero) {
+        ([true, true], Zero::Z3) => Some(Offload::Parameters),
+        ([true, _], Zero::Z1 | Zero::Z2 | Zero::Z3) => Some(Offload::Optimizer(100)),
+        _ => None,
+    };
+    let planned = [offload.is_some(), offload == Some(Offload::Parameters)];
+    for ((key, on), planned) in keys.iter().zip(on).zip(planned) {
+        if on && !planned {
+            notes.push(left_out(doc, key));
+        }
+    }
+    Ok(offload)
+}
+
+fn left_out(doc: &Document, key: &str) -> String {
+    format!("{}: {key} is not planned for and left out", doc.place(key))
 }
 
 struct Batch {

@@ -1,8 +1,8 @@
 //! Import of Megatron-LM options as a strategy.
 
 use catalog::{
-    AxisOrder, CpKind, DType, GradientTypes, OptimizerStates, Overlap, Precision, RecomputeModule,
-    ScheduleKind, Selection, WorkloadSizes, Zero,
+    AxisOrder, CpKind, DType, GradientTypes, Offload, OptimizerStates, Overlap, Precision,
+    RecomputeModule, ScheduleKind, Selection, WorkloadSizes, Zero,
 };
 
 use super::document::Document;
@@ -12,7 +12,9 @@ use super::layout::parse_layout;
 use super::sizes::{data_parallel, micro_batches, workload};
 use crate::config::Node;
 use crate::export::Dialect;
-use crate::export::megatron::{MOMENTS, PRECISION_AWARE};
+use crate::export::megatron::{
+    MOMENTS, OFFLOAD, OFFLOAD_FRACTION, OFFLOAD_LAYERS, PRECISION_AWARE,
+};
 use plans::decisions::{Decisions, Recompute};
 use plans::partition::StagePartition;
 
@@ -33,6 +35,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     let global = "--global-batch-size";
     let per_step = micro_batch.saturating_mul(dp);
     let global_batch = doc.size(global)?.unwrap_or(per_step);
+    let offload = offload(doc, zero, &mut notes)?;
     let decisions = Decisions {
         tp,
         pp,
@@ -57,7 +60,12 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         stages,
         overlap: overlap(doc)?,
         gradients: gradients(doc, zero)?,
-        optimizer_states: optimizer_states(doc, zero, &mut notes)?,
+        optimizer_states: match offload {
+            None => optimizer_states(doc, zero, &mut notes)?,
+            Some(_) => None,
+        },
+        offload,
+        offload_layers: doc.size(OFFLOAD_LAYERS)?.unwrap_or(0),
     };
     let seq_len = doc.size("--seq-length")?.or(given.seq_len);
     let seq_len = seq_len.ok_or_else(|| doc.missing("the sequence length", "give --seq"))?;
@@ -154,6 +162,34 @@ fn optimizer_states(
         )),
     }
     Ok(Some(OptimizerStates::SplitMaster))
+}
+
+/// The share of weights whose optimizer states lie in host memory, to whole percents.
+fn offload(
+    doc: &Document,
+    zero: Zero,
+    notes: &mut Vec<String>,
+) -> Result<Option<Offload>, ImportError> {
+    if doc.flag(OFFLOAD)? != Some(true) {
+        return Ok(None);
+    }
+    if zero != Zero::Z1 {
+        let place = doc.place(OFFLOAD);
+        notes.push(format!(
+            "{place}: planned with the distributed optimizer alone, and left out"
+        ));
+        return Ok(None);
+    }
+    let share = match doc.find(OFFLOAD_FRACTION) {
+        None => 1.0,
+        Some(node) => {
+            let share: Option<f64> = node.value.shown().parse().ok();
+            let share = share.filter(|share| (0.0..=1.0).contains(share));
+            share.ok_or_else(|| doc.wrong(OFFLOAD_FRACTION, "a number from 0 to 1"))?
+        }
+    };
+    let percent = (share * 100.0).round() as u8;
+    Ok((percent > 0).then_some(Offload::Optimizer(percent)))
 }
 
 fn overlap(doc: &Document) -> Result<Overlap, ImportError> {

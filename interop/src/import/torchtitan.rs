@@ -1,6 +1,6 @@
 //! Import of torchtitan configurations as strategies: TOML of 0.2, Python of 0.3 and main.
 
-use catalog::{AxisOrder, CpKind, Overlap, Precision, ScheduleKind, WorkloadSizes, Zero};
+use catalog::{AxisOrder, CpKind, Offload, Overlap, Precision, ScheduleKind, WorkloadSizes, Zero};
 
 use super::document::Document;
 use super::error::ImportError;
@@ -28,8 +28,10 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     let batch = batch(doc, dp, pp)?;
     let schedule = schedule(doc, pp)?;
     let (stages, vpp) = stages(doc, given, pp, schedule)?;
+    let offloads = doc.flag("training.enable_cpu_offload")? == Some(true);
+    let offload = offloads.then_some(Offload::Parameters);
     let zero = match dp_shard.saturating_mul(cp) {
-        1 => Zero::Z0,
+        1 if !offloads => Zero::Z0,
         _ => Zero::Z3,
     };
     let ep = size("expert_parallel_degree")?;
@@ -57,6 +59,8 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         overlap: overlap(doc, zero, tp, dp.saturating_mul(cp))?,
         gradients: None,
         optimizer_states: None,
+        offload,
+        offload_layers: 0,
     };
     let sizes = WorkloadSizes {
         gpus: ranks(dp),

@@ -1,7 +1,10 @@
 //! Import of files for Hugging Face's Trainer: its own arguments, LLaMA-Factory's, axolotl's and accelerate's YAML. Data
 //! parallelism is FSDP's or that of a DeepSpeed configuration in the file.
 
-use catalog::{AxisOrder, CpKind, Overlap, Precision, ScheduleKind, WorkloadSizes, Zero};
+use catalog::{
+    AxisOrder, CpKind, Offload, OptimizerStates, Overlap, Precision, ScheduleKind, WorkloadSizes,
+    Zero,
+};
 
 use super::adapters;
 use super::deepspeed;
@@ -49,6 +52,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         imported.notes.push(format!("{}: {note}", doc.path));
     }
     imported.decisions.recompute = recompute(doc)?;
+    imported.decisions.optimizer_states = optimizer_states(doc, &mut imported)?;
     imported.dialect = doc.dialect;
     imported.adapters = adapters;
     Ok(imported)
@@ -144,6 +148,33 @@ fn recompute(doc: &Document) -> Result<Recompute, ImportError> {
     })
 }
 
+/// Optimizer states in 8 bits, which FSDP and plain replicas are planned with.
+fn optimizer_states(
+    doc: &Document,
+    imported: &mut Imported,
+) -> Result<Option<OptimizerStates>, ImportError> {
+    let key = match doc.dialect {
+        Dialect::Axolotl => "optimizer",
+        Dialect::Transformers | Dialect::LlamaFactory => "optim",
+        _ => return Ok(None),
+    };
+    let name = doc.text(key)?.unwrap_or_default();
+    if !name.contains("8bit") {
+        return Ok(None);
+    }
+    // Paged ones lie on the device as long as there is room.
+    let planned = name.contains("adamw") && imported.dialect != Dialect::DeepSpeed;
+    if planned && imported.decisions.offload.is_none() {
+        return Ok(Some(OptimizerStates::EightBitMoments));
+    }
+    let note = format!(
+        "{}: {key} {name} is planned as AdamW with 32-bit states",
+        doc.place(key)
+    );
+    imported.notes.push(note);
+    Ok(None)
+}
+
 fn precision(doc: &Document) -> Result<Precision, ImportError> {
     if doc.dialect == Dialect::Accelerate {
         return Ok(match doc.text("mixed_precision")?.unwrap_or("no") {
@@ -234,6 +265,8 @@ fn with_fsdp(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError>
     let gpus = gpus.ok_or_else(|| doc.missing("the number of GPUs", "give --gpus"))?;
     let dp = data_parallel(doc, gpus, tp.saturating_mul(cp))?;
     let (zero, reshard) = sharding(doc)?;
+    let mut notes = Vec::new();
+    let offload = offload(doc, zero, &mut notes)?;
     let (dp_shard, dp_replicate) = match zero {
         Zero::Z0 => (1, dp),
         _ => (data_parallel(doc, dp, replicas)?, replicas),
@@ -267,6 +300,8 @@ fn with_fsdp(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError>
         },
         gradients: None,
         optimizer_states: None,
+        offload,
+        offload_layers: 0,
     };
     let sizes = WorkloadSizes {
         gpus,
@@ -279,7 +314,7 @@ fn with_fsdp(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError>
         decisions,
         workload: workload(doc, sizes)?,
         adapters: None,
-        notes: Vec::new(),
+        notes,
     })
 }
 
@@ -324,6 +359,31 @@ fn sharding(doc: &Document) -> Result<(Zero, bool), ImportError> {
         true => (Zero::Z2, false),
         false => (Zero::Z3, true),
     })
+}
+
+/// The states that FSDP keeps in host memory, which are planned if parameters are freed after forward.
+fn offload(
+    doc: &Document,
+    zero: Zero,
+    notes: &mut Vec<String>,
+) -> Result<Option<Offload>, ImportError> {
+    let keys = [
+        "fsdp_config.fsdp_offload_params",
+        "fsdp_config.offload_params",
+    ];
+    for key in keys {
+        if doc.flag(key)? != Some(true) {
+            continue;
+        }
+        if zero == Zero::Z3 {
+            return Ok(Some(Offload::Parameters));
+        }
+        notes.push(format!(
+            "{}: {key} is not planned for and left out",
+            doc.place(key)
+        ));
+    }
+    Ok(None)
 }
 
 /// Whether a sharding strategy of FSDP keeps gathered parameters after forward; `None` for words that name none.

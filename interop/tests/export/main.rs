@@ -201,14 +201,22 @@ fn text() -> impl proptest::strategy::Strategy<Value = String> {
         0usize..2,
         0usize..6,
     );
-    let switches = (any::<bool>(), any::<bool>(), 0usize..3, 0usize..12);
+    let switches = (
+        any::<bool>(),
+        any::<bool>(),
+        0usize..3,
+        0usize..15,
+        0usize..9,
+    );
     (sizes, choices, switches).prop_map(|(sizes, choices, switches)| {
         let (tp, pp, cp, ep, etp, mbs) = sizes;
         let (kind, zero, re, sched, order, overlap) = choices;
-        let (sp, reshard, replicate, types) = switches;
+        let (sp, reshard, replicate, types, offload) = switches;
         // One that the precision does not have is dropped with the strategy.
-        let states = ["own", "own", "split_master", "bf16_moments"][types / 3];
+        let states = ["own", "own", "split_master", "bf16_moments", "8bit_moments"][types / 3];
         let types = ["fp32", "bf16", "fp32/bf16"][types % 3];
+        let layers = if re == 0 && pp == 0 && offload % 2 == 1 { ",offload_layers=5" } else { "" };
+        let offload = ["optimizer", "optimizer:50", "parameters"].get(offload).copied().unwrap_or("none");
         let kind = ["ring", "all_gather", "all_to_all"][kind];
         let re = [
             "none",
@@ -224,7 +232,7 @@ fn text() -> impl proptest::strategy::Strategy<Value = String> {
         let on = |on: bool| if on { "on" } else { "off" };
         let replicate = if zero == 0 { String::new() } else { format!(",dp_replicate={}", 1 << replicate) };
         format!(
-            "tp={},pp={},cp={},ep={},etp={},mbs={},cp_kind={kind},zero={zero}{replicate},reshard={},sp={},recompute={re},schedule={sched},order={order},overlap={overlap},grad_dtype={types},optim_states={states}",
+            "tp={},pp={},cp={},ep={},etp={},mbs={},cp_kind={kind},zero={zero}{replicate},reshard={},sp={},recompute={re},schedule={sched},order={order},overlap={overlap},grad_dtype={types},optim_states={states},offload={offload}{layers}",
             1 << tp, 1 << pp, 1 << cp, 1 << ep, 1 << etp, 1 << mbs, on(reshard && zero == 3), on(sp && tp > 0),
         )
     })
@@ -271,7 +279,7 @@ fn each_target_takes_the_plans_it_is_made_for() {
         Accelerate,
         Axolotl,
     ];
-    let cases: [(&str, &str, &[Dialect]); 17] = [
+    let cases: [(&str, &str, &[Dialect]); 22] = [
         ("llama3-8b", "tp=1,zero=0", &all_but_nanotron),
         ("llama2-7b", "tp=4,pp=4,zero=1", &[Nanotron]),
         (
@@ -306,6 +314,34 @@ fn each_target_takes_the_plans_it_is_made_for() {
         ("llama3-8b", "pp=4,vpp=2,schedule=dualpipe-v,zero=3", &titan),
         ("llama3-8b", "pp=4,schedule=gpipe,zero=3", &titan),
         ("llama3-8b", "tp=2,sp=off,zero=2", &[DeepSpeed]),
+        ("llama3-8b", "zero=2,offload=optimizer", &[DeepSpeed]),
+        (
+            "llama3-8b",
+            "zero=1,recompute=none,offload_layers=16",
+            &[MegatronLm, MegatronBridge],
+        ),
+        (
+            "llama3-8b",
+            "zero=3,optim_states=8bit_moments",
+            &[Axolotl, Transformers],
+        ),
+        (
+            "llama3-8b",
+            "tp=4,zero=1,offload=optimizer:50",
+            &[MegatronLm, MegatronBridge],
+        ),
+        (
+            "llama3-8b",
+            "zero=3,offload=parameters",
+            &[
+                Torchtitan02,
+                Torchtitan03,
+                TorchtitanMain,
+                DeepSpeed,
+                Accelerate,
+                Axolotl,
+            ],
+        ),
         ("llama3-8b", "cp=4,cp_kind=all_to_all,zero=3", &[DeepSpeed]),
         (
             "mixtral-8x7b",

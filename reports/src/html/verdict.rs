@@ -55,6 +55,7 @@ fn verdict(input: &ReportInput) -> Markup {
             (words::moment(&prediction.peak_moment)) ". Usable is "
             (format::bytes(input.capacity)) " less " (format::percent(input.headroom))
             " headroom."
+            @if let Some(host) = words::host_memory(prediction.host_memory) { " It takes " (host) "." }
         }
     }
 }

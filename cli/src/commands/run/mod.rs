@@ -298,7 +298,7 @@ fn job(args: &RunArgs, loaded: &Opened) -> Result<Job, CliError> {
         return Err(CliError::Usage("--steps: expected at least 1".to_owned()));
     }
     let runtime = device::runtime(args)?;
-    plans::legality::allowed_by(
+    plans::support::allowed_by(
         &loaded.strategy,
         &scenario.model,
         &runtime,

@@ -114,6 +114,8 @@ fn parallelism(d: &Decisions, root: &mut Node) {
         // Refused.
         gradients: _,
         optimizer_states: _,
+        offload: _,
+        offload_layers: _,
     } = d;
     let mut axis = |key: &str, value: Value| root.set(&format!("parallelism.{key}"), value);
     axis("dp", (dp_shard * dp_replicate).into());
@@ -173,6 +175,9 @@ fn refuse(job: &Job<'_>, limits: &mut Limits) {
     );
     refuse_states(d, limits);
     limits.refuse_types(d, GradientTypes::all(DType::F32));
+    limits.refuse_optimizer_states(d);
+    limits.refuse_offload(d, None);
+    limits.refuse_offload_layers(d);
     limits.refuse(
         d.overlap.tensor_parallel && d.tp > 1 && !d.sequence_parallel,
         "overlap=tp with sp=off",

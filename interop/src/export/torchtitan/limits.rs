@@ -1,7 +1,9 @@
 //! Refusals of what torchtitan cannot express.
 
 use catalog::model::{Family, ModelConfig};
-use catalog::{AxisOrder, CpKind, DType, GradientTypes, Precision, ScheduleKind, Zero};
+use catalog::{
+    AxisOrder, CpKind, DType, GradientTypes, OffloadKind, Precision, ScheduleKind, Zero,
+};
 
 use super::edition::Edition;
 use crate::export::job::Job;
@@ -14,6 +16,9 @@ pub(super) fn refuse(job: &Job<'_>, edition: Edition, limits: &mut Limits) {
     let d = job.decisions;
     states(d, edition, limits);
     limits.refuse_types(d, GradientTypes::all(DType::F32));
+    limits.refuse_optimizer_states(d);
+    limits.refuse_offload(d, Some(OffloadKind::Parameters));
+    limits.refuse_offload_layers(d);
     overlap(d, limits);
     pipeline(d, limits);
     let kv = job.model.attention.kv_heads();

@@ -124,6 +124,10 @@ fn parallelism(job: &Job<'_>, edition: Edition) -> Vec<(&'static str, Value)> {
         // Refused.
         gradients: _,
         optimizer_states: _,
+        // Written with training.
+        offload: _,
+        // Refused.
+        offload_layers: _,
     } = job.decisions;
     let mut keys: Vec<(&str, Value)> = vec![
         ("data_parallel_replicate_degree", (*dp_replicate).into()),
@@ -250,6 +254,9 @@ fn training(job: &Job<'_>, edition: Edition) -> Vec<(&'static str, Value)> {
         Precision::Fp32 => "float32",
         Precision::Bf16 | Precision::Fp8 | Precision::Fp16 => "bfloat16",
     };
+    if d.offload.is_some() {
+        keys.push(("enable_cpu_offload", true.into()));
+    }
     keys.push(("dtype", "float32".into()));
     keys.push(("mixed_precision_param", compute.into()));
     // The only value that it takes.

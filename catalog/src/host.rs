@@ -1,0 +1,50 @@
+//! The host of a node: what its devices can copy states and activations to.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::provenance::Sourced;
+use crate::units::{Bandwidth, Bytes};
+
+/// The processors and memory of a node, which its devices share.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Host {
+    /// Peak rate between one device and the host's memory, in each direction: PCI Express, or NVLink-C2C.
+    pub link: Sourced<Bandwidth>,
+    /// Peak bandwidth of the memory of a whole node.
+    pub memory_bandwidth: Sourced<Bandwidth>,
+    /// Memory of a whole node; absent if it is not known.
+    #[serde(default)]
+    pub memory: Option<Sourced<Bytes>>,
+}
+
+/// Largest bandwidth of a host, far above any that is made.
+const MAX_BANDWIDTH: Bandwidth = Bandwidth(1e15);
+/// Largest memory of a node, likewise.
+const MAX_MEMORY: Bytes = Bytes(1 << 50);
+
+impl Host {
+    /// Whether its sizes make sense.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        for (name, rate) in [
+            ("link", self.link.value),
+            ("memory_bandwidth", self.memory_bandwidth.value),
+        ] {
+            if !(rate.0 > 0.0 && rate <= MAX_BANDWIDTH) {
+                return Err(format!(
+                    "{name} {rate} is not above 0 and up to {MAX_BANDWIDTH}"
+                ));
+            }
+        }
+        match self.memory.as_ref().map(|memory| memory.value) {
+            Some(memory) if memory == Bytes(0) || memory > MAX_MEMORY => Err(format!(
+                "memory {memory} is not above 0 and up to {MAX_MEMORY}"
+            )),
+            _ => Ok(()),
+        }
+    }
+}

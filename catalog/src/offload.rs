@@ -1,0 +1,145 @@
+//! Which states of training lie in host memory rather than on the device, and what runtimes offer of it.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::dtype::DType;
+use crate::parallelism::Zero;
+
+/// States that lie in host memory. The processors of the host update the weights that these states belong to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Offload {
+    /// Optimizer states of this percentage of a rank's weights, from 1 to 100.
+    Optimizer(u8),
+    /// A rank's shares of parameters and gradients, and all its optimizer states.
+    Parameters,
+}
+
+/// The kinds of [`Offload`].
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum OffloadKind {
+    /// Optimizer states.
+    Optimizer,
+    /// Parameters, gradients and optimizer states.
+    Parameters,
+}
+
+/// A kind of states that a runtime can be told to keep in host memory, and how its code does it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct OffloadOption {
+    /// Which states.
+    pub states: OffloadKind,
+    /// Smallest ZeRO level at which it can.
+    pub from_zero: Zero,
+    /// Whether it can keep the states of a share of the weights only.
+    #[serde(default)]
+    pub partly: bool,
+    /// Whether gradients are copied to the host as soon as they are reduced, beside backward, and leave the device; else
+    /// they are copied when the optimizer step begins.
+    pub gradients_in_backward: bool,
+    /// Whether it waits for gradients that are to be added to those of an earlier micro-batch, which the host does.
+    #[serde(default)]
+    pub accumulation_waits: bool,
+    /// Type in which updated parameters come back (`None`: that in which the device holds parameters).
+    #[serde(default)]
+    pub returned: Option<DType>,
+}
+
+impl OffloadKind {
+    /// Its name in strategies.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Optimizer => "optimizer",
+            Self::Parameters => "parameters",
+        }
+    }
+}
+
+impl Offload {
+    /// The word for no offload.
+    pub const NONE: &str = "none";
+
+    /// What it is of.
+    #[must_use]
+    pub fn kind(self) -> OffloadKind {
+        match self {
+            Self::Optimizer(_) => OffloadKind::Optimizer,
+            Self::Parameters => OffloadKind::Parameters,
+        }
+    }
+
+    /// The percentage of weights whose optimizer states lie in host memory.
+    #[must_use]
+    pub fn percent(self) -> u64 {
+        match self {
+            Self::Optimizer(percent) => u64::from(percent),
+            Self::Parameters => 100,
+        }
+    }
+
+    /// As in strategies: `optimizer`, `optimizer:50` or `parameters`.
+    #[must_use]
+    pub fn name(self) -> String {
+        match self {
+            Self::Optimizer(100) => "optimizer".to_owned(),
+            Self::Optimizer(percent) => format!("optimizer:{percent}"),
+            Self::Parameters => "parameters".to_owned(),
+        }
+    }
+
+    /// Reads what [`Offload::name`] writes.
+    #[must_use]
+    pub fn read(text: &str) -> Option<Self> {
+        match text {
+            "optimizer" => Some(Self::Optimizer(100)),
+            "parameters" => Some(Self::Parameters),
+            _ => {
+                let percent: u8 = text.strip_prefix("optimizer:")?.parse().ok()?;
+                (1..=100)
+                    .contains(&percent)
+                    .then_some(Self::Optimizer(percent))
+            }
+        }
+    }
+}
+
+impl OffloadOption {
+    /// Whether it is what a strategy of a ZeRO level asks for.
+    #[must_use]
+    pub fn allows(&self, offload: Offload, zero: Zero) -> bool {
+        self.states == offload.kind()
+            && zero >= self.from_zero
+            && (self.partly || offload.percent() == 100)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_back() {
+        for offload in [
+            Offload::Optimizer(100),
+            Offload::Optimizer(50),
+            Offload::Parameters,
+        ] {
+            assert_eq!(Offload::read(&offload.name()), Some(offload));
+        }
+        for wrong in [
+            "optimizer:0",
+            "optimizer:101",
+            "optimizer:",
+            "optimizer:-1",
+            "all",
+            "",
+        ] {
+            assert_eq!(Offload::read(wrong), None, "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! What a strategy keeps in host memory: how many bytes leave the device, what the copies take, and how long the host's
+//! processors update weights.
+//!
+//! The host holds for every weight that it updates its master parameter, gradient and both moments, in 32 bits. Its
+//! optimizer reads all four and writes all but the gradient. Gradients travel in 32 bits, as the host's optimizer reads
+//! them. Copies run on streams of their own, one for each direction; the devices of a node share the bandwidth of
+//! its memory.
+
+use catalog::runtime::Rewrite;
+use catalog::state_types::StateTypes;
+use catalog::{Bytes, DType, Offload, OffloadOption, Precision, Runtime, Seconds, Zero};
+use plans::{Decisions, HostMemory};
+
+use crate::known;
+use crate::states::{self, Sharding, StateBytes, Weights};
+use crate::{CostError, Scenario};
+
+/// What of a rank's states lies in host memory, and how the runtime keeps it there.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Offloaded {
+    offload: Offload,
+    option: OffloadOption,
+    zero: Zero,
+}
+
+/// What the host of a rank does in the optimizer step.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct HostStep {
+    /// Time to copy gradients to it that have not left during backward.
+    pub to_host: Seconds,
+    /// Time to update weights.
+    pub update: Seconds,
+    /// Time to copy updated parameters to the device.
+    pub from_host: Seconds,
+}
+
+impl HostStep {
+    /// Time of all, which follow each other.
+    pub(crate) fn total(&self) -> Seconds {
+        self.to_host + self.update + self.from_host
+    }
+}
+
+/// Times of a block's copies, for every time that its parameters are gathered and its gradients reduced.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Copies {
+    /// Of its gradients to the host, and of adding them up there.
+    pub to_host: Seconds,
+    /// Of its parameters from the host.
+    pub from_host: Seconds,
+}
+
+impl Offloaded {
+    /// What a strategy keeps in host memory; `None` if that is nothing.
+    pub(crate) fn of(runtime: &Runtime, d: &Decisions) -> Option<Self> {
+        let offload = d.offload?;
+        let option = *runtime.offload_option(offload, d.zero)?;
+        Some(Self {
+            offload,
+            option,
+            zero: d.zero,
+        })
+    }
+
+    /// What stays on the device of states that a rank has.
+    pub(crate) fn on_device(self, states: StateBytes) -> StateBytes {
+        let gone = self.option.gradients_in_backward && self.zero >= Zero::Z2;
+        StateBytes {
+            parameters: match self.offload {
+                Offload::Parameters => Bytes(0),
+                Offload::Optimizer(_) => states.parameters,
+            },
+            gradients: if gone {
+                self.left(states.gradients)
+            } else {
+                states.gradients
+            },
+            master: self.left(states.master),
+            moments: self.left(states.moments),
+        }
+    }
+
+    /// Bytes that a rank's states take in host memory.
+    pub(crate) fn on_host(
+        self,
+        weights: Weights,
+        sharding: &Sharding,
+        types: &StateTypes,
+        precision: Precision,
+    ) -> Bytes {
+        let updated = self.moved(sharding.updated(weights.trained));
+        let states = updated * 4 * host_number();
+        let Offload::Parameters = self.offload else {
+            return Bytes(states);
+        };
+        // Where the device computes from another copy than the master weights, the host holds it too.
+        let copy = types
+            .master
+            .map_or(0, |_| states::parameter_type(types, precision).size());
+        let frozen = sharding.shard(weights.frozen) * precision.activation().size();
+        Bytes(states + updated * copy + frozen)
+    }
+
+    /// The share of bytes whose weights the device updates.
+    pub(crate) fn left(self, bytes: Bytes) -> Bytes {
+        bytes - Bytes(self.moved(bytes.0))
+    }
+
+    /// Whether the host waits for gradients that it adds to those of an earlier micro-batch.
+    pub(crate) fn accumulation_waits(self) -> bool {
+        self.option.accumulation_waits
+    }
+
+    /// Times of a block's copies beside its gathers and reductions.
+    ///
+    /// # Errors
+    /// When the cluster's host is not known.
+    pub(crate) fn copies(
+        self,
+        scenario: &Scenario,
+        types: &StateTypes,
+        sharding: &Sharding,
+        block: Weights,
+    ) -> Result<Copies, CostError> {
+        let rates = Rates::of(scenario)?;
+        let precision = scenario.workload.precision;
+        let mut copies = Copies::default();
+        if self.option.gradients_in_backward {
+            let updated = self.moved(sharding.shard(block.trained));
+            copies.to_host = rates.copy(updated * host_number());
+            if self.option.accumulation_waits {
+                copies.to_host += rates.sum(updated);
+            }
+        }
+        if self.offload == Offload::Parameters {
+            let trained =
+                sharding.shard(block.trained) * states::parameter_type(types, precision).size();
+            let frozen = sharding.shard(block.frozen) * precision.activation().size();
+            copies.from_host = rates.copy(trained + frozen);
+        }
+        Ok(copies)
+    }
+
+    /// What the host does in the optimizer step of a rank that holds `weights`.
+    ///
+    /// # Errors
+    /// When the cluster's host is not known.
+    pub(crate) fn step(
+        self,
+        scenario: &Scenario,
+        types: &StateTypes,
+        sharding: &Sharding,
+        weights: Weights,
+    ) -> Result<HostStep, CostError> {
+        let rates = Rates::of(scenario)?;
+        let updated = self.moved(sharding.updated(weights.trained));
+        let parameter = states::parameter_type(types, scenario.workload.precision);
+        let returned = self.option.returned.unwrap_or(parameter).size();
+        let none = Seconds(0.0);
+        Ok(HostStep {
+            to_host: match self.option.gradients_in_backward {
+                true => none,
+                false => rates.copy(updated * host_number()),
+            },
+            update: rates.update(updated),
+            from_host: match self.offload {
+                // They are copied for every pass instead.
+                Offload::Parameters => none,
+                Offload::Optimizer(_) => rates.copy(updated * returned),
+            },
+        })
+    }
+
+    fn moved(self, whole: u64) -> u64 {
+        let percent = self.offload.percent();
+        whole / 100 * percent + whole % 100 * percent / 100
+    }
+}
+
+/// Bytes of each kind of state that a rank holds on its device under a strategy.
+#[must_use]
+pub(crate) fn states_on_device(
+    scenario: &Scenario,
+    d: &Decisions,
+    sharding: &Sharding,
+    weights: Weights,
+) -> StateBytes {
+    let types = d.state_types(&scenario.runtime);
+    let states = sharding.states(weights, &types, scenario.workload.precision);
+    Offloaded::of(&scenario.runtime, d).map_or(states, |host| host.on_device(states))
+}
+
+/// What pipeline ranks with so many bytes each in host memory take of a node: of the pool whose hosts they fill most.
+/// `pools` are the scenarios of the pools, `pool_of_rank` says in which of them each rank lies.
+pub(crate) fn on_fullest_host<'s>(
+    pools: impl Iterator<Item = &'s Scenario>,
+    pool_of_rank: &[usize],
+    on_host: &[Bytes],
+) -> HostMemory {
+    let of_pool = |(pool, scenario)| {
+        let ranks = pool_of_rank.iter().zip(on_host);
+        let own: Vec<Bytes> = ranks.filter(|(of, _)| **of == pool).map(|(_, b)| *b).collect();
+        host_memory(scenario, &own)
+    };
+    let share = |memory: &HostMemory| {
+        let there = memory.there.map_or(f64::INFINITY, Bytes::as_f64);
+        memory.used.as_f64() / there
+    };
+    let all = pools.enumerate().map(of_pool);
+    all.reduce(|a, b| if share(&b) > share(&a) { b } else { a })
+        .unwrap_or_default()
+}
+
+/// What ranks with so many bytes each in host memory take of a node, whose devices are of the fullest ranks.
+fn host_memory(scenario: &Scenario, on_host: &[Bytes]) -> HostMemory {
+    let cluster = &scenario.cluster;
+    let fullest = on_host.iter().copied().max().unwrap_or_default();
+    let host = cluster.host.as_ref();
+    HostMemory {
+        used: fullest * cluster.gpus_per_node.min(scenario.workload.gpus),
+        there: host.and_then(|host| host.memory.as_ref().map(|memory| memory.value)),
+    }
+}
+
+/// Bytes of a number that the host computes with.
+fn host_number() -> u64 {
+    DType::F32.size()
+}
+
+/// Time to copy so many bytes of activations between device and host.
+///
+/// # Errors
+/// When the cluster's host is not known.
+pub(crate) fn copy(scenario: &Scenario, bytes: Bytes) -> Result<Seconds, CostError> {
+    Ok(Rates::of(scenario)?.copy(bytes.0))
+}
+
+/// What one rank gets of its host.
+#[derive(Clone, Copy, Debug)]
+struct Rates {
+    /// Bytes per second of a copy in one direction.
+    link: f64,
+    /// Bytes per second of host memory.
+    memory: f64,
+    /// The same as the optimizer reaches it.
+    optimizer: f64,
+}
+
+impl Rates {
+    fn of(scenario: &Scenario) -> Result<Self, CostError> {
+        let cluster = &scenario.cluster;
+        let host = cluster.host.as_ref().ok_or_else(|| CostError::NoHost {
+            cluster: cluster.name.clone(),
+        })?;
+        let sharers = cluster.gpus_per_node.min(scenario.workload.gpus) as f64;
+        let memory = host.memory_bandwidth.value.0 / sharers;
+        let fused = scenario.runtime.rewrites.contains(&Rewrite::FusedOptimizer);
+        let reached = if fused {
+            known::HOST_OPTIMIZER
+        } else {
+            known::UNFUSED_HOST_OPTIMIZER
+        };
+        Ok(Self {
+            link: (host.link.value.0 * known::HOST_COPY.factor()).min(memory),
+            memory,
+            optimizer: memory * reached.factor(),
+        })
+    }
+
+    fn copy(self, bytes: u64) -> Seconds {
+        Seconds(bytes as f64 / self.link)
+    }
+
+    /// Adds gradients to those that the host holds: it reads both, and writes one.
+    fn sum(self, elements: u64) -> Seconds {
+        Seconds((elements * 3 * host_number()) as f64 / self.memory)
+    }
+
+    /// Updates weights: reads gradient, parameter and moments, and writes all but the gradient.
+    fn update(self, elements: u64) -> Seconds {
+        Seconds((elements * 7 * host_number()) as f64 / self.optimizer)
+    }
+}

@@ -1,0 +1,213 @@
+//! States in host memory: bytes and times by hand.
+
+use catalog::{Bytes, Origin, Precision, Sourced, Workload};
+use costmodel::{CostError, CostModel, Scenario};
+use plans::{Prediction, Strategy};
+
+/// Parameters of GPT-2 XL with tied embeddings: 1.5575 billion and norms (Radford et al. 2019).
+const MODEL: &str = "gpt2-xl";
+
+fn scenario(gpus: u64, runtime: &str) -> Scenario {
+    Scenario {
+        model: catalog::load::model(MODEL).expect("preset"),
+        cluster: catalog::load::cluster("dgx-a100").expect("preset"),
+        runtime: catalog::load::runtime(runtime).expect("preset"),
+        workload: Workload::new(catalog::WorkloadSizes {
+            gpus,
+            seq_len: 1024,
+            global_batch: 4 * gpus,
+            precision: Precision::Bf16,
+        })
+        .expect("a workload"),
+        headroom: 0.0,
+    }
+}
+
+fn strategy(s: &Scenario, text: &str) -> Strategy {
+    plans::grammar::parse(text, &s.model, &s.workload, &s.runtime).expect(text)
+}
+
+fn predict(s: &Scenario, text: &str) -> Prediction {
+    let costs = CostModel::new(s.clone()).expect("priced");
+    costs.predict(&strategy(s, text)).expect("priced")
+}
+
+fn part(p: &Prediction, name: &str) -> u64 {
+    let parts = p.memory.iter().filter(|part| part.name.starts_with(name));
+    parts.map(|part| part.bytes).sum()
+}
+
+/// ZeRO-2 of DeepSpeed on 8 GPUs: each holds 16-bit parameters, its host 16 bytes for every eighth weight; in the step the
+/// host reads and writes 28 bytes for each, then 2 bytes come back.
+#[test]
+fn an_optimizer_on_the_host() {
+    let s = scenario(8, "deepspeed");
+    let on_device = predict(&s, "dp8 zero2");
+    let on_host = predict(&s, "dp8 zero2 offload=optimizer");
+    let weights = part(&on_device, "parameters") / 2;
+    let share = weights.div_ceil(8);
+    assert_eq!(part(&on_device, "optimizer"), 12 * share);
+    assert_eq!(part(&on_host, "optimizer") + part(&on_host, "gradients"), 0);
+    assert_eq!(part(&on_host, "parameters"), 2 * weights);
+    assert_eq!(on_host.host_memory.used, Bytes(8 * 16 * share));
+    assert_eq!(on_host.host_memory.there, Some(Bytes(2_000_000_000_000)));
+    // 409.6 GB/s of the node, 0.43 of it for the optimizer; PCI Express 4.0 at 0.85.
+    let update = 28.0 * share as f64 / (409.6e9 / 8.0 * 0.43);
+    let back = 2.0 * share as f64 / (31.5e9 * 0.85);
+    let exposed = on_host.breakdown.offload_exposed_s;
+    assert!(exposed >= update + back, "{exposed}");
+    // Gradients leave beside backward; the last block's copy is exposed at most.
+    let gradients = 4.0 * share as f64 / (31.5e9 * 0.85);
+    assert!(exposed < update + back + gradients / 10.0, "{exposed}");
+    assert_eq!(on_device.breakdown.offload_exposed_s, 0.0);
+}
+
+/// Megatron-Core keeps half the optimizer states on the host: gradients go there when the step begins, in 32 bits both
+/// ways, beside the device's own half.
+#[test]
+fn half_an_optimizer_on_the_host() {
+    let s = scenario(8, "megatron-core");
+    let on_device = predict(&s, "dp8 zero1");
+    let half = predict(&s, "dp8 zero1 offload=optimizer:50");
+    let states = part(&on_device, "optimizer");
+    assert!(part(&half, "optimizer").abs_diff(states / 2) <= 2);
+    assert_eq!(part(&half, "gradients"), part(&on_device, "gradients"));
+    let moved = (states / 12 / 2) as f64;
+    let copies = 2.0 * 4.0 * moved / (31.5e9 * 0.85);
+    let update = 28.0 * moved / (409.6e9 / 8.0 * 0.43);
+    let own = half.breakdown.optimizer_s;
+    let exposed = half.breakdown.offload_exposed_s;
+    assert!(
+        (own + exposed - copies - update).abs() < 1e-4 * exposed,
+        "{exposed}"
+    );
+    assert!(own < on_device.breakdown.optimizer_s);
+}
+
+/// FSDP2 keeps its shards on the host: in every pass they are copied in 32 bits before they are gathered.
+#[test]
+fn parameters_on_the_host() {
+    let s = scenario(8, "fsdp2");
+    let on_device = predict(&s, "dp8 zero3");
+    let on_host = predict(&s, "dp8 zero3 offload=parameters");
+    for name in ["parameters", "gradients", "optimizer"] {
+        assert_eq!(part(&on_host, name), 0, "{name}");
+    }
+    let states: u64 = ["parameters", "gradients", "optimizer"]
+        .iter()
+        .map(|name| part(&on_device, name))
+        .sum();
+    assert_eq!(on_host.host_memory.used, Bytes(8 * states));
+    let sum: f64 = on_host.step_time.0;
+    assert!(sum > on_device.step_time.0);
+    // A device alone holds all states, and the same holds.
+    let alone = predict(&scenario(1, "fsdp2"), "dp1 zero3 offload=parameters");
+    assert_eq!(part(&alone, "parameters"), 0);
+}
+
+/// The host's memory is a limit too, and a cluster that does not say what its host is has no price.
+#[test]
+fn hosts_have_limits() {
+    let mut s = scenario(8, "deepspeed");
+    let text = "dp8 zero2 offload=optimizer";
+    let host = s.cluster.host.as_mut().expect("a host");
+    host.memory = Some(Sourced {
+        value: Bytes(16 << 30),
+        origin: Origin::Assumed,
+        source: "this test".to_owned(),
+    });
+    let small = predict(&s, text);
+    assert!(!small.fit.fits() && !small.host_memory.fits() && small.p_fits == 0.0);
+    assert!(predict(&s, "dp8 zero2").fit.fits());
+    s.cluster.host = None;
+    let costs = CostModel::new(s.clone()).expect("priced");
+    let error = costs.predict(&strategy(&s, text)).expect_err("no host");
+    assert!(matches!(error, CostError::NoHost { .. }), "{error}");
+}
+
+/// What a runtime cannot keep there is refused by name.
+#[test]
+fn runtimes_say_what_they_keep_there() {
+    let refused = |runtime: &str, text: &str| {
+        let s = scenario(8, runtime);
+        let parsed = plans::grammar::parse(text, &s.model, &s.workload, &s.runtime);
+        let legal = parsed.and_then(|d| {
+            plans::support::allowed_by(&d, &s.model, &s.runtime, s.workload.precision)
+        });
+        legal.expect_err(text).to_string()
+    };
+    assert!(refused("megatron-core", "dp8 zero0 offload=optimizer").contains("ZeRO level"));
+    assert!(refused("deepspeed", "dp8 zero2 offload=parameters").contains("zero=3"));
+    assert!(refused("deepspeed", "dp8 zero2 offload=optimizer:50").contains("from zero=1"));
+    assert!(refused("vescale", "dp8 zero1 offload=optimizer").contains("no offload"));
+    assert!(refused("deepspeed", "dp8 zero2 offload=nvme").contains("offload=nvme"));
+    let both = "dp8 zero1 offload=optimizer optim_states=split_master";
+    assert!(refused("megatron-core", both).contains("optim_states=own"));
+}
+
+/// Moments of bitsandbytes' AdamW: a byte each and 4 for every 256, but 8 bytes for each weight of the embedding table. The
+/// step moves 16 bytes for each weight (gradient, weights and moments read, weights and moments written) and the scales.
+#[test]
+fn moments_in_eight_bits() {
+    let s = scenario(1, "hf-trainer");
+    let wide = predict(&s, "dp1");
+    let narrow = predict(&s, "dp1 optim_states=8bit_moments");
+    let weights = part(&wide, "parameters") / 4;
+    assert_eq!(part(&wide, "optimizer"), 8 * weights);
+    let table = (50257 + 1024) * 1600;
+    let rest = weights - table;
+    let moments = 2 * (rest + rest.div_ceil(256) * 4) + 8 * table;
+    assert!(part(&narrow, "optimizer").abs_diff(moments) <= 16);
+    // 2039 GB/s of the device, 0.38 of it; the gradient norm is the same in both.
+    let step = |bytes: f64, share: f64| bytes * weights as f64 / (2039e9 * share);
+    let difference = step(28.0, 0.27) - step(16.0 + 4.0 * 4.0 / 256.0, 0.38);
+    let found = wide.breakdown.optimizer_s - narrow.breakdown.optimizer_s;
+    assert!(
+        (found / difference - 1.0).abs() < 1e-3,
+        "{found} {difference}"
+    );
+}
+
+/// Half the layers' activations on the host: half the bytes stay, and one layer's while layers run, and copies that take less than two layers'
+/// passes cost nothing; over a slow link compute waits for them.
+#[test]
+fn activations_on_the_host() {
+    let mut s = scenario(1, "megatron-core");
+    let saved = |p: &Prediction| part(p, "saved activations");
+    let all = predict(&s, "dp1 recompute=none");
+    let half = predict(&s, "dp1 recompute=none offload_layers=24");
+    let layer = half.host_memory.used.0 / 24;
+    assert_eq!(saved(&all) - saved(&half), 24 * layer);
+    let less = all.peak_memory.0 - half.peak_memory.0;
+    assert!(less >= 23 * layer && less < 26 * layer, "{less}");
+    // 48 layers, 4 micro-batches, and a link of one byte in so many: each copy outlasts its window.
+    let link = s.cluster.host.as_mut().expect("a host");
+    link.link.value.0 = 1e9;
+    let slow = predict(&s, "dp1 recompute=none offload_layers=24");
+    let copies = 4.0 * 2.0 * 24.0 * layer as f64 / (1e9 * 0.85);
+    let exposed = slow.breakdown.offload_exposed_s;
+    assert!(
+        exposed < copies && exposed > 0.5 * copies,
+        "{exposed} of {copies}"
+    );
+    let sum = slow.breakdown.offload_exposed_s - half.breakdown.offload_exposed_s;
+    assert!((slow.step_time.0 - half.step_time.0 - sum).abs() < 1e-6);
+}
+
+/// What activations in host memory cannot stand beside is refused by name.
+#[test]
+fn activations_have_limits() {
+    let s = scenario(8, "megatron-core");
+    for (text, why) in [
+        ("pp2 dp4 offload_layers=4", "pp=1"),
+        ("dp8 recompute=full offload_layers=4", "recompute=none"),
+        (
+            "dp8 recompute=none offload_layers=48",
+            "below the number of layers",
+        ),
+    ] {
+        let refused = plans::grammar::parse(text, &s.model, &s.workload, &s.runtime);
+        let refused = refused.expect_err(text).to_string();
+        assert!(refused.contains(why), "{text}: {refused}");
+    }
+}

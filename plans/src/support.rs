@@ -1,0 +1,202 @@
+//! Which decisions of a strategy a runtime supports.
+
+use catalog::model::ModelConfig;
+use catalog::runtime::{RecomputeMode, RuntimeSpace, SequenceParallelUse};
+use catalog::{GradientTypes, Precision, Runtime, Zero};
+
+use crate::decisions::{Decisions, Recompute};
+use crate::legality::StrategyError;
+
+/// Checks that a runtime supports a strategy's decisions.
+///
+/// # Errors
+/// The first decision that it does not support, and what it supports instead.
+pub fn allowed_by(
+    d: &Decisions,
+    model: &ModelConfig,
+    runtime: &Runtime,
+    precision: Precision,
+) -> Result<(), StrategyError> {
+    let space = &runtime.space;
+    let lack = unlisted(d, space)
+        .or_else(|| tensor_lack(d, model, space))
+        .or_else(|| layout_lack(d, space))
+        .or_else(|| recompute_lack(d, space))
+        .or_else(|| module_lack(d, runtime))
+        .or_else(|| gradient_lack(d, runtime, precision))
+        .or_else(|| optimizer_lack(d, runtime, precision))
+        .or_else(|| offload_lack(d, runtime));
+    match lack {
+        None => Ok(()),
+        Some(Lack { what, has }) => Err(StrategyError::Runtime {
+            runtime: runtime.name.clone(),
+            what,
+            has,
+        }),
+    }
+}
+
+/// A decision that a runtime does not support, and what it supports instead.
+struct Lack {
+    what: String,
+    has: String,
+}
+
+fn lacks(what: impl Into<String>, has: impl Into<String>) -> Option<Lack> {
+    let (what, has) = (what.into(), has.into());
+    Some(Lack { what, has })
+}
+
+/// Finds a schedule, a kind of context parallelism or a ZeRO level that the runtime does not list.
+fn unlisted(d: &Decisions, space: &RuntimeSpace) -> Option<Lack> {
+    if d.pp > 1 && !space.schedules.contains(&d.schedule) {
+        let has = list(
+            space.schedules.iter().map(ToString::to_string),
+            "no pipeline parallelism",
+        );
+        return lacks(format!("pipeline schedule {}", d.schedule), has);
+    }
+    if d.cp > 1 && !space.cp_kinds.contains(&d.cp_kind) {
+        let has = list(
+            space.cp_kinds.iter().map(|k| k.name().into()),
+            "no context parallelism",
+        );
+        return lacks(format!("context parallelism by {}", d.cp_kind.name()), has);
+    }
+    if d.dp() * d.cp > 1 && !space.zero.contains(&d.zero) {
+        let has = list(
+            space.zero.iter().map(|&z| format!("ZeRO-{}", u8::from(z))),
+            "none",
+        );
+        return lacks(format!("ZeRO-{}", u8::from(d.zero)), has);
+    }
+    None
+}
+
+fn tensor_lack(d: &Decisions, model: &ModelConfig, space: &RuntimeSpace) -> Option<Lack> {
+    if d.tp > 1 && !space.tensor_parallel {
+        return lacks("tensor parallelism", "tp=1");
+    }
+    match space.sequence_parallel {
+        SequenceParallelUse::Never if d.sequence_parallel => {
+            return lacks("sequence parallelism", "sp=off");
+        }
+        SequenceParallelUse::Always if d.tp > 1 && !d.sequence_parallel => {
+            return lacks("tensor parallelism without sequence parallelism", "sp=on");
+        }
+        SequenceParallelUse::Never | SequenceParallelUse::Always | SequenceParallelUse::Choice => {}
+    }
+    let heads = model.attention.kv_heads();
+    if d.tp > 1 && space.kv_heads_limit_tp && d.tp > heads {
+        let has = format!("tp up to the {heads} key/value heads");
+        return lacks(format!("tp={}", d.tp), has);
+    }
+    None
+}
+
+/// Finds a placement of experts, states, layers or ranks that the runtime does not support.
+fn layout_lack(d: &Decisions, space: &RuntimeSpace) -> Option<Lack> {
+    if (d.ep > 1 || d.etp > 1) && !space.expert_parallel {
+        return lacks("expert parallelism", "ep=1");
+    }
+    if d.zero != Zero::Z0 && d.dp_replicate > 1 && !space.hybrid_shard {
+        return lacks("hybrid sharding", "dp_replicate=1");
+    }
+    if !d.stages.is_uniform() && !space.uneven_stages {
+        return lacks("uneven stages", "stages of equal size");
+    }
+    if d.pp > 1 && d.dp() > 1 && !space.axis_orders.contains(&d.axis_order) {
+        return lacks("this axis order", "the orders that `runtimes` lists");
+    }
+    None
+}
+
+fn recompute_lack(d: &Decisions, space: &RuntimeSpace) -> Option<Lack> {
+    let mode = mode(d.recompute);
+    if space.recompute.contains(&mode) {
+        return None;
+    }
+    let has = list(space.recompute.iter().map(|m| m.name().to_owned()), "none");
+    lacks(format!("recompute {}", mode.name()), has)
+}
+
+fn module_lack(d: &Decisions, runtime: &Runtime) -> Option<Lack> {
+    let Recompute::Modules(selection) = d.recompute else {
+        return None;
+    };
+    let all = runtime.modules();
+    if selection.and(all) == selection {
+        return None;
+    }
+    lacks(
+        format!("recompute selective:{}", selection.name()),
+        format!("selective:{}", all.name()),
+    )
+}
+
+fn gradient_lack(d: &Decisions, runtime: &Runtime, precision: Precision) -> Option<Lack> {
+    let asked = d.gradients?;
+    let mut all = vec![runtime.own_gradients(precision)];
+    all.extend(runtime.other_gradients(precision));
+    if all.contains(&asked) {
+        return None;
+    }
+    let has = list(all.into_iter().map(GradientTypes::name), "none");
+    lacks(format!("gradients in {}", asked.name()), has)
+}
+
+fn optimizer_lack(d: &Decisions, runtime: &Runtime, precision: Precision) -> Option<Lack> {
+    let asked = d.optimizer_states?;
+    let all = runtime.other_optimizers(precision);
+    if all.contains(&asked) {
+        return None;
+    }
+    let has = list(
+        all.into_iter().map(|states| states.name().to_owned()),
+        "its own only",
+    );
+    lacks(
+        format!("optimizer states {} in this precision", asked.name()),
+        has,
+    )
+}
+
+fn offload_lack(d: &Decisions, runtime: &Runtime) -> Option<Lack> {
+    if d.offload_layers > 0 && !runtime.space.offload_layers {
+        return lacks("offload of activations", "none");
+    }
+    let asked = d.offload?;
+    if runtime.offload_option(asked, d.zero).is_some() {
+        return None;
+    }
+    let has = runtime.space.offload.iter().map(|option| {
+        let share = if option.partly { "[:N]" } else { "" };
+        let name = option.states.name();
+        format!(
+            "offload={name}{share} from zero={}",
+            u8::from(option.from_zero)
+        )
+    });
+    let what = format!("offload={} at zero={}", asked.name(), u8::from(d.zero));
+    lacks(what, list(has, "no offload of states"))
+}
+
+/// The kind of a recompute choice, without its parameters.
+fn mode(recompute: Recompute) -> RecomputeMode {
+    match recompute {
+        Recompute::None => RecomputeMode::None,
+        Recompute::Selective | Recompute::Modules(_) => RecomputeMode::Selective,
+        Recompute::Full => RecomputeMode::Full,
+        Recompute::Layers(_) => RecomputeMode::Layers,
+        Recompute::SelectiveOps => RecomputeMode::SelectiveOps,
+    }
+}
+
+fn list(items: impl Iterator<Item = String>, none: &str) -> String {
+    let items: Vec<String> = items.collect();
+    if items.is_empty() {
+        none.to_owned()
+    } else {
+        items.join(", ")
+    }
+}
