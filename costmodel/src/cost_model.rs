@@ -14,6 +14,7 @@ use crate::blocks::BlockCosts;
 use crate::bounds::{self, LayoutBounds, Shape};
 use crate::engine::{Inputs, Outcome, Record, simulate, simulate_short};
 use crate::held::{Counted, Held, Member};
+use crate::imbalance::{self, Largest};
 use crate::pipeline::Pipelines;
 use crate::predict::Simulated;
 use crate::recorder::Recorder;
@@ -28,6 +29,8 @@ use crate::{CostError, Scenario, book, floors, predict, quantities};
 pub struct CostModel {
     blocks: BlockCosts,
     pipelines: Pipelines,
+    /// What the longest of several micro-batches takes more than the mean.
+    largest: Largest,
 }
 
 /// Step time and peak memory of a simulated strategy, without a breakdown.
@@ -64,6 +67,9 @@ impl CostModel {
             scenario.model = scenario.model.with_fused_projections();
         }
         if let Some(profile) = &scenario.cluster.profile {
+            if scenario.workload.documents_apart().is_some() {
+                return Err(CostError::AcrossDocuments);
+            }
             let gpus = profile.machine.gpu.is_some();
             scenario.runtime = book::adapted(scenario.runtime, gpus)?;
         }
@@ -89,6 +95,7 @@ impl CostModel {
         Ok(Self {
             blocks: BlockCosts::new(scenario, book),
             pipelines: Pipelines::default(),
+            largest: Largest::default(),
         })
     }
 
@@ -120,10 +127,11 @@ impl CostModel {
             ..self.scenario().clone()
         };
         quantities::check(&scenario)?;
-        match self.blocks.on(workload) {
+        match self.blocks.on(&scenario) {
             Some(blocks) => Ok(Self {
                 blocks,
                 pipelines: Pipelines::default(),
+                largest: Largest::default(),
             }),
             None => Self::new(scenario),
         }
@@ -233,7 +241,10 @@ impl CostModel {
             strategy,
             &assembled,
             &pipeline,
-            passes,
+            floors::Known {
+                passes,
+                imbalance: imbalance::waiting(strategy, &assembled, &self.largest),
+            },
         ))
     }
 
@@ -346,7 +357,8 @@ impl CostModel {
             return self.recorded(strategy, &mut ());
         }
         let assembled = self.assembled(strategy)?;
-        let outcome = self.outcome(strategy, &assembled)?;
+        let mut outcome = self.outcome(strategy, &assembled)?;
+        outcome.wait(imbalance::waiting(strategy, &assembled, &self.largest));
         Ok((assembled, finite(outcome)?))
     }
 

@@ -16,7 +16,7 @@ pub struct Difference {
 
 /// The parts of a breakdown, with their names, in seconds.
 #[must_use]
-pub fn parts(b: &Breakdown) -> [(&'static str, f64); 10] {
+pub fn parts(b: &Breakdown) -> [(&'static str, f64); 11] {
     [
         ("compute", b.compute_s),
         ("recomputation", b.recompute_s),
@@ -28,6 +28,7 @@ pub fn parts(b: &Breakdown) -> [(&'static str, f64); 10] {
         ("pipeline bubble", b.bubble_s),
         ("optimizer", b.optimizer_s),
         ("host", b.host_s),
+        ("waiting for longer sequences", b.imbalance_s),
     ]
 }
 

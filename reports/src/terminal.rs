@@ -193,6 +193,7 @@ fn breakdown(p: &Prediction) -> Vec<(String, String, f64)> {
         ("bubble", b.bubble_s),
         ("optimizer", b.optimizer_s),
         ("host", b.host_s),
+        ("longer sequences", b.imbalance_s),
     ];
     let shown = parts.into_iter().filter(|(_, s)| *s > 1e-6);
     let row = |(name, s): (&str, f64)| {

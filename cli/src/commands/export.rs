@@ -378,6 +378,12 @@ fn search_command(loaded: &Opened, dialect: Dialect, refusals: &[Refusal]) -> St
     if let Some(adapters) = &loaded.file.adapters {
         limits.push(format!(" --lora {adapters}"));
     }
+    if let (Some(lengths), Some(packing)) = (&w.lengths, w.packing) {
+        limits.push(format!(
+            " --lengths {} --packing {packing}",
+            escape::shell(lengths)
+        ));
+    }
     let limits = limits.concat();
     format!(
         "vescale-plan search --model {} --cluster {} --gpus {} --seq {} --global-batch {} --precision {} --runtime {}{limits}",
