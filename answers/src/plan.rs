@@ -44,5 +44,6 @@ pub fn ground(costs: &CostModel) -> Ground<'_> {
         gpus_per_node: scenario.cluster.gpus_per_node,
         usable: costs.capacity(),
         adapters: scenario.model.adapters,
+        documents: scenario.workload.documents(),
     }
 }

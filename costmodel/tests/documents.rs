@@ -92,7 +92,11 @@ fn two_lengths_by_hand() {
     let [short, long, both] = ["512:1", "4k:1", "512:8,4k:1"].map(|of| within(of, 2, strategy));
     let [t_short, t_long, t_both] = [&short, &long, &both].map(attention);
     let mean = 0.5 * (t_short + t_long);
-    assert!((t_both / mean - 1.0).abs() < 1e-9, "{t_both} {mean} {t_short} {t_long} {:?}", both.kernels);
+    assert!(
+        (t_both / mean - 1.0).abs() < 1e-9,
+        "{t_both} {mean} {t_short} {t_long} {:?}",
+        both.kernels
+    );
     assert!(
         t_short < t_long / 3.0 && t_short > t_long / 8.0,
         "{t_short} {t_long}"

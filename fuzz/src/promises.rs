@@ -48,6 +48,7 @@ pub fn predicted(scenario: &Scenario, strategy: &Strategy, outcome: &mut Outcome
         gpus_per_node: scenario.cluster.gpus_per_node,
         usable: costs.capacity(),
         adapters: scenario.model.adapters,
+        documents: scenario.workload.documents(),
     };
     let style = Style {
         width: 80,

@@ -1,6 +1,6 @@
 //! Answers on a terminal: what fits, how fast it is, where time and memory go, and what to do next.
 
-use catalog::{Adapters, Bytes, Runtime, Seconds};
+use catalog::{Adapters, Bytes, Documents, Runtime, Seconds};
 use plans::grammar::written;
 use plans::{Candidate, Decisions, Fit, Prediction, SearchOutcome};
 
@@ -19,6 +19,8 @@ pub struct Ground<'a> {
     pub usable: Bytes,
     /// Adapters that are trained in place of the weights.
     pub adapters: Option<Adapters>,
+    /// Documents that sequences are made of; `None` if each is one.
+    pub documents: Option<&'a Documents>,
 }
 
 /// The result of a search.
@@ -92,6 +94,10 @@ pub fn prediction(
     text.push_str(&style.paragraph("  ", &said));
     if let Some(adapters) = &ground.adapters {
         let said = words::adapters(adapters);
+        text.push_str(&style.paragraph("  ", &said));
+    }
+    if let Some(documents) = ground.documents {
+        let said = words::documents(documents);
         text.push_str(&style.paragraph("  ", &said));
     }
     text.push('\n');

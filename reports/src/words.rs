@@ -1,7 +1,10 @@
 //! Plans and predictions as a person says them: the layout, the moment of the peak, what to be careful about, and what
 //! abbreviations mean.
 
-use catalog::{Adapters, Bytes, DType, GradientTypes, OptimizerStates, Origin, ScheduleKind};
+use catalog::{
+    Adapters, Bytes, DType, Documents, GradientTypes, OptimizerStates, Origin, Packing,
+    ScheduleKind,
+};
 use plans::{Decisions, Fit, Prediction, Recompute, Zero};
 
 use crate::format;
@@ -10,7 +13,7 @@ use crate::format;
 const SAFE: f64 = 0.9;
 
 /// Abbreviations in strategies and tables, each with its meaning.
-pub const TERMS: [(&str, &str); 28] = [
+pub const TERMS: [(&str, &str); 29] = [
     ("tp8", "tensor parallel: 8 GPUs share each layer"),
     (
         "pp4",
@@ -84,6 +87,10 @@ pub const TERMS: [(&str, &str); 28] = [
         "layers of each stage: four of 20, then one of 18",
     ),
     ("exposed", "communication that no computation hides"),
+    (
+        "longer sequences",
+        "waiting for micro-batches and replicas whose sequences hold longer documents, so that attention takes longer",
+    ),
     ("bubble", "time in which a pipeline rank has nothing to do"),
     (
         "MFU",
@@ -108,6 +115,20 @@ pub fn adapters(adapters: &Adapters) -> String {
          and 6 per trained one",
         adapters.rank
     )
+}
+
+/// What sequences are made of, and how that changes what is counted.
+#[must_use]
+pub fn documents(documents: &Documents) -> String {
+    let mean = format::count(documents.mean().round() as u64);
+    let counted = match documents.packing() {
+        Packing::Within => {
+            "packed, attention stays within each; MFU counts its FLOPs, not those of whole sequences"
+        }
+        Packing::Across => "packed, attention goes across them",
+        Packing::Padded => "each padded to a sequence; throughput and MFU count real tokens alone",
+    };
+    format!("documents of {mean} tokens on average, {counted}")
 }
 
 /// The layout in phrases, without capital letters and final stops.

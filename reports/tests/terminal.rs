@@ -101,6 +101,7 @@ fn answer(width: usize, colour: bool) -> String {
         gpus_per_node: 8,
         usable: Bytes(75 * GIB),
         adapters: None,
+        documents: None,
     };
     let style = Style { width, colour };
     let steps = [(
