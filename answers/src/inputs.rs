@@ -269,7 +269,7 @@ pub fn of_documents(
     };
     let made = workload.of_documents(lengths, packing);
     made.map_err(|wrong| {
-        let wrong = Mistake::new(format!("a document of {wrong}")).at("--lengths");
+        let wrong = Mistake::new(wrong.to_string()).at("--lengths");
         AnswerError::from(wrong.expected("documents of at most --seq tokens"))
     })
 }

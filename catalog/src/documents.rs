@@ -75,7 +75,7 @@ pub struct Documents {
 
 /// A document does not fit in a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{length} is longer than a sequence of {seq_len} tokens")]
+#[error("a document of {length} tokens is longer than a sequence of {seq_len}")]
 pub struct DocumentTooLong {
     /// Tokens of the longest document, or of the mean one of a distribution.
     pub length: u64,
@@ -157,7 +157,7 @@ mod tests {
         let wrong = documents("512:0.5,8k:0.5", 4096).expect_err("too long");
         assert_eq!(
             wrong.to_string(),
-            "8192 is longer than a sequence of 4096 tokens"
+            "a document of 8192 tokens is longer than a sequence of 4096"
         );
         assert!(documents("lognormal:mean=8k,sigma=1", 4096).is_err());
         let cut = documents("lognormal:mean=2k,sigma=1", 4096).expect("documents");

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use answers::Opened;
 use answers::SCHEMA_VERSION;
+use catalog::Packing;
 use catalog::files::{self, FolderDestination, Kind, NamedFile, Replace};
 use interop::check::Severity;
 use interop::config::escape;
@@ -379,6 +380,11 @@ fn search_command(loaded: &Opened, dialect: Dialect, refusals: &[Refusal]) -> St
         limits.push(format!(" --lora {adapters}"));
     }
     if let (Some(lengths), Some(packing)) = (&w.lengths, w.packing) {
+        let refused = format!("packing={packing}");
+        let packing = match refusals.iter().any(|refusal| refusal.decision == refused) {
+            true => Packing::Across,
+            false => packing,
+        };
         limits.push(format!(
             " --lengths {} --packing {packing}",
             escape::shell(lengths)
