@@ -3,7 +3,8 @@
 use catalog::runs::{Recipe, Run};
 use catalog::runtime::SequenceParallelUse;
 use catalog::{
-    Adapters, CpKind, Overlap, Precision, Runtime, ScheduleKind, Workload, WorkloadSizes, Zero,
+    Adapters, CpKind, Lengths, Overlap, Packing, Precision, Runtime, ScheduleKind, Workload,
+    WorkloadSizes, Zero,
 };
 use costmodel::Scenario;
 use plans::{Decisions, Recompute, StagePartition, Strategy};
@@ -42,6 +43,7 @@ pub(crate) fn map(run: &Run) -> Result<Mapped, String> {
         precision,
     })
     .map_err(|e| e.to_string())?;
+    let workload = packed(run, workload)?;
     let decisions = decisions(run, &sizes, model.layers, &runtime)?;
     let strategy =
         Strategy::new(decisions, &model, &workload).map_err(|e| format!("strategy: {e}"))?;
@@ -232,6 +234,21 @@ fn adapters(run: &Run) -> Result<Option<Adapters>, String> {
         .ok_or_else(|| "the rank and layers of LoRA are not stated".to_owned())
 }
 
+/// The workload of a run that fine-tunes, on the documents that its source's recipes pack: attention stays within them.
+fn packed(run: &Run, workload: Workload) -> Result<Workload, String> {
+    let task = run.flag("task").and_then(serde_json::Value::as_str);
+    let tunes = task.is_some_and(|task| task.contains("SFT") || task.contains("LoRA"));
+    if !tunes {
+        return Ok(workload);
+    }
+    let lengths = Recipe::of(run).and_then(|recipe| recipe.documents.as_deref());
+    let lengths: Lengths = lengths
+        .ok_or("the lengths of the packed documents are not stated")?
+        .parse()?;
+    let packed = workload.of_documents(lengths, Packing::Within);
+    packed.map_err(|e| e.to_string())
+}
+
 fn out_of_scope(run: &Run) -> Result<(), String> {
     for (flag, what) in [
         ("act_offload", "activation offload"),
@@ -250,7 +267,7 @@ fn out_of_scope(run: &Run) -> Result<(), String> {
             .flag(key)
             .and_then(serde_json::Value::as_str)
             .unwrap_or("");
-        if value.contains("QLoRA") || value.contains("offload") || value.contains("SFT") {
+        if value.contains("QLoRA") || value.contains("offload") {
             return Err(format!("out of scope: {value}"));
         }
     }

@@ -1,7 +1,7 @@
 //! Searches on a cluster of several pools: each way to use some of the pools is a question of its own, and the best of
 //! their answers is the answer.
 
-use catalog::{Seconds, Workload, WorkloadSizes};
+use catalog::Seconds;
 use costmodel::{CostModel, Scenario};
 use planner::{Constraints, PlannerError, SearchOptions, SearchSpace};
 use plans::{Candidate, SearchOutcome};
@@ -45,13 +45,9 @@ pub fn of(inputs: &Inputs) -> Vec<Inputs> {
     };
     let on = |pool: catalog::Pool| {
         let whole = &inputs.scenario;
-        let sizes = WorkloadSizes {
-            gpus: pool.gpus,
-            ..*whole.workload
-        };
         let scenario = Scenario {
             cluster: pool.cluster,
-            workload: Workload::new(sizes).ok()?,
+            workload: whole.workload.on(pool.gpus).ok()?,
             ..whole.clone()
         };
         Some(Inputs {

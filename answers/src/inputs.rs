@@ -2,7 +2,8 @@
 
 use catalog::workload::MAX_GPUS;
 use catalog::{
-    Adapters, Cluster, Mistake, Precision, Runtime, Workload, WorkloadError, WorkloadSizes,
+    Adapters, Cluster, Documents, Lengths, Mistake, Packing, Precision, Runtime, Workload,
+    WorkloadError, WorkloadSizes,
 };
 use costmodel::Scenario;
 use serde::Serialize;
@@ -40,6 +41,12 @@ pub struct InputsJson {
     pub seq_len: u64,
     /// Sequences per optimizer step.
     pub global_batch: u64,
+    /// Lengths of the documents that sequences are made of, in the notation of `--lengths`; absent if each sequence is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lengths: Option<String>,
+    /// How documents become sequences.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub packing: Option<Packing>,
     /// Precision of linear layers.
     pub precision: Precision,
     /// Share of each GPU's memory that a plan must leave free, from 0 to 1.
@@ -70,6 +77,8 @@ impl InputsJson {
             gpus: workload.gpus,
             seq_len: workload.seq_len,
             global_batch: workload.global_batch,
+            lengths: workload.documents().map(|of| of.lengths().to_string()),
+            packing: workload.documents().map(Documents::packing),
             precision: workload.precision,
             headroom: *headroom,
             parameters,
@@ -139,6 +148,8 @@ pub struct Question {
     pub seq: u64,
     /// Sequences per optimizer step.
     pub global_batch: Option<u64>,
+    /// Lengths of the documents that sequences are made of, and how; `None` if each sequence is one document.
+    pub documents: Option<(Lengths, Packing)>,
     /// Precision of linear layers.
     pub precision: Precision,
     /// Share of device memory to leave free.
@@ -163,6 +174,7 @@ pub fn resolve(args: &Question) -> Result<Inputs, AnswerError> {
     let runtime = runtime(args.runtime.as_deref(), &cluster)?;
     check_gpus(gpus, &cluster).map_err(|e| for_own_ranks(e, &runtime, &cluster))?;
     let workload = workload(gpus, args.seq, args.global_batch, args.precision)?;
+    let workload = of_documents(workload, args.documents.clone())?;
     let parameters = models::parameter_count(&model)
         .map_err(|e| AnswerError::from(Mistake::new(format!("model {}: {e}", args.model))))?;
     let scenario = Scenario {
@@ -245,6 +257,21 @@ pub fn workload(
         })
         .map_err(flag),
     }
+}
+
+/// The workload with sequences made of documents, if lengths are given.
+pub fn of_documents(
+    workload: Workload,
+    documents: Option<(Lengths, Packing)>,
+) -> Result<Workload, AnswerError> {
+    let Some((lengths, packing)) = documents else {
+        return Ok(workload);
+    };
+    let made = workload.of_documents(lengths, packing);
+    made.map_err(|wrong| {
+        let wrong = Mistake::new(wrong.to_string()).at("--lengths");
+        AnswerError::from(wrong.expected("documents of at most --seq tokens"))
+    })
 }
 
 /// The runtime asked for, or the default for the cluster: our own executor on a profiled machine.

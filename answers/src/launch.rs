@@ -1,5 +1,6 @@
 //! What to do after an answer: the commands that launch the plan, say why it is best, and compare it.
 
+use catalog::Packing;
 use costmodel::Scenario;
 use interop::config::escape;
 use interop::export::{Dialect, Job};
@@ -111,6 +112,18 @@ pub fn flags(inputs: &Inputs) -> String {
     let precision = format!("{:?}", w.precision).to_lowercase();
     unusual("precision", precision, usual.precision);
     unusual("headroom", inputs.json.headroom.to_string(), usual.headroom);
+    let lengths = &inputs.json.lengths;
+    unusual(
+        "lengths",
+        lengths.clone().unwrap_or_default(),
+        lengths.is_none(),
+    );
+    let packing = inputs.json.packing.unwrap_or_default();
+    unusual(
+        "packing",
+        packing.to_string(),
+        packing == Packing::default(),
+    );
     let adapters = &inputs.json.adapters;
     unusual(
         "lora",

@@ -1,7 +1,7 @@
 //! The single change to a plan that would gain most, sought first among changes that leave every step's result as it
 //! is, then among changes of precision and batch.
 
-use catalog::{DType, Precision, Workload, WorkloadSizes};
+use catalog::{DType, Precision, Workload};
 use costmodel::{CostModel, Scenario};
 use plans::grammar::written;
 use plans::{Candidate, Prediction, Strategy};
@@ -96,32 +96,22 @@ fn free(
 /// Changes of the training itself: linear layers in fp8, or a global batch twice as large.
 fn changing(costs: &CostModel, strategy: &Strategy) -> Result<Vec<Change>, AnswerError> {
     let s = costs.scenario();
-    let w = *s.workload;
+    let w = &s.workload;
     let mut changes = Vec::new();
     let eighths = s.cluster.device.peak.contains_key(&DType::F8);
     if w.precision == Precision::Bf16 && eighths {
-        let fp8 = WorkloadSizes {
-            precision: Precision::Fp8,
-            ..w
-        };
+        let fp8 = w.clone().with_precision(Precision::Fp8);
         let what = "Linear layers in fp8, which changes the numbers".to_owned();
         changes.extend(other(s, strategy, fp8, strategy.num_micro_batches, what));
     }
-    let twice = WorkloadSizes {
-        global_batch: w.global_batch.saturating_mul(2),
-        ..w
-    };
-    let what = format!(
-        "A global batch of {} sequences, which changes the training",
-        format::count(twice.global_batch)
-    );
-    changes.extend(other(
-        s,
-        strategy,
-        twice,
-        strategy.num_micro_batches * 2,
-        what,
-    ));
+    if let Ok(twice) = w.with_batch(w.global_batch.saturating_mul(2)) {
+        let what = format!(
+            "A global batch of {} sequences, which changes the training",
+            format::count(twice.global_batch)
+        );
+        let micro_batches = strategy.num_micro_batches * 2;
+        changes.extend(other(s, strategy, twice, micro_batches, what));
+    }
     Ok(changes)
 }
 
@@ -129,11 +119,10 @@ fn changing(costs: &CostModel, strategy: &Strategy) -> Result<Vec<Change>, Answe
 fn other(
     scenario: &Scenario,
     strategy: &Strategy,
-    sizes: WorkloadSizes,
+    workload: Workload,
     micro_batches: u64,
     what: String,
 ) -> Option<Change> {
-    let workload = Workload::new(sizes).ok()?;
     let mut decisions = strategy.decisions().clone();
     decisions.num_micro_batches = micro_batches;
     let strategy = Strategy::new(decisions, &scenario.model, &workload).ok()?;

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use catalog::load::beside;
-use catalog::{Mistake, SpecError, Workload, WorkloadSizes};
+use catalog::{Mistake, SpecError};
 use costmodel::{CostModel, Scenario};
 use plans::json::StrategyJson;
 use plans::{PlanFile, Strategy};
@@ -69,13 +69,7 @@ impl Opened {
                 message,
             })
         };
-        let sizes = WorkloadSizes {
-            gpus: w.gpus,
-            seq_len: w.seq_len,
-            global_batch: w.global_batch,
-            precision: w.precision,
-        };
-        let workload = Workload::new(sizes).map_err(|e| wrong("workload", e.to_string()))?;
+        let workload = w.read().map_err(|why| wrong("workload", why))?;
         let devices = cluster.check_devices(w.gpus);
         devices.map_err(|e| wrong("workload.gpus", format!("{}: {e}", w.gpus)))?;
         let parameters = models::parameter_count(&model)

@@ -106,6 +106,17 @@ pub fn rows(json: &InputsJson, asked: &Asked) -> Vec<Row> {
             origin: asked.origin(flag),
         })
         .collect();
+    if let (Some(lengths), Some(packing)) = (&json.lengths, json.packing) {
+        let said = [
+            ("lengths", "documents", lengths.clone()),
+            ("packing", "packing", packing.to_string()),
+        ];
+        rows.extend(said.map(|(flag, name, value)| Row {
+            name,
+            value,
+            origin: asked.origin(flag),
+        }));
+    }
     if let Some(adapters) = &json.adapters {
         rows.push(Row {
             name: "adapters (LoRA)",

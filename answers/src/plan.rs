@@ -44,5 +44,6 @@ pub fn ground(costs: &CostModel) -> Ground<'_> {
         gpus_per_node: scenario.cluster.gpus_per_node,
         adapters: scenario.model.adapters,
         pools: scenario.cluster.pools.as_deref(),
+        documents: scenario.workload.documents(),
     }
 }

@@ -1,8 +1,9 @@
 //! Values as people write them: `8k`, `5%`, `15T`, `64 nodes`, `512x h100`.
 
 use std::fmt;
+use std::path::Path;
 
-use catalog::{Adapters, Cluster, Mistake, Precision};
+use catalog::{Adapters, Cluster, Lengths, Mistake, Precision};
 
 /// Most tokens of a training run: a million times the largest so far.
 const MAX_TOKENS: f64 = 1e20;
@@ -50,6 +51,20 @@ impl fmt::Display for Gpus {
 pub fn adapters(text: &str) -> Result<Adapters, Mistake> {
     text.parse()
         .map_err(|wrong: String| Mistake::new(wrong).example("rank=16,alpha=32,modules=qkv+proj"))
+}
+
+/// Reads lengths of documents in their notation, or from the file that the text names.
+pub fn lengths(text: &str) -> Result<Lengths, Mistake> {
+    let path = Path::new(text);
+    let read = match path.is_file() {
+        true => Lengths::counted(&catalog::text::read(path).map_err(|wrong| wrong.mistake())?),
+        false => text.parse(),
+    };
+    read.map_err(|wrong| {
+        Mistake::new(wrong)
+            .expected("lengths with their shares, a distribution, or a file of lengths and counts")
+            .example("512:0.7,4k:0.3, lognormal:mean=1k,sigma=0.9, or lengths.txt")
+    })
 }
 
 /// Reads a number of GPUs.

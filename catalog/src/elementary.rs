@@ -58,6 +58,12 @@ pub fn sin_cos(angle: f64) -> (f64, f64) {
     libm::sincos(angle)
 }
 
+/// The probability that a normal variable of mean 0 and standard deviation 1 is below `x`.
+#[must_use]
+pub fn normal_below(x: f64) -> f64 {
+    libm::erfc(-x * std::f64::consts::FRAC_1_SQRT_2) * 0.5
+}
+
 #[cfg(test)]
 mod tests {
     #[test]
@@ -73,6 +79,7 @@ mod tests {
             super::powf(1.7, 0.3),
             super::sin_cos(0.7).0,
             super::sin_cos(0.7).1,
+            super::normal_below(0.7),
         ];
         // Bits that x86-64 gave.
         let bits = [
@@ -86,6 +93,7 @@ mod tests {
             0x3ff2_c2cd_2586_22da,
             0x3fe4_9d6e_6946_19b8,
             0x3fe8_7996_529f_9d93,
+            0x3fe8_41d5_715c_32a8,
         ];
         assert_eq!(values.map(f64::to_bits), bits);
     }

@@ -1,8 +1,11 @@
 //! The workload: everything about training except the model (sequence length, batch, precision, number of devices).
 
 use std::ops::Deref;
+use std::sync::Arc;
 
+use crate::documents::{DocumentTooLong, Documents, OfLength, Packing};
 use crate::dtype::Precision;
+use crate::lengths::Lengths;
 
 /// Largest number of devices in a job.
 pub const MAX_GPUS: u64 = 1 << 20;
@@ -25,8 +28,11 @@ pub struct WorkloadSizes {
 }
 
 /// A training workload whose sizes were checked. Fields are read through `Deref`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Workload(WorkloadSizes);
+#[derive(Clone, Debug, PartialEq)]
+pub struct Workload {
+    sizes: WorkloadSizes,
+    documents: Option<Arc<Documents>>,
+}
 
 /// A size of a workload is out of range.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -68,18 +74,106 @@ impl Workload {
                 });
             }
         }
-        Ok(Self(sizes))
+        Ok(Self {
+            sizes,
+            documents: None,
+        })
+    }
+
+    /// The same workload with sequences made of documents of these lengths. Without documents, each sequence is one.
+    ///
+    /// # Errors
+    /// When a document is longer than a sequence.
+    pub fn of_documents(
+        &self,
+        lengths: Lengths,
+        packing: Packing,
+    ) -> Result<Self, DocumentTooLong> {
+        let documents = Documents::new(lengths, packing, self.seq_len)?;
+        Ok(Self {
+            sizes: self.sizes,
+            documents: Some(Arc::new(documents)),
+        })
     }
 
     /// The same workload on another number of devices.
     ///
     /// # Errors
     /// When that number is out of range.
-    pub fn on(self, gpus: u64) -> Result<Self, WorkloadError> {
-        Self::new(WorkloadSizes { gpus, ..self.0 })
+    pub fn on(&self, gpus: u64) -> Result<Self, WorkloadError> {
+        self.sized(WorkloadSizes { gpus, ..self.sizes })
     }
 
-    /// Tokens per optimizer step: at most 2^48.
+    /// The same workload with another number of sequences per step.
+    ///
+    /// # Errors
+    /// When that number is out of range.
+    pub fn with_batch(&self, global_batch: u64) -> Result<Self, WorkloadError> {
+        self.sized(WorkloadSizes {
+            global_batch,
+            ..self.sizes
+        })
+    }
+
+    /// The same workload with linear layers in another precision.
+    #[must_use]
+    pub fn with_precision(mut self, precision: Precision) -> Self {
+        self.sizes.precision = precision;
+        self
+    }
+
+    /// The same documents in sequences of the same length, with other sizes.
+    fn sized(&self, sizes: WorkloadSizes) -> Result<Self, WorkloadError> {
+        let checked = Self::new(sizes)?;
+        Ok(Self {
+            documents: self.documents.clone(),
+            ..checked
+        })
+    }
+
+    /// What its sequences are made of; `None` if each is one document.
+    #[must_use]
+    pub fn documents(&self) -> Option<&Documents> {
+        self.documents.as_deref()
+    }
+
+    /// The documents that attention stays within; `None` if tokens attend to the whole sequence.
+    #[must_use]
+    pub fn documents_apart(&self) -> Option<&Documents> {
+        self.documents()
+            .filter(|of| of.packing() == Packing::Within)
+    }
+
+    /// The lengths of the texts in which tokens attend to each other, each with its share of the tokens that are no
+    /// padding.
+    #[must_use]
+    pub fn contexts(&self) -> Vec<OfLength> {
+        match self
+            .documents()
+            .filter(|of| of.packing() != Packing::Across)
+        {
+            Some(documents) => documents.by_length().to_vec(),
+            None => vec![OfLength {
+                length: self.seq_len,
+                tokens: 1.0,
+            }],
+        }
+    }
+
+    /// Tokens per optimizer step that are no padding, on average.
+    #[must_use]
+    pub fn real_tokens_per_step(&self) -> f64 {
+        let tokens = self.tokens_per_step() as f64;
+        match self
+            .documents()
+            .filter(|of| of.packing() == Packing::Padded)
+        {
+            Some(documents) => tokens * (documents.mean() / self.seq_len as f64),
+            None => tokens,
+        }
+    }
+
+    /// Tokens per optimizer step, padding among them: at most 2^48.
     #[must_use]
     pub fn tokens_per_step(&self) -> u64 {
         self.seq_len * self.global_batch
@@ -89,7 +183,7 @@ impl Workload {
 impl Deref for Workload {
     type Target = WorkloadSizes;
     fn deref(&self) -> &WorkloadSizes {
-        &self.0
+        &self.sizes
     }
 }
 

@@ -3,10 +3,10 @@
 use std::fmt::Display;
 
 use answers::{Inputs, Question};
-use catalog::{Mistake, Precision};
+use catalog::{Lengths, Mistake, Packing, Precision};
 use planner::Constraints;
 
-use crate::args::{ConstraintArgs, PrecisionArg, ScenarioArgs};
+use crate::args::{ConstraintArgs, DocumentArgs, PackingArg, PrecisionArg, ScenarioArgs};
 use crate::error::CliError;
 
 /// Resolves flags.
@@ -24,6 +24,7 @@ pub(crate) fn resolve(args: &ScenarioArgs) -> Result<Inputs, CliError> {
         global_batch: args.global_batch,
         precision: precision(args.precision),
         headroom: args.headroom,
+        documents: documents(&args.documents),
         adapters: args.trained.lora,
     })?)
 }
@@ -47,6 +48,16 @@ pub(crate) fn precision(arg: PrecisionArg) -> Precision {
         PrecisionArg::Bf16 => Precision::Bf16,
         PrecisionArg::Fp8 => Precision::Fp8,
     }
+}
+
+/// Lengths of documents and how these become sequences, if lengths are given.
+pub(crate) fn documents(args: &DocumentArgs) -> Option<(Lengths, Packing)> {
+    let packing = args.packing.map(|packing| match packing {
+        PackingArg::Within => Packing::Within,
+        PackingArg::Across => Packing::Across,
+        PackingArg::Padded => Packing::Padded,
+    });
+    Some((args.lengths.clone()?, packing.unwrap_or_default()))
 }
 
 /// Constraints from flags, which override those from a file. Whether they make sense is not checked yet.

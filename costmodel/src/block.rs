@@ -10,6 +10,7 @@ use crate::block_cost::{BlockCost, BlockDetail, BlockKey, Tensors, weights};
 use crate::book::{BlockToPrice, PriceBook, PricedBlock};
 use crate::issue::Launch;
 use crate::lower::{BlockMemory, Lowered, Lowering};
+use crate::spread::Spread;
 use crate::streams::{self, Task};
 use crate::work::Backward;
 use crate::{CostError, Scenario};
@@ -89,6 +90,12 @@ fn of_key(
         input: run(&priced.backward_input),
         weight: run(&priced.backward_weight),
     };
+    let spread = |passes: [&Vec<Launch>; 3]| {
+        let launches = passes.into_iter().flatten();
+        launches.fold(Spread::default(), |all, launch| {
+            all + priced.kernels[launch.kernel].spread
+        })
+    };
     let again = modes.iter().zip(&priced.recompute);
     let cost =
         |((&recompute, again), memory): ((&Recompute, &Vec<Launch>), &BlockMemory)| BlockCost {
@@ -96,6 +103,7 @@ fn of_key(
             forward,
             backward,
             recompute: run(again),
+            spread: spread([&priced.forward, again, &priced.backward]),
             memory: *memory,
             output: trace.output.map_or(Bytes(0), |id| trace.tensor(id).bytes()),
             weights: weights(trace),

@@ -7,6 +7,7 @@ use plans::{Decisions, Group, NamedTime, Recompute};
 
 use crate::Scenario;
 use crate::lower::BlockMemory;
+use crate::spread::Spread;
 use crate::states::{self, Weights};
 use crate::work::{Backward, Work};
 
@@ -76,6 +77,8 @@ pub struct BlockCost {
     pub backward: Backward,
     /// Time of the forward kernels that run again before backward.
     pub recompute: Work,
+    /// How the time of all these passes together differs between micro-batches.
+    pub spread: Spread,
     /// Memory that the block keeps for backward, and what its passes need beside that.
     pub memory: BlockMemory,
     /// Bytes of the tensor handed to the next block.

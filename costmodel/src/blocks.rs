@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use catalog::{LayerClass, Workload};
+use catalog::LayerClass;
 use models::{BlockClass, BlockLayout};
 use plans::Decisions;
 
@@ -46,19 +46,16 @@ impl BlockCosts {
         }
     }
 
-    /// The same for another workload, sharing the cache. `None` if that may change what a block costs: another
-    /// precision or sequence length is part of a block's key, but a profile of ranks that share cores prices kernels by
-    /// how many ranks there are.
-    pub(crate) fn on(&self, workload: Workload) -> Option<Self> {
-        let scenario = &self.scenario;
-        if scenario.cluster.profile.is_some() {
+    /// The same for a scenario with another workload, sharing the cache. `None` if that may change what a block costs:
+    /// another precision or sequence length is part of a block's key, but attention depends on documents, and a profile of
+    /// ranks that share cores prices kernels by how many ranks there are.
+    pub(crate) fn on(&self, scenario: &Scenario) -> Option<Self> {
+        let documents = self.scenario.workload.documents();
+        if scenario.cluster.profile.is_some() || documents != scenario.workload.documents() {
             return None;
         }
         Some(Self {
-            scenario: Scenario {
-                workload,
-                ..scenario.clone()
-            },
+            scenario: scenario.clone(),
             book: Arc::clone(&self.book),
             layer_classes: self.layer_classes.clone(),
             class_of_layer: self.class_of_layer.clone(),

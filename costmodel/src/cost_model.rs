@@ -14,6 +14,7 @@ use crate::blocks::BlockCosts;
 use crate::bounds::{self, LayoutBounds, Shape};
 use crate::engine::{Inputs, Outcome, Record, simulate, simulate_short};
 use crate::held::{Counted, Held, Member};
+use crate::imbalance::{self, Largest};
 use crate::pipeline::Pipelines;
 use crate::pools::PoolCosts;
 use crate::predict::{Priced, Simulated};
@@ -30,6 +31,8 @@ pub struct CostModel {
     scenario: Scenario,
     pools: PoolCosts,
     pipelines: Pipelines,
+    /// What the longest of several micro-batches takes more than the mean.
+    largest: Largest,
 }
 
 /// Step time and peak memory of a simulated strategy, without a breakdown.
@@ -69,6 +72,7 @@ impl CostModel {
             },
             pools,
             pipelines: Pipelines::default(),
+            largest: Largest::default(),
         })
     }
 
@@ -100,11 +104,12 @@ impl CostModel {
             ..self.scenario().clone()
         };
         quantities::check(&scenario)?;
-        match self.pools.on(workload) {
+        match self.pools.on(&scenario) {
             Some(pools) => Ok(Self {
                 scenario,
                 pools,
                 pipelines: Pipelines::default(),
+                largest: Largest::default(),
             }),
             None => Self::new(scenario),
         }
@@ -239,8 +244,12 @@ impl CostModel {
         let scenario = &self.scenario;
         let held = floors::memory(&assembled, &pipeline);
         let held = held.map(|bytes| scenario.with_fragmentation(bytes));
+        let known = floors::Known {
+            passes,
+            imbalance: imbalance::waiting(strategy, &assembled, &self.largest),
+        };
         Ok(Floors {
-            time: floors::time(scenario, strategy, &assembled, &pipeline, passes),
+            time: floors::time(scenario, strategy, &assembled, &pipeline, known),
             memory: self.pools.fullest(scenario, strategy, held)?,
         })
     }
@@ -380,7 +389,8 @@ impl CostModel {
             return self.recorded(strategy, &mut ());
         }
         let assembled = self.assembled(strategy)?;
-        let outcome = self.outcome(strategy, &assembled)?;
+        let mut outcome = self.outcome(strategy, &assembled)?;
+        outcome.wait(imbalance::waiting(strategy, &assembled, &self.largest));
         Ok((assembled, finite(outcome)?))
     }
 
@@ -466,6 +476,9 @@ fn priced(mut scenario: Scenario, fitted: &Fitted) -> Result<BlockCosts, CostErr
     }
     let cluster = &scenario.cluster;
     if let Some(profile) = &cluster.profile {
+        if scenario.workload.documents_apart().is_some() {
+            return Err(CostError::AcrossDocuments);
+        }
         let gpus = profile.machine.gpu.is_some();
         scenario.runtime = book::adapted(scenario.runtime, gpus)?;
     }

@@ -39,10 +39,20 @@ pub struct Inputs<'a> {
 /// The result of a simulated step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outcome {
-    /// End of the last action of the last rank.
+    /// End of the last action of the last rank, and the time that the step waits for longer sequences.
     pub step_time: Seconds,
+    /// Time that the step waits for replicas and micro-batches whose sequences take longer than the mean.
+    pub imbalance: Seconds,
     /// The outcome of every pipeline rank.
     pub ranks: Vec<RankOutcome>,
+}
+
+impl Outcome {
+    /// Adds time that the step waits for longer sequences.
+    pub(crate) fn wait(&mut self, time: Seconds) {
+        self.step_time += time;
+        self.imbalance += time;
+    }
 }
 
 /// Time and memory of one pipeline rank.
@@ -488,6 +498,7 @@ impl<'a> Engine<'a> {
         };
         Outcome {
             step_time: Seconds::from(last) + self.inputs.step_overhead,
+            imbalance: Seconds(0.0),
             ranks: (0..self.states.len()).map(outcome).collect(),
         }
     }

@@ -32,6 +32,11 @@ pub enum CostError {
         /// Number of GPUs in its group.
         ranks: u64,
     },
+    /// The kernels that a profile measured attend to whole sequences.
+    #[error(
+        "a profile has no kernel whose attention stays within the documents of a sequence; pack with --packing across, or pad with --packing padded"
+    )]
+    AcrossDocuments,
     /// A rate or time of the scenario is not a usable number.
     #[error("{name} is {value}: expected a {expected}")]
     Quantity {

@@ -19,15 +19,23 @@ use crate::stage::{LayerTraffic, StageWork, When};
 /// Sums are taken in another order than in the engine; this covers the rounding.
 pub(crate) const ROUNDING: f64 = 1.0 - 1e-9;
 
-/// A lower bound on the time of an assembled strategy. `passes` is the time at which the passes of the step end if there
-/// is no data-parallel traffic, if that was simulated.
+/// What is known of a strategy's time before it is simulated.
+#[derive(Clone, Copy, Debug)]
+pub struct Known {
+    /// The time at which the passes of the step end if there is no data-parallel traffic, if that was simulated.
+    pub passes: Option<Seconds>,
+    /// Time that the step waits for longer sequences.
+    pub imbalance: Seconds,
+}
+
+/// A lower bound on the time of an assembled strategy.
 #[must_use]
 pub fn time(
     scenario: &Scenario,
     strategy: &Decisions,
     assembled: &Assembled,
     pipeline: &Pipeline,
-    passes: Option<Seconds>,
+    known: Known,
 ) -> Seconds {
     let work: Vec<Least> = (assembled.classes.iter())
         .map(|class| Least::of(&class.work, strategy, pipeline.splits_backward))
@@ -59,12 +67,12 @@ pub fn time(
     let first = of_rank(owners[0] as usize).after();
     let ends = |rank| of_rank(rank).time(first);
     let mut time = (0..ranks.len()).map(ends).fold(Seconds(0.0), Seconds::max);
-    if let Some(passes) = passes {
+    if let Some(passes) = known.passes {
         let after = (0..ranks.len()).map(|rank| of_rank(rank).after());
         time = time.max(passes + after.reduce(Seconds::min).unwrap_or_default());
     }
     let step = scenario.by_host(&scenario.runtime.overheads.step);
-    (time + step) * ROUNDING
+    (time + step + known.imbalance) * ROUNDING
 }
 
 /// What every rank holds all step and at its schedule's fullest moment.

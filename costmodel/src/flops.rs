@@ -9,9 +9,10 @@ use catalog::{AdaptedModule, Adapters, Flops, Workload};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ModelFlops {
     /// Counts the keys that a query may see under the causal mask and the layer's sliding window, averaged over the
-    /// sequence.
+    /// sequence. In packed sequences whose attention stays within documents, and in padded ones, these are keys of the
+    /// query's own document.
     pub once: Flops,
-    /// Counts all keys of the sequence, or of the window, as if nothing were masked (PaLM, appendix B; Megatron).
+    /// Counts all keys of the sequence or document, or of the window, as if nothing were masked (PaLM, appendix B; Megatron).
     pub palm: Flops,
 }
 
@@ -21,6 +22,7 @@ pub fn per_token(model: &ModelConfig, workload: &Workload) -> ModelFlops {
     let hidden = model.hidden as f64;
     let head = hidden * model.vocab as f64;
     let mut parameters = head;
+    let contexts = workload.contexts();
     let (mut seen, mut all) = (0.0, 0.0);
     let (qk, v) = model.attention.head_dims();
     let per_key = model.attention.heads as f64 * (qk as f64 + v as f64);
@@ -31,11 +33,13 @@ pub fn per_token(model: &ModelConfig, workload: &Workload) -> ModelFlops {
             (Some(moe), true) => expert_parameters(model, moe),
             _ => mlp_parameters(model.hidden, &model.mlp, model.mlp.ffn as f64),
         };
-        let window = class
-            .window
-            .map_or(workload.seq_len, |w| w.min(workload.seq_len));
-        seen += per_key * visible_keys(workload.seq_len, window);
-        all += per_key * window as f64;
+        for context in &contexts {
+            let window = class
+                .window
+                .map_or(context.length, |w| w.min(context.length));
+            seen += per_key * visible_keys(context.length, window) * context.tokens;
+            all += per_key * window as f64 * context.tokens;
+        }
     }
     // A multi-token-prediction module projects two hidden states to one and runs the head once more.
     parameters += model.mtp_layers as f64 * (2.0 * hidden * hidden + head);

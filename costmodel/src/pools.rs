@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use catalog::{Bytes, Cluster, Link, Seconds, Workload};
+use catalog::{Bytes, Cluster, Link, Seconds};
 use plans::{Axis, Decisions};
 
 use crate::assemble::{Assembled, Blocks, assemble};
@@ -51,9 +51,15 @@ impl PoolCosts {
         })
     }
 
-    /// The same for another workload, with what is known; `None` where prices depend on the workload.
-    pub(crate) fn on(&self, workload: Workload) -> Option<Self> {
-        let parts = self.parts.iter().map(|costs| costs.on(workload));
+    /// The same for a scenario with another workload, with what is known; `None` where prices depend on the workload.
+    pub(crate) fn on(&self, scenario: &Scenario) -> Option<Self> {
+        let on = |costs: &BlockCosts| {
+            costs.on(&Scenario {
+                cluster: costs.scenario().cluster.clone(),
+                ..scenario.clone()
+            })
+        };
+        let parts = self.parts.iter().map(on);
         Some(Self {
             parts: parts.collect::<Option<_>>()?,
         })

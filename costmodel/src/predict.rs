@@ -66,7 +66,7 @@ pub fn prediction(
     let step = outcome.step_time;
     let gpus = scenario.workload.gpus as f64;
     let at_once = scenario.cluster.at_once(scenario.workload.gpus) as f64;
-    let tokens = scenario.workload.tokens_per_step() as f64;
+    let tokens = scenario.workload.real_tokens_per_step();
     let peak_rate = scenario
         .cluster
         .peak_rate(scenario.workload.precision.matmul())
@@ -158,6 +158,7 @@ fn sum(parts: &Breakdown) -> f64 {
         + parts.optimizer_s
         + parts.offload_exposed_s
         + parts.host_s
+        + parts.imbalance_s
 }
 
 /// Parts of the critical rank's time; what remains is the bubble. The step's own host time counts as host time.
@@ -165,7 +166,8 @@ fn breakdown(step: Seconds, outcome: &Outcome) -> Breakdown {
     let rank = &outcome.ranks[critical(outcome)];
     let slowest = outcome.ranks.iter().fold(Seconds(0.0), |t, r| t.max(r.end));
     let mut parts = rank.parts;
-    parts.host_s += (step - slowest).0;
+    parts.imbalance_s = outcome.imbalance.0;
+    parts.host_s += (step - outcome.imbalance - slowest).0;
     parts.bubble_s = 0.0;
     parts.bubble_s = (step.0 - sum(&parts)).max(0.0);
     parts

@@ -261,7 +261,8 @@ proptest! {
         let p = costs.predict(&strategy(&s, &text(mesh, &format!("zero={zero}")))).expect("priced");
         let b = p.breakdown;
         let sum = b.compute_s + b.recompute_s + b.tp_exposed_s + b.cp_exposed_s + b.ep_exposed_s
-            + b.dp_exposed_s + b.pp_exposed_s + b.bubble_s + b.optimizer_s + b.host_s + b.offload_exposed_s;
+            + b.dp_exposed_s + b.pp_exposed_s + b.bubble_s + b.optimizer_s + b.host_s + b.offload_exposed_s
+            + b.imbalance_s;
         prop_assert!((sum / p.step_time.0 - 1.0).abs() < 1e-6);
         prop_assert_eq!(p.memory.iter().map(|m| m.bytes).sum::<u64>(), p.peak_memory.0);
         let average = p.memory_by_rank.iter().map(|m| m.0).sum::<u64>() / p.memory_by_rank.len() as u64;

@@ -48,6 +48,7 @@ pub fn predicted(scenario: &Scenario, strategy: &Strategy, outcome: &mut Outcome
         gpus_per_node: scenario.cluster.gpus_per_node,
         adapters: scenario.model.adapters,
         pools: scenario.cluster.pools.as_deref(),
+        documents: scenario.workload.documents(),
     };
     let style = Style {
         width: 80,

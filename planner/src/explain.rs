@@ -29,6 +29,7 @@ pub fn parts(b: &Breakdown) -> [(&'static str, f64); 11] {
         ("optimizer", b.optimizer_s),
         ("exposed offload to the host", b.offload_exposed_s),
         ("host", b.host_s),
+        ("waiting for longer sequences", b.imbalance_s),
     ]
 }
 

@@ -99,7 +99,7 @@ fn is_legal(scenario: &Scenario, counts: &[u64], asked: &Constraints) -> bool {
             global_batch: gpus
                 .saturating_mul(MICRO_BATCHES_PER_STAGE)
                 .saturating_mul(micro_batch),
-            ..*scenario.workload
+            precision: scenario.workload.precision,
         };
         Workload::new(sizes).is_ok_and(|workload| {
             let roomy = Scenario {

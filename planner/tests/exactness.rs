@@ -1,6 +1,6 @@
 //! The pruned search equals brute force, whatever the threads.
 
-use catalog::{Bytes, Precision, Workload};
+use catalog::{Bytes, Packing, Precision, Workload};
 use costmodel::{CostModel, Scenario};
 use planner::{Constraints, Objective, SearchOptions, SearchSpace, search, simplicity};
 use plans::{SearchOutcome, Strategy};
@@ -158,13 +158,20 @@ fn spaces_of(
         let runtime = &runtimes[spaces.len() % runtimes.len()];
         let gpus = dice.of(&[1, 2, 4, 8, 16, 24, 32, 64, 128, 256]);
         let headroom = dice.of(&[0.0, 0.05, 0.05, 0.3, 0.6]);
-        let s = scenario(
+        let mut s = scenario(
             dice.of(&models),
             dice.of(&clusters),
             gpus,
             runtime,
             headroom,
         );
+        // Some of the workloads are packed: documents of different lengths make ranks wait.
+        if spaces.len() % 3 == 1 {
+            let lengths = ["128:9,2k:1", "lognormal:mean=300,sigma=1.2"][spaces.len() % 2];
+            let lengths = lengths.parse().expect(lengths);
+            let packed = s.workload.of_documents(lengths, Packing::Within);
+            s.workload = packed.expect("documents");
+        }
         let mut constraints = Constraints::default();
         if !also.is_empty() {
             let _ = constraints.fix(dice.of(also));

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use catalog::{Adapters, SpecError, Workload};
+use catalog::{Adapters, SpecError, Workload, WorkloadSizes};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -66,6 +66,53 @@ pub struct WorkloadFile {
     pub global_batch: u64,
     /// Precision of linear layers.
     pub precision: catalog::Precision,
+    /// Lengths of the documents that sequences are made of, as `--lengths` takes them; absent if each sequence is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lengths: Option<String>,
+    /// How documents become sequences; given where lengths are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub packing: Option<catalog::Packing>,
+}
+
+impl WorkloadFile {
+    /// A workload as written.
+    #[must_use]
+    pub fn of(workload: &Workload) -> Self {
+        let documents = workload.documents();
+        Self {
+            gpus: workload.gpus,
+            seq_len: workload.seq_len,
+            global_batch: workload.global_batch,
+            precision: workload.precision,
+            lengths: documents.map(|of| of.lengths().to_string()),
+            packing: documents.map(catalog::Documents::packing),
+        }
+    }
+
+    /// The workload that was written.
+    ///
+    /// # Errors
+    /// Why it is none, in a sentence.
+    pub fn read(&self) -> Result<Workload, String> {
+        let sizes = WorkloadSizes {
+            gpus: self.gpus,
+            seq_len: self.seq_len,
+            global_batch: self.global_batch,
+            precision: self.precision,
+        };
+        let workload = Workload::new(sizes).map_err(|wrong| wrong.to_string())?;
+        match (&self.lengths, self.packing) {
+            (None, None) => Ok(workload),
+            (Some(lengths), Some(packing)) => {
+                let lengths = lengths
+                    .parse()
+                    .map_err(|wrong| format!("lengths: {wrong}"))?;
+                let made = workload.of_documents(lengths, packing);
+                made.map_err(|wrong| format!("lengths: {wrong}"))
+            }
+            _ => Err("`lengths` and `packing` stand together".to_owned()),
+        }
+    }
 }
 
 /// The sharding plan: full-match patterns to placements per axis.
@@ -165,7 +212,7 @@ impl PlanFile {
         sharding: ShardingFile,
         prediction: &Prediction,
     ) -> Self {
-        let workload = planned.workload;
+        let precision = planned.workload.precision;
         let file = Self {
             schema_version: SCHEMA_VERSION,
             id: String::new(),
@@ -174,15 +221,10 @@ impl PlanFile {
             model_config: planned.model_config.cloned(),
             cluster: planned.cluster.to_owned(),
             runtime: planned.runtime.to_owned(),
-            workload: WorkloadFile {
-                gpus: workload.gpus,
-                seq_len: workload.seq_len,
-                global_batch: workload.global_batch,
-                precision: workload.precision,
-            },
+            workload: WorkloadFile::of(planned.workload),
             adapters: planned.adapters,
             headroom: Some(planned.headroom),
-            strategy: StrategyJson::new(strategy.decisions(), workload.precision),
+            strategy: StrategyJson::new(strategy.decisions(), precision),
             strategy_text: strategy.to_string(),
             sharding,
             train: None,

@@ -17,7 +17,7 @@ pub struct Prediction {
     /// Half-width of the 80% interval of `ln` of the ratio of two plans' step times: plans closer than
     /// this are a tie.
     pub ratio_error: f64,
-    /// Tokens per second and device.
+    /// Tokens per second and device, padding not counted.
     pub tokens_per_s_per_gpu: f64,
     /// Model FLOPs utilisation over the dense peak. Causal attention counts once: a query has the keys
     /// that it may see.
@@ -141,6 +141,15 @@ pub struct Breakdown {
     pub offload_exposed_s: f64,
     /// The device waits for the host to issue.
     pub host_s: f64,
+    /// Waiting for micro-batches and replicas whose sequences hold longer documents; absent where none do.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub imbalance_s: f64,
+}
+
+/// Whether a part takes no time.
+#[allow(clippy::trivially_copy_pass_by_ref)] // as serde calls it
+fn is_zero(time: &f64) -> bool {
+    *time == 0.0
 }
 
 impl Breakdown {
@@ -158,6 +167,7 @@ impl Breakdown {
             &mut self.optimizer_s,
             &mut self.offload_exposed_s,
             &mut self.host_s,
+            &mut self.imbalance_s,
         ] {
             *part *= factor;
         }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use catalog::{Precision, Workload};
+use catalog::{Packing, Precision, Workload};
 use plans::json::{PredictedJson, StrategyJson};
 use plans::plan_file::{SCHEMA_VERSION, ShardingFile, WorkloadFile};
 use plans::{Axis, Breakdown, PlanFile, Strategy as Plan};
@@ -11,14 +11,17 @@ use proptest::prelude::*;
 fn parsed(text: &str) -> Result<Plan, plans::StrategyError> {
     let model = catalog::load::model("mixtral-8x7b").expect("preset");
     let runtime = catalog::load::runtime("vescale").expect("preset");
-    let workload = Workload::new(catalog::WorkloadSizes {
+    plans::grammar::parse(text, &model, &workload(), &runtime)
+}
+
+fn workload() -> Workload {
+    let sizes = catalog::WorkloadSizes {
         gpus: 64,
         seq_len: 4096,
         global_batch: 128,
         precision: Precision::Bf16,
-    })
-    .expect("a workload");
-    plans::grammar::parse(text, &model, &workload, &runtime)
+    };
+    Workload::new(sizes).expect("a workload")
 }
 
 fn legal() -> impl proptest::strategy::Strategy<Value = Plan> {
@@ -85,6 +88,8 @@ fn plan(strategy: &Plan) -> PlanFile {
             seq_len: 4096,
             global_batch: 128,
             precision: Precision::Bf16,
+            lengths: None,
+            packing: None,
         },
         headroom: None,
         strategy: StrategyJson::new(strategy.decisions(), Precision::Bf16),
@@ -198,5 +203,39 @@ fn every_form_of_a_strategy_is_read() {
     ] {
         let error = parsed(text).expect_err(text).to_string();
         assert!(error.contains(says), "{text}: {error}");
+    }
+}
+
+/// A plan says what its sequences are made of, and only what can be.
+#[test]
+fn documents_are_written_and_read() {
+    let plain = workload();
+    for (lengths, packing) in [
+        ("lognormal:mean=700,sigma=0.9", Packing::Within),
+        ("512:0.7,4k:0.3", Packing::Padded),
+        ("100:3,2k:1", Packing::Across),
+    ] {
+        let lengths = lengths.parse().expect(lengths);
+        let workload = plain.of_documents(lengths, packing).expect("documents");
+        assert_eq!(WorkloadFile::of(&workload).read(), Ok(workload));
+    }
+    let file = WorkloadFile::of(&plain);
+    for (lengths, packing, wanted) in [
+        (Some("512:1"), None, "stand together"),
+        (None, Some(Packing::Within), "stand together"),
+        (
+            Some("8k:1"),
+            Some(Packing::Within),
+            "longer than a sequence",
+        ),
+        (Some("512:0.5"), Some(Packing::Within), "add up to 0.5"),
+    ] {
+        let wrong = WorkloadFile {
+            lengths: lengths.map(str::to_owned),
+            packing,
+            ..file.clone()
+        };
+        let said = wrong.read().expect_err("refused");
+        assert!(said.contains(wanted), "{said}");
     }
 }

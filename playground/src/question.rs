@@ -53,6 +53,7 @@ impl Asked {
             precision: read(&self.precision, values::precision)?.unwrap_or(Precision::Bf16),
             headroom: read(&self.headroom, values::share)?
                 .unwrap_or(answers::inputs::DEFAULT_HEADROOM),
+            documents: None,
             adapters: None,
         })
     }

@@ -2,6 +2,7 @@
 
 use answers::values::{self, Gpus};
 use answers::{Inputs, Question};
+use catalog::Mistake;
 use pyo3::FromPyObject;
 
 use crate::error::PlanError;
@@ -19,12 +20,20 @@ pub(crate) struct Given {
     runtime: String,
     seq_len: u64,
     global_batch: Option<u64>,
+    /// As `--lengths` and `--packing` take them.
+    lengths: Option<String>,
+    packing: String,
     precision: String,
     headroom: f64,
 }
 
 /// Resolves what was passed to its scenario.
 pub(crate) fn resolve(given: Given) -> Result<Inputs, PlanError> {
+    let lengths = given.lengths.as_deref().map(values::lengths).transpose();
+    let lengths = lengths.map_err(|wrong| wrong.at("lengths"))?;
+    let packing = given.packing.parse();
+    let packing = packing.map_err(|wrong: String| Mistake::new(wrong).at("packing"))?;
+    let documents = lengths.map(|lengths| (lengths, packing));
     let headroom = values::share(&given.headroom.to_string());
     Ok(answers::inputs::resolve(&Question {
         model: given.model,
@@ -36,6 +45,7 @@ pub(crate) fn resolve(given: Given) -> Result<Inputs, PlanError> {
         global_batch: given.global_batch,
         precision: values::precision(&given.precision)?,
         headroom: headroom.map_err(|wrong| wrong.at("headroom"))?,
+        documents,
         adapters: None,
     })?)
 }

@@ -105,6 +105,8 @@ class Given(TypedDict):
     runtime: str
     seq_len: int
     global_batch: Optional[int]
+    lengths: Optional[str]
+    packing: str
     precision: str
     headroom: float
 

@@ -73,6 +73,8 @@ def search(
     gpus: Optional[int] = None,
     seq_len: int = _native.SEQ_LEN,
     global_batch: Optional[int] = None,
+    lengths: Optional[str] = None,
+    packing: str = "within",
     precision: str = "bf16",
     runtime: Optional[str] = None,
     headroom: float = _native.HEADROOM,
@@ -89,6 +91,11 @@ def search(
         gpus: devices; by default the ranks that torchrun started.
         seq_len: tokens per sequence.
         global_batch: sequences per optimizer step; by default about 4 Mi tokens.
+        lengths: lengths of the documents that sequences are made of: `"512:0.7,4k:0.3"`,
+            `"lognormal:mean=1k,sigma=0.9"`, or a file with a length and a count on each line; by default each
+            sequence is one document.
+        packing: `"within"` packs documents and attends within them, `"across"` attends across them,
+            `"padded"` pads each to the sequence length.
         precision: `"bf16"`, `"fp32"`, `"fp16"` or `"fp8"`.
         runtime: the training system the plan is for. By default PyTorch's own parts, restricted to
             what `parallelize` applies.
@@ -100,7 +107,8 @@ def search(
     Raises:
         ValueError: unknown names, with the nearest known one; constraints that make no sense.
     """
-    given = _given(model_or_config, cluster, gpus, seq_len, global_batch, precision, runtime, headroom)
+    documents = (lengths, packing)
+    given = _given(model_or_config, cluster, gpus, seq_len, global_batch, documents, precision, runtime, headroom)
     if runtime is None:
         constraints = _applied(constraints)
     fix, at_least, at_most, forbid = _constraints(constraints)
@@ -141,6 +149,8 @@ def estimate(
     gpus: Optional[int] = None,
     seq_len: int = _native.SEQ_LEN,
     global_batch: Optional[int] = None,
+    lengths: Optional[str] = None,
+    packing: str = "within",
     precision: str = "bf16",
     runtime: Optional[str] = None,
     headroom: float = _native.HEADROOM,
@@ -156,7 +166,8 @@ def estimate(
     text = getattr(strategy, "strategy_text", strategy)
     if not isinstance(text, str):
         raise PlanError(f"strategy {strategy!r}: expected text such as tp=2,pp=2, or a Plan")
-    given = _given(model_or_config, cluster, gpus, seq_len, global_batch, precision, runtime, headroom)
+    documents = (lengths, packing)
+    given = _given(model_or_config, cluster, gpus, seq_len, global_batch, documents, precision, runtime, headroom)
     return _native.estimate(given, text)
 
 
@@ -181,6 +192,7 @@ def _given(
     gpus: Optional[int],
     seq_len: int,
     global_batch: Optional[int],
+    documents: Tuple[Optional[str], str],
     precision: str,
     runtime: Optional[str],
     headroom: float,
@@ -202,6 +214,8 @@ def _given(
         "runtime": runtime or DEFAULT_RUNTIME,
         "seq_len": seq_len,
         "global_batch": global_batch,
+        "lengths": documents[0],
+        "packing": documents[1],
         "precision": precision,
         "headroom": headroom,
     }

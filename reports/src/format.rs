@@ -180,6 +180,11 @@ pub fn breakdown_parts(parts: &Breakdown) -> [(&'static str, &'static str, f64);
             parts.offload_exposed_s,
         ),
         ("host", "Waiting for the host", parts.host_s),
+        (
+            "imbalance",
+            "Waiting for longer sequences",
+            parts.imbalance_s,
+        ),
     ]
 }
 

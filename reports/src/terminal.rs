@@ -1,6 +1,6 @@
 //! Answers on a terminal: what fits, how fast it is, where time and memory go, and what to do next.
 
-use catalog::{Adapters, Bytes, Pools, Runtime, Seconds};
+use catalog::{Adapters, Bytes, Documents, Pools, Runtime, Seconds};
 use plans::grammar::written;
 use plans::{Candidate, Decisions, Fit, Prediction, SearchOutcome};
 
@@ -19,6 +19,8 @@ pub struct Ground<'a> {
     pub adapters: Option<Adapters>,
     /// The pools of the cluster, if not all of its nodes are alike.
     pub pools: Option<&'a Pools>,
+    /// Documents that sequences are made of; `None` if each is one.
+    pub documents: Option<&'a Documents>,
 }
 
 /// The result of a search.
@@ -96,6 +98,10 @@ pub fn prediction(
     }
     if let Some(adapters) = &ground.adapters {
         let said = words::adapters(adapters);
+        text.push_str(&style.paragraph("  ", &said));
+    }
+    if let Some(documents) = ground.documents {
+        let said = words::documents(documents);
         text.push_str(&style.paragraph("  ", &said));
     }
     text.push('\n');
@@ -201,6 +207,7 @@ fn breakdown(p: &Prediction) -> Vec<(String, String, f64)> {
         ("optimizer", b.optimizer_s),
         ("exposed offload", b.offload_exposed_s),
         ("host", b.host_s),
+        ("longer sequences", b.imbalance_s),
     ];
     let shown = parts.into_iter().filter(|(_, s)| *s > 1e-6);
     let row = |(name, s): (&str, f64)| {

@@ -2,7 +2,8 @@
 //! abbreviations mean.
 
 use catalog::{
-    Adapters, DType, GradientTypes, Offload, OptimizerStates, Origin, Pools, ScheduleKind,
+    Adapters, DType, Documents, GradientTypes, Offload, OptimizerStates, Origin, Packing, Pools,
+    ScheduleKind,
 };
 use plans::{Decisions, Fit, HostMemory, Prediction, Recompute, Zero};
 
@@ -12,7 +13,7 @@ use crate::format;
 const SAFE: f64 = 0.9;
 
 /// Abbreviations in strategies and tables, each with its meaning.
-pub const TERMS: [(&str, &str); 30] = [
+pub const TERMS: [(&str, &str); 31] = [
     ("tp8", "tensor parallel: 8 GPUs share each layer"),
     (
         "pp4",
@@ -94,6 +95,10 @@ pub const TERMS: [(&str, &str); 30] = [
         "layers of each stage: four of 20, then one of 18",
     ),
     ("exposed", "communication that no computation hides"),
+    (
+        "longer sequences",
+        "waiting for micro-batches and replicas whose sequences hold longer documents, so that attention takes longer",
+    ),
     ("bubble", "time in which a pipeline rank has nothing to do"),
     (
         "MFU",
@@ -145,6 +150,20 @@ pub fn pools(pools: &Pools, d: &Decisions) -> String {
         first = last + 1;
     }
     said.join("; ")
+}
+
+/// What sequences are made of, and how that changes what is counted.
+#[must_use]
+pub fn documents(documents: &Documents) -> String {
+    let mean = format::count(documents.mean().round() as u64);
+    let counted = match documents.packing() {
+        Packing::Within => {
+            "packed, attention stays within each; MFU counts its FLOPs, not those of whole sequences"
+        }
+        Packing::Across => "packed, attention goes across them",
+        Packing::Padded => "each padded to a sequence; throughput and MFU count real tokens alone",
+    };
+    format!("documents of {mean} tokens on average, {counted}")
 }
 
 /// The layout in phrases, without capital letters and final stops.

@@ -103,6 +103,7 @@ fn answer(width: usize, colour: bool) -> String {
         gpus_per_node: 8,
         adapters: None,
         pools: None,
+        documents: None,
     };
     let style = Style { width, colour };
     let steps = [(

@@ -15,6 +15,8 @@ pub struct Recipe {
     repositories: Vec<String>,
     /// The adapters that are trained in runs of LoRA.
     pub adapters: Option<Adapters>,
+    /// Lengths of the documents that fine-tuning packs into sequences, in the notation of `--lengths`.
+    pub documents: Option<String>,
     /// What is recomputed.
     pub recompute: Option<String>,
     /// What printed memory counts.

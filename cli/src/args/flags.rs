@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use answers::failures::{self, Checkpoint, Mtbf};
 use answers::values::{self, Gpus};
-use catalog::{Adapters, Seconds};
+use catalog::{Adapters, Lengths, Seconds};
 use clap::{Args, ValueEnum};
 
 /// What is planned for.
@@ -31,6 +31,8 @@ pub(crate) struct ScenarioArgs {
     /// Sequences per optimizer step [default: 4 Mi tokens, at least 2 sequences per GPU pair]
     #[arg(long, value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) global_batch: Option<u64>,
+    #[command(flatten)]
+    pub(crate) documents: DocumentArgs,
     /// Precision of linear layers
     #[arg(long, value_enum, ignore_case = true, default_value_t = PrecisionArg::Bf16)]
     pub(crate) precision: PrecisionArg,
@@ -39,6 +41,29 @@ pub(crate) struct ScenarioArgs {
     /// Share of device memory to leave free: 0.05 or 5%
     #[arg(long, default_value = "5%", value_parser = values::share, allow_hyphen_values = true)]
     pub(crate) headroom: f64,
+}
+
+/// What sequences are made of.
+#[derive(Args, Debug, Clone)]
+pub(crate) struct DocumentArgs {
+    /// Lengths of the documents that sequences are made of: 512:0.7,4k:0.3, lognormal:mean=1k,sigma=0.9, or a file with a
+    /// length and a number of documents on each line [default: each sequence is one document]
+    #[arg(long, value_parser = values::lengths, allow_hyphen_values = true, value_name = "LENGTHS|FILE")]
+    pub(crate) lengths: Option<Lengths>,
+    /// How documents become sequences [default: within]
+    #[arg(long, value_enum, ignore_case = true, requires = "lengths")]
+    pub(crate) packing: Option<PackingArg>,
+}
+
+/// How documents become sequences.
+#[derive(ValueEnum, Debug, Clone, Copy)]
+pub(crate) enum PackingArg {
+    /// Packed; a token attends to its own document alone
+    Within,
+    /// Packed; a token attends to everything before it in the sequence
+    Across,
+    /// One document for each sequence, filled up with padding
+    Padded,
 }
 
 /// Which weights are trained.

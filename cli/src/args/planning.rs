@@ -7,7 +7,7 @@ use answers::values::{self, Gpus};
 use clap::{Args, ValueEnum};
 
 use super::flags::{
-    BudgetArgs, ConstraintArgs, OutputArgs, PrecisionArg, ScenarioArgs, TrainedArgs,
+    BudgetArgs, ConstraintArgs, DocumentArgs, OutputArgs, PrecisionArg, ScenarioArgs, TrainedArgs,
 };
 
 /// `search`.
@@ -140,6 +140,8 @@ pub(crate) struct SizeArgs {
     /// Sequences per optimizer step [default: 4 Mi tokens]
     #[arg(long, value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) global_batch: Option<u64>,
+    #[command(flatten)]
+    pub(crate) documents: DocumentArgs,
     /// Precision of linear layers
     #[arg(long, value_enum, ignore_case = true, default_value_t = PrecisionArg::Bf16)]
     pub(crate) precision: PrecisionArg,

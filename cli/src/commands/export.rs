@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use answers::Opened;
 use answers::SCHEMA_VERSION;
+use catalog::Packing;
 use catalog::files::{self, FolderDestination, Kind, NamedFile, Replace};
 use catalog::{Mistake, Pools};
 use interop::check::Severity;
@@ -407,6 +408,17 @@ fn search_command(loaded: &Opened, dialect: Dialect, refusals: &[Refusal]) -> St
     }
     if let Some(adapters) = &loaded.file.adapters {
         limits.push(format!(" --lora {adapters}"));
+    }
+    if let (Some(lengths), Some(packing)) = (&w.lengths, w.packing) {
+        let refused = format!("packing={packing}");
+        let packing = match refusals.iter().any(|refusal| refusal.decision == refused) {
+            true => Packing::Across,
+            false => packing,
+        };
+        limits.push(format!(
+            " --lengths {} --packing {packing}",
+            escape::shell(lengths)
+        ));
     }
     let limits = limits.concat();
     format!(

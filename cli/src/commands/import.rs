@@ -257,7 +257,7 @@ fn flags(w: &Workload, runtime: &str, adapters: Option<&String>) -> String {
 fn finish(args: &ImportArgs, source: Source) -> Result<ExitCode, CliError> {
     let cluster = catalog::load::cluster(&args.cluster)?;
     let plan_path = Target::optional(args.output_plan.as_ref(), Kind::Plan, args.force)?;
-    let w = source.workload;
+    let w = source.workload.clone();
     answers::inputs::check_gpus(w.gpus, &cluster)?;
     let parameters = models::parameter_count(&source.model)
         .map_err(|e| CliError::Usage(format!("model {}: {e}", source.model_arg)))?;
@@ -265,7 +265,7 @@ fn finish(args: &ImportArgs, source: Source) -> Result<ExitCode, CliError> {
         model: source.model,
         cluster,
         runtime: source.runtime,
-        workload: w,
+        workload: w.clone(),
         headroom: answers::inputs::DEFAULT_HEADROOM,
     };
     let inputs = Inputs {

@@ -263,10 +263,15 @@ fn workload(scenario: &Scenario, args: &SearchArgs, asked: &Asked) -> Result<Wor
         true => inputs::precision(flags.precision),
         false => own.precision,
     };
-    Ok(answers::inputs::workload(
+    let workload = answers::inputs::workload(
         gpus.map_or(own.gpus, |gpus| gpus.count(&scenario.cluster)),
         seq,
         Some(said.unwrap_or(own.global_batch)),
         precision,
-    )?)
+    )?;
+    let of = own
+        .documents()
+        .map(|of| (of.lengths().clone(), of.packing()));
+    let documents = inputs::documents(&flags.documents).or(of);
+    Ok(answers::inputs::of_documents(workload, documents)?)
 }

@@ -8,7 +8,7 @@ use answers::launch::{self, Launchable};
 use answers::{Inputs, InputsJson, Opened, SCHEMA_VERSION, file_names};
 use catalog::files::Kind;
 use catalog::load::beside;
-use catalog::{Bandwidth, Bytes, Mistake, Seconds, Workload, WorkloadSizes, elementary};
+use catalog::{Bandwidth, Bytes, Mistake, Seconds, Workload, elementary};
 use costmodel::{CostModel, Scenario};
 use planner::{Constraints, PlannerError, SearchOptions, SearchSpace};
 use plans::json::{CandidateJson, PredictedJson};
@@ -167,24 +167,20 @@ struct Found {
 /// Searches with the global batch asked for, or else the plan's; if nothing fits then, with the nearest batch that the
 /// GPUs divide.
 fn search(args: &ReplanArgs, loaded: &Opened, left: u64) -> Result<Found, CliError> {
-    let mut own = *loaded.costs.scenario().workload;
-    own.global_batch = args.global_batch.unwrap_or(own.global_batch);
+    let own = &loaded.costs.scenario().workload;
+    let asked = args.global_batch.unwrap_or(own.global_batch);
     let on = |global_batch: u64| {
-        let sizes = WorkloadSizes {
-            gpus: left,
-            global_batch,
-            ..own
-        };
-        Workload::new(sizes).map_err(PlannerError::from)
+        let left = own.on(left).and_then(|own| own.with_batch(global_batch));
+        left.map_err(PlannerError::from)
     };
     let mut constraints = inputs::constraints(&args.constraints)?;
     let mut scenario = loaded.scenario.clone();
     let kept = inputs::words(&args.keep);
     planner::present::keep(&kept, &loaded.strategy, &mut constraints, &mut scenario)?;
     let costs = match scenario.runtime == loaded.scenario.runtime {
-        true => loaded.costs.on(on(own.global_batch)?)?,
+        true => loaded.costs.on(on(asked)?)?,
         false => {
-            scenario.workload = on(own.global_batch)?;
+            scenario.workload = on(asked)?;
             CostModel::new(scenario)?
         }
     };
@@ -196,7 +192,7 @@ fn search(args: &ReplanArgs, loaded: &Opened, left: u64) -> Result<Found, CliErr
         ..SearchOptions::default()
     };
     let mut outcome = best(&costs, &constraints, loaded, &options)?;
-    let batch = nearest_batch(own.global_batch, left);
+    let batch = nearest_batch(asked, left);
     let mut other = None;
     if batch != own.global_batch && args.global_batch.is_none() {
         let changed = costs.on(on(batch)?)?;
@@ -297,7 +293,7 @@ fn going_on(
 /// The job on the GPUs that are left.
 fn inputs(path: &Path, loaded: &Opened, costs: &CostModel) -> Result<Inputs, CliError> {
     let scenario = Scenario {
-        workload: costs.scenario().workload,
+        workload: costs.scenario().workload.clone(),
         ..loaded.scenario.clone()
     };
     let parameters = models::parameter_count(&scenario.model);

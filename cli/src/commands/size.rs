@@ -117,6 +117,7 @@ fn question(args: &SizeArgs) -> Result<(Inputs, Vec<u64>), CliError> {
         global_batch: Some(global_batch),
         precision: args.precision,
         headroom: args.headroom,
+        documents: args.documents.clone(),
         trained: args.trained,
     })?;
     Ok((resolved, counts))

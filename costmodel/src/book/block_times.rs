@@ -1,8 +1,9 @@
 //! Prices the kernels and collectives of a block from tables and models: the time of each when it runs alone.
 
+use catalog::documents::OfLength;
 use catalog::runtime::{AttentionKernel, Rewrite};
 use catalog::{Axis, Bytes, DType, Precision, Seconds, elementary};
-use dtensor::{Collective, CollectiveKind, Pass, Trace};
+use dtensor::{AttentionShape, Collective, CollectiveKind, Pass, Trace};
 use plans::{Group, Recompute};
 
 use super::entry::{BlockToPrice, PricedBlock, PricedKernel};
@@ -11,6 +12,7 @@ use crate::issue::{Launch, Order};
 use crate::known;
 use crate::lower::{Kernel, KernelKind, Lowered, recomputed};
 use crate::price::{MemoryKind, TablePrices};
+use crate::spread::Spread;
 use crate::states::Elements;
 
 /// A block to be priced from tables.
@@ -36,6 +38,7 @@ impl Timed<'_> {
                 time: self.kernel_time(kernel.kind) + epilogue * weight_elements(kernel) as f64,
                 part: None,
                 host: self.host(kernel),
+                spread: self.spread(kernel.kind),
             })
             .collect();
         let forward = lowered.forward.len();
@@ -56,6 +59,7 @@ impl Timed<'_> {
                 time: accumulation,
                 part: None,
                 host: Seconds(0.0),
+                spread: Spread::default(),
             });
         }
         let again = |&mode: &Recompute| order.issue(&recomputed(&lowering, trace, lowered, mode));
@@ -203,21 +207,86 @@ impl Timed<'_> {
         }
     }
 
-    /// Time of core attention. Ring attention runs one kernel per block of keys that arrives; other kinds run a single
-    /// kernel.
+    /// Time of core attention: of every length the share of the tokens times the time if all documents had that length.
     fn attention_time(
         &self,
-        shape: dtensor::AttentionShape,
+        shape: AttentionShape,
         kernel: AttentionKernel,
         backward: bool,
     ) -> Seconds {
+        let Some(documents) = self.of.scenario.workload.documents_apart() else {
+            return self.over(shape, kernel, backward);
+        };
+        let time = |of: &OfLength| self.of_length(of.length, shape, kernel, backward) * of.tokens;
+        documents.by_length().iter().map(time).sum()
+    }
+
+    /// How the time of a kernel differs between micro-batches: that of attention does where documents differ in length.
+    ///
+    /// A micro-batch of `n` tokens holds documents drawn by chance until it is full. Let a token of a document of length
+    /// `l` take `t(l) / n`, which is `t` on average. Each document adds `l/n · (t(l) − t)` to the mean, so the
+    /// variance is that of the number of documents of each length times the square: the sum over lengths of their share
+    /// of tokens times `l/n · (t(l) − t)²` (the variance of a renewal reward process).
+    fn spread(&self, kind: KernelKind) -> Spread {
+        let workload = &self.of.scenario.workload;
+        let (
+            Some(documents),
+            KernelKind::Attention {
+                shape,
+                kernel,
+                backward,
+            },
+        ) = (workload.documents_apart(), kind)
+        else {
+            return Spread::default();
+        };
+        let tokens = (shape.batch * workload.seq_len) as f64;
+        let mean = self.attention_time(shape, kernel, backward);
+        let (mut variance, mut longest) = (0.0, mean);
+        for of in documents.by_length() {
+            let time = self.of_length(of.length, shape, kernel, backward);
+            let apart = (time - mean).0;
+            variance += of.tokens * (of.length as f64 / tokens) * apart * apart;
+            longest = longest.max(time);
+        }
+        Spread {
+            deviation: Seconds(variance.sqrt()),
+            most: longest - mean,
+        }
+    }
+
+    /// Time of core attention if all documents of the micro-batch had the same length. Context parallelism cuts each
+    /// document into equal parts.
+    fn of_length(
+        &self,
+        length: u64,
+        shape: AttentionShape,
+        kernel: AttentionKernel,
+        backward: bool,
+    ) -> Seconds {
+        let seq_len = self.of.scenario.workload.seq_len;
+        let cut = |tokens: u64| (tokens * length).div_ceil(seq_len).max(1);
+        let documents = shape.batch as f64 * (seq_len as f64 / length as f64);
+        let batch = (documents.round() as u64).max(1);
+        let all = AttentionShape {
+            batch,
+            q_len: cut(shape.q_len),
+            kv_len: cut(shape.kv_len),
+            ..shape
+        };
+        self.over(all, kernel, backward) * (documents / batch as f64)
+    }
+
+    /// Time of core attention over whole sequences. Ring attention runs one kernel per block of keys that arrives; other
+    /// kinds run a single kernel.
+    fn over(&self, shape: AttentionShape, kernel: AttentionKernel, backward: bool) -> Seconds {
         let dtype = self.precision().activation();
         let cp = self.of.key.layout.cp;
         if cp == 1 || self.of.key.layout.cp_kind != catalog::CpKind::Ring {
             return self.prices.attention(&shape, kernel, dtype, backward).time;
         }
-        let block = dtensor::AttentionShape {
-            kv_len: shape.kv_len / cp,
+        let block = AttentionShape {
+            kv_len: (shape.kv_len / cp).max(1),
             ..shape
         };
         self.prices.attention(&block, kernel, dtype, backward).time * cp as f64

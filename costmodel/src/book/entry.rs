@@ -9,6 +9,7 @@ use plans::{Decisions, Recompute, UsedConstant};
 use crate::block_cost::BlockKey;
 use crate::issue::Launch;
 use crate::lower::{Lowered, Lowering};
+use crate::spread::Spread;
 use crate::stage::{Run, StageWork};
 use crate::states::Elements;
 use crate::traffic::DataParallel;
@@ -87,6 +88,8 @@ pub(crate) struct PricedKernel {
     pub(crate) part: Option<Seconds>,
     /// Time that the host takes to issue it, or to issue each of its parts.
     pub(crate) host: Seconds,
+    /// How its time differs between micro-batches.
+    pub(crate) spread: Spread,
 }
 
 /// The priced kernels and collectives of a block, and the order in which each pass issues them.

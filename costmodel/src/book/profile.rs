@@ -16,6 +16,7 @@ use crate::issue::{Launch, Queue};
 use crate::lower::recomputed;
 use crate::messages::measured;
 use crate::price::ProfilePrices;
+use crate::spread::Spread;
 use crate::stage::{Run, StageWork};
 use crate::states::{Elements, Weights};
 use crate::traffic::DataParallel;
@@ -220,6 +221,7 @@ impl ProfilePrices {
             time,
             part: None,
             host: Seconds(0.0),
+            spread: Spread::default(),
         })
     }
 

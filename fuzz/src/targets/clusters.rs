@@ -54,7 +54,8 @@ pub(super) fn priced(cluster: Cluster, outcome: &mut Outcome) {
             ..base
         };
         let text = if gpus.is_multiple_of(2) { "tp=2" } else { "" };
-        let parsed = plans::grammar::parse(text, &scenario.model, &workload, &scenario.runtime);
+        let parsed =
+            plans::grammar::parse(text, &scenario.model, &scenario.workload, &scenario.runtime);
         if let Ok(strategy) = parsed {
             promises::predicted(&scenario, &strategy, outcome);
         }

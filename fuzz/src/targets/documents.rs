@@ -204,7 +204,7 @@ impl Documents {
         scenario: &Scenario,
         depth: Depth,
     ) -> Outcome {
-        let w = imported.workload;
+        let w = &imported.workload;
         let workload = match crate::scene::workload(w.gpus, w.seq_len, w.global_batch, w.precision)
         {
             Ok(workload) => workload,
@@ -215,7 +215,7 @@ impl Documents {
             ..scenario.clone()
         };
         let decisions = imported.decisions_under(&scenario.runtime);
-        let strategy = match Strategy::new(decisions, &scenario.model, &workload) {
+        let strategy = match Strategy::new(decisions, &scenario.model, &scenario.workload) {
             Ok(strategy) => strategy,
             Err(error) => return Outcome::refused(&error),
         };
@@ -224,7 +224,7 @@ impl Documents {
         promises::of_strategy(&scenario, &strategy, &mut outcome);
         if depth == Depth::Use {
             promises::round_trip(&scenario, &strategy, self.0, &mut outcome);
-            if scenario.cluster.check_devices(workload.gpus).is_ok() {
+            if scenario.cluster.check_devices(scenario.workload.gpus).is_ok() {
                 promises::predicted(&scenario, &strategy, &mut outcome);
             }
         }

@@ -5,6 +5,7 @@ use catalog::{DType, Precision, Zero};
 
 use super::core_model::{self, Field, Reach};
 use super::core_rewrites;
+use super::documents;
 use super::flag::Flag;
 use super::inputs::Input;
 use super::job::{Draft, Heading, Job};
@@ -106,17 +107,24 @@ fn inputs(job: &Job<'_>, limits: &mut Limits) -> Vec<(String, Value)> {
     );
     let tokenizer = "folder or hub name of the tokenizer";
     let tokenizer = limits.input(&job.inputs, Input::Tokenizer, tokenizer);
-    let data = "prefix of the preprocessed dataset";
-    let data = limits.input(&job.inputs, Input::Data, data);
     let kind = Value::from("HuggingFaceTokenizer");
-    vec![
+    let mut settings = vec![
         ("tokenizer.tokenizer_type".to_owned(), kind),
         ("tokenizer.tokenizer_model".to_owned(), tokenizer.into()),
-        (
+    ];
+    if documents::within(job) {
+        // The recipe has a dataset for fine-tuning; it names the data.
+        let size = "dataset.packed_sequence_specs.packed_sequence_size".to_owned();
+        settings.push((size, job.workload.seq_len.into()));
+    } else {
+        let data = "prefix of the preprocessed dataset";
+        let data = limits.input(&job.inputs, Input::Data, data);
+        settings.push((
             "dataset.blend".to_owned(),
             Value::Expression(format!("([{}], None)", quoted(&data))),
-        ),
-    ]
+        ));
+    }
+    settings
 }
 
 fn text(job: &Job<'_>, settings: Vec<(String, Value)>) -> String {

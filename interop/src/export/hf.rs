@@ -1,10 +1,11 @@
 //! Export to accelerate (FSDP2) and axolotl, which both drive Hugging Face's trainer.
 
 use catalog::{
-    CpKind, DType, GradientTypes, OffloadKind, OptimizerStates, Overlap, Precision, Zero,
+    CpKind, DType, GradientTypes, OffloadKind, OptimizerStates, Overlap, Packing, Precision, Zero,
 };
 
 use super::adapters;
+use super::documents;
 use super::inputs::Input;
 use super::job::{Draft, Heading, Job};
 use super::launch::{Program, Starter};
@@ -325,6 +326,14 @@ pub(crate) fn axolotl(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
         root.set("lora_target_modules", adapters::names(job.model, limits));
     }
     root.set("sequence_len", job.workload.seq_len);
+    if let Some(packing) = documents::packing(job) {
+        let within = packing == Packing::Within;
+        root.set("sample_packing", within);
+        root.set("pad_to_sequence_len", true);
+        if within {
+            root.set("attn_implementation", "flash_attention_2");
+        }
+    }
     root.set("micro_batch_size", d.micro_batch);
     root.set("gradient_accumulation_steps", d.num_micro_batches);
     match job.workload.precision {

@@ -9,6 +9,7 @@ use catalog::{
 use super::core_model::{self, Reach};
 use super::core_options::options;
 use super::core_rewrites;
+use super::documents;
 use super::flag::Flag;
 use super::inputs::Input;
 use super::job::{Draft, Heading, Job};
@@ -100,11 +101,15 @@ fn inputs(job: &Job<'_>, limits: &mut Limits) -> Vec<Flag> {
         Input::Data,
         "prefix of the preprocessed dataset (tools/preprocess_data.py)",
     );
-    vec![
+    let mut flags = vec![
         Flag::value("--tokenizer-type", "HuggingFaceTokenizer"),
         Flag::value("--tokenizer-model", tokenizer),
         Flag::value("--data-path", data),
-    ]
+    ];
+    if documents::within(job) {
+        flags.push(Flag::switch("--dataloader-inter-document-masking"));
+    }
+    flags
 }
 
 /// The options of every decision, by section; the model's options are not included.

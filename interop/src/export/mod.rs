@@ -9,6 +9,7 @@ mod core_options;
 mod core_rewrites;
 mod deepspeed;
 mod dialect;
+mod documents;
 mod flag;
 mod hf;
 mod inputs;
@@ -88,6 +89,7 @@ fn drafts(job: &Job<'_>, dialect: Dialect, limits: &mut Limits) -> (Vec<Draft>, 
         "adapters",
         "what is written for this target trains all weights",
     );
+    documents::collect(job, dialect, limits);
     match dialect {
         Dialect::MegatronLm => (megatron::files(job, limits), megatron::program(job)),
         Dialect::MegatronBridge => (bridge::files(job, limits), bridge::program(job)),

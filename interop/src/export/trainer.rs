@@ -4,6 +4,7 @@
 use catalog::{Offload, Precision, Zero};
 
 use super::adapters;
+use super::documents;
 use super::inputs::Input;
 use super::job::{Draft, Heading, Job};
 use super::launch::{Program, Starter};
@@ -83,7 +84,9 @@ pub(crate) fn llama_factory(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     let data = "name of the dataset in LLaMA-Factory's dataset_info.json";
     let data = limits.input(&job.inputs, Input::Data, data);
     root.set("dataset", data);
-    root.set("stage", "pt");
+    // Pre-training packs across documents; fine-tuning keeps them apart if it is told to.
+    let within = documents::within(job);
+    root.set("stage", if within { "sft" } else { "pt" });
     match job.model.adapters {
         None => root.set("finetuning_type", "full"),
         Some(of) => {
@@ -96,6 +99,9 @@ pub(crate) fn llama_factory(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     }
     root.set("cutoff_len", job.workload.seq_len);
     root.set("packing", true);
+    if within {
+        root.set("neat_packing", true);
+    }
     let kept = job.decisions.recompute != Recompute::Full;
     root.set("disable_gradient_checkpointing", kept);
     trainer_arguments(job, &mut root, limits);

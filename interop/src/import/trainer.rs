@@ -51,6 +51,12 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         let note = "accelerate's file has no batch: one sequence per micro-batch is assumed";
         imported.notes.push(format!("{}: {note}", doc.path));
     }
+    for key in ["sample_packing", "neat_packing"] {
+        if doc.flag(key)? == Some(true) {
+            let note = "the file does not say how long documents are: give --lengths to plan attention within them";
+            imported.notes.push(format!("{key}: {note}"));
+        }
+    }
     imported.decisions.recompute = recompute(doc)?;
     imported.decisions.optimizer_states = optimizer_states(doc, &mut imported)?;
     imported.dialect = doc.dialect;

@@ -5,7 +5,7 @@ mod accounts;
 mod snapshots;
 
 use catalog::Model;
-use catalog::{Overlap, Precision, Workload, Zero};
+use catalog::{Overlap, Packing, Precision, Workload, Zero};
 use interop::check::check;
 use interop::config::Node;
 use interop::export::{Dialect, ExportError, Exported, Inputs, Job, Launcher, export};
@@ -118,6 +118,52 @@ fn adapters_are_written_or_refused() {
             let imported = import(&document, &given).expect("imports");
             assert_eq!(imported.adapters, Some(adapters), "{}", dialect.name());
         }
+    }
+}
+
+/// Packing within documents is written by systems that have a switch for it, and left to the user's script by those that
+/// run one; padding likewise. Packing across documents changes no file.
+#[test]
+fn documents_are_written_or_refused() {
+    let (model, plain) = scene("llama3-8b", 8, Precision::Bf16);
+    let plan = parse("dp=8,mbs=1,zero=0", &model, &plain).expect("a plan");
+    let text = |packing, dialect| {
+        let lengths = "512:0.7,4k:0.3".parse().expect("lengths");
+        let workload = plain.of_documents(lengths, packing).expect("documents");
+        let written = exported(&plan, &model, &workload, dialect, None);
+        written.map(|exported| (exported.files[0].text.clone(), exported.notes.join(" ")))
+    };
+    for dialect in Dialect::ALL {
+        let today = exported(&plan, &model, &plain, dialect, None);
+        let across = text(Packing::Across, dialect);
+        let same = today.map(|exported| exported.files[0].text.clone());
+        assert_eq!(across.map(|(text, _)| text), same, "{}", dialect.name());
+        let within = text(Packing::Within, dialect);
+        let switch = match dialect {
+            Dialect::MegatronLm => "--dataloader-inter-document-masking",
+            Dialect::MegatronBridge => "packed_sequence_specs.packed_sequence_size = 4096",
+            Dialect::Axolotl => "sample_packing: true",
+            Dialect::LlamaFactory => "neat_packing: true",
+            Dialect::Torchtitan02
+            | Dialect::Torchtitan03
+            | Dialect::TorchtitanMain
+            | Dialect::Nanotron => {
+                let error = within.expect_err("refused").to_string();
+                assert!(error.contains("packing=within"), "{error}");
+                continue;
+            }
+            _ => {
+                let (_, notes) = within.expect("written");
+                assert!(notes.contains("keep attention within"), "{notes}");
+                let (_, notes) = text(Packing::Padded, dialect).expect("written");
+                assert!(notes.contains("must pad every document"), "{notes}");
+                continue;
+            }
+        };
+        let (text, _) = within.expect("written");
+        assert!(text.contains(switch), "{text}");
+        let findings = check(&read(&text, "file", Some(dialect)), Some(&model));
+        assert_eq!(findings.expect("schema"), [], "{text}");
     }
 }
 

@@ -15,8 +15,8 @@ use std::time::Duration;
 use answers::InputsJson;
 use answers::Opened;
 use answers::SCHEMA_VERSION;
-use catalog::Bytes;
 use catalog::files::Kind;
+use catalog::{Bytes, Documents, Packing};
 use costmodel::Scenario;
 use cpu_device::Numerics;
 use cpu_device::{Watch, WatchError};
@@ -296,6 +296,13 @@ fn job(args: &RunArgs, loaded: &Opened) -> Result<Job, CliError> {
     let steps = args.steps.or(train.map(|t| t.steps)).unwrap_or(10);
     if steps == 0 {
         return Err(CliError::Usage("--steps: expected at least 1".to_owned()));
+    }
+    let documents = scenario.workload.documents().map(Documents::packing);
+    if let Some(packing @ (Packing::Within | Packing::Padded)) = documents {
+        return Err(CliError::Usage(format!(
+            "{}: packing: {packing}; our own executor attends to whole sequences of tokens: plan with --packing across",
+            args.plan.display()
+        )));
     }
     let runtime = device::runtime(args)?;
     plans::support::allowed_by(
