@@ -4,14 +4,16 @@ use catalog::model::{AttentionKind, Mlp, ModelConfig, Moe};
 use catalog::{AdaptedModule, Adapters, Flops, Workload};
 
 /// Model FLOPs of one token, forward and backward, without recomputation: 6 per active parameter of matrix products
-/// (the head counted once), or 4 if it is frozen, because its gradient is not computed; plus those of attention, `6 · Σ_layers heads · (d_qk + d_v) · keys`. The fields differ in
-/// how many keys they count for a query.
+/// (the head counted once), or 4 if it is frozen, because its gradient is not computed; plus those of attention,
+/// `6 · Σ_layers heads · (d_qk + d_v) · keys`, and of recurrences, three times their products' forward. The fields differ
+/// in how many keys they count for a query, and in how they count a recurrence.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ModelFlops {
     /// Counts the keys that a query may see under the causal mask and the layer's sliding window, averaged over the
-    /// sequence.
+    /// sequence; a recurrence token by token.
     pub once: Flops,
-    /// Counts all keys of the sequence, or of the window, as if nothing were masked (PaLM, appendix B; Megatron).
+    /// Counts all keys of the sequence, or of the window, as if nothing were masked (PaLM, appendix B; Megatron); a
+    /// recurrence as Megatron-LM counts it.
     pub palm: Flops,
 }
 
@@ -26,11 +28,23 @@ pub fn per_token(model: &ModelConfig, workload: &Workload) -> ModelFlops {
     let per_key = model.attention.heads as f64 * (qk as f64 + v as f64);
     for index in 0..model.layers + model.mtp_layers {
         let class = model.layer_class(index.min(model.layers.saturating_sub(1)));
-        parameters += attention_parameters(model);
         parameters += match (&model.moe, class.moe) {
+            _ if !class.kind.feeds() => 0.0,
             (Some(moe), true) => expert_parameters(model, moe),
             _ => mlp_parameters(model.hidden, &model.mlp, model.mlp.ffn as f64),
         };
+        if let Some(hybrid) = model.hybrid.as_ref().filter(|_| class.kind.recurs()) {
+            let recurrence = &hybrid.recurrence;
+            parameters += (recurrence.projections(model.hidden) + recurrence.convolution()) as f64;
+            // Forward once and backward twice, as 6 per parameter.
+            let [plain, megatron] = recurrence.token_operations();
+            seen += plain / 2.0;
+            all += megatron / 2.0;
+        }
+        if !class.kind.attends() {
+            continue;
+        }
+        parameters += attention_parameters(model);
         let window = class
             .window
             .map_or(workload.seq_len, |w| w.min(workload.seq_len));
@@ -82,7 +96,11 @@ fn attention_parameters(model: &ModelConfig) -> f64 {
     match model.attention.kind {
         AttentionKind::Grouped {
             kv_heads, head_dim, ..
-        } => 2.0 * hidden * head_dim as f64 * (heads + kv_heads as f64),
+        } => {
+            let gated = (model.hybrid.as_ref()).is_some_and(|of| of.gated_attention);
+            let gate = if gated { heads } else { 0.0 };
+            hidden * head_dim as f64 * (2.0 * (heads + kv_heads as f64) + gate)
+        }
         AttentionKind::Latent {
             q_lora_rank,
             kv_lora_rank,

@@ -88,6 +88,17 @@ fn drafts(job: &Job<'_>, dialect: Dialect, limits: &mut Limits) -> (Vec<Draft>, 
         "adapters",
         "what is written for this target trains all weights",
     );
+    limits.refuse_model(
+        job.model.hybrid.is_some() && !dialect.names_the_model(),
+        "hybrid",
+        "what is written for this target has attention and a feed-forward block in every layer",
+    );
+    limits.refuse(
+        job.model.hybrid.is_some() && job.decisions.tp > 1,
+        format!("tp={}", job.decisions.tp),
+        "this target does not split recurrent layers over ranks",
+        Some(("tp", "1".to_owned())),
+    );
     match dialect {
         Dialect::MegatronLm => (megatron::files(job, limits), megatron::program(job)),
         Dialect::MegatronBridge => (bridge::files(job, limits), bridge::program(job)),
