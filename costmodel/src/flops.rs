@@ -131,6 +131,47 @@ fn expert_parameters(model: &ModelConfig, moe: &Moe) -> f64 {
 mod tests {
     use super::*;
 
+    /// Model FLOPs per token of a Nemotron-H of these layers, 8 wide, without its head.
+    fn hybrid(pattern: &str) -> ModelFlops {
+        let text = format!(
+            r#"{{"model_type": "nemotron_h", "hidden_size": 8, "vocab_size": 16, "hybrid_override_pattern": "{pattern}",
+                "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "intermediate_size": 32,
+                "mamba_num_heads": 4, "mamba_head_dim": 4, "ssm_state_size": 16, "n_groups": 2, "conv_kernel": 4}}"#
+        );
+        let model = catalog::hf::decode(&text, "test", "hybrid").expect("a model");
+        let workload = Workload::new(catalog::WorkloadSizes {
+            gpus: 1,
+            seq_len: 64,
+            global_batch: 1,
+            precision: catalog::Precision::Bf16,
+        });
+        let mut flops = per_token(&model, &workload.expect("a workload"));
+        let head = 6.0 * 8.0 * 16.0;
+        flops.once.0 -= head;
+        flops.palm.0 -= head;
+        flops
+    }
+
+    #[test]
+    fn each_layer_of_a_hybrid_counts_what_it_has() {
+        // In and out projections, four taps of 16 + 2 · 32 channels, and the state: 4 · 16 · 16 operations forward, by
+        // Megatron-LM's count 7 · 16 · 16.
+        let weights = 8.0 * (2.0 * 16.0 + 2.0 * 32.0 + 4.0) + 16.0 * 8.0 + 4.0 * 80.0;
+        let state_space = hybrid("M");
+        assert_eq!(state_space.once.0, 6.0 * weights + 3.0 * 4.0 * 256.0);
+        assert_eq!(state_space.palm.0, 6.0 * weights + 3.0 * 7.0 * 256.0);
+        let feed_forward = hybrid("-");
+        assert_eq!(feed_forward.once.0, 6.0 * 2.0 * 8.0 * 32.0);
+        assert_eq!(feed_forward.palm, feed_forward.once);
+        // Projections of 2 query, 1 key and 1 value head and back; half of the keys are seen, and one more half.
+        let attention = hybrid("*");
+        assert_eq!(attention.once.0, 6.0 * (8.0 * 24.0 + 2.0 * 8.0 * 32.5));
+        assert_eq!(attention.palm.0, 6.0 * (8.0 * 24.0 + 2.0 * 8.0 * 64.0));
+        let all = hybrid("M-*");
+        let sum = state_space.once.0 + feed_forward.once.0 + attention.once.0;
+        assert_eq!(all.once.0, sum);
+    }
+
     #[test]
     fn keys_are_counted_query_by_query() {
         for (sequence, window) in [(1, 1), (2, 2), (8, 8), (8, 3), (64, 1), (1000, 128)] {

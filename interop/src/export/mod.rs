@@ -88,13 +88,14 @@ fn drafts(job: &Job<'_>, dialect: Dialect, limits: &mut Limits) -> (Vec<Draft>, 
         "adapters",
         "what is written for this target trains all weights",
     );
+    let (hybrid, named) = (job.model.hybrid.is_some(), dialect.names_the_model());
     limits.refuse_model(
-        job.model.hybrid.is_some() && !dialect.names_the_model(),
+        hybrid && !named,
         "hybrid",
         "what is written for this target has attention and a feed-forward block in every layer",
     );
     limits.refuse(
-        job.model.hybrid.is_some() && job.decisions.tp > 1,
+        hybrid && named && job.decisions.tp > 1,
         format!("tp={}", job.decisions.tp),
         "this target does not split recurrent layers over ranks",
         Some(("tp", "1".to_owned())),
