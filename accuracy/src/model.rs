@@ -63,6 +63,7 @@ pub(super) fn build(run: &Run, tp: u64, seq_len: u64, dropout: bool) -> Result<M
         mtp_layers: 0,
         max_position: seq_len,
         constants: catalog::model::ModelConstants::default(),
+        hybrid: None,
         stored_as: None,
         adapters: None,
     };

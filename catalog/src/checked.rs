@@ -131,6 +131,9 @@ fn check(model: &ModelConfig) -> Result<(), Wrong> {
     if let Some(moe) = &model.moe {
         experts(moe, model.layers)?;
     }
+    if let Some(hybrid) = &model.hybrid {
+        hybrid.check(model.layers, model.moe.is_some())?;
+    }
     probabilities(model)?;
     let parameters = parameters(model);
     if parameters.is_none_or(|n| n > MAX_PARAMETERS) {
@@ -256,6 +259,7 @@ fn adapters(adapters: &Adapters, model: &ModelConfig) -> Result<(), Wrong> {
     }
     let feeds = [AdaptedModule::Fc1, AdaptedModule::Fc2];
     let why = match model.attention.kind {
+        _ if model.hybrid.is_some() => "adapters beside recurrent layers are not predicted",
         AttentionKind::Latent { .. } => "adapters beside latent attention (MLA) are not predicted",
         AttentionKind::Grouped { .. } if model.mtp_layers > 0 => {
             "adapters of a model with prediction modules (MTP) are not predicted"
@@ -296,7 +300,15 @@ fn parameters(model: &ModelConfig) -> Option<u64> {
         }
     };
     let layers = model.layers.checked_add(model.mtp_layers)?;
-    let layer = attention.checked_add(dense)?.checked_add(experts)?;
+    let recurrence = match &model.hybrid {
+        None => 0,
+        Some(of) => {
+            let projections = of.recurrence.projections(model.hidden);
+            projections.checked_add(2 * of.recurrence.convolution())?
+        }
+    };
+    let mixers = attention.checked_add(recurrence)?;
+    let layer = mixers.checked_add(dense)?.checked_add(experts)?;
     let embeddings = model.hidden.checked_mul(model.vocab)?.checked_mul(2)?;
     layers.checked_mul(layer)?.checked_add(embeddings)
 }

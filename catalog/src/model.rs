@@ -3,6 +3,7 @@
 //! `model` block can be decoded into it as well.
 
 use crate::adapters::Adapters;
+use crate::hybrid::{Hybrid, LayerKind};
 use crate::rope::RopeScaling;
 
 /// How parameters are named, after the Hugging Face `state_dict` of the family.
@@ -34,6 +35,8 @@ pub enum Family {
     Starcoder2,
     /// As Llama with `mlp.experts.gate_up_proj` for all experts, `mlp.router`, sinks.
     GptOss,
+    /// `backbone.layers.N.mixer`, whatever the layer is: `in_proj`, `q_proj`, `up_proj` or `experts` in it.
+    NemotronH,
 }
 
 /// A resolved model.
@@ -67,6 +70,8 @@ pub struct ModelConfig {
     pub moe: Option<Moe>,
     /// How attention and MLP join the residual stream.
     pub residual: Residual,
+    /// The kinds of layers, where not all have attention and a feed-forward block.
+    pub hybrid: Option<Hybrid>,
     /// Dropout probability of hidden states (after attention and MLP); 0 means the operator is absent.
     pub hidden_dropout: f64,
     /// Dropout probability of attention weights; 0 means the operator is absent.
@@ -348,6 +353,8 @@ pub enum Residual {
 /// What distinguishes layers of one model for tracing: equal classes have equal cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LayerClass {
+    /// What the layer is made of.
+    pub kind: LayerKind,
     /// Whether the feed-forward block is a mixture of experts.
     pub moe: bool,
     /// Sliding window in tokens, if the layer has one.
@@ -358,7 +365,18 @@ impl ModelConfig {
     /// The class of decoder layer `index` (0-based).
     #[must_use]
     pub fn layer_class(&self, index: u64) -> LayerClass {
-        let moe = self.moe.is_some_and(|m| m.is_moe_layer(index));
+        let kind = self
+            .hybrid
+            .as_ref()
+            .and_then(|of| of.layers.get(index as usize));
+        let kind = kind.copied().unwrap_or_default();
+        let moe = match kind {
+            LayerKind::AttentionThenFeedForward | LayerKind::RecurrenceThenFeedForward => {
+                self.moe.is_some_and(|m| m.is_moe_layer(index))
+            }
+            LayerKind::Experts => true,
+            LayerKind::Attention | LayerKind::Recurrence | LayerKind::FeedForward => false,
+        };
         let window = match self.attention.window {
             WindowPattern::Full => None,
             WindowPattern::All { window } => Some(window),
@@ -366,7 +384,16 @@ impl ModelConfig {
                 (!(index + 1).is_multiple_of(period)).then_some(window)
             }
         };
-        LayerClass { moe, window }
+        let window = window.filter(|_| kind.attends());
+        LayerClass { kind, moe, window }
+    }
+
+    /// Whether some layer has a dense feed-forward block.
+    #[must_use]
+    pub fn has_dense_feed_forward(&self) -> bool {
+        (0..self.layers)
+            .map(|index| self.layer_class(index))
+            .any(|class| class.kind.feeds() && !class.moe)
     }
 }
 

@@ -389,4 +389,30 @@ pub(crate) const MODELS: &[(&str, &[&str], &str)] = &[
         &[],
         include_str!("../presets/models/deepseek-v3-main.json"),
     ),
+    // Sizes of Nemotron-H 47B and 56B as NVIDIA-NeMo/Megatron-Bridge has them (`NemotronHModelProvider47B`, `…56B`).
+    (
+        "nemotron-h-8b",
+        &["nemotron-h-8b-base-8k"],
+        include_str!("../presets/models/nemotron-h-8b.json"),
+    ),
+    (
+        "nemotron-h-47b",
+        &["nemotron-h-47b-base-8k"],
+        include_str!("../presets/models/nemotron-h-47b.json"),
+    ),
+    (
+        "nemotron-h-56b",
+        &["nemotron-h-56b-base-8k"],
+        include_str!("../presets/models/nemotron-h-56b.json"),
+    ),
+    (
+        "nemotron-3-nano-30b-a3b",
+        &["nemotron-3-nano"],
+        include_str!("../presets/models/nemotron-3-nano-30b-a3b.json"),
+    ),
+    (
+        "qwen3-next-80b-a3b",
+        &["qwen3-next"],
+        include_str!("../presets/models/qwen3-next-80b-a3b.json"),
+    ),
 ];

@@ -35,8 +35,41 @@ pub struct Kind {
     pub architecture: Architecture,
     /// Precision of the matrix products.
     pub precision: Precision,
-    /// Whether the model is a mixture of experts.
-    pub experts: bool,
+    /// What the model's layers are.
+    pub model: ModelKind,
+}
+
+/// Kinds of models whose predictions err alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ModelKind {
+    /// Attention and dense feed-forward blocks.
+    Dense,
+    /// Mixtures of experts.
+    Experts,
+    /// Models with recurrent layers, whatever else they have.
+    Recurrent,
+}
+
+impl ModelKind {
+    const ALL: [Self; 3] = [Self::Dense, Self::Experts, Self::Recurrent];
+
+    /// Name of the kind in the table.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Dense => "dense",
+            Self::Experts => "experts",
+            Self::Recurrent => "recurrent",
+        }
+    }
+
+    /// Such models, in words.
+    fn words(self) -> &'static str {
+        match self {
+            Self::Dense => "dense models",
+            Self::Experts => "mixtures of experts",
+            Self::Recurrent => "models with recurrent layers",
+        }
+    }
 }
 
 /// How many published runs there are like a kind.
@@ -127,11 +160,7 @@ impl Evidence {
     /// The evidence for a kind, in words.
     #[must_use]
     pub fn words(self, kind: &Kind) -> String {
-        let model = if kind.experts {
-            "mixtures of experts"
-        } else {
-            "dense models"
-        };
+        let model = kind.model.words();
         let precision = kind.precision.name();
         let gpu = kind.architecture.name();
         match self {
@@ -177,8 +206,8 @@ impl Kind {
     /// Whether two kinds are equal apart from the runtime.
     #[must_use]
     pub fn is_like(&self, other: &Self) -> bool {
-        (self.architecture, self.precision, self.experts)
-            == (other.architecture, other.precision, other.experts)
+        (self.architecture, self.precision, self.model)
+            == (other.architecture, other.precision, other.model)
     }
 
     /// Whether both runtimes belong to one framework, as its generations and recipes do.
@@ -190,7 +219,7 @@ impl Kind {
     /// The evidence's row in the table, with the number of its runs.
     #[must_use]
     pub fn row(&self, runs: usize) -> String {
-        let model = if self.experts { "experts" } else { "dense" };
+        let model = self.model.name();
         let (gpu, precision) = (self.architecture.name(), self.precision.name());
         format!("runs,{},{gpu},{precision},{model},{runs}", self.runtime)
     }
@@ -298,7 +327,7 @@ fn runs_of_kind(cells: &[&str]) -> Option<(Kind, usize)> {
         runtime: runtime.to_owned(),
         architecture: Architecture::ALL.into_iter().find(|a| a.name() == gpu)?,
         precision: (Precision::ALL.into_iter()).find(|p| p.name() == precision)?,
-        experts: model == "experts",
+        model: (ModelKind::ALL.into_iter()).find(|kind| kind.name() == model)?,
     };
     Some((kind, runs.parse().ok()?))
 }
@@ -340,7 +369,7 @@ mod tests {
             runtime: "no such runtime".to_owned(),
             architecture: Architecture::Cpu,
             precision: Precision::Fp32,
-            experts: true,
+            model: ModelKind::Experts,
         };
         assert_eq!(kind.evidence(), Evidence::Extrapolated);
     }

@@ -4,15 +4,17 @@ use catalog::model::{AttentionKind, Mlp, ModelConfig, Moe};
 use catalog::{AdaptedModule, Adapters, Flops, Workload};
 
 /// Model FLOPs of one token, forward and backward, without recomputation: 6 per active parameter of matrix products
-/// (the head counted once), or 4 if it is frozen, because its gradient is not computed; plus those of attention, `6 · Σ_layers heads · (d_qk + d_v) · keys`. The fields differ in
-/// how many keys they count for a query.
+/// (the head counted once), or 4 if it is frozen, because its gradient is not computed; plus those of attention,
+/// `6 · Σ_layers heads · (d_qk + d_v) · keys`, and of recurrences, three times their products' forward. The fields differ
+/// in how many keys they count for a query, and in how they count a recurrence.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ModelFlops {
     /// Counts the keys that a query may see under the causal mask and the layer's sliding window, averaged over the
-    /// sequence. In packed sequences whose attention stays within documents, and in padded ones, these are keys of the
-    /// query's own document.
+    /// sequence; a recurrence token by token. In packed sequences whose attention stays within documents, and in padded ones,
+    /// these are keys of the query's own document.
     pub once: Flops,
-    /// Counts all keys of the sequence or document, or of the window, as if nothing were masked (PaLM, appendix B; Megatron).
+    /// Counts all keys of the sequence or document, or of the window, as if nothing were masked (PaLM, appendix B; Megatron); a
+    /// recurrence as Megatron-LM counts it.
     pub palm: Flops,
 }
 
@@ -28,11 +30,24 @@ pub fn per_token(model: &ModelConfig, workload: &Workload) -> ModelFlops {
     let per_key = model.attention.heads as f64 * (qk as f64 + v as f64);
     for index in 0..model.layers + model.mtp_layers {
         let class = model.layer_class(index.min(model.layers.saturating_sub(1)));
-        parameters += attention_parameters(model);
         parameters += match (&model.moe, class.moe) {
+            _ if !class.kind.feeds() => 0.0,
             (Some(moe), true) => expert_parameters(model, moe),
             _ => mlp_parameters(model.hidden, &model.mlp, model.mlp.ffn as f64),
         };
+        if let Some(hybrid) = model.hybrid.as_ref().filter(|_| class.kind.recurs()) {
+            let recurrence = &hybrid.recurrence;
+            parameters += (recurrence.projections(model.hidden) + recurrence.convolution()) as f64;
+            // Forward once and backward twice, as 6 per parameter.
+            let [plain, megatron] = recurrence.token_operations();
+            let tokens: f64 = contexts.iter().map(|context| context.tokens).sum();
+            seen += plain / 2.0 * tokens;
+            all += megatron / 2.0 * tokens;
+        }
+        if !class.kind.attends() {
+            continue;
+        }
+        parameters += attention_parameters(model);
         for context in &contexts {
             let window = class
                 .window
@@ -86,7 +101,11 @@ fn attention_parameters(model: &ModelConfig) -> f64 {
     match model.attention.kind {
         AttentionKind::Grouped {
             kv_heads, head_dim, ..
-        } => 2.0 * hidden * head_dim as f64 * (heads + kv_heads as f64),
+        } => {
+            let gated = (model.hybrid.as_ref()).is_some_and(|of| of.gated_attention);
+            let gate = if gated { heads } else { 0.0 };
+            hidden * head_dim as f64 * (2.0 * (heads + kv_heads as f64) + gate)
+        }
         AttentionKind::Latent {
             q_lora_rank,
             kv_lora_rank,
@@ -116,6 +135,47 @@ fn expert_parameters(model: &ModelConfig, moe: &Moe) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Model FLOPs per token of a Nemotron-H of these layers, 8 wide, without its head.
+    fn hybrid(pattern: &str) -> ModelFlops {
+        let text = format!(
+            r#"{{"model_type": "nemotron_h", "hidden_size": 8, "vocab_size": 16, "hybrid_override_pattern": "{pattern}",
+                "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "intermediate_size": 32,
+                "mamba_num_heads": 4, "mamba_head_dim": 4, "ssm_state_size": 16, "n_groups": 2, "conv_kernel": 4}}"#
+        );
+        let model = catalog::hf::decode(&text, "test", "hybrid").expect("a model");
+        let workload = Workload::new(catalog::WorkloadSizes {
+            gpus: 1,
+            seq_len: 64,
+            global_batch: 1,
+            precision: catalog::Precision::Bf16,
+        });
+        let mut flops = per_token(&model, &workload.expect("a workload"));
+        let head = 6.0 * 8.0 * 16.0;
+        flops.once.0 -= head;
+        flops.palm.0 -= head;
+        flops
+    }
+
+    #[test]
+    fn each_layer_of_a_hybrid_counts_what_it_has() {
+        // In and out projections, four taps of 16 + 2 · 32 channels, and the state: 4 · 16 · 16 operations forward, by
+        // Megatron-LM's count 7 · 16 · 16.
+        let weights = 8.0 * (2.0 * 16.0 + 2.0 * 32.0 + 4.0) + 16.0 * 8.0 + 4.0 * 80.0;
+        let state_space = hybrid("M");
+        assert_eq!(state_space.once.0, 6.0 * weights + 3.0 * 4.0 * 256.0);
+        assert_eq!(state_space.palm.0, 6.0 * weights + 3.0 * 7.0 * 256.0);
+        let feed_forward = hybrid("-");
+        assert_eq!(feed_forward.once.0, 6.0 * 2.0 * 8.0 * 32.0);
+        assert_eq!(feed_forward.palm, feed_forward.once);
+        // Projections of 2 query, 1 key and 1 value head and back; half of the keys are seen, and one more half.
+        let attention = hybrid("*");
+        assert_eq!(attention.once.0, 6.0 * (8.0 * 24.0 + 2.0 * 8.0 * 32.5));
+        assert_eq!(attention.palm.0, 6.0 * (8.0 * 24.0 + 2.0 * 8.0 * 64.0));
+        let all = hybrid("M-*");
+        let sum = state_space.once.0 + feed_forward.once.0 + attention.once.0;
+        assert_eq!(all.once.0, sum);
+    }
 
     #[test]
     fn keys_are_counted_query_by_query() {

@@ -178,6 +178,8 @@ known! {
     EMBEDDING: "embedding, of memory bandwidth" = 0.50, Times, Published, "gathered rows; Liger-Kernel embedding benchmark";
     PERMUTE: "ordering of tokens by expert, of memory bandwidth" = 0.35, Times, Published,
         "SimuMax permute 0.19 (A100), 0.50 (B200)";
+    SCAN: "recurrences in chunks, of memory bandwidth" = 0.34, Times, Published,
+        "flashinfer-ai/flashinfer#2742, gated delta rule of flash-linear-attention on B200: 5120 bytes per token and head, 1.49 ms for 8192 tokens and 96 heads";
     DROPOUT: "dropout, of memory bandwidth" = 0.70, Times, Assumed, "elementwise with random numbers";
     OPTIMIZER: "fused optimizer, of memory bandwidth" = 0.80, Times, Published, "fused Adam 0.75-0.85 of bandwidth";
     UNFUSED_OPTIMIZER: "unfused optimizer, of memory bandwidth" = 0.27, Times, Published,

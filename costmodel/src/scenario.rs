@@ -1,6 +1,6 @@
 //! The subject of a prediction: model, cluster, training system and workload.
 
-use catalog::residuals::{self, Evidence, Kind, Quantity, Residual};
+use catalog::residuals::{self, Evidence, Kind, ModelKind, Quantity, Residual};
 use catalog::{Bytes, Cluster, Model, Runtime, Seconds, Sourced, Workload, elementary};
 
 /// Everything that a prediction depends on, apart from the strategy.
@@ -83,7 +83,11 @@ impl Scenario {
             runtime: self.runtime.name.clone(),
             architecture: self.cluster.device.architecture,
             precision: self.workload.precision,
-            experts: self.model.moe.is_some(),
+            model: match (&self.model.hybrid, &self.model.moe) {
+                (Some(_), _) => ModelKind::Recurrent,
+                (None, Some(_)) => ModelKind::Experts,
+                (None, None) => ModelKind::Dense,
+            },
         }
     }
 

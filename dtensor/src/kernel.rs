@@ -98,6 +98,7 @@ impl Trace {
             CostClass::AttentionScores(s) => vec![s.batch * s.heads, s.q_len, s.kv_len, s.qk_dim],
             CostClass::AttentionContext(s) => vec![s.batch * s.heads, s.q_len, s.kv_len, s.v_dim],
             CostClass::Softmax(s) => vec![s.batch * s.heads * s.q_len, s.kv_len],
+            CostClass::Scan(scan) => scan.sizes(),
             CostClass::Collective(c) => vec![ranks(c.axis), self.largest(op)],
             _ => {
                 let elements = self.largest(op);

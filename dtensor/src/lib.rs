@@ -23,11 +23,11 @@ pub use epilogues::Epilogues;
 pub use error::DTensorError;
 pub use layout::BlockPosition;
 pub use operator::{
-    Attention, AttentionPiece, AttentionShape, Collective, CollectiveKind, CostClass, Exchange,
-    Expert, Factor, Gemm, Gradient, Moves, Nonlinearity, Norm, Operator, Pointwise, Product,
-    Rotary, Route, Site, SoftmaxRule, Token,
+    Attention, AttentionPiece, AttentionShape, Collective, CollectiveKind, Convolution, CostClass,
+    Exchange, Expert, Factor, GatedNorm, Gemm, Gradient, Moves, Nonlinearity, Norm, Operator,
+    Pointwise, Product, Recurrent, Rotary, Route, Scan, ScanRule, Site, SoftmaxRule, Token,
 };
-pub use operators::EIGHT_BIT_MULTIPLE;
+pub use operators::{EIGHT_BIT_MULTIPLE, ScanWork};
 pub use placement::{BLOCK_AXES, BlockMesh, Parts, Placement, Placements};
 pub use plan::{Entry, RoutedRows, Routing, ShardingPlan};
 pub use tape::{DTensor, Tape};

@@ -24,6 +24,8 @@ pub enum Operator {
     Token(Token),
     /// Routing of tokens to experts.
     Expert(Expert),
+    /// An operator of a layer that carries a state along the sequence.
+    Recurrent(Recurrent),
     /// The sum of two tensors. Both inputs have the output's gradient, so backward runs nothing.
     Add,
     /// An exchange between ranks.
@@ -46,6 +48,8 @@ pub enum Gradient {
     Token(usize, Token),
     /// The gradients of all inputs.
     Expert(usize, Expert),
+    /// The gradients of all inputs.
+    Recurrent(usize, Recurrent),
     /// The sum of two gradients of a tensor that several operators read.
     Sum,
     /// The exchange that reverses one of forward.
@@ -88,9 +92,9 @@ pub struct Gemm {
 /// Where in its block a linear layer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Site {
-    /// Before core attention: projections to queries, keys and values.
+    /// Before core attention, or before a recurrence: projections to what it reads.
     AttentionInput,
-    /// After core attention, into the residual stream.
+    /// After core attention or a recurrence, into the residual stream.
     AttentionOutput,
     /// Into a feed-forward block.
     FeedForwardInput,
@@ -196,6 +200,8 @@ pub enum Pointwise {
     Scale(f64),
     /// Multiplication of every row by the sigmoid of the row's number in the second input.
     Gate,
+    /// Multiplication of every element by the sigmoid of the second input's.
+    SigmoidGate,
     /// Addition of a vector to every row; in backward the column sum.
     Bias,
     /// Dropout; the number is the probability that an element is zeroed. Saves a one-byte mask.
@@ -276,6 +282,75 @@ pub struct Route {
     pub bias: Option<TensorId>,
 }
 
+/// Operators of a layer that carries a state along the sequence. Their weights are among their inputs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Recurrent {
+    /// A convolution of every channel over this and the tokens before it, then SiLU.
+    Convolution(Convolution),
+    /// The recurrence itself, computed in chunks of the sequence.
+    Scan(Scan),
+    /// An RMS norm over groups of columns, and the product with the SiLU of a gate.
+    GatedNorm(GatedNorm),
+}
+
+/// A convolution of every channel over the sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Convolution {
+    /// Tokens that an output depends on.
+    pub kernel: u64,
+    /// Whether backward computes the output again, instead of keeping it.
+    pub again: bool,
+}
+
+/// Sizes of a recurrence on one rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Scan {
+    /// Number of sequences.
+    pub batch: u64,
+    /// Tokens per sequence.
+    pub length: u64,
+    /// Tokens per chunk.
+    pub chunk: u64,
+    /// Number of heads.
+    pub heads: u64,
+    /// Which recurrence.
+    pub rule: ScanRule,
+}
+
+/// A recurrence, with the sizes that only it has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ScanRule {
+    /// Mamba-2's state space.
+    StateSpace {
+        /// Channels per head.
+        head_dim: u64,
+        /// Numbers of state per channel.
+        state: u64,
+        /// Groups of heads that share B and C.
+        groups: u64,
+    },
+    /// The gated delta rule; its heads are those of values.
+    GatedDelta {
+        /// Key heads, each of which several value heads share.
+        key_heads: u64,
+        /// Dimensions of a query and of a key.
+        key_dim: u64,
+        /// Dimensions of a value.
+        value_dim: u64,
+    },
+}
+
+/// An RMS norm with a gate.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GatedNorm {
+    /// Columns that share a statistic.
+    pub group: u64,
+    /// Epsilon added to the mean square.
+    pub epsilon: f64,
+    /// Whether the gate multiplies before the norm (Mamba-2) rather than after it.
+    pub gate_first: bool,
+}
+
 /// Communication between ranks. Inputs and outputs are local tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Exchange {
@@ -352,6 +427,10 @@ pub enum CostClass {
     AttentionContext(AttentionShape),
     /// Scale, mask and softmax of attention's scores.
     Softmax(AttentionShape),
+    /// A recurrence in chunks of the sequence.
+    Scan(Scan),
+    /// A convolution over the sequence.
+    Convolution,
     /// A layer or RMS norm.
     Norm,
     /// A nonlinearity, with the gate's product when gated.
@@ -450,6 +529,7 @@ impl Gradient {
             Self::Pointwise(_, pointwise) => Operator::Pointwise(pointwise),
             Self::Token(_, token) => Operator::Token(token),
             Self::Expert(_, expert) => Operator::Expert(expert),
+            Self::Recurrent(_, recurrent) => Operator::Recurrent(recurrent),
             Self::Sum => Operator::Add,
             Self::Exchange(exchange) => Operator::Exchange(exchange),
             Self::Ring(collective) => {

@@ -23,18 +23,46 @@ impl Placement {
     }
 }
 
-/// Relative sizes of up to three parts of a dimension.
+/// Relative sizes of the parts of a dimension; unused places are 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Parts([u32; 3]);
+pub struct Parts([u32; MOST_PARTS]);
+
+/// Most parts of a dimension: Mamba-2's gate, input, B, C and step.
+const MOST_PARTS: usize = 5;
 
 impl Parts {
     /// Two equal parts: gate and up projections.
-    pub const HALVES: Self = Self([1, 1, 0]);
+    pub const HALVES: Self = Self([1, 1, 0, 0, 0]);
 
     /// Queries, keys and values: `group` query heads to each key head.
     #[must_use]
     pub fn qkv(group: u64) -> Self {
-        Self([u32::try_from(group).unwrap_or(u32::MAX), 1, 1])
+        Self::of([group, 1, 1])
+    }
+
+    /// Parts of these relative sizes.
+    #[must_use]
+    pub fn of<const N: usize>(sizes: [u64; N]) -> Self {
+        const { assert!(N <= MOST_PARTS) };
+        let mut parts = [0; MOST_PARTS];
+        for (part, size) in parts.iter_mut().zip(sizes) {
+            *part = u32::try_from(size).unwrap_or(u32::MAX);
+        }
+        Self(parts)
+    }
+
+    /// The parts that lie in these columns of a dimension of `whole`.
+    fn within(self, columns: std::ops::Range<u64>, whole: u64) -> Self {
+        let ranges: Vec<_> = self.ranges(whole as usize).collect();
+        let inside = |range: &std::ops::Range<usize>| {
+            columns.start <= range.start as u64 && range.end as u64 <= columns.end
+        };
+        let mut parts = [0; MOST_PARTS];
+        let found = ranges.iter().zip(self.0).filter(|(range, _)| inside(range));
+        for (place, (_, size)) in parts.iter_mut().zip(found) {
+            *place = size;
+        }
+        Self(parts)
     }
 
     /// The ranges that the parts take up in a dimension of `n` elements.
@@ -140,6 +168,22 @@ impl Placements {
     pub fn with(mut self, axis: Axis, placement: Placement) -> Self {
         if let Some(index) = BLOCK_AXES.iter().position(|&a| a == axis) {
             self.0[index] = placement;
+        }
+        self
+    }
+
+    /// The placements of a slice of these columns of the last dim, which has `whole`. The slice of several parts of an
+    /// interleaved dim is made of these parts; one part alone is a plain shard.
+    #[must_use]
+    pub(crate) fn of_columns(mut self, columns: std::ops::Range<u64>, whole: u64) -> Self {
+        for placement in &mut self.0 {
+            if let Placement::Interleaved(dim, parts) = *placement {
+                let within = parts.within(columns.clone(), whole);
+                *placement = match within.0[1] {
+                    0 => Placement::Shard(dim),
+                    _ => Placement::Interleaved(dim, within),
+                };
+            }
         }
         self
     }

@@ -314,7 +314,10 @@ impl<'p> Tape<'p> {
             whole: *last,
         };
         *last = *last / period * width;
-        let out = self.tensor(&name, &shape, x.placements.of_a_part(), x.dtype, role);
+        let placements = x
+            .placements
+            .of_columns(offset..offset + width, columns.whole);
+        let out = self.tensor(&name, &shape, placements, x.dtype, role);
         self.seen(x, &out, ViewKind::Columns(columns));
         self.remember(Recorded::Slice(columns), &[x], Some(&out));
         out

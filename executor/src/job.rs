@@ -1,5 +1,6 @@
 //! A training job: a plan with everything needed to run it.
 
+use catalog::hybrid::Recurrence;
 use catalog::{DType, Model, ModelConfig, Precision, ScheduleKind, Workload};
 use plans::program::{self, Program};
 use plans::schedule::{self, Schedule};
@@ -97,6 +98,15 @@ fn check(model: &ModelConfig, strategy: &Strategy) -> Result<(), ExecutorError> 
         Some("grad_dtype: gradients are added up and reduced in fp32")
     } else if model.constants.rope_scaling == catalog::RopeScaling::Other {
         Some("this rope_type (default, linear, llama3 and yarn are)")
+    } else if let Some(hybrid) = &model.hybrid {
+        Some(match hybrid.recurrence {
+            Recurrence::StateSpace(_) => {
+                "state-space scans (Mamba-2 layers), which are planned and predicted, not trained here"
+            }
+            Recurrence::GatedDelta(_) => {
+                "gated delta rules, which are planned and predicted, not trained here"
+            }
+        })
     } else if model.adapters.is_some() {
         Some("adapters beside frozen weights (LoRA) are planned and predicted, not trained here")
     } else if model.mtp_layers > 0 {
@@ -110,5 +120,31 @@ fn check(model: &ModelConfig, strategy: &Strategy) -> Result<(), ExecutorError> 
             reason: reason.to_owned(),
         }),
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn recurrent_layers_are_refused_by_the_operators_name() {
+        let runtime = catalog::load::runtime("vescale").expect("preset");
+        let workload = Workload::new(catalog::WorkloadSizes {
+            gpus: 1,
+            seq_len: 64,
+            global_batch: 1,
+            precision: Precision::Fp32,
+        })
+        .expect("a workload");
+        for (name, operator) in [
+            ("nemotron-h-8b", "state-space scan"),
+            ("qwen3-next-80b-a3b", "gated delta rule"),
+        ] {
+            let model = catalog::load::model(name).expect("preset");
+            let strategy = plans::grammar::parse("tp=1", &model, &workload, &runtime);
+            let refused = check(&model, &strategy.expect("legal")).expect_err(name);
+            assert!(refused.to_string().contains(operator), "{refused}");
+        }
     }
 }

@@ -27,7 +27,14 @@ pub(crate) fn grouped(
     let (heads, hidden) = (config.heads, block.model.hidden);
     let scope = |name: &str| format!("{}.{name}", n.attention);
     let x = block.tape.at(&scope("input"), x)?;
-    let [mut q, mut k, v] = projected(block, &x, [heads, kv_heads, head_dim], projections)?;
+    let gated = (block.model.hybrid.as_ref()).is_some_and(|of| of.gated_attention);
+    let ([mut q, mut k, v], gate) = match gated {
+        true => projected_with_gate(block, &x, [heads, kv_heads, head_dim])?,
+        false => (
+            projected(block, &x, [heads, kv_heads, head_dim], projections)?,
+            None,
+        ),
+    };
     if qk_norm {
         q = block.norm_over(&scope("q_norm"), &q, head_dim);
         k = block.norm_over(&scope("k_norm"), &k, head_dim);
@@ -60,7 +67,10 @@ pub(crate) fn grouped(
         v_dim: head_dim,
         sinks,
     };
-    let out = core(block, class, [q, k, v], dims)?;
+    let mut out = core(block, class, [q, k, v], dims)?;
+    if let Some(gate) = gate {
+        out = block.tape.sigmoid_gate(&scope("gate"), &out, &gate)?;
+    }
     let (site, inner) = (Site::AttentionOutput, heads * head_dim);
     let y = block.linear(site, &scope(n.o), &out, hidden, inner, config.out_bias)?;
     block.adapted(&[AdaptedModule::Proj], &scope(n.o), &out, y)
@@ -111,6 +121,28 @@ fn projected(
         cut(q, kv, n.k, K)?,
         cut(q + kv, kv, n.v, V)?,
     ])
+}
+
+/// Projects queries, keys and values, and the gate of attention's output, which is projected head by head with the queries.
+fn projected_with_gate(
+    block: &mut Block<'_, '_, '_>,
+    x: &DTensor,
+    [heads, kv_heads, head_dim]: [u64; 3],
+) -> Result<([DTensor; 3], Option<DTensor>), ModelError> {
+    let n = block.names;
+    let (hidden, bias) = (block.model.hidden, block.model.attention.qkv_bias);
+    let mut part = |name: &str, heads: u64| {
+        let (site, scope) = (Site::AttentionInput, format!("{}.{name}", n.attention));
+        block.linear(site, &scope, x, heads * head_dim, hidden, bias)
+    };
+    let both = part(n.q, 2 * heads)?;
+    let (k, v) = (part(n.k, kv_heads)?, part(n.v, kv_heads)?);
+    let mut half = |first: u64| {
+        let columns = [first, head_dim, 2 * head_dim];
+        block.tape.slice(&both, columns)
+    };
+    let (q, gate) = (half(0), half(head_dim));
+    Ok(([q, k, v], Some(gate)))
 }
 
 /// Epsilon of the norms of compressed queries, keys and values: a constant in DeepSeek's code, independent of the

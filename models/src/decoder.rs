@@ -2,17 +2,37 @@
 //! inputs and outputs.
 
 use catalog::model::{Mlp, Moe, Position, Residual};
-use catalog::{AdaptedModule, DType, LayerClass};
+use catalog::{AdaptedModule, DType, LayerClass, LayerKind};
 use dtensor::{DTensor, Nonlinearity, Placement, Placements, Route, Site};
 
 use crate::attention::{grouped, latent};
 use crate::error::ModelError;
 use crate::modules::Block;
+use crate::recurrent;
 
 impl Block<'_, '_, '_> {
     /// A decoder layer.
     pub(crate) fn layer(&mut self, class: LayerClass, x: DTensor) -> Result<DTensor, ModelError> {
         let n = self.names;
+        match class.kind {
+            LayerKind::AttentionThenFeedForward => {}
+            LayerKind::RecurrenceThenFeedForward => {
+                let normed = self.norm(n.norm1, &x);
+                let mixed = recurrent::mixed(self, normed)?;
+                let x = self.join(n.recurrence, &x, mixed)?;
+                let normed = self.norm(n.norm2, &x);
+                let fed = self.feed_forward(class, normed)?;
+                return self.join(n.mlp, &x, fed);
+            }
+            LayerKind::Attention
+            | LayerKind::Recurrence
+            | LayerKind::FeedForward
+            | LayerKind::Experts => {
+                let normed = self.norm(n.norm1, &x);
+                let made = self.alone(class, normed)?;
+                return self.join(n.mlp, &x, made);
+            }
+        }
         match self.model.residual {
             Residual::Sequential => {
                 let normed = self.norm(n.norm1, &x);
@@ -44,6 +64,17 @@ impl Block<'_, '_, '_> {
                 let fed = self.norm("post_feedforward_layernorm", &fed);
                 self.join(n.mlp, &x, fed)
             }
+        }
+    }
+
+    /// The sublayer of a layer that has only one.
+    fn alone(&mut self, class: LayerClass, x: DTensor) -> Result<DTensor, ModelError> {
+        if class.kind.attends() {
+            self.attention(class, x)
+        } else if class.kind.recurs() {
+            recurrent::mixed(self, x)
+        } else {
+            self.feed_forward(class, x)
         }
     }
 

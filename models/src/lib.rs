@@ -7,6 +7,7 @@ pub mod error;
 mod modules;
 pub mod names;
 mod plan_section;
+mod recurrent;
 pub mod sharding;
 pub mod stage;
 

@@ -29,6 +29,8 @@ pub struct Names {
     pub qkv: &'static str,
     /// Output projection.
     pub o: &'static str,
+    /// Recurrence in place of attention.
+    pub recurrence: &'static str,
     /// Feed-forward module.
     pub mlp: &'static str,
     /// Gate projection.
@@ -66,6 +68,7 @@ const LLAMA: Names = Names {
     v: "v_proj",
     qkv: "qkv_proj",
     o: "o_proj",
+    recurrence: "linear_attn",
     mlp: "mlp",
     gate: "gate_proj",
     up: "up_proj",
@@ -180,6 +183,19 @@ const GPT_OSS: Names = Names {
     ..LLAMA
 };
 
+/// Every layer is one `mixer`, whatever it is.
+const NEMOTRON_H: Names = Names {
+    layer: "backbone.layers.{layer}.",
+    embedding: "backbone.embeddings",
+    final_norm: "backbone.norm_f",
+    attention: "mixer",
+    recurrence: "mixer",
+    mlp: "mixer",
+    moe: "mixer",
+    norm1: "norm",
+    ..DEEPSEEK
+};
+
 const STARCODER2: Names = Names {
     up: "c_fc",
     down: "c_proj",
@@ -225,5 +241,6 @@ pub fn names(model: &ModelConfig) -> Names {
         Family::Starcoder2 => STARCODER2,
         Family::DeepSeek => DEEPSEEK,
         Family::GptOss => GPT_OSS,
+        Family::NemotronH => NEMOTRON_H,
     }
 }

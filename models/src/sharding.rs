@@ -8,8 +8,10 @@ use dtensor::{BlockMesh, Entry, Parts, Placement, Placements, ShardingPlan};
 use crate::block::BlockLayout;
 use crate::error::ModelError;
 use crate::names::{Names, names};
+use crate::recurrent;
 
-type Pattern = (String, Vec<(Axis, Placement)>);
+/// A pattern of names, with the placements that they get.
+pub(crate) type Pattern = (String, Vec<(Axis, Placement)>);
 
 /// Index of the sequence dimension in `[batch, sequence, hidden]`.
 pub(crate) const SEQUENCE: usize = 1;
@@ -43,7 +45,7 @@ pub fn sharding_plan(
     Ok(ShardingPlan {
         mesh,
         parameter: entries(whole)?,
-        forward: entries([forward(&names, between), outputs].concat())?,
+        forward: entries([forward(model, &names, between), outputs].concat())?,
         input,
         attention_exchange: layout.cp_kind,
         routing: layout.routing,
@@ -87,21 +89,24 @@ fn adapters(model: &ModelConfig, n: &Names, between: Placement) -> [Vec<Pattern>
     patterns
 }
 
-fn column() -> Vec<(Axis, Placement)> {
+pub(crate) fn column() -> Vec<(Axis, Placement)> {
     vec![(Axis::Tp, Placement::Shard(0))]
 }
 
-fn row() -> Vec<(Axis, Placement)> {
+pub(crate) fn row() -> Vec<(Axis, Placement)> {
     vec![(Axis::Tp, Placement::Shard(1))]
 }
 
-fn fused(parts: Parts) -> Vec<(Axis, Placement)> {
+pub(crate) fn fused(parts: Parts) -> Vec<(Axis, Placement)> {
     vec![(Axis::Tp, Placement::Interleaved(0, parts))]
 }
 
 fn parameters(model: &ModelConfig, n: &Names) -> Vec<Pattern> {
     let mut patterns = attention_parameters(model, n);
     patterns.extend(mlp_parameters(model, n));
+    if let Some(hybrid) = &model.hybrid {
+        patterns.extend(recurrent::parameters(&hybrid.recurrence, n));
+    }
     for (index, (ending, dim)) in [("(weight|bias)", 0), ("(weight|bias)", 0), ("weight", 1)]
         .into_iter()
         .enumerate()
@@ -173,11 +178,11 @@ fn mlp_parameters(model: &ModelConfig, n: &Names) -> Vec<Pattern> {
     ]
 }
 
-fn forward(n: &Names, between: Placement) -> Vec<Pattern> {
+fn forward(model: &ModelConfig, n: &Names, between: Placement) -> Vec<Pattern> {
     let whole = || vec![(Axis::Tp, Placement::Replicate)];
     let out = || vec![(Axis::Tp, between)];
     let (a, m) = (n.attention, n.mlp);
-    vec![
+    let mut patterns = vec![
         (format!("({a}|{m}|{})\\.input", n.shared), whole()),
         (
             format!("{a}\\.(q_proj|q_b_proj|kv_b_proj|k_rope)\\.input"),
@@ -194,5 +199,11 @@ fn forward(n: &Names, between: Placement) -> Vec<Pattern> {
         (format!("{}\\.input", regex::escape(n.head)), whole()),
         ("eh_proj\\.input".to_owned(), whole()),
         ("eh_proj\\.output".to_owned(), out()),
-    ]
+    ];
+    if model.hybrid.is_some() {
+        let r = n.recurrence;
+        patterns.push((format!("{r}\\.input"), whole()));
+        patterns.push((format!("{r}\\.out_proj\\.output"), out()));
+    }
+    patterns
 }

@@ -1,5 +1,6 @@
 //! Checks whether a strategy is legal, for any training system and for a given runtime.
 
+use catalog::hybrid::Recurrence;
 use catalog::model::ModelConfig;
 use catalog::{CpKind, DType, Mistake, Offload, OptimizerStates, ScheduleKind, Workload, Zero};
 
@@ -231,6 +232,10 @@ fn elements(d: &Decisions, model: &ModelConfig, workload: &Workload) -> Result<(
         u128::from(model.mlp.ffn),
         heads * u128::from(qk.max(v)),
         u128::from(moe),
+        model
+            .hybrid
+            .as_ref()
+            .map_or(1, |of| of.recurrence.widest().into()),
         // Attention scores, if the kernel is not fused.
         heads * u128::from(workload.seq_len),
     ];
@@ -253,8 +258,15 @@ fn tensor(d: &Decisions, model: &ModelConfig) -> Result<(), StrategyError> {
     } else {
         divides("tp", d.tp, "key/value heads", model.attention.kv_heads())?;
     }
-    if model.moe.is_none_or(|m| m.first_dense > 0 || m.every > 1) {
+    if model.has_dense_feed_forward() {
         divides("ffn", model.mlp.ffn, "tp", d.tp)?;
+    }
+    if let Some(hybrid) = &model.hybrid {
+        let what = match hybrid.recurrence {
+            Recurrence::StateSpace(_) => "groups of state-space heads",
+            Recurrence::GatedDelta(_) => "key heads of the delta rule",
+        };
+        divides(what, hybrid.recurrence.parts(), "tp", d.tp)?;
     }
     if d.sequence_parallel && d.tp == 1 {
         return Err(StrategyError::Conflict(
@@ -275,6 +287,11 @@ fn context(d: &Decisions, model: &ModelConfig, workload: &Workload) -> Result<()
     }
     if d.cp == 1 {
         return Ok(());
+    }
+    if model.hybrid.is_some() {
+        return Err(StrategyError::Conflict(
+            "context parallelism splits the sequence, along which recurrent layers carry a state: cp must be 1",
+        ));
     }
     match d.cp_kind {
         CpKind::AllToAll => {

@@ -17,6 +17,8 @@ FINAL_NORMS = ("norm", "ln_f", "final_layer_norm", "final_layernorm")
 HEADS = ("lm_head", "embed_out")
 INPUT_DROPOUTS = ("drop",)
 
+#: Sizes that only configurations with recurrent layers have (Nemotron-H, Qwen3-Next).
+RECURRENT = ("mamba_num_heads", "linear_num_value_heads")
 COLUMN = frozenset("q_proj k_proj v_proj gate_proj up_proj c_fc fc_in fc1 q k v".split())
 ROW = frozenset("o_proj down_proj c_proj fc_out fc2 out_proj".split())
 ATTENTIONS = frozenset("self_attn attn attention".split())
@@ -167,8 +169,10 @@ def split_fused_qkv(parts: Anatomy) -> List[nn.Module]:
 
 
 def check_heads(parts: Anatomy, degree: int, axis: str) -> None:
-    """Refuses a degree that does not divide the heads."""
+    """Refuses a degree that does not divide the heads, and layers whose heads are not split."""
     config = getattr(parts.model, "config", None)
+    if any(getattr(config, field, None) for field in RECURRENT):
+        raise PlanError(f"{axis}={degree}: layers with a recurrence are not split; plan with {axis}=1")
     counts: Dict[str, Optional[int]] = {
         "attention heads": getattr(config, "num_attention_heads", None),
         "key-value heads": getattr(config, "num_key_value_heads", None),

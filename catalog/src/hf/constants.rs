@@ -31,7 +31,7 @@ pub(super) fn decode(
             _ => usual.rope_theta,
         }),
         local_rope_theta: gemma3.then(|| rotary.local_theta.unwrap_or(10_000.0)),
-        norm_from_one: gemma || kind == "nemotron",
+        norm_from_one: gemma || matches!(kind, "nemotron" | "qwen3_next"),
         embedding_scale: if gemma {
             (f.size("hidden_size")? as f64).sqrt()
         } else {
@@ -106,6 +106,7 @@ fn gelu_tanh(f: &Fields<'_>, kind: &str, activation: Activation) -> Result<bool,
         "gemma2" | "gemma3" | "gemma3_text" => &["hidden_activation"],
         "gpt2" | "opt" => &["activation_function"],
         "falcon" | "RefinedWeb" | "RefinedWebModel" => &["activation"],
+        "nemotron_h" => &["mlp_hidden_act"],
         _ => &["hidden_act"],
     };
     for key in keys {
@@ -207,7 +208,10 @@ fn router(f: &Fields<'_>, kind: &str) -> Result<Router, SpecError> {
     let usual = Router {
         normalise: f.flag(
             "norm_topk_prob",
-            matches!(kind, "mixtral" | "deepseek_v3" | "gpt_oss"),
+            matches!(
+                kind,
+                "mixtral" | "deepseek_v3" | "gpt_oss" | "nemotron_h" | "qwen3_next"
+            ),
         )?,
         ..Router::default()
     };
@@ -241,6 +245,14 @@ fn router(f: &Fields<'_>, kind: &str) -> Result<Router, SpecError> {
                 scale: scale(2.5)?.unwrap_or(1.0),
                 groups: 8,
                 best_groups: 4,
+                ..usual
+            };
+            grouped(router, f.maybe("n_group")?, f.maybe("topk_group")?)
+        }
+        "nemotron_h" => {
+            let router = Router {
+                sigmoid: true,
+                scale: scale(1.0)?.unwrap_or(1.0),
                 ..usual
             };
             grouped(router, f.maybe("n_group")?, f.maybe("topk_group")?)

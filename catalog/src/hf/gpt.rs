@@ -59,6 +59,7 @@ fn gpt_base(
         mtp_layers: 0,
         max_position: 2048,
         constants: ModelConstants::default(),
+        hybrid: None,
         stored_as: None,
         adapters: None,
     })

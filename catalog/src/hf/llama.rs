@@ -61,6 +61,7 @@ pub(super) fn model(f: &Fields<'_>, kind: &str) -> Result<ModelConfig, SpecError
         mtp_layers: predictors(f)?,
         max_position: f.maybe("max_position_embeddings")?.unwrap_or(8192),
         constants: ModelConstants::default(),
+        hybrid: None,
         stored_as: None,
         adapters: None,
     })
@@ -70,7 +71,7 @@ fn family(kind: &str) -> Family {
     match kind {
         "phi3" => Family::Phi3,
         "mixtral" => Family::Mixtral,
-        "qwen2_moe" | "qwen3_moe" => Family::QwenMoe,
+        "qwen2_moe" | "qwen3_moe" | "qwen3_next" => Family::QwenMoe,
         "deepseek_v2" | "deepseek_v3" => Family::DeepSeek,
         "gpt_oss" => Family::GptOss,
         _ => Family::Llama,
@@ -122,7 +123,7 @@ pub(super) fn attention(
 /// Dimension of a head where the file leaves it out and the family does not divide the hidden size by the heads.
 fn usual_head_dim(kind: &str) -> Option<u64> {
     match kind {
-        "gemma2" | "gemma3" | "gemma3_text" => Some(256),
+        "gemma2" | "gemma3" | "gemma3_text" | "qwen3_next" => Some(256),
         "qwen3" => Some(128),
         "gpt_oss" => Some(64),
         _ => None,
@@ -228,12 +229,12 @@ fn experts(f: &Fields<'_>, kind: &str) -> Result<Option<Moe>, SpecError> {
             bias: kind == "gpt_oss",
             ..none
         },
-        "qwen2_moe" | "qwen3_moe" => Moe {
+        "qwen2_moe" | "qwen3_moe" | "qwen3_next" => Moe {
             experts: f.any(&["num_experts", "num_local_experts"])?,
             top_k: f.size("num_experts_per_tok")?,
             expert_ffn: f.size("moe_intermediate_size")?,
             shared_ffn: f.maybe("shared_expert_intermediate_size")?.unwrap_or(0),
-            shared_gate: kind == "qwen2_moe",
+            shared_gate: matches!(kind, "qwen2_moe" | "qwen3_next"),
             every: f.maybe("decoder_sparse_step")?.unwrap_or(1),
             ..none
         },

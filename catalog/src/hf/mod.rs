@@ -3,6 +3,7 @@
 mod constants;
 mod fields;
 mod gpt;
+mod hybrid;
 mod llama;
 mod parts;
 #[cfg(test)]
@@ -44,6 +45,8 @@ const TYPES: &[&str] = &[
     "deepseek_v3",
     "gpt_oss",
     "nemotron",
+    "nemotron_h",
+    "qwen3_next",
     "starcoder2",
 ];
 
@@ -82,6 +85,8 @@ fn model(fields: &Fields<'_>, kind: &str) -> Result<ModelConfig, SpecError> {
         "falcon" | "RefinedWeb" | "RefinedWebModel" => gpt::falcon(fields)?,
         "mpt" => gpt::mpt(fields)?,
         "starcoder2" => gpt::starcoder2(fields)?,
+        "nemotron_h" => hybrid::nemotron_h(fields)?,
+        "qwen3_next" => hybrid::qwen3_next(fields)?,
         "llama" | "mistral" | "qwen2" | "qwen3" | "gemma2" | "gemma3" | "gemma3_text" | "phi3"
         | "mixtral" | "qwen2_moe" | "qwen3_moe" | "deepseek_v2" | "deepseek_v3" | "gpt_oss"
         | "nemotron" => llama::model(fields, kind)?,

@@ -31,6 +31,21 @@ const WITHOUT_INFLUENCE: &[&str] = &[
     "init_device",
     // Tables of positions that ALiBi replaces.
     "learned_pos_emb",
+    "use_mamba_kernels",
+    "moe_shared_expert_overlap",
+    // Answers alone: which logits are kept, and the type of a kept state.
+    "num_logits_to_keep",
+    "mamba_ssm_cache_dtype",
+    // Start values of weights.
+    "time_step_min",
+    "time_step_max",
+    "time_step_floor",
+    "rescale_prenorm_residual",
+    // Implied by heads and their dimension; one shared block has the width that the file states.
+    "expand",
+    "n_shared_experts",
+    // Of prediction modules, which are refused.
+    "mtp_layers_block_type",
     // Implied by the sizes of latent attention.
     "head_dim",
     "num_key_value_heads",

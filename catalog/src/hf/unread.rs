@@ -37,6 +37,7 @@ const UNCHANGING: &[(&str, &str)] = &[
     ("router_jitter_noise", "0"),
     ("swiglu_alpha", "1.702"),
     ("mlp_only_layers", "[]"),
+    ("hidden_dropout", "0"),
 ];
 
 /// Refuses the first field that changes the model and has not been read.

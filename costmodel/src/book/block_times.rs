@@ -154,6 +154,9 @@ impl Timed<'_> {
             KernelKind::GroupedGemm { .. } | KernelKind::Comm(_) => 1,
             _ if self.of.lowering.has(Rewrite::GraphLayers) => 0,
             KernelKind::Memory { launches, .. } => u64::from(launches),
+            KernelKind::Scan { sizes, backward } => {
+                u64::from(sizes.work(self.precision().activation(), backward).kernels)
+            }
             _ => 1,
         };
         self.of
@@ -202,6 +205,7 @@ impl Timed<'_> {
                 kernel,
                 backward,
             } => self.attention_time(shape, kernel, backward),
+            KernelKind::Scan { sizes, backward } => prices.scan(&sizes, wide, backward).time,
             KernelKind::Memory { kind, bytes, .. } => prices.memory_bound(kind, bytes).time,
             KernelKind::Comm(collective) => self.collective_time(collective),
         }
@@ -372,6 +376,7 @@ fn name(trace: &Trace, kernel: &Kernel) -> String {
         KernelKind::GroupedGemm { .. } => "grouped matmul",
         KernelKind::BatchedGemm { .. } => "batched matmul",
         KernelKind::Attention { .. } => "fused attention",
+        KernelKind::Scan { .. } => "recurrence",
         KernelKind::Memory { .. } => "memory-bound",
         KernelKind::Comm(c) => match c.kind {
             CollectiveKind::AllReduce => "all-reduce",

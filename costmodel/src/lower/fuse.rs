@@ -320,6 +320,11 @@ fn single(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>, index: usize) 
             let fused = has(Rewrite::FuseScaledMaskedSoftmax) || has(Rewrite::FusePointwise);
             memory(MemoryKind::Softmax, if fused { 1 } else { 3 })
         }
+        CostClass::Scan(sizes) => kernel(KernelKind::Scan {
+            sizes,
+            backward: op.pass != Pass::Forward,
+        }),
+        CostClass::Convolution => memory(MemoryKind::Pointwise, 1),
         CostClass::Embedding => memory(MemoryKind::Embedding, 1),
         // Eager cross-entropy upcasts, finds the maximum, exponentiates, sums and normalises.
         CostClass::CrossEntropy => {

@@ -2,7 +2,7 @@
 
 use catalog::Bytes;
 use catalog::runtime::AttentionKernel;
-use dtensor::{AttentionShape, Collective, Pass, TensorId};
+use dtensor::{AttentionShape, Collective, Pass, Scan, TensorId};
 
 use crate::price::{GemmLayout, MemoryKind};
 
@@ -34,6 +34,8 @@ pub enum KernelKind {
         kernel: AttentionKernel,
         backward: bool,
     },
+    /// The kernels of a recurrence in chunks.
+    Scan { sizes: Scan, backward: bool },
     /// A kernel bound by memory bandwidth.
     Memory {
         kind: MemoryKind,

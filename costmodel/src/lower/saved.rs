@@ -8,7 +8,7 @@ use catalog::runtime::Rewrite;
 use catalog::{Bytes, DType};
 use dtensor::{
     CollectiveKind, CostClass, Exchange, Expert, Moves, Op, Operator, Pass, Pointwise, Product,
-    Site, TensorId, TensorRole, Token, Trace,
+    Recurrent, Site, TensorId, TensorRole, Token, Trace,
 };
 use plans::Recompute;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -295,7 +295,7 @@ pub fn recomputed(
         }
         Recompute::Full | Recompute::Layers(_) => true,
         Recompute::SelectiveOps => match kernel.kind {
-            KernelKind::Memory { .. } => true,
+            KernelKind::Memory { .. } | KernelKind::Scan { .. } => true,
             KernelKind::Gemm { .. } | KernelKind::GroupedGemm { .. } => {
                 !selected.contains(&trace.forward[kernel.op].outputs[0])
             }
@@ -428,6 +428,11 @@ fn rebuilt(
         }
         Operator::Product(_) => {
             recompute == Recompute::SelectiveOps && !selected.contains(&op.outputs[0])
+        }
+        // What runs the convolution again is part of the recurrence's backward.
+        Operator::Recurrent(Recurrent::Convolution(of)) if of.again => true,
+        Operator::Recurrent(Recurrent::Convolution(_) | Recurrent::Scan(_)) => {
+            recompute == Recompute::SelectiveOps
         }
         // A fused loss does not make the 32-bit copy of the logits.
         Operator::Pointwise(Pointwise::Copy) if lowering.has(Rewrite::FuseCrossEntropy) => true,

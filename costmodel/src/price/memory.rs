@@ -29,6 +29,8 @@ pub enum MemoryKind {
     Embedding,
     /// Sorting tokens by expert, and back.
     Permute,
+    /// One of the kernels of a recurrence in chunks.
+    Scan,
     /// Dropout that stores its mask.
     Dropout,
     /// Optimizer step with multi-tensor kernels.
@@ -59,6 +61,7 @@ fn share(kind: MemoryKind) -> f64 {
         MemoryKind::CrossEntropy => known::CROSS_ENTROPY,
         MemoryKind::Embedding => known::EMBEDDING,
         MemoryKind::Permute => known::PERMUTE,
+        MemoryKind::Scan => known::SCAN,
         MemoryKind::Dropout => known::DROPOUT,
         MemoryKind::Optimizer => known::OPTIMIZER,
         MemoryKind::UnfusedOptimizer => known::UNFUSED_OPTIMIZER,

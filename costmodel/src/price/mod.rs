@@ -17,7 +17,7 @@ use catalog::calibration::TimeFactors;
 use catalog::fitted;
 use catalog::runtime::AttentionKernel;
 use catalog::{Architecture, Bytes, Cluster, DType, Device, Fabric, Fitted, Origin, tables};
-use dtensor::{AttentionShape, CollectiveKind};
+use dtensor::{AttentionShape, CollectiveKind, Scan};
 use plans::{Group, UsedConstant};
 
 use self::priced::constant;
@@ -111,6 +111,16 @@ impl TablePrices {
     ) -> Priced {
         let price = self.attention.price(shape, kernel, dtype, backward) * self.learned.compute;
         price.at_least(self.roofline.attention(shape, dtype, backward))
+    }
+
+    /// Price of the kernels of a recurrence over tensors of a type: they are bound by what they read and write, among it
+    /// the states between chunks, as long as that takes longer than their products.
+    #[must_use]
+    pub fn scan(&self, sizes: &Scan, dtype: DType, backward: bool) -> Priced {
+        let work = sizes.work(dtype, backward);
+        let each = Bytes((work.bytes / f64::from(work.kernels)) as u64);
+        let one = self.memory_bound(MemoryKind::Scan, each);
+        (one * f64::from(work.kernels)).at_least(self.roofline.computed(work.flops, dtype))
     }
 
     /// Price of a memory-bound kernel that reads and writes `bytes` in all.

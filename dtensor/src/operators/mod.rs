@@ -7,6 +7,7 @@ mod expert;
 mod matmul;
 mod norm;
 mod pointwise;
+mod recurrent;
 mod token;
 
 use crate::error::DTensorError;
@@ -17,6 +18,7 @@ use crate::tensor::ViewKind;
 use crate::trace::{AnyOp, Pass, Trace};
 
 pub use matmul::EIGHT_BIT_MULTIPLE;
+pub use recurrent::ScanWork;
 
 impl Tape<'_> {
     /// Ends the block at `output` and derives its backward pass: goes through the records in reverse.
@@ -69,6 +71,7 @@ fn undo(backward: &mut Backward<'_, '_>, record: &Record) -> Result<(), DTensorE
                 Operator::Pointwise(pointwise) => pointwise.backward(backward, of, gradient),
                 Operator::Token(token) => token.backward(backward, of, gradient),
                 Operator::Expert(expert) => expert.backward(backward, of, gradient),
+                Operator::Recurrent(recurrent) => recurrent.backward(backward, of, &gradient),
                 Operator::Add => {
                     for input in &record.inputs {
                         backward.accumulate(input, gradient.clone());
@@ -92,6 +95,7 @@ impl Operator {
             Self::Pointwise(pointwise) => pointwise.class(),
             Self::Token(token) => token.class(),
             Self::Expert(expert) => expert.class(),
+            Self::Recurrent(recurrent) => recurrent.class(),
             Self::Add => ("add".into(), CostClass::Add),
             Self::Exchange(exchange) => exchange.class(),
         }

@@ -100,6 +100,23 @@ impl Tape<'_> {
         Ok(self.pointwise(scope, Pointwise::Gate, &[x, gate], &[x.id, gate.id]))
     }
 
+    /// Multiplies every element of `x` by the sigmoid of the gate's. Saves both inputs.
+    ///
+    /// # Errors
+    /// When the placements of the gate differ from those of `x`.
+    pub fn sigmoid_gate(
+        &mut self,
+        scope: &str,
+        x: &DTensor,
+        gate: &DTensor,
+    ) -> Result<DTensor, DTensorError> {
+        if !self.lie_alike(x, gate) {
+            return Err(no_rule("sigmoid gate", scope, &[x, gate]));
+        }
+        let saved = [x.id, gate.id];
+        Ok(self.pointwise(scope, Pointwise::SigmoidGate, &[x, gate], &saved))
+    }
+
     /// Adds a bias vector.
     pub fn bias(&mut self, scope: &str, x: &DTensor, b: &DTensor) -> DTensor {
         self.pointwise(scope, Pointwise::Bias, &[x, b], &[])
@@ -199,6 +216,7 @@ impl Pointwise {
                 (Name::Activation(function, true), activation(true))
             }
             Self::BoundedGlu(_) => ("activation".into(), activation(true)),
+            Self::SigmoidGate => ("sigmoid gate".into(), activation(true)),
             Self::Cap(_) => ("activation".into(), activation(false)),
             Self::Rope(_) => ("rotary embedding".into(), CostClass::Rope),
             Self::Scale(_) | Self::Gate => ("scale".into(), CostClass::Scale),

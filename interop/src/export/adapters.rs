@@ -17,6 +17,7 @@ pub(super) fn names(model: &ModelConfig, limits: &mut Limits) -> Vec<&'static st
         | Family::Mpt
         | Family::Phi3
         | Family::DeepSeek
+        | Family::NemotronH
         | Family::Starcoder2 => false,
     };
     let separate = matches!(

@@ -39,6 +39,25 @@ impl Dialect {
         matches!(self, Self::Axolotl | Self::LlamaFactory)
     }
 
+    /// Whether its files name the model, which Transformers builds, rather than describe it.
+    pub(crate) fn names_the_model(self) -> bool {
+        match self {
+            Self::DeepSpeed
+            | Self::Accelerate
+            | Self::Axolotl
+            | Self::Transformers
+            | Self::TransformersDeepSpeed
+            | Self::LlamaFactory => true,
+            Self::MegatronLm
+            | Self::MegatronBridge
+            | Self::Torchtitan03
+            | Self::Torchtitan02
+            | Self::TorchtitanMain
+            | Self::Nanotron
+            | Self::VeScale => false,
+        }
+    }
+
     /// Every dialect; the first of a target is its default version.
     pub const ALL: [Self; 13] = [
         Self::MegatronLm,

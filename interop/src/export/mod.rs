@@ -90,6 +90,18 @@ fn drafts(job: &Job<'_>, dialect: Dialect, limits: &mut Limits) -> (Vec<Draft>, 
         "what is written for this target trains all weights",
     );
     documents::collect(job, dialect, limits);
+    let (hybrid, named) = (job.model.hybrid.is_some(), dialect.names_the_model());
+    limits.refuse_model(
+        hybrid && !named,
+        "hybrid",
+        "what is written for this target has attention and a feed-forward block in every layer",
+    );
+    limits.refuse(
+        hybrid && named && job.decisions.tp > 1,
+        format!("tp={}", job.decisions.tp),
+        "this target does not split recurrent layers over ranks",
+        Some(("tp", "1".to_owned())),
+    );
     match dialect {
         Dialect::MegatronLm => (megatron::files(job, limits), megatron::program(job)),
         Dialect::MegatronBridge => (bridge::files(job, limits), bridge::program(job)),

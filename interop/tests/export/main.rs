@@ -167,6 +167,23 @@ fn documents_are_written_or_refused() {
     }
 }
 
+/// Hybrid models go to systems whose files only name the model, on whole layers; the others refuse them by name.
+#[test]
+fn hybrids_are_named_or_refused() {
+    for name in ["nemotron-h-8b", "qwen3-next-80b-a3b"] {
+        let (model, workload) = scene(name, 8, Precision::Bf16);
+        let plan = parse("dp=8,mbs=1,zero=1", &model, &workload).expect("a plan");
+        for dialect in [Dialect::MegatronLm, Dialect::Torchtitan03, Dialect::VeScale] {
+            let error = exported(&plan, &model, &workload, dialect, None).expect_err("refused");
+            assert!(error.to_string().contains("model hybrid"), "{error}");
+        }
+        let split = parse("tp=2,dp=4,mbs=1,zero=1", &model, &workload).expect("a plan");
+        let error = exported(&split, &model, &workload, Dialect::DeepSpeed, None);
+        let error = error.expect_err("refused").to_string();
+        assert!(error.contains("tp=2"), "{error}");
+    }
+}
+
 fn read(text: &str, name: &str, dialect: Option<Dialect>) -> Document {
     Document::read(text, name, dialect, &|_| None).expect("our own files are well-formed")
 }

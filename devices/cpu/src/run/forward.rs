@@ -7,10 +7,13 @@ use dtensor::{
 
 use super::state::Run;
 use crate::elementwise;
-use crate::machine::Result;
+use crate::machine::{Machine, Result};
 use crate::redistribute::take;
 use crate::tensor::Tensor;
 use crate::value::Value;
+
+/// Why a recurrence is refused.
+pub(super) const UNTRAINED: &str = "recurrent layers: they are planned and predicted, not trained";
 
 impl Run<'_> {
     pub(super) fn forward_view(&mut self, view: &View) -> Result<()> {
@@ -54,6 +57,9 @@ impl Run<'_> {
             Operator::Expert(Expert::Permute) => self.permute(op),
             Operator::Expert(Expert::Unpermute) => self.unpermute(op),
             Operator::Expert(Expert::Bias) => self.expert_bias(op),
+            Operator::Recurrent(recurrent) => {
+                Err(Machine::unsupported(recurrent.name(), &op.scope, UNTRAINED))
+            }
             Operator::Add => self.add(op),
             Operator::Exchange(exchange) => self.exchange(op, exchange),
         }

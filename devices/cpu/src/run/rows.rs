@@ -1,5 +1,6 @@
 //! Norms, nonlinearities, biases, dropout and rotary positions of a pass.
 
+use super::forward::UNTRAINED;
 use super::state::Run;
 use crate::block::GradientSink;
 use crate::machine::{Machine, Result};
@@ -155,6 +156,9 @@ impl Run<'_> {
                 x.f32().iter().map(|x| x * factor).collect()
             }
             Pointwise::Gate => self.gated_rows(copied(), op.inputs[1])?,
+            Pointwise::SigmoidGate => {
+                return Err(Machine::unsupported("sigmoid gate", &op.scope, UNTRAINED));
+            }
             Pointwise::Bias => {
                 let b = self.tensor(op.inputs[1])?.f32();
                 let mut out = copied();
@@ -234,6 +238,9 @@ impl Run<'_> {
                 Ok(())
             }
             Pointwise::Gate => self.gate_backward(op, forward),
+            Pointwise::SigmoidGate => {
+                Err(Machine::unsupported("sigmoid gate", &op.scope, UNTRAINED))
+            }
             Pointwise::Bias => {
                 let dy = self.tensor(op.inputs[0])?;
                 let (dy, columns) = (dy.f32(), dy.columns());

@@ -1,7 +1,7 @@
 //! Backward of a pass: which kernels each traced operator runs.
 
 use super::machine::GradientSink;
-use super::state::{Run, rounded};
+use super::state::{Run, UNTRAINED, rounded, unsupported};
 use crate::error::Result;
 use crate::ops::NormGradient;
 use crate::tensor::Tensor;
@@ -77,6 +77,9 @@ impl Run<'_> {
             }
             Gradient::Token(of, token) => self.token_backward(op, forward(of), token, sink),
             Gradient::Expert(of, expert) => self.expert_backward(op, forward(of), expert, sink),
+            Gradient::Recurrent(_, recurrent) => {
+                Err(unsupported(recurrent.name(), &op.scope, UNTRAINED))
+            }
             Gradient::Sum => self.gradient_sum(op),
             Gradient::Exchange(exchange) => self.exchange(op, exchange),
             // The gradients of keys and values were sent back when they were made.
@@ -284,6 +287,9 @@ impl Run<'_> {
             Pointwise::Cap(bound) => (device.cap_backward(dy, input(0)?, bound as f32)?, None),
             Pointwise::Rope(rotary) => (self.turned(dy, forward.inputs[0], &rotary, true)?, None),
             Pointwise::Scale(factor) => (device.scale(dy, rounded(factor, dy.dtype))?, None),
+            Pointwise::SigmoidGate => {
+                return Err(unsupported("sigmoid gate", &op.scope, UNTRAINED));
+            }
             Pointwise::Gate => {
                 let [dx, d_gate] = device.gate_rows_backward(dy, input(0)?, input(1)?)?;
                 (dx, Some(d_gate))

@@ -1,6 +1,6 @@
 //! Forward of a pass: which kernels each traced operator runs.
 
-use super::state::{Run, rounded, unsupported};
+use super::state::{Run, UNTRAINED, rounded, unsupported};
 use crate::error::Result;
 use crate::launcher::{Place, threshold};
 use crate::ops::{Dropout, Rope};
@@ -54,6 +54,9 @@ impl Run<'_> {
             Operator::Pointwise(pointwise) => self.pointwise(op, pointwise),
             Operator::Token(token) => self.token(op, token),
             Operator::Expert(expert) => self.expert(op, expert),
+            Operator::Recurrent(recurrent) => {
+                Err(unsupported(recurrent.name(), &op.scope, UNTRAINED))
+            }
             Operator::Add => {
                 let (a, b) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
                 let out = self.device().add(a, b)?;
@@ -77,6 +80,9 @@ impl Run<'_> {
             Pointwise::Rope(rotary) => self.turned(x, op.inputs[0], &rotary, false)?,
             Pointwise::Scale(factor) => device.scale(x, rounded(factor, x.dtype))?,
             Pointwise::Gate => device.gate_rows(x, second()?)?,
+            Pointwise::SigmoidGate => {
+                return Err(unsupported("sigmoid gate", &op.scope, UNTRAINED));
+            }
             Pointwise::Bias => device.bias(x, second()?, None)?,
             Pointwise::Dropout(probability) => return self.dropout(op, probability),
             Pointwise::Copy => {

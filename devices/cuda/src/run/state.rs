@@ -99,6 +99,9 @@ pub(super) fn rounded(factor: f64, dtype: DType) -> f32 {
     cpu_device::Tensor::new(vec![1], vec![factor as f32], dtype).f32()[0]
 }
 
+/// Why a recurrence is refused.
+pub(super) const UNTRAINED: &str = "recurrent layers: they are planned and predicted, not trained";
+
 /// The error for an operator without a kernel.
 pub(super) fn unsupported(operator: &str, scope: &str, reason: &str) -> CudaError {
     CudaError::Unsupported {

@@ -274,6 +274,7 @@ impl<'r> Pass<'r> {
             | Operator::Pointwise(_)
             | Operator::Token(Token::Embedding(_))
             | Operator::Expert(_)
+            | Operator::Recurrent(_)
             | Operator::Add => self.make_all(op),
         }
     }
@@ -336,7 +337,10 @@ impl<'r> Pass<'r> {
             | Gradient::Expert(_, Expert::Bias)
             | Gradient::Token(_, Token::Embedding(_) | Token::Positions { .. })
             | Gradient::Ring(_) => {}
-            Gradient::Pointwise(..) | Gradient::Expert(..) | Gradient::Sum => self.make_all(op),
+            Gradient::Pointwise(..)
+            | Gradient::Expert(..)
+            | Gradient::Recurrent(..)
+            | Gradient::Sum => self.make_all(op),
             Gradient::Exchange(exchange) => self.exchange(op, exchange),
         }
     }

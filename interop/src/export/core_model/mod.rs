@@ -27,11 +27,12 @@ pub(crate) fn fields(
     limits: &mut Limits,
 ) -> Vec<Field> {
     let ModelConfig {
-        // How weights are stored and named, not what is computed. Adapters were refused before.
+        // How weights are stored and named, not what is computed. Adapters and hybrids were refused before.
         name: _,
         family: _,
         stored_as: _,
         adapters: _,
+        hybrid: _,
         hidden,
         layers,
         vocab,

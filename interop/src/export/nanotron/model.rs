@@ -15,11 +15,12 @@ use plans::decisions::Decisions;
 /// biases of queries, keys and values, windows, interpolated rotary embedding and experts.
 pub(super) fn model(job: &Job<'_>, root: &mut Node, limits: &mut Limits) {
     let ModelConfig {
-        // How the weights are named and stored, not what is computed. Adapters were refused before.
+        // How the weights are named and stored, not what is computed. Adapters and hybrids were refused before.
         name: _,
         family: _,
         stored_as: _,
         adapters: _,
+        hybrid: _,
         hidden,
         layers,
         vocab,

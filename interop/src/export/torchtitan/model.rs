@@ -82,10 +82,11 @@ impl Differences<'_> {
 
     fn model(&mut self, ours: &ModelConfig, theirs: &ModelConfig) {
         let ModelConfig {
-            // How the weights are named and stored, not what is computed. Adapters were refused before.
+            // How the weights are named and stored, not what is computed. Adapters and hybrids were refused before.
             name: _,
             stored_as: _,
             adapters: _,
+            hybrid: _,
             family,
             hidden,
             layers,

@@ -279,6 +279,7 @@ fn decoder(family: Family, layers: u64, hidden: u64, vocab: u64) -> ModelConfig 
         mtp_layers: 0,
         max_position: 0,
         constants: ModelConstants::default(),
+        hybrid: None,
         stored_as: None,
         adapters: None,
     }

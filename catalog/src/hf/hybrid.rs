@@ -1,0 +1,223 @@
+//! Hybrid families: Nemotron-H, of Mamba-2 layers, attention, feed-forward blocks and experts, and Qwen3-Next, whose
+//! layers have a gated delta net or gated attention before their experts.
+
+use super::fields::Fields;
+use super::llama;
+use super::parts::RMS_NORM;
+use crate::error::SpecError;
+use crate::hybrid::{GatedDelta, Hybrid, LayerKind, Recurrence, StateSpace};
+use crate::model::{
+    Activation, Attention, AttentionKind, Family, Mlp, ModelConfig, ModelConstants, Moe, Position,
+    Projections, Residual, WindowPattern,
+};
+
+/// Decodes a model of the type `nemotron_h`. Its attention has no positions: these come from the recurrence.
+pub(super) fn nemotron_h(f: &Fields<'_>) -> Result<ModelConfig, SpecError> {
+    let layers = nemotron_layers(f)?;
+    let moe = nemotron_experts(f, layers.contains(&LayerKind::Experts))?;
+    refused(f)?;
+    let ffn = f.maybe("intermediate_size")?.unwrap_or(21_504);
+    Ok(ModelConfig {
+        name: String::new(),
+        family: Family::NemotronH,
+        hidden: f.size("hidden_size")?,
+        layers: layers.len() as u64,
+        vocab: f.size("vocab_size")?,
+        tied_embeddings: f.flag("tie_word_embeddings", false)?,
+        head_bias: false,
+        norm: RMS_NORM,
+        embedding_norm: false,
+        position: Position::Absent,
+        attention: nemotron_attention(f)?,
+        mlp: Mlp {
+            ffn,
+            activation: Activation::Relu2,
+            gated: false,
+            bias: f.flag("mlp_bias", false)?,
+            fused_gate_up: false,
+        },
+        moe,
+        residual: Residual::Sequential,
+        hybrid: Some(Hybrid {
+            layers,
+            recurrence: Recurrence::StateSpace(state_space(f)?),
+            gated_attention: false,
+        }),
+        hidden_dropout: 0.0,
+        attention_dropout: f.fraction("attention_dropout")?,
+        mtp_layers: 0,
+        max_position: f.maybe("max_position_embeddings")?.unwrap_or(4096),
+        constants: ModelConstants::default(),
+        stored_as: None,
+        adapters: None,
+    })
+}
+
+/// The kinds of a Nemotron-H's layers: one letter each, or a list of names, which files give under either of two fields.
+fn nemotron_layers(f: &Fields<'_>) -> Result<Vec<LayerKind>, SpecError> {
+    let pattern = f.maybe_text("hybrid_override_pattern")?;
+    let named = f.texts("layers_block_type")?;
+    let count = f.maybe("num_hidden_layers")?;
+    let (field, kinds): (_, Option<Vec<LayerKind>>) = match (named, pattern) {
+        (Some(named), _) => {
+            let kind = |name: &&str| match *name {
+                "mamba" | "linear_attention" => Some(LayerKind::Recurrence),
+                "attention" | "full_attention" => Some(LayerKind::Attention),
+                "mlp" => Some(LayerKind::FeedForward),
+                "moe" => Some(LayerKind::Experts),
+                _ => None,
+            };
+            ("layers_block_type", named.iter().map(kind).collect())
+        }
+        (None, Some(pattern)) => {
+            let kind = |letter: char| match letter {
+                'M' => Some(LayerKind::Recurrence),
+                '*' => Some(LayerKind::Attention),
+                '-' => Some(LayerKind::FeedForward),
+                'E' => Some(LayerKind::Experts),
+                _ => None,
+            };
+            (
+                "hybrid_override_pattern",
+                pattern.chars().map(kind).collect(),
+            )
+        }
+        (None, None) => {
+            let message = "missing; expected a text of M, *, - and E, one letter for each layer";
+            return Err(f.wrong("hybrid_override_pattern", message));
+        }
+    };
+    let Some(kinds) = kinds else {
+        let message = "expected Mamba-2 layers (M), attention (*), feed-forward blocks (-) and experts (E) only";
+        return Err(f.wrong(field, message));
+    };
+    if count.is_some_and(|count| count != kinds.len() as u64) {
+        let message = format!(
+            "{} layers, but num_hidden_layers is another number",
+            kinds.len()
+        );
+        return Err(f.wrong(field, message));
+    }
+    Ok(kinds)
+}
+
+fn nemotron_attention(f: &Fields<'_>) -> Result<Attention, SpecError> {
+    let heads = f.size("num_attention_heads")?;
+    let bias = f.flag("attention_bias", false)?;
+    let older = f.maybe("attention_head_dim")?;
+    Ok(Attention {
+        heads,
+        kind: AttentionKind::Grouped {
+            kv_heads: f.maybe("num_key_value_heads")?.unwrap_or(heads),
+            head_dim: f.maybe("head_dim")?.or(older).unwrap_or(128),
+            qk_norm: false,
+            projections: Projections::Separate,
+        },
+        qkv_bias: bias,
+        out_bias: bias,
+        window: WindowPattern::Full,
+        sinks: false,
+    })
+}
+
+fn nemotron_experts(f: &Fields<'_>, used: bool) -> Result<Option<Moe>, SpecError> {
+    let experts = f.maybe("n_routed_experts")?;
+    let top_k = f.maybe("num_experts_per_tok")?;
+    let expert_ffn = f.maybe("moe_intermediate_size")?;
+    let shared = f.maybe("moe_shared_expert_intermediate_size")?;
+    if !used {
+        return Ok(None);
+    }
+    let needed = |field: &str, size: Option<u64>| {
+        size.ok_or_else(|| f.wrong(field, "missing; expected a whole number"))
+    };
+    Ok(Some(Moe {
+        experts: needed("n_routed_experts", experts)?,
+        top_k: needed("num_experts_per_tok", top_k)?,
+        expert_ffn: needed("moe_intermediate_size", expert_ffn)?,
+        // One shared block of this width, however many shared experts the file counts.
+        shared_ffn: needed("moe_shared_expert_intermediate_size", shared)?,
+        shared_gate: false,
+        first_dense: 0,
+        every: 1,
+        bias: false,
+        router_correction_bias: true,
+    }))
+}
+
+fn state_space(f: &Fields<'_>) -> Result<StateSpace, SpecError> {
+    if let Some(other) = f.maybe_text("mamba_hidden_act")?.filter(|&a| a != "silu") {
+        let message = format!("{other} is not modelled; expected silu");
+        return Err(f.wrong("mamba_hidden_act", message));
+    }
+    Ok(StateSpace {
+        heads: f.size("mamba_num_heads")?,
+        head_dim: f.size("mamba_head_dim")?,
+        state: f.size("ssm_state_size")?,
+        groups: f.size("n_groups")?,
+        kernel: f.maybe("conv_kernel")?.unwrap_or(4),
+        kernel_bias: f.flag("use_conv_bias", true)?,
+        chunk: f.maybe("chunk_size")?.unwrap_or(128),
+    })
+}
+
+/// Refuses what a file of the family may switch on and the model here does not have.
+fn refused(f: &Fields<'_>) -> Result<(), SpecError> {
+    for switch in ["use_bias", "mamba_proj_bias", "residual_in_fp32"] {
+        f.only(switch, false)?;
+    }
+    for (field, what) in [
+        (
+            "num_nextn_predict_layers",
+            "prediction modules of hybrid models",
+        ),
+        ("moe_latent_size", "experts behind a latent projection"),
+        ("sliding_window", "sliding windows in hybrid models"),
+    ] {
+        if f.maybe(field)?.is_some_and(|size| size > 0) {
+            return Err(f.wrong(field, format!("{what} are not modelled")));
+        }
+    }
+    Ok(())
+}
+
+/// Decodes a model of the type `qwen3_next`: Qwen3's mixture of experts with other layers in place of most attention.
+pub(super) fn qwen3_next(f: &Fields<'_>) -> Result<ModelConfig, SpecError> {
+    let model = llama::model(f, "qwen3_next")?;
+    let every = f.maybe("full_attention_interval")?.unwrap_or(4);
+    let layers = match f.texts("layer_types")? {
+        Some(named) => {
+            let kind = |name: &&str| match *name {
+                "linear_attention" => Some(LayerKind::RecurrenceThenFeedForward),
+                "full_attention" => Some(LayerKind::AttentionThenFeedForward),
+                _ => None,
+            };
+            let kinds: Option<Vec<LayerKind>> = named.iter().map(kind).collect();
+            let message = "layers other than linear_attention and full_attention are not modelled";
+            kinds.ok_or_else(|| f.wrong("layer_types", message))?
+        }
+        None if every == 0 => return Err(f.wrong("full_attention_interval", "expected 1 or more")),
+        None => (1..=model.layers)
+            .map(|layer| match layer.is_multiple_of(every) {
+                true => LayerKind::AttentionThenFeedForward,
+                false => LayerKind::RecurrenceThenFeedForward,
+            })
+            .collect(),
+    };
+    let size = |field: &str, usual: u64| Ok::<_, SpecError>(f.maybe(field)?.unwrap_or(usual));
+    let recurrence = Recurrence::GatedDelta(GatedDelta {
+        key_heads: size("linear_num_key_heads", 16)?,
+        value_heads: size("linear_num_value_heads", 32)?,
+        key_dim: size("linear_key_head_dim", 128)?,
+        value_dim: size("linear_value_head_dim", 128)?,
+        kernel: size("linear_conv_kernel_dim", 4)?,
+    });
+    Ok(ModelConfig {
+        hybrid: Some(Hybrid {
+            layers,
+            recurrence,
+            gated_attention: true,
+        }),
+        ..model
+    })
+}
