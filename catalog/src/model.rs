@@ -28,7 +28,7 @@ pub enum Family {
     Mixtral,
     /// As Llama with `mlp.experts.E.gate_proj`, `mlp.gate` (Qwen2-MoE, Qwen3-MoE).
     QwenMoe,
-    /// MLA, `mlp.shared_experts`, `mlp.gate`, first dense layers, MTP.
+    /// As Llama with `mlp.experts.E.gate_proj`, `mlp.shared_experts`, `mlp.gate` (DeepSeek, GLM-4.5).
     DeepSeek,
     /// As Llama with `mlp.c_fc`, `mlp.c_proj`.
     Starcoder2,
@@ -71,7 +71,7 @@ pub struct ModelConfig {
     pub hidden_dropout: f64,
     /// Dropout probability of attention weights; 0 means the operator is absent.
     pub attention_dropout: f64,
-    /// Multi-token-prediction modules after the last layer (DeepSeek-V3).
+    /// Multi-token-prediction modules after the last layer (DeepSeek-V3, GLM-4.5).
     pub mtp_layers: u64,
     /// Longest sequence the model declares.
     pub max_position: u64,
@@ -142,7 +142,7 @@ impl Default for ModelConstants {
 /// How a router chooses experts and weighs them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Router {
-    /// Scores are sigmoids of the logits, not their softmax (DeepSeek-V3).
+    /// Scores are sigmoids of the logits, not their softmax (DeepSeek-V3, GLM-4.5).
     pub sigmoid: bool,
     /// Whether the chosen experts' scores are normalised to 1.
     pub normalise: bool,
@@ -327,7 +327,7 @@ pub struct Moe {
     pub every: u64,
     /// Biases in expert linears and in the router (gpt-oss).
     pub bias: bool,
-    /// Router has a score-correction bias per expert (DeepSeek-V3).
+    /// Router has a score-correction bias per expert (DeepSeek-V3, GLM-4.5).
     pub router_correction_bias: bool,
 }
 

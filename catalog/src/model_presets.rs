@@ -389,4 +389,19 @@ pub(crate) const MODELS: &[(&str, &[&str], &str)] = &[
         &[],
         include_str!("../presets/models/deepseek-v3-main.json"),
     ),
+    (
+        "glm4.5",
+        &["glm-4.5"],
+        include_str!("../presets/models/glm4.5.json"),
+    ),
+    (
+        "glm4.5-air",
+        &["glm-4.5-air"],
+        include_str!("../presets/models/glm4.5-air.json"),
+    ),
+    (
+        "glm4.6",
+        &["glm-4.6"],
+        include_str!("../presets/models/glm4.6.json"),
+    ),
 ];

@@ -65,6 +65,19 @@ fn counts_equal_the_published_ones() {
 }
 
 #[test]
+fn counts_with_prediction_modules_equal_the_published_ones() {
+    // Sizes of the safetensors on the Hugging Face hub, which hold the embedding and the head again for each module.
+    let published = [("glm4.5", 358_337_791_296), ("glm4.5-air", 110_468_824_832)];
+    for (name, expected) in published {
+        let model = catalog::load::model(name).expect(name);
+        let parameters = models::parameters(&model).expect(name);
+        let count: u64 = parameters.iter().map(|p| p.global_elements).sum();
+        let again = model.mtp_layers * 2 * model.vocab * model.hidden;
+        assert_eq!(count + again, expected, "{name}");
+    }
+}
+
+#[test]
 fn every_preset_traces_under_every_axis() {
     for info in catalog::load::model_names() {
         let model = catalog::load::model(&info.name).expect("preset");

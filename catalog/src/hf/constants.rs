@@ -207,7 +207,7 @@ fn router(f: &Fields<'_>, kind: &str) -> Result<Router, SpecError> {
     let usual = Router {
         normalise: f.flag(
             "norm_topk_prob",
-            matches!(kind, "mixtral" | "deepseek_v3" | "gpt_oss"),
+            matches!(kind, "mixtral" | "deepseek_v3" | "glm4_moe" | "gpt_oss"),
         )?,
         ..Router::default()
     };
@@ -233,14 +233,18 @@ fn router(f: &Fields<'_>, kind: &str) -> Result<Router, SpecError> {
                 _ => router,
             }
         }
-        "deepseek_v3" => {
+        "deepseek_v3" | "glm4_moe" => {
             one_of(f, "scoring_func", &["sigmoid"])?;
             one_of(f, "topk_method", &["noaux_tc"])?;
+            let (usual_scale, groups, best_groups) = match kind {
+                "deepseek_v3" => (2.5, 8, 4),
+                _ => (1.0, 1, 1),
+            };
             let router = Router {
                 sigmoid: true,
-                scale: scale(2.5)?.unwrap_or(1.0),
-                groups: 8,
-                best_groups: 4,
+                scale: scale(usual_scale)?.unwrap_or(1.0),
+                groups,
+                best_groups,
                 ..usual
             };
             grouped(router, f.maybe("n_group")?, f.maybe("topk_group")?)

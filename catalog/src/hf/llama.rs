@@ -71,7 +71,7 @@ fn family(kind: &str) -> Family {
         "phi3" => Family::Phi3,
         "mixtral" => Family::Mixtral,
         "qwen2_moe" | "qwen3_moe" => Family::QwenMoe,
-        "deepseek_v2" | "deepseek_v3" => Family::DeepSeek,
+        "deepseek_v2" | "deepseek_v3" | "glm4_moe" => Family::DeepSeek,
         "gpt_oss" => Family::GptOss,
         _ => Family::Llama,
     }
@@ -98,7 +98,10 @@ pub(super) fn attention(
                 Some(head_dim) => head_dim,
                 None => head_dim(f, hidden, heads)?,
             },
-            qk_norm: kind.starts_with("qwen3") || kind.starts_with("gemma3"),
+            qk_norm: match kind {
+                "glm4_moe" => f.flag("use_qk_norm", false)?,
+                _ => kind.starts_with("qwen3") || kind.starts_with("gemma3"),
+            },
             projections: if kind == "phi3" {
                 Projections::Stacked
             } else {
@@ -113,7 +116,8 @@ pub(super) fn attention(
         heads,
         kind: attention,
         qkv_bias,
-        out_bias: bias,
+        // GLM-4.5's output projection has no bias, whatever the file says.
+        out_bias: bias && kind != "glm4_moe",
         window: window(f, kind)?,
         sinks: oss,
     })
@@ -237,7 +241,7 @@ fn experts(f: &Fields<'_>, kind: &str) -> Result<Option<Moe>, SpecError> {
             every: f.maybe("decoder_sparse_step")?.unwrap_or(1),
             ..none
         },
-        "deepseek_v2" | "deepseek_v3" => {
+        "deepseek_v2" | "deepseek_v3" | "glm4_moe" => {
             let expert_ffn = f.size("moe_intermediate_size")?;
             Moe {
                 experts: f.size("n_routed_experts")?,
@@ -246,7 +250,7 @@ fn experts(f: &Fields<'_>, kind: &str) -> Result<Option<Moe>, SpecError> {
                 shared_ffn: f.maybe("n_shared_experts")?.unwrap_or(0) * expert_ffn,
                 first_dense: f.maybe("first_k_dense_replace")?.unwrap_or(0),
                 every: f.maybe("moe_layer_freq")?.unwrap_or(1),
-                router_correction_bias: kind == "deepseek_v3",
+                router_correction_bias: kind != "deepseek_v2",
                 ..none
             }
         }

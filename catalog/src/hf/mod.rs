@@ -42,6 +42,7 @@ const TYPES: &[&str] = &[
     "qwen3_moe",
     "deepseek_v2",
     "deepseek_v3",
+    "glm4_moe",
     "gpt_oss",
     "nemotron",
     "starcoder2",
@@ -83,8 +84,8 @@ fn model(fields: &Fields<'_>, kind: &str) -> Result<ModelConfig, SpecError> {
         "mpt" => gpt::mpt(fields)?,
         "starcoder2" => gpt::starcoder2(fields)?,
         "llama" | "mistral" | "qwen2" | "qwen3" | "gemma2" | "gemma3" | "gemma3_text" | "phi3"
-        | "mixtral" | "qwen2_moe" | "qwen3_moe" | "deepseek_v2" | "deepseek_v3" | "gpt_oss"
-        | "nemotron" => llama::model(fields, kind)?,
+        | "mixtral" | "qwen2_moe" | "qwen3_moe" | "deepseek_v2" | "deepseek_v3" | "glm4_moe"
+        | "gpt_oss" | "nemotron" => llama::model(fields, kind)?,
         _ => {
             return Err(SpecError::Unknown {
                 kind: "model_type",

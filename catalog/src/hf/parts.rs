@@ -41,6 +41,7 @@ pub(super) fn rotated(
         "gpt_neox" => (&["rotary_pct"], 0.25),
         "nemotron" => (&["rope_percent", "rope_percentage"], 0.5),
         "phi3" => (&[], 1.0),
+        "glm4_moe" => (&[], 0.5),
         _ => {
             if let Some(rope) = f.nested("rope_parameters") {
                 unread::check(&rope, kind)?;

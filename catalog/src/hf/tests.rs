@@ -104,8 +104,9 @@ fn constants_left_out_are_those_of_the_family() {
             "activation_function",
             "activation",
         ] {
-            // gpt-oss's rotation is always published.
-            if !(kind == "gpt_oss" && field == "rope_parameters") {
+            // Always published: gpt-oss's rotation, GLM-4.5's head dimension.
+            let published = [("gpt_oss", "rope_parameters"), ("glm4_moe", "head_dim")];
+            if !published.contains(&(kind.as_str(), field)) {
                 map.remove(field);
             }
         }
@@ -160,6 +161,8 @@ fn what_would_be_another_model_is_refused_by_name() {
         ("mixtral", json!({"router_jitter_noise": 0.01})),
         ("deepseek_v2", json!({"scoring_func": "sigmoid"})),
         ("deepseek_v3", json!({"topk_method": "greedy"})),
+        ("glm4_moe", json!({"scoring_func": "softmax"})),
+        ("llama", json!({"use_qk_norm": true})),
         ("gpt_oss", json!({"swiglu_alpha": 1.5})),
         ("gemma2", json!({"use_bidirectional_attention": true})),
         (

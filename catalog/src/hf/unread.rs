@@ -37,6 +37,7 @@ const UNCHANGING: &[(&str, &str)] = &[
     ("router_jitter_noise", "0"),
     ("swiglu_alpha", "1.702"),
     ("mlp_only_layers", "[]"),
+    ("use_qk_norm", "false"),
 ];
 
 /// Refuses the first field that changes the model and has not been read.
