@@ -39,6 +39,7 @@ pub mod suggest;
 pub mod tables;
 pub mod text;
 pub mod units;
+mod window;
 pub mod workload;
 
 pub use adapters::{AdaptedModule, AdaptedModules, Adapters};
@@ -58,4 +59,5 @@ pub use runtime::Runtime;
 pub use selection::{RecomputeModule, Selection};
 pub use state_types::{GradientTypes, OptimizerStates};
 pub use units::{Bandwidth, Bytes, FlopRate, Flops, Seconds};
+pub use window::Window;
 pub use workload::{Workload, WorkloadError, WorkloadSizes};

@@ -1,7 +1,7 @@
 //! Model FLOPs: the numerator of MFU, independent of how the model is run.
 
 use catalog::model::{AttentionKind, Mlp, ModelConfig, Moe};
-use catalog::{AdaptedModule, Adapters, Flops, Workload};
+use catalog::{AdaptedModule, Adapters, Flops, Window, Workload};
 
 /// Model FLOPs of one token, forward and backward, without recomputation: 6 per active parameter of matrix products
 /// (the head counted once), or 4 if it is frozen, because its gradient is not computed; plus those of attention, `6 · Σ_layers heads · (d_qk + d_v) · keys`. The fields differ in
@@ -31,11 +31,10 @@ pub fn per_token(model: &ModelConfig, workload: &Workload) -> ModelFlops {
             (Some(moe), true) => expert_parameters(model, moe),
             _ => mlp_parameters(model.hidden, &model.mlp, model.mlp.ffn as f64),
         };
-        let window = class
-            .window
-            .map_or(workload.seq_len, |w| w.min(workload.seq_len));
-        seen += per_key * visible_keys(workload.seq_len, window);
-        all += per_key * window as f64;
+        let whole = Window::Sliding(workload.seq_len);
+        let window = class.window.unwrap_or(whole);
+        seen += per_key * window.mean(workload.seq_len);
+        all += per_key * window.tokens().min(workload.seq_len) as f64;
     }
     // A multi-token-prediction module projects two hidden states to one and runs the head once more.
     parameters += model.mtp_layers as f64 * (2.0 * hidden * hidden + head);
@@ -68,13 +67,6 @@ fn adapter_parameters(model: &ModelConfig, adapters: &Adapters) -> f64 {
         AdaptedModule::Fc2 => model.mlp.ffn as f64 + hidden,
     };
     adapters.rank as f64 * adapters.modules.modules().map(widths).sum::<f64>()
-}
-
-/// Keys that a query sees on average: `(s + 1) / 2` over a whole sequence; fewer with a sliding window, which the first
-/// `window` queries do not fill.
-fn visible_keys(seq_len: u64, window: u64) -> f64 {
-    let (sequence, window) = (seq_len.max(1) as f64, window as f64);
-    window - window * (window - 1.0) / (2.0 * sequence)
 }
 
 fn attention_parameters(model: &ModelConfig) -> f64 {

@@ -2,7 +2,7 @@
 //! parallelism between them, the sequence sharded over context parallelism, experts over expert parallelism.
 
 use catalog::Axis;
-use catalog::model::{AttentionKind, Family, ModelConfig, Projections};
+use catalog::model::{AttentionKind, Family, ModelConfig, Projections, QkNorm};
 use dtensor::{BlockMesh, Entry, Parts, Placement, Placements, ShardingPlan};
 
 use crate::block::BlockLayout;
@@ -13,6 +13,8 @@ type Pattern = (String, Vec<(Axis, Placement)>);
 
 /// Index of the sequence dimension in `[batch, sequence, hidden]`.
 pub(crate) const SEQUENCE: usize = 1;
+/// Index of the heads of queries and keys, `[batch, sequence, heads · dims]`.
+const HEADS: usize = 2;
 
 /// The sharding plan of every block of a model under a layout.
 ///
@@ -43,7 +45,7 @@ pub fn sharding_plan(
     Ok(ShardingPlan {
         mesh,
         parameter: entries(whole)?,
-        forward: entries([forward(&names, between), outputs].concat())?,
+        forward: entries([forward(model, &names, between), outputs].concat())?,
         input,
         attention_exchange: layout.cp_kind,
         routing: layout.routing,
@@ -173,11 +175,22 @@ fn mlp_parameters(model: &ModelConfig, n: &Names) -> Vec<Pattern> {
     ]
 }
 
-fn forward(n: &Names, between: Placement) -> Vec<Pattern> {
+fn forward(model: &ModelConfig, n: &Names, between: Placement) -> Vec<Pattern> {
     let whole = || vec![(Axis::Tp, Placement::Replicate)];
     let out = || vec![(Axis::Tp, between)];
     let (a, m) = (n.attention, n.mlp);
-    vec![
+    let whole_norms = match model.attention.kind {
+        AttentionKind::Grouped {
+            qk_norm: QkNorm::Whole,
+            ..
+        } => vec![("input", SEQUENCE), ("output", HEADS)],
+        _ => Vec::new(),
+    };
+    let norms = whole_norms.into_iter().map(|(end, dim)| {
+        let split = vec![(Axis::Tp, Placement::Shard(dim))];
+        (format!("{a}\\.(q_norm|k_norm)\\.{end}"), split)
+    });
+    let modules = [
         (format!("({a}|{m}|{})\\.input", n.shared), whole()),
         (
             format!("{a}\\.(q_proj|q_b_proj|kv_b_proj|k_rope)\\.input"),
@@ -194,5 +207,6 @@ fn forward(n: &Names, between: Placement) -> Vec<Pattern> {
         (format!("{}\\.input", regex::escape(n.head)), whole()),
         ("eh_proj\\.input".to_owned(), whole()),
         ("eh_proj\\.output".to_owned(), out()),
-    ]
+    ];
+    modules.into_iter().chain(norms).collect()
 }

@@ -38,6 +38,7 @@ const UNCHANGING: &[(&str, &str)] = &[
     ("swiglu_alpha", "1.702"),
     ("mlp_only_layers", "[]"),
     ("use_qk_norm", "false"),
+    ("shared_intermediate_size", "0"),
 ];
 
 /// Refuses the first field that changes the model and has not been read.

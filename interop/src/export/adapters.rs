@@ -17,6 +17,9 @@ pub(super) fn names(model: &ModelConfig, limits: &mut Limits) -> Vec<&'static st
         | Family::Mpt
         | Family::Phi3
         | Family::DeepSeek
+        | Family::MiniMax
+        | Family::Ernie
+        | Family::Llama4
         | Family::Starcoder2 => false,
     };
     let separate = matches!(

@@ -1,7 +1,7 @@
 //! Backward of a pass: which kernels each traced operator runs.
 
 use super::machine::GradientSink;
-use super::state::{Run, rounded};
+use super::state::{Run, no_kernel, rounded};
 use crate::error::Result;
 use crate::ops::NormGradient;
 use crate::tensor::Tensor;
@@ -209,6 +209,9 @@ impl Run<'_> {
                 let out = device.combine(&route, dy, None, shape)?;
                 self.set(op.outputs[0], out);
             }
+            Expert::WeightedPermute | Expert::PlainUnpermute => {
+                return Err(no_kernel("routing that weighs inputs", &op.scope));
+            }
             Expert::Unpermute => {
                 let rows = self.tensor(forward.inputs[0])?;
                 let p = self.tensor(forward.inputs[1])?;
@@ -284,6 +287,8 @@ impl Run<'_> {
             Pointwise::Cap(bound) => (device.cap_backward(dy, input(0)?, bound as f32)?, None),
             Pointwise::Rope(rotary) => (self.turned(dy, forward.inputs[0], &rotary, true)?, None),
             Pointwise::Scale(factor) => (device.scale(dy, rounded(factor, dy.dtype))?, None),
+            Pointwise::Temperature(_) => return Err(no_kernel("temperature", &op.scope)),
+            Pointwise::UnitNorm { .. } => return Err(no_kernel("unit norm", &op.scope)),
             Pointwise::Gate => {
                 let [dx, d_gate] = device.gate_rows_backward(dy, input(0)?, input(1)?)?;
                 (dx, Some(d_gate))

@@ -99,6 +99,11 @@ pub(super) fn rounded(factor: f64, dtype: DType) -> f32 {
     cpu_device::Tensor::new(vec![1], vec![factor as f32], dtype).f32()[0]
 }
 
+/// The error for an operator that runs on the cpu only.
+pub(super) fn no_kernel(operator: &str, scope: &str) -> CudaError {
+    unsupported(operator, scope, "which has a kernel for the cpu only")
+}
+
 /// The error for an operator without a kernel.
 pub(super) fn unsupported(operator: &str, scope: &str, reason: &str) -> CudaError {
     CudaError::Unsupported {
