@@ -3,7 +3,7 @@
 use catalog::Model;
 use catalog::model::{
     Activation, Attention, AttentionKind, Family, Mlp, ModelConfig, Moe, Norm, NormKind, Position,
-    Projections, Residual, WindowPattern,
+    Projections, QkNorm, Residual, Rotated, WindowPattern,
 };
 use catalog::runs::{Run, RunModel};
 
@@ -64,6 +64,7 @@ pub(super) fn build(run: &Run, tp: u64, seq_len: u64, dropout: bool) -> Result<M
         max_position: seq_len,
         constants: catalog::model::ModelConstants::default(),
         hybrid: None,
+        text_of: None,
         stored_as: None,
         adapters: None,
     };
@@ -115,7 +116,7 @@ fn attention(m: &RunModel, heads: u64, head_dim: u64, gpt: bool) -> Attention {
         AttentionKind::Grouped {
             kv_heads: m.kv_heads.unwrap_or(heads),
             head_dim,
-            qk_norm: false,
+            qk_norm: QkNorm::Absent,
             projections: if gpt {
                 Projections::Stacked
             } else {
@@ -129,6 +130,7 @@ fn attention(m: &RunModel, heads: u64, head_dim: u64, gpt: bool) -> Attention {
         qkv_bias: gpt,
         out_bias: gpt,
         window: WindowPattern::Full,
+        rotated: Rotated::All,
         sinks: false,
     }
 }

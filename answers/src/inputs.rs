@@ -53,6 +53,9 @@ pub struct InputsJson {
     pub headroom: f64,
     /// Number of the model's parameters, including those of adapters.
     pub parameters: u64,
+    /// Type of the multimodal model of which only the text part is planned; absent for models of text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub text_of: Option<String>,
     /// The LoRA adapters in the notation of `--lora`; absent if all weights are trained.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub adapters: Option<String>,
@@ -82,6 +85,7 @@ impl InputsJson {
             precision: workload.precision,
             headroom: *headroom,
             parameters,
+            text_of: model.text_of.clone(),
             adapters: model.adapters.map(|adapters| adapters.to_string()),
         }
     }

@@ -76,11 +76,15 @@ impl Asked {
 /// Inputs as rows for people.
 pub fn rows(json: &InputsJson, asked: &Asked) -> Vec<Row> {
     let billions = json.parameters as f64 / 1e9;
+    let text = match &json.text_of {
+        Some(kind) => format!("; the text part of {kind}, which alone is planned"),
+        None => String::new(),
+    };
     let values = [
         (
             "model",
             "model",
-            format!("{} ({billions:.2} B parameters)", json.model),
+            format!("{} ({billions:.2} B parameters{text})", json.model),
         ),
         ("cluster", "cluster", json.cluster.clone()),
         ("gpus", "GPUs", json.gpus.to_string()),

@@ -177,8 +177,8 @@ fn attention(model: &ModelConfig) -> Result<(), Wrong> {
     }
     match attention.window {
         WindowPattern::Full => {}
-        WindowPattern::All { window } if window > 0 => {}
-        WindowPattern::Alternating { window, period } if window > 0 && period > 0 => {}
+        WindowPattern::All { window } if window.tokens() > 0 => {}
+        WindowPattern::Alternating { window, period } if window.tokens() > 0 && period > 0 => {}
         WindowPattern::All { .. } | WindowPattern::Alternating { .. } => {
             return Err((
                 "sliding window",
@@ -334,7 +334,7 @@ mod tests {
                 m.attention.kind = AttentionKind::Grouped {
                     kv_heads: 1 << 24,
                     head_dim: 1 << 20,
-                    qk_norm: false,
+                    qk_norm: crate::model::QkNorm::Absent,
                     projections: crate::model::Projections::Separate,
                 };
             }),
@@ -343,7 +343,7 @@ mod tests {
             }),
             ("sliding window", |m| {
                 m.attention.window = WindowPattern::Alternating {
-                    window: 1,
+                    window: crate::Window::Sliding(1),
                     period: 0,
                 };
             }),

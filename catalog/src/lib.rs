@@ -45,6 +45,7 @@ pub mod suggest;
 pub mod tables;
 pub mod text;
 pub mod units;
+mod window;
 pub mod workload;
 
 pub use adapters::{AdaptedModule, AdaptedModules, Adapters};
@@ -69,4 +70,5 @@ pub use runtime::Runtime;
 pub use selection::{RecomputeModule, Selection};
 pub use state_types::{GradientTypes, OptimizerStates};
 pub use units::{Bandwidth, Bytes, FlopRate, Flops, Seconds};
+pub use window::Window;
 pub use workload::{Workload, WorkloadError, WorkloadSizes};

@@ -5,6 +5,7 @@
 use crate::adapters::Adapters;
 use crate::hybrid::{Hybrid, LayerKind};
 use crate::rope::RopeScaling;
+use crate::window::Window;
 
 /// How parameters are named, after the Hugging Face `state_dict` of the family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -21,16 +22,23 @@ pub enum Family {
     Falcon,
     /// `transformer.blocks.N.attn.Wqkv` …
     Mpt,
-    /// `model.layers.N.self_attn.q_proj`, `mlp.gate_proj` … (also Mistral, Qwen2, Qwen3, Gemma).
+    /// `model.layers.N.self_attn.q_proj`, `mlp.gate_proj` … (also Mistral, Qwen2, Qwen3, Gemma, OLMo 2).
     Llama,
     /// As Llama with fused `qkv_proj` and `gate_up_proj`.
     Phi3,
     /// As Llama with `block_sparse_moe.experts.E.w1` ….
     Mixtral,
+    /// As Mixtral with `block_sparse_moe.e_score_correction_bias`.
+    MiniMax,
     /// As Llama with `mlp.experts.E.gate_proj`, `mlp.gate` (Qwen2-MoE, Qwen3-MoE).
     QwenMoe,
-    /// MLA, `mlp.shared_experts`, `mlp.gate`, first dense layers, MTP.
+    /// As Llama with `mlp.experts.E.gate_proj`, `mlp.shared_experts`, `mlp.gate` (DeepSeek, GLM-4.5).
     DeepSeek,
+    /// As DeepSeek with `mlp.moe_statics.e_score_correction_bias` (ERNIE 4.5).
+    Ernie,
+    /// As Llama with `feed_forward.experts.gate_up_proj` for all experts, `feed_forward.router`,
+    /// `feed_forward.shared_expert`.
+    Llama4,
     /// As Llama with `mlp.c_fc`, `mlp.c_proj`.
     Starcoder2,
     /// As Llama with `mlp.experts.gate_up_proj` for all experts, `mlp.router`, sinks.
@@ -76,12 +84,14 @@ pub struct ModelConfig {
     pub hidden_dropout: f64,
     /// Dropout probability of attention weights; 0 means the operator is absent.
     pub attention_dropout: f64,
-    /// Multi-token-prediction modules after the last layer (DeepSeek-V3).
+    /// Multi-token-prediction modules after the last layer (DeepSeek-V3, GLM-4.5).
     pub mtp_layers: u64,
     /// Longest sequence the model declares.
     pub max_position: u64,
     /// Numbers that training needs and planning does not.
     pub constants: ModelConstants,
+    /// Type of the multimodal model whose text part this is; its other parts are not planned.
+    pub text_of: Option<String>,
     /// How published weights are stored where that is not a type to train in (`fp8`, `mxfp4`).
     pub stored_as: Option<String>,
     /// LoRA adapters. With them the model's own weights are frozen and only the adapters are trained; `None` trains all
@@ -99,7 +109,7 @@ pub struct ModelConstants {
     /// How the rotary frequencies are rescaled for long contexts.
     pub rope_scaling: RopeScaling,
     /// Base of the rotary frequencies in layers with a sliding window, which are not rescaled there;
-    /// where absent, all layers are alike (Gemma 3 has one).
+    /// where absent, all layers are alike (Gemma 3 and OLMo 3 have one).
     pub local_rope_theta: Option<f64>,
     /// Whether the GELU is the tanh approximation.
     pub gelu_tanh: bool,
@@ -109,6 +119,8 @@ pub struct ModelConstants {
     pub embedding_scale: f64,
     /// Factor of attention scores; where absent `1/√d` of the query/key head.
     pub attention_scale: Option<f64>,
+    /// How queries of layers that rotate nothing grow with their position.
+    pub temperature: Option<Temperature>,
     /// Bound of attention scores, `c·tanh(x/c)` (Gemma 2).
     pub attention_cap: Option<f64>,
     /// Bound of logits, likewise.
@@ -134,6 +146,7 @@ impl Default for ModelConstants {
             norm_from_one: false,
             embedding_scale: 1.0,
             attention_scale: None,
+            temperature: None,
             attention_cap: None,
             logit_cap: None,
             rope_neighbours: false,
@@ -144,10 +157,29 @@ impl Default for ModelConstants {
     }
 }
 
+/// Growth of queries with their position, so that attention over long sequences stays sharp (Nakanishi 2025): a query
+/// at position `p` is multiplied by `1 + scale·ln(1 + ⌊(p + 1) / floor⌋)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Temperature {
+    /// Tokens from one step of the growth to the next.
+    pub floor: u64,
+    /// Factor of the logarithm.
+    pub scale: f64,
+}
+
+impl Temperature {
+    /// Factor of a query at this position.
+    #[must_use]
+    pub fn factor(self, position: u64) -> f64 {
+        let steps = (position + 1) / self.floor.max(1);
+        1.0 + self.scale * crate::elementary::ln(1.0 + steps as f64)
+    }
+}
+
 /// How a router chooses experts and weighs them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Router {
-    /// Scores are sigmoids of the logits, not their softmax (DeepSeek-V3).
+    /// Scores are sigmoids of the logits, not their softmax (DeepSeek-V3, GLM-4.5).
     pub sigmoid: bool,
     /// Whether the chosen experts' scores are normalised to 1.
     pub normalise: bool,
@@ -158,6 +190,8 @@ pub struct Router {
     pub groups: u64,
     /// Groups that are chosen from.
     pub best_groups: u64,
+    /// Whether the weights multiply the experts' inputs instead of their outputs (Llama 4).
+    pub weighs_inputs: bool,
 }
 
 impl Default for Router {
@@ -168,6 +202,7 @@ impl Default for Router {
             scale: 1.0,
             groups: 1,
             best_groups: 1,
+            weighs_inputs: false,
         }
     }
 }
@@ -220,10 +255,21 @@ pub struct Attention {
     pub qkv_bias: bool,
     /// Bias on the output projection.
     pub out_bias: bool,
-    /// Sliding windows.
+    /// Windows.
     pub window: WindowPattern,
+    /// Which layers rotate queries and keys, if positions are rotary.
+    pub rotated: Rotated,
     /// Learned attention sinks, one per head (gpt-oss).
     pub sinks: bool,
+}
+
+/// Which layers rotate queries and keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Rotated {
+    /// All.
+    All,
+    /// Those with a window; the others know no positions (Llama 4).
+    Windowed,
 }
 
 /// How keys and values are made.
@@ -235,8 +281,8 @@ pub enum AttentionKind {
         kv_heads: u64,
         /// Dimensions per head.
         head_dim: u64,
-        /// Norms over each head's query and key (Qwen3, Gemma 3).
-        qk_norm: bool,
+        /// Norms of queries and keys.
+        qk_norm: QkNorm,
         /// How the query, key and value projections are stored.
         projections: Projections,
     },
@@ -255,6 +301,19 @@ pub enum AttentionKind {
     },
 }
 
+/// Norms of queries and keys, between their projections and attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum QkNorm {
+    /// None.
+    Absent,
+    /// Over each head, with one weight for all heads (Qwen3, Gemma 3).
+    Heads,
+    /// Over all heads together (OLMo 2, MiniMax-M2).
+    Whole,
+    /// Over each head after it was rotated, without a weight; none in layers that rotate nothing (Llama 4).
+    Unweighted,
+}
+
 /// How the query, key and value projections are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Projections {
@@ -266,20 +325,20 @@ pub enum Projections {
     Grouped,
 }
 
-/// Which layers see only a sliding window.
+/// Which layers see only a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WindowPattern {
     /// Every layer attends to everything before it.
     Full,
-    /// Every layer has this window (in tokens).
+    /// Every layer has this window.
     All {
-        /// Window length in tokens.
-        window: u64,
+        /// The window.
+        window: Window,
     },
     /// Layers have the window, except each `period`-th, which is full (Gemma 3: 6; Gemma 2, gpt-oss: 2).
     Alternating {
-        /// Window length in tokens.
-        window: u64,
+        /// The window.
+        window: Window,
         /// Layer `i` is full when `(i + 1) % period == 0`.
         period: u64,
     },
@@ -332,7 +391,7 @@ pub struct Moe {
     pub every: u64,
     /// Biases in expert linears and in the router (gpt-oss).
     pub bias: bool,
-    /// Router has a score-correction bias per expert (DeepSeek-V3).
+    /// Router has a score-correction bias per expert (DeepSeek-V3, GLM-4.5, MiniMax-M2, ERNIE 4.5).
     pub router_correction_bias: bool,
 }
 
@@ -348,6 +407,8 @@ pub enum Residual {
     },
     /// Norms before and after each block (Gemma 2 and 3).
     Sandwich,
+    /// `x + norm(attn(x))`, then `x + norm(mlp(x))` (OLMo 2 and 3).
+    After,
 }
 
 /// What distinguishes layers of one model for tracing: equal classes have equal cost.
@@ -357,8 +418,8 @@ pub struct LayerClass {
     pub kind: LayerKind,
     /// Whether the feed-forward block is a mixture of experts.
     pub moe: bool,
-    /// Sliding window in tokens, if the layer has one.
-    pub window: Option<u64>,
+    /// Window of attention, if the layer has one.
+    pub window: Option<Window>,
 }
 
 impl ModelConfig {

@@ -1,7 +1,7 @@
 //! Model FLOPs: the numerator of MFU, independent of how the model is run.
 
 use catalog::model::{AttentionKind, Mlp, ModelConfig, Moe};
-use catalog::{AdaptedModule, Adapters, Flops, Workload};
+use catalog::{AdaptedModule, Adapters, Flops, Window, Workload};
 
 /// Model FLOPs of one token, forward and backward, without recomputation: 6 per active parameter of matrix products
 /// (the head counted once), or 4 if it is frozen, because its gradient is not computed; plus those of attention,
@@ -49,11 +49,9 @@ pub fn per_token(model: &ModelConfig, workload: &Workload) -> ModelFlops {
         }
         parameters += attention_parameters(model);
         for context in &contexts {
-            let window = class
-                .window
-                .map_or(context.length, |w| w.min(context.length));
-            seen += per_key * visible_keys(context.length, window) * context.tokens;
-            all += per_key * window as f64 * context.tokens;
+            let window = class.window.unwrap_or(Window::Sliding(context.length));
+            seen += per_key * window.mean(context.length) * context.tokens;
+            all += per_key * window.tokens().min(context.length) as f64 * context.tokens;
         }
     }
     // A multi-token-prediction module projects two hidden states to one and runs the head once more.
@@ -87,13 +85,6 @@ fn adapter_parameters(model: &ModelConfig, adapters: &Adapters) -> f64 {
         AdaptedModule::Fc2 => model.mlp.ffn as f64 + hidden,
     };
     adapters.rank as f64 * adapters.modules.modules().map(widths).sum::<f64>()
-}
-
-/// Keys that a query sees on average: `(s + 1) / 2` over a whole sequence; fewer with a sliding window, which the first
-/// `window` queries do not fill.
-fn visible_keys(seq_len: u64, window: u64) -> f64 {
-    let (sequence, window) = (seq_len.max(1) as f64, window as f64);
-    window - window * (window - 1.0) / (2.0 * sequence)
 }
 
 fn attention_parameters(model: &ModelConfig) -> f64 {

@@ -4,7 +4,7 @@
 
 use catalog::runtime::AttentionKernel;
 use catalog::{
-    Architecture, Bytes, Cluster, DType, Fitted, Model, Precision, Workload, WorkloadSizes,
+    Architecture, Bytes, Cluster, DType, Fitted, Model, Precision, Window, Workload, WorkloadSizes,
 };
 use costmodel::price::{GemmLayout, MemoryKind, TablePrices};
 use costmodel::{CostError, CostModel, Scenario};
@@ -121,7 +121,7 @@ enum What {
 }
 
 fn attention() -> impl Strategy<Value = AttentionShape> {
-    let window = proptest::option::of(1u64..20_000);
+    let window = proptest::option::of((1u64..20_000, 0usize..2));
     (1u64..5, 0u32..6, size(20), 16u64..257, window).prop_map(
         |(batch, heads, length, dim, window)| AttentionShape {
             batch,
@@ -132,7 +132,7 @@ fn attention() -> impl Strategy<Value = AttentionShape> {
             qk_dim: dim,
             v_dim: dim / 2 + 1,
             causal: true,
-            window,
+            window: window.map(|(n, kind)| [Window::Sliding, Window::Chunk][kind](n)),
         },
     )
 }

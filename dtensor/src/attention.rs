@@ -1,6 +1,6 @@
 //! Recognises core attention in a trace that a fused library kernel (cuDNN) may run as one operator.
 
-use catalog::DType;
+use catalog::{DType, Window};
 
 use crate::trace::Trace;
 
@@ -57,8 +57,10 @@ impl Trace {
         let whole = shape.causal && shape.q_len == shape.kv_len && q.shape[1] == q.global[1];
         let (multiple, most) = HEAD;
         let fits = |dim: u64| dim.is_multiple_of(multiple) && dim <= most;
+        let window = shape.window.filter(|w| w.tokens() < shape.kv_len);
         let takes = plain
             && whole
+            && !matches!(window, Some(Window::Chunk(_)))
             && q.dtype == DType::Bf16
             && fits(shape.qk_dim)
             && fits(shape.v_dim)
@@ -69,7 +71,7 @@ impl Trace {
             length: shape.q_len as i64,
             heads: [heads, heads * shape.kv_heads / shape.heads].map(|n| n as i64),
             dims: [shape.qk_dim, shape.v_dim].map(|n| n as i64),
-            window: shape.window.filter(|&w| w < shape.kv_len).map(|w| w as i64),
+            window: window.map(|w| w.tokens() as i64),
         })
     }
 }

@@ -1,7 +1,7 @@
 //! Names of operators in profiles, with the local sizes that decide their time.
 
-use catalog::Axis;
 use catalog::profile::Kernel;
+use catalog::{Axis, Window};
 
 use crate::epilogues::Epilogues;
 use crate::operator::{AttentionPiece, CostClass, Gemm, Operator, Product};
@@ -61,8 +61,11 @@ impl Trace {
             (pieces.rule.alibi.is_some(), " alibi"),
         ];
         let named = has.iter().filter(|(has, _)| *has).map(|(_, name)| *name);
-        let window = shape.window.filter(|&window| window < shape.kv_len);
-        let window = window.map(|window| format!(" window {window}"));
+        let window = shape.window.filter(|w| w.tokens() < shape.kv_len);
+        let window = window.map(|window| match window {
+            Window::Sliding(tokens) => format!(" window {tokens}"),
+            Window::Chunk(tokens) => format!(" chunk {tokens}"),
+        });
         named.map(str::to_owned).chain(window).collect()
     }
 

@@ -3,8 +3,8 @@
 
 use std::fmt;
 
-use catalog::model::{Activation, NormKind, Router};
-use catalog::{Axis, RopeScaling};
+use catalog::model::{Activation, NormKind, Router, Temperature};
+use catalog::{Axis, RopeScaling, Window};
 
 use crate::placement::Placement;
 use crate::tensor::TensorId;
@@ -151,8 +151,8 @@ pub struct AttentionShape {
     pub v_dim: u64,
     /// Whether the mask is causal (balanced by zig-zag under context parallelism, so half the products are needed).
     pub causal: bool,
-    /// Sliding window in tokens, if there is one.
-    pub window: Option<u64>,
+    /// Window of attention, if there is one.
+    pub window: Option<Window>,
 }
 
 /// How attention's scores become probabilities.
@@ -198,6 +198,15 @@ pub enum Pointwise {
     Rope(Rotary),
     /// Multiplication by this number.
     Scale(f64),
+    /// Multiplication of every row by a factor of its position.
+    Temperature(Temperature),
+    /// RMS norm without a weight of every run of so many columns.
+    UnitNorm {
+        /// Columns of a run.
+        width: u64,
+        /// Epsilon added to the mean square.
+        epsilon: f64,
+    },
     /// Multiplication of every row by the sigmoid of the row's number in the second input.
     Gate,
     /// Multiplication of every element by the sigmoid of the second input's.
@@ -267,8 +276,12 @@ pub enum Expert {
     Route(Route),
     /// Permutes tokens into rows ordered by expert.
     Permute,
-    /// Restores token order and combines the outputs of the top-k experts.
+    /// The same, with every row multiplied by the router's weight for it.
+    WeightedPermute,
+    /// Restores token order and adds up the outputs of the top-k experts, multiplied by the router's weights.
     Unpermute,
+    /// The same with the outputs as they are.
+    PlainUnpermute,
     /// Adds each expert's bias to its rows.
     Bias,
 }

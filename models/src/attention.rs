@@ -1,6 +1,6 @@
 //! Self-attention: grouped-query and multi-head latent attention.
 
-use catalog::model::{AttentionKind, ModelConfig, Position, Projections};
+use catalog::model::{AttentionKind, ModelConfig, Position, Projections, QkNorm, Rotated};
 use catalog::{AdaptedModule, Axis, CpKind, LayerClass, RopeScaling};
 use dtensor::{AttentionShape, DTensor, Placement, Rotary, Site, SoftmaxRule, TensorId};
 
@@ -35,12 +35,20 @@ pub(crate) fn grouped(
             None,
         ),
     };
-    if qk_norm {
-        q = block.norm_over(&scope("q_norm"), &q, head_dim);
-        k = block.norm_over(&scope("k_norm"), &k, head_dim);
+    match qk_norm {
+        QkNorm::Absent | QkNorm::Unweighted => {}
+        QkNorm::Heads => {
+            q = block.norm_over(&scope("q_norm"), &q, head_dim);
+            k = block.norm_over(&scope("k_norm"), &k, head_dim);
+        }
+        QkNorm::Whole => {
+            q = whole_norm(block, &scope("q_norm"), q)?;
+            k = whole_norm(block, &scope("k_norm"), k)?;
+        }
     }
-    if let Position::Rope { dims } = block.model.position {
-        let constants = &block.model.constants;
+    let constants = &block.model.constants;
+    let rotates = config.rotated == Rotated::All || class.window.is_some();
+    if let (Position::Rope { dims }, true) = (block.model.position, rotates) {
         let (theta, scaling) = match (class.window, constants.local_rope_theta) {
             (Some(_), Some(theta)) => (theta, RopeScaling::None),
             _ => (constants.rope_theta, constants.rope_scaling),
@@ -49,12 +57,25 @@ pub(crate) fn grouped(
             head_dim,
             first: 0,
             dims,
-            neighbours: false,
+            neighbours: constants.rope_neighbours,
             theta,
             scaling,
         };
         q = block.tape.rope(&scope("rotary_emb"), &q, rotary);
         k = block.tape.rope(&scope("rotary_emb"), &k, rotary);
+        if qk_norm == QkNorm::Unweighted {
+            let epsilon = constants.norm_epsilon;
+            q = block
+                .tape
+                .unit_norm(&scope("q_norm"), &q, head_dim, epsilon);
+            k = block
+                .tape
+                .unit_norm(&scope("k_norm"), &k, head_dim, epsilon);
+        }
+    } else if let Some(temperature) = constants.temperature {
+        q = block
+            .tape
+            .temperature(&scope("temperature"), &q, temperature);
     }
     let sinks = config.sinks.then(|| {
         let name = scope("sinks");
@@ -74,6 +95,19 @@ pub(crate) fn grouped(
     let (site, inner) = (Site::AttentionOutput, heads * head_dim);
     let y = block.linear(site, &scope(n.o), &out, hidden, inner, config.out_bias)?;
     block.adapted(&[AdaptedModule::Proj], &scope(n.o), &out, y)
+}
+
+/// Norm over all heads of queries or keys. The plan exchanges heads for tokens before it and back after it, so that each
+/// rank has whole rows.
+fn whole_norm(
+    block: &mut Block<'_, '_, '_>,
+    scope: &str,
+    x: DTensor,
+) -> Result<DTensor, ModelError> {
+    let width = *x.shape.last().expect("queries and keys have a width");
+    let x = block.tape.at(&format!("{scope}.input"), x)?;
+    let normed = block.norm_over(scope, &x, width);
+    Ok(block.tape.at(&format!("{scope}.output"), normed)?)
 }
 
 /// Projects queries, keys and values of grouped attention, with separate or fused weights. A fused weight has one adapter

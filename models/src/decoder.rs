@@ -64,6 +64,16 @@ impl Block<'_, '_, '_> {
                 let fed = self.norm("post_feedforward_layernorm", &fed);
                 self.join(n.mlp, &x, fed)
             }
+            Residual::After => {
+                let branch = self.tape.branch(&x);
+                let attended = self.attention(class, branch)?;
+                let attended = self.norm(n.norm2, &attended);
+                let x = self.join(n.attention, &x, attended)?;
+                let branch = self.tape.branch(&x);
+                let fed = self.feed_forward(class, branch)?;
+                let fed = self.norm("post_feedforward_layernorm", &fed);
+                self.join(n.mlp, &x, fed)
+            }
         }
     }
 
@@ -158,7 +168,7 @@ impl Block<'_, '_, '_> {
         let hidden = self.model.hidden;
         let logits = self.linear(Site::Router, &router, &x, moe.experts, hidden, moe.bias)?;
         let bias = moe.router_correction_bias.then(|| {
-            let name = format!("{router}.e_score_correction_bias");
+            let name = format!("{}.{}", n.moe, n.correction);
             self.tape.parameter(&name, &[moe.experts], DType::F32, 1)
         });
         let route = Route {
@@ -167,13 +177,20 @@ impl Block<'_, '_, '_> {
         };
         let chosen = self.tape.top_k(&router, &logits, moe.top_k, route);
         let scope = format!("{}.experts", n.moe);
-        let chosen_rows = self.tape.permute(&scope, &x, moe.top_k);
+        let weighs_inputs = route.router.weighs_inputs;
+        let chosen_rows = match weighs_inputs {
+            true => self.tape.permute_weighted(&scope, &x, &chosen),
+            false => self.tape.permute(&scope, &x, moe.top_k),
+        };
         let sent = self.tape.dispatch(&scope, &chosen_rows, None);
         let rows = self.tape.expert_tensor_exchange(&scope, &sent, None);
         let rows = self.expert_mlp(moe, &rows)?;
         let rows = self.tape.expert_tensor_exchange(&scope, &rows, Some(&sent));
         let rows = self.tape.dispatch(&scope, &rows, Some(&chosen_rows));
-        let routed = self.tape.unpermute(&scope, &rows, &chosen, &x);
+        let routed = match weighs_inputs {
+            true => self.tape.unpermute_plain(&scope, &rows, &x),
+            false => self.tape.unpermute(&scope, &rows, &chosen, &x),
+        };
         if moe.shared_ffn == 0 {
             return Ok(routed);
         }

@@ -49,6 +49,8 @@ pub struct Names {
     pub moe: &'static str,
     /// Router, relative to the mixture-of-experts module.
     pub router: &'static str,
+    /// The router's bias of the choice, likewise.
+    pub correction: &'static str,
     /// Gate, up and down projections of an expert.
     pub expert: [&'static str; 3],
     /// Shared expert, relative to the mixture-of-experts module.
@@ -78,6 +80,7 @@ const LLAMA: Names = Names {
     norm2: "post_attention_layernorm",
     moe: "mlp",
     router: "gate",
+    correction: "gate.e_score_correction_bias",
     expert: [
         "experts.{expert}.gate_proj",
         "experts.{expert}.up_proj",
@@ -167,9 +170,19 @@ const MIXTRAL: Names = Names {
     ..LLAMA
 };
 
+const MINIMAX: Names = Names {
+    correction: "e_score_correction_bias",
+    ..MIXTRAL
+};
+
 const DEEPSEEK: Names = Names {
     shared: "shared_experts",
     ..LLAMA
+};
+
+const ERNIE: Names = Names {
+    correction: "moe_statics.e_score_correction_bias",
+    ..DEEPSEEK
 };
 
 const GPT_OSS: Names = Names {
@@ -194,6 +207,19 @@ const NEMOTRON_H: Names = Names {
     moe: "mixer",
     norm1: "norm",
     ..DEEPSEEK
+};
+
+const LLAMA4: Names = Names {
+    mlp: "feed_forward",
+    moe: "feed_forward",
+    router: "router",
+    // Files have one tensor for the gates and ups of all experts, gates first, and one for their down projections.
+    expert: [
+        "experts.gate_up_proj.{expert}.gate_half",
+        "experts.gate_up_proj.{expert}.up_half",
+        "experts.down_proj.{expert}",
+    ],
+    ..LLAMA
 };
 
 const STARCODER2: Names = Names {
@@ -224,6 +250,12 @@ pub fn is_stored_turned(parameter: &str) -> bool {
     turned.iter().any(|name| name == inside)
 }
 
+/// Whether the hub's files store a vector as a matrix of one row: they do for ERNIE's bias of the choice.
+#[must_use]
+pub fn is_stored_as_row(parameter: &str) -> bool {
+    parameter.ends_with(ERNIE.correction)
+}
+
 /// Module names of a model's family.
 #[must_use]
 pub fn names(model: &ModelConfig) -> Names {
@@ -238,9 +270,12 @@ pub fn names(model: &ModelConfig) -> Names {
         Family::Falcon => FALCON,
         Family::Mpt => MPT,
         Family::Mixtral => MIXTRAL,
+        Family::MiniMax => MINIMAX,
         Family::Starcoder2 => STARCODER2,
         Family::DeepSeek => DEEPSEEK,
+        Family::Ernie => ERNIE,
         Family::GptOss => GPT_OSS,
         Family::NemotronH => NEMOTRON_H,
+        Family::Llama4 => LLAMA4,
     }
 }

@@ -2,7 +2,7 @@
 //! parallelism between them, the sequence sharded over context parallelism, experts over expert parallelism.
 
 use catalog::Axis;
-use catalog::model::{AttentionKind, Family, ModelConfig, Projections};
+use catalog::model::{AttentionKind, Family, ModelConfig, Projections, QkNorm};
 use dtensor::{BlockMesh, Entry, Parts, Placement, Placements, ShardingPlan};
 
 use crate::block::BlockLayout;
@@ -15,6 +15,8 @@ pub(crate) type Pattern = (String, Vec<(Axis, Placement)>);
 
 /// Index of the sequence dimension in `[batch, sequence, hidden]`.
 pub(crate) const SEQUENCE: usize = 1;
+/// Index of the heads of queries and keys, `[batch, sequence, heads · dims]`.
+const HEADS: usize = 2;
 
 /// The sharding plan of every block of a model under a layout.
 ///
@@ -182,6 +184,17 @@ fn forward(model: &ModelConfig, n: &Names, between: Placement) -> Vec<Pattern> {
     let whole = || vec![(Axis::Tp, Placement::Replicate)];
     let out = || vec![(Axis::Tp, between)];
     let (a, m) = (n.attention, n.mlp);
+    let whole_norms = match model.attention.kind {
+        AttentionKind::Grouped {
+            qk_norm: QkNorm::Whole,
+            ..
+        } => vec![("input", SEQUENCE), ("output", HEADS)],
+        _ => Vec::new(),
+    };
+    let norms = whole_norms.into_iter().map(|(end, dim)| {
+        let split = vec![(Axis::Tp, Placement::Shard(dim))];
+        (format!("{a}\\.(q_norm|k_norm)\\.{end}"), split)
+    });
     let mut patterns = vec![
         (format!("({a}|{m}|{})\\.input", n.shared), whole()),
         (
@@ -200,6 +213,7 @@ fn forward(model: &ModelConfig, n: &Names, between: Placement) -> Vec<Pattern> {
         ("eh_proj\\.input".to_owned(), whole()),
         ("eh_proj\\.output".to_owned(), out()),
     ];
+    patterns.extend(norms);
     if model.hybrid.is_some() {
         let r = n.recurrence;
         patterns.push((format!("{r}\\.input"), whole()));

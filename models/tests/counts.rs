@@ -53,6 +53,20 @@ fn counts_equal_the_published_ones() {
         // llama.cpp counts them too.
         ("nemotron-3-nano-30b-a3b", 31_577_937_344 + 23 * 128),
         ("nemotron-h-8b", 8_100_852_736),
+        ("olmo2-1b", 1_484_916_736),
+        ("olmo2-7b", 7_298_617_344),
+        ("olmo2-13b", 13_716_198_400),
+        ("olmo2-32b", 32_234_279_936),
+        ("olmo3-7b", 7_298_011_136),
+        ("olmo3-32b", 32_233_522_176),
+        ("qwen3-coder-480b-a35b", 480_154_875_392),
+        // Counted by transformers 5.23 (`Ernie4_5_MoeForCausalLM`, without the prediction module).
+        ("ernie4.5-21b-a3b", 21_825_437_888),
+        // The hub counts the vision tower and its projector too: 871,932,416.
+        ("llama4-scout", 108_641_793_536 - 871_932_416),
+        ("llama4-maverick", 401_583_781_376 - 871_932_416),
+        // The hub says 228,703,644,928, with a scale for each 128 × 128 weights in FP8.
+        ("minimax-m2", 228_703_644_928 - 13_880_064),
     ];
     let wrong: Vec<String> = published
         .into_iter()
@@ -81,6 +95,19 @@ fn counts_round_to_the_published_ones() {
             billions,
             "{name}: {count}"
         );
+    }
+}
+
+#[test]
+fn counts_with_prediction_modules_equal_the_published_ones() {
+    // Sizes of the safetensors on the Hugging Face hub, which hold the embedding and the head again for each module.
+    let published = [("glm4.5", 358_337_791_296), ("glm4.5-air", 110_468_824_832)];
+    for (name, expected) in published {
+        let model = catalog::load::model(name).expect(name);
+        let parameters = models::parameters(&model).expect(name);
+        let count: u64 = parameters.iter().map(|p| p.global_elements).sum();
+        let again = model.mtp_layers * 2 * model.vocab * model.hidden;
+        assert_eq!(count + again, expected, "{name}");
     }
 }
 

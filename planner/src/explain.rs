@@ -16,7 +16,7 @@ pub struct Difference {
 
 /// The parts of a breakdown, with their names, in seconds.
 #[must_use]
-pub fn parts(b: &Breakdown) -> [(&'static str, f64); 11] {
+pub fn parts(b: &Breakdown) -> [(&'static str, f64); 12] {
     [
         ("compute", b.compute_s),
         ("recomputation", b.recompute_s),

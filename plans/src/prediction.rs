@@ -174,15 +174,6 @@ impl Breakdown {
     }
 }
 
-/// Nothing is written of what a step does not have.
-#[expect(
-    clippy::trivially_copy_pass_by_ref,
-    reason = "serde passes a reference"
-)]
-fn is_zero(seconds: &f64) -> bool {
-    *seconds == 0.0
-}
-
 /// Whether a strategy fits in device memory.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Fit {

@@ -163,7 +163,7 @@ fn decimals(value: f64) -> usize {
 
 /// The parts of a step with the names people read, in the order they are drawn.
 #[must_use]
-pub fn breakdown_parts(parts: &Breakdown) -> [(&'static str, &'static str, f64); 11] {
+pub fn breakdown_parts(parts: &Breakdown) -> [(&'static str, &'static str, f64); 12] {
     [
         ("compute", "Compute", parts.compute_s),
         ("recompute", "Recompute", parts.recompute_s),

@@ -151,11 +151,16 @@ def hub(path):
 
 def experts_of(name, shape, kind):
     """For a tensor of all experts: the names and shapes of one expert's weights, and the tensor's part of them.
-    Most files have these apart; gpt-oss's do not, and gates and ups are columns in turn there."""
+    Most files have these apart; gpt-oss's and Llama 4's do not: gates and ups are columns in turn, or in halves."""
     module, _, tensor = name.rpartition(".experts.")
     tensor, bias = tensor.removesuffix("_bias"), tensor.endswith("_bias")
     if not module or tensor not in ("gate_up_proj", "down_proj"):
         return None
+    if kind == "llama4_text":
+        parts = (".gate_half", ".up_half") if tensor == "gate_up_proj" else ("",)
+        one = (shape[2] // len(parts), shape[1])
+        join = lambda w: torch.cat([x.T for x in w], -1)
+        return lambda e: {f"{module}.experts.{tensor}.{e}{part}.weight": one for part in parts}, join
     if kind != "gpt_oss":
         parts = ("gate_proj", "up_proj") if tensor == "gate_up_proj" else (tensor,)
         one = (shape[1] // len(parts), shape[2])
@@ -167,14 +172,25 @@ def experts_of(name, shape, kind):
     return lambda e: {f"{module}.experts.{tensor}.{e}{part}.{last}": one for part in parts}, join
 
 
+# Names in files where the module's differ, by family: parts of names, and what files call them.
+FILED = {"ernie4_5_moe": {".gate.moe_statics.": ".moe_statics."},
+         "minimax_m2": {".mlp.": ".block_sparse_moe.", ".gate_proj.": ".w1.", ".up_proj.": ".w3.", ".down_proj.": ".w2."}}
+
+
+def filed(name, kind):
+    for ours, theirs in FILED.get(kind, {}).items():
+        name = name.replace(ours, theirs)
+    return name
+
+
 def apart(shapes, kind):
     names = {}
     for name, shape in shapes.items():
         experts = experts_of(name, shape, kind)
         for e in range(shape[0]) if experts else ():
-            names |= experts[0](e)
+            names |= {filed(part, kind): one for part, one in experts[0](e).items()}
         if not experts:
-            names[name] = shape
+            names[filed(name, kind)] = shape
     return names
 
 
@@ -182,8 +198,8 @@ def together(w, shapes, kind):
     def whole(name, shape):
         experts = experts_of(name, shape, kind)
         if not experts:
-            return w[name]
-        return torch.stack([experts[1]([w[part] for part in experts[0](e)]) for e in range(shape[0])])
+            return w[filed(name, kind)]
+        return torch.stack([experts[1]([w[filed(part, kind)] for part in experts[0](e)]) for e in range(shape[0])])
 
     return {name: whole(name, shape) for name, shape in shapes.items()}
 

@@ -1,9 +1,10 @@
 //! Constants of a model's arithmetic: epsilons, rotary frequencies, standard deviations of initial weights.
 
 use super::fields::Fields;
+use super::parts::one_of;
 use crate::elementary;
 use crate::error::SpecError;
-use crate::model::{Activation, ModelConstants, Router};
+use crate::model::{Activation, ModelConstants, Router, Temperature};
 use crate::rope::RopeScaling;
 
 /// Decodes the constants; those that the file leaves out are taken from the family's code.
@@ -18,6 +19,17 @@ pub(super) fn decode(
     let norm_epsilon = norm_epsilon(f, kind)?;
     let gelu_tanh = gelu_tanh(f, kind, activation)?;
     let rotary = Rotary::of(f)?;
+    let rope_theta = rotary.theta.unwrap_or(match kind {
+        "mixtral" | "gemma3" | "gemma3_text" => 1e6,
+        "gpt_oss" => 150_000.0,
+        "minimax_m2" => 5e6,
+        "olmo3" | "llama4" | "llama4_text" | "ernie4_5_moe" => 500_000.0,
+        _ => usual.rope_theta,
+    });
+    let rope_scaling = match &rotary.rope {
+        Some(rope) => rope_scaling(rope, f)?,
+        None => RopeScaling::None,
+    };
     let cap = |field: &str, usual: f64| match kind {
         "gemma2" => f.real_or(field, usual),
         "gemma3" | "gemma3_text" => f.real(field),
@@ -25,12 +37,14 @@ pub(super) fn decode(
     };
     Ok(ModelConstants {
         norm_epsilon,
-        rope_theta: rotary.theta.unwrap_or(match kind {
-            "mixtral" | "gemma3" | "gemma3_text" => 1e6,
-            "gpt_oss" => 150_000.0,
-            _ => usual.rope_theta,
-        }),
-        local_rope_theta: gemma3.then(|| rotary.local_theta.unwrap_or(10_000.0)),
+        rope_theta,
+        local_rope_theta: match kind {
+            _ if gemma3 => Some(rotary.local_theta.unwrap_or(10_000.0)),
+            // Only layers without a window are rescaled (`modeling_olmo3.py`).
+            "olmo3" => (rotary.local_theta.or(Some(rope_theta)))
+                .filter(|&local| rope_scaling != RopeScaling::None || local != rope_theta),
+            _ => None,
+        },
         norm_from_one: gemma || matches!(kind, "nemotron" | "qwen3_next"),
         embedding_scale: if gemma {
             (f.size("hidden_size")? as f64).sqrt()
@@ -38,16 +52,18 @@ pub(super) fn decode(
             1.0
         },
         attention_scale: attention_scale(f, kind, rotary.rope.as_ref())?,
+        temperature: match kind {
+            "llama4" | "llama4_text" => temperature(f)?,
+            _ => None,
+        },
         attention_cap: cap("attn_logit_softcapping", 50.0)?,
         logit_cap: cap("final_logit_softcapping", 30.0)?,
-        rope_scaling: match &rotary.rope {
-            Some(rope) => rope_scaling(rope, f)?,
-            None => RopeScaling::None,
-        },
+        rope_scaling,
         gelu_tanh,
         rope_neighbours: match kind {
             "deepseek_v2" => true,
             "deepseek_v3" => f.flag("rope_interleave", true)?,
+            "llama4" | "llama4_text" | "ernie4_5_moe" => true,
             _ => false,
         },
         router: router(f, kind)?,
@@ -71,7 +87,7 @@ fn norm_epsilon(f: &Fields<'_>, kind: &str) -> Result<f64, SpecError> {
     ] {
         found = f.real(name)?.or(found);
     }
-    let small = ["qwen", "gemma", "deepseek"]
+    let small = ["qwen", "gemma", "deepseek", "minimax"]
         .iter()
         .any(|family| kind.starts_with(family));
     let usual = match kind {
@@ -176,7 +192,7 @@ fn attention_scale(
 ) -> Result<Option<f64>, SpecError> {
     if kind.starts_with("deepseek") {
         let width = (f.size("qk_nope_head_dim")? + f.size("qk_rope_head_dim")?) as f64;
-        return Ok(Some(temperature(rope, f)?.powi(2) / width.sqrt()));
+        return Ok(Some(sharpened(rope, f)?.powi(2) / width.sqrt()));
     }
     if !kind.starts_with("gemma") {
         return Ok(None);
@@ -187,7 +203,7 @@ fn attention_scale(
 
 /// The factor by whose square attention scores are multiplied: YaRN's temperature if `mscale_all_dim` asks for it, else
 /// 1.
-fn temperature(rope: Option<&Fields<'_>>, f: &Fields<'_>) -> Result<f64, SpecError> {
+fn sharpened(rope: Option<&Fields<'_>>, f: &Fields<'_>) -> Result<f64, SpecError> {
     let Some(rope) = rope else { return Ok(1.0) };
     match (rope_scaling(rope, f)?, rope.real("mscale_all_dim")?) {
         (RopeScaling::Yarn { factor, .. }, Some(all)) => Ok(grown(factor, all)),
@@ -204,13 +220,28 @@ fn grown(factor: f64, scale: f64) -> f64 {
     }
 }
 
+/// How Llama 4's queries grow with their position in the layers that rotate nothing.
+fn temperature(f: &Fields<'_>) -> Result<Option<Temperature>, SpecError> {
+    let tuned = f.flag("attn_temperature_tuning", true)?;
+    let floor = f.maybe("floor_scale")?.unwrap_or(8192);
+    let scale = f.real_or("attn_scale", 0.1)?.unwrap_or(0.0);
+    Ok(tuned.then_some(Temperature { floor, scale }))
+}
+
 fn router(f: &Fields<'_>, kind: &str) -> Result<Router, SpecError> {
     let usual = Router {
         normalise: f.flag(
             "norm_topk_prob",
             matches!(
                 kind,
-                "mixtral" | "deepseek_v3" | "gpt_oss" | "nemotron_h" | "qwen3_next"
+                "mixtral"
+                    | "deepseek_v3"
+                    | "glm4_moe"
+                    | "minimax_m2"
+                    | "ernie4_5_moe"
+                    | "gpt_oss"
+                    | "nemotron_h"
+                    | "qwen3_next"
             ),
         )?,
         ..Router::default()
@@ -237,14 +268,18 @@ fn router(f: &Fields<'_>, kind: &str) -> Result<Router, SpecError> {
                 _ => router,
             }
         }
-        "deepseek_v3" => {
+        "deepseek_v3" | "glm4_moe" => {
             one_of(f, "scoring_func", &["sigmoid"])?;
             one_of(f, "topk_method", &["noaux_tc"])?;
+            let (usual_scale, groups, best_groups) = match kind {
+                "deepseek_v3" => (2.5, 8, 4),
+                _ => (1.0, 1, 1),
+            };
             let router = Router {
                 sigmoid: true,
-                scale: scale(2.5)?.unwrap_or(1.0),
-                groups: 8,
-                best_groups: 4,
+                scale: scale(usual_scale)?.unwrap_or(1.0),
+                groups,
+                best_groups,
                 ..usual
             };
             grouped(router, f.maybe("n_group")?, f.maybe("topk_group")?)
@@ -257,20 +292,21 @@ fn router(f: &Fields<'_>, kind: &str) -> Result<Router, SpecError> {
             };
             grouped(router, f.maybe("n_group")?, f.maybe("topk_group")?)
         }
+        "llama4" | "llama4_text" => Router {
+            sigmoid: true,
+            weighs_inputs: true,
+            ..usual
+        },
+        "minimax_m2" => {
+            one_of(f, "scoring_func", &["sigmoid"])?;
+            f.only("use_routing_bias", true)?;
+            Router {
+                sigmoid: true,
+                ..usual
+            }
+        }
         _ => usual,
     })
-}
-
-/// The text of a field, if it is present; fails if the text is not one of `known`.
-fn one_of<'a>(f: &Fields<'a>, field: &str, known: &[&str]) -> Result<Option<&'a str>, SpecError> {
-    let said = f.maybe_text(field)?;
-    match said.filter(|said| !known.contains(said)) {
-        Some(other) => {
-            let message = format!("{other} is not modelled; expected {}", known.join(" or "));
-            Err(f.wrong(field, message))
-        }
-        None => Ok(said),
-    }
 }
 
 fn rope_scaling(rope: &Fields<'_>, model: &Fields<'_>) -> Result<RopeScaling, SpecError> {

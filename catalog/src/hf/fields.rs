@@ -120,6 +120,19 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// A list of whole numbers, if the field is present.
+    pub(super) fn numbers(&self, field: &str) -> Result<Option<Vec<u64>>, SpecError> {
+        let Some(value) = self.present(field) else {
+            return Ok(None);
+        };
+        let items = value.as_array().map(Vec::as_slice);
+        let numbers = items.and_then(|items| items.iter().map(Value::as_u64).collect());
+        match numbers {
+            Some(numbers) => Ok(Some(numbers)),
+            None => Err(self.wrong(field, "expected a list of whole numbers")),
+        }
+    }
+
     pub(super) fn flag(&self, field: &str, default: bool) -> Result<bool, SpecError> {
         match self.present(field) {
             None => Ok(default),

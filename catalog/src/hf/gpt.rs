@@ -6,7 +6,7 @@ use super::{llama, unread};
 use crate::error::SpecError;
 use crate::model::{
     Activation, Attention, AttentionKind, Family, Mlp, ModelConfig, ModelConstants, Position,
-    Projections, Residual, WindowPattern,
+    Projections, QkNorm, Residual, Rotated, WindowPattern,
 };
 
 /// A model with GPT's parts: LayerNorm, biases, GELU, an MLP without gates. Callers change what their family has
@@ -37,12 +37,13 @@ fn gpt_base(
             kind: AttentionKind::Grouped {
                 kv_heads: heads,
                 head_dim,
-                qk_norm: false,
+                qk_norm: QkNorm::Absent,
                 projections: Projections::Stacked,
             },
             qkv_bias: true,
             out_bias: true,
             window: WindowPattern::Full,
+            rotated: Rotated::All,
             sinks: false,
         },
         mlp: Mlp {
@@ -60,6 +61,7 @@ fn gpt_base(
         max_position: 2048,
         constants: ModelConstants::default(),
         hybrid: None,
+        text_of: None,
         stored_as: None,
         adapters: None,
     })
@@ -211,7 +213,7 @@ pub(super) fn falcon(f: &Fields<'_>) -> Result<ModelConfig, SpecError> {
     base.attention.kind = AttentionKind::Grouped {
         kv_heads,
         head_dim,
-        qk_norm: false,
+        qk_norm: QkNorm::Absent,
         projections: Projections::Grouped,
     };
     base.attention.qkv_bias = bias;

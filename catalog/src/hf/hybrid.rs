@@ -8,7 +8,7 @@ use crate::error::SpecError;
 use crate::hybrid::{GatedDelta, Hybrid, LayerKind, Recurrence, StateSpace};
 use crate::model::{
     Activation, Attention, AttentionKind, Family, Mlp, ModelConfig, ModelConstants, Moe, Position,
-    Projections, Residual, WindowPattern,
+    Projections, QkNorm, Residual, Rotated, WindowPattern,
 };
 
 /// Decodes a model of the type `nemotron_h`. Its attention has no positions: these come from the recurrence.
@@ -48,6 +48,7 @@ pub(super) fn nemotron_h(f: &Fields<'_>) -> Result<ModelConfig, SpecError> {
         mtp_layers: 0,
         max_position: f.maybe("max_position_embeddings")?.unwrap_or(4096),
         constants: ModelConstants::default(),
+        text_of: None,
         stored_as: None,
         adapters: None,
     })
@@ -110,12 +111,13 @@ fn nemotron_attention(f: &Fields<'_>) -> Result<Attention, SpecError> {
         kind: AttentionKind::Grouped {
             kv_heads: f.maybe("num_key_value_heads")?.unwrap_or(heads),
             head_dim: f.maybe("head_dim")?.or(older).unwrap_or(128),
-            qk_norm: false,
+            qk_norm: QkNorm::Absent,
             projections: Projections::Separate,
         },
         qkv_bias: bias,
         out_bias: bias,
         window: WindowPattern::Full,
+        rotated: Rotated::All,
         sinks: false,
     })
 }

@@ -2,11 +2,12 @@
 //! MLP or experts.
 
 use super::fields::Fields;
-use super::parts::{LAYER_NORM, RMS_NORM, head_dim, rotated};
+use super::parts::{LAYER_NORM, RMS_NORM, head_dim, one_of, rotated};
+use super::windows;
 use crate::error::SpecError;
 use crate::model::{
     Activation, Attention, AttentionKind, Family, Mlp, ModelConfig, ModelConstants, Moe,
-    Projections, Residual, WindowPattern,
+    Projections, QkNorm, Residual, Rotated,
 };
 
 /// Decodes a model of one of these families; `kind` is its `model_type`.
@@ -18,6 +19,7 @@ pub(super) fn model(f: &Fields<'_>, kind: &str) -> Result<ModelConfig, SpecError
     let gemma = kind.starts_with("gemma");
     let moe = experts(f, kind)?;
     let ffn = match (f.maybe("intermediate_size")?, moe) {
+        _ if family(kind) == Family::Llama4 => f.maybe("intermediate_size_mlp")?.unwrap_or(16_384),
         (Some(ffn), _) => ffn,
         (None, Some(moe)) => moe.expert_ffn,
         (None, None) => f.size("intermediate_size")?,
@@ -30,7 +32,7 @@ pub(super) fn model(f: &Fields<'_>, kind: &str) -> Result<ModelConfig, SpecError
         hidden,
         layers,
         vocab: f.size("vocab_size")?,
-        tied_embeddings: f.flag("tie_word_embeddings", gemma)?,
+        tied_embeddings: f.flag("tie_word_embeddings", gemma || kind == "ernie4_5_moe")?,
         head_bias: false,
         norm: if nemotron { LAYER_NORM } else { RMS_NORM },
         embedding_norm: false,
@@ -44,24 +46,28 @@ pub(super) fn model(f: &Fields<'_>, kind: &str) -> Result<ModelConfig, SpecError
                 (false, false) => Activation::Silu,
             },
             gated: !nemotron,
-            bias: f.flag("mlp_bias", false)?,
+            bias: match kind {
+                "ernie4_5_moe" => f.flag("use_bias", false)?,
+                _ => f.flag("mlp_bias", false)?,
+            },
             fused_gate_up: kind == "phi3",
         },
         moe,
-        residual: if gemma {
-            Residual::Sandwich
-        } else {
-            Residual::Sequential
+        residual: match kind {
+            "olmo2" | "olmo3" => Residual::After,
+            _ if gemma => Residual::Sandwich,
+            _ => Residual::Sequential,
         },
         hidden_dropout: match kind {
             "phi3" => f.same_fraction(&["resid_pdrop", "embd_pdrop"])?,
             _ => 0.0,
         },
         attention_dropout: f.fraction("attention_dropout")?,
-        mtp_layers: predictors(f)?,
+        mtp_layers: predictors(f, kind)?,
         max_position: f.maybe("max_position_embeddings")?.unwrap_or(8192),
         constants: ModelConstants::default(),
         hybrid: None,
+        text_of: None,
         stored_as: None,
         adapters: None,
     })
@@ -71,8 +77,11 @@ fn family(kind: &str) -> Family {
     match kind {
         "phi3" => Family::Phi3,
         "mixtral" => Family::Mixtral,
+        "minimax_m2" => Family::MiniMax,
+        "ernie4_5_moe" => Family::Ernie,
+        "llama4" | "llama4_text" => Family::Llama4,
         "qwen2_moe" | "qwen3_moe" | "qwen3_next" => Family::QwenMoe,
-        "deepseek_v2" | "deepseek_v3" => Family::DeepSeek,
+        "deepseek_v2" | "deepseek_v3" | "glm4_moe" => Family::DeepSeek,
         "gpt_oss" => Family::GptOss,
         _ => Family::Llama,
     }
@@ -99,7 +108,7 @@ pub(super) fn attention(
                 Some(head_dim) => head_dim,
                 None => head_dim(f, hidden, heads)?,
             },
-            qk_norm: kind.starts_with("qwen3") || kind.starts_with("gemma3"),
+            qk_norm: qk_norm(f, kind)?,
             projections: if kind == "phi3" {
                 Projections::Stacked
             } else {
@@ -108,15 +117,47 @@ pub(super) fn attention(
         }
     };
     let oss = kind == "gpt_oss";
-    let bias = f.flag("attention_bias", oss)?;
+    let bias = match kind {
+        "ernie4_5_moe" => f.flag("use_bias", false)?,
+        _ => f.flag("attention_bias", oss)?,
+    };
     let qkv_bias = bias || kind.starts_with("qwen2") && f.flag("qkv_bias", true)?;
     Ok(Attention {
         heads,
         kind: attention,
         qkv_bias,
-        out_bias: bias,
-        window: window(f, kind)?,
+        // GLM-4.5's output projection has no bias, whatever the file says.
+        out_bias: bias && kind != "glm4_moe",
+        window: windows::pattern(f, kind)?,
+        rotated: match kind {
+            "llama4" | "llama4_text" => Rotated::Windowed,
+            _ => Rotated::All,
+        },
         sinks: oss,
+    })
+}
+
+fn qk_norm(f: &Fields<'_>, kind: &str) -> Result<QkNorm, SpecError> {
+    Ok(match kind {
+        "olmo2" | "olmo3" => QkNorm::Whole,
+        "minimax_m2" => {
+            f.only("use_qk_norm", true)?;
+            one_of(f, "qk_norm_type", &["per_layer"])?;
+            let kinds = f.numbers("attn_type_list")?.unwrap_or_default();
+            if kinds.iter().any(|&kind| kind != 1) {
+                let message = "linear attention is not modelled; expected 1 for every layer";
+                return Err(f.wrong("attn_type_list", message));
+            }
+            QkNorm::Whole
+        }
+        "glm4_moe" if f.flag("use_qk_norm", false)? => QkNorm::Heads,
+        "llama4" | "llama4_text" if f.flag("use_qk_norm", true)? => QkNorm::Unweighted,
+        "qwen3" | "qwen3_moe" | "qwen3_next" => {
+            f.only("use_qk_norm", true)?;
+            QkNorm::Heads
+        }
+        "gemma3" | "gemma3_text" => QkNorm::Heads,
+        _ => QkNorm::Absent,
     })
 }
 
@@ -125,88 +166,26 @@ fn usual_head_dim(kind: &str) -> Option<u64> {
     match kind {
         "gemma2" | "gemma3" | "gemma3_text" | "qwen3_next" => Some(256),
         "qwen3" => Some(128),
+        "minimax_m2" | "llama4" | "llama4_text" => Some(128),
         "gpt_oss" => Some(64),
         _ => None,
     }
 }
 
-/// Number of multi-token-prediction layers, which files give under two names.
-fn predictors(f: &Fields<'_>) -> Result<u64, SpecError> {
+/// Number of multi-token-prediction layers, which files give under several names.
+fn predictors(f: &Fields<'_>, kind: &str) -> Result<u64, SpecError> {
+    if kind == "minimax_m2" {
+        let modules = f.maybe("num_mtp_modules")?.unwrap_or(0);
+        let layers = f.maybe("mtp_transformer_layers")?.unwrap_or(1);
+        let used = f.flag("use_mtp", false)?;
+        if used && modules > 0 && layers != 1 {
+            let message = format!("{layers} layers in a module are not modelled; expected 1");
+            return Err(f.wrong("mtp_transformer_layers", message));
+        }
+        return Ok(if used { modules } else { 0 });
+    }
     let named = f.maybe("num_nextn_predict_layers")?;
     Ok(named.or(f.maybe("num_mtp_layers")?).unwrap_or(0))
-}
-
-fn window(f: &Fields<'_>, kind: &str) -> Result<WindowPattern, SpecError> {
-    let usual = match kind {
-        "gemma2" | "gemma3" | "gemma3_text" | "mistral" => Some(4096),
-        "gpt_oss" => Some(128),
-        _ => None,
-    };
-    let qwen = kind.starts_with("qwen");
-    let window = f.maybe_or("sliding_window", usual)?;
-    let used = !qwen || f.flag("use_sliding_window", false)?;
-    let layers = f.maybe("num_hidden_layers")?.unwrap_or(0);
-    // The layers before this one attend to everything.
-    let first = f.maybe("max_window_layers")?.filter(|_| qwen);
-    let named = f.texts("layer_types")?;
-    let period = f.maybe("sliding_window_pattern")?.unwrap_or(6);
-    let Some(window) = window.filter(|_| used) else {
-        return Ok(WindowPattern::Full);
-    };
-    if let Some(named) = named {
-        return of_layers(f, &named, layers, window);
-    }
-    Ok(match kind {
-        "gemma2" | "gpt_oss" => WindowPattern::Alternating { window, period: 2 },
-        "gemma3" | "gemma3_text" => WindowPattern::Alternating { window, period },
-        "mistral" | "mixtral" | "phi3" | "starcoder2" => WindowPattern::All { window },
-        _ if qwen => match first.unwrap_or(28) {
-            0 => WindowPattern::All { window },
-            first if first >= layers => WindowPattern::Full,
-            _ => {
-                let message =
-                    "windows in the last layers only are not modelled; expected 0, or all layers";
-                return Err(f.wrong("max_window_layers", message));
-            }
-        },
-        _ => WindowPattern::Full,
-    })
-}
-
-/// The window pattern of a list that names each layer's attention (`layer_types`); fails if no pattern fits it.
-fn of_layers(
-    f: &Fields<'_>,
-    named: &[&str],
-    layers: u64,
-    window: u64,
-) -> Result<WindowPattern, SpecError> {
-    let wrong = |message: &str| Err(f.wrong("layer_types", message));
-    if named.len() as u64 != layers {
-        return wrong("expected as many entries as num_hidden_layers");
-    }
-    if named
-        .iter()
-        .any(|name| !["full_attention", "sliding_attention"].contains(name))
-    {
-        return wrong("layers other than full_attention and sliding_attention are not modelled");
-    }
-    let full: Vec<bool> = named.iter().map(|name| *name == "full_attention").collect();
-    let Some(first) = full.iter().position(|full| *full) else {
-        return Ok(WindowPattern::All { window });
-    };
-    if !full.contains(&false) {
-        return Ok(WindowPattern::Full);
-    }
-    let period = first + 1;
-    let mut layers = full.iter().enumerate();
-    let regular = layers.all(|(i, full)| *full == (i + 1).is_multiple_of(period));
-    if !regular {
-        return wrong(
-            "expected every n-th layer to attend to everything, and the others to have a window",
-        );
-    }
-    let period = period as u64;
-    Ok(WindowPattern::Alternating { window, period })
 }
 
 fn experts(f: &Fields<'_>, kind: &str) -> Result<Option<Moe>, SpecError> {
@@ -222,13 +201,37 @@ fn experts(f: &Fields<'_>, kind: &str) -> Result<Option<Moe>, SpecError> {
         router_correction_bias: false,
     };
     let moe = match kind {
-        "mixtral" | "gpt_oss" => Moe {
+        "mixtral" | "gpt_oss" | "minimax_m2" => Moe {
             experts: f.any(&["num_local_experts", "num_experts"])?,
             top_k: f.size("num_experts_per_tok")?,
             expert_ffn: f.size("intermediate_size")?,
             bias: kind == "gpt_oss",
+            router_correction_bias: kind == "minimax_m2",
             ..none
         },
+        "llama4" | "llama4_text" => {
+            let expert_ffn = f.size("intermediate_size")?;
+            Moe {
+                experts: f.any(&["num_local_experts", "num_experts"])?,
+                top_k: f.maybe("num_experts_per_tok")?.unwrap_or(1),
+                expert_ffn,
+                shared_ffn: expert_ffn,
+                every: interleaved(f)?,
+                ..none
+            }
+        }
+        "ernie4_5_moe" => {
+            let expert_ffn = f.size("moe_intermediate_size")?;
+            Moe {
+                experts: f.size("moe_num_experts")?,
+                top_k: f.size("moe_k")?,
+                expert_ffn,
+                shared_ffn: f.maybe("moe_num_shared_experts")?.unwrap_or(2) * expert_ffn,
+                first_dense: last_layers(f)?,
+                router_correction_bias: true,
+                ..none
+            }
+        }
         "qwen2_moe" | "qwen3_moe" | "qwen3_next" => Moe {
             experts: f.any(&["num_experts", "num_local_experts"])?,
             top_k: f.size("num_experts_per_tok")?,
@@ -238,7 +241,7 @@ fn experts(f: &Fields<'_>, kind: &str) -> Result<Option<Moe>, SpecError> {
             every: f.maybe("decoder_sparse_step")?.unwrap_or(1),
             ..none
         },
-        "deepseek_v2" | "deepseek_v3" => {
+        "deepseek_v2" | "deepseek_v3" | "glm4_moe" => {
             let expert_ffn = f.size("moe_intermediate_size")?;
             Moe {
                 experts: f.size("n_routed_experts")?,
@@ -247,11 +250,42 @@ fn experts(f: &Fields<'_>, kind: &str) -> Result<Option<Moe>, SpecError> {
                 shared_ffn: f.maybe("n_shared_experts")?.unwrap_or(0) * expert_ffn,
                 first_dense: f.maybe("first_k_dense_replace")?.unwrap_or(0),
                 every: f.maybe("moe_layer_freq")?.unwrap_or(1),
-                router_correction_bias: kind == "deepseek_v3",
+                router_correction_bias: kind != "deepseek_v2",
                 ..none
             }
         }
         _ => return Ok(None),
     };
     Ok(Some(moe))
+}
+
+/// Llama 4's distance from one layer with experts to the next, by its number or by a list of these layers.
+fn interleaved(f: &Fields<'_>) -> Result<u64, SpecError> {
+    let step = f.maybe("interleave_moe_layer_step")?.unwrap_or(1);
+    let layers = f.size("num_hidden_layers")?;
+    let Some(listed) = f.numbers("moe_layers")? else {
+        return Ok(step);
+    };
+    let step = listed.first().map_or(0, |first| first + 1);
+    let regular = |step: u64| (1..=layers).filter(move |layer| layer.is_multiple_of(step));
+    if step == 0 || !regular(step).eq(listed.iter().map(|layer| layer + 1)) {
+        let message = "expected every n-th layer to have experts";
+        return Err(f.wrong("moe_layers", message));
+    }
+    Ok(step)
+}
+
+/// The first of ERNIE's layers with experts, which are all from there on.
+fn last_layers(f: &Fields<'_>) -> Result<u64, SpecError> {
+    let layers = f.size("num_hidden_layers")?;
+    let whole = |field: &str, usual: u64| match f.maybe(field)? {
+        Some(other) if other != usual => {
+            let message = format!("{other} is not modelled; expected {usual}");
+            Err(f.wrong(field, message))
+        }
+        _ => Ok(()),
+    };
+    whole("moe_layer_interval", 1)?;
+    whole("moe_layer_end_index", layers.saturating_sub(1))?;
+    Ok(f.maybe("moe_layer_start_index")?.unwrap_or(1))
 }

@@ -9,6 +9,7 @@ mod parts;
 #[cfg(test)]
 mod tests;
 mod unread;
+mod windows;
 
 use serde_json::Value;
 
@@ -20,6 +21,18 @@ use fields::Fields;
 
 /// Similarity from which an unknown model type counts as misspelt; less similar names are other families.
 const ALIKE: f64 = 0.88;
+
+/// Model types whose code is another type's, and that type.
+const SAME: &[(&str, &str)] = &[("kimi_k2", "deepseek_v3")];
+
+/// Model types that are known and not modelled, and why.
+const NOT_MODELLED: &[(&str, &str)] = &[
+    ("deepseek_v32", SPARSE),
+    ("deepseek_v4", SPARSE),
+    ("glm_moe_dsa", SPARSE),
+];
+
+const SPARSE: &str = "attention to the tokens that an indexer selects is not modelled";
 
 const TYPES: &[&str] = &[
     "gpt2",
@@ -34,6 +47,8 @@ const TYPES: &[&str] = &[
     "mistral",
     "qwen2",
     "qwen3",
+    "olmo2",
+    "olmo3",
     "gemma2",
     "gemma3",
     "gemma3_text",
@@ -43,6 +58,11 @@ const TYPES: &[&str] = &[
     "qwen3_moe",
     "deepseek_v2",
     "deepseek_v3",
+    "glm4_moe",
+    "minimax_m2",
+    "ernie4_5_moe",
+    "llama4",
+    "llama4_text",
     "gpt_oss",
     "nemotron",
     "nemotron_h",
@@ -59,9 +79,13 @@ pub fn decode(text: &str, path: &str, name: &str) -> Result<Model, SpecError> {
     let value: Value = crate::text::json(text, path)?;
     let fields = Fields::new(&value, path)?;
     let kind = fields.text("model_type")?;
-    let nested = matches!(kind, "gemma3")
-        .then(|| fields.nested("text_config"))
-        .flatten();
+    let same = SAME.iter().find(|(named, _)| *named == kind);
+    let kind = same.map_or(kind, |(_, same)| same);
+    if let Some((_, why)) = NOT_MODELLED.iter().find(|(named, _)| *named == kind) {
+        return Err(fields.wrong("model_type", format!("{kind}: {why}")));
+    }
+    let multimodal = matches!(kind, "gemma3" | "llama4");
+    let nested = multimodal.then(|| fields.nested("text_config")).flatten();
     let fields = nested.unwrap_or(fields);
     let model = model(&fields, kind)?;
     unread::check(&fields, kind)?;
@@ -69,6 +93,7 @@ pub fn decode(text: &str, path: &str, name: &str) -> Result<Model, SpecError> {
     let model = Model::new(
         ModelConfig {
             name: name.to_owned(),
+            text_of: multimodal.then(|| kind.to_owned()),
             ..model
         },
         path,
@@ -87,9 +112,10 @@ fn model(fields: &Fields<'_>, kind: &str) -> Result<ModelConfig, SpecError> {
         "starcoder2" => gpt::starcoder2(fields)?,
         "nemotron_h" => hybrid::nemotron_h(fields)?,
         "qwen3_next" => hybrid::qwen3_next(fields)?,
-        "llama" | "mistral" | "qwen2" | "qwen3" | "gemma2" | "gemma3" | "gemma3_text" | "phi3"
-        | "mixtral" | "qwen2_moe" | "qwen3_moe" | "deepseek_v2" | "deepseek_v3" | "gpt_oss"
-        | "nemotron" => llama::model(fields, kind)?,
+        "llama" | "mistral" | "qwen2" | "qwen3" | "olmo2" | "olmo3" | "gemma2" | "gemma3"
+        | "gemma3_text" | "phi3" | "mixtral" | "qwen2_moe" | "qwen3_moe" | "deepseek_v2"
+        | "deepseek_v3" | "glm4_moe" | "minimax_m2" | "ernie4_5_moe" | "llama4" | "llama4_text"
+        | "gpt_oss" | "nemotron" => llama::model(fields, kind)?,
         _ => {
             return Err(SpecError::Unknown {
                 kind: "model_type",

@@ -27,6 +27,12 @@ pub(super) fn head_dim(f: &Fields<'_>, hidden: u64, heads: u64) -> Result<u64, S
     Err(f.wrong("hidden size", message))
 }
 
+/// The share of a head that is rotated, by MiniMax's name for the number of its dimensions.
+fn rotary_dim(f: &Fields<'_>, head: u64) -> Result<f64, SpecError> {
+    let dims = f.maybe("rotary_dim")?.unwrap_or(head);
+    Ok(dims as f64 / head.max(1) as f64)
+}
+
 /// Rotary positions: how many dimensions of a head are rotated. Some families' code rotates only a share of them.
 pub(super) fn rotated(
     f: &Fields<'_>,
@@ -42,6 +48,8 @@ pub(super) fn rotated(
         "nemotron" => (&["rope_percent", "rope_percentage"], 0.5),
         "phi3" => (&[], 1.0),
         "qwen3_next" => (&[], 0.25),
+        "glm4_moe" => (&[], 0.5),
+        "minimax_m2" => (&[], rotary_dim(f, head)?),
         _ => {
             if let Some(rope) = f.nested("rope_parameters") {
                 unread::check(&rope, kind)?;
@@ -60,4 +68,20 @@ pub(super) fn rotated(
     // The product is rounded down, as the families' code does.
     let dims = (head as f64 * share.unwrap_or(usual)) as u64;
     Ok(Position::Rope { dims })
+}
+
+/// The text of a field, if it is present; fails if the text is not one of `known`.
+pub(super) fn one_of<'a>(
+    f: &Fields<'a>,
+    field: &str,
+    known: &[&str],
+) -> Result<Option<&'a str>, SpecError> {
+    let said = f.maybe_text(field)?;
+    match said.filter(|said| !known.contains(said)) {
+        Some(other) => {
+            let message = format!("{other} is not modelled; expected {}", known.join(" or "));
+            Err(f.wrong(field, message))
+        }
+        None => Ok(said),
+    }
 }

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::fields::Fields;
 use super::{decode, model, unread};
 use crate::model::{Activation, ModelConfig, Position, Residual, WindowPattern};
+use crate::window::Window;
 
 /// Fields without influence on what a model computes in training; comments say why.
 const WITHOUT_INFLUENCE: &[&str] = &[
@@ -46,6 +47,8 @@ const WITHOUT_INFLUENCE: &[&str] = &[
     "n_shared_experts",
     // Of prediction modules, which are refused.
     "mtp_layers_block_type",
+    // A divisor's lower bound, which the chosen softmax scores never reach.
+    "moe_norm_min",
     // Implied by the sizes of latent attention.
     "head_dim",
     "num_key_value_heads",
@@ -119,8 +122,9 @@ fn constants_left_out_are_those_of_the_family() {
             "activation_function",
             "activation",
         ] {
-            // gpt-oss's rotation is always published.
-            if !(kind == "gpt_oss" && field == "rope_parameters") {
+            // Always published: gpt-oss's rotation, GLM-4.5's head dimension.
+            let published = [("gpt_oss", "rope_parameters"), ("glm4_moe", "head_dim")];
+            if !published.contains(&(kind.as_str(), field)) {
                 map.remove(field);
             }
         }
@@ -175,6 +179,19 @@ fn what_would_be_another_model_is_refused_by_name() {
         ("mixtral", json!({"router_jitter_noise": 0.01})),
         ("deepseek_v2", json!({"scoring_func": "sigmoid"})),
         ("deepseek_v3", json!({"topk_method": "greedy"})),
+        ("glm4_moe", json!({"scoring_func": "softmax"})),
+        ("llama", json!({"use_qk_norm": true})),
+        ("minimax_m2", json!({"attn_type_list": [0, 1]})),
+        ("ernie4_5_moe", json!({"moe_layer_interval": 2})),
+        ("ernie4_5_moe", json!({"moe_layer_end_index": 20})),
+        ("llama4_text", json!({"moe_layers": [0, 3]})),
+        ("llama4_text", json!({"no_rope_layers": vec![0; 47]})),
+        (
+            "llama4_text",
+            json!({"layer_types": vec!["chunked_attention"; 48]}),
+        ),
+        ("minimax_m2", json!({"use_qk_norm": false})),
+        ("minimax_m2", json!({"shared_intermediate_size": 1536})),
         ("gpt_oss", json!({"swiglu_alpha": 1.5})),
         ("gemma2", json!({"use_bidirectional_attention": true})),
         (
@@ -211,12 +228,17 @@ fn windows_follow_the_list_of_layers() {
             "gemma3_text",
             json!({"layer_types": full_each(26, 6), "sliding_window": window})
         ),
-        WindowPattern::Alternating { window, period: 6 }
+        WindowPattern::Alternating {
+            window: Window::Sliding(window),
+            period: 6
+        }
     );
     let on = json!({"use_sliding_window": true, "sliding_window": window, "layer_types": null});
     assert_eq!(
         of("qwen2", with_field(&on, "max_window_layers", 0)),
-        WindowPattern::All { window }
+        WindowPattern::All {
+            window: Window::Sliding(window)
+        }
     );
     assert_eq!(
         of("qwen2", with_field(&on, "max_window_layers", 32)),
@@ -237,4 +259,18 @@ fn falcon_with_one_norm_shares_it() {
     let changes = json!({"new_decoder_architecture": true, "num_ln_in_parallel_attn": 1});
     let model = read(&with("falcon", &changes)).expect("a model");
     assert_eq!(model.residual, Residual::Parallel { shared_norm: true });
+}
+
+#[test]
+fn kimi_k2_is_a_deepseek_v3_and_selected_attention_is_refused() {
+    let named = |kind: &str| {
+        let mut config = with("deepseek_v3", &json!({}));
+        config["model_type"] = kind.into();
+        read(&config)
+    };
+    assert_eq!(named("kimi_k2"), named("deepseek_v3"));
+    for kind in ["deepseek_v32", "glm_moe_dsa"] {
+        let error = named(kind).expect_err(kind);
+        assert!(error.contains("an indexer selects"), "{error}");
+    }
 }

@@ -38,6 +38,8 @@ const UNCHANGING: &[(&str, &str)] = &[
     ("swiglu_alpha", "1.702"),
     ("mlp_only_layers", "[]"),
     ("hidden_dropout", "0"),
+    ("use_qk_norm", "false"),
+    ("shared_intermediate_size", "0"),
 ];
 
 /// Refuses the first field that changes the model and has not been read.

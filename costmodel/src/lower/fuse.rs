@@ -4,7 +4,7 @@ use catalog::Bytes;
 use catalog::runtime::Rewrite;
 use dtensor::{
     AnyOp, Attention, Collective, CollectiveKind, CostClass, Epilogues, Gemm, Operator, Pass,
-    Product, TensorId, Trace,
+    Pointwise, Product, TensorId, Trace,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -230,7 +230,11 @@ fn pointwise_kind(lowering: &Lowering<'_>, run: &[AnyOp<'_>]) -> (MemoryKind, u3
 /// what a fused kernel does, and about twelve times in backward (operators of transformers 5.23 counted by dispatch,
 /// most in 32 bits).
 fn is_root_mean_square(op: AnyOp<'_>) -> bool {
-    matches!(op.operator, Operator::Norm(norm) if norm.kind == catalog::model::NormKind::RmsNorm)
+    match op.operator {
+        Operator::Norm(norm) => norm.kind == catalog::model::NormKind::RmsNorm,
+        Operator::Pointwise(of) => matches!(of, Pointwise::UnitNorm { .. }),
+        _ => false,
+    }
 }
 
 /// The fused attention kernel of a run of core-attention operators.

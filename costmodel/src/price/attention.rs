@@ -9,7 +9,7 @@
 use catalog::attention_charts::{AttentionChart, FIRST_LENGTH, attention_charts};
 use catalog::runtime::AttentionKernel;
 use catalog::tables::MeasuredOn;
-use catalog::{Architecture, DType, Device, Fitted, Origin, Seconds, elementary};
+use catalog::{Architecture, DType, Device, Fitted, Origin, Seconds, Window, elementary};
 use dtensor::AttentionShape;
 use plans::UsedConstant;
 
@@ -101,7 +101,7 @@ impl AttentionPrices {
         backward: bool,
     ) -> Priced {
         let wide = dtype == DType::F32;
-        let plain = !wide && s.causal && s.window.is_none_or(|w| w >= s.kv_len);
+        let plain = !wide && s.causal && s.window.is_none_or(|w| w.tokens() >= s.kv_len);
         let sizes = [s.batch * s.heads, s.q_len, s.kv_len, s.qk_dim];
         let ratio = match kernel == NEWEST && plain {
             true => self.ratios[usize::from(backward)].at(sizes),
@@ -116,12 +116,10 @@ impl AttentionPrices {
 
     fn charted(&self, s: &AttentionShape, kernel: AttentionKernel, backward: bool) -> Seconds {
         let (rates, factor) = self.rates(kernel);
-        let seen = s.window.map_or(s.kv_len, |w| w.min(s.kv_len));
-        let half = if s.causal && s.window.is_none_or(|w| w >= s.kv_len) {
-            0.5
-        } else {
-            1.0
-        };
+        let seen = s.window.map_or(s.kv_len, |w| w.tokens().min(s.kv_len));
+        // Whole sequences and chunks are triangles of queries and keys, sliding windows bands.
+        let band = matches!(s.window, Some(Window::Sliding(w)) if w < s.kv_len);
+        let half = if s.causal && !band { 0.5 } else { 1.0 };
         let tokens = s.batch as f64 * s.heads as f64 * s.q_len as f64 * seen as f64;
         let forward = 2.0 * tokens * (s.qk_dim + s.v_dim) as f64 * half;
         let again = known::ATTENTION_BACKWARD.factor();

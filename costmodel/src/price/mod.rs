@@ -321,7 +321,7 @@ mod tests {
         use AttentionKernel::{CudnnOrFlash3, Flash2};
         let plain = measured::attention(ATTENTION);
         let windowed = AttentionShape {
-            window: Some(1024),
+            window: Some(catalog::Window::Sliding(1024)),
             ..plain
         };
         let longer = AttentionShape {

@@ -5,7 +5,7 @@
 //! `TablePrices` raises every price to these bounds as its last step: a table of a related GPU, a fit beyond the sizes
 //! it was made from, or a wrong measurement may promise more than the device can do.
 
-use catalog::{Architecture, Bandwidth, Bytes, Cluster, DType, Device, FlopRate, Seconds};
+use catalog::{Architecture, Bandwidth, Bytes, Cluster, DType, Device, FlopRate, Seconds, Window};
 use dtensor::{AttentionShape, CollectiveKind};
 use plans::Group;
 
@@ -146,8 +146,6 @@ fn pairs(shape: &AttentionShape) -> f64 {
     if !shape.causal {
         return queries * keys;
     }
-    let window = shape
-        .window
-        .map_or(keys, |window| (window as f64).min(keys));
-    queries * (window - window * (window - 1.0) / (2.0 * keys.max(1.0)))
+    let window = shape.window.unwrap_or(Window::Sliding(shape.kv_len));
+    queries * window.mean(shape.kv_len)
 }

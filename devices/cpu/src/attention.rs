@@ -3,6 +3,8 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
+use catalog::Window;
+
 use super::elementwise::{each_block, each_row};
 use super::gemm::{Matrix, multiply_add, multiply_in_order};
 use super::math::{exp, row_sum, tanh};
@@ -19,7 +21,7 @@ pub(super) struct Heads<'p> {
     pub(super) kv_len: usize,
     /// Global position of every local query.
     pub(super) positions: &'p [u64],
-    pub(super) window: Option<u64>,
+    pub(super) window: Option<Window>,
     pub(super) exact: bool,
     pub(super) threads: usize,
 }
@@ -80,9 +82,7 @@ impl Heads<'_> {
     /// Range of keys that the query at this position attends to.
     fn seen(&self, position: u64) -> Range<usize> {
         let end = (position as usize + 1).min(self.kv_len);
-        let start = self
-            .window
-            .map_or(0, |w| (position + 1).saturating_sub(w) as usize);
+        let start = self.window.map_or(0, |w| w.first(position) as usize);
         start.min(end)..end
     }
 

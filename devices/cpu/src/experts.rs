@@ -288,14 +288,18 @@ pub(super) fn ranking<'l>(
     router: &Router,
     bias: Option<&[f32]>,
 ) -> Cow<'l, [f32]> {
-    if !router.sigmoid && router.groups == 1 {
+    if !router.sigmoid && router.groups == 1 && bias.is_none() {
         return Cow::Borrowed(logits);
     }
     let mut out = logits.to_vec();
     for row in out.chunks_mut(experts) {
-        // A softmax has the order of its logits, and so have its groups.
         if router.sigmoid {
             row.iter_mut().for_each(|x| *x = sigmoid(*x));
+        } else if bias.is_some() {
+            // Without a bias a softmax has the order of its logits, and so have its groups.
+            let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let sum: f32 = row.iter().map(|x| exp(x - largest)).sum();
+            row.iter_mut().for_each(|x| *x = exp(*x - largest) / sum);
         }
         for (x, b) in row.iter_mut().zip(bias.unwrap_or_default()) {
             *x += b;

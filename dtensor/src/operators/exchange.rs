@@ -62,6 +62,14 @@ impl Tape<'_> {
         Ok(x)
     }
 
+    /// The same tensor for a branch that leaves a stream of the model. The branch's gradients are added up by themselves
+    /// and then to the stream's, in the same order whether or not the branch begins with a redistribution.
+    pub fn branch(&mut self, x: &DTensor) -> DTensor {
+        let (out, placement) = (self.alias(x, x.placements), x.placements.on(Axis::Tp));
+        self.redistributed((Axis::Tp, placement, placement), None, [x, &out]);
+        out
+    }
+
     /// Redistributes a tensor on one axis. Recorded even when forward moves nothing, because its transpose in backward
     /// may reduce gradients.
     ///

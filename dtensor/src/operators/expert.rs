@@ -54,6 +54,26 @@ impl Tape<'_> {
         out
     }
 
+    /// The same with every row multiplied by its weight of `weights: […, k]`; saves the tokens for the router's gradient.
+    pub fn permute_weighted(&mut self, scope: &str, x: &DTensor, weights: &DTensor) -> DTensor {
+        let k = *weights.shape.last().expect("weights have a last dim");
+        let local = &self.trace.tensor(x.id).shape;
+        let h = *local.last().expect("tokens have a width");
+        let rows = local.iter().product::<u64>() / h * k;
+        let out = self.rows(&format!("{scope}.permuted"), vec![rows, h], x.dtype);
+        let operator = Operator::Expert(Expert::WeightedPermute);
+        self.record(scope, operator, &[x, weights], &out, &[x.id]);
+        out
+    }
+
+    /// Adds up rows into tokens, as they are.
+    pub fn unpermute_plain(&mut self, scope: &str, rows: &DTensor, like: &DTensor) -> DTensor {
+        let out = self.like(scope, like, like.dtype);
+        let operator = Operator::Expert(Expert::PlainUnpermute);
+        self.record(scope, operator, &[rows], &out, &[]);
+        out
+    }
+
     /// Combines rows into tokens, weighted by the router; saves the rows for the router's gradient.
     pub fn unpermute(
         &mut self,
@@ -75,7 +95,11 @@ impl Expert {
         let operator = Gradient::Expert(of.index, self);
         match self {
             Self::Bias => to.push_sum(of, gradient, (operator, of.record.inputs[1].id)),
-            Self::Route(_) | Self::Permute | Self::Unpermute => {
+            Self::Route(_)
+            | Self::Permute
+            | Self::WeightedPermute
+            | Self::Unpermute
+            | Self::PlainUnpermute => {
                 to.push_one(of, &gradient, operator, |_, placed| placed);
             }
         }
@@ -85,8 +109,8 @@ impl Expert {
     pub(super) fn class(self) -> Class {
         match self {
             Self::Route(_) => ("routing".into(), CostClass::TopK),
-            Self::Permute => ("permute".into(), CostClass::Permute),
-            Self::Unpermute => ("unpermute".into(), CostClass::Unpermute),
+            Self::Permute | Self::WeightedPermute => ("permute".into(), CostClass::Permute),
+            Self::Unpermute | Self::PlainUnpermute => ("unpermute".into(), CostClass::Unpermute),
             Self::Bias => ("bias".into(), CostClass::Bias),
         }
     }

@@ -1,6 +1,7 @@
 //! Functions of each element, or of each row.
 
 use catalog::DType;
+use catalog::model::Temperature;
 
 use crate::error::DTensorError;
 use crate::gradients::{Backward, Of};
@@ -82,6 +83,17 @@ impl Tape<'_> {
     /// Multiplies by a constant.
     pub fn scale(&mut self, scope: &str, x: &DTensor, factor: f64) -> DTensor {
         self.pointwise(scope, Pointwise::Scale(factor), &[x], &[])
+    }
+
+    /// Multiplies queries by a factor of their position.
+    pub fn temperature(&mut self, scope: &str, x: &DTensor, temperature: Temperature) -> DTensor {
+        self.pointwise(scope, Pointwise::Temperature(temperature), &[x], &[])
+    }
+
+    /// RMS norm without a weight of every `width` columns. Saves its input.
+    pub fn unit_norm(&mut self, scope: &str, x: &DTensor, width: u64, epsilon: f64) -> DTensor {
+        let norm = Pointwise::UnitNorm { width, epsilon };
+        self.pointwise(scope, norm, &[x], &[x.id])
     }
 
     /// Multiplies every row of `x` by the sigmoid of the row's number in `gate: […, 1]`. Saves both inputs.
@@ -220,6 +232,8 @@ impl Pointwise {
             Self::Cap(_) => ("activation".into(), activation(false)),
             Self::Rope(_) => ("rotary embedding".into(), CostClass::Rope),
             Self::Scale(_) | Self::Gate => ("scale".into(), CostClass::Scale),
+            Self::Temperature(_) => ("temperature".into(), CostClass::Scale),
+            Self::UnitNorm { .. } => ("unit norm".into(), CostClass::Norm),
             Self::Bias => ("bias".into(), CostClass::Bias),
             Self::Dropout(_) => ("dropout".into(), CostClass::Dropout),
             Self::Copy | Self::Join { .. } => ("copy".into(), CostClass::Copy),

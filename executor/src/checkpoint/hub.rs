@@ -41,8 +41,9 @@ struct Place {
 }
 
 impl Place {
-    /// GPT-2's projections are stored as `[in, out]`, every other model's as `[out, in]`. gpt-oss has one tensor for
-    /// all experts, `[experts, in, out]`, in which gate and up columns alternate.
+    /// GPT-2's projections are stored as `[in, out]`, every other model's as `[out, in]`. gpt-oss and Llama 4 have one
+    /// tensor for all experts, `[experts, in, out]`: gate and up columns alternate in gpt-oss's, the up columns follow
+    /// all gate columns in Llama 4's.
     fn of(name: &str, global: &[u64]) -> Self {
         if let Some(place) = Self::among_experts(name, global) {
             return place;
@@ -51,6 +52,7 @@ impl Place {
         let (shape, strides) = match *global {
             [rows, columns] if turned => (vec![columns, rows], vec![1, rows]),
             [rows, columns] => (vec![rows, columns], vec![columns, 1]),
+            [columns] if models::names::is_stored_as_row(name) => (vec![1, columns], vec![1]),
             _ => (global.to_vec(), vec![1]),
         };
         Self {
@@ -67,13 +69,19 @@ impl Place {
         let mut parts = rest.split('.');
         let tensor = parts.next()?;
         let expert = parts.next()?.parse().ok()?;
-        // Gate and up columns alternate.
-        let (every, first) = match tensor {
-            "gate_up_proj" => (2, u64::from(parts.next()? == "up")),
-            "down_proj" => (1, 0),
+        let own = *global.first()?;
+        // Distance from one of the parameter's columns to the next, the first of them, and all columns.
+        let (every, first, out) = match (tensor, parts.clone().next()?) {
+            ("gate_up_proj", "gate") => (2, 0, 2 * own),
+            ("gate_up_proj", "up") => (2, 1, 2 * own),
+            ("gate_up_proj", "gate_half") => (1, 0, 2 * own),
+            ("gate_up_proj", "up_half") => (1, own, 2 * own),
+            ("down_proj", _) => (1, 0, own),
             _ => return None,
         };
-        let out = every * global.first()?;
+        if tensor == "gate_up_proj" {
+            parts.next();
+        }
         let (shape, strides, bias) = match (parts.next()?, global) {
             ("weight", &[_, inner]) => (vec![inner, out], vec![every, out], ""),
             ("bias", &[_]) => (vec![out], vec![every], "_bias"),
@@ -133,10 +141,12 @@ impl HubWeights {
     }
 
     /// A tensor by name. Files of a model without its head (GPT-2's, BLOOM's, OPT's) leave out the first part of
-    /// names, such as `transformer.`; tied heads are not stored.
+    /// names, such as `transformer.`; those of a multimodal model (Llama 4's) have one more; tied heads are not stored.
     fn find(&self, name: &str) -> Option<&Held> {
         let bare = name.split_once('.').map_or(name, |(_, bare)| bare);
-        self.tensors.get(name).or_else(|| self.tensors.get(bare))
+        let of_text = format!("language_model.{name}");
+        let names = [name, bare, &of_text];
+        names.iter().find_map(|&name| self.tensors.get(name))
     }
 }
 
@@ -329,6 +339,9 @@ mod tests {
             let parts = ["gate", "up"].map(|part| experts(&format!("{gate_up}.{part}.{last}")));
             parts.concat()
         };
+        let halves = ["gate_half", "up_half"]
+            .map(|part| experts(&format!("{gate_up}.{part}.weight")))
+            .concat();
         let down = "layers.0.mlp.experts.down_proj.{e}";
         /// Names of parameters, their shape, their tensor and its (or one expert's) shape.
         type Case<'c> = (Vec<String>, &'c [u64], &'c str, &'c [u64]);
@@ -336,11 +349,12 @@ mod tests {
         let gpt2 = "transformer.h.0.mlp.c_fc.weight";
         let starcoder2 = "model.layers.0.mlp.c_fc.weight";
         #[rustfmt::skip]
-        let tensors: [Case<'_>; 7] = [
+        let tensors: [Case<'_>; 8] = [
             (vec!["x.q_proj.weight".into()], &[4, 5], "x.q_proj.weight", &[4, 5]),
             (vec![gpt2.into()], &[4, 5], gpt2, &[5, 4]),
             (vec![starcoder2.into()], &[4, 5], starcoder2, &[4, 5]),
             (both("weight"), &[4, 5], "layers.0.mlp.experts.gate_up_proj", &[5, 8]),
+            (halves, &[4, 5], "layers.0.mlp.experts.gate_up_proj", &[5, 8]),
             (both("bias"), &[4], "layers.0.mlp.experts.gate_up_proj_bias", &[8]),
             (experts(&format!("{down}.weight")), &[4, 5], "layers.0.mlp.experts.down_proj", &[5, 4]),
             (experts(&format!("{down}.bias")), &[4], "layers.0.mlp.experts.down_proj_bias", &[4]),

@@ -18,6 +18,9 @@ pub(super) fn names(model: &ModelConfig, limits: &mut Limits) -> Vec<&'static st
         | Family::Phi3
         | Family::DeepSeek
         | Family::NemotronH
+        | Family::MiniMax
+        | Family::Ernie
+        | Family::Llama4
         | Family::Starcoder2 => false,
     };
     let separate = matches!(

@@ -3,7 +3,9 @@
 
 use super::*;
 use catalog::RopeScaling;
-use catalog::model::{Activation, AttentionKind, Family, ModelConfig, Position, WindowPattern};
+use catalog::model::{
+    Activation, AttentionKind, Family, ModelConfig, Position, QkNorm, WindowPattern,
+};
 use interop::config::Value;
 
 /// Megatron-LM's options that a model must be launched with.
@@ -49,7 +51,7 @@ fn of_megatron(model: &ModelConfig) -> Vec<(&'static str, Option<String>)> {
     match model.attention.window {
         WindowPattern::Full => {}
         WindowPattern::All { window } | WindowPattern::Alternating { window, .. } => {
-            expected.push(("--window-size", said(format!("{},0", window - 1))));
+            expected.push(("--window-size", said(format!("{},0", window.tokens() - 1))));
         }
     }
     if let WindowPattern::Alternating { period, .. } = model.attention.window {
@@ -93,7 +95,7 @@ fn of_attention(model: &ModelConfig) -> Vec<(&'static str, Option<String>)> {
             if kv_heads != model.attention.heads {
                 expected.push(("--num-query-groups", number(kv_heads)));
             }
-            if qk_norm {
+            if qk_norm == QkNorm::Heads {
                 expected.push(("--qk-layernorm", None));
             }
             expected

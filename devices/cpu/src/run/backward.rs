@@ -90,8 +90,11 @@ impl Run<'_> {
             Gradient::Expert(of, Expert::Route(rule)) => {
                 self.top_k_backward(op, forward(of), &rule)
             }
-            Gradient::Expert(of, Expert::Permute) => self.permute_backward(op, forward(of)),
+            Gradient::Expert(of, Expert::Permute | Expert::WeightedPermute) => {
+                self.permute_backward(op, forward(of))
+            }
             Gradient::Expert(of, Expert::Unpermute) => self.unpermute_backward(op, forward(of)),
+            Gradient::Expert(_, Expert::PlainUnpermute) => self.plain_unpermute_backward(op),
             Gradient::Expert(of, Expert::Bias) => self.expert_bias_backward(op, forward(of), sink),
             Gradient::Recurrent(_, recurrent) => {
                 Err(Machine::unsupported(recurrent.name(), &op.scope, UNTRAINED))

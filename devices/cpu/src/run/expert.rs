@@ -62,17 +62,22 @@ impl Run<'_> {
         Ok(())
     }
 
+    /// Copies tokens to rows; with a second input, the router's weights, every row is multiplied by its own.
     pub(super) fn permute(&mut self, op: &Op) -> Result<()> {
         let route = Arc::clone(self.routing(&op.scope)?);
         let x = self.tensor(op.inputs[0])?;
         let columns = x.columns();
         let data = x.f32();
-        let token = |&source: &u32| source as usize / route.top_k;
-        let out: Vec<f32> = route
-            .source
-            .iter()
-            .flat_map(|s| data[token(s) * columns..][..columns].iter().copied())
-            .collect();
+        let weights = (op.inputs.get(1)).map(|&p| self.tensor(p)).transpose()?;
+        let weights = weights.map(Tensor::f32);
+        let mut out = Vec::with_capacity(route.source.len() * columns);
+        for &source in &route.source {
+            let row = &data[source as usize / route.top_k * columns..][..columns];
+            match &weights {
+                Some(p) => out.extend(row.iter().map(|x| p[source as usize] * x)),
+                None => out.extend_from_slice(row),
+            }
+        }
         let shape = vec![route.source.len(), columns];
         self.put_tensor(op.outputs[0], shape, out);
         Ok(())
@@ -83,43 +88,35 @@ impl Run<'_> {
         let dy = self.tensor(op.inputs[0])?;
         let columns = dy.columns();
         let data = dy.f32();
-        // The rows of a token's choices are added in the order of their slots.
-        let place = route.places();
-        let tokens = place.len() / route.top_k;
-        let mut out = vec![0.0; tokens * columns];
-        for (token, out) in out.chunks_mut(columns).enumerate() {
-            for slot in 0..route.top_k {
-                let row = place[token * route.top_k + slot];
-                for (a, b) in out.iter_mut().zip(&data[row * columns..][..columns]) {
-                    *a += b;
-                }
+        let weighted = forward.inputs.get(1).copied();
+        let weights = weighted.map(|p| self.tensor(p)).transpose()?;
+        let out = combined(&route, &data, columns, weights.map(Tensor::f32).as_deref());
+        if let Some(weights) = weights {
+            let x = self.tensor(forward.inputs[0])?.f32();
+            let mut d_p = vec![0.0; weights.f32().len()];
+            for (row, &source) in route.source.iter().enumerate() {
+                let source = source as usize;
+                let x = &x[source / route.top_k * columns..][..columns];
+                let along = data[row * columns..][..columns].iter().zip(x);
+                d_p[source] = crate::math::row_sum(along.map(|(a, b)| a * b));
             }
+            let shape = weights.shape.clone();
+            self.put_tensor(op.outputs[1], shape, d_p);
         }
-        let info = self.info(forward.inputs[0]);
-        let batch = info.global[0] as usize;
-        self.put_tensor(op.outputs[0], vec![batch, tokens / batch, columns], out);
+        let batch = self.info(forward.inputs[0]).global[0] as usize;
+        let shape = vec![batch, out.len() / columns / batch, columns];
+        self.put_tensor(op.outputs[0], shape, out);
         Ok(())
     }
 
     pub(super) fn unpermute(&mut self, op: &Op) -> Result<()> {
         let route = Arc::clone(self.routing(&op.scope)?);
-        let (rows, p) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
-        let columns = rows.columns();
-        let (data, p) = (rows.f32(), p.f32());
-        let place = route.places();
-        let tokens = place.len() / route.top_k;
-        let mut out = vec![0.0; tokens * columns];
-        for (token, out) in out.chunks_mut(columns).enumerate() {
-            for slot in 0..route.top_k {
-                let choice = token * route.top_k + slot;
-                let row = &data[place[choice] * columns..][..columns];
-                for (a, b) in out.iter_mut().zip(row) {
-                    *a += p[choice] * b;
-                }
-            }
-        }
+        let rows = self.tensor(op.inputs[0])?;
+        let weights = (op.inputs.get(1)).map(|&p| self.tensor(p)).transpose()?;
+        let (columns, data) = (rows.columns(), rows.f32());
+        let out = combined(&route, &data, columns, weights.map(Tensor::f32).as_deref());
         let batch = self.info(op.outputs[0]).global[0] as usize;
-        let shape = vec![batch, tokens / batch, columns];
+        let shape = vec![batch, out.len() / columns / batch, columns];
         self.put_tensor(op.outputs[0], shape, out);
         Ok(())
     }
@@ -146,6 +143,18 @@ impl Run<'_> {
         let shapes = (rows.shape.clone(), probabilities.shape.clone());
         self.put_tensor(op.outputs[0], shapes.0, d_rows);
         self.put_tensor(op.outputs[1], shapes.1, d_p);
+        Ok(())
+    }
+
+    pub(super) fn plain_unpermute_backward(&mut self, op: &Op<Gradient>) -> Result<()> {
+        let route = Arc::clone(self.routing(&op.scope)?);
+        let dy = self.tensor(op.inputs[0])?;
+        let (columns, dy) = (dy.columns(), dy.f32());
+        let token = |&source: &u32| source as usize / route.top_k;
+        let rows = route.source.iter();
+        let out = rows.flat_map(|s| dy[token(s) * columns..][..columns].iter().copied());
+        let (shape, out) = (vec![route.source.len(), columns], out.collect());
+        self.put_tensor(op.outputs[0], shape, out);
         Ok(())
     }
 
@@ -358,6 +367,21 @@ impl Run<'_> {
         }
         Ok(())
     }
+}
+
+/// Rows added up to tokens in the order of their slots, each multiplied by its weight if there are weights.
+fn combined(route: &Route, rows: &[f32], columns: usize, weights: Option<&[f32]>) -> Vec<f32> {
+    let place = route.places();
+    let mut out = vec![0.0; place.len() / route.top_k * columns];
+    for (token, out) in out.chunks_mut(columns).enumerate() {
+        for choice in token * route.top_k..(token + 1) * route.top_k {
+            let row = &rows[place[choice] * columns..][..columns];
+            for (a, b) in out.iter_mut().zip(row) {
+                *a += weights.map_or(*b, |p| p[choice] * b);
+            }
+        }
+    }
+    out
 }
 
 /// Operands of one expert's GEMM.

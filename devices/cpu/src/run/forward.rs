@@ -54,8 +54,8 @@ impl Run<'_> {
             Operator::Token(Token::Positions { table, first }) => self.positions(op, table, first),
             Operator::Token(Token::CrossEntropy(sums)) => self.cross_entropy(op, sums),
             Operator::Expert(Expert::Route(rule)) => self.top_k(op, &rule),
-            Operator::Expert(Expert::Permute) => self.permute(op),
-            Operator::Expert(Expert::Unpermute) => self.unpermute(op),
+            Operator::Expert(Expert::Permute | Expert::WeightedPermute) => self.permute(op),
+            Operator::Expert(Expert::Unpermute | Expert::PlainUnpermute) => self.unpermute(op),
             Operator::Expert(Expert::Bias) => self.expert_bias(op),
             Operator::Recurrent(recurrent) => {
                 Err(Machine::unsupported(recurrent.name(), &op.scope, UNTRAINED))

@@ -11,7 +11,7 @@ use crate::tree::TreeSum;
 use crate::value::Value;
 use crate::{elementwise, tokens};
 use catalog::DType;
-use catalog::model::NormKind;
+use catalog::model::{NormKind, Temperature};
 use dtensor::{Gradient, Nonlinearity, Norm, Op, Pointwise, Rotary, TensorId};
 use std::borrow::Cow;
 
@@ -155,6 +155,13 @@ impl Run<'_> {
                 let factor = rounded(factor, x.dtype());
                 x.f32().iter().map(|x| x * factor).collect()
             }
+            Pointwise::Temperature(of) => self.by_position(x, op.inputs[0], of),
+            Pointwise::UnitNorm { width, epsilon } => {
+                let (data, ones) = (x.f32(), vec![1.0; width as usize]);
+                let kind = NormKind::RmsNorm;
+                let statistics = elementwise::statistics(&data, ones.len(), kind, epsilon);
+                elementwise::norm(&data, &ones, None, &statistics, threads)
+            }
             Pointwise::Gate => self.gated_rows(copied(), op.inputs[1])?,
             Pointwise::SigmoidGate => {
                 return Err(Machine::unsupported("sigmoid gate", &op.scope, UNTRAINED));
@@ -236,6 +243,16 @@ impl Run<'_> {
                 let out = dy.f32().iter().map(|d| d * factor).collect();
                 self.put_tensor(op.outputs[0], shape, out);
                 Ok(())
+            }
+            Pointwise::Temperature(of) => {
+                let dy = self.tensor(op.inputs[0])?;
+                let shape = dy.shape.clone();
+                let out = self.by_position(dy, forward.inputs[0], of);
+                self.put_tensor(op.outputs[0], shape, out);
+                Ok(())
+            }
+            Pointwise::UnitNorm { width, epsilon } => {
+                self.unit_norm_backward(op, forward, (width as usize, epsilon))
             }
             Pointwise::Gate => self.gate_backward(op, forward),
             Pointwise::SigmoidGate => {
@@ -387,6 +404,34 @@ impl Run<'_> {
         let shape = dy.shape.clone();
         self.put_tensor(op.outputs[0], shape, out);
         Ok(())
+    }
+
+    fn unit_norm_backward(
+        &mut self,
+        op: &Op<Gradient>,
+        forward: &Op,
+        (width, epsilon): (usize, f64),
+    ) -> Result<()> {
+        let (dy, x) = (self.tensor(op.inputs[0])?, self.tensor(forward.inputs[0])?);
+        let (shape, kind, ones) = (x.shape.clone(), NormKind::RmsNorm, vec![1.0; width]);
+        let (dy, data) = (dy.f32(), x.f32());
+        let statistics = elementwise::statistics(&data, width, kind, epsilon);
+        let threads = self.threads();
+        let out = elementwise::norm_backward(&dy, &data, &ones, &statistics, kind, threads);
+        self.put_tensor(op.outputs[0], shape, out);
+        Ok(())
+    }
+
+    /// `x`, whose tokens are those of `like`, each multiplied by the factor of its position.
+    fn by_position(&self, x: &Tensor, like: TensorId, temperature: Temperature) -> Vec<f32> {
+        let info = self.info(like);
+        let positions = self.machine.positions(&info.global, &info.placements);
+        let (columns, mut out) = (x.columns(), x.f32().into_owned());
+        elementwise::each_row(&mut out, columns, self.threads(), |row, out| {
+            let factor = temperature.factor(positions[row % positions.len()]) as f32;
+            out.iter_mut().for_each(|x| *x *= factor);
+        });
+        out
     }
 
     /// `x`, whose tokens are those of `like`, with rotary embedding applied, or undone in backward.

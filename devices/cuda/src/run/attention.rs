@@ -1,12 +1,13 @@
 //! Core attention of a pass.
 
 use super::machine::GradientSink;
-use super::state::{Run, unsupported};
+use super::state::{Run, no_kernel, unsupported};
 use crate::error::Result;
 use crate::launcher::{AttentionArgument, StreamArgument, threshold};
 use crate::memory::Buffer;
 use crate::ops::AttentionCall;
 use crate::tensor::Tensor;
+use catalog::Window;
 use dtensor::CausalAttention;
 use dtensor::philox::Stream;
 use dtensor::{Attention, AttentionPieces, Factor, Gradient, Op, TensorId};
@@ -80,7 +81,13 @@ impl<'r> Run<'r> {
             heads: [heads as i64, (heads * shape.kv_heads / shape.heads) as i64],
             dims: [shape.qk_dim as i64, shape.v_dim as i64],
             // No window is written as one longer than any sequence.
-            window: shape.window.map_or(i64::MAX / 4, |w| w as i64),
+            window: match shape.window {
+                Some(Window::Sliding(tokens)) => tokens as i64,
+                Some(Window::Chunk(tokens)) if tokens < shape.kv_len => {
+                    return Err(no_kernel("chunked attention", &pieces.scores.scope));
+                }
+                Some(Window::Chunk(_)) | None => i64::MAX / 4,
+            },
             scale: rule.scale as f32,
             threshold: threshold(probability),
             keep: (1.0 / (1.0 - probability)) as f32,

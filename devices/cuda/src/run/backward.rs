@@ -1,7 +1,7 @@
 //! Backward of a pass: which kernels each traced operator runs.
 
 use super::machine::GradientSink;
-use super::state::{Run, UNTRAINED, rounded, unsupported};
+use super::state::{Run, UNTRAINED, no_kernel, rounded, unsupported};
 use crate::error::Result;
 use crate::ops::NormGradient;
 use crate::tensor::Tensor;
@@ -212,6 +212,9 @@ impl Run<'_> {
                 let out = device.combine(&route, dy, None, shape)?;
                 self.set(op.outputs[0], out);
             }
+            Expert::WeightedPermute | Expert::PlainUnpermute => {
+                return Err(no_kernel("routing that weighs inputs", &op.scope));
+            }
             Expert::Unpermute => {
                 let rows = self.tensor(forward.inputs[0])?;
                 let p = self.tensor(forward.inputs[1])?;
@@ -290,6 +293,8 @@ impl Run<'_> {
             Pointwise::SigmoidGate => {
                 return Err(unsupported("sigmoid gate", &op.scope, UNTRAINED));
             }
+            Pointwise::Temperature(_) => return Err(no_kernel("temperature", &op.scope)),
+            Pointwise::UnitNorm { .. } => return Err(no_kernel("unit norm", &op.scope)),
             Pointwise::Gate => {
                 let [dx, d_gate] = device.gate_rows_backward(dy, input(0)?, input(1)?)?;
                 (dx, Some(d_gate))

@@ -1,6 +1,6 @@
 //! Forward of a pass: which kernels each traced operator runs.
 
-use super::state::{Run, UNTRAINED, rounded, unsupported};
+use super::state::{Run, UNTRAINED, no_kernel, rounded, unsupported};
 use crate::error::Result;
 use crate::launcher::{Place, threshold};
 use crate::ops::{Dropout, Rope};
@@ -79,6 +79,8 @@ impl Run<'_> {
             Pointwise::Cap(bound) => device.cap(x, bound as f32)?,
             Pointwise::Rope(rotary) => self.turned(x, op.inputs[0], &rotary, false)?,
             Pointwise::Scale(factor) => device.scale(x, rounded(factor, x.dtype))?,
+            Pointwise::Temperature(_) => return Err(no_kernel("temperature", &op.scope)),
+            Pointwise::UnitNorm { .. } => return Err(no_kernel("unit norm", &op.scope)),
             Pointwise::Gate => device.gate_rows(x, second()?)?,
             Pointwise::SigmoidGate => {
                 return Err(unsupported("sigmoid gate", &op.scope, UNTRAINED));
@@ -127,6 +129,9 @@ impl Run<'_> {
             Expert::Permute => {
                 let route = self.routing(&op.scope)?;
                 self.device().permute(&route, self.tensor(op.inputs[0])?)?
+            }
+            Expert::WeightedPermute | Expert::PlainUnpermute => {
+                return Err(no_kernel("routing that weighs inputs", &op.scope));
             }
             Expert::Unpermute => {
                 let route = self.routing(&op.scope)?;
@@ -267,6 +272,9 @@ impl Run<'_> {
             .shape
             .last()
             .expect("choices have a last dim") as usize;
+        if rule.bias.is_some() && !rule.router.sigmoid {
+            return Err(no_kernel("softmax routing with a bias", &op.scope));
+        }
         let bias = rule.bias.map(|bias| self.parameters.parameter(bias));
         let (route, weights) = self.device().route(logits, top_k, (&rule.router, bias))?;
         self.held.route = Some(Rc::new(route));

@@ -102,6 +102,11 @@ pub(super) fn rounded(factor: f64, dtype: DType) -> f32 {
 /// Why a recurrence is refused.
 pub(super) const UNTRAINED: &str = "recurrent layers: they are planned and predicted, not trained";
 
+/// The error for an operator that runs on the cpu only.
+pub(super) fn no_kernel(operator: &str, scope: &str) -> CudaError {
+    unsupported(operator, scope, "which has a kernel for the cpu only")
+}
+
 /// The error for an operator without a kernel.
 pub(super) fn unsupported(operator: &str, scope: &str, reason: &str) -> CudaError {
     CudaError::Unsupported {

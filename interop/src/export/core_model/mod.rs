@@ -8,9 +8,10 @@ mod positions;
 pub(crate) use self::configuration::{Field, Reach};
 pub(crate) use self::positions::{temperature, tidy};
 
+use catalog::Window;
 use catalog::model::{
     Activation, Attention, AttentionKind, Mlp, ModelConfig, ModelConstants, Moe, Norm, NormKind,
-    Position, Residual, Router, WindowPattern,
+    Position, QkNorm, Residual, Rotated, Router, WindowPattern,
 };
 
 use self::configuration::Core;
@@ -30,6 +31,7 @@ pub(crate) fn fields(
         // How weights are stored and named, not what is computed. Adapters and hybrids were refused before.
         name: _,
         family: _,
+        text_of: _,
         stored_as: _,
         adapters: _,
         hybrid: _,
@@ -109,6 +111,7 @@ impl Core<'_> {
             norm_from_one,
             embedding_scale,
             attention_scale,
+            temperature,
             attention_cap,
             logit_cap,
             rope_neighbours,
@@ -122,6 +125,8 @@ impl Core<'_> {
             format_args!("embedding_scale {embedding_scale}"),
             "it does not scale embeddings (except with µP)",
         );
+        let why = "it scales the scores of all queries alike";
+        self.lacks(temperature.is_some(), "temperature", why);
         let capped = attention_cap.is_some() || logit_cap.is_some();
         self.lacks(capped, "attention_cap, logit_cap", "it has no soft caps");
         self.norm(block.norm, norm_epsilon, norm_from_one);
@@ -162,7 +167,7 @@ impl Core<'_> {
         let why = match residual {
             Residual::Sequential => return,
             Residual::Parallel { shared_norm: _ } => "attention and MLP follow one another",
-            Residual::Sandwich => "no norm follows attention and MLP",
+            Residual::Sandwich | Residual::After => "no norm follows attention and MLP",
         };
         self.lacks(true, format_args!("residual {residual:?}"), why);
     }
@@ -175,6 +180,7 @@ impl Core<'_> {
             qkv_bias: _,
             out_bias: _,
             window,
+            rotated,
             sinks,
         } = attention;
         self.set("num_attention_heads", *heads);
@@ -191,7 +197,10 @@ impl Core<'_> {
                     self.set("num_query_groups", *kv_heads);
                 }
                 self.set("kv_channels", *head_dim);
-                self.set("qk_layernorm", *qk_norm);
+                let why = "its norms of queries and keys are over one head, with a weight";
+                let other = matches!(qk_norm, QkNorm::Whole | QkNorm::Unweighted);
+                self.lacks(other, format_args!("qk_norm {qk_norm:?}"), why);
+                self.set("qk_layernorm", *qk_norm == QkNorm::Heads);
             }
             AttentionKind::Latent {
                 q_lora_rank,
@@ -209,6 +218,8 @@ impl Core<'_> {
                 self.set("qk_layernorm", true);
             }
         }
+        let why = "layers with and without a window rotate alike";
+        self.lacks(*rotated != Rotated::All, "attention.rotated", why);
         let softmax = if *sinks { "learnable" } else { "vanilla" };
         self.set("softmax_type", softmax);
         match *window {
@@ -222,8 +233,10 @@ impl Core<'_> {
     }
 
     /// Sets a sliding window; Megatron-Core counts only the tokens before the current one.
-    fn window(&mut self, window: u64) {
-        let sides = [window - 1, 0].map(Node::made).to_vec();
+    fn window(&mut self, window: Window) {
+        let chunked = matches!(window, Window::Chunk(_));
+        self.lacks(chunked, "attention.window", "its attention has no chunks");
+        let sides = [window.tokens() - 1, 0].map(Node::made).to_vec();
         self.set("window_size", Value::List(sides));
     }
 
@@ -327,7 +340,10 @@ impl Core<'_> {
             scale,
             groups,
             best_groups,
+            weighs_inputs,
         } = router;
+        let why = "the router's weights multiply what experts return";
+        self.lacks(weighs_inputs, "router.weighs_inputs", why);
         let score = if sigmoid { "sigmoid" } else { "softmax" };
         self.set("moe_router_score_function", score);
         self.lacks(

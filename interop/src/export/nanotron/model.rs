@@ -1,10 +1,10 @@
 //! A model as nanotron's `model_config`: every field is written, or the model is refused by its name.
 
-use catalog::RopeScaling;
 use catalog::model::{
     Activation, Attention, AttentionKind, Mlp, ModelConfig, ModelConstants, Moe, Norm, NormKind,
-    Position, Residual, Router, WindowPattern,
+    Position, QkNorm, Residual, Rotated, Router, WindowPattern,
 };
+use catalog::{RopeScaling, Window};
 
 use crate::config::{Node, Value};
 use crate::export::job::Job;
@@ -18,6 +18,7 @@ pub(super) fn model(job: &Job<'_>, root: &mut Node, limits: &mut Limits) {
         // How the weights are named and stored, not what is computed. Adapters and hybrids were refused before.
         name: _,
         family: _,
+        text_of: _,
         stored_as: _,
         adapters: _,
         hybrid: _,
@@ -113,8 +114,14 @@ fn attended(
         qkv_bias,
         out_bias,
         window,
+        rotated,
         sinks,
     } = attention;
+    limits.refuse_model(
+        *rotated != Rotated::All,
+        "attention.rotated",
+        "all its layers rotate queries and keys",
+    );
     set("num_attention_heads", (*heads).into());
     set("attention_bias", (*qkv_bias).into());
     limits.refuse_model(
@@ -137,7 +144,11 @@ fn attended(
                 format_args!("head_dim {head_dim}"),
                 "its heads divide the width",
             );
-            limits.refuse_model(*qk_norm, "qk_norm", "it does not norm queries and keys");
+            limits.refuse_model(
+                *qk_norm != QkNorm::Absent,
+                "qk_norm",
+                "it does not norm queries and keys",
+            );
             if d.cp > 1 {
                 set("_attn_implementation", "llama3_ring_attention".into());
                 // Keys and values of all heads are gathered at once, as the prediction assumed.
@@ -150,7 +161,12 @@ fn attended(
     }
     match *window {
         WindowPattern::Full => {}
-        WindowPattern::All { window } => set("sliding_window_size", window.into()),
+        WindowPattern::All {
+            window: Window::Sliding(tokens),
+        } => set("sliding_window_size", tokens.into()),
+        WindowPattern::All {
+            window: Window::Chunk(_),
+        } => limits.refuse_model(true, "attention.window", "its attention has no chunks"),
         WindowPattern::Alternating { .. } => {
             limits.refuse_model(true, "attention.window", "all layers have the same window");
         }
@@ -238,6 +254,7 @@ fn numbers(
         norm_from_one,
         embedding_scale,
         attention_scale,
+        temperature,
         attention_cap,
         logit_cap,
         rope_neighbours,
@@ -258,6 +275,7 @@ fn numbers(
         (norm_from_one, "norm_from_one"),
         (embedding_scale != 1.0, "embedding_scale"),
         (scaled, "attention_scale"),
+        (temperature.is_some(), "temperature"),
         (attention_cap.is_some(), "attention_cap"),
         (logit_cap.is_some(), "logit_cap"),
         (bounded_glu.is_some(), "bounded_glu"),
@@ -302,9 +320,10 @@ fn weighed(router: Router, limits: &mut Limits) {
         groups,
         // Without groups there is only one.
         best_groups: _,
+        weighs_inputs,
     } = router;
     limits.refuse_model(
-        sigmoid || normalise || scale != 1.0 || groups > 1,
+        sigmoid || normalise || scale != 1.0 || groups > 1 || weighs_inputs,
         "router",
         "its router weighs the chosen experts by the softmax of all",
     );

@@ -7,7 +7,7 @@ use catalog::model::{
 
 use super::edition::Edition;
 use super::registry::{Flavor, nearest};
-use crate::export::core_model::{temperature, tidy};
+use crate::export::core_model::{self, tidy};
 use crate::export::refusal::Limits;
 
 /// A model that torchtitan can build, with the fields that the Python file overrides.
@@ -84,6 +84,7 @@ impl Differences<'_> {
         let ModelConfig {
             // How the weights are named and stored, not what is computed. Adapters and hybrids were refused before.
             name: _,
+            text_of: _,
             stored_as: _,
             adapters: _,
             hybrid: _,
@@ -140,9 +141,10 @@ impl Differences<'_> {
             qkv_bias,
             out_bias,
             window,
+            rotated,
             sinks,
         } = ours;
-        equal!(self, theirs; heads, qkv_bias, out_bias, window, sinks);
+        equal!(self, theirs; heads, qkv_bias, out_bias, window, rotated, sinks);
         match (kind, &theirs.kind) {
             (
                 AttentionKind::Grouped {
@@ -212,6 +214,7 @@ impl Differences<'_> {
             norm_from_one,
             embedding_scale,
             attention_scale,
+            temperature,
             attention_cap,
             logit_cap,
             rope_neighbours,
@@ -224,7 +227,7 @@ impl Differences<'_> {
         let theta = ("RoPE.Config", "theta");
         self.number("rope_theta", *rope_theta, theirs.rope_theta, theta);
         self.scaling(*rope_scaling, theirs.rope_scaling);
-        equal!(self, theirs; local_rope_theta, norm_from_one, embedding_scale, attention_cap, logit_cap,
+        equal!(self, theirs; local_rope_theta, norm_from_one, embedding_scale, temperature, attention_cap, logit_cap,
             rope_neighbours, bounded_glu, initializer_range);
         if routed {
             self.router(*router, theirs.router);
@@ -238,7 +241,7 @@ impl Differences<'_> {
             _ => return self.equal("attention_scale", &ours, &theirs),
         };
         if (ours / theirs - 1.0).abs() > 1e-9 && self.edition != Edition::Toml02 {
-            let scale = tidy(temperature(factor, (ours / plain).sqrt()));
+            let scale = tidy(core_model::temperature(factor, (ours / plain).sqrt()));
             self.chosen.set.push(("Attention.Config", "mscale", scale));
         } else {
             self.number(
@@ -257,8 +260,9 @@ impl Differences<'_> {
             scale,
             groups,
             best_groups,
+            weighs_inputs,
         } = &ours;
-        equal!(self, theirs; sigmoid, normalise, scale, groups, best_groups);
+        equal!(self, theirs; sigmoid, normalise, scale, groups, best_groups, weighs_inputs);
         // torchtitan scores a group by the sum of its two best experts.
         if !sigmoid && *groups > 1 {
             let field = format!("router.groups {groups}, scored by their best expert");

@@ -3,9 +3,9 @@
 
 use catalog::model::{
     Activation, Attention, AttentionKind, Family, Mlp, ModelConfig, ModelConstants, Moe, Norm,
-    NormKind, Position, Projections, Residual, Router, WindowPattern,
+    NormKind, Position, Projections, QkNorm, Residual, Rotated, Router, WindowPattern,
 };
-use catalog::{RopeScaling, elementary};
+use catalog::{RopeScaling, Window, elementary};
 
 use super::edition::Edition;
 
@@ -39,7 +39,10 @@ pub(super) fn nearest(model: &ModelConfig, edition: Edition) -> Option<Flavor> {
 fn qk_norm(model: &ModelConfig) -> bool {
     matches!(
         model.attention.kind,
-        AttentionKind::Grouped { qk_norm: true, .. }
+        AttentionKind::Grouped {
+            qk_norm: QkNorm::Heads,
+            ..
+        }
     )
 }
 
@@ -179,6 +182,7 @@ fn deepseeks() -> Vec<Flavor> {
         scale,
         groups,
         best_groups,
+        weighs_inputs: false,
     };
     let moe = |of: Moe, shared_ffn, first_dense| Moe {
         shared_ffn,
@@ -212,9 +216,10 @@ fn gpt_oss(layers: u64, count: u64) -> ModelConfig {
         qkv_bias: true,
         out_bias: true,
         window: WindowPattern::Alternating {
-            window: 128,
+            window: Window::Sliding(128),
             period: 2,
         },
+        rotated: Rotated::All,
         sinks: true,
     };
     model.position = Position::Rope { dims: 64 };
@@ -263,6 +268,7 @@ fn decoder(family: Family, layers: u64, hidden: u64, vocab: u64) -> ModelConfig 
             qkv_bias: false,
             out_bias: false,
             window: WindowPattern::Full,
+            rotated: Rotated::All,
             sinks: false,
         },
         mlp: Mlp {
@@ -280,6 +286,7 @@ fn decoder(family: Family, layers: u64, hidden: u64, vocab: u64) -> ModelConfig 
         max_position: 0,
         constants: ModelConstants::default(),
         hybrid: None,
+        text_of: None,
         stored_as: None,
         adapters: None,
     }
@@ -289,7 +296,10 @@ fn grouped(kv_heads: u64, head_dim: u64, qk_norm: bool) -> AttentionKind {
     AttentionKind::Grouped {
         kv_heads,
         head_dim,
-        qk_norm,
+        qk_norm: match qk_norm {
+            true => QkNorm::Heads,
+            false => QkNorm::Absent,
+        },
         projections: Projections::Separate,
     }
 }

@@ -70,6 +70,7 @@ fn grouped(sigmoid: bool, normalise: bool, [groups, best_groups]: [u64; 2]) -> R
         scale: 2.5,
         groups,
         best_groups,
+        weighs_inputs: false,
     }
 }
 
