@@ -1,9 +1,9 @@
 //! Models whose decoder layers differ in kind: attention, a recurrence over the sequence, feed-forward blocks, experts.
 
-use crate::checked::MAX_DIM;
-
 /// Largest size of a recurrence. Products have four of them at most, so that they stay in 64 bits.
 const MOST_SIZE: u64 = 1 << 14;
+/// Largest width of all heads together, as of any dimension of a model.
+const MOST_WIDE: u64 = 1 << 24;
 
 /// What the layers of a hybrid model are.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -234,8 +234,8 @@ impl Hybrid {
             Recurrence::StateSpace(of) => of.width().max(of.shared()),
             Recurrence::GatedDelta(of) => of.widths().into_iter().max().unwrap_or(0),
         };
-        if widest > MAX_DIM {
-            let message = format!("heads are {widest} wide together, more than {MAX_DIM}");
+        if widest > MOST_WIDE {
+            let message = format!("heads are {widest} wide together, more than {MOST_WIDE}");
             return Err(("recurrence", message));
         }
         Ok(())

@@ -27,14 +27,8 @@ pub(crate) fn grouped(
     let (heads, hidden) = (config.heads, block.model.hidden);
     let scope = |name: &str| format!("{}.{name}", n.attention);
     let x = block.tape.at(&scope("input"), x)?;
-    let gated = (block.model.hybrid.as_ref()).is_some_and(|of| of.gated_attention);
-    let ([mut q, mut k, v], gate) = match gated {
-        true => projected_with_gate(block, &x, [heads, kv_heads, head_dim])?,
-        false => (
-            projected(block, &x, [heads, kv_heads, head_dim], projections)?,
-            None,
-        ),
-    };
+    let sizes = [heads, kv_heads, head_dim];
+    let ([mut q, mut k, v], gate) = projected(block, &x, sizes, projections)?;
     match qk_norm {
         QkNorm::Absent | QkNorm::Unweighted => {}
         QkNorm::Heads => {
@@ -110,15 +104,19 @@ fn whole_norm(
     Ok(block.tape.at(&format!("{scope}.output"), normed)?)
 }
 
-/// Projects queries, keys and values of grouped attention, with separate or fused weights. A fused weight has one adapter
+/// Projects queries, keys and values of grouped attention, with separate or fused weights, and the gate of its output, if
+/// it has one. A fused weight has one adapter
 /// if all three have, else those that have one get it after their parts were cut.
 fn projected(
     block: &mut Block<'_, '_, '_>,
     x: &DTensor,
     [heads, kv_heads, head_dim]: [u64; 3],
     projections: Projections,
-) -> Result<[DTensor; 3], ModelError> {
+) -> Result<([DTensor; 3], Option<DTensor>), ModelError> {
     use AdaptedModule::{K, Q, V};
+    if (block.model.hybrid.as_ref()).is_some_and(|of| of.gated_attention) {
+        return projected_with_gate(block, x, [heads, kv_heads, head_dim]);
+    }
     let n = block.names;
     let (hidden, bias) = (block.model.hidden, block.model.attention.qkv_bias);
     let scope = |name: &str| format!("{}.{name}", n.attention);
@@ -130,11 +128,9 @@ fn projected(
     // Query heads, and key (equally value) heads, per repetition of the fused weight's pattern.
     let (q, kv) = match projections {
         Projections::Separate => {
-            return Ok([
-                part(n.q, heads, &[Q])?,
-                part(n.k, kv_heads, &[K])?,
-                part(n.v, kv_heads, &[V])?,
-            ]);
+            let q = part(n.q, heads, &[Q])?;
+            let k = part(n.k, kv_heads, &[K])?;
+            return Ok(([q, k, part(n.v, kv_heads, &[V])?], None));
         }
         Projections::Grouped => (heads / kv_heads, 1),
         Projections::Stacked => (heads, kv_heads),
@@ -150,11 +146,12 @@ fn projected(
             false => block.adapted(&[module], &scope(name), x, part),
         }
     };
-    Ok([
+    let parts = [
         cut(0, q, n.q, Q)?,
         cut(q, kv, n.k, K)?,
         cut(q + kv, kv, n.v, V)?,
-    ])
+    ];
+    Ok((parts, None))
 }
 
 /// Projects queries, keys and values, and the gate of attention's output, which is projected head by head with the queries.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use catalog::model::ModelConfig;
-use catalog::{Axis, Workload};
+use catalog::{Axis, LayerClass, Workload};
 use dtensor::{Entry, Placement};
 use plans::Strategy;
 use plans::plan_file::ShardingFile;
@@ -22,11 +22,18 @@ pub fn sharding_section(
     let layout = BlockLayout::of(strategy, workload.seq_len, workload.precision);
     let plan = sharding_plan(model, &layout)?;
     let mut replicated: Vec<String> = Vec::new();
-    for class in [
-        BlockClass::Embedding,
-        BlockClass::Layer(model.layer_class(model.layers - 1)),
-        BlockClass::Head,
-    ] {
+    let mut layers: Vec<LayerClass> = Vec::new();
+    for class in (0..model.layers)
+        .rev()
+        .map(|layer| model.layer_class(layer))
+    {
+        if !layers.contains(&class) {
+            layers.push(class);
+        }
+    }
+    let layers = layers.into_iter().map(BlockClass::Layer);
+    let before = [BlockClass::Embedding].into_iter();
+    for class in before.chain(layers).chain([BlockClass::Head]) {
         for p in &trace_block(model, class, &layout)?.parameters {
             let whole = p.global_elements == p.local_elements && strategy.tp * strategy.ep > 1;
             if whole && !p.expert && !replicated.contains(&p.name) {

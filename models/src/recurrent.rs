@@ -1,14 +1,11 @@
-//! Layers that carry a state along the sequence: Mamba-2's mixer and the gated delta net; how tensor parallelism splits
-//! their weights.
+//! Layers that carry a state along the sequence: Mamba-2's mixer and the gated delta net.
 
 use catalog::DType;
 use catalog::hybrid::{GatedDelta, Recurrence, StateSpace};
-use dtensor::{Convolution, DTensor, GatedNorm, Parts, Scan, ScanRule, Site};
+use dtensor::{Convolution, DTensor, GatedNorm, Scan, ScanRule, Site};
 
 use crate::error::ModelError;
 use crate::modules::Block;
-use crate::names::Names;
-use crate::sharding::{Pattern, column, fused, row};
 
 /// Tokens per chunk of the gated delta rule, a constant in flash-linear-attention's kernels
 /// (`fla/ops/gated_delta_rule/chunk.py`).
@@ -181,31 +178,4 @@ fn finished(
     let (hidden, inner) = (block.model.hidden, out.shape[2]);
     let name = format!("{module}.out_proj");
     block.linear(Site::AttentionOutput, &name, &normed, hidden, inner, false)
-}
-
-/// Placements of a recurrence's weights under tensor parallelism: each rank has whole heads, or groups of them, with their
-/// columns of every part of a fused weight (Megatron-Core `ssm/mamba_mixer.py`, `ssm/gated_delta_net`).
-pub(crate) fn parameters(recurrence: &Recurrence, n: &Names) -> Vec<Pattern> {
-    let r = n.recurrence;
-    let (into, convolution, by_head) = match recurrence {
-        Recurrence::StateSpace(of) => {
-            let (width, shared) = (of.width(), of.shared());
-            let all = Parts::of([width, width, shared, shared, of.heads]);
-            let convolved = Parts::of([width, shared, shared]);
-            let into = vec![(format!("{r}\\.in_proj\\.weight"), fused(all))];
-            (into, convolved, "(A_log|D|dt_bias|norm\\.weight)")
-        }
-        Recurrence::GatedDelta(of) => {
-            let [keys, values] = of.widths();
-            // Stored key head by key head: plain shards hold whole ones.
-            let into = vec![(format!("{r}\\.in_proj_(qkvz|ba)\\.weight"), column())];
-            (into, Parts::of([keys, keys, values]), "(A_log|dt_bias)")
-        }
-    };
-    let others = [
-        (format!("{r}\\.conv1d\\.(weight|bias)"), fused(convolution)),
-        (format!("{r}\\.{by_head}"), column()),
-        (format!("{r}\\.out_proj\\.weight"), row()),
-    ];
-    into.into_iter().chain(others).collect()
 }

@@ -2,16 +2,16 @@
 //! parallelism between them, the sequence sharded over context parallelism, experts over expert parallelism.
 
 use catalog::Axis;
+use catalog::hybrid::Recurrence;
 use catalog::model::{AttentionKind, Family, ModelConfig, Projections, QkNorm};
 use dtensor::{BlockMesh, Entry, Parts, Placement, Placements, ShardingPlan};
 
 use crate::block::BlockLayout;
 use crate::error::ModelError;
 use crate::names::{Names, names};
-use crate::recurrent;
 
 /// A pattern of names, with the placements that they get.
-pub(crate) type Pattern = (String, Vec<(Axis, Placement)>);
+type Pattern = (String, Vec<(Axis, Placement)>);
 
 /// Index of the sequence dimension in `[batch, sequence, hidden]`.
 pub(crate) const SEQUENCE: usize = 1;
@@ -91,15 +91,15 @@ fn adapters(model: &ModelConfig, n: &Names, between: Placement) -> [Vec<Pattern>
     patterns
 }
 
-pub(crate) fn column() -> Vec<(Axis, Placement)> {
+fn column() -> Vec<(Axis, Placement)> {
     vec![(Axis::Tp, Placement::Shard(0))]
 }
 
-pub(crate) fn row() -> Vec<(Axis, Placement)> {
+fn row() -> Vec<(Axis, Placement)> {
     vec![(Axis::Tp, Placement::Shard(1))]
 }
 
-pub(crate) fn fused(parts: Parts) -> Vec<(Axis, Placement)> {
+fn fused(parts: Parts) -> Vec<(Axis, Placement)> {
     vec![(Axis::Tp, Placement::Interleaved(0, parts))]
 }
 
@@ -107,7 +107,7 @@ fn parameters(model: &ModelConfig, n: &Names) -> Vec<Pattern> {
     let mut patterns = attention_parameters(model, n);
     patterns.extend(mlp_parameters(model, n));
     if let Some(hybrid) = &model.hybrid {
-        patterns.extend(recurrent::parameters(&hybrid.recurrence, n));
+        patterns.extend(recurrent_parameters(&hybrid.recurrence, n));
     }
     for (index, (ending, dim)) in [("(weight|bias)", 0), ("(weight|bias)", 0), ("weight", 1)]
         .into_iter()
@@ -151,6 +151,33 @@ fn attention_parameters(model: &ModelConfig, n: &Names) -> Vec<Pattern> {
         (format!("{a}\\.{}\\.weight", n.o), row()),
         (format!("{a}\\.sinks"), column()),
     ]
+}
+
+/// Placements of a recurrence's weights under tensor parallelism: each rank has whole heads, or groups of them, with their
+/// columns of every part of a fused weight (Megatron-Core `ssm/mamba_mixer.py`, `ssm/gated_delta_net`).
+fn recurrent_parameters(recurrence: &Recurrence, n: &Names) -> Vec<Pattern> {
+    let r = n.recurrence;
+    let (into, convolution, by_head) = match recurrence {
+        Recurrence::StateSpace(of) => {
+            let (width, shared) = (of.width(), of.shared());
+            let all = Parts::of([width, width, shared, shared, of.heads]);
+            let convolved = Parts::of([width, shared, shared]);
+            let into = vec![(format!("{r}\\.in_proj\\.weight"), fused(all))];
+            (into, convolved, "(A_log|D|dt_bias|norm\\.weight)")
+        }
+        Recurrence::GatedDelta(of) => {
+            let [keys, values] = of.widths();
+            // Stored key head by key head: plain shards hold whole ones.
+            let into = vec![(format!("{r}\\.in_proj_(qkvz|ba)\\.weight"), column())];
+            (into, Parts::of([keys, keys, values]), "(A_log|dt_bias)")
+        }
+    };
+    let others = [
+        (format!("{r}\\.conv1d\\.(weight|bias)"), fused(convolution)),
+        (format!("{r}\\.{by_head}"), column()),
+        (format!("{r}\\.out_proj\\.weight"), row()),
+    ];
+    into.into_iter().chain(others).collect()
 }
 
 fn mlp_parameters(model: &ModelConfig, n: &Names) -> Vec<Pattern> {

@@ -1,6 +1,6 @@
 //! Backward of a pass: which kernel each traced operator runs.
 
-use super::forward::UNTRAINED;
+use super::forward::untrained;
 use super::state::Run;
 use crate::block::GradientSink;
 use crate::elementwise;
@@ -96,9 +96,7 @@ impl Run<'_> {
             Gradient::Expert(of, Expert::Unpermute) => self.unpermute_backward(op, forward(of)),
             Gradient::Expert(_, Expert::PlainUnpermute) => self.plain_unpermute_backward(op),
             Gradient::Expert(of, Expert::Bias) => self.expert_bias_backward(op, forward(of), sink),
-            Gradient::Recurrent(_, recurrent) => {
-                Err(Machine::unsupported(recurrent.name(), &op.scope, UNTRAINED))
-            }
+            Gradient::Recurrent(_, recurrent) => Err(untrained(recurrent.name(), &op.scope)),
             Gradient::Sum => self.gradient_sum(op),
             Gradient::Exchange(exchange) => self.exchange(op, exchange),
             // The gradients of keys and values were sent back when they were made.

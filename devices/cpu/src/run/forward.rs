@@ -7,13 +7,16 @@ use dtensor::{
 
 use super::state::Run;
 use crate::elementwise;
-use crate::machine::{Machine, Result};
+use crate::machine::{CpuError, Machine, Result};
 use crate::redistribute::take;
 use crate::tensor::Tensor;
 use crate::value::Value;
 
-/// Why a recurrence is refused.
-pub(super) const UNTRAINED: &str = "recurrent layers: they are planned and predicted, not trained";
+/// The error for an operator of recurrent layers.
+pub(super) fn untrained(operator: &str, scope: &str) -> CpuError {
+    let reason = "recurrent layers: they are planned and predicted, not trained";
+    Machine::unsupported(operator, scope, reason)
+}
 
 impl Run<'_> {
     pub(super) fn forward_view(&mut self, view: &View) -> Result<()> {
@@ -57,9 +60,7 @@ impl Run<'_> {
             Operator::Expert(Expert::Permute | Expert::WeightedPermute) => self.permute(op),
             Operator::Expert(Expert::Unpermute | Expert::PlainUnpermute) => self.unpermute(op),
             Operator::Expert(Expert::Bias) => self.expert_bias(op),
-            Operator::Recurrent(recurrent) => {
-                Err(Machine::unsupported(recurrent.name(), &op.scope, UNTRAINED))
-            }
+            Operator::Recurrent(recurrent) => Err(untrained(recurrent.name(), &op.scope)),
             Operator::Add => self.add(op),
             Operator::Exchange(exchange) => self.exchange(op, exchange),
         }

@@ -1,6 +1,6 @@
 //! Norms, nonlinearities, biases, dropout and rotary positions of a pass.
 
-use super::forward::UNTRAINED;
+use super::forward::untrained;
 use super::state::Run;
 use crate::block::GradientSink;
 use crate::machine::{Machine, Result};
@@ -164,7 +164,7 @@ impl Run<'_> {
             }
             Pointwise::Gate => self.gated_rows(copied(), op.inputs[1])?,
             Pointwise::SigmoidGate => {
-                return Err(Machine::unsupported("sigmoid gate", &op.scope, UNTRAINED));
+                return Err(untrained("sigmoid gate", &op.scope));
             }
             Pointwise::Bias => {
                 let b = self.tensor(op.inputs[1])?.f32();
@@ -255,9 +255,7 @@ impl Run<'_> {
                 self.unit_norm_backward(op, forward, (width as usize, epsilon))
             }
             Pointwise::Gate => self.gate_backward(op, forward),
-            Pointwise::SigmoidGate => {
-                Err(Machine::unsupported("sigmoid gate", &op.scope, UNTRAINED))
-            }
+            Pointwise::SigmoidGate => Err(untrained("sigmoid gate", &op.scope)),
             Pointwise::Bias => {
                 let dy = self.tensor(op.inputs[0])?;
                 let (dy, columns) = (dy.f32(), dy.columns());

@@ -42,11 +42,13 @@ pub(super) fn model(job: &Job<'_>, root: &mut Node, limits: &mut Limits) {
     } = job.model;
     let mut set = |key: &str, value: Value| root.set(&format!("model.model_config.{key}"), value);
     set(kind(job), true.into());
-    let longest = (*max_position).max(job.workload.seq_len);
     set("hidden_size", (*hidden).into());
     set("num_hidden_layers", (*layers).into());
     set("vocab_size", (*vocab).into());
-    set("max_position_embeddings", longest.into());
+    set(
+        "max_position_embeddings",
+        job.workload.seq_len.max(*max_position).into(),
+    );
     set("tie_word_embeddings", (*tied_embeddings).into());
     let parts = [
         (*head_bias, "head_bias"),
