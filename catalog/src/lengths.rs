@@ -14,6 +14,8 @@ const MOST_LENGTHS: usize = 256;
 const CLASSES_PER_OCTAVE: f64 = 8.0;
 /// Largest standard deviation of the logarithm of the length.
 const MAX_SIGMA: f64 = 4.0;
+/// Largest number of documents of a length: sums stay finite.
+const MAX_DOCUMENTS: f64 = 1e18;
 /// How far the sum of shares may be from 1.
 const SHARES_TOLERANCE: f64 = 1e-3;
 
@@ -218,7 +220,7 @@ fn weight(text: &str) -> Result<f64, String> {
         None => (text, 1.0),
     };
     let read = digits.parse::<f64>().ok().map(|weight| weight / scale);
-    read.filter(|weight| weight.is_finite() && *weight > 0.0)
+    read.filter(|weight| *weight > 0.0 && *weight <= MAX_DOCUMENTS)
         .ok_or_else(|| format!("`{text}` is not a share above 0"))
 }
 
@@ -278,6 +280,7 @@ mod tests {
             ("512:-1", "is not a share"),
             ("512", "is not a length with its share"),
             ("512:nan", "is not a share"),
+            ("512:1e300,4k:1e300", "is not a share"),
             ("lognormal:mean=1k", "sigma= is missing"),
             ("lognormal:mean=1k,sigma=0", "sigma is `0`"),
             ("lognormal:mean=1k,sigma=1,max=3", "`max=3` is neither"),

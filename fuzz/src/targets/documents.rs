@@ -224,7 +224,11 @@ impl Documents {
         promises::of_strategy(&scenario, &strategy, &mut outcome);
         if depth == Depth::Use {
             promises::round_trip(&scenario, &strategy, self.0, &mut outcome);
-            if scenario.cluster.check_devices(scenario.workload.gpus).is_ok() {
+            if scenario
+                .cluster
+                .check_devices(scenario.workload.gpus)
+                .is_ok()
+            {
                 promises::predicted(&scenario, &strategy, &mut outcome);
             }
         }
