@@ -313,17 +313,7 @@ fn provenance(
             source: learned.source.clone(),
         }));
     }
-    let on_host = strategy.offload.is_some() || strategy.offload_layers > 0;
-    if let Some(host) = scenario.cluster.host.as_ref().filter(|_| on_host) {
-        used.push(constant("link of a device to its host", &host.link));
-        used.push(constant(
-            "memory bandwidth of a host",
-            &host.memory_bandwidth,
-        ));
-        used.extend(host.memory.iter().map(|m| constant("memory of a host", m)));
-    }
-    let moments = strategy.state_types(&scenario.runtime).momentum;
-    used.extend(known::rows_of_strategy(on_host, moments == DType::U8));
+    used.extend(of_strategy(scenario, strategy));
     for (dtype, rate) in &device.peak {
         used.push(constant(
             &format!("dense peak, {dtype:?}").to_lowercase(),
@@ -341,6 +331,20 @@ fn provenance(
         Quantity::Memory,
     ));
     used.extend(prices);
+    used
+}
+
+/// The constants that only some strategies need: of hosts, and of moments in 8 bits.
+fn of_strategy(scenario: &Scenario, strategy: &Strategy) -> Vec<UsedConstant> {
+    let on_host = strategy.offload.is_some() || strategy.offload_layers > 0;
+    let moments = strategy.state_types(&scenario.runtime).momentum;
+    let mut used = known::rows_of_strategy(on_host, moments == DType::U8);
+    if let Some(host) = scenario.cluster.host.as_ref().filter(|_| on_host) {
+        used.push(constant("link of a device to its host", &host.link));
+        let bandwidth = &host.memory_bandwidth;
+        used.push(constant("memory bandwidth of a host", bandwidth));
+        used.extend(host.memory.iter().map(|m| constant("memory of a host", m)));
+    }
     used
 }
 
