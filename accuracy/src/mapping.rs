@@ -127,15 +127,7 @@ fn decisions(
         ..
     } = sizes;
     let zero = zero(run, dp * cp, &runtime.name)?;
-    let (dp_shard, dp_replicate) = match (zero, run.flag("hsdp_replicas")) {
-        (Zero::Z0, _) => (1, dp),
-        (_, replicas) => {
-            let replicas = replicas.and_then(serde_json::Value::as_u64);
-            let group = zero_group(run).filter(|&group| dp.is_multiple_of(group));
-            let replicas = replicas.or(group.map(|group| dp / group)).unwrap_or(1);
-            (dp / replicas.max(1), replicas.max(1))
-        }
-    };
+    let (dp_shard, dp_replicate) = shards_and_replicas(run, zero, dp);
     // Megatron-Core recomputes nothing by default (`recompute_granularity` is null, also in NeMo's
     // scripts/performance/recommended_model_configs).
     let habit = ["nemo", "megatron-core"]
@@ -175,6 +167,18 @@ fn decisions(
             .and_then(serde_json::Value::as_u64)
             .unwrap_or(0),
     })
+}
+
+/// Data-parallel ranks that share states, and that hold copies of them.
+fn shards_and_replicas(run: &Run, zero: Zero, dp: u64) -> (u64, u64) {
+    if zero == Zero::Z0 {
+        return (1, dp);
+    }
+    let replicas = run.flag("hsdp_replicas");
+    let replicas = replicas.and_then(serde_json::Value::as_u64);
+    let group = zero_group(run).filter(|&group| dp.is_multiple_of(group));
+    let replicas = replicas.or(group.map(|group| dp / group)).unwrap_or(1);
+    (dp / replicas.max(1), replicas.max(1))
 }
 
 /// The overlap that the run states, else its runtime's default.

@@ -8,14 +8,14 @@ use catalog::{AxisOrder, Bytes, DType, LayerClass, Seconds};
 use models::BlockClass;
 use plans::{Decisions, Recompute, Zero};
 
-use crate::CostError;
 use crate::block_cost::{BlockCost, BlockKey};
 use crate::blocks::BlockCosts;
 use crate::book::Update;
 use crate::offload::{self, HostStep, Offloaded};
 use crate::stage::{Run, StageWork};
-use crate::states::{self, StateBytes, Weights};
+use crate::states::{self, Sharding, StateBytes, Weights};
 use crate::traffic::DataParallel;
+use crate::{CostError, Scenario};
 
 /// Everything the engine and the reports need to know about a strategy.
 #[derive(Clone, Debug)]
@@ -222,19 +222,7 @@ impl Assembled {
             } else {
                 0
             };
-            if let Some(host) = offloaded {
-                let sharding = &parallel.sharding;
-                let types = strategy.state_types(runtime);
-                let precision = scenario.workload.precision;
-                self.host[rank] = host.step(scenario, &types, sharding, weights)?;
-                self.on_host[rank] = host.on_host(weights, sharding, &types, precision);
-            }
-            // They are of the one stage of a job without a pipeline.
-            for class in self.classes.iter().filter(|_| strategy.offload_layers > 0) {
-                let on_host = class.runs.iter().filter(|run| run.on_host);
-                let saved = on_host.map(|run| run.cost.memory.saved_bytes * run.count);
-                self.on_host[rank] += saved.sum::<Bytes>();
-            }
+            self.host_of(rank, scenario, strategy, &parallel.sharding, weights)?;
             let copy = offloaded.map_or(Bytes(copy), |host| host.left(Bytes(copy)));
             self.optimizer_transient.push(copy);
             self.states.push(states);
@@ -242,6 +230,32 @@ impl Assembled {
             self.optimizer.push(time);
             let outside = overheads.context.value + overheads.workspace.value;
             self.resident.push(states.total() + in_flight + outside);
+        }
+        Ok(())
+    }
+}
+
+impl Assembled {
+    /// Sets what lies on the host of a rank that holds `weights`, and what that host does in the step.
+    fn host_of(
+        &mut self,
+        rank: usize,
+        scenario: &Scenario,
+        strategy: &Decisions,
+        sharding: &Sharding,
+        weights: Weights,
+    ) -> Result<(), CostError> {
+        if let Some(host) = Offloaded::of(&scenario.runtime, strategy) {
+            let types = strategy.state_types(&scenario.runtime);
+            let precision = scenario.workload.precision;
+            self.host[rank] = host.step(scenario, &types, sharding, weights)?;
+            self.on_host[rank] = host.on_host(weights, sharding, &types, precision);
+        }
+        // Activations are of the one stage of a job without a pipeline.
+        for class in self.classes.iter().filter(|_| strategy.offload_layers > 0) {
+            let on_host = class.runs.iter().filter(|run| run.on_host);
+            let saved = on_host.map(|run| run.cost.memory.saved_bytes * run.count);
+            self.on_host[rank] += saved.sum::<Bytes>();
         }
         Ok(())
     }

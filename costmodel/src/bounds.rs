@@ -235,6 +235,7 @@ impl LayoutBounds {
         let whole = |b: &BlockCost| (b.recompute + b.backward.whole).device().0;
         let input = |b: &BlockCost| (b.recompute + b.backward.input).device().0;
         let both = |b: &BlockCost| input(b) + b.backward.weight.device().0;
+        let saved = saved_on_device(d, &all);
         let keeps_output = (scenario.runtime.rewrites).contains(&Rewrite::KeepStageOutput);
         let overheads = &scenario.runtime.overheads;
         let sharding = |d: &Decisions| DataParallel::new(d, &scenario.cluster).sharding;
@@ -248,11 +249,7 @@ impl LayoutBounds {
                 all(&|b| input(b).min(whole(b))),
                 all(&|b| both(b).min(whole(b))),
             ],
-            // What layers in host memory save is counted of single strategies only.
-            saved: match d.offload_layers {
-                0 => all(&|b| b.memory.saved_bytes.as_f64()),
-                _ => vec![0.0; of_kind.len()],
-            },
+            saved,
             weights: of_kind.iter().map(weights).collect(),
             output: if d.pp > 1 && keeps_output {
                 blocks.output().as_f64()
@@ -330,6 +327,21 @@ impl LayoutBounds {
         let least = self.least.iter().map(of_sharding).min();
         Bytes((saved * ROUNDING) as u64) + self.outside + least.unwrap_or_default()
     }
+}
+
+/// Bytes that every kind of block saves on the device. What layers in host memory save is counted of single strategies only.
+fn saved_on_device(
+    d: &Decisions,
+    all: &dyn Fn(&dyn Fn(&BlockCost) -> f64) -> Vec<f64>,
+) -> Vec<f64> {
+    let counts = d.offload_layers == 0;
+    all(&|b| {
+        if counts {
+            b.memory.saved_bytes.as_f64()
+        } else {
+            0.0
+        }
+    })
 }
 
 /// Elements of the embedding that count twice if one stage has both ends of a model that ties them.

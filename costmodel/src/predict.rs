@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use catalog::calibration::Rate;
 use catalog::residuals::{self, Quantity};
-use catalog::{Bytes, Cluster, DType, Host, Origin, Seconds, Sourced, elementary};
+use catalog::{Bytes, Cluster, DType, Origin, Seconds, Sourced, elementary};
 use plans::program::Program;
 use plans::{
     Action, ActionKind, Breakdown, Fit, HostMemory, MemoryItem, NamedTime, Prediction, Strategy,
@@ -353,14 +353,9 @@ fn provenance(
             source: learned.source.clone(),
         }));
     }
-    let on_host = strategy.offload.is_some() || strategy.offload_layers > 0;
-    let moments = strategy.state_types(&scenario.runtime).momentum;
     for pool in pools {
-        if let Some(host) = pool.scenario.cluster.host.as_ref().filter(|_| on_host) {
-            used.extend(named(of_host(host), pool, pools));
-        }
+        used.extend(named(of_strategy(pool.scenario, strategy), pool, pools));
     }
-    used.extend(known::rows_of_strategy(on_host, moments == DType::U8));
     for pool in pools {
         let peaks = pool.scenario.cluster.device.peak.iter();
         let peaks = peaks
@@ -383,6 +378,20 @@ fn provenance(
     used
 }
 
+/// The constants that only some strategies need: of hosts, and of moments in 8 bits.
+fn of_strategy(scenario: &Scenario, strategy: &Strategy) -> Vec<UsedConstant> {
+    let on_host = strategy.offload.is_some() || strategy.offload_layers > 0;
+    let moments = strategy.state_types(&scenario.runtime).momentum;
+    let mut used = known::rows_of_strategy(on_host, moments == DType::U8);
+    if let Some(host) = scenario.cluster.host.as_ref().filter(|_| on_host) {
+        used.push(constant("link of a device to its host", &host.link));
+        let bandwidth = &host.memory_bandwidth;
+        used.push(constant("memory bandwidth of a host", bandwidth));
+        used.extend(host.memory.iter().map(|m| constant("memory of a host", m)));
+    }
+    used
+}
+
 /// Constants of a pool, with the name of its cluster if there are several pools.
 fn named(
     mut used: Vec<UsedConstant>,
@@ -394,15 +403,6 @@ fn named(
             constant.name = format!("{}: {}", pool.scenario.cluster.name, constant.name);
         }
     }
-    used
-}
-
-fn of_host(host: &Host) -> Vec<UsedConstant> {
-    let mut used = vec![
-        constant("link of a device to its host", &host.link),
-        constant("memory bandwidth of a host", &host.memory_bandwidth),
-    ];
-    used.extend(host.memory.iter().map(|m| constant("memory of a host", m)));
     used
 }
 

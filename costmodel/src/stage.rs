@@ -184,6 +184,7 @@ impl StageWork {
             return;
         }
         let at_once = self.traffic.gather_forward == When::First;
+        let waits = self.traffic.accumulation_waits && action.micro_batch > self.traffic.first;
         let gather = |streams: &mut Streams, layer: Option<&LayerTraffic>| {
             layer.filter(|_| gathers)?.gathered(at_once, streams)
         };
@@ -221,16 +222,8 @@ impl StageWork {
                 if let Some(at) = at.filter(|_| forward) {
                     copying.after_forward(at, streams);
                 }
-                let mut done = streams.end(Stream::Compute);
-                if reduces && reduce > Picoseconds::ZERO {
-                    streams.issue(Stream::Data, reduce, Some(done));
-                    done = streams.end(Stream::Data);
-                }
-                if reduces && layer.copies.to_host.0 > 0.0 {
-                    streams.issue(Stream::ToHost, layer.copies.to_host.into(), Some(done));
-                    if self.traffic.accumulation_waits && action.micro_batch > self.traffic.first {
-                        streams.join(Stream::ToHost);
-                    }
+                if reduces {
+                    layer.reduced(reduce, waits, streams);
                 }
                 ready = next;
             }
@@ -239,6 +232,21 @@ impl StageWork {
 }
 
 impl LayerTraffic {
+    /// Reduces a block's gradients in `time`, and copies them to host memory if they go there; compute `waits` for the copy.
+    fn reduced(&self, time: Picoseconds, waits: bool, streams: &mut Streams) {
+        let mut done = streams.end(Stream::Compute);
+        if time > Picoseconds::ZERO {
+            streams.issue(Stream::Data, time, Some(done));
+            done = streams.end(Stream::Data);
+        }
+        if self.copies.to_host.0 > 0.0 {
+            streams.issue(Stream::ToHost, self.copies.to_host.into(), Some(done));
+            if waits {
+                streams.join(Stream::ToHost);
+            }
+        }
+    }
+
     /// Copies a block's parameters from host memory, if they lie there, and gathers them, `at_once` or when the block before
     /// begins. Returns when they are there; `None` if they always are.
     fn gathered(&self, at_once: bool, streams: &mut Streams) -> Option<End> {

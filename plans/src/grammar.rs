@@ -314,10 +314,8 @@ impl Fields {
             (None, None) => (dp, 1),
         };
         let micro_batch = self.size("mbs")?.unwrap_or(1);
-        let per_rank = dp_shard
-            .saturating_mul(dp_replicate)
-            .saturating_mul(micro_batch)
-            .max(1);
+        let replicas = dp_shard.saturating_mul(dp_replicate);
+        let per_rank = replicas.saturating_mul(micro_batch).max(1);
         let num_micro_batches = self
             .size("m")?
             .unwrap_or((workload.global_batch / per_rank).max(1));

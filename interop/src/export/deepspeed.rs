@@ -114,14 +114,18 @@ fn decided(job: &Job<'_>, root: &mut Node) {
     if *cp > 1 {
         root.set("sequence_parallel_size", *cp);
     }
-    if *ep > 1 {
-        root.set("expert_parallel.enabled", true);
-        root.set("expert_parallel.autoep_size", *ep);
-        root.set("expert_parallel.expert_tensor_parallel_size", *etp);
-    }
+    experts(*ep, *etp, root);
     if *recompute == Recompute::Full {
         let key = "activation_checkpointing.number_checkpoints";
         root.set(key, job.model.layers);
+    }
+}
+
+fn experts(ep: u64, etp: u64, root: &mut Node) {
+    if ep > 1 {
+        root.set("expert_parallel.enabled", true);
+        root.set("expert_parallel.autoep_size", ep);
+        root.set("expert_parallel.expert_tensor_parallel_size", etp);
     }
 }
 

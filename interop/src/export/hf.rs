@@ -113,11 +113,16 @@ pub(crate) fn refuse(job: &Job<'_>, limits: &mut Limits) {
         reduced: job.workload.precision.activation(),
     };
     limits.refuse_types(job.decisions, types);
-    let d = job.decisions;
+    optimizer_and_host(job.decisions, limits);
+    overlap(job.decisions, limits);
+}
+
+/// Refuses what the optimizer, and host memory, cannot hold.
+fn optimizer_and_host(d: &Decisions, limits: &mut Limits) {
+    let whole = (d.optimizer_states).filter(|states| states.completes_parameters());
     limits.refuse(
-        d.optimizer_states
-            .is_some_and(OptimizerStates::completes_parameters),
-        "optim_states",
+        whole.is_some(),
+        format!("optim_states={}", whole.map_or("", OptimizerStates::name)),
         "its optimizers hold master weights whole, and moments in 32 or 8 bits",
         Some(("optim_states", OptimizerStates::OWN.to_owned())),
     );
@@ -129,7 +134,6 @@ pub(crate) fn refuse(job: &Job<'_>, limits: &mut Limits) {
         "parameters that come from the host are freed after forward",
         Some(("reshard", "on".to_owned())),
     );
-    overlap(job.decisions, limits);
 }
 
 fn axes(job: &Job<'_>, limits: &mut Limits) {

@@ -142,6 +142,10 @@ fn batch(job: &Job<'_>) -> String {
         ep: _,
         etp: _,
         recompute: _,
+        gradients: _,
+        optimizer_states: _,
+        offload: _,
+        offload_layers: _,
         dp_shard,
         dp_replicate,
         zero,
@@ -162,11 +166,6 @@ fn batch(job: &Job<'_>) -> String {
                 // Written with the pipeline's plan.
                 pipeline: _,
             },
-        // Refused.
-        gradients: _,
-        optimizer_states: _,
-        offload: _,
-        offload_layers: _,
     } = job.decisions;
     let w = job.workload;
     let flag = |on: bool| if on { "True" } else { "False" };

@@ -28,12 +28,10 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     let batch = batch(doc, dp, pp)?;
     let schedule = schedule(doc, pp)?;
     let (stages, vpp) = stages(doc, given, pp, schedule)?;
-    let offloads = doc.flag("training.enable_cpu_offload")? == Some(true);
-    let offload = offloads.then_some(Offload::Parameters);
-    let zero = match dp_shard.saturating_mul(cp) {
-        1 if !offloads => Zero::Z0,
-        _ => Zero::Z3,
-    };
+    let offload = doc.flag("training.enable_cpu_offload")? == Some(true);
+    let offload = offload.then_some(Offload::Parameters);
+    let alone = dp_shard.saturating_mul(cp) == 1 && offload.is_none();
+    let zero = if alone { Zero::Z0 } else { Zero::Z3 };
     let ep = size("expert_parallel_degree")?;
     let sharded_sequence = doc.flag("parallelism.enable_sequence_parallel")? != Some(false);
     let etp = expert_tensor_parallel(doc, given, tp, ep)?;

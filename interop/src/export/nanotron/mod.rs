@@ -81,12 +81,11 @@ fn parallelism(d: &Decisions, root: &mut Node) {
     let Decisions {
         tp,
         pp,
-        // Refused above 1.
-        vpp: _,
         cp,
         // Refused unless keys and values are gathered.
         cp_kind: _,
         // Refused above 1.
+        vpp: _,
         ep: _,
         etp: _,
         dp_shard,
@@ -130,10 +129,8 @@ fn parallelism(d: &Decisions, root: &mut Node) {
         false => "ALL_REDUCE",
     };
     axis("tp_mode", mode.into());
-    axis(
-        "tp_linear_async_communication",
-        (*tensor_parallel && *tp > 1).into(),
-    );
+    let beside = *tensor_parallel && *tp > 1;
+    axis("tp_linear_async_communication", beside.into());
     axis("recompute_layer", (*recompute == Recompute::Full).into());
     root.set("optimizer.zero_stage", u64::from(u8::from(*zero)));
     root.set("tokens.micro_batch_size", *micro_batch);
