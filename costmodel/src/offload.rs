@@ -199,7 +199,10 @@ pub(crate) fn on_fullest_host<'s>(
 ) -> HostMemory {
     let of_pool = |(pool, scenario)| {
         let ranks = pool_of_rank.iter().zip(on_host);
-        let own: Vec<Bytes> = ranks.filter(|(of, _)| **of == pool).map(|(_, b)| *b).collect();
+        let own: Vec<Bytes> = ranks
+            .filter(|(of, _)| **of == pool)
+            .map(|(_, b)| *b)
+            .collect();
         host_memory(scenario, &own)
     };
     let share = |memory: &HostMemory| {

@@ -319,11 +319,7 @@ fn kernels(simulated: &Simulated<'_>, strategy: &Strategy, rank: usize) -> Vec<N
     list
 }
 
-fn provenance(
-    scenario: &Scenario,
-    strategy: &Strategy,
-    pools: &[Priced<'_>],
-) -> Vec<UsedConstant> {
+fn provenance(scenario: &Scenario, strategy: &Strategy, pools: &[Priced<'_>]) -> Vec<UsedConstant> {
     let overheads = &scenario.runtime.overheads;
     let mut used = Vec::new();
     for pool in pools {
