@@ -235,7 +235,6 @@ impl LayoutBounds {
         let whole = |b: &BlockCost| (b.recompute + b.backward.whole).device().0;
         let input = |b: &BlockCost| (b.recompute + b.backward.input).device().0;
         let both = |b: &BlockCost| input(b) + b.backward.weight.device().0;
-        let saved = saved_on_device(d, &all);
         let keeps_output = (scenario.runtime.rewrites).contains(&Rewrite::KeepStageOutput);
         let overheads = &scenario.runtime.overheads;
         let sharding = |d: &Decisions| DataParallel::new(d, &scenario.cluster).sharding;
@@ -249,7 +248,7 @@ impl LayoutBounds {
                 all(&|b| input(b).min(whole(b))),
                 all(&|b| both(b).min(whole(b))),
             ],
-            saved,
+            saved: all(&saved_on_device(d)),
             weights: of_kind.iter().map(weights).collect(),
             output: if d.pp > 1 && keeps_output {
                 blocks.output().as_f64()
@@ -316,19 +315,13 @@ impl LayoutBounds {
     }
 }
 
-/// Bytes that every kind of block saves on the device. What layers in host memory save is counted of single strategies only.
-fn saved_on_device(
-    d: &Decisions,
-    all: &dyn Fn(&dyn Fn(&BlockCost) -> f64) -> Vec<f64>,
-) -> Vec<f64> {
+/// Bytes that a block saves on the device. What layers in host memory save is counted of single strategies only.
+fn saved_on_device(d: &Decisions) -> impl Fn(&BlockCost) -> f64 {
     let counts = d.offload_layers == 0;
-    all(&|b| {
-        if counts {
-            b.memory.saved_bytes.as_f64()
-        } else {
-            0.0
-        }
-    })
+    move |block| match counts {
+        true => block.memory.saved_bytes.as_f64(),
+        false => 0.0,
+    }
 }
 
 /// Elements of the embedding that count twice if one stage has both ends of a model that ties them.
