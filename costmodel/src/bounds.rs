@@ -235,7 +235,6 @@ impl LayoutBounds {
         let whole = |b: &BlockCost| (b.recompute + b.backward.whole).device().0;
         let input = |b: &BlockCost| (b.recompute + b.backward.input).device().0;
         let both = |b: &BlockCost| input(b) + b.backward.weight.device().0;
-        let saved = all(&|b| saved_on_device(d, b));
         let keeps_output = (scenario.runtime.rewrites).contains(&Rewrite::KeepStageOutput);
         let overheads = &scenario.runtime.overheads;
         let sharding = |d: &Decisions| DataParallel::new(d, &scenario.cluster).sharding;
@@ -249,7 +248,7 @@ impl LayoutBounds {
                 all(&|b| input(b).min(whole(b))),
                 all(&|b| both(b).min(whole(b))),
             ],
-            saved,
+            saved: all(&saved_on_device(d)),
             weights: of_kind.iter().map(weights).collect(),
             output: if d.pp > 1 && keeps_output {
                 blocks.output().as_f64()
@@ -330,10 +329,11 @@ impl LayoutBounds {
 }
 
 /// Bytes that a block saves on the device. What layers in host memory save is counted of single strategies only.
-fn saved_on_device(d: &Decisions, block: &BlockCost) -> f64 {
-    match d.offload_layers {
-        0 => block.memory.saved_bytes.as_f64(),
-        _ => 0.0,
+fn saved_on_device(d: &Decisions) -> impl Fn(&BlockCost) -> f64 {
+    let counts = d.offload_layers == 0;
+    move |block| match counts {
+        true => block.memory.saved_bytes.as_f64(),
+        false => 0.0,
     }
 }
 
