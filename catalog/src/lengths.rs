@@ -5,7 +5,9 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::elementary;
-use crate::workload::MAX_SEQ_LEN;
+
+/// Largest number of tokens in a sequence.
+pub const MAX_SEQ_LEN: u64 = 1 << 24;
 
 /// A list of more different lengths than this is gathered in classes.
 const MOST_LENGTHS: usize = 256;

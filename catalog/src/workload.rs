@@ -5,12 +5,10 @@ use std::sync::Arc;
 
 use crate::documents::{DocumentTooLong, Documents, OfLength, Packing};
 use crate::dtype::Precision;
-use crate::lengths::Lengths;
+use crate::lengths::{Lengths, MAX_SEQ_LEN};
 
 /// Largest number of devices in a job.
 pub const MAX_GPUS: u64 = 1 << 20;
-/// Largest number of tokens in a sequence.
-pub const MAX_SEQ_LEN: u64 = 1 << 24;
 /// Largest number of sequences in an optimizer step.
 pub const MAX_GLOBAL_BATCH: u64 = 1 << 24;
 
