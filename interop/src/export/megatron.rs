@@ -309,6 +309,13 @@ fn states(
     reshard_after_forward: bool,
     limits: &mut Limits,
 ) -> Vec<Flag> {
+    let narrow = (job.decisions.optimizer_states).filter(|states| !states.completes_parameters());
+    limits.refuse(
+        narrow.is_some(),
+        format!("optim_states={}", narrow.map_or("", OptimizerStates::name)),
+        "its optimizer holds moments in 32 or 16 bits",
+        Some(("optim_states", OptimizerStates::OWN.to_owned())),
+    );
     let mut flags = gradients(job, zero, limits);
     let sharding = match zero {
         Zero::Z0 => return flags,
@@ -345,12 +352,6 @@ fn optimizer(job: &Job<'_>, limits: &mut Limits) -> Vec<Flag> {
         job.decisions.zero >= Zero::Z2,
         format!("optim_states={}", states.name()),
         "Megatron-FSDP holds master weights whole",
-        Some(("optim_states", OptimizerStates::OWN.to_owned())),
-    );
-    limits.refuse(
-        !states.completes_parameters(),
-        format!("optim_states={}", states.name()),
-        "its optimizer holds moments in 32 or 16 bits",
         Some(("optim_states", OptimizerStates::OWN.to_owned())),
     );
     let mut flags = vec![Flag::switch(PRECISION_AWARE)];
