@@ -40,6 +40,38 @@ pub(crate) fn grouped(
             k = whole_norm(block, &scope("k_norm"), k)?;
         }
     }
+    let [q, k] = rotated(block, class, [q, k], (head_dim, qk_norm));
+    let sinks = config.sinks.then(|| {
+        let name = scope("sinks");
+        block.tape.parameter(&name, &[heads], block.dtype, 1).id
+    });
+    let dims = Dims {
+        heads,
+        kv_heads,
+        qk_dim: head_dim,
+        v_dim: head_dim,
+        sinks,
+    };
+    let mut out = core(block, class, [q, k, v], dims)?;
+    if let Some(gate) = gate {
+        out = block.tape.sigmoid_gate(&scope("gate"), &out, &gate)?;
+    }
+    let (site, inner) = (Site::AttentionOutput, heads * head_dim);
+    let y = block.linear(site, &scope(n.o), &out, hidden, inner, config.out_bias)?;
+    block.adapted(&[AdaptedModule::Proj], &scope(n.o), &out, y)
+}
+
+/// Rotates queries and keys in the layers that do, with the norm that follows there; in others queries may grow with
+/// their position.
+fn rotated(
+    block: &mut Block<'_, '_, '_>,
+    class: LayerClass,
+    [mut q, mut k]: [DTensor; 2],
+    (head_dim, qk_norm): (u64, QkNorm),
+) -> [DTensor; 2] {
+    let n = block.names;
+    let scope = |name: &str| format!("{}.{name}", n.attention);
+    let config = &block.model.attention;
     let constants = &block.model.constants;
     let rotates = config.rotated == Rotated::All || class.window.is_some();
     if let (Position::Rope { dims }, true) = (block.model.position, rotates) {
@@ -71,24 +103,7 @@ pub(crate) fn grouped(
             .tape
             .temperature(&scope("temperature"), &q, temperature);
     }
-    let sinks = config.sinks.then(|| {
-        let name = scope("sinks");
-        block.tape.parameter(&name, &[heads], block.dtype, 1).id
-    });
-    let dims = Dims {
-        heads,
-        kv_heads,
-        qk_dim: head_dim,
-        v_dim: head_dim,
-        sinks,
-    };
-    let mut out = core(block, class, [q, k, v], dims)?;
-    if let Some(gate) = gate {
-        out = block.tape.sigmoid_gate(&scope("gate"), &out, &gate)?;
-    }
-    let (site, inner) = (Site::AttentionOutput, heads * head_dim);
-    let y = block.linear(site, &scope(n.o), &out, hidden, inner, config.out_bias)?;
-    block.adapted(&[AdaptedModule::Proj], &scope(n.o), &out, y)
+    [q, k]
 }
 
 /// Norm over all heads of queries or keys. The plan exchanges heads for tokens before it and back after it, so that each

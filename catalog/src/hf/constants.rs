@@ -13,19 +13,12 @@ pub(super) fn decode(
     kind: &str,
     activation: Activation,
 ) -> Result<ModelConstants, SpecError> {
-    let usual = ModelConstants::default();
     let gemma3 = kind.starts_with("gemma3");
     let gemma = gemma3 || kind == "gemma2";
     let norm_epsilon = norm_epsilon(f, kind)?;
     let gelu_tanh = gelu_tanh(f, kind, activation)?;
     let rotary = Rotary::of(f)?;
-    let rope_theta = rotary.theta.unwrap_or(match kind {
-        "mixtral" | "gemma3" | "gemma3_text" => 1e6,
-        "gpt_oss" => 150_000.0,
-        "minimax_m2" => 5e6,
-        "olmo3" | "llama4" | "llama4_text" | "ernie4_5_moe" => 500_000.0,
-        _ => usual.rope_theta,
-    });
+    let rope_theta = rotary.theta.unwrap_or(usual_theta(kind));
     let rope_scaling = match &rotary.rope {
         Some(rope) => rope_scaling(rope, f)?,
         None => RopeScaling::None,
@@ -40,9 +33,7 @@ pub(super) fn decode(
         rope_theta,
         local_rope_theta: match kind {
             _ if gemma3 => Some(rotary.local_theta.unwrap_or(10_000.0)),
-            // Only layers without a window are rescaled (`modeling_olmo3.py`).
-            "olmo3" => (rotary.local_theta.or(Some(rope_theta)))
-                .filter(|&local| rope_scaling != RopeScaling::None || local != rope_theta),
+            "olmo3" => rotary.local(rope_theta, rope_scaling),
             _ => None,
         },
         norm_from_one: gemma || matches!(kind, "nemotron" | "qwen3_next"),
@@ -146,6 +137,17 @@ fn gelu_tanh(f: &Fields<'_>, kind: &str, activation: Activation) -> Result<bool,
     Ok(!exact)
 }
 
+/// Base of the rotary frequencies where the file gives none.
+fn usual_theta(kind: &str) -> f64 {
+    match kind {
+        "mixtral" | "gemma3" | "gemma3_text" => 1e6,
+        "gpt_oss" => 150_000.0,
+        "minimax_m2" => 5e6,
+        "olmo3" | "llama4" | "llama4_text" | "ernie4_5_moe" => 500_000.0,
+        _ => ModelConstants::default().rope_theta,
+    }
+}
+
 /// The rotary-position fields of a file.
 struct Rotary<'a> {
     /// The object that says how frequencies scale with the context length.
@@ -156,6 +158,12 @@ struct Rotary<'a> {
 }
 
 impl<'a> Rotary<'a> {
+    /// OLMo 3's base in layers with a window, which are not rescaled, where they differ from the others.
+    fn local(&self, theta: f64, scaling: RopeScaling) -> Option<f64> {
+        let local = self.local_theta.unwrap_or(theta);
+        (scaling != RopeScaling::None || local != theta).then_some(local)
+    }
+
     fn of(f: &Fields<'a>) -> Result<Self, SpecError> {
         // Newer files hold everything about rotary positions in one object.
         let rope = f.nested("rope_parameters");
@@ -271,16 +279,14 @@ fn router(f: &Fields<'_>, kind: &str) -> Result<Router, SpecError> {
         "deepseek_v3" | "glm4_moe" => {
             one_of(f, "scoring_func", &["sigmoid"])?;
             one_of(f, "topk_method", &["noaux_tc"])?;
-            let (usual_scale, groups, best_groups) = match kind {
-                "deepseek_v3" => (2.5, 8, 4),
-                _ => (1.0, 1, 1),
-            };
-            let router = Router {
+            let usual = Router {
                 sigmoid: true,
-                scale: scale(usual_scale)?.unwrap_or(1.0),
-                groups,
-                best_groups,
+                scale: scale(if kind == "deepseek_v3" { 2.5 } else { 1.0 })?.unwrap_or(1.0),
                 ..usual
+            };
+            let router = match kind {
+                "deepseek_v3" => grouped(usual, Some(8), Some(4)),
+                _ => usual,
             };
             grouped(router, f.maybe("n_group")?, f.maybe("topk_group")?)
         }
@@ -297,16 +303,16 @@ fn router(f: &Fields<'_>, kind: &str) -> Result<Router, SpecError> {
             weighs_inputs: true,
             ..usual
         },
-        "minimax_m2" => {
-            one_of(f, "scoring_func", &["sigmoid"])?;
-            f.only("use_routing_bias", true)?;
-            Router {
-                sigmoid: true,
-                ..usual
-            }
-        }
+        "minimax_m2" => minimax(f, usual)?,
         _ => usual,
     })
+}
+
+fn minimax(f: &Fields<'_>, usual: Router) -> Result<Router, SpecError> {
+    one_of(f, "scoring_func", &["sigmoid"])?;
+    f.only("use_routing_bias", true)?;
+    let sigmoid = true;
+    Ok(Router { sigmoid, ..usual })
 }
 
 fn rope_scaling(rope: &Fields<'_>, model: &Fields<'_>) -> Result<RopeScaling, SpecError> {

@@ -209,29 +209,8 @@ fn experts(f: &Fields<'_>, kind: &str) -> Result<Option<Moe>, SpecError> {
             router_correction_bias: kind == "minimax_m2",
             ..none
         },
-        "llama4" | "llama4_text" => {
-            let expert_ffn = f.size("intermediate_size")?;
-            Moe {
-                experts: f.any(&["num_local_experts", "num_experts"])?,
-                top_k: f.maybe("num_experts_per_tok")?.unwrap_or(1),
-                expert_ffn,
-                shared_ffn: expert_ffn,
-                every: interleaved(f)?,
-                ..none
-            }
-        }
-        "ernie4_5_moe" => {
-            let expert_ffn = f.size("moe_intermediate_size")?;
-            Moe {
-                experts: f.size("moe_num_experts")?,
-                top_k: f.size("moe_k")?,
-                expert_ffn,
-                shared_ffn: f.maybe("moe_num_shared_experts")?.unwrap_or(2) * expert_ffn,
-                first_dense: last_layers(f)?,
-                router_correction_bias: true,
-                ..none
-            }
-        }
+        "llama4" | "llama4_text" => of_llama4(f, none)?,
+        "ernie4_5_moe" => of_ernie(f, none)?,
         "qwen2_moe" | "qwen3_moe" | "qwen3_next" => Moe {
             experts: f.any(&["num_experts", "num_local_experts"])?,
             top_k: f.size("num_experts_per_tok")?,
@@ -288,4 +267,29 @@ fn last_layers(f: &Fields<'_>) -> Result<u64, SpecError> {
     whole("moe_layer_interval", 1)?;
     whole("moe_layer_end_index", layers.saturating_sub(1))?;
     Ok(f.maybe("moe_layer_start_index")?.unwrap_or(1))
+}
+
+fn of_llama4(f: &Fields<'_>, none: Moe) -> Result<Moe, SpecError> {
+    let expert_ffn = f.size("intermediate_size")?;
+    Ok(Moe {
+        experts: f.any(&["num_local_experts", "num_experts"])?,
+        top_k: f.maybe("num_experts_per_tok")?.unwrap_or(1),
+        expert_ffn,
+        shared_ffn: expert_ffn,
+        every: interleaved(f)?,
+        ..none
+    })
+}
+
+fn of_ernie(f: &Fields<'_>, none: Moe) -> Result<Moe, SpecError> {
+    let expert_ffn = f.size("moe_intermediate_size")?;
+    Ok(Moe {
+        experts: f.size("moe_num_experts")?,
+        top_k: f.size("moe_k")?,
+        expert_ffn,
+        shared_ffn: f.maybe("moe_num_shared_experts")?.unwrap_or(2) * expert_ffn,
+        first_dense: last_layers(f)?,
+        router_correction_bias: true,
+        ..none
+    })
 }

@@ -156,12 +156,7 @@ impl Run<'_> {
                 x.f32().iter().map(|x| x * factor).collect()
             }
             Pointwise::Temperature(of) => self.by_position(x, op.inputs[0], of),
-            Pointwise::UnitNorm { width, epsilon } => {
-                let (data, ones) = (x.f32(), vec![1.0; width as usize]);
-                let kind = NormKind::RmsNorm;
-                let statistics = elementwise::statistics(&data, ones.len(), kind, epsilon);
-                elementwise::norm(&data, &ones, None, &statistics, threads)
-            }
+            Pointwise::UnitNorm { width, epsilon } => self.unit_norm(x, width as usize, epsilon),
             Pointwise::Gate => self.gated_rows(copied(), op.inputs[1])?,
             Pointwise::SigmoidGate => {
                 return Err(untrained("sigmoid gate", &op.scope));
@@ -402,6 +397,12 @@ impl Run<'_> {
         let shape = dy.shape.clone();
         self.put_tensor(op.outputs[0], shape, out);
         Ok(())
+    }
+
+    fn unit_norm(&self, x: &Tensor, width: usize, epsilon: f64) -> Vec<f32> {
+        let (data, ones) = (x.f32(), vec![1.0; width]);
+        let statistics = elementwise::statistics(&data, width, NormKind::RmsNorm, epsilon);
+        elementwise::norm(&data, &ones, None, &statistics, self.threads())
     }
 
     fn unit_norm_backward(

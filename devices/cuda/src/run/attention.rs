@@ -80,14 +80,7 @@ impl<'r> Run<'r> {
             lengths: [queries as i64, keys as i64],
             heads: [heads as i64, (heads * shape.kv_heads / shape.heads) as i64],
             dims: [shape.qk_dim as i64, shape.v_dim as i64],
-            // No window is written as one longer than any sequence.
-            window: match shape.window {
-                Some(Window::Sliding(tokens)) => tokens as i64,
-                Some(Window::Chunk(tokens)) if tokens < shape.kv_len => {
-                    return Err(no_kernel("chunked attention", &pieces.scores.scope));
-                }
-                Some(Window::Chunk(_)) | None => i64::MAX / 4,
-            },
+            window: sliding(shape.window, shape.kv_len, &pieces.scores.scope)?,
             scale: rule.scale as f32,
             threshold: threshold(probability),
             keep: (1.0 / (1.0 - probability)) as f32,
@@ -183,5 +176,14 @@ impl<'r> Run<'r> {
             }
         }
         Ok(())
+    }
+}
+
+/// Keys that a query attends to at most; no window is written as one longer than any sequence.
+fn sliding(window: Option<Window>, keys: u64, scope: &str) -> Result<i64> {
+    match window {
+        Some(Window::Sliding(tokens)) => Ok(tokens as i64),
+        Some(Window::Chunk(tokens)) if tokens < keys => Err(no_kernel("chunked attention", scope)),
+        Some(Window::Chunk(_)) | None => Ok(i64::MAX / 4),
     }
 }

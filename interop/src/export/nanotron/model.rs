@@ -161,7 +161,11 @@ fn attended(
             limits.refuse_model(true, "latent attention", "its attention is grouped");
         }
     }
-    match *window {
+    windowed(*window, set, limits);
+}
+
+fn windowed(window: WindowPattern, set: &mut impl FnMut(&str, Value), limits: &mut Limits) {
+    match window {
         WindowPattern::Full => {}
         WindowPattern::All {
             window: Window::Sliding(tokens),
