@@ -194,7 +194,9 @@ impl Kernel {
             What::Attention(s, _) => {
                 let (length, window) = (
                     s.kv_len as f64,
-                    s.window.map_or(s.kv_len, catalog::Window::tokens).min(s.kv_len) as f64,
+                    s.window
+                        .map_or(s.kv_len, catalog::Window::tokens)
+                        .min(s.kv_len) as f64,
                 );
                 let pairs = window * (window + 1.0) / 2.0 + (length - window) * window;
                 let (qk, v) = (s.qk_dim as f64, s.v_dim as f64);
