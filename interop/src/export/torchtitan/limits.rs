@@ -1,7 +1,9 @@
 //! Refusals of what torchtitan cannot express.
 
 use catalog::model::{Family, ModelConfig};
-use catalog::{AxisOrder, CpKind, DType, GradientTypes, Precision, ScheduleKind, Zero};
+use catalog::{
+    AxisOrder, CpKind, DType, GradientTypes, Precision, RopeScaling, ScheduleKind, Zero,
+};
 
 use super::edition::Edition;
 use crate::export::job::Job;
@@ -83,7 +85,8 @@ fn by_model(job: &Job<'_>, edition: Edition, limits: &mut Limits) {
         "gpt-oss has no pipeline in 0.2",
         Some(("pp", "1".to_owned())),
     );
-    let short = job.workload.seq_len <= 4096;
+    let rescaled = matches!(job.model.constants.rope_scaling, RopeScaling::Yarn { .. });
+    let short = rescaled && job.workload.seq_len <= 4096;
     limits.refuse_model(
         edition == Edition::Toml02 && job.model.family == Family::DeepSeek && short,
         "rope_scaling yarn",
