@@ -220,11 +220,8 @@ impl LayoutBounds {
         orders: &[AxisOrder],
     ) -> Result<Self, CostError> {
         let scenario = costs.scenario();
-        let mut of_kind: Vec<Option<&Arc<BlockCost>>> = vec![
-            Some(&blocks.embedding),
-            Some(&blocks.head),
-            blocks.mtp.as_ref(),
-        ];
+        let (embedding, head) = (Some(&blocks.embedding), Some(&blocks.head));
+        let mut of_kind = vec![embedding, head, blocks.mtp.as_ref()];
         for [asked, first] in &blocks.layers {
             of_kind.extend([Some(asked), Some(first)]);
         }

@@ -48,6 +48,12 @@ impl Simulated<'_> {
         &self.pools[self.pool_of_rank[rank]]
     }
 
+    /// What it takes of the memory of a host.
+    fn host_memory(&self) -> HostMemory {
+        let pools = self.pools.iter().map(|pool| pool.scenario);
+        offload::on_fullest_host(pools, self.pool_of_rank, &self.assembled.on_host)
+    }
+
     /// Bytes of a rank's memory, as the same share of the memory of the first pool's devices.
     fn as_on_first(&self, rank: usize, bytes: Bytes) -> Bytes {
         let [first, own] = [&self.pools[0], self.pool(rank)].map(|pool| pool.scenario.capacity());
@@ -75,18 +81,13 @@ pub fn prediction(
     let at_peak = step.0 * at_once * peak_rate.0;
     let peak_rank = heaviest(simulated);
     let fullest = simulated.pool(peak_rank).scenario;
-    let by_rank: Vec<Bytes> = outcome
-        .ranks
-        .iter()
-        .map(|r| scenario.with_fragmentation(r.peak))
+    let peaks = outcome.ranks.iter().map(|r| r.peak);
+    let by_rank: Vec<Bytes> = peaks
+        .map(|peak| scenario.with_fragmentation(peak))
         .collect();
     let peak = by_rank[peak_rank];
     let memory = memory_items(scenario, simulated, peak_rank as u32);
-    let host_memory = offload::on_fullest_host(
-        simulated.pools.iter().map(|pool| pool.scenario),
-        simulated.pool_of_rank,
-        &simulated.assembled.on_host,
-    );
+    let host_memory = simulated.host_memory();
     let kind = scenario.kind();
     let residual = |quantity| residuals::of(quantity, scenario.evidence(quantity));
     let (shortest, longest) = residual(Quantity::Time).around(step.0);

@@ -53,11 +53,7 @@ pub(super) fn model(f: &Fields<'_>, kind: &str) -> Result<ModelConfig, SpecError
             fused_gate_up: kind == "phi3",
         },
         moe,
-        residual: match kind {
-            "olmo2" | "olmo3" => Residual::After,
-            _ if gemma => Residual::Sandwich,
-            _ => Residual::Sequential,
-        },
+        residual: residual(kind),
         hidden_dropout: match kind {
             "phi3" => f.same_fraction(&["resid_pdrop", "embd_pdrop"])?,
             _ => 0.0,
@@ -71,6 +67,15 @@ pub(super) fn model(f: &Fields<'_>, kind: &str) -> Result<ModelConfig, SpecError
         stored_as: None,
         adapters: None,
     })
+}
+
+/// Where norms stand around a layer's parts.
+fn residual(kind: &str) -> Residual {
+    match kind {
+        "olmo2" | "olmo3" => Residual::After,
+        kind if kind.starts_with("gemma") => Residual::Sandwich,
+        _ => Residual::Sequential,
+    }
 }
 
 fn family(kind: &str) -> Family {

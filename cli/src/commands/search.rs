@@ -48,17 +48,7 @@ pub(crate) fn run(args: &SearchArgs, asked: &Asked) -> Result<ExitCode, CliError
     }
     let cancelled = interrupt_flag();
     let progress = Progress::new(args.output.quiet || args.output.json, "searching");
-    let options = SearchOptions {
-        objective: match args.objective {
-            ObjectiveArg::Time | ObjectiveArg::Cost | ObjectiveArg::TimeToTrain => Objective::Time,
-            ObjectiveArg::Memory => Objective::Memory,
-        },
-        top: args.top,
-        exhaustive: args.exhaustive,
-        tie: None,
-        risk: Some(args.risk),
-        cancelled: Some(&cancelled),
-    };
+    let options = options(args, &cancelled);
     let share = |share| progress.update(share);
     let in_use = read.as_ref().map(|read| &read.strategy);
     let arrangements = arrangements::of(&resolved);
@@ -89,6 +79,20 @@ pub(crate) fn run(args: &SearchArgs, asked: &Asked) -> Result<ExitCode, CliError
         risk: args.risk,
     };
     finish(args, &found, &files, elapsed_s)
+}
+
+fn options<'a>(args: &SearchArgs, cancelled: &'a AtomicBool) -> SearchOptions<'a> {
+    SearchOptions {
+        objective: match args.objective {
+            ObjectiveArg::Time | ObjectiveArg::Cost | ObjectiveArg::TimeToTrain => Objective::Time,
+            ObjectiveArg::Memory => Objective::Memory,
+        },
+        top: args.top,
+        exhaustive: args.exhaustive,
+        tie: None,
+        risk: Some(args.risk),
+        cancelled: Some(cancelled),
+    }
 }
 
 /// What is least in the best plan.

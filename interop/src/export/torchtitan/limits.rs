@@ -2,7 +2,8 @@
 
 use catalog::model::{Family, ModelConfig};
 use catalog::{
-    AxisOrder, CpKind, DType, GradientTypes, OffloadKind, Precision, ScheduleKind, Zero,
+    AxisOrder, CpKind, DType, GradientTypes, OffloadKind, Precision, RopeScaling, ScheduleKind,
+    Zero,
 };
 
 use super::edition::Edition;
@@ -88,7 +89,8 @@ fn by_model(job: &Job<'_>, edition: Edition, limits: &mut Limits) {
         "gpt-oss has no pipeline in 0.2",
         Some(("pp", "1".to_owned())),
     );
-    let short = job.workload.seq_len <= 4096;
+    let rescaled = matches!(job.model.constants.rope_scaling, RopeScaling::Yarn { .. });
+    let short = rescaled && job.workload.seq_len <= 4096;
     limits.refuse_model(
         edition == Edition::Toml02 && job.model.family == Family::DeepSeek && short,
         "rope_scaling yarn",
