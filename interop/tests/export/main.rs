@@ -6,7 +6,7 @@ mod snapshots;
 mod workloads;
 
 use catalog::Model;
-use catalog::{Overlap, Packing, Precision, Workload, Zero};
+use catalog::{Overlap, Precision, Workload, Zero};
 use interop::check::check;
 use interop::config::Node;
 use interop::export::{Dialect, ExportError, Exported, Inputs, Job, Launcher, export};

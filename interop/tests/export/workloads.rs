@@ -3,8 +3,9 @@
 use catalog::{Packing, Precision};
 use interop::check::check;
 use interop::export::Dialect;
+use interop::import::{Given, import};
 
-use crate::{exported, exported_for, parse, read, scene};
+use crate::{exported, parse, read, scene};
 
 /// Adapters are written and read back by the systems whose files have them; the others refuse the model by name.
 #[test]
