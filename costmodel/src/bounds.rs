@@ -247,10 +247,9 @@ impl LayoutBounds {
             ],
             saved: all(&saved_on_device(d)),
             weights: of_kind.iter().map(weights).collect(),
-            output: if d.pp > 1 && keeps_output {
-                blocks.output().as_f64()
-            } else {
-                0.0
+            output: match d.pp > 1 && keeps_output {
+                true => blocks.output().as_f64(),
+                false => 0.0,
             },
             transfer: blocks.least_transfer(costs, d, orders)?.0,
             step: scenario.by_host(&overheads.step),

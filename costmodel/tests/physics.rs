@@ -192,13 +192,19 @@ impl Kernel {
                 ]
             }
             What::Attention(s, _) => {
-                let (length, window) = (
-                    s.kv_len as f64,
-                    s.window
-                        .map_or(s.kv_len, catalog::Window::tokens)
-                        .min(s.kv_len) as f64,
-                );
-                let pairs = window * (window + 1.0) / 2.0 + (length - window) * window;
+                let length = s.kv_len as f64;
+                let triangle = |tokens: u64| (tokens * (tokens + 1)) as f64 / 2.0;
+                let pairs = match s.window {
+                    None => triangle(s.kv_len),
+                    Some(Window::Sliding(tokens)) => {
+                        let seen = tokens.min(s.kv_len);
+                        triangle(seen) + ((s.kv_len - seen) * seen) as f64
+                    }
+                    Some(Window::Chunk(tokens)) => {
+                        let whole = (s.kv_len / tokens) as f64 * triangle(tokens);
+                        whole + triangle(s.kv_len % tokens)
+                    }
+                };
                 let (qk, v) = (s.qk_dim as f64, s.v_dim as f64);
                 let products = if self.backward {
                     3.0 * qk + 2.0 * v

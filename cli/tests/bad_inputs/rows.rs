@@ -32,7 +32,7 @@ pub const FLAGS: &[Row] = &[
     ("search --model gpt2 --gpus 8 --seq 1k --lengths lognormal:mean=512", &[2], "sigma= is missing"),
     ("search --model gpt2 --gpus 8 --seq 1k --lengths no-such-file.txt", &[2], "or a file of lengths and counts"),
     ("search --model gpt2 --gpus 8 --packing padded", &[2], "--lengths"),
-    ("estimate --model gpt2 --gpus 8 --seq 1k --lengths 512:7,1k:3 --packing padded --strategy dp8", &[0], "real tokens alone"),
+    ("estimate --model gpt2 --gpus 8 --seq 1k --lengths 512:7,1k:3 --packing padded --strategy dp8", &[0], "each padded to a sequence"),
     ("search --model gpt2 --gpus 8 --global-batch 0", &[2], "expected  1 to 16777216"),
     ("search --model gpt2 --gpus 8 --global-batch 1000000000000", &[2], "--global-batch"),
     ("search --model gpt2 --gpus 8 --precision int4", &[2], "fp32"),

@@ -330,14 +330,7 @@ pub(crate) fn axolotl(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
         root.set("lora_target_modules", adapters::names(job.model, limits));
     }
     root.set("sequence_len", job.workload.seq_len);
-    if let Some(packing) = documents::packing(job) {
-        let within = packing == Packing::Within;
-        root.set("sample_packing", within);
-        root.set("pad_to_sequence_len", true);
-        if within {
-            root.set("attn_implementation", "flash_attention_2");
-        }
-    }
+    axolotl_packing(job, &mut root);
     root.set("micro_batch_size", d.micro_batch);
     root.set("gradient_accumulation_steps", d.num_micro_batches);
     match job.workload.precision {
@@ -370,6 +363,17 @@ pub(crate) fn axolotl(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
         "add your optimizer, learning rate and output folder to axolotl.yaml",
     );
     vec![Draft::new(AXOLOTL, Heading::Hash, write::yaml(&root))]
+}
+
+fn axolotl_packing(job: &Job<'_>, root: &mut Node) {
+    if let Some(packing) = documents::packing(job) {
+        let within = packing == Packing::Within;
+        root.set("sample_packing", within);
+        root.set("pad_to_sequence_len", true);
+        if within {
+            root.set("attn_implementation", "flash_attention_2");
+        }
+    }
 }
 
 fn axolotl_inputs(job: &Job<'_>, root: &mut Node, limits: &mut Limits) {
