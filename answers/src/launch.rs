@@ -72,6 +72,13 @@ fn commands(of: Launchable<'_>, target: &str) -> Vec<String> {
     if target == "vescale" {
         return vec![format!("vescale-plan run {plan} --data YOUR_TOKENS.bin")];
     }
+    let pools = of.scenario.cluster.pools.as_ref();
+    if pools.is_some_and(|pools| pools.gpus_per_node().is_none()) {
+        // A launch script has one number of GPUs per node.
+        return vec![format!(
+            "vescale-plan export {plan} --to {target} -o launch"
+        )];
+    }
     let several = of.scenario.workload.gpus > of.scenario.cluster.gpus_per_node;
     let (launcher, start) = match several {
         true => ("slurm", "sbatch launch/launch.sbatch"),

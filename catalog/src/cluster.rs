@@ -87,6 +87,14 @@ impl Pools {
         self.parts.iter().map(|pool| pool.gpus).sum()
     }
 
+    /// Devices per node, if all pools have the same number of them.
+    #[must_use]
+    pub fn gpus_per_node(&self) -> Option<u64> {
+        let mut sizes = self.parts.iter().map(|pool| pool.cluster.gpus_per_node);
+        let first = sizes.next()?;
+        sizes.all(|size| size == first).then_some(first)
+    }
+
     /// The pool in which each of `ranks` pipeline ranks lies, if all have equally many devices and none lies in two.
     #[must_use]
     pub fn of_pipeline(&self, ranks: u64) -> Option<Vec<usize>> {

@@ -114,13 +114,11 @@ pub(crate) fn run(args: &ExportArgs) -> Result<ExitCode, CliError> {
 
 /// Refuses to write a launch script, which has one number of GPUs per node, for pools whose nodes differ in it.
 fn check_nodes(pools: &Pools) -> Result<(), CliError> {
-    let sizes: Vec<u64> = (pools.parts.iter())
-        .map(|pool| pool.cluster.gpus_per_node)
-        .collect();
-    if sizes.iter().all(|size| *size == sizes[0]) {
+    if pools.gpus_per_node().is_some() {
         return Ok(());
     }
-    let sizes: Vec<String> = sizes.iter().map(u64::to_string).collect();
+    let sizes = pools.parts.iter().map(|pool| pool.cluster.gpus_per_node);
+    let sizes: Vec<String> = sizes.map(|size| size.to_string()).collect();
     let wrong = Mistake::new(format!(
         "the pools have {} GPUs per node",
         sizes.join(" and ")
