@@ -3,7 +3,7 @@
 
 use catalog::Seconds;
 use costmodel::{CostModel, Scenario};
-use planner::{Constraints, PlannerError, SearchOptions, SearchSpace};
+use planner::{Constraints, Objective, PlannerError, SearchOptions, SearchSpace};
 use plans::{Candidate, SearchOutcome};
 use reports::format;
 use reports::lines::Style;
@@ -119,6 +119,16 @@ pub fn search(
         tried.push(row);
     }
     Ok((best.map(|(_, best)| best), tried))
+}
+
+/// What is least in the best plan, for objectives that concern one plan alone.
+#[must_use]
+pub fn measure(objective: Objective, plan: &Candidate) -> f64 {
+    let p = &plan.prediction;
+    match objective {
+        Objective::Time => p.step_time.0,
+        Objective::Memory => p.peak_memory.as_f64() / p.usable().as_f64(),
+    }
 }
 
 /// The ways to use the pools as lines for people.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use answers::{AnswerError, Found, file_names, inputs};
+use answers::{AnswerError, Found, arrangements, file_names, inputs};
 use catalog::Mistake;
 use costmodel::CostModel;
 use planner::{Constraints, SearchOptions};
@@ -88,13 +88,29 @@ fn searched(
     let started = now();
     let inputs = inputs::resolve(&asked.question()?)?;
     let training = asked.training(&inputs.scenario.cluster)?;
-    let costs = CostModel::new(inputs.scenario.clone())?;
     let options = SearchOptions {
         top: answers::search::TOP,
         ..SearchOptions::default()
     };
     let constraints = Constraints::default();
-    let (outcome, _) = answers::search::find(&costs, &constraints, &options, None, progress)?;
+    let ways = arrangements::of(&inputs);
+    let objective = options.objective;
+    let (best, tried) = arrangements::search(
+        ways,
+        &constraints,
+        &options,
+        |_, plan| arrangements::measure(objective, plan),
+        progress,
+    )?;
+    let (inputs, costs, outcome) = match best {
+        Some(best) => (best.inputs, best.costs, best.outcome),
+        None => {
+            let costs = CostModel::new(inputs.scenario.clone())?;
+            let find = answers::search::find(&costs, &constraints, &options, None, progress);
+            let (outcome, _) = find?;
+            (inputs, costs, outcome)
+        }
+    };
     let elapsed_s = (now() - started) / 1000.0;
     let found = Found {
         inputs: &inputs,
@@ -103,7 +119,7 @@ fn searched(
         constraints: &constraints,
         outcome: &outcome,
         in_use: None,
-        tried: &[],
+        tried: &tried,
         training,
         risk: planner::RISK,
     };

@@ -3,9 +3,10 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use answers::Inputs;
+use answers::{Inputs, arrangements};
 use costmodel::CostModel;
 use planner::{Constraints, Objective, SearchOptions};
+use plans::{Candidate, SearchOutcome};
 use pyo3::prelude::*;
 
 use crate::error::PlanError;
@@ -21,7 +22,8 @@ pub(crate) struct Search {
     inputs: Inputs,
     constraints: Constraints,
     objective: Objective,
-    costs: CostModel,
+    /// What strategies cost; `None` on a cluster of several pools, of which every arrangement is priced by itself.
+    costs: Option<CostModel>,
 }
 
 #[pymethods]
@@ -39,8 +41,11 @@ impl Search {
         let constraints =
             Constraints::parse(&fix, &at_least, &at_most, &forbid).map_err(PlanError::from)?;
         let scenario = &inputs.scenario;
-        planner::legal_values::check(scenario, &[scenario.workload.gpus], &constraints)
-            .map_err(PlanError::from)?;
+        let alike = scenario.cluster.pools.is_none();
+        if alike {
+            planner::legal_values::check(scenario, &[scenario.workload.gpus], &constraints)
+                .map_err(PlanError::from)?;
+        }
         let objective = match objective {
             "time" => Objective::Time,
             "memory" => Objective::Memory,
@@ -49,7 +54,8 @@ impl Search {
                 return Err(PlanError::Usage(message).into());
             }
         };
-        let costs = CostModel::new(inputs.scenario.clone()).map_err(PlanError::from)?;
+        let costs = alike.then(|| CostModel::new(inputs.scenario.clone()));
+        let costs = costs.transpose().map_err(PlanError::from)?;
         Ok(Self {
             inputs,
             constraints,
@@ -96,14 +102,24 @@ impl Search {
             cancelled: Some(cancelled),
             ..SearchOptions::default()
         };
+        let plans = |inputs: &Inputs, outcome: &SearchOutcome| {
+            let found = outcome.top.iter();
+            found
+                .map(|f| Plan::new(inputs, &f.strategy, &f.prediction))
+                .collect()
+        };
+        let Some(costs) = costs else {
+            let ways = arrangements::of(inputs);
+            let measure = |_: &Inputs, plan: &Candidate| arrangements::measure(*objective, plan);
+            let (best, _) = arrangements::search(ways, constraints, &options, measure, &|_| {})?;
+            let best = best.ok_or_else(|| nothing_fits(&[]))?;
+            return plans(&best.inputs, &best.outcome);
+        };
         let (outcome, _) = answers::search::find(costs, constraints, &options, None, &|_| {})?;
         if outcome.top.is_empty() {
             return Err(nothing_fits(&outcome.relax));
         }
-        let found = outcome.top.iter();
-        found
-            .map(|f| Plan::new(inputs, &f.strategy, &f.prediction))
-            .collect()
+        plans(inputs, &outcome)
     }
 }
 

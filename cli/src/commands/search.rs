@@ -97,13 +97,15 @@ fn options<'a>(args: &SearchArgs, cancelled: &'a AtomicBool) -> SearchOptions<'a
 
 /// What is least in the best plan.
 fn objective(args: &SearchArgs, inputs: &Inputs, plan: &Candidate) -> f64 {
-    let p = &plan.prediction;
     match args.objective {
-        ObjectiveArg::Time | ObjectiveArg::TimeToTrain => p.step_time.0,
-        ObjectiveArg::Memory => p.peak_memory.as_f64() / p.usable().as_f64(),
+        ObjectiveArg::Time | ObjectiveArg::TimeToTrain => {
+            arrangements::measure(Objective::Time, plan)
+        }
+        ObjectiveArg::Memory => arrangements::measure(Objective::Memory, plan),
         ObjectiveArg::Cost => {
             let dollars = inputs.scenario.cluster.dollars_per_gpu_hour.as_ref();
-            dollars.map_or(1.0, |price| price.value) * inputs.json.gpus as f64 * p.step_time.0
+            let rate = dollars.map_or(1.0, |price| price.value) * inputs.json.gpus as f64;
+            rate * arrangements::measure(Objective::Time, plan)
         }
     }
 }
