@@ -33,7 +33,7 @@ pub const FLAGS: &[Row] = &[
     ("search --model gpt2 --gpus 8 --seq 1k --lengths no-such-file.txt", &[2], "or a file of lengths and counts"),
     ("search --model gpt2 --gpus 8 --packing padded", &[2], "--lengths"),
     ("estimate --model gpt2 --gpus 8 --seq 1k --lengths 512:7,1k:3 --packing padded --strategy dp8", &[0], "each padded to a sequence"),
-    ("search --model gpt2 --gpus 8 --cluster dgx-a100 --precision fp8", &[2], "expected --precision fp32, fp16, bf16"),
+    ("search --model gpt2 --gpus 8 --cluster dgx-a100 --precision fp8 -q", &[2], "expected --precision fp32, fp16, bf16"),
     ("search --model gpt2 --gpus 8 --cluster '8 x dgx-a100 + 8 x dgx-h100'", &[2], "has 16, and all of them are planned for"),
     ("search --model gpt2 --gpus 16 --cluster '8 x dgx-a100 + 8 x dgx-h101'", &[2], "nearest   dgx-h100"),
     ("search --model gpt2 --gpus 16 --cluster '8 x dgx-a100 + 0 x dgx-h100'", &[2], "`0 x dgx-h100`: expected 1 to"),
