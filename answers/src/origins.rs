@@ -110,17 +110,7 @@ pub fn rows(json: &InputsJson, asked: &Asked) -> Vec<Row> {
             origin: asked.origin(flag),
         })
         .collect();
-    if let (Some(lengths), Some(packing)) = (&json.lengths, json.packing) {
-        let said = [
-            ("lengths", "documents", lengths.clone()),
-            ("packing", "packing", packing.to_string()),
-        ];
-        rows.extend(said.map(|(flag, name, value)| Row {
-            name,
-            value,
-            origin: asked.origin(flag),
-        }));
-    }
+    documents(json, asked, &mut rows);
     if let Some(adapters) = &json.adapters {
         rows.push(Row {
             name: "adapters (LoRA)",
@@ -137,6 +127,21 @@ pub fn rows(json: &InputsJson, asked: &Asked) -> Vec<Row> {
         rows.insert(2, measured);
     }
     rows
+}
+
+/// Adds what sequences are made of, if that was said.
+fn documents(json: &InputsJson, asked: &Asked, rows: &mut Vec<Row>) {
+    if let (Some(lengths), Some(packing)) = (&json.lengths, json.packing) {
+        let said = [
+            ("lengths", "documents", lengths.clone()),
+            ("packing", "packing", packing.to_string()),
+        ];
+        rows.extend(said.map(|(flag, name, value)| Row {
+            name,
+            value,
+            origin: asked.origin(flag),
+        }));
+    }
 }
 
 /// A share with all its digits, so that the value shown is the one that the command gives.

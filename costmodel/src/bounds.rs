@@ -222,9 +222,7 @@ impl LayoutBounds {
         let scenario = costs.scenario();
         let (embedding, head) = (Some(&blocks.embedding), Some(&blocks.head));
         let mut of_kind = vec![embedding, head, blocks.mtp.as_ref()];
-        for [asked, first] in &blocks.layers {
-            of_kind.extend([Some(asked), Some(first)]);
-        }
+        of_kind.extend(blocks.layers.iter().flatten().map(Some));
         let all = |value: &dyn Fn(&BlockCost) -> f64| -> Vec<f64> {
             let value = |block: &Option<&Arc<BlockCost>>| block.map_or(0.0, |block| value(block));
             of_kind.iter().map(value).collect()
@@ -233,10 +231,10 @@ impl LayoutBounds {
         let input = |b: &BlockCost| (b.recompute + b.backward.input).device().0;
         let both = |b: &BlockCost| input(b) + b.backward.weight.device().0;
         let keeps_output = (scenario.runtime.rewrites).contains(&Rewrite::KeepStageOutput);
+        let kept = Some(blocks.output()).filter(|_| d.pp > 1 && keeps_output);
         let overheads = &scenario.runtime.overheads;
         let sharding = |d: &Decisions| DataParallel::new(d, &scenario.cluster).sharding;
-        let weights =
-            |block: &Option<&Arc<BlockCost>>| block.map_or(Weights::default(), |b| b.weights);
+        let weights = |b: &Option<&Arc<BlockCost>>| b.map_or(Weights::default(), |b| b.weights);
         Ok(Self {
             forward: [all(&|b| b.forward.device().0), all(&|b| b.forward.host.0)],
             backward: [
@@ -247,10 +245,7 @@ impl LayoutBounds {
             ],
             saved: all(&saved_on_device(d)),
             weights: of_kind.iter().map(weights).collect(),
-            output: match d.pp > 1 && keeps_output {
-                true => blocks.output().as_f64(),
-                false => 0.0,
-            },
+            output: kept.map_or(0.0, Bytes::as_f64),
             transfer: blocks.least_transfer(costs, d, orders)?.0,
             step: scenario.by_host(&overheads.step),
             outside: overheads.context.value + overheads.workspace.value,

@@ -193,18 +193,9 @@ impl Kernel {
             }
             What::Attention(s, _) => {
                 let length = s.kv_len as f64;
-                let triangle = |tokens: u64| (tokens * (tokens + 1)) as f64 / 2.0;
-                let pairs = match s.window {
-                    None => triangle(s.kv_len),
-                    Some(Window::Sliding(tokens)) => {
-                        let seen = tokens.min(s.kv_len);
-                        triangle(seen) + ((s.kv_len - seen) * seen) as f64
-                    }
-                    Some(Window::Chunk(tokens)) => {
-                        let whole = (s.kv_len / tokens) as f64 * triangle(tokens);
-                        whole + triangle(s.kv_len % tokens)
-                    }
-                };
+                // The mean is counted query by query where windows are defined.
+                let seen = s.window.unwrap_or(Window::Sliding(s.kv_len));
+                let pairs = seen.mean(s.kv_len) * length;
                 let (qk, v) = (s.qk_dim as f64, s.v_dim as f64);
                 let products = if self.backward {
                     3.0 * qk + 2.0 * v

@@ -64,17 +64,21 @@ impl Block<'_, '_, '_> {
                 let fed = self.norm("post_feedforward_layernorm", &fed);
                 self.join(n.mlp, &x, fed)
             }
-            Residual::After => {
-                let branch = self.tape.branch(&x);
-                let attended = self.attention(class, branch)?;
-                let attended = self.norm(n.norm2, &attended);
-                let x = self.join(n.attention, &x, attended)?;
-                let branch = self.tape.branch(&x);
-                let fed = self.feed_forward(class, branch)?;
-                let fed = self.norm("post_feedforward_layernorm", &fed);
-                self.join(n.mlp, &x, fed)
-            }
+            Residual::After => self.normed_after(class, &x),
         }
+    }
+
+    /// A layer with norms after attention and feed-forward only.
+    fn normed_after(&mut self, class: LayerClass, x: &DTensor) -> Result<DTensor, ModelError> {
+        let n = self.names;
+        let branch = self.tape.branch(x);
+        let attended = self.attention(class, branch)?;
+        let attended = self.norm(n.norm2, &attended);
+        let x = self.join(n.attention, x, attended)?;
+        let branch = self.tape.branch(&x);
+        let fed = self.feed_forward(class, branch)?;
+        let fed = self.norm("post_feedforward_layernorm", &fed);
+        self.join(n.mlp, &x, fed)
     }
 
     /// The sublayer of a layer that has only one.

@@ -46,11 +46,9 @@ pub(crate) fn run(args: &EstimateArgs, asked: &Asked) -> Result<ExitCode, CliErr
     plans::support::allowed_by(&strategy, &s.model, &s.runtime, s.workload.precision)?;
     let costs = CostModel::new(s.clone())?;
     let prediction = costs.predict(&strategy)?;
-    let rate = prediction.tokens_per_s_per_gpu;
+    let (rate, fits) = (prediction.tokens_per_s_per_gpu, prediction.fit.fits());
     let budget = training.budget(s, resolved.json.gpus, &strategy, rate);
-    let fits = prediction.fit.fits();
-    // A plan that does not fit cannot run: it has no cost.
-    let budget = budget.filter(|_| fits);
+    let budget = budget.filter(|_| fits); // A plan that does not fit cannot run: it has no cost.
     let steps = steps(&resolved, &strategy, fits, plan_path.as_ref());
     // If the plan cannot be written, the answer is still printed.
     let saved = plan_path.map(|to| {

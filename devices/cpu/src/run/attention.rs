@@ -211,9 +211,8 @@ impl Run<'_> {
             }
             Value::Tensor(Tensor::new(with(shared), sum, dtype))
         };
-        let own_shape = with(heads * own);
         self.set(op.outputs[1], value);
-        self.put_tensor(op.outputs[0], own_shape, d_own);
+        self.put_tensor(op.outputs[0], with(heads * own), d_own);
         Ok(())
     }
 

@@ -158,9 +158,7 @@ impl Run<'_> {
             Pointwise::Temperature(of) => self.by_position(x, op.inputs[0], of),
             Pointwise::UnitNorm { width, epsilon } => self.unit_norm(x, width as usize, epsilon),
             Pointwise::Gate => self.gated_rows(copied(), op.inputs[1])?,
-            Pointwise::SigmoidGate => {
-                return Err(untrained("sigmoid gate", &op.scope));
-            }
+            Pointwise::SigmoidGate => return Err(untrained("sigmoid gate", &op.scope)),
             Pointwise::Bias => {
                 let b = self.tensor(op.inputs[1])?.f32();
                 let mut out = copied();

@@ -28,8 +28,7 @@ pub(crate) fn fields(
     limits: &mut Limits,
 ) -> Vec<Field> {
     let ModelConfig {
-        // How weights are stored and named, not what is computed. Adapters and hybrids were refused before.
-        name: _,
+        name: _, // Names and storage change nothing that is computed; adapters and hybrids were refused before.
         family: _,
         text_of: _,
         stored_as: _,
@@ -75,8 +74,8 @@ pub(crate) fn fields(
         moe: *moe,
         dense,
     };
-    let longest = seq_len.max(*max_position);
-    core.constants(constants, &block, *position, (seq_len, longest));
+    let lengths = (seq_len, seq_len.max(*max_position));
+    core.constants(constants, &block, *position, lengths);
     if *mtp_layers > 0 {
         core.set("mtp_num_layers", *mtp_layers);
     }
