@@ -99,10 +99,9 @@ impl Shape {
                 forward: whole.clone(),
                 backward: whole.clone(),
                 transfers: 2.0 * crossings as f64,
-                part: if pipeline.splits_backward {
-                    Part::Input
-                } else {
-                    Part::Whole
+                part: match pipeline.splits_backward {
+                    true => Part::Input,
+                    false => Part::Whole,
                 },
             });
             if pipeline.splits_backward {
