@@ -121,7 +121,8 @@ pub fn search(
     Ok((best.map(|(_, best)| best), tried))
 }
 
-/// What is least in the best plan, for objectives that concern one plan alone.
+/// The number by which an objective compares plans of different clusters; smaller is better: the step time in seconds, or
+/// the peak memory as a share of what a device has.
 #[must_use]
 pub fn measure(objective: Objective, plan: &Candidate) -> f64 {
     let p = &plan.prediction;

@@ -54,8 +54,8 @@ pub struct Cluster {
     pub gpu_profile: Option<Arc<Profile>>,
     /// How long work takes on it, learned from measured steps.
     pub calibration: Option<Calibration>,
-    /// Its parts, if not all of its nodes are alike. The other fields then tell of the first part, but for the name, the
-    /// number of devices and the sizes of nodes and domains, which are those that all parts have in common.
+    /// The pools of a cluster whose nodes are not all alike. The name, the number of devices and the sizes of nodes and
+    /// domains are then those of the whole cluster; the other fields describe its first pool.
     pub pools: Option<Arc<Pools>>,
 }
 
@@ -64,8 +64,8 @@ pub struct Cluster {
 pub struct Pools {
     /// In the order in which a pipeline passes through them; at least two.
     pub parts: Vec<Pool>,
-    /// What everything that goes from a pool to the next has to pass through; `None` if they share a network, so that only
-    /// the network cards of both ends limit it. The bandwidth is that of the whole link in each direction.
+    /// The link that all traffic between two pools shares; its bandwidth is that of the whole link in each direction.
+    /// `None` if the pools are on one network: a transfer is then as fast as the slower of the two nodes' network cards.
     pub between: Option<Link>,
 }
 

@@ -4,7 +4,7 @@
 use crate::cluster::{Cluster, Link};
 use crate::error::SpecError;
 use crate::mistake::Mistake;
-use crate::provenance::{Origin, Sourced};
+use crate::provenance::Sourced;
 use crate::units::Bandwidth;
 
 const EXAMPLE: &str = "--cluster 'h100-sxm x 8 per node, 400 Gb/s x 8'";
@@ -39,7 +39,8 @@ pub(crate) fn read(
             said(&mut cluster.scale_up, rate);
         } else if let Some(price) = part.strip_prefix('$') {
             let price = price.trim_end_matches("/h").trim().parse();
-            cluster.dollars_per_gpu_hour = Some(given(price.map_err(|_| wrong(line, part))?));
+            cluster.dollars_per_gpu_hour =
+                Some(Sourced::given(price.map_err(|_| wrong(line, part))?));
         } else {
             let (rate, cards) = product(part).ok_or_else(|| wrong(line, part))?;
             let rate: Bandwidth = rate.parse().map_err(|_| wrong(line, part))?;
@@ -83,15 +84,7 @@ fn times(text: &str) -> Option<(&str, &str)> {
 }
 
 fn said(link: &mut Link, rate: Bandwidth) {
-    link.bandwidth = given(rate);
-}
-
-fn given<T>(value: T) -> Sourced<T> {
-    Sourced {
-        value,
-        origin: Origin::Datasheet,
-        source: "given with --cluster".to_owned(),
-    }
+    link.bandwidth = Sourced::given(rate);
 }
 
 fn wrong(line: &str, part: &str) -> SpecError {

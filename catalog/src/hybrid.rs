@@ -55,7 +55,7 @@ pub struct StateSpace {
     pub state: u64,
     /// Groups of heads that share their input and output matrices, B and C.
     pub groups: u64,
-    /// Tokens that the convolution before the recurrence sees.
+    /// Width of the convolution before the recurrence, in tokens.
     pub kernel: u64,
     /// Whether that convolution has a bias.
     pub kernel_bias: bool,
@@ -66,15 +66,15 @@ pub struct StateSpace {
 /// Sizes of a gated delta net.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GatedDelta {
-    /// Query heads, and equally key heads.
+    /// Number of query heads, which is also that of key heads.
     pub key_heads: u64,
-    /// Value heads, a multiple of the key heads.
+    /// Number of value heads, a multiple of the key heads.
     pub value_heads: u64,
-    /// Dimensions of a query and of a key.
+    /// Size of a query head, which is also that of a key head.
     pub key_dim: u64,
-    /// Dimensions of a value.
+    /// Size of a value head.
     pub value_dim: u64,
-    /// Tokens that the convolution before the recurrence sees.
+    /// Width of the convolution before the recurrence, in tokens.
     pub kernel: u64,
 }
 

@@ -9,14 +9,14 @@ use crate::elementary;
 /// Largest number of tokens in a sequence.
 pub const MAX_SEQ_LEN: u64 = 1 << 24;
 
-/// A list of more different lengths than this is gathered in classes.
+/// Most lengths that a list keeps apart; a longer list is grouped into classes.
 const MOST_LENGTHS: usize = 256;
 /// Classes of lengths for each doubling of the length. A class is 9% wide and stands for its mean, so that the sum of
 /// squares of lengths is low by less than 0.1%.
 const CLASSES_PER_OCTAVE: f64 = 8.0;
 /// Largest standard deviation of the logarithm of the length.
 const MAX_SIGMA: f64 = 4.0;
-/// Largest number of documents of a length: sums stay finite.
+/// Largest number of documents of one length, so that sums stay finite.
 const MAX_DOCUMENTS: f64 = 1e18;
 /// How far the sum of shares may be from 1.
 const SHARES_TOLERANCE: f64 = 1e-3;
@@ -31,16 +31,16 @@ pub enum Lengths {
         /// Standard deviation of the natural logarithm of the length.
         sigma: f64,
     },
-    /// Lengths in ascending order, each with its share of the documents or with how many documents have it.
+    /// Lengths in ascending order, each with a weight: its share of the documents, or its number of documents.
     Listed(Vec<(u64, f64)>),
 }
 
 impl Lengths {
-    /// Lengths from the text of a file: on every line a length and how many documents have it, or a length alone for
-    /// one document. `#` starts a comment.
+    /// Reads the text of a file. Each line holds a length and the number of documents of that length; without a number it
+    /// is one document. `#` starts a comment.
     ///
     /// # Errors
-    /// The first line that is neither, with its number.
+    /// The number and text of the first line that cannot be read.
     pub fn counted(text: &str) -> Result<Self, String> {
         let mut pairs = Vec::new();
         for (index, line) in text.lines().enumerate() {

@@ -49,8 +49,8 @@ pub(crate) fn read(
     }
     let between = match (bandwidth, latency) {
         (Some(bandwidth), latency) => Some(Link {
-            bandwidth: given(bandwidth),
-            latency: given(latency.unwrap_or_default()),
+            bandwidth: Sourced::given(bandwidth),
+            latency: Sourced::given(latency.unwrap_or_default()),
         }),
         (None, None) => None,
         (None, Some(_)) => {
@@ -181,14 +181,6 @@ fn greatest_common_divisor(a: u64, b: u64) -> u64 {
     match b {
         0 => a,
         _ => greatest_common_divisor(b, a % b),
-    }
-}
-
-fn given<T>(value: T) -> Sourced<T> {
-    Sourced {
-        value,
-        origin: Origin::Datasheet,
-        source: "given with --cluster".to_owned(),
     }
 }
 

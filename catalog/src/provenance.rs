@@ -42,6 +42,17 @@ pub struct Sourced<T> {
     pub source: String,
 }
 
+impl<T> Sourced<T> {
+    /// A fact of a cluster that the user states on the command line.
+    pub(crate) fn given(value: T) -> Self {
+        Self {
+            value,
+            origin: Origin::Datasheet,
+            source: "given with --cluster".to_owned(),
+        }
+    }
+}
+
 impl Origin {
     /// The weaker of two kinds of evidence: what a combined figure carries.
     #[must_use]

@@ -1,17 +1,17 @@
-//! How much longer than on average a micro-batch may take: packed sequences whose documents differ in length differ in
-//! attention, while everything else depends on the number of tokens alone.
+//! How much the time of a micro-batch varies. Attention takes longer on packed sequences with long documents; all other
+//! kernels depend on the number of tokens alone.
 
 use std::ops::{Add, AddAssign, Mul};
 
 use catalog::Seconds;
 
-/// How the time of a piece of work is spread over micro-batches. Works on the same micro-batches are long together: their
-/// spreads add up.
+/// How much the time of a kernel, or of a sum of kernels, varies from micro-batch to micro-batch. A micro-batch that is
+/// slow in one kernel is slow in all, so the deviations of a sum add up.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Spread {
-    /// Standard deviation.
+    /// Standard deviation of the time of one micro-batch.
     pub deviation: Seconds,
-    /// The most by which a micro-batch can exceed the mean: all its documents would have the length that takes longest.
+    /// Largest possible excess over the mean: that of a micro-batch whose documents all have the slowest length.
     pub most: Seconds,
 }
 

@@ -34,15 +34,15 @@ fn predicted(s: &Scenario, strategy: &str) -> Prediction {
     costs.predict(&parsed.expect(strategy)).expect("priced")
 }
 
-fn of(gpus: u64, documents: Option<(&str, Packing)>, strategy: &str) -> Prediction {
+fn llama_on(gpus: u64, documents: Option<(&str, Packing)>, strategy: &str) -> Prediction {
     predicted(&scenario("llama3-8b", gpus, documents), strategy)
 }
 
-fn within(lengths: &str, gpus: u64, strategy: &str) -> Prediction {
-    of(gpus, Some((lengths, Packing::Within)), strategy)
+fn packed_within(lengths: &str, gpus: u64, strategy: &str) -> Prediction {
+    llama_on(gpus, Some((lengths, Packing::Within)), strategy)
 }
 
-/// Time of attention kernels in a step, in seconds.
+/// Total time of the attention kernels of a step, in seconds.
 fn attention(p: &Prediction) -> f64 {
     let kernels = p
         .kernels
@@ -62,10 +62,10 @@ const STRATEGIES: [&str; 5] = [
 #[test]
 fn one_document_per_sequence_is_what_was_predicted_before() {
     for strategy in STRATEGIES {
-        let plain = of(16, None, strategy);
-        assert_eq!(within("4k:1", 16, strategy), plain, "{strategy}");
+        let plain = llama_on(16, None, strategy);
+        assert_eq!(packed_within("4k:1", 16, strategy), plain, "{strategy}");
         let across = Some(("512:0.7,4k:0.3", Packing::Across));
-        assert_eq!(of(16, across, strategy), plain, "{strategy}");
+        assert_eq!(llama_on(16, across, strategy), plain, "{strategy}");
     }
 }
 
@@ -74,7 +74,7 @@ fn padding_is_paid_for_and_not_counted() {
     // Half of the sequences are full, half hold one document of a quarter: 5/8 of the tokens are real.
     let padded = Some(("1k:0.5,4k:0.5", Packing::Padded));
     for strategy in STRATEGIES {
-        let (plain, padded) = (of(16, None, strategy), of(16, padded, strategy));
+        let (plain, padded) = (llama_on(16, None, strategy), llama_on(16, padded, strategy));
         assert_eq!(padded.step_time, plain.step_time);
         assert_eq!(padded.breakdown, plain.breakdown);
         let share = padded.tokens_per_s_per_gpu / plain.tokens_per_s_per_gpu;
@@ -89,7 +89,8 @@ fn padding_is_paid_for_and_not_counted() {
 #[test]
 fn two_lengths_by_hand() {
     let (strategy, micro_batches) = ("mbs=1,zero=1", 32.0f64);
-    let [short, long, both] = ["512:1", "4k:1", "512:8,4k:1"].map(|of| within(of, 2, strategy));
+    let [short, long, both] =
+        ["512:1", "4k:1", "512:8,4k:1"].map(|lengths| packed_within(lengths, 2, strategy));
     let [t_short, t_long, t_both] = [&short, &long, &both].map(attention);
     let mean = 0.5 * (t_short + t_long);
     assert!(
@@ -120,7 +121,7 @@ fn two_lengths_by_hand() {
 #[test]
 fn parts_add_up_to_the_step() {
     for strategy in STRATEGIES {
-        let p = within("lognormal:mean=700,sigma=1", 16, strategy);
+        let p = packed_within("lognormal:mean=700,sigma=1", 16, strategy);
         let parts: f64 = planned(&p).iter().sum();
         assert!((parts / p.step_time.0 - 1.0).abs() < 1e-9, "{strategy}");
         assert!(p.breakdown.imbalance_s > 0.0, "{strategy}");
@@ -149,7 +150,8 @@ fn planned(p: &Prediction) -> [f64; 11] {
 #[test]
 fn more_imbalance_is_never_faster() {
     for strategy in STRATEGIES {
-        let [even, uneven] = ["1k:1", "512:8,2k:1"].map(|of| within(of, 16, strategy));
+        let [even, uneven] =
+            ["1k:1", "512:8,2k:1"].map(|lengths| packed_within(lengths, 16, strategy));
         let flops = |p: &Prediction| p.mfu_palm * p.step_time.0;
         assert!((flops(&even) / flops(&uneven) - 1.0).abs() < 1e-9);
         assert!(
@@ -160,10 +162,10 @@ fn more_imbalance_is_never_faster() {
     }
     // More replicas wait longer, and so do those that wait for each other in every micro-batch.
     let lengths = "lognormal:mean=700,sigma=1";
-    let waits = |gpus, strategy| within(lengths, gpus, strategy).breakdown.imbalance_s;
+    let waits = |gpus, strategy| packed_within(lengths, gpus, strategy).breakdown.imbalance_s;
     assert!(waits(32, "tp=8,mbs=1") * 0.5 < waits(16, "tp=8,mbs=1"));
     let share = |gpus, strategy| {
-        let p = within(lengths, gpus, strategy);
+        let p = packed_within(lengths, gpus, strategy);
         p.breakdown.imbalance_s / attention(&p)
     };
     assert!(share(16, "tp=8,mbs=1") < share(32, "tp=8,mbs=1"));

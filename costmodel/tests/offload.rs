@@ -84,7 +84,8 @@ fn half_an_optimizer_on_the_host() {
     assert!(own < on_device.breakdown.optimizer_s);
 }
 
-/// FSDP2 keeps its shards on the host: in every pass they are copied in 32 bits before they are gathered.
+/// With `offload=parameters` FSDP2 keeps its shards in host memory, and copies them to the device in 32 bits before every
+/// all-gather.
 #[test]
 fn parameters_on_the_host() {
     let s = scenario(8, "fsdp2");

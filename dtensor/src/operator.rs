@@ -342,13 +342,13 @@ pub enum ScanRule {
         /// Groups of heads that share B and C.
         groups: u64,
     },
-    /// The gated delta rule; its heads are those of values.
+    /// The gated delta rule. `Scan::heads` counts value heads.
     GatedDelta {
-        /// Key heads, each of which several value heads share.
+        /// Number of key heads; several value heads share one.
         key_heads: u64,
-        /// Dimensions of a query and of a key.
+        /// Size of a query head, which is also that of a key head.
         key_dim: u64,
-        /// Dimensions of a value.
+        /// Size of a value head.
         value_dim: u64,
     },
 }

@@ -159,8 +159,9 @@ fn nearest(space: &SearchSpace, layout: &Layout, to: &Decisions) -> Option<Decis
     })
 }
 
-/// The decisions by each of which alone a layout differs from a strategy, with their values in the layout; empty if the
-/// layout differs in several decisions that do not follow from one another.
+/// The decisions in which a layout differs from a strategy, with their values in the layout. A change of the mesh is one
+/// decision, as it moves two sizes at once (more TP means less DP); empty if it moves more than two. On the same mesh
+/// every other decision that differs is listed.
 fn changed(d: &Decisions, layout: &Layout) -> Vec<(&'static str, [u64; 4])> {
     let mesh = [layout.tp, layout.pp, layout.cp, layout.dp];
     let same = [d.tp, d.pp, d.cp, d.dp()];

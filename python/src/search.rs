@@ -16,13 +16,13 @@ use crate::scenario::{self, Given};
 /// How often a running search looks for Ctrl-C.
 const SIGNALS_EVERY: Duration = Duration::from_millis(20);
 
-/// What to search for.
+/// A search that was asked for: model, cluster, constraints and objective.
 #[pyclass(frozen, module = "vescale_plan._native")]
 pub(crate) struct Search {
     inputs: Inputs,
     constraints: Constraints,
     objective: Objective,
-    /// What strategies cost; `None` on a cluster of several pools, of which every arrangement is priced by itself.
+    /// Prices strategies. `None` on a cluster of several pools, where the search prices every arrangement by itself.
     costs: Option<CostModel>,
 }
 

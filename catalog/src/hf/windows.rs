@@ -54,7 +54,8 @@ pub(super) fn pattern(f: &Fields<'_>, kind: &str) -> Result<WindowPattern, SpecE
     })
 }
 
-/// Llama 4's pattern: chunks in the layers that are rotated, which are all but every fourth unless the file says others.
+/// The pattern of chunked attention in Llama 4. Layers with rotary embeddings attend within chunks, the others to the whole
+/// sequence. Every fourth layer is without rotary embeddings, unless the file lists others.
 fn chunks(f: &Fields<'_>) -> Result<WindowPattern, SpecError> {
     let window = Window::Chunk(f.maybe("attention_chunk_size")?.unwrap_or(8192));
     let layers = f.size("num_hidden_layers")?;

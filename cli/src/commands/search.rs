@@ -95,7 +95,7 @@ fn options<'a>(args: &SearchArgs, cancelled: &'a AtomicBool) -> SearchOptions<'a
     }
 }
 
-/// What is least in the best plan.
+/// The number by which `--objective` compares plans; smaller is better.
 fn objective(args: &SearchArgs, inputs: &Inputs, plan: &Candidate) -> f64 {
     match args.objective {
         ObjectiveArg::Time | ObjectiveArg::TimeToTrain => {

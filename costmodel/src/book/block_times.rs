@@ -211,7 +211,8 @@ impl Timed<'_> {
         }
     }
 
-    /// Time of core attention: of every length the share of the tokens times the time if all documents had that length.
+    /// Time of core attention on packed documents: the mean, over the tokens, of the time that attention would take if all
+    /// documents were as long as the one that holds the token.
     fn attention_time(
         &self,
         shape: AttentionShape,
@@ -225,12 +226,13 @@ impl Timed<'_> {
         documents.by_length().iter().map(time).sum()
     }
 
-    /// How the time of a kernel differs between micro-batches: that of attention does where documents differ in length.
+    /// How much the time of one kernel varies from micro-batch to micro-batch. Only attention varies: a micro-batch with
+    /// longer documents takes longer.
     ///
-    /// A micro-batch of `n` tokens holds documents drawn by chance until it is full. Let a token of a document of length
-    /// `l` take `t(l) / n`, which is `t` on average. Each document adds `l/n · (t(l) − t)` to the mean, so the
-    /// variance is that of the number of documents of each length times the square: the sum over lengths of their share
-    /// of tokens times `l/n · (t(l) − t)²` (the variance of a renewal reward process).
+    /// A micro-batch of `n` tokens is filled with documents drawn at random. If all its documents had length `l`, the
+    /// kernel would take `t(l)`; its mean time is `t`. A document of length `l` moves the time of its micro-batch by
+    /// `l/n · (t(l) − t)`. The variance is therefore the mean, over tokens, of `l/n · (t(l) − t)²` (variance of a renewal
+    /// reward process).
     fn spread(&self, kind: KernelKind) -> Spread {
         let workload = &self.of.scenario.workload;
         let (

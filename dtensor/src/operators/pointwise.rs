@@ -106,10 +106,7 @@ impl Tape<'_> {
         x: &DTensor,
         gate: &DTensor,
     ) -> Result<DTensor, DTensorError> {
-        if !self.lie_alike(x, gate) {
-            return Err(no_rule("gate", scope, &[x, gate]));
-        }
-        Ok(self.pointwise(scope, Pointwise::Gate, &[x, gate], &[x.id, gate.id]))
+        self.gated(scope, ("gate", Pointwise::Gate), x, gate)
     }
 
     /// Multiplies every element of `x` by the sigmoid of the gate's. Saves both inputs.
@@ -122,11 +119,20 @@ impl Tape<'_> {
         x: &DTensor,
         gate: &DTensor,
     ) -> Result<DTensor, DTensorError> {
+        self.gated(scope, ("sigmoid gate", Pointwise::SigmoidGate), x, gate)
+    }
+
+    fn gated(
+        &mut self,
+        scope: &str,
+        (name, operator): (&'static str, Pointwise),
+        x: &DTensor,
+        gate: &DTensor,
+    ) -> Result<DTensor, DTensorError> {
         if !self.lie_alike(x, gate) {
-            return Err(no_rule("sigmoid gate", scope, &[x, gate]));
+            return Err(no_rule(name, scope, &[x, gate]));
         }
-        let saved = [x.id, gate.id];
-        Ok(self.pointwise(scope, Pointwise::SigmoidGate, &[x, gate], &saved))
+        Ok(self.pointwise(scope, operator, &[x, gate], &[x.id, gate.id]))
     }
 
     /// Adds a bias vector.

@@ -234,12 +234,12 @@ impl Recurrent {
     }
 }
 
-/// What the kernels of a recurrence do in one pass.
+/// The work of a recurrence's kernels in one forward or backward pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ScanWork {
     /// Floating-point operations of their matrix products.
     pub flops: f64,
-    /// Bytes that they read and write.
+    /// Bytes read from and written to device memory.
     pub bytes: f64,
     /// Number of kernels.
     pub kernels: u32,
