@@ -20,7 +20,6 @@ mod present;
 mod provenance;
 mod ranks;
 pub mod run;
-mod scale;
 mod space;
 mod verdict;
 
@@ -63,6 +62,7 @@ fn sections(input: &ReportInput) -> Markup {
             (memory::by_rank(input))
         }
         (alternatives::section(input))
+        (page::charts())
         (pareto::section(input))
         (gantt::section(input))
         (memory_timeline::section(input))

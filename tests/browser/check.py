@@ -34,6 +34,14 @@ def check(driver, report):
     assert first in (sorted(first), sorted(first, reverse=True)), f"not sorted: {first}"
     assert sorted(first) == sorted(second) and (len(set(first)) < 2 or first != second), "one order only"
 
+    drawn = driver.run("""
+        return [...document.querySelectorAll('#pareto-chart, #memory-chart')].map((chart) => {
+            const canvas = chart.querySelector('canvas');
+            const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+            return new Set(data.filter((_, at) => at % 4 === 0)).size;
+        });""")
+    assert drawn and all(colours > 2 for colours in drawn), f"a chart is empty: {drawn}"
+
     box = driver.run("""
         const gantt = document.getElementById('gantt-canvas');
         gantt.scrollIntoView({block: 'center'});

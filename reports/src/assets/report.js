@@ -73,13 +73,73 @@
     }));
   }
 
+  const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const significant = (values) => values.map((value) => (value === null ? null : String(+value.toPrecision(3))));
+  const axis = (label) => ({
+    label, stroke: () => css("--soft"), grid: { stroke: () => css("--line"), width: 1 }, ticks: { stroke: () => css("--line"), width: 1 },
+    values: (_, values) => significant(values),
+  });
+
+  // A dashed line across a chart at one value of an axis.
+  const limit = (axis, value) => (chart) => {
+    const { ctx, bbox } = chart;
+    const at = chart.valToPos(value, axis, true);
+    const [start, length] = axis === "x" ? [bbox.left, bbox.width] : [bbox.top, bbox.height];
+    if (at < start || at > start + length) return;
+    ctx.save();
+    ctx.strokeStyle = css("--mark");
+    ctx.lineWidth = 2 * devicePixelRatio;
+    ctx.setLineDash([5 * devicePixelRatio, 4 * devicePixelRatio]);
+    ctx.beginPath();
+    if (axis === "x") { ctx.moveTo(at, bbox.top); ctx.lineTo(at, bbox.top + bbox.height); }
+    else { ctx.moveTo(bbox.left, at); ctx.lineTo(bbox.left + bbox.width, at); }
+    ctx.stroke();
+    ctx.restore();
+  };
+
+  // Keeps a chart as wide as its holder, and in the page's colours.
+  function follow(chart, holder, height) {
+    new ResizeObserver(() => chart.setSize({ width: holder.clientWidth, height })).observe(holder);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => chart.redraw());
+    chart.over.addEventListener("mouseleave", hide);
+  }
+
+  const allocated = document.getElementById("memory-data");
+  if (allocated) memory(JSON.parse(allocated.textContent));
+
+  // Memory of some ranks over the step.
+  function memory(data) {
+    const [holder, height] = [document.getElementById("memory-chart"), 280];
+    const heaviest = (line) => line.rank === data.heaviest;
+    const line = (of) => ({
+      stroke: () => css(heaviest(of) ? "--c-compute" : "--c-recompute"), width: heaviest(of) ? 2 : 1,
+      paths: uPlot.paths.stepped({ align: 1 }), points: { show: false },
+    });
+    const values = (chart) => {
+      const { left, top, idx } = chart.cursor;
+      if (left < 0 || idx === null) return hide();
+      const box = chart.over.getBoundingClientRect();
+      const rows = data.lines.map((of) => `pipeline rank ${of.rank}: ${of.gib[idx]} GiB`).reverse();
+      show([`${significant([data.seconds[idx]])} s`, ...rows].join("\n"), box.left + left, box.top + top);
+    };
+    const chart = new uPlot({
+      width: holder.clientWidth, height,
+      scales: { x: { time: false }, y: { range: (_, low, high) => [0, 1.06 * Math.max(high, data.usable)] } },
+      legend: { show: false },
+      cursor: { points: { show: false }, y: false, drag: { x: true, y: false } },
+      axes: [axis("time in the step, s"), { ...axis("allocated, GiB"), size: 64 }],
+      series: [{}, ...data.lines.map(line)],
+      hooks: { draw: [limit("y", data.usable)], setCursor: [values] },
+    }, [data.seconds, ...data.lines.map((of) => of.gib)], holder);
+    follow(chart, holder, height);
+  }
+
   const searched = document.getElementById("pareto-data");
   if (searched) pareto(JSON.parse(searched.textContent));
 
   // Strategies by time and memory. Rows of `points`: memory in GiB, seconds, found, on the edge, values of the axes, name.
   function pareto(data) {
     const holder = document.getElementById("pareto-chart");
-    const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
     const [points, first] = [data.points, 4];
     const chosen = data.axes.map(() => "");
     const shown = (row) => chosen.every((value, axis) => value === "" || String(row[first + axis]) === value);
@@ -91,25 +151,6 @@
       paths: () => null,
       points: { show: true, size, stroke: () => css(colour), fill: () => css(colour) },
     });
-    const significant = (values) => values.map((value) => (value === null ? null : String(+value.toPrecision(3))));
-    const axis = (label) => ({
-      label, stroke: () => css("--soft"), grid: { stroke: () => css("--line"), width: 1 }, ticks: { stroke: () => css("--line"), width: 1 },
-      values: (_, values) => significant(values),
-    });
-    const limit = (chart) => {
-      const { ctx, bbox } = chart;
-      const x = chart.valToPos(data.usable, "x", true);
-      if (x < bbox.left || x > bbox.left + bbox.width) return;
-      ctx.save();
-      ctx.strokeStyle = css("--mark");
-      ctx.lineWidth = 2 * devicePixelRatio;
-      ctx.setLineDash([5 * devicePixelRatio, 4 * devicePixelRatio]);
-      ctx.beginPath();
-      ctx.moveTo(x, bbox.top);
-      ctx.lineTo(x, bbox.top + bbox.height);
-      ctx.stroke();
-      ctx.restore();
-    };
     const point = (chart) => {
       const { left, top } = chart.cursor;
       let [nearest, least] = [null, 12 * 12];
@@ -137,7 +178,7 @@
         { stroke: () => css("--c-compute"), width: 1.5, spanGaps: true, points: { show: true, size: 5, fill: () => css("--c-compute") } },
         dots(9, "--good"),
       ],
-      hooks: { draw: [limit], setCursor: [point] },
+      hooks: { draw: [limit("x", data.usable)], setCursor: [point] },
     }, series(), holder);
     data.axes.forEach((name, at) => {
       const values = [...new Set(points.map((row) => row[first + at]))];
@@ -149,9 +190,7 @@
       label.append(`${name} `, select);
       document.getElementById("pareto-filters").append(label);
     });
-    new ResizeObserver(() => chart.setSize({ width: holder.clientWidth, height })).observe(holder);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => chart.redraw());
-    chart.over.addEventListener("mouseleave", hide);
+    follow(chart, holder, height);
   }
 
   const source = document.getElementById("gantt-data");
@@ -172,7 +211,6 @@
     const rows = data.ranks.map(() => []);
     for (const event of data.events) rows[event[0]].push(event);
 
-    const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
     const family = (kind, stream) => {
       if (stream !== 0) return "--g-comm";
       if (kind === "F") return "--g-f";

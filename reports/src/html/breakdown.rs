@@ -4,7 +4,7 @@ use catalog::Seconds;
 use maud::{Markup, html};
 use plans::Prediction;
 
-use super::page::section as frame;
+use super::page::{bar_row, section as frame};
 use crate::format;
 
 /// Kernels beyond this many are summed: the list is for reading, the JSON has them all.
@@ -50,34 +50,26 @@ pub(super) fn kernels(prediction: &Prediction) -> Markup {
     let (shown, rest) = prediction
         .kernels
         .split_at(prediction.kernels.len().min(KERNELS));
+    let values = |time: f64| {
+        [
+            format::seconds(Seconds(time)),
+            format::percent(time / total),
+        ]
+    };
     let largest = shown.first().map_or(1.0, |k| k.seconds);
     let body = html! {
         table.bars {
             @for kernel in shown {
-                (row(&kernel.name, kernel.seconds, Some(kernel.seconds / largest), total))
+                (bar_row(&kernel.name, None, Some(kernel.seconds / largest), &values(kernel.seconds)))
             }
             @if !rest.is_empty() {
                 @let sum: f64 = rest.iter().map(|k| k.seconds).sum();
-                (row(&format!("{} others", rest.len()), sum, None, total))
+                (bar_row(&format!("{} others", rest.len()), None, None, &values(sum)))
             }
         }
     };
     let lead = "Time per step on the busiest rank; communication that overlaps counts too.";
     frame("kernels", "Kernels and collectives", lead, &body)
-}
-
-/// A kernel's row; a sum of several has no bar, because it may be longer than the longest kernel.
-fn row(name: &str, time: f64, share: Option<f64>, total: f64) -> Markup {
-    html! {
-        tr {
-            td { (name) }
-            td.track {
-                @if let Some(share) = share { i style=(format!("width:{:.2}%", share * 100.0)) {} }
-            }
-            td.num { (format::seconds(Seconds(time))) }
-            td.num { (format::percent(time / total)) }
-        }
-    }
 }
 
 fn tip(name: &str, time: f64, total: f64) -> String {

@@ -4,7 +4,7 @@ use catalog::Bytes;
 use maud::{Markup, html};
 use plans::Prediction;
 
-use super::page::section as frame;
+use super::page::{bar_row, section as frame};
 use crate::format;
 use crate::input::ReportInput;
 use crate::words;
@@ -66,17 +66,21 @@ pub(super) fn parts(prediction: &Prediction) -> Markup {
     let (shown, rest) = prediction
         .memory
         .split_at(prediction.memory.len().min(PARTS));
-    let peak = prediction.peak_memory.as_f64();
+    let values = |bytes: u64| {
+        let share = bytes as f64 / prediction.peak_memory.as_f64();
+        [format::bytes(Bytes(bytes)), format::percent(share)]
+    };
     let largest = shown.first().map_or(1.0, |part| part.bytes as f64);
     let body = html! {
         table.bars {
             @for part in shown {
                 @let share = Some(part.bytes as f64 / largest);
-                (row(&part.name, &part.moment, part.bytes, share, peak))
+                @let tip = (!part.moment.is_empty()).then(|| format!("{}, {}", part.name, words::moment(&part.moment)));
+                (bar_row(&part.name, tip, share, &values(part.bytes)))
             }
             @if !rest.is_empty() {
                 @let sum = rest.iter().map(|part| part.bytes).sum();
-                (row(&format!("{} others", rest.len()), "", sum, None, peak))
+                (bar_row(&format!("{} others", rest.len()), None, None, &values(sum)))
             }
         }
     };
@@ -87,18 +91,4 @@ pub(super) fn parts(prediction: &Prediction) -> Markup {
         format::bytes(prediction.peak_memory)
     );
     frame("memory-parts", "What fills the memory", &lead, &body)
-}
-
-/// A part's row; a sum of several has no bar, because it may be longer than the largest part.
-fn row(name: &str, moment: &str, bytes: u64, share: Option<f64>, peak: f64) -> Markup {
-    html! {
-        tr data-tip=[(!moment.is_empty()).then(|| format!("{name}, {}", words::moment(moment)))] {
-            td { (name) }
-            td.track {
-                @if let Some(share) = share { i style=(format!("width:{:.2}%", share * 100.0)) {} }
-            }
-            td.num { (format::bytes(Bytes(bytes))) }
-            td.num { (format::percent(bytes as f64 / peak)) }
-        }
-    }
 }

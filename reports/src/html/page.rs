@@ -57,6 +57,25 @@ pub(super) fn charts() -> Markup {
     }
 }
 
+/// A row of a table of bars: a name that may break after its dots and underscores, a bar, and two numbers. A sum of several
+/// parts has no bar, because it may be longer than the largest part.
+pub(super) fn bar_row(
+    name: &str,
+    tip: Option<String>,
+    share: Option<f64>,
+    values: &[String; 2],
+) -> Markup {
+    html! {
+        tr data-tip=[tip] {
+            td { @for (n, part) in name.split_inclusive(['.', '_']).enumerate() { @if n > 0 { wbr; } (part) } }
+            td.track {
+                @if let Some(share) = share { i style=(format!("width:{:.2}%", share * 100.0)) {} }
+            }
+            @for value in values { td.num { (value) } }
+        }
+    }
+}
+
 /// A section with a heading and one sentence that says what it shows.
 pub(super) fn section(id: &str, title: &str, lead: &str, body: &Markup) -> Markup {
     html! {

@@ -6,7 +6,7 @@ use maud::{Markup, PreEscaped, html};
 use plans::Decisions;
 use serde_json::{Value, json};
 
-use super::page::{charts, script_safe, section as frame};
+use super::page::{script_safe, section as frame};
 use crate::format;
 use crate::input::{Point, ReportInput};
 
@@ -58,7 +58,6 @@ pub(super) fn section(input: &ReportInput) -> Markup {
             } }
             @if best.len() > ROWS { p.note { "The fastest " (ROWS) " are listed." } }
         }
-        (charts())
         script #pareto-data type="application/json" { (PreEscaped(script_safe(&data(input, &best)))) }
     };
     let lead = match input.space {
