@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use answers::arrangements;
@@ -271,9 +271,8 @@ fn echo(args: &SearchArgs, resolved: &Inputs) {
 /// A flag that is set on Ctrl-C.
 pub(crate) fn interrupt_flag() -> Arc<AtomicBool> {
     let flag = Arc::new(AtomicBool::new(false));
-    let set = Arc::clone(&flag);
     // If the handler cannot be set, Ctrl-C simply ends the program.
-    let _ = ctrlc::set_handler(move || set.store(true, Ordering::Relaxed));
+    let _ = signal_hook::flag::register(signal_hook::consts::SIGINT, Arc::clone(&flag));
     flag
 }
 
