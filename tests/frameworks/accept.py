@@ -64,7 +64,13 @@ def titan_model(config, plan):
 
     with torch.device("meta"):
         model = config.model_spec.model.build()
-    same("parameters", sum(p.numel() for name, p in model.named_parameters() if not name.startswith("mtp_")), plan["parameters"])
+    count = sum(p.numel() for name, p in model.named_parameters() if not name.startswith("mtp_"))
+    for layer in model.layers.values():
+        # The bias of DeepSeek-V3's router is no parameter in torchtitan, but a buffer; other routers have none by our count.
+        moe = getattr(layer, "moe", None)
+        if moe is not None and moe.router.score_func == "sigmoid":
+            count += moe.expert_bias_E.numel()
+    same("parameters", count, plan["parameters"])
 
 
 def titan_python(folder, plan):
