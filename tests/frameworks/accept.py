@@ -59,29 +59,51 @@ def torchtitan_02(folder, plan):
 
 
 def titan_model(config, plan):
-    """The model, made without storage, has as many parameters as the plan's."""
+    """The model, made without storage, has as many parameters as the plan's, which counts no layers for later tokens."""
     import torch
 
     with torch.device("meta"):
         model = config.model_spec.model.build()
-    same("parameters", sum(p.numel() for p in model.parameters()), plan["parameters"])
+    count = sum(p.numel() for name, p in model.named_parameters() if not name.startswith("mtp_"))
+    for layer in model.layers.values():
+        # The bias of DeepSeek-V3's router is no parameter in torchtitan, but a buffer; other routers have none by our count.
+        moe = getattr(layer, "moe", None)
+        if moe is not None and moe.router.score_func == "sigmoid":
+            count += moe.expert_bias_E.numel()
+    same("parameters", count, plan["parameters"])
 
 
-def torchtitan_03(folder, plan):
+def titan_python(folder, plan):
+    """The configuration, after the checks that run when it is made and those of its trainer before the model is built."""
     sys.path.insert(0, str(folder))
     import vescale_plan_config
 
     config = vescale_plan_config.plan()
     # Its own checks run when it is made; what was set since is checked by running them again.
     config.__post_init__()
-    for section in (config.parallelism, config.compile):
-        section.__post_init__()
+    for section in (config.training, config.parallelism, config.compile):
+        if hasattr(section, "__post_init__"):
+            section.__post_init__()
     titan_parallelism(config.parallelism, plan)
     titan_mesh(config.parallelism, plan["gpus"], {"spmd_backend": config.parallelism.spmd_backend})
+    # As its trainer does.
+    config.model_spec.model.update_from_config(config=config)
+    config._validate_cuda_graphs()
     titan_model(config, plan)
+    same("recompute", config.activation_checkpoint is not None, plan["recompute"] != "none")
+    return config
+
+
+def torchtitan_03(folder, plan):
+    config = titan_python(folder, plan)
     same("seq_len", config.training.seq_len, plan["seq_len"])
     same("global batch", config.training.global_batch_size, plan["global_batch"])
-    same("recompute", config.activation_checkpoint is not None, plan["recompute"] != "none")
+
+
+def torchtitan_main(folder, plan):
+    config = titan_python(folder, plan)
+    same("seq_len", config.training.max_context_length, plan["seq_len"])
+    same("tokens of a step", config.training.num_tokens_per_train_step, plan["global_batch"] * plan["seq_len"])
 
 
 def deepspeed(folder, plan):
@@ -211,9 +233,30 @@ def trainer(folder, plan):
             same("recomputation", plugin["activation_checkpointing"], plan["recompute"] == "full")
 
 
+def llama_factory(folder, plan):
+    from llamafactory.hparams import parser
+    from transformers import TrainingArguments, training_args
+    from transformers.training_args import ParallelMode
+
+    # It asks the GPU whether it has bf16, and the running job for its ranks; there is none, so the plan's stand in.
+    training_args.is_torch_bf16_gpu_available = lambda: True
+    TrainingArguments.parallel_mode = ParallelMode.DISTRIBUTED
+    TrainingArguments.world_size = plan["gpus"]
+    parser.get_current_device = lambda: "cpu"
+    sys.argv = ["launcher.py", str(folder / "llamafactory.yaml"), "output_dir=/tmp/frameworks-llama-factory", "report_to=none"]
+    model, data, args, tuning, _ = parser.get_train_args()
+    same("sequence", data.cutoff_len, plan["seq_len"])
+    same("micro-batch", args.per_device_train_batch_size, plan["micro_batch"])
+    same("micro-batches", args.gradient_accumulation_steps, plan["num_micro_batches"])
+    same("ZeRO", args.hf_deepspeed_config.config["zero_optimization"]["stage"], plan["zero"])
+    same("recomputation", not model.disable_gradient_checkpointing, plan["recompute"] == "full")
+    same("tuning", tuning.finetuning_type, "full")
+
+
 DIALECTS = {
     "torchtitan@0.2": torchtitan_02,
     "torchtitan@0.3": torchtitan_03,
+    "torchtitan@main": torchtitan_main,
     "deepspeed@0.19": deepspeed,
     "accelerate@1.15": accelerate,
     "axolotl@0.19": axolotl,
@@ -221,12 +264,14 @@ DIALECTS = {
     "nanotron": nanotron,
     "transformers": trainer,
     "transformers-deepspeed": trainer,
+    "llama-factory": llama_factory,
 }
 
 # What is imported once, before a process is made for each plan.
 WARM = {
     "torchtitan@0.2": ["torchtitan.config", "torchtitan.distributed"],
     "torchtitan@0.3": ["torchtitan.trainer", "torchtitan.distributed"],
+    "torchtitan@main": ["torchtitan.trainer", "torchtitan.distributed"],
     "deepspeed@0.19": ["deepspeed.runtime.config"],
     "accelerate@1.15": ["accelerate.commands.config.config_args"],
     "axolotl@0.19": ["axolotl.utils.schemas.config"],
@@ -234,11 +279,14 @@ WARM = {
     "nanotron": ["nanotron.config"],
     "transformers": ["transformers.training_args"],
     "transformers-deepspeed": ["transformers.training_args", "deepspeed"],
+    "llama-factory": ["llamafactory.hparams.parser", "deepspeed"],
 }
 
 
 def many(target):
     """Judges every folder on stdin in a process of its own, and prints what it says."""
+    # LLaMA-Factory's commit asks for an older transformers than the other targets.
+    os.environ["DISABLE_VERSION_CHECK"] = "1"
     for module in WARM[target]:
         importlib.import_module(module)
     for line in sys.stdin.read().split("\n"):

@@ -11,35 +11,106 @@ import pathlib
 import subprocess
 import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 HERE = pathlib.Path(__file__).parent
 JOB = {"gpus": 16, "seq_len": 4096, "global_batch": 64}
 
-DENSE = ["llama3-8b", "llama2-7b", "llama3.2-1b", "qwen2.5-7b", "qwen3-8b", "gemma2-9b", "gpt2-xl", "nemotron-4-15b", "starcoder2-3b", "phi3-mini"]
-MIXTURES = ["mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2-lite", "gpt-oss-20b"]
-ALL = DENSE + MIXTURES
+# Of every model type of this library one model, of Llama one of each generation.
+TYPES = {
+    "llama": ["llama2-7b", "llama3-8b", "llama3.2-1b", "smollm2-1.7b"],
+    "llama4": ["llama4-scout"],
+    "mistral": ["mistral-7b"],
+    "mixtral": ["mixtral-8x7b"],
+    "qwen2": ["qwen2.5-7b"],
+    "qwen3": ["qwen3-8b"],
+    "qwen3_moe": ["qwen3-30b-a3b"],
+    "qwen3_next": ["qwen3-next-80b-a3b"],
+    "deepseek_v2": ["deepseek-v2-lite"],
+    "deepseek_v3": ["deepseek-v3"],
+    "gpt_oss": ["gpt-oss-20b"],
+    "gpt2": ["gpt2-xl"],
+    "nemotron": ["nemotron-4-15b"],
+    "nemotron_h": ["nemotron-h-8b"],
+    "gemma2": ["gemma2-9b"],
+    "gemma3_text": ["gemma3-12b"],
+    "starcoder2": ["starcoder2-7b"],
+    "phi3": ["phi3-mini"],
+    "olmo2": ["olmo2-7b"],
+    "olmo3": ["olmo3-7b"],
+    "glm4_moe": ["glm4.5-air"],
+    "minimax_m2": ["minimax-m2"],
+    "ernie4_5_moe": ["ernie4.5-21b-a3b"],
+    "bloom": ["bloom-7b1"],
+    "falcon": ["falcon-7b"],
+    "gpt_neox": ["gpt-neox-20b"],
+    "mpt": ["mpt-7b"],
+    "opt": ["opt-6.7b"],
+}
+# Longest sequence of a model whose table of positions is shorter than the job's sequence.
+SHORT = {"gpt2-xl": 1024, "bloom-7b1": 2048, "falcon-7b": 2048, "gpt-neox-20b": 2048, "mpt-7b": 2048, "opt-6.7b": 2048}
 
-# Target, runtimes, models, strategies; what a runtime's space or a model does not allow is left out.
+# A target that describes the model is asked for the models that its own source has, refused ones included: the model
+# types of its registry or of its examples, or, where a file can only name a flavor, the models that are flavors. Every
+# other model of TYPES is foreign to it, and counted apart.
+OWN = {
+    # examples/{gpt3,llama,mixtral,gptoss}, examples/post_training/modelopt/conf
+    "megatron-lm": ["gpt2", "llama", "llama4", "mixtral", "qwen2", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gpt_oss", "nemotron", "nemotron_h"],
+    # torchtitan/models/*/__init__.py; the flavors 16B and 236B of deepseek_v3 are DeepSeek-V2
+    "torchtitan@0.3": ["llama", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gpt_oss"],
+    "torchtitan@main": ["llama", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gpt_oss"],
+    # CONFIG_TO_MODEL_CLASS in src/nanotron/trainer.py
+    "nanotron": ["llama", "qwen2", "starcoder2"],
+}
+# The flavors of torchtitan 0.2 (torchtitan/models/*/__init__.py) that this library has.
+FLAVORS = ["llama3-8b", "llama3-70b", "llama3.1-405b", "llama4-scout", "llama4-maverick", "qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "qwen3-8b", "qwen3-14b", "qwen3-32b", "qwen3-30b-a3b", "qwen3-235b-a22b", "deepseek-v2-lite", "deepseek-v2", "deepseek-v3", "gpt-oss-20b", "gpt-oss-120b"]
+# Files that hold no model go with any that the hub has.
+DENSE = ["llama3-8b", "llama2-7b", "llama3.2-1b", "qwen2.5-7b", "qwen3-8b", "gemma2-9b", "gpt2-xl", "nemotron-4-15b", "starcoder2-3b", "phi3-mini"]
+ANY = [*DENSE, "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2-lite", "gpt-oss-20b"]
+
+
+def own(target):
+    """The models that a target is asked for."""
+    if target == "torchtitan@0.2":
+        return FLAVORS
+    return [model for kind in OWN[target] for model in TYPES[kind]]
+
+
+def foreign(target):
+    """The models of the other types; for files that hold no model, none."""
+    if target not in OWN and target != "torchtitan@0.2":
+        return []
+    asked = own(target)
+    return [model for models in TYPES.values() for model in models if model not in asked]
+
+
+CORE = ["zero=1", "tp=2,zero=1,recompute=selective", "tp=2,pp=2,zero=1,recompute=full", "tp=2,pp=2,vpp=2,schedule=interleaved,zero=1", "cp=2,cp_kind=ring,zero=1", "ep=4,zero=1"]
+TITAN = ["zero=3,recompute=full", "tp=2,zero=3", "tp=2,etp=2,zero=3", "pp=2,vpp=2,schedule=interleaved,zero=3", "zero=3,dp_replicate=2,reshard=off", "zero=0", "ep=8,zero=3"]
+# Target, runtime, models, strategies; what a runtime's space or a model does not allow is left out.
 GRID = [
-    ("megatron-lm", ["megatron-core"], ALL, ["zero=1", "tp=2,zero=1,recompute=selective", "tp=2,pp=2,zero=1,recompute=full", "tp=2,pp=2,vpp=2,schedule=interleaved,zero=1", "cp=2,cp_kind=ring,zero=1", "ep=4,zero=1"]),
-    ("megatron-lm", ["megatron-fsdp"], DENSE, ["zero=3", "zero=3,dp_replicate=2,recompute=full", "tp=2,zero=2"]),
-    ("torchtitan@0.3", ["torchtitan"], ALL, ["zero=3,recompute=full", "tp=2,zero=3", "pp=2,vpp=2,schedule=interleaved,zero=3", "zero=3,dp_replicate=2,reshard=off", "zero=0", "ep=8,zero=3"]),
-    ("torchtitan@0.2", ["torchtitan"], ALL, ["zero=3,recompute=full", "tp=2,pp=2,zero=3", "zero=3,cp=2,cp_kind=all_gather", "zero=0"]),
-    ("deepspeed@0.19", ["deepspeed"], ALL, ["zero=1", "zero=2,mbs=2", "zero=3,recompute=full", "zero=0"]),
-    ("accelerate@1.15", ["fsdp2"], DENSE, ["zero=3,recompute=full", "zero=3,dp_replicate=2", "zero=2", "zero=0"]),
-    ("axolotl@0.19", ["fsdp2"], DENSE, ["zero=3,mbs=2", "zero=3,dp_replicate=2,recompute=full", "zero=2"]),
-    ("transformers", ["hf-trainer"], ALL, ["zero=3,recompute=full", "zero=2,mbs=2", "zero=0"]),
-    ("transformers-deepspeed", ["hf-deepspeed"], DENSE, ["zero=1", "zero=3,recompute=full"]),
-    ("nanotron", ["nanotron"], ALL, ["zero=1", "tp=2,pp=2,zero=1,recompute=full", "cp=2,cp_kind=all_gather,zero=1", "pp=2,schedule=gpipe"]),
+    ("megatron-lm", "megatron-core", own("megatron-lm"), CORE),
+    ("megatron-lm", "megatron-fsdp", own("megatron-lm"), ["zero=3", "zero=3,dp_replicate=2,recompute=full", "tp=2,zero=2"]),
+    ("torchtitan@0.3", "torchtitan", own("torchtitan@0.3"), TITAN),
+    ("torchtitan@main", "torchtitan", own("torchtitan@main"), TITAN),
+    ("torchtitan@0.2", "torchtitan", own("torchtitan@0.2"), ["zero=3,recompute=full", "tp=2,pp=2,zero=3", "zero=3,cp=2,cp_kind=all_gather", "zero=0"]),
+    ("deepspeed@0.19", "deepspeed", ANY, ["zero=1", "zero=2,mbs=2", "zero=3,recompute=full", "zero=0"]),
+    ("accelerate@1.15", "fsdp2", DENSE, ["zero=3,recompute=full", "zero=3,dp_replicate=2", "zero=2", "zero=0"]),
+    ("axolotl@0.19", "fsdp2", DENSE, ["zero=3,mbs=2", "zero=3,dp_replicate=2,recompute=full", "zero=2"]),
+    ("transformers", "hf-trainer", ANY, ["zero=3,recompute=full", "zero=2,mbs=2", "zero=0"]),
+    ("transformers-deepspeed", "hf-deepspeed", DENSE, ["zero=1", "zero=3,recompute=full"]),
+    ("llama-factory", "hf-deepspeed", DENSE, ["zero=1", "zero=2,mbs=2", "zero=3,recompute=full"]),
+    ("nanotron", "nanotron", own("nanotron"), ["zero=1", "tp=2,pp=2,zero=1,recompute=full", "cp=2,cp_kind=all_gather,zero=1", "pp=2,schedule=gpipe"]),
 ]
 
 # Sources that are not on PyPI: a folder of the environment with the commit's files, put on the path of imports.
-SOURCES = {"megatron-lm": "src/megatron-lm", "nanotron": "src/nanotron/src", "torchtitan@0.2": "titan-0.2.2", "torchtitan@0.3": "titan-0.3.0"}
+SOURCES = {"megatron-lm": "src/megatron-lm", "nanotron": "src/nanotron/src", "torchtitan@0.2": "titan-0.2.2", "torchtitan@0.3": "titan-0.3.0", "torchtitan@main": "src/torchtitan-main", "llama-factory": "src/llama-factory/src"}
 
 # A file of each target and one of its keys; misspelt, `export --check` must find it.
 MISSPELT = {
     "megatron-lm": ("megatron_args.sh", "--micro-batch-size"),
     "torchtitan@0.3": ("vescale_plan_config.py", "tensor_parallel_degree"),
+    "torchtitan@main": ("vescale_plan_config.py", "tensor_parallel_degree"),
+    "llama-factory": ("llamafactory.yaml", "gradient_accumulation_steps"),
     "torchtitan@0.2": ("train.toml", "tensor_parallel_degree"),
     "deepspeed@0.19": ("ds_config.json", "train_batch_size"),
     "accelerate@1.15": ("accelerate.yaml", "num_processes"),
@@ -56,24 +127,25 @@ env -0 > "$RECORD/env"
 
 
 def export(tool, folder, target, runtime, model, strategy):
-    """The plan's outcome: `illegal`, `refused` by us, or `exported` with its files and recorded command."""
+    """The plan's outcome: `illegal`, `refused` by us, or `exported` with its files and recorded command; and what we say."""
     folder.mkdir(parents=True)
     plan = folder / "a.plan.yaml"
-    words = [tool, "estimate", "--model", model, "--gpus", JOB["gpus"], "--seq", JOB["seq_len"], "--global-batch", JOB["global_batch"], "--runtime", runtime, "--strategy", strategy, "-o", plan, "--quiet", "--json"]
+    job = {**JOB, "seq_len": SHORT.get(model, JOB["seq_len"])}
+    words = [tool, "estimate", "--model", model, "--gpus", job["gpus"], "--seq", job["seq_len"], "--global-batch", job["global_batch"], "--runtime", runtime, "--strategy", strategy, "-o", plan, "--quiet", "--json"]
     made = subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False)
     if made.returncode not in (0, 3):
-        return "illegal"
+        return "illegal", made.stderr
     answer = json.loads(made.stdout)
-    facts = {**answer["strategy"], **JOB, "parameters": answer["inputs"]["parameters"], "model": model}
+    facts = {**answer["strategy"], **job, "parameters": answer["inputs"]["parameters"], "model": model}
     (folder / "plan.json").write_text(json.dumps(facts))
     words = [tool, "export", plan, "--to", target, "-o", folder / "out", "--launcher", "torchrun", "--quiet", "--tokenizer", "org/tokenizer", "--data", "org/data", "--hf-id", "org/model"]
     written = subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False)
     if written.returncode == 4:
-        return "refused"
+        return "refused", written.stderr
     if written.returncode != 0:
         raise SystemExit(f"{target} {model} {strategy}: {written.stderr}")
     launched(folder)
-    return "exported"
+    return "exported", ""
 
 
 def launched(folder):
@@ -115,40 +187,67 @@ def misspelt(tool, folder, target):
     return subprocess.run(words, capture_output=True, check=False).returncode == 4
 
 
+def questions(wanted):
+    """Every question of the grid, then those for foreign models: target, runtime, model, strategy, whether foreign."""
+    asked = []
+    for target, runtime, models, strategies in GRID:
+        if not wanted or target in wanted:
+            asked += [(target, runtime, model, strategy, False) for model in models for strategy in strategies]
+    known = {target: (runtime, strategies[0]) for target, runtime, _, strategies in reversed(GRID)}
+    for target, (runtime, strategy) in known.items():
+        if not wanted or target in wanted:
+            asked += [(target, runtime, model, strategy, True) for model in foreign(target)]
+    return asked
+
+
+def table(counts, names):
+    """Prints the counts of each target."""
+    print("| target | plans | refused by us | exported | taken by its parser, as planned | refused or read otherwise |")
+    print("|---|---|---|---|---|---|")
+    total = Counter()
+    for target in names:
+        count = counts[target]
+        total.update(count)
+        show(target, count)
+    show("all", total)
+
+
+def show(name, count):
+    """Prints one line of the table."""
+    taken = f"{count['accepted']}" if not count["not judged"] else f"{count['accepted']}, {count['not judged']} not judged"
+    plans = count["refused"] + count["exported"]
+    print(f"| {name} | {plans} | {count['refused']} | {count['exported']} | {taken} | {count['wrong']} |")
+
+
 def main():
     tool, environment, work = sys.argv[1], pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3])
-    wanted = sys.argv[4:]
-    counts, failures, exported = {}, [], {}
-    for number, (target, runtimes, models, strategies) in enumerate(GRID):
-        if wanted and target not in wanted:
-            continue
-        count = counts.setdefault(target, Counter())
-        for runtime in runtimes:
-            for model in models:
-                for at, strategy in enumerate(strategies):
-                    folder = work / f"{number}-{runtime}-{model}-{at}"
-                    outcome = export(tool, folder, target, runtime, model, strategy)
-                    count[outcome] += 1
-                    if outcome == "exported":
-                        exported.setdefault(target, []).append((str(folder), f"{model} {strategy}"))
+    asked = questions(sys.argv[4:])
+    own_counts, foreign_counts, failures, exported = {}, {}, [], {}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        outcomes = pool.map(lambda at: export(tool, work / str(at), *asked[at][:4]), range(len(asked)))
+        for at, (outcome, said) in enumerate(outcomes):
+            target, _, model, strategy, strange = asked[at]
+            count = (foreign_counts if strange else own_counts).setdefault(target, Counter())
+            count[outcome] += 1
+            name = f"{model} {strategy}"
+            if outcome == "exported":
+                exported.setdefault(target, []).append((str(work / str(at)), name, count))
+            if outcome == "refused" and os.environ.get("REASONS"):
+                print(f"{target} {name}: {said.strip()}")
+            if strange and outcome == "refused" and "\n  model " not in said:
+                failures.append(f"{target} {name}: refused, but not by a part of the model: {said.strip()}")
     for target, plans in exported.items():
         if not misspelt(tool, plans[0][0], target):
             failures.append(f"{target}: a misspelt {MISSPELT[target][1]} is not found")
-        answers = judged(environment, target, [folder for folder, _ in plans])
-        if answers is None:
-            counts[target]["not judged"] = len(plans)
-            continue
-        for folder, name in plans:
-            error = answers[folder]
-            counts[target]["accepted" if error is None else "wrong"] += 1
+        answers = judged(environment, target, [folder for folder, *_ in plans])
+        for folder, name, count in plans:
+            error = None if answers is None else answers[folder]
+            count["not judged" if answers is None else "accepted" if error is None else "wrong"] += 1
             if error is not None:
                 failures.append(f"{target} {name}: {error}")
-    print("| target | plans | refused by us | exported | taken by its parser, as planned | refused or read otherwise |")
-    print("|---|---|---|---|---|---|")
-    for target, count in counts.items():
-        plans = count["refused"] + count["exported"]
-        taken = "no source here" if count["not judged"] else count["accepted"]
-        print(f"| {target} | {plans} | {count['refused']} | {count['exported']} | {taken} | {count['wrong']} |")
+    table(own_counts, own_counts)
+    print("\nModels that a target's own source does not have:\n")
+    table(foreign_counts, foreign_counts)
     for failure in failures:
         print(failure)
     sys.exit(1 if failures else 0)

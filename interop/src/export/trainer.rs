@@ -98,8 +98,9 @@ pub(crate) fn llama_factory(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
         }
     }
     root.set("cutoff_len", job.workload.seq_len);
-    root.set("packing", true);
+    // Pretraining packs by itself; a written `packing` makes its sequences a token shorter.
     if within {
+        root.set("packing", true);
         root.set("neat_packing", true);
     }
     let kept = job.decisions.recompute != Recompute::Full;

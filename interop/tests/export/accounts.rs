@@ -339,6 +339,46 @@ fn families_are_distinct() {
     }
 }
 
+/// A decoder that torchtitan's registries lack is made of its parts, with every number of the model.
+#[test]
+fn torchtitan_gets_models_made_of_its_parts() {
+    let written = |name: &str| {
+        taken(name, Dialect::Torchtitan03).expect("taken").files[0]
+            .text
+            .clone()
+    };
+    let has = |text: &str, parts: &[&str]| {
+        for part in parts {
+            assert!(text.contains(part), "{part} is not in\n{text}");
+        }
+    };
+    let llama = [
+        "Llama3Model.Config(",
+        "dim=4096,",
+        "vocab_size=32000,",
+        "eps=1e-5",
+        "theta=10000.0)",
+        "n_kv_heads=32",
+        "range(32)",
+        "hidden_dim=11008",
+        "enable_weight_tying=False",
+        "qk_norm=None",
+    ];
+    has(&written("llama2-7b"), &llama);
+    has(
+        &written("qwen2.5-7b"),
+        &["eps=1e-6", "theta=1000000.0)", "wqkv, \"bias\", True)"],
+    );
+    let experts = [
+        "Qwen3Model.Config(",
+        "num_experts=8, top_k=2",
+        "hidden_dim=14336",
+        "score_func=\"softmax\", route_norm=True",
+        "qk_norm=None",
+    ];
+    has(&written("mixtral-8x7b"), &experts);
+}
+
 /// A file's model is found again in the library: the one it was written for, or one with the same sizes.
 #[test]
 fn the_model_of_a_file_is_found_in_the_library() {

@@ -78,6 +78,12 @@ fn by_model(job: &Job<'_>, edition: Edition, limits: &mut Limits) {
         Some(("pp", "1".to_owned())),
     );
     limits.refuse(
+        job.model.tied_embeddings && d.pp > 1 && edition != Edition::Toml02,
+        format!("pp={}", d.pp),
+        "its pipeline takes no model whose embeddings are tied to its head",
+        Some(("pp", "1".to_owned())),
+    );
+    limits.refuse(
         edition == Edition::Toml02 && d.cp > 1 && flexible(job.model),
         format!("cp={}", d.cp),
         "its attention of this model has no context parallelism in 0.2",

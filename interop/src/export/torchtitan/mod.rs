@@ -4,10 +4,11 @@
 mod edition;
 mod limits;
 mod model;
+mod parts;
 mod registry;
 mod rewrites;
 
-use catalog::model::ModelConfig;
+use catalog::model::{Family, ModelConfig};
 use catalog::runtime::Rewrite;
 use catalog::{DType, Overlap, Precision, ScheduleKind, Zero};
 
@@ -27,7 +28,7 @@ use plans::decisions::{Decisions, Recompute};
 /// Models with this name in an edition's registries, of one module if it is given.
 pub(crate) fn flavors(edition: Edition, module: Option<&str>, name: &str) -> Vec<ModelConfig> {
     let all = registry::flavors(edition).into_iter();
-    all.filter(|flavor| flavor.name == name && module.is_none_or(|m| m == flavor.module))
+    all.filter(|flavor| flavor.name == Some(name) && module.is_none_or(|m| m == flavor.module))
         .map(|flavor| flavor.model)
         .collect()
 }
@@ -75,6 +76,13 @@ pub(crate) fn files(job: &Job<'_>, edition: Edition, limits: &mut Limits) -> Vec
     let Some(chosen) = choose(job.model, edition, limits) else {
         return Vec::new();
     };
+    // Its readers of the hub's weights know Llama's and Qwen3's names.
+    let named = matches!(job.model.family, Family::Llama | Family::QwenMoe);
+    let unread = job.model.attention.qkv_bias || !named;
+    limits.note(
+        chosen.flavor.name.is_none() && unread,
+        "torchtitan trains this model from new weights: it has no reader of the hub's weights for it",
+    );
     let (name, heading, text) = match edition {
         Edition::Toml02 => (TOML.to_owned(), Heading::Hash, toml(job, &chosen, limits)),
         Edition::Python03 | Edition::PythonMain => (
@@ -273,7 +281,8 @@ fn training(job: &Job<'_>, edition: Edition) -> Vec<(&'static str, Value)> {
 fn toml(job: &Job<'_>, chosen: &Chosen, limits: &mut Limits) -> String {
     let mut root = Node::table();
     root.set("model.name", chosen.flavor.module);
-    root.set("model.flavor", chosen.flavor.name);
+    // Every model that 0.2 takes is in a registry.
+    root.set("model.flavor", chosen.flavor.name.unwrap_or_default());
     let (tokenizer, data) = inputs(job, limits);
     root.set("model.hf_assets_path", tokenizer);
     if job.workload.precision == Precision::Fp8 {
@@ -363,6 +372,15 @@ fn python(job: &Job<'_>, chosen: &Chosen, edition: Edition, limits: &mut Limits)
         boolean(async_tp(job.decisions)),
         write::python(&Node::made(compiled(job))),
     ));
+    if chosen.flavor.name.is_none() {
+        let length = job.workload.seq_len.max(job.model.max_position);
+        text.push_str(&parts::source(
+            &job.model.name,
+            &chosen.flavor,
+            edition,
+            length,
+        ));
+    }
     text.push_str(&plan(job, chosen));
     text
 }
@@ -370,27 +388,47 @@ fn python(job: &Job<'_>, chosen: &Chosen, edition: Edition, limits: &mut Limits)
 /// Python source of the function `plan()`, which torchtitan calls for the configuration of the run.
 fn plan(job: &Job<'_>, chosen: &Chosen) -> String {
     let flavor = &chosen.flavor;
-    let mut arguments = escape::quoted(flavor.name);
-    if chosen.mtp_layers > 0 {
-        arguments.push_str(&format!(", num_mtp_layers={}", chosen.mtp_layers));
-    }
-    let mut converters = String::new();
-    if job.workload.precision == Precision::Fp8 {
-        arguments.push_str(", converters=converters");
-        converters = format!(
-            "    converters = [Float8LinearConverter.Config(model_compile_enabled={})]\n",
-            boolean(compiles(job))
-        );
-    }
+    let fp8 = job.workload.precision == Precision::Fp8;
     let mut text = String::new();
     if !chosen.set.is_empty() {
         text.push_str(EVERY);
     }
     text.push_str(&format!(
-        "def plan() -> Trainer.Config:\n    \"\"\"The model's configuration under the plan.\"\"\"\n    \
-         config = {}()\n{converters}    config.model_spec = model_registry({arguments})\n",
+        "def plan() -> Trainer.Config:\n    \"\"\"The model's configuration under the plan.\"\"\"\n    config = {}()\n",
         flavor.function
     ));
+    if fp8 {
+        let compiled = boolean(compiles(job));
+        text.push_str(&format!(
+            "    converters = [Float8LinearConverter.Config(model_compile_enabled={compiled})]\n"
+        ));
+    }
+    match flavor.name {
+        Some(name) => {
+            let mut arguments = escape::quoted(name);
+            if chosen.mtp_layers > 0 {
+                arguments.push_str(&format!(", num_mtp_layers={}", chosen.mtp_layers));
+            }
+            if fp8 {
+                arguments.push_str(", converters=converters");
+            }
+            text.push_str(&format!(
+                "    config.model_spec = model_registry({arguments})\n"
+            ));
+        }
+        None => {
+            let name = escape::quoted(&job.model.name);
+            text.push_str("    model = _decoder()\n");
+            if fp8 {
+                text.push_str(
+                    "    for converter in converters:\n        model = converter.build().convert(model)\n",
+                );
+            }
+            text.push_str(&format!(
+                "    config.model_spec = dataclasses.replace(config.model_spec, flavor={name}, model=model)\n"
+            ));
+        }
+    }
     if chosen.mtp_layers > 0 {
         text.push_str(
             "    config.loss = MTPLoss.Config(global_vocab_size=config.model_spec.model.vocab_size)\n",
@@ -420,7 +458,9 @@ const EVERY: &str = "def every(kind, config):\n    \
 fn imports(job: &Job<'_>, chosen: &Chosen) -> String {
     let module = chosen.flavor.module;
     let mut text = String::new();
-    if !chosen.set.is_empty() {
+    if chosen.flavor.name.is_none() {
+        text.push_str("import dataclasses\nimport functools\n\nfrom torch import nn\n");
+    } else if !chosen.set.is_empty() {
         text.push_str("import dataclasses\n\n");
     }
     if job.workload.precision == Precision::Fp8 {
@@ -441,9 +481,14 @@ fn imports(job: &Job<'_>, chosen: &Chosen) -> String {
             text.push_str(&format!("from {from}\n"));
         }
     }
+    match chosen.flavor.name {
+        Some(_) => text.push_str(&format!(
+            "from torchtitan.models.{module} import model_registry\n"
+        )),
+        None => text.push_str(&parts::imports(&chosen.flavor)),
+    }
     text.push_str(&format!(
-        "from torchtitan.models.{module} import model_registry\n\
-         from torchtitan.models.{module}.config_registry import {}\n",
+        "from torchtitan.models.{module}.config_registry import {}\n",
         chosen.flavor.function
     ));
     if chosen.mtp_layers > 0 {

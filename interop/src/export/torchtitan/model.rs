@@ -6,6 +6,7 @@ use catalog::model::{
 };
 
 use super::edition::Edition;
+use super::parts;
 use super::registry::{Flavor, nearest};
 use crate::export::core_model::{self, tidy};
 use crate::export::refusal::Limits;
@@ -33,13 +34,38 @@ macro_rules! equal {
     };
 }
 
-/// torchtitan's counterpart of this model; if there is none, or a field cannot be matched, the model is refused.
+/// torchtitan's counterpart of this model: the flavor of its registry, else a decoder made of its parts. If there is none,
+/// or a field cannot be matched, the model is refused.
 pub(super) fn choose(model: &ModelConfig, edition: Edition, limits: &mut Limits) -> Option<Chosen> {
-    let Some(flavor) = nearest(model, edition) else {
+    let candidates = [nearest(model, edition), parts::like(model, edition)];
+    let mut compared: Vec<_> = candidates
+        .into_iter()
+        .flatten()
+        .map(|flavor| compare(model, flavor, edition))
+        .collect();
+    let Some(at) = compared
+        .iter()
+        .position(|(_, found)| found.is_empty())
+        .or((!compared.is_empty()).then_some(0))
+    else {
         let name = &model.name;
         limits.refuse_model(true, name, "its registries have no such model");
         return None;
     };
+    let (chosen, found) = compared.swap_remove(at);
+    let place = chosen.flavor.place();
+    for (field, theirs) in found {
+        limits.refuse_model(true, field, format!("torchtitan's {place} has {theirs}"));
+    }
+    Some(chosen)
+}
+
+/// A model of torchtitan beside the fields in which it cannot be made equal to ours: our value and torchtitan's.
+fn compare(
+    model: &ModelConfig,
+    flavor: Flavor,
+    edition: Edition,
+) -> (Chosen, Vec<(String, String)>) {
     let theirs = flavor.model.clone();
     let mut chosen = Chosen {
         flavor,
@@ -53,11 +79,7 @@ pub(super) fn choose(model: &ModelConfig, edition: Edition, limits: &mut Limits)
     };
     differences.model(model, &theirs);
     let found = differences.found;
-    let place = format!("{} {}", chosen.flavor.module, chosen.flavor.name);
-    for (field, theirs) in found {
-        limits.refuse_model(true, field, format!("torchtitan's {place} has {theirs}"));
-    }
-    Some(chosen)
+    (chosen, found)
 }
 
 impl Differences<'_> {
@@ -131,7 +153,8 @@ impl Differences<'_> {
 
     fn norm(&mut self, ours: Norm, theirs: Norm) {
         let Norm { kind, bias } = &ours;
-        equal!(self, theirs; kind, bias);
+        self.equal("norm.kind", kind, &theirs.kind);
+        self.equal("norm.bias", bias, &theirs.bias);
     }
 
     fn attention(&mut self, ours: &Attention, theirs: &Attention) {
@@ -178,7 +201,8 @@ impl Differences<'_> {
             // How weights are stored.
             fused_gate_up: _,
         } = &ours;
-        equal!(self, theirs; ffn, activation, gated, bias);
+        equal!(self, theirs; ffn, activation, gated);
+        self.equal("mlp.bias", bias, &theirs.bias);
     }
 
     fn moe(&mut self, ours: Moe, theirs: Moe) {

@@ -14,13 +14,23 @@ use super::edition::Edition;
 pub(super) struct Flavor {
     /// Module below `torchtitan.models`.
     pub(super) module: &'static str,
-    /// Name in the module's registry.
-    pub(super) name: &'static str,
+    /// Name in the module's registry; `None` for a decoder that the Python file makes of the module's parts.
+    pub(super) name: Option<&'static str>,
     /// The configuration function of 0.3 and main whose settings it is trained with: its own, or that of a model with
     /// the same vocabulary.
     pub(super) function: &'static str,
     /// The architecture in this program's terms.
     pub(super) model: ModelConfig,
+}
+
+impl Flavor {
+    /// The flavor in a message.
+    pub(super) fn place(&self) -> String {
+        match self.name {
+            Some(name) => format!("{} {name}", self.module),
+            None => format!("{} decoder", self.module),
+        }
+    }
 }
 
 /// The flavor of the same family, depth and width, if an edition has one.
@@ -54,7 +64,7 @@ pub(super) fn flavors(edition: Edition) -> Vec<Flavor> {
     all.extend(
         [("20b", 24, 32), ("120b", 36, 128)].map(|(name, layers, experts)| Flavor {
             module: "gpt_oss",
-            name,
+            name: Some(name),
             function: if experts == 32 {
                 "gpt_oss_20b"
             } else {
@@ -86,7 +96,7 @@ fn llamas(edition: Edition) -> Vec<Flavor> {
         };
         Flavor {
             module: "llama3",
-            name,
+            name: Some(name),
             function,
             model,
         }
@@ -141,7 +151,7 @@ fn qwens() -> Vec<Flavor> {
     .map(sparse);
     let flavor = |(name, model): (&'static str, ModelConfig)| Flavor {
         module: "qwen3",
-        name,
+        name: Some(name),
         function: if model.moe.is_some() {
             "qwen3_30b_a3b"
         } else {
@@ -171,7 +181,7 @@ fn deepseeks() -> Vec<Flavor> {
         model.constants.rope_scaling = yarn(40.0, 1.0, true);
         Flavor {
             module: "deepseek_v3",
-            name,
+            name: Some(name),
             function,
             model,
         }
@@ -247,7 +257,7 @@ fn yarn(factor: f64, attention: f64, whole_pairs: bool) -> RopeScaling {
 }
 
 /// What torchtitan's decoders share: RMSNorm of epsilon 1e-5, gated SiLU, no biases, rotary positions.
-fn decoder(family: Family, layers: u64, hidden: u64, vocab: u64) -> ModelConfig {
+pub(super) fn decoder(family: Family, layers: u64, hidden: u64, vocab: u64) -> ModelConfig {
     ModelConfig {
         name: String::new(),
         family,
@@ -292,7 +302,7 @@ fn decoder(family: Family, layers: u64, hidden: u64, vocab: u64) -> ModelConfig 
     }
 }
 
-fn grouped(kv_heads: u64, head_dim: u64, qk_norm: bool) -> AttentionKind {
+pub(super) fn grouped(kv_heads: u64, head_dim: u64, qk_norm: bool) -> AttentionKind {
     AttentionKind::Grouped {
         kv_heads,
         head_dim,
@@ -304,7 +314,7 @@ fn grouped(kv_heads: u64, head_dim: u64, qk_norm: bool) -> AttentionKind {
     }
 }
 
-fn experts(experts: u64, top_k: u64, expert_ffn: u64) -> Moe {
+pub(super) fn experts(experts: u64, top_k: u64, expert_ffn: u64) -> Moe {
     Moe {
         experts,
         top_k,
