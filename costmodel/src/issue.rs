@@ -60,7 +60,7 @@ impl Launch {
 }
 
 /// Launches in the order in which the host issues them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Queue {
     launches: Vec<Launch>,
     /// Index of the last launch on the compute stream.
@@ -70,6 +70,15 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
+    /// A queue with room for as many launches.
+    pub(crate) fn with_room(launches: usize) -> Self {
+        Self {
+            launches: Vec::with_capacity(launches),
+            kernel: None,
+            pending: Waits::default(),
+        }
+    }
+
     /// Issues a kernel, or a part of one, to the compute stream.
     pub(crate) fn compute(&mut self, kernel: usize, parts: u64) {
         self.kernel = Some(self.launches.len());
@@ -192,7 +201,11 @@ impl<'a> Order<'a> {
     /// Issues the block's kernels at the given indices, in that order.
     pub(crate) fn issue(&self, kernels: &[usize]) -> Vec<Launch> {
         let beside = self.beside(kernels);
-        let mut queue = Queue::default();
+        let in_rings = (beside.rings.iter())
+            .map(|(_, steps)| steps.len() + 1)
+            .sum::<usize>();
+        let room = kernels.len() + in_rings * self.key.layout.cp as usize;
+        let mut queue = Queue::with_room(room);
         let mut sent: Vec<(usize, usize)> = Vec::new();
         let mut skipped: Vec<usize> = Vec::new();
         for &kernel in kernels {
@@ -488,7 +501,7 @@ mod tests {
         };
         let class = BlockClass::Layer(model.layer_class(0));
         let trace = models::trace_block(&model, class, &layout).expect("a block");
-        let lowering = Lowering { runtime: &runtime };
+        let lowering = Lowering::new(&runtime);
         let lowered = lowering.lower(&trace);
         let alone = Group { size: 1, stride: 1 };
         let key = BlockKey {
