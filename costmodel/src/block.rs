@@ -8,7 +8,7 @@ use plans::{NamedTime, Recompute};
 
 use crate::block_cost::{BlockCost, BlockDetail, BlockKey, Tensors, weights};
 use crate::book::{BlockToPrice, PriceBook, PricedBlock};
-use crate::issue::Launch;
+use crate::launches::Launch;
 use crate::lower::{BlockMemory, Lowered, Lowering};
 use crate::spread::Spread;
 use crate::streams::{self, Task};

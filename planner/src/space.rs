@@ -103,22 +103,13 @@ impl SearchSpace {
         sizes.sort_unstable();
         sizes.dedup();
         let pipelines = pipelines(asked, &sizes, &mut illegal);
-        let mut shardings = BTreeMap::new();
-        for layout in &all {
-            let sizes = (layout.dp, layout.cp);
-            let of_sizes = || asked.shardings(layout.dp, layout.cp);
-            shardings.entry(sizes).or_insert_with(of_sizes);
-        }
+        let shardings = shardings(asked, &all);
         let checked: Vec<Checked> = all
             .par_iter()
             .map(|layout| {
                 let pipelines = &pipelines[&(layout.pp, layout.num_micro_batches)];
-                check(
-                    asked,
-                    layout,
-                    pipelines,
-                    &shardings[&(layout.dp, layout.cp)],
-                )
+                let shardings = &shardings[&(layout.dp, layout.cp)];
+                check(asked, layout, pipelines, shardings)
             })
             .collect();
         for (layout, checked) in all.into_iter().zip(checked) {
@@ -369,6 +360,16 @@ fn pipelines(
         illegal.insert(TOO_LONG.to_owned(), too_long);
     }
     sizes.par_iter().map(of_sizes).collect()
+}
+
+/// The ways to shard the states of these layouts.
+fn shardings(asked: Asked<'_>, layouts: &[Layout]) -> BTreeMap<(u64, u64), Vec<ShardingChoice>> {
+    let mut all = BTreeMap::new();
+    for &Layout { dp, cp, .. } in layouts {
+        all.entry((dp, cp))
+            .or_insert_with(|| asked.shardings(dp, cp));
+    }
+    all
 }
 
 /// What came of a layout.

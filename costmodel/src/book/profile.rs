@@ -12,7 +12,7 @@ use plans::{Decisions, Group, Recompute, UsedConstant, Zero};
 
 use super::entry::{BlockToPrice, PriceBook, PricedBlock, PricedKernel, Update};
 use crate::block_cost::BlockKey;
-use crate::issue::{Launch, Queue};
+use crate::launches::{Launch, Queue};
 use crate::lower::recomputed;
 use crate::messages::measured;
 use crate::price::ProfilePrices;
