@@ -75,11 +75,7 @@ pub(crate) fn meshes(
     illegal: &mut BTreeMap<String, u64>,
     found: &mut dyn FnMut(Layout),
 ) {
-    let Asked {
-        scenario,
-        constraints,
-        ..
-    } = asked;
+    let (scenario, constraints) = (asked.scenario, asked.constraints);
     let runtime = &scenario.runtime.space;
     let wanted = |mode: &RecomputeMode| constraints.allows_mode(*mode);
     if !runtime.recompute.iter().any(wanted) {
