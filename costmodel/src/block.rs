@@ -8,11 +8,11 @@ use plans::{NamedTime, Recompute};
 
 use crate::block_cost::{BlockCost, BlockDetail, BlockKey, Tensors, weights};
 use crate::book::{BlockToPrice, PriceBook, PricedBlock};
-use crate::issue::Launch;
+use crate::launches::Launch;
 use crate::lower::{BlockMemory, Lowered, Lowering};
 use crate::spread::Spread;
 use crate::streams::{self, Task};
-use crate::work::Backward;
+use crate::work::{Backward, Work};
 use crate::{CostError, Scenario};
 
 /// Recomputations and types of gradients for which a block is priced at one time: only the last steps of the work differ
@@ -56,19 +56,34 @@ pub(crate) fn price(
     let of = traced.to_price(scenario, key, modes);
     let trace = &traced.trace;
     let memory = (of.lowering).memory(trace, of.lowered, modes, key.layout.tp);
-    let mut costs = Vec::new();
-    for &accumulates in &siblings.accumulates {
+    let of_key = of_key(&of, book, &memory)?;
+    let mut costs = Vec::with_capacity(of_key.len() * siblings.accumulates.len());
+    // The type of gradients changes backward alone.
+    for &accumulates in (siblings.accumulates.iter()).filter(|&&other| other != key.accumulates) {
         let key = BlockKey {
             accumulates,
             ..*key
         };
-        let of = BlockToPrice { key: &key, ..of };
-        costs.extend(of_key(&of, book, &memory)?);
+        let of = BlockToPrice {
+            key: &key,
+            modes: &[],
+            ..of
+        };
+        let backward = backward(scenario, &book.block(&of)?);
+        costs.extend(of_key.iter().map(|cost| BlockCost {
+            key: BlockKey {
+                accumulates,
+                ..cost.key
+            },
+            backward,
+            ..cost.clone()
+        }));
     }
+    costs.extend(of_key);
     Ok(costs)
 }
 
-/// Computes the costs of a traced block for the types of gradients in its key, one for each mode of recomputation.
+/// Computes the costs of a traced block for the type of gradients in its key, one for each mode of recomputation.
 fn of_key(
     of: &BlockToPrice<'_>,
     book: &dyn PriceBook,
@@ -82,14 +97,9 @@ fn of_key(
         ..
     } = *of;
     let priced = book.block(of)?;
-    let slowdown = scenario.runtime.overheads.overlap_slowdown.value;
-    let run = |pass: &[Launch]| streams::run(&tasks(&priced, pass), slowdown, |_, _| {});
+    let run = |pass: &[Launch]| run(scenario, &priced, pass);
     let forward = run(&priced.forward);
-    let backward = Backward {
-        whole: run(&priced.backward),
-        input: run(&priced.backward_input),
-        weight: run(&priced.backward_weight),
-    };
+    let backward = backward(scenario, &priced);
     let spread = |passes: [&Vec<Launch>; 3]| {
         let launches = passes.into_iter().flatten();
         launches.fold(Spread::default(), |all, launch| {
@@ -112,6 +122,20 @@ fn of_key(
     Ok(again.zip(memory).map(cost).collect())
 }
 
+fn backward(scenario: &Scenario, priced: &PricedBlock) -> Backward {
+    let run = |pass: &[Launch]| run(scenario, priced, pass);
+    Backward {
+        whole: run(&priced.backward),
+        input: run(&priced.backward_input),
+        weight: run(&priced.backward_weight),
+    }
+}
+
+fn run(scenario: &Scenario, priced: &PricedBlock, pass: &[Launch]) -> Work {
+    let slowdown = scenario.runtime.overheads.overlap_slowdown.value;
+    streams::run(tasks(priced, pass), slowdown, |_, _| {})
+}
+
 /// Computes what a block's cost consists of, by name.
 ///
 /// # Errors
@@ -130,7 +154,7 @@ pub(crate) fn detail(
     let mut kernels = Vec::new();
     let mut add = |pass: &[Launch], what: &str| {
         let mut spent = vec![Seconds(0.0); names.len()];
-        streams::run(&tasks(&priced, pass), slowdown, |task, time| {
+        streams::run(tasks(&priced, pass), slowdown, |task, time| {
             spent[pass[task].kernel] += time;
         });
         let taken = names.iter().zip(&spent).filter(|(_, time)| time.0 > 0.0);
@@ -156,9 +180,7 @@ impl Traced {
     fn new(scenario: &Scenario, key: &BlockKey) -> Result<Self, CostError> {
         let trace = models::trace_block(&scenario.model, key.class, &key.layout)
             .map_err(|e| CostError::Trace(e.to_string()))?;
-        let lowering = Lowering {
-            runtime: &scenario.runtime,
-        };
+        let lowering = Lowering::new(&scenario.runtime);
         let lowered = lowering.lower(&trace);
         Ok(Self { trace, lowered })
     }
@@ -174,9 +196,7 @@ impl Traced {
             key,
             modes,
             trace: &self.trace,
-            lowering: Lowering {
-                runtime: &scenario.runtime,
-            },
+            lowering: Lowering::new(&scenario.runtime),
             lowered: &self.lowered,
         }
     }
@@ -224,8 +244,8 @@ fn modes(scenario: &Scenario, key: &BlockKey) -> Vec<Recompute> {
     modes
 }
 
-fn tasks(priced: &PricedBlock, pass: &[Launch]) -> Vec<Task> {
-    let task = |launch: &Launch| {
+fn tasks(priced: &PricedBlock, pass: &[Launch]) -> impl ExactSizeIterator<Item = Task> {
+    pass.iter().map(|launch| {
         let kernel = &priced.kernels[launch.kernel];
         Task {
             stream: launch.stream,
@@ -236,6 +256,5 @@ fn tasks(priced: &PricedBlock, pass: &[Launch]) -> Vec<Task> {
             host: kernel.host,
             waits: launch.waits,
         }
-    };
-    pass.iter().map(task).collect()
+    })
 }

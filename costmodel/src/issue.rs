@@ -26,102 +26,12 @@ use dtensor::{Collective, CollectiveKind, Pass, TensorId, Trace};
 use models::BlockClass;
 
 use crate::block_cost::BlockKey;
+use crate::launches::{Launch, Queue};
 use crate::lower::{Kernel, KernelKind, Lowered, Lowering};
-use crate::streams::{Stream, Waits};
+use crate::streams::Stream;
 
 /// Number of parts into which Transformer Engine splits a product whose result is reduced ("pipeline" overlap).
 const PIPELINE_SPLITS: u64 = 4;
-
-/// A kernel or message, or one of the equal parts of a split one, issued to a stream.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Launch {
-    /// Index among all kernels of the block.
-    pub(crate) kernel: usize,
-    /// Number of equal parts that it is split into; 1 if it is not split.
-    pub(crate) parts: u64,
-    pub(crate) stream: Stream,
-    pub(crate) waits: Waits,
-}
-
-impl Launch {
-    /// A kernel issued after those of a pass, which waits for all of the pass's messages.
-    pub(crate) fn last(kernel: usize, pass: &[Self]) -> Self {
-        let mut waits = Waits::default();
-        for (index, launch) in pass.iter().enumerate() {
-            waits.add(launch.stream, index);
-        }
-        Self {
-            kernel,
-            parts: 1,
-            stream: Stream::Compute,
-            waits,
-        }
-    }
-}
-
-/// Launches in the order in which the host issues them.
-#[derive(Debug, Default)]
-pub(crate) struct Queue {
-    launches: Vec<Launch>,
-    /// Index of the last launch on the compute stream.
-    kernel: Option<usize>,
-    /// What the next launch on the compute stream waits for.
-    pending: Waits,
-}
-
-impl Queue {
-    /// Issues a kernel, or a part of one, to the compute stream.
-    pub(crate) fn compute(&mut self, kernel: usize, parts: u64) {
-        self.kernel = Some(self.launches.len());
-        self.launches.push(Launch {
-            kernel,
-            parts,
-            stream: Stream::Compute,
-            waits: std::mem::take(&mut self.pending),
-        });
-    }
-
-    /// Issues a message, or a part of one, which waits for what the compute stream has been given so far.
-    pub(crate) fn send(&mut self, kernel: usize, parts: u64, stream: Stream) -> usize {
-        let mut waits = self.pending;
-        if let Some(last) = self.kernel {
-            waits.add(Stream::Compute, last);
-        }
-        self.launches.push(Launch {
-            kernel,
-            parts,
-            stream,
-            waits,
-        });
-        self.launches.len() - 1
-    }
-
-    /// Makes the next kernel wait for a message.
-    pub(crate) fn wait(&mut self, launch: usize) {
-        self.pending.add(self.launches[launch].stream, launch);
-    }
-
-    /// Issues a message that the next kernel waits for.
-    pub(crate) fn exchange(&mut self, kernel: usize, axis: Axis) {
-        let launch = self.send(kernel, 1, Stream::of(axis));
-        self.wait(launch);
-    }
-
-    /// Issues a message while the compute stream works on layers of another micro-batch: neither waits for the other.
-    pub(crate) fn beside_others(&mut self, kernel: usize, axis: Axis) {
-        self.launches.push(Launch {
-            kernel,
-            parts: 1,
-            stream: Stream::of(axis),
-            waits: Waits::default(),
-        });
-    }
-
-    /// All launches issued so far.
-    pub(crate) fn launches(self) -> Vec<Launch> {
-        self.launches
-    }
-}
 
 /// Decides how the kernels of a block are issued; their indices count those of forward, then those of backward.
 #[derive(Debug)]
@@ -192,7 +102,11 @@ impl<'a> Order<'a> {
     /// Issues the block's kernels at the given indices, in that order.
     pub(crate) fn issue(&self, kernels: &[usize]) -> Vec<Launch> {
         let beside = self.beside(kernels);
-        let mut queue = Queue::default();
+        let in_rings = (beside.rings.iter())
+            .map(|(_, steps)| steps.len() + 1)
+            .sum::<usize>();
+        let room = kernels.len() + in_rings * self.key.layout.cp as usize;
+        let mut queue = Queue::with_room(room);
         let mut sent: Vec<(usize, usize)> = Vec::new();
         let mut skipped: Vec<usize> = Vec::new();
         for &kernel in kernels {
@@ -488,7 +402,7 @@ mod tests {
         };
         let class = BlockClass::Layer(model.layer_class(0));
         let trace = models::trace_block(&model, class, &layout).expect("a block");
-        let lowering = Lowering { runtime: &runtime };
+        let lowering = Lowering::new(&runtime);
         let lowered = lowering.lower(&trace);
         let alone = Group { size: 1, stride: 1 };
         let key = BlockKey {

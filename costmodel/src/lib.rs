@@ -22,6 +22,7 @@ mod held;
 mod imbalance;
 mod issue;
 mod known;
+mod launches;
 mod lower;
 mod memo;
 mod messages;

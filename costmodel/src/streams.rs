@@ -225,19 +225,20 @@ impl Streams {
 }
 
 /// The tasks that a task waits for: for every stream the last one, by index in a list. Earlier ones on the same stream
-/// have ended by then.
+/// have ended by then. Indices are held one greater: 0 stands for none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Waits([Option<usize>; STREAMS]);
+pub(crate) struct Waits([u32; STREAMS]);
 
 impl Waits {
     /// Adds a task of a stream to those waited for.
     pub(crate) fn add(&mut self, stream: Stream, task: usize) {
         let last = &mut self.0[stream as usize];
-        *last = (*last).max(Some(task));
+        *last = (*last).max(task as u32 + 1);
     }
 
     pub(crate) fn tasks(self) -> impl Iterator<Item = usize> {
-        self.0.into_iter().flatten()
+        let all = self.0.into_iter().filter(|&next| next > 0);
+        all.map(|next| next as usize - 1)
     }
 }
 
@@ -254,13 +255,17 @@ pub(crate) struct Task {
 
 /// Runs a list of tasks on idle streams until all have ended, and returns the total time. Calls `spent` for each task
 /// with the time that the list takes because of it: a kernel's duration, or what a message leaves exposed.
-pub(crate) fn run(tasks: &[Task], slowdown: f64, mut spent: impl FnMut(usize, Seconds)) -> Work {
+pub(crate) fn run(
+    tasks: impl ExactSizeIterator<Item = Task>,
+    slowdown: f64,
+    mut spent: impl FnMut(usize, Seconds),
+) -> Work {
     let mut streams = Streams::new(slowdown);
     let mut ends: Vec<End> = Vec::with_capacity(tasks.len());
     let mut last = [None; STREAMS];
     let mut compute = Picoseconds::ZERO;
     let mut host = Seconds(0.0);
-    for (index, task) in tasks.iter().enumerate() {
+    for (index, task) in tasks.enumerate() {
         let duration = Picoseconds::from(task.duration);
         let awaited = task.waits.tasks().max_by_key(|&task| ends[task].at);
         let free = streams.free(task.stream);
@@ -333,11 +338,11 @@ mod tests {
             task(Compute, 3.0, &[]),
         ];
         let mut by_task = [Seconds(0.0); 3];
-        let work = run(&tasks, 1.0, |task, time| by_task[task] += time);
+        let work = run(tasks.into_iter(), 1.0, |task, time| by_task[task] += time);
         assert!(near(work.device(), 5.0) && near(work.compute, 4.0) && near(work.tp, 1.0));
         assert_eq!(by_task.map(|time| time.0), [1.0, 1.0, 3.0]);
         // The product takes a quarter longer, still less than the reduction.
-        let work = run(&tasks, 1.25, |_, _| {});
+        let work = run(tasks.into_iter(), 1.25, |_, _| {});
         assert!(near(work.device(), 5.0));
         assert!(near(work.tp, 1.0));
     }
@@ -375,12 +380,12 @@ mod tests {
             task(Expert, 4.0, &[(Compute, 3)]),
             task(Compute, 1.0, &[(Expert, 4)]),
         ];
-        let work = run(&layer, 1.0, |_, _| {});
+        let work = run(layer.into_iter(), 1.0, |_, _| {});
         assert!(near(work.compute, 11.0) && near(work.ep, 5.0));
         // The attention of another micro-batch is issued beside the combination.
         let mut both = layer.to_vec();
         both.insert(5, task(Compute, 5.0, &[]));
-        let work = run(&both, 1.0, |_, _| {});
+        let work = run(both.into_iter(), 1.0, |_, _| {});
         assert!(near(work.compute, 16.0) && near(work.ep, 1.0));
     }
 }

@@ -53,10 +53,11 @@ impl<'b, 'p> Backward<'b, 'p> {
 
     /// A new gradient tensor with the local shape of `x`.
     pub(crate) fn gradient(&mut self, name: &str, x: &DTensor) -> DTensor {
-        let name = format!("{name}.gradient");
-        let id = self
-            .tape
-            .local_like(&name, x, x.dtype, TensorRole::Gradient);
+        self.named_gradient([name, ".gradient"].concat(), x)
+    }
+
+    fn named_gradient(&mut self, name: String, x: &DTensor) -> DTensor {
+        let id = self.tape.local_like(name, x, x.dtype, TensorRole::Gradient);
         DTensor { id, ..x.clone() }
     }
 
@@ -64,10 +65,10 @@ impl<'b, 'p> Backward<'b, 'p> {
     pub(crate) fn of_input(&mut self, of: usize, index: usize, input: &DTensor) -> DTensor {
         let scope = &self.tape.trace.forward[of].scope;
         let name = match index {
-            0 => format!("{scope}.input"),
-            _ => format!("{scope}.input{index}"),
+            0 => [scope, ".input.gradient"].concat(),
+            _ => format!("{scope}.input{index}.gradient"),
         };
-        self.gradient(&name, input)
+        self.named_gradient(name, input)
     }
 
     /// Appends a backward operator with its inputs and outputs, in the scope of the forward operator `of`.

@@ -148,7 +148,7 @@ impl<'p> Tape<'p> {
         let name = if name.starts_with('/') {
             name.trim_start_matches('/').to_owned()
         } else {
-            format!("{}{name}", self.prefix)
+            [&self.prefix, name].concat()
         };
         self.trace.parameters.push(ParameterInfo {
             name,
@@ -197,13 +197,13 @@ impl<'p> Tape<'p> {
         placements: Placements,
         dtype: DType,
     ) -> DTensor {
-        let name = format!("{scope}.output");
+        let name = [scope, ".output"].concat();
         self.tensor(name, shape, placements, dtype, TensorRole::Activation)
     }
 
     /// An operator's output tensor with the shape and placements of its input.
     pub(crate) fn like(&mut self, scope: &str, x: &DTensor, dtype: DType) -> DTensor {
-        let name = format!("{scope}.output");
+        let name = [scope, ".output"].concat();
         let id = self.local_like(name, x, dtype, TensorRole::Activation);
         DTensor {
             id,
@@ -304,7 +304,7 @@ impl<'p> Tape<'p> {
     /// own size, but no kernel writes it. An interleaved dim is cut along its parts, so each part is a plain shard.
     pub fn slice(&mut self, x: &DTensor, [offset, width, period]: [u64; 3]) -> DTensor {
         let info = self.trace.tensor(x.id);
-        let (name, role) = (format!("{} part", info.name), info.role);
+        let (name, role) = ([&info.name, " part"].concat(), info.role);
         let mut shape = x.shape.clone();
         let last = shape.last_mut().expect("sliced tensors have a last dim");
         let columns = Columns {
@@ -317,7 +317,7 @@ impl<'p> Tape<'p> {
         let placements = x
             .placements
             .of_columns(offset..offset + width, columns.whole);
-        let out = self.tensor(&name, &shape, placements, x.dtype, role);
+        let out = self.tensor(name, &shape, placements, x.dtype, role);
         self.seen(x, &out, ViewKind::Columns(columns));
         self.remember(Recorded::Slice(columns), &[x], Some(&out));
         out

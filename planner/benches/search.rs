@@ -1,7 +1,8 @@
 //! How fast the search is: `cargo bench -p vescale-planner`.
 //!
-//! `simulate` reports full engine simulations per second on one core over a fixed, unpruned space;
-//! `default_search` the wall time of the default search on all cores.
+//! `simulate` reports simulations of steps per second on one core over a fixed, unpruned space, once of all its pipelines
+//! and once of those with 16 stages and 256 micro-batches; `floors` lower bounds per second of the same strategies;
+//! the others the wall time of searches on all cores. `docs/search.md` has a table of what was measured.
 
 use std::sync::OnceLock;
 
@@ -36,26 +37,58 @@ fn scenario(model: &str, gpus: u64, runtime: &str) -> Scenario {
     }
 }
 
-/// Every 64th strategy of the default space of Llama 3 70B on 512 GPUs.
-fn sample() -> &'static (CostModel, Vec<Strategy>) {
-    static SAMPLE: OnceLock<(CostModel, Vec<Strategy>)> = OnceLock::new();
-    SAMPLE.get_or_init(|| {
-        let s = scenario("llama3-70b", 512, "megatron-core");
-        let space = SearchSpace::new(&s, &Constraints::default());
-        let all = space.layouts().iter().flat_map(|l| space.strategies(l));
-        let members: Vec<Strategy> = all.step_by(64).collect();
-        (CostModel::new(s).expect("priced"), members)
-    })
+type Sample = (CostModel, Vec<Strategy>);
+
+/// Every `step`th strategy of the space of Llama 3 70B on 512 GPUs, with some decisions fixed.
+fn sample(fixed: &[(&str, &str)], step: usize) -> Sample {
+    let s = scenario("llama3-70b", 512, "megatron-core");
+    let fix = |&(decision, value): &(&str, &str)| (decision.to_owned(), vec![value.to_owned()]);
+    let constraints = Constraints {
+        fix: fixed.iter().map(fix).collect(),
+        ..Constraints::default()
+    };
+    let space = SearchSpace::new(&s, &constraints);
+    let all = space.layouts().iter().flat_map(|l| space.strategies(l));
+    let members: Vec<Strategy> = all.step_by(step).collect();
+    (CostModel::new(s).expect("priced"), members)
 }
 
-#[divan::bench(sample_count = 10)]
-fn simulate(bencher: Bencher<'_, '_>) {
-    let (costs, members) = sample();
+/// Strategies of all pipelines.
+fn any_pipeline() -> &'static Sample {
+    static SAMPLE: OnceLock<Sample> = OnceLock::new();
+    SAMPLE.get_or_init(|| sample(&[], 64))
+}
+
+/// Strategies with pipelines of 16 stages and 256 micro-batches.
+fn long_pipeline() -> &'static Sample {
+    static SAMPLE: OnceLock<Sample> = OnceLock::new();
+    let fixed = [("pp", "16"), ("vpp", "1"), ("dp", "2"), ("mbs", "1")];
+    SAMPLE.get_or_init(|| sample(&fixed, 1))
+}
+
+#[divan::bench(sample_count = 10, args = ["any pipeline", "16 stages, 256 micro-batches"])]
+fn simulate(bencher: Bencher<'_, '_>, of: &str) {
+    let (costs, members) = match of {
+        "any pipeline" => any_pipeline(),
+        _ => long_pipeline(),
+    };
     bencher
         .counter(ItemsCount::new(members.len()))
         .bench_local(|| {
             for member in members {
                 divan::black_box(costs.score(member).expect("priced"));
+            }
+        });
+}
+
+#[divan::bench(sample_count = 10)]
+fn floors(bencher: Bencher<'_, '_>) {
+    let (costs, members) = any_pipeline();
+    bencher
+        .counter(ItemsCount::new(members.len()))
+        .bench_local(|| {
+            for member in members {
+                divan::black_box(costs.floors(member, None).expect("priced"));
             }
         });
 }

@@ -173,7 +173,7 @@ impl Contest<'_> {
         };
         let mut variants = Vec::new();
         for layout in self.space.layouts().iter().filter(|l| l.has_sizes_of(of)) {
-            let shardings = self.space.shardings(layout).into_iter();
+            let shardings = self.space.shardings(layout).iter().copied();
             let shardings: Vec<ShardingChoice> = shardings.filter(shards_alike).collect();
             let base = self.space.decisions(layout);
             for pipeline in self.space.pipelines(layout).iter() {

@@ -39,6 +39,7 @@ pub mod constraints;
 mod contest;
 mod error;
 pub mod explain;
+pub mod layouts;
 pub mod legal_values;
 pub mod nearby;
 mod options;

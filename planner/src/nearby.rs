@@ -18,8 +18,9 @@ use crate::PlannerError;
 use crate::choices::{PipelineChoice, ShardingChoice};
 use crate::constraints::Constraints;
 use crate::explain::why_not_first;
+use crate::layouts::Layout;
 use crate::options::{Objective, SearchOptions, limit};
-use crate::space::{Layout, SearchSpace, with_pipeline};
+use crate::space::{SearchSpace, with_pipeline};
 
 /// How far two strategies are apart: the number of decisions that differ, then by how much they do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -225,7 +226,7 @@ pub(crate) fn strategies(
         && let Some(base) = nearest(&space, layout, of)
     {
         of_pipelines(&space.pipelines(layout)[..], &base, &mut found);
-        of_shardings(&space.shardings(layout), &base, &mut found);
+        of_shardings(space.shardings(layout), &base, &mut found);
         for &axis_order in space.orders(layout) {
             let base = base.clone();
             found.push(("order", Decisions { axis_order, ..base }));

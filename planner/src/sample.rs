@@ -7,8 +7,9 @@ use plans::Strategy;
 use rayon::prelude::*;
 
 use crate::PlannerError;
+use crate::layouts::Layout;
 use crate::shapes::Shapes;
-use crate::space::{Layout, SearchSpace, with_pipeline};
+use crate::space::{SearchSpace, with_pipeline};
 
 /// Strategies that take more than this share of the memory that may be used are left out.
 const LARGEST: f64 = 1.25;

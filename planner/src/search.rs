@@ -19,11 +19,12 @@ use rayon::prelude::*;
 use crate::PlannerError;
 use crate::contest::{self, Contest, Scored};
 use crate::explain::why_not_first;
+use crate::layouts::Layout;
 use crate::options::{Objective, SearchOptions, limit};
 use crate::sets::{Bounded, Entry, Opened, Set};
 use crate::shapes::Shapes;
 use crate::simplicity;
-use crate::space::{Layout, SearchSpace, with_pipeline};
+use crate::space::{SearchSpace, with_pipeline};
 
 /// Largest number of strategies that an exhaustive search simulates.
 const EXHAUSTIVE_LIMIT: u64 = 100_000_000;

@@ -8,7 +8,8 @@ use rayon::prelude::*;
 
 use crate::PlannerError;
 use crate::choices::PipelineChoice;
-use crate::space::{Layout, SearchSpace, with_pipeline};
+use crate::layouts::Layout;
+use crate::space::{SearchSpace, with_pipeline};
 
 /// The shapes of all pipelines of a space, by pipeline ranks and micro-batches.
 #[derive(Debug, Default)]

@@ -14,21 +14,16 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use catalog::runtime::{RecomputeMode, SequenceParallelUse};
-use catalog::{AxisOrder, CpKind, OptimizerStates, ScheduleKind, Zero};
+use catalog::{AxisOrder, OptimizerStates, ScheduleKind, Zero};
 use costmodel::Scenario;
 use plans::legality::check_layout;
 use plans::support::allowed_by;
 use plans::{Decisions, Recompute, StagePartition, Strategy, StrategyError};
 use rayon::prelude::*;
 
-use crate::choices::{Asked, PipelineChoice, ShardingChoice, divisors, powers_of_two};
-use crate::constraints::{Constraints, switch_name};
-
-/// Largest number of sequences in a micro-batch.
-const MAX_MICRO_BATCH: u64 = 16;
-/// Largest number of ranks over which one copy of the experts is spread, unless a constraint asks for more.
-const MAX_EXPERT_RANKS: u64 = 64;
+use crate::choices::{Asked, PipelineChoice, ShardingChoice};
+use crate::constraints::Constraints;
+use crate::layouts::{Layout, layouts, meshes};
 
 /// The rule that pipelines break in which too many micro-batches pass through too many stages.
 const TOO_LONG: &str = "more passes of micro-batches through stages than are simulated";
@@ -43,64 +38,12 @@ pub struct SearchSpace {
     layouts: Vec<Layout>,
     /// By pipeline ranks and micro-batches.
     pipelines: BTreeMap<(u64, u64), Arc<Vec<PipelineChoice>>>,
+    /// By data-parallel and context-parallel ranks.
+    shardings: BTreeMap<(u64, u64), Vec<ShardingChoice>>,
     /// Number of strategies.
     strategies: u64,
     /// Combinations of sizes left out, counted by the rule that excludes them.
     pub illegal: BTreeMap<String, u64>,
-}
-
-/// What decides the local shapes of a rank's blocks, and how many micro-batches pass through how many pipeline ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Layout {
-    /// Tensor-parallel size.
-    pub tp: u64,
-    /// Pipeline-parallel size.
-    pub pp: u64,
-    /// Context-parallel size.
-    pub cp: u64,
-    /// Number of all data-parallel ranks.
-    pub dp: u64,
-    /// Expert-parallel size.
-    pub ep: u64,
-    /// Tensor-parallel size inside experts.
-    pub etp: u64,
-    /// Sequences per micro-batch.
-    pub micro_batch: u64,
-    /// Micro-batches per step and data-parallel rank.
-    pub num_micro_batches: u64,
-    /// How attention communicates under context parallelism.
-    pub cp_kind: CpKind,
-    /// Whether activations between tensor-parallel blocks are sharded on sequence.
-    pub sequence_parallel: bool,
-}
-
-impl Layout {
-    /// Number of axes of the mesh whose size is not that of some decisions; expert axes divide the same ranks and do not
-    /// count.
-    pub(crate) fn axes_unlike(&self, d: &Decisions) -> usize {
-        let sizes = [
-            (self.tp, d.tp),
-            (self.pp, d.pp),
-            (self.cp, d.cp),
-            (self.dp, d.dp()),
-        ];
-        sizes.iter().filter(|(own, other)| own != other).count()
-    }
-
-    /// Whether all sizes, and sequence parallelism, are those of some decisions.
-    pub(crate) fn has_sizes_of(&self, d: &Decisions) -> bool {
-        let own = [
-            self.tp,
-            self.pp,
-            self.cp,
-            self.dp,
-            self.ep,
-            self.etp,
-            self.micro_batch,
-        ];
-        own == [d.tp, d.pp, d.cp, d.dp(), d.ep, d.etp, d.micro_batch]
-            && self.sequence_parallel == d.sequence_parallel
-    }
 }
 
 impl SearchSpace {
@@ -143,6 +86,7 @@ impl SearchSpace {
             present: present.cloned(),
             layouts: Vec::new(),
             pipelines: BTreeMap::new(),
+            shardings: BTreeMap::new(),
             strategies: 0,
             illegal: BTreeMap::new(),
         };
@@ -159,11 +103,13 @@ impl SearchSpace {
         sizes.sort_unstable();
         sizes.dedup();
         let pipelines = pipelines(asked, &sizes, &mut illegal);
+        let shardings = shardings(asked, &all);
         let checked: Vec<Checked> = all
             .par_iter()
             .map(|layout| {
                 let pipelines = &pipelines[&(layout.pp, layout.num_micro_batches)];
-                check(asked, layout, pipelines)
+                let shardings = &shardings[&(layout.dp, layout.cp)];
+                check(asked, layout, pipelines, shardings)
             })
             .collect();
         for (layout, checked) in all.into_iter().zip(checked) {
@@ -179,6 +125,7 @@ impl SearchSpace {
             }
         }
         space.pipelines = pipelines;
+        space.shardings = shardings;
         space.illegal = illegal;
         space
     }
@@ -198,7 +145,9 @@ impl SearchSpace {
             let layouts = layouts(asked, mesh, &mut illegal);
             layouts.iter().any(|layout| {
                 let pipelines = asked.pipelines(layout.pp, layout.num_micro_batches);
-                matches!(check(asked, layout, &pipelines), Checked::Legal(_))
+                let shardings = asked.shardings(layout.dp, layout.cp);
+                let checked = check(asked, layout, &pipelines, &shardings);
+                matches!(checked, Checked::Legal(_))
             })
         })
     }
@@ -243,8 +192,8 @@ impl SearchSpace {
 
     /// The ways to hold and shard states of a layout.
     #[must_use]
-    pub fn shardings(&self, layout: &Layout) -> Vec<ShardingChoice> {
-        self.asked().shardings(layout.dp, layout.cp)
+    pub fn shardings(&self, layout: &Layout) -> &[ShardingChoice] {
+        &self.shardings[&(layout.dp, layout.cp)]
     }
 
     /// The ways in which optimizer states may be held, the largest first; `None` is the runtime's own.
@@ -256,7 +205,7 @@ impl SearchSpace {
     /// and the smallest optimizer states.
     pub(crate) fn lightest(&self, layout: &Layout, base: &Decisions) -> Vec<Decisions> {
         let mut least: BTreeMap<_, ShardingChoice> = BTreeMap::new();
-        for choice in self.shardings(layout) {
+        for &choice in self.shardings(layout) {
             let known = least
                 .entry((choice.zero, choice.reshard_after_forward, choice.offload))
                 .or_insert(choice);
@@ -316,7 +265,7 @@ impl SearchSpace {
     pub(crate) fn of_pipeline(&self, layout: &Layout, d: &Decisions) -> Vec<Strategy> {
         let shardings = self.shardings(layout);
         let mut all = Vec::with_capacity(shardings.len() * self.orders(layout).len());
-        for sharding in &shardings {
+        for sharding in shardings {
             for &axis_order in self.orders(layout) {
                 all.push(self.with_sharding(d, sharding, axis_order));
             }
@@ -413,6 +362,16 @@ fn pipelines(
     sizes.par_iter().map(of_sizes).collect()
 }
 
+/// The ways to shard the states of these layouts.
+fn shardings(asked: Asked<'_>, layouts: &[Layout]) -> BTreeMap<(u64, u64), Vec<ShardingChoice>> {
+    let mut all = BTreeMap::new();
+    for &Layout { dp, cp, .. } in layouts {
+        all.entry((dp, cp))
+            .or_insert_with(|| asked.shardings(dp, cp));
+    }
+    all
+}
+
 /// What came of a layout.
 enum Checked {
     /// It has so many strategies.
@@ -425,9 +384,13 @@ enum Checked {
 
 /// Whether a layout and its pipelines are legal, and how many strategies they have. No rule concerns both a pipeline
 /// and the way that states are sharded.
-fn check(asked: Asked<'_>, layout: &Layout, pipelines: &[PipelineChoice]) -> Checked {
+fn check(
+    asked: Asked<'_>,
+    layout: &Layout,
+    pipelines: &[PipelineChoice],
+    shardings: &[ShardingChoice],
+) -> Checked {
     let Asked { scenario, .. } = asked;
-    let shardings = asked.shardings(layout.dp, layout.cp);
     let beside = (shardings.len() * asked.orders(layout.pp, layout.dp * layout.cp).len()) as u64;
     let families = pipelines.len() as u64 * beside;
     let (Some(sharding), Some(pipeline)) = (shardings.first(), pipelines.first()) else {
@@ -448,139 +411,6 @@ fn check(asked: Asked<'_>, layout: &Layout, pipelines: &[PipelineChoice]) -> Che
     }
     let members: usize = pipelines.iter().map(|p| p.recompute.len()).sum();
     Checked::Legal(members as u64 * beside)
-}
-
-/// Enumerates the sizes of meshes; other fields of the layouts are yet to be decided.
-fn meshes(asked: Asked<'_>, illegal: &mut BTreeMap<String, u64>, found: &mut dyn FnMut(Layout)) {
-    let Asked {
-        scenario,
-        constraints,
-        ..
-    } = asked;
-    let runtime = &scenario.runtime.space;
-    let wanted = |mode: &RecomputeMode| constraints.allows_mode(*mode);
-    if !runtime.recompute.iter().any(wanted) {
-        return;
-    }
-    let gpus = scenario.workload.gpus;
-    let model = &scenario.model;
-    let domain = scenario.cluster.scale_up_domain;
-    for tp in divisors(gpus).filter(|&tp| constraints.allows("tp", tp)) {
-        let asked_for = constraints.fix.contains_key("tp")
-            || constraints.min.get("tp").is_some_and(|&n| n > domain)
-            || asked.present_size("tp") == Some(tp);
-        if (tp > 1 && !runtime.tensor_parallel) || (tp > domain && !asked_for) {
-            continue;
-        }
-        if !model.attention.heads.is_multiple_of(tp) {
-            *(illegal.entry("tp does not divide the attention heads".to_owned())).or_default() += 1;
-            continue;
-        }
-        for pp in divisors(gpus / tp).filter(|&pp| constraints.allows("pp", pp)) {
-            let copies = asked.constraints.offload_layers() > 0;
-            if pp > model.layers || (pp > 1 && (copies || runtime.schedules.is_empty())) {
-                continue;
-            }
-            let pools = scenario.cluster.pools.as_ref();
-            if pools.is_some_and(|pools| pools.of_pipeline(pp).is_none()) {
-                let rule = "a pipeline rank would have GPUs of several pools".to_owned();
-                *illegal.entry(rule).or_default() += 1;
-                continue;
-            }
-            let rest = gpus / tp / pp;
-            for cp in asked.with_fixed("cp", powers_of_two(rest)) {
-                let impossible =
-                    (cp > 1 && runtime.cp_kinds.is_empty()) || !rest.is_multiple_of(cp);
-                if impossible || !constraints.allows("dp", rest / cp) {
-                    continue;
-                }
-                let mesh = Layout {
-                    tp,
-                    pp,
-                    cp,
-                    dp: rest / cp,
-                    ep: 1,
-                    etp: 1,
-                    micro_batch: 1,
-                    num_micro_batches: 1,
-                    cp_kind: CpKind::Ring,
-                    sequence_parallel: false,
-                };
-                experts(asked, mesh, found);
-            }
-        }
-    }
-}
-
-/// Enumerates how experts are spread over the ranks of a mesh.
-fn experts(asked: Asked<'_>, mesh: Layout, found: &mut dyn FnMut(Layout)) {
-    let constraints = asked.constraints;
-    let Some(moe) = asked.scenario.model.moe else {
-        if constraints.allows("ep", 1) && constraints.allows("etp", 1) {
-            found(mesh);
-        }
-        return;
-    };
-    let ranks = mesh.tp * mesh.cp * mesh.dp;
-    let parallel = asked.scenario.runtime.space.expert_parallel;
-    let is_asked =
-        |&key: &&str| constraints.fix.contains_key(key) || constraints.min.contains_key(key);
-    let asked_for = ["ep", "etp"].iter().any(is_asked);
-    for ep in divisors(moe.experts).filter(|&ep| constraints.allows("ep", ep)) {
-        let tensor = [1, mesh.tp]
-            .into_iter()
-            .take(if mesh.tp == 1 { 1 } else { 2 });
-        for etp in asked.with_fixed("etp", tensor) {
-            let spread = ep.saturating_mul(etp);
-            let impossible = (spread > 1 && !parallel) || !ranks.is_multiple_of(spread);
-            let in_use = asked.present.is_some_and(|d| (d.ep, d.etp) == (ep, etp));
-            if !impossible && (spread <= MAX_EXPERT_RANKS || asked_for || in_use) {
-                found(Layout { ep, etp, ..mesh });
-            }
-        }
-    }
-}
-
-/// Enumerates micro-batches, kinds of context parallelism and sequence parallelism of a mesh.
-fn layouts(asked: Asked<'_>, mesh: Layout, illegal: &mut BTreeMap<String, u64>) -> Vec<Layout> {
-    let batch = asked.scenario.workload.global_batch;
-    if !batch.is_multiple_of(mesh.dp) {
-        let rule = "data parallelism does not divide the global batch".to_owned();
-        *illegal.entry(rule).or_default() += 1;
-        return Vec::new();
-    }
-    let per_rank = batch / mesh.dp;
-    let mut sizes = asked.with_fixed("mbs", powers_of_two(per_rank.min(MAX_MICRO_BATCH)));
-    sizes.retain(|&b| per_rank.is_multiple_of(b));
-    let space = &asked.scenario.runtime.space;
-    let mut kinds: Vec<CpKind> = if mesh.cp == 1 {
-        // Without context parallelism the kind is the one that a strategy has which names none.
-        vec![space.cp_kinds.first().copied().unwrap_or(CpKind::Ring)]
-    } else {
-        space.cp_kinds.clone()
-    };
-    kinds.retain(|k| asked.constraints.allows_name("cp_kind", k.name()));
-    let mut sequence: Vec<bool> = match (mesh.tp, space.sequence_parallel) {
-        (1, _) | (_, SequenceParallelUse::Never) => vec![false],
-        (_, SequenceParallelUse::Always) => vec![true],
-        (_, SequenceParallelUse::Choice) => vec![true, false],
-    };
-    sequence.retain(|&on| asked.constraints.allows_name("sp", switch_name(on)));
-    let mut all = Vec::with_capacity(sizes.len() * kinds.len() * sequence.len());
-    for &micro_batch in &sizes {
-        for &cp_kind in &kinds {
-            for &sequence_parallel in &sequence {
-                all.push(Layout {
-                    micro_batch,
-                    num_micro_batches: per_rank / micro_batch,
-                    cp_kind,
-                    sequence_parallel,
-                    ..mesh
-                });
-            }
-        }
-    }
-    all
 }
 
 /// Short name of the rule that a layout breaks, as a key for counting.

@@ -8,8 +8,9 @@ use plans::{Group, Recompute};
 
 use super::entry::{BlockToPrice, PricedBlock, PricedKernel};
 use crate::block_cost;
-use crate::issue::{Launch, Order};
+use crate::issue::Order;
 use crate::known;
+use crate::launches::Launch;
 use crate::lower::{Kernel, KernelKind, Lowered, recomputed};
 use crate::price::{MemoryKind, TablePrices};
 use crate::spread::Spread;

@@ -7,7 +7,7 @@ use dtensor::Trace;
 use plans::{Decisions, Recompute, UsedConstant};
 
 use crate::block_cost::BlockKey;
-use crate::issue::Launch;
+use crate::launches::Launch;
 use crate::lower::{Lowered, Lowering};
 use crate::spread::Spread;
 use crate::stage::{Run, StageWork};

@@ -12,7 +12,7 @@ use plans::{Decisions, Group, Recompute, UsedConstant, Zero};
 
 use super::entry::{BlockToPrice, PriceBook, PricedBlock, PricedKernel, Update};
 use crate::block_cost::BlockKey;
-use crate::issue::{Launch, Queue};
+use crate::launches::{Launch, Queue};
 use crate::lower::recomputed;
 use crate::messages::measured;
 use crate::price::ProfilePrices;
@@ -182,7 +182,7 @@ impl PriceBook for ProfilePrices {
 /// Launches operators one after the other, each waiting for the one before: our executor does not overlap a block's
 /// messages.
 fn in_order(ops: &[AnyOp<'_>], indices: impl Iterator<Item = usize>) -> Vec<Launch> {
-    let mut queue = Queue::default();
+    let mut queue = Queue::with_room(ops.len());
     for index in indices {
         match ops[index].cost() {
             CostClass::Collective(collective) => queue.exchange(index, collective.axis),

@@ -152,7 +152,7 @@ mod tests {
 
     /// Bytes and launches of the casts of each pass.
     fn casts(runtime: &Runtime, trace: &Trace) -> [(u64, u32); 2] {
-        let lowered = Lowering { runtime }.lower(trace);
+        let lowered = Lowering::new(runtime).lower(trace);
         [lowered.forward, lowered.backward].map(|kernels| {
             let casts = kernels
                 .iter()
@@ -190,7 +190,7 @@ mod tests {
         let trace = layer(&model("mixtral", experts), TOKENS);
         for (name, narrow) in [("vescale-cuda", false), ("megatron-core", true)] {
             let runtime = runtime(name);
-            let lowered = Lowering { runtime: &runtime }.lower(&trace);
+            let lowered = Lowering::new(&runtime).lower(&trace);
             let grouped: Vec<bool> = lowered
                 .forward
                 .iter()

@@ -6,11 +6,11 @@ use dtensor::{
     AnyOp, Attention, Collective, CollectiveKind, CostClass, Epilogues, Gemm, Operator, Pass,
     Pointwise, Product, TensorId, Trace,
 };
-use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::casts;
 use super::kernel::{Kernel, KernelKind, Lowered};
 use super::lowering::Lowering;
+use super::tensor_set::TensorSet;
 use crate::price::{GemmLayout, MemoryKind};
 
 /// The kernels of one pass's operators.
@@ -136,7 +136,7 @@ fn pointwise(
     trace: &Trace,
     run: &[AnyOp<'_>],
     index: usize,
-    readers: &FxHashMap<TensorId, u32>,
+    readers: &[u32],
 ) -> Option<Kernel> {
     if run.len() == 1 && run[0].cost() == CostClass::Bias && lowering.has(Rewrite::FuseBiasEpilogue)
     {
@@ -145,25 +145,22 @@ fn pointwise(
     if run.len() == 1 && is_loss_copy(trace, &run[0]) && lowering.has(Rewrite::FuseCrossEntropy) {
         return None;
     }
-    let inside: FxHashSet<TensorId> = run
-        .iter()
-        .flat_map(|op| op.outputs.iter().copied())
-        .collect();
+    let outputs = || run.iter().flat_map(|op| op.outputs.iter().copied());
+    let inside = |id: TensorId| outputs().any(|output| output == id);
     let mut reads: Vec<TensorId> = Vec::new();
     for op in run {
         for &input in op.inputs {
-            if !inside.contains(&input) && !reads.contains(&input) {
+            if !inside(input) && !reads.contains(&input) {
                 reads.push(input);
             }
         }
     }
-    let within = |id: TensorId| run.iter().filter(|op| op.inputs.contains(&id)).count() as u32;
-    let saved: FxHashSet<TensorId> = run.iter().flat_map(|op| op.saved.iter().copied()).collect();
-    let writes: Vec<TensorId> = run
-        .iter()
-        .flat_map(|op| op.outputs.iter().copied())
-        .filter(|id| saved.contains(id) || readers.get(id).is_none_or(|&count| count > within(*id)))
-        .collect();
+    let leaves = |id: &TensorId| {
+        let within = run.iter().filter(|op| op.inputs.contains(id)).count() as u32;
+        let all = readers[id.0 as usize];
+        all == 0 || all > within || run.iter().any(|op| op.saved.contains(id))
+    };
+    let writes: Vec<TensorId> = outputs().filter(leaves).collect();
     let (kind, eager_passes) = pointwise_kind(lowering, run);
     let bytes = traffic(trace, &reads, &writes) * u64::from(eager_passes);
     let launches = if run.len() > 1 { 1 } else { eager_passes };
@@ -245,31 +242,22 @@ fn attention(lowering: &Lowering<'_>, trace: &Trace, run: &[AnyOp<'_>], index: u
         _ => None,
     });
     let Attention { of, shape, .. } = pieces.expect("a run of pieces of core attention");
-    let inside: FxHashSet<TensorId> = run
-        .iter()
-        .flat_map(|op| op.outputs.iter().copied())
-        .collect();
-    let consumed: FxHashSet<TensorId> = run
-        .iter()
-        .flat_map(|op| op.inputs.iter().copied())
-        .collect();
+    let outputs = || run.iter().flat_map(|op| op.outputs.iter().copied());
+    let inputs = || run.iter().flat_map(|op| op.inputs.iter().copied());
+    let inside = TensorSet::of(trace, outputs());
+    let consumed = TensorSet::of(trace, inputs());
     let kv_len = shape.kv_len;
     let scores = |id: &TensorId| {
         let shape = &trace.tensor(*id).shape;
         shape.len() >= 2 && shape[shape.len() - 1] == kv_len
     };
-    let mut reads: Vec<TensorId> = consumed
-        .iter()
-        .copied()
-        .filter(|id| !(inside.contains(id) || backward && scores(id)))
-        .collect();
-    let mut writes: Vec<TensorId> = inside
-        .iter()
-        .copied()
-        .filter(|id| !consumed.contains(id))
-        .collect();
-    reads.sort_unstable();
-    writes.sort_unstable();
+    let outside = |id: &TensorId| !(inside.contains(*id) || backward && scores(id));
+    let mut reads: Vec<TensorId> = inputs().filter(outside).collect();
+    let mut writes: Vec<TensorId> = outputs().filter(|&id| !consumed.contains(id)).collect();
+    for tensors in [&mut reads, &mut writes] {
+        tensors.sort_unstable();
+        tensors.dedup();
+    }
     Kernel {
         op: index,
         kind: KernelKind::Attention {
@@ -411,15 +399,15 @@ fn traffic(trace: &Trace, reads: &[TensorId], writes: &[TensorId]) -> Bytes {
 }
 
 /// Number of operators that read each tensor.
-fn readers(trace: &Trace, ops: &[AnyOp<'_>]) -> FxHashMap<TensorId, u32> {
-    let mut readers: FxHashMap<TensorId, u32> = FxHashMap::default();
+fn readers(trace: &Trace, ops: &[AnyOp<'_>]) -> Vec<u32> {
+    let mut readers = vec![0; trace.tensors.len()];
     for op in ops {
         for &input in op.inputs {
-            *readers.entry(input).or_default() += 1;
+            readers[input.0 as usize] += 1;
         }
     }
     if let Some(output) = trace.output {
-        *readers.entry(output).or_default() += 1;
+        readers[output.0 as usize] += 1;
     }
     readers
 }
@@ -443,7 +431,7 @@ mod tests {
         let class = BlockClass::Layer(model.layer_class(0));
         let trace = models::trace_block(&model, class, &layout).expect("a block");
         let runtime = catalog::load::runtime("vescale-cuda").expect("a preset");
-        let lowered = Lowering { runtime: &runtime }.lower(&trace);
+        let lowered = Lowering::new(&runtime).lower(&trace);
         let of = |ops: &[AnyOp<'_>], kernels: &[Kernel]| {
             let is = |op: &AnyOp<'_>| matches!(op.cost(), CostClass::Activation { .. });
             let own = |kernel: &&Kernel| is(&ops[kernel.op]) && !kernel.writes.is_empty();

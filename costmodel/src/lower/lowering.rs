@@ -10,14 +10,32 @@ use plans::Recompute;
 #[derive(Clone, Copy, Debug)]
 pub struct Lowering<'a> {
     /// The training system.
-    pub runtime: &'a Runtime,
+    runtime: &'a Runtime,
+    /// Its rewrites, a bit for each: they are asked for of every operator.
+    rewrites: u64,
+}
+
+impl<'a> Lowering<'a> {
+    /// The lowering of a training system.
+    #[must_use]
+    pub fn new(runtime: &'a Runtime) -> Self {
+        let bits = runtime.rewrites.iter().map(|&rewrite| bit(rewrite));
+        Self {
+            runtime,
+            rewrites: bits.fold(0, |all, bit| all | bit),
+        }
+    }
+}
+
+fn bit(rewrite: Rewrite) -> u64 {
+    1 << rewrite as u64
 }
 
 impl Lowering<'_> {
     /// Whether the training system changes the operators in this way, such as by fusing bias and GELU.
     #[must_use]
     pub fn has(&self, rewrite: Rewrite) -> bool {
-        self.runtime.rewrites.contains(&rewrite)
+        self.rewrites & bit(rewrite) != 0
     }
 
     /// Whether attention runs in one kernel. cuDNN and FlashAttention 3, which runtimes with

@@ -2,14 +2,14 @@
 
 use catalog::Bytes;
 use catalog::runtime::Rewrite;
-use dtensor::{TensorId, TensorRole, Trace};
+use dtensor::{TensorRole, Trace};
 use plans::Recompute;
-use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::casts;
 use super::kernel::{Kernel, Lowered};
 use super::lowering::Lowering;
 use super::saved::{SavedTensor, kept, split_softmax, weight_half_bytes};
+use super::tensor_set::TensorSet;
 
 /// Memory of a block for one micro-batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -43,7 +43,7 @@ impl Lowering<'_> {
     ) -> Vec<BlockMemory> {
         let fused = self.has(Rewrite::FuseGradientAccumulation);
         let casts = casts::held(self, trace);
-        let none = FxHashSet::default();
+        let none = TensorSet::new(trace);
         let backward = peak_transient(trace, &lowered.backward, &none, fused) + casts;
         let beside = casts + split_softmax(self, trace, tp);
         let sum = |saved: &[SavedTensor<'_>]| saved.iter().map(|s| s.bytes).sum::<Bytes>();
@@ -56,7 +56,7 @@ impl Lowering<'_> {
                 _ => Some(kept(self, trace, mode)),
             };
             let saved = recomputed.as_ref().unwrap_or(&all);
-            let held = saved.iter().filter_map(|s| s.storage).collect();
+            let held = TensorSet::of(trace, saved.iter().filter_map(|s| s.storage));
             let saved_bytes = sum(saved);
             let rebuilt = recomputed.map_or(Bytes(0), |_| sum(&all).saturating_sub(saved_bytes));
             let forward = peak_transient(trace, &lowered.forward, &held, fused);
@@ -77,13 +77,13 @@ impl Lowering<'_> {
 fn peak_transient(
     trace: &Trace,
     kernels: &[Kernel],
-    kept: &FxHashSet<TensorId>,
+    kept: &TensorSet,
     fused_weight_gradients: bool,
 ) -> Bytes {
     let last = last_use(trace, kernels);
     let mut live = Bytes(0);
     let mut peak = Bytes(0);
-    let mut alive: FxHashSet<TensorId> = FxHashSet::default();
+    let mut alive = TensorSet::new(trace);
     for (index, kernel) in kernels.iter().enumerate() {
         let weight_gradient =
             kernel.pass == dtensor::Pass::BackwardWeight && fused_weight_gradients;
@@ -91,7 +91,7 @@ fn peak_transient(
             let storage = trace.tensor(id).storage;
             let info = trace.tensor(storage);
             let counts = matches!(info.role, TensorRole::Activation | TensorRole::Gradient)
-                && !kept.contains(&storage)
+                && !kept.contains(storage)
                 && !weight_gradient;
             if counts && alive.insert(storage) {
                 live += info.bytes();
@@ -100,11 +100,11 @@ fn peak_transient(
         peak = peak.max(live);
         for &id in kernel.reads.iter().chain(&kernel.writes) {
             let storage = trace.tensor(id).storage;
-            let done = last.get(&storage).is_none_or(|&at| at <= index);
+            let done = last[storage.0 as usize] <= index;
             let leaves = trace
                 .output
                 .is_some_and(|o| trace.tensor(o).storage == storage);
-            if done && !leaves && alive.remove(&storage) {
+            if done && !leaves && alive.remove(storage) {
                 live = live.saturating_sub(trace.tensor(storage).bytes());
             }
         }
@@ -112,11 +112,12 @@ fn peak_transient(
     peak
 }
 
-fn last_use(trace: &Trace, kernels: &[Kernel]) -> FxHashMap<TensorId, usize> {
-    let mut last = FxHashMap::default();
+/// For every tensor, the index of the last kernel that reads its storage; 0 if none does.
+fn last_use(trace: &Trace, kernels: &[Kernel]) -> Vec<usize> {
+    let mut last = vec![0; trace.tensors.len()];
     for (index, kernel) in kernels.iter().enumerate() {
         for &id in &kernel.reads {
-            last.insert(trace.tensor(id).storage, index);
+            last[trace.tensor(id).storage.0 as usize] = index;
         }
     }
     last

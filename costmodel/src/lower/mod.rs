@@ -10,6 +10,7 @@ mod lowering;
 mod memory;
 mod modules;
 mod saved;
+mod tensor_set;
 
 use catalog::runtime::Rewrite;
 use dtensor::Trace;
@@ -49,7 +50,7 @@ mod tests {
         let class = BlockClass::Layer(model.layer_class(0));
         let layout = BlockLayout::alone(1, 32, activation);
         let trace = models::trace_block(&model, class, &layout).expect("a block");
-        let lowered = Lowering { runtime: &runtime }.lower(&trace);
+        let lowered = Lowering::new(&runtime).lower(&trace);
         let all = lowered.forward.iter().chain(&lowered.backward);
         all.filter_map(|kernel| match kernel.kind {
             KernelKind::Attention { kernel, .. } => Some(kernel),

@@ -17,6 +17,7 @@ use super::fuse::is_pointwise;
 use super::kernel::{Kernel, KernelKind, Lowered};
 use super::lowering::Lowering;
 use super::modules;
+use super::tensor_set::TensorSet;
 
 /// A tensor kept for backward.
 #[derive(Clone, Debug, PartialEq)]
@@ -56,7 +57,7 @@ pub(super) fn kept<'t>(
     let for_weight = weight_operands(trace);
     let selected = selected_products(lowering, trace);
     let row_indices = row_indices(lowering, trace);
-    let mut seen: FxHashSet<TensorId> = FxHashSet::default();
+    let mut seen = TensorSet::new(trace);
     let mut saved: Vec<SavedTensor<'t>> = Vec::new();
     let mut keep = |id: TensorId, weight: bool| {
         let storage = trace.tensor(id).storage;
@@ -78,7 +79,7 @@ pub(super) fn kept<'t>(
         if narrow {
             quantised.push(trace.tensor(source).storage);
         } else {
-            keep(source, for_weight.contains(&trace.tensor(of).storage));
+            keep(source, for_weight.contains(trace.tensor(of).storage));
         }
     }
     let fused_keeps = lowering.fuses_attention(trace)
@@ -86,7 +87,7 @@ pub(super) fn kept<'t>(
         && !reruns_attention(lowering, recompute);
     if fused_keeps {
         for output in exchanged_outputs(trace) {
-            keep(output, for_weight.contains(&trace.tensor(output).storage));
+            keep(output, for_weight.contains(trace.tensor(output).storage));
         }
     }
     if recompute == Recompute::SelectiveOps && lowering.has(Rewrite::KeepSelected) {
@@ -155,10 +156,10 @@ fn reads(
 fn keeps_gathered(
     lowering: &Lowering<'_>,
     trace: &Trace,
-    producers: &FxHashMap<TensorId, usize>,
+    producers: &[Option<usize>],
     op: &Op,
 ) -> bool {
-    let gathers = |&index: &usize| {
+    let gathers = |index: usize| {
         let operator = trace.forward[index].operator;
         matches!(operator, Operator::Exchange(e) if e.collective.kind == CollectiveKind::AllGather)
     };
@@ -168,7 +169,7 @@ fn keeps_gathered(
     );
     of_adapter
         && lowering.has(Rewrite::RegatherSequenceParallelInput)
-        && producers.get(&op.inputs[0]).is_some_and(gathers)
+        && producers[op.inputs[0].0 as usize].is_some_and(gathers)
 }
 
 /// What a GELU of elementary operators keeps beside its input: half the input, the tanh, and one more than the tanh.
@@ -185,16 +186,14 @@ fn factors_of_gelu<'t>(lowering: &Lowering<'_>, trace: &'t Trace) -> Vec<SavedTe
 }
 
 /// Drops views into products that are kept themselves: such a view is no copy.
-fn drop_parts(trace: &Trace, seen: &FxHashSet<TensorId>, saved: &mut Vec<SavedTensor<'_>>) {
+fn drop_parts(trace: &Trace, seen: &TensorSet, saved: &mut Vec<SavedTensor<'_>>) {
     let views = trace.forward_views.iter();
-    let parts: FxHashSet<TensorId> = views
-        .filter(|view| seen.contains(&trace.tensor(view.from).storage))
-        .map(|view| trace.tensor(view.to).storage)
-        .collect();
+    let views = views.filter(|view| seen.contains(trace.tensor(view.from).storage));
+    let parts = TensorSet::of(trace, views.map(|view| trace.tensor(view.to).storage));
     saved.retain(|tensor| {
         tensor
             .storage
-            .is_none_or(|storage| !parts.contains(&storage))
+            .is_none_or(|storage| !parts.contains(storage))
     });
 }
 
@@ -284,6 +283,9 @@ pub fn recomputed(
     lowered: &Lowered,
     recompute: Recompute,
 ) -> Vec<usize> {
+    if recompute == Recompute::None {
+        return Vec::new();
+    }
     let selected = selected_products(lowering, trace);
     let modules = modules::selected(lowering, trace, recompute);
     let again = |kernel: &Kernel| match recompute {
@@ -315,12 +317,9 @@ pub fn recomputed(
 
 /// Index after the last forward kernel that writes a tensor which backward reads.
 fn last_needed(lowering: &Lowering<'_>, trace: &Trace, lowered: &Lowered) -> usize {
-    let read: FxHashSet<TensorId> = trace
-        .forward
-        .iter()
-        .flat_map(|op| saved_by(lowering, trace, op, Recompute::None))
-        .map(|id| trace.tensor(id).storage)
-        .collect();
+    let saved = |op| saved_by(lowering, trace, op, Recompute::None);
+    let saved = trace.forward.iter().flat_map(saved);
+    let read = TensorSet::of(trace, saved.map(|id| trace.tensor(id).storage));
     lowered
         .forward
         .iter()
@@ -328,7 +327,7 @@ fn last_needed(lowering: &Lowering<'_>, trace: &Trace, lowered: &Lowered) -> usi
             kernel
                 .writes
                 .iter()
-                .any(|&id| read.contains(&trace.tensor(id).storage))
+                .any(|&id| read.contains(trace.tensor(id).storage))
         })
         .map_or(0, |last| last + 1)
 }
@@ -367,7 +366,7 @@ fn saved_by(
 fn resolve(
     lowering: &Lowering<'_>,
     trace: &Trace,
-    producers: &FxHashMap<TensorId, usize>,
+    producers: &[Option<usize>],
     [selected, modules]: [&FxHashSet<TensorId>; 2],
     id: TensorId,
     recompute: Recompute,
@@ -376,12 +375,13 @@ fn resolve(
         |op: &Op| modules.contains(&op.outputs[0]) || rebuilt(lowering, op, selected, recompute);
     let mut pending = vec![id];
     let mut sources = Vec::new();
-    let mut visited: FxHashSet<TensorId> = FxHashSet::default();
+    let mut visited = Vec::new();
     while let Some(id) = pending.pop() {
-        if !visited.insert(id) {
+        if visited.contains(&id) {
             continue;
         }
-        let producer = |id: &TensorId| producers.get(id).map(|&index| &trace.forward[index]);
+        visited.push(id);
+        let producer = |id: &TensorId| producers[id.0 as usize].map(|index| &trace.forward[index]);
         let Some(op) = producer(&id) else {
             // A view into a tensor that is recomputed is recomputed with it.
             let whole = trace.forward_views.iter().find(|view| view.to == id);
@@ -520,29 +520,28 @@ fn inputs(trace: &Trace) -> Vec<SavedTensor<'_>> {
         .collect()
 }
 
-fn producers(trace: &Trace) -> FxHashMap<TensorId, usize> {
-    let mut producers = FxHashMap::default();
+/// For every tensor, the index of the forward operator that makes it.
+fn producers(trace: &Trace) -> Vec<Option<usize>> {
+    let mut producers = vec![None; trace.tensors.len()];
     for (index, op) in trace.forward.iter().enumerate() {
         for &output in &op.outputs {
-            producers.insert(output, index);
+            producers[output.0 as usize] = Some(index);
         }
     }
     producers
 }
 
 /// Storages of the tensors that the weight half of backward reads.
-fn weight_operands(trace: &Trace) -> FxHashSet<TensorId> {
-    trace
-        .backward
-        .iter()
-        .filter(|op| op.pass == Pass::BackwardWeight)
-        .flat_map(|op| op.inputs.iter().map(|&id| trace.tensor(id).storage))
-        .collect()
+fn weight_operands(trace: &Trace) -> TensorSet {
+    let halves = trace.backward.iter();
+    let halves = halves.filter(|op| op.pass == Pass::BackwardWeight);
+    let inputs = halves.flat_map(|op| &op.inputs);
+    TensorSet::of(trace, inputs.map(|&id| trace.tensor(id).storage))
 }
 
 /// Bytes of the kept activations that weight gradients are computed from, and of the output gradients.
 pub(super) fn weight_half_bytes(trace: &Trace, saved: &[SavedTensor<'_>]) -> Bytes {
-    let mut gradients: FxHashSet<TensorId> = FxHashSet::default();
+    let mut gradients = TensorSet::new(trace);
     let mut bytes: Bytes = saved.iter().filter(|s| s.for_weight).map(|s| s.bytes).sum();
     for op in trace
         .backward

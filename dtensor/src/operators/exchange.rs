@@ -93,8 +93,8 @@ impl Tape<'_> {
             self.redistributed(on, None, [x, &out]);
             return Ok(out);
         };
-        let (label, role) = (format!("{name} redistributed"), TensorRole::Activation);
-        let out = self.tensor(&label, &x.shape, placements, x.dtype, role);
+        let (label, role) = ([name, " redistributed"].concat(), TensorRole::Activation);
+        let out = self.tensor(label, &x.shape, placements, x.dtype, role);
         let scope = name.rsplit_once('.').map_or(name, |(scope, _)| scope);
         let how = (kind, Moves::Redistribute { from, to });
         self.exchange(scope, how, on, [x, &out]);

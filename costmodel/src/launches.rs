@@ -1,0 +1,105 @@
+//! The list of kernels and messages that a host issues to streams, and what each of them waits for.
+
+use catalog::Axis;
+
+use crate::streams::{Stream, Waits};
+
+/// A kernel or message, or one of the equal parts of a split one, issued to a stream.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Launch {
+    /// Index among all kernels of the block.
+    pub(crate) kernel: usize,
+    /// Number of equal parts that it is split into; 1 if it is not split.
+    pub(crate) parts: u64,
+    pub(crate) stream: Stream,
+    pub(crate) waits: Waits,
+}
+
+impl Launch {
+    /// A kernel issued after those of a pass, which waits for all of the pass's messages.
+    pub(crate) fn last(kernel: usize, pass: &[Self]) -> Self {
+        let mut waits = Waits::default();
+        for (index, launch) in pass.iter().enumerate() {
+            waits.add(launch.stream, index);
+        }
+        Self {
+            kernel,
+            parts: 1,
+            stream: Stream::Compute,
+            waits,
+        }
+    }
+}
+
+/// Launches in the order in which the host issues them.
+#[derive(Debug)]
+pub(crate) struct Queue {
+    launches: Vec<Launch>,
+    /// Index of the last launch on the compute stream.
+    kernel: Option<usize>,
+    /// What the next launch on the compute stream waits for.
+    pending: Waits,
+}
+
+impl Queue {
+    /// A queue with room for as many launches.
+    pub(crate) fn with_room(launches: usize) -> Self {
+        Self {
+            launches: Vec::with_capacity(launches),
+            kernel: None,
+            pending: Waits::default(),
+        }
+    }
+
+    /// Issues a kernel, or a part of one, to the compute stream.
+    pub(crate) fn compute(&mut self, kernel: usize, parts: u64) {
+        self.kernel = Some(self.launches.len());
+        self.launches.push(Launch {
+            kernel,
+            parts,
+            stream: Stream::Compute,
+            waits: std::mem::take(&mut self.pending),
+        });
+    }
+
+    /// Issues a message, or a part of one, which waits for what the compute stream has been given so far.
+    pub(crate) fn send(&mut self, kernel: usize, parts: u64, stream: Stream) -> usize {
+        let mut waits = self.pending;
+        if let Some(last) = self.kernel {
+            waits.add(Stream::Compute, last);
+        }
+        self.launches.push(Launch {
+            kernel,
+            parts,
+            stream,
+            waits,
+        });
+        self.launches.len() - 1
+    }
+
+    /// Makes the next kernel wait for a message.
+    pub(crate) fn wait(&mut self, launch: usize) {
+        self.pending.add(self.launches[launch].stream, launch);
+    }
+
+    /// Issues a message that the next kernel waits for.
+    pub(crate) fn exchange(&mut self, kernel: usize, axis: Axis) {
+        let launch = self.send(kernel, 1, Stream::of(axis));
+        self.wait(launch);
+    }
+
+    /// Issues a message while the compute stream works on layers of another micro-batch: neither waits for the other.
+    pub(crate) fn beside_others(&mut self, kernel: usize, axis: Axis) {
+        self.launches.push(Launch {
+            kernel,
+            parts: 1,
+            stream: Stream::of(axis),
+            waits: Waits::default(),
+        });
+    }
+
+    /// All launches issued so far.
+    pub(crate) fn launches(self) -> Vec<Launch> {
+        self.launches
+    }
+}

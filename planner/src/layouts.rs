@@ -1,0 +1,207 @@
+//! The layouts of a search space: sizes of meshes, how experts are spread over their ranks, micro-batches, and how
+//! sequences are divided. `space` states the ranges.
+
+use std::collections::BTreeMap;
+
+use catalog::CpKind;
+use catalog::runtime::{RecomputeMode, SequenceParallelUse};
+use plans::Decisions;
+
+use crate::choices::{Asked, divisors, powers_of_two};
+use crate::constraints::switch_name;
+
+/// Largest number of sequences in a micro-batch.
+const MAX_MICRO_BATCH: u64 = 16;
+/// Largest number of ranks over which one copy of the experts is spread, unless a constraint asks for more.
+const MAX_EXPERT_RANKS: u64 = 64;
+
+/// What decides the local shapes of a rank's blocks, and how many micro-batches pass through how many pipeline ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Tensor-parallel size.
+    pub tp: u64,
+    /// Pipeline-parallel size.
+    pub pp: u64,
+    /// Context-parallel size.
+    pub cp: u64,
+    /// Number of all data-parallel ranks.
+    pub dp: u64,
+    /// Expert-parallel size.
+    pub ep: u64,
+    /// Tensor-parallel size inside experts.
+    pub etp: u64,
+    /// Sequences per micro-batch.
+    pub micro_batch: u64,
+    /// Micro-batches per step and data-parallel rank.
+    pub num_micro_batches: u64,
+    /// How attention communicates under context parallelism.
+    pub cp_kind: CpKind,
+    /// Whether activations between tensor-parallel blocks are sharded on sequence.
+    pub sequence_parallel: bool,
+}
+
+impl Layout {
+    /// Number of axes of the mesh whose size is not that of some decisions; expert axes divide the same ranks and do not
+    /// count.
+    pub(crate) fn axes_unlike(&self, d: &Decisions) -> usize {
+        let sizes = [
+            (self.tp, d.tp),
+            (self.pp, d.pp),
+            (self.cp, d.cp),
+            (self.dp, d.dp()),
+        ];
+        sizes.iter().filter(|(own, other)| own != other).count()
+    }
+
+    /// Whether all sizes, and sequence parallelism, are those of some decisions.
+    pub(crate) fn has_sizes_of(&self, d: &Decisions) -> bool {
+        let own = [
+            self.tp,
+            self.pp,
+            self.cp,
+            self.dp,
+            self.ep,
+            self.etp,
+            self.micro_batch,
+        ];
+        own == [d.tp, d.pp, d.cp, d.dp(), d.ep, d.etp, d.micro_batch]
+            && self.sequence_parallel == d.sequence_parallel
+    }
+}
+
+/// Enumerates the sizes of meshes; other fields of the layouts are yet to be decided.
+pub(crate) fn meshes(
+    asked: Asked<'_>,
+    illegal: &mut BTreeMap<String, u64>,
+    found: &mut dyn FnMut(Layout),
+) {
+    let (scenario, constraints) = (asked.scenario, asked.constraints);
+    let runtime = &scenario.runtime.space;
+    let wanted = |mode: &RecomputeMode| constraints.allows_mode(*mode);
+    if !runtime.recompute.iter().any(wanted) {
+        return;
+    }
+    let gpus = scenario.workload.gpus;
+    let model = &scenario.model;
+    let domain = scenario.cluster.scale_up_domain;
+    for tp in divisors(gpus).filter(|&tp| constraints.allows("tp", tp)) {
+        let asked_for = constraints.fix.contains_key("tp")
+            || constraints.min.get("tp").is_some_and(|&n| n > domain)
+            || asked.present_size("tp") == Some(tp);
+        if (tp > 1 && !runtime.tensor_parallel) || (tp > domain && !asked_for) {
+            continue;
+        }
+        if !model.attention.heads.is_multiple_of(tp) {
+            *(illegal.entry("tp does not divide the attention heads".to_owned())).or_default() += 1;
+            continue;
+        }
+        for pp in divisors(gpus / tp).filter(|&pp| constraints.allows("pp", pp)) {
+            let copies = asked.constraints.offload_layers() > 0;
+            if pp > model.layers || (pp > 1 && (copies || runtime.schedules.is_empty())) {
+                continue;
+            }
+            let pools = scenario.cluster.pools.as_ref();
+            if pools.is_some_and(|pools| pools.of_pipeline(pp).is_none()) {
+                let rule = "a pipeline rank would have GPUs of several pools".to_owned();
+                *illegal.entry(rule).or_default() += 1;
+                continue;
+            }
+            let rest = gpus / tp / pp;
+            for cp in asked.with_fixed("cp", powers_of_two(rest)) {
+                let impossible =
+                    (cp > 1 && runtime.cp_kinds.is_empty()) || !rest.is_multiple_of(cp);
+                if impossible || !constraints.allows("dp", rest / cp) {
+                    continue;
+                }
+                let mesh = Layout {
+                    tp,
+                    pp,
+                    cp,
+                    dp: rest / cp,
+                    ep: 1,
+                    etp: 1,
+                    micro_batch: 1,
+                    num_micro_batches: 1,
+                    cp_kind: CpKind::Ring,
+                    sequence_parallel: false,
+                };
+                experts(asked, mesh, found);
+            }
+        }
+    }
+}
+
+/// Enumerates how experts are spread over the ranks of a mesh.
+fn experts(asked: Asked<'_>, mesh: Layout, found: &mut dyn FnMut(Layout)) {
+    let constraints = asked.constraints;
+    let Some(moe) = asked.scenario.model.moe else {
+        if constraints.allows("ep", 1) && constraints.allows("etp", 1) {
+            found(mesh);
+        }
+        return;
+    };
+    let ranks = mesh.tp * mesh.cp * mesh.dp;
+    let parallel = asked.scenario.runtime.space.expert_parallel;
+    let is_asked =
+        |&key: &&str| constraints.fix.contains_key(key) || constraints.min.contains_key(key);
+    let asked_for = ["ep", "etp"].iter().any(is_asked);
+    for ep in divisors(moe.experts).filter(|&ep| constraints.allows("ep", ep)) {
+        let tensor = [1, mesh.tp]
+            .into_iter()
+            .take(if mesh.tp == 1 { 1 } else { 2 });
+        for etp in asked.with_fixed("etp", tensor) {
+            let spread = ep.saturating_mul(etp);
+            let impossible = (spread > 1 && !parallel) || !ranks.is_multiple_of(spread);
+            let in_use = asked.present.is_some_and(|d| (d.ep, d.etp) == (ep, etp));
+            if !impossible && (spread <= MAX_EXPERT_RANKS || asked_for || in_use) {
+                found(Layout { ep, etp, ..mesh });
+            }
+        }
+    }
+}
+
+/// Enumerates micro-batches, kinds of context parallelism and sequence parallelism of a mesh.
+pub(crate) fn layouts(
+    asked: Asked<'_>,
+    mesh: Layout,
+    illegal: &mut BTreeMap<String, u64>,
+) -> Vec<Layout> {
+    let batch = asked.scenario.workload.global_batch;
+    if !batch.is_multiple_of(mesh.dp) {
+        let rule = "data parallelism does not divide the global batch".to_owned();
+        *illegal.entry(rule).or_default() += 1;
+        return Vec::new();
+    }
+    let per_rank = batch / mesh.dp;
+    let mut sizes = asked.with_fixed("mbs", powers_of_two(per_rank.min(MAX_MICRO_BATCH)));
+    sizes.retain(|&b| per_rank.is_multiple_of(b));
+    let space = &asked.scenario.runtime.space;
+    let mut kinds: Vec<CpKind> = if mesh.cp == 1 {
+        // Without context parallelism the kind is the one that a strategy has which names none.
+        vec![space.cp_kinds.first().copied().unwrap_or(CpKind::Ring)]
+    } else {
+        space.cp_kinds.clone()
+    };
+    kinds.retain(|k| asked.constraints.allows_name("cp_kind", k.name()));
+    let mut sequence: Vec<bool> = match (mesh.tp, space.sequence_parallel) {
+        (1, _) | (_, SequenceParallelUse::Never) => vec![false],
+        (_, SequenceParallelUse::Always) => vec![true],
+        (_, SequenceParallelUse::Choice) => vec![true, false],
+    };
+    sequence.retain(|&on| asked.constraints.allows_name("sp", switch_name(on)));
+    let mut all = Vec::with_capacity(sizes.len() * kinds.len() * sequence.len());
+    for &micro_batch in &sizes {
+        for &cp_kind in &kinds {
+            for &sequence_parallel in &sequence {
+                all.push(Layout {
+                    micro_batch,
+                    num_micro_batches: per_rank / micro_batch,
+                    cp_kind,
+                    sequence_parallel,
+                    ..mesh
+                });
+            }
+        }
+    }
+    all
+}
