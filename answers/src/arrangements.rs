@@ -38,7 +38,7 @@ impl Tried {
 
 /// The question on each arrangement of the cluster's pools: first on all of them. None if all nodes are alike.
 #[must_use]
-pub fn of(inputs: &Inputs) -> Vec<Inputs> {
+pub fn questions(inputs: &Inputs) -> Vec<Inputs> {
     let Some(pools) = &inputs.scenario.cluster.pools else {
         return Vec::new();
     };
@@ -46,7 +46,7 @@ pub fn of(inputs: &Inputs) -> Vec<Inputs> {
         let whole = &inputs.scenario;
         let scenario = Scenario {
             cluster: pool.cluster,
-            workload: whole.workload.on(pool.gpus).ok()?,
+            workload: whole.workload.with_gpus(pool.gpus).ok()?,
             ..whole.clone()
         };
         Some(Inputs {
@@ -72,7 +72,7 @@ pub fn check(
     let legal = |scenario: &Scenario| {
         planner::legal_values::check(scenario, &[scenario.workload.gpus], constraints)
     };
-    let arrangements = of(inputs);
+    let arrangements = questions(inputs);
     let mut checked = arrangements.iter().map(|pools| legal(&pools.scenario));
     match checked.next() {
         None => legal(searched),

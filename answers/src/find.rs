@@ -54,11 +54,11 @@ impl Search<'_> {
         inputs: &Inputs,
         costs: impl FnOnce() -> Result<Arc<CostModel>, CostError>,
     ) -> Result<Answer, AnswerError> {
-        let (best, tried) = self.on_pools(arrangements::of(inputs))?;
+        let (best, tried) = self.search_each(arrangements::questions(inputs))?;
         if let Some(best) = best {
             return Ok(Answer { tried, ..best });
         }
-        let mut answer = self.on(inputs.clone(), costs()?, self.progress)?;
+        let mut answer = self.search_one(inputs.clone(), costs()?, self.progress)?;
         let (costs, outcome) = (&answer.costs, &mut answer.outcome);
         if outcome.top.is_empty() && !outcome.interrupted {
             outcome.relax = planner::size::relaxations(costs, self.constraints, &self.options)?;
@@ -71,7 +71,7 @@ impl Search<'_> {
     }
 
     /// Searches one cluster.
-    fn on(
+    fn search_one(
         &self,
         inputs: Inputs,
         costs: Arc<CostModel>,
@@ -94,7 +94,7 @@ impl Search<'_> {
     }
 
     /// Searches every arrangement of pools, and keeps the answer with the best plan; `None` if no arrangement has a plan.
-    fn on_pools(
+    fn search_each(
         &self,
         arrangements: Vec<Inputs>,
     ) -> Result<(Option<Answer>, Vec<Tried>), AnswerError> {
@@ -106,7 +106,7 @@ impl Search<'_> {
             let mut row = Tried::new(&inputs);
             let answer = CostModel::new(inputs.scenario.clone())
                 .map_err(PlannerError::from)
-                .and_then(|costs| self.on(inputs, Arc::new(costs), &progress));
+                .and_then(|costs| self.search_one(inputs, Arc::new(costs), &progress));
             let mut interrupted = false;
             match answer {
                 Err(error @ PlannerError::TooLarge { .. }) => return Err(error.into()),

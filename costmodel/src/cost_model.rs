@@ -98,13 +98,13 @@ impl CostModel {
     ///
     /// # Errors
     /// When the sizes are too large to count.
-    pub fn on(&self, workload: Workload) -> Result<Self, CostError> {
+    pub fn with_workload(&self, workload: Workload) -> Result<Self, CostError> {
         let scenario = Scenario {
             workload,
             ..self.scenario().clone()
         };
         quantities::check(&scenario)?;
-        match self.pools.on(&scenario) {
+        match self.pools.with_workload_of(&scenario) {
             Some(pools) => Ok(Self {
                 scenario,
                 pools,
@@ -545,7 +545,7 @@ mod tests {
                         continue;
                     }
                     let costs = costs
-                        .on(workload(2 * pp, 2 * micro_batches))
+                        .with_workload(workload(2 * pp, 2 * micro_batches))
                         .expect("priced");
                     let zero = ["zero0", "zero1", "zero2", "zero3", "zero3 reshard=off"];
                     let zero = zero[compared % zero.len()];

@@ -52,9 +52,9 @@ impl PoolCosts {
     }
 
     /// The same for a scenario with another workload, with what is known; `None` where prices depend on the workload.
-    pub(crate) fn on(&self, scenario: &Scenario) -> Option<Self> {
+    pub(crate) fn with_workload_of(&self, scenario: &Scenario) -> Option<Self> {
         let on = |costs: &BlockCosts| {
-            costs.on(&Scenario {
+            costs.with_workload_of(&Scenario {
                 cluster: costs.scenario().cluster.clone(),
                 ..scenario.clone()
             })
