@@ -237,7 +237,7 @@ fn of_the_log(
     .collect()
 }
 
-fn said(cause: &str, evidence: String, share: f64) -> Hypothesis {
+fn hypothesis(cause: &str, evidence: String, share: f64) -> Hypothesis {
     Hypothesis {
         cause: cause.to_owned(),
         evidence,
@@ -250,7 +250,7 @@ fn another_batch(log: &TrainingLog, planned: u64) -> Option<Hypothesis> {
     let batch = log.steps.iter().rev().find_map(|s| s.global_batch)?;
     let cause = "the run is not the plan: another global batch";
     let evidence = format!("the log has {batch} sequences per step, the plan {planned}");
-    (batch != planned).then(|| said(cause, evidence, 1.0))
+    (batch != planned).then(|| hypothesis(cause, evidence, 1.0))
 }
 
 /// Whether the log counts another amount of work per step than the plan has.
@@ -270,7 +270,7 @@ fn another_count(measured: &Measured<'_>, predicted: &Prediction) -> Option<Hypo
         counted / 1e12,
         planned / 1e12
     );
-    Some(said("the run may not be the plan", evidence, 0.5))
+    Some(hypothesis("the run may not be the plan", evidence, 0.5))
 }
 
 fn retries(log: &TrainingLog) -> Option<Hypothesis> {
@@ -278,7 +278,7 @@ fn retries(log: &TrainingLog) -> Option<Hypothesis> {
         "the log reports {} allocation retries, each of which waits for the device",
         log.retries
     );
-    (log.retries > 0).then(|| said("memory is short", evidence, 0.5))
+    (log.retries > 0).then(|| hypothesis("memory is short", evidence, 0.5))
 }
 
 fn full_memory(log: &TrainingLog, capacity: f64) -> Option<Hypothesis> {
@@ -287,7 +287,7 @@ fn full_memory(log: &TrainingLog, capacity: f64) -> Option<Hypothesis> {
     let evidence = format!(
         "{share:.0}% of device memory is reserved; the allocator may free and reallocate in every step"
     );
-    Some(said("memory is short", evidence, 0.4))
+    Some(hypothesis("memory is short", evidence, 0.4))
 }
 
 /// Whether the log reports another amount of memory than the plan needs.
@@ -302,7 +302,7 @@ fn another_memory(log: &TrainingLog, predicted: &Prediction) -> Option<Hypothesi
         Bytes(reserved),
     );
     let cause = "the run may not be the plan: another memory";
-    Some(said(cause, evidence, 0.5))
+    Some(hypothesis(cause, evidence, 0.5))
 }
 
 fn slow_steps(steady: &Steady) -> Option<Hypothesis> {
@@ -315,7 +315,7 @@ fn slow_steps(steady: &Steady) -> Option<Hypothesis> {
     );
     (lost > 0.02 * steady.median()).then(|| Hypothesis {
         step_time: Some(Seconds(steady.median())),
-        ..said("some steps are much slower", evidence, 0.3)
+        ..hypothesis("some steps are much slower", evidence, 0.3)
     })
 }
 

@@ -1,26 +1,13 @@
-//! Searches on a cluster of several pools: each way to use some of the pools is a question of its own, and the best of
-//! their answers is the answer.
+//! The ways to use the pools of a cluster: each is a question of its own, on some of the pools in one order.
 
 use catalog::Seconds;
-use costmodel::{CostModel, Scenario};
-use planner::{Constraints, Objective, PlannerError, SearchOptions, SearchSpace};
-use plans::{Candidate, SearchOutcome};
+use costmodel::Scenario;
+use planner::{Constraints, PlannerError};
 use reports::format;
 use reports::lines::Style;
 use serde::Serialize;
 
-use crate::error::AnswerError;
 use crate::inputs::{Inputs, InputsJson};
-
-/// The best way to use the pools.
-pub struct Best {
-    /// The question on the pools that are used, in the order of the pipeline.
-    pub inputs: Inputs,
-    /// What strategies cost on them.
-    pub costs: CostModel,
-    /// What was found.
-    pub outcome: SearchOutcome,
-}
 
 /// One way to use pools, and what came of it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -37,9 +24,21 @@ pub struct Tried {
     pub why_none: Option<String>,
 }
 
+impl Tried {
+    /// The question on some pools, of which nothing is known yet.
+    pub(crate) fn new(inputs: &Inputs) -> Self {
+        Self {
+            cluster: inputs.cluster_arg.clone(),
+            gpus: inputs.json.gpus,
+            step_time_s: None,
+            why_none: None,
+        }
+    }
+}
+
 /// The question on each arrangement of the cluster's pools: first on all of them. None if all nodes are alike.
 #[must_use]
-pub fn of(inputs: &Inputs) -> Vec<Inputs> {
+pub fn questions(inputs: &Inputs) -> Vec<Inputs> {
     let Some(pools) = &inputs.scenario.cluster.pools else {
         return Vec::new();
     };
@@ -47,7 +46,7 @@ pub fn of(inputs: &Inputs) -> Vec<Inputs> {
         let whole = &inputs.scenario;
         let scenario = Scenario {
             cluster: pool.cluster,
-            workload: whole.workload.on(pool.gpus).ok()?,
+            workload: whole.workload.with_gpus(pool.gpus).ok()?,
             ..whole.clone()
         };
         Some(Inputs {
@@ -60,75 +59,27 @@ pub fn of(inputs: &Inputs) -> Vec<Inputs> {
     pools.arrangements().into_iter().filter_map(on).collect()
 }
 
-/// Searches every arrangement, and keeps the one whose best plan has the least `measure`; `None` if no arrangement has a
-/// plan. `progress` receives the share done, in `[0, 1]`.
+/// Refuses constraints with values that no strategy can have. On a cluster of several pools, a value need be legal on one
+/// arrangement of them only. `searched` is the question's scenario with what a search changes in it.
 ///
 /// # Errors
-/// When an exhaustive search is too large.
-pub fn search(
-    arrangements: Vec<Inputs>,
+/// The first such constraint, with the legal values and the nearest.
+pub fn check(
+    inputs: &Inputs,
+    searched: &Scenario,
     constraints: &Constraints,
-    options: &SearchOptions<'_>,
-    measure: impl Fn(&Inputs, &Candidate) -> f64,
-    progress: &(dyn Fn(f64) + Sync),
-) -> Result<(Option<Best>, Vec<Tried>), AnswerError> {
-    let count = arrangements.len() as f64;
-    let mut best: Option<(f64, Best)> = None;
-    let mut tried = Vec::new();
-    for (done, inputs) in arrangements.into_iter().enumerate() {
-        let share = |share: f64| progress((done as f64 + share) / count);
-        let mut row = Tried {
-            cluster: inputs.cluster_arg.clone(),
-            gpus: inputs.json.gpus,
-            step_time_s: None,
-            why_none: None,
-        };
-        let found = CostModel::new(inputs.scenario.clone())
-            .map_err(PlannerError::from)
-            .and_then(|costs| {
-                let space = SearchSpace::new(costs.scenario(), constraints);
-                let outcome = planner::search(&costs, &space, options, &share)?;
-                Ok((costs, outcome))
-            });
-        match found {
-            Err(error @ PlannerError::TooLarge { .. }) => return Err(error.into()),
-            Err(error) => row.why_none = Some(error.to_string()),
-            Ok((costs, outcome)) => {
-                let interrupted = outcome.interrupted;
-                match outcome.top.first() {
-                    None => row.why_none = Some("no plan fits".to_owned()),
-                    Some(plan) => {
-                        row.step_time_s = Some(plan.prediction.step_time.0);
-                        let value = measure(&inputs, plan);
-                        if best.as_ref().is_none_or(|(least, _)| value < *least) {
-                            let found = Best {
-                                inputs,
-                                costs,
-                                outcome,
-                            };
-                            best = Some((value, found));
-                        }
-                    }
-                }
-                if interrupted {
-                    tried.push(row);
-                    break;
-                }
-            }
-        }
-        tried.push(row);
-    }
-    Ok((best.map(|(_, best)| best), tried))
-}
-
-/// The number by which an objective compares plans of different clusters; smaller is better: the step time in seconds, or
-/// the peak memory as a share of what a device has.
-#[must_use]
-pub fn measure(objective: Objective, plan: &Candidate) -> f64 {
-    let p = &plan.prediction;
-    match objective {
-        Objective::Time => p.step_time.0,
-        Objective::Memory => p.peak_memory.as_f64() / p.usable().as_f64(),
+) -> Result<(), PlannerError> {
+    let legal = |scenario: &Scenario| {
+        planner::legal_values::check(scenario, &[scenario.workload.gpus], constraints)
+    };
+    let arrangements = questions(inputs);
+    let mut checked = arrangements.iter().map(|pools| legal(&pools.scenario));
+    match checked.next() {
+        None => legal(searched),
+        Some(first) => first.or_else(|wrong| match checked.any(|legal| legal.is_ok()) {
+            true => Ok(()),
+            false => Err(wrong),
+        }),
     }
 }
 

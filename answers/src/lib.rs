@@ -13,6 +13,7 @@ mod error;
 pub mod explanation;
 pub mod failures;
 pub mod file_names;
+pub mod find;
 pub mod inputs;
 pub mod launch;
 pub mod next_change;
@@ -26,6 +27,7 @@ pub mod values;
 
 pub use budget::{Budget, Training};
 pub use error::AnswerError;
+pub use find::{Answer, Search};
 pub use inputs::{Inputs, InputsJson, Question};
 pub use opened::Opened;
 pub use search::Found;

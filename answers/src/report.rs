@@ -151,7 +151,6 @@ pub fn html(source: &ReportSource<'_>) -> String {
     })
 }
 
-/// The strategies to draw: those spread over the space, then the plan and its alternatives.
 /// Memory of a device of the heaviest rank.
 fn capacity(source: &ReportSource<'_>) -> catalog::Bytes {
     let cluster = &source.scenario.cluster;
@@ -163,6 +162,7 @@ fn capacity(source: &ReportSource<'_>) -> catalog::Bytes {
     pools.unwrap_or(cluster).device.memory.value
 }
 
+/// The strategies to draw: those spread over the space, then the plan and its alternatives.
 fn points(source: &ReportSource<'_>) -> Vec<Point> {
     let point = |strategy: &Strategy, step_time, peak_memory, found| Point {
         decisions: strategy.decisions().clone(),

@@ -1,12 +1,10 @@
-//! The answer to a search, in every form in which it is given: JSON, text, plan file, report, next commands.
+//! The answer to a search in every form in which it is given: JSON, text, plan file, report, next commands.
 
 use catalog::Seconds;
-use costmodel::CostModel;
 use interop::config::escape;
-use planner::{Constraints, PlannerError, SearchOptions, SearchSpace};
 use plans::json::{CandidateJson, DetailJson};
 use plans::prediction::SpaceReport;
-use plans::{Candidate, PlanFile, Present, SearchOutcome, Strategy};
+use plans::{Candidate, PlanFile};
 use reports::format;
 use reports::html::nothing::Nothing;
 use reports::lines::Style;
@@ -17,7 +15,8 @@ use crate::SCHEMA_VERSION;
 use crate::arrangements::{self, Tried};
 use crate::budget::{self, Budget, Training};
 use crate::error::AnswerError;
-use crate::inputs::{Inputs, InputsJson};
+use crate::find::Answer;
+use crate::inputs::InputsJson;
 use crate::launch::{self, Launchable, Step};
 use crate::next_change;
 use crate::origins::{self, Asked};
@@ -68,54 +67,15 @@ struct WishJson {
     plan: CandidateJson,
 }
 
-/// Searches; where nothing fits, also finds what would make a plan possible. A strategy in use, if there is one, is then
-/// compared with the best plan.
-///
-/// # Errors
-/// When a strategy cannot be priced, or an exhaustive search is too large.
-pub fn find(
-    costs: &CostModel,
-    constraints: &Constraints,
-    options: &SearchOptions<'_>,
-    in_use: Option<&Strategy>,
-    progress: &(dyn Fn(f64) + Sync),
-) -> Result<(SearchOutcome, Option<Present>), PlannerError> {
-    let space = space(costs, constraints, in_use);
-    let mut outcome = planner::search(costs, &space, options, progress)?;
-    if outcome.top.is_empty() && !outcome.interrupted {
-        outcome.relax = planner::size::relaxations(costs, constraints, options)?;
-    }
-    let best = outcome.top.first().map(|best| &best.strategy);
-    let compare = |now| planner::present::compare(costs, constraints, options, now, best);
-    let compared = in_use.map(compare).transpose()?;
-    Ok((outcome, compared))
-}
-
-/// The space that is searched; with a strategy in use, also what this has.
-fn space(costs: &CostModel, constraints: &Constraints, in_use: Option<&Strategy>) -> SearchSpace {
-    match in_use {
-        Some(now) => SearchSpace::with_present(costs.scenario(), constraints, now),
-        None => SearchSpace::new(costs.scenario(), constraints),
-    }
-}
-
 /// What a search found, with what was asked.
 #[derive(Clone, Copy)]
 pub struct Found<'a> {
-    /// The question.
-    pub inputs: &'a Inputs,
-    /// Which of its values were given.
+    /// What was found, with the question.
+    pub answer: &'a Answer,
+    /// Which values of the question were given.
     pub asked: &'a Asked,
-    /// What strategies cost.
-    pub costs: &'a CostModel,
-    /// What the search was restricted to.
-    pub constraints: &'a Constraints,
-    /// What was found.
-    pub outcome: &'a SearchOutcome,
-    /// The strategy in use, if one was given.
-    pub in_use: Option<InUse<'a>>,
-    /// The ways to use the pools of the cluster that were searched; empty if all of its nodes are alike.
-    pub tried: &'a [Tried],
+    /// The strategy in use as it was read, if one was given.
+    pub read: Option<&'a Read>,
     /// The training whose days and dollars are asked for.
     pub training: Training,
     /// Largest probability that a plan does not fit.
@@ -126,14 +86,20 @@ impl Found<'_> {
     /// The best plan, if any fits.
     #[must_use]
     pub fn best(&self) -> Option<&Candidate> {
-        self.outcome.top.first()
+        self.answer.outcome.top.first()
+    }
+
+    fn in_use(&self) -> Option<InUse<'_>> {
+        let compared = self.answer.compared.as_ref()?;
+        let read = self.read?;
+        Some(InUse { read, compared })
     }
 
     fn budget(&self) -> Option<Budget> {
         let best = self.best()?;
         let rate = best.prediction.tokens_per_s_per_gpu;
-        let (scenario, gpus) = (&self.inputs.scenario, self.inputs.json.gpus);
-        self.training.budget(scenario, gpus, &best.strategy, rate)
+        let inputs = &self.answer.inputs;
+        (self.training).budget(&inputs.scenario, inputs.json.gpus, &best.strategy, rate)
     }
 
     /// The answer as JSON, after so many seconds; paths are those of the files that were written.
@@ -144,12 +110,12 @@ impl Found<'_> {
         plan_path: Option<String>,
         report_path: Option<String>,
     ) -> SearchJson {
-        let precision = self.inputs.scenario.workload.precision;
+        let precision = self.answer.inputs.scenario.workload.precision;
         let candidate = |c| CandidateJson::new(c, precision);
-        let outcome = self.outcome;
+        let outcome = &self.answer.outcome;
         SearchJson {
             schema_version: SCHEMA_VERSION,
-            inputs: self.inputs.json.clone(),
+            inputs: self.answer.inputs.json.clone(),
             best: self.best().map(candidate),
             detail: self.best().map(|c| DetailJson::from(&c.prediction)),
             top: outcome.top.iter().map(candidate).collect(),
@@ -160,9 +126,11 @@ impl Found<'_> {
                 })
                 .collect(),
             space: outcome.space.clone(),
-            arrangements: self.tried.to_vec(),
+            arrangements: self.answer.tried.clone(),
             relax: outcome.relax.clone(),
-            present: (self.in_use).map(|in_use| PresentJson::new(in_use, precision, self.best())),
+            present: self
+                .in_use()
+                .map(|in_use| PresentJson::new(in_use, precision, self.best())),
             risk: self.risk,
             budget: self.budget(),
             interrupted: outcome.interrupted,
@@ -175,11 +143,11 @@ impl Found<'_> {
     /// The answer as text for people, after so many seconds: the strategy in use if there is one, then the best plan.
     #[must_use]
     pub fn text(&self, elapsed_s: f64, style: Style) -> String {
-        let mut ground = plan::ground(self.costs);
+        let mut ground = plan::ground(&self.answer.costs);
         let mut text = String::new();
-        if let Some(InUse { read, compared }) = self.in_use {
+        if let Some(InUse { read, compared }) = self.in_use() {
             // A kept overlap is the searched runtime's own; what is shown is read under the runtime that was named.
-            ground.runtime = &self.inputs.scenario.runtime;
+            ground.runtime = &self.answer.inputs.scenario.runtime;
             let shown = Shown {
                 present: compared,
                 best: self.best(),
@@ -189,9 +157,13 @@ impl Found<'_> {
             text.push_str(&reports::present::section(shown, style));
             text.push_str(&style.heading("Best plan"));
         }
-        text.push_str(&reports::terminal::search(self.outcome, ground, style));
-        if !self.tried.is_empty() {
-            text.push_str(&arrangements::text(self.tried, style));
+        text.push_str(&reports::terminal::search(
+            &self.answer.outcome,
+            ground,
+            style,
+        ));
+        if !self.answer.tried.is_empty() {
+            text.push_str(&arrangements::text(&self.answer.tried, style));
         }
         if let Some(budget) = self.budget() {
             text.push_str(&budget::lines(&budget, style));
@@ -204,15 +176,16 @@ impl Found<'_> {
     /// Commands to suggest: launch, explain and compare the plan whose file was written, or find how many GPUs would fit.
     #[must_use]
     pub fn steps(&self, plan_path: Option<&str>) -> Vec<Step> {
-        let mut top = self.outcome.top.iter().map(|c| &c.strategy);
+        let inputs = &self.answer.inputs;
+        let mut top = self.answer.outcome.top.iter().map(|c| &c.strategy);
         if let (Some(strategy), Some(plan)) = (top.next(), plan_path) {
             let of = Launchable {
-                scenario: &self.inputs.scenario,
+                scenario: &inputs.scenario,
                 strategy,
                 plan,
             };
-            let runner_up = |other| launch::runner_up(self.inputs, of, other);
-            let compare = match self.in_use {
+            let runner_up = |other| launch::runner_up(inputs, of, other);
+            let compare = match self.in_use() {
                 Some(in_use) => Some(with_present(in_use.read, of)),
                 None => top.next().map(runner_up),
             };
@@ -226,8 +199,9 @@ impl Found<'_> {
 
     /// Commands to try where nothing fits, each with its purpose.
     fn without_plan(&self) -> Vec<(&'static str, String)> {
-        let model = escape::shell(&self.inputs.model_arg);
-        let cluster = escape::shell(&self.inputs.cluster_arg);
+        let inputs = &self.answer.inputs;
+        let model = escape::shell(&inputs.model_arg);
+        let cluster = escape::shell(&inputs.cluster_arg);
         vec![(
             "find the number of GPUs that fits",
             format!("vescale-plan size --model {model} --cluster {cluster}"),
@@ -239,7 +213,7 @@ impl Found<'_> {
     /// # Errors
     /// When the model cannot be sharded as the plan says.
     pub fn plan(&self, best: &Candidate) -> Result<PlanFile, AnswerError> {
-        plan::file(self.inputs, &best.strategy, &best.prediction)
+        plan::file(&self.answer.inputs, &best.strategy, &best.prediction)
     }
 
     /// The report of the best plan, whose file has this path.
@@ -252,42 +226,50 @@ impl Found<'_> {
         plan: &PlanFile,
         plan_path: &str,
     ) -> Result<String, AnswerError> {
-        let in_use = self.in_use.map(|in_use| &in_use.read.strategy);
-        let space = space(self.costs, self.constraints, in_use);
+        let Answer {
+            inputs,
+            costs,
+            space,
+            outcome,
+            ..
+        } = self.answer;
         let longest = best.prediction.step_time * DRAWN_LONGEST;
-        let sampled = planner::sample(self.costs, &space, DRAWN, longest)?;
+        let sampled = planner::sample(costs, space, DRAWN, longest)?;
         Ok(report::html(&ReportSource {
-            inputs: origins::rows(&self.inputs.json, self.asked),
-            model: &self.inputs.json.model,
-            model_arg: &self.inputs.model_arg,
-            cluster_arg: &self.inputs.cluster_arg,
-            scenario: &self.inputs.scenario,
+            inputs: origins::rows(&inputs.json, self.asked),
+            model: &inputs.json.model,
+            model_arg: &inputs.model_arg,
+            cluster_arg: &inputs.cluster_arg,
+            scenario: &inputs.scenario,
             plan,
             best,
-            top: &self.outcome.top,
+            top: &outcome.top,
             sampled: &sampled,
-            space: Some(&self.outcome.space),
-            timeline: &self.costs.timeline(&best.strategy)?,
+            space: Some(&outcome.space),
+            timeline: &costs.timeline(&best.strategy)?,
             budget: self.budget(),
             plan_path,
             keep: None,
-            present: self.in_use.map(|in_use| in_use.compared),
-            next_change: next_change::best(self.costs, &best.strategy, &best.prediction, &[])?,
+            present: self.in_use().map(|in_use| in_use.compared),
+            next_change: next_change::best(costs, &best.strategy, &best.prediction, &[])?,
         }))
     }
 
     /// The report of a search in which nothing fits.
     #[must_use]
     pub fn nothing(&self) -> String {
-        let json = &self.inputs.json;
+        let Answer {
+            inputs, outcome, ..
+        } = self.answer;
+        let json = &inputs.json;
         reports::html::nothing::report(&Nothing {
             model: &json.model,
-            devices: &self.inputs.scenario.cluster.devices(json.gpus),
-            relax: &self.outcome.relax,
+            devices: &inputs.scenario.cluster.devices(json.gpus),
+            relax: &outcome.relax,
             next: &self.without_plan(),
-            space: &self.outcome.space,
+            space: &outcome.space,
             inputs: &report::facts(&origins::rows(json, self.asked)),
-            command: &format!("vescale-plan search {}", launch::flags(self.inputs)),
+            command: &format!("vescale-plan search {}", launch::flags(inputs)),
             version: env!("CARGO_PKG_VERSION"),
         })
     }

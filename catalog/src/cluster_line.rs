@@ -10,7 +10,7 @@ use crate::units::Bandwidth;
 const EXAMPLE: &str = "--cluster 'h100-sxm x 8 per node, 400 Gb/s x 8'";
 
 /// Whether a text describes a cluster, rather than names one.
-pub(crate) fn is(text: &str) -> bool {
+pub(crate) fn describes_cluster(text: &str) -> bool {
     text.contains("per node")
 }
 
@@ -36,7 +36,7 @@ pub(crate) fn read(
     for part in parts {
         if let Some(rate) = part.strip_prefix("nvlink ") {
             let rate: Bandwidth = rate.trim().parse().map_err(|_| wrong(line, part))?;
-            said(&mut cluster.scale_up, rate);
+            set_rate(&mut cluster.scale_up, rate);
         } else if let Some(price) = part.strip_prefix('$') {
             let price = price.trim_end_matches("/h").trim().parse();
             cluster.dollars_per_gpu_hour =
@@ -44,7 +44,7 @@ pub(crate) fn read(
         } else {
             let (rate, cards) = product(part).ok_or_else(|| wrong(line, part))?;
             let rate: Bandwidth = rate.parse().map_err(|_| wrong(line, part))?;
-            said(
+            set_rate(
                 &mut cluster.scale_out,
                 Bandwidth(rate.0 * cards as f64 / count.max(1) as f64),
             );
@@ -83,7 +83,7 @@ fn times(text: &str) -> Option<(&str, &str)> {
     Some((left.trim(), right.trim()))
 }
 
-fn said(link: &mut Link, rate: Bandwidth) {
+fn set_rate(link: &mut Link, rate: Bandwidth) {
     link.bandwidth = Sourced::given(rate);
 }
 

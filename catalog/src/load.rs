@@ -186,10 +186,10 @@ fn cluster_below(arg: &str, depth: usize) -> Result<Cluster, SpecError> {
         }
     }
     let path = Path::new(arg);
-    if pools::is(arg) && !path.exists() {
+    if pools::lists_pools(arg) && !path.exists() {
         return pools::read(arg, |name| cluster_below(name, depth));
     }
-    if cluster_line::is(arg) && !path.exists() {
+    if cluster_line::describes_cluster(arg) && !path.exists() {
         return cluster_line::read(arg, |name| cluster_below(&cluster_of_device(name)?, depth));
     }
     if !path.exists() && !looks_like_path(arg) {

@@ -1,493 +1,116 @@
 //! The models that come with the tool: sizes from each model's published `config.json`.
 
+/// Lists models, each as its name, its other names, and the text of the file `presets/models/NAME.json`.
+macro_rules! models {
+    ($($name:literal => [$($other:literal),*];)*) => {
+        &[$((
+            $name,
+            &[$($other),*],
+            include_str!(concat!("../presets/models/", $name, ".json")),
+        )),*]
+    };
+}
+
 /// Name, other names, and the text of a `config.json`.
-pub(crate) const MODELS: &[(&str, &[&str], &str)] = &[
-    (
-        "llama3-8b",
-        &["llama3.1-8b", "llama8b"],
-        include_str!("../presets/models/llama3-8b.json"),
-    ),
-    (
-        "llama3-70b",
-        &["llama70b", "llama3.1-70b", "llama3.3-70b"],
-        include_str!("../presets/models/llama3-70b.json"),
-    ),
-    (
-        "llama3.1-405b",
-        &["llama405b", "llama3-405b"],
-        include_str!("../presets/models/llama3.1-405b.json"),
-    ),
-    (
-        "llama3.2-1b",
-        &[],
-        include_str!("../presets/models/llama3.2-1b.json"),
-    ),
-    (
-        "llama3.2-3b",
-        &[],
-        include_str!("../presets/models/llama3.2-3b.json"),
-    ),
-    (
-        "llama2-7b",
-        &[],
-        include_str!("../presets/models/llama2-7b.json"),
-    ),
-    (
-        "llama2-13b",
-        &[],
-        include_str!("../presets/models/llama2-13b.json"),
-    ),
-    (
-        "llama2-70b",
-        &[],
-        include_str!("../presets/models/llama2-70b.json"),
-    ),
-    (
-        "tinyllama-1.1b",
-        &["tinyllama", "tinyllama-1.1b-chat-v1.0"],
-        include_str!("../presets/models/tinyllama-1.1b.json"),
-    ),
-    (
-        "mistral-7b",
-        &[],
-        include_str!("../presets/models/mistral-7b.json"),
-    ),
-    (
-        "mixtral-8x7b",
-        &[],
-        include_str!("../presets/models/mixtral-8x7b.json"),
-    ),
-    (
-        "mixtral-8x22b",
-        &[],
-        include_str!("../presets/models/mixtral-8x22b.json"),
-    ),
-    (
-        "qwen2.5-7b",
-        &["qwen2-7b", "qwen2.5-coder-7b"],
-        include_str!("../presets/models/qwen2.5-7b.json"),
-    ),
-    (
-        "qwen2.5-72b",
-        &["qwen2-72b"],
-        include_str!("../presets/models/qwen2.5-72b.json"),
-    ),
-    (
-        "qwen2.5-0.5b",
-        &["qwen2-0.5b"],
-        include_str!("../presets/models/qwen2.5-0.5b.json"),
-    ),
-    (
-        "qwen3-8b",
-        &[],
-        include_str!("../presets/models/qwen3-8b.json"),
-    ),
-    (
-        "qwen3-32b",
-        &[],
-        include_str!("../presets/models/qwen3-32b.json"),
-    ),
-    (
-        "qwen3-30b-a3b",
-        &[],
-        include_str!("../presets/models/qwen3-30b-a3b.json"),
-    ),
-    (
-        "qwen3-235b-a22b",
-        &[],
-        include_str!("../presets/models/qwen3-235b-a22b.json"),
-    ),
-    (
-        "gemma2-9b",
-        &[],
-        include_str!("../presets/models/gemma2-9b.json"),
-    ),
-    (
-        "gemma2-27b",
-        &[],
-        include_str!("../presets/models/gemma2-27b.json"),
-    ),
-    (
-        "gemma3-27b",
-        &[],
-        include_str!("../presets/models/gemma3-27b.json"),
-    ),
-    (
-        "phi3-mini",
-        &["phi-3-mini"],
-        include_str!("../presets/models/phi3-mini.json"),
-    ),
-    (
-        "phi3-medium",
-        &["phi-3-medium"],
-        include_str!("../presets/models/phi3-medium.json"),
-    ),
-    (
-        "starcoder2-3b",
-        &[],
-        include_str!("../presets/models/starcoder2-3b.json"),
-    ),
-    (
-        "starcoder2-7b",
-        &[],
-        include_str!("../presets/models/starcoder2-7b.json"),
-    ),
-    (
-        "gpt2",
-        &["gpt2-small", "gpt2-124m"],
-        include_str!("../presets/models/gpt2.json"),
-    ),
-    (
-        "gpt2-medium",
-        &[],
-        include_str!("../presets/models/gpt2-medium.json"),
-    ),
-    (
-        "gpt2-large",
-        &[],
-        include_str!("../presets/models/gpt2-large.json"),
-    ),
-    (
-        "gpt2-xl",
-        &[],
-        include_str!("../presets/models/gpt2-xl.json"),
-    ),
-    (
-        "gpt3-175b",
-        &["gpt3"],
-        include_str!("../presets/models/gpt3-175b.json"),
-    ),
-    (
-        "megatron-22b",
-        &["gpt-22b"],
-        include_str!("../presets/models/megatron-22b.json"),
-    ),
-    (
-        "megatron-530b",
-        &["gpt-530b", "mt-nlg"],
-        include_str!("../presets/models/megatron-530b.json"),
-    ),
-    (
-        "megatron-1t",
-        &["gpt-1t"],
-        include_str!("../presets/models/megatron-1t.json"),
-    ),
-    (
-        "opt-6.7b",
-        &[],
-        include_str!("../presets/models/opt-6.7b.json"),
-    ),
-    (
-        "opt-13b",
-        &[],
-        include_str!("../presets/models/opt-13b.json"),
-    ),
-    (
-        "opt-30b",
-        &[],
-        include_str!("../presets/models/opt-30b.json"),
-    ),
-    (
-        "opt-66b",
-        &[],
-        include_str!("../presets/models/opt-66b.json"),
-    ),
-    (
-        "bloom-176b",
-        &["bloom"],
-        include_str!("../presets/models/bloom-176b.json"),
-    ),
-    (
-        "bloom-7b1",
-        &[],
-        include_str!("../presets/models/bloom-7b1.json"),
-    ),
-    (
-        "gpt-neox-20b",
-        &["neox-20b"],
-        include_str!("../presets/models/gpt-neox-20b.json"),
-    ),
-    (
-        "falcon-7b",
-        &[],
-        include_str!("../presets/models/falcon-7b.json"),
-    ),
-    (
-        "falcon-40b",
-        &[],
-        include_str!("../presets/models/falcon-40b.json"),
-    ),
-    (
-        "falcon-180b",
-        &[],
-        include_str!("../presets/models/falcon-180b.json"),
-    ),
-    ("mpt-7b", &[], include_str!("../presets/models/mpt-7b.json")),
-    (
-        "mpt-30b",
-        &[],
-        include_str!("../presets/models/mpt-30b.json"),
-    ),
-    (
-        "deepseek-v2",
-        &[],
-        include_str!("../presets/models/deepseek-v2.json"),
-    ),
-    (
-        "deepseek-v2-lite",
-        &[],
-        include_str!("../presets/models/deepseek-v2-lite.json"),
-    ),
-    (
-        "deepseek-v3",
-        &["deepseek-r1"],
-        include_str!("../presets/models/deepseek-v3.json"),
-    ),
-    (
-        "gpt-oss-20b",
-        &[],
-        include_str!("../presets/models/gpt-oss-20b.json"),
-    ),
-    (
-        "gpt-oss-120b",
-        &[],
-        include_str!("../presets/models/gpt-oss-120b.json"),
-    ),
-    (
-        "nemotron-4-15b",
-        &["nemotron-15b"],
-        include_str!("../presets/models/nemotron-4-15b.json"),
-    ),
-    (
-        "nemotron-4-340b",
-        &["nemotron-340b"],
-        include_str!("../presets/models/nemotron-4-340b.json"),
-    ),
-    (
-        "qwen2.5-1.5b",
-        &["qwen2-1.5b"],
-        include_str!("../presets/models/qwen2.5-1.5b.json"),
-    ),
-    (
-        "qwen2.5-3b",
-        &[],
-        include_str!("../presets/models/qwen2.5-3b.json"),
-    ),
-    (
-        "qwen2.5-14b",
-        &[],
-        include_str!("../presets/models/qwen2.5-14b.json"),
-    ),
-    (
-        "qwen2.5-32b",
-        &["qwen2.5-coder-32b"],
-        include_str!("../presets/models/qwen2.5-32b.json"),
-    ),
-    (
-        "qwen3-0.6b",
-        &[],
-        include_str!("../presets/models/qwen3-0.6b.json"),
-    ),
-    (
-        "qwen3-1.7b",
-        &[],
-        include_str!("../presets/models/qwen3-1.7b.json"),
-    ),
-    (
-        "qwen3-4b",
-        &[],
-        include_str!("../presets/models/qwen3-4b.json"),
-    ),
-    (
-        "qwen3-4b-2507",
-        &["qwen3-4b-instruct-2507"],
-        include_str!("../presets/models/qwen3-4b-2507.json"),
-    ),
-    (
-        "qwen3-14b",
-        &[],
-        include_str!("../presets/models/qwen3-14b.json"),
-    ),
-    (
-        "qwen3-30b-a3b-2507",
-        &["qwen3-30b-a3b-instruct-2507"],
-        include_str!("../presets/models/qwen3-30b-a3b-2507.json"),
-    ),
-    (
-        "gemma3-12b",
-        &["gemma-3-12b"],
-        include_str!("../presets/models/gemma3-12b.json"),
-    ),
-    (
-        "smollm-360m",
-        &[],
-        include_str!("../presets/models/smollm-360m.json"),
-    ),
-    (
-        "smollm2-135m",
-        &[],
-        include_str!("../presets/models/smollm2-135m.json"),
-    ),
-    (
-        "smollm2-360m",
-        &[],
-        include_str!("../presets/models/smollm2-360m.json"),
-    ),
-    (
-        "smollm2-1.7b",
-        &[],
-        include_str!("../presets/models/smollm2-1.7b.json"),
-    ),
-    (
-        "llama-7b",
-        &[],
-        include_str!("../presets/models/llama-7b.json"),
-    ),
-    (
-        "llama-13b",
-        &[],
-        include_str!("../presets/models/llama-13b.json"),
-    ),
-    (
-        "open-llama-3b",
-        &["open-llama-3b-v2"],
-        include_str!("../presets/models/open-llama-3b.json"),
-    ),
-    (
-        "starcoder2-15b",
-        &[],
-        include_str!("../presets/models/starcoder2-15b.json"),
-    ),
-    (
-        "mistral-7b-v0.1",
-        &[],
-        include_str!("../presets/models/mistral-7b-v0.1.json"),
-    ),
-    (
-        "pythia-12b",
-        &["pythia-12b-deduped"],
-        include_str!("../presets/models/pythia-12b.json"),
-    ),
-    (
-        "redpajama-3b",
-        &["redpajama-incite-chat-3b-v1"],
-        include_str!("../presets/models/redpajama-3b.json"),
-    ),
-    (
-        "kimi-k2",
-        &[],
-        include_str!("../presets/models/kimi-k2.json"),
-    ),
-    (
-        "nemotron-mini-4b",
-        &[],
-        include_str!("../presets/models/nemotron-mini-4b.json"),
-    ),
+pub(crate) const MODELS: &[(&str, &[&str], &str)] = models! {
+    "llama3-8b" => ["llama3.1-8b", "llama8b"];
+    "llama3-70b" => ["llama70b", "llama3.1-70b", "llama3.3-70b"];
+    "llama3.1-405b" => ["llama405b", "llama3-405b"];
+    "llama3.2-1b" => [];
+    "llama3.2-3b" => [];
+    "llama2-7b" => [];
+    "llama2-13b" => [];
+    "llama2-70b" => [];
+    "tinyllama-1.1b" => ["tinyllama", "tinyllama-1.1b-chat-v1.0"];
+    "mistral-7b" => [];
+    "mixtral-8x7b" => [];
+    "mixtral-8x22b" => [];
+    "qwen2.5-7b" => ["qwen2-7b", "qwen2.5-coder-7b"];
+    "qwen2.5-72b" => ["qwen2-72b"];
+    "qwen2.5-0.5b" => ["qwen2-0.5b"];
+    "qwen3-8b" => [];
+    "qwen3-32b" => [];
+    "qwen3-30b-a3b" => [];
+    "qwen3-235b-a22b" => [];
+    "gemma2-9b" => [];
+    "gemma2-27b" => [];
+    "gemma3-27b" => [];
+    "phi3-mini" => ["phi-3-mini"];
+    "phi3-medium" => ["phi-3-medium"];
+    "starcoder2-3b" => [];
+    "starcoder2-7b" => [];
+    "gpt2" => ["gpt2-small", "gpt2-124m"];
+    "gpt2-medium" => [];
+    "gpt2-large" => [];
+    "gpt2-xl" => [];
+    "gpt3-175b" => ["gpt3"];
+    "megatron-22b" => ["gpt-22b"];
+    "megatron-530b" => ["gpt-530b", "mt-nlg"];
+    "megatron-1t" => ["gpt-1t"];
+    "opt-6.7b" => [];
+    "opt-13b" => [];
+    "opt-30b" => [];
+    "opt-66b" => [];
+    "bloom-176b" => ["bloom"];
+    "bloom-7b1" => [];
+    "gpt-neox-20b" => ["neox-20b"];
+    "falcon-7b" => [];
+    "falcon-40b" => [];
+    "falcon-180b" => [];
+    "mpt-7b" => [];
+    "mpt-30b" => [];
+    "deepseek-v2" => [];
+    "deepseek-v2-lite" => [];
+    "deepseek-v3" => ["deepseek-r1"];
+    "gpt-oss-20b" => [];
+    "gpt-oss-120b" => [];
+    "nemotron-4-15b" => ["nemotron-15b"];
+    "nemotron-4-340b" => ["nemotron-340b"];
+    "qwen2.5-1.5b" => ["qwen2-1.5b"];
+    "qwen2.5-3b" => [];
+    "qwen2.5-14b" => [];
+    "qwen2.5-32b" => ["qwen2.5-coder-32b"];
+    "qwen3-0.6b" => [];
+    "qwen3-1.7b" => [];
+    "qwen3-4b" => [];
+    "qwen3-4b-2507" => ["qwen3-4b-instruct-2507"];
+    "qwen3-14b" => [];
+    "qwen3-30b-a3b-2507" => ["qwen3-30b-a3b-instruct-2507"];
+    "gemma3-12b" => ["gemma-3-12b"];
+    "smollm-360m" => [];
+    "smollm2-135m" => [];
+    "smollm2-360m" => [];
+    "smollm2-1.7b" => [];
+    "llama-7b" => [];
+    "llama-13b" => [];
+    "open-llama-3b" => ["open-llama-3b-v2"];
+    "starcoder2-15b" => [];
+    "mistral-7b-v0.1" => [];
+    "pythia-12b" => ["pythia-12b-deduped"];
+    "redpajama-3b" => ["redpajama-incite-chat-3b-v1"];
+    "kimi-k2" => [];
+    "nemotron-mini-4b" => [];
     // Without the layer that predicts one token further.
-    (
-        "deepseek-v3-main",
-        &[],
-        include_str!("../presets/models/deepseek-v3-main.json"),
-    ),
+    "deepseek-v3-main" => [];
     // Sizes of Nemotron-H 47B and 56B as NVIDIA-NeMo/Megatron-Bridge has them (`NemotronHModelProvider47B`, `…56B`).
-    (
-        "nemotron-h-8b",
-        &["nemotron-h-8b-base-8k"],
-        include_str!("../presets/models/nemotron-h-8b.json"),
-    ),
-    (
-        "nemotron-h-47b",
-        &["nemotron-h-47b-base-8k"],
-        include_str!("../presets/models/nemotron-h-47b.json"),
-    ),
-    (
-        "nemotron-h-56b",
-        &["nemotron-h-56b-base-8k"],
-        include_str!("../presets/models/nemotron-h-56b.json"),
-    ),
-    (
-        "nemotron-3-nano-30b-a3b",
-        &["nemotron-3-nano"],
-        include_str!("../presets/models/nemotron-3-nano-30b-a3b.json"),
-    ),
-    (
-        "qwen3-next-80b-a3b",
-        &["qwen3-next"],
-        include_str!("../presets/models/qwen3-next-80b-a3b.json"),
-    ),
-    (
-        "glm4.5",
-        &["glm-4.5"],
-        include_str!("../presets/models/glm4.5.json"),
-    ),
-    (
-        "glm4.5-air",
-        &["glm-4.5-air"],
-        include_str!("../presets/models/glm4.5-air.json"),
-    ),
-    (
-        "glm4.6",
-        &["glm-4.6"],
-        include_str!("../presets/models/glm4.6.json"),
-    ),
-    (
-        "olmo2-1b",
-        &["olmo-2-0425-1b"],
-        include_str!("../presets/models/olmo2-1b.json"),
-    ),
-    (
-        "olmo2-7b",
-        &["olmo-2-1124-7b"],
-        include_str!("../presets/models/olmo2-7b.json"),
-    ),
-    (
-        "olmo2-13b",
-        &["olmo-2-1124-13b"],
-        include_str!("../presets/models/olmo2-13b.json"),
-    ),
-    (
-        "olmo2-32b",
-        &["olmo-2-0325-32b"],
-        include_str!("../presets/models/olmo2-32b.json"),
-    ),
-    (
-        "olmo3-7b",
-        &["olmo-3-1025-7b"],
-        include_str!("../presets/models/olmo3-7b.json"),
-    ),
-    (
-        "olmo3-32b",
-        &["olmo-3-1125-32b"],
-        include_str!("../presets/models/olmo3-32b.json"),
-    ),
-    (
-        "minimax-m2",
-        &[],
-        include_str!("../presets/models/minimax-m2.json"),
-    ),
-    (
-        "llama4-scout",
-        &["llama-4-scout-17b-16e"],
-        include_str!("../presets/models/llama4-scout.json"),
-    ),
-    (
-        "llama4-maverick",
-        &["llama-4-maverick-17b-128e"],
-        include_str!("../presets/models/llama4-maverick.json"),
-    ),
-    (
-        "kimi-k2-0905",
-        &["kimi-k2-instruct-0905"],
-        include_str!("../presets/models/kimi-k2-0905.json"),
-    ),
-    (
-        "qwen3-coder-480b-a35b",
-        &["qwen3-coder-480b"],
-        include_str!("../presets/models/qwen3-coder-480b-a35b.json"),
-    ),
-    (
-        "ernie4.5-21b-a3b",
-        &["ernie-4.5-21b-a3b"],
-        include_str!("../presets/models/ernie4.5-21b-a3b.json"),
-    ),
-];
+    "nemotron-h-8b" => ["nemotron-h-8b-base-8k"];
+    "nemotron-h-47b" => ["nemotron-h-47b-base-8k"];
+    "nemotron-h-56b" => ["nemotron-h-56b-base-8k"];
+    "nemotron-3-nano-30b-a3b" => ["nemotron-3-nano"];
+    "qwen3-next-80b-a3b" => ["qwen3-next"];
+    "glm4.5" => ["glm-4.5"];
+    "glm4.5-air" => ["glm-4.5-air"];
+    "glm4.6" => ["glm-4.6"];
+    "olmo2-1b" => ["olmo-2-0425-1b"];
+    "olmo2-7b" => ["olmo-2-1124-7b"];
+    "olmo2-13b" => ["olmo-2-1124-13b"];
+    "olmo2-32b" => ["olmo-2-0325-32b"];
+    "olmo3-7b" => ["olmo-3-1025-7b"];
+    "olmo3-32b" => ["olmo-3-1125-32b"];
+    "minimax-m2" => [];
+    "llama4-scout" => ["llama-4-scout-17b-16e"];
+    "llama4-maverick" => ["llama-4-maverick-17b-128e"];
+    "kimi-k2-0905" => ["kimi-k2-instruct-0905"];
+    "qwen3-coder-480b-a35b" => ["qwen3-coder-480b"];
+    "ernie4.5-21b-a3b" => ["ernie-4.5-21b-a3b"];
+};

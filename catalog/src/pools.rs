@@ -14,7 +14,7 @@ const EXAMPLE: &str = "--cluster '64 x dgx-a100 + 32 x dgx2-v100, 100 Gb/s betwe
 const MOST: usize = 4;
 
 /// Whether a text lists pools, rather than names a cluster.
-pub(crate) fn is(text: &str) -> bool {
+pub(crate) fn lists_pools(text: &str) -> bool {
     text.contains(" + ")
 }
 

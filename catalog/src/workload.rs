@@ -98,7 +98,7 @@ impl Workload {
     ///
     /// # Errors
     /// When that number is out of range.
-    pub fn on(&self, gpus: u64) -> Result<Self, WorkloadError> {
+    pub fn with_gpus(&self, gpus: u64) -> Result<Self, WorkloadError> {
         self.sized(WorkloadSizes { gpus, ..self.sizes })
     }
 

@@ -25,8 +25,10 @@ fn every_preset_is_registered() {
             let name = file.expect("an entry").file_name();
             let name = name.to_string_lossy();
             let path = format!("presets/{folder}/{name}");
-            let stem = name.strip_suffix(".yaml").unwrap_or(&name);
-            let by_name = list.contains("embedded!(") && list.contains(&format!("\"{stem}\","));
+            let stem = name.trim_end_matches(".yaml").trim_end_matches(".json");
+            let listed = ["embedded!(", "models! {"].map(|list_of| list.contains(list_of));
+            let by_name = listed[0] && list.contains(&format!("\"{stem}\","))
+                || listed[1] && list.contains(&format!("\"{stem}\" =>"));
             if !by_name && !list.contains(&format!("include_str!(\"../{path}\")")) {
                 missing.push(path);
             }

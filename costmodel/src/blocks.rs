@@ -49,7 +49,7 @@ impl BlockCosts {
     /// The same for a scenario with another workload, sharing the cache. `None` if that may change what a block costs:
     /// another precision or sequence length is part of a block's key, but attention depends on documents, and a profile of
     /// ranks that share cores prices kernels by how many ranks there are.
-    pub(crate) fn on(&self, scenario: &Scenario) -> Option<Self> {
+    pub(crate) fn with_workload_of(&self, scenario: &Scenario) -> Option<Self> {
         let documents = self.scenario.workload.documents();
         if scenario.cluster.profile.is_some() || documents != scenario.workload.documents() {
             return None;

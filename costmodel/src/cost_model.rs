@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use catalog::runtime::Rewrite;
 use catalog::{AxisOrder, Bytes, Cluster, Fitted, LayerClass, Precision, Seconds, Workload};
-use plans::{Decisions, Floors, HostMemory, Prediction, Program, Strategy, Timeline, Zero};
+use plans::{Decisions, Floors, Prediction, Program, Strategy, Timeline, Zero};
 
 use crate::assemble::{Assembled, Blocks};
 use crate::block_cost::{BlockCost, BlockDetail, BlockKey};
@@ -17,12 +17,12 @@ use crate::held::{Counted, Held, Member};
 use crate::imbalance::{self, Largest};
 use crate::pipeline::Pipelines;
 use crate::pools::PoolCosts;
-use crate::predict::{Priced, Simulated};
+use crate::predict::Simulated;
 use crate::recorder::Recorder;
 use crate::reshard::{Resharding, Staged, resharding};
 use crate::shared_cores::Busy;
 use crate::traffic::DataParallel;
-use crate::{CostError, Scenario, book, floors, offload, predict, quantities};
+use crate::{CostError, Scenario, book, floors, predict, quantities};
 
 /// Predicts time and memory of strategies of one scenario. Can be shared between threads; caches block costs by local shape and programs
 /// by schedule.
@@ -98,13 +98,13 @@ impl CostModel {
     ///
     /// # Errors
     /// When the sizes are too large to count.
-    pub fn on(&self, workload: Workload) -> Result<Self, CostError> {
+    pub fn with_workload(&self, workload: Workload) -> Result<Self, CostError> {
         let scenario = Scenario {
             workload,
             ..self.scenario().clone()
         };
         quantities::check(&scenario)?;
-        match self.pools.on(&scenario) {
+        match self.pools.with_workload_of(&scenario) {
             Some(pools) => Ok(Self {
                 scenario,
                 pools,
@@ -263,12 +263,14 @@ impl CostModel {
         let peaks = outcome.ranks.iter();
         let peaks = peaks.map(|rank| self.scenario.with_fragmentation(rank.peak));
         let peak_memory = self.pools.fullest(&self.scenario, strategy, peaks)?;
+        let on_host = &assembled.on_host;
+        let of_ranks = || self.pools.of_ranks(&self.scenario, strategy);
         Ok(Score {
             step_time: outcome.step_time,
             peak_memory,
             fits: peak_memory <= self.capacity(),
-            fits_host: assembled.on_host.iter().all(|bytes| bytes.0 == 0)
-                || self.host_memory(strategy, &assembled.on_host)?.fits(),
+            fits_host: on_host.iter().all(|bytes| bytes.0 == 0)
+                || self.pools.host_memory(&of_ranks()?, on_host).fits(),
         })
     }
 
@@ -281,7 +283,6 @@ impl CostModel {
         let program = self.pipelines.program(strategy)?;
         let pool_of_rank = self.pools.of_ranks(&self.scenario, strategy)?;
         let details = self.details(&assembled, &pool_of_rank)?;
-        let priced = self.pools.all().iter();
         Ok(predict::prediction(
             &self.scenario,
             strategy,
@@ -289,24 +290,11 @@ impl CostModel {
                 assembled: &assembled,
                 outcome: &outcome,
                 program: &program,
-                pools: &priced
-                    .zip(&details)
-                    .map(|(costs, details)| Priced {
-                        scenario: costs.scenario(),
-                        used: costs.book().provenance(),
-                        details,
-                    })
-                    .collect::<Vec<_>>(),
+                pools: &self.pools,
                 pool_of_rank: &pool_of_rank,
+                details: &details,
             },
         ))
-    }
-
-    /// What a strategy takes of the memory of a host.
-    fn host_memory(&self, d: &Decisions, on_host: &[Bytes]) -> Result<HostMemory, CostError> {
-        let pools = self.pools.all().iter().map(BlockCosts::scenario);
-        let pool_of_rank = self.pools.of_ranks(&self.scenario, d)?;
-        Ok(offload::on_fullest_host(pools, &pool_of_rank, on_host))
     }
 
     /// For every pool, what the costs consist of of the blocks that run in it.
@@ -557,7 +545,7 @@ mod tests {
                         continue;
                     }
                     let costs = costs
-                        .on(workload(2 * pp, 2 * micro_batches))
+                        .with_workload(workload(2 * pp, 2 * micro_batches))
                         .expect("priced");
                     let zero = ["zero0", "zero1", "zero2", "zero3", "zero3 reshard=off"];
                     let zero = zero[compared % zero.len()];

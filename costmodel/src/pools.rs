@@ -4,12 +4,12 @@
 use std::sync::Arc;
 
 use catalog::{Bytes, Cluster, Link, Seconds};
-use plans::{Axis, Decisions};
+use plans::{Axis, Decisions, HostMemory};
 
 use crate::assemble::{Assembled, Blocks, assemble};
 use crate::blocks::BlockCosts;
 use crate::traffic::DataParallel;
-use crate::{CostError, Scenario, messages};
+use crate::{CostError, Scenario, messages, offload};
 
 /// The block costs of every pool. A cluster whose nodes are all alike is one pool.
 #[derive(Debug)]
@@ -52,9 +52,9 @@ impl PoolCosts {
     }
 
     /// The same for a scenario with another workload, with what is known; `None` where prices depend on the workload.
-    pub(crate) fn on(&self, scenario: &Scenario) -> Option<Self> {
+    pub(crate) fn with_workload_of(&self, scenario: &Scenario) -> Option<Self> {
         let on = |costs: &BlockCosts| {
-            costs.on(&Scenario {
+            costs.with_workload_of(&Scenario {
                 cluster: costs.scenario().cluster.clone(),
                 ..scenario.clone()
             })
@@ -93,6 +93,12 @@ impl PoolCosts {
             ranks: d.pp,
             gpus: pools.parts.iter().map(|pool| pool.gpus).collect(),
         })
+    }
+
+    /// What ranks with so many bytes each in host memory take of a host, of the pool whose hosts they fill most.
+    pub(crate) fn host_memory(&self, pool_of_rank: &[usize], on_host: &[Bytes]) -> HostMemory {
+        let pools = self.parts.iter().map(BlockCosts::scenario);
+        offload::on_fullest_host(pools, pool_of_rank, on_host)
     }
 
     /// Bytes of memory in a pool, as the same share of the memory of the first pool's GPUs.

@@ -13,57 +13,38 @@ use plans::{
 
 use crate::assemble::Assembled;
 use crate::block_cost::{BlockDetail, BlockKey};
+use crate::blocks::BlockCosts;
 use crate::engine::Outcome;
-use crate::{Scenario, flops, known, offload};
+use crate::pools::PoolCosts;
+use crate::{Scenario, flops, known};
 
 /// A simulated strategy: what was simulated, and what came out.
 #[derive(Clone, Copy, Debug)]
-pub struct Simulated<'a> {
+pub(crate) struct Simulated<'a> {
     /// The work and memory of its stages and ranks.
     pub assembled: &'a Assembled,
     /// When everything ended.
     pub outcome: &'a Outcome,
     /// The action lists.
     pub program: &'a Program,
-    /// The pools of the cluster; one if all of its nodes are alike.
-    pub pools: &'a [Priced<'a>],
+    /// The block costs of every pool of the cluster.
+    pub pools: &'a PoolCosts,
     /// For every pipeline rank, the index of the pool in which it lies.
     pub pool_of_rank: &'a [usize],
-}
-
-/// What the costs in a pool rest on.
-#[derive(Clone, Debug)]
-pub struct Priced<'a> {
-    /// The scenario, with a cluster of such nodes as the pool has.
-    pub scenario: &'a Scenario,
-    /// The constants behind its prices.
-    pub used: Vec<UsedConstant>,
-    /// What the costs of the blocks consist of that run in it.
-    pub details: &'a BTreeMap<BlockKey, BlockDetail>,
+    /// For every pool, what the costs of the blocks that run in it consist of.
+    pub details: &'a [BTreeMap<BlockKey, BlockDetail>],
 }
 
 impl Simulated<'_> {
-    /// The pool in which a pipeline rank lies.
-    fn pool(&self, rank: usize) -> &Priced<'_> {
-        &self.pools[self.pool_of_rank[rank]]
-    }
-
-    /// What it takes of the memory of a host.
-    fn host_memory(&self) -> HostMemory {
-        let pools = self.pools.iter().map(|pool| pool.scenario);
-        offload::on_fullest_host(pools, self.pool_of_rank, &self.assembled.on_host)
-    }
-
-    /// Bytes of a rank's memory, as the same share of the memory of the first pool's devices.
-    fn as_on_first(&self, rank: usize, bytes: Bytes) -> Bytes {
-        let [first, own] = [&self.pools[0], self.pool(rank)].map(|pool| pool.scenario.capacity());
-        bytes.as_share_of(first, own)
+    /// The scenario in which a pipeline rank runs: its cluster has nodes like those of the rank's pool.
+    fn scenario(&self, rank: usize) -> &Scenario {
+        self.pools.all()[self.pool_of_rank[rank]].scenario()
     }
 }
 
 /// Builds the detailed prediction of a simulated strategy.
 #[must_use]
-pub fn prediction(
+pub(crate) fn prediction(
     scenario: &Scenario,
     strategy: &Strategy,
     simulated: &Simulated<'_>,
@@ -80,14 +61,15 @@ pub fn prediction(
     let model_flops = flops::per_token(&scenario.model, &scenario.workload);
     let at_peak = step.0 * at_once * peak_rate.0;
     let peak_rank = heaviest(simulated);
-    let fullest = simulated.pool(peak_rank).scenario;
+    let fullest = simulated.scenario(peak_rank);
     let peaks = outcome.ranks.iter().map(|r| r.peak);
     let by_rank: Vec<Bytes> = peaks
         .map(|peak| scenario.with_fragmentation(peak))
         .collect();
     let peak = by_rank[peak_rank];
     let memory = memory_items(scenario, simulated, peak_rank as u32);
-    let host_memory = simulated.host_memory();
+    let (pools, pool_of_rank) = (simulated.pools, simulated.pool_of_rank);
+    let host_memory = pools.host_memory(pool_of_rank, &simulated.assembled.on_host);
     let kind = scenario.kind();
     let residual = |quantity| residuals::of(quantity, scenario.evidence(quantity));
     let (shortest, longest) = residual(Quantity::Time).around(step.0);
@@ -103,7 +85,7 @@ pub fn prediction(
         peak_memory: peak,
         peak_memory_interval: (Bytes(least as u64), Bytes(most as u64)),
         p_fits: match host_memory.fits() {
-            true => scenario.p_fits(simulated.as_on_first(peak_rank, peak)),
+            true => scenario.p_fits(pools.as_on_first(pool_of_rank[peak_rank], peak)),
             false => 0.0,
         },
         host_memory,
@@ -115,12 +97,12 @@ pub fn prediction(
         fit: fit(fullest.capacity(), peak, &memory, host_memory),
         memory_by_rank: by_rank,
         usable_by_rank: (0..outcome.ranks.len())
-            .map(|rank| simulated.pool(rank).scenario.capacity())
+            .map(|rank| simulated.scenario(rank).capacity())
             .collect(),
         memory,
         breakdown: breakdown(outcome.step_time, outcome),
         kernels: kernels(simulated, strategy, critical(outcome)),
-        provenance: provenance(scenario, strategy, simulated.pools),
+        provenance: provenance(scenario, strategy, pools.all()),
     }
 }
 
@@ -128,7 +110,7 @@ pub fn prediction(
 fn heaviest(simulated: &Simulated<'_>) -> usize {
     let ranks = &simulated.outcome.ranks;
     let share = |rank: usize| {
-        let capacity = simulated.pool(rank).scenario.capacity();
+        let capacity = simulated.scenario(rank).capacity();
         ranks[rank].peak.as_f64() / capacity.as_f64()
     };
     (0..ranks.len())
@@ -260,7 +242,7 @@ fn saved_activations(
     rank: u32,
 ) -> BTreeMap<String, Bytes> {
     let mut saved: BTreeMap<String, Bytes> = BTreeMap::new();
-    let details = simulated.pool(rank as usize).details;
+    let details = &simulated.details[simulated.pool_of_rank[rank as usize]];
     for (stage, held) in held_at(simulated.program, rank, peak) {
         let runs = simulated.assembled.runs(stage as usize).iter();
         for run in runs.filter(|run| !run.on_host) {
@@ -297,7 +279,7 @@ fn held_at(program: &Program, rank: u32, peak: Option<Action>) -> BTreeMap<u32, 
 /// Time per step of the critical rank's kernels and collectives, by name.
 fn kernels(simulated: &Simulated<'_>, strategy: &Strategy, rank: usize) -> Vec<NamedTime> {
     let assembled = simulated.assembled;
-    let details = simulated.pool(rank).details;
+    let details = &simulated.details[simulated.pool_of_rank[rank]];
     let mut times: BTreeMap<&str, f64> = BTreeMap::new();
     for (stage, &owner) in assembled.rank_of_stage.iter().enumerate() {
         if owner as usize == rank {
@@ -320,11 +302,11 @@ fn kernels(simulated: &Simulated<'_>, strategy: &Strategy, rank: usize) -> Vec<N
     list
 }
 
-fn provenance(scenario: &Scenario, strategy: &Strategy, pools: &[Priced<'_>]) -> Vec<UsedConstant> {
+fn provenance(scenario: &Scenario, strategy: &Strategy, pools: &[BlockCosts]) -> Vec<UsedConstant> {
     let overheads = &scenario.runtime.overheads;
     let mut used = Vec::new();
     for pool in pools {
-        let of_pool = of_cluster(&pool.scenario.cluster);
+        let of_pool = of_cluster(&pool.scenario().cluster);
         used.extend(named(of_pool, pool, pools));
     }
     used.extend([
@@ -351,10 +333,10 @@ fn provenance(scenario: &Scenario, strategy: &Strategy, pools: &[Priced<'_>]) ->
         }));
     }
     for pool in pools {
-        used.extend(named(of_strategy(pool.scenario, strategy), pool, pools));
+        used.extend(named(of_strategy(pool.scenario(), strategy), pool, pools));
     }
     for pool in pools {
-        let peaks = pool.scenario.cluster.device.peak.iter();
+        let peaks = pool.scenario().cluster.device.peak.iter();
         let peaks = peaks
             .map(|(dtype, rate)| constant(&format!("dense peak, {dtype:?}").to_lowercase(), rate));
         used.extend(named(peaks.collect(), pool, pools));
@@ -370,7 +352,7 @@ fn provenance(scenario: &Scenario, strategy: &Strategy, pools: &[Priced<'_>]) ->
         Quantity::Memory,
     ));
     for pool in pools {
-        used.extend(named(pool.used.clone(), pool, pools));
+        used.extend(named(pool.book().provenance(), pool, pools));
     }
     used
 }
@@ -392,12 +374,12 @@ fn of_strategy(scenario: &Scenario, strategy: &Strategy) -> Vec<UsedConstant> {
 /// Constants of a pool, with the name of its cluster if there are several pools.
 fn named(
     mut used: Vec<UsedConstant>,
-    pool: &Priced<'_>,
-    pools: &[Priced<'_>],
+    pool: &BlockCosts,
+    pools: &[BlockCosts],
 ) -> Vec<UsedConstant> {
     if pools.len() > 1 {
         for constant in &mut used {
-            constant.name = format!("{}: {}", pool.scenario.cluster.name, constant.name);
+            constant.name = format!("{}: {}", pool.scenario().cluster.name, constant.name);
         }
     }
     used

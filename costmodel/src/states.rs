@@ -12,6 +12,7 @@
 
 use catalog::state_types::StateTypes;
 use catalog::{Bytes, DType, OptimizerStates, Precision, Runtime};
+use derive_more::{AddAssign, Mul};
 use plans::{Decisions, Zero};
 
 use crate::{CostError, Scenario};
@@ -53,7 +54,7 @@ impl Elements {
 
 /// Elements of the weights of a stage on one rank: of those that are trained, and of those that are frozen because
 /// adapters are trained in their place. Frozen ones have neither gradients nor optimizer states.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, AddAssign, Mul)]
 pub struct Weights {
     /// Weights that are trained.
     pub trained: Elements,
@@ -88,23 +89,6 @@ impl Weights {
     }
 }
 
-impl std::ops::AddAssign for Weights {
-    fn add_assign(&mut self, other: Self) {
-        self.trained += other.trained;
-        self.frozen += other.frozen;
-    }
-}
-
-impl std::ops::Mul<u64> for Weights {
-    type Output = Self;
-    fn mul(self, count: u64) -> Self {
-        Self {
-            trained: self.trained * count,
-            frozen: self.frozen * count,
-        }
-    }
-}
-
 /// Number of ranks over which ZeRO shards the states of each kind of parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sharding {
@@ -117,7 +101,7 @@ pub struct Sharding {
 }
 
 /// Bytes of the states that live for the whole step on one rank.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, AddAssign)]
 pub struct StateBytes {
     /// Bytes of the parameters that kernels read (under ZeRO-3, of their shards).
     pub parameters: Bytes,
@@ -127,15 +111,6 @@ pub struct StateBytes {
     pub master: Bytes,
     /// Bytes of the optimizer's moments.
     pub moments: Bytes,
-}
-
-impl std::ops::AddAssign for StateBytes {
-    fn add_assign(&mut self, other: Self) {
-        self.parameters += other.parameters;
-        self.gradients += other.gradients;
-        self.master += other.master;
-        self.moments += other.moments;
-    }
 }
 
 impl StateBytes {

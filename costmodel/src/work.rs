@@ -1,12 +1,11 @@
 //! Time that a pass over a block, or an action of a stage, takes on one rank, apart from when it runs.
 
-use std::ops::{Add, AddAssign, Mul};
-
 use catalog::Seconds;
+use derive_more::{Add, AddAssign, Mul};
 
 /// Time of a piece of work on the compute stream, by category: kernels, and communication that other streams leave
 /// exposed.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Add, AddAssign, Mul)]
 pub struct Work {
     /// Time of kernels.
     pub compute: Seconds,
@@ -44,7 +43,7 @@ impl Work {
 
 /// Work of backward, both in one pass and split into two. In one pass it may be shorter than the sum of both halves,
 /// because messages of one half overlap with kernels of the other.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, AddAssign, Mul)]
 pub struct Backward {
     /// Backward in one pass.
     pub whole: Work,
@@ -65,58 +64,5 @@ impl Backward {
     pub(crate) fn add_weight(&mut self, work: Work) {
         self.whole += work;
         self.weight += work;
-    }
-}
-
-impl Add for Work {
-    type Output = Self;
-    fn add(self, other: Self) -> Self {
-        Self {
-            compute: self.compute + other.compute,
-            tp: self.tp + other.tp,
-            cp: self.cp + other.cp,
-            ep: self.ep + other.ep,
-            dp: self.dp + other.dp,
-            host: self.host + other.host,
-        }
-    }
-}
-
-impl AddAssign for Work {
-    fn add_assign(&mut self, other: Self) {
-        *self = *self + other;
-    }
-}
-
-impl Mul<f64> for Work {
-    type Output = Self;
-    fn mul(self, factor: f64) -> Self {
-        Self {
-            compute: self.compute * factor,
-            tp: self.tp * factor,
-            cp: self.cp * factor,
-            ep: self.ep * factor,
-            dp: self.dp * factor,
-            host: self.host * factor,
-        }
-    }
-}
-
-impl AddAssign for Backward {
-    fn add_assign(&mut self, other: Self) {
-        self.whole += other.whole;
-        self.input += other.input;
-        self.weight += other.weight;
-    }
-}
-
-impl Mul<f64> for Backward {
-    type Output = Self;
-    fn mul(self, factor: f64) -> Self {
-        Self {
-            whole: self.whole * factor,
-            input: self.input * factor,
-            weight: self.weight * factor,
-        }
     }
 }

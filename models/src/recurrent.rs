@@ -74,9 +74,8 @@ fn state_space(
             groups,
         },
     };
-    let inputs = [&input, &b, &c, &step];
-    let out =
-        (block.tape).state_space_scan(&scope("scan"), inputs, &[&rates, &skip, &bias], scan)?;
+    let (inputs, weights) = ([&input, &b, &c, &step], [&rates, &skip, &bias]);
+    let out = block.tape.scan(&scope("scan"), &inputs, &weights, scan)?;
     let norm = GatedNorm {
         group: width / sizes.groups,
         epsilon: block.model.constants.norm_epsilon,
@@ -135,9 +134,8 @@ fn gated_delta(
             value_dim: sizes.value_dim,
         },
     };
-    let inputs = [&q, &k, &v, &write, &forget];
-    let out =
-        (block.tape).gated_delta_rule(&scope("delta_rule"), inputs, &[&rates, &bias], scan)?;
+    let (inputs, weights) = ([&q, &k, &v, &write, &forget], [&rates, &bias]);
+    let out = (block.tape).scan(&scope("delta_rule"), &inputs, &weights, scan)?;
     let norm = GatedNorm {
         group: sizes.value_dim,
         epsilon: block.model.constants.norm_epsilon,

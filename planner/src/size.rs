@@ -29,7 +29,7 @@ pub fn sized(
     gpus: u64,
     options: &SearchOptions<'_>,
 ) -> Result<Sized, PlannerError> {
-    let costs = costs.on(costs.scenario().workload.on(gpus)?)?;
+    let costs = costs.with_workload(costs.scenario().workload.with_gpus(gpus)?)?;
     let space = SearchSpace::new(costs.scenario(), constraints);
     let options = SearchOptions { top: 1, ..*options };
     let outcome = search(&costs, &space, &options, &|_| {})?;

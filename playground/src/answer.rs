@@ -1,8 +1,9 @@
 //! What the page shows.
 
 use std::path::Path;
+use std::sync::Arc;
 
-use answers::{AnswerError, Found, arrangements, file_names, inputs};
+use answers::{AnswerError, Found, Search, file_names, inputs};
 use catalog::Mistake;
 use costmodel::CostModel;
 use planner::{Constraints, SearchOptions};
@@ -88,38 +89,23 @@ fn searched(
     let started = now();
     let inputs = inputs::resolve(&asked.question()?)?;
     let training = asked.training(&inputs.scenario.cluster)?;
-    let options = SearchOptions {
-        top: answers::search::TOP,
-        ..SearchOptions::default()
-    };
-    let constraints = Constraints::default();
-    let ways = arrangements::of(&inputs);
-    let objective = options.objective;
-    let (best, tried) = arrangements::search(
-        ways,
-        &constraints,
-        &options,
-        |_, plan| arrangements::measure(objective, plan),
+    let search = Search {
+        constraints: &Constraints::default(),
+        options: SearchOptions {
+            top: answers::search::TOP,
+            ..SearchOptions::default()
+        },
+        by_cost: false,
+        in_use: None,
         progress,
-    )?;
-    let (inputs, costs, outcome) = match best {
-        Some(best) => (best.inputs, best.costs, best.outcome),
-        None => {
-            let costs = CostModel::new(inputs.scenario.clone())?;
-            let find = answers::search::find(&costs, &constraints, &options, None, progress);
-            let (outcome, _) = find?;
-            (inputs, costs, outcome)
-        }
     };
+    let costs = || CostModel::new(inputs.scenario.clone()).map(Arc::new);
+    let answer = search.find(&inputs, costs)?;
     let elapsed_s = (now() - started) / 1000.0;
     let found = Found {
-        inputs: &inputs,
+        answer: &answer,
         asked: &asked.given(),
-        costs: &costs,
-        constraints: &constraints,
-        outcome: &outcome,
-        in_use: None,
-        tried: &tried,
+        read: None,
         training,
         risk: planner::RISK,
     };
@@ -127,7 +113,7 @@ fn searched(
 }
 
 fn files(found: &Found<'_>, elapsed_s: f64, columns: u32) -> Result<Files, AnswerError> {
-    let name = file_names::plan(&found.inputs.json);
+    let name = file_names::plan(&found.answer.inputs.json);
     let beside = |ending| {
         let path = file_names::derived(Path::new(&name), ending);
         path.display().to_string()

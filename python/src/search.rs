@@ -1,12 +1,13 @@
 //! A search for plans, as a Python object: it runs when plans are asked for, and prices each block once.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use answers::{Inputs, arrangements};
 use costmodel::CostModel;
 use planner::{Constraints, Objective, SearchOptions};
-use plans::{Candidate, SearchOutcome};
+use plans::Candidate;
 use pyo3::prelude::*;
 
 use crate::error::PlanError;
@@ -23,7 +24,7 @@ pub(crate) struct Search {
     constraints: Constraints,
     objective: Objective,
     /// Prices strategies. `None` on a cluster of several pools, where the search prices every arrangement by itself.
-    costs: Option<CostModel>,
+    costs: Option<Arc<CostModel>>,
 }
 
 #[pymethods]
@@ -41,11 +42,7 @@ impl Search {
         let constraints =
             Constraints::parse(&fix, &at_least, &at_most, &forbid).map_err(PlanError::from)?;
         let scenario = &inputs.scenario;
-        let alike = scenario.cluster.pools.is_none();
-        if alike {
-            planner::legal_values::check(scenario, &[scenario.workload.gpus], &constraints)
-                .map_err(PlanError::from)?;
-        }
+        arrangements::check(&inputs, scenario, &constraints).map_err(PlanError::from)?;
         let objective = match objective {
             "time" => Objective::Time,
             "memory" => Objective::Memory,
@@ -54,8 +51,12 @@ impl Search {
                 return Err(PlanError::Usage(message).into());
             }
         };
-        let costs = alike.then(|| CostModel::new(inputs.scenario.clone()));
-        let costs = costs.transpose().map_err(PlanError::from)?;
+        let costs = match scenario.cluster.pools {
+            None => Some(Arc::new(
+                CostModel::new(scenario.clone()).map_err(PlanError::from)?,
+            )),
+            Some(_) => None,
+        };
         Ok(Self {
             inputs,
             constraints,
@@ -96,30 +97,29 @@ impl Search {
             objective,
             costs,
         } = self;
-        let options = SearchOptions {
-            objective: *objective,
-            top: count,
-            cancelled: Some(cancelled),
-            ..SearchOptions::default()
+        let search = answers::Search {
+            constraints,
+            options: SearchOptions {
+                objective: *objective,
+                top: count,
+                cancelled: Some(cancelled),
+                ..SearchOptions::default()
+            },
+            by_cost: false,
+            in_use: None,
+            progress: &|_| {},
         };
-        let plans = |inputs: &Inputs, outcome: &SearchOutcome| {
-            let found = outcome.top.iter();
-            found
-                .map(|f| Plan::new(inputs, &f.strategy, &f.prediction))
-                .collect()
-        };
-        let Some(costs) = costs else {
-            let ways = arrangements::of(inputs);
-            let measure = |_: &Inputs, plan: &Candidate| arrangements::measure(*objective, plan);
-            let (best, _) = arrangements::search(ways, constraints, &options, measure, &|_| {})?;
-            let best = best.ok_or_else(|| nothing_fits(&[]))?;
-            return plans(&best.inputs, &best.outcome);
-        };
-        let (outcome, _) = answers::search::find(costs, constraints, &options, None, &|_| {})?;
-        if outcome.top.is_empty() {
-            return Err(nothing_fits(&outcome.relax));
+        let answer = search.find(inputs, || match costs {
+            Some(costs) => Ok(Arc::clone(costs)),
+            None => CostModel::new(inputs.scenario.clone()).map(Arc::new),
+        })?;
+        let plans = &answer.outcome.top;
+        if plans.is_empty() {
+            return Err(nothing_fits(&answer.outcome.relax));
         }
-        plans(inputs, &outcome)
+        let plan =
+            |found: &Candidate| Plan::new(&answer.inputs, &found.strategy, &found.prediction);
+        plans.iter().map(plan).collect()
     }
 }
 

@@ -170,7 +170,7 @@ fn search(args: &ReplanArgs, loaded: &Opened, left: u64) -> Result<Found, CliErr
     let own = &loaded.costs.scenario().workload;
     let asked = args.global_batch.unwrap_or(own.global_batch);
     let on = |global_batch: u64| {
-        let left = own.on(left).and_then(|own| own.with_batch(global_batch));
+        let left = own.with_gpus(left).and_then(|own| own.with_batch(global_batch));
         left.map_err(PlannerError::from)
     };
     let mut constraints = inputs::constraints(&args.constraints)?;
@@ -178,7 +178,7 @@ fn search(args: &ReplanArgs, loaded: &Opened, left: u64) -> Result<Found, CliErr
     let kept = inputs::words(&args.keep);
     planner::present::keep(&kept, &loaded.strategy, &mut constraints, &mut scenario)?;
     let costs = match scenario.runtime == loaded.scenario.runtime {
-        true => loaded.costs.on(on(asked)?)?,
+        true => loaded.costs.with_workload(on(asked)?)?,
         false => {
             scenario.workload = on(asked)?;
             CostModel::new(scenario)?
@@ -195,7 +195,7 @@ fn search(args: &ReplanArgs, loaded: &Opened, left: u64) -> Result<Found, CliErr
     let batch = nearest_batch(asked, left);
     let mut other = None;
     if batch != own.global_batch && args.global_batch.is_none() {
-        let changed = costs.on(on(batch)?)?;
+        let changed = costs.with_workload(on(batch)?)?;
         let found = best(&changed, &constraints, loaded, &options)?;
         if outcome.top.is_empty() && !found.top.is_empty() {
             return Ok(Found {

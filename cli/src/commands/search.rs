@@ -8,8 +8,8 @@ use std::time::Instant;
 
 use answers::arrangements;
 use answers::origins::{self, Asked};
-use answers::present::{InUse, Read};
-use answers::{AnswerError, Found, Inputs, file_names};
+use answers::present::Read;
+use answers::{Found, Inputs, Search, file_names};
 use catalog::Mistake;
 use catalog::files::Kind;
 use costmodel::{CostModel, Scenario};
@@ -48,33 +48,21 @@ pub(crate) fn run(args: &SearchArgs, asked: &Asked) -> Result<ExitCode, CliError
     }
     let cancelled = interrupt_flag();
     let progress = Progress::new(args.output.quiet || args.output.json, "searching");
-    let options = options(args, &cancelled);
-    let share = |share| progress.update(share);
-    let in_use = read.as_ref().map(|read| &read.strategy);
-    let arrangements = arrangements::of(&resolved);
-    let measure = |inputs: &Inputs, plan: &Candidate| objective(args, inputs, plan);
-    let (best, tried) = pool
-        .install(|| arrangements::search(arrangements, &constraints, &options, measure, &share))?;
-    let (resolved, costs, outcome, compared) = match best {
-        Some(best) => (best.inputs, best.costs, best.outcome, None),
-        None => {
-            let costs = CostModel::new(searched)?;
-            let find = || answers::search::find(&costs, &constraints, &options, in_use, &share);
-            let (outcome, compared) = pool.install(find)?;
-            (resolved, costs, outcome, compared)
-        }
+    let search = Search {
+        constraints: &constraints,
+        options: options(args, &cancelled),
+        by_cost: matches!(args.objective, ObjectiveArg::Cost),
+        in_use: read.as_ref().map(|read| &read.strategy),
+        progress: &|share| progress.update(share),
     };
+    let costs = || CostModel::new(searched).map(Arc::new);
+    let answer = pool.install(|| search.find(&resolved, costs))?;
     progress.finish();
     let elapsed_s = started.elapsed().as_secs_f64();
     let found = Found {
-        inputs: &resolved,
+        answer: &answer,
         asked,
-        costs: &costs,
-        constraints: &constraints,
-        outcome: &outcome,
-        in_use: (read.as_ref().zip(compared.as_ref()))
-            .map(|(read, compared)| InUse { read, compared }),
-        tried: &tried,
+        read: read.as_ref(),
         training,
         risk: args.risk,
     };
@@ -92,21 +80,6 @@ fn options<'a>(args: &SearchArgs, cancelled: &'a AtomicBool) -> SearchOptions<'a
         tie: None,
         risk: Some(args.risk),
         cancelled: Some(cancelled),
-    }
-}
-
-/// The number by which `--objective` compares plans; smaller is better.
-fn objective(args: &SearchArgs, inputs: &Inputs, plan: &Candidate) -> f64 {
-    match args.objective {
-        ObjectiveArg::Time | ObjectiveArg::TimeToTrain => {
-            arrangements::measure(Objective::Time, plan)
-        }
-        ObjectiveArg::Memory => arrangements::measure(Objective::Memory, plan),
-        ObjectiveArg::Cost => {
-            let dollars = inputs.scenario.cluster.dollars_per_gpu_hour.as_ref();
-            let rate = dollars.map_or(1.0, |price| price.value) * inputs.json.gpus as f64;
-            rate * arrangements::measure(Objective::Time, plan)
-        }
     }
 }
 
@@ -133,24 +106,11 @@ fn question(args: &SearchArgs, asked: &Asked) -> Result<Question, CliError> {
     if let Some(read) = &read {
         planner::present::keep(&read.kept, &read.strategy, &mut constraints, &mut searched)?;
     }
-    let pools = arrangements::of(&resolved);
-    if pools.is_empty() {
-        planner::legal_values::check(&searched, &[searched.workload.gpus], &constraints)?;
-    } else if read.is_some() {
+    if resolved.scenario.cluster.pools.is_some() && read.is_some() {
         let wrong = "a setup in use is compared on a cluster whose nodes are all alike";
-        return Err(AnswerError::from(Mistake::new(wrong).at("--from")).into());
-    } else {
-        let on = |pools: &Inputs| {
-            let gpus = [pools.json.gpus];
-            planner::legal_values::check(&pools.scenario, &gpus, &constraints)
-        };
-        // A value need be legal on some of the pools only.
-        let mut checked = pools.iter().map(on);
-        let first = checked.next().unwrap_or(Ok(()));
-        if first.is_err() && !checked.any(|checked| checked.is_ok()) {
-            first?;
-        }
+        return Err(CliError::Input(Mistake::new(wrong).at("--from")));
     }
+    arrangements::check(&resolved, &searched, &constraints)?;
     Ok(Question {
         resolved,
         searched,
@@ -165,7 +125,7 @@ fn finish(
     files: &Files,
     elapsed_s: f64,
 ) -> Result<ExitCode, CliError> {
-    let outcome = found.outcome;
+    let outcome = &found.answer.outcome;
     // If files cannot be written, the answer is still printed.
     let saved = match found.best() {
         Some(best) => files.write(found, best).map(|()| true),

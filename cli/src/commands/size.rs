@@ -182,7 +182,7 @@ fn steps(resolved: &Inputs, smallest: Option<u64>) -> Result<Vec<Step>, CliError
         return Ok(Vec::new());
     };
     let mut chosen = resolved.clone();
-    let workload = resolved.scenario.workload.on(gpus);
+    let workload = resolved.scenario.workload.with_gpus(gpus);
     chosen.scenario.workload = workload.map_err(PlannerError::from)?;
     let search = format!("vescale-plan search {}", launch::flags(&chosen));
     Ok(vec![("plan the smallest in full", vec![search])])

@@ -65,62 +65,57 @@ impl Tape<'_> {
         Ok(out)
     }
 
-    /// Mamba-2's recurrence over `[x, b, c, dt]`, the input, the two shared matrices and the step of every head, all
-    /// sharded by heads or groups; `weights` are a number per head each. Saves its inputs, its output and the sums of its
-    /// logarithmic decays.
+    /// A recurrence, all of whose inputs are sharded by heads or groups; `weights` are a number per head each.
+    ///
+    /// Mamba-2's reads `[x, b, c, dt]`: the input, the two shared matrices and the step of every head. It saves its inputs,
+    /// its output and the sums of its logarithmic decays. The gated delta rule reads `[q, k, v, b, a]`: queries, keys,
+    /// values, and the numbers of every value head that say how much is written and how much forgotten. It saves normed
+    /// queries and keys of every value head, values, both numbers as the kernels use them, and the inverse of every chunk's
+    /// matrix.
     ///
     /// # Errors
     /// When the sequence is sharded, or inputs are sharded differently.
-    pub fn state_space_scan(
+    pub fn scan(
         &mut self,
         scope: &str,
-        inputs: [&DTensor; 4],
+        inputs: &[&DTensor],
         weights: &[&DTensor],
         sizes: Scan,
     ) -> Result<DTensor, DTensorError> {
-        self.in_whole_sequences("state-space scan", scope, &inputs)?;
-        let out = self.like(scope, inputs[0], inputs[0].dtype);
-        let decays = self.beside(scope, "decays", sizes.per_head(1), DType::F32);
-        let mut saved: Vec<TensorId> = inputs.iter().map(|x| x.id).collect();
-        saved.extend([out.id, decays]);
-        self.scan(scope, (&inputs, weights), (&out, &saved), sizes);
-        self.also_makes(decays);
-        let states = self.beside(scope, "states", sizes.states(), DType::F32);
-        self.also_makes(states);
-        Ok(out)
-    }
-
-    /// The gated delta rule over `[q, k, v, b, a]`: queries, keys, values, and the numbers of every value head that say how
-    /// much is written and how much forgotten, all sharded by heads. Saves normed queries and keys of every value head,
-    /// values, both numbers as the kernels use them, and the inverse of every chunk's matrix.
-    ///
-    /// # Errors
-    /// When the sequence is sharded, or inputs are sharded differently.
-    pub fn gated_delta_rule(
-        &mut self,
-        scope: &str,
-        inputs: [&DTensor; 5],
-        weights: &[&DTensor],
-        sizes: Scan,
-    ) -> Result<DTensor, DTensorError> {
-        self.in_whole_sequences("gated delta rule", scope, &inputs)?;
-        let value = inputs[2];
-        let out = self.like(scope, value, value.dtype);
-        let ScanRule::GatedDelta { key_dim, .. } = sizes.rule else {
-            return Err(no_rule("gated delta rule", scope, &inputs));
+        let operator = Recurrent::Scan(sizes);
+        self.in_whole_sequences(operator.name(), scope, inputs)?;
+        let (like, kept, states) = match sizes.rule {
+            ScanRule::StateSpace { .. } => (
+                inputs[0],
+                vec![("decays", sizes.per_head(1), DType::F32)],
+                DType::F32,
+            ),
+            ScanRule::GatedDelta { key_dim, .. } => {
+                let dtype = inputs[2].dtype;
+                let kept = vec![
+                    ("queries", sizes.per_head(key_dim), dtype),
+                    ("keys", sizes.per_head(key_dim), dtype),
+                    ("writes", sizes.per_head(1), dtype),
+                    ("decays", sizes.per_head(1), DType::F32),
+                    ("inverses", sizes.per_head(sizes.chunk), dtype),
+                ];
+                (inputs[2], kept, dtype)
+            }
         };
-        let kept = [
-            ("queries", sizes.per_head(key_dim), value.dtype),
-            ("keys", sizes.per_head(key_dim), value.dtype),
-            ("writes", sizes.per_head(1), value.dtype),
-            ("decays", sizes.per_head(1), DType::F32),
-            ("inverses", sizes.per_head(sizes.chunk), value.dtype),
-        ];
-        let kept = kept.map(|(name, shape, dtype)| self.beside(scope, name, shape, dtype));
-        let saved: Vec<TensorId> = [value.id].into_iter().chain(kept).collect();
-        self.scan(scope, (&inputs, weights), (&out, &saved), sizes);
+        let out = self.like(scope, like, like.dtype);
+        let kept = kept.into_iter();
+        let kept: Vec<TensorId> = kept
+            .map(|(name, shape, dtype)| self.beside(scope, name, shape, dtype))
+            .collect();
+        let mut saved: Vec<TensorId> = match sizes.rule {
+            ScanRule::StateSpace { .. } => inputs.iter().map(|x| x.id).chain([out.id]).collect(),
+            ScanRule::GatedDelta { .. } => vec![like.id],
+        };
+        saved.extend(&kept);
+        let read = [inputs, weights].concat();
+        self.record(scope, Operator::Recurrent(operator), &read, &out, &saved);
         kept.into_iter().for_each(|id| self.also_makes(id));
-        let states = self.beside(scope, "states", sizes.states(), value.dtype);
+        let states = self.beside(scope, "states", sizes.states(), states);
         self.also_makes(states);
         Ok(out)
     }
@@ -176,18 +171,6 @@ impl Tape<'_> {
     fn beside(&mut self, scope: &str, name: &str, shape: Vec<u64>, dtype: DType) -> TensorId {
         let name = format!("{scope}.{name}");
         self.local_tensor(&name, shape, dtype, TensorRole::Activation)
-    }
-
-    fn scan(
-        &mut self,
-        scope: &str,
-        (inputs, weights): (&[&DTensor], &[&DTensor]),
-        (out, saved): (&DTensor, &[TensorId]),
-        sizes: Scan,
-    ) {
-        let operator = Operator::Recurrent(Recurrent::Scan(sizes));
-        let read = [inputs, weights].concat();
-        self.record(scope, operator, &read, out, saved);
     }
 }
 

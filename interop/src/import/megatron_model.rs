@@ -139,7 +139,7 @@ pub(super) fn compare(doc: &Document, model: &ModelConfig) -> Result<Compared, I
             if !whole && doc.root.get(key).is_none() {
                 continue;
             }
-            let said = said(doc, key, default);
+            let said = value_or_default(doc, key, default);
             // The value of an environment variable is unknown here.
             if said.contains('$') {
                 continue;
@@ -176,7 +176,7 @@ fn same(a: &str, b: &str) -> bool {
 }
 
 /// The script's value of an option, or Megatron-LM's default; empty for none.
-fn said(doc: &Document, key: &str, default: Silent) -> String {
+fn value_or_default(doc: &Document, key: &str, default: Silent) -> String {
     let written = |key: &str| doc.root.get(key).map(word);
     // The number of groups takes effect only with its switch.
     let used = key != "--num-query-groups" || doc.root.get("--group-query-attention").is_some();
@@ -188,7 +188,7 @@ fn said(doc: &Document, key: &str, default: Silent) -> String {
     match default {
         Absent => String::new(),
         Is(value) => value.to_owned(),
-        As("--ffn-hidden-size") => said(doc, "--ffn-hidden-size", FourTimes),
+        As("--ffn-hidden-size") => value_or_default(doc, "--ffn-hidden-size", FourTimes),
         As(other) => written(other).unwrap_or_default(),
         HeadWidth => match size("--num-attention-heads") {
             Some(heads) if heads > 0 => (hidden / heads).to_string(),
