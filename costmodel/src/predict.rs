@@ -61,7 +61,6 @@ pub(crate) fn prediction(
     let model_flops = flops::per_token(&scenario.model, &scenario.workload);
     let at_peak = step.0 * at_once * peak_rate.0;
     let peak_rank = heaviest(simulated);
-    let fullest = simulated.scenario(peak_rank);
     let peaks = outcome.ranks.iter().map(|r| r.peak);
     let by_rank: Vec<Bytes> = peaks
         .map(|peak| scenario.with_fragmentation(peak))
@@ -94,7 +93,12 @@ pub(crate) fn prediction(
         peak_moment: outcome.ranks[peak_rank]
             .peak_action
             .map_or_else(|| "whole step".to_owned(), |a| a.to_string()),
-        fit: fit(fullest.capacity(), peak, &memory, host_memory),
+        fit: fit(
+            simulated.scenario(peak_rank).capacity(),
+            peak,
+            &memory,
+            host_memory,
+        ),
         memory_by_rank: by_rank,
         usable_by_rank: (0..outcome.ranks.len())
             .map(|rank| simulated.scenario(rank).capacity())

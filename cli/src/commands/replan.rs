@@ -170,7 +170,9 @@ fn search(args: &ReplanArgs, loaded: &Opened, left: u64) -> Result<Found, CliErr
     let own = &loaded.costs.scenario().workload;
     let asked = args.global_batch.unwrap_or(own.global_batch);
     let on = |global_batch: u64| {
-        let left = own.with_gpus(left).and_then(|own| own.with_batch(global_batch));
+        let left = own
+            .with_gpus(left)
+            .and_then(|own| own.with_batch(global_batch));
         left.map_err(PlannerError::from)
     };
     let mut constraints = inputs::constraints(&args.constraints)?;
