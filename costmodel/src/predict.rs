@@ -60,6 +60,7 @@ pub(crate) fn prediction(
         .expect("checked when the cost model was made");
     let model_flops = flops::per_token(&scenario.model, &scenario.workload);
     let at_peak = step.0 * at_once * peak_rate.0;
+    let capacity = |rank: usize| simulated.scenario(rank).capacity();
     let peak_rank = heaviest(simulated);
     let peaks = outcome.ranks.iter().map(|r| r.peak);
     let by_rank: Vec<Bytes> = peaks
@@ -69,7 +70,6 @@ pub(crate) fn prediction(
     let memory = memory_items(scenario, simulated, peak_rank as u32);
     let (pools, pool_of_rank) = (simulated.pools, simulated.pool_of_rank);
     let host_memory = pools.host_memory(pool_of_rank, &simulated.assembled.on_host);
-    let kind = scenario.kind();
     let residual = |quantity| residuals::of(quantity, scenario.evidence(quantity));
     let (shortest, longest) = residual(Quantity::Time).around(step.0);
     let (least, most) = residual(Quantity::Memory).around(peak.as_f64());
@@ -88,21 +88,14 @@ pub(crate) fn prediction(
             false => 0.0,
         },
         host_memory,
-        evidence: scenario.evidence(Quantity::Time).words(&kind),
+        evidence: scenario.evidence(Quantity::Time).words(&scenario.kind()),
         peak_rank: peak_rank as u32,
         peak_moment: outcome.ranks[peak_rank]
             .peak_action
             .map_or_else(|| "whole step".to_owned(), |a| a.to_string()),
-        fit: fit(
-            simulated.scenario(peak_rank).capacity(),
-            peak,
-            &memory,
-            host_memory,
-        ),
+        fit: fit(capacity(peak_rank), peak, &memory, host_memory),
         memory_by_rank: by_rank,
-        usable_by_rank: (0..outcome.ranks.len())
-            .map(|rank| simulated.scenario(rank).capacity())
-            .collect(),
+        usable_by_rank: (0..outcome.ranks.len()).map(capacity).collect(),
         memory,
         breakdown: breakdown(outcome.step_time, outcome),
         kernels: kernels(simulated, strategy, critical(outcome)),
