@@ -144,8 +144,9 @@ class Planning(unittest.TestCase):
     def test_a_plan_is_exported(self):
         plan = estimate(TINY, "tp=2,zero=3", runtime="torchtitan", **{**SMALL, "precision": "bf16"})
         with self.assertRaises(ValueError) as refused:
-            plan.export("torchtitan")
+            plan.export("torchtitan@0.2")
         self.assertIn("model", str(refused.exception))
+        self.assertIn("vocab_size", "".join(plan.export("torchtitan").values()))
         files = estimate(TINY, "zero=1", runtime="megatron-core", **SMALL).export(
             "megatron-lm", launcher="torchrun", tokenizer="org/tokenizer", data="/data"
         )
