@@ -1,5 +1,5 @@
-//! The search behind an answer: on a cluster whose nodes are all alike one search; on a cluster of several pools one for
-//! each way to use some of them, of which the best is kept.
+//! The search for the best plan. On a cluster of several pools it searches each way to use some of them and keeps the best
+//! plan of all.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::inputs::Inputs;
 /// What a search looks for.
 #[derive(Clone, Copy)]
 pub struct Search<'a> {
-    /// What plans are restricted to.
+    /// Restrictions on plans (`--fix`, `--min`, `--max`, `--forbid`).
     pub constraints: &'a Constraints,
     /// What is minimised, and how many plans are wanted.
     pub options: SearchOptions<'a>,
@@ -31,11 +31,11 @@ pub struct Answer {
     /// The question. On a cluster of several pools it is asked of the pools that the best plan uses, in the order of the
     /// pipeline.
     pub inputs: Inputs,
-    /// What strategies cost.
+    /// The cost model of `inputs`.
     pub costs: Arc<CostModel>,
-    /// The strategies among which the plans were found.
+    /// The strategies that were searched.
     pub space: SearchSpace,
-    /// The plans.
+    /// The best plans, and how many strategies were ruled out by which bound.
     pub outcome: SearchOutcome,
     /// The strategy in use beside the best plan, if there is one.
     pub compared: Option<Present>,
@@ -44,11 +44,12 @@ pub struct Answer {
 }
 
 impl Search<'_> {
-    /// Searches; where nothing fits, also finds what would make a plan possible. `costs` prices strategies on the whole
-    /// cluster.
+    /// Finds the best plan. If no plan fits, the answer lists changes that would make one possible. `costs` makes the cost
+    /// model of the whole cluster; it is not called if some arrangement of the cluster's pools has a plan.
     ///
     /// # Errors
-    /// When a strategy cannot be priced, or an exhaustive search is too large.
+    /// When the GPU cannot compute in the precision asked for, when a measured profile lacks a kernel or message of the
+    /// model, or when an exhaustive search has too many strategies.
     pub fn find(
         &self,
         inputs: &Inputs,

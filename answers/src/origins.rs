@@ -129,7 +129,7 @@ pub fn rows(json: &InputsJson, asked: &Asked) -> Vec<Row> {
     rows
 }
 
-/// Adds what sequences are made of, if that was said.
+/// Adds the rows for `--lengths` and `--packing`, if they were given.
 fn documents(json: &InputsJson, asked: &Asked, rows: &mut Vec<Row>) {
     if let (Some(lengths), Some(packing)) = (&json.lengths, json.packing) {
         let said = [

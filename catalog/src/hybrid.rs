@@ -66,11 +66,11 @@ pub struct StateSpace {
 /// Sizes of a gated delta net.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GatedDelta {
-    /// Number of query heads, which is also that of key heads.
+    /// Number of key heads; there are as many query heads.
     pub key_heads: u64,
-    /// Number of value heads, a multiple of the key heads.
+    /// Number of value heads. It is a multiple of `key_heads`: several value heads share one key head.
     pub value_heads: u64,
-    /// Size of a query head, which is also that of a key head.
+    /// Size of a key head and of a query head.
     pub key_dim: u64,
     /// Size of a value head.
     pub value_dim: u64,

@@ -230,7 +230,6 @@ impl LayoutBounds {
         let input = |b: &BlockCost| (b.recompute + b.backward.input).device().0;
         let both = |b: &BlockCost| input(b) + b.backward.weight.device().0;
         let keeps_output = (scenario.runtime.rewrites).contains(&Rewrite::KeepStageOutput);
-        let kept = Some(blocks.output()).filter(|_| d.pp > 1 && keeps_output);
         let overheads = &scenario.runtime.overheads;
         let sharding = |d: &Decisions| DataParallel::new(d, &scenario.cluster).sharding;
         let weights = |b: &Option<&Arc<BlockCost>>| b.map_or(Weights::default(), |b| b.weights);
@@ -244,7 +243,10 @@ impl LayoutBounds {
             ],
             saved: all(&saved_on_device(d)),
             weights: of_kind.iter().map(weights).collect(),
-            output: kept.map_or(0.0, Bytes::as_f64),
+            output: match d.pp > 1 && keeps_output {
+                true => blocks.output().as_f64(),
+                false => 0.0,
+            },
             transfer: blocks.least_transfer(costs, d, orders)?.0,
             step: scenario.by_host(&overheads.step),
             outside: overheads.context.value + overheads.workspace.value,

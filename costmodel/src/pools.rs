@@ -11,18 +11,18 @@ use crate::blocks::BlockCosts;
 use crate::traffic::DataParallel;
 use crate::{CostError, Scenario, messages, offload};
 
-/// The block costs of every pool. A cluster whose nodes are all alike is one pool.
+/// The time and memory of a model's blocks on each pool of the cluster. A cluster whose nodes are all alike is one pool.
 #[derive(Debug)]
 pub(crate) struct PoolCosts {
-    /// The costs of every pool, in the order of the cluster.
+    /// One entry for each pool, in the order in which the cluster lists its pools.
     parts: Vec<BlockCosts>,
 }
 
-/// A pool that holds pipeline ranks of a strategy.
+/// A pool in which at least one pipeline rank of a strategy runs.
 struct Holder {
-    /// The strategy's costs as if all pipeline ranks lay in this pool.
+    /// The strategy's costs if all pipeline ranks ran in this pool.
     assembled: Assembled,
-    /// Index of its first class of stages in those of all pools.
+    /// Where this pool's classes of stages begin in the list of the classes of all pools.
     first_class: u32,
 }
 

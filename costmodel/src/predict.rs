@@ -23,20 +23,20 @@ use crate::{Scenario, flops, known};
 pub(crate) struct Simulated<'a> {
     /// The work and memory of its stages and ranks.
     pub assembled: &'a Assembled,
-    /// When everything ended.
+    /// The times and peak memory that the engine found.
     pub outcome: &'a Outcome,
     /// The action lists.
     pub program: &'a Program,
-    /// The block costs of every pool of the cluster.
+    /// The time and memory of the model's blocks on each pool of the cluster.
     pub pools: &'a PoolCosts,
     /// For every pipeline rank, the index of the pool in which it lies.
     pub pool_of_rank: &'a [usize],
-    /// For every pool, what the costs of the blocks that run in it consist of.
+    /// For every pool, the kernels and tensors of the blocks that run in it.
     pub details: &'a [BTreeMap<BlockKey, BlockDetail>],
 }
 
 impl Simulated<'_> {
-    /// The scenario in which a pipeline rank runs: its cluster has nodes like those of the rank's pool.
+    /// The scenario of the pool in which a pipeline rank runs; its cluster has that pool's GPUs and networks.
     fn scenario(&self, rank: usize) -> &Scenario {
         self.pools.all()[self.pool_of_rank[rank]].scenario()
     }

@@ -4,8 +4,8 @@
 use catalog::Seconds;
 use derive_more::{Add, AddAssign, Mul};
 
-/// How much the time of a kernel, or of a sum of kernels, varies from micro-batch to micro-batch. A micro-batch that is
-/// slow in one kernel is slow in all, so the deviations of a sum add up.
+/// How much the time of one or more kernels varies between micro-batches. A micro-batch with long documents is slow in all
+/// of them, so the standard deviation of their total is the sum of theirs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Add, AddAssign, Mul)]
 pub struct Spread {
     /// Standard deviation of the time of one micro-batch.

@@ -346,7 +346,7 @@ pub enum ScanRule {
     GatedDelta {
         /// Number of key heads; several value heads share one.
         key_heads: u64,
-        /// Size of a query head, which is also that of a key head.
+        /// Size of a key head and of a query head.
         key_dim: u64,
         /// Size of a value head.
         value_dim: u64,

@@ -15,7 +15,8 @@ const MAX_MICRO_BATCH: u64 = 16;
 /// Largest number of ranks over which one copy of the experts is spread, unless a constraint asks for more.
 const MAX_EXPERT_RANKS: u64 = 64;
 
-/// What decides the local shapes of a rank's blocks, and how many micro-batches pass through how many pipeline ranks.
+/// The part of a strategy that fixes the tensor shapes on each rank and the length of the pipeline: the sizes of the device
+/// mesh, the micro-batch, and how sequences are split. Schedules, recomputation and sharding of states are chosen after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Tensor-parallel size.
@@ -160,7 +161,8 @@ fn experts(asked: Asked<'_>, mesh: Layout, found: &mut dyn FnMut(Layout)) {
     }
 }
 
-/// Enumerates micro-batches, kinds of context parallelism and sequence parallelism of a mesh.
+/// All layouts on one mesh: one for each legal micro-batch, kind of context parallelism, and sequence parallelism on or off.
+/// `illegal` counts, by rule, those that are left out.
 pub(crate) fn layouts(
     asked: Asked<'_>,
     mesh: Layout,

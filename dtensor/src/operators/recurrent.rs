@@ -65,13 +65,12 @@ impl Tape<'_> {
         Ok(out)
     }
 
-    /// A recurrence, all of whose inputs are sharded by heads or groups; `weights` are a number per head each.
+    /// A recurrence over the sequence. Inputs are sharded by heads or groups; each of `weights` has one number per head.
     ///
-    /// Mamba-2's reads `[x, b, c, dt]`: the input, the two shared matrices and the step of every head. It saves its inputs,
-    /// its output and the sums of its logarithmic decays. The gated delta rule reads `[q, k, v, b, a]`: queries, keys,
-    /// values, and the numbers of every value head that say how much is written and how much forgotten. It saves normed
-    /// queries and keys of every value head, values, both numbers as the kernels use them, and the inverse of every chunk's
-    /// matrix.
+    /// | rule | inputs | saved for the backward |
+    /// |---|---|---|
+    /// | Mamba-2 | `[x, b, c, dt]`: input, input matrix B, output matrix C, time step | inputs, output, cumulative log decays |
+    /// | gated delta | `[q, k, v, b, a]`: query, key, value, write gate, decay gate | normalised q and k, v, both gates, inverse matrix of each chunk |
     ///
     /// # Errors
     /// When the sequence is sharded, or inputs are sharded differently.

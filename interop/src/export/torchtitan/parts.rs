@@ -8,8 +8,9 @@ use super::edition::Edition;
 use super::registry::{Flavor, decoder, experts, grouped};
 use crate::config::escape;
 
-/// The decoder of torchtitan's parts that comes nearest to a model: every size that the parts take is the model's own, and
-/// all else is as the parts have it. 0.2 names flavors of its registries only; latent attention has one set of sizes.
+/// The decoder nearest to a model that can be made of torchtitan's parts: with the model's sizes where the parts have an
+/// argument, else with torchtitan's own values. `None` for torchtitan 0.2, whose files can only name registered flavors, and
+/// for latent attention, whose sizes are fixed.
 pub(super) fn like(model: &ModelConfig, edition: Edition) -> Option<Flavor> {
     let AttentionKind::Grouped {
         kv_heads,
@@ -68,7 +69,7 @@ pub(super) fn like(model: &ModelConfig, edition: Edition) -> Option<Flavor> {
     })
 }
 
-/// The classes of a module: of its model and of its blocks, and of the rotations that its blocks use.
+/// The names of a module's classes: the model, its blocks, and their rotary embedding.
 fn classes(module: &str) -> [&'static str; 3] {
     if module == "llama3" {
         ["Llama3Model", "Llama3TransformerBlock", "ComplexRoPE"]
@@ -171,7 +172,8 @@ fn attention(flavor: &Flavor, edition: Edition, seq_len: u64) -> String {
     )
 }
 
-/// Python source that gives queries, keys and values their biases, which `make_gqa_config` has no argument for.
+/// Python source that switches on the biases of the query, key and value projections, for which `make_gqa_config` has no
+/// argument. It calls `setattr`, because `import` takes assignments to attributes for settings of the plan.
 fn bias(model: &ModelConfig) -> &'static str {
     if model.attention.qkv_bias {
         "\n        setattr(attention.qkv_linear.wqkv, \"bias\", True)"
@@ -180,7 +182,7 @@ fn bias(model: &ModelConfig) -> &'static str {
     }
 }
 
-/// Python source of the feed-forward part of a block: the argument with its value.
+/// Python source of the argument that describes a block's feed-forward part.
 fn feed_forward(model: &ModelConfig) -> String {
     let hidden = model.hidden;
     let Some(Moe {
