@@ -2,7 +2,8 @@
 //! runs of that one are predicted with them.
 //!
 //! A fit minimises the mean over sources of the mean of `min(|ln(predicted / measured)|, CLIP)` over at most [`MOST`]
-//! runs of each, step time and memory together: every source weighs the same. It is a pattern search from the values
+//! runs of each, step time and memory together, every source weighing the same, and [`PULL`] times the squared distances
+//! of the constants from the values that benchmarks give. It is a pattern search from the values
 //! that benchmarks give: each constant in turn takes a step up or down if that lowers the mean; when none does, two
 //! move at a time, which helps where one alone cannot, as with a rate and its cap; then steps halve. A constant that
 //! affects no run of the other sources stays at its prior; one of a runtime stays at the value of its parent runtime.
@@ -30,11 +31,15 @@ use super::weighed::Weighed;
 /// Upper limit of one run's error in the mean, so that a run no constant explains cannot dominate.
 const CLIP: f64 = 0.3;
 
+/// What a fit adds to the mean for a constant that lies a whole range from its prior, growing with the square of the
+/// distance. Where runs tell two sets of values apart by less than this, benchmarks decide.
+const PULL: f64 = 1e-3;
+
 /// Largest number of runs of one source in a fit, spread evenly over its list, so that a large source does not
 /// dominate.
 const MOST: usize = 16;
 
-/// First step, as a share of a constant's range; the last is a sixty-fourth.
+/// First step, as a share of a constant's range ([`Parameter::position`]); the last is a sixty-fourth.
 const FIRST_STEP: f64 = 0.25;
 const LAST_STEP: f64 = 1.0 / 64.0;
 
@@ -60,6 +65,29 @@ struct Parameter {
     prior: f64,
     range: (f64, f64),
     shipped: f64,
+}
+
+impl Parameter {
+    /// Where a value lies in the parameter's range, 0 to 1; on a logarithmic scale where the range allows it.
+    fn position(&self, value: f64) -> f64 {
+        let (low, high) = self.range;
+        if low > 0.0 {
+            (value / low).ln() / (high / low).ln()
+        } else {
+            (value - low) / (high - low)
+        }
+    }
+
+    /// The value at a position of the range.
+    fn at(&self, position: f64) -> f64 {
+        let (low, high) = self.range;
+        let position = position.clamp(0.0, 1.0);
+        if low > 0.0 {
+            low * (high / low).powf(position)
+        } else {
+            low + position * (high - low)
+        }
+    }
 }
 
 /// A source that was left out: its errors with constants fitted on all others, and with the shipped constants.
@@ -349,8 +377,7 @@ fn try_moves(
     least: &mut f64,
 ) {
     let moved = |value: f64, index: usize, direction: f64| {
-        let (low, high) = parameters[index].range;
-        (value + direction * step * (high - low)).clamp(low, high)
+        parameters[index].at(parameters[index].position(value) + direction * step)
     };
     let second: &[f64] = if i == j { &[0.0] } else { &[1.0, -1.0] };
     for direction in [1.0, -1.0] {
@@ -386,7 +413,11 @@ fn objective(parameters: &[Parameter], samples: &[&Sample], values: &[f64]) -> f
             .collect();
         mean(&means)
     };
-    of_source(0) + of_source(1)
+    let distance = |(parameter, &value): (&Parameter, &f64)| {
+        (parameter.position(value) - parameter.position(parameter.prior)).powi(2)
+    };
+    let from_priors: f64 = parameters.iter().zip(values).map(distance).sum();
+    of_source(0) + of_source(1) + PULL * from_priors
 }
 
 fn predict_all(parameters: &[Parameter], samples: &[&Sample], values: &[f64]) -> Vec<Residuals> {
@@ -473,7 +504,7 @@ fn touches(kind: Kind, mapped: &Mapped) -> bool {
     let eight_bits = scenario.workload.precision == Precision::Fp8;
     let unfused = scenario.runtime.attention == AttentionKernel::Unfused;
     match kind {
-        Kind::Price(Constant::TrainingTime | Constant::SustainedShare16) => throttled,
+        Kind::Price(Constant::TrainingTime) => throttled,
         Kind::Price(Constant::SustainedShare8) => throttled && eight_bits,
         Kind::Price(Constant::BatchedShare | Constant::UnalignedShare) => unfused,
         Kind::Transfer => overheads.transfer.origin == Origin::Fitted,

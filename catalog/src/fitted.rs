@@ -18,9 +18,6 @@ const FILE: &str = include_str!("../presets/fitted.yaml");
 pub enum Constant {
     /// Time of matrix kernels in training over short benchmarks at boost clocks.
     TrainingTime,
-    /// Share of the best rate of 16-bit products in short benchmarks that training sustains.
-    #[serde(rename = "sustained_share_16")]
-    SustainedShare16,
     /// Share of the best rate of 8-bit products in short benchmarks that training sustains.
     #[serde(rename = "sustained_share_8")]
     SustainedShare8,
@@ -30,7 +27,7 @@ pub enum Constant {
     UnalignedShare,
 }
 
-const COUNT: usize = 5;
+const COUNT: usize = 4;
 
 /// What is known of a constant.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]

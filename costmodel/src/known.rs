@@ -129,15 +129,9 @@ known! {
     OTHER_SUSTAINED: "long training over short products, generations without measurements" = 1.06, Times, Assumed,
         "between those of A100 and none",
         Only::Parts(&[Architecture::Volta, Architecture::Ada, Architecture::Cdna3, Architecture::Cpu]);
-    HOPPER_BEST_16: "best rate of 16-bit products in short benchmarks over the peak, H100 and H200" = 0.803, Times,
-        Published, "stas00/ml-engineering@744d01e, maximum achievable matmul: the best of many shapes, hundred iterations each",
-        Only::Parts(&[Architecture::Hopper]);
     HOPPER_BEST_8: "best rate of 8-bit products in short benchmarks over the peak, H100 and H200" = 0.709, Times,
         Published, "stas00/ml-engineering@744d01e, maximum achievable matmul",
         Only::Parts(&[Architecture::Hopper]);
-    BLACKWELL_BEST_16: "best rate of 16-bit products in short benchmarks over the peak, B200 and GB200" = 0.753, Times,
-        Published, "stas00/ml-engineering@744d01e, maximum achievable matmul: 0.776 and 0.729",
-        Only::Parts(&[Architecture::Blackwell]);
     BLACKWELL_BEST_8: "best rate of 8-bit products in short benchmarks over the peak, B200 and GB200" = 0.743, Times,
         Published, "stas00/ml-engineering@744d01e, maximum achievable matmul: 0.763 and 0.723",
         Only::Parts(&[Architecture::Blackwell]);

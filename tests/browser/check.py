@@ -8,6 +8,10 @@ import axe
 from driver import Driver
 
 
+# The page of a large space, whose chart has thousands of points.
+LARGE = "large.report"
+
+
 def check(driver, report):
     driver.go(report.resolve().as_uri())
     verdict = driver.run("return document.getElementById('verdict').innerText")
@@ -42,6 +46,13 @@ def check(driver, report):
         });""")
     assert drawn and all(colours > 2 for colours in drawn), f"a chart is empty: {drawn}"
 
+    points = driver.run("return JSON.parse(document.getElementById('pareto-data').textContent).points.length")
+    took = driver.run("return performance.getEntriesByName('pareto drawn')[0].duration")
+    assert took < 300, f"drawing {points} strategies takes {took:.0f} ms"
+    assert report.stem != LARGE or points >= 5000, f"only {points} strategies are drawn"
+    size = report.stat().st_size
+    assert size < 1_500_000, f"the page has {size} bytes"
+
     box = driver.run("""
         const gantt = document.getElementById('gantt-canvas');
         gantt.scrollIntoView({block: 'center'});
@@ -60,7 +71,7 @@ def check(driver, report):
 
     fits_everywhere(driver, report, bars=True)
     quiet(driver)
-    return verdict, seen
+    return verdict, f"{seen.splitlines()[0]}; {points} strategies drawn in {took:.0f} ms; {size / 1e6:.2f} MB"
 
 
 def quiet(driver):
@@ -111,7 +122,7 @@ def main():
         driver.shoot(picture)
     finally:
         driver.close()
-    print(f"{report.name}: {verdict.splitlines()[0]}; hover: {seen.splitlines()[0]}; {accessible}; 1 passed, 0 failed")
+    print(f"{report.name}: {verdict.splitlines()[0]}; hover: {seen}; {accessible}; 1 passed, 0 failed")
 
 
 if __name__ == "__main__":

@@ -6,8 +6,7 @@
 //! with time scaled by the ratio of peaks.
 //!
 //! If a profile of the cluster's own GPUs measured products, these times correct the grid's (`ratios`). A profile keeps
-//! the device busy, so its times are not stretched to those of training; the rate at the power limit bounds them as it
-//! does the grid's.
+//! the device busy, so its times are not stretched to those of training.
 
 use catalog::fitted::Constant;
 use catalog::tables::{self, GemmGrid, MeasuredOn};
@@ -32,36 +31,22 @@ pub enum GemmLayout {
     WeightGrad,
 }
 
-/// FLOP rates that a GPU sustains at its power limit, whatever the shape: tables are measured in short runs at boost
-/// clocks, and in training larger products are throttled more.
-#[derive(Clone, Copy, Debug)]
-struct PowerCap {
-    wide: FlopRate,
-    narrow: FlopRate,
-}
-
-impl PowerCap {
-    /// A fitted share of the device's own peak at the power limit of the table's GPU; with a lower power limit it is
-    /// less. Architectures without published training runs have none.
-    fn of(device: &Device, clocks: f64, fitted: &Fitted) -> Option<Self> {
-        let (wide, narrow) = match device.architecture {
-            Architecture::Hopper => (known::HOPPER_BEST_16, known::HOPPER_BEST_8),
-            Architecture::Blackwell => (known::BLACKWELL_BEST_16, known::BLACKWELL_BEST_8),
-            Architecture::Volta
-            | Architecture::Ampere
-            | Architecture::Ada
-            | Architecture::Cdna3
-            | Architecture::Cpu => return None,
-        };
-        let at = |best: known::Known, sustained: Constant, dtype: DType| {
-            let share = best.factor() * fitted.get(sustained);
-            Some(FlopRate(device.peak_rate(dtype)?.0 * share / clocks))
-        };
-        Some(Self {
-            wide: at(wide, Constant::SustainedShare16, DType::Bf16)?,
-            narrow: at(narrow, Constant::SustainedShare8, DType::F8)?,
-        })
-    }
+/// Rate of 8-bit products that a GPU sustains at its power limit, whatever the shape: a fitted share of the best rate in
+/// short benchmarks, at the power limit of the table's GPU; with a lower limit it is less. Tables are measured in short
+/// runs at boost clocks, and in training larger products are throttled more. Architectures without published training
+/// runs in 8 bits have none.
+fn power_cap(device: &Device, clocks: f64, fitted: &Fitted) -> Option<FlopRate> {
+    let best = match device.architecture {
+        Architecture::Hopper => known::HOPPER_BEST_8,
+        Architecture::Blackwell => known::BLACKWELL_BEST_8,
+        Architecture::Volta
+        | Architecture::Ampere
+        | Architecture::Ada
+        | Architecture::Cdna3
+        | Architecture::Cpu => return None,
+    };
+    let share = best.factor() * fitted.get(Constant::SustainedShare8);
+    Some(FlopRate(device.peak_rate(DType::F8)?.0 * share / clocks))
 }
 
 #[derive(Clone, Debug)]
@@ -74,7 +59,7 @@ pub(super) struct GemmPrices {
     single: f64,
     sustained: f64,
     architecture: Architecture,
-    cap: Option<PowerCap>,
+    cap: Option<FlopRate>,
     table: String,
     /// Whether the table is of another GPU than this one.
     is_borrowed: bool,
@@ -127,7 +112,7 @@ impl GemmPrices {
             single,
             sustained: sustained(device.architecture, fitted),
             architecture: device.architecture,
-            cap: PowerCap::of(device, clocks, fitted),
+            cap: power_cap(device, clocks, fitted),
             table: device.kernels.clone(),
             is_borrowed: part.peak.value != peak || clocks != 1.0,
             fitted: *fitted,
@@ -145,9 +130,9 @@ impl GemmPrices {
         };
         let flops = 2.0 * m as f64 * n as f64 * k as f64;
         let (sustained, cap) = if dtype == DType::F8 && self.narrow.is_some() {
-            (known::NARROW.factor(), self.cap.map(|cap| cap.narrow))
+            (known::NARROW.factor(), self.cap)
         } else {
-            (self.sustained(flops), self.cap.map(|cap| cap.wide))
+            (self.sustained(flops), None)
         };
         let throttled = cap.map_or(Seconds(0.0), |rate| Seconds(flops / rate.0));
         let tabled = self.tabled(m, n, k, dtype);
@@ -273,16 +258,10 @@ impl GemmPrices {
                 "Azure/AI-benchmarking-guide@8fd0c6e; published A100 and H100 runs",
             ),
             constant(
-                "rate at the power limit, 16 and 8 bits",
+                "rate at the power limit, 8 bits",
                 self.cap.map_or_else(
                     || "none known".to_owned(),
-                    |cap| {
-                        format!(
-                            "{:.0} and {:.0} TFLOP/s",
-                            cap.wide.0 / 1e12,
-                            cap.narrow.0 / 1e12
-                        )
-                    },
+                    |cap| format!("{:.0} TFLOP/s", cap.0 / 1e12),
                 ),
                 Origin::Fitted,
                 "published H100 runs",

@@ -137,15 +137,18 @@
   const searched = document.getElementById("pareto-data");
   if (searched) pareto(JSON.parse(searched.textContent));
 
-  // Strategies by time and memory. Rows of `points`: memory in GiB, seconds, found, on the edge, values of the axes, name.
+  // Strategies by time and memory. Rows of `points`: memory in GiB, seconds, 1 if on the edge plus 2 if found, indices of
+  // the values of the axes, indices of the words of the strategy.
   function pareto(data) {
+    performance.mark("pareto");
     const holder = document.getElementById("pareto-chart");
-    const [points, first] = [data.points, 4];
+    const [points, first] = [data.points, 3];
     const chosen = data.axes.map(() => "");
-    const shown = (row) => chosen.every((value, axis) => value === "" || String(row[first + axis]) === value);
+    const shown = (row) => chosen.every((value, axis) => value === "" || row[first + axis] === Number(value));
+    const strategy = (row) => row.slice(first + data.axes.length).map((word) => data.words[word]).join(" ");
     const series = () => {
       const column = (keep) => points.map((row) => (shown(row) && keep(row) ? row[1] : null));
-      return [points.map((row) => row[0]), column((row) => !row[2]), column((row) => row[3]), column((row) => row[2])];
+      return [points.map((row) => row[0]), column((row) => row[2] < 2), column((row) => row[2] & 1), column((row) => row[2] & 2)];
     };
     const dots = (size, colour) => ({
       paths: () => null,
@@ -161,7 +164,7 @@
       }
       if (!nearest) return hide();
       const box = chart.over.getBoundingClientRect();
-      show(`${nearest[nearest.length - 1]}\n${nearest[1]} s · ${nearest[0]} GiB`, box.left + left, box.top + top);
+      show(`${strategy(nearest)}\n${nearest[1]} s · ${nearest[0]} GiB`, box.left + left, box.top + top);
     };
     const height = 360;
     // What is more than four times as slow as the fastest decides nothing and is not shown.
@@ -178,14 +181,17 @@
         { stroke: () => css("--c-compute"), width: 1.5, spanGaps: true, points: { show: true, size: 5, fill: () => css("--c-compute") } },
         dots(9, "--good"),
       ],
-      hooks: { draw: [limit("x", data.usable)], setCursor: [point] },
+      hooks: {
+        draw: [limit("x", data.usable), () => performance.measure("pareto drawn", "pareto")],
+        setCursor: [point],
+      },
     }, series(), holder);
-    data.axes.forEach((name, at) => {
-      const values = [...new Set(points.map((row) => row[first + at]))];
+    data.axes.forEach(({ name, values }, at) => {
       if (values.length < 2) return;
-      values.sort((a, b) => (typeof a === "number" ? a - b : a.localeCompare(b)));
+      const order = values.map((value, index) => [value, index]);
+      order.sort(([a], [b]) => (typeof a === "number" ? a - b : a.localeCompare(b)));
       const [label, select] = [document.createElement("label"), document.createElement("select")];
-      for (const value of ["", ...values]) select.add(new Option(value === "" ? "all" : value, value));
+      for (const [value, index] of [["all", ""], ...order]) select.add(new Option(value, index));
       select.addEventListener("input", () => { chosen[at] = select.value; chart.setData(series()); });
       label.append(`${name} `, select);
       document.getElementById("pareto-filters").append(label);

@@ -92,28 +92,50 @@ fn frontier(points: &[Point], usable: Bytes) -> Vec<&Point> {
     found
 }
 
-/// What the chart draws: `points` are memory in GiB, seconds, whether the strategy is among the plans found and whether
-/// on the edge, values of the axes, and the strategy; by rising memory.
+/// What the chart draws. A row of `points` is memory in GiB, seconds, 1 if on the edge plus 2 if among the plans found,
+/// for every axis the index of its value, and the words of the strategy as indices of `words`; by rising memory.
 fn data(input: &ReportInput, best: &[&Point]) -> Value {
     let gib = f64::from(1 << 30);
-    let row = |point: &Point| {
+    let mut axes = AXES.map(|_| Numbered::default());
+    let mut words = Numbered::default();
+    let mut order: Vec<&Point> = input.points.iter().collect();
+    order.sort_by_key(|point| point.peak_memory);
+    let mut row = |point: &Point| {
+        let edge = best.iter().any(|other| std::ptr::eq(*other, point));
         let mut row = vec![
             json!((point.peak_memory.as_f64() / gib * 100.0).round() / 100.0),
             json!((point.step_time.0 * 1e5).round() / 1e5),
-            json!(u8::from(point.found)),
-            json!(u8::from(
-                best.iter().any(|other| std::ptr::eq(*other, point))
-            )),
+            json!(u8::from(edge) + 2 * u8::from(point.found)),
         ];
-        row.extend(AXES.iter().map(|(_, value)| value(&point.decisions)));
-        row.push(json!(plans::grammar::short(&point.decisions)));
+        let values = axes.iter_mut().zip(AXES);
+        row.extend(values.map(|(seen, (_, value))| json!(seen.number(value(&point.decisions)))));
+        let strategy = plans::grammar::short(&point.decisions);
+        let strategy = strategy.split(' ').map(|word| words.number(json!(word)));
+        row.extend(strategy.map(|number| json!(number)));
         Value::Array(row)
     };
-    let mut order: Vec<&Point> = input.points.iter().collect();
-    order.sort_by_key(|point| point.peak_memory);
+    let points: Vec<Value> = order.into_iter().map(&mut row).collect();
+    let axis = |((name, _), seen): (Axis, Numbered)| json!({"name": name, "values": seen.values});
     json!({
-        "axes": AXES.map(|(name, _)| name),
+        "axes": AXES.into_iter().zip(axes).map(axis).collect::<Vec<Value>>(),
+        "words": words.values,
         "usable": input.prediction.usable().as_f64() / gib,
-        "points": order.into_iter().map(row).collect::<Vec<Value>>(),
+        "points": points,
     })
+}
+
+/// Different values, numbered in the order in which they first come.
+#[derive(Default)]
+struct Numbered {
+    values: Vec<Value>,
+}
+
+impl Numbered {
+    fn number(&mut self, value: Value) -> usize {
+        let known = self.values.iter().position(|seen| *seen == value);
+        known.unwrap_or_else(|| {
+            self.values.push(value);
+            self.values.len() - 1
+        })
+    }
 }
