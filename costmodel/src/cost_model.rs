@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use catalog::runtime::Rewrite;
 use catalog::{AxisOrder, Bytes, Cluster, Fitted, LayerClass, Precision, Seconds, Workload};
-use plans::{Decisions, Floors, Prediction, Program, Strategy, Timeline, Zero};
+use plans::{Decisions, Floors, Prediction, Strategy, Timeline, Zero};
 
 use crate::assemble::{Assembled, Blocks};
 use crate::block_cost::{BlockCost, BlockDetail, BlockKey};
@@ -20,6 +20,7 @@ use crate::pools::PoolCosts;
 use crate::predict::Simulated;
 use crate::recorder::Recorder;
 use crate::reshard::{Resharding, Staged, resharding};
+use crate::sequence::Sequence;
 use crate::shared_cores::Busy;
 use crate::traffic::DataParallel;
 use crate::{CostError, Scenario, book, floors, predict, quantities};
@@ -280,7 +281,7 @@ impl CostModel {
     /// When a block cannot be traced.
     pub fn predict(&self, strategy: &Strategy) -> Result<Prediction, CostError> {
         let (assembled, outcome) = self.simulated(strategy)?;
-        let program = self.pipelines.program(strategy)?;
+        let sequence = self.pipelines.sequence(strategy)?;
         let pool_of_rank = self.pools.of_ranks(&self.scenario, strategy)?;
         let details = self.details(&assembled, &pool_of_rank)?;
         Ok(predict::prediction(
@@ -289,7 +290,7 @@ impl CostModel {
             &Simulated {
                 assembled: &assembled,
                 outcome: &outcome,
-                program: &program,
+                program: &sequence.program,
                 pools: &self.pools,
                 pool_of_rank: &pool_of_rank,
                 details: &details,
@@ -366,7 +367,7 @@ impl CostModel {
             scenario: self.scenario(),
             strategy,
             rank_of_stage: &self.pipelines.pipeline(strategy)?.rank_of_stage,
-            program: &*self.pipelines.program(strategy)?,
+            program: &self.pipelines.sequence(strategy)?.program,
             member,
         };
         counted.held()
@@ -387,10 +388,7 @@ impl CostModel {
         let mut attempt = 0;
         loop {
             let steps = self.pipelines.steps(d, attempt)?;
-            let inputs = Inputs {
-                micro_batches: steps.micro_batches,
-                ..self.inputs(d, &steps.program, assembled)
-            };
+            let inputs = self.inputs(d, &steps.sequence, assembled);
             let outcome = match steps.skipped {
                 None => Some(simulate(&inputs, &mut ())),
                 Some(skipped) => simulate_short(&inputs, skipped),
@@ -408,9 +406,9 @@ impl CostModel {
         strategy: &Strategy,
         record: &mut impl Record,
     ) -> Result<(Assembled, Outcome), CostError> {
-        let program = self.pipelines.program(strategy)?;
+        let sequence = self.pipelines.sequence(strategy)?;
         let assembled = self.assembled(strategy)?;
-        let inputs = self.inputs(strategy, &program, &assembled);
+        let inputs = self.inputs(strategy, &sequence, &assembled);
         let Some(cores) = self.scenario().cores() else {
             let outcome = finite(simulate(&inputs, record))?;
             return Ok((assembled, outcome));
@@ -440,15 +438,14 @@ impl CostModel {
     fn inputs<'a>(
         &self,
         d: &Decisions,
-        program: &'a Program,
+        sequence: &'a Sequence,
         assembled: &'a Assembled,
     ) -> Inputs<'a> {
         let overheads = &self.scenario().runtime.overheads;
         Inputs {
-            ranks: &program.ranks,
+            sequence,
             of: assembled,
             transfer_overlaps: d.overlap.pipeline && !self.scenario().shares_cores(),
-            micro_batches: d.num_micro_batches as u32,
             overlap_slowdown: overheads.overlap_slowdown.value,
             step_overhead: self.scenario().by_host(&overheads.step),
         }

@@ -1,8 +1,8 @@
 //! When things run: a list scheduler over pipeline ranks and their streams.
 //!
-//! Every stream executes its actions in the static order of the program, so one pass that always
-//! advances a rank whose next action is ready yields the schedule. Ranks are representatives: their
-//! tensor-, context- and data-parallel peers do the same at the same time.
+//! Every stream executes its actions in the static order of the program, and one pass along a [`Sequence`], in which each
+//! action comes after those that it waits for, yields the schedule. Ranks are representatives: their tensor-, context- and
+//! data-parallel peers do the same at the same time.
 //!
 //! The middle of a long step repeats itself: each group of micro-batches takes the same time as the group before. So
 //! [`simulate_short`] simulates a few groups and adds the time of the others. It checks that the state of every rank after
@@ -16,20 +16,19 @@ use crate::assemble::Assembled;
 use crate::offload::HostStep;
 use crate::picoseconds::Picoseconds;
 use crate::repeats::Skipped;
+use crate::sequence::{LastGroups, Sequence, Step};
 use crate::stage::StageWork;
 use crate::streams::{self, Streams};
 
 /// The engine's inputs: action lists, and the costs of what they run.
 #[derive(Clone, Debug)]
 pub struct Inputs<'a> {
-    /// Action lists of all pipeline ranks.
-    pub ranks: &'a [Vec<Action>],
+    /// The actions of all pipeline ranks, in an order in which they can run.
+    pub(crate) sequence: &'a Sequence,
     /// The stages, in model order, with the memory and optimizer time of every pipeline rank.
     pub of: &'a Assembled,
     /// Whether pipeline transfers overlap with compute.
     pub transfer_overlaps: bool,
-    /// Number of micro-batches in the action lists.
-    pub micro_batches: u32,
     /// Factor, at least 1, by which kernels slow down while communication runs beside them.
     pub overlap_slowdown: f64,
     /// Host time that a step takes in addition to its kernels.
@@ -87,31 +86,28 @@ pub trait Record {
 impl Record for () {}
 
 /// Simulates the step.
-///
-/// # Panics
-/// If the program deadlocks; programs are validated where they are built.
 #[must_use]
 pub fn simulate(inputs: &Inputs<'_>, record: &mut impl Record) -> Outcome {
     let mut engine = Engine::new(inputs);
-    engine.run(inputs.micro_batches, record);
+    engine.run(&inputs.sequence.steps, record);
     engine.finish()
 }
 
 /// Simulates a step from action lists that leave out groups of micro-batches, and adds the time of those groups. `None` if
 /// the two groups before them take different times: then nothing is known about the groups left out.
-///
-/// # Panics
-/// If the program deadlocks, or has fewer than two groups.
 #[must_use]
 pub fn simulate_short(inputs: &Inputs<'_>, skipped: Skipped) -> Option<Outcome> {
     let Skipped { group, groups } = skipped;
+    let Sequence { steps, last, .. } = inputs.sequence;
+    let LastGroups { before, messages } = last.as_ref()?;
+    let messages = messages.as_ref()?;
     let mut engine = Engine::new(inputs);
-    engine.run(inputs.micro_batches - 2 * group, &mut ());
-    let before = engine.clone();
-    engine.run(inputs.micro_batches - group, &mut ());
-    engine.skip(&before, skipped)?;
+    engine.run(&steps[..before[0]], &mut ());
+    let earlier = engine.clone();
+    engine.run(&steps[before[0]..before[1]], &mut ());
+    engine.skip(&earlier, groups, messages)?;
     engine.skipped = group * groups;
-    engine.run(inputs.micro_batches, &mut ());
+    engine.run(&steps[before[1]..], &mut ());
     Some(engine.finish())
 }
 
@@ -125,10 +121,8 @@ struct Engine<'a> {
     states: Vec<RankState>,
     /// For every rank and class of stages, the number of passes run.
     counts: Vec<[u64; PASSES.len()]>,
-    /// When a stage's forward input, or its output gradient, arrives; index = `stage · m + micro_batch`, `None` unless
-    /// it is under way.
-    forward_arrival: Vec<Option<Picoseconds>>,
-    backward_arrival: Vec<Option<Picoseconds>>,
+    /// For every place of a message, when it arrives.
+    arrivals: Vec<Picoseconds>,
     /// Number of micro-batches skipped so far.
     skipped: u32,
 }
@@ -150,8 +144,6 @@ struct Pass {
 
 #[derive(Clone, Copy)]
 struct RankState {
-    /// Index of the next action.
-    next: usize,
     streams: Streams,
     /// When the rank's last pipeline transfer ends.
     pipeline: Picoseconds,
@@ -229,9 +221,7 @@ impl RankState {
 
 impl<'a> Engine<'a> {
     fn new(inputs: &'a Inputs<'a>) -> Self {
-        let slots = inputs.of.class_of_stage.len() * inputs.micro_batches as usize;
         let state = |&memory: &Bytes| RankState {
-            next: 0,
             streams: Streams::new(inputs.overlap_slowdown),
             pipeline: Picoseconds::ZERO,
             exposed_transfers: Picoseconds::ZERO,
@@ -248,48 +238,26 @@ impl<'a> Engine<'a> {
             passes: passes.collect(),
             transfers: inputs.of.transfers.iter().map(|&t| t.into()).collect(),
             states: inputs.of.resident.iter().map(state).collect(),
-            counts: vec![[0; PASSES.len()]; inputs.ranks.len() * classes.len()],
-            forward_arrival: vec![None; slots],
-            backward_arrival: vec![None; slots],
+            counts: vec![[0; PASSES.len()]; inputs.of.resident.len() * classes.len()],
+            arrivals: vec![Picoseconds::ZERO; inputs.sequence.places],
             skipped: 0,
         }
     }
 
-    /// Runs all actions that need no micro-batch from `limit` on.
-    fn run(&mut self, limit: u32, record: &mut impl Record) {
-        let ranks = self.inputs.ranks.len();
-        // Forwards go down the ranks, backwards up.
-        let order = || (0..ranks).chain((0..ranks).rev());
-        loop {
-            let mut moved = false;
-            for rank in order() {
-                while let Some(&action) = self.inputs.ranks[rank].get(self.states[rank].next)
-                    && action.micro_batch < limit
-                    && self.step(rank, action, record)
-                {
-                    self.states[rank].next += 1;
-                    moved = true;
-                }
-            }
-            if !moved {
-                break;
-            }
+    fn run(&mut self, steps: &[Step], record: &mut impl Record) {
+        for &step in steps {
+            self.step(step, record);
         }
-        let is_done = |(state, actions): (&RankState, &Vec<Action>)| state.next == actions.len();
-        let done = self.states.iter().zip(self.inputs.ranks).all(is_done);
-        assert!(
-            done || limit < self.inputs.micro_batches,
-            "validated programs do not deadlock"
-        );
     }
 
-    /// Adds groups of micro-batches that run like those since an `earlier` moment; `None` if they do not.
-    fn skip(&mut self, earlier: &Self, Skipped { group, groups }: Skipped) -> Option<()> {
+    /// Adds groups of micro-batches that run like those since an `earlier` moment; `None` if they do not. `messages` are
+    /// the places of what was under way then, each with that of the same message now.
+    fn skip(&mut self, earlier: &Self, groups: u32, messages: &[[usize; 2]]) -> Option<()> {
         let by = self.states[0].later_than(&earlier.states[0])?;
         let same = |(now, then): (&RankState, &RankState)| now.later_than(then) == Some(by);
         let ranks = self.states.iter().zip(&earlier.states).all(same);
-        let transfers = self.sends_as(earlier, group as usize, by);
-        if !ranks || !transfers {
+        let arrives = |&[then, now]: &[usize; 2]| self.arrivals[now] == earlier.arrivals[then] + by;
+        if !ranks || !messages.iter().all(arrives) {
             return None;
         }
         let times = u64::from(groups);
@@ -303,35 +271,19 @@ impl<'a> Engine<'a> {
                 *now += (*now - then) * times;
             }
         }
-        let under_way = self.forward_arrival.iter_mut();
-        for arrival in under_way.chain(&mut self.backward_arrival).flatten() {
-            *arrival += by * times;
+        for &[_, now] in messages {
+            self.arrivals[now] += by * times;
         }
         Some(())
     }
 
-    /// Whether the same messages are under way as at an `earlier` moment, of the next group and by so much later.
-    fn sends_as(&self, earlier: &Self, group: usize, by: Picoseconds) -> bool {
-        let micro_batches = self.inputs.micro_batches as usize;
-        let same = |now: &[Option<Picoseconds>], then: &[Option<Picoseconds>]| {
-            let stages = now.chunks(micro_batches).zip(then.chunks(micro_batches));
-            stages.into_iter().all(|(now, then)| {
-                let (gone, now) = now.split_at(group);
-                let later = then.iter().map(|arrival| arrival.map(|at| at + by));
-                gone.iter().all(Option::is_none) && now.iter().copied().eq(later.take(now.len()))
-            })
-        };
-        same(&self.forward_arrival, &earlier.forward_arrival)
-            && same(&self.backward_arrival, &earlier.backward_arrival)
-    }
-
-    fn slot(&self, stage: u32, micro_batch: u32) -> usize {
-        stage as usize * self.inputs.micro_batches as usize + micro_batch as usize
-    }
-
-    /// Runs an action if its inputs have arrived; returns whether it ran.
-    fn step(&mut self, rank: usize, action: Action, record: &mut impl Record) -> bool {
-        let slot = self.slot(action.stage, action.micro_batch);
+    fn step(&mut self, step: Step, record: &mut impl Record) {
+        let Step {
+            action,
+            rank,
+            place,
+        } = step;
+        let (rank, place) = (rank as usize, place as usize);
         let shown = Action {
             micro_batch: action.micro_batch + self.skipped,
             ..action
@@ -342,29 +294,18 @@ impl<'a> Engine<'a> {
             ActionKind::I => self.compute(rank, shown, 2, record),
             ActionKind::W => self.compute(rank, shown, 3, record),
             ActionKind::SendF => {
-                let arrival = self.send(rank, shown, action.stage, record);
-                let slot = self.slot(action.stage + 1, action.micro_batch);
-                self.forward_arrival[slot] = Some(arrival);
+                self.arrivals[place] = self.send(rank, shown, action.stage, record);
             }
             ActionKind::SendB => {
-                let arrival = self.send(rank, shown, action.stage - 1, record);
-                let slot = self.slot(action.stage - 1, action.micro_batch);
-                self.backward_arrival[slot] = Some(arrival);
+                self.arrivals[place] = self.send(rank, shown, action.stage - 1, record);
             }
-            ActionKind::RecvF => {
-                let arrival = self.forward_arrival[slot].take();
-                return self.receive(rank, action.stage - 1, arrival);
-            }
-            ActionKind::RecvB => {
-                let arrival = self.backward_arrival[slot].take();
-                return self.receive(rank, action.stage, arrival);
-            }
+            ActionKind::RecvF => self.receive(rank, action.stage - 1, self.arrivals[place]),
+            ActionKind::RecvB => self.receive(rank, action.stage, self.arrivals[place]),
             ActionKind::Unshard => self.gather(rank, shown, record),
             ActionKind::Reshard => {}
             ActionKind::ReduceGrad => self.reduce(rank, shown, record),
             ActionKind::Optim => self.optimizer(rank, action, record),
         }
-        true
     }
 
     /// Runs a pass, given by its index in [`PASSES`] too.
@@ -424,12 +365,9 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Waits for a message between stage `before` and the one after it; returns whether it has been sent.
-    fn receive(&mut self, rank: usize, before: u32, arrival: Option<Picoseconds>) -> bool {
+    /// Waits for a message between stage `before` and the one after it.
+    fn receive(&mut self, rank: usize, before: u32, arrival: Picoseconds) {
         let transfer = self.transfers[before as usize];
-        let Some(arrival) = arrival else {
-            return false;
-        };
         let state = &mut self.states[rank];
         let arrival = if self.inputs.transfer_overlaps {
             arrival
@@ -439,7 +377,6 @@ impl<'a> Engine<'a> {
         // Waiting up to the length of a transfer counts as exposed transfer; beyond that the data was not yet computed.
         state.exposed_transfers += arrival.since(state.compute()).min(transfer);
         state.streams.idle_until(arrival);
-        true
     }
 
     /// Gathers all parameters of a stage at once (ZeRO-1/2 at the start of the step). Under ZeRO-3 the gathers run

@@ -38,6 +38,7 @@ mod recorder;
 mod repeats;
 pub mod reshard;
 mod scenario;
+mod sequence;
 mod shared_cores;
 mod spread;
 mod stage;

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use plans::{ActionKind, Decisions, Program, Schedule, ScheduleKind, Zero, program};
+use plans::{ActionKind, Decisions, Schedule, ScheduleKind, Zero, program};
 
 use crate::CostError;
 use crate::memo::Memo;
 use crate::profile::InFlight;
 use crate::repeats::{Skipped, repeats};
+use crate::sequence::Sequence;
 
 /// What follows from the order of a schedule alone.
 #[derive(Debug)]
@@ -31,13 +32,13 @@ const STEADY: u64 = 4;
 /// How often more micro-batches are tried, twice as many each time, before all are simulated.
 const ATTEMPTS: u32 = 3;
 /// Most actions that cached programs have together.
-const MAX_ACTIONS: usize = 1 << 21;
+const MAX_ACTIONS: usize = 1 << 20;
 
 /// The schedules and programs made so far.
 #[derive(Debug)]
 pub(crate) struct Pipelines {
     pipelines: Memo<ScheduleKey, Pipeline>,
-    programs: Memo<ProgramKey, Program>,
+    programs: Memo<ProgramKey, Sequence>,
     /// Whether programs repeat themselves.
     repeating: Memo<ProgramKey, bool>,
 }
@@ -45,16 +46,14 @@ pub(crate) struct Pipelines {
 /// The action lists of a step, or of one with fewer micro-batches.
 #[derive(Debug)]
 pub(crate) struct Steps {
-    pub(crate) program: Arc<Program>,
-    /// Number of micro-batches in the lists.
-    pub(crate) micro_batches: u32,
+    pub(crate) sequence: Arc<Sequence>,
     /// The groups that they leave out.
     pub(crate) skipped: Option<Skipped>,
 }
 
 impl Default for Pipelines {
     fn default() -> Self {
-        let actions = |program: &Program| program.ranks.iter().map(Vec::len).sum();
+        let actions = |sequence: &Sequence| sequence.steps.len();
         Self {
             pipelines: Memo::default(),
             programs: Memo::limited(MAX_ACTIONS, actions),
@@ -86,15 +85,18 @@ impl Pipelines {
     ///
     /// # Errors
     /// When there is no such schedule.
-    pub(crate) fn program(&self, strategy: &Decisions) -> Result<Arc<Program>, CostError> {
+    pub(crate) fn sequence(&self, strategy: &Decisions) -> Result<Arc<Sequence>, CostError> {
         self.with(strategy, strategy.num_micro_batches)
     }
 
     /// The action lists of a strategy with another number of micro-batches.
-    fn with(&self, strategy: &Decisions, micro_batches: u64) -> Result<Arc<Program>, CostError> {
+    fn with(&self, strategy: &Decisions, micro_batches: u64) -> Result<Arc<Sequence>, CostError> {
         let key = program_key(strategy, micro_batches);
-        self.programs
-            .get(&key, || Ok(program::lower(&build(&key.0)?, strategy)))
+        self.programs.get(&key, || {
+            let program = program::lower(&build(&key.0)?, strategy);
+            let group = group(strategy).map(|group| group as u32);
+            Ok(Sequence::new(program, micro_batches as u32, group))
+        })
     }
 
     /// The action lists of a strategy, of as few micro-batches as show how a step goes on; `attempt` counts from 0 how
@@ -107,11 +109,11 @@ impl Pipelines {
         if let Some((micro_batches, group)) = shortened(strategy, attempt) {
             let key = program_key(strategy, micro_batches);
             let repeating = self.repeating.get(&key, || {
-                let program = self.with(strategy, micro_batches)?;
+                let program = &self.with(strategy, micro_batches)?.program;
                 let longer = program_key(strategy, micro_batches + group).0;
                 let longer = program::lower(&build(&longer)?, strategy);
                 Ok(repeats(
-                    &program,
+                    program,
                     micro_batches as u32,
                     &longer,
                     group as u32,
@@ -119,8 +121,7 @@ impl Pipelines {
             })?;
             if *repeating {
                 return Ok(Steps {
-                    program: self.with(strategy, micro_batches)?,
-                    micro_batches: micro_batches as u32,
+                    sequence: self.with(strategy, micro_batches)?,
                     skipped: Some(Skipped {
                         group: group as u32,
                         groups: ((whole - micro_batches) / group) as u32,
@@ -129,8 +130,7 @@ impl Pipelines {
             }
         }
         Ok(Steps {
-            program: self.program(strategy)?,
-            micro_batches: whole as u32,
+            sequence: self.sequence(strategy)?,
             skipped: None,
         })
     }
@@ -143,16 +143,28 @@ fn shortened(strategy: &Decisions, attempt: u32) -> Option<(u64, u64)> {
         return None;
     }
     let (pp, whole) = (strategy.pp, strategy.num_micro_batches);
-    let (group, least) = match strategy.schedule {
-        // All forwards come before all backwards: memory does not repeat.
-        ScheduleKind::GPipe => return None,
-        ScheduleKind::Interleaved => (pp, 4 * pp),
-        ScheduleKind::OneFOneB => (1, pp + 4),
-        ScheduleKind::ZbH1 | ScheduleKind::ZbV | ScheduleKind::DualPipeV => (1, 2 * pp + 4),
+    let group = group(strategy)?;
+    let least = match strategy.schedule {
+        ScheduleKind::Interleaved => 4 * pp,
+        ScheduleKind::GPipe | ScheduleKind::OneFOneB => pp + 4,
+        ScheduleKind::ZbH1 | ScheduleKind::ZbV | ScheduleKind::DualPipeV => 2 * pp + 4,
     };
     let wanted = least << attempt;
     let micro_batches = wanted + (whole % group + group - wanted % group) % group;
     (micro_batches + group < whole).then_some((micro_batches, group))
+}
+
+/// Number of micro-batches after which a schedule repeats itself; `None` if it does not.
+fn group(strategy: &Decisions) -> Option<u64> {
+    match strategy.schedule {
+        // All forwards come before all backwards: memory does not repeat.
+        ScheduleKind::GPipe => None,
+        ScheduleKind::Interleaved => Some(strategy.pp),
+        ScheduleKind::OneFOneB
+        | ScheduleKind::ZbH1
+        | ScheduleKind::ZbV
+        | ScheduleKind::DualPipeV => Some(1),
+    }
 }
 
 fn build(&(kind, pp, vpp, micro_batches): &ScheduleKey) -> Result<Schedule, CostError> {

@@ -367,10 +367,11 @@ fn less_memory_never_adds_plans() {
         let outcome = run(&s, &Constraints::default(), &options);
         assert!(outcome.top.len() <= found);
         found = outcome.top.len();
-        if let Some(best) = outcome.top.first() {
-            assert!(best.prediction.step_time.0 >= fastest);
-            fastest = best.prediction.step_time.0;
-        }
+        // The first is the simplest of those that tie with the fastest.
+        let times = outcome.top.iter().map(|c| c.prediction.step_time.0);
+        let least = times.fold(f64::INFINITY, f64::min);
+        assert!(least >= fastest);
+        fastest = least;
     }
 }
 
