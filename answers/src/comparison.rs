@@ -71,7 +71,9 @@ impl Comparison {
             row("MFU", |p| of(p.mfu)),
             row("MFU, PaLM convention", |p| of(p.mfu_palm)),
             row("peak memory", |p| format::bytes(p.peak_memory)),
-            row("fits", |p| p.fit.fits().to_string()),
+            row("fits", |p| {
+                if p.fit.fits() { "yes" } else { "no" }.to_owned()
+            }),
         ];
         let parts = differences(&a.breakdown, &b.breakdown);
         for d in parts.iter().filter(|d| d.first_s.max(d.second_s) > 1e-6) {

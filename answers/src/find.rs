@@ -33,6 +33,8 @@ pub struct Answer {
     pub inputs: Inputs,
     /// The cost model of `inputs`.
     pub costs: Arc<CostModel>,
+    /// The restrictions on plans under which was searched.
+    pub constraints: Constraints,
     /// The strategies that were searched.
     pub space: SearchSpace,
     /// The best plans, and how many strategies were ruled out by which bound.
@@ -87,6 +89,7 @@ impl Search<'_> {
         Ok(Answer {
             inputs,
             costs,
+            constraints: self.constraints.clone(),
             space,
             outcome,
             compared: None,

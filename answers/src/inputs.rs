@@ -2,14 +2,14 @@
 
 use catalog::workload::MAX_GPUS;
 use catalog::{
-    Adapters, Cluster, Documents, Lengths, Mistake, Packing, Precision, Runtime, Workload,
-    WorkloadError, WorkloadSizes,
+    Adapters, Cluster, Documents, Lengths, Mistake, Packing, Precision, Runtime, SpecError,
+    Workload, WorkloadError, WorkloadSizes,
 };
 use costmodel::Scenario;
 use serde::Serialize;
 
 use crate::error::AnswerError;
-use crate::values::Gpus;
+use crate::values::{ADAPTERS, Gpus};
 
 /// Tokens per step when no batch is given: what Llama 3 405B started with (Llama 3 paper, §3.4.1).
 const DEFAULT_TOKENS_PER_STEP: u64 = 4 << 20;
@@ -171,7 +171,7 @@ pub fn resolve(args: &Question) -> Result<Inputs, AnswerError> {
         Some(config) => catalog::load::model_from(config, &args.model)?,
         None => catalog::load::model(&args.model)?,
     };
-    let model = model.with_adapters(args.adapters)?;
+    let model = model.with_adapters(args.adapters).map_err(of_adapters)?;
     let cluster_arg = cluster_arg(args.cluster.as_deref(), args.gpus.device())?;
     let cluster = cluster(&cluster_arg, args.gpus.device())?;
     let gpus = args.gpus.count(&cluster);
@@ -297,9 +297,20 @@ pub fn check_gpus(gpus: u64, cluster: &Cluster) -> Result<(), AnswerError> {
         let most = format!("1 to {MAX_GPUS}");
         return Err(Mistake::out_of_range("--gpus", gpus, most).into());
     }
-    cluster
-        .check_devices(gpus)
-        .map_err(|wrong| AnswerError::from(Mistake::new(wrong).at(format!("--gpus {gpus}"))))
+    cluster.check_devices(gpus).map_err(|wrong| {
+        let mistake = Mistake::new(wrong).at(format!("--gpus {gpus}"));
+        AnswerError::from(mistake.expected("GPUs that the cluster has, in whole nodes"))
+    })
+}
+
+/// Says of adapters that a model does not take which flag gave them.
+fn of_adapters(error: SpecError) -> AnswerError {
+    AnswerError::from(match error {
+        SpecError::Field { message, .. } => Mistake::of_sentence(&message)
+            .at("--lora")
+            .example(ADAPTERS),
+        other => other.mistake(),
+    })
 }
 
 /// Adds to an error about GPUs that our own executor runs any number of ranks on a cpu.

@@ -101,6 +101,20 @@ pub fn estimate(inputs: &Inputs, strategy: &str) -> String {
 
 /// Flags that repeat a scenario: model and GPUs always, others where they differ from the defaults.
 pub fn flags(inputs: &Inputs) -> String {
+    joined(options(inputs))
+}
+
+/// Flags as they stand on a command line.
+pub fn joined(options: impl IntoIterator<Item = (&'static str, String)>) -> String {
+    options
+        .into_iter()
+        .map(|(name, value)| format!("--{name} {}", escape::shell(&value)))
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+/// The flags of [`flags`], without their dashes, with their values.
+pub fn options(inputs: &Inputs) -> Vec<(&'static str, String)> {
     let w = &inputs.scenario.workload;
     let mut options = vec![
         ("model", inputs.model_arg.clone()),
@@ -138,10 +152,6 @@ pub fn flags(inputs: &Inputs) -> String {
         adapters.is_none(),
     );
     options
-        .into_iter()
-        .map(|(name, value)| format!("--{name} {}", escape::shell(&value)))
-        .collect::<Vec<_>>()
-        .join(" ")
 }
 
 /// Commands to suggest after a plan was written: launch it, explain it, and what `compare` says to compare it with.

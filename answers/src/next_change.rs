@@ -12,6 +12,10 @@ use crate::error::AnswerError;
 /// Smallest relative gain in tokens per second that makes a change worth suggesting.
 const WORTH: f64 = 0.01;
 
+/// What is said of a plan that does not fit, and that no change of one decision makes fit.
+const NONE_NEAR: &str = "No change of one decision makes it fit. `vescale-plan search` with the same model and GPUs finds the \
+                         plans that do, or says how many GPUs would.";
+
 /// A change in words, with the prediction under it.
 struct Change {
     what: String,
@@ -27,7 +31,8 @@ pub fn best(
     near: &[Candidate],
 ) -> Result<Option<String>, AnswerError> {
     if !prediction.fit.fits() {
-        return Ok(nearest_that_fits(costs, near));
+        let nearest = nearest_that_fits(costs, near);
+        return Ok(Some(nearest.unwrap_or_else(|| NONE_NEAR.to_owned())));
     }
     let rate = |p: &Prediction| p.tokens_per_s_per_gpu;
     let gain = |change: &Change| rate(&change.prediction) / rate(prediction) - 1.0;

@@ -1,7 +1,6 @@
 //! The answer to a search in every form in which it is given: JSON, text, plan file, report, next commands.
 
 use catalog::Seconds;
-use interop::config::escape;
 use plans::json::{CandidateJson, DetailJson};
 use plans::prediction::SpaceReport;
 use plans::{Candidate, PlanFile};
@@ -127,7 +126,7 @@ impl Found<'_> {
                 .collect(),
             space: outcome.space.clone(),
             arrangements: self.answer.tried.clone(),
-            relax: outcome.relax.clone(),
+            relax: outcome.relax.iter().map(|r| r.says.clone()).collect(),
             present: self
                 .in_use()
                 .map(|in_use| PresentJson::new(in_use, precision, self.best())),
@@ -199,13 +198,41 @@ impl Found<'_> {
 
     /// Commands to try where nothing fits, each with its purpose.
     fn without_plan(&self) -> Vec<(&'static str, String)> {
-        let inputs = &self.answer.inputs;
-        let model = escape::shell(&inputs.model_arg);
-        let cluster = escape::shell(&inputs.cluster_arg);
-        vec![(
-            "find the number of GPUs that fits",
-            format!("vescale-plan size --model {model} --cluster {cluster}"),
-        )]
+        let ways = self.answer.outcome.relax.iter();
+        let mut commands: Vec<_> = ways
+            .filter_map(|way| way.instead.as_ref())
+            .map(|(flag, value)| {
+                let purpose = match *flag {
+                    "gpus" => "plan for the number of GPUs that fits",
+                    "risk" => "take a larger risk that the plan does not fit",
+                    _ => "keep what does not fit in host memory",
+                };
+                let kept = self.asked_with();
+                let kept = kept
+                    .into_iter()
+                    .filter(|(name, _)| name != flag || *flag == "fix");
+                let flags = launch::joined(kept.chain([(*flag, value.clone())]));
+                (purpose, format!("vescale-plan search {flags}"))
+            })
+            .collect();
+        let sizes = self.asked_with().into_iter();
+        let sizes = launch::joined(sizes.filter(|(name, _)| *name != "gpus"));
+        commands.push((
+            "compare numbers of GPUs",
+            format!("vescale-plan size {sizes}"),
+        ));
+        commands
+    }
+
+    /// Flags, without dashes, that repeat the question: what is planned for, the constraints, and the risk if it is not the
+    /// usual one.
+    fn asked_with(&self) -> Vec<(&'static str, String)> {
+        let mut options = launch::options(&self.answer.inputs);
+        options.extend(self.answer.constraints.flags());
+        if self.risk != planner::RISK {
+            options.push(("risk", self.risk.to_string()));
+        }
+        options
     }
 
     /// The best plan as a plan file.
@@ -265,11 +292,11 @@ impl Found<'_> {
         reports::html::nothing::report(&Nothing {
             model: &json.model,
             devices: &inputs.scenario.cluster.devices(json.gpus),
-            relax: &outcome.relax,
+            relax: outcome.relax.iter().map(|way| way.says.as_str()).collect(),
             next: &self.without_plan(),
             space: &outcome.space,
             inputs: &report::facts(&origins::rows(json, self.asked)),
-            command: &format!("vescale-plan search {}", launch::flags(inputs)),
+            command: &format!("vescale-plan search {}", launch::joined(self.asked_with())),
             version: env!("CARGO_PKG_VERSION"),
         })
     }

@@ -47,10 +47,20 @@ impl fmt::Display for Gpus {
     }
 }
 
+/// Adapters as they are written.
+pub(crate) const ADAPTERS: &str = "rank=16,alpha=32,modules=qkv+proj";
+
 /// Reads adapters, such as `rank=16,modules=attention`.
 pub fn adapters(text: &str) -> Result<Adapters, Mistake> {
-    text.parse()
-        .map_err(|wrong: String| Mistake::new(wrong).example("rank=16,alpha=32,modules=qkv+proj"))
+    text.parse().map_err(|wrong: String| {
+        let mistake = match wrong.split_once(": expected ") {
+            Some((word, expected)) => {
+                Mistake::new(format!("{word} is not understood")).expected(expected)
+            }
+            None => Mistake::new(wrong),
+        };
+        mistake.example(ADAPTERS)
+    })
 }
 
 /// Reads lengths of documents in their notation, or from the file that the text names.

@@ -131,7 +131,7 @@ impl Calibration {
                 let [least, most] = [PLAUSIBLE.start(), PLAUSIBLE.end()];
                 return Err((
                     rate.name(),
-                    format!("{factor} is not from {least} to {most}"),
+                    format!("{factor} is out of range; expected {least} to {most}"),
                 ));
             }
         }

@@ -117,7 +117,10 @@ fn check(model: &ModelConfig) -> Result<(), Wrong> {
     ];
     for (field, size, most) in sizes {
         if size == 0 || size > most {
-            return Err((field, format!("{size} is not between 1 and {most}")));
+            return Err((
+                field,
+                format!("{size} is out of range; expected 1 to {most}"),
+            ));
         }
     }
     if model.mtp_layers > model.layers {
@@ -149,14 +152,16 @@ fn attention(model: &ModelConfig) -> Result<(), Wrong> {
     let attention = &model.attention;
     let (heads, kv) = (attention.heads, attention.kv_heads());
     if !heads.is_multiple_of(kv) {
-        let message = format!("{kv} does not divide the {heads} attention heads");
+        let message = format!(
+            "{kv} does not divide the {heads} attention heads; expected one of their divisors"
+        );
         return Err(("key/value heads", message));
     }
     let (qk, v) = attention.head_dims();
     for dim in [qk, v] {
         if dim == 0 || heads.checked_mul(dim).is_none_or(|width| width > MAX_DIM) {
             let message =
-                format!("{heads} heads of {dim} are not from 1 to {MAX_DIM} wide together");
+                format!("{heads} heads of {dim} are too wide; expected 1 to {MAX_DIM} together");
             return Err(("head dimension", message));
         }
     }
@@ -170,7 +175,7 @@ fn attention(model: &ModelConfig) -> Result<(), Wrong> {
             if rank == 0 || rank > MAX_DIM {
                 return Err((
                     "latent rank",
-                    format!("{rank} is not between 1 and {MAX_DIM}"),
+                    format!("{rank} is out of range; expected 1 to {MAX_DIM}"),
                 ));
             }
         }
@@ -193,7 +198,7 @@ fn attention(model: &ModelConfig) -> Result<(), Wrong> {
         }
         Position::Learned { rows } if rows == 0 || rows > MAX_DIM + 2 => Err((
             "positions",
-            format!("{rows} is not between 1 and {MAX_DIM}"),
+            format!("{rows} is out of range; expected 1 to {MAX_DIM}"),
         )),
         Position::Rope { .. } | Position::Learned { .. } | Position::Alibi | Position::Absent => {
             Ok(())
@@ -245,7 +250,7 @@ fn adapters(adapters: &Adapters, model: &ModelConfig) -> Result<(), Wrong> {
         dropout,
     } = *adapters;
     if !(1..=MAX_RANK).contains(&rank) {
-        let message = format!("rank {rank} is not between 1 and {MAX_RANK}");
+        let message = format!("rank {rank} is out of range; expected 1 to {MAX_RANK}");
         return Err(("adapters", message));
     }
     if !(1..=MAX_DIM).contains(&alpha) || !(0.0..1.0).contains(&dropout) {

@@ -122,7 +122,10 @@ impl Cluster {
         let (node, domain) = (self.gpus_per_node, self.scale_up_domain);
         for (field, size) in [("gpus_per_node", node), ("scale_up_domain", domain)] {
             if size == 0 || size > MAX_DOMAIN {
-                return Err((field, format!("{size} is not from 1 to {MAX_DOMAIN}")));
+                return Err((
+                    field,
+                    format!("{size} is out of range; expected 1 to {MAX_DOMAIN}"),
+                ));
             }
         }
         if !domain.is_multiple_of(node) && !node.is_multiple_of(domain) {
@@ -140,13 +143,15 @@ impl Cluster {
         {
             let bandwidth = link.bandwidth.value;
             if !(bandwidth.0 > 0.0 && bandwidth <= MAX_BANDWIDTH) {
-                let message =
-                    format!("bandwidth {bandwidth} is not above 0 and up to {MAX_BANDWIDTH}");
+                let message = format!(
+                    "bandwidth {bandwidth} is out of range; expected above 0 and up to {MAX_BANDWIDTH}"
+                );
                 return Err((field, message));
             }
             let latency = link.latency.value;
             if !(latency.0 >= 0.0 && latency <= MAX_LATENCY) {
-                let message = format!("latency {latency} is not from 0 to {MAX_LATENCY}");
+                let message =
+                    format!("latency {latency} is out of range; expected 0 to {MAX_LATENCY}");
                 return Err((field, message));
             }
         }
@@ -156,13 +161,14 @@ impl Cluster {
         if let Some(price) = &self.dollars_per_gpu_hour
             && !(0.0..=MAX_PRICE).contains(&price.value)
         {
-            let message = format!("{} is not from 0 to {MAX_PRICE}", price.value);
+            let message = format!("{} is out of range; expected 0 to {MAX_PRICE}", price.value);
             return Err(("dollars_per_gpu_hour", message));
         }
         match self.max_gpus {
-            Some(most) if most == 0 || most > MAX_GPUS => {
-                Err(("max_gpus", format!("{most} is not from 1 to {MAX_GPUS}")))
-            }
+            Some(most) if most == 0 || most > MAX_GPUS => Err((
+                "max_gpus",
+                format!("{most} is out of range; expected 1 to {MAX_GPUS}"),
+            )),
             _ => Ok(()),
         }
     }

@@ -236,6 +236,6 @@ fn version(found: u32, path: &str) -> Result<(), SpecError> {
     Err(SpecError::Field {
         path: path.to_owned(),
         field: "schema_version".to_owned(),
-        message: format!("{found}; this tool reads version 1"),
+        message: format!("{found}; expected version 1"),
     })
 }

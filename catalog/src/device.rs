@@ -117,18 +117,19 @@ impl Device {
         if memory == Bytes(0) || memory > MAX_MEMORY {
             return Err((
                 "memory",
-                format!("{memory} is not above 0 and up to {MAX_MEMORY}"),
+                format!("{memory} is out of range; expected above 0 and up to {MAX_MEMORY}"),
             ));
         }
         let bandwidth = self.memory_bandwidth.value;
         if !(bandwidth.0 > 0.0 && bandwidth <= MAX_BANDWIDTH) {
-            let message = format!("{bandwidth} is not above 0 and up to {MAX_BANDWIDTH}");
+            let message =
+                format!("{bandwidth} is out of range; expected above 0 and up to {MAX_BANDWIDTH}");
             return Err(("memory_bandwidth", message));
         }
         for (dtype, rate) in &self.peak {
             if !(rate.value.0 > 0.0 && rate.value <= MAX_RATE) {
                 let message = format!(
-                    "{dtype:?} of {} is not above 0 and up to {MAX_RATE}",
+                    "{dtype:?} of {} is out of range; expected above 0 and up to {MAX_RATE}",
                     rate.value
                 );
                 return Err(("peak", message));
@@ -137,13 +138,14 @@ impl Device {
         if self.sm_count == 0 || self.sm_count > 1 << 16 {
             return Err((
                 "sm_count",
-                format!("{} is not from 1 to 65536", self.sm_count),
+                format!("{} is out of range; expected 1 to 65536", self.sm_count),
             ));
         }
         match self.power_watts {
-            Some(watts) if !(1.0..=1e5).contains(&watts) => {
-                Err(("power_watts", format!("{watts} is not from 1 to 100000")))
-            }
+            Some(watts) if !(1.0..=1e5).contains(&watts) => Err((
+                "power_watts",
+                format!("{watts} is out of range; expected 1 to 100000"),
+            )),
             _ => Ok(()),
         }
     }

@@ -62,13 +62,13 @@ impl SpecError {
                     .nearest(nearest.clone())
                     .example(example)
             }
-            Self::Unreadable { path, reason } => Mistake::new(reason).at(path),
-            Self::Malformed { path, message } => Mistake::new(message).at(path),
+            Self::Unreadable { path, reason } => Mistake::of_sentence(reason).at(path),
+            Self::Malformed { path, message } => Mistake::of_sentence(message).at(path),
             Self::Field {
                 path,
                 field,
                 message,
-            } => Mistake::new(message).at(format!("{path}, field `{field}`")),
+            } => Mistake::of_sentence(message).at(format!("{path}, field `{field}`")),
             Self::Wrong(mistake) => mistake.clone(),
         }
     }
@@ -92,6 +92,10 @@ fn of_kind(kind: &str) -> (&'static str, &'static str) {
         "device" => (
             "a GPU that a preset is made of (`vescale-plan clusters`)",
             "h100-sxm",
+        ),
+        "model_type" => (
+            "a family of models that `vescale-plan models` lists, or one built like it",
+            "\"model_type\": \"llama\"",
         ),
         _ => ("a known name", "vescale-plan --help"),
     }

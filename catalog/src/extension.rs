@@ -51,7 +51,7 @@ impl ExtensionFile {
             message,
         };
         if file.schema_version != 1 {
-            let message = format!("{}; this tool reads version 1", file.schema_version);
+            let message = format!("{}; expected version 1", file.schema_version);
             return Err(wrong("schema_version", message));
         }
         if file.profile.is_none() && file.calibration.is_none() {
@@ -231,7 +231,7 @@ mod tests {
                     .time_factors
                     .network = 25.0
             },
-            "x: field `network`: 25 is not from 0.1 to 10",
+            "x: field `network`: 25 is out of range; expected 0.1 to 10",
         );
         check(
             |f| f.calibration.as_mut().expect("learned").runs = 0,

@@ -36,13 +36,13 @@ impl Host {
         ] {
             if !(rate.0 > 0.0 && rate <= MAX_BANDWIDTH) {
                 return Err(format!(
-                    "{name} {rate} is not above 0 and up to {MAX_BANDWIDTH}"
+                    "{name} {rate} is out of range; expected above 0 and up to {MAX_BANDWIDTH}"
                 ));
             }
         }
         match self.memory.as_ref().map(|memory| memory.value) {
             Some(memory) if memory == Bytes(0) || memory > MAX_MEMORY => Err(format!(
-                "memory {memory} is not above 0 and up to {MAX_MEMORY}"
+                "memory {memory} is out of range; expected above 0 and up to {MAX_MEMORY}"
             )),
             _ => Ok(()),
         }

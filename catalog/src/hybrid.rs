@@ -223,11 +223,13 @@ impl Hybrid {
             ),
         };
         if let Some(size) = (sizes.iter()).find(|&&size| size == 0 || size > MOST_SIZE) {
-            let message = format!("{size} is not between 1 and {MOST_SIZE}");
+            let message = format!("{size} is out of range; expected 1 to {MOST_SIZE}");
             return Err(("recurrence", message));
         }
         if !heads.is_multiple_of(parts) {
-            let message = format!("{parts} does not divide the {heads} heads");
+            let message = format!(
+                "{parts} does not divide the {heads} heads; expected one of their divisors"
+            );
             return Err(("recurrence", message));
         }
         let widest = match self.recurrence {

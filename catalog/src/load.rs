@@ -289,7 +289,7 @@ fn local() -> Result<Cluster, SpecError> {
             path: LOCAL.to_owned(),
             field: "cluster".to_owned(),
             message: format!(
-                "there is no {} here; `vescale-plan profile` measures this machine and writes it",
+                "there is no {} here; expected what `vescale-plan profile` writes when it measures this machine",
                 profile::DEFAULT_PATH
             ),
         });
@@ -518,7 +518,7 @@ mod tests {
             ("h100-sxm x 8 per node, fast", "`fast` is not understood"),
             ("h100-sxm x many per node", "is not understood"),
             ("h1000 x 8 per node", "unknown device `h1000`"),
-            ("h100 x 0 per node", "0 is not from 1"),
+            ("h100 x 0 per node", "0 is out of range; expected 1"),
             ("h100 x 8 per node, $x", "`$x` is not understood"),
         ] {
             let error = super::cluster(line).expect_err(line).to_string();

@@ -35,6 +35,23 @@ impl Mistake {
         wrong.at(format!("{flag} {value}")).expected(expected)
     }
 
+    /// A mistake told in one sentence, such as a parser's `unknown field ...; expected one of ...`: what is wrong ends
+    /// where the sentence says what was expected. The line that a parser quotes at the end stays with what is wrong.
+    #[must_use]
+    pub fn of_sentence(text: &str) -> Self {
+        let parts = ["; expected ", ": expected ", ", expected "];
+        let split = parts.iter().find_map(|between| text.split_once(between));
+        let Some((what, expected)) = split else {
+            return Self::new(text);
+        };
+        match expected.split_once(", in `") {
+            Some((expected, quoted)) => {
+                Self::new(format!("{what}, in `{quoted}")).expected(expected)
+            }
+            None => Self::new(what).expected(expected),
+        }
+    }
+
     /// Says where the mistake is.
     #[must_use]
     pub fn at(mut self, place: impl Into<String>) -> Self {
@@ -81,3 +98,27 @@ impl fmt::Display for Mistake {
 }
 
 impl std::error::Error for Mistake {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sentence_is_split_where_it_says_what_was_expected() {
+        for (text, what, expected) in [
+            ("0; expected 1 to 4", "0", Some("1 to 4")),
+            (
+                "line 1: unknown field `a`, expected one of b, c, in `a: 1`",
+                "line 1: unknown field `a`, in `a: 1`",
+                Some("one of b, c"),
+            ),
+            ("there is no such file", "there is no such file", None),
+        ] {
+            let mistake = Mistake::of_sentence(text);
+            assert_eq!(
+                (mistake.what.as_str(), mistake.expected.as_deref()),
+                (what, expected)
+            );
+        }
+    }
+}

@@ -243,13 +243,16 @@ impl Profile {
         };
         if profile.schema_version != SCHEMA_VERSION {
             let message = format!(
-                "{}; this tool reads version {SCHEMA_VERSION}",
+                "{}; expected version {SCHEMA_VERSION}",
                 profile.schema_version
             );
             return Err(wrong("schema_version".to_owned(), &message));
         }
         if !(1..=MAX_CORES).contains(&profile.machine.cores) {
-            let message = format!("{} is not from 1 to {MAX_CORES}", profile.machine.cores);
+            let message = format!(
+                "{} is out of range; expected 1 to {MAX_CORES}",
+                profile.machine.cores
+            );
             return Err(wrong("machine.cores".to_owned(), &message));
         }
         for (index, m) in profile.measured.iter().enumerate() {

@@ -49,6 +49,7 @@ pub fn read(path: &Path) -> Result<String, SpecError> {
 /// # Errors
 /// Malformed text, with line, column and field if the parser gives them.
 pub fn yaml<T: DeserializeOwned>(text: &str, path: &str) -> Result<T, SpecError> {
+    not_empty(text, path)?;
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! { max_nodes: 4_000_000, max_events: 8_000_000, max_depth: 64 },
     };
@@ -63,10 +64,22 @@ pub fn yaml<T: DeserializeOwned>(text: &str, path: &str) -> Result<T, SpecError>
 /// # Errors
 /// With line and column.
 pub fn json<T: DeserializeOwned>(text: &str, path: &str) -> Result<T, SpecError> {
+    not_empty(text, path)?;
     serde_json::from_str(text).map_err(|e| SpecError::Malformed {
         path: path.to_owned(),
         message: one_line(&e.to_string()),
     })
+}
+
+/// Refuses a file that says nothing, of which a parser would only say where it ends.
+fn not_empty(text: &str, path: &str) -> Result<(), SpecError> {
+    match text.trim().is_empty() {
+        false => Ok(()),
+        true => Err(SpecError::Malformed {
+            path: path.to_owned(),
+            message: "the file is empty".to_owned(),
+        }),
+    }
 }
 
 /// Turns a parser's message into one that begins with `line N column M` and quotes that line, so that it names the
@@ -78,6 +91,7 @@ fn with_source(message: &str, text: &str) -> String {
         ("invalid f64", "expected a number"),
         ("invalid bool", "expected true or false"),
         ("expected string scalar", "expected one value"),
+        ("expected mapping start", "expected keys with values"),
     ];
     let mut message = message.trim_start_matches("error: ").to_owned();
     // Cuts advice that is meant for programmers who use the parser.

@@ -64,5 +64,6 @@ fn needs(what: &str, facts: &[(&str, bool)]) -> Result<(), CliError> {
         ["--price"] => "--price 2.5",
         _ => "--tokens 15T --checkpoint 200GB/s --restart 10min",
     };
+    let wrong = wrong.at(what).expected(missing.join(", "));
     Err(CliError::Input(wrong.example(example)))
 }

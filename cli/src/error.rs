@@ -6,6 +6,8 @@ use catalog::{Mistake, SpecError};
 use interop::export::ExportError;
 use planner::PlannerError;
 
+use crate::args::examples;
+
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CliError {
@@ -46,9 +48,6 @@ pub(crate) enum CliError {
     /// A training log cannot be read.
     #[error(transparent)]
     Log(#[from] interop::training_log::LogError),
-    /// A flag's value is invalid; the text says why.
-    #[error("{0}")]
-    Usage(String),
     /// A value on the command line, in the environment or in the settings is wrong.
     #[error("{0}")]
     Input(Mistake),
@@ -66,16 +65,43 @@ pub(crate) enum CliError {
 }
 
 impl CliError {
-    /// The error split into what is wrong, where, what was expected and an example, as far as these are known.
+    /// The error that something is wrong in a place: a flag with its value, or a file.
+    pub(crate) fn wrong(place: impl Into<String>, what: impl Into<String>) -> Self {
+        Self::Input(Mistake::new(what).at(place))
+    }
+
+    /// The error split into what is wrong, where, what was expected and an example. What an error of the input does not
+    /// know itself, the command that was typed tells.
     pub(crate) fn mistake(&self) -> Mistake {
+        let mut mistake = self.parts();
+        if self.exit_code() == 2 {
+            mistake.place.get_or_insert_with(examples::command);
+            mistake
+                .example
+                .get_or_insert_with(|| examples::typed().to_owned());
+        }
+        mistake
+    }
+
+    /// The error split into its parts, as far as the error itself knows them.
+    fn parts(&self) -> Mistake {
         match self {
             Self::Spec(error) => {
                 let mistake = error.mistake();
                 match error {
                     SpecError::Unknown { kind, name, .. } => {
-                        let given = given(&[&format!("--{kind}")]);
-                        let given = given.filter(|(_, value)| value == name);
+                        // GPUs are named with their number.
+                        let flag = match *kind {
+                            "device" => "--gpus".to_owned(),
+                            kind => format!("--{kind}"),
+                        };
+                        let given = given(&[&flag]);
+                        let given = given.filter(|(_, value)| value.ends_with(name));
                         placed(mistake, given)
+                    }
+                    SpecError::Unreadable { .. } | SpecError::Malformed { .. } => {
+                        let expected = mistake.expected.clone();
+                        mistake.expected(expected.unwrap_or_else(|| of_file(error).to_owned()))
                     }
                     _ => mistake,
                 }
@@ -87,6 +113,14 @@ impl CliError {
             Self::Planner(PlannerError::Constraint(mistake)) | Self::Input(mistake) => {
                 mistake.clone()
             }
+            Self::File(error) => error.mistake(),
+            Self::Import(error) => error.mistake(),
+            Self::Log(error) => error.mistake(),
+            Self::OtherPlan { path } => {
+                Mistake::new("the file is of another plan, and was left as it is")
+                    .at(path)
+                    .expected("another name with -o, or --force to replace it")
+            }
             Self::Export(ExportError::UnknownTarget {
                 asked,
                 nearest,
@@ -94,6 +128,7 @@ impl CliError {
             }) => Mistake::new(format!("unknown target `{asked}`"))
                 .expected(format!("one of the targets {known}"))
                 .nearest(nearest.clone())
+                .at(format!("--to {asked}"))
                 .example("--to torchtitan"),
             Self::Export(ExportError::UnknownVersion {
                 target,
@@ -101,8 +136,9 @@ impl CliError {
                 known,
             }) => Mistake::new(format!("{target} has no version `{asked}`"))
                 .expected(format!("one of the versions {known}"))
+                .at(format!("--to {target}@{asked}"))
                 .example(format!("--to {target}")),
-            other => Mistake::new(other.to_string()),
+            other => Mistake::of_sentence(&other.to_string()),
         }
     }
 
@@ -124,7 +160,6 @@ impl CliError {
             | Self::Export(_)
             | Self::Import(_)
             | Self::Log(_)
-            | Self::Usage(_)
             | Self::Input(_)
             | Self::File(_)
             | Self::OtherPlan { .. } => 2,
@@ -150,6 +185,17 @@ impl From<LoggedRunError> for CliError {
             LoggedRunError::Log(error) => Self::Log(error),
             LoggedRunError::Cost(error) => Self::Cost(error),
         }
+    }
+}
+
+/// What a file has to be that cannot be read.
+fn of_file(error: &SpecError) -> &'static str {
+    match error {
+        SpecError::Malformed { path, .. } if path.ends_with(".json") => {
+            "JSON, as in a model's config.json"
+        }
+        SpecError::Malformed { .. } => "YAML that a schema describes (`vescale-plan schema`)",
+        _ => "a file of text (UTF-8) that is there, of at most 64 MiB",
     }
 }
 

@@ -38,7 +38,12 @@ fn missing(args: &ScenarioArgs) -> CliError {
     let missing = flags.iter().filter(|(_, missing)| *missing);
     let missing: Vec<&str> = missing.map(|(flag, _)| *flag).collect();
     let wrong = Mistake::new(format!("{} is missing", missing.join(", ")));
-    CliError::Input(wrong.example("vescale-plan search --model llama3-8b --gpus 64"))
+    CliError::Input(
+        wrong
+            .at("vescale-plan search")
+            .expected("a model and the GPUs to plan for, or --from with a file that says them")
+            .example("vescale-plan search --model llama3-8b --gpus 64"),
+    )
 }
 
 pub(crate) fn precision(arg: PrecisionArg) -> Precision {
@@ -84,9 +89,13 @@ pub(crate) fn risk(risk: f64) -> Result<(), CliError> {
     if risk > 0.0 && risk < 1.0 {
         return Ok(());
     }
-    usage(format!(
-        "--risk {risk}: expected a probability above 0 and below 1"
-    ))
+    refuse("--risk", risk, "a probability above 0 and below 1")
+}
+
+/// The error that a flag is of the cuda device alone.
+pub(crate) fn of_cuda<T>(flag: &str) -> Result<T, CliError> {
+    let wrong = Mistake::new("only the cuda device has this flag").at(flag);
+    Err(CliError::Input(wrong.expected("--device cuda with it")))
 }
 
 /// The error that a flag's value is out of range, with what was expected.
@@ -94,8 +103,4 @@ pub(crate) fn refuse<T>(flag: &str, value: impl Display, expected: &str) -> Resu
     Err(CliError::Input(Mistake::out_of_range(
         flag, value, expected,
     )))
-}
-
-pub(crate) fn usage<T>(message: String) -> Result<T, CliError> {
-    Err(CliError::Usage(message))
 }

@@ -51,25 +51,51 @@ fn wrong(message: &clap::Error) -> Mistake {
     match message.kind() {
         ErrorKind::ValueValidation | ErrorKind::InvalidValue => value(message, &argument),
         ErrorKind::UnknownArgument => Mistake::new(format!("unknown argument `{argument}`"))
+            .at(examples::command())
             .expected("an option that --help lists")
             .nearest(said(ContextKind::SuggestedArg))
-            .example(example()),
+            .example(examples::typed()),
         ErrorKind::InvalidSubcommand => {
             let name = said(ContextKind::InvalidSubcommand).unwrap_or_default();
             Mistake::new(format!("unknown command `{name}`"))
+                .at(format!("vescale-plan {name}"))
                 .expected("a command that `vescale-plan --help` lists")
                 .nearest(said(ContextKind::SuggestedSubcommand))
-                .example(example())
+                .example(examples::typed())
         }
-        ErrorKind::MissingRequiredArgument => {
-            Mistake::new(format!("{argument} is missing")).example(example())
+        ErrorKind::MissingRequiredArgument => Mistake::new(format!("{argument} is missing"))
+            .at(examples::command())
+            .expected("what --help lists as required")
+            .example(examples::typed()),
+        ErrorKind::ArgumentConflict => {
+            let flag = |kind| said(kind).unwrap_or_default();
+            let (first, second) = (flag(ContextKind::InvalidArg), flag(ContextKind::PriorArg));
+            let (what, expected) = match first == second {
+                true => (format!("{first} is given twice"), "it once"),
+                false => (format!("{first} contradicts {second}"), "one of them"),
+            };
+            Mistake::new(what)
+                .at(examples::command())
+                .expected(expected)
+                .example(examples::typed())
         }
         _ => {
             let text = message.render().to_string();
             let first = text.lines().next().unwrap_or_default();
-            Mistake::new(first.trim_start_matches("error: ")).example(example())
+            Mistake::new(first.trim_start_matches("error: ")).example(examples::typed())
         }
     }
+}
+
+/// What a parser of numbers expected, or the message itself of another parser.
+fn expected(source: &(dyn std::error::Error + 'static)) -> String {
+    if source.is::<std::num::ParseIntError>() {
+        return "a whole number".to_owned();
+    }
+    if source.is::<std::num::ParseFloatError>() {
+        return "a number".to_owned();
+    }
+    source.to_string()
 }
 
 /// Turns clap's message about an option's wrong value into a mistake.
@@ -78,6 +104,10 @@ fn value(message: &clap::Error, argument: &str) -> Mistake {
     let option = argument.split(' ').next().unwrap_or_default();
     let source = std::error::Error::source(message);
     let wrong = match source.and_then(|e| e.downcast_ref::<Mistake>()) {
+        Some(own) if value.trim().is_empty() => Mistake {
+            what: "no value is given".to_owned(),
+            ..own.clone()
+        },
         Some(own) => own.clone(),
         None => {
             let what = match value.as_str() {
@@ -86,18 +116,16 @@ fn value(message: &clap::Error, argument: &str) -> Mistake {
             };
             let known = said(message, ContextKind::ValidValue).filter(|known| !known.is_empty());
             let known = known.map(|known| format!("one of {known}"));
-            let expected = known.or_else(|| source.map(ToString::to_string));
+            let expected = known.or_else(|| source.map(expected));
             Mistake::new(what)
                 .expected(expected.unwrap_or_else(|| format!("a value as in {argument}")))
                 .nearest(said(message, ContextKind::SuggestedValue))
         }
     };
     let place = wrong.place.clone();
-    wrong.at(place.unwrap_or_else(|| format!("{option} {value}").trim().to_owned()))
-}
-
-/// A correct example of the command that was typed, if it is known.
-fn example() -> String {
-    let asked = std::env::args().nth(1).unwrap_or_default();
-    examples::of(&asked)[0].to_owned()
+    let wrong = wrong.at(place.unwrap_or_else(|| format!("{option} {value}").trim().to_owned()));
+    match wrong.example {
+        Some(_) => wrong,
+        None => wrong.example(examples::typed()),
+    }
 }

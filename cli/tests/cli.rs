@@ -417,11 +417,11 @@ fn malformed_files() {
     model(b"{\"model_type\": \"llama\"}", "field `hidden_size`");
     model(
         b"{\"model_type\": \"llama\", \"hidden_size\": \"wide\"}",
-        "not a whole number",
+        "a whole number up to",
     );
     model(
         b"{\"model_type\": \"llama\", \"hidden_size\": -1}",
-        "not a whole number",
+        "a whole number up to",
     );
     let deep = [
         b"{\"a\":".repeat(10_000),
@@ -431,7 +431,7 @@ fn malformed_files() {
     .concat();
     model(&deep, "recursion");
     let zero = br#"{"model_type":"llama","hidden_size":0,"num_hidden_layers":1,"num_attention_heads":1,"intermediate_size":1,"vocab_size":1}"#;
-    model(zero, "is not between 1 and");
+    model(zero, "1 to 16777216");
 
     let cluster = |bytes: &[u8], expected: &str| {
         refuses(
@@ -538,7 +538,7 @@ fn unwritable_outputs_leave_nothing() {
         assert_eq!(code(&output), 2);
         let message = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(
-            message.contains(&format!("cannot write {path}")),
+            message.contains("cannot write") && message.contains(&format!("where     {path}")),
             "{message}"
         );
         assert_eq!(fs::read_dir(folder.path()).expect("folder").count(), 0);

@@ -212,8 +212,8 @@ fn a_measured_strategy_moves_what_its_step_depends_on() {
     assert!(change("compute") > change("network"), "{learned}");
     assert!(change("network") > change("host"), "{learned}");
     for (wrong, words) in [
-        ("tp=8", "expected a strategy, a colon and a time"),
-        ("tp=8:soon", "expected a strategy, a colon and a time"),
+        ("tp=8", "expected  a strategy, a colon and a time"),
+        ("tp=8:soon", "expected  a strategy, a colon and a time"),
         ("tp=7:1s", "tp"),
         ("tp=2:1s", "whose peak rates bound them"),
     ] {
@@ -238,7 +238,7 @@ fn bad_logs_and_plans_are_one_message() {
         (&["diagnose", "empty.log", "--plan", "a.plan.yaml"], "no training step is found"),
         (&["diagnose", "missing.log", "--plan", "a.plan.yaml"], "missing.log"),
         (&["diagnose", "run.log", "--plan", "a.plan.yaml", "--warmup", "99"], "30 steps are logged"),
-        (&["calibrate", "run.log", "--plan", "a.plan.yaml", "-o", "c.yaml"], "is not from 0.1 to 10"),
+        (&["calibrate", "run.log", "--plan", "a.plan.yaml", "-o", "c.yaml"], "expected  0.1 to 10"),
         (&["calibrate", "run.log", "run.log", "--plan", "a.plan.yaml", "-o", "c.yaml"], "2 logs and 1 plans"),
         (&["calibrate", "run.log", "run.log", "--plan", "a.plan.yaml", "--plan", "b.plan.yaml", "-o", "c.yaml"],
             "different clusters"),

@@ -108,14 +108,14 @@ fn what_cannot_be_read_says_where() {
     a.toml:2: extra `=`, expected nothing
     a.json:3: trailing comma
     a.json:1: a table of keys is expected
-    a.json: cannot tell which training system this is for; say so with --to TARGET[@VERSION]
+    a.json: cannot tell which training system this is for; name it as TARGET[@VERSION]
     a.yaml:2: mapping values are not allowed in this context
-    a.yaml: cannot tell which training system this is for; say so with --to TARGET[@VERSION]
+    a.yaml: cannot tell which training system this is for; name it as TARGET[@VERSION]
     a.py:2: `)` is missing
     a.sh:1: `(` is not closed
     a.sh:1: " is not closed
     a.sh: no `--option` is found
-    a.txt: cannot tell which training system this is for; say so with --to TARGET[@VERSION]
+    a.txt: cannot tell which training system this is for; name it as TARGET[@VERSION]
     "#);
 }
 

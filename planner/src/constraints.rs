@@ -57,6 +57,19 @@ pub struct Constraints {
 }
 
 impl Constraints {
+    /// The flags, without dashes, that say these constraints, with their values.
+    #[must_use]
+    pub fn flags(&self) -> Vec<(&'static str, String)> {
+        let fix = self.fix.iter();
+        let fix = fix.map(|(key, values)| ("fix", format!("{key}={}", values.join("|"))));
+        let bounds = [("min", &self.min), ("max", &self.max)];
+        let bounds = bounds.into_iter().flat_map(|(flag, bounds)| {
+            let bounds = bounds.iter();
+            bounds.map(move |(key, size)| (flag, format!("{key}={size}")))
+        });
+        fix.chain(bounds).collect()
+    }
+
     /// Constraints written as texts: fixed values, lower bounds, upper bounds, forbidden dimensions.
     ///
     /// # Errors
@@ -96,7 +109,7 @@ impl Constraints {
             if self.fix.insert(key.to_owned(), values).is_some() {
                 return wrong(
                     part,
-                    format!("`{key}` is fixed twice; write {key}=A|B for a choice"),
+                    format!("`{key}` is fixed twice; expected {key}=A|B for a choice"),
                 );
             }
         }
@@ -173,7 +186,10 @@ impl Constraints {
             && min > max
         {
             let text = format!("{key} from {min} to {max}");
-            return wrong(&text, "the lower bound is above the upper".to_owned());
+            return wrong(
+                &text,
+                "the lower bound is above the upper; expected one at or below it".to_owned(),
+            );
         }
         let Some(values) = self.fix.get(key) else {
             return Ok(());
@@ -190,7 +206,10 @@ impl Constraints {
             (None, None) => return Ok(()),
         };
         let text = format!("{key}={}", values.join("|"));
-        wrong(&text, format!("contradicts that `{key}` is {bound}"))
+        wrong(
+            &text,
+            format!("contradicts that `{key}` is {bound}; expected one of the two"),
+        )
     }
 
     /// Counts of recomputed layers that are fixed (`recompute=layers:3`).
@@ -370,7 +389,7 @@ fn all() -> Vec<&'static str> {
 }
 
 fn wrong<T>(text: &str, reason: String) -> Result<T, PlannerError> {
-    Err(mistake(text, Mistake::new(reason)))
+    Err(mistake(text, Mistake::of_sentence(&reason)))
 }
 
 /// A mistake in the constraint of that text.

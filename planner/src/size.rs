@@ -2,7 +2,7 @@
 
 use catalog::Bytes;
 use costmodel::{CostModel, Scenario};
-use plans::Candidate;
+use plans::{Candidate, Relaxation};
 
 use crate::PlannerError;
 use crate::constraints::Constraints;
@@ -56,32 +56,35 @@ pub fn relaxations(
     costs: &CostModel,
     constraints: &Constraints,
     options: &SearchOptions<'_>,
-) -> Result<Vec<String>, PlannerError> {
+) -> Result<Vec<Relaxation>, PlannerError> {
     let scenario = costs.scenario();
     let mut advice = Vec::new();
     let space = SearchSpace::new(scenario, constraints);
     if space.is_empty() && !constraints.is_empty() {
         if SearchSpace::has_any(scenario, &Constraints::default()) {
-            advice.push("the constraints exclude every strategy; relax one of them".to_owned());
+            advice.push(Relaxation::advice(
+                "the constraints exclude every strategy; relax one of them",
+            ));
         }
         for (name, without) in single_relaxations(constraints) {
             if SearchSpace::has_any(scenario, &without) {
-                advice.push(format!("without `{name}` there are legal strategies"));
+                advice.push(Relaxation::advice(format!(
+                    "without `{name}` there are legal strategies"
+                )));
             }
         }
     }
     if space.is_empty() && constraints.is_empty() {
-        advice.push(
-            "no strategy is legal for these sizes; change the number of GPUs or the global batch"
-                .to_owned(),
-        );
+        advice.push(Relaxation::advice(
+            "no strategy is legal for these sizes; change the number of GPUs or the global batch",
+        ));
     }
     if let Some(needed) = least_memory(costs, &space, options)? {
         let device = &scenario.cluster.device;
-        advice.push(format!(
+        advice.push(Relaxation::advice(format!(
             "the lightest strategy needs {needed} of memory per GPU; {} has {}",
             device.name, device.memory.value
-        ));
+        )));
         advice.extend(
             options
                 .risk
@@ -89,6 +92,17 @@ pub fn relaxations(
         );
     }
     advice.extend(offloaded(costs, constraints, options)?);
+    advice.extend(with_more_gpus(costs, constraints, options)?);
+    Ok(advice)
+}
+
+/// The smallest usual number of GPUs, up to 64 times those asked for, on which a plan fits.
+fn with_more_gpus(
+    costs: &CostModel,
+    constraints: &Constraints,
+    options: &SearchOptions<'_>,
+) -> Result<Option<Relaxation>, PlannerError> {
+    let scenario = costs.scenario();
     let node = scenario.cluster.gpus_per_node;
     let most = (scenario.workload.gpus * 64).min(1 << 17).max(node);
     let limit = limit(costs, options);
@@ -99,14 +113,14 @@ pub fn relaxations(
             continue;
         }
         if let Some(best) = sized(costs, constraints, gpus, options)?.best {
-            advice.push(format!(
-                "{gpus} GPUs would fit ({})",
-                plans::grammar::short(&best.strategy)
-            ));
-            break;
+            let short = plans::grammar::short(&best.strategy);
+            return Ok(Some(Relaxation {
+                says: format!("{gpus} GPUs would fit ({short})"),
+                instead: Some(("gpus", gpus.to_string())),
+            }));
         }
     }
-    Ok(advice)
+    Ok(None)
 }
 
 /// The best plan that keeps states in host memory, in words, if the runtime and the cluster can do that and nothing was
@@ -115,7 +129,7 @@ fn offloaded(
     costs: &CostModel,
     constraints: &Constraints,
     options: &SearchOptions<'_>,
-) -> Result<Option<String>, PlannerError> {
+) -> Result<Option<Relaxation>, PlannerError> {
     let scenario = costs.scenario();
     if scenario.cluster.host.is_none() || constraints.fix.contains_key("offload") {
         return Ok(None);
@@ -132,19 +146,25 @@ fn offloaded(
             .next();
         if let Some(best) = found {
             let short = plans::grammar::short(&best.strategy);
-            return Ok(Some(format!("--fix offload={name} would fit ({short})")));
+            return Ok(Some(Relaxation {
+                says: format!("--fix offload={name} would fit ({short})"),
+                instead: Some(("fix", format!("offload={name}"))),
+            }));
         }
     }
     Ok(None)
 }
 
 /// The risk at which a strategy of this peak would be chosen, if it may fit at all.
-fn riskier(scenario: &Scenario, peak: Bytes, risk: f64) -> Option<String> {
+fn riskier(scenario: &Scenario, peak: Bytes, risk: f64) -> Option<Relaxation> {
     let fits = scenario.p_fits(peak);
     let (least, most) = (0.01, 0.99);
     let needed = ((1.0 - fits) / least).ceil() * least;
-    (needed > risk && needed <= most).then(|| {
-        format!("it fits with probability {fits:.2}; --risk {needed:.2} would choose such plans")
+    (needed > risk && needed <= most).then(|| Relaxation {
+        says: format!(
+            "it fits with probability {fits:.2}; --risk {needed:.2} would choose such plans"
+        ),
+        instead: Some(("risk", format!("{needed:.2}"))),
     })
 }
 

@@ -395,11 +395,13 @@ fn what_does_not_fit_says_what_to_relax() {
     let advice = planner::size::relaxations(&costs, &Constraints::default(), &options);
     let advice = advice.expect("priced");
     assert!(
-        advice.iter().any(|a| a.contains("GPUs would fit")),
+        advice.iter().any(|a| a.says.contains("GPUs would fit")),
         "{advice:?}"
     );
     assert!(
-        advice.iter().any(|a| a.contains("lightest strategy needs")),
+        advice
+            .iter()
+            .any(|a| a.says.contains("lightest strategy needs")),
         "{advice:?}"
     );
 }

@@ -275,7 +275,8 @@ impl Fields {
         match value.parse::<u64>() {
             Ok(size) if (1..=1 << 24).contains(&size) => Ok(Some(size)),
             _ => Err(syntax(
-                format!("{key}={value}"),
+                key,
+                value,
                 format!("a whole number from 1 to {}", 1 << 24),
             )),
         }
@@ -286,7 +287,7 @@ impl Fields {
             None => Ok(None),
             Some("on" | "true") => Ok(Some(true)),
             Some("off" | "false") => Ok(Some(false)),
-            Some(value) => Err(syntax(format!("{key}={value}"), "on or off")),
+            Some(value) => Err(syntax(key, value, "on or off")),
         }
     }
 
@@ -359,7 +360,7 @@ impl Fields {
             .parse::<u8>()
             .ok()
             .and_then(|level| Zero::try_from(level).ok())
-            .ok_or_else(|| syntax(format!("zero={value}"), "0, 1, 2 or 3"))
+            .ok_or_else(|| syntax("zero", value, "0, 1, 2 or 3"))
     }
 
     fn cp_kind(&self, runtime: &Runtime) -> Result<CpKind, StrategyError> {
@@ -388,8 +389,7 @@ impl Fields {
                     Some(Recompute::Modules(selection))
                 })
                 .ok_or_else(|| {
-                    syntax(
-                        format!("recompute={value}"),
+                    syntax("recompute", value,
                         format!(
                             "none, selective, full, selective_ops, layers:N, or selective: with parts of {}",
                             RecomputeModule::ALL.map(|(_, name, _)| name).join("+")
@@ -429,11 +429,11 @@ impl Fields {
         }
         let order: [Axis; 5] = found
             .try_into()
-            .map_err(|_| syntax(format!("order={value}"), "five axes, innermost first"))?;
+            .map_err(|_| syntax("order", value, "five axes, innermost first"))?;
         if axes.iter().all(|axis| order.contains(axis)) {
             Ok(AxisOrder(order))
         } else {
-            Err(syntax(format!("order={value}"), "every axis once"))
+            Err(syntax("order", value, "every axis once"))
         }
     }
 
@@ -443,7 +443,8 @@ impl Fields {
         };
         StagePartition::read(value).ok_or_else(|| {
             syntax(
-                format!("stages={value}"),
+                "stages",
+                value,
                 format!("layers of each of at most {MAX_STAGES} stages, as 20/20/20/20 or 4x20"),
             )
         })
@@ -454,8 +455,7 @@ impl Fields {
             return Ok(None);
         };
         let types = GradientTypes::read(value).ok_or_else(|| {
-            syntax(
-                format!("grad_dtype={value}"),
+            syntax("grad_dtype", value,
                 "fp32, bf16 or fp16, or two of them as fp32/bf16: held in the first, reduced in the second",
             )
         })?;
@@ -479,7 +479,7 @@ impl Fields {
         let wrong = || {
             let expected =
                 "none, optimizer, optimizer:N for N percent of the weights, or parameters";
-            syntax(format!("offload={value}"), expected)
+            syntax("offload", value, expected)
         };
         Offload::read(value).map(Some).ok_or_else(wrong)
     }
@@ -500,7 +500,8 @@ impl Fields {
                 "pp" => overlap.pipeline = true,
                 _ => {
                     return Err(syntax(
-                        format!("overlap={value}"),
+                        "overlap",
+                        value,
                         "none, or some of grad+param+tp+pp",
                     ));
                 }
@@ -523,7 +524,7 @@ fn one_of<T: Copy>(
             let names: Vec<&str> = all.iter().map(|&item| name(item)).collect();
             let nearest = catalog::suggest::nearest(value, &names);
             StrategyError::Syntax(
-                Mistake::new(format!("{key}={value}"))
+                Mistake::new(format!("`{value}` is not a value of `{key}`"))
                     .expected(format!("one of {}", names.join(", ")))
                     .example(nearest.as_ref().map_or_else(
                         || format!("--strategy {key}={}", names[0]),

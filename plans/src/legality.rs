@@ -122,17 +122,6 @@ pub enum StrategyError {
     Syntax(Mistake),
 }
 
-impl StrategyError {
-    /// The mistake with its parts, where they are known.
-    #[must_use]
-    pub fn mistake(&self) -> Mistake {
-        match self {
-            Self::Syntax(mistake) => mistake.clone(),
-            other => Mistake::new(other.to_string()),
-        }
-    }
-}
-
 fn divides(
     what: &'static str,
     value: u64,
@@ -150,10 +139,14 @@ fn divides(
     })
 }
 
+/// Divisors that would be legal, up to 256.
+pub(crate) fn divisors(value: u64) -> impl Iterator<Item = u64> {
+    (1..=value.min(256)).filter(move |&d| value.is_multiple_of(d))
+}
+
 /// Divisors that would be legal, as a message lists them.
-fn valid(value: u64) -> String {
-    let divisors = (1..=value.min(256)).filter(|&d| value.is_multiple_of(d));
-    let divisors: Vec<String> = divisors.map(|d| d.to_string()).collect();
+pub(crate) fn valid(value: u64) -> String {
+    let divisors: Vec<String> = divisors(value).map(|d| d.to_string()).collect();
     divisors.join(", ")
 }
 

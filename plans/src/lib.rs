@@ -13,6 +13,7 @@ pub mod present;
 pub mod program;
 pub mod schedule;
 pub mod strategy;
+mod strategy_mistake;
 pub mod strategy_words;
 pub mod support;
 pub mod timeline;
@@ -24,7 +25,7 @@ pub use mesh::Group;
 pub use partition::StagePartition;
 pub use plan_file::PlanFile;
 pub use prediction::{
-    Breakdown, Candidate, Fit, Floors, HostMemory, MemoryItem, NamedTime, Prediction,
+    Breakdown, Candidate, Fit, Floors, HostMemory, MemoryItem, NamedTime, Prediction, Relaxation,
     SearchOutcome, SpaceReport, UsedConstant,
 };
 pub use present::{Change, Present};

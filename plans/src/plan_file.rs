@@ -290,10 +290,7 @@ impl PlanFile {
             message,
         };
         if plan.schema_version != SCHEMA_VERSION {
-            let message = format!(
-                "{}; this tool reads version {SCHEMA_VERSION}",
-                plan.schema_version
-            );
+            let message = format!("{}; expected version {SCHEMA_VERSION}", plan.schema_version);
             return Err(field("schema_version", message));
         }
         if let Some(share) = plan.headroom.filter(|share| !(0.0..1.0).contains(share)) {

@@ -225,6 +225,26 @@ pub struct Candidate {
     pub why_not_first: String,
 }
 
+/// What to relax when nothing fits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Relaxation {
+    /// The advice, as a sentence without its stop.
+    pub says: String,
+    /// The flag, without its dashes, and the value to ask with instead, if a plan was found that way.
+    pub instead: Option<(&'static str, String)>,
+}
+
+impl Relaxation {
+    /// What to relax, where no single flag does it.
+    #[must_use]
+    pub fn advice(says: impl Into<String>) -> Self {
+        Self {
+            says: says.into(),
+            instead: None,
+        }
+    }
+}
+
 /// The result of a search.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SearchOutcome {
@@ -234,8 +254,8 @@ pub struct SearchOutcome {
     pub wishes: Vec<(String, Candidate)>,
     /// How many strategies of the space were simulated or pruned.
     pub space: SpaceReport,
-    /// What to relax when nothing fits, one sentence each.
-    pub relax: Vec<String>,
+    /// What to relax when nothing fits.
+    pub relax: Vec<Relaxation>,
     /// Whether the search was stopped before it covered the whole space.
     pub interrupted: bool,
 }

@@ -49,7 +49,7 @@ const BEFORE_THEIR_VALUE: [&str; 9] = [
 const SWITCHES: [&str; 2] = ["sp", "reshard"];
 
 /// A strategy that shows both the form of words and what to leave out.
-const EXAMPLE: &str = "--strategy tp=8,pp=4,recompute=selective";
+pub(crate) const EXAMPLE: &str = "--strategy tp=8,pp=4,recompute=selective";
 
 /// Values by key, in the order of the text.
 #[derive(Debug, Default)]
@@ -70,7 +70,11 @@ impl Words {
                 words.add(known(key)?, value)?;
             } else if let Some(key) = listed(&BEFORE_THEIR_VALUE, word) {
                 let value = rest.next().ok_or_else(|| {
-                    syntax(format!("`{word}` has no value"), format!("{word}=VALUE"))
+                    StrategyError::Syntax(
+                        Mistake::new(format!("`{word}` has no value"))
+                            .expected(format!("{word}=VALUE"))
+                            .example(EXAMPLE),
+                    )
                 })?;
                 words.add(key, value)?;
             } else if let Some(key) = listed(&SWITCHES, word) {
@@ -157,6 +161,7 @@ fn no_key(word: &str) -> StrategyError {
 }
 
 /// A value that is not of its key's form.
-pub(crate) fn syntax(what: String, expected: impl Into<String>) -> StrategyError {
-    StrategyError::Syntax(Mistake::new(what).expected(expected).example(EXAMPLE))
+pub(crate) fn syntax(key: &str, value: &str, expected: impl Into<String>) -> StrategyError {
+    let wrong = Mistake::new(format!("`{value}` is not a value of `{key}`"));
+    StrategyError::Syntax(wrong.expected(expected).example(EXAMPLE))
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use answers::{Inputs, arrangements};
 use costmodel::CostModel;
 use planner::{Constraints, Objective, SearchOptions};
-use plans::Candidate;
+use plans::{Candidate, Relaxation};
 use pyo3::prelude::*;
 
 use crate::error::PlanError;
@@ -124,10 +124,13 @@ impl Search {
 }
 
 /// Why there is no plan, with what would make one possible.
-fn nothing_fits(ways: &[String]) -> PlanError {
+fn nothing_fits(ways: &[Relaxation]) -> PlanError {
     let nothing = "no plan fits under these constraints";
     PlanError::Usage(match ways {
         [] => nothing.to_owned(),
-        ways => format!("{nothing}; {}", ways.join("; ")),
+        ways => {
+            let ways: Vec<&str> = ways.iter().map(|way| way.says.as_str()).collect();
+            format!("{nothing}; {}", ways.join("; "))
+        }
     })
 }

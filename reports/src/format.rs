@@ -70,8 +70,8 @@ pub fn bytes_between(point: Bytes, low: Bytes, high: Bytes) -> String {
 }
 
 fn between(point: f64, low: f64, high: f64, unit: &str) -> String {
-    let decimals = decimals(point);
-    format!("{low:.decimals$} – {high:.decimals$} {unit}")
+    let [low, high] = [low, high].map(|value| with_decimals(value, decimals(point)));
+    format!("{low} – {high} {unit}")
 }
 
 /// `45.6 %`, from a fraction.
@@ -144,7 +144,11 @@ pub fn dollars(value: f64) -> String {
 /// Three significant figures, or all digits of the integer part where that is longer.
 #[must_use]
 pub fn significant(value: f64) -> String {
-    let decimals = decimals(value);
+    with_decimals(value, decimals(value))
+}
+
+/// A number with so many decimals; a long whole number with thousands separated by commas.
+fn with_decimals(value: f64, decimals: usize) -> String {
     let text = format!("{value:.decimals$}");
     if decimals == 0 && value.abs() >= 10_000.0 {
         return grouped(&text);

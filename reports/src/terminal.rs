@@ -46,7 +46,7 @@ pub fn search(outcome: &SearchOutcome, ground: Ground<'_>, style: Style) -> Stri
         };
         text.push_str(&format!("{}\n", style.paint(Shade::Bad, why)));
         for line in &outcome.relax {
-            text.push_str(&style.paragraph("  ", line));
+            text.push_str(&style.paragraph("  ", &line.says));
         }
     }
     text.push_str(&space(outcome, style));

@@ -13,6 +13,8 @@ mod log;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
+use crate::mistake::Mistake;
+
 pub use folder::{FolderDestination, NamedFile};
 pub use kind::Kind;
 pub use lock::lock;
@@ -90,6 +92,30 @@ impl FileError {
     fn io(path: &Path, source: io::Error) -> Self {
         let path = shown(path);
         Self::Io { path, source }
+    }
+
+    /// The error split into what is wrong, where, and what would be right.
+    #[must_use]
+    pub fn mistake(&self) -> Mistake {
+        let (path, expected) = match self {
+            Self::NoFolder { path, .. } => (path, "a folder that is there"),
+            Self::Unwritable { path, .. } | Self::Io { path, .. } => {
+                (path, "a place that can be written to")
+            }
+            Self::Folder { path } | Self::Special { path } => (path, "the name of a file"),
+            Self::NotAFolder { path } => (path, "the name of a folder"),
+            Self::Link { path } => (
+                path,
+                "the file that it points to, or --force to replace the link",
+            ),
+            Self::OtherKind { path, .. } => (path, "another name, or --force to replace the file"),
+        };
+        let said = self.to_string();
+        let why = said.strip_prefix(&format!("cannot write {path}: "));
+        let why = why.unwrap_or(&said).split("; ").next().unwrap_or(&said);
+        Mistake::new(format!("cannot write: {why}"))
+            .at(path)
+            .expected(expected)
     }
 }
 

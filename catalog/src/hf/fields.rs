@@ -89,7 +89,10 @@ impl<'a> Fields<'a> {
                 .ok_or_else(|| {
                     self.wrong(
                         field,
-                        format!("{} is not a whole number up to 2^24", short(value)),
+                        format!(
+                            "{} is not a size; expected a whole number up to 2^24",
+                            short(value)
+                        ),
                     )
                 }),
         }

@@ -22,7 +22,7 @@ pub(super) fn head_dim(f: &Fields<'_>, hidden: u64, heads: u64) -> Result<u64, S
     }
     let (below, above) = (hidden / heads * heads, hidden.div_ceil(heads) * heads);
     let message = format!(
-        "{hidden} is not divisible by {heads} attention heads; the nearest that are: {below}, {above}"
+        "{hidden} is not divisible by {heads} attention heads; expected the nearest that are: {below}, {above}"
     );
     Err(f.wrong("hidden size", message))
 }

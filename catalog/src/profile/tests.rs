@@ -205,6 +205,6 @@ fn nonsense_is_named() {
     check(&good.replace("spread: 0.020", "spread: -1"), "measured[0]");
     check(
         &good.replace("schema_version: 1", "schema_version: 7"),
-        "reads version 1",
+        "expected version 1",
     );
 }

@@ -195,6 +195,17 @@ pub(crate) fn of(command: &str) -> &'static [&'static str; 2] {
     &found.unwrap_or(&EXAMPLES[0]).1
 }
 
+/// A right example of the command that was typed, if it is known.
+pub(crate) fn typed() -> &'static str {
+    of(&std::env::args().nth(1).unwrap_or_default())[0]
+}
+
+/// The program with the command that was typed.
+pub(crate) fn command() -> String {
+    let command = std::env::args().nth(1).unwrap_or_default();
+    format!("vescale-plan {command}").trim_end().to_owned()
+}
+
 /// The end of a command's help.
 pub(crate) fn help(command: &str) -> String {
     let lines = of(command).map(|line| format!("  {line}"));

@@ -88,6 +88,14 @@ pub(crate) enum PrecisionArg {
     Fp8,
 }
 
+/// Whether to be quiet, of a command whose answer is a file.
+#[derive(Args, Debug, Clone, Copy)]
+pub(crate) struct QuietArgs {
+    /// No notes on stderr
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
+}
+
 /// How to print.
 #[derive(Args, Debug, Clone, Copy)]
 pub(crate) struct OutputArgs {

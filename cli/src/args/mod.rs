@@ -44,6 +44,7 @@ pub(crate) fn command() -> clap::Command {
     command = command.after_help(examples::help(""));
     for name in names {
         command = command.mut_subcommand(&name, |sub| {
+            let sub = with_negative_numbers(sub);
             let nested: Vec<String> = sub
                 .get_subcommands()
                 .map(|below| below.get_name().to_owned())
@@ -56,6 +57,16 @@ pub(crate) fn command() -> clap::Command {
         });
     }
     command
+}
+
+/// A command that takes a negative number as the value of an option, so that what is wrong is said of the option.
+fn with_negative_numbers(command: clap::Command) -> clap::Command {
+    command.mut_args(
+        |arg| match arg.get_action().takes_values() && !arg.is_positional() {
+            true => arg.allow_negative_numbers(true),
+            false => arg,
+        },
+    )
 }
 
 /// Subcommands.

@@ -7,7 +7,8 @@ use answers::values::{self, Gpus};
 use clap::{Args, ValueEnum};
 
 use super::flags::{
-    BudgetArgs, ConstraintArgs, DocumentArgs, OutputArgs, PrecisionArg, ScenarioArgs, TrainedArgs,
+    BudgetArgs, ConstraintArgs, DocumentArgs, OutputArgs, PrecisionArg, QuietArgs, ScenarioArgs,
+    TrainedArgs,
 };
 
 /// `search`.
@@ -74,7 +75,7 @@ pub(crate) struct EstimateArgs {
     pub(crate) scenario: ScenarioArgs,
     /// Strategy, in any form: tp=8,pp=4,recompute=selective or 'tp8 pp4 recompute=selective'; what is left out is
     /// the runtime's default (`vescale-plan doc strategies`)
-    #[arg(long)]
+    #[arg(long, value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub(crate) strategy: String,
     #[command(flatten)]
     pub(crate) budget: BudgetArgs,
@@ -111,6 +112,7 @@ pub(crate) struct CompareArgs {
     /// Second plan file
     pub(crate) second: PathBuf,
     /// More plan files, for --report
+    #[arg(requires = "report")]
     pub(crate) others: Vec<PathBuf>,
     /// Write an HTML page with the plans side by side
     #[arg(long)]
@@ -267,6 +269,8 @@ pub(crate) struct ReportArgs {
     pub(crate) force: bool,
     #[command(flatten)]
     pub(crate) budget: BudgetArgs,
+    #[command(flatten)]
+    pub(crate) quiet: QuietArgs,
 }
 
 /// `trace`.
@@ -280,4 +284,6 @@ pub(crate) struct TraceArgs {
     /// Replace a file of any kind
     #[arg(long)]
     pub(crate) force: bool,
+    #[command(flatten)]
+    pub(crate) quiet: QuietArgs,
 }

@@ -10,7 +10,7 @@ use answers::SCHEMA_VERSION;
 use catalog::calibration::{Calibration, Rate};
 use catalog::extension::ExtensionFile;
 use catalog::files::Kind;
-use catalog::{Seconds, names};
+use catalog::{Mistake, Seconds, names};
 use costmodel::Scenario;
 use plans::Strategy;
 use serde::Serialize;
@@ -20,7 +20,6 @@ use crate::commands::logged_run;
 use crate::commands::plan;
 use crate::destinations::Target;
 use crate::error::CliError;
-use crate::inputs;
 use crate::output;
 
 /// A run whose measured step time over the predicted one lies outside this range is refused: it is of another plan.
@@ -62,11 +61,9 @@ struct RunJson<'a> {
 pub(crate) fn run(args: &CalibrateArgs) -> Result<ExitCode, CliError> {
     // Without logs, one plan says which job was measured.
     if args.plans.len() != args.logs.len().max(1) {
-        return inputs::usage(format!(
-            "{} logs and {} plans: give one --plan for each log",
-            args.logs.len(),
-            args.plans.len()
-        ));
+        let given = format!("{} logs and {} plans", args.logs.len(), args.plans.len());
+        let wrong = Mistake::new(given).at("--plan");
+        return Err(CliError::Input(wrong.expected("one --plan for each log")));
     }
     let to = Target::named(&args.output, Kind::Cluster, args.force)?;
     let mut runs = Vec::new();
@@ -120,10 +117,10 @@ impl Measured {
     /// Parses a strategy with its step time in s or ms, such as `tp=8,pp=4:8.1s`.
     fn parse(text: &str, job: &Opened) -> Result<Self, CliError> {
         let wrong = || {
-            let message = format!(
-                "--measured {text}: expected a strategy, a colon and a time in s or ms, such as tp=8,pp=4:8.1s"
-            );
-            CliError::Usage(message)
+            let wrong = Mistake::new(format!("`{text}` is not a measured strategy"))
+                .at(format!("--measured {text}"))
+                .expected("a strategy, a colon and a time in s or ms");
+            CliError::Input(wrong.example("--measured tp=8,pp=4:8.1s"))
         };
         let (strategy, time) = text.rsplit_once(':').ok_or_else(wrong)?;
         let (number, unit) = match time.strip_suffix("ms") {
@@ -157,19 +154,24 @@ fn check(runs: &[Measured], learned: &Learned) -> Result<(), CliError> {
     for (run, explained) in runs.iter().zip(&learned.runs) {
         let ratio = run.step_time.0 / explained.before.0;
         if !PLAUSIBLE.contains(&ratio) {
-            return inputs::usage(format!(
-                "{}: {ratio:.3} times the predicted step, which is not from {} to {}; is it a run of this plan?",
-                run.about,
+            let wrong = Mistake::new(format!(
+                "the steps take {ratio:.3} times what is predicted; is it a run of this plan?"
+            ));
+            return Err(CliError::Input(wrong.at(&run.about).expected(format!(
+                "{} to {} times",
                 PLAUSIBLE.start(),
                 PLAUSIBLE.end()
-            ));
+            ))));
         }
         let left = run.step_time.0 / explained.after.0;
         if left < FASTEST {
-            return inputs::usage(format!(
-                "{}: {left:.2} times the shortest step that the factors allow on {}, whose peak rates bound them; is it a \
-                 run of this model and batch?",
-                run.about, run.cluster
+            return Err(CliError::wrong(
+                &run.about,
+                format!(
+                    "the steps take {left:.2} times the shortest that the factors allow on {}, whose peak rates bound \
+                     them; is it a run of this model and batch?",
+                    run.cluster
+                ),
             ));
         }
     }
@@ -179,7 +181,7 @@ fn check(runs: &[Measured], learned: &Learned) -> Result<(), CliError> {
 /// Learns the factors from the runs and writes them into the cluster file.
 pub(crate) fn write(to: &Target, runs: &[Measured]) -> Result<(Calibration, Learned), CliError> {
     let Some(first) = runs.first() else {
-        return inputs::usage("no run to learn from".to_owned());
+        return Err(CliError::wrong("--plan", "no run to learn from"));
     };
     let runtime = &first.scenario.runtime.name;
     for (what, own, other) in runs.iter().flat_map(|run| {
@@ -190,8 +192,11 @@ pub(crate) fn write(to: &Target, runs: &[Measured]) -> Result<(Calibration, Lear
         ]
     }) {
         if own != other {
-            return inputs::usage(format!(
-                "runs are of different {what}, {own} and {other}; calibrate each by itself"
+            let wrong = Mistake::new(format!("runs are of different {what}, {own} and {other}"));
+            return Err(CliError::Input(
+                wrong
+                    .at("--plan")
+                    .expected(format!("runs of one of the {what}")),
             ));
         }
     }

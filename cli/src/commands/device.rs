@@ -3,13 +3,14 @@
 use std::path::Path;
 
 use answers::inputs::EXECUTOR;
-use catalog::Runtime;
 use catalog::profile::Profile;
 use catalog::runtime::AttentionKernel;
+use catalog::{Mistake, Runtime};
 use cuda_device::launcher::AttentionBy;
 
 use crate::args::{AttentionArg, CommunicatorArg, DeviceArg, GpuMessagesArg, NumericsArg, RunArgs};
 use crate::error::CliError;
+use crate::inputs;
 
 impl From<AttentionArg> for AttentionBy {
     fn from(arg: AttentionArg) -> Self {
@@ -28,11 +29,20 @@ pub(crate) fn measured_as_run(
 ) -> Result<(), CliError> {
     let gpu = profile.machine.gpu.as_ref();
     match gpu.and_then(|gpu| gpu.attention.as_ref()) {
-        Some(library) if asked == AttentionArg::Own => Err(CliError::Usage(format!(
-            "--attention own: {} has the times of {library}'s attention; `vescale-plan profile --device cuda \
-             --attention own` measures ours in another file",
-            path.display()
-        ))),
+        Some(library) if asked == AttentionArg::Own => {
+            let wrong = Mistake::new(format!(
+                "{} has the times of {library}'s attention",
+                path.display()
+            ));
+            Err(CliError::Input(
+                wrong
+                    .at("--attention own")
+                    .expected("a profile of our own attention")
+                    .example(
+                        "vescale-plan profile --device cuda --attention own -o own-attention.yaml",
+                    ),
+            ))
+        }
         _ => Ok(()),
     }
 }
@@ -46,13 +56,12 @@ pub(crate) fn own_kernels(reason: Option<&str>) -> String {
 /// Checks before anything else that the device exists and can run this many ranks; what is missing is reported in one
 /// line.
 pub(crate) fn check(args: &RunArgs, ranks: u64) -> Result<(), CliError> {
-    let wrong = |message: String| Err(CliError::Usage(message));
     if let Some(gpus) = args.gpus {
         if args.device == DeviceArg::Cpu {
-            return wrong(format!("--gpus {gpus}: expected --device cuda with it"));
+            return inputs::of_cuda(&format!("--gpus {gpus}"));
         }
         if gpus != ranks {
-            return wrong(format!("--gpus {gpus}: the plan has {ranks} ranks"));
+            return inputs::refuse("--gpus", gpus, &format!("{ranks}, the plan's ranks"));
         }
     }
     if args.device == DeviceArg::Cpu {
@@ -65,19 +74,22 @@ pub(crate) fn check(args: &RunArgs, ranks: u64) -> Result<(), CliError> {
             ),
         ];
         return match others.iter().find(|(_, asked)| *asked) {
-            Some((flag, _)) => wrong(format!("{flag}: expected --device cuda with it")),
+            Some((flag, _)) => inputs::of_cuda(flag),
             None => Ok(()),
         };
     }
     if args.numerics == NumericsArg::Exact {
-        return wrong("--numerics exact: is the cpu device's, use --device cpu".to_owned());
+        let wrong = Mistake::new("only the cpu device has exact numerics").at("--numerics exact");
+        return Err(CliError::Input(wrong.expected("--device cpu")));
     }
     let here = cuda_device::ready()?.len() as u64;
     if args.communicator == CommunicatorArg::Local && ranks > here {
-        return wrong(format!(
-            "the plan has {ranks} ranks, this host shows {here} GPUs; torchrun, srun or mpirun start \
-             --communicator tcp on several hosts"
+        let wrong = Mistake::new(format!(
+            "the plan has {ranks} ranks, this host shows {here} GPUs"
         ));
+        return Err(CliError::Input(wrong.at("--communicator local").expected(
+            "--communicator tcp, started by torchrun, srun or mpirun on several hosts",
+        )));
     }
     Ok(())
 }

@@ -83,7 +83,8 @@ pub(crate) fn run(args: &ExportArgs) -> Result<ExitCode, CliError> {
     }
     // The argument parser requires both unless a file is checked.
     let (Some(dialect), Some(path)) = (dialect, &args.plan) else {
-        return crate::inputs::usage("a plan and --to are needed".to_owned());
+        let wrong = Mistake::new("a plan and --to are needed");
+        return Err(CliError::Input(wrong.at("vescale-plan export")));
     };
     let loaded = plan::load(path)?;
     let launcher = args.launcher.map(|launcher| match launcher {

@@ -103,7 +103,8 @@ fn show(
             predicted_interval_s: [low.0, high.0],
             inside: !outside,
         });
-        let line = seen.map_err(|e| CliError::Usage(format!("cannot write JSON: {e}")))?;
+        let line =
+            seen.map_err(|e| CliError::wrong("stdout", format!("cannot write JSON: {e}")))?;
         output::document(&format!("{line}\n"));
         return Ok(());
     }

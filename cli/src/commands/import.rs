@@ -116,7 +116,12 @@ pub(crate) fn document(path: &Path, dialect: Option<Dialect>) -> Result<Document
     let mut text = catalog::text::read(&path)?;
     if let Some(name) = function {
         let shown = path.display();
-        let missing = || CliError::Usage(format!("{shown}: no function `{name}` is defined"));
+        let missing = || {
+            CliError::wrong(
+                shown.to_string(),
+                format!("no function `{name}` is defined"),
+            )
+        };
         text = interop::config::python::only_function(&text, &name).ok_or_else(missing)?;
     }
     // A path in a file is relative to the file or, as frameworks are started from their own folder, to the current one.
@@ -241,7 +246,7 @@ fn legal(
     path: &str,
 ) -> Result<Strategy, CliError> {
     Strategy::new(decisions.canonical(), model, workload)
-        .map_err(|error| CliError::Usage(format!("{path}: {error}")))
+        .map_err(|error| CliError::Input(error.mistake().at(path)))
 }
 
 /// A workload, runtime and adapters as flags of `estimate`.
@@ -260,7 +265,7 @@ fn finish(args: &ImportArgs, source: Source) -> Result<ExitCode, CliError> {
     let w = source.workload.clone();
     answers::inputs::check_gpus(w.gpus, &cluster)?;
     let parameters = models::parameter_count(&source.model)
-        .map_err(|e| CliError::Usage(format!("model {}: {e}", source.model_arg)))?;
+        .map_err(|e| CliError::wrong(&source.model_arg, e.to_string()))?;
     let scenario = Scenario {
         model: source.model,
         cluster,

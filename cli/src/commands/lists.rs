@@ -160,7 +160,7 @@ pub(crate) fn man(args: &ManArgs) -> Result<ExitCode, CliError> {
     clap_mangen::Man::new(command)
         .source(concat!("vescale-plan ", env!("CARGO_PKG_VERSION")))
         .render(&mut page)
-        .map_err(|e| CliError::Usage(format!("cannot write the page: {e}")))?;
+        .map_err(|e| CliError::wrong("stdout", format!("cannot write the page: {e}")))?;
     output::document(&String::from_utf8_lossy(&page));
     Ok(ExitCode::SUCCESS)
 }

@@ -231,7 +231,7 @@ fn checked(
         }
     }
     let parameters = models::parameter_count(&scenario.model)
-        .map_err(|e| CliError::Usage(format!("{from}: model {}: {e}", source.model_arg)))?;
+        .map_err(|e| CliError::wrong(from, format!("model {}: {e}", source.model_arg)))?;
     let inputs = Inputs {
         json: InputsJson::of(&scenario, parameters),
         scenario,

@@ -106,7 +106,9 @@ pub(crate) fn run(args: &ReplanArgs) -> Result<ExitCode, CliError> {
                 best: CandidateJson::new(best, precision),
             }),
             going_on,
-            relax: found.outcome.relax.clone(),
+            relax: (found.outcome.relax.iter())
+                .map(|way| way.says.clone())
+                .collect(),
             plan_path: written.then(|| to.text()),
         })?;
     } else {
@@ -299,7 +301,8 @@ fn inputs(path: &Path, loaded: &Opened, costs: &CostModel) -> Result<Inputs, Cli
         ..loaded.scenario.clone()
     };
     let parameters = models::parameter_count(&scenario.model);
-    let parameters = parameters.map_err(|e| CliError::Usage(e.to_string()))?;
+    let parameters =
+        parameters.map_err(|e| CliError::wrong(&scenario.model.name, e.to_string()))?;
     Ok(Inputs {
         json: InputsJson::of(&scenario, parameters),
         scenario,

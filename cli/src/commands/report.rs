@@ -25,6 +25,6 @@ pub(crate) fn run(args: &ReportArgs) -> Result<ExitCode, CliError> {
         loaded.inputs.parameters,
     )?;
     to.write(&report::of_plan(&loaded, &args.plan, training)?)?;
-    to.say(false, "report");
+    to.say(args.quiet.quiet, "report");
     Ok(ExitCode::SUCCESS)
 }

@@ -246,5 +246,5 @@ fn pool(threads: Option<usize>) -> Result<rayon::ThreadPool, CliError> {
     rayon::ThreadPoolBuilder::new()
         .num_threads(threads)
         .build()
-        .map_err(|e| CliError::Usage(format!("cannot start threads: {e}")))
+        .map_err(|e| CliError::wrong("--threads", format!("cannot start threads: {e}")))
 }

@@ -20,6 +20,6 @@ pub(crate) fn run(args: &TraceArgs) -> Result<ExitCode, CliError> {
     let to = Target::named(&path, Kind::Trace, args.force)?;
     let timeline = loaded.costs.timeline(&loaded.strategy)?;
     to.write(&format!("{}\n", reports::perfetto::trace(&timeline)))?;
-    to.say(false, "trace");
+    to.say(args.quiet.quiet, "trace");
     Ok(ExitCode::SUCCESS)
 }

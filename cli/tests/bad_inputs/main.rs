@@ -10,7 +10,7 @@ use std::path::Path;
 
 use limited::{Ended, listing, run};
 use plans::PlanFile;
-use rows::{CLUSTERS, CONSTRAINTS, FILES, FLAGS, MODELS, Row, STRATEGIES};
+use rows::{CLUSTERS, CONSTRAINTS, EVERY_COMMAND, FILES, FLAGS, MODELS, Row, STRATEGIES};
 
 fn preset(path: &str) -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../catalog/presets");
@@ -55,6 +55,10 @@ fn folder() -> tempfile::TempDir {
     write("zero9.yaml", "fix: {zero: ['9']}\n");
     write("crossed.yaml", "min: {tp: 4}\nmax: {tp: 2}\n");
     write("empty.yaml", "");
+    write("empty.json", "");
+    write("list.json", "[1,2]");
+    write("other.json", "{\"a\":1}");
+    write("resnet.json", "{\"model_type\":\"resnet\"}");
     fs::write(at("nonutf.yaml"), [0x89, b'P', b'N', b'G', 0, 0xff]).expect("writable");
     write("page.html", "<!DOCTYPE html><html lang=\"en\"></html>");
     write(
@@ -98,18 +102,30 @@ fn judged(command: &str, codes: &[i32], says: &str, ended: &Ended) -> Option<Str
             "{command}\n    does not begin with `error: `: {shown}"
         ));
     }
-    // One shape: what is wrong, then what is known of where, expected, nearest and example.
-    let odd = |line: &&str| !line.starts_with("  ");
-    if let Some(line) = ended
-        .err
-        .lines()
-        .skip(1)
-        .find(odd)
-        .filter(|_| ended.code == Some(2))
-    {
-        return Some(format!("{command}\n    has the odd line `{line}`: {shown}"));
+    if ended.code == Some(2) {
+        return unshapely(&ended.err).map(|why| format!("{command}\n    {why}: {shown}"));
     }
     None
+}
+
+/// How a message differs from the one shape of mistakes: what is wrong, then where, what was expected, the nearest right
+/// value if one is near, and an example.
+fn unshapely(message: &str) -> Option<String> {
+    let parts: Vec<&str> = message.lines().skip(1).collect();
+    let names = ["where", "expected", "nearest", "example"];
+    let name = |line: &str| {
+        names
+            .into_iter()
+            .find(|name| line.starts_with(&format!("  {name:<8}  ")))
+    };
+    if let Some(odd) = parts.iter().find(|line| name(line).is_none()) {
+        return Some(format!("has the odd line `{odd}`"));
+    }
+    let found: Vec<&str> = parts.iter().filter_map(|line| name(line)).collect();
+    let missing = ["where", "expected", "example"]
+        .into_iter()
+        .find(|part| !found.contains(part));
+    missing.map(|part| format!("does not say `{part}`"))
 }
 
 fn check(rows: &[Row]) {
@@ -142,6 +158,11 @@ fn constraints() {
 #[test]
 fn strategies() {
     check(STRATEGIES);
+}
+
+#[test]
+fn every_command() {
+    check(EVERY_COMMAND);
 }
 
 #[test]

@@ -204,7 +204,10 @@ impl Checkpoint {
 }
 
 fn none(path: &Path) -> ExecutorError {
-    wrong(path, "holds no complete checkpoint".to_owned())
+    wrong(
+        path,
+        "holds no complete checkpoint; expected a folder that `run --checkpoints` wrote".to_owned(),
+    )
 }
 
 impl Held {

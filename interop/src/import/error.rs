@@ -1,6 +1,11 @@
 //! Errors of imports.
 
+use catalog::Mistake;
+
 use crate::config::SyntaxError;
+
+/// What can be imported.
+const IMPORTABLE: &str = "megatron-lm, megatron-bridge, torchtitan, deepspeed, accelerate, axolotl, transformers, llama-factory, nanotron, Hugging Face config.json";
 
 /// Why a configuration was not imported.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -12,17 +17,13 @@ pub enum ImportError {
     #[error(transparent)]
     Schema(#[from] catalog::SpecError),
     /// The system that the file is for cannot be detected.
-    #[error(
-        "{path}: cannot tell which training system this is for; say so with --to TARGET[@VERSION]"
-    )]
+    #[error("{path}: cannot tell which training system this is for; name it as TARGET[@VERSION]")]
     UnknownKind {
         /// Path of the file.
         path: String,
     },
     /// The file's dialect is known but cannot be imported.
-    #[error(
-        "{path}: {dialect} files can be checked but not imported; importable: megatron-lm, megatron-bridge, torchtitan, deepspeed, accelerate, axolotl, transformers, llama-factory, nanotron, Hugging Face config.json"
-    )]
+    #[error("{path}: {dialect} files can be checked but not imported; importable: {IMPORTABLE}")]
     NotImportable {
         /// Path of the file.
         path: String,
@@ -57,4 +58,36 @@ pub enum ImportError {
         /// How to give it.
         how: String,
     },
+}
+
+impl ImportError {
+    /// The error split into what is wrong, where, and what was expected.
+    #[must_use]
+    pub fn mistake(&self) -> Mistake {
+        match self {
+            Self::Schema(error) => error.mistake(),
+            Self::UnknownKind { path } => {
+                Mistake::new("cannot tell which training system this file is for")
+                    .at(path)
+                    .expected("a configuration that shows its system, or the system's name: --from of `import`, --to of `export`")
+            }
+            Self::NotImportable { path, dialect } => Mistake::new(format!(
+                "{dialect} files can be checked but not imported"
+            ))
+            .at(path)
+            .expected(IMPORTABLE),
+            Self::Value {
+                place,
+                key,
+                message,
+            } => Mistake::new(format!("`{key}`: {message}")).at(place),
+            Self::Workload { path, error } => Mistake::new(error.to_string()).at(path),
+            Self::Missing { path, what, how } => {
+                Mistake::new(format!("{what} is not said")).at(path).expected(how)
+            }
+            Self::Syntax(error) => {
+                Mistake::new(&error.message).at(crate::config::place(&error.path, error.line))
+            }
+        }
+    }
 }

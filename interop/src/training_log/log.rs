@@ -1,5 +1,7 @@
 //! The content of a training log: its steps, its memory peaks, and step times after the warm-up.
 
+use catalog::Mistake;
+
 /// The system that wrote a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogSystem {
@@ -76,18 +78,19 @@ pub struct StepSize {
     pub sequences: f64,
 }
 
-/// Why a log could not be read.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum LogError {
-    /// No line of the log is a training step.
-    #[error(
-        "{path}: no training step is found; lines of Megatron-LM (`iteration … elapsed time per iteration (ms): …`), \
+/// What is read as a training step.
+const READABLE: &str = "lines of Megatron-LM (`iteration … elapsed time per iteration (ms): …`), \
          torchtitan (`step: … tps: …`), nanotron (`iteration: … tokens_per_sec_per_gpu: …`), DeepSpeed \
          (`CurrSamplesPerSec=…`), NeMo (`train_step_timing in s: …`), MaxText (`completed step: … seconds: …`), Hugging \
          Face's Trainer (`10/100 [… 2.10s/it]`, trainer_state.json), InternEvo (`tgs (tokens/gpu/second)=…`), modded-nanogpt \
          (`train_time:…ms`), PyTorch's FSDP examples (`Speed: … samples/sec`), `run --log`, and CSV or JSON of Weights & \
-         Biases and TensorBoard are read"
-    )]
+         Biases and TensorBoard";
+
+/// Why a log could not be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LogError {
+    /// No line of the log is a training step.
+    #[error("{path}: no training step is found; {READABLE} are read")]
     NoSteps {
         /// Path of the log.
         path: String,
@@ -116,6 +119,35 @@ pub enum LogError {
         /// Number of steps skipped as warm-up.
         warmup: usize,
     },
+}
+
+impl LogError {
+    /// The error split into what is wrong, where, and what was expected.
+    #[must_use]
+    pub fn mistake(&self) -> Mistake {
+        match self {
+            Self::NoSteps { path } => Mistake::new("no training step is found")
+                .at(path)
+                .expected(READABLE),
+            Self::Number {
+                path,
+                line,
+                field,
+                found,
+            } => Mistake::new(format!("`{field}`: `{found}` is not a number"))
+                .at(format!("{path}:{line}"))
+                .expected("a number"),
+            Self::TooFew {
+                path,
+                steps,
+                warmup,
+            } => Mistake::new(format!(
+                "{steps} steps are logged, and {warmup} are warm-up"
+            ))
+            .at(path)
+            .expected("a longer log or a smaller --warmup"),
+        }
+    }
 }
 
 /// Lowest rate that counts, in tokens per second and device: below it, a step's time would be unbounded.

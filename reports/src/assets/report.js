@@ -134,6 +134,30 @@
     follow(chart, holder, height);
   }
 
+  const trained = document.getElementById("loss-data");
+  if (trained) loss(JSON.parse(trained.textContent));
+
+  // The loss of every step.
+  function loss(losses) {
+    const [holder, height] = [document.getElementById("loss-chart"), 280];
+    const value = (chart) => {
+      const { left, top, idx } = chart.cursor;
+      if (left < 0 || idx === null) return hide();
+      const box = chart.over.getBoundingClientRect();
+      show(`step ${idx}\nloss ${losses[idx].toFixed(4)}`, box.left + left, box.top + top);
+    };
+    const chart = new uPlot({
+      width: holder.clientWidth, height,
+      scales: { x: { time: false } },
+      legend: { show: false },
+      cursor: { y: false, drag: { x: true, y: false } },
+      axes: [{ ...axis("step"), incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 1e5, 1e6] }, { ...axis("loss"), size: 64 }],
+      series: [{}, { stroke: () => css("--c-compute"), width: 2 }],
+      hooks: { setCursor: [value] },
+    }, [losses.map((_, step) => step), losses], holder);
+    follow(chart, holder, height);
+  }
+
   const searched = document.getElementById("pareto-data");
   if (searched) pareto(JSON.parse(searched.textContent));
 

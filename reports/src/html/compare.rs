@@ -80,7 +80,7 @@ fn decisions(plans: &[Compared<'_>]) -> Markup {
     let first = plans.first().map(words).unwrap_or_default();
     let body = html! {
         div.scroll tabindex="0" role="region" aria-label="Table of plans" {
-            table.plain {
+            table.plain.aligned style=(wide(plans.len())) {
                 thead { tr { th scope="col" { "Plan" } @for p in plans { th scope="col" { (p.name) } } } }
                 tbody {
                     tr { th scope="row" { "For" } @for p in plans { td { (p.job) } } }
@@ -101,6 +101,11 @@ fn decisions(plans: &[Compared<'_>]) -> Markup {
     };
     let lead = "Words of a strategy that the first does not have are bold.";
     frame("plans", "Plans", lead, &body)
+}
+
+/// The least width of a table with a column for each plan.
+fn wide(plans: usize) -> String {
+    format!("min-width:{}rem", 8 + 9 * plans)
 }
 
 fn figures(plans: &[Compared<'_>]) -> Markup {
@@ -145,7 +150,7 @@ fn parts(plans: &[Compared<'_>]) -> Markup {
             }
         }
         div.scroll tabindex="0" role="region" aria-label="Table of the parts of the step" {
-            table.plain {
+            table.plain style=(wide(plans.len())) {
                 thead { tr { th scope="col" { "Part" } @for p in plans { th.num scope="col" { (p.name) } } } }
                 tbody {
                     @for (index, (key, name)) in rows.into_iter().flatten().enumerate() {

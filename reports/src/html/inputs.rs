@@ -17,7 +17,7 @@ fn in_full(strategy: &str) -> Markup {
     let body = html! {
         details {
             summary { "Every decision" }
-            p { code.command { (strategy) } }
+            p { code.command { @for word in strategy.split_inclusive([',', '/']) { (word) wbr; } } }
         }
     };
     frame("strategy", "The strategy in full", "", &body)

@@ -4,18 +4,19 @@ use maud::{Markup, html};
 use plans::SpaceReport;
 
 use super::page::{document, script, section as frame};
+use super::verdict::sentence;
 use super::{inputs, space};
 use crate::input::InputFact;
 
 /// A search without a result.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Nothing<'a> {
     /// Model, as named by the user.
     pub model: &'a str,
     /// Devices, such as `8 × h100-sxm`.
     pub devices: &'a str,
     /// What would fit, one sentence each.
-    pub relax: &'a [String],
+    pub relax: Vec<&'a str>,
     /// Commands to try next, each with its purpose.
     pub next: &'a [(&'a str, String)],
     /// What became of the strategies of the search space.
@@ -64,7 +65,7 @@ fn verdict(nothing: &Nothing<'_>) -> Markup {
     html! {
         section #verdict .hero .too-large aria-label="Verdict" {
             p.verdict { strong { "No plan fits" } }
-            ul.said { @for line in nothing.relax { li { (line) "." } } }
+            ul.said { @for line in &nothing.relax { li { (sentence(line)) } } }
         }
         (frame("next", "What to try", "", &next))
     }

@@ -40,11 +40,13 @@ pub(super) fn section(input: &ReportInput) -> Markup {
         p.filters #pareto-filters {}
         div #pareto-chart role="img" aria-label="Step time against peak memory; the table below lists the strategies at its edge" {}
         p.note {
-            "Hover for the strategy; drag to zoom, double-click to see all. The dashed line is the memory that may be used."
+            "Large points are the plans found; the line joins the strategies that no other drawn here beats in both time and \
+             memory; the dashed line is the memory that may be used. Hover for the strategy; drag to zoom, double-click to see \
+             all."
         }
         details open[best.len() <= ROWS] {
             summary { "Strategies that fit and that no other drawn here beats in both time and memory: " (best.len()) }
-            div.scroll { table {
+            div.scroll { table.plain {
                 thead { tr { th { "strategy" } th.num { "step" } th.num { "memory" } } }
                 tbody {
                     @for point in best.iter().take(ROWS) {

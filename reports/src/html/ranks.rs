@@ -110,12 +110,12 @@ fn nodes(input: &ReportInput) -> Markup {
     let columns = per_node.min(GPUS);
     let d = input.decisions;
     html! {
+        p.note {
+            "GPUs of " (if count > NODES { "the first nodes and the last" } else { "every node" })
+            ", with each rank's place on the axes that differ inside it"
+        }
         div.scroll tabindex="0" role="region" aria-label="What each GPU of a node is" {
             table.nodes {
-                caption {
-                    "GPUs of " (if count > NODES { "the first nodes and the last" } else { "every node" })
-                    ", with each rank's place on the axes that differ inside it"
-                }
                 thead { tr {
                     th scope="col" { "Node" }
                     @for gpu in 0..columns { th scope="col" { "GPU " (gpu) } }

@@ -1,10 +1,11 @@
 //! The report of a training run: what was measured beside what was predicted.
 
 use catalog::{Bytes, Seconds};
-use maud::{Markup, html};
+use maud::{Markup, PreEscaped, html};
 use plans::{Event, Stream, Timeline};
+use serde_json::json;
 
-use super::page::{document, section as frame};
+use super::page::{charts, document, script, script_safe, section as frame};
 use crate::format;
 
 /// Most events in a drawing; beyond that only the earliest are shown.
@@ -19,7 +20,7 @@ const WIDTH: f64 = 1000.0;
 pub struct RunReport<'a> {
     /// Name of the model.
     pub model: &'a str,
-    /// Strategy on one line.
+    /// Strategy in its short form.
     pub strategy: &'a str,
     /// Number of ranks.
     pub ranks: usize,
@@ -84,12 +85,14 @@ pub fn report(run: &RunReport<'_>) -> String {
     };
     let main = html! {
         (verdict(run))
-        div.two { (losses(run.losses)) (memory(run.memory)) }
+        (losses(run.losses))
         (timelines(run))
         (phases(run.phases))
+        (memory(run.memory))
     };
     let footer = format!("vescale-plan {} · this file is self-contained", run.version);
-    document(&title, &header, &main, &footer, &html! {})
+    let script = html! { (charts()) (script()) };
+    document(&title, &header, &main, &footer, &script)
 }
 
 fn verdict(run: &RunReport<'_>) -> Markup {
@@ -119,7 +122,17 @@ fn verdict(run: &RunReport<'_>) -> Markup {
                     dd { (run.memory.len() - differ) " of " (run.memory.len()) }
                 }
             }
-            div.plan { code { (run.strategy) } }
+            div.plan {
+                code { (run.strategy) }
+                button type="button" data-copy=(run.strategy) { "Copy plan" }
+            }
+            @if error.is_none() {
+                p.where {
+                    "Step time is not predicted: this machine was not measured for this plan. "
+                    code { "vescale-plan profile PLAN" }
+                    " measures it; the next run then shows the prediction beside the measurement."
+                }
+            }
         }
     }
 }
@@ -140,32 +153,28 @@ fn rating(error: Option<f64>) -> &'static str {
     }
 }
 
-/// Plot of the loss over steps.
+/// Rows of the table of losses: the first and the last are always among them.
+const LOSSES: usize = 12;
+
+/// Chart of the loss over steps, and a table of some of them.
 fn losses(losses: &[f64]) -> Markup {
-    let most = losses.iter().copied().fold(f64::MIN, f64::max);
-    let least = losses.iter().copied().fold(f64::MAX, f64::min);
-    let span = (most - least).max(1e-12);
-    let last = (losses.len().max(2) - 1) as f64;
-    let points: Vec<String> = losses
-        .iter()
-        .enumerate()
-        .map(|(i, loss)| {
-            let (x, y) = (
-                40.0 + 440.0 * i as f64 / last,
-                10.0 + 150.0 * (most - loss) / span,
-            );
-            format!("{x:.1},{y:.1}")
-        })
-        .collect();
+    let every = losses.len().div_ceil(LOSSES).max(1);
+    let last = losses.len().saturating_sub(1);
+    let listed = losses.iter().enumerate();
+    let listed = listed.filter(|(step, _)| step % every == 0 || *step == last);
     let body = html! {
-        svg.plot viewBox="0 0 500 190" role="img" aria-label="loss by step" {
-            line.grid x1="40" y1="10" x2="480" y2="10" {}
-            line.grid x1="40" y1="160" x2="480" y2="160" {}
-            text.y x="34" y="10" { (format!("{most:.2}")) }
-            text.y x="34" y="160" { (format!("{least:.2}")) }
-            text.x x="40" y="182" { "0" }
-            text.x x="480" y="182" { (losses.len().saturating_sub(1)) }
-            polyline points=(points.join(" ")) fill="none" stroke="var(--c-compute)" stroke-width="2" {}
+        div #loss-chart role="img" aria-label="Loss by step; the table below lists steps" {}
+        script #loss-data type="application/json" { (PreEscaped(script_safe(&json!(losses)))) }
+        details {
+            summary { "Losses of steps" }
+            table.plain {
+                thead { tr { th scope="col" { "step" } th.num scope="col" { "loss" } } }
+                tbody {
+                    @for (step, loss) in listed {
+                        tr { td { (step) } td.num { (format!("{loss:.4}")) } }
+                    }
+                }
+            }
         }
     };
     frame("loss", "Loss", "Mean over the tokens of every step.", &body)
@@ -195,6 +204,8 @@ fn memory(memory: &[Held]) -> Markup {
 fn timelines(run: &RunReport<'_>) -> Markup {
     let end = |t: &Timeline| t.events.iter().fold(0.0, |end, e| e.end.0.max(end));
     let longest = run.predicted.map_or(0.0, end).max(end(run.measured));
+    let both = run.predicted.into_iter().chain([run.measured]);
+    let drawn: Vec<&str> = both.flat_map(|t| t.events.iter().map(colour)).collect();
     let body = html! {
         p.where { "Measured, the last step" }
         (drawing(run.measured, longest))
@@ -202,9 +213,9 @@ fn timelines(run: &RunReport<'_>) -> Markup {
             p.where { "Predicted" }
             (drawing(predicted, longest))
         }
-        p.note {
-            @for (name, colour) in KINDS {
-                span.swatch style=(format!("background:var({colour})")) {} (name) "  "
+        p.note.key {
+            @for (name, colour) in KINDS.iter().filter(|(_, colour)| drawn.contains(colour)) {
+                span { span.swatch style=(format!("background:var({colour})")) {} (name) }
             }
         }
     };
@@ -272,7 +283,7 @@ fn phases(phases: &[Phase]) -> Markup {
             @for phase in phases {
                 tr {
                     td { "pp" (phase.rank) }
-                    td { (phase.name) }
+                    td { (action(&phase.name)) }
                     td.num { (phase.count) }
                     td.num { (format::seconds(phase.measured)) }
                     @match phase.predicted {
@@ -288,6 +299,25 @@ fn phases(phases: &[Phase]) -> Markup {
     };
     let lead = "Sums over the last step of every pipeline rank's first peer; waiting is not predicted by itself.";
     frame("phases", "By action", lead, &body)
+}
+
+/// An action as people call it.
+fn action(name: &str) -> String {
+    let whole = match name {
+        "F" => "forward",
+        "B" => "backward",
+        "I" => "backward for inputs",
+        "W" => "backward for weights",
+        other => other,
+    };
+    let message = |verb: &str, what: &str| format!("{verb} {what} to another stage");
+    match name.split_once(' ') {
+        Some(("send", "F")) => message("send", "activations"),
+        Some(("send", _)) => message("send", "gradients"),
+        Some(("recv", "F")) => "receive activations from another stage".to_owned(),
+        Some(("recv", _)) => "receive gradients from another stage".to_owned(),
+        _ => whole.to_owned(),
+    }
 }
 
 #[cfg(test)]

@@ -132,7 +132,7 @@ fn plan(input: &ReportInput) -> Markup {
 }
 
 /// A phrase with a capital letter and a stop.
-fn sentence(text: &str) -> String {
+pub(super) fn sentence(text: &str) -> String {
     let mut letters = text.chars();
     let first = letters.next().map(|c| c.to_uppercase().to_string());
     format!("{}{}.", first.unwrap_or_default(), letters.as_str())

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use catalog::Mistake;
 use catalog::files::{self, Destination, Kind, Replace};
 use catalog::profile::{self, Machine, Measured, Profile};
 
@@ -77,10 +78,13 @@ fn read(path: &Path, machine: &Machine) -> Result<Profile, CliError> {
     let shown = path.display().to_string();
     let old = Profile::from_yaml(&catalog::text::read(path)?, &shown)?;
     if (&old.machine.processor, old.machine.cores) != (&machine.processor, machine.cores) {
-        return Err(CliError::Usage(format!(
-            "{shown}: is of another machine ({}, {} cores); write to another file with -o",
-            old.machine.processor, old.machine.cores
-        )));
+        let (processor, cores) = (&old.machine.processor, old.machine.cores);
+        let wrong = Mistake::new(format!(
+            "the profile is of another machine ({processor}, {cores} cores)"
+        ));
+        return Err(CliError::Input(
+            wrong.at(shown).expected("another file, named with -o"),
+        ));
     }
     let attention = old.machine.gpu.and_then(|gpu| gpu.attention);
     let gpu = machine.gpu.clone();

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use catalog::profile::{self, Measured};
-use catalog::{DType, Model};
+use catalog::{DType, Mistake, Model};
 use profiler::{Effort, VISITS};
 
 use self::file::ProfileFile;
@@ -17,6 +17,7 @@ use self::requests::{Request, What, blocks_of, effort, layouts, of_plan, shares}
 use self::shown::show;
 use crate::args::{AttentionArg, DeviceArg, ProfileArgs, SuiteArg};
 use crate::error::CliError;
+use crate::inputs;
 use crate::output::Progress;
 
 /// Equal layers in a row when no plan gives their number.
@@ -63,16 +64,14 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode, CliError> {
 /// Refuses flags of the cuda device.
 fn check_cpu(args: &ProfileArgs) -> Result<(), CliError> {
     if let Some(gpus) = args.gpus {
-        let message = format!("--gpus {gpus}: expected --device cuda with it");
-        return Err(CliError::Usage(message));
+        return inputs::of_cuda(&format!("--gpus {gpus}"));
     }
     let others = [
         ("--attention own", args.attention == AttentionArg::Own),
         ("--all-hosts", args.all_hosts),
     ];
     if let Some((flag, _)) = others.iter().find(|(_, asked)| *asked) {
-        let message = format!("{flag}: expected --device cuda with it");
-        return Err(CliError::Usage(message));
+        return inputs::of_cuda(flag);
     }
     Ok(())
 }
@@ -91,9 +90,12 @@ fn on_cpu(path: &Path, requests: Vec<Request>) -> Result<Vec<Request>, CliError>
     let narrow =
         |request: &Request| matches!(&request.what, What::Block(block) if block.trace.eight_bits);
     if requests.iter().any(narrow) {
-        let path = path.display();
-        let message = format!("{path}: the cpu device does not compute in fp8; use --device cuda");
-        return Err(CliError::Usage(message));
+        let wrong = Mistake::new("the cpu device does not compute in fp8");
+        return Err(CliError::Input(
+            wrong
+                .at(path.display().to_string())
+                .expected("--device cuda"),
+        ));
     }
     Ok(requests)
 }

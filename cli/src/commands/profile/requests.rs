@@ -63,7 +63,8 @@ pub(super) fn of_plan(path: &Path, cores: u64) -> Result<Vec<Request>, CliError>
         .unwrap_or(1)
         .min(MOST_DEPTH);
     let mut requests = blocks_of(model, &layout, depth, (ranks, threads))?;
-    let parameters = models::parameter_count(model).map_err(|e| CliError::Usage(e.to_string()))?;
+    let parameters =
+        models::parameter_count(model).map_err(|e| CliError::wrong(&model.name, e.to_string()))?;
     let held = (parameters / (s.tp * s.pp)).max(1);
     for elements in [held, held.div_ceil(s.dp_shard)] {
         requests.push(Request {
@@ -107,7 +108,7 @@ pub(super) fn blocks_of(
         .into_iter()
         .map(|class| {
             let trace = models::trace_block(model, class, layout)
-                .map_err(|e| CliError::Usage(e.to_string()))?;
+                .map_err(|e| CliError::wrong(&model.name, e.to_string()))?;
             let position = BlockPosition {
                 mesh: BlockMesh {
                     tp: layout.tp,

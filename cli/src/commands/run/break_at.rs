@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::sync::Mutex;
 
+use catalog::Mistake;
 use cpu_device::Tensor;
 use cpu_device::{Seen, Watch, WatchError};
 use dtensor::{TensorId, TensorInfo};
@@ -46,12 +47,10 @@ impl BreakAt {
             .unwrap_or_else(std::sync::PoisonError::into_inner);
         if reports.is_empty() {
             let nearest = catalog::suggest::nearest(&self.name, &others);
-            let hint = nearest.map_or_else(String::new, |n| format!("; did you mean `{n}`?"));
-            let message = format!(
-                "--break-at {}: no operator of that name ran{hint}",
-                self.name
-            );
-            return Err(CliError::Usage(message));
+            let wrong = Mistake::new("no operator of that name ran")
+                .at(format!("--break-at {}", self.name))
+                .expected("the name of an operator, as --trace shows them");
+            return Err(CliError::Input(wrong.nearest(nearest)));
         }
         reports.sort();
         Ok(reports.into_iter().map(|(_, text)| text).collect())

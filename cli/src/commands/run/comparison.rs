@@ -213,7 +213,7 @@ impl Comparison {
             .collect();
         reports::html::run::report(&RunReport {
             model: &job.model.name,
-            strategy: &job.strategy.to_string(),
+            strategy: &plans::grammar::short(&job.strategy),
             ranks: outcome.ranks.len(),
             losses: &outcome.losses,
             step_time: Seconds(self.step_time_s),

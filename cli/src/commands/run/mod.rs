@@ -8,7 +8,7 @@ mod processes;
 mod ranks;
 mod resume;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use answers::InputsJson;
 use answers::Opened;
 use answers::SCHEMA_VERSION;
 use catalog::files::Kind;
-use catalog::{Bytes, Documents, Packing};
+use catalog::{Bytes, Documents, Mistake, Packing};
 use costmodel::Scenario;
 use cpu_device::Numerics;
 use cpu_device::{Watch, WatchError};
@@ -35,6 +35,7 @@ use crate::commands::device;
 use crate::commands::plan;
 use crate::destinations::Target;
 use crate::error::CliError;
+use crate::inputs;
 use crate::output;
 
 #[derive(Serialize)]
@@ -209,22 +210,15 @@ fn replanned(
     let steps = session.job.settings.steps;
     let at = words[0].parse().ok().filter(|&at| 0 < at && at < steps);
     let Some(at) = at else {
-        let message = format!(
-            "--replan-at: expected a step between 1 and {}, not {}",
-            steps - 1,
-            words[0]
-        );
-        return Err(CliError::Usage(message));
+        let expected = format!("a step from 1 to {}", steps.saturating_sub(1));
+        return inputs::refuse("--replan-at", &words[0], &expected);
     };
     let other = plan::load(Path::new(&words[1]))?;
     let job_after = job(args, &other)?;
     if job_after.model != session.job.model || job_after.global_batch != session.job.global_batch {
-        let message = format!(
-            "{}: plans another model or batch than {}",
-            words[1],
-            args.plan.display()
-        );
-        return Err(CliError::Usage(message));
+        let wrong = Mistake::new("the plan is of another model or batch").at(&words[1]);
+        let of = format!("a plan of the model and batch of {}", args.plan.display());
+        return Err(CliError::Input(wrong.expected(of)));
     }
     let predicted_after = comparison::predict(args, &other)?;
     let job_before = Job {
@@ -279,30 +273,42 @@ fn losses(outcome: &Outcome, first: u64) -> Vec<LossJson> {
         .collect()
 }
 
+/// The file to train on: that of the flag, else that of the plan.
+fn data(args: &RunArgs, train: Option<&TrainFile>) -> Result<PathBuf, CliError> {
+    match (&args.data, train) {
+        (Some(path), _) => Ok(path.clone()),
+        (None, Some(train)) => Ok(catalog::load::beside(&args.plan, &train.data).into()),
+        (None, None) => {
+            let wrong =
+                Mistake::new("the plan does not say what to train on: it has no `train` section");
+            Err(CliError::Input(
+                wrong
+                    .at(args.plan.display().to_string())
+                    .expected("--data FILE"),
+            ))
+        }
+    }
+}
+
 /// The job that a plan and flags describe.
 fn job(args: &RunArgs, loaded: &Opened) -> Result<Job, CliError> {
     let scenario = loaded.costs.scenario();
     let train = loaded.file.train.as_ref();
-    let data = match (&args.data, train) {
-        (Some(path), _) => path.clone(),
-        (None, Some(train)) => catalog::load::beside(&args.plan, &train.data).into(),
-        (None, None) => {
-            return Err(CliError::Usage(format!(
-                "{}: the plan has no `train` section; name the data with --data FILE",
-                args.plan.display()
-            )));
-        }
-    };
+    let data = data(args, train)?;
     let steps = args.steps.or(train.map(|t| t.steps)).unwrap_or(10);
     if steps == 0 {
-        return Err(CliError::Usage("--steps: expected at least 1".to_owned()));
+        return inputs::refuse("--steps", steps, "at least 1");
     }
     let documents = scenario.workload.documents().map(Documents::packing);
     if let Some(packing @ (Packing::Within | Packing::Padded)) = documents {
-        return Err(CliError::Usage(format!(
-            "{}: packing: {packing}; our own executor attends to whole sequences of tokens: plan with --packing across",
-            args.plan.display()
-        )));
+        let wrong = Mistake::new(format!(
+            "packing: {packing}; our own executor attends to whole sequences of tokens"
+        ));
+        return Err(CliError::Input(
+            wrong
+                .at(args.plan.display().to_string())
+                .expected("a plan that was made with --packing across"),
+        ));
     }
     let runtime = device::runtime(args)?;
     plans::support::allowed_by(

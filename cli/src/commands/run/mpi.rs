@@ -23,10 +23,10 @@ pub(crate) fn train<D: Devices>(
     _session: &Session<'_>,
     _devices: impl Fn(OnHost) -> D,
 ) -> Result<Option<Outcome>, CliError> {
-    Err(CliError::Usage(
-        "--communicator mpi: this build has no MPI; install one with its mpicc and libclang, and build with --features mpi"
-            .to_owned(),
-    ))
+    let wrong = catalog::Mistake::new("this build has no MPI").at("--communicator mpi");
+    Err(CliError::Input(wrong.expected(
+        "a build with --features mpi, made where an MPI, its mpicc and libclang are installed",
+    )))
 }
 
 #[cfg(feature = "mpi")]

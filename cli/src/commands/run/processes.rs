@@ -46,7 +46,7 @@ pub(crate) fn train<D: Devices>(
     let (place, others) = match Place::new(variable) {
         Ok(place) => (place, Others(Vec::new())),
         Err(PlaceError::NoLauncher) => start(session.job.strategy.world() as usize)?,
-        Err(error) => return Err(CliError::Usage(error.to_string())),
+        Err(error) => return Err(CliError::wrong("--communicator tcp", error.to_string())),
     };
     let comm = TcpCommunicator::join(&place, session.job.settings.timeout).map_err(failed)?;
     let trained = executor::train_rank(&devices(&place), session, &comm)?;
@@ -57,7 +57,9 @@ pub(crate) fn train<D: Devices>(
 
 /// Starts ranks 1 and up with this same command line, and returns where all of them connect.
 fn start(world: usize) -> Result<(Place, Others), CliError> {
-    let wrong = |e: std::io::Error| CliError::Usage(format!("cannot start ranks: {e}"));
+    let wrong = |e: std::io::Error| {
+        CliError::wrong("--communicator tcp", format!("cannot start ranks: {e}"))
+    };
     let port = TcpListener::bind("127.0.0.1:0")
         .and_then(|listener| listener.local_addr())
         .map_err(wrong)?

@@ -3,6 +3,8 @@
 use executor::Job;
 use executor::checkpoint::{Checkpoint, RunIdentity};
 
+use catalog::Mistake;
+
 use crate::args::RunArgs;
 use crate::error::CliError;
 use crate::output;
@@ -14,8 +16,10 @@ pub(super) fn checkpoint(args: &RunArgs, job: &Job) -> Result<Option<Checkpoint>
         (None, _) => return Ok(None),
         (Some([path, ..]), _) | (Some([]), Some(path)) => path,
         (Some([]), None) => {
-            let message = "--resume: name a checkpoint, or a folder with --checkpoints";
-            return Err(CliError::Usage(message.to_owned()));
+            let wrong = Mistake::new("it is not said where to resume from").at("--resume");
+            return Err(CliError::Input(wrong.expected(
+                "a checkpoint after it, or their folder with --checkpoints",
+            )));
         }
     };
     let (checkpoint, damaged) = Checkpoint::open_whole(path)?;
@@ -31,8 +35,10 @@ pub(super) fn checkpoint(args: &RunArgs, job: &Job) -> Result<Option<Checkpoint>
         .collect();
     let different = different.join("; ");
     if !different.is_empty() && !args.force_resume {
-        return Err(CliError::Usage(format!(
-            "{folder}: is of another run: {different}. Ask for the same, or go on all the same with --force-resume"
+        let wrong = Mistake::new(format!("the checkpoint is of another run: {different}"));
+        let wrong = wrong.at(folder.to_string());
+        return Err(CliError::Input(wrong.expected(
+            "a checkpoint of this run, or --force-resume to go on all the same",
         )));
     }
     if !different.is_empty() {
@@ -50,11 +56,12 @@ pub(super) fn checkpoint(args: &RunArgs, job: &Job) -> Result<Option<Checkpoint>
         );
     }
     if manifest.step >= job.settings.steps {
-        let message = format!(
-            "{folder}: has seen {} steps already; ask for more than that with --steps",
-            manifest.step
-        );
-        return Err(CliError::Usage(message));
+        let seen = manifest.step;
+        let wrong = Mistake::new(format!("the checkpoint has seen {seen} steps already"));
+        let wrong = wrong.at(folder.to_string());
+        return Err(CliError::Input(
+            wrong.expected(format!("--steps above {seen}")),
+        ));
     }
     Ok(Some(checkpoint))
 }

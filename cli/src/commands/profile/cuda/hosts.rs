@@ -30,7 +30,7 @@ impl Hosts {
     /// Connects with the ranks of all hosts.
     pub(super) fn join() -> Result<Self, CliError> {
         let place = Place::new(|name| std::env::var(name).ok());
-        let place = place.map_err(|e| CliError::Usage(e.to_string()))?;
+        let place = place.map_err(|e| CliError::wrong("--all-hosts", e.to_string()))?;
         let failed = |e| CliError::from(ProfilerError::Comm(e));
         let comm = TcpCommunicator::join(&place, TIMEOUT).map_err(failed)?;
         let everyone = Group {
@@ -45,7 +45,7 @@ impl Hosts {
             .iter()
             .filter_map(|bytes| bytes[..].try_into().ok().map(usize::from_le_bytes))
             .collect();
-        let per_host = per_host(&places).map_err(CliError::Usage)?;
+        let per_host = per_host(&places).map_err(|e| CliError::wrong("--all-hosts", e))?;
         Ok(Self {
             comm,
             per_host,

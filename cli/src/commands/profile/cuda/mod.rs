@@ -23,6 +23,7 @@ use super::shown::show;
 use crate::args::{ProfileArgs, SuiteArg};
 use crate::commands::{device, plan};
 use crate::error::CliError;
+use crate::inputs;
 use crate::output::{self, Progress};
 
 /// Time budgets for all measurements of a suite on one GPU, and for messages between GPUs. Starting devices, compiling
@@ -116,8 +117,11 @@ fn gpus_of_host(args: &ProfileArgs, here: u64, hosts: Option<&Hosts>) -> Result<
         None => args.gpus.unwrap_or(here),
     };
     if gpus == 0 || (gpus > here && hosts.is_none()) {
-        let message = format!("--gpus {gpus}: this host shows {here} GPUs");
-        return Err(CliError::Usage(message));
+        return inputs::refuse(
+            "--gpus",
+            gpus,
+            &format!("1 to {here}, which this host shows"),
+        );
     }
     Ok(gpus)
 }

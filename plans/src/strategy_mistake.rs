@@ -1,0 +1,135 @@
+//! What to write instead of a strategy that breaks a rule.
+
+use catalog::Mistake;
+
+use crate::legality::{StrategyError, divisors, valid};
+use crate::strategy_words::{EXAMPLE, KEYS};
+
+impl StrategyError {
+    /// The mistake with its parts: the rule that is broken, what would keep it, and the nearest such size.
+    #[must_use]
+    pub fn mistake(&self) -> Mistake {
+        let said = self.to_string();
+        // What follows a semicolon says what to do instead.
+        let (what, _) = said.split_once("; ").unwrap_or((&said, ""));
+        let wrong = Mistake::new(what);
+        let wrong = match self {
+            Self::Syntax(mistake) => return mistake.clone(),
+            Self::Zero { field } => wrong
+                .expected("sizes that start at 1")
+                .nearest(Some(format!("{field}=1"))),
+            Self::World {
+                tp, cp, pp, gpus, ..
+            } => wrong
+                .expected("sizes that multiply to the number of GPUs")
+                .nearest(replicas(*gpus, tp.saturating_mul(*cp).saturating_mul(*pp))),
+            Self::Divides {
+                what,
+                value,
+                by,
+                divisor,
+            } => divided(wrong, (what, *value), (by, *divisor)),
+            Self::Batch {
+                global_batch,
+                dp,
+                micro_batch,
+                ..
+            } => wrong
+                .expected("dp · micro-batch · micro-batches that is the global batch")
+                .nearest(micro_batches(*global_batch, *dp, *micro_batch)),
+            Self::Stages {
+                wanted_stages,
+                layers,
+                ..
+            } => wrong.expected(format!(
+                "{wanted_stages} stages with {layers} layers in all"
+            )),
+            Self::Passes { .. } => wrong.expected("a larger micro-batch or a smaller global batch"),
+            Self::Elements { .. } => wrong.expected("a smaller micro-batch"),
+            Self::Runtime { has, .. } => wrong.expected(has.clone()),
+            Self::Schedule(_) | Self::Conflict(_) => {
+                wrong.expected("choices that go together (`vescale-plan doc strategies`)")
+            }
+        };
+        wrong.example(EXAMPLE)
+    }
+}
+
+/// The number of replicas that the other sizes leave room for, if they divide the GPUs.
+fn replicas(gpus: u64, others: u64) -> Option<String> {
+    let fits = others > 0 && gpus.is_multiple_of(others);
+    fits.then(|| format!("dp={}", gpus / others))
+}
+
+/// The size of a micro-batch that divides the sequences of a replica and is nearest to the one given.
+fn micro_batches(global_batch: u64, dp: u64, micro_batch: u64) -> Option<String> {
+    let fits = dp > 0 && global_batch.is_multiple_of(dp);
+    let nearest = fits.then(|| nearest(divisors(global_batch / dp), micro_batch));
+    nearest.flatten().map(|size| format!("mbs={size}"))
+}
+
+/// The mistake of a size that does not divide another, with the sizes that would.
+fn divided(wrong: Mistake, (what, value): (&str, u64), (by, divisor): (&str, u64)) -> Mistake {
+    if KEYS.contains(&what) {
+        let multiple = value.div_ceil(divisor).saturating_mul(divisor);
+        return wrong
+            .expected(format!("`{what}` that is a multiple of {divisor}"))
+            .nearest(Some(format!("{what}={multiple}")));
+    }
+    let wrong = wrong.expected(format!("`{by}` of {}", valid(value)));
+    match KEYS.contains(&by) {
+        true => wrong.nearest(nearest(divisors(value), divisor).map(|size| format!("{by}={size}"))),
+        false => wrong,
+    }
+}
+
+/// The size nearest to one that is wrong; of two that are equally near the smaller.
+fn nearest(right: impl Iterator<Item = u64>, wrong: u64) -> Option<u64> {
+    right.min_by_key(|size| size.abs_diff(wrong))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nearest_size_is_named() {
+        let heads = StrategyError::Divides {
+            what: "attention heads",
+            value: 32,
+            by: "tp",
+            divisor: 3,
+        };
+        let world = |tp| StrategyError::World {
+            tp,
+            cp: 1,
+            pp: 1,
+            dp: 1,
+            product: tp,
+            gpus: 8,
+        };
+        let batch = StrategyError::Batch {
+            global_batch: 512,
+            dp: 8,
+            micro_batch: 3,
+            count: 21,
+        };
+        let few = StrategyError::Divides {
+            what: "tp",
+            value: 6,
+            by: "key/value heads",
+            divisor: 4,
+        };
+        for (error, nearest) in [
+            (heads, Some("tp=2")),
+            (world(4), Some("dp=2")),
+            (world(3), None),
+            (batch, Some("mbs=2")),
+            (few, Some("tp=8")),
+        ] {
+            let mistake = error.mistake();
+            assert_eq!(mistake.nearest.as_deref(), nearest, "{error}");
+            assert!(mistake.expected.is_some() && mistake.example.is_some());
+        }
+    }
+}
