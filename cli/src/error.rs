@@ -3,6 +3,7 @@
 use accuracy::logged_run::LoggedRunError;
 use answers::AnswerError;
 use catalog::{Mistake, SpecError};
+use executor::ExecutorError;
 use interop::export::ExportError;
 use planner::PlannerError;
 
@@ -25,7 +26,7 @@ pub(crate) enum CliError {
     Cost(#[from] costmodel::CostError),
     /// Training cannot start or go on.
     #[error(transparent)]
-    Executor(#[from] executor::ExecutorError),
+    Executor(#[from] ExecutorError),
     /// A measurement failed.
     #[error(transparent)]
     Profiler(#[from] profiler::ProfilerError),
@@ -114,6 +115,9 @@ impl CliError {
                 mistake.clone()
             }
             Self::File(error) => error.mistake(),
+            Self::Executor(
+                ExecutorError::Data { path, reason } | ExecutorError::Checkpoint { path, reason },
+            ) => Mistake::of_sentence(reason).at(path),
             Self::Import(error) => error.mistake(),
             Self::Log(error) => error.mistake(),
             Self::OtherPlan { path } => {

@@ -40,7 +40,7 @@ fn without_a_gpu_one_line_says_what_is_missing() {
 fn what_the_device_cannot_do_is_refused() {
     let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples");
     let run = ["run", "nanogpt-single.yaml"];
-    let wants_cuda = "expected --device cuda";
+    let wants_cuda = "expected  --device cuda with it";
     for (command, args, says) in [
         (&run[..], &["--gpus", "1"][..], wants_cuda),
         (&run, &["--gpu-messages", "host"], wants_cuda),
@@ -48,7 +48,7 @@ fn what_the_device_cannot_do_is_refused() {
         (
             &run,
             &["--gpus", "2", "--device", "cuda"],
-            "the plan has 1 ranks",
+            "expected  1, the plan's ranks",
         ),
         (&run, &["--tf32"], wants_cuda),
         (

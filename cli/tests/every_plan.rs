@@ -25,11 +25,11 @@ const TARGETS: [&str; 10] = [
 /// A model, devices, a runtime and a strategy that uses one axis.
 #[rustfmt::skip]
 const PLANS: [(&str, u64, &str, &str); 40] = [
-    ("gpt2", 1, "megatron-core", ""),
-    ("gpt2", 1, "vescale", ""),
-    ("gpt2", 1, "torchtitan", ""),
+    ("gpt2", 1, "megatron-core", "dp=1"),
+    ("gpt2", 1, "vescale", "dp=1"),
+    ("gpt2", 1, "torchtitan", "dp=1"),
     ("gpt2", 1, "deepspeed", "zero=0"),
-    ("mixtral", 1, "vescale", ""),
+    ("mixtral", 1, "vescale", "dp=1"),
     ("gpt2", 1, "vescale", "recompute=full"),
     ("gpt2", 2, "megatron-core", "tp=2"),
     ("gpt2", 4, "megatron-core", "tp=4"),

@@ -401,7 +401,12 @@ fn no_name_or_path_moves_the_terminal() {
         assert!(said.contains(refused_for), "{said}");
         assert!(!said.contains(['\u{1b}', '\u{7}', '\u{202e}']), "{said:?}");
         // Lines after the first are parts of the same message.
-        let part = |line: &str| line.starts_with("  where ") || line.starts_with("  expected ");
+        let parts = ["where", "expected", "nearest", "example"];
+        let part = |line: &str| {
+            parts
+                .iter()
+                .any(|part| line.starts_with(&format!("  {part} ")))
+        };
         assert!(said.lines().skip(1).all(part), "{said:?}");
     }
     for args in [

@@ -318,7 +318,7 @@ fn what_is_beyond_runs_limits_says_what_to_do() {
     assert_eq!(estimate("config.json", "1", "mbs=1").status.code(), Some(0));
     refused(
         &["run", "p.yaml", "--data", &tales, "--steps", "1"],
-        "expected the tokens of its tokenizer, in a file named .u16.bin",
+        "expected  the tokens of its tokenizer, in a file named .u16.bin",
     );
     // Shards of 3 tokens, where exact mode sums by 4.
     assert_eq!(

@@ -243,20 +243,20 @@ fn bad_input_has_one_clear_message() {
     #[rustfmt::skip]
     let cases: &[(&[&str], &str)] = &[
         (&["run", "no.yaml"], "no.yaml"),
-        (&["run", plan, "--data", "no.txt"], "no.txt: No such file"),
-        (&["run", plan, "--data", "short.txt"], "short.txt: 9 tokens are too few"),
-        (&["run", plan, "--data", "odd.bin"], "odd.bin: 3 bytes are not a whole number"),
+        (&["run", plan, "--data", "no.txt"], "No such file"),
+        (&["run", plan, "--data", "short.txt"], "9 tokens are too few"),
+        (&["run", plan, "--data", "odd.bin"], "3 bytes are not a whole number"),
         (&["run", plan, "--data", "large.bin"],
-            "large.bin: token 65535 at position 0 is beyond the model's vocabulary of 128"),
-        (&["run", plan, "--steps", "0"], "--steps: expected at least 1"),
-        (&["run", plan, "--resume"], "--resume: name a checkpoint"),
-        (&["run", plan, "--resume", "nowhere"], "nowhere: holds no complete checkpoint"),
+            "token 65535 at position 0 is beyond the model's vocabulary of 128"),
+        (&["run", plan, "--steps", "0"], "expected  at least 1"),
+        (&["run", plan, "--resume"], "expected  a checkpoint after it"),
+        (&["run", plan, "--resume", "nowhere"], "holds no complete checkpoint"),
         (&["run", llama, "--resume", "saved"], "model is nanogpt there and llama here"),
         (&["run", plan, "--resume", "saved", "--seed", "5"], "seed is 1234 there and 5 here"),
         (&["run", plan, "--resume", "saved", "--steps", "1"], "has seen 1 steps already"),
-        (&["run", plan, "--replan-at", "0", plan], "--replan-at: expected a step between 1"),
-        (&["run", plan, "--checkpoints", "short.txt"], "short.txt: is a file, expected a folder"),
-        (&["checkpoint", "verify", "nowhere"], "nowhere: holds no complete checkpoint"),
+        (&["run", plan, "--replan-at", "0", plan], "a step from 1 to"),
+        (&["run", plan, "--checkpoints", "short.txt"], "where     short.txt"),
+        (&["checkpoint", "verify", "nowhere"], "holds no complete checkpoint"),
     ];
     for (args, expected) in cases {
         let output = run(folder.path(), args);
@@ -352,7 +352,7 @@ fn a_local_cluster_says_what_it_needs() {
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2));
     assert!(
-        stderr.contains("`vescale-plan profile` measures this machine"),
+        stderr.contains("what `vescale-plan profile` writes when it measures this machine"),
         "{stderr}"
     );
 }
@@ -375,7 +375,7 @@ fn a_break_shows_what_an_operator_read_and_wrote() {
     let stderr = String::from_utf8_lossy(&wrong.stderr).into_owned();
     assert_eq!(wrong.status.code(), Some(2));
     assert!(
-        stderr.contains("did you mean `transformer.h.2.mlp.c_fc`?"),
+        stderr.contains("nearest   transformer.h.2.mlp.c_fc\n"),
         "{stderr}"
     );
 }

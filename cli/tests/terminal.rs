@@ -241,7 +241,7 @@ fn terms_and_moments_are_words() {
         "--gpus",
         "1",
         "--strategy",
-        "",
+        "dp=1",
         "--explain-terms",
     ];
     let text = on(folder.path(), "200", &args);

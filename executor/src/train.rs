@@ -157,11 +157,11 @@ pub(crate) fn prepare(session: &Session<'_>) -> Result<(), ExecutorError> {
     let first = session.start.map_or(0, |(_, step)| step);
     let refused = |step: u64, of: &str, how: &str| ExecutorError::Checkpoint {
         path: dir.display().to_string(),
-        reason: format!("holds step {step} of {of}: {how}"),
+        reason: format!("holds step {step} of {of}, expected {how}"),
     };
     for (step, folder) in checkpoint::all(dir)? {
         if first == 0 {
-            let how = "go on from it with --resume, or save into another folder";
+            let how = "--resume to go on from it, or another folder";
             return Err(refused(step, "an earlier run", how));
         }
         // Earlier ones belong to this run or were overruled with --force-resume; a damaged one belongs to no run.
@@ -172,7 +172,7 @@ pub(crate) fn prepare(session: &Session<'_>) -> Result<(), ExecutorError> {
             });
         if of_another {
             let how = format!(
-                "it would be taken for a later one than step {first} of this run; save into another folder"
+                "another folder: it would be taken for a later one than step {first} of this run"
             );
             return Err(refused(step, "another run", &how));
         }

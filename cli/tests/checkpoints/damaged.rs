@@ -117,7 +117,7 @@ const CASES: [Case; 18] = [
             fs::rename(p.join("x"), p.join("rank-00000.bin")).expect("there");
         },
         &[],
-        "rank-00000.bin: ",
+        "rank-00000.bin\n",
     ),
     (
         "a file of another step",
@@ -236,5 +236,7 @@ fn a_run_goes_on_from_the_last_whole_checkpoint_and_says_so() {
     }
     let output = run(folder.path(), &resume);
     assert_eq!(output.status.code(), Some(2));
-    assert!(stderr(&output).contains("step-00000002/rank-00001.bin: 7 bytes"));
+    let said = stderr(&output);
+    assert!(said.contains("error: 7 bytes"), "{said}");
+    assert!(said.contains("step-00000002/rank-00001.bin\n"), "{said}");
 }

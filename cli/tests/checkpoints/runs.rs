@@ -83,7 +83,7 @@ fn a_fresh_run_does_not_mix_with_an_earlier_one() {
     let (code, said) = resumed(folder, &fresh);
     assert_eq!(code, Some(2), "{said}");
     assert!(
-        said.contains("saved: holds step 1 of an earlier run: go on from it with --resume, or save into another folder"),
+        said.contains("holds step 1 of an earlier run\n  where     saved\n  expected  --resume"),
         "{said}"
     );
     let log = fs::read_to_string(folder.join("log")).expect("a log");

@@ -125,7 +125,7 @@ pub(super) fn regular(path: &Path) -> Result<u64, ExecutorError> {
 pub(super) fn read_bounded(path: &Path, most: u64) -> Result<Vec<u8>, ExecutorError> {
     let size = regular(path)?;
     if size > most {
-        let reason = format!("{size} bytes, expected at most {most}");
+        let reason = format!("the file has {size} bytes, expected at most {most} bytes");
         return Err(wrong(path, reason));
     }
     let mut bytes = vec![0; size as usize];

@@ -52,7 +52,7 @@ impl PieceEntry {
         let bytes = sum.checked_mul(ELEMENT).filter(|&bytes| bytes > 0);
         bytes.ok_or_else(|| {
             format!(
-                "{name}: its runs have {sum} elements, expected some and no more than a file holds"
+                "{name}: its runs have {sum} elements, expected at least one and no more than a file holds"
             )
         })
     }
