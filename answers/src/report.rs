@@ -33,6 +33,8 @@ pub struct ReportSource<'a> {
     pub best: &'a Candidate,
     /// Plans to show, this one first.
     pub top: &'a [Candidate],
+    /// Plans that answer other wishes, with the wish in words.
+    pub wishes: &'a [(String, Candidate)],
     /// Strategies spread over the searched space.
     pub sampled: &'a [(Strategy, Score)],
     /// What became of the search space, after a search.
@@ -83,6 +85,7 @@ pub fn of_plan(plan: &Opened, path: &Path, training: Training) -> Result<String,
         plan: file,
         best: &best,
         top: &shown_beside(&best, &near),
+        wishes: &[],
         sampled: &[],
         space: None,
         timeline: &costs.timeline(strategy)?,
@@ -144,6 +147,10 @@ pub fn html(source: &ReportSource<'_>) -> String {
             goodput: b.failures.map(|lost| lost.goodput),
         }),
         alternatives: source.top.iter().map(alternative).collect(),
+        wishes: plans::by_plan(source.wishes)
+            .into_iter()
+            .map(|(wish, plan)| (wish, alternative(plan)))
+            .collect(),
         points: points(source),
         space: source.space,
         inputs: facts(&source.inputs),

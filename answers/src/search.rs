@@ -271,6 +271,7 @@ impl Found<'_> {
             plan,
             best,
             top: &outcome.top,
+            wishes: &outcome.wishes,
             sampled: &sampled,
             space: Some(&outcome.space),
             timeline: &costs.timeline(&best.strategy)?,

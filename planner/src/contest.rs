@@ -24,6 +24,9 @@ pub const TIE: f64 = 0.01;
 /// Largest share by which a plan that is named for its simplicity is slower than the fastest.
 const SIMPLE_WITHIN: f64 = 0.02;
 
+/// Smallest share of the step time by which a faster plan is named.
+const NOTICED: f64 = 0.0005;
+
 /// A strategy that was simulated, with its score.
 #[derive(Clone, Debug)]
 pub(crate) struct Scored {
@@ -85,14 +88,21 @@ impl Contest<'_> {
         let mut wishes = Vec::new();
         let objective = self.options.objective;
         if objective == Objective::Time {
-            if fastest.strategy != plans[simplest(self.tie()).unwrap_or(0)].strategy {
-                wishes.push(("fastest", fastest.clone()));
+            let first = &plans[simplest(self.tie()).unwrap_or(0)];
+            let gained = 1.0 - fastest.score.step_time.0 / first.score.step_time.0;
+            if gained >= NOTICED {
+                wishes.push(("fastest and cheapest", fastest.clone()));
             }
             if let Some(at) = simplest(SIMPLE_WITHIN) {
                 wishes.push(("simplest within 2%", plans[at].clone()));
             }
             let lightest = plans.iter().min_by_key(|plan| plan.score.peak_memory);
             wishes.extend(lightest.map(|plan| ("least memory of these", plan.clone())));
+            let of_replica =
+                |plan: &&Scored| plan.strategy.tp * plan.strategy.cp * plan.strategy.pp;
+            let smallest = plans.iter().min_by_key(of_replica);
+            let wish = "fewest GPUs of a replica of these";
+            wishes.extend(smallest.map(|plan| (wish, plan.clone())));
             let first = simplest(self.tie()).unwrap_or(0);
             let first = plans.remove(first);
             plans.sort_by(|a, b| a.order(b, objective));

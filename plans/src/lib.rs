@@ -26,7 +26,7 @@ pub use partition::StagePartition;
 pub use plan_file::PlanFile;
 pub use prediction::{
     Breakdown, Candidate, Fit, Floors, HostMemory, MemoryItem, NamedTime, Prediction, Relaxation,
-    SearchOutcome, SpaceReport, UsedConstant,
+    SearchOutcome, SpaceReport, UsedConstant, by_plan,
 };
 pub use present::{Change, Present};
 pub use program::Program;

@@ -245,6 +245,19 @@ impl Relaxation {
     }
 }
 
+/// Plans that answer other wishes than the best of a search does, each once with all the wishes that it answers.
+#[must_use]
+pub fn by_plan(wishes: &[(String, Candidate)]) -> Vec<(String, &Candidate)> {
+    let mut plans: Vec<(String, &Candidate)> = Vec::new();
+    for (wish, plan) in wishes {
+        match plans.iter_mut().find(|(_, p)| p.strategy == plan.strategy) {
+            Some((known, _)) => *known = format!("{known}; {wish}"),
+            None => plans.push((wish.clone(), plan)),
+        }
+    }
+    plans
+}
+
 /// The result of a search.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SearchOutcome {

@@ -50,6 +50,8 @@ pub struct ReportInput<'a> {
     pub budget: Option<Budget>,
     /// The best strategies, this one first; empty when nothing was searched.
     pub alternatives: Vec<Alternative>,
+    /// Strategies that answer other wishes than the first does, with the wish in words.
+    pub wishes: Vec<(String, Alternative)>,
     /// Strategies to draw by time and memory.
     pub points: Vec<Point>,
     /// What became of the strategies of the search space, if there was a search.

@@ -34,9 +34,9 @@ pub fn search(outcome: &SearchOutcome, ground: Ground<'_>, style: Style) -> Stri
             let others = &outcome.top[1..];
             text.push_str(&candidates(others, 2, best, ground.runtime, style));
         }
-        for (wish, plan) in &outcome.wishes {
+        for (wish, plan) in plans::by_plan(&outcome.wishes) {
             let one = std::slice::from_ref(plan);
-            text.push_str(&style.heading(wish));
+            text.push_str(&style.heading(&wish));
             text.push_str(&candidates(one, 1, best, ground.runtime, style));
         }
     } else {

@@ -123,6 +123,7 @@ fn html(
         plan: &plan::file(resolved, strategy, prediction)?,
         best: candidate,
         top: &report::shown_beside(candidate, &near),
+        wishes: &[],
         sampled: &[],
         space: None,
         timeline: &costs.timeline(strategy)?,

@@ -1,4 +1,4 @@
-//! The best strategies in a sortable table, each with the reason why it is not the first.
+//! The best strategies in a sortable table, each with the reason why it is not the first, and those for other wishes.
 
 use maud::{Markup, html};
 
@@ -33,8 +33,46 @@ pub(super) fn section(input: &ReportInput) -> Markup {
             }
         }
     };
+    let body = html! {
+        (body)
+        (wishes(input))
+    };
     let lead = "Choose a column to sort by it. What the first does not have is set in bold.";
     frame("top", "Alternatives", lead, &body)
+}
+
+/// The strategies for other wishes than the least time; empty if the first answers them all.
+fn wishes(input: &ReportInput) -> Markup {
+    if input.wishes.is_empty() {
+        return html! {};
+    }
+    html! {
+        h3 { "For other wishes" }
+        div.scroll tabindex="0" role="region" aria-label="Table of strategies for other wishes" {
+            table #wishes .plain {
+                thead {
+                    tr {
+                        th scope="col" { "Wish" }
+                        th scope="col" { "Strategy" }
+                        th.num scope="col" { "Step" }
+                        th.num scope="col" { "Memory" }
+                        th scope="col" { "Against the first" }
+                    }
+                }
+                tbody {
+                    @for (wish, row) in &input.wishes {
+                        tr {
+                            th scope="row" { (wish) }
+                            td { code { (differences(&row.strategy, &input.strategy)) } }
+                            td.num { (format::seconds(row.step_time)) }
+                            td.num .over[!row.fits] { (format::gib(row.peak_memory)) " GiB" }
+                            td.why { (row.why_not_first) }
+                        }
+                    }
+                }
+            }
+        }
+    }
 }
 
 fn column(name: &str, number: bool) -> Markup {
