@@ -231,9 +231,9 @@
     const canvas = document.getElementById("gantt-canvas");
     const picker = document.getElementById("gantt-micro-batch");
     const context = canvas.getContext("2d");
-    const LEFT = 44, ROW = data.ranks.length > 24 ? 18 : 28, AXIS = 24;
+    const LEFT = 44, ROW = data.ranks.length > 24 ? 18 : 28;
     const MAIN = ROW - 9, THIN = 3;
-    const height = data.ranks.length * ROW + AXIS;
+    const height = data.ranks.length * ROW;
     // Set once: a height that changed while drawing would call the resize observer again.
     canvas.style.height = height + "px";
     let [from, to] = [0, data.end];
@@ -253,12 +253,24 @@
       const s = t / 1e7;
       return s >= 1 ? s.toFixed(3) + " s" : s >= 1e-3 ? (s * 1e3).toFixed(2) + " ms" : (s * 1e6).toFixed(1) + " µs";
     };
-    // A time on the axis, with the decimals that its step has.
-    const label = (t, step) => {
-      const [unit, scale] = data.end >= 1e7 ? ["s", 1e7] : data.end >= 1e4 ? ["ms", 1e4] : ["µs", 10];
-      const decimals = Math.max(0, Math.min(6, -Math.floor(Math.log10(step / scale) + 1e-9)));
-      return (t / scale).toFixed(decimals) + " " + unit;
-    };
+    // The axis of time under the rows: a chart without lines.
+    const [unit, scale] = data.end >= 1e7 ? ["s", 1e7] : data.end >= 1e4 ? ["ms", 1e4] : ["µs", 10];
+    const decimals = (step) => [0, 1, 2, 3, 4, 5].find((n) => Math.abs(step * 10 ** n % 1 - 0.5) > 0.499) ?? 6;
+    // A time at the right edge, where its text would be cut, has none.
+    const whole = (chart, t) => chart.valToPos(t, "x") < chart.over.clientWidth - 14;
+    const empty = { size: LEFT, values: () => [], grid: { show: false }, ticks: { show: false } };
+    const [holder, AXIS] = [document.getElementById("gantt-axis"), 64];
+    const ruler = new uPlot({
+      width: holder.clientWidth, height: AXIS, padding: [0, 0, 0, 0],
+      scales: { x: { time: false }, y: { range: [0, 1] } },
+      legend: { show: false }, cursor: { show: false },
+      axes: [{
+        ...axis(`time in the step, ${unit}`), size: 34, labelSize: 20, grid: { show: false },
+        values: (chart, times, __, ___, step) => times.map((t) => (whole(chart, t) ? t.toFixed(decimals(step)) : null)),
+      }, empty],
+      series: [{}, { show: false }],
+    }, [[0, data.end / scale], [null, null]], holder);
+    follow(ruler, holder, AXIS);
     const width = () => canvas.clientWidth;
     const x = (t) => LEFT + ((t - from) / (to - from)) * (width() - LEFT);
     const top = (event) => event[0] * ROW + (event[1] === 0 ? 0 : MAIN + 1 + (event[1] - 1) * (THIN + 1));
@@ -271,7 +283,7 @@
       context.setTransform(ratio, 0, 0, ratio, 0, 0);
       context.font = "11px system-ui, sans-serif";
       context.textBaseline = "middle";
-      const [ink, soft, track, card] = [css("--ink"), css("--soft"), css("--track"), css("--card")];
+      const [soft, track, card] = [css("--soft"), css("--track"), css("--card")];
       data.ranks.forEach((rank, row) => {
         context.fillStyle = track;
         context.fillRect(LEFT, row * ROW, width() - LEFT, MAIN);
@@ -286,7 +298,7 @@
       };
       context.save();
       context.beginPath();
-      context.rect(LEFT, 0, width() - LEFT, height - AXIS);
+      context.rect(LEFT, 0, width() - LEFT, height);
       context.clip();
       for (const event of data.events) {
         if (event[5] > to || event[5] + event[6] < from) continue;
@@ -301,19 +313,7 @@
         }
       }
       context.restore();
-      context.globalAlpha = 1;
-      context.fillStyle = soft;
-      // Round times, as many as there is room for.
-      const rough = (to - from) / Math.max(2, Math.floor(width() / 160));
-      const unit = 10 ** Math.floor(Math.log10(rough));
-      const step = [1, 2, 5, 10].map((n) => n * unit).find((n) => n >= rough) || rough;
-      context.textAlign = "center";
-      for (let t = Math.ceil(from / step) * step; t <= to; t += step) {
-        const at = Math.min(Math.max(x(t), LEFT + 18), width() - 26);
-        context.fillText(label(t, step), at, height - 9);
-      }
-      context.textAlign = "left";
-      context.fillStyle = ink;
+      ruler.setScale("x", { min: from / scale, max: to / scale });
     }
 
     const at = (event) => {
@@ -344,7 +344,7 @@
       to = from + span;
       draw();
     };
-    const follow = (microBatch) => {
+    const pick = (microBatch) => {
       followed = microBatch;
       picker.value = microBatch === null ? "" : microBatch;
       draw();
@@ -371,7 +371,7 @@
     canvas.addEventListener("click", (event) => {
       if (moved) return;
       const hit = at(event);
-      follow(hit && hit[4] >= 0 && hit[4] !== followed ? hit[4] : null);
+      pick(hit && hit[4] >= 0 && hit[4] !== followed ? hit[4] : null);
     });
     canvas.addEventListener("wheel", (event) => {
       if (!event.ctrlKey && !event.metaKey) return;
@@ -383,14 +383,14 @@
     canvas.addEventListener("keydown", (event) => {
       const actions = {
         "+": () => zoom(0.7, middle()), "=": () => zoom(0.7, middle()), "-": () => zoom(1.4, middle()),
-        "0": reset, Escape: () => follow(null),
+        "0": reset, Escape: () => pick(null),
         ArrowLeft: () => pan(-(to - from) / 8), ArrowRight: () => pan((to - from) / 8),
       };
       if (!actions[event.key]) return;
       event.preventDefault();
       actions[event.key]();
     });
-    picker.addEventListener("input", () => follow(picker.value === "" ? null : Number(picker.value)));
+    picker.addEventListener("input", () => pick(picker.value === "" ? null : Number(picker.value)));
     const buttons = { in: () => zoom(0.6, middle()), out: () => zoom(1.6, middle()), reset };
     for (const button of document.querySelectorAll("[data-gantt]")) {
       button.addEventListener("click", buttons[button.dataset.gantt]);

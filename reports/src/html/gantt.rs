@@ -47,6 +47,7 @@ pub(super) fn section(input: &ReportInput) -> Markup {
         }
         canvas #gantt-canvas tabindex="0" role="img"
             aria-label="Timeline of the step, a row for each pipeline rank" aria-describedby="gantt-note" {}
+        div #gantt-axis aria-hidden="true" {}
         p.note #gantt-note {
             "Hover for details; click to follow a micro-batch; drag to move; Ctrl and wheel, or + \
              and −, to zoom. Under each row: pipeline transfers and data-parallel communication."

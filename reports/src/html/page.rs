@@ -5,7 +5,7 @@ use serde_json::Value;
 
 const STYLE: &str = include_str!("../assets/report.css");
 const SCRIPT: &str = include_str!("../assets/report.js");
-/// uPlot 1.6.32 (MIT, see `assets/uplot/LICENSE`), which draws the chart of time against memory.
+/// uPlot 1.6.32 (MIT, see `assets/uplot/LICENSE`), which draws charts and their axes.
 const CHARTS: &str = include_str!("../assets/uplot/uPlot.iife.min.js");
 const CHARTS_STYLE: &str = include_str!("../assets/uplot/uPlot.min.css");
 
