@@ -448,6 +448,38 @@ fn models_are_read_from_files() {
     assert_eq!(of("a.py", recipe).expect("a model").name, "qwen3-8b");
 }
 
+/// What LLaMA-Factory does where its file does not say so.
+#[test]
+fn what_llama_factorys_file_leaves_out_is_its_default() {
+    let model = catalog::load::model("llama3-8b").expect("preset");
+    let read = |more: &str| {
+        let yaml = format!(
+            "model_name_or_path: meta-llama/Llama-3.1-8B\nper_device_train_batch_size: 1\ncutoff_len: 2048\n{more}"
+        );
+        let document = Document::read(&yaml, "a.yaml", None, &|_| None).expect("well-formed");
+        let given = Given {
+            model: &model,
+            gpus: Some(8),
+            seq_len: None,
+        };
+        let imported = import(&document, &given).expect("imports");
+        let rank = imported.adapters.map(|adapters| adapters.rank);
+        (imported.workload.seq_len, rank)
+    };
+    for (more, expected) in [
+        ("stage: sft\n", (2048, Some(8))),
+        ("stage: sft\nfinetuning_type: full\n", (2048, None)),
+        ("stage: sft\npacking: true\n", (2048, Some(8))),
+        ("stage: pt\nfinetuning_type: full\n", (2048, None)),
+        (
+            "stage: pt\nfinetuning_type: full\npacking: true\n",
+            (2047, None),
+        ),
+    ] {
+        assert_eq!(read(more), expected, "{more}");
+    }
+}
+
 /// A DeepSpeed configuration that the Trainer's file names, with `auto`.
 #[test]
 fn the_trainers_values_stand_for_auto() {

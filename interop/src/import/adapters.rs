@@ -33,11 +33,13 @@ pub(super) fn read(doc: &Document) -> Result<Option<Adapters>, ImportError> {
     if !["pt", "sft"].contains(&stage) {
         return Err(doc.unsupported("stage", why));
     }
-    let (key, whole) = match doc.dialect {
-        Dialect::Axolotl => ("adapter", ""),
-        _ => ("finetuning_type", "full"),
+    let (key, whole, usual) = match doc.dialect {
+        Dialect::Axolotl => ("adapter", "", ""),
+        // The default of its `FinetuningArguments`.
+        Dialect::LlamaFactory => ("finetuning_type", "full", "lora"),
+        _ => ("finetuning_type", "full", "full"),
     };
-    match doc.text(key)?.unwrap_or(whole) {
+    match doc.text(key)?.unwrap_or(usual) {
         kind if kind == whole => Ok(None),
         "lora" => adapters(doc).map(Some),
         _ => Err(doc.unsupported(key, why)),

@@ -126,13 +126,25 @@ fn micro_batch(doc: &Document) -> Result<u64, ImportError> {
 fn sequence(doc: &Document, given: &Given<'_>) -> Result<u64, ImportError> {
     for key in SEQUENCE {
         if let Some(tokens) = doc.size(key)? {
-            return Ok(tokens);
+            return match shortened(doc)? {
+                true if tokens > 1 => Ok(tokens - 1),
+                true => Err(doc.wrong(key, "2 or more tokens, of which packing takes one")),
+                false => Ok(tokens),
+            };
         }
     }
     let how = "the file has none; give --seq";
     given
         .seq_len
         .ok_or_else(|| doc.missing("the sequence length", how))
+}
+
+/// Whether LLaMA-Factory trains on sequences one token shorter than the file says: packing takes a token off, which only
+/// the packing of supervised fine-tuning pads again.
+fn shortened(doc: &Document) -> Result<bool, ImportError> {
+    let pretraining = doc.text("stage")? == Some("pt");
+    let packs = doc.flag("packing")? == Some(true) || doc.flag("neat_packing")? == Some(true);
+    Ok(doc.dialect == Dialect::LlamaFactory && pretraining && packs)
 }
 
 fn recompute(doc: &Document) -> Result<Recompute, ImportError> {
