@@ -2,7 +2,7 @@
 //!
 //! Every published run is predicted with constants that were fitted without its source. The size of the error depends
 //! on how many runs of its kind the other sources have, so errors are kept by [`Evidence`]; the 80% interval lies
-//! between their 10% and 90% quantiles, with every source weighing the same.
+//! between their 10% and 90% quantiles, with every source weighing the same; intervals of time also count a source not met.
 
 use std::sync::LazyLock;
 
