@@ -80,31 +80,32 @@ fn intervals(
         .collect()
 }
 
-/// The share of errors of known sources below the upper end of an 80% interval for a source not met yet, and above its
-/// lower end: of one source more than are known, all weighing the same, that one may lie half beyond each end. (Dunn,
-/// Wasserman and Ramdas, "Distribution-Free Prediction Sets for Two-Layer Hierarchical Models", JASA 2023, put all of it
-/// beyond both, which bounds the coverage from below.)
-fn below_of_unmet(errors: &Weighed) -> f64 {
-    let known = errors.sources();
-    ((0.9 * (known + 1.0) - 0.5) / known).min(1.0)
-}
-
-/// The share of errors below the upper end of a quantity's interval, and above its lower end. The chance to fit rests on
-/// memory's, which few sources inform and which is cautious as it is; pairs of a sweep are compared with many sweeps.
-fn below(quantity: Quantity, errors: &Weighed) -> f64 {
+/// Which quantile of the known errors is the upper end of an 80% interval; the lower end is the quantile opposite to it.
+///
+/// For step times this is above 0.9, because the interval must also hold for a source that no errors are known of. That
+/// source is counted as one more, of the same weight: half of its errors are taken to lie above the interval, half below.
+/// This is a milder form of Dunn, Wasserman and Ramdas, "Distribution-Free Prediction Sets for Two-Layer Hierarchical
+/// Models" (JASA 2023), who take all of them to lie above when they find the upper end, and all below for the lower end.
+///
+/// For memory it is 0.9: the probability that a plan fits is computed from this interval, and is too low rather than too
+/// high already. For ratios it is 0.9, because their groups are sweeps, of which there are many.
+fn upper_quantile(quantity: Quantity, errors: &Weighed) -> f64 {
     match quantity {
-        Quantity::Time => below_of_unmet(errors),
+        Quantity::Time => {
+            let known = errors.sources();
+            ((0.9 * (known + 1.0) - 0.5) / known).min(1.0)
+        }
         Quantity::Memory | Quantity::Ratio => 0.9,
     }
 }
 
 /// The 80% interval of errors, widened to include the prediction itself; `None` below [`FEWEST`] runs.
 fn interval(quantity: Quantity, errors: &Weighed) -> Option<Residual> {
-    let below = below(quantity, errors);
+    let upper = upper_quantile(quantity, errors);
     let enough = errors.len() >= FEWEST;
     Some(Residual {
-        low: errors.quantile(1.0 - below).filter(|_| enough)?.min(0.0),
-        high: errors.quantile(below)?.max(0.0),
+        low: errors.quantile(1.0 - upper).filter(|_| enough)?.min(0.0),
+        high: errors.quantile(upper)?.max(0.0),
         runs: errors.len(),
     })
 }

@@ -27,14 +27,14 @@ impl Weighed {
         self.0.len()
     }
 
-    /// Number of sources.
+    /// Number of sources, which is the sum of all weights.
     pub(crate) fn sources(&self) -> f64 {
         self.0.iter().map(|(_, weight)| weight).sum()
     }
 
     /// The smallest value up to which the values have this share of all weight; `None` if there are no values.
     pub(crate) fn quantile(&self, share: f64) -> Option<f64> {
-        let total: f64 = self.0.iter().map(|(_, weight)| weight).sum();
+        let total = self.sources();
         let mut below = 0.0;
         let found = self.0.iter().find(|(_, weight)| {
             below += weight;

@@ -39,7 +39,7 @@ pub struct SearchJson {
     best: Option<CandidateJson>,
     detail: Option<DetailJson>,
     top: Vec<CandidateJson>,
-    /// Plans that answer other wishes than the best does.
+    /// The best plan for each other wish than the shortest step.
     wishes: Vec<WishJson>,
     space: SpaceReport,
     /// The ways to use the pools of the cluster.
@@ -58,7 +58,7 @@ pub struct SearchJson {
     report_path: Option<String>,
 }
 
-/// A plan that answers a wish.
+/// The best plan for a wish, such as `least memory`.
 #[derive(Serialize)]
 struct WishJson {
     wish: String,

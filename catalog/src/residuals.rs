@@ -1,8 +1,9 @@
 //! Errors of predictions on published runs whose sources the fit had not seen: intervals are made from them.
 //!
 //! Every published run is predicted with constants that were fitted without its source. The size of the error depends
-//! on how many runs of its kind the other sources have, so errors are kept by [`Evidence`]; the 80% interval lies
-//! between their 10% and 90% quantiles, with every source weighing the same; intervals of time also count a source not met.
+//! on how many runs of its kind the other sources have, so errors are kept by [`Evidence`]. The 80% interval of memory lies
+//! between their 10% and 90% quantiles, with every source weighing the same. That of the step time is wider, because a new
+//! source may err more than all known ones.
 
 use std::sync::LazyLock;
 

@@ -1,4 +1,4 @@
-//! The README's picture of the terminal is what its command prints.
+//! The README shows a command and its output; this test runs the command and compares.
 
 mod common;
 
@@ -8,7 +8,7 @@ use std::process::Command;
 
 use common::{code, stderr};
 
-/// The width, in columns, at which the README shows an answer.
+/// Width of the terminal, in columns, for which the README shows the output.
 const COLUMNS: &str = "96";
 
 #[test]

@@ -52,7 +52,7 @@ impl Scored {
 #[derive(Debug, Default)]
 pub(crate) struct Ranked {
     pub(crate) plans: Vec<Scored>,
-    /// Answers to other wishes, with the wish in words.
+    /// The best plan for each other wish than the shortest step, with the wish in words.
     pub(crate) wishes: Vec<(&'static str, Scored)>,
 }
 

@@ -245,7 +245,8 @@ impl Relaxation {
     }
 }
 
-/// Plans that answer other wishes than the best of a search does, each once with all the wishes that it answers.
+/// Lists each plan once, with all the wishes that it is best for, separated by semicolons. The input has a plan for every
+/// wish, so the same plan may be in it several times.
 #[must_use]
 pub fn by_plan(wishes: &[(String, Candidate)]) -> Vec<(String, &Candidate)> {
     let mut plans: Vec<(String, &Candidate)> = Vec::new();
@@ -263,7 +264,7 @@ pub fn by_plan(wishes: &[(String, Candidate)]) -> Vec<(String, &Candidate)> {
 pub struct SearchOutcome {
     /// Best first; empty when nothing fits.
     pub top: Vec<Candidate>,
-    /// Plans that answer other wishes than the first does, with the wish in words.
+    /// The best plan for each other wish than the shortest step, such as `least memory`, with the wish in words.
     pub wishes: Vec<(String, Candidate)>,
     /// How many strategies of the space were simulated or pruned.
     pub space: SpaceReport,

@@ -50,7 +50,7 @@ pub struct ReportInput<'a> {
     pub budget: Option<Budget>,
     /// The best strategies, this one first; empty when nothing was searched.
     pub alternatives: Vec<Alternative>,
-    /// Strategies that answer other wishes than the first does, with the wish in words.
+    /// The best strategy for each other wish than the shortest step, such as `least memory`, with the wish in words.
     pub wishes: Vec<(String, Alternative)>,
     /// Strategies to draw by time and memory.
     pub points: Vec<Point>,

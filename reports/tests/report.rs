@@ -201,7 +201,7 @@ fn input<'a>(
     }
 }
 
-/// A strategy that is the answer to two wishes.
+/// A strategy that is the best for two wishes.
 fn wishes() -> Option<(String, Alternative)> {
     let lightest = alternatives().into_iter().nth(2)?;
     Some(("least memory of these; no virtual stages".into(), lightest))

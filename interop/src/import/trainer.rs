@@ -139,8 +139,8 @@ fn sequence(doc: &Document, given: &Given<'_>) -> Result<u64, ImportError> {
         .ok_or_else(|| doc.missing("the sequence length", how))
 }
 
-/// Whether LLaMA-Factory trains on sequences one token shorter than the file says: packing takes a token off, which only
-/// the packing of supervised fine-tuning pads again.
+/// Whether LLaMA-Factory trains on sequences that are one token shorter than the file's `cutoff_len`. With packing it takes
+/// one token off that length. In supervised fine-tuning it pads the sequences back to it; in pretraining it does not.
 fn shortened(doc: &Document) -> Result<bool, ImportError> {
     let pretraining = doc.text("stage")? == Some("pt");
     let packs = doc.flag("packing")? == Some(true) || doc.flag("neat_packing")? == Some(true);

@@ -1,4 +1,5 @@
-//! The best strategies in a sortable table, each with the reason why it is not the first, and those for other wishes.
+//! The best strategies in a sortable table, each with the reason why it is not the first; below it a table of the best
+//! strategy for each other wish, such as least memory.
 
 use maud::{Markup, html};
 
@@ -32,16 +33,13 @@ pub(super) fn section(input: &ReportInput) -> Markup {
                 }
             }
         }
-    };
-    let body = html! {
-        (body)
         (wishes(input))
     };
     let lead = "Choose a column to sort by it. What the first does not have is set in bold.";
     frame("top", "Alternatives", lead, &body)
 }
 
-/// The strategies for other wishes than the least time; empty if the first answers them all.
+/// The table of the best strategy for each other wish; empty if the first strategy is the best for all of them.
 fn wishes(input: &ReportInput) -> Markup {
     if input.wishes.is_empty() {
         return html! {};
