@@ -61,8 +61,8 @@ impl Explanation<'_> {
     /// The explanation for programs.
     #[must_use]
     pub fn document(&self) -> impl Serialize + '_ {
-        let precision = self.plan.costs.scenario().workload.precision;
-        let json = |c| CandidateJson::new(c, precision);
+        let scenario = self.plan.costs.scenario();
+        let json = |c| CandidateJson::new(c, &scenario.runtime, scenario.workload.precision);
         ExplainJson {
             schema_version: SCHEMA_VERSION,
             inputs: &self.plan.inputs,

@@ -85,6 +85,7 @@ fn free(
     overlapped.overlap.tensor_parallel = true;
     if overlapped != *strategy.decisions()
         && strategy.tp > 1
+        && !s.runtime.space.tensor_parallel_overlap
         && let Ok(strategy) = Strategy::new(overlapped, &s.model, &s.workload)
     {
         changes.push(Change {

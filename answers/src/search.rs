@@ -109,8 +109,9 @@ impl Found<'_> {
         plan_path: Option<String>,
         report_path: Option<String>,
     ) -> SearchJson {
-        let precision = self.answer.inputs.scenario.workload.precision;
-        let candidate = |c| CandidateJson::new(c, precision);
+        let scenario = &self.answer.inputs.scenario;
+        let precision = scenario.workload.precision;
+        let candidate = |c| CandidateJson::new(c, &scenario.runtime, precision);
         let outcome = &self.answer.outcome;
         SearchJson {
             schema_version: SCHEMA_VERSION,

@@ -73,6 +73,7 @@ pub struct SpaceFile {
     optimizer_states: Option<Vec<OptimizerStates>>,
     offload: Option<Vec<OffloadOption>>,
     offload_layers: Option<bool>,
+    tensor_parallel_overlap: Option<bool>,
 }
 
 /// [`Overheads`] as written; the unit is in the name.
@@ -159,6 +160,7 @@ impl SpaceFile {
             optimizer_states: field!(optimizer_states),
             offload: field!(offload),
             offload_layers: field!(offload_layers),
+            tensor_parallel_overlap: field!(tensor_parallel_overlap),
         })
     }
 }

@@ -45,7 +45,7 @@ pub struct BlockKey {
     pub layout: BlockLayout,
     /// What backward recomputes.
     pub recompute: Recompute,
-    /// Whether tensor-parallel collectives overlap with matrix products.
+    /// Whether products are split to overlap with tensor-parallel collectives.
     pub overlap_tp: bool,
     /// Element type of the buffer that gradients of weights are added up in.
     pub accumulates: DType,
@@ -132,6 +132,8 @@ impl BlockKey {
             etp: if experts { strategy.etp } else { 1 },
             ..BlockLayout::of(strategy, workload.seq_len, workload.precision)
         };
+        // Products are split to overlap with their messages in layers, not in the head.
+        let split = matches!(class, BlockClass::Layer(_) | BlockClass::Mtp);
         let groups = BlockGroups {
             tp: strategy.group(Axis::Tp),
             cp: strategy.group(Axis::Cp),
@@ -150,7 +152,7 @@ impl BlockKey {
             class,
             layout,
             recompute,
-            overlap_tp: strategy.overlap.tensor_parallel,
+            overlap_tp: strategy.overlap.tensor_parallel && layout.tp > 1 && split,
             accumulates: states::accumulation_type(&scenario.runtime, strategy, workload.precision),
             groups,
         }

@@ -23,7 +23,6 @@ use std::ops::Range;
 use catalog::Axis;
 use catalog::runtime::Rewrite;
 use dtensor::{Collective, CollectiveKind, Pass, TensorId, Trace};
-use models::BlockClass;
 
 use crate::block_cost::BlockKey;
 use crate::launches::{Launch, Queue};
@@ -228,7 +227,7 @@ impl<'a> Order<'a> {
         collective: Collective,
         later: &[usize],
     ) -> Option<Gather> {
-        if !self.splits() || collective.kind != CollectiveKind::AllGather {
+        if !self.key.overlap_tp || collective.kind != CollectiveKind::AllGather {
             return None;
         }
         let gathered = self.kernel(message).writes[0];
@@ -246,7 +245,7 @@ impl<'a> Order<'a> {
     fn sum_of(&self, message: usize, collective: Collective, earlier: &[usize]) -> Option<Sum> {
         let forward = self.kernel(message).pass == Pass::Forward;
         let megatron = self.lowering.has(Rewrite::AsyncTensorParallelBackward);
-        let splits = self.splits() && collective.kind == CollectiveKind::ReduceScatter;
+        let splits = self.key.overlap_tp && collective.kind == CollectiveKind::ReduceScatter;
         let tp = self.key.layout.tp;
         let (parts, messages) = match (megatron, forward) {
             (true, false) if collective.kind != CollectiveKind::AllGather => (1, 1),
@@ -266,11 +265,6 @@ impl<'a> Order<'a> {
             parts,
             messages,
         })
-    }
-
-    /// Whether products are split to overlap with their messages: only those of decoder layers, not of the head.
-    fn splits(&self) -> bool {
-        self.key.overlap_tp && matches!(self.key.class, BlockClass::Layer(_) | BlockClass::Mtp)
     }
 
     /// The core-attention kernels that use a ring exchange's keys and values: those after it in forward, before it in
@@ -385,6 +379,8 @@ mod tests {
     use catalog::DType;
     use models::BlockLayout;
     use plans::{Group, Recompute};
+
+    use models::BlockClass;
 
     use super::*;
     use crate::block_cost::BlockGroups;

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use catalog::runtime::RecomputeMode;
-use catalog::{Mistake, Offload, OptimizerStates, Precision, Runtime, Selection, Zero};
-use plans::grammar::recompute_name;
+use catalog::{Mistake, Offload, OptimizerStates, Overlap, Precision, Runtime, Selection, Zero};
+use plans::grammar::{OVERLAPS, overlap_name, read_overlap, recompute_name};
 use plans::{Decisions, Recompute};
 use serde::{Deserialize, Serialize};
 
@@ -25,7 +25,7 @@ pub const DIMENSIONS: [&str; 10] = [
     "mbs",
 ];
 /// Dimensions of names.
-pub const CHOICES: [&str; 9] = [
+pub const CHOICES: [&str; 10] = [
     "cp_kind",
     "zero",
     "schedule",
@@ -35,6 +35,7 @@ pub const CHOICES: [&str; 9] = [
     "optim_states",
     "offload",
     "offload_layers",
+    "overlap",
 ];
 
 /// Largest value of a numeric dimension.
@@ -280,6 +281,25 @@ impl Constraints {
             && self.allows_name("optim_states", optimizer_name(d))
             && self.allows_name("offload", &offload_name(d))
             && self.allows_name("offload_layers", &d.offload_layers.to_string())
+            && self.allows_overlap(d)
+    }
+
+    /// What the overlap is fixed to.
+    pub(crate) fn fixed_overlaps(&self) -> impl Iterator<Item = Overlap> {
+        let values = self.fix.get("overlap").map_or(&[][..], Vec::as_slice);
+        values.iter().filter_map(|v| read_overlap(v))
+    }
+
+    /// Whether a strategy's overlap is allowed; only messages that it sends count.
+    fn allows_overlap(&self, d: &Decisions) -> bool {
+        let as_fixed = |fixed| {
+            let other = Decisions {
+                overlap: fixed,
+                ..d.clone()
+            };
+            other.canonical().overlap == d.canonical().overlap
+        };
+        !self.fix.contains_key("overlap") || self.fixed_overlaps().any(as_fixed)
     }
 
     /// Whether what a strategy recomputes is allowed.
@@ -361,6 +381,7 @@ pub(crate) fn value(
         "optim_states" => return Some(optimizer_name(d).to_owned()),
         "offload" => return Some(offload_name(d)),
         "offload_layers" => return Some(d.offload_layers.to_string()),
+        "overlap" => return Some(overlap_name(d.overlap)),
         _ => {}
     }
     let size = sizes(d).into_iter().find(|(name, _)| *name == key);
@@ -408,6 +429,11 @@ fn values_of(text: &str, key: &str, values: &[String]) -> Result<(), PlannerErro
         for value in values {
             number(text, value)?;
         }
+    }
+    let unknown = values.iter().find(|v| read_overlap(v).is_none());
+    if let Some(unknown) = unknown.filter(|_| key == "overlap") {
+        let wrong = Mistake::new(format!("`{unknown}` is no overlap"));
+        return Err(mistake(text, wrong.expected(OVERLAPS)));
     }
     if key == "offload_layers" && (values.len() > 1 || values[0].parse::<u64>().is_err()) {
         let wrong = Mistake::new(format!("`{}` is not one number", values.join("|")));

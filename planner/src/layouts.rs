@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use catalog::CpKind;
-use catalog::runtime::{RecomputeMode, SequenceParallelUse};
+use catalog::runtime::SequenceParallelUse;
+use catalog::{CpKind, Overlap};
 use plans::Decisions;
 
 use crate::choices::{Asked, divisors, powers_of_two};
@@ -39,6 +39,8 @@ pub struct Layout {
     pub cp_kind: CpKind,
     /// Whether activations between tensor-parallel blocks are sharded on sequence.
     pub sequence_parallel: bool,
+    /// Which messages overlap with compute.
+    pub overlap: Overlap,
 }
 
 impl Layout {
@@ -78,12 +80,11 @@ pub(crate) fn meshes(
 ) {
     let (scenario, constraints) = (asked.scenario, asked.constraints);
     let runtime = &scenario.runtime.space;
-    let wanted = |mode: &RecomputeMode| constraints.allows_mode(*mode);
-    if !runtime.recompute.iter().any(wanted) {
+    let mut modes = runtime.recompute.iter();
+    if !modes.any(|&mode| constraints.allows_mode(mode)) {
         return;
     }
-    let gpus = scenario.workload.gpus;
-    let model = &scenario.model;
+    let (gpus, model) = (scenario.workload.gpus, &scenario.model);
     let domain = scenario.cluster.scale_up_domain;
     for tp in divisors(gpus).filter(|&tp| constraints.allows("tp", tp)) {
         let asked_for = constraints.fix.contains_key("tp")
@@ -101,8 +102,8 @@ pub(crate) fn meshes(
             if pp > model.layers || (pp > 1 && (copies || runtime.schedules.is_empty())) {
                 continue;
             }
-            let pools = scenario.cluster.pools.as_ref();
-            if pools.is_some_and(|pools| pools.of_pipeline(pp).is_none()) {
+            let pools = &scenario.cluster.pools;
+            if (pools.as_ref()).is_some_and(|pools| pools.of_pipeline(pp).is_none()) {
                 let rule = "a pipeline rank would have GPUs of several pools".to_owned();
                 *illegal.entry(rule).or_default() += 1;
                 continue;
@@ -125,6 +126,7 @@ pub(crate) fn meshes(
                     num_micro_batches: 1,
                     cp_kind: CpKind::Ring,
                     sequence_parallel: false,
+                    overlap: scenario.runtime.overlap,
                 };
                 experts(asked, mesh, found);
             }
@@ -161,7 +163,8 @@ fn experts(asked: Asked<'_>, mesh: Layout, found: &mut dyn FnMut(Layout)) {
     }
 }
 
-/// All layouts on one mesh: one for each legal micro-batch, kind of context parallelism, and sequence parallelism on or off.
+/// All layouts on one mesh: one for each legal micro-batch, kind of context parallelism, sequence parallelism on or off, and
+/// overlap.
 /// `illegal` counts, by rule, those that are left out.
 pub(crate) fn layouts(
     asked: Asked<'_>,
@@ -195,15 +198,49 @@ pub(crate) fn layouts(
     for &micro_batch in &sizes {
         for &cp_kind in &kinds {
             for &sequence_parallel in &sequence {
-                all.push(Layout {
+                let layout = Layout {
                     micro_batch,
                     num_micro_batches: per_rank / micro_batch,
                     cp_kind,
                     sequence_parallel,
                     ..mesh
-                });
+                };
+                let overlaps = overlaps(asked, &layout).into_iter();
+                all.extend(overlaps.map(|overlap| Layout { overlap, ..layout }));
             }
         }
     }
     all
+}
+
+/// What may overlap in a layout: the runtime's own choice first, then with tensor-parallel messages switched; or what a
+/// constraint fixes. Of messages that the layout does not send, the runtime's own choice stands.
+fn overlaps(asked: Asked<'_>, layout: &Layout) -> Vec<Overlap> {
+    let runtime = &asked.scenario.runtime;
+    let own = runtime.overlap;
+    let mut all: Vec<Overlap> = asked.constraints.fixed_overlaps().collect();
+    if all.is_empty() {
+        all.push(own);
+        if runtime.space.tensor_parallel_overlap && layout.sequence_parallel {
+            let tensor_parallel = !own.tensor_parallel;
+            all.push(Overlap {
+                tensor_parallel,
+                ..own
+            });
+        }
+    }
+    let sent = |sends: bool, fixed: bool, own: bool| if sends { fixed } else { own };
+    for overlap in &mut all {
+        let Layout { tp, pp, dp, cp, .. } = *layout;
+        overlap.tensor_parallel = sent(tp > 1, overlap.tensor_parallel, own.tensor_parallel);
+        overlap.pipeline = sent(pp > 1, overlap.pipeline, own.pipeline);
+        overlap.grad_reduce = sent(dp * cp > 1, overlap.grad_reduce, own.grad_reduce);
+    }
+    let mut distinct: Vec<Overlap> = Vec::with_capacity(all.len());
+    for overlap in all {
+        if !distinct.contains(&overlap) {
+            distinct.push(overlap);
+        }
+    }
+    distinct
 }

@@ -138,6 +138,7 @@ fn candidates(scenario: &Scenario, counts: &[u64], key: &str) -> Vec<String> {
             .chain(OptimizerStates::ALL.map(OptimizerStates::name))
             .collect(),
         "offload_layers" => vec!["0", "1"],
+        "overlap" => vec!["none", "grad+param+pp", "grad+param+tp+pp"],
         "offload" => vec![Offload::NONE, "optimizer", "optimizer:50", "parameters"],
         "recompute" => vec!["none", "selective", "full", "layers", "selective_ops"],
         _ => Vec::new(),

@@ -231,9 +231,15 @@ pub(crate) fn strategies(
             let base = base.clone();
             found.push(("order", Decisions { axis_order, ..base }));
         }
-        for overlap in overlaps(base.overlap, scenario.runtime.overlap) {
-            let base = base.clone();
-            found.push(("overlap", Decisions { overlap, ..base }));
+        for overlap in overlaps(&base, scenario) {
+            let d = Decisions {
+                overlap,
+                ..base.clone()
+            };
+            let precision = scenario.workload.precision;
+            if constraints.allow(&d, &scenario.runtime, precision) {
+                found.push(("overlap", d));
+            }
         }
     }
     let same_job = of.canonical();
@@ -315,8 +321,11 @@ fn of_shardings(
     found.extend(levels.into_values().map(|(_, d)| ("zero", d)));
 }
 
-/// Overlaps in which one kind of message, or every kind, is as a runtime has it.
-fn overlaps(own: Overlap, usual: Overlap) -> Vec<Overlap> {
+/// Overlaps in which one kind of message, or every kind, is as the runtime has it; and tensor-parallel messages as they may be
+/// switched.
+fn overlaps(d: &Decisions, scenario: &Scenario) -> Vec<Overlap> {
+    let (own, usual) = (d.overlap, scenario.runtime.overlap);
+    let switches = scenario.runtime.space.tensor_parallel_overlap && d.sequence_parallel;
     let grad_reduce = usual.grad_reduce;
     let param_gather = usual.param_gather;
     let tensor_parallel = usual.tensor_parallel;
@@ -334,6 +343,11 @@ fn overlaps(own: Overlap, usual: Overlap) -> Vec<Overlap> {
         },
         Overlap { pipeline, ..own },
     ];
+    let tensor_parallel = !own.tensor_parallel;
+    all.extend(switches.then_some(Overlap {
+        tensor_parallel,
+        ..own
+    }));
     all.retain(|overlap| *overlap != own);
     all
 }

@@ -10,11 +10,7 @@ use crate::constraints::{CHOICES, Constraints, DIMENSIONS, value};
 use crate::nearby::{apart, changes, strategies};
 use crate::options::SearchOptions;
 
-/// The decision that no constraint speaks of: which messages overlap with computation.
-const OVERLAP: &str = "overlap";
-
-/// Fixes decisions, by name, to what they are in a strategy, so that a search of the scenario leaves them as they are. To keep
-/// its overlap, the scenario's runtime takes it as its own.
+/// Fixes decisions, by name, to what they are in a strategy, so that a search leaves them as they are.
 ///
 /// # Errors
 /// An unknown decision, with the nearest; one that is fixed to something else.
@@ -29,13 +25,9 @@ pub fn keep(
         PlannerError::Constraint(mistake.example("--keep tp,ep"))
     };
     for key in decisions {
-        if key == OVERLAP {
-            scenario.runtime.overlap = present.overlap;
-            continue;
-        }
         let precision = scenario.workload.precision;
         let Some(now) = value(present, key, &scenario.runtime, precision) else {
-            let known = || DIMENSIONS.iter().chain(&CHOICES).chain([&OVERLAP]);
+            let known = || DIMENSIONS.iter().chain(&CHOICES);
             let names: Vec<&str> = known().copied().collect();
             let unknown = Mistake::new(format!("unknown decision `{key}`"))
                 .expected(format!("one of {}", names.join(", ")))

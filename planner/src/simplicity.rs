@@ -1,6 +1,6 @@
 //! Which of two plans is simpler, and which plans are the same layout.
 
-use catalog::{AxisOrder, CpKind, DType, OptimizerStates, Runtime, ScheduleKind};
+use catalog::{AxisOrder, CpKind, DType, OptimizerStates, Overlap, Runtime, ScheduleKind};
 use plans::{Decisions, Recompute, StagePartition};
 
 /// How complicated a plan is; simpler ones are less. Axes count before everything else.
@@ -16,7 +16,7 @@ pub struct Complexity {
 type Traits<const N: usize> = [(bool, &'static str); N];
 
 /// Everything that makes a plan complicated, in words; axes come first.
-fn traits(d: &Decisions, runtime: &Runtime) -> (Traits<5>, Traits<12>) {
+fn traits(d: &Decisions, runtime: &Runtime) -> (Traits<5>, Traits<13>) {
     let space = &runtime.space;
     let axes = [
         (d.tp > 1, "tensor parallelism"),
@@ -29,8 +29,10 @@ fn traits(d: &Decisions, runtime: &Runtime) -> (Traits<5>, Traits<12>) {
     let usual_order = space.axis_orders.first().is_none_or(|&o| o == d.axis_order);
     let usual_kind = d.cp == 1 || space.cp_kinds.first().is_none_or(|&k| k == d.cp_kind);
     let partly = matches!(d.recompute, Recompute::Layers(_) | Recompute::Modules(_));
+    let switched = d.tp > 1 && d.overlap.tensor_parallel != runtime.overlap.tensor_parallel;
     let narrow = (d.gradients).is_some_and(|types| types.reduced.size() < DType::F32.size());
     let unusual = [
+        (switched, "another overlap of tensor-parallel messages"),
         (d.vpp > 1, "virtual stages"),
         (!simple.contains(&d.schedule), "another schedule"),
         (!d.stages.is_uniform(), "uneven stages"),
@@ -87,14 +89,18 @@ pub fn layout(d: &Decisions) -> [u64; 7] {
     [d.tp, d.pp, d.cp, d.ep, d.etp, d.dp(), d.micro_batch]
 }
 
-/// The decisions that all variants of a plan share. These differ in axis order, kind of context parallelism, types of
-/// gradients and of optimizer states, virtual stages with their schedule and partition, and how many layers are recomputed
+/// The decisions that all variants of a plan share. These differ in axis order, kind of context parallelism, overlap of
+/// tensor-parallel messages, types of gradients and of optimizer states, virtual stages with their schedule and partition, and how many layers are recomputed
 /// if some are.
 #[must_use]
 pub fn shared(d: &Decisions) -> Decisions {
     Decisions {
         axis_order: AxisOrder::TP_CP_DP_PP,
         cp_kind: CpKind::Ring,
+        overlap: Overlap {
+            tensor_parallel: false,
+            ..d.overlap
+        },
         gradients: None,
         optimizer_states: None,
         vpp: 1,

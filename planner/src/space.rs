@@ -6,7 +6,8 @@
 //! expert sizes over divisors of the experts; micro-batches over powers of two up to 16 sequences;
 //! virtual stages over divisors of the layers per rank; recompute counts over eighths of a stage;
 //! stages even (a remainder spread over the middle without virtual stages), or lighter at the ends by
-//! up to `uneven` layers; experts spread over at most 64 ranks; hybrid sharding over powers of two.
+//! up to `uneven` layers; experts spread over at most 64 ranks; hybrid sharding over powers of two; tensor-parallel messages
+//! beside matrix products or not, where the runtime has both.
 //! A size that a constraint fixes, or that a strategy in use has, is tried even if it lies outside these ranges.
 //! A decision that does not change a step (context kind without context parallelism, axis order without a pipeline,
 //! ZeRO without data parallelism) has only one value, so that every strategy counts once.
@@ -336,7 +337,7 @@ fn decisions(asked: Asked<'_>, layout: &Layout) -> Decisions {
             .copied())
         .unwrap_or(AxisOrder::TP_CP_DP_PP),
         stages: StagePartition(Vec::new()),
-        overlap: asked.scenario.runtime.overlap,
+        overlap: layout.overlap,
         gradients: asked.least_gradients(),
         optimizer_states: None,
         offload: None,

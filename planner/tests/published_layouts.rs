@@ -101,6 +101,7 @@ impl Answer {
     }
 
     fn row(&self, question: &Question) -> String {
+        let runtime = catalog::load::runtime(&question.runtime).expect("a preset");
         let cell = |c: Option<&Candidate>| {
             c.map_or_else(
                 || "–".to_owned(),
@@ -109,7 +110,7 @@ impl Answer {
                         "{:.3} s, {:.0}%: `{}`",
                         c.prediction.step_time.0,
                         c.prediction.p_fits * 100.0,
-                        plans::grammar::short(&c.strategy)
+                        plans::grammar::written(&c.strategy, &runtime)
                     )
                 },
             )

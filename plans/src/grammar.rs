@@ -205,6 +205,28 @@ pub fn overlap_name(o: Overlap) -> String {
     }
 }
 
+/// What `overlap` may be.
+pub const OVERLAPS: &str = "none, or some of grad+param+tp+pp";
+
+/// Reads an overlap choice; `None` if it is none of [`OVERLAPS`].
+#[must_use]
+pub fn read_overlap(text: &str) -> Option<Overlap> {
+    let mut overlap = Overlap::NONE;
+    if text == "none" {
+        return Some(overlap);
+    }
+    for part in text.split('+') {
+        match part {
+            "grad" => overlap.grad_reduce = true,
+            "param" => overlap.param_gather = true,
+            "tp" => overlap.tensor_parallel = true,
+            "pp" => overlap.pipeline = true,
+            _ => return None,
+        }
+    }
+    Some(overlap)
+}
+
 /// Whether a text has the form of a strategy: words that are keys with values.
 #[must_use]
 pub fn is_strategy(text: &str) -> bool {
@@ -488,26 +510,7 @@ impl Fields {
         let Some(value) = self.get("overlap") else {
             return Ok(runtime.overlap);
         };
-        let mut overlap = Overlap::NONE;
-        if value == "none" {
-            return Ok(overlap);
-        }
-        for part in value.split('+') {
-            match part {
-                "grad" => overlap.grad_reduce = true,
-                "param" => overlap.param_gather = true,
-                "tp" => overlap.tensor_parallel = true,
-                "pp" => overlap.pipeline = true,
-                _ => {
-                    return Err(syntax(
-                        "overlap",
-                        value,
-                        "none, or some of grad+param+tp+pp",
-                    ));
-                }
-            }
-        }
-        Ok(overlap)
+        read_overlap(value).ok_or_else(|| syntax("overlap", value, OVERLAPS))
     }
 }
 

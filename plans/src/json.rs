@@ -1,14 +1,14 @@
 //! The stable JSON forms of strategies, predictions and search results.
 
 use catalog::{
-    AxisOrder, CpKind, GradientTypes, Offload, OptimizerStates, Overlap, Precision, ScheduleKind,
-    Zero,
+    AxisOrder, CpKind, GradientTypes, Offload, OptimizerStates, Overlap, Precision, Runtime,
+    ScheduleKind, Zero,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::decisions::Decisions;
-use crate::grammar::{recompute_name, short};
+use crate::grammar::{recompute_name, written};
 use crate::partition::StagePartition;
 use crate::prediction::{
     Breakdown, Candidate, Fit, MemoryItem, NamedTime, Prediction, UsedConstant,
@@ -195,13 +195,13 @@ pub struct CandidateJson {
 }
 
 impl CandidateJson {
-    /// The JSON form of a candidate for a job whose linear layers compute in `precision`.
+    /// The JSON form of a candidate under a runtime, for a job whose linear layers compute in `precision`.
     #[must_use]
-    pub fn new(c: &Candidate, precision: Precision) -> Self {
+    pub fn new(c: &Candidate, runtime: &Runtime, precision: Precision) -> Self {
         Self {
             strategy: StrategyJson::new(c.strategy.decisions(), precision),
             strategy_text: c.strategy.to_string(),
-            summary: short(&c.strategy),
+            summary: written(&c.strategy, runtime),
             predicted: PredictedJson::from(&c.prediction),
             why_not_first: c.why_not_first.clone(),
         }

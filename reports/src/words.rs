@@ -177,6 +177,9 @@ pub fn plan(d: &Decisions, gpus_per_node: u64) -> Vec<String> {
             _ => format!("{gpus} GPUs of {nodes} nodes share each layer (TP {gpus})"),
         });
     }
+    if d.tp > 1 && d.overlap.tensor_parallel {
+        said.push("their messages overlap with matrix products".to_owned());
+    }
     if d.cp > 1 {
         let kind = d.cp_kind.name().replace('_', "-");
         said.push(format!(

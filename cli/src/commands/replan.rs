@@ -91,7 +91,8 @@ pub(crate) fn run(args: &ReplanArgs) -> Result<ExitCode, CliError> {
     });
     let written = matches!(saved, Some(Ok(())));
     if args.output.json {
-        let precision = inputs.scenario.workload.precision;
+        let scenario = &inputs.scenario;
+        let json = |c| CandidateJson::new(c, &scenario.runtime, scenario.workload.precision);
         output::json(&ReplanJson {
             schema_version: SCHEMA_VERSION,
             inputs: inputs.json.clone(),
@@ -99,11 +100,11 @@ pub(crate) fn run(args: &ReplanArgs) -> Result<ExitCode, CliError> {
             lost_gpus: loaded.inputs.gpus - left,
             global_batch_before: loaded.inputs.global_batch,
             before: PredictedJson::from(&before),
-            best: best.map(|best| CandidateJson::new(best, precision)),
+            best: best.map(json),
             other_batch: (found.other.as_ref()).map(|(batch, share, best)| OtherBatch {
                 global_batch: *batch,
                 share: *share,
-                best: CandidateJson::new(best, precision),
+                best: json(best),
             }),
             going_on,
             relax: (found.outcome.relax.iter())

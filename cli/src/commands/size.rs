@@ -192,9 +192,10 @@ fn steps(resolved: &Inputs, smallest: Option<u64>) -> Result<Vec<Step>, CliError
 fn row(training: &Training, scenario: &Scenario, sized: &Sized) -> SizeRow {
     let best = sized.best.as_ref();
     let rate = best.map(|best| best.prediction.tokens_per_s_per_gpu);
+    let (runtime, precision) = (&scenario.runtime, scenario.workload.precision);
     SizeRow {
         gpus: sized.gpus,
-        best: best.map(|best| CandidateJson::new(best, scenario.workload.precision)),
+        best: best.map(|best| CandidateJson::new(best, runtime, precision)),
         tokens_per_s: rate.map(|rate| rate * sized.gpus as f64),
         budget: best.and_then(|best| {
             let rate = best.prediction.tokens_per_s_per_gpu;
