@@ -178,7 +178,7 @@ pub fn plan(d: &Decisions, gpus_per_node: u64) -> Vec<String> {
         });
     }
     if d.tp > 1 && d.overlap.tensor_parallel {
-        said.push("their messages overlap with matrix products".to_owned());
+        said.push("tensor-parallel messages overlap with matrix products".to_owned());
     }
     if d.cp > 1 {
         let kind = d.cp_kind.name().replace('_', "-");

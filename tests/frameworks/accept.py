@@ -2,15 +2,14 @@
 plan. Usage: accept.py DIALECT FOLDER STRATEGY_JSON; exit code 1 and a message when it is refused. Or accept.py --many
 TARGET, with folders of the grid (`out`, `plan.json`, what the launch script started) on stdin: a line of JSON for each."""
 
-import contextlib
 import importlib
 import json
 import os
 import pathlib
 import sys
-import traceback
 
 import absent  # noqa: F401
+from apart import apart
 
 
 def same(what, found, expected):
@@ -291,26 +290,9 @@ def many(target):
         importlib.import_module(module)
     for line in sys.stdin.read().split("\n"):
         folder = pathlib.Path(line)
-        answer, child = os.pipe()
-        if os.fork() == 0:
-            error = None
-            with contextlib.redirect_stdout(sys.stderr):
-                try:
-                    DIALECTS[target](folder / "out", json.loads((folder / "plan.json").read_text()))
-                except SystemExit as ended:
-                    error = str(ended.code)
-                except BaseException as raised:  # noqa: BLE001
-                    place = traceback.extract_tb(raised.__traceback__)[-1]
-                    error = f"{type(raised).__name__}: {raised} ({pathlib.Path(place.filename).name}:{place.lineno})"
-            os.write(child, json.dumps(error[:400] if error else error).encode())
-            os._exit(0)
-        os.close(child)
-        said = b""
-        while part := os.read(answer, 65536):
-            said += part
-        os.close(answer)
-        os.wait()
-        print(json.dumps({"folder": line, "error": json.loads(said or b'"the process died"')}), flush=True)
+        plan = json.loads((folder / "plan.json").read_text())
+        error = apart(lambda: DIALECTS[target](folder / "out", plan))
+        print(json.dumps({"folder": line, "error": error}), flush=True)
 
 
 def main():
