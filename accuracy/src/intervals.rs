@@ -80,15 +80,16 @@ fn intervals(
         .collect()
 }
 
-/// Which quantile of the known errors is the upper end of an 80% interval; the lower end is the quantile opposite to it.
+/// Which quantile `q` of the known errors is the upper end of an 80% interval; the lower end is the quantile `1 - q`.
 ///
-/// For step times this is above 0.9, because the interval must also hold for a source that no errors are known of. That
-/// source is counted as one more, of the same weight: half of its errors are taken to lie above the interval, half below.
-/// This is a milder form of Dunn, Wasserman and Ramdas, "Distribution-Free Prediction Sets for Two-Layer Hierarchical
-/// Models" (JASA 2023), who take all of them to lie above when they find the upper end, and all below for the lower end.
+/// From the quantile 0.1 to 0.9 lie 80% of the errors of the sources that we know. A user's system is a source that we do
+/// not know, and may err more. So intervals of the step time are wider: one unknown source is added, with the weight of a
+/// known one, and half of its errors are assumed to lie above the interval, half below. Dunn, Wasserman and Ramdas
+/// ("Distribution-Free Prediction Sets for Two-Layer Hierarchical Models", JASA 2023) assume more: all of them above when
+/// they compute the upper end, all below when they compute the lower.
 ///
-/// For memory it is 0.9: the probability that a plan fits is computed from this interval, and is too low rather than too
-/// high already. For ratios it is 0.9, because their groups are sweeps, of which there are many.
+/// Intervals of memory keep 0.9. The probability that a plan fits is computed from them, and already is lower than the share
+/// of plans that do fit. Intervals of ratios keep 0.9 too: there a sweep is the source, and many sweeps are known.
 fn upper_quantile(quantity: Quantity, errors: &Weighed) -> f64 {
     match quantity {
         Quantity::Time => {

@@ -60,22 +60,18 @@ pub fn questions(inputs: &Inputs) -> Vec<Inputs> {
 }
 
 /// Refuses constraints with values that no strategy can have. On a cluster of several pools, a value need be legal on one
-/// arrangement of them only. `searched` is the question's scenario with what a search changes in it.
+/// arrangement of them only.
 ///
 /// # Errors
 /// The first such constraint, with the legal values and the nearest.
-pub fn check(
-    inputs: &Inputs,
-    searched: &Scenario,
-    constraints: &Constraints,
-) -> Result<(), PlannerError> {
+pub fn check(inputs: &Inputs, constraints: &Constraints) -> Result<(), PlannerError> {
     let legal = |scenario: &Scenario| {
         planner::legal_values::check(scenario, &[scenario.workload.gpus], constraints)
     };
     let arrangements = questions(inputs);
     let mut checked = arrangements.iter().map(|pools| legal(&pools.scenario));
     match checked.next() {
-        None => legal(searched),
+        None => legal(&inputs.scenario),
         Some(first) => first.or_else(|wrong| match checked.any(|legal| legal.is_ok()) {
             true => Ok(()),
             false => Err(wrong),

@@ -33,7 +33,7 @@ pub struct ReportSource<'a> {
     pub best: &'a Candidate,
     /// Plans to show, this one first.
     pub top: &'a [Candidate],
-    /// The best plan for each other wish than the shortest step, such as `least memory`, with the wish in words.
+    /// Plans that are best by another measure than step time, each with that measure in words, such as `least memory`.
     pub wishes: &'a [(String, Candidate)],
     /// Strategies spread over the searched space.
     pub sampled: &'a [(Strategy, Score)],

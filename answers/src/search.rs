@@ -39,7 +39,7 @@ pub struct SearchJson {
     best: Option<CandidateJson>,
     detail: Option<DetailJson>,
     top: Vec<CandidateJson>,
-    /// The best plan for each other wish than the shortest step.
+    /// Plans that are best by another measure than step time.
     wishes: Vec<WishJson>,
     space: SpaceReport,
     /// The ways to use the pools of the cluster.
@@ -58,7 +58,7 @@ pub struct SearchJson {
     report_path: Option<String>,
 }
 
-/// The best plan for a wish, such as `least memory`.
+/// A plan that is best by another measure than step time; `wish` names the measure, such as `least memory`.
 #[derive(Serialize)]
 struct WishJson {
     wish: String,
@@ -143,11 +143,9 @@ impl Found<'_> {
     /// The answer as text for people, after so many seconds: the strategy in use if there is one, then the best plan.
     #[must_use]
     pub fn text(&self, elapsed_s: f64, style: Style) -> String {
-        let mut ground = plan::ground(&self.answer.costs);
+        let ground = plan::ground(&self.answer.costs);
         let mut text = String::new();
         if let Some(InUse { read, compared }) = self.in_use() {
-            // A kept overlap is the searched runtime's own; what is shown is read under the runtime that was named.
-            ground.runtime = &self.answer.inputs.scenario.runtime;
             let shown = Shown {
                 present: compared,
                 best: self.best(),

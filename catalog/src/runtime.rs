@@ -79,7 +79,8 @@ pub struct RuntimeSpace {
     pub offload: Vec<OffloadOption>,
     /// Whether it can keep what a number of layers save for backward in host memory.
     pub offload_layers: bool,
-    /// Whether tensor-parallel messages beside matrix products can be switched on and off, under sequence parallelism.
+    /// Whether the user can switch the overlap of tensor-parallel messages with matrix products on and off. This needs
+    /// sequence parallelism.
     pub tensor_parallel_overlap: bool,
 }
 

@@ -284,13 +284,14 @@ impl Constraints {
             && self.allows_overlap(d)
     }
 
-    /// What the overlap is fixed to.
+    /// The values that the constraint on `overlap` lists; none if there is no such constraint.
     pub(crate) fn fixed_overlaps(&self) -> impl Iterator<Item = Overlap> {
         let values = self.fix.get("overlap").map_or(&[][..], Vec::as_slice);
         values.iter().filter_map(|v| read_overlap(v))
     }
 
-    /// Whether a strategy's overlap is allowed; only messages that it sends count.
+    /// Whether the constraint on `overlap` allows a strategy. Messages that the strategy never sends are not compared: without
+    /// tensor parallelism `grad` and `grad+tp` are the same.
     fn allows_overlap(&self, d: &Decisions) -> bool {
         let as_fixed = |fixed| {
             let other = Decisions {

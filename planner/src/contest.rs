@@ -52,7 +52,7 @@ impl Scored {
 #[derive(Debug, Default)]
 pub(crate) struct Ranked {
     pub(crate) plans: Vec<Scored>,
-    /// The best plan for each other wish than the shortest step, with the wish in words.
+    /// Plans that are best by another measure than step time, each with that measure in words, such as `least memory`.
     pub(crate) wishes: Vec<(&'static str, Scored)>,
 }
 

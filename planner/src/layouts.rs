@@ -163,8 +163,8 @@ fn experts(asked: Asked<'_>, mesh: Layout, found: &mut dyn FnMut(Layout)) {
     }
 }
 
-/// All layouts on one mesh: one for each legal micro-batch, kind of context parallelism, sequence parallelism on or off, and
-/// overlap.
+/// All layouts on one mesh: every legal combination of a micro-batch, a kind of context parallelism, sequence parallelism on
+/// or off, and an overlap.
 /// `illegal` counts, by rule, those that are left out.
 pub(crate) fn layouts(
     asked: Asked<'_>,
@@ -213,8 +213,9 @@ pub(crate) fn layouts(
     all
 }
 
-/// What may overlap in a layout: the runtime's own choice first, then with tensor-parallel messages switched; or what a
-/// constraint fixes. Of messages that the layout does not send, the runtime's own choice stands.
+/// The overlaps to try in a layout: those that a constraint lists; without one the runtime's own, then the same with
+/// tensor-parallel overlap switched, where the runtime can switch it. Messages that the layout never sends keep the runtime's
+/// own value, so that no strategy counts twice.
 fn overlaps(asked: Asked<'_>, layout: &Layout) -> Vec<Overlap> {
     let runtime = &asked.scenario.runtime;
     let own = runtime.overlap;

@@ -321,8 +321,8 @@ fn of_shardings(
     found.extend(levels.into_values().map(|(_, d)| ("zero", d)));
 }
 
-/// Overlaps in which one kind of message, or every kind, is as the runtime has it; and tensor-parallel messages as they may be
-/// switched.
+/// Overlaps one change away: with one kind of message, or every kind, set to the runtime's own value; and with
+/// tensor-parallel overlap switched, where the runtime can switch it.
 fn overlaps(d: &Decisions, scenario: &Scenario) -> Vec<Overlap> {
     let (own, usual) = (d.overlap, scenario.runtime.overlap);
     let switches = scenario.runtime.space.tensor_parallel_overlap && d.sequence_parallel;

@@ -18,7 +18,7 @@ pub fn keep(
     decisions: &[String],
     present: &Strategy,
     constraints: &mut Constraints,
-    scenario: &mut Scenario,
+    scenario: &Scenario,
 ) -> Result<(), PlannerError> {
     let wrong = |mistake: Mistake, key: &str| {
         let mistake = mistake.at(format!("--keep {key}"));

@@ -1,13 +1,19 @@
 //! The finite space of strategies that a search covers, as a tree: layouts (sizes of the mesh, micro-batch, how
 //! sequences are divided), then pipelines with their recomputation, then ways to hold and shard states and axis orders.
 //!
-//! Stated: tensor parallelism over divisors of the heads within a scale-up domain; context
-//! parallelism over powers of two; pipeline ranks over divisors of the world, as many as layers;
-//! expert sizes over divisors of the experts; micro-batches over powers of two up to 16 sequences;
-//! virtual stages over divisors of the layers per rank; recompute counts over eighths of a stage;
-//! stages even (a remainder spread over the middle without virtual stages), or lighter at the ends by
-//! up to `uneven` layers; experts spread over at most 64 ranks; hybrid sharding over powers of two; tensor-parallel messages
-//! beside matrix products or not, where the runtime has both.
+//! What is tried:
+//! - tensor parallelism: sizes that divide the heads, within a scale-up domain; with its messages beside matrix products and
+//!   not, where the runtime can do both;
+//! - context parallelism: powers of two;
+//! - pipeline ranks: divisors of the world, at most one for each layer;
+//! - expert parallelism: divisors of the experts, over at most 64 ranks;
+//! - micro-batches: powers of two up to 16 sequences;
+//! - virtual stages: divisors of the layers per rank;
+//! - recomputed layers: eighths of a stage;
+//! - layers of stages: even (a remainder is spread over the middle, without virtual stages), or up to `uneven` fewer at the
+//!   ends;
+//! - hybrid sharding: powers of two.
+//!
 //! A size that a constraint fixes, or that a strategy in use has, is tried even if it lies outside these ranges.
 //! A decision that does not change a step (context kind without context parallelism, axis order without a pipeline,
 //! ZeRO without data parallelism) has only one value, so that every strategy counts once.

@@ -229,9 +229,9 @@ fn kept_decisions_stay() {
         let now = parse(&s, text);
         keys.iter().map(move |key| (s.clone(), now.clone(), *key))
     }) {
-        let (mut s, mut constraints) = (s, Constraints::default());
+        let mut constraints = Constraints::default();
         let keys = [kept.to_owned()];
-        present::keep(&keys, &now, &mut constraints, &mut s).expect(kept);
+        present::keep(&keys, &now, &mut constraints, &s).expect(kept);
         planner::legal_values::check(&s, &[s.workload.gpus], &constraints).expect(kept);
         let (_, present) = compared(&s, &constraints, &now);
         assert!(!present.changes.is_empty(), "{kept}");
@@ -255,7 +255,7 @@ fn what_cannot_be_kept_is_refused() {
             constraints.fix(fix).expect("a constraint");
         }
         let keys = [key.to_owned()];
-        let kept = present::keep(&keys, &now, &mut constraints, &mut s.clone());
+        let kept = present::keep(&keys, &now, &mut constraints, &s);
         match kept.expect_err(key) {
             PlannerError::Constraint(mistake) => mistake,
             other => panic!("{other}"),

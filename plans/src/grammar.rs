@@ -186,7 +186,7 @@ fn switch(on: bool) -> &'static str {
     if on { "on" } else { "off" }
 }
 
-/// Name of an overlap choice.
+/// The value of the key `overlap` that [`read_overlap`] reads back.
 #[must_use]
 pub fn overlap_name(o: Overlap) -> String {
     let parts: Vec<&str> = [
@@ -205,10 +205,10 @@ pub fn overlap_name(o: Overlap) -> String {
     }
 }
 
-/// What `overlap` may be.
+/// Which values the key `overlap` takes, in words for error messages.
 pub const OVERLAPS: &str = "none, or some of grad+param+tp+pp";
 
-/// Reads an overlap choice; `None` if it is none of [`OVERLAPS`].
+/// Reads a value of the key `overlap`, such as `grad+param`; `None` if it is not of the form that [`OVERLAPS`] describes.
 #[must_use]
 pub fn read_overlap(text: &str) -> Option<Overlap> {
     let mut overlap = Overlap::NONE;

@@ -195,7 +195,8 @@ pub struct CandidateJson {
 }
 
 impl CandidateJson {
-    /// The JSON form of a candidate under a runtime, for a job whose linear layers compute in `precision`.
+    /// The JSON form of a candidate. Linear layers compute in `precision`; the summary leaves out what is the default of
+    /// `runtime`.
     #[must_use]
     pub fn new(c: &Candidate, runtime: &Runtime, precision: Precision) -> Self {
         Self {

@@ -245,8 +245,8 @@ impl Relaxation {
     }
 }
 
-/// Lists each plan once, with all the wishes that it is best for, separated by semicolons. The input has a plan for every
-/// wish, so the same plan may be in it several times.
+/// Merges entries that hold the same plan: each plan is listed once, with all the measures by which it is best, separated
+/// by semicolons.
 #[must_use]
 pub fn by_plan(wishes: &[(String, Candidate)]) -> Vec<(String, &Candidate)> {
     let mut plans: Vec<(String, &Candidate)> = Vec::new();
@@ -264,7 +264,7 @@ pub fn by_plan(wishes: &[(String, Candidate)]) -> Vec<(String, &Candidate)> {
 pub struct SearchOutcome {
     /// Best first; empty when nothing fits.
     pub top: Vec<Candidate>,
-    /// The best plan for each other wish than the shortest step, such as `least memory`, with the wish in words.
+    /// Plans that are best by another measure than step time, each with that measure in words, such as `least memory`.
     pub wishes: Vec<(String, Candidate)>,
     /// How many strategies of the space were simulated or pruned.
     pub space: SpaceReport,

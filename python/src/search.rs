@@ -42,7 +42,7 @@ impl Search {
         let constraints =
             Constraints::parse(&fix, &at_least, &at_most, &forbid).map_err(PlanError::from)?;
         let scenario = &inputs.scenario;
-        arrangements::check(&inputs, scenario, &constraints).map_err(PlanError::from)?;
+        arrangements::check(&inputs, &constraints).map_err(PlanError::from)?;
         let objective = match objective {
             "time" => Objective::Time,
             "memory" => Objective::Memory,

@@ -50,7 +50,7 @@ pub struct ReportInput<'a> {
     pub budget: Option<Budget>,
     /// The best strategies, this one first; empty when nothing was searched.
     pub alternatives: Vec<Alternative>,
-    /// The best strategy for each other wish than the shortest step, such as `least memory`, with the wish in words.
+    /// Strategies that are best by another measure than step time, each with that measure in words, such as `least memory`.
     pub wishes: Vec<(String, Alternative)>,
     /// Strategies to draw by time and memory.
     pub points: Vec<Point>,

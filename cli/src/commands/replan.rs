@@ -179,16 +179,9 @@ fn search(args: &ReplanArgs, loaded: &Opened, left: u64) -> Result<Found, CliErr
         left.map_err(PlannerError::from)
     };
     let mut constraints = inputs::constraints(&args.constraints)?;
-    let mut scenario = loaded.scenario.clone();
     let kept = inputs::words(&args.keep);
-    planner::present::keep(&kept, &loaded.strategy, &mut constraints, &mut scenario)?;
-    let costs = match scenario.runtime == loaded.scenario.runtime {
-        true => loaded.costs.with_workload(on(asked)?)?,
-        false => {
-            scenario.workload = on(asked)?;
-            CostModel::new(scenario)?
-        }
-    };
+    planner::present::keep(&kept, &loaded.strategy, &mut constraints, &loaded.scenario)?;
+    let costs = loaded.costs.with_workload(on(asked)?)?;
     planner::legal_values::check(costs.scenario(), &[left], &constraints)?;
     planner::present::keep_results(&loaded.strategy, &mut constraints, costs.scenario());
     let options = SearchOptions {

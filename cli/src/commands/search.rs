@@ -12,7 +12,7 @@ use answers::present::Read;
 use answers::{Found, Inputs, Search, file_names};
 use catalog::Mistake;
 use catalog::files::Kind;
-use costmodel::{CostModel, Scenario};
+use costmodel::CostModel;
 use planner::{Constraints, Objective, SearchOptions};
 use plans::{Candidate, SearchOutcome};
 
@@ -29,7 +29,6 @@ pub(crate) fn run(args: &SearchArgs, asked: &Asked) -> Result<ExitCode, CliError
     let started = Instant::now();
     let Question {
         resolved,
-        searched,
         constraints,
         read,
     } = question(args, asked)?;
@@ -55,7 +54,7 @@ pub(crate) fn run(args: &SearchArgs, asked: &Asked) -> Result<ExitCode, CliError
         in_use: read.as_ref().map(|read| &read.strategy),
         progress: &|share| progress.update(share),
     };
-    let costs = || CostModel::new(searched).map(Arc::new);
+    let costs = || CostModel::new(resolved.scenario.clone()).map(Arc::new);
     let answer = pool.install(|| search.find(&resolved, costs))?;
     progress.finish();
     let elapsed_s = started.elapsed().as_secs_f64();
@@ -86,8 +85,6 @@ fn options<'a>(args: &SearchArgs, cancelled: &'a AtomicBool) -> SearchOptions<'a
 /// What is searched for.
 struct Question {
     resolved: Inputs,
-    /// The scenario whose space is searched: a kept overlap is its runtime's own.
-    searched: Scenario,
     constraints: Constraints,
     /// The strategy in use, if one was given.
     read: Option<Read>,
@@ -102,18 +99,21 @@ fn question(args: &SearchArgs, asked: &Asked) -> Result<Question, CliError> {
         None => (inputs::resolve(&args.scenario)?, None),
     };
     let mut constraints = inputs::constraints(&args.constraints)?;
-    let mut searched = resolved.scenario.clone();
     if let Some(read) = &read {
-        planner::present::keep(&read.kept, &read.strategy, &mut constraints, &mut searched)?;
+        planner::present::keep(
+            &read.kept,
+            &read.strategy,
+            &mut constraints,
+            &resolved.scenario,
+        )?;
     }
     if resolved.scenario.cluster.pools.is_some() && read.is_some() {
         let wrong = "a setup in use is compared on a cluster whose nodes are all alike";
         return Err(CliError::Input(Mistake::new(wrong).at("--from")));
     }
-    arrangements::check(&resolved, &searched, &constraints)?;
+    arrangements::check(&resolved, &constraints)?;
     Ok(Question {
         resolved,
-        searched,
         constraints,
         read,
     })

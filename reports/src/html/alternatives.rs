@@ -1,5 +1,5 @@
-//! The best strategies in a sortable table, each with the reason why it is not the first; below it a table of the best
-//! strategy for each other wish, such as least memory.
+//! Two tables of strategies: the fastest, sortable, each with the reason why it is not the first; and below it those that
+//! are best by another measure than step time, such as least memory.
 
 use maud::{Markup, html};
 
@@ -39,7 +39,7 @@ pub(super) fn section(input: &ReportInput) -> Markup {
     frame("top", "Alternatives", lead, &body)
 }
 
-/// The table of the best strategy for each other wish; empty if the first strategy is the best for all of them.
+/// The second table; empty if the first strategy is best by every measure.
 fn wishes(input: &ReportInput) -> Markup {
     if input.wishes.is_empty() {
         return html! {};

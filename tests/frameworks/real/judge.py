@@ -19,7 +19,7 @@ import tempfile
 HERE = pathlib.Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-import absent  # noqa: E402, F401
+from accept import titan_mesh  # noqa: E402
 from apart import apart  # noqa: E402
 
 # Programs that a script starts or asks: these stand-ins record what they are given.
@@ -108,7 +108,6 @@ def megatron(root, file, row):
 def torchtitan(_root, file, row):
     import torch
     from torchtitan.components.quantization import float8
-    from torchtitan.distributed import ParallelDims
 
     # It asks the GPU whether it multiplies in 8 bits.
     float8.has_cuda_capability = lambda *_: True
@@ -117,20 +116,18 @@ def torchtitan(_root, file, row):
     config = getattr(importlib.import_module(path.removesuffix(".py").replace("/", ".")), function)()
     config.__post_init__()
     axes = config.parallelism
-    dims = ParallelDims(
-        dp_replicate=axes.data_parallel_replicate_degree,
-        dp_shard=axes.data_parallel_shard_degree,
-        cp=axes.context_parallel_degree,
-        tp=axes.tensor_parallel_degree,
-        pp=axes.pipeline_parallel_degree,
-        ep=axes.expert_parallel_degree,
-        world_size=int(row["gpus"]),
-        spmd_backend=axes.spmd_backend,
-    )
+    titan_mesh(axes, int(row["gpus"]), {"spmd_backend": axes.spmd_backend})
     config.model_spec.model.update_from_config(config=config)
     with torch.device("meta"):
         model = config.model_spec.model.build()
-    same(row, layers=len(model.layers), hidden=model.tok_embeddings.embedding_dim, tp=dims.tp, pp=dims.pp, cp=dims.cp, ep=dims.ep)
+    same(row, layers=len(model.layers), hidden=model.tok_embeddings.embedding_dim)
+    same(
+        row,
+        tp=axes.tensor_parallel_degree,
+        pp=axes.pipeline_parallel_degree,
+        cp=axes.context_parallel_degree,
+        ep=axes.expert_parallel_degree,
+    )
 
 
 def nanotron(root, file, row):
