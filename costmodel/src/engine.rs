@@ -9,6 +9,8 @@
 //! a group equals the state after the group before, but for the time that passed. Times are whole picoseconds, so the
 //! result equals that of [`simulate`] exactly.
 
+use std::ops::Range;
+
 use catalog::{Bytes, Seconds};
 use plans::{Action, ActionKind, Breakdown, Stream};
 
@@ -16,7 +18,7 @@ use crate::assemble::Assembled;
 use crate::offload::HostStep;
 use crate::picoseconds::Picoseconds;
 use crate::repeats::Skipped;
-use crate::sequence::{LastGroups, Sequence, Step};
+use crate::sequence::{LastGroups, Message, PASSES, Passes, Sequence, Step};
 use crate::stage::StageWork;
 use crate::streams::{self, Streams};
 
@@ -99,19 +101,21 @@ pub fn simulate(inputs: &Inputs<'_>, record: &mut impl Record) -> Outcome {
 pub fn simulate_short(inputs: &Inputs<'_>, skipped: Skipped) -> Option<Outcome> {
     let Skipped { group, groups } = skipped;
     let Sequence { steps, last, .. } = inputs.sequence;
-    let LastGroups { before, messages } = last.as_ref()?;
+    let LastGroups {
+        before, messages, ..
+    } = last.as_ref()?;
     let messages = messages.as_ref()?;
     let mut engine = Engine::new(inputs);
     engine.run(&steps[..before[0]], &mut ());
-    let earlier = engine.clone();
+    let earlier = engine.moment();
     engine.run(&steps[before[0]..before[1]], &mut ());
     engine.skip(&earlier, groups, messages)?;
     engine.skipped = group * groups;
+    engine.groups = u64::from(groups);
     engine.run(&steps[before[1]..], &mut ());
     Some(engine.finish())
 }
 
-#[derive(Clone)]
 struct Engine<'a> {
     inputs: &'a Inputs<'a>,
     /// Time and memory of every pass of every class of stages, in the order of [`PASSES`].
@@ -119,19 +123,32 @@ struct Engine<'a> {
     /// Time of a transfer from every virtual stage but the last to the next, and back.
     transfers: Vec<Picoseconds>,
     states: Vec<RankState>,
-    /// For every rank and class of stages, the number of passes run.
-    counts: Vec<[u64; PASSES.len()]>,
     /// For every place of a message, when it arrives.
     arrivals: Vec<Picoseconds>,
     /// Number of micro-batches skipped so far.
     skipped: u32,
+    /// Number of groups of micro-batches skipped so far.
+    groups: u64,
 }
 
-/// The kinds of passes, in the order in which their costs are held.
-const PASSES: [ActionKind; 4] = [ActionKind::F, ActionKind::B, ActionKind::I, ActionKind::W];
+/// Where all ranks are at a moment.
+struct Moment {
+    states: Vec<RankState>,
+    arrivals: Vec<Picoseconds>,
+}
+
+/// Index in [`PASSES`] of an action that is a pass.
+fn pass(kind: ActionKind) -> Option<usize> {
+    match kind {
+        ActionKind::F => Some(0),
+        ActionKind::B => Some(1),
+        ActionKind::I => Some(2),
+        ActionKind::W => Some(3),
+        _ => None,
+    }
+}
 
 /// Time and memory of a pass of a stage.
-#[derive(Clone, Copy)]
 struct Pass {
     duration: Picoseconds,
     /// Peak bytes during the pass beyond what is held.
@@ -140,6 +157,8 @@ struct Pass {
     allocates: Bytes,
     /// Bytes released at its end.
     frees: Bytes,
+    /// Micro-batches for which nothing but compute runs in it.
+    alone: Range<u32>,
 }
 
 #[derive(Clone, Copy)]
@@ -162,6 +181,7 @@ impl Pass {
             transient: phase.transient,
             allocates: phase.allocates,
             frees: phase.frees,
+            alone: stage.alone(kind),
         }
     }
 }
@@ -238,9 +258,9 @@ impl<'a> Engine<'a> {
             passes: passes.collect(),
             transfers: inputs.of.transfers.iter().map(|&t| t.into()).collect(),
             states: inputs.of.resident.iter().map(state).collect(),
-            counts: vec![[0; PASSES.len()]; inputs.of.resident.len() * classes.len()],
             arrivals: vec![Picoseconds::ZERO; inputs.sequence.places],
             skipped: 0,
+            groups: 0,
         }
     }
 
@@ -250,9 +270,16 @@ impl<'a> Engine<'a> {
         }
     }
 
+    fn moment(&self) -> Moment {
+        Moment {
+            states: self.states.clone(),
+            arrivals: self.arrivals.clone(),
+        }
+    }
+
     /// Adds groups of micro-batches that run like those since an `earlier` moment; `None` if they do not. `messages` are
     /// the places of what was under way then, each with that of the same message now.
-    fn skip(&mut self, earlier: &Self, groups: u32, messages: &[[usize; 2]]) -> Option<()> {
+    fn skip(&mut self, earlier: &Moment, groups: u32, messages: &[[usize; 2]]) -> Option<()> {
         let by = self.states[0].later_than(&earlier.states[0])?;
         let same = |(now, then): (&RankState, &RankState)| now.later_than(then) == Some(by);
         let ranks = self.states.iter().zip(&earlier.states).all(same);
@@ -266,11 +293,6 @@ impl<'a> Engine<'a> {
             now.pipeline += by * times;
             now.exposed_transfers += now.exposed_transfers.since(then.exposed_transfers) * times;
         }
-        for (now, then) in self.counts.iter_mut().zip(&earlier.counts) {
-            for (now, then) in now.iter_mut().zip(then) {
-                *now += (*now - then) * times;
-            }
-        }
         for &[_, now] in messages {
             self.arrivals[now] += by * times;
         }
@@ -281,43 +303,67 @@ impl<'a> Engine<'a> {
         let Step {
             action,
             rank,
-            place,
+            receives,
+            sends,
         } = step;
-        let (rank, place) = (rank as usize, place as usize);
-        let shown = Action {
+        let rank = rank as usize;
+        let action = Action {
             micro_batch: action.micro_batch + self.skipped,
             ..action
         };
-        match action.kind {
-            ActionKind::F => self.compute(rank, shown, 0, record),
-            ActionKind::B => self.compute(rank, shown, 1, record),
-            ActionKind::I => self.compute(rank, shown, 2, record),
-            ActionKind::W => self.compute(rank, shown, 3, record),
-            ActionKind::SendF => {
-                self.arrivals[place] = self.send(rank, shown, action.stage, record);
-            }
-            ActionKind::SendB => {
-                self.arrivals[place] = self.send(rank, shown, action.stage - 1, record);
-            }
-            ActionKind::RecvF => self.receive(rank, action.stage - 1, self.arrivals[place]),
-            ActionKind::RecvB => self.receive(rank, action.stage, self.arrivals[place]),
-            ActionKind::Unshard => self.gather(rank, shown, record),
-            ActionKind::Reshard => {}
-            ActionKind::ReduceGrad => self.reduce(rank, shown, record),
-            ActionKind::Optim => self.optimizer(rank, action, record),
+        if let Some(message) = receives {
+            self.receive(rank, message);
+        }
+        match pass(action.kind) {
+            Some(kind) => self.compute(rank, action, kind, record),
+            None => self.beside_passes(rank, action, record),
+        }
+        if let Some(message) = sends {
+            self.send(rank, action, message, record);
         }
     }
 
-    /// Runs a pass, given by its index in [`PASSES`] too.
+    /// Runs an action that is no pass.
+    #[inline(never)]
+    fn beside_passes(&mut self, rank: usize, action: Action, record: &mut impl Record) {
+        match action.kind {
+            ActionKind::Unshard => self.gather(rank, action, record),
+            ActionKind::ReduceGrad => self.reduce(rank, action, record),
+            ActionKind::Optim => {
+                let micro_batch = action.micro_batch - self.skipped;
+                let action = Action {
+                    micro_batch,
+                    ..action
+                };
+                self.optimizer(rank, action, record);
+            }
+            // Passes run by themselves, with the transfers around them.
+            ActionKind::F
+            | ActionKind::B
+            | ActionKind::I
+            | ActionKind::W
+            | ActionKind::Reshard
+            | ActionKind::SendF
+            | ActionKind::SendB
+            | ActionKind::RecvF
+            | ActionKind::RecvB => {}
+        }
+    }
+
+    /// Runs a pass of a kind given by its index in [`PASSES`] too.
+    #[inline(always)]
     fn compute(&mut self, rank: usize, action: Action, kind: usize, record: &mut impl Record) {
         let class = self.inputs.of.class_of_stage[action.stage as usize] as usize;
-        let pass = self.passes[class][kind];
-        self.counts[rank * self.passes.len() + class][kind] += 1;
+        let pass = &self.passes[class][kind];
         let state = &mut self.states[rank];
         let start = state.compute();
-        self.inputs.of.classes[class]
-            .work
-            .run(&mut state.streams, action, pass.duration);
+        let streams = &mut state.streams;
+        if pass.alone.contains(&action.micro_batch) {
+            streams.issue(streams::Stream::Compute, pass.duration, None);
+        } else {
+            let work = &self.inputs.of.classes[class].work;
+            work.run(streams, action, pass.duration);
+        }
         let end = state.compute();
         let held = state.memory + pass.transient;
         state.holds(held, action);
@@ -328,15 +374,10 @@ impl<'a> Engine<'a> {
         record.memory(rank as u32, end, state.memory);
     }
 
-    /// Sends a message between stage `before` and the one after it; returns when it arrives.
-    fn send(
-        &mut self,
-        rank: usize,
-        action: Action,
-        before: u32,
-        record: &mut impl Record,
-    ) -> Picoseconds {
-        let transfer = self.transfers[before as usize];
+    /// Sends the result of a pass.
+    #[inline(always)]
+    fn send(&mut self, rank: usize, pass: Action, message: Message, record: &mut impl Record) {
+        let transfer = self.transfers[message.before as usize];
         let state = &mut self.states[rank];
         let start = if self.inputs.transfer_overlaps {
             state.pipeline.max(state.compute())
@@ -349,6 +390,11 @@ impl<'a> Engine<'a> {
             state.streams.idle_until(end);
             state.exposed_transfers += transfer;
         }
+        let kind = match pass.kind {
+            ActionKind::F => ActionKind::SendF,
+            _ => ActionKind::SendB,
+        };
+        let action = Action { kind, ..pass };
         record.event(
             rank as u32,
             Stream::Pipeline,
@@ -358,16 +404,17 @@ impl<'a> Engine<'a> {
         );
         // With overlap, data arrives when the transfer ends. Without, the receiver takes part in the transfer, which
         // starts once both sides are ready.
-        if self.inputs.transfer_overlaps {
-            end
-        } else {
-            start
-        }
+        self.arrivals[message.place as usize] = match self.inputs.transfer_overlaps {
+            true => end,
+            false => start,
+        };
     }
 
-    /// Waits for a message between stage `before` and the one after it.
-    fn receive(&mut self, rank: usize, before: u32, arrival: Picoseconds) {
-        let transfer = self.transfers[before as usize];
+    /// Waits for a message.
+    #[inline(always)]
+    fn receive(&mut self, rank: usize, message: Message) {
+        let transfer = self.transfers[message.before as usize];
+        let arrival = self.arrivals[message.place as usize];
         let state = &mut self.states[rank];
         let arrival = if self.inputs.transfer_overlaps {
             arrival
@@ -427,8 +474,10 @@ impl<'a> Engine<'a> {
     fn finish(self) -> Outcome {
         let ends = self.states.iter().map(RankState::compute);
         let last = ends.max().unwrap_or_default();
-        let outcome = |rank| RankOutcome {
-            parts: self.parts(rank),
+        let passes = self.passes_run();
+        let of_rank = passes.chunks(self.inputs.of.classes.len());
+        let outcome = |(rank, passes): (usize, &[Passes])| RankOutcome {
+            parts: self.parts(rank, passes),
             end: self.states[rank].compute().into(),
             peak: self.states[rank].peak,
             peak_action: self.states[rank].peak_action,
@@ -436,12 +485,12 @@ impl<'a> Engine<'a> {
         Outcome {
             step_time: Seconds::from(last) + self.inputs.step_overhead,
             imbalance: Seconds(0.0),
-            ranks: (0..self.states.len()).map(outcome).collect(),
+            ranks: of_rank.enumerate().map(outcome).collect(),
         }
     }
 
-    /// Where a rank's time goes; the bubble is not filled in.
-    fn parts(&self, rank: usize) -> Breakdown {
+    /// Where a rank's time goes, given its passes of every class of stages; the bubble is not filled in.
+    fn parts(&self, rank: usize, passes: &[Passes]) -> Breakdown {
         let state = &self.states[rank];
         let seconds = |time: Picoseconds| Seconds::from(time).0;
         let mut parts = Breakdown {
@@ -453,9 +502,7 @@ impl<'a> Engine<'a> {
                 .sum(),
             ..Breakdown::default()
         };
-        let classes = &self.inputs.of.classes;
-        let counts = self.counts.chunks(classes.len()).nth(rank);
-        for (class, counts) in classes.iter().zip(counts.unwrap_or_default()) {
+        for (class, counts) in self.inputs.of.classes.iter().zip(passes) {
             for (kind, &count) in PASSES.into_iter().zip(counts).filter(|(_, n)| **n > 0) {
                 let phase = class.work.phase(kind);
                 let work = phase.work * count as f64;
@@ -470,5 +517,25 @@ impl<'a> Engine<'a> {
             }
         }
         parts
+    }
+
+    /// For every rank and class of stages, the number of passes of each kind in the step.
+    fn passes_run(&self) -> Vec<Passes> {
+        let Inputs { sequence, of, .. } = self.inputs;
+        let mut all = vec![Passes::default(); self.states.len() * of.classes.len()];
+        let mut add = |of_stages: &[Passes], times: u64| {
+            let owners = of.rank_of_stage.iter().zip(&of.class_of_stage);
+            for ((&rank, &class), passes) in owners.zip(of_stages) {
+                let sums = &mut all[rank as usize * of.classes.len() + class as usize];
+                for (sum, count) in sums.iter_mut().zip(passes) {
+                    *sum += count * times;
+                }
+            }
+        };
+        add(&sequence.passes, 1);
+        if let Some(last) = &sequence.last {
+            add(&last.passes, self.groups);
+        }
+        all
     }
 }

@@ -146,7 +146,7 @@ fn shortened(strategy: &Decisions, attempt: u32) -> Option<(u64, u64)> {
     let group = group(strategy)?;
     let least = match strategy.schedule {
         ScheduleKind::Interleaved => 4 * pp,
-        ScheduleKind::GPipe | ScheduleKind::OneFOneB => pp + 4,
+        ScheduleKind::GPipe | ScheduleKind::OneFOneB => pp + 2,
         ScheduleKind::ZbH1 | ScheduleKind::ZbV | ScheduleKind::DualPipeV => 2 * pp + 4,
     };
     let wanted = least << attempt;

@@ -1,6 +1,7 @@
 //! What a virtual stage costs: the sums over its blocks, and the data-parallel traffic that runs
 //! beside them layer by layer.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use catalog::{Bytes, Seconds};
@@ -168,6 +169,26 @@ impl StageWork {
         }
     }
 
+    /// Micro-batches, between the step's first and last, for which nothing runs beside an action's kernels.
+    pub(crate) fn alone(&self, kind: ActionKind) -> Range<u32> {
+        let when = [self.traffic.gathers(kind), self.traffic.reduces(kind)];
+        if when.contains(&When::Always) || !self.activations.is_none() {
+            return 0..0;
+        }
+        let TrafficPlan { first, last, .. } = self.traffic;
+        let begin = if when.contains(&When::First) {
+            first + 1
+        } else {
+            0
+        };
+        let end = if when.contains(&When::Last) {
+            last
+        } else {
+            u32::MAX
+        };
+        begin..end
+    }
+
     /// Runs an action's kernels with the data-parallel traffic of its stage beside them, block by block.
     ///
     /// A gather is issued when the block before it begins (FSDP's prefetch, Megatron's bucket look-ahead) and so goes
@@ -176,8 +197,9 @@ impl StageWork {
     /// stream, because it shares the links.
     pub(crate) fn run(&self, streams: &mut Streams, action: Action, duration: Picoseconds) {
         let forward = action.kind == ActionKind::F;
-        let gathers = self.traffic.gathers(action);
-        let reduces = self.traffic.reduces(action);
+        let applies = |when| self.traffic.applies(when, action.micro_batch);
+        let gathers = applies(self.traffic.gathers(action.kind));
+        let reduces = applies(self.traffic.reduces(action.kind));
         let copies = !self.activations.is_none();
         if !gathers && !reduces && !copies {
             streams.issue(Stream::Compute, duration, None);
@@ -274,17 +296,19 @@ impl LayerTraffic {
 }
 
 impl TrafficPlan {
-    fn gathers(&self, action: Action) -> bool {
-        match action.kind {
-            ActionKind::F => self.applies(self.gather_forward, action.micro_batch),
-            ActionKind::B | ActionKind::I => self.applies(self.gather_backward, action.micro_batch),
-            _ => false,
+    fn gathers(&self, kind: ActionKind) -> When {
+        match kind {
+            ActionKind::F => self.gather_forward,
+            ActionKind::B | ActionKind::I => self.gather_backward,
+            _ => When::Never,
         }
     }
 
-    fn reduces(&self, action: Action) -> bool {
-        matches!(action.kind, ActionKind::B | ActionKind::I)
-            && self.applies(self.reduce, action.micro_batch)
+    fn reduces(&self, kind: ActionKind) -> When {
+        match kind {
+            ActionKind::B | ActionKind::I => self.reduce,
+            _ => When::Never,
+        }
     }
 
     fn applies(&self, when: When, micro_batch: u32) -> bool {

@@ -123,6 +123,7 @@ impl Streams {
     }
 
     /// Issues a task to a stream; it waits for `after`, the end of the latest task it needs.
+    #[inline(always)]
     pub(crate) fn issue(
         &mut self,
         stream: Stream,
