@@ -1,7 +1,7 @@
 //! Maps a published run to a scenario and a strategy, by rules that know no run, model or source.
 
 use catalog::runs::{Recipe, Run};
-use catalog::runtime::SequenceParallelUse;
+use catalog::runtime::{Rewrite, SequenceParallelUse};
 use catalog::{
     Adapters, CpKind, Lengths, Overlap, Packing, Precision, Runtime, ScheduleKind, Workload,
     WorkloadSizes, Zero,
@@ -126,7 +126,7 @@ fn decisions(
         micro_batch,
         ..
     } = sizes;
-    let zero = zero(run, dp * cp, &runtime.name)?;
+    let zero = zero(run, dp * cp, runtime)?;
     let (dp_shard, dp_replicate) = shards_and_replicas(run, zero, dp);
     // Megatron-Core recomputes nothing by default (`recompute_granularity` is null, also in NeMo's
     // scripts/performance/recommended_model_configs).
@@ -313,11 +313,14 @@ fn micro_batch(run: &Run, dp: u64) -> Result<u64, String> {
     }
 }
 
-fn zero(run: &Run, shared: u64, runtime: &str) -> Result<Zero, String> {
+fn zero(run: &Run, shared: u64, runtime: &Runtime) -> Result<Zero, String> {
     let label = sharding(run).to_lowercase();
     if shared == 1 {
-        return Ok(Zero::Z0);
+        // One rank shards nothing; but an engine that visits modules does so on one rank too.
+        let visits = runtime.rewrites.contains(&Rewrite::VisitModules) && label.contains("zero3");
+        return Ok(if visits { Zero::Z3 } else { Zero::Z0 });
     }
+    let runtime = runtime.name.as_str();
     // Megatron's recipes shard optimizer states unless told otherwise.
     if label.is_empty() && ["nemo", "megatron-core"].contains(&runtime) {
         return Ok(Zero::Z1);

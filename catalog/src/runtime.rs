@@ -241,6 +241,9 @@ pub enum Rewrite {
     /// copy of its own, while the device waits (DeepSpeed 0.3, `zero/partition_parameters.py` at c83e49f:
     /// `_allgather_param`, `_reduce_scatter_gradient`; lists of pieces in c10d's `ProcessGroupNCCL`).
     GatherTensorByTensor,
+    /// Under ZeRO-3 the engine visits every module of the model from Python in every pass, to gather and free its parameters
+    /// (DeepSpeed 0.10.3 and later, `zero/parameter_offload.py`).
+    VisitModules,
     /// Biases inside the matrix product's epilogue.
     FuseBiasEpilogue,
     /// With those, GELUs by tanh in bf16 inside the epilogue of the product before them, and their gradients inside that of
@@ -289,7 +292,7 @@ pub enum Rewrite {
 
 impl Rewrite {
     /// Every rewrite.
-    pub const ALL: [Self; 44] = [
+    pub const ALL: [Self; 45] = [
         Self::FuseBiasGelu,
         Self::FuseProjections,
         Self::FuseSwiglu,
@@ -318,6 +321,7 @@ impl Rewrite {
         Self::BroadcastParameters,
         Self::CopyShards,
         Self::GatherTensorByTensor,
+        Self::VisitModules,
         Self::FuseBiasEpilogue,
         Self::FuseGeluEpilogue,
         Self::RegatherSequenceParallelInput,

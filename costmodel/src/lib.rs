@@ -26,6 +26,7 @@ mod launches;
 mod lower;
 mod memo;
 mod messages;
+mod module_visits;
 mod offload;
 mod picoseconds;
 mod pipeline;

@@ -14,7 +14,7 @@ use crate::stage::{Run, StageWork};
 use crate::states::{Elements, Weights};
 use crate::traffic::DataParallel;
 use crate::work::Work;
-use crate::{CostError, Scenario, stage_traffic, states, tensorwise};
+use crate::{CostError, Scenario, module_visits, stage_traffic, states, tensorwise};
 
 impl PriceBook for TablePrices {
     fn block(&self, of: &BlockToPrice<'_>) -> Result<PricedBlock, CostError> {
@@ -37,8 +37,11 @@ impl PriceBook for TablePrices {
         if parallel.ranks() > 1 || copies {
             self.traffic(scenario, strategy, parallel, runs, stage)?;
         }
-        // After the traffic is added: the blocks' shares of the stage's time are taken without these casts.
+        // After the traffic is added: the blocks' shares of the stage's time are taken without these casts and visits.
         autocast(scenario, self, strategy, runs, stage);
+        if (scenario.runtime.rewrites).contains(&Rewrite::VisitModules) {
+            module_visits::add(scenario, strategy, parallel.ranks(), runs, stage);
+        }
         Ok(())
     }
 

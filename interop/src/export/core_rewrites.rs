@@ -212,6 +212,11 @@ pub(crate) const TABLE: &Table = &[
         Never("parameters are gathered in buckets"),
     ),
     (
+        Rewrite::VisitModules,
+        |j| j.decisions.zero == Zero::Z3,
+        Never("parameters are gathered in buckets"),
+    ),
+    (
         Rewrite::FusePointwise,
         |_| true,
         Never("it does not compile layers"),

@@ -32,9 +32,9 @@ fn states(job: &Job<'_>) -> bool {
     job.decisions.zero != Zero::Z0
 }
 
-/// The rows that all of them share, and three of the system's own: checkpoints, gathered parameters, gradients.
+/// The rows that all of them share, and the system's own: checkpoints, gathered parameters, gradients, modules.
 macro_rules! table {
-    ($checkpoints:expr, $shards:expr, $flattened:expr, $copied:expr, $accumulated:expr) => {
+    ($checkpoints:expr, $shards:expr, $flattened:expr, $copied:expr, $accumulated:expr, $visited:expr) => {
         &[
             (Rewrite::EarlyStopRecompute, whole_layers, $checkpoints),
             (Rewrite::CopyShards, sharded, $shards),
@@ -59,6 +59,11 @@ macro_rules! table {
                 Rewrite::GatherTensorByTensor,
                 |j| j.decisions.zero == Zero::Z3,
                 Never("parameters are gathered in groups"),
+            ),
+            (
+                Rewrite::VisitModules,
+                |j| j.decisions.zero == Zero::Z3,
+                $visited,
             ),
             (
                 Rewrite::AsyncTensorParallelBackward,
@@ -123,7 +128,8 @@ pub(crate) const DEEPSPEED: &Table = table!(
     Never("gathered parameters are used where they lie"),
     Always("gradients are copied into buckets before they are reduced"),
     Always("its step makes a 32-bit copy of its gradients"),
-    Always("every micro-batch's gradients are added to a buffer")
+    Always("every micro-batch's gradients are added to a buffer"),
+    Always("ZeRO-3 gathers and frees parameters module by module")
 );
 
 /// Rewrites of PyTorch's `fully_shard`, under accelerate and axolotl.
@@ -132,7 +138,8 @@ pub(crate) const FSDP2: &Table = table!(
     Always("fully_shard copies into and out of its buffers"),
     Never("gradients are reduced where they lie"),
     Never("its step reads the gradients as they are"),
-    Never("gradients are added in place")
+    Never("gradients are added in place"),
+    Never("parameters are gathered for a whole block")
 );
 
 /// veScale's rewrites.
@@ -141,5 +148,6 @@ pub(crate) const VESCALE: &Table = table!(
     Never("gathered parameters are used where they lie"),
     Never("gradients are reduced where they lie"),
     Never("its step reads the gradients as they are"),
-    Never("gradients are added in place")
+    Never("gradients are added in place"),
+    Never("parameters are gathered for a whole block")
 );

@@ -117,6 +117,7 @@ pub(crate) const REWRITES: &Table = &[
         |j| j.decisions.recompute == Recompute::Full,
         Never("its checkpoints run the whole layer again"),
     ),
+    (Rewrite::VisitModules, |_| true, Never("it has no ZeRO-3")),
     (
         Rewrite::KeepStageOutput,
         |j| j.decisions.pp > 1,

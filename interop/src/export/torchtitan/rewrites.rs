@@ -142,6 +142,11 @@ pub(crate) const REWRITES: &Table = &[
         Never("gradients are sharded as soon as they are made"),
     ),
     (
+        Rewrite::VisitModules,
+        |_| true,
+        Never("parameters are gathered for a whole block"),
+    ),
+    (
         Rewrite::KeepStageOutput,
         |j| j.decisions.pp > 1,
         Never("outputs of stages are freed"),
