@@ -17,7 +17,6 @@ use std::process::ExitCode;
 use clap::FromArgMatches;
 
 fn main() -> ExitCode {
-    memory::keep();
     output::set_color(settings::color_of_words(std::env::args()));
     let code = match settings::Settings::load() {
         Ok(settings) => run(&settings),

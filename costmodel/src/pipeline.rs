@@ -53,7 +53,7 @@ pub(crate) struct Steps {
 
 impl Default for Pipelines {
     fn default() -> Self {
-        let actions = |sequence: &Sequence| sequence.steps.len();
+        let actions = |sequence: &Sequence| sequence.program.ranks.iter().map(Vec::len).sum();
         Self {
             pipelines: Memo::default(),
             programs: Memo::limited(MAX_ACTIONS, actions),

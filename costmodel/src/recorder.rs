@@ -1,7 +1,7 @@
 //! Builds a timeline from the engine's events.
 
 use catalog::{Bytes, Seconds};
-use plans::{Action, ActionKind, Event, Stream, Timeline};
+use plans::{Action, Event, Stream, Timeline};
 
 use crate::engine::Record;
 
@@ -37,13 +37,10 @@ impl Recorder {
 
 impl Record for Recorder {
     fn event(&mut self, rank: u32, stream: Stream, action: Action, start: Seconds, end: Seconds) {
-        let belongs = action.kind != ActionKind::Optim;
         self.timeline.events.push(Event {
             rank,
             stream,
-            name: action.to_string(),
-            stage: belongs.then_some(action.stage),
-            micro_batch: belongs.then_some(action.micro_batch),
+            action,
             start,
             end,
         });

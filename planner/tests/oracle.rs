@@ -47,9 +47,7 @@ fn best(costs: &CostModel, fixed: &str, uneven: u64) -> Option<Strategy> {
 fn stage_seconds(costs: &CostModel, strategy: &Strategy) -> Vec<f64> {
     let mut seconds = vec![0.0; strategy.stages.0.len()];
     for event in costs.timeline(strategy).expect("priced").events {
-        if let (Some(stage), Some(0), plans::Stream::Compute) =
-            (event.stage, event.micro_batch, event.stream)
-        {
+        if let (Some([stage, 0]), plans::Stream::Compute) = (event.of(), event.stream) {
             seconds[stage as usize] += (event.end - event.start).0;
         }
     }

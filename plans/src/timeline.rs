@@ -2,6 +2,8 @@
 
 use catalog::{Bytes, Seconds};
 
+use crate::schedule::{Action, ActionKind};
+
 /// Where on a rank an event runs.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
@@ -16,18 +18,14 @@ pub enum Stream {
 }
 
 /// One interval on one stream of one pipeline rank.
-#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Event {
     /// Pipeline rank (representative of its tp·cp·dp peers).
     pub rank: u32,
     /// Stream of the rank that it runs on.
     pub stream: Stream,
-    /// What runs, such as `F s3 m7` or `reduce-scatter layer 12`.
-    pub name: String,
-    /// Virtual stage that it belongs to, if any.
-    pub stage: Option<u32>,
-    /// Micro-batch that it belongs to, if any.
-    pub micro_batch: Option<u32>,
+    /// What runs.
+    pub action: Action,
     /// Start, in seconds from the beginning of the step.
     pub start: Seconds,
     /// End, in seconds from the beginning of the step.
@@ -35,16 +33,15 @@ pub struct Event {
 }
 
 impl Event {
-    /// The name without stage and micro-batch, to group events by.
+    /// Virtual stage and micro-batch that it belongs to; `None` for what belongs to the whole step.
     #[must_use]
-    pub fn phase(&self) -> &str {
-        match self.stage {
-            Some(stage) => {
-                let end = self.name.find(&format!(" s{stage} "));
-                &self.name[..end.unwrap_or(self.name.len())]
-            }
-            None => &self.name,
-        }
+    pub fn of(&self) -> Option<[u32; 2]> {
+        let Action {
+            kind,
+            stage,
+            micro_batch,
+        } = self.action;
+        (kind != ActionKind::Optim).then_some([stage, micro_batch])
     }
 }
 

@@ -35,14 +35,12 @@ pub fn thread(stream: Stream) -> (u32, &'static str) {
 fn complete(event: &Event) -> Value {
     let (tid, category) = thread(event.stream);
     let mut args = serde_json::Map::new();
-    if let Some(stage) = event.stage {
+    if let Some([stage, micro_batch]) = event.of() {
         args.insert("stage".into(), stage.into());
-    }
-    if let Some(micro_batch) = event.micro_batch {
         args.insert("micro_batch".into(), micro_batch.into());
     }
     json!({
-        "ph": "X", "name": event.name, "cat": category, "pid": event.rank, "tid": tid,
+        "ph": "X", "name": event.action.to_string(), "cat": category, "pid": event.rank, "tid": tid,
         "ts": micros(event.start.0), "dur": micros(event.end.0 - event.start.0), "args": args,
     })
 }
@@ -70,6 +68,7 @@ fn micros(seconds: f64) -> f64 {
 mod tests {
     use super::*;
     use catalog::{Bytes, Seconds};
+    use plans::{Action, ActionKind};
 
     #[test]
     fn events_are_complete_and_in_microseconds() {
@@ -78,9 +77,11 @@ mod tests {
             events: vec![Event {
                 rank: 0,
                 stream: Stream::Compute,
-                name: "F s0 m1".into(),
-                stage: Some(0),
-                micro_batch: Some(1),
+                action: Action {
+                    kind: ActionKind::F,
+                    stage: 0,
+                    micro_batch: 1,
+                },
                 start: Seconds(0.001),
                 end: Seconds(0.003_5),
             }],

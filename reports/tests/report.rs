@@ -6,8 +6,8 @@ use std::sync::OnceLock;
 
 use catalog::{Bytes, FlopRate, Origin, Precision, Seconds, Workload, WorkloadSizes};
 use plans::{
-    Breakdown, Decisions, Event, Fit, MemoryItem, NamedTime, Prediction, SpaceReport, Strategy,
-    Stream, Timeline, UsedConstant,
+    Action, ActionKind, Breakdown, Decisions, Event, Fit, MemoryItem, NamedTime, Prediction,
+    SpaceReport, Strategy, Stream, Timeline, UsedConstant,
 };
 use reports::{Alternative, Budget, InputFact, Launch, Point, ReportInput};
 
@@ -82,13 +82,19 @@ fn timeline(ranks: u32, micro_batches: u32) -> Timeline {
         for m in 0..micro_batches {
             let forward = f64::from(m + rank) + 2.0 * f64::from(m);
             let backward = f64::from(m) * 3.0 + f64::from(2 * ranks - rank);
-            for (kind, start, length) in [("F", forward, 1.0), ("B", backward, 2.0)] {
+            let passes = [
+                (ActionKind::F, forward, 1.0),
+                (ActionKind::B, backward, 2.0),
+            ];
+            for (kind, start, length) in passes {
                 events.push(Event {
                     rank,
                     stream: Stream::Compute,
-                    name: format!("{kind} s{rank} m{m}"),
-                    stage: Some(rank),
-                    micro_batch: Some(m),
+                    action: Action {
+                        kind,
+                        stage: rank,
+                        micro_batch: m,
+                    },
                     start: Seconds(start * scale),
                     end: Seconds((start + length) * scale),
                 });
@@ -389,10 +395,7 @@ fn names_are_text_in_the_page() {
             constant.value = name.into();
             constant.source = name.into();
         }
-        let mut timeline = timeline(2, 4);
-        for event in &mut timeline.events {
-            event.name = format!("F {name}");
-        }
+        let timeline = timeline(2, 4);
         let mut space = space();
         space.pruned = BTreeMap::from([(name.to_owned(), 1)]);
         space.illegal = BTreeMap::from([(name.to_owned(), 1)]);

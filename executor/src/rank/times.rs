@@ -29,13 +29,10 @@ fn event(a: Action, pp: u64, from: f64, to: f64) -> Event {
         ActionKind::Unshard | ActionKind::Reshard | ActionKind::ReduceGrad => Stream::DataParallel,
         _ => Stream::Compute,
     };
-    let whole = a.kind == ActionKind::Optim;
     Event {
         rank: pp as u32,
         stream,
-        name: a.to_string(),
-        stage: (!whole).then_some(a.stage),
-        micro_batch: (!whole).then_some(a.micro_batch),
+        action: a,
         start: Seconds(from),
         end: Seconds(to),
     }

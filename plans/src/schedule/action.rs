@@ -1,7 +1,9 @@
 //! The actions of a rank in a step: passes, messages, and work on its states.
 
 /// The kind of an action. Letters are PyTorch's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
+)]
 pub enum ActionKind {
     /// Forward.
     F,
@@ -30,7 +32,9 @@ pub enum ActionKind {
 }
 
 /// One entry of a rank's action list.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
+)]
 pub struct Action {
     /// The kind of the action.
     pub kind: ActionKind,

@@ -74,8 +74,8 @@ fn window(timeline: &Timeline, limit: usize) -> Window<'_> {
     }
     let keep = (all.len() * limit / total).max(MIN_RANKS).min(all.len());
     let ranks = spread(timeline.ranks, keep);
-    let mut events: Vec<&Event> = timeline.events.iter().collect();
-    events.retain(|event| ranks.contains(&event.rank));
+    let drawn = |event: &&Event| ranks.contains(&event.rank);
+    let mut events: Vec<&Event> = timeline.events.iter().filter(drawn).collect();
     events.sort_by(|a, b| a.start.0.total_cmp(&b.start.0));
     let mut left_out = format!("Shown are {keep} of {} ranks", timeline.ranks);
     if let Some(cut) = events.get(limit) {
@@ -107,18 +107,19 @@ fn data(window: &Window) -> Value {
     let mut end = 0.0f64;
     let mut events = Vec::with_capacity(window.events.len());
     for event in &window.events {
-        let kind = event.phase();
+        let kind = event.action.kind.name();
         let kind = *index.entry(kind).or_insert_with(|| {
             kinds.push(kind);
             kinds.len() - 1
         });
         end = end.max(event.end.0);
+        let [stage, micro_batch] = event.of().map_or([-1; 2], |of| of.map(i64::from));
         events.push(json!([
             row_of.get(&event.rank),
             perfetto::thread(event.stream).0,
             kind,
-            event.stage.map_or(-1, i64::from),
-            event.micro_batch.map_or(-1, i64::from),
+            stage,
+            micro_batch,
             tenths(event.start.0),
             tenths(event.end.0 - event.start.0),
         ]));
@@ -134,15 +135,17 @@ fn tenths(seconds: f64) -> i64 {
 mod tests {
     use super::*;
     use catalog::Seconds;
-    use plans::Stream;
+    use plans::{Action, ActionKind, Stream};
 
     fn timeline(ranks: u32, per_rank: u32) -> Timeline {
         let event = |rank, m| Event {
             rank,
             stream: Stream::Compute,
-            name: format!("F s{rank} m{m}"),
-            stage: Some(rank),
-            micro_batch: Some(m),
+            action: Action {
+                kind: ActionKind::F,
+                stage: rank,
+                micro_batch: m,
+            },
             start: Seconds(f64::from(m)),
             end: Seconds(f64::from(m) + 1.0),
         };

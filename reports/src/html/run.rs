@@ -234,7 +234,7 @@ const KINDS: [(&str, &str); 6] = [
 ];
 
 fn colour(event: &Event) -> &'static str {
-    let kind = match event.phase() {
+    let kind = match event.action.kind.name() {
         _ if event.stream != Stream::Compute => 5,
         "F" => 0,
         "I" => 2,
@@ -266,7 +266,7 @@ fn drawing(timeline: &Timeline, longest: f64) -> Markup {
                     height=(if thin { "4" } else { "14" })
                     fill=(format!("var({})", colour(event)))
                 {
-                    title { (event.name) ": " (format::seconds(event.end - event.start)) }
+                    title { (event.action) ": " (format::seconds(event.end - event.start)) }
                 }
             }
         } }
@@ -323,6 +323,7 @@ fn action(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use plans::{Action, ActionKind};
 
     #[test]
     fn a_large_error_is_not_green() {
@@ -345,9 +346,11 @@ mod tests {
         let event = Event {
             rank: 0,
             stream: Stream::Compute,
-            name: "F s0 m0".to_owned(),
-            stage: Some(0),
-            micro_batch: Some(0),
+            action: Action {
+                kind: ActionKind::F,
+                stage: 0,
+                micro_batch: 0,
+            },
             start: Seconds(0.0),
             end: Seconds(0.25),
         };

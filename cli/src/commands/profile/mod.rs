@@ -25,6 +25,7 @@ const SUITE_DEPTH: u64 = 3;
 
 /// Runs `profile`.
 pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode, CliError> {
+    crate::memory::keep();
     if args.device == DeviceArg::Cuda {
         return cuda::run(args);
     }

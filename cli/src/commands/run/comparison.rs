@@ -391,7 +391,7 @@ fn sums(timeline: &Timeline) -> BTreeMap<(u64, &str), (usize, f64)> {
     let mut sums: BTreeMap<(u64, &str), (usize, f64)> = BTreeMap::new();
     for event in &timeline.events {
         let sum = sums
-            .entry((u64::from(event.rank), event.phase()))
+            .entry((u64::from(event.rank), event.action.kind.name()))
             .or_default();
         sum.0 += 1;
         sum.1 += (event.end - event.start).0;

@@ -64,6 +64,7 @@ struct LossJson {
 
 /// Runs `run`.
 pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
+    crate::memory::keep();
     let loaded = plan::load(&args.plan)?;
     device::check(args, loaded.strategy.world())?;
     let job = job(args, &loaded)?;
