@@ -190,6 +190,45 @@ def megatron(folder, plan):
     same("layers", args.num_layers, sum(plan["stages"]))
 
 
+def megatron_bridge(folder, plan):
+    """The script that the launcher would start, run up to where ranks would start; then Bridge's own values."""
+    import bridge
+
+    hub = folder.parent / "hub"
+    if plan["hub"]:
+        bridge.hub_config(hub, plan["model"])
+    words, environment = recorded(folder)
+    at = next(i for i, word in enumerate(words) if word.endswith("vescale_plan_bridge.py"))
+    os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
+    if "CUDA_DEVICE_MAX_CONNECTIONS" in environment:
+        os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = environment["CUDA_DEVICE_MAX_CONNECTIONS"]
+    bridge.as_on_gpus(plan["gpus"])
+    config = bridge.started(words[at], words[at + 1 :])
+    model = config.model
+    same("tp", model.tensor_model_parallel_size, plan["tp"])
+    same("pp", model.pipeline_model_parallel_size, plan["pp"])
+    same("vpp", model.virtual_pipeline_model_parallel_size or 1, plan["vpp"])
+    same("cp", model.context_parallel_size, plan["cp"])
+    same("ep", model.expert_model_parallel_size, plan["ep"])
+    if plan["ep"] > 1:
+        same("etp", model.expert_tensor_parallel_size, plan["etp"])
+    same("data-parallel ranks", config.data_parallel_size, plan["dp_shard"] * plan["dp_replicate"])
+    same("micro-batch", config.train.micro_batch_size, plan["micro_batch"])
+    same("global batch", config.train.global_batch_size, plan["global_batch"])
+    same("seq_len", (model.seq_length, config.dataset.seq_length), (plan["seq_len"], plan["seq_len"]))
+    same("sequence parallelism", bool(model.sequence_parallel), plan["sequence_parallel"])
+    same("states sharded", (config.ddp.use_distributed_optimizer, config.optimizer.use_distributed_optimizer), (plan["zero"] > 0,) * 2)
+    same("Megatron-FSDP", bool(config.ddp.use_megatron_fsdp), plan["zero"] > 1)
+    if plan["zero"] > 1:
+        strategy = {2: "optim_grads", 3: "optim_grads_params"}[plan["zero"]]
+        same("shards", config.ddp.data_parallel_sharding_strategy, strategy)
+    same("recomputation", model.recompute_granularity, {"none": None, "full": "full"}.get(plan["recompute"], "selective"))
+    same("bf16", (model.bf16, config.optimizer.bf16), (True, True))
+    same("stages", bridge.stages(model), plan["stages"])
+    if different := bridge.differences(model, bridge.own_model(hub) if plan["hub"] else None, plan):
+        sys.exit("; ".join(different))
+
+
 def nanotron(folder, plan):
     from nanotron.config import get_config_from_file
 
@@ -260,6 +299,7 @@ DIALECTS = {
     "accelerate@1.15": accelerate,
     "axolotl@0.19": axolotl,
     "megatron-lm": megatron,
+    "megatron-bridge": megatron_bridge,
     "nanotron": nanotron,
     "transformers": trainer,
     "transformers-deepspeed": trainer,
@@ -275,6 +315,7 @@ WARM = {
     "accelerate@1.15": ["accelerate.commands.config.config_args"],
     "axolotl@0.19": ["axolotl.utils.schemas.config"],
     "megatron-lm": ["megatron.training.arguments"],
+    "megatron-bridge": ["megatron.bridge.recipes.common", "megatron.bridge.training.pretrain", "megatron.bridge.training.gpt_step"],
     "nanotron": ["nanotron.config"],
     "transformers": ["transformers.training_args"],
     "transformers-deepspeed": ["transformers.training_args", "deepspeed"],

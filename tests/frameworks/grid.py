@@ -56,6 +56,8 @@ SHORT = {"gpt2-xl": 1024, "bloom-7b1": 2048, "falcon-7b": 2048, "gpt-neox-20b": 
 OWN = {
     # examples/{gpt3,llama,mixtral,gptoss}, examples/post_training/modelopt/conf
     "megatron-lm": ["gpt2", "llama", "llama4", "mixtral", "qwen2", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gpt_oss", "nemotron", "nemotron_h"],
+    # register_bridge in src/megatron/bridge/models
+    "megatron-bridge": ["llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "qwen3_next", "deepseek_v2", "deepseek_v3", "gpt_oss", "nemotron", "nemotron_h", "gemma2", "gemma3_text", "glm4_moe", "minimax_m2", "ernie4_5_moe"],
     # torchtitan/models/*/__init__.py; the flavors 16B and 236B of deepseek_v3 are DeepSeek-V2
     "torchtitan@0.3": ["llama", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gpt_oss"],
     "torchtitan@main": ["llama", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gpt_oss"],
@@ -85,11 +87,14 @@ def foreign(target):
 
 
 CORE = ["zero=1", "tp=2,zero=1,recompute=selective", "tp=2,pp=2,zero=1,recompute=full", "tp=2,pp=2,vpp=2,schedule=interleaved,zero=1", "cp=2,cp_kind=ring,zero=1", "ep=4,zero=1"]
+FSDP = ["zero=3", "zero=3,dp_replicate=2,recompute=full", "tp=2,zero=2"]
 TITAN = ["zero=3,recompute=full", "tp=2,zero=3", "tp=2,etp=2,zero=3", "pp=2,vpp=2,schedule=interleaved,zero=3", "zero=3,dp_replicate=2,reshard=off", "zero=0", "ep=8,zero=3"]
 # Target, runtime, models, strategies; what a runtime's space or a model does not allow is left out.
 GRID = [
     ("megatron-lm", "megatron-core", own("megatron-lm"), CORE),
-    ("megatron-lm", "megatron-fsdp", own("megatron-lm"), ["zero=3", "zero=3,dp_replicate=2,recompute=full", "tp=2,zero=2"]),
+    ("megatron-lm", "megatron-fsdp", own("megatron-lm"), FSDP),
+    ("megatron-bridge", "megatron-core", own("megatron-bridge"), CORE),
+    ("megatron-bridge", "megatron-fsdp", own("megatron-bridge"), FSDP),
     ("torchtitan@0.3", "torchtitan", own("torchtitan@0.3"), TITAN),
     ("torchtitan@main", "torchtitan", own("torchtitan@main"), TITAN),
     ("torchtitan@0.2", "torchtitan", own("torchtitan@0.2"), ["zero=3,recompute=full", "tp=2,pp=2,zero=3", "zero=3,cp=2,cp_kind=all_gather", "zero=0"]),
@@ -102,12 +107,21 @@ GRID = [
     ("nanotron", "nanotron", own("nanotron"), ["zero=1", "tp=2,pp=2,zero=1,recompute=full", "cp=2,cp_kind=all_gather,zero=1", "pp=2,schedule=gpipe"]),
 ]
 
-# Sources that are not on PyPI: a folder of the environment with the commit's files, put on the path of imports.
-SOURCES = {"megatron-lm": "src/megatron-lm", "nanotron": "src/nanotron/src", "torchtitan@0.2": "titan-0.2.2", "torchtitan@0.3": "titan-0.3.0", "torchtitan@main": "src/torchtitan-main", "llama-factory": "src/llama-factory/src"}
+# Sources that are not on PyPI: folders of the environment with the commit's files, put on the path of imports.
+SOURCES = {
+    "megatron-lm": ["src/megatron-lm"],
+    "megatron-bridge": ["src/megatron-bridge/src", "src/megatron-lm-of-bridge"],
+    "nanotron": ["src/nanotron/src"],
+    "torchtitan@0.2": ["titan-0.2.2"],
+    "torchtitan@0.3": ["titan-0.3.0"],
+    "torchtitan@main": ["src/torchtitan-main"],
+    "llama-factory": ["src/llama-factory/src"],
+}
 
 # A file of each target and one of its keys; misspelt, `export --check` must find it.
 MISSPELT = {
     "megatron-lm": ("megatron_args.sh", "--micro-batch-size"),
+    "megatron-bridge": ("vescale_plan_bridge.py", "tensor_model_parallel_size"),
     "torchtitan@0.3": ("vescale_plan_config.py", "tensor_parallel_degree"),
     "torchtitan@main": ("vescale_plan_config.py", "tensor_parallel_degree"),
     "llama-factory": ("llamafactory.yaml", "gradient_accumulation_steps"),
@@ -126,7 +140,7 @@ env -0 > "$RECORD/env"
 """
 
 
-def export(tool, folder, target, runtime, model, strategy):
+def export(tool, folder, target, runtime, model, strategy, strange):
     """The plan's outcome: `illegal`, `refused` by us, or `exported` with its files and recorded command; and what we say."""
     folder.mkdir(parents=True)
     plan = folder / "a.plan.yaml"
@@ -137,8 +151,12 @@ def export(tool, folder, target, runtime, model, strategy):
         return "illegal", made.stderr
     answer = json.loads(made.stdout)
     facts = {**answer["strategy"], **job, "parameters": answer["inputs"]["parameters"], "model": model}
+    # Bridge reads a model of its own from the hub, for which the judge puts a folder; it starts from its plain GPT otherwise.
+    of_bridge = target == "megatron-bridge"
+    facts["hub"] = of_bridge and not strange
+    hub = [] if of_bridge and strange else ["--hf-id", folder / "hub" if of_bridge else "org/model"]
     (folder / "plan.json").write_text(json.dumps(facts))
-    words = [tool, "export", plan, "--to", target, "-o", folder / "out", "--launcher", "torchrun", "--quiet", "--tokenizer", "org/tokenizer", "--data", "org/data", "--hf-id", "org/model"]
+    words = [tool, "export", plan, "--to", target, "-o", folder / "out", "--launcher", "torchrun", "--quiet", "--tokenizer", "org/tokenizer", "--data", "org/data", *hub]
     written = subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False)
     if written.returncode == 4:
         return "refused", written.stderr
@@ -161,12 +179,10 @@ def launched(folder):
 
 def judged(environment, target, folders):
     """What the framework's parser says of each folder: nothing, or why it refuses it."""
-    path = [str(HERE)]
-    if target in SOURCES:
-        source = environment / SOURCES[target]
-        if not source.exists():
-            return None
-        path.append(str(source))
+    sources = [environment / source for source in SOURCES.get(target, [])]
+    if not all(source.exists() for source in sources):
+        return None
+    path = [str(HERE), *map(str, sources)]
     variables = {**os.environ, "PYTHONPATH": ":".join(path), "LD_LIBRARY_PATH": str(environment / "stubs")}
     words = [environment / "venv/bin/python", "-W", "ignore", HERE / "accept.py", "--many", target]
     text = "\n".join(str(folder) for folder in folders)
@@ -224,7 +240,7 @@ def main():
     asked = questions(sys.argv[4:])
     own_counts, foreign_counts, failures, exported = {}, {}, [], {}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        outcomes = pool.map(lambda at: export(tool, work / str(at), *asked[at][:4]), range(len(asked)))
+        outcomes = pool.map(lambda at: export(tool, work / str(at), *asked[at]), range(len(asked)))
         for at, (outcome, said) in enumerate(outcomes):
             target, _, model, strategy, strange = asked[at]
             count = (foreign_counts if strange else own_counts).setdefault(target, Counter())

@@ -114,7 +114,8 @@ fn inputs(job: &Job<'_>, limits: &mut Limits) -> Vec<(String, Value)> {
     ];
     if documents::within(job) {
         // The recipe has a dataset for fine-tuning; it names the data.
-        let size = "dataset.packed_sequence_specs.packed_sequence_size".to_owned();
+        settings.push(("dataset.enable_offline_packing".to_owned(), true.into()));
+        let size = "dataset.offline_packing_specs.packed_sequence_size".to_owned();
         settings.push((size, job.workload.seq_len.into()));
     } else {
         let data = "prefix of the preprocessed dataset";
@@ -128,7 +129,7 @@ fn inputs(job: &Job<'_>, limits: &mut Limits) -> Vec<(String, Value)> {
 }
 
 fn text(job: &Job<'_>, settings: Vec<(String, Value)>) -> String {
-    let mut text = "import importlib\nimport sys\n\n\
+    let mut text = "import dataclasses\nimport importlib\nimport sys\n\n\
          import torch\n\
          from megatron.bridge.training.config import ConfigContainer\n\
          from megatron.core.activations import squared_relu\n\
@@ -147,16 +148,24 @@ fn text(job: &Job<'_>, settings: Vec<(String, Value)>) -> String {
     if let Some(id) = job.inputs.hf_id {
         text.push_str(&format!(
             "    from megatron.bridge import AutoBridge\n\n    \
-             cfg.model = AutoBridge.from_hf_pretrained({}).get_model_config()\n",
+             cfg.model = AutoBridge.from_hf_pretrained({}).to_megatron_provider(load_weights=False)\n",
             quoted(id)
         ));
     }
+    // Python makes any attribute that is set: a field that the recipe's class lacks would be lost in silence.
+    text.push_str(
+        "    parts = {name: part for name, part in vars(cfg).items() if dataclasses.is_dataclass(part)}\n    \
+         before = {name: set(vars(part)) for name, part in parts.items()}\n",
+    );
     for (path, value) in settings {
         let value = write::python(&Node::made(value));
         text.push_str(&format!("    cfg.{path} = {value}\n"));
     }
     text.push_str(
-        "    return cfg\n\n\n\
+        "    lost = [f\"{name}.{field}\" for name, part in parts.items() for field in vars(part) if field not in before[name]]\n    \
+         if lost:\n        \
+         raise SystemExit(f\"the recipe has no {', '.join(lost)}: give the recipe of the plan's model\")\n    \
+         return cfg\n\n\n\
          if __name__ == \"__main__\":\n    \
          from megatron.bridge.training.gpt_step import forward_step\n    \
          from megatron.bridge.training.pretrain import pretrain\n\n    \

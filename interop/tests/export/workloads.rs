@@ -59,7 +59,7 @@ fn documents_are_written_or_refused() {
         let within = text(Packing::Within, dialect);
         let switch = match dialect {
             Dialect::MegatronLm => "--dataloader-inter-document-masking",
-            Dialect::MegatronBridge => "packed_sequence_specs.packed_sequence_size = 4096",
+            Dialect::MegatronBridge => "offline_packing_specs.packed_sequence_size = 4096",
             Dialect::Axolotl => "sample_packing: true",
             Dialect::LlamaFactory => "neat_packing: true",
             Dialect::Torchtitan02
