@@ -11,7 +11,7 @@ import tempfile
 
 import torch
 import torch.distributed as dist
-from test_parallelize import MODELS, OPTIMIZERS, TOLERANCE, batches, single
+from test_parallelize import MODELS, OPTIMIZERS, TOLERANCE, batches, single, runs_here
 
 from vescale_plan import load, parallelize, save
 
@@ -53,6 +53,8 @@ def main():
         steps = list(batches())
         for number, (first, second) in enumerate(ROUTES):
             if max(first.get("tp", 1), second.get("tp", 1)) > getattr(original.config, "num_key_value_heads", 4):
+                continue
+            if not (runs_here(first) and runs_here(second)):
                 continue
             path = os.path.join(folder[0], f"{name}-{number}")
             model, optimizer = parallelize(first, copy.deepcopy(original), optimizer_fn, device="cpu")

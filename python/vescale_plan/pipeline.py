@@ -18,6 +18,15 @@ from .stages import Stage, place as rank_of
 from .strategy import PlanError, Strategy
 
 V_SHAPED = ("zb-v", "dualpipe-v")
+# The class of `torch.distributed.pipelining.schedules` that runs each schedule.
+CLASSES = {
+    "gpipe": "ScheduleGPipe",
+    "1f1b": "Schedule1F1B",
+    "interleaved": "ScheduleInterleaved1F1B",
+    "zb-h1": "ScheduleInterleavedZeroBubble",
+    "zb-v": "ScheduleZBVZeroBubble",
+    "dualpipe-v": "ScheduleDualPipeV",
+}
 
 
 def v_shaped(strategy: Strategy) -> bool:
@@ -25,10 +34,17 @@ def v_shaped(strategy: Strategy) -> bool:
     return strategy.schedule in V_SHAPED
 
 
+def available(schedule: str) -> bool:
+    """Whether this torch runs a schedule. Those that have no DualPipeV send from a rank to itself where a V turns."""
+    return hasattr(schedules, CLASSES["dualpipe-v" if schedule in V_SHAPED else schedule])
+
+
 def check(strategy: Strategy) -> None:
     """Refuses what torch's schedules cannot run."""
     if strategy.pp == 1:
         return
+    if not available(strategy.schedule):
+        raise PlanError(f"schedule {strategy.schedule}: torch {torch.__version__} does not run it; a newer torch does")
     if strategy.schedule in ("gpipe", "1f1b") and strategy.vpp > 1:
         raise PlanError(f"schedule {strategy.schedule} has one stage per rank; vpp is {strategy.vpp}")
     if v_shaped(strategy) and strategy.vpp != 2:
@@ -159,15 +175,7 @@ def _make(
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> Any:
     options: Dict[str, Any] = {"n_microbatches": count, "loss_fn": loss, "scale_grads": False}
-    kinds: Dict[str, Any] = {
-        "gpipe": schedules.ScheduleGPipe,
-        "1f1b": schedules.Schedule1F1B,
-        "interleaved": schedules.ScheduleInterleaved1F1B,
-        "zb-h1": schedules.ScheduleInterleavedZeroBubble,
-        "zb-v": schedules.ScheduleZBVZeroBubble,
-        "dualpipe-v": schedules.ScheduleDualPipeV,
-    }
-    kind = kinds[strategy.schedule]
+    kind: Any = getattr(schedules, CLASSES[strategy.schedule])
     single = issubclass(kind, schedules.PipelineScheduleSingle)
     try:
         return kind(stages[0] if single else stages, **options)

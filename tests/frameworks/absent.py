@@ -26,6 +26,16 @@ class Kind(type):
         return MagicMock()
 
 
+class FusedAdam:
+    """Transformer Engine's optimizer, by the arguments for which Megatron-Core looks."""
+
+    def __init__(
+        self, params, lr=1e-3, *, use_decoupled_grad=False, master_weight_dtype=None, exp_avg_dtype=None,
+        exp_avg_sq_dtype=None, store_param_remainders=False,
+    ):
+        raise NotImplementedError("this is a stand-in")
+
+
 class Layers(types.ModuleType):
     """A module of layers without kernels: its names in capitals are classes, all others are shells."""
 
@@ -34,6 +44,8 @@ class Layers(types.ModuleType):
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
+        if name == "FusedAdam":
+            return FusedAdam
         import torch
 
         made = Kind(name, (torch.nn.Module,), {"__module__": self.__name__}) if name[0].isupper() else MagicMock()

@@ -2,6 +2,7 @@
 `ConfigContainer.validate()`. What a recipe asks of the hub, a model's `config.json`, is read from a local folder."""
 
 import dataclasses
+import importlib
 import json
 import os
 import pathlib
@@ -40,6 +41,35 @@ def hub_config(folder, preset):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+# Models of the hub that the library has under another name, because they are alike in what their recipes set.
+ALIKE = {"llama3.1-8b": "llama3-8b", "llama3.1-70b": "llama3-70b", "qwen2-0.5b": "qwen2.5-0.5b", "qwen2-1.5b": "qwen2.5-1.5b", "qwen2-7b": "qwen2.5-7b", "qwen2-72b": "qwen2.5-72b"}
+
+
+def of_library(name):
+    """The model of the library for a name on the hub."""
+
+    def plain(text):
+        return text.lower().removeprefix("meta-").removesuffix("-hf").replace("-", "")
+
+    known = {plain(path.stem): path.stem for path in MODELS.glob("*.json")} | {plain(a): b for a, b in ALIKE.items()}
+    return known[plain(name.rsplit("/", 1)[-1])]
+
+
+def recipe(module, function, world, hub):
+    """The final configuration of one of Bridge's recipes, with models of the hub from folders below `hub`."""
+    from megatron.bridge import AutoBridge
+
+    take = AutoBridge.from_hf_pretrained
+
+    def from_folder(name, **options):
+        model = of_library(name)
+        return take(hub_config(hub / model, model), **options)
+
+    AutoBridge.from_hf_pretrained = from_folder
+    as_on_gpus(world)
+    return final(getattr(importlib.import_module(module), function)())
 
 
 def own_model(folder):
@@ -139,6 +169,8 @@ def differences(found, own, plan):
     for name in DEFINES:
         if name not in fields_of(own):
             continue
+        if name == "moe_router_pre_softmax" and own.moe_router_score_function != "softmax":
+            continue  # Nothing reads it then.
         a, b = shown(getattr(found, name, None)), shown(getattr(own, name))
         if a != b:
             out.append(f"{name}: {a!r}, not {b!r}")

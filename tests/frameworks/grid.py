@@ -110,7 +110,7 @@ GRID = [
 # Sources that are not on PyPI: folders of the environment with the commit's files, put on the path of imports.
 SOURCES = {
     "megatron-lm": ["src/megatron-lm"],
-    "megatron-bridge": ["src/megatron-bridge/src", "src/megatron-lm-of-bridge"],
+    "megatron-bridge": ["transformers-5.12", "src/megatron-bridge/src", "src/megatron-lm-of-bridge"],
     "nanotron": ["src/nanotron/src"],
     "torchtitan@0.2": ["titan-0.2.2"],
     "torchtitan@0.3": ["titan-0.3.0"],

@@ -90,7 +90,9 @@ fn drafts(job: &Job<'_>, dialect: Dialect, limits: &mut Limits) -> (Vec<Draft>, 
         "what is written for this target trains all weights",
     );
     documents::collect(job, dialect, limits);
-    let (hybrid, named) = (job.model.hybrid.is_some(), dialect.names_the_model());
+    let hybrid = job.model.hybrid.is_some();
+    let own = dialect == Dialect::MegatronBridge && bridge::from_hub(job);
+    let named = dialect.names_the_model() || own;
     limits.refuse_model(
         hybrid && !named,
         "hybrid",

@@ -1,6 +1,6 @@
 """Gives the files of `expected.csv` to the frameworks' own parsers, as their launchers would, and prints what these say.
 
-Usage: judge.py SOURCES FRAMEWORK, with the framework's modules on PYTHONPATH; a line of CSV for each file: repository,
+Usage: judge.py SOURCES FRAMEWORK [REPOSITORY], with the framework's modules on PYTHONPATH; a line of CSV for each file: repository,
 file, verdict, reason. A verdict is `accepted` (the parser reads the file, and the sizes that it shows are those counted
 by hand), `refused` (it ends with an error), or `not judged` (the parser itself cannot be imported here, or asks the hub).
 """
@@ -105,6 +105,28 @@ def megatron(root, file, row):
         same(row, kv_heads=args.num_query_groups)
 
 
+def megatron_bridge(_root, file, row):
+    import bridge
+
+    path, function = file.split(":")
+    module = path.removeprefix("src/").removesuffix(".py").replace("/", ".")
+    with tempfile.TemporaryDirectory() as hub:
+        config = bridge.recipe(module, function, row["gpus"], pathlib.Path(hub))
+    model = config.model
+    same(
+        row,
+        layers=model.num_layers,
+        hidden=model.hidden_size,
+        heads=model.num_attention_heads,
+        kv_heads=None if model.multi_latent_attention else model.num_query_groups,
+        experts=model.num_moe_experts or 0,
+        tp=model.tensor_model_parallel_size,
+        pp=model.pipeline_model_parallel_size,
+        cp=model.context_parallel_size,
+        ep=model.expert_model_parallel_size,
+    )
+
+
 def torchtitan(_root, file, row):
     import torch
     from torchtitan.components.quantization import float8
@@ -203,8 +225,37 @@ def trainer_arguments(given):
     return TrainingArguments(output_dir="/tmp/frameworks-trainer", report_to="none", **given)
 
 
+def trainer(root, file, row):
+    """The Trainer's arguments as each project's script has them parsed, by the classes that it extends them with."""
+    from transformers import HfArgumentParser, training_args
+
+    training_args.is_torch_bf16_gpu_available = lambda: True
+    # It asks the GPU whether it has TF32.
+    training_args.is_torch_tf32_available = lambda: True
+    if file.endswith(".sh"):
+        from fastchat.train import train
+
+        kinds = (train.ModelArguments, train.DataArguments, train.TrainingArguments)
+        words = [word for word in recorded(root, [file], {})]
+        model, _, args = HfArgumentParser(kinds).parse_args_into_dataclasses(words)
+    else:
+        from trl import ModelConfig, TrlParser
+
+        own = importlib.import_module("open_r1.configs" if "open-r1" in str(root) else "alignment.configs")
+        parser = TrlParser((own.ScriptArguments, own.SFTConfig, ModelConfig))
+        _, args, model = parser.parse_args_and_config(["--config", str(root / file)])
+    text = (root / file).read_text()
+    for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
+        if str(getattr(args, name)) not in text.split(name)[1].split("\n")[0]:
+            raise Different(f"{name} is {getattr(args, name)}")
+    if model.model_name_or_path.rsplit("/", 1)[-1] not in text:
+        raise Different(f"the model is {model.model_name_or_path}")
+
+
 JUDGES = {
+    "transformers": trainer,
     "megatron-lm": megatron,
+    "megatron-bridge": megatron_bridge,
     "torchtitan": torchtitan,
     "nanotron": nanotron,
     "axolotl": axolotl,
@@ -212,16 +263,24 @@ JUDGES = {
     "accelerate": accelerate,
     "deepspeed": deepspeed,
 }
+# What takes long to import, and is imported once for all files.
+WARM = {"megatron-bridge": ["megatron.bridge.recipes", "megatron.bridge.training.config"]}
 # Errors of this machine, not of the file.
 OURS = ("ImportError", "ModuleNotFoundError", "OSError", "ConnectionError", "LocalEntryNotFoundError")
 
 
 def main():
-    sources, framework = pathlib.Path(sys.argv[1]), sys.argv[2]
+    sources, framework, *only = pathlib.Path(sys.argv[1]), *sys.argv[2:]
     os.environ["DISABLE_VERSION_CHECK"] = "1"
     with open(HERE / "expected.csv", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["framework"] == framework]
-    out = csv.writer(sys.stdout, lineterminator="\n")
+    rows = [row for row in rows if not only or row["repository"] in only]
+    # What frameworks print goes elsewhere.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    out = csv.writer(answers, lineterminator="\n")
+    for module in WARM.get(framework, []):
+        importlib.import_module(module)
     for row in rows:
         root = sources / row["repository"].replace("/", "+")
         os.chdir(root)
@@ -229,7 +288,7 @@ def main():
         verdict = "accepted" if error is None else "not judged" if error.startswith(OURS) else "refused"
         reason = " ".join((error or "").replace(str(sources), "").split())
         out.writerow([row["repository"], row["file"], verdict, reason[:240]])
-        sys.stdout.flush()
+        answers.flush()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,11 @@
 //! Export to Megatron Bridge: a Python function over `ConfigContainer`, generated from Megatron-LM's options.
 
+mod own;
+
 use catalog::runtime::Rewrite;
 use catalog::{DType, Precision, Zero};
+
+pub(crate) use self::own::from_hub;
 
 use super::core_model::{self, Field, Reach};
 use super::core_rewrites;
@@ -48,14 +52,31 @@ pub(crate) fn program(job: &Job<'_>) -> Program {
 pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     // A recipe has its own choices; all decisions are set, including those that are off.
     let mut settings: Vec<(String, Value)> = off(job);
-    let mut fields = core_model::fields(job.model, job.workload.seq_len, Reach::Provider, limits);
+    let mut lacks = Limits::default();
+    let mut fields = core_model::fields(
+        job.model,
+        job.workload.seq_len,
+        Reach::Provider,
+        &mut lacks,
+    );
+    let whole = lacks.refusals.is_empty() && job.model.hybrid.is_none();
+    own::refuse(job, lacks.refusals, limits);
+    if !whole && from_hub(job) {
+        // Bridge's class of the model has all else; a field of ours could contradict it.
+        fields.retain(|(name, _)| *name == "vocab_size");
+    }
     fields.extend(core_rewrites::fields(job, limits));
-    settings.extend(fields.into_iter().flat_map(|field| provider(field, job)));
+    let set = |settings: &mut Vec<(String, Value)>, path: String, value: Value| {
+        settings.retain(|(known, _)| *known != path);
+        settings.push((path, value));
+    };
+    for (path, value) in fields.into_iter().flat_map(|field| provider(field, job)) {
+        set(&mut settings, path, value);
+    }
     let flags = megatron::decisions(job, limits);
     for flag in flags.into_iter().flat_map(|(_, flags)| flags) {
         for (path, value) in setting(&flag, job) {
-            settings.retain(|(known, _)| *known != path);
-            settings.push((path, value));
+            set(&mut settings, path, value);
         }
     }
     let precision = match job.workload.precision {
@@ -70,7 +91,12 @@ pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     settings.extend(mixed(precision, wide(job)));
     settings.push(("dataset.seq_length".to_owned(), job.workload.seq_len.into()));
     settings.extend(inputs(job, limits));
-    vec![Draft::new(FILE, Heading::Docstring, text(job, settings))]
+    let sizes = match whole {
+        true => Vec::new(),
+        false => own::sizes(job.model),
+    };
+    let text = text(job, settings, sizes);
+    vec![Draft::new(FILE, Heading::Docstring, text)]
 }
 
 /// Whether gradients are held and reduced in 32 bits.
@@ -128,7 +154,12 @@ fn inputs(job: &Job<'_>, limits: &mut Limits) -> Vec<(String, Value)> {
     settings
 }
 
-fn text(job: &Job<'_>, settings: Vec<(String, Value)>) -> String {
+/// The file: settings of the configuration, and `sizes` that the model from the hub must have.
+fn text(
+    job: &Job<'_>,
+    settings: Vec<(String, Value)>,
+    sizes: Vec<(&'static str, Value)>,
+) -> String {
     let mut text = "import dataclasses\nimport importlib\nimport sys\n\n\
          import torch\n\
          from megatron.bridge.training.config import ConfigContainer\n\
@@ -151,6 +182,13 @@ fn text(job: &Job<'_>, settings: Vec<(String, Value)>) -> String {
              cfg.model = AutoBridge.from_hf_pretrained({}).to_megatron_provider(load_weights=False)\n",
             quoted(id)
         ));
+        for (name, size) in sizes {
+            let size = write::python(&Node::made(size));
+            text.push_str(&format!(
+                "    if cfg.model.{name} != {size}:\n        \
+                 raise SystemExit(f\"{name}: the hub's model has {{cfg.model.{name}}}, the plan's {size}\")\n"
+            ));
+        }
     }
     // Python makes any attribute that is set: a field that the recipe's class lacks would be lost in silence.
     text.push_str(
@@ -222,6 +260,8 @@ fn off(job: &Job<'_>) -> Vec<(String, Value)> {
         "recompute_method",
         "recompute_num_layers",
         "recompute_modules",
+        // The hub's model may have layers that predict later tokens where the plan's has none.
+        "mtp_num_layers",
     ];
     let mut settings: Vec<(String, Value)> = none
         .into_iter()
