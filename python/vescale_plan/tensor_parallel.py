@@ -52,6 +52,23 @@ class Replicated(ParallelStyle):
         )
 
 
+class ReplicatedEmbedding(ParallelStyle):
+    """Keeps a table of positions whole, and looks up on this rank alone.
+
+    DTensor of torch 2.8 takes the gradient of a second table of the same width for the first's.
+    """
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        distribute_module(module, device_mesh, partial(_place, {"weight": Replicate()}))
+
+        def look_up(ids: torch.Tensor) -> torch.Tensor:
+            table: Any = module.weight
+            return nn.functional.embedding(ids, table.to_local(grad_placements=[Replicate()]))
+
+        module.forward = look_up  # type: ignore[method-assign]
+        return module
+
+
 def _place(layouts: Mapping[str, Placement], _name: str, module: nn.Module, mesh: DeviceMesh) -> None:
     for name, layout in layouts.items():
         value = getattr(module, name, None)
@@ -112,6 +129,8 @@ def _styles(parts: Anatomy, sequence_parallel: bool) -> Dict[str, ParallelStyle]
             style = RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate())
         elif module is parts.head:
             style = ColwiseParallel(input_layouts=Replicate(), output_layouts=Replicate())
+        elif isinstance(module, nn.Embedding):
+            style = ReplicatedEmbedding()
         else:
             style = Replicated()
         if style is not None:
