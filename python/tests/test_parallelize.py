@@ -12,7 +12,7 @@ import sys
 
 import torch
 import torch.distributed as dist
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from vescale_plan import PlanError, parallelize, pipeline
 
@@ -48,6 +48,21 @@ def gpt2():
         eos_token_id=0,
     )
     return GPT2LMHeadModel(config)
+
+
+def mixtral():
+    config = MixtralConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+    )
+    return MixtralForCausalLM(config)
 
 
 MODELS = {"llama": llama, "llama-tied": lambda: llama(tied=True), "gpt2": gpt2}
@@ -89,9 +104,17 @@ PLANS = {
     },
     "cp2 x fsdp2": {"cp": 2, "cp_kind": "all_gather", "dp_shard": 2, "zero": 3, **TWO_RANKS},
     "cp2 x tp2": {"cp": 2, "cp_kind": "all_gather", "tp": 2, "sequence_parallel": True, **FOUR_BY_TWO},
+    "cp2 all-to-all x fsdp2": {"cp": 2, "cp_kind": "all_to_all", "dp_shard": 2, "zero": 3, **TWO_RANKS},
     "cp2 x pp2": {"cp": 2, "cp_kind": "all_gather", "pp": 2, "schedule": "1f1b", **FOUR_BY_TWO},
     "pp2 x tp2": {"pp": 2, "tp": 2, "schedule": "1f1b", **FOUR_BY_TWO},
     "pp2 x tp2 sequence parallel": {"pp": 2, "tp": 2, "sequence_parallel": True, "schedule": "1f1b", **FOUR_BY_TWO},
+}
+
+EXPERTS = {
+    "ep2 x fsdp4": {"ep": 2, "dp_shard": 4, "zero": 3, "reshard_after_forward": True, "micro_batch": 2},
+    "ep4, zero-1, accumulating": {"ep": 4, "dp_shard": 4, "zero": 1, "micro_batch": 1, "num_micro_batches": 2},
+    "ep2 x fsdp2 x pp2, recomputed": {"ep": 2, "dp_shard": 2, "zero": 2, "pp": 2, "recompute": "full", **TWO_RANKS},
+    "fsdp4": {"dp_shard": 4, "zero": 3, "micro_batch": 2},
 }
 
 TP_OF_ALL = {
@@ -153,10 +176,11 @@ def planned(plan, model, optimizer_fn, clip):
 REFUSED = [
     ({"dp_shard": 2, "zero": 3}, "the plan is for 2 ranks"),
     ({"tp": 4}, "tp=4 does not divide the model's 2 key-value heads; nearest that does: 2"),
-    ({"tp": 2, "ep": 2, "dp_shard": 2, "zero": 3}, "expert parallelism is not applied"),
+    ({"tp": 2, "ep": 2, "dp_shard": 2, "zero": 3}, "LlamaForCausalLM has no layer whose experts are one module"),
     ({"pp": 4, "stages": [1, 1, 1, 2]}, "stages [1, 1, 1, 2] hold 5 layers"),
     ({"pp": 2, "dp_shard": 2, "zero": 3, "vpp": 2, "schedule": "1f1b"}, "1f1b has one stage per rank"),
-    ({"cp": 4, "cp_kind": "ring"}, "cp_kind ring is not applied"),
+    ({"cp": 4, "cp_kind": "ring"}, "cp_kind ring is not applied; all_gather and all_to_all are"),
+    ({"cp": 4, "cp_kind": "all_to_all"}, "cp * tp=4 does not divide the model's 2 key-value heads"),
     ({"dp_shard": 4, "zero": 3, "precision": "fp8"}, "precision fp8 is not applied"),
     ({"dp_shard": 4, "zero": 0}, "dp_shard > 1 with zero: 0"),
     ({"dp_shard": 4, "zero": 3, "micro_batch": 3}, "the batch has 8 sequences; the plan's global batch is 12"),
@@ -214,7 +238,7 @@ def main():
     dist.init_process_group("gloo")
     failed = []
     refusals()
-    for models, plans in ((MODELS, PLANS), (WIDE, TP_OF_ALL)):
+    for models, plans in ((MODELS, PLANS), (WIDE, TP_OF_ALL), ({"mixtral": mixtral}, EXPERTS)):
         for name, build in models.items():
             for optimizer, settings in OPTIMIZERS.items():
                 chosen = {f"{name} {optimizer}: {title}": plan for title, plan in plans.items()}

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from . import anatomy, context_parallel, deferred, groups, pipeline, shard, stages, tensor_parallel
+from . import anatomy, context_parallel, deferred, experts, groups, pipeline, shard, stages, tensor_parallel
 from .model import ParallelModel
 from .strategy import PlanError, PlanLike, Strategy
 
@@ -68,6 +68,8 @@ def parallelize(
     for stage in local:
         if strategy.tp > 1:
             tensor_parallel.apply(anatomy.find(stage.model), place.mesh["tp"], strategy.sequence_parallel)
+        if strategy.ep > 1:
+            experts.apply(stage, place.mesh["ep"])
         shard.recompute(stage, strategy.recompute)
         fsdp.append(shard.data_parallel(stage, place))
     if later is not None:
@@ -79,8 +81,7 @@ def parallelize(
 def _check(strategy: Strategy, parts: anatomy.Anatomy) -> None:
     """Refuses what cannot be applied, before anything is changed."""
     name = type(parts.model).__name__
-    if strategy.ep > 1 or strategy.etp > 1:
-        raise PlanError(f"ep={strategy.ep}, etp={strategy.etp}: expert parallelism is not applied; plan with ep=1")
+    experts.check(strategy, parts)
     if strategy.precision in ("fp16", "fp8"):
         raise PlanError(f"precision {strategy.precision} is not applied; bf16 and fp32 are")
     if strategy.sequence_parallel and strategy.tp == 1:
@@ -93,7 +94,7 @@ def _check(strategy: Strategy, parts: anatomy.Anatomy) -> None:
         raise PlanError(
             f"stages {list(strategy.stages)} hold {sum(strategy.stages)} layers; {name} has {len(parts.layers)}"
         )
-    context_parallel.check(strategy, parts.model)
+    context_parallel.check(strategy, parts)
     pipeline.check(strategy)
 
 

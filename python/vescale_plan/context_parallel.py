@@ -1,6 +1,7 @@
-"""Context parallelism: each rank computes a part of every sequence, with all keys and values.
+"""Context parallelism: each rank computes a part of every sequence.
 
-Keys and values are gathered before attention (as Llama 3 was trained). A rank holds an early and a
+Keys and values are gathered before attention (`all_gather`, as Llama 3 was trained), or ranks exchange parts of sequences
+for heads, so that each attends over whole sequences with some heads (`all_to_all`, as Ulysses does). A rank holds an early and a
 late part of the sequence, so that causal attention costs every rank the same.
 """
 
@@ -13,8 +14,10 @@ from typing import Any, Iterator, Optional, Tuple
 
 import torch
 from torch import nn
-from torch.distributed._functional_collectives import all_gather_tensor_autograd
+from torch.distributed._functional_collectives import all_gather_tensor_autograd, all_to_all_single_autograd
 
+from . import anatomy
+from .anatomy import Anatomy
 from .batch import Share
 from .groups import Place
 from .strategy import PlanError, Strategy
@@ -23,15 +26,20 @@ from .strategy import PlanError, Strategy
 _NUMBERS = itertools.count()
 
 
-def check(strategy: Strategy, model: nn.Module) -> None:
+APPLIED = ("all_gather", "all_to_all")
+
+
+def check(strategy: Strategy, parts: Anatomy) -> None:
     """Refuses what is not applied."""
     if strategy.cp == 1:
         return
-    if strategy.cp_kind != "all_gather":
-        raise PlanError(f"cp_kind {strategy.cp_kind} is not applied; all_gather is")
+    if strategy.cp_kind not in APPLIED:
+        raise PlanError(f"cp_kind {strategy.cp_kind} is not applied; {' and '.join(APPLIED)} are")
+    if strategy.cp_kind == "all_to_all":
+        anatomy.check_heads(parts, strategy.cp * strategy.tp, "cp * tp")
     if strategy.dp_replicate > 1:
         raise PlanError("dp_replicate > 1 with cp > 1 is not applied; use dp_shard")
-    config = getattr(model, "config", None)
+    config = getattr(parts.model, "config", None)
     if getattr(config, "_attn_implementation", None) != "sdpa":
         raise PlanError(f"cp={strategy.cp} needs a model whose attention implementation is sdpa")
     kinds = getattr(config, "layer_types", None) or ["full_attention"]
@@ -89,6 +97,15 @@ class ContextParallel:
         scaling: Optional[float] = None,
         **_kwargs: Any,
     ) -> Tuple[torch.Tensor, None]:
+        if self._place.strategy.cp_kind == "all_to_all":
+            whole = torch.nn.functional.scaled_dot_product_attention(
+                *(self._to_heads(x) for x in (query, key, value)),
+                dropout_p=dropout,
+                is_causal=True,
+                scale=scaling,
+                enable_gqa=key.shape[1] != query.shape[1],
+            )
+            return self._to_tokens(whole).transpose(1, 2).contiguous(), None
         out = torch.nn.functional.scaled_dot_product_attention(
             query,
             self._gather(key),
@@ -104,3 +121,21 @@ class ContextParallel:
         """The keys or values of whole sequences, in order."""
         whole: torch.Tensor = all_gather_tensor_autograd(x.contiguous(), 2, self._place.group("cp"))
         return whole.index_select(2, self._order)
+
+    def _to_heads(self, x: torch.Tensor) -> torch.Tensor:
+        """Whole sequences of this rank's heads, from a part of every sequence of all heads."""
+        ranks = self._place.strategy.cp
+        sent = torch.stack(x.chunk(ranks, dim=1))
+        parts = self._exchange(sent)
+        return torch.cat(parts.unbind(), dim=2).index_select(2, self._order)
+
+    def _to_tokens(self, x: torch.Tensor) -> torch.Tensor:
+        """The way back."""
+        ranks = self._place.strategy.cp
+        sent = torch.stack(x.index_select(2, self._order.argsort()).chunk(ranks, dim=2))
+        return torch.cat(self._exchange(sent).unbind(), dim=1)
+
+    def _exchange(self, sent: torch.Tensor) -> torch.Tensor:
+        """Sends slice `i` to rank `i`, and receives one slice of each."""
+        received: torch.Tensor = all_to_all_single_autograd(sent.contiguous(), None, None, self._place.group("cp"))
+        return received

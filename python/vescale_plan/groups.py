@@ -52,7 +52,13 @@ def start(strategy: Strategy, device: Optional[str]) -> Place:
             f"the plan is for {strategy.world} ranks (tp {strategy.tp} x cp {strategy.cp} x dp {strategy.dp} x "
             f"pp {strategy.pp}), and this job has {world}; start it with torchrun over {strategy.world}"
         )
-    names = tuple(reversed(strategy.axis_order))
-    mesh = init_device_mesh(device, tuple(getattr(strategy, n) for n in names), mesh_dim_names=names)
+    axes = [(name, int(getattr(strategy, name))) for name in reversed(strategy.axis_order)]
+    if strategy.ep > 1:
+        # Neighbours along dp_shard hold different experts.
+        at = [name for name, _ in axes].index("dp_shard")
+        axes[at : at + 1] = [("edp", strategy.dp_shard // strategy.ep), ("ep", strategy.ep)]
+    mesh = init_device_mesh(device, tuple(size for _, size in axes), mesh_dim_names=tuple(name for name, _ in axes))
+    if strategy.ep > 1:
+        mesh["edp", "ep"]._flatten("dp_shard")
     here = torch.device(device, torch.cuda.current_device()) if device == "cuda" else torch.device(device)
     return Place(mesh=mesh, device=here, strategy=strategy)

@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
@@ -82,6 +83,11 @@ class ParallelModel(nn.Module):
         self._whole_batch = whole_batch
         self._context = context
         self._pipeline = Pipeline(stages, place, tied) if self.strategy.pp > 1 else None
+
+    @property
+    def device_mesh(self) -> DeviceMesh:
+        """The mesh of all ranks, with the plan's axes by name: `model.device_mesh["tp"]`."""
+        return self.place.mesh
 
     def forward(self, *, input_ids: torch.Tensor, labels: Optional[torch.Tensor] = None, **extra: Any) -> StepOutput:
         """One step on a batch: every rank's gradients, and the mean loss over the global batch."""

@@ -10,7 +10,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import Checkpoi
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from . import anatomy
+from . import anatomy, experts
 from .groups import Place
 from .stages import Stage
 from .strategy import PlanError, Strategy
@@ -95,6 +95,10 @@ def data_parallel(stage: Stage, place: Place) -> List[FSDPModule]:
     wrapped = []
     for layer in parts.layers:
         if next(layer.parameters(), None) is not None:
+            if strategy.ep > 1:
+                # Only ranks with the same experts share their weights.
+                for part in experts.find(layer):
+                    wrapped.append(fully_shard(part, mesh=mesh_of_experts(place), mp_policy=precision, reshard_after_forward=reshard))
             wrapped.append(fully_shard(layer, mesh=mesh, mp_policy=precision, reshard_after_forward=reshard))
     wrapped.append(fully_shard(stage, mesh=mesh, mp_policy=precision, reshard_after_forward=reshard))
     for module in wrapped:
@@ -103,6 +107,11 @@ def data_parallel(stage: Stage, place: Place) -> List[FSDPModule]:
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
     return wrapped
+
+
+def mesh_of_experts(place: Place) -> DeviceMesh:
+    """The ranks that hold the same experts."""
+    return place.mesh["edp"]
 
 
 def _mesh(place: Place) -> DeviceMesh:
