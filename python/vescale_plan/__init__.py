@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ._native import Answer, Plan, __version__
     from .apply import parallelize
+    from .callback import StepWatch, trainer_callback
     from .checkpoint import load, save
     from .planning import Search, diagnose, estimate, generate_plan, search
     from .strategy import PlanError, Strategy
@@ -21,6 +22,7 @@ __all__ = [
     "Plan",
     "PlanError",
     "Search",
+    "StepWatch",
     "Strategy",
     "__version__",
     "diagnose",
@@ -30,6 +32,7 @@ __all__ = [
     "parallelize",
     "save",
     "search",
+    "trainer_callback",
 ]
 
 # Planning needs no PyTorch, and applying a plan file needs no planner: each is imported when used.
@@ -46,6 +49,8 @@ _HOMES = {
     "search": "planning",
     "load": "checkpoint",
     "parallelize": "apply",
+    "StepWatch": "callback",
+    "trainer_callback": "callback",
     "save": "checkpoint",
 }
 

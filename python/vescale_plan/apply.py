@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from . import anatomy, context_parallel, deferred, experts, groups, pipeline, shard, stages, tensor_parallel
+from . import anatomy, context_parallel, deferred, experts, float8, groups, pipeline, shard, stages, tensor_parallel
 from .model import ParallelModel
 from .strategy import PlanError, PlanLike, Strategy
 
@@ -68,6 +68,8 @@ def parallelize(
     for stage in local:
         if strategy.tp > 1:
             tensor_parallel.apply(anatomy.find(stage.model), place.mesh["tp"], strategy.sequence_parallel)
+        if strategy.precision == "fp8":
+            float8.apply(anatomy.find(stage.model), place.device)
         if strategy.ep > 1:
             experts.apply(stage, place.mesh["ep"])
         shard.recompute(stage, strategy.recompute)
@@ -82,8 +84,9 @@ def _check(strategy: Strategy, parts: anatomy.Anatomy) -> None:
     """Refuses what cannot be applied, before anything is changed."""
     name = type(parts.model).__name__
     experts.check(strategy, parts)
-    if strategy.precision in ("fp16", "fp8"):
-        raise PlanError(f"precision {strategy.precision} is not applied; bf16 and fp32 are")
+    if strategy.precision == "fp16":
+        raise PlanError("precision fp16 is not applied; fp8, bf16 and fp32 are")
+    float8.check(strategy, parts)
     if strategy.sequence_parallel and strategy.tp == 1:
         raise PlanError("sequence_parallel needs tp > 1")
     if strategy.tp > 1 and parts.head is None:

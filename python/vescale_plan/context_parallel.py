@@ -99,7 +99,9 @@ class ContextParallel:
     ) -> Tuple[torch.Tensor, None]:
         if self._place.strategy.cp_kind == "all_to_all":
             whole = torch.nn.functional.scaled_dot_product_attention(
-                *(self._to_heads(x) for x in (query, key, value)),
+                self._to_heads(query),
+                self._to_heads(key),
+                self._to_heads(value),
                 dropout_p=dropout,
                 is_causal=True,
                 scale=scaling,

@@ -15,6 +15,7 @@ from . import anatomy
 from .batch import Share, loss_sum
 from .groups import Place
 from .stages import Stage, place as rank_of
+from .shard import HALF
 from .strategy import PlanError, Strategy
 
 V_SHAPED = ("zb-v", "dualpipe-v")
@@ -104,7 +105,7 @@ class Pipeline:
 
     def _stage(self, stage: Stage, ids: torch.Tensor) -> pipelining.PipelineStage:
         config: Any = stage.model.config
-        dtype = torch.bfloat16 if self.strategy.precision == "bf16" else next(stage.parameters()).dtype
+        dtype = torch.bfloat16 if self.strategy.precision in HALF else next(stage.parameters()).dtype
 
         def meta(width: int) -> torch.Tensor:
             return torch.empty((*ids.shape, width), dtype=dtype, device="meta", requires_grad=True)

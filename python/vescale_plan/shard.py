@@ -70,9 +70,13 @@ def _alternate_matmuls() -> Any:
     return make(policy)
 
 
+# Parameters and activations in bf16; in fp8, products of layers in 8 bits too.
+HALF = ("bf16", "fp8")
+
+
 def needs_fsdp(strategy: Strategy) -> bool:
     """Whether parameters go through FSDP2: it also casts for mixed precision."""
-    return strategy.dp > 1 or strategy.cp > 1 or strategy.precision == "bf16"
+    return strategy.dp > 1 or strategy.cp > 1 or strategy.precision in HALF
 
 
 def data_parallel(stage: Stage, place: Place) -> List[FSDPModule]:
@@ -87,7 +91,7 @@ def data_parallel(stage: Stage, place: Place) -> List[FSDPModule]:
         raise PlanError("dp_shard > 1 with zero: 0; a plan that shards nothing has its ranks in dp_replicate")
     mesh = _mesh(place)
     precision = MixedPrecisionPolicy()
-    if strategy.precision == "bf16":
+    if strategy.precision in HALF:
         reduced = torch.bfloat16 if strategy.grad_dtype == "fp32/bf16" else torch.float32
         precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduced)
     reshard = strategy.zero == 3 and strategy.reshard_after_forward

@@ -65,7 +65,7 @@ class ReplicatedEmbedding(ParallelStyle):
             table: Any = module.weight
             return nn.functional.embedding(ids, table.to_local(grad_placements=[Replicate()]))
 
-        module.forward = look_up  # type: ignore[method-assign]
+        setattr(module, "forward", look_up)
         return module
 
 

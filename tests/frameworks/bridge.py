@@ -22,7 +22,7 @@ DEFINES = (
     " yarn_beta_fast yarn_beta_slow yarn_correction_range_round_to_int softmax_type window_size window_attn_skip_freq"
     " num_moe_experts moe_router_topk moe_ffn_hidden_size moe_shared_expert_intermediate_size moe_shared_expert_gate"
     " moe_router_score_function moe_router_pre_softmax moe_router_topk_scaling_factor moe_router_num_groups"
-    " moe_router_group_topk moe_router_enable_expert_bias mtp_num_layers multi_latent_attention q_lora_rank kv_lora_rank"
+    " moe_router_group_topk moe_router_enable_expert_bias multi_latent_attention q_lora_rank kv_lora_rank"
     " qk_head_dim qk_pos_emb_head_dim v_head_dim rotary_scaling_factor mscale mscale_all_dim beta_fast beta_slow"
 ).split()
 
@@ -157,12 +157,21 @@ def stages(model):
     ]
 
 
+def later_tokens(preset):
+    """Layers that predict later tokens, by the model's `config.json`; some of Bridge's families leave them out."""
+    config = json.loads((MODELS / f"{preset}.json").read_text())
+    modules = config.get("num_mtp_modules", 0) if config.get("use_mtp") else 0
+    return config.get("num_nextn_predict_layers") or modules
+
+
 def differences(found, own, plan):
     """Fields that define the model and differ from those of Bridge's own model of the same `config.json`, as
     `name: found, not expected`."""
     out = []
     if found.num_layers != sum(plan["stages"]):
         out.append(f"num_layers: {found.num_layers}")
+    if (found.mtp_num_layers or 0) != later_tokens(plan["model"]):
+        out.append(f"mtp_num_layers: {found.mtp_num_layers}, not {later_tokens(plan['model'])}")
     if own is None:
         return out
     own.finalize()

@@ -63,7 +63,7 @@ pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     own::refuse(job, lacks.refusals, limits);
     if !whole && from_hub(job) {
         // Bridge's class of the model has all else; a field of ours could contradict it.
-        fields.retain(|(name, _)| *name == "vocab_size");
+        fields.retain(|(name, _)| ["vocab_size", "mtp_num_layers"].contains(name));
     }
     fields.extend(core_rewrites::fields(job, limits));
     let set = |settings: &mut Vec<(String, Value)>, path: String, value: Value| {
