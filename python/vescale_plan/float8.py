@@ -37,8 +37,9 @@ def apply(parts: Anatomy, device: torch.device) -> None:
 
 
 def _converted(module: nn.Module) -> bool:
-    linear = isinstance(module, nn.Linear)
-    return linear and module.in_features % MULTIPLE == 0 and module.out_features % MULTIPLE == 0
+    if not isinstance(module, nn.Linear):
+        return False
+    return module.in_features % MULTIPLE == 0 and module.out_features % MULTIPLE == 0
 
 
 def _torchao() -> Any:

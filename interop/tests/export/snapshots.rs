@@ -100,6 +100,7 @@ fn megatron_bridge() {
       RECIPE: the recipe of your model, as megatron.bridge.recipes.…:function (variable of the environment)
     """
 
+    import dataclasses
     import importlib
     import sys
 
@@ -114,11 +115,14 @@ fn megatron_bridge() {
         """Sets what the plan and its model say."""
         from megatron.bridge import AutoBridge
 
-        cfg.model = AutoBridge.from_hf_pretrained("org/model").get_model_config()
+        cfg.model = AutoBridge.from_hf_pretrained("org/model").to_megatron_provider(load_weights=False)
+        parts = {name: part for name, part in vars(cfg).items() if dataclasses.is_dataclass(part)}
+        before = {name: set(vars(part)) for name, part in parts.items()}
         cfg.model.pipeline_model_parallel_layout = None
         cfg.model.num_layers_in_first_pipeline_stage = None
         cfg.model.num_layers_in_last_pipeline_stage = None
         cfg.model.recompute_modules = None
+        cfg.model.mtp_num_layers = None
         cfg.model.overlap_p2p_comm = True
         cfg.dist.use_tp_pp_dp_mapping = False
         cfg.ddp.use_megatron_fsdp = False
@@ -181,6 +185,9 @@ fn megatron_bridge() {
         cfg.tokenizer.tokenizer_type = "HuggingFaceTokenizer"
         cfg.tokenizer.tokenizer_model = "org/tokenizer"
         cfg.dataset.blend = (["/data/text"], None)
+        lost = [f"{name}.{field}" for name, part in parts.items() for field in vars(part) if field not in before[name]]
+        if lost:
+            raise SystemExit(f"the recipe has no {', '.join(lost)}: give the recipe of the plan's model")
         return cfg
 
 

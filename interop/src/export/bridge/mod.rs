@@ -53,12 +53,8 @@ pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     // A recipe has its own choices; all decisions are set, including those that are off.
     let mut settings: Vec<(String, Value)> = off(job);
     let mut lacks = Limits::default();
-    let mut fields = core_model::fields(
-        job.model,
-        job.workload.seq_len,
-        Reach::Provider,
-        &mut lacks,
-    );
+    let mut fields =
+        core_model::fields(job.model, job.workload.seq_len, Reach::Provider, &mut lacks);
     let whole = lacks.refusals.is_empty() && job.model.hybrid.is_none();
     own::refuse(job, lacks.refusals, limits);
     if !whole && from_hub(job) {

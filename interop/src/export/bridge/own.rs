@@ -66,10 +66,6 @@ pub(super) fn sizes(model: &ModelConfig) -> Vec<(&'static str, Value)> {
         ("num_query_groups", model.attention.kv_heads().into()),
         ("vocab_size", model.vocab.into()),
     ];
-    sizes.extend(
-        model
-            .moe
-            .map(|moe| ("num_moe_experts", moe.experts.into())),
-    );
+    sizes.extend(model.moe.map(|moe| ("num_moe_experts", moe.experts.into())));
     sizes
 }
