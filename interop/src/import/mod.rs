@@ -9,6 +9,7 @@ mod error;
 mod hub;
 mod imported;
 mod layout;
+mod mca;
 mod megatron;
 mod megatron_config;
 mod megatron_model;
@@ -56,6 +57,7 @@ fn of_dialect(document: &Document, given: &Given<'_>) -> Result<Imported, Import
         Dialect::DeepSpeed => deepspeed::import(document, given),
         Dialect::MegatronBridge => bridge::import(document, given),
         Dialect::Nanotron => nanotron::import(document, given),
+        Dialect::LlamaFactory if mca::is(document) => mca::import(document, given),
         Dialect::Accelerate
         | Dialect::Axolotl
         | Dialect::Transformers

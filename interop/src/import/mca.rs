@@ -1,0 +1,101 @@
+//! Import of LLaMA-Factory's files for its Megatron back end (`USE_MCA=1`, mcore_adapter): the parallel sizes have the names
+//! of Megatron-LM's options, so the file is read as a script with these options.
+
+use super::document::Document;
+use super::error::ImportError;
+use super::imported::{Given, Imported};
+use super::megatron;
+use super::sizes::data_parallel;
+use crate::config::{Node, Value};
+use crate::export::Dialect;
+
+/// Keys that hold decisions, and that Megatron-LM has as options of the same name.
+const SAME: [&str; 12] = [
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "context_parallel_size",
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
+    "sequence_parallel",
+    "use_distributed_optimizer",
+    "overlap_param_gather",
+    "overlap_grad_reduce",
+    "recompute_granularity",
+    "recompute_method",
+    "recompute_num_layers",
+];
+
+/// Whether the file is for the Megatron back end.
+pub(super) fn is(doc: &Document) -> bool {
+    doc.dialect == Dialect::LlamaFactory && SAME[..5].iter().any(|key| doc.find(key).is_some())
+}
+
+pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
+    let mut options: Vec<(String, Node)> = Vec::new();
+    let mut put = |option: &str, line: usize, value: Value| {
+        if !matches!(value, Value::Null | Value::Bool(false)) {
+            options.push((option.to_owned(), Node { line, value }));
+        }
+    };
+    for key in SAME {
+        if let Some(node) = doc.find(key) {
+            put(&option(key), node.line, node.value.clone());
+        }
+    }
+    let chunks = "virtual_pipeline_model_parallel_size";
+    if let Some(node) = doc.find(chunks) {
+        put(
+            "--num-virtual-stages-per-pipeline-rank",
+            node.line,
+            node.value.clone(),
+        );
+    }
+    let whole = doc.text("recompute_granularity")? == Some("full");
+    if whole && doc.find("recompute_method").is_none() {
+        // The adapter recomputes every layer then.
+        put("--recompute-method", 0, "uniform".into());
+        put("--recompute-num-layers", 0, 1.into());
+    }
+    for precision in ["bf16", "fp16"] {
+        if doc.flag(precision)? == Some(true) {
+            put(&option(precision), 0, true.into());
+        }
+    }
+    // The default of `TrainingArguments`.
+    let micro_batch = doc.size("per_device_train_batch_size")?.unwrap_or(8);
+    put("--micro-batch-size", 0, micro_batch.into());
+    let gpus = given.gpus.or(doc.gpus);
+    let gpus = gpus.ok_or_else(|| doc.missing("the number of GPUs", "give --gpus"))?;
+    let mut split = ["tensor_model", "pipeline_model", "context"].into_iter();
+    let split = split.try_fold(1_u64, |product, axis| {
+        let size = doc.degree(&format!("{axis}_parallel_size"))?;
+        Ok::<_, ImportError>(product.saturating_mul(size))
+    })?;
+    let count = doc.degree("gradient_accumulation_steps")?;
+    let per_step = micro_batch.saturating_mul(data_parallel(doc, gpus, split)?);
+    put(
+        "--global-batch-size",
+        0,
+        per_step.saturating_mul(count).into(),
+    );
+    if let Some(node) = doc.find("cutoff_len") {
+        put("--seq-length", node.line, node.value.clone());
+    }
+    let script = Document {
+        path: doc.path.clone(),
+        dialect: Dialect::MegatronLm,
+        root: Node {
+            line: 1,
+            value: Value::Table(options),
+        },
+        gpus: doc.gpus,
+        python: Default::default(),
+    };
+    let mut imported = megatron::import(&script, given)?;
+    imported.dialect = doc.dialect;
+    Ok(imported)
+}
+
+fn option(key: &str) -> String {
+    format!("--{}", key.replace('_', "-"))
+}
