@@ -244,8 +244,14 @@ fn bad_input_is_one_message() {
     .expect("written");
     fs::write(root.join("broken.json"), "{").expect("written");
     fs::write(root.join("taken"), "a file").expect("written");
+    fs::write(root.join("bytes.yaml"), [0xff, 0xfe, 0]).expect("written");
+    let unfilled = run(
+        root,
+        &["export", "a.plan.yaml", "--to", "megatron-lm", "-o", "open"],
+    );
+    assert_eq!(code(&unfilled), 0, "{}", stderr(&unfilled));
     #[rustfmt::skip]
-    let cases: [(&[&str], i32, &str); 10] = [
+    let cases: [(&[&str], i32, &str); 14] = [
         (&["export", "a.plan.yaml", "--to", "megatron"], 2, "one of the targets megatron-lm"),
         (&["export", "a.plan.yaml", "--to", "torchtitan@9"], 2, "one of the versions 0.3, 0.2, main"),
         (&["export", "a.plan.yaml"], 2, "--to"),
@@ -256,6 +262,10 @@ fn bad_input_is_one_message() {
         (&["export", "--check", "broken.json"], 2, "broken.json:1"),
         (&["import", "bad.toml"], 2, "--model"),
         (&["import", "bad.toml", "--model", "llama3-8b"], 2, "give --gpus"),
+        (&["export", "--check", "open/megatron_args.sh"], 4, "2 things are wrong"),
+        (&["import", "open/megatron_args.sh", "--model", "qwen3-8b", "--gpus", "16"], 2, "give the right --model"),
+        (&["import", "bytes.yaml", "--gpus", "8"], 2, "not UTF-8 text"),
+        (&["export", "a.plan.yaml", "--to", "nanotron@2", "-o", "out"], 2, "nanotron has no version"),
     ];
     let before = fs::read_dir(root).expect("folder").count();
     for (args, expected, words) in cases {

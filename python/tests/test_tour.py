@@ -1,4 +1,5 @@
-"""The tour in docs/python.md: its blocks run as written, and print what it shows, numbers apart.
+"""The tour in docs/python.md: its blocks run as written, and print what it shows, numbers apart. The loop of
+python/README.md trains as written.
 
 `python test_tour.py --write` writes what they print into the page."""
 
@@ -49,6 +50,23 @@ class Tour(unittest.TestCase):
         for block, printed in run(PAGE.read_text(encoding="utf-8")):
             hint = f"after\n{block[3]}it printed\n{printed}\n(test_tour.py --write puts this into the page)"
             self.assertEqual(words(block[4] or ""), words(printed), hint)
+
+
+class Readme(unittest.TestCase):
+    def test_its_loop_trains_over_four_processes(self):
+        page = (PAGE.parents[1] / "python/README.md").read_text(encoding="utf-8")
+        (code,) = [block[3] for block in BLOCK.finditer(page) if "parallelize(plan, model" in block[3]]
+        with tempfile.TemporaryDirectory() as folder:
+            (pathlib.Path(folder) / "train.py").write_text(code, encoding="utf-8")
+            port = os.environ.get("PORT", "29533")
+            words = [sys.executable, "-m", "torch.distributed.run", "--master-port", port, "--nproc-per-node", "4", "train.py"]
+            said = subprocess.run(words, cwd=folder, check=True, capture_output=True, text=True).stdout
+        losses = re.findall(r"step (\d) loss ([\d.]+)", said)
+        self.assertEqual(len(losses), 5 * 4)
+        # Every rank has the loss of the whole batch, and it falls.
+        by_step = [{loss for at, loss in losses if int(at) == step} for step in range(5)]
+        self.assertTrue(all(len(alike) == 1 for alike in by_step), losses)
+        self.assertLess(float(*by_step[-1]), float(*by_step[0]))
 
 
 def write():
