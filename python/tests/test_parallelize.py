@@ -8,7 +8,6 @@ the gradient's scale, so every case runs with SGD as well.
 """
 
 import copy
-import gc
 import importlib.util
 import sys
 
@@ -226,15 +225,10 @@ def runs_here(plan):
     raise AssertionError(f"{plan} was applied")
 
 
-def again():
-    """Leaves the groups of a case, whose threads would go on, and joins the job anew."""
-    gc.collect()
-    dist.destroy_process_group()
-    dist.init_process_group("gloo")
-
-
 def check(build, plans, settings):
     """Cases whose losses are not those of one process."""
+    if not plans:
+        return []
     torch.manual_seed(1)
     original = build()
     expected = single(copy.deepcopy(original), *settings)
@@ -244,7 +238,6 @@ def check(build, plans, settings):
         if not runs_here(plan):
             continue
         got = planned(plan, copy.deepcopy(original), *settings)
-        again()
         worst = max(abs(a - b) / abs(b) for a, b in zip(got, expected))
         tolerance = TOLERANCE if plan.get("precision", "fp32") == "fp32" else ROUNDING
         verdict = "ok" if worst <= tolerance else "WRONG"
