@@ -1,8 +1,8 @@
 //! A model as nanotron's `model_config`: every field is written, or the model is refused by its name.
 
 use catalog::model::{
-    Activation, Attention, AttentionKind, Mlp, ModelConfig, ModelConstants, Moe, Norm, NormKind,
-    Position, QkNorm, Residual, Rotated, Router, WindowPattern,
+    Activation, Attention, AttentionKind, Family, Mlp, ModelConfig, ModelConstants, Moe, Norm,
+    NormKind, Position, QkNorm, Residual, Rotated, Router, WindowPattern,
 };
 use catalog::{RopeScaling, Window};
 
@@ -17,7 +17,7 @@ pub(super) fn model(job: &Job<'_>, root: &mut Node, limits: &mut Limits) {
     let ModelConfig {
         // How the weights are named and stored, not what is computed. Adapters and hybrids were refused before.
         name: _,
-        family: _,
+        family,
         text_of: _,
         stored_as: _,
         adapters: _,
@@ -40,6 +40,11 @@ pub(super) fn model(job: &Job<'_>, root: &mut Node, limits: &mut Limits) {
         max_position,
         constants,
     } = job.model;
+    limits.refuse_model(
+        *family == Family::Starcoder2,
+        "family starcoder2",
+        "it cannot read files of its own StarCoder2: its checks ask for num_key_value_heads, which that class has not",
+    );
     let mut set = |key: &str, value: Value| root.set(&format!("model.model_config.{key}"), value);
     set(kind(job), true.into());
     set("hidden_size", (*hidden).into());
