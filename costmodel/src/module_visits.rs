@@ -5,11 +5,13 @@
 //! (`runtime/zero/parameter_offload.py`, `_register_hooks_recursively`; `partitioned_param_coordinator.py`,
 //! `fetch_sub_module`). All of it takes the host as long as launching so many kernels.
 
-use catalog::Zero;
+use std::sync::Arc;
+
 use models::BlockClass;
-use plans::{Decisions, Recompute};
+use plans::Recompute;
 
 use crate::Scenario;
+use crate::block_cost::BlockCost;
 use crate::stage::{Run, StageWork};
 use crate::work::Work;
 
@@ -25,43 +27,51 @@ const REDUCE: u64 = 2;
 /// activation and two norms (transformers, `LlamaDecoderLayer`).
 const OF_LAYER: u64 = 6;
 
-/// Adds the host's time of these calls to a stage's passes.
+/// The rows of blocks of a stage with the host's time of these calls in their passes, which is also added to the stage's.
 pub(crate) fn add(
     scenario: &Scenario,
-    strategy: &Decisions,
     ranks: u64,
     runs: &[Run],
     stage: &mut StageWork,
-) {
-    if strategy.zero != Zero::Z3 {
-        return;
-    }
+) -> Vec<Run> {
     let launch = scenario.by_host(&scenario.runtime.overheads.launch);
-    let calls = |of: &dyn Fn(&Run) -> u64| -> Work {
-        let calls: u64 = runs.iter().map(|run| of(run) * run.count).sum();
-        Work {
+    let with_visits = |run: &Run| {
+        let work = |calls: u64| Work {
             host: launch * calls as f64,
             ..Work::default()
+        };
+        let pass = calls_of_pass(run, ranks);
+        let again = match run.cost.key.recompute {
+            Recompute::Full => pass,
+            _ => 0,
+        };
+        let reduced = REDUCE * run.cost.tensors.reduced;
+        stage.forward += work(pass * run.count);
+        stage.recompute += work(again * run.count);
+        stage.backward.add_input(work(pass * run.count));
+        stage.backward.add_weight(work(reduced * run.count));
+        let mut cost = BlockCost::clone(&run.cost);
+        cost.forward += work(pass);
+        cost.recompute += work(again);
+        cost.backward.add_input(work(pass));
+        cost.backward.add_weight(work(reduced));
+        Run {
+            cost: Arc::new(cost),
+            ..*run
         }
     };
-    let pass = |run: &Run| {
-        let gathered = run.cost.tensors.gathered;
-        let others = match run.cost.key.class {
-            BlockClass::Layer(_) | BlockClass::Mtp => OF_LAYER,
-            BlockClass::Embedding | BlockClass::Head => 0,
-        };
-        let gathers = if ranks > 1 { GATHER * gathered } else { 0 };
-        VISIT * (gathered + others) + gathers
+    runs.iter().map(with_visits).collect()
+}
+
+/// Number of calls of a pass over a block, which visits its modules and gathers their parameters.
+fn calls_of_pass(run: &Run, ranks: u64) -> u64 {
+    let gathered = run.cost.tensors.gathered;
+    let others = match run.cost.key.class {
+        BlockClass::Layer(_) | BlockClass::Mtp => OF_LAYER,
+        BlockClass::Embedding | BlockClass::Head => 0,
     };
-    stage.forward += calls(&pass);
-    stage.recompute += calls(&|run| match run.cost.key.recompute {
-        Recompute::Full => pass(run),
-        _ => 0,
-    });
-    stage.backward.add_input(calls(&pass));
-    stage
-        .backward
-        .add_weight(calls(&|run| REDUCE * run.cost.tensors.reduced));
+    let gathers = if ranks > 1 { GATHER * gathered } else { 0 };
+    VISIT * (gathered + others) + gathers
 }
 
 #[cfg(test)]

@@ -33,15 +33,16 @@ impl PriceBook for TablePrices {
         runs: &[Run],
         stage: &mut StageWork,
     ) -> Result<(), CostError> {
+        let visits = strategy.zero == Zero::Z3
+            && (scenario.runtime.rewrites).contains(&Rewrite::VisitModules);
+        let visited = visits.then(|| module_visits::add(scenario, parallel.ranks(), runs, stage));
+        let runs = visited.as_deref().unwrap_or(runs);
         let copies = strategy.offload.is_some() || strategy.offload_layers > 0;
         if parallel.ranks() > 1 || copies {
             self.traffic(scenario, strategy, parallel, runs, stage)?;
         }
-        // After the traffic is added: the blocks' shares of the stage's time are taken without these casts and visits.
+        // After the traffic is added: the blocks' shares of the stage's time are taken without these casts.
         autocast(scenario, self, strategy, runs, stage);
-        if (scenario.runtime.rewrites).contains(&Rewrite::VisitModules) {
-            module_visits::add(scenario, strategy, parallel.ranks(), runs, stage);
-        }
         Ok(())
     }
 
