@@ -206,10 +206,12 @@ impl Found<'_> {
                     "risk" => "take a larger risk that the plan does not fit",
                     _ => "keep what does not fit in host memory",
                 };
-                let kept = self.asked_with();
-                let kept = kept
-                    .into_iter()
-                    .filter(|(name, _)| name != flag || *flag == "fix");
+                // Another value of the same flag, or of the same decision, takes the place of what was asked.
+                let decision = |value: &str| value.split('=').next().map(str::to_owned);
+                let stands = |(name, old): &(&str, String)| {
+                    name != flag || *flag == "fix" && decision(old) != decision(value)
+                };
+                let kept = self.asked_with().into_iter().filter(stands);
                 let flags = launch::joined(kept.chain([(*flag, value.clone())]));
                 (purpose, format!("vescale-plan search {flags}"))
             })

@@ -114,6 +114,15 @@ impl Pools {
 }
 
 impl Cluster {
+    /// Whether it is known what hosts its devices have, in every pool if there are several.
+    #[must_use]
+    pub fn has_hosts(&self) -> bool {
+        match &self.pools {
+            Some(pools) => (pools.parts.iter()).all(|pool| pool.cluster.host.is_some()),
+            None => self.host.is_some(),
+        }
+    }
+
     /// Whether its sizes make sense; its device has checked its own.
     ///
     /// # Errors

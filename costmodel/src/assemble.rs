@@ -142,6 +142,15 @@ impl Assembled {
         &self.classes[self.class_of_stage[stage] as usize].runs
     }
 
+    /// Elements that every pipeline rank holds.
+    pub(crate) fn weights_of_ranks(&self) -> Vec<Weights> {
+        let mut held = vec![Weights::default(); self.states.len()];
+        for (&class, &rank) in self.class_of_stage.iter().zip(self.rank_of_stage.iter()) {
+            held[rank as usize] += self.classes[class as usize].weights;
+        }
+        held
+    }
+
     fn stages(
         &mut self,
         costs: &BlockCosts,
@@ -245,10 +254,10 @@ impl Assembled {
         sharding: &Sharding,
         weights: Weights,
     ) -> Result<(), CostError> {
+        self.host[rank] = offload::step(scenario, strategy, strategy.offload, sharding, weights)?;
         if let Some(host) = Offloaded::of(&scenario.runtime, strategy) {
             let types = strategy.state_types(&scenario.runtime);
             let precision = scenario.workload.precision;
-            self.host[rank] = host.step(scenario, &types, sharding, weights)?;
             self.on_host[rank] = host.on_host(weights, sharding, &types, precision);
         }
         // Activations are of the one stage of a job without a pipeline.

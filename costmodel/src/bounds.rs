@@ -33,6 +33,28 @@ const MTP: usize = 2;
 pub struct Shape {
     times: Vec<Passes>,
     memory: Vec<Held>,
+    /// The least that a rank has of every kind of block.
+    least: Vec<u64>,
+}
+
+/// The ways to shard the states of a layout that leave least on a rank.
+#[derive(Clone, Debug, Default)]
+pub struct Lightest {
+    /// Those with all states on devices, one for every ZeRO level.
+    pub on_device: Vec<Decisions>,
+    /// Those with states in host memory, one for every ZeRO level and everything that may lie there: of a level, those with
+    /// less there come first.
+    pub on_host: Vec<Decisions>,
+}
+
+/// Bounds on time and memory over a pipeline.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PipelineFloors {
+    /// Lower bounds of every strategy of the pipeline that fits.
+    pub floors: Floors,
+    /// The part of the bound on time that no pass takes: the update by hosts, if no strategy fits that has all states on
+    /// devices.
+    pub on_host: Seconds,
 }
 
 /// A bound on the time of a step, as counts of passes.
@@ -64,6 +86,17 @@ struct Held {
     outputs: f64,
 }
 
+impl Lightest {
+    /// For every ZeRO level the way that keeps most in host memory.
+    fn most_on_host(&self) -> Vec<Decisions> {
+        let level = |d: &Decisions| (d.zero, d.reshard_after_forward);
+        let levels = self.on_host.chunk_by(|a, b| level(a) == level(b));
+        levels
+            .filter_map(|of_level| of_level.last().cloned())
+            .collect()
+    }
+}
+
 impl Shape {
     /// The counts of a pipeline; of `d` it reads schedule, stages, micro-batches and recomputed layers.
     pub(crate) fn new(costs: &BlockCosts, d: &Decisions, pipeline: &Pipeline) -> Self {
@@ -83,9 +116,11 @@ impl Shape {
             add(&mut own[owner], counts, 1);
             add(&mut path.0, counts, 1);
         }
+        let least = |kind: usize| own.iter().map(|own| own[kind]).min().unwrap_or_default();
         let mut shape = Self {
             times: Vec::new(),
             memory: Vec::new(),
+            least: (0..kinds).map(least).collect(),
         };
         for rank in 0..ranks {
             let (before, crossings) = paths[rank].clone().unwrap_or_default();
@@ -205,7 +240,12 @@ pub struct LayoutBounds {
     outside: Bytes,
     /// Elements of the table that counts twice if one stage has both ends of the model.
     tied: u64,
+    /// Ways to shard states that leave least on a rank, with none in host memory.
     least: Vec<(Decisions, Sharding)>,
+    /// For every ZeRO level that with most in host memory.
+    least_on_device: Vec<(Decisions, Sharding)>,
+    /// All ways to hold states in host memory.
+    on_host: Vec<(Decisions, Sharding)>,
 }
 
 impl LayoutBounds {
@@ -215,7 +255,7 @@ impl LayoutBounds {
         costs: &BlockCosts,
         d: &Decisions,
         blocks: &Blocks,
-        lightest: &[Decisions],
+        lightest: &Lightest,
         orders: &[AxisOrder],
     ) -> Result<Self, CostError> {
         let scenario = costs.scenario();
@@ -231,7 +271,10 @@ impl LayoutBounds {
         let both = |b: &BlockCost| input(b) + b.backward.weight.device().0;
         let keeps_output = (scenario.runtime.rewrites).contains(&Rewrite::KeepStageOutput);
         let overheads = &scenario.runtime.overheads;
-        let sharding = |d: &Decisions| DataParallel::new(d, &scenario.cluster).sharding;
+        let sharded = |ways: &[Decisions]| -> Vec<(Decisions, Sharding)> {
+            let sharding = |d: &Decisions| DataParallel::new(d, &scenario.cluster).sharding;
+            ways.iter().map(|d| (d.clone(), sharding(d))).collect()
+        };
         let weights = |b: &Option<&Arc<BlockCost>>| b.map_or(Weights::default(), |b| b.weights);
         Ok(Self {
             forward: [all(&|b| b.forward.device().0), all(&|b| b.forward.host.0)],
@@ -251,7 +294,9 @@ impl LayoutBounds {
             step: scenario.by_host(&overheads.step),
             outside: overheads.context.value + overheads.workspace.value,
             tied: tied(costs, d),
-            least: lightest.iter().map(|d| (d.clone(), sharding(d))).collect(),
+            least: sharded(&lightest.on_device),
+            least_on_device: sharded(&lightest.most_on_host()),
+            on_host: sharded(&lightest.on_host),
         })
     }
 
@@ -268,15 +313,45 @@ impl LayoutBounds {
         self
     }
 
-    /// Bounds on time and memory over a pipeline.
-    pub(crate) fn floors(&self, costs: &BlockCosts, shape: &Shape) -> Floors {
-        let memory = shape.memory.iter().map(|held| self.memory(costs, held));
-        Floors {
-            time: self.least_time(shape),
-            memory: costs
-                .scenario()
-                .with_fragmentation(memory.max().unwrap_or_default()),
+    /// A bound on memory over a pipeline, with all states on devices or with most of them in host memory.
+    pub(crate) fn least_memory(&self, costs: &BlockCosts, shape: &Shape, on_host: bool) -> Bytes {
+        let ways = if on_host {
+            &self.least_on_device
+        } else {
+            &self.least
+        };
+        if ways.is_empty() {
+            return Bytes(u64::MAX);
         }
+        let memory = shape
+            .memory
+            .iter()
+            .map(|held| self.memory(costs, held, ways));
+        let memory = memory.max().unwrap_or_default();
+        costs.scenario().with_fragmentation(memory)
+    }
+
+    /// A bound on the time that the hosts of all ranks take for their updates, if they have any.
+    ///
+    /// # Errors
+    /// When the cluster's host is not known.
+    pub(crate) fn least_on_host(
+        &self,
+        costs: &BlockCosts,
+        shape: &Shape,
+    ) -> Result<Seconds, CostError> {
+        let mut weights = Weights::default();
+        for (of_block, &count) in self.weights.iter().zip(&shape.least) {
+            weights += *of_block * count;
+        }
+        weights.share(self.tied);
+        let mut least: Option<Seconds> = None;
+        for (d, sharding) in &self.on_host {
+            let step = offload::step(costs.scenario(), d, d.offload, sharding, weights)?;
+            let step = step.total();
+            least = Some(least.map_or(step, |least| least.min(step)));
+        }
+        Ok(least.unwrap_or_default() * ROUNDING)
     }
 
     /// A bound on time over a pipeline.
@@ -301,7 +376,7 @@ impl LayoutBounds {
         }
     }
 
-    fn memory(&self, costs: &BlockCosts, held: &Held) -> Bytes {
+    fn memory(&self, costs: &BlockCosts, held: &Held, ways: &[(Decisions, Sharding)]) -> Bytes {
         let saved = product(&held.saved, &self.saved) + held.outputs * self.output;
         let mut weights = Weights::default();
         let mut largest = Largest::default();
@@ -315,7 +390,7 @@ impl LayoutBounds {
         let of_sharding = |(d, sharding): &(Decisions, Sharding)| {
             states(costs, d, sharding, weights) + in_flight(d, costs, largest, weights)
         };
-        let least = self.least.iter().map(of_sharding).min();
+        let least = ways.iter().map(of_sharding).min();
         Bytes((saved * ROUNDING) as u64) + self.outside + least.unwrap_or_default()
     }
 }
@@ -359,7 +434,7 @@ fn product(counts: &[f64], costs: &[f64]) -> f64 {
 pub(crate) fn states_floor(
     costs: &BlockCosts,
     d: &Decisions,
-    lightest: &[Decisions],
+    lightest: &Lightest,
 ) -> Result<Bytes, CostError> {
     let scenario = costs.scenario();
     let mut weights = costs.weights(d)?;
@@ -368,7 +443,9 @@ pub(crate) fn states_floor(
         let sharding = DataParallel::new(d, &scenario.cluster).sharding;
         states(costs, d, &sharding, weights)
     };
-    let least = lightest.iter().map(of_sharding).min().unwrap_or_default();
+    let most_on_host = lightest.most_on_host();
+    let ways = lightest.on_device.iter().chain(&most_on_host);
+    let least = ways.map(of_sharding).min().unwrap_or_default();
     let overheads = &scenario.runtime.overheads;
     let outside = overheads.context.value + overheads.workspace.value;
     Ok(scenario.with_fragmentation(Bytes(least.0 / d.pp) + outside))

@@ -5,13 +5,12 @@ use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 use catalog::runtime::Rewrite;
-use catalog::{AxisOrder, Bytes, Cluster, Fitted, LayerClass, Precision, Seconds, Workload};
-use plans::{Decisions, Floors, Prediction, Strategy, Timeline, Zero};
+use catalog::{Bytes, Cluster, Fitted, LayerClass, Precision, Seconds, Workload};
+use plans::{Decisions, Prediction, Strategy, Timeline};
 
-use crate::assemble::{Assembled, Blocks};
+use crate::assemble::Assembled;
 use crate::block_cost::{BlockCost, BlockDetail, BlockKey};
 use crate::blocks::BlockCosts;
-use crate::bounds::{self, LayoutBounds, Shape};
 use crate::engine::{Inputs, Outcome, Record, simulate, simulate_short};
 use crate::held::{Counted, Held, Member};
 use crate::imbalance::{self, Largest};
@@ -23,17 +22,17 @@ use crate::reshard::{Resharding, Staged, resharding};
 use crate::sequence::Sequence;
 use crate::shared_cores::Busy;
 use crate::traffic::DataParallel;
-use crate::{CostError, Scenario, book, floors, predict, quantities};
+use crate::{CostError, Scenario, book, predict, quantities};
 
 /// Predicts time and memory of strategies of one scenario. Can be shared between threads; caches block costs by local shape and programs
 /// by schedule.
 #[derive(Debug)]
 pub struct CostModel {
-    scenario: Scenario,
-    pools: PoolCosts,
-    pipelines: Pipelines,
+    pub(crate) scenario: Scenario,
+    pub(crate) pools: PoolCosts,
+    pub(crate) pipelines: Pipelines,
     /// What the longest of several micro-batches takes more than the mean.
-    largest: Largest,
+    pub(crate) largest: Largest,
 }
 
 /// Step time and peak memory of a simulated strategy, without a breakdown.
@@ -114,145 +113,6 @@ impl CostModel {
             }),
             None => Self::new(scenario),
         }
-    }
-
-    /// How often the ranks of a pipeline run and hold each kind of block. Of the decisions, schedule, stages,
-    /// micro-batches and recomputed layers are read.
-    ///
-    /// # Errors
-    /// When there is no such schedule.
-    pub fn shape(&self, d: &Decisions) -> Result<Shape, CostError> {
-        let pipeline = self.pipelines.pipeline(d)?;
-        Ok(Shape::new(self.pools.first(), d, &pipeline))
-    }
-
-    /// The costs that all strategies with the layout and recomputation of `d` share. `lightest` are the same decisions
-    /// with the ways to shard states that leave least on a rank; `orders` are the axis orders that they may have.
-    ///
-    /// # Errors
-    /// When a block cannot be traced.
-    pub fn layout_bounds(
-        &self,
-        d: &Decisions,
-        lightest: &[Decisions],
-        orders: &[AxisOrder],
-    ) -> Result<LayoutBounds, CostError> {
-        self.on_any_pool(|costs| {
-            let blocks = Blocks::look_up(costs, d)?;
-            LayoutBounds::new(costs, d, &blocks, lightest, orders)
-        })
-    }
-
-    /// A lower bound on the time of all strategies with the layout of `d` and one of these pipelines: that of passes
-    /// that recompute nothing and have no prediction module. Only this one cost of each block is computed for it.
-    ///
-    /// # Errors
-    /// When a block cannot be traced.
-    pub fn least_time<'a>(
-        &self,
-        d: &Decisions,
-        orders: &[AxisOrder],
-        shapes: impl Iterator<Item = &'a Shape>,
-    ) -> Result<Seconds, CostError> {
-        let bounds = self.on_any_pool(|costs| {
-            let blocks = Blocks::fewest(costs, d)?;
-            LayoutBounds::new(costs, d, &blocks, &[], orders)
-        })?;
-        let times = shapes.map(|shape| bounds.least_time(shape).0);
-        Ok(Seconds(times.fold(f64::INFINITY, f64::min)))
-    }
-
-    /// Lower bounds on time and memory of all strategies with a layout and a pipeline.
-    #[must_use]
-    pub fn pipeline_floors(&self, layout: &LayoutBounds, shape: &Shape) -> Floors {
-        let floors = layout.floors(self.pools.first(), shape);
-        Floors {
-            memory: self.pools.at_least_on_first(floors.memory),
-            ..floors
-        }
-    }
-
-    /// The bounds of a layout that hold on whichever pool its blocks run.
-    fn on_any_pool(
-        &self,
-        bounds: impl Fn(&BlockCosts) -> Result<LayoutBounds, CostError>,
-    ) -> Result<LayoutBounds, CostError> {
-        let mut least = bounds(self.pools.first())?;
-        for other in &self.pools.all()[1..] {
-            least = least.or_least(&bounds(other)?);
-        }
-        Ok(least)
-    }
-
-    /// A lower bound on the memory of all strategies with the sizes of `d`, from their states alone.
-    ///
-    /// # Errors
-    /// When a block cannot be traced.
-    pub fn states_floor(&self, d: &Decisions, lightest: &[Decisions]) -> Result<Bytes, CostError> {
-        let bytes = bounds::states_floor(self.pools.first(), d, lightest)?;
-        Ok(self.pools.at_least_on_first(bytes))
-    }
-
-    /// When the passes of a step end if there is no data-parallel traffic: a lower bound on the time of all strategies
-    /// that differ from `d` in how they shard states, and have one of these axis orders. `None` where ranks share
-    /// cores, so that traffic takes time from passes.
-    ///
-    /// # Errors
-    /// When a block cannot be traced.
-    pub fn passes(
-        &self,
-        d: &Decisions,
-        orders: &[AxisOrder],
-    ) -> Result<Option<Seconds>, CostError> {
-        if self.scenario().shares_cores() {
-            return Ok(None);
-        }
-        // Under ZeRO-0 every pass may also cast whole parameters, which sharded ones are gathered without.
-        let alone = Decisions {
-            zero: Zero::Z1,
-            reshard_after_forward: false,
-            offload: None,
-            ..d.clone()
-        };
-        let owners = Arc::clone(&self.pipelines.pipeline(d)?.rank_of_stage);
-        let none = |_: &Cluster| DataParallel::NONE;
-        let mut assembled = (self.pools).assembled(&self.scenario, &alone, none, owners)?;
-        assembled.optimizer.fill(Seconds(0.0));
-        // The pipelines of several pools have one order of axes.
-        if let [costs] = self.pools.all() {
-            let least = Blocks::look_up(costs, d)?.least_transfer(costs, d, orders)?;
-            assembled.transfers.fill(least);
-        }
-        let mut outcome = self.outcome(&alone, &assembled)?;
-        outcome.step_time -= self
-            .scenario()
-            .by_host(&self.scenario().runtime.overheads.step);
-        Ok(Some(finite(outcome)?.step_time))
-    }
-
-    /// Lower bounds on time and memory, without simulation. `passes` is what [`CostModel::passes`] said of the strategy,
-    /// if it was asked.
-    ///
-    /// # Errors
-    /// When a block cannot be traced.
-    pub fn floors(
-        &self,
-        strategy: &Strategy,
-        passes: Option<Seconds>,
-    ) -> Result<Floors, CostError> {
-        let pipeline = self.pipelines.pipeline(strategy)?;
-        let assembled = self.assembled(strategy)?;
-        let scenario = &self.scenario;
-        let held = floors::memory(&assembled, &pipeline);
-        let held = held.map(|bytes| scenario.with_fragmentation(bytes));
-        let known = floors::Known {
-            passes,
-            imbalance: imbalance::waiting(strategy, &assembled, &self.largest),
-        };
-        Ok(Floors {
-            time: floors::time(scenario, strategy, &assembled, &pipeline, known),
-            memory: self.pools.fullest(scenario, strategy, held)?,
-        })
     }
 
     /// Simulates a strategy for time and memory only.
@@ -384,7 +244,11 @@ impl CostModel {
     }
 
     /// Simulates a step, but for what repeats itself.
-    fn outcome(&self, d: &Decisions, assembled: &Assembled) -> Result<Outcome, CostError> {
+    pub(crate) fn outcome(
+        &self,
+        d: &Decisions,
+        assembled: &Assembled,
+    ) -> Result<Outcome, CostError> {
         let mut attempt = 0;
         loop {
             let steps = self.pipelines.steps(d, attempt)?;
@@ -428,7 +292,7 @@ impl CostModel {
         self.pools.first().block(key)
     }
 
-    fn assembled(&self, strategy: &Strategy) -> Result<Assembled, CostError> {
+    pub(crate) fn assembled(&self, strategy: &Strategy) -> Result<Assembled, CostError> {
         let pipeline = self.pipelines.pipeline(strategy)?;
         let parallel = |cluster: &Cluster| DataParallel::new(strategy, cluster);
         let owners = Arc::clone(&pipeline.rank_of_stage);
@@ -488,7 +352,7 @@ fn priced(mut scenario: Scenario, fitted: &Fitted) -> Result<BlockCosts, CostErr
 }
 
 /// Refuses an outcome whose step time is not finite.
-fn finite(outcome: Outcome) -> Result<Outcome, CostError> {
+pub(crate) fn finite(outcome: Outcome) -> Result<Outcome, CostError> {
     if outcome.step_time.0.is_finite() {
         Ok(outcome)
     } else {

@@ -8,12 +8,17 @@
 
 use catalog::runtime::Rewrite;
 use catalog::state_types::StateTypes;
-use catalog::{Bytes, DType, Offload, OffloadOption, Precision, Runtime, Seconds, Zero};
+use catalog::{
+    Bytes, DType, Offload, OffloadKind, OffloadOption, Precision, Runtime, Seconds, Zero,
+};
 use plans::{Decisions, HostMemory};
 
 use crate::known;
 use crate::states::{self, Sharding, StateBytes, Weights};
 use crate::{CostError, Scenario};
+
+/// More than what whole picoseconds round of the times that make an update.
+pub(crate) const ROUNDING: Seconds = Seconds(1e-11);
 
 /// What of a rank's states lies in host memory, and how the runtime keeps it there.
 #[derive(Clone, Copy, Debug)]
@@ -53,12 +58,15 @@ pub struct Copies {
 impl Offloaded {
     /// What a strategy keeps in host memory; `None` if that is nothing.
     pub(crate) fn of(runtime: &Runtime, d: &Decisions) -> Option<Self> {
-        let offload = d.offload?;
-        let option = *runtime.offload_option(offload, d.zero)?;
+        Self::new(runtime, d.offload?, d.zero)
+    }
+
+    fn new(runtime: &Runtime, offload: Offload, zero: Zero) -> Option<Self> {
+        let option = *runtime.offload_option(offload, zero)?;
         Some(Self {
             offload,
             option,
-            zero: d.zero,
+            zero,
         })
     }
 
@@ -188,6 +196,58 @@ pub(crate) fn states_on_device(
     let types = d.state_types(&scenario.runtime);
     let states = sharding.states(weights, &types, scenario.workload.precision);
     Offloaded::of(&scenario.runtime, d).map_or(states, |host| host.on_device(states))
+}
+
+/// Least bytes of all states of a model on devices, unsharded, whatever of them lies in host memory. Under every strategy
+/// the fullest device holds at least an equal share.
+///
+/// # Errors
+/// When the model cannot be traced.
+pub fn least_states(scenario: &Scenario) -> Result<Bytes, CostError> {
+    let weights = states::weights(scenario)?;
+    let alone = Sharding {
+        zero: Zero::Z3,
+        dense: 1,
+        expert: 1,
+    };
+    let (runtime, precision) = (&scenario.runtime, scenario.workload.precision);
+    let options = (runtime.space.offload.iter()).filter(|_| scenario.cluster.has_hosts());
+    let offloads: Vec<Offloaded> = options
+        .map(|&option| Offloaded {
+            offload: match option.states {
+                OffloadKind::Optimizer => Offload::Optimizer(100),
+                OffloadKind::Parameters => Offload::Parameters,
+            },
+            option,
+            zero: alone.zero,
+        })
+        .collect();
+    let of_types = |types: StateTypes| {
+        let states = alone.states(weights, &types, precision);
+        let on_device = offloads.iter().map(|host| host.on_device(states).total());
+        on_device.fold(states.total(), Bytes::min)
+    };
+    let types = states::smallest_types(runtime, precision).into_iter();
+    Ok(types.map(of_types).min().unwrap_or_default())
+}
+
+/// What the host of a rank that holds `weights` does in the optimizer step of a strategy, if these states lie there;
+/// nothing if none do.
+///
+/// # Errors
+/// When the cluster's host is not known.
+pub(crate) fn step(
+    scenario: &Scenario,
+    d: &Decisions,
+    offload: Option<Offload>,
+    sharding: &Sharding,
+    weights: Weights,
+) -> Result<HostStep, CostError> {
+    let types = d.state_types(&scenario.runtime);
+    let offloaded = offload.and_then(|of| Offloaded::new(&scenario.runtime, of, d.zero));
+    offloaded.map_or(Ok(HostStep::default()), |host| {
+        host.step(scenario, &types, sharding, weights)
+    })
 }
 
 /// What pipeline ranks with so many bytes each in host memory take of a node: of the pool whose hosts they fill most.

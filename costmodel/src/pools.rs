@@ -3,11 +3,12 @@
 
 use std::sync::Arc;
 
-use catalog::{Bytes, Cluster, Link, Seconds};
+use catalog::{Bytes, Cluster, Link, Offload, Seconds};
 use plans::{Axis, Decisions, HostMemory};
 
 use crate::assemble::{Assembled, Blocks, assemble};
 use crate::blocks::BlockCosts;
+use crate::states::Weights;
 use crate::traffic::DataParallel;
 use crate::{CostError, Scenario, messages, offload};
 
@@ -131,6 +132,29 @@ impl PoolCosts {
     pub(crate) fn at_least_on_first(&self, bytes: Bytes) -> Bytes {
         let shares = (0..self.parts.len()).map(|pool| self.as_on_first(pool, bytes));
         shares.min().unwrap_or(bytes)
+    }
+
+    /// For every pipeline rank of an assembled strategy, what its host would take in the optimizer step if these states
+    /// lay in its memory.
+    ///
+    /// # Errors
+    /// When the host of a pool is not known.
+    pub(crate) fn on_hosts(
+        &self,
+        whole: &Scenario,
+        d: &Decisions,
+        offload: Offload,
+        assembled: &Assembled,
+    ) -> Result<Vec<Seconds>, CostError> {
+        let pools = self.of_ranks(whole, d)?;
+        let step = |(weights, pool): (Weights, usize)| {
+            let scenario = self.parts[pool].scenario();
+            let sharding = DataParallel::new(d, &scenario.cluster).sharding;
+            let step = offload::step(scenario, d, Some(offload), &sharding, weights)?;
+            Ok(step.total())
+        };
+        let weights = assembled.weights_of_ranks().into_iter();
+        weights.zip(pools).map(step).collect()
     }
 
     /// Assembles a strategy: every pipeline rank with the costs of its pool.

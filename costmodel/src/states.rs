@@ -11,7 +11,7 @@
 //! | ZeRO-3 | N/d | N/d | N/d |
 
 use catalog::state_types::StateTypes;
-use catalog::{Bytes, DType, OptimizerStates, Precision, Runtime};
+use catalog::{Bytes, DType, GradientTypes, OptimizerStates, Precision, Runtime};
 use derive_more::{AddAssign, Mul};
 use plans::{Decisions, Zero};
 
@@ -206,38 +206,32 @@ pub(crate) fn checkpoint_bytes(scenario: &Scenario, d: &Decisions) -> f64 {
     weight as f64 + types.moments(many) as f64 / many as f64
 }
 
-/// Least bytes of all states of a model, unsharded. Under every strategy the fullest device holds at least an equal share.
+/// Elements of all weights of a model, unsharded.
 ///
 /// # Errors
 /// When the model cannot be traced.
-pub fn whole(scenario: &Scenario) -> Result<Bytes, CostError> {
+pub(crate) fn weights(scenario: &Scenario) -> Result<Weights, CostError> {
     let [trained, frozen] =
         models::trained_and_frozen(&scenario.model).map_err(|e| CostError::Trace(e.to_string()))?;
     let dense = |dense| Elements { dense, expert: 0 };
-    let weights = Weights {
+    Ok(Weights {
         trained: dense(trained),
         frozen: dense(frozen),
-    };
-    let alone = Sharding {
-        zero: Zero::Z0,
-        dense: 1,
-        expert: 1,
-    };
-    let precision = scenario.workload.precision;
-    let runtime = &scenario.runtime;
+    })
+}
+
+/// Types of states that a job may have which take least: the smallest optimizer states, with every type of gradients.
+pub(crate) fn smallest_types(runtime: &Runtime, precision: Precision) -> Vec<StateTypes> {
     let others = runtime.other_optimizers(precision);
     let own = others
         .last()
         .map_or(runtime.states, |states| states.of(runtime.states));
-    let mut least = alone.states(weights, &own, precision).total();
-    for types in runtime.other_gradients(precision) {
-        let types = StateTypes {
-            gradient: Some(types.held),
-            ..own
-        };
-        least = least.min(alone.states(weights, &types, precision).total());
-    }
-    Ok(least)
+    let with_gradients = |types: GradientTypes| StateTypes {
+        gradient: Some(types.held),
+        ..own
+    };
+    let others = runtime.other_gradients(precision).map(with_gradients);
+    [own].into_iter().chain(others).collect()
 }
 
 /// Whether every pass casts all parameters from the type that they are held in, because nothing gathers them in the type

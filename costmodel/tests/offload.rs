@@ -106,6 +106,43 @@ fn parameters_on_the_host() {
     assert_eq!(part(&alone, "parameters"), 0);
 }
 
+/// Where the host's update takes longer than the device's, so does the step, and with more on the host still longer; and what
+/// bounds a strategy together with those that keep more there is below the times of all. A host that is faster than the device
+/// shortens the step.
+#[test]
+fn more_on_the_host_takes_longer() {
+    let cases: [(u64, &str, &str, &[&str]); 4] = [
+        (8, "megatron-core", "dp8 zero1 mbs1", &["25", "50", "75", "100"]),
+        (8, "megatron-core", "tp2 pp2 dp2 zero1 mbs1 optim_states=split_master", &["25", "60", "100"]),
+        (8, "megatron-core", "pp4 dp2 zero1 mbs1 grad_dtype=bf16", &["1", "25"]),
+        (8, "deepspeed", "dp8 zero2 mbs1", &["100"]),
+    ];
+    for (fast, (gpus, runtime, text, shares)) in
+        [false, true].into_iter().flat_map(|fast| cases.map(|case| (fast, case)))
+    {
+        let mut s = scenario(gpus, runtime);
+        if fast {
+            let host = s.cluster.host.as_mut().expect("a host");
+            (host.link.value.0, host.memory_bandwidth.value.0) = (1e14, 1e15);
+        }
+        let costs = CostModel::new(s.clone()).expect("priced");
+        let time = |strategy: &Strategy| costs.score(strategy).expect("priced").step_time;
+        let mut before = strategy(&s, text);
+        for share in shares {
+            let base = text.split(" optim_states").next().expect(text);
+            let later = strategy(&s, &format!("{base} offload=optimizer:{share}"));
+            let offload = later.offload.expect("given");
+            let slower = costs.updates_before(&before, offload).expect("priced");
+            let what = format!("{text}, {share}, fast: {fast}");
+            assert_eq!(slower, time(&before) < time(&later), "{what}");
+            assert_eq!(slower, !fast, "{what}");
+            let floors = costs.floors(&before, None, Some(offload)).expect("priced");
+            assert!(floors.time <= time(&before) && floors.time <= time(&later), "{what}");
+            before = later;
+        }
+    }
+}
+
 /// The host's memory is a limit too, and a cluster that does not say what its host is has no price.
 #[test]
 fn hosts_have_limits() {

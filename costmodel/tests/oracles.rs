@@ -247,7 +247,7 @@ proptest! {
         let rest = format!("zero={zero},recompute={recompute},schedule={}", kinds[kind]);
         if let Ok(one) = plans::grammar::parse(&text(mesh, &rest), &s.model, &s.workload, &s.runtime) {
             let passes = costs.passes(&one, &[one.axis_order]).expect("priced");
-            let floors = costs.floors(&one, passes).expect("priced");
+            let floors = costs.floors(&one, passes, None).expect("priced");
             let score = costs.score(&one).expect("priced");
             prop_assert!(floors.time.0 <= score.step_time.0, "{}: {:?} {:?}", one, floors, score);
             prop_assert!(floors.memory <= score.peak_memory, "{}: {:?} {:?}", one, floors, score);

@@ -88,7 +88,7 @@ fn floors(bencher: Bencher<'_, '_>) {
         .counter(ItemsCount::new(members.len()))
         .bench_local(|| {
             for member in members {
-                divan::black_box(costs.floors(member, None).expect("priced"));
+                divan::black_box(costs.floors(member, None, None).expect("priced"));
             }
         });
 }

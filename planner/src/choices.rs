@@ -2,7 +2,8 @@
 
 use catalog::runtime::RecomputeMode;
 use catalog::{
-    Axis, AxisOrder, GradientTypes, Offload, OptimizerStates, ScheduleKind, Selection, Zero,
+    Axis, AxisOrder, GradientTypes, Offload, OffloadKind, OptimizerStates, ScheduleKind, Selection,
+    Zero,
 };
 use costmodel::Scenario;
 use plans::legality::MAX_PASSES;
@@ -12,6 +13,9 @@ use crate::constraints::{Constraints, sizes, zero_name};
 
 /// Largest number of virtual stages per rank.
 const MAX_VPP: u64 = 16;
+/// Percentages of a rank's weights whose optimizer states may lie in host memory, where a runtime can keep those of a part
+/// of the weights there.
+const OFFLOADED: [u8; 4] = [25, 50, 75, 100];
 
 /// A pipeline: its schedule, its stages, and what these may recompute.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -343,31 +347,40 @@ impl Asked<'_> {
         all
     }
 
-    /// States that may lie in host memory; `None` stands for none. Without a word about it they are none, or those of the
-    /// present strategy: such a plan is slower than any without.
+    /// States that may lie in host memory, the least first; `None` stands for none. Without a word about it they are all
+    /// that the runtime can keep there, where the cluster's hosts are known.
     pub(crate) fn offloads(&self) -> Vec<Option<Offload>> {
+        let mut all = vec![None];
         if let Some(values) = self.constraints.fix.get("offload") {
             let of_name = |name: &String| match name.as_str() {
                 Offload::NONE => Some(None),
                 name => Offload::read(name).map(Some),
             };
-            return values.iter().filter_map(of_name).collect();
+            all = values.iter().filter_map(of_name).collect();
+        } else {
+            let runtime = &self.scenario.runtime.space;
+            let has_hosts = self.scenario.cluster.has_hosts();
+            for option in runtime.offload.iter().filter(|_| has_hosts) {
+                match option.states {
+                    OffloadKind::Optimizer if option.partly => {
+                        all.extend(OFFLOADED.map(|percent| Some(Offload::Optimizer(percent))));
+                    }
+                    OffloadKind::Optimizer => all.push(Some(Offload::Optimizer(100))),
+                    OffloadKind::Parameters => all.push(Some(Offload::Parameters)),
+                }
+            }
+            all.extend(self.present.and_then(|d| d.offload).map(Some));
         }
-        let present = self.present.and_then(|d| d.offload);
-        [None].into_iter().chain(present.map(Some)).collect()
+        all.sort_unstable();
+        all.dedup();
+        all
     }
 
     /// The ways in which optimizer states may be held, the largest first; `None` is the runtime's own.
     pub(crate) fn optimizer_states(&self) -> Vec<Option<OptimizerStates>> {
         let precision = self.scenario.workload.precision;
         let others = self.scenario.runtime.other_optimizers(precision);
-        let present = self.present.and_then(|d| d.optimizer_states);
-        let asked = self.constraints.fix.contains_key("optim_states");
-        // Those that another library supplies are tried if they are asked for, or in use.
-        let tried = |states: &OptimizerStates| {
-            asked || states.completes_parameters() || present == Some(*states)
-        };
-        let others = others.into_iter().filter(tried).map(Some);
+        let others = others.into_iter().map(Some);
         let mut all: Vec<Option<OptimizerStates>> = [None].into_iter().chain(others).collect();
         let name = |states: Option<OptimizerStates>| {
             states.map_or(OptimizerStates::OWN, OptimizerStates::name)

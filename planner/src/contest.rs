@@ -155,7 +155,7 @@ impl Contest<'_> {
 
     /// The score of a variant that fits and is no slower than `slowest`.
     fn tied(&self, variant: &Strategy, slowest: f64) -> Result<Option<Scored>, PlannerError> {
-        let floors = self.costs.floors(variant, None)?;
+        let floors = self.costs.floors(variant, None, None)?;
         if floors.time.0 > slowest || floors.memory > self.limit {
             return Ok(None);
         }

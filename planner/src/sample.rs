@@ -74,7 +74,7 @@ fn scored(
     longest: Seconds,
     most: Bytes,
 ) -> Result<Option<(Strategy, Score)>, PlannerError> {
-    let floors = costs.floors(&strategy, None)?;
+    let floors = costs.floors(&strategy, None, None)?;
     if floors.memory > most || floors.time > longest {
         return Ok(None);
     }

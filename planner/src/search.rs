@@ -10,18 +10,19 @@
 use std::collections::{BTreeMap, BinaryHeap, btree_map};
 use std::sync::atomic::Ordering;
 
-use catalog::{Bytes, OptimizerStates, Seconds, Zero};
-use costmodel::{CostModel, Score};
+use catalog::{Bytes, Seconds};
+use costmodel::{CostModel, PipelineFloors, Score};
 use plans::prediction::SpaceReport;
 use plans::{Candidate, Decisions, Floors, SearchOutcome, Strategy};
 use rayon::prelude::*;
 
 use crate::PlannerError;
+use crate::chains::Chain;
 use crate::contest::{self, Contest, Scored};
 use crate::explain::why_not_first;
 use crate::layouts::Layout;
 use crate::options::{Objective, SearchOptions, limit};
-use crate::sets::{Bounded, Entry, Opened, Set};
+use crate::sets::{Bounded, Chained, Entry, Opened, Set};
 use crate::shapes::Shapes;
 use crate::simplicity;
 use crate::space::{SearchSpace, with_pipeline};
@@ -38,6 +39,8 @@ const CHUNK: usize = 512;
 const FIRST_WAVES: usize = 16;
 /// Why strategies are left out of which another differs only in smaller optimizer states.
 const LARGER_STATES: &str = "larger optimizer states, with which no step is faster";
+/// Why strategies are left out of which another, which fits, differs only in keeping less in host memory.
+const MORE_ON_HOST: &str = "more states in host memory than needed, with which steps take longer";
 /// Share of the work, as progress is shown, after which all layouts are bounded.
 const BOUNDED: f64 = 0.7;
 
@@ -264,6 +267,8 @@ impl Run<'_> {
         }
         let mut costs = BTreeMap::new();
         let shapes = self.shapes.of(layout);
+        // If it is memory that is minimised, the least of all is wanted.
+        let limit = (self.options.objective == Objective::Time).then_some(self.limit);
         for (index, pipeline) in pipelines.iter().enumerate() {
             for (mode, &recompute) in pipeline.recompute.iter().enumerate() {
                 let kind = (recompute.of_layer(0), recompute.of_layer(u64::MAX));
@@ -277,14 +282,16 @@ impl Run<'_> {
                         new.insert(self.costs.layout_bounds(&d, &lightest, orders)?)
                     }
                 };
-                let floors = self.costs.pipeline_floors(bounds, &shapes[index][mode]);
+                let shape = &shapes[index][mode];
+                let PipelineFloors { floors, on_host } =
+                    self.costs.pipeline_floors(bounds, shape, limit)?;
                 if floors.memory > self.limit {
                     bounded.too_large += beside;
                 } else {
                     bounded.entries.push(Entry {
                         bound: self.bound(&floors),
                         place: [at, index as u32, mode as u32, 0],
-                        of: Set::Pipeline,
+                        of: Set::Pipeline { on_host },
                     });
                 }
             }
@@ -298,10 +305,10 @@ impl Run<'_> {
 
     /// Number of strategies that an entry stands for.
     fn count(&self, entry: &Entry) -> u64 {
-        match entry.of {
+        match &entry.of {
             Set::Layout => self.space.members(self.layout(entry)),
-            Set::Single(_) => 1,
-            Set::Pipeline | Set::Simulated(_) => self.space.beside(self.layout(entry)),
+            Set::Chain(chain) => 1 + chain.later.len() as u64,
+            Set::Pipeline { .. } | Set::Simulated(_) => self.space.beside(self.layout(entry)),
         }
     }
 
@@ -309,6 +316,7 @@ impl Run<'_> {
     fn take(&mut self, bounded: Bounded, bound: f64) {
         self.prune("memory floor", bounded.too_large);
         self.prune(LARGER_STATES, bounded.larger);
+        self.prune(MORE_ON_HOST, bounded.more_on_host);
         for entry in bounded.entries {
             self.push(Entry {
                 bound: entry.bound.max(bound),
@@ -344,11 +352,12 @@ impl Run<'_> {
         let mut scored = Vec::new();
         let mut found = Vec::new();
         for (entry, opened) in entries.into_iter().zip(opened) {
-            match (opened, entry.of) {
-                (Opened::Score(score), Set::Single(strategy)) => scored.push((*strategy, score)),
-                (Opened::Entries(entries), _) => found.push((entries, entry.bound)),
-                (Opened::Score(_), _) => unreachable!("only single strategies have a score"),
+            match (opened.score, entry.of) {
+                (Some(score), Set::Chain(chain)) => scored.push((chain.first, score)),
+                (None, _) => {}
+                (Some(_), _) => unreachable!("only strategies have a score"),
             }
+            found.push((opened.sets, entry.bound));
         }
         self.rank(scored.into_iter());
         for (entries, bound) in found {
@@ -364,21 +373,21 @@ impl Run<'_> {
             let recompute = pipeline.recompute[entry.place[2] as usize];
             with_pipeline(&self.space.decisions(layout), pipeline, recompute)
         };
-        let entries = match &entry.of {
-            Set::Single(strategy) => return Ok(Opened::Score(self.costs.score(strategy)?)),
+        let sets = match &entry.of {
+            Set::Chain(chain) => return self.scored(entry, chain),
             Set::Layout => self.bounded(entry.place[0])?,
-            Set::Pipeline if self.options.objective == Objective::Time => {
+            &Set::Pipeline { on_host } if self.options.objective == Objective::Time => {
                 let passes = self.costs.passes(&decisions(), self.space.orders(layout))?;
                 Bounded::of(Entry {
-                    bound: passes.map_or(0.0, |time| time.0),
+                    bound: passes.map_or(0.0, |time| (time + on_host).0),
                     place: entry.place,
                     of: Set::Simulated(passes),
                 })
             }
-            Set::Pipeline => self.strategies(entry.place, &decisions(), None)?,
+            Set::Pipeline { .. } => self.strategies(entry.place, &decisions(), None)?,
             Set::Simulated(passes) => self.strategies(entry.place, &decisions(), *passes)?,
         };
-        Ok(Opened::Entries(entries))
+        Ok(Opened { score: None, sets })
     }
 
     /// The strategies with a pipeline and recomputation, with their bounds.
@@ -388,37 +397,96 @@ impl Run<'_> {
         d: &Decisions,
         passes: Option<Seconds>,
     ) -> Result<Bounded, PlannerError> {
-        // Only those ways of holding states are compared whose updates take less time the smaller they are.
-        let comparable = |states: &Option<OptimizerStates>| {
-            states.is_none_or(OptimizerStates::completes_parameters)
-        };
-        let mut ways = self.space.optimizer_states();
-        ways.retain(comparable);
-        let smallest = ways.pop().flatten();
-        let mut found = Bounded::default();
         let layout = &self.space.layouts()[at as usize];
-        for (index, strategy) in (0u32..).zip(self.space.of_pipeline(layout, d)) {
+        let ways = self.space.ways(layout);
+        let orders = self.space.orders(layout);
+        let mut found = Bounded {
             // The optimizer is the last that a rank does: with smaller states all else is alike, and the step is neither
             // longer nor takes more memory.
-            let may_be_smaller = strategy.zero != Zero::Z0
-                && strategy.offload.is_none()
-                && comparable(&strategy.optimizer_states);
-            if may_be_smaller && strategy.optimizer_states != smallest {
-                found.larger += 1;
-                continue;
-            }
-            let floors = self.costs.floors(&strategy, passes)?;
-            if floors.memory > self.limit {
-                found.too_large += 1;
-            } else {
-                found.entries.push(Entry {
-                    bound: self.bound(&floors),
-                    place: [at, pipeline, mode, index],
-                    of: Set::Single(Box::new(strategy)),
-                });
+            larger: ways.larger * orders.len() as u64,
+            ..Bounded::default()
+        };
+        // If it is memory that is minimised, each way is tried by itself.
+        let together = match self.options.objective {
+            Objective::Time => usize::MAX,
+            Objective::Memory => 1,
+        };
+        let mut index = 0;
+        for chain in ways.chains.iter().flat_map(|Chain(of)| of.chunks(together)) {
+            for &order in orders {
+                let place = [at, pipeline, mode, index];
+                let of = |&way: &u32| self.space.with_sharding(d, &ways.all[way as usize], order);
+                self.add_chain(chain, of, place, passes, &mut found)?;
+                index += 1;
             }
         }
         Ok(found)
+    }
+
+    /// Adds the first strategy of a chain that may fit, with those after it. `of` makes the strategies.
+    fn add_chain(
+        &self,
+        mut chain: &[u32],
+        of: impl Fn(&u32) -> Strategy,
+        place: [u32; 4],
+        passes: Option<Seconds>,
+        found: &mut Bounded,
+    ) -> Result<(), PlannerError> {
+        let ways = self.space.ways(&self.space.layouts()[place[0] as usize]);
+        while let Some((first, later)) = chain.split_first() {
+            let first = of(first);
+            let next = later
+                .first()
+                .and_then(|&way| ways.all[way as usize].offload);
+            let floors = self.costs.floors(&first, passes, next)?;
+            if floors.memory <= self.limit {
+                let bound = self.bound(&floors);
+                let later = later.to_vec();
+                let of = Set::Chain(Box::new(Chained {
+                    first,
+                    later,
+                    passes,
+                }));
+                found.entries.push(Entry { bound, place, of });
+                break;
+            }
+            found.too_large += 1;
+            chain = later;
+        }
+        Ok(())
+    }
+
+    /// Simulates the first strategy of a chain. Those after it are left out if it fits and is faster.
+    fn scored(&self, entry: &Entry, chain: &Chained) -> Result<Opened, PlannerError> {
+        let score = self.costs.score(&chain.first)?;
+        let ways = self.space.ways(self.layout(entry));
+        let order = chain.first.axis_order;
+        let of = |&way: &u32| {
+            let way = &ways.all[way as usize];
+            self.space.with_sharding(&chain.first, way, order)
+        };
+        let mut sets = Bounded::default();
+        let mut add = |later| self.add_chain(later, of, entry.place, chain.passes, &mut sets);
+        let next = (chain.later.first()).and_then(|&way| ways.all[way as usize].offload);
+        match next {
+            Some(next) if self.fits(&score) => {
+                // With still more on the host it takes still longer.
+                if self.costs.updates_before(&chain.first, next)? {
+                    sets.more_on_host += chain.later.len() as u64;
+                } else {
+                    chain.later.chunks(1).try_for_each(add)?;
+                }
+            }
+            _ => add(&chain.later)?,
+        }
+        Ok(Opened {
+            score: Some(score),
+            sets,
+        })
+    }
+
+    fn fits(&self, score: &Score) -> bool {
+        score.peak_memory <= self.limit && score.fits_host
     }
 
     /// Takes simulated strategies into the best found.
@@ -426,7 +494,7 @@ impl Run<'_> {
         let objective = self.options.objective;
         for (strategy, score) in scored {
             self.report.simulated += 1;
-            if score.peak_memory > self.limit || !score.fits_host {
+            if !self.fits(&score) {
                 self.report.too_large += 1;
                 continue;
             }

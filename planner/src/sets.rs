@@ -21,19 +21,33 @@ pub(crate) enum Set {
     /// All strategies of a layout.
     Layout,
     /// All strategies of a layout with one pipeline and recomputation.
-    Pipeline,
+    Pipeline {
+        /// What the updates by hosts take at least of the bound on time.
+        on_host: Seconds,
+    },
     /// The same, after the time at which passes end was simulated.
     Simulated(Option<Seconds>),
-    /// One strategy.
-    Single(Box<Strategy>),
+    /// One strategy, and those that need not be tried where it fits.
+    Chain(Box<Chained>),
+}
+
+/// A strategy, and those that differ from it only in keeping more optimizer states in host memory. Each next one takes
+/// longer.
+#[derive(Debug)]
+pub(crate) struct Chained {
+    pub(crate) first: Strategy,
+    /// The other ways to shard states, by index.
+    pub(crate) later: Vec<u32>,
+    /// The time at which their passes end, if it was simulated.
+    pub(crate) passes: Option<Seconds>,
 }
 
 /// What an entry turned out to be.
-pub(crate) enum Opened {
-    /// Smaller sets.
-    Entries(Bounded),
-    /// A simulated strategy.
-    Score(Score),
+pub(crate) struct Opened {
+    /// The score of the strategy that was simulated.
+    pub(crate) score: Option<Score>,
+    /// The smaller sets that are left.
+    pub(crate) sets: Bounded,
 }
 
 impl PartialEq for Entry {
@@ -66,6 +80,8 @@ pub(crate) struct Bounded {
     pub(crate) too_large: u64,
     /// Number of strategies of which another holds its optimizer states in less memory.
     pub(crate) larger: u64,
+    /// Number of strategies of which another fits that keeps less of its optimizer states in host memory.
+    pub(crate) more_on_host: u64,
 }
 
 impl Bounded {

@@ -90,8 +90,8 @@ pub fn layout(d: &Decisions) -> [u64; 7] {
 }
 
 /// The decisions that all variants of a plan share. These differ in axis order, kind of context parallelism, overlap of
-/// tensor-parallel messages, types of gradients and of optimizer states, virtual stages with their schedule and partition,
-/// and how many layers are recomputed if some are.
+/// tensor-parallel messages, types of gradients and of optimizer states, what of these lies in host memory, virtual stages
+/// with their schedule and partition, and how many layers are recomputed if some are.
 #[must_use]
 pub fn shared(d: &Decisions) -> Decisions {
     Decisions {
@@ -103,6 +103,7 @@ pub fn shared(d: &Decisions) -> Decisions {
         },
         gradients: None,
         optimizer_states: None,
+        offload: None,
         vpp: 1,
         schedule: ScheduleKind::OneFOneB,
         stages: StagePartition(Vec::new()),

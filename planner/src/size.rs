@@ -106,10 +106,10 @@ fn with_more_gpus(
     let node = scenario.cluster.gpus_per_node;
     let most = (scenario.workload.gpus * 64).min(1 << 17).max(node);
     let limit = limit(costs, options);
-    let states = costmodel::states::whole(scenario)?;
+    let states = costmodel::least_states(scenario)?;
     let larger = usual_counts(node, most).into_iter();
     for gpus in larger.filter(|&n| n > scenario.workload.gpus) {
-        if states.0 / gpus > limit.0 && !constraints.fix.contains_key("offload") {
+        if states.0 / gpus > limit.0 {
             continue;
         }
         if let Some(best) = sized(costs, constraints, gpus, options)?.best {
@@ -123,36 +123,31 @@ fn with_more_gpus(
     Ok(None)
 }
 
-/// The best plan that keeps states in host memory, in words, if the runtime and the cluster can do that and nothing was
-/// asked about it.
+/// The best plan that keeps states in host memory, in words, if a constraint on what lies there is all that excludes it.
 fn offloaded(
     costs: &CostModel,
     constraints: &Constraints,
     options: &SearchOptions<'_>,
 ) -> Result<Option<Relaxation>, PlannerError> {
-    let scenario = costs.scenario();
-    if scenario.cluster.host.is_none() || constraints.fix.contains_key("offload") {
+    let mut without = constraints.clone();
+    let Some(asked) = without.fix.remove("offload") else {
         return Ok(None);
-    }
-    for option in &scenario.runtime.space.offload {
-        let name = option.states.name();
-        let mut constraints = constraints.clone();
-        (constraints.fix).insert("offload".to_owned(), vec![name.to_owned()]);
-        let space = SearchSpace::new(scenario, &constraints);
-        let options = SearchOptions { top: 1, ..*options };
-        let found = search(costs, &space, &options, &|_| {})?
-            .top
-            .into_iter()
-            .next();
-        if let Some(best) = found {
-            let short = plans::grammar::short(&best.strategy);
-            return Ok(Some(Relaxation {
-                says: format!("--fix offload={name} would fit ({short})"),
-                instead: Some(("fix", format!("offload={name}"))),
-            }));
-        }
-    }
-    Ok(None)
+    };
+    let space = SearchSpace::new(costs.scenario(), &without);
+    let options = SearchOptions { top: 1, ..*options };
+    let found = search(costs, &space, &options, &|_| {})?;
+    let best = found.top.first().map(|best| &best.strategy);
+    Ok(best.and_then(|best| {
+        let offload = best.offload?.name();
+        Some(Relaxation {
+            says: format!(
+                "without `offload={}` {} would fit",
+                asked.join("|"),
+                plans::grammar::short(best)
+            ),
+            instead: Some(("fix", format!("offload={offload}"))),
+        })
+    }))
 }
 
 /// The risk at which a strategy of this peak would be chosen, if it may fit at all.

@@ -12,7 +12,8 @@
 //! - recomputed layers: eighths of a stage;
 //! - layers of stages: even (a remainder is spread over the middle, without virtual stages), or up to `uneven` fewer at the
 //!   ends;
-//! - hybrid sharding: powers of two.
+//! - hybrid sharding: powers of two;
+//! - optimizer states in host memory: of quarters of the weights, or all.
 //!
 //! A size that a constraint fixes, or that a strategy in use has, is tried even if it lies outside these ranges.
 //! A decision that does not change a step (context kind without context parallelism, axis order without a pipeline,
@@ -22,12 +23,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use catalog::{AxisOrder, OptimizerStates, ScheduleKind, Zero};
-use costmodel::Scenario;
+use costmodel::{Lightest, Scenario};
 use plans::legality::check_layout;
 use plans::support::allowed_by;
 use plans::{Decisions, Recompute, StagePartition, Strategy, StrategyError};
 use rayon::prelude::*;
 
+use crate::chains::Shardings;
 use crate::choices::{Asked, PipelineChoice, ShardingChoice};
 use crate::constraints::Constraints;
 use crate::layouts::{Layout, layouts, meshes};
@@ -46,7 +48,7 @@ pub struct SearchSpace {
     /// By pipeline ranks and micro-batches.
     pipelines: BTreeMap<(u64, u64), Arc<Vec<PipelineChoice>>>,
     /// By data-parallel and context-parallel ranks.
-    shardings: BTreeMap<(u64, u64), Vec<ShardingChoice>>,
+    shardings: BTreeMap<(u64, u64), Shardings>,
     /// Number of strategies.
     strategies: u64,
     /// Combinations of sizes left out, counted by the rule that excludes them.
@@ -115,7 +117,7 @@ impl SearchSpace {
             .par_iter()
             .map(|layout| {
                 let pipelines = &pipelines[&(layout.pp, layout.num_micro_batches)];
-                let shardings = &shardings[&(layout.dp, layout.cp)];
+                let shardings = &shardings[&(layout.dp, layout.cp)].all;
                 check(asked, layout, pipelines, shardings)
             })
             .collect();
@@ -200,6 +202,11 @@ impl SearchSpace {
     /// The ways to hold and shard states of a layout.
     #[must_use]
     pub fn shardings(&self, layout: &Layout) -> &[ShardingChoice] {
+        &self.ways(layout).all
+    }
+
+    /// The same, sorted by which need not be tried where another fits.
+    pub(crate) fn ways(&self, layout: &Layout) -> &Shardings {
         &self.shardings[&(layout.dp, layout.cp)]
     }
 
@@ -208,9 +215,9 @@ impl SearchSpace {
         self.asked().optimizer_states()
     }
 
-    /// For every ZeRO level, the way to shard a layout's states that leaves least on a rank, with the gradients of `base`
-    /// and the smallest optimizer states.
-    pub(crate) fn lightest(&self, layout: &Layout, base: &Decisions) -> Vec<Decisions> {
+    /// For every ZeRO level, and everything that may lie in host memory, the way to shard a layout's states that leaves
+    /// least on a rank, with the gradients of `base` and the smallest optimizer states.
+    pub(crate) fn lightest(&self, layout: &Layout, base: &Decisions) -> Lightest {
         let mut least: BTreeMap<_, ShardingChoice> = BTreeMap::new();
         for &choice in self.shardings(layout) {
             let known = least
@@ -228,7 +235,9 @@ impl SearchSpace {
                 .filter(|_| choice.offload.is_none()),
             ..choice.of(base)
         };
-        least.into_values().map(of_level).collect()
+        let all = least.into_values().map(of_level);
+        let (on_device, on_host) = all.partition(|d| d.offload.is_none());
+        Lightest { on_device, on_host }
     }
 
     /// The axis orders of a layout.
@@ -370,11 +379,11 @@ fn pipelines(
 }
 
 /// The ways to shard the states of these layouts.
-fn shardings(asked: Asked<'_>, layouts: &[Layout]) -> BTreeMap<(u64, u64), Vec<ShardingChoice>> {
+fn shardings(asked: Asked<'_>, layouts: &[Layout]) -> BTreeMap<(u64, u64), Shardings> {
     let mut all = BTreeMap::new();
     for &Layout { dp, cp, .. } in layouts {
         all.entry((dp, cp))
-            .or_insert_with(|| asked.shardings(dp, cp));
+            .or_insert_with(|| Shardings::new(asked.shardings(dp, cp), &asked.scenario.runtime));
     }
     all
 }

@@ -152,6 +152,8 @@ fn spaces_of(
         "optim_states=own",
         "optim_states=split_master|bf16_moments",
         "grad_dtype=bf16|fp32",
+        "offload=none",
+        "offload=none|optimizer:50",
     ];
     let mut spaces = Vec::new();
     while spaces.len() < count {
@@ -191,24 +193,37 @@ fn spaces_of(
 
 #[test]
 fn pruned_search_equals_brute_force() {
-    let fit = compared(&spaces());
+    let Found { fit, offloaded } = compared(&spaces());
     assert!(
         fit > SPACES,
         "only {fit} of {} searches found a plan",
         2 * SPACES
+    );
+    assert!(
+        offloaded > SPACES / 10,
+        "only {offloaded} plans keep states in host memory"
     );
 }
 
 #[test]
 fn pruned_search_equals_brute_force_with_what_is_asked_for() {
     let spaces = spaces_with_offload();
-    let fit = compared(&spaces);
+    let Found { fit, .. } = compared(&spaces);
     assert!(fit > spaces.len(), "only {fit} searches found a plan");
 }
 
-/// Compares searches of spaces with brute force; returns how many found a plan.
-fn compared(spaces: &[(Scenario, Constraints)]) -> usize {
-    let mut fit = 0;
+/// What searches found.
+#[derive(Default)]
+struct Found {
+    /// Number of searches that found a plan.
+    fit: usize,
+    /// Number of those whose first plan keeps states in host memory.
+    offloaded: usize,
+}
+
+/// Compares searches of spaces with brute force.
+fn compared(spaces: &[(Scenario, Constraints)]) -> Found {
+    let mut found = Found::default();
     for (index, (s, constraints)) in spaces.iter().enumerate() {
         for objective in [Objective::Time, Objective::Memory] {
             let options = SearchOptions {
@@ -234,10 +249,12 @@ fn compared(spaces: &[(Scenario, Constraints)]) -> usize {
                 brute.space.simulated, pruned.space.strategies,
                 "{what}: all"
             );
-            fit += usize::from(!brute.top.is_empty());
+            let best = brute.top.first();
+            found.fit += usize::from(best.is_some());
+            found.offloaded += usize::from(best.is_some_and(|c| c.strategy.offload.is_some()));
         }
     }
-    fit
+    found
 }
 
 /// The plans of a search as they are stated to be ranked, from the scores of all strategies.

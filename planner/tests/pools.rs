@@ -156,7 +156,7 @@ fn equal_pools_cost_what_one_cluster_of_them_costs() {
     for layout in space.layouts() {
         for strategy in space.strategies(layout).iter().step_by(97) {
             let both = [&mixed, &plain].map(|costs| {
-                let floors = costs.floors(strategy, None).expect("bounded");
+                let floors = costs.floors(strategy, None, None).expect("bounded");
                 (costs.score(strategy).expect("scored"), floors)
             });
             assert_eq!(both[0], both[1], "{strategy}");

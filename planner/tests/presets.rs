@@ -38,13 +38,13 @@ fn legal_strategies_of_every_model_are_priced() {
                 ((sizes, kind, layout.sequence_parallel), layout)
             })
             .collect();
-        let states = costmodel::states::whole(&scenario).expect("traced");
+        let states = costmodel::least_states(&scenario).expect("traced");
         for layout in placed.values() {
             let strategies = space.strategies(layout);
             let wanted = [Recompute::None, Recompute::Full];
             let of = |mode| strategies.iter().find(|s| s.recompute == mode);
             for strategy in wanted.into_iter().filter_map(of) {
-                let floors = costs.floors(strategy, None);
+                let floors = costs.floors(strategy, None, None);
                 let floors = floors.unwrap_or_else(|e| panic!("{name}: {strategy}: {e}"));
                 assert!(
                     floors.memory.0 >= states.0 / 4,

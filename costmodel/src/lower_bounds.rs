@@ -1,0 +1,199 @@
+//! Lower bounds on the time and memory of strategies, from which a search knows what it need not simulate: of a layout, of
+//! a layout with a pipeline, and of one strategy.
+
+use std::sync::Arc;
+
+use catalog::{AxisOrder, Bytes, Cluster, Offload, Seconds};
+use plans::{Decisions, Floors, Strategy, Zero};
+
+use crate::assemble::Blocks;
+use crate::blocks::BlockCosts;
+use crate::bounds::{self, LayoutBounds, Lightest, PipelineFloors, Shape};
+use crate::cost_model::{CostModel, finite};
+use crate::traffic::DataParallel;
+use crate::{CostError, floors, imbalance, offload};
+
+impl CostModel {
+    /// How often the ranks of a pipeline run and hold each kind of block. Of the decisions, schedule, stages,
+    /// micro-batches and recomputed layers are read.
+    ///
+    /// # Errors
+    /// When there is no such schedule.
+    pub fn shape(&self, d: &Decisions) -> Result<Shape, CostError> {
+        let pipeline = self.pipelines.pipeline(d)?;
+        Ok(Shape::new(self.pools.first(), d, &pipeline))
+    }
+
+    /// The costs that all strategies with the layout and recomputation of `d` share. `lightest` are the same decisions
+    /// with the ways to shard states that leave least on a rank; `orders` are the axis orders that they may have.
+    ///
+    /// # Errors
+    /// When a block cannot be traced.
+    pub fn layout_bounds(
+        &self,
+        d: &Decisions,
+        lightest: &Lightest,
+        orders: &[AxisOrder],
+    ) -> Result<LayoutBounds, CostError> {
+        self.on_any_pool(|costs| {
+            let blocks = Blocks::look_up(costs, d)?;
+            LayoutBounds::new(costs, d, &blocks, lightest, orders)
+        })
+    }
+
+    /// A lower bound on the time of all strategies with the layout of `d` and one of these pipelines: that of passes
+    /// that recompute nothing and have no prediction module. Only this one cost of each block is computed for it.
+    ///
+    /// # Errors
+    /// When a block cannot be traced.
+    pub fn least_time<'a>(
+        &self,
+        d: &Decisions,
+        orders: &[AxisOrder],
+        shapes: impl Iterator<Item = &'a Shape>,
+    ) -> Result<Seconds, CostError> {
+        let bounds = self.on_any_pool(|costs| {
+            let blocks = Blocks::fewest(costs, d)?;
+            LayoutBounds::new(costs, d, &blocks, &Lightest::default(), orders)
+        })?;
+        let times = shapes.map(|shape| bounds.least_time(shape).0);
+        Ok(Seconds(times.fold(f64::INFINITY, f64::min)))
+    }
+
+    /// Lower bounds on time and memory of all strategies with a layout and a pipeline, or of those that fit if there is a
+    /// limit. If no strategy with all states on devices is below the limit, the bounds are those of states in host memory.
+    ///
+    /// # Errors
+    /// When the cluster's host is not known.
+    pub fn pipeline_floors(
+        &self,
+        layout: &LayoutBounds,
+        shape: &Shape,
+        limit: Option<Bytes>,
+    ) -> Result<PipelineFloors, CostError> {
+        let costs = self.pools.first();
+        let least = |on_host| {
+            let memory = layout.least_memory(costs, shape, on_host);
+            self.pools.at_least_on_first(memory)
+        };
+        let mut memory = least(false);
+        let mut on_host = Seconds(0.0);
+        if limit.is_none_or(|limit| memory > limit) {
+            let lighter = least(true);
+            // The hosts of other pools may be faster.
+            if limit.is_some_and(|limit| lighter <= limit) && self.pools.all().len() == 1 {
+                on_host = layout.least_on_host(costs, shape)?;
+            }
+            memory = memory.min(lighter);
+        }
+        let time = layout.least_time(shape) + on_host;
+        Ok(PipelineFloors {
+            floors: Floors { time, memory },
+            on_host,
+        })
+    }
+
+    /// The bounds of a layout that hold on whichever pool its blocks run.
+    fn on_any_pool(
+        &self,
+        bounds: impl Fn(&BlockCosts) -> Result<LayoutBounds, CostError>,
+    ) -> Result<LayoutBounds, CostError> {
+        let mut least = bounds(self.pools.first())?;
+        for other in &self.pools.all()[1..] {
+            least = least.or_least(&bounds(other)?);
+        }
+        Ok(least)
+    }
+
+    /// A lower bound on the memory of all strategies with the sizes of `d`, from their states alone.
+    ///
+    /// # Errors
+    /// When a block cannot be traced.
+    pub fn states_floor(&self, d: &Decisions, lightest: &Lightest) -> Result<Bytes, CostError> {
+        let bytes = bounds::states_floor(self.pools.first(), d, lightest)?;
+        Ok(self.pools.at_least_on_first(bytes))
+    }
+
+    /// When the passes of a step end if there is no data-parallel traffic: a lower bound on the time of all strategies
+    /// that differ from `d` in how they shard states, and have one of these axis orders. `None` where ranks share
+    /// cores, so that traffic takes time from passes.
+    ///
+    /// # Errors
+    /// When a block cannot be traced.
+    pub fn passes(
+        &self,
+        d: &Decisions,
+        orders: &[AxisOrder],
+    ) -> Result<Option<Seconds>, CostError> {
+        if self.scenario().shares_cores() {
+            return Ok(None);
+        }
+        // Under ZeRO-0 every pass may also cast whole parameters, which sharded ones are gathered without.
+        let alone = Decisions {
+            zero: Zero::Z1,
+            reshard_after_forward: false,
+            offload: None,
+            ..d.clone()
+        };
+        let owners = Arc::clone(&self.pipelines.pipeline(d)?.rank_of_stage);
+        let none = |_: &Cluster| DataParallel::NONE;
+        let mut assembled = (self.pools).assembled(&self.scenario, &alone, none, owners)?;
+        assembled.optimizer.fill(Seconds(0.0));
+        // The pipelines of several pools have one order of axes.
+        if let [costs] = self.pools.all() {
+            let least = Blocks::look_up(costs, d)?.least_transfer(costs, d, orders)?;
+            assembled.transfers.fill(least);
+        }
+        let mut outcome = self.outcome(&alone, &assembled)?;
+        outcome.step_time -= self
+            .scenario()
+            .by_host(&self.scenario().runtime.overheads.step);
+        Ok(Some(finite(outcome)?.step_time))
+    }
+
+    /// Lower bounds on time and memory, without simulation. `passes` is what [`CostModel::passes`] said of the strategy,
+    /// if it was asked. The bound on time also holds for the same strategy with the optimizer states of `later`, or more, in host
+    /// memory.
+    ///
+    /// # Errors
+    /// When a block cannot be traced.
+    pub fn floors(
+        &self,
+        strategy: &Strategy,
+        passes: Option<Seconds>,
+        later: Option<Offload>,
+    ) -> Result<Floors, CostError> {
+        let pipeline = self.pipelines.pipeline(strategy)?;
+        let mut assembled = self.assembled(strategy)?;
+        let scenario = &self.scenario;
+        if let Some(later) = later {
+            let updates = self.pools.on_hosts(scenario, strategy, later, &assembled)?;
+            for (own, later) in assembled.optimizer.iter_mut().zip(updates) {
+                *own = own.min(later);
+            }
+        }
+        let held = floors::memory(&assembled, &pipeline);
+        let held = held.map(|bytes| scenario.with_fragmentation(bytes));
+        let known = floors::Known {
+            passes,
+            imbalance: imbalance::waiting(strategy, &assembled, &self.largest),
+        };
+        Ok(Floors {
+            time: floors::time(scenario, strategy, &assembled, &pipeline, known),
+            memory: self.pools.fullest(scenario, strategy, held)?,
+        })
+    }
+
+    /// Whether a step certainly takes longer with these optimizer states in host memory, which are more than those of the
+    /// strategy: the host of every rank updates them later, and all that comes before is alike.
+    ///
+    /// # Errors
+    /// When a block cannot be traced.
+    pub fn updates_before(&self, strategy: &Strategy, later: Offload) -> Result<bool, CostError> {
+        let assembled = self.assembled(strategy)?;
+        let ranks = assembled.optimizer.iter().zip(&assembled.host);
+        let own = ranks.map(|(&device, host)| device.max(host.total()) + offload::ROUNDING);
+        let others = (self.pools).on_hosts(&self.scenario, strategy, later, &assembled)?;
+        Ok(own.zip(others).all(|(own, later)| own < later))
+    }
+}
