@@ -86,17 +86,6 @@ struct Held {
     outputs: f64,
 }
 
-impl Lightest {
-    /// For every ZeRO level the way that keeps most in host memory.
-    fn most_on_host(&self) -> Vec<Decisions> {
-        let level = |d: &Decisions| (d.zero, d.reshard_after_forward);
-        let levels = self.on_host.chunk_by(|a, b| level(a) == level(b));
-        levels
-            .filter_map(|of_level| of_level.last().cloned())
-            .collect()
-    }
-}
-
 impl Shape {
     /// The counts of a pipeline; of `d` it reads schedule, stages, micro-batches and recomputed layers.
     pub(crate) fn new(costs: &BlockCosts, d: &Decisions, pipeline: &Pipeline) -> Self {
@@ -242,9 +231,7 @@ pub struct LayoutBounds {
     tied: u64,
     /// Ways to shard states that leave least on a rank, with none in host memory.
     least: Vec<(Decisions, Sharding)>,
-    /// For every ZeRO level that with most in host memory.
-    least_on_device: Vec<(Decisions, Sharding)>,
-    /// All ways to hold states in host memory.
+    /// All ways to hold states in host memory: of a ZeRO level, those with less there come first.
     on_host: Vec<(Decisions, Sharding)>,
 }
 
@@ -295,7 +282,6 @@ impl LayoutBounds {
             outside: overheads.context.value + overheads.workspace.value,
             tied: tied(costs, d),
             least: sharded(&lightest.on_device),
-            least_on_device: sharded(&lightest.most_on_host()),
             on_host: sharded(&lightest.on_host),
         })
     }
@@ -313,45 +299,56 @@ impl LayoutBounds {
         self
     }
 
-    /// A bound on memory over a pipeline, with all states on devices or with most of them in host memory.
-    pub(crate) fn least_memory(&self, costs: &BlockCosts, shape: &Shape, on_host: bool) -> Bytes {
-        let ways = if on_host {
-            &self.least_on_device
-        } else {
-            &self.least
-        };
-        if ways.is_empty() {
-            return Bytes(u64::MAX);
-        }
-        let memory = shape
-            .memory
-            .iter()
-            .map(|held| self.memory(costs, held, ways));
-        let memory = memory.max().unwrap_or_default();
-        costs.scenario().with_fragmentation(memory)
+    /// A bound on memory over a pipeline, with all states on devices.
+    pub(crate) fn least_memory(&self, costs: &BlockCosts, shape: &Shape) -> Bytes {
+        self.least_memory_of(costs, shape, self.least.iter())
     }
 
-    /// A bound on the time that the hosts of all ranks take for their updates, if they have any.
+    /// Bounds over a pipeline with some states in host memory: on memory, and on the time that the hosts of all ranks take for
+    /// their updates. `None` if no way to hold states there fits, where ranks are `alike` in what host they have.
     ///
     /// # Errors
     /// When the cluster's host is not known.
-    pub(crate) fn least_on_host(
+    pub(crate) fn on_host(
         &self,
         costs: &BlockCosts,
         shape: &Shape,
-    ) -> Result<Seconds, CostError> {
+        alike: bool,
+    ) -> Result<Option<(Bytes, Seconds)>, CostError> {
+        let scenario = costs.scenario();
         let mut weights = Weights::default();
         for (of_block, &count) in self.weights.iter().zip(&shape.least) {
             weights += *of_block * count;
         }
         weights.share(self.tied);
-        let mut least: Option<Seconds> = None;
-        for (d, sharding) in &self.on_host {
-            let step = offload::step(costs.scenario(), d, d.offload, sharding, weights)?;
+        let fits = |(d, sharding): &&(Decisions, Sharding)| {
+            !alike || !offload::overfills_host(scenario, d, sharding, weights, 1)
+        };
+        let ways: Vec<_> = self.on_host.iter().filter(fits).collect();
+        let mut time: Option<Seconds> = None;
+        for (d, sharding) in &ways {
+            let step = offload::step(scenario, d, d.offload, sharding, weights)?;
             let step = step.total();
-            least = Some(least.map_or(step, |least| least.min(step)));
+            time = Some(time.map_or(step, |least| least.min(step)));
         }
-        Ok(least.unwrap_or_default() * ROUNDING)
+        Ok(time.map(|time| {
+            let most = most_on_host(&ways, |way| &way.0).copied();
+            (self.least_memory_of(costs, shape, most), time * ROUNDING)
+        }))
+    }
+
+    fn least_memory_of<'w>(
+        &self,
+        costs: &BlockCosts,
+        shape: &Shape,
+        ways: impl Iterator<Item = &'w (Decisions, Sharding)> + Clone,
+    ) -> Bytes {
+        let memory = shape.memory.iter().map(|held| {
+            let held = self.memory(costs, held, ways.clone());
+            held.unwrap_or(Bytes(u64::MAX))
+        });
+        let memory = memory.max().unwrap_or_default();
+        costs.scenario().with_fragmentation(memory)
     }
 
     /// A bound on time over a pipeline.
@@ -376,7 +373,13 @@ impl LayoutBounds {
         }
     }
 
-    fn memory(&self, costs: &BlockCosts, held: &Held, ways: &[(Decisions, Sharding)]) -> Bytes {
+    /// A bound on the memory of a rank, whichever of some ways to hold states is taken; `None` if there is no way.
+    fn memory<'w>(
+        &self,
+        costs: &BlockCosts,
+        held: &Held,
+        ways: impl Iterator<Item = &'w (Decisions, Sharding)>,
+    ) -> Option<Bytes> {
         let saved = product(&held.saved, &self.saved) + held.outputs * self.output;
         let mut weights = Weights::default();
         let mut largest = Largest::default();
@@ -390,9 +393,22 @@ impl LayoutBounds {
         let of_sharding = |(d, sharding): &(Decisions, Sharding)| {
             states(costs, d, sharding, weights) + in_flight(d, costs, largest, weights)
         };
-        let least = ways.iter().map(of_sharding).min();
-        Bytes((saved * ROUNDING) as u64) + self.outside + least.unwrap_or_default()
+        let least = ways.map(of_sharding).min()?;
+        Some(Bytes((saved * ROUNDING) as u64) + self.outside + least)
     }
+}
+
+/// Of some ways, for every ZeRO level the one that keeps most in host memory.
+fn most_on_host<'w, W>(
+    ways: &'w [W],
+    decisions: impl Fn(&W) -> &Decisions + Clone + 'w,
+) -> impl Iterator<Item = &'w W> + Clone {
+    let level = move |way: &W| {
+        let d = decisions(way);
+        (d.zero, d.reshard_after_forward)
+    };
+    let levels = ways.chunk_by(move |a, b| level(a) == level(b));
+    levels.filter_map(<[W]>::last)
 }
 
 /// Bytes that a block saves on the device. What layers in host memory save is counted of single strategies only.
@@ -427,7 +443,8 @@ fn product(counts: &[f64], costs: &[f64]) -> f64 {
 }
 
 /// The least memory that parameters, gradients and optimizer states take on the fullest rank, whatever blocks keep:
-/// their average over the pipeline's ranks. It needs no prices.
+/// their average over the pipeline's ranks. It needs no prices. States lie in host memory only where they fit, if ranks are
+/// `alike` in what host they have.
 ///
 /// # Errors
 /// When a block cannot be traced.
@@ -435,18 +452,22 @@ pub(crate) fn states_floor(
     costs: &BlockCosts,
     d: &Decisions,
     lightest: &Lightest,
+    alike: bool,
 ) -> Result<Bytes, CostError> {
     let scenario = costs.scenario();
     let mut weights = costs.weights(d)?;
     weights.share(tied(costs, d));
-    let of_sharding = |d: &Decisions| {
-        let sharding = DataParallel::new(d, &scenario.cluster).sharding;
-        states(costs, d, &sharding, weights)
+    let sharding = |d: &Decisions| DataParallel::new(d, &scenario.cluster).sharding;
+    let fits = |way: &&Decisions| {
+        !alike || !offload::overfills_host(scenario, way, &sharding(way), weights, d.pp)
     };
-    let most_on_host = lightest.most_on_host();
-    let ways = lightest.on_device.iter().chain(&most_on_host);
-    let least = ways.map(of_sharding).min().unwrap_or_default();
+    let on_host: Vec<&Decisions> = lightest.on_host.iter().filter(fits).collect();
+    let ways = lightest.on_device.iter();
+    let ways = ways.chain(most_on_host(&on_host, |way| way).copied());
+    let least = ways.map(|d| states(costs, d, &sharding(d), weights)).min();
     let overheads = &scenario.runtime.overheads;
     let outside = overheads.context.value + overheads.workspace.value;
-    Ok(scenario.with_fragmentation(Bytes(least.0 / d.pp) + outside))
+    Ok(least.map_or(Bytes(u64::MAX), |least| {
+        scenario.with_fragmentation(Bytes(least.0 / d.pp) + outside)
+    }))
 }

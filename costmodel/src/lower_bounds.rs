@@ -72,23 +72,27 @@ impl CostModel {
         limit: Option<Bytes>,
     ) -> Result<PipelineFloors, CostError> {
         let costs = self.pools.first();
-        let least = |on_host| {
-            let memory = layout.least_memory(costs, shape, on_host);
-            self.pools.at_least_on_first(memory)
-        };
-        let mut memory = least(false);
+        // The hosts of other pools may be faster, or have more memory.
+        let alike = self.pools.all().len() == 1;
+        let on_any = |memory| self.pools.at_least_on_first(memory);
+        let mut memory = on_any(layout.least_memory(costs, shape));
         let mut on_host = Seconds(0.0);
-        if limit.is_none_or(|limit| memory > limit) {
-            let lighter = least(true);
-            // The hosts of other pools may be faster.
-            if limit.is_some_and(|limit| lighter <= limit) && self.pools.all().len() == 1 {
-                on_host = layout.least_on_host(costs, shape)?;
+        if limit.is_none_or(|limit| memory > limit)
+            && let Some((lighter, time)) = layout.on_host(costs, shape, alike)?
+        {
+            let lighter = on_any(lighter);
+            if alike && limit.is_some_and(|limit| lighter <= limit) {
+                on_host = time;
             }
             memory = memory.min(lighter);
         }
         let time = layout.least_time(shape) + on_host;
         Ok(PipelineFloors {
-            floors: Floors { time, memory },
+            floors: Floors {
+                time,
+                memory,
+                fits_host: true,
+            },
             on_host,
         })
     }
@@ -110,7 +114,8 @@ impl CostModel {
     /// # Errors
     /// When a block cannot be traced.
     pub fn states_floor(&self, d: &Decisions, lightest: &Lightest) -> Result<Bytes, CostError> {
-        let bytes = bounds::states_floor(self.pools.first(), d, lightest)?;
+        let alike = self.pools.all().len() == 1;
+        let bytes = bounds::states_floor(self.pools.first(), d, lightest, alike)?;
         Ok(self.pools.at_least_on_first(bytes))
     }
 
@@ -172,6 +177,11 @@ impl CostModel {
                 *own = own.min(later);
             }
         }
+        let on_host = &assembled.on_host;
+        let fits_host = on_host.iter().all(|bytes| bytes.0 == 0) || {
+            let pools = self.pools.of_ranks(scenario, strategy)?;
+            self.pools.host_memory(&pools, on_host).fits()
+        };
         let held = floors::memory(&assembled, &pipeline);
         let held = held.map(|bytes| scenario.with_fragmentation(bytes));
         let known = floors::Known {
@@ -181,6 +191,7 @@ impl CostModel {
         Ok(Floors {
             time: floors::time(scenario, strategy, &assembled, &pipeline, known),
             memory: self.pools.fullest(scenario, strategy, held)?,
+            fits_host,
         })
     }
 

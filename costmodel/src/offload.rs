@@ -250,6 +250,23 @@ pub(crate) fn step(
     })
 }
 
+/// Whether a node's memory is too small for what a strategy keeps there, if so many ranks together have at least these
+/// weights.
+pub(crate) fn overfills_host(
+    scenario: &Scenario,
+    d: &Decisions,
+    sharding: &Sharding,
+    weights: Weights,
+    ranks: u64,
+) -> bool {
+    let types = d.state_types(&scenario.runtime);
+    let precision = scenario.workload.precision;
+    Offloaded::of(&scenario.runtime, d).is_some_and(|host| {
+        let together = host.on_host(weights, sharding, &types, precision);
+        !host_memory(scenario, &[Bytes(together.0 / ranks)]).fits()
+    })
+}
+
 /// What pipeline ranks with so many bytes each in host memory take of a node: of the pool whose hosts they fill most.
 /// `pools` are the scenarios of the pools, `pool_of_rank` says in which of them each rank lies.
 pub(crate) fn on_fullest_host<'s>(

@@ -112,13 +112,29 @@ fn parameters_on_the_host() {
 #[test]
 fn more_on_the_host_takes_longer() {
     let cases: [(u64, &str, &str, &[&str]); 4] = [
-        (8, "megatron-core", "dp8 zero1 mbs1", &["25", "50", "75", "100"]),
-        (8, "megatron-core", "tp2 pp2 dp2 zero1 mbs1 optim_states=split_master", &["25", "60", "100"]),
-        (8, "megatron-core", "pp4 dp2 zero1 mbs1 grad_dtype=bf16", &["1", "25"]),
+        (
+            8,
+            "megatron-core",
+            "dp8 zero1 mbs1",
+            &["25", "50", "75", "100"],
+        ),
+        (
+            8,
+            "megatron-core",
+            "pp2 dp4 zero1 mbs1 optim_states=split_master",
+            &["25", "60", "100"],
+        ),
+        (
+            8,
+            "megatron-core",
+            "pp4 dp2 zero1 mbs1 grad_dtype=bf16",
+            &["1", "25"],
+        ),
         (8, "deepspeed", "dp8 zero2 mbs1", &["100"]),
     ];
-    for (fast, (gpus, runtime, text, shares)) in
-        [false, true].into_iter().flat_map(|fast| cases.map(|case| (fast, case)))
+    for (fast, (gpus, runtime, text, shares)) in [false, true]
+        .into_iter()
+        .flat_map(|fast| cases.map(|case| (fast, case)))
     {
         let mut s = scenario(gpus, runtime);
         if fast {
@@ -135,9 +151,13 @@ fn more_on_the_host_takes_longer() {
             let slower = costs.updates_before(&before, offload).expect("priced");
             let what = format!("{text}, {share}, fast: {fast}");
             assert_eq!(slower, time(&before) < time(&later), "{what}");
-            assert_eq!(slower, !fast, "{what}");
+            // The host is done with a hundredth of the weights before the device is with the others.
+            assert_eq!(slower, !fast && *share != "1", "{what}");
             let floors = costs.floors(&before, None, Some(offload)).expect("priced");
-            assert!(floors.time <= time(&before) && floors.time <= time(&later), "{what}");
+            assert!(
+                floors.time <= time(&before) && floors.time <= time(&later),
+                "{what}"
+            );
             before = later;
         }
     }

@@ -123,7 +123,7 @@ fn default_search(bencher: Bencher<'_, '_>, (model, gpus, runtime): (&str, u64, 
 #[divan::bench(sample_count = 3)]
 fn nothing_fits(bencher: Bencher<'_, '_>) {
     bencher.bench_local(|| {
-        let s = scenario("deepseek-v3", 64, "megatron-core");
+        let s = scenario("deepseek-v3", 32, "megatron-core");
         let costs = CostModel::new(s.clone()).expect("priced");
         let constraints = Constraints::default();
         let space = SearchSpace::new(&s, &constraints);

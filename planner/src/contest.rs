@@ -156,7 +156,7 @@ impl Contest<'_> {
     /// The score of a variant that fits and is no slower than `slowest`.
     fn tied(&self, variant: &Strategy, slowest: f64) -> Result<Option<Scored>, PlannerError> {
         let floors = self.costs.floors(variant, None, None)?;
-        if floors.time.0 > slowest || floors.memory > self.limit {
+        if floors.time.0 > slowest || !floors.may_fit(self.limit) {
             return Ok(None);
         }
         let score = self.costs.score(variant)?;

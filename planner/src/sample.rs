@@ -75,7 +75,7 @@ fn scored(
     most: Bytes,
 ) -> Result<Option<(Strategy, Score)>, PlannerError> {
     let floors = costs.floors(&strategy, None, None)?;
-    if floors.memory > most || floors.time > longest {
+    if !floors.may_fit(most) || floors.time > longest {
         return Ok(None);
     }
     let score = costs.score(&strategy)?;

@@ -439,7 +439,7 @@ impl Run<'_> {
                 .first()
                 .and_then(|&way| ways.all[way as usize].offload);
             let floors = self.costs.floors(&first, passes, next)?;
-            if floors.memory <= self.limit {
+            if floors.may_fit(self.limit) {
                 let bound = self.bound(&floors);
                 let later = later.to_vec();
                 let of = Set::Chain(Box::new(Chained {

@@ -95,6 +95,7 @@ fn differ(a: &Decisions, b: &Decisions) -> BTreeSet<&'static str> {
         ("zero", states(&a) != states(&b)),
         ("grad_dtype", a.gradients != b.gradients),
         ("optim_states", a.optimizer_states != b.optimizer_states),
+        ("offload", a.offload != b.offload),
         ("order", a.axis_order != b.axis_order),
         ("overlap", overlap && a.overlap != b.overlap),
     ];

@@ -212,6 +212,16 @@ pub struct Floors {
     pub time: Seconds,
     /// Peak memory of the heaviest rank: its fullest moment needs at least this.
     pub memory: Bytes,
+    /// Whether what lies in host memory may fit there.
+    pub fits_host: bool,
+}
+
+impl Floors {
+    /// Whether a strategy of at least this peak may fit in so much memory of a device.
+    #[must_use]
+    pub fn may_fit(&self, limit: Bytes) -> bool {
+        self.memory <= limit && self.fits_host
+    }
 }
 
 /// A strategy with its prediction.
