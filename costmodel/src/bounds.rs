@@ -90,7 +90,12 @@ impl Shape {
     /// The counts of a pipeline; of `d` it reads schedule, stages, micro-batches and recomputed layers.
     pub(crate) fn new(costs: &BlockCosts, d: &Decisions, pipeline: &Pipeline) -> Self {
         let kinds = ENDS + 2 * costs.layer_classes().len();
-        let stages = stages(costs, d, kinds);
+        let stages = of_stages(costs, d, kinds, 0);
+        let kept = match d.offload_layers {
+            0 => None,
+            on_host => Some(of_stages(costs, d, kinds, on_host)),
+        };
+        let kept = kept.as_ref().unwrap_or(&stages);
         let ranks = d.pp as usize;
         let owners = &pipeline.rank_of_stage;
         let mut own = vec![vec![0u64; kinds]; ranks];
@@ -139,7 +144,7 @@ impl Shape {
             let mut saved = vec![0u64; kinds];
             let mut outputs = 0;
             for &(stage, count) in &pipeline.in_flight.ranks[rank] {
-                add(&mut saved, &stages[stage as usize], u64::from(count));
+                add(&mut saved, &kept[stage as usize], u64::from(count));
                 outputs += count;
             }
             shape.add_memory(Held {
@@ -175,15 +180,16 @@ impl Shape {
     }
 }
 
-/// For every virtual stage, its number of blocks of each kind.
-fn stages(costs: &BlockCosts, d: &Decisions, kinds: usize) -> Vec<Vec<u64>> {
+/// For every virtual stage, its number of blocks of each kind, but for so many of its first layers.
+fn of_stages(costs: &BlockCosts, d: &Decisions, kinds: usize, without: u64) -> Vec<Vec<u64>> {
     let last = d.stages.0.len() - 1;
     let mut first_layer = 0;
     let mut stages = Vec::with_capacity(d.stages.0.len());
     for (index, &count) in d.stages.0.iter().enumerate() {
         let mut counts = vec![0u64; kinds];
         let end = first_layer + count as usize;
-        for (offset, &class) in (0u64..).zip(&costs.class_of_layer()[first_layer..end]) {
+        let layers = (0u64..).zip(&costs.class_of_layer()[first_layer..end]);
+        for (offset, &class) in layers.skip(without as usize) {
             let as_first = d.recompute.of_layer(offset) == d.recompute.of_layer(0);
             counts[ENDS + 2 * usize::from(class) + usize::from(as_first)] += 1;
         }
@@ -271,7 +277,7 @@ impl LayoutBounds {
                 all(&|b| input(b).min(whole(b))),
                 all(&|b| both(b).min(whole(b))),
             ],
-            saved: all(&saved_on_device(d)),
+            saved: all(&|b| b.memory.saved_bytes.as_f64()),
             weights: of_kind.iter().map(weights).collect(),
             output: match d.pp > 1 && keeps_output {
                 true => blocks.output().as_f64(),
@@ -409,15 +415,6 @@ fn most_on_host<'w, W>(
     };
     let levels = ways.chunk_by(move |a, b| level(a) == level(b));
     levels.filter_map(<[W]>::last)
-}
-
-/// Bytes that a block saves on the device. What layers in host memory save is counted of single strategies only.
-fn saved_on_device(d: &Decisions) -> impl Fn(&BlockCost) -> f64 {
-    let counts = d.offload_layers == 0;
-    move |block| match counts {
-        true => block.memory.saved_bytes.as_f64(),
-        false => 0.0,
-    }
 }
 
 /// Elements of the embedding that count twice if one stage has both ends of a model that ties them.

@@ -188,6 +188,8 @@ impl Least {
             _ => time,
         };
         let whole = stage.recompute + stage.backward.whole;
+        // Copies of activations follow each other, and a pass waits for all of them.
+        let copies = stage.activations.time * stage.activations.copied as f64;
         let times = |when: When| match when {
             When::Never => 0.0,
             When::First | When::Last => 1.0,
@@ -207,8 +209,8 @@ impl Least {
             stage.exposed_reduce.unwrap_or_default() * reductions,
         ];
         let mut least = Self {
-            forward: forward(stage.forward.duration()),
-            backward: backward(whole.duration()),
+            forward: forward(stage.forward.duration()).max(copies),
+            backward: backward(whole.duration()).max(copies),
             weights: Seconds(0.0),
             exposed,
             first_gather: first.filter(at_start).map_or(Seconds(0.0), |l| l.gather),

@@ -13,6 +13,8 @@ use crate::constraints::{Constraints, sizes, zero_name};
 
 /// Largest number of virtual stages per rank.
 const MAX_VPP: u64 = 16;
+/// Parts into which the layers of a stage are divided, to recompute some of them or keep their activations in host memory.
+const PARTS: u64 = 8;
 /// Percentages of a rank's weights whose optimizer states may lie in host memory, where a runtime can keep those of a part
 /// of the weights there.
 const OFFLOADED: [u8; 4] = [25, 50, 75, 100];
@@ -26,8 +28,17 @@ pub struct PipelineChoice {
     pub vpp: u64,
     /// Layers of every virtual stage.
     pub stages: StagePartition,
-    /// What may be recomputed, in order; never empty.
-    pub recompute: Vec<Recompute>,
+    /// What may become of what layers save for the backward, in order; never empty.
+    pub activations: Vec<ActivationChoice>,
+}
+
+/// What becomes of what layers save for the backward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ActivationChoice {
+    /// What is computed again instead.
+    pub recompute: Recompute,
+    /// Number of layers of which it lies in host memory.
+    pub offload_layers: u64,
 }
 
 /// A way to hold states and shard them over data-parallel ranks.
@@ -108,13 +119,13 @@ impl Asked<'_> {
             .filter(simulated)
         {
             for stages in self.partitions(pp, vpp) {
-                let recompute = self.recompute(&stages);
-                if !recompute.is_empty() {
+                let activations = self.activations(&stages);
+                if !activations.is_empty() {
                     choices.push(PipelineChoice {
                         schedule,
                         vpp,
                         stages,
-                        recompute,
+                        activations,
                     });
                 }
             }
@@ -201,6 +212,42 @@ impl Asked<'_> {
         partitions
     }
 
+    /// What may become of the activations of such stages: recomputation, or without it and without a pipeline copies in host
+    /// memory.
+    fn activations(&self, stages: &StagePartition) -> Vec<ActivationChoice> {
+        let mut all = Vec::new();
+        if self.constraints.allows_name("offload_layers", "0") {
+            let recompute = self.recompute(stages).into_iter();
+            all.extend(recompute.map(|recompute| ActivationChoice {
+                recompute,
+                offload_layers: 0,
+            }));
+        }
+        let space = &self.scenario.runtime.space;
+        let recompute = Recompute::None;
+        if let StagePartition(of) = stages
+            && let [layers] = of[..]
+            && space.offload_layers
+            && self.constraints.allow_recompute(recompute)
+        {
+            let present = self.present.map(|d| d.offload_layers);
+            let usual = eighths(layers).filter(|_| self.scenario.cluster.has_hosts());
+            let asked_for = self.constraints.fixed("offload_layers").chain(present);
+            let mut counts: Vec<u64> = usual.chain(asked_for).collect();
+            counts.retain(|&n| {
+                let name = n.to_string();
+                n > 0 && n < layers && self.constraints.allows_name("offload_layers", &name)
+            });
+            counts.sort_unstable();
+            counts.dedup();
+            all.extend(counts.into_iter().map(|offload_layers| ActivationChoice {
+                recompute,
+                offload_layers,
+            }));
+        }
+        all
+    }
+
     fn recompute(&self, stages: &StagePartition) -> Vec<Recompute> {
         let most = stages.0.iter().copied().max().unwrap_or(0);
         let mut choices = Vec::new();
@@ -214,9 +261,7 @@ impl Asked<'_> {
                 RecomputeMode::Full => choices.push(Recompute::Full),
                 RecomputeMode::SelectiveOps => choices.push(Recompute::SelectiveOps),
                 RecomputeMode::Layers => {
-                    let step = most.div_ceil(8).max(1);
-                    let mut counts: Vec<u64> =
-                        (1..).map(|i| i * step).take_while(|&n| n < most).collect();
+                    let mut counts: Vec<u64> = eighths(most).collect();
                     let present = match self.present.map(|d| d.recompute) {
                         Some(Recompute::Layers(n)) => Some(n),
                         _ => None,
@@ -229,10 +274,7 @@ impl Asked<'_> {
                 }
             }
         }
-        let copies = self.constraints.offload_layers() > 0;
-        choices.retain(|&recompute| {
-            self.constraints.allow_recompute(recompute) && (!copies || recompute == Recompute::None)
-        });
+        choices.retain(|&recompute| self.constraints.allow_recompute(recompute));
         choices
     }
 
@@ -445,6 +487,14 @@ impl<'a> Asked<'a> {
         let one = pp == 1 || alike == 1;
         if one { &all[..all.len().min(1)] } else { all }
     }
+}
+
+/// Numbers of some of so many layers, an eighth of them apart.
+pub(crate) fn eighths(layers: u64) -> impl Iterator<Item = u64> {
+    let step = layers.div_ceil(PARTS).max(1);
+    (1..)
+        .map(move |i| i * step)
+        .take_while(move |&n| n < layers)
 }
 
 pub(crate) fn divisors(n: u64) -> impl Iterator<Item = u64> {

@@ -229,11 +229,6 @@ impl Constraints {
         values.filter_map(|v| Selection::read(v.strip_prefix("selective:")?))
     }
 
-    /// Layers whose activations lie in host memory; none unless a number is fixed.
-    pub(crate) fn offload_layers(&self) -> u64 {
-        self.fixed("offload_layers").next().unwrap_or(0)
-    }
-
     /// Sizes that a dimension is fixed to.
     pub(crate) fn fixed(&self, key: &str) -> impl Iterator<Item = u64> {
         let values = self.fix.get(key).map_or(&[][..], Vec::as_slice);
@@ -436,8 +431,9 @@ fn values_of(text: &str, key: &str, values: &[String]) -> Result<(), PlannerErro
         let wrong = Mistake::new(format!("`{unknown}` is no overlap"));
         return Err(mistake(text, wrong.expected(OVERLAPS)));
     }
-    if key == "offload_layers" && (values.len() > 1 || values[0].parse::<u64>().is_err()) {
-        let wrong = Mistake::new(format!("`{}` is not one number", values.join("|")));
+    let unknown = values.iter().find(|v| v.parse::<u64>().is_err());
+    if let Some(unknown) = unknown.filter(|_| key == "offload_layers") {
+        let wrong = Mistake::new(format!("`{unknown}` is not a number"));
         return Err(mistake(text, wrong.expected("a number of layers")));
     }
     Ok(())

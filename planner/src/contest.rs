@@ -12,7 +12,7 @@ use plans::{Decisions, Recompute, Strategy};
 use rayon::prelude::*;
 
 use crate::PlannerError;
-use crate::choices::ShardingChoice;
+use crate::choices::{ActivationChoice, ShardingChoice};
 use crate::options::{Objective, SearchOptions};
 use crate::simplicity::{self, Complexity};
 use crate::space::{SearchSpace, with_pipeline};
@@ -171,9 +171,12 @@ impl Contest<'_> {
     /// All variants of a strategy in the space.
     fn variants(&self, of: &Strategy) -> Vec<Strategy> {
         let is_partial = |recompute: Recompute| matches!(recompute, Recompute::Layers(_));
-        let alike = |recompute: Recompute| match of.recompute {
-            Recompute::Layers(_) => is_partial(recompute),
-            other => recompute == other,
+        let alike = |activations: &&ActivationChoice| {
+            let recomputes_alike = match of.recompute {
+                Recompute::Layers(_) => is_partial(activations.recompute),
+                other => activations.recompute == other,
+            };
+            recomputes_alike && (activations.offload_layers > 0) == (of.offload_layers > 0)
         };
         let scenario = self.costs.scenario();
         let shards_alike = |sharding: &ShardingChoice| {
@@ -187,8 +190,8 @@ impl Contest<'_> {
             let shardings: Vec<ShardingChoice> = shardings.filter(shards_alike).collect();
             let base = self.space.decisions(layout);
             for pipeline in self.space.pipelines(layout).iter() {
-                for &recompute in pipeline.recompute.iter().filter(|&&r| alike(r)) {
-                    let d = with_pipeline(&base, pipeline, recompute);
+                for &activations in pipeline.activations.iter().filter(alike) {
+                    let d = with_pipeline(&base, pipeline, activations);
                     for &axis_order in self.space.orders(layout) {
                         variants.extend(shardings.iter().filter_map(|sharding| {
                             let d = Decisions {

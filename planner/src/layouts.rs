@@ -98,8 +98,7 @@ pub(crate) fn meshes(
             continue;
         }
         for pp in divisors(gpus / tp).filter(|&pp| constraints.allows("pp", pp)) {
-            let copies = asked.constraints.offload_layers() > 0;
-            if pp > model.layers || (pp > 1 && (copies || runtime.schedules.is_empty())) {
+            if pp > model.layers || (pp > 1 && runtime.schedules.is_empty()) {
                 continue;
             }
             let pools = &scenario.cluster.pools;

@@ -12,7 +12,7 @@ use catalog::{
 use costmodel::Scenario;
 
 use crate::PlannerError;
-use crate::choices::{divisors, powers_of_two};
+use crate::choices::{divisors, eighths, powers_of_two};
 use crate::constraints::{Constraints, DIMENSIONS, mistake};
 use crate::space::SearchSpace;
 
@@ -137,7 +137,6 @@ fn candidates(scenario: &Scenario, counts: &[u64], key: &str) -> Vec<String> {
             .into_iter()
             .chain(OptimizerStates::ALL.map(OptimizerStates::name))
             .collect(),
-        "offload_layers" => vec!["0", "1"],
         "overlap" => vec!["none", "grad+param+pp", "grad+param+tp+pp"],
         "offload" => vec![Offload::NONE, "optimizer", "optimizer:50", "parameters"],
         "recompute" => vec!["none", "selective", "full", "layers", "selective_ops"],
@@ -145,6 +144,10 @@ fn candidates(scenario: &Scenario, counts: &[u64], key: &str) -> Vec<String> {
     };
     let sizes = sizes.into_iter().map(|size| size.to_string());
     let mut all: Vec<String> = sizes.chain(names.into_iter().map(str::to_owned)).collect();
+    if key == "offload_layers" {
+        let counts = [0].into_iter().chain(eighths(model.layers));
+        all.extend(counts.map(|layers| layers.to_string()));
+    }
     if key == "recompute" {
         let selections = scenario.runtime.selections_of(&scenario.model);
         let names = selections.iter().map(|s| format!("selective:{}", s.name()));

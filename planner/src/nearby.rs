@@ -2,7 +2,8 @@
 //!
 //! A decision is the size of an axis, with the ranks that it gains or loses taken from one other axis; or one of the
 //! others: expert sizes, micro-batch, sequence parallelism, kind of context parallelism, schedule with virtual stages,
-//! stages, recomputation, sharding of states, types of gradients, optimizer states, axis order, overlap. What has to follow from the changed decision (such
+//! stages, recomputation, activations in host memory, sharding of states, types of gradients, optimizer states, axis order,
+//! overlap. What has to follow from the changed decision (such
 //! as the number of virtual stages when the pipeline changes) differs as little as the space allows.
 
 use std::collections::BTreeMap;
@@ -15,7 +16,7 @@ use plans::{Candidate, Decisions, Recompute, StagePartition, Strategy, Zero};
 use rayon::prelude::*;
 
 use crate::PlannerError;
-use crate::choices::{PipelineChoice, ShardingChoice};
+use crate::choices::{ActivationChoice, PipelineChoice, ShardingChoice};
 use crate::constraints::Constraints;
 use crate::explain::why_not_first;
 use crate::layouts::Layout;
@@ -63,7 +64,13 @@ pub(crate) fn apart(a: &Decisions, b: &Decisions) -> Apart {
     order.choice(of_order(a), of_order(b));
     order.choice(a.overlap, b.overlap);
     layouts(a, b)
-        .and(pipelines(a, b.schedule, b.vpp, &b.stages, b.recompute))
+        .and(pipelines(
+            a,
+            b.schedule,
+            b.vpp,
+            &b.stages,
+            activations_of(b),
+        ))
         .and(shardings(a, b))
         .and(order)
 }
@@ -102,7 +109,7 @@ fn pipelines(
     schedule: ScheduleKind,
     vpp: u64,
     stages: &StagePartition,
-    recompute: Recompute,
+    activations: ActivationChoice,
 ) -> Apart {
     let mut order = Apart::default();
     order.size(a.vpp, vpp);
@@ -114,11 +121,23 @@ fn pipelines(
     } else if *stages != StagePartition::even(stages.layers(), stages.0.len() as u64) {
         order.amount += 1;
     }
-    match (a.recompute, recompute) {
+    match (a.recompute, activations.recompute) {
         (Recompute::Layers(a), Recompute::Layers(b)) => order.size(a, b),
         (a, b) => order.choice(a, b),
     }
+    match (a.offload_layers, activations.offload_layers) {
+        (0, b) => order.choice(0, b),
+        (a, 0) => order.choice(a, 0),
+        (a, b) => order.size(a, b),
+    }
     order
+}
+
+fn activations_of(d: &Decisions) -> ActivationChoice {
+    ActivationChoice {
+        recompute: d.recompute,
+        offload_layers: d.offload_layers,
+    }
 }
 
 fn shardings(a: &Decisions, b: &Decisions) -> Apart {
@@ -145,9 +164,9 @@ fn nearest(space: &SearchSpace, layout: &Layout, to: &Decisions) -> Option<Decis
     let pipelines_of = space.pipelines(layout);
     let all = pipelines_of
         .iter()
-        .flat_map(|p| p.recompute.iter().map(move |&r| (p, r)));
-    let (pipeline, recompute) =
-        all.min_by_key(|(p, r)| pipelines(to, p.schedule, p.vpp, &p.stages, *r))?;
+        .flat_map(|p| p.activations.iter().map(move |&of| (p, of)));
+    let (pipeline, activations) =
+        all.min_by_key(|(p, of)| pipelines(to, p.schedule, p.vpp, &p.stages, *of))?;
     let sharding = space.shardings(layout);
     let sharding = sharding
         .iter()
@@ -156,7 +175,7 @@ fn nearest(space: &SearchSpace, layout: &Layout, to: &Decisions) -> Option<Decis
     let order = orders.iter().find(|&&order| order == to.axis_order);
     Some(Decisions {
         axis_order: *order.or(orders.first())?,
-        ..sharding.of(&with_pipeline(&base, pipeline, recompute))
+        ..sharding.of(&with_pipeline(&base, pipeline, activations))
     })
 }
 
@@ -260,25 +279,26 @@ fn of_pipelines(
     base: &Decisions,
     found: &mut Vec<(&'static str, Decisions)>,
 ) {
-    let mut schedules: BTreeMap<(ScheduleKind, u64), (Apart, &PipelineChoice, Recompute)> =
-        BTreeMap::new();
+    let mut schedules: BTreeMap<_, (Apart, &PipelineChoice, ActivationChoice)> = BTreeMap::new();
     for pipeline in all {
         let same = (pipeline.schedule, pipeline.vpp) == (base.schedule, base.vpp);
-        for &recompute in &pipeline.recompute {
+        for &activations in &pipeline.activations {
             let (stages, schedule) = (&pipeline.stages, pipeline.schedule);
-            let distance = pipelines(base, schedule, pipeline.vpp, stages, recompute);
+            let distance = pipelines(base, schedule, pipeline.vpp, stages, activations);
             if same {
                 let other_stages = *stages != base.stages;
-                let other_recompute = recompute != base.recompute;
-                let decision = match (other_stages, other_recompute) {
-                    (true, false) => "stages",
-                    (false, true) => "recompute",
+                let other_recompute = activations.recompute != base.recompute;
+                let other_offload = activations.offload_layers != base.offload_layers;
+                let decision = match (other_stages, other_recompute, other_offload) {
+                    (true, false, false) => "stages",
+                    (false, true, false) => "recompute",
+                    (false, false, true) => "offload_layers",
                     _ => continue,
                 };
-                found.push((decision, with_pipeline(base, pipeline, recompute)));
+                found.push((decision, with_pipeline(base, pipeline, activations)));
                 continue;
             }
-            let new = (distance, pipeline, recompute);
+            let new = (distance, pipeline, activations);
             let known = schedules.entry((schedule, pipeline.vpp)).or_insert(new);
             if distance < known.0 {
                 *known = new;
@@ -286,7 +306,7 @@ fn of_pipelines(
         }
     }
     let schedules = schedules.into_values();
-    found.extend(schedules.map(|(_, p, r)| ("schedule", with_pipeline(base, p, r))));
+    found.extend(schedules.map(|(_, p, of)| ("schedule", with_pipeline(base, p, of))));
 }
 
 /// Other ways to hold and shard states in the same layout, each in one decision.

@@ -89,11 +89,11 @@ fn strategy(space: &SearchSpace, layout: &Layout, index: u64) -> Strategy {
     let beside = shardings.len() * orders.len();
     let index = index as usize;
     let pipelines = space.pipelines(layout).iter();
-    let mut pipelines = pipelines.flat_map(|p| p.recompute.iter().map(move |&mode| (p, mode)));
-    let (pipeline, recompute) = pipelines
+    let mut pipelines = pipelines.flat_map(|p| p.activations.iter().map(move |&mode| (p, mode)));
+    let (pipeline, activations) = pipelines
         .nth(index / beside)
         .expect("an index among a layout's strategies");
-    let d = with_pipeline(&space.decisions(layout), pipeline, recompute);
+    let d = with_pipeline(&space.decisions(layout), pipeline, activations);
     let (sharding, order) = (index % beside / orders.len(), index % orders.len());
     space.with_sharding(&d, &shardings[sharding], orders[order])
 }

@@ -270,7 +270,8 @@ impl Run<'_> {
         // If it is memory that is minimised, the least of all is wanted.
         let limit = (self.options.objective == Objective::Time).then_some(self.limit);
         for (index, pipeline) in pipelines.iter().enumerate() {
-            for (mode, &recompute) in pipeline.recompute.iter().enumerate() {
+            for (mode, &activations) in pipeline.activations.iter().enumerate() {
+                let recompute = activations.recompute;
                 let kind = (recompute.of_layer(0), recompute.of_layer(u64::MAX));
                 let bounds = match costs.entry(kind) {
                     btree_map::Entry::Occupied(known) => known.into_mut(),
@@ -370,8 +371,8 @@ impl Run<'_> {
         let layout = self.layout(entry);
         let decisions = || {
             let pipeline = &self.space.pipelines(layout)[entry.place[1] as usize];
-            let recompute = pipeline.recompute[entry.place[2] as usize];
-            with_pipeline(&self.space.decisions(layout), pipeline, recompute)
+            let activations = pipeline.activations[entry.place[2] as usize];
+            with_pipeline(&self.space.decisions(layout), pipeline, activations)
         };
         let sets = match &entry.of {
             Set::Chain(chain) => return self.scored(entry, chain),

@@ -16,7 +16,7 @@ use crate::space::{SearchSpace, with_pipeline};
 pub(crate) struct Shapes(BTreeMap<(u64, u64), Vec<Vec<Shape>>>);
 
 impl Shapes {
-    /// Counts for every pipeline of the space, with every recomputation that it may have.
+    /// Counts for every pipeline of the space, with everything that may become of its activations.
     pub(crate) fn new(costs: &CostModel, space: &SearchSpace) -> Result<Self, PlannerError> {
         let Some(&any) = space.layouts().first() else {
             return Ok(Self::default());
@@ -30,8 +30,8 @@ impl Shapes {
             let base = space.decisions(&layout);
             let of_pipeline = |pipeline: &PipelineChoice| {
                 let shape =
-                    |&recompute: &_| costs.shape(&with_pipeline(&base, pipeline, recompute));
-                pipeline.recompute.iter().map(shape).collect()
+                    |&activations: &_| costs.shape(&with_pipeline(&base, pipeline, activations));
+                pipeline.activations.iter().map(shape).collect()
             };
             let shapes: Result<Vec<Vec<Shape>>, _> = pipelines.iter().map(of_pipeline).collect();
             Ok(((pp, num_micro_batches), shapes?))
@@ -42,7 +42,7 @@ impl Shapes {
         Ok(Self(all.collect::<Result<_, PlannerError>>()?))
     }
 
-    /// For every pipeline of a layout, the shape with each of its recomputations.
+    /// For every pipeline of a layout, the shape with each choice of what becomes of its activations.
     pub(crate) fn of(&self, layout: &Layout) -> &[Vec<Shape>] {
         &self.0[&(layout.pp, layout.num_micro_batches)]
     }

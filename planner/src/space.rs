@@ -9,7 +9,7 @@
 //! - expert parallelism: divisors of the experts, over at most 64 ranks;
 //! - micro-batches: powers of two up to 16 sequences;
 //! - virtual stages: divisors of the layers per rank;
-//! - recomputed layers: eighths of a stage;
+//! - recomputed layers, and layers whose activations lie in host memory: eighths of a stage;
 //! - layers of stages: even (a remainder is spread over the middle, without virtual stages), or up to `uneven` fewer at the
 //!   ends;
 //! - hybrid sharding: powers of two;
@@ -30,7 +30,7 @@ use plans::{Decisions, Recompute, StagePartition, Strategy, StrategyError};
 use rayon::prelude::*;
 
 use crate::chains::Shardings;
-use crate::choices::{Asked, PipelineChoice, ShardingChoice};
+use crate::choices::{ActivationChoice, Asked, PipelineChoice, ShardingChoice};
 use crate::constraints::Constraints;
 use crate::layouts::{Layout, layouts, meshes};
 
@@ -261,7 +261,7 @@ impl SearchSpace {
     /// Number of strategies of a layout.
     pub(crate) fn members(&self, layout: &Layout) -> u64 {
         let pipelines = self.pipelines(layout).iter();
-        pipelines.map(|p| p.recompute.len()).sum::<usize>() as u64 * self.beside(layout)
+        pipelines.map(|p| p.activations.len()).sum::<usize>() as u64 * self.beside(layout)
     }
 
     /// All strategies of a layout.
@@ -269,8 +269,8 @@ impl SearchSpace {
     pub fn strategies(&self, layout: &Layout) -> Vec<Strategy> {
         let mut all = Vec::new();
         for pipeline in self.pipelines(layout).iter() {
-            for &recompute in &pipeline.recompute {
-                let d = with_pipeline(&self.decisions(layout), pipeline, recompute);
+            for &activations in &pipeline.activations {
+                let d = with_pipeline(&self.decisions(layout), pipeline, activations);
                 all.extend(self.of_pipeline(layout, &d));
             }
         }
@@ -313,17 +313,18 @@ impl SearchSpace {
     }
 }
 
-/// The decisions with a pipeline and its recomputation.
+/// The decisions with a pipeline and what becomes of its activations.
 pub(crate) fn with_pipeline(
     d: &Decisions,
     pipeline: &PipelineChoice,
-    recompute: Recompute,
+    activations: ActivationChoice,
 ) -> Decisions {
     Decisions {
         schedule: pipeline.schedule,
         vpp: pipeline.vpp,
         stages: pipeline.stages.clone(),
-        recompute,
+        recompute: activations.recompute,
+        offload_layers: activations.offload_layers,
         ..d.clone()
     }
 }
@@ -356,7 +357,7 @@ fn decisions(asked: Asked<'_>, layout: &Layout) -> Decisions {
         gradients: asked.least_gradients(),
         optimizer_states: None,
         offload: None,
-        offload_layers: asked.constraints.offload_layers(),
+        offload_layers: 0,
     }
 }
 
@@ -421,11 +422,11 @@ fn check(
         return Checked::Illegal(rule(&error), families);
     }
     // Runtimes forbid layouts; the pipelines listed are those that they have.
-    let any = with_pipeline(&base, pipeline, pipeline.recompute[0]);
+    let any = with_pipeline(&base, pipeline, pipeline.activations[0]);
     if allowed_by(&any, model, &scenario.runtime, workload.precision).is_err() {
         return Checked::Illegal("the runtime cannot express it", families);
     }
-    let members: usize = pipelines.iter().map(|p| p.recompute.len()).sum();
+    let members: usize = pipelines.iter().map(|p| p.activations.len()).sum();
     Checked::Legal(members as u64 * beside)
 }
 

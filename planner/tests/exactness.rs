@@ -88,7 +88,7 @@ fn spaces_with_offload() -> Vec<(Scenario, Constraints)> {
         "offload=optimizer:25",
     ];
     let narrow = &["optim_states=own|8bit_moments", "optim_states=8bit_moments"];
-    let activations = &["offload_layers=8", "offload_layers=20"];
+    let activations = &["offload_layers=8", "offload_layers=20|0", "pp=1"];
     let mut spaces = of("deepspeed", some, 1);
     spaces.extend(of("hf-trainer", narrow, 5));
     spaces.extend(of("megatron-core", activations, 6));
@@ -154,6 +154,7 @@ fn spaces_of(
         "grad_dtype=bf16|fp32",
         "offload=none",
         "offload=none|optimizer:50",
+        "offload_layers=0",
     ];
     let mut spaces = Vec::new();
     while spaces.len() < count {
@@ -193,7 +194,7 @@ fn spaces_of(
 
 #[test]
 fn pruned_search_equals_brute_force() {
-    let Found { fit, offloaded } = compared(&spaces());
+    let Found { fit, offloaded, .. } = compared(&spaces());
     assert!(
         fit > SPACES,
         "only {fit} of {} searches found a plan",
@@ -208,8 +209,9 @@ fn pruned_search_equals_brute_force() {
 #[test]
 fn pruned_search_equals_brute_force_with_what_is_asked_for() {
     let spaces = spaces_with_offload();
-    let Found { fit, .. } = compared(&spaces);
+    let Found { fit, copied, .. } = compared(&spaces);
     assert!(fit > spaces.len(), "only {fit} searches found a plan");
+    assert!(copied > 0, "no plan keeps activations in host memory");
 }
 
 /// What searches found.
@@ -219,6 +221,8 @@ struct Found {
     fit: usize,
     /// Number of those whose first plan keeps states in host memory.
     offloaded: usize,
+    /// Number of those whose first plan keeps activations there.
+    copied: usize,
 }
 
 /// Compares searches of spaces with brute force.
@@ -252,6 +256,7 @@ fn compared(spaces: &[(Scenario, Constraints)]) -> Found {
             let best = brute.top.first();
             found.fit += usize::from(best.is_some());
             found.offloaded += usize::from(best.is_some_and(|c| c.strategy.offload.is_some()));
+            found.copied += usize::from(best.is_some_and(|c| c.strategy.offload_layers > 0));
         }
     }
     found

@@ -96,6 +96,7 @@ fn differ(a: &Decisions, b: &Decisions) -> BTreeSet<&'static str> {
         ("grad_dtype", a.gradients != b.gradients),
         ("optim_states", a.optimizer_states != b.optimizer_states),
         ("offload", a.offload != b.offload),
+        ("offload_layers", a.offload_layers != b.offload_layers),
         ("order", a.axis_order != b.axis_order),
         ("overlap", overlap && a.overlap != b.overlap),
     ];
