@@ -33,7 +33,7 @@ pub fn predicted(scenario: &Scenario, strategy: &Strategy, outcome: &mut Outcome
         let same =
             score.step_time == prediction.step_time && score.peak_memory == prediction.peak_memory;
         outcome.expect(same, || "score and prediction differ".to_owned());
-        if let Ok(floors) = costs.floors(strategy, None) {
+        if let Ok(floors) = costs.floors(strategy, None, None) {
             outcome.expect(floors.time.0 <= score.step_time.0 * (1.0 + 1e-9), || {
                 format!("time floor {:?} above {:?}", floors.time, score.step_time)
             });
