@@ -162,6 +162,7 @@ fn decisions(
         gradients: None,
         optimizer_states: None,
         offload: None,
+        prefetch: None,
         offload_layers: run
             .flag("cpu_offloading_num_layers")
             .and_then(serde_json::Value::as_u64)

@@ -279,8 +279,31 @@ fn adapters(adapters: &Adapters, model: &ModelConfig) -> Result<(), Wrong> {
     Err(("adapters", why.to_owned()))
 }
 
+impl ModelConfig {
+    /// An upper bound on the number of parameters of a layer that a rank has, where `tp` ranks share a layer's parameters but
+    /// for its experts, which `of_experts` ranks share.
+    #[must_use]
+    pub fn most_in_layer(&self, tp: u64, of_experts: u64) -> u64 {
+        let Some([others, experts]) = in_layer(self) else {
+            return u64::MAX;
+        };
+        let others = others.div_ceil(tp.max(1));
+        others.saturating_add(experts.div_ceil(of_experts.max(1)))
+    }
+}
+
 /// An upper bound on the number of parameters; `None` if it does not fit in 64 bits.
 fn parameters(model: &ModelConfig) -> Option<u64> {
+    let layers = model.layers.checked_add(model.mtp_layers)?;
+    let embeddings = model.hidden.checked_mul(model.vocab)?.checked_mul(2)?;
+    let [others, experts] = in_layer(model)?;
+    layers
+        .checked_mul(others.checked_add(experts)?)?
+        .checked_add(embeddings)
+}
+
+/// The same of one layer: without its experts, and of these alone.
+fn in_layer(model: &ModelConfig) -> Option<[u64; 2]> {
     let a = &model.attention;
     let (qk, v) = a.head_dims();
     // Queries, keys, values and output; a latent form has less than twice that and its ranks.
@@ -304,7 +327,6 @@ fn parameters(model: &ModelConfig) -> Option<u64> {
             model.hidden.checked_mul(inner.checked_add(moe.experts)?)?
         }
     };
-    let layers = model.layers.checked_add(model.mtp_layers)?;
     let recurrence = match &model.hybrid {
         None => 0,
         Some(of) => {
@@ -313,9 +335,7 @@ fn parameters(model: &ModelConfig) -> Option<u64> {
         }
     };
     let mixers = attention.checked_add(recurrence)?;
-    let layer = mixers.checked_add(dense)?.checked_add(experts)?;
-    let embeddings = model.hidden.checked_mul(model.vocab)?.checked_mul(2)?;
-    layers.checked_mul(layer)?.checked_add(embeddings)
+    Some([mixers.checked_add(dense)?, experts])
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use crate::dtype::Precision;
 use crate::model::ModelConfig;
 use crate::offload::{Offload, OffloadOption};
 use crate::parallelism::Zero;
-use crate::runtime::Runtime;
+use crate::runtime::{Ahead, Runtime};
 use crate::selection::{RecomputeModule, Selection};
 use crate::state_types::{GradientTypes, OptimizerStates};
 
@@ -42,6 +42,22 @@ impl Runtime {
     pub fn offload_option(&self, offload: Offload, zero: Zero) -> Option<&OffloadOption> {
         let mut options = self.space.offload.iter();
         options.find(|option| option.allows(offload, zero))
+    }
+
+    /// How many blocks ahead it gathers parameters that every pass gathers, if it is told so, or by itself; `None` if it cannot
+    /// be told so.
+    #[must_use]
+    pub fn ahead(&self, prefetch: Option<u64>) -> Option<Ahead> {
+        let Some(blocks) = prefetch else {
+            return Some(Ahead::USUAL);
+        };
+        let mut options = self.space.prefetch.iter();
+        options
+            .find(|option| option.blocks == blocks)
+            .map(|option| Ahead {
+                forward: option.forward.unwrap_or(blocks),
+                backward: blocks,
+            })
     }
 
     /// Whether gradients of these types, which are not its own, are copied to 32 bits for the optimizer step.

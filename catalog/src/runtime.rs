@@ -79,9 +79,45 @@ pub struct RuntimeSpace {
     pub offload: Vec<OffloadOption>,
     /// Whether it can keep what a number of layers save for backward in host memory.
     pub offload_layers: bool,
+    /// How far ahead it can be told to gather the parameters of blocks under ZeRO-3, instead of one block.
+    pub prefetch: Vec<PrefetchOption>,
     /// Whether the user can switch the overlap of tensor-parallel messages with matrix products on and off. This needs
     /// sequence parallelism.
     pub tensor_parallel_overlap: bool,
+}
+
+/// How far ahead of their use a runtime can be told to gather the parameters of blocks, which ZeRO-3 gathers for every pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PrefetchOption {
+    /// Number of blocks ahead: with 0 a block's gather begins when the block before has ended.
+    pub blocks: u64,
+    /// The same in forward, if it is another number there.
+    #[serde(default)]
+    pub forward: Option<u64>,
+}
+
+/// How many blocks ahead parameters are gathered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ahead {
+    /// In forward.
+    pub forward: u64,
+    /// In backward.
+    pub backward: u64,
+}
+
+impl Ahead {
+    /// One block in both passes: what systems do by themselves.
+    pub const USUAL: Self = Self {
+        forward: 1,
+        backward: 1,
+    };
+
+    /// Number of blocks that are gathered at one time: the one that runs, and those ahead of it.
+    #[must_use]
+    pub fn blocks(self) -> u64 {
+        1 + self.forward.max(self.backward)
+    }
 }
 
 /// Kinds of recomputation a runtime offers; counts are chosen by the planner.

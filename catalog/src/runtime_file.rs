@@ -9,7 +9,8 @@ use crate::offload::OffloadOption;
 use crate::parallelism::{AxisOrder, CpKind, Overlap, ScheduleKind, Zero};
 use crate::provenance::Sourced;
 use crate::runtime::{
-    AttentionKernel, Overheads, RecomputeMode, Rewrite, Runtime, RuntimeSpace, SequenceParallelUse,
+    AttentionKernel, Overheads, PrefetchOption, RecomputeMode, Rewrite, Runtime, RuntimeSpace,
+    SequenceParallelUse,
 };
 use crate::selection::Selection;
 use crate::state_types::{GradientOption, OptimizerStates, StateTypes};
@@ -73,6 +74,7 @@ pub struct SpaceFile {
     optimizer_states: Option<Vec<OptimizerStates>>,
     offload: Option<Vec<OffloadOption>>,
     offload_layers: Option<bool>,
+    prefetch: Option<Vec<PrefetchOption>>,
     tensor_parallel_overlap: Option<bool>,
 }
 
@@ -160,6 +162,7 @@ impl SpaceFile {
             optimizer_states: field!(optimizer_states),
             offload: field!(offload),
             offload_layers: field!(offload_layers),
+            prefetch: field!(prefetch),
             tensor_parallel_overlap: field!(tensor_parallel_overlap),
         })
     }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use catalog::runtime::Rewrite;
+use catalog::runtime::{Ahead, Rewrite};
 use catalog::{AxisOrder, Bytes, DType, LayerClass, Seconds};
 use models::BlockClass;
 use plans::{Decisions, Recompute, Zero};
@@ -495,7 +495,7 @@ fn transients(stage: &mut StageWork, runs: &[Run]) {
     stage.transient_backward = peak;
 }
 
-/// ZeRO-3 holds two gathered blocks (current and prefetched) and one block's gradients before they
+/// ZeRO-3 holds the gathered blocks (current and prefetched) and one block's gradients before they
 /// are reduced; ZeRO-2 holds one block's gradients.
 pub(crate) fn in_flight(
     strategy: &Decisions,
@@ -523,6 +523,10 @@ pub(crate) fn in_flight(
             };
             Bytes(held.all().total() * compute + gradients * reduce)
         }
-        Zero::Z3 => Bytes(largest.gathered * 2 * compute + largest.reduced * reduce),
+        Zero::Z3 => {
+            let ahead = scenario.runtime.ahead(strategy.prefetch);
+            let blocks = ahead.unwrap_or(Ahead::USUAL).blocks();
+            Bytes(largest.gathered * blocks * compute + largest.reduced * reduce)
+        }
     }
 }

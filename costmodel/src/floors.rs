@@ -180,11 +180,17 @@ impl Least {
         let traffic = stage.traffic;
         let micro_batches = strategy.num_micro_batches as f64;
         let forward = |time: Seconds| match traffic.gather_forward {
-            When::Always => paced(stage.layers.iter(), |l| l.forward_share, time),
+            When::Always => {
+                let ahead = traffic.ahead.forward;
+                paced(stage.layers.iter(), |l| l.forward_share, time, ahead)
+            }
             _ => time,
         };
         let backward = |time: Seconds| match traffic.gather_backward {
-            When::Always => paced(stage.layers.iter().rev(), |l| l.backward_share, time),
+            When::Always => {
+                let ahead = traffic.ahead.backward;
+                paced(stage.layers.iter().rev(), |l| l.backward_share, time, ahead)
+            }
             _ => time,
         };
         let whole = stage.recompute + stage.backward.whole;
@@ -229,19 +235,138 @@ impl Least {
     }
 }
 
-/// Least time of a pass of `duration` whose blocks each wait until their parameters are gathered: the first block's
-/// gather is asked for when the pass begins, every other's when the block before begins.
+/// Least time of a pass of `duration` whose blocks each wait until their parameters are gathered, `ahead` blocks before they
+/// run: the first is asked for when the pass begins. With one block ahead every other's is asked for when the block before
+/// begins, with none when that has ended; gathers follow each other, however far ahead they are.
 fn paced<'a>(
     layers: impl Iterator<Item = &'a LayerTraffic>,
     share: impl Fn(&LayerTraffic) -> f64,
     duration: Seconds,
+    ahead: u64,
 ) -> Seconds {
     let mut time = Seconds(0.0);
+    let mut gathers = Seconds(0.0);
+    let mut first = None;
     let mut block = Seconds(0.0);
     for layer in layers {
         time += block.max(layer.gather);
         block = duration * share(layer);
         time += block.max(layer.gather) * (layer.count - 1) as f64;
+        gathers += layer.gather * layer.count as f64;
+        first.get_or_insert(layer.gather);
     }
-    (time + block).max(duration)
+    let first = first.unwrap_or_default();
+    match ahead {
+        0 => gathers + duration,
+        1 => (time + block).max(duration),
+        _ => (gathers + block).max(first + duration),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use catalog::runtime::Ahead;
+    use plans::{Action, ActionKind};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::offload::Copies;
+    use crate::stage::TrafficPlan;
+    use crate::streams::{Stream, Streams};
+
+    /// A stage whose blocks wait, in every pass, for parameters that are gathered so many blocks ahead: for every kind of blocks
+    /// their number, the shares of one in forward and backward, and the seconds of its gather.
+    fn gathering(ahead: u64, blocks: &[(u64, [f64; 2], f64)]) -> StageWork {
+        let row = |&(count, [forward_share, backward_share], gather): &(u64, [f64; 2], f64)| {
+            LayerTraffic {
+                count,
+                first_layer: None,
+                forward_share,
+                backward_share,
+                gather: Seconds(gather),
+                reduce: Seconds(0.0),
+                copies: Copies::default(),
+            }
+        };
+        StageWork {
+            layers: blocks.iter().map(row).collect(),
+            traffic: TrafficPlan {
+                gather_forward: When::Always,
+                gather_backward: When::Always,
+                ahead: Ahead {
+                    forward: ahead,
+                    backward: ahead,
+                },
+                ..TrafficPlan::default()
+            },
+            ..StageWork::default()
+        }
+    }
+
+    /// Seconds of a pass whose kernels take `duration`.
+    fn simulated(stage: &StageWork, kind: ActionKind, duration: f64) -> f64 {
+        let mut streams = Streams::new(1.0);
+        let action = Action {
+            kind,
+            stage: 0,
+            micro_batch: 0,
+        };
+        stage.run(&mut streams, action, Seconds(duration).into());
+        Seconds::from(streams.free(Stream::Compute)).0
+    }
+
+    /// Kernels of 2, 2 and 4 seconds in forward (4, 2 and 2 in backward, which begins with the last block), and gathers of 3, 1
+    /// and 5.
+    #[test]
+    fn blocks_wait_for_parameters_gathered_ahead_of_them() {
+        let blocks = [
+            (1, [0.25, 0.25], 3.0),
+            (1, [0.25, 0.25], 1.0),
+            (1, [0.5, 0.5], 5.0),
+        ];
+        let times = |blocks: &[_]| {
+            [0, 1, 2, 8].map(|ahead| {
+                let stage = gathering(ahead, blocks);
+                [ActionKind::F, ActionKind::B].map(|kind| simulated(&stage, kind, 8.0))
+            })
+        };
+        // None ahead: every gather is waited for, 9 + 8. One: forward waits 3 for the first block, then the third's gather begins
+        // with the second block at 5 and ends at 10, and 4 follow; backward runs its first block from 5 to 9, and the last's
+        // gather from 9 to 12, then 2. Two: forward gathers from 0 to 9, then 4; backward computes without a pause from 5 on.
+        let expected = [[17.0; 2], [14.0; 2], [13.0; 2], [13.0; 2]];
+        assert_eq!(times(&blocks), expected);
+        // Four equal blocks: gathers of 3 s beside kernels of 2 s, the last of which follows them; then of 1 s, of which one is
+        // waited for.
+        let slow = times(&[(4, [0.25; 2], 3.0)]);
+        assert_eq!(slow, [[20.0; 2], [14.0; 2], [14.0; 2], [14.0; 2]]);
+        let fast = times(&[(4, [0.25; 2], 1.0)]);
+        assert_eq!(fast, [[12.0; 2], [9.0; 2], [9.0; 2], [9.0; 2]]);
+    }
+
+    proptest! {
+        #[test]
+        fn no_pass_is_shorter_than_its_gathers_allow(
+            blocks in proptest::collection::vec((1u64..4, 0.01f64..5.0, 0.01f64..5.0, 0.0f64..6.0), 1..6),
+            ahead in 0u64..9,
+        ) {
+            let sum = |time: fn(&(u64, f64, f64, f64)) -> f64| -> f64 {
+                blocks.iter().map(|block| time(block) * block.0 as f64).sum()
+            };
+            let (forward, backward) = (sum(|b| b.1), sum(|b| b.2));
+            let share = |b: &(u64, f64, f64, f64)| (b.0, [b.1 / forward, b.2 / backward], b.3);
+            let stage = gathering(ahead, &blocks.iter().map(share).collect::<Vec<_>>());
+            let layers = stage.layers.iter();
+            let floors = [
+                paced(layers.clone(), |l| l.forward_share, Seconds(forward), ahead),
+                paced(layers.rev(), |l| l.backward_share, Seconds(backward), ahead),
+            ];
+            let passes = [(ActionKind::F, forward), (ActionKind::B, backward)];
+            for (floor, (kind, duration)) in floors.into_iter().zip(passes) {
+                let time = simulated(&stage, kind, duration);
+                prop_assert!(floor.0 * ROUNDING <= time, "{} {}", floor.0, time);
+                // With at most one block ahead nothing else is waited for.
+                prop_assert!(ahead > 1 || time < floor.0 + 1e-9, "{} {}", floor.0, time);
+            }
+        }
+    }
 }

@@ -4,7 +4,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use catalog::runtime::Ahead;
 use catalog::{Bytes, Seconds};
+use plans::legality::MAX_AHEAD;
 use plans::{Action, ActionKind};
 
 use crate::activation_copies::ActivationCopies;
@@ -24,6 +26,9 @@ pub struct Run {
     /// Cost of each block.
     pub cost: Arc<BlockCost>,
 }
+
+/// Most blocks that are gathered at one time.
+const READY: usize = MAX_AHEAD as usize + 1;
 
 /// Work and memory of one virtual stage for one micro-batch.
 #[derive(Clone, Debug, Default)]
@@ -57,7 +62,7 @@ pub struct StageWork {
 }
 
 /// When the data-parallel traffic of a stage happens.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TrafficPlan {
     /// Forwards during which parameters are gathered.
     pub gather_forward: When,
@@ -69,8 +74,24 @@ pub struct TrafficPlan {
     pub first: u32,
     /// Micro-batch of the stage's last backward.
     pub last: u32,
+    /// How many blocks ahead of its use a block's parameters are gathered, where every pass gathers them.
+    pub ahead: Ahead,
     /// Whether the device waits for gradients that the host adds to those of an earlier micro-batch.
     pub accumulation_waits: bool,
+}
+
+impl Default for TrafficPlan {
+    fn default() -> Self {
+        Self {
+            gather_forward: When::Never,
+            gather_backward: When::Never,
+            reduce: When::Never,
+            first: 0,
+            last: 0,
+            ahead: Ahead::USUAL,
+            accumulation_waits: false,
+        }
+    }
 }
 
 /// The micro-batches for which something happens.
@@ -191,10 +212,10 @@ impl StageWork {
 
     /// Runs an action's kernels with the data-parallel traffic of its stage beside them, block by block.
     ///
-    /// A gather is issued when the block before it begins (FSDP's prefetch, Megatron's bucket look-ahead) and so goes
-    /// ahead of that block's reduction, which is issued when it ends; a block waits for its parameters. Parameters
-    /// gathered once per step are requested when the optimizer is done, in turn for all stages. All traffic shares one
-    /// stream, because it shares the links.
+    /// A gather is issued when the block before it begins (FSDP's prefetch, Megatron's bucket look-ahead), or as many blocks
+    /// ahead as the plan says, and so goes ahead of that block's reduction, which is issued when it ends; a block waits for
+    /// its parameters. Parameters gathered once per step are requested when the optimizer is done, in turn for all stages.
+    /// All traffic shares one stream, because it shares the links.
     pub(crate) fn run(&self, streams: &mut Streams, action: Action, duration: Picoseconds) {
         let forward = action.kind == ActionKind::F;
         let applies = |when| self.traffic.applies(when, action.micro_batch);
@@ -207,49 +228,82 @@ impl StageWork {
         }
         let at_once = self.traffic.gather_forward == When::First;
         let waits = self.traffic.accumulation_waits && action.micro_batch > self.traffic.first;
-        let gather = |streams: &mut Streams, layer: Option<&LayerTraffic>| {
-            layer.filter(|_| gathers)?.gathered(at_once, streams)
+        let mut asked = Blocks::of(&self.layers, forward);
+        let mut gather = |streams: &mut Streams| {
+            let (layer, _) = asked.next().filter(|_| gathers)?;
+            layer.gathered(at_once, streams)
         };
-        let order = |index: usize| match forward {
-            true => self.layers.get(index),
-            false => self.layers.iter().rev().nth(index),
+        let ahead = match forward {
+            true => self.traffic.ahead.forward,
+            false => self.traffic.ahead.backward,
         };
+        let ahead = (ahead as usize).min(READY - 1);
+        // When the parameters of the blocks that are gathered are there, by the number of the block.
+        let mut ready = [None; READY];
+        for ready in &mut ready[..ahead] {
+            *ready = gather(streams);
+        }
         let mut copying = self.activations.begin();
-        let mut ready = gather(streams, order(0));
-        for index in 0..self.layers.len() {
-            let Some(layer) = order(index) else { continue };
+        for (index, (layer, at)) in Blocks::of(&self.layers, forward).enumerate() {
+            ready[(index + ahead) % READY] = gather(streams);
             let share = match forward {
                 true => layer.forward_share,
                 false => layer.backward_share,
             };
-            let own = duration.share(share);
-            let reduce = Picoseconds::from(layer.reduce);
-            for block in 1..=layer.count {
-                let next = match block == layer.count {
-                    true => order(index + 1),
-                    false => Some(layer),
-                };
-                let next = gather(streams, next);
-                let at = layer
-                    .first_layer
-                    .filter(|_| copies)
-                    .map(|first| match forward {
-                        true => first + block - 1,
-                        false => first + layer.count - block,
-                    });
-                if let Some(at) = at.filter(|_| !forward) {
-                    copying.before_backward(at, streams);
-                }
-                streams.issue(Stream::Compute, own, ready);
-                if let Some(at) = at.filter(|_| forward) {
-                    copying.after_forward(at, streams);
-                }
-                if reduces {
-                    layer.reduced(reduce, waits, streams);
-                }
-                ready = next;
+            let at = at.filter(|_| copies);
+            if let Some(at) = at.filter(|_| !forward) {
+                copying.before_backward(at, streams);
+            }
+            streams.issue(Stream::Compute, duration.share(share), ready[index % READY]);
+            if let Some(at) = at.filter(|_| forward) {
+                copying.after_forward(at, streams);
+            }
+            if reduces {
+                layer.reduced(layer.reduce.into(), waits, streams);
             }
         }
+    }
+}
+
+/// The blocks of a stage in the order of a pass, each with its number among the layers if it is one.
+struct Blocks<'a> {
+    rows: &'a [LayerTraffic],
+    forward: bool,
+    /// Number of blocks of the first row that were passed.
+    passed: u64,
+}
+
+impl<'a> Blocks<'a> {
+    fn of(rows: &'a [LayerTraffic], forward: bool) -> Self {
+        Self {
+            rows,
+            forward,
+            passed: 0,
+        }
+    }
+}
+
+impl<'a> Iterator for Blocks<'a> {
+    type Item = (&'a LayerTraffic, Option<u64>);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let row = match self.forward {
+            true => self.rows.first()?,
+            false => self.rows.last()?,
+        };
+        let number = match self.forward {
+            true => self.passed,
+            false => row.count - 1 - self.passed,
+        };
+        self.passed += 1;
+        if self.passed == row.count {
+            self.passed = 0;
+            self.rows = match self.forward {
+                true => &self.rows[1..],
+                false => &self.rows[..self.rows.len() - 1],
+            };
+        }
+        Some((row, row.first_layer.map(|first| first + number)))
     }
 }
 
@@ -269,8 +323,8 @@ impl LayerTraffic {
         }
     }
 
-    /// Copies a block's parameters from host memory, if they lie there, and gathers them, `at_once` or when the block before
-    /// begins. Returns when they are there; `None` if they always are.
+    /// Copies a block's parameters from host memory, if they lie there, and gathers them, `at_once` or when compute has come as
+    /// far as it has been issued. Returns when they are there; `None` if they always are.
     fn gathered(&self, at_once: bool, streams: &mut Streams) -> Option<End> {
         let mut asked = (!at_once).then(|| streams.end(Stream::Compute));
         let copy = self.copies.from_host;

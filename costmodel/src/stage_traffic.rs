@@ -1,6 +1,6 @@
 //! Data-parallel traffic of a stage: the gathers and reductions of every block, and the actions they overlap with.
 
-use catalog::runtime::Rewrite;
+use catalog::runtime::{Ahead, Rewrite};
 use catalog::{Seconds, Zero};
 use models::BlockClass;
 use plans::Decisions;
@@ -106,6 +106,7 @@ pub(crate) fn plan(
     let mut plan = TrafficPlan {
         first: 0,
         last: strategy.num_micro_batches as u32 - 1,
+        ahead: (scenario.runtime.ahead(strategy.prefetch)).unwrap_or(Ahead::USUAL),
         accumulation_waits: offloaded.is_some_and(Offloaded::accumulation_waits),
         ..TrafficPlan::default()
     };

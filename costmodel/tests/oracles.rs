@@ -255,6 +255,22 @@ proptest! {
     }
 
     #[test]
+    fn floors_hold_for_every_depth_of_prefetching(mesh in mesh(), runtime in 0usize..5, layers in any::<bool>()) {
+        let (runtime, depth) = [("fsdp2", 1), ("fsdp2", 2), ("fsdp1", 0), ("deepspeed", 0), ("deepspeed", 2)][runtime];
+        let s = scenario("llama3-8b", 64, 4096, 128, runtime);
+        let costs = CostModel::new(s.clone()).expect("priced");
+        let recompute = if layers { "layers:2" } else { "full" };
+        let rest = format!("zero=3,recompute={recompute},prefetch={depth}");
+        let one = plans::grammar::parse(&text(mesh, &rest), &s.model, &s.workload, &s.runtime).expect("legal");
+        prop_assert_eq!(one.prefetch.unwrap_or(1), depth);
+        let passes = costs.passes(&one, &[one.axis_order]).expect("priced");
+        let floors = costs.floors(&one, passes, None).expect("priced");
+        let score = costs.score(&one).expect("priced");
+        prop_assert!(floors.time.0 <= score.step_time.0, "{}: {:?} {:?}", one, floors, score);
+        prop_assert!(floors.memory <= score.peak_memory, "{}: {:?} {:?}", one, floors, score);
+    }
+
+    #[test]
     fn parts_sum_to_the_whole(mesh in mesh(), zero in 0u8..4) {
         let s = scenario("llama3-8b", 64, 4096, 128, "vescale");
         let costs = CostModel::new(s.clone()).expect("priced");
@@ -293,4 +309,34 @@ fn full_recomputation_trades_memory_for_time() {
         .expect("priced");
     assert!(full.peak_memory < none.peak_memory && full.step_time > none.step_time);
     assert!(none.peak_memory > Bytes(0));
+}
+
+/// Every block gathered ahead takes as much memory as the largest block has in the type of kernels, and spares time where gathers
+/// are waited for.
+#[test]
+fn prefetching_trades_memory_for_time() {
+    let s = scenario("llama3-8b", 64, 4096, 64, "deepspeed");
+    let costs = CostModel::new(s.clone()).expect("priced");
+    let of = |depth: u64| {
+        let text = format!("dp=64,mbs=1,zero=3,recompute=none,prefetch={depth}");
+        costs.predict(&strategy(&s, &text)).expect("priced")
+    };
+    let [none, one, two] = [0, 1, 2].map(of);
+    let names: Vec<(&str, u64)> = one
+        .memory
+        .iter()
+        .map(|m| (m.name.as_str(), m.bytes))
+        .collect();
+    let in_flight = |p: &plans::Prediction| {
+        let part = p.memory.iter().find(|m| m.name.contains("gathered"));
+        part.unwrap_or_else(|| panic!("{names:?}")).bytes
+    };
+    // The head and the table are the largest blocks: 128,256 rows of 4096 numbers of 16 bits.
+    let largest = 2 * 128_256 * 4096;
+    assert!((in_flight(&one) - in_flight(&none)).abs_diff(largest) < largest / 1000);
+    assert_eq!(
+        in_flight(&two) - in_flight(&one),
+        in_flight(&one) - in_flight(&none)
+    );
+    assert!(none.step_time > one.step_time && one.step_time >= two.step_time);
 }

@@ -94,6 +94,8 @@ fn check(model: &ModelConfig, strategy: &Strategy) -> Result<(), ExecutorError> 
         Some("optim_states: master weights and moments are held in fp32")
     } else if strategy.offload.is_some() || strategy.offload_layers > 0 {
         Some("offload: every rank keeps states and activations on the device that it computes on")
+    } else if strategy.prefetch.is_some() {
+        Some("prefetch: a rank gathers the parameters of a whole stage at a time, one pass ahead")
     } else if strategy.gradients.is_some() {
         Some("grad_dtype: gradients are added up and reduced in fp32")
     } else if model.constants.rope_scaling == catalog::RopeScaling::Other {

@@ -151,20 +151,42 @@ fn options_that_imply_rotation_are_followed() {
     );
 }
 
+/// A configuration of DeepSpeed on eight GPUs, with this of ZeRO.
+fn engine(zero: &str) -> Imported {
+    let json = format!(
+        "{{\"train_micro_batch_size_per_gpu\": 1, \"train_batch_size\": 8, \"bf16\": {{\"enabled\": true}}, \"zero_optimization\": {{{zero}}}}}"
+    );
+    let document = read("ds_config.json", &json);
+    let model = catalog::load::model("llama3-8b").expect("preset");
+    let given = Given {
+        model: &model,
+        gpus: Some(8),
+        seq_len: Some(2048),
+    };
+    import(&document, &given).expect("imports")
+}
+
+/// A layer of Llama 3 8B has 218 million parameters.
+#[test]
+fn the_depth_of_prefetching_is_read() {
+    for (stage, elements, depth) in [
+        (3, "0", Some(0)),
+        (3, "1e8", None),
+        (3, "5e8", Some(2)),
+        (3, "5e7", None),
+        (3, "\"auto\"", None),
+        (2, "5e8", None),
+    ] {
+        let zero = format!("\"stage\": {stage}, \"stage3_prefetch_bucket_size\": {elements}");
+        assert_eq!(engine(&zero).decisions.prefetch, depth, "{zero}");
+    }
+    assert_eq!(engine("\"stage\": 3").decisions.prefetch, None);
+}
+
 #[test]
 fn states_in_host_memory_are_read() {
     let engine = |zero: &str| {
-        let json = format!(
-            "{{\"train_micro_batch_size_per_gpu\": 1, \"train_batch_size\": 8, \"bf16\": {{\"enabled\": true}}, \"zero_optimization\": {{{zero}}}}}"
-        );
-        let document = read("ds_config.json", &json);
-        let model = catalog::load::model("llama3-8b").expect("preset");
-        let given = Given {
-            model: &model,
-            gpus: Some(8),
-            seq_len: Some(2048),
-        };
-        let read = import(&document, &given).expect("imports");
+        let read = engine(zero);
         (
             read.decisions.offload.map(catalog::Offload::name),
             read.notes,

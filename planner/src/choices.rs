@@ -1,6 +1,6 @@
 //! What the strategies of one layout choose among: pipelines, ways to hold and shard states, axis orders, recomputation.
 
-use catalog::runtime::RecomputeMode;
+use catalog::runtime::{RecomputeMode, RuntimeSpace};
 use catalog::{
     Axis, AxisOrder, GradientTypes, Offload, OffloadKind, OptimizerStates, ScheduleKind, Selection,
     Zero,
@@ -9,7 +9,7 @@ use costmodel::Scenario;
 use plans::legality::MAX_PASSES;
 use plans::{Decisions, Recompute, StagePartition};
 
-use crate::constraints::{Constraints, sizes, zero_name};
+use crate::constraints::{Constraints, prefetch_name, sizes, zero_name};
 
 /// Largest number of virtual stages per rank.
 const MAX_VPP: u64 = 16;
@@ -58,6 +58,8 @@ pub struct ShardingChoice {
     pub optimizer_states: Option<OptimizerStates>,
     /// States that lie in host memory; `None`: none do.
     pub offload: Option<Offload>,
+    /// How many blocks ahead parameters are gathered; `None`: as many as the runtime does by itself.
+    pub prefetch: Option<u64>,
 }
 
 impl ShardingChoice {
@@ -72,6 +74,7 @@ impl ShardingChoice {
             gradients: self.gradients,
             optimizer_states: self.optimizer_states,
             offload: self.offload,
+            prefetch: self.prefetch,
             ..d.clone()
         }
     }
@@ -306,6 +309,7 @@ impl Asked<'_> {
             gradients: None,
             optimizer_states: None,
             offload: None,
+            prefetch: None,
         };
         let space = &self.scenario.runtime.space;
         let allows = |choice: &ShardingChoice| {
@@ -313,6 +317,7 @@ impl Asked<'_> {
             c.allows_name("zero", zero_name(choice.zero))
                 && c.allows("dp_shard", choice.dp_shard)
                 && c.allows("dp_replicate", choice.dp_replicate)
+                && c.allows_name("prefetch", &prefetch_name(choice.prefetch))
         };
         let mut choices = Vec::new();
         let alone = dp * cp == 1;
@@ -336,17 +341,9 @@ impl Asked<'_> {
                         reshard_after_forward: zero == Zero::Z3,
                         dp_shard: dp / dp_replicate,
                         dp_replicate,
-                        gradients: None,
-                        optimizer_states: None,
-                        offload: None,
+                        ..zero_0
                     };
-                    choices.push(choice);
-                    if zero == Zero::Z3 && space.keep_after_forward {
-                        choices.push(ShardingChoice {
-                            reshard_after_forward: false,
-                            ..choice
-                        });
-                    }
+                    choices.extend(with_gathers(choice, space));
                 }
             }
         }
@@ -472,6 +469,22 @@ impl Asked<'_> {
         replicas.dedup();
         replicas
     }
+}
+
+/// A way to shard states with every way in which a runtime can gather parameters for it.
+fn with_gathers(
+    choice: ShardingChoice,
+    space: &RuntimeSpace,
+) -> impl Iterator<Item = ShardingChoice> {
+    let in_every_pass = choice.reshard_after_forward;
+    let depths = space.prefetch.iter().filter(move |_| in_every_pass);
+    let depths = depths.map(|option| Some(option.blocks));
+    let kept = (in_every_pass && space.keep_after_forward).then_some(ShardingChoice {
+        reshard_after_forward: false,
+        ..choice
+    });
+    let ahead = depths.map(move |prefetch| ShardingChoice { prefetch, ..choice });
+    [choice].into_iter().chain(ahead).chain(kept)
 }
 
 impl<'a> Asked<'a> {

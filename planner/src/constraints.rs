@@ -25,7 +25,7 @@ pub const DIMENSIONS: [&str; 10] = [
     "mbs",
 ];
 /// Dimensions of names.
-pub const CHOICES: [&str; 10] = [
+pub const CHOICES: [&str; 11] = [
     "cp_kind",
     "zero",
     "schedule",
@@ -36,6 +36,7 @@ pub const CHOICES: [&str; 10] = [
     "offload",
     "offload_layers",
     "overlap",
+    "prefetch",
 ];
 
 /// Largest value of a numeric dimension.
@@ -277,6 +278,7 @@ impl Constraints {
             && self.allows_name("offload", &offload_name(d))
             && self.allows_name("offload_layers", &d.offload_layers.to_string())
             && self.allows_overlap(d)
+            && self.allows_name("prefetch", &prefetch_name(d.prefetch))
     }
 
     /// The values that the constraint on `overlap` lists; none if there is no such constraint.
@@ -364,6 +366,11 @@ fn offload_name(d: &Decisions) -> String {
     d.offload.map_or(Offload::NONE.to_owned(), Offload::name)
 }
 
+/// How many blocks ahead parameters are gathered, as constraints name it: one if nothing else is said.
+pub(crate) fn prefetch_name(prefetch: Option<u64>) -> String {
+    prefetch.unwrap_or(1).to_string()
+}
+
 /// The value that a strategy has for a dimension, for a runtime and a precision; `None` if there is no such dimension.
 pub(crate) fn value(
     d: &Decisions,
@@ -378,6 +385,7 @@ pub(crate) fn value(
         "offload" => return Some(offload_name(d)),
         "offload_layers" => return Some(d.offload_layers.to_string()),
         "overlap" => return Some(overlap_name(d.overlap)),
+        "prefetch" => return Some(prefetch_name(d.prefetch)),
         _ => {}
     }
     let size = sizes(d).into_iter().find(|(name, _)| *name == key);
@@ -431,12 +439,18 @@ fn values_of(text: &str, key: &str, values: &[String]) -> Result<(), PlannerErro
         let wrong = Mistake::new(format!("`{unknown}` is no overlap"));
         return Err(mistake(text, wrong.expected(OVERLAPS)));
     }
-    let unknown = values.iter().find(|v| v.parse::<u64>().is_err());
-    if let Some(unknown) = unknown.filter(|_| key == "offload_layers") {
-        let wrong = Mistake::new(format!("`{unknown}` is not a number"));
-        return Err(mistake(text, wrong.expected("a number of layers")));
+    let expected = match key {
+        "offload_layers" => "a number of layers",
+        "prefetch" => "a number of blocks",
+        _ => return Ok(()),
+    };
+    match values.iter().find(|v| v.parse::<u64>().is_err()) {
+        None => Ok(()),
+        Some(unknown) => {
+            let wrong = Mistake::new(format!("`{unknown}` is not a number"));
+            Err(mistake(text, wrong.expected(expected)))
+        }
     }
-    Ok(())
 }
 
 fn split(part: &str) -> Result<(&str, &str), PlannerError> {

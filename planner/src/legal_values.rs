@@ -137,6 +137,7 @@ fn candidates(scenario: &Scenario, counts: &[u64], key: &str) -> Vec<String> {
             .into_iter()
             .chain(OptimizerStates::ALL.map(OptimizerStates::name))
             .collect(),
+        "prefetch" => vec!["0", "1", "2"],
         "overlap" => vec!["none", "grad+param+pp", "grad+param+tp+pp"],
         "offload" => vec![Offload::NONE, "optimizer", "optimizer:50", "parameters"],
         "recompute" => vec!["none", "selective", "full", "layers", "selective_ops"],

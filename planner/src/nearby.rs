@@ -2,8 +2,8 @@
 //!
 //! A decision is the size of an axis, with the ranks that it gains or loses taken from one other axis; or one of the
 //! others: expert sizes, micro-batch, sequence parallelism, kind of context parallelism, schedule with virtual stages,
-//! stages, recomputation, activations in host memory, sharding of states, types of gradients, optimizer states, axis order,
-//! overlap. What has to follow from the changed decision (such
+//! stages, recomputation, activations in host memory, sharding of states, types of gradients, optimizer states, depth of
+//! prefetching, axis order, overlap. What has to follow from the changed decision (such
 //! as the number of virtual stages when the pipeline changes) differs as little as the space allows.
 
 use std::collections::BTreeMap;
@@ -152,6 +152,7 @@ fn shardings(a: &Decisions, b: &Decisions) -> Apart {
     apart.choice(a.gradients, b.gradients);
     apart.choice(a.optimizer_states, b.optimizer_states);
     apart.choice(a.offload, b.offload);
+    apart.choice(a.canonical().prefetch, b.canonical().prefetch);
     apart
 }
 
@@ -323,11 +324,16 @@ fn of_shardings(
             let other_gradients = d.gradients != base.gradients;
             let other_optimizer = d.optimizer_states != base.optimizer_states;
             let other_offload = d.offload != base.offload;
-            let decision = match (other_gradients, other_optimizer, other_offload) {
-                (true, false, false) => "grad_dtype",
-                (false, true, false) => "optim_states",
-                (false, false, true) => "offload",
-                _ => continue,
+            let other_prefetch = d.prefetch != base.prefetch;
+            let others = [
+                (other_gradients, "grad_dtype"),
+                (other_optimizer, "optim_states"),
+                (other_offload, "offload"),
+                (other_prefetch, "prefetch"),
+            ];
+            let mut others = others.into_iter().filter(|(other, _)| *other);
+            let (Some((_, decision)), None) = (others.next(), others.next()) else {
+                continue;
             };
             found.push((decision, d));
             continue;

@@ -34,8 +34,13 @@ pub fn keep(
                 .nearest(catalog::suggest::nearest(key, names));
             return Err(wrong(unknown, key));
         };
-        // Without context parallelism its kind decides nothing.
-        if key == "cp_kind" && present.cp == 1 {
+        // Without context parallelism its kind decides nothing, nor does prefetching of what is not gathered in every pass.
+        let decides = match key.as_str() {
+            "cp_kind" => present.cp > 1,
+            "prefetch" => present.gathers_in_every_pass(),
+            _ => true,
+        };
+        if !decides {
             continue;
         }
         let fixed = constraints.fix.insert(key.clone(), vec![now.clone()]);

@@ -16,7 +16,7 @@ pub struct Complexity {
 type Traits<const N: usize> = [(bool, &'static str); N];
 
 /// Everything that makes a plan complicated, in words; axes come first.
-fn traits(d: &Decisions, runtime: &Runtime) -> (Traits<5>, Traits<14>) {
+fn traits(d: &Decisions, runtime: &Runtime) -> (Traits<5>, Traits<15>) {
     let space = &runtime.space;
     let axes = [
         (d.tp > 1, "tensor parallelism"),
@@ -50,6 +50,7 @@ fn traits(d: &Decisions, runtime: &Runtime) -> (Traits<5>, Traits<14>) {
         ),
         (d.offload.is_some(), "offload to the host"),
         (d.offload_layers > 0, "activations in host memory"),
+        (d.prefetch.is_some(), "another depth of prefetching"),
     ];
     (axes, unusual)
 }
@@ -91,7 +92,8 @@ pub fn layout(d: &Decisions) -> [u64; 7] {
 }
 
 /// The decisions that all variants of a plan share. These differ in axis order, kind of context parallelism, overlap of
-/// tensor-parallel messages, types of gradients and of optimizer states, what of these lies in host memory, virtual stages
+/// tensor-parallel messages, types of gradients and of optimizer states, what of these lies in host memory, how far ahead
+/// parameters are gathered, virtual stages
 /// with their schedule and partition, and how many layers are recomputed, or have their activations in host memory, if some
 /// do.
 #[must_use]
@@ -106,6 +108,7 @@ pub fn shared(d: &Decisions) -> Decisions {
         gradients: None,
         optimizer_states: None,
         offload: None,
+        prefetch: None,
         vpp: 1,
         schedule: ScheduleKind::OneFOneB,
         stages: StagePartition(Vec::new()),

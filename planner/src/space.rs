@@ -13,6 +13,7 @@
 //! - layers of stages: even (a remainder is spread over the middle, without virtual stages), or up to `uneven` fewer at the
 //!   ends;
 //! - hybrid sharding: powers of two;
+//! - parameters gathered as many blocks ahead as the runtime can be told;
 //! - optimizer states in host memory: of quarters of the weights, or all.
 //!
 //! A size that a constraint fixes, or that a strategy in use has, is tried even if it lies outside these ranges.
@@ -22,6 +23,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use catalog::runtime::Ahead;
 use catalog::{AxisOrder, OptimizerStates, ScheduleKind, Zero};
 use costmodel::{Lightest, Scenario};
 use plans::legality::check_layout;
@@ -223,7 +225,12 @@ impl SearchSpace {
             let known = least
                 .entry((choice.zero, choice.reshard_after_forward, choice.offload))
                 .or_insert(choice);
-            if choice.dp_replicate < known.dp_replicate {
+            // Of the depths of prefetching that a runtime has, the least holds least.
+            let holds = |choice: ShardingChoice| {
+                let ahead = self.scenario.runtime.ahead(choice.prefetch);
+                (choice.dp_replicate, ahead.map(Ahead::blocks))
+            };
+            if holds(choice) < holds(*known) {
                 *known = choice;
             }
         }
@@ -357,6 +364,7 @@ fn decisions(asked: Asked<'_>, layout: &Layout) -> Decisions {
         gradients: asked.least_gradients(),
         optimizer_states: None,
         offload: None,
+        prefetch: None,
         offload_layers: 0,
     }
 }

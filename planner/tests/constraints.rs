@@ -80,6 +80,31 @@ fn values_that_nothing_has_are_refused_with_those_there_are() {
             "{fix:?}: {message}"
         );
     }
+    // How far ahead each runtime can be told to gather parameters.
+    for (runtime, fix, values, near) in [
+        (
+            "fsdp2",
+            "prefetch=5",
+            "`prefetch` from 1, 2",
+            "did you mean `2`?",
+        ),
+        (
+            "fsdp2",
+            "prefetch=0",
+            "`prefetch` from 1, 2",
+            "did you mean `1`?",
+        ),
+        ("deepspeed", "prefetch=3", "`prefetch` from 0, 1, 2", ""),
+        ("torchtitan", "prefetch=2", "`prefetch` from 1", ""),
+        ("deepspeed", "prefetch=next", "`next` is not a number", ""),
+    ] {
+        let s = scenario("llama3-8b", 8, runtime);
+        let message = refusal(&s, parse(&[fix], &[], &[], &[]));
+        assert!(
+            message.contains(values) && message.contains(near),
+            "{runtime} {fix}: {message}"
+        );
+    }
     let message = refusal(&megatron, parse(&[], &["pp=64"], &[], &[]));
     assert!(
         message.contains("pp at least 64") && message.contains("did you mean `8`?"),

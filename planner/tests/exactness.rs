@@ -71,9 +71,9 @@ fn spaces() -> Vec<(Scenario, Constraints)> {
     spaces_of(SPACES, &mut Dice(22), &runtimes, &[])
 }
 
-/// Random spaces in which states or activations may lie in host memory, or moments have 8 bits, under runtimes that can do
-/// that.
-fn spaces_with_offload() -> Vec<(Scenario, Constraints)> {
+/// Random spaces in which states or activations may lie in host memory, moments have 8 bits, or parameters are gathered more or
+/// fewer blocks ahead, under runtimes that can do that.
+fn spaces_with_what_is_asked_for() -> Vec<(Scenario, Constraints)> {
     let of = |runtime: &str, offload: &'static [&'static str], seed: u64| {
         spaces_of(6, &mut Dice(seed), &[runtime.to_owned()], offload)
     };
@@ -89,12 +89,16 @@ fn spaces_with_offload() -> Vec<(Scenario, Constraints)> {
     ];
     let narrow = &["optim_states=own|8bit_moments", "optim_states=8bit_moments"];
     let activations = &["offload_layers=8", "offload_layers=20|0", "pp=1"];
+    let ahead = &["prefetch=0|1", "prefetch=0", "prefetch=2", "prefetch=1|2"];
     let mut spaces = of("deepspeed", some, 1);
     spaces.extend(of("hf-trainer", narrow, 5));
     spaces.extend(of("megatron-core", activations, 6));
     spaces.extend(of("fsdp2", all, 2));
     spaces.extend(of("torchtitan", all, 3));
     spaces.extend(of("megatron-core", partly, 4));
+    for (seed, runtime) in (7..).zip(["deepspeed", "fsdp1", "fsdp2"]) {
+        spaces.extend(of(runtime, ahead, seed));
+    }
     spaces
 }
 
@@ -155,6 +159,7 @@ fn spaces_of(
         "offload=none",
         "offload=none|optimizer:50",
         "offload_layers=0",
+        "prefetch=1",
     ];
     let mut spaces = Vec::new();
     while spaces.len() < count {
@@ -208,10 +213,13 @@ fn pruned_search_equals_brute_force() {
 
 #[test]
 fn pruned_search_equals_brute_force_with_what_is_asked_for() {
-    let spaces = spaces_with_offload();
-    let Found { fit, copied, .. } = compared(&spaces);
+    let spaces = spaces_with_what_is_asked_for();
+    let Found {
+        fit, copied, ahead, ..
+    } = compared(&spaces);
     assert!(fit > spaces.len(), "only {fit} searches found a plan");
     assert!(copied > 0, "no plan keeps activations in host memory");
+    assert!(ahead > 0, "no plan gathers another number of blocks ahead");
 }
 
 /// What searches found.
@@ -223,6 +231,8 @@ struct Found {
     offloaded: usize,
     /// Number of those whose first plan keeps activations there.
     copied: usize,
+    /// Number of those whose first plan gathers parameters another number of blocks ahead than one.
+    ahead: usize,
 }
 
 /// Compares searches of spaces with brute force.
@@ -256,6 +266,7 @@ fn compared(spaces: &[(Scenario, Constraints)]) -> Found {
             let best = brute.top.first();
             found.fit += usize::from(best.is_some());
             found.offloaded += usize::from(best.is_some_and(|c| c.strategy.offload.is_some()));
+            found.ahead += usize::from(best.is_some_and(|c| c.strategy.prefetch.is_some()));
             found.copied += usize::from(best.is_some_and(|c| c.strategy.offload_layers > 0));
         }
     }

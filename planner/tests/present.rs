@@ -29,7 +29,7 @@ fn parse(s: &Scenario, text: &str) -> Strategy {
 }
 
 /// Model, GPUs, runtime and the strategy in use; some are outside of what a search tries by itself.
-const CASES: [(&str, u64, &str, &str); 8] = [
+const CASES: [(&str, u64, &str, &str); 9] = [
     ("llama3-8b", 16, "megatron-core", "tp8 dp2 recompute=full"),
     ("llama3-8b", 16, "megatron-core", "tp16 mbs3 overlap=none"),
     ("llama3-8b", 16, "torchtitan", "tp2 pp2 zero3 stages=15/17"),
@@ -53,6 +53,7 @@ const CASES: [(&str, u64, &str, &str); 8] = [
         "tp2 cp2 pp2 zero0 recompute=full",
     ),
     ("gpt2-xl", 8, "fsdp2", "dp8 zero3"),
+    ("gpt2-xl", 8, "fsdp2", "dp8 zero3 prefetch=2"),
 ];
 
 fn compared(s: &Scenario, constraints: &Constraints, now: &Strategy) -> (CostModel, Present) {
@@ -96,6 +97,7 @@ fn differ(a: &Decisions, b: &Decisions) -> BTreeSet<&'static str> {
         ("grad_dtype", a.gradients != b.gradients),
         ("optim_states", a.optimizer_states != b.optimizer_states),
         ("offload", a.offload != b.offload),
+        ("prefetch", a.prefetch != b.prefetch),
         ("offload_layers", a.offload_layers != b.offload_layers),
         ("order", a.axis_order != b.axis_order),
         ("overlap", overlap && a.overlap != b.overlap),

@@ -59,6 +59,8 @@ pub struct Decisions {
     pub optimizer_states: Option<OptimizerStates>,
     /// States that lie in host memory; `None`: none do.
     pub offload: Option<Offload>,
+    /// How many blocks ahead ZeRO-3 gathers parameters; `None`: as many as the runtime does by itself.
+    pub prefetch: Option<u64>,
     /// Number of layers, the first, whose saved activations lie in host memory between forward and backward.
     pub offload_layers: u64,
 }
@@ -114,6 +116,12 @@ impl Decisions {
         self.dp_shard * self.dp_replicate
     }
 
+    /// Whether parameters are gathered for every pass: under ZeRO-3, unless they stay gathered after forward.
+    #[must_use]
+    pub fn gathers_in_every_pass(&self) -> bool {
+        self.zero == Zero::Z3 && self.reshard_after_forward
+    }
+
     /// Number of ranks in the job.
     #[must_use]
     pub fn world(&self) -> u64 {
@@ -132,6 +140,9 @@ impl Decisions {
                 (d.optimizer_states).filter(|states| !states.completes_parameters());
         }
         d.reshard_after_forward &= d.zero == Zero::Z3;
+        if !d.gathers_in_every_pass() {
+            d.prefetch = None;
+        }
         if d.cp == 1 {
             d.cp_kind = CpKind::Ring;
         }
@@ -159,6 +170,7 @@ impl Decisions {
         }
         let own = runtime.own_gradients(precision);
         self.gradients = self.gradients.filter(|types| *types != own);
+        self.prefetch = self.prefetch.filter(|&ahead| ahead != 1);
         self
     }
 

@@ -69,6 +69,9 @@ impl fmt::Display for Strategy {
         if let Some(offload) = d.offload {
             write!(f, ",offload={}", offload.name())?;
         }
+        if let Some(ahead) = d.prefetch {
+            write!(f, ",prefetch={ahead}")?;
+        }
         match d.offload_layers {
             0 => Ok(()),
             layers => write!(f, ",offload_layers={layers}"),
@@ -123,6 +126,9 @@ pub fn short(d: &Decisions) -> String {
     }
     if let Some(offload) = d.offload {
         parts.push(format!("offload={}", offload.name()));
+    }
+    if let Some(ahead) = d.prefetch {
+        parts.push(format!("prefetch={ahead}"));
     }
     if d.offload_layers > 0 {
         parts.push(format!("offload_layers={}", d.offload_layers));
@@ -290,16 +296,26 @@ impl Fields {
         self.0.get(key)
     }
 
+    /// A size, which is at least 1.
     fn size(&self, key: &str) -> Result<Option<u64>, StrategyError> {
+        self.number(key, 1)
+    }
+
+    /// A number that may be 0.
+    fn count(&self, key: &str) -> Result<Option<u64>, StrategyError> {
+        self.number(key, 0)
+    }
+
+    fn number(&self, key: &str, least: u64) -> Result<Option<u64>, StrategyError> {
         let Some(value) = self.get(key) else {
             return Ok(None);
         };
         match value.parse::<u64>() {
-            Ok(size) if (1..=1 << 24).contains(&size) => Ok(Some(size)),
+            Ok(number) if (least..=1 << 24).contains(&number) => Ok(Some(number)),
             _ => Err(syntax(
                 key,
                 value,
-                format!("a whole number from 1 to {}", 1 << 24),
+                format!("a whole number from {least} to {}", 1 << 24),
             )),
         }
     }
@@ -368,7 +384,8 @@ impl Fields {
             gradients: self.gradients()?,
             optimizer_states: self.optimizer_states()?,
             offload: self.offload()?,
-            offload_layers: self.size("offload_layers")?.unwrap_or(0),
+            prefetch: self.count("prefetch")?,
+            offload_layers: self.count("offload_layers")?.unwrap_or(0),
         };
         Ok(decisions.under(runtime, workload.precision))
     }

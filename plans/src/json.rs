@@ -48,6 +48,9 @@ pub struct StrategyJson {
     /// States that lie in host memory, written as in `--strategy`; absent if none do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offload: Option<String>,
+    /// How many blocks ahead ZeRO-3 gathers parameters; absent if the runtime chooses it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefetch: Option<u64>,
     /// Layers whose saved activations lie in host memory; absent if there are none.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub offload_layers: u64,
@@ -90,6 +93,7 @@ impl StrategyJson {
             grad_dtype: d.gradients.map(GradientTypes::name),
             optim_states: d.optimizer_states,
             offload: d.offload.map(Offload::name),
+            prefetch: d.prefetch,
             offload_layers: d.offload_layers,
         }
     }

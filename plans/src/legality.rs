@@ -209,6 +209,8 @@ pub fn check_layout(
 
 /// Binary logarithm of the largest number of elements of a tensor: in 64 bits each, their bytes stay below 2^63.
 const ELEMENT_BITS: u32 = 58;
+/// Largest number of blocks ahead of their use that parameters are gathered.
+pub const MAX_AHEAD: u64 = 8;
 /// Largest number of passes of micro-batches through stages in one simulation.
 pub const MAX_PASSES: u64 = 1 << 20;
 
@@ -354,6 +356,12 @@ fn data(d: &Decisions) -> Result<(), StrategyError> {
         }
         _ if d.offload.is_some() && d.optimizer_states.is_some() => Err(StrategyError::Conflict(
             "offload needs optim_states=own: the host's optimizer holds states in 32 bits",
+        )),
+        _ if d.prefetch.is_some() && !d.gathers_in_every_pass() => Err(StrategyError::Conflict(
+            "prefetch is of parameters that every pass gathers: it needs zero=3 and reshard=on",
+        )),
+        _ if d.prefetch.is_some_and(|ahead| ahead > MAX_AHEAD) => Err(StrategyError::Conflict(
+            "prefetch reaches at most 8 blocks ahead",
         )),
         Zero::Z0 | Zero::Z1 | Zero::Z2 | Zero::Z3 => Ok(()),
     }

@@ -5,7 +5,7 @@ use catalog::{Mistake, ScheduleKind};
 use crate::legality::StrategyError;
 
 /// Every key of a strategy.
-pub const KEYS: [&str; 24] = [
+pub const KEYS: [&str; 25] = [
     "tp",
     "pp",
     "vpp",
@@ -30,6 +30,7 @@ pub const KEYS: [&str; 24] = [
     "optim_states",
     "offload",
     "offload_layers",
+    "prefetch",
 ];
 
 /// Keys whose value may stand in the next word: `recompute none`.

@@ -25,7 +25,8 @@ pub fn allowed_by(
         .or_else(|| module_lack(d, runtime))
         .or_else(|| gradient_lack(d, runtime, precision))
         .or_else(|| optimizer_lack(d, runtime, precision))
-        .or_else(|| offload_lack(d, runtime));
+        .or_else(|| offload_lack(d, runtime))
+        .or_else(|| prefetch_lack(d, runtime));
     match lack {
         None => Ok(()),
         Some(Lack { what, has }) => Err(StrategyError::Runtime {
@@ -179,6 +180,16 @@ fn offload_lack(d: &Decisions, runtime: &Runtime) -> Option<Lack> {
     });
     let what = format!("offload={} at zero={}", asked.name(), u8::from(d.zero));
     lacks(what, list(has, "no offload of states"))
+}
+
+fn prefetch_lack(d: &Decisions, runtime: &Runtime) -> Option<Lack> {
+    if runtime.ahead(d.prefetch).is_some() {
+        return None;
+    }
+    let others = runtime.space.prefetch.iter().map(|option| option.blocks);
+    let all = [1].into_iter().chain(others);
+    let has = list(all.map(|blocks| format!("prefetch={blocks}")), "none");
+    lacks(format!("prefetch={}", d.prefetch?), has)
 }
 
 /// The kind of a recompute choice, without its parameters.

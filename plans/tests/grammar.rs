@@ -41,9 +41,10 @@ fn legal() -> impl proptest::strategy::Strategy<Value = Plan> {
         let order = ["tp-cp-dp_shard-dp_replicate-pp", "tp-cp-pp-dp_shard-dp_replicate"][order];
         let states = ["own", "split_master", "8bit_moments"][types / 3];
         let offload = if states == "own" { ["none", "optimizer:50", "parameters"][types % 3] } else { "none" };
+        let ahead = if zero == 3 { format!(",prefetch={}", types % 3) } else { String::new() };
         let types = ["fp32", "bf16", "fp32/bf16"][types % 3];
         let text = format!(
-            "tp={},pp={},cp={},ep={},mbs={},cp_kind={kind},zero={zero},recompute={re},schedule={sched},order={order},grad_dtype={types},optim_states={states},offload={offload}",
+            "tp={},pp={},cp={},ep={},mbs={},cp_kind={kind},zero={zero},recompute={re},schedule={sched},order={order},grad_dtype={types},optim_states={states},offload={offload}{ahead}",
             1 << tp, 1 << pp, 1 << cp, 1 << ep, 1 << mbs
         );
         parsed(&text).ok()

@@ -13,7 +13,7 @@ use crate::format;
 const SAFE: f64 = 0.9;
 
 /// Abbreviations in strategies and tables, each with its meaning.
-pub const TERMS: [(&str, &str); 31] = [
+pub const TERMS: [(&str, &str); 32] = [
     ("tp8", "tensor parallel: 8 GPUs share each layer"),
     (
         "pp4",
@@ -85,6 +85,10 @@ pub const TERMS: [(&str, &str); 31] = [
     (
         "offload_layers=8",
         "what the first 8 layers save for the backward is copied to host memory and back",
+    ),
+    (
+        "prefetch=2",
+        "the parameters of the next two blocks are gathered while a block runs, instead of the next one's; 0: none ahead",
     ),
     (
         "order=…",
@@ -216,6 +220,7 @@ pub fn plan(d: &Decisions, gpus_per_node: u64) -> Vec<String> {
     said.extend(d.gradients.map(gradients));
     said.extend(d.optimizer_states.map(optimizer_states));
     said.extend(d.offload.map(offload));
+    said.extend(d.prefetch.map(prefetch));
     if d.offload_layers > 0 {
         said.push(format!(
             "what the first {} layers save for the backward lies in host memory",
@@ -251,6 +256,15 @@ fn optimizer_states(states: OptimizerStates) -> String {
             "the optimizer holds its moments in 8 bits (bitsandbytes), which changes results"
                 .to_owned()
         }
+    }
+}
+
+/// Another depth of prefetching than one block.
+fn prefetch(ahead: u64) -> String {
+    match ahead {
+        0 => "each block's parameters are gathered when the block before has ended".to_owned(),
+        1 => "parameters are gathered one block ahead".to_owned(),
+        _ => format!("parameters are gathered {ahead} blocks ahead"),
     }
 }
 

@@ -13,6 +13,12 @@ use plans::decisions::{Decisions, Recompute};
 use plans::grammar::recompute_name;
 
 const FILE: &str = "ds_config.json";
+/// Elements that ZeRO-3 gathers ahead of their use.
+pub(crate) const PREFETCH: &str = "zero_optimization.stage3_prefetch_bucket_size";
+/// As many as it gathers ahead unless the file says otherwise (`zero/config.py`).
+pub(crate) const OWN_PREFETCH: u64 = 50_000_000;
+/// Most elements that ZeRO-3 holds gathered unless the file says otherwise (`zero/config.py`).
+const MAX_LIVE: u64 = 1_000_000_000;
 
 pub(crate) fn program(job: &Job<'_>) -> Program {
     Program {
@@ -90,7 +96,8 @@ fn decided(job: &Job<'_>, root: &mut Node) {
         overlap:
             Overlap {
                 grad_reduce,
-                param_gather,
+                // Refused where there is no switch.
+                param_gather: _,
                 // Refused.
                 tensor_parallel: _,
                 pipeline: _,
@@ -102,22 +109,30 @@ fn decided(job: &Job<'_>, root: &mut Node) {
         offload,
         // Refused.
         offload_layers: _,
+        prefetch,
     } = job.decisions;
     root.set("train_batch_size", job.workload.global_batch);
     root.set("train_micro_batch_size_per_gpu", *micro_batch);
     root.set("gradient_accumulation_steps", *num_micro_batches);
-    sharding(*zero, *grad_reduce, *param_gather, root);
+    sharding(*zero, *grad_reduce, root);
+    if let Some(ahead) = *prefetch {
+        prefetching(ahead, job.model.most_in_layer(*tp, ep * etp), root);
+    }
     host(*offload, root);
-    if *tp > 1 {
-        root.set("tensor_parallel.autotp_size", *tp);
-    }
-    if *cp > 1 {
-        root.set("sequence_parallel_size", *cp);
-    }
+    axes(*tp, *cp, root);
     experts(*ep, *etp, root);
     if *recompute == Recompute::Full {
         let key = "activation_checkpointing.number_checkpoints";
         root.set(key, job.model.layers);
+    }
+}
+
+fn axes(tp: u64, cp: u64, root: &mut Node) {
+    if tp > 1 {
+        root.set("tensor_parallel.autotp_size", tp);
+    }
+    if cp > 1 {
+        root.set("sequence_parallel_size", cp);
     }
 }
 
@@ -129,7 +144,7 @@ fn experts(ep: u64, etp: u64, root: &mut Node) {
     }
 }
 
-fn sharding(zero: Zero, grad_reduce: bool, param_gather: bool, root: &mut Node) {
+fn sharding(zero: Zero, grad_reduce: bool, root: &mut Node) {
     root.set("zero_optimization.stage", u64::from(u8::from(zero)));
     if zero != Zero::Z0 {
         root.set("zero_optimization.overlap_comm", grad_reduce);
@@ -138,8 +153,15 @@ fn sharding(zero: Zero, grad_reduce: bool, param_gather: bool, root: &mut Node) 
     if matches!(zero, Zero::Z1 | Zero::Z2) {
         root.set("zero_optimization.allgather_bucket_size", BUCKET_ELEMENTS);
     }
-    if zero == Zero::Z3 && !param_gather {
-        root.set("zero_optimization.stage3_prefetch_bucket_size", 0);
+}
+
+/// How far ahead parameters are gathered: as many elements as so many layers have, each at most `layer`. Those that are live
+/// are these and the layer that runs.
+fn prefetching(ahead: u64, layer: u64, root: &mut Node) {
+    root.set(PREFETCH, ahead.saturating_mul(layer));
+    let live = (ahead + 1).saturating_mul(layer);
+    if live > MAX_LIVE {
+        root.set("zero_optimization.stage3_max_live_parameters", live);
     }
 }
 
@@ -245,7 +267,7 @@ fn states(d: &Decisions, limits: &mut Limits) {
     );
     limits.refuse(
         d.zero == Zero::Z0 && !d.overlap.grad_reduce && d.dp() * d.cp > 1
-            || matches!(d.zero, Zero::Z1 | Zero::Z2) && !d.overlap.param_gather,
+            || d.zero != Zero::Z0 && !d.overlap.param_gather,
         "overlap",
         "there is no switch for this at this ZeRO stage; allowed, it does what it can",
         Some(("overlap", "grad+param+pp".to_owned())),

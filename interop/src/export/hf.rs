@@ -103,6 +103,8 @@ pub(crate) fn refuse(job: &Job<'_>, limits: &mut Limits) {
         offload: _,
         // Refused.
         offload_layers: _,
+        // Refused.
+        prefetch: _,
     } = job.decisions;
     script_rewrites::collect(job, script_rewrites::FSDP2, limits);
     axes(job, limits);
@@ -128,6 +130,7 @@ fn optimizer_and_host(d: &Decisions, limits: &mut Limits) {
     );
     limits.refuse_offload(d, Some(OffloadKind::Parameters));
     limits.refuse_offload_layers(d);
+    limits.refuse_prefetch(d);
     limits.refuse(
         d.offload.is_some() && !d.reshard_after_forward,
         "reshard=off with offload",

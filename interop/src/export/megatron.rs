@@ -141,6 +141,8 @@ pub(crate) fn decisions(job: &Job<'_>, limits: &mut Limits) -> Vec<(&'static str
         optimizer_states: _,
         offload: _,
         offload_layers,
+        // Refused.
+        prefetch: _,
     } = job.decisions;
     let mut parallel = vec![
         Flag::value("--tensor-model-parallel-size", tp),
@@ -370,6 +372,7 @@ fn on_host(job: &Job<'_>, limits: &mut Limits) -> Vec<Flag> {
     let d = job.decisions;
     let has = (d.zero == Zero::Z1).then_some(OffloadKind::Optimizer);
     limits.refuse_offload(d, has);
+    limits.refuse_prefetch(d);
     let Some(offload) = d.offload else {
         return Vec::new();
     };

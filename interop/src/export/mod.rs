@@ -7,7 +7,7 @@ pub(crate) mod bridge;
 mod core_model;
 mod core_options;
 mod core_rewrites;
-mod deepspeed;
+pub(crate) mod deepspeed;
 mod dialect;
 mod documents;
 mod flag;

@@ -132,8 +132,20 @@ impl Limits {
             d.offload_layers > 0,
             format!("offload_layers={}", d.offload_layers),
             "it has no switch for activations of a number of layers in host memory",
-            Some(("offload_layers", "none".to_owned())),
+            Some(("offload_layers", "0".to_owned())),
         );
+    }
+
+    /// Refuses another depth of prefetching than the system's own.
+    pub(crate) fn refuse_prefetch(&mut self, d: &Decisions) {
+        if let Some(ahead) = d.prefetch {
+            self.refuse(
+                true,
+                format!("prefetch={ahead}"),
+                "it has no switch for how many blocks ahead parameters are gathered",
+                Some(("prefetch", "1".to_owned())),
+            );
+        }
     }
 
     /// Refuses optimizer states in fewer than 32 bits.

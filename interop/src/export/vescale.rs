@@ -146,6 +146,7 @@ fn batch(job: &Job<'_>) -> String {
         optimizer_states: _,
         offload: _,
         offload_layers: _,
+        prefetch: _,
         dp_shard,
         dp_replicate,
         zero,
@@ -167,7 +168,6 @@ fn batch(job: &Job<'_>) -> String {
                 pipeline: _,
             },
     } = job.decisions;
-    let w = job.workload;
     let flag = |on: bool| if on { "True" } else { "False" };
     format!(
         "mesh_shape = {{\"PP\": {pp}, \"DP\": {}, \"TP\": {tp}}}\n\
@@ -183,9 +183,9 @@ fn batch(job: &Job<'_>) -> String {
         flag(*zero == Zero::Z1),
         flag(*grad_reduce),
         flag(*param_gather),
-        w.global_batch,
-        w.seq_len,
-        dtype(w.precision)
+        job.workload.global_batch,
+        job.workload.seq_len,
+        dtype(job.workload.precision)
     )
 }
 
@@ -203,6 +203,7 @@ fn refuse(job: &Job<'_>, limits: &mut Limits) {
     limits.refuse_optimizer_states(d);
     limits.refuse_offload(d, None);
     limits.refuse_offload_layers(d);
+    limits.refuse_prefetch(d);
     limits.refuse(
         d.cp > 1,
         format!("cp={}", d.cp),

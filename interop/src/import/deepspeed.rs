@@ -9,7 +9,8 @@ use super::document::Document;
 use super::error::ImportError;
 use super::imported::{Given, Imported};
 use super::sizes::{data_parallel, micro_batches, workload};
-use crate::config::Node;
+use crate::config::{Node, Value};
+use crate::export::deepspeed::{OWN_PREFETCH, PREFETCH};
 use plans::decisions::{Decisions, Recompute};
 use plans::partition::StagePartition;
 
@@ -29,11 +30,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     let mut notes = Vec::new();
     let offload = offload(doc, zero, &mut notes)?;
     notes.extend(open(doc));
-    let pipeline = "pipeline.stages";
-    if matches!(doc.size(pipeline), Ok(Some(2..))) {
-        let why = "pipelines of DeepSpeed are made in code; import the plain configuration";
-        return Err(doc.unsupported(pipeline, why));
-    }
+    without_pipeline(doc)?;
     let (ep, etp) = experts(doc)?;
     let decisions = Decisions {
         tp,
@@ -59,6 +56,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         optimizer_states: None,
         offload,
         offload_layers: 0,
+        prefetch: prefetch(doc, zero, given.model.most_in_layer(tp, ep * etp))?,
     };
     let how = "DeepSpeed's file has none; give --seq";
     let seq_len = (given.seq_len).ok_or_else(|| doc.missing("the sequence length", how))?;
@@ -90,10 +88,26 @@ fn is_auto(doc: &Document, key: &str) -> bool {
     doc.find(key).and_then(Node::text) == Some("auto")
 }
 
+/// Refuses pipelines, which are not planned from this file.
+fn without_pipeline(doc: &Document) -> Result<(), ImportError> {
+    let pipeline = "pipeline.stages";
+    if matches!(doc.size(pipeline), Ok(Some(2..))) {
+        let why = "pipelines of DeepSpeed are made in code; import the plain configuration";
+        return Err(doc.unsupported(pipeline, why));
+    }
+    Ok(())
+}
+
 /// An integer; `None` if the key is absent or `auto`.
 fn size(doc: &Document, key: &str) -> Result<Option<u64>, ImportError> {
     if is_auto(doc, key) {
         return Ok(None);
+    }
+    // Numbers of elements are often written as 5e8.
+    if let Some(Value::Float(number)) = doc.find(key).map(|node| &node.value)
+        && let Ok(whole @ 0..=1_000_000_000_000) = number.to_string().parse::<u64>()
+    {
+        return Ok(Some(whole));
     }
     doc.size(key)
 }
@@ -246,17 +260,24 @@ fn gradients(doc: &Document) -> Result<Option<GradientTypes>, ImportError> {
 fn overlap(doc: &Document, zero: Zero, ranks: u64) -> Result<Overlap, ImportError> {
     // DeepSpeed's own default: on for stage 3.
     let comm = flag(doc, "zero_optimization.overlap_comm")?.unwrap_or(zero == Zero::Z3);
-    let prefetch = size(doc, "zero_optimization.stage3_prefetch_bucket_size")?;
     Ok(Overlap {
         grad_reduce: if zero == Zero::Z0 { ranks > 1 } else { comm },
-        param_gather: match zero {
-            Zero::Z0 => false,
-            Zero::Z1 | Zero::Z2 => true,
-            Zero::Z3 => prefetch != Some(0),
-        },
+        param_gather: zero != Zero::Z0,
         tensor_parallel: false,
         pipeline: true,
     })
+}
+
+/// How many layers ahead parameters are gathered: as many as have no more elements than the file says, each at most `layer`,
+/// but at most two. `None` is the system's own.
+fn prefetch(doc: &Document, zero: Zero, layer: u64) -> Result<Option<u64>, ImportError> {
+    let elements = size(doc, PREFETCH)?.filter(|_| zero == Zero::Z3);
+    Ok(elements.and_then(|elements| match elements {
+        0 => Some(0),
+        OWN_PREFETCH => None,
+        _ if elements / layer >= 2 => Some(2),
+        _ => None,
+    }))
 }
 
 fn recompute(

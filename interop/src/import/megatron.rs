@@ -66,6 +66,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         },
         offload,
         offload_layers: doc.size(OFFLOAD_LAYERS)?.unwrap_or(0),
+        prefetch: None,
     };
     let seq_len = doc.size("--seq-length")?.or(given.seq_len);
     let seq_len = seq_len.ok_or_else(|| doc.missing("the sequence length", "give --seq"))?;

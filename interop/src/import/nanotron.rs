@@ -59,6 +59,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         optimizer_states: None,
         offload: None,
         offload_layers: 0,
+        prefetch: None,
     };
     let seq_len = doc.size("tokens.sequence_length")?.or(given.seq_len);
     let seq_len = seq_len.ok_or_else(|| doc.missing("the sequence length", "give --seq"))?;

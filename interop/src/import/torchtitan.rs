@@ -59,6 +59,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         optimizer_states: None,
         offload,
         offload_layers: 0,
+        prefetch: None,
     };
     let sizes = WorkloadSizes {
         gpus: ranks(dp),

@@ -262,8 +262,9 @@ fn with_deepspeed(
     Ok(imported)
 }
 
-fn with_fsdp(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
-    let axis = |key: &str| match doc.dialect {
+/// The size of a parallel axis, by axolotl's word for it.
+fn axis(doc: &Document, key: &str) -> Result<u64, ImportError> {
+    match doc.dialect {
         Dialect::Axolotl => doc.degree(&format!("{key}_size")),
         Dialect::Accelerate => {
             let key = match key {
@@ -274,7 +275,11 @@ fn with_fsdp(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError>
             doc.degree(&format!("parallelism_config.parallelism_config_{key}_size"))
         }
         _ => Ok(1),
-    };
+    }
+}
+
+fn with_fsdp(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
+    let axis = |key: &str| axis(doc, key);
     let tp = axis("tensor_parallel")?;
     let cp = axis("context_parallel")?;
     let ep = axis("expert_parallel")?;
@@ -320,6 +325,7 @@ fn with_fsdp(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError>
         optimizer_states: None,
         offload,
         offload_layers: 0,
+        prefetch: prefetch(doc, &mut notes)?,
     };
     let sizes = WorkloadSizes {
         gpus,
@@ -398,6 +404,19 @@ fn offload(
         }
         notes.push(format!(
             "{}: {key} is not planned for and left out",
+            doc.place(key)
+        ));
+    }
+    Ok(None)
+}
+
+/// No file of FSDP2 says how far ahead parameters are gathered; what one of FSDP1 says is left out.
+fn prefetch(doc: &Document, notes: &mut Vec<String>) -> Result<Option<u64>, ImportError> {
+    let key = "fsdp_config.fsdp_backward_prefetch";
+    let second = doc.size("fsdp_config.fsdp_version")? == Some(2);
+    if !second && doc.text(key)? == Some("NO_PREFETCH") {
+        notes.push(format!(
+            "{}: {key} NO_PREFETCH is not planned for and left out: predicted is one block ahead",
             doc.place(key)
         ));
     }

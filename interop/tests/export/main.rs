@@ -185,6 +185,7 @@ fn text() -> impl proptest::strategy::Strategy<Value = String> {
         let states = ["own", "own", "split_master", "bf16_moments", "8bit_moments"][types / 3];
         let types = ["fp32", "bf16", "fp32/bf16"][types % 3];
         let layers = if re == 0 && pp == 0 && offload % 2 == 1 { ",offload_layers=5" } else { "" };
+        let ahead = if zero == 3 && reshard && offload % 3 == 2 { format!(",prefetch={}", offload / 3) } else { String::new() };
         let offload = ["optimizer", "optimizer:50", "parameters"].get(offload).copied().unwrap_or("none");
         let kind = ["ring", "all_gather", "all_to_all"][kind];
         let re = [
@@ -201,7 +202,7 @@ fn text() -> impl proptest::strategy::Strategy<Value = String> {
         let on = |on: bool| if on { "on" } else { "off" };
         let replicate = if zero == 0 { String::new() } else { format!(",dp_replicate={}", 1 << replicate) };
         format!(
-            "tp={},pp={},cp={},ep={},etp={},mbs={},cp_kind={kind},zero={zero}{replicate},reshard={},sp={},recompute={re},schedule={sched},order={order},overlap={overlap},grad_dtype={types},optim_states={states},offload={offload}{layers}",
+            "tp={},pp={},cp={},ep={},etp={},mbs={},cp_kind={kind},zero={zero}{replicate},reshard={},sp={},recompute={re},schedule={sched},order={order},overlap={overlap},grad_dtype={types},optim_states={states},offload={offload}{layers}{ahead}",
             1 << tp, 1 << pp, 1 << cp, 1 << ep, 1 << etp, 1 << mbs, on(reshard && zero == 3), on(sp && tp > 0),
         )
     })
@@ -248,7 +249,7 @@ fn each_target_takes_the_plans_it_is_made_for() {
         Accelerate,
         Axolotl,
     ];
-    let cases: [(&str, &str, &[Dialect]); 22] = [
+    let cases: [(&str, &str, &[Dialect]); 25] = [
         ("llama3-8b", "tp=1,zero=0", &all_but_nanotron),
         ("llama2-7b", "tp=4,pp=4,zero=1", &[Nanotron]),
         (
@@ -283,6 +284,13 @@ fn each_target_takes_the_plans_it_is_made_for() {
         ("llama3-8b", "pp=4,vpp=2,schedule=dualpipe-v,zero=3", &titan),
         ("llama3-8b", "pp=4,schedule=gpipe,zero=3", &titan),
         ("llama3-8b", "tp=2,sp=off,zero=2", &[DeepSpeed]),
+        ("llama3-8b", "zero=3,prefetch=0", &[DeepSpeed]),
+        ("llama3-8b", "tp=2,sp=off,zero=3,prefetch=2", &[DeepSpeed]),
+        (
+            "qwen3-30b-a3b",
+            "ep=8,zero=3,recompute=full,prefetch=2",
+            &[DeepSpeed],
+        ),
         ("llama3-8b", "zero=2,offload=optimizer", &[DeepSpeed]),
         (
             "llama3-8b",

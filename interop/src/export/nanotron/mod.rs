@@ -115,6 +115,7 @@ fn parallelism(d: &Decisions, root: &mut Node) {
         optimizer_states: _,
         offload: _,
         offload_layers: _,
+        prefetch: _,
     } = d;
     let mut axis = |key: &str, value: Value| root.set(&format!("parallelism.{key}"), value);
     axis("dp", (dp_shard * dp_replicate).into());
@@ -175,6 +176,7 @@ fn refuse(job: &Job<'_>, limits: &mut Limits) {
     limits.refuse_optimizer_states(d);
     limits.refuse_offload(d, None);
     limits.refuse_offload_layers(d);
+    limits.refuse_prefetch(d);
     limits.refuse(
         d.overlap.tensor_parallel && d.tp > 1 && !d.sequence_parallel,
         "overlap=tp with sp=off",

@@ -20,6 +20,7 @@ pub(super) fn refuse(job: &Job<'_>, edition: Edition, limits: &mut Limits) {
     limits.refuse_optimizer_states(d);
     limits.refuse_offload(d, Some(OffloadKind::Parameters));
     limits.refuse_offload_layers(d);
+    limits.refuse_prefetch(d);
     overlap(d, limits);
     pipeline(d, limits);
     let kv = job.model.attention.kv_heads();

@@ -136,6 +136,8 @@ fn parallelism(job: &Job<'_>, edition: Edition) -> Vec<(&'static str, Value)> {
         offload: _,
         // Refused.
         offload_layers: _,
+        // Refused.
+        prefetch: _,
     } = job.decisions;
     let mut keys: Vec<(&str, Value)> = vec![
         ("data_parallel_replicate_degree", (*dp_replicate).into()),
