@@ -79,6 +79,7 @@ PLANS = {
     "tp2 sequence parallel x fsdp2": {"tp": 2, "sequence_parallel": True, "dp_shard": 2, "zero": 2, **TWO_RANKS},
     "tp2 x ddp2": {"tp": 2, "dp_replicate": 2, **TWO_RANKS},
     "fsdp4 zero-3": {"dp_shard": 4, "zero": 3, "reshard_after_forward": True, "micro_batch": 2},
+    "fsdp4 two layers ahead": {"dp_shard": 4, "zero": 3, "reshard_after_forward": True, "prefetch": 2, "micro_batch": 2},
     "fsdp4 zero-1, accumulating": {"dp_shard": 4, "zero": 1, "micro_batch": 1, "num_micro_batches": 2},
     "fsdp4 recomputed": {"dp_shard": 4, "zero": 3, "recompute": "full", "micro_batch": 2},
     "fsdp4 one layer recomputed": {"dp_shard": 4, "zero": 3, "recompute": "layers:1", "micro_batch": 2},
@@ -115,6 +116,14 @@ PLANS = {
 
 EXPERTS = {
     "ep2 x fsdp4": {"ep": 2, "dp_shard": 4, "zero": 3, "reshard_after_forward": True, "micro_batch": 2},
+    "ep2 x fsdp4, two layers ahead": {
+        "ep": 2,
+        "dp_shard": 4,
+        "zero": 3,
+        "reshard_after_forward": True,
+        "prefetch": 2,
+        "micro_batch": 2,
+    },
     "ep4, zero-1, accumulating": {"ep": 4, "dp_shard": 4, "zero": 1, "micro_batch": 1, "num_micro_batches": 2},
     "ep2 x fsdp2 x pp2, recomputed": {"ep": 2, "dp_shard": 2, "zero": 2, "pp": 2, "recompute": "full", **TWO_RANKS},
     "fsdp4": {"dp_shard": 4, "zero": 3, "micro_batch": 2},
@@ -194,6 +203,8 @@ REFUSED = [
     ({"dp_shard": 4, "zero": 3, "precision": "fp16"}, "precision fp16 is not applied"),
     ({"tp": 2, "dp_shard": 2, "zero": 3, "precision": "fp8"}, "precision fp8 is applied without tensor and expert parallelism"),
     ({"dp_shard": 4, "zero": 0}, "dp_shard > 1 with zero: 0"),
+    ({"dp_shard": 4, "zero": 3, "prefetch": 0}, "strategy.prefetch is 0; expected 1 to 8 blocks"),
+    ({"dp_shard": 4, "zero": 1, "prefetch": 2}, "strategy.prefetch is 2; expected none"),
     ({"dp_shard": 4, "zero": 3, "micro_batch": 3}, "the batch has 8 sequences; the plan's global batch is 12"),
 ]
 

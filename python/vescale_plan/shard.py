@@ -96,14 +96,19 @@ def data_parallel(stage: Stage, place: Place) -> List[FSDPModule]:
         precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduced)
     reshard = strategy.zero == 3 and strategy.reshard_after_forward
     parts = anatomy.find(stage.model)
-    wrapped = []
+    # Each layer with its experts, which are wrapped by themselves.
+    layers: List[List[FSDPModule]] = []
     for layer in parts.layers:
         if next(layer.parameters(), None) is not None:
+            inner = []
             if strategy.ep > 1:
                 # Only ranks with the same experts share their weights.
                 for part in experts.find(layer):
-                    wrapped.append(fully_shard(part, mesh=mesh_of_experts(place), mp_policy=precision, reshard_after_forward=reshard))
-            wrapped.append(fully_shard(layer, mesh=mesh, mp_policy=precision, reshard_after_forward=reshard))
+                    inner.append(fully_shard(part, mesh=mesh_of_experts(place), mp_policy=precision, reshard_after_forward=reshard))
+            layers.append([fully_shard(layer, mesh=mesh, mp_policy=precision, reshard_after_forward=reshard), *inner])
+    if strategy.prefetch is not None:
+        gather_ahead(layers, strategy.prefetch)
+    wrapped = [module for layer in layers for module in layer]
     wrapped.append(fully_shard(stage, mesh=mesh, mp_policy=precision, reshard_after_forward=reshard))
     for module in wrapped:
         # Every rank's loss is already its share of the global mean: gradients are summed.
@@ -116,6 +121,18 @@ def data_parallel(stage: Stage, place: Place) -> List[FSDPModule]:
 def mesh_of_experts(place: Place) -> DeviceMesh:
     """The ranks that hold the same experts."""
     return place.mesh["edp"]
+
+
+def gather_ahead(layers: List[List[FSDPModule]], blocks: int) -> None:
+    """Has every layer gather the parameters of so many layers ahead of it, in forward and in backward.
+
+    A layer comes with the modules in it that are wrapped by themselves: these are gathered with it.
+    """
+    for at, (layer, *_) in enumerate(layers):
+        later = layers[at + 1 : at + 1 + blocks]
+        earlier = layers[max(0, at - blocks) : at][::-1]
+        layer.set_modules_to_forward_prefetch([module for of in later for module in of])
+        layer.set_modules_to_backward_prefetch([module for of in earlier for module in of])
 
 
 def _mesh(place: Place) -> DeviceMesh:

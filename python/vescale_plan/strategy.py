@@ -48,6 +48,7 @@ class Strategy:
     optim_states: Optional[str] = None
     offload: Optional[str] = None
     offload_layers: int = 0
+    prefetch: Optional[int] = None
 
     @property
     def dp(self) -> int:
@@ -122,6 +123,11 @@ class Strategy:
             raise wrong("optim_states", "none: `parallelize` leaves optimizer states to the optimizer that it is given")
         if self.offload_layers != 0:
             raise wrong("offload_layers", "0: `parallelize` keeps activations on the device")
+        ahead = self.prefetch
+        if ahead is not None and (not isinstance(ahead, int) or isinstance(ahead, bool) or not 1 <= ahead <= 8):
+            raise wrong("prefetch", "1 to 8 blocks: FSDP2 always gathers the next one ahead")
+        if ahead is not None and not (self.zero == 3 and self.reshard_after_forward):
+            raise wrong("prefetch", "none: only parameters that every pass gathers (zero 3, reshard_after_forward) are gathered ahead")
         if self.offload is not None:
             raise wrong("offload", "none: `parallelize` keeps states on the device")
         if sorted(self.axis_order) != sorted(AXES):
