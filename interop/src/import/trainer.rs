@@ -315,12 +315,7 @@ fn with_fsdp(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError>
         schedule: ScheduleKind::OneFOneB,
         axis_order: AxisOrder::TP_CP_DP_PP,
         stages: StagePartition(vec![given.model.layers]),
-        overlap: Overlap {
-            grad_reduce: dp.saturating_mul(cp) > 1,
-            param_gather: zero != Zero::Z0,
-            tensor_parallel: false,
-            pipeline: true,
-        },
+        overlap: overlap(zero, dp.saturating_mul(cp)),
         gradients: None,
         optimizer_states: None,
         offload,
@@ -408,6 +403,16 @@ fn offload(
         ));
     }
     Ok(None)
+}
+
+/// What FSDP overlaps with compute, where so many ranks share states or gradients.
+fn overlap(zero: Zero, ranks: u64) -> Overlap {
+    Overlap {
+        grad_reduce: ranks > 1,
+        param_gather: zero != Zero::Z0,
+        tensor_parallel: false,
+        pipeline: true,
+    }
 }
 
 /// No file of FSDP2 says how far ahead parameters are gathered; what one of FSDP1 says is left out.
