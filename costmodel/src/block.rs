@@ -6,7 +6,7 @@ use dtensor::Trace;
 use models::BlockClass;
 use plans::{NamedTime, Recompute};
 
-use crate::block_cost::{BlockCost, BlockDetail, BlockKey, Tensors, weights};
+use crate::block_cost::{BlockCost, BlockDetail, BlockKey, Issue, Tensors, weights};
 use crate::book::{BlockToPrice, PriceBook, PricedBlock};
 use crate::launches::Launch;
 use crate::lower::{BlockMemory, Lowered, Lowering};
@@ -15,20 +15,22 @@ use crate::streams::{self, Task};
 use crate::work::{Backward, Work};
 use crate::{CostError, Scenario};
 
-/// Recomputations and types of gradients for which a block is priced at one time: only the last steps of the work differ
-/// between them.
+/// Recomputations, types of gradients and ways to issue kernels for which a block is priced at one time: only the last
+/// steps of the work differ between them.
 #[derive(Debug)]
 pub(crate) struct Siblings {
     recompute: Vec<Recompute>,
     accumulates: Vec<DType>,
+    issues: Vec<Issue>,
 }
 
 impl Siblings {
-    /// Those of the key alone.
-    pub(crate) fn none(key: &BlockKey) -> Self {
+    /// Those of the key, and the other ways to issue it that the runtime offers.
+    pub(crate) fn issued(scenario: &Scenario, key: &BlockKey) -> Self {
         Self {
             recompute: vec![key.recompute],
             accumulates: vec![key.accumulates],
+            issues: issues(scenario, key),
         }
     }
 
@@ -37,11 +39,12 @@ impl Siblings {
         Self {
             recompute: modes(scenario, key),
             accumulates: accumulation_types(scenario, key),
+            issues: issues(scenario, key),
         }
     }
 }
 
-/// Computes the costs of a block for the layout of `key`, one for each pair of a recomputation and a type of gradients.
+/// Computes the costs of a block for the layout of `key`, one for each combination of its siblings.
 ///
 /// # Errors
 /// When the model cannot be traced under the layout, or an operator has no price.
@@ -51,44 +54,62 @@ pub(crate) fn price(
     key: &BlockKey,
     siblings: &Siblings,
 ) -> Result<Vec<BlockCost>, CostError> {
-    let modes = &siblings.recompute;
+    let Siblings {
+        recompute,
+        accumulates,
+        issues,
+    } = siblings;
     let traced = Traced::new(scenario, key)?;
-    let of = traced.to_price(scenario, key, modes);
-    let trace = &traced.trace;
-    let memory = (of.lowering).memory(trace, of.lowered, modes, key.layout.tp);
-    let of_key = of_key(&of, book, &memory)?;
-    let mut costs = Vec::with_capacity(of_key.len() * siblings.accumulates.len());
-    // The type of gradients changes backward alone.
-    for &accumulates in (siblings.accumulates.iter()).filter(|&&other| other != key.accumulates) {
+    let of = traced.to_price(scenario, key, recompute);
+    let memory = (of.lowering).memory(of.trace, of.lowered, recompute, key.layout.tp);
+    let mut costs = Vec::with_capacity(recompute.len() * accumulates.len() * issues.len());
+    for &gradients in accumulates {
         let key = BlockKey {
-            accumulates,
+            accumulates: gradients,
             ..*key
+        };
+        // The type of gradients changes backward alone.
+        let modes: &[Recompute] = match gradients == accumulates[0] {
+            true => recompute,
+            false => &[],
         };
         let of = BlockToPrice {
             key: &key,
-            modes: &[],
+            modes,
             ..of
         };
-        let backward = backward(scenario, &book.block(&of)?);
-        costs.extend(of_key.iter().map(|cost| BlockCost {
-            key: BlockKey {
-                accumulates,
-                ..cost.key
-            },
-            backward,
-            ..cost.clone()
-        }));
+        let first = book.block(&of)?;
+        for (at, &issue) in issues.iter().enumerate() {
+            let key = BlockKey { issue, ..key };
+            let of = BlockToPrice { key: &key, ..of };
+            let other = match at {
+                0 => None,
+                _ => Some(book.reissued(&of, &first)?),
+            };
+            let priced = other.as_ref().unwrap_or(&first);
+            if modes.is_empty() {
+                let known = at * recompute.len()..(at + 1) * recompute.len();
+                let backward = backward(scenario, priced);
+                let with_gradients = |cost: &BlockCost| BlockCost {
+                    key: BlockKey {
+                        accumulates: gradients,
+                        ..cost.key
+                    },
+                    backward,
+                    ..cost.clone()
+                };
+                let new: Vec<BlockCost> = costs[known].iter().map(with_gradients).collect();
+                costs.extend(new);
+            } else {
+                costs.extend(of_key(&of, priced, &memory));
+            }
+        }
     }
-    costs.extend(of_key);
     Ok(costs)
 }
 
-/// Computes the costs of a traced block for the type of gradients in its key, one for each mode of recomputation.
-fn of_key(
-    of: &BlockToPrice<'_>,
-    book: &dyn PriceBook,
-    memory: &[BlockMemory],
-) -> Result<Vec<BlockCost>, CostError> {
+/// The costs of a traced block for the type of gradients in its key, one for each mode of recomputation.
+fn of_key(of: &BlockToPrice<'_>, priced: &PricedBlock, memory: &[BlockMemory]) -> Vec<BlockCost> {
     let BlockToPrice {
         scenario,
         key,
@@ -96,10 +117,9 @@ fn of_key(
         trace,
         ..
     } = *of;
-    let priced = book.block(of)?;
-    let run = |pass: &[Launch]| run(scenario, &priced, pass);
+    let run = |pass: &[Launch]| run(scenario, priced, pass);
     let forward = run(&priced.forward);
-    let backward = backward(scenario, &priced);
+    let backward = backward(scenario, priced);
     let spread = |passes: [&Vec<Launch>; 3]| {
         let launches = passes.into_iter().flatten();
         launches.fold(Spread::default(), |all, launch| {
@@ -119,7 +139,7 @@ fn of_key(
             weights: weights(trace),
             tensors: Tensors::of(trace),
         };
-    Ok(again.zip(memory).map(cost).collect())
+    again.zip(memory).map(cost).collect()
 }
 
 fn backward(scenario: &Scenario, priced: &PricedBlock) -> Backward {
@@ -202,14 +222,28 @@ impl Traced {
     }
 }
 
-/// Types of the buffer that gradients accumulate in: that of the key, and what else the runtime offers.
+/// Types of the buffer that gradients accumulate in: that of the key, then what else the runtime offers.
 fn accumulation_types(scenario: &Scenario, key: &BlockKey) -> Vec<DType> {
     let (runtime, precision) = (&scenario.runtime, scenario.workload.precision);
-    let mut all = vec![key.accumulates, runtime.own_gradients(precision).held];
-    all.extend(runtime.other_gradients(precision).map(|types| types.held));
-    all.sort_unstable();
-    all.dedup();
+    let own = runtime.own_gradients(precision).held;
+    let others = runtime.other_gradients(precision).map(|types| types.held);
+    let mut all = vec![key.accumulates];
+    for dtype in [own].into_iter().chain(others) {
+        if !all.contains(&dtype) {
+            all.push(dtype);
+        }
+    }
     all
+}
+
+/// Ways to issue a block: that of the key, then what else the runtime can be told to do.
+fn issues(scenario: &Scenario, key: &BlockKey) -> Vec<Issue> {
+    let Issue { overlap_tp } = key.issue;
+    let switches = scenario.runtime.space.tensor_parallel_overlap && key.may_overlap();
+    let other = switches.then_some(Issue {
+        overlap_tp: !overlap_tp,
+    });
+    [key.issue].into_iter().chain(other).collect()
 }
 
 /// What a block may recompute: that of its key, and for layers what else the runtime offers.

@@ -45,12 +45,29 @@ pub struct BlockKey {
     pub layout: BlockLayout,
     /// What backward recomputes.
     pub recompute: Recompute,
-    /// Whether products are split to overlap with tensor-parallel collectives.
-    pub overlap_tp: bool,
+    /// How the runtime issues its kernels and messages.
+    pub issue: Issue,
     /// Element type of the buffer that gradients of weights are added up in.
     pub accumulates: DType,
     /// Size and placement of the groups that communicate in the block.
     pub groups: BlockGroups,
+}
+
+/// How a runtime issues the kernels and messages of a block: what a strategy decides of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Issue {
+    /// Whether products are split to overlap with tensor-parallel collectives.
+    pub overlap_tp: bool,
+}
+
+impl Issue {
+    /// What a strategy decides.
+    #[must_use]
+    pub fn of(strategy: &Decisions) -> Self {
+        Self {
+            overlap_tp: strategy.overlap.tensor_parallel,
+        }
+    }
 }
 
 /// Groups of the mesh axes that communicate inside a block.
@@ -132,8 +149,6 @@ impl BlockKey {
             etp: if experts { strategy.etp } else { 1 },
             ..BlockLayout::of(strategy, workload.seq_len, workload.precision)
         };
-        // Products are split to overlap with their messages in layers, not in the head.
-        let split = matches!(class, BlockClass::Layer(_) | BlockClass::Mtp);
         let groups = BlockGroups {
             tp: strategy.group(Axis::Tp),
             cp: strategy.group(Axis::Cp),
@@ -148,13 +163,25 @@ impl BlockKey {
                 strategy.group(Axis::Tp)
             },
         };
-        Self {
+        let mut key = Self {
             class,
             layout,
             recompute,
-            overlap_tp: strategy.overlap.tensor_parallel && layout.tp > 1 && split,
+            issue: Issue::of(strategy),
             accumulates: states::accumulation_type(&scenario.runtime, strategy, workload.precision),
             groups,
-        }
+        };
+        key.issue.overlap_tp &= layout.tp > 1 && key.is_split_to_overlap();
+        key
+    }
+
+    /// Whether products are split where tensor-parallel messages overlap: those of layers are, not those of the head.
+    fn is_split_to_overlap(&self) -> bool {
+        matches!(self.class, BlockClass::Layer(_) | BlockClass::Mtp)
+    }
+
+    /// Whether tensor-parallel messages of the block may be told to overlap.
+    pub(crate) fn may_overlap(&self) -> bool {
+        self.layout.sequence_parallel && self.is_split_to_overlap()
     }
 }

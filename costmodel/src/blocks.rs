@@ -89,26 +89,31 @@ impl BlockCosts {
     /// # Errors
     /// When the block cannot be traced.
     pub(crate) fn block(&self, key: &BlockKey) -> Result<Arc<BlockCost>, CostError> {
-        if let Some(found) = self.blocks.find(key) {
-            return Ok(found);
-        }
-        let siblings = Siblings::offered(&self.scenario, key);
-        for cost in block::price(&self.scenario, self.book(), key, &siblings)? {
-            self.blocks.insert(cost.key, cost);
-        }
-        let found = self.blocks.find(key);
-        Ok(found.expect("a block is priced for what its key recomputes"))
+        self.with_siblings(key, Siblings::offered)
     }
 
-    /// The same, without pricing what else the runtime offers for the block.
+    /// The same, without pricing what else the block may recompute, and other types of gradients.
     ///
     /// # Errors
     /// When the block cannot be traced.
     pub(crate) fn block_alone(&self, key: &BlockKey) -> Result<Arc<BlockCost>, CostError> {
-        self.blocks.get(key, || {
-            let mut all = block::price(&self.scenario, self.book(), key, &Siblings::none(key))?;
-            Ok(all.pop().expect("a block is priced for its key"))
-        })
+        self.with_siblings(key, Siblings::issued)
+    }
+
+    fn with_siblings(
+        &self,
+        key: &BlockKey,
+        siblings: impl Fn(&Scenario, &BlockKey) -> Siblings,
+    ) -> Result<Arc<BlockCost>, CostError> {
+        if let Some(found) = self.blocks.find(key) {
+            return Ok(found);
+        }
+        let siblings = siblings(&self.scenario, key);
+        for cost in block::price(&self.scenario, self.book(), key, &siblings)? {
+            self.blocks.insert(cost.key, cost);
+        }
+        let found = self.blocks.find(key);
+        Ok(found.expect("a block is priced for its key"))
     }
 
     /// Elements that the ranks of a pipeline hold together, before ZeRO shards them.

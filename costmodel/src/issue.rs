@@ -227,7 +227,7 @@ impl<'a> Order<'a> {
         collective: Collective,
         later: &[usize],
     ) -> Option<Gather> {
-        if !self.key.overlap_tp || collective.kind != CollectiveKind::AllGather {
+        if !self.key.issue.overlap_tp || collective.kind != CollectiveKind::AllGather {
             return None;
         }
         let gathered = self.kernel(message).writes[0];
@@ -245,7 +245,7 @@ impl<'a> Order<'a> {
     fn sum_of(&self, message: usize, collective: Collective, earlier: &[usize]) -> Option<Sum> {
         let forward = self.kernel(message).pass == Pass::Forward;
         let megatron = self.lowering.has(Rewrite::AsyncTensorParallelBackward);
-        let splits = self.key.overlap_tp && collective.kind == CollectiveKind::ReduceScatter;
+        let splits = self.key.issue.overlap_tp && collective.kind == CollectiveKind::ReduceScatter;
         let tp = self.key.layout.tp;
         let (parts, messages) = match (megatron, forward) {
             (true, false) if collective.kind != CollectiveKind::AllGather => (1, 1),
@@ -383,7 +383,7 @@ mod tests {
     use models::BlockClass;
 
     use super::*;
-    use crate::block_cost::BlockGroups;
+    use crate::block_cost::{BlockGroups, Issue};
 
     /// What a runtime issues of a layer of GPT-2 in a pass: products and attention, by the end of their names, `+` with
     /// the message that is sent and `-` with the one that is waited for.
@@ -405,7 +405,7 @@ mod tests {
             class,
             layout,
             recompute: Recompute::None,
-            overlap_tp,
+            issue: Issue { overlap_tp },
             accumulates: DType::F32,
             groups: BlockGroups {
                 tp: alone,

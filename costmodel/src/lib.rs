@@ -51,7 +51,7 @@ mod tensorwise;
 mod traffic;
 mod work;
 
-pub use block_cost::{BlockCost, BlockDetail, BlockGroups, BlockKey, Tensors};
+pub use block_cost::{BlockCost, BlockDetail, BlockGroups, BlockKey, Issue, Tensors};
 pub use bounds::{LayoutBounds, Lightest, PipelineFloors, Shape};
 pub use cost_model::{CostModel, Score};
 pub use error::CostError;

@@ -24,35 +24,37 @@ impl CostModel {
         Ok(Shape::new(self.pools.first(), d, &pipeline))
     }
 
-    /// The costs that all strategies with the layout and recomputation of `d` share. `lightest` are the same decisions
-    /// with the ways to shard states that leave least on a rank; `orders` are the axis orders that they may have.
+    /// The costs that all strategies share which have the layout and recomputation of `among`, and issue kernels and
+    /// messages as one of these. `lightest` are the ways to shard states that leave least on a rank; `orders` are the axis
+    /// orders that they may have.
     ///
     /// # Errors
     /// When a block cannot be traced.
     pub fn layout_bounds(
         &self,
-        d: &Decisions,
+        among: &[Decisions],
         lightest: &Lightest,
         orders: &[AxisOrder],
     ) -> Result<LayoutBounds, CostError> {
-        self.on_any_pool(|costs| {
+        self.least_of(among, |costs, d| {
             let blocks = Blocks::look_up(costs, d)?;
             LayoutBounds::new(costs, d, &blocks, lightest, orders)
         })
     }
 
-    /// A lower bound on the time of all strategies with the layout of `d` and one of these pipelines: that of passes
-    /// that recompute nothing and have no prediction module. Only this one cost of each block is computed for it.
+    /// A lower bound on the time of all strategies with the layout of `among` and one of these pipelines, issued as one of
+    /// these: that of passes that recompute nothing and have no prediction module. Only this one cost of each block is
+    /// computed for it.
     ///
     /// # Errors
     /// When a block cannot be traced.
     pub fn least_time<'a>(
         &self,
-        d: &Decisions,
+        among: &[Decisions],
         orders: &[AxisOrder],
         shapes: impl Iterator<Item = &'a Shape>,
     ) -> Result<Seconds, CostError> {
-        let bounds = self.on_any_pool(|costs| {
+        let bounds = self.least_of(among, |costs, d| {
             let blocks = Blocks::fewest(costs, d)?;
             LayoutBounds::new(costs, d, &blocks, &Lightest::default(), orders)
         })?;
@@ -97,14 +99,17 @@ impl CostModel {
         })
     }
 
-    /// The bounds of a layout that hold on whichever pool its blocks run.
-    fn on_any_pool(
+    /// The bounds that hold of all of these decisions, on whichever pool the blocks run.
+    fn least_of(
         &self,
-        bounds: impl Fn(&BlockCosts) -> Result<LayoutBounds, CostError>,
+        among: &[Decisions],
+        bounds: impl Fn(&BlockCosts, &Decisions) -> Result<LayoutBounds, CostError>,
     ) -> Result<LayoutBounds, CostError> {
-        let mut least = bounds(self.pools.first())?;
-        for other in &self.pools.all()[1..] {
-            least = least.or_least(&bounds(other)?);
+        let mut least = bounds(self.pools.first(), &among[0])?;
+        for (at, costs) in self.pools.all().iter().enumerate() {
+            for d in &among[usize::from(at == 0)..] {
+                least = least.or_least(&bounds(costs, d)?);
+            }
         }
         Ok(least)
     }

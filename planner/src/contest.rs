@@ -6,14 +6,18 @@
 //! first; the others follow by what is minimised. Two plans tie if their times differ by no more than
 //! [`SearchOptions::tie`]. Memory never ties.
 
-use catalog::{Bytes, elementary};
-use costmodel::{CostModel, Score};
+use std::collections::{BTreeMap, btree_map};
+
+use catalog::{AxisOrder, Bytes, elementary};
+use costmodel::{CostModel, Lightest, Scenario, Score};
 use plans::{Decisions, Recompute, Strategy};
 use rayon::prelude::*;
 
 use crate::PlannerError;
 use crate::choices::{ActivationChoice, ShardingChoice};
+use crate::layouts::Layout;
 use crate::options::{Objective, SearchOptions};
+use crate::shapes::Shapes;
 use crate::simplicity::{self, Complexity};
 use crate::space::{SearchSpace, with_pipeline};
 
@@ -61,6 +65,8 @@ pub(crate) struct Contest<'a> {
     pub(crate) costs: &'a CostModel,
     pub(crate) space: &'a SearchSpace,
     pub(crate) options: &'a SearchOptions<'a>,
+    /// Those of the space's pipelines.
+    pub(crate) shapes: &'a Shapes,
     /// Largest peak memory of a plan.
     pub(crate) limit: Bytes,
 }
@@ -74,10 +80,8 @@ impl Contest<'_> {
         let Some(fastest) = best.first() else {
             return Ok(Ranked::default());
         };
-        let mut plans = Vec::with_capacity(best.len());
-        for scored in best {
-            plans.push(self.simplest(scored)?);
-        }
+        let simplest = best.par_iter().map(|scored| self.simplest(scored));
+        let mut plans: Vec<Scored> = simplest.collect::<Result<_, _>>()?;
         let within = |plan: &Scored, share: f64| {
             plan.score.step_time.0 <= fastest.score.step_time.0 * (1.0 + share)
         };
@@ -133,12 +137,7 @@ impl Contest<'_> {
             return Ok(best.clone());
         }
         let slowest = best.score.step_time.0 * (1.0 + self.tie());
-        let mut variants: Vec<(Complexity, Strategy)> = self
-            .variants(&best.strategy)
-            .into_iter()
-            .map(|variant| (self.complexity(&variant), variant))
-            .filter(|(complexity, _)| *complexity < self.complexity(&best.strategy))
-            .collect();
+        let mut variants = self.simpler(&best.strategy, slowest)?;
         variants.sort();
         for group in variants.chunk_by(|a, b| a.0 == b.0) {
             let scored = group
@@ -168,8 +167,27 @@ impl Contest<'_> {
         }))
     }
 
-    /// All variants of a strategy in the space.
-    fn variants(&self, of: &Strategy) -> Vec<Strategy> {
+    /// The variants of a strategy in the space that are simpler, but for some that take longer than `slowest`.
+    fn simpler(
+        &self,
+        of: &Strategy,
+        slowest: f64,
+    ) -> Result<Vec<(Complexity, Strategy)>, PlannerError> {
+        let mut simpler = Vec::new();
+        for layout in self.space.layouts().iter().filter(|l| l.has_sizes_of(of)) {
+            self.simpler_of(layout, of, slowest, &mut simpler)?;
+        }
+        Ok(simpler)
+    }
+
+    /// Adds those of one layout.
+    fn simpler_of(
+        &self,
+        layout: &Layout,
+        of: &Strategy,
+        slowest: f64,
+        simpler: &mut Vec<(Complexity, Strategy)>,
+    ) -> Result<(), PlannerError> {
         let is_partial = |recompute: Recompute| matches!(recompute, Recompute::Layers(_));
         let alike = |activations: &&ActivationChoice| {
             let recomputes_alike = match of.recompute {
@@ -178,32 +196,77 @@ impl Contest<'_> {
             };
             recomputes_alike && (activations.offload_layers > 0) == (of.offload_layers > 0)
         };
-        let scenario = self.costs.scenario();
-        let shards_alike = |sharding: &ShardingChoice| {
+        let shards_alike = |sharding: &&ShardingChoice| {
             sharding.zero == of.zero
                 && sharding.reshard_after_forward == of.reshard_after_forward
                 && sharding.dp_replicate == of.dp_replicate
         };
-        let mut variants = Vec::new();
-        for layout in self.space.layouts().iter().filter(|l| l.has_sizes_of(of)) {
-            let shardings = self.space.shardings(layout).iter().copied();
-            let shardings: Vec<ShardingChoice> = shardings.filter(shards_alike).collect();
-            let base = self.space.decisions(layout);
-            for pipeline in self.space.pipelines(layout).iter() {
-                for &activations in pipeline.activations.iter().filter(alike) {
-                    let d = with_pipeline(&base, pipeline, activations);
-                    for &axis_order in self.space.orders(layout) {
-                        variants.extend(shardings.iter().filter_map(|sharding| {
+        let shardings = self.space.shardings(layout).iter();
+        let shardings: Vec<&ShardingChoice> = shardings.filter(shards_alike).collect();
+        let orders = self.space.orders(layout);
+        let shapes = self.shapes.of(layout);
+        let (base, most) = (self.space.decisions(layout), self.complexity(of));
+        let none = Lightest::default();
+        for execution in self.space.executions(layout) {
+            let mut bounds = BTreeMap::new();
+            for (pipeline, shapes) in self.space.pipelines(layout).iter().zip(shapes) {
+                let activations = pipeline.activations.iter().zip(shapes);
+                for (&activations, shape) in activations.filter(|(of, _)| alike(of)) {
+                    let d = execution.of(&with_pipeline(&base, pipeline, activations));
+                    let mut found = self.simpler_beneath(&d, &shardings, orders, most);
+                    if found.is_empty() {
+                        continue;
+                    }
+                    let recompute = activations.recompute;
+                    let kind = (recompute.of_layer(0), recompute.of_layer(u64::MAX));
+                    let bounds = match bounds.entry(kind) {
+                        btree_map::Entry::Occupied(known) => known.into_mut(),
+                        btree_map::Entry::Vacant(new) => {
                             let d = Decisions {
-                                axis_order,
-                                ..sharding.of(&d)
+                                recompute,
+                                ..execution.of(&base)
                             };
-                            Strategy::new(d, &scenario.model, &scenario.workload).ok()
-                        }));
+                            new.insert(self.costs.layout_bounds(&[d], &none, orders)?)
+                        }
+                    };
+                    let least = self.costs.pipeline_floors(bounds, shape, None)?.floors;
+                    if least.time.0 <= slowest {
+                        simpler.append(&mut found);
                     }
                 }
             }
         }
-        variants
+        Ok(())
+    }
+
+    /// The strategies with the pipeline and execution of `d` that are simpler than `most`.
+    fn simpler_beneath(
+        &self,
+        d: &Decisions,
+        shardings: &[&ShardingChoice],
+        orders: &[AxisOrder],
+        most: Complexity,
+    ) -> Vec<(Complexity, Strategy)> {
+        let Scenario {
+            model,
+            workload,
+            runtime,
+            ..
+        } = self.costs.scenario();
+        let mut found = Vec::new();
+        for &axis_order in orders {
+            for sharding in shardings {
+                let d = Decisions {
+                    axis_order,
+                    ..sharding.of(d)
+                };
+                let complexity = simplicity::complexity(&d, runtime);
+                if complexity < most {
+                    let strategy = Strategy::new(d, model, workload).ok();
+                    found.extend(strategy.map(|strategy| (complexity, strategy)));
+                }
+            }
+        }
+        found
     }
 }

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
+use catalog::CpKind;
 use catalog::runtime::SequenceParallelUse;
-use catalog::{CpKind, Overlap};
 use plans::Decisions;
 
 use crate::choices::{Asked, divisors, powers_of_two};
@@ -39,8 +39,6 @@ pub struct Layout {
     pub cp_kind: CpKind,
     /// Whether activations between tensor-parallel blocks are sharded on sequence.
     pub sequence_parallel: bool,
-    /// Which messages overlap with compute.
-    pub overlap: Overlap,
 }
 
 impl Layout {
@@ -125,7 +123,6 @@ pub(crate) fn meshes(
                     num_micro_batches: 1,
                     cp_kind: CpKind::Ring,
                     sequence_parallel: false,
-                    overlap: scenario.runtime.overlap,
                 };
                 experts(asked, mesh, found);
             }
@@ -162,8 +159,8 @@ fn experts(asked: Asked<'_>, mesh: Layout, found: &mut dyn FnMut(Layout)) {
     }
 }
 
-/// All layouts on one mesh: every legal combination of a micro-batch, a kind of context parallelism, sequence parallelism on
-/// or off, and an overlap.
+/// All layouts on one mesh: every legal combination of a micro-batch, a kind of context parallelism, and sequence parallelism
+/// on or off.
 /// `illegal` counts, by rule, those that are left out.
 pub(crate) fn layouts(
     asked: Asked<'_>,
@@ -197,50 +194,15 @@ pub(crate) fn layouts(
     for &micro_batch in &sizes {
         for &cp_kind in &kinds {
             for &sequence_parallel in &sequence {
-                let layout = Layout {
+                all.push(Layout {
                     micro_batch,
                     num_micro_batches: per_rank / micro_batch,
                     cp_kind,
                     sequence_parallel,
                     ..mesh
-                };
-                let overlaps = overlaps(asked, &layout).into_iter();
-                all.extend(overlaps.map(|overlap| Layout { overlap, ..layout }));
+                });
             }
         }
     }
     all
-}
-
-/// The overlaps to try in a layout: those that a constraint lists; without one the runtime's own, then the same with
-/// tensor-parallel overlap switched, where the runtime can switch it. Messages that the layout never sends keep the runtime's
-/// own value, so that no strategy counts twice.
-fn overlaps(asked: Asked<'_>, layout: &Layout) -> Vec<Overlap> {
-    let runtime = &asked.scenario.runtime;
-    let own = runtime.overlap;
-    let mut all: Vec<Overlap> = asked.constraints.fixed_overlaps().collect();
-    if all.is_empty() {
-        all.push(own);
-        if runtime.space.tensor_parallel_overlap && layout.sequence_parallel {
-            let tensor_parallel = !own.tensor_parallel;
-            all.push(Overlap {
-                tensor_parallel,
-                ..own
-            });
-        }
-    }
-    let sent = |sends: bool, fixed: bool, own: bool| if sends { fixed } else { own };
-    for overlap in &mut all {
-        let Layout { tp, pp, dp, cp, .. } = *layout;
-        overlap.tensor_parallel = sent(tp > 1, overlap.tensor_parallel, own.tensor_parallel);
-        overlap.pipeline = sent(pp > 1, overlap.pipeline, own.pipeline);
-        overlap.grad_reduce = sent(dp * cp > 1, overlap.grad_reduce, own.grad_reduce);
-    }
-    let mut distinct: Vec<Overlap> = Vec::with_capacity(all.len());
-    for overlap in all {
-        if !distinct.contains(&overlap) {
-            distinct.push(overlap);
-        }
-    }
-    distinct
 }

@@ -39,6 +39,7 @@ pub mod choices;
 pub mod constraints;
 mod contest;
 mod error;
+mod executions;
 pub mod explain;
 pub mod layouts;
 pub mod legal_values;

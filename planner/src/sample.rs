@@ -86,14 +86,17 @@ fn scored(
 /// The strategy at an index among those of a layout, in the order of [`SearchSpace::strategies`].
 fn strategy(space: &SearchSpace, layout: &Layout, index: u64) -> Strategy {
     let (shardings, orders) = (space.shardings(layout), space.orders(layout));
+    let executions = space.executions(layout);
     let beside = shardings.len() * orders.len();
     let index = index as usize;
     let pipelines = space.pipelines(layout).iter();
     let mut pipelines = pipelines.flat_map(|p| p.activations.iter().map(move |&mode| (p, mode)));
+    let family = index / beside;
     let (pipeline, activations) = pipelines
-        .nth(index / beside)
+        .nth(family / executions.len())
         .expect("an index among a layout's strategies");
     let d = with_pipeline(&space.decisions(layout), pipeline, activations);
+    let d = executions[family % executions.len()].of(&d);
     let (sharding, order) = (index % beside / orders.len(), index % orders.len());
     space.with_sharding(&d, &shardings[sharding], orders[order])
 }

@@ -1,8 +1,8 @@
 //! The exact pruned search: best first over the tree of the space.
 //!
 //! Every entry stands for a set of strategies and has a lower bound on what is minimised. An entry is opened when its
-//! bound is the least: a layout with a pipeline is simulated without data-parallel traffic, which raises its bound, then
-//! becomes its strategies, each with a bound of its own; a strategy is simulated. Sets are left out if their memory
+//! bound is the least: a layout with a pipeline becomes the ways to run its passes; each is simulated without data-parallel
+//! traffic, which raises its bound, then becomes its strategies, each with a bound of its own; a strategy is simulated. Sets are left out if their memory
 //! floor does not fit, or if their bound is strictly above the k-th best found, so the result equals brute force.
 //! Entries are opened in waves of fixed size and the best found changes only between waves, so the result does not
 //! depend on threads.
@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BinaryHeap, btree_map};
 use std::sync::atomic::Ordering;
 
 use catalog::{Bytes, Seconds};
-use costmodel::{CostModel, PipelineFloors, Score};
+use costmodel::{CostModel, Lightest, PipelineFloors, Score};
 use plans::prediction::SpaceReport;
 use plans::{Candidate, Decisions, Floors, SearchOutcome, Strategy};
 use rayon::prelude::*;
@@ -66,7 +66,7 @@ pub fn search(
         },
         best: Vec::new(),
         wanted: options.top.max(contest::LAYOUTS),
-        shapes: Shapes::default(),
+        shapes: Shapes::new(costs, space)?,
         open: BinaryHeap::new(),
     };
     if options.exhaustive {
@@ -157,7 +157,6 @@ impl Run<'_> {
     }
 
     fn pruned(&mut self, progress: &(dyn Fn(f64) + Sync)) -> Result<(), PlannerError> {
-        self.shapes = Shapes::new(self.costs, self.space)?;
         let layouts = self.spread_out();
         let mut rest = &layouts[..];
         while !rest.is_empty() {
@@ -247,7 +246,7 @@ impl Run<'_> {
         };
         Ok(Bounded::of(Entry {
             bound,
-            place: [at, 0, 0, 0],
+            place: [at, 0, 0, 0, 0],
             of: Set::Layout,
         }))
     }
@@ -258,7 +257,8 @@ impl Run<'_> {
         let base = self.space.decisions(layout);
         let lightest = self.space.lightest(layout, &base);
         let orders = self.space.orders(layout);
-        let beside = self.space.beside(layout);
+        let executed = self.space.executed(layout);
+        let beside = executed.len() as u64 * self.space.beside(layout);
         let pipelines = self.space.pipelines(layout);
         let mut bounded = Bounded::default();
         if self.costs.states_floor(&base, &lightest)? > self.limit {
@@ -276,11 +276,12 @@ impl Run<'_> {
                 let bounds = match costs.entry(kind) {
                     btree_map::Entry::Occupied(known) => known.into_mut(),
                     btree_map::Entry::Vacant(new) => {
-                        let d = Decisions {
+                        let recomputing = |d: &Decisions| Decisions {
                             recompute,
-                            ..base.clone()
+                            ..d.clone()
                         };
-                        new.insert(self.costs.layout_bounds(&d, &lightest, orders)?)
+                        let among: Vec<Decisions> = executed.iter().map(recomputing).collect();
+                        new.insert(self.costs.layout_bounds(&among, &lightest, orders)?)
                     }
                 };
                 let shape = &shapes[index][mode];
@@ -291,7 +292,7 @@ impl Run<'_> {
                 } else {
                     bounded.entries.push(Entry {
                         bound: self.bound(&floors),
-                        place: [at, index as u32, mode as u32, 0],
+                        place: [at, index as u32, mode as u32, 0, 0],
                         of: Set::Pipeline { on_host },
                     });
                 }
@@ -309,7 +310,11 @@ impl Run<'_> {
         match &entry.of {
             Set::Layout => self.space.members(self.layout(entry)),
             Set::Chain(chain) => 1 + chain.later.len() as u64,
-            Set::Pipeline { .. } | Set::Simulated(_) => self.space.beside(self.layout(entry)),
+            Set::Pipeline { .. } => {
+                let layout = self.layout(entry);
+                self.space.executions(layout).len() as u64 * self.space.beside(layout)
+            }
+            Set::Execution { .. } | Set::Simulated(_) => self.space.beside(self.layout(entry)),
         }
     }
 
@@ -368,39 +373,79 @@ impl Run<'_> {
     }
 
     fn opened(&self, entry: &Entry) -> Result<Opened, PlannerError> {
-        let layout = self.layout(entry);
-        let decisions = || {
-            let pipeline = &self.space.pipelines(layout)[entry.place[1] as usize];
-            let activations = pipeline.activations[entry.place[2] as usize];
-            with_pipeline(&self.space.decisions(layout), pipeline, activations)
-        };
         let sets = match &entry.of {
             Set::Chain(chain) => return self.scored(entry, chain),
             Set::Layout => self.bounded(entry.place[0])?,
-            &Set::Pipeline { on_host } if self.options.objective == Objective::Time => {
-                let passes = self.costs.passes(&decisions(), self.space.orders(layout))?;
-                Bounded::of(Entry {
-                    bound: passes.map_or(0.0, |time| (time + on_host).0),
-                    place: entry.place,
-                    of: Set::Simulated(passes),
-                })
-            }
-            Set::Pipeline { .. } => self.strategies(entry.place, &decisions(), None)?,
-            Set::Simulated(passes) => self.strategies(entry.place, &decisions(), *passes)?,
+            &Set::Pipeline { on_host } => match self.executions(entry, on_host)? {
+                Some(executions) => executions,
+                None => self.simulated(entry, on_host)?,
+            },
+            &Set::Execution { on_host } => self.simulated(entry, on_host)?,
+            Set::Simulated(passes) => self.strategies(entry, *passes)?,
         };
         Ok(Opened { score: None, sets })
     }
 
-    /// The strategies with a pipeline and recomputation, with their bounds.
-    fn strategies(
-        &self,
-        [at, pipeline, mode, _]: [u32; 4],
-        d: &Decisions,
-        passes: Option<Seconds>,
-    ) -> Result<Bounded, PlannerError> {
-        let layout = &self.space.layouts()[at as usize];
+    /// What an entry fixes: of a set, those of its first member.
+    fn decisions(&self, entry: &Entry) -> Decisions {
+        let layout = self.layout(entry);
+        let pipeline = &self.space.pipelines(layout)[entry.place[1] as usize];
+        let activations = pipeline.activations[entry.place[2] as usize];
+        let d = with_pipeline(&self.space.decisions(layout), pipeline, activations);
+        self.space.executions(layout)[entry.place[3] as usize].of(&d)
+    }
+
+    /// The ways to run the passes of a pipeline, each with its bound; `None` if there is only one.
+    fn executions(&self, entry: &Entry, on_host: Seconds) -> Result<Option<Bounded>, PlannerError> {
+        let layout = self.layout(entry);
+        let executions = self.space.executions(layout).len();
+        if executions == 1 {
+            return Ok(None);
+        }
+        let orders = self.space.orders(layout);
+        let [at, pipeline, mode, ..] = entry.place;
+        let shape = &self.shapes.of(layout)[pipeline as usize][mode as usize];
+        let mut bounded = Bounded::default();
+        for execution in 0..executions as u32 {
+            let mut execution = Entry {
+                bound: entry.bound,
+                place: [at, pipeline, mode, execution, 0],
+                of: Set::Execution { on_host },
+            };
+            if self.options.objective == Objective::Time {
+                let d = self.decisions(&execution);
+                let bounds = self
+                    .costs
+                    .layout_bounds(&[d], &Lightest::default(), orders)?;
+                let least = self.costs.pipeline_floors(&bounds, shape, None)?.floors;
+                execution.bound = (least.time + on_host).0;
+            }
+            bounded.entries.push(execution);
+        }
+        Ok(Some(bounded))
+    }
+
+    /// The same strategies with a bound from the simulated passes, where time is minimised.
+    fn simulated(&self, entry: &Entry, on_host: Seconds) -> Result<Bounded, PlannerError> {
+        if self.options.objective == Objective::Memory {
+            return self.strategies(entry, None);
+        }
+        let orders = self.space.orders(self.layout(entry));
+        let passes = self.costs.passes(&self.decisions(entry), orders)?;
+        Ok(Bounded::of(Entry {
+            bound: passes.map_or(0.0, |time| (time + on_host).0),
+            place: entry.place,
+            of: Set::Simulated(passes),
+        }))
+    }
+
+    /// The strategies with a pipeline, recomputation and way to run passes, with their bounds.
+    fn strategies(&self, of: &Entry, passes: Option<Seconds>) -> Result<Bounded, PlannerError> {
+        let layout = self.layout(of);
+        let d = &self.decisions(of);
         let ways = self.space.ways(layout);
         let orders = self.space.orders(layout);
+        let [at, pipeline, mode, execution, _] = of.place;
         let mut found = Bounded {
             // The optimizer is the last that a rank does: with smaller states all else is alike, and the step is neither
             // longer nor takes more memory.
@@ -415,7 +460,7 @@ impl Run<'_> {
         let mut index = 0;
         for chain in ways.chains.iter().flat_map(|Chain(of)| of.chunks(together)) {
             for &order in orders {
-                let place = [at, pipeline, mode, index];
+                let place = [at, pipeline, mode, execution, index];
                 let of = |&way: &u32| self.space.with_sharding(d, &ways.all[way as usize], order);
                 self.add_chain(chain, of, place, passes, &mut found)?;
                 index += 1;
@@ -429,7 +474,7 @@ impl Run<'_> {
         &self,
         mut chain: &[u32],
         of: impl Fn(&u32) -> Strategy,
-        place: [u32; 4],
+        place: [u32; 5],
         passes: Option<Seconds>,
         found: &mut Bounded,
     ) -> Result<(), PlannerError> {
@@ -543,6 +588,7 @@ impl Run<'_> {
             costs: self.costs,
             space: self.space,
             options: self.options,
+            shapes: &self.shapes,
             limit: self.limit,
         };
         let ranked = ranked.ranked(&best)?;

@@ -11,8 +11,9 @@ use plans::Strategy;
 pub(crate) struct Entry {
     /// Lower bound on what is minimised.
     pub(crate) bound: f64,
-    /// Where it stands in the order of enumeration, which breaks ties.
-    pub(crate) place: [u32; 4],
+    /// Where it stands in the order of enumeration, which breaks ties: layout, pipeline, recomputation, way to run passes,
+    /// strategy.
+    pub(crate) place: [u32; 5],
     pub(crate) of: Set,
 }
 
@@ -23,6 +24,11 @@ pub(crate) enum Set {
     /// All strategies of a layout with one pipeline and recomputation.
     Pipeline {
         /// What the updates by hosts take at least of the bound on time.
+        on_host: Seconds,
+    },
+    /// Those of them that run passes in one way.
+    Execution {
+        /// The same.
         on_host: Seconds,
     },
     /// The same, after the time at which passes end was simulated.

@@ -55,6 +55,6 @@ impl Shapes {
         layout: &Layout,
     ) -> Result<Seconds, PlannerError> {
         let shapes = self.of(layout).iter().filter_map(|modes| modes.first());
-        Ok(costs.least_time(&space.decisions(layout), space.orders(layout), shapes)?)
+        Ok(costs.least_time(&space.executed(layout), space.orders(layout), shapes)?)
     }
 }

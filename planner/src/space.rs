@@ -1,5 +1,6 @@
 //! The finite space of strategies that a search covers, as a tree: layouts (sizes of the mesh, micro-batch, how
-//! sequences are divided), then pipelines with their recomputation, then ways to hold and shard states and axis orders.
+//! sequences are divided), then pipelines with their recomputation, then ways to run passes, then ways to hold and shard
+//! states and axis orders.
 //!
 //! What is tried:
 //! - tensor parallelism: sizes that divide the heads, within a scale-up domain; with its messages beside matrix products and
@@ -34,6 +35,7 @@ use rayon::prelude::*;
 use crate::chains::Shardings;
 use crate::choices::{ActivationChoice, Asked, PipelineChoice, ShardingChoice};
 use crate::constraints::Constraints;
+use crate::executions::ExecutionChoice;
 use crate::layouts::{Layout, layouts, meshes};
 
 /// The rule that pipelines break in which too many micro-batches pass through too many stages.
@@ -260,7 +262,20 @@ impl SearchSpace {
         decisions(self.asked(), layout)
     }
 
-    /// Number of strategies of a layout with each pipeline and recomputation.
+    /// The same with every way to run passes.
+    pub(crate) fn executed(&self, layout: &Layout) -> Vec<Decisions> {
+        let base = self.decisions(layout);
+        let executions = self.executions(layout).into_iter();
+        executions.map(|execution| execution.of(&base)).collect()
+    }
+
+    /// The ways to run the passes of a layout.
+    #[must_use]
+    pub(crate) fn executions(&self, layout: &Layout) -> Vec<ExecutionChoice> {
+        self.asked().executions(layout)
+    }
+
+    /// Number of strategies of a layout with each pipeline, recomputation and way to run passes.
     pub(crate) fn beside(&self, layout: &Layout) -> u64 {
         (self.shardings(layout).len() * self.orders(layout).len()) as u64
     }
@@ -268,24 +283,28 @@ impl SearchSpace {
     /// Number of strategies of a layout.
     pub(crate) fn members(&self, layout: &Layout) -> u64 {
         let pipelines = self.pipelines(layout).iter();
-        pipelines.map(|p| p.activations.len()).sum::<usize>() as u64 * self.beside(layout)
+        let families = pipelines.map(|p| p.activations.len()).sum::<usize>();
+        (families * self.executions(layout).len()) as u64 * self.beside(layout)
     }
 
     /// All strategies of a layout.
     #[must_use]
     pub fn strategies(&self, layout: &Layout) -> Vec<Strategy> {
         let mut all = Vec::new();
+        let executions = self.executions(layout);
         for pipeline in self.pipelines(layout).iter() {
             for &activations in &pipeline.activations {
                 let d = with_pipeline(&self.decisions(layout), pipeline, activations);
-                all.extend(self.of_pipeline(layout, &d));
+                for execution in &executions {
+                    all.extend(self.beneath(layout, &execution.of(&d)));
+                }
             }
         }
         all
     }
 
-    /// All strategies with the pipeline and recomputation of `d`.
-    pub(crate) fn of_pipeline(&self, layout: &Layout, d: &Decisions) -> Vec<Strategy> {
+    /// All strategies with the pipeline, recomputation and way to run passes of `d`.
+    fn beneath(&self, layout: &Layout, d: &Decisions) -> Vec<Strategy> {
         let shardings = self.shardings(layout);
         let mut all = Vec::with_capacity(shardings.len() * self.orders(layout).len());
         for sharding in shardings {
@@ -360,7 +379,7 @@ fn decisions(asked: Asked<'_>, layout: &Layout) -> Decisions {
             .copied())
         .unwrap_or(AxisOrder::TP_CP_DP_PP),
         stages: StagePartition(Vec::new()),
-        overlap: layout.overlap,
+        overlap: asked.scenario.runtime.overlap,
         gradients: asked.least_gradients(),
         optimizer_states: None,
         offload: None,
@@ -416,7 +435,9 @@ fn check(
     shardings: &[ShardingChoice],
 ) -> Checked {
     let Asked { scenario, .. } = asked;
-    let beside = (shardings.len() * asked.orders(layout.pp, layout.dp * layout.cp).len()) as u64;
+    let executions = asked.executions(layout);
+    let orders = asked.orders(layout.pp, layout.dp * layout.cp);
+    let beside = (executions.len() * shardings.len() * orders.len()) as u64;
     let families = pipelines.len() as u64 * beside;
     let (Some(sharding), Some(pipeline)) = (shardings.first(), pipelines.first()) else {
         return Checked::Empty;
@@ -424,7 +445,7 @@ fn check(
     if families == 0 {
         return Checked::Empty;
     }
-    let base = sharding.of(&decisions(asked, layout));
+    let base = sharding.of(&executions[0].of(&decisions(asked, layout)));
     let (model, workload) = (&scenario.model, &scenario.workload);
     if let Err(error) = check_layout(&base, model, workload) {
         return Checked::Illegal(rule(&error), families);

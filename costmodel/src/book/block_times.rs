@@ -25,16 +25,25 @@ pub(super) struct Timed<'a> {
 impl Timed<'_> {
     /// Prices every kernel and collective alone, and orders them as the runtime issues them.
     pub(super) fn priced(&self) -> PricedBlock {
-        let BlockToPrice {
-            trace,
-            lowered,
-            lowering,
-            key,
-            ..
-        } = *self.of;
-        let all = || lowered.forward.iter().chain(&lowered.backward);
+        self.ordered(self.kernels())
+    }
+
+    /// The same if they were priced for another way to issue them, which changes their order and the parts that products
+    /// are split into.
+    pub(super) fn reissued(&self, before: &PricedBlock) -> PricedBlock {
+        let whole = |kernel: &PricedKernel| PricedKernel {
+            part: None,
+            ..kernel.clone()
+        };
+        self.ordered(before.kernels.iter().map(whole).collect())
+    }
+
+    /// Prices every kernel and collective alone; the last kernel adds up gradients, if one of its own does.
+    fn kernels(&self) -> Vec<PricedKernel> {
+        let BlockToPrice { trace, lowered, .. } = *self.of;
+        let all = lowered.forward.iter().chain(&lowered.backward);
         let epilogue = self.epilogue(lowered);
-        let mut kernels: Vec<PricedKernel> = all()
+        let mut kernels: Vec<PricedKernel> = all
             .map(|kernel| PricedKernel {
                 time: self.kernel_time(kernel.kind) + epilogue * weight_elements(kernel) as f64,
                 part: None,
@@ -42,26 +51,41 @@ impl Timed<'_> {
                 spread: self.spread(kernel.kind),
             })
             .collect();
-        let forward = lowered.forward.len();
-        let of_pass = |wanted: &[Pass]| -> Vec<usize> {
-            let is = |(_, kernel): &(usize, &Kernel)| wanted.contains(&kernel.pass);
-            let backward = all().enumerate().skip(forward);
-            backward.filter(is).map(|(index, _)| index).collect()
-        };
-        let order = Order::new(lowering, key, trace, lowered);
-        let mut backward = order.issue(&(forward..kernels.len()).collect::<Vec<usize>>());
-        let mut backward_weight = order.issue(&of_pass(&[Pass::BackwardWeight]));
         let accumulation = self.accumulation(block_cost::weights(trace).trained);
         if accumulation.0 > 0.0 {
-            for pass in [&mut backward, &mut backward_weight] {
-                pass.push(Launch::last(kernels.len(), pass));
-            }
             kernels.push(PricedKernel {
                 time: accumulation,
                 part: None,
                 host: Seconds(0.0),
                 spread: Spread::default(),
             });
+        }
+        kernels
+    }
+
+    /// Orders kernels as the runtime issues them.
+    fn ordered(&self, kernels: Vec<PricedKernel>) -> PricedBlock {
+        let BlockToPrice {
+            trace,
+            lowered,
+            lowering,
+            key,
+            ..
+        } = *self.of;
+        let forward = lowered.forward.len();
+        let end = forward + lowered.backward.len();
+        let of_pass = |wanted: &[Pass]| -> Vec<usize> {
+            let is = |(_, kernel): &(usize, &Kernel)| wanted.contains(&kernel.pass);
+            let backward = (forward..).zip(&lowered.backward);
+            backward.filter(is).map(|(index, _)| index).collect()
+        };
+        let order = Order::new(lowering, key, trace, lowered);
+        let mut backward = order.issue(&(forward..end).collect::<Vec<usize>>());
+        let mut backward_weight = order.issue(&of_pass(&[Pass::BackwardWeight]));
+        if kernels.len() > end {
+            for pass in [&mut backward, &mut backward_weight] {
+                pass.push(Launch::last(end, pass));
+            }
         }
         let again = |&mode: &Recompute| order.issue(&recomputed(&lowering, trace, lowered, mode));
         let passes = PricedBlock {

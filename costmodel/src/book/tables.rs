@@ -21,6 +21,14 @@ impl PriceBook for TablePrices {
         Ok(Timed { of, prices: self }.priced())
     }
 
+    fn reissued(
+        &self,
+        of: &BlockToPrice<'_>,
+        before: &PricedBlock,
+    ) -> Result<PricedBlock, CostError> {
+        Ok(Timed { of, prices: self }.reissued(before))
+    }
+
     fn names(&self, of: &BlockToPrice<'_>) -> Vec<String> {
         Timed { of, prices: self }.names()
     }
