@@ -2,7 +2,7 @@
 
 use catalog::runs::{Framework, Run};
 use catalog::runtime::{AttentionKernel, Rewrite};
-use catalog::{DType, RecomputeModule, Runtime, Selection};
+use catalog::{CudaGraphs, DType, Dispatcher, RecomputeModule, Runtime, Selection};
 use serde_json::Value;
 
 /// The runtime as the run used it, and whether the run or its source names its framework.
@@ -155,19 +155,27 @@ fn experts(run: &Run, runtime: &mut Runtime) {
         .map(ToString::to_string)
         .collect();
     if graphs.contains("full_iteration") {
-        runtime.rewrites.insert(Rewrite::CudaGraph);
+        runtime.graphs = CudaGraphs::Step;
     } else if graphs.contains("attn") || graphs.contains("moe_router") {
-        runtime.rewrites.insert(Rewrite::GraphLayers);
+        runtime.graphs = CudaGraphs::Layers;
     }
     let dispatcher = ["moe_flex_dispatcher_backend", "moe_dispatcher"]
         .iter()
         .find_map(|name| text_flag(run, name));
-    if dispatcher.is_some_and(|name| name.contains("deepep") || name.contains("hybridep")) {
-        runtime.rewrites.insert(Rewrite::DeduplicateDispatch);
+    let named = |part: &str| dispatcher.is_some_and(|name| name.contains(part));
+    if let Some((_, dispatcher)) = [
+        ("deepep", Dispatcher::DeepEp),
+        ("hybridep", Dispatcher::HybridEp),
+        ("allgather", Dispatcher::AllGather),
+    ]
+    .into_iter()
+    .find(|(name, _)| named(name))
+    {
+        runtime.dispatcher = dispatcher;
     }
     let overlaps = ["moe_a2a_overlap", "overlap_moe_expert_parallel_comm"];
     if overlaps.iter().any(|name| run.is_on(name)) {
-        runtime.rewrites.insert(Rewrite::OverlapExpertTraffic);
+        runtime.overlap.expert_parallel = true;
     }
     if run.is_on("cutedsl_fused_grouped_mlp") {
         runtime.rewrites.remove(&Rewrite::LaunchExpertsApart);

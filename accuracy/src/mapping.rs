@@ -167,6 +167,8 @@ fn decisions(
             .flag("cpu_offloading_num_layers")
             .and_then(serde_json::Value::as_u64)
             .unwrap_or(0),
+        dispatcher: None,
+        graphs: None,
     })
 }
 
@@ -199,6 +201,7 @@ fn overlap(run: &Run, habit: Overlap) -> Overlap {
             habit.param_gather,
         ),
         pipeline: said(&["overlap_p2p"], habit.pipeline),
+        expert_parallel: habit.expert_parallel,
     }
 }
 

@@ -1,5 +1,8 @@
 //! What a runtime can be told to do instead of its own choices: types of states, and parts of layers to recompute.
 
+use crate::cluster::Cluster;
+use crate::cuda_graphs::{CudaGraphs, GraphOption};
+use crate::dispatcher::Dispatcher;
 use crate::dtype::Precision;
 use crate::model::ModelConfig;
 use crate::offload::{Offload, OffloadOption};
@@ -58,6 +61,29 @@ impl Runtime {
                 forward: option.forward.unwrap_or(blocks),
                 backward: blocks,
             })
+    }
+
+    /// The ways to send tokens to their experts that it can use on a cluster, its own first, for groups of ranks that lie
+    /// within a scale-up domain or `across` several. Of those that cost the same only the first is listed.
+    #[must_use]
+    pub fn dispatchers_on(&self, cluster: &Cluster, across: bool) -> Vec<Dispatcher> {
+        let mut found: Vec<Dispatcher> = vec![self.dispatcher];
+        for &other in &self.space.dispatchers {
+            let alike = |known: &Dispatcher| {
+                *known == other || known.deduplicates() && other.deduplicates()
+            };
+            if other.exists_on(cluster, across) && !found.iter().any(alike) {
+                found.push(other);
+            }
+        }
+        found
+    }
+
+    /// How it can be told to capture that part of a step; `None` if it cannot.
+    #[must_use]
+    pub fn graph_option(&self, graphs: CudaGraphs) -> Option<GraphOption> {
+        let mut options = self.space.graphs.iter();
+        options.find(|option| option.captures == graphs).copied()
     }
 
     /// Whether gradients of these types, which are not its own, are copied to 32 bits for the optimizer step.

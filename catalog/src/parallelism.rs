@@ -184,6 +184,9 @@ pub struct Overlap {
     pub tensor_parallel: bool,
     /// Pipeline sends and receives behind compute.
     pub pipeline: bool,
+    /// Messages to experts and back behind the passes of another micro-batch.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub expert_parallel: bool,
 }
 
 impl Overlap {
@@ -193,6 +196,7 @@ impl Overlap {
         param_gather: true,
         tensor_parallel: true,
         pipeline: true,
+        expert_parallel: true,
     };
     /// Nothing overlaps.
     pub const NONE: Self = Self {
@@ -200,6 +204,7 @@ impl Overlap {
         param_gather: false,
         tensor_parallel: false,
         pipeline: false,
+        expert_parallel: false,
     };
 }
 

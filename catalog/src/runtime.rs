@@ -6,6 +6,8 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
+use crate::cuda_graphs::{CudaGraphs, GraphOption};
+use crate::dispatcher::Dispatcher;
 use crate::offload::OffloadOption;
 use crate::parallelism::{AxisOrder, CpKind, Overlap, ScheduleKind, Zero};
 use crate::provenance::Sourced;
@@ -37,6 +39,10 @@ pub struct Runtime {
     pub states: StateTypes,
     /// What it overlaps by default.
     pub overlap: Overlap,
+    /// How it sends tokens to their experts by default.
+    pub dispatcher: Dispatcher,
+    /// What it captures in CUDA graphs by default.
+    pub graphs: CudaGraphs,
     /// Costs beside the model.
     pub overheads: Overheads,
 }
@@ -84,6 +90,13 @@ pub struct RuntimeSpace {
     /// Whether the user can switch the overlap of tensor-parallel messages with matrix products on and off. This needs
     /// sequence parallelism.
     pub tensor_parallel_overlap: bool,
+    /// Whether the user can switch on that messages to experts and back run beside the passes of another micro-batch. This
+    /// needs passes that alternate between micro-batches: an interleaved schedule, or no pipeline.
+    pub expert_overlap: bool,
+    /// Ways to send tokens to their experts that it can be told to use instead of its own.
+    pub dispatchers: Vec<Dispatcher>,
+    /// Parts of a step that it can be told to capture in CUDA graphs instead of its own choice.
+    pub graphs: Vec<GraphOption>,
 }
 
 /// How far ahead of their use a runtime can be told to gather the parameters of blocks, which ZeRO-3 gathers for every pass.
@@ -308,17 +321,6 @@ pub enum Rewrite {
     /// keeps no rows for the probabilities' gradients (Megatron-Core `moe/experts.py` at 5be9626,
     /// `weighted_bias_swiglu_impl`).
     WeightActivations,
-    /// A token that chose several experts of one rank, or of one node, is sent there once and copied on arrival
-    /// (DeepEP, HybridEP).
-    DeduplicateDispatch,
-    /// Tokens travel to experts and back beside the layers of another micro-batch (Megatron-Core
-    /// `overlap_moe_expert_parallel_comm`, DeepSeek's DualPipe).
-    OverlapExpertTraffic,
-    /// Attention, router and what prepares dispatch are captured in CUDA graphs; experts are launched as they come
-    /// (Megatron-Core's graph scopes `attn`, `moe_router`, `moe_preprocess`).
-    GraphLayers,
-    /// Steps are captured in CUDA graphs, so that the host spends no time per kernel.
-    CudaGraph,
     /// The optimizer is one kernel over all tensors.
     FusedOptimizer,
     /// The optimizer step makes a 32-bit copy of its share of the gradients (DeepSpeed `stage_1_and_2.py`,
@@ -328,7 +330,7 @@ pub enum Rewrite {
 
 impl Rewrite {
     /// Every rewrite.
-    pub const ALL: [Self; 45] = [
+    pub const ALL: [Self; 41] = [
         Self::FuseBiasGelu,
         Self::FuseProjections,
         Self::FuseSwiglu,
@@ -368,10 +370,6 @@ impl Rewrite {
         Self::KeepRowIndices,
         Self::LaunchExpertsApart,
         Self::WeightActivations,
-        Self::DeduplicateDispatch,
-        Self::OverlapExpertTraffic,
-        Self::GraphLayers,
-        Self::CudaGraph,
         Self::FusedOptimizer,
         Self::CopyGradientsForStep,
     ];

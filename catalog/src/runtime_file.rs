@@ -5,6 +5,8 @@ use std::collections::BTreeSet;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use crate::cuda_graphs::{CudaGraphs, GraphOption};
+use crate::dispatcher::Dispatcher;
 use crate::offload::OffloadOption;
 use crate::parallelism::{AxisOrder, CpKind, Overlap, ScheduleKind, Zero};
 use crate::provenance::Sourced;
@@ -48,6 +50,10 @@ pub struct RuntimeFile {
     pub states: Option<StateTypes>,
     /// Default overlap.
     pub overlap: Option<Overlap>,
+    /// How tokens are sent to their experts by default.
+    pub dispatcher: Option<Dispatcher>,
+    /// What is captured in CUDA graphs by default.
+    pub graphs: Option<CudaGraphs>,
     /// Costs beside the model.
     #[serde(default)]
     pub overheads: OverheadsFile,
@@ -76,6 +82,9 @@ pub struct SpaceFile {
     offload_layers: Option<bool>,
     prefetch: Option<Vec<PrefetchOption>>,
     tensor_parallel_overlap: Option<bool>,
+    expert_overlap: Option<bool>,
+    dispatchers: Option<Vec<Dispatcher>>,
+    graphs: Option<Vec<GraphOption>>,
 }
 
 /// [`Overheads`] as written; the unit is in the name.
@@ -127,6 +136,10 @@ impl RuntimeFile {
                 .ok_or_else(|| missing("states"))?,
             overlap: inherit(self.overlap, parent.map(|p| p.overlap))
                 .ok_or_else(|| missing("overlap"))?,
+            dispatcher: inherit(self.dispatcher, parent.map(|p| p.dispatcher))
+                .ok_or_else(|| missing("dispatcher"))?,
+            graphs: inherit(self.graphs, parent.map(|p| p.graphs))
+                .ok_or_else(|| missing("graphs"))?,
             overheads: self
                 .overheads
                 .resolve(parent.map(|p| &p.overheads))
@@ -164,6 +177,9 @@ impl SpaceFile {
             offload_layers: field!(offload_layers),
             prefetch: field!(prefetch),
             tensor_parallel_overlap: field!(tensor_parallel_overlap),
+            expert_overlap: field!(expert_overlap),
+            dispatchers: field!(dispatchers),
+            graphs: field!(graphs),
         })
     }
 }

@@ -4,18 +4,19 @@
 use std::sync::Arc;
 
 use catalog::runtime::{Ahead, Rewrite};
-use catalog::{AxisOrder, Bytes, DType, LayerClass, Seconds};
+use catalog::{AxisOrder, Bytes, CudaGraphs, DType, LayerClass, Seconds};
 use models::BlockClass;
 use plans::{Decisions, Recompute, Zero};
 
 use crate::block_cost::{BlockCost, BlockKey};
 use crate::blocks::BlockCosts;
 use crate::book::Update;
+use crate::execution::Execution;
 use crate::offload::{self, HostStep, Offloaded};
 use crate::stage::{Run, StageWork};
 use crate::states::{self, Sharding, StateBytes, Weights};
 use crate::traffic::DataParallel;
-use crate::{CostError, Scenario};
+use crate::{CostError, Scenario, graphed};
 
 /// Everything the engine and the reports need to know about a strategy.
 #[derive(Clone, Debug)]
@@ -277,25 +278,66 @@ pub(crate) struct Span<'a> {
     pub(crate) ends: [bool; 2],
 }
 
+/// Share of the passes beside which no pass of another micro-batch runs, where forward passes alternate with backward
+/// passes: of a pipeline rank all forward passes before its first backward pass, and as many backward passes after its last
+/// forward pass. With `v` stages on each of `p` ranks these are `2·(p − 1 − r) + (v − 1)·p + 1` on rank `r`, the one more of
+/// Megatron-Core's schedule included (`get_pp_rank_microbatches`), on average `v·p` of `v·m`.
+pub(crate) fn passes_alone(d: &Decisions) -> f64 {
+    (d.pp as f64 / d.num_micro_batches as f64).min(1.0)
+}
+
 impl Blocks {
+    /// All of them, some twice.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<BlockCost>> {
+        let ends = [&self.embedding, &self.head].into_iter().chain(&self.mtp);
+        ends.chain(self.layers.iter().flatten())
+    }
+
     pub(crate) fn look_up(costs: &BlockCosts, strategy: &Decisions) -> Result<Self, CostError> {
+        let execution = Execution::of(&costs.scenario().runtime, strategy);
+        Self::executed(costs, strategy, execution)
+    }
+
+    /// The same with passes run in a given way.
+    pub(crate) fn executed(
+        costs: &BlockCosts,
+        strategy: &Decisions,
+        execution: Execution,
+    ) -> Result<Self, CostError> {
         let predicts = costs.scenario().model.mtp_layers > 0;
-        Self::by(costs, strategy, predicts, |key| costs.block(key))
+        Self::by(costs, strategy, execution, predicts, |key| costs.block(key))
     }
 
     /// The same without the prediction module; blocks that are not known yet are priced for these decisions only.
-    pub(crate) fn fewest(costs: &BlockCosts, d: &Decisions) -> Result<Self, CostError> {
-        Self::by(costs, d, false, |key| costs.block_alone(key))
+    pub(crate) fn fewest(
+        costs: &BlockCosts,
+        d: &Decisions,
+        execution: Execution,
+    ) -> Result<Self, CostError> {
+        Self::by(costs, d, execution, false, |key| costs.block_alone(key))
     }
 
     fn by(
         costs: &BlockCosts,
         strategy: &Decisions,
+        execution: Execution,
         predicts: bool,
         cost: impl Fn(&BlockKey) -> Result<Arc<BlockCost>, CostError>,
     ) -> Result<Self, CostError> {
+        let runtime = &costs.scenario().runtime;
+        let alone = passes_alone(strategy);
         let block = |class: BlockClass, recompute: Recompute| {
-            cost(&BlockKey::of(costs.scenario(), strategy, class, recompute))
+            let key = BlockKey::of(costs.scenario(), strategy, class, recompute);
+            let key = key.executed(runtime, execution);
+            let beside = cost(&key)?;
+            match (key.alone(), execution.graphs) {
+                (None, CudaGraphs::None) => Ok(beside),
+                (None, graphs) => costs.captured(&key, graphs, &beside),
+                (Some(key), graphs) => {
+                    let mean = beside.mixed(&*cost(&key)?, alone);
+                    Ok(Arc::new(mean.captured(graphs)))
+                }
+            }
         };
         // The recomputation of layers after the first `n` that `Layers(n)` recomputes.
         let mode = strategy.recompute.of_layer(u64::MAX);
@@ -413,6 +455,15 @@ impl StageClass {
             work.saved += runs.last().map_or(Bytes(0), |run| run.cost.output);
         }
         transients(&mut work, &runs);
+        if strategy.overlap.expert_parallel && strategy.ep > 1 {
+            // While a layer runs backward, that of another micro-batch runs forward.
+            let is_layer = |run: &&Run| matches!(run.cost.key.class, BlockClass::Layer(_));
+            let forward =
+                |run: &Run| run.cost.memory.saved_bytes + run.cost.memory.transient_forward;
+            let held = runs.iter().filter(is_layer).map(forward).max();
+            work.transient_backward += held.unwrap_or_default();
+        }
+        graphed::hold(scenario, strategy, &runs, &mut work);
         costs
             .book()
             .data_parallel(scenario, strategy, parallel, &runs, &mut work)?;

@@ -1,13 +1,14 @@
 //! Computes the cost of one block under one layout: trace, lower, price, run.
 
 use catalog::runtime::RecomputeMode;
-use catalog::{Bytes, DType, Seconds};
-use dtensor::Trace;
+use catalog::{Bytes, DType, Dispatcher, Seconds};
+use dtensor::{Moves, Operator, Trace};
 use models::BlockClass;
 use plans::{NamedTime, Recompute};
 
-use crate::block_cost::{BlockCost, BlockDetail, BlockKey, Issue, Tensors, weights};
+use crate::block_cost::{BlockCost, BlockDetail, BlockKey, HostTimes, Tensors, weights};
 use crate::book::{BlockToPrice, PriceBook, PricedBlock};
+use crate::execution::Execution;
 use crate::launches::Launch;
 use crate::lower::{BlockMemory, Lowered, Lowering};
 use crate::spread::Spread;
@@ -15,31 +16,35 @@ use crate::streams::{self, Task};
 use crate::work::{Backward, Work};
 use crate::{CostError, Scenario};
 
-/// Recomputations, types of gradients and ways to issue kernels for which a block is priced at one time: only the last
+/// Recomputations, types of gradients and ways to run passes for which a block is priced at one time: only the last
 /// steps of the work differ between them.
 #[derive(Debug)]
 pub(crate) struct Siblings {
     recompute: Vec<Recompute>,
     accumulates: Vec<DType>,
-    issues: Vec<Issue>,
+    executions: Vec<Execution>,
 }
 
 impl Siblings {
-    /// Those of the key, and the other ways to issue it that the runtime offers.
-    pub(crate) fn issued(scenario: &Scenario, key: &BlockKey) -> Self {
+    /// Those of the key, and the other ways to run it that the runtime offers.
+    pub(crate) fn executed(scenario: &Scenario, key: &BlockKey) -> Self {
         Self {
             recompute: vec![key.recompute],
             accumulates: vec![key.accumulates],
-            issues: issues(scenario, key),
+            executions: Execution::siblings(scenario, key),
         }
     }
 
-    /// Those of the key, and all others that the runtime offers for such a block.
+    /// Those of the key, and all others that the runtime offers for such a block; of a block that bounds stand for, the other
+    /// ways to run it only, as few of them are ever asked for.
     pub(crate) fn offered(scenario: &Scenario, key: &BlockKey) -> Self {
+        if key.execution.is_one_of_several(scenario, key) {
+            return Self::executed(scenario, key);
+        }
         Self {
             recompute: modes(scenario, key),
             accumulates: accumulation_types(scenario, key),
-            issues: issues(scenario, key),
+            executions: Execution::siblings(scenario, key),
         }
     }
 }
@@ -57,12 +62,12 @@ pub(crate) fn price(
     let Siblings {
         recompute,
         accumulates,
-        issues,
+        executions,
     } = siblings;
     let traced = Traced::new(scenario, key)?;
     let of = traced.to_price(scenario, key, recompute);
     let memory = (of.lowering).memory(of.trace, of.lowered, recompute, key.layout.tp);
-    let mut costs = Vec::with_capacity(recompute.len() * accumulates.len() * issues.len());
+    let mut costs = Vec::with_capacity(recompute.len() * accumulates.len() * executions.len());
     for &gradients in accumulates {
         let key = BlockKey {
             accumulates: gradients,
@@ -79,8 +84,8 @@ pub(crate) fn price(
             ..of
         };
         let first = book.block(&of)?;
-        for (at, &issue) in issues.iter().enumerate() {
-            let key = BlockKey { issue, ..key };
+        for (at, &execution) in executions.iter().enumerate() {
+            let key = BlockKey { execution, ..key };
             let of = BlockToPrice { key: &key, ..of };
             let other = match at {
                 0 => None,
@@ -101,6 +106,9 @@ pub(crate) fn price(
                 let new: Vec<BlockCost> = costs[known].iter().map(with_gradients).collect();
                 costs.extend(new);
             } else {
+                let memory: Vec<BlockMemory> = (memory.iter())
+                    .map(|memory| memory.with_transient(gathered_tokens(&of)))
+                    .collect();
                 costs.extend(of_key(&of, priced, &memory));
             }
         }
@@ -120,6 +128,13 @@ fn of_key(of: &BlockToPrice<'_>, priced: &PricedBlock, memory: &[BlockMemory]) -
     let run = |pass: &[Launch]| run(scenario, priced, pass);
     let forward = run(&priced.forward);
     let backward = backward(scenario, priced);
+    let hosts = HostTimes {
+        forward: graphed(priced, &priced.forward),
+        backward: graphed(priced, &priced.backward),
+        input: graphed(priced, &priced.backward_input),
+        weight: graphed(priced, &priced.backward_weight),
+        recompute: Seconds(0.0),
+    };
     let spread = |passes: [&Vec<Launch>; 3]| {
         let launches = passes.into_iter().flatten();
         launches.fold(Spread::default(), |all, launch| {
@@ -133,6 +148,10 @@ fn of_key(of: &BlockToPrice<'_>, priced: &PricedBlock, memory: &[BlockMemory]) -
             forward,
             backward,
             recompute: run(again),
+            graphed: HostTimes {
+                recompute: graphed(priced, again),
+                ..hosts
+            },
             spread: spread([&priced.forward, again, &priced.backward]),
             memory: *memory,
             output: trace.output.map_or(Bytes(0), |id| trace.tensor(id).bytes()),
@@ -140,6 +159,24 @@ fn of_key(of: &BlockToPrice<'_>, priced: &PricedBlock, memory: &[BlockMemory]) -
             tensors: Tensors::of(trace),
         };
     again.zip(memory).map(cost).collect()
+}
+
+/// Bytes that tokens gathered from all ranks take while experts' rows are taken from them, or summed into them, beyond the
+/// rows that another dispatcher has in their place.
+fn gathered_tokens(of: &BlockToPrice<'_>) -> Bytes {
+    let (layout, execution) = (&of.key.layout, of.key.execution);
+    let chosen = of.scenario.model.moe.map_or(1, |experts| experts.top_k);
+    let dispatched = of.trace.forward.iter().find_map(|op| match op.operator {
+        Operator::Exchange(exchange) if exchange.moves == Moves::Dispatch => Some(op.inputs[0]),
+        _ => None,
+    });
+    match dispatched {
+        Some(rows) if execution.dispatcher == Some(Dispatcher::AllGather) => {
+            let rows = of.trace.tensor(rows).bytes() * layout.etp;
+            Bytes(rows.0 / chosen * layout.ep).saturating_sub(rows)
+        }
+        _ => Bytes(0),
+    }
 }
 
 fn backward(scenario: &Scenario, priced: &PricedBlock) -> Backward {
@@ -154,6 +191,14 @@ fn backward(scenario: &Scenario, priced: &PricedBlock) -> Backward {
 fn run(scenario: &Scenario, priced: &PricedBlock, pass: &[Launch]) -> Work {
     let slowdown = scenario.runtime.overheads.overlap_slowdown.value;
     streams::run(tasks(priced, pass), slowdown, |_, _| {})
+}
+
+/// Time that the host takes to issue a pass of layers that are captured in CUDA graphs.
+fn graphed(priced: &PricedBlock, pass: &[Launch]) -> Seconds {
+    let all = pass
+        .iter()
+        .map(|launch| priced.kernels[launch.kernel].graphed);
+    all.fold(Seconds(0.0), |sum, host| sum + host)
 }
 
 /// Computes what a block's cost consists of, by name.
@@ -234,16 +279,6 @@ fn accumulation_types(scenario: &Scenario, key: &BlockKey) -> Vec<DType> {
         }
     }
     all
-}
-
-/// Ways to issue a block: that of the key, then what else the runtime can be told to do.
-fn issues(scenario: &Scenario, key: &BlockKey) -> Vec<Issue> {
-    let Issue { overlap_tp } = key.issue;
-    let switches = scenario.runtime.space.tensor_parallel_overlap && key.may_overlap();
-    let other = switches.then_some(Issue {
-        overlap_tp: !overlap_tp,
-    });
-    [key.issue].into_iter().chain(other).collect()
 }
 
 /// What a block may recompute: that of its key, and for layers what else the runtime offers.

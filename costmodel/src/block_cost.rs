@@ -1,11 +1,12 @@
 //! The cost of one block, and the key under which it is remembered.
 
-use catalog::{Axis, Bytes, DType};
+use catalog::{Axis, Bytes, CudaGraphs, DType, Runtime, Seconds};
 use dtensor::Trace;
 use models::{BlockClass, BlockLayout};
 use plans::{Decisions, Group, NamedTime, Recompute};
 
 use crate::Scenario;
+use crate::execution::Execution;
 use crate::lower::BlockMemory;
 use crate::spread::Spread;
 use crate::states::{self, Weights};
@@ -45,29 +46,12 @@ pub struct BlockKey {
     pub layout: BlockLayout,
     /// What backward recomputes.
     pub recompute: Recompute,
-    /// How the runtime issues its kernels and messages.
-    pub issue: Issue,
+    /// How the runtime executions its kernels and messages.
+    pub execution: Execution,
     /// Element type of the buffer that gradients of weights are added up in.
     pub accumulates: DType,
     /// Size and placement of the groups that communicate in the block.
     pub groups: BlockGroups,
-}
-
-/// How a runtime issues the kernels and messages of a block: what a strategy decides of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Issue {
-    /// Whether products are split to overlap with tensor-parallel collectives.
-    pub overlap_tp: bool,
-}
-
-impl Issue {
-    /// What a strategy decides.
-    #[must_use]
-    pub fn of(strategy: &Decisions) -> Self {
-        Self {
-            overlap_tp: strategy.overlap.tensor_parallel,
-        }
-    }
 }
 
 /// Groups of the mesh axes that communicate inside a block.
@@ -96,6 +80,8 @@ pub struct BlockCost {
     pub recompute: Work,
     /// How the time of all these passes together differs between micro-batches.
     pub spread: Spread,
+    /// Time that the host takes to issue passes whose kernels but for experts and messages are captured in CUDA graphs.
+    pub graphed: HostTimes,
     /// Memory that the block keeps for backward, and what its passes need beside that.
     pub memory: BlockMemory,
     /// Bytes of the tensor handed to the next block.
@@ -106,6 +92,21 @@ pub struct BlockCost {
     pub tensors: Tensors,
 }
 
+/// Time that the host takes to issue the passes of a block.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct HostTimes {
+    /// Forward.
+    pub forward: Seconds,
+    /// Backward in one pass.
+    pub backward: Seconds,
+    /// The half of backward that computes gradients of inputs.
+    pub input: Seconds,
+    /// The half that computes gradients of weights.
+    pub weight: Seconds,
+    /// Forward kernels that run again before backward.
+    pub recompute: Seconds,
+}
+
 /// The parts of a block's cost by name, which only reports need.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BlockDetail {
@@ -113,6 +114,65 @@ pub struct BlockDetail {
     pub kernels: Vec<NamedTime>,
     /// Bytes of every tensor kept for backward.
     pub saved: Vec<(String, Bytes)>,
+}
+
+impl BlockCost {
+    /// The mean cost of passes of which a `share` costs what `other` does.
+    pub(crate) fn mixed(&self, other: &Self, share: f64) -> Self {
+        let (own, theirs) = (1.0 - share, share);
+        let mut backward = self.backward * own;
+        backward += other.backward * theirs;
+        Self {
+            forward: self.forward * own + other.forward * theirs,
+            backward,
+            recompute: self.recompute * own + other.recompute * theirs,
+            ..self.clone()
+        }
+    }
+}
+
+impl BlockCost {
+    /// Whether the device waits for the host in some pass.
+    pub(crate) fn waits_for_host(&self) -> bool {
+        let Backward {
+            whole,
+            input,
+            weight,
+        } = self.backward;
+        let passes = [self.forward, self.recompute, whole, input, weight];
+        passes.iter().any(|pass| pass.host > pass.device())
+    }
+
+    /// The cost if so much of a step is captured in CUDA graphs: only the host's time differs.
+    pub(crate) fn captured(&self, graphs: CudaGraphs) -> Self {
+        let hosts = match graphs {
+            CudaGraphs::None => return self.clone(),
+            CudaGraphs::Layers => self.graphed,
+            CudaGraphs::Step => HostTimes::default(),
+        };
+        let mut cost = self.clone();
+        cost.forward.host = hosts.forward;
+        cost.backward.whole.host = hosts.backward;
+        cost.backward.input.host = hosts.input;
+        cost.backward.weight.host = hosts.weight;
+        cost.recompute.host = hosts.recompute;
+        cost
+    }
+}
+
+impl BlockDetail {
+    /// What the mean of passes consists of, of which a `share` consists of what `other` does.
+    pub(crate) fn mixed(mut self, other: Self, share: f64) -> Self {
+        for kernel in &mut self.kernels {
+            kernel.seconds *= 1.0 - share;
+        }
+        self.kernels
+            .extend(other.kernels.into_iter().map(|kernel| NamedTime {
+                seconds: kernel.seconds * share,
+                ..kernel
+            }));
+        self
+    }
 }
 
 /// Counts the parameters that a rank holds of a traced block, before ZeRO shards them.
@@ -163,25 +223,53 @@ impl BlockKey {
                 strategy.group(Axis::Tp)
             },
         };
-        let mut key = Self {
+        let key = Self {
             class,
             layout,
             recompute,
-            issue: Issue::of(strategy),
+            execution: Execution::of(&scenario.runtime, strategy),
             accumulates: states::accumulation_type(&scenario.runtime, strategy, workload.precision),
             groups,
         };
-        key.issue.overlap_tp &= layout.tp > 1 && key.is_split_to_overlap();
-        key
+        key.executed(&scenario.runtime, key.execution)
+    }
+
+    /// The same block issued in another way, as far as it has the messages that this concerns.
+    #[must_use]
+    pub(crate) fn executed(self, runtime: &Runtime, execution: Execution) -> Self {
+        let own = Execution::own(runtime);
+        let overlap_tp = execution.overlap_tp && self.layout.tp > 1 && self.splits_products();
+        Self {
+            execution: match self.layout.ep {
+                1 => Execution {
+                    overlap_tp,
+                    graphs: CudaGraphs::None,
+                    ..own
+                },
+                _ => Execution {
+                    overlap_tp,
+                    graphs: CudaGraphs::None,
+                    ..execution
+                },
+            },
+            ..self
+        }
+    }
+
+    /// The same block with passes beside which none of another micro-batch runs; `None` if that changes nothing.
+    pub(crate) fn alone(self) -> Option<Self> {
+        let beside = self.execution.beside_others && self.layout.ep > 1;
+        beside.then_some(Self {
+            execution: Execution {
+                beside_others: false,
+                ..self.execution
+            },
+            ..self
+        })
     }
 
     /// Whether products are split where tensor-parallel messages overlap: those of layers are, not those of the head.
-    fn is_split_to_overlap(&self) -> bool {
+    pub(crate) fn splits_products(&self) -> bool {
         matches!(self.class, BlockClass::Layer(_) | BlockClass::Mtp)
-    }
-
-    /// Whether tensor-parallel messages of the block may be told to overlap.
-    pub(crate) fn may_overlap(&self) -> bool {
-        self.layout.sequence_parallel && self.is_split_to_overlap()
     }
 }

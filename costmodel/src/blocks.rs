@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use catalog::LayerClass;
+use catalog::{CudaGraphs, LayerClass};
 use models::{BlockClass, BlockLayout};
 use plans::Decisions;
 
@@ -97,7 +97,22 @@ impl BlockCosts {
     /// # Errors
     /// When the block cannot be traced.
     pub(crate) fn block_alone(&self, key: &BlockKey) -> Result<Arc<BlockCost>, CostError> {
-        self.with_siblings(key, Siblings::issued)
+        self.with_siblings(key, Siblings::executed)
+    }
+
+    /// The cost of a block, which is given, if so much of a step is captured in CUDA graphs.
+    ///
+    /// # Errors
+    /// None.
+    pub(crate) fn captured(
+        &self,
+        key: &BlockKey,
+        graphs: CudaGraphs,
+        cost: &BlockCost,
+    ) -> Result<Arc<BlockCost>, CostError> {
+        let mut key = *key;
+        key.execution.graphs = graphs;
+        self.blocks.get(&key, || Ok(cost.captured(graphs)))
     }
 
     fn with_siblings(

@@ -5,10 +5,10 @@ use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 use catalog::runtime::Rewrite;
-use catalog::{Bytes, Cluster, Fitted, LayerClass, Precision, Seconds, Workload};
+use catalog::{Bytes, Cluster, Dispatcher, Fitted, LayerClass, Precision, Seconds, Workload};
 use plans::{Decisions, Prediction, Strategy, Timeline};
 
-use crate::assemble::Assembled;
+use crate::assemble::{Assembled, passes_alone};
 use crate::block_cost::{BlockCost, BlockDetail, BlockKey};
 use crate::blocks::BlockCosts;
 use crate::engine::{Inputs, Outcome, Record, simulate, simulate_short};
@@ -140,10 +140,11 @@ impl CostModel {
     /// # Errors
     /// When a block cannot be traced.
     pub fn predict(&self, strategy: &Strategy) -> Result<Prediction, CostError> {
+        self.has_dispatcher(strategy)?;
         let (assembled, outcome) = self.simulated(strategy)?;
         let sequence = self.pipelines.sequence(strategy)?;
         let pool_of_rank = self.pools.of_ranks(&self.scenario, strategy)?;
-        let details = self.details(&assembled, &pool_of_rank)?;
+        let details = self.details(strategy, &assembled, &pool_of_rank)?;
         Ok(predict::prediction(
             &self.scenario,
             strategy,
@@ -158,9 +159,32 @@ impl CostModel {
         ))
     }
 
+    /// Whether what a strategy sends tokens to experts by runs on the cluster.
+    fn has_dispatcher(&self, d: &Decisions) -> Result<(), CostError> {
+        let cluster = &self.scenario().cluster;
+        let across = d.experts_lie_across(cluster.scale_up_domain);
+        let asked = d.dispatcher.filter(|_| d.ep > 1);
+        match asked.filter(|asked| !asked.exists_on(cluster, across)) {
+            None => Ok(()),
+            Some(asked) => {
+                let has = self.scenario().runtime.dispatchers_on(cluster, across);
+                Err(CostError::NoDispatcher {
+                    dispatcher: asked.name(),
+                    cluster: cluster.name.clone(),
+                    has: has
+                        .into_iter()
+                        .map(Dispatcher::name)
+                        .collect::<Vec<_>>()
+                        .join(", "),
+                })
+            }
+        }
+    }
+
     /// For every pool, what the costs consist of of the blocks that run in it.
     fn details(
         &self,
+        d: &Decisions,
         assembled: &Assembled,
         pool_of_rank: &[usize],
     ) -> Result<Vec<BTreeMap<BlockKey, BlockDetail>>, CostError> {
@@ -170,7 +194,12 @@ impl CostModel {
             for run in assembled.runs(stage) {
                 let key = run.cost.key;
                 if let Entry::Vacant(entry) = details[pool].entry(key) {
-                    entry.insert(self.pools.all()[pool].detail(&key)?);
+                    let costs = &self.pools.all()[pool];
+                    let detail = costs.detail(&key)?;
+                    entry.insert(match key.alone() {
+                        None => detail,
+                        Some(alone) => detail.mixed(costs.detail(&alone)?, passes_alone(d)),
+                    });
                 }
             }
         }

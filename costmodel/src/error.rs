@@ -71,6 +71,18 @@ pub enum CostError {
         /// Name of the cluster.
         cluster: String,
     },
+    /// The strategy sends tokens to experts by a library that does not run on the cluster.
+    #[error(
+        "dispatcher {dispatcher} does not run on {cluster} for groups of that size: expected {has}"
+    )]
+    NoDispatcher {
+        /// What the strategy asks for.
+        dispatcher: &'static str,
+        /// Name of the cluster.
+        cluster: String,
+        /// What there is for such groups.
+        has: String,
+    },
     /// The device has no matrix units for the requested precision.
     #[error("{device} has no matrix units for {precision}: expected --precision {others}")]
     NoUnits {

@@ -15,7 +15,7 @@
 //!   NVIDIA/NeMo-Framework-Launcher@1ab2c78, conf/training/tp_overlap).
 //! - Ring attention: every step attends to one block of keys and values while the next one arrives (Transformer
 //!   Engine's `AttnFuncWithCPAndKVP2P`, PyTorch's `_templated_ring_attention`).
-//! - Expert all-to-alls, if a runtime overlaps them with the layers of another micro-batch: in the steady state, where
+//! - Messages to experts and back, if they are told to overlap with the layers of another micro-batch: in the steady state, where
 //!   forwards and backwards alternate, the messages of the other micro-batch take as long as the pass's own.
 
 use std::ops::Range;
@@ -134,8 +134,7 @@ impl<'a> Order<'a> {
                 let last = Self::sum(*sum, &mut queue);
                 sent.extend(last.map(|launch| (sum.message, launch)));
             } else if let Some(collective) = self.message(kernel) {
-                let beside_others = self.lowering.has(Rewrite::OverlapExpertTraffic);
-                if collective.axis == Axis::Ep && beside_others {
+                if collective.axis == Axis::Ep && self.key.execution.beside_others {
                     queue.beside_others(kernel, collective.axis);
                 } else {
                     queue.exchange(kernel, collective.axis);
@@ -227,7 +226,7 @@ impl<'a> Order<'a> {
         collective: Collective,
         later: &[usize],
     ) -> Option<Gather> {
-        if !self.key.issue.overlap_tp || collective.kind != CollectiveKind::AllGather {
+        if !self.key.execution.overlap_tp || collective.kind != CollectiveKind::AllGather {
             return None;
         }
         let gathered = self.kernel(message).writes[0];
@@ -245,7 +244,8 @@ impl<'a> Order<'a> {
     fn sum_of(&self, message: usize, collective: Collective, earlier: &[usize]) -> Option<Sum> {
         let forward = self.kernel(message).pass == Pass::Forward;
         let megatron = self.lowering.has(Rewrite::AsyncTensorParallelBackward);
-        let splits = self.key.issue.overlap_tp && collective.kind == CollectiveKind::ReduceScatter;
+        let splits =
+            self.key.execution.overlap_tp && collective.kind == CollectiveKind::ReduceScatter;
         let tp = self.key.layout.tp;
         let (parts, messages) = match (megatron, forward) {
             (true, false) if collective.kind != CollectiveKind::AllGather => (1, 1),
@@ -383,7 +383,8 @@ mod tests {
     use models::BlockClass;
 
     use super::*;
-    use crate::block_cost::{BlockGroups, Issue};
+    use crate::block_cost::BlockGroups;
+    use crate::execution::Execution;
 
     /// What a runtime issues of a layer of GPT-2 in a pass: products and attention, by the end of their names, `+` with
     /// the message that is sent and `-` with the one that is waited for.
@@ -405,7 +406,10 @@ mod tests {
             class,
             layout,
             recompute: Recompute::None,
-            issue: Issue { overlap_tp },
+            execution: Execution {
+                overlap_tp,
+                ..Execution::own(&runtime)
+            },
             accumulates: DType::F32,
             groups: BlockGroups {
                 tp: alone,

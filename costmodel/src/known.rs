@@ -45,6 +45,8 @@ enum Only {
     Host,
     /// Predictions of strategies whose optimizer has moments in 8 bits.
     EightBits,
+    /// Predictions of strategies that capture whole steps in CUDA graphs.
+    GraphedStep,
 }
 
 impl Only {
@@ -57,7 +59,7 @@ impl Only {
             Self::Any => true,
             Self::Parts(parts) => parts.contains(&architecture),
             Self::Network(network) => network == fabric,
-            Self::Host | Self::EightBits => false,
+            Self::Host | Self::EightBits | Self::GraphedStep => false,
         }
     }
 }
@@ -181,6 +183,9 @@ known! {
     EIGHT_BIT_OPTIMIZER: "optimizer with 8-bit moments, of memory bandwidth" = 0.38, Times, Published,
         "bitsandbytes Adam on V100, 47 ms for 16 bytes of each of a billion 32-bit weights (Dettmers et al., arXiv:2110.02861, runtimes)",
         Only::EightBits;
+    GRAPHED_STEP: "memory of passes that are captured in one CUDA graph" = 1.5, Times, Published,
+        "full-iteration graphs raise the peak by 1.5 to 2 times (NVIDIA-NeMo/Megatron-Bridge@067f987, skills/nemo-mbridge-perf-cuda-graphs); a pair of captures there: 119.8 GiB with graphs, 85.9 without",
+        Only::GraphedStep;
     // Host memory.
     HOST_COPY: "copies between device and host, of the link's rate" = 0.85, Times, Published,
         "nvbandwidth host_to_device_memcpy_ce: 55.6 of 63 GB/s (NVIDIA developer blog), 12.4 of 15.75 GB/s (its README)",
@@ -235,10 +240,15 @@ pub(crate) fn rows(architecture: Architecture, fabric: Fabric) -> Vec<UsedConsta
 }
 
 /// Provenance rows of the numbers that only some strategies need.
-pub(crate) fn rows_of_strategy(host: bool, eight_bits: bool) -> Vec<UsedConstant> {
+pub(crate) fn rows_of_strategy(
+    host: bool,
+    eight_bits: bool,
+    graphed_step: bool,
+) -> Vec<UsedConstant> {
     let needed = |known: &&Known| match known.only {
         Only::Host => host,
         Only::EightBits => eight_bits,
+        Only::GraphedStep => graphed_step,
         Only::Any | Only::Parts(_) | Only::Network(_) => false,
     };
     ALL.iter().filter(needed).map(Known::row).collect()

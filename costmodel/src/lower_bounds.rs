@@ -10,6 +10,7 @@ use crate::assemble::Blocks;
 use crate::blocks::BlockCosts;
 use crate::bounds::{self, LayoutBounds, Lightest, PipelineFloors, Shape};
 use crate::cost_model::{CostModel, finite};
+use crate::execution::Execution;
 use crate::traffic::DataParallel;
 use crate::{CostError, floors, imbalance, offload};
 
@@ -36,9 +37,9 @@ impl CostModel {
         lightest: &Lightest,
         orders: &[AxisOrder],
     ) -> Result<LayoutBounds, CostError> {
-        self.least_of(among, |costs, d| {
-            let blocks = Blocks::look_up(costs, d)?;
-            LayoutBounds::new(costs, d, &blocks, lightest, orders)
+        self.least_of(among, |costs, execution| {
+            let blocks = Blocks::executed(costs, &among[0], execution)?;
+            LayoutBounds::new(costs, &among[0], &blocks, lightest, orders)
         })
     }
 
@@ -54,9 +55,9 @@ impl CostModel {
         orders: &[AxisOrder],
         shapes: impl Iterator<Item = &'a Shape>,
     ) -> Result<Seconds, CostError> {
-        let bounds = self.least_of(among, |costs, d| {
-            let blocks = Blocks::fewest(costs, d)?;
-            LayoutBounds::new(costs, d, &blocks, &Lightest::default(), orders)
+        let bounds = self.least_of(among, |costs, execution| {
+            let blocks = Blocks::fewest(costs, &among[0], execution)?;
+            LayoutBounds::new(costs, &among[0], &blocks, &Lightest::default(), orders)
         })?;
         let times = shapes.map(|shape| bounds.least_time(shape).0);
         Ok(Seconds(times.fold(f64::INFINITY, f64::min)))
@@ -103,15 +104,39 @@ impl CostModel {
     fn least_of(
         &self,
         among: &[Decisions],
-        bounds: impl Fn(&BlockCosts, &Decisions) -> Result<LayoutBounds, CostError>,
+        bounds: impl Fn(&BlockCosts, Execution) -> Result<LayoutBounds, CostError>,
     ) -> Result<LayoutBounds, CostError> {
-        let mut least = bounds(self.pools.first(), &among[0])?;
+        let executions = Execution::least_of(self.scenario(), among);
+        let mut least = bounds(self.pools.first(), executions[0])?;
         for (at, costs) in self.pools.all().iter().enumerate() {
-            for d in &among[usize::from(at == 0)..] {
-                least = least.or_least(&bounds(costs, d)?);
+            for &execution in &executions[usize::from(at == 0)..] {
+                least = least.or_least(&bounds(costs, execution)?);
             }
         }
         Ok(least)
+    }
+
+    /// Whether no pass of the blocks of `d` waits for the host, however states are sharded, with any of these axis orders: CUDA
+    /// graphs then spare no time.
+    ///
+    /// # Errors
+    /// When a block cannot be traced.
+    pub fn host_keeps_up(&self, d: &Decisions, orders: &[AxisOrder]) -> Result<bool, CostError> {
+        for costs in self.pools.all() {
+            for &axis_order in orders {
+                let d = Decisions {
+                    axis_order,
+                    ..d.clone()
+                };
+                if Blocks::look_up(costs, &d)?
+                    .all()
+                    .any(|block| block.waits_for_host())
+                {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
     }
 
     /// A lower bound on the memory of all strategies with the sizes of `d`, from their states alone.

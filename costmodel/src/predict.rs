@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use catalog::calibration::Rate;
 use catalog::residuals::{self, Quantity};
-use catalog::{Bytes, Cluster, DType, Origin, Seconds, Sourced, elementary};
+use catalog::{Bytes, Cluster, CudaGraphs, DType, Origin, Seconds, Sourced, elementary};
 use plans::program::Program;
 use plans::{
     Action, ActionKind, Breakdown, Fit, HostMemory, MemoryItem, NamedTime, Prediction, Strategy,
@@ -16,7 +16,7 @@ use crate::block_cost::{BlockDetail, BlockKey};
 use crate::blocks::BlockCosts;
 use crate::engine::Outcome;
 use crate::pools::PoolCosts;
-use crate::{Scenario, flops, known};
+use crate::{Scenario, flops, graphed, known};
 
 /// A simulated strategy: what was simulated, and what came out.
 #[derive(Clone, Copy, Debug)]
@@ -358,7 +358,8 @@ fn provenance(scenario: &Scenario, strategy: &Strategy, pools: &[BlockCosts]) ->
 fn of_strategy(scenario: &Scenario, strategy: &Strategy) -> Vec<UsedConstant> {
     let on_host = strategy.offload.is_some() || strategy.offload_layers > 0;
     let moments = strategy.state_types(&scenario.runtime).momentum;
-    let mut used = known::rows_of_strategy(on_host, moments == DType::U8);
+    let graphed_step = graphed::priced(scenario, strategy) == CudaGraphs::Step;
+    let mut used = known::rows_of_strategy(on_host, moments == DType::U8, graphed_step);
     if let Some(host) = scenario.cluster.host.as_ref().filter(|_| on_host) {
         used.push(constant("link of a device to its host", &host.link));
         let bandwidth = &host.memory_bandwidth;

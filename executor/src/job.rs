@@ -96,6 +96,11 @@ fn check(model: &ModelConfig, strategy: &Strategy) -> Result<(), ExecutorError> 
         Some("offload: every rank keeps states and activations on the device that it computes on")
     } else if strategy.prefetch.is_some() {
         Some("prefetch: a rank gathers the parameters of a whole stage at a time, one pass ahead")
+    } else if strategy.ep > 1 && (strategy.overlap.expert_parallel || strategy.dispatcher.is_some())
+    {
+        Some(
+            "overlap=ep, and dispatchers: tokens go to their experts by all-to-all, one exchange after the other",
+        )
     } else if strategy.gradients.is_some() {
         Some("grad_dtype: gradients are added up and reduced in fp32")
     } else if model.constants.rope_scaling == catalog::RopeScaling::Other {

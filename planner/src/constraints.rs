@@ -4,7 +4,10 @@
 use std::collections::BTreeMap;
 
 use catalog::runtime::RecomputeMode;
-use catalog::{Mistake, Offload, OptimizerStates, Overlap, Precision, Runtime, Selection, Zero};
+use catalog::{
+    CudaGraphs, Dispatcher, Mistake, Offload, OptimizerStates, Overlap, Precision, Runtime,
+    Selection, Zero,
+};
 use plans::grammar::{OVERLAPS, overlap_name, read_overlap, recompute_name};
 use plans::{Decisions, Recompute};
 use serde::{Deserialize, Serialize};
@@ -25,7 +28,7 @@ pub const DIMENSIONS: [&str; 10] = [
     "mbs",
 ];
 /// Dimensions of names.
-pub const CHOICES: [&str; 11] = [
+pub const CHOICES: [&str; 13] = [
     "cp_kind",
     "zero",
     "schedule",
@@ -37,6 +40,8 @@ pub const CHOICES: [&str; 11] = [
     "offload_layers",
     "overlap",
     "prefetch",
+    "dispatcher",
+    "graphs",
 ];
 
 /// Largest value of a numeric dimension.
@@ -279,6 +284,20 @@ impl Constraints {
             && self.allows_name("offload_layers", &d.offload_layers.to_string())
             && self.allows_overlap(d)
             && self.allows_name("prefetch", &prefetch_name(d.prefetch))
+            && (d.ep == 1 || self.allows_name("dispatcher", dispatcher_name(d, runtime)))
+            && self.allows_name("graphs", graphs_name(d, runtime))
+    }
+
+    /// What the constraint on `graphs` lists; nothing if there is no such constraint.
+    pub(crate) fn fixed_graphs(&self) -> impl Iterator<Item = CudaGraphs> {
+        let values = self.fix.get("graphs").map_or(&[][..], Vec::as_slice);
+        values.iter().filter_map(|v| read_graphs(v))
+    }
+
+    /// The dispatchers that the constraint on `dispatcher` lists; none if there is no such constraint.
+    pub(crate) fn fixed_dispatchers(&self) -> impl Iterator<Item = Dispatcher> {
+        let values = self.fix.get("dispatcher").map_or(&[][..], Vec::as_slice);
+        values.iter().filter_map(|v| read_dispatcher(v))
     }
 
     /// The values that the constraint on `overlap` lists; none if there is no such constraint.
@@ -361,6 +380,24 @@ fn optimizer_name(d: &Decisions) -> &'static str {
     (d.optimizer_states).map_or(OptimizerStates::OWN, OptimizerStates::name)
 }
 
+/// How a strategy sends tokens to their experts, as constraints name it.
+fn dispatcher_name(d: &Decisions, runtime: &Runtime) -> &'static str {
+    d.dispatcher.unwrap_or(runtime.dispatcher).name()
+}
+
+/// What a strategy captures in CUDA graphs, as constraints name it.
+fn graphs_name(d: &Decisions, runtime: &Runtime) -> &'static str {
+    d.graphs.unwrap_or(runtime.graphs).name()
+}
+
+fn read_graphs(name: &str) -> Option<CudaGraphs> {
+    CudaGraphs::ALL.into_iter().find(|of| of.name() == name)
+}
+
+fn read_dispatcher(name: &str) -> Option<Dispatcher> {
+    Dispatcher::ALL.into_iter().find(|d| d.name() == name)
+}
+
 /// What a strategy keeps in host memory, as constraints name it.
 fn offload_name(d: &Decisions) -> String {
     d.offload.map_or(Offload::NONE.to_owned(), Offload::name)
@@ -386,6 +423,8 @@ pub(crate) fn value(
         "offload_layers" => return Some(d.offload_layers.to_string()),
         "overlap" => return Some(overlap_name(d.overlap)),
         "prefetch" => return Some(prefetch_name(d.prefetch)),
+        "dispatcher" => return Some(dispatcher_name(d, runtime).to_owned()),
+        "graphs" => return Some(graphs_name(d, runtime).to_owned()),
         _ => {}
     }
     let size = sizes(d).into_iter().find(|(name, _)| *name == key);
@@ -438,6 +477,22 @@ fn values_of(text: &str, key: &str, values: &[String]) -> Result<(), PlannerErro
     if let Some(unknown) = unknown.filter(|_| key == "overlap") {
         let wrong = Mistake::new(format!("`{unknown}` is no overlap"));
         return Err(mistake(text, wrong.expected(OVERLAPS)));
+    }
+    let unknown = values.iter().find(|v| read_dispatcher(v).is_none());
+    if let Some(unknown) = unknown.filter(|_| key == "dispatcher") {
+        let names = Dispatcher::ALL.map(Dispatcher::name);
+        let wrong = Mistake::new(format!("`{unknown}` is no dispatcher"))
+            .expected(format!("one of {}", names.join(", ")))
+            .nearest(catalog::suggest::nearest(unknown, names));
+        return Err(mistake(text, wrong));
+    }
+    let unknown = values.iter().find(|v| read_graphs(v).is_none());
+    if let Some(unknown) = unknown.filter(|_| key == "graphs") {
+        let names = CudaGraphs::ALL.map(CudaGraphs::name);
+        let wrong = Mistake::new(format!("`{unknown}` is no part of a step that is captured"))
+            .expected(format!("one of {}", names.join(", ")))
+            .nearest(catalog::suggest::nearest(unknown, names));
+        return Err(mistake(text, wrong));
     }
     let expected = match key {
         "offload_layers" => "a number of layers",

@@ -206,20 +206,21 @@ impl Contest<'_> {
         let orders = self.space.orders(layout);
         let shapes = self.shapes.of(layout);
         let (base, most) = (self.space.decisions(layout), self.complexity(of));
+        let mut bounds = BTreeMap::new();
         let none = Lightest::default();
-        for execution in self.space.executions(layout) {
-            let mut bounds = BTreeMap::new();
-            for (pipeline, shapes) in self.space.pipelines(layout).iter().zip(shapes) {
-                let activations = pipeline.activations.iter().zip(shapes);
-                for (&activations, shape) in activations.filter(|(of, _)| alike(of)) {
+        for (pipeline, shapes) in self.space.pipelines(layout).iter().zip(shapes) {
+            let activations = pipeline.activations.iter().zip(shapes);
+            for (&activations, shape) in activations.filter(|(of, _)| alike(of)) {
+                let recompute = activations.recompute;
+                for execution in self.space.executions(layout, pipeline, activations) {
                     let d = execution.of(&with_pipeline(&base, pipeline, activations));
-                    let mut found = self.simpler_beneath(&d, &shardings, orders, most);
+                    let shardings = shardings.iter().filter(|way| execution.leaves(way));
+                    let mut found = self.simpler_beneath(&d, shardings, orders, most);
                     if found.is_empty() {
                         continue;
                     }
-                    let recompute = activations.recompute;
                     let kind = (recompute.of_layer(0), recompute.of_layer(u64::MAX));
-                    let bounds = match bounds.entry(kind) {
+                    let bounds = match bounds.entry((execution, kind)) {
                         btree_map::Entry::Occupied(known) => known.into_mut(),
                         btree_map::Entry::Vacant(new) => {
                             let d = Decisions {
@@ -240,10 +241,10 @@ impl Contest<'_> {
     }
 
     /// The strategies with the pipeline and execution of `d` that are simpler than `most`.
-    fn simpler_beneath(
+    fn simpler_beneath<'s>(
         &self,
         d: &Decisions,
-        shardings: &[&ShardingChoice],
+        shardings: impl Iterator<Item = &'s &'s ShardingChoice> + Clone,
         orders: &[AxisOrder],
         most: Complexity,
     ) -> Vec<(Complexity, Strategy)> {
@@ -255,7 +256,7 @@ impl Contest<'_> {
         } = self.costs.scenario();
         let mut found = Vec::new();
         for &axis_order in orders {
-            for sharding in shardings {
+            for sharding in shardings.clone() {
                 let d = Decisions {
                     axis_order,
                     ..sharding.of(d)

@@ -9,6 +9,7 @@ use plans::Decisions;
 
 use crate::choices::{Asked, divisors, powers_of_two};
 use crate::constraints::switch_name;
+use crate::simplicity;
 
 /// Largest number of sequences in a micro-batch.
 const MAX_MICRO_BATCH: u64 = 16;
@@ -56,17 +57,22 @@ impl Layout {
 
     /// Whether all sizes, and sequence parallelism, are those of some decisions.
     pub(crate) fn has_sizes_of(&self, d: &Decisions) -> bool {
-        let own = [
-            self.tp,
-            self.pp,
-            self.cp,
-            self.dp,
-            self.ep,
-            self.etp,
-            self.micro_batch,
-        ];
-        own == [d.tp, d.pp, d.cp, d.dp(), d.ep, d.etp, d.micro_batch]
-            && self.sequence_parallel == d.sequence_parallel
+        self.sizes() == simplicity::layout(d) && self.sequence_parallel == d.sequence_parallel
+    }
+
+    /// The sizes of its mesh, and its micro-batch, as [`simplicity::layout`] says them of a plan.
+    pub(crate) fn sizes(&self) -> [u64; 7] {
+        let Self {
+            tp,
+            pp,
+            cp,
+            ep,
+            etp,
+            dp,
+            micro_batch,
+            ..
+        } = *self;
+        [tp, pp, cp, ep, etp, dp, micro_batch]
     }
 }
 

@@ -6,8 +6,8 @@
 //! two never decide.
 
 use catalog::{
-    CpKind, GradientTypes, Mistake, Offload, OptimizerStates, ScheduleKind, Workload,
-    WorkloadSizes, elementary,
+    CpKind, CudaGraphs, Dispatcher, GradientTypes, Mistake, Offload, OptimizerStates, ScheduleKind,
+    Workload, WorkloadSizes, elementary,
 };
 use costmodel::Scenario;
 
@@ -138,7 +138,14 @@ fn candidates(scenario: &Scenario, counts: &[u64], key: &str) -> Vec<String> {
             .chain(OptimizerStates::ALL.map(OptimizerStates::name))
             .collect(),
         "prefetch" => vec!["0", "1", "2"],
-        "overlap" => vec!["none", "grad+param+pp", "grad+param+tp+pp"],
+        "overlap" => vec![
+            "none",
+            "grad+param+pp",
+            "grad+param+tp+pp",
+            "grad+param+ep+pp",
+        ],
+        "graphs" => CudaGraphs::ALL.map(CudaGraphs::name).to_vec(),
+        "dispatcher" => Dispatcher::ALL.map(Dispatcher::name).to_vec(),
         "offload" => vec![Offload::NONE, "optimizer", "optimizer:50", "parameters"],
         "recompute" => vec!["none", "selective", "full", "layers", "selective_ops"],
         _ => Vec::new(),

@@ -3,7 +3,7 @@
 //! A decision is the size of an axis, with the ranks that it gains or loses taken from one other axis; or one of the
 //! others: expert sizes, micro-batch, sequence parallelism, kind of context parallelism, schedule with virtual stages,
 //! stages, recomputation, activations in host memory, sharding of states, types of gradients, optimizer states, depth of
-//! prefetching, axis order, overlap. What has to follow from the changed decision (such
+//! prefetching, axis order, overlap, dispatcher of tokens, CUDA graphs. What has to follow from the changed decision (such
 //! as the number of virtual stages when the pipeline changes) differs as little as the space allows.
 
 use std::collections::BTreeMap;
@@ -18,6 +18,7 @@ use rayon::prelude::*;
 use crate::PlannerError;
 use crate::choices::{ActivationChoice, PipelineChoice, ShardingChoice};
 use crate::constraints::Constraints;
+use crate::executions::adapted;
 use crate::explain::why_not_first;
 use crate::layouts::Layout;
 use crate::options::{Objective, SearchOptions, limit};
@@ -63,6 +64,8 @@ pub(crate) fn apart(a: &Decisions, b: &Decisions) -> Apart {
     let of_order = |d: &Decisions| d.canonical().axis_order;
     order.choice(of_order(a), of_order(b));
     order.choice(a.overlap, b.overlap);
+    order.choice(a.dispatcher, b.dispatcher);
+    order.choice(a.graphs, b.graphs);
     layouts(a, b)
         .and(pipelines(
             a,
@@ -160,6 +163,8 @@ fn shardings(a: &Decisions, b: &Decisions) -> Apart {
 fn nearest(space: &SearchSpace, layout: &Layout, to: &Decisions) -> Option<Decisions> {
     let base = Decisions {
         overlap: to.overlap,
+        dispatcher: to.dispatcher,
+        graphs: to.graphs,
         ..space.decisions(layout)
     };
     let pipelines_of = space.pipelines(layout);
@@ -251,16 +256,27 @@ pub(crate) fn strategies(
             let base = base.clone();
             found.push(("order", Decisions { axis_order, ..base }));
         }
-        for overlap in overlaps(&base, scenario) {
-            let d = Decisions {
-                overlap,
-                ..base.clone()
-            };
-            let precision = scenario.workload.precision;
-            if constraints.allow(&d, &scenario.runtime, precision) {
-                found.push(("overlap", d));
-            }
-        }
+        let dispatchers = space.dispatchers(layout).into_iter();
+        let dispatched = dispatchers.map(|dispatcher| {
+            let base = base.clone();
+            ("dispatcher", Decisions { dispatcher, ..base })
+        });
+        let overlapped = overlaps(&base, scenario).into_iter().map(|overlap| {
+            let base = base.clone();
+            ("overlap", Decisions { overlap, ..base })
+        });
+        let captured = space.graphs(layout).into_iter().map(|graphs| {
+            let base = base.clone();
+            ("graphs", Decisions { graphs, ..base })
+        });
+        let precision = scenario.workload.precision;
+        let allowed = |(_, d): &(&str, Decisions)| {
+            adapted(d.clone(), scenario) == *d && constraints.allow(d, &scenario.runtime, precision)
+        };
+        found.extend(dispatched.chain(overlapped).chain(captured).filter(allowed));
+    }
+    for (_, d) in &mut found {
+        *d = adapted(d.clone(), scenario);
     }
     let same_job = of.canonical();
     let mut all: Vec<(&'static str, Strategy)> = Vec::new();
@@ -347,8 +363,8 @@ fn of_shardings(
     found.extend(levels.into_values().map(|(_, d)| ("zero", d)));
 }
 
-/// Overlaps one change away: with one kind of message, or every kind, set to the runtime's own value; and with
-/// tensor-parallel overlap switched, where the runtime can switch it.
+/// Overlaps one change away: with one kind of message, or every kind, set to the runtime's own value; and with one kind
+/// switched that the runtime can switch.
 fn overlaps(d: &Decisions, scenario: &Scenario) -> Vec<Overlap> {
     let (own, usual) = (d.overlap, scenario.runtime.overlap);
     let switches = scenario.runtime.space.tensor_parallel_overlap && d.sequence_parallel;
@@ -372,6 +388,12 @@ fn overlaps(d: &Decisions, scenario: &Scenario) -> Vec<Overlap> {
     let tensor_parallel = !own.tensor_parallel;
     all.extend(switches.then_some(Overlap {
         tensor_parallel,
+        ..own
+    }));
+    let expert_parallel = !own.expert_parallel;
+    let switches = scenario.runtime.space.expert_overlap && d.ep > 1;
+    all.extend(switches.then_some(Overlap {
+        expert_parallel,
         ..own
     }));
     all.retain(|overlap| *overlap != own);

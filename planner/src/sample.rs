@@ -86,19 +86,27 @@ fn scored(
 /// The strategy at an index among those of a layout, in the order of [`SearchSpace::strategies`].
 fn strategy(space: &SearchSpace, layout: &Layout, index: u64) -> Strategy {
     let (shardings, orders) = (space.shardings(layout), space.orders(layout));
-    let executions = space.executions(layout);
-    let beside = shardings.len() * orders.len();
-    let index = index as usize;
+    let mut index = index as usize;
     let pipelines = space.pipelines(layout).iter();
-    let mut pipelines = pipelines.flat_map(|p| p.activations.iter().map(move |&mode| (p, mode)));
-    let family = index / beside;
-    let (pipeline, activations) = pipelines
-        .nth(family / executions.len())
-        .expect("an index among a layout's strategies");
-    let d = with_pipeline(&space.decisions(layout), pipeline, activations);
-    let d = executions[family % executions.len()].of(&d);
-    let (sharding, order) = (index % beside / orders.len(), index % orders.len());
-    space.with_sharding(&d, &shardings[sharding], orders[order])
+    let pipelines = pipelines.flat_map(|p| p.activations.iter().map(move |&mode| (p, mode)));
+    let found = pipelines.into_iter().find_map(|(pipeline, activations)| {
+        let executions = space.executions(layout, pipeline, activations);
+        executions.into_iter().find_map(|execution| {
+            let beside = space.beside(layout, &[execution]) as usize;
+            let found = index < beside;
+            if !found {
+                index -= beside;
+            }
+            found.then_some((pipeline, activations, execution))
+        })
+    });
+    let (pipeline, activations, execution) = found.expect("an index among a layout's strategies");
+    let base = space.decisions(layout);
+    let d = execution.of(&with_pipeline(&base, pipeline, activations));
+    let mut ways = shardings.iter().filter(|way| execution.leaves(way));
+    let sharding = ways.nth(index / orders.len());
+    let sharding = sharding.expect("an index among the ways to shard states");
+    space.with_sharding(&d, sharding, orders[index % orders.len()])
 }
 
 #[cfg(test)]

@@ -2,30 +2,29 @@
 //!
 //! Every entry stands for a set of strategies and has a lower bound on what is minimised. An entry is opened when its
 //! bound is the least: a layout with a pipeline becomes the ways to run its passes; each is simulated without data-parallel
-//! traffic, which raises its bound, then becomes its strategies, each with a bound of its own; a strategy is simulated. Sets are left out if their memory
-//! floor does not fit, or if their bound is strictly above the k-th best found, so the result equals brute force.
-//! Entries are opened in waves of fixed size and the best found changes only between waves, so the result does not
-//! depend on threads.
+//! traffic, which raises its bound, then becomes its strategies, each with a bound of its own; a strategy is simulated. Sets
+//! are left out if their memory floor does not fit, or if their bound is strictly above the k-th best found, so the result
+//! equals brute force. Entries are opened in waves of fixed size and the best found changes only between waves, so the
+//! result does not depend on threads.
 
-use std::collections::{BTreeMap, BinaryHeap, btree_map};
+use std::collections::BinaryHeap;
 use std::sync::atomic::Ordering;
 
-use catalog::{Bytes, Seconds};
-use costmodel::{CostModel, Lightest, PipelineFloors, Score};
+use catalog::Bytes;
+use costmodel::{CostModel, Score};
 use plans::prediction::SpaceReport;
-use plans::{Candidate, Decisions, Floors, SearchOutcome, Strategy};
+use plans::{Candidate, SearchOutcome, Strategy};
 use rayon::prelude::*;
 
 use crate::PlannerError;
-use crate::chains::Chain;
+use crate::branches::Branches;
 use crate::contest::{self, Contest, Scored};
 use crate::explain::why_not_first;
-use crate::layouts::Layout;
 use crate::options::{Objective, SearchOptions, limit};
-use crate::sets::{Bounded, Chained, Entry, Opened, Set};
+use crate::sets::{Bounded, Entry, Opened, Set};
 use crate::shapes::Shapes;
 use crate::simplicity;
-use crate::space::{SearchSpace, with_pipeline};
+use crate::space::SearchSpace;
 
 /// Largest number of strategies that an exhaustive search simulates.
 const EXHAUSTIVE_LIMIT: u64 = 100_000_000;
@@ -41,6 +40,8 @@ const FIRST_WAVES: usize = 16;
 const LARGER_STATES: &str = "larger optimizer states, with which no step is faster";
 /// Why strategies are left out of which another, which fits, differs only in keeping less in host memory.
 const MORE_ON_HOST: &str = "more states in host memory than needed, with which steps take longer";
+/// Why strategies are left out whose CUDA graphs take memory, and no time from the host that anything waits for.
+const SPARED_NOTHING: &str = "CUDA graphs of kernels that do not wait for the host";
 /// Share of the work, as progress is shown, after which all layouts are bounded.
 const BOUNDED: f64 = 0.7;
 
@@ -54,21 +55,7 @@ pub fn search(
     options: &SearchOptions<'_>,
     progress: &(dyn Fn(f64) + Sync),
 ) -> Result<SearchOutcome, PlannerError> {
-    let mut run = Run {
-        costs,
-        space,
-        options,
-        limit: limit(costs, options),
-        report: SpaceReport {
-            strategies: space.len(),
-            illegal: space.illegal.clone(),
-            ..SpaceReport::default()
-        },
-        best: Vec::new(),
-        wanted: options.top.max(contest::LAYOUTS),
-        shapes: Shapes::new(costs, space)?,
-        open: BinaryHeap::new(),
-    };
+    let mut run = Run::new(costs, space, options)?;
     if options.exhaustive {
         run.exhaustive(progress)?;
     } else {
@@ -81,6 +68,30 @@ pub fn search(
             .extend(restricted(costs, space, options, &outcome.top)?);
     }
     Ok(outcome)
+}
+
+/// The peak memory of the lightest strategy; `None` if there is no strategy.
+///
+/// # Errors
+/// When a block cannot be priced.
+pub(crate) fn least_memory(
+    costs: &CostModel,
+    space: &SearchSpace,
+    options: &SearchOptions<'_>,
+) -> Result<Option<Bytes>, PlannerError> {
+    let lightest = SearchOptions {
+        objective: Objective::Memory,
+        risk: None,
+        ..*options
+    };
+    let mut run = Run {
+        wanted: 1,
+        opens_ties: false,
+        ..Run::new(costs, space, &lightest)?
+    };
+    run.pruned(&|_| {})?;
+    let lightest = run.best.first();
+    Ok(lightest.map(|(_, lightest)| lightest.score.peak_memory))
 }
 
 /// The best plans without an axis that the best of all has.
@@ -118,37 +129,61 @@ fn restricted(
 }
 
 struct Run<'a> {
-    costs: &'a CostModel,
-    space: &'a SearchSpace,
+    branches: Branches<'a>,
     options: &'a SearchOptions<'a>,
-    limit: Bytes,
     report: SpaceReport,
     /// The best plans of the best layouts found so far, best first, at most `wanted`.
     best: Vec<([u64; 7], Scored)>,
     /// Number of layouts that are compared in the end.
     wanted: usize,
-    /// The shapes of the space's pipelines.
-    shapes: Shapes,
+    /// Whether sets are opened whose bound is that of the worst plan kept, among which may be one that comes before it.
+    opens_ties: bool,
     /// What is still to be opened.
     open: BinaryHeap<Entry>,
 }
 
-impl Run<'_> {
+impl<'a> Run<'a> {
+    fn new(
+        costs: &'a CostModel,
+        space: &'a SearchSpace,
+        options: &'a SearchOptions<'a>,
+    ) -> Result<Self, PlannerError> {
+        Ok(Self {
+            branches: Branches {
+                costs,
+                space,
+                objective: options.objective,
+                limit: limit(costs, options),
+                shapes: Shapes::new(costs, space)?,
+            },
+            options,
+            report: SpaceReport {
+                strategies: space.len(),
+                illegal: space.illegal.clone(),
+                ..SpaceReport::default()
+            },
+            best: Vec::new(),
+            wanted: options.top.max(contest::LAYOUTS),
+            opens_ties: true,
+            open: BinaryHeap::new(),
+        })
+    }
+
     fn exhaustive(&mut self, progress: &(dyn Fn(f64) + Sync)) -> Result<(), PlannerError> {
-        let strategies = self.space.len();
+        let strategies = self.branches.space.len();
         if strategies > EXHAUSTIVE_LIMIT {
             return Err(PlannerError::TooLarge {
                 strategies,
                 limit: EXHAUSTIVE_LIMIT,
             });
         }
-        let layouts = self.space.layouts();
+        let layouts = self.branches.space.layouts();
         for (index, layout) in layouts.iter().enumerate() {
             if self.stopped() {
                 break;
             }
-            let members = self.space.strategies(layout);
-            let score = |m: &Strategy| self.costs.score(m).map_err(PlannerError::from);
+            let members = self.branches.space.strategies(layout);
+            let score = |m: &Strategy| self.branches.costs.score(m).map_err(PlannerError::from);
             let scores: Vec<Score> = members.par_iter().map(score).collect::<Result<_, _>>()?;
             self.rank(members.into_iter().zip(scores));
             progress((index + 1) as f64 / layouts.len() as f64);
@@ -174,8 +209,8 @@ impl Run<'_> {
             let bounded: Vec<Bounded> = chunk
                 .par_iter()
                 .map(|&at| match lazily {
-                    true => self.as_a_whole(at),
-                    false => self.bounded(at),
+                    true => self.branches.as_a_whole(at),
+                    false => self.branches.bounded(at),
                 })
                 .collect::<Result<_, _>>()?;
             for bounded in bounded {
@@ -195,7 +230,7 @@ impl Run<'_> {
         }
         if !self.stopped() {
             while let Some(entry) = self.open.pop() {
-                self.prune(self.reason(), self.count(&entry));
+                self.prune(self.reason(), self.branches.count(&entry));
             }
         }
         Ok(())
@@ -208,17 +243,10 @@ impl Run<'_> {
         }
     }
 
-    fn bound(&self, floors: &Floors) -> f64 {
-        match self.options.objective {
-            Objective::Time => floors.time.0,
-            Objective::Memory => floors.memory.as_f64(),
-        }
-    }
-
     /// The indices of all layouts, first some of all parts of the space: good plans that are found early leave out most of
     /// it.
     fn spread_out(&self) -> Vec<u32> {
-        let layouts = self.space.layouts().len();
+        let layouts = self.branches.space.layouts().len();
         let step = layouts.div_ceil(FIRST_CHUNK).max(1);
         let (mut order, others): (Vec<u32>, Vec<u32>) =
             (0..layouts as u32).partition(|&at| (at as usize).is_multiple_of(step));
@@ -226,103 +254,12 @@ impl Run<'_> {
         order
     }
 
-    /// Bounds a layout by what all its pipelines take at least.
-    fn as_a_whole(&self, at: u32) -> Result<Bounded, PlannerError> {
-        let layout = &self.space.layouts()[at as usize];
-        let base = self.space.decisions(layout);
-        let states = (self.costs).states_floor(&base, &self.space.lightest(layout, &base))?;
-        if states > self.limit {
-            return Ok(Bounded {
-                too_large: self.space.members(layout),
-                ..Bounded::default()
-            });
-        }
-        let bound = match self.options.objective {
-            Objective::Memory => states.as_f64(),
-            Objective::Time => {
-                let time = self.shapes.least_time(self.costs, self.space, layout)?;
-                time.0
-            }
-        };
-        Ok(Bounded::of(Entry {
-            bound,
-            place: [at, 0, 0, 0, 0],
-            of: Set::Layout,
-        }))
-    }
-
-    /// Bounds all pipelines of a layout.
-    fn bounded(&self, at: u32) -> Result<Bounded, PlannerError> {
-        let layout = &self.space.layouts()[at as usize];
-        let base = self.space.decisions(layout);
-        let lightest = self.space.lightest(layout, &base);
-        let orders = self.space.orders(layout);
-        let executed = self.space.executed(layout);
-        let beside = executed.len() as u64 * self.space.beside(layout);
-        let pipelines = self.space.pipelines(layout);
-        let mut bounded = Bounded::default();
-        if self.costs.states_floor(&base, &lightest)? > self.limit {
-            bounded.too_large = self.space.members(layout);
-            return Ok(bounded);
-        }
-        let mut costs = BTreeMap::new();
-        let shapes = self.shapes.of(layout);
-        // If it is memory that is minimised, the least of all is wanted.
-        let limit = (self.options.objective == Objective::Time).then_some(self.limit);
-        for (index, pipeline) in pipelines.iter().enumerate() {
-            for (mode, &activations) in pipeline.activations.iter().enumerate() {
-                let recompute = activations.recompute;
-                let kind = (recompute.of_layer(0), recompute.of_layer(u64::MAX));
-                let bounds = match costs.entry(kind) {
-                    btree_map::Entry::Occupied(known) => known.into_mut(),
-                    btree_map::Entry::Vacant(new) => {
-                        let recomputing = |d: &Decisions| Decisions {
-                            recompute,
-                            ..d.clone()
-                        };
-                        let among: Vec<Decisions> = executed.iter().map(recomputing).collect();
-                        new.insert(self.costs.layout_bounds(&among, &lightest, orders)?)
-                    }
-                };
-                let shape = &shapes[index][mode];
-                let PipelineFloors { floors, on_host } =
-                    self.costs.pipeline_floors(bounds, shape, limit)?;
-                if floors.memory > self.limit {
-                    bounded.too_large += beside;
-                } else {
-                    bounded.entries.push(Entry {
-                        bound: self.bound(&floors),
-                        place: [at, index as u32, mode as u32, 0, 0],
-                        of: Set::Pipeline { on_host },
-                    });
-                }
-            }
-        }
-        Ok(bounded)
-    }
-
-    fn layout(&self, entry: &Entry) -> &Layout {
-        &self.space.layouts()[entry.place[0] as usize]
-    }
-
-    /// Number of strategies that an entry stands for.
-    fn count(&self, entry: &Entry) -> u64 {
-        match &entry.of {
-            Set::Layout => self.space.members(self.layout(entry)),
-            Set::Chain(chain) => 1 + chain.later.len() as u64,
-            Set::Pipeline { .. } => {
-                let layout = self.layout(entry);
-                self.space.executions(layout).len() as u64 * self.space.beside(layout)
-            }
-            Set::Execution { .. } | Set::Simulated(_) => self.space.beside(self.layout(entry)),
-        }
-    }
-
     /// Keeps what a set consists of; `bound` is the set's own.
     fn take(&mut self, bounded: Bounded, bound: f64) {
         self.prune("memory floor", bounded.too_large);
         self.prune(LARGER_STATES, bounded.larger);
         self.prune(MORE_ON_HOST, bounded.more_on_host);
+        self.prune(SPARED_NOTHING, bounded.captured);
         for entry in bounded.entries {
             self.push(Entry {
                 bound: entry.bound.max(bound),
@@ -332,8 +269,8 @@ impl Run<'_> {
     }
 
     fn push(&mut self, entry: Entry) {
-        if self.beyond(entry.bound) {
-            self.prune(self.reason(), self.count(&entry));
+        if self.beyond(entry.bound) || self.beyond_own(&entry) {
+            self.prune(self.reason(), self.branches.count(&entry));
         } else {
             self.open.push(entry);
         }
@@ -347,12 +284,17 @@ impl Run<'_> {
                 .open
                 .peek()
                 .is_some_and(|entry| !self.beyond(entry.bound))
+            && let Some(entry) = self.open.pop()
         {
-            entries.extend(self.open.pop());
+            if self.beyond_own(&entry) {
+                self.prune(self.reason(), self.branches.count(&entry));
+            } else {
+                entries.push(entry);
+            }
         }
         let opened: Vec<Opened> = entries
             .par_iter()
-            .map(|entry| self.opened(entry))
+            .map(|entry| self.branches.opened(entry))
             .collect::<Result<_, _>>()?;
         let any = !entries.is_empty();
         let mut scored = Vec::new();
@@ -372,175 +314,12 @@ impl Run<'_> {
         Ok(any)
     }
 
-    fn opened(&self, entry: &Entry) -> Result<Opened, PlannerError> {
-        let sets = match &entry.of {
-            Set::Chain(chain) => return self.scored(entry, chain),
-            Set::Layout => self.bounded(entry.place[0])?,
-            &Set::Pipeline { on_host } => match self.executions(entry, on_host)? {
-                Some(executions) => executions,
-                None => self.simulated(entry, on_host)?,
-            },
-            &Set::Execution { on_host } => self.simulated(entry, on_host)?,
-            Set::Simulated(passes) => self.strategies(entry, *passes)?,
-        };
-        Ok(Opened { score: None, sets })
-    }
-
-    /// What an entry fixes: of a set, those of its first member.
-    fn decisions(&self, entry: &Entry) -> Decisions {
-        let layout = self.layout(entry);
-        let pipeline = &self.space.pipelines(layout)[entry.place[1] as usize];
-        let activations = pipeline.activations[entry.place[2] as usize];
-        let d = with_pipeline(&self.space.decisions(layout), pipeline, activations);
-        self.space.executions(layout)[entry.place[3] as usize].of(&d)
-    }
-
-    /// The ways to run the passes of a pipeline, each with its bound; `None` if there is only one.
-    fn executions(&self, entry: &Entry, on_host: Seconds) -> Result<Option<Bounded>, PlannerError> {
-        let layout = self.layout(entry);
-        let executions = self.space.executions(layout).len();
-        if executions == 1 {
-            return Ok(None);
-        }
-        let orders = self.space.orders(layout);
-        let [at, pipeline, mode, ..] = entry.place;
-        let shape = &self.shapes.of(layout)[pipeline as usize][mode as usize];
-        let mut bounded = Bounded::default();
-        for execution in 0..executions as u32 {
-            let mut execution = Entry {
-                bound: entry.bound,
-                place: [at, pipeline, mode, execution, 0],
-                of: Set::Execution { on_host },
-            };
-            if self.options.objective == Objective::Time {
-                let d = self.decisions(&execution);
-                let bounds = self
-                    .costs
-                    .layout_bounds(&[d], &Lightest::default(), orders)?;
-                let least = self.costs.pipeline_floors(&bounds, shape, None)?.floors;
-                execution.bound = (least.time + on_host).0;
-            }
-            bounded.entries.push(execution);
-        }
-        Ok(Some(bounded))
-    }
-
-    /// The same strategies with a bound from the simulated passes, where time is minimised.
-    fn simulated(&self, entry: &Entry, on_host: Seconds) -> Result<Bounded, PlannerError> {
-        if self.options.objective == Objective::Memory {
-            return self.strategies(entry, None);
-        }
-        let orders = self.space.orders(self.layout(entry));
-        let passes = self.costs.passes(&self.decisions(entry), orders)?;
-        Ok(Bounded::of(Entry {
-            bound: passes.map_or(0.0, |time| (time + on_host).0),
-            place: entry.place,
-            of: Set::Simulated(passes),
-        }))
-    }
-
-    /// The strategies with a pipeline, recomputation and way to run passes, with their bounds.
-    fn strategies(&self, of: &Entry, passes: Option<Seconds>) -> Result<Bounded, PlannerError> {
-        let layout = self.layout(of);
-        let d = &self.decisions(of);
-        let ways = self.space.ways(layout);
-        let orders = self.space.orders(layout);
-        let [at, pipeline, mode, execution, _] = of.place;
-        let mut found = Bounded {
-            // The optimizer is the last that a rank does: with smaller states all else is alike, and the step is neither
-            // longer nor takes more memory.
-            larger: ways.larger * orders.len() as u64,
-            ..Bounded::default()
-        };
-        // If it is memory that is minimised, each way is tried by itself.
-        let together = match self.options.objective {
-            Objective::Time => usize::MAX,
-            Objective::Memory => 1,
-        };
-        let mut index = 0;
-        for chain in ways.chains.iter().flat_map(|Chain(of)| of.chunks(together)) {
-            for &order in orders {
-                let place = [at, pipeline, mode, execution, index];
-                let of = |&way: &u32| self.space.with_sharding(d, &ways.all[way as usize], order);
-                self.add_chain(chain, of, place, passes, &mut found)?;
-                index += 1;
-            }
-        }
-        Ok(found)
-    }
-
-    /// Adds the first strategy of a chain that may fit, with those after it. `of` makes the strategies.
-    fn add_chain(
-        &self,
-        mut chain: &[u32],
-        of: impl Fn(&u32) -> Strategy,
-        place: [u32; 5],
-        passes: Option<Seconds>,
-        found: &mut Bounded,
-    ) -> Result<(), PlannerError> {
-        let ways = self.space.ways(&self.space.layouts()[place[0] as usize]);
-        while let Some((first, later)) = chain.split_first() {
-            let first = of(first);
-            let next = later
-                .first()
-                .and_then(|&way| ways.all[way as usize].offload);
-            let floors = self.costs.floors(&first, passes, next)?;
-            if floors.may_fit(self.limit) {
-                let bound = self.bound(&floors);
-                let later = later.to_vec();
-                let of = Set::Chain(Box::new(Chained {
-                    first,
-                    later,
-                    passes,
-                }));
-                found.entries.push(Entry { bound, place, of });
-                break;
-            }
-            found.too_large += 1;
-            chain = later;
-        }
-        Ok(())
-    }
-
-    /// Simulates the first strategy of a chain. Those after it are left out if it fits and is faster.
-    fn scored(&self, entry: &Entry, chain: &Chained) -> Result<Opened, PlannerError> {
-        let score = self.costs.score(&chain.first)?;
-        let ways = self.space.ways(self.layout(entry));
-        let order = chain.first.axis_order;
-        let of = |&way: &u32| {
-            let way = &ways.all[way as usize];
-            self.space.with_sharding(&chain.first, way, order)
-        };
-        let mut sets = Bounded::default();
-        let mut add = |later| self.add_chain(later, of, entry.place, chain.passes, &mut sets);
-        let next = (chain.later.first()).and_then(|&way| ways.all[way as usize].offload);
-        match next {
-            Some(next) if self.fits(&score) => {
-                // With still more on the host it takes still longer.
-                if self.costs.updates_before(&chain.first, next)? {
-                    sets.more_on_host += chain.later.len() as u64;
-                } else {
-                    chain.later.chunks(1).try_for_each(add)?;
-                }
-            }
-            _ => add(&chain.later)?,
-        }
-        Ok(Opened {
-            score: Some(score),
-            sets,
-        })
-    }
-
-    fn fits(&self, score: &Score) -> bool {
-        score.peak_memory <= self.limit && score.fits_host
-    }
-
     /// Takes simulated strategies into the best found.
     fn rank(&mut self, scored: impl Iterator<Item = (Strategy, Score)>) {
         let objective = self.options.objective;
         for (strategy, score) in scored {
             self.report.simulated += 1;
-            if !self.fits(&score) {
+            if !self.branches.fits(&score) {
                 self.report.too_large += 1;
                 continue;
             }
@@ -561,12 +340,23 @@ impl Run<'_> {
         if self.best.len() < self.wanted {
             return false;
         }
-        let worst = &self.best[self.best.len() - 1].1.score;
-        bound
-            > match self.options.objective {
-                Objective::Time => worst.step_time.0,
-                Objective::Memory => worst.peak_memory.as_f64(),
-            }
+        let worst = self.minimised(&self.best[self.best.len() - 1].1.score);
+        bound > worst || bound == worst && !self.opens_ties
+    }
+
+    /// Whether the strategies of an entry are certainly worse than the best known of their own layout.
+    fn beyond_own(&self, entry: &Entry) -> bool {
+        let layout = self.branches.layout(entry).sizes();
+        let known = self.best.iter().find(|(known, _)| *known == layout);
+        known.is_some_and(|(_, best)| entry.bound > self.minimised(&best.score))
+    }
+
+    /// What the search minimises of a plan.
+    fn minimised(&self, score: &Score) -> f64 {
+        match self.options.objective {
+            Objective::Time => score.step_time.0,
+            Objective::Memory => score.peak_memory.as_f64(),
+        }
     }
 
     fn prune(&mut self, reason: &str, count: u64) {
@@ -584,22 +374,29 @@ impl Run<'_> {
     fn finish(self) -> Result<SearchOutcome, PlannerError> {
         let interrupted = self.stopped();
         let best: Vec<Scored> = self.best.into_iter().map(|(_, scored)| scored).collect();
+        let Branches {
+            costs,
+            space,
+            limit,
+            ref shapes,
+            ..
+        } = self.branches;
         let ranked = Contest {
-            costs: self.costs,
-            space: self.space,
+            costs,
+            space,
             options: self.options,
-            shapes: &self.shapes,
-            limit: self.limit,
+            shapes,
+            limit,
         };
         let ranked = ranked.ranked(&best)?;
         let mut top: Vec<Candidate> = Vec::with_capacity(ranked.plans.len());
         for plan in ranked.plans {
             let first = top.first();
-            top.push(candidate(self.costs, plan, first)?);
+            top.push(candidate(costs, plan, first)?);
         }
         let mut wishes = Vec::with_capacity(ranked.wishes.len());
         for (wish, plan) in ranked.wishes {
-            wishes.push((wish.to_owned(), candidate(self.costs, plan, top.first())?));
+            wishes.push((wish.to_owned(), candidate(costs, plan, top.first())?));
         }
         Ok(SearchOutcome {
             top,

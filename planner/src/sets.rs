@@ -86,6 +86,8 @@ pub(crate) struct Bounded {
     pub(crate) too_large: u64,
     /// Number of strategies of which another holds its optimizer states in less memory.
     pub(crate) larger: u64,
+    /// Number of strategies that capture CUDA graphs which spare no time.
+    pub(crate) captured: u64,
     /// Number of strategies of which another fits that keeps less of its optimizer states in host memory.
     pub(crate) more_on_host: u64,
 }

@@ -8,6 +8,7 @@ use rayon::prelude::*;
 
 use crate::PlannerError;
 use crate::choices::PipelineChoice;
+use crate::executions::Allows;
 use crate::layouts::Layout;
 use crate::space::{SearchSpace, with_pipeline};
 
@@ -54,7 +55,27 @@ impl Shapes {
         space: &SearchSpace,
         layout: &Layout,
     ) -> Result<Seconds, PlannerError> {
-        let shapes = self.of(layout).iter().filter_map(|modes| modes.first());
-        Ok(costs.least_time(&space.executed(layout), space.orders(layout), shapes)?)
+        // In this bound no layer is run again, so the first shape of a pipeline stands for all.
+        let mut by: BTreeMap<Allows, Vec<&Shape>> = BTreeMap::new();
+        for (pipeline, shapes) in space.pipelines(layout).iter().zip(self.of(layout)) {
+            let modes = pipeline.activations.iter();
+            let mut allowed: Vec<Allows> = modes
+                .map(|&mode| space.allows(layout, pipeline, mode))
+                .collect();
+            allowed.sort_unstable();
+            allowed.dedup();
+            for allows in allowed {
+                by.entry(allows).or_default().push(&shapes[0]);
+            }
+        }
+        let mut least = Seconds(f64::INFINITY);
+        for (allows, shapes) in by {
+            let among = space.executed(layout, allows);
+            if !among.is_empty() {
+                let shapes = shapes.into_iter();
+                least = least.min(costs.least_time(&among, space.orders(layout), shapes)?);
+            }
+        }
+        Ok(least)
     }
 }

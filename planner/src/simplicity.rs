@@ -16,7 +16,7 @@ pub struct Complexity {
 type Traits<const N: usize> = [(bool, &'static str); N];
 
 /// Everything that makes a plan complicated, in words; axes come first.
-fn traits(d: &Decisions, runtime: &Runtime) -> (Traits<5>, Traits<15>) {
+fn traits(d: &Decisions, runtime: &Runtime) -> (Traits<5>, Traits<18>) {
     let space = &runtime.space;
     let axes = [
         (d.tp > 1, "tensor parallelism"),
@@ -31,8 +31,15 @@ fn traits(d: &Decisions, runtime: &Runtime) -> (Traits<5>, Traits<15>) {
     let partly = matches!(d.recompute, Recompute::Layers(_) | Recompute::Modules(_));
     let switched = d.tp > 1 && d.overlap.tensor_parallel != runtime.overlap.tensor_parallel;
     let narrow = (d.gradients).is_some_and(|types| types.reduced.size() < DType::F32.size());
+    let expert_overlap = d.overlap.expert_parallel != runtime.overlap.expert_parallel;
     let unusual = [
         (switched, "another overlap of tensor-parallel messages"),
+        (
+            d.ep > 1 && expert_overlap,
+            "another overlap of messages to experts",
+        ),
+        (d.dispatcher.is_some(), "another dispatcher of tokens"),
+        (d.graphs.is_some(), "CUDA graphs"),
         (d.vpp > 1, "virtual stages"),
         (!simple.contains(&d.schedule), "another schedule"),
         (!d.stages.is_uniform(), "uneven stages"),
@@ -92,10 +99,9 @@ pub fn layout(d: &Decisions) -> [u64; 7] {
 }
 
 /// The decisions that all variants of a plan share. These differ in axis order, kind of context parallelism, overlap of
-/// tensor-parallel messages, types of gradients and of optimizer states, what of these lies in host memory, how far ahead
-/// parameters are gathered, virtual stages
-/// with their schedule and partition, and how many layers are recomputed, or have their activations in host memory, if some
-/// do.
+/// tensor-parallel messages and of messages to experts, dispatcher of tokens, CUDA graphs, types of gradients and of optimizer
+/// states, what of these lies in host memory, how far ahead parameters are gathered, virtual stages with their schedule and
+/// partition, and how many layers are recomputed, or have their activations in host memory, if some do.
 #[must_use]
 pub fn shared(d: &Decisions) -> Decisions {
     Decisions {
@@ -103,8 +109,11 @@ pub fn shared(d: &Decisions) -> Decisions {
         cp_kind: CpKind::Ring,
         overlap: Overlap {
             tensor_parallel: false,
+            expert_parallel: false,
             ..d.overlap
         },
+        dispatcher: None,
+        graphs: None,
         gradients: None,
         optimizer_states: None,
         offload: None,

@@ -6,8 +6,8 @@ use plans::{Candidate, Relaxation};
 
 use crate::PlannerError;
 use crate::constraints::Constraints;
-use crate::options::{Objective, SearchOptions, limit};
-use crate::search::search;
+use crate::options::{SearchOptions, limit};
+use crate::search::{least_memory, search};
 use crate::space::SearchSpace;
 
 /// The best plan at one number of devices.
@@ -161,23 +161,6 @@ fn riskier(scenario: &Scenario, peak: Bytes, risk: f64) -> Option<Relaxation> {
         ),
         instead: Some(("risk", format!("{needed:.2}"))),
     })
-}
-
-/// The peak memory of the lightest strategy.
-fn least_memory(
-    costs: &CostModel,
-    space: &SearchSpace,
-    options: &SearchOptions<'_>,
-) -> Result<Option<Bytes>, PlannerError> {
-    let lightest = SearchOptions {
-        objective: Objective::Memory,
-        top: 1,
-        risk: None,
-        ..*options
-    };
-    let outcome = search(costs, space, &lightest, &|_| {})?;
-    let first = outcome.top.into_iter().next();
-    Ok(first.map(|lightest| lightest.prediction.peak_memory))
 }
 
 fn single_relaxations(constraints: &Constraints) -> Vec<(String, Constraints)> {

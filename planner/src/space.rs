@@ -25,7 +25,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use catalog::runtime::Ahead;
-use catalog::{AxisOrder, OptimizerStates, ScheduleKind, Zero};
+use catalog::{AxisOrder, CudaGraphs, Dispatcher, OptimizerStates, ScheduleKind, Zero};
 use costmodel::{Lightest, Scenario};
 use plans::legality::check_layout;
 use plans::support::allowed_by;
@@ -35,7 +35,7 @@ use rayon::prelude::*;
 use crate::chains::Shardings;
 use crate::choices::{ActivationChoice, Asked, PipelineChoice, ShardingChoice};
 use crate::constraints::Constraints;
-use crate::executions::ExecutionChoice;
+use crate::executions::{Allows, ExecutionChoice};
 use crate::layouts::{Layout, layouts, meshes};
 
 /// The rule that pipelines break in which too many micro-batches pass through too many stages.
@@ -262,54 +262,82 @@ impl SearchSpace {
         decisions(self.asked(), layout)
     }
 
-    /// The same with every way to run passes.
-    pub(crate) fn executed(&self, layout: &Layout) -> Vec<Decisions> {
+    /// The same with every way to run passes where so much is allowed.
+    pub(crate) fn executed(&self, layout: &Layout, allows: Allows) -> Vec<Decisions> {
         let base = self.decisions(layout);
-        let executions = self.executions(layout).into_iter();
+        let executions = self.asked().executions_with(layout, allows).into_iter();
         executions.map(|execution| execution.of(&base)).collect()
     }
 
-    /// The ways to run the passes of a layout.
-    #[must_use]
-    pub(crate) fn executions(&self, layout: &Layout) -> Vec<ExecutionChoice> {
-        self.asked().executions(layout)
+    /// What a pipeline of a layout, with what becomes of its activations, allows of ways to run passes.
+    pub(crate) fn allows(
+        &self,
+        layout: &Layout,
+        pipeline: &PipelineChoice,
+        activations: ActivationChoice,
+    ) -> Allows {
+        Allows::of(&self.scenario.model, layout, pipeline, activations)
     }
 
-    /// Number of strategies of a layout with each pipeline, recomputation and way to run passes.
-    pub(crate) fn beside(&self, layout: &Layout) -> u64 {
-        (self.shardings(layout).len() * self.orders(layout).len()) as u64
+    /// The ways to run the passes of a layout with a pipeline and what becomes of its activations.
+    pub(crate) fn executions(
+        &self,
+        layout: &Layout,
+        pipeline: &PipelineChoice,
+        activations: ActivationChoice,
+    ) -> Vec<ExecutionChoice> {
+        let allows = self.allows(layout, pipeline, activations);
+        self.asked().executions_with(layout, allows)
+    }
+
+    /// The ways to send tokens to experts of a layout.
+    pub(crate) fn dispatchers(&self, layout: &Layout) -> Vec<Option<Dispatcher>> {
+        self.asked().dispatchers(layout)
+    }
+
+    /// What may be captured in CUDA graphs of a layout.
+    pub(crate) fn graphs(&self, layout: &Layout) -> Vec<Option<CudaGraphs>> {
+        self.asked().graphs(layout)
+    }
+
+    /// Number of strategies of a layout with a pipeline, what becomes of its activations, and each of some ways to run passes.
+    pub(crate) fn beside(&self, layout: &Layout, executions: &[ExecutionChoice]) -> u64 {
+        beside(self.shardings(layout), executions) * self.orders(layout).len() as u64
     }
 
     /// Number of strategies of a layout.
     pub(crate) fn members(&self, layout: &Layout) -> u64 {
-        let pipelines = self.pipelines(layout).iter();
-        let families = pipelines.map(|p| p.activations.len()).sum::<usize>();
-        (families * self.executions(layout).len()) as u64 * self.beside(layout)
+        members(
+            self.asked(),
+            layout,
+            self.pipelines(layout),
+            self.shardings(layout),
+        )
     }
 
     /// All strategies of a layout.
     #[must_use]
     pub fn strategies(&self, layout: &Layout) -> Vec<Strategy> {
         let mut all = Vec::new();
-        let executions = self.executions(layout);
         for pipeline in self.pipelines(layout).iter() {
             for &activations in &pipeline.activations {
                 let d = with_pipeline(&self.decisions(layout), pipeline, activations);
-                for execution in &executions {
-                    all.extend(self.beneath(layout, &execution.of(&d)));
+                for execution in self.executions(layout, pipeline, activations) {
+                    all.extend(self.beneath(layout, &d, execution));
                 }
             }
         }
         all
     }
 
-    /// All strategies with the pipeline, recomputation and way to run passes of `d`.
-    fn beneath(&self, layout: &Layout, d: &Decisions) -> Vec<Strategy> {
+    /// All strategies with the pipeline of `d` and what becomes there of its activations, whose passes run in one way.
+    fn beneath(&self, layout: &Layout, d: &Decisions, execution: ExecutionChoice) -> Vec<Strategy> {
         let shardings = self.shardings(layout);
         let mut all = Vec::with_capacity(shardings.len() * self.orders(layout).len());
-        for sharding in shardings {
+        let d = execution.of(d);
+        for sharding in shardings.iter().filter(|way| execution.leaves(way)) {
             for &axis_order in self.orders(layout) {
-                all.push(self.with_sharding(d, sharding, axis_order));
+                all.push(self.with_sharding(&d, sharding, axis_order));
             }
         }
         all
@@ -385,6 +413,8 @@ fn decisions(asked: Asked<'_>, layout: &Layout) -> Decisions {
         offload: None,
         prefetch: None,
         offload_layers: 0,
+        dispatcher: None,
+        graphs: None,
     }
 }
 
@@ -435,9 +465,8 @@ fn check(
     shardings: &[ShardingChoice],
 ) -> Checked {
     let Asked { scenario, .. } = asked;
-    let executions = asked.executions(layout);
     let orders = asked.orders(layout.pp, layout.dp * layout.cp);
-    let beside = (executions.len() * shardings.len() * orders.len()) as u64;
+    let beside = (shardings.len() * orders.len()) as u64;
     let families = pipelines.len() as u64 * beside;
     let (Some(sharding), Some(pipeline)) = (shardings.first(), pipelines.first()) else {
         return Checked::Empty;
@@ -445,7 +474,7 @@ fn check(
     if families == 0 {
         return Checked::Empty;
     }
-    let base = sharding.of(&executions[0].of(&decisions(asked, layout)));
+    let base = sharding.of(&decisions(asked, layout));
     let (model, workload) = (&scenario.model, &scenario.workload);
     if let Err(error) = check_layout(&base, model, workload) {
         return Checked::Illegal(rule(&error), families);
@@ -455,8 +484,38 @@ fn check(
     if allowed_by(&any, model, &scenario.runtime, workload.precision).is_err() {
         return Checked::Illegal("the runtime cannot express it", families);
     }
-    let members: usize = pipelines.iter().map(|p| p.activations.len()).sum();
-    Checked::Legal(members as u64 * beside)
+    match members(asked, layout, pipelines, shardings) {
+        0 => Checked::Empty,
+        members => Checked::Legal(members),
+    }
+}
+
+/// Number of strategies of a layout with these pipelines and ways to shard states.
+fn members(
+    asked: Asked<'_>,
+    layout: &Layout,
+    pipelines: &[PipelineChoice],
+    shardings: &[ShardingChoice],
+) -> u64 {
+    let mut counts: BTreeMap<Allows, u64> = BTreeMap::new();
+    for pipeline in pipelines {
+        for &activations in &pipeline.activations {
+            let allows = Allows::of(&asked.scenario.model, layout, pipeline, activations);
+            *counts.entry(allows).or_default() += 1;
+        }
+    }
+    let of_each = |allows| beside(shardings, &asked.executions_with(layout, allows));
+    let counts = counts.into_iter();
+    let orders = asked.orders(layout.pp, layout.dp * layout.cp).len() as u64;
+    let sum: u64 = counts.map(|(allows, count)| count * of_each(allows)).sum();
+    sum * orders
+}
+
+/// Number of pairs of a way to run passes and a way to shard states that go together.
+fn beside(shardings: &[ShardingChoice], executions: &[ExecutionChoice]) -> u64 {
+    let pairs = executions.iter();
+    let pairs = pairs.map(|of| shardings.iter().filter(|way| of.leaves(way)).count());
+    pairs.sum::<usize>() as u64
 }
 
 /// Short name of the rule that a layout breaks, as a key for counting.

@@ -160,6 +160,12 @@ fn spaces_of(
         "offload=none|optimizer:50",
         "offload_layers=0",
         "prefetch=1",
+        "overlap=grad+param+pp",
+        "overlap=grad+param+pp|grad+param+tp+ep+pp",
+        "dispatcher=all_to_all",
+        "graphs=none",
+        "graphs=layers|step",
+        "dispatcher=all_gather|deepep|hybridep",
     ];
     let mut spaces = Vec::new();
     while spaces.len() < count {

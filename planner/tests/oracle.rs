@@ -138,7 +138,7 @@ proptest! {
     ) {
         let of = |headroom| CostModel::new(scenario(model, pp, 1024, micro_batches, headroom)).expect("priced");
         let roomy = of(0.0);
-        let fixed = |recompute: &str| format!("pp={pp},recompute={recompute},grad_dtype=fp32,optim_states=own,offload=none");
+        let fixed = |recompute: &str| format!("pp={pp},recompute={recompute},grad_dtype=fp32,optim_states=own,offload=none,graphs=none");
         let bytes = |recompute: &str| bytes_by_rank(&roomy, &fixed(recompute)).expect("fits");
         let layers = roomy.scenario().model.layers / pp;
         let (none, one, full) = (bytes("none"), bytes("layers:1"), bytes("full"));

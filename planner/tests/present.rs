@@ -101,6 +101,8 @@ fn differ(a: &Decisions, b: &Decisions) -> BTreeSet<&'static str> {
         ("offload_layers", a.offload_layers != b.offload_layers),
         ("order", a.axis_order != b.axis_order),
         ("overlap", overlap && a.overlap != b.overlap),
+        ("dispatcher", a.dispatcher != b.dispatcher),
+        ("graphs", a.graphs != b.graphs),
     ];
     all.into_iter()
         .filter_map(|(name, is)| is.then_some(name))

@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use catalog::state_types::StateTypes;
 use catalog::{
-    Axis, AxisOrder, CpKind, GradientTypes, Offload, OptimizerStates, Overlap, Precision, Runtime,
-    ScheduleKind, Selection, Zero,
+    Axis, AxisOrder, CpKind, CudaGraphs, Dispatcher, GradientTypes, Offload, OptimizerStates,
+    Overlap, Precision, Runtime, ScheduleKind, Selection, Zero,
 };
 
 use crate::mesh::Group;
@@ -63,6 +63,10 @@ pub struct Decisions {
     pub prefetch: Option<u64>,
     /// Number of layers, the first, whose saved activations lie in host memory between forward and backward.
     pub offload_layers: u64,
+    /// How tokens are sent to their experts; `None`: as the runtime does by itself.
+    pub dispatcher: Option<Dispatcher>,
+    /// What is captured in CUDA graphs; `None`: what the runtime captures by itself.
+    pub graphs: Option<CudaGraphs>,
 }
 
 /// What the forward pass of a stage is run again for in backward.
@@ -159,6 +163,8 @@ impl Decisions {
         d.overlap.param_gather &= d.zero != Zero::Z0;
         d.overlap.tensor_parallel &= d.tp > 1;
         d.overlap.pipeline |= d.pp == 1;
+        d.overlap.expert_parallel &= d.ep > 1;
+        d.dispatcher = d.dispatcher.filter(|_| d.ep > 1);
         d
     }
 
@@ -171,6 +177,8 @@ impl Decisions {
         let own = runtime.own_gradients(precision);
         self.gradients = self.gradients.filter(|types| *types != own);
         self.prefetch = self.prefetch.filter(|&ahead| ahead != 1);
+        self.dispatcher = (self.dispatcher).filter(|dispatcher| *dispatcher != runtime.dispatcher);
+        self.graphs = self.graphs.filter(|graphs| *graphs != runtime.graphs);
         self
     }
 
@@ -221,6 +229,12 @@ impl Decisions {
                 .product(),
         };
         Group { size, stride }
+    }
+
+    /// Whether the ranks that share one copy of the experts lie in several scale-up domains of so many devices.
+    #[must_use]
+    pub fn experts_lie_across(&self, domain: u64) -> bool {
+        !domain.is_multiple_of(self.ep * self.etp)
     }
 
     /// Number of replicas of one expert shard.

@@ -6,8 +6,8 @@ use std::fmt;
 use catalog::model::ModelConfig;
 use catalog::runtime::SequenceParallelUse;
 use catalog::{
-    Axis, AxisOrder, CpKind, GradientTypes, Mistake, Offload, OptimizerStates, Overlap,
-    RecomputeModule, Runtime, ScheduleKind, Selection, Workload, Zero,
+    Axis, AxisOrder, CpKind, CudaGraphs, Dispatcher, GradientTypes, Mistake, Offload,
+    OptimizerStates, Overlap, RecomputeModule, Runtime, ScheduleKind, Selection, Workload, Zero,
 };
 
 use crate::decisions::{Decisions, Recompute};
@@ -72,10 +72,16 @@ impl fmt::Display for Strategy {
         if let Some(ahead) = d.prefetch {
             write!(f, ",prefetch={ahead}")?;
         }
-        match d.offload_layers {
-            0 => Ok(()),
-            layers => write!(f, ",offload_layers={layers}"),
+        if d.offload_layers > 0 {
+            write!(f, ",offload_layers={}", d.offload_layers)?;
         }
+        if let Some(dispatcher) = d.dispatcher {
+            write!(f, ",dispatcher={}", dispatcher.name())?;
+        }
+        if let Some(graphs) = d.graphs {
+            write!(f, ",graphs={}", graphs.name())?;
+        }
+        Ok(())
     }
 }
 
@@ -132,6 +138,12 @@ pub fn short(d: &Decisions) -> String {
     }
     if d.offload_layers > 0 {
         parts.push(format!("offload_layers={}", d.offload_layers));
+    }
+    if let Some(dispatcher) = d.dispatcher {
+        parts.push(format!("dispatcher={}", dispatcher.name()));
+    }
+    if let Some(graphs) = d.graphs {
+        parts.push(format!("graphs={}", graphs.name()));
     }
     parts.join(" ")
 }
@@ -199,6 +211,7 @@ pub fn overlap_name(o: Overlap) -> String {
         (o.grad_reduce, "grad"),
         (o.param_gather, "param"),
         (o.tensor_parallel, "tp"),
+        (o.expert_parallel, "ep"),
         (o.pipeline, "pp"),
     ]
     .into_iter()
@@ -212,7 +225,7 @@ pub fn overlap_name(o: Overlap) -> String {
 }
 
 /// Which values the key `overlap` takes, in words for error messages.
-pub const OVERLAPS: &str = "none, or some of grad+param+tp+pp";
+pub const OVERLAPS: &str = "none, or some of grad+param+tp+ep+pp";
 
 /// Reads a value of the key `overlap`, such as `grad+param`; `None` if it is not of the form that [`OVERLAPS`] describes.
 #[must_use]
@@ -226,6 +239,7 @@ pub fn read_overlap(text: &str) -> Option<Overlap> {
             "grad" => overlap.grad_reduce = true,
             "param" => overlap.param_gather = true,
             "tp" => overlap.tensor_parallel = true,
+            "ep" => overlap.expert_parallel = true,
             "pp" => overlap.pipeline = true,
             _ => return None,
         }
@@ -386,6 +400,8 @@ impl Fields {
             offload: self.offload()?,
             prefetch: self.count("prefetch")?,
             offload_layers: self.count("offload_layers")?.unwrap_or(0),
+            dispatcher: self.dispatcher()?,
+            graphs: self.graphs()?,
         };
         Ok(decisions.under(runtime, workload.precision))
     }
@@ -521,6 +537,17 @@ impl Fields {
             syntax("offload", value, expected)
         };
         Offload::read(value).map(Some).ok_or_else(wrong)
+    }
+
+    fn dispatcher(&self) -> Result<Option<Dispatcher>, StrategyError> {
+        let value = self.get("dispatcher");
+        let read = |value| one_of("dispatcher", value, &Dispatcher::ALL, Dispatcher::name);
+        value.map(read).transpose()
+    }
+
+    fn graphs(&self) -> Result<Option<CudaGraphs>, StrategyError> {
+        let read = |value| one_of("graphs", value, &CudaGraphs::ALL, CudaGraphs::name);
+        self.get("graphs").map(read).transpose()
     }
 
     fn overlap(&self, runtime: &Runtime) -> Result<Overlap, StrategyError> {

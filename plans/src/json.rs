@@ -1,8 +1,8 @@
 //! The stable JSON forms of strategies, predictions and search results.
 
 use catalog::{
-    AxisOrder, CpKind, GradientTypes, Offload, OptimizerStates, Overlap, Precision, Runtime,
-    ScheduleKind, Zero,
+    AxisOrder, CpKind, CudaGraphs, Dispatcher, GradientTypes, Offload, OptimizerStates, Overlap,
+    Precision, Runtime, ScheduleKind, Zero,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -54,6 +54,12 @@ pub struct StrategyJson {
     /// Layers whose saved activations lie in host memory; absent if there are none.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub offload_layers: u64,
+    /// How tokens are sent to their experts; absent if the runtime chooses it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dispatcher: Option<Dispatcher>,
+    /// What is captured in CUDA graphs; absent if the runtime chooses it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub graphs: Option<CudaGraphs>,
 }
 
 /// Nothing is written of what a strategy does not have.
@@ -95,6 +101,8 @@ impl StrategyJson {
             offload: d.offload.map(Offload::name),
             prefetch: d.prefetch,
             offload_layers: d.offload_layers,
+            dispatcher: d.dispatcher,
+            graphs: d.graphs,
         }
     }
 }

@@ -2,7 +2,9 @@
 
 use catalog::hybrid::Recurrence;
 use catalog::model::ModelConfig;
-use catalog::{CpKind, DType, Mistake, Offload, OptimizerStates, ScheduleKind, Workload, Zero};
+use catalog::{
+    CpKind, CudaGraphs, DType, Mistake, Offload, OptimizerStates, ScheduleKind, Workload, Zero,
+};
 
 use crate::decisions::{Decisions, Recompute};
 use crate::schedule::{self, ScheduleError};
@@ -204,6 +206,7 @@ pub fn check_layout(
     experts(d, model)?;
     data(d)?;
     gradients(d, workload)?;
+    graphs(d, workload)?;
     elements(d, model, workload)
 }
 
@@ -380,6 +383,17 @@ fn activations(d: &Decisions, model: &ModelConfig) -> Result<(), StrategyError> 
     if d.pp > 1 || d.recompute != Recompute::None {
         return Err(StrategyError::Conflict(
             "offload_layers needs pp=1 and recompute=none: copies are spread over the layers of one pass",
+        ));
+    }
+    Ok(())
+}
+
+/// Checks that what is captured in CUDA graphs has the same shapes in every step.
+fn graphs(d: &Decisions, workload: &Workload) -> Result<(), StrategyError> {
+    let captures = d.graphs.is_some_and(|graphs| graphs != CudaGraphs::None);
+    if captures && workload.documents_apart().is_some() {
+        return Err(StrategyError::Conflict(
+            "CUDA graphs need attention over whole sequences: where documents end differs from step to step",
         ));
     }
     Ok(())

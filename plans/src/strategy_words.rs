@@ -5,7 +5,7 @@ use catalog::{Mistake, ScheduleKind};
 use crate::legality::StrategyError;
 
 /// Every key of a strategy.
-pub const KEYS: [&str; 25] = [
+pub const KEYS: [&str; 27] = [
     "tp",
     "pp",
     "vpp",
@@ -31,10 +31,12 @@ pub const KEYS: [&str; 25] = [
     "offload",
     "offload_layers",
     "prefetch",
+    "dispatcher",
+    "graphs",
 ];
 
 /// Keys whose value may stand in the next word: `recompute none`.
-const BEFORE_THEIR_VALUE: [&str; 9] = [
+const BEFORE_THEIR_VALUE: [&str; 11] = [
     "recompute",
     "order",
     "stages",
@@ -44,6 +46,8 @@ const BEFORE_THEIR_VALUE: [&str; 9] = [
     "grad_dtype",
     "optim_states",
     "offload",
+    "dispatcher",
+    "graphs",
 ];
 
 /// Keys that are switched on by standing alone.

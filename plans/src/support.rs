@@ -2,7 +2,10 @@
 
 use catalog::model::ModelConfig;
 use catalog::runtime::{RecomputeMode, RuntimeSpace, SequenceParallelUse};
-use catalog::{GradientTypes, Precision, Runtime, Zero};
+use catalog::{
+    CudaGraphs, Dispatcher, GradientTypes, Offload, Precision, RecomputeModule, Runtime,
+    ScheduleKind, Zero,
+};
 
 use crate::decisions::{Decisions, Recompute};
 use crate::legality::StrategyError;
@@ -26,6 +29,8 @@ pub fn allowed_by(
         .or_else(|| gradient_lack(d, runtime, precision))
         .or_else(|| optimizer_lack(d, runtime, precision))
         .or_else(|| offload_lack(d, runtime))
+        .or_else(|| expert_lack(d, model, runtime))
+        .or_else(|| graph_lack(d, model, runtime))
         .or_else(|| prefetch_lack(d, runtime));
     match lack {
         None => Ok(()),
@@ -190,6 +195,120 @@ fn prefetch_lack(d: &Decisions, runtime: &Runtime) -> Option<Lack> {
     let all = [1].into_iter().chain(others);
     let has = list(all.map(|blocks| format!("prefetch={blocks}")), "none");
     lacks(format!("prefetch={}", d.prefetch?), has)
+}
+
+/// Finds a way to send tokens to their experts that the runtime does not support.
+fn expert_lack(d: &Decisions, model: &ModelConfig, runtime: &Runtime) -> Option<Lack> {
+    if d.ep == 1 {
+        return None;
+    }
+    let space = &runtime.space;
+    let asked = d.dispatcher.unwrap_or(runtime.dispatcher);
+    if asked != runtime.dispatcher && !space.dispatchers.contains(&asked) {
+        let all = [runtime.dispatcher].into_iter();
+        let all = all.chain(space.dispatchers.iter().copied());
+        let has = list(all.map(|d| d.name().to_owned()), "its own only");
+        return lacks(format!("dispatcher {}", asked.name()), has);
+    }
+    if d.overlap.expert_parallel == runtime.overlap.expert_parallel {
+        return None;
+    }
+    let what = "overlap of messages to experts";
+    if !space.expert_overlap {
+        return lacks(what, "no choice of it");
+    }
+    let why = experts_cannot_overlap(d.schedule, d.pp, d.recompute).or_else(|| {
+        if asked == Dispatcher::AllGather {
+            Some("a dispatcher other than all_gather")
+        } else if model.mtp_layers > MAX_OVERLAPPED_MTP {
+            Some("at most one layer of multi-token prediction")
+        } else {
+            None
+        }
+    });
+    lacks(what, format!("it only with {}", why?))
+}
+
+/// Most layers of multi-token prediction with which messages to experts overlap (Megatron-Core's `transformer_config.py`).
+pub const MAX_OVERLAPPED_MTP: u64 = 1;
+
+/// What a pipeline lacks for messages to experts to run beside the passes of another micro-batch; `None` if it lacks nothing.
+/// Forward passes must alternate with backward passes of other micro-batches, and layers are not run again as a whole
+/// (conditions of `overlap_moe_expert_parallel_comm` in Megatron-Core's `transformer_config.py`).
+#[must_use]
+pub fn experts_cannot_overlap(
+    schedule: ScheduleKind,
+    pp: u64,
+    recompute: Recompute,
+) -> Option<&'static str> {
+    if pp > 1 && schedule != ScheduleKind::Interleaved {
+        return Some("an interleaved schedule, or pp=1");
+    }
+    match recompute {
+        Recompute::Full | Recompute::Layers(_) => Some("recompute=none or selective"),
+        Recompute::None
+        | Recompute::Selective
+        | Recompute::Modules(_)
+        | Recompute::SelectiveOps => None,
+    }
+}
+
+/// Finds a part of the step that the runtime does not capture in CUDA graphs.
+fn graph_lack(d: &Decisions, model: &ModelConfig, runtime: &Runtime) -> Option<Lack> {
+    let asked = d.graphs.filter(|asked| *asked != runtime.graphs)?;
+    let what = format!("CUDA graphs of graphs={}", asked.name());
+    if asked == CudaGraphs::None {
+        return lacks("a step without CUDA graphs", runtime.graphs.name());
+    }
+    let Some(option) = runtime.graph_option(asked) else {
+        let all = [runtime.graphs].into_iter();
+        let all = all.chain(runtime.space.graphs.iter().map(|option| option.captures));
+        let has = list(all.map(|graphs| graphs.name().to_owned()), "none");
+        return lacks(what, has);
+    };
+    let why = match () {
+        () if d.pp > 1 && !option.pipelines => "pp=1",
+        () if model.moe.is_some() && !option.experts => "models without experts",
+        () if d.ep > 1 && asked == CudaGraphs::Step => "ep=1",
+        () if d.offload_layers > 0 && asked == CudaGraphs::Layers => "offload_layers=0",
+        () if d.offload == Some(Offload::Parameters) => "parameters on the device",
+        () => graphs_cannot_capture(asked, d.recompute, model)?,
+    };
+    lacks(what, format!("them only with {why}"))
+}
+
+/// Whether a runtime captures in CUDA graphs what a strategy asks for.
+#[must_use]
+pub fn graphs_allowed(d: &Decisions, model: &ModelConfig, runtime: &Runtime) -> bool {
+    graph_lack(d, model, runtime).is_none()
+}
+
+/// What a recomputation lacks for layers to be captured in CUDA graphs; `None` if it lacks nothing. Layers are not run again as
+/// a whole, nor parts of them that draw random numbers (conditions of `cuda_graph_impl` in Megatron-Core's
+/// `transformer_config.py`).
+#[must_use]
+pub fn graphs_cannot_capture(
+    graphs: CudaGraphs,
+    recompute: Recompute,
+    model: &ModelConfig,
+) -> Option<&'static str> {
+    let again = |module| match recompute {
+        Recompute::Modules(selection) => selection.contains(module),
+        Recompute::Selective => module == RecomputeModule::CoreAttention,
+        _ => false,
+    };
+    let whole = matches!(recompute, Recompute::Full | Recompute::Layers(1..));
+    match graphs {
+        CudaGraphs::None => None,
+        CudaGraphs::Layers if whole => Some("recompute=none or selective"),
+        _ if model.attention_dropout > 0.0 && again(RecomputeModule::CoreAttention) => {
+            Some("attention kept, as it has dropout")
+        }
+        _ if model.hidden_dropout > 0.0 && again(RecomputeModule::Mlp) => {
+            Some("feed-forward parts kept, as they have dropout")
+        }
+        CudaGraphs::Layers | CudaGraphs::Step => None,
+    }
 }
 
 /// The kind of a recompute choice, without its parameters.

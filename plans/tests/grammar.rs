@@ -33,8 +33,9 @@ fn legal() -> impl proptest::strategy::Strategy<Value = Plan> {
         0usize..6,
         0usize..2,
         0usize..9,
+        0usize..8,
     );
-    (sizes, choices).prop_filter_map("legal", |((tp, pp, cp, ep, mbs), (kind, zero, re, sched, order, types))| {
+    (sizes, choices).prop_filter_map("legal", |((tp, pp, cp, ep, mbs), (kind, zero, re, sched, order, types, run))| {
         let kind = ["ring", "all_gather", "all_to_all"][kind];
         let re = ["none", "selective", "full", "layers:3", "selective:mlp+norms"][re];
         let sched = ["1f1b", "interleaved,vpp=2", "gpipe", "zb-h1", "zb-v,vpp=2", "dualpipe-v,vpp=2"][sched];
@@ -43,8 +44,10 @@ fn legal() -> impl proptest::strategy::Strategy<Value = Plan> {
         let offload = if states == "own" { ["none", "optimizer:50", "parameters"][types % 3] } else { "none" };
         let ahead = if zero == 3 { format!(",prefetch={}", types % 3) } else { String::new() };
         let types = ["fp32", "bf16", "fp32/bf16"][types % 3];
+        let overlap = ["grad+param+pp", "grad+ep"][run % 2];
+        let dispatcher = ["all_to_all", "all_gather", "deepep", "hybridep"][run / 2];
         let text = format!(
-            "tp={},pp={},cp={},ep={},mbs={},cp_kind={kind},zero={zero},recompute={re},schedule={sched},order={order},grad_dtype={types},optim_states={states},offload={offload}{ahead}",
+            "tp={},pp={},cp={},ep={},mbs={},cp_kind={kind},zero={zero},recompute={re},schedule={sched},order={order},grad_dtype={types},optim_states={states},offload={offload}{ahead},overlap={overlap},dispatcher={dispatcher}",
             1 << tp, 1 << pp, 1 << cp, 1 << ep, 1 << mbs
         );
         parsed(&text).ok()

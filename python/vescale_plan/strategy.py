@@ -49,6 +49,8 @@ class Strategy:
     offload: Optional[str] = None
     offload_layers: int = 0
     prefetch: Optional[int] = None
+    dispatcher: Optional[str] = None
+    graphs: Optional[str] = None
 
     @property
     def dp(self) -> int:
@@ -128,6 +130,10 @@ class Strategy:
             raise wrong("prefetch", "1 to 8 blocks: FSDP2 always gathers the next one ahead")
         if ahead is not None and not (self.zero == 3 and self.reshard_after_forward):
             raise wrong("prefetch", "none: only parameters that every pass gathers (zero 3, reshard_after_forward) are gathered ahead")
+        if self.dispatcher is not None:
+            raise wrong("dispatcher", "none: `parallelize` sends tokens to their experts by all-to-all")
+        if self.graphs is not None:
+            raise wrong("graphs", "none: `parallelize` captures no CUDA graphs")
         if self.offload is not None:
             raise wrong("offload", "none: `parallelize` keeps states on the device")
         if sorted(self.axis_order) != sorted(AXES):

@@ -2,8 +2,8 @@
 //! abbreviations mean.
 
 use catalog::{
-    Adapters, DType, Documents, GradientTypes, Offload, OptimizerStates, Origin, Packing, Pools,
-    ScheduleKind,
+    Adapters, CudaGraphs, DType, Dispatcher, Documents, GradientTypes, Offload, OptimizerStates,
+    Origin, Packing, Pools, ScheduleKind,
 };
 use plans::{Decisions, Fit, HostMemory, Prediction, Recompute, Zero};
 
@@ -13,7 +13,7 @@ use crate::format;
 const SAFE: f64 = 0.9;
 
 /// Abbreviations in strategies and tables, each with its meaning.
-pub const TERMS: [(&str, &str); 32] = [
+pub const TERMS: [(&str, &str); 35] = [
     ("tp8", "tensor parallel: 8 GPUs share each layer"),
     (
         "pp4",
@@ -89,6 +89,18 @@ pub const TERMS: [(&str, &str); 32] = [
     (
         "prefetch=2",
         "the parameters of the next two blocks are gathered while a block runs, instead of the next one's; 0: none ahead",
+    ),
+    (
+        "overlap=…",
+        "which messages run beside compute: of gradients, parameters, tensor parallelism (tp), experts (ep), the pipeline (pp)",
+    ),
+    (
+        "dispatcher=…",
+        "what carries tokens to their experts: all_to_all, all_gather, or a library that sends a token to each rank once (deepep, hybridep)",
+    ),
+    (
+        "graphs=…",
+        "what a GPU replays as CUDA graphs, so that the host need not issue each kernel: layers, or the passes of a step",
     ),
     (
         "order=…",
@@ -184,6 +196,9 @@ pub fn plan(d: &Decisions, gpus_per_node: u64) -> Vec<String> {
     if d.tp > 1 && d.overlap.tensor_parallel {
         said.push("tensor-parallel messages overlap with matrix products".to_owned());
     }
+    if d.ep > 1 && d.overlap.expert_parallel {
+        said.push("messages to experts overlap with the passes of another micro-batch".to_owned());
+    }
     if d.cp > 1 {
         let kind = d.cp_kind.name().replace('_', "-");
         said.push(format!(
@@ -217,6 +232,8 @@ pub fn plan(d: &Decisions, gpus_per_node: u64) -> Vec<String> {
         }
         Recompute::SelectiveOps => "chosen operators are computed again in the backward".to_owned(),
     });
+    said.extend(d.dispatcher.map(dispatcher));
+    said.extend(d.graphs.map(graphs));
     said.extend(d.gradients.map(gradients));
     said.extend(d.optimizer_states.map(optimizer_states));
     said.extend(d.offload.map(offload));
@@ -228,6 +245,27 @@ pub fn plan(d: &Decisions, gpus_per_node: u64) -> Vec<String> {
         ));
     }
     said
+}
+
+/// What carries tokens to their experts, if it is not what the system uses by itself.
+fn dispatcher(dispatcher: Dispatcher) -> String {
+    match dispatcher {
+        Dispatcher::AllToAll => "tokens go to their experts by all-to-all".to_owned(),
+        Dispatcher::AllGather => "all ranks gather all tokens for their experts".to_owned(),
+        Dispatcher::DeepEp => "DeepEP sends tokens to their experts".to_owned(),
+        Dispatcher::HybridEp => "HybridEP sends tokens to their experts".to_owned(),
+    }
+}
+
+/// What is captured in CUDA graphs, if it is not what the system captures by itself.
+fn graphs(graphs: CudaGraphs) -> String {
+    match graphs {
+        CudaGraphs::None => "the host issues every kernel, without CUDA graphs".to_owned(),
+        CudaGraphs::Layers => {
+            "layers, but for their experts, are replayed as CUDA graphs".to_owned()
+        }
+        CudaGraphs::Step => "the passes of a step are replayed as CUDA graphs".to_owned(),
+    }
 }
 
 /// Types of gradients that are not the system's own.

@@ -2,7 +2,7 @@
 
 use catalog::documents::OfLength;
 use catalog::runtime::{AttentionKernel, Rewrite};
-use catalog::{Axis, Bytes, DType, Precision, Seconds, elementary};
+use catalog::{Axis, Bytes, DType, Precision, Seconds};
 use dtensor::{AttentionShape, Collective, CollectiveKind, Pass, Trace};
 use plans::{Group, Recompute};
 
@@ -28,14 +28,18 @@ impl Timed<'_> {
         self.ordered(self.kernels())
     }
 
-    /// The same if they were priced for another way to issue them, which changes their order and the parts that products
-    /// are split into.
+    /// The same if they were priced for another way to run passes, which changes their order, the parts that products are
+    /// split into, and what carries tokens to their experts.
     pub(super) fn reissued(&self, before: &PricedBlock) -> PricedBlock {
-        let whole = |kernel: &PricedKernel| PricedKernel {
-            part: None,
-            ..kernel.clone()
-        };
-        self.ordered(before.kernels.iter().map(whole).collect())
+        let mut kernels = before.kernels.clone();
+        let Lowered { forward, backward } = self.of.lowered;
+        for (priced, kernel) in kernels.iter_mut().zip(forward.iter().chain(backward)) {
+            priced.part = None;
+            if self.is_of_dispatch(kernel) {
+                priced.time = self.time(kernel);
+            }
+        }
+        self.ordered(kernels)
     }
 
     /// Prices every kernel and collective alone; the last kernel adds up gradients, if one of its own does.
@@ -45,9 +49,10 @@ impl Timed<'_> {
         let epilogue = self.epilogue(lowered);
         let mut kernels: Vec<PricedKernel> = all
             .map(|kernel| PricedKernel {
-                time: self.kernel_time(kernel.kind) + epilogue * weight_elements(kernel) as f64,
+                time: self.time(kernel) + epilogue * weight_elements(kernel) as f64,
                 part: None,
-                host: self.host(kernel),
+                host: self.host(kernel, false),
+                graphed: self.host(kernel, true),
                 spread: self.spread(kernel.kind),
             })
             .collect();
@@ -57,6 +62,7 @@ impl Timed<'_> {
                 time: accumulation,
                 part: None,
                 host: Seconds(0.0),
+                graphed: Seconds(0.0),
                 spread: Spread::default(),
             });
         }
@@ -166,10 +172,8 @@ impl Timed<'_> {
         (gradient.size(), self.of.key.accumulates.size())
     }
 
-    fn host(&self, kernel: &Kernel) -> Seconds {
-        if self.of.lowering.has(Rewrite::CudaGraph) {
-            return Seconds(0.0);
-        }
+    /// Time that the host takes to issue a kernel; with `graphed` layers, only experts and messages are issued one by one.
+    fn host(&self, kernel: &Kernel, graphed: bool) -> Seconds {
         let launches = match kernel.kind {
             KernelKind::GroupedGemm { groups, .. }
                 if self.of.lowering.has(Rewrite::LaunchExpertsApart) =>
@@ -177,7 +181,7 @@ impl Timed<'_> {
                 groups
             }
             KernelKind::GroupedGemm { .. } | KernelKind::Comm(_) => 1,
-            _ if self.of.lowering.has(Rewrite::GraphLayers) => 0,
+            _ if graphed => 0,
             KernelKind::Memory { launches, .. } => u64::from(launches),
             KernelKind::Scan { sizes, backward } => {
                 u64::from(sizes.work(self.precision().activation(), backward).kernels)
@@ -188,6 +192,20 @@ impl Timed<'_> {
             .scenario
             .by_host(&self.of.scenario.runtime.overheads.launch)
             * launches as f64
+    }
+
+    /// Time of a kernel or message by itself.
+    fn time(&self, kernel: &Kernel) -> Seconds {
+        match kernel.kind {
+            KernelKind::Comm(c) if c.axis == Axis::Ep || c.axis == Axis::Etp => {
+                self.dispatch(kernel, c)
+            }
+            KernelKind::Memory { kind, bytes, .. } if self.is_unpermute(kernel) => {
+                let bytes = bytes + self.summed_by_others(kernel);
+                self.prices.memory_bound(kind, bytes).time
+            }
+            kind => self.kernel_time(kind),
+        }
     }
 
     fn kernel_time(&self, kind: KernelKind) -> Seconds {
@@ -323,7 +341,7 @@ impl Timed<'_> {
         self.prices.attention(&block, kernel, dtype, backward).time * cp as f64
     }
 
-    fn group(&self, axis: Axis) -> Group {
+    pub(super) fn group(&self, axis: Axis) -> Group {
         match axis {
             Axis::Cp => self.of.key.groups.cp,
             Axis::Ep => self.of.key.groups.ep,
@@ -342,35 +360,8 @@ impl Timed<'_> {
             CollectiveKind::RingExchange => {
                 self.prices.point_to_point(bytes, group).time * (group.size - 1) as f64
             }
-            CollectiveKind::AllToAll if collective.axis == Axis::Ep => {
-                let bytes = Bytes((bytes.as_f64() * self.copies_sent(group)) as u64);
-                self.prices.collective(collective.kind, bytes, group).time
-            }
             kind => self.prices.collective(kind, bytes, group).time,
         }
-    }
-
-    /// Copies of a token that are sent, over the number of experts that it is routed to. With deduplication a token is
-    /// sent once to each rank that has one of its experts; across domains once to each domain, which passes it on
-    /// inside. With `k` choices spread evenly over `n` places, `n·(1 − (1 − 1/n)^k)` of them are distinct (DeepEP's
-    /// arithmetic).
-    fn copies_sent(&self, group: Group) -> f64 {
-        let model = &self.of.scenario.model;
-        let Some(experts) = &model.moe else {
-            return 1.0;
-        };
-        if !self.of.lowering.has(Rewrite::DeduplicateDispatch) {
-            return 1.0;
-        }
-        let domain = self.of.scenario.cluster.scale_up_domain;
-        let together = group.ranks_per_block(domain).max(1);
-        let places = match group.size.div_ceil(together) {
-            1 => group.size,
-            domains => domains,
-        } as f64;
-        let chosen = experts.top_k as f64;
-        let distinct = places * (1.0 - elementary::powf(1.0 - 1.0 / places, chosen));
-        distinct / chosen
     }
 }
 

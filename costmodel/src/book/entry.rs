@@ -98,6 +98,8 @@ pub(crate) struct PricedKernel {
     pub(crate) part: Option<Seconds>,
     /// Time that the host takes to issue it, or to issue each of its parts.
     pub(crate) host: Seconds,
+    /// The same if layers are captured in CUDA graphs.
+    pub(crate) graphed: Seconds,
     /// How its time differs between micro-batches.
     pub(crate) spread: Spread,
 }

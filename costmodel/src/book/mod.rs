@@ -2,6 +2,7 @@
 //! of a cluster or from measurements of this machine.
 
 mod block_times;
+mod dispatch;
 mod entry;
 mod profile;
 mod tables;

@@ -230,6 +230,7 @@ impl ProfilePrices {
             time,
             part: None,
             host: Seconds(0.0),
+            graphed: Seconds(0.0),
             spread: Spread::default(),
         })
     }

@@ -24,6 +24,18 @@ pub struct BlockMemory {
     pub transient_backward: Bytes,
 }
 
+impl BlockMemory {
+    /// The same with more bytes that passes need in addition to what is kept.
+    #[must_use]
+    pub(crate) fn with_transient(self, more: Bytes) -> Self {
+        Self {
+            transient_forward: self.transient_forward + more,
+            transient_backward: self.transient_backward + more,
+            ..self
+        }
+    }
+}
+
 impl Lowering<'_> {
     /// Name and bytes of every tensor kept for backward.
     #[must_use]

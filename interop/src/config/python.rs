@@ -25,6 +25,8 @@ pub struct Definitions {
     pub hub_model: Option<String>,
     /// Module below `torchtitan.models` from which the file imports `model_registry`.
     pub registry: Option<String>,
+    /// What carries tokens to their experts: the first value given to an argument that ends in `comm_backend`.
+    pub comm_backend: Option<String>,
 }
 
 /// Finds a file's functions and the hub model that it loads.
@@ -49,6 +51,9 @@ pub fn definitions(text: &str) -> Definitions {
         functions: text.lines().filter_map(name).collect(),
         hub_model: taken,
         registry: text.lines().find_map(registry),
+        comm_backend: text
+            .split_once("comm_backend=")
+            .and_then(|(_, rest)| literal(rest)),
     }
 }
 

@@ -162,21 +162,6 @@ pub(crate) const TABLE: &Table = &[
         Always("experts' activations are weighted"),
     ),
     (
-        Rewrite::DeduplicateDispatch,
-        experts,
-        Never("the all-to-all dispatcher sends every copy of a token"),
-    ),
-    (
-        Rewrite::OverlapExpertTraffic,
-        experts,
-        Never("the next kernel waits for tokens that travel"),
-    ),
-    (
-        Rewrite::GraphLayers,
-        |_| true,
-        Never("no CUDA graphs are switched on"),
-    ),
-    (
         Rewrite::ScatterGatherTransfer,
         sends_whole,
         Never("whole activations are sent"),
@@ -220,11 +205,6 @@ pub(crate) const TABLE: &Table = &[
         Rewrite::FusePointwise,
         |_| true,
         Never("it does not compile layers"),
-    ),
-    (
-        Rewrite::CudaGraph,
-        |_| true,
-        Never("the file captures no CUDA graphs"),
     ),
     (
         Rewrite::FuseBiasEpilogue,

@@ -101,6 +101,7 @@ fn decided(job: &Job<'_>, root: &mut Node) {
                 // Refused.
                 tensor_parallel: _,
                 pipeline: _,
+                expert_parallel: _,
             },
         // Written with the precision.
         gradients: _,
@@ -110,6 +111,8 @@ fn decided(job: &Job<'_>, root: &mut Node) {
         // Refused.
         offload_layers: _,
         prefetch,
+        dispatcher: _,
+        graphs: _,
     } = job.decisions;
     root.set("train_batch_size", job.workload.global_batch);
     root.set("train_micro_batch_size_per_gpu", *micro_batch);
@@ -243,6 +246,7 @@ fn refuse(job: &Job<'_>, limits: &mut Limits) {
     states(d, limits);
     limits.refuse_optimizer_states(d);
     limits.refuse_offload_layers(d);
+    limits.refuse_all_graphs(d, job.runtime);
     limits.refuse(
         matches!(d.offload, Some(Offload::Optimizer(percent)) if percent < 100),
         format!("offload={}", d.offload.map_or(String::new(), Offload::name)),
@@ -278,4 +282,5 @@ fn states(d: &Decisions, limits: &mut Limits) {
         "its tensor-parallel collectives are not split",
         Some(("overlap", "grad+param+pp".to_owned())),
     );
+    limits.refuse_expert_overlap(d);
 }

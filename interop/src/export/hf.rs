@@ -1,7 +1,8 @@
 //! Export to accelerate (FSDP2) and axolotl, which both drive Hugging Face's trainer.
 
 use catalog::{
-    CpKind, DType, GradientTypes, OffloadKind, OptimizerStates, Overlap, Packing, Precision, Zero,
+    CpKind, DType, Dispatcher, GradientTypes, OffloadKind, OptimizerStates, Overlap, Packing,
+    Precision, Zero,
 };
 
 use super::adapters;
@@ -94,6 +95,7 @@ pub(crate) fn refuse(job: &Job<'_>, limits: &mut Limits) {
                 param_gather: _,
                 tensor_parallel: _,
                 pipeline: _,
+                expert_parallel: _,
             },
         // Refused.
         gradients: _,
@@ -105,6 +107,8 @@ pub(crate) fn refuse(job: &Job<'_>, limits: &mut Limits) {
         offload_layers: _,
         // Refused.
         prefetch: _,
+        dispatcher: _,
+        graphs: _,
     } = job.decisions;
     script_rewrites::collect(job, script_rewrites::FSDP2, limits);
     axes(job, limits);
@@ -117,6 +121,9 @@ pub(crate) fn refuse(job: &Job<'_>, limits: &mut Limits) {
     limits.refuse_types(job.decisions, types);
     optimizer_and_host(job.decisions, limits);
     overlap(job.decisions, limits);
+    limits.refuse_expert_overlap(job.decisions);
+    limits.refuse_dispatcher(job.decisions, job.runtime, &[Dispatcher::AllToAll]);
+    limits.refuse_all_graphs(job.decisions, job.runtime);
 }
 
 /// Refuses what the optimizer, and host memory, cannot hold.

@@ -2,8 +2,8 @@
 
 use catalog::runtime::{BUCKET_ELEMENTS, Rewrite};
 use catalog::{
-    AxisOrder, CpKind, DType, GradientTypes, OffloadKind, OptimizerStates, Overlap, Precision,
-    RecomputeModule, ScheduleKind, Selection, Zero,
+    AxisOrder, CpKind, DType, Dispatcher, GradientTypes, OffloadKind, OptimizerStates, Overlap,
+    Precision, RecomputeModule, ScheduleKind, Selection, Zero,
 };
 
 use super::core_model::{self, Reach};
@@ -11,6 +11,7 @@ use super::core_options::options;
 use super::core_rewrites;
 use super::documents;
 use super::flag::Flag;
+use super::graphs;
 use super::inputs::Input;
 use super::job::{Draft, Heading, Job};
 use super::launch::{Program, Starter};
@@ -19,6 +20,7 @@ use crate::config::escape;
 use plans::decisions::{Decisions, Recompute};
 use plans::grammar::{order_name, recompute_name};
 use plans::partition::StagePartition;
+use plans::support::{MAX_OVERLAPPED_MTP, experts_cannot_overlap};
 
 /// Keeps optimizer states in host memory.
 pub(crate) const OFFLOAD: &str = "--optimizer-cpu-offload";
@@ -30,23 +32,38 @@ pub(crate) const OFFLOAD_LAYERS: &str = "--cpu-offloading-num-layers";
 pub(crate) const PRECISION_AWARE: &str = "--use-precision-aware-optimizer";
 /// Types of the moments.
 pub(crate) const MOMENTS: [&str; 2] = ["--exp-avg-dtype", "--exp-avg-sq-dtype"];
+/// What carries tokens to their experts.
+pub(crate) const DISPATCHER: &str = "--moe-token-dispatcher-type";
+/// The library that does it, if that is `flex`.
+pub(crate) const FLEX_BACKEND: &str = "--moe-flex-dispatcher-backend";
+/// Runs messages to experts beside the passes of another micro-batch.
+pub(crate) const EXPERT_OVERLAP: &str = "--overlap-moe-expert-parallel-comm";
 /// Name of the file written.
 pub(crate) const FILE: &str = "megatron_args.sh";
 
 /// How Megatron-LM is started with the file.
 pub(crate) fn program(job: &Job<'_>) -> Program {
-    let mut setup = vec![format!("source \"$HERE/{FILE}\"")];
-    // Megatron-LM requires CUDA_DEVICE_MAX_CONNECTIONS=1, so that communication starts before compute; its FSDP
-    // requires the opposite.
-    setup.push(match job.decisions.zero {
-        Zero::Z0 | Zero::Z1 => "export CUDA_DEVICE_MAX_CONNECTIONS=1".to_owned(),
-        Zero::Z2 | Zero::Z3 => "unset CUDA_DEVICE_MAX_CONNECTIONS".to_owned(),
-    });
+    let read = format!("source \"$HERE/{FILE}\"");
+    let mut setup = vec![read, connections(job.decisions).to_owned()];
+    setup.extend(graphs::environment(job).map(str::to_owned));
     Program {
         setup,
         starter: Starter::Torchrun,
         arguments: "\"${MEGATRON_LM:-.}/pretrain_gpt.py\" \"${MEGATRON_ARGS[@]}\" \"$@\""
             .to_owned(),
+    }
+}
+
+/// Sets the number of queues in which a GPU takes work. With one, communication starts before compute, which Megatron-LM
+/// requires; its FSDP requires the opposite, and messages to experts beside other passes need several (core/transformer/moe,
+/// README.md; arguments.py proposes 32).
+pub(crate) fn connections(d: &Decisions) -> &'static str {
+    match d.zero {
+        Zero::Z2 | Zero::Z3 => "unset CUDA_DEVICE_MAX_CONNECTIONS",
+        Zero::Z0 | Zero::Z1 if d.overlap.expert_parallel && d.ep > 1 => {
+            "export CUDA_DEVICE_MAX_CONNECTIONS=32"
+        }
+        Zero::Z0 | Zero::Z1 => "export CUDA_DEVICE_MAX_CONNECTIONS=1",
     }
 }
 
@@ -143,6 +160,10 @@ pub(crate) fn decisions(job: &Job<'_>, limits: &mut Limits) -> Vec<(&'static str
         offload_layers,
         // Refused.
         prefetch: _,
+        // Written with the experts.
+        dispatcher: _,
+        // Written as options of their own.
+        graphs: _,
     } = job.decisions;
     let mut parallel = vec![
         Flag::value("--tensor-model-parallel-size", tp),
@@ -170,7 +191,8 @@ pub(crate) fn decisions(job: &Job<'_>, limits: &mut Limits) -> Vec<(&'static str
         ),
         ("Recomputation", recompute(*recomputed, limits)),
         ("Activations in host memory", activations(*offload_layers)),
-        ("Overlap", overlap(job.decisions, *overlapped, limits)),
+        ("Overlap", overlap(job, *overlapped, limits)),
+        ("CUDA graphs", graphs::flags(job, limits)),
     ]
 }
 
@@ -192,11 +214,19 @@ fn experts(job: &Job<'_>, ep: u64, etp: u64, limits: &mut Limits) -> Vec<Flag> {
         "experts with biases are not split",
         Some(("etp", "1".to_owned())),
     );
-    vec![
+    let mut flags = vec![
         Flag::value("--expert-model-parallel-size", ep),
         Flag::value("--expert-tensor-parallel-size", etp),
-        Flag::value("--moe-token-dispatcher-type", "alltoall"),
-    ]
+    ];
+    let (kind, backend) = match job.decisions.dispatcher.unwrap_or(job.runtime.dispatcher) {
+        Dispatcher::AllToAll => ("alltoall", None),
+        Dispatcher::AllGather => ("allgather", None),
+        Dispatcher::DeepEp => ("flex", Some("deepep")),
+        Dispatcher::HybridEp => ("flex", Some("hybridep")),
+    };
+    flags.push(Flag::value(DISPATCHER, kind));
+    flags.extend(backend.map(|backend| Flag::value(FLEX_BACKEND, backend)));
+    flags
 }
 
 fn order(d: &Decisions, order: AxisOrder, limits: &mut Limits, flags: &mut Vec<Flag>) {
@@ -463,12 +493,14 @@ fn recompute(recompute: Recompute, limits: &mut Limits) -> Vec<Flag> {
     }
 }
 
-fn overlap(d: &Decisions, overlap: Overlap, limits: &mut Limits) -> Vec<Flag> {
+fn overlap(job: &Job<'_>, overlap: Overlap, limits: &mut Limits) -> Vec<Flag> {
+    let d = job.decisions;
     let Overlap {
         grad_reduce,
         param_gather,
         tensor_parallel,
         pipeline,
+        expert_parallel,
     } = overlap;
     let mut flags = Vec::new();
     if grad_reduce && d.dp() * d.cp > 1 {
@@ -499,6 +531,29 @@ fn overlap(d: &Decisions, overlap: Overlap, limits: &mut Limits) -> Vec<Flag> {
             d.pp == 2 && d.vpp > 1,
             "overlap without pp, vpp above 1 and pp=2",
             "interleaving two ranks needs overlapped sends and receives",
+            Some(("overlap", "grad+param+pp".to_owned())),
+        );
+    }
+    if expert_parallel && d.ep > 1 {
+        flags.push(Flag::switch(EXPERT_OVERLAP));
+        let lacks = experts_cannot_overlap(d.schedule, d.pp, d.recompute);
+        limits.refuse(
+            lacks.is_some(),
+            "overlap=ep",
+            format!("{EXPERT_OVERLAP} needs {}", lacks.unwrap_or_default()),
+            Some(("overlap", "grad+param+pp".to_owned())),
+        );
+        let gathers = d.dispatcher.unwrap_or(job.runtime.dispatcher) == Dispatcher::AllGather;
+        limits.refuse(
+            gathers,
+            "overlap=ep with dispatcher=all_gather",
+            format!("{EXPERT_OVERLAP} needs {DISPATCHER} alltoall or flex"),
+            Some(("dispatcher", Dispatcher::AllToAll.name().to_owned())),
+        );
+        limits.refuse(
+            job.model.mtp_layers > MAX_OVERLAPPED_MTP,
+            "overlap=ep",
+            format!("{EXPERT_OVERLAP} takes one layer of multi-token prediction at most"),
             Some(("overlap", "grad+param+pp".to_owned())),
         );
     }

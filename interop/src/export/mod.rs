@@ -11,6 +11,7 @@ pub(crate) mod deepspeed;
 mod dialect;
 mod documents;
 mod flag;
+pub(crate) mod graphs;
 mod hf;
 mod inputs;
 mod job;

@@ -1,7 +1,9 @@
 //! What a training system cannot express: refusals, notes and unmet assumptions, collected while an exporter writes,
 //! and the error that lists the refusals.
 
-use catalog::{GradientTypes, Offload, OffloadKind, OptimizerStates};
+use catalog::{
+    CudaGraphs, Dispatcher, GradientTypes, Offload, OffloadKind, OptimizerStates, Runtime,
+};
 use plans::decisions::Decisions;
 
 use super::assumptions::Assumption;
@@ -145,6 +147,50 @@ impl Limits {
                 "it has no switch for how many blocks ahead parameters are gathered",
                 Some(("prefetch", "1".to_owned())),
             );
+        }
+    }
+
+    /// Refuses to send tokens to experts by what the target does not have; the first of `has` is its own.
+    pub(crate) fn refuse_dispatcher(
+        &mut self,
+        d: &Decisions,
+        runtime: &Runtime,
+        has: &[Dispatcher],
+    ) {
+        let asked = d.dispatcher.unwrap_or(runtime.dispatcher);
+        self.refuse(
+            d.ep > 1 && !has.contains(&asked),
+            format!("dispatcher={}", asked.name()),
+            "it sends tokens to their experts in another way",
+            has.first().map(|own| ("dispatcher", own.name().to_owned())),
+        );
+    }
+
+    /// Refuses messages to experts beside the passes of another micro-batch.
+    pub(crate) fn refuse_expert_overlap(&mut self, d: &Decisions) {
+        self.refuse(
+            d.ep > 1 && d.overlap.expert_parallel,
+            "overlap=ep",
+            "the next kernel waits for tokens that travel to their experts",
+            Some(("overlap", "grad+param+pp".to_owned())),
+        );
+    }
+
+    /// Refuses CUDA graphs when `refused`.
+    pub(crate) fn refuse_graphs(&mut self, refused: bool, graphs: CudaGraphs, why: &str) {
+        let instead = Some(("graphs", CudaGraphs::None.name().to_owned()));
+        self.refuse(refused, format!("graphs={}", graphs.name()), why, instead);
+    }
+
+    /// Refuses the CUDA graphs of a plan; notes that those which a runtime captures by itself are not written.
+    pub(crate) fn refuse_all_graphs(&mut self, d: &Decisions, runtime: &Runtime) {
+        let why = "it has no switch for CUDA graphs";
+        match d.graphs.filter(|graphs| *graphs != CudaGraphs::None) {
+            Some(graphs) => self.refuse_graphs(true, graphs, why),
+            None => self.note(
+                runtime.graphs != CudaGraphs::None && d.graphs.is_none(),
+                "no CUDA graphs are switched on; the prediction assumed them",
+            ),
         }
     }
 

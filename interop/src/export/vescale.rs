@@ -147,6 +147,8 @@ fn batch(job: &Job<'_>) -> String {
         offload: _,
         offload_layers: _,
         prefetch: _,
+        dispatcher: _,
+        graphs: _,
         dp_shard,
         dp_replicate,
         zero,
@@ -164,6 +166,7 @@ fn batch(job: &Job<'_>) -> String {
                 param_gather,
                 // Refused.
                 tensor_parallel: _,
+                expert_parallel: _,
                 // Written with the pipeline's plan.
                 pipeline: _,
             },
@@ -204,6 +207,7 @@ fn refuse(job: &Job<'_>, limits: &mut Limits) {
     limits.refuse_offload(d, None);
     limits.refuse_offload_layers(d);
     limits.refuse_prefetch(d);
+    limits.refuse_all_graphs(d, job.runtime);
     limits.refuse(
         d.cp > 1,
         format!("cp={}", d.cp),

@@ -9,7 +9,7 @@ use crate::config::{Node, Value};
 use crate::export::Dialect;
 use crate::export::bridge::{GRADIENTS, TORCH, recipe_is_wide};
 use crate::export::megatron::{
-    MOMENTS, OFFLOAD, OFFLOAD_FRACTION, OFFLOAD_LAYERS, PRECISION_AWARE,
+    DISPATCHER, MOMENTS, OFFLOAD, OFFLOAD_FRACTION, OFFLOAD_LAYERS, PRECISION_AWARE,
 };
 
 /// What `_pretrain_common` (`megatron/bridge/recipes/common.py`) sets unless a recipe does: field, Megatron-LM's
@@ -87,7 +87,7 @@ const TYPES: [(&str, &str); 3] = [
 ];
 
 /// Fields of the model's configuration that hold decisions of a strategy.
-const DECISIONS: [&str; 15] = [
+const DECISIONS: [&str; 20] = [
     "tensor_model_parallel_size",
     "pipeline_model_parallel_size",
     "pipeline_model_parallel_layout",
@@ -99,6 +99,11 @@ const DECISIONS: [&str; 15] = [
     "tp_comm_overlap",
     "expert_model_parallel_size",
     "expert_tensor_parallel_size",
+    "moe_flex_dispatcher_backend",
+    "overlap_moe_expert_parallel_comm",
+    "cuda_graph_impl",
+    "cuda_graph_modules",
+    "cuda_graph_scope",
     "recompute_granularity",
     "recompute_method",
     "recompute_num_layers",
@@ -163,6 +168,12 @@ fn options(doc: &Document) -> Result<Vec<(String, Node)>, ImportError> {
         if let Some(node) = doc.find(field) {
             put(option, node.line, node.value.clone());
         }
+    }
+    // Recipes of models with experts send tokens by all-to-all unless they say otherwise.
+    let dispatcher = doc.find("model.moe_token_dispatcher_type");
+    match dispatcher {
+        Some(node) => put(DISPATCHER, node.line, node.value.clone()),
+        None => put(DISPATCHER, 0, "alltoall".into()),
     }
     types(doc, &mut put)?;
     for option in precision(doc)? {

@@ -57,6 +57,8 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         offload,
         offload_layers: 0,
         prefetch: prefetch(doc, zero, given.model.most_in_layer(tp, ep * etp))?,
+        dispatcher: None,
+        graphs: None,
     };
     let how = "DeepSpeed's file has none; give --seq";
     let seq_len = (given.seq_len).ok_or_else(|| doc.missing("the sequence length", how))?;
@@ -265,6 +267,7 @@ fn overlap(doc: &Document, zero: Zero, ranks: u64) -> Result<Overlap, ImportErro
         param_gather: zero != Zero::Z0,
         tensor_parallel: false,
         pipeline: true,
+        expert_parallel: false,
     })
 }
 

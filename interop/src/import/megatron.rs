@@ -1,19 +1,21 @@
 //! Import of Megatron-LM options as a strategy.
 
 use catalog::{
-    AxisOrder, CpKind, DType, GradientTypes, Offload, OptimizerStates, Overlap, Precision,
-    RecomputeModule, ScheduleKind, Selection, WorkloadSizes, Zero,
+    AxisOrder, CpKind, DType, Dispatcher, GradientTypes, Offload, OptimizerStates, Overlap,
+    Precision, RecomputeModule, ScheduleKind, Selection, WorkloadSizes, Zero,
 };
 
 use super::document::Document;
 use super::error::ImportError;
+use super::graphs::graphs;
 use super::imported::{Given, Imported};
 use super::layout::parse_layout;
 use super::sizes::{data_parallel, micro_batches, workload};
 use crate::config::Node;
 use crate::export::Dialect;
 use crate::export::megatron::{
-    MOMENTS, OFFLOAD, OFFLOAD_FRACTION, OFFLOAD_LAYERS, PRECISION_AWARE,
+    DISPATCHER, EXPERT_OVERLAP, FLEX_BACKEND, MOMENTS, OFFLOAD, OFFLOAD_FRACTION, OFFLOAD_LAYERS,
+    PRECISION_AWARE,
 };
 use plans::decisions::{Decisions, Recompute};
 use plans::partition::StagePartition;
@@ -36,13 +38,14 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     let per_step = micro_batch.saturating_mul(dp);
     let global_batch = doc.size(global)?.unwrap_or(per_step);
     let offload = offload(doc, zero, &mut notes)?;
+    let ep = size("--expert-model-parallel-size")?;
     let decisions = Decisions {
         tp,
         pp,
         vpp,
         cp,
         cp_kind: cp_kind(doc)?,
-        ep: size("--expert-model-parallel-size")?,
+        ep,
         etp: expert_tensor_parallel(doc, given, tp)?,
         dp_shard,
         dp_replicate,
@@ -67,6 +70,8 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         offload,
         offload_layers: doc.size(OFFLOAD_LAYERS)?.unwrap_or(0),
         prefetch: None,
+        dispatcher: dispatcher(doc, ep)?,
+        graphs: graphs(doc, &mut notes)?,
     };
     let seq_len = doc.size("--seq-length")?.or(given.seq_len);
     let seq_len = seq_len.ok_or_else(|| doc.missing("the sequence length", "give --seq"))?;
@@ -200,7 +205,32 @@ fn overlap(doc: &Document) -> Result<Overlap, ImportError> {
         param_gather: on("--overlap-param-gather")?,
         tensor_parallel: on("--tp-comm-overlap")?,
         pipeline: !on("--no-overlap-p2p-communication")?,
+        expert_parallel: on(EXPERT_OVERLAP)?,
     })
+}
+
+/// What carries tokens to their experts; of a job without expert parallelism, nothing does.
+fn dispatcher(doc: &Document, ep: u64) -> Result<Option<Dispatcher>, ImportError> {
+    if ep == 1 {
+        return Ok(None);
+    }
+    let of_flex = || match doc.text(FLEX_BACKEND)? {
+        None | Some("deepep") => Ok(Dispatcher::DeepEp),
+        Some("hybridep") => Ok(Dispatcher::HybridEp),
+        Some("ncclep") => Err(doc.unsupported(
+            FLEX_BACKEND,
+            "NCCL's own library is not planned; use deepep or hybridep",
+        )),
+        Some(_) => Err(doc.wrong(FLEX_BACKEND, "deepep or hybridep")),
+    };
+    let found = match doc.text(DISPATCHER)? {
+        // Megatron-LM's default of the option.
+        None | Some("allgather") => Dispatcher::AllGather,
+        Some("alltoall") => Dispatcher::AllToAll,
+        Some("flex") => of_flex()?,
+        Some(_) => return Err(doc.wrong(DISPATCHER, "allgather, alltoall or flex")),
+    };
+    Ok(Some(found))
 }
 
 fn zero(doc: &Document) -> Result<Zero, ImportError> {

@@ -6,6 +6,7 @@ mod bridge;
 mod deepspeed;
 pub mod document;
 mod error;
+mod graphs;
 mod hub;
 mod imported;
 mod layout;

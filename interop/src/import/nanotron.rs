@@ -60,6 +60,8 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         offload: None,
         offload_layers: 0,
         prefetch: None,
+        dispatcher: None,
+        graphs: None,
     };
     let seq_len = doc.size("tokens.sequence_length")?.or(given.seq_len);
     let seq_len = seq_len.ok_or_else(|| doc.missing("the sequence length", "give --seq"))?;
@@ -94,6 +96,7 @@ fn overlap(doc: &Document, tp: u64) -> Result<Overlap, ImportError> {
         param_gather: false,
         tensor_parallel: tp > 1 && asynchronous && scatters(doc)?,
         pipeline: false,
+        expert_parallel: false,
     })
 }
 

@@ -1,6 +1,9 @@
 //! Import of torchtitan configurations as strategies: TOML of 0.2, Python of 0.3 and main.
 
-use catalog::{AxisOrder, CpKind, Offload, Overlap, Precision, ScheduleKind, WorkloadSizes, Zero};
+use catalog::{
+    AxisOrder, CpKind, CudaGraphs, Dispatcher, Offload, Overlap, Precision, ScheduleKind,
+    WorkloadSizes, Zero,
+};
 
 use super::document::Document;
 use super::error::ImportError;
@@ -60,6 +63,8 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         offload,
         offload_layers: 0,
         prefetch: None,
+        dispatcher: dispatcher(doc, ep)?,
+        graphs: graphs(doc, pp, ep, offload)?,
     };
     let sizes = WorkloadSizes {
         gpus: ranks(dp),
@@ -286,7 +291,46 @@ fn overlap(doc: &Document, zero: Zero, tp: u64, ranks: u64) -> Result<Overlap, I
         param_gather: zero == Zero::Z3,
         tensor_parallel: tp > 1 && async_tp(doc)?,
         pipeline: true,
+        expert_parallel: false,
     })
+}
+
+/// What carries tokens to their experts; of a job without expert parallelism, nothing does.
+fn dispatcher(doc: &Document, ep: u64) -> Result<Option<Dispatcher>, ImportError> {
+    let key = match doc.dialect {
+        Dialect::Torchtitan02 => "parallelism.expert_parallel_comm_backend",
+        _ => "comm_backend",
+    };
+    let named = match doc.dialect {
+        Dialect::Torchtitan02 => doc.text(key)?,
+        _ => doc.python.comm_backend.as_deref(),
+    };
+    let found = match named.filter(|_| ep > 1) {
+        None => return Ok(None),
+        Some("standard") => Dispatcher::AllToAll,
+        Some("deepep") => Dispatcher::DeepEp,
+        Some("hybridep") => Dispatcher::HybridEp,
+        Some(_) => return Err(doc.wrong(key, "standard, deepep or hybridep")),
+    };
+    Ok(Some(found))
+}
+
+/// What is captured in CUDA graphs: in 0.3 and main passes are, unless they are told otherwise or cannot be.
+fn graphs(
+    doc: &Document,
+    pp: u64,
+    ep: u64,
+    offload: Option<Offload>,
+) -> Result<Option<CudaGraphs>, ImportError> {
+    if doc.dialect == Dialect::Torchtitan02 {
+        return Ok(None);
+    }
+    let disabled = doc.flag("training.disable_cuda_graphs")? == Some(true);
+    let captures = !disabled && pp == 1 && ep == 1 && offload.is_none();
+    Ok(Some(match captures {
+        true => CudaGraphs::Step,
+        false => CudaGraphs::None,
+    }))
 }
 
 fn async_tp(doc: &Document) -> Result<bool, ImportError> {

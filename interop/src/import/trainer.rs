@@ -321,6 +321,8 @@ fn with_fsdp(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError>
         offload,
         offload_layers: 0,
         prefetch: prefetch(doc, &mut notes)?,
+        dispatcher: None,
+        graphs: None,
     };
     let sizes = WorkloadSizes {
         gpus,
@@ -412,6 +414,7 @@ fn overlap(zero: Zero, ranks: u64) -> Overlap {
         param_gather: zero != Zero::Z0,
         tensor_parallel: false,
         pipeline: true,
+        expert_parallel: false,
     }
 }
 

@@ -168,7 +168,8 @@ fn text() -> impl proptest::strategy::Strategy<Value = String> {
         0usize..6,
         0usize..6,
         0usize..2,
-        0usize..6,
+        0usize..8,
+        0usize..12,
     );
     let switches = (
         any::<bool>(),
@@ -179,7 +180,7 @@ fn text() -> impl proptest::strategy::Strategy<Value = String> {
     );
     (sizes, choices, switches).prop_map(|(sizes, choices, switches)| {
         let (tp, pp, cp, ep, etp, mbs) = sizes;
-        let (kind, zero, re, sched, order, overlap) = choices;
+        let (kind, zero, re, sched, order, overlap, dispatcher) = choices;
         let (sp, reshard, replicate, types, offload) = switches;
         // One that the precision does not have is dropped with the strategy.
         let states = ["own", "own", "split_master", "bf16_moments", "8bit_moments"][types / 3];
@@ -198,11 +199,22 @@ fn text() -> impl proptest::strategy::Strategy<Value = String> {
         ][re];
         let sched = ["1f1b", "interleaved,vpp=2", "gpipe", "zb-h1", "zb-v,vpp=2", "dualpipe-v,vpp=2"][sched];
         let order = ["tp-cp-dp_shard-dp_replicate-pp", "tp-cp-pp-dp_shard-dp_replicate"][order];
-        let overlap = ["none", "grad", "grad+param", "grad+param+pp", "grad+param+tp+pp", "pp"][overlap];
+        let overlap = [
+            "none",
+            "grad",
+            "grad+param",
+            "grad+param+pp",
+            "grad+param+tp+pp",
+            "pp",
+            "grad+param+ep+pp",
+            "grad+param+tp+ep+pp",
+        ][overlap];
+        let graphs = ["none", "layers", "step"][dispatcher / 4];
+        let dispatcher = ["all_to_all", "all_gather", "deepep", "hybridep"][dispatcher % 4];
         let on = |on: bool| if on { "on" } else { "off" };
         let replicate = if zero == 0 { String::new() } else { format!(",dp_replicate={}", 1 << replicate) };
         format!(
-            "tp={},pp={},cp={},ep={},etp={},mbs={},cp_kind={kind},zero={zero}{replicate},reshard={},sp={},recompute={re},schedule={sched},order={order},overlap={overlap},grad_dtype={types},optim_states={states},offload={offload}{layers}{ahead}",
+            "tp={},pp={},cp={},ep={},etp={},mbs={},cp_kind={kind},zero={zero}{replicate},reshard={},sp={},recompute={re},schedule={sched},order={order},overlap={overlap},grad_dtype={types},optim_states={states},offload={offload}{layers}{ahead},dispatcher={dispatcher},graphs={graphs}",
             1 << tp, 1 << pp, 1 << cp, 1 << ep, 1 << etp, 1 << mbs, on(reshard && zero == 3), on(sp && tp > 0),
         )
     })
@@ -249,7 +261,7 @@ fn each_target_takes_the_plans_it_is_made_for() {
         Accelerate,
         Axolotl,
     ];
-    let cases: [(&str, &str, &[Dialect]); 25] = [
+    let cases: [(&str, &str, &[Dialect]); 33] = [
         ("llama3-8b", "tp=1,zero=0", &all_but_nanotron),
         ("llama2-7b", "tp=4,pp=4,zero=1", &[Nanotron]),
         (
@@ -329,6 +341,46 @@ fn each_target_takes_the_plans_it_is_made_for() {
             "qwen3-30b-a3b",
             "ep=8,zero=3,recompute=full",
             &[Torchtitan02, Torchtitan03, TorchtitanMain, DeepSpeed],
+        ),
+        (
+            "qwen3-30b-a3b",
+            "ep=8,zero=1,dispatcher=all_gather",
+            &[MegatronLm, MegatronBridge],
+        ),
+        (
+            "qwen3-30b-a3b",
+            "ep=8,zero=1,dispatcher=deepep,overlap=grad+param+ep+pp",
+            &[MegatronLm, MegatronBridge],
+        ),
+        (
+            "qwen3-30b-a3b",
+            "pp=2,vpp=4,ep=8,zero=1,dispatcher=hybridep,overlap=grad+param+ep+pp",
+            &[MegatronLm, MegatronBridge],
+        ),
+        (
+            "qwen3-30b-a3b",
+            "ep=8,zero=3,recompute=full,dispatcher=deepep",
+            &titan,
+        ),
+        (
+            "qwen3-30b-a3b",
+            "ep=8,zero=3,recompute=full,dispatcher=hybridep",
+            &[Torchtitan03, TorchtitanMain],
+        ),
+        (
+            "qwen3-30b-a3b",
+            "ep=8,zero=1,recompute=selective:norms,graphs=layers",
+            &[MegatronLm, MegatronBridge],
+        ),
+        (
+            "llama3-8b",
+            "tp=2,pp=4,zero=1,graphs=step",
+            &[MegatronLm, MegatronBridge],
+        ),
+        (
+            "llama3-8b",
+            "tp=2,zero=3,graphs=step",
+            &[Torchtitan03, TorchtitanMain],
         ),
     ];
     for (name, text, targets) in cases {

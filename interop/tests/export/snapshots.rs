@@ -127,6 +127,8 @@ fn megatron_bridge() {
         cfg.dist.use_tp_pp_dp_mapping = False
         cfg.ddp.use_megatron_fsdp = False
         cfg.ddp.num_distributed_optimizer_instances = 1
+        cfg.model.cuda_graph_impl = "none"
+        cfg.model.cuda_graph_modules = []
         cfg.comm_overlap = None
         cfg.model.num_layers = 32
         cfg.model.hidden_size = 4096

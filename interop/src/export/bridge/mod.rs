@@ -3,7 +3,7 @@
 mod own;
 
 use catalog::runtime::Rewrite;
-use catalog::{DType, Precision, Zero};
+use catalog::{DType, Precision};
 
 pub(crate) use self::own::from_hub;
 
@@ -11,6 +11,7 @@ use super::core_model::{self, Field, Reach};
 use super::core_rewrites;
 use super::documents;
 use super::flag::Flag;
+use super::graphs;
 use super::inputs::Input;
 use super::job::{Draft, Heading, Job};
 use super::launch::{Program, Starter};
@@ -33,15 +34,10 @@ const MIXED_PRECISION: &str = "mixed_precision";
 pub(crate) const GRADIENTS: &str = "mixed_precision.grad_reduce_in_fp32";
 
 pub(crate) fn program(job: &Job<'_>) -> Program {
-    let mut setup = vec![
-        ": \"${RECIPE:?set RECIPE to the recipe of your model, as module:function}\"".to_owned(),
-    ];
-    // Megatron requires CUDA_DEVICE_MAX_CONNECTIONS=1, so that communication starts before compute; Megatron-FSDP
-    // asserts the opposite.
-    setup.push(match job.decisions.zero {
-        Zero::Z0 | Zero::Z1 => "export CUDA_DEVICE_MAX_CONNECTIONS=1".to_owned(),
-        Zero::Z2 | Zero::Z3 => "unset CUDA_DEVICE_MAX_CONNECTIONS".to_owned(),
-    });
+    let recipe = ": \"${RECIPE:?set RECIPE to the recipe of your model, as module:function}\"";
+    let connections = megatron::connections(job.decisions);
+    let mut setup = vec![recipe.to_owned(), connections.to_owned()];
+    setup.extend(graphs::environment(job).map(str::to_owned));
     Program {
         setup,
         starter: Starter::Torchrun,
@@ -272,6 +268,12 @@ fn off(job: &Job<'_>) -> Vec<(String, Value)> {
     set("ddp.num_distributed_optimizer_instances", 1.into());
     set("ddp.overlap_grad_reduce", false.into());
     set("ddp.overlap_param_gather", false.into());
+    if job.model.moe.is_some() {
+        set("model.overlap_moe_expert_parallel_comm", false.into());
+        set("model.moe_shared_expert_overlap", false.into());
+    }
+    set("model.cuda_graph_impl", "none".into());
+    set("model.cuda_graph_modules", Vec::<String>::new().into());
     // If it were set, it would override the fields above.
     set("comm_overlap", Value::Null);
     settings
@@ -304,11 +306,21 @@ fn setting(flag: &Flag, job: &Job<'_>) -> Vec<(String, Value)> {
                 (format!("model.{field}"), value),
             ];
         }
-        "recompute_modules" => {
+        "recompute_modules" | "cuda_graph_modules" => {
             return vec![(format!("model.{field}"), flag.values.clone().into())];
         }
         "no_overlap_p2p_communication" => {
             return vec![("model.overlap_p2p_comm".to_owned(), false.into())];
+        }
+        "te_rng_tracker" => "model.use_te_rng_tracker".to_owned(),
+        "no_check_for_nan_in_loss_and_grad" => {
+            return vec![
+                (
+                    "rerun_state_machine.check_for_nan_in_loss".to_owned(),
+                    false.into(),
+                ),
+                ("ddp.check_for_nan_in_grad".to_owned(), false.into()),
+            ];
         }
         "megatron_fsdp_main_grads_dtype" => return vec![(format!("ddp.{field}"), torch(flag))],
         "exp_avg_dtype" | "exp_avg_sq_dtype" | "main_grads_dtype" => {

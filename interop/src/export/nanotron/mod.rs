@@ -109,6 +109,8 @@ fn parallelism(d: &Decisions, root: &mut Node) {
                 param_gather: _,
                 pipeline: _,
                 tensor_parallel,
+                // Of expert parallelism, which is refused.
+                expert_parallel: _,
             },
         // Refused.
         gradients: _,
@@ -116,6 +118,8 @@ fn parallelism(d: &Decisions, root: &mut Node) {
         offload: _,
         offload_layers: _,
         prefetch: _,
+        dispatcher: _,
+        graphs: _,
     } = d;
     let mut axis = |key: &str, value: Value| root.set(&format!("parallelism.{key}"), value);
     axis("dp", (dp_shard * dp_replicate).into());
@@ -177,6 +181,7 @@ fn refuse(job: &Job<'_>, limits: &mut Limits) {
     limits.refuse_offload(d, None);
     limits.refuse_offload_layers(d);
     limits.refuse_prefetch(d);
+    limits.refuse_all_graphs(d, job.runtime);
     limits.refuse(
         d.overlap.tensor_parallel && d.tp > 1 && !d.sequence_parallel,
         "overlap=tp with sp=off",

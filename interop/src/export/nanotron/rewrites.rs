@@ -83,21 +83,6 @@ pub(crate) const REWRITES: &Table = &[
         Never("probabilities weigh what experts return"),
     ),
     (
-        Rewrite::DeduplicateDispatch,
-        experts,
-        Never("every copy of a token is sent"),
-    ),
-    (
-        Rewrite::OverlapExpertTraffic,
-        experts,
-        Never("the next kernel waits for tokens that travel"),
-    ),
-    (
-        Rewrite::GraphLayers,
-        |_| true,
-        Never("it captures no CUDA graphs"),
-    ),
-    (
         Rewrite::KeepRowIndices,
         experts,
         Never("the router keeps one order of rows"),
@@ -142,11 +127,6 @@ pub(crate) const REWRITES: &Table = &[
         Rewrite::FusePointwise,
         |_| true,
         Never("it runs eager PyTorch"),
-    ),
-    (
-        Rewrite::CudaGraph,
-        |_| true,
-        Never("it captures no CUDA graphs"),
     ),
     (
         Rewrite::FlattenGradients,

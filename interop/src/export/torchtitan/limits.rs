@@ -2,11 +2,12 @@
 
 use catalog::model::{Family, ModelConfig};
 use catalog::{
-    AxisOrder, CpKind, DType, GradientTypes, OffloadKind, Precision, RopeScaling, ScheduleKind,
-    Zero,
+    AxisOrder, CpKind, CudaGraphs, DType, Dispatcher, GradientTypes, OffloadKind, Precision,
+    RopeScaling, ScheduleKind, Zero,
 };
 
 use super::edition::Edition;
+use crate::export::graphs;
 use crate::export::job::Job;
 use crate::export::refusal::Limits;
 use plans::decisions::{Decisions, Recompute};
@@ -22,6 +23,17 @@ pub(super) fn refuse(job: &Job<'_>, edition: Edition, limits: &mut Limits) {
     limits.refuse_offload_layers(d);
     limits.refuse_prefetch(d);
     overlap(d, limits);
+    limits.refuse_expert_overlap(d);
+    let dispatchers: &[Dispatcher] = match edition {
+        Edition::Toml02 => &[Dispatcher::AllToAll, Dispatcher::DeepEp],
+        Edition::Python03 | Edition::PythonMain => &[
+            Dispatcher::AllToAll,
+            Dispatcher::DeepEp,
+            Dispatcher::HybridEp,
+        ],
+    };
+    limits.refuse_dispatcher(d, job.runtime, dispatchers);
+    captures(job, edition, limits);
     pipeline(d, limits);
     let kv = job.model.attention.kv_heads();
     limits.refuse(
@@ -162,6 +174,23 @@ fn overlap(d: &Decisions, limits: &mut Limits) {
             Some(("overlap", all.to_owned())),
         );
     }
+}
+
+/// Refuses CUDA graphs of what it does not capture (`disable_cuda_graphs` in its config/configs.py).
+fn captures(job: &Job<'_>, edition: Edition, limits: &mut Limits) {
+    let (d, graphs) = (job.decisions, graphs::asked(job));
+    let why = match graphs {
+        CudaGraphs::None => return,
+        _ if edition == Edition::Toml02 => "0.2 has no switch for CUDA graphs",
+        CudaGraphs::Layers => "it captures passes whole",
+        CudaGraphs::Step if d.pp > 1 => "it captures no pipelines",
+        CudaGraphs::Step if d.ep > 1 => "its dispatchers wait for the host",
+        CudaGraphs::Step if d.offload.is_some() => {
+            "the optimizer's parameters must stay on the device"
+        }
+        CudaGraphs::Step => return,
+    };
+    limits.refuse_graphs(true, graphs, why);
 }
 
 fn pipeline(d: &Decisions, limits: &mut Limits) {

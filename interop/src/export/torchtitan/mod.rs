@@ -10,13 +10,14 @@ mod rewrites;
 
 use catalog::model::{Family, ModelConfig};
 use catalog::runtime::Rewrite;
-use catalog::{DType, Overlap, Precision, ScheduleKind, Zero};
+use catalog::{CudaGraphs, DType, Dispatcher, Overlap, Precision, ScheduleKind, Zero};
 
 pub(crate) use self::edition::Edition;
 pub(crate) use self::rewrites::REWRITES;
 
 use self::limits::refuse;
 use self::model::{Chosen, choose};
+use super::graphs;
 use super::inputs::Input;
 use super::job::{Draft, Heading, Job};
 use super::launch::{Program, Starter};
@@ -128,6 +129,8 @@ fn parallelism(job: &Job<'_>, edition: Edition) -> Vec<(&'static str, Value)> {
                 pipeline: _,
                 // In 0.3 and main, written with compilation.
                 tensor_parallel: _,
+                // Refused.
+                expert_parallel: _,
             },
         // Refused.
         gradients: _,
@@ -138,6 +141,10 @@ fn parallelism(job: &Job<'_>, edition: Edition) -> Vec<(&'static str, Value)> {
         offload_layers: _,
         // Refused.
         prefetch: _,
+        // In 0.3 and main, written with the model.
+        dispatcher: _,
+        // In 0.3 and main, written with training.
+        graphs: _,
     } = job.decisions;
     let mut keys: Vec<(&str, Value)> = vec![
         ("data_parallel_replicate_degree", (*dp_replicate).into()),
@@ -149,6 +156,9 @@ fn parallelism(job: &Job<'_>, edition: Edition) -> Vec<(&'static str, Value)> {
     ];
     keys.extend(sharding(*zero, *reshard_after_forward));
     keys.extend(tensor(job.decisions, *sequence_parallel, *etp, edition));
+    if edition == Edition::Toml02 && *ep > 1 {
+        keys.push(("expert_parallel_comm_backend", comm_backend(job).into()));
+    }
     keys.extend(pipeline(job.decisions, edition));
     keys
 }
@@ -236,6 +246,16 @@ fn async_tp(d: &Decisions) -> bool {
     d.overlap.tensor_parallel && d.tp > 1
 }
 
+/// What torchtitan calls the plan's dispatcher of tokens.
+pub(crate) fn comm_backend(job: &Job<'_>) -> &'static str {
+    match job.decisions.dispatcher.unwrap_or(job.runtime.dispatcher) {
+        Dispatcher::DeepEp => "deepep",
+        Dispatcher::HybridEp => "hybridep",
+        // All-gather is refused.
+        Dispatcher::AllToAll | Dispatcher::AllGather => "standard",
+    }
+}
+
 /// The `training` section: batch, sequence and precision.
 fn training(job: &Job<'_>, edition: Edition) -> Vec<(&'static str, Value)> {
     let (d, w) = (job.decisions, job.workload);
@@ -272,10 +292,8 @@ fn training(job: &Job<'_>, edition: Edition) -> Vec<(&'static str, Value)> {
     // The only value that it takes.
     keys.push(("mixed_precision_reduce", "float32".into()));
     if edition != Edition::Toml02 {
-        // As the prediction assumed; torchtitan cannot combine them with pipelines and most expert-parallel
-        // dispatchers.
-        let graphs = job.assumes(Rewrite::CudaGraph) && d.pp == 1 && d.ep == 1;
-        keys.push(("disable_cuda_graphs", (!graphs).into()));
+        let captures = graphs::asked(job) == CudaGraphs::Step;
+        keys.push(("disable_cuda_graphs", (!captures).into()));
     }
     keys
 }
@@ -381,6 +399,7 @@ fn python(job: &Job<'_>, chosen: &Chosen, edition: Edition, limits: &mut Limits)
             &chosen.flavor,
             edition,
             length,
+            comm_backend(job),
         ));
     }
     text.push_str(&plan(job, chosen));
@@ -410,6 +429,9 @@ fn plan(job: &Job<'_>, chosen: &Chosen) -> String {
             let mut arguments = escape::quoted(name);
             if chosen.mtp_layers > 0 {
                 arguments.push_str(&format!(", num_mtp_layers={}", chosen.mtp_layers));
+            }
+            if job.decisions.ep > 1 {
+                arguments.push_str(&format!(", moe_comm_backend=\"{}\"", comm_backend(job)));
             }
             if fp8 {
                 arguments.push_str(", converters=converters");

@@ -101,7 +101,13 @@ pub(super) fn imports(flavor: &Flavor) -> String {
 
 /// Python source of the function `_decoder()`, which makes the model's configuration. It is read as text by `import` and
 /// `export --check`, which take assignments to attributes for settings: there are none in it.
-pub(super) fn source(name: &str, flavor: &Flavor, edition: Edition, seq_len: u64) -> String {
+pub(super) fn source(
+    name: &str,
+    flavor: &Flavor,
+    edition: Edition,
+    seq_len: u64,
+    comm_backend: &str,
+) -> String {
     let model = &flavor.model;
     let [class, block, _] = classes(flavor.module);
     let (hidden, vocab, layers) = (model.hidden, model.vocab, model.layers);
@@ -110,7 +116,7 @@ pub(super) fn source(name: &str, flavor: &Flavor, edition: Edition, seq_len: u64
         true => ("True", "{\"weight\": skip_param_init}"),
         false => ("False", "weights"),
     };
-    let (bias, fed) = (bias(model), feed_forward(model));
+    let (bias, fed) = (bias(model), feed_forward(model, comm_backend));
     let attended = attention(flavor, edition, seq_len);
     let of = escape::quoted(&format!("{name}, made of torchtitan's parts."));
     format!(
@@ -183,7 +189,7 @@ fn bias(model: &ModelConfig) -> &'static str {
 }
 
 /// Python source of the argument that describes a block's feed-forward part.
-fn feed_forward(model: &ModelConfig) -> String {
+fn feed_forward(model: &ModelConfig, comm_backend: &str) -> String {
     let hidden = model.hidden;
     let Some(Moe {
         experts,
@@ -210,7 +216,7 @@ fn feed_forward(model: &ModelConfig) -> String {
          dim={hidden}, num_experts={experts}, gate_param_init=weights, top_k={top_k},\n                    \
          score_func=\"{score}\", route_norm={normalise}, route_scale={scale:?},\n                ),\n                \
          routed_experts=make_routed_experts_config(\n                    \
-         dim={hidden}, hidden_dim={expert_ffn}, num_experts={experts}, top_k={top_k}, comm_backend=\"standard\",\n                    \
+         dim={hidden}, hidden_dim={expert_ffn}, num_experts={experts}, top_k={top_k}, comm_backend=\"{comm_backend}\",\n                    \
          param_init={{key: weights[\"weight\"] for key in (\"w1_EFD\", \"w2_EDF\", \"w3_EFD\")}},\n                ),\n            )"
     )
 }

@@ -29,13 +29,6 @@ pub(crate) const REWRITES: &Table = &[
     // Written in the `compile` section.
     (Rewrite::FusePointwise, |_| true, Written),
     (Rewrite::FuseCrossEntropy, |_| true, Written),
-    // Written as `training.disable_cuda_graphs`, where CUDA graphs are possible.
-    (
-        Rewrite::CudaGraph,
-        |j| j.decisions.pp > 1 || j.decisions.ep > 1,
-        Never("CUDA graphs exclude pipelines and this dispatch of experts"),
-    ),
-    (Rewrite::CudaGraph, |_| true, Written),
     (
         Rewrite::FusedOptimizer,
         |_| true,
@@ -200,21 +193,6 @@ pub(crate) const REWRITES: &Table = &[
         Rewrite::WeightActivations,
         experts,
         Never("probabilities weigh the rows that experts are given"),
-    ),
-    (
-        Rewrite::DeduplicateDispatch,
-        experts,
-        Never("every copy of a token is sent"),
-    ),
-    (
-        Rewrite::OverlapExpertTraffic,
-        experts,
-        Never("the next kernel waits for tokens that travel"),
-    ),
-    (
-        Rewrite::GraphLayers,
-        |_| true,
-        Never("it captures no CUDA graphs of parts of a layer"),
     ),
     (
         Rewrite::KeepRowIndices,

@@ -1,0 +1,47 @@
+//! Which part of a step is captured in CUDA graphs, which a GPU replays without the host issuing every kernel.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// The part of a step that is captured, from nothing to all of it.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum CudaGraphs {
+    /// Nothing: the host issues every kernel.
+    None,
+    /// Every layer by itself, but for experts and what carries tokens to them: attention, router and what prepares dispatch
+    /// (Megatron-Core's modules `attn`, `mlp`, `moe_router`, `moe_preprocess`).
+    Layers,
+    /// All passes of the step.
+    Step,
+}
+
+impl CudaGraphs {
+    /// Every choice.
+    pub const ALL: [Self; 3] = [Self::None, Self::Layers, Self::Step];
+
+    /// Its name in strategies and files.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Layers => "layers",
+            Self::Step => "step",
+        }
+    }
+}
+
+/// A part of a step that a runtime can be told to capture, and for which jobs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct GraphOption {
+    /// What is captured.
+    pub captures: CudaGraphs,
+    /// Whether it can where the job has a pipeline.
+    pub pipelines: bool,
+    /// Whether it can where the model has experts. A whole step is never captured with expert parallelism, because the host
+    /// reads how many tokens have arrived.
+    pub experts: bool,
+}

@@ -1,0 +1,123 @@
+//! How tokens travel to the ranks of their experts and back, and on which clusters each way exists.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::cluster::{Cluster, Fabric};
+use crate::device::Architecture;
+
+/// A way to send tokens to the expert-parallel ranks that hold their experts, and to bring back what these return.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Dispatcher {
+    /// NCCL's all-to-all: a token is sent once for every expert that it chose.
+    AllToAll,
+    /// Every rank gathers the tokens of all ranks, and what its experts return is summed by a reduce-scatter.
+    AllGather,
+    /// DeepEP's kernels: a token is sent once to every rank, or once to every node which passes it on, however many experts
+    /// it chose there.
+    #[serde(rename = "deepep")]
+    DeepEp,
+    /// NVIDIA's kernels of the same kind, which also reach over the NVLink of several nodes.
+    #[serde(rename = "hybridep")]
+    HybridEp,
+}
+
+/// Bandwidth of a PCI Express 5.0 link of 16 lanes, bytes per second: faster links inside a node are NVLink.
+const PCI_EXPRESS: f64 = 64e9;
+
+impl Dispatcher {
+    /// Every way.
+    pub const ALL: [Self; 4] = [
+        Self::AllToAll,
+        Self::AllGather,
+        Self::DeepEp,
+        Self::HybridEp,
+    ];
+
+    /// Its name in strategies and files.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::AllToAll => "all_to_all",
+            Self::AllGather => "all_gather",
+            Self::DeepEp => "deepep",
+            Self::HybridEp => "hybridep",
+        }
+    }
+
+    /// Whether a token that chose several experts of one rank, or of one node, is sent there once.
+    #[must_use]
+    pub fn deduplicates(self) -> bool {
+        match self {
+            Self::AllToAll | Self::AllGather => false,
+            Self::DeepEp | Self::HybridEp => true,
+        }
+    }
+
+    /// Whether it exists on a cluster for groups of ranks that lie within a scale-up domain, or `across` several.
+    ///
+    /// DeepEP and HybridEP need NVLink between all GPUs of a node and RDMA between nodes (deepseek-ai/DeepEP@0297fc8,
+    /// README.md, Requirements). DeepEP runs on Ampere, Hopper, B200 and B300, HybridEP on GB200 and GB300 too
+    /// (NVIDIA-NeMo/Megatron-Bridge@067f987, training/flex_dispatcher_backend.py).
+    #[must_use]
+    pub fn exists_on(self, cluster: &Cluster, across: bool) -> bool {
+        if let Some(pools) = &cluster.pools {
+            let mut clusters = pools.parts.iter().map(|pool| &pool.cluster);
+            return clusters.all(|cluster| self.exists_on(cluster, across));
+        }
+        if !self.deduplicates() {
+            return true;
+        }
+        let device = &cluster.device;
+        let is = |names: &[&str]| names.iter().any(|name| device.name.starts_with(name));
+        let of_device = match device.architecture {
+            Architecture::Ampere | Architecture::Hopper => true,
+            Architecture::Blackwell => {
+                is(&["b200", "b300"]) || self == Self::HybridEp && is(&["gb200", "gb300"])
+            }
+            Architecture::Volta | Architecture::Ada | Architecture::Cdna3 | Architecture::Cpu => {
+                false
+            }
+        };
+        let nvlink = cluster.scale_up.bandwidth.value.0 > PCI_EXPRESS;
+        let rdma = matches!(cluster.fabric, Fabric::InfiniBand | Fabric::Roce);
+        of_device && nvlink && (rdma || !across)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Dispatcher;
+
+    #[test]
+    fn libraries_need_gpus_that_they_are_written_for() {
+        use Dispatcher::{AllGather, AllToAll, DeepEp, HybridEp};
+        let everywhere = vec![AllToAll, AllGather];
+        let deduplicating = Dispatcher::ALL.to_vec();
+        for (name, across, has) in [
+            ("dgx-h100", true, &deduplicating),
+            ("dgx-a100", true, &deduplicating),
+            ("dgx-b200", true, &deduplicating),
+            ("gb200-nvl72", true, &vec![AllToAll, AllGather, HybridEp]),
+            // Without RDMA between nodes, NVLink, or NVIDIA's GPUs.
+            ("aws-p5", true, &everywhere),
+            ("aws-p5", false, &deduplicating),
+            ("l40s-node", false, &everywhere),
+            ("h100-pcie-node", false, &everywhere),
+            ("dgx2-v100", false, &everywhere),
+            ("mi300x", true, &everywhere),
+            ("rtx-5090-node", false, &everywhere),
+        ] {
+            let cluster = crate::load::cluster(name).expect("a preset");
+            let found: Vec<Dispatcher> = Dispatcher::ALL
+                .into_iter()
+                .filter(|dispatcher| dispatcher.exists_on(&cluster, across))
+                .collect();
+            assert_eq!(found, *has, "{name}, across nodes: {across}");
+        }
+        assert!(DeepEp.deduplicates());
+    }
+}

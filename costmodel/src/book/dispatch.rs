@@ -1,0 +1,118 @@
+//! Prices of what carries tokens to their experts and back, by dispatcher.
+//!
+//! A trace sends a row for every expert that a token chose, by an all-to-all over the expert-parallel ranks, and gathers the
+//! rows of expert-tensor-parallel peers. A dispatcher that deduplicates sends fewer rows. One that gathers moves every token to
+//! all ranks instead, and sums what their experts return: rows are then summed into a place for every token of all ranks.
+
+use catalog::{Axis, Bytes, Dispatcher, Seconds, elementary};
+use dtensor::{Collective, CollectiveKind, CostClass, Exchange, Moves, Operator, Pass};
+use plans::Group;
+
+use super::block_times::Timed;
+use crate::lower::{Kernel, KernelKind};
+
+impl Timed<'_> {
+    /// Whether the price of a kernel or message depends on the dispatcher.
+    pub(super) fn is_of_dispatch(&self, kernel: &Kernel) -> bool {
+        match kernel.kind {
+            KernelKind::Comm(c) => c.axis == Axis::Ep || c.axis == Axis::Etp,
+            _ => self.is_unpermute(kernel),
+        }
+    }
+
+    /// Whether a kernel sums the rows that experts return, or the gradients of the rows that they were sent.
+    pub(super) fn is_unpermute(&self, kernel: &Kernel) -> bool {
+        let sums = |class: CostClass| match kernel.pass {
+            Pass::Forward => class == CostClass::Unpermute,
+            _ => class == CostClass::Permute,
+        };
+        matches!(kernel.kind, KernelKind::Memory { .. })
+            && sums(self.of.trace.op(kernel.pass, kernel.op).cost())
+    }
+
+    /// Bytes that such a kernel writes for tokens of other ranks: all of them, if tokens were gathered.
+    pub(super) fn summed_by_others(&self, kernel: &Kernel) -> Bytes {
+        if self.of.key.execution.dispatcher != Some(Dispatcher::AllGather) {
+            return Bytes(0);
+        }
+        let trace = self.of.trace;
+        let written = kernel.writes.iter().map(|&id| trace.tensor(id).bytes());
+        written.sum::<Bytes>() * (self.sharers() - 1)
+    }
+
+    /// Number of ranks that share one copy of the experts.
+    fn sharers(&self) -> u64 {
+        self.of.key.layout.ep * self.of.key.layout.etp
+    }
+
+    /// Time of a message to experts or back; of the cheapest dispatcher, if the key has none.
+    pub(super) fn dispatch(&self, kernel: &Kernel, collective: Collective) -> Seconds {
+        let scenario = self.of.scenario;
+        let time = |dispatcher| self.dispatched_by(dispatcher, kernel, collective);
+        match self.of.key.execution.dispatcher {
+            Some(dispatcher) => time(dispatcher),
+            None => {
+                let all = scenario.runtime.dispatchers_on(&scenario.cluster, false);
+                all.into_iter()
+                    .map(time)
+                    .reduce(Seconds::min)
+                    .unwrap_or_default()
+            }
+        }
+    }
+
+    fn dispatched_by(
+        &self,
+        dispatcher: Dispatcher,
+        kernel: &Kernel,
+        collective: Collective,
+    ) -> Seconds {
+        let group = self.group(collective.axis);
+        let bytes = Bytes(collective.bytes);
+        let (kind, bytes) = match (dispatcher, collective.axis) {
+            (Dispatcher::AllGather, _) => self.gathered(kernel, collective),
+            (Dispatcher::DeepEp | Dispatcher::HybridEp, Axis::Ep) => {
+                let sent = bytes.as_f64() * self.copies_sent(group);
+                (collective.kind, Bytes(sent as u64))
+            }
+            _ => (collective.kind, bytes),
+        };
+        self.prices.collective(kind, bytes, group).time
+    }
+
+    /// The message that takes the place of one of rows if all tokens are gathered: with as many rows as all ranks together
+    /// have tokens.
+    fn gathered(&self, kernel: &Kernel, collective: Collective) -> (CollectiveKind, Bytes) {
+        let operator = self.of.trace.op(kernel.pass, kernel.op).operator;
+        let kind = match operator {
+            Operator::Exchange(Exchange {
+                moves: Moves::Combine | Moves::ExpertReduce,
+                ..
+            }) => CollectiveKind::ReduceScatter,
+            _ => CollectiveKind::AllGather,
+        };
+        let model = &self.of.scenario.model;
+        let chosen = model.moe.map_or(1, |experts| experts.top_k);
+        let tokens = collective.bytes / chosen;
+        (kind, Bytes(tokens * self.of.key.layout.ep))
+    }
+
+    /// Copies of a token that are sent, over the number of experts that it is routed to. With deduplication a token is
+    /// sent once to each rank that has one of its experts; across domains once to each domain, which passes it on
+    /// inside. With `k` choices spread evenly over `n` places, `n·(1 − (1 − 1/n)^k)` of them are distinct (DeepEP's
+    /// arithmetic).
+    fn copies_sent(&self, group: Group) -> f64 {
+        let Some(experts) = &self.of.scenario.model.moe else {
+            return 1.0;
+        };
+        let domain = self.of.scenario.cluster.scale_up_domain;
+        let together = group.ranks_per_block(domain).max(1);
+        let places = match group.size.div_ceil(together) {
+            1 => group.size,
+            domains => domains,
+        } as f64;
+        let chosen = experts.top_k as f64;
+        let distinct = places * (1.0 - elementary::powf(1.0 - 1.0 / places, chosen));
+        distinct / chosen
+    }
+}

@@ -1,0 +1,136 @@
+//! The ways in which a runtime can be told to issue the kernels and messages of a block, and which of them take least.
+//!
+//! A block is traced and lowered once for all of them. Bounds of a search hold for several at once: messages to experts then
+//! take as long as the cheapest dispatcher makes them, and run beside other micro-batches if any of the ways lets them.
+//!
+//! That no order of the same kernels in which messages wait for nothing is slower holds as long as communication slows
+//! kernels to no less than half their speed: a kernel that starts earlier then ends no later, whatever still runs beside it,
+//! and a message is ready no later than the kernel that is issued next.
+
+use catalog::{CudaGraphs, Dispatcher, Runtime};
+use plans::Decisions;
+
+use crate::Scenario;
+use crate::block_cost::BlockKey;
+
+/// Largest slow-down of kernels by communication beside them for which overlap is known to slow nothing.
+const MONOTONE_SLOWDOWN: f64 = 2.0;
+
+/// How a runtime executions the kernels and messages of a block: what a strategy decides of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Execution {
+    /// Whether products are split to overlap with tensor-parallel collectives.
+    pub overlap_tp: bool,
+    /// Whether messages to experts run beside the passes of another micro-batch.
+    pub beside_others: bool,
+    /// What carries tokens to their experts; `None`: whatever the runtime can be told to use takes least. Only bounds are
+    /// of such blocks.
+    pub dispatcher: Option<Dispatcher>,
+    /// What is captured in CUDA graphs. Keys of blocks have none: only the host's time differs, which follows from the block's
+    /// cost.
+    pub graphs: CudaGraphs,
+}
+
+impl Execution {
+    /// The way that a runtime executions blocks by itself.
+    pub(crate) fn own(runtime: &Runtime) -> Self {
+        Self {
+            overlap_tp: runtime.overlap.tensor_parallel,
+            beside_others: runtime.overlap.expert_parallel,
+            dispatcher: Some(runtime.dispatcher),
+            graphs: runtime.graphs,
+        }
+    }
+
+    /// The way that a strategy decides.
+    #[must_use]
+    pub fn of(runtime: &Runtime, d: &Decisions) -> Self {
+        Self {
+            overlap_tp: d.overlap.tensor_parallel,
+            beside_others: d.overlap.expert_parallel,
+            dispatcher: Some(d.dispatcher.unwrap_or(runtime.dispatcher)),
+            graphs: d.graphs.unwrap_or(runtime.graphs),
+        }
+    }
+
+    /// Ways such that under any of these decisions each block takes no less than under one of them.
+    pub(crate) fn least_of(scenario: &Scenario, among: &[Decisions]) -> Vec<Self> {
+        let runtime = &scenario.runtime;
+        let mut least: Vec<Self> = Vec::with_capacity(2);
+        let monotone = runtime.overheads.overlap_slowdown.value <= MONOTONE_SLOWDOWN;
+        // The more is captured, the less time the host takes.
+        let graphs = among.iter().map(|d| Self::of(runtime, d).graphs).max();
+        let graphs = graphs.unwrap_or(runtime.graphs);
+        let of = |d: &Decisions| {
+            let execution = Self {
+                graphs,
+                ..Self::of(runtime, d)
+            };
+            if !monotone {
+                return execution;
+            }
+            let alike = among.iter().map(|d| Self::of(runtime, d));
+            let mut alike = alike.filter(|other| other.overlap_tp == execution.overlap_tp);
+            let one = alike
+                .clone()
+                .all(|other| other.dispatcher == execution.dispatcher);
+            Self {
+                beside_others: alike.any(|other| other.beside_others),
+                dispatcher: execution.dispatcher.filter(|_| one),
+                ..execution
+            }
+        };
+        for execution in among.iter().map(of) {
+            if !least.contains(&execution) {
+                least.push(execution);
+            }
+        }
+        least
+    }
+
+    /// Whether a block may be run in other ways, of which the least stands for all in most bounds.
+    pub(crate) fn is_one_of_several(self, scenario: &Scenario, key: &BlockKey) -> bool {
+        let sends = key.layout.ep > 1 && self.dispatcher.is_some();
+        sends && (scenario.runtime.dispatchers_on(&scenario.cluster, false)).len() > 1
+    }
+
+    /// The way that a block's key has, then the others for which it is priced at the same time.
+    pub(crate) fn siblings(scenario: &Scenario, key: &BlockKey) -> Vec<Self> {
+        let runtime = &scenario.runtime;
+        let space = &runtime.space;
+        let switches_tp = space.tensor_parallel_overlap && key.layout.sequence_parallel;
+        let sends = key.layout.ep > 1;
+        let dispatchers = match key.execution.dispatcher {
+            Some(_) if sends => runtime.dispatchers_on(&scenario.cluster, false),
+            _ => Vec::new(),
+        };
+        let own = key.execution.dispatcher.into_iter();
+        let dispatchers = own
+            .chain(dispatchers)
+            .map(Some)
+            .chain([key.execution.dispatcher]);
+        let mut all = vec![key.execution];
+        for dispatcher in dispatchers {
+            for beside_others in [false, true] {
+                for overlap_tp in [false, true] {
+                    let execution = Self {
+                        overlap_tp,
+                        beside_others,
+                        dispatcher,
+                        graphs: CudaGraphs::None,
+                    };
+                    // Bounds ask for the blocks of one of both.
+                    let switches_experts = space.expert_overlap && dispatcher.is_some();
+                    let possible = (overlap_tp == key.execution.overlap_tp || switches_tp)
+                        && (beside_others == key.execution.beside_others || switches_experts)
+                        && !(beside_others && dispatcher == Some(Dispatcher::AllGather));
+                    let execution = key.executed(runtime, execution).execution;
+                    if possible && !all.contains(&execution) {
+                        all.push(execution);
+                    }
+                }
+            }
+        }
+        all
+    }
+}

@@ -1,0 +1,53 @@
+//! What CUDA graphs of layers, or of a step, cost in memory.
+//!
+//! A graph of a layer replays on fixed addresses. Transformer Engine keeps one input for every layer and every micro-batch
+//! between whose forward and backward no other may use it (`make_graphed_callables`, `_reuse_graph_input_output_buffers`), into
+//! which the layer before is copied; and the temporaries of all graphs lie in a pool of their own, which nothing else can use.
+//! Of a whole step a pool holds all that passes keep and need.
+
+use catalog::{Bytes, CudaGraphs};
+use models::BlockClass;
+use plans::Decisions;
+
+use crate::Scenario;
+use crate::known;
+use crate::stage::{Run, StageWork};
+
+/// What a strategy captures with a price in memory: what the runtime can be told to capture has one.
+pub(crate) fn priced(scenario: &Scenario, d: &Decisions) -> CudaGraphs {
+    let runtime = &scenario.runtime;
+    let graphs = d.graphs.unwrap_or(runtime.graphs);
+    match runtime.graph_option(graphs) {
+        Some(_) => graphs,
+        None => CudaGraphs::None,
+    }
+}
+
+/// Adds what graphs hold to the memory of a stage's passes.
+pub(crate) fn hold(scenario: &Scenario, d: &Decisions, runs: &[Run], work: &mut StageWork) {
+    match priced(scenario, d) {
+        CudaGraphs::None => {}
+        CudaGraphs::Layers => {
+            let layers = || {
+                let is = |run: &&Run| matches!(run.cost.key.class, BlockClass::Layer(_));
+                runs.iter().filter(is)
+            };
+            work.saved += layers().map(|run| run.cost.output * run.count).sum();
+            let temporary = |run: &Run| {
+                let memory = &run.cost.memory;
+                memory.transient_forward.max(memory.transient_backward)
+            };
+            let pool = layers().map(temporary).max().unwrap_or_default();
+            work.transient_forward += pool;
+            work.transient_backward += pool;
+        }
+        CudaGraphs::Step => {
+            let factor = known::GRAPHED_STEP.factor();
+            let larger = |bytes: &mut Bytes| *bytes = Bytes((bytes.as_f64() * factor) as u64);
+            larger(&mut work.saved);
+            larger(&mut work.saved_for_weight);
+            larger(&mut work.transient_forward);
+            larger(&mut work.transient_backward);
+        }
+    }
+}

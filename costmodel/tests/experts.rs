@@ -1,0 +1,216 @@
+//! Messages to experts: what dispatchers send, and what runs beside the passes of another micro-batch.
+
+use catalog::{Precision, Workload};
+use costmodel::{BlockCost, BlockKey, CostModel, Scenario};
+use models::BlockClass;
+use plans::support::allowed_by;
+use plans::{Decisions, Recompute, Strategy};
+
+/// 128 experts, of which a token chooses 8.
+const MODEL: &str = "qwen3-30b-a3b";
+const CHOSEN: f64 = 8.0;
+
+fn scenario(cluster: &str, gpus: u64, runtime: &str) -> Scenario {
+    Scenario {
+        model: catalog::load::model(MODEL).expect("preset"),
+        cluster: catalog::load::cluster(cluster).expect("preset"),
+        runtime: catalog::load::runtime(runtime).expect("preset"),
+        workload: Workload::new(catalog::WorkloadSizes {
+            gpus,
+            seq_len: 8192,
+            global_batch: 16 * gpus,
+            precision: Precision::Bf16,
+        })
+        .expect("a workload"),
+        headroom: 0.0,
+    }
+}
+
+fn strategy(s: &Scenario, text: &str) -> Strategy {
+    plans::grammar::parse(text, &s.model, &s.workload, &s.runtime).expect(text)
+}
+
+/// The cost of a layer for one micro-batch.
+fn layer(s: &Scenario, text: &str) -> BlockCost {
+    let costs = CostModel::new(s.clone()).expect("priced");
+    let class = BlockClass::Layer(s.model.layer_class(0));
+    let key = BlockKey::of(s, &strategy(s, text), class, Recompute::None);
+    costs.block(&key).expect("priced").as_ref().clone()
+}
+
+/// Rows that a token is sent as to `places` that its experts are spread over.
+fn distinct(places: f64) -> f64 {
+    places * (1.0 - (1.0 - 1.0 / places).powf(CHOSEN))
+}
+
+#[test]
+fn a_token_is_sent_once_to_each_rank_or_to_each_node() {
+    let s = scenario("dgx-h100", 32, "megatron-core");
+    for (sizes, places) in [("dp32 ep8", 8.0), ("dp32 ep4", 4.0), ("dp32 ep32", 4.0)] {
+        let all = layer(&s, &format!("{sizes} mbs8"));
+        let once = layer(&s, &format!("{sizes} mbs8 dispatcher=deepep"));
+        let ratio = once.forward.ep / all.forward.ep;
+        let expected = distinct(places) / CHOSEN;
+        assert!(
+            (ratio / expected - 1.0).abs() < 0.03,
+            "{sizes}: {ratio}, not {expected}"
+        );
+        assert_eq!(once.forward.compute, all.forward.compute, "{sizes}");
+        assert_eq!(once.memory, all.memory, "{sizes}");
+        let other = layer(&s, &format!("{sizes} mbs8 dispatcher=hybridep"));
+        assert_eq!(once.forward, other.forward, "{sizes}");
+    }
+}
+
+#[test]
+fn gathering_all_tokens_pays_where_they_choose_more_experts_than_there_are_ranks() {
+    let s = scenario("dgx-h100", 8, "megatron-core");
+    for (ep, pays) in [(2, true), (8, false)] {
+        let of = |more: &str| layer(&s, &format!("dp8 ep{ep} mbs4{more}"));
+        let (rows, tokens) = (of(""), of(" dispatcher=all_gather"));
+        let less = tokens.forward.device() < rows.forward.device();
+        assert_eq!(less, pays, "ep={ep}");
+        // Experts' rows are summed into a place for every token of all ranks.
+        let more = tokens.forward.compute - rows.forward.compute;
+        assert!(more.0 > 0.0, "ep={ep}");
+        // Eight ranks' tokens are as many as the rows of one rank's.
+        assert_eq!(tokens.memory, rows.memory, "ep={ep}");
+    }
+    let s = scenario("dgx-h100", 16, "megatron-core");
+    let of = |more: &str| layer(&s, &format!("dp16 ep16 mbs4{more}"));
+    let (rows, tokens) = (of(""), of(" dispatcher=all_gather"));
+    let row = 4 * 8192 * s.model.hidden * 2;
+    let more = tokens.memory.transient_forward - rows.memory.transient_forward;
+    assert_eq!(more.0, (16 - 8) * row);
+}
+
+#[test]
+fn overlap_with_another_micro_batch_never_slows_a_block() {
+    for cluster in ["dgx-h100", "gb200-nvl72", "aws-p5"] {
+        let s = scenario(cluster, 64, "megatron-core");
+        for sizes in [
+            "dp64 ep8",
+            "dp64 ep32 mbs4",
+            "tp2 dp32 ep16 etp1 sp",
+            "tp4 cp2 dp8 ep8 etp2 sp overlap=grad+param+tp",
+        ] {
+            let overlap = match sizes.split_once("overlap=") {
+                Some((_, overlap)) => format!("overlap={overlap}+ep"),
+                None => "overlap=grad+param+ep".to_owned(),
+            };
+            let beside = format!(
+                "{} {overlap}",
+                sizes.split(" overlap").next().unwrap_or(sizes)
+            );
+            let (alone, beside) = (layer(&s, sizes), layer(&s, &beside));
+            for (alone, beside) in [
+                (alone.forward, beside.forward),
+                (alone.backward.whole, beside.backward.whole),
+                (alone.backward.input, beside.backward.input),
+                (alone.backward.weight, beside.backward.weight),
+            ] {
+                assert!(beside.device() <= alone.device(), "{cluster}: {sizes}");
+                assert_eq!(beside.compute, alone.compute, "{cluster}: {sizes}");
+                assert_eq!(beside.host, alone.host, "{cluster}: {sizes}");
+            }
+            assert!(
+                beside.forward.device() < alone.forward.device(),
+                "{cluster}: {sizes}"
+            );
+        }
+    }
+}
+
+/// Without a pipeline the first forward pass and the last backward pass run beside none.
+#[test]
+fn passes_at_the_ends_of_a_step_run_alone() {
+    let s = scenario("dgx-h100", 16, "megatron-core");
+    let costs = CostModel::new(s.clone()).expect("priced");
+    let time = |text: &str| {
+        let score = costs.score(&strategy(&s, text)).expect("priced");
+        (score.step_time.0, score.peak_memory.0)
+    };
+    let gain = |mbs: u64| {
+        let text = format!("dp16 ep16 mbs{mbs} recompute=none overlap=grad+param");
+        let (alone, held) = time(&text);
+        let (beside, more) = time(&format!("{text}+ep"));
+        assert!(
+            more > held,
+            "mbs={mbs}: a layer of another micro-batch is held"
+        );
+        (alone - beside) * mbs as f64
+    };
+    // 16, 8 and 4 micro-batches, of which one less runs beside others: what each gains is alike for each sequence.
+    let each = gain(1) / 15.0;
+    for (mbs, micro_batches) in [(2, 8.0), (4, 4.0)] {
+        let other = gain(mbs) / (micro_batches - 1.0) / (mbs * mbs) as f64;
+        assert!(
+            (other / each - 1.0).abs() < 0.2,
+            "mbs={mbs}: {other}, not {each}"
+        );
+    }
+    // One micro-batch has no other.
+    let one = "dp16 ep16 mbs16 recompute=none overlap=grad+param";
+    assert_eq!(time(one).0, time(&format!("{one}+ep")).0);
+}
+
+#[test]
+fn what_a_runtime_cannot_do_with_experts_is_refused() {
+    let refused = |runtime: &str, text: &str| {
+        let s = scenario("dgx-h100", 16, runtime);
+        let allowed = |d: &Decisions| allowed_by(d, &s.model, &s.runtime, Precision::Bf16);
+        allowed(&strategy(&s, text)).expect_err(text).to_string()
+    };
+    for (runtime, text, said) in [
+        ("vescale", "dp16 ep8 overlap=ep", "no choice of it"),
+        ("vescale", "dp16 ep8 dispatcher=deepep", "it has all_to_all"),
+        (
+            "torchtitan",
+            "dp16 ep8 dispatcher=all_gather",
+            "it has all_to_all, deepep, hybridep",
+        ),
+        (
+            "megatron-core",
+            "pp2 dp8 ep8 overlap=grad+param+ep+pp",
+            "an interleaved schedule, or pp=1",
+        ),
+        (
+            "megatron-core",
+            "dp16 ep8 recompute=full overlap=grad+param+ep+pp",
+            "recompute=none or selective",
+        ),
+        (
+            "megatron-core",
+            "dp16 ep8 overlap=grad+param+ep+pp dispatcher=all_gather",
+            "a dispatcher other than all_gather",
+        ),
+    ] {
+        let error = refused(runtime, text);
+        assert!(error.contains(said), "{runtime}: {text}: {error}");
+    }
+    // What has no effect is not asked of the runtime.
+    let s = scenario("dgx-h100", 16, "vescale");
+    for text in ["dp16 overlap=grad+param+ep+pp", "dp16 dispatcher=deepep"] {
+        allowed_by(&strategy(&s, text), &s.model, &s.runtime, Precision::Bf16).expect(text);
+    }
+}
+
+#[test]
+fn a_library_must_run_on_the_cluster() {
+    for (cluster, sizes, runs) in [
+        ("dgx-h100", "dp32 ep32", true),
+        ("aws-p5", "dp32 ep8", true),
+        ("aws-p5", "dp32 ep32", false),
+        ("gb200-nvl72", "dp32 ep32", false),
+        ("mi300x", "dp32 ep8", false),
+    ] {
+        let s = scenario(cluster, 32, "megatron-core");
+        let costs = CostModel::new(s.clone()).expect("priced");
+        let text = format!("{sizes} dispatcher=deepep");
+        let predicted = costs.predict(&strategy(&s, &text));
+        assert_eq!(predicted.is_ok(), runs, "{cluster}: {sizes}");
+        if let Err(error) = predicted {
+            assert!(error.to_string().contains("expected all_to_all"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! Which part of a step Megatron-LM captures in CUDA graphs.
+
+use catalog::CudaGraphs;
+
+use super::document::Document;
+use super::error::ImportError;
+use crate::config::Node;
+use crate::export::graphs::{IMPL, LAYERS, MODULES, STEP};
+
+/// The option's earlier name.
+const SCOPE: &str = "--cuda-graph-scope";
+
+/// What a script captures; it may name modules one by one, of which attention and the router decide.
+pub(super) fn graphs(
+    doc: &Document,
+    notes: &mut Vec<String>,
+) -> Result<Option<CudaGraphs>, ImportError> {
+    let on = |key: &str| doc.flag(key).map(|f| f == Some(true));
+    let captured = match doc.text(IMPL)? {
+        // The earlier switches.
+        None | Some("none") if on("--enable-cuda-graph")? || on("--external-cuda-graph")? => {
+            CudaGraphs::Layers
+        }
+        None | Some("none") => CudaGraphs::None,
+        Some(LAYERS | "local") => CudaGraphs::Layers,
+        Some(STEP) => CudaGraphs::Step,
+        Some(_) => return Err(doc.wrong(IMPL, "none, local, transformer_engine or full_iteration")),
+    };
+    let key = [MODULES, SCOPE]
+        .into_iter()
+        .find(|key| doc.find(key).is_some());
+    let Some(key) = key.filter(|_| captured == CudaGraphs::Layers) else {
+        return Ok(Some(captured));
+    };
+    let modules = named(doc, key);
+    if modules.contains(&STEP) {
+        return Ok(Some(CudaGraphs::Step));
+    }
+    let whole = modules.is_empty() || modules.contains(&"full") || modules.contains(&"attn");
+    if !whole {
+        let place = doc.place(key);
+        notes.push(format!(
+            "{place}: planned are layers with their attention; taken as that"
+        ));
+    }
+    Ok(Some(captured))
+}
+
+/// The values of an option that takes one or several.
+fn named<'a>(doc: &'a Document, key: &str) -> Vec<&'a str> {
+    let node = doc.find(key);
+    let list = node.and_then(Node::list);
+    match list {
+        Some(list) => list.iter().filter_map(Node::text).collect(),
+        None => node.and_then(Node::text).into_iter().collect(),
+    }
+}
