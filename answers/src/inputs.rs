@@ -160,6 +160,8 @@ pub struct Question {
     pub headroom: f64,
     /// LoRA adapters to train while the model's own weights stay frozen; `None` trains all weights.
     pub adapters: Option<Adapters>,
+    /// Standard deviation of the time of a rank's pass, as a share of it; `None`: as the cluster says.
+    pub jitter: Option<f64>,
 }
 
 /// Resolves a question to its scenario.
@@ -173,6 +175,7 @@ pub fn resolve(args: &Question) -> Result<Inputs, AnswerError> {
     };
     let model = model.with_adapters(args.adapters).map_err(of_adapters)?;
     let cluster_arg = cluster_arg(args.cluster.as_deref(), args.gpus.device())?;
+    let cluster_arg = jittering(cluster_arg, args.jitter)?;
     let cluster = cluster(&cluster_arg, args.gpus.device())?;
     let gpus = args.gpus.count(&cluster);
     let runtime = runtime(args.runtime.as_deref(), &cluster)?;
@@ -205,6 +208,17 @@ pub fn cluster_arg(asked: Option<&str>, device: Option<&str>) -> Result<String, 
         (Some(asked), _) => Ok(asked.to_owned()),
         (None, Some(device)) => Ok(catalog::load::cluster_of_device(device)?),
         (None, None) => Ok(DEFAULT_CLUSTER.to_owned()),
+    }
+}
+
+/// The cluster with the jitter asked for, if one is.
+///
+/// # Errors
+/// When the cluster says a speed or a jitter that is no number.
+pub fn jittering(cluster_arg: String, jitter: Option<f64>) -> Result<String, AnswerError> {
+    match jitter {
+        None => Ok(cluster_arg),
+        Some(jitter) => Ok(catalog::condition::jittering(&cluster_arg, jitter)?),
     }
 }
 

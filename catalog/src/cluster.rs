@@ -54,6 +54,11 @@ pub struct Cluster {
     pub gpu_profile: Option<Arc<Profile>>,
     /// How long work takes on it, learned from measured steps.
     pub calibration: Option<Calibration>,
+    /// How fast its devices compute, as a share of what their tables say, above 0 and up to 1; `None` is 1.
+    pub speed: Option<Sourced<f64>>,
+    /// How much ranks differ from pass to pass: the standard deviation of the time that a rank takes for a pass, as a share
+    /// of that time, from 0 to below 1; `None` is 0.
+    pub jitter: Option<Sourced<f64>>,
     /// The pools of a cluster whose nodes are not all alike. The name, the number of devices and the sizes of nodes and
     /// domains are then those of the whole cluster; the other fields describe its first pool.
     pub pools: Option<Arc<Pools>>,
@@ -172,6 +177,24 @@ impl Cluster {
         {
             let message = format!("{} is out of range; expected 0 to {MAX_PRICE}", price.value);
             return Err(("dollars_per_gpu_hour", message));
+        }
+        if let Some(speed) = &self.speed
+            && !(speed.value > 0.0 && speed.value <= 1.0)
+        {
+            let message = format!(
+                "{} is out of range; expected above 0 and up to 1",
+                speed.value
+            );
+            return Err(("speed", message));
+        }
+        if let Some(jitter) = &self.jitter
+            && !(0.0..1.0).contains(&jitter.value)
+        {
+            let message = format!(
+                "{} is out of range; expected from 0 to below 1",
+                jitter.value
+            );
+            return Err(("jitter", message));
         }
         match self.max_gpus {
             Some(most) if most == 0 || most > MAX_GPUS => Err((

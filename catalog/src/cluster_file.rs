@@ -78,6 +78,11 @@ pub struct ClusterFile {
     pub dollars_per_gpu_hour: Option<Sourced<f64>>,
     /// Devices there are.
     pub max_gpus: Option<u64>,
+    /// How fast the devices compute, as a share of what their tables say, above 0 and up to 1: below 1 where they
+    /// throttle.
+    pub speed: Option<Sourced<f64>>,
+    /// Standard deviation of the time that a rank takes for a pass, as a share of that time, from 0 to below 1.
+    pub jitter: Option<Sourced<f64>>,
 }
 
 /// One level of the network as written.
@@ -206,6 +211,8 @@ impl ClusterFile {
             profile: None,
             gpu_profile: None,
             calibration: None,
+            speed: self.speed,
+            jitter: self.jitter,
             pools: None,
         };
         cluster

@@ -7,6 +7,7 @@ use crate::calibration::Calibration;
 use crate::cluster::Cluster;
 use crate::error::SpecError;
 use crate::profile::Profile;
+use crate::provenance::Sourced;
 use crate::units::Bytes;
 
 /// Largest relative difference between a GPU's memory as the driver reports it and that of the device preset. Labels,
@@ -30,6 +31,12 @@ pub struct ExtensionFile {
     /// How long work takes on it, learned from measured steps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub calibration: Option<Calibration>,
+    /// How fast its devices compute, as a share of what their tables say, above 0 and up to 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub speed: Option<Sourced<f64>>,
+    /// Standard deviation of the time that a rank takes for a pass, as a share of that time, from 0 to below 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub jitter: Option<Sourced<f64>>,
 }
 
 impl ExtensionFile {
@@ -54,8 +61,15 @@ impl ExtensionFile {
             let message = format!("{}; expected version 1", file.schema_version);
             return Err(wrong("schema_version", message));
         }
-        if file.profile.is_none() && file.calibration.is_none() {
-            let message = "adds nothing: expected `profile` or `calibration`".to_owned();
+        let says = [
+            file.profile.is_some(),
+            file.calibration.is_some(),
+            file.speed.is_some(),
+            file.jitter.is_some(),
+        ];
+        if !says.contains(&true) {
+            let message =
+                "adds nothing: expected `profile`, `calibration`, `speed` or `jitter`".to_owned();
             return Err(wrong("extends", message));
         }
         if let Some(calibration) = &file.calibration {
@@ -130,6 +144,8 @@ mod tests {
                 },
                 source: "run.log: 90 steps".to_owned(),
             }),
+            speed: None,
+            jitter: None,
         }
     }
 

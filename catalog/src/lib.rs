@@ -8,6 +8,7 @@ pub mod cluster;
 pub mod cluster_file;
 mod cluster_line;
 mod cluster_presets;
+pub mod condition;
 pub mod cuda_graphs;
 pub mod device;
 pub mod dispatcher;

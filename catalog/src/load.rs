@@ -8,6 +8,7 @@ use crate::cluster::Cluster;
 use crate::cluster_file::{ClusterFile, DeviceFile};
 use crate::cluster_line;
 use crate::cluster_presets::{CLUSTERS, DEVICES};
+use crate::condition::Condition;
 use crate::device::Device;
 use crate::error::SpecError;
 use crate::extension::{self, ExtensionFile};
@@ -189,6 +190,13 @@ fn cluster_below(arg: &str, depth: usize) -> Result<Cluster, SpecError> {
     if pools::lists_pools(arg) && !path.exists() {
         return pools::read(arg, |name| cluster_below(name, depth));
     }
+    let (base, condition) = match path.exists() {
+        true => (arg, Condition::default()),
+        false => Condition::split(arg)?,
+    };
+    if !condition.is_usual() {
+        return condition.of(arg, cluster_below(base, depth)?);
+    }
     if cluster_line::describes_cluster(arg) && !path.exists() {
         return cluster_line::read(arg, |name| cluster_below(&cluster_of_device(name)?, depth));
     }
@@ -276,6 +284,22 @@ fn extended(file: ExtensionFile, path: &Path, depth: usize) -> Result<Cluster, S
     }
     // Newer factors replace older ones: both are relative to the tables.
     cluster.calibration = file.calibration.or(cluster.calibration);
+    if cluster.profile.is_some() && (file.speed.is_some() || file.jitter.is_some()) {
+        let message = format!("{} is measured as it is", cluster.name);
+        return Err(wrong(
+            if file.speed.is_some() {
+                "speed"
+            } else {
+                "jitter"
+            },
+            message,
+        ));
+    }
+    cluster.speed = file.speed.or(cluster.speed);
+    cluster.jitter = file.jitter.or(cluster.jitter);
+    cluster
+        .check()
+        .map_err(|(field, message)| wrong(field, message))?;
     Ok(cluster)
 }
 

@@ -40,6 +40,8 @@ impl Profile {
             profile: Some(Arc::new(self)),
             gpu_profile: None,
             calibration: None,
+            speed: None,
+            jitter: None,
             pools: None,
         };
         let checked = cluster.device.check().and_then(|()| cluster.check());

@@ -115,6 +115,8 @@ fn joined(pools: Pools) -> Cluster {
             source: "the average over the pools' own prices".to_owned(),
         }),
         calibration: None,
+        speed: None,
+        jitter: None,
         pools: Some(Arc::new(pools.clone())),
         ..first.clone()
     }

@@ -26,6 +26,7 @@ pub(crate) fn resolve(args: &ScenarioArgs) -> Result<Inputs, CliError> {
         headroom: args.headroom,
         documents: documents(&args.documents),
         adapters: args.trained.lora,
+        jitter: args.jitter,
     })?)
 }
 

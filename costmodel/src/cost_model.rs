@@ -11,7 +11,7 @@ use plans::{Decisions, Prediction, Strategy, Timeline};
 use crate::assemble::{Assembled, passes_alone};
 use crate::block_cost::{BlockCost, BlockDetail, BlockKey};
 use crate::blocks::BlockCosts;
-use crate::engine::{Inputs, Outcome, Record, simulate, simulate_short};
+use crate::engine::{Inputs, Outcome, Record, Waits, simulate, simulate_short};
 use crate::held::{Counted, Held, Member};
 use crate::imbalance::{self, Largest};
 use crate::pipeline::Pipelines;
@@ -22,7 +22,7 @@ use crate::reshard::{Resharding, Staged, resharding};
 use crate::sequence::Sequence;
 use crate::shared_cores::Busy;
 use crate::traffic::DataParallel;
-use crate::{CostError, Scenario, book, predict, quantities};
+use crate::{CostError, Scenario, book, predict, quantities, stragglers};
 
 /// Predicts time and memory of strategies of one scenario. Can be shared between threads; caches block costs by local shape and programs
 /// by schedule.
@@ -268,8 +268,26 @@ impl CostModel {
         }
         let assembled = self.assembled(strategy)?;
         let mut outcome = self.outcome(strategy, &assembled)?;
-        outcome.wait(imbalance::waiting(strategy, &assembled, &self.largest));
+        outcome.wait(self.waits(strategy, &assembled)?);
         Ok((assembled, finite(outcome)?))
+    }
+
+    /// What a step waits for beside what is simulated.
+    pub(crate) fn waits(
+        &self,
+        strategy: &Strategy,
+        assembled: &Assembled,
+    ) -> Result<Waits, CostError> {
+        let jitter = self.pools.jitter(&self.scenario, strategy)?;
+        Ok(Waits {
+            imbalance: imbalance::waiting(strategy, assembled, &self.largest),
+            stragglers: match jitter {
+                None => Seconds(0.0),
+                Some(of_rank) => {
+                    stragglers::waiting(strategy, assembled, |rank| of_rank[rank], &self.largest)
+                }
+            },
+        })
     }
 
     /// Simulates a step, but for what repeats itself.

@@ -40,19 +40,39 @@ pub struct Inputs<'a> {
 /// The result of a simulated step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outcome {
-    /// End of the last action of the last rank, and the time that the step waits for longer sequences.
+    /// End of the last action of the last rank, and the time that the step waits for longer sequences and slow ranks.
     pub step_time: Seconds,
     /// Time that the step waits for replicas and micro-batches whose sequences take longer than the mean.
     pub imbalance: Seconds,
+    /// Time that the step waits for ranks that happen to be slow.
+    pub stragglers: Seconds,
     /// The outcome of every pipeline rank.
     pub ranks: Vec<RankOutcome>,
 }
 
 impl Outcome {
-    /// Adds time that the step waits for longer sequences.
-    pub(crate) fn wait(&mut self, time: Seconds) {
-        self.step_time += time;
-        self.imbalance += time;
+    /// Adds time that the step waits.
+    pub(crate) fn wait(&mut self, waits: Waits) {
+        self.step_time += waits.total();
+        self.imbalance += waits.imbalance;
+        self.stragglers += waits.stragglers;
+    }
+}
+
+/// Time that a step waits for what differs between micro-batches and ranks that are simulated as equal.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Waits {
+    /// For replicas and micro-batches whose sequences take longer than the mean.
+    pub imbalance: Seconds,
+    /// For ranks that happen to be slow.
+    pub stragglers: Seconds,
+}
+
+impl Waits {
+    /// Both together.
+    #[must_use]
+    pub fn total(self) -> Seconds {
+        self.imbalance + self.stragglers
     }
 }
 
@@ -485,6 +505,7 @@ impl<'a> Engine<'a> {
         Outcome {
             step_time: Seconds::from(last) + self.inputs.step_overhead,
             imbalance: Seconds(0.0),
+            stragglers: Seconds(0.0),
             ranks: of_rank.enumerate().map(outcome).collect(),
         }
     }

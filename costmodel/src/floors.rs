@@ -24,8 +24,8 @@ pub(crate) const ROUNDING: f64 = 1.0 - 1e-9;
 pub struct Known {
     /// The time at which the passes of the step end if there is no data-parallel traffic, if that was simulated.
     pub passes: Option<Seconds>,
-    /// Time that the step waits for longer sequences.
-    pub imbalance: Seconds,
+    /// Time that the step waits for longer sequences and slow ranks.
+    pub waits: Seconds,
 }
 
 /// A lower bound on the time of an assembled strategy.
@@ -72,7 +72,7 @@ pub fn time(
         time = time.max(passes + after.reduce(Seconds::min).unwrap_or_default());
     }
     let step = scenario.by_host(&scenario.runtime.overheads.step);
-    (time + step + known.imbalance) * ROUNDING
+    (time + step + known.waits) * ROUNDING
 }
 
 /// What every rank holds all step and at its schedule's fullest moment.

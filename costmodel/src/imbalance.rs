@@ -35,10 +35,7 @@ pub(crate) fn waiting(d: &Decisions, assembled: &Assembled, largest: &Largest) -
     if deviation.0 == 0.0 {
         return deviation;
     }
-    let of = |count: u64| match largest.find(&count) {
-        Some(known) => *known,
-        None => *largest.insert(count, largest_of(count)),
-    };
+    let of = |count| of_count(count, largest);
     let micro_batches = d.num_micro_batches as f64;
     let at_once = d.pp.min(d.num_micro_batches);
     let together = replicas_in_step(d);
@@ -49,8 +46,16 @@ pub(crate) fn waiting(d: &Decisions, assembled: &Assembled, largest: &Largest) -
     waits.min(most(|spread| spread.most) * micro_batches)
 }
 
+/// Expected value and variance of the largest of so many normal variables, computed once for each number.
+pub(crate) fn of_count(count: u64, largest: &Largest) -> [f64; 2] {
+    match largest.find(&count) {
+        Some(known) => *known,
+        None => *largest.insert(count, largest_of(count)),
+    }
+}
+
 /// How many replicas wait for each other in every micro-batch.
-fn replicas_in_step(d: &Decisions) -> u64 {
+pub(crate) fn replicas_in_step(d: &Decisions) -> u64 {
     let sharded = match d.zero {
         Zero::Z2 | Zero::Z3 => d.dp_shard,
         Zero::Z0 | Zero::Z1 => 1,

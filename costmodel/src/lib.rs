@@ -48,6 +48,7 @@ mod spread;
 mod stage;
 mod stage_traffic;
 pub mod states;
+mod stragglers;
 mod streams;
 mod tensorwise;
 mod traffic;

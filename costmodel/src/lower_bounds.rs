@@ -12,7 +12,7 @@ use crate::bounds::{self, LayoutBounds, Lightest, PipelineFloors, Shape};
 use crate::cost_model::{CostModel, finite};
 use crate::execution::Execution;
 use crate::traffic::DataParallel;
-use crate::{CostError, floors, imbalance, offload};
+use crate::{CostError, floors, offload};
 
 impl CostModel {
     /// How often the ranks of a pipeline run and hold each kind of block. Of the decisions, schedule, stages,
@@ -216,7 +216,7 @@ impl CostModel {
         let held = held.map(|bytes| scenario.with_fragmentation(bytes));
         let known = floors::Known {
             passes,
-            imbalance: imbalance::waiting(strategy, &assembled, &self.largest),
+            waits: self.waits(strategy, &assembled)?.total(),
         };
         Ok(Floors {
             time: floors::time(scenario, strategy, &assembled, &pipeline, known),

@@ -96,6 +96,24 @@ impl PoolCosts {
         })
     }
 
+    /// The jitter of every pipeline rank of a strategy; `None` if no pool has any.
+    ///
+    /// # Errors
+    /// When a pipeline rank has GPUs of several pools.
+    pub(crate) fn jitter(
+        &self,
+        whole: &Scenario,
+        d: &Decisions,
+    ) -> Result<Option<Vec<f64>>, CostError> {
+        let of_pools = self.parts.iter().map(|of| of.scenario().jitter());
+        let of_pools: Vec<f64> = of_pools.collect();
+        if of_pools.iter().all(|&jitter| jitter == 0.0) {
+            return Ok(None);
+        }
+        let owners = self.of_ranks(whole, d)?.into_iter();
+        Ok(Some(owners.map(|pool| of_pools[pool]).collect()))
+    }
+
     /// What ranks with so many bytes each in host memory take of a host, of the pool whose hosts they fill most.
     pub(crate) fn host_memory(&self, pool_of_rank: &[usize], on_host: &[Bytes]) -> HostMemory {
         let pools = self.parts.iter().map(BlockCosts::scenario);

@@ -139,6 +139,7 @@ fn sum(parts: &Breakdown) -> f64 {
         + parts.offload_exposed_s
         + parts.host_s
         + parts.imbalance_s
+        + parts.stragglers_s
 }
 
 /// Parts of the critical rank's time; what remains is the bubble. The step's own host time counts as host time.
@@ -147,7 +148,8 @@ fn breakdown(step: Seconds, outcome: &Outcome) -> Breakdown {
     let slowest = outcome.ranks.iter().fold(Seconds(0.0), |t, r| t.max(r.end));
     let mut parts = rank.parts;
     parts.imbalance_s = outcome.imbalance.0;
-    parts.host_s += (step - outcome.imbalance - slowest).0;
+    parts.stragglers_s = outcome.stragglers.0;
+    parts.host_s += (step - outcome.imbalance - outcome.stragglers - slowest).0;
     parts.bubble_s = 0.0;
     parts.bubble_s = (step.0 - sum(&parts)).max(0.0);
     parts
@@ -385,7 +387,7 @@ fn named(
 
 fn of_cluster(cluster: &Cluster) -> Vec<UsedConstant> {
     let device = &cluster.device;
-    vec![
+    let mut used = vec![
         constant("device memory", &device.memory),
         constant("device memory bandwidth", &device.memory_bandwidth),
         constant("scale-up bandwidth per device", &cluster.scale_up.bandwidth),
@@ -393,7 +395,15 @@ fn of_cluster(cluster: &Cluster) -> Vec<UsedConstant> {
             "scale-out bandwidth per device",
             &cluster.scale_out.bandwidth,
         ),
-    ]
+    ];
+    let shares = [
+        ("speed of computing, as a share of tables", &cluster.speed),
+        ("jitter of a rank's passes", &cluster.jitter),
+    ];
+    for (name, share) in shares {
+        used.extend(share.as_ref().map(|share| constant(name, share)));
+    }
+    used
 }
 
 fn interval(scenario: &Scenario, name: &str, quantity: Quantity) -> UsedConstant {

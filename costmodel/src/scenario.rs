@@ -109,6 +109,12 @@ impl Scenario {
         }
     }
 
+    /// The jitter of ranks: the standard deviation of the time of a rank's pass, as a share of it.
+    pub(crate) fn jitter(&self) -> f64 {
+        let jitter = self.cluster.jitter.as_ref();
+        jitter.map_or(0.0, |jitter| jitter.value)
+    }
+
     /// Number of cores that ranks share; `None` if each has a device.
     pub(crate) fn cores(&self) -> Option<u64> {
         let machine = &self.cluster.profile.as_ref()?.machine;

@@ -16,7 +16,7 @@ pub struct Difference {
 
 /// The parts of a breakdown, with their names, in seconds.
 #[must_use]
-pub fn parts(b: &Breakdown) -> [(&'static str, f64); 12] {
+pub fn parts(b: &Breakdown) -> [(&'static str, f64); 13] {
     [
         ("compute", b.compute_s),
         ("recomputation", b.recompute_s),
@@ -30,6 +30,7 @@ pub fn parts(b: &Breakdown) -> [(&'static str, f64); 12] {
         ("exposed offload to the host", b.offload_exposed_s),
         ("host", b.host_s),
         ("waiting for longer sequences", b.imbalance_s),
+        ("waiting for slow ranks", b.stragglers_s),
     ]
 }
 

@@ -144,6 +144,9 @@ pub struct Breakdown {
     /// Waiting for micro-batches and replicas whose sequences hold longer documents; absent where none do.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub imbalance_s: f64,
+    /// Waiting for ranks that happen to be slow; absent where the cluster has no jitter.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub stragglers_s: f64,
 }
 
 /// Whether a part takes no time.
@@ -168,6 +171,7 @@ impl Breakdown {
             &mut self.offload_exposed_s,
             &mut self.host_s,
             &mut self.imbalance_s,
+            &mut self.stragglers_s,
         ] {
             *part *= factor;
         }

@@ -55,6 +55,7 @@ impl Asked {
                 .unwrap_or(answers::inputs::DEFAULT_HEADROOM),
             documents: None,
             adapters: None,
+            jitter: None,
         })
     }
 

@@ -47,5 +47,6 @@ pub(crate) fn resolve(given: Given) -> Result<Inputs, PlanError> {
         headroom: headroom.map_err(|wrong| wrong.at("headroom"))?,
         documents,
         adapters: None,
+        jitter: None,
     })?)
 }

@@ -167,7 +167,7 @@ fn decimals(value: f64) -> usize {
 
 /// The parts of a step with the names people read, in the order they are drawn.
 #[must_use]
-pub fn breakdown_parts(parts: &Breakdown) -> [(&'static str, &'static str, f64); 12] {
+pub fn breakdown_parts(parts: &Breakdown) -> [(&'static str, &'static str, f64); 13] {
     [
         ("compute", "Compute", parts.compute_s),
         ("recompute", "Recompute", parts.recompute_s),
@@ -189,6 +189,7 @@ pub fn breakdown_parts(parts: &Breakdown) -> [(&'static str, &'static str, f64);
             "Waiting for longer sequences",
             parts.imbalance_s,
         ),
+        ("stragglers", "Waiting for slow ranks", parts.stragglers_s),
     ]
 }
 

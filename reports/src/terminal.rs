@@ -208,6 +208,7 @@ fn breakdown(p: &Prediction) -> Vec<(String, String, f64)> {
         ("exposed offload", b.offload_exposed_s),
         ("host", b.host_s),
         ("longer sequences", b.imbalance_s),
+        ("slow ranks", b.stragglers_s),
     ];
     let shown = parts.into_iter().filter(|(_, s)| *s > 1e-6);
     let row = |(name, s): (&str, f64)| {

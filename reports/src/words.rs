@@ -13,7 +13,7 @@ use crate::format;
 const SAFE: f64 = 0.9;
 
 /// Abbreviations in strategies and tables, each with its meaning.
-pub const TERMS: [(&str, &str); 35] = [
+pub const TERMS: [(&str, &str); 36] = [
     ("tp8", "tensor parallel: 8 GPUs share each layer"),
     (
         "pp4",
@@ -114,6 +114,10 @@ pub const TERMS: [(&str, &str); 35] = [
     (
         "longer sequences",
         "waiting for micro-batches and replicas whose sequences hold longer documents, so that attention takes longer",
+    ),
+    (
+        "slow ranks",
+        "waiting for ranks that happen to take longer for a pass (jitter of the cluster)",
     ),
     ("bubble", "time in which a pipeline rank has nothing to do"),
     (

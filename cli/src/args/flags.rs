@@ -41,6 +41,10 @@ pub(crate) struct ScenarioArgs {
     /// Share of device memory to leave free: 0.05 or 5%
     #[arg(long, default_value = "5%", value_parser = values::share, allow_hyphen_values = true)]
     pub(crate) headroom: f64,
+    /// How much ranks differ from pass to pass, as a share of a pass's time (standard deviation): 0.02 or 2% [default: the
+    /// cluster's, else none]
+    #[arg(long, value_parser = values::share, allow_hyphen_values = true, value_name = "SHARE")]
+    pub(crate) jitter: Option<f64>,
 }
 
 /// What sequences are made of.

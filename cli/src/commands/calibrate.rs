@@ -211,18 +211,16 @@ pub(crate) fn write(to: &Target, runs: &[Measured]) -> Result<(Calibration, Lear
         source: about.join("; "),
     };
     let path = to.path();
-    let (extends, profile) = extended(path, &first.cluster);
+    let older = extended(path, &first.cluster);
     let name = path.file_stem().map_or_else(
         || "calibrated".to_owned(),
         |s| s.to_string_lossy().into_owned(),
     );
     let shown = path.display().to_string();
     let file = ExtensionFile {
-        schema_version: 1,
         name: names::checked(&name, &shown, "name")?.to_owned(),
-        extends,
-        profile,
         calibration: Some(calibration.clone()),
+        ..older
     };
     to.write(&file.to_yaml()?)?;
     Ok((calibration, learned))
@@ -288,16 +286,21 @@ fn json<'a>((run, explained): (&'a Measured, &'a Explained)) -> RunJson<'a> {
     }
 }
 
-/// The cluster to extend, with its profile. It is never the file being written: then it is the cluster that file
-/// extends.
-fn extended(path: &Path, cluster: &str) -> (String, Option<String>) {
+/// The extension of a cluster to which a calibration is added. It never extends the file being written: then it is what
+/// that file already was.
+fn extended(path: &Path, cluster: &str) -> ExtensionFile {
     let same = Path::new(cluster) == path;
     let text = same.then(|| catalog::text::read(path).ok()).flatten();
     let older = text.and_then(|text| ExtensionFile::from_yaml(&text, cluster).ok());
-    match older {
-        Some(older) => (older.extends, older.profile),
-        None => (absolute(cluster), None),
-    }
+    older.unwrap_or_else(|| ExtensionFile {
+        schema_version: 1,
+        name: String::new(),
+        extends: absolute(cluster),
+        profile: None,
+        calibration: None,
+        speed: None,
+        jitter: None,
+    })
 }
 
 /// Presets by name; files by their full path, because the written file may be elsewhere.

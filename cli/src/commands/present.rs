@@ -107,6 +107,9 @@ fn of_plan(path: &Path, args: &SearchArgs, asked: &Asked) -> Result<Source, CliE
     let device = device.and_then(Gpus::device);
     if asked.says("cluster") || device.is_some() {
         source.cluster_arg = answers::inputs::cluster_arg(flags.cluster.as_deref(), device)?;
+    }
+    if asked.says("cluster") || device.is_some() || flags.jitter.is_some() {
+        source.cluster_arg = answers::inputs::jittering(source.cluster_arg, flags.jitter)?;
         s.cluster = answers::inputs::cluster(&source.cluster_arg, device)?;
     }
     if let Some(runtime) = flags.runtime.as_ref().filter(|_| asked.says("runtime")) {
@@ -137,6 +140,7 @@ fn of_configuration(path: &Path, args: &SearchArgs, asked: &Asked) -> Result<Sou
     let gpus = flags.gpus.as_ref().filter(|_| asked.says("gpus"));
     let device = gpus.and_then(Gpus::device);
     let cluster_arg = answers::inputs::cluster_arg(flags.cluster.as_deref(), device)?;
+    let cluster_arg = answers::inputs::jittering(cluster_arg, flags.jitter)?;
     let cluster = answers::inputs::cluster(&cluster_arg, device)?;
     let reading = Reading {
         file: path,

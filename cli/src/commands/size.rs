@@ -119,6 +119,7 @@ fn question(args: &SizeArgs) -> Result<(Inputs, Vec<u64>), CliError> {
         headroom: args.headroom,
         documents: args.documents.clone(),
         trained: args.trained,
+        jitter: args.jitter,
     })?;
     Ok((resolved, counts))
 }

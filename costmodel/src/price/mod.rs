@@ -39,7 +39,7 @@ pub struct TablePrices {
     fitted: Fitted,
     architecture: Architecture,
     fabric: Fabric,
-    /// How much longer than predicted work takes on this cluster, learned from its own runs.
+    /// How much longer than tables say work takes on this cluster: learned from its own runs, or because it is slow.
     learned: TimeFactors,
 }
 
@@ -53,6 +53,15 @@ impl TablePrices {
         let unknown = || PriceError::UnknownTable(device.kernels.clone());
         let part = tables::measured_on(&device.kernels).ok_or_else(unknown)?;
         let profile = cluster.gpu_profile.as_deref().map(measured::OfGpus);
+        // What the host does is no price: the runtime's overheads carry it.
+        let mut learned = cluster
+            .calibration
+            .as_ref()
+            .map_or_else(TimeFactors::default, |c| c.time_factors);
+        if let Some(speed) = &cluster.speed {
+            learned.compute /= speed.value;
+            learned.memory /= speed.value;
+        }
         Ok(Self {
             gemm: gemm::GemmPrices::new(device, fitted, part, profile)?,
             attention: attention::AttentionPrices::new(device, fitted, part, profile),
@@ -62,11 +71,7 @@ impl TablePrices {
             fitted: *fitted,
             architecture: device.architecture,
             fabric: cluster.fabric,
-            // What the host does is no price: the runtime's overheads carry it.
-            learned: cluster
-                .calibration
-                .as_ref()
-                .map_or_else(TimeFactors::default, |c| c.time_factors),
+            learned,
         })
     }
 

@@ -1,0 +1,148 @@
+//! The condition of a cluster's nodes, written after its name: `dgx-h100 at 0.8 with 2% jitter`.
+
+use std::path::Path;
+
+use crate::cluster::Cluster;
+use crate::error::SpecError;
+use crate::mistake::Mistake;
+use crate::pools;
+use crate::provenance::Sourced;
+
+const EXAMPLE: &str = "--cluster 'dgx-h100 at 0.8 with 2% jitter'";
+
+/// How nodes do beside what their tables say; `None` is as the cluster itself says.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Condition {
+    /// Speed of computing, as a share of what the tables say.
+    pub(crate) speed: Option<f64>,
+    /// Standard deviation of the time that a rank takes for a pass, as a share of that time.
+    pub(crate) jitter: Option<f64>,
+}
+
+impl Condition {
+    /// Parts a line into what names a cluster and the condition of its nodes.
+    ///
+    /// # Errors
+    /// A speed or jitter that is no number.
+    pub(crate) fn split(line: &str) -> Result<(&str, Self), SpecError> {
+        let mut name = line.trim();
+        let mut condition = Self::default();
+        if let Some((before, jitter)) = name
+            .strip_suffix(" jitter")
+            .and_then(|text| text.rsplit_once(" with "))
+        {
+            let read = share(jitter).ok_or_else(|| {
+                let wrong = Mistake::new(format!("`{jitter}` is no jitter"));
+                misread(line, wrong.expected("a share of a pass's time"))
+            })?;
+            condition.jitter = Some(read);
+            name = before.trim_end();
+        }
+        if let Some((before, speed)) = name.rsplit_once(" at ") {
+            let read = share(speed).ok_or_else(|| {
+                let wrong = Mistake::new(format!("`{speed}` is no speed"));
+                misread(line, wrong.expected("a share of the usual speed"))
+            })?;
+            condition.speed = Some(read);
+            name = before.trim_end();
+        }
+        Ok((name, condition))
+    }
+
+    /// Whether it says nothing.
+    pub(crate) fn is_usual(self) -> bool {
+        self == Self::default()
+    }
+
+    /// A cluster's name with this condition after it.
+    pub(crate) fn after(self, name: &str) -> String {
+        let mut line = name.to_owned();
+        if let Some(speed) = self.speed {
+            line.push_str(&format!(" at {speed}"));
+        }
+        if let Some(jitter) = self.jitter {
+            line.push_str(&format!(" with {} jitter", percent(jitter)));
+        }
+        line
+    }
+
+    /// The cluster of `line` whose nodes, if it were not for this condition, were those of `cluster`.
+    ///
+    /// # Errors
+    /// When a value is out of range, or a measured machine is to be slower than it was.
+    pub(crate) fn of(self, line: &str, cluster: Cluster) -> Result<Cluster, SpecError> {
+        if cluster.profile.is_some() {
+            let wrong = Mistake::new(format!("{} is measured as it is", cluster.name));
+            return Err(misread(
+                line,
+                wrong.expected("a cluster whose prices are in tables"),
+            ));
+        }
+        if cluster.pools.is_some() {
+            let wrong = Mistake::new("each pool has a speed and a jitter of its own");
+            return Err(misread(line, wrong));
+        }
+        let conditioned = Cluster {
+            name: self.after(&cluster.name),
+            speed: self.speed.map(Sourced::given).or(cluster.speed),
+            jitter: self.jitter.map(Sourced::given).or(cluster.jitter),
+            ..cluster
+        };
+        conditioned.check().map_err(|(field, message)| {
+            misread(line, Mistake::of_sentence(&format!("{field} {message}")))
+        })?;
+        Ok(conditioned)
+    }
+}
+
+/// The same cluster as `arg` names, with this jitter on all of its nodes; the jitter is a share of a pass's time.
+///
+/// # Errors
+/// When `arg` already says a speed or jitter, and that is no number.
+pub fn jittering(arg: &str, jitter: f64) -> Result<String, SpecError> {
+    let jittering = |name: &str| {
+        let (base, condition) = Condition::split(name)?;
+        let jitter = Some(jitter);
+        Ok(Condition {
+            jitter,
+            ..condition
+        }
+        .after(base))
+    };
+    if !pools::lists_pools(arg) || Path::new(arg).exists() {
+        return jittering(arg);
+    }
+    let (parts, links) = arg
+        .split_once(',')
+        .map_or((arg, None), |(parts, links)| (parts, Some(links)));
+    let parts: Vec<String> = parts
+        .split(" + ")
+        .map(jittering)
+        .collect::<Result<_, SpecError>>()?;
+    let links = links.map_or_else(String::new, |links| format!(",{links}"));
+    Ok(parts.join(" + ") + &links)
+}
+
+/// `0.02` or `2%`.
+fn share(text: &str) -> Option<f64> {
+    let (number, scale) = match text.trim().strip_suffix('%') {
+        Some(number) => (number, 100.0),
+        None => (text, 1.0),
+    };
+    let number: f64 = number.trim().parse().ok()?;
+    Some(number / scale)
+}
+
+/// A share as a percentage, if that is read back as the same number.
+fn percent(value: f64) -> String {
+    let rounded = (value * 1e10).round() / 1e8;
+    match rounded / 100.0 == value {
+        true => format!("{rounded}%"),
+        false => value.to_string(),
+    }
+}
+
+fn misread(line: &str, mistake: Mistake) -> SpecError {
+    let mistake = mistake.at(format!("cluster `{line}`"));
+    SpecError::Wrong(mistake.example(EXAMPLE))
+}
