@@ -68,7 +68,7 @@ pub(crate) fn read(
     Ok(cluster)
 }
 
-/// `64 x dgx-a100`.
+/// `64 x dgx-a100`, or `8 nodes x dgx-a100`.
 fn pool(
     line: &str,
     part: &str,
@@ -76,8 +76,14 @@ fn pool(
 ) -> Result<Pool, SpecError> {
     let unknown = || wrong(line, Mistake::new(format!("`{part}` is not a pool")));
     let (count, arg) = part.split_once(" x ").ok_or_else(unknown)?;
-    let gpus: u64 = count.trim().parse().map_err(|_| unknown())?;
+    let count = count.trim();
+    let nodes = count
+        .strip_suffix("nodes")
+        .or_else(|| count.strip_suffix("node"));
+    let number: u64 = (nodes.unwrap_or(count).trim().parse()).map_err(|_| unknown())?;
     let cluster = load(arg.trim())?;
+    let each = nodes.map_or(1, |_| cluster.gpus_per_node);
+    let gpus = number.saturating_mul(each);
     let of = |message: String| wrong(line, Mistake::new(format!("`{part}`: {message}")));
     if cluster.pools.is_some() || cluster.profile.is_some() {
         let message = "a pool is a cluster whose nodes are alike and whose prices are in tables";
@@ -138,7 +144,8 @@ fn line(pools: &Pools) -> String {
 }
 
 impl Pools {
-    /// The clusters that some of the pools make, in every order: first those of all pools.
+    /// The clusters that some of the pools make, in every order: first those of all pools. Neighbours that are alike and on
+    /// one network are one pool.
     #[must_use]
     pub fn arrangements(&self) -> Vec<Pool> {
         let mut orders: Vec<Vec<usize>> = vec![Vec::new()];
@@ -163,7 +170,69 @@ impl Pools {
         found
     }
 
-    fn arranged(&self, mut parts: Vec<Pool>) -> Pool {
+    /// The ways to divide some of the pools into at least two groups, each a cluster of its own, in every order within
+    /// groups. Pools that are alike and on one network are one pool.
+    #[must_use]
+    pub fn divisions(&self) -> Vec<Vec<Pool>> {
+        let parts = self.distinct();
+        let mut all: Vec<Vec<Vec<usize>>> = vec![Vec::new()];
+        for next in 0..parts.len() {
+            let with_next = |division: &Vec<Vec<usize>>| {
+                let mut with: Vec<Vec<Vec<usize>>> = Vec::new();
+                for group in 0..division.len() {
+                    for place in 0..=division[group].len() {
+                        let mut longer = division.clone();
+                        longer[group].insert(place, next);
+                        with.push(longer);
+                    }
+                }
+                let alone = division.iter().cloned().chain([vec![next]]).collect();
+                with.push(alone);
+                with
+            };
+            let more: Vec<_> = all.iter().flat_map(with_next).collect();
+            all.extend(more);
+        }
+        all.retain(|division| division.len() > 1);
+        let used = |division: &Vec<Vec<usize>>| division.iter().map(Vec::len).sum::<usize>();
+        all.sort_by_key(|division| (parts.len() - used(division), division.clone()));
+        let cluster =
+            |group: &Vec<usize>| self.arranged(group.iter().map(|&at| parts[at].clone()).collect());
+        let mut found: Vec<Vec<Pool>> = Vec::with_capacity(all.len());
+        for division in &all {
+            let groups: Vec<Pool> = division.iter().map(cluster).collect();
+            if !found.contains(&groups) {
+                found.push(groups);
+            }
+        }
+        found
+    }
+
+    /// The pools, those that are alike and on one network as one.
+    fn distinct(&self) -> Vec<Pool> {
+        let mut parts: Vec<Pool> = Vec::with_capacity(self.parts.len());
+        for pool in &self.parts {
+            match parts.iter_mut().find(|known| self.joins(known, pool)) {
+                Some(known) => known.gpus += pool.gpus,
+                None => parts.push(pool.clone()),
+            }
+        }
+        parts
+    }
+
+    /// Whether two pools are alike and on one network.
+    fn joins(&self, one: &Pool, other: &Pool) -> bool {
+        self.between.is_none() && one.arg == other.arg && one.cluster == other.cluster
+    }
+
+    fn arranged(&self, apart: Vec<Pool>) -> Pool {
+        let mut parts: Vec<Pool> = Vec::with_capacity(apart.len());
+        for pool in apart {
+            match parts.last_mut().filter(|last| self.joins(last, &pool)) {
+                Some(last) => last.gpus += pool.gpus,
+                None => parts.push(pool),
+            }
+        }
         if parts.len() == 1 {
             return parts.remove(0);
         }
@@ -191,8 +260,8 @@ fn wrong(line: &str, mistake: Mistake) -> SpecError {
         mistake
             .at(format!("cluster `{line}`"))
             .expected(format!(
-                "GPUs x CLUSTER + GPUs x CLUSTER, at most {MOST} of them and {MAX_GPUS} GPUs, then if needed RATE between, \
-                 TIME away"
+                "GPUs x CLUSTER + GPUs x CLUSTER (or nodes x), at most {MOST} of them and {MAX_GPUS} GPUs, then if needed RATE \
+                 between, TIME away"
             ))
             .example(EXAMPLE),
     )

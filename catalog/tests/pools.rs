@@ -50,9 +50,62 @@ fn pools_are_used_in_every_order_and_left_out() {
             "16 of dgx2-v100",
         ]
     );
-    // Equal pools make the same cluster in both orders.
-    assert_eq!(names("8 x dgx-a100 + 8 x dgx-a100").len(), 2);
+    // Equal pools on one network are one pool.
+    assert_eq!(
+        names("8 x dgx-a100 + 8 x dgx-a100"),
+        ["16 of dgx-a100", "8 of dgx-a100"]
+    );
+    // On two sites they make the same cluster in both orders.
+    assert_eq!(
+        names("8 x dgx-a100 + 8 x dgx-a100, 10 Gb/s between").len(),
+        2
+    );
     assert_eq!(names("8 x dgx-a100 + 8 x dgx-h100 + 8 x mi300x").len(), 15);
+}
+
+#[test]
+fn pools_are_divided_into_groups_in_every_way() {
+    let names = |line: &str| -> Vec<String> {
+        let all = pools(line).divisions().into_iter();
+        let named = all.map(|groups| {
+            let groups = groups
+                .iter()
+                .map(|pool| format!("{} of {}", pool.gpus, pool.arg));
+            groups.collect::<Vec<_>>().join(" | ")
+        });
+        named.collect()
+    };
+    assert_eq!(
+        names("8 x dgx-a100 + 16 x dgx2-v100"),
+        ["8 of dgx-a100 | 16 of dgx2-v100"]
+    );
+    assert_eq!(
+        names("8 x dgx-a100 + 8 x dgx-h100 + 8 x mi300x").len(),
+        // All three apart; one apart from two in either order; two of three.
+        1 + 3 * 2 + 3
+    );
+    let four = names("8 x dgx-a100 + 8 x dgx-h100 + 8 x mi300x + 16 x dgx2-v100");
+    assert_eq!(four.len(), 83);
+    let distinct: std::collections::BTreeSet<_> = four.iter().collect();
+    assert_eq!(distinct.len(), 83);
+    assert!(names("8 x dgx-a100 + 8 x dgx-a100").is_empty());
+    assert_eq!(
+        names("8 x dgx-a100 + 8 x dgx-a100, 10 Gb/s between"),
+        ["8 of dgx-a100 | 8 of dgx-a100"]
+    );
+}
+
+#[test]
+fn pools_are_counted_in_nodes_too() {
+    let found = catalog::load::cluster("3 nodes x dgx-h100 + 1 node x dgx-h100 at 0.8");
+    let cluster = found.expect("a cluster");
+    assert_eq!(cluster.name, "24 x dgx-h100 + 8 x dgx-h100 at 0.8");
+    let slow = &cluster.pools.as_ref().expect("pools").parts[1];
+    assert_eq!(
+        slow.cluster.speed.as_ref().map(|speed| speed.value),
+        Some(0.8)
+    );
+    assert_eq!(slow.cluster.device, cluster.device);
 }
 
 #[test]

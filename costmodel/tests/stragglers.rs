@@ -1,4 +1,4 @@
-//! Ranks that happen to be slow: what a step waits for them, beside steps whose passes are drawn.
+//! Slow GPUs, and ranks that happen to be slow: what a step waits for them, beside steps whose passes are drawn.
 
 use std::collections::BTreeMap;
 
@@ -53,6 +53,24 @@ fn waiting_is_a_part_of_the_step_and_grows_with_jitter_and_ranks() {
     }
     // One rank waits for none.
     assert_eq!(stragglers("2%", 1, 4, "mbs1 recompute=full"), 0.0);
+}
+
+#[test]
+fn slow_gpus_compute_longer_and_send_as_fast() {
+    for strategy in ["tp4 mbs1", "tp2 pp4 mbs1", "zero3 mbs1"] {
+        let at = |speed: f64| predicted(&format!("dgx-h100 at {speed}"), 64, 256, strategy);
+        let usual = predicted("dgx-h100", 64, 256, strategy);
+        let [full, less, half] = [1.0, 0.8, 0.5].map(at);
+        assert_eq!(full.step_time, usual.step_time);
+        assert!(full.step_time < less.step_time && less.step_time < half.step_time);
+        // Kernels take twice as long, but for what the host takes to launch them.
+        let ratio = half.breakdown.compute_s / full.breakdown.compute_s;
+        assert!((ratio - 2.0).abs() < 0.02, "{strategy}: {ratio}");
+        let [slow, fast] = [&half, &full].map(|p| p.breakdown.tp_exposed_s);
+        // Longer kernels hide a little more of messages that take as long.
+        assert!(slow <= fast && slow >= 0.98 * fast, "{slow} {fast}");
+        assert_eq!(half.peak_memory, full.peak_memory);
+    }
 }
 
 /// Draws that follow a normal distribution: sums of twelve uniform ones.
