@@ -1,6 +1,6 @@
 //! The ways to use the pools of a cluster: each is a question of its own, on some of the pools in one order.
 
-use catalog::Seconds;
+use catalog::{Pool, Seconds, Workload};
 use costmodel::Scenario;
 use planner::{Constraints, PlannerError};
 use reports::format;
@@ -12,7 +12,8 @@ use crate::inputs::{Inputs, InputsJson};
 /// One way to use pools, and what came of it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Tried {
-    /// The pools that are used, in the order of the pipeline.
+    /// The pools that are used. A pipeline passes through those parted by ` + ` one after the other; those parted by ` | `
+    /// have groups of replicas of their own, which train side by side.
     pub cluster: String,
     /// Their number of GPUs.
     pub gpus: u64,
@@ -25,6 +26,16 @@ pub struct Tried {
 }
 
 impl Tried {
+    /// Groups side by side on some pools, in words, of which nothing is known yet.
+    pub(crate) fn divided(cluster: String, gpus: u64) -> Self {
+        Self {
+            cluster,
+            gpus,
+            step_time_s: None,
+            why_none: None,
+        }
+    }
+
     /// The question on some pools, of which nothing is known yet.
     pub(crate) fn new(inputs: &Inputs) -> Self {
         Self {
@@ -42,21 +53,26 @@ pub fn questions(inputs: &Inputs) -> Vec<Inputs> {
     let Some(pools) = &inputs.scenario.cluster.pools else {
         return Vec::new();
     };
-    let on = |pool: catalog::Pool| {
-        let whole = &inputs.scenario;
-        let scenario = Scenario {
-            cluster: pool.cluster,
-            workload: whole.workload.with_gpus(pool.gpus).ok()?,
-            ..whole.clone()
-        };
-        Some(Inputs {
-            json: InputsJson::of(&scenario, inputs.json.parameters),
-            scenario,
-            model_arg: inputs.model_arg.clone(),
-            cluster_arg: pool.arg,
-        })
+    let on = |pool: Pool| {
+        let workload = inputs.scenario.workload.with_gpus(pool.gpus).ok()?;
+        Some(on_pool(inputs, &pool, workload))
     };
     pools.arrangements().into_iter().filter_map(on).collect()
+}
+
+/// The question on another cluster, with another number of GPUs or batch.
+pub(crate) fn on_pool(inputs: &Inputs, pool: &Pool, workload: Workload) -> Inputs {
+    let scenario = Scenario {
+        cluster: pool.cluster.clone(),
+        workload,
+        ..inputs.scenario.clone()
+    };
+    Inputs {
+        json: InputsJson::of(&scenario, inputs.json.parameters),
+        scenario,
+        model_arg: inputs.model_arg.clone(),
+        cluster_arg: pool.arg.clone(),
+    }
 }
 
 /// Refuses constraints with values that no strategy can have. On a cluster of several pools, a value need be legal on one
@@ -65,10 +81,18 @@ pub fn questions(inputs: &Inputs) -> Vec<Inputs> {
 /// # Errors
 /// The first such constraint, with the legal values and the nearest.
 pub fn check(inputs: &Inputs, constraints: &Constraints) -> Result<(), PlannerError> {
+    let arrangements = questions(inputs);
+    let most = inputs.scenario.cluster.pools.as_ref();
+    let most = most.map_or(1, |pools| pools.parts.len() as u64);
+    let possible = (1..=most).any(|groups| constraints.allows("groups", groups));
+    // How many groups of replicas there may be is not said of a strategy, but of the pools.
+    let constraints = &match possible && most > 1 {
+        true => constraints.of_one_group(),
+        false => constraints.clone(),
+    };
     let legal = |scenario: &Scenario| {
         planner::legal_values::check(scenario, &[scenario.workload.gpus], constraints)
     };
-    let arrangements = questions(inputs);
     let mut checked = arrangements.iter().map(|pools| legal(&pools.scenario));
     match checked.next() {
         None => legal(&inputs.scenario),

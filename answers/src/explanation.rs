@@ -5,7 +5,7 @@ use costmodel::CostModel;
 use planner::explain::differences;
 use planner::nearby::best_of_each;
 use plans::json::{CandidateJson, DetailJson, PredictedJson};
-use plans::{Candidate, Prediction};
+use plans::{Candidate, GroupJson, PlanFile, Prediction};
 use reports::format;
 use reports::lines::Style;
 use serde::Serialize;
@@ -15,6 +15,7 @@ use crate::error::AnswerError;
 use crate::inputs::InputsJson;
 use crate::opened::Opened;
 use crate::plan;
+use crate::together::Together;
 
 #[derive(Serialize)]
 struct ExplainJson<'a> {
@@ -55,6 +56,55 @@ pub fn explain<'a>(
         prediction,
         near,
     })
+}
+
+/// An explained plan of several groups of replicas.
+pub struct OfGroups<'a> {
+    /// The plan file.
+    pub file: &'a PlanFile,
+    /// Its groups.
+    pub together: &'a Together,
+}
+
+#[derive(Serialize)]
+struct GroupsJson<'a> {
+    schema_version: u32,
+    inputs: &'a InputsJson,
+    plan_id: &'a str,
+    predicted: PredictedJson,
+    binds: String,
+    detail: DetailJson,
+    groups: Vec<GroupJson>,
+}
+
+impl OfGroups<'_> {
+    /// The explanation for programs.
+    #[must_use]
+    pub fn document(&self) -> impl Serialize + '_ {
+        let together = self.together;
+        GroupsJson {
+            schema_version: SCHEMA_VERSION,
+            inputs: &together.inputs.json,
+            plan_id: &self.file.id,
+            predicted: PredictedJson::from(&together.prediction),
+            binds: binds(&together.prediction),
+            detail: DetailJson::from(&together.prediction),
+            groups: together.json(),
+        }
+    }
+
+    /// The explanation for people.
+    #[must_use]
+    pub fn text(&self, style: Style) -> String {
+        let together = self.together;
+        let prediction = &together.prediction;
+        let groups = together.shown();
+        let ground = plan::ground(&together.slowest().costs);
+        let mut text = reports::terminal::prediction_of_groups(&groups, prediction, ground, style);
+        text.push_str(&style.heading("What binds"));
+        text.push_str(&style.paragraph("  ", &binds(prediction)));
+        text + &reports::terminal::kernels(prediction, 12, style)
+    }
 }
 
 impl Explanation<'_> {

@@ -10,6 +10,7 @@ use plans::{Candidate, Present, SearchOutcome, Strategy};
 use crate::arrangements::{self, Tried};
 use crate::error::AnswerError;
 use crate::inputs::Inputs;
+use crate::together::{Divisions, Together};
 
 /// What a search looks for.
 #[derive(Clone, Copy)]
@@ -29,20 +30,23 @@ pub struct Search<'a> {
 /// What a search found.
 pub struct Answer {
     /// The question. On a cluster of several pools it is asked of the pools that the best plan uses, in the order of the
-    /// pipeline.
+    /// pipeline, or of the groups.
     pub inputs: Inputs,
-    /// The cost model of `inputs`.
+    /// The cost model of `inputs`; that of the slowest group where replicas differ.
     pub costs: Arc<CostModel>,
     /// The restrictions on plans under which was searched.
     pub constraints: Constraints,
-    /// The strategies that were searched.
+    /// The strategies that were searched; those of the slowest group where replicas differ.
     pub space: SearchSpace,
-    /// The best plans, and how many strategies were ruled out by which bound.
+    /// The best plans, and how many strategies were ruled out by which bound. Where replicas differ, the strategy of the best
+    /// plan is that of the first group.
     pub outcome: SearchOutcome,
     /// The strategy in use beside the best plan, if there is one.
     pub compared: Option<Present>,
     /// The ways to use the pools of the cluster that were searched; empty if all of its nodes are alike.
     pub tried: Vec<Tried>,
+    /// The groups of replicas of the best plan, if not all of its replicas are alike.
+    pub together: Option<Together>,
 }
 
 impl Search<'_> {
@@ -57,7 +61,7 @@ impl Search<'_> {
         inputs: &Inputs,
         costs: impl FnOnce() -> Result<Arc<CostModel>, CostError>,
     ) -> Result<Answer, AnswerError> {
-        let (best, tried) = self.search_each(arrangements::questions(inputs))?;
+        let (best, tried) = self.search_each(inputs)?;
         if let Some(best) = best {
             return Ok(Answer { tried, ..best });
         }
@@ -94,47 +98,107 @@ impl Search<'_> {
             outcome,
             compared: None,
             tried: Vec::new(),
+            together: None,
         })
     }
 
-    /// Searches every arrangement of pools, and keeps the answer with the best plan; `None` if no arrangement has a plan.
-    fn search_each(
-        &self,
-        arrangements: Vec<Inputs>,
-    ) -> Result<(Option<Answer>, Vec<Tried>), AnswerError> {
-        let count = arrangements.len() as f64;
-        let mut best: Option<(f64, Answer)> = None;
-        let mut tried = Vec::new();
+    /// Searches every way to use the pools of a cluster, and keeps the answer with the best plan; `None` if none has a plan.
+    fn search_each(&self, inputs: &Inputs) -> Result<(Option<Answer>, Vec<Tried>), AnswerError> {
+        let Some(pools) = &inputs.scenario.cluster.pools else {
+            return Ok((None, Vec::new()));
+        };
+        let one_after_another = self.one_after_another(arrangements::questions(inputs))?;
+        let Arranged {
+            best,
+            mut tried,
+            known,
+            interrupted,
+        } = one_after_another;
+        if interrupted || self.options.objective == Objective::Memory {
+            return Ok((best.map(|(_, best)| best), tried));
+        }
+        let divisions = Divisions {
+            inputs,
+            pools,
+            known: &known,
+            constraints: self.constraints,
+            options: self.options,
+        };
+        let weight = |pool: &catalog::Pool| match self.by_cost {
+            true => rate(&pool.cluster, pool.gpus),
+            false => 1.0,
+        };
+        let least = best.as_ref().map(|(value, _)| *value);
+        let progress = |share: f64| (self.progress)(f64::midpoint(1.0, share));
+        let divided = divisions.searched(least, weight, &progress)?;
+        tried.extend(divided.tried);
+        let Some((together, space)) = divided.best else {
+            return Ok((best.map(|(_, best)| best), tried));
+        };
+        // The plans shown are the simplest that tie, which may take a little longer than the fastest.
+        let value = together.prediction.step_time.0 * self.weight(&together.inputs);
+        if least.is_some_and(|least| least <= value) {
+            return Ok((best.map(|(_, best)| best), tried));
+        }
+        let answer = Answer {
+            inputs: together.inputs.clone(),
+            costs: Arc::clone(&together.slowest().costs),
+            constraints: self.constraints.clone(),
+            space,
+            outcome: SearchOutcome {
+                top: vec![Candidate {
+                    strategy: together.parts[0].strategy.clone(),
+                    prediction: together.prediction.clone(),
+                    why_not_first: String::new(),
+                }],
+                wishes: Vec::new(),
+                space: divided.report,
+                relax: Vec::new(),
+                interrupted: false,
+            },
+            compared: None,
+            tried: Vec::new(),
+            together: Some(together),
+        };
+        Ok((Some(answer), tried))
+    }
+
+    /// Searches every arrangement of pools through which one pipeline passes.
+    fn one_after_another(&self, arrangements: Vec<Inputs>) -> Result<Arranged, AnswerError> {
+        let count = 2.0 * arrangements.len() as f64;
+        let mut found = Arranged::default();
         for (done, inputs) in arrangements.into_iter().enumerate() {
             let progress = |share: f64| (self.progress)((done as f64 + share) / count);
             let mut row = Tried::new(&inputs);
-            let answer = CostModel::new(inputs.scenario.clone())
-                .map_err(PlannerError::from)
-                .and_then(|costs| self.search_one(inputs, Arc::new(costs), &progress));
-            let mut interrupted = false;
+            let known: Vec<&CostModel> = found.known.iter().map(AsRef::as_ref).collect();
+            let costs = CostModel::sharing(inputs.scenario.clone(), &known).map(Arc::new);
+            let answer = costs.map_err(PlannerError::from).and_then(|costs| {
+                found.known.push(Arc::clone(&costs));
+                self.search_one(inputs, costs, &progress)
+            });
             match answer {
                 Err(error @ PlannerError::TooLarge { .. }) => return Err(error.into()),
                 Err(error) => row.why_none = Some(error.to_string()),
                 Ok(answer) => {
-                    interrupted = answer.outcome.interrupted;
+                    found.interrupted = answer.outcome.interrupted;
                     match answer.outcome.top.first() {
                         None => row.why_none = Some("no plan fits".to_owned()),
                         Some(plan) => {
                             row.step_time_s = Some(plan.prediction.step_time.0);
                             let value = self.value(&answer.inputs, plan);
-                            if best.as_ref().is_none_or(|(least, _)| value < *least) {
-                                best = Some((value, answer));
+                            if found.best.as_ref().is_none_or(|(least, _)| value < *least) {
+                                found.best = Some((value, answer));
                             }
                         }
                     }
                 }
             }
-            tried.push(row);
-            if interrupted {
+            found.tried.push(row);
+            if found.interrupted {
                 break;
             }
         }
-        Ok((best.map(|(_, best)| best), tried))
+        Ok(found)
     }
 
     /// The number by which plans on different pools are compared; smaller is better. It is the step time, the dollars of a
@@ -143,12 +207,32 @@ impl Search<'_> {
         let p = &plan.prediction;
         match self.options.objective {
             Objective::Memory => p.peak_memory.as_f64() / p.usable().as_f64(),
-            Objective::Time if self.by_cost => {
-                let dollars = inputs.scenario.cluster.dollars_per_gpu_hour.as_ref();
-                let rate = dollars.map_or(1.0, |price| price.value) * inputs.json.gpus as f64;
-                rate * p.step_time.0
-            }
-            Objective::Time => p.step_time.0,
+            Objective::Time => self.weight(inputs) * p.step_time.0,
         }
     }
+
+    /// What the step time on a cluster is multiplied by before it is compared: dollars per second, if dollars count.
+    fn weight(&self, inputs: &Inputs) -> f64 {
+        match self.by_cost {
+            true => rate(&inputs.scenario.cluster, inputs.json.gpus),
+            false => 1.0,
+        }
+    }
+}
+
+/// What was found on the arrangements of pools through which one pipeline passes.
+#[derive(Default)]
+struct Arranged {
+    /// The best answer, with the value by which it is compared.
+    best: Option<(f64, Answer)>,
+    tried: Vec<Tried>,
+    /// The cost models of all arrangements that have prices.
+    known: Vec<Arc<CostModel>>,
+    interrupted: bool,
+}
+
+/// Dollars per hour of so many GPUs of a cluster; their number if no price is known.
+fn rate(cluster: &catalog::Cluster, gpus: u64) -> f64 {
+    let dollars = cluster.dollars_per_gpu_hour.as_ref();
+    dollars.map_or(1.0, |price| price.value) * gpus as f64
 }

@@ -23,6 +23,7 @@ pub mod plan;
 pub mod present;
 pub mod report;
 pub mod search;
+pub mod together;
 pub mod values;
 
 pub use budget::{Budget, Training};
@@ -31,6 +32,7 @@ pub use find::{Answer, Search};
 pub use inputs::{Inputs, InputsJson, Question};
 pub use opened::Opened;
 pub use search::Found;
+pub use together::Together;
 
 /// Version of the JSON documents.
 pub const SCHEMA_VERSION: u32 = 1;

@@ -37,11 +37,47 @@ fn not_a_plan(error: SpecError) -> AnswerError {
     })
 }
 
-/// Reads a plan file.
+/// The error that a plan has several groups of replicas, where one strategy is expected.
+fn several_groups(file: &PlanFile, path: &Path) -> AnswerError {
+    let path = path.display();
+    let groups = (1..).zip(&file.groups);
+    let groups: Vec<String> = groups
+        .map(|(number, group)| format!("{path}#{number} ({} GPUs)", group.gpus))
+        .collect();
+    let wrong = Mistake::new(format!(
+        "the plan has {} groups of replicas, each with a strategy of its own",
+        groups.len()
+    ));
+    let wrong = wrong.at(path.to_string());
+    AnswerError::from(wrong.expected(format!("one of its groups: {}", groups.join(", "))))
+}
+
+/// Reads a plan file, or of a plan with several groups of replicas the one whose number stands after the path:
+/// `best.plan.yaml#2`.
 ///
 /// # Errors
-/// When it cannot be read, or is no plan file.
+/// When it cannot be read, or is no plan file; when it has no such group.
 pub fn read(path: &Path) -> Result<PlanFile, AnswerError> {
+    let shown = path.display().to_string();
+    let group = shown
+        .rsplit_once('#')
+        .and_then(|(file, number)| Some((file, number.parse::<usize>().ok()?)))
+        .filter(|_| !path.exists());
+    let Some((file, number)) = group else {
+        return read_whole(path);
+    };
+    let plan = read_whole(Path::new(file))?;
+    plan.of_group(number).ok_or_else(|| {
+        let out = Mistake::new(format!("{file} has no group {number} of replicas"));
+        let expected = match plan.groups.len() {
+            0 => "the plan itself: all of its replicas are alike".to_owned(),
+            groups => format!("#1 to #{groups}"),
+        };
+        AnswerError::from(out.at(shown.clone()).expected(expected))
+    })
+}
+
+fn read_whole(path: &Path) -> Result<PlanFile, AnswerError> {
     let text = catalog::text::read(path).map_err(not_a_plan)?;
     let file = PlanFile::from_yaml(&text, &path.display().to_string());
     file.map_err(not_a_plan)
@@ -53,6 +89,9 @@ impl Opened {
     /// # Errors
     /// When the file names a model, cluster or runtime that is not there, or contradicts itself.
     pub fn of(file: PlanFile, path: &Path) -> Result<Self, AnswerError> {
+        if !file.groups.is_empty() {
+            return Err(several_groups(&file, path));
+        }
         let shown = path.display().to_string();
         let model = match &file.model_config {
             Some(config) => catalog::load::model_defined(config, &file.model, &shown)?,

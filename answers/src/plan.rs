@@ -45,5 +45,6 @@ pub fn ground(costs: &CostModel) -> Ground<'_> {
         adapters: scenario.model.adapters,
         pools: scenario.cluster.pools.as_deref(),
         documents: scenario.workload.documents(),
+        groups: &[],
     }
 }

@@ -14,6 +14,7 @@ use crate::launch::{self, Launchable};
 use crate::next_change;
 use crate::opened::Opened;
 use crate::origins::{self, Asked, Row};
+use crate::together::{self, Together};
 
 /// The inputs of a report.
 pub struct ReportSource<'a> {
@@ -104,8 +105,119 @@ pub fn shown_beside(best: &Candidate, near: &[Candidate]) -> Vec<Candidate> {
     all.cloned().collect()
 }
 
+/// The inputs of a report on groups of replicas side by side.
+pub struct OfGroups<'a> {
+    /// The groups.
+    pub together: &'a Together,
+    /// The plan file of all of them.
+    pub plan: &'a PlanFile,
+    /// Path of the plan file.
+    pub plan_path: &'a str,
+    /// The inputs, with where each came from.
+    pub inputs: Vec<Row>,
+    /// What became of the search space, after a search.
+    pub space: Option<&'a SpaceReport>,
+    /// Days and dollars of the whole training, if asked for.
+    pub budget: Option<Budget>,
+    /// The command that finds the plan again.
+    pub command: String,
+}
+
+/// The report of a plan of several groups of replicas that was read from `path`.
+///
+/// # Errors
+/// When a group cannot be priced.
+pub fn of_plan_of_groups(
+    file: &PlanFile,
+    together: &Together,
+    path: &Path,
+    training: Training,
+) -> Result<String, AnswerError> {
+    let inputs = &together.inputs;
+    let rate = together.prediction.tokens_per_s_per_gpu;
+    let first = &together.parts[0].strategy;
+    let command = format!("vescale-plan search {}", launch::flags(inputs));
+    of_groups(&OfGroups {
+        together,
+        plan: file,
+        plan_path: &path.display().to_string(),
+        inputs: origins::rows(&inputs.json, &Asked::in_plan(file.headroom.is_some())),
+        space: None,
+        budget: training.budget(&inputs.scenario, inputs.json.gpus, first, rate),
+        command,
+    })
+}
+
+/// The report of groups of replicas side by side, as HTML.
+///
+/// # Errors
+/// When a group cannot be priced.
+pub fn of_groups(of: &OfGroups<'_>) -> Result<String, AnswerError> {
+    let together = of.together;
+    let slowest = together.slowest();
+    let whole = Candidate {
+        strategy: together.parts[0].strategy.clone(),
+        prediction: together.prediction.clone(),
+        why_not_first: String::new(),
+    };
+    let alone = Candidate {
+        strategy: slowest.strategy.clone(),
+        prediction: slowest.prediction.clone(),
+        why_not_first: String::new(),
+    };
+    let timeline = slowest.costs.timeline(&slowest.strategy)?;
+    let none = Timeline::default();
+    let number = (together.parts.iter()).position(|part| std::ptr::eq(part, slowest));
+    let source = |is_slowest: bool| {
+        let inputs = match is_slowest {
+            true => &slowest.inputs,
+            false => &together.inputs,
+        };
+        ReportSource {
+            inputs: of.inputs.clone(),
+            model: &together.inputs.json.model,
+            model_arg: &together.inputs.model_arg,
+            cluster_arg: &together.inputs.cluster_arg,
+            scenario: &inputs.scenario,
+            plan: of.plan,
+            best: if is_slowest { &alone } else { &whole },
+            top: &[],
+            wishes: &[],
+            sampled: &[],
+            space: of.space,
+            timeline: if is_slowest { &timeline } else { &none },
+            budget: of.budget,
+            plan_path: of.plan_path,
+            keep: None,
+            present: None,
+            next_change: None,
+        }
+    };
+    let (whole, part) = (source(false), source(true));
+    let mut input = page(&whole);
+    let strategies = together.parts.iter();
+    let runtime = &together.inputs.scenario.runtime;
+    let strategies = strategies.map(|part| plans::grammar::written(&part.strategy, runtime));
+    input.strategy = strategies.collect::<Vec<_>>().join(" | ");
+    input.strategy_in_full.clone_from(&input.strategy);
+    input.launches = Vec::new();
+    input.command.clone_from(&of.command);
+    input.capacity = together.capacity();
+    let of_slowest = (number.unwrap_or_default() + 1, &page(&part));
+    Ok(reports::html::report_of_groups(
+        &input,
+        &together.shown(),
+        of_slowest,
+    ))
+}
+
 /// The report as HTML.
 pub fn html(source: &ReportSource<'_>) -> String {
+    reports::html::report(&page(source))
+}
+
+/// What the page of a report shows.
+fn page<'a>(source: &'a ReportSource<'_>) -> ReportInput<'a> {
     let cluster = &source.scenario.cluster;
     let runtime = &source.scenario.runtime;
     let alternative = |c: &Candidate| Alternative {
@@ -117,8 +229,8 @@ pub fn html(source: &ReportSource<'_>) -> String {
         fits: c.prediction.fit.fits(),
         why_not_first: c.why_not_first.clone(),
     };
-    let gpus = source.plan.workload.gpus;
-    reports::html::report(&ReportInput {
+    let gpus = source.scenario.workload.gpus;
+    ReportInput {
         model: source.model.to_owned(),
         devices: cluster.devices(gpus),
         gpus,
@@ -155,18 +267,13 @@ pub fn html(source: &ReportSource<'_>) -> String {
         space: source.space,
         inputs: facts(&source.inputs),
         version: env!("CARGO_PKG_VERSION").to_owned(),
-    })
+    }
 }
 
 /// Memory of a device of the heaviest rank.
 fn capacity(source: &ReportSource<'_>) -> catalog::Bytes {
-    let cluster = &source.scenario.cluster;
     let rank = source.best.prediction.peak_rank as usize;
-    let pools = cluster.pools.as_ref().and_then(|pools| {
-        let owners = pools.of_pipeline(source.best.strategy.pp)?;
-        Some(&pools.parts[owners[rank]].cluster)
-    });
-    pools.unwrap_or(cluster).device.memory.value
+    together::capacity(&source.scenario.cluster, &source.best.strategy, rank)
 }
 
 /// The strategies to draw: those spread over the space, then the plan and its alternatives.

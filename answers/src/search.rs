@@ -1,13 +1,15 @@
 //! The answer to a search in every form in which it is given: JSON, text, plan file, report, next commands.
 
 use catalog::Seconds;
+use interop::config::escape;
 use plans::json::{CandidateJson, DetailJson};
 use plans::prediction::SpaceReport;
-use plans::{Candidate, PlanFile};
+use plans::{Candidate, GroupJson, PlanFile};
 use reports::format;
 use reports::html::nothing::Nothing;
 use reports::lines::Style;
 use reports::present::Shown;
+use reports::terminal::Ground;
 use serde::Serialize;
 
 use crate::SCHEMA_VERSION;
@@ -21,7 +23,8 @@ use crate::next_change;
 use crate::origins::{self, Asked};
 use crate::plan;
 use crate::present::{InUse, PresentJson, Read};
-use crate::report::{self, ReportSource};
+use crate::report::{self, OfGroups, ReportSource};
+use crate::together::Together;
 
 /// Layouts that an answer lists, if no other number is asked for.
 pub const TOP: usize = 5;
@@ -36,7 +39,7 @@ const DRAWN_LONGEST: f64 = 2.0;
 pub struct SearchJson {
     schema_version: u32,
     inputs: InputsJson,
-    best: Option<CandidateJson>,
+    best: Option<BestJson>,
     detail: Option<DetailJson>,
     top: Vec<CandidateJson>,
     /// Plans that are best by another measure than step time.
@@ -56,6 +59,16 @@ pub struct SearchJson {
     elapsed_s: f64,
     plan_path: Option<String>,
     report_path: Option<String>,
+}
+
+/// The best plan.
+#[derive(Serialize)]
+struct BestJson {
+    #[serde(flatten)]
+    plan: CandidateJson,
+    /// Its groups of replicas, if not all replicas are alike; its strategy is then that of the first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    groups: Vec<GroupJson>,
 }
 
 /// A plan that is best by another measure than step time; `wish` names the measure, such as `least memory`.
@@ -116,7 +129,10 @@ impl Found<'_> {
         SearchJson {
             schema_version: SCHEMA_VERSION,
             inputs: self.answer.inputs.json.clone(),
-            best: self.best().map(candidate),
+            best: self.best().map(|best| BestJson {
+                plan: candidate(best),
+                groups: (self.answer.together.as_ref()).map_or_else(Vec::new, Together::json),
+            }),
             detail: self.best().map(|c| DetailJson::from(&c.prediction)),
             top: outcome.top.iter().map(candidate).collect(),
             wishes: (outcome.wishes.iter())
@@ -143,7 +159,12 @@ impl Found<'_> {
     /// The answer as text for people, after so many seconds: the strategy in use if there is one, then the best plan.
     #[must_use]
     pub fn text(&self, elapsed_s: f64, style: Style) -> String {
-        let ground = plan::ground(&self.answer.costs);
+        let together = self.answer.together.as_ref();
+        let groups = together.map_or_else(Vec::new, Together::shown);
+        let ground = Ground {
+            groups: &groups,
+            ..plan::ground(&self.answer.costs)
+        };
         let mut text = String::new();
         if let Some(InUse { read, compared }) = self.in_use() {
             let shown = Shown {
@@ -175,6 +196,9 @@ impl Found<'_> {
     #[must_use]
     pub fn steps(&self, plan_path: Option<&str>) -> Vec<Step> {
         let inputs = &self.answer.inputs;
+        if let (Some(together), Some(plan)) = (&self.answer.together, plan_path) {
+            return self.steps_together(together, plan);
+        }
         let mut top = self.answer.outcome.top.iter().map(|c| &c.strategy);
         if let (Some(strategy), Some(plan)) = (top.next(), plan_path) {
             let of = Launchable {
@@ -193,6 +217,26 @@ impl Found<'_> {
         steps
             .map(|(purpose, command)| (purpose, vec![command]))
             .collect()
+    }
+
+    /// Commands to suggest after a plan with groups of replicas that differ was written.
+    fn steps_together(&self, together: &Together, plan: &str) -> Vec<Step> {
+        let quoted = escape::shell(plan);
+        let groups = (1..=together.parts.len()).map(|number| {
+            let group = escape::shell(&format!("{plan}#{number}"));
+            format!("vescale-plan explain {group}")
+        });
+        let mut alike = self.asked_with();
+        alike.push(("fix", "groups=1".to_owned()));
+        let alike = format!("vescale-plan search {}", launch::joined(alike));
+        vec![
+            ("see why", vec![format!("vescale-plan explain {quoted}")]),
+            ("look at one group", groups.collect()),
+            (
+                "find the best plan whose replicas are all alike",
+                vec![alike],
+            ),
+        ]
     }
 
     /// Commands to try where nothing fits, each with its purpose.
@@ -241,6 +285,9 @@ impl Found<'_> {
     /// # Errors
     /// When the model cannot be sharded as the plan says.
     pub fn plan(&self, best: &Candidate) -> Result<PlanFile, AnswerError> {
+        if let Some(together) = &self.answer.together {
+            return together.plan();
+        }
         plan::file(&self.answer.inputs, &best.strategy, &best.prediction)
     }
 
@@ -259,8 +306,20 @@ impl Found<'_> {
             costs,
             space,
             outcome,
+            together,
             ..
         } = self.answer;
+        if let Some(together) = together {
+            return report::of_groups(&OfGroups {
+                together,
+                plan,
+                plan_path,
+                inputs: origins::rows(&inputs.json, self.asked),
+                space: Some(&outcome.space),
+                budget: self.budget(),
+                command: format!("vescale-plan search {}", launch::joined(self.asked_with())),
+            });
+        }
         let longest = best.prediction.step_time * DRAWN_LONGEST;
         let sampled = planner::sample(costs, space, DRAWN, longest)?;
         Ok(report::html(&ReportSource {

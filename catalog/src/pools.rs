@@ -130,17 +130,27 @@ fn joined(pools: Pools) -> Cluster {
 
 /// The line that pools are written as, which [`read`] reads back.
 fn line(pools: &Pools) -> String {
+    parts_of(&pools.parts) + &link_of(pools)
+}
+
+/// `64 x dgx-a100 + 32 x dgx2-v100`.
+fn parts_of(pools: &[Pool]) -> String {
     let part = |pool: &Pool| format!("{} x {}", pool.gpus, pool.arg);
-    let parts: Vec<String> = pools.parts.iter().map(part).collect();
-    let mut line = parts.join(" + ");
-    if let Some(link) = &pools.between {
-        let gigabits = link.bandwidth.value.0 / 0.125e9;
-        line.push_str(&format!(", {gigabits} Gb/s between"));
-        if link.latency.value > Seconds(0.0) {
-            line.push_str(&format!(", {} ms away", link.latency.value.0 * 1e3));
-        }
+    let parts: Vec<String> = pools.iter().map(part).collect();
+    parts.join(" + ")
+}
+
+/// `, 100 Gb/s between, 20 ms away`; empty if the pools are on one network.
+fn link_of(pools: &Pools) -> String {
+    let Some(link) = &pools.between else {
+        return String::new();
+    };
+    let gigabits = link.bandwidth.value.0 / 0.125e9;
+    let mut text = format!(", {gigabits} Gb/s between");
+    if link.latency.value > Seconds(0.0) {
+        text.push_str(&format!(", {} ms away", link.latency.value.0 * 1e3));
     }
-    line
+    text
 }
 
 impl Pools {
@@ -206,6 +216,28 @@ impl Pools {
             }
         }
         found
+    }
+
+    /// The cluster that all pools of some groups make, in their order.
+    #[must_use]
+    pub fn together(&self, groups: &[Pool]) -> Pool {
+        let pools = groups.iter().flat_map(|group| match &group.cluster.pools {
+            Some(pools) => pools.parts.clone(),
+            None => vec![group.clone()],
+        });
+        self.arranged(pools.collect())
+    }
+
+    /// Groups on one line: `16 x dgx-a100 | 8 x dgx-h100 + 16 x dgx2-v100, 100 Gb/s between`. A pipeline passes through the
+    /// pools of a group one after the other.
+    #[must_use]
+    pub fn side_by_side(&self, groups: &[Pool]) -> String {
+        let name = |group: &Pool| match &group.cluster.pools {
+            Some(pools) => parts_of(&pools.parts),
+            None => parts_of(std::slice::from_ref(group)),
+        };
+        let groups: Vec<String> = groups.iter().map(name).collect();
+        groups.join(" | ") + &link_of(self)
     }
 
     /// The pools, those that are alike and on one network as one.

@@ -28,7 +28,8 @@ const EMBEDDING: usize = 0;
 const HEAD: usize = 1;
 const MTP: usize = 2;
 
-/// How often the ranks of a pipeline run and hold each kind of block in a step.
+/// How often the ranks of a pipeline run and hold each kind of block in a step. On a cluster of several pools a kind of
+/// block on one pool is a kind of its own: the kinds of the first pool, then those of the second, and so on.
 #[derive(Clone, Debug)]
 pub struct Shape {
     times: Vec<Passes>,
@@ -84,20 +85,34 @@ struct Held {
     own: Vec<u64>,
     /// Outputs of stages.
     outputs: f64,
+    /// The pool in which the rank lies.
+    pool: usize,
 }
 
 impl Shape {
-    /// The counts of a pipeline; of `d` it reads schedule, stages, micro-batches and recomputed layers.
-    pub(crate) fn new(costs: &BlockCosts, d: &Decisions, pipeline: &Pipeline) -> Self {
+    /// The counts of a pipeline whose ranks lie in these of `pools` pools; of `d` it reads schedule, stages, micro-batches
+    /// and recomputed layers.
+    pub(crate) fn new(
+        costs: &BlockCosts,
+        d: &Decisions,
+        pipeline: &Pipeline,
+        pool_of_rank: &[usize],
+        pools: usize,
+    ) -> Self {
+        let owners = &pipeline.rank_of_stage;
         let kinds = ENDS + 2 * costs.layer_classes().len();
-        let stages = of_stages(costs, d, kinds, 0);
+        let placed = |without| {
+            let pool_of_stage = owners.iter().map(|&rank| pool_of_rank[rank as usize]);
+            of_pools(of_stages(costs, d, kinds, without), pool_of_stage, pools)
+        };
+        let stages = placed(0);
         let kept = match d.offload_layers {
             0 => None,
-            on_host => Some(of_stages(costs, d, kinds, on_host)),
+            on_host => Some(placed(on_host)),
         };
         let kept = kept.as_ref().unwrap_or(&stages);
+        let kinds = kinds * pools;
         let ranks = d.pp as usize;
-        let owners = &pipeline.rank_of_stage;
         let mut own = vec![vec![0u64; kinds]; ranks];
         let mut paths: Vec<Option<(Vec<u64>, u64)>> = vec![None; ranks];
         let mut path = (vec![0u64; kinds], 0);
@@ -151,6 +166,7 @@ impl Shape {
                 saved: floats(&saved),
                 own: own[rank].clone(),
                 outputs: f64::from(outputs),
+                pool: pool_of_rank[rank],
             });
         }
         shape
@@ -171,7 +187,10 @@ impl Shape {
 
     fn add_memory(&mut self, new: Held) {
         let outweighs = |a: &Held, b: &Held| {
-            a.outputs >= b.outputs && at_least(&a.saved, &b.saved) && at_least(&a.own, &b.own)
+            a.pool == b.pool
+                && a.outputs >= b.outputs
+                && at_least(&a.saved, &b.saved)
+                && at_least(&a.own, &b.own)
         };
         if !self.memory.iter().any(|known| outweighs(known, &new)) {
             self.memory.retain(|known| !outweighs(&new, known));
@@ -206,6 +225,24 @@ fn of_stages(costs: &BlockCosts, d: &Decisions, kinds: usize, without: u64) -> V
     stages
 }
 
+/// The counts of stages, each among the kinds of the pool in which its stage lies.
+fn of_pools(
+    stages: Vec<Vec<u64>>,
+    pool_of_stage: impl Iterator<Item = usize>,
+    pools: usize,
+) -> Vec<Vec<u64>> {
+    if pools == 1 {
+        return stages;
+    }
+    let placed = |(counts, pool): (Vec<u64>, usize)| {
+        let mut all = vec![0; counts.len() * pools];
+        let first = counts.len() * pool;
+        all[first..first + counts.len()].copy_from_slice(&counts);
+        all
+    };
+    stages.into_iter().zip(pool_of_stage).map(placed).collect()
+}
+
 fn add(sums: &mut [u64], counts: &[u64], times: u64) {
     for (sum, count) in sums.iter_mut().zip(counts) {
         *sum += count * times;
@@ -220,7 +257,8 @@ fn at_least<T: PartialOrd>(a: &[T], b: &[T]) -> bool {
     a.iter().zip(b).all(|(a, b)| a >= b)
 }
 
-/// Costs of every kind of block under a layout, with the least that states take on it.
+/// Costs of every kind of block under a layout, with the least that states take on it. On several pools the kinds of each
+/// pool follow those of the one before, as in a [`Shape`].
 #[derive(Clone, Debug)]
 pub struct LayoutBounds {
     /// Seconds of forward on the device, and on the host.
@@ -292,6 +330,19 @@ impl LayoutBounds {
         })
     }
 
+    /// The same with the blocks of one more pool.
+    pub(crate) fn with_pool(mut self, other: Self) -> Self {
+        let own = self.forward.iter_mut().chain(&mut self.backward);
+        let others = other.forward.into_iter().chain(other.backward);
+        for (own, other) in own.zip(others) {
+            own.extend(other);
+        }
+        self.saved.extend(other.saved);
+        self.weights.extend(other.weights);
+        self.transfer = self.transfer.min(other.transfer);
+        self
+    }
+
     /// The bounds if every block may have the costs of either.
     pub(crate) fn or_least(mut self, other: &Self) -> Self {
         let own = self.forward.iter_mut().chain(&mut self.backward);
@@ -305,9 +356,15 @@ impl LayoutBounds {
         self
     }
 
-    /// A bound on memory over a pipeline, with all states on devices.
-    pub(crate) fn least_memory(&self, costs: &BlockCosts, shape: &Shape) -> Bytes {
-        self.least_memory_of(costs, shape, self.least.iter())
+    /// A bound on memory over a pipeline, with all states on devices; `as_on_first` gives the bytes that a rank of a pool
+    /// holds as the same share of the memory of the first pool's GPUs.
+    pub(crate) fn least_memory(
+        &self,
+        costs: &BlockCosts,
+        shape: &Shape,
+        as_on_first: impl Fn(usize, Bytes) -> Bytes,
+    ) -> Bytes {
+        self.least_memory_of(costs, shape, as_on_first, self.least.iter())
     }
 
     /// Bounds over a pipeline with some states in host memory: on memory, and on the time that the hosts of all ranks take for
@@ -319,6 +376,7 @@ impl LayoutBounds {
         &self,
         costs: &BlockCosts,
         shape: &Shape,
+        as_on_first: impl Fn(usize, Bytes) -> Bytes,
         alike: bool,
     ) -> Result<Option<(Bytes, Seconds)>, CostError> {
         let scenario = costs.scenario();
@@ -339,7 +397,10 @@ impl LayoutBounds {
         }
         Ok(time.map(|time| {
             let most = most_on_host(&ways, |way| &way.0).copied();
-            (self.least_memory_of(costs, shape, most), time * ROUNDING)
+            (
+                self.least_memory_of(costs, shape, as_on_first, most),
+                time * ROUNDING,
+            )
         }))
     }
 
@@ -347,14 +408,16 @@ impl LayoutBounds {
         &self,
         costs: &BlockCosts,
         shape: &Shape,
+        as_on_first: impl Fn(usize, Bytes) -> Bytes,
         ways: impl Iterator<Item = &'w (Decisions, Sharding)> + Clone,
     ) -> Bytes {
         let memory = shape.memory.iter().map(|held| {
-            let held = self.memory(costs, held, ways.clone());
-            held.unwrap_or(Bytes(u64::MAX))
+            let bytes = self.memory(costs, held, ways.clone());
+            bytes.map_or(Bytes(u64::MAX), |bytes| {
+                as_on_first(held.pool, costs.scenario().with_fragmentation(bytes))
+            })
         });
-        let memory = memory.max().unwrap_or_default();
-        costs.scenario().with_fragmentation(memory)
+        memory.max().unwrap_or_default()
     }
 
     /// A bound on time over a pipeline.

@@ -64,7 +64,12 @@ impl CostModel {
     /// When the device has no prices for the workload's precision.
     pub fn with_constants(scenario: Scenario, fitted: &Fitted) -> Result<Self, CostError> {
         let pools = PoolCosts::new(&scenario, |scenario| priced(scenario, fitted))?;
-        Ok(Self {
+        Ok(Self::of_pools(scenario, pools))
+    }
+
+    /// The cost model of a scenario whose pools are priced.
+    pub(crate) fn of_pools(scenario: Scenario, pools: PoolCosts) -> Self {
+        Self {
             // Pricing adapts the model and the runtime.
             scenario: Scenario {
                 cluster: scenario.cluster,
@@ -73,7 +78,12 @@ impl CostModel {
             pools,
             pipelines: Pipelines::default(),
             largest: Largest::default(),
-        })
+        }
+    }
+
+    /// The block costs of each pool.
+    pub(crate) fn pools(&self) -> &[BlockCosts] {
+        self.pools.all()
     }
 
     /// The scenario that it prices.
@@ -364,7 +374,7 @@ impl CostModel {
 }
 
 /// The block costs of a scenario on nodes that are all alike.
-fn priced(mut scenario: Scenario, fitted: &Fitted) -> Result<BlockCosts, CostError> {
+pub(crate) fn priced(mut scenario: Scenario, fitted: &Fitted) -> Result<BlockCosts, CostError> {
     quantities::check(&scenario)?;
     let fuses = |rewrite| scenario.runtime.rewrites.contains(&rewrite);
     if fuses(Rewrite::FuseProjections) {

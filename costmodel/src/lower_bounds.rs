@@ -22,7 +22,9 @@ impl CostModel {
     /// When there is no such schedule.
     pub fn shape(&self, d: &Decisions) -> Result<Shape, CostError> {
         let pipeline = self.pipelines.pipeline(d)?;
-        Ok(Shape::new(self.pools.first(), d, &pipeline))
+        let pool_of_rank = self.pools.of_ranks(&self.scenario, d)?;
+        let (first, pools) = (self.pools.first(), self.pools.all().len());
+        Ok(Shape::new(first, d, &pipeline, &pool_of_rank, pools))
     }
 
     /// The costs that all strategies share which have the layout and recomputation of `among`, and issue kernels and
@@ -77,13 +79,12 @@ impl CostModel {
         let costs = self.pools.first();
         // The hosts of other pools may be faster, or have more memory.
         let alike = self.pools.all().len() == 1;
-        let on_any = |memory| self.pools.at_least_on_first(memory);
-        let mut memory = on_any(layout.least_memory(costs, shape));
+        let as_on_first = |pool, bytes| self.pools.as_on_first(pool, bytes);
+        let mut memory = layout.least_memory(costs, shape, as_on_first);
         let mut on_host = Seconds(0.0);
         if limit.is_none_or(|limit| memory > limit)
-            && let Some((lighter, time)) = layout.on_host(costs, shape, alike)?
+            && let Some((lighter, time)) = layout.on_host(costs, shape, as_on_first, alike)?
         {
-            let lighter = on_any(lighter);
             if alike && limit.is_some_and(|limit| lighter <= limit) {
                 on_host = time;
             }
@@ -100,20 +101,25 @@ impl CostModel {
         })
     }
 
-    /// The bounds that hold of all of these decisions, on whichever pool the blocks run.
+    /// The bounds that hold of all of these decisions, with the costs of blocks on each pool.
     fn least_of(
         &self,
         among: &[Decisions],
         bounds: impl Fn(&BlockCosts, Execution) -> Result<LayoutBounds, CostError>,
     ) -> Result<LayoutBounds, CostError> {
         let executions = Execution::least_of(self.scenario(), among);
-        let mut least = bounds(self.pools.first(), executions[0])?;
-        for (at, costs) in self.pools.all().iter().enumerate() {
-            for &execution in &executions[usize::from(at == 0)..] {
+        let of_pool = |costs: &BlockCosts| {
+            let mut least = bounds(costs, executions[0])?;
+            for &execution in &executions[1..] {
                 least = least.or_least(&bounds(costs, execution)?);
             }
+            Ok::<_, CostError>(least)
+        };
+        let mut all = of_pool(self.pools.first())?;
+        for other in &self.pools.all()[1..] {
+            all = all.with_pool(of_pool(other)?);
         }
-        Ok(least)
+        Ok(all)
     }
 
     /// Whether no pass of the blocks of `d` waits for the host, however states are sharded, with any of these axis orders: CUDA

@@ -140,6 +140,7 @@ fn sum(parts: &Breakdown) -> f64 {
         + parts.host_s
         + parts.imbalance_s
         + parts.stragglers_s
+        + parts.pools_exposed_s
 }
 
 /// Parts of the critical rank's time; what remains is the bubble. The step's own host time counts as host time.
@@ -406,7 +407,8 @@ fn of_cluster(cluster: &Cluster) -> Vec<UsedConstant> {
     used
 }
 
-fn interval(scenario: &Scenario, name: &str, quantity: Quantity) -> UsedConstant {
+/// The 80% interval of a quantity, with what it rests on.
+pub(crate) fn interval(scenario: &Scenario, name: &str, quantity: Quantity) -> UsedConstant {
     let evidence = scenario.evidence(quantity);
     let found = residuals::of(quantity, evidence);
     let percent = |log: f64| (elementary::exp(log) - 1.0) * 100.0;
@@ -430,7 +432,8 @@ fn interval(scenario: &Scenario, name: &str, quantity: Quantity) -> UsedConstant
     }
 }
 
-fn constant<T: std::fmt::Display>(name: &str, sourced: &Sourced<T>) -> UsedConstant {
+/// A number of a cluster or runtime, with its evidence.
+pub(crate) fn constant<T: std::fmt::Display>(name: &str, sourced: &Sourced<T>) -> UsedConstant {
     UsedConstant {
         name: name.to_owned(),
         value: sourced.value.to_string(),

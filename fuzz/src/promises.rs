@@ -49,6 +49,7 @@ pub fn predicted(scenario: &Scenario, strategy: &Strategy, outcome: &mut Outcome
         adapters: scenario.model.adapters,
         pools: scenario.cluster.pools.as_deref(),
         documents: scenario.workload.documents(),
+        groups: &[],
     };
     let style = Style {
         width: 80,

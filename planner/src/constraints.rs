@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::PlannerError;
 
 /// Numeric dimensions.
-pub const DIMENSIONS: [&str; 10] = [
+pub const DIMENSIONS: [&str; 11] = [
     "tp",
     "pp",
     "vpp",
@@ -26,6 +26,7 @@ pub const DIMENSIONS: [&str; 10] = [
     "dp_shard",
     "dp_replicate",
     "mbs",
+    "groups",
 ];
 /// Dimensions of names.
 pub const CHOICES: [&str; 13] = [
@@ -336,6 +337,16 @@ impl Constraints {
                 .all(|(key, name)| self.allows_name(key, name))
     }
 
+    /// The constraints on each of several groups of replicas: all but that on their number.
+    #[must_use]
+    pub fn of_one_group(&self) -> Self {
+        let mut constraints = self.clone();
+        constraints.fix.remove("groups");
+        constraints.min.remove("groups");
+        constraints.max.remove("groups");
+        constraints
+    }
+
     /// Whether nothing is constrained.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -344,7 +355,7 @@ impl Constraints {
 }
 
 /// The sizes of a strategy, as constraints name them.
-pub(crate) fn sizes(d: &Decisions) -> [(&'static str, u64); 10] {
+pub(crate) fn sizes(d: &Decisions) -> [(&'static str, u64); 11] {
     [
         ("tp", d.tp),
         ("pp", d.pp),
@@ -356,6 +367,8 @@ pub(crate) fn sizes(d: &Decisions) -> [(&'static str, u64); 10] {
         ("dp_shard", d.dp_shard),
         ("dp_replicate", d.dp_replicate),
         ("mbs", d.micro_batch),
+        // Groups of replicas that differ have a strategy each.
+        ("groups", 1),
     ]
 }
 

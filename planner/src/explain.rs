@@ -16,7 +16,7 @@ pub struct Difference {
 
 /// The parts of a breakdown, with their names, in seconds.
 #[must_use]
-pub fn parts(b: &Breakdown) -> [(&'static str, f64); 13] {
+pub fn parts(b: &Breakdown) -> [(&'static str, f64); 14] {
     [
         ("compute", b.compute_s),
         ("recomputation", b.recompute_s),
@@ -31,6 +31,7 @@ pub fn parts(b: &Breakdown) -> [(&'static str, f64); 13] {
         ("host", b.host_s),
         ("waiting for longer sequences", b.imbalance_s),
         ("waiting for slow ranks", b.stragglers_s),
+        ("gradients between pools", b.pools_exposed_s),
     ]
 }
 

@@ -84,6 +84,10 @@ pub(crate) fn meshes(
 ) {
     let (scenario, constraints) = (asked.scenario, asked.constraints);
     let runtime = &scenario.runtime.space;
+    // A strategy is of one group of replicas.
+    if !constraints.allows("groups", 1) {
+        return;
+    }
     let mut modes = runtime.recompute.iter();
     if !modes.any(|&mode| constraints.allows_mode(mode)) {
         return;
@@ -182,6 +186,22 @@ pub(crate) fn layouts(
     let per_rank = batch / mesh.dp;
     let mut sizes = asked.with_fixed("mbs", powers_of_two(per_rank.min(MAX_MICRO_BATCH)));
     sizes.retain(|&b| per_rank.is_multiple_of(b));
+    let sizes = sizes.into_iter().map(|size| (size, per_rank / size));
+    divided(asked, mesh, sizes)
+}
+
+/// All layouts on one mesh with one micro-batch of each size that some batch allows.
+pub(crate) fn of_any_batch(asked: Asked<'_>, mesh: Layout) -> Vec<Layout> {
+    let sizes = asked.with_fixed("mbs", powers_of_two(MAX_MICRO_BATCH));
+    divided(asked, mesh, sizes.into_iter().map(|size| (size, 1)))
+}
+
+/// The layouts on a mesh with these micro-batches: the sequences in each, and their number.
+fn divided(
+    asked: Asked<'_>,
+    mesh: Layout,
+    micro_batches: impl Iterator<Item = (u64, u64)>,
+) -> Vec<Layout> {
     let space = &asked.scenario.runtime.space;
     let mut kinds: Vec<CpKind> = if mesh.cp == 1 {
         // Without context parallelism the kind is the one that a strategy has which names none.
@@ -196,13 +216,13 @@ pub(crate) fn layouts(
         (_, SequenceParallelUse::Choice) => vec![true, false],
     };
     sequence.retain(|&on| asked.constraints.allows_name("sp", switch_name(on)));
-    let mut all = Vec::with_capacity(sizes.len() * kinds.len() * sequence.len());
-    for &micro_batch in &sizes {
+    let mut all = Vec::new();
+    for (micro_batch, num_micro_batches) in micro_batches {
         for &cp_kind in &kinds {
             for &sequence_parallel in &sequence {
                 all.push(Layout {
                     micro_batch,
-                    num_micro_batches: per_rank / micro_batch,
+                    num_micro_batches,
                     cp_kind,
                     sequence_parallel,
                     ..mesh

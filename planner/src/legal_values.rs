@@ -120,6 +120,7 @@ fn candidates(scenario: &Scenario, counts: &[u64], key: &str) -> Vec<String> {
             .moe
             .map_or(vec![1], |moe| divisors(moe.experts).collect()),
         "mbs" => powers_of_two(16).collect(),
+        "groups" => vec![1],
         key if DIMENSIONS.contains(&key) => {
             let mut all: Vec<u64> = counts.iter().flat_map(|&gpus| divisors(gpus)).collect();
             all.sort_unstable();

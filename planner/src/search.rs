@@ -55,13 +55,9 @@ pub fn search(
     options: &SearchOptions<'_>,
     progress: &(dyn Fn(f64) + Sync),
 ) -> Result<SearchOutcome, PlannerError> {
-    let mut run = Run::new(costs, space, options)?;
-    if options.exhaustive {
-        run.exhaustive(progress)?;
-    } else {
-        run.pruned(progress)?;
-    }
-    let mut outcome = run.finish()?;
+    let wanted = options.top.max(contest::LAYOUTS);
+    let run = Run::new(costs, space, options, wanted, f64::INFINITY)?;
+    let mut outcome = run.searched(progress)?.finish()?;
     if options.top > 1 && options.objective == Objective::Time && !outcome.interrupted {
         outcome
             .wishes
@@ -85,13 +81,27 @@ pub(crate) fn least_memory(
         ..*options
     };
     let mut run = Run {
-        wanted: 1,
         opens_ties: false,
-        ..Run::new(costs, space, &lightest)?
+        ..Run::new(costs, space, &lightest, 1, f64::INFINITY)?
     };
     run.pruned(&|_| {})?;
     let lightest = run.best.first();
     Ok(lightest.map(|(_, lightest)| lightest.score.peak_memory))
+}
+
+/// The fastest plan, simple or not, if one takes at most `within` seconds; and what became of the space.
+///
+/// # Errors
+/// When a block cannot be priced, or an exhaustive search is too large.
+pub(crate) fn fastest(
+    costs: &CostModel,
+    space: &SearchSpace,
+    options: &SearchOptions<'_>,
+    within: f64,
+) -> Result<(Option<Scored>, SpaceReport), PlannerError> {
+    let run = Run::new(costs, space, options, 1, within)?.searched(&|_| {})?;
+    let best = run.best.into_iter().next();
+    Ok((best.map(|(_, scored)| scored), run.report))
 }
 
 /// The best plans without an axis that the best of all has.
@@ -138,6 +148,8 @@ struct Run<'a> {
     wanted: usize,
     /// Whether sets are opened whose bound is that of the worst plan kept, among which may be one that comes before it.
     opens_ties: bool,
+    /// Plans beyond this value of what is minimised are not wanted.
+    within: f64,
     /// What is still to be opened.
     open: BinaryHeap<Entry>,
 }
@@ -147,6 +159,8 @@ impl<'a> Run<'a> {
         costs: &'a CostModel,
         space: &'a SearchSpace,
         options: &'a SearchOptions<'a>,
+        wanted: usize,
+        within: f64,
     ) -> Result<Self, PlannerError> {
         Ok(Self {
             branches: Branches {
@@ -163,10 +177,20 @@ impl<'a> Run<'a> {
                 ..SpaceReport::default()
             },
             best: Vec::new(),
-            wanted: options.top.max(contest::LAYOUTS),
+            wanted,
+            within,
             opens_ties: true,
             open: BinaryHeap::new(),
         })
+    }
+
+    /// The same after the whole space was searched.
+    fn searched(mut self, progress: &(dyn Fn(f64) + Sync)) -> Result<Self, PlannerError> {
+        match self.options.exhaustive {
+            true => self.exhaustive(progress)?,
+            false => self.pruned(progress)?,
+        }
+        Ok(self)
     }
 
     fn exhaustive(&mut self, progress: &(dyn Fn(f64) + Sync)) -> Result<(), PlannerError> {
@@ -205,7 +229,7 @@ impl<'a> Run<'a> {
             };
             let (chunk, after) = rest.split_at(size.min(rest.len()));
             rest = after;
-            let lazily = self.best.len() >= self.wanted;
+            let lazily = self.best.len() >= self.wanted || self.within.is_finite();
             let bounded: Vec<Bounded> = chunk
                 .par_iter()
                 .map(|&at| match lazily {
@@ -323,6 +347,9 @@ impl<'a> Run<'a> {
                 self.report.too_large += 1;
                 continue;
             }
+            if self.minimised(&score) > self.within {
+                continue;
+            }
             let layout = simplicity::layout(&strategy);
             let scored = Scored { strategy, score };
             match self.best.iter_mut().find(|(known, _)| *known == layout) {
@@ -337,6 +364,9 @@ impl<'a> Run<'a> {
 
     /// Whether a strategy with this lower bound is certainly worse than every plan kept so far.
     fn beyond(&self, bound: f64) -> bool {
+        if bound > self.within {
+            return true;
+        }
         if self.best.len() < self.wanted {
             return false;
         }

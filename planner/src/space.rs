@@ -214,39 +214,10 @@ impl SearchSpace {
         &self.shardings[&(layout.dp, layout.cp)]
     }
 
-    /// The ways in which optimizer states may be held, the largest first; `None` is the runtime's own.
-    pub(crate) fn optimizer_states(&self) -> Vec<Option<OptimizerStates>> {
-        self.asked().optimizer_states()
-    }
-
     /// For every ZeRO level, and everything that may lie in host memory, the way to shard a layout's states that leaves
     /// least on a rank, with the gradients of `base` and the smallest optimizer states.
     pub(crate) fn lightest(&self, layout: &Layout, base: &Decisions) -> Lightest {
-        let mut least: BTreeMap<_, ShardingChoice> = BTreeMap::new();
-        for &choice in self.shardings(layout) {
-            let known = least
-                .entry((choice.zero, choice.reshard_after_forward, choice.offload))
-                .or_insert(choice);
-            // Of the depths of prefetching that a runtime has, the least holds least.
-            let holds = |choice: ShardingChoice| {
-                let ahead = self.scenario.runtime.ahead(choice.prefetch);
-                (choice.dp_replicate, ahead.map(Ahead::blocks))
-            };
-            if holds(choice) < holds(*known) {
-                *known = choice;
-            }
-        }
-        let smallest = self.optimizer_states().pop().flatten();
-        let of_level = |choice: ShardingChoice| Decisions {
-            gradients: base.gradients,
-            optimizer_states: smallest
-                .filter(|states| choice.zero != Zero::Z0 || !states.completes_parameters())
-                .filter(|_| choice.offload.is_none()),
-            ..choice.of(base)
-        };
-        let all = least.into_values().map(of_level);
-        let (on_device, on_host) = all.partition(|d| d.offload.is_none());
-        Lightest { on_device, on_host }
+        lightest(self.asked(), self.shardings(layout), base)
     }
 
     /// The axis orders of a layout.
@@ -383,7 +354,43 @@ pub(crate) fn with_pipeline(
     }
 }
 
-fn decisions(asked: Asked<'_>, layout: &Layout) -> Decisions {
+/// For every ZeRO level, and everything that may lie in host memory, which of these ways to shard states leaves least on a
+/// rank, with the gradients of `base` and the smallest optimizer states.
+pub(crate) fn lightest(
+    asked: Asked<'_>,
+    shardings: &[ShardingChoice],
+    base: &Decisions,
+) -> Lightest {
+    let mut least: BTreeMap<_, ShardingChoice> = BTreeMap::new();
+    for &choice in shardings {
+        let known = least
+            .entry((choice.zero, choice.reshard_after_forward, choice.offload))
+            .or_insert(choice);
+        // Of the depths of prefetching that a runtime has, the least holds least.
+        let holds = |choice: ShardingChoice| {
+            let ahead = asked.scenario.runtime.ahead(choice.prefetch);
+            (choice.dp_replicate, ahead.map(Ahead::blocks))
+        };
+        if holds(choice) < holds(*known) {
+            *known = choice;
+        }
+    }
+    let smallest = asked.optimizer_states().pop().flatten();
+    let of_level = |choice: ShardingChoice| Decisions {
+        gradients: base.gradients,
+        optimizer_states: smallest
+            .filter(|states| choice.zero != Zero::Z0 || !states.completes_parameters())
+            .filter(|_| choice.offload.is_none()),
+        ..choice.of(base)
+    };
+    let all = least.into_values().map(of_level);
+    let (on_device, on_host) = all.partition(|d| d.offload.is_none());
+    Lightest { on_device, on_host }
+}
+
+/// The decisions of a layout, with the smallest types of gradients, the usual values of all else that it leaves open, and no
+/// stages.
+pub(crate) fn decisions(asked: Asked<'_>, layout: &Layout) -> Decisions {
     Decisions {
         tp: layout.tp,
         pp: layout.pp,

@@ -2,6 +2,7 @@
 
 pub mod decisions;
 pub mod grammar;
+mod groups;
 pub mod json;
 pub mod legality;
 pub mod mesh;
@@ -12,6 +13,7 @@ pub mod prediction;
 pub mod present;
 pub mod program;
 pub mod schedule;
+mod sharding_file;
 pub mod strategy;
 mod strategy_mistake;
 pub mod strategy_words;
@@ -20,6 +22,7 @@ pub mod timeline;
 
 pub use catalog::{Axis, AxisOrder, CpKind, Overlap, ScheduleKind, Zero};
 pub use decisions::{Decisions, Recompute};
+pub use groups::{GroupFile, GroupJson, ReplicaGroup};
 pub use legality::StrategyError;
 pub use mesh::Group;
 pub use partition::StagePartition;

@@ -1,15 +1,16 @@
 //! The plan file: decisions with everything needed to launch and to check them.
 
-use std::collections::BTreeMap;
-
 use catalog::{Adapters, SpecError, Workload, WorkloadSizes};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::groups::GroupFile;
 use crate::json::{PredictedJson, StrategyJson};
 use crate::prediction::Prediction;
 use crate::strategy::Strategy;
+
+pub use crate::sharding_file::ShardingFile;
 
 /// Version of the format written and read.
 pub const SCHEMA_VERSION: u32 = 1;
@@ -41,12 +42,16 @@ pub struct PlanFile {
     /// Share of device memory to leave free. Not part of the id; absent in plans of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub headroom: Option<f64>,
-    /// The decisions.
+    /// The decisions; of a plan with several groups of replicas, those of the first.
     pub strategy: StrategyJson,
     /// The same on one line, as `--strategy` takes it.
     pub strategy_text: String,
     /// Placements by name pattern.
     pub sharding: ShardingFile,
+    /// The groups of replicas that train side by side on different pools, each with its share of the batch; absent where all
+    /// replicas are alike.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<GroupFile>,
     /// How to train, for runtimes that start from this file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub train: Option<TrainFile>,
@@ -113,18 +118,6 @@ impl WorkloadFile {
             _ => Err("`lengths` and `packing` stand together".to_owned()),
         }
     }
-}
-
-/// The sharding plan: full-match patterns to placements per axis.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct ShardingFile {
-    /// Parameters.
-    pub parameter: BTreeMap<String, Vec<String>>,
-    /// Module inputs and outputs.
-    pub forward: BTreeMap<String, Vec<String>>,
-    /// Parameters that no pattern matches: every rank of the block holds them whole.
-    pub replicated: Vec<String>,
 }
 
 /// What a training run needs beside the plan. Not part of its id.
@@ -227,6 +220,7 @@ impl PlanFile {
             strategy: StrategyJson::new(strategy.decisions(), precision),
             strategy_text: strategy.to_string(),
             sharding,
+            groups: Vec::new(),
             train: None,
             prediction: PredictedJson::from(prediction),
         };
@@ -251,6 +245,18 @@ impl PlanFile {
         }
         if let Some(adapters) = &self.adapters {
             decisions["adapters"] = serde_json::json!(adapters);
+        }
+        if !self.groups.is_empty() {
+            let of = |group: &GroupFile| {
+                serde_json::json!({
+                    "cluster": group.cluster,
+                    "gpus": group.gpus,
+                    "global_batch": group.global_batch,
+                    "strategy": group.strategy,
+                    "sharding": group.sharding,
+                })
+            };
+            decisions["groups"] = self.groups.iter().map(of).collect();
         }
         let digest = Sha256::digest(decisions.to_string().as_bytes());
         digest
@@ -297,18 +303,79 @@ impl PlanFile {
             let message = format!("{share}; expected a share in [0, 1)");
             return Err(field("headroom", message));
         }
-        // JSON writes what is no number, and what has no end, as null.
-        let numbers = serde_json::to_value(&plan.prediction);
-        if !numbers.is_ok_and(|numbers| all_said(&numbers)) {
-            let message = "holds what is not a finite number".to_owned();
-            return Err(field("prediction", message));
+        let predictions = plan.groups.iter().map(|group| &group.prediction);
+        for prediction in predictions.chain([&plan.prediction]) {
+            // JSON writes what is no number, and what has no end, as null.
+            let numbers = serde_json::to_value(prediction);
+            if !numbers.is_ok_and(|numbers| all_said(&numbers)) {
+                let message = "holds what is not a finite number".to_owned();
+                return Err(field("prediction", message));
+            }
         }
+        plan.check_groups()
+            .map_err(|message| field("groups", message))?;
         let id = plan.content_id();
         if plan.id != id {
             let message = format!("{} does not match the decisions, whose id is {id}", plan.id);
             return Err(field("id", message));
         }
         Ok(plan)
+    }
+}
+
+impl PlanFile {
+    /// The plan of these groups of replicas; this is the plan of the first, for the whole batch.
+    #[must_use]
+    pub fn with_groups(mut self, groups: Vec<GroupFile>) -> Self {
+        self.groups = groups;
+        self.with_id()
+    }
+
+    /// The plan of one of its groups, counted from 1, as a plan of its own: a job on the group's pools with its share of the
+    /// batch. `None` if there is no such group.
+    #[must_use]
+    pub fn of_group(&self, number: usize) -> Option<Self> {
+        let group = self.groups.get(number.checked_sub(1)?)?.clone();
+        let plan = Self {
+            cluster: group.cluster,
+            workload: WorkloadFile {
+                gpus: group.gpus,
+                global_batch: group.global_batch,
+                ..self.workload.clone()
+            },
+            strategy: group.strategy,
+            strategy_text: group.strategy_text,
+            sharding: group.sharding,
+            prediction: group.prediction,
+            groups: Vec::new(),
+            ..self.clone()
+        };
+        Some(plan.with_id())
+    }
+
+    /// Whether its groups have all of its devices and sequences, and the first is the one whose decisions it names.
+    fn check_groups(&self) -> Result<(), String> {
+        let Some(first) = self.groups.first() else {
+            return Ok(());
+        };
+        if self.groups.len() == 1 {
+            return Err("one group; expected at least two, or none".to_owned());
+        }
+        let sum = |of: fn(&GroupFile) -> u64| {
+            let sizes = self.groups.iter().map(of);
+            sizes.fold(0, u64::saturating_add)
+        };
+        let (gpus, batch) = (sum(|group| group.gpus), sum(|group| group.global_batch));
+        let (all, whole) = (self.workload.gpus, self.workload.global_batch);
+        if (gpus, batch) != (all, whole) {
+            return Err(format!(
+                "{gpus} GPUs and {batch} sequences; expected the workload's {all} and {whole}"
+            ));
+        }
+        if first.strategy_text != self.strategy_text || first.strategy != self.strategy {
+            return Err("the first has another strategy than `strategy` says".to_owned());
+        }
+        Ok(())
     }
 }
 

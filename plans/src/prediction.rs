@@ -147,6 +147,9 @@ pub struct Breakdown {
     /// Waiting for ranks that happen to be slow; absent where the cluster has no jitter.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub stragglers_s: f64,
+    /// Adding up gradients over groups of replicas on different pools, which nothing hides; absent where there is one group.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub pools_exposed_s: f64,
 }
 
 /// Whether a part takes no time.
@@ -172,6 +175,7 @@ impl Breakdown {
             &mut self.host_s,
             &mut self.imbalance_s,
             &mut self.stragglers_s,
+            &mut self.pools_exposed_s,
         ] {
             *part *= factor;
         }

@@ -167,7 +167,7 @@ fn decimals(value: f64) -> usize {
 
 /// The parts of a step with the names people read, in the order they are drawn.
 #[must_use]
-pub fn breakdown_parts(parts: &Breakdown) -> [(&'static str, &'static str, f64); 13] {
+pub fn breakdown_parts(parts: &Breakdown) -> [(&'static str, &'static str, f64); 14] {
     [
         ("compute", "Compute", parts.compute_s),
         ("recompute", "Recompute", parts.recompute_s),
@@ -190,6 +190,7 @@ pub fn breakdown_parts(parts: &Breakdown) -> [(&'static str, &'static str, f64);
             parts.imbalance_s,
         ),
         ("stragglers", "Waiting for slow ranks", parts.stragglers_s),
+        ("pools", "Gradients between pools", parts.pools_exposed_s),
     ]
 }
 

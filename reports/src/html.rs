@@ -9,6 +9,7 @@ mod breakdown;
 pub mod compare;
 pub mod fragment;
 mod gantt;
+mod groups;
 mod inputs;
 mod launch;
 mod memory;
@@ -26,23 +27,51 @@ mod verdict;
 use maud::{Markup, html};
 
 use self::page::{document, script};
+use crate::groups::Group;
 use crate::input::ReportInput;
 
 /// The whole report as one HTML document.
 #[must_use]
 pub fn report(input: &ReportInput) -> String {
+    page(input, &sections(input))
+}
+
+/// The whole report of groups of replicas side by side: `input` is of all together, `slowest` the number and the report of
+/// the slowest group.
+#[must_use]
+pub fn report_of_groups(
+    input: &ReportInput,
+    all: &[Group<'_>],
+    slowest: (usize, &ReportInput),
+) -> String {
+    let (number, slowest) = slowest;
+    let sections = html! {
+        (verdict::section(input, all))
+        (groups::section(all))
+        div.two {
+            (breakdown::section(input.prediction))
+            (memory::by_rank(input))
+        }
+        (page::charts())
+        div.two {
+            (memory::parts(input.prediction))
+            (breakdown::kernels(input.prediction))
+        }
+        (groups::of_slowest(number, slowest))
+        (space::section(input))
+        (inputs::section(input))
+        (provenance::section(input.prediction))
+    };
+    page(input, &sections)
+}
+
+fn page(input: &ReportInput, sections: &Markup) -> String {
     let title = format!("{} on {} · vescale-plan", input.model, input.devices);
     let footer = format!(
         "vescale-plan {} · a prediction, made without running anything · this file is self-contained",
         input.version
     );
-    document(
-        &title,
-        &masthead(input),
-        &sections(input),
-        &footer,
-        &script(),
-    )
+    document(&title, &masthead(input), sections, &footer, &script())
 }
 
 fn masthead(input: &ReportInput) -> Markup {
@@ -54,7 +83,7 @@ fn masthead(input: &ReportInput) -> Markup {
 
 fn sections(input: &ReportInput) -> Markup {
     html! {
-        (verdict::section(input))
+        (verdict::section(input, &[]))
         (launch::section(input))
         (present::section(input))
         div.two {

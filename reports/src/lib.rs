@@ -4,6 +4,7 @@
 //! prints or writes it.
 
 pub mod format;
+pub mod groups;
 pub mod html;
 pub mod input;
 pub mod lines;

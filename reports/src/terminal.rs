@@ -5,6 +5,7 @@ use plans::grammar::written;
 use plans::{Candidate, Decisions, Fit, Prediction, SearchOutcome};
 
 use crate::format;
+use crate::groups::{self, Group};
 pub use crate::lines::{Shade, Style, of};
 use crate::words;
 
@@ -21,6 +22,8 @@ pub struct Ground<'a> {
     pub pools: Option<&'a Pools>,
     /// Documents that sequences are made of; `None` if each is one.
     pub documents: Option<&'a Documents>,
+    /// The groups of replicas of the best plan; empty if all of its replicas are alike.
+    pub groups: &'a [Group<'a>],
 }
 
 /// The result of a search.
@@ -28,7 +31,10 @@ pub struct Ground<'a> {
 pub fn search(outcome: &SearchOutcome, ground: Ground<'_>, style: Style) -> String {
     let mut text = String::new();
     if let Some(best) = outcome.top.first() {
-        text.push_str(&prediction(&best.strategy, &best.prediction, ground, style));
+        text.push_str(&match ground.groups {
+            [] => prediction(&best.strategy, &best.prediction, ground, style),
+            groups => prediction_of_groups(groups, &best.prediction, ground, style),
+        });
         if outcome.top.len() > 1 {
             text.push_str(&style.heading("Alternatives"));
             let others = &outcome.top[1..];
@@ -96,6 +102,23 @@ pub fn prediction(
         let said = words::pools(pools, strategy);
         text.push_str(&style.paragraph("  ", &said));
     }
+    text + &figures_and_parts(p, ground, style)
+}
+
+/// The prediction of groups of replicas side by side: verdict, the plan of each group, time, memory and their parts.
+#[must_use]
+pub fn prediction_of_groups(
+    groups: &[Group<'_>],
+    p: &Prediction,
+    ground: Ground<'_>,
+    style: Style,
+) -> String {
+    let plans = groups::lines(groups, ground.runtime, style);
+    verdict(p, style) + &plans + &figures_and_parts(p, ground, style)
+}
+
+fn figures_and_parts(p: &Prediction, ground: Ground<'_>, style: Style) -> String {
+    let mut text = String::new();
     if let Some(adapters) = &ground.adapters {
         let said = words::adapters(adapters);
         text.push_str(&style.paragraph("  ", &said));
@@ -209,6 +232,7 @@ fn breakdown(p: &Prediction) -> Vec<(String, String, f64)> {
         ("host", b.host_s),
         ("longer sequences", b.imbalance_s),
         ("slow ranks", b.stragglers_s),
+        ("gradients between pools", b.pools_exposed_s),
     ];
     let shown = parts.into_iter().filter(|(_, s)| *s > 1e-6);
     let row = |(name, s): (&str, f64)| {

@@ -2,29 +2,38 @@
 
 use std::process::ExitCode;
 
-use answers::{file_names, report};
+use answers::{Opened, Together, file_names, opened, report};
+use catalog::Cluster;
 use catalog::files::Kind;
 
 use crate::args::ReportArgs;
 use crate::budget;
-use crate::commands::plan;
 use crate::destinations::Target;
 use crate::error::CliError;
 
 /// Runs `report`.
 pub(crate) fn run(args: &ReportArgs) -> Result<ExitCode, CliError> {
-    let loaded = plan::load(&args.plan)?;
+    let file = opened::read(&args.plan)?;
     let path = args
         .output
         .clone()
         .unwrap_or_else(|| file_names::derived(&args.plan, file_names::REPORT));
     let to = Target::named(&path, Kind::Report, args.force)?;
-    let training = budget::training(
-        &args.budget,
-        &loaded.scenario.cluster,
-        loaded.inputs.parameters,
-    )?;
-    to.write(&report::of_plan(&loaded, &args.plan, training)?)?;
+    let of = |cluster: &Cluster, parameters| budget::training(&args.budget, cluster, parameters);
+    let html = match file.groups.is_empty() {
+        true => {
+            let loaded = Opened::of(file, &args.plan)?;
+            let training = of(&loaded.scenario.cluster, loaded.inputs.parameters)?;
+            report::of_plan(&loaded, &args.plan, training)?
+        }
+        false => {
+            let together = Together::of_plan(&file, &args.plan)?;
+            let inputs = &together.inputs;
+            let training = of(&inputs.scenario.cluster, inputs.json.parameters)?;
+            report::of_plan_of_groups(&file, &together, &args.plan, training)?
+        }
+    };
+    to.write(&html)?;
     to.say(args.quiet.quiet, "report");
     Ok(ExitCode::SUCCESS)
 }

@@ -72,6 +72,18 @@ pub(crate) trait PriceBook: Debug + Send + Sync {
         output: Bytes,
     ) -> Result<Seconds, CostError>;
 
+    /// Time in which one rank of each of several domains, and at the same time all others of these domains, add up so many
+    /// bytes each.
+    ///
+    /// # Errors
+    /// When it was not measured.
+    fn across_domains(
+        &self,
+        scenario: &Scenario,
+        bytes: Bytes,
+        domains: u64,
+    ) -> Result<Seconds, CostError>;
+
     /// The constants that these prices rest on, with their evidence.
     fn provenance(&self) -> Vec<UsedConstant>;
 }

@@ -183,6 +183,15 @@ impl PriceBook for ProfilePrices {
         Ok(self.message(&kernel, 2)? * 0.5)
     }
 
+    fn across_domains(
+        &self,
+        _scenario: &Scenario,
+        bytes: Bytes,
+        domains: u64,
+    ) -> Result<Seconds, CostError> {
+        measured(self, CollectiveKind::AllReduce, bytes, domains)
+    }
+
     fn provenance(&self) -> Vec<UsedConstant> {
         self.constants()
     }

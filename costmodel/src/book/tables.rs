@@ -109,6 +109,21 @@ impl PriceBook for TablePrices {
         Ok(beside + sent.time + gather.time)
     }
 
+    fn across_domains(
+        &self,
+        scenario: &Scenario,
+        bytes: Bytes,
+        domains: u64,
+    ) -> Result<Seconds, CostError> {
+        let group = Group {
+            size: domains,
+            stride: scenario.cluster.scale_up_domain,
+        };
+        Ok(self
+            .collective(CollectiveKind::AllReduce, bytes, group)
+            .time)
+    }
+
     fn provenance(&self) -> Vec<UsedConstant> {
         self.constants()
     }

@@ -6,17 +6,18 @@ use plans::{Fit, Prediction};
 
 use super::alternatives;
 use crate::format;
+use crate::groups::{Group, sequences};
 use crate::input::{Budget, ReportInput};
 use crate::words;
 
-/// Verdict, key figures, and the plan as a person says it.
-pub(super) fn section(input: &ReportInput) -> Markup {
+/// Verdict, key figures, and the plan as a person says it; `groups` are those of replicas that differ.
+pub(super) fn section(input: &ReportInput, groups: &[Group<'_>]) -> Markup {
     html! {
         section #verdict .hero .fits[input.prediction.fit.fits()]
             .too-large[!input.prediction.fit.fits()] aria-label="Verdict" {
             (verdict(input))
             dl.figures { (figures(input)) }
-            (plan(input))
+            (plan(input, groups))
             (sentences(input))
             @if let Some(change) = &input.next_change {
                 p.next { b { "Best next change: " } (change) }
@@ -112,12 +113,22 @@ fn figure(name: &str, value: &str, note: &str) -> Markup {
     }
 }
 
-fn plan(input: &ReportInput) -> Markup {
+fn plan(input: &ReportInput, groups: &[Group<'_>]) -> Markup {
     html! {
-        ul.said {
-            @let pools = input.pools.map(|pools| words::pools(pools, input.decisions));
-            @for part in words::plan(input.decisions, input.gpus_per_node).into_iter().chain(pools) {
-                li { (sentence(&part)) }
+        @if groups.is_empty() {
+            ul.said {
+                @let pools = input.pools.map(|pools| words::pools(pools, input.decisions));
+                @for part in words::plan(input.decisions, input.gpus_per_node).into_iter().chain(pools) {
+                    li { (sentence(&part)) }
+                }
+            }
+        } @else {
+            @let all = sequences(groups);
+            @for (number, group) in (1..).zip(groups) {
+                ul.said {
+                    li { b { "Group " (number) ": " } (group.said(all)) "." }
+                    @for part in group.plan() { li { (sentence(&part)) } }
+                }
             }
         }
         div.plan {

@@ -1,0 +1,354 @@
+//! Groups of replicas side by side on the pools of a cluster, each with a plan and a share of the batch of its own.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use catalog::load::beside;
+use catalog::{Bytes, Cluster, Pool, Pools, SpecError};
+use costmodel::{CostError, CostModel, Scenario, Side};
+use planner::replicas::{Groups, Share};
+use planner::{Constraints, PlannerError, SearchOptions, SearchSpace};
+use plans::prediction::SpaceReport;
+use plans::{GroupFile, GroupJson, PlanFile, Prediction, ReplicaGroup, Strategy};
+use reports::groups::Group;
+
+use crate::arrangements::{Tried, on_pool};
+use crate::error::AnswerError;
+use crate::inputs::{Inputs, InputsJson};
+use crate::opened::Opened;
+use crate::plan;
+
+/// Groups of replicas that train together.
+pub struct Together {
+    /// The question on all of their pools, group by group.
+    pub inputs: Inputs,
+    /// The groups; at least two.
+    pub parts: Vec<Part>,
+    /// What a step of all of them takes.
+    pub prediction: Prediction,
+}
+
+/// A group of replicas.
+pub struct Part {
+    /// The question on its pools with its share of the batch.
+    pub inputs: Inputs,
+    /// The cost model of that question.
+    pub costs: Arc<CostModel>,
+    /// Its strategy.
+    pub strategy: Strategy,
+    /// What it takes if it trains alone.
+    pub prediction: Prediction,
+}
+
+impl Together {
+    /// Groups with what they take together.
+    ///
+    /// # Errors
+    /// When gradients cannot be priced.
+    pub(crate) fn new(inputs: Inputs, parts: Vec<Part>) -> Result<Self, CostError> {
+        let sides: Vec<Side<'_>> = parts.iter().map(Part::side).collect();
+        let prediction = costmodel::side_by_side(&inputs.scenario, &sides)?;
+        Ok(Self {
+            inputs,
+            parts,
+            prediction,
+        })
+    }
+
+    /// The groups of a plan file that was read from `path`, predicted anew.
+    ///
+    /// # Errors
+    /// When the file names what is not there, or contradicts itself.
+    pub fn of_plan(file: &PlanFile, path: &Path) -> Result<Self, AnswerError> {
+        let mut parts = Vec::with_capacity(file.groups.len());
+        for number in 1..=file.groups.len() {
+            let Some(group) = file.of_group(number) else {
+                continue;
+            };
+            let opened = Opened::of(group, path)?;
+            parts.push(Part {
+                prediction: opened.costs.predict(&opened.strategy)?,
+                strategy: opened.strategy,
+                costs: Arc::new(opened.costs),
+                inputs: Inputs {
+                    scenario: opened.scenario,
+                    model_arg: beside(path, &file.model),
+                    cluster_arg: beside(path, &opened.file.cluster),
+                    json: opened.inputs,
+                },
+            });
+        }
+        let wrong = |field: &str, message: String| {
+            AnswerError::from(SpecError::Field {
+                path: path.display().to_string(),
+                field: field.to_owned(),
+                message,
+            })
+        };
+        let Some(first) = parts.first() else {
+            return Err(wrong("groups", "none; expected at least two".to_owned()));
+        };
+        let cluster_arg = beside(path, &file.cluster);
+        let scenario = Scenario {
+            cluster: catalog::load::cluster(&cluster_arg)?,
+            workload: (file.workload.read()).map_err(|why| wrong("workload", why))?,
+            ..first.inputs.scenario.clone()
+        };
+        let inputs = Inputs {
+            json: InputsJson::of(&scenario, first.inputs.json.parameters),
+            scenario,
+            model_arg: first.inputs.model_arg.clone(),
+            cluster_arg,
+        };
+        Ok(Self::new(inputs, parts)?)
+    }
+
+    /// The groups as JSON.
+    #[must_use]
+    pub fn json(&self) -> Vec<GroupJson> {
+        let runtime = &self.inputs.scenario.runtime;
+        let groups = self.parts.iter();
+        groups
+            .map(|part| GroupJson::new(part.group(), runtime))
+            .collect()
+    }
+
+    /// The groups as answers show them.
+    #[must_use]
+    pub fn shown(&self) -> Vec<Group<'_>> {
+        self.parts.iter().map(Part::shown).collect()
+    }
+
+    /// The plan file.
+    ///
+    /// # Errors
+    /// When the model cannot be sharded as the plan says.
+    pub fn plan(&self) -> Result<PlanFile, AnswerError> {
+        let first = &self.parts[0];
+        let file = plan::file(&self.inputs, &first.strategy, &self.prediction)?;
+        let group = |part: &Part| {
+            let sharding = plan::sharding(&part.inputs.scenario, &part.strategy)?;
+            Ok(GroupFile::of(part.group(), sharding))
+        };
+        let groups = self.parts.iter().map(group);
+        Ok(file.with_groups(groups.collect::<Result<_, AnswerError>>()?))
+    }
+
+    /// Memory of a device of the heaviest rank.
+    #[must_use]
+    pub fn capacity(&self) -> Bytes {
+        let mut before = 0;
+        for part in &self.parts {
+            let ranks = part.prediction.memory_by_rank.len();
+            let rank = (self.prediction.peak_rank as usize).checked_sub(before);
+            if let Some(rank) = rank.filter(|&rank| rank < ranks) {
+                return capacity(&part.inputs.scenario.cluster, &part.strategy, rank);
+            }
+            before += ranks;
+        }
+        self.inputs.scenario.cluster.device.memory.value
+    }
+
+    /// The group whose step takes longest; of equal ones the first.
+    #[must_use]
+    pub fn slowest(&self) -> &Part {
+        let mut slowest = &self.parts[0];
+        for part in &self.parts {
+            if part.prediction.step_time > slowest.prediction.step_time {
+                slowest = part;
+            }
+        }
+        slowest
+    }
+}
+
+/// Memory of a device of a pipeline rank.
+pub(crate) fn capacity(cluster: &Cluster, strategy: &Strategy, rank: usize) -> Bytes {
+    let of_rank = cluster.pools.as_ref().and_then(|pools| {
+        let owners = pools.of_pipeline(strategy.pp)?;
+        Some(&pools.parts[*owners.get(rank)?].cluster)
+    });
+    of_rank.unwrap_or(cluster).device.memory.value
+}
+
+impl Part {
+    fn side(&self) -> Side<'_> {
+        Side {
+            costs: &self.costs,
+            strategy: &self.strategy,
+            prediction: &self.prediction,
+        }
+    }
+
+    fn group(&self) -> ReplicaGroup<'_> {
+        ReplicaGroup {
+            cluster: &self.inputs.cluster_arg,
+            workload: &self.inputs.scenario.workload,
+            strategy: &self.strategy,
+            prediction: &self.prediction,
+        }
+    }
+
+    fn shown(&self) -> Group<'_> {
+        let scenario = &self.inputs.scenario;
+        Group {
+            devices: scenario.cluster.devices(scenario.workload.gpus),
+            sequences: scenario.workload.global_batch,
+            strategy: self.strategy.decisions(),
+            gpus_per_node: scenario.cluster.gpus_per_node,
+            pools: scenario.cluster.pools.as_deref(),
+            prediction: &self.prediction,
+        }
+    }
+}
+
+/// What a search of groups side by side looks for.
+pub(crate) struct Divisions<'a> {
+    /// The question on all pools of the cluster.
+    pub(crate) inputs: &'a Inputs,
+    /// The pools.
+    pub(crate) pools: &'a Pools,
+    /// Cost models whose block costs can be shared.
+    pub(crate) known: &'a [Arc<CostModel>],
+    pub(crate) constraints: &'a Constraints,
+    pub(crate) options: SearchOptions<'a>,
+}
+
+/// What a search of groups side by side found.
+#[derive(Default)]
+pub(crate) struct Divided {
+    /// The best groups, if any are better than what was known.
+    pub(crate) best: Option<(Together, SearchSpace)>,
+    /// The ways to divide the pools that were looked at.
+    pub(crate) tried: Vec<Tried>,
+    /// What became of the strategies of all groups.
+    pub(crate) report: SpaceReport,
+}
+
+impl Divisions<'_> {
+    /// Searches every way to divide the pools into groups. `value` weighs the step time of groups on so many of the pools'
+    /// GPUs, as dollars or as it is; `least` is the least value known so far.
+    pub(crate) fn searched(
+        &self,
+        least: Option<f64>,
+        weight: impl Fn(&Pool) -> f64,
+        progress: &dyn Fn(f64),
+    ) -> Result<Divided, AnswerError> {
+        let allowed =
+            |division: &Vec<Pool>| self.constraints.allows("groups", division.len() as u64);
+        let divisions: Vec<Vec<Pool>> = (self.pools.divisions().into_iter())
+            .filter(allowed)
+            .collect();
+        let mut clusters: Vec<&Pool> = Vec::new();
+        for pool in divisions.iter().flatten() {
+            if !clusters.contains(&pool) {
+                clusters.push(pool);
+            }
+        }
+        let priced: Vec<Result<CostModel, CostError>> =
+            clusters.iter().map(|pool| self.costs(pool)).collect();
+        let models = priced.iter().filter_map(|costs| costs.as_ref().ok());
+        let batch = self.inputs.scenario.workload.global_batch;
+        let mut groups = Groups::new(models, batch, self.constraints, &self.options);
+        let between = self.pools.between.as_ref();
+        let mut found = Divided::default();
+        let mut best: Option<(f64, usize, Vec<usize>, planner::replicas::Shared)> = None;
+        for (number, division) in divisions.iter().enumerate() {
+            progress(number as f64 / divisions.len() as f64);
+            let whole = self.pools.together(division);
+            let mut row = Tried::divided(self.pools.side_by_side(division), whole.gpus);
+            let at = |pool: &Pool| clusters.iter().position(|known| *known == pool);
+            let all: Vec<usize> = division.iter().filter_map(at).collect();
+            let missing = all.iter().find_map(|&at| priced[at].as_ref().err());
+            if let Some(error) = missing {
+                row.why_none = Some(error.to_string());
+                found.tried.push(row);
+                continue;
+            }
+            let is_priced = |at: &usize| priced[..*at].iter().filter(|costs| costs.is_ok()).count();
+            let indices: Vec<usize> = all.iter().map(is_priced).collect();
+            let weight = weight(&whole);
+            let known = best.as_ref().map(|(value, ..)| *value);
+            let known = [least, known].into_iter().flatten().reduce(f64::min);
+            // The first puts every pool by itself: what that takes is shown even if it is no better.
+            let within = match number {
+                0 => f64::INFINITY,
+                _ => known.map_or(f64::INFINITY, |value| value / weight),
+            };
+            match groups.best(&indices, between, within)? {
+                None => row.why_none = Some(self.why_none(known.is_some())),
+                Some(shared) => {
+                    row.step_time_s = Some(shared.step_time);
+                    let value = shared.step_time * weight;
+                    if known.is_none_or(|known| value < known) {
+                        best = Some((value, number, indices, shared));
+                    }
+                }
+            }
+            found.tried.push(row);
+            if self.stopped() {
+                break;
+            }
+        }
+        if let Some((_, number, indices, shared)) = best {
+            let shares = groups.plans(&indices, &shared)?;
+            found.best = self.together(&divisions[number], shares)?;
+        }
+        found.report = groups.report().clone();
+        Ok(found)
+    }
+
+    fn why_none(&self, known: bool) -> String {
+        let why = match (self.stopped(), known) {
+            (true, _) => "not searched to the end",
+            (false, true) => "no faster than the best",
+            (false, false) => "no plan fits",
+        };
+        why.to_owned()
+    }
+
+    fn stopped(&self) -> bool {
+        let flag = self.options.cancelled;
+        flag.is_some_and(|flag| flag.load(std::sync::atomic::Ordering::Relaxed))
+    }
+
+    fn costs(&self, pool: &Pool) -> Result<CostModel, CostError> {
+        let workload = self.inputs.scenario.workload.with_gpus(pool.gpus);
+        let workload = workload.unwrap_or_else(|_| self.inputs.scenario.workload.clone());
+        let known: Vec<&CostModel> = self.known.iter().map(AsRef::as_ref).collect();
+        CostModel::sharing(on_pool(self.inputs, pool, workload).scenario, &known)
+    }
+
+    /// The groups of a division with their plans; none if a share has no plan any more.
+    fn together(
+        &self,
+        division: &[Pool],
+        shares: Vec<Share>,
+    ) -> Result<Option<(Together, SearchSpace)>, AnswerError> {
+        if shares.len() < division.len() {
+            return Ok(None);
+        }
+        let whole = self.pools.together(division);
+        let gpus = self.inputs.scenario.workload.with_gpus(whole.gpus);
+        let workload = gpus.map_err(PlannerError::from)?;
+        let mut parts = Vec::with_capacity(shares.len());
+        let mut spaces = Vec::with_capacity(shares.len());
+        for (pool, share) in division.iter().zip(shares) {
+            let workload = share.costs.scenario().workload.clone();
+            spaces.push(share.space);
+            parts.push(Part {
+                inputs: on_pool(self.inputs, pool, workload),
+                costs: Arc::new(share.costs),
+                strategy: share.best.strategy,
+                prediction: share.best.prediction,
+            });
+        }
+        let inputs = on_pool(self.inputs, &whole, workload);
+        let together = Together::new(inputs, parts)?;
+        let slowest = together.slowest().prediction.step_time;
+        let parts = together.parts.iter().zip(spaces);
+        let space = parts.filter(|(part, _)| part.prediction.step_time == slowest);
+        let space = space.map(|(_, space)| space).next();
+        Ok(space.map(|space| (together, space)))
+    }
+}

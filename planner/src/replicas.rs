@@ -1,0 +1,404 @@
+//! Data parallelism across pools: groups of replicas with plans of their own, each of which takes a share of the batch.
+//!
+//! What is searched: every way to divide the batch over the groups, with the fastest plan of each group for its share. The
+//! step takes as long as the slowest group and the addition of gradients over groups. Groups agree in what decides results:
+//! types of gradients, and whether moments have fewer bits.
+//!
+//! A group's time for a share is known only after a search. Before it, it has a lower bound ([`Rates`]); the shares whose
+//! slowest group has the least bound are searched first, and none whose bound is above the best found. So the result is that
+//! of searching every share.
+
+use std::collections::BTreeMap;
+
+use catalog::{DType, GradientTypes, Link, OptimizerStates, Seconds};
+use costmodel::CostModel;
+use plans::prediction::SpaceReport;
+use plans::{Candidate, Decisions, Strategy};
+
+use crate::PlannerError;
+use crate::choices::{Asked, divisors};
+use crate::constraints::Constraints;
+use crate::options::{SearchOptions, limit};
+use crate::rates::Rates;
+use crate::search::{fastest, search};
+use crate::shares;
+use crate::space::SearchSpace;
+
+/// Most shares of a batch that are told apart: those of larger batches are multiples of the least number of sequences that
+/// divides the batch into no more.
+const MOST_SHARES: u64 = 4096;
+
+/// What decides results and may be chosen: groups of one training agree in it.
+type Results = (Option<GradientTypes>, Option<OptimizerStates>);
+
+/// A cluster that may take a share of a batch.
+#[derive(Debug)]
+struct Group<'a> {
+    /// For any share; its workload's batch is not read.
+    costs: &'a CostModel,
+    /// Bounds for every share; `None` before they are needed.
+    rates: Option<Rates>,
+    found: BTreeMap<(Option<Results>, u64), Known>,
+}
+
+/// What is known of a group's fastest plan for a share.
+#[derive(Clone, Debug)]
+enum Known {
+    /// It takes more than so many seconds, or there is none.
+    Beyond(f64),
+    /// It is this one, and takes so long.
+    Plan(f64, Strategy),
+}
+
+/// Groups that may train side by side, with what is known of each; asked for several divisions, it searches no share twice.
+#[derive(Debug)]
+pub struct Groups<'a> {
+    constraints: Constraints,
+    options: SearchOptions<'a>,
+    batch: u64,
+    groups: Vec<Group<'a>>,
+    report: SpaceReport,
+}
+
+/// The best shares of some groups.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Shared {
+    /// Seconds of a step.
+    pub step_time: f64,
+    /// Sequences of each group.
+    pub shares: Vec<u64>,
+    /// The fastest plan of each group for its share.
+    pub strategies: Vec<Strategy>,
+}
+
+/// A group's share of the batch, with its plan.
+#[derive(Debug)]
+pub struct Share {
+    /// The cost model of the group's pools for its share.
+    pub costs: CostModel,
+    /// The strategies that it was chosen from.
+    pub space: SearchSpace,
+    /// The plan.
+    pub best: Candidate,
+}
+
+impl<'a> Groups<'a> {
+    /// Groups of which nothing is known yet. `batch` is the number of sequences that they share. The constraints hold for
+    /// the plan of each.
+    #[must_use]
+    pub fn new(
+        clusters: impl IntoIterator<Item = &'a CostModel>,
+        batch: u64,
+        constraints: &Constraints,
+        options: &SearchOptions<'a>,
+    ) -> Self {
+        let group = |costs: &'a CostModel| Group {
+            costs,
+            rates: None,
+            found: BTreeMap::new(),
+        };
+        Self {
+            constraints: constraints.of_one_group(),
+            options: *options,
+            batch,
+            groups: clusters.into_iter().map(group).collect(),
+            report: SpaceReport::default(),
+        }
+    }
+
+    /// Bounds the times of these groups, if that was not done before.
+    fn bound(&mut self, of: &[usize]) -> Result<(), PlannerError> {
+        for &at in of {
+            let group = &mut self.groups[at];
+            if group.rates.is_none() {
+                let (costs, options) = (group.costs, &self.options);
+                group.rates = Some(match options.exhaustive {
+                    true => Rates::default(),
+                    false => Rates::new(costs, &self.constraints, limit(costs, options))?,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// What became of all strategies of the shares that were searched.
+    #[must_use]
+    pub fn report(&self) -> &SpaceReport {
+        &self.report
+    }
+
+    /// The best shares of the groups of these indices, if a step takes less than `within` seconds. `between` joins their
+    /// pools.
+    ///
+    /// # Errors
+    /// When a block cannot be priced.
+    pub fn best(
+        &mut self,
+        of: &[usize],
+        between: Option<&Link>,
+        within: f64,
+    ) -> Result<Option<Shared>, PlannerError> {
+        self.bound(of)?;
+        let results = self.results(of);
+        let mut exchanges = Vec::with_capacity(results.len());
+        for &(gradients, _) in &results {
+            exchanges.push(self.exchange(of, gradients, between)?);
+        }
+        let least = exchanges.iter().copied().fold(f64::INFINITY, f64::min);
+        // Whatever they agree in, groups are no faster than if each chose for itself.
+        let Some(free) = self.solved(of, None, least, within)? else {
+            return Ok(None);
+        };
+        let first = results_of(&free.strategies[0]);
+        let agree = free.strategies.iter().all(|plan| results_of(plan) == first);
+        let known = results.iter().position(|&results| results == first);
+        if agree && known.is_some_and(|at| exchanges[at] <= least) {
+            return Ok(Some(free));
+        }
+        let mut best: Option<Shared> = None;
+        for (&results, exchange) in results.iter().zip(exchanges) {
+            let within = best.as_ref().map_or(within, |best| best.step_time);
+            best = (self.solved(of, Some(results), exchange, within)?).or(best);
+        }
+        Ok(best)
+    }
+
+    /// All that groups may agree in.
+    fn results(&self, of: &[usize]) -> Vec<Results> {
+        let asked = Asked {
+            scenario: self.groups[of[0]].costs.scenario(),
+            constraints: &self.constraints,
+            present: None,
+        };
+        let mut states: Vec<Option<OptimizerStates>> = asked.optimizer_states();
+        for states in &mut states {
+            *states = states.filter(|states| states.changes_results());
+        }
+        states.dedup();
+        let gradients = asked.gradients().into_iter();
+        gradients
+            .flat_map(|gradients| states.iter().map(move |&states| (gradients, states)))
+            .collect()
+    }
+
+    /// Seconds in which groups add up gradients of these types.
+    fn exchange(
+        &self,
+        of: &[usize],
+        gradients: Option<GradientTypes>,
+        between: Option<&Link>,
+    ) -> Result<f64, PlannerError> {
+        let groups: Vec<&CostModel> = of.iter().map(|&at| self.groups[at].costs).collect();
+        let own = groups[0].scenario().runtime.states.reduce;
+        let reduced: DType = gradients.map_or(own, |types| types.reduced);
+        let time: Seconds = costmodel::exchange(&groups, reduced, between)?;
+        Ok(time.0)
+    }
+
+    /// The best shares of groups that agree in `results`, if a step takes less than `within`.
+    fn solved(
+        &mut self,
+        of: &[usize],
+        results: Option<Results>,
+        exchange: f64,
+        within: f64,
+    ) -> Result<Option<Shared>, PlannerError> {
+        let few = |&step: &u64| self.batch / step <= MOST_SHARES;
+        let step = divisors(self.batch).find(few).unwrap_or(self.batch);
+        let total = (self.batch / step) as usize;
+        let bound = |group: &Group<'_>| {
+            let known = |share: u64| group.time(results, share);
+            (0..=total as u64).map(|n| known(n * step)).collect()
+        };
+        let mut times: Vec<Vec<f64>> = of.iter().map(|&at| bound(&self.groups[at])).collect();
+        let mut best: Option<Shared> = None;
+        // The slowest group of shares that are worth a look takes less.
+        let mut longest = within - exchange;
+        while !self.stopped() {
+            let Some((slowest, numbers)) = shares::least(&times, total, longest) else {
+                break;
+            };
+            if slowest >= longest {
+                break;
+            }
+            let shares: Vec<u64> = numbers.iter().map(|&n| n as u64 * step).collect();
+            let unknown = |at: &usize| !self.groups[of[*at]].knows(results, shares[*at]);
+            let slower = |&a: &usize, &b: &usize| {
+                let [a, b] = [a, b].map(|at| (times[at][numbers[at]], at));
+                a.0.total_cmp(&b.0).then(b.1.cmp(&a.1))
+            };
+            let mut unknown: Vec<usize> = (0..of.len()).filter(unknown).collect();
+            unknown.sort_by(|a, b| slower(b, a));
+            // Until some shares are known whole, those looked at are searched whole: what is found leaves out others.
+            let now = if best.is_some() { 1 } else { of.len() };
+            for &next in unknown.iter().take(now) {
+                times[next][numbers[next]] =
+                    self.search(of[next], results, shares[next], longest)?;
+            }
+            let taken = (0..of.len()).map(|at| times[at][numbers[at]]);
+            let slowest = taken.fold(0.0, f64::max);
+            if slowest < longest && unknown.len() <= now {
+                let strategies = of.iter().zip(&shares);
+                let strategies =
+                    strategies.filter_map(|(&at, &n)| self.groups[at].plan(results, n));
+                best = Some(Shared {
+                    step_time: slowest + exchange,
+                    strategies: strategies.cloned().collect(),
+                    shares,
+                });
+                longest = slowest;
+            }
+        }
+        Ok(best)
+    }
+
+    /// Searches a group's plan for a share, if it takes at most `within`; returns its time, or a bound on it.
+    fn search(
+        &mut self,
+        at: usize,
+        results: Option<Results>,
+        share: u64,
+        within: f64,
+    ) -> Result<f64, PlannerError> {
+        let (costs, space) = self.question(at, results, share)?;
+        let (best, report) = fastest(&costs, &space, &self.options, within)?;
+        self.add(&report);
+        let known = match best {
+            Some(best) => Known::Plan(best.score.step_time.0, best.strategy),
+            None => Known::Beyond(within),
+        };
+        let group = &mut self.groups[at];
+        group.found.insert((results, share), known);
+        Ok(group.time(results, share))
+    }
+
+    /// What is searched for the plan of a group for a share.
+    fn question(
+        &self,
+        at: usize,
+        results: Option<Results>,
+        share: u64,
+    ) -> Result<(CostModel, SearchSpace), PlannerError> {
+        let whole = self.groups[at].costs;
+        let workload = whole.scenario().workload.with_batch(share)?;
+        let costs = whole.with_workload(workload)?;
+        let constraints = agreeing(&self.constraints, results, costs.scenario());
+        let space = SearchSpace::new(costs.scenario(), &constraints);
+        Ok((costs, space))
+    }
+
+    /// The plans to show of the best shares of groups: in each group the simplest that ties with its fastest.
+    ///
+    /// # Errors
+    /// When a block cannot be priced.
+    pub fn plans(&self, of: &[usize], shared: &Shared) -> Result<Vec<Share>, PlannerError> {
+        let results = results_of(&shared.strategies[0]);
+        let options = SearchOptions {
+            top: 1,
+            // What was found is searched again even if the search was stopped.
+            cancelled: None,
+            ..self.options
+        };
+        let mut plans = Vec::with_capacity(of.len());
+        for (&at, &share) in of.iter().zip(&shared.shares) {
+            let (costs, space) = self.question(at, Some(results), share)?;
+            let outcome = search(&costs, &space, &options, &|_| {})?;
+            plans.extend(
+                outcome
+                    .top
+                    .into_iter()
+                    .next()
+                    .map(|best| Share { costs, space, best }),
+            );
+        }
+        Ok(plans)
+    }
+
+    fn add(&mut self, report: &SpaceReport) {
+        self.report.strategies += report.strategies;
+        self.report.simulated += report.simulated;
+        self.report.too_large += report.too_large;
+        for (own, more) in [
+            (&mut self.report.pruned, &report.pruned),
+            (&mut self.report.illegal, &report.illegal),
+        ] {
+            for (reason, count) in more {
+                *own.entry(reason.clone()).or_default() += count;
+            }
+        }
+    }
+
+    fn stopped(&self) -> bool {
+        let flag = self.options.cancelled;
+        flag.is_some_and(|flag| flag.load(std::sync::atomic::Ordering::Relaxed))
+    }
+}
+
+impl Group<'_> {
+    /// The time of the fastest plan for a share, or a lower bound on it.
+    fn time(&self, results: Option<Results>, share: u64) -> f64 {
+        let bound = || {
+            self.rates
+                .as_ref()
+                .map_or(0.0, |rates| rates.least_time(share))
+        };
+        match self.found.get(&(results, share)) {
+            Some(Known::Plan(time, _)) => *time,
+            // It takes longer, by however little.
+            Some(Known::Beyond(time)) => time.next_up().max(bound()),
+            None if share == 0 => f64::INFINITY,
+            None => bound(),
+        }
+    }
+
+    fn knows(&self, results: Option<Results>, share: u64) -> bool {
+        self.plan(results, share).is_some()
+    }
+
+    fn plan(&self, results: Option<Results>, share: u64) -> Option<&Strategy> {
+        match self.found.get(&(results, share))? {
+            Known::Plan(_, strategy) => Some(strategy),
+            Known::Beyond(_) => None,
+        }
+    }
+}
+
+/// What decides results in a strategy.
+fn results_of(d: &Decisions) -> Results {
+    let states = d.optimizer_states;
+    (
+        d.gradients,
+        states.filter(|states| states.changes_results()),
+    )
+}
+
+/// These constraints, and that strategies have `results`.
+fn agreeing(
+    constraints: &Constraints,
+    results: Option<Results>,
+    scenario: &costmodel::Scenario,
+) -> Constraints {
+    let mut constraints = constraints.clone();
+    let Some((gradients, states)) = results else {
+        return constraints;
+    };
+    let asked = Asked {
+        scenario,
+        constraints: &constraints.clone(),
+        present: None,
+    };
+    let precision = scenario.workload.precision;
+    let gradients = gradients.unwrap_or(scenario.runtime.own_gradients(precision));
+    let alike =
+        |other: &Option<OptimizerStates>| other.filter(|other| other.changes_results()) == states;
+    let states: Vec<String> = (asked.optimizer_states().iter().filter(|other| alike(other)))
+        .map(|states| {
+            states
+                .map_or(OptimizerStates::OWN, OptimizerStates::name)
+                .to_owned()
+        })
+        .collect();
+    (constraints.fix).insert("grad_dtype".to_owned(), vec![gradients.name()]);
+    constraints.fix.insert("optim_states".to_owned(), states);
+    constraints
+}

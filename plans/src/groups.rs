@@ -1,0 +1,113 @@
+//! Groups of replicas of one training on different pools, as plan files and answers write them.
+
+use catalog::{Runtime, Workload};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::grammar::written;
+use crate::json::{PredictedJson, StrategyJson};
+use crate::prediction::Prediction;
+use crate::sharding_file::ShardingFile;
+use crate::strategy::Strategy;
+
+/// A group of replicas with its plan.
+#[derive(Clone, Copy, Debug)]
+pub struct ReplicaGroup<'a> {
+    /// The cluster that its pools make, as an argument of a command.
+    pub cluster: &'a str,
+    /// Its GPUs and its share of the batch.
+    pub workload: &'a Workload,
+    /// Its strategy.
+    pub strategy: &'a Strategy,
+    /// What it takes if it trains alone.
+    pub prediction: &'a Prediction,
+}
+
+/// A group of replicas in a plan file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct GroupFile {
+    /// The cluster that its pools make.
+    pub cluster: String,
+    /// Its devices.
+    pub gpus: u64,
+    /// Its share of the batch: sequences per step.
+    pub global_batch: u64,
+    /// Its decisions.
+    pub strategy: StrategyJson,
+    /// The same on one line, as `--strategy` takes it.
+    pub strategy_text: String,
+    /// Placements by name pattern.
+    pub sharding: ShardingFile,
+    /// What was predicted for this group alone when the plan was made.
+    pub prediction: PredictedJson,
+}
+
+impl GroupFile {
+    /// A group as written.
+    #[must_use]
+    pub fn of(group: ReplicaGroup<'_>, sharding: ShardingFile) -> Self {
+        let ReplicaGroup {
+            cluster,
+            workload,
+            strategy,
+            prediction,
+        } = group;
+        Self {
+            cluster: cluster.to_owned(),
+            gpus: workload.gpus,
+            global_batch: workload.global_batch,
+            strategy: StrategyJson::new(strategy.decisions(), workload.precision),
+            strategy_text: strategy.to_string(),
+            sharding,
+            prediction: PredictedJson::from(prediction),
+        }
+    }
+}
+
+/// A group of replicas in an answer.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct GroupJson {
+    /// The cluster that its pools make.
+    pub cluster: String,
+    /// Its devices.
+    pub gpus: u64,
+    /// Its share of the batch: sequences per step.
+    pub global_batch: u64,
+    /// Number of its replicas.
+    pub replicas: u64,
+    /// Micro-batches of each replica per step.
+    pub micro_batches: u64,
+    /// Its decisions.
+    pub strategy: StrategyJson,
+    /// On one line, as `--strategy` takes them.
+    pub strategy_text: String,
+    /// In words.
+    pub summary: String,
+    /// What it takes if it trains alone.
+    pub predicted: PredictedJson,
+}
+
+impl GroupJson {
+    /// The JSON form of a group; the summary leaves out what is the default of `runtime`.
+    #[must_use]
+    pub fn new(group: ReplicaGroup<'_>, runtime: &Runtime) -> Self {
+        let ReplicaGroup {
+            cluster,
+            workload,
+            strategy,
+            prediction,
+        } = group;
+        Self {
+            cluster: cluster.to_owned(),
+            gpus: workload.gpus,
+            global_batch: workload.global_batch,
+            replicas: strategy.dp(),
+            micro_batches: strategy.num_micro_batches,
+            strategy: StrategyJson::new(strategy.decisions(), workload.precision),
+            strategy_text: strategy.to_string(),
+            summary: written(strategy, runtime),
+            predicted: PredictedJson::from(prediction),
+        }
+    }
+}

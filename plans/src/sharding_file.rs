@@ -1,0 +1,18 @@
+//! The sharding plan as plan files hold it.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// The sharding plan: full-match patterns to placements per axis.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ShardingFile {
+    /// Parameters.
+    pub parameter: BTreeMap<String, Vec<String>>,
+    /// Module inputs and outputs.
+    pub forward: BTreeMap<String, Vec<String>>,
+    /// Parameters that no pattern matches: every rank of the block holds them whole.
+    pub replicated: Vec<String>,
+}
