@@ -82,14 +82,11 @@ pub(crate) fn on_pool(inputs: &Inputs, pool: &Pool, workload: Workload) -> Input
 /// The first such constraint, with the legal values and the nearest.
 pub fn check(inputs: &Inputs, constraints: &Constraints) -> Result<(), PlannerError> {
     let arrangements = questions(inputs);
-    let most = inputs.scenario.cluster.pools.as_ref();
-    let most = most.map_or(1, |pools| pools.parts.len() as u64);
-    let possible = (1..=most).any(|groups| constraints.allows("groups", groups));
+    let divisions = inputs.scenario.cluster.pools.as_ref();
+    let divisions = divisions.map_or_else(Vec::new, |pools| pools.divisions());
+    let most = divisions.iter().map(Vec::len).max().unwrap_or(1) as u64;
     // How many groups of replicas there may be is not said of a strategy, but of the pools.
-    let constraints = &match possible && most > 1 {
-        true => constraints.of_one_group(),
-        false => constraints.clone(),
-    };
+    let constraints = &planner::legal_values::of_each_group(constraints, most)?;
     let legal = |scenario: &Scenario| {
         planner::legal_values::check(scenario, &[scenario.workload.gpus], constraints)
     };

@@ -3,15 +3,15 @@
 use catalog::Seconds;
 use planner::explain::differences;
 use plans::json::PredictedJson;
-use plans::{Prediction, StagePartition};
+use plans::{Prediction, StagePartition, Strategy};
+use reports::format;
 use reports::html::compare::Compared;
 use reports::lines::{Style, of};
-use reports::{format, words};
 use serde::Serialize;
 
 use crate::SCHEMA_VERSION;
 use crate::error::AnswerError;
-use crate::opened::Opened;
+use crate::planned::Planned;
 
 #[derive(Serialize)]
 struct CompareJson {
@@ -35,11 +35,11 @@ pub struct Comparison {
 ///
 /// # Errors
 /// When a plan cannot be priced.
-pub fn compare(first: &Opened, second: &Opened) -> Result<Comparison, AnswerError> {
+pub fn compare(first: &Planned, second: &Planned) -> Result<Comparison, AnswerError> {
     Ok(Comparison {
-        first: first.costs.predict(&first.strategy)?,
-        second: second.costs.predict(&second.strategy)?,
-        changed: changed(&first.file.strategy_text, &second.file.strategy_text),
+        first: first.prediction()?,
+        second: second.prediction()?,
+        changed: changed(&first.shares(), &second.shares()),
     })
 }
 
@@ -91,9 +91,9 @@ impl Comparison {
 
 /// A decision's value as strategies are written; consecutive equal stages become a count, such as `4x20/18`.
 fn shown(key: &str, value: &str) -> String {
-    match key {
-        "stages" => StagePartition::read(value).map_or(value.to_owned(), |stages| stages.runs()),
-        _ => value.to_owned(),
+    match key.ends_with("stages") {
+        true => StagePartition::read(value).map_or(value.to_owned(), |stages| stages.runs()),
+        false => value.to_owned(),
     }
 }
 
@@ -101,36 +101,50 @@ fn shown(key: &str, value: &str) -> String {
 ///
 /// # Errors
 /// When a plan cannot be priced.
-pub fn page(plans: &[(String, Opened)]) -> Result<String, AnswerError> {
-    let predictions = plans.iter().map(|(_, p)| p.costs.predict(&p.strategy));
+pub fn page(plans: &[(String, Planned)]) -> Result<String, AnswerError> {
+    let predictions = plans.iter().map(|(_, plan)| plan.prediction());
     let predictions = predictions.collect::<Result<Vec<_>, _>>()?;
-    let compared = plans
-        .iter()
-        .zip(&predictions)
-        .map(|((name, p), prediction)| {
-            let s = p.costs.scenario();
-            Compared {
-                name: name.clone(),
-                job: format!(
-                    "{} on {}, {}",
-                    s.model.name,
-                    s.cluster.devices(s.workload.gpus),
-                    s.runtime.name
-                ),
-                strategy: plans::grammar::written(&p.strategy, &s.runtime),
-                said: words::plan(&p.strategy, s.cluster.gpus_per_node),
-                prediction,
-            }
-        });
-    let compared: Vec<Compared<'_>> = compared.collect();
+    let compared = plans.iter().zip(&predictions);
+    let compared: Vec<Compared<'_>> = compared
+        .map(|((name, plan), prediction)| Compared {
+            name: name.clone(),
+            job: plan.job(),
+            strategy: plan.written(),
+            said: plan.said(),
+            prediction,
+        })
+        .collect();
     Ok(reports::html::compare::report(
         &compared,
         env!("CARGO_PKG_VERSION"),
     ))
 }
 
-/// Decisions that differ.
-fn changed(first: &str, second: &str) -> Vec<(String, String, String)> {
+/// Decisions that differ, group by group; where plans have unlike many groups of replicas, their numbers.
+fn changed(
+    first: &[(u64, &Strategy)],
+    second: &[(u64, &Strategy)],
+) -> Vec<(String, String, String)> {
+    if let ([(_, first)], [(_, second)]) = (first, second) {
+        return decisions(&first.to_string(), &second.to_string());
+    }
+    if first.len() != second.len() {
+        let [first, second] = [first, second].map(|groups| groups.len().to_string());
+        return vec![("groups".to_owned(), first, second)];
+    }
+    let mut all = Vec::new();
+    for (number, (a, b)) in (1..).zip(first.iter().zip(second)) {
+        let key = |key: &str| format!("group {number}: {key}");
+        if a.0 != b.0 {
+            all.push((key("sequences"), a.0.to_string(), b.0.to_string()));
+        }
+        let decisions = decisions(&a.1.to_string(), &b.1.to_string()).into_iter();
+        all.extend(decisions.map(|(name, a, b)| (key(&name), a, b)));
+    }
+    all
+}
+
+fn decisions(first: &str, second: &str) -> Vec<(String, String, String)> {
     first
         .split(',')
         .zip(second.split(','))

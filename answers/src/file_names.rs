@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::inputs::InputsJson;
+use crate::opened;
 
 /// The name of a plan file that says what the plan is for.
 #[must_use]
@@ -12,12 +13,17 @@ pub fn plan(inputs: &InputsJson) -> String {
     format!("{stem}.plan.yaml")
 }
 
-/// Default path of a file made from a plan: `x.ENDING` beside `x.plan.yaml` or `x.yaml`.
+/// Default path of a file made from a plan: `x.ENDING` beside `x.plan.yaml` or `x.yaml`, and `x.group2.ENDING` for the second
+/// of its groups of replicas, `x.plan.yaml#2`.
 #[must_use]
 pub fn derived(plan: &Path, ending: &str) -> PathBuf {
-    let name = plan.file_name().unwrap_or_default().to_string_lossy();
+    let (file, group) = match opened::group(plan) {
+        Some((file, number)) => (file, format!(".group{number}")),
+        None => (plan.to_owned(), String::new()),
+    };
+    let name = file.file_name().unwrap_or_default().to_string_lossy();
     let stem = name.trim_end_matches(".yaml").trim_end_matches(".plan");
-    plan.with_file_name(format!("{stem}.{ending}"))
+    plan.with_file_name(format!("{stem}{group}.{ending}"))
 }
 
 /// Ending of the name of a plan's report.
@@ -49,7 +55,21 @@ fn stem(words: &[&str]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::stem;
+    use std::path::Path;
+
+    use super::{REPORT, derived, stem};
+
+    #[test]
+    fn what_is_made_from_a_plan_stands_beside_it() {
+        for (plan, report) in [
+            ("a/x.plan.yaml", "a/x.report.html"),
+            ("x.yaml", "x.report.html"),
+            ("a/x.plan.yaml#2", "a/x.group2.report.html"),
+            ("x.plan.yaml#y", "x.plan.yaml#y.report.html"),
+        ] {
+            assert_eq!(derived(Path::new(plan), REPORT), Path::new(report));
+        }
+    }
 
     #[test]
     fn names_are_safe_for_file_systems() {

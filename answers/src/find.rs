@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use costmodel::{CostError, CostModel};
 use planner::{Constraints, Objective, PlannerError, SearchOptions, SearchSpace};
-use plans::{Candidate, Present, SearchOutcome, Strategy};
+use plans::{Candidate, Present, SearchOutcome, SpaceReport, Strategy};
 
 use crate::arrangements::{self, Tried};
 use crate::error::AnswerError;
@@ -107,7 +107,11 @@ impl Search<'_> {
         let Some(pools) = &inputs.scenario.cluster.pools else {
             return Ok((None, Vec::new()));
         };
-        let one_after_another = self.one_after_another(arrangements::questions(inputs))?;
+        let arrangements = match self.constraints.allows("groups", 1) {
+            true => arrangements::questions(inputs),
+            false => Vec::new(),
+        };
+        let one_after_another = self.one_after_another(arrangements)?;
         let Arranged {
             best,
             mut tried,
@@ -132,15 +136,23 @@ impl Search<'_> {
         let progress = |share: f64| (self.progress)(f64::midpoint(1.0, share));
         let divided = divisions.searched(least, weight, &progress)?;
         tried.extend(divided.tried);
-        let Some((together, space)) = divided.best else {
-            return Ok((best.map(|(_, best)| best), tried));
-        };
-        // The plans shown are the simplest that tie, which may take a little longer than the fastest.
-        let value = together.prediction.step_time.0 * self.weight(&together.inputs);
-        if least.is_some_and(|least| least <= value) {
-            return Ok((best.map(|(_, best)| best), tried));
+        let interrupted = divisions.stopped();
+        let divided = (divided.best)
+            .map(|(together, space)| self.divided(together, space, divided.report))
+            // The plans shown are the simplest that tie, which may take a little longer than the fastest.
+            .filter(|answer| {
+                least.is_none_or(|least| self.value(&answer.inputs, &answer.outcome.top[0]) < least)
+            });
+        let mut best = divided.or(best.map(|(_, best)| best));
+        if let Some(best) = &mut best {
+            best.outcome.interrupted |= interrupted;
         }
-        let answer = Answer {
+        Ok((best, tried))
+    }
+
+    /// The answer that groups of replicas side by side are the best.
+    fn divided(&self, together: Together, space: SearchSpace, report: SpaceReport) -> Answer {
+        Answer {
             inputs: together.inputs.clone(),
             costs: Arc::clone(&together.slowest().costs),
             constraints: self.constraints.clone(),
@@ -152,20 +164,19 @@ impl Search<'_> {
                     why_not_first: String::new(),
                 }],
                 wishes: Vec::new(),
-                space: divided.report,
+                space: report,
                 relax: Vec::new(),
                 interrupted: false,
             },
             compared: None,
             tried: Vec::new(),
             together: Some(together),
-        };
-        Ok((Some(answer), tried))
+        }
     }
 
     /// Searches every arrangement of pools through which one pipeline passes.
     fn one_after_another(&self, arrangements: Vec<Inputs>) -> Result<Arranged, AnswerError> {
-        let count = 2.0 * arrangements.len() as f64;
+        let count = 2.0 * arrangements.len().max(1) as f64;
         let mut found = Arranged::default();
         for (done, inputs) in arrangements.into_iter().enumerate() {
             let progress = |share: f64| (self.progress)((done as f64 + share) / count);

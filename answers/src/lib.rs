@@ -20,6 +20,7 @@ pub mod next_change;
 pub mod opened;
 pub mod origins;
 pub mod plan;
+pub mod planned;
 pub mod present;
 pub mod report;
 pub mod search;
@@ -31,6 +32,7 @@ pub use error::AnswerError;
 pub use find::{Answer, Search};
 pub use inputs::{Inputs, InputsJson, Question};
 pub use opened::Opened;
+pub use planned::Planned;
 pub use search::Found;
 pub use together::Together;
 

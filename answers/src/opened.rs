@@ -1,6 +1,6 @@
 //! A plan file that was opened: its scenario is rebuilt, so that more can be asked about the plan.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use catalog::load::beside;
 use catalog::{Mistake, SpecError};
@@ -58,23 +58,28 @@ fn several_groups(file: &PlanFile, path: &Path) -> AnswerError {
 /// # Errors
 /// When it cannot be read, or is no plan file; when it has no such group.
 pub fn read(path: &Path) -> Result<PlanFile, AnswerError> {
-    let shown = path.display().to_string();
-    let group = shown
-        .rsplit_once('#')
-        .and_then(|(file, number)| Some((file, number.parse::<usize>().ok()?)))
-        .filter(|_| !path.exists());
-    let Some((file, number)) = group else {
+    let Some((file, number)) = group(path) else {
         return read_whole(path);
     };
-    let plan = read_whole(Path::new(file))?;
+    let plan = read_whole(&file)?;
     plan.of_group(number).ok_or_else(|| {
+        let file = file.display();
         let out = Mistake::new(format!("{file} has no group {number} of replicas"));
         let expected = match plan.groups.len() {
             0 => "the plan itself: all of its replicas are alike".to_owned(),
             groups => format!("#1 to #{groups}"),
         };
-        AnswerError::from(out.at(shown.clone()).expected(expected))
+        AnswerError::from(out.at(path.display().to_string()).expected(expected))
     })
+}
+
+/// The file and the number of a path that names a group of replicas, such as `best.plan.yaml#2`; `None` if it names a file.
+#[must_use]
+pub fn group(path: &Path) -> Option<(PathBuf, usize)> {
+    let shown = path.to_str()?;
+    let (file, number) = shown.rsplit_once('#')?;
+    let number = number.parse().ok()?;
+    (!path.exists()).then(|| (PathBuf::from(file), number))
 }
 
 fn read_whole(path: &Path) -> Result<PlanFile, AnswerError> {

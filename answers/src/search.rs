@@ -226,7 +226,10 @@ impl Found<'_> {
             let group = escape::shell(&format!("{plan}#{number}"));
             format!("vescale-plan explain {group}")
         });
+        let of_groups =
+            |(name, value): &(&str, String)| *name == "fix" && value.starts_with("groups=");
         let mut alike = self.asked_with();
+        alike.retain(|flag| !of_groups(flag));
         alike.push(("fix", "groups=1".to_owned()));
         let alike = format!("vescale-plan search {}", launch::joined(alike));
         vec![

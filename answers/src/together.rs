@@ -234,17 +234,10 @@ impl Divisions<'_> {
         weight: impl Fn(&Pool) -> f64,
         progress: &dyn Fn(f64),
     ) -> Result<Divided, AnswerError> {
-        let allowed =
-            |division: &Vec<Pool>| self.constraints.allows("groups", division.len() as u64);
-        let divisions: Vec<Vec<Pool>> = (self.pools.divisions().into_iter())
-            .filter(allowed)
-            .collect();
-        let mut clusters: Vec<&Pool> = Vec::new();
-        for pool in divisions.iter().flatten() {
-            if !clusters.contains(&pool) {
-                clusters.push(pool);
-            }
-        }
+        let allowed = |groups: &Vec<Pool>| self.constraints.allows("groups", groups.len() as u64);
+        let mut divisions = self.pools.divisions();
+        divisions.retain(allowed);
+        let clusters = distinct(&divisions);
         let priced: Vec<Result<CostModel, CostError>> =
             clusters.iter().map(|pool| self.costs(pool)).collect();
         let models = priced.iter().filter_map(|costs| costs.as_ref().ok());
@@ -257,16 +250,14 @@ impl Divisions<'_> {
             progress(number as f64 / divisions.len() as f64);
             let whole = self.pools.together(division);
             let mut row = Tried::divided(self.pools.side_by_side(division), whole.gpus);
-            let at = |pool: &Pool| clusters.iter().position(|known| *known == pool);
-            let all: Vec<usize> = division.iter().filter_map(at).collect();
-            let missing = all.iter().find_map(|&at| priced[at].as_ref().err());
-            if let Some(error) = missing {
-                row.why_none = Some(error.to_string());
-                found.tried.push(row);
-                continue;
-            }
-            let is_priced = |at: &usize| priced[..*at].iter().filter(|costs| costs.is_ok()).count();
-            let indices: Vec<usize> = all.iter().map(is_priced).collect();
+            let indices = match indices(division, &clusters, &priced) {
+                Ok(indices) => indices,
+                Err(error) => {
+                    row.why_none = Some(error.to_string());
+                    found.tried.push(row);
+                    continue;
+                }
+            };
             let weight = weight(&whole);
             let known = best.as_ref().map(|(value, ..)| *value);
             let known = [least, known].into_iter().flatten().reduce(f64::min);
@@ -307,7 +298,8 @@ impl Divisions<'_> {
         why.to_owned()
     }
 
-    fn stopped(&self) -> bool {
+    /// Whether the search was stopped from outside.
+    pub(crate) fn stopped(&self) -> bool {
         let flag = self.options.cancelled;
         flag.is_some_and(|flag| flag.load(std::sync::atomic::Ordering::Relaxed))
     }
@@ -351,4 +343,30 @@ impl Divisions<'_> {
         let space = space.map(|(_, space)| space).next();
         Ok(space.map(|space| (together, space)))
     }
+}
+
+/// The clusters of all groups, each once.
+fn distinct(divisions: &[Vec<Pool>]) -> Vec<&Pool> {
+    let mut clusters: Vec<&Pool> = Vec::new();
+    for pool in divisions.iter().flatten() {
+        if !clusters.contains(&pool) {
+            clusters.push(pool);
+        }
+    }
+    clusters
+}
+
+/// The places of a division's groups among those clusters that have prices.
+fn indices<'a>(
+    division: &[Pool],
+    clusters: &[&Pool],
+    priced: &'a [Result<CostModel, CostError>],
+) -> Result<Vec<usize>, &'a CostError> {
+    let at = |pool: &Pool| clusters.iter().position(|known| *known == pool);
+    let place = |at: usize| {
+        priced[at].as_ref()?;
+        let before = priced[..at].iter().filter(|costs| costs.is_ok());
+        Ok(before.count())
+    };
+    division.iter().filter_map(at).map(place).collect()
 }

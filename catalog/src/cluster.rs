@@ -178,6 +178,18 @@ impl Cluster {
             let message = format!("{} is out of range; expected 0 to {MAX_PRICE}", price.value);
             return Err(("dollars_per_gpu_hour", message));
         }
+        self.check_condition()?;
+        match self.max_gpus {
+            Some(most) if most == 0 || most > MAX_GPUS => Err((
+                "max_gpus",
+                format!("{most} is out of range; expected 1 to {MAX_GPUS}"),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether its speed and its jitter are in range.
+    fn check_condition(&self) -> Result<(), (&'static str, String)> {
         if let Some(speed) = &self.speed
             && !(speed.value > 0.0 && speed.value <= 1.0)
         {
@@ -196,13 +208,7 @@ impl Cluster {
             );
             return Err(("jitter", message));
         }
-        match self.max_gpus {
-            Some(most) if most == 0 || most > MAX_GPUS => Err((
-                "max_gpus",
-                format!("{most} is out of range; expected 1 to {MAX_GPUS}"),
-            )),
-            _ => Ok(()),
-        }
+        Ok(())
     }
 
     /// How much longer than predicted work takes on it under a runtime.

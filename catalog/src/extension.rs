@@ -255,7 +255,7 @@ mod tests {
         );
         check(
             |f| f.calibration = None,
-            "x: field `extends`: adds nothing: expected `profile` or `calibration`",
+            "x: field `extends`: adds nothing: expected `profile`, `calibration`, `speed` or `jitter`",
         );
         let folder = tempfile::tempdir().expect("temporary folder");
         let path = folder.path().join("loop.yaml");

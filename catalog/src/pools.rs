@@ -228,6 +228,18 @@ impl Pools {
         self.arranged(pools.collect())
     }
 
+    /// The cluster that is left when one of the pools loses GPUs. `None` if it has fewer, or if nothing is left.
+    #[must_use]
+    pub fn without(&self, pool: usize, gpus: u64) -> Option<Pool> {
+        let mut parts = self.parts.clone();
+        let left = parts.get(pool)?.gpus.checked_sub(gpus)?;
+        match left {
+            0 => drop(parts.remove(pool)),
+            _ => parts[pool].gpus = left,
+        }
+        (!parts.is_empty()).then(|| self.arranged(parts))
+    }
+
     /// Groups on one line: `16 x dgx-a100 | 8 x dgx-h100 + 16 x dgx2-v100, 100 Gb/s between`. A pipeline passes through the
     /// pools of a group one after the other.
     #[must_use]

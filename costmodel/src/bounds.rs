@@ -113,18 +113,7 @@ impl Shape {
         let kept = kept.as_ref().unwrap_or(&stages);
         let kinds = kinds * pools;
         let ranks = d.pp as usize;
-        let mut own = vec![vec![0u64; kinds]; ranks];
-        let mut paths: Vec<Option<(Vec<u64>, u64)>> = vec![None; ranks];
-        let mut path = (vec![0u64; kinds], 0);
-        for (stage, counts) in stages.iter().enumerate() {
-            let owner = owners[stage] as usize;
-            path.1 += u64::from(stage > 0 && owners[stage - 1] as usize != owner);
-            if paths[owner].is_none() {
-                paths[owner] = Some(path.clone());
-            }
-            add(&mut own[owner], counts, 1);
-            add(&mut path.0, counts, 1);
-        }
+        let (own, paths) = paths(&stages, owners, ranks, kinds);
         let least = |kind: usize| own.iter().map(|own| own[kind]).min().unwrap_or_default();
         let mut shape = Self {
             times: Vec::new(),
@@ -530,4 +519,30 @@ pub(crate) fn states_floor(
     Ok(least.map_or(Bytes(u64::MAX), |least| {
         scenario.with_fragmentation(Bytes(least.0 / d.pp) + outside)
     }))
+}
+
+/// What every rank's stages hold, and for each rank what lies before its first stage, with the transfers on the way there.
+#[expect(
+    clippy::type_complexity,
+    reason = "both are made in one pass and taken apart at once"
+)]
+fn paths(
+    stages: &[Vec<u64>],
+    owners: &[u32],
+    ranks: usize,
+    kinds: usize,
+) -> (Vec<Vec<u64>>, Vec<Option<(Vec<u64>, u64)>>) {
+    let mut own = vec![vec![0u64; kinds]; ranks];
+    let mut paths: Vec<Option<(Vec<u64>, u64)>> = vec![None; ranks];
+    let mut path = (vec![0u64; kinds], 0);
+    for (stage, counts) in stages.iter().enumerate() {
+        let owner = owners[stage] as usize;
+        path.1 += u64::from(stage > 0 && owners[stage - 1] as usize != owner);
+        if paths[owner].is_none() {
+            paths[owner] = Some(path.clone());
+        }
+        add(&mut own[owner], counts, 1);
+        add(&mut path.0, counts, 1);
+    }
+    (own, paths)
 }

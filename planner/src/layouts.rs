@@ -76,6 +76,12 @@ impl Layout {
     }
 }
 
+/// Whether some of so many pipeline ranks would have GPUs of several pools.
+fn straddles_pools(scenario: &costmodel::Scenario, pp: u64) -> bool {
+    let pools = scenario.cluster.pools.as_ref();
+    pools.is_some_and(|pools| pools.of_pipeline(pp).is_none())
+}
+
 /// Enumerates the sizes of meshes; other fields of the layouts are yet to be decided.
 pub(crate) fn meshes(
     asked: Asked<'_>,
@@ -84,12 +90,9 @@ pub(crate) fn meshes(
 ) {
     let (scenario, constraints) = (asked.scenario, asked.constraints);
     let runtime = &scenario.runtime.space;
+    let allowed = |&mode| constraints.allows_mode(mode);
     // A strategy is of one group of replicas.
-    if !constraints.allows("groups", 1) {
-        return;
-    }
-    let mut modes = runtime.recompute.iter();
-    if !modes.any(|&mode| constraints.allows_mode(mode)) {
+    if !constraints.allows("groups", 1) || !runtime.recompute.iter().any(allowed) {
         return;
     }
     let (gpus, model) = (scenario.workload.gpus, &scenario.model);
@@ -109,8 +112,7 @@ pub(crate) fn meshes(
             if pp > model.layers || (pp > 1 && runtime.schedules.is_empty()) {
                 continue;
             }
-            let pools = &scenario.cluster.pools;
-            if (pools.as_ref()).is_some_and(|pools| pools.of_pipeline(pp).is_none()) {
+            if straddles_pools(scenario, pp) {
                 let rule = "a pipeline rank would have GPUs of several pools".to_owned();
                 *illegal.entry(rule).or_default() += 1;
                 continue;

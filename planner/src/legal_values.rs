@@ -47,6 +47,39 @@ pub fn check(
     Ok(())
 }
 
+/// The constraints on each group of replicas, where there may be up to `most` groups.
+///
+/// # Errors
+/// When no such number of groups is allowed.
+pub fn of_each_group(constraints: &Constraints, most: u64) -> Result<Constraints, PlannerError> {
+    if (1..=most).any(|groups| constraints.allows("groups", groups)) {
+        return Ok(constraints.of_one_group());
+    }
+    let of_groups = |(flag, value): (&str, String)| {
+        (value.starts_with("groups=")).then(|| format!("--{flag} {value}"))
+    };
+    let said: Vec<String> = constraints
+        .flags()
+        .into_iter()
+        .filter_map(of_groups)
+        .collect();
+    let (what, expected) = match most {
+        1 => (
+            "the nodes of the cluster are all alike, and so are its replicas".to_owned(),
+            "1".to_owned(),
+        ),
+        _ => (
+            format!("replicas on {most} pools that differ lie in at most {most} groups"),
+            format!("1 to {most}"),
+        ),
+    };
+    let wrong = Mistake::new(what).expected(expected);
+    Err(mistake(
+        &said.join(" "),
+        wrong.nearest(Some(most.to_string())),
+    ))
+}
+
 fn fix(key: &str, value: &str) -> Constraints {
     Constraints {
         fix: [(key.to_owned(), vec![value.to_owned()])].into(),

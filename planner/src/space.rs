@@ -25,7 +25,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use catalog::runtime::Ahead;
-use catalog::{AxisOrder, CudaGraphs, Dispatcher, OptimizerStates, ScheduleKind, Zero};
+use catalog::{AxisOrder, CudaGraphs, Dispatcher, ScheduleKind, Zero};
 use costmodel::{Lightest, Scenario};
 use plans::legality::check_layout;
 use plans::support::allowed_by;

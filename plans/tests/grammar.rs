@@ -99,6 +99,7 @@ fn plan(strategy: &Plan) -> PlanFile {
         strategy: StrategyJson::new(strategy.decisions(), Precision::Bf16),
         strategy_text: strategy.to_string(),
         sharding: ShardingFile::default(),
+        groups: Vec::new(),
         train: None,
         prediction,
     }

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use answers::{Inputs, Opened, Training, comparison, explanation, opened, report};
+use answers::explanation::{self, OfGroups};
+use answers::{Inputs, Opened, Planned, Training, comparison, opened, report};
 use catalog::files::{self, Kind, Replace};
 use interop::export::{self, Dialect, Job, Launcher};
 use plans::{PlanFile, Prediction, Strategy};
@@ -63,9 +64,24 @@ impl Plan {
     #[pyo3(signature = (*, why_not=None))]
     fn explain(&self, py: Python<'_>, why_not: Option<&str>) -> PyResult<Answer> {
         let answer = py.detach(|| -> Result<Answer, PlanError> {
-            let plan = self.open()?;
-            let explained = explanation::explain(&plan, why_not)?;
-            Answer::new(explained.text(STYLE), &explained.document())
+            match (self.planned()?, why_not) {
+                (Planned::Alike(plan), _) => {
+                    let explained = explanation::explain(&plan, why_not)?;
+                    Answer::new(explained.text(STYLE), &explained.document())
+                }
+                (Planned::Groups(file, together), None) => {
+                    let explained = OfGroups {
+                        file: &file,
+                        together: &together,
+                    };
+                    Answer::new(explained.text(STYLE), &explained.document())
+                }
+                (Planned::Groups(..), Some(_)) => {
+                    let message = "why_not: the plan has several groups of replicas; expected \
+                                   one of its groups, such as plan.group(1)";
+                    Err(PlanError::Usage(message.to_owned()))
+                }
+            }
         })?;
         Ok(answer)
     }
@@ -73,7 +89,7 @@ impl Plan {
     /// This plan and another, part by part.
     fn compare(&self, py: Python<'_>, other: &Self) -> PyResult<Answer> {
         let answer = py.detach(|| -> Result<Answer, PlanError> {
-            let compared = comparison::compare(&self.open()?, &other.open()?)?;
+            let compared = comparison::compare(&self.planned()?, &other.planned()?)?;
             let text = compared.text(["this", "other"], STYLE);
             Answer::new(text, &compared.document())
         })?;
@@ -83,9 +99,16 @@ impl Plan {
     /// Writes the HTML report.
     fn report(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
         let html = py.detach(|| -> Result<String, PlanError> {
-            let plan = self.open()?;
-            let training = Training::on(&plan.costs.scenario().cluster, None, None);
-            Ok(report::of_plan(&plan, &self.path, training)?)
+            let on = |cluster| Training::on(cluster, None, None);
+            Ok(match self.planned()? {
+                Planned::Alike(plan) => {
+                    report::of_plan(&plan, &self.path, on(&plan.scenario.cluster))?
+                }
+                Planned::Groups(file, together) => {
+                    let training = on(&together.inputs.scenario.cluster);
+                    report::of_plan_of_groups(&file, &together, &self.path, training)?
+                }
+            })
         })?;
         files::write(&path, Kind::Report, Replace::SameKind, &html)
             .map_err(|e| PyOSError::new_err(e.to_string()))
@@ -110,6 +133,28 @@ impl Plan {
     #[getter]
     fn strategy<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         part(py, &self.file.strategy)
+    }
+
+    /// The groups of replicas, where not all replicas are alike: each with its cluster, GPUs, share of the batch, strategy
+    /// and prediction. Empty if all are alike.
+    #[getter]
+    fn groups<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        part(py, &self.file.groups)
+    }
+
+    /// The plan of one of the groups, counted from 1: a job on the group's pools with its share of the batch.
+    fn group(&self, number: usize) -> PyResult<Self> {
+        let path = PathBuf::from(format!("{}#{number}", self.path.display()));
+        match self.file.of_group(number) {
+            Some(file) => Ok(Self { file, path }),
+            None => {
+                let message = match self.file.groups.len() {
+                    0 => "all replicas of the plan are alike: it has no groups".to_owned(),
+                    groups => format!("group {number}; expected 1 to {groups}"),
+                };
+                Err(PlanError::Usage(message).into())
+            }
+        }
     }
 
     /// What was predicted.
@@ -162,6 +207,16 @@ impl Plan {
 
     fn __repr__(&self) -> String {
         let (s, w) = (&self.file.strategy, &self.file.workload);
+        if !self.file.groups.is_empty() {
+            return format!(
+                "Plan({:?}, gpus={}, groups={}, step_time_s={:.4}, id={:?})",
+                self.file.model,
+                w.gpus,
+                self.file.groups.len(),
+                self.file.prediction.step_time_s,
+                self.file.id,
+            );
+        }
         format!(
             "Plan({:?}, gpus={}, tp={}, pp={}, cp={}, ep={}, dp={}, zero={}, step_time_s={:.4}, id={:?})",
             self.file.model,
@@ -203,6 +258,11 @@ impl Plan {
         Ok(Self::unsaved(file))
     }
 
+    /// A plan that is not in a file yet.
+    pub(crate) fn of_file(file: PlanFile) -> Self {
+        Self::unsaved(file)
+    }
+
     fn unsaved(file: PlanFile) -> Self {
         Self {
             file,
@@ -210,7 +270,12 @@ impl Plan {
         }
     }
 
-    /// The plan with its scenario rebuilt.
+    /// The plan with all of its groups.
+    fn planned(&self) -> Result<Planned, PlanError> {
+        Ok(Planned::of(self.file.clone(), &self.path)?)
+    }
+
+    /// The plan with its scenario rebuilt; an error if it has several groups of replicas.
     pub(crate) fn open(&self) -> Result<Opened, PlanError> {
         Ok(Opened::of(self.file.clone(), &self.path)?)
     }

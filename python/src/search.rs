@@ -117,6 +117,9 @@ impl Search {
         if plans.is_empty() {
             return Err(nothing_fits(&answer.outcome.relax));
         }
+        if let Some(together) = &answer.together {
+            return Ok(vec![Plan::of_file(together.plan()?)]);
+        }
         let plan =
             |found: &Candidate| Plan::new(&answer.inputs, &found.strategy, &found.prediction);
         plans.iter().map(plan).collect()

@@ -136,6 +136,38 @@ class Planning(unittest.TestCase):
             Strategy.read({"optim_states": "split_master"})
         self.assertIn("strategy.optim_states", str(refused.exception))
 
+    def test_groups_of_replicas_lie_on_pools_that_differ(self):
+        job = {"cluster": "8 x dgx-h100 + 8 x dgx-a100", "gpus": 16, "seq_len": 4096, "global_batch": 64}
+        plan = generate_plan("llama3-8b", groups=2, **job)
+        self.assertEqual(sum(group["global_batch"] for group in plan.groups), 64)
+        self.assertEqual(Plan.from_yaml(plan.to_yaml()), plan)
+        self.assertIn("groups=2", repr(plan))
+        self.assertIn(" | ", plan._repr_html_())
+        self.assertIn("group 2", str(plan.explain()))
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "plan.yaml")
+            plan.save(path)
+            self.assertEqual(Plan.from_file(path + "#2"), plan.group(2))
+            plan.report(os.path.join(folder, "report.html"))
+        self.assertEqual(Strategy.read(plan.group(1)).global_batch, plan.groups[0]["global_batch"])
+        self.assertTrue(plan.group(1).export("torchtitan"))
+        alike = generate_plan("llama3-8b", groups=1, **job)
+        self.assertEqual(alike.groups, [])
+        self.assertIn(["groups", "2", "1"], plan.compare(alike).data["changed"])
+        # What `parallelize` applies has replicas that are all alike.
+        self.assertEqual(generate_plan("llama3-8b", **job).groups, [])
+        for refused in (
+            lambda: plan.group(3),
+            lambda: alike.group(1),
+            lambda: plan.export("torchtitan"),
+            lambda: plan.explain(why_not="tp=2"),
+            lambda: Strategy.read(plan),
+            lambda: estimate("llama3-8b", plan, **job),
+        ):
+            with self.assertRaises(ValueError) as error:
+                refused()
+            self.assertIn("group", str(error.exception))
+
     def test_notebooks_show_plans_and_answers(self):
         plan = estimate(TINY, "zero=3", **SMALL)
         self.assertIn("<table>", plan._repr_html_())

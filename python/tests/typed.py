@@ -18,3 +18,5 @@ data: Dict[str, Any] = diagnosed.data
 text: str = str(explained) + compared._repr_html_() + mine._repr_html_()
 mine.report("report.html")
 files: Dict[str, str] = mine.export("megatron-lm", launcher="torchrun")
+part: Plan = mine.group(1)
+shares: List[int] = [group["global_batch"] for group in mine.groups]

@@ -62,7 +62,15 @@ class Plan:
 
     @property
     def strategy(self) -> Dict[str, Any]:
-        """The decisions."""
+        """The decisions; those of the first group where replicas differ."""
+
+    @property
+    def groups(self) -> List[Dict[str, Any]]:
+        """The groups of replicas, where not all replicas are alike: each with its `cluster`, `gpus`, `global_batch`,
+        `strategy` and `prediction`. Empty if all are alike."""
+
+    def group(self, number: int) -> "Plan":
+        """The plan of one of the groups, counted from 1: a job on the group's pools with its share of the batch."""
 
     @property
     def predicted(self) -> Dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Callable, Dict, Iterator, List, Mapping, Optio
 
 from . import _native  # pyright: ignore[reportPrivateUsage]
 from ._native import Answer, Plan
-from .strategy import PlanError
+from .strategy import GROUPS_DIFFER, PlanError
 
 if TYPE_CHECKING:
     from typing_extensions import ParamSpec
@@ -22,7 +22,7 @@ Constraint = Union[str, int, bool, Sequence[Union[str, int, bool]]]
 
 DEFAULT_RUNTIME = "torchtitan"
 # What `parallelize` applies; a plan for another runtime is not held to it.
-APPLIED: Dict[str, Constraint] = {"ep": 1, "etp": 1, "cp_kind": "all_gather"}
+APPLIED: Dict[str, Constraint] = {"ep": 1, "etp": 1, "cp_kind": "all_gather", "groups": 1}
 
 
 class Search:
@@ -163,6 +163,8 @@ def estimate(
     Raises:
         ValueError: unknown keys, with the nearest known one; a strategy that is not legal.
     """
+    if getattr(strategy, "groups", None):
+        raise PlanError(GROUPS_DIFFER)
     text = getattr(strategy, "strategy_text", strategy)
     if not isinstance(text, str):
         raise PlanError(f"strategy {strategy!r}: expected text such as tp=2,pp=2, or a Plan")

@@ -14,6 +14,7 @@ SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v")
 CP_KINDS = ("ring", "all_gather", "all_to_all")
 PRECISIONS = ("fp32", "bf16", "fp16", "fp8")
 GRAD_DTYPES = (None, "fp32", "fp32/bf16")
+GROUPS_DIFFER = "the plan has several groups of replicas, each with a strategy of its own; expected one of them: plan.group(1)"
 
 
 class PlanError(ValueError):
@@ -81,11 +82,15 @@ class Strategy:
             name = str(path)
             source = _parse(path)
         elif not isinstance(source, Mapping):
+            if getattr(source, "groups", None):
+                raise PlanError(GROUPS_DIFFER)
             block = getattr(source, "strategy", None)
             source = block() if callable(block) else block
         if not isinstance(source, Mapping):
             raise PlanError(f"{name}: expected a plan, a path to one, or its `strategy` mapping")
         fields = cast("Mapping[str, object]", source)
+        if fields.get("groups"):
+            raise PlanError(f"{name}: {GROUPS_DIFFER}")
         inner = fields.get("strategy", fields)
         if not isinstance(inner, Mapping):
             raise PlanError(f"{name}: `strategy` is not a mapping")

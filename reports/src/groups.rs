@@ -79,6 +79,20 @@ pub fn sequences(groups: &[Group<'_>]) -> u64 {
     groups.iter().map(|group| group.sequences).sum()
 }
 
+/// A pipeline rank in words; in a plan with several groups ranks are counted through the groups.
+#[must_use]
+pub fn rank(groups: &[Group<'_>], rank: u32) -> String {
+    let mut first = 0;
+    for (number, group) in (1..).zip(groups) {
+        let ranks = group.prediction.memory_by_rank.len() as u32;
+        if rank < first + ranks {
+            return format!("pipeline rank {} of group {number}", rank - first);
+        }
+        first += ranks;
+    }
+    format!("pipeline rank {rank}")
+}
+
 /// The groups as lines for people.
 pub(crate) fn lines(groups: &[Group<'_>], runtime: &Runtime, style: Style) -> String {
     let all = sequences(groups);

@@ -27,7 +27,7 @@ mod verdict;
 use maud::{Markup, html};
 
 use self::page::{document, script};
-use crate::groups::Group;
+use crate::groups::{Group, rank};
 use crate::input::ReportInput;
 
 /// The whole report as one HTML document.
@@ -54,7 +54,7 @@ pub fn report_of_groups(
         }
         (page::charts())
         div.two {
-            (memory::parts(input.prediction))
+            (memory::parts(input.prediction, &rank(all, input.prediction.peak_rank)))
             (breakdown::kernels(input.prediction))
         }
         (groups::of_slowest(number, slowest))
@@ -96,7 +96,7 @@ fn sections(input: &ReportInput) -> Markup {
         (gantt::section(input))
         (memory_timeline::section(input))
         div.two {
-            (memory::parts(input.prediction))
+            (memory::parts(input.prediction, &rank(&[], input.prediction.peak_rank)))
             (breakdown::kernels(input.prediction))
         }
         (ranks::section(input))

@@ -102,7 +102,7 @@ pub fn prediction(
         let said = words::pools(pools, strategy);
         text.push_str(&style.paragraph("  ", &said));
     }
-    text + &figures_and_parts(p, ground, style)
+    text + &figures_and_parts(p, &[], ground, style)
 }
 
 /// The prediction of groups of replicas side by side: verdict, the plan of each group, time, memory and their parts.
@@ -114,10 +114,15 @@ pub fn prediction_of_groups(
     style: Style,
 ) -> String {
     let plans = groups::lines(groups, ground.runtime, style);
-    verdict(p, style) + &plans + &figures_and_parts(p, ground, style)
+    verdict(p, style) + &plans + &figures_and_parts(p, groups, ground, style)
 }
 
-fn figures_and_parts(p: &Prediction, ground: Ground<'_>, style: Style) -> String {
+fn figures_and_parts(
+    p: &Prediction,
+    groups: &[Group<'_>],
+    ground: Ground<'_>,
+    style: Style,
+) -> String {
     let mut text = String::new();
     if let Some(adapters) = &ground.adapters {
         let said = words::adapters(adapters);
@@ -128,7 +133,7 @@ fn figures_and_parts(p: &Prediction, ground: Ground<'_>, style: Style) -> String
         text.push_str(&style.paragraph("  ", &said));
     }
     text.push('\n');
-    text.push_str(&style.pairs(&figures(p)));
+    text.push_str(&style.pairs(&figures(p, groups)));
     text.push('\n');
     text.push_str(&style.paragraph("  ", &format!("80% intervals, {}", p.evidence)));
     for warning in words::warnings(p) {
@@ -170,7 +175,7 @@ fn verdict(p: &Prediction, style: Style) -> String {
     }
 }
 
-fn figures(p: &Prediction) -> [(&'static str, String); 4] {
+fn figures(p: &Prediction, groups: &[Group<'_>]) -> [(&'static str, String); 4] {
     let (soonest, latest) = p.step_time_interval;
     let (least, most) = p.peak_memory_interval;
     let palm = p.mfu_palm_beside().map_or_else(String::new, |palm| {
@@ -206,10 +211,10 @@ fn figures(p: &Prediction) -> [(&'static str, String); 4] {
         (
             "memory",
             format!(
-                "{} ({}) on pipeline rank {}, {}",
+                "{} ({}) on {}, {}",
                 format::bytes(p.peak_memory),
                 format::bytes_between(p.peak_memory, least, most),
-                p.peak_rank,
+                groups::rank(groups, p.peak_rank),
                 words::moment(&p.peak_moment)
             ),
         ),

@@ -13,7 +13,7 @@ use crate::format;
 const SAFE: f64 = 0.9;
 
 /// Abbreviations in strategies and tables, each with its meaning.
-pub const TERMS: [(&str, &str); 36] = [
+pub const TERMS: [(&str, &str); 37] = [
     ("tp8", "tensor parallel: 8 GPUs share each layer"),
     (
         "pp4",
@@ -118,6 +118,10 @@ pub const TERMS: [(&str, &str); 36] = [
     (
         "slow ranks",
         "waiting for ranks that happen to take longer for a pass (jitter of the cluster)",
+    ),
+    (
+        "gradients between pools",
+        "groups of replicas on different pools add up their gradients; nothing hides it",
     ),
     ("bubble", "time in which a pipeline rank has nothing to do"),
     (

@@ -104,6 +104,7 @@ fn answer(width: usize, colour: bool) -> String {
         adapters: None,
         pools: None,
         documents: None,
+        groups: &[],
     };
     let style = Style { width, colour };
     let steps = [(

@@ -13,11 +13,12 @@ use crate::output;
 
 /// Runs `compare`.
 pub(crate) fn run(args: &CompareArgs) -> Result<ExitCode, CliError> {
-    let compared = comparison::compare(&plan::load(&args.first)?, &plan::load(&args.second)?)?;
+    let compared =
+        comparison::compare(&plan::planned(&args.first)?, &plan::planned(&args.second)?)?;
     if let Some(path) = &args.report {
         let to = Target::named(path, Kind::Report, args.force)?;
         let paths = [&args.first, &args.second].into_iter().chain(&args.others);
-        let plans = paths.map(|path| Ok((path.display().to_string(), plan::load(path)?)));
+        let plans = paths.map(|path| Ok((path.display().to_string(), plan::planned(path)?)));
         let plans = plans.collect::<Result<Vec<_>, CliError>>()?;
         to.write(&comparison::page(&plans)?)?;
         to.say(args.output.quiet, "report");

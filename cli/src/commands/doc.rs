@@ -109,8 +109,11 @@ A cluster is one of:
                                  (96). What follows the comma is the whole link between two
                                  pools; without it they share a network
 
-Pools hold the stages of one pipeline, one pool after the other. `search` tries every order of
-them, and every way to leave some out; each rank gets the layers that its GPUs have time for.
+A pipeline passes through pools one after the other, and each rank gets the layers that its GPUs
+have time for; or groups of replicas lie side by side on different pools, and each gets the
+sequences that it has time for, under a plan of its own. `search` tries every order of the pools,
+every way to divide them into groups, and every way to leave some out. `--fix groups=1` keeps all
+replicas alike. Of a plan with several groups, best.plan.yaml#2 is the second.
 
 A file that changes a preset:
 

@@ -2,51 +2,52 @@
 
 use std::process::ExitCode;
 
+use answers::Planned;
 use answers::explanation::{self, OfGroups};
-use answers::{Opened, Together, opened};
 use catalog::Mistake;
-use plans::PlanFile;
+use serde::Serialize;
 
 use crate::args::ExplainArgs;
-use crate::commands::next;
+use crate::commands::{next, plan};
 use crate::error::CliError;
 use crate::output;
 
 /// Runs `explain`.
 pub(crate) fn run(args: &ExplainArgs) -> Result<ExitCode, CliError> {
-    let file = opened::read(&args.plan)?;
-    if !file.groups.is_empty() {
-        return of_groups(args, &file);
+    match plan::planned(&args.plan)? {
+        Planned::Alike(plan) => {
+            let explained = explanation::explain(&plan, args.why_not.as_deref())?;
+            show(args, &explained.document(), || {
+                explained.text(output::style())
+            })
+        }
+        Planned::Groups(..) if args.why_not.is_some() => {
+            let wrong = Mistake::new("the plan has several groups of replicas").at("--why-not");
+            let path = args.plan.display();
+            let expected = format!("one of its groups, such as {path}#1");
+            Err(CliError::Input(wrong.expected(expected)))
+        }
+        Planned::Groups(file, together) => {
+            let explained = OfGroups {
+                file: &file,
+                together: &together,
+            };
+            show(args, &explained.document(), || {
+                explained.text(output::style())
+            })
+        }
     }
-    let loaded = Opened::of(file, &args.plan)?;
-    let explained = explanation::explain(&loaded, args.why_not.as_deref())?;
-    if args.output.json {
-        output::json(&explained.document())?;
-    } else {
-        output::print(&explained.text(output::style()));
-        next::terms(args.output);
-    }
-    Ok(ExitCode::SUCCESS)
 }
 
-/// Explains a plan of several groups of replicas.
-fn of_groups(args: &ExplainArgs, file: &PlanFile) -> Result<ExitCode, CliError> {
-    if args.why_not.is_some() {
-        let wrong = Mistake::new("the plan has several groups of replicas").at("--why-not");
-        let path = args.plan.display();
-        return Err(CliError::Input(
-            wrong.expected(format!("one of its groups, such as {path}#1")),
-        ));
-    }
-    let together = Together::of_plan(file, &args.plan)?;
-    let explained = OfGroups {
-        file,
-        together: &together,
-    };
+fn show(
+    args: &ExplainArgs,
+    document: &impl Serialize,
+    text: impl FnOnce() -> String,
+) -> Result<ExitCode, CliError> {
     if args.output.json {
-        output::json(&explained.document())?;
+        output::json(document)?;
     } else {
-        output::print(&explained.text(output::style()));
+        output::print(&text());
         next::terms(args.output);
     }
     Ok(ExitCode::SUCCESS)

@@ -3,8 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use answers::Opened;
-use answers::SCHEMA_VERSION;
+use answers::{Opened, SCHEMA_VERSION, opened};
 use catalog::Packing;
 use catalog::files::{self, FolderDestination, Kind, NamedFile, Replace};
 use catalog::{Mistake, Pools};
@@ -13,13 +12,12 @@ use interop::config::escape;
 use interop::export::{
     self, Dialect, ExportError, Exported, ExportedFile, Inputs, Job, Launcher, Refusal, Unfilled,
 };
-use plans::{Strategy, grammar};
+use plans::{PlanFile, Strategy, grammar};
 use serde::Serialize;
 
 use crate::args::{ExportArgs, LauncherArg};
 use crate::commands::assumptions::{self, AssumptionJson};
 use crate::commands::import::document;
-use crate::commands::plan;
 use crate::error::{CliError, code};
 use crate::output;
 
@@ -86,7 +84,11 @@ pub(crate) fn run(args: &ExportArgs) -> Result<ExitCode, CliError> {
         let wrong = Mistake::new("a plan and --to are needed");
         return Err(CliError::Input(wrong.at("vescale-plan export")));
     };
-    let loaded = plan::load(path)?;
+    let file = opened::read(path)?;
+    if !file.groups.is_empty() {
+        return replicas_differ(args, &file, path, dialect);
+    }
+    let loaded = Opened::of(file, path)?;
     let launcher = args.launcher.map(|launcher| match launcher {
         LauncherArg::Torchrun => Launcher::Torchrun,
         LauncherArg::Slurm => Launcher::Slurm,
@@ -104,6 +106,7 @@ pub(crate) fn run(args: &ExportArgs) -> Result<ExitCode, CliError> {
                 format!("start the job on hosts in this order: {ranks}")
             });
             exported.notes.extend(order);
+            exported.notes.extend(of_one_group(path, &loaded));
             finish(args, &loaded, dialect, &exported)
         }
         Err(ExportError::Inexpressible { refusals, .. }) => {
@@ -320,6 +323,61 @@ fn write(to: &FolderDestination, files: &[ExportedFile]) -> Result<Vec<PathBuf>,
     Ok(to.write(&files)?)
 }
 
+/// Refuses a plan whose replicas are not alike: every target starts equal replicas, which take equally many micro-batches.
+fn replicas_differ(
+    args: &ExportArgs,
+    file: &PlanFile,
+    path: &Path,
+    dialect: Dialect,
+) -> Result<ExitCode, CliError> {
+    let target = dialect.target();
+    let count = file.groups.len();
+    let shares: Vec<String> = (file.groups.iter())
+        .map(|group| format!("{} sequences on {} GPUs", group.global_batch, group.gpus))
+        .collect();
+    let decision = format!("groups={count}");
+    let why = format!(
+        "its groups of replicas differ in their plans and take {}, and {target} trains replicas that are all alike",
+        shares.join(" and ")
+    );
+    let search = search_command(file, dialect, &[]) + " --fix groups=1";
+    if args.format.json {
+        output::json(&RefusedJson {
+            schema_version: SCHEMA_VERSION,
+            target: dialect.name(),
+            plan: file.id.clone(),
+            refused: vec![RefusalJson {
+                decision: decision.clone(),
+                why: why.clone(),
+                instead: Some("groups=1".to_owned()),
+                taken_by: None,
+            }],
+            nearest: None,
+            search: Some(search.clone()),
+        })?;
+    }
+    output::error(&format!("{target} cannot express {decision}: {why}"));
+    output::error(&format!(
+        "plan with replicas that are all alike, in one pipeline through the pools: {search}"
+    ));
+    let path = path.display();
+    output::error(&format!(
+        "or export each group as a job of its own, {path}#1 to {path}#{count}; your code adds up their gradients"
+    ));
+    Ok(ExitCode::from(code::EXPORT_INVALID))
+}
+
+/// What to know of the configuration of one group of replicas of several.
+fn of_one_group(path: &Path, loaded: &Opened) -> Option<String> {
+    let (file, number) = opened::group(path)?;
+    Some(format!(
+        "this is group {number} of {} alone, with its share of {} sequences: your code must add up its gradients with those \
+         of the other groups",
+        file.display(),
+        loaded.file.workload.global_batch
+    ))
+}
+
 fn refused(
     args: &ExportArgs,
     loaded: &Opened,
@@ -328,7 +386,7 @@ fn refused(
 ) -> Result<ExitCode, CliError> {
     let nearest = nearest(loaded, dialect, refusals);
     let takes_model = !refusals.iter().any(|refusal| refusal.of_model);
-    let search = takes_model.then(|| search_command(loaded, dialect, refusals));
+    let search = takes_model.then(|| search_command(&loaded.file, dialect, refusals));
     if args.format.json {
         output::json(&RefusedJson {
             schema_version: SCHEMA_VERSION,
@@ -391,8 +449,8 @@ fn nearest(loaded: &Opened, dialect: Dialect, refusals: &[Refusal]) -> Option<St
 
 /// A search command whose best plan the target can express: its runtime within its limits, with refused sizes bounded
 /// by the offered ones.
-fn search_command(loaded: &Opened, dialect: Dialect, refusals: &[Refusal]) -> String {
-    let w = &loaded.file.workload;
+fn search_command(file: &PlanFile, dialect: Dialect, refusals: &[Refusal]) -> String {
+    let w = &file.workload;
     let known = dialect.limits();
     let mut limits: Vec<String> = known
         .iter()
@@ -405,7 +463,7 @@ fn search_command(loaded: &Opened, dialect: Dialect, refusals: &[Refusal]) -> St
             limits.push(limit);
         }
     }
-    if let Some(adapters) = &loaded.file.adapters {
+    if let Some(adapters) = &file.adapters {
         limits.push(format!(" --lora {adapters}"));
     }
     if let (Some(lengths), Some(packing)) = (&w.lengths, w.packing) {
@@ -422,8 +480,8 @@ fn search_command(loaded: &Opened, dialect: Dialect, refusals: &[Refusal]) -> St
     let limits = limits.concat();
     format!(
         "vescale-plan search --model {} --cluster {} --gpus {} --seq {} --global-batch {} --precision {} --runtime {}{limits}",
-        escape::shell(&loaded.file.model),
-        escape::shell(&loaded.file.cluster),
+        escape::shell(&file.model),
+        escape::shell(&file.cluster),
         w.gpus,
         w.seq_len,
         w.global_batch,

@@ -5,10 +5,10 @@ use std::process::ExitCode;
 
 use answers::failures::Checkpoint;
 use answers::launch::{self, Launchable};
-use answers::{Inputs, InputsJson, Opened, SCHEMA_VERSION, file_names};
+use answers::{Inputs, InputsJson, Opened, Planned, SCHEMA_VERSION, file_names};
 use catalog::files::Kind;
 use catalog::load::beside;
-use catalog::{Bandwidth, Bytes, Mistake, Seconds, Workload, elementary};
+use catalog::{Bandwidth, Bytes, Cluster, Mistake, Seconds, Workload, elementary};
 use costmodel::{CostModel, Scenario};
 use planner::{Constraints, PlannerError, SearchOptions, SearchSpace};
 use plans::json::{CandidateJson, PredictedJson};
@@ -69,7 +69,7 @@ struct GoingOn {
 /// Runs `replan`.
 pub(crate) fn run(args: &ReplanArgs) -> Result<ExitCode, CliError> {
     inputs::risk(args.risk)?;
-    let loaded = plan::load(&args.plan)?;
+    let loaded = loaded(args)?;
     let left = left(args, &loaded)?;
     let path = file_names::derived(&args.plan, &format!("{left}gpus.plan.yaml"));
     let to = match &args.output_plan {
@@ -125,6 +125,47 @@ pub(crate) fn run(args: &ReplanArgs) -> Result<ExitCode, CliError> {
         true => ExitCode::from(code::DOES_NOT_FIT),
         false => ExitCode::SUCCESS,
     })
+}
+
+/// The plan, on a cluster whose nodes are all alike.
+fn loaded(args: &ReplanArgs) -> Result<Opened, CliError> {
+    match plan::planned(&args.plan)? {
+        Planned::Alike(plan) if plan.scenario.cluster.pools.is_none() => Ok(*plan),
+        planned => Err(of_pools(args, &planned)?),
+    }
+}
+
+/// The error for a plan on several pools, with the search on what is left of them.
+fn of_pools(args: &ReplanArgs, planned: &Planned) -> Result<CliError, CliError> {
+    let inputs = match planned {
+        Planned::Alike(plan) => inputs(&args.plan, plan, &plan.costs)?,
+        Planned::Groups(_, together) => together.inputs.clone(),
+    };
+    let wrong = Mistake::new("`replan` plans for clusters whose nodes are all alike")
+        .at(args.plan.display().to_string())
+        .expected(
+            "a search on what is left of the pools, whose plan the last checkpoint goes on under",
+        );
+    let pools = inputs.scenario.cluster.pools.iter();
+    let mut pools = pools.flat_map(|pools| {
+        let named = |cluster: &Cluster| match args.lost.device() {
+            Some(device) => cluster.device.name.starts_with(device),
+            None => true,
+        };
+        let lost = pools.parts.iter().enumerate().rev();
+        let lost = lost.filter(move |(_, pool)| named(&pool.cluster));
+        lost.filter_map(|(at, pool)| pools.without(at, args.lost.count(&pool.cluster)))
+    });
+    let example = match pools.next() {
+        None => "vescale-plan search --cluster '16 x dgx-h100 + 8 x dgx-a100' --gpus 24".to_owned(),
+        Some(left) => {
+            let flags = launch::options(&inputs).into_iter();
+            let flags = flags.filter(|(name, _)| !["cluster", "gpus"].contains(name));
+            let left = [("cluster", left.arg), ("gpus", left.gpus.to_string())];
+            format!("vescale-plan search {}", launch::joined(flags.chain(left)))
+        }
+    };
+    Ok(CliError::Input(wrong.example(example)))
 }
 
 /// Number of GPUs that are left; whole nodes if there are several.

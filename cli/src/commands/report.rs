@@ -2,35 +2,34 @@
 
 use std::process::ExitCode;
 
-use answers::{Opened, Together, file_names, opened, report};
+use answers::{Planned, file_names, report};
 use catalog::Cluster;
 use catalog::files::Kind;
 
 use crate::args::ReportArgs;
 use crate::budget;
+use crate::commands::plan;
 use crate::destinations::Target;
 use crate::error::CliError;
 
 /// Runs `report`.
 pub(crate) fn run(args: &ReportArgs) -> Result<ExitCode, CliError> {
-    let file = opened::read(&args.plan)?;
+    let plan = plan::planned(&args.plan)?;
     let path = args
         .output
         .clone()
         .unwrap_or_else(|| file_names::derived(&args.plan, file_names::REPORT));
     let to = Target::named(&path, Kind::Report, args.force)?;
     let of = |cluster: &Cluster, parameters| budget::training(&args.budget, cluster, parameters);
-    let html = match file.groups.is_empty() {
-        true => {
-            let loaded = Opened::of(file, &args.plan)?;
-            let training = of(&loaded.scenario.cluster, loaded.inputs.parameters)?;
-            report::of_plan(&loaded, &args.plan, training)?
+    let html = match &plan {
+        Planned::Alike(plan) => {
+            let training = of(&plan.scenario.cluster, plan.inputs.parameters)?;
+            report::of_plan(plan, &args.plan, training)?
         }
-        false => {
-            let together = Together::of_plan(&file, &args.plan)?;
+        Planned::Groups(file, together) => {
             let inputs = &together.inputs;
             let training = of(&inputs.scenario.cluster, inputs.json.parameters)?;
-            report::of_plan_of_groups(&file, &together, &args.plan, training)?
+            report::of_plan_of_groups(file, together, &args.plan, training)?
         }
     };
     to.write(&html)?;

@@ -43,6 +43,18 @@ pub struct TablePrices {
     learned: TimeFactors,
 }
 
+/// How much longer than tables say work takes on a cluster.
+fn learned(cluster: &Cluster) -> TimeFactors {
+    // What the host does is no price: the runtime's overheads carry it.
+    let own = cluster.calibration.as_ref();
+    let mut learned = own.map_or_else(TimeFactors::default, |own| own.time_factors);
+    if let Some(speed) = &cluster.speed {
+        learned.compute /= speed.value;
+        learned.memory /= speed.value;
+    }
+    learned
+}
+
 impl TablePrices {
     /// Builds the prices of a cluster.
     ///
@@ -53,15 +65,6 @@ impl TablePrices {
         let unknown = || PriceError::UnknownTable(device.kernels.clone());
         let part = tables::measured_on(&device.kernels).ok_or_else(unknown)?;
         let profile = cluster.gpu_profile.as_deref().map(measured::OfGpus);
-        // What the host does is no price: the runtime's overheads carry it.
-        let mut learned = cluster
-            .calibration
-            .as_ref()
-            .map_or_else(TimeFactors::default, |c| c.time_factors);
-        if let Some(speed) = &cluster.speed {
-            learned.compute /= speed.value;
-            learned.memory /= speed.value;
-        }
         Ok(Self {
             gemm: gemm::GemmPrices::new(device, fitted, part, profile)?,
             attention: attention::AttentionPrices::new(device, fitted, part, profile),
@@ -71,7 +74,7 @@ impl TablePrices {
             fitted: *fitted,
             architecture: device.architecture,
             fabric: cluster.fabric,
-            learned,
+            learned: learned(cluster),
         })
     }
 
@@ -186,6 +189,16 @@ mod tests {
     const SIZE: [u64; 3] = [1024, 1024, 1024];
     const ATTENTION: [u64; 4] = [64, 8192, 8192, 128];
 
+    fn entry(kernel: &str, sizes: &[u64], seconds: f64) -> Measured {
+        Measured {
+            kernel: kernel.to_owned(),
+            sizes: sizes.to_vec(),
+            ranks: 1,
+            seconds,
+            spread: 0.0,
+        }
+    }
+
     /// An H200 whose products and copies take twice, whose attention three times and whose messages four
     /// times what they do by the tables.
     fn measured(tables: &TablePrices, library: Option<&str>) -> Profile {
@@ -201,13 +214,6 @@ mod tests {
         let copy = copied / (Bandwidth(4800e9) * 0.87);
         let message = tables.collective(CollectiveKind::AllReduce, Bytes(1 << 24), near(8));
         let gather = tables.collective(CollectiveKind::AllGather, Bytes(1 << 24), near(16));
-        let entry = |kernel: &str, sizes: &[u64], seconds: f64| Measured {
-            kernel: kernel.to_owned(),
-            sizes: sizes.to_vec(),
-            ranks: 1,
-            seconds,
-            spread: 0.0,
-        };
         Profile {
             schema_version: 1,
             tool_version: String::new(),

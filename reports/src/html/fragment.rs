@@ -11,12 +11,20 @@ use crate::format;
 pub fn plan(plan: &PlanFile) -> String {
     let p = &plan.prediction;
     let w = &plan.workload;
+    let own = [&plan.strategy_text];
+    let groups = plan.groups.iter().map(|group| &group.strategy_text);
+    let texts: Vec<&String> = match plan.groups.is_empty() {
+        true => own.into_iter().collect(),
+        false => groups.collect(),
+    };
+    let texts: Vec<String> = texts.iter().map(|text| text.replace(',', " ")).collect();
+    let strategy = texts.join(" | ");
     let rows = [
         ("plan", plan.id.clone()),
         ("model", plan.model.clone()),
         ("GPUs", format!("{} of {}", w.gpus, plan.cluster)),
         ("runtime", plan.runtime.clone()),
-        ("strategy", plan.strategy_text.replace(',', " ")),
+        ("strategy", strategy),
         ("step time", format::seconds(Seconds(p.step_time_s))),
         ("peak memory", format::bytes(Bytes(p.peak_memory_bytes))),
         ("MFU", format::percent(p.mfu)),

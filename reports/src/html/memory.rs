@@ -61,8 +61,8 @@ pub(super) fn by_rank(input: &ReportInput) -> Markup {
     )
 }
 
-/// What the heaviest rank holds at its peak.
-pub(super) fn parts(prediction: &Prediction) -> Markup {
+/// What the heaviest rank holds at its peak; `heaviest` is that rank in words.
+pub(super) fn parts(prediction: &Prediction, heaviest: &str) -> Markup {
     let (shown, rest) = prediction
         .memory
         .split_at(prediction.memory.len().min(PARTS));
@@ -85,8 +85,7 @@ pub(super) fn parts(prediction: &Prediction) -> Markup {
         }
     };
     let lead = format!(
-        "Pipeline rank {}, {}: {}.",
-        prediction.peak_rank,
+        "The heaviest, {heaviest}, {}: {}.",
         words::moment(&prediction.peak_moment),
         format::bytes(prediction.peak_memory)
     );

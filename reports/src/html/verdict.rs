@@ -6,7 +6,7 @@ use plans::{Fit, Prediction};
 
 use super::alternatives;
 use crate::format;
-use crate::groups::{Group, sequences};
+use crate::groups::{Group, rank, sequences};
 use crate::input::{Budget, ReportInput};
 use crate::words;
 
@@ -15,7 +15,7 @@ pub(super) fn section(input: &ReportInput, groups: &[Group<'_>]) -> Markup {
     html! {
         section #verdict .hero .fits[input.prediction.fit.fits()]
             .too-large[!input.prediction.fit.fits()] aria-label="Verdict" {
-            (verdict(input))
+            (verdict(input, groups))
             dl.figures { (figures(input)) }
             (plan(input, groups))
             (sentences(input))
@@ -26,7 +26,7 @@ pub(super) fn section(input: &ReportInput, groups: &[Group<'_>]) -> Markup {
     }
 }
 
-fn verdict(input: &ReportInput) -> Markup {
+fn verdict(input: &ReportInput, groups: &[Group<'_>]) -> Markup {
     let prediction = input.prediction;
     let (word, detail) = match &prediction.fit {
         Fit::Fits { spare } => ("Fits", format!("With {} to spare", format::bytes(*spare))),
@@ -52,7 +52,7 @@ fn verdict(input: &ReportInput) -> Markup {
         p.where {
             @if prediction.fit.fits() { (detail) ". " }
             "It fits with probability " b { (format!("{:.2}", prediction.p_fits)) }
-            ". Memory is fullest on pipeline rank " (prediction.peak_rank) ", "
+            ". Memory is fullest on " (rank(groups, prediction.peak_rank)) ", "
             (words::moment(&prediction.peak_moment)) ". Usable is "
             (format::bytes(input.capacity)) " less " (format::percent(input.headroom))
             " headroom."

@@ -1,0 +1,104 @@
+//! A plan file that was opened, whether or not all of its replicas are alike.
+
+use std::iter;
+use std::path::Path;
+
+use costmodel::Scenario;
+use plans::{PlanFile, Prediction, Strategy, grammar};
+use reports::groups::{Group, sequences};
+use reports::words;
+
+use crate::error::AnswerError;
+use crate::opened::Opened;
+use crate::together::Together;
+
+/// A plan that was opened.
+pub enum Planned {
+    /// All of its replicas are alike.
+    Alike(Box<Opened>),
+    /// It has several groups of replicas, each with a strategy of its own.
+    Groups(Box<PlanFile>, Box<Together>),
+}
+
+impl Planned {
+    /// Rebuilds what a plan file that was read from `path` is for.
+    ///
+    /// # Errors
+    /// When the file names a model, cluster or runtime that is not there, or contradicts itself.
+    pub fn of(file: PlanFile, path: &Path) -> Result<Self, AnswerError> {
+        if file.groups.is_empty() {
+            return Ok(Self::Alike(Box::new(Opened::of(file, path)?)));
+        }
+        let together = Together::of_plan(&file, path)?;
+        Ok(Self::Groups(Box::new(file), Box::new(together)))
+    }
+
+    /// What it is predicted to take now.
+    ///
+    /// # Errors
+    /// When it cannot be priced.
+    pub fn prediction(&self) -> Result<Prediction, AnswerError> {
+        match self {
+            Self::Alike(plan) => Ok(plan.costs.predict(&plan.strategy)?),
+            Self::Groups(_, together) => Ok(together.prediction.clone()),
+        }
+    }
+
+    /// What it is for: model, devices and runtime.
+    #[must_use]
+    pub fn job(&self) -> String {
+        let scenario = match self {
+            Self::Alike(plan) => plan.costs.scenario(),
+            Self::Groups(_, together) => &together.inputs.scenario,
+        };
+        format!(
+            "{} on {}, {}",
+            scenario.model.name,
+            scenario.cluster.devices(scenario.workload.gpus),
+            scenario.runtime.name
+        )
+    }
+
+    /// The sequences of a step and the strategy of its replicas, group by group; one group if all are alike.
+    #[must_use]
+    pub fn shares(&self) -> Vec<(u64, &Strategy)> {
+        let of = |scenario: &Scenario| scenario.workload.global_batch;
+        match self {
+            Self::Alike(plan) => vec![(of(&plan.scenario), &plan.strategy)],
+            Self::Groups(_, together) => (together.parts.iter())
+                .map(|part| (of(&part.inputs.scenario), &part.strategy))
+                .collect(),
+        }
+    }
+
+    /// Its strategy in the short form; those of several groups parted by ` | `.
+    #[must_use]
+    pub fn written(&self) -> String {
+        let runtime = match self {
+            Self::Alike(plan) => &plan.scenario.runtime,
+            Self::Groups(_, together) => &together.inputs.scenario.runtime,
+        };
+        let shares = self.shares().into_iter();
+        let strategies: Vec<String> = shares
+            .map(|(_, strategy)| grammar::written(strategy, runtime))
+            .collect();
+        strategies.join(" | ")
+    }
+
+    /// Its layout in phrases, without final stops.
+    #[must_use]
+    pub fn said(&self) -> Vec<String> {
+        match self {
+            Self::Alike(plan) => {
+                let per_node = plan.scenario.cluster.gpus_per_node;
+                words::plan(&plan.strategy, per_node)
+            }
+            Self::Groups(_, together) => {
+                let groups = together.shown();
+                let all = sequences(&groups);
+                let of = |group: &Group<'_>| iter::once(group.said(all)).chain(group.plan());
+                groups.iter().flat_map(of).collect()
+            }
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! Plans of clusters of several pools, through every command that reads plans.
+
+mod common;
+
+use common::{code, json, run, shell, stderr};
+
+const SEARCH: [&str; 10] = [
+    "search",
+    "--model",
+    "llama3-8b",
+    "--seq",
+    "4096",
+    "--global-batch",
+    "64",
+    "--gpus",
+    "16",
+    "--json",
+];
+
+/// A plan with two groups of replicas, `two.yaml`, and one whose replicas are all alike, `one.yaml`.
+fn plans(folder: &std::path::Path) {
+    for (name, groups) in [("two.yaml", "groups=2"), ("one.yaml", "groups=1")] {
+        let cluster = "1 node x dgx-h100 + 1 node x dgx-a100";
+        let flags = ["--cluster", cluster, "--fix", groups, "-o", name];
+        let output = run(folder, &[&SEARCH[..], &flags].concat());
+        assert_eq!(code(&output), 0, "{}", stderr(&output));
+        let answer = json(&output);
+        let shares = answer["best"]["groups"].as_array();
+        let shares: Vec<u64> = (shares.into_iter().flatten())
+            .filter_map(|group| group["global_batch"].as_u64())
+            .collect();
+        match name {
+            "one.yaml" => assert!(shares.is_empty(), "{shares:?}"),
+            _ => assert!(
+                shares.len() == 2 && shares[0] > shares[1] && shares.iter().sum::<u64>() == 64
+            ),
+        }
+    }
+}
+
+/// A command, how it ends, and a part of what it says.
+#[rustfmt::skip]
+const COMMANDS: [(&str, i32, &str); 29] = [
+    ("explain two.yaml", 0, "group 2: "),
+    ("explain two.yaml --json", 0, "\"groups\""),
+    ("explain 'two.yaml#2'", 0, "One decision away"),
+    ("explain 'two.yaml#3'", 2, "expected  #1 to #2"),
+    ("explain 'one.yaml#1'", 2, "all of its replicas are alike"),
+    ("explain two.yaml --why-not tp8", 2, "one of its groups, such as two.yaml#1"),
+    ("report two.yaml && cat two.report.html", 0, "Groups of replicas"),
+    ("report 'two.yaml#1'", 0, "two.group1.report.html"),
+    ("compare two.yaml one.yaml", 0, "gradients between pools"),
+    ("compare two.yaml one.yaml --json", 0, "\"groups\",\n      \"2\",\n      \"1\""),
+    ("compare two.yaml two.yaml", 0, "step time"),
+    ("compare 'two.yaml#1' 'two.yaml#2'", 0, "step time"),
+    ("compare two.yaml one.yaml --report both.html && cat both.html", 0, "of 64 sequences on 8 × a100-80gb"),
+    ("export two.yaml --to megatron-lm", 4, "cannot express groups=2"),
+    ("export two.yaml --to megatron-lm", 4, "--fix groups=1"),
+    ("export two.yaml --to megatron-lm", 4, "two.yaml#1 to two.yaml#2"),
+    ("export two.yaml --to torchtitan --json", 4, "\"instead\": \"groups=1\""),
+    ("export 'two.yaml#1' --to megatron-lm", 0, "this is group 1 of two.yaml alone"),
+    ("export one.yaml --to megatron-lm", 0, "start the job on hosts in this order"),
+    ("trace two.yaml", 2, "two.yaml#1 (8 GPUs), two.yaml#2 (8 GPUs)"),
+    ("run two.yaml --data tokens.bin", 2, "two.yaml#1 (8 GPUs), two.yaml#2 (8 GPUs)"),
+    ("profile two.yaml", 2, "two.yaml#1 (8 GPUs), two.yaml#2 (8 GPUs)"),
+    ("diagnose train.log --plan two.yaml", 2, "two.yaml#1 (8 GPUs), two.yaml#2 (8 GPUs)"),
+    ("calibrate train.log --plan two.yaml -o my.yaml", 2, "two.yaml#1 (8 GPUs), two.yaml#2 (8 GPUs)"),
+    ("search --from two.yaml", 2, "two.yaml#1 (8 GPUs), two.yaml#2 (8 GPUs)"),
+    ("replan two.yaml --lost 1node", 2, "--global-batch 64 --cluster dgx-h100 --gpus 8"),
+    ("replan one.yaml --lost '4x h100-sxm'", 2, "--cluster '4 x dgx-h100 + 8 x dgx-a100' --gpus 12"),
+    ("replan 'two.yaml#2' --lost 4", 0, "two.group2.4gpus.plan.yaml"),
+    ("size --model gpt2 --cluster '8 x dgx-a100 + 8 x dgx-h100'", 2, "`search` plans for several pools"),
+];
+
+#[test]
+fn every_command_takes_plans_of_several_groups_or_says_why_not() {
+    let folder = tempfile::tempdir().expect("a folder");
+    plans(folder.path());
+    std::fs::write(folder.path().join("train.log"), "step 1\n").expect("written");
+    for (line, expected, says) in COMMANDS {
+        let output = shell(folder.path(), &format!("vescale-plan {line}"));
+        let said = String::from_utf8_lossy(&output.stdout).into_owned() + &stderr(&output);
+        assert_eq!(code(&output), expected, "{line}: {said}");
+        assert!(said.contains(says), "{line}: {said}");
+    }
+}
