@@ -1,7 +1,7 @@
 //! Computes the cost of one block under one layout: trace, lower, price, run.
 
 use catalog::runtime::RecomputeMode;
-use catalog::{Bytes, DType, Dispatcher, Seconds};
+use catalog::{Bytes, CudaGraphs, DType, Dispatcher, Seconds};
 use dtensor::{Moves, Operator, Trace};
 use models::BlockClass;
 use plans::{NamedTime, Recompute};
@@ -31,22 +31,68 @@ impl Siblings {
         Self {
             recompute: vec![key.recompute],
             accumulates: vec![key.accumulates],
-            executions: Execution::siblings(scenario, key),
+            executions: executions(scenario, key),
         }
     }
 
     /// Those of the key, and all others that the runtime offers for such a block; of a block that bounds stand for, the other
     /// ways to run it only, as few of them are ever asked for.
     pub(crate) fn offered(scenario: &Scenario, key: &BlockKey) -> Self {
-        if key.execution.is_one_of_several(scenario, key) {
+        if is_one_of_several(scenario, key) {
             return Self::executed(scenario, key);
         }
         Self {
             recompute: modes(scenario, key),
             accumulates: accumulation_types(scenario, key),
-            executions: Execution::siblings(scenario, key),
+            executions: executions(scenario, key),
         }
     }
+}
+
+/// Whether a block may be run in other ways, of which the least stands for all in most bounds.
+fn is_one_of_several(scenario: &Scenario, key: &BlockKey) -> bool {
+    let sends = key.layout.ep > 1 && key.execution.dispatcher.is_some();
+    sends && (scenario.runtime.dispatchers_on(&scenario.cluster, false)).len() > 1
+}
+
+/// The way that a block's key has, then the others for which it is priced at the same time.
+fn executions(scenario: &Scenario, key: &BlockKey) -> Vec<Execution> {
+    let runtime = &scenario.runtime;
+    let space = &runtime.space;
+    let switches_tp = space.tensor_parallel_overlap && key.layout.sequence_parallel;
+    let sends = key.layout.ep > 1;
+    let dispatchers = match key.execution.dispatcher {
+        Some(_) if sends => runtime.dispatchers_on(&scenario.cluster, false),
+        _ => Vec::new(),
+    };
+    let own = key.execution.dispatcher.into_iter();
+    let dispatchers = own
+        .chain(dispatchers)
+        .map(Some)
+        .chain([key.execution.dispatcher]);
+    let mut all = vec![key.execution];
+    for dispatcher in dispatchers {
+        for beside_others in [false, true] {
+            for overlap_tp in [false, true] {
+                let execution = Execution {
+                    overlap_tp,
+                    beside_others,
+                    dispatcher,
+                    graphs: CudaGraphs::None,
+                };
+                // Bounds ask for the blocks of one of both.
+                let switches_experts = space.expert_overlap && dispatcher.is_some();
+                let possible = (overlap_tp == key.execution.overlap_tp || switches_tp)
+                    && (beside_others == key.execution.beside_others || switches_experts)
+                    && !(beside_others && dispatcher == Some(Dispatcher::AllGather));
+                let execution = key.executed(runtime, execution).execution;
+                if possible && !all.contains(&execution) {
+                    all.push(execution);
+                }
+            }
+        }
+    }
+    all
 }
 
 /// Computes the costs of a block for the layout of `key`, one for each combination of its siblings.
@@ -95,14 +141,7 @@ pub(crate) fn price(
             if modes.is_empty() {
                 let known = at * recompute.len()..(at + 1) * recompute.len();
                 let backward = backward(scenario, priced);
-                let with_gradients = |cost: &BlockCost| BlockCost {
-                    key: BlockKey {
-                        accumulates: gradients,
-                        ..cost.key
-                    },
-                    backward,
-                    ..cost.clone()
-                };
+                let with_gradients = |cost: &BlockCost| cost.with_gradients(gradients, backward);
                 let new: Vec<BlockCost> = costs[known].iter().map(with_gradients).collect();
                 costs.extend(new);
             } else {

@@ -46,7 +46,7 @@ pub struct BlockKey {
     pub layout: BlockLayout,
     /// What backward recomputes.
     pub recompute: Recompute,
-    /// How the runtime executions its kernels and messages.
+    /// How the runtime issues its kernels and messages.
     pub execution: Execution,
     /// Element type of the buffer that gradients of weights are added up in.
     pub accumulates: DType,
@@ -132,6 +132,18 @@ impl BlockCost {
 }
 
 impl BlockCost {
+    /// The cost with gradients of another type, which change backward alone.
+    pub(crate) fn with_gradients(&self, accumulates: DType, backward: Backward) -> Self {
+        Self {
+            key: BlockKey {
+                accumulates,
+                ..self.key
+            },
+            backward,
+            ..self.clone()
+        }
+    }
+
     /// Whether the device waits for the host in some pass.
     pub(crate) fn waits_for_host(&self) -> bool {
         let Backward {

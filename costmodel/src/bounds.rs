@@ -121,30 +121,10 @@ impl Shape {
             least: (0..kinds).map(least).collect(),
         };
         for rank in 0..ranks {
-            let (before, crossings) = paths[rank].clone().unwrap_or_default();
-            let mut all = vec![0u64; kinds];
-            add(&mut all, &own[rank], d.num_micro_batches);
-            let busy = floats(&all);
-            let mut whole = all;
-            add(&mut whole, &before, 1);
-            let whole = floats(&whole);
-            shape.add_time(Passes {
-                forward: whole.clone(),
-                backward: whole.clone(),
-                transfers: 2.0 * crossings as f64,
-                part: match pipeline.splits_backward {
-                    true => Part::Input,
-                    false => Part::Whole,
-                },
-            });
-            if pipeline.splits_backward {
-                shape.add_time(Passes {
-                    forward: whole,
-                    backward: busy,
-                    transfers: crossings as f64,
-                    part: Part::All,
-                });
-            }
+            let mut busy = vec![0u64; kinds];
+            add(&mut busy, &own[rank], d.num_micro_batches);
+            let path = paths[rank].clone().unwrap_or_default();
+            shape.add_times(busy, path, pipeline.splits_backward);
             let mut saved = vec![0u64; kinds];
             let mut outputs = 0;
             for &(stage, count) in &pipeline.in_flight.ranks[rank] {
@@ -159,6 +139,28 @@ impl Shape {
             });
         }
         shape
+    }
+
+    /// Adds a rank that runs so many blocks of each kind, after a path through earlier ranks' blocks with so many transfers.
+    fn add_times(&mut self, busy: Vec<u64>, (before, crossings): (Vec<u64>, u64), split: bool) {
+        let own = floats(&busy);
+        let mut whole = busy;
+        add(&mut whole, &before, 1);
+        let whole = floats(&whole);
+        self.add_time(Passes {
+            forward: whole.clone(),
+            backward: whole.clone(),
+            transfers: 2.0 * crossings as f64,
+            part: if split { Part::Input } else { Part::Whole },
+        });
+        if split {
+            self.add_time(Passes {
+                forward: whole,
+                backward: own,
+                transfers: crossings as f64,
+                part: Part::All,
+            });
+        }
     }
 
     fn add_time(&mut self, new: Passes) {

@@ -11,12 +11,11 @@ use catalog::{CudaGraphs, Dispatcher, Runtime};
 use plans::Decisions;
 
 use crate::Scenario;
-use crate::block_cost::BlockKey;
 
 /// Largest slow-down of kernels by communication beside them for which overlap is known to slow nothing.
 const MONOTONE_SLOWDOWN: f64 = 2.0;
 
-/// How a runtime executions the kernels and messages of a block: what a strategy decides of it.
+/// How a runtime issues the kernels and messages of a block: what a strategy decides of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Execution {
     /// Whether products are split to overlap with tensor-parallel collectives.
@@ -32,7 +31,7 @@ pub struct Execution {
 }
 
 impl Execution {
-    /// The way that a runtime executions blocks by itself.
+    /// The way that a runtime issues blocks by itself.
     pub(crate) fn own(runtime: &Runtime) -> Self {
         Self {
             overlap_tp: runtime.overlap.tensor_parallel,
@@ -86,51 +85,5 @@ impl Execution {
             }
         }
         least
-    }
-
-    /// Whether a block may be run in other ways, of which the least stands for all in most bounds.
-    pub(crate) fn is_one_of_several(self, scenario: &Scenario, key: &BlockKey) -> bool {
-        let sends = key.layout.ep > 1 && self.dispatcher.is_some();
-        sends && (scenario.runtime.dispatchers_on(&scenario.cluster, false)).len() > 1
-    }
-
-    /// The way that a block's key has, then the others for which it is priced at the same time.
-    pub(crate) fn siblings(scenario: &Scenario, key: &BlockKey) -> Vec<Self> {
-        let runtime = &scenario.runtime;
-        let space = &runtime.space;
-        let switches_tp = space.tensor_parallel_overlap && key.layout.sequence_parallel;
-        let sends = key.layout.ep > 1;
-        let dispatchers = match key.execution.dispatcher {
-            Some(_) if sends => runtime.dispatchers_on(&scenario.cluster, false),
-            _ => Vec::new(),
-        };
-        let own = key.execution.dispatcher.into_iter();
-        let dispatchers = own
-            .chain(dispatchers)
-            .map(Some)
-            .chain([key.execution.dispatcher]);
-        let mut all = vec![key.execution];
-        for dispatcher in dispatchers {
-            for beside_others in [false, true] {
-                for overlap_tp in [false, true] {
-                    let execution = Self {
-                        overlap_tp,
-                        beside_others,
-                        dispatcher,
-                        graphs: CudaGraphs::None,
-                    };
-                    // Bounds ask for the blocks of one of both.
-                    let switches_experts = space.expert_overlap && dispatcher.is_some();
-                    let possible = (overlap_tp == key.execution.overlap_tp || switches_tp)
-                        && (beside_others == key.execution.beside_others || switches_experts)
-                        && !(beside_others && dispatcher == Some(Dispatcher::AllGather));
-                    let execution = key.executed(runtime, execution).execution;
-                    if possible && !all.contains(&execution) {
-                        all.push(execution);
-                    }
-                }
-            }
-        }
-        all
     }
 }

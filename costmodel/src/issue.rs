@@ -388,6 +388,13 @@ mod tests {
 
     /// What a runtime issues of a layer of GPT-2 in a pass: products and attention, by the end of their names, `+` with
     /// the message that is sent and `-` with the one that is waited for.
+    fn sign(stream: Stream) -> String {
+        match stream {
+            Stream::Compute => String::new(),
+            _ => "+".to_owned(),
+        }
+    }
+
     fn issued(runtime: &str, [tp, cp]: [u64; 2], overlap_tp: bool, backward: bool) -> String {
         let model = catalog::load::model("gpt2").expect("a preset");
         let runtime = catalog::load::runtime(runtime).expect("a preset");
@@ -443,11 +450,7 @@ mod tests {
                     shown.extend(name(&launches[awaited]).map(|name| format!("-{name}")));
                 }
             }
-            let sign = match launch.stream {
-                Stream::Compute => "",
-                _ => "+",
-            };
-            shown.extend(name(launch).map(|name| format!("{sign}{name}")));
+            shown.extend(name(launch).map(|name| sign(launch.stream) + &name));
         }
         shown.join(" ")
     }

@@ -121,7 +121,7 @@ impl Asked<'_> {
             for &dispatcher in &dispatchers {
                 let gathers = dispatcher == Some(Dispatcher::AllGather);
                 let own = self.scenario.runtime.overlap.expert_parallel;
-                if !(gathers && overlap.expert_parallel > own) {
+                if !(gathers && overlap.expert_parallel && !own) {
                     all.extend(graphs.iter().map(|&graphs| ExecutionChoice {
                         overlap,
                         dispatcher,

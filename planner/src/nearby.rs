@@ -256,24 +256,7 @@ pub(crate) fn strategies(
             let base = base.clone();
             found.push(("order", Decisions { axis_order, ..base }));
         }
-        let dispatchers = space.dispatchers(layout).into_iter();
-        let dispatched = dispatchers.map(|dispatcher| {
-            let base = base.clone();
-            ("dispatcher", Decisions { dispatcher, ..base })
-        });
-        let overlapped = overlaps(&base, scenario).into_iter().map(|overlap| {
-            let base = base.clone();
-            ("overlap", Decisions { overlap, ..base })
-        });
-        let captured = space.graphs(layout).into_iter().map(|graphs| {
-            let base = base.clone();
-            ("graphs", Decisions { graphs, ..base })
-        });
-        let precision = scenario.workload.precision;
-        let allowed = |(_, d): &(&str, Decisions)| {
-            adapted(d.clone(), scenario) == *d && constraints.allow(d, &scenario.runtime, precision)
-        };
-        found.extend(dispatched.chain(overlapped).chain(captured).filter(allowed));
+        of_executions(&space, layout, &base, (scenario, constraints), &mut found);
     }
     for (_, d) in &mut found {
         *d = adapted(d.clone(), scenario);
@@ -288,6 +271,33 @@ pub(crate) fn strategies(
         all.extend(strategy.map(|s| (decision, s)));
     }
     all
+}
+
+/// Other ways to run the passes of the same pipeline, each in one decision, where constraints allow them.
+fn of_executions(
+    space: &SearchSpace,
+    layout: &Layout,
+    base: &Decisions,
+    (scenario, constraints): (&Scenario, &Constraints),
+    found: &mut Vec<(&'static str, Decisions)>,
+) {
+    let dispatched = space.dispatchers(layout).into_iter().map(|dispatcher| {
+        let base = base.clone();
+        ("dispatcher", Decisions { dispatcher, ..base })
+    });
+    let overlapped = overlaps(base, scenario).into_iter().map(|overlap| {
+        let base = base.clone();
+        ("overlap", Decisions { overlap, ..base })
+    });
+    let captured = space.graphs(layout).into_iter().map(|graphs| {
+        let base = base.clone();
+        ("graphs", Decisions { graphs, ..base })
+    });
+    let precision = scenario.workload.precision;
+    let allowed = |(_, d): &(&str, Decisions)| {
+        adapted(d.clone(), scenario) == *d && constraints.allow(d, &scenario.runtime, precision)
+    };
+    found.extend(dispatched.chain(overlapped).chain(captured).filter(allowed));
 }
 
 /// Other pipelines of the same layout, each in one decision.

@@ -60,29 +60,34 @@ impl fmt::Display for Strategy {
             stages.join("/"),
             overlap_name(d.overlap)
         )?;
-        if let Some(types) = d.gradients {
-            write!(f, ",grad_dtype={}", types.name())?;
-        }
-        if let Some(states) = d.optimizer_states {
-            write!(f, ",optim_states={}", states.name())?;
-        }
-        if let Some(offload) = d.offload {
-            write!(f, ",offload={}", offload.name())?;
-        }
-        if let Some(ahead) = d.prefetch {
-            write!(f, ",prefetch={ahead}")?;
-        }
-        if d.offload_layers > 0 {
-            write!(f, ",offload_layers={}", d.offload_layers)?;
-        }
-        if let Some(dispatcher) = d.dispatcher {
-            write!(f, ",dispatcher={}", dispatcher.name())?;
-        }
-        if let Some(graphs) = d.graphs {
-            write!(f, ",graphs={}", graphs.name())?;
-        }
-        Ok(())
+        write_choices(d, f)
     }
+}
+
+/// Writes what a runtime does otherwise than by itself.
+fn write_choices(d: &Decisions, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    if let Some(types) = d.gradients {
+        write!(f, ",grad_dtype={}", types.name())?;
+    }
+    if let Some(states) = d.optimizer_states {
+        write!(f, ",optim_states={}", states.name())?;
+    }
+    if let Some(offload) = d.offload {
+        write!(f, ",offload={}", offload.name())?;
+    }
+    if let Some(ahead) = d.prefetch {
+        write!(f, ",prefetch={ahead}")?;
+    }
+    if d.offload_layers > 0 {
+        write!(f, ",offload_layers={}", d.offload_layers)?;
+    }
+    if let Some(dispatcher) = d.dispatcher {
+        write!(f, ",dispatcher={}", dispatcher.name())?;
+    }
+    if let Some(graphs) = d.graphs {
+        write!(f, ",graphs={}", graphs.name())?;
+    }
+    Ok(())
 }
 
 /// A strategy in the shortest form that is read back as the same job, as long as overlap is the runtime's own:
@@ -343,6 +348,20 @@ impl Fields {
         }
     }
 
+    /// Ranks that share states, and that hold copies of them; without a word about it `dp` data-parallel ranks.
+    fn replicas(&self, zero: Zero, dp: u64) -> Result<(u64, u64), StrategyError> {
+        let dp = self.size("dp")?.unwrap_or(dp);
+        let named = (self.size("dp_shard")?, self.size("dp_replicate")?);
+        Ok(match named {
+            (Some(shard), Some(replicate)) => (shard, replicate),
+            (Some(shard), None) => (shard, (dp / shard).max(1)),
+            (None, Some(replicate)) if zero == Zero::Z0 => (1, replicate),
+            (None, Some(replicate)) => ((dp / replicate).max(1), replicate),
+            (None, None) if zero == Zero::Z0 => (1, dp),
+            (None, None) => (dp, 1),
+        })
+    }
+
     fn fill(
         &self,
         model: &ModelConfig,
@@ -355,17 +374,7 @@ impl Fields {
         let cp = self.size("cp")?.unwrap_or(1);
         let rest = (workload.gpus / tp.saturating_mul(pp).saturating_mul(cp).max(1)).max(1);
         let zero = self.zero(runtime, rest * cp)?;
-        let dp_replicate = self.size("dp_replicate")?;
-        let dp_shard = self.size("dp_shard")?;
-        let dp = self.size("dp")?.unwrap_or(rest);
-        let (dp_shard, dp_replicate) = match (dp_shard, dp_replicate) {
-            (Some(shard), Some(replicate)) => (shard, replicate),
-            (Some(shard), None) => (shard, (dp / shard).max(1)),
-            (None, Some(replicate)) if zero == Zero::Z0 => (1, replicate),
-            (None, Some(replicate)) => ((dp / replicate).max(1), replicate),
-            (None, None) if zero == Zero::Z0 => (1, dp),
-            (None, None) => (dp, 1),
-        };
+        let (dp_shard, dp_replicate) = self.replicas(zero, rest)?;
         let micro_batch = self.size("mbs")?.unwrap_or(1);
         let replicas = dp_shard.saturating_mul(dp_replicate);
         let per_rank = replicas.saturating_mul(micro_batch).max(1);

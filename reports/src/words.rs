@@ -227,19 +227,7 @@ pub fn plan(d: &Decisions, gpus_per_node: u64) -> Vec<String> {
         said.push(stages(d));
     }
     said.push(replicas(d));
-    said.push(match d.recompute {
-        Recompute::None => "nothing is computed twice".to_owned(),
-        Recompute::Selective => "attention is computed again in the backward".to_owned(),
-        Recompute::Modules(selection) => {
-            let names = selection.name().replace('_', " ").replace('+', ", ");
-            format!("parts of each layer are computed again in the backward ({names})")
-        }
-        Recompute::Full => "every layer is computed again in the backward".to_owned(),
-        Recompute::Layers(n) => {
-            format!("{n} layers of each stage are computed again in the backward")
-        }
-        Recompute::SelectiveOps => "chosen operators are computed again in the backward".to_owned(),
-    });
+    said.push(recomputed(d.recompute));
     said.extend(d.dispatcher.map(dispatcher));
     said.extend(d.graphs.map(graphs));
     said.extend(d.gradients.map(gradients));
@@ -253,6 +241,23 @@ pub fn plan(d: &Decisions, gpus_per_node: u64) -> Vec<String> {
         ));
     }
     said
+}
+
+/// What is computed again in the backward.
+fn recomputed(recompute: Recompute) -> String {
+    match recompute {
+        Recompute::None => "nothing is computed twice".to_owned(),
+        Recompute::Selective => "attention is computed again in the backward".to_owned(),
+        Recompute::Modules(selection) => {
+            let names = selection.name().replace('_', " ").replace('+', ", ");
+            format!("parts of each layer are computed again in the backward ({names})")
+        }
+        Recompute::Full => "every layer is computed again in the backward".to_owned(),
+        Recompute::Layers(n) => {
+            format!("{n} layers of each stage are computed again in the backward")
+        }
+        Recompute::SelectiveOps => "chosen operators are computed again in the backward".to_owned(),
+    }
 }
 
 /// What carries tokens to their experts, if it is not what the system uses by itself.

@@ -86,8 +86,6 @@ fn decided(job: &Job<'_>, root: &mut Node) {
         zero,
         // Refused where it differs from what ZeRO-3 does.
         reshard_after_forward: _,
-        // Refused.
-        sequence_parallel: _,
         micro_batch,
         num_micro_batches,
         recompute,
@@ -98,19 +96,18 @@ fn decided(job: &Job<'_>, root: &mut Node) {
                 grad_reduce,
                 // Refused where there is no switch.
                 param_gather: _,
-                // Refused.
                 tensor_parallel: _,
                 pipeline: _,
                 expert_parallel: _,
             },
         // Written with the precision.
         gradients: _,
-        // Refused.
-        optimizer_states: _,
         offload,
-        // Refused.
-        offload_layers: _,
         prefetch,
+        // Refused.
+        sequence_parallel: _,
+        optimizer_states: _,
+        offload_layers: _,
         dispatcher: _,
         graphs: _,
     } = job.decisions;

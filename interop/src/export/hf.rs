@@ -80,15 +80,19 @@ pub(crate) fn refuse(job: &Job<'_>, limits: &mut Limits) {
         // Written as FSDP2's sharding or plain data parallelism.
         zero: _,
         reshard_after_forward: _,
-        // Refused.
-        sequence_parallel: _,
         // Written as the trainer's batch size.
         micro_batch: _,
         num_micro_batches: _,
         recompute: _,
         // The mesh's order is dp_replicate, dp_shard, cp, tp.
         axis_order: _,
-        // Refused where FSDP2 does something else.
+        // Refused, of overlaps where FSDP2 does something else.
+        sequence_parallel: _,
+        gradients: _,
+        offload_layers: _,
+        prefetch: _,
+        dispatcher: _,
+        graphs: _,
         overlap:
             Overlap {
                 grad_reduce: _,
@@ -97,18 +101,10 @@ pub(crate) fn refuse(job: &Job<'_>, limits: &mut Limits) {
                 pipeline: _,
                 expert_parallel: _,
             },
-        // Refused.
-        gradients: _,
         // Written as the Trainer's optimizer.
         optimizer_states: _,
         // Written as FSDP2's offload of parameters.
         offload: _,
-        // Refused.
-        offload_layers: _,
-        // Refused.
-        prefetch: _,
-        dispatcher: _,
-        graphs: _,
     } = job.decisions;
     script_rewrites::collect(job, script_rewrites::FSDP2, limits);
     axes(job, limits);

@@ -139,40 +139,35 @@ pub(crate) fn decisions(job: &Job<'_>, limits: &mut Limits) -> Vec<(&'static str
         cp_kind,
         ep,
         etp,
-        // The ranks that the other axes leave.
+        // Follow from the other axes, and from the batches.
         dp_shard: _,
+        num_micro_batches: _,
         dp_replicate,
         zero,
         reshard_after_forward,
         sequence_parallel,
         micro_batch,
-        // Follows from the global batch, the micro-batch and the number of data-parallel ranks.
-        num_micro_batches: _,
         recompute: recomputed,
         schedule,
         axis_order,
         stages,
         overlap: overlapped,
-        // Written with the states.
+        // Written with the states, with the experts and as graphs, or refused (`prefetch`).
         gradients: _,
         optimizer_states: _,
         offload: _,
         offload_layers,
-        // Refused.
         prefetch: _,
-        // Written with the experts.
         dispatcher: _,
-        // Written as options of their own.
         graphs: _,
     } = job.decisions;
+    let sequence = sequence_parallel.then(|| Flag::switch("--sequence-parallel"));
     let mut parallel = vec![
         Flag::value("--tensor-model-parallel-size", tp),
         Flag::value("--pipeline-model-parallel-size", pp),
         Flag::value("--context-parallel-size", cp),
     ];
-    if *sequence_parallel {
-        parallel.push(Flag::switch("--sequence-parallel"));
-    }
+    parallel.extend(sequence);
     if *cp > 1 {
         parallel.push(Flag::value("--cp-comm-type", context(*cp_kind)));
     }

@@ -132,7 +132,8 @@ fn batch(job: &Job<'_>) -> String {
     let Decisions {
         tp,
         pp,
-        // Written with the pipeline's plan.
+        // Written with the plans of the pipeline and of sharding.
+        sequence_parallel: _,
         vpp: _,
         schedule: _,
         stages: _,
@@ -149,25 +150,21 @@ fn batch(job: &Job<'_>) -> String {
         prefetch: _,
         dispatcher: _,
         graphs: _,
+        // The same, of ZeRO-3 and of meshes in another order.
+        reshard_after_forward: _,
+        axis_order: _,
         dp_shard,
         dp_replicate,
         zero,
-        // Part of ZeRO-3, which is refused.
-        reshard_after_forward: _,
-        // Written as the sharding plan's placements.
-        sequence_parallel: _,
         micro_batch,
         num_micro_batches,
-        // Refused unless it is the mesh's order.
-        axis_order: _,
         overlap:
             Overlap {
                 grad_reduce,
                 param_gather,
-                // Refused.
+                // Refused, or written with the pipeline's plan.
                 tensor_parallel: _,
                 expert_parallel: _,
-                // Written with the pipeline's plan.
                 pipeline: _,
             },
     } = job.decisions;

@@ -60,11 +60,9 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         dispatcher: None,
         graphs: None,
     };
-    let how = "DeepSpeed's file has none; give --seq";
-    let seq_len = (given.seq_len).ok_or_else(|| doc.missing("the sequence length", how))?;
     let sizes = WorkloadSizes {
         gpus: batch.dp.saturating_mul(tp).saturating_mul(cp),
-        seq_len,
+        seq_len: sequence(doc, given)?,
         global_batch: batch.global,
         precision: precision(doc)?,
     };
@@ -75,6 +73,12 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         adapters: None,
         notes,
     })
+}
+
+/// The sequence length that was given.
+fn sequence(doc: &Document, given: &Given<'_>) -> Result<u64, ImportError> {
+    let how = "DeepSpeed's file has none; give --seq";
+    (given.seq_len).ok_or_else(|| doc.missing("the sequence length", how))
 }
 
 /// A note on keys that are `auto`, which the Trainer would fill in and no file states.

@@ -66,16 +66,10 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         dispatcher: dispatcher(doc, ep)?,
         graphs: graphs(doc, pp, ep, offload)?,
     };
-    let sizes = WorkloadSizes {
-        gpus: ranks(dp),
-        seq_len: batch.seq_len,
-        global_batch: batch.global,
-        precision: precision(doc)?,
-    };
     Ok(Imported {
         dialect: doc.dialect,
         decisions,
-        workload: workload(doc, sizes)?,
+        workload: workload(doc, batch.sizes(ranks(dp), precision(doc)?))?,
         adapters: None,
         notes,
     })
@@ -113,6 +107,18 @@ struct Batch {
     count: u64,
     global: u64,
     seq_len: u64,
+}
+
+impl Batch {
+    /// The sizes of a job with this batch.
+    fn sizes(&self, gpus: u64, precision: Precision) -> WorkloadSizes {
+        WorkloadSizes {
+            gpus,
+            seq_len: self.seq_len,
+            global_batch: self.global,
+            precision,
+        }
+    }
 }
 
 fn batch(doc: &Document, dp: u64, pp: u64) -> Result<Batch, ImportError> {

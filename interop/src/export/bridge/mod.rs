@@ -294,6 +294,7 @@ fn setting(flag: &Flag, job: &Job<'_>) -> Vec<(String, Value)> {
         [one] => number(one).unwrap_or_else(|| Value::Str(one.clone())),
         many => many.to_vec().into(),
     };
+    let off = |path: &str| (path.to_owned(), false.into());
     let path = match field.as_str() {
         "num_layers_per_virtual_pipeline_stage" => {
             let path = "model.virtual_pipeline_model_parallel_size".to_owned();
@@ -315,11 +316,8 @@ fn setting(flag: &Flag, job: &Job<'_>) -> Vec<(String, Value)> {
         "te_rng_tracker" => "model.use_te_rng_tracker".to_owned(),
         "no_check_for_nan_in_loss_and_grad" => {
             return vec![
-                (
-                    "rerun_state_machine.check_for_nan_in_loss".to_owned(),
-                    false.into(),
-                ),
-                ("ddp.check_for_nan_in_grad".to_owned(), false.into()),
+                off("rerun_state_machine.check_for_nan_in_loss"),
+                off("ddp.check_for_nan_in_grad"),
             ];
         }
         "megatron_fsdp_main_grads_dtype" => return vec![(format!("ddp.{field}"), torch(flag))],

@@ -82,9 +82,10 @@ fn parallelism(d: &Decisions, root: &mut Node) {
         tp,
         pp,
         cp,
-        // Refused unless keys and values are gathered.
+        // Refused but for one value.
         cp_kind: _,
-        // Refused above 1.
+        axis_order: _,
+        stages: _,
         vpp: _,
         ep: _,
         etp: _,
@@ -98,10 +99,6 @@ fn parallelism(d: &Decisions, root: &mut Node) {
         num_micro_batches,
         recompute,
         schedule,
-        // Refused unless it is the mesh's order.
-        axis_order: _,
-        // Refused unless they are even.
-        stages: _,
         overlap:
             Overlap {
                 // Overlaps of data and pipeline parallelism, for which it has no switches.
@@ -109,7 +106,6 @@ fn parallelism(d: &Decisions, root: &mut Node) {
                 param_gather: _,
                 pipeline: _,
                 tensor_parallel,
-                // Of expert parallelism, which is refused.
                 expert_parallel: _,
             },
         // Refused.

@@ -60,17 +60,7 @@ pub(super) fn refuse(job: &Job<'_>, edition: Edition, limits: &mut Limits) {
         "its mesh is pp, dp_replicate, dp_shard, cp, tp, outermost first",
         Some(("order", order_name(AxisOrder::TP_CP_DP_PP))),
     );
-    let instead = match d.recompute {
-        Recompute::None | Recompute::Full | Recompute::SelectiveOps | Recompute::Layers(0) => None,
-        Recompute::Selective | Recompute::Modules(_) => Some("selective_ops"),
-        Recompute::Layers(_) => Some("full"),
-    };
-    limits.refuse(
-        instead.is_some(),
-        format!("recompute={}", recompute_name(d.recompute)),
-        "it recomputes whole layers, or all but chosen operators",
-        instead.map(|mode| ("recompute", mode.to_owned())),
-    );
+    recomputation(d.recompute, limits);
     limits.refuse(
         job.workload.precision == Precision::Fp16,
         "precision fp16",
@@ -174,6 +164,21 @@ fn overlap(d: &Decisions, limits: &mut Limits) {
             Some(("overlap", all.to_owned())),
         );
     }
+}
+
+/// Refuses to recompute other parts of layers than it does.
+fn recomputation(recompute: Recompute, limits: &mut Limits) {
+    let instead = match recompute {
+        Recompute::None | Recompute::Full | Recompute::SelectiveOps | Recompute::Layers(0) => None,
+        Recompute::Selective | Recompute::Modules(_) => Some("selective_ops"),
+        Recompute::Layers(_) => Some("full"),
+    };
+    limits.refuse(
+        instead.is_some(),
+        format!("recompute={}", recompute_name(recompute)),
+        "it recomputes whole layers, or all but chosen operators",
+        instead.map(|mode| ("recompute", mode.to_owned())),
+    );
 }
 
 /// Refuses CUDA graphs of what it does not capture (`disable_cuda_graphs` in its config/configs.py).

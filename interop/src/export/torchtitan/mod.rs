@@ -100,11 +100,10 @@ fn parallelism(job: &Job<'_>, edition: Edition) -> Vec<(&'static str, Value)> {
     let Decisions {
         tp,
         pp,
-        // Each model part is one virtual stage.
-        vpp: _,
         cp,
-        // Refused unless keys and values are gathered.
+        // Refused but for one value.
         cp_kind: _,
+        axis_order: _,
         ep,
         etp,
         dp_shard,
@@ -113,14 +112,13 @@ fn parallelism(job: &Job<'_>, edition: Edition) -> Vec<(&'static str, Value)> {
         reshard_after_forward,
         sequence_parallel,
         // Written with the pipeline and with training.
+        vpp: _,
         micro_batch: _,
         num_micro_batches: _,
         schedule: _,
         stages: _,
         // Written with activation checkpointing.
         recompute: _,
-        // Refused unless it is the mesh's order.
-        axis_order: _,
         overlap:
             Overlap {
                 // FSDP's overlaps, which are always on: refused where the plan has them off.
@@ -135,16 +133,12 @@ fn parallelism(job: &Job<'_>, edition: Edition) -> Vec<(&'static str, Value)> {
         // Refused.
         gradients: _,
         optimizer_states: _,
-        // Written with training.
-        offload: _,
-        // Refused.
         offload_layers: _,
-        // Refused.
         prefetch: _,
-        // In 0.3 and main, written with the model.
-        dispatcher: _,
-        // In 0.3 and main, written with training.
+        // Written with training, or with the model.
+        offload: _,
         graphs: _,
+        dispatcher: _,
     } = job.decisions;
     let mut keys: Vec<(&str, Value)> = vec![
         ("data_parallel_replicate_degree", (*dp_replicate).into()),
