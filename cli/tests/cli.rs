@@ -234,7 +234,7 @@ fn nothing_fits_says_what_to_relax() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let output = run(
         folder.path(),
-        &["search", "--model", "llama3-70b", "--gpus", "8", "--json"],
+        &["search", "--model", "llama3.1-405b", "--gpus", "8", "--json"],
     );
     assert_eq!(code(&output), 3);
     let answer = json(&output);
@@ -257,7 +257,7 @@ fn size_finds_the_smallest() {
         &[
             "size",
             "--model",
-            "llama3-8b",
+            "llama3-70b",
             "--gpus",
             "1,8,16",
             "--tokens",
