@@ -234,7 +234,14 @@ fn nothing_fits_says_what_to_relax() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let output = run(
         folder.path(),
-        &["search", "--model", "llama3.1-405b", "--gpus", "8", "--json"],
+        &[
+            "search",
+            "--model",
+            "llama3.1-405b",
+            "--gpus",
+            "8",
+            "--json",
+        ],
     );
     assert_eq!(code(&output), 3);
     let answer = json(&output);
