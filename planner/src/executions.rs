@@ -47,9 +47,10 @@ impl Allows {
             let copies = activations.offload_layers > 0 && graphs == CudaGraphs::Layers;
             !copies && graphs_cannot_capture(graphs, recompute, model).is_none()
         };
+        let copied = activations.offload_layers;
+        let lacks = experts_cannot_overlap(pipeline.schedule, layout.pp, recompute, copied);
         Self {
-            expert_overlap: experts_cannot_overlap(pipeline.schedule, layout.pp, recompute)
-                .is_none(),
+            expert_overlap: lacks.is_none(),
             graphs: [CudaGraphs::Layers, CudaGraphs::Step].map(captures),
         }
     }
@@ -94,7 +95,7 @@ pub(crate) fn adapted(d: Decisions, scenario: &Scenario) -> Decisions {
     let overlaps = d.ep > 1
         && d.num_micro_batches > d.pp
         && dispatcher != Some(Dispatcher::AllGather)
-        && experts_cannot_overlap(d.schedule, d.pp, d.recompute).is_none();
+        && experts_cannot_overlap(d.schedule, d.pp, d.recompute, d.offload_layers).is_none();
     let own = runtime.overlap.expert_parallel;
     let d = Decisions {
         overlap: Overlap {

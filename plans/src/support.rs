@@ -217,15 +217,16 @@ fn expert_lack(d: &Decisions, model: &ModelConfig, runtime: &Runtime) -> Option<
     if !space.expert_overlap {
         return lacks(what, "no choice of it");
     }
-    let why = experts_cannot_overlap(d.schedule, d.pp, d.recompute).or_else(|| {
-        if asked == Dispatcher::AllGather {
-            Some("a dispatcher other than all_gather")
-        } else if model.mtp_layers > MAX_OVERLAPPED_MTP {
-            Some("at most one layer of multi-token prediction")
-        } else {
-            None
-        }
-    });
+    let why =
+        experts_cannot_overlap(d.schedule, d.pp, d.recompute, d.offload_layers).or_else(|| {
+            if asked == Dispatcher::AllGather {
+                Some("a dispatcher other than all_gather")
+            } else if model.mtp_layers > MAX_OVERLAPPED_MTP {
+                Some("at most one layer of multi-token prediction")
+            } else {
+                None
+            }
+        });
     lacks(what, format!("it only with {}", why?))
 }
 
@@ -234,13 +235,18 @@ pub const MAX_OVERLAPPED_MTP: u64 = 1;
 
 /// What a pipeline lacks for messages to experts to run beside the passes of another micro-batch; `None` if it lacks nothing.
 /// Forward passes must alternate with backward passes of other micro-batches, and layers are not run again as a whole
-/// (conditions of `overlap_moe_expert_parallel_comm` in Megatron-Core's `transformer_config.py`).
+/// (conditions of `overlap_moe_expert_parallel_comm` in Megatron-Core's `transformer_config.py`). Nor are activations copied to
+/// host memory then: its `model_chunk_schedule_plan.py` runs layers without the block that would copy them.
 #[must_use]
 pub fn experts_cannot_overlap(
     schedule: ScheduleKind,
     pp: u64,
     recompute: Recompute,
+    offload_layers: u64,
 ) -> Option<&'static str> {
+    if offload_layers > 0 {
+        return Some("offload_layers=0");
+    }
     if pp > 1 && schedule != ScheduleKind::Interleaved {
         return Some("an interleaved schedule, or pp=1");
     }

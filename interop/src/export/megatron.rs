@@ -531,7 +531,7 @@ fn overlap(job: &Job<'_>, overlap: Overlap, limits: &mut Limits) -> Vec<Flag> {
     }
     if expert_parallel && d.ep > 1 {
         flags.push(Flag::switch(EXPERT_OVERLAP));
-        let lacks = experts_cannot_overlap(d.schedule, d.pp, d.recompute);
+        let lacks = experts_cannot_overlap(d.schedule, d.pp, d.recompute, d.offload_layers);
         limits.refuse(
             lacks.is_some(),
             "overlap=ep",
