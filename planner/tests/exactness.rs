@@ -405,13 +405,14 @@ fn less_memory_never_adds_plans() {
         let s = scenario("llama3-8b", "dgx-h100", 8, "megatron-core", headroom);
         let options = SearchOptions {
             top: 1000,
+            // Simpler plans that tie with the best of their layout may take longer, and need memory that is there no more.
+            tie: Some(0.0),
             exhaustive: true,
             ..SearchOptions::default()
         };
         let outcome = run(&s, &Constraints::default(), &options);
         assert!(outcome.top.len() <= found);
         found = outcome.top.len();
-        // The first is the simplest of those that tie with the fastest.
         let times = outcome.top.iter().map(|c| c.prediction.step_time.0);
         let least = times.fold(f64::INFINITY, f64::min);
         assert!(least >= fastest);
