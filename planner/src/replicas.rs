@@ -4,7 +4,7 @@
 //! step takes as long as the slowest group and the addition of gradients over groups. Groups agree in what decides results:
 //! types of gradients, and whether moments have fewer bits.
 //!
-//! A group's time for a share is known only after a search. Before it, it has a lower bound ([`Rates`]); the shares whose
+//! A group's time for a share is known only after a search. Before it, it has a lower bound (`rates`); the shares whose
 //! slowest group has the least bound are searched first, and none whose bound is above the best found. So the result is that
 //! of searching every share.
 
