@@ -22,7 +22,17 @@ Constraint = Union[str, int, bool, Sequence[Union[str, int, bool]]]
 
 DEFAULT_RUNTIME = "torchtitan"
 # What `parallelize` applies; a plan for another runtime is not held to it.
-APPLIED: Dict[str, Constraint] = {"ep": 1, "etp": 1, "cp_kind": "all_gather", "groups": 1}
+APPLIED: Dict[str, Constraint] = {
+    "ep": 1,
+    "etp": 1,
+    "cp_kind": "all_gather",
+    "groups": 1,
+    "offload": "none",
+    "offload_layers": 0,
+    "optim_states": "own",
+    "dispatcher": "all_to_all",
+    "graphs": "none",
+}
 
 
 class Search:

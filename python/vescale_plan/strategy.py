@@ -130,7 +130,7 @@ class Strategy:
             raise wrong("optim_states", "none: `parallelize` leaves optimizer states to the optimizer that it is given")
         if self.offload_layers != 0:
             raise wrong("offload_layers", "0: `parallelize` keeps activations on the device")
-        ahead = self.prefetch
+        ahead: Any = self.prefetch
         if ahead is not None and (not isinstance(ahead, int) or isinstance(ahead, bool) or not 1 <= ahead <= 8):
             raise wrong("prefetch", "1 to 8 blocks: FSDP2 always gathers the next one ahead")
         if ahead is not None and not (self.zero == 3 and self.reshard_after_forward):
