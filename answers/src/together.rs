@@ -217,11 +217,11 @@ pub(crate) struct Divisions<'a> {
 /// What a search of groups side by side found.
 #[derive(Default)]
 pub(crate) struct Divided {
-    /// The best groups, if any are better than what was known.
+    /// The best groups and the search space of their plans; `None` if none are better than the best single pipeline.
     pub(crate) best: Option<(Together, SearchSpace)>,
     /// The ways to divide the pools that were looked at.
     pub(crate) tried: Vec<Tried>,
-    /// What became of the strategies of all groups.
+    /// How many strategies the searches of all groups simulated, and how many they left out for which reason.
     pub(crate) report: SpaceReport,
 }
 

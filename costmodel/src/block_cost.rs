@@ -46,7 +46,7 @@ pub struct BlockKey {
     pub layout: BlockLayout,
     /// What backward recomputes.
     pub recompute: Recompute,
-    /// How the runtime issues its kernels and messages.
+    /// Which messages overlap with compute, what carries tokens to experts, and what CUDA graphs capture.
     pub execution: Execution,
     /// Element type of the buffer that gradients of weights are added up in.
     pub accumulates: DType,
@@ -173,7 +173,7 @@ impl BlockCost {
 }
 
 impl BlockDetail {
-    /// What the mean of passes consists of, of which a `share` consists of what `other` does.
+    /// The weighted mean of two details of a block: `other` weighs `share`, this one the rest.
     pub(crate) fn mixed(mut self, other: Self, share: f64) -> Self {
         for kernel in &mut self.kernels {
             kernel.seconds *= 1.0 - share;

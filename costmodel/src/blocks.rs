@@ -103,7 +103,7 @@ impl BlockCosts {
     /// The cost of a block, which is given, if so much of a step is captured in CUDA graphs.
     ///
     /// # Errors
-    /// None.
+    /// Never: the block is priced already.
     pub(crate) fn captured(
         &self,
         key: &BlockKey,

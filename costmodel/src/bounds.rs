@@ -216,7 +216,8 @@ fn of_stages(costs: &BlockCosts, d: &Decisions, kinds: usize, without: u64) -> V
     stages
 }
 
-/// The counts of stages, each among the kinds of the pool in which its stage lies.
+/// Widens the counts of every stage from the kinds of one pool to those of all pools, with zeros for the pools in which the
+/// stage does not lie.
 fn of_pools(
     stages: Vec<Vec<u64>>,
     pool_of_stage: impl Iterator<Item = usize>,
@@ -362,7 +363,7 @@ impl LayoutBounds {
     /// their updates. `None` if no way to hold states there fits, where ranks are `alike` in what host they have.
     ///
     /// # Errors
-    /// When the cluster's host is not known.
+    /// When the cluster's file does not describe the host.
     pub(crate) fn on_host(
         &self,
         costs: &BlockCosts,

@@ -69,7 +69,7 @@ impl CostModel {
     /// limit. If no strategy with all states on devices is below the limit, the bounds are those of states in host memory.
     ///
     /// # Errors
-    /// When the cluster's host is not known.
+    /// When the cluster's file does not describe the host.
     pub fn pipeline_floors(
         &self,
         layout: &LayoutBounds,

@@ -122,7 +122,7 @@ impl Offloaded {
     /// Times of a block's copies beside its gathers and reductions.
     ///
     /// # Errors
-    /// When the cluster's host is not known.
+    /// When the cluster's file does not describe the host.
     pub(crate) fn copies(
         self,
         scenario: &Scenario,

@@ -226,8 +226,8 @@ impl Asked<'_> {
         all.into_iter().map(choice).collect()
     }
 
-    /// The ways to send tokens to experts to try in a layout: those that a constraint lists, without one all that cost
-    /// something else. Without expert parallelism there is one.
+    /// The dispatchers to try in a layout; `None` is the runtime's own. They are those that a constraint lists; without a
+    /// constraint, one of each price. Without expert parallelism only the runtime's own is tried.
     pub(crate) fn dispatchers(&self, layout: &Layout) -> Vec<Option<Dispatcher>> {
         if layout.ep == 1 {
             return vec![None];

@@ -331,8 +331,8 @@ impl PlanFile {
         self.with_id()
     }
 
-    /// The plan of one of its groups, counted from 1, as a plan of its own: a job on the group's pools with its share of the
-    /// batch. `None` if there is no such group.
+    /// A plan file for one group alone: a job on the group's pools that trains the group's share of the batch. `number` counts
+    /// from 1; `None` if there is no such group.
     #[must_use]
     pub fn of_group(&self, number: usize) -> Option<Self> {
         let group = self.groups.get(number.checked_sub(1)?)?.clone();

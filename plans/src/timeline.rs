@@ -33,7 +33,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// Virtual stage and micro-batch that it belongs to; `None` for what belongs to the whole step.
+    /// The virtual stage and the micro-batch of this event; `None` for events of the whole step, such as the optimizer.
     #[must_use]
     pub fn of(&self) -> Option<[u32; 2]> {
         let Action {

@@ -80,8 +80,8 @@ impl Timed<'_> {
         self.prices.collective(kind, bytes, group).time
     }
 
-    /// The message that takes the place of one of rows if all tokens are gathered: with as many rows as all ranks together
-    /// have tokens.
+    /// The kind and bytes of the message that replaces an all-to-all where ranks gather all tokens instead: it has a row for every
+    /// token of all ranks together.
     fn gathered(&self, kernel: &Kernel, collective: Collective) -> (CollectiveKind, Bytes) {
         let operator = self.of.trace.op(kernel.pass, kernel.op).operator;
         let kind = match operator {

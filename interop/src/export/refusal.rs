@@ -138,7 +138,7 @@ impl Limits {
         );
     }
 
-    /// Refuses another depth of prefetching than the system's own.
+    /// Refuses plans that say how many blocks ahead parameters are gathered, for targets without a switch for it.
     pub(crate) fn refuse_prefetch(&mut self, d: &Decisions) {
         if let Some(ahead) = d.prefetch {
             self.refuse(
