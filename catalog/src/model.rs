@@ -3,7 +3,7 @@
 //! `model` block can be decoded into it as well.
 
 use crate::adapters::Adapters;
-use crate::hybrid::{Hybrid, LayerKind};
+use crate::hybrid::{Hybrid, LayerKind, Recurrence};
 use crate::rope::RopeScaling;
 use crate::window::Window;
 
@@ -455,6 +455,13 @@ impl ModelConfig {
         (0..self.layers)
             .map(|index| self.layer_class(index))
             .any(|class| class.kind.feeds() && !class.moe)
+    }
+
+    /// Whether some layer is a selective state space (Mamba-2).
+    #[must_use]
+    pub fn has_state_spaces(&self) -> bool {
+        let recurrence = self.hybrid.as_ref().map(|hybrid| hybrid.recurrence);
+        matches!(recurrence, Some(Recurrence::StateSpace(_)))
     }
 }
 

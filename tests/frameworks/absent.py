@@ -6,7 +6,7 @@ import sys
 import types
 from unittest.mock import MagicMock
 
-ABSENT = ("flash_attn", "xformers", "bitsandbytes", "wandb", "modelopt")
+ABSENT = ("flash_attn", "xformers", "bitsandbytes", "wandb", "modelopt", "deep_ep")
 # Modules whose layers others derive classes from, and the version that they are said to have. Diffusion models, which no
 # plan is for, are left out of Megatron Bridge: they need more packages.
 KERNELS = {"transformer_engine": "2.15.0", "nvidia_resiliency_ext": "0.6.0", "megatron.bridge.diffusion": "0", "megatron.energon": "0"}

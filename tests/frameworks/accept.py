@@ -90,6 +90,7 @@ def titan_python(folder, plan):
     config._validate_cuda_graphs()
     titan_model(config, plan)
     same("recompute", config.activation_checkpoint is not None, plan["recompute"] != "none")
+    same("graphs", not config.training.disable_cuda_graphs, plan.get("graphs") == "step")
     return config
 
 
@@ -121,6 +122,11 @@ def deepspeed(folder, plan):
     same("micro-batch", config.train_micro_batch_size_per_gpu, plan["micro_batch"])
     same("ZeRO", config.zero_config.stage, plan["zero"])
     same("tp", config.tensor_parallel_config.autotp_size or 1, plan["tp"])
+    zero, offload = config.zero_config, plan.get("offload")
+    same("optimizer in host memory", getattr(zero.offload_optimizer, "device", "none"), "cpu" if offload else "none")
+    same("parameters in host memory", getattr(zero.offload_param, "device", "none"), "cpu" if offload == "parameters" else "none")
+    if "grad_dtype" in plan:
+        same("gradients", (config.grad_accum_dtype, str(config.communication_data_type)), ("fp32", "torch.float32"))
 
 
 def accelerate(folder, plan):
@@ -133,6 +139,7 @@ def accelerate(folder, plan):
         same("dp_shard", sizes["parallelism_config_dp_shard_size"], plan["dp_shard"])
         same("cp", sizes["parallelism_config_cp_size"], plan["cp"])
         same("FSDP", config.fsdp_config["fsdp_version"], 2)
+        same("parameters in host memory", config.fsdp_config.get("fsdp_offload_params", False), "offload" in plan)
 
 
 def axolotl(folder, plan):
@@ -147,6 +154,7 @@ def axolotl(folder, plan):
     same("micro-batch", config.micro_batch_size, plan["micro_batch"])
     if plan["zero"] == 3:
         same("dp_shard", config.dp_shard_size, plan["dp_shard"])
+        same("parameters in host memory", bool(config.fsdp_config.offload_params), "offload" in plan)
 
 
 def recorded(folder):
@@ -154,6 +162,30 @@ def recorded(folder):
     words = (folder.parent / "argv").read_text().split("\0")[:-1]
     pairs = (folder.parent / "env").read_text().split("\0")
     return words, dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+
+
+def core_choices(plan, of_model, of_optimizer, reduced_in_fp32):
+    """What Megatron-Core does beside the parallel sizes, held by the parts of its configuration."""
+    same("tensor parallelism overlapped", bool(of_model.tp_comm_overlap), plan["overlap"]["tensor_parallel"])
+    same("experts' messages overlapped", bool(of_model.overlap_moe_expert_parallel_comm), plan["overlap"].get("expert_parallel", False))
+    if plan["ep"] > 1:
+        dispatcher = plan.get("dispatcher", "all_to_all")
+        kind = {"all_to_all": "alltoall", "all_gather": "allgather"}.get(dispatcher, "flex")
+        same("dispatcher", of_model.moe_token_dispatcher_type, kind)
+        if kind == "flex":
+            same("dispatcher's kernels", of_model.moe_flex_dispatcher_backend, dispatcher)
+    graphs = {None: "none", "none": "none", "layers": "transformer_engine", "step": "full_iteration"}[plan.get("graphs")]
+    same("graphs", of_model.cuda_graph_impl, graphs)
+    if graphs == "transformer_engine":
+        same("attention captured", any(getattr(module, "name", module) == "attn" for module in of_model.cuda_graph_modules), True)
+    same("layers' activations in host memory", of_model.cpu_offloading_num_layers, plan.get("offload_layers", 0))
+    offload = plan.get("offload")
+    same("states in host memory", bool(of_optimizer.optimizer_cpu_offload), offload is not None)
+    if offload is not None:
+        same("share in host memory", of_optimizer.optimizer_offload_fraction, int(offload.partition(":")[2] or 100) / 100)
+    same("gradients reduced in 32 bits", bool(reduced_in_fp32), plan.get("grad_dtype") != "bf16")
+    if plan.get("optim_states") == "bf16_moments":
+        same("moments", [str(of_optimizer.exp_avg_dtype), str(of_optimizer.exp_avg_sq_dtype)], ["torch.bfloat16"] * 2)
 
 
 def megatron(folder, plan):
@@ -188,6 +220,9 @@ def megatron(folder, plan):
     same("Megatron-FSDP", bool(args.use_megatron_fsdp), plan["zero"] > 1)
     same("recomputation", args.recompute_granularity is not None, plan["recompute"] != "none")
     same("layers", args.num_layers, sum(plan["stages"]))
+    # The checks of Megatron-Core itself, as its training script makes its configuration.
+    model = arguments.core_transformer_config_from_args(args)
+    core_choices(plan, model, args, args.accumulate_allreduce_grads_in_fp32)
 
 
 def megatron_bridge(folder, plan):
@@ -225,6 +260,7 @@ def megatron_bridge(folder, plan):
     same("recomputation", model.recompute_granularity, {"none": None, "full": "full"}.get(plan["recompute"], "selective"))
     same("bf16", (model.bf16, config.optimizer.bf16), (True, True))
     same("stages", bridge.stages(model), plan["stages"])
+    core_choices(plan, model, config.optimizer, config.ddp.grad_reduce_in_fp32)
     if different := bridge.differences(model, bridge.own_model(hub) if plan["hub"] else None, plan):
         sys.exit("; ".join(different))
 
@@ -259,6 +295,7 @@ def trainer(folder, plan):
     same("micro-batch", args.per_device_train_batch_size, plan["micro_batch"])
     same("micro-batches", args.gradient_accumulation_steps, plan["num_micro_batches"])
     same("bf16", args.bf16, True)
+    same("moments in 8 bits", "8bit" in args.optim, plan.get("optim_states") == "8bit_moments")
     if args.deepspeed:
         same("ZeRO", args.hf_deepspeed_config.config["zero_optimization"]["stage"], plan["zero"])
         same("recomputation", args.gradient_checkpointing, plan["recompute"] == "full")

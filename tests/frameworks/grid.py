@@ -87,8 +87,12 @@ def foreign(target):
 
 
 CORE = ["zero=1", "tp=2,zero=1,recompute=selective", "tp=2,pp=2,zero=1,recompute=full", "tp=2,pp=2,vpp=2,schedule=interleaved,zero=1", "cp=2,cp_kind=ring,zero=1", "ep=4,zero=1"]
+# What is overlapped, captured, kept in host memory and in which types; of experts, how tokens are sent.
+CORE += ["tp=2,zero=1,overlap=grad+param+tp", "zero=1,graphs=layers", "zero=1,graphs=step", "zero=1,offload=optimizer:50", "zero=1,offload_layers=4", "zero=1,grad_dtype=bf16,optim_states=bf16_moments"]
+CORE += ["ep=4,zero=1,dispatcher=all_gather", "ep=4,zero=1,dispatcher=deepep,overlap=grad+param+ep", "ep=4,zero=1,dispatcher=hybridep,graphs=layers"]
 FSDP = ["zero=3", "zero=3,dp_replicate=2,recompute=full", "tp=2,zero=2"]
 TITAN = ["zero=3,recompute=full", "tp=2,zero=3", "tp=2,etp=2,zero=3", "pp=2,vpp=2,schedule=interleaved,zero=3", "zero=3,dp_replicate=2,reshard=off", "zero=0", "ep=8,zero=3"]
+TITAN += ["zero=3,graphs=step", "ep=8,zero=3,dispatcher=deepep"]
 # Target, runtime, models, strategies; what a runtime's space or a model does not allow is left out.
 GRID = [
     ("megatron-lm", "megatron-core", own("megatron-lm"), CORE),
@@ -98,12 +102,12 @@ GRID = [
     ("torchtitan@0.3", "torchtitan", own("torchtitan@0.3"), TITAN),
     ("torchtitan@main", "torchtitan", own("torchtitan@main"), TITAN),
     ("torchtitan@0.2", "torchtitan", own("torchtitan@0.2"), ["zero=3,recompute=full", "tp=2,pp=2,zero=3", "zero=3,cp=2,cp_kind=all_gather", "zero=0"]),
-    ("deepspeed@0.19", "deepspeed", ANY, ["zero=1", "zero=2,mbs=2", "zero=3,recompute=full", "zero=0"]),
-    ("accelerate@1.15", "fsdp2", DENSE, ["zero=3,recompute=full", "zero=3,dp_replicate=2", "zero=2", "zero=0"]),
-    ("axolotl@0.19", "fsdp2", DENSE, ["zero=3,mbs=2", "zero=3,dp_replicate=2,recompute=full", "zero=2"]),
-    ("transformers", "hf-trainer", ANY, ["zero=3,recompute=full", "zero=2,mbs=2", "zero=0"]),
-    ("transformers-deepspeed", "hf-deepspeed", DENSE, ["zero=1", "zero=3,recompute=full"]),
-    ("llama-factory", "hf-deepspeed", DENSE, ["zero=1", "zero=2,mbs=2", "zero=3,recompute=full"]),
+    ("deepspeed@0.19", "deepspeed", ANY, ["zero=1", "zero=2,mbs=2", "zero=3,recompute=full", "zero=0", "zero=1,offload=optimizer", "zero=3,offload=parameters", "zero=3,prefetch=2", "zero=2,grad_dtype=fp32"]),
+    ("accelerate@1.15", "fsdp2", DENSE, ["zero=3,recompute=full", "zero=3,dp_replicate=2", "zero=2", "zero=0", "zero=3,offload=parameters"]),
+    ("axolotl@0.19", "fsdp2", DENSE, ["zero=3,mbs=2", "zero=3,dp_replicate=2,recompute=full", "zero=2", "zero=3,offload=parameters"]),
+    ("transformers", "hf-trainer", ANY, ["zero=3,recompute=full", "zero=2,mbs=2", "zero=0", "zero=3,optim_states=8bit_moments"]),
+    ("transformers-deepspeed", "hf-deepspeed", DENSE, ["zero=1", "zero=3,recompute=full", "zero=3,offload=parameters"]),
+    ("llama-factory", "hf-deepspeed", DENSE, ["zero=1", "zero=2,mbs=2", "zero=3,recompute=full", "zero=2,offload=optimizer"]),
     ("nanotron", "nanotron", own("nanotron"), ["zero=1", "tp=2,pp=2,zero=1,recompute=full", "cp=2,cp_kind=all_gather,zero=1", "pp=2,schedule=gpipe"]),
 ]
 

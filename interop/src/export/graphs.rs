@@ -51,6 +51,9 @@ fn modules(job: &Job<'_>) -> Vec<&'static str> {
     let d = job.decisions;
     let beside = d.overlap.expert_parallel && d.ep > 1;
     let mut modules = vec!["attn"];
+    if job.model.has_state_spaces() {
+        modules.push("mamba");
+    }
     if job.model.has_dense_feed_forward() && !beside {
         modules.push("mlp");
     }

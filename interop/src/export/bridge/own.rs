@@ -1,9 +1,11 @@
 //! Models that Megatron Bridge builds by classes of its own, because no field of Megatron-Core's configuration says what
 //! they have. Bridge makes them from the model's name on the hub; the file compares their sizes with the plan's.
 
+use catalog::CudaGraphs;
 use catalog::model::{Family, ModelConfig, Residual};
 
 use crate::config::Value;
+use crate::export::graphs;
 use crate::export::job::Job;
 use crate::export::refusal::{Limits, Refusal};
 
@@ -44,6 +46,12 @@ pub(super) fn refuse(job: &Job<'_>, parts: Vec<Refusal>, limits: &mut Limits) {
             format!("pp={}", d.pp),
             "the stages of layers of different kinds are Bridge's own",
             Some(("pp", "1".to_owned())),
+        );
+        let graphs = graphs::asked(job);
+        limits.refuse_graphs(
+            graphs == CudaGraphs::Layers && job.model.has_state_spaces() && job.model.moe.is_none(),
+            graphs,
+            &format!("Bridge's {name} has a number of experts even where no layer has any, and then captures no dense feed-forward part"),
         );
         limits.note(true, format!("the model is what Bridge makes of {name}"));
         return;
