@@ -8,6 +8,7 @@ use dtensor::{
 };
 
 use super::casts;
+use super::expert_operators::{self, Apart};
 use super::kernel::{Kernel, KernelKind, Lowered};
 use super::lowering::Lowering;
 use super::tensor_set::TensorSet;
@@ -142,6 +143,13 @@ fn pointwise(
     {
         return None;
     }
+    let apart = match run {
+        [op] => expert_operators::bias(lowering, trace, op),
+        _ => None,
+    };
+    if apart == Some(Apart::Epilogue) {
+        return None;
+    }
     if run.len() == 1 && is_loss_copy(trace, &run[0]) && lowering.has(Rewrite::FuseCrossEntropy) {
         return None;
     }
@@ -162,8 +170,16 @@ fn pointwise(
     };
     let writes: Vec<TensorId> = outputs().filter(leaves).collect();
     let (kind, eager_passes) = pointwise_kind(lowering, run);
-    let bytes = traffic(trace, &reads, &writes) * u64::from(eager_passes);
-    let launches = if run.len() > 1 { 1 } else { eager_passes };
+    let mut bytes = traffic(trace, &reads, &writes) * u64::from(eager_passes);
+    let mut launches = if run.len() > 1 { 1 } else { eager_passes };
+    if let Some(Apart::Chain(chain)) = apart {
+        (bytes, launches) = (chain.bytes, chain.launches);
+    }
+    let bounded = run.iter().filter_map(|op| expert_operators::bounds(lowering, trace, op));
+    for chain in bounded {
+        bytes += chain.bytes;
+        launches += chain.launches;
+    }
     let kind = KernelKind::Memory {
         kind,
         bytes,
