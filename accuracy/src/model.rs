@@ -36,17 +36,20 @@ pub(super) fn build(run: &Run, tp: u64, seq_len: u64, dropout: bool) -> Result<M
     let ffn = need(m.ffn.or(m.moe_ffn), "ffn")?;
     let head_dim = m.head_dim.unwrap_or(hidden / heads);
     let moe = experts(m, layers, ffn);
-    let dropout = if dropout && gpt { 0.1 } else { 0.0 };
     if let Some(official) = official(m) {
+        let dropped = |of: f64| if dropout { of } else { 0.0 };
         let config = ModelConfig {
             name: m.name.clone().unwrap_or_else(|| official.name.clone()),
             vocab: padded(vocab, tp)?,
             mtp_layers: 0,
             max_position: seq_len,
+            hidden_dropout: dropped(official.hidden_dropout),
+            attention_dropout: dropped(official.attention_dropout),
             ..official.clone()
         };
         return Model::new(config, &run.id).map_err(|e| e.to_string());
     }
+    let dropout = if dropout && gpt { 0.1 } else { 0.0 };
     let config = ModelConfig {
         name: m.name.clone().unwrap_or_else(|| "unnamed".to_owned()),
         family: match (gpt, moe) {
