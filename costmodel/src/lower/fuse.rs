@@ -326,7 +326,12 @@ fn single(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>, index: usize) 
         // Eager: scale, mask, upcast, softmax, downcast; the fused kernel makes one pass.
         CostClass::Softmax(_) => {
             let fused = has(Rewrite::FuseScaledMaskedSoftmax) || has(Rewrite::FusePointwise);
-            memory(MemoryKind::Softmax, if fused { 1 } else { 3 })
+            let scores = trace.tensor(op.inputs[0]);
+            if !fused && lowering.autocasts(scores.dtype) {
+                kernel(softmax_in_32_bits(scores.elements(), scores.dtype, op.pass))
+            } else {
+                memory(MemoryKind::Softmax, if fused { 1 } else { 3 })
+            }
         }
         CostClass::Scan(sizes) => kernel(KernelKind::Scan {
             sizes,
@@ -365,6 +370,20 @@ fn single(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>, index: usize) 
         | CostClass::Copy => memory(MemoryKind::Pointwise, 1),
     };
     vec![one]
+}
+
+/// The softmax of eager attention under `torch.autocast`, which runs it in 32 bits (PyTorch `autocast_mode.h`, list of
+/// operators in fp32): scale and mask in 16 bits, a cast, the softmax, a cast back (transformers 4.12, `GPT2Attention._attn`);
+/// in backward the gradients of each.
+fn softmax_in_32_bits(elements: u64, dtype: catalog::DType, pass: Pass) -> KernelKind {
+    let (narrow, wide) = (dtype.size(), catalog::DType::F32.size());
+    let of_softmax = if pass == Pass::Forward { 2 } else { 3 };
+    let bytes = 2 * 2 * narrow + 2 * (narrow + wide) + of_softmax * wide;
+    KernelKind::Memory {
+        kind: MemoryKind::Softmax,
+        bytes: Bytes(elements * bytes),
+        launches: 5,
+    }
 }
 
 /// The kernel that runs a product of a linear layer, or of all experts.

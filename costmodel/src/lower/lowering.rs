@@ -109,6 +109,15 @@ impl Lowering<'_> {
         }
     }
 
+    /// Whether eager modules run under `torch.autocast`, which computes some operators in 32 bits: parameters are held in
+    /// them, activations of this type are not.
+    #[must_use]
+    pub fn autocasts(&self, activations: DType) -> bool {
+        self.has(Rewrite::NormInF32)
+            && self.runtime.states.parameter == Some(DType::F32)
+            && activations.size() < DType::F32.size()
+    }
+
     /// Whether experts are Megatron-Core's `TEGroupedMLP`, with elementary operators of PyTorch between products that are
     /// launched one by one.
     #[must_use]
