@@ -111,3 +111,91 @@ fn local_experts(trace: &Trace) -> u64 {
     });
     groups.max().unwrap_or(1)
 }
+
+#[cfg(test)]
+mod tests {
+    use catalog::runtime::Rewrite;
+    use catalog::{DType, Dispatcher, Runtime};
+    use models::{BlockClass, BlockLayout};
+
+    use super::*;
+    use crate::lower::kernel::{Kernel, KernelKind};
+
+    /// A layer of 64 tokens with two experts for each, of eight, as wide as the model.
+    fn layer() -> Trace {
+        let json = r#"{"model_type": "gpt_oss", "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "num_local_experts": 8,
+            "num_experts_per_tok": 2, "vocab_size": 128, "max_position_embeddings": 64, "sliding_window": 32}"#;
+        let model = catalog::hf::decode(json, "test", "test").expect("a model");
+        let layout = BlockLayout::alone(1, 64, DType::Bf16);
+        models::trace_block(&model, BlockClass::Layer(model.layer_class(0)), &layout)
+            .expect("a block")
+    }
+
+    /// Bytes per routed element and launches of the kernels of operators of a kind, forward and backward.
+    fn of(runtime: &Runtime, is: fn(Operator) -> bool) -> [Vec<(u64, u32)>; 2] {
+        let trace = layer();
+        let lowered = Lowering::new(runtime).lower(&trace);
+        let moved = |kernels: &[Kernel], operators: Vec<Operator>| {
+            let memory = kernels.iter().filter(|kernel| is(operators[kernel.op]));
+            let sizes = memory.map(|kernel| match kernel.kind {
+                KernelKind::Memory {
+                    bytes, launches, ..
+                } => (bytes.0 / (64 * 2 * 64), launches),
+                _ => unreachable!("bound by memory"),
+            });
+            sizes.collect()
+        };
+        [
+            moved(
+                &lowered.forward,
+                trace.forward_ops().map(|op| op.operator).collect(),
+            ),
+            moved(
+                &lowered.backward,
+                trace.backward_ops().map(|op| op.operator).collect(),
+            ),
+        ]
+    }
+
+    const APART: &str = "megatron-core";
+
+    #[test]
+    fn the_last_bias_of_experts_is_a_chain_of_operators_where_experts_run_apart() {
+        let is = |operator: Operator| operator == Operator::Expert(Expert::Bias);
+        let mut runtime = catalog::load::runtime(APART).expect("a preset");
+        // For each of eight experts a product and a sum; in backward a cast, two products and their sums.
+        for (dispatcher, [expected, gradient]) in [
+            (Dispatcher::HybridEp, [(28, 18), (40, 42)]),
+            (Dispatcher::AllToAll, [(12, 17), (16, 33)]),
+        ] {
+            runtime.dispatcher = dispatcher;
+            let [forward, backward] = of(&runtime, is);
+            assert_eq!(forward.last(), Some(&expected));
+            assert_eq!(backward, [gradient]);
+        }
+        runtime.rewrites.remove(&Rewrite::LaunchExpertsApart);
+        let [forward, backward] = of(&runtime, is);
+        assert_eq!(forward.last(), Some(&(4, 1)));
+        assert!(backward.iter().all(|&(_, launches)| launches == 1));
+    }
+
+    #[test]
+    fn bounds_of_gated_activations_are_operators_beside_the_fused_activation() {
+        // Forward's activation shares a kernel with the bias before it.
+        let bias = |operator: Operator| operator == Operator::Expert(Expert::Bias);
+        let bounded =
+            |operator: Operator| matches!(operator, Operator::Pointwise(Pointwise::BoundedGlu(_)));
+        let mut runtime = catalog::load::runtime(APART).expect("a preset");
+        let both = |runtime: &Runtime| {
+            let ([forward, _], [_, backward]) = (of(runtime, bias), of(runtime, bounded));
+            [forward[forward.len() - 2], backward[0]]
+        };
+        let apart = both(&runtime);
+        runtime.rewrites.remove(&Rewrite::LaunchExpertsApart);
+        let fused = both(&runtime);
+        let beyond =
+            [0, 1].map(|pass| (apart[pass].0 - fused[pass].0, apart[pass].1 - fused[pass].1));
+        assert_eq!(beyond, [(16, 3), (30, 7)]);
+    }
+}

@@ -175,7 +175,9 @@ fn pointwise(
     if let Some(Apart::Chain(chain)) = apart {
         (bytes, launches) = (chain.bytes, chain.launches);
     }
-    let bounded = run.iter().filter_map(|op| expert_operators::bounds(lowering, trace, op));
+    let bounded = run
+        .iter()
+        .filter_map(|op| expert_operators::bounds(lowering, trace, op));
     for chain in bounded {
         bytes += chain.bytes;
         launches += chain.launches;
