@@ -37,17 +37,7 @@ pub(super) fn build(run: &Run, tp: u64, seq_len: u64, dropout: bool) -> Result<M
     let head_dim = m.head_dim.unwrap_or(hidden / heads);
     let moe = experts(m, layers, ffn);
     if let Some(official) = official(m) {
-        let dropped = |of: f64| if dropout { of } else { 0.0 };
-        let config = ModelConfig {
-            name: m.name.clone().unwrap_or_else(|| official.name.clone()),
-            vocab: padded(vocab, tp)?,
-            mtp_layers: 0,
-            max_position: seq_len,
-            hidden_dropout: dropped(official.hidden_dropout),
-            attention_dropout: dropped(official.attention_dropout),
-            ..official.clone()
-        };
-        return Model::new(config, &run.id).map_err(|e| e.to_string());
+        return published(run, official, (padded(vocab, tp)?, seq_len), dropout);
     }
     let dropout = if dropout && gpt { 0.1 } else { 0.0 };
     let config = ModelConfig {
@@ -82,6 +72,27 @@ pub(super) fn build(run: &Run, tp: u64, seq_len: u64, dropout: bool) -> Result<M
         text_of: None,
         stored_as: None,
         adapters: None,
+    };
+    Model::new(config, &run.id).map_err(|e| e.to_string())
+}
+
+/// The run's model if it is a published one: with the run's vocabulary and length, and without what its system leaves out.
+fn published(
+    run: &Run,
+    official: &ModelConfig,
+    (vocab, max_position): (u64, u64),
+    dropout: bool,
+) -> Result<Model, String> {
+    let dropped = |of: f64| if dropout { of } else { 0.0 };
+    let stated = run.model.name.as_ref();
+    let config = ModelConfig {
+        name: stated.unwrap_or(&official.name).clone(),
+        vocab,
+        mtp_layers: 0,
+        max_position,
+        hidden_dropout: dropped(official.hidden_dropout),
+        attention_dropout: dropped(official.attention_dropout),
+        ..official.clone()
     };
     Model::new(config, &run.id).map_err(|e| e.to_string())
 }

@@ -8,7 +8,7 @@ use dtensor::{
 };
 
 use super::casts;
-use super::expert_operators::{self, Apart};
+use super::expert_operators::{self, Apart, Chain};
 use super::kernel::{Kernel, KernelKind, Lowered};
 use super::lowering::Lowering;
 use super::tensor_set::TensorSet;
@@ -153,6 +153,39 @@ fn pointwise(
     if run.len() == 1 && is_loss_copy(trace, &run[0]) && lowering.has(Rewrite::FuseCrossEntropy) {
         return None;
     }
+    let (reads, writes) = crossing(run, readers);
+    let (kind, eager_passes) = pointwise_kind(lowering, run);
+    let mut chain = match apart {
+        Some(Apart::Chain(chain)) => chain,
+        _ => Chain {
+            bytes: traffic(trace, &reads, &writes) * u64::from(eager_passes),
+            launches: if run.len() > 1 { 1 } else { eager_passes },
+        },
+    };
+    for bounds in run
+        .iter()
+        .filter_map(|op| expert_operators::bounds(lowering, trace, op))
+    {
+        chain.bytes += bounds.bytes;
+        chain.launches += bounds.launches;
+    }
+    let Chain { bytes, launches } = chain;
+    let kind = KernelKind::Memory {
+        kind,
+        bytes,
+        launches,
+    };
+    Some(Kernel {
+        op: index,
+        kind,
+        pass: run[0].pass,
+        reads,
+        writes,
+    })
+}
+
+/// What a run of operators reads from outside itself, and writes of what leaves it.
+fn crossing(run: &[AnyOp<'_>], readers: &[u32]) -> (Vec<TensorId>, Vec<TensorId>) {
     let outputs = || run.iter().flat_map(|op| op.outputs.iter().copied());
     let inside = |id: TensorId| outputs().any(|output| output == id);
     let mut reads: Vec<TensorId> = Vec::new();
@@ -169,31 +202,7 @@ fn pointwise(
         all == 0 || all > within || run.iter().any(|op| op.saved.contains(id))
     };
     let writes: Vec<TensorId> = outputs().filter(leaves).collect();
-    let (kind, eager_passes) = pointwise_kind(lowering, run);
-    let mut bytes = traffic(trace, &reads, &writes) * u64::from(eager_passes);
-    let mut launches = if run.len() > 1 { 1 } else { eager_passes };
-    if let Some(Apart::Chain(chain)) = apart {
-        (bytes, launches) = (chain.bytes, chain.launches);
-    }
-    let bounded = run
-        .iter()
-        .filter_map(|op| expert_operators::bounds(lowering, trace, op));
-    for chain in bounded {
-        bytes += chain.bytes;
-        launches += chain.launches;
-    }
-    let kind = KernelKind::Memory {
-        kind,
-        bytes,
-        launches,
-    };
-    Some(Kernel {
-        op: index,
-        kind,
-        pass: run[0].pass,
-        reads,
-        writes,
-    })
+    (reads, writes)
 }
 
 /// Whether an operator is the copy of the logits to 32 bits before the loss, or the backward of that copy.
@@ -325,16 +334,7 @@ fn single(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>, index: usize) 
             n: s.v_dim,
             k: s.kv_len,
         }),
-        // Eager: scale, mask, upcast, softmax, downcast; the fused kernel makes one pass.
-        CostClass::Softmax(_) => {
-            let fused = has(Rewrite::FuseScaledMaskedSoftmax) || has(Rewrite::FusePointwise);
-            let scores = trace.tensor(op.inputs[0]);
-            if !fused && lowering.autocasts(scores.dtype) {
-                kernel(softmax_in_32_bits(scores.elements(), scores.dtype, op.pass))
-            } else {
-                memory(MemoryKind::Softmax, if fused { 1 } else { 3 })
-            }
-        }
+        CostClass::Softmax(_) => kernel(softmax(lowering, trace, op)),
         CostClass::Scan(sizes) => kernel(KernelKind::Scan {
             sizes,
             backward: op.pass != Pass::Forward,
@@ -372,6 +372,22 @@ fn single(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>, index: usize) 
         | CostClass::Copy => memory(MemoryKind::Pointwise, 1),
     };
     vec![one]
+}
+
+/// The kernels of a softmax of attention scores: one pass if fused, else scale, mask and softmax.
+fn softmax(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> KernelKind {
+    let fused =
+        lowering.has(Rewrite::FuseScaledMaskedSoftmax) || lowering.has(Rewrite::FusePointwise);
+    let scores = trace.tensor(op.inputs[0]);
+    if !fused && lowering.autocasts(scores.dtype) {
+        return softmax_in_32_bits(scores.elements(), scores.dtype, op.pass);
+    }
+    let launches = if fused { 1 } else { 3 };
+    KernelKind::Memory {
+        kind: MemoryKind::Softmax,
+        bytes: traffic(trace, op.inputs, op.outputs) * u64::from(launches),
+        launches,
+    }
 }
 
 /// The softmax of eager attention under `torch.autocast`, which runs it in 32 bits (PyTorch `autocast_mode.h`, list of
