@@ -118,6 +118,7 @@ fn apply_statements(run: &Run, runtime: &mut Runtime) {
         runtime.rewrites.insert(Rewrite::FusePointwise);
     }
     experts(run, runtime);
+    deepspeed(run, runtime);
     if run
         .precision
         .as_deref()
@@ -179,6 +180,18 @@ fn experts(run: &Run, runtime: &mut Runtime) {
     }
     if run.is_on("cutedsl_fused_grouped_mlp") {
         runtime.rewrites.remove(&Rewrite::LaunchExpertsApart);
+    }
+}
+
+/// Sets what DeepSpeed's engine hides at ZeRO stages 1 and 2: reductions only with `overlap_comm`, which is off there unless it
+/// is set (deepspeedai/DeepSpeed@edaa722, `zero/config.py`, `overlap_comm_valid`), and never the gather of updated parameters,
+/// which is a part of the step (`zero/stage_1_and_2.py`, `all_gather_dp_groups`).
+fn deepspeed(run: &Run, runtime: &mut Runtime) {
+    let its_engine = ["deepspeed", "hf-deepspeed"].contains(&runtime.name.as_str());
+    let unsharded_parameters = ["zero1", "zero-1", "zero2", "zero-2"].contains(&sharding(run));
+    if its_engine && unsharded_parameters {
+        runtime.overlap.grad_reduce = run.is_on("overlap_comm");
+        runtime.overlap.param_gather = false;
     }
 }
 

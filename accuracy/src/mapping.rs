@@ -30,8 +30,11 @@ pub(crate) fn map(run: &Run) -> Result<Mapped, String> {
     let (cluster, names_device) = machine::cluster(run)?;
     let precision = precision(run)?;
     let sizes = Sizes::of(run)?;
-    // GPT-3's recipes of the Megatron family train with dropout 0.1 (NeMo `megatron_gpt_config.yaml`).
-    let dropout = runtime.name.starts_with("megatron") || runtime.name.starts_with("nemo");
+    // GPT-3's recipes of the Megatron family train with dropout 0.1 (NeMo `megatron_gpt_config.yaml`), and so does GPT-2 of
+    // Hugging Face's library (transformers 5.23, `GPT2Config.resid_pdrop`, `embd_pdrop`, `attn_pdrop`).
+    let dropout = ["megatron", "nemo", "hf-"]
+        .iter()
+        .any(|family| runtime.name.starts_with(family));
     let model = super::model::build(run, sizes.tp, sizes.seq_len, dropout)?;
     let model = model
         .with_adapters(adapters(run)?)

@@ -1,5 +1,7 @@
 //! Turns a run's model block into a model, by generic rules without names.
 
+use std::sync::LazyLock;
+
 use catalog::Model;
 use catalog::model::{
     Activation, Attention, AttentionKind, Family, Mlp, ModelConfig, Moe, Norm, NormKind, Position,
@@ -34,6 +36,9 @@ pub(super) fn build(run: &Run, tp: u64, seq_len: u64, dropout: bool) -> Result<M
     let ffn = need(m.ffn.or(m.moe_ffn), "ffn")?;
     let head_dim = m.head_dim.unwrap_or(hidden / heads);
     let moe = experts(m, layers, ffn);
+    if let Some(official) = official(m) {
+        return published(run, official, (padded(vocab, tp)?, seq_len), dropout);
+    }
     let dropout = if dropout && gpt { 0.1 } else { 0.0 };
     let config = ModelConfig {
         name: m.name.clone().unwrap_or_else(|| "unnamed".to_owned()),
@@ -69,6 +74,60 @@ pub(super) fn build(run: &Run, tp: u64, seq_len: u64, dropout: bool) -> Result<M
         adapters: None,
     };
     Model::new(config, &run.id).map_err(|e| e.to_string())
+}
+
+/// The run's model if it is a published one: with the run's vocabulary and length, and without what its system leaves out.
+fn published(
+    run: &Run,
+    official: &ModelConfig,
+    (vocab, max_position): (u64, u64),
+    dropout: bool,
+) -> Result<Model, String> {
+    let dropped = |of: f64| if dropout { of } else { 0.0 };
+    let stated = run.model.name.as_ref();
+    let config = ModelConfig {
+        name: stated.unwrap_or(&official.name).clone(),
+        vocab,
+        mtp_layers: 0,
+        max_position,
+        hidden_dropout: dropped(official.hidden_dropout),
+        attention_dropout: dropped(official.attention_dropout),
+        ..official.clone()
+    };
+    Model::new(config, &run.id).map_err(|e| e.to_string())
+}
+
+/// The model preset whose published definition the run's sizes are taken from (`arch_source: official`), if one has all
+/// of them: it also says what the sizes leave out, such as biases of experts, attention sinks, windows and norms of
+/// queries and keys.
+fn official(m: &RunModel) -> Option<&'static ModelConfig> {
+    static PRESETS: LazyLock<Vec<ModelConfig>> = LazyLock::new(|| {
+        let names = catalog::load::model_names().into_iter();
+        names
+            .filter_map(|preset| catalog::load::model(&preset.name).ok())
+            .map(|model| (*model).clone())
+            .collect()
+    });
+    let is_official = m.arch_source.as_deref()?.starts_with("official");
+    let same = |of: &&ModelConfig| {
+        let grouped = match of.attention.kind {
+            AttentionKind::Grouped {
+                kv_heads, head_dim, ..
+            } => m.kv_heads == Some(kv_heads) && m.head_dim.is_none_or(|dim| dim == head_dim),
+            AttentionKind::Latent { .. } => is_latent(m),
+        };
+        let experts = of.moe.map(|moe| [moe.experts, moe.top_k, moe.expert_ffn]);
+        let stated = m.experts.filter(|&e| e > 1).map(|experts| {
+            let ffn = m.moe_ffn.or(m.ffn).unwrap_or(0);
+            [experts, m.topk.unwrap_or(1), ffn]
+        });
+        let sizes = [of.hidden, of.layers, of.attention.heads, of.vocab].map(Some);
+        grouped
+            && sizes == [m.hidden, m.layers, m.heads, m.vocab]
+            && experts == stated
+            && (experts.is_some() || m.ffn == Some(of.mlp.ffn))
+    };
+    PRESETS.iter().find(same).filter(|_| is_official)
 }
 
 /// Megatron pads the vocabulary to a multiple of 128 per tensor-parallel rank; others do not split it.

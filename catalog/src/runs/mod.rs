@@ -83,6 +83,7 @@ pub struct RunModel {
     pub moe_ffn: Option<u64>,
     pub shared_experts: Option<u64>,
     pub dense_layers: Option<u64>,
+    pub arch_source: Option<String>,
 }
 
 impl RunsFile {

@@ -8,6 +8,7 @@ use dtensor::{
 };
 
 use super::casts;
+use super::expert_operators::{self, Apart, Chain};
 use super::kernel::{Kernel, KernelKind, Lowered};
 use super::lowering::Lowering;
 use super::tensor_set::TensorSet;
@@ -142,9 +143,49 @@ fn pointwise(
     {
         return None;
     }
+    let apart = match run {
+        [op] => expert_operators::bias(lowering, trace, op),
+        _ => None,
+    };
+    if apart == Some(Apart::Epilogue) {
+        return None;
+    }
     if run.len() == 1 && is_loss_copy(trace, &run[0]) && lowering.has(Rewrite::FuseCrossEntropy) {
         return None;
     }
+    let (reads, writes) = crossing(run, readers);
+    let (kind, eager_passes) = pointwise_kind(lowering, run);
+    let mut chain = match apart {
+        Some(Apart::Chain(chain)) => chain,
+        _ => Chain {
+            bytes: traffic(trace, &reads, &writes) * u64::from(eager_passes),
+            launches: if run.len() > 1 { 1 } else { eager_passes },
+        },
+    };
+    for bounds in run
+        .iter()
+        .filter_map(|op| expert_operators::bounds(lowering, trace, op))
+    {
+        chain.bytes += bounds.bytes;
+        chain.launches += bounds.launches;
+    }
+    let Chain { bytes, launches } = chain;
+    let kind = KernelKind::Memory {
+        kind,
+        bytes,
+        launches,
+    };
+    Some(Kernel {
+        op: index,
+        kind,
+        pass: run[0].pass,
+        reads,
+        writes,
+    })
+}
+
+/// What a run of operators reads from outside itself, and writes of what leaves it.
+fn crossing(run: &[AnyOp<'_>], readers: &[u32]) -> (Vec<TensorId>, Vec<TensorId>) {
     let outputs = || run.iter().flat_map(|op| op.outputs.iter().copied());
     let inside = |id: TensorId| outputs().any(|output| output == id);
     let mut reads: Vec<TensorId> = Vec::new();
@@ -161,21 +202,7 @@ fn pointwise(
         all == 0 || all > within || run.iter().any(|op| op.saved.contains(id))
     };
     let writes: Vec<TensorId> = outputs().filter(leaves).collect();
-    let (kind, eager_passes) = pointwise_kind(lowering, run);
-    let bytes = traffic(trace, &reads, &writes) * u64::from(eager_passes);
-    let launches = if run.len() > 1 { 1 } else { eager_passes };
-    let kind = KernelKind::Memory {
-        kind,
-        bytes,
-        launches,
-    };
-    Some(Kernel {
-        op: index,
-        kind,
-        pass: run[0].pass,
-        reads,
-        writes,
-    })
+    (reads, writes)
 }
 
 /// Whether an operator is the copy of the logits to 32 bits before the loss, or the backward of that copy.
@@ -307,11 +334,7 @@ fn single(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>, index: usize) 
             n: s.v_dim,
             k: s.kv_len,
         }),
-        // Eager: scale, mask, upcast, softmax, downcast; the fused kernel makes one pass.
-        CostClass::Softmax(_) => {
-            let fused = has(Rewrite::FuseScaledMaskedSoftmax) || has(Rewrite::FusePointwise);
-            memory(MemoryKind::Softmax, if fused { 1 } else { 3 })
-        }
+        CostClass::Softmax(_) => kernel(softmax(lowering, trace, op)),
         CostClass::Scan(sizes) => kernel(KernelKind::Scan {
             sizes,
             backward: op.pass != Pass::Forward,
@@ -349,6 +372,36 @@ fn single(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>, index: usize) 
         | CostClass::Copy => memory(MemoryKind::Pointwise, 1),
     };
     vec![one]
+}
+
+/// The kernels of a softmax of attention scores: one pass if fused, else scale, mask and softmax.
+fn softmax(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> KernelKind {
+    let fused =
+        lowering.has(Rewrite::FuseScaledMaskedSoftmax) || lowering.has(Rewrite::FusePointwise);
+    let scores = trace.tensor(op.inputs[0]);
+    if !fused && lowering.autocasts(scores.dtype) {
+        return softmax_in_32_bits(scores.elements(), scores.dtype, op.pass);
+    }
+    let launches = if fused { 1 } else { 3 };
+    KernelKind::Memory {
+        kind: MemoryKind::Softmax,
+        bytes: traffic(trace, op.inputs, op.outputs) * u64::from(launches),
+        launches,
+    }
+}
+
+/// The softmax of eager attention under `torch.autocast`, which runs it in 32 bits (PyTorch `autocast_mode.h`, list of
+/// operators in fp32): scale and mask in 16 bits, a cast, the softmax, a cast back (transformers 4.12, `GPT2Attention._attn`);
+/// in backward the gradients of each.
+fn softmax_in_32_bits(elements: u64, dtype: catalog::DType, pass: Pass) -> KernelKind {
+    let (narrow, wide) = (dtype.size(), catalog::DType::F32.size());
+    let of_softmax = if pass == Pass::Forward { 2 } else { 3 };
+    let bytes = 2 * 2 * narrow + 2 * (narrow + wide) + of_softmax * wide;
+    KernelKind::Memory {
+        kind: MemoryKind::Softmax,
+        bytes: Bytes(elements * bytes),
+        launches: 5,
+    }
 }
 
 /// The kernel that runs a product of a linear layer, or of all experts.

@@ -2,7 +2,7 @@
 
 use catalog::model::Activation;
 use catalog::runtime::{AttentionKernel, Rewrite};
-use catalog::{DType, RecomputeModule, Runtime, Selection};
+use catalog::{DType, Dispatcher, RecomputeModule, Runtime, Selection};
 use dtensor::{Operator, Pointwise, Product, Trace};
 use plans::Recompute;
 
@@ -106,6 +106,32 @@ impl Lowering<'_> {
         match product {
             Product::Matmul(..) => trace.is_eight_bit(product),
             Product::GroupedMatmul(..) => self.narrows_experts(trace),
+        }
+    }
+
+    /// Whether eager modules run under `torch.autocast`, which computes some operators in 32 bits: parameters are held in
+    /// them, activations of this type are not.
+    #[must_use]
+    pub fn autocasts(&self, activations: DType) -> bool {
+        self.has(Rewrite::NormInF32)
+            && self.runtime.states.parameter == Some(DType::F32)
+            && activations.size() < DType::F32.size()
+    }
+
+    /// Whether experts are Megatron-Core's `TEGroupedMLP`, with elementary operators of PyTorch between products that are
+    /// launched one by one.
+    #[must_use]
+    pub fn runs_experts_apart(&self) -> bool {
+        self.has(Rewrite::LaunchExpertsApart) && self.has(Rewrite::WeightActivations)
+    }
+
+    /// The type of a router's weights where they multiply rows of experts: DeepEP and HybridEP send them in 32 bits
+    /// (Megatron-Core `token_dispatcher.py`), else they have the type of the layer (`moe_router_dtype` is not set).
+    #[must_use]
+    pub fn router_weights(&self, layer: DType) -> DType {
+        match self.runtime.dispatcher {
+            Dispatcher::DeepEp | Dispatcher::HybridEp => DType::F32,
+            Dispatcher::AllToAll | Dispatcher::AllGather => layer,
         }
     }
 
