@@ -2,6 +2,7 @@
 //! same plan, or is refused with a reason and a choice that the target takes.
 
 mod accounts;
+mod graphs;
 mod snapshots;
 mod workloads;
 
@@ -396,24 +397,6 @@ fn each_target_takes_the_plans_it_is_made_for() {
             );
         }
     }
-}
-
-/// State-space layers are captured too. A Nemotron-H without experts is refused: Bridge counts experts in it that no layer has.
-#[test]
-fn graphs_of_layers_capture_state_spaces() {
-    let answer = |name| {
-        let (model, workload) = scene(name, 16, Precision::Bf16);
-        let strategy = parse("zero=1,graphs=layers", &model, &workload).expect("legal");
-        exported(&strategy, &model, &workload, Dialect::MegatronBridge, None)
-    };
-    let taken = answer("nemotron-3-nano-30b-a3b").expect("taken");
-    let text = &taken.files[0].text;
-    assert!(
-        text.contains(r#"["attn", "mamba", "moe_router", "moe_preprocess"]"#),
-        "{text}"
-    );
-    let refused = answer("nemotron-h-8b").expect_err("refused").to_string();
-    assert!(refused.contains("graphs=layers"), "{refused}");
 }
 
 /// Every model of the library: its sizes arrive, or what the target lacks is named.
