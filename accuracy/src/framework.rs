@@ -183,9 +183,9 @@ fn experts(run: &Run, runtime: &mut Runtime) {
     }
 }
 
-/// Sets what DeepSpeed's engine hides at ZeRO stages 1 and 2: reductions only with `overlap_comm`, which is off there unless it
-/// is set (deepspeedai/DeepSpeed@edaa722, `zero/config.py`, `overlap_comm_valid`), and never the gather of updated parameters,
-/// which is a part of the step (`zero/stage_1_and_2.py`, `all_gather_dp_groups`).
+/// Sets which messages DeepSpeed runs beside passes at ZeRO stages 1 and 2. It reduces gradients beside backward only if the run
+/// sets `overlap_comm`, which is off by itself (deepspeedai/DeepSpeed@edaa722, `zero/config.py`, `overlap_comm_valid`). It
+/// gathers updated parameters within the optimizer's step, beside nothing (`zero/stage_1_and_2.py`, `all_gather_dp_groups`).
 fn deepspeed(run: &Run, runtime: &mut Runtime) {
     let its_engine = ["deepspeed", "hf-deepspeed"].contains(&runtime.name.as_str());
     let unsharded_parameters = ["zero1", "zero-1", "zero2", "zero-2"].contains(&sharding(run));

@@ -76,7 +76,8 @@ pub(super) fn build(run: &Run, tp: u64, seq_len: u64, dropout: bool) -> Result<M
     Model::new(config, &run.id).map_err(|e| e.to_string())
 }
 
-/// The run's model if it is a published one: with the run's vocabulary and length, and without what its system leaves out.
+/// A published model as a run trains it: with the run's padded vocabulary and sequence length, without layers that predict later
+/// tokens, and without dropout unless its system trains with it.
 fn published(
     run: &Run,
     official: &ModelConfig,
@@ -97,9 +98,9 @@ fn published(
     Model::new(config, &run.id).map_err(|e| e.to_string())
 }
 
-/// The model preset whose published definition the run's sizes are taken from (`arch_source: official`), if one has all
-/// of them: it also says what the sizes leave out, such as biases of experts, attention sinks, windows and norms of
-/// queries and keys.
+/// The preset of a run's model, if the run says that its sizes are those of a published model (`arch_source: official`) and a
+/// preset has all of them. The preset also knows what a run's sizes do not say: biases of experts, attention sinks, windows, and
+/// norms of queries and keys.
 fn official(m: &RunModel) -> Option<&'static ModelConfig> {
     static PRESETS: LazyLock<Vec<ModelConfig>> = LazyLock::new(|| {
         let names = catalog::load::model_names().into_iter();
@@ -108,7 +109,9 @@ fn official(m: &RunModel) -> Option<&'static ModelConfig> {
             .map(|model| (*model).clone())
             .collect()
     });
-    let is_official = m.arch_source.as_deref()?.starts_with("official");
+    if !m.arch_source.as_deref()?.starts_with("official") {
+        return None;
+    }
     let same = |of: &&ModelConfig| {
         let grouped = match of.attention.kind {
             AttentionKind::Grouped {
@@ -127,7 +130,7 @@ fn official(m: &RunModel) -> Option<&'static ModelConfig> {
             && experts == stated
             && (experts.is_some() || m.ffn == Some(of.mlp.ffn))
     };
-    PRESETS.iter().find(same).filter(|_| is_official)
+    PRESETS.iter().find(same)
 }
 
 /// Megatron pads the vocabulary to a multiple of 128 per tensor-parallel rank; others do not split it.

@@ -315,8 +315,8 @@ pub enum Rewrite {
     /// came from, and the first row of each expert, beside the chosen experts' numbers (our own executor).
     KeepRowIndices,
     /// Each expert's products are launched one after another rather than as one kernel of all experts (Transformer
-    /// Engine's `GroupedLinear` calls cuBLAS for every expert). With [`Self::WeightActivations`] experts are Megatron-Core's
-    /// `TEGroupedMLP`: PyTorch's elementary operators bound gated activations and add the bias of the last product.
+    /// Engine's `GroupedLinear` calls cuBLAS for every expert). Together with [`Self::WeightActivations`] it describes
+    /// Megatron-Core's `TEGroupedMLP`, in which PyTorch, not the kernels of products, clamps activations and adds the last bias.
     LaunchExpertsApart,
     /// The router's probabilities multiply what experts' activations give, not what experts return, so that combining
     /// keeps no rows for the probabilities' gradients (Megatron-Core `moe/experts.py` at 5be9626,

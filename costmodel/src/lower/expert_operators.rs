@@ -1,34 +1,35 @@
-//! What Megatron-Core's `TEGroupedMLP` runs between the products of experts, operator by operator in PyTorch, where
-//! Transformer Engine does not fuse all of it: the bias of the last product, which router weights multiply, and the bounds of
-//! a gated activation (NVIDIA/Megatron-LM@d98e8a6, `core/transformer/moe/experts.py`, `_apply_bias`;
-//! `core/fusions/fused_bias_geglu.py`, `weighted_bias_quick_geglu_impl`).
+//! The small operators that Megatron-Core's experts (`TEGroupedMLP`) run between their matrix products, each a kernel of
+//! PyTorch. There are two groups of them: those that add the bias of the last product, multiplied by the router's weights
+//! (NVIDIA/Megatron-LM@d98e8a6, `core/transformer/moe/experts.py`, `_apply_bias`), and those that clamp the inputs of a gated
+//! activation (`core/fusions/fused_bias_geglu.py`, `weighted_bias_quick_geglu_impl`).
 //!
-//! Traffic is counted in passes over the elements of a tensor in the width that each operator reads or writes it in. Tensors
-//! of one row or one column are left out.
+//! An operator moves the bytes of every large tensor that it reads and of every one that it writes. Tensors of a single row or
+//! column are small, and are left out.
 
 use catalog::Bytes;
 use dtensor::{AnyOp, Expert, Gradient, Operator, Pass, Pointwise, Product, Trace};
 
 use super::lowering::Lowering;
 
-/// Bytes and launches of a chain of elementary operators.
+/// Operators that run one after another, each a kernel of its own: the bytes that all of them move, and how many kernels they
+/// are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Chain {
     pub(super) bytes: Bytes,
     pub(super) launches: u32,
 }
 
-/// How an operator of experts runs under a runtime that launches experts apart.
+/// How the bias of experts is added under a runtime that launches each expert's products by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Apart {
-    /// In the epilogue of a product: it moves nothing more and launches nothing.
+    /// By the kernel of the product before it: it moves no further bytes and launches no kernel.
     Epilogue,
-    /// As a chain of operators of its own.
+    /// By operators of its own.
     Chain(Chain),
 }
 
-/// How a bias of experts runs, if the operator is one. Those of the first products lie in the epilogues of cuBLAS, as their
-/// gradients do.
+/// How the bias of experts is added; `None` for any other operator. cuBLAS adds the bias of the first product, and computes its
+/// gradient, in the kernel of the product itself.
 pub(super) fn bias(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Option<Apart> {
     if op.operator != Operator::Expert(Expert::Bias) || !lowering.runs_experts_apart() {
         return None;
@@ -61,15 +62,15 @@ pub(super) fn bias(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Op
     }))
 }
 
-/// The bounds of a gated activation of experts, beside the activation itself: forward clamps both halves and joins them;
-/// backward compares the one with its upper and the other with both bounds, selects by what it found, and joins the
-/// gradients.
+/// The operators that clamp the two inputs of a gated activation of experts, without the activation itself; `None` for any
+/// other operator. Forward clamps each input and joins both into one tensor. Backward compares one input with its upper bound
+/// and the other with both of its bounds, sets the gradients of clamped elements to zero, and joins the gradients.
 pub(super) fn bounds(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Option<Chain> {
     let bounded = matches!(op.operator, Operator::Pointwise(Pointwise::BoundedGlu(_)));
     if !bounded || !lowering.runs_experts_apart() {
         return None;
     }
-    // Gradients and their halves have the shape and type of either half.
+    // Both inputs and their gradients have this shape and type.
     let half = trace.tensor(op.inputs[0]);
     let (elements, size, flag) = (half.elements(), half.dtype.size(), 1);
     let (bytes, launches) = match op.pass {
@@ -86,7 +87,7 @@ pub(super) fn bounds(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> 
     })
 }
 
-/// Whether the rows to which a bias is added are what an activation reads.
+/// Whether an activation reads what this bias is added to, as it does after the first product.
 fn feeds_activation(trace: &Trace, op: &AnyOp<'_>) -> bool {
     let forward = match op.pass {
         Pass::Forward => Some(op.index),
@@ -121,7 +122,7 @@ mod tests {
     use super::*;
     use crate::lower::kernel::{Kernel, KernelKind};
 
-    /// A layer of 64 tokens with two experts for each, of eight, as wide as the model.
+    /// A layer with eight experts, run on 64 tokens, each of which goes to two of them. Experts are as wide as the model.
     fn layer() -> Trace {
         let json = r#"{"model_type": "gpt_oss", "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2,
             "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "num_local_experts": 8,
@@ -132,7 +133,8 @@ mod tests {
             .expect("a block")
     }
 
-    /// Bytes per routed element and launches of the kernels of operators of a kind, forward and backward.
+    /// For each kernel of the operators that `is` selects, the bytes that it moves per element of the experts' rows, and its
+    /// launches: of the forward pass, and of the backward pass.
     fn of(runtime: &Runtime, is: fn(Operator) -> bool) -> [Vec<(u64, u32)>; 2] {
         let trace = layer();
         let lowered = Lowering::new(runtime).lower(&trace);

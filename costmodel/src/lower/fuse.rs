@@ -184,7 +184,8 @@ fn pointwise(
     })
 }
 
-/// What a run of operators reads from outside itself, and writes of what leaves it.
+/// The tensors that a kernel made of these operators reads, and those that it writes. What one of its operators hands to the
+/// next and nobody else needs is in neither list.
 fn crossing(run: &[AnyOp<'_>], readers: &[u32]) -> (Vec<TensorId>, Vec<TensorId>) {
     let outputs = || run.iter().flat_map(|op| op.outputs.iter().copied());
     let inside = |id: TensorId| outputs().any(|output| output == id);
@@ -374,7 +375,7 @@ fn single(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>, index: usize) 
     vec![one]
 }
 
-/// The kernels of a softmax of attention scores: one pass if fused, else scale, mask and softmax.
+/// The softmax of attention scores: one kernel if fused, else a kernel each for scale, mask and softmax.
 fn softmax(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> KernelKind {
     let fused =
         lowering.has(Rewrite::FuseScaledMaskedSoftmax) || lowering.has(Rewrite::FusePointwise);
@@ -390,9 +391,10 @@ fn softmax(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> KernelKind
     }
 }
 
-/// The softmax of eager attention under `torch.autocast`, which runs it in 32 bits (PyTorch `autocast_mode.h`, list of
-/// operators in fp32): scale and mask in 16 bits, a cast, the softmax, a cast back (transformers 4.12, `GPT2Attention._attn`);
-/// in backward the gradients of each.
+/// The softmax of attention that is not fused, under `torch.autocast`, which computes every softmax in 32 bits (PyTorch's
+/// `autocast_mode.h` lists the operators that it runs in fp32). Forward runs five operators: scale and mask in 16 bits, a cast
+/// to 32 bits, the softmax, and a cast back (transformers 4.12, `GPT2Attention._attn`). Backward runs one for the gradient of
+/// each of these.
 fn softmax_in_32_bits(elements: u64, dtype: catalog::DType, pass: Pass) -> KernelKind {
     let (narrow, wide) = (dtype.size(), catalog::DType::F32.size());
     let of_softmax = if pass == Pass::Forward { 2 } else { 3 };

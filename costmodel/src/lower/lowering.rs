@@ -109,8 +109,8 @@ impl Lowering<'_> {
         }
     }
 
-    /// Whether eager modules run under `torch.autocast`, which computes some operators in 32 bits: parameters are held in
-    /// them, activations of this type are not.
+    /// Whether modules run under `torch.autocast`, which computes some operators in 32 bits although activations have fewer.
+    /// That is so if parameters are held in 32 bits and `activations` is a smaller type.
     #[must_use]
     pub fn autocasts(&self, activations: DType) -> bool {
         self.has(Rewrite::NormInF32)
@@ -118,15 +118,16 @@ impl Lowering<'_> {
             && activations.size() < DType::F32.size()
     }
 
-    /// Whether experts are Megatron-Core's `TEGroupedMLP`, with elementary operators of PyTorch between products that are
-    /// launched one by one.
+    /// Whether experts run as in Megatron-Core's `TEGroupedMLP`: each expert's products are launched by themselves, and between
+    /// them PyTorch adds biases and clamps activations.
     #[must_use]
     pub fn runs_experts_apart(&self) -> bool {
         self.has(Rewrite::LaunchExpertsApart) && self.has(Rewrite::WeightActivations)
     }
 
-    /// The type of a router's weights where they multiply rows of experts: DeepEP and HybridEP send them in 32 bits
-    /// (Megatron-Core `token_dispatcher.py`), else they have the type of the layer (`moe_router_dtype` is not set).
+    /// The element type of the router's weights when they multiply what experts return. DeepEP and HybridEP send them in 32
+    /// bits (Megatron-Core `token_dispatcher.py`); other dispatchers leave them in the type of the layer's activations, as long
+    /// as `moe_router_dtype` is not set.
     #[must_use]
     pub fn router_weights(&self, layer: DType) -> DType {
         match self.runtime.dispatcher {

@@ -5,7 +5,8 @@ use interop::export::Dialect;
 
 use super::{exported, parse, scene};
 
-/// State-space layers are captured too. A Nemotron-H without experts is refused: Bridge counts experts in it that no layer has.
+/// CUDA graphs of layers capture Mamba layers too. `export` refuses them for a Nemotron-H without experts: Megatron Bridge sets a
+/// number of experts for every Nemotron-H, and then stops because it finds no dense layer to capture.
 #[test]
 fn graphs_of_layers_capture_state_spaces() {
     let answer = |name| {
