@@ -183,15 +183,13 @@ fn experts(run: &Run, runtime: &mut Runtime) {
     }
 }
 
-/// Sets which messages DeepSpeed runs beside passes at ZeRO stages 1 and 2. It reduces gradients beside backward only if the run
-/// sets `overlap_comm`, which is off by itself (deepspeedai/DeepSpeed@edaa722, `zero/config.py`, `overlap_comm_valid`). It
-/// gathers updated parameters within the optimizer's step, beside nothing (`zero/stage_1_and_2.py`, `all_gather_dp_groups`).
+/// Sets whether DeepSpeed reduces gradients beside backward at ZeRO stages 1 and 2: only if the run sets `overlap_comm`, which is
+/// off by itself (deepspeedai/DeepSpeed@edaa722, `zero/config.py`, `overlap_comm_valid`).
 fn deepspeed(run: &Run, runtime: &mut Runtime) {
     let its_engine = ["deepspeed", "hf-deepspeed"].contains(&runtime.name.as_str());
     let unsharded_parameters = ["zero1", "zero-1", "zero2", "zero-2"].contains(&sharding(run));
     if its_engine && unsharded_parameters {
         runtime.overlap.grad_reduce = run.is_on("overlap_comm");
-        runtime.overlap.param_gather = false;
     }
 }
 

@@ -100,6 +100,7 @@ pub(crate) fn plan(
     let reduces = all(|l| l.reduce);
     let copied = all(|l| l.copies.to_host);
     let mut overlap = strategy.overlap;
+    overlap.param_gather &= !(scenario.runtime.rewrites).contains(&Rewrite::GatherInStep);
     // Gradients that nothing reduces are copied to the host as they come.
     overlap.grad_reduce |= parallel.ranks() == 1;
     let offloaded = Offloaded::of(&scenario.runtime, strategy);

@@ -217,6 +217,11 @@ pub(crate) const TABLE: &Table = &[
         Never("GELU has a kernel of its own"),
     ),
     (
+        Rewrite::GatherInStep,
+        |j| j.decisions.zero == Zero::Z1,
+        Never("updated parameters are gathered beside forward passes"),
+    ),
+    (
         Rewrite::BroadcastParameters,
         |_| true,
         Never("ranks gather parameters at once"),

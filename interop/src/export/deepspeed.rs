@@ -191,10 +191,6 @@ fn notes(job: &Job<'_>, limits: &mut Limits) {
         d.recompute == Recompute::Full,
         "the model calls deepspeed.checkpointing.checkpoint on every layer (or HF gradient_checkpointing)",
     );
-    limits.note(
-        matches!(d.zero, Zero::Z1 | Zero::Z2) && d.overlap.param_gather,
-        "DeepSpeed gathers parameters after the step, beside nothing",
-    );
 }
 
 fn refuse(job: &Job<'_>, limits: &mut Limits) {
@@ -268,7 +264,7 @@ fn states(d: &Decisions, limits: &mut Limits) {
     );
     limits.refuse(
         d.zero == Zero::Z0 && !d.overlap.grad_reduce && d.dp() * d.cp > 1
-            || d.zero != Zero::Z0 && !d.overlap.param_gather,
+            || d.zero == Zero::Z3 && !d.overlap.param_gather,
         "overlap",
         "there is no switch for this at this ZeRO stage; allowed, it does what it can",
         Some(("overlap", "grad+param+pp".to_owned())),

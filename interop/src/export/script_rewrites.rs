@@ -32,9 +32,10 @@ fn states(job: &Job<'_>) -> bool {
     job.decisions.zero != Zero::Z0
 }
 
-/// The rows that all of them share, and the system's own: checkpoints, gathered parameters, gradients, modules.
+/// The rows that all of them share, and the system's own: checkpoints, gathered parameters, gradients, modules, updated
+/// parameters.
 macro_rules! table {
-    ($checkpoints:expr, $shards:expr, $flattened:expr, $copied:expr, $accumulated:expr, $visited:expr) => {
+    ($checkpoints:expr, $shards:expr, $flattened:expr, $copied:expr, $accumulated:expr, $visited:expr, $updated:expr) => {
         &[
             (Rewrite::EarlyStopRecompute, whole_layers, $checkpoints),
             (Rewrite::CopyShards, sharded, $shards),
@@ -100,6 +101,11 @@ macro_rules! table {
             (Rewrite::NormInF32, |_| true, Yours),
             (Rewrite::GeluByOperators, |_| true, Yours),
             (Rewrite::BroadcastParameters, |_| false, Written),
+            (
+                Rewrite::GatherInStep,
+                |j| matches!(j.decisions.zero, Zero::Z1 | Zero::Z2),
+                $updated,
+            ),
             (Rewrite::FusePermute, |_| true, Yours),
             (Rewrite::KeepRowIndices, |_| true, Yours),
             (Rewrite::LaunchExpertsApart, |_| true, Yours),
@@ -125,7 +131,8 @@ pub(crate) const DEEPSPEED: &Table = table!(
     Always("gradients are copied into buckets before they are reduced"),
     Always("its step makes a 32-bit copy of its gradients"),
     Always("every micro-batch's gradients are added to a buffer"),
-    Always("ZeRO-3 gathers and frees parameters module by module")
+    Always("ZeRO-3 gathers and frees parameters module by module"),
+    Always("updated parameters are gathered within the step, beside nothing")
 );
 
 /// Rewrites of PyTorch's `fully_shard`, under accelerate and axolotl.
@@ -135,7 +142,8 @@ pub(crate) const FSDP2: &Table = table!(
     Never("gradients are reduced where they lie"),
     Never("its step reads the gradients as they are"),
     Never("gradients are added in place"),
-    Never("parameters are gathered for a whole block")
+    Never("parameters are gathered for a whole block"),
+    Never("updated parameters are gathered beside forward passes")
 );
 
 /// veScale's rewrites.
@@ -145,5 +153,6 @@ pub(crate) const VESCALE: &Table = table!(
     Never("gradients are reduced where they lie"),
     Never("its step reads the gradients as they are"),
     Never("gradients are added in place"),
-    Never("parameters are gathered for a whole block")
+    Never("parameters are gathered for a whole block"),
+    Never("updated parameters are gathered beside forward passes")
 );

@@ -151,6 +151,8 @@ pub(crate) const REWRITES: &Table = &[
     // Its models have no biases to fuse, its attention no scores; it does not train in 8 bits or choose operators.
     (Rewrite::FuseBiasGelu, |_| false, Written),
     (Rewrite::GeluByOperators, |_| false, Written),
+    // What its gathers overlap with is the strategy's.
+    (Rewrite::GatherInStep, |_| false, Written),
     (
         Rewrite::BroadcastParameters,
         |_| true,

@@ -210,6 +210,11 @@ pub(crate) const REWRITES: &Table = &[
         Never("selective checkpointing keeps what its list of operators says"),
     ),
     (
+        Rewrite::GatherInStep,
+        |j| matches!(j.decisions.zero, Zero::Z1 | Zero::Z2),
+        Never("parameters are gathered beside forward passes"),
+    ),
+    (
         Rewrite::BroadcastParameters,
         |_| true,
         Never("ranks gather parameters at once"),

@@ -1,0 +1,47 @@
+//! Where the parameters that a step has updated are gathered: beside the next forward passes, or within the step.
+
+use catalog::runtime::Rewrite;
+use catalog::{Precision, Workload};
+use costmodel::{CostModel, Scenario};
+
+/// Parameters of GPT-2 XL (Radford et al. 2019).
+const WEIGHTS: f64 = 1.5575e9;
+/// Peak of an A100's NVLink in one direction, bytes per second.
+const NVLINK: f64 = 300e9;
+const GPUS: u64 = 8;
+
+/// Seconds of data-parallel messages that nothing hides, under DeepSpeed as it is, or if it gathered beside forward passes.
+fn exposed(plan: &str, gathers_in_step: bool) -> f64 {
+    let mut s = Scenario {
+        model: catalog::load::model("gpt2-xl").expect("preset"),
+        cluster: catalog::load::cluster("dgx-a100").expect("preset"),
+        runtime: catalog::load::runtime("deepspeed").expect("preset"),
+        workload: Workload::new(catalog::WorkloadSizes {
+            gpus: GPUS,
+            seq_len: 1024,
+            global_batch: 16 * GPUS,
+            precision: Precision::Bf16,
+        })
+        .expect("a workload"),
+        headroom: 0.0,
+    };
+    assert!(s.runtime.rewrites.contains(&Rewrite::GatherInStep));
+    if !gathers_in_step {
+        s.runtime.rewrites.remove(&Rewrite::GatherInStep);
+    }
+    let plan = plans::grammar::parse(plan, &s.model, &s.workload, &s.runtime).expect(plan);
+    let costs = CostModel::new(s).expect("priced");
+    costs.predict(&plan).expect("priced").breakdown.dp_exposed_s
+}
+
+#[test]
+fn deepspeed_hides_no_gather_of_updated_parameters() {
+    // Every rank receives seven eighths of the 16-bit parameters.
+    let gather = 2.0 * WEIGHTS * (GPUS - 1) as f64 / GPUS as f64 / NVLINK;
+    for plan in ["dp8 zero1 mbs4", "dp8 zero2 mbs4"] {
+        let [within, beside] = [true, false].map(|within| exposed(plan, within));
+        assert!(within - beside > 0.9 * gather, "{plan}: {within} {beside}");
+    }
+    let zero_3 = [true, false].map(|within| exposed("dp8 zero3 mbs4", within));
+    assert_eq!(zero_3[0], zero_3[1], "gathered before every pass");
+}
