@@ -210,3 +210,46 @@ fn mlp(ffn: u64, kind: &str, gpt: bool) -> Mlp {
         fused_gate_up: false,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Change = fn(&mut RunModel);
+
+    /// A published run of GPT-OSS 120B, whose sizes are stated as official, with a change.
+    fn gpt_oss(change: Change) -> Run {
+        let runs = catalog::runs::embedded().expect("embedded runs are well-formed");
+        let mut run = runs
+            .into_iter()
+            .find(|run| run.id == "mb_2606_gpt-oss-120b_gb200_mxfp8_n64_gbs1280")
+            .expect("a published run");
+        change(&mut run.model);
+        run
+    }
+
+    #[test]
+    fn a_model_is_a_published_one_only_if_the_run_says_so_and_all_sizes_are_its_own() {
+        let cases: [(&str, Change, bool); 5] = [
+            ("as stated", |_| (), true),
+            ("of another name", |m| m.name = None, true),
+            (
+                "sizes guessed",
+                |m| m.arch_source = Some("inferred".to_owned()),
+                false,
+            ),
+            ("fewer experts", |m| m.experts = Some(64), false),
+            (
+                "one layer more",
+                |m| m.layers = m.layers.map(|n| n + 1),
+                false,
+            ),
+        ];
+        for (what, change, expected) in cases {
+            let model = build(&gpt_oss(change), 1, 4096, true).expect(what);
+            assert_eq!(model.attention.sinks, expected, "{what}: attention sinks");
+            assert_eq!(model.hidden_dropout, 0.0, "{what}: dropout");
+            assert_eq!(model.max_position, 4096, "{what}: positions");
+        }
+    }
+}
