@@ -183,8 +183,8 @@ fn experts(run: &Run, runtime: &mut Runtime) {
     }
 }
 
-/// Sets whether DeepSpeed reduces gradients beside backward at ZeRO stages 1 and 2: only if the run sets `overlap_comm`, which is
-/// off by itself (deepspeedai/DeepSpeed@edaa722, `zero/config.py`, `overlap_comm_valid`).
+/// Sets whether DeepSpeed reduces gradients while backward still runs. At ZeRO stages 1 and 2 it does so only if the run sets
+/// `overlap_comm`, whose default is off there (deepspeedai/DeepSpeed@edaa722, `zero/config.py`, `overlap_comm_valid`).
 fn deepspeed(run: &Run, runtime: &mut Runtime) {
     let its_engine = ["deepspeed", "hf-deepspeed"].contains(&runtime.name.as_str());
     let unsharded_parameters = ["zero1", "zero-1", "zero2", "zero-2"].contains(&sharding(run));

@@ -217,7 +217,7 @@ mod tests {
 
     type Change = fn(&mut RunModel);
 
-    /// A published run of GPT-OSS 120B, whose sizes are stated as official, with a change.
+    /// A published run of GPT-OSS 120B, which says that its sizes are the official ones, after `change` was applied to its model.
     fn gpt_oss(change: Change) -> Run {
         let runs = catalog::runs::embedded().expect("embedded runs are well-formed");
         let mut run = runs

@@ -1,16 +1,18 @@
-//! Where the parameters that a step has updated are gathered: beside the next forward passes, or within the step.
+//! After the optimizer has updated its shares, ranks gather the whole parameters: either while the next forward passes run, which
+//! hides the messages, or at the end of the step, where nothing does.
 
 use catalog::runtime::Rewrite;
 use catalog::{Precision, Workload};
 use costmodel::{CostModel, Scenario};
 
-/// Parameters of GPT-2 XL (Radford et al. 2019).
+/// Number of parameters of GPT-2 XL (Radford et al. 2019).
 const WEIGHTS: f64 = 1.5575e9;
-/// Peak of an A100's NVLink in one direction, bytes per second.
+/// Peak rate of an A100's NVLink in one direction, in bytes per second.
 const NVLINK: f64 = 300e9;
 const GPUS: u64 = 8;
 
-/// Seconds of data-parallel messages that nothing hides, under DeepSpeed as it is, or if it gathered beside forward passes.
+/// Seconds of data-parallel messages that no computation hides, under DeepSpeed. With `gathers_in_step` it is DeepSpeed as it is;
+/// without, the same system if it gathered updated parameters while forward passes run.
 fn exposed(plan: &str, gathers_in_step: bool) -> f64 {
     let mut s = Scenario {
         model: catalog::load::model("gpt2-xl").expect("preset"),

@@ -32,8 +32,9 @@ fn states(job: &Job<'_>) -> bool {
     job.decisions.zero != Zero::Z0
 }
 
-/// The rows that all of them share, and the system's own: checkpoints, gathered parameters, gradients, modules, updated
-/// parameters.
+/// Makes a system's table. Most rows are the same for all systems; the arguments are the system's own answers: when its
+/// checkpoints stop, whether gathered parameters are copied, whether gradients are copied into buckets, copied for the step and
+/// added by a pass of their own, whether modules are gathered one by one, and when updated parameters are gathered.
 macro_rules! table {
     ($checkpoints:expr, $shards:expr, $flattened:expr, $copied:expr, $accumulated:expr, $visited:expr, $updated:expr) => {
         &[
