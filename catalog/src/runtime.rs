@@ -283,8 +283,8 @@ pub enum Rewrite {
     /// Whole parameters belong to ranks, so that after the step each rank broadcasts its own, one rank after the other,
     /// rather than all gather at once (InternEvo `solver/optimizer/hybrid_zero_optim.py` at c628a8c).
     BroadcastParameters,
-    /// Under ZeRO-1 and 2 ranks gather the updated parameters at the end of the optimizer's step, beside nothing (DeepSpeed
-    /// `zero/stage_1_and_2.py`, `all_gather_dp_groups`).
+    /// Under ZeRO-1 and 2 ranks gather the updated parameters at the end of the optimizer's step, while no computation runs that
+    /// could hide these messages (DeepSpeed `zero/stage_1_and_2.py`, `all_gather_dp_groups`).
     GatherInStep,
     /// Gathered parameters are copied out of the collective's buffer and gradients copied, in the type
     /// of the reduction, into it (FSDP2 `_fsdp_collectives.py`).
