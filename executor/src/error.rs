@@ -10,14 +10,17 @@ impl ExecutorError {
     /// Whether another rank's failure is the cause.
     #[must_use]
     pub fn follows(&self) -> bool {
-        matches!(
-            self,
-            Self::Comm(CommError::PeerFailed { .. })
-                | Self::Cpu(CpuError::Comm(CommError::PeerFailed { .. }))
-                | Self::Cuda(CudaError::Host(CpuError::Comm(
-                    CommError::PeerFailed { .. }
-                )))
-        )
+        matches!(self.of_ranks(), Some(CommError::PeerFailed { .. }))
+    }
+
+    /// What failed between ranks, if something did.
+    pub(crate) fn of_ranks(&self) -> Option<&CommError> {
+        match self {
+            Self::Comm(error)
+            | Self::Cpu(CpuError::Comm(error))
+            | Self::Cuda(CudaError::Host(CpuError::Comm(error))) => Some(error),
+            _ => None,
+        }
     }
 
     /// Whether something failed while running (another rank, the transport, a library, the numbers), as opposed to

@@ -250,8 +250,11 @@ fn computes<D: Devices>(_: &D, job: &Job) -> Result<(), ExecutorError> {
     })
 }
 
-/// Trains from step `first` on. A checkpoint is copied at the end of its step and written in the background while
-/// training continues.
+/// The thread that writes a checkpoint.
+type Writer<'scope> = ScopedJoinHandle<'scope, Result<(), ExecutorError>>;
+
+/// Trains from step `first` on, and waits for the last checkpoint. A rank whose own step fails also waits, before the
+/// others learn of it, so that the checkpoint of an earlier step is not lost; one that lost another rank does not.
 fn steps<'scope>(
     session: &'scope Session<'scope>,
     rank: &mut Rank<'_, impl Device>,
@@ -259,8 +262,28 @@ fn steps<'scope>(
     first: u64,
     scope: &'scope Scope<'scope, '_>,
 ) -> Result<(), ExecutorError> {
+    let mut writer = None;
+    let trained = each_step(session, rank, comm, first, scope, &mut writer);
+    match trained {
+        Err(error) if error.of_ranks().is_some() => Err(error),
+        ended => {
+            let saved = join(writer);
+            ended.and(saved)
+        }
+    }
+}
+
+/// Trains the steps. A checkpoint is copied at the end of its step and written in the background, by `writer`, while
+/// training continues.
+fn each_step<'scope>(
+    session: &'scope Session<'scope>,
+    rank: &mut Rank<'_, impl Device>,
+    comm: &'scope dyn Communicator,
+    first: u64,
+    scope: &'scope Scope<'scope, '_>,
+    writer: &mut Option<Writer<'scope>>,
+) -> Result<(), ExecutorError> {
     let job = session.job;
-    let mut writer: Option<ScopedJoinHandle<'scope, Result<(), ExecutorError>>> = None;
     if let Some(checkpoints) = session.checkpoints.filter(|_| first >= job.last_step()) {
         // Nothing left to train: save the loaded states in this layout.
         return save(session, comm, checkpoints, first, &rank.pieces()?);
@@ -277,15 +300,13 @@ fn steps<'scope>(
         if done == job.last_step() || (checkpoints.every > 0 && done % checkpoints.every == 0) {
             join(writer.take())?;
             let pieces = rank.pieces()?;
-            writer = Some(scope.spawn(move || save(session, comm, checkpoints, done, &pieces)));
+            *writer = Some(scope.spawn(move || save(session, comm, checkpoints, done, &pieces)));
         }
     }
-    join(writer)
+    Ok(())
 }
 
-fn join(
-    writer: Option<ScopedJoinHandle<'_, Result<(), ExecutorError>>>,
-) -> Result<(), ExecutorError> {
+fn join(writer: Option<Writer<'_>>) -> Result<(), ExecutorError> {
     match writer.map(ScopedJoinHandle::join) {
         Some(Ok(result)) => result,
         Some(Err(_)) => Err(ExecutorError::Checkpoint {

@@ -1,8 +1,8 @@
 //! A folder of checkpoints: adds or replaces one so that a complete one exists at every moment.
 //!
-//! `DIR/step-00000100/` is a checkpoint: a file per rank and `manifest.json`. It is written as
-//! `.step-00000100.partial`, every file synced, the manifest last, and then renamed: a folder with the final name is
-//! complete. An existing checkpoint of the same step is first renamed to `.step-00000100.replaced`, and removed once
+//! `DIR/step-00000100/` is a checkpoint: a file per rank and `manifest.json`. The ranks write and sync their files in
+//! `.step-00000100.partial`. Once all have, that folder is renamed to `.step-00000100.sealed`, so that no rank takes its
+//! file back any more, gets the manifest, and is renamed again: a folder with the final name is complete. An existing checkpoint of the same step is first renamed to `.step-00000100.replaced`, and removed once
 //! the new one has the final name. A `.replaced` folder without one of the final name means that a save died between
 //! the two renames; it then counts as the checkpoint.
 
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::files::{Disk, Files, create_dirs, remove_tree};
+use super::files::{Disk, Files, create_dirs, regular, remove_tree};
 use super::manifest::{FileEntry, MANIFEST, Manifest, hex, rank_file, step_of};
 use super::piece::Piece;
 use super::problem::{io, wrong};
@@ -20,6 +20,7 @@ use super::rank_file::{MAGIC, PieceEntry};
 use crate::error::ExecutorError;
 
 const PARTIAL: &str = ".partial";
+const SEALED: &str = ".sealed";
 const REPLACED: &str = ".replaced";
 
 /// A folder of checkpoints.
@@ -64,7 +65,7 @@ impl<'a> Store<'a> {
     }
 
     /// Makes the folder and cleans up after an interrupted save: an old checkpoint that was set aside gets its name
-    /// back if no new one has it, and partial ones are removed.
+    /// back if no new one has it, and incomplete ones are removed.
     pub(crate) fn recover(&self) -> Result<(), ExecutorError> {
         create_dirs(self.files, self.dir).map_err(|e| io(self.dir, &e))?;
         for path in listed(self.dir)? {
@@ -168,8 +169,9 @@ impl<'a> Store<'a> {
     /// Completes a checkpoint once all ranks' files are written.
     pub(crate) fn finish(&self, manifest: &Manifest) -> Result<PathBuf, ExecutorError> {
         let step = manifest.step;
-        let (folder, target) = (self.hidden(step, PARTIAL), self.target(step));
+        let (folder, target) = (self.hidden(step, SEALED), self.target(step));
         let aside = self.hidden(step, REPLACED);
+        self.seal(manifest)?;
         let complete = || -> std::io::Result<()> {
             let text = manifest.text();
             let file = self.files.create(&folder.join(MANIFEST))?;
@@ -193,12 +195,35 @@ impl<'a> Store<'a> {
         Ok(target)
     }
 
+    /// Takes the files of all ranks out of their reach, by a new name of their folder, and checks that they are whole: a
+    /// rank that fails after it wrote its file removes it.
+    fn seal(&self, manifest: &Manifest) -> Result<(), ExecutorError> {
+        let partial = self.hidden(manifest.step, PARTIAL);
+        let folder = self.hidden(manifest.step, SEALED);
+        let renamed = self.files.rename(&partial, &folder);
+        renamed.map_err(|e| io(&partial, &e))?;
+        for file in &manifest.files {
+            let path = folder.join(&file.name);
+            let bytes = regular(&path)?;
+            if bytes != file.bytes {
+                let expected = file.bytes;
+                let reason = format!("the file has {bytes} bytes, expected {expected} bytes");
+                return Err(wrong(&path, reason));
+            }
+        }
+        Ok(())
+    }
+
     /// Removes an incomplete checkpoint: all of it, or one rank's file and then the folder if it is empty. What cannot
     /// be removed now is removed by the next run.
     pub(crate) fn abandon(&self, step: u64, rank: Option<usize>) {
         let folder = self.hidden(step, PARTIAL);
         match rank {
-            None => drop(remove_tree(self.files, &folder, MANIFEST)),
+            None => {
+                for folder in [folder, self.hidden(step, SEALED)] {
+                    let _ = remove_tree(self.files, &folder, MANIFEST);
+                }
+            }
             Some(rank) => {
                 let _ = self.files.remove_file(&folder.join(rank_file(rank)));
                 let _ = self.files.remove_dir(&folder);
@@ -216,10 +241,10 @@ fn listed(dir: &Path) -> Result<Vec<PathBuf>, ExecutorError> {
     Ok(paths)
 }
 
-/// The step and suffix of a partial or replaced folder.
+/// The step and suffix of a folder that has no final name.
 fn hidden_step(path: &Path) -> Option<(u64, &'static str)> {
     let name = path.file_name()?.to_str()?.strip_prefix('.')?;
-    [PARTIAL, REPLACED].into_iter().find_map(|end| {
+    [PARTIAL, SEALED, REPLACED].into_iter().find_map(|end| {
         let step = step_of(Path::new(name.strip_suffix(end)?))?;
         Some((step, end))
     })

@@ -6,6 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
+use crate::checkpoint::Store;
 use crate::checkpoint::files::{Disk, Files};
 
 /// The fault injected.
@@ -19,6 +20,11 @@ pub(super) enum Fault {
     FullDisk,
     /// This call fails; all others work.
     Once,
+    /// Rank 1 gives up before this call, and takes its file of a checkpoint back; all calls work.
+    RankGivesUp {
+        /// The step of the checkpoint.
+        step: u64,
+    },
 }
 
 /// A change of names that has not been synced.
@@ -40,14 +46,17 @@ pub(super) struct Dying {
     fault: Fault,
     /// Index of the faulty call, from 0; `None` for no fault.
     at: Option<usize>,
+    /// The folder of checkpoints.
+    dir: PathBuf,
     state: Mutex<State>,
 }
 
 impl Dying {
-    pub(super) fn new(fault: Fault, at: usize) -> Self {
+    pub(super) fn new(dir: &Path, fault: Fault, at: usize) -> Self {
         Self {
             fault,
             at: Some(at),
+            dir: dir.to_owned(),
             state: Mutex::default(),
         }
     }
@@ -56,7 +65,7 @@ impl Dying {
     pub(super) fn never() -> Self {
         Self {
             at: None,
-            ..Self::new(Fault::Once, 0)
+            ..Self::new(Path::new(""), Fault::Once, 0)
         }
     }
 
@@ -75,7 +84,13 @@ impl Dying {
             Fault::Kill | Fault::PowerCut => call >= at,
             Fault::FullDisk => call >= at && grows,
             Fault::Once => call == at,
+            Fault::RankGivesUp { .. } => false,
         };
+        if let Fault::RankGivesUp { step } = self.fault
+            && self.at == Some(call)
+        {
+            Store::new(&self.dir).abandon(step, Some(1));
+        }
         match self.at.is_some_and(fails) {
             true => Err(io::Error::other(format!("{:?} at {call}", self.fault))),
             false => Ok(()),

@@ -77,7 +77,7 @@ const SCENARIOS: [Scenario; 5] = [
 /// Runs a scenario's work with a fault at one call; returns whether that call was reached.
 fn dies(scenario: &Scenario, dir: &Path, fault: Fault, at: usize) -> bool {
     (scenario.before)(&Store::with(dir, &Dying::never())).expect("nothing fails");
-    let files = Dying::new(fault, at);
+    let files = Dying::new(dir, fault, at);
     let result = (scenario.work)(&Store::with(dir, &files));
     if !files.died() {
         result.expect("nothing failed");
@@ -112,7 +112,7 @@ fn every_call(scenario: &Scenario, fault: Fault) -> usize {
         for again in 0.. {
             let copy = tempfile::tempdir().expect("a temporary folder");
             copy_of(dir, copy.path());
-            let files = Dying::new(Fault::Kill, again);
+            let files = Dying::new(copy.path(), Fault::Kill, again);
             let recovered = Store::with(copy.path(), &files).recover();
             check(
                 scenario,
@@ -182,6 +182,28 @@ fn a_disk_that_fills_up_at_any_call_loses_nothing_and_leaves_nothing() {
 }
 
 #[test]
+fn a_rank_that_gives_up_while_another_completes_the_checkpoint_leaves_it_whole_or_unmade() {
+    let (mut whole, mut unmade) = (0, 0);
+    for at in 0.. {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let dir = folder.path();
+        save(&Store::new(dir), 2, 1.0).expect("saved");
+        let files = Dying::new(dir, Fault::RankGivesUp { step: 4 }, at);
+        let saved = save(&Store::with(dir, &files), 4, 2.0);
+        assert_eq!(last(dir).0, if saved.is_ok() { 4 } else { 2 }, "call {at}");
+        assert!(names(dir).iter().all(|name| !name.starts_with('.')));
+        match saved {
+            Ok(()) => whole += 1,
+            Err(_) => unmade += 1,
+        }
+        if !files.died() {
+            break;
+        }
+    }
+    assert!(whole > 5 && unmade > 0, "{whole} whole, {unmade} unmade");
+}
+
+#[test]
 fn a_checkpoint_that_was_set_aside_is_read_while_it_gets_its_name_back() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let store = Store::new(folder.path());
@@ -202,8 +224,9 @@ fn a_link_in_the_way_is_not_followed() {
     let victim = dir.join("victim");
     fs::create_dir(&victim).expect("made");
     fs::write(victim.join("file"), "mine").expect("written");
-    for planted in [".step-00000004.partial", ".step-00000004.replaced"] {
-        let link = dir.join(planted);
+    for end in ["partial", "sealed", "replaced"] {
+        let planted = format!(".step-00000004.{end}");
+        let link = dir.join(&planted);
         std::os::unix::fs::symlink(&victim, &link).expect("linked");
         store.recover().expect("in order");
         assert!(fs::symlink_metadata(&link).is_err(), "{planted} is removed");
