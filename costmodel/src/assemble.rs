@@ -293,6 +293,13 @@ impl Blocks {
         ends.chain(self.layers.iter().flatten())
     }
 
+    /// By kind: embedding, head, prediction module, and for every class of layers the stage's last, then its first.
+    pub(crate) fn of_kind(&self) -> Vec<Option<&Arc<BlockCost>>> {
+        let ends = [Some(&self.embedding), Some(&self.head), self.mtp.as_ref()];
+        let layers = self.layers.iter().flatten().map(Some);
+        ends.into_iter().chain(layers).collect()
+    }
+
     pub(crate) fn look_up(costs: &BlockCosts, strategy: &Decisions) -> Result<Self, CostError> {
         let execution = Execution::of(&costs.scenario().runtime, strategy);
         Self::executed(costs, strategy, execution)

@@ -3,7 +3,7 @@
 //!
 //! A bound on a rank's time, or memory, is a sum over kinds of blocks of how often it runs, or holds, each. The counts
 //! follow from the pipeline alone ([`Shape`]), the costs from the layout alone ([`LayoutBounds`]), so that a bound takes
-//! a few multiplications. Ranks that another outweighs in every count are left out.
+//! a few multiplications.
 
 use std::sync::Arc;
 
@@ -16,27 +16,11 @@ use crate::assemble::{Blocks, Largest, in_flight};
 use crate::block_cost::BlockCost;
 use crate::blocks::BlockCosts;
 use crate::floors::ROUNDING;
+use crate::message_bounds::{Added, Kernels, Level, Messages};
 use crate::offload;
-use crate::pipeline::Pipeline;
+use crate::shape::{Held, Part, Passes, Shape};
 use crate::states::{Sharding, Weights};
 use crate::traffic::DataParallel;
-
-/// Kinds of blocks: embedding, head and prediction module, then for every class of layers those of which a stage's
-/// first layers are (which `Recompute::Layers` recomputes), and the others.
-const ENDS: usize = 3;
-const EMBEDDING: usize = 0;
-const HEAD: usize = 1;
-const MTP: usize = 2;
-
-/// How often the ranks of a pipeline run and hold each kind of block in a step. On a cluster of several pools a kind of
-/// block on one pool is a kind of its own: the kinds of the first pool, then those of the second, and so on.
-#[derive(Clone, Debug)]
-pub struct Shape {
-    times: Vec<Passes>,
-    memory: Vec<Held>,
-    /// The least that a rank has of every kind of block.
-    least: Vec<u64>,
-}
 
 /// The ways to shard the states of a layout that leave least on a rank.
 #[derive(Clone, Debug, Default)]
@@ -56,197 +40,30 @@ pub struct PipelineFloors {
     /// The part of the bound on time that no pass takes: the update by hosts, if no strategy fits that has all states on
     /// devices.
     pub on_host: Seconds,
+    /// Which of the messages a strategy may send that fits, by index; of all if no limit is given.
+    pub senders: Senders,
 }
 
-/// A bound on the time of a step, as counts of passes.
-#[derive(Clone, Debug)]
-struct Passes {
-    forward: Vec<f64>,
-    backward: Vec<f64>,
-    transfers: f64,
-    part: Part,
-}
-
-/// What counts of backward passes are of.
+/// Some of a layout's data-parallel messages, by index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
-    /// Backward in one pass.
-    Whole,
-    /// The half that computes gradients of inputs.
-    Input,
-    /// Both halves, or one pass, whichever is shorter.
-    All,
-}
+pub struct Senders(u64);
 
-/// What a rank holds at its fullest moment.
-#[derive(Clone, Debug)]
-struct Held {
-    saved: Vec<f64>,
-    own: Vec<u64>,
-    /// Outputs of stages.
-    outputs: f64,
-    /// The pool in which the rank lies.
-    pool: usize,
-}
+impl Senders {
+    /// All of them.
+    pub const ALL: Self = Self(u64::MAX);
 
-impl Shape {
-    /// The counts of a pipeline whose ranks lie in these of `pools` pools; of `d` it reads schedule, stages, micro-batches
-    /// and recomputed layers.
-    pub(crate) fn new(
-        costs: &BlockCosts,
-        d: &Decisions,
-        pipeline: &Pipeline,
-        pool_of_rank: &[usize],
-        pools: usize,
-    ) -> Self {
-        let owners = &pipeline.rank_of_stage;
-        let kinds = ENDS + 2 * costs.layer_classes().len();
-        let placed = |without| {
-            let pool_of_stage = owners.iter().map(|&rank| pool_of_rank[rank as usize]);
-            of_pools(of_stages(costs, d, kinds, without), pool_of_stage, pools)
-        };
-        let stages = placed(0);
-        let kept = match d.offload_layers {
-            0 => None,
-            on_host => Some(placed(on_host)),
-        };
-        let kept = kept.as_ref().unwrap_or(&stages);
-        let kinds = kinds * pools;
-        let ranks = d.pp as usize;
-        let (own, paths) = paths(&stages, owners, ranks, kinds);
-        let least = |kind: usize| own.iter().map(|own| own[kind]).min().unwrap_or_default();
-        let mut shape = Self {
-            times: Vec::new(),
-            memory: Vec::new(),
-            least: (0..kinds).map(least).collect(),
-        };
-        for rank in 0..ranks {
-            let mut busy = vec![0u64; kinds];
-            add(&mut busy, &own[rank], d.num_micro_batches);
-            let path = paths[rank].clone().unwrap_or_default();
-            shape.add_times(busy, path, pipeline.splits_backward);
-            let mut saved = vec![0u64; kinds];
-            let mut outputs = 0;
-            for &(stage, count) in &pipeline.in_flight.ranks[rank] {
-                add(&mut saved, &kept[stage as usize], u64::from(count));
-                outputs += count;
-            }
-            shape.add_memory(Held {
-                saved: floats(&saved),
-                own: own[rank].clone(),
-                outputs: f64::from(outputs),
-                pool: pool_of_rank[rank],
-            });
-        }
-        shape
+    /// Whether the messages with this index are among them. Those with a large index always are.
+    #[must_use]
+    pub fn has(self, index: usize) -> bool {
+        index >= u64::BITS as usize || self.0 >> index & 1 == 1
     }
 
-    /// Adds a rank that runs so many blocks of each kind, after a path through earlier ranks' blocks with so many transfers.
-    fn add_times(&mut self, busy: Vec<u64>, (before, crossings): (Vec<u64>, u64), split: bool) {
-        let own = floats(&busy);
-        let mut whole = busy;
-        add(&mut whole, &before, 1);
-        let whole = floats(&whole);
-        self.add_time(Passes {
-            forward: whole.clone(),
-            backward: whole.clone(),
-            transfers: 2.0 * crossings as f64,
-            part: if split { Part::Input } else { Part::Whole },
-        });
-        if split {
-            self.add_time(Passes {
-                forward: whole,
-                backward: own,
-                transfers: crossings as f64,
-                part: Part::All,
-            });
+    pub(crate) fn without(self, index: usize) -> Self {
+        match index < u64::BITS as usize {
+            true => Self(self.0 & !(1 << index)),
+            false => self,
         }
     }
-
-    fn add_time(&mut self, new: Passes) {
-        let outweighs = |a: &Passes, b: &Passes| {
-            a.part == b.part
-                && a.transfers >= b.transfers
-                && at_least(&a.forward, &b.forward)
-                && at_least(&a.backward, &b.backward)
-        };
-        if !self.times.iter().any(|known| outweighs(known, &new)) {
-            self.times.retain(|known| !outweighs(&new, known));
-            self.times.push(new);
-        }
-    }
-
-    fn add_memory(&mut self, new: Held) {
-        let outweighs = |a: &Held, b: &Held| {
-            a.pool == b.pool
-                && a.outputs >= b.outputs
-                && at_least(&a.saved, &b.saved)
-                && at_least(&a.own, &b.own)
-        };
-        if !self.memory.iter().any(|known| outweighs(known, &new)) {
-            self.memory.retain(|known| !outweighs(&new, known));
-            self.memory.push(new);
-        }
-    }
-}
-
-/// For every virtual stage, its number of blocks of each kind, but for so many of its first layers.
-fn of_stages(costs: &BlockCosts, d: &Decisions, kinds: usize, without: u64) -> Vec<Vec<u64>> {
-    let last = d.stages.0.len() - 1;
-    let mut first_layer = 0;
-    let mut stages = Vec::with_capacity(d.stages.0.len());
-    for (index, &count) in d.stages.0.iter().enumerate() {
-        let mut counts = vec![0u64; kinds];
-        let end = first_layer + count as usize;
-        let layers = (0u64..).zip(&costs.class_of_layer()[first_layer..end]);
-        for (offset, &class) in layers.skip(without as usize) {
-            let as_first = d.recompute.of_layer(offset) == d.recompute.of_layer(0);
-            counts[ENDS + 2 * usize::from(class) + usize::from(as_first)] += 1;
-        }
-        counts[EMBEDDING] = u64::from(index == 0);
-        counts[HEAD] = u64::from(index == last);
-        counts[MTP] = if index == last {
-            costs.scenario().model.mtp_layers
-        } else {
-            0
-        };
-        first_layer = end;
-        stages.push(counts);
-    }
-    stages
-}
-
-/// Widens the counts of every stage from the kinds of one pool to those of all pools, with zeros for the pools in which the
-/// stage does not lie.
-fn of_pools(
-    stages: Vec<Vec<u64>>,
-    pool_of_stage: impl Iterator<Item = usize>,
-    pools: usize,
-) -> Vec<Vec<u64>> {
-    if pools == 1 {
-        return stages;
-    }
-    let placed = |(counts, pool): (Vec<u64>, usize)| {
-        let mut all = vec![0; counts.len() * pools];
-        let first = counts.len() * pool;
-        all[first..first + counts.len()].copy_from_slice(&counts);
-        all
-    };
-    stages.into_iter().zip(pool_of_stage).map(placed).collect()
-}
-
-fn add(sums: &mut [u64], counts: &[u64], times: u64) {
-    for (sum, count) in sums.iter_mut().zip(counts) {
-        *sum += count * times;
-    }
-}
-
-fn floats(counts: &[u64]) -> Vec<f64> {
-    counts.iter().map(|&count| count as f64).collect()
-}
-
-fn at_least<T: PartialOrd>(a: &[T], b: &[T]) -> bool {
-    a.iter().zip(b).all(|(a, b)| a >= b)
 }
 
 /// Costs of every kind of block under a layout, with the least that states take on it. On several pools the kinds of each
@@ -282,9 +99,7 @@ impl LayoutBounds {
         orders: &[AxisOrder],
     ) -> Result<Self, CostError> {
         let scenario = costs.scenario();
-        let (embedding, head) = (Some(&blocks.embedding), Some(&blocks.head));
-        let mut of_kind = vec![embedding, head, blocks.mtp.as_ref()];
-        of_kind.extend(blocks.layers.iter().flatten().map(Some));
+        let of_kind = blocks.of_kind();
         let all = |value: &dyn Fn(&BlockCost) -> f64| -> Vec<f64> {
             let value = |block: &Option<&Arc<BlockCost>>| block.map_or(0.0, |block| value(block));
             of_kind.iter().map(value).collect()
@@ -349,14 +164,16 @@ impl LayoutBounds {
     }
 
     /// A bound on memory over a pipeline, with all states on devices; `as_on_first` gives the bytes that a rank of a pool
-    /// holds as the same share of the memory of the first pool's GPUs.
+    /// holds as the same share of the memory of the first pool's GPUs. At one `level`, or at any.
     pub(crate) fn least_memory(
         &self,
         costs: &BlockCosts,
         shape: &Shape,
         as_on_first: impl Fn(usize, Bytes) -> Bytes,
+        level: Option<Level>,
     ) -> Bytes {
-        self.least_memory_of(costs, shape, as_on_first, self.least.iter())
+        let ways = self.least.iter().filter(|way| is_at(way, level));
+        self.least_memory_of(costs, shape, as_on_first, ways)
     }
 
     /// Bounds over a pipeline with some states in host memory: on memory, and on the time that the hosts of all ranks take for
@@ -370,6 +187,7 @@ impl LayoutBounds {
         shape: &Shape,
         as_on_first: impl Fn(usize, Bytes) -> Bytes,
         alike: bool,
+        level: Option<Level>,
     ) -> Result<Option<(Bytes, Seconds)>, CostError> {
         let scenario = costs.scenario();
         let mut weights = Weights::default();
@@ -380,7 +198,8 @@ impl LayoutBounds {
         let fits = |(d, sharding): &&(Decisions, Sharding)| {
             !alike || !offload::overfills_host(scenario, d, sharding, weights, 1)
         };
-        let ways: Vec<_> = self.on_host.iter().filter(fits).collect();
+        let ways = self.on_host.iter().filter(|way| is_at(way, level));
+        let ways: Vec<_> = ways.filter(fits).collect();
         let mut time: Option<Seconds> = None;
         for (d, sharding) in &ways {
             let step = offload::step(scenario, d, d.offload, sharding, weights)?;
@@ -412,26 +231,40 @@ impl LayoutBounds {
         memory.max().unwrap_or_default()
     }
 
-    /// A bound on time over a pipeline.
-    pub(crate) fn least_time(&self, shape: &Shape) -> Seconds {
-        let times = shape.times.iter().map(|passes| self.time(passes));
+    /// A bound on time over a pipeline, with some data-parallel messages or whatever is sent.
+    pub(crate) fn least_time(&self, shape: &Shape, messages: Option<&Messages>) -> Seconds {
+        let of_rank = |passes: &Passes| {
+            let added = messages.map(|messages| self.added(shape, passes, messages));
+            self.time(passes, added.unwrap_or_default())
+        };
+        let times = shape.times.iter().map(of_rank);
         (Seconds(times.fold(0.0, f64::max)) + self.step) * ROUNDING
     }
 
-    fn time(&self, passes: &Passes) -> f64 {
+    fn added(&self, shape: &Shape, passes: &Passes, messages: &Messages) -> Added {
+        let kernels = Kernels {
+            forward: &self.forward[0],
+            backward: &self.backward[0],
+        };
+        messages.add(kernels, shape, &passes.own)
+    }
+
+    fn time(&self, passes: &Passes, added: Added) -> f64 {
         let [device, host] = &self.forward;
         let sent = passes.transfers * self.transfer;
-        let forward = product(&passes.forward, device) + sent;
-        match passes.part {
+        let forward = product(&passes.forward, device) + sent + added.forward;
+        let time = match passes.part {
             Part::Whole => {
                 let on_host = product(&passes.forward, host)
                     + product(&passes.backward, &self.backward[1])
                     + sent;
-                on_host.max(forward + product(&passes.backward, &self.backward[0]))
+                let backward = product(&passes.backward, &self.backward[0]) + added.backward;
+                on_host.max(forward + backward).max(added.whole)
             }
             Part::Input => forward + product(&passes.backward, &self.backward[2]),
             Part::All => forward + product(&passes.backward, &self.backward[3]),
-        }
+        };
+        time.max(added.step)
     }
 
     /// A bound on the memory of a rank, whichever of some ways to hold states is taken; `None` if there is no way.
@@ -457,6 +290,10 @@ impl LayoutBounds {
         let least = ways.map(of_sharding).min()?;
         Some(Bytes((saved * ROUNDING) as u64) + self.outside + least)
     }
+}
+
+fn is_at((d, _): &(Decisions, Sharding), level: Option<Level>) -> bool {
+    level.is_none_or(|level| level == (d.zero, d.reshard_after_forward))
 }
 
 /// Of some ways, for every ZeRO level the one that keeps most in host memory.
@@ -522,30 +359,4 @@ pub(crate) fn states_floor(
     Ok(least.map_or(Bytes(u64::MAX), |least| {
         scenario.with_fragmentation(Bytes(least.0 / d.pp) + outside)
     }))
-}
-
-/// What every rank's stages hold, and for each rank what lies before its first stage, with the transfers on the way there.
-#[expect(
-    clippy::type_complexity,
-    reason = "both are made in one pass and taken apart at once"
-)]
-fn paths(
-    stages: &[Vec<u64>],
-    owners: &[u32],
-    ranks: usize,
-    kinds: usize,
-) -> (Vec<Vec<u64>>, Vec<Option<(Vec<u64>, u64)>>) {
-    let mut own = vec![vec![0u64; kinds]; ranks];
-    let mut paths: Vec<Option<(Vec<u64>, u64)>> = vec![None; ranks];
-    let mut path = (vec![0u64; kinds], 0);
-    for (stage, counts) in stages.iter().enumerate() {
-        let owner = owners[stage] as usize;
-        path.1 += u64::from(stage > 0 && owners[stage - 1] as usize != owner);
-        if paths[owner].is_none() {
-            paths[owner] = Some(path.clone());
-        }
-        add(&mut own[owner], counts, 1);
-        add(&mut path.0, counts, 1);
-    }
-    (own, paths)
 }

@@ -13,7 +13,7 @@ use plans::Decisions;
 use crate::Scenario;
 
 /// Largest slow-down of kernels by communication beside them for which overlap is known to slow nothing.
-const MONOTONE_SLOWDOWN: f64 = 2.0;
+pub(crate) const MONOTONE_SLOWDOWN: f64 = 2.0;
 
 /// How a runtime issues the kernels and messages of a block: what a strategy decides of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

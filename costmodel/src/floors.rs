@@ -22,7 +22,7 @@ pub(crate) const ROUNDING: f64 = 1.0 - 1e-9;
 /// What is known of a strategy's time before it is simulated.
 #[derive(Clone, Copy, Debug)]
 pub struct Known {
-    /// The time at which the passes of the step end if there is no data-parallel traffic, if that was simulated.
+    /// The time at which the passes and data-parallel messages of the step end at least, if that was simulated.
     pub passes: Option<Seconds>,
     /// Time that the step waits for longer sequences and slow ranks.
     pub waits: Seconds,
@@ -68,8 +68,8 @@ pub fn time(
     let ends = |rank| of_rank(rank).time(first);
     let mut time = (0..ranks.len()).map(ends).fold(Seconds(0.0), Seconds::max);
     if let Some(passes) = known.passes {
-        let after = (0..ranks.len()).map(|rank| of_rank(rank).after());
-        time = time.max(passes + after.reduce(Seconds::min).unwrap_or_default());
+        let updates = (0..ranks.len()).map(|rank| of_rank(rank).optimizer);
+        time = time.max(passes + updates.reduce(Seconds::min).unwrap_or_default());
     }
     let step = scenario.by_host(&scenario.runtime.overheads.step);
     (time + step + known.waits) * ROUNDING

@@ -4,13 +4,16 @@
 use std::sync::Arc;
 
 use catalog::{AxisOrder, Bytes, Cluster, Offload, Seconds};
-use plans::{Decisions, Floors, Strategy, Zero};
+use plans::{Decisions, Floors, Strategy};
 
 use crate::assemble::Blocks;
 use crate::blocks::BlockCosts;
-use crate::bounds::{self, LayoutBounds, Lightest, PipelineFloors, Shape};
+use crate::bounds::{self, LayoutBounds, Lightest, PipelineFloors, Senders};
 use crate::cost_model::{CostModel, finite};
-use crate::execution::Execution;
+use crate::execution::{Execution, MONOTONE_SLOWDOWN};
+use crate::message_bounds::{Level, Messages};
+use crate::offload::HostStep;
+use crate::shape::Shape;
 use crate::traffic::DataParallel;
 use crate::{CostError, floors, offload};
 
@@ -61,12 +64,43 @@ impl CostModel {
             let blocks = Blocks::fewest(costs, &among[0], execution)?;
             LayoutBounds::new(costs, &among[0], &blocks, &Lightest::default(), orders)
         })?;
-        let times = shapes.map(|shape| bounds.least_time(shape).0);
+        let times = shapes.map(|shape| bounds.least_time(shape, None).0);
         Ok(Seconds(times.fold(f64::INFINITY, f64::min)))
     }
 
-    /// Lower bounds on time and memory of all strategies with a layout and a pipeline, or of those that fit if there is a
-    /// limit. If no strategy with all states on devices is below the limit, the bounds are those of states in host memory.
+    /// The data-parallel messages of the layout of `among`, under each of these ways to shard states with an axis order, for
+    /// [`CostModel::pipeline_floors`]; `None` where bounds do not count them: on several pools, whose messages differ, and
+    /// where they slow kernels to less than half their speed.
+    ///
+    /// # Errors
+    /// When a block cannot be traced, or a message was not measured.
+    pub fn messages(
+        &self,
+        among: &[Decisions],
+        ways: &[Decisions],
+    ) -> Result<Option<Vec<Messages>>, CostError> {
+        let [costs] = self.pools.all() else {
+            return Ok(None);
+        };
+        if !self.overlap_is_monotone() {
+            return Ok(None);
+        }
+        // However blocks are run, they have the same weights.
+        let any = Execution::least_of(self.scenario(), among)[0];
+        let blocks = Blocks::executed(costs, &among[0], any)?;
+        let of_kind = blocks.of_kind();
+        let messages = ways.iter().map(|way| Messages::new(costs, way, &of_kind));
+        messages.collect::<Result<_, _>>().map(Some)
+    }
+
+    /// Whether no kernel that starts later ends sooner, whatever communication runs beside it.
+    fn overlap_is_monotone(&self) -> bool {
+        let slowdown = self.scenario().runtime.overheads.overlap_slowdown.value;
+        !self.scenario().shares_cores() && slowdown <= MONOTONE_SLOWDOWN
+    }
+
+    /// Lower bounds on time and memory of all strategies with a layout and a pipeline that send one of these `messages`, if
+    /// given, or of those that fit if there is a limit. If no strategy with all states on devices is below the limit, the bounds are those of states in host memory.
     ///
     /// # Errors
     /// When the cluster's file does not describe the host.
@@ -74,23 +108,46 @@ impl CostModel {
         &self,
         layout: &LayoutBounds,
         shape: &Shape,
+        messages: &[Messages],
         limit: Option<Bytes>,
     ) -> Result<PipelineFloors, CostError> {
         let costs = self.pools.first();
         // The hosts of other pools may be faster, or have more memory.
         let alike = self.pools.all().len() == 1;
         let as_on_first = |pool, bytes| self.pools.as_on_first(pool, bytes);
-        let mut memory = layout.least_memory(costs, shape, as_on_first);
-        let mut on_host = Seconds(0.0);
-        if limit.is_none_or(|limit| memory > limit)
-            && let Some((lighter, time)) = layout.on_host(costs, shape, as_on_first, alike)?
-        {
-            if alike && limit.is_some_and(|limit| lighter <= limit) {
-                on_host = time;
+        let at = |level| -> Result<(Bytes, Seconds), CostError> {
+            let mut memory = layout.least_memory(costs, shape, as_on_first, level);
+            let mut on_host = Seconds(0.0);
+            if limit.is_none_or(|limit| memory > limit)
+                && let Some((lighter, time)) =
+                    layout.on_host(costs, shape, as_on_first, alike, level)?
+            {
+                if alike && limit.is_some_and(|limit| lighter <= limit) {
+                    on_host = time;
+                }
+                memory = memory.min(lighter);
             }
-            memory = memory.min(lighter);
+            Ok((memory, on_host))
+        };
+        let (memory, on_host) = at(None)?;
+        let mut senders = Senders::ALL;
+        let mut least: Option<Seconds> = None;
+        let mut known: Option<(Level, bool)> = None;
+        for (index, messages) in messages.iter().enumerate() {
+            let fits = match (known, limit) {
+                (Some((level, fits)), _) if level == messages.level => fits,
+                (_, Some(limit)) => at(Some(messages.level))?.0 <= limit,
+                _ => true,
+            };
+            known = Some((messages.level, fits));
+            if fits {
+                let time = layout.least_time(shape, Some(messages));
+                least = Some(least.map_or(time, |least| least.min(time)));
+            } else {
+                senders = senders.without(index);
+            }
         }
-        let time = layout.least_time(shape) + on_host;
+        let time = least.unwrap_or_else(|| layout.least_time(shape, None)) + on_host;
         Ok(PipelineFloors {
             floors: Floors {
                 time,
@@ -98,6 +155,7 @@ impl CostModel {
                 fits_host: true,
             },
             on_host,
+            senders,
         })
     }
 
@@ -155,37 +213,25 @@ impl CostModel {
         Ok(self.pools.at_least_on_first(bytes))
     }
 
-    /// When the passes of a step end if there is no data-parallel traffic: a lower bound on the time of all strategies
-    /// that differ from `d` in how they shard states, and have one of these axis orders. `None` where ranks share
-    /// cores, so that traffic takes time from passes.
+    /// When the passes and the data-parallel messages of a step end: a lower bound on the time of all strategies that differ
+    /// from `d` in larger types of gradients, in how optimizer states are held, and in what lies in host memory. `None`
+    /// where ranks share cores, so that messages take time from passes.
+    ///
+    /// No message or pass that takes longer lets another end sooner, as long as communication slows kernels to no less than half
+    /// their speed: a kernel that starts later has no more communication beside it.
     ///
     /// # Errors
     /// When a block cannot be traced.
-    pub fn passes(
-        &self,
-        d: &Decisions,
-        orders: &[AxisOrder],
-    ) -> Result<Option<Seconds>, CostError> {
-        if self.scenario().shares_cores() {
+    pub fn passes(&self, d: &Decisions) -> Result<Option<Seconds>, CostError> {
+        if !self.overlap_is_monotone() {
             return Ok(None);
         }
-        // Under ZeRO-0 every pass may also cast whole parameters, which sharded ones are gathered without.
-        let alone = Decisions {
-            zero: Zero::Z1,
-            reshard_after_forward: false,
-            offload: None,
-            ..d.clone()
-        };
         let owners = Arc::clone(&self.pipelines.pipeline(d)?.rank_of_stage);
-        let none = |_: &Cluster| DataParallel::NONE;
-        let mut assembled = (self.pools).assembled(&self.scenario, &alone, none, owners)?;
+        let parallel = |cluster: &Cluster| DataParallel::new(d, cluster);
+        let mut assembled = (self.pools).assembled(&self.scenario, d, parallel, owners)?;
         assembled.optimizer.fill(Seconds(0.0));
-        // The pipelines of several pools have one order of axes.
-        if let [costs] = self.pools.all() {
-            let least = Blocks::look_up(costs, d)?.least_transfer(costs, d, orders)?;
-            assembled.transfers.fill(least);
-        }
-        let mut outcome = self.outcome(&alone, &assembled)?;
+        assembled.host.fill(HostStep::default());
+        let mut outcome = self.outcome(d, &assembled)?;
         outcome.step_time -= self
             .scenario()
             .by_host(&self.scenario().runtime.overheads.step);

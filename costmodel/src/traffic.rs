@@ -23,21 +23,6 @@ pub struct DataParallel {
 }
 
 impl DataParallel {
-    /// No data-parallel ranks.
-    pub const NONE: Self = {
-        let alone = Group { size: 1, stride: 1 };
-        Self {
-            sharding: Sharding {
-                zero: Zero::Z0,
-                dense: 1,
-                expert: 1,
-            },
-            dense: alone,
-            expert: alone,
-            replicate: alone,
-        }
-    };
-
     /// The groups of a strategy. Context-parallel ranks hold the same parameters, so they shard and reduce together
     /// with data-parallel ones.
     #[must_use]

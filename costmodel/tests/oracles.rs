@@ -246,7 +246,7 @@ proptest! {
         let recompute = ["none", "selective", "full", "layers:2"][kind % 4];
         let rest = format!("zero={zero},recompute={recompute},schedule={}", kinds[kind]);
         if let Ok(one) = plans::grammar::parse(&text(mesh, &rest), &s.model, &s.workload, &s.runtime) {
-            let passes = costs.passes(&one, &[one.axis_order]).expect("priced");
+            let passes = costs.passes(&one).expect("priced");
             let floors = costs.floors(&one, passes, None).expect("priced");
             let score = costs.score(&one).expect("priced");
             prop_assert!(floors.time.0 <= score.step_time.0, "{}: {:?} {:?}", one, floors, score);
@@ -263,7 +263,7 @@ proptest! {
         let rest = format!("zero=3,recompute={recompute},prefetch={depth}");
         let one = plans::grammar::parse(&text(mesh, &rest), &s.model, &s.workload, &s.runtime).expect("legal");
         prop_assert_eq!(one.prefetch.unwrap_or(1), depth);
-        let passes = costs.passes(&one, &[one.axis_order]).expect("priced");
+        let passes = costs.passes(&one).expect("priced");
         let floors = costs.floors(&one, passes, None).expect("priced");
         let score = costs.score(&one).expect("priced");
         prop_assert!(floors.time.0 <= score.step_time.0, "{}: {:?} {:?}", one, floors, score);

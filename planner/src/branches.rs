@@ -3,16 +3,16 @@
 use std::collections::{BTreeMap, btree_map};
 
 use catalog::{Bytes, CudaGraphs, Seconds};
-use costmodel::{CostModel, Lightest, PipelineFloors, Score};
+use costmodel::{CostModel, Lightest, Messages, PipelineFloors, Score, Senders};
 use plans::{Decisions, Floors, Strategy};
 
 use crate::PlannerError;
-use crate::chains::Chain;
+use crate::chains::{Chain, Traffic};
 use crate::choices::{ActivationChoice, PipelineChoice};
 use crate::executions::ExecutionChoice;
 use crate::layouts::Layout;
 use crate::options::Objective;
-use crate::sets::{Bounded, Chained, Entry, Opened, Set};
+use crate::sets::{Bounded, Chained, Entry, Opened, Sent, Set};
 use crate::shapes::Shapes;
 use crate::space::{SearchSpace, with_pipeline};
 
@@ -73,6 +73,7 @@ impl Branches<'_> {
             return Ok(bounded);
         }
         let mut costs = BTreeMap::new();
+        let mut messages = None;
         let shapes = self.shapes.of(layout);
         // If it is memory that is minimised, the least of all is wanted.
         let limit = (self.objective == Objective::Time).then_some(self.limit);
@@ -90,21 +91,29 @@ impl Branches<'_> {
                             true => None,
                             false => Some(self.costs.layout_bounds(&among, &lightest, orders)?),
                         };
+                        if messages.is_none() && !among.is_empty() {
+                            messages = Some(self.messages(layout, &among)?);
+                        }
                         let executions = self.space.executions(layout, pipeline, activations);
                         new.insert((self.space.beside(layout, &executions), bounds))
                     }
                 };
-                let Some(bounds) = bounds else { continue };
+                let (Some(bounds), Some(messages)) = (bounds, &messages) else {
+                    continue;
+                };
                 let shape = &shapes[index][mode];
-                let PipelineFloors { floors, on_host } =
-                    self.costs.pipeline_floors(bounds, shape, limit)?;
+                let PipelineFloors {
+                    floors,
+                    on_host,
+                    senders,
+                } = (self.costs).pipeline_floors(bounds, shape, messages, limit)?;
                 if floors.memory > self.limit {
                     bounded.too_large += *beside;
                 } else {
                     bounded.entries.push(Entry {
                         bound: self.bound(&floors),
                         place: [at, index as u32, mode as u32, 0, 0],
-                        of: Set::Pipeline { on_host },
+                        of: Set::Pipeline { on_host, senders },
                     });
                 }
             }
@@ -122,22 +131,71 @@ impl Branches<'_> {
             Set::Layout => self.space.members(self.layout(entry)),
             Set::Chain(chain) => 1 + chain.later.len() as u64,
             Set::Pipeline { .. } => self.space.beside(self.layout(entry), &self.ways(entry)),
-            Set::Execution { .. } | Set::Simulated(_) => {
-                self.space.beside(self.layout(entry), &[self.way(entry)])
+            Set::Execution { sent, .. } | Set::Simulated { sent, .. } => {
+                self.sending(entry, self.way(entry), *sent)
             }
         }
+    }
+
+    /// Number of strategies of an entry's pipeline that run passes in a way and have these data-parallel messages.
+    fn sending(&self, entry: &Entry, way: ExecutionChoice, sent: Sent) -> u64 {
+        let layout = self.layout(entry);
+        match sent {
+            Sent::Any => self.space.beside(layout, &[way]),
+            Sent::One { traffic, .. } => {
+                let ways = self.space.ways(layout);
+                let traffic = &ways.traffic[traffic as usize];
+                let members = ways.all.iter();
+                members
+                    .filter(|of| traffic.has(of) && way.leaves(of))
+                    .count() as u64
+            }
+        }
+    }
+
+    /// The ways to shard a layout's states that send different data-parallel messages, with its axis orders, for decisions that
+    /// fix all else: of types of gradients and optimizer states each has those with which nothing takes longer.
+    fn senders(&self, layout: &Layout, d: &Decisions) -> Vec<(Sent, Decisions)> {
+        let traffic = (0u32..).zip(&self.space.ways(layout).traffic);
+        let with_order = |(traffic, of): (u32, &Traffic)| {
+            let of = of.of.of(d);
+            let orders = (0u32..).zip(self.space.orders(layout));
+            let gradients = d.gradients;
+            orders.map(move |(order, &axis_order)| {
+                let d = Decisions {
+                    axis_order,
+                    gradients,
+                    ..of.clone()
+                };
+                (Sent::One { traffic, order }, d)
+            })
+        };
+        traffic.flat_map(with_order).collect()
+    }
+
+    /// The data-parallel messages that each of these decisions may send; none if they differ in what hides messages.
+    fn messages(
+        &self,
+        layout: &Layout,
+        among: &[Decisions],
+    ) -> Result<Vec<Messages>, PlannerError> {
+        let hides = |d: &Decisions| (d.overlap.grad_reduce, d.overlap.param_gather);
+        if self.objective == Objective::Memory || among.iter().any(|d| hides(d) != hides(&among[0]))
+        {
+            return Ok(Vec::new());
+        }
+        let senders = self.senders(layout, &among[0]).into_iter();
+        let senders: Vec<Decisions> = senders.map(|(_, d)| d).collect();
+        Ok(self.costs.messages(among, &senders)?.unwrap_or_default())
     }
 
     pub(crate) fn opened(&self, entry: &Entry) -> Result<Opened, PlannerError> {
         let sets = match &entry.of {
             Set::Chain(chain) => return self.scored(entry, chain),
             Set::Layout => self.bounded(entry.place[0])?,
-            &Set::Pipeline { on_host } => match self.executions(entry, on_host)? {
-                Some(executions) => executions,
-                None => self.simulated(entry, on_host)?,
-            },
-            &Set::Execution { on_host } => self.simulated(entry, on_host)?,
-            Set::Simulated(passes) => self.strategies(entry, *passes)?,
+            &Set::Pipeline { on_host, senders } => self.executions(entry, on_host, senders)?,
+            &Set::Execution { on_host, sent } => self.simulated(entry, on_host, sent)?,
+            &Set::Simulated { sent, end } => self.strategies(entry, sent, end)?,
         };
         Ok(Opened { score: None, sets })
     }
@@ -173,39 +231,75 @@ impl Branches<'_> {
         way.of(&with_pipeline(&base, pipeline, activations))
     }
 
-    /// The ways to run the passes of a pipeline, each with its bound; `None` if there is only one.
-    fn executions(&self, entry: &Entry, on_host: Seconds) -> Result<Option<Bounded>, PlannerError> {
+    /// The ways to run the passes of a pipeline, and where time is minimised the messages that may be sent, with bounds.
+    fn executions(
+        &self,
+        entry: &Entry,
+        on_host: Seconds,
+        senders: Senders,
+    ) -> Result<Bounded, PlannerError> {
         let layout = self.layout(entry);
         let ways = self.ways(entry);
-        if ways.len() == 1 {
-            return Ok(None);
-        }
-        let orders = self.space.orders(layout);
-        let [at, pipeline, mode, ..] = entry.place;
-        let shape = &self.shapes.of(layout)[pipeline as usize][mode as usize];
-        let mut bounded = Bounded::default();
+        let among: Vec<Decisions> = ways.iter().map(|&way| self.run_as(entry, way)).collect();
+        let messages = self.messages(layout, &among)?;
         let spare_nothing = self.captures_that_spare_nothing(entry, &ways)?;
-        for ((execution, &way), spares_nothing) in (0u32..).zip(&ways).zip(spare_nothing) {
-            if spares_nothing {
+        let mut bounded = Bounded::default();
+        for (at, &way) in ways.iter().enumerate() {
+            if spare_nothing[at] {
                 bounded.captured += self.space.beside(layout, &[way]);
                 continue;
             }
-            let mut execution = Entry {
-                bound: entry.bound,
-                place: [at, pipeline, mode, execution, 0],
-                of: Set::Execution { on_host },
+            let [layout, pipeline, mode, ..] = entry.place;
+            let mut add = |bound: f64, sent: Sent| {
+                bounded.entries.push(Entry {
+                    bound,
+                    place: [layout, pipeline, mode, at as u32, 0],
+                    of: Set::Execution { on_host, sent },
+                });
             };
-            if self.objective == Objective::Time {
-                let d = self.run_as(entry, way);
-                let bounds = self
-                    .costs
-                    .layout_bounds(&[d], &Lightest::default(), orders)?;
-                let least = self.costs.pipeline_floors(&bounds, shape, None)?.floors;
-                execution.bound = (least.time + on_host).0;
+            if self.objective == Objective::Memory {
+                add(entry.bound, Sent::Any);
+                continue;
             }
-            bounded.entries.push(execution);
+            let times = self.times(entry, &among[at..=at], &messages)?;
+            let time = |index: usize| (times[index] + on_host).0;
+            if messages.is_empty() {
+                add(time(0), Sent::Any);
+                continue;
+            }
+            let sent = self.senders(self.layout(entry), &among[at]).into_iter();
+            for (index, (sent, _)) in sent.enumerate() {
+                match self.sending(entry, way, sent) {
+                    0 => {}
+                    members if !senders.has(index) => bounded.too_large += members,
+                    _ => add(time(index), sent),
+                }
+            }
         }
-        Ok(Some(bounded))
+        Ok(bounded)
+    }
+
+    /// Lower bounds on the time of an entry's pipeline run as `d`, with each of these messages; with none given, whatever is
+    /// sent.
+    fn times(
+        &self,
+        entry: &Entry,
+        d: &[Decisions],
+        messages: &[Messages],
+    ) -> Result<Vec<Seconds>, PlannerError> {
+        let layout = self.layout(entry);
+        let [_, pipeline, mode, ..] = entry.place;
+        let shape = &self.shapes.of(layout)[pipeline as usize][mode as usize];
+        let orders = self.space.orders(layout);
+        let bounds = (self.costs).layout_bounds(d, &Lightest::default(), orders)?;
+        let time = |messages: &[Messages]| {
+            let least = (self.costs).pipeline_floors(&bounds, shape, messages, None)?;
+            Ok(least.floors.time)
+        };
+        if messages.is_empty() {
+            return Ok(vec![time(&[])?]);
+        }
+        messages.chunks(1).map(time).collect()
     }
 
     /// For every way to run the passes of a pipeline, whether it captures CUDA graphs that spare no time: without them a step
@@ -231,31 +325,56 @@ impl Branches<'_> {
         Ok(ways.iter().map(spares_nothing).collect())
     }
 
-    /// The same strategies with a bound from the simulated passes, where time is minimised.
-    fn simulated(&self, entry: &Entry, on_host: Seconds) -> Result<Bounded, PlannerError> {
-        if self.objective == Objective::Memory {
-            return self.strategies(entry, None);
-        }
-        let orders = self.space.orders(self.layout(entry));
-        let passes = self.costs.passes(&self.decisions(entry), orders)?;
+    /// The same strategies with a bound from simulated passes and messages, where time is minimised.
+    fn simulated(
+        &self,
+        entry: &Entry,
+        on_host: Seconds,
+        sent: Sent,
+    ) -> Result<Bounded, PlannerError> {
+        let Sent::One { .. } = sent else {
+            return self.strategies(entry, sent, None);
+        };
+        let layout = self.layout(entry);
+        let mut senders = self.senders(layout, &self.decisions(entry)).into_iter();
+        let sender = senders.find(|(of, _)| *of == sent);
+        let (_, d) = sender.expect("messages of the layout");
+        let end = self.costs.passes(&d)?;
         Ok(Bounded::of(Entry {
-            bound: passes.map_or(0.0, |time| (time + on_host).0),
+            bound: end.map_or(0.0, |end| (end + on_host).0),
             place: entry.place,
-            of: Set::Simulated(passes),
+            of: Set::Simulated { sent, end },
         }))
     }
 
-    /// The strategies with a pipeline, recomputation and way to run passes, with their bounds.
-    fn strategies(&self, of: &Entry, passes: Option<Seconds>) -> Result<Bounded, PlannerError> {
+    /// The strategies with a pipeline, recomputation, way to run passes and messages, with their bounds.
+    fn strategies(
+        &self,
+        of: &Entry,
+        sent: Sent,
+        end: Option<Seconds>,
+    ) -> Result<Bounded, PlannerError> {
         let layout = self.layout(of);
         let d = &self.decisions(of);
         let ways = self.space.ways(layout);
-        let orders = self.space.orders(layout);
         let [at, pipeline, mode, execution, _] = of.place;
+        let has = |chain: u32, at_order: u32| match sent {
+            Sent::Any => true,
+            Sent::One { traffic, order } => {
+                order == at_order && ways.traffic[traffic as usize].has_chain(chain)
+            }
+        };
+        // The optimizer is the last that a rank does: with smaller states all else is alike, and the step is neither longer nor
+        // takes more memory.
+        let larger = match sent {
+            Sent::Any => {
+                let all: u64 = ways.traffic.iter().map(|of| of.larger).sum();
+                all * self.space.orders(layout).len() as u64
+            }
+            Sent::One { traffic, .. } => ways.traffic[traffic as usize].larger,
+        };
         let mut found = Bounded {
-            // The optimizer is the last that a rank does: with smaller states all else is alike, and the step is neither
-            // longer nor takes more memory.
-            larger: ways.larger * orders.len() as u64,
+            larger,
             ..Bounded::default()
         };
         // If it is memory that is minimised, each way is tried by itself.
@@ -265,14 +384,21 @@ impl Branches<'_> {
         };
         let mut index = 0;
         let way = self.way(of);
-        let leaves = |chain: &&Chain| way.leaves(&ways.all[chain.0[0] as usize]);
-        let chains = ways.chains.iter().filter(leaves);
-        for chain in chains.flat_map(|Chain(of)| of.chunks(together)) {
-            for &order in orders {
-                let place = [at, pipeline, mode, execution, index];
-                let of = |&way: &u32| self.space.with_sharding(d, &ways.all[way as usize], order);
-                self.add_chain(chain, of, place, passes, &mut found)?;
-                index += 1;
+        for (number, Chain(chain)) in (0u32..).zip(&ways.chains) {
+            if !way.leaves(&ways.all[chain[0] as usize]) {
+                continue;
+            }
+            for chain in chain.chunks(together) {
+                for (at_order, &order) in (0u32..).zip(self.space.orders(layout)) {
+                    let place = [at, pipeline, mode, execution, index];
+                    index += 1;
+                    if has(number, at_order) {
+                        let of = |&way: &u32| {
+                            self.space.with_sharding(d, &ways.all[way as usize], order)
+                        };
+                        self.add_chain(chain, of, place, end, &mut found)?;
+                    }
+                }
             }
         }
         Ok(found)

@@ -15,6 +15,17 @@ pub(crate) struct Shardings {
     pub(crate) all: Vec<ShardingChoice>,
     /// Those that are tried, by index in `all`; each stands in one chain.
     pub(crate) chains: Vec<Chain>,
+    /// The ways by the data-parallel messages of a step.
+    pub(crate) traffic: Vec<Traffic>,
+}
+
+/// Ways whose data-parallel messages are alike but for the type of gradients.
+#[derive(Clone, Debug)]
+pub(crate) struct Traffic {
+    /// What they have in common, with all else as the runtime does by itself and no states in host memory.
+    pub(crate) of: ShardingChoice,
+    /// Their chains, by index.
+    chains: Vec<u32>,
     /// Number of ways that are not tried, as another differs from each only in smaller optimizer states.
     pub(crate) larger: u64,
 }
@@ -28,19 +39,33 @@ impl Shardings {
     /// Sorts the ways of a runtime into chains.
     pub(crate) fn new(all: Vec<ShardingChoice>, runtime: &Runtime) -> Self {
         let mut chains: Vec<Chain> = Vec::with_capacity(all.len());
-        let mut larger = 0;
+        let mut traffic: Vec<Traffic> = Vec::new();
         for (index, way) in (0u32..).zip(&all) {
+            let of = messages(way);
+            let at = traffic.iter().position(|known| known.of == of);
+            let at = at.unwrap_or_else(|| {
+                traffic.push(Traffic {
+                    of,
+                    chains: Vec::new(),
+                    larger: 0,
+                });
+                traffic.len() - 1
+            });
+            let traffic = &mut traffic[at];
             let known = chains.iter_mut().find(|chain| {
                 let first = &all[chain.0[0] as usize];
                 but_optimizer(way) == but_optimizer(first)
                     && [way, first].iter().all(|way| is_comparable(way, runtime))
             });
             match known {
-                None => chains.push(Chain(vec![index])),
+                None => {
+                    traffic.chains.push(chains.len() as u32);
+                    chains.push(Chain(vec![index]));
+                }
                 // States on the device come before those on the host, the largest first.
                 Some(chain) if way.offload.is_none() => {
                     chain.0[0] = index;
-                    larger += 1;
+                    traffic.larger += 1;
                 }
                 Some(chain) => chain.0.push(index),
             }
@@ -48,8 +73,20 @@ impl Shardings {
         Self {
             all,
             chains,
-            larger,
+            traffic,
         }
+    }
+}
+
+impl Traffic {
+    /// Whether a way has these messages.
+    pub(crate) fn has(&self, way: &ShardingChoice) -> bool {
+        self.of == messages(way)
+    }
+
+    /// Whether the ways of a chain, given by its index, have them.
+    pub(crate) fn has_chain(&self, chain: u32) -> bool {
+        self.chains.contains(&chain)
     }
 }
 
@@ -65,6 +102,16 @@ fn is_comparable(way: &ShardingChoice, runtime: &Runtime) -> bool {
     way.zero != Zero::Z0
         && way.optimizer_states.is_none_or(completes)
         && way.offload.is_none_or(leaves_passes)
+}
+
+/// All that a way decides of data-parallel messages, but for the type of gradients. Parameters in host memory are gathered
+/// at other times.
+fn messages(way: &ShardingChoice) -> ShardingChoice {
+    ShardingChoice {
+        gradients: None,
+        offload: way.offload.filter(|&of| of == Offload::Parameters),
+        ..but_optimizer(way)
+    }
 }
 
 /// All that a way decides but of the optimizer.

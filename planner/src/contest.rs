@@ -230,7 +230,7 @@ impl Contest<'_> {
                             new.insert(self.costs.layout_bounds(&[d], &none, orders)?)
                         }
                     };
-                    let least = self.costs.pipeline_floors(bounds, shape, None)?.floors;
+                    let least = self.costs.pipeline_floors(bounds, shape, &[], None)?.floors;
                     if least.time.0 <= slowest {
                         simpler.append(&mut found);
                     }

@@ -1,11 +1,11 @@
 //! The exact pruned search: best first over the tree of the space.
 //!
 //! Every entry stands for a set of strategies and has a lower bound on what is minimised. An entry is opened when its
-//! bound is the least: a layout with a pipeline becomes the ways to run its passes; each is simulated without data-parallel
-//! traffic, which raises its bound, then becomes its strategies, each with a bound of its own; a strategy is simulated. Sets
-//! are left out if their memory floor does not fit, or if their bound is strictly above the k-th best found, so the result
-//! equals brute force. Entries are opened in waves of fixed size and the best found changes only between waves, so the
-//! result does not depend on threads.
+//! bound is the least: a layout becomes its pipelines; one of these the ways to run its passes, each with the data-parallel
+//! messages that it may send; both together are simulated, which raises the bound, then become their strategies, each with a
+//! bound of its own; a strategy is simulated. Sets are left out if their memory floor does not fit, or if their bound is
+//! strictly above the k-th best found, so the result equals brute force. Entries are opened in waves of fixed size and the
+//! best found changes only between waves, so the result does not depend on threads.
 
 use std::collections::BinaryHeap;
 use std::sync::atomic::Ordering;
@@ -35,7 +35,7 @@ const FIRST_CHUNK: usize = 128;
 /// Layouts bounded between two later waves.
 const CHUNK: usize = 512;
 /// Waves after a chunk of layouts, as long as fewer plans are known than wanted.
-const FIRST_WAVES: usize = 16;
+const FIRST_WAVES: usize = 32;
 /// Why strategies are left out of which another differs only in smaller optimizer states.
 const LARGER_STATES: &str = "larger optimizer states, with which no step is faster";
 /// Why strategies are left out of which another, which fits, differs only in keeping less in host memory.
@@ -229,13 +229,9 @@ impl<'a> Run<'a> {
             };
             let (chunk, after) = rest.split_at(size.min(rest.len()));
             rest = after;
-            let lazily = self.best.len() >= self.wanted || self.within.is_finite();
             let bounded: Vec<Bounded> = chunk
                 .par_iter()
-                .map(|&at| match lazily {
-                    true => self.branches.as_a_whole(at),
-                    false => self.branches.bounded(at),
-                })
+                .map(|&at| self.branches.as_a_whole(at))
                 .collect::<Result<_, _>>()?;
             for bounded in bounded {
                 self.take(bounded, 0.0);

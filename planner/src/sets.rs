@@ -3,7 +3,7 @@
 use std::cmp::Ordering as Order;
 
 use catalog::Seconds;
-use costmodel::Score;
+use costmodel::{Score, Senders};
 use plans::Strategy;
 
 /// A set of strategies.
@@ -25,16 +25,33 @@ pub(crate) enum Set {
     Pipeline {
         /// What the updates by hosts take at least of the bound on time.
         on_host: Seconds,
+        /// The data-parallel messages that a strategy may send which fits.
+        senders: Senders,
     },
-    /// Those of them that run passes in one way.
+    /// Those of them that run passes in one way, and send some data-parallel messages.
     Execution {
         /// The same.
         on_host: Seconds,
+        sent: Sent,
     },
-    /// The same, after the time at which passes end was simulated.
-    Simulated(Option<Seconds>),
+    /// The same, after passes with these messages were simulated: they end no sooner than this.
+    Simulated { sent: Sent, end: Option<Seconds> },
     /// One strategy, and those that need not be tried where it fits.
     Chain(Box<Chained>),
+}
+
+/// The data-parallel messages of a set of strategies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sent {
+    /// Whichever a layout may have.
+    Any,
+    /// Some of them, with one axis order.
+    One {
+        /// Which of the layout's data-parallel messages, by index.
+        traffic: u32,
+        /// Which of the layout's axis orders, by index.
+        order: u32,
+    },
 }
 
 /// A strategy, and those that differ from it only in keeping more optimizer states in host memory. Each next one takes

@@ -1,0 +1,257 @@
+//! What the data-parallel messages of a step add at least to its time, for all strategies of a layout and a pipeline that send
+//! the same ones.
+//!
+//! Gathers and reductions share one stream, a kernel runs slower beside them, and a block waits for its parameters
+//! (`StageWork::run`). So a pass of equal blocks takes, for each of them, its kernels with their delay or its messages, whichever
+//! is longer. The sums need only how often a block follows one of its kind, and which blocks the first stage has.
+
+use std::sync::Arc;
+
+use plans::{Decisions, Zero};
+
+use crate::CostError;
+use crate::block_cost::BlockCost;
+use crate::blocks::BlockCosts;
+use crate::shape::{Own, Shape};
+use crate::stage::{Run, StageWork, TrafficPlan, When};
+use crate::traffic::DataParallel;
+
+/// A ZeRO level, and whether parameters are freed between forward and backward.
+pub(crate) type Level = (Zero, bool);
+
+/// The data-parallel messages of every kind of block under one way to shard states, with one axis order.
+#[derive(Clone, Debug)]
+pub struct Messages {
+    pub(crate) level: Level,
+    /// Seconds to gather the parameters of a block of each kind.
+    gather: Vec<f64>,
+    /// Seconds to reduce its gradients.
+    reduce: Vec<f64>,
+    plan: TrafficPlan,
+    /// Whether gathers, and reductions, are actions of their own, and how many reductions a step then has.
+    alone: [f64; 2],
+    /// Time that a kernel loses for every second beside a message, as a share.
+    slowdown: f64,
+}
+
+/// Seconds of every kind of block on the device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kernels<'a> {
+    pub(crate) forward: &'a [f64],
+    pub(crate) backward: &'a [f64],
+}
+
+/// What messages add at least.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Added {
+    /// Seconds to forward passes.
+    pub(crate) forward: f64,
+    /// Seconds to backward passes that are not split.
+    pub(crate) backward: f64,
+    /// Seconds that a step takes at least.
+    pub(crate) step: f64,
+    /// The same if backward passes are not split.
+    pub(crate) whole: f64,
+}
+
+impl Messages {
+    /// The messages of the blocks of `d`, given by kind.
+    pub(crate) fn new(
+        costs: &BlockCosts,
+        d: &Decisions,
+        of_kind: &[Option<&Arc<BlockCost>>],
+    ) -> Result<Self, CostError> {
+        let scenario = costs.scenario();
+        let mut runs: Vec<Run> = Vec::with_capacity(of_kind.len());
+        // For every kind the place of a block with its weights.
+        let mut places = Vec::with_capacity(of_kind.len());
+        for cost in of_kind {
+            places.push(cost.map(|cost| {
+                let known = runs.iter().position(|run| run.cost.weights == cost.weights);
+                known.unwrap_or_else(|| {
+                    runs.push(Run {
+                        count: 1,
+                        on_host: false,
+                        cost: Arc::clone(cost),
+                    });
+                    runs.len() - 1
+                })
+            }));
+        }
+        let mut stage = StageWork::default();
+        let parallel = DataParallel::new(d, &scenario.cluster);
+        let book = costs.book();
+        book.data_parallel(scenario, d, &parallel, &runs, &mut stage)?;
+        // Where ranks share cores messages are not of blocks.
+        let of_blocks = stage.layers.len() == runs.len();
+        let mut messages = Self {
+            level: (d.zero, d.reshard_after_forward),
+            gather: Vec::with_capacity(of_kind.len()),
+            reduce: Vec::with_capacity(of_kind.len()),
+            plan: stage.traffic,
+            alone: [
+                f64::from(u8::from(stage.exposed_gather.is_some())),
+                match (stage.exposed_reduce, d.zero) {
+                    (None, _) => 0.0,
+                    (Some(_), Zero::Z0 | Zero::Z1) => 1.0,
+                    (Some(_), Zero::Z2 | Zero::Z3) => d.num_micro_batches as f64,
+                },
+            ],
+            slowdown: scenario.runtime.overheads.overlap_slowdown.value.max(1.0) - 1.0,
+        };
+        for place in places {
+            let layer = place.filter(|_| of_blocks).map(|at| &stage.layers[at]);
+            messages.gather.push(layer.map_or(0.0, |l| l.gather.0));
+            messages.reduce.push(layer.map_or(0.0, |l| l.reduce.0));
+        }
+        Ok(messages)
+    }
+
+    /// What they add to the passes of a rank, and to those of the first stage: every step begins with its first forward pass
+    /// and ends with its last backward pass.
+    pub(crate) fn add(&self, kernels: Kernels<'_>, shape: &Shape, rank: &Own) -> Added {
+        let Self { plan, alone, .. } = self;
+        let (first_stage, micro_batches) = (&shape.first_stage[..], shape.micro_batches);
+        let times = |when: When| match when {
+            When::Never => 0.0,
+            When::First | When::Last => 1.0,
+            When::Always => micro_batches,
+        };
+        let gather = product(&rank.blocks, &self.gather);
+        let reduce = product(&rank.blocks, &self.reduce);
+        let gathers = times(plan.gather_forward) + times(plan.gather_backward) + alone[0];
+        let forward = match plan.gather_forward {
+            When::First => self.awaited(kernels, first_stage),
+            When::Always => {
+                let ahead = plan.ahead.forward;
+                micro_batches * self.in_forward(kernels, rank, ahead)
+            }
+            When::Never | When::Last => 0.0,
+        };
+        let often = [plan.gather_backward, plan.reduce].contains(&When::Always);
+        let backward = match plan.reduce {
+            _ if often => micro_batches * self.in_backward(kernels, rank),
+            When::Last => {
+                let last = self.followed(kernels, first_stage);
+                let own = self.in_last_backward(kernels, rank);
+                if rank.is_first {
+                    last.max(own)
+                } else {
+                    last + own
+                }
+            }
+            _ => 0.0,
+        };
+        let busy = product(&rank.blocks, kernels.forward) + product(&rank.blocks, kernels.backward);
+        let apart = gather * alone[0] + reduce * alone[1];
+        Added {
+            forward,
+            backward,
+            step: gather * gathers + reduce * (times(plan.reduce) + alone[1]),
+            whole: busy * micro_batches + apart,
+        }
+    }
+
+    /// A kernel of so many seconds beside so many seconds of messages.
+    fn beside(&self, kernel: f64, messages: f64) -> f64 {
+        kernel + self.slowdown * kernel.min(messages)
+    }
+
+    /// Added to the first forward pass of the first stage, if parameters are gathered once: from the step's begin on, one block
+    /// after the other.
+    fn awaited(&self, kernels: Kernels<'_>, rows: &[(usize, f64)]) -> f64 {
+        let mut gathered = 0.0;
+        let mut end = 0.0f64;
+        for &(kind, count) in rows {
+            let (gather, kernel) = (self.gather[kind], kernels.forward[kind]);
+            if gather > 0.0 {
+                end = end.max(gathered + gather) + kernel;
+                gathered += gather * count;
+                end = (end + kernel * (count - 1.0)).max(gathered + kernel);
+            } else {
+                end += kernel * count;
+            }
+        }
+        let alone: f64 = rows.iter().map(|&(k, n)| kernels.forward[k] * n).sum();
+        (end - alone).max(0.0)
+    }
+
+    /// Added to the last backward pass of the first stage and what follows it, if gradients are reduced once.
+    fn followed(&self, kernels: Kernels<'_>, rows: &[(usize, f64)]) -> f64 {
+        let mut end = 0.0f64;
+        let mut reduced = 0.0f64;
+        let mut before = 0.0;
+        for &(kind, count) in rows.iter().rev() {
+            let (reduce, kernel) = (self.reduce[kind], kernels.backward[kind]);
+            end += self.beside(kernel, before);
+            reduced = reduced.max(end) + reduce * count;
+            end += self.beside(kernel, reduce) * (count - 1.0);
+            reduced = reduced.max(end + reduce);
+            before = reduce;
+        }
+        let alone: f64 = rows.iter().map(|&(k, n)| kernels.backward[k] * n).sum();
+        (reduced.max(end) - alone).max(0.0)
+    }
+
+    /// Added to a forward pass of all stages of a rank, if it gathers the parameters of every block.
+    fn in_forward(&self, kernels: Kernels<'_>, rank: &Own, ahead: u64) -> f64 {
+        if ahead == 0 {
+            return product(&rank.blocks, &self.gather);
+        }
+        self.of_repeats(rank, |kind| {
+            let (kernel, gather) = (kernels.forward[kind], self.gather[kind]);
+            match ahead {
+                1 => self.beside(kernel, gather).max(gather) - kernel,
+                _ => 0.0,
+            }
+        })
+    }
+
+    /// The same of a backward pass, if it gathers parameters or reduces gradients of every block.
+    fn in_backward(&self, kernels: Kernels<'_>, rank: &Own) -> f64 {
+        let Self { plan, .. } = self;
+        let gathers = plan.gather_backward == When::Always;
+        let ahead = plan.ahead.backward;
+        if gathers && ahead == 0 {
+            return product(&rank.blocks, &self.gather);
+        }
+        self.of_repeats(rank, |kind| {
+            let kernel = kernels.backward[kind];
+            let reduce = match plan.reduce {
+                When::Always => self.reduce[kind],
+                _ => 0.0,
+            };
+            match gathers && ahead == 1 {
+                true => {
+                    let gather = self.gather[kind];
+                    self.beside(kernel, gather).max(gather) - kernel
+                }
+                false => self.beside(kernel, reduce) - kernel,
+            }
+        })
+    }
+
+    /// Added to the last backward pass of all stages of a rank, if gradients are reduced once.
+    fn in_last_backward(&self, kernels: Kernels<'_>, rank: &Own) -> f64 {
+        self.of_repeats(rank, |kind| {
+            let kernel = kernels.backward[kind];
+            self.beside(kernel, self.reduce[kind]) - kernel
+        })
+    }
+
+    fn of_repeats(&self, rank: &Own, added: impl Fn(usize) -> f64) -> f64 {
+        let kinds = rank.repeats.iter().enumerate();
+        kinds
+            .filter(|(_, repeats)| **repeats > 0.0)
+            .map(|(kind, repeats)| repeats * added(kind))
+            .sum()
+    }
+}
+
+fn product(counts: &[f64], costs: &[f64]) -> f64 {
+    counts
+        .iter()
+        .zip(costs)
+        .map(|(count, cost)| count * cost)
+        .sum()
+}

@@ -1,0 +1,336 @@
+//! How often the ranks of a pipeline run and hold each kind of block, which follows from the pipeline alone. Ranks that another
+//! outweighs in every count are left out.
+
+use plans::Decisions;
+
+use crate::blocks::BlockCosts;
+use crate::pipeline::Pipeline;
+
+/// Kinds of blocks: embedding, head and prediction module, then for every class of layers those of which a stage's
+/// first layers are (which `Recompute::Layers` recomputes), and the others.
+const ENDS: usize = 3;
+const EMBEDDING: usize = 0;
+const HEAD: usize = 1;
+const MTP: usize = 2;
+
+/// How often the ranks of a pipeline run and hold each kind of block in a step. On a cluster of several pools a kind of
+/// block on one pool is a kind of its own: the kinds of the first pool, then those of the second, and so on.
+#[derive(Clone, Debug)]
+pub struct Shape {
+    pub(crate) times: Vec<Passes>,
+    pub(crate) memory: Vec<Held>,
+    /// The first stage: its rows of equal blocks, by kind and number.
+    pub(crate) first_stage: Vec<(usize, f64)>,
+    pub(crate) micro_batches: f64,
+    /// The least that a rank has of every kind of block.
+    pub(crate) least: Vec<u64>,
+}
+
+/// A bound on the time of a step, as counts of passes.
+#[derive(Clone, Debug)]
+pub(crate) struct Passes {
+    pub(crate) forward: Vec<f64>,
+    pub(crate) backward: Vec<f64>,
+    pub(crate) transfers: f64,
+    pub(crate) part: Part,
+    pub(crate) own: Own,
+}
+
+/// What the rank runs for one micro-batch.
+#[derive(Clone, Debug)]
+pub(crate) struct Own {
+    /// Number of its blocks of every kind.
+    pub(crate) blocks: Vec<f64>,
+    /// How often one of them follows one of the same kind in a stage.
+    pub(crate) repeats: Vec<f64>,
+    /// Whether the rank has the first stage.
+    pub(crate) is_first: bool,
+}
+
+/// What counts of backward passes are of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// Backward in one pass.
+    Whole,
+    /// The half that computes gradients of inputs.
+    Input,
+    /// Both halves, or one pass, whichever is shorter.
+    All,
+}
+
+/// What a rank holds at its fullest moment.
+#[derive(Clone, Debug)]
+pub(crate) struct Held {
+    pub(crate) saved: Vec<f64>,
+    pub(crate) own: Vec<u64>,
+    /// Outputs of stages.
+    pub(crate) outputs: f64,
+    /// The pool in which the rank lies.
+    pub(crate) pool: usize,
+}
+
+impl Shape {
+    /// The counts of a pipeline whose ranks lie in these of `pools` pools; of `d` it reads schedule, stages, micro-batches
+    /// and recomputed layers.
+    pub(crate) fn new(
+        costs: &BlockCosts,
+        d: &Decisions,
+        pipeline: &Pipeline,
+        pool_of_rank: &[usize],
+        pools: usize,
+    ) -> Self {
+        let owners = &pipeline.rank_of_stage;
+        let kinds = ENDS + 2 * costs.layer_classes().len();
+        let placed = |without| {
+            let pool_of_stage = owners.iter().map(|&rank| pool_of_rank[rank as usize]);
+            of_pools(of_stages(costs, d, kinds, without), pool_of_stage, pools)
+        };
+        let stages = placed(0);
+        // Messages of several pools differ.
+        let rows = match pools {
+            1 => rows_of_stages(costs, d),
+            _ => Vec::new(),
+        };
+        let kept = match d.offload_layers {
+            0 => None,
+            on_host => Some(placed(on_host)),
+        };
+        let kept = kept.as_ref().unwrap_or(&stages);
+        let kinds = kinds * pools;
+        let ranks = d.pp as usize;
+        let (own, paths) = paths(&stages, owners, ranks, kinds);
+        let least = |kind: usize| own.iter().map(|own| own[kind]).min().unwrap_or_default();
+        let mut shape = Self {
+            times: Vec::new(),
+            memory: Vec::new(),
+            first_stage: rows.first().cloned().unwrap_or_default(),
+            micro_batches: d.num_micro_batches as f64,
+            least: (0..kinds).map(least).collect(),
+        };
+        let repeats = repeats_of_ranks(&rows, owners, ranks, kinds);
+        for (rank, repeats) in repeats.into_iter().enumerate() {
+            let path = paths[rank].clone().unwrap_or_default();
+            let mut busy = vec![0u64; kinds];
+            add(&mut busy, &own[rank], d.num_micro_batches);
+            let of_rank = Own {
+                blocks: floats(&own[rank]),
+                repeats,
+                is_first: owners[0] as usize == rank,
+            };
+            shape.add_times(of_rank, busy, path, pipeline.splits_backward);
+            let in_flight = &pipeline.in_flight.ranks[rank];
+            let pool = pool_of_rank[rank];
+            shape.add_memory(Held::new(in_flight, kept, own[rank].clone(), pool));
+        }
+        shape
+    }
+
+    /// Adds a rank that runs so many blocks of each kind, after a path through earlier ranks' blocks with so many transfers.
+    fn add_times(
+        &mut self,
+        own: Own,
+        busy: Vec<u64>,
+        (before, crossings): (Vec<u64>, u64),
+        split: bool,
+    ) {
+        let alone = floats(&busy);
+        let mut whole = busy;
+        add(&mut whole, &before, 1);
+        let whole = floats(&whole);
+        self.add_time(Passes {
+            forward: whole.clone(),
+            backward: whole.clone(),
+            transfers: 2.0 * crossings as f64,
+            part: if split { Part::Input } else { Part::Whole },
+            own: own.clone(),
+        });
+        if split {
+            self.add_time(Passes {
+                forward: whole,
+                backward: alone,
+                transfers: crossings as f64,
+                part: Part::All,
+                own,
+            });
+        }
+    }
+
+    fn add_time(&mut self, new: Passes) {
+        let outweighs = |a: &Passes, b: &Passes| {
+            a.part == b.part
+                && a.transfers >= b.transfers
+                && a.own.is_first == b.own.is_first
+                && at_least(&a.forward, &b.forward)
+                && at_least(&a.backward, &b.backward)
+                && at_least(&a.own.blocks, &b.own.blocks)
+                && at_least(&a.own.repeats, &b.own.repeats)
+        };
+        if !self.times.iter().any(|known| outweighs(known, &new)) {
+            self.times.retain(|known| !outweighs(&new, known));
+            self.times.push(new);
+        }
+    }
+
+    fn add_memory(&mut self, new: Held) {
+        let outweighs = |a: &Held, b: &Held| {
+            a.pool == b.pool
+                && a.outputs >= b.outputs
+                && at_least(&a.saved, &b.saved)
+                && at_least(&a.own, &b.own)
+        };
+        if !self.memory.iter().any(|known| outweighs(known, &new)) {
+            self.memory.retain(|known| !outweighs(&new, known));
+            self.memory.push(new);
+        }
+    }
+}
+
+impl Held {
+    /// What a rank holds that has so many passes of each stage in flight, each of which keeps `kept`.
+    fn new(in_flight: &[(u32, u32)], kept: &[Vec<u64>], own: Vec<u64>, pool: usize) -> Self {
+        let mut saved = vec![0u64; own.len()];
+        let mut outputs = 0;
+        for &(stage, count) in in_flight {
+            add(&mut saved, &kept[stage as usize], u64::from(count));
+            outputs += count;
+        }
+        Self {
+            saved: floats(&saved),
+            own,
+            outputs: f64::from(outputs),
+            pool,
+        }
+    }
+}
+
+/// For every rank and kind, how often a block follows one of its kind in a stage.
+fn repeats_of_ranks(
+    rows: &[Vec<(usize, f64)>],
+    owners: &[u32],
+    ranks: usize,
+    kinds: usize,
+) -> Vec<Vec<f64>> {
+    let mut repeats = vec![vec![0.0; kinds]; ranks];
+    for (rows, &owner) in rows.iter().zip(owners) {
+        for &(kind, count) in rows {
+            repeats[owner as usize][kind] += count - 1.0;
+        }
+    }
+    repeats
+}
+
+/// For every virtual stage, its number of blocks of each kind, but for so many of its first layers.
+fn of_stages(costs: &BlockCosts, d: &Decisions, kinds: usize, without: u64) -> Vec<Vec<u64>> {
+    let last = d.stages.0.len() - 1;
+    let mut first_layer = 0;
+    let mut stages = Vec::with_capacity(d.stages.0.len());
+    for (index, &count) in d.stages.0.iter().enumerate() {
+        let mut counts = vec![0u64; kinds];
+        let end = first_layer + count as usize;
+        let layers = (0u64..).zip(&costs.class_of_layer()[first_layer..end]);
+        for (offset, &class) in layers.skip(without as usize) {
+            let as_first = d.recompute.of_layer(offset) == d.recompute.of_layer(0);
+            counts[ENDS + 2 * usize::from(class) + usize::from(as_first)] += 1;
+        }
+        counts[EMBEDDING] = u64::from(index == 0);
+        counts[HEAD] = u64::from(index == last);
+        counts[MTP] = if index == last {
+            costs.scenario().model.mtp_layers
+        } else {
+            0
+        };
+        first_layer = end;
+        stages.push(counts);
+    }
+    stages
+}
+
+/// For every virtual stage, its rows of equal blocks in order, by kind and number.
+fn rows_of_stages(costs: &BlockCosts, d: &Decisions) -> Vec<Vec<(usize, f64)>> {
+    let last = d.stages.0.len() - 1;
+    let mut first_layer = 0;
+    let mut stages = Vec::with_capacity(d.stages.0.len());
+    for (index, &count) in d.stages.0.iter().enumerate() {
+        let mut rows: Vec<(usize, f64)> = Vec::with_capacity(4);
+        let mut add = |kind: usize, count: f64| match rows.last_mut() {
+            Some((row, counted)) if *row == kind => *counted += count,
+            _ => rows.push((kind, count)),
+        };
+        if index == 0 {
+            add(EMBEDDING, 1.0);
+        }
+        let end = first_layer + count as usize;
+        for (offset, &class) in (0u64..).zip(&costs.class_of_layer()[first_layer..end]) {
+            let as_first = d.recompute.of_layer(offset) == d.recompute.of_layer(0);
+            add(ENDS + 2 * usize::from(class) + usize::from(as_first), 1.0);
+        }
+        if index == last {
+            if costs.scenario().model.mtp_layers > 0 {
+                add(MTP, costs.scenario().model.mtp_layers as f64);
+            }
+            add(HEAD, 1.0);
+        }
+        first_layer = end;
+        stages.push(rows);
+    }
+    stages
+}
+
+/// Widens the counts of every stage from the kinds of one pool to those of all pools, with zeros for the pools in which the
+/// stage does not lie.
+fn of_pools(
+    stages: Vec<Vec<u64>>,
+    pool_of_stage: impl Iterator<Item = usize>,
+    pools: usize,
+) -> Vec<Vec<u64>> {
+    if pools == 1 {
+        return stages;
+    }
+    let placed = |(counts, pool): (Vec<u64>, usize)| {
+        let mut all = vec![0; counts.len() * pools];
+        let first = counts.len() * pool;
+        all[first..first + counts.len()].copy_from_slice(&counts);
+        all
+    };
+    stages.into_iter().zip(pool_of_stage).map(placed).collect()
+}
+
+fn add(sums: &mut [u64], counts: &[u64], times: u64) {
+    for (sum, count) in sums.iter_mut().zip(counts) {
+        *sum += count * times;
+    }
+}
+
+fn floats(counts: &[u64]) -> Vec<f64> {
+    counts.iter().map(|&count| count as f64).collect()
+}
+
+fn at_least<T: PartialOrd>(a: &[T], b: &[T]) -> bool {
+    a.iter().zip(b).all(|(a, b)| a >= b)
+}
+
+/// What every rank's stages hold, and for each rank what lies before its first stage, with the transfers on the way there.
+#[expect(
+    clippy::type_complexity,
+    reason = "both are made in one pass and taken apart at once"
+)]
+fn paths(
+    stages: &[Vec<u64>],
+    owners: &[u32],
+    ranks: usize,
+    kinds: usize,
+) -> (Vec<Vec<u64>>, Vec<Option<(Vec<u64>, u64)>>) {
+    let mut own = vec![vec![0u64; kinds]; ranks];
+    let mut paths: Vec<Option<(Vec<u64>, u64)>> = vec![None; ranks];
+    let mut path = (vec![0u64; kinds], 0);
+    for (stage, counts) in stages.iter().enumerate() {
+        let owner = owners[stage] as usize;
+        path.1 += u64::from(stage > 0 && owners[stage - 1] as usize != owner);
+        if paths[owner].is_none() {
+            paths[owner] = Some(path.clone());
+        }
+        add(&mut own[owner], counts, 1);
+        add(&mut path.0, counts, 1);
+    }
+    (own, paths)
+}
