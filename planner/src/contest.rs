@@ -71,6 +71,17 @@ pub(crate) struct Contest<'a> {
     pub(crate) limit: Bytes,
 }
 
+/// Largest difference, as a share, at which plans tie.
+pub(crate) fn tie(costs: &CostModel, options: &SearchOptions<'_>) -> f64 {
+    match options.objective {
+        Objective::Time => options.tie.unwrap_or_else(|| {
+            let error = costs.scenario().comparison_error();
+            (elementary::exp(error) - 1.0).min(TIE)
+        }),
+        Objective::Memory => 0.0,
+    }
+}
+
 impl Contest<'_> {
     /// Ranks the best plans of the best layouts, given best first.
     ///
@@ -118,13 +129,7 @@ impl Contest<'_> {
     }
 
     fn tie(&self) -> f64 {
-        match self.options.objective {
-            Objective::Time => self.options.tie.unwrap_or_else(|| {
-                let error = self.costs.scenario().comparison_error();
-                (elementary::exp(error) - 1.0).min(TIE)
-            }),
-            Objective::Memory => 0.0,
-        }
+        tie(self.costs, self.options)
     }
 
     fn complexity(&self, strategy: &Strategy) -> Complexity {

@@ -2,8 +2,8 @@
 //! best.
 
 use catalog::{Bytes, Seconds};
-use costmodel::{CostModel, Score};
-use plans::Strategy;
+use costmodel::{CostModel, Lightest, Score};
+use plans::{Decisions, Strategy};
 use rayon::prelude::*;
 
 use crate::PlannerError;
@@ -81,6 +81,15 @@ fn scored(
     longest: Seconds,
     most: Bytes,
 ) -> Result<Option<(Strategy, Score)>, PlannerError> {
+    // States need no prices, and many strategies are too large by these alone.
+    let d: &Decisions = &strategy;
+    let (on_device, on_host) = match d.offload {
+        None => (vec![d.clone()], Vec::new()),
+        Some(_) => (Vec::new(), vec![d.clone()]),
+    };
+    if costs.states_floor(d, &Lightest { on_device, on_host })? > most {
+        return Ok(None);
+    }
     let floors = costs.floors(&strategy, None, None)?;
     if !floors.may_fit(most) || floors.time > longest {
         return Ok(None);

@@ -127,7 +127,11 @@ fn restricted(
     for (wish, axis, size) in wishes {
         if size > 1 {
             let space = space.without(axis);
-            let outcome = search(costs, &space, &options, &|_| {})?;
+            let run = Run {
+                only_ties: true,
+                ..Run::new(costs, &space, &options, contest::LAYOUTS, f64::INFINITY)?
+            };
+            let outcome = run.searched(&|_| {})?.finish()?;
             let plan = outcome.top.into_iter().next();
             found.extend(plan.map(|mut plan| {
                 plan.why_not_first = why_not_first(&best.prediction, &plan.prediction, "");
@@ -150,6 +154,8 @@ struct Run<'a> {
     opens_ties: bool,
     /// Plans beyond this value of what is minimised are not wanted.
     within: f64,
+    /// Whether only the plan shown first is wanted: the best, or a simpler one that ties with it.
+    only_ties: bool,
     /// What is still to be opened.
     open: BinaryHeap<Entry>,
 }
@@ -179,6 +185,7 @@ impl<'a> Run<'a> {
             best: Vec::new(),
             wanted,
             within,
+            only_ties: false,
             opens_ties: true,
             open: BinaryHeap::new(),
         })
@@ -361,6 +368,14 @@ impl<'a> Run<'a> {
     /// Whether a strategy with this lower bound is certainly worse than every plan kept so far.
     fn beyond(&self, bound: f64) -> bool {
         if bound > self.within {
+            return true;
+        }
+        if self.only_ties
+            && let Some((_, best)) = self.best.first()
+            && bound
+                > self.minimised(&best.score)
+                    * (1.0 + contest::tie(self.branches.costs, self.options))
+        {
             return true;
         }
         if self.best.len() < self.wanted {
