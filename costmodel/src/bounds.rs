@@ -75,6 +75,8 @@ pub struct LayoutBounds {
     /// Seconds of backward in one pass on the device, and on the host; then those of [`Part::Input`] and [`Part::All`].
     backward: [Vec<f64>; 4],
     saved: Vec<f64>,
+    /// Bytes that backward needs beyond what is kept.
+    transient: Vec<f64>,
     weights: Vec<Weights>,
     output: f64,
     transfer: f64,
@@ -123,6 +125,7 @@ impl LayoutBounds {
                 all(&|b| both(b).min(whole(b))),
             ],
             saved: all(&|b| b.memory.saved_bytes.as_f64()),
+            transient: all(&|b| b.memory.transient_backward.as_f64()),
             weights: of_kind.iter().map(weights).collect(),
             output: match d.pp > 1 && keeps_output {
                 true => blocks.output().as_f64(),
@@ -145,6 +148,7 @@ impl LayoutBounds {
             own.extend(other);
         }
         self.saved.extend(other.saved);
+        self.transient.extend(other.transient);
         self.weights.extend(other.weights);
         self.transfer = self.transfer.min(other.transfer);
         self
@@ -154,7 +158,11 @@ impl LayoutBounds {
     pub(crate) fn or_least(mut self, other: &Self) -> Self {
         let own = self.forward.iter_mut().chain(&mut self.backward);
         let others = other.forward.iter().chain(&other.backward);
-        for (own, other) in own.zip(others).chain([(&mut self.saved, &other.saved)]) {
+        let bytes = [
+            (&mut self.saved, &other.saved),
+            (&mut self.transient, &other.transient),
+        ];
+        for (own, other) in own.zip(others).chain(bytes) {
             for (own, other) in own.iter_mut().zip(other) {
                 *own = own.min(*other);
             }
@@ -274,21 +282,31 @@ impl LayoutBounds {
         held: &Held,
         ways: impl Iterator<Item = &'w (Decisions, Sharding)>,
     ) -> Option<Bytes> {
-        let saved = product(&held.saved, &self.saved) + held.outputs * self.output;
         let mut weights = Weights::default();
         let mut largest = Largest::default();
-        for (of_block, &count) in self.weights.iter().zip(&held.own) {
+        // At the rank's fullest moment one of its stages begins to run backward, its last block first.
+        let mut transient = f64::INFINITY;
+        let blocks = self.weights.iter().zip(&self.transient);
+        for ((of_block, &of_backward), &count) in blocks.zip(&held.own) {
             weights += *of_block * count;
             if count > 0 {
                 largest = largest.or(*of_block);
+                transient = transient.min(of_backward);
             }
         }
+        let saved = product(&held.saved, &self.saved) + held.outputs * self.output;
+        let held_by_passes = saved
+            + if transient.is_finite() {
+                transient
+            } else {
+                0.0
+            };
         weights.share(self.tied);
         let of_sharding = |(d, sharding): &(Decisions, Sharding)| {
             states(costs, d, sharding, weights) + in_flight(d, costs, largest, weights)
         };
         let least = ways.map(of_sharding).min()?;
-        Some(Bytes((saved * ROUNDING) as u64) + self.outside + least)
+        Some(Bytes((held_by_passes * ROUNDING) as u64) + self.outside + least)
     }
 }
 

@@ -5,8 +5,8 @@
 //! With split backward the weight halves may fill that wait, so the bound is the larger of two: work with weight
 //! halves, or work without them plus the wait. Where parameters are gathered for every pass, a block waits for its own.
 //! Data-parallel messages of a rank follow each other, and the optimizer waits for the last.
-//! *Memory.* What the rank holds all step, plus what its schedule holds at its fullest moment. Both bounds use prices
-//! without contention.
+//! *Memory.* What the rank holds all step, plus what its schedule holds at its fullest moment and what the pass needs that runs
+//! then. Both bounds use prices without contention.
 
 use catalog::{Bytes, Seconds};
 use plans::{Decisions, Zero};
@@ -75,11 +75,18 @@ pub fn time(
     (time + step + known.waits) * ROUNDING
 }
 
-/// What every rank holds all step and at its schedule's fullest moment.
+/// What every rank holds all step and at its schedule's fullest moment: a forward pass of one of its stages has ended then, and
+/// what it runs next is a backward pass of one of them.
 pub fn memory(assembled: &Assembled, pipeline: &Pipeline) -> impl Iterator<Item = Bytes> {
     let held = |stages: &Vec<(u32, u32)>| -> Bytes {
         let of_stage = |&(stage, count)| assembled.stage(stage as usize).saved * u64::from(count);
-        stages.iter().map(of_stage).sum()
+        let least = |transient: fn(&StageWork) -> Bytes| {
+            let stages = stages.iter();
+            let of_stages = stages.map(|&(stage, _)| transient(assembled.stage(stage as usize)));
+            of_stages.min().unwrap_or_default()
+        };
+        let transient = least(|s| s.transient_forward).max(least(|s| s.transient_backward));
+        stages.iter().map(of_stage).sum::<Bytes>() + transient
     };
     let ranks = assembled.resident.iter().zip(&pipeline.in_flight.ranks);
     ranks.map(move |(&resident, stages)| resident + held(stages))

@@ -23,6 +23,8 @@ pub(crate) struct Branches<'a> {
     pub(crate) objective: Objective,
     /// Memory that a plan may take.
     pub(crate) limit: Bytes,
+    /// Whether all that is asked for is the least memory, not what has it.
+    pub(crate) only_memory: bool,
     /// The shapes of the space's pipelines.
     pub(crate) shapes: Shapes,
 }
@@ -240,6 +242,17 @@ impl Branches<'_> {
     ) -> Result<Bounded, PlannerError> {
         let layout = self.layout(entry);
         let ways = self.ways(entry);
+        let [layout_at, pipeline, mode, ..] = entry.place;
+        let of_way = |at: usize, sent: Sent, bound: f64| Entry {
+            bound,
+            place: [layout_at, pipeline, mode, at as u32, 0],
+            of: Set::Execution { on_host, sent },
+        };
+        let runtime = &self.costs.scenario().runtime;
+        let lightest = ways.iter().position(|way| way.holds_least(runtime));
+        if let Some(at) = lightest.filter(|_| self.only_memory) {
+            return Ok(Bounded::of(of_way(at, Sent::Any, entry.bound)));
+        }
         let among: Vec<Decisions> = ways.iter().map(|&way| self.run_as(entry, way)).collect();
         let messages = self.messages(layout, &among)?;
         let spare_nothing = self.captures_that_spare_nothing(entry, &ways)?;
@@ -249,14 +262,7 @@ impl Branches<'_> {
                 bounded.captured += self.space.beside(layout, &[way]);
                 continue;
             }
-            let [layout, pipeline, mode, ..] = entry.place;
-            let mut add = |bound: f64, sent: Sent| {
-                bounded.entries.push(Entry {
-                    bound,
-                    place: [layout, pipeline, mode, at as u32, 0],
-                    of: Set::Execution { on_host, sent },
-                });
-            };
+            let mut add = |bound: f64, sent: Sent| bounded.entries.push(of_way(at, sent, bound));
             if self.objective == Objective::Memory {
                 add(entry.bound, Sent::Any);
                 continue;

@@ -4,7 +4,7 @@
 //! These choices change what a pass takes, and little that a rank holds; a layout is therefore bounded by the least that its
 //! blocks take under any of them.
 
-use catalog::{CudaGraphs, Dispatcher, ModelConfig, Offload, Overlap};
+use catalog::{CudaGraphs, Dispatcher, ModelConfig, Offload, Overlap, Runtime};
 use costmodel::Scenario;
 use plans::Decisions;
 use plans::support::{
@@ -66,6 +66,16 @@ impl ExecutionChoice {
             graphs: self.graphs,
             ..d.clone()
         }
+    }
+
+    /// Whether no other way holds less: captured graphs keep inputs, a layer of another micro-batch is under way beside messages
+    /// to experts, and a dispatcher that gathers has the tokens of all ranks.
+    pub(crate) fn holds_least(self, runtime: &Runtime) -> bool {
+        let graphs = self.graphs.unwrap_or(runtime.graphs);
+        let dispatcher = self.dispatcher.unwrap_or(runtime.dispatcher);
+        graphs == CudaGraphs::None
+            && !self.overlap.expert_parallel
+            && dispatcher != Dispatcher::AllGather
     }
 
     /// Whether states may be sharded and held in a way beside this: graphs replay on parameters that stay on the device.

@@ -80,10 +80,8 @@ pub(crate) fn least_memory(
         risk: None,
         ..*options
     };
-    let mut run = Run {
-        opens_ties: false,
-        ..Run::new(costs, space, &lightest, 1, f64::INFINITY)?
-    };
+    let mut run = Run::new(costs, space, &lightest, 1, f64::INFINITY)?;
+    run.branches.only_memory = true;
     run.pruned(&|_| {})?;
     let lightest = run.best.first();
     Ok(lightest.map(|(_, lightest)| lightest.score.peak_memory))
@@ -150,8 +148,6 @@ struct Run<'a> {
     best: Vec<([u64; 7], Scored)>,
     /// Number of layouts that are compared in the end.
     wanted: usize,
-    /// Whether sets are opened whose bound is that of the worst plan kept, among which may be one that comes before it.
-    opens_ties: bool,
     /// Plans beyond this value of what is minimised are not wanted.
     within: f64,
     /// Whether only the plan shown first is wanted: the best, or a simpler one that ties with it.
@@ -174,6 +170,7 @@ impl<'a> Run<'a> {
                 space,
                 objective: options.objective,
                 limit: limit(costs, options),
+                only_memory: false,
                 shapes: Shapes::new(costs, space)?,
             },
             options,
@@ -186,7 +183,6 @@ impl<'a> Run<'a> {
             wanted,
             within,
             only_ties: false,
-            opens_ties: true,
             open: BinaryHeap::new(),
         })
     }
@@ -382,7 +378,8 @@ impl<'a> Run<'a> {
             return false;
         }
         let worst = self.minimised(&self.best[self.best.len() - 1].1.score);
-        bound > worst || bound == worst && !self.opens_ties
+        // Among sets with the bound of the worst plan kept may be one that comes before it.
+        bound > worst || bound == worst && self.branches.only_memory
     }
 
     /// Whether the strategies of an entry are certainly worse than the best known of their own layout.
