@@ -30,7 +30,7 @@ use crate::together::Together;
 pub const TOP: usize = 5;
 
 /// Number of strategies of the space that are looked at for a report; it draws those that come near to fitting.
-const DRAWN: u64 = 4_000;
+const DRAWN: u64 = 3_000;
 /// Strategies that take more than this multiple of the plan's time are not drawn.
 const DRAWN_LONGEST: f64 = 2.0;
 

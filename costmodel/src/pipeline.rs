@@ -32,7 +32,7 @@ const STEADY: u64 = 4;
 /// How often more micro-batches are tried, twice as many each time, before all are simulated.
 const ATTEMPTS: u32 = 3;
 /// Most actions that cached programs have together.
-const MAX_ACTIONS: usize = 1 << 20;
+const MAX_ACTIONS: usize = 3 << 18;
 
 /// The schedules and programs made so far.
 #[derive(Debug)]
