@@ -16,7 +16,7 @@ use crate::assemble::{Blocks, Largest, in_flight};
 use crate::block_cost::BlockCost;
 use crate::blocks::BlockCosts;
 use crate::floors::ROUNDING;
-use crate::message_bounds::{Added, Kernels, Level, Messages};
+use crate::message_bounds::{Added, Kernels, Level, Messages, product};
 use crate::offload;
 use crate::shape::{Held, Part, Passes, Shape};
 use crate::states::{Sharding, Weights};
@@ -339,14 +339,6 @@ fn tied(costs: &BlockCosts, d: &Decisions) -> u64 {
 
 fn states(costs: &BlockCosts, d: &Decisions, sharding: &Sharding, weights: Weights) -> Bytes {
     offload::states_on_device(costs.scenario(), d, sharding, weights).total()
-}
-
-fn product(counts: &[f64], costs: &[f64]) -> f64 {
-    counts
-        .iter()
-        .zip(costs)
-        .map(|(count, cost)| count * cost)
-        .sum()
 }
 
 /// The least memory that parameters, gradients and optimizer states take on the fullest rank, whatever blocks keep:

@@ -248,7 +248,8 @@ impl Messages {
     }
 }
 
-fn product(counts: &[f64], costs: &[f64]) -> f64 {
+/// The sum of costs, each times its count.
+pub(crate) fn product(counts: &[f64], costs: &[f64]) -> f64 {
     counts
         .iter()
         .zip(costs)

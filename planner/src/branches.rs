@@ -268,11 +268,7 @@ impl Branches<'_> {
                 continue;
             }
             let times = self.times(entry, &among[at..=at], &messages)?;
-            let time = |index: usize| (times[index] + on_host).0;
-            if messages.is_empty() {
-                add(time(0), Sent::Any);
-                continue;
-            }
+            let time = |index: usize| (*times.get(index).unwrap_or(&times[0]) + on_host).0;
             let sent = self.senders(self.layout(entry), &among[at]).into_iter();
             for (index, (sent, _)) in sent.enumerate() {
                 match self.sending(entry, way, sent) {
