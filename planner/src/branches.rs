@@ -23,7 +23,7 @@ pub(crate) struct Branches<'a> {
     pub(crate) objective: Objective,
     /// Memory that a plan may take.
     pub(crate) limit: Bytes,
-    /// Whether all that is asked for is the least memory, not what has it.
+    /// Whether only the number of bytes is asked for that the lightest strategy takes, not which one that is.
     pub(crate) only_memory: bool,
     /// The shapes of the space's pipelines.
     pub(crate) shapes: Shapes,

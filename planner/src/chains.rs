@@ -22,7 +22,7 @@ pub(crate) struct Shardings {
 /// Ways whose data-parallel messages are alike but for the type of gradients.
 #[derive(Clone, Debug)]
 pub(crate) struct Traffic {
-    /// What they have in common, with all else as the runtime does by itself and no states in host memory.
+    /// One way with these messages, in which the runtime decides by itself how optimizer states are held.
     pub(crate) of: ShardingChoice,
     /// Their chains, by index.
     chains: Vec<u32>,
