@@ -69,8 +69,8 @@ impl CostModel {
     }
 
     /// The data-parallel messages of the layout of `among`, under each of these ways to shard states with an axis order, for
-    /// [`CostModel::pipeline_floors`]; `None` where bounds do not count them: on several pools, whose messages differ, and
-    /// where they slow kernels to less than half their speed.
+    /// [`CostModel::pipeline_floors`]. They take no time where bounds do not count them: on several pools, whose messages
+    /// differ, where they slow kernels to less than half their speed, and if `among` differ in what hides them.
     ///
     /// # Errors
     /// When a block cannot be traced, or a message was not measured.
@@ -78,19 +78,21 @@ impl CostModel {
         &self,
         among: &[Decisions],
         ways: &[Decisions],
-    ) -> Result<Option<Vec<Messages>>, CostError> {
+    ) -> Result<Vec<Messages>, CostError> {
+        let hides = |d: &Decisions| (d.overlap.grad_reduce, d.overlap.param_gather);
+        let alike = among.iter().all(|d| hides(d) == hides(&among[0]));
         let [costs] = self.pools.all() else {
-            return Ok(None);
+            return Ok(ways.iter().map(Messages::of_no_time).collect());
         };
-        if !self.overlap_is_monotone() {
-            return Ok(None);
+        if !alike || !self.overlap_is_monotone() {
+            return Ok(ways.iter().map(Messages::of_no_time).collect());
         }
         // However blocks are run, they have the same weights.
         let any = Execution::least_of(self.scenario(), among)[0];
         let blocks = Blocks::executed(costs, &among[0], any)?;
         let of_kind = blocks.of_kind();
         let messages = ways.iter().map(|way| Messages::new(costs, way, &of_kind));
-        messages.collect::<Result<_, _>>().map(Some)
+        messages.collect()
     }
 
     /// Whether no kernel that starts later ends sooner, whatever communication runs beside it.

@@ -55,6 +55,18 @@ pub(crate) struct Added {
 }
 
 impl Messages {
+    /// Messages of which nothing is known but the ZeRO level.
+    pub(crate) fn of_no_time(d: &Decisions) -> Self {
+        Self {
+            level: (d.zero, d.reshard_after_forward),
+            gather: Vec::new(),
+            reduce: Vec::new(),
+            plan: TrafficPlan::default(),
+            alone: [0.0; 2],
+            slowdown: 0.0,
+        }
+    }
+
     /// The messages of the blocks of `d`, given by kind.
     pub(crate) fn new(
         costs: &BlockCosts,

@@ -91,7 +91,7 @@ proptest! {
             ..d[0].clone()
         };
         let senders = std::slice::from_ref(&on_device);
-        let messages = costs.messages(d, senders).expect("priced").expect("one pool");
+        let messages = costs.messages(d, senders).expect("priced");
         let shape = costs.shape(&one).expect("a schedule");
         let floors = costs.pipeline_floors(&layout, &shape, &messages, None).expect("priced").floors;
         prop_assert!(floors.time.0 <= score.0, "{one}: {floors:?} {score:?}");

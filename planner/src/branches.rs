@@ -175,20 +175,18 @@ impl Branches<'_> {
         traffic.flat_map(with_order).collect()
     }
 
-    /// The data-parallel messages that each of these decisions may send; none if they differ in what hides messages.
+    /// The data-parallel messages that these decisions may send; none where memory is minimised, to which they do not matter.
     fn messages(
         &self,
         layout: &Layout,
         among: &[Decisions],
     ) -> Result<Vec<Messages>, PlannerError> {
-        let hides = |d: &Decisions| (d.overlap.grad_reduce, d.overlap.param_gather);
-        if self.objective == Objective::Memory || among.iter().any(|d| hides(d) != hides(&among[0]))
-        {
+        if self.objective == Objective::Memory {
             return Ok(Vec::new());
         }
         let senders = self.senders(layout, &among[0]).into_iter();
         let senders: Vec<Decisions> = senders.map(|(_, d)| d).collect();
-        Ok(self.costs.messages(among, &senders)?.unwrap_or_default())
+        Ok(self.costs.messages(among, &senders)?)
     }
 
     pub(crate) fn opened(&self, entry: &Entry) -> Result<Opened, PlannerError> {
@@ -268,21 +266,19 @@ impl Branches<'_> {
                 continue;
             }
             let times = self.times(entry, &among[at..=at], &messages)?;
-            let time = |index: usize| (*times.get(index).unwrap_or(&times[0]) + on_host).0;
             let sent = self.senders(self.layout(entry), &among[at]).into_iter();
             for (index, (sent, _)) in sent.enumerate() {
                 match self.sending(entry, way, sent) {
                     0 => {}
                     members if !senders.has(index) => bounded.too_large += members,
-                    _ => add(time(index), sent),
+                    _ => add((times[index] + on_host).0, sent),
                 }
             }
         }
         Ok(bounded)
     }
 
-    /// Lower bounds on the time of an entry's pipeline run as `d`, with each of these messages; with none given, whatever is
-    /// sent.
+    /// Lower bounds on the time of an entry's pipeline run as `d`, with each of these messages.
     fn times(
         &self,
         entry: &Entry,
@@ -294,14 +290,12 @@ impl Branches<'_> {
         let shape = &self.shapes.of(layout)[pipeline as usize][mode as usize];
         let orders = self.space.orders(layout);
         let bounds = (self.costs).layout_bounds(d, &Lightest::default(), orders)?;
-        let time = |messages: &[Messages]| {
+        let time = |messages: &Messages| {
+            let messages = std::slice::from_ref(messages);
             let least = (self.costs).pipeline_floors(&bounds, shape, messages, None)?;
             Ok(least.floors.time)
         };
-        if messages.is_empty() {
-            return Ok(vec![time(&[])?]);
-        }
-        messages.chunks(1).map(time).collect()
+        messages.iter().map(time).collect()
     }
 
     /// For every way to run the passes of a pipeline, whether it captures CUDA graphs that spare no time: without them a step
