@@ -68,12 +68,14 @@ impl CostModel {
         Ok(Seconds(times.fold(f64::INFINITY, f64::min)))
     }
 
-    /// The data-parallel messages of the layout of `among`, under each of these ways to shard states with an axis order, for
-    /// [`CostModel::pipeline_floors`]. They take no time where bounds do not count them: on several pools, whose messages
-    /// differ, where they slow kernels to less than half their speed, and if `among` differ in what hides them.
+    /// The data-parallel messages of a layout, for [`CostModel::pipeline_floors`]: one for each of `ways`, which say how states
+    /// are sharded and in which order axes lie. `among` are decisions with that layout, which differ in how passes run.
+    ///
+    /// In three cases no bound on messages is known, and they take no time: the cluster has several pools, messages slow
+    /// kernels to less than half their speed, or some of `among` overlap gathers and reductions with passes and others do not.
     ///
     /// # Errors
-    /// When a block cannot be traced, or a message was not measured.
+    /// If a block cannot be traced, or a profile has no measurement of a message.
     pub fn messages(
         &self,
         among: &[Decisions],
@@ -81,12 +83,10 @@ impl CostModel {
     ) -> Result<Vec<Messages>, CostError> {
         let hides = |d: &Decisions| (d.overlap.grad_reduce, d.overlap.param_gather);
         let alike = among.iter().all(|d| hides(d) == hides(&among[0]));
-        let [costs] = self.pools.all() else {
-            return Ok(ways.iter().map(Messages::of_no_time).collect());
+        let costs = match self.pools.all() {
+            [costs] if alike && self.overlap_is_monotone() => costs,
+            _ => return Ok(ways.iter().map(Messages::of_no_time).collect()),
         };
-        if !alike || !self.overlap_is_monotone() {
-            return Ok(ways.iter().map(Messages::of_no_time).collect());
-        }
         // However blocks are run, they have the same weights.
         let any = Execution::least_of(self.scenario(), among)[0];
         let blocks = Blocks::executed(costs, &among[0], any)?;
@@ -215,12 +215,12 @@ impl CostModel {
         Ok(self.pools.at_least_on_first(bytes))
     }
 
-    /// When the passes and the data-parallel messages of a step end: a lower bound on the time of all strategies that differ
-    /// from `d` in larger types of gradients, in how optimizer states are held, and in what lies in host memory. `None`
-    /// where ranks share cores, so that messages take time from passes.
+    /// Simulates a step under `d` without its optimizer, and says when the last pass or data-parallel message ends. That is a
+    /// lower bound on the step of every strategy that differs from `d` only in larger types of gradients, in how optimizer
+    /// states are held, or in which optimizer states lie in host memory: its passes and messages take as long or longer.
     ///
-    /// No message or pass that takes longer lets another end sooner, as long as communication slows kernels to no less than half
-    /// their speed: a kernel that starts later has no more communication beside it.
+    /// `None` if a longer pass or message may let another end sooner, so that this is no bound: if ranks share cores, or if
+    /// communication slows kernels to less than half their speed.
     ///
     /// # Errors
     /// When a block cannot be traced.

@@ -1,9 +1,9 @@
-//! What the data-parallel messages of a step add at least to its time, for all strategies of a layout and a pipeline that send
-//! the same ones.
+//! Lower bounds on the time that data-parallel messages add to a step. A bound holds for all strategies of a layout and a
+//! pipeline that send the same messages.
 //!
-//! Gathers and reductions share one stream, a kernel runs slower beside them, and a block waits for its parameters
-//! (`StageWork::run`). So a pass of equal blocks takes, for each of them, its kernels with their delay or its messages, whichever
-//! is longer. The sums need only how often a block follows one of its kind, and which blocks the first stage has.
+//! It follows from how `StageWork::run` simulates a pass: gathers and reductions share one stream, a kernel runs slower
+//! while one of them is under way, and a block waits for its parameters. In a row of equal blocks each block therefore
+//! takes as long as its slowed kernels, or as long as its messages if these are longer.
 
 use std::sync::Arc;
 
@@ -19,7 +19,8 @@ use crate::traffic::DataParallel;
 /// A ZeRO level, and whether parameters are freed between forward and backward.
 pub(crate) type Level = (Zero, bool);
 
-/// The data-parallel messages of every kind of block under one way to shard states, with one axis order.
+/// How long the data-parallel messages of each kind of block take, and when they are sent, for one way to shard states and
+/// one axis order.
 #[derive(Clone, Debug)]
 pub struct Messages {
     pub(crate) level: Level,
@@ -28,9 +29,9 @@ pub struct Messages {
     /// Seconds to reduce its gradients.
     reduce: Vec<f64>,
     plan: TrafficPlan,
-    /// Whether gathers, and reductions, are actions of their own, and how many reductions a step then has.
+    /// How often per step all gathers, and all reductions, run while nothing else does; 0 if passes hide them.
     alone: [f64; 2],
-    /// Time that a kernel loses for every second beside a message, as a share.
+    /// Seconds that a kernel takes longer for every second in which a message is under way.
     slowdown: f64,
 }
 
@@ -41,21 +42,21 @@ pub(crate) struct Kernels<'a> {
     pub(crate) backward: &'a [f64],
 }
 
-/// What messages add at least.
+/// Lower bounds on what messages add to the time of a rank.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Added {
-    /// Seconds to forward passes.
+    /// Seconds added to the forward passes of a step.
     pub(crate) forward: f64,
-    /// Seconds to backward passes that are not split.
+    /// Seconds added to the backward passes of a step, if the schedule does not split them.
     pub(crate) backward: f64,
-    /// Seconds that a step takes at least.
+    /// Seconds that the whole step takes at least.
     pub(crate) step: f64,
-    /// The same if backward passes are not split.
+    /// Seconds that the whole step takes at least, if the schedule does not split backward passes.
     pub(crate) whole: f64,
 }
 
 impl Messages {
-    /// Messages of which nothing is known but the ZeRO level.
+    /// Messages that take no time: only their ZeRO level is known.
     pub(crate) fn of_no_time(d: &Decisions) -> Self {
         Self {
             level: (d.zero, d.reshard_after_forward),
@@ -67,7 +68,10 @@ impl Messages {
         }
     }
 
-    /// The messages of the blocks of `d`, given by kind.
+    /// The messages of `d`, whose blocks are given by kind.
+    ///
+    /// # Errors
+    /// If a profile has no measurement of a message.
     pub(crate) fn new(
         costs: &BlockCosts,
         d: &Decisions,
@@ -119,8 +123,8 @@ impl Messages {
         Ok(messages)
     }
 
-    /// What they add to the passes of a rank, and to those of the first stage: every step begins with its first forward pass
-    /// and ends with its last backward pass.
+    /// Bounds what the messages add to the time of a rank. The first stage of the model counts for every rank: a step begins
+    /// with the first forward pass of that stage and ends with its last backward pass.
     pub(crate) fn add(&self, kernels: Kernels<'_>, shape: &Shape, rank: &Own) -> Added {
         let Self { plan, alone, .. } = self;
         let (first_stage, micro_batches) = (&shape.first_stage[..], shape.micro_batches);
@@ -164,13 +168,13 @@ impl Messages {
         }
     }
 
-    /// A kernel of so many seconds beside so many seconds of messages.
+    /// Seconds of a kernel that takes `kernel` seconds alone, while `messages` seconds of messages are under way.
     fn beside(&self, kernel: f64, messages: f64) -> f64 {
         kernel + self.slowdown * kernel.min(messages)
     }
 
-    /// Added to the first forward pass of the first stage, if parameters are gathered once: from the step's begin on, one block
-    /// after the other.
+    /// Seconds added to the first forward pass of the first stage if parameters are gathered once per step. The gathers run
+    /// one after the other from the begin of the step on, and each block waits for its own.
     fn awaited(&self, kernels: Kernels<'_>, rows: &[(usize, f64)]) -> f64 {
         let mut gathered = 0.0;
         let mut end = 0.0f64;
@@ -188,7 +192,8 @@ impl Messages {
         (end - alone).max(0.0)
     }
 
-    /// Added to the last backward pass of the first stage and what follows it, if gradients are reduced once.
+    /// Seconds from the time at which the last backward pass of the first stage would end without messages, until its gradients
+    /// are reduced, if gradients are reduced once per step.
     fn followed(&self, kernels: Kernels<'_>, rows: &[(usize, f64)]) -> f64 {
         let mut end = 0.0f64;
         let mut reduced = 0.0f64;
@@ -205,7 +210,7 @@ impl Messages {
         (reduced.max(end) - alone).max(0.0)
     }
 
-    /// Added to a forward pass of all stages of a rank, if it gathers the parameters of every block.
+    /// Seconds added to the forward passes of one micro-batch on a rank, if every pass gathers the parameters of its blocks.
     fn in_forward(&self, kernels: Kernels<'_>, rank: &Own, ahead: u64) -> f64 {
         if ahead == 0 {
             return product(&rank.blocks, &self.gather);
@@ -219,7 +224,7 @@ impl Messages {
         })
     }
 
-    /// The same of a backward pass, if it gathers parameters or reduces gradients of every block.
+    /// Seconds added to the backward passes of one micro-batch on a rank, if every pass gathers parameters or reduces gradients.
     fn in_backward(&self, kernels: Kernels<'_>, rank: &Own) -> f64 {
         let Self { plan, .. } = self;
         let gathers = plan.gather_backward == When::Always;
@@ -243,7 +248,7 @@ impl Messages {
         })
     }
 
-    /// Added to the last backward pass of all stages of a rank, if gradients are reduced once.
+    /// Seconds added to the backward passes of the last micro-batch on a rank, if gradients are reduced once per step.
     fn in_last_backward(&self, kernels: Kernels<'_>, rank: &Own) -> f64 {
         self.of_repeats(rank, |kind| {
             let kernel = kernels.backward[kind];

@@ -1,5 +1,5 @@
-//! How often the ranks of a pipeline run and hold each kind of block, which follows from the pipeline alone. Ranks that another
-//! outweighs in every count are left out.
+//! Counts of blocks: how often each rank of a pipeline runs every kind of block, and how many it holds. They depend on the
+//! schedule and its stages, not on what blocks cost. A rank is left out if another has at least as many of every kind.
 
 use plans::Decisions;
 
@@ -17,9 +17,11 @@ const MTP: usize = 2;
 /// block on one pool is a kind of its own: the kinds of the first pool, then those of the second, and so on.
 #[derive(Clone, Debug)]
 pub struct Shape {
+    /// Of every rank that is not left out, what its time is counted from.
     pub(crate) times: Vec<Passes>,
+    /// The same of its memory.
     pub(crate) memory: Vec<Held>,
-    /// The first stage: its rows of equal blocks, by kind and number.
+    /// The blocks of the first stage in order: the kind and the number of each row of equal blocks.
     pub(crate) first_stage: Vec<(usize, f64)>,
     pub(crate) micro_batches: f64,
     /// The least that a rank has of every kind of block.
@@ -36,12 +38,12 @@ pub(crate) struct Passes {
     pub(crate) own: Own,
 }
 
-/// What the rank runs for one micro-batch.
+/// What a rank runs for one micro-batch.
 #[derive(Clone, Debug)]
 pub(crate) struct Own {
     /// Number of its blocks of every kind.
     pub(crate) blocks: Vec<f64>,
-    /// How often one of them follows one of the same kind in a stage.
+    /// For every kind, how often a block comes right after another of this kind in a stage.
     pub(crate) repeats: Vec<f64>,
     /// Whether the rank has the first stage.
     pub(crate) is_first: bool,

@@ -1,5 +1,5 @@
-//! After the optimizer has updated its shares, ranks gather the whole parameters: either while the next forward passes run, which
-//! hides the messages, or at the end of the step, where nothing does.
+//! After the optimizer has updated its shares, ranks gather the whole parameters. Some runtimes do so while the next forward
+//! passes run, so that the step takes no longer; DeepSpeed does so at the end of the step, which takes longer by the messages.
 
 use catalog::runtime::Rewrite;
 use catalog::{Precision, Workload};

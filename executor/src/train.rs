@@ -250,11 +250,13 @@ fn computes<D: Devices>(_: &D, job: &Job) -> Result<(), ExecutorError> {
     })
 }
 
-/// The thread that writes a checkpoint.
+/// A thread that writes a checkpoint while training continues.
 type Writer<'scope> = ScopedJoinHandle<'scope, Result<(), ExecutorError>>;
 
-/// Trains from step `first` on, and waits for the last checkpoint. A rank whose own step fails also waits, before the
-/// others learn of it, so that the checkpoint of an earlier step is not lost; one that lost another rank does not.
+/// Trains from step `first` on, then waits until the last checkpoint is written.
+///
+/// If a step of this rank fails, it waits too, and only then do the other ranks learn of the failure: they would stop
+/// writing a checkpoint of an earlier step. It does not wait if another rank is what failed.
 fn steps<'scope>(
     session: &'scope Session<'scope>,
     rank: &mut Rank<'_, impl Device>,

@@ -19,10 +19,11 @@ pub(crate) struct Shardings {
     pub(crate) traffic: Vec<Traffic>,
 }
 
-/// Ways whose data-parallel messages are alike but for the type of gradients.
+/// Ways to shard states whose ranks send the same data-parallel messages, except that gradients may have other types.
 #[derive(Clone, Debug)]
 pub(crate) struct Traffic {
-    /// One way with these messages, in which the runtime decides by itself how optimizer states are held.
+    /// The way with these messages that has the runtime's own types of gradients and optimizer states. It keeps nothing in host
+    /// memory, unless these are the messages of parameters that lie there.
     pub(crate) of: ShardingChoice,
     /// Their chains, by index.
     chains: Vec<u32>,

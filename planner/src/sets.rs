@@ -28,24 +28,30 @@ pub(crate) enum Set {
         /// The data-parallel messages that a strategy may send which fits.
         senders: Senders,
     },
-    /// Those of them that run passes in one way, and send some data-parallel messages.
+    /// The strategies of a pipeline that run passes in one way and send these data-parallel messages.
     Execution {
-        /// The same.
+        /// What the updates by hosts take at least of the bound on time.
         on_host: Seconds,
+        /// Their messages.
         sent: Sent,
     },
-    /// The same, after passes with these messages were simulated: they end no sooner than this.
-    Simulated { sent: Sent, end: Option<Seconds> },
+    /// The strategies of an execution, after its passes and messages were simulated.
+    Simulated {
+        /// Their messages.
+        sent: Sent,
+        /// No strategy's passes and messages end sooner; `None` if that is not known.
+        end: Option<Seconds>,
+    },
     /// One strategy, and those that need not be tried where it fits.
     Chain(Box<Chained>),
 }
 
-/// The data-parallel messages of a set of strategies.
+/// Which data-parallel messages the strategies of a set send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sent {
-    /// Whichever a layout may have.
+    /// Any that the layout may have.
     Any,
-    /// Some of them, with one axis order.
+    /// Those of one way to shard states, with one axis order.
     One {
         /// Which of the layout's data-parallel messages, by index.
         traffic: u32,

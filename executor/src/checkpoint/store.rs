@@ -1,10 +1,15 @@
 //! A folder of checkpoints: adds or replaces one so that a complete one exists at every moment.
 //!
-//! `DIR/step-00000100/` is a checkpoint: a file per rank and `manifest.json`. The ranks write and sync their files in
-//! `.step-00000100.partial`. Once all have, that folder is renamed to `.step-00000100.sealed`, so that no rank takes its
-//! file back any more, gets the manifest, and is renamed again: a folder with the final name is complete. An existing checkpoint of the same step is first renamed to `.step-00000100.replaced`, and removed once
-//! the new one has the final name. A `.replaced` folder without one of the final name means that a save died between
-//! the two renames; it then counts as the checkpoint.
+//! `DIR/step-00000100/` is a checkpoint: a file per rank and `manifest.json`. It is written in three steps:
+//!
+//! 1. Every rank writes its file to `.step-00000100.partial` and syncs it.
+//! 2. When all ranks have, rank 0 renames the folder to `.step-00000100.sealed`. A rank that fails later cannot remove its
+//!    file from there.
+//! 3. Rank 0 adds the manifest and gives the folder its final name: a folder with that name is complete.
+//!
+//! An existing checkpoint of the same step is first renamed to `.step-00000100.replaced`, and removed once the new one has
+//! the final name. A `.replaced` folder without one of the final name means that a save died between the two renames; it
+//! then counts as the checkpoint.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
