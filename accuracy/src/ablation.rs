@@ -3,7 +3,7 @@
 
 use catalog::runs::Run;
 use catalog::runtime::Rewrite;
-use catalog::{Fitted, Seconds};
+use catalog::{Fitted, Fp8Recipe, Precision, Seconds};
 use costmodel::Scenario;
 use rayon::prelude::*;
 use serde::Serialize;
@@ -58,7 +58,8 @@ pub(crate) fn ablations(
     found
 }
 
-/// All mechanisms: every rewrite of the operator graph, the runtime's four overheads in time, and the power limit.
+/// All mechanisms: every rewrite of the operator graph, the runtime's four overheads in time, the power limit, and scales of
+/// 8-bit products other than those of earlier steps.
 fn mechanisms() -> Vec<Mechanism> {
     let rewrites = Rewrite::ALL.into_iter().map(|rewrite| Mechanism {
         name: rewrite.name(),
@@ -87,6 +88,13 @@ fn mechanisms() -> Vec<Mechanism> {
         Mechanism {
             name: "power limit".to_owned(),
             leave_out: Box::new(|s| s.cluster.device.power_watts.take().is_some()),
+        },
+        Mechanism {
+            name: "scales of 8-bit products".to_owned(),
+            leave_out: Box::new(|s| {
+                let own = std::mem::replace(&mut s.runtime.fp8_recipe, Fp8Recipe::Delayed);
+                s.workload.precision == Precision::Fp8 && own != Fp8Recipe::Delayed
+            }),
         },
     ];
     rewrites.chain(others).collect()

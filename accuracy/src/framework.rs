@@ -2,7 +2,7 @@
 
 use catalog::runs::{Framework, Run};
 use catalog::runtime::{AttentionKernel, Rewrite};
-use catalog::{CudaGraphs, DType, Dispatcher, RecomputeModule, Runtime, Selection};
+use catalog::{CudaGraphs, DType, Dispatcher, Fp8Recipe, RecomputeModule, Runtime, Selection};
 use serde_json::Value;
 
 /// The runtime as the run used it, and whether the run or its source names its framework.
@@ -119,14 +119,8 @@ fn apply_statements(run: &Run, runtime: &mut Runtime) {
     }
     experts(run, runtime);
     deepspeed(run, runtime);
-    if run
-        .precision
-        .as_deref()
-        .is_some_and(|p| p.contains("rowwise"))
-    {
-        runtime.rewrites.remove(&Rewrite::GatherQuantised);
-        runtime.rewrites.insert(Rewrite::RowwiseScaling);
-    }
+    let named = run.precision.as_deref().and_then(fp8_recipe);
+    runtime.fp8_recipe = named.unwrap_or(runtime.fp8_recipe);
     match text_flag(run, "grad_sync_dtype") {
         Some("bf16") => runtime.states.reduce = DType::Bf16,
         Some("fp32") => {
@@ -146,6 +140,19 @@ fn apply_statements(run: &Run, runtime: &mut Runtime) {
         Some("PURE") => runtime.states.reduce = DType::Bf16,
         _ => {}
     }
+}
+
+/// How a run that names its recipe of 8-bit products scales their operands.
+fn fp8_recipe(precision: &str) -> Option<Fp8Recipe> {
+    let all = [
+        ("rowwise", Fp8Recipe::Rowwise),
+        ("tensorwise", Fp8Recipe::Tensorwise),
+        ("current_scaling", Fp8Recipe::Tensorwise),
+        ("subchannel", Fp8Recipe::Blockwise),
+        ("mxfp8", Fp8Recipe::Mxfp8),
+    ];
+    let named = all.into_iter().find(|(name, _)| precision.contains(name));
+    named.map(|(_, recipe)| recipe)
 }
 
 /// Sets how a run launches its layers and routes tokens to experts: the scope of its CUDA graphs, its token dispatcher.

@@ -3,8 +3,8 @@
 use catalog::runs::{Recipe, Run};
 use catalog::runtime::{Rewrite, SequenceParallelUse};
 use catalog::{
-    Adapters, CpKind, Lengths, Overlap, Packing, Precision, Runtime, ScheduleKind, Workload,
-    WorkloadSizes, Zero,
+    Adapters, Lengths, Overlap, Packing, Precision, Runtime, ScheduleKind, Workload, WorkloadSizes,
+    Zero,
 };
 use costmodel::Scenario;
 use plans::{Decisions, Recompute, StagePartition, Strategy};
@@ -144,7 +144,6 @@ fn decisions(
         pp,
         vpp,
         cp,
-        cp_kind: CpKind::Ring,
         ep: run.size("ep", run.ep).unwrap_or(1),
         etp,
         dp_shard,
@@ -161,17 +160,11 @@ fn decisions(
         schedule: ScheduleKind::one_f_one_b(vpp),
         axis_order: runtime.space.axis_orders[0],
         stages: StagePartition::even(layers, pp * vpp),
-        overlap: overlap(run, runtime.overlap),
-        gradients: None,
-        optimizer_states: None,
-        offload: None,
-        prefetch: None,
         offload_layers: run
             .flag("cpu_offloading_num_layers")
             .and_then(serde_json::Value::as_u64)
             .unwrap_or(0),
-        dispatcher: None,
-        graphs: None,
+        ..Decisions::on_one_gpu(layers, overlap(run, runtime.overlap))
     })
 }
 

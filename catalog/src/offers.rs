@@ -4,6 +4,7 @@ use crate::cluster::Cluster;
 use crate::cuda_graphs::{CudaGraphs, GraphOption};
 use crate::dispatcher::Dispatcher;
 use crate::dtype::Precision;
+use crate::fp8_recipe::Fp8Recipe;
 use crate::model::ModelConfig;
 use crate::offload::{Offload, OffloadOption};
 use crate::parallelism::Zero;
@@ -77,6 +78,15 @@ impl Runtime {
             }
         }
         found
+    }
+
+    /// The ways to scale the operands of 8-bit products that it can use on a cluster, its own first.
+    #[must_use]
+    pub fn fp8_recipes_on(&self, cluster: &Cluster) -> Vec<Fp8Recipe> {
+        let others = self.space.fp8_recipes.iter().copied();
+        let others =
+            others.filter(|recipe| *recipe != self.fp8_recipe && recipe.exists_on(cluster));
+        [self.fp8_recipe].into_iter().chain(others).collect()
     }
 
     /// How it can be told to capture that part of a step; `None` if it cannot.

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cuda_graphs::{CudaGraphs, GraphOption};
 use crate::dispatcher::Dispatcher;
+use crate::fp8_recipe::Fp8Recipe;
 use crate::offload::OffloadOption;
 use crate::parallelism::{AxisOrder, CpKind, Overlap, ScheduleKind, Zero};
 use crate::provenance::Sourced;
@@ -43,6 +44,8 @@ pub struct Runtime {
     pub dispatcher: Dispatcher,
     /// What it captures in CUDA graphs by default.
     pub graphs: CudaGraphs,
+    /// How it scales the operands of 8-bit products by default.
+    pub fp8_recipe: Fp8Recipe,
     /// Costs beside the model.
     pub overheads: Overheads,
 }
@@ -97,6 +100,8 @@ pub struct RuntimeSpace {
     pub dispatchers: Vec<Dispatcher>,
     /// Parts of a step that it can be told to capture in CUDA graphs instead of its own choice.
     pub graphs: Vec<GraphOption>,
+    /// Ways to scale the operands of 8-bit products that it can be told to use instead of its own.
+    pub fp8_recipes: Vec<Fp8Recipe>,
 }
 
 /// How far ahead of their use a runtime can be told to gather the parameters of blocks, which ZeRO-3 gathers for every pass.
@@ -258,13 +263,8 @@ pub enum Rewrite {
     /// Tensor-parallel gathers around 8-bit linears move 8-bit values (Transformer Engine user buffers,
     /// torchao `Float8ColwiseParallel`).
     GatherQuantised,
-    /// Both operands of an 8-bit product are scaled by their current maximum, which one pass finds before another
-    /// casts (torchao `tensorwise`, and our own executor).
-    ScaleDynamically,
     /// Products of experts stay in 16 bits where linear layers run in 8.
     WideExperts,
-    /// 8-bit products scale every row by itself: slower kernels, 16-bit gathers (torchao `rowwise`).
-    RowwiseScaling,
     /// Operator-level selection keeps its products' outputs whether backward reads them or not
     /// (`create_selective_checkpoint_contexts`; Inductor's partitioner honours its `MUST_SAVE`).
     KeepSelected,
@@ -334,7 +334,7 @@ pub enum Rewrite {
 
 impl Rewrite {
     /// Every rewrite.
-    pub const ALL: [Self; 42] = [
+    pub const ALL: [Self; 40] = [
         Self::FuseBiasGelu,
         Self::FuseProjections,
         Self::FuseSwiglu,
@@ -352,9 +352,7 @@ impl Rewrite {
         Self::KeepOutputProjection,
         Self::EarlyStopRecompute,
         Self::GatherQuantised,
-        Self::ScaleDynamically,
         Self::WideExperts,
-        Self::RowwiseScaling,
         Self::KeepSelected,
         Self::KeepStageOutput,
         Self::ScatterGatherTransfer,

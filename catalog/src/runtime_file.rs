@@ -7,6 +7,7 @@ use serde::Deserialize;
 
 use crate::cuda_graphs::{CudaGraphs, GraphOption};
 use crate::dispatcher::Dispatcher;
+use crate::fp8_recipe::Fp8Recipe;
 use crate::offload::OffloadOption;
 use crate::parallelism::{AxisOrder, CpKind, Overlap, ScheduleKind, Zero};
 use crate::provenance::Sourced;
@@ -54,6 +55,8 @@ pub struct RuntimeFile {
     pub dispatcher: Option<Dispatcher>,
     /// What is captured in CUDA graphs by default.
     pub graphs: Option<CudaGraphs>,
+    /// How the operands of 8-bit products are scaled by default.
+    pub fp8_recipe: Option<Fp8Recipe>,
     /// Costs beside the model.
     #[serde(default)]
     pub overheads: OverheadsFile,
@@ -85,6 +88,7 @@ pub struct SpaceFile {
     expert_overlap: Option<bool>,
     dispatchers: Option<Vec<Dispatcher>>,
     graphs: Option<Vec<GraphOption>>,
+    fp8_recipes: Option<Vec<Fp8Recipe>>,
 }
 
 /// [`Overheads`] as written; the unit is in the name.
@@ -140,6 +144,8 @@ impl RuntimeFile {
                 .ok_or_else(|| missing("dispatcher"))?,
             graphs: inherit(self.graphs, parent.map(|p| p.graphs))
                 .ok_or_else(|| missing("graphs"))?,
+            fp8_recipe: inherit(self.fp8_recipe, parent.map(|p| p.fp8_recipe))
+                .ok_or_else(|| missing("fp8_recipe"))?,
             overheads: self
                 .overheads
                 .resolve(parent.map(|p| &p.overheads))
@@ -180,6 +186,7 @@ impl SpaceFile {
             expert_overlap: field!(expert_overlap),
             dispatchers: field!(dispatchers),
             graphs: field!(graphs),
+            fp8_recipes: field!(fp8_recipes),
         })
     }
 }

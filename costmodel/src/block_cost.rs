@@ -251,15 +251,21 @@ impl BlockKey {
     pub(crate) fn executed(self, runtime: &Runtime, execution: Execution) -> Self {
         let own = Execution::own(runtime);
         let overlap_tp = execution.overlap_tp && self.layout.tp > 1 && self.splits_products();
+        let fp8_recipe = match self.layout.eight_bits {
+            true => execution.fp8_recipe,
+            false => own.fp8_recipe,
+        };
         Self {
             execution: match self.layout.ep {
                 1 => Execution {
                     overlap_tp,
+                    fp8_recipe,
                     graphs: CudaGraphs::None,
                     ..own
                 },
                 _ => Execution {
                     overlap_tp,
+                    fp8_recipe,
                     graphs: CudaGraphs::None,
                     ..execution
                 },

@@ -5,7 +5,9 @@ use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 use catalog::runtime::Rewrite;
-use catalog::{Bytes, Cluster, Dispatcher, Fitted, LayerClass, Precision, Seconds, Workload};
+use catalog::{
+    Bytes, Cluster, Dispatcher, Fitted, Fp8Recipe, LayerClass, Precision, Seconds, Workload,
+};
 use plans::{Decisions, Prediction, Strategy, Timeline};
 
 use crate::assemble::{Assembled, passes_alone};
@@ -151,6 +153,7 @@ impl CostModel {
     /// When a block cannot be traced.
     pub fn predict(&self, strategy: &Strategy) -> Result<Prediction, CostError> {
         self.has_dispatcher(strategy)?;
+        self.has_recipe(strategy)?;
         let (assembled, outcome) = self.simulated(strategy)?;
         let sequence = self.pipelines.sequence(strategy)?;
         let pool_of_rank = self.pools.of_ranks(&self.scenario, strategy)?;
@@ -186,6 +189,23 @@ impl CostModel {
                         .map(Dispatcher::name)
                         .collect::<Vec<_>>()
                         .join(", "),
+                })
+            }
+        }
+    }
+
+    /// Whether all GPUs of the cluster scale operands of 8-bit products as a strategy asks.
+    fn has_recipe(&self, d: &Decisions) -> Result<(), CostError> {
+        let (cluster, runtime) = (&self.scenario().cluster, &self.scenario().runtime);
+        match d.fp8_recipe.filter(|recipe| !recipe.exists_on(cluster)) {
+            None => Ok(()),
+            Some(recipe) => {
+                let has = runtime.fp8_recipes_on(cluster);
+                let has: Vec<&str> = has.into_iter().map(Fp8Recipe::name).collect();
+                Err(CostError::NoRecipe {
+                    recipe: recipe.name(),
+                    cluster: cluster.name.clone(),
+                    has: has.join(", "),
                 })
             }
         }

@@ -71,6 +71,16 @@ pub enum CostError {
         /// Name of the cluster.
         cluster: String,
     },
+    /// The strategy scales operands of 8-bit products in a way that GPUs of the cluster do not have.
+    #[error("fp8_recipe={recipe} does not run on all GPUs of {cluster}: expected {has}")]
+    NoRecipe {
+        /// What the strategy asks for.
+        recipe: &'static str,
+        /// Name of the cluster.
+        cluster: String,
+        /// What there is on it.
+        has: String,
+    },
     /// The strategy sends tokens to experts by a library that does not run on the cluster.
     #[error(
         "dispatcher {dispatcher} does not run on {cluster} for groups of that size: expected {has}"

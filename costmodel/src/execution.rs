@@ -7,7 +7,7 @@
 //! kernels to no less than half their speed: a kernel that starts earlier then ends no later, whatever still runs beside it,
 //! and a message is ready no later than the kernel that is issued next.
 
-use catalog::{CudaGraphs, Dispatcher, Runtime};
+use catalog::{CudaGraphs, Dispatcher, Fp8Recipe, Runtime};
 use plans::Decisions;
 
 use crate::Scenario;
@@ -28,6 +28,8 @@ pub struct Execution {
     /// What is captured in CUDA graphs. Keys of blocks have none: only the host's time differs, which follows from the block's
     /// cost.
     pub graphs: CudaGraphs,
+    /// How the operands of 8-bit products are scaled.
+    pub fp8_recipe: Fp8Recipe,
 }
 
 impl Execution {
@@ -38,6 +40,7 @@ impl Execution {
             beside_others: runtime.overlap.expert_parallel,
             dispatcher: Some(runtime.dispatcher),
             graphs: runtime.graphs,
+            fp8_recipe: runtime.fp8_recipe,
         }
     }
 
@@ -49,6 +52,7 @@ impl Execution {
             beside_others: d.overlap.expert_parallel,
             dispatcher: Some(d.dispatcher.unwrap_or(runtime.dispatcher)),
             graphs: d.graphs.unwrap_or(runtime.graphs),
+            fp8_recipe: d.fp8_recipe.unwrap_or(runtime.fp8_recipe),
         }
     }
 
@@ -69,7 +73,9 @@ impl Execution {
                 return execution;
             }
             let alike = among.iter().map(|d| Self::of(runtime, d));
-            let mut alike = alike.filter(|other| other.overlap_tp == execution.overlap_tp);
+            let mut alike = alike.filter(|other| {
+                (other.overlap_tp, other.fp8_recipe) == (execution.overlap_tp, execution.fp8_recipe)
+            });
             let one = alike
                 .clone()
                 .all(|other| other.dispatcher == execution.dispatcher);

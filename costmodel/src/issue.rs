@@ -406,7 +406,7 @@ mod tests {
         };
         let class = BlockClass::Layer(model.layer_class(0));
         let trace = models::trace_block(&model, class, &layout).expect("a block");
-        let lowering = Lowering::new(&runtime);
+        let lowering = Lowering::new(&runtime, runtime.fp8_recipe);
         let lowered = lowering.lower(&trace);
         let alone = Group { size: 1, stride: 1 };
         let key = BlockKey {

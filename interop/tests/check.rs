@@ -531,6 +531,7 @@ fn a_recipe_is_imported_by_its_function() {
     assert_eq!((d.tp, d.dp(), d.micro_batch), (4, 4, 2));
     assert_eq!(d.zero, catalog::Zero::Z3);
     assert_eq!(imported.workload.precision, catalog::Precision::Fp8);
+    assert_eq!(d.fp8_recipe, Some(catalog::Fp8Recipe::Tensorwise));
     assert_eq!(imported.workload.seq_len, 2048);
     assert_eq!(imported.runtime(&document), "megatron-fsdp");
     assert_eq!(

@@ -312,11 +312,11 @@ impl Branches<'_> {
         for way in ways.iter().filter(|way| !captures(way)) {
             let d = self.run_as(entry, *way);
             if self.costs.host_keeps_up(&d, orders)? {
-                keeps_up.push((way.overlap, way.dispatcher));
+                keeps_up.push((way.overlap, way.dispatcher, way.fp8_recipe));
             }
         }
         let spares_nothing = |way: &ExecutionChoice| {
-            captures(way) && keeps_up.contains(&(way.overlap, way.dispatcher))
+            captures(way) && keeps_up.contains(&(way.overlap, way.dispatcher, way.fp8_recipe))
         };
         Ok(ways.iter().map(spares_nothing).collect())
     }

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use catalog::runtime::RecomputeMode;
 use catalog::{
-    CudaGraphs, Dispatcher, Mistake, Offload, OptimizerStates, Overlap, Precision, Runtime,
-    Selection, Zero,
+    CudaGraphs, Dispatcher, Fp8Recipe, Mistake, Offload, OptimizerStates, Overlap, Precision,
+    Runtime, Selection, Zero,
 };
 use plans::grammar::{OVERLAPS, overlap_name, read_overlap, recompute_name};
 use plans::{Decisions, Recompute};
@@ -29,7 +29,7 @@ pub const DIMENSIONS: [&str; 11] = [
     "groups",
 ];
 /// Dimensions of names.
-pub const CHOICES: [&str; 13] = [
+pub const CHOICES: [&str; 14] = [
     "cp_kind",
     "zero",
     "schedule",
@@ -43,6 +43,7 @@ pub const CHOICES: [&str; 13] = [
     "prefetch",
     "dispatcher",
     "graphs",
+    "fp8_recipe",
 ];
 
 /// Largest value of a numeric dimension.
@@ -287,12 +288,21 @@ impl Constraints {
             && self.allows_name("prefetch", &prefetch_name(d.prefetch))
             && (d.ep == 1 || self.allows_name("dispatcher", dispatcher_name(d, runtime)))
             && self.allows_name("graphs", graphs_name(d, runtime))
+            && (precision != Precision::Fp8
+                || self.allows_name("fp8_recipe", recipe_name(d, runtime)))
     }
 
     /// What the constraint on `graphs` lists; nothing if there is no such constraint.
     pub(crate) fn fixed_graphs(&self) -> impl Iterator<Item = CudaGraphs> {
         let values = self.fix.get("graphs").map_or(&[][..], Vec::as_slice);
         values.iter().filter_map(|v| read_graphs(v))
+    }
+
+    /// The ways to scale operands of 8-bit products that the constraint on `fp8_recipe` lists; nothing if there is no such
+    /// constraint.
+    pub(crate) fn fixed_recipes(&self) -> impl Iterator<Item = Fp8Recipe> {
+        let values = self.fix.get("fp8_recipe").map_or(&[][..], Vec::as_slice);
+        values.iter().filter_map(|v| read_recipe(v))
     }
 
     /// The dispatchers that the constraint on `dispatcher` lists; none if there is no such constraint.
@@ -403,6 +413,15 @@ fn graphs_name(d: &Decisions, runtime: &Runtime) -> &'static str {
     d.graphs.unwrap_or(runtime.graphs).name()
 }
 
+/// How a strategy scales operands of 8-bit products, as constraints name it.
+fn recipe_name(d: &Decisions, runtime: &Runtime) -> &'static str {
+    d.fp8_recipe.unwrap_or(runtime.fp8_recipe).name()
+}
+
+fn read_recipe(name: &str) -> Option<Fp8Recipe> {
+    Fp8Recipe::ALL.into_iter().find(|of| of.name() == name)
+}
+
 fn read_graphs(name: &str) -> Option<CudaGraphs> {
     CudaGraphs::ALL.into_iter().find(|of| of.name() == name)
 }
@@ -438,6 +457,7 @@ pub(crate) fn value(
         "prefetch" => return Some(prefetch_name(d.prefetch)),
         "dispatcher" => return Some(dispatcher_name(d, runtime).to_owned()),
         "graphs" => return Some(graphs_name(d, runtime).to_owned()),
+        "fp8_recipe" => return Some(recipe_name(d, runtime).to_owned()),
         _ => {}
     }
     let size = sizes(d).into_iter().find(|(name, _)| *name == key);
@@ -491,18 +511,21 @@ fn values_of(text: &str, key: &str, values: &[String]) -> Result<(), PlannerErro
         let wrong = Mistake::new(format!("`{unknown}` is no overlap"));
         return Err(mistake(text, wrong.expected(OVERLAPS)));
     }
-    let unknown = values.iter().find(|v| read_dispatcher(v).is_none());
-    if let Some(unknown) = unknown.filter(|_| key == "dispatcher") {
-        let names = Dispatcher::ALL.map(Dispatcher::name);
-        let wrong = Mistake::new(format!("`{unknown}` is no dispatcher"))
-            .expected(format!("one of {}", names.join(", ")))
-            .nearest(catalog::suggest::nearest(unknown, names));
-        return Err(mistake(text, wrong));
-    }
-    let unknown = values.iter().find(|v| read_graphs(v).is_none());
-    if let Some(unknown) = unknown.filter(|_| key == "graphs") {
-        let names = CudaGraphs::ALL.map(CudaGraphs::name);
-        let wrong = Mistake::new(format!("`{unknown}` is no part of a step that is captured"))
+    let (what, names) = match key {
+        "dispatcher" => ("dispatcher", Dispatcher::ALL.map(Dispatcher::name).to_vec()),
+        "graphs" => (
+            "part of a step that is captured",
+            CudaGraphs::ALL.map(CudaGraphs::name).to_vec(),
+        ),
+        "fp8_recipe" => (
+            "way to scale 8-bit products",
+            Fp8Recipe::ALL.map(Fp8Recipe::name).to_vec(),
+        ),
+        _ => ("", Vec::new()),
+    };
+    let unknown = values.iter().find(|v| !names.contains(&v.as_str()));
+    if let Some(unknown) = unknown.filter(|_| !names.is_empty()) {
+        let wrong = Mistake::new(format!("`{unknown}` is no {what}"))
             .expected(format!("one of {}", names.join(", ")))
             .nearest(catalog::suggest::nearest(unknown, names));
         return Err(mistake(text, wrong));

@@ -1,14 +1,15 @@
 //! How a runtime may be told to run the passes of a layout: which messages overlap with compute, what carries tokens to their
-//! experts, what is captured in CUDA graphs.
+//! experts, what is captured in CUDA graphs, how the operands of 8-bit products are scaled.
 //!
 //! These choices change what a pass takes, and little that a rank holds; a layout is therefore bounded by the least that its
 //! blocks take under any of them.
 
-use catalog::{CudaGraphs, Dispatcher, ModelConfig, Offload, Overlap, Runtime};
+use catalog::{CudaGraphs, Dispatcher, Fp8Recipe, Offload, Overlap, Precision, Runtime};
 use costmodel::Scenario;
 use plans::Decisions;
 use plans::support::{
     MAX_OVERLAPPED_MTP, experts_cannot_overlap, graphs_allowed, graphs_cannot_capture,
+    recipe_cannot_recompute,
 };
 
 use crate::choices::{ActivationChoice, Asked, PipelineChoice, ShardingChoice};
@@ -23,6 +24,8 @@ pub struct ExecutionChoice {
     pub dispatcher: Option<Dispatcher>,
     /// What is captured in CUDA graphs; `None`: what the runtime captures by itself.
     pub graphs: Option<CudaGraphs>,
+    /// How the operands of 8-bit products are scaled; `None`: as the runtime does by itself.
+    pub fp8_recipe: Option<Fp8Recipe>,
 }
 
 /// What pipelines and recomputations allow of ways to run passes; those that allow the same are bounded together.
@@ -32,12 +35,14 @@ pub(crate) struct Allows {
     expert_overlap: bool,
     /// Layers, and whole steps, may be captured in CUDA graphs.
     graphs: [bool; 2],
+    /// Operands of 8-bit products may have scales of earlier steps.
+    delayed_scales: bool,
 }
 
 impl Allows {
     /// What a pipeline of a layout allows with what becomes of its activations.
     pub(crate) fn of(
-        model: &ModelConfig,
+        scenario: &Scenario,
         layout: &Layout,
         pipeline: &PipelineChoice,
         activations: ActivationChoice,
@@ -45,13 +50,16 @@ impl Allows {
         let recompute = activations.recompute;
         let captures = |graphs| {
             let copies = activations.offload_layers > 0 && graphs == CudaGraphs::Layers;
-            !copies && graphs_cannot_capture(graphs, recompute, model).is_none()
+            !copies && graphs_cannot_capture(graphs, recompute, &scenario.model).is_none()
         };
+        let runtime = &scenario.runtime;
+        let again = recipe_cannot_recompute(Fp8Recipe::Delayed, recompute, runtime);
         let copied = activations.offload_layers;
         let lacks = experts_cannot_overlap(pipeline.schedule, layout.pp, recompute, copied);
         Self {
             expert_overlap: lacks.is_none(),
             graphs: [CudaGraphs::Layers, CudaGraphs::Step].map(captures),
+            delayed_scales: scenario.workload.precision != Precision::Fp8 || again.is_none(),
         }
     }
 }
@@ -64,6 +72,7 @@ impl ExecutionChoice {
             overlap: self.overlap,
             dispatcher: self.dispatcher,
             graphs: self.graphs,
+            fp8_recipe: self.fp8_recipe,
             ..d.clone()
         }
     }
@@ -84,15 +93,20 @@ impl ExecutionChoice {
         !(captures && way.offload == Some(Offload::Parameters))
     }
 
-    /// Whether a runtime whose own overlap is given runs passes in this way where so much is allowed.
-    fn is_in(self, allows: Allows, own: Overlap) -> bool {
+    /// Whether a runtime runs passes in this way where so much is allowed.
+    fn is_in(self, allows: Allows, runtime: &Runtime) -> bool {
+        let own = runtime.overlap;
+        let recipe = self.fp8_recipe.unwrap_or(runtime.fp8_recipe);
         let [layers, step] = allows.graphs;
         let captures = match self.graphs {
             None | Some(CudaGraphs::None) => true,
             Some(CudaGraphs::Layers) => layers,
             Some(CudaGraphs::Step) => step,
         };
-        captures && (allows.expert_overlap || self.overlap.expert_parallel <= own.expert_parallel)
+        let scales = allows.delayed_scales || recipe != Fp8Recipe::Delayed;
+        captures
+            && scales
+            && (allows.expert_overlap || self.overlap.expert_parallel <= own.expert_parallel)
     }
 }
 
@@ -113,6 +127,7 @@ pub(crate) fn adapted(d: Decisions, scenario: &Scenario) -> Decisions {
             ..d.overlap
         },
         dispatcher,
+        fp8_recipe: followed_recipe(&d, scenario),
         ..d
     };
     let captures = graphs_allowed(&d, &scenario.model, runtime);
@@ -122,22 +137,49 @@ pub(crate) fn adapted(d: Decisions, scenario: &Scenario) -> Decisions {
     }
 }
 
+/// How operands of 8-bit products are scaled after a decision: as before if that goes with what is recomputed, else in the
+/// first way that does.
+fn followed_recipe(d: &Decisions, scenario: &Scenario) -> Option<Fp8Recipe> {
+    let (runtime, cluster) = (&scenario.runtime, &scenario.cluster);
+    if scenario.workload.precision != Precision::Fp8 {
+        return None;
+    }
+    let fits = |recipe: &Fp8Recipe| {
+        recipe.exists_on(cluster)
+            && recipe_cannot_recompute(*recipe, d.recompute, runtime).is_none()
+    };
+    let asked = d.fp8_recipe.unwrap_or(runtime.fp8_recipe);
+    let mut all = [asked].into_iter().chain(runtime.fp8_recipes_on(cluster));
+    let found = all.find(fits).unwrap_or(asked);
+    Some(found).filter(|recipe| *recipe != runtime.fp8_recipe)
+}
+
 impl Asked<'_> {
     /// All ways to run the passes of a layout, the runtime's own first unless a constraint forbids it. Not every pipeline runs
     /// in all of them.
     pub(crate) fn executions(&self, layout: &Layout) -> Vec<ExecutionChoice> {
         let (dispatchers, graphs) = (self.dispatchers(layout), self.graphs(layout));
+        let recipes = self.fp8_recipes();
+        let captured = graphs.iter().flat_map(|&graphs| {
+            let with = recipes.iter();
+            with.map(move |&fp8_recipe| (graphs, fp8_recipe))
+        });
         let mut all = Vec::new();
         for overlap in self.overlaps(layout) {
             for &dispatcher in &dispatchers {
                 let gathers = dispatcher == Some(Dispatcher::AllGather);
                 let own = self.scenario.runtime.overlap.expert_parallel;
                 if !(gathers && overlap.expert_parallel && !own) {
-                    all.extend(graphs.iter().map(|&graphs| ExecutionChoice {
-                        overlap,
-                        dispatcher,
-                        graphs,
-                    }));
+                    all.extend(
+                        captured
+                            .clone()
+                            .map(|(graphs, fp8_recipe)| ExecutionChoice {
+                                overlap,
+                                dispatcher,
+                                graphs,
+                                fp8_recipe,
+                            }),
+                    );
                 }
             }
         }
@@ -146,9 +188,8 @@ impl Asked<'_> {
 
     /// Those of them that a pipeline has.
     pub(crate) fn executions_with(&self, layout: &Layout, allows: Allows) -> Vec<ExecutionChoice> {
-        let own = self.scenario.runtime.overlap;
         let mut all = self.executions(layout);
-        all.retain(|execution| execution.is_in(allows, own));
+        all.retain(|execution| execution.is_in(allows, &self.scenario.runtime));
         all
     }
 
@@ -233,6 +274,22 @@ impl Asked<'_> {
         };
         all.retain(possible);
         let choice = |graphs| Some(graphs).filter(|graphs| *graphs != runtime.graphs);
+        all.into_iter().map(choice).collect()
+    }
+
+    /// The ways to scale operands of 8-bit products; `None` is the runtime's own. They are those that a constraint lists;
+    /// without a constraint, all that the runtime has on the cluster.
+    pub(crate) fn fp8_recipes(&self) -> Vec<Option<Fp8Recipe>> {
+        let (runtime, cluster) = (&self.scenario.runtime, &self.scenario.cluster);
+        if self.scenario.workload.precision != Precision::Fp8 {
+            return vec![None];
+        }
+        let mut all = runtime.fp8_recipes_on(cluster);
+        if self.constraints.fix.contains_key("fp8_recipe") {
+            let fixed: Vec<Fp8Recipe> = self.constraints.fixed_recipes().collect();
+            all.retain(|recipe| fixed.contains(recipe));
+        }
+        let choice = |recipe| Some(recipe).filter(|recipe| *recipe != runtime.fp8_recipe);
         all.into_iter().map(choice).collect()
     }
 

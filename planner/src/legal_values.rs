@@ -6,8 +6,8 @@
 //! two never decide.
 
 use catalog::{
-    CpKind, CudaGraphs, Dispatcher, GradientTypes, Mistake, Offload, OptimizerStates, ScheduleKind,
-    Workload, WorkloadSizes, elementary,
+    CpKind, CudaGraphs, Dispatcher, Fp8Recipe, GradientTypes, Mistake, Offload, OptimizerStates,
+    ScheduleKind, Workload, WorkloadSizes, elementary,
 };
 use costmodel::Scenario;
 
@@ -179,6 +179,7 @@ fn candidates(scenario: &Scenario, counts: &[u64], key: &str) -> Vec<String> {
             "grad+param+ep+pp",
         ],
         "graphs" => CudaGraphs::ALL.map(CudaGraphs::name).to_vec(),
+        "fp8_recipe" => Fp8Recipe::ALL.map(Fp8Recipe::name).to_vec(),
         "dispatcher" => Dispatcher::ALL.map(Dispatcher::name).to_vec(),
         "offload" => vec![Offload::NONE, "optimizer", "optimizer:50", "parameters"],
         "recompute" => vec!["none", "selective", "full", "layers", "selective_ops"],

@@ -3,7 +3,7 @@
 //! A decision is the size of an axis, with the ranks that it gains or loses taken from one other axis; or one of the
 //! others: expert sizes, micro-batch, sequence parallelism, kind of context parallelism, schedule with virtual stages,
 //! stages, recomputation, activations in host memory, sharding of states, types of gradients, optimizer states, depth of
-//! prefetching, axis order, overlap, dispatcher of tokens, CUDA graphs. What has to follow from the changed decision (such
+//! prefetching, axis order, overlap, dispatcher of tokens, CUDA graphs, scales of 8-bit products. What has to follow from the changed decision (such
 //! as the number of virtual stages when the pipeline changes) differs as little as the space allows.
 
 use std::collections::BTreeMap;
@@ -66,6 +66,7 @@ pub(crate) fn apart(a: &Decisions, b: &Decisions) -> Apart {
     order.choice(a.overlap, b.overlap);
     order.choice(a.dispatcher, b.dispatcher);
     order.choice(a.graphs, b.graphs);
+    order.choice(a.fp8_recipe, b.fp8_recipe);
     layouts(a, b)
         .and(pipelines(
             a,
@@ -165,6 +166,7 @@ fn nearest(space: &SearchSpace, layout: &Layout, to: &Decisions) -> Option<Decis
         overlap: to.overlap,
         dispatcher: to.dispatcher,
         graphs: to.graphs,
+        fp8_recipe: to.fp8_recipe,
         ..space.decisions(layout)
     };
     let pipelines_of = space.pipelines(layout);
@@ -293,11 +295,16 @@ fn of_executions(
         let base = base.clone();
         ("graphs", Decisions { graphs, ..base })
     });
+    let scaled = space.fp8_recipes().into_iter().map(|fp8_recipe| {
+        let base = base.clone();
+        ("fp8_recipe", Decisions { fp8_recipe, ..base })
+    });
     let precision = scenario.workload.precision;
     let allowed = |(_, d): &(&str, Decisions)| {
         adapted(d.clone(), scenario) == *d && constraints.allow(d, &scenario.runtime, precision)
     };
-    found.extend(dispatched.chain(overlapped).chain(captured).filter(allowed));
+    let all = dispatched.chain(overlapped).chain(captured).chain(scaled);
+    found.extend(all.filter(allowed));
 }
 
 /// Other pipelines of the same layout, each in one decision.

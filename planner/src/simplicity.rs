@@ -16,7 +16,7 @@ pub struct Complexity {
 type Traits<const N: usize> = [(bool, &'static str); N];
 
 /// Everything that makes a plan complicated, in words; axes come first.
-fn traits(d: &Decisions, runtime: &Runtime) -> (Traits<5>, Traits<18>) {
+fn traits(d: &Decisions, runtime: &Runtime) -> (Traits<5>, Traits<19>) {
     let space = &runtime.space;
     let axes = [
         (d.tp > 1, "tensor parallelism"),
@@ -40,6 +40,7 @@ fn traits(d: &Decisions, runtime: &Runtime) -> (Traits<5>, Traits<18>) {
         ),
         (d.dispatcher.is_some(), "another dispatcher of tokens"),
         (d.graphs.is_some(), "CUDA graphs"),
+        (d.fp8_recipe.is_some(), "other scales of 8-bit products"),
         (d.vpp > 1, "virtual stages"),
         (!simple.contains(&d.schedule), "another schedule"),
         (!d.stages.is_uniform(), "uneven stages"),
@@ -99,8 +100,8 @@ pub fn layout(d: &Decisions) -> [u64; 7] {
 }
 
 /// The decisions that all variants of a plan share. These differ in axis order, kind of context parallelism, overlap of
-/// tensor-parallel messages and of messages to experts, dispatcher of tokens, CUDA graphs, types of gradients and of optimizer
-/// states, what of these lies in host memory, how far ahead parameters are gathered, virtual stages with their schedule and
+/// tensor-parallel messages and of messages to experts, dispatcher of tokens, CUDA graphs, scales of 8-bit products, types of
+/// gradients and of optimizer states, what of these lies in host memory, how far ahead parameters are gathered, virtual stages with their schedule and
 /// partition, and how many layers are recomputed, or have their activations in host memory, if some do.
 #[must_use]
 pub fn shared(d: &Decisions) -> Decisions {
@@ -114,6 +115,7 @@ pub fn shared(d: &Decisions) -> Decisions {
         },
         dispatcher: None,
         graphs: None,
+        fp8_recipe: None,
         gradients: None,
         optimizer_states: None,
         offload: None,

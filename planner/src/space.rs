@@ -25,11 +25,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use catalog::runtime::Ahead;
-use catalog::{AxisOrder, CudaGraphs, Dispatcher, ScheduleKind, Zero};
+use catalog::{AxisOrder, CudaGraphs, Dispatcher, Fp8Recipe, Zero};
 use costmodel::{Lightest, Scenario};
 use plans::legality::check_layout;
 use plans::support::allowed_by;
-use plans::{Decisions, Recompute, StagePartition, Strategy, StrategyError};
+use plans::{Decisions, StagePartition, Strategy, StrategyError};
 use rayon::prelude::*;
 
 use crate::chains::Shardings;
@@ -247,7 +247,7 @@ impl SearchSpace {
         pipeline: &PipelineChoice,
         activations: ActivationChoice,
     ) -> Allows {
-        Allows::of(&self.scenario.model, layout, pipeline, activations)
+        Allows::of(&self.scenario, layout, pipeline, activations)
     }
 
     /// The ways to run the passes of a layout with a pipeline and what becomes of its activations.
@@ -264,6 +264,11 @@ impl SearchSpace {
     /// The ways to send tokens to experts of a layout.
     pub(crate) fn dispatchers(&self, layout: &Layout) -> Vec<Option<Dispatcher>> {
         self.asked().dispatchers(layout)
+    }
+
+    /// The ways to scale operands of 8-bit products.
+    pub(crate) fn fp8_recipes(&self) -> Vec<Option<Fp8Recipe>> {
+        self.asked().fp8_recipes()
     }
 
     /// What may be captured in CUDA graphs of a layout.
@@ -394,34 +399,22 @@ pub(crate) fn decisions(asked: Asked<'_>, layout: &Layout) -> Decisions {
     Decisions {
         tp: layout.tp,
         pp: layout.pp,
-        vpp: 1,
         cp: layout.cp,
         cp_kind: layout.cp_kind,
         ep: layout.ep,
         etp: layout.etp,
-        dp_shard: 1,
         dp_replicate: layout.dp,
-        zero: Zero::Z0,
-        reshard_after_forward: false,
         sequence_parallel: layout.sequence_parallel,
         micro_batch: layout.micro_batch,
         num_micro_batches: layout.num_micro_batches,
-        recompute: Recompute::None,
-        schedule: ScheduleKind::OneFOneB,
         axis_order: (asked
             .orders(layout.pp, layout.dp * layout.cp)
             .first()
             .copied())
         .unwrap_or(AxisOrder::TP_CP_DP_PP),
         stages: StagePartition(Vec::new()),
-        overlap: asked.scenario.runtime.overlap,
         gradients: asked.least_gradients(),
-        optimizer_states: None,
-        offload: None,
-        prefetch: None,
-        offload_layers: 0,
-        dispatcher: None,
-        graphs: None,
+        ..Decisions::on_one_gpu(0, asked.scenario.runtime.overlap)
     }
 }
 
@@ -507,7 +500,7 @@ fn members(
     let mut counts: BTreeMap<Allows, u64> = BTreeMap::new();
     for pipeline in pipelines {
         for &activations in &pipeline.activations {
-            let allows = Allows::of(&asked.scenario.model, layout, pipeline, activations);
+            let allows = Allows::of(asked.scenario, layout, pipeline, activations);
             *counts.entry(allows).or_default() += 1;
         }
     }

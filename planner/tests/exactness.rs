@@ -102,6 +102,28 @@ fn spaces_with_what_is_asked_for() -> Vec<(Scenario, Constraints)> {
     spaces
 }
 
+/// Random spaces of jobs with 8-bit products, whose operands may be scaled in several ways.
+fn spaces_of_eight_bits() -> Vec<(Scenario, Constraints)> {
+    let runtimes = ["megatron-core", "torchtitan", "nemo"].map(str::to_owned);
+    let recipes = [
+        "fp8_recipe=delayed|tensorwise",
+        "fp8_recipe=tensorwise|rowwise",
+        "fp8_recipe=tensorwise|blockwise|mxfp8",
+        "recompute=selective:norms|none",
+        "recompute=selective|selective:norms",
+    ];
+    let mut spaces = spaces_of(60, &mut Dice(12), &runtimes, &recipes);
+    for (s, _) in &mut spaces {
+        s.workload = s.workload.clone().with_precision(Precision::Fp8);
+    }
+    let possible = |(s, constraints): &(Scenario, Constraints)| {
+        let strategies = SearchSpace::new(s, constraints).len();
+        (1..=MOST).contains(&strategies) && CostModel::new(s.clone()).is_ok()
+    };
+    spaces.retain(possible);
+    spaces
+}
+
 /// So many random spaces, each with one of the constraints of `also` if there are any.
 fn spaces_of(
     count: usize,
@@ -233,6 +255,22 @@ fn pruned_search_equals_brute_force_with_what_is_asked_for() {
     assert!(ahead > 0, "no plan gathers another number of blocks ahead");
 }
 
+#[test]
+fn pruned_search_equals_brute_force_in_eight_bits() {
+    let spaces = spaces_of_eight_bits();
+    let found = compared(&spaces);
+    assert!(spaces.len() > 12, "only {} spaces", spaces.len());
+    assert!(
+        found.fit > spaces.len() / 2,
+        "only {} searches found a plan",
+        found.fit
+    );
+    assert!(
+        found.scaled > 0,
+        "no plan has other scales than the runtime's own"
+    );
+}
+
 /// What searches found.
 #[derive(Default)]
 struct Found {
@@ -244,6 +282,8 @@ struct Found {
     copied: usize,
     /// Number of those whose first plan gathers parameters another number of blocks ahead than one.
     ahead: usize,
+    /// Number of those whose first plan scales operands of 8-bit products in another way than the runtime does by itself.
+    scaled: usize,
 }
 
 /// Compares searches of spaces with brute force.
@@ -278,6 +318,7 @@ fn compared(spaces: &[(Scenario, Constraints)]) -> Found {
             found.fit += usize::from(best.is_some());
             found.offloaded += usize::from(best.is_some_and(|c| c.strategy.offload.is_some()));
             found.ahead += usize::from(best.is_some_and(|c| c.strategy.prefetch.is_some()));
+            found.scaled += usize::from(best.is_some_and(|c| c.strategy.fp8_recipe.is_some()));
             found.copied += usize::from(best.is_some_and(|c| c.strategy.offload_layers > 0));
         }
     }

@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use catalog::state_types::StateTypes;
 use catalog::{
-    Axis, AxisOrder, CpKind, CudaGraphs, Dispatcher, GradientTypes, Offload, OptimizerStates,
-    Overlap, Precision, Runtime, ScheduleKind, Selection, Zero,
+    Axis, AxisOrder, CpKind, CudaGraphs, Dispatcher, Fp8Recipe, GradientTypes, Offload,
+    OptimizerStates, Overlap, Precision, Runtime, ScheduleKind, Selection, Zero,
 };
 
 use crate::mesh::Group;
@@ -67,6 +67,8 @@ pub struct Decisions {
     pub dispatcher: Option<Dispatcher>,
     /// What is captured in CUDA graphs; `None`: what the runtime captures by itself.
     pub graphs: Option<CudaGraphs>,
+    /// How the operands of 8-bit products are scaled; `None`: as the runtime does by itself.
+    pub fp8_recipe: Option<Fp8Recipe>,
 }
 
 /// What the forward pass of a stage is run again for in backward.
@@ -114,6 +116,41 @@ impl Recompute {
 }
 
 impl Decisions {
+    /// A job of one micro-batch on one GPU that decides nothing: what a runtime does by itself, of a model with so many
+    /// layers.
+    #[must_use]
+    pub fn on_one_gpu(layers: u64, overlap: Overlap) -> Self {
+        Self {
+            tp: 1,
+            pp: 1,
+            vpp: 1,
+            cp: 1,
+            cp_kind: CpKind::Ring,
+            ep: 1,
+            etp: 1,
+            dp_shard: 1,
+            dp_replicate: 1,
+            zero: Zero::Z0,
+            reshard_after_forward: false,
+            sequence_parallel: false,
+            micro_batch: 1,
+            num_micro_batches: 1,
+            recompute: Recompute::None,
+            schedule: ScheduleKind::OneFOneB,
+            axis_order: AxisOrder::TP_CP_DP_PP,
+            stages: StagePartition(vec![layers]),
+            overlap,
+            gradients: None,
+            optimizer_states: None,
+            offload: None,
+            prefetch: None,
+            offload_layers: 0,
+            dispatcher: None,
+            graphs: None,
+            fp8_recipe: None,
+        }
+    }
+
     /// Number of all data-parallel ranks.
     #[must_use]
     pub fn dp(&self) -> u64 {
@@ -179,6 +216,7 @@ impl Decisions {
         self.prefetch = self.prefetch.filter(|&ahead| ahead != 1);
         self.dispatcher = (self.dispatcher).filter(|dispatcher| *dispatcher != runtime.dispatcher);
         self.graphs = self.graphs.filter(|graphs| *graphs != runtime.graphs);
+        self.fp8_recipe = (self.fp8_recipe).filter(|recipe| *recipe != runtime.fp8_recipe);
         self
     }
 

@@ -6,7 +6,7 @@ use std::fmt;
 use catalog::model::ModelConfig;
 use catalog::runtime::SequenceParallelUse;
 use catalog::{
-    Axis, AxisOrder, CpKind, CudaGraphs, Dispatcher, GradientTypes, Mistake, Offload,
+    Axis, AxisOrder, CpKind, CudaGraphs, Dispatcher, Fp8Recipe, GradientTypes, Mistake, Offload,
     OptimizerStates, Overlap, RecomputeModule, Runtime, ScheduleKind, Selection, Workload, Zero,
 };
 
@@ -60,34 +60,30 @@ impl fmt::Display for Strategy {
             stages.join("/"),
             overlap_name(d.overlap)
         )?;
-        write_choices(d, f)
+        choices(d).try_for_each(|choice| write!(f, ",{choice}"))
     }
 }
 
-/// Writes what a runtime does otherwise than by itself.
-fn write_choices(d: &Decisions, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    if let Some(types) = d.gradients {
-        write!(f, ",grad_dtype={}", types.name())?;
-    }
-    if let Some(states) = d.optimizer_states {
-        write!(f, ",optim_states={}", states.name())?;
-    }
-    if let Some(offload) = d.offload {
-        write!(f, ",offload={}", offload.name())?;
-    }
-    if let Some(ahead) = d.prefetch {
-        write!(f, ",prefetch={ahead}")?;
-    }
-    if d.offload_layers > 0 {
-        write!(f, ",offload_layers={}", d.offload_layers)?;
-    }
-    if let Some(dispatcher) = d.dispatcher {
-        write!(f, ",dispatcher={}", dispatcher.name())?;
-    }
-    if let Some(graphs) = d.graphs {
-        write!(f, ",graphs={}", graphs.name())?;
-    }
-    Ok(())
+/// What a runtime is told to do otherwise than by itself, as `key=value`.
+fn choices(d: &Decisions) -> impl Iterator<Item = String> {
+    let layers = Some(d.offload_layers).filter(|layers| *layers > 0);
+    let named = |name: Option<&str>| name.map(str::to_owned);
+    let all = [
+        ("grad_dtype", d.gradients.map(GradientTypes::name)),
+        (
+            "optim_states",
+            named(d.optimizer_states.map(OptimizerStates::name)),
+        ),
+        ("offload", d.offload.map(Offload::name)),
+        ("prefetch", d.prefetch.map(|ahead| ahead.to_string())),
+        ("offload_layers", layers.map(|layers| layers.to_string())),
+        ("dispatcher", named(d.dispatcher.map(Dispatcher::name))),
+        ("graphs", named(d.graphs.map(CudaGraphs::name))),
+        ("fp8_recipe", named(d.fp8_recipe.map(Fp8Recipe::name))),
+    ];
+    let written =
+        |(key, value): (&str, Option<String>)| value.map(|value| format!("{key}={value}"));
+    all.into_iter().filter_map(written)
 }
 
 /// A strategy in the shortest form that is read back as the same job, as long as overlap is the runtime's own:
@@ -129,27 +125,7 @@ pub fn short(d: &Decisions) -> String {
     if d.stages != StagePartition::even(d.stages.layers(), d.pp.saturating_mul(d.vpp)) {
         parts.push(format!("stages={}", d.stages.runs()));
     }
-    if let Some(types) = d.gradients {
-        parts.push(format!("grad_dtype={}", types.name()));
-    }
-    if let Some(states) = d.optimizer_states {
-        parts.push(format!("optim_states={}", states.name()));
-    }
-    if let Some(offload) = d.offload {
-        parts.push(format!("offload={}", offload.name()));
-    }
-    if let Some(ahead) = d.prefetch {
-        parts.push(format!("prefetch={ahead}"));
-    }
-    if d.offload_layers > 0 {
-        parts.push(format!("offload_layers={}", d.offload_layers));
-    }
-    if let Some(dispatcher) = d.dispatcher {
-        parts.push(format!("dispatcher={}", dispatcher.name()));
-    }
-    if let Some(graphs) = d.graphs {
-        parts.push(format!("graphs={}", graphs.name()));
-    }
+    parts.extend(choices(d));
     parts.join(" ")
 }
 
@@ -411,6 +387,7 @@ impl Fields {
             offload_layers: self.count("offload_layers")?.unwrap_or(0),
             dispatcher: self.dispatcher()?,
             graphs: self.graphs()?,
+            fp8_recipe: self.fp8_recipe()?,
         };
         Ok(decisions.under(runtime, workload.precision))
     }
@@ -557,6 +534,12 @@ impl Fields {
     fn graphs(&self) -> Result<Option<CudaGraphs>, StrategyError> {
         let read = |value| one_of("graphs", value, &CudaGraphs::ALL, CudaGraphs::name);
         self.get("graphs").map(read).transpose()
+    }
+
+    fn fp8_recipe(&self) -> Result<Option<Fp8Recipe>, StrategyError> {
+        let value = self.get("fp8_recipe");
+        let read = |value| one_of("fp8_recipe", value, &Fp8Recipe::ALL, Fp8Recipe::name);
+        value.map(read).transpose()
     }
 
     fn overlap(&self, runtime: &Runtime) -> Result<Overlap, StrategyError> {

@@ -1,8 +1,8 @@
 //! The stable JSON forms of strategies, predictions and search results.
 
 use catalog::{
-    AxisOrder, CpKind, CudaGraphs, Dispatcher, GradientTypes, Offload, OptimizerStates, Overlap,
-    Precision, Runtime, ScheduleKind, Zero,
+    AxisOrder, CpKind, CudaGraphs, Dispatcher, Fp8Recipe, GradientTypes, Offload, OptimizerStates,
+    Overlap, Precision, Runtime, ScheduleKind, Zero,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -60,6 +60,9 @@ pub struct StrategyJson {
     /// What is captured in CUDA graphs; absent if the runtime chooses it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub graphs: Option<CudaGraphs>,
+    /// How the operands of 8-bit products are scaled; absent if the runtime chooses it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fp8_recipe: Option<Fp8Recipe>,
 }
 
 /// Nothing is written of what a strategy does not have.
@@ -103,6 +106,7 @@ impl StrategyJson {
             offload_layers: d.offload_layers,
             dispatcher: d.dispatcher,
             graphs: d.graphs,
+            fp8_recipe: d.fp8_recipe,
         }
     }
 }

@@ -5,7 +5,7 @@ use catalog::{Mistake, ScheduleKind};
 use crate::legality::StrategyError;
 
 /// Every key of a strategy.
-pub const KEYS: [&str; 27] = [
+pub const KEYS: [&str; 28] = [
     "tp",
     "pp",
     "vpp",
@@ -33,10 +33,11 @@ pub const KEYS: [&str; 27] = [
     "prefetch",
     "dispatcher",
     "graphs",
+    "fp8_recipe",
 ];
 
 /// Keys whose value may stand in the next word: `recompute none`.
-const BEFORE_THEIR_VALUE: [&str; 11] = [
+const BEFORE_THEIR_VALUE: [&str; 12] = [
     "recompute",
     "order",
     "stages",
@@ -48,6 +49,7 @@ const BEFORE_THEIR_VALUE: [&str; 11] = [
     "offload",
     "dispatcher",
     "graphs",
+    "fp8_recipe",
 ];
 
 /// Keys that are switched on by standing alone.

@@ -3,8 +3,8 @@
 use catalog::model::ModelConfig;
 use catalog::runtime::{RecomputeMode, RuntimeSpace, SequenceParallelUse};
 use catalog::{
-    CudaGraphs, Dispatcher, GradientTypes, Offload, Precision, RecomputeModule, Runtime,
-    ScheduleKind, Zero,
+    CudaGraphs, Dispatcher, Fp8Recipe, GradientTypes, Offload, Precision, RecomputeModule, Runtime,
+    ScheduleKind, Selection, Zero,
 };
 
 use crate::decisions::{Decisions, Recompute};
@@ -31,6 +31,7 @@ pub fn allowed_by(
         .or_else(|| offload_lack(d, runtime))
         .or_else(|| expert_lack(d, model, runtime))
         .or_else(|| graph_lack(d, model, runtime))
+        .or_else(|| recipe_lack(d, runtime, precision))
         .or_else(|| prefetch_lack(d, runtime));
     match lack {
         None => Ok(()),
@@ -281,6 +282,46 @@ fn graph_lack(d: &Decisions, model: &ModelConfig, runtime: &Runtime) -> Option<L
         () => graphs_cannot_capture(asked, d.recompute, model)?,
     };
     lacks(what, format!("them only with {why}"))
+}
+
+/// Finds a way to scale operands of 8-bit products that the runtime does not support, or not with what is recomputed.
+fn recipe_lack(d: &Decisions, runtime: &Runtime, precision: Precision) -> Option<Lack> {
+    let asked = d.fp8_recipe.unwrap_or(runtime.fp8_recipe);
+    if precision != Precision::Fp8 {
+        let what = format!("fp8_recipe={}", d.fp8_recipe?.name());
+        return lacks(what, "it only with --precision fp8");
+    }
+    let all = [runtime.fp8_recipe].into_iter();
+    let mut all = all.chain(runtime.space.fp8_recipes.iter().copied());
+    if !all.clone().any(|known| known == asked) {
+        let has = list(all.map(|recipe| recipe.name().to_owned()), "its own only");
+        return lacks(format!("fp8_recipe={}", asked.name()), has);
+    }
+    let parts = recipe_cannot_recompute(asked, d.recompute, runtime)?.name();
+    let what = format!("recomputation of {parts} with fp8_recipe={}", asked.name());
+    let others = all.find(|other| recipe_cannot_recompute(*other, d.recompute, runtime).is_none());
+    let has = others.map_or_else(
+        || "it in 16 bits only".to_owned(),
+        |other| format!("it with fp8_recipe={}", other.name()),
+    );
+    lacks(what, has)
+}
+
+/// The parts of layers that are recomputed and cannot be with this recipe, if there are any.
+#[must_use]
+pub fn recipe_cannot_recompute(
+    recipe: Fp8Recipe,
+    recompute: Recompute,
+    runtime: &Runtime,
+) -> Option<Selection> {
+    let selection = match recompute {
+        Recompute::Modules(selection) => selection,
+        Recompute::Selective => runtime.selective,
+        Recompute::None | Recompute::Full | Recompute::Layers(_) | Recompute::SelectiveOps => {
+            return None;
+        }
+    };
+    recipe.cannot_recompute(selection)
 }
 
 /// Whether a runtime captures in CUDA graphs what a strategy asks for.

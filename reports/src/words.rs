@@ -2,8 +2,8 @@
 //! abbreviations mean.
 
 use catalog::{
-    Adapters, CudaGraphs, DType, Dispatcher, Documents, GradientTypes, Offload, OptimizerStates,
-    Origin, Packing, Pools, ScheduleKind,
+    Adapters, CudaGraphs, DType, Dispatcher, Documents, Fp8Recipe, GradientTypes, Offload,
+    OptimizerStates, Origin, Packing, Pools, ScheduleKind,
 };
 use plans::{Decisions, Fit, HostMemory, Prediction, Recompute, Zero};
 
@@ -13,7 +13,7 @@ use crate::format;
 const SAFE: f64 = 0.9;
 
 /// Abbreviations in strategies and tables, each with its meaning.
-pub const TERMS: [(&str, &str); 37] = [
+pub const TERMS: [(&str, &str); 38] = [
     ("tp8", "tensor parallel: 8 GPUs share each layer"),
     (
         "pp4",
@@ -101,6 +101,10 @@ pub const TERMS: [(&str, &str); 37] = [
     (
         "graphs=…",
         "what a GPU replays as CUDA graphs, so that the host need not issue each kernel: layers, or the passes of a step",
+    ),
+    (
+        "fp8_recipe=…",
+        "how operands of 8-bit products are scaled: by a scale of earlier steps (delayed) or of now (tensorwise), for each row, or for blocks of numbers (blockwise, mxfp8)",
     ),
     (
         "order=…",
@@ -230,6 +234,7 @@ pub fn plan(d: &Decisions, gpus_per_node: u64) -> Vec<String> {
     said.push(recomputed(d.recompute));
     said.extend(d.dispatcher.map(dispatcher));
     said.extend(d.graphs.map(graphs));
+    said.extend(d.fp8_recipe.map(fp8_recipe));
     said.extend(d.gradients.map(gradients));
     said.extend(d.optimizer_states.map(optimizer_states));
     said.extend(d.offload.map(offload));
@@ -279,6 +284,18 @@ fn graphs(graphs: CudaGraphs) -> String {
         }
         CudaGraphs::Step => "the passes of a step are replayed as CUDA graphs".to_owned(),
     }
+}
+
+/// How operands of 8-bit products are scaled, if it is not how the system does it by itself.
+fn fp8_recipe(recipe: Fp8Recipe) -> String {
+    let each = match recipe {
+        Fp8Recipe::Delayed => "tensor, from the magnitudes of earlier steps",
+        Fp8Recipe::Tensorwise => "tensor, from its own magnitudes",
+        Fp8Recipe::Rowwise => "row",
+        Fp8Recipe::Blockwise => "block of 128 numbers",
+        Fp8Recipe::Mxfp8 => "32 numbers",
+    };
+    format!("operands of 8-bit products have a scale for each {each}")
 }
 
 /// Types of gradients that are not the system's own.

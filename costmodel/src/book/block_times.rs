@@ -2,7 +2,7 @@
 
 use catalog::documents::OfLength;
 use catalog::runtime::{AttentionKernel, Rewrite};
-use catalog::{Axis, Bytes, DType, Precision, Seconds};
+use catalog::{Axis, Bytes, DType, Fp8Recipe, Precision, Seconds};
 use dtensor::{AttentionShape, Collective, CollectiveKind, Pass, Trace};
 use plans::{Group, Recompute};
 
@@ -208,6 +208,16 @@ impl Timed<'_> {
         }
     }
 
+    /// Time of products whose operands have several scales over that of products with one scale for each operand.
+    fn scaling(&self, dtype: DType) -> f64 {
+        match self.of.lowering.fp8_recipe {
+            Fp8Recipe::Rowwise if dtype == DType::F8 => known::ROWWISE.factor(),
+            Fp8Recipe::Blockwise if dtype == DType::F8 => known::BLOCKWISE.factor(),
+            Fp8Recipe::Mxfp8 if dtype == DType::F8 => known::MICROSCALED.factor(),
+            _ => 1.0,
+        }
+    }
+
     fn kernel_time(&self, kind: KernelKind) -> Seconds {
         let prices = self.prices;
         let wide = self.precision().activation();
@@ -221,13 +231,7 @@ impl Timed<'_> {
                 low_precision,
             } => {
                 let dtype = if low_precision { narrow } else { wide };
-                let slower = if dtype == DType::F8 && self.of.lowering.has(Rewrite::RowwiseScaling)
-                {
-                    known::ROWWISE.factor()
-                } else {
-                    1.0
-                };
-                prices.gemm(m, n, k, dtype, layout).time * slower
+                prices.gemm(m, n, k, dtype, layout).time * self.scaling(dtype)
             }
             KernelKind::GroupedGemm {
                 groups,
@@ -238,7 +242,7 @@ impl Timed<'_> {
                 low_precision,
             } => {
                 let dtype = if low_precision { narrow } else { wide };
-                prices.grouped_gemm(groups, m, n, k, dtype, layout).time
+                prices.grouped_gemm(groups, m, n, k, dtype, layout).time * self.scaling(dtype)
             }
             KernelKind::BatchedGemm { batch, m, n, k } => {
                 prices.batched_gemm(batch, m, n, k, wide).time

@@ -1,7 +1,7 @@
 //! Casts of operands to 8 bits before matrix products.
 
-use catalog::Bytes;
 use catalog::runtime::Rewrite;
+use catalog::{Bytes, Fp8Recipe};
 use dtensor::{AnyOp, CostClass, Gemm, Operator, Pass, Product, TensorId, TensorRole, Trace};
 
 use super::kernel::{Kernel, KernelKind};
@@ -23,7 +23,7 @@ pub(super) fn before(
     if !lowering.is_eight_bit(trace, product) {
         return None;
     }
-    let (bytes, launches) = if lowering.has(Rewrite::ScaleDynamically) {
+    let (bytes, launches) = if scales_apart(lowering) {
         scaled(trace, op)
     } else {
         quantised(lowering, trace, op)?
@@ -41,10 +41,19 @@ pub(super) fn before(
     })
 }
 
+/// Whether one pass finds the largest magnitude of each operand and another casts it, for every product: torchao without a
+/// compiler, and our own executor.
+fn scales_apart(lowering: &Lowering<'_>) -> bool {
+    lowering.fp8_recipe == Fp8Recipe::Tensorwise
+        && !lowering.has(Rewrite::SaveQuantisedInputs)
+        && !lowering.has(Rewrite::FusePointwise)
+}
+
 /// Casting a linear's activation operand to 8 bits, with its transpose for the weight gradient:
 /// reads 2 bytes, writes 1 + 1 per element (Transformer Engine `cast_transpose`). A pointwise compiler
 /// casts where the operand is made and reads nothing again. Weight gradients read the transposes that the
-/// forward and data-gradient casts left behind.
+/// forward and data-gradient casts left behind. A scale of the tensor's own largest magnitude takes Transformer Engine a pass
+/// over the operand before (`Float8CurrentScalingQuantizer`).
 fn quantised(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Option<(Bytes, u32)> {
     if op.pass == Pass::BackwardWeight {
         return None;
@@ -55,17 +64,19 @@ fn quantised(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Option<(
         .iter()
         .any(|&id| trace.tensor(id).role == TensorRole::Frozen);
     let transposed = u64::from(!frozen);
-    let per_element = if lowering.has(Rewrite::FusePointwise) {
-        1 + transposed
+    let (per_element, launches) = if lowering.has(Rewrite::FusePointwise) {
+        (1 + transposed, 1)
+    } else if lowering.fp8_recipe == Fp8Recipe::Tensorwise {
+        (2 + 3 + transposed, 2)
     } else {
-        3 + transposed
+        (3 + transposed, 1)
     };
     let activations = op.inputs.iter().map(|&id| trace.tensor(id));
     let elements: u64 = activations
         .filter(|t| !t.role.is_weight())
         .map(dtensor::TensorInfo::elements)
         .sum();
-    Some((Bytes(per_element * elements), 1))
+    Some((Bytes(per_element * elements), launches))
 }
 
 /// Bytes and launches of scaling both operands by their largest magnitudes: one pass finds it, one casts. An operand
@@ -104,7 +115,7 @@ fn scaled(trace: &Trace, op: &AnyOp<'_>) -> (Bytes, u32) {
 /// Bytes that the casts of a linear layer's products hold beside its tensors, for the largest layer: the gradient of
 /// its output and its transpose, its weight and its input.
 pub(crate) fn held(lowering: &Lowering<'_>, trace: &Trace) -> Bytes {
-    if !lowering.has(Rewrite::ScaleDynamically) {
+    if !scales_apart(lowering) {
         return Bytes(0);
     }
     let held = trace.forward.iter().filter_map(|op| match op.operator {
@@ -152,7 +163,7 @@ mod tests {
 
     /// Bytes and launches of the casts of each pass.
     fn casts(runtime: &Runtime, trace: &Trace) -> [(u64, u32); 2] {
-        let lowered = Lowering::new(runtime).lower(trace);
+        let lowered = Lowering::new(runtime, runtime.fp8_recipe).lower(trace);
         [lowered.forward, lowered.backward].map(|kernels| {
             let casts = kernels
                 .iter()
@@ -190,7 +201,7 @@ mod tests {
         let trace = layer(&model("mixtral", experts), TOKENS);
         for (name, narrow) in [("vescale-cuda", false), ("megatron-core", true)] {
             let runtime = runtime(name);
-            let lowered = Lowering::new(&runtime).lower(&trace);
+            let lowered = Lowering::new(&runtime, runtime.fp8_recipe).lower(&trace);
             let grouped: Vec<bool> = lowered
                 .forward
                 .iter()

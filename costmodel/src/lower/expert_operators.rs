@@ -137,7 +137,7 @@ mod tests {
     /// launches: of the forward pass, and of the backward pass.
     fn of(runtime: &Runtime, is: fn(Operator) -> bool) -> [Vec<(u64, u32)>; 2] {
         let trace = layer();
-        let lowered = Lowering::new(runtime).lower(&trace);
+        let lowered = Lowering::new(runtime, runtime.fp8_recipe).lower(&trace);
         let moved = |kernels: &[Kernel], operators: Vec<Operator>| {
             let memory = kernels.iter().filter(|kernel| is(operators[kernel.op]));
             let sizes = memory.map(|kernel| match kernel.kind {

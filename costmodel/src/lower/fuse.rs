@@ -437,7 +437,7 @@ fn product(lowering: &Lowering<'_>, trace: &Trace, pass: Pass, product: Product)
 fn sent(lowering: &Lowering<'_>, trace: &Trace, collective: Collective) -> u64 {
     let gathers_inputs =
         collective.axis == catalog::Axis::Tp && collective.kind == CollectiveKind::AllGather;
-    if gathers_inputs && trace.eight_bits && lowering.has(Rewrite::GatherQuantised) {
+    if gathers_inputs && trace.eight_bits && lowering.gathers_quantised() {
         collective.bytes / 2
     } else {
         collective.bytes
@@ -486,7 +486,7 @@ mod tests {
         let class = BlockClass::Layer(model.layer_class(0));
         let trace = models::trace_block(&model, class, &layout).expect("a block");
         let runtime = catalog::load::runtime("vescale-cuda").expect("a preset");
-        let lowered = Lowering::new(&runtime).lower(&trace);
+        let lowered = Lowering::new(&runtime, runtime.fp8_recipe).lower(&trace);
         let of = |ops: &[AnyOp<'_>], kernels: &[Kernel]| {
             let is = |op: &AnyOp<'_>| matches!(op.cost(), CostClass::Activation { .. });
             let own = |kernel: &&Kernel| is(&ops[kernel.op]) && !kernel.writes.is_empty();

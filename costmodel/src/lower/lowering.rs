@@ -2,7 +2,7 @@
 
 use catalog::model::Activation;
 use catalog::runtime::{AttentionKernel, Rewrite};
-use catalog::{DType, Dispatcher, RecomputeModule, Runtime, Selection};
+use catalog::{DType, Dispatcher, Fp8Recipe, RecomputeModule, Runtime, Selection};
 use dtensor::{Operator, Pointwise, Product, Trace};
 use plans::Recompute;
 
@@ -11,17 +11,20 @@ use plans::Recompute;
 pub struct Lowering<'a> {
     /// The training system.
     runtime: &'a Runtime,
+    /// How the operands of 8-bit products are scaled.
+    pub(crate) fp8_recipe: Fp8Recipe,
     /// Its rewrites, a bit for each: they are asked for of every operator.
     rewrites: u64,
 }
 
 impl<'a> Lowering<'a> {
-    /// The lowering of a training system.
+    /// The lowering of a training system that scales the operands of 8-bit products in this way.
     #[must_use]
-    pub fn new(runtime: &'a Runtime) -> Self {
+    pub fn new(runtime: &'a Runtime, fp8_recipe: Fp8Recipe) -> Self {
         let bits = runtime.rewrites.iter().map(|&rewrite| bit(rewrite));
         Self {
             runtime,
+            fp8_recipe,
             rewrites: bits.fold(0, |all, bit| all | bit),
         }
     }
@@ -71,6 +74,12 @@ impl Lowering<'_> {
     pub fn keeps_quantised(&self, trace: &Trace, operator: Operator) -> bool {
         self.has(Rewrite::SaveQuantisedInputs)
             && matches!(operator, Operator::Product(p) if self.is_eight_bit(trace, p))
+    }
+
+    /// Whether tensor-parallel gathers around 8-bit linears move 8-bit values, which they cannot if every row has a scale.
+    #[must_use]
+    pub fn gathers_quantised(&self) -> bool {
+        self.has(Rewrite::GatherQuantised) && self.fp8_recipe != Fp8Recipe::Rowwise
     }
 
     /// Whether a recomputation runs core attention again because it is selected.

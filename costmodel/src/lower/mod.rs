@@ -51,7 +51,7 @@ mod tests {
         let class = BlockClass::Layer(model.layer_class(0));
         let layout = BlockLayout::alone(1, 32, activation);
         let trace = models::trace_block(&model, class, &layout).expect("a block");
-        let lowered = Lowering::new(&runtime).lower(&trace);
+        let lowered = Lowering::new(&runtime, runtime.fp8_recipe).lower(&trace);
         let all = lowered.forward.iter().chain(&lowered.backward);
         all.filter_map(|kernel| match kernel.kind {
             KernelKind::Attention { kernel, .. } => Some(kernel),

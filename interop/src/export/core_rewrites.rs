@@ -88,8 +88,6 @@ pub(crate) const TABLE: &Table = &[
     (Rewrite::FuseCrossEntropy, |_| true, Written),
     (Rewrite::FusePermute, |_| true, Written),
     (Rewrite::FuseSwiglu, |_| true, Written),
-    // Set through the recipe of FP8 scales.
-    (Rewrite::ScaleDynamically, |_| true, Written),
     (Rewrite::FuseRope, |j| fusible_rotation(j.model), Written),
     (
         Rewrite::FuseRope,
@@ -180,11 +178,6 @@ pub(crate) const TABLE: &Table = &[
         Rewrite::WideExperts,
         |j| fp8(j) && j.model.moe.is_some(),
         Never("experts run in 8 bits too"),
-    ),
-    (
-        Rewrite::RowwiseScaling,
-        fp8,
-        Never("its scales are per tensor"),
     ),
     (
         Rewrite::AllReduceGradients,

@@ -110,6 +110,7 @@ fn decided(job: &Job<'_>, root: &mut Node) {
         offload_layers: _,
         dispatcher: _,
         graphs: _,
+        fp8_recipe: _,
     } = job.decisions;
     root.set("train_batch_size", job.workload.global_batch);
     root.set("train_micro_batch_size_per_gpu", *micro_batch);
@@ -122,10 +123,12 @@ fn decided(job: &Job<'_>, root: &mut Node) {
     axes(*tp, *cp, root);
     experts(*ep, *etp, root);
     if *recompute == Recompute::Full {
-        let key = "activation_checkpointing.number_checkpoints";
-        root.set(key, job.model.layers);
+        root.set(CHECKPOINTS, job.model.layers);
     }
 }
+
+/// The key that says how many layers are recomputed.
+const CHECKPOINTS: &str = "activation_checkpointing.number_checkpoints";
 
 fn axes(tp: u64, cp: u64, root: &mut Node) {
     if tp > 1 {

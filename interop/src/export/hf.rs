@@ -93,6 +93,7 @@ pub(crate) fn refuse(job: &Job<'_>, limits: &mut Limits) {
         prefetch: _,
         dispatcher: _,
         graphs: _,
+        fp8_recipe: _,
         overlap:
             Overlap {
                 grad_reduce: _,
@@ -117,9 +118,15 @@ pub(crate) fn refuse(job: &Job<'_>, limits: &mut Limits) {
     limits.refuse_types(job.decisions, types);
     optimizer_and_host(job.decisions, limits);
     overlap(job.decisions, limits);
+    experts_and_passes(job, limits);
+}
+
+/// Refuses ways to run passes and experts that have no key; which recipe of 8-bit products runs is the installed library's.
+fn experts_and_passes(job: &Job<'_>, limits: &mut Limits) {
     limits.refuse_expert_overlap(job.decisions);
     limits.refuse_dispatcher(job.decisions, job.runtime, &[Dispatcher::AllToAll]);
     limits.refuse_all_graphs(job.decisions, job.runtime);
+    limits.refuse_recipe(job, &[job.runtime.fp8_recipe]);
 }
 
 /// Refuses what the optimizer, and host memory, cannot hold.

@@ -2,7 +2,7 @@
 
 use catalog::model::ModelConfig;
 use catalog::runtime::Rewrite;
-use catalog::{Runtime, Workload};
+use catalog::{Fp8Recipe, Runtime, Workload};
 
 use super::assumptions::Assumption;
 use super::inputs::{self, Inputs, Unfilled};
@@ -46,6 +46,12 @@ impl Job<'_> {
     /// Whether the prediction assumed a rewrite.
     pub(crate) fn assumes(&self, rewrite: Rewrite) -> bool {
         self.runtime.rewrites.contains(&rewrite)
+    }
+
+    /// How the plan scales operands of 8-bit products.
+    pub(crate) fn fp8_recipe(&self) -> Fp8Recipe {
+        let chosen = self.decisions.fp8_recipe;
+        chosen.unwrap_or(self.runtime.fp8_recipe)
     }
 }
 

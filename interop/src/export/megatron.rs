@@ -1,9 +1,9 @@
 //! Export to Megatron-LM: a bash file that sets the array `MEGATRON_ARGS`.
 
-use catalog::runtime::{BUCKET_ELEMENTS, Rewrite};
+use catalog::runtime::BUCKET_ELEMENTS;
 use catalog::{
-    AxisOrder, CpKind, DType, Dispatcher, GradientTypes, OffloadKind, OptimizerStates, Overlap,
-    Precision, RecomputeModule, ScheduleKind, Selection, Zero,
+    AxisOrder, CpKind, DType, Dispatcher, Fp8Recipe, GradientTypes, OffloadKind, OptimizerStates,
+    Overlap, Precision, RecomputeModule, ScheduleKind, Selection, Zero,
 };
 
 use super::core_model::{self, Reach};
@@ -20,7 +20,7 @@ use crate::config::escape;
 use plans::decisions::{Decisions, Recompute};
 use plans::grammar::{order_name, recompute_name};
 use plans::partition::StagePartition;
-use plans::support::{MAX_OVERLAPPED_MTP, experts_cannot_overlap};
+use plans::support::{MAX_OVERLAPPED_MTP, experts_cannot_overlap, recipe_cannot_recompute};
 
 /// Keeps optimizer states in host memory.
 pub(crate) const OFFLOAD: &str = "--optimizer-cpu-offload";
@@ -152,7 +152,7 @@ pub(crate) fn decisions(job: &Job<'_>, limits: &mut Limits) -> Vec<(&'static str
         axis_order,
         stages,
         overlap: overlapped,
-        // Written with the states, with the experts and as graphs, or refused (`prefetch`).
+        // Written with the states, the experts and the precision and as graphs, or refused (`prefetch`).
         gradients: _,
         optimizer_states: _,
         offload: _,
@@ -160,14 +160,14 @@ pub(crate) fn decisions(job: &Job<'_>, limits: &mut Limits) -> Vec<(&'static str
         prefetch: _,
         dispatcher: _,
         graphs: _,
+        fp8_recipe: _,
     } = job.decisions;
-    let sequence = sequence_parallel.then(|| Flag::switch("--sequence-parallel"));
     let mut parallel = vec![
         Flag::value("--tensor-model-parallel-size", tp),
         Flag::value("--pipeline-model-parallel-size", pp),
         Flag::value("--context-parallel-size", cp),
     ];
-    parallel.extend(sequence);
+    parallel.extend(sequence_parallel.then(|| Flag::switch("--sequence-parallel")));
     if *cp > 1 {
         parallel.push(Flag::value("--cp-comm-type", context(*cp_kind)));
     }
@@ -179,7 +179,7 @@ pub(crate) fn decisions(job: &Job<'_>, limits: &mut Limits) -> Vec<(&'static str
     vec![
         ("Parallelism", parallel),
         ("Batch and sequence", batch(job, *micro_batch)),
-        ("Precision", precision(job)),
+        ("Precision", precision(job, limits)),
         (
             "States",
             states(job, *zero, *dp_replicate, *reshard_after_forward, limits),
@@ -312,20 +312,48 @@ fn batch(job: &Job<'_>, micro_batch: u64) -> Vec<Flag> {
     ]
 }
 
-fn precision(job: &Job<'_>) -> Vec<Flag> {
+/// The recipes of 8-bit products that Megatron-Core has (`core/enums.py`), its default first.
+pub(crate) const RECIPES: [Fp8Recipe; 4] = [
+    Fp8Recipe::Delayed,
+    Fp8Recipe::Tensorwise,
+    Fp8Recipe::Blockwise,
+    Fp8Recipe::Mxfp8,
+];
+
+fn precision(job: &Job<'_>, limits: &mut Limits) -> Vec<Flag> {
+    limits.refuse_recipe(job, &RECIPES);
+    let recipe = job.fp8_recipe();
+    let again = recipe_cannot_recompute(recipe, job.decisions.recompute, job.runtime);
+    limits.refuse(
+        job.workload.precision == Precision::Fp8 && again.is_some(),
+        format!("fp8_recipe={}", recipe.name()),
+        format!(
+            "it does not recompute {} with it",
+            again.unwrap_or_default().name()
+        ),
+        Some(("fp8_recipe", Fp8Recipe::Tensorwise.name().to_owned())),
+    );
     match job.workload.precision {
         Precision::Fp32 => Vec::new(),
         Precision::Fp16 => vec![Flag::switch("--fp16")],
         Precision::Bf16 => vec![Flag::switch("--bf16")],
-        Precision::Fp8 => {
-            let current = job.assumes(Rewrite::ScaleDynamically);
-            let recipe = if current { "tensorwise" } else { "delayed" };
-            vec![
-                Flag::switch("--bf16"),
-                Flag::value("--fp8-format", "hybrid"),
-                Flag::value("--fp8-recipe", recipe),
-            ]
-        }
+        Precision::Fp8 => vec![
+            Flag::switch("--bf16"),
+            Flag::value("--fp8-format", format(job.fp8_recipe())),
+            Flag::value(RECIPE, job.fp8_recipe().name()),
+        ],
+    }
+}
+
+/// The option that names the recipe of 8-bit products.
+pub(crate) const RECIPE: &str = "--fp8-recipe";
+
+/// Microscaled gradients have numbers of the same kind as weights and activations (Megatron Bridge's
+/// `training/mixed_precision.py`).
+fn format(recipe: Fp8Recipe) -> &'static str {
+    match recipe {
+        Fp8Recipe::Mxfp8 => "e4m3",
+        _ => "hybrid",
     }
 }
 

@@ -2,12 +2,14 @@
 //! and the error that lists the refusals.
 
 use catalog::{
-    CudaGraphs, Dispatcher, GradientTypes, Offload, OffloadKind, OptimizerStates, Runtime,
+    CudaGraphs, Dispatcher, Fp8Recipe, GradientTypes, Offload, OffloadKind, OptimizerStates,
+    Precision, Runtime,
 };
 use plans::decisions::Decisions;
 
 use super::assumptions::Assumption;
 use super::inputs::{Input, Inputs, Unfilled};
+use super::job::Job;
 
 /// A decision, or a field of the model, that the target cannot express.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -192,6 +194,17 @@ impl Limits {
                 "no CUDA graphs are switched on; the prediction assumed them",
             ),
         }
+    }
+
+    /// Refuses a recipe of 8-bit products that is not one of those which a target `has`.
+    pub(crate) fn refuse_recipe(&mut self, job: &Job<'_>, has: &[Fp8Recipe]) {
+        let asked = job.fp8_recipe();
+        self.refuse(
+            job.workload.precision == Precision::Fp8 && !has.contains(&asked),
+            format!("fp8_recipe={}", asked.name()),
+            "it scales operands of 8-bit products in another way",
+            has.first().map(|own| ("fp8_recipe", own.name().to_owned())),
+        );
     }
 
     /// Refuses optimizer states in fewer than 32 bits.

@@ -113,9 +113,7 @@ macro_rules! table {
             (Rewrite::WeightActivations, |_| true, Yours),
             (Rewrite::SaveQuantisedInputs, |_| true, Yours),
             (Rewrite::GatherQuantised, |_| true, Yours),
-            (Rewrite::ScaleDynamically, |_| true, Yours),
             (Rewrite::WideExperts, |_| true, Yours),
-            (Rewrite::RowwiseScaling, |_| true, Yours),
             (Rewrite::FusedOptimizer, |_| true, Yours),
             // The choice of saved operators is fixed: plans that need another are refused.
             (Rewrite::KeepAttentionProjections, |_| false, Written),

@@ -150,7 +150,7 @@ fn batch(job: &Job<'_>) -> String {
         prefetch: _,
         dispatcher: _,
         graphs: _,
-        // The same, of ZeRO-3 and of meshes in another order.
+        fp8_recipe: _,
         reshard_after_forward: _,
         axis_order: _,
         dp_shard,

@@ -1,15 +1,17 @@
 //! Import of a Megatron Bridge recipe: its fields are those of Megatron-LM's options, so it is read as a script with
 //! these options.
 
+use catalog::Fp8Recipe;
+
 use super::document::Document;
 use super::error::ImportError;
 use super::imported::{Given, Imported};
 use super::megatron;
 use crate::config::{Node, Value};
 use crate::export::Dialect;
-use crate::export::bridge::{GRADIENTS, TORCH, recipe_is_wide};
+use crate::export::bridge::{GRADIENTS, MIXED_FP8, TORCH, recipe_is_wide};
 use crate::export::megatron::{
-    DISPATCHER, MOMENTS, OFFLOAD, OFFLOAD_FRACTION, OFFLOAD_LAYERS, PRECISION_AWARE,
+    DISPATCHER, MOMENTS, OFFLOAD, OFFLOAD_FRACTION, OFFLOAD_LAYERS, PRECISION_AWARE, RECIPE,
 };
 
 /// What `_pretrain_common` (`megatron/bridge/recipes/common.py`) sets unless a recipe does: field, Megatron-LM's
@@ -183,6 +185,9 @@ fn options(doc: &Document) -> Result<Vec<(String, Node)>, ImportError> {
         };
         put(option, 0, value);
     }
+    if let Some(recipe) = fp8_recipe(doc) {
+        put(RECIPE, 0, recipe.into());
+    }
     Ok(options)
 }
 
@@ -246,6 +251,28 @@ fn sizes(doc: &Document, given: &Given<'_>) -> Result<(), ImportError> {
         }
     }
     Ok(())
+}
+
+/// The recipe of 8-bit products by Megatron-LM's name: that of the recipe of mixed precision.
+fn fp8_recipe(doc: &Document) -> Option<&str> {
+    let mixed = doc.find("mixed_precision")?;
+    if let Value::Table(fields) = &mixed.value {
+        // The default of `MixedPrecisionConfig`.
+        let own = Some(Fp8Recipe::Tensorwise.name());
+        let named = fields.iter().find(|(name, _)| name == "fp8_recipe");
+        let eight_bits = fields.iter().any(|(name, _)| name == "fp8");
+        return named
+            .map_or(own, |(_, node)| node.text())
+            .filter(|_| eight_bits);
+    }
+    let shown = mixed.value.shown();
+    let named = |(_, name): &&(Fp8Recipe, &str)| {
+        // The same recipes are there for fp16.
+        let name = name.trim_start_matches("bf16_");
+        shown.contains(name)
+    };
+    let found = MIXED_FP8.iter().find(named);
+    found.map(|(recipe, _)| recipe.name())
 }
 
 /// Megatron-LM's options for the file's mixed precision.

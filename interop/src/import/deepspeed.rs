@@ -1,9 +1,6 @@
 //! Import of DeepSpeed configurations as strategies.
 
-use catalog::{
-    AxisOrder, CpKind, GradientTypes, Offload, Overlap, Precision, ScheduleKind, WorkloadSizes,
-    Zero,
-};
+use catalog::{CpKind, GradientTypes, Offload, Overlap, Precision, WorkloadSizes, Zero};
 
 use super::document::Document;
 use super::error::ImportError;
@@ -12,7 +9,6 @@ use super::sizes::{data_parallel, micro_batches, workload};
 use crate::config::{Node, Value};
 use crate::export::deepspeed::{OWN_PREFETCH, PREFETCH};
 use plans::decisions::{Decisions, Recompute};
-use plans::partition::StagePartition;
 
 pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
     let tp = match doc.size("tensor_parallel.autotp_size")? {
@@ -34,8 +30,6 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     let (ep, etp) = experts(doc)?;
     let decisions = Decisions {
         tp,
-        pp: 1,
-        vpp: 1,
         cp,
         cp_kind: CpKind::AllToAll,
         ep,
@@ -44,21 +38,16 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         dp_replicate,
         zero,
         reshard_after_forward: zero == Zero::Z3,
-        sequence_parallel: false,
         micro_batch: batch.micro,
         num_micro_batches: batch.accumulate,
         recompute: recompute(doc, given, &mut notes)?,
-        schedule: ScheduleKind::OneFOneB,
-        axis_order: AxisOrder::TP_CP_DP_PP,
-        stages: StagePartition(vec![given.model.layers]),
-        overlap: overlap(doc, zero, batch.dp.saturating_mul(cp))?,
         gradients: gradients(doc)?,
-        optimizer_states: None,
         offload,
-        offload_layers: 0,
         prefetch: prefetch(doc, zero, given.model.most_in_layer(tp, ep * etp))?,
-        dispatcher: None,
-        graphs: None,
+        ..Decisions::on_one_gpu(
+            given.model.layers,
+            overlap(doc, zero, batch.dp.saturating_mul(cp))?,
+        )
     };
     let sizes = WorkloadSizes {
         gpus: batch.dp.saturating_mul(tp).saturating_mul(cp),

@@ -1,8 +1,8 @@
 //! Import of Megatron-LM options as a strategy.
 
 use catalog::{
-    AxisOrder, CpKind, DType, Dispatcher, GradientTypes, Offload, OptimizerStates, Overlap,
-    Precision, RecomputeModule, ScheduleKind, Selection, WorkloadSizes, Zero,
+    AxisOrder, CpKind, DType, Dispatcher, Fp8Recipe, GradientTypes, Offload, OptimizerStates,
+    Overlap, Precision, RecomputeModule, ScheduleKind, Selection, WorkloadSizes, Zero,
 };
 
 use super::document::Document;
@@ -15,7 +15,7 @@ use crate::config::Node;
 use crate::export::Dialect;
 use crate::export::megatron::{
     DISPATCHER, EXPERT_OVERLAP, FLEX_BACKEND, MOMENTS, OFFLOAD, OFFLOAD_FRACTION, OFFLOAD_LAYERS,
-    PRECISION_AWARE,
+    PRECISION_AWARE, RECIPE, RECIPES,
 };
 use plans::decisions::{Decisions, Recompute};
 use plans::partition::StagePartition;
@@ -72,6 +72,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         prefetch: None,
         dispatcher: dispatcher(doc, ep)?,
         graphs: graphs(doc, &mut notes)?,
+        fp8_recipe: fp8_recipe(doc)?,
     };
     let seq_len = doc.size("--seq-length")?.or(given.seq_len);
     let seq_len = seq_len.ok_or_else(|| doc.missing("the sequence length", "give --seq"))?;
@@ -313,6 +314,19 @@ fn recompute(doc: &Document) -> Result<Recompute, ImportError> {
         }
         Some(_) => Err(doc.wrong(key, "full or selective")),
     }
+}
+
+/// How operands of 8-bit products are scaled: by scales of earlier steps unless the file says otherwise.
+fn fp8_recipe(doc: &Document) -> Result<Option<Fp8Recipe>, ImportError> {
+    if doc.find("--fp8-format").is_none() {
+        return Ok(None);
+    }
+    let Some(name) = doc.text(RECIPE)? else {
+        return Ok(Some(Fp8Recipe::Delayed));
+    };
+    let known = RECIPES.into_iter().find(|recipe| recipe.name() == name);
+    let names = RECIPES.map(Fp8Recipe::name).join(", ");
+    known.map(Some).ok_or_else(|| doc.wrong(RECIPE, &names))
 }
 
 fn precision(doc: &Document) -> Result<Precision, ImportError> {

@@ -1,6 +1,6 @@
 //! Import of nanotron's YAML: its model and its strategy.
 
-use catalog::{AxisOrder, CpKind, Overlap, Precision, ScheduleKind, WorkloadSizes, Zero};
+use catalog::{CpKind, Overlap, Precision, ScheduleKind, WorkloadSizes, Zero};
 use serde_json::{Map, Value as Json};
 
 use super::document::Document;
@@ -35,15 +35,11 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     let decisions = Decisions {
         tp,
         pp,
-        vpp: 1,
         cp,
         cp_kind: CpKind::AllGather,
-        ep: 1,
-        etp: 1,
         dp_shard: if sharded { dp } else { 1 },
         dp_replicate: if sharded { 1 } else { dp },
         zero,
-        reshard_after_forward: false,
         sequence_parallel: scatters(doc)? && tp > 1,
         micro_batch,
         num_micro_batches: count,
@@ -52,16 +48,8 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
             _ => Recompute::None,
         },
         schedule: schedule(doc)?,
-        axis_order: AxisOrder::TP_CP_DP_PP,
         stages: StagePartition::even(given.model.layers, pp),
-        overlap,
-        gradients: None,
-        optimizer_states: None,
-        offload: None,
-        offload_layers: 0,
-        prefetch: None,
-        dispatcher: None,
-        graphs: None,
+        ..Decisions::on_one_gpu(given.model.layers, overlap)
     };
     let seq_len = doc.size("tokens.sequence_length")?.or(given.seq_len);
     let seq_len = seq_len.ok_or_else(|| doc.missing("the sequence length", "give --seq"))?;

@@ -1,7 +1,7 @@
 //! Import of torchtitan configurations as strategies: TOML of 0.2, Python of 0.3 and main.
 
 use catalog::{
-    AxisOrder, CpKind, CudaGraphs, Dispatcher, Offload, Overlap, Precision, ScheduleKind,
+    CpKind, CudaGraphs, Dispatcher, Fp8Recipe, Offload, Overlap, Precision, ScheduleKind,
     WorkloadSizes, Zero,
 };
 
@@ -11,6 +11,7 @@ use super::imported::{Given, Imported};
 use super::sizes::{data_parallel, micro_batches, workload};
 use crate::config::{Node, Value};
 use crate::export::Dialect;
+use crate::export::torchtitan::RECIPE;
 use plans::decisions::{Decisions, Recompute};
 use plans::partition::StagePartition;
 
@@ -55,16 +56,15 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         num_micro_batches: batch.count,
         recompute: recompute(doc, &stages, &mut notes)?,
         schedule,
-        axis_order: AxisOrder::TP_CP_DP_PP,
         stages,
-        overlap: overlap(doc, zero, tp, dp.saturating_mul(cp))?,
-        gradients: None,
-        optimizer_states: None,
         offload,
-        offload_layers: 0,
-        prefetch: None,
         dispatcher: dispatcher(doc, ep)?,
         graphs: graphs(doc, pp, ep, offload)?,
+        fp8_recipe: fp8_recipe(doc)?,
+        ..Decisions::on_one_gpu(
+            given.model.layers,
+            overlap(doc, zero, tp, dp.saturating_mul(cp))?,
+        )
     };
     Ok(Imported {
         dialect: doc.dialect,
@@ -395,6 +395,26 @@ fn recompute(
             "the compiler decides what it recomputes; planned: none, full, selective",
         )),
         _ => Err(doc.wrong(key, "none, full or selective")),
+    }
+}
+
+/// How operands of 8-bit products are scaled. Without a word on it 0.2 has a scale for each tensor, later editions for each
+/// row.
+fn fp8_recipe(doc: &Document) -> Result<Option<Fp8Recipe>, ImportError> {
+    if precision(doc)? != Precision::Fp8 {
+        return Ok(None);
+    }
+    if doc.dialect != Dialect::Torchtitan02 {
+        return Ok(Some(Fp8Recipe::Rowwise));
+    }
+    match doc.text(RECIPE)? {
+        None | Some("tensorwise") => Ok(Some(Fp8Recipe::Tensorwise)),
+        Some("rowwise") => Ok(Some(Fp8Recipe::Rowwise)),
+        Some("rowwise_with_gw_hp") => Err(doc.unsupported(
+            RECIPE,
+            "gradients of weights in 16 bits beside 8-bit products are not planned",
+        )),
+        Some(_) => Err(doc.wrong(RECIPE, "tensorwise or rowwise")),
     }
 }
 

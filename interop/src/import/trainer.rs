@@ -1,10 +1,7 @@
 //! Import of files for Hugging Face's Trainer: its own arguments, LLaMA-Factory's, axolotl's and accelerate's YAML. Data
 //! parallelism is FSDP's or that of a DeepSpeed configuration in the file.
 
-use catalog::{
-    AxisOrder, CpKind, Offload, OptimizerStates, Overlap, Precision, ScheduleKind, WorkloadSizes,
-    Zero,
-};
+use catalog::{CpKind, Offload, OptimizerStates, Overlap, Precision, WorkloadSizes, Zero};
 
 use super::adapters;
 use super::deepspeed;
@@ -15,7 +12,6 @@ use super::sizes::{data_parallel, workload};
 use crate::config::{Node, Value};
 use crate::export::Dialect;
 use plans::decisions::{Decisions, Recompute};
-use plans::partition::StagePartition;
 
 /// Keys that give the sequence length in tokens; the first that is present counts.
 const SEQUENCE: [&str; 7] = [
@@ -298,31 +294,18 @@ fn with_fsdp(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError>
     let accumulate = doc.degree("gradient_accumulation_steps")?;
     let decisions = Decisions {
         tp,
-        pp: 1,
-        vpp: 1,
         cp,
         cp_kind: cp_kind(doc)?,
         ep,
-        etp: 1,
         dp_shard,
         dp_replicate,
         zero,
         reshard_after_forward: reshard,
-        sequence_parallel: false,
         micro_batch: micro,
         num_micro_batches: accumulate,
-        recompute: Recompute::None,
-        schedule: ScheduleKind::OneFOneB,
-        axis_order: AxisOrder::TP_CP_DP_PP,
-        stages: StagePartition(vec![given.model.layers]),
-        overlap: overlap(zero, dp.saturating_mul(cp)),
-        gradients: None,
-        optimizer_states: None,
         offload,
-        offload_layers: 0,
         prefetch: prefetch(doc, &mut notes)?,
-        dispatcher: None,
-        graphs: None,
+        ..Decisions::on_one_gpu(given.model.layers, overlap(zero, dp.saturating_mul(cp)))
     };
     let sizes = WorkloadSizes {
         gpus,

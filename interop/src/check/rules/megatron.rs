@@ -3,6 +3,8 @@
 use catalog::model::ModelConfig;
 
 use super::collector::{Rules, times};
+use crate::config::Node;
+use crate::export::megatron::RECIPE;
 
 const TP: &str = "--tensor-model-parallel-size";
 const PP: &str = "--pipeline-model-parallel-size";
@@ -181,6 +183,18 @@ fn recomputation(r: &mut Rules<'_>) {
         !r.has(modules) || selective,
         modules,
         "needs --recompute-granularity selective",
+    );
+    let delayed = r.has("--fp8-format") && matches!(r.text(RECIPE), None | Some("delayed"));
+    let again = (r.doc.find(modules).and_then(Node::list)).is_some_and(|list| {
+        let named = list.iter().filter_map(Node::text);
+        named
+            .into_iter()
+            .any(|name| ["layernorm", "moe_act"].contains(&name))
+    });
+    r.require(
+        !(delayed && again),
+        modules,
+        "layernorm and moe_act are not recomputed with --fp8-recipe delayed, the default",
     );
 }
 

@@ -2,8 +2,7 @@
 
 mod own;
 
-use catalog::runtime::Rewrite;
-use catalog::{DType, Precision};
+use catalog::{DType, Fp8Recipe, Precision};
 
 pub(crate) use self::own::from_hub;
 
@@ -75,12 +74,9 @@ pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
         Precision::Fp32 => None,
         Precision::Fp16 => Some("fp16_mixed"),
         Precision::Bf16 => Some("bf16_mixed"),
-        Precision::Fp8 if job.assumes(Rewrite::ScaleDynamically) => {
-            Some("bf16_with_fp8_current_scaling_mixed")
-        }
-        Precision::Fp8 => Some("bf16_with_fp8_delayed_scaling_mixed"),
+        Precision::Fp8 => fp8(job.fp8_recipe()),
     };
-    settings.extend(mixed(precision, wide(job)));
+    settings.extend(mixed(precision, wide(job), job));
     settings.push(("dataset.seq_length".to_owned(), job.workload.seq_len.into()));
     settings.extend(inputs(job, limits));
     let sizes = match whole {
@@ -101,19 +97,47 @@ pub(crate) fn recipe_is_wide(recipe: &str) -> bool {
     !recipe.contains("fp16_mixed")
 }
 
+/// The recipe of mixed precision for a recipe of 8-bit products; `None` where there is none.
+fn fp8(recipe: Fp8Recipe) -> Option<&'static str> {
+    let found = MIXED_FP8.iter().find(|(of, _)| *of == recipe);
+    found.map(|(_, name)| *name)
+}
+
+/// Bridge's recipes of mixed precision by their recipe of 8-bit products.
+pub(crate) const MIXED_FP8: [(Fp8Recipe, &str); 4] = [
+    (Fp8Recipe::Delayed, "bf16_with_fp8_delayed_scaling_mixed"),
+    (Fp8Recipe::Tensorwise, "bf16_with_fp8_current_scaling_mixed"),
+    (
+        Fp8Recipe::Blockwise,
+        "bf16_with_fp8_subchannel_scaling_mixed",
+    ),
+    (Fp8Recipe::Mxfp8, "bf16_with_mxfp8_mixed"),
+];
+
+/// What recipes with 8-bit products set beside them and the prediction does not assume: parameters that are gathered in 8
+/// bits, and the first and last layer in 16.
+const BESIDE_FP8: [&str; 3] = [
+    "mixed_precision.fp8_param_gather",
+    "mixed_precision.reuse_grad_buf_for_mxfp8_param_ag",
+    "mixed_precision.first_last_layers_bf16",
+];
+
 /// The recipe of mixed precision. It sets the type of gradients too, over what `ddp` says.
-fn mixed(recipe: Option<&str>, wide: bool) -> Vec<(String, Value)> {
+fn mixed(recipe: Option<&str>, wide: bool, job: &Job<'_>) -> Vec<(String, Value)> {
     let path = "mixed_precision".to_owned();
+    let called = |name: &str| Value::Call(format!("{MIXED_PRECISION}.{name}"), Vec::new());
     match recipe {
+        Some(name) if job.workload.precision == Precision::Fp8 => {
+            let beside = BESIDE_FP8.map(|field| (field.to_owned(), false.into()));
+            let gradients = (GRADIENTS.to_owned(), wide.into());
+            [(path, called(name)), gradients]
+                .into_iter()
+                .chain(beside)
+                .collect()
+        }
         None => vec![(path, Value::Null)],
         Some(name) if wide == recipe_is_wide(name) => vec![(path, name.into())],
-        Some(name) => vec![
-            (
-                path,
-                Value::Call(format!("{MIXED_PRECISION}.{name}"), Vec::new()),
-            ),
-            (GRADIENTS.to_owned(), wide.into()),
-        ],
+        Some(name) => vec![(path, called(name)), (GRADIENTS.to_owned(), wide.into())],
     }
 }
 

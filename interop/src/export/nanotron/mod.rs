@@ -116,6 +116,7 @@ fn parallelism(d: &Decisions, root: &mut Node) {
         prefetch: _,
         dispatcher: _,
         graphs: _,
+        fp8_recipe: _,
     } = d;
     let mut axis = |key: &str, value: Value| root.set(&format!("parallelism.{key}"), value);
     axis("dp", (dp_shard * dp_replicate).into());
@@ -123,12 +124,9 @@ fn parallelism(d: &Decisions, root: &mut Node) {
     axis("tp", (*tp).into());
     axis("context_parallel_size", (*cp).into());
     axis("expert_parallel_size", 1.into());
-    let afab = *schedule == ScheduleKind::GPipe;
-    axis("pp_engine", if afab { "afab" } else { "1f1b" }.into());
-    let mode = match sequence_parallel {
-        true => "REDUCE_SCATTER",
-        false => "ALL_REDUCE",
-    };
+    let engine = ["1f1b", "afab"][usize::from(*schedule == ScheduleKind::GPipe)];
+    axis("pp_engine", engine.into());
+    let mode = ["ALL_REDUCE", "REDUCE_SCATTER"][usize::from(*sequence_parallel)];
     axis("tp_mode", mode.into());
     let beside = *tensor_parallel && *tp > 1;
     axis("tp_linear_async_communication", beside.into());

@@ -2,8 +2,8 @@
 
 use catalog::model::{Family, ModelConfig};
 use catalog::{
-    AxisOrder, CpKind, CudaGraphs, DType, Dispatcher, GradientTypes, OffloadKind, Precision,
-    RopeScaling, ScheduleKind, Zero,
+    AxisOrder, CpKind, CudaGraphs, DType, Dispatcher, Fp8Recipe, GradientTypes, OffloadKind,
+    Precision, RopeScaling, ScheduleKind, Zero,
 };
 
 use super::edition::Edition;
@@ -71,9 +71,15 @@ pub(super) fn refuse(job: &Job<'_>, edition: Edition, limits: &mut Limits) {
     experts(job, edition, limits);
 }
 
-/// Refuses what an edition cannot do with this model.
+/// Refuses what an edition cannot do with this model, or in 8 bits.
 fn by_model(job: &Job<'_>, edition: Edition, limits: &mut Limits) {
     let d = job.decisions;
+    // After 0.2, its Float8LinearConverter scales rows alone (components/quantization/float8.py).
+    let recipes: &[Fp8Recipe] = match edition {
+        Edition::Toml02 => &[Fp8Recipe::Tensorwise, Fp8Recipe::Rowwise],
+        Edition::Python03 | Edition::PythonMain => &[Fp8Recipe::Rowwise],
+    };
+    limits.refuse_recipe(job, recipes);
     limits.refuse(
         job.model.mtp_layers > 0 && d.pp > 1 && edition != Edition::Toml02,
         format!("pp={}", d.pp),

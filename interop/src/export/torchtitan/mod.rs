@@ -135,9 +135,10 @@ fn parallelism(job: &Job<'_>, edition: Edition) -> Vec<(&'static str, Value)> {
         optimizer_states: _,
         offload_layers: _,
         prefetch: _,
-        // Written with training, or with the model.
+        // In `training`, or the model.
         offload: _,
         graphs: _,
+        fp8_recipe: _,
         dispatcher: _,
     } = job.decisions;
     let mut keys: Vec<(&str, Value)> = vec![
@@ -302,7 +303,7 @@ fn toml(job: &Job<'_>, chosen: &Chosen, limits: &mut Limits) -> String {
     if job.workload.precision == Precision::Fp8 {
         root.set("model.converters", vec!["quantize.linear.float8"]);
         let filter: Vec<String> = vec!["output".to_owned()];
-        root.set("quantize.linear.float8.recipe_name", "tensorwise");
+        root.set(RECIPE, job.fp8_recipe().name());
         root.set("quantize.linear.float8.filter_fqns", filter);
     }
     root.set("training.dataset", data);
@@ -399,6 +400,9 @@ fn python(job: &Job<'_>, chosen: &Chosen, edition: Edition, limits: &mut Limits)
     text.push_str(&plan(job, chosen));
     text
 }
+
+/// The key of 0.2 that names the recipe of 8-bit products.
+pub(crate) const RECIPE: &str = "quantize.linear.float8.recipe_name";
 
 /// Python source of the function `plan()`, which torchtitan calls for the configuration of the run.
 fn plan(job: &Job<'_>, chosen: &Chosen) -> String {

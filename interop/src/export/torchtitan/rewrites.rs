@@ -1,7 +1,7 @@
 //! Which rewrites torchtitan performs.
 
-use catalog::Zero;
 use catalog::runtime::Rewrite;
+use catalog::{Fp8Recipe, Zero};
 
 use crate::export::job::Job;
 use crate::export::stance::Stance::{Always, Never, Written};
@@ -61,23 +61,13 @@ pub(crate) const REWRITES: &Table = &[
     ),
     (
         Rewrite::GatherQuantised,
-        |j| fp8(j) && j.decisions.tp > 1,
+        |j| fp8(j) && j.decisions.tp > 1 && j.fp8_recipe() == Fp8Recipe::Tensorwise,
         Always("Float8 tensor parallelism gathers 8-bit values"),
-    ),
-    (
-        Rewrite::ScaleDynamically,
-        fp8,
-        Always("tensorwise scales are of this moment"),
     ),
     (
         Rewrite::WideExperts,
         |j| fp8(j) && experts(j),
         Always("only linear layers are converted to 8 bits"),
-    ),
-    (
-        Rewrite::RowwiseScaling,
-        fp8,
-        Never("the file asks for tensorwise scales"),
     ),
     (
         Rewrite::SaveQuantisedInputs,
