@@ -13,6 +13,7 @@ use plans::support::{
 };
 
 use crate::choices::{ActivationChoice, Asked, PipelineChoice, ShardingChoice};
+use crate::constraints::Constraints;
 use crate::layouts::Layout;
 
 /// A way to run the passes of a layout.
@@ -135,6 +136,28 @@ pub(crate) fn adapted(d: Decisions, scenario: &Scenario) -> Decisions {
         graphs: d.graphs.filter(|_| captures),
         ..d
     }
+}
+
+/// The same question under a runtime that runs passes in no other way than its own, if no other way holds less and no
+/// constraint asks for one: the lightest strategy is the same, and fewer blocks are priced.
+pub(crate) fn plain(scenario: &Scenario, constraints: &Constraints) -> Option<Scenario> {
+    let runtime = &scenario.runtime;
+    let own = ExecutionChoice {
+        overlap: runtime.overlap,
+        dispatcher: None,
+        graphs: None,
+        fp8_recipe: None,
+    };
+    let asked = ["overlap", "dispatcher", "graphs"];
+    if !own.holds_least(runtime) || asked.iter().any(|key| constraints.fix.contains_key(*key)) {
+        return None;
+    }
+    let mut plain = scenario.clone();
+    plain.runtime.space.tensor_parallel_overlap = false;
+    plain.runtime.space.expert_overlap = false;
+    plain.runtime.space.dispatchers.clear();
+    plain.runtime.space.graphs.clear();
+    Some(plain)
 }
 
 /// How operands of 8-bit products are scaled after a decision: as before if that goes with what is recomputed, else in the

@@ -18,7 +18,9 @@ use rayon::prelude::*;
 
 use crate::PlannerError;
 use crate::branches::Branches;
+use crate::constraints::Constraints;
 use crate::contest::{self, Contest, Scored};
+use crate::executions;
 use crate::explain::why_not_first;
 use crate::options::{Objective, SearchOptions, limit};
 use crate::sets::{Bounded, Entry, Opened, Set};
@@ -72,7 +74,7 @@ pub fn search(
 /// When a block cannot be priced.
 pub(crate) fn least_memory(
     costs: &CostModel,
-    space: &SearchSpace,
+    constraints: &Constraints,
     options: &SearchOptions<'_>,
 ) -> Result<Option<Bytes>, PlannerError> {
     let lightest = SearchOptions {
@@ -80,7 +82,12 @@ pub(crate) fn least_memory(
         risk: None,
         ..*options
     };
-    let mut run = Run::new(costs, space, &lightest, 1, f64::INFINITY)?;
+    let scenario = costs.scenario();
+    let plain = executions::plain(scenario, constraints).map(CostModel::new);
+    let plain = plain.transpose()?;
+    let costs = plain.as_ref().unwrap_or(costs);
+    let space = SearchSpace::new(costs.scenario(), constraints);
+    let mut run = Run::new(costs, &space, &lightest, 1, f64::INFINITY)?;
     run.branches.only_memory = true;
     run.pruned(&|_| {})?;
     let lightest = run.best.first();

@@ -79,7 +79,7 @@ pub fn relaxations(
             "no strategy is legal for these sizes; change the number of GPUs or the global batch",
         ));
     }
-    if let Some(needed) = least_memory(costs, &space, options)? {
+    if let Some(needed) = least_memory(costs, constraints, options)? {
         let device = &scenario.cluster.device;
         advice.push(Relaxation::advice(format!(
             "the lightest strategy needs {needed} of memory per GPU; {} has {}",
