@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use costmodel::{CostError, CostModel};
 use planner::{Constraints, Objective, PlannerError, SearchOptions, SearchSpace};
-use plans::{Candidate, Present, SearchOutcome, SpaceReport, Strategy};
+use plans::{Candidate, PlanFile, Present, SearchOutcome, SpaceReport, Strategy};
 
 use crate::arrangements::{self, Tried};
 use crate::error::AnswerError;
 use crate::inputs::Inputs;
+use crate::plan;
 use crate::together::{Divisions, Together};
 
 /// What a search looks for.
@@ -21,8 +22,10 @@ pub struct Search<'a> {
     pub options: SearchOptions<'a>,
     /// Whether ways to use the pools of a cluster are compared by the dollars of a step, not by its time.
     pub by_cost: bool,
-    /// The strategy in use, if there is one: it is compared with the best plan.
+    /// The strategy in use, if there is one: plans that have what it has are searched too.
     pub in_use: Option<&'a Strategy>,
+    /// Whether it is compared with the best plan.
+    pub compares: bool,
     /// Receives the share of the search that is done, in `[0, 1]`.
     pub progress: &'a (dyn Fn(f64) + Sync),
 }
@@ -49,6 +52,19 @@ pub struct Answer {
     pub together: Option<Together>,
 }
 
+impl Answer {
+    /// The best plan as a plan file.
+    ///
+    /// # Errors
+    /// When the model cannot be sharded as the plan says.
+    pub fn plan(&self, best: &Candidate) -> Result<PlanFile, AnswerError> {
+        match &self.together {
+            Some(together) => together.plan(),
+            None => plan::file(&self.inputs, &best.strategy, &best.prediction),
+        }
+    }
+}
+
 impl Search<'_> {
     /// Finds the best plan. If no plan fits, the answer lists changes that would make one possible. `costs` makes the cost
     /// model of the whole cluster; it is not called if some arrangement of the cluster's pools has a plan.
@@ -73,7 +89,8 @@ impl Search<'_> {
         let best = outcome.top.first().map(|best| &best.strategy);
         let compare =
             |now| planner::present::compare(costs, self.constraints, &self.options, now, best);
-        answer.compared = self.in_use.map(compare).transpose()?;
+        let in_use = self.in_use.filter(|_| self.compares);
+        answer.compared = in_use.map(compare).transpose()?;
         Ok(Answer { tried, ..answer })
     }
 

@@ -1,7 +1,6 @@
 //! The answer to a search in every form in which it is given: JSON, text, plan file, report, next commands.
 
 use catalog::Seconds;
-use interop::config::escape;
 use plans::json::{CandidateJson, DetailJson};
 use plans::prediction::SpaceReport;
 use plans::{Candidate, GroupJson, PlanFile};
@@ -65,12 +64,25 @@ pub struct SearchJson {
 
 /// The best plan.
 #[derive(Serialize)]
-struct BestJson {
+pub struct BestJson {
     #[serde(flatten)]
     plan: CandidateJson,
     /// Its groups of replicas, if not all replicas are alike; its strategy is then that of the first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     groups: Vec<GroupJson>,
+}
+
+impl BestJson {
+    /// The best plan of an answer, if any fits.
+    #[must_use]
+    pub fn of(answer: &Answer) -> Option<Self> {
+        let scenario = &answer.inputs.scenario;
+        let precision = scenario.workload.precision;
+        answer.outcome.top.first().map(|best| Self {
+            plan: CandidateJson::new(best, &scenario.runtime, precision),
+            groups: (answer.together.as_ref()).map_or_else(Vec::new, Together::json),
+        })
+    }
 }
 
 /// A plan that is best by another measure than step time; `wish` names the measure, such as `least memory`.
@@ -131,10 +143,7 @@ impl Found<'_> {
         SearchJson {
             schema_version: SCHEMA_VERSION,
             inputs: self.answer.inputs.json.clone(),
-            best: self.best().map(|best| BestJson {
-                plan: candidate(best),
-                groups: (self.answer.together.as_ref()).map_or_else(Vec::new, Together::json),
-            }),
+            best: BestJson::of(self.answer),
             detail: self.best().map(|c| DetailJson::from(&c.prediction)),
             top: outcome.top.iter().map(candidate).collect(),
             wishes: (outcome.wishes.iter())
@@ -223,25 +232,18 @@ impl Found<'_> {
 
     /// Commands to suggest after a plan with groups of replicas that differ was written.
     fn steps_together(&self, together: &Together, plan: &str) -> Vec<Step> {
-        let quoted = escape::shell(plan);
-        let groups = (1..=together.parts.len()).map(|number| {
-            let group = escape::shell(&format!("{plan}#{number}"));
-            format!("vescale-plan explain {group}")
-        });
         let of_groups =
             |(name, value): &(&str, String)| *name == "fix" && value.starts_with("groups=");
         let mut alike = self.asked_with();
         alike.retain(|flag| !of_groups(flag));
         alike.push(("fix", "groups=1".to_owned()));
         let alike = format!("vescale-plan search {}", launch::joined(alike));
-        vec![
-            ("see why", vec![format!("vescale-plan explain {quoted}")]),
-            ("look at one group", groups.collect()),
-            (
-                "find the best plan whose replicas are all alike",
-                vec![alike],
-            ),
-        ]
+        let mut steps = launch::of_groups(plan, together.parts.len());
+        steps.push((
+            "find the best plan whose replicas are all alike",
+            vec![alike],
+        ));
+        steps
     }
 
     /// Commands to try where nothing fits, each with its purpose.
@@ -290,10 +292,7 @@ impl Found<'_> {
     /// # Errors
     /// When the model cannot be sharded as the plan says.
     pub fn plan(&self, best: &Candidate) -> Result<PlanFile, AnswerError> {
-        if let Some(together) = &self.answer.together {
-            return together.plan();
-        }
-        plan::file(&self.answer.inputs, &best.strategy, &best.prediction)
+        self.answer.plan(best)
     }
 
     /// The report of the best plan, whose file has this path.

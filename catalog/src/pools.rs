@@ -228,14 +228,17 @@ impl Pools {
         self.arranged(pools.collect())
     }
 
-    /// The cluster that is left when one of the pools loses GPUs. `None` if it has fewer, or if nothing is left.
+    /// The cluster that is left when every pool loses so many GPUs. `None` if a pool has fewer, or if nothing is left.
     #[must_use]
-    pub fn without(&self, pool: usize, gpus: u64) -> Option<Pool> {
-        let mut parts = self.parts.clone();
-        let left = parts.get(pool)?.gpus.checked_sub(gpus)?;
-        match left {
-            0 => drop(parts.remove(pool)),
-            _ => parts[pool].gpus = left,
+    pub fn without(&self, lost: &[u64]) -> Option<Pool> {
+        let mut parts: Vec<Pool> = Vec::with_capacity(self.parts.len());
+        for (pool, lost) in self.parts.iter().zip(lost) {
+            let gpus = pool.gpus.checked_sub(*lost)?;
+            let left = (gpus > 0).then(|| Pool {
+                gpus,
+                ..pool.clone()
+            });
+            parts.extend(left);
         }
         (!parts.is_empty()).then(|| self.arranged(parts))
     }

@@ -40,7 +40,7 @@ fn plans(folder: &std::path::Path) {
 
 /// A command, how it ends, and a part of what it says.
 #[rustfmt::skip]
-const COMMANDS: [(&str, i32, &str); 29] = [
+const COMMANDS: [(&str, i32, &str); 39] = [
     ("explain two.yaml", 0, "group 2: "),
     ("explain two.yaml --json", 0, "\"groups\""),
     ("explain 'two.yaml#2'", 0, "One decision away"),
@@ -66,8 +66,18 @@ const COMMANDS: [(&str, i32, &str); 29] = [
     ("diagnose train.log --plan two.yaml", 2, "two.yaml#1 (8 GPUs), two.yaml#2 (8 GPUs)"),
     ("calibrate train.log --plan two.yaml -o my.yaml", 2, "two.yaml#1 (8 GPUs), two.yaml#2 (8 GPUs)"),
     ("search --from two.yaml", 2, "two.yaml#1 (8 GPUs), two.yaml#2 (8 GPUs)"),
-    ("replan two.yaml --lost 1node", 2, "--global-batch 64 --cluster dgx-h100 --gpus 8"),
-    ("replan one.yaml --lost '4x h100-sxm'", 2, "--cluster '4 x dgx-h100 + 8 x dgx-a100' --gpus 12"),
+    ("replan two.yaml --lost 1node", 2, "one of dgx-h100 (8 GPUs), dgx-a100 (8 GPUs)"),
+    ("replan two.yaml --lost 1node", 2, "'1node of dgx-h100'"),
+    ("replan two.yaml --lost '1node of dgx-v100'", 2, "nearest   dgx-a100"),
+    ("replan two.yaml --lost '9 of dgx-h100'", 2, "expected  1 to 8"),
+    ("replan two.yaml --lost '0 of dgx-h100'", 2, "expected  1 to 8"),
+    ("replan two.yaml --lost '1node of dgx-h100,8 of a100'", 2, "all 16 GPUs of the plan are lost"),
+    ("replan two.yaml --lost '1node of dgx-h100' --fix tp=3", 2, "constraint `tp=3`"),
+    ("replan two.yaml --lost '1node of dgx-h100' -o left.yaml", 0, "every rank that is left holds what it needs"),
+    ("replan two.yaml --lost '4 x h100-sxm'", 0, "12 of 16 are left: 4 × h100-sxm + 8 × a100-80gb"),
+    ("explain 'two.12gpus.plan.yaml#2'", 0, "One decision away"),
+    ("replan two.12gpus.plan.yaml --lost '1node of a100' --lost '2 of dgx-h100' --json", 0, "\"lost_gpus\": 10"),
+    ("replan one.yaml --lost '4x h100-sxm'", 0, "Ways to use the pools"),
     ("replan 'two.yaml#2' --lost 4", 0, "two.group2.4gpus.plan.yaml"),
     ("size --model gpt2 --cluster '8 x dgx-a100 + 8 x dgx-h100'", 2, "`search` plans for several pools"),
 ];

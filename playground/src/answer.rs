@@ -97,6 +97,7 @@ fn searched(
         },
         by_cost: false,
         in_use: None,
+        compares: false,
         progress,
     };
     let costs = || CostModel::new(inputs.scenario.clone()).map(Arc::new);

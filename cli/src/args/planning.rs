@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use answers::failures::{self, Checkpoint};
-use answers::values::{self, Gpus};
+use answers::losses::{self, Loss};
+use answers::values;
 use clap::{Args, ValueEnum};
 
 use super::flags::{
@@ -175,9 +176,10 @@ pub(crate) struct SizeArgs {
 pub(crate) struct ReplanArgs {
     /// Plan file that was in use
     pub(crate) plan: PathBuf,
-    /// GPUs that were lost: 2nodes or 16
-    #[arg(long, value_parser = values::gpus, allow_hyphen_values = true, value_name = "GPUS")]
-    pub(crate) lost: Gpus,
+    /// GPUs that were lost: 2nodes or 16; of a cluster of several pools also of which, '2nodes of dgx2-v100', once for every
+    /// pool that lost some
+    #[arg(long, required = true, value_delimiter = ',', value_parser = losses::loss, allow_hyphen_values = true, value_name = "GPUS")]
+    pub(crate) lost: Vec<Loss>,
     /// Sequences per optimizer step [default: the plan's, or if nothing fits then, the nearest that the GPUs divide]
     #[arg(long, value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) global_batch: Option<u64>,

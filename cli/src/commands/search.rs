@@ -52,6 +52,7 @@ pub(crate) fn run(args: &SearchArgs, asked: &Asked) -> Result<ExitCode, CliError
         options: options(args, &cancelled),
         by_cost: matches!(args.objective, ObjectiveArg::Cost),
         in_use: read.as_ref().map(|read| &read.strategy),
+        compares: true,
         progress: &|share| progress.update(share),
     };
     let costs = || CostModel::new(resolved.scenario.clone()).map(Arc::new);
