@@ -31,7 +31,7 @@ pub mod values;
 
 pub use budget::{Budget, Training};
 pub use error::AnswerError;
-pub use find::{Answer, Search};
+pub use find::{Answer, Now, Search};
 pub use going_on::GoingOn;
 pub use inputs::{Inputs, InputsJson, Question};
 pub use losses::{Left, Loss};

@@ -219,7 +219,7 @@ impl Found<'_> {
             };
             let runner_up = |other| launch::runner_up(inputs, of, other);
             let compare = match self.in_use() {
-                Some(in_use) => Some(with_present(in_use.read, of)),
+                Some(in_use) => Some(with_present(in_use.read, of.plan)),
                 None => top.next().map(runner_up),
             };
             return launch::after_plan(of, compare);
@@ -239,6 +239,7 @@ impl Found<'_> {
         alike.push(("fix", "groups=1".to_owned()));
         let alike = format!("vescale-plan search {}", launch::joined(alike));
         let mut steps = launch::of_groups(plan, together.parts.len());
+        steps.extend(self.in_use().map(|in_use| with_present(in_use.read, plan)));
         steps.push((
             "find the best plan whose replicas are all alike",
             vec![alike],
@@ -322,6 +323,7 @@ impl Found<'_> {
                 space: Some(&outcome.space),
                 budget: self.budget(),
                 command: format!("vescale-plan search {}", launch::joined(self.asked_with())),
+                present: self.in_use().map(|in_use| in_use.compared),
             });
         }
         let longest = best.prediction.step_time * DRAWN_LONGEST;
@@ -372,8 +374,8 @@ impl Found<'_> {
 }
 
 /// Commands that compare a plan with the strategy in use.
-fn with_present(read: &Read, of: Launchable<'_>) -> Step {
+fn with_present(read: &Read, plan: &str) -> Step {
     let mut commands: Vec<String> = read.writes_plan.clone().into_iter().collect();
-    commands.push(launch::compare(of, &read.plan));
+    commands.push(launch::comparing(plan, &read.plan));
     ("compare it with the present strategy", commands)
 }

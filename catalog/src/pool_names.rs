@@ -30,6 +30,32 @@ impl Pools {
         pools.join(", ")
     }
 
+    /// The cluster of the pools that a line names, in its order: `dgx2-v100 + dgx-a100`, or as `--cluster` lists them.
+    ///
+    /// # Errors
+    /// When a name is of no pool or of several, or a pool is named twice.
+    pub fn chosen(&self, line: &str) -> Result<Pool, Mistake> {
+        if let Some(known) = self
+            .arrangements()
+            .into_iter()
+            .find(|pool| pool.arg == line)
+        {
+            return Ok(known);
+        }
+        let mut order = Vec::new();
+        for name in line.split(" + ") {
+            // `64 x dgx-a100` is written with its size, which is that of the whole pool.
+            let name = name.split_once(" x ").map_or(name, |(_, name)| name);
+            let at = self.named(name)?;
+            if order.contains(&at) {
+                let wrong = Mistake::new(format!("`{}` is named twice", self.names()[at]));
+                return Err(wrong.expected(format!("each once: {}", self.listed())));
+            }
+            order.push(at);
+        }
+        Ok(self.in_order(&order))
+    }
+
     /// The pool of a name: its cluster as it was named, `pool 2`, or the beginning of its GPU's name.
     ///
     /// # Errors

@@ -170,14 +170,19 @@ impl Pools {
         all.sort_by_key(|order| (self.parts.len() - order.len(), order.clone()));
         let mut found: Vec<Pool> = Vec::with_capacity(all.len());
         for order in all {
-            let parts = order.iter().map(|&at| self.parts[at].clone()).collect();
-            let arrangement = self.arranged(parts);
+            let arrangement = self.in_order(&order);
             // Pools that are alike make the same cluster in either order.
             if !found.contains(&arrangement) {
                 found.push(arrangement);
             }
         }
         found
+    }
+
+    /// The cluster that the pools of these places make, in this order.
+    #[must_use]
+    pub fn in_order(&self, order: &[usize]) -> Pool {
+        self.arranged(order.iter().map(|&at| self.parts[at].clone()).collect())
     }
 
     /// The ways to divide some of the pools into at least two groups, each a cluster of its own, in every order within

@@ -140,8 +140,8 @@ pub(crate) fn resharding(
             let most = &mut found.most[device.pool];
             *most = (*most).max(of(missing, bytes));
         }
-        found.held = found.held + of(held, bytes);
-        found.moved = found.moved + of(moved, bytes);
+        found.held += of(held, bytes);
+        found.moved += of(moved, bytes);
     }
     Ok(found)
 }
@@ -368,10 +368,18 @@ mod tests {
         }
     }
 
-    /// Groups of replicas on two pools of 8: the old strategies, nodes lost of each pool, the new strategies with their pools,
-    /// whether all states are left, and the share that moves.
+    /// Old strategies, nodes lost of each pool, new strategies with their pools, whether all is left, and the share that moves.
+    type GroupsRow = (
+        [&'static str; 2],
+        [u64; 2],
+        &'static [(usize, &'static str)],
+        bool,
+        f64,
+    );
+
+    /// Groups of replicas on two pools of 8 GPUs.
     #[rustfmt::skip]
-    const GROUPS: [([&str; 2], [u64; 2], &[(usize, &str)], bool, f64); 6] = [
+    const GROUPS: [GroupsRow; 6] = [
         // Whatever one group loses, the other holds all states.
         (["dp8 zero1", "dp8 zero1"], [1, 0], &[(1, "dp8 zero1")], true, 0.0),
         (["dp8 zero1", "dp8 zero1"], [0, 1], &[(0, "tp8")], true, 7.0 / 8.0),

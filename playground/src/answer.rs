@@ -97,7 +97,7 @@ fn searched(
         },
         by_cost: false,
         in_use: None,
-        compares: false,
+        compared: None,
         progress,
     };
     let costs = || CostModel::new(inputs.scenario.clone()).map(Arc::new);

@@ -107,7 +107,7 @@ impl Search {
             },
             by_cost: false,
             in_use: None,
-            compares: false,
+            compared: None,
             progress: &|_| {},
         };
         let answer = search.find(inputs, || match costs {

@@ -27,6 +27,10 @@ pub(crate) struct SearchArgs {
     /// system, a plan file, or a strategy such as 'tp8 pp2'; a file also gives the model, GPUs and batch that it names
     #[arg(long, value_name = "FILE|STRATEGY")]
     pub(crate) from: Option<String>,
+    /// Of a cluster of several pools those that --from runs on, in the order of its pipeline: dgx-a100, or 'dgx2-v100 +
+    /// dgx-a100' [default: all, or those that it can run on]
+    #[arg(long, value_name = "POOLS", requires = "from")]
+    pub(crate) on: Option<String>,
     /// Decisions of --from that the best plan must not change, such as tp,ep
     #[arg(long, value_name = "DECISIONS", requires = "from")]
     pub(crate) keep: Vec<String>,

@@ -11,7 +11,7 @@ use answers::{
     file_names,
 };
 use catalog::files::Kind;
-use catalog::{Mistake, Workload, elementary};
+use catalog::{Workload, elementary};
 use costmodel::CostModel;
 use planner::{Constraints, PlannerError, SearchOptions};
 use plans::json::{CandidateJson, PredictedJson};
@@ -21,8 +21,7 @@ use reports::{format, lines::of};
 use serde::Serialize;
 
 use crate::args::ReplanArgs;
-use crate::commands::next;
-use crate::commands::plan;
+use crate::commands::{keep, next, plan};
 use crate::destinations::Target;
 use crate::error::{CliError, code};
 use crate::inputs;
@@ -182,10 +181,13 @@ fn search(
     };
     let asked = args.global_batch.unwrap_or(own.global_batch);
     let question = on(asked)?;
-    let mut constraints = kept(args, before)?;
+    let mut constraints = inputs::constraints(&args.constraints)?;
+    let shares = before.planned.shares();
+    let groups: Vec<&Strategy> = shares.into_iter().map(|(_, strategy)| strategy).collect();
+    let kept = inputs::words(&args.keep);
+    keep::keep(&kept, &groups, &mut constraints, &question.scenario)?;
     arrangements::check(&question, &constraints)?;
-    let (_, present) = before.planned.shares()[0];
-    planner::present::keep_results(present, &mut constraints, &question.scenario);
+    planner::present::keep_results(groups[0], &mut constraints, &question.scenario);
     let answer = best(args, before, &constraints, &question, progress)?;
     let batch = nearest_batch(asked, gpus);
     // Groups of replicas divide any batch, so on several pools another is searched only if this one has no plan.
@@ -228,42 +230,12 @@ fn best(
             Planned::Alike(plan) => Some(&plan.strategy),
             Planned::Groups(..) => None,
         },
-        compares: false,
+        compared: None,
         progress,
     };
     let known = before.planned.costs();
     let costs = || CostModel::sharing(question.scenario.clone(), &known).map(Arc::new);
     Ok(search.find(question, costs)?)
-}
-
-/// The constraints, with the decisions that are kept. What is kept of groups of replicas is what they agree in.
-fn kept(args: &ReplanArgs, before: &Before) -> Result<Constraints, CliError> {
-    let kept = inputs::words(&args.keep);
-    let scenario = &before.inputs.scenario;
-    let mut constraints = inputs::constraints(&args.constraints)?;
-    let shares = before.planned.shares();
-    let groups: Vec<&Strategy> = shares.into_iter().map(|(_, strategy)| strategy).collect();
-    for decision in &kept {
-        let mut values = Vec::with_capacity(groups.len());
-        for group in &groups {
-            let mut own = Constraints::default();
-            let decision = std::slice::from_ref(decision);
-            planner::present::keep(decision, group, &mut own, scenario)?;
-            values.extend(own.fix.into_values().map(|values| values.join("|")));
-        }
-        values.sort();
-        values.dedup();
-        if values.len() > 1 {
-            let values = values.join(", ");
-            let wrong = Mistake::new(format!("`{decision}` differs between groups: {values}"));
-            let wrong = wrong.at(format!("--keep {decision}"));
-            let wrong = wrong.expected("a decision in which all groups of the plan agree");
-            let example = format!("--fix '{decision}={}'", values.replace(", ", "|"));
-            return Err(CliError::Input(wrong.example(example)));
-        }
-    }
-    planner::present::keep(&kept, groups[0], &mut constraints, scenario)?;
-    Ok(constraints)
 }
 
 /// The gain in tokens per second of another search's best plan, and the plan, if the gain is more than the error of
