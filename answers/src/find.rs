@@ -88,20 +88,11 @@ impl Search<'_> {
         inputs: &Inputs,
         costs: impl FnOnce() -> Result<Arc<CostModel>, CostError>,
     ) -> Result<Answer, AnswerError> {
-        let (best, tried) = self.search_each(inputs)?;
-        let mut answer = match best {
-            Some(best) => best,
-            None => {
-                let mut answer = self.search_one(inputs.clone(), costs()?, self.progress)?;
-                let (costs, outcome) = (&answer.costs, &mut answer.outcome);
-                if outcome.top.is_empty() && !outcome.interrupted {
-                    outcome.relax =
-                        planner::size::relaxations(costs, self.constraints, &self.options)?;
-                }
-                answer
-            }
-        };
-        answer.tried = tried;
+        let mut answer = self.best(inputs, costs)?;
+        let (costs, outcome) = (&answer.costs, &mut answer.outcome);
+        if outcome.top.is_empty() && !outcome.interrupted {
+            outcome.relax = planner::size::relaxations(costs, self.constraints, &self.options)?;
+        }
         if let Some(now) = self.compared {
             let beside = Beside {
                 answer: &answer,
@@ -112,6 +103,23 @@ impl Search<'_> {
             answer.compared = Some(beside.compare(now)?);
         }
         Ok(answer)
+    }
+
+    /// Finds the best plan, without advice where none fits, and without a comparison.
+    ///
+    /// # Errors
+    /// As [`Self::find`].
+    pub fn best(
+        &self,
+        inputs: &Inputs,
+        costs: impl FnOnce() -> Result<Arc<CostModel>, CostError>,
+    ) -> Result<Answer, AnswerError> {
+        let (best, tried) = self.search_each(inputs)?;
+        let answer = match best {
+            Some(best) => best,
+            None => self.search_one(inputs.clone(), costs()?, self.progress)?,
+        };
+        Ok(Answer { tried, ..answer })
     }
 
     /// Searches one cluster.

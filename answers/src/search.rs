@@ -1,6 +1,7 @@
 //! The answer to a search in every form in which it is given: JSON, text, plan file, report, next commands.
 
 use catalog::Seconds;
+use costmodel::Scenario;
 use plans::json::{CandidateJson, DetailJson};
 use plans::prediction::SpaceReport;
 use plans::{Candidate, GroupJson, PlanFile};
@@ -65,22 +66,30 @@ pub struct SearchJson {
 /// The best plan.
 #[derive(Serialize)]
 pub struct BestJson {
+    /// The plan.
     #[serde(flatten)]
-    plan: CandidateJson,
+    pub plan: CandidateJson,
     /// Its groups of replicas, if not all replicas are alike; its strategy is then that of the first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     groups: Vec<GroupJson>,
 }
 
 impl BestJson {
+    /// A plan of which all replicas are alike.
+    #[must_use]
+    pub fn alike(best: &Candidate, scenario: &Scenario) -> Self {
+        Self {
+            plan: CandidateJson::new(best, &scenario.runtime, scenario.workload.precision),
+            groups: Vec::new(),
+        }
+    }
+
     /// The best plan of an answer, if any fits.
     #[must_use]
     pub fn of(answer: &Answer) -> Option<Self> {
-        let scenario = &answer.inputs.scenario;
-        let precision = scenario.workload.precision;
         answer.outcome.top.first().map(|best| Self {
-            plan: CandidateJson::new(best, &scenario.runtime, precision),
             groups: (answer.together.as_ref()).map_or_else(Vec::new, Together::json),
+            ..Self::alike(best, &answer.inputs.scenario)
         })
     }
 }

@@ -94,3 +94,14 @@ impl Pools {
         Err(wrong.expected(format!("one of {}", self.listed())))
     }
 }
+
+impl Pool {
+    /// The pool as an argument of a command with its size: `64 x dgx-a100`; several pools as the line that lists them.
+    #[must_use]
+    pub fn named(&self) -> String {
+        match &self.cluster.pools {
+            Some(_) => self.arg.clone(),
+            None => format!("{} x {}", self.gpus, self.arg),
+        }
+    }
+}

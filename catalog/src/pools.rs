@@ -233,6 +233,39 @@ impl Pools {
         self.arranged(pools.collect())
     }
 
+    /// The cluster of so many devices, taken from the pools in their order: the first pool whole before the second.
+    ///
+    /// # Errors
+    /// What is wrong with a number that is not there or does not fill nodes, with the nearest numbers that do.
+    pub fn first(&self, gpus: u64) -> Result<Pool, String> {
+        let mut parts: Vec<Pool> = Vec::with_capacity(self.parts.len());
+        let mut before = 0;
+        for pool in &self.parts {
+            let taken = pool.gpus.min(gpus - before);
+            if taken == 0 {
+                break;
+            }
+            let node = pool.cluster.gpus_per_node;
+            if taken < pool.gpus && taken > node && !taken.is_multiple_of(node) {
+                let below = before + taken / node * node;
+                let above = before + (taken.div_ceil(node) * node).min(pool.gpus);
+                return Err(format!(
+                    "{taken} GPUs of {} do not fill nodes of {node}; the nearest numbers that do are {below} and {above}",
+                    pool.arg
+                ));
+            }
+            parts.push(Pool {
+                gpus: taken,
+                ..pool.clone()
+            });
+            before += taken;
+        }
+        match before == gpus && gpus > 0 {
+            true => Ok(self.arranged(parts)),
+            false => Err(format!("the pools have 1 to {}", self.gpus())),
+        }
+    }
+
     /// The cluster that is left when every pool loses so many GPUs. `None` if a pool has fewer, or if nothing is left.
     #[must_use]
     pub fn without(&self, lost: &[u64]) -> Option<Pool> {

@@ -40,7 +40,7 @@ fn plans(folder: &std::path::Path) {
 
 /// A command, how it ends, and a part of what it says.
 #[rustfmt::skip]
-const COMMANDS: [(&str, i32, &str); 53] = [
+const COMMANDS: [(&str, i32, &str); 55] = [
     ("explain two.yaml", 0, "group 2: "),
     ("explain two.yaml --json", 0, "\"groups\""),
     ("explain 'two.yaml#2'", 0, "One decision away"),
@@ -93,7 +93,9 @@ const COMMANDS: [(&str, i32, &str); 53] = [
     ("replan two.12gpus.plan.yaml --lost '1node of a100' --lost '2 of dgx-h100' --json", 0, "\"lost_gpus\": 10"),
     ("replan one.yaml --lost '4x h100-sxm'", 0, "Ways to use the pools"),
     ("replan 'two.yaml#2' --lost 4", 0, "two.group2.4gpus.plan.yaml"),
-    ("size --model gpt2 --cluster '8 x dgx-a100 + 8 x dgx-h100'", 2, "`search` plans for several pools"),
+    ("size --model gpt2 --cluster '8 x dgx-a100 + 8 x dgx-h100' --gpus 4,16", 0, "plan the smallest in full"),
+    ("size --model llama3-8b --seq 4096 --global-batch 64 --cluster '8 x dgx-h100 + 8 x dgx-a100' --gpus 16 --fix groups=2", 0, "group 2: "),
+    ("size --model gpt2 --cluster '8 x dgx-a100 + 8 x dgx-h100' --gpus 8,24", 2, "the pools have 1 to 16"),
 ];
 
 #[test]
@@ -207,5 +209,59 @@ fn a_strategy_in_use_lies_on_some_of_the_pools() {
             path.last().expect("steps")["step_time_s"],
             same["best"]["predicted"]["step_time_s"]
         ),
+    }
+}
+
+/// Numbers of GPUs are taken from the pools in their order and planned as by `search`; more of them never are slower.
+#[test]
+fn sizes_of_pools_are_what_search_finds() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let own = [
+        "--model",
+        "llama3-8b",
+        "--seq",
+        "4096",
+        "--global-batch",
+        "96",
+        "--json",
+    ];
+    let pools = [
+        "--cluster",
+        "16 x dgx-h100 + 16 x dgx-a100, 400 Gb/s between",
+    ];
+    let output = run(folder.path(), &[&["size"], &own[..], &pools].concat());
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    let answer = json(&output);
+    let rows = answer["sizes"].as_array().expect("rows");
+    let gpus: Vec<u64> = rows.iter().filter_map(|row| row["gpus"].as_u64()).collect();
+    assert_eq!(gpus, [1, 2, 4, 8, 16, 24, 32]);
+    let mut fastest = 0.0;
+    for row in rows {
+        let Some(rate) = row["tokens_per_s"].as_f64() else {
+            continue;
+        };
+        // Plans that are shown may take a little longer than the fastest.
+        assert!(rate >= fastest * 0.99, "{row}");
+        fastest = rate.max(fastest);
+    }
+    for (row, cluster) in [
+        (&rows[3], "dgx-h100"),
+        (&rows[5], "16 x dgx-h100 + 8 x dgx-a100, 400 Gb/s between"),
+        (&rows[6], "16 x dgx-h100 + 16 x dgx-a100, 400 Gb/s between"),
+    ] {
+        let gpus = row["gpus"].to_string();
+        let same = ["--cluster", cluster, "--gpus", &gpus, "--force"];
+        let searched = json(&run(
+            folder.path(),
+            &[&["search"], &own[..], &same].concat(),
+        ));
+        assert_eq!(
+            searched["best"]["predicted"], row["best"]["predicted"],
+            "{cluster}"
+        );
+        assert_eq!(
+            searched["best"]["groups"], row["best"]["groups"],
+            "{cluster}"
+        );
     }
 }

@@ -135,7 +135,8 @@ pub(crate) struct SizeArgs {
     /// Model preset, config.json, or folder
     #[arg(long)]
     pub(crate) model: String,
-    /// Cluster preset, YAML file, or one line such as 'h100-sxm x 8 per node, 400 Gb/s x 8' [default: dgx-h100]
+    /// Cluster preset, YAML file, one line such as 'h100-sxm x 8 per node, 400 Gb/s x 8', or pools such as '64 x dgx-a100 +
+    /// 32 x dgx2-v100' [default: dgx-h100]
     #[arg(long)]
     pub(crate) cluster: Option<String>,
     /// Training system [default: megatron-core; vescale on a profiled machine]
@@ -164,7 +165,8 @@ pub(crate) struct SizeArgs {
     /// Largest probability that a plan does not fit, above 0 and below 1
     #[arg(long, default_value_t = planner::RISK)]
     pub(crate) risk: f64,
-    /// Numbers of GPUs to try [default: powers of two times a node, up to 2048]
+    /// Numbers of GPUs to try; of a cluster of several pools they are taken in the pools' order, the first pool whole before
+    /// the second [default: powers of two times a node, up to 2048 or, pool by pool, up to all]
     #[arg(long, value_delimiter = ',', value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) gpus: Vec<u64>,
     #[command(flatten)]
