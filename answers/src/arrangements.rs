@@ -61,7 +61,8 @@ pub fn questions(inputs: &Inputs) -> Vec<Inputs> {
 }
 
 /// The question on another cluster, with another number of GPUs or batch.
-pub(crate) fn on_pool(inputs: &Inputs, pool: &Pool, workload: Workload) -> Inputs {
+#[must_use]
+pub fn on_pool(inputs: &Inputs, pool: &Pool, workload: Workload) -> Inputs {
     let scenario = Scenario {
         cluster: pool.cluster.clone(),
         workload,

@@ -5,11 +5,13 @@ use std::sync::Arc;
 
 use costmodel::{CostError, CostModel};
 use planner::{Constraints, Objective, PlannerError, SearchOptions, SearchSpace};
-use plans::{Candidate, Present, SearchOutcome, SpaceReport, Strategy};
+use plans::present::OnPools;
+use plans::{Candidate, PlanFile, Present, SearchOutcome, SpaceReport, Strategy};
 
 use crate::arrangements::{self, Tried};
 use crate::error::AnswerError;
 use crate::inputs::Inputs;
+use crate::plan;
 use crate::together::{Divisions, Together};
 
 /// What a search looks for.
@@ -21,10 +23,22 @@ pub struct Search<'a> {
     pub options: SearchOptions<'a>,
     /// Whether ways to use the pools of a cluster are compared by the dollars of a step, not by its time.
     pub by_cost: bool,
-    /// The strategy in use, if there is one: it is compared with the best plan.
+    /// The strategy in use, if there is one: plans that have what it has are searched too.
     pub in_use: Option<&'a Strategy>,
+    /// What is compared with the best plan, if anything is.
+    pub compared: Option<Now<'a>>,
     /// Receives the share of the search that is done, in `[0, 1]`.
     pub progress: &'a (dyn Fn(f64) + Sync),
+}
+
+/// What a team trains with now.
+#[derive(Clone, Copy)]
+pub enum Now<'a> {
+    /// A strategy of which all replicas are alike, with the question on the devices that it uses. On a cluster of several
+    /// pools these may be some of them.
+    Alike(&'a Strategy, &'a Inputs),
+    /// Groups of replicas side by side.
+    Groups(&'a Together),
 }
 
 /// What a search found.
@@ -49,6 +63,19 @@ pub struct Answer {
     pub together: Option<Together>,
 }
 
+impl Answer {
+    /// The best plan as a plan file.
+    ///
+    /// # Errors
+    /// When the model cannot be sharded as the plan says.
+    pub fn plan(&self, best: &Candidate) -> Result<PlanFile, AnswerError> {
+        match &self.together {
+            Some(together) => together.plan(),
+            None => plan::file(&self.inputs, &best.strategy, &best.prediction),
+        }
+    }
+}
+
 impl Search<'_> {
     /// Finds the best plan. If no plan fits, the answer lists changes that would make one possible. `costs` makes the cost
     /// model of the whole cluster; it is not called if some arrangement of the cluster's pools has a plan.
@@ -61,19 +88,37 @@ impl Search<'_> {
         inputs: &Inputs,
         costs: impl FnOnce() -> Result<Arc<CostModel>, CostError>,
     ) -> Result<Answer, AnswerError> {
-        let (best, tried) = self.search_each(inputs)?;
-        if let Some(best) = best {
-            return Ok(Answer { tried, ..best });
-        }
-        let mut answer = self.search_one(inputs.clone(), costs()?, self.progress)?;
+        let mut answer = self.best(inputs, costs)?;
         let (costs, outcome) = (&answer.costs, &mut answer.outcome);
         if outcome.top.is_empty() && !outcome.interrupted {
             outcome.relax = planner::size::relaxations(costs, self.constraints, &self.options)?;
         }
-        let best = outcome.top.first().map(|best| &best.strategy);
-        let compare =
-            |now| planner::present::compare(costs, self.constraints, &self.options, now, best);
-        answer.compared = self.in_use.map(compare).transpose()?;
+        if let Some(now) = self.compared {
+            let beside = Beside {
+                answer: &answer,
+                constraints: self.constraints,
+                options: &self.options,
+                several: inputs.scenario.cluster.pools.is_some(),
+            };
+            answer.compared = Some(beside.compare(now)?);
+        }
+        Ok(answer)
+    }
+
+    /// Finds the best plan, without advice where none fits, and without a comparison.
+    ///
+    /// # Errors
+    /// As [`Self::find`].
+    pub fn best(
+        &self,
+        inputs: &Inputs,
+        costs: impl FnOnce() -> Result<Arc<CostModel>, CostError>,
+    ) -> Result<Answer, AnswerError> {
+        let (best, tried) = self.search_each(inputs)?;
+        let answer = match best {
+            Some(best) => best,
+            None => self.search_one(inputs.clone(), costs()?, self.progress)?,
+        };
         Ok(Answer { tried, ..answer })
     }
 
@@ -228,6 +273,100 @@ impl Search<'_> {
             true => rate(&inputs.scenario.cluster, inputs.json.gpus),
             false => 1.0,
         }
+    }
+}
+
+/// The best plan beside which a strategy in use is put.
+struct Beside<'a> {
+    answer: &'a Answer,
+    constraints: &'a Constraints,
+    options: &'a SearchOptions<'a>,
+    /// Whether the cluster that was searched has several pools.
+    several: bool,
+}
+
+impl Beside<'_> {
+    fn compare(&self, now: Now<'_>) -> Result<Present, AnswerError> {
+        match now {
+            Now::Alike(strategy, on) => self.alike(strategy, on),
+            Now::Groups(together) => Ok(self.groups(together)),
+        }
+    }
+
+    /// Changes of single decisions lead to the best plan if it lies on the same pools in the same order.
+    fn alike(&self, now: &Strategy, on: &Inputs) -> Result<Present, AnswerError> {
+        let Answer {
+            inputs, together, ..
+        } = self.answer;
+        let same = together.is_none()
+            && inputs.scenario.cluster == on.scenario.cluster
+            && inputs.json.gpus == on.json.gpus;
+        let costs = match same {
+            true => Arc::clone(&self.answer.costs),
+            false => {
+                let known: [&CostModel; 1] = [&self.answer.costs];
+                Arc::new(CostModel::sharing(on.scenario.clone(), &known)?)
+            }
+        };
+        let best = self.answer.outcome.top.first().filter(|_| same);
+        let best = best.map(|best| &best.strategy);
+        let (constraints, options) = (&self.constraints.of_one_group(), self.options);
+        let mut present = planner::present::compare(&costs, constraints, options, now, best)?;
+        if self.several {
+            let devices = on.scenario.cluster.devices(on.json.gpus);
+            self.lies(&mut present, devices, Vec::new(), !same);
+        }
+        Ok(present)
+    }
+
+    /// Groups of replicas have no changes of single decisions.
+    fn groups(&self, now: &Together) -> Present {
+        let known = |together: &Together| -> Vec<(String, Strategy)> {
+            (together.parts.iter())
+                .map(|part| (part.inputs.cluster_arg.clone(), part.strategy.clone()))
+                .collect()
+        };
+        let best = self.answer.together.as_ref();
+        let same = best.is_some_and(|best| known(best) == known(now));
+        let fits = |risk| now.prediction.p_fits >= 1.0 - risk;
+        let mut present = Present {
+            fits: self.options.risk.is_none_or(fits),
+            candidate: Candidate {
+                strategy: now.parts[0].strategy.clone(),
+                prediction: now.prediction.clone(),
+                why_not_first: String::new(),
+            },
+            error: now.inputs.scenario.comparison_error(),
+            changes: Vec::new(),
+            path: Vec::new(),
+            on_pools: None,
+        };
+        self.lies(&mut present, now.devices(), now.said(), !same);
+        present
+    }
+
+    /// Says how a strategy in use lies on the pools, and whether the best plan lies elsewhere.
+    fn lies(&self, present: &mut Present, devices: String, groups: Vec<String>, elsewhere: bool) {
+        let Answer {
+            inputs,
+            together,
+            outcome,
+            ..
+        } = self.answer;
+        let elsewhere = elsewhere && !outcome.top.is_empty();
+        if elsewhere {
+            // The larger error of both is that of comparing them.
+            present.error = present.error.max(inputs.scenario.comparison_error());
+        }
+        let best = || match together {
+            Some(together) => together.devices(),
+            None => inputs.scenario.cluster.devices(inputs.json.gpus),
+        };
+        present.on_pools = Some(OnPools {
+            devices,
+            groups,
+            best_elsewhere: elsewhere.then(best),
+        });
     }
 }
 

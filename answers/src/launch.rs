@@ -167,6 +167,17 @@ pub fn after_plan(of: Launchable<'_>, compare: Option<Step>) -> Vec<Step> {
     steps
 }
 
+/// Commands to suggest after a plan with groups of replicas that differ was written: explain it, and each of its groups.
+#[must_use]
+pub fn of_groups(plan: &str, groups: usize) -> Vec<Step> {
+    let explain = |path: &str| format!("vescale-plan explain {}", escape::shell(path));
+    let groups = (1..=groups).map(|number| explain(&format!("{plan}#{number}")));
+    vec![
+        ("see why", vec![explain(plan)]),
+        ("look at one group", groups.collect()),
+    ]
+}
+
 /// Commands that compare a plan with another strategy, the runner-up.
 #[must_use]
 pub fn runner_up(inputs: &Inputs, of: Launchable<'_>, other: &Strategy) -> Step {
@@ -183,6 +194,12 @@ pub fn runner_up(inputs: &Inputs, of: Launchable<'_>, other: &Strategy) -> Step 
 /// The command that compares a plan with one in another file.
 #[must_use]
 pub fn compare(of: Launchable<'_>, other: &str) -> String {
-    let (plan, other) = (escape::shell(of.plan), escape::shell(other));
+    comparing(of.plan, other)
+}
+
+/// The command that compares two plan files.
+#[must_use]
+pub fn comparing(plan: &str, other: &str) -> String {
+    let (plan, other) = (escape::shell(plan), escape::shell(other));
     format!("vescale-plan compare {plan} {other}")
 }

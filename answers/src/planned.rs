@@ -3,12 +3,14 @@
 use std::iter;
 use std::path::Path;
 
-use costmodel::Scenario;
+use catalog::load::beside;
+use costmodel::{CostModel, Scenario};
 use plans::{PlanFile, Prediction, Strategy, grammar};
 use reports::groups::{Group, sequences};
 use reports::words;
 
 use crate::error::AnswerError;
+use crate::inputs::Inputs;
 use crate::opened::Opened;
 use crate::together::Together;
 
@@ -41,6 +43,40 @@ impl Planned {
         match self {
             Self::Alike(plan) => Ok(plan.costs.predict(&plan.strategy)?),
             Self::Groups(_, together) => Ok(together.prediction.clone()),
+        }
+    }
+
+    /// The question that it answers; its file was read from `path`.
+    #[must_use]
+    pub fn inputs(&self, path: &Path) -> Inputs {
+        match self {
+            Self::Alike(plan) => Inputs {
+                scenario: plan.scenario.clone(),
+                model_arg: beside(path, &plan.file.model),
+                cluster_arg: beside(path, &plan.file.cluster),
+                json: plan.inputs.clone(),
+            },
+            Self::Groups(_, together) => together.inputs.clone(),
+        }
+    }
+
+    /// The id of its file.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        match self {
+            Self::Alike(plan) => &plan.file.id,
+            Self::Groups(file, _) => &file.id,
+        }
+    }
+
+    /// The cost models of its replicas, group by group.
+    #[must_use]
+    pub fn costs(&self) -> Vec<&CostModel> {
+        match self {
+            Self::Alike(plan) => vec![&plan.costs],
+            Self::Groups(_, together) => (together.parts.iter())
+                .map(|part| part.costs.as_ref())
+                .collect(),
         }
     }
 

@@ -51,7 +51,21 @@ pub struct PresentJson {
     changes: Vec<ChangeJson>,
     /// Successive changes to the best plan. Gains are against the present strategy.
     path: Vec<ChangeJson>,
+    /// On a cluster of several pools, where the strategy lies.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pools: Option<PoolsJson>,
     notes: Vec<String>,
+}
+
+/// Where a strategy in use lies on a cluster of several pools.
+#[derive(Serialize)]
+struct PoolsJson {
+    /// Its devices; of groups of replicas parted by ` | `.
+    devices: String,
+    /// Its groups of replicas in words, none if all replicas are alike. Groups have no changes.
+    groups: Vec<String>,
+    /// The devices of the best plan, if no changes of single decisions lead to it.
+    best_elsewhere: Option<String>,
 }
 
 /// The gain of a strategy against the one in use.
@@ -114,6 +128,11 @@ impl PresentJson {
             best_gain: best.map(|best| gain(best.prediction.step_time)),
             changes: compared.changes.iter().map(change).collect(),
             path: compared.path.iter().map(change).collect(),
+            pools: compared.on_pools.as_ref().map(|on| PoolsJson {
+                devices: on.devices.clone(),
+                groups: on.groups.clone(),
+                best_elsewhere: on.best_elsewhere.clone(),
+            }),
             notes: read.notes.clone(),
         }
     }

@@ -121,6 +121,8 @@ pub struct OfGroups<'a> {
     pub budget: Option<Budget>,
     /// The command that finds the plan again.
     pub command: String,
+    /// The strategy in use, if one was compared with the plan.
+    pub present: Option<&'a Present>,
 }
 
 /// The report of a plan of several groups of replicas that was read from `path`.
@@ -145,6 +147,7 @@ pub fn of_plan_of_groups(
         space: None,
         budget: training.budget(&inputs.scenario, inputs.json.gpus, first, rate),
         command,
+        present: None,
     })
 }
 
@@ -189,7 +192,7 @@ pub fn of_groups(of: &OfGroups<'_>) -> Result<String, AnswerError> {
             budget: of.budget,
             plan_path: of.plan_path,
             keep: None,
-            present: None,
+            present: of.present,
             next_change: None,
         }
     };

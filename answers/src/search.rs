@@ -1,7 +1,7 @@
 //! The answer to a search in every form in which it is given: JSON, text, plan file, report, next commands.
 
 use catalog::Seconds;
-use interop::config::escape;
+use costmodel::Scenario;
 use plans::json::{CandidateJson, DetailJson};
 use plans::prediction::SpaceReport;
 use plans::{Candidate, GroupJson, PlanFile};
@@ -65,12 +65,33 @@ pub struct SearchJson {
 
 /// The best plan.
 #[derive(Serialize)]
-struct BestJson {
+pub struct BestJson {
+    /// The plan.
     #[serde(flatten)]
-    plan: CandidateJson,
+    pub plan: CandidateJson,
     /// Its groups of replicas, if not all replicas are alike; its strategy is then that of the first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     groups: Vec<GroupJson>,
+}
+
+impl BestJson {
+    /// A plan of which all replicas are alike.
+    #[must_use]
+    pub fn alike(best: &Candidate, scenario: &Scenario) -> Self {
+        Self {
+            plan: CandidateJson::new(best, &scenario.runtime, scenario.workload.precision),
+            groups: Vec::new(),
+        }
+    }
+
+    /// The best plan of an answer, if any fits.
+    #[must_use]
+    pub fn of(answer: &Answer) -> Option<Self> {
+        answer.outcome.top.first().map(|best| Self {
+            groups: (answer.together.as_ref()).map_or_else(Vec::new, Together::json),
+            ..Self::alike(best, &answer.inputs.scenario)
+        })
+    }
 }
 
 /// A plan that is best by another measure than step time; `wish` names the measure, such as `least memory`.
@@ -131,10 +152,7 @@ impl Found<'_> {
         SearchJson {
             schema_version: SCHEMA_VERSION,
             inputs: self.answer.inputs.json.clone(),
-            best: self.best().map(|best| BestJson {
-                plan: candidate(best),
-                groups: (self.answer.together.as_ref()).map_or_else(Vec::new, Together::json),
-            }),
+            best: BestJson::of(self.answer),
             detail: self.best().map(|c| DetailJson::from(&c.prediction)),
             top: outcome.top.iter().map(candidate).collect(),
             wishes: (outcome.wishes.iter())
@@ -210,7 +228,7 @@ impl Found<'_> {
             };
             let runner_up = |other| launch::runner_up(inputs, of, other);
             let compare = match self.in_use() {
-                Some(in_use) => Some(with_present(in_use.read, of)),
+                Some(in_use) => Some(with_present(in_use.read, of.plan)),
                 None => top.next().map(runner_up),
             };
             return launch::after_plan(of, compare);
@@ -223,25 +241,19 @@ impl Found<'_> {
 
     /// Commands to suggest after a plan with groups of replicas that differ was written.
     fn steps_together(&self, together: &Together, plan: &str) -> Vec<Step> {
-        let quoted = escape::shell(plan);
-        let groups = (1..=together.parts.len()).map(|number| {
-            let group = escape::shell(&format!("{plan}#{number}"));
-            format!("vescale-plan explain {group}")
-        });
         let of_groups =
             |(name, value): &(&str, String)| *name == "fix" && value.starts_with("groups=");
         let mut alike = self.asked_with();
         alike.retain(|flag| !of_groups(flag));
         alike.push(("fix", "groups=1".to_owned()));
         let alike = format!("vescale-plan search {}", launch::joined(alike));
-        vec![
-            ("see why", vec![format!("vescale-plan explain {quoted}")]),
-            ("look at one group", groups.collect()),
-            (
-                "find the best plan whose replicas are all alike",
-                vec![alike],
-            ),
-        ]
+        let mut steps = launch::of_groups(plan, together.parts.len());
+        steps.extend(self.in_use().map(|in_use| with_present(in_use.read, plan)));
+        steps.push((
+            "find the best plan whose replicas are all alike",
+            vec![alike],
+        ));
+        steps
     }
 
     /// Commands to try where nothing fits, each with its purpose.
@@ -290,10 +302,7 @@ impl Found<'_> {
     /// # Errors
     /// When the model cannot be sharded as the plan says.
     pub fn plan(&self, best: &Candidate) -> Result<PlanFile, AnswerError> {
-        if let Some(together) = &self.answer.together {
-            return together.plan();
-        }
-        plan::file(&self.answer.inputs, &best.strategy, &best.prediction)
+        self.answer.plan(best)
     }
 
     /// The report of the best plan, whose file has this path.
@@ -323,6 +332,7 @@ impl Found<'_> {
                 space: Some(&outcome.space),
                 budget: self.budget(),
                 command: format!("vescale-plan search {}", launch::joined(self.asked_with())),
+                present: self.in_use().map(|in_use| in_use.compared),
             });
         }
         let longest = best.prediction.step_time * DRAWN_LONGEST;
@@ -373,8 +383,8 @@ impl Found<'_> {
 }
 
 /// Commands that compare a plan with the strategy in use.
-fn with_present(read: &Read, of: Launchable<'_>) -> Step {
+fn with_present(read: &Read, plan: &str) -> Step {
     let mut commands: Vec<String> = read.writes_plan.clone().into_iter().collect();
-    commands.push(launch::compare(of, &read.plan));
+    commands.push(launch::comparing(plan, &read.plan));
     ("compare it with the present strategy", commands)
 }

@@ -9,8 +9,8 @@ use costmodel::{CostError, CostModel, Scenario, Side};
 use planner::replicas::{Groups, Share};
 use planner::{Constraints, PlannerError, SearchOptions, SearchSpace};
 use plans::prediction::SpaceReport;
-use plans::{GroupFile, GroupJson, PlanFile, Prediction, ReplicaGroup, Strategy};
-use reports::groups::Group;
+use plans::{GroupFile, GroupJson, PlanFile, Prediction, ReplicaGroup, Strategy, grammar};
+use reports::groups::{Group, sequences};
 
 use crate::arrangements::{Tried, on_pool};
 use crate::error::AnswerError;
@@ -117,6 +117,29 @@ impl Together {
     #[must_use]
     pub fn shown(&self) -> Vec<Group<'_>> {
         self.parts.iter().map(Part::shown).collect()
+    }
+
+    /// The devices of all groups, such as `16 × A100 | 32 × V100`.
+    #[must_use]
+    pub fn devices(&self) -> String {
+        let devices: Vec<String> = self
+            .shown()
+            .into_iter()
+            .map(|group| group.devices)
+            .collect();
+        devices.join(" | ")
+    }
+
+    /// Every group in words: its share of the batch, its devices and its strategy.
+    #[must_use]
+    pub fn said(&self) -> Vec<String> {
+        let (shown, runtime) = (self.shown(), &self.inputs.scenario.runtime);
+        let all = sequences(&shown);
+        let said = |group: &Group<'_>| {
+            let strategy = grammar::written(group.strategy, runtime);
+            format!("{}; {strategy}", group.said(all))
+        };
+        shown.iter().map(said).collect()
     }
 
     /// The plan file.

@@ -41,6 +41,7 @@ impl fmt::Display for Gpus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Count(count) => write!(f, "{count}"),
+            Self::Nodes(1) => write!(f, "'1 node'"),
             Self::Nodes(nodes) => write!(f, "'{nodes} nodes'"),
             Self::Of(count, device) => write!(f, "'{count}x {device}'"),
         }

@@ -55,6 +55,7 @@ fn answer(inputs: &Inputs, tie: Option<f64>) -> Answer {
         },
         by_cost: false,
         in_use: None,
+        compared: None,
         progress: &|_| {},
     };
     let costs = || CostModel::new(inputs.scenario.clone()).map(Arc::new);

@@ -34,6 +34,7 @@ pub mod names;
 mod offers;
 pub mod offload;
 pub mod parallelism;
+mod pool_names;
 pub mod pools;
 pub mod profile;
 pub mod provenance;

@@ -170,14 +170,19 @@ impl Pools {
         all.sort_by_key(|order| (self.parts.len() - order.len(), order.clone()));
         let mut found: Vec<Pool> = Vec::with_capacity(all.len());
         for order in all {
-            let parts = order.iter().map(|&at| self.parts[at].clone()).collect();
-            let arrangement = self.arranged(parts);
+            let arrangement = self.in_order(&order);
             // Pools that are alike make the same cluster in either order.
             if !found.contains(&arrangement) {
                 found.push(arrangement);
             }
         }
         found
+    }
+
+    /// The cluster that the pools of these places make, in this order.
+    #[must_use]
+    pub fn in_order(&self, order: &[usize]) -> Pool {
+        self.arranged(order.iter().map(|&at| self.parts[at].clone()).collect())
     }
 
     /// The ways to divide some of the pools into at least two groups, each a cluster of its own, in every order within
@@ -228,14 +233,50 @@ impl Pools {
         self.arranged(pools.collect())
     }
 
-    /// The cluster that is left when one of the pools loses GPUs. `None` if it has fewer, or if nothing is left.
+    /// The cluster of so many devices, taken from the pools in their order: the first pool whole before the second.
+    ///
+    /// # Errors
+    /// What is wrong with a number that is not there or does not fill nodes, with the nearest numbers that do.
+    pub fn first(&self, gpus: u64) -> Result<Pool, String> {
+        let mut parts: Vec<Pool> = Vec::with_capacity(self.parts.len());
+        let mut before = 0;
+        for pool in &self.parts {
+            let taken = pool.gpus.min(gpus - before);
+            if taken == 0 {
+                break;
+            }
+            let node = pool.cluster.gpus_per_node;
+            if taken < pool.gpus && taken > node && !taken.is_multiple_of(node) {
+                let below = before + taken / node * node;
+                let above = before + (taken.div_ceil(node) * node).min(pool.gpus);
+                return Err(format!(
+                    "{taken} GPUs of {} do not fill nodes of {node}; the nearest numbers that do are {below} and {above}",
+                    pool.arg
+                ));
+            }
+            parts.push(Pool {
+                gpus: taken,
+                ..pool.clone()
+            });
+            before += taken;
+        }
+        match before == gpus && gpus > 0 {
+            true => Ok(self.arranged(parts)),
+            false => Err(format!("the pools have 1 to {}", self.gpus())),
+        }
+    }
+
+    /// The cluster that is left when every pool loses so many GPUs. `None` if a pool has fewer, or if nothing is left.
     #[must_use]
-    pub fn without(&self, pool: usize, gpus: u64) -> Option<Pool> {
-        let mut parts = self.parts.clone();
-        let left = parts.get(pool)?.gpus.checked_sub(gpus)?;
-        match left {
-            0 => drop(parts.remove(pool)),
-            _ => parts[pool].gpus = left,
+    pub fn without(&self, lost: &[u64]) -> Option<Pool> {
+        let mut parts: Vec<Pool> = Vec::with_capacity(self.parts.len());
+        for (pool, lost) in self.parts.iter().zip(lost) {
+            let gpus = pool.gpus.checked_sub(*lost)?;
+            let left = (gpus > 0).then(|| Pool {
+                gpus,
+                ..pool.clone()
+            });
+            parts.extend(left);
         }
         (!parts.is_empty()).then(|| self.arranged(parts))
     }

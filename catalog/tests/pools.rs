@@ -160,3 +160,94 @@ fn what_is_no_pool_is_refused_with_its_place() {
         assert!(error.contains(what), "{line}: {error}");
     }
 }
+
+/// What is left when pools lose devices, and what the first devices of pools are.
+#[test]
+fn parts_of_pools_are_clusters() {
+    let line = "16 x dgx-h100 + 32 x dgx2-v100 + 8 x dgx-a100, 100 Gb/s between";
+    let all = pools(line);
+    for (lost, left) in [
+        ([0, 0, 0], Some(line)),
+        (
+            [8, 16, 0],
+            Some("8 x dgx-h100 + 16 x dgx2-v100 + 8 x dgx-a100, 100 Gb/s between"),
+        ),
+        ([16, 0, 8], Some("dgx2-v100")),
+        (
+            [0, 32, 0],
+            Some("16 x dgx-h100 + 8 x dgx-a100, 100 Gb/s between"),
+        ),
+        ([16, 32, 8], None),
+        ([17, 0, 0], None),
+    ] {
+        let found = all.without(&lost);
+        assert_eq!(found.as_ref().map(|pool| &pool.arg[..]), left, "{lost:?}");
+        let gpus = found.map_or(0, |pool| pool.gpus);
+        assert!(left.is_none() || gpus == 56 - lost.iter().sum::<u64>());
+    }
+    for (gpus, first) in [
+        (4, Ok("dgx-h100")),
+        (16, Ok("dgx-h100")),
+        (24, Ok("16 x dgx-h100 + 8 x dgx2-v100, 100 Gb/s between")),
+        (48, Ok("16 x dgx-h100 + 32 x dgx2-v100, 100 Gb/s between")),
+        (56, Ok(line)),
+        (12, Err("8 and 16")),
+        (40, Err("32 and 48")),
+        (57, Err("1 to 56")),
+        (0, Err("1 to 56")),
+    ] {
+        match (all.first(gpus), first) {
+            (Ok(pool), Ok(arg)) => assert_eq!((&pool.arg[..], pool.gpus), (arg, gpus)),
+            (Err(wrong), Err(part)) => assert!(wrong.contains(part), "{gpus}: {wrong}"),
+            (found, _) => panic!("{gpus}: {found:?}"),
+        }
+    }
+    // Neighbours that are alike and on one network become one pool when what lay between is lost.
+    let joined = pools("8 x dgx-h100 + 8 x dgx-a100 + 8 x dgx-h100").without(&[0, 8, 0]);
+    let joined = joined.expect("some are left");
+    assert_eq!((&joined.arg[..], joined.gpus), ("dgx-h100", 16));
+}
+
+/// Pools are called as they were named, by their GPU, or by number where two are called the same.
+#[test]
+fn pools_have_names() {
+    let two = pools("16 x dgx-h100 + 8 x dgx-h100 at 0.8 + 8 x dgx-a100");
+    let sites = pools("8 x dgx-a100 + 16 x dgx-a100, 100 Gb/s between");
+    for (of, name, found) in [
+        (&two, "dgx-h100", Ok(0)),
+        (&two, "dgx-h100 at 0.8", Ok(1)),
+        (&two, "a100", Ok(2)),
+        (&two, "A100-80GB", Ok(2)),
+        (&two, "pool 2", Ok(1)),
+        (&two, "h100", Err("2 pools are called `h100`")),
+        (
+            &two,
+            "pool 4",
+            Err("one of dgx-h100 (16 GPUs), dgx-h100 at 0.8 (8 GPUs)"),
+        ),
+        (&two, "", Err("no pool is called")),
+        (&sites, "pool 2", Ok(1)),
+        (
+            &sites,
+            "dgx-a100",
+            Err("one of pool 1 (8 GPUs of dgx-a100), pool 2 (16 GPUs"),
+        ),
+    ] {
+        match (of.named(name), found) {
+            (Ok(at), Ok(expected)) => assert_eq!(at, expected, "{name}"),
+            (Err(wrong), Err(part)) => assert!(wrong.to_string().contains(part), "{wrong}"),
+            (found, _) => panic!("{name}: {found:?}"),
+        }
+    }
+    for (line, arg) in [
+        ("a100", "dgx-a100"),
+        ("dgx-a100 + dgx-h100", "8 x dgx-a100 + 16 x dgx-h100"),
+        (
+            "16 x dgx-h100 + 8 x dgx-a100",
+            "16 x dgx-h100 + 8 x dgx-a100",
+        ),
+    ] {
+        assert_eq!(two.chosen(line).expect(line).arg, arg);
+    }
+    assert!(two.chosen("a100 + dgx-a100").is_err());
+}

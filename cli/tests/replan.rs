@@ -119,3 +119,84 @@ fn the_batch_changes_only_if_it_must() {
     let taken = replan(folder.path(), "--lost 1node --global-batch 112");
     assert_eq!(taken["best"]["predicted"], other["best"]["predicted"]);
 }
+
+/// How the replicas of the plan before lie, what is lost, with GPUs left, and whether all go back to a
+/// checkpoint. A group of 8 GPUs holds every state; so does a pipeline, but each of its stages lies in one pool.
+#[rustfmt::skip]
+const POOLS: [(&str, &str, u64, bool); 7] = [
+    ("groups=2", "1node of dgx-a100", 24, false),
+    ("groups=2", "1node of dgx-h100", 24, false),
+    ("groups=2", "2nodes of dgx-a100", 16, false),
+    ("groups=2", "16 of dgx-h100", 16, false),
+    ("groups=2", "1node of dgx-h100,1node of dgx-a100", 16, true),
+    ("groups=1", "1node of dgx-h100", 24, true),
+    ("groups=1", "2nodes of dgx-h100", 16, true),
+];
+
+/// What is left of several pools is planned as `search` plans it, and goes on from the groups that hold everything.
+#[test]
+fn what_is_left_of_several_pools_is_planned() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let shared = ["--model", "llama3-8b", "--seq", "4096", "--json"];
+    let search = |gpus: &str, cluster: &str, batch: &str, more: &[&str]| {
+        let own = [
+            "--gpus",
+            gpus,
+            "--cluster",
+            cluster,
+            "--global-batch",
+            batch,
+        ];
+        let all = [&["search"], &shared[..], &own, &["--force"], more].concat();
+        let output = run(folder.path(), &all);
+        assert_eq!(code(&output), 0, "{}", stderr(&output));
+        json(&output)
+    };
+    let whole = "16 x dgx-h100 + 16 x dgx-a100";
+    let fixed = ["--fix", "grad_dtype=fp32,optim_states=own"];
+    for (groups, lost, left, from_checkpoint) in POOLS {
+        let more = [&fixed[..], &["--fix", groups, "-o", "was.plan.yaml"]].concat();
+        search("32", whole, "64", &more);
+        let flags = [
+            "replan",
+            "was.plan.yaml",
+            "--force",
+            "--json",
+            "--checkpoint",
+            "10GB/s",
+        ];
+        let output = run(
+            folder.path(),
+            &[&flags[..], &fixed, &["--lost", lost]].concat(),
+        );
+        assert_eq!(code(&output), 0, "{lost}: {}", stderr(&output));
+        let answer = json(&output);
+        assert_eq!(answer["lost_gpus"], 32 - left, "{groups} {lost}");
+        let going_on = &answer["going_on"];
+        assert_eq!(
+            going_on["from_checkpoint"], from_checkpoint,
+            "{groups} {lost}"
+        );
+        let after = answer["best"]["groups"].as_array().map_or(0, Vec::len);
+        let number = |key: &str| going_on[key].as_f64().expect(key);
+        assert!((number("states_bytes") / 12e9 - 8.03).abs() < 0.01);
+        if from_checkpoint {
+            // Every group reads all states.
+            let copies = number("bytes") / number("states_bytes");
+            assert!(
+                copies + 1e-6 >= after.max(1) as f64,
+                "{groups} {lost}: {copies}"
+            );
+            assert!((number("seconds") - number("bytes") / 10e9).abs() < 1e-6);
+        }
+        let cluster = match lost {
+            "1node of dgx-a100" => "16 x dgx-h100 + 8 x dgx-a100",
+            "1node of dgx-h100" => "8 x dgx-h100 + 16 x dgx-a100",
+            "1node of dgx-h100,1node of dgx-a100" => "8 x dgx-h100 + 8 x dgx-a100",
+            "2nodes of dgx-a100" => "dgx-h100",
+            _ => "dgx-a100",
+        };
+        let searched = search(&left.to_string(), cluster, "64", &fixed);
+        assert_eq!(searched["best"], answer["best"], "{groups} {lost}");
+    }
+}

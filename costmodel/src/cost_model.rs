@@ -20,7 +20,7 @@ use crate::pipeline::Pipelines;
 use crate::pools::PoolCosts;
 use crate::predict::Simulated;
 use crate::recorder::Recorder;
-use crate::reshard::{Resharding, Staged, resharding};
+use crate::reshard::{Lost, Placed, Resharding, Staged, resharding};
 use crate::sequence::Sequence;
 use crate::shared_cores::Busy;
 use crate::traffic::DataParallel;
@@ -246,20 +246,32 @@ impl CostModel {
         Ok(recorder.finish())
     }
 
-    /// What it takes to go on from an old strategy under a new one, with as many ranks or fewer: rank `r` of the new one
-    /// is rank `r` of the old one. The old one may be of another number of devices than this scenario.
+    /// What it takes to go on from old strategies under new ones: one strategy, or one for each group of replicas. They may be
+    /// of other numbers of devices than this scenario. `lost` says of every pool what was lost.
     ///
     /// # Errors
     /// When a block cannot be traced.
-    pub fn resharding(&self, old: &Decisions, new: &Decisions) -> Result<Resharding, CostError> {
-        let owners = |d| Ok::<_, CostError>(Arc::clone(&self.pipelines.pipeline(d)?.rank_of_stage));
-        let (old_ranks, new_ranks) = (owners(old)?, owners(new)?);
-        let staged = |decisions, rank_of_stage| Staged {
-            decisions,
-            rank_of_stage,
-        };
-        let old = staged(old, &old_ranks[..]);
-        resharding(self.scenario(), old, staged(new, &new_ranks[..]))
+    pub fn resharding(
+        &self,
+        old: &[Placed<'_>],
+        new: &[Placed<'_>],
+        lost: &[Lost],
+    ) -> Result<Resharding, CostError> {
+        let (old, new) = (self.staged(old)?, self.staged(new)?);
+        resharding(self.scenario(), &old, &new, lost)
+    }
+
+    /// Strategies with the pipeline ranks of their stages.
+    fn staged<'a>(&self, of: &'a [Placed<'a>]) -> Result<Vec<Staged<'a>>, CostError> {
+        let mut staged = Vec::with_capacity(of.len());
+        for placed in of {
+            let pipeline = self.pipelines.pipeline(placed.decisions)?;
+            staged.push(Staged {
+                placed,
+                rank_of_stage: Arc::clone(&pipeline.rank_of_stage),
+            });
+        }
+        Ok(staged)
     }
 
     /// What every pipeline rank of our own executor holds. Several ranks share a pipeline rank's stages; this is the

@@ -8,6 +8,7 @@
 //! divided: they are few.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use catalog::{Bytes, DType};
 use models::{BlockClass, BlockLayout};
@@ -17,19 +18,49 @@ use plans::{Decisions, Zero};
 use crate::{CostError, Scenario};
 
 /// What going on takes.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Resharding {
     /// One copy of all states: the size of a checkpoint.
     pub whole: Bytes,
     /// What all ranks of the new strategy hold together, with copies.
     pub held: Bytes,
-    /// Of this, what the ranks that are left do not hold themselves yet.
+    /// Most of it that one rank holds.
+    pub most_held: Bytes,
+    /// Of what all ranks hold, what the ranks that are left do not hold themselves yet.
     pub moved: Bytes,
-    /// Most of it that one rank receives.
-    pub most: Bytes,
-    /// On how many nodes every state is, at least, under the old strategy: so many less one may be lost without going
-    /// back to a checkpoint.
+    /// Most of it that one rank of each pool receives.
+    pub most: Vec<Bytes>,
+    /// On how many nodes every state is, at least, under the old strategy.
     pub nodes: u64,
+    /// Whether every state is left, whichever nodes of the pools were lost.
+    pub all_left: bool,
+}
+
+/// A device: its pool, and its number among the pool's devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Device {
+    /// The pool, of those of the old strategy.
+    pub pool: usize,
+    /// Its number. Those that were lost have the last.
+    pub number: u64,
+}
+
+/// What a pool has lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lost {
+    /// Devices of a node.
+    pub gpus_per_node: u64,
+    /// Nodes that lost devices.
+    pub nodes: u64,
+}
+
+/// Ranks under a strategy, each on a device; of several groups of replicas those of one.
+#[derive(Clone, Debug)]
+pub struct Placed<'a> {
+    /// The strategy.
+    pub decisions: &'a Decisions,
+    /// The device of every rank.
+    pub devices: Vec<Device>,
 }
 
 /// Numbers of elements before each block, and at the end: of dense parameters, and of experts.
@@ -38,11 +69,11 @@ type Depth = Vec<[u64; 2]>;
 /// Kinds of parameters.
 const KINDS: [usize; 2] = [0, 1];
 
-/// A strategy with the pipeline rank of each of its virtual stages.
-#[derive(Clone, Copy, Debug)]
+/// Ranks under a strategy with the pipeline rank of each of its virtual stages.
+#[derive(Clone, Debug)]
 pub(crate) struct Staged<'a> {
-    pub(crate) decisions: &'a Decisions,
-    pub(crate) rank_of_stage: &'a [u32],
+    pub(crate) placed: &'a Placed<'a>,
+    pub(crate) rank_of_stage: Arc<Vec<u32>>,
 }
 
 /// States of a virtual stage that a rank holds: ranges of depth, in elements, and of width, as shares.
@@ -67,38 +98,52 @@ impl Piece {
     }
 }
 
-/// What it takes to go on from an old strategy under a new one, which may have fewer ranks: rank `r` of the new one is
-/// rank `r` of the old one.
+/// What it takes to go on from old strategies under new ones: one strategy, or one for each group of replicas, which all hold
+/// every state. What a device holds under the old ones stays on it.
 pub(crate) fn resharding(
     scenario: &Scenario,
-    old: Staged<'_>,
-    new: Staged<'_>,
+    old: &[Staged<'_>],
+    new: &[Staged<'_>],
+    lost: &[Lost],
 ) -> Result<Resharding, CostError> {
     let depth = depth(scenario)?;
-    let bytes = crate::states::checkpoint_bytes(scenario, new.decisions);
-    let (mut held, mut moved, mut most) = (0.0, 0.0, 0.0f64);
-    for rank in 0..new.decisions.world() {
-        let wanted = pieces(&depth, new, rank);
-        let known = match rank < old.decisions.world() {
-            true => pieces(&depth, old, rank),
-            false => Vec::new(),
-        };
-        let all: f64 = wanted.iter().map(Piece::elements).sum();
-        let common = |piece: &Piece| known.iter().map(|own| piece.common(own)).sum::<f64>();
-        let missing = (all - wanted.iter().map(common).sum::<f64>()).max(0.0);
-        held += all;
-        moved += missing;
-        most = most.max(missing);
+    let mut before: BTreeMap<Device, (&Staged<'_>, u64)> = BTreeMap::new();
+    for group in old {
+        let devices = (0..).zip(&group.placed.devices);
+        before.extend(devices.map(|(rank, &device)| (device, (group, rank))));
     }
-    let [dense, expert] = depth.last().copied().unwrap_or_default();
-    let of = |elements: f64| Bytes((elements * bytes).round() as u64);
-    Ok(Resharding {
-        whole: of((dense + expert) as f64),
-        held: of(held),
-        moved: of(moved),
-        most: of(most),
-        nodes: nodes(old.decisions, scenario.cluster.gpus_per_node),
-    })
+    let of = |elements: f64, bytes: f64| Bytes((elements * bytes).round() as u64);
+    let mut found = Resharding {
+        whole: Bytes(0),
+        held: Bytes(0),
+        most_held: Bytes(0),
+        moved: Bytes(0),
+        most: vec![Bytes(0); lost.len()],
+        nodes: old.iter().map(|group| nodes(group.placed, lost)).sum(),
+        all_left: old.iter().any(|group| all_left(group.placed, lost)),
+    };
+    for group in new {
+        let bytes = crate::states::checkpoint_bytes(scenario, group.placed.decisions);
+        let [dense, expert] = depth.last().copied().unwrap_or_default();
+        found.whole = of((dense + expert) as f64, bytes);
+        let (mut held, mut moved) = (0.0, 0.0);
+        for (rank, device) in (0..).zip(&group.placed.devices) {
+            let wanted = pieces(&depth, group, rank);
+            let known = before.get(device);
+            let known = known.map_or_else(Vec::new, |&(group, rank)| pieces(&depth, group, rank));
+            let all: f64 = wanted.iter().map(Piece::elements).sum();
+            let common = |piece: &Piece| known.iter().map(|own| piece.common(own)).sum::<f64>();
+            let missing = (all - wanted.iter().map(common).sum::<f64>()).max(0.0);
+            held += all;
+            moved += missing;
+            found.most_held = found.most_held.max(of(all, bytes));
+            let most = &mut found.most[device.pool];
+            *most = (*most).max(of(missing, bytes));
+        }
+        found.held += of(held, bytes);
+        found.moved += of(moved, bytes);
+    }
+    Ok(found)
 }
 
 /// Elements of every block, summed up in the order of the model.
@@ -151,14 +196,14 @@ fn shares(d: &Decisions, place: &Place) -> [(u64, u64, [f64; 2]); 2] {
     ]
 }
 
-fn pieces(depth: &Depth, of: Staged<'_>, rank: u64) -> Vec<Piece> {
-    let d = of.decisions;
+fn pieces(depth: &Depth, of: &Staged<'_>, rank: u64) -> Vec<Piece> {
+    let d = of.placed.decisions;
     let place = Place::of(d, rank);
     let shares = shares(d, &place);
     let mut found = Vec::new();
     let mut layers = 0;
     let last = d.stages.0.len() - 1;
-    for (stage, (&size, &owner)) in d.stages.0.iter().zip(of.rank_of_stage).enumerate() {
+    for (stage, (&size, &owner)) in d.stages.0.iter().zip(of.rank_of_stage.iter()).enumerate() {
         // The embedding comes before the first layer; prediction modules and head after the last.
         let from = if stage == 0 { 0 } else { 1 + layers };
         layers += size;
@@ -185,13 +230,15 @@ fn pieces(depth: &Depth, of: Staged<'_>, rank: u64) -> Vec<Piece> {
     found
 }
 
-/// The least number of nodes that hold any state: ranks at the same shares of the same stages hold the same.
-fn nodes(d: &Decisions, gpus_per_node: u64) -> u64 {
-    let mut holders: BTreeMap<[u64; 5], BTreeSet<u64>> = BTreeMap::new();
-    for rank in 0..d.world() {
+/// For each kind of state the nodes that hold it, each with its pool: ranks at the same shares of the same stages hold the
+/// same.
+fn holders(placed: &Placed<'_>, lost: &[Lost]) -> Vec<BTreeSet<(usize, u64)>> {
+    let d = placed.decisions;
+    let mut holders: BTreeMap<[u64; 5], BTreeSet<(usize, u64)>> = BTreeMap::new();
+    for (rank, device) in (0..).zip(&placed.devices) {
         let place = Place::of(d, rank);
         let [(_, dense, _), (_, expert, _)] = shares(d, &place);
-        let node = rank / gpus_per_node;
+        let node = (device.pool, device.number / lost[device.pool].gpus_per_node);
         let mut keys = vec![[0, place.pp, place.tp, 0, dense]];
         if d.ep * d.etp > 1 || expert > 0 {
             keys.push([1, place.pp, place.ep, place.etp, expert]);
@@ -200,8 +247,26 @@ fn nodes(d: &Decisions, gpus_per_node: u64) -> u64 {
             holders.entry(key).or_default().insert(node);
         }
     }
-    let counts = holders.values().map(|nodes| nodes.len() as u64);
+    holders.into_values().collect()
+}
+
+/// The least number of nodes that hold any state.
+fn nodes(placed: &Placed<'_>, lost: &[Lost]) -> u64 {
+    let holders = holders(placed, lost).into_iter();
+    let counts = holders.map(|nodes| nodes.len() as u64);
     counts.min().unwrap_or(1)
+}
+
+/// Whether these ranks hold every state on more nodes of some pool than it lost.
+fn all_left(placed: &Placed<'_>, lost: &[Lost]) -> bool {
+    let is_left = |nodes: &BTreeSet<(usize, u64)>| {
+        let mut pools = (0..).zip(lost);
+        pools.any(|(at, lost)| {
+            let own = nodes.iter().filter(|(pool, _)| *pool == at);
+            own.count() as u64 > lost.nodes
+        })
+    };
+    holders(placed, lost).iter().all(is_left)
 }
 
 #[cfg(test)]
@@ -235,9 +300,32 @@ mod tests {
 
     fn between(model: &str, old: (u64, &str), new: (u64, &str)) -> Resharding {
         let costs = CostModel::new(scenario(model, new.0)).expect("priced");
+        let (old_gpus, new_gpus) = (old.0, new.0);
         let old = strategy(model, old.0, old.1);
         let new = strategy(model, new.0, new.1);
-        costs.resharding(&old, &new).expect("counted")
+        let (old, new) = (placed(&old, old_gpus), placed(&new, new_gpus));
+        costs.resharding(&[old], &[new], &LOST).expect("counted")
+    }
+
+    /// One pool of nodes with 8 GPUs, of which one is lost.
+    const LOST: [Lost; 1] = [Lost {
+        gpus_per_node: 8,
+        nodes: 1,
+    }];
+
+    fn placed(strategy: &Strategy, gpus: u64) -> Placed<'_> {
+        Placed {
+            decisions: strategy,
+            devices: (0..gpus).map(|number| Device { pool: 0, number }).collect(),
+        }
+    }
+
+    /// A group of 8 ranks on a pool.
+    fn placed_on(pool: usize, strategy: &Strategy) -> Placed<'_> {
+        Placed {
+            decisions: strategy,
+            devices: (0..8).map(|number| Device { pool, number }).collect(),
+        }
     }
 
     /// GPUs and strategy of a plan.
@@ -274,7 +362,59 @@ mod tests {
                 "{old:?}: {found:?}"
             );
             assert_eq!(found.nodes, nodes, "{old:?}");
-            assert!(found.most <= found.moved);
+            assert!(found.most[0] <= found.moved);
+            assert!(found.most_held.0 * new.0 >= found.held.0);
+            assert_eq!(found.all_left, nodes > 1, "{old:?}");
+        }
+    }
+
+    /// Old strategies, nodes lost of each pool, new strategies with their pools, whether all is left, and the share that moves.
+    type GroupsRow = (
+        [&'static str; 2],
+        [u64; 2],
+        &'static [(usize, &'static str)],
+        bool,
+        f64,
+    );
+
+    /// Groups of replicas on two pools of 8 GPUs.
+    #[rustfmt::skip]
+    const GROUPS: [GroupsRow; 6] = [
+        // Whatever one group loses, the other holds all states.
+        (["dp8 zero1", "dp8 zero1"], [1, 0], &[(1, "dp8 zero1")], true, 0.0),
+        (["dp8 zero1", "dp8 zero1"], [0, 1], &[(0, "tp8")], true, 7.0 / 8.0),
+        (["dp8 zero1", "tp8"], [1, 0], &[(1, "tp8")], true, 0.0),
+        (["dp8 zero1", "tp8"], [1, 1], &[], false, 0.0),
+        (["dp8 zero1", "tp8"], [0, 0], &[(1, "tp8"), (0, "dp8 zero1")], true, 0.0),
+        // Groups that change places send all that they hold, but what both held.
+        (["dp8 zero1", "tp8"], [0, 0], &[(0, "tp8"), (1, "dp8 zero1")], true, 14.0 / 8.0),
+    ];
+
+    #[test]
+    fn every_group_holds_every_state() {
+        let costs = CostModel::new(scenario("llama3-8b", 8)).expect("priced");
+        for (old, nodes, new, all_left, moved) in GROUPS {
+            let old = old.map(|text| strategy("llama3-8b", 8, text));
+            let old: Vec<Placed<'_>> = (0..)
+                .zip(&old)
+                .map(|(pool, of)| placed_on(pool, of))
+                .collect();
+            let strategies: Vec<(usize, Strategy)> = (new.iter())
+                .map(|&(pool, text)| (pool, strategy("llama3-8b", 8, text)))
+                .collect();
+            let placed: Vec<Placed<'_>> = (strategies.iter())
+                .map(|(pool, of)| placed_on(*pool, of))
+                .collect();
+            let lost = nodes.map(|nodes| Lost {
+                gpus_per_node: 8,
+                nodes,
+            });
+            let found = costs.resharding(&old, &placed, &lost).expect("counted");
+            assert_eq!((found.all_left, found.nodes), (all_left, 2), "{new:?}");
+            let share = found.moved.as_f64() / found.whole.as_f64().max(1.0);
+            assert!((share - moved).abs() < 1e-6, "{new:?}: {found:?}");
+            let most = found.most.iter().map(|most| most.0 * 8).sum::<u64>();
+            assert!(most.abs_diff(found.moved.0) < 64, "{new:?}: {found:?}");
         }
     }
 

@@ -101,6 +101,7 @@ pub fn compare(
             Some(best) => path(costs, constraints, options, present, best)?,
             None => Vec::new(),
         },
+        on_pools: None,
     })
 }
 

@@ -1,6 +1,6 @@
 //! Chooses the number of devices: the smallest cluster that fits, and time against cost over sizes.
 
-use catalog::Bytes;
+use catalog::{Bytes, Pools};
 use costmodel::{CostModel, Scenario};
 use plans::{Candidate, Relaxation};
 
@@ -45,6 +45,23 @@ pub fn usual_counts(gpus_per_node: u64, most: u64) -> Vec<u64> {
     let below = (0..).map(|i| 1u64 << i).take_while(|&n| n < gpus_per_node);
     let nodes = (0..).map(|i| gpus_per_node << i).take_while(|&n| n <= most);
     below.chain(nodes).filter(|&n| n <= most).collect()
+}
+
+/// The same of a cluster of several pools, whose devices are taken in the pools' order: the usual numbers of the first, then
+/// all of it with the usual numbers of whole nodes of the second, and so on; at the end all devices.
+#[must_use]
+pub fn usual_counts_of_pools(pools: &Pools) -> Vec<u64> {
+    let mut counts = Vec::new();
+    let mut before = 0;
+    for pool in &pools.parts {
+        let node = pool.cluster.gpus_per_node;
+        let own = usual_counts(node, pool.gpus).into_iter();
+        let own = own.filter(|&gpus| before == 0 || gpus >= node);
+        counts.extend(own.chain([pool.gpus]).map(|gpus| before + gpus));
+        before += pool.gpus;
+    }
+    counts.dedup();
+    counts
 }
 
 /// What to relax if nothing fits: the smallest number of devices that would be enough under the same constraints, the

@@ -40,11 +40,37 @@ pub struct Present {
     /// Every change of one decision. Those that fit come first; each group is sorted with the fastest first.
     pub changes: Vec<Change>,
     /// Successive changes that lead to the best plan, each from the strategy before it; empty if there is no best plan,
-    /// or the present strategy is it.
+    /// or the present strategy is it, or no changes of single decisions lead there.
     pub path: Vec<Change>,
+    /// How it lies on a cluster of several pools; `None` if all nodes are alike.
+    pub on_pools: Option<OnPools>,
+}
+
+/// How a strategy in use lies on a cluster of several pools, and the best plan beside it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OnPools {
+    /// Its devices, such as `64 × A100-80GB`; of groups of replicas parted by ` | `.
+    pub devices: String,
+    /// Its groups of replicas in words, none if all replicas are alike. Groups have no changes of single decisions.
+    pub groups: Vec<String>,
+    /// The devices of the best plan, if no changes of single decisions lead to it: it lies on others, or one of both has
+    /// groups of replicas.
+    pub best_elsewhere: Option<String>,
 }
 
 impl Present {
+    /// The devices of the best plan, if no changes of single decisions lead to it.
+    #[must_use]
+    pub fn best_elsewhere(&self) -> Option<&str> {
+        self.on_pools.as_ref()?.best_elsewhere.as_deref()
+    }
+
+    /// Its groups of replicas in words, none if all replicas are alike.
+    #[must_use]
+    pub fn groups(&self) -> &[String] {
+        self.on_pools.as_ref().map_or(&[], |on| &on.groups)
+    }
+
     /// How much less time a step takes than now; negative if it takes more.
     #[must_use]
     pub fn gain(&self, step_time: Seconds) -> Seconds {

@@ -97,6 +97,7 @@ fn searched(
         },
         by_cost: false,
         in_use: None,
+        compared: None,
         progress,
     };
     let costs = || CostModel::new(inputs.scenario.clone()).map(Arc::new);

@@ -107,6 +107,7 @@ impl Search {
             },
             by_cost: false,
             in_use: None,
+            compared: None,
             progress: &|_| {},
         };
         let answer = search.find(inputs, || match costs {

@@ -48,6 +48,7 @@ pub fn report_of_groups(
     let sections = html! {
         (verdict::section(input, all))
         (groups::section(all))
+        (present::section(input))
         div.two {
             (breakdown::section(input.prediction))
             (memory::by_rank(input))

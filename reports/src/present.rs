@@ -28,8 +28,17 @@ pub fn section(shown: Shown<'_>, style: Style) -> String {
     let Shown { present, .. } = shown;
     let p = &present.candidate.prediction;
     let mut text = format!("{}\n", style.paint(Shade::Strong, "Present strategy"));
-    let strategy = written(&present.candidate.strategy, shown.runtime);
-    text.push_str(&style.paragraph("  ", &strategy));
+    match present.groups() {
+        [] => {
+            let strategy = written(&present.candidate.strategy, shown.runtime);
+            text.push_str(&style.paragraph("  ", &strategy));
+        }
+        groups => {
+            for (number, group) in (1..).zip(groups) {
+                text.push_str(&style.paragraph("  ", &format!("group {number}: {group}")));
+            }
+        }
+    }
     let fits = match present.fits {
         true => String::new(),
         false => ", less than was asked for".to_owned(),
@@ -44,12 +53,18 @@ pub fn section(shown: Shown<'_>, style: Style) -> String {
         ("step time", format::seconds(p.step_time)),
         ("memory", memory),
     ];
+    if let Some(on) = &present.on_pools {
+        rows.push(("GPUs", on.devices.clone()));
+    }
     let best = shown.best.map(|best| best.prediction.step_time);
     rows.extend(best.map(|best| ("best plan", distance(present, best))));
     if !shown.kept.is_empty() {
         rows.push(("kept", shown.kept.join(", ")));
     }
     text.push_str(&style.pairs(&rows));
+    if let Some(elsewhere) = elsewhere(present) {
+        text.push_str(&style.paragraph("  ", &elsewhere));
+    }
     text.push_str(&single(present, style));
     if present.path.len() > 1 {
         text.push_str(&style.heading("To the best plan, one change after another"));
@@ -61,10 +76,31 @@ pub fn section(shown: Shown<'_>, style: Style) -> String {
     text
 }
 
+/// What is said in place of single changes of groups of replicas.
+pub const NOT_OF_GROUPS: &str = "Not looked for: where groups of replicas differ, a change of one group changes which share of \
+                                 the batch is best for each.";
+
+/// That no single changes lead to the best plan, in words, if there is one that they do not lead to.
+#[must_use]
+pub fn elsewhere(present: &Present) -> Option<String> {
+    let on = present.best_elsewhere()?;
+    let where_it_is = match on.contains(" | ") {
+        true => format!("has groups of replicas side by side on {on}"),
+        false => format!("is on {on}"),
+    };
+    let stay = match present.groups() {
+        [] => ", and the changes below stay on the GPUs of the present strategy",
+        _ => "",
+    };
+    Some(format!(
+        "The best plan {where_it_is}: no changes of single decisions lead there{stay}."
+    ))
+}
+
 /// How far the best plan is, in words.
 #[must_use]
 pub fn distance(present: &Present, best: Seconds) -> String {
-    if present.path.is_empty() {
+    if present.path.is_empty() && present.best_elsewhere().is_none() {
         return "the present strategy is the best plan".to_owned();
     }
     let gain = present.gain(best).0;
@@ -95,6 +131,9 @@ pub fn error(present: &Present) -> String {
 /// The best single change, then those of other decisions that gain, then the decisions that have none.
 fn single(present: &Present, style: Style) -> String {
     let mut text = style.heading("Best single change");
+    if !present.groups().is_empty() {
+        return text + &style.paragraph("  ", NOT_OF_GROUPS);
+    }
     let Some(best) = present.best_change() else {
         let none = match present.fits {
             true => "None: no strategy one decision away is faster.",

@@ -31,10 +31,7 @@ pub struct Ground<'a> {
 pub fn search(outcome: &SearchOutcome, ground: Ground<'_>, style: Style) -> String {
     let mut text = String::new();
     if let Some(best) = outcome.top.first() {
-        text.push_str(&match ground.groups {
-            [] => prediction(&best.strategy, &best.prediction, ground, style),
-            groups => prediction_of_groups(groups, &best.prediction, ground, style),
-        });
+        text.push_str(&best_plan(best, ground, style));
         if outcome.top.len() > 1 {
             text.push_str(&style.heading("Alternatives"));
             let others = &outcome.top[1..];
@@ -57,6 +54,15 @@ pub fn search(outcome: &SearchOutcome, ground: Ground<'_>, style: Style) -> Stri
     }
     text.push_str(&space(outcome, style));
     text
+}
+
+/// The best plan of a search: its prediction, and that of its groups of replicas if not all are alike.
+#[must_use]
+pub fn best_plan(best: &Candidate, ground: Ground<'_>, style: Style) -> String {
+    match ground.groups {
+        [] => prediction(&best.strategy, &best.prediction, ground, style),
+        groups => prediction_of_groups(groups, &best.prediction, ground, style),
+    }
 }
 
 fn space(outcome: &SearchOutcome, style: Style) -> String {

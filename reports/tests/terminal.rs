@@ -180,6 +180,7 @@ fn in_use(fits: bool, width: usize) -> String {
             change("tp", "tp8 dp16 → tp4 dp32", "tp=4,pp=4,zero=1", 8.1, true),
             change("mbs", "mbs1 → mbs2", best, 7.9, true),
         ],
+        on_pools: None,
     };
     let shown = Shown {
         present: &present,

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use answers::failures::{self, Checkpoint};
-use answers::values::{self, Gpus};
+use answers::losses::{self, Loss};
+use answers::values;
 use clap::{Args, ValueEnum};
 
 use super::flags::{
@@ -26,6 +27,10 @@ pub(crate) struct SearchArgs {
     /// system, a plan file, or a strategy such as 'tp8 pp2'; a file also gives the model, GPUs and batch that it names
     #[arg(long, value_name = "FILE|STRATEGY")]
     pub(crate) from: Option<String>,
+    /// Of a cluster of several pools those that --from runs on, in the order of its pipeline: dgx-a100, or 'dgx2-v100 +
+    /// dgx-a100' [default: all, or those that it can run on]
+    #[arg(long, value_name = "POOLS", requires = "from")]
+    pub(crate) on: Option<String>,
     /// Decisions of --from that the best plan must not change, such as tp,ep
     #[arg(long, value_name = "DECISIONS", requires = "from")]
     pub(crate) keep: Vec<String>,
@@ -130,7 +135,8 @@ pub(crate) struct SizeArgs {
     /// Model preset, config.json, or folder
     #[arg(long)]
     pub(crate) model: String,
-    /// Cluster preset, YAML file, or one line such as 'h100-sxm x 8 per node, 400 Gb/s x 8' [default: dgx-h100]
+    /// Cluster preset, YAML file, one line such as 'h100-sxm x 8 per node, 400 Gb/s x 8', or pools such as '64 x dgx-a100 +
+    /// 32 x dgx2-v100' [default: dgx-h100]
     #[arg(long)]
     pub(crate) cluster: Option<String>,
     /// Training system [default: megatron-core; vescale on a profiled machine]
@@ -159,7 +165,8 @@ pub(crate) struct SizeArgs {
     /// Largest probability that a plan does not fit, above 0 and below 1
     #[arg(long, default_value_t = planner::RISK)]
     pub(crate) risk: f64,
-    /// Numbers of GPUs to try [default: powers of two times a node, up to 2048]
+    /// Numbers of GPUs to try; of a cluster of several pools they are taken in the pools' order, the first pool whole before
+    /// the second [default: powers of two times a node, up to 2048 or, pool by pool, up to all]
     #[arg(long, value_delimiter = ',', value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) gpus: Vec<u64>,
     #[command(flatten)]
@@ -175,9 +182,10 @@ pub(crate) struct SizeArgs {
 pub(crate) struct ReplanArgs {
     /// Plan file that was in use
     pub(crate) plan: PathBuf,
-    /// GPUs that were lost: 2nodes or 16
-    #[arg(long, value_parser = values::gpus, allow_hyphen_values = true, value_name = "GPUS")]
-    pub(crate) lost: Gpus,
+    /// GPUs that were lost: 2nodes or 16; of a cluster of several pools also of which, '2nodes of dgx2-v100', once for every
+    /// pool that lost some
+    #[arg(long, required = true, value_delimiter = ',', value_parser = losses::loss, allow_hyphen_values = true, value_name = "GPUS")]
+    pub(crate) lost: Vec<Loss>,
     /// Sequences per optimizer step [default: the plan's, or if nothing fits then, the nearest that the GPUs divide]
     #[arg(long, value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) global_batch: Option<u64>,

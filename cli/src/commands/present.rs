@@ -1,281 +1,248 @@
-//! `search --from`: reads the strategy in use from a configuration, a plan file or a text, with the question that it is
-//! an answer to.
+//! `search --from`: the strategy in use, with the question that it is an answer to and the pools that it runs on.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::sync::Arc;
 
 use answers::origins::Asked;
 use answers::present::Read;
 use answers::values::Gpus;
-use answers::{Inputs, InputsJson, launch};
-use catalog::files::Kind;
+use answers::{Inputs, Now, Planned, Together, arrangements, opened};
 use catalog::load::beside;
-use catalog::{Mistake, Workload};
-use costmodel::Scenario;
-use interop::config::escape;
-use interop::import::ImportError;
-use plans::{Decisions, Strategy};
+use catalog::{Mistake, Pool, Pools};
+use costmodel::CostError;
+use planner::PlannerError;
+use plans::{Axis, Strategy};
 
 use crate::args::SearchArgs;
-use crate::commands::import::{self, Reading};
 use crate::commands::plan;
+use crate::commands::present_source::Given;
 use crate::error::CliError;
 use crate::inputs;
 
-/// Name that the suggested commands give to a plan of the strategy in use.
-const PLAN: &str = "present.plan.yaml";
-
-/// What a source says before flags override it.
-struct Source {
-    scenario: Scenario,
-    model_arg: String,
-    cluster_arg: String,
-    decisions: Decisions,
-    notes: Vec<String>,
-    plan: String,
-    writes_plan: Option<String>,
+/// What is said with `--from`.
+pub(crate) struct InUse {
+    /// The question.
+    pub(crate) inputs: Inputs,
+    /// The question on the devices that the strategy in use runs on: on a cluster of several pools some of them, perhaps.
+    pub(crate) on: Inputs,
+    /// What was read; of groups of replicas the strategy is that of the first.
+    pub(crate) read: Read,
+    /// The groups of replicas, if not all replicas are alike.
+    pub(crate) together: Option<Box<Together>>,
 }
 
-/// Reads what `--from` names. Flags on the command line override what a file says.
-pub(crate) fn read(
-    from: &str,
+impl InUse {
+    /// What is compared with the best plan.
+    pub(crate) fn now(&self) -> Now<'_> {
+        match &self.together {
+            Some(together) => Now::Groups(together),
+            None => Now::Alike(&self.read.strategy, &self.on),
+        }
+    }
+
+    /// The strategies of its groups of replicas, one if all are alike.
+    pub(crate) fn strategies(&self) -> Vec<&Strategy> {
+        match &self.together {
+            Some(together) => together.parts.iter().map(|part| &part.strategy).collect(),
+            None => vec![&self.read.strategy],
+        }
+    }
+}
+
+/// Reads what `--from` names.
+pub(crate) fn read(from: &str, args: &SearchArgs, asked: &Asked) -> Result<InUse, CliError> {
+    let from = Given::of(from)?;
+    if let Given::Plan(path) = &from
+        && let Planned::Groups(_, together) = plan::planned(path)?
+    {
+        return of_groups(path, *together, args, asked);
+    }
+    let several = several(&from, args, asked)?;
+    let Some((whole, pools)) = several else {
+        if let Some(on) = &args.on {
+            let wrong = Mistake::new("the nodes of the cluster are all alike");
+            let wrong = wrong.at(format!("--on '{on}'"));
+            return Err(CliError::Input(
+                wrong.expected("a cluster of several pools"),
+            ));
+        }
+        let (inputs, read) = from.read(args, asked, None)?;
+        return Ok(InUse {
+            on: inputs.clone(),
+            inputs,
+            read,
+            together: None,
+        });
+    };
+    let (on, read) = placed(&from, args, asked, &pools)?;
+    let workload = on.scenario.workload.with_gpus(whole.gpus);
+    let workload = workload.map_err(PlannerError::from)?;
+    Ok(InUse {
+        inputs: arrangements::on_pool(&on, &whole, workload),
+        on,
+        read,
+        together: None,
+    })
+}
+
+/// The cluster that is searched, if it has several pools.
+fn several(
+    from: &Given<'_>,
     args: &SearchArgs,
     asked: &Asked,
-) -> Result<(Inputs, Read), CliError> {
-    let path = PathBuf::from(from);
-    if !import::split(&path).0.exists() {
-        return of_text(from, args);
-    }
-    let text = catalog::text::read(&import::split(&path).0)?;
-    let is_plan = !text.is_empty() && Kind::Plan.recognises(text.as_bytes());
-    let source = match is_plan {
-        true => of_plan(&path, args, asked)?,
-        false => of_configuration(&path, args, asked)?,
+) -> Result<Option<(Pool, Arc<Pools>)>, CliError> {
+    let flags = &args.scenario;
+    let gpus = flags.gpus.as_ref().filter(|_| asked.says("gpus"));
+    let device = gpus.and_then(Gpus::device);
+    let named = flags.cluster.as_deref();
+    let arg = match from {
+        Given::Plan(path) if !asked.says("cluster") && device.is_none() => {
+            beside(path, &opened::read(path)?.cluster)
+        }
+        _ => answers::inputs::cluster_arg(named, device)?,
     };
-    checked(from, source, args, asked)
+    let arg = answers::inputs::jittering(arg, flags.jitter)?;
+    let cluster = answers::inputs::cluster(&arg, device)?;
+    let Some(pools) = cluster.pools.clone() else {
+        return Ok(None);
+    };
+    let total = pools.gpus();
+    if let Some(gpus) = gpus {
+        answers::inputs::check_gpus(gpus.count(&cluster), &cluster)?;
+    }
+    let whole = Pool {
+        arg,
+        cluster,
+        gpus: total,
+    };
+    Ok(Some((whole, pools)))
 }
 
-/// A strategy in our notation; everything else is said by flags.
-fn of_text(from: &str, args: &SearchArgs) -> Result<(Inputs, Read), CliError> {
-    let named = !plans::grammar::is_strategy(from) && !from.contains(['=', ',', ' ']);
-    if named || from.trim().is_empty() {
-        let wrong = Mistake::new(format!("there is no file `{from}`, and it is no strategy"))
-            .at(format!("--from {from}"))
-            .expected("a training system's configuration, a plan file, or a strategy")
-            .example("--from train.toml, or --from 'tp8 pp2 mbs1'");
+/// The strategy on the pools that it runs on: those that `--on` names, those of its plan file, all of them, or else the only
+/// ones that it can run on.
+fn placed(
+    from: &Given<'_>,
+    args: &SearchArgs,
+    asked: &Asked,
+    pools: &Pools,
+) -> Result<(Inputs, Read), CliError> {
+    if let Some(names) = &args.on {
+        let wrong = |mistake: Mistake| {
+            let mistake = mistake.at(format!("--on '{names}'"));
+            let mistake = mistake.example(format!("--on '{}'", pools.names()[0]));
+            CliError::Input(mistake)
+        };
+        return on_pools(from, args, asked, &pools.chosen(names).map_err(wrong)?);
+    }
+    let mut arrangements = pools.arrangements();
+    if let Given::Plan(path) = from {
+        let file = opened::read(path)?;
+        let cluster = catalog::load::cluster(&beside(path, &file.cluster))?;
+        let own = arrangements
+            .iter()
+            .position(|pool| pool.cluster == cluster && pool.gpus == file.workload.gpus);
+        if let Some(own) = own {
+            arrangements.swap(0, own);
+        }
+    }
+    let first = match on_pools(from, args, asked, &arrangements[0]) {
+        Ok(found) => return Ok(found),
+        Err(error) => error,
+    };
+    let others = arrangements[1..].iter().filter_map(|pool| {
+        let found = on_pools(from, args, asked, pool).ok()?;
+        Some((pool, found))
+    });
+    let mut others: Vec<(&Pool, (Inputs, Read))> = others.collect();
+    if others.len() > 1 {
+        let names: Vec<&str> = others.iter().map(|(pool, _)| &pool.arg[..]).collect();
+        let wrong = Mistake::new("the strategy in use can run on several of the pools")
+            .at(format!(
+                "--from {}",
+                args.from.as_deref().unwrap_or_default()
+            ))
+            .expected(format!("--on with one of {}", names.join(", ")))
+            .example(format!("--on '{}'", names[0]));
         return Err(CliError::Input(wrong));
     }
-    let inputs = inputs::resolve(&args.scenario)?;
-    let s = &inputs.scenario;
-    let strategy = plans::grammar::parse(from, &s.model, &s.workload, &s.runtime)?;
-    plans::support::allowed_by(&strategy, &s.model, &s.runtime, s.workload.precision)?;
-    let writes = format!("{} -o {PLAN}", launch::estimate(&inputs, from));
-    let read = Read {
-        from: from.to_owned(),
-        strategy,
-        kept: inputs::words(&args.keep),
-        notes: Vec::new(),
-        plan: PLAN.to_owned(),
-        writes_plan: Some(writes),
-    };
-    Ok((inputs, read))
+    others.pop().map(|(_, found)| found).ok_or(first)
 }
 
-fn of_plan(path: &Path, args: &SearchArgs, asked: &Asked) -> Result<Source, CliError> {
-    let loaded = plan::load(path)?;
-    let mut source = Source {
-        scenario: loaded.scenario,
-        model_arg: beside(path, &loaded.file.model),
-        cluster_arg: beside(path, &loaded.file.cluster),
-        decisions: loaded.strategy.decisions().clone(),
+/// The strategy on some pools, if it can run there.
+fn on_pools(
+    from: &Given<'_>,
+    args: &SearchArgs,
+    asked: &Asked,
+    pool: &Pool,
+) -> Result<(Inputs, Read), CliError> {
+    let (inputs, read) = from.read(args, asked, Some(pool))?;
+    let outermost = read.strategy.axis_order.0.last() == Some(&Axis::Pp);
+    match &pool.cluster.pools {
+        Some(pools) if pools.of_pipeline(read.strategy.pp).is_none() || !outermost => {
+            let wrong = CostError::AcrossPools {
+                ranks: read.strategy.pp,
+                gpus: pools.parts.iter().map(|pool| pool.gpus).collect(),
+            };
+            Err(CliError::from(wrong))
+        }
+        _ => Ok((inputs, read)),
+    }
+}
+
+/// A plan with several groups of replicas, as it is; what is searched may be another cluster.
+fn of_groups(
+    path: &Path,
+    together: Together,
+    args: &SearchArgs,
+    asked: &Asked,
+) -> Result<InUse, CliError> {
+    let changed = [
+        "model",
+        "runtime",
+        "seq",
+        "global_batch",
+        "precision",
+        "headroom",
+        "jitter",
+        "on",
+    ];
+    if let Some(flag) = changed.into_iter().find(|flag| asked.says(flag)) {
+        let flag = flag.replace('_', "-");
+        let wrong = Mistake::new("a plan with several groups of replicas is compared as it is");
+        let wrong = wrong.at(format!("--from {} --{flag}", path.display()));
+        return Err(CliError::Input(wrong.expected(format!(
+            "no --{flag}, or one of its groups, such as {}#1",
+            path.display()
+        ))));
+    }
+    let mut inputs = together.inputs.clone();
+    if let Some((whole, _)) = several(&Given::Plan(path.to_owned()), args, asked)? {
+        let workload = inputs.scenario.workload.with_gpus(whole.gpus);
+        let workload = workload.map_err(PlannerError::from)?;
+        inputs = arrangements::on_pool(&inputs, &whole, workload);
+    } else {
+        let wrong = Mistake::new("a plan with several groups of replicas needs several pools");
+        let wrong = wrong.at(format!(
+            "--cluster {}",
+            args.scenario.cluster.as_deref().unwrap_or("")
+        ));
+        return Err(CliError::Input(wrong.expected(format!(
+            "a cluster of several pools, or one of its groups, such as {}#1",
+            path.display()
+        ))));
+    }
+    let read = Read {
+        from: path.display().to_string(),
+        strategy: together.parts[0].strategy.clone(),
+        kept: inputs::words(&args.keep),
         notes: Vec::new(),
         plan: path.display().to_string(),
         writes_plan: None,
     };
-    let flags = &args.scenario;
-    let s = &mut source.scenario;
-    if let Some(model) = flags.model.as_ref().filter(|_| asked.says("model")) {
-        s.model = catalog::load::model(model)?;
-        of_model(
-            path,
-            model,
-            s.model.layers,
-            source.decisions.stages.layers(),
-        )?;
-        source.model_arg.clone_from(model);
-    }
-    let device = flags.gpus.as_ref().filter(|_| asked.says("gpus"));
-    let device = device.and_then(Gpus::device);
-    if asked.says("cluster") || device.is_some() {
-        source.cluster_arg = answers::inputs::cluster_arg(flags.cluster.as_deref(), device)?;
-    }
-    if asked.says("cluster") || device.is_some() || flags.jitter.is_some() {
-        source.cluster_arg = answers::inputs::jittering(source.cluster_arg, flags.jitter)?;
-        s.cluster = answers::inputs::cluster(&source.cluster_arg, device)?;
-    }
-    if let Some(runtime) = flags.runtime.as_ref().filter(|_| asked.says("runtime")) {
-        s.runtime = catalog::load::runtime(runtime)?;
-    }
-    if asked.says("headroom") {
-        s.headroom = flags.headroom;
-    }
-    Ok(source)
-}
-
-/// Refuses a model that the plan's stages cannot hold.
-fn of_model(path: &Path, model: &str, layers: u64, planned: u64) -> Result<(), CliError> {
-    if layers == planned {
-        return Ok(());
-    }
-    let wrong = Mistake::new(format!(
-        "the plan is of a model with {planned} layers, and {model} has {layers}"
-    ));
-    let wrong = wrong.at(format!("--from {} --model {model}", path.display()));
-    Err(CliError::Input(
-        wrong.expected(format!("a plan of {model}, or no --model")),
-    ))
-}
-
-fn of_configuration(path: &Path, args: &SearchArgs, asked: &Asked) -> Result<Source, CliError> {
-    let flags = &args.scenario;
-    let gpus = flags.gpus.as_ref().filter(|_| asked.says("gpus"));
-    let device = gpus.and_then(Gpus::device);
-    let cluster_arg = answers::inputs::cluster_arg(flags.cluster.as_deref(), device)?;
-    let cluster_arg = answers::inputs::jittering(cluster_arg, flags.jitter)?;
-    let cluster = answers::inputs::cluster(&cluster_arg, device)?;
-    let reading = Reading {
-        file: path,
-        dialect: None,
-        model: flags.model.as_deref().filter(|_| asked.says("model")),
-        gpus: gpus.map(|gpus| gpus.count(&cluster)),
-        seq: asked.says("seq").then_some(flags.seq),
-        runtime: flags.runtime.as_deref().filter(|_| asked.says("runtime")),
-    };
-    let read = import::read(&reading).map_err(|error| unknown(path, error))?;
-    Ok(Source {
-        scenario: Scenario {
-            model: read.model,
-            cluster,
-            runtime: read.runtime,
-            workload: read.workload,
-            headroom: flags.headroom,
-        },
-        model_arg: read.model_arg,
-        cluster_arg,
-        decisions: read.strategy.decisions().clone(),
-        notes: read.notes,
-        plan: PLAN.to_owned(),
-        writes_plan: Some(writes(&reading, flags.cluster.as_deref())),
+    Ok(InUse {
+        inputs,
+        on: together.inputs.clone(),
+        read,
+        together: Some(Box::new(together)),
     })
-}
-
-/// The command that writes a plan of a configuration.
-fn writes(reading: &Reading<'_>, cluster: Option<&str>) -> String {
-    let file = reading.file.display().to_string();
-    let mut command = format!("vescale-plan import {}", escape::shell(&file));
-    let values = [
-        ("model", reading.model.map(str::to_owned)),
-        ("cluster", cluster.map(str::to_owned)),
-        ("gpus", reading.gpus.map(|gpus| gpus.to_string())),
-        ("seq", reading.seq.map(|seq| seq.to_string())),
-        ("runtime", reading.runtime.map(str::to_owned)),
-    ];
-    for (flag, value) in values {
-        if let Some(value) = value {
-            command.push_str(&format!(" --{flag} {}", escape::shell(&value)));
-        }
-    }
-    format!("{command} -o {PLAN}")
-}
-
-/// Adds to the error for a file of an unknown training system how to say which system it is; leaves other errors as they
-/// are.
-fn unknown(path: &Path, error: CliError) -> CliError {
-    let CliError::Import(ImportError::UnknownKind { .. }) = error else {
-        return error;
-    };
-    let file = path.display();
-    let wrong = Mistake::new("cannot tell which training system this file is for")
-        .at(format!("--from {file}"))
-        .expected("a configuration that shows its system, a plan file, or a strategy")
-        .example(format!(
-            "vescale-plan import {} --from megatron-lm -o {PLAN}, then --from {PLAN}",
-            escape::shell(&file.to_string())
-        ));
-    CliError::Input(wrong)
-}
-
-/// The question and the strategy with the sizes that flags give, if they are legal.
-fn checked(
-    from: &str,
-    source: Source,
-    args: &SearchArgs,
-    asked: &Asked,
-) -> Result<(Inputs, Read), CliError> {
-    let Source {
-        mut scenario,
-        mut decisions,
-        mut notes,
-        ..
-    } = source;
-    scenario.workload = workload(&scenario, args, asked)?;
-    let w = &scenario.workload;
-    if asked.says("global_batch") {
-        let per_pass = decisions.dp().saturating_mul(decisions.micro_batch).max(1);
-        decisions.num_micro_batches = (w.global_batch / per_pass).max(1);
-    }
-    answers::inputs::check_gpus(w.gpus, &scenario.cluster)?;
-    let decisions = decisions.under(&scenario.runtime, w.precision);
-    let strategy = Strategy::new(decisions, &scenario.model, w)?;
-    let allowed =
-        plans::support::allowed_by(&strategy, &scenario.model, &scenario.runtime, w.precision);
-    if let Err(error) = allowed {
-        let note = format!("the prediction stretches its runtime: {error}");
-        if !notes.contains(&note) {
-            notes.push(note);
-        }
-    }
-    let parameters = models::parameter_count(&scenario.model)
-        .map_err(|e| CliError::wrong(from, format!("model {}: {e}", source.model_arg)))?;
-    let inputs = Inputs {
-        json: InputsJson::of(&scenario, parameters),
-        scenario,
-        model_arg: source.model_arg,
-        cluster_arg: source.cluster_arg,
-    };
-    let read = Read {
-        from: from.to_owned(),
-        strategy,
-        kept: inputs::words(&args.keep),
-        notes,
-        plan: source.plan,
-        writes_plan: source.writes_plan,
-    };
-    Ok((inputs, read))
-}
-
-/// The workload of a source, with the sizes that flags give.
-fn workload(scenario: &Scenario, args: &SearchArgs, asked: &Asked) -> Result<Workload, CliError> {
-    let (own, flags) = (&scenario.workload, &args.scenario);
-    let gpus = flags.gpus.as_ref().filter(|_| asked.says("gpus"));
-    let said = flags.global_batch.filter(|_| asked.says("global_batch"));
-    let seq = if asked.says("seq") {
-        flags.seq
-    } else {
-        own.seq_len
-    };
-    let precision = match asked.says("precision") {
-        true => inputs::precision(flags.precision),
-        false => own.precision,
-    };
-    let workload = answers::inputs::workload(
-        gpus.map_or(own.gpus, |gpus| gpus.count(&scenario.cluster)),
-        seq,
-        Some(said.unwrap_or(own.global_batch)),
-        precision,
-    )?;
-    let of = own
-        .documents()
-        .map(|of| (of.lengths().clone(), of.packing()));
-    let documents = inputs::documents(&flags.documents).or(of);
-    Ok(answers::inputs::of_documents(workload, documents)?)
 }

@@ -1,25 +1,27 @@
 //! `replan`: the best plan for the GPUs that are left after some were lost, and what going on under it takes.
 
-use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
 
-use answers::failures::Checkpoint;
-use answers::launch::{self, Launchable};
-use answers::{Inputs, InputsJson, Opened, Planned, SCHEMA_VERSION, file_names};
+use answers::arrangements::{self, Tried};
+use answers::launch::{self, Launchable, Step};
+use answers::search::BestJson;
+use answers::{
+    Answer, GoingOn, Inputs, InputsJson, Left, Planned, SCHEMA_VERSION, Search, Together,
+    file_names,
+};
 use catalog::files::Kind;
-use catalog::load::beside;
-use catalog::{Bandwidth, Bytes, Cluster, Mistake, Seconds, Workload, elementary};
-use costmodel::{CostModel, Scenario};
-use planner::{Constraints, PlannerError, SearchOptions, SearchSpace};
+use catalog::{Workload, elementary};
+use costmodel::CostModel;
+use planner::{Constraints, PlannerError, SearchOptions};
 use plans::json::{CandidateJson, PredictedJson};
-use plans::{Candidate, Prediction, SearchOutcome};
+use plans::{Candidate, Prediction, Strategy};
 use reports::terminal::Ground;
 use reports::{format, lines::of};
 use serde::Serialize;
 
 use crate::args::ReplanArgs;
-use crate::commands::next;
-use crate::commands::plan;
+use crate::commands::{keep, next, plan};
 use crate::destinations::Target;
 use crate::error::{CliError, code};
 use crate::inputs;
@@ -28,16 +30,19 @@ use crate::output::{self, Progress};
 #[derive(Serialize)]
 struct ReplanJson {
     schema_version: u32,
-    /// The job on the GPUs that are left.
+    /// The job on the GPUs that are left; of several pools on those that the best plan uses.
     inputs: InputsJson,
     /// Plan that was in use.
     plan_id: String,
     lost_gpus: u64,
     global_batch_before: u64,
     before: PredictedJson,
-    best: Option<CandidateJson>,
+    best: Option<BestJson>,
     /// A batch that more layouts divide, if it gives more tokens per second than the error of comparisons.
     other_batch: Option<OtherBatch>,
+    /// The ways to use the pools that are left.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    arrangements: Vec<Tried>,
     going_on: Option<GoingOn>,
     relax: Vec<String>,
     plan_path: Option<String>,
@@ -51,231 +56,196 @@ struct OtherBatch {
     best: CandidateJson,
 }
 
-/// What going on under the new plan takes.
-#[derive(Clone, Copy, Serialize)]
-struct GoingOn {
-    states_bytes: u64,
-    /// Nodes on which every state is, at least: fewer may be lost without going back to a checkpoint.
-    nodes_with_every_state: u64,
-    from_checkpoint: bool,
-    /// Bytes that ranks read from the checkpoint, or send to each other.
-    bytes: u64,
-    /// Most of them that one GPU receives.
-    most_bytes: u64,
-    /// Time at the rate of links, or at that of `--checkpoint`.
-    seconds: Option<f64>,
+/// The plan that was in use, and what is left of its GPUs.
+struct Before {
+    planned: Planned,
+    inputs: Inputs,
+    prediction: Prediction,
+    left: Left,
 }
 
 /// Runs `replan`.
 pub(crate) fn run(args: &ReplanArgs) -> Result<ExitCode, CliError> {
     inputs::risk(args.risk)?;
-    let loaded = loaded(args)?;
-    let left = left(args, &loaded)?;
-    let path = file_names::derived(&args.plan, &format!("{left}gpus.plan.yaml"));
+    let planned = plan::planned(&args.plan)?;
+    let inputs = planned.inputs(&args.plan);
+    let left = Left::of(&inputs, &args.lost).map_err(CliError::Input)?;
+    let gpus = left.cluster.gpus;
+    let path = file_names::derived(&args.plan, &format!("{gpus}gpus.plan.yaml"));
     let to = match &args.output_plan {
         Some(path) => Target::named(path, Kind::Plan, args.force)?,
         None => Target::chosen(&path, Kind::Plan, args.force)?,
     };
-    let before = loaded.costs.predict(&loaded.strategy)?;
+    let before = Before {
+        prediction: planned.prediction()?,
+        planned,
+        inputs,
+        left,
+    };
     let progress = Progress::new(args.output.quiet || args.output.json, "searching");
-    let found = search(args, &loaded, left)?;
+    let found = search(args, &before, &|share| progress.update(share))?;
     progress.finish();
-    let best = found.outcome.top.first();
-    let going_on = best.map(|best| going_on(args, &loaded, &found.costs, best));
-    let going_on = going_on.transpose()?;
-    let inputs = inputs(&args.plan, &loaded, &found.costs)?;
+    let best = found.best();
+    let going_on = best.map(|best| {
+        let (planned, left) = (&before.planned, &before.left);
+        GoingOn::new(
+            planned,
+            left,
+            &found.answer,
+            &best.strategy,
+            args.checkpoint,
+        )
+    });
+    let going_on = going_on.transpose().map_err(PlannerError::from)?;
     let saved = best.map(|best| {
-        let file = answers::plan::file(&inputs, &best.strategy, &best.prediction)?;
+        let file = found.answer.plan(best)?;
         to.of_plan(&file.id, &file.to_yaml()?)?.commit()?;
         Ok::<_, CliError>(())
     });
     let written = matches!(saved, Some(Ok(())));
+    let path = written.then(|| to.text());
     if args.output.json {
-        let scenario = &inputs.scenario;
-        let json = |c| CandidateJson::new(c, &scenario.runtime, scenario.workload.precision);
-        output::json(&ReplanJson {
-            schema_version: SCHEMA_VERSION,
-            inputs: inputs.json.clone(),
-            plan_id: loaded.file.id.clone(),
-            lost_gpus: loaded.inputs.gpus - left,
-            global_batch_before: loaded.inputs.global_batch,
-            before: PredictedJson::from(&before),
-            best: best.map(json),
-            other_batch: (found.other.as_ref()).map(|(batch, share, best)| OtherBatch {
-                global_batch: *batch,
-                share: *share,
-                best: json(best),
-            }),
-            going_on,
-            relax: (found.outcome.relax.iter())
-                .map(|way| way.says.clone())
-                .collect(),
-            plan_path: written.then(|| to.text()),
-        })?;
+        output::json(&json(&before, &found, going_on, path))?;
     } else {
-        print(args, &loaded, &found, &before, going_on);
-        if written {
+        print(args, &before, &found, going_on);
+        if let Some(path) = path {
             to.say(args.output.quiet, "plan");
-            let plan = to.text();
-            suggest(args, &inputs, &found, &plan);
+            next::print(&steps(args, &found, &path), args.output);
         }
     }
     saved.transpose()?;
-    Ok(match found.outcome.top.is_empty() {
+    Ok(match best.is_none() {
         true => ExitCode::from(code::DOES_NOT_FIT),
         false => ExitCode::SUCCESS,
     })
 }
 
-/// The plan, on a cluster whose nodes are all alike.
-fn loaded(args: &ReplanArgs) -> Result<Opened, CliError> {
-    match plan::planned(&args.plan)? {
-        Planned::Alike(plan) if plan.scenario.cluster.pools.is_none() => Ok(*plan),
-        planned => Err(of_pools(args, &planned)?),
-    }
-}
-
-/// The error for a plan on several pools, with the search on what is left of them.
-fn of_pools(args: &ReplanArgs, planned: &Planned) -> Result<CliError, CliError> {
-    let inputs = match planned {
-        Planned::Alike(plan) => inputs(&args.plan, plan, &plan.costs)?,
-        Planned::Groups(_, together) => together.inputs.clone(),
+fn json(
+    before: &Before,
+    found: &Found,
+    going_on: Option<GoingOn>,
+    plan_path: Option<String>,
+) -> ReplanJson {
+    let answer = &found.answer;
+    let scenario = &answer.inputs.scenario;
+    let other = |(batch, share, best): &(u64, f64, Candidate)| OtherBatch {
+        global_batch: *batch,
+        share: *share,
+        best: CandidateJson::new(best, &scenario.runtime, scenario.workload.precision),
     };
-    let wrong = Mistake::new("`replan` plans for clusters whose nodes are all alike")
-        .at(args.plan.display().to_string())
-        .expected(
-            "a search on what is left of the pools, whose plan the last checkpoint goes on under",
-        );
-    let pools = inputs.scenario.cluster.pools.iter();
-    let mut pools = pools.flat_map(|pools| {
-        let named = |cluster: &Cluster| match args.lost.device() {
-            Some(device) => cluster.device.name.starts_with(device),
-            None => true,
-        };
-        let lost = pools.parts.iter().enumerate().rev();
-        let lost = lost.filter(move |(_, pool)| named(&pool.cluster));
-        lost.filter_map(|(at, pool)| pools.without(at, args.lost.count(&pool.cluster)))
-    });
-    let example = match pools.next() {
-        None => "vescale-plan search --cluster '16 x dgx-h100 + 8 x dgx-a100' --gpus 24".to_owned(),
-        Some(left) => {
-            let flags = launch::options(&inputs).into_iter();
-            let flags = flags.filter(|(name, _)| !["cluster", "gpus"].contains(name));
-            let left = [("cluster", left.arg), ("gpus", left.gpus.to_string())];
-            format!("vescale-plan search {}", launch::joined(flags.chain(left)))
-        }
-    };
-    Ok(CliError::Input(wrong.example(example)))
-}
-
-/// Number of GPUs that are left; whole nodes if there are several.
-fn left(args: &ReplanArgs, loaded: &Opened) -> Result<u64, CliError> {
-    let (had, cluster) = (loaded.inputs.gpus, &loaded.costs.scenario().cluster);
-    let lost = args.lost.count(cluster);
-    let node = cluster.gpus_per_node;
-    let wrong = |what: String| {
-        Mistake::new(what)
-            .at(format!("--lost {}", args.lost))
-            .example("--lost 2nodes or --lost 8")
-    };
-    if args.lost.device().is_some() {
-        let out = wrong("the plan says which GPUs there are".to_owned());
-        return Err(CliError::Input(out.expected("a number of GPUs or nodes")));
+    let relax = answer.outcome.relax.iter().map(|way| way.says.clone());
+    ReplanJson {
+        schema_version: SCHEMA_VERSION,
+        inputs: answer.inputs.json.clone(),
+        plan_id: before.planned.id().to_owned(),
+        lost_gpus: before.left.gpus_lost(),
+        global_batch_before: before.inputs.json.global_batch,
+        before: PredictedJson::from(&before.prediction),
+        best: BestJson::of(answer),
+        other_batch: found.other.as_ref().map(other),
+        arrangements: answer.tried.clone(),
+        going_on,
+        relax: relax.collect(),
+        plan_path,
     }
-    if lost == 0 || lost >= had {
-        let out = wrong(format!("{lost} GPUs are lost, and the plan has {had}"));
-        let expected = match had {
-            1 => "a plan of 2 GPUs or more".to_owned(),
-            _ => format!("1 to {}", had - 1),
-        };
-        return Err(CliError::Input(out.expected(expected)));
-    }
-    let left = had - lost;
-    if let Err(why) = cluster.check_devices(left) {
-        let nodes = lost.div_ceil(node) * node;
-        let near = (nodes < had).then(|| nodes.to_string());
-        let out = wrong(format!("{left} GPUs are left: {why}"));
-        return Err(CliError::Input(out.nearest(near)));
-    }
-    Ok(left)
 }
 
 /// What was found for the GPUs that are left.
 struct Found {
-    costs: CostModel,
-    outcome: SearchOutcome,
+    answer: Answer,
     /// A batch that is better divided: its gain in tokens per second, and its best plan.
     other: Option<(u64, f64, Candidate)>,
 }
 
-/// Searches with the global batch asked for, or else the plan's; if nothing fits then, with the nearest batch that the
-/// GPUs divide.
-fn search(args: &ReplanArgs, loaded: &Opened, left: u64) -> Result<Found, CliError> {
-    let own = &loaded.costs.scenario().workload;
-    let asked = args.global_batch.unwrap_or(own.global_batch);
-    let on = |global_batch: u64| {
-        let left = own
-            .with_gpus(left)
-            .and_then(|own| own.with_batch(global_batch));
-        left.map_err(PlannerError::from)
-    };
-    let mut constraints = inputs::constraints(&args.constraints)?;
-    let kept = inputs::words(&args.keep);
-    planner::present::keep(&kept, &loaded.strategy, &mut constraints, &loaded.scenario)?;
-    let costs = loaded.costs.with_workload(on(asked)?)?;
-    planner::legal_values::check(costs.scenario(), &[left], &constraints)?;
-    planner::present::keep_results(&loaded.strategy, &mut constraints, costs.scenario());
-    let options = SearchOptions {
-        top: 2,
-        risk: Some(args.risk),
-        ..SearchOptions::default()
-    };
-    let mut outcome = best(&costs, &constraints, loaded, &options)?;
-    let batch = nearest_batch(asked, left);
-    let mut other = None;
-    if batch != own.global_batch && args.global_batch.is_none() {
-        let changed = costs.with_workload(on(batch)?)?;
-        let found = best(&changed, &constraints, loaded, &options)?;
-        if outcome.top.is_empty() && !found.top.is_empty() {
-            return Ok(Found {
-                costs: changed,
-                outcome: found,
-                other: None,
-            });
-        }
-        other = better(&outcome, found, &costs).map(|(share, best)| (batch, share, best));
+impl Found {
+    fn best(&self) -> Option<&Candidate> {
+        self.answer.outcome.top.first()
     }
-    if outcome.top.is_empty() {
-        outcome.relax = planner::size::relaxations(&costs, &constraints, &options)?;
-    }
-    Ok(Found {
-        costs,
-        outcome,
-        other,
-    })
 }
 
+/// Searches with the global batch asked for, or else the plan's; if nothing fits then, with the nearest batch that the
+/// GPUs divide.
+fn search(
+    args: &ReplanArgs,
+    before: &Before,
+    progress: &(dyn Fn(f64) + Sync),
+) -> Result<Found, CliError> {
+    let own = &before.inputs.scenario.workload;
+    let (cluster, gpus) = (&before.left.cluster, before.left.cluster.gpus);
+    let on = |global_batch: u64| {
+        let left = own
+            .with_gpus(gpus)
+            .and_then(|own| own.with_batch(global_batch));
+        let left = left.map_err(PlannerError::from)?;
+        Ok::<_, CliError>(arrangements::on_pool(&before.inputs, cluster, left))
+    };
+    let asked = args.global_batch.unwrap_or(own.global_batch);
+    let question = on(asked)?;
+    let mut constraints = inputs::constraints(&args.constraints)?;
+    let shares = before.planned.shares();
+    let groups: Vec<&Strategy> = shares.into_iter().map(|(_, strategy)| strategy).collect();
+    let kept = inputs::words(&args.keep);
+    keep::keep(&kept, &groups, &mut constraints, &question.scenario)?;
+    arrangements::check(&question, &constraints)?;
+    planner::present::keep_results(groups[0], &mut constraints, &question.scenario);
+    let answer = best(args, before, &constraints, &question, progress)?;
+    let batch = nearest_batch(asked, gpus);
+    // Groups of replicas divide any batch, so on several pools another is searched only if this one has no plan.
+    let nothing = answer.outcome.top.is_empty();
+    let other_may_help = question.scenario.cluster.pools.is_none() || nothing;
+    if batch == own.global_batch || args.global_batch.is_some() || !other_may_help {
+        return Ok(Found {
+            answer,
+            other: None,
+        });
+    }
+    let other = best(args, before, &constraints, &on(batch)?, progress)?;
+    if nothing && !other.outcome.top.is_empty() {
+        return Ok(Found {
+            answer: other,
+            other: None,
+        });
+    }
+    let other = better(&answer, other).map(|(share, best)| (batch, share, best));
+    Ok(Found { answer, other })
+}
+
+/// The best plan for a question on what is left.
 fn best(
-    costs: &CostModel,
+    args: &ReplanArgs,
+    before: &Before,
     constraints: &Constraints,
-    loaded: &Opened,
-    options: &SearchOptions<'_>,
-) -> Result<SearchOutcome, PlannerError> {
-    let space = SearchSpace::with_present(costs.scenario(), constraints, &loaded.strategy);
-    planner::search(costs, &space, options, &|_| {})
+    question: &Inputs,
+    progress: &(dyn Fn(f64) + Sync),
+) -> Result<Answer, CliError> {
+    let search = Search {
+        constraints,
+        options: SearchOptions {
+            top: 2,
+            risk: Some(args.risk),
+            ..SearchOptions::default()
+        },
+        by_cost: false,
+        in_use: match &before.planned {
+            Planned::Alike(plan) => Some(&plan.strategy),
+            Planned::Groups(..) => None,
+        },
+        compared: None,
+        progress,
+    };
+    let known = before.planned.costs();
+    let costs = || CostModel::sharing(question.scenario.clone(), &known).map(Arc::new);
+    Ok(search.find(question, costs)?)
 }
 
 /// The gain in tokens per second of another search's best plan, and the plan, if the gain is more than the error of
 /// comparisons.
-fn better(
-    than: &SearchOutcome,
-    found: SearchOutcome,
-    costs: &CostModel,
-) -> Option<(f64, Candidate)> {
+fn better(than: &Answer, found: Answer) -> Option<(f64, Candidate)> {
     let rate = |c: &Candidate| c.prediction.tokens_per_s_per_gpu;
-    let first = found.top.into_iter().next()?;
-    let ratio = rate(&first) / rate(than.top.first()?);
-    (elementary::ln(ratio) > costs.scenario().comparison_error()).then_some((ratio - 1.0, first))
+    let first = found.outcome.top.into_iter().next()?;
+    let ratio = rate(&first) / rate(than.outcome.top.first()?);
+    let error = than.costs.scenario().comparison_error();
+    (elementary::ln(ratio) > error).then_some((ratio - 1.0, first))
 }
 
 /// The batch nearest to another that a number of GPUs divides; where there are more GPUs than sequences, half of them or a
@@ -292,85 +262,31 @@ fn nearest_batch(batch: u64, gpus: u64) -> u64 {
     }
 }
 
-fn going_on(
-    args: &ReplanArgs,
-    loaded: &Opened,
-    costs: &CostModel,
-    best: &Candidate,
-) -> Result<GoingOn, CliError> {
-    let moves = costs.resharding(&loaded.strategy, &best.strategy)?;
-    let cluster = &loaded.costs.scenario().cluster;
-    let node = cluster.gpus_per_node;
-    let lost_nodes = args.lost.count(cluster).div_ceil(node);
-    let from_checkpoint = lost_nodes >= moves.nodes;
-    let link = match best.strategy.world() > cluster.scale_up_domain {
-        true => cluster.scale_out.bandwidth.value,
-        false => cluster.scale_up.bandwidth.value,
-    };
-    let at = |bytes: Bytes, rate: Bandwidth| (bytes / rate).0;
-    let (bytes, most_bytes, seconds) = match from_checkpoint {
-        true => {
-            let each = Bytes(moves.held.0 / best.strategy.world());
-            let seconds = args.checkpoint.map(|checkpoint| match checkpoint {
-                Checkpoint::Rate(rate) => at(moves.held, rate),
-                Checkpoint::Time(time) => time.0,
-            });
-            (moves.held, each, seconds)
-        }
-        false => (moves.moved, moves.most, Some(at(moves.most, link))),
-    };
-    Ok(GoingOn {
-        states_bytes: moves.whole.0,
-        nodes_with_every_state: moves.nodes,
-        from_checkpoint,
-        bytes: bytes.0,
-        most_bytes: most_bytes.0,
-        seconds,
-    })
-}
-
-/// The job on the GPUs that are left.
-fn inputs(path: &Path, loaded: &Opened, costs: &CostModel) -> Result<Inputs, CliError> {
-    let scenario = Scenario {
-        workload: costs.scenario().workload.clone(),
-        ..loaded.scenario.clone()
-    };
-    let parameters = models::parameter_count(&scenario.model);
-    let parameters =
-        parameters.map_err(|e| CliError::wrong(&scenario.model.name, e.to_string()))?;
-    Ok(Inputs {
-        json: InputsJson::of(&scenario, parameters),
-        scenario,
-        model_arg: beside(path, &loaded.file.model),
-        cluster_arg: beside(path, &loaded.file.cluster),
-    })
-}
-
-fn print(
-    args: &ReplanArgs,
-    loaded: &Opened,
-    found: &Found,
-    before: &Prediction,
-    going_on: Option<GoingOn>,
-) {
+fn print(args: &ReplanArgs, before: &Before, found: &Found, going_on: Option<GoingOn>) {
     let style = output::style();
+    let answer = &found.answer;
+    let groups = answer
+        .together
+        .as_ref()
+        .map_or_else(Vec::new, Together::shown);
     let ground = Ground {
-        runtime: &loaded.scenario.runtime,
-        ..answers::plan::ground(&found.costs)
+        groups: &groups,
+        runtime: &before.inputs.scenario.runtime,
+        ..answers::plan::ground(&answer.costs)
     };
-    let now = &found.costs.scenario().workload;
-    let gpus = format!("{} of {} are left", now.gpus, loaded.inputs.gpus);
-    let mut rows = vec![("GPUs", gpus), ("global batch", batch(args, loaded, now))];
-    let Some(best) = found.outcome.top.first() else {
+    let now = &answer.inputs.scenario.workload;
+    let mut rows = vec![
+        ("GPUs", gpus(before, now)),
+        ("global batch", batch(args, before, now)),
+    ];
+    let Some(best) = found.best() else {
         output::print(&style.pairs(&rows));
-        output::print(&reports::terminal::search(&found.outcome, ground, style));
+        output::print(&reports::terminal::search(&answer.outcome, ground, style));
+        print_ways(&answer.tried);
         return;
     };
-    rows.push((
-        "throughput",
-        throughput(loaded, before, now, &best.prediction),
-    ));
-    rows.extend(going_on.map(|going_on| ("states", states(going_on))));
+    rows.push(("throughput", throughput(before, now, &best.prediction)));
+    rows.extend(going_on.map(|going_on| ("states", going_on.said())));
     if let Some((batch, share, other)) = &found.other {
         let plan = plans::grammar::short(&other.strategy);
         let faster = of(*share);
@@ -379,78 +295,79 @@ fn print(
     }
     output::print(&style.pairs(&rows));
     output::print("\n");
-    let text = reports::terminal::prediction(&best.strategy, &best.prediction, ground, style);
-    output::print(&text);
+    output::print(&reports::terminal::best_plan(best, ground, style));
+    print_ways(&answer.tried);
+}
+
+/// The ways to use the pools that are left, if there are several.
+fn print_ways(tried: &[Tried]) {
+    if !tried.is_empty() {
+        output::print(&arrangements::text(tried, output::style()));
+    }
+}
+
+/// How many GPUs are left, and which of them are used, in words.
+fn gpus(before: &Before, now: &Workload) -> String {
+    let left = &before.left;
+    let mut text = format!("{} of {} are left", left.cluster.gpus, left.gpus_had());
+    if left.had.len() > 1 {
+        let devices = left.cluster.cluster.devices(left.cluster.gpus);
+        text.push_str(&format!(": {devices}"));
+    }
+    if now.gpus < left.cluster.gpus {
+        text.push_str(&format!("; the best plan uses {}", now.gpus));
+    }
+    text
 }
 
 /// What becomes of the global batch, in words.
-fn batch(args: &ReplanArgs, loaded: &Opened, now: &Workload) -> String {
-    let own = loaded.inputs.global_batch;
+fn batch(args: &ReplanArgs, before: &Before, now: &Workload) -> String {
+    let own = before.inputs.json.global_batch;
     match (now.global_batch == own, args.global_batch) {
         (true, _) => format!("{own} sequences, as before"),
         (false, Some(_)) => format!("{} sequences instead of {own}", now.global_batch),
         (false, None) => format!(
             "{} sequences instead of {own}, with which nothing fits {} GPUs",
-            now.global_batch, now.gpus
+            now.global_batch, before.left.cluster.gpus
         ),
     }
 }
 
 /// Tokens per second of all GPUs, before and after.
-fn throughput(loaded: &Opened, before: &Prediction, now: &Workload, after: &Prediction) -> String {
+fn throughput(before: &Before, now: &Workload, after: &Prediction) -> String {
     let all = |p: &Prediction, gpus: u64| p.tokens_per_s_per_gpu * gpus as f64;
-    let (was, is) = (all(before, loaded.inputs.gpus), all(after, now.gpus));
+    let had = before.left.gpus_had();
+    let (was, is) = (all(&before.prediction, had), all(after, now.gpus));
     format!(
         "{} tokens/s instead of {} ({:+.1}%; GPUs {:+.1}%)",
         format::significant(is),
         format::significant(was),
         (is / was - 1.0) * 100.0,
-        (now.gpus as f64 / loaded.inputs.gpus as f64 - 1.0) * 100.0
+        (now.gpus as f64 / had as f64 - 1.0) * 100.0
     )
 }
 
-/// What going on takes, in words.
-fn states(going_on: GoingOn) -> String {
-    let bytes = |n: u64| format::bytes(Bytes(n));
-    let time = going_on.seconds.map(|s| format::duration(Seconds(s)));
-    let whole = bytes(going_on.states_bytes);
-    match (going_on.from_checkpoint, going_on.bytes) {
-        (true, n) => {
-            let took = time.map_or_else(
-                || "--checkpoint RATE says how long".to_owned(),
-                |time| format!("in {time}"),
-            );
-            format!(
-                "{whole}; some may have been on the lost GPUs alone, so all go back to the last checkpoint and read {} together ({took})",
-                bytes(n)
-            )
-        }
-        (false, 0) => format!("{whole}; every rank that is left holds what it needs"),
-        (false, n) => format!(
-            "{whole}, each on {} nodes or more: ranks that are left send each other {}, at most {} to one GPU ({} at the links' peak)",
-            going_on.nodes_with_every_state,
-            bytes(n),
-            bytes(going_on.most_bytes),
-            time.unwrap_or_default()
-        ),
-    }
-}
-
-fn suggest(args: &ReplanArgs, inputs: &Inputs, found: &Found, plan: &str) {
-    let Some(best) = found.outcome.top.first() else {
-        return;
-    };
-    let of = Launchable {
-        scenario: &inputs.scenario,
-        strategy: &best.strategy,
-        plan,
+/// Commands to suggest after a plan was written.
+fn steps(args: &ReplanArgs, found: &Found, plan: &str) -> Vec<Step> {
+    let Some(best) = found.best() else {
+        return Vec::new();
     };
     let old = args.plan.display().to_string();
     let compare = (
         "compare it with the plan before",
-        vec![launch::compare(of, &old)],
+        vec![launch::comparing(plan, &old)],
     );
-    next::print(&launch::after_plan(of, Some(compare)), args.output);
+    if let Some(together) = &found.answer.together {
+        let mut steps = launch::of_groups(plan, together.parts.len());
+        steps.push(compare);
+        return steps;
+    }
+    let of = Launchable {
+        scenario: &found.answer.inputs.scenario,
+        strategy: &best.strategy,
+        plan,
+    };
+    launch::after_plan(of, Some(compare))
 }
 
 #[cfg(test)]

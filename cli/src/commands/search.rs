@@ -8,9 +8,7 @@ use std::time::Instant;
 
 use answers::arrangements;
 use answers::origins::{self, Asked};
-use answers::present::Read;
 use answers::{Found, Inputs, Search, file_names};
-use catalog::Mistake;
 use catalog::files::Kind;
 use costmodel::CostModel;
 use planner::{Constraints, Objective, SearchOptions};
@@ -18,7 +16,8 @@ use plans::{Candidate, SearchOutcome};
 
 use crate::args::{ObjectiveArg, SearchArgs};
 use crate::budget;
-use crate::commands::{next, present};
+use crate::commands::present::InUse;
+use crate::commands::{keep, next, present};
 use crate::destinations::Target;
 use crate::error::{CliError, code};
 use crate::inputs;
@@ -30,8 +29,9 @@ pub(crate) fn run(args: &SearchArgs, asked: &Asked) -> Result<ExitCode, CliError
     let Question {
         resolved,
         constraints,
-        read,
+        in_use,
     } = question(args, asked)?;
+    let read = in_use.as_ref().map(|in_use| &in_use.read);
     if args.top == 0 || args.top > 1000 {
         return inputs::refuse("--top", args.top, "1 to 1000");
     }
@@ -42,7 +42,7 @@ pub(crate) fn run(args: &SearchArgs, asked: &Asked) -> Result<ExitCode, CliError
     let pool = pool(args.threads)?;
     let files = Files::check(args, &resolved)?;
     echo(args, &resolved);
-    for line in read.iter().flat_map(|read| &read.notes) {
+    for line in read.into_iter().flat_map(|read| &read.notes) {
         note(args.output.quiet, &format!("note: {line}"));
     }
     let cancelled = interrupt_flag();
@@ -51,7 +51,8 @@ pub(crate) fn run(args: &SearchArgs, asked: &Asked) -> Result<ExitCode, CliError
         constraints: &constraints,
         options: options(args, &cancelled),
         by_cost: matches!(args.objective, ObjectiveArg::Cost),
-        in_use: read.as_ref().map(|read| &read.strategy),
+        in_use: read.map(|read| &read.strategy),
+        compared: in_use.as_ref().map(InUse::now),
         progress: &|share| progress.update(share),
     };
     let costs = || CostModel::new(resolved.scenario.clone()).map(Arc::new);
@@ -61,7 +62,7 @@ pub(crate) fn run(args: &SearchArgs, asked: &Asked) -> Result<ExitCode, CliError
     let found = Found {
         answer: &answer,
         asked,
-        read: read.as_ref(),
+        read,
         training,
         risk: args.risk,
     };
@@ -87,35 +88,27 @@ struct Question {
     resolved: Inputs,
     constraints: Constraints,
     /// The strategy in use, if one was given.
-    read: Option<Read>,
+    in_use: Option<InUse>,
 }
 
 fn question(args: &SearchArgs, asked: &Asked) -> Result<Question, CliError> {
-    let (resolved, read) = match &args.from {
+    let (resolved, in_use) = match &args.from {
         Some(from) => {
-            let (resolved, read) = present::read(from, args, asked)?;
-            (resolved, Some(read))
+            let in_use = present::read(from, args, asked)?;
+            (in_use.inputs.clone(), Some(in_use))
         }
         None => (inputs::resolve(&args.scenario)?, None),
     };
     let mut constraints = inputs::constraints(&args.constraints)?;
-    if let Some(read) = &read {
-        planner::present::keep(
-            &read.kept,
-            &read.strategy,
-            &mut constraints,
-            &resolved.scenario,
-        )?;
-    }
-    if resolved.scenario.cluster.pools.is_some() && read.is_some() {
-        let wrong = "a setup in use is compared on a cluster whose nodes are all alike";
-        return Err(CliError::Input(Mistake::new(wrong).at("--from")));
+    if let Some(in_use) = &in_use {
+        let (kept, strategies) = (&in_use.read.kept, in_use.strategies());
+        keep::keep(kept, &strategies, &mut constraints, &resolved.scenario)?;
     }
     arrangements::check(&resolved, &constraints)?;
     Ok(Question {
         resolved,
         constraints,
-        read,
+        in_use,
     })
 }
 

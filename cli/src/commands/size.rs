@@ -1,16 +1,16 @@
 //! `size`: finds how many GPUs to use.
 
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use answers::SCHEMA_VERSION;
 use answers::launch::{self, Step};
-use answers::{Budget, Inputs, InputsJson, Training};
-use catalog::{Mistake, Seconds};
+use answers::search::BestJson;
+use answers::{Answer, Budget, Inputs, InputsJson, SCHEMA_VERSION, Search, Training, arrangements};
+use catalog::{Mistake, Pool, Pools, Seconds};
 use costmodel::{CostModel, Scenario};
-use planner::size::{Sized, sized, usual_counts};
-use planner::{PlannerError, SearchOptions};
-use plans::json::CandidateJson;
+use planner::size::{Sized, sized, usual_counts, usual_counts_of_pools};
+use planner::{Constraints, PlannerError, SearchOptions};
 use reports::{format, lines::of};
 use serde::Serialize;
 
@@ -42,10 +42,19 @@ struct SizeJson {
 #[derive(Serialize)]
 struct SizeRow {
     gpus: u64,
-    best: Option<CandidateJson>,
+    best: Option<BestJson>,
+    /// Of several pools the devices that the best plan uses; of groups of replicas parted by ` | `.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    devices: Option<String>,
     tokens_per_s: Option<f64>,
     budget: Option<Budget>,
     pareto: bool,
+    /// What the devices that the plan uses cost in an hour, in dollars or in devices.
+    #[serde(skip)]
+    hourly: f64,
+    /// The plan in short lines.
+    #[serde(skip)]
+    lines: Vec<String>,
 }
 
 /// Runs `size`.
@@ -53,6 +62,11 @@ pub(crate) fn run(args: &SizeArgs) -> Result<ExitCode, CliError> {
     let (resolved, counts) = question(args)?;
     let scenario = &resolved.scenario;
     inputs::risk(args.risk)?;
+    let constraints = inputs::constraints(&args.constraints)?;
+    match scenario.cluster.pools {
+        None => planner::legal_values::check(scenario, &counts, &constraints)?,
+        Some(_) => arrangements::check(&resolved, &constraints)?,
+    }
     let parameters = resolved.json.parameters;
     let training = budget::training(&args.budget, &scenario.cluster, parameters)?;
     note(
@@ -63,10 +77,22 @@ pub(crate) fn run(args: &SizeArgs) -> Result<ExitCode, CliError> {
         ),
     );
     let cancelled = search::interrupt_flag();
-    let found = sizes(args, scenario, &counts, &training, &cancelled)?;
+    let sizes = Sizes {
+        args,
+        question: &resolved,
+        counts: &counts,
+        constraints: &constraints,
+        training: &training,
+        cancelled: &cancelled,
+    };
+    let mut rows = match &scenario.cluster.pools {
+        None => sizes.of_nodes_alike()?,
+        Some(pools) => sizes.of_pools(pools)?,
+    };
+    mark(&mut rows);
     let stopped = cancelled.load(Ordering::Relaxed);
-    let smallest = found.iter().find(|s| s.best.is_some()).map(|s| s.gpus);
-    let rows = rows(&training, scenario, &found);
+    let smallest = rows.iter().find(|row| row.best.is_some());
+    let smallest = smallest.map(|row| row.gpus);
     if args.output.json {
         output::json(&SizeJson {
             schema_version: SCHEMA_VERSION,
@@ -91,23 +117,24 @@ pub(crate) fn run(args: &SizeArgs) -> Result<ExitCode, CliError> {
 fn question(args: &SizeArgs) -> Result<(Inputs, Vec<u64>), CliError> {
     let cluster_arg = answers::inputs::cluster_arg(args.cluster.as_deref(), None)?;
     let cluster = catalog::load::cluster(&cluster_arg)?;
-    if cluster.pools.is_some() {
-        let wrong = Mistake::new("size asks how many GPUs of one kind are needed");
-        let wrong = wrong.at(format!("--cluster '{cluster_arg}'"));
-        return Err(CliError::Input(wrong.expected(
-            "a cluster whose nodes are all alike; `search` plans for several pools",
-        )));
-    }
-    let counts = if args.gpus.is_empty() {
-        usual_counts(cluster.gpus_per_node, DEFAULT_MOST)
-    } else {
-        args.gpus.clone()
+    let counts = match (&cluster.pools, args.gpus.is_empty()) {
+        (_, false) => args.gpus.clone(),
+        (None, true) => usual_counts(cluster.gpus_per_node, DEFAULT_MOST),
+        (Some(pools), true) => usual_counts_of_pools(pools),
     };
     for &gpus in &counts {
-        answers::inputs::check_gpus(gpus, &cluster)?;
+        match &cluster.pools {
+            None => answers::inputs::check_gpus(gpus, &cluster)?,
+            Some(pools) => drop(of_pools(pools, gpus)?),
+        }
     }
     let most = counts.iter().copied().max().unwrap_or(1);
     let global_batch = (args.global_batch).unwrap_or_else(|| batch(&counts, args.seq));
+    // Of several pools those that the largest number of GPUs is of.
+    let cluster_arg = match &cluster.pools {
+        None => cluster_arg,
+        Some(pools) => of_pools(pools, most)?.arg,
+    };
     let resolved = inputs::resolve(&ScenarioArgs {
         model: Some(args.model.clone()),
         cluster: Some(cluster_arg),
@@ -124,41 +151,110 @@ fn question(args: &SizeArgs) -> Result<(Inputs, Vec<u64>), CliError> {
     Ok((resolved, counts))
 }
 
-/// Sizes every number of GPUs, and prints each as it is found; stops early when cancelled.
-fn sizes(
-    args: &SizeArgs,
-    scenario: &Scenario,
-    counts: &[u64],
-    training: &Training,
-    cancelled: &AtomicBool,
-) -> Result<Vec<Sized>, CliError> {
-    let constraints = inputs::constraints(&args.constraints)?;
-    planner::legal_values::check(scenario, counts, &constraints)?;
-    let costs = CostModel::new(scenario.clone())?;
-    let options = SearchOptions {
-        risk: Some(args.risk),
-        cancelled: Some(cancelled),
-        ..SearchOptions::default()
-    };
-    let progress = Progress::new(args.output.quiet || args.output.json, "sizing");
-    let mut found = Vec::with_capacity(counts.len());
-    for (done, &gpus) in counts.iter().enumerate() {
-        progress.update(done as f64 / counts.len() as f64);
-        let sized = sized(&costs, &constraints, gpus, &options)?;
-        if cancelled.load(Ordering::Relaxed) {
-            break;
+/// The first GPUs of several pools.
+fn of_pools(pools: &Pools, gpus: u64) -> Result<Pool, CliError> {
+    pools.first(gpus).map_err(|wrong| {
+        let wrong = Mistake::new(wrong).at(format!("--gpus {gpus}"));
+        let expected = "GPUs of the pools in their order, in whole nodes of each";
+        CliError::Input(wrong.expected(format!("{expected}: {}", pools.listed())))
+    })
+}
+
+/// The numbers of GPUs to size.
+struct Sizes<'a> {
+    args: &'a SizeArgs,
+    question: &'a Inputs,
+    counts: &'a [u64],
+    constraints: &'a Constraints,
+    training: &'a Training,
+    cancelled: &'a AtomicBool,
+}
+
+impl Sizes<'_> {
+    fn options(&self) -> SearchOptions<'_> {
+        SearchOptions {
+            risk: Some(self.args.risk),
+            cancelled: Some(self.cancelled),
+            ..SearchOptions::default()
         }
-        if !args.output.json {
-            if found.is_empty() {
-                progress.beside(|| output::print(&line(HEADER.map(str::to_owned))));
-            }
-            let row = row(training, scenario, &sized);
-            progress.beside(|| output::print(&shown(&row)));
-        }
-        found.push(sized);
     }
-    progress.finish();
-    Ok(found)
+
+    /// Sizes numbers of GPUs of a cluster whose nodes are all alike; costs of blocks are shared between them.
+    fn of_nodes_alike(&self) -> Result<Vec<SizeRow>, CliError> {
+        let scenario = &self.question.scenario;
+        let costs = CostModel::new(scenario.clone())?;
+        self.each(|gpus| {
+            let sized = sized(&costs, self.constraints, gpus, &self.options())?;
+            Ok(row(self.training, scenario, &sized))
+        })
+    }
+
+    /// Sizes numbers of GPUs of several pools, taken in their order; each as `search` plans them.
+    fn of_pools(&self, pools: &Pools) -> Result<Vec<SizeRow>, CliError> {
+        let order: Vec<String> = pools.parts.iter().map(|pool| pool.named()).collect();
+        let order = format!("GPUs are taken in this order: {}", order.join(", then "));
+        note(self.args.output.quiet, &order);
+        // Dollars are compared only if all pools have a price.
+        let given = self.args.budget.price;
+        let priced = self
+            .question
+            .scenario
+            .cluster
+            .dollars_per_gpu_hour
+            .is_some();
+        self.each(|gpus| {
+            let pool = of_pools(pools, gpus)?;
+            let workload = self.question.scenario.workload.with_gpus(gpus);
+            let workload = workload.map_err(PlannerError::from)?;
+            let question = arrangements::on_pool(self.question, &pool, workload);
+            let search = Search {
+                constraints: self.constraints,
+                options: SearchOptions {
+                    top: 1,
+                    ..self.options()
+                },
+                by_cost: false,
+                in_use: None,
+                compared: None,
+                progress: &|_| {},
+            };
+            let costs = || CostModel::new(question.scenario.clone()).map(Arc::new);
+            let answer = search.best(&question, costs)?;
+            let cluster = &answer.inputs.scenario.cluster;
+            let each = cluster.dollars_per_gpu_hour.as_ref();
+            let each = each.filter(|_| priced && given.is_none());
+            let hourly = each.map_or(1.0, |price| price.value) * answer.inputs.json.gpus as f64;
+            let training =
+                budget::training(&self.args.budget, cluster, self.question.json.parameters)?;
+            Ok(row_of_pools(gpus, &training, &answer, hourly))
+        })
+    }
+
+    /// Sizes every number of GPUs, and prints each as it is found; stops early when cancelled.
+    fn each(
+        &self,
+        size: impl Fn(u64) -> Result<SizeRow, CliError>,
+    ) -> Result<Vec<SizeRow>, CliError> {
+        let output = self.args.output;
+        let progress = Progress::new(output.quiet || output.json, "sizing");
+        let mut found = Vec::with_capacity(self.counts.len());
+        for (done, &gpus) in self.counts.iter().enumerate() {
+            progress.update(done as f64 / self.counts.len() as f64);
+            let row = size(gpus)?;
+            if self.cancelled.load(Ordering::Relaxed) {
+                break;
+            }
+            if !output.json {
+                if found.is_empty() {
+                    progress.beside(|| output::print(&line(HEADER.map(str::to_owned))));
+                }
+                progress.beside(|| output::print(&shown(&row)));
+            }
+            found.push(row);
+        }
+        progress.finish();
+        Ok(found)
+    }
 }
 
 /// The global batch when none is given: the default of the largest number of GPUs, made a multiple of what is odd in all.
@@ -182,9 +278,17 @@ fn steps(resolved: &Inputs, smallest: Option<u64>) -> Result<Vec<Step>, CliError
     let Some(gpus) = smallest else {
         return Ok(Vec::new());
     };
-    let mut chosen = resolved.clone();
     let workload = resolved.scenario.workload.with_gpus(gpus);
-    chosen.scenario.workload = workload.map_err(PlannerError::from)?;
+    let workload = workload.map_err(PlannerError::from)?;
+    let cluster = match &resolved.scenario.cluster.pools {
+        Some(pools) => of_pools(pools, gpus)?,
+        None => Pool {
+            arg: resolved.cluster_arg.clone(),
+            cluster: resolved.scenario.cluster.clone(),
+            gpus,
+        },
+    };
+    let chosen = arrangements::on_pool(resolved, &cluster, workload);
     let search = format!("vescale-plan search {}", launch::flags(&chosen));
     Ok(vec![("plan the smallest in full", vec![search])])
 }
@@ -193,40 +297,82 @@ fn steps(resolved: &Inputs, smallest: Option<u64>) -> Result<Vec<Step>, CliError
 fn row(training: &Training, scenario: &Scenario, sized: &Sized) -> SizeRow {
     let best = sized.best.as_ref();
     let rate = best.map(|best| best.prediction.tokens_per_s_per_gpu);
-    let (runtime, precision) = (&scenario.runtime, scenario.workload.precision);
+    let best_json = best.map(|best| BestJson::alike(best, scenario));
     SizeRow {
         gpus: sized.gpus,
-        best: best.map(|best| CandidateJson::new(best, runtime, precision)),
+        lines: best_json
+            .iter()
+            .map(|best| best.plan.summary.clone())
+            .collect(),
+        best: best_json,
+        devices: None,
         tokens_per_s: rate.map(|rate| rate * sized.gpus as f64),
         budget: best.and_then(|best| {
             let rate = best.prediction.tokens_per_s_per_gpu;
             training.budget(scenario, sized.gpus, &best.strategy, rate)
         }),
         pareto: false,
+        hourly: sized.gpus as f64,
     }
 }
 
-fn rows(training: &Training, scenario: &Scenario, found: &[Sized]) -> Vec<SizeRow> {
-    let of = |sized| row(training, scenario, sized);
-    let mut rows: Vec<SizeRow> = found.iter().map(of).collect();
-    // A size is on the frontier if no other is both faster and cheaper per token.
+/// The row of one number of GPUs of several pools, of which the best plan may leave some out.
+fn row_of_pools(gpus: u64, training: &Training, answer: &Answer, hourly: f64) -> SizeRow {
+    let (scenario, used) = (&answer.inputs.scenario, answer.inputs.json.gpus);
+    let best = answer.outcome.top.first();
+    let rate = best.map(|best| best.prediction.tokens_per_s_per_gpu);
+    let best_json = BestJson::of(answer);
+    let (devices, lines) = match &answer.together {
+        Some(together) => {
+            let groups = (1..).zip(together.said());
+            let groups = groups.map(|(number, group)| format!("group {number}: {group}"));
+            (together.devices(), groups.collect())
+        }
+        None => {
+            let devices = scenario.cluster.devices(used);
+            let summary = best_json.as_ref().map(|best| &best.plan.summary);
+            let line = summary.map(|summary| format!("{devices}: {summary}"));
+            (devices, line.into_iter().collect())
+        }
+    };
+    SizeRow {
+        gpus,
+        devices: best.map(|_| devices),
+        lines,
+        best: best_json,
+        tokens_per_s: rate.map(|rate| rate * used as f64),
+        budget: best.and_then(|best| {
+            let rate = best.prediction.tokens_per_s_per_gpu;
+            training.budget(scenario, used, &best.strategy, rate)
+        }),
+        pareto: false,
+        hourly,
+    }
+}
+
+/// Marks the rows on the frontier: no other is both faster and cheaper per token. Of numbers of GPUs with the same plan, which
+/// leaves some of them out, the smallest counts.
+fn mark(rows: &mut [SizeRow]) {
     for index in 0..rows.len() {
-        let Some((rate, per_gpu)) = speed(&rows[index]) else {
+        let Some((rate, per_cost)) = speed(&rows[index]) else {
             continue;
         };
-        rows[index].pareto = !rows.iter().filter_map(speed).any(|(other, other_per_gpu)| {
-            other >= rate && other_per_gpu >= per_gpu && (other > rate || other_per_gpu > per_gpu)
-        });
+        let gpus = rows[index].gpus;
+        let better = |row: &SizeRow| {
+            let (other, other_per_cost) = speed(row)?;
+            let better = other > rate || other_per_cost > per_cost || row.gpus < gpus;
+            Some(other >= rate && other_per_cost >= per_cost && better)
+        };
+        rows[index].pareto = !rows.iter().filter_map(better).any(|better| better);
     }
-    rows
 }
 
-/// Tokens that are kept per second: of all GPUs, and of one.
+/// Tokens that are kept per second: of all GPUs, and of one, or of a dollar an hour where GPUs differ.
 fn speed(row: &SizeRow) -> Option<(f64, f64)> {
     let failures = row.budget.and_then(|budget| budget.failures);
     let goodput = failures.map_or(1.0, |lost| lost.goodput);
     let kept = row.tokens_per_s? * goodput;
-    Some((kept, kept / row.gpus as f64))
+    Some((kept, kept / row.hourly))
 }
 
 /// Titles of the columns, and their widths; the plan stands below.
@@ -254,11 +400,12 @@ fn shown(row: &SizeRow) -> String {
         };
         (days, dollars)
     });
-    let chance = best.predicted.p_fits;
+    let predicted = &best.plan.predicted;
+    let chance = predicted.p_fits;
     let figures = line([
         gpus,
         format::short_count(row.tokens_per_s.unwrap_or(0.0)),
-        of(best.predicted.mfu),
+        of(predicted.mfu),
         chance.map_or_else(String::new, |p| format!("{p:.2}")),
         days,
         dollars,
@@ -272,7 +419,8 @@ fn shown(row: &SizeRow) -> String {
             of(lost.goodput)
         ))
     });
-    figures + &below(&best.summary) + &failures.unwrap_or_default()
+    let plan: String = row.lines.iter().map(|line| below(line)).collect();
+    figures + &plan + &failures.unwrap_or_default()
 }
 
 /// What follows from all rows.

@@ -7,7 +7,7 @@ use plans::present::{Change, Present};
 use super::page::section as frame;
 use crate::format;
 use crate::input::ReportInput;
-use crate::present::{distance, error, remark, share};
+use crate::present::{NOT_OF_GROUPS, distance, elsewhere, error, remark, share};
 
 /// The section; empty if no strategy in use was compared.
 pub(super) fn section(input: &ReportInput) -> Markup {
@@ -17,13 +17,24 @@ pub(super) fn section(input: &ReportInput) -> Markup {
     let strategy = plans::grammar::short(&present.candidate.strategy);
     let changes = present.by_decision();
     let body = html! {
-        p { code { (strategy) } }
+        @if present.groups().is_empty() {
+            p { code { (strategy) } }
+        }
+        @for (number, group) in (1..).zip(present.groups()) {
+            p { "group " (number) ": " (group) }
+        }
         p {
             "A step takes " (format::seconds(present.candidate.prediction.step_time))
             " now. This plan: " (distance(present, input.prediction.step_time)) "."
         }
+        @if let Some(elsewhere) = elsewhere(present) {
+            p { (elsewhere) }
+        }
         h3 { "What one change gains" }
-        (table(present, &changes))
+        @match present.groups() {
+            [] => (table(present, &changes)),
+            _ => p { (NOT_OF_GROUPS) },
+        }
         @if present.path.len() > 1 {
             h3 { "To this plan, one change after another" }
             (table(present, &present.path.iter().collect::<Vec<_>>()))
