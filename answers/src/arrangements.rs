@@ -47,6 +47,16 @@ impl Tried {
     }
 }
 
+/// Why nothing is shown of a way to use pools, whose search may have been stopped, and of which another way may be known.
+pub(crate) fn why_none(stopped: bool, better_known: bool) -> String {
+    let why = match (stopped, better_known) {
+        (true, _) => "not searched to the end",
+        (false, true) => "no faster than the best",
+        (false, false) => "no plan fits",
+    };
+    why.to_owned()
+}
+
 /// The question on each arrangement of the cluster's pools: first on all of them. None if all nodes are alike.
 #[must_use]
 pub fn questions(inputs: &Inputs) -> Vec<Inputs> {

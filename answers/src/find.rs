@@ -159,10 +159,11 @@ impl Search<'_> {
         let one_after_another = self.one_after_another(arrangements)?;
         let Arranged {
             best,
-            mut tried,
+            tried,
             known,
             interrupted,
         } = one_after_another;
+        let mut tried: Vec<Tried> = tried.into_iter().map(|(_, row)| row).collect();
         if interrupted || self.options.objective == Objective::Memory {
             return Ok((best.map(|(_, best)| best), tried));
         }
@@ -223,19 +224,36 @@ impl Search<'_> {
     fn one_after_another(&self, arrangements: Vec<Inputs>) -> Result<Arranged, AnswerError> {
         let count = 2.0 * arrangements.len().max(1) as f64;
         let mut found = Arranged::default();
-        for (done, inputs) in arrangements.into_iter().enumerate() {
+        // Plans on few pools are found soon, and often leave out pipelines through many.
+        let mut arrangements: Vec<(usize, Inputs)> = arrangements.into_iter().enumerate().collect();
+        let pools = |of: &Inputs| {
+            of.scenario
+                .cluster
+                .pools
+                .as_ref()
+                .map_or(1, |p| p.parts.len())
+        };
+        arrangements.sort_by_key(|(_, inputs)| pools(inputs));
+        for (done, (place, inputs)) in arrangements.into_iter().enumerate() {
             let progress = |share: f64| (self.progress)((done as f64 + share) / count);
             let mut row = Tried::new(&inputs);
             let known: Vec<&CostModel> = found.known.iter().map(AsRef::as_ref).collect();
             let costs = CostModel::sharing(inputs.scenario.clone(), &known).map(Arc::new);
             let answer = costs.map_err(PlannerError::from).and_then(|costs| {
                 found.known.push(Arc::clone(&costs));
-                self.search_one(inputs, costs, &progress)
+                match self.may_beat(found.best.as_ref(), &inputs, &costs)? {
+                    true => self.search_one(inputs, costs, &progress).map(Some),
+                    false => Ok(None),
+                }
             });
             match answer {
+                Ok(None) => {
+                    found.interrupted = self.stopped();
+                    row.why_none = Some(arrangements::why_none(found.interrupted, true));
+                }
                 Err(error @ PlannerError::TooLarge { .. }) => return Err(error.into()),
                 Err(error) => row.why_none = Some(error.to_string()),
-                Ok(answer) => {
+                Ok(Some(answer)) => {
                     found.interrupted = answer.outcome.interrupted;
                     match answer.outcome.top.first() {
                         None => row.why_none = Some("no plan fits".to_owned()),
@@ -249,12 +267,34 @@ impl Search<'_> {
                     }
                 }
             }
-            found.tried.push(row);
+            found.tried.push((place, row));
             if found.interrupted {
                 break;
             }
         }
+        found.tried.sort_by_key(|(place, _)| *place);
         Ok(found)
+    }
+
+    /// Whether an arrangement may have a plan that is better than the best that is known.
+    fn may_beat(
+        &self,
+        best: Option<&(f64, Answer)>,
+        inputs: &Inputs,
+        costs: &CostModel,
+    ) -> Result<bool, PlannerError> {
+        let known = best.filter(|_| self.options.objective == Objective::Time);
+        let Some((least, _)) = known.filter(|_| !self.options.exhaustive) else {
+            return Ok(true);
+        };
+        let space = SearchSpace::new(costs.scenario(), self.constraints);
+        planner::has_within(costs, &space, &self.options, least / self.weight(inputs))
+    }
+
+    /// Whether the search was stopped from outside.
+    fn stopped(&self) -> bool {
+        let flag = self.options.cancelled;
+        flag.is_some_and(|flag| flag.load(std::sync::atomic::Ordering::Relaxed))
     }
 
     /// The number by which plans on different pools are compared; smaller is better. It is the step time, the dollars of a
@@ -375,7 +415,8 @@ impl Beside<'_> {
 struct Arranged {
     /// The best answer, with the value by which it is compared.
     best: Option<(f64, Answer)>,
-    tried: Vec<Tried>,
+    /// What became of each, with its place among the arrangements.
+    tried: Vec<(usize, Tried)>,
     /// The cost models of all arrangements that have prices.
     known: Vec<Arc<CostModel>>,
     interrupted: bool,

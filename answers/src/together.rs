@@ -12,7 +12,7 @@ use plans::prediction::SpaceReport;
 use plans::{GroupFile, GroupJson, PlanFile, Prediction, ReplicaGroup, Strategy, grammar};
 use reports::groups::{Group, sequences};
 
-use crate::arrangements::{Tried, on_pool};
+use crate::arrangements::{Tried, on_pool, why_none};
 use crate::error::AnswerError;
 use crate::inputs::{Inputs, InputsJson};
 use crate::opened::Opened;
@@ -290,7 +290,7 @@ impl Divisions<'_> {
                 _ => known.map_or(f64::INFINITY, |value| value / weight),
             };
             match groups.best(&indices, between, within)? {
-                None => row.why_none = Some(self.why_none(known.is_some())),
+                None => row.why_none = Some(why_none(self.stopped(), known.is_some())),
                 Some(shared) => {
                     row.step_time_s = Some(shared.step_time);
                     let value = shared.step_time * weight;
@@ -310,15 +310,6 @@ impl Divisions<'_> {
         }
         found.report = groups.report().clone();
         Ok(found)
-    }
-
-    fn why_none(&self, known: bool) -> String {
-        let why = match (self.stopped(), known) {
-            (true, _) => "not searched to the end",
-            (false, true) => "no faster than the best",
-            (false, false) => "no plan fits",
-        };
-        why.to_owned()
     }
 
     /// Whether the search was stopped from outside.

@@ -80,6 +80,10 @@ pub struct LayoutBounds {
     weights: Vec<Weights>,
     output: f64,
     transfer: f64,
+    /// Bytes that a rank hands to the next stage.
+    handed: Bytes,
+    /// Seconds in which the link between pools carries the activations of all micro-batches one way.
+    crossing: f64,
     step: Seconds,
     outside: Bytes,
     /// Elements of the table that counts twice if one stage has both ends of the model.
@@ -132,6 +136,8 @@ impl LayoutBounds {
                 false => 0.0,
             },
             transfer: blocks.least_transfer(costs, d, orders)?.0,
+            handed: blocks.output(),
+            crossing: 0.0,
             step: scenario.by_host(&overheads.step),
             outside: overheads.context.value + overheads.workspace.value,
             tied: tied(costs, d),
@@ -152,6 +158,19 @@ impl LayoutBounds {
         self.weights.extend(other.weights);
         self.transfer = self.transfer.min(other.transfer);
         self
+    }
+
+    /// The bounds if a link between pools is busy for so many seconds.
+    pub(crate) fn with_crossing(self, crossing: Seconds) -> Self {
+        Self {
+            crossing: crossing.0,
+            ..self
+        }
+    }
+
+    /// Bytes that a rank hands to the next stage.
+    pub(crate) fn handed(&self) -> Bytes {
+        self.handed
     }
 
     /// The bounds if every block may have the costs of either.
@@ -246,7 +265,8 @@ impl LayoutBounds {
             self.time(passes, added.unwrap_or_default())
         };
         let times = shape.times.iter().map(of_rank);
-        (Seconds(times.fold(0.0, f64::max)) + self.step) * ROUNDING
+        // The sender's transfers follow each other, and no pass needs what has not arrived.
+        (Seconds(times.fold(self.crossing, f64::max)) + self.step) * ROUNDING
     }
 
     fn added(&self, shape: &Shape, passes: &Passes, messages: &Messages) -> Added {

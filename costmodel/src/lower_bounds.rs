@@ -15,7 +15,7 @@ use crate::message_bounds::{Level, Messages};
 use crate::offload::HostStep;
 use crate::shape::Shape;
 use crate::traffic::DataParallel;
-use crate::{CostError, floors, offload};
+use crate::{CostError, floors, offload, pools};
 
 impl CostModel {
     /// How often the ranks of a pipeline run and hold each kind of block. Of the decisions, schedule, stages,
@@ -42,10 +42,21 @@ impl CostModel {
         lightest: &Lightest,
         orders: &[AxisOrder],
     ) -> Result<LayoutBounds, CostError> {
-        self.least_of(among, |costs, execution| {
+        let bounds = self.least_of(among, |costs, execution| {
             let blocks = Blocks::executed(costs, &among[0], execution)?;
             LayoutBounds::new(costs, &among[0], &blocks, lightest, orders)
-        })
+        })?;
+        Ok(self.crossing_pools(&among[0], bounds))
+    }
+
+    /// The same bounds, with what a pipeline sends over the link between pools: it has ranks in all of them.
+    fn crossing_pools(&self, d: &Decisions, bounds: LayoutBounds) -> LayoutBounds {
+        let pools = self.scenario.cluster.pools.as_ref();
+        let Some(link) = pools.and_then(|pools| pools.between.as_ref()) else {
+            return bounds;
+        };
+        let each = pools::across(link, &self.scenario, d, bounds.handed());
+        bounds.with_crossing(each * d.num_micro_batches as f64)
     }
 
     /// A lower bound on the time of all strategies with the layout of `among` and one of these pipelines, issued as one of
@@ -64,6 +75,7 @@ impl CostModel {
             let blocks = Blocks::fewest(costs, &among[0], execution)?;
             LayoutBounds::new(costs, &among[0], &blocks, &Lightest::default(), orders)
         })?;
+        let bounds = self.crossing_pools(&among[0], bounds);
         let times = shapes.map(|shape| bounds.least_time(shape, None).0);
         Ok(Seconds(times.fold(f64::INFINITY, f64::min)))
     }

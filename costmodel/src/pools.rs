@@ -207,13 +207,9 @@ impl PoolCosts {
         }
         let mut joined = joined(&holders, &owners);
         let blocks = Blocks::look_up(self.first(), d)?;
-        let sent = messages::sent_to_next_stage(whole, d, blocks.output());
-        let over_link = |link: &Link| {
-            // All ranks of a stage send at the same time.
-            let bytes = sent.as_f64() * (d.world() / d.pp) as f64;
-            Seconds(bytes / link.bandwidth.value.0) + link.latency.value
-        };
-        let over_link = pools.between.as_ref().map_or(Seconds(0.0), over_link);
+        let over_link = pools.between.as_ref();
+        let over_link = over_link.map(|link| across(link, whole, d, blocks.output()));
+        let over_link = over_link.unwrap_or_default();
         for (stage, pair) in rank_of_stage.windows(2).enumerate() {
             let [from, to] = [pair[0], pair[1]].map(|rank| owners[rank as usize]);
             let ends = [from, to].map(|pool| holders[pool].assembled.transfers[stage]);
@@ -224,6 +220,15 @@ impl PoolCosts {
         }
         Ok(joined)
     }
+}
+
+/// Time in which all ranks of a stage send their activation of a micro-batch, of which each holds `output`, over the link
+/// between pools.
+pub(crate) fn across(link: &Link, whole: &Scenario, d: &Decisions, output: Bytes) -> Seconds {
+    let sent = messages::sent_to_next_stage(whole, d, output);
+    // They send at the same time.
+    let bytes = sent.as_f64() * (d.world() / d.pp) as f64;
+    Seconds(bytes / link.bandwidth.value.0) + link.latency.value
 }
 
 /// What every rank and stage costs in its own pool; transfers are those of the first pool.

@@ -63,5 +63,5 @@ pub use contest::TIE;
 pub use error::PlannerError;
 pub use options::{Objective, RISK, SearchOptions};
 pub use sample::sample;
-pub use search::search;
+pub use search::{has_within, search};
 pub use space::SearchSpace;

@@ -94,6 +94,25 @@ pub(crate) fn least_memory(
     Ok(lightest.map(|(_, lightest)| lightest.score.peak_memory))
 }
 
+/// Whether a space has a plan that takes at most `within` seconds. It is known sooner than the best plan, because bounds above
+/// this time leave out all else.
+///
+/// # Errors
+/// When a block cannot be priced.
+pub fn has_within(
+    costs: &CostModel,
+    space: &SearchSpace,
+    options: &SearchOptions<'_>,
+    within: f64,
+) -> Result<bool, PlannerError> {
+    let options = SearchOptions {
+        objective: Objective::Time,
+        exhaustive: false,
+        ..*options
+    };
+    Ok(fastest(costs, space, &options, within)?.0.is_some())
+}
+
 /// The fastest plan, simple or not, if one takes at most `within` seconds; and what became of the space.
 ///
 /// # Errors
