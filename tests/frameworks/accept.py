@@ -183,6 +183,10 @@ def core_choices(plan, of_model, of_optimizer, reduced_in_fp32):
     same("states in host memory", bool(of_optimizer.optimizer_cpu_offload), offload is not None)
     if offload is not None:
         same("share in host memory", of_optimizer.optimizer_offload_fraction, int(offload.partition(":")[2] or 100) / 100)
+    eight_bits = plan["precision"] == "fp8"
+    same("8-bit products", of_model.fp8 is not None, eight_bits)
+    if eight_bits:
+        same("recipe", getattr(of_model.fp8_recipe, "value", of_model.fp8_recipe), plan.get("fp8_recipe", "delayed"))
     same("gradients reduced in 32 bits", bool(reduced_in_fp32), plan.get("grad_dtype") != "bf16")
     if plan.get("optim_states") == "bf16_moments":
         same("moments", [str(of_optimizer.exp_avg_dtype), str(of_optimizer.exp_avg_sq_dtype)], ["torch.bfloat16"] * 2)
@@ -259,6 +263,7 @@ def megatron_bridge(folder, plan):
         same("shards", config.ddp.data_parallel_sharding_strategy, strategy)
     same("recomputation", model.recompute_granularity, {"none": None, "full": "full"}.get(plan["recompute"], "selective"))
     same("bf16", (model.bf16, config.optimizer.bf16), (True, True))
+    same("gathered in 8 bits", bool(config.ddp.fp8_param_gather), False)
     same("stages", bridge.stages(model), plan["stages"])
     core_choices(plan, model, config.optimizer, config.ddp.grad_reduce_in_fp32)
     if different := bridge.differences(model, bridge.own_model(hub) if plan["hub"] else None, plan):

@@ -90,6 +90,8 @@ CORE = ["zero=1", "tp=2,zero=1,recompute=selective", "tp=2,pp=2,zero=1,recompute
 # What is overlapped, captured, kept in host memory and in which types; of experts, how tokens are sent.
 CORE += ["tp=2,zero=1,overlap=grad+param+tp", "zero=1,graphs=layers", "zero=1,graphs=step", "zero=1,offload=optimizer:50", "zero=1,offload_layers=4", "zero=1,grad_dtype=bf16,optim_states=bf16_moments"]
 CORE += ["ep=4,zero=1,dispatcher=all_gather", "ep=4,zero=1,dispatcher=deepep,overlap=grad+param+ep", "ep=4,zero=1,dispatcher=hybridep,graphs=layers"]
+# In 8 bits, with every way to scale operands; microscaled numbers need Blackwell.
+EIGHT_BITS = ["fp8: zero=1", "fp8: tp=2,zero=1,fp8_recipe=tensorwise,recompute=selective:norms", "fp8: zero=1,fp8_recipe=blockwise", "fp8: tp=2,pp=2,zero=1,fp8_recipe=mxfp8"]
 FSDP = ["zero=3", "zero=3,dp_replicate=2,recompute=full", "tp=2,zero=2"]
 TITAN = ["zero=3,recompute=full", "tp=2,zero=3", "tp=2,etp=2,zero=3", "pp=2,vpp=2,schedule=interleaved,zero=3", "zero=3,dp_replicate=2,reshard=off", "zero=0", "ep=8,zero=3"]
 TITAN += ["zero=3,graphs=step", "ep=8,zero=3,dispatcher=deepep"]
@@ -102,6 +104,11 @@ GRID = [
     ("torchtitan@0.3", "torchtitan", own("torchtitan@0.3"), TITAN),
     ("torchtitan@main", "torchtitan", own("torchtitan@main"), TITAN),
     ("torchtitan@0.2", "torchtitan", own("torchtitan@0.2"), ["zero=3,recompute=full", "tp=2,pp=2,zero=3", "zero=3,cp=2,cp_kind=all_gather", "zero=0"]),
+    ("megatron-lm", "megatron-core", ["llama3-8b", "qwen3-30b-a3b"], EIGHT_BITS),
+    ("megatron-bridge", "megatron-core", ["llama3-8b", "qwen3-30b-a3b"], EIGHT_BITS),
+    # Later editions read float8 with torchao alone, and scale rows: a plan with a scale for each tensor is refused by us.
+    ("torchtitan@main", "torchtitan", ["llama3-8b"], ["fp8: zero=3"]),
+    ("torchtitan@0.2", "torchtitan", ["llama3-8b"], ["fp8: zero=3,fp8_recipe=rowwise", "fp8: zero=3"]),
     ("deepspeed@0.19", "deepspeed", ANY, ["zero=1", "zero=2,mbs=2", "zero=3,recompute=full", "zero=0", "zero=1,offload=optimizer", "zero=3,offload=parameters", "zero=3,prefetch=2", "zero=2,grad_dtype=fp32"]),
     ("accelerate@1.15", "fsdp2", DENSE, ["zero=3,recompute=full", "zero=3,dp_replicate=2", "zero=2", "zero=0", "zero=3,offload=parameters"]),
     ("axolotl@0.19", "fsdp2", DENSE, ["zero=3,mbs=2", "zero=3,dp_replicate=2,recompute=full", "zero=2", "zero=3,offload=parameters"]),
@@ -149,7 +156,10 @@ def export(tool, folder, target, runtime, model, strategy, strange):
     folder.mkdir(parents=True)
     plan = folder / "a.plan.yaml"
     job = {**JOB, "seq_len": SHORT.get(model, JOB["seq_len"])}
-    words = [tool, "estimate", "--model", model, "--gpus", job["gpus"], "--seq", job["seq_len"], "--global-batch", job["global_batch"], "--runtime", runtime, "--strategy", strategy, "-o", plan, "--quiet", "--json"]
+    eight_bits, strategy = strategy.startswith("fp8: "), strategy.removeprefix("fp8: ")
+    precision = ["--precision", "fp8"] if eight_bits else []
+    cluster = ["--cluster", "dgx-b200"] if "mxfp8" in strategy else []
+    words = [tool, "estimate", *precision, *cluster, "--model", model, "--gpus", job["gpus"], "--seq", job["seq_len"], "--global-batch", job["global_batch"], "--runtime", runtime, "--strategy", strategy, "-o", plan, "--quiet", "--json"]
     made = subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False)
     if made.returncode not in (0, 3):
         return "illegal", made.stderr
