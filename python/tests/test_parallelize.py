@@ -202,6 +202,7 @@ REFUSED = [
     ({"cp": 4, "cp_kind": "all_to_all"}, "cp * tp=4 does not divide the model's 2 key-value heads"),
     ({"dp_shard": 4, "zero": 3, "precision": "fp16"}, "precision fp16 is not applied"),
     ({"tp": 2, "dp_shard": 2, "zero": 3, "precision": "fp8"}, "precision fp8 is applied without tensor and expert parallelism"),
+    ({"dp_shard": 4, "zero": 3, "precision": "fp8", "fp8_recipe": "rowwise"}, "strategy.fp8_recipe is 'rowwise'; expected tensorwise"),
     ({"dp_shard": 4, "zero": 0}, "dp_shard > 1 with zero: 0"),
     ({"dp_shard": 4, "zero": 3, "prefetch": 0}, "strategy.prefetch is 0; expected 1 to 8 blocks"),
     ({"dp_shard": 4, "zero": 1, "prefetch": 2}, "strategy.prefetch is 2; expected none"),

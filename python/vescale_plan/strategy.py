@@ -52,6 +52,7 @@ class Strategy:
     prefetch: Optional[int] = None
     dispatcher: Optional[str] = None
     graphs: Optional[str] = None
+    fp8_recipe: Optional[str] = None
 
     @property
     def dp(self) -> int:
@@ -139,6 +140,8 @@ class Strategy:
             raise wrong("dispatcher", "none: `parallelize` sends tokens to their experts by all-to-all")
         if self.graphs is not None:
             raise wrong("graphs", "none: `parallelize` captures no CUDA graphs")
+        if self.fp8_recipe not in (None, "tensorwise"):
+            raise wrong("fp8_recipe", "tensorwise: `parallelize` gives each tensor a scale of its own")
         if self.offload is not None:
             raise wrong("offload", "none: `parallelize` keeps states on the device")
         if sorted(self.axis_order) != sorted(AXES):
