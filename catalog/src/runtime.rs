@@ -162,6 +162,8 @@ pub enum RecomputeMode {
     Full,
     /// A number of layers per virtual stage.
     Layers,
+    /// A number of layers per virtual stage, which is smaller on later pipeline ranks.
+    Falling,
     /// Operator-level selection (torchtitan).
     SelectiveOps,
 }
@@ -175,6 +177,7 @@ impl RecomputeMode {
             Self::Selective => "selective",
             Self::Full => "full",
             Self::Layers => "layers:N",
+            Self::Falling => "falling:N",
             Self::SelectiveOps => "selective_ops",
         }
     }

@@ -166,6 +166,7 @@ impl Assembled {
             let end = first_layer + count as usize;
             let span = Span {
                 layers: &costs.class_of_layer()[first_layer..end],
+                as_first: strategy.layers_as_first(index),
                 ends: [index == 0, index == last],
             };
             first_layer = end;
@@ -271,10 +272,12 @@ impl Assembled {
     }
 }
 
-/// What a stage consists of: the classes of its layers, and whether it has the embedding and the head.
+/// What a stage consists of: the classes of its layers, how many of these are treated as
+/// [`plans::Recompute::of_first_and_others`] says of the first, and whether it has the embedding and the head.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Span<'a> {
     pub(crate) layers: &'a [u8],
+    pub(crate) as_first: u64,
     pub(crate) ends: [bool; 2],
 }
 
@@ -346,11 +349,10 @@ impl Blocks {
                 }
             }
         };
-        // The recomputation of layers after the first `n` that `Layers(n)` recomputes.
-        let mode = strategy.recompute.of_layer(u64::MAX);
+        let [as_first, mode] = strategy.recompute.of_first_and_others();
         let layer = |&class: &LayerClass| {
             let as_asked = block(BlockClass::Layer(class), mode)?;
-            let first = match strategy.recompute.of_layer(0) {
+            let first = match as_first {
                 same if same == mode => Arc::clone(&as_asked),
                 other => block(BlockClass::Layer(class), other)?,
             };
@@ -406,14 +408,13 @@ impl Blocks {
     }
 
     fn runs(&self, costs: &BlockCosts, strategy: &Decisions, span: Span<'_>) -> Vec<Run> {
-        let recompute = strategy.recompute;
         let mut runs = Vec::with_capacity(4);
         if span.ends[0] {
             push(&mut runs, &self.embedding, 1, false);
         }
         for (offset, &class) in span.layers.iter().enumerate() {
             let [asked, first] = &self.layers[usize::from(class)];
-            let as_first = recompute.of_layer(offset as u64) == recompute.of_layer(0);
+            let as_first = (offset as u64) < span.as_first;
             let on_host = (offset as u64) < strategy.offload_layers;
             push(&mut runs, if as_first { first } else { asked }, 1, on_host);
         }

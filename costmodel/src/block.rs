@@ -341,7 +341,7 @@ fn modes(scenario: &Scenario, key: &BlockKey) -> Vec<Recompute> {
                 &[Recompute::Selective]
             }
             RecomputeMode::Full => &[Recompute::Full],
-            RecomputeMode::Layers => &[Recompute::None, Recompute::Full],
+            RecomputeMode::Layers | RecomputeMode::Falling => &[Recompute::None, Recompute::Full],
             RecomputeMode::SelectiveOps => &[Recompute::SelectiveOps],
         };
         for mode in of_layers {

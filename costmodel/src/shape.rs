@@ -7,7 +7,7 @@ use crate::blocks::BlockCosts;
 use crate::pipeline::Pipeline;
 
 /// Kinds of blocks: embedding, head and prediction module, then for every class of layers those of which a stage's
-/// first layers are (which `Recompute::Layers` recomputes), and the others.
+/// first layers are (which `Recompute::Layers` and `Recompute::Falling` recompute), and the others.
 const ENDS: usize = 3;
 const EMBEDDING: usize = 0;
 const HEAD: usize = 1;
@@ -230,8 +230,9 @@ fn of_stages(costs: &BlockCosts, d: &Decisions, kinds: usize, without: u64) -> V
         let mut counts = vec![0u64; kinds];
         let end = first_layer + count as usize;
         let layers = (0u64..).zip(&costs.class_of_layer()[first_layer..end]);
+        let first = d.layers_as_first(index);
         for (offset, &class) in layers.skip(without as usize) {
-            let as_first = d.recompute.of_layer(offset) == d.recompute.of_layer(0);
+            let as_first = offset < first;
             counts[ENDS + 2 * usize::from(class) + usize::from(as_first)] += 1;
         }
         counts[EMBEDDING] = u64::from(index == 0);
@@ -262,8 +263,9 @@ fn rows_of_stages(costs: &BlockCosts, d: &Decisions) -> Vec<Vec<(usize, f64)>> {
             add(EMBEDDING, 1.0);
         }
         let end = first_layer + count as usize;
+        let first = d.layers_as_first(index);
         for (offset, &class) in (0u64..).zip(&costs.class_of_layer()[first_layer..end]) {
-            let as_first = d.recompute.of_layer(offset) == d.recompute.of_layer(0);
+            let as_first = offset < first;
             add(ENDS + 2 * usize::from(class) + usize::from(as_first), 1.0);
         }
         if index == last {

@@ -45,10 +45,11 @@ const SCHEDULES: [&str; 8] = [
     "dualpipe-v,vpp=2",
 ];
 
-const REST: [&str; 9] = [
+const REST: [&str; 10] = [
     "recompute=none",
     "recompute=full",
     "recompute=layers:2",
+    "recompute=falling:3",
     "recompute=none,prefetch=2",
     "recompute=none,prefetch=0",
     "recompute=none,reshard=off",

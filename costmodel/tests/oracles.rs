@@ -239,11 +239,11 @@ proptest! {
     }
 
     #[test]
-    fn floors_never_exceed_the_simulation(mesh in mesh(), zero in 0u8..4, kind in 0usize..6) {
+    fn floors_never_exceed_the_simulation(mesh in mesh(), zero in 0u8..4, kind in 0usize..6, again in 0usize..5) {
         let s = scenario("llama3-8b", 64, 4096, 128, "vescale");
         let costs = CostModel::new(s.clone()).expect("priced");
         let kinds = ["1f1b", "interleaved,vpp=2", "gpipe", "zb-h1", "zb-v,vpp=2", "dualpipe-v,vpp=2"];
-        let recompute = ["none", "selective", "full", "layers:2"][kind % 4];
+        let recompute = ["none", "selective", "full", "layers:2", "falling:1"][again];
         let rest = format!("zero={zero},recompute={recompute},schedule={}", kinds[kind]);
         if let Ok(one) = plans::grammar::parse(&text(mesh, &rest), &s.model, &s.workload, &s.runtime) {
             let passes = costs.passes(&one).expect("priced");

@@ -87,9 +87,11 @@ impl Job {
 /// Rejects what the executor cannot run, before any rank starts.
 fn check(model: &ModelConfig, strategy: &Strategy) -> Result<(), ExecutorError> {
     let reason = if matches!(strategy.recompute, Recompute::SelectiveOps) {
-        Some("recompute=selective_ops is torchtitan's; use none, selective, full or layers:N")
+        Some(
+            "recompute=selective_ops is torchtitan's; use none, selective, full, layers:N or falling:N",
+        )
     } else if matches!(strategy.recompute, Recompute::Modules(_)) {
-        Some("recompute=selective: with parts; use none, selective, full or layers:N")
+        Some("recompute=selective: with parts; use none, selective, full, layers:N or falling:N")
     } else if strategy.optimizer_states.is_some() {
         Some("optim_states: master weights and moments are held in fp32")
     } else if strategy.offload.is_some() || strategy.offload_layers > 0 {

@@ -45,10 +45,12 @@ impl Recipe {
             recipes.push(whole(BlockClass::Embedding));
         }
         let first: u64 = stages[..stage as usize].iter().sum();
+        let [as_first, as_others] = strategy.recompute.of_first_and_others();
+        let until = strategy.layers_as_first(stage as usize);
         for offset in 0..stages[stage as usize] {
             let layer = first + offset;
-            let keep = match strategy.recompute.of_layer(offset) {
-                Recompute::None | Recompute::Layers(_) => Keep::All,
+            let keep = match if offset < until { as_first } else { as_others } {
+                Recompute::None | Recompute::Layers(_) | Recompute::Falling(_) => Keep::All,
                 Recompute::Selective | Recompute::Modules(_) | Recompute::SelectiveOps => {
                     Keep::NotAttention
                 }

@@ -82,7 +82,7 @@ impl Branches<'_> {
         for (index, pipeline) in pipelines.iter().enumerate() {
             for (mode, &activations) in pipeline.activations.iter().enumerate() {
                 let recompute = activations.recompute;
-                let kind = (recompute.of_layer(0), recompute.of_layer(u64::MAX));
+                let kind = recompute.of_first_and_others();
                 let allows = self.space.allows(layout, pipeline, activations);
                 let (beside, bounds) = match costs.entry((kind, allows)) {
                     btree_map::Entry::Occupied(known) => known.into_mut(),

@@ -122,12 +122,21 @@ impl Asked<'_> {
             .filter(simulated)
         {
             for stages in self.partitions(pp, vpp) {
-                let activations = self.activations(&stages);
+                let layers = self.scenario.model.layers;
+                let pipeline = Decisions {
+                    pp,
+                    vpp,
+                    num_micro_batches: micro_batches,
+                    schedule,
+                    stages,
+                    ..Decisions::on_one_gpu(layers, self.scenario.runtime.overlap)
+                };
+                let activations = self.activations(&pipeline);
                 if !activations.is_empty() {
                     choices.push(PipelineChoice {
                         schedule,
                         vpp,
-                        stages,
+                        stages: pipeline.stages,
                         activations,
                     });
                 }
@@ -215,12 +224,12 @@ impl Asked<'_> {
         partitions
     }
 
-    /// What may become of the activations of such stages: recomputation, or without it and without a pipeline copies in host
-    /// memory.
-    fn activations(&self, stages: &StagePartition) -> Vec<ActivationChoice> {
+    /// What may become of the activations of a pipeline's stages: recomputation, or without it and without a pipeline copies in
+    /// host memory.
+    fn activations(&self, pipeline: &Decisions) -> Vec<ActivationChoice> {
         let mut all = Vec::new();
         if self.constraints.allows_name("offload_layers", "0") {
-            let recompute = self.recompute(stages).into_iter();
+            let recompute = self.recompute(pipeline).into_iter();
             all.extend(recompute.map(|recompute| ActivationChoice {
                 recompute,
                 offload_layers: 0,
@@ -228,8 +237,7 @@ impl Asked<'_> {
         }
         let space = &self.scenario.runtime.space;
         let recompute = Recompute::None;
-        if let StagePartition(of) = stages
-            && let [layers] = of[..]
+        if let [layers] = pipeline.stages.0[..]
             && space.offload_layers
             && self.constraints.allow_recompute(recompute)
         {
@@ -251,8 +259,8 @@ impl Asked<'_> {
         all
     }
 
-    fn recompute(&self, stages: &StagePartition) -> Vec<Recompute> {
-        let most = stages.0.iter().copied().max().unwrap_or(0);
+    fn recompute(&self, pipeline: &Decisions) -> Vec<Recompute> {
+        let most = pipeline.stages.0.iter().copied().max().unwrap_or(0);
         let mut choices = Vec::new();
         for &offered in &self.scenario.runtime.space.recompute {
             match offered {
@@ -264,20 +272,62 @@ impl Asked<'_> {
                 RecomputeMode::Full => choices.push(Recompute::Full),
                 RecomputeMode::SelectiveOps => choices.push(Recompute::SelectiveOps),
                 RecomputeMode::Layers => {
-                    let mut counts: Vec<u64> = eighths(most).collect();
-                    let present = match self.present.map(|d| d.recompute) {
-                        Some(Recompute::Layers(n)) => Some(n),
+                    let counts = self.recomputed_layers("layers:", most, |of| match of {
+                        Recompute::Layers(n) => Some(n),
                         _ => None,
-                    };
-                    let asked_for = self.constraints.fixed_layers().chain(present);
-                    counts.extend(asked_for.filter(|&n| n > 0 && n <= most));
-                    counts.sort_unstable();
-                    counts.dedup();
-                    choices.extend(counts.into_iter().map(Recompute::Layers));
+                    });
+                    choices.extend(counts.map(Recompute::Layers));
                 }
+                RecomputeMode::Falling => choices.extend(self.falling(pipeline)),
             }
         }
         choices.retain(|&recompute| self.constraints.allow_recompute(recompute));
+        choices
+    }
+
+    /// Numbers of layers that a stage of `most` layers may recompute: eighths, those that a constraint fixes after `prefix`,
+    /// and that of the present strategy.
+    fn recomputed_layers(
+        &self,
+        prefix: &str,
+        most: u64,
+        of: fn(Recompute) -> Option<u64>,
+    ) -> impl Iterator<Item = u64> + use<> {
+        let present = self.present.and_then(|d| of(d.recompute));
+        let asked_for = self.constraints.fixed_layers(prefix).chain(present);
+        let mut counts: Vec<u64> = eighths(most).collect();
+        counts.extend(asked_for.filter(|&n| n > 0 && n <= most));
+        counts.sort_unstable();
+        counts.dedup();
+        counts.into_iter()
+    }
+
+    /// Recomputation of fewer layers on later pipeline ranks, where it differs from that of as many in all stages.
+    fn falling(&self, pipeline: &Decisions) -> Vec<Recompute> {
+        let counts = self.recomputed_layers("falling:", pipeline.stages.0[0], |of| match of {
+            Recompute::Falling(n) => Some(n),
+            _ => None,
+        });
+        let counted = |recompute| {
+            let d = Decisions {
+                recompute,
+                ..pipeline.clone()
+            };
+            let legal = plans::legality::check_recompute(&d).is_ok();
+            legal.then(|| d.recomputed_layers())
+        };
+        let mut choices = Vec::new();
+        let mut known = Vec::new();
+        for n in counts {
+            let counts = counted(Recompute::Falling(n));
+            if counts.is_some()
+                && counts != counted(Recompute::Layers(n))
+                && !known.contains(&counts)
+            {
+                choices.push(Recompute::Falling(n));
+                known.push(counts);
+            }
+        }
         choices
     }
 

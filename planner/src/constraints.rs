@@ -221,13 +221,13 @@ impl Constraints {
         )
     }
 
-    /// Counts of recomputed layers that are fixed (`recompute=layers:3`).
-    pub(crate) fn fixed_layers(&self) -> impl Iterator<Item = u64> {
+    /// Counts of recomputed layers that are fixed after a prefix, as 3 after `layers:` by `recompute=layers:3`.
+    pub(crate) fn fixed_layers(&self, prefix: &str) -> impl Iterator<Item = u64> {
         let values = self.fix.get("recompute").map_or(&[][..], Vec::as_slice);
-        values
+        let counts = values
             .iter()
-            .filter_map(|v| v.strip_prefix("layers:")?.parse().ok())
-            .filter(|&n| n > 0)
+            .map(move |v| v.strip_prefix(prefix)?.parse().ok());
+        counts.flatten().filter(|&n| n > 0)
     }
 
     /// Sets of parts to recompute that are fixed (`recompute=selective:norms`).
@@ -268,6 +268,7 @@ impl Constraints {
     pub(crate) fn allows_mode(&self, mode: RecomputeMode) -> bool {
         let kind = match mode {
             RecomputeMode::Layers => "layers",
+            RecomputeMode::Falling => "falling",
             _ => mode.name(),
         };
         let of_kind = |v: &String| v.split(':').next() == Some(kind);

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, btree_map};
 
 use catalog::{AxisOrder, Bytes, elementary};
 use costmodel::{CostModel, Lightest, Scenario, Score};
-use plans::{Decisions, Recompute, Strategy};
+use plans::{Decisions, Strategy};
 use rayon::prelude::*;
 
 use crate::PlannerError;
@@ -193,12 +193,9 @@ impl Contest<'_> {
         slowest: f64,
         simpler: &mut Vec<(Complexity, Strategy)>,
     ) -> Result<(), PlannerError> {
-        let is_partial = |recompute: Recompute| matches!(recompute, Recompute::Layers(_));
         let alike = |activations: &&ActivationChoice| {
-            let recomputes_alike = match of.recompute {
-                Recompute::Layers(_) => is_partial(activations.recompute),
-                other => activations.recompute == other,
-            };
+            let kinds = [of.recompute, activations.recompute].map(simplicity::kind);
+            let recomputes_alike = kinds[0] == kinds[1];
             recomputes_alike && (activations.offload_layers > 0) == (of.offload_layers > 0)
         };
         let shards_alike = |sharding: &&ShardingChoice| {
@@ -224,7 +221,7 @@ impl Contest<'_> {
                     if found.is_empty() {
                         continue;
                     }
-                    let kind = (recompute.of_layer(0), recompute.of_layer(u64::MAX));
+                    let kind = recompute.of_first_and_others();
                     let bounds = match bounds.entry((execution, kind)) {
                         btree_map::Entry::Occupied(known) => known.into_mut(),
                         btree_map::Entry::Vacant(new) => {

@@ -20,6 +20,15 @@ use crate::space::SearchSpace;
 const LISTED: usize = 24;
 /// Micro-batches per pipeline rank that every schedule can work with.
 const MICRO_BATCHES_PER_STAGE: u64 = 2;
+/// What may be recomputed, without numbers of layers and parts of them.
+const RECOMPUTE: [&str; 6] = [
+    "none",
+    "selective",
+    "full",
+    "layers",
+    "falling",
+    "selective_ops",
+];
 
 /// Refuses constraints that contradict themselves, and values that no strategy can have at any of
 /// several numbers of devices.
@@ -182,7 +191,7 @@ fn candidates(scenario: &Scenario, counts: &[u64], key: &str) -> Vec<String> {
         "fp8_recipe" => Fp8Recipe::ALL.map(Fp8Recipe::name).to_vec(),
         "dispatcher" => Dispatcher::ALL.map(Dispatcher::name).to_vec(),
         "offload" => vec![Offload::NONE, "optimizer", "optimizer:50", "parameters"],
-        "recompute" => vec!["none", "selective", "full", "layers", "selective_ops"],
+        "recompute" => RECOMPUTE.to_vec(),
         _ => Vec::new(),
     };
     let sizes = sizes.into_iter().map(|size| size.to_string());

@@ -126,7 +126,8 @@ fn pipelines(
         order.amount += 1;
     }
     match (a.recompute, activations.recompute) {
-        (Recompute::Layers(a), Recompute::Layers(b)) => order.size(a, b),
+        (Recompute::Layers(a), Recompute::Layers(b))
+        | (Recompute::Falling(a), Recompute::Falling(b)) => order.size(a, b),
         (a, b) => order.choice(a, b),
     }
     match (a.offload_layers, activations.offload_layers) {

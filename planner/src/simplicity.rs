@@ -16,7 +16,7 @@ pub struct Complexity {
 type Traits<const N: usize> = [(bool, &'static str); N];
 
 /// Everything that makes a plan complicated, in words; axes come first.
-fn traits(d: &Decisions, runtime: &Runtime) -> (Traits<5>, Traits<19>) {
+fn traits(d: &Decisions, runtime: &Runtime) -> (Traits<5>, Traits<20>) {
     let space = &runtime.space;
     let axes = [
         (d.tp > 1, "tensor parallelism"),
@@ -28,7 +28,8 @@ fn traits(d: &Decisions, runtime: &Runtime) -> (Traits<5>, Traits<19>) {
     let simple = [ScheduleKind::OneFOneB, ScheduleKind::Interleaved];
     let usual_order = space.axis_orders.first().is_none_or(|&o| o == d.axis_order);
     let usual_kind = d.cp == 1 || space.cp_kinds.first().is_none_or(|&k| k == d.cp_kind);
-    let partly = matches!(d.recompute, Recompute::Layers(_) | Recompute::Modules(_));
+    let falls = matches!(d.recompute, Recompute::Falling(_));
+    let partly = falls || matches!(d.recompute, Recompute::Layers(_) | Recompute::Modules(_));
     let switched = d.tp > 1 && d.overlap.tensor_parallel != runtime.overlap.tensor_parallel;
     let narrow = (d.gradients).is_some_and(|types| types.reduced.size() < DType::F32.size());
     let expert_overlap = d.overlap.expert_parallel != runtime.overlap.expert_parallel;
@@ -48,6 +49,7 @@ fn traits(d: &Decisions, runtime: &Runtime) -> (Traits<5>, Traits<19>) {
         (!usual_kind, "another kind of context parallelism"),
         (d.dp_shard > 1 && d.dp_replicate > 1, "hybrid sharding"),
         (partly, "partial recomputation"),
+        (falls, "other counts of recomputed layers on every rank"),
         (narrow, "16-bit gradients"),
         (d.gradients.is_some() && !narrow, "32-bit gradients"),
         (d.optimizer_states.is_some(), "other optimizer states"),
@@ -99,6 +101,15 @@ pub fn layout(d: &Decisions) -> [u64; 7] {
     [d.tp, d.pp, d.cp, d.ep, d.etp, d.dp(), d.micro_batch]
 }
 
+/// What is recomputed, without how many layers of each stage, if some are.
+#[must_use]
+pub fn kind(recompute: Recompute) -> Recompute {
+    match recompute {
+        Recompute::Layers(_) | Recompute::Falling(_) => Recompute::Layers(0),
+        other => other,
+    }
+}
+
 /// The decisions that all variants of a plan share. These differ in axis order, kind of context parallelism, overlap of
 /// tensor-parallel messages and of messages to experts, dispatcher of tokens, CUDA graphs, scales of 8-bit products, types of
 /// gradients and of optimizer states, what of these lies in host memory, how far ahead parameters are gathered, virtual stages with their schedule and
@@ -123,10 +134,7 @@ pub fn shared(d: &Decisions) -> Decisions {
         vpp: 1,
         schedule: ScheduleKind::OneFOneB,
         stages: StagePartition(Vec::new()),
-        recompute: match d.recompute {
-            Recompute::Layers(_) => Recompute::Layers(0),
-            other => other,
-        },
+        recompute: kind(d.recompute),
         offload_layers: d.offload_layers.min(1),
         ..d.clone()
     }

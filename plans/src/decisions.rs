@@ -8,8 +8,10 @@ use catalog::{
     OptimizerStates, Overlap, Precision, Runtime, ScheduleKind, Selection, Zero,
 };
 
+use crate::falling;
 use crate::mesh::Group;
 use crate::partition::StagePartition;
+use crate::schedule;
 
 /// Every decision of a parallelism strategy, as plain fields that nobody has checked;
 /// [`Strategy::new`](crate::Strategy::new) checks them.
@@ -98,19 +100,23 @@ pub enum Recompute {
     /// The first `n` layers of every virtual stage fully, the rest as under `None`
     /// (Megatron `--recompute-method block --recompute-num-layers n`).
     Layers(u64),
+    /// The first layers of every virtual stage fully, the rest as under `None`: so many on the first stage, and on later
+    /// pipeline ranks fewer, which have fewer micro-batches in flight ([`Decisions::layers_as_first`]).
+    Falling(u64),
     /// Operator-level selection of torchtitan: matrix-product outputs kept alternately, attention and
     /// collectives kept, the rest recomputed.
     SelectiveOps,
 }
 
 impl Recompute {
-    /// The recompute mode of one layer, counted from the first of its virtual stage.
+    /// What is recomputed of the first layers of a stage, and of the others. How many are first says
+    /// [`Decisions::layers_as_first`].
     #[must_use]
-    pub fn of_layer(self, offset: u64) -> Self {
+    pub fn of_first_and_others(self) -> [Self; 2] {
         match self {
-            Self::Layers(n) if offset < n => Self::Full,
-            Self::Layers(_) => Self::None,
-            other => other,
+            Self::Layers(1..) | Self::Falling(_) => [Self::Full, Self::None],
+            Self::Layers(0) => [Self::None; 2],
+            alike => [alike; 2],
         }
     }
 }
@@ -161,6 +167,46 @@ impl Decisions {
     #[must_use]
     pub fn gathers_in_every_pass(&self) -> bool {
         self.zero == Zero::Z3 && self.reshard_after_forward
+    }
+
+    /// Number of layers of a virtual stage that are treated as [`Recompute::of_first_and_others`] says of the first.
+    #[must_use]
+    pub fn layers_as_first(&self, stage: usize) -> u64 {
+        let layers = self.stages.0[stage];
+        match self.recompute {
+            Recompute::Layers(n @ 1..) => n.min(layers),
+            Recompute::Falling(of_first) => {
+                falling::recomputed(of_first, &self.stages.0, stage, |stage| {
+                    let rank = stage as u64 % self.pp;
+                    self.passes_in_flight(rank).unwrap_or(1)
+                })
+            }
+            _ => layers,
+        }
+    }
+
+    /// Forward passes without their backward at a pipeline rank's fullest moment; `None` where later ranks have as many as
+    /// earlier ones.
+    pub(crate) fn passes_in_flight(&self, rank: u64) -> Option<u64> {
+        let several = self.pp > 1;
+        let (kind, micro_batches) = (self.schedule, self.num_micro_batches);
+        let passes = || schedule::in_flight(kind, self.pp, self.vpp, micro_batches, rank);
+        several.then(passes).flatten()
+    }
+
+    /// Number of layers that each virtual stage recomputes as a whole.
+    #[must_use]
+    pub fn recomputed_layers(&self) -> Vec<u64> {
+        let whole = self.recompute.of_first_and_others()[0] == Recompute::Full;
+        let stages = 0..self.stages.0.len();
+        let of_stage = |stage| {
+            if whole {
+                self.layers_as_first(stage)
+            } else {
+                0
+            }
+        };
+        stages.map(of_stage).collect()
     }
 
     /// Number of ranks in the job.

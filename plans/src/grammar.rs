@@ -171,6 +171,7 @@ pub fn recompute_name(recompute: Recompute) -> String {
         Recompute::Modules(selection) => format!("selective:{}", selection.name()),
         Recompute::Full => "full".into(),
         Recompute::Layers(n) => format!("layers:{n}"),
+        Recompute::Falling(n) => format!("falling:{n}"),
         Recompute::SelectiveOps => "selective_ops".into(),
     }
 }
@@ -422,9 +423,8 @@ impl Fields {
             Some("selective") => Ok(Recompute::Selective),
             Some("full") => Ok(Recompute::Full),
             Some("selective_ops") => Ok(Recompute::SelectiveOps),
-            Some(value) => (value.strip_prefix("layers:"))
-                .and_then(|n| n.parse().ok())
-                .map(Recompute::Layers)
+            Some(value) => (number_after(value, "layers:").map(Recompute::Layers))
+                .or_else(|| number_after(value, "falling:").map(Recompute::Falling))
                 .or_else(|| {
                     let selection = Selection::read(value.strip_prefix("selective:")?)?;
                     Some(Recompute::Modules(selection))
@@ -432,7 +432,7 @@ impl Fields {
                 .ok_or_else(|| {
                     syntax("recompute", value,
                         format!(
-                            "none, selective, full, selective_ops, layers:N, or selective: with parts of {}",
+                            "none, selective, full, selective_ops, layers:N, falling:N, or selective: with parts of {}",
                             RecomputeModule::ALL.map(|(_, name, _)| name).join("+")
                         ),
                     )
@@ -548,6 +548,11 @@ impl Fields {
         };
         read_overlap(value).ok_or_else(|| syntax("overlap", value, OVERLAPS))
     }
+}
+
+/// The number after a prefix.
+fn number_after(value: &str, prefix: &str) -> Option<u64> {
+    value.strip_prefix(prefix)?.parse().ok()
 }
 
 fn one_of<T: Copy>(

@@ -7,6 +7,7 @@ use catalog::{
 };
 
 use crate::decisions::{Decisions, Recompute};
+use crate::falling;
 use crate::schedule::{self, ScheduleError};
 
 /// The rule that a strategy breaks.
@@ -413,6 +414,21 @@ fn gradients(d: &Decisions, workload: &Workload) -> Result<(), StrategyError> {
     }
 }
 
+/// Checks that a pipeline's stages can recompute what the decisions say.
+///
+/// # Errors
+/// What later ranks would need to recompute fewer layers than the first.
+pub fn check_recompute(d: &Decisions) -> Result<(), StrategyError> {
+    match d.recompute {
+        Recompute::Falling(of_first) => {
+            let falls = d.passes_in_flight(0).is_some();
+            let conflict = falling::conflict(of_first, d.stages.0[0], falls);
+            conflict.map_or(Ok(()), |why| Err(StrategyError::Conflict(why)))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Checks micro-batches, stages and schedule.
 ///
 /// # Errors
@@ -461,5 +477,5 @@ pub fn check_pipeline(
     if d.pp > 1 || d.schedule != ScheduleKind::OneFOneB {
         schedule::check(d.schedule, d.pp, d.vpp, d.num_micro_batches)?;
     }
-    Ok(())
+    check_recompute(d)
 }

@@ -252,7 +252,9 @@ pub fn experts_cannot_overlap(
         return Some("an interleaved schedule, or pp=1");
     }
     match recompute {
-        Recompute::Full | Recompute::Layers(_) => Some("recompute=none or selective"),
+        Recompute::Full | Recompute::Layers(_) | Recompute::Falling(_) => {
+            Some("recompute=none or selective")
+        }
         Recompute::None
         | Recompute::Selective
         | Recompute::Modules(_)
@@ -317,9 +319,11 @@ pub fn recipe_cannot_recompute(
     let selection = match recompute {
         Recompute::Modules(selection) => selection,
         Recompute::Selective => runtime.selective,
-        Recompute::None | Recompute::Full | Recompute::Layers(_) | Recompute::SelectiveOps => {
-            return None;
-        }
+        Recompute::None
+        | Recompute::Full
+        | Recompute::Layers(_)
+        | Recompute::Falling(_)
+        | Recompute::SelectiveOps => return None,
     };
     recipe.cannot_recompute(selection)
 }
@@ -344,7 +348,7 @@ pub fn graphs_cannot_capture(
         Recompute::Selective => module == RecomputeModule::CoreAttention,
         _ => false,
     };
-    let whole = matches!(recompute, Recompute::Full | Recompute::Layers(1..));
+    let whole = recompute.of_first_and_others()[0] == Recompute::Full;
     match graphs {
         CudaGraphs::None => None,
         CudaGraphs::Layers if whole => Some("recompute=none or selective"),
@@ -365,6 +369,7 @@ fn mode(recompute: Recompute) -> RecomputeMode {
         Recompute::Selective | Recompute::Modules(_) => RecomputeMode::Selective,
         Recompute::Full => RecomputeMode::Full,
         Recompute::Layers(_) => RecomputeMode::Layers,
+        Recompute::Falling(_) => RecomputeMode::Falling,
         Recompute::SelectiveOps => RecomputeMode::SelectiveOps,
     }
 }

@@ -29,7 +29,7 @@ fn legal() -> impl proptest::strategy::Strategy<Value = Plan> {
     let choices = (
         0usize..3,
         0u8..4,
-        0usize..5,
+        0usize..6,
         0usize..6,
         0usize..2,
         0usize..9,
@@ -37,7 +37,7 @@ fn legal() -> impl proptest::strategy::Strategy<Value = Plan> {
     );
     (sizes, choices).prop_filter_map("legal", |((tp, pp, cp, ep, mbs), (kind, zero, re, sched, order, types, run))| {
         let kind = ["ring", "all_gather", "all_to_all"][kind];
-        let re = ["none", "selective", "full", "layers:3", "selective:mlp+norms"][re];
+        let re = ["none", "selective", "full", "layers:3", "falling:3", "selective:mlp+norms"][re];
         let sched = ["1f1b", "interleaved,vpp=2", "gpipe", "zb-h1", "zb-v,vpp=2", "dualpipe-v,vpp=2"][sched];
         let order = ["tp-cp-dp_shard-dp_replicate-pp", "tp-cp-pp-dp_shard-dp_replicate"][order];
         let states = ["own", "split_master", "8bit_moments"][types / 3];

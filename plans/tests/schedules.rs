@@ -291,3 +291,85 @@ fn messages_on_their_way_do_not_grow_with_the_number_of_micro_batches() {
         );
     }
 }
+
+/// Forward passes without their backward at the fullest moment of every rank.
+fn held(schedule: &Schedule) -> Vec<u64> {
+    let of_rank = |actions: &Vec<plans::Action>| {
+        let (mut now, mut most) = (0u64, 0);
+        for action in actions {
+            match action.kind {
+                ActionKind::F => now += 1,
+                ActionKind::B | ActionKind::I => now -= 1,
+                _ => {}
+            }
+            most = most.max(now);
+        }
+        most
+    };
+    schedule.ranks.iter().map(of_rank).collect()
+}
+
+#[test]
+fn passes_in_flight_are_counted_without_the_schedule() {
+    for kind in ScheduleKind::ALL {
+        for (pp, vpp) in [(2, 1), (3, 1), (8, 1), (2, 2), (4, 2), (7, 2), (4, 5)] {
+            for m in 1..=5 * pp {
+                let Ok(schedule) = schedule::build(kind, pp, vpp, m) else {
+                    continue;
+                };
+                let counted = (0..pp).map(|rank| schedule::in_flight(kind, pp, vpp, m, rank));
+                if let Some(counted) = counted.collect::<Option<Vec<u64>>>() {
+                    assert_eq!(counted, held(&schedule), "{kind} {pp} {vpp} {m}");
+                }
+            }
+        }
+    }
+}
+
+/// Layers that each stage of llama3-8b recomputes.
+fn recomputed(pipeline: &str) -> Result<String, String> {
+    let model = catalog::load::model("llama3-8b").expect("preset");
+    let runtime = catalog::load::runtime("vescale").expect("preset");
+    let workload = Workload::new(catalog::WorkloadSizes {
+        gpus: 4,
+        seq_len: 4096,
+        global_batch: 16,
+        precision: Precision::Bf16,
+    })
+    .expect("a workload");
+    let strategy = plans::grammar::parse(&format!("{pipeline},mbs=1"), &model, &workload, &runtime)
+        .map_err(|e| e.to_string())?;
+    Ok(plans::StagePartition(strategy.recomputed_layers()).runs())
+}
+
+#[test]
+fn later_ranks_recompute_fewer_layers() {
+    let rows = [
+        // As many everywhere.
+        ("pp=4,recompute=layers:6", "4x6"),
+        // Ranks have 4, 3, 2 and 1 micro-batches in flight; the first keeps 2 layers of 4, so each keeps 8 at most.
+        ("pp=4,recompute=falling:6", "2x6/4/0"),
+        ("pp=4,recompute=falling:1", "1/3x0"),
+        // The same with fewer layers at the ends: 5 of 7 layers, so each keeps 8 at most.
+        ("pp=4,stages=7/9/9/7,recompute=falling:5", "5/7/5/0"),
+        // 11, 9, 7 and 5 passes of stages of 4 layers; each keeps 11 layers at most.
+        (
+            "pp=4,schedule=interleaved,vpp=2,recompute=falling:3",
+            "3x3/2/3x3/2",
+        ),
+        // Without a pipeline, or where every rank has as many micro-batches in flight, there is nothing to tell apart.
+        ("dp=4,recompute=falling:6", "needs pp of at least 2"),
+        (
+            "pp=4,schedule=gpipe,recompute=falling:6",
+            "needs pp of at least 2",
+        ),
+        ("pp=4,recompute=falling:8", "not of all"),
+        ("pp=4,recompute=falling:0", "not of all"),
+    ];
+    for (pipeline, expected) in rows {
+        match recomputed(pipeline) {
+            Ok(counts) => assert_eq!(counts, expected, "{pipeline}"),
+            Err(why) => assert!(why.contains(expected), "{pipeline}: {why}"),
+        }
+    }
+}

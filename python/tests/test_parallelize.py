@@ -83,6 +83,15 @@ PLANS = {
     "fsdp4 zero-1, accumulating": {"dp_shard": 4, "zero": 1, "micro_batch": 1, "num_micro_batches": 2},
     "fsdp4 recomputed": {"dp_shard": 4, "zero": 3, "recompute": "full", "micro_batch": 2},
     "fsdp4 one layer recomputed": {"dp_shard": 4, "zero": 3, "recompute": "layers:1", "micro_batch": 2},
+    "pp2 x fsdp2, fewer recomputed later": {
+        "pp": 2,
+        "schedule": "1f1b",
+        "dp_shard": 2,
+        "zero": 1,
+        "recompute": "falling:1",
+        "micro_batch": 1,
+        "num_micro_batches": 4,
+    },
     "fsdp4 selective ops": {"dp_shard": 4, "zero": 3, "recompute": "selective_ops", "micro_batch": 2},
     "hsdp 2x2": {"dp_shard": 2, "dp_replicate": 2, "zero": 3, "reshard_after_forward": True, "micro_batch": 2},
     "pp4 1f1b": {"pp": 4, "schedule": "1f1b", **FOUR_BY_TWO},
@@ -206,6 +215,7 @@ REFUSED = [
     ({"dp_shard": 4, "zero": 0}, "dp_shard > 1 with zero: 0"),
     ({"dp_shard": 4, "zero": 3, "prefetch": 0}, "strategy.prefetch is 0; expected 1 to 8 blocks"),
     ({"dp_shard": 4, "zero": 1, "prefetch": 2}, "strategy.prefetch is 2; expected none"),
+    ({"dp_shard": 4, "zero": 3, "recompute": "falling:2"}, "needs pp of at least 2"),
     ({"dp_shard": 4, "zero": 3, "micro_batch": 3}, "the batch has 8 sequences; the plan's global batch is 12"),
 ]
 

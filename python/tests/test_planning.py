@@ -8,7 +8,7 @@ import pickle
 import tempfile
 import unittest
 
-from vescale_plan import Plan, Strategy, diagnose, estimate, generate_plan, load, search
+from vescale_plan import Plan, Strategy, diagnose, estimate, falling, generate_plan, load, search
 
 TINY = {
     "model_type": "llama",
@@ -31,6 +31,18 @@ class Planning(unittest.TestCase):
         self.assertEqual(strategy.world, 4)
         self.assertEqual(strategy.global_batch, 8)
         self.assertGreater(plan.predicted["step_time_s"], 0)
+
+    def test_later_ranks_recompute_fewer_layers(self):
+        # The rows of `later_ranks_recompute_fewer_layers` in plans/tests/schedules.rs.
+        rows = [
+            (6, {}, [8, 8, 8, 8], [6, 6, 4, 0]),
+            (5, {}, [7, 9, 9, 7], [5, 7, 5, 0]),
+            (3, {"schedule": "interleaved", "vpp": 2}, [4] * 8, [3, 3, 3, 2, 3, 3, 3, 2]),
+        ]
+        for of_first, pipeline, sizes, expected in rows:
+            strategy = Strategy(pp=4, num_micro_batches=16, recompute=f"falling:{of_first}", **pipeline)
+            counts = [falling.recomputed(strategy, sizes, stage) for stage in range(len(sizes))]
+            self.assertEqual(counts, expected)
 
     def test_constraints_hold(self):
         plan = generate_plan(TINY, tp=2, max_pp=1, **SMALL)

@@ -9,7 +9,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from . import anatomy, context_parallel, deferred, experts, float8, groups, pipeline, shard, stages, tensor_parallel
+from . import anatomy, context_parallel, deferred, experts, falling, float8, groups, pipeline, shard, stages
+from . import tensor_parallel
 from .model import ParallelModel
 from .strategy import PlanError, PlanLike, Strategy
 
@@ -72,7 +73,7 @@ def parallelize(
             float8.apply(anatomy.find(stage.model), place.device)
         if strategy.ep > 1:
             experts.apply(stage, place.mesh["ep"])
-        shard.recompute(stage, strategy.recompute)
+        shard.recompute(stage, strategy, sizes)
         fsdp.append(shard.data_parallel(stage, place))
     if later is not None:
         later.fill(local, seed, place.device)
@@ -99,6 +100,7 @@ def _check(strategy: Strategy, parts: anatomy.Anatomy) -> None:
         )
     context_parallel.check(strategy, parts)
     pipeline.check(strategy)
+    falling.check(strategy)
 
 
 def _even(layers: int, count: int) -> List[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List
+from typing import Any, Callable, List, Sequence
 
 import torch
 from torch import nn
@@ -10,14 +10,17 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import Checkpoi
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from . import anatomy, experts
+from . import anatomy, experts, falling
 from .groups import Place
 from .stages import Stage
 from .strategy import PlanError, Strategy
 
 
-def recompute(stage: Stage, how: str) -> None:
-    """Wraps what the plan recomputes in the backward pass."""
+def recompute(stage: Stage, strategy: Strategy, sizes: Sequence[int]) -> None:
+    """Wraps what the plan recomputes in the backward pass of a stage, of stages of these sizes."""
+    how = strategy.recompute
+    if how.startswith("falling:"):
+        how = f"layers:{falling.recomputed(strategy, sizes, stage.index)}"
     if how == "none":
         return
     parts = anatomy.find(stage.model)
@@ -38,7 +41,7 @@ def recompute(stage: Stage, how: str) -> None:
         for i in present:
             parts.layers[i] = _wrap(parts.layers[i], context_fn=_alternate_matmuls)
     else:
-        raise PlanError(f"strategy.recompute is {how!r}; expected none, selective, full, layers:N or selective_ops")
+        raise PlanError(f"strategy.recompute is {how!r}; expected none, selective, full, layers:N, falling:N or selective_ops")
 
 
 def _wrap(module: nn.Module, **options: Any) -> nn.Module:

@@ -5,7 +5,7 @@ use catalog::{
     Adapters, CudaGraphs, DType, Dispatcher, Documents, Fp8Recipe, GradientTypes, Offload,
     OptimizerStates, Origin, Packing, Pools, ScheduleKind,
 };
-use plans::{Decisions, Fit, HostMemory, Prediction, Recompute, Zero};
+use plans::{Decisions, Fit, HostMemory, Prediction, Recompute, StagePartition, Zero};
 
 use crate::format;
 
@@ -13,7 +13,7 @@ use crate::format;
 const SAFE: f64 = 0.9;
 
 /// Abbreviations in strategies and tables, each with its meaning.
-pub const TERMS: [(&str, &str); 38] = [
+pub const TERMS: [(&str, &str); 40] = [
     ("tp8", "tensor parallel: 8 GPUs share each layer"),
     (
         "pp4",
@@ -69,6 +69,14 @@ pub const TERMS: [(&str, &str); 38] = [
     (
         "recompute=full",
         "every layer is computed again in the backward from its input",
+    ),
+    (
+        "recompute=layers:4",
+        "the first 4 layers of each stage are computed again in the backward",
+    ),
+    (
+        "recompute=falling:4",
+        "the first 4 layers of the first stage are computed again, and fewer on later ranks, which have fewer micro-batches in flight",
     ),
     (
         "grad_dtype=bf16",
@@ -231,7 +239,7 @@ pub fn plan(d: &Decisions, gpus_per_node: u64) -> Vec<String> {
         said.push(stages(d));
     }
     said.push(replicas(d));
-    said.push(recomputed(d.recompute));
+    said.push(recomputed(d));
     said.extend(d.dispatcher.map(dispatcher));
     said.extend(d.graphs.map(graphs));
     said.extend(d.fp8_recipe.map(fp8_recipe));
@@ -249,8 +257,8 @@ pub fn plan(d: &Decisions, gpus_per_node: u64) -> Vec<String> {
 }
 
 /// What is computed again in the backward.
-fn recomputed(recompute: Recompute) -> String {
-    match recompute {
+fn recomputed(d: &Decisions) -> String {
+    match d.recompute {
         Recompute::None => "nothing is computed twice".to_owned(),
         Recompute::Selective => "attention is computed again in the backward".to_owned(),
         Recompute::Modules(selection) => {
@@ -260,6 +268,12 @@ fn recomputed(recompute: Recompute) -> String {
         Recompute::Full => "every layer is computed again in the backward".to_owned(),
         Recompute::Layers(n) => {
             format!("{n} layers of each stage are computed again in the backward")
+        }
+        Recompute::Falling(n) => {
+            let counts = StagePartition(d.recomputed_layers()).runs();
+            format!(
+                "{n} layers of the first stage are computed again in the backward, fewer on later ranks ({counts})"
+            )
         }
         Recompute::SelectiveOps => "chosen operators are computed again in the backward".to_owned(),
     }

@@ -95,9 +95,11 @@ impl Lowering<'_> {
         match recompute {
             Recompute::Selective => Some(self.runtime.selective),
             Recompute::Modules(selection) => Some(selection),
-            Recompute::None | Recompute::Full | Recompute::Layers(_) | Recompute::SelectiveOps => {
-                None
-            }
+            Recompute::None
+            | Recompute::Full
+            | Recompute::Layers(_)
+            | Recompute::Falling(_)
+            | Recompute::SelectiveOps => None,
         }
     }
 

@@ -45,13 +45,13 @@ impl std::fmt::Display for SavedName<'_> {
     }
 }
 
-/// Tensors kept for backward under a recompute mode (`Full` and `Layers` keep only the block's input).
+/// Tensors kept for backward under a recompute mode (under `Full` only the block's input).
 pub(super) fn kept<'t>(
     lowering: &Lowering<'_>,
     trace: &'t Trace,
     recompute: Recompute,
 ) -> Vec<SavedTensor<'t>> {
-    if matches!(recompute, Recompute::Full | Recompute::Layers(_)) {
+    if recompute.of_first_and_others()[0] == Recompute::Full {
         return inputs(trace);
     }
     let for_weight = weight_operands(trace);
@@ -295,7 +295,7 @@ pub fn recomputed(
             let attention = op.attention().is_some() && lowering.selects_attention(recompute);
             attention || op.outputs.iter().any(|output| modules.contains(output))
         }
-        Recompute::Full | Recompute::Layers(_) => true,
+        Recompute::Full | Recompute::Layers(_) | Recompute::Falling(_) => true,
         Recompute::SelectiveOps => match kernel.kind {
             KernelKind::Memory { .. } | KernelKind::Scan { .. } => true,
             KernelKind::Gemm { .. } | KernelKind::GroupedGemm { .. } => {

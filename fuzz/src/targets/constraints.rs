@@ -72,6 +72,7 @@ fn choice(rng: &mut Rng) -> String {
             "selective",
             "layers",
             "layers:1",
+            "falling:1",
             "full|none",
         ],
         _ => &["on", "off", "true", "yes"],

@@ -58,6 +58,8 @@ const CHOICES: [(&str, &[&str]); 11] = [
             "full",
             "layers:2",
             "layers:0",
+            "falling:2",
+            "falling:40",
             "selective_ops",
         ],
     ),

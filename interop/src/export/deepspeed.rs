@@ -222,7 +222,7 @@ fn refuse(job: &Job<'_>, limits: &mut Limits) {
         "expert tensor parallelism comes with expert parallelism",
         Some(("etp", "1".to_owned())),
     );
-    let partial = matches!(d.recompute, Recompute::Layers(n) if n > 0);
+    let partial = matches!(d.recompute, Recompute::Layers(1..) | Recompute::Falling(_));
     let chosen = matches!(
         d.recompute,
         Recompute::Selective | Recompute::Modules(_) | Recompute::SelectiveOps

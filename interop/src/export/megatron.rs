@@ -491,6 +491,11 @@ fn selective(selection: Selection) -> Vec<Flag> {
 }
 
 fn recompute(recompute: Recompute, limits: &mut Limits) -> Vec<Flag> {
+    let mut refused = |why: &str, instead: String| {
+        let what = format!("recompute={}", recompute_name(recompute));
+        limits.refuse(true, what, why, Some(("recompute", instead)));
+        Vec::new()
+    };
     let full = |method: &'static str, layers: u64| {
         vec![
             Flag::value("--recompute-granularity", "full"),
@@ -504,15 +509,14 @@ fn recompute(recompute: Recompute, limits: &mut Limits) -> Vec<Flag> {
         Recompute::Modules(selection) => selective(selection),
         Recompute::Full => full("uniform", 1),
         Recompute::Layers(n) => full("block", n),
-        Recompute::SelectiveOps => {
-            limits.refuse(
-                true,
-                format!("recompute={}", recompute_name(recompute)),
-                "it selects modules to recompute, not operators to keep",
-                Some(("recompute", "selective".to_owned())),
-            );
-            Vec::new()
-        }
+        Recompute::Falling(n) => refused(
+            "it recomputes as many layers of every stage",
+            format!("layers:{n}"),
+        ),
+        Recompute::SelectiveOps => refused(
+            "it selects modules to recompute, not operators to keep",
+            "selective".to_owned(),
+        ),
     }
 }
 

@@ -3,16 +3,21 @@
 
 use super::action::{Action, ActionKind, action};
 
+/// Number of forward passes of a rank before its first backward, but for the one right before it.
+pub(super) fn warm_up(p: u32, v: u32, m: u32, rank: u32) -> u32 {
+    let total = m * v;
+    // With one group of micro-batches there is no steady phase.
+    if m == p {
+        return total;
+    }
+    ((p - rank - 1) * 2 + (v - 1) * p).min(total)
+}
+
 pub(super) fn ranks(p: u32, v: u32, m: u32) -> Vec<Vec<Action>> {
     let total = m * v;
     (0..p)
         .map(|rank| {
-            // With one group of micro-batches there is no steady phase.
-            let warm_up = if m == p {
-                total
-            } else {
-                ((p - rank - 1) * 2 + (v - 1) * p).min(total)
-            };
+            let warm_up = warm_up(p, v, m, rank);
             let forward = |k: u32| {
                 let (chunk, b) = position(p, v, k);
                 action(ActionKind::F, chunk * p + rank, b)

@@ -17,6 +17,25 @@ pub use self::sizes::{ScheduleError, check};
 
 use catalog::ScheduleKind;
 
+/// Forward passes without their backward at a pipeline rank's fullest moment, over all its stages; `None` for schedules of
+/// which later ranks have as many as earlier ones. The sizes are those of a schedule that exists.
+#[must_use]
+pub fn in_flight(
+    kind: ScheduleKind,
+    pp: u64,
+    vpp: u64,
+    micro_batches: u64,
+    rank: u64,
+) -> Option<u64> {
+    let (p, v, m) = (pp as u32, vpp as u32, micro_batches as u32);
+    let warm_up = match kind {
+        ScheduleKind::OneFOneB | ScheduleKind::ZbH1 => one_f_one_b::warm_up(p, m, rank as u32),
+        ScheduleKind::Interleaved => interleaved::warm_up(p, v, m, rank as u32),
+        ScheduleKind::GPipe | ScheduleKind::ZbV | ScheduleKind::DualPipeV => return None,
+    };
+    Some(u64::from(warm_up + 1).min(vpp * micro_batches))
+}
+
 /// Builds the schedule of a kind.
 ///
 /// # Errors

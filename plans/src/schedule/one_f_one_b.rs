@@ -3,10 +3,15 @@
 
 use super::action::{Action, ActionKind, action};
 
+/// Number of forward passes of a rank before its first backward, but for the one right before it.
+pub(super) fn warm_up(p: u32, m: u32, rank: u32) -> u32 {
+    (p - rank - 1).min(m)
+}
+
 pub(super) fn ranks(p: u32, m: u32) -> Vec<Vec<Action>> {
     (0..p)
         .map(|rank| {
-            let warm_up = (p - rank - 1).min(m);
+            let warm_up = warm_up(p, m, rank);
             let mut actions = Vec::with_capacity(2 * m as usize);
             actions.extend((0..warm_up).map(|b| action(ActionKind::F, rank, b)));
             for b in 0..m - warm_up {

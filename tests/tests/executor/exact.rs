@@ -65,6 +65,8 @@ pub const SCHEDULES: &[&str] = &[
     "pp=2,vpp=2,mbs=2,schedule=zb-v",
     "pp=2,vpp=2,mbs=2,schedule=dualpipe-v",
     "pp=2,mbs=2,schedule=1f1b,stages=1/3",
+    "pp=2,mbs=1,schedule=1f1b,recompute=falling:1",
+    "pp=2,mbs=1,schedule=zb-h1,stages=3/1,recompute=falling:2",
 ];
 
 /// Every pair of axes, and mixes of four and five.

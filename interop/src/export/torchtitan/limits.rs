@@ -177,7 +177,7 @@ fn recomputation(recompute: Recompute, limits: &mut Limits) {
     let instead = match recompute {
         Recompute::None | Recompute::Full | Recompute::SelectiveOps | Recompute::Layers(0) => None,
         Recompute::Selective | Recompute::Modules(_) => Some("selective_ops"),
-        Recompute::Layers(_) => Some("full"),
+        Recompute::Layers(_) | Recompute::Falling(_) => Some("full"),
     };
     limits.refuse(
         instead.is_some(),

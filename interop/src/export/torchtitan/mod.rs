@@ -316,9 +316,11 @@ fn toml(job: &Job<'_>, chosen: &Chosen, limits: &mut Limits) -> String {
     let mode = match job.decisions.recompute {
         Recompute::None | Recompute::Layers(0) => "none",
         Recompute::SelectiveOps => "selective",
-        Recompute::Full | Recompute::Selective | Recompute::Modules(_) | Recompute::Layers(_) => {
-            "full"
-        }
+        Recompute::Full
+        | Recompute::Selective
+        | Recompute::Modules(_)
+        | Recompute::Layers(_)
+        | Recompute::Falling(_) => "full",
     };
     root.set("activation_checkpoint.mode", mode);
     if job.decisions.recompute == Recompute::SelectiveOps {
@@ -375,9 +377,11 @@ fn python(job: &Job<'_>, chosen: &Chosen, edition: Edition, limits: &mut Limits)
     let recompute = match job.decisions.recompute {
         Recompute::None | Recompute::Layers(0) => "None",
         Recompute::SelectiveOps => "SelectiveAC.Config()",
-        Recompute::Full | Recompute::Selective | Recompute::Modules(_) | Recompute::Layers(_) => {
-            "FullAC.Config()"
-        }
+        Recompute::Full
+        | Recompute::Selective
+        | Recompute::Modules(_)
+        | Recompute::Layers(_)
+        | Recompute::Falling(_) => "FullAC.Config()",
     };
     text.push_str(&format!(
         "    config.activation_checkpoint = {recompute}\n    \
