@@ -306,6 +306,7 @@ impl<'a> Run<'a> {
     /// Keeps what a set consists of; `bound` is the set's own.
     fn take(&mut self, bounded: Bounded, bound: f64) {
         self.prune("memory floor", bounded.too_large);
+        self.prune(self.reason(), bounded.beyond);
         self.prune(LARGER_STATES, bounded.larger);
         self.prune(MORE_ON_HOST, bounded.more_on_host);
         self.prune(SPARED_NOTHING, bounded.captured);
@@ -343,7 +344,7 @@ impl<'a> Run<'a> {
         }
         let opened: Vec<Opened> = entries
             .par_iter()
-            .map(|entry| self.branches.opened(entry))
+            .map(|entry| self.branches.opened(entry, self.most(entry)))
             .collect::<Result<_, _>>()?;
         let any = !entries.is_empty();
         let mut scored = Vec::new();
@@ -413,6 +414,18 @@ impl<'a> Run<'a> {
         let layout = self.branches.layout(entry).sizes();
         let known = self.best.iter().find(|(known, _)| *known == layout);
         known.is_some_and(|(_, best)| entry.bound > self.minimised(&best.score))
+    }
+
+    /// The most that a strategy of an entry may take and be among the best: beyond it, [`Self::beyond`] or
+    /// [`Self::beyond_own`] leaves it out.
+    fn most(&self, entry: &Entry) -> f64 {
+        let layout = self.branches.layout(entry).sizes();
+        let own = self.best.iter().find(|(known, _)| *known == layout);
+        let full = self.best.len() >= self.wanted;
+        let worst = self.best.last().filter(|_| full);
+        let known = own.into_iter().chain(worst);
+        let known = known.map(|(_, plan)| self.minimised(&plan.score));
+        known.fold(self.within, f64::min)
     }
 
     /// What the search minimises of a plan.
