@@ -110,14 +110,15 @@ pub fn has_within(
         exhaustive: false,
         ..*options
     };
-    Ok(fastest(costs, space, &options, within)?.0.is_some())
+    Ok(first(costs, space, &options, within)?.0.is_some())
 }
 
-/// The fastest plan, simple or not, if one takes at most `within` seconds; and what became of the space.
+/// The best plan, simple or not, if one takes at most `within` seconds, or bytes where memory is minimised; and what became of
+/// the space.
 ///
 /// # Errors
 /// When a block cannot be priced, or an exhaustive search is too large.
-pub(crate) fn fastest(
+pub(crate) fn first(
     costs: &CostModel,
     space: &SearchSpace,
     options: &SearchOptions<'_>,
