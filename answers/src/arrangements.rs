@@ -2,7 +2,7 @@
 
 use catalog::{Pool, Seconds, Workload};
 use costmodel::Scenario;
-use planner::{Constraints, PlannerError};
+use planner::{Constraints, Objective, PlannerError};
 use reports::format;
 use reports::lines::Style;
 use serde::Serialize;
@@ -47,12 +47,14 @@ impl Tried {
     }
 }
 
-/// Why nothing is shown of a way to use pools, whose search may have been stopped, and of which another way may be known.
-pub(crate) fn why_none(stopped: bool, better_known: bool) -> String {
-    let why = match (stopped, better_known) {
+/// Why nothing is shown of a way to use pools, whose search may have been stopped; `better_by` is what another way, if one is
+/// known, is better by.
+pub(crate) fn why_none(stopped: bool, better_by: Option<Objective>) -> String {
+    let why = match (stopped, better_by) {
         (true, _) => "not searched to the end",
-        (false, true) => "no faster than the best",
-        (false, false) => "no plan fits",
+        (false, Some(Objective::Time)) => "no faster than the best",
+        (false, Some(Objective::Memory)) => "no lighter than the best",
+        (false, None) => "no plan fits",
     };
     why.to_owned()
 }

@@ -164,7 +164,7 @@ impl Search<'_> {
             interrupted,
         } = one_after_another;
         let mut tried: Vec<Tried> = tried.into_iter().map(|(_, row)| row).collect();
-        if interrupted || self.options.objective == Objective::Memory {
+        if interrupted {
             return Ok((best.map(|(_, best)| best), tried));
         }
         let divisions = Divisions {
@@ -249,7 +249,10 @@ impl Search<'_> {
             match answer {
                 Ok(None) => {
                     found.interrupted = self.stopped();
-                    row.why_none = Some(arrangements::why_none(found.interrupted, true));
+                    row.why_none = Some(arrangements::why_none(
+                        found.interrupted,
+                        Some(self.options.objective),
+                    ));
                 }
                 Err(error @ PlannerError::TooLarge { .. }) => return Err(error.into()),
                 Err(error) => row.why_none = Some(error.to_string()),

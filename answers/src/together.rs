@@ -7,7 +7,7 @@ use catalog::load::beside;
 use catalog::{Bytes, Cluster, Pool, Pools, SpecError};
 use costmodel::{CostError, CostModel, Scenario, Side};
 use planner::replicas::{Groups, Share};
-use planner::{Constraints, PlannerError, SearchOptions, SearchSpace};
+use planner::{Constraints, Objective, PlannerError, SearchOptions, SearchSpace};
 use plans::prediction::SpaceReport;
 use plans::{GroupFile, GroupJson, PlanFile, Prediction, ReplicaGroup, Strategy, grammar};
 use reports::groups::{Group, sequences};
@@ -249,8 +249,9 @@ pub(crate) struct Divided {
 }
 
 impl Divisions<'_> {
-    /// Searches every way to divide the pools into groups. `value` weighs the step time of groups on so many of the pools'
-    /// GPUs, as dollars or as it is; `least` is the least value known so far.
+    /// Searches every way to divide the pools into groups. `weight` weighs the step time of groups on so many of the pools'
+    /// GPUs, as dollars or as it is; `least` is the least value known so far. Where memory is minimised, the value is the share
+    /// of its memory that the fullest GPU takes.
     pub(crate) fn searched(
         &self,
         least: Option<f64>,
@@ -267,6 +268,7 @@ impl Divisions<'_> {
         let batch = self.inputs.scenario.workload.global_batch;
         let mut groups = Groups::new(models, batch, self.constraints, &self.options);
         let between = self.pools.between.as_ref();
+        let objective = self.options.objective;
         let mut found = Divided::default();
         let mut best: Option<(f64, usize, Vec<usize>, planner::replicas::Shared)> = None;
         for (number, division) in divisions.iter().enumerate() {
@@ -285,15 +287,18 @@ impl Divisions<'_> {
             let known = best.as_ref().map(|(value, ..)| *value);
             let known = [least, known].into_iter().flatten().reduce(f64::min);
             // The first puts every pool by itself: what that takes is shown even if it is no better.
-            let within = match number {
-                0 => f64::INFINITY,
+            let within = match (number, objective) {
+                (0, Objective::Time) => f64::INFINITY,
                 _ => known.map_or(f64::INFINITY, |value| value / weight),
             };
             match groups.best(&indices, between, within)? {
-                None => row.why_none = Some(why_none(self.stopped(), known.is_some())),
+                None => {
+                    let better_by = known.map(|_| objective);
+                    row.why_none = Some(why_none(self.stopped(), better_by));
+                }
                 Some(shared) => {
                     row.step_time_s = Some(shared.step_time);
-                    let value = shared.step_time * weight;
+                    let value = shared.fullest.unwrap_or(shared.step_time) * weight;
                     if known.is_none_or(|known| value < known) {
                         best = Some((value, number, indices, shared));
                     }

@@ -6,7 +6,8 @@ use answers::values::Gpus;
 use answers::{Answer, Inputs, Question, Search, inputs};
 use catalog::{DType, Pools, Precision};
 use costmodel::CostModel;
-use planner::{Constraints, SearchOptions};
+use planner::{Constraints, Objective, SearchOptions};
+use plans::Prediction;
 use proptest::prelude::*;
 
 /// Nodes that a pool may have, with their GPUs.
@@ -46,13 +47,18 @@ fn small() -> Constraints {
 }
 
 fn answer(inputs: &Inputs, tie: Option<f64>) -> Answer {
+    let options = SearchOptions {
+        top: 1,
+        tie,
+        ..SearchOptions::default()
+    };
+    found(inputs, &small(), options)
+}
+
+fn found(inputs: &Inputs, constraints: &Constraints, options: SearchOptions<'_>) -> Answer {
     let search = Search {
-        constraints: &small(),
-        options: SearchOptions {
-            top: 1,
-            tie,
-            ..SearchOptions::default()
-        },
+        constraints,
+        options,
         by_cost: false,
         in_use: None,
         compared: None,
@@ -166,6 +172,67 @@ fn mixed_clusters_beat_their_parts_and_equal_shares() {
             "{line}: {best}, {even}"
         );
     }
+}
+
+/// How full the fullest GPU is.
+fn fullness(p: &Prediction) -> f64 {
+    p.peak_memory.as_f64() / p.usable().as_f64()
+}
+
+/// The lightest plan is as light as that of every way to use the pools, groups side by side among them.
+#[test]
+fn the_lightest_plan_may_have_groups() {
+    let options = SearchOptions {
+        objective: Objective::Memory,
+        top: 1,
+        ..SearchOptions::default()
+    };
+    let mut divided = 0;
+    // Without a pipeline replicas lie in one pool, and four or three of them divide no batch of 7 or 11, but shares of it.
+    for (line, gpus, batch, fixed) in [
+        (
+            "4 nodes x dgx-h100 + 3 nodes x dgx-a100",
+            56,
+            7,
+            "pp=1,tp=8,cp=1",
+        ),
+        (
+            "4 nodes x dgx-a100 + 3 nodes x dgx-a100, 100 Gb/s between",
+            56,
+            11,
+            "pp=1,tp=8,cp=1",
+        ),
+        ("1 node x dgx-h100 + 1 node x dgx-a100", 16, BATCH, "cp=1"),
+    ] {
+        let inputs = question(line, gpus, batch);
+        let mut constraints = Constraints::default();
+        constraints.fix(fixed).expect("constraints");
+        constraints
+            .fix("mbs=1,vpp=1,recompute=full,offload=none")
+            .expect("constraints");
+        let all = found(&inputs, &constraints, options);
+        let best = fullness(&all.outcome.top[0].prediction);
+        divided += usize::from(all.together.is_some());
+        for (groups, side_by_side) in [("groups=1", false), ("groups=2", true)] {
+            let mut only = constraints.clone();
+            only.fix(groups).expect("a constraint");
+            let one_way = found(&inputs, &only, options);
+            let Some(plan) = one_way.outcome.top.first() else {
+                continue;
+            };
+            assert!(best <= fullness(&plan.prediction), "{line}: {groups}");
+            assert!(plan.prediction.fit.fits());
+            assert_eq!(one_way.together.is_some(), side_by_side, "{line}");
+            if let Some(together) = one_way.together {
+                let parts = together.parts.iter();
+                let fullest = parts
+                    .map(|part| fullness(&part.prediction))
+                    .fold(0.0, f64::max);
+                assert_eq!(fullness(&plan.prediction), fullest);
+            }
+        }
+    }
+    assert!(divided > 0);
 }
 
 /// What is written of a plan with several groups is read again, whole and group by group.

@@ -45,6 +45,8 @@ pub struct Assembled {
     /// For every virtual stage but the last, the time to send one micro-batch's output to the next stage, or the gradient
     /// of that output back, if they lie on different ranks.
     pub transfers: Vec<Seconds>,
+    /// Least time in which a link between pools carries what is sent over it in a step; 0 without such a link.
+    pub on_link: Seconds,
 }
 
 /// A virtual stage, or several with the same blocks.
@@ -123,6 +125,7 @@ pub fn assemble(
         on_host: vec![Bytes(0); ranks],
         resident: Vec::with_capacity(ranks),
         optimizer_transient: Vec::with_capacity(ranks),
+        on_link: Seconds(0.0),
         rank_of_stage,
     };
     built.stages(costs, strategy, parallel, &blocks)?;
@@ -150,6 +153,13 @@ impl Assembled {
             held[rank as usize] += self.classes[class as usize].weights;
         }
         held
+    }
+
+    /// The least time that some pipeline rank takes for its update, after its last gradient is there.
+    pub(crate) fn least_update(&self) -> Seconds {
+        let ranks = self.optimizer.iter().zip(&self.host);
+        let updates = ranks.map(|(&device, host)| device.max(host.total()));
+        updates.reduce(Seconds::min).unwrap_or_default()
     }
 
     fn stages(

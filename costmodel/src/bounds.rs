@@ -15,6 +15,7 @@ use crate::CostError;
 use crate::assemble::{Blocks, Largest, in_flight};
 use crate::block_cost::BlockCost;
 use crate::blocks::BlockCosts;
+use crate::crossings::Way;
 use crate::floors::ROUNDING;
 use crate::message_bounds::{Added, Kernels, Level, Messages, product};
 use crate::offload;
@@ -82,8 +83,8 @@ pub struct LayoutBounds {
     transfer: f64,
     /// Bytes that a rank hands to the next stage.
     handed: Bytes,
-    /// Seconds in which the link between pools carries the activations of all micro-batches one way.
-    crossing: f64,
+    /// The way of an activation over the link between pools, if there is one.
+    over_link: Option<Way>,
     step: Seconds,
     outside: Bytes,
     /// Elements of the table that counts twice if one stage has both ends of the model.
@@ -137,7 +138,7 @@ impl LayoutBounds {
             },
             transfer: blocks.least_transfer(costs, d, orders)?.0,
             handed: blocks.output(),
-            crossing: 0.0,
+            over_link: None,
             step: scenario.by_host(&overheads.step),
             outside: overheads.context.value + overheads.workspace.value,
             tied: tied(costs, d),
@@ -160,10 +161,10 @@ impl LayoutBounds {
         self
     }
 
-    /// The bounds if a link between pools is busy for so many seconds.
-    pub(crate) fn with_crossing(self, crossing: Seconds) -> Self {
+    /// The bounds if activations go this way from pool to pool.
+    pub(crate) fn over_link(self, way: Way) -> Self {
         Self {
-            crossing: crossing.0,
+            over_link: Some(way),
             ..self
         }
     }
@@ -265,8 +266,11 @@ impl LayoutBounds {
             self.time(passes, added.unwrap_or_default())
         };
         let times = shape.times.iter().map(of_rank);
-        // The sender's transfers follow each other, and no pass needs what has not arrived.
-        (Seconds(times.fold(self.crossing, f64::max)) + self.step) * ROUNDING
+        // Some pass needs what crosses last.
+        let over_link = self.over_link.as_ref();
+        let on_link = over_link.map(|way| way.least(shape.crossings, shape.micro_batches));
+        let on_link = on_link.unwrap_or_default();
+        (Seconds(times.fold(on_link.0, f64::max)) + self.step) * ROUNDING
     }
 
     fn added(&self, shape: &Shape, passes: &Passes, messages: &Messages) -> Added {

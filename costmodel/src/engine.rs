@@ -46,6 +46,8 @@ pub struct Outcome {
     pub imbalance: Seconds,
     /// Time that the step waits for ranks that happen to be slow.
     pub stragglers: Seconds,
+    /// Time that the step waits because several ranks send over one link between pools.
+    pub link: Seconds,
     /// The outcome of every pipeline rank.
     pub ranks: Vec<RankOutcome>,
 }
@@ -493,7 +495,11 @@ impl<'a> Engine<'a> {
 
     fn finish(self) -> Outcome {
         let ends = self.states.iter().map(RankState::compute);
-        let last = ends.max().unwrap_or_default();
+        let last = Seconds::from(ends.max().unwrap_or_default());
+        // Ranks send as if each had the link between pools for itself.
+        let of = self.inputs.of;
+        let shared = (of.on_link.0 > 0.0).then(|| of.on_link + of.least_update());
+        let link = shared.map_or(Seconds(0.0), |end| (end - last).max(Seconds(0.0)));
         let passes = self.passes_run();
         let of_rank = passes.chunks(self.inputs.of.classes.len());
         let outcome = |(rank, passes): (usize, &[Passes])| RankOutcome {
@@ -503,9 +509,10 @@ impl<'a> Engine<'a> {
             peak_action: self.states[rank].peak_action,
         };
         Outcome {
-            step_time: Seconds::from(last) + self.inputs.step_overhead,
+            step_time: last + link + self.inputs.step_overhead,
             imbalance: Seconds(0.0),
             stragglers: Seconds(0.0),
+            link,
             ranks: of_rank.enumerate().map(outcome).collect(),
         }
     }

@@ -67,9 +67,9 @@ pub fn time(
     let first = of_rank(owners[0] as usize).after();
     let ends = |rank| of_rank(rank).time(first);
     let mut time = (0..ranks.len()).map(ends).fold(Seconds(0.0), Seconds::max);
-    if let Some(passes) = known.passes {
-        let updates = (0..ranks.len()).map(|rank| of_rank(rank).optimizer);
-        time = time.max(passes + updates.reduce(Seconds::min).unwrap_or_default());
+    let before_update = known.passes.unwrap_or_default().max(assembled.on_link);
+    if before_update.0 > 0.0 {
+        time = time.max(before_update + assembled.least_update());
     }
     let step = scenario.by_host(&scenario.runtime.overheads.step);
     (time + step + known.waits) * ROUNDING

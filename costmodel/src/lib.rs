@@ -13,6 +13,7 @@ mod blocks;
 mod book;
 mod bounds;
 mod cost_model;
+mod crossings;
 mod engine;
 mod error;
 mod execution;

@@ -10,12 +10,13 @@ use crate::assemble::Blocks;
 use crate::blocks::BlockCosts;
 use crate::bounds::{self, LayoutBounds, Lightest, PipelineFloors, Senders};
 use crate::cost_model::{CostModel, finite};
+use crate::crossings::Way;
 use crate::execution::{Execution, MONOTONE_SLOWDOWN};
 use crate::message_bounds::{Level, Messages};
 use crate::offload::HostStep;
 use crate::shape::Shape;
 use crate::traffic::DataParallel;
-use crate::{CostError, floors, offload, pools};
+use crate::{CostError, floors, offload};
 
 impl CostModel {
     /// How often the ranks of a pipeline run and hold each kind of block. Of the decisions, schedule, stages,
@@ -49,14 +50,14 @@ impl CostModel {
         Ok(self.crossing_pools(&among[0], bounds))
     }
 
-    /// The same bounds, with what a pipeline sends over the link between pools: it has ranks in all of them.
+    /// The same bounds, with what a pipeline sends over the link between pools.
     fn crossing_pools(&self, d: &Decisions, bounds: LayoutBounds) -> LayoutBounds {
         let pools = self.scenario.cluster.pools.as_ref();
         let Some(link) = pools.and_then(|pools| pools.between.as_ref()) else {
             return bounds;
         };
-        let each = pools::across(link, &self.scenario, d, bounds.handed());
-        bounds.with_crossing(each * d.num_micro_batches as f64)
+        let way = Way::new(link, &self.scenario, d, bounds.handed());
+        bounds.over_link(way)
     }
 
     /// A lower bound on the time of all strategies with the layout of `among` and one of these pipelines, issued as one of
@@ -113,6 +114,12 @@ impl CostModel {
         !self.scenario().shares_cores() && slowdown <= MONOTONE_SLOWDOWN
     }
 
+    /// A lower bound on the time of all strategies with a layout and a pipeline, whatever they send.
+    #[must_use]
+    pub fn passes_floor(&self, layout: &LayoutBounds, shape: &Shape) -> Seconds {
+        layout.least_time(shape, None)
+    }
+
     /// Lower bounds on time and memory of all strategies with a layout and a pipeline that send one of these `messages`, if
     /// given, or of those that fit if there is a limit. If no strategy with all states on devices is below the limit, the bounds are those of states in host memory.
     ///
@@ -146,6 +153,7 @@ impl CostModel {
         let (memory, on_host) = at(None)?;
         let mut senders = Senders::ALL;
         let mut least: Option<Seconds> = None;
+        let mut without: Option<Seconds> = None;
         let mut known: Option<(Level, bool)> = None;
         for (index, messages) in messages.iter().enumerate() {
             let fits = match (known, limit) {
@@ -155,12 +163,16 @@ impl CostModel {
             };
             known = Some((messages.level, fits));
             if fits {
-                let time = layout.least_time(shape, Some(messages));
+                let time = match messages.take_no_time() {
+                    true => *without.get_or_insert_with(|| layout.least_time(shape, None)),
+                    false => layout.least_time(shape, Some(messages)),
+                };
                 least = Some(least.map_or(time, |least| least.min(time)));
             } else {
                 senders = senders.without(index);
             }
         }
+        let least = least.or(without);
         let time = least.unwrap_or_else(|| layout.least_time(shape, None)) + on_host;
         Ok(PipelineFloors {
             floors: Floors {

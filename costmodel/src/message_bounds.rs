@@ -68,6 +68,11 @@ impl Messages {
         }
     }
 
+    /// Whether nothing is known of the time that they take.
+    pub(crate) fn take_no_time(&self) -> bool {
+        self.gather.is_empty()
+    }
+
     /// The messages of `d`, whose blocks are given by kind.
     ///
     /// # Errors

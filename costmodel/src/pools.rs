@@ -3,14 +3,15 @@
 
 use std::sync::Arc;
 
-use catalog::{Bytes, Cluster, Link, Offload, Seconds};
+use catalog::{Bytes, Cluster, Offload, Seconds};
 use plans::{Axis, Decisions, HostMemory};
 
 use crate::assemble::{Assembled, Blocks, assemble};
 use crate::blocks::BlockCosts;
+use crate::crossings::{Crossings, Way};
 use crate::states::Weights;
 use crate::traffic::DataParallel;
-use crate::{CostError, Scenario, messages, offload};
+use crate::{CostError, Scenario, offload};
 
 /// The time and memory of a model's blocks on each pool of the cluster. A cluster whose nodes are all alike is one pool.
 #[derive(Debug)]
@@ -207,28 +208,23 @@ impl PoolCosts {
         }
         let mut joined = joined(&holders, &owners);
         let blocks = Blocks::look_up(self.first(), d)?;
-        let over_link = pools.between.as_ref();
-        let over_link = over_link.map(|link| across(link, whole, d, blocks.output()));
-        let over_link = over_link.unwrap_or_default();
+        let link = pools.between.as_ref();
+        let over_link = link.map(|link| Way::new(link, whole, d, blocks.output()));
+        let crossing = over_link.map_or(Seconds(0.0), |way| way.transfer());
         for (stage, pair) in rank_of_stage.windows(2).enumerate() {
             let [from, to] = [pair[0], pair[1]].map(|rank| owners[rank as usize]);
             let ends = [from, to].map(|pool| holders[pool].assembled.transfers[stage]);
             joined.transfers[stage] = match from == to {
                 true => ends[0],
-                false => ends[0].max(ends[1]).max(over_link),
+                false => ends[0].max(ends[1]).max(crossing),
             };
+        }
+        if let Some(way) = over_link {
+            let crossings = Crossings::new(&rank_of_stage, &owners);
+            joined.on_link = way.least(crossings, d.num_micro_batches as f64);
         }
         Ok(joined)
     }
-}
-
-/// Time in which all ranks of a stage send their activation of a micro-batch, of which each holds `output`, over the link
-/// between pools.
-pub(crate) fn across(link: &Link, whole: &Scenario, d: &Decisions, output: Bytes) -> Seconds {
-    let sent = messages::sent_to_next_stage(whole, d, output);
-    // They send at the same time.
-    let bytes = sent.as_f64() * (d.world() / d.pp) as f64;
-    Seconds(bytes / link.bandwidth.value.0) + link.latency.value
 }
 
 /// What every rank and stage costs in its own pool; transfers are those of the first pool.

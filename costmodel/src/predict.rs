@@ -150,7 +150,8 @@ fn breakdown(step: Seconds, outcome: &Outcome) -> Breakdown {
     let mut parts = rank.parts;
     parts.imbalance_s = outcome.imbalance.0;
     parts.stragglers_s = outcome.stragglers.0;
-    parts.host_s += (step - outcome.imbalance - outcome.stragglers - slowest).0;
+    parts.pp_exposed_s += outcome.link.0;
+    parts.host_s += (step - outcome.imbalance - outcome.stragglers - outcome.link - slowest).0;
     parts.bubble_s = 0.0;
     parts.bubble_s = (step.0 - sum(&parts)).max(0.0);
     parts

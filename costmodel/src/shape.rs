@@ -4,6 +4,7 @@
 use plans::Decisions;
 
 use crate::blocks::BlockCosts;
+use crate::crossings::Crossings;
 use crate::pipeline::Pipeline;
 
 /// Kinds of blocks: embedding, head and prediction module, then for every class of layers those of which a stage's
@@ -24,6 +25,8 @@ pub struct Shape {
     /// The blocks of the first stage in order: the kind and the number of each row of equal blocks.
     pub(crate) first_stage: Vec<(usize, f64)>,
     pub(crate) micro_batches: f64,
+    /// What goes from pool to pool.
+    pub(crate) crossings: Crossings,
     /// The least that a rank has of every kind of block.
     pub(crate) least: Vec<u64>,
 }
@@ -107,6 +110,7 @@ impl Shape {
             memory: Vec::new(),
             first_stage: rows.first().cloned().unwrap_or_default(),
             micro_batches: d.num_micro_batches as f64,
+            crossings: Crossings::new(owners, pool_of_rank),
             least: (0..kinds).map(least).collect(),
         };
         let repeats = repeats_of_ranks(&rows, owners, ranks, kinds);

@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, btree_map};
 
 use catalog::{Bytes, CudaGraphs, Seconds};
-use costmodel::{CostModel, Lightest, Messages, PipelineFloors, Score, Senders};
+use costmodel::{
+    CostModel, LayoutBounds, Lightest, Messages, PipelineFloors, Score, Senders, Shape,
+};
 use plans::{Decisions, Floors, Strategy};
 
 use crate::PlannerError;
@@ -62,8 +64,8 @@ impl Branches<'_> {
         }))
     }
 
-    /// Bounds all pipelines of a layout.
-    pub(crate) fn bounded(&self, at: u32) -> Result<Bounded, PlannerError> {
+    /// Bounds all pipelines of a layout. Those whose bound is above `most` are left out.
+    fn bounded(&self, at: u32, most: f64) -> Result<Bounded, PlannerError> {
         let layout = &self.space.layouts()[at as usize];
         let base = self.space.decisions(layout);
         let lightest = self.space.lightest(layout, &base);
@@ -77,8 +79,6 @@ impl Branches<'_> {
         let mut costs = BTreeMap::new();
         let mut messages = None;
         let shapes = self.shapes.of(layout);
-        // If it is memory that is minimised, the least of all is wanted.
-        let limit = (self.objective == Objective::Time).then_some(self.limit);
         for (index, pipeline) in pipelines.iter().enumerate() {
             for (mode, &activations) in pipeline.activations.iter().enumerate() {
                 let recompute = activations.recompute;
@@ -104,16 +104,16 @@ impl Branches<'_> {
                     continue;
                 };
                 let shape = &shapes[index][mode];
-                let PipelineFloors {
-                    floors,
-                    on_host,
-                    senders,
-                } = (self.costs).pipeline_floors(bounds, shape, messages, limit)?;
-                if floors.memory > self.limit {
+                let Some(of) = self.floors(bounds, shape, messages, most)? else {
+                    bounded.beyond += *beside;
+                    continue;
+                };
+                let (on_host, senders) = (of.on_host, of.senders);
+                if of.floors.memory > self.limit {
                     bounded.too_large += *beside;
                 } else {
                     bounded.entries.push(Entry {
-                        bound: self.bound(&floors),
+                        bound: self.bound(&of.floors),
                         place: [at, index as u32, mode as u32, 0, 0],
                         of: Set::Pipeline { on_host, senders },
                     });
@@ -121,6 +121,25 @@ impl Branches<'_> {
             }
         }
         Ok(bounded)
+    }
+
+    /// Bounds a pipeline of a layout; `None` if its time is above `most`, which is known sooner than its memory.
+    fn floors(
+        &self,
+        bounds: &LayoutBounds,
+        shape: &Shape,
+        messages: &[Messages],
+        most: f64,
+    ) -> Result<Option<PipelineFloors>, PlannerError> {
+        // If it is memory that is minimised, the least of all is wanted.
+        let limit = match self.objective {
+            Objective::Memory => None,
+            Objective::Time if self.costs.passes_floor(bounds, shape).0 > most => return Ok(None),
+            Objective::Time => Some(self.limit),
+        };
+        Ok(Some(
+            (self.costs).pipeline_floors(bounds, shape, messages, limit)?,
+        ))
     }
 
     pub(crate) fn layout(&self, entry: &Entry) -> &Layout {
@@ -189,10 +208,11 @@ impl Branches<'_> {
         Ok(self.costs.messages(among, &senders)?)
     }
 
-    pub(crate) fn opened(&self, entry: &Entry) -> Result<Opened, PlannerError> {
+    /// What an entry consists of. What is minimised is at most `most` in what is wanted of it.
+    pub(crate) fn opened(&self, entry: &Entry, most: f64) -> Result<Opened, PlannerError> {
         let sets = match &entry.of {
             Set::Chain(chain) => return self.scored(entry, chain),
-            Set::Layout => self.bounded(entry.place[0])?,
+            Set::Layout => self.bounded(entry.place[0], most)?,
             &Set::Pipeline { on_host, senders } => self.executions(entry, on_host, senders)?,
             &Set::Execution { on_host, sent } => self.simulated(entry, on_host, sent)?,
             &Set::Simulated { sent, end } => self.strategies(entry, sent, end)?,

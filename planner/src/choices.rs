@@ -121,7 +121,7 @@ impl Asked<'_> {
             .into_iter()
             .filter(simulated)
         {
-            for stages in self.partitions(pp, vpp) {
+            for stages in self.partitions(schedule, pp, vpp) {
                 let layers = self.scenario.model.layers;
                 let pipeline = Decisions {
                     pp,
@@ -167,10 +167,6 @@ impl Asked<'_> {
                 continue;
             }
             for vpp in self.with_fixed("vpp", 1..=per_rank.min(MAX_VPP)) {
-                // On several pools a rank has one stage, whose layers are those that its GPUs have time for.
-                if vpp > 1 && self.scenario.cluster.pools.is_some() {
-                    continue;
-                }
                 if plans::schedule::check(kind, pp, vpp, micro_batches).is_ok() {
                     choices.push((kind, vpp));
                 }
@@ -179,28 +175,39 @@ impl Asked<'_> {
         choices
     }
 
-    fn partitions(&self, pp: u64, vpp: u64) -> Vec<StagePartition> {
+    /// Whether layers are divided by the speed of pools over so many stages of each rank: with powers of two, and what is asked
+    /// for or in use.
+    fn may_differ_by_pool(&self, vpp: u64) -> bool {
+        let asked_for = self
+            .constraints
+            .fixed("vpp")
+            .chain(self.present_size("vpp"));
+        vpp.is_power_of_two() || asked_for.into_iter().any(|of| of == vpp)
+    }
+
+    /// The layers of a pipeline's stages: by how fast their pool is, evenly, or with lighter ends.
+    fn partitions(&self, schedule: ScheduleKind, pp: u64, vpp: u64) -> Vec<StagePartition> {
         let layers = self.scenario.model.layers;
         let stages = pp * vpp;
         if stages == 1 {
             return vec![StagePartition::even(layers, 1)];
         }
         let uneven = self.scenario.runtime.space.uneven_stages;
-        if let Some(pools) = &self.scenario.cluster.pools
-            && uneven
-            && stages == pp
-        {
-            return pools.of_pipeline(pp).map_or(Vec::new(), |owners| {
-                StagePartition::by_pool(layers, &owners)
-            });
-        }
         let present = self.present.map(|d| &d.stages);
         let present = present.filter(|p| p.0.len() as u64 == stages && p.layers() == layers);
-        let mut partitions = Vec::new();
+        let pools = self.scenario.cluster.pools.as_ref();
+        let pools = pools.and_then(|pools| pools.of_pipeline(pp));
+        let mut partitions = match pools {
+            Some(owners) if uneven && self.may_differ_by_pool(vpp) => {
+                let ranks = plans::schedule::rank_of_stage(schedule, pp, vpp);
+                StagePartition::by_pool(layers, &owners, &ranks)
+            }
+            _ => Vec::new(),
+        };
         let even = StagePartition::even(layers, stages);
         // An uneven remainder is spread over the middle only without virtual stages; with them the ends take fewer
         // layers.
-        if even.is_uniform() || (uneven && stages == pp) {
+        if (even.is_uniform() || (uneven && stages == pp)) && !partitions.contains(&even) {
             partitions.push(even);
         }
         if uneven {

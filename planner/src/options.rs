@@ -33,6 +33,8 @@ pub struct SearchOptions<'a> {
     pub exhaustive: bool,
     /// Largest probability that a plan does not fit, in `(0, 1)`; `None` takes plans of any size.
     pub risk: Option<f64>,
+    /// Largest share of a GPU's usable memory that a plan's fullest rank may take, if that is less than the risk allows.
+    pub fullest: Option<f64>,
     /// When set from outside, the search stops and returns the best found so far.
     pub cancelled: Option<&'a AtomicBool>,
 }
@@ -45,6 +47,7 @@ impl Default for SearchOptions<'_> {
             tie: None,
             exhaustive: false,
             risk: Some(RISK),
+            fullest: None,
             cancelled: None,
         }
     }
@@ -52,5 +55,38 @@ impl Default for SearchOptions<'_> {
 
 /// Largest predicted peak of a plan.
 pub(crate) fn limit(costs: &CostModel, options: &SearchOptions<'_>) -> Bytes {
-    (options.risk).map_or(Bytes(u64::MAX), |risk| costs.scenario().limit(risk))
+    let all = Bytes(u64::MAX);
+    let by_risk = (options.risk).map_or(all, |risk| costs.scenario().limit(risk));
+    let by_share = (options.fullest).map_or(all, |share| bytes_of(share, costs.capacity()));
+    by_risk.min(by_share)
+}
+
+/// Some bytes as a share of a memory.
+pub(crate) fn share_of(bytes: Bytes, memory: Bytes) -> f64 {
+    bytes.as_f64() / memory.as_f64()
+}
+
+/// The most bytes that are no more than this share of a memory.
+pub(crate) fn bytes_of(share: f64, memory: Bytes) -> Bytes {
+    let nearest = Bytes((share * memory.as_f64()).round() as u64);
+    match share_of(nearest, memory) > share {
+        true => nearest.saturating_sub(Bytes(1)),
+        false => nearest,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_of_a_memory_are_whole_bytes() {
+        let memory = Bytes(81_604_378_624);
+        for bytes in (0..1000).map(|n| Bytes(n * 81_604_377 + n)) {
+            let share = share_of(bytes, memory);
+            assert_eq!(bytes_of(share, memory), bytes);
+            assert_eq!(bytes_of(share.next_up(), memory), bytes);
+        }
+        assert_eq!(bytes_of(f64::INFINITY, memory), Bytes(u64::MAX));
+    }
 }

@@ -1,4 +1,4 @@
-//! The least time that a cluster takes for a batch of any size, without searching each.
+//! The least time that a cluster takes for a batch of any size, or the least memory, without searching each.
 
 use std::collections::BTreeMap;
 
@@ -12,25 +12,30 @@ use crate::PlannerError;
 use crate::choices::Asked;
 use crate::constraints::Constraints;
 use crate::layouts::{Layout, meshes, of_any_batch};
+use crate::options::{Objective, SearchOptions, limit, share_of};
 use crate::space::{decisions, lightest};
 
 /// More micro-batches than any pipeline has ranks.
 const MANY: u64 = 1 << 40;
 
-/// Lower bounds on the step time of a cluster, by how many sequences its replicas take at once. The default is no bound.
+/// Lower bounds on what is minimised on a cluster, by how many sequences its replicas take at once. The default is no bound.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Rates {
-    /// For every number of sequences that some layout has in one micro-batch of all replicas: the least seconds for them.
-    pace: Option<BTreeMap<u64, f64>>,
+    /// For every number of sequences that some layout has in one micro-batch of all replicas: the least seconds for them, or
+    /// the least share of memory that states take.
+    least: Option<BTreeMap<u64, f64>>,
+    objective: Objective,
 }
 
 impl Rates {
-    /// Bounds for all layouts whose states alone stay within `limit`.
+    /// Bounds for all layouts whose states alone fit.
     pub(crate) fn new(
         costs: &CostModel,
         constraints: &Constraints,
-        limit: Bytes,
+        options: &SearchOptions<'_>,
     ) -> Result<Self, PlannerError> {
+        let limit = limit(costs, options);
+        let objective = options.objective;
         let asked = Asked {
             scenario: costs.scenario(),
             constraints,
@@ -42,36 +47,46 @@ impl Rates {
             .into_iter()
             .flat_map(|mesh| of_any_batch(asked, mesh))
             .collect();
-        let paces: Vec<Option<(u64, f64)>> = layouts
+        let bounds: Vec<Option<(u64, f64)>> = layouts
             .par_iter()
-            .map(|layout| pace(costs, asked, layout, limit))
+            .map(|layout| bound(costs, asked, layout, limit, objective))
             .collect::<Result<_, _>>()?;
-        let mut pace: BTreeMap<u64, f64> = BTreeMap::new();
-        for (sequences, seconds) in paces.into_iter().flatten() {
-            let known = pace.entry(sequences).or_insert(seconds);
-            *known = known.min(seconds);
+        let mut least: BTreeMap<u64, f64> = BTreeMap::new();
+        for (sequences, bound) in bounds.into_iter().flatten() {
+            let known = least.entry(sequences).or_insert(bound);
+            *known = known.min(bound);
         }
-        Ok(Self { pace: Some(pace) })
+        Ok(Self {
+            least: Some(least),
+            objective,
+        })
     }
 
-    /// A lower bound on the step time for a batch; infinite if no layout divides it.
-    pub(crate) fn least_time(&self, batch: u64) -> f64 {
-        let Some(pace) = &self.pace else {
+    /// A lower bound on the step time, or the share of memory, for a batch; infinite if no layout divides it.
+    pub(crate) fn least(&self, batch: u64) -> f64 {
+        let Some(least) = &self.least else {
             return 0.0;
         };
-        let whole = pace.iter().filter(|(size, _)| batch.is_multiple_of(**size));
-        let times = whole.map(|(&size, &pace)| pace * (batch / size) as f64);
-        times.fold(f64::INFINITY, f64::min)
+        let whole = least
+            .iter()
+            .filter(|(size, _)| batch.is_multiple_of(**size));
+        let bounds = whole.map(|(&size, &bound)| match self.objective {
+            Objective::Time => bound * (batch / size) as f64,
+            // States are as large for any number of micro-batches.
+            Objective::Memory => bound,
+        });
+        bounds.fold(f64::INFINITY, f64::min)
     }
 }
 
-/// The sequences of one micro-batch of all replicas under a layout, and the least time for them; `None` if no strategy has
-/// the layout.
-fn pace(
+/// The sequences of one micro-batch of all replicas under a layout, and the least time for them, or the least share of memory;
+/// `None` if no strategy has the layout.
+fn bound(
     costs: &CostModel,
     asked: Asked<'_>,
     layout: &Layout,
     limit: Bytes,
+    objective: Objective,
 ) -> Result<Option<(u64, f64)>, PlannerError> {
     let Scenario {
         model, workload, ..
@@ -84,10 +99,14 @@ fn pace(
     if check_layout(&any.of(&base), model, workload).is_err() {
         return Ok(None);
     }
-    if costs.states_floor(&base, &lightest(asked, &shardings, &base))? > limit {
+    let states = costs.states_floor(&base, &lightest(asked, &shardings, &base))?;
+    if states > limit {
         return Ok(None);
     }
     let sequences = layout.dp * layout.micro_batch;
+    if objective == Objective::Memory {
+        return Ok(Some((sequences, share_of(states, costs.capacity()))));
+    }
     // With many micro-batches, passes may run in all ways that a layout has.
     let many = Layout {
         num_micro_batches: MANY,

@@ -7,26 +7,32 @@
 //! A group's time for a share is known only after a search. Before it, it has a lower bound (`rates`); the shares whose
 //! slowest group has the least bound are searched first, and none whose bound is above the best found. So the result is that
 //! of searching every share.
+//!
+//! Where memory is minimised, what counts of a group is not its time but the share of its memory that its fullest GPU takes;
+//! adding up gradients takes no memory. Many plans leave the fullest GPU of all groups as full: of those the fastest are
+//! searched, with this share as the memory that a plan may take.
 
 use std::collections::BTreeMap;
 
 use catalog::{DType, GradientTypes, Link, OptimizerStates, Seconds};
-use costmodel::CostModel;
+use costmodel::{CostModel, Score};
 use plans::prediction::SpaceReport;
 use plans::{Candidate, Decisions, Strategy};
 
 use crate::PlannerError;
 use crate::choices::{Asked, divisors};
 use crate::constraints::Constraints;
-use crate::options::{SearchOptions, limit};
+use crate::options::{Objective, SearchOptions, bytes_of, share_of};
 use crate::rates::Rates;
-use crate::search::{fastest, search};
+use crate::search::{first, search};
 use crate::shares;
 use crate::space::SearchSpace;
 
 /// Most shares of a batch that are told apart: those of larger batches are multiples of the least number of sequences that
 /// divides the batch into no more.
 const MOST_SHARES: u64 = 4096;
+/// The same where memory is minimised: it hardly depends on the share, so that its bound leaves out few.
+const MOST_LIGHT_SHARES: u64 = 64;
 
 /// What decides results and may be chosen: groups of one training agree in it.
 type Results = (Option<GradientTypes>, Option<OptimizerStates>);
@@ -41,12 +47,12 @@ struct Group<'a> {
     found: BTreeMap<(Option<Results>, u64), Known>,
 }
 
-/// What is known of a group's fastest plan for a share.
+/// What is known of a group's best plan for a share.
 #[derive(Clone, Debug)]
 enum Known {
-    /// It takes more than so many seconds, or there is none.
+    /// It takes more than so many seconds, or more than this share of memory, or there is none.
     Beyond(f64),
-    /// It is this one, and takes so long.
+    /// It is this one, and takes so much.
     Plan(f64, Strategy),
 }
 
@@ -65,10 +71,21 @@ pub struct Groups<'a> {
 pub struct Shared {
     /// Seconds of a step.
     pub step_time: f64,
+    /// Where memory is minimised, the share of its memory that the fullest GPU takes at most.
+    pub fullest: Option<f64>,
     /// Sequences of each group.
     pub shares: Vec<u64>,
-    /// The fastest plan of each group for its share.
+    /// The best plan of each group for its share.
     pub strategies: Vec<Strategy>,
+}
+
+/// Shares of some groups, with what is minimised.
+#[derive(Debug)]
+struct Solved {
+    /// Seconds of a step, or the share of its memory that the fullest GPU takes.
+    value: f64,
+    shares: Vec<u64>,
+    strategies: Vec<Strategy>,
 }
 
 /// A group's share of the batch, with its plan.
@@ -114,7 +131,7 @@ impl<'a> Groups<'a> {
                 let (costs, options) = (group.costs, &self.options);
                 group.rates = Some(match options.exhaustive {
                     true => Rates::default(),
-                    false => Rates::new(costs, &self.constraints, limit(costs, options))?,
+                    false => Rates::new(costs, &self.constraints, options)?,
                 });
             }
         }
@@ -127,8 +144,8 @@ impl<'a> Groups<'a> {
         &self.report
     }
 
-    /// The best shares of the groups of these indices, if a step takes less than `within` seconds. `between` joins their
-    /// pools.
+    /// The best shares of the groups of these indices, if a step takes less than `within` seconds, or the fullest GPU less than
+    /// this share of its memory. `between` joins their pools.
     ///
     /// # Errors
     /// When a block cannot be priced.
@@ -138,12 +155,64 @@ impl<'a> Groups<'a> {
         between: Option<&Link>,
         within: f64,
     ) -> Result<Option<Shared>, PlannerError> {
-        self.bound(of)?;
         let results = self.results(of);
-        let mut exchanges = Vec::with_capacity(results.len());
-        for &(gradients, _) in &results {
-            exchanges.push(self.exchange(of, gradients, between)?);
+        match self.options.objective {
+            Objective::Time => {
+                let exchange = |(gradients, _): &Results| self.exchange(of, *gradients, between);
+                let exchanges = results.iter().map(exchange);
+                let exchanges: Vec<f64> = exchanges.collect::<Result<_, _>>()?;
+                let solved = self.agreed(of, &results, exchanges, within)?;
+                Ok(solved.map(|solved| Shared {
+                    step_time: solved.value,
+                    fullest: self.options.fullest,
+                    shares: solved.shares,
+                    strategies: solved.strategies,
+                }))
+            }
+            Objective::Memory => {
+                let none = vec![0.0; results.len()];
+                match self.agreed(of, &results, none, within)? {
+                    Some(lightest) => self.fastest(of, between, lightest.value),
+                    None => Ok(None),
+                }
+            }
         }
+    }
+
+    /// The fastest shares of plans that leave no GPU fuller than this.
+    fn fastest(
+        &mut self,
+        of: &[usize],
+        between: Option<&Link>,
+        fullest: f64,
+    ) -> Result<Option<Shared>, PlannerError> {
+        let options = self.within_memory(Some(fullest));
+        let models = of.iter().map(|&at| self.groups[at].costs);
+        let mut groups = Groups::new(models, self.batch, &self.constraints, &options);
+        let all: Vec<usize> = (0..of.len()).collect();
+        let found = groups.best(&all, between, f64::INFINITY);
+        self.add(groups.report());
+        found
+    }
+
+    /// What is looked for among plans that leave no GPU fuller than this, if memory is minimised: the fastest.
+    fn within_memory(&self, fullest: Option<f64>) -> SearchOptions<'a> {
+        SearchOptions {
+            objective: Objective::Time,
+            fullest: fullest.or(self.options.fullest),
+            ..self.options
+        }
+    }
+
+    /// The best shares of groups that agree in one of these `results`, each with what is added to what the groups take.
+    fn agreed(
+        &mut self,
+        of: &[usize],
+        results: &[Results],
+        exchanges: Vec<f64>,
+        within: f64,
+    ) -> Result<Option<Solved>, PlannerError> {
+        self.bound(of)?;
         let least = exchanges.iter().copied().fold(f64::INFINITY, f64::min);
         // Whatever they agree in, groups are no faster than if each chose for itself.
         let Some(free) = self.solved(of, None, least, within)? else {
@@ -155,9 +224,9 @@ impl<'a> Groups<'a> {
         if agree && known.is_some_and(|at| exchanges[at] <= least) {
             return Ok(Some(free));
         }
-        let mut best: Option<Shared> = None;
+        let mut best: Option<Solved> = None;
         for (&results, exchange) in results.iter().zip(exchanges) {
-            let within = best.as_ref().map_or(within, |best| best.step_time);
+            let within = best.as_ref().map_or(within, |best| best.value);
             best = (self.solved(of, Some(results), exchange, within)?).or(best);
         }
         Ok(best)
@@ -202,16 +271,23 @@ impl<'a> Groups<'a> {
         results: Option<Results>,
         exchange: f64,
         within: f64,
-    ) -> Result<Option<Shared>, PlannerError> {
-        let few = |&step: &u64| self.batch / step <= MOST_SHARES;
+    ) -> Result<Option<Solved>, PlannerError> {
+        let by_memory =
+            self.options.objective == Objective::Memory || self.options.fullest.is_some();
+        let most = if by_memory {
+            MOST_LIGHT_SHARES
+        } else {
+            MOST_SHARES
+        };
+        let few = |&step: &u64| self.batch / step <= most;
         let step = divisors(self.batch).find(few).unwrap_or(self.batch);
         let total = (self.batch / step) as usize;
         let bound = |group: &Group<'_>| {
-            let known = |share: u64| group.time(results, share);
+            let known = |share: u64| group.value(results, share);
             (0..=total as u64).map(|n| known(n * step)).collect()
         };
         let mut times: Vec<Vec<f64>> = of.iter().map(|&at| bound(&self.groups[at])).collect();
-        let mut best: Option<Shared> = None;
+        let mut best: Option<Solved> = None;
         // The slowest group of shares that are worth a look takes less.
         let mut longest = within - exchange;
         while !self.stopped() {
@@ -241,8 +317,8 @@ impl<'a> Groups<'a> {
                 let strategies = of.iter().zip(&shares);
                 let strategies =
                     strategies.filter_map(|(&at, &n)| self.groups[at].plan(results, n));
-                best = Some(Shared {
-                    step_time: slowest + exchange,
+                best = Some(Solved {
+                    value: slowest + exchange,
                     strategies: strategies.cloned().collect(),
                     shares,
                 });
@@ -252,7 +328,7 @@ impl<'a> Groups<'a> {
         Ok(best)
     }
 
-    /// Searches a group's plan for a share, if it takes at most `within`; returns its time, or a bound on it.
+    /// Searches a group's plan for a share, if it takes at most `within`; returns what it takes, or a bound on that.
     fn search(
         &mut self,
         at: usize,
@@ -261,15 +337,25 @@ impl<'a> Groups<'a> {
         within: f64,
     ) -> Result<f64, PlannerError> {
         let (costs, space) = self.question(at, results, share)?;
-        let (best, report) = fastest(&costs, &space, &self.options, within)?;
+        let memory = costs.capacity();
+        let objective = self.options.objective;
+        let most = match objective {
+            Objective::Time => within,
+            Objective::Memory => bytes_of(within, memory).as_f64(),
+        };
+        let (best, report) = first(&costs, &space, &self.options, most)?;
         self.add(&report);
+        let value = |score: &Score| match objective {
+            Objective::Time => score.step_time.0,
+            Objective::Memory => share_of(score.peak_memory, memory),
+        };
         let known = match best {
-            Some(best) => Known::Plan(best.score.step_time.0, best.strategy),
+            Some(best) => Known::Plan(value(&best.score), best.strategy),
             None => Known::Beyond(within),
         };
         let group = &mut self.groups[at];
         group.found.insert((results, share), known);
-        Ok(group.time(results, share))
+        Ok(group.value(results, share))
     }
 
     /// What is searched for the plan of a group for a share.
@@ -297,7 +383,7 @@ impl<'a> Groups<'a> {
             top: 1,
             // What was found is searched again even if the search was stopped.
             cancelled: None,
-            ..self.options
+            ..self.within_memory(shared.fullest)
         };
         let mut plans = Vec::with_capacity(of.len());
         for (&at, &share) in of.iter().zip(&shared.shares) {
@@ -335,17 +421,14 @@ impl<'a> Groups<'a> {
 }
 
 impl Group<'_> {
-    /// The time of the fastest plan for a share, or a lower bound on it.
-    fn time(&self, results: Option<Results>, share: u64) -> f64 {
-        let bound = || {
-            self.rates
-                .as_ref()
-                .map_or(0.0, |rates| rates.least_time(share))
-        };
+    /// The time of the best plan for a share, or its share of memory, or a lower bound on that.
+    fn value(&self, results: Option<Results>, share: u64) -> f64 {
+        let rates = self.rates.as_ref();
+        let bound = || rates.map_or(0.0, |rates| rates.least(share));
         match self.found.get(&(results, share)) {
-            Some(Known::Plan(time, _)) => *time,
-            // It takes longer, by however little.
-            Some(Known::Beyond(time)) => time.next_up().max(bound()),
+            Some(Known::Plan(value, _)) => *value,
+            // It takes more, by however little.
+            Some(Known::Beyond(value)) => value.next_up().max(bound()),
             None if share == 0 => f64::INFINITY,
             None => bound(),
         }

@@ -110,14 +110,15 @@ pub fn has_within(
         exhaustive: false,
         ..*options
     };
-    Ok(fastest(costs, space, &options, within)?.0.is_some())
+    Ok(first(costs, space, &options, within)?.0.is_some())
 }
 
-/// The fastest plan, simple or not, if one takes at most `within` seconds; and what became of the space.
+/// The best plan, simple or not, if one takes at most `within` seconds, or bytes where memory is minimised; and what became of
+/// the space.
 ///
 /// # Errors
 /// When a block cannot be priced, or an exhaustive search is too large.
-pub(crate) fn fastest(
+pub(crate) fn first(
     costs: &CostModel,
     space: &SearchSpace,
     options: &SearchOptions<'_>,
@@ -306,6 +307,7 @@ impl<'a> Run<'a> {
     /// Keeps what a set consists of; `bound` is the set's own.
     fn take(&mut self, bounded: Bounded, bound: f64) {
         self.prune("memory floor", bounded.too_large);
+        self.prune(self.reason(), bounded.beyond);
         self.prune(LARGER_STATES, bounded.larger);
         self.prune(MORE_ON_HOST, bounded.more_on_host);
         self.prune(SPARED_NOTHING, bounded.captured);
@@ -343,7 +345,7 @@ impl<'a> Run<'a> {
         }
         let opened: Vec<Opened> = entries
             .par_iter()
-            .map(|entry| self.branches.opened(entry))
+            .map(|entry| self.branches.opened(entry, self.most(entry)))
             .collect::<Result<_, _>>()?;
         let any = !entries.is_empty();
         let mut scored = Vec::new();
@@ -413,6 +415,18 @@ impl<'a> Run<'a> {
         let layout = self.branches.layout(entry).sizes();
         let known = self.best.iter().find(|(known, _)| *known == layout);
         known.is_some_and(|(_, best)| entry.bound > self.minimised(&best.score))
+    }
+
+    /// The most that a strategy of an entry may take and be among the best: beyond it, [`Self::beyond`] or
+    /// [`Self::beyond_own`] leaves it out.
+    fn most(&self, entry: &Entry) -> f64 {
+        let layout = self.branches.layout(entry).sizes();
+        let own = self.best.iter().find(|(known, _)| *known == layout);
+        let full = self.best.len() >= self.wanted;
+        let worst = self.best.last().filter(|_| full);
+        let known = own.into_iter().chain(worst);
+        let known = known.map(|(_, plan)| self.minimised(&plan.score));
+        known.fold(self.within, f64::min)
     }
 
     /// What the search minimises of a plan.

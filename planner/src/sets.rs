@@ -107,6 +107,8 @@ pub(crate) struct Bounded {
     pub(crate) entries: Vec<Entry>,
     /// Number of strategies whose memory floor does not fit.
     pub(crate) too_large: u64,
+    /// Number of strategies that are certainly worse than the best found.
+    pub(crate) beyond: u64,
     /// Number of strategies of which another holds its optimizer states in less memory.
     pub(crate) larger: u64,
     /// Number of strategies that capture CUDA graphs which spare no time.

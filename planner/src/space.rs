@@ -12,7 +12,8 @@
 //! - virtual stages: divisors of the layers per rank;
 //! - recomputed layers, and layers whose activations lie in host memory: eighths of a stage;
 //! - layers of stages: even (a remainder is spread over the middle, without virtual stages), or up to `uneven` fewer at the
-//!   ends;
+//!   ends; on several pools also all ways in which the ranks of a pool have equally many, but for a remainder in one of them,
+//!   each divided evenly over the rank's stages, of which there are a power of two;
 //! - hybrid sharding: powers of two;
 //! - parameters gathered as many blocks ahead as the runtime can be told;
 //! - optimizer states in host memory: of quarters of the weights, or all.

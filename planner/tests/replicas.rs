@@ -3,7 +3,7 @@
 use catalog::{Cluster, DType, Link, Pool, Pools, Precision, Workload, WorkloadSizes};
 use costmodel::{CostModel, Scenario, Side};
 use planner::replicas::{Groups, Shared};
-use planner::{Constraints, SearchOptions, SearchSpace};
+use planner::{Constraints, Objective, SearchOptions, SearchSpace};
 use plans::{Prediction, Strategy};
 
 fn scenario(cluster: &Cluster, gpus: u64, batch: u64) -> Scenario {
@@ -143,6 +143,124 @@ fn the_shares_found_are_those_of_brute_force() {
                 .as_ref()
                 .map_or(f64::INFINITY, |found| found.step_time);
             assert_eq!(time, best, "{line}: {found:?}");
+        }
+    }
+}
+
+/// Peak, as a share of a GPU's memory, and step time.
+type Plan = (f64, f64);
+/// What counts of the plans of a group for a share.
+type Least<'a> = &'a dyn Fn(&[Plan]) -> f64;
+
+/// Of every strategy for a share that fits: its peak as a share of a GPU's memory, and its time.
+fn that_fit(whole: &CostModel, share: u64, constraints: &Constraints) -> Vec<Plan> {
+    let workload = whole.scenario().workload.with_batch(share);
+    let costs = (whole.with_workload(workload.expect("a batch"))).expect("priced");
+    let limit = costs.scenario().limit(0.1);
+    let space = SearchSpace::new(costs.scenario(), constraints);
+    let all = space
+        .layouts()
+        .iter()
+        .flat_map(|layout| space.strategies(layout));
+    let scores = all.map(|strategy| costs.score(&strategy).expect("scored"));
+    let fit = scores.filter(|score| score.peak_memory <= limit && score.fits_host);
+    let memory = costs.capacity().as_f64();
+    fit.map(|score| (score.peak_memory.as_f64() / memory, score.step_time.0))
+        .collect()
+}
+
+/// The least share of memory that the fullest GPU takes, whatever the shares, and the least time with no fuller GPU.
+fn lightest_division(models: &[CostModel], link: Option<&Link>, base: &[&str]) -> (f64, f64) {
+    let batch = models[0].scenario().workload.global_batch;
+    let mut least = (f64::INFINITY, f64::INFINITY);
+    for (gradients, reduced) in [("fp32", DType::F32), ("fp16", DType::F16)] {
+        let mut constraints = fixed(base);
+        let fix = format!("grad_dtype={gradients}");
+        constraints.fix(&fix).expect("known");
+        let plans: Vec<Vec<Vec<Plan>>> = (models.iter())
+            .map(|whole| {
+                let of = |share| match share {
+                    0 => Vec::new(),
+                    share => that_fit(whole, share, &constraints),
+                };
+                (0..=batch).map(of).collect()
+            })
+            .collect();
+        let groups: Vec<&CostModel> = models.iter().collect();
+        let exchange = costmodel::exchange(&groups, reduced, link).expect("priced");
+        let most = |shares: &[u64], of: Least<'_>| {
+            let taken = shares.iter().zip(&plans);
+            let taken = taken.map(|(&n, plans)| of(&plans[n as usize]));
+            taken.fold(0.0, f64::max)
+        };
+        let memory = |plans: &[Plan]| plans.iter().map(|p| p.0).fold(f64::INFINITY, f64::min);
+        let mut fullest = f64::INFINITY;
+        for_each_division(batch, models.len(), &mut Vec::new(), &mut |shares| {
+            fullest = fullest.min(most(shares, &memory));
+        });
+        let time = |plans: &[Plan]| {
+            let light = plans.iter().filter(|plan| plan.0 <= fullest);
+            light.map(|plan| plan.1).fold(f64::INFINITY, f64::min)
+        };
+        let mut fastest = f64::INFINITY;
+        for_each_division(batch, models.len(), &mut Vec::new(), &mut |shares| {
+            fastest = fastest.min(most(shares, &time) + exchange.0);
+        });
+        if (fullest, fastest) < least {
+            least = (fullest, fastest);
+        }
+    }
+    least
+}
+
+/// Where memory is minimised, the fullest GPU of all groups is the least full, and no plans that leave it so are faster.
+#[test]
+fn the_lightest_groups_are_those_of_brute_force() {
+    let base = [
+        "cp=1",
+        "mbs=1|2",
+        "schedule=1f1b",
+        "recompute=none|full",
+        "offload=none",
+    ];
+    for (line, batch) in [
+        ("8 x dgx-a100 + 16 x dgx2-v100", 12),
+        (
+            "8 x dgx-h100 + 16 x dgx-a100 at 0.7, 100 Gb/s between, 5 ms away",
+            15,
+        ),
+        ("8 x dgx-h100 + 8 x dgx-a100 + 16 x dgx2-v100", 7),
+    ] {
+        let pools = pools(line);
+        let link = pools.between.as_ref();
+        for division in pools.divisions() {
+            let models = models(&division, batch);
+            let all: Vec<usize> = (0..models.len()).collect();
+            let options = SearchOptions {
+                objective: Objective::Memory,
+                ..SearchOptions::default()
+            };
+            let constraints = fixed(&base);
+            let mut groups = Groups::new(&models, batch, &constraints, &options);
+            let found = groups.best(&all, link, f64::INFINITY).expect("searched");
+            let found_as = found
+                .as_ref()
+                .map(|found| (found.fullest.expect("a share"), found.step_time));
+            let least = lightest_division(&models, link, &base);
+            assert_eq!(
+                found_as.unwrap_or((f64::INFINITY, f64::INFINITY)),
+                least,
+                "{line}"
+            );
+            // What is as light is no better, and what is shown is as light.
+            let Some(shared) = found else { continue };
+            let again = groups.best(&all, link, least.0).expect("searched");
+            assert!(again.is_none(), "{again:?}");
+            for share in groups.plans(&all, &shared).expect("plans") {
+                let p = &share.best.prediction;
+                let full = p.peak_memory.as_f64() / p.usable().as_f64();
+                assert!(full <= least.0 && p.fit.fits(), "{line}: {full}, {least:?}");
+            }
         }
     }
 }

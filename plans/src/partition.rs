@@ -53,14 +53,21 @@ impl StagePartition {
     }
 
     /// Divides layers over ranks that differ in speed, in every way in which the ranks of each pool have equally many, but
-    /// for a remainder in one pool; `pool_of_rank` has the pools in ascending order. If there are more than
-    /// [`MAX_BY_POOL`] ways, only such are listed whose numbers of layers are multiples of a step.
+    /// for a remainder in one pool. `pool_of_rank` has the pools in ascending order, `rank_of_stage` the rank of every
+    /// virtual stage. Each rank divides its layers over its stages as evenly as possible; every stage has at least one.
+    ///
+    /// With more than two stages for each rank, the layers of a rank outside of the uneven pool are a multiple of its stages, so
+    /// that all of these are equal. If there are more than [`MAX_BY_POOL`] ways, only larger multiples are listed.
     #[must_use]
-    pub fn by_pool(layers: u64, pool_of_rank: &[usize]) -> Vec<Self> {
+    pub fn by_pool(layers: u64, pool_of_rank: &[usize], rank_of_stage: &[u32]) -> Vec<Self> {
         let ranks: Vec<u64> = (pool_of_rank.chunk_by(|a, b| a == b))
             .map(|pool| pool.len() as u64)
             .collect();
-        let mut step = 1;
+        let first = match (rank_of_stage.len() / pool_of_rank.len().max(1)) as u64 {
+            0..=2 => 1,
+            each => each,
+        };
+        let mut step = first;
         loop {
             let mut found = Vec::new();
             for uneven in 0..ranks.len() {
@@ -69,10 +76,12 @@ impl StagePartition {
             }
             found.sort_unstable();
             found.dedup();
-            if found.len() <= MAX_BY_POOL || step > layers {
-                return found.into_iter().map(Self).collect();
+            let ways = found.iter().filter_map(|of| over_stages(of, rank_of_stage));
+            let ways: Vec<Self> = ways.collect();
+            if ways.len() <= MAX_BY_POOL || step > layers {
+                return ways;
             }
-            step += 1;
+            step += first;
         }
     }
 
@@ -112,6 +121,21 @@ impl StagePartition {
     pub fn is_uniform(&self) -> bool {
         self.0.windows(2).all(|pair| pair[0] == pair[1])
     }
+}
+
+/// The stages of ranks that have so many layers each, if every stage has at least one.
+fn over_stages(of_ranks: &[u64], rank_of_stage: &[u32]) -> Option<StagePartition> {
+    let each = (rank_of_stage.len() / of_ranks.len().max(1)) as u64;
+    if of_ranks.iter().any(|&layers| layers < each) {
+        return None;
+    }
+    let divided = of_ranks
+        .iter()
+        .map(|&layers| StagePartition::even(layers, each));
+    let mut left: Vec<_> = divided.map(|stages| stages.0.into_iter()).collect();
+    let stages = rank_of_stage.iter();
+    let stages = stages.map(|&rank| left[rank as usize].next());
+    stages.collect::<Option<_>>().map(StagePartition)
 }
 
 /// Adds to `found` all ways to give the pools from `pool` on what is `left` of the layers: to every rank of a pool equally

@@ -3,7 +3,7 @@
 
 use catalog::{
     Adapters, CudaGraphs, DType, Dispatcher, Documents, Fp8Recipe, GradientTypes, Offload,
-    OptimizerStates, Origin, Packing, Pools, ScheduleKind,
+    OptimizerStates, Origin, Packing, Pools,
 };
 use plans::{Decisions, Fit, HostMemory, Prediction, Recompute, StagePartition, Zero};
 
@@ -161,10 +161,11 @@ pub fn adapters(adapters: &Adapters) -> String {
     )
 }
 
-/// Which pools hold which pipeline ranks, with their layers: `pipeline ranks 0 to 3 on 32 × A100, 10 layers each`.
+/// Which pools hold which pipeline ranks, with their layers: `pipeline ranks 0 to 3 on 32 × A100, 40 layers`.
 #[must_use]
 pub fn pools(pools: &Pools, d: &Decisions) -> String {
     let owners = pools.of_pipeline(d.pp).unwrap_or_default();
+    let layers = layers_of_ranks(d);
     let mut first = 0;
     let mut said = Vec::new();
     for held in owners.chunk_by(|a, b| a == b) {
@@ -174,14 +175,10 @@ pub fn pools(pools: &Pools, d: &Decisions) -> String {
             1 => format!("pipeline rank {first}"),
             _ => format!("pipeline ranks {first} to {last}"),
         };
-        // With virtual stages the layers of a rank are not in one piece.
-        let layers = match d.vpp {
-            1 => format!(", {} layers", d.stages.0[first..=last].iter().sum::<u64>()),
-            _ => String::new(),
-        };
         said.push(format!(
-            "{ranks} on {}{layers}",
-            pool.cluster.devices(pool.gpus)
+            "{ranks} on {}, {} layers",
+            pool.cluster.devices(pool.gpus),
+            layers[first..=last].iter().sum::<u64>()
         ));
         first = last + 1;
     }
@@ -362,21 +359,19 @@ fn offload(offload: Offload) -> String {
     format!("{of} in host memory, and its processors update the weights")
 }
 
+/// The layers of every pipeline rank: those of all its virtual stages.
+fn layers_of_ranks(d: &Decisions) -> Vec<u64> {
+    let ranks = plans::schedule::rank_of_stage(d.schedule, d.pp, d.vpp);
+    let mut layers = vec![0; d.pp as usize];
+    for (&rank, size) in ranks.iter().zip(&d.stages.0) {
+        layers[rank as usize] += size;
+    }
+    layers
+}
+
 fn stages(d: &Decisions) -> String {
     let parts = d.vpp.max(1);
-    // Layers of a pipeline rank: those of all its virtual stages.
-    let ranks = d.pp as usize;
-    let mut layers = vec![0; ranks];
-    for (stage, size) in d.stages.0.iter().enumerate() {
-        let rank = match d.schedule {
-            // The model goes down the ranks and up again.
-            ScheduleKind::ZbV | ScheduleKind::DualPipeV if stage >= ranks => {
-                (2 * ranks).saturating_sub(1 + stage) % ranks
-            }
-            _ => stage % ranks,
-        };
-        layers[rank] += size;
-    }
+    let layers = layers_of_ranks(d);
     let least = layers.iter().min().copied().unwrap_or(0);
     let most = layers.iter().max().copied().unwrap_or(0);
     let size = match least == most {

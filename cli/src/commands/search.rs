@@ -79,6 +79,7 @@ fn options<'a>(args: &SearchArgs, cancelled: &'a AtomicBool) -> SearchOptions<'a
         exhaustive: args.exhaustive,
         tie: None,
         risk: Some(args.risk),
+        fullest: None,
         cancelled: Some(cancelled),
     }
 }

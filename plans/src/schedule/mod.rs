@@ -56,15 +56,22 @@ pub fn build(
         ScheduleKind::ZbV => zb_v::ranks(p, m),
         ScheduleKind::DualPipeV => dualpipe_v::ranks(p, m),
     };
-    let rank_of_stage = match kind {
+    Ok(Schedule {
+        rank_of_stage: rank_of_stage(kind, pp, vpp),
+        ranks,
+    })
+}
+
+/// The pipeline rank of every virtual stage, in model order, of a schedule that exists for these sizes: stages go around the
+/// ranks, or in a V from the first rank to the last and back.
+#[must_use]
+pub fn rank_of_stage(kind: ScheduleKind, pp: u64, vpp: u64) -> Vec<u32> {
+    let (p, v) = (pp as u32, vpp as u32);
+    match kind {
         ScheduleKind::ZbV | ScheduleKind::DualPipeV => (0..p).chain((0..p).rev()).collect(),
         ScheduleKind::GPipe
         | ScheduleKind::OneFOneB
         | ScheduleKind::Interleaved
         | ScheduleKind::ZbH1 => (0..p * v).map(|stage| stage % p).collect(),
-    };
-    Ok(Schedule {
-        rank_of_stage,
-        ranks,
-    })
+    }
 }
