@@ -1,12 +1,16 @@
 //! A sample of a space: strategies spread evenly over its better part, with their time and memory, to be drawn beside the
 //! best.
 
+use std::collections::BTreeMap;
+
 use catalog::{Bytes, Seconds};
 use costmodel::{CostModel, Lightest, Score};
 use plans::{Decisions, Strategy};
 use rayon::prelude::*;
 
 use crate::PlannerError;
+use crate::choices::{ActivationChoice, PipelineChoice};
+use crate::executions::{Allows, ExecutionChoice};
 use crate::layouts::Layout;
 use crate::shapes::Shapes;
 use crate::space::{SearchSpace, with_pipeline};
@@ -59,8 +63,9 @@ pub fn sample(
         .flat_map_iter(|(layout, before, members)| {
             let first = before.next_multiple_of(every) - before;
             let indices = (first..members).step_by(every as usize);
+            let members = Members::new(space, layout);
             indices.filter_map(move |index| {
-                let strategy = strategy(space, layout, index);
+                let strategy = members.strategy(index);
                 scored(costs, strategy, longest, most).transpose()
             })
         });
@@ -99,30 +104,66 @@ fn scored(
     Ok(is_drawn.then_some((strategy, score)))
 }
 
-/// The strategy at an index among those of a layout, in the order of [`SearchSpace::strategies`].
-fn strategy(space: &SearchSpace, layout: &Layout, index: u64) -> Strategy {
-    let (shardings, orders) = (space.shardings(layout), space.orders(layout));
-    let mut index = index as usize;
-    let pipelines = space.pipelines(layout).iter();
-    let pipelines = pipelines.flat_map(|p| p.activations.iter().map(move |&mode| (p, mode)));
-    let found = pipelines.into_iter().find_map(|(pipeline, activations)| {
-        let executions = space.executions(layout, pipeline, activations);
-        executions.into_iter().find_map(|execution| {
-            let beside = space.beside(layout, &[execution]) as usize;
-            let found = index < beside;
-            if !found {
-                index -= beside;
-            }
-            found.then_some((pipeline, activations, execution))
-        })
-    });
-    let (pipeline, activations, execution) = found.expect("an index among a layout's strategies");
-    let base = space.decisions(layout);
-    let d = execution.of(&with_pipeline(&base, pipeline, activations));
-    let mut ways = shardings.iter().filter(|way| execution.leaves(way));
-    let sharding = ways.nth(index / orders.len());
-    let sharding = sharding.expect("an index among the ways to shard states");
-    space.with_sharding(&d, sharding, orders[index % orders.len()])
+/// The strategies of a layout, in the order of [`SearchSpace::strategies`].
+struct Members<'a> {
+    space: &'a SearchSpace,
+    layout: &'a Layout,
+    /// The ways to run passes of pipelines that allow the same, each with the number of its strategies.
+    executions: BTreeMap<Allows, Vec<(ExecutionChoice, usize)>>,
+}
+
+impl<'a> Members<'a> {
+    fn new(space: &'a SearchSpace, layout: &'a Layout) -> Self {
+        let mut executions = BTreeMap::new();
+        for (pipeline, activations) in pipelines(space, layout) {
+            let allows = space.allows(layout, pipeline, activations);
+            executions.entry(allows).or_insert_with(|| {
+                let ways = space.executions(layout, pipeline, activations).into_iter();
+                let counted = |way| (way, space.beside(layout, &[way]) as usize);
+                ways.map(counted).collect()
+            });
+        }
+        Self {
+            space,
+            layout,
+            executions,
+        }
+    }
+
+    fn strategy(&self, index: u64) -> Strategy {
+        let (space, layout) = (self.space, self.layout);
+        let (shardings, orders) = (space.shardings(layout), space.orders(layout));
+        let mut index = index as usize;
+        let found = pipelines(space, layout).find_map(|(pipeline, activations)| {
+            let allows = space.allows(layout, pipeline, activations);
+            self.executions[&allows]
+                .iter()
+                .find_map(|&(execution, beside)| {
+                    let found = index < beside;
+                    if !found {
+                        index -= beside;
+                    }
+                    found.then_some((pipeline, activations, execution))
+                })
+        });
+        let (pipeline, activations, execution) =
+            found.expect("an index among a layout's strategies");
+        let base = space.decisions(layout);
+        let d = execution.of(&with_pipeline(&base, pipeline, activations));
+        let mut ways = shardings.iter().filter(|way| execution.leaves(way));
+        let sharding = ways.nth(index / orders.len());
+        let sharding = sharding.expect("an index among the ways to shard states");
+        space.with_sharding(&d, sharding, orders[index % orders.len()])
+    }
+}
+
+/// The pipelines of a layout, each with everything that may become of its activations.
+fn pipelines<'a>(
+    space: &'a SearchSpace,
+    layout: &Layout,
+) -> impl Iterator<Item = (&'a PipelineChoice, ActivationChoice)> {
+    let all = space.pipelines(layout).iter();
+    all.flat_map(|pipeline| pipeline.activations.iter().map(move |&of| (pipeline, of)))
 }
 
 #[cfg(test)]
