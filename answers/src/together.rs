@@ -262,8 +262,7 @@ impl Divisions<'_> {
         let mut divisions = self.pools.divisions();
         divisions.retain(allowed);
         let clusters = distinct(&divisions);
-        let priced: Vec<Result<CostModel, CostError>> =
-            clusters.iter().map(|pool| self.costs(pool)).collect();
+        let priced: Vec<_> = clusters.iter().map(|pool| self.costs(pool)).collect();
         let models = priced.iter().filter_map(|costs| costs.as_ref().ok());
         let batch = self.inputs.scenario.workload.global_batch;
         let mut groups = Groups::new(models, batch, self.constraints, &self.options);
@@ -284,21 +283,18 @@ impl Divisions<'_> {
                 }
             };
             let weight = weight(&whole);
-            let known = best.as_ref().map(|(value, ..)| *value);
-            let known = [least, known].into_iter().flatten().reduce(f64::min);
+            let known = best.as_ref().map(|(value, ..)| *value).into_iter();
+            let known = known.chain(least).reduce(f64::min);
             // The first puts every pool by itself: what that takes is shown even if it is no better.
             let within = match (number, objective) {
                 (0, Objective::Time) => f64::INFINITY,
                 _ => known.map_or(f64::INFINITY, |value| value / weight),
             };
             match groups.best(&indices, between, within)? {
-                None => {
-                    let better_by = known.map(|_| objective);
-                    row.why_none = Some(why_none(self.stopped(), better_by));
-                }
+                None => row.why_none = Some(why_none(self.stopped(), known.map(|_| objective))),
                 Some(shared) => {
                     row.step_time_s = Some(shared.step_time);
-                    let value = shared.fullest.unwrap_or(shared.step_time) * weight;
+                    let value = shared.minimised() * weight;
                     if known.is_none_or(|known| value < known) {
                         best = Some((value, number, indices, shared));
                     }

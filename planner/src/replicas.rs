@@ -79,6 +79,14 @@ pub struct Shared {
     pub strategies: Vec<Strategy>,
 }
 
+impl Shared {
+    /// What is minimised: the seconds of a step, or the share of memory.
+    #[must_use]
+    pub fn minimised(&self) -> f64 {
+        self.fullest.unwrap_or(self.step_time)
+    }
+}
+
 /// Shares of some groups, with what is minimised.
 #[derive(Debug)]
 struct Solved {
@@ -264,6 +272,17 @@ impl<'a> Groups<'a> {
         Ok(time.0)
     }
 
+    /// Least number of sequences by which shares differ.
+    fn step(&self) -> u64 {
+        let options = &self.options;
+        let most = match options.objective == Objective::Memory || options.fullest.is_some() {
+            true => MOST_LIGHT_SHARES,
+            false => MOST_SHARES,
+        };
+        let few = |&step: &u64| self.batch / step <= most;
+        divisors(self.batch).find(few).unwrap_or(self.batch)
+    }
+
     /// The best shares of groups that agree in `results`, if a step takes less than `within`.
     fn solved(
         &mut self,
@@ -272,15 +291,7 @@ impl<'a> Groups<'a> {
         exchange: f64,
         within: f64,
     ) -> Result<Option<Solved>, PlannerError> {
-        let by_memory =
-            self.options.objective == Objective::Memory || self.options.fullest.is_some();
-        let most = if by_memory {
-            MOST_LIGHT_SHARES
-        } else {
-            MOST_SHARES
-        };
-        let few = |&step: &u64| self.batch / step <= most;
-        let step = divisors(self.batch).find(few).unwrap_or(self.batch);
+        let step = self.step();
         let total = (self.batch / step) as usize;
         let bound = |group: &Group<'_>| {
             let known = |share: u64| group.value(results, share);
