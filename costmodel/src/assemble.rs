@@ -282,8 +282,8 @@ impl Assembled {
     }
 }
 
-/// What a stage consists of: the classes of its layers, how many of these are treated as
-/// [`plans::Recompute::of_first_and_others`] says of the first, and whether it has the embedding and the head.
+/// What a stage consists of: the classes of its layers, how many of these are treated as the first of
+/// [`plans::Recompute::of_first_and_others`], and whether it has the embedding and the head.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Span<'a> {
     pub(crate) layers: &'a [u8],
@@ -369,11 +369,10 @@ impl Blocks {
             Ok([as_asked, first])
         };
         // Runtimes do not recompute the embedding or the head.
-        let mtp = predicts.then(|| block(BlockClass::Mtp, mode));
         Ok(Self {
             embedding: block(BlockClass::Embedding, Recompute::None)?,
             head: block(BlockClass::Head, Recompute::None)?,
-            mtp: mtp.transpose()?,
+            mtp: predicts.then(|| block(BlockClass::Mtp, mode)).transpose()?,
             layers: (costs.layer_classes().iter().map(layer)).collect::<Result<_, CostError>>()?,
         })
     }
