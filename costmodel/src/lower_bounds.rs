@@ -121,7 +121,8 @@ impl CostModel {
     }
 
     /// Lower bounds on time and memory of all strategies with a layout and a pipeline that send one of these `messages`, if
-    /// given, or of those that fit if there is a limit. If no strategy with all states on devices is below the limit, the bounds are those of states in host memory.
+    /// given, or of those that fit if there is a limit. If no strategy with all states on devices is below the limit, the
+    /// bounds are those of states in host memory.
     ///
     /// # Errors
     /// When the cluster's file does not describe the host.

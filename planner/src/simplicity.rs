@@ -49,7 +49,7 @@ fn traits(d: &Decisions, runtime: &Runtime) -> (Traits<5>, Traits<20>) {
         (!usual_kind, "another kind of context parallelism"),
         (d.dp_shard > 1 && d.dp_replicate > 1, "hybrid sharding"),
         (partly, "partial recomputation"),
-        (falls, "other counts of recomputed layers on every rank"),
+        (falls, "fewer recomputed layers on later ranks"),
         (narrow, "16-bit gradients"),
         (d.gradients.is_some() && !narrow, "32-bit gradients"),
         (d.optimizer_states.is_some(), "other optimizer states"),
@@ -111,9 +111,10 @@ pub fn kind(recompute: Recompute) -> Recompute {
 }
 
 /// The decisions that all variants of a plan share. These differ in axis order, kind of context parallelism, overlap of
-/// tensor-parallel messages and of messages to experts, dispatcher of tokens, CUDA graphs, scales of 8-bit products, types of
-/// gradients and of optimizer states, what of these lies in host memory, how far ahead parameters are gathered, virtual stages with their schedule and
-/// partition, and how many layers are recomputed, or have their activations in host memory, if some do.
+/// tensor-parallel messages and of messages to experts, dispatcher of tokens, CUDA graphs, scales of 8-bit products, types
+/// of gradients and of optimizer states, what of these lies in host memory, how far ahead parameters are gathered, virtual
+/// stages with their schedule and partition, and how many layers are recomputed, or have their activations in host memory,
+/// if some do.
 #[must_use]
 pub fn shared(d: &Decisions) -> Decisions {
     Decisions {
