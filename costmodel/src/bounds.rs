@@ -83,7 +83,7 @@ pub struct LayoutBounds {
     transfer: f64,
     /// Bytes that a rank hands to the next stage.
     handed: Bytes,
-    /// The way of an activation over the link between pools, if there is one.
+    /// How long an activation takes over the link between pools, if there is one.
     over_link: Option<Way>,
     step: Seconds,
     outside: Bytes,

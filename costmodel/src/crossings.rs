@@ -12,14 +12,14 @@ use crate::{Scenario, messages};
 /// How often a micro-batch's activations and gradients go from one pool to another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Crossings {
-    /// Most of them that one pipeline rank sends.
+    /// The largest number of them that one pipeline rank sends.
     sent: u64,
-    /// Most of them that one link carries one way, whichever ranks send them.
+    /// The largest number of them that one link carries one way, whichever ranks send them.
     carried: u64,
 }
 
 impl Crossings {
-    /// Those of a pipeline whose ranks lie in these pools.
+    /// Counts them for a pipeline whose ranks lie in these pools.
     pub(crate) fn new(rank_of_stage: &[u32], pool_of_rank: &[usize]) -> Self {
         let pools = pool_of_rank.iter().max().map_or(0, |last| last + 1);
         let mut sent = vec![0; pool_of_rank.len()];
@@ -43,7 +43,7 @@ impl Crossings {
     }
 }
 
-/// The way of a micro-batch's activation over a link between pools.
+/// How long the activation of one micro-batch takes over a link between pools.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Way {
     /// Time in which all ranks of a stage put their part on the link.
@@ -53,7 +53,7 @@ pub(crate) struct Way {
 }
 
 impl Way {
-    /// Over a `link`, if each rank of a stage holds `output` of the activation.
+    /// Of an activation of which each rank of a stage holds `output`, over this `link`.
     pub(crate) fn new(link: &Link, whole: &Scenario, d: &Decisions, output: Bytes) -> Self {
         let sent = messages::sent_to_next_stage(whole, d, output);
         // They send at the same time.

@@ -31,7 +31,7 @@ use crate::space::SearchSpace;
 /// Most shares of a batch that are told apart: those of larger batches are multiples of the least number of sequences that
 /// divides the batch into no more.
 const MOST_SHARES: u64 = 4096;
-/// The same where memory is minimised: it hardly depends on the share, so that its bound leaves out few.
+/// The same where memory is minimised. A plan's memory hardly depends on its share of the batch, so bounds leave out few shares.
 const MOST_LIGHT_SHARES: u64 = 64;
 
 /// What decides results and may be chosen: groups of one training agree in it.
@@ -50,9 +50,9 @@ struct Group<'a> {
 /// What is known of a group's best plan for a share.
 #[derive(Clone, Debug)]
 enum Known {
-    /// It takes more than so many seconds, or more than this share of memory, or there is none.
+    /// It takes more than so many seconds, or more than this share of memory; or no plan fits.
     Beyond(f64),
-    /// It is this one, and takes so much.
+    /// The plan, with the seconds or the share of memory that it takes.
     Plan(f64, Strategy),
 }
 
