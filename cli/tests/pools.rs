@@ -65,7 +65,7 @@ const COMMANDS: [(&str, i32, &str); 55] = [
     ("profile two.yaml", 2, "two.yaml#1 (8 GPUs), two.yaml#2 (8 GPUs)"),
     ("diagnose train.log --plan two.yaml", 2, "two.yaml#1 (8 GPUs), two.yaml#2 (8 GPUs)"),
     ("calibrate train.log --plan two.yaml -o my.yaml", 2, "two.yaml#1 (8 GPUs), two.yaml#2 (8 GPUs)"),
-    ("search --from two.yaml -o again.yaml", 0, "the present strategy is the best plan"),
+    ("search --from two.yaml --fix vpp=1 -o again.yaml", 0, "the present strategy is the best plan"),
     ("search --from two.yaml -o again.yaml", 0, "Not looked for: where groups of replicas differ"),
     ("search --from two.yaml --cluster '16 x dgx-h100 + 8 x dgx-a100' --keep tp -o more.yaml", 0, "The best plan has groups of replicas side by side on"),
     ("search --from two.yaml --cluster '16 x dgx-h100 + 8 x dgx-a100' --report more.html -o more.yaml && cat more.html", 0, "From the present strategy"),
