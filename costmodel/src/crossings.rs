@@ -1,8 +1,8 @@
 //! What a pipeline sends over a link between pools, and how long the link is busy with it.
 //!
-//! Whenever two virtual stages that follow each other lie in different pools, a micro-batch's activation crosses the link one
-//! way and its gradient the other way. With virtual stages in turn on all ranks, that is also so where the last rank hands on to
-//! the first. Every two pools have a link of their own, which carries both ways at the same time.
+//! Where a virtual stage lies in one pool and the next stage in another, each micro-batch sends an activation over the link, and
+//! later a gradient back. An interleaved schedule also sends from the last rank to the first. Each pair of pools has its own
+//! link, which carries both directions at the same time.
 
 use catalog::{Bytes, Link, Seconds};
 use plans::Decisions;
@@ -64,7 +64,7 @@ impl Way {
         }
     }
 
-    /// Time from the first byte sent to the last received.
+    /// Time from sending the first byte until the last byte has arrived.
     pub(crate) fn transfer(&self) -> Seconds {
         self.busy + self.latency
     }

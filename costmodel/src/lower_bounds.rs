@@ -114,7 +114,8 @@ impl CostModel {
         !self.scenario().shares_cores() && slowdown <= MONOTONE_SLOWDOWN
     }
 
-    /// A lower bound on the time of all strategies with a layout and a pipeline, whatever they send.
+    /// A lower bound on the step time of all strategies with a layout and a pipeline, from their passes alone: data-parallel
+    /// messages are not counted.
     #[must_use]
     pub fn passes_floor(&self, layout: &LayoutBounds, shape: &Shape) -> Seconds {
         layout.least_time(shape, None)

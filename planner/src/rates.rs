@@ -21,8 +21,8 @@ const MANY: u64 = 1 << 40;
 /// Lower bounds on what is minimised on a cluster, by how many sequences its replicas take at once. The default is no bound.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Rates {
-    /// For every number of sequences that some layout has in one micro-batch of all replicas: the least seconds for them, or
-    /// the least share of memory that states take.
+    /// Keys are numbers of sequences that all replicas of some layout take in one micro-batch. Values are lower bounds over such
+    /// layouts: on the seconds for these sequences or, where memory is minimised, on the share of memory that states take.
     least: Option<BTreeMap<u64, f64>>,
     objective: Objective,
 }
@@ -79,8 +79,8 @@ impl Rates {
     }
 }
 
-/// The sequences of one micro-batch of all replicas under a layout, and the least time for them, or the least share of memory;
-/// `None` if no strategy has the layout.
+/// How many sequences all replicas of a layout take in one micro-batch, with a lower bound on the seconds for them or, where
+/// memory is minimised, on the share of memory. `None` if no legal strategy has this layout.
 fn bound(
     costs: &CostModel,
     asked: Asked<'_>,

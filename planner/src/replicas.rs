@@ -8,9 +8,9 @@
 //! slowest group has the least bound are searched first, and none whose bound is above the best found. So the result is that
 //! of searching every share.
 //!
-//! Where memory is minimised, what counts of a group is not its time but the share of its memory that its fullest GPU takes;
-//! adding up gradients takes no memory. Many plans leave the fullest GPU of all groups as full: of those the fastest are
-//! searched, with this share as the memory that a plan may take.
+//! Where memory is minimised, a group is judged by its fullest GPU: by the share of that GPU's memory that is in use. Adding up
+//! gradients takes no memory. First the least such share over all groups is found. Many plans reach it, so a second search
+//! finds the fastest plans that use no larger share.
 
 use std::collections::BTreeMap;
 

@@ -101,7 +101,7 @@ pub fn layout(d: &Decisions) -> [u64; 7] {
     [d.tp, d.pp, d.cp, d.ep, d.etp, d.dp(), d.micro_batch]
 }
 
-/// What is recomputed, without how many layers of each stage, if some are.
+/// What is recomputed, without numbers of layers: two strategies that differ only in these have the same kind.
 #[must_use]
 pub fn kind(recompute: Recompute) -> Recompute {
     match recompute {

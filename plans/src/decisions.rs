@@ -185,8 +185,8 @@ impl Decisions {
         }
     }
 
-    /// Forward passes without their backward at a pipeline rank's fullest moment; `None` where later ranks have as many as
-    /// earlier ones.
+    /// The largest number of forward passes of a pipeline rank that wait for their backward at one time. `None` if later ranks
+    /// have as many as earlier ones, as without a pipeline.
     pub(crate) fn passes_in_flight(&self, rank: u64) -> Option<u64> {
         let several = self.pp > 1;
         let (kind, micro_batches) = (self.schedule, self.num_micro_batches);

@@ -54,7 +54,7 @@ impl StagePartition {
 
     /// Divides layers over ranks that differ in speed, in every way in which the ranks of each pool have equally many, but
     /// for a remainder in one pool. `pool_of_rank` has the pools in ascending order, `rank_of_stage` the rank of every
-    /// virtual stage. Each rank divides its layers over its stages as evenly as possible; every stage has at least one.
+    /// virtual stage. Each rank divides its layers over its stages as evenly as possible. Every stage has at least one layer.
     ///
     /// With more than two stages for each rank, the layers of a rank outside of the uneven pool are a multiple of its stages, so
     /// that all of these are equal. If there are more than [`MAX_BY_POOL`] ways, only larger multiples are listed.
@@ -123,7 +123,7 @@ impl StagePartition {
     }
 }
 
-/// The stages of ranks that have so many layers each, if every stage has at least one.
+/// Divides the layers of every rank, `of_ranks`, over its virtual stages; `None` if a stage would have no layer.
 fn over_stages(of_ranks: &[u64], rank_of_stage: &[u32]) -> Option<StagePartition> {
     let each = (rank_of_stage.len() / of_ranks.len().max(1)) as u64;
     if of_ranks.iter().any(|&layers| layers < each) {

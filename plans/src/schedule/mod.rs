@@ -17,8 +17,8 @@ pub use self::sizes::{ScheduleError, check};
 
 use catalog::ScheduleKind;
 
-/// Forward passes without their backward at a pipeline rank's fullest moment, over all its stages; `None` for schedules of
-/// which later ranks have as many as earlier ones. The sizes are those of a schedule that exists.
+/// The largest number of forward passes of a pipeline rank, over all its stages, that wait for their backward at one time.
+/// `None` for schedules whose later ranks have as many as earlier ones. A schedule of these sizes must exist.
 #[must_use]
 pub fn in_flight(
     kind: ScheduleKind,
