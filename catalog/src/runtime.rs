@@ -162,7 +162,7 @@ pub enum RecomputeMode {
     Full,
     /// A number of layers per virtual stage.
     Layers,
-    /// A number of layers of the first stage, and fewer layers of stages on later pipeline ranks.
+    /// A number of layers per virtual stage, which is smaller on later pipeline ranks.
     Falling,
     /// Operator-level selection (torchtitan).
     SelectiveOps,
