@@ -83,12 +83,13 @@ fn unnamed(run: &Run) -> &'static str {
     }
 }
 
-/// The Megatron generation of a run from before fused attention: sequence parallelism and selective recomputation came
-/// with the later one.
+/// The Megatron generation of a run from before fused attention: the code of 2022 runs layers of sequences that are not
+/// sharded, too, and only with it came sequence parallelism and selective recomputation.
 fn before_fused_attention(run: &Run) -> &'static str {
     let recompute = run.recompute.as_deref();
     let selective = recompute.is_some_and(|r| r.contains("selective"));
-    if run.sequence_parallel == Some(true) || selective {
+    let late = year(run).is_some_and(|year| year >= 2022);
+    if run.sequence_parallel == Some(true) || selective || late {
         "megatron-2022"
     } else {
         "megatron-2021"

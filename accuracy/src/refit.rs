@@ -13,7 +13,7 @@ use std::sync::Mutex;
 
 use catalog::fitted::{self, Constant, Fitted};
 use catalog::runs::Run;
-use catalog::runtime::{AttentionKernel, Overheads};
+use catalog::runtime::Overheads;
 use catalog::{Architecture, Origin, Precision, Seconds};
 use costmodel::{CostModel, Scenario};
 use rayon::prelude::*;
@@ -502,11 +502,9 @@ fn touches(kind: Kind, mapped: &Mapped) -> bool {
     let architecture = scenario.cluster.device.architecture;
     let throttled = matches!(architecture, Architecture::Hopper | Architecture::Blackwell);
     let eight_bits = scenario.workload.precision == Precision::Fp8;
-    let unfused = scenario.runtime.attention == AttentionKernel::Unfused;
     match kind {
         Kind::Price(Constant::TrainingTime) => throttled,
         Kind::Price(Constant::SustainedShare8) => throttled && eight_bits,
-        Kind::Price(Constant::BatchedShare | Constant::UnalignedShare) => unfused,
         Kind::Transfer => overheads.transfer.origin == Origin::Fitted,
         Kind::Launch => overheads.launch.origin == Origin::Fitted,
     }

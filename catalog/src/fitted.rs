@@ -21,13 +21,9 @@ pub enum Constant {
     /// Share of the best rate of 8-bit products in short benchmarks that training sustains.
     #[serde(rename = "sustained_share_8")]
     SustainedShare8,
-    /// Share of the peak of batched products.
-    BatchedShare,
-    /// Unaligned over aligned batched products.
-    UnalignedShare,
 }
 
-const COUNT: usize = 4;
+const COUNT: usize = 2;
 
 /// What is known of a constant.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]

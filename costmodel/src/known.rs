@@ -116,10 +116,8 @@ known! {
         "MooreThreads/SimuMax@4dcaae5, NT against TN tables of A100 and B200: medians 3-5% apart";
     GROUPED: "grouped over single products" = 1.0 / 0.85, Times, Fitted,
         "rate 0.85: SimuMax group_matmul against matmul medians; DeepGEMM on H800, 0.84-0.9";
-    EIGHT_BYTE_LOADS: "rate of products with rows of 8-byte pieces over 4-byte ones" = 4.0 / 3.0, Times, Assumed,
-        "half the load instructions for as many multiplications, where the two take turns and take equally long";
-    SIXTEEN_BYTE_ROWS: "rate of batched products whose rows are whole 16-byte pieces over rows of 64" = 0.85, Times,
-        Assumed, "NVIDIA, Matrix multiplication background user's guide, alignment";
+    VECTOR_UNITS: "rate of vector units in 32 bits over matrix units in 16, after Volta" = 1.0 / 16.0, Times, Datasheet,
+        "A100: 19.5 and 312 TFLOP/s; H100: 67 and 989";
     ROWWISE: "8-bit products scaled by row over those scaled by tensor" = 1.3, Times, Fitted,
         "pytorch/torchtitan@7a04053: Llama 3 8B on H100, 5760, 6424 and 7186 tokens/s in 16 bits, by row and by tensor";
     BLOCKWISE: "8-bit products scaled by blocks of 128 over those scaled by tensor" = 1.23, Times, Published,
