@@ -83,8 +83,8 @@ fn unnamed(run: &Run) -> &'static str {
     }
 }
 
-/// The Megatron generation of a run from before fused attention: the code of 2022 runs layers of sequences that are not
-/// sharded, too, and only with it came sequence parallelism and selective recomputation.
+/// The generation of Megatron-LM that made a run without fused attention. Runs of 2022 and later have that of 2022, and so
+/// do runs with sequence parallelism or selective recomputation, which came with it.
 fn before_fused_attention(run: &Run) -> &'static str {
     let recompute = run.recompute.as_deref();
     let selective = recompute.is_some_and(|r| r.contains("selective"));

@@ -49,7 +49,8 @@ fn power_cap(device: &Device, clocks: f64, fitted: &Fitted) -> Option<FlopRate> 
     Some(FlopRate(device.peak_rate(DType::F8)?.0 * share / clocks))
 }
 
-/// Size from which on grids follow the time of tiles: narrower products leave units idle, shorter ones have other kernels.
+/// The least `n` and `k` at which a grid's times are used for batched products: alone, narrower products leave units idle, and
+/// shorter ones run on badly chosen kernels.
 const WIDE: u64 = 256;
 
 #[derive(Clone, Debug)]
@@ -148,10 +149,11 @@ impl GemmPrices {
         }
     }
 
-    /// A product whose `k` may be shorter than those of linear layers. A tile takes its time to begin and to be written, and
-    /// the same time for each step along `k`; both follow from the grid at [`WIDE`] and twice that. Below, grids show
-    /// how badly kernels are chosen that linear layers never need: on A100 products of 128 take as long as those of 256,
-    /// in one source of four a fifth less. Products as short as these do not reach the power limit of training.
+    /// A product whose `k` may be shorter than that of any linear layer. Its tiles take a fixed time each, and the same time
+    /// for every step along `k`; the grid's times at [`WIDE`] and at twice that give both. The grid's own times at smaller
+    /// `k` are not used: libraries choose kernels badly for such shapes, which linear layers do not have. On A100 a product
+    /// of 128 takes as long as one of 256, in one source of four a fifth less. Products as short as these do not reach the
+    /// power limit of training.
     fn of_short_rows(&self, m: u64, n: u64, k: u64, dtype: DType) -> Priced {
         let [short, long] = [WIDE, 2 * WIDE];
         let time = |k: u64| self.tabled(m, n, k, dtype);
