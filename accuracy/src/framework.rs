@@ -83,8 +83,8 @@ fn unnamed(run: &Run) -> &'static str {
     }
 }
 
-/// The generation of Megatron-LM that made a run without fused attention. Runs of 2022 and later have that of 2022, and so
-/// do runs with sequence parallelism or selective recomputation, which came with it.
+/// The preset of the Megatron-LM that a run without fused attention was made with: that of 2022 if the run is from 2022 or
+/// later, or uses sequence parallelism or selective recomputation, which came in 2022; else that of 2021.
 fn before_fused_attention(run: &Run) -> &'static str {
     let recompute = run.recompute.as_deref();
     let selective = recompute.is_some_and(|r| r.contains("selective"));

@@ -1,8 +1,8 @@
 //! What a pipeline sends over a link between pools, and how long the link is busy with it.
 //!
-//! Where a virtual stage lies in one pool and the next stage in another, each micro-batch sends an activation over the link, and
-//! later a gradient back. An interleaved schedule also sends from the last rank to the first. Each pair of pools has its own
-//! link, which carries both directions at the same time.
+//! Where a virtual stage lies in one pool and the next in another, every micro-batch crosses the link between the pools twice: its
+//! activation forward, and later its gradient back. With several stages on each rank, the last rank also sends to the first.
+//! Each pair of pools has a link of its own, which carries both directions at the same time.
 
 use catalog::{Bytes, Link, Seconds};
 use plans::Decisions;

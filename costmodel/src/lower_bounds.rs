@@ -121,9 +121,9 @@ impl CostModel {
         layout.least_time(shape, None)
     }
 
-    /// Lower bounds on time and memory of all strategies with a layout and a pipeline that send one of these `messages`, if
-    /// given, or of those that fit if there is a limit. If no strategy with all states on devices is below the limit, the
-    /// bounds are those of states in host memory.
+    /// Lower bounds on time and memory of all strategies with a layout and a pipeline. If `messages` are given, the bounds hold
+    /// for strategies that send one of these. If there is a limit, they hold for strategies whose memory is below it; where none
+    /// with all states on devices is, they are bounds of strategies with states in host memory.
     ///
     /// # Errors
     /// When the cluster's file does not describe the host.

@@ -8,9 +8,9 @@
 //! slowest group has the least bound are searched first, and none whose bound is above the best found. So the result is that
 //! of searching every share.
 //!
-//! Where memory is minimised, a group is judged by its fullest GPU: by the share of that GPU's memory that is in use. Adding up
-//! gradients takes no memory. First the least such share over all groups is found. Many plans reach it, so a second search
-//! finds the fastest plans that use no larger share.
+//! Where memory is minimised, a group is judged by the share of memory that is in use on its fullest GPU. Adding up gradients
+//! takes no memory. A first search finds the ways to divide the batch whose fullest GPU is the least full. Many plans use no
+//! larger share of memory than that; a second search finds the fastest of them.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +31,8 @@ use crate::space::SearchSpace;
 /// Most shares of a batch that are told apart: those of larger batches are multiples of the least number of sequences that
 /// divides the batch into no more.
 const MOST_SHARES: u64 = 4096;
-/// The same where memory is minimised. A plan's memory hardly depends on its share of the batch, so bounds leave out few shares.
+/// Most shares of a batch that are told apart where memory is minimised. It is smaller because a plan's memory hardly depends on
+/// its share of the batch, so bounds leave out few shares and most are searched.
 const MOST_LIGHT_SHARES: u64 = 64;
 
 /// What decides results and may be chosen: groups of one training agree in it.

@@ -110,11 +110,12 @@ pub fn kind(recompute: Recompute) -> Recompute {
     }
 }
 
-/// The decisions that all variants of a plan share. These differ in axis order, kind of context parallelism, overlap of
-/// tensor-parallel messages and of messages to experts, dispatcher of tokens, CUDA graphs, scales of 8-bit products, types
-/// of gradients and of optimizer states, what of these lies in host memory, how far ahead parameters are gathered, virtual
-/// stages with their schedule and partition, and how many layers are recomputed, or have their activations in host memory,
-/// if some do.
+/// The decisions that all variants of a plan share. Those in which variants may differ are set to fixed values:
+/// - axis order, kind of context parallelism, and virtual stages with their schedule and partition;
+/// - overlap of tensor-parallel messages and of messages to experts, dispatcher of tokens, and CUDA graphs;
+/// - scales of 8-bit products, types of gradients, and types of optimizer states;
+/// - which states lie in host memory, and how far ahead parameters are gathered;
+/// - the number of layers that are recomputed, or whose activations lie in host memory, as long as it is not 0.
 #[must_use]
 pub fn shared(d: &Decisions) -> Decisions {
     Decisions {

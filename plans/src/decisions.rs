@@ -185,8 +185,8 @@ impl Decisions {
         }
     }
 
-    /// The largest number of forward passes of a pipeline rank that wait for their backward at one time. `None` if later ranks
-    /// have as many as earlier ones, as without a pipeline.
+    /// How many micro-batches a pipeline rank has in flight at most: their forward pass has run, their backward pass not yet.
+    /// `None` without a pipeline, and for schedules in which every rank has equally many.
     pub(crate) fn passes_in_flight(&self, rank: u64) -> Option<u64> {
         let several = self.pp > 1;
         let (kind, micro_batches) = (self.schedule, self.num_micro_batches);

@@ -123,7 +123,8 @@ impl StagePartition {
     }
 }
 
-/// Divides the layers of every rank, `of_ranks`, over its virtual stages; `None` if a stage would have no layer.
+/// Divides each rank's layers over its virtual stages. `of_ranks` has the number of layers of every rank. `None` if a stage would
+/// have no layer.
 fn over_stages(of_ranks: &[u64], rank_of_stage: &[u32]) -> Option<StagePartition> {
     let each = (rank_of_stage.len() / of_ranks.len().max(1)) as u64;
     if of_ranks.iter().any(|&layers| layers < each) {

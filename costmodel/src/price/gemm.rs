@@ -124,12 +124,7 @@ impl GemmPrices {
     }
 
     pub(super) fn price(&self, m: u64, n: u64, k: u64, dtype: DType, layout: GemmLayout) -> Priced {
-        let [half, single] = &self.ratios;
-        let ratio = match (dtype, &self.narrow) {
-            (DType::F8, Some(_)) => None,
-            (DType::F32, _) => single.at([m, n, k]),
-            _ => half.at([m, n, k]),
-        };
+        let ratio = self.ratio([m, n, k], dtype);
         let flops = 2.0 * m as f64 * n as f64 * k as f64;
         let (sustained, cap) = if dtype == DType::F8 && self.narrow.is_some() {
             (known::NARROW.factor(), self.cap)
@@ -165,13 +160,20 @@ impl GemmPrices {
             }
             false => time(k),
         };
-        let ratio = match dtype {
-            DType::F32 => self.ratios[1].at([m, n, k]),
-            _ => self.ratios[0].at([m, n, k]),
-        };
+        let ratio = self.ratio([m, n, k], dtype);
         Priced {
             time: time * ratio.unwrap_or(1.0),
             origin: ratio.map_or(Origin::Published, |_| Origin::Measured),
+        }
+    }
+
+    /// Measured over tabled time of a product, if the cluster's profile measured any like it.
+    fn ratio(&self, sizes: [u64; 3], dtype: DType) -> Option<f64> {
+        let [half, single] = &self.ratios;
+        match (dtype, &self.narrow) {
+            (DType::F8, Some(_)) => None,
+            (DType::F32, _) => single.at(sizes),
+            _ => half.at(sizes),
         }
     }
 
@@ -227,9 +229,10 @@ impl GemmPrices {
         }
     }
 
-    /// Equal products, one per sequence and head. Their tiles fill the device together, so they take as long as one product
-    /// with as many results and the same `k`. Rows that are no whole pieces of 16 bytes, in which matrix units read, are left
-    /// to vector units (NVIDIA, "Matrix multiplication background user's guide", alignment).
+    /// The price of `batch` equal products, one for each sequence and head. One launch computes the tiles of all of them, so they
+    /// take as long as a single product that has as many results and the same `k`. Matrix units read rows in pieces of
+    /// 16 bytes (NVIDIA, "Matrix multiplication background user's guide", alignment). Products whose rows cannot be read so run
+    /// on vector units.
     pub(super) fn batched(&self, batch: u64, [m, n, k]: [u64; 3], dtype: DType) -> Priced {
         let columns = n.max(WIDE);
         let rows = (batch * m * n).div_ceil(columns);

@@ -17,8 +17,9 @@ pub use self::sizes::{ScheduleError, check};
 
 use catalog::ScheduleKind;
 
-/// The largest number of forward passes of a pipeline rank, over all its stages, that wait for their backward at one time.
-/// `None` for schedules whose later ranks have as many as earlier ones. A schedule of these sizes must exist.
+/// How many forward passes of a pipeline rank are in flight at most: they have run, and their backward passes have not yet. Those
+/// of all the rank's virtual stages are counted together. `None` for schedules in which every rank has equally many. A schedule
+/// of these sizes must exist.
 #[must_use]
 pub fn in_flight(
     kind: ScheduleKind,
