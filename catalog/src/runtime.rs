@@ -254,6 +254,9 @@ pub enum Rewrite {
     /// `linear.py`: `save_for_backward` of the quantised input; attention and activations still keep
     /// their own tensors).
     SaveQuantisedInputs,
+    /// Linears keep the 8-bit copies of their weights from one micro-batch to the next (Transformer Engine at d0067d0,
+    /// `module/linear.py`: `_fp8_workspaces`, which are not kept where weights themselves are held in 8 bits).
+    KeepQuantisedWeights,
     /// Operator-level selection keeps the projections of queries, keys and values only and runs the
     /// rest again, attention included (MaxText's `save_qkv_proj`).
     KeepAttentionProjections,
@@ -337,7 +340,7 @@ pub enum Rewrite {
 
 impl Rewrite {
     /// Every rewrite.
-    pub const ALL: [Self; 40] = [
+    pub const ALL: [Self; 41] = [
         Self::FuseBiasGelu,
         Self::FuseProjections,
         Self::FuseSwiglu,
@@ -351,6 +354,7 @@ impl Rewrite {
         Self::FuseGradientAccumulation,
         Self::AccumulateGradients,
         Self::SaveQuantisedInputs,
+        Self::KeepQuantisedWeights,
         Self::KeepAttentionProjections,
         Self::KeepOutputProjection,
         Self::EarlyStopRecompute,

@@ -10,8 +10,9 @@ use crate::block_cost::{BlockCost, BlockDetail, BlockKey, HostTimes, Tensors, we
 use crate::book::{BlockToPrice, PriceBook, PricedBlock};
 use crate::execution::Execution;
 use crate::launches::Launch;
-use crate::lower::{BlockMemory, Lowered, Lowering};
+use crate::lower::{BlockMemory, Lowered, Lowering, casts};
 use crate::spread::Spread;
+use crate::states::Weights;
 use crate::streams::{self, Task};
 use crate::work::{Backward, Work};
 use crate::{CostError, Scenario};
@@ -181,6 +182,11 @@ fn of_key(of: &BlockToPrice<'_>, priced: &PricedBlock, memory: &[BlockMemory]) -
             all + priced.kernels[launch.kernel].spread
         })
     };
+    let architecture = scenario.cluster.device.architecture;
+    let weights = Weights {
+        copies: casts::of_weights(&of.lowering, trace, architecture),
+        ..weights(trace)
+    };
     let again = modes.iter().zip(&priced.recompute);
     let cost =
         |((&recompute, again), memory): ((&Recompute, &Vec<Launch>), &BlockMemory)| BlockCost {
@@ -195,7 +201,7 @@ fn of_key(of: &BlockToPrice<'_>, priced: &PricedBlock, memory: &[BlockMemory]) -
             spread: spread([&priced.forward, again, &priced.backward]),
             memory: *memory,
             output: trace.output.map_or(Bytes(0), |id| trace.tensor(id).bytes()),
-            weights: weights(trace),
+            weights,
             tensors: Tensors::of(trace),
         };
     again.zip(memory).map(cost).collect()

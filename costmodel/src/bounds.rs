@@ -187,6 +187,9 @@ impl LayoutBounds {
                 *own = own.min(*other);
             }
         }
+        for (own, other) in self.weights.iter_mut().zip(&other.weights) {
+            own.copies = own.copies.min(other.copies);
+        }
         self.transfer = self.transfer.min(other.transfer);
         self
     }

@@ -85,6 +85,7 @@ impl Offloaded {
             },
             master: self.left(states.master),
             moments: self.left(states.moments),
+            copies: states.copies,
         }
     }
 

@@ -193,6 +193,11 @@ fn memory_items(scenario: &Scenario, simulated: &Simulated<'_>, index: u32) -> V
         ("optimizer: master parameters".into(), states.master, &whole),
         ("optimizer: moments".into(), states.moments, &whole),
         (
+            "copies of parameters in 8 bits".into(),
+            states.copies,
+            &whole,
+        ),
+        (
             "gathered parameters and gradients in flight".into(),
             assembled.in_flight[index as usize],
             &whole,

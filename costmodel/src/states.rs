@@ -60,6 +60,8 @@ pub struct Weights {
     pub trained: Elements,
     /// Weights that are not.
     pub frozen: Elements,
+    /// Bytes of their copies in 8 bits that stay from one micro-batch to the next.
+    pub copies: Bytes,
 }
 
 impl Weights {
@@ -111,13 +113,15 @@ pub struct StateBytes {
     pub master: Bytes,
     /// Bytes of the optimizer's moments.
     pub moments: Bytes,
+    /// Bytes of copies of parameters in 8 bits.
+    pub copies: Bytes,
 }
 
 impl StateBytes {
     /// Sum of all states.
     #[must_use]
     pub fn total(&self) -> Bytes {
-        self.parameters + self.gradients + self.master + self.moments
+        self.parameters + self.gradients + self.master + self.moments + self.copies
     }
 }
 
@@ -159,6 +163,7 @@ impl Sharding {
             gradients: Bytes(at(Zero::Z2) * (gradient.size() + extra)),
             master: Bytes(at(Zero::Z1) * master),
             moments: Bytes(types.moments(at(Zero::Z1))),
+            copies: weights.copies,
         }
     }
 
@@ -217,6 +222,7 @@ pub(crate) fn weights(scenario: &Scenario) -> Result<Weights, CostError> {
     Ok(Weights {
         trained: dense(trained),
         frozen: dense(frozen),
+        copies: Bytes(0),
     })
 }
 

@@ -1,5 +1,6 @@
 //! Casts of operands to 8 bits before matrix products.
 
+use catalog::device::Architecture;
 use catalog::runtime::Rewrite;
 use catalog::{Bytes, Fp8Recipe};
 use dtensor::{AnyOp, CostClass, Gemm, Operator, Pass, Product, TensorId, TensorRole, Trace};
@@ -127,6 +128,39 @@ pub(crate) fn held(lowering: &Lowering<'_>, trace: &Trace) -> Bytes {
     Bytes(held.max().unwrap_or(0))
 }
 
+/// Bytes of the 8-bit copies of a block's weights that stay from one micro-batch to the next. A weight is read by rows
+/// forward and by columns backward. For one of scale, Blackwell's matrix units read the same copy both ways, others a second
+/// one (Transformer Engine at d0067d0, `csrc/quantizer.cpp`, `nvte_is_non_tn_fp8_gemm_supported`).
+pub(crate) fn of_weights(
+    lowering: &Lowering<'_>,
+    trace: &Trace,
+    architecture: Architecture,
+) -> Bytes {
+    if !(trace.eight_bits && lowering.has(Rewrite::KeepQuantisedWeights)) {
+        return Bytes(0);
+    }
+    let narrow = |op: &dtensor::Op, weight: TensorId| {
+        op.inputs.contains(&weight)
+            && matches!(op.operator, Operator::Product(p) if lowering.is_eight_bit(trace, p))
+    };
+    let cast = (trace.parameters.iter())
+        .filter(|parameter| (trace.forward.iter()).any(|op| narrow(op, parameter.tensor)));
+    let elements: u64 = cast.map(|parameter| parameter.local_elements).sum();
+    let one_scale = matches!(
+        lowering.fp8_recipe,
+        Fp8Recipe::Delayed | Fp8Recipe::Tensorwise
+    );
+    let copies = match architecture {
+        Architecture::Blackwell if one_scale => 1,
+        _ => 2,
+    };
+    let scales = match lowering.fp8_recipe {
+        Fp8Recipe::Mxfp8 => elements / 32,
+        _ => 0,
+    };
+    Bytes(copies * (elements + scales))
+}
+
 #[cfg(test)]
 mod tests {
     use catalog::{DType, Model, Runtime};
@@ -214,6 +248,65 @@ mod tests {
                 !grouped.is_empty() && grouped.iter().all(|&g| g == narrow),
                 "{name}"
             );
+        }
+    }
+
+    /// 8-bit copies of weights that stay: read by rows and by columns, and with MXFP8's scales, one for 32 numbers.
+    #[test]
+    fn copies_of_weights_stay_where_the_runtime_keeps_them() {
+        use Architecture::{Blackwell, Hopper};
+        let dense = layer(&model("llama", ""), TOKENS);
+        let [square, narrow, wide] = [HIDDEN, KEYS, INNER].map(|rows| HIDDEN * rows);
+        let weights = 2 * square + 2 * narrow + 3 * wide;
+        let odd = layer(&model("llama", ""), TOKENS + 1);
+        let experts = r#", "num_local_experts": 4, "num_experts_per_tok": 2"#;
+        let routed = layer(&model("mixtral", experts), TOKENS);
+        let of_experts = 2 * square + 2 * narrow + 4 * 3 * wide;
+        let rows = [
+            (
+                "megatron-core",
+                Fp8Recipe::Delayed,
+                Hopper,
+                &dense,
+                2 * weights,
+            ),
+            (
+                "megatron-core",
+                Fp8Recipe::Tensorwise,
+                Blackwell,
+                &dense,
+                weights,
+            ),
+            (
+                "megatron-core",
+                Fp8Recipe::Blockwise,
+                Hopper,
+                &dense,
+                2 * weights,
+            ),
+            (
+                "megatron-core",
+                Fp8Recipe::Mxfp8,
+                Blackwell,
+                &dense,
+                2 * weights * 33 / 32,
+            ),
+            (
+                "megatron-core",
+                Fp8Recipe::Delayed,
+                Hopper,
+                &routed,
+                2 * of_experts,
+            ),
+            ("megatron-core", Fp8Recipe::Delayed, Hopper, &odd, 0),
+            ("nemo", Fp8Recipe::Delayed, Hopper, &dense, 0),
+            ("torchtitan", Fp8Recipe::Rowwise, Hopper, &dense, 0),
+        ];
+        for (name, recipe, architecture, trace, want) in rows {
+            let runtime = runtime(name);
+            let lowering = Lowering::new(&runtime, recipe);
+            let found = of_weights(&lowering, trace, architecture);
+            assert_eq!(found, Bytes(want), "{name} {recipe:?} {architecture:?}");
         }
     }
 }

@@ -145,6 +145,14 @@ pub(crate) const TABLE: &Table = &[
         Always("Transformer Engine saves 8-bit inputs"),
     ),
     (
+        Rewrite::KeepQuantisedWeights,
+        |j| fp8(j) && j.decisions.zero == Zero::Z0,
+        Always(
+            "without the distributed optimizer weights are held in 16 bits, and copies of them in 8",
+        ),
+    ),
+    (Rewrite::KeepQuantisedWeights, fp8, Written),
+    (
         Rewrite::KeepStageOutput,
         |j| j.decisions.pp > 1,
         Never("it frees the stage's output"),

@@ -1,6 +1,6 @@
 //! Export to Megatron-LM: a bash file that sets the array `MEGATRON_ARGS`.
 
-use catalog::runtime::BUCKET_ELEMENTS;
+use catalog::runtime::{BUCKET_ELEMENTS, Rewrite};
 use catalog::{
     AxisOrder, CpKind, DType, Dispatcher, Fp8Recipe, GradientTypes, OffloadKind, OptimizerStates,
     Overlap, Precision, RecomputeModule, ScheduleKind, Selection, Zero,
@@ -337,12 +337,29 @@ fn precision(job: &Job<'_>, limits: &mut Limits) -> Vec<Flag> {
         Precision::Fp32 => Vec::new(),
         Precision::Fp16 => vec![Flag::switch("--fp16")],
         Precision::Bf16 => vec![Flag::switch("--bf16")],
-        Precision::Fp8 => vec![
-            Flag::switch("--bf16"),
-            Flag::value("--fp8-format", format(job.fp8_recipe())),
-            Flag::value(RECIPE, job.fp8_recipe().name()),
-        ],
+        Precision::Fp8 => {
+            let mut flags = vec![
+                Flag::switch("--bf16"),
+                Flag::value("--fp8-format", format(recipe)),
+                Flag::value(RECIPE, recipe.name()),
+            ];
+            if holds_eight_bits(job) {
+                flags.push(Flag::switch("--fp8-param-gather"));
+                if recipe == Fp8Recipe::Mxfp8 {
+                    flags.push(Flag::switch("--reuse-grad-buf-for-mxfp8-param-ag"));
+                }
+            }
+            flags
+        }
     }
+}
+
+/// Whether weights are held in 8 bits, and gathered so after the step: the prediction has no 8-bit copies of them beside.
+/// The distributed optimizer alone can (`training/arguments.py`).
+pub(crate) fn holds_eight_bits(job: &Job<'_>) -> bool {
+    job.workload.precision == Precision::Fp8
+        && !job.assumes(Rewrite::KeepQuantisedWeights)
+        && job.decisions.zero != Zero::Z0
 }
 
 /// The option that names the recipe of 8-bit products.

@@ -112,6 +112,7 @@ macro_rules! table {
             (Rewrite::LaunchExpertsApart, |_| true, Yours),
             (Rewrite::WeightActivations, |_| true, Yours),
             (Rewrite::SaveQuantisedInputs, |_| true, Yours),
+            (Rewrite::KeepQuantisedWeights, |_| true, Yours),
             (Rewrite::GatherQuantised, |_| true, Yours),
             (Rewrite::WideExperts, |_| true, Yours),
             (Rewrite::FusedOptimizer, |_| true, Yours),

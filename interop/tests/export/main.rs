@@ -2,6 +2,7 @@
 //! same plan, or is refused with a reason and a choice that the target takes.
 
 mod accounts;
+mod eight_bits;
 mod graphs;
 mod snapshots;
 mod workloads;

@@ -114,13 +114,20 @@ pub(crate) const MIXED_FP8: [(Fp8Recipe, &str); 4] = [
     (Fp8Recipe::Mxfp8, "bf16_with_mxfp8_mixed"),
 ];
 
-/// What recipes with 8-bit products set beside them and the prediction does not assume: parameters that are gathered in 8
-/// bits, and the first and last layer in 16.
-const BESIDE_FP8: [&str; 3] = [
-    "mixed_precision.fp8_param_gather",
-    "mixed_precision.reuse_grad_buf_for_mxfp8_param_ag",
-    "mixed_precision.first_last_layers_bf16",
-];
+/// What recipes with 8-bit products set beside them: that parameters are held and gathered in 8 bits, with what MXFP8 needs
+/// for it, and that the first and last layer stay in 16, which the prediction does not assume.
+fn beside_fp8(job: &Job<'_>) -> [(&'static str, bool); 3] {
+    let narrow = megatron::holds_eight_bits(job);
+    let microscaled = job.fp8_recipe() == Fp8Recipe::Mxfp8;
+    [
+        ("mixed_precision.fp8_param_gather", narrow),
+        (
+            "mixed_precision.reuse_grad_buf_for_mxfp8_param_ag",
+            narrow && microscaled,
+        ),
+        ("mixed_precision.first_last_layers_bf16", false),
+    ]
+}
 
 /// The recipe of mixed precision. It sets the type of gradients too, over what `ddp` says.
 fn mixed(recipe: Option<&str>, wide: bool, job: &Job<'_>) -> Vec<(String, Value)> {
@@ -128,7 +135,7 @@ fn mixed(recipe: Option<&str>, wide: bool, job: &Job<'_>) -> Vec<(String, Value)
     let called = |name: &str| Value::Call(format!("{MIXED_PRECISION}.{name}"), Vec::new());
     match recipe {
         Some(name) if job.workload.precision == Precision::Fp8 => {
-            let beside = BESIDE_FP8.map(|field| (field.to_owned(), false.into()));
+            let beside = beside_fp8(job).map(|(field, value)| (field.to_owned(), value.into()));
             let gradients = (GRADIENTS.to_owned(), wide.into());
             [(path, called(name)), gradients]
                 .into_iter()
@@ -365,7 +372,12 @@ fn setting(flag: &Flag, job: &Job<'_>) -> Vec<(String, Value)> {
         }
         "grad_reduce_in_bf16" => return vec![("ddp.grad_reduce_in_fp32".to_owned(), false.into())],
         // Set by `mixed_precision`.
-        "bf16" | "fp16" | "fp8_format" | "fp8_recipe" => return Vec::new(),
+        "bf16"
+        | "fp16"
+        | "fp8_format"
+        | "fp8_recipe"
+        | "fp8_param_gather"
+        | "reuse_grad_buf_for_mxfp8_param_ag" => return Vec::new(),
         "micro_batch_size" | "global_batch_size" => format!("train.{field}"),
         _ => format!("model.{field}"),
     };

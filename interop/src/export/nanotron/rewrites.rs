@@ -163,6 +163,7 @@ pub(crate) const REWRITES: &Table = &[
     (Rewrite::FuseBiasEpilogue, |_| false, Written),
     (Rewrite::FuseGeluEpilogue, |_| false, Written),
     (Rewrite::SaveQuantisedInputs, |_| false, Written),
+    (Rewrite::KeepQuantisedWeights, |_| false, Written),
     (Rewrite::GatherQuantised, |_| false, Written),
     (Rewrite::WideExperts, |_| false, Written),
     (Rewrite::KeepAttentionProjections, |_| false, Written),

@@ -75,6 +75,11 @@ pub(crate) const REWRITES: &Table = &[
         Never("8-bit linears keep their 16-bit inputs"),
     ),
     (
+        Rewrite::KeepQuantisedWeights,
+        fp8,
+        Never("every pass casts weights to 8 bits again"),
+    ),
+    (
         Rewrite::FuseSwiglu,
         |j| eager(j) && j.model.mlp.gated,
         Never("eager PyTorch has no kernel for it"),

@@ -1,0 +1,68 @@
+//! How exported jobs hold the weights of 8-bit products.
+
+use catalog::Precision;
+use catalog::runtime::Rewrite;
+use interop::check::check;
+use interop::export::Dialect;
+
+use super::{exported_for, parse, read, scene};
+
+const GATHER: &str = "--fp8-param-gather";
+const REUSE: &str = "--reuse-grad-buf-for-mxfp8-param-ag";
+
+/// Weights are held in 8 bits unless the prediction counts 8-bit copies beside weights of 16. Only the distributed optimizer
+/// can: without it the export says that it has the copies.
+#[test]
+fn weights_are_held_as_the_prediction_counts_them() {
+    let rows: [(&str, &str, &[&str], bool); 4] = [
+        ("megatron-core", "tp=2,zero=1", &[], false),
+        ("nemo", "tp=2,zero=1", &[GATHER], false),
+        (
+            "nemo",
+            "tp=2,zero=1,fp8_recipe=mxfp8",
+            &[GATHER, REUSE],
+            false,
+        ),
+        ("nemo", "tp=2,zero=0", &[], true),
+    ];
+    for (runtime, text, want, warned) in rows {
+        let (model, workload) = scene("llama3-8b", 16, Precision::Fp8);
+        let strategy = parse(text, &model, &workload).expect("legal");
+        let of = |dialect| {
+            let taken = exported_for(runtime, &strategy, &model, &workload, dialect, None);
+            taken.unwrap_or_else(|e| panic!("{runtime} {text}: {e}"))
+        };
+        let megatron = of(Dialect::MegatronLm);
+        let written = |flag: &&str| megatron.files[0].text.contains(*flag);
+        let found: Vec<&str> = [GATHER, REUSE].into_iter().filter(written).collect();
+        assert_eq!(found, want, "{runtime} {text}");
+        let bridge = of(Dialect::MegatronBridge);
+        for (flag, field) in [
+            (GATHER, "fp8_param_gather"),
+            (REUSE, "reuse_grad_buf_for_mxfp8_param_ag"),
+        ] {
+            let value = if want.contains(&flag) {
+                "True"
+            } else {
+                "False"
+            };
+            let line = format!("cfg.mixed_precision.{field} = {value}");
+            assert!(
+                bridge.files[0].text.contains(&line),
+                "{runtime} {text}: {line}"
+            );
+        }
+        for (exported, dialect) in [
+            (&megatron, Dialect::MegatronLm),
+            (&bridge, Dialect::MegatronBridge),
+        ] {
+            let mut differences = exported.unmet.iter().map(|unmet| unmet.rewrite);
+            let differs = differences.any(|of| of == Rewrite::KeepQuantisedWeights);
+            assert_eq!(differs, warned, "{runtime} {text} {}", dialect.name());
+            let file = &exported.files[0];
+            let document = read(&file.text, &file.name, Some(dialect));
+            let findings = check(&document, Some(&model)).expect("schema");
+            assert!(findings.is_empty(), "{runtime} {text}: {findings:?}");
+        }
+    }
+}
