@@ -181,34 +181,27 @@ fn fit(capacity: Bytes, peak: Bytes, memory: &[MemoryItem], host: HostMemory) ->
 fn memory_items(scenario: &Scenario, simulated: &Simulated<'_>, index: u32) -> Vec<MemoryItem> {
     let assembled = simulated.assembled;
     let rank = &simulated.outcome.ranks[index as usize];
-    let whole = "whole step".to_owned();
+    let whole = "whole step";
     let moment = rank
         .peak_action
-        .map_or_else(|| whole.clone(), |a| a.to_string());
-    let states = &assembled.states[index as usize];
+        .map_or_else(|| whole.to_owned(), |a| a.to_string());
     let overheads = &scenario.runtime.overheads;
-    let mut parts: Vec<(String, Bytes, &str)> = vec![
-        ("parameters".into(), states.parameters, &whole),
-        ("gradients".into(), states.gradients, &whole),
-        ("optimizer: master parameters".into(), states.master, &whole),
-        ("optimizer: moments".into(), states.moments, &whole),
-        (
-            "copies of parameters in 8 bits".into(),
-            states.copies,
-            &whole,
-        ),
+    let states = assembled.states[index as usize].named();
+    let of_states = states.map(|(name, bytes)| (name.into(), bytes, whole));
+    let mut parts: Vec<(String, Bytes, &str)> = of_states.into();
+    parts.extend([
         (
             "gathered parameters and gradients in flight".into(),
             assembled.in_flight[index as usize],
-            &whole,
+            whole,
         ),
-        ("context".into(), overheads.context.value, &whole),
+        ("context".into(), overheads.context.value, whole),
         (
             "workspaces and communicators".into(),
             overheads.workspace.value,
-            &whole,
+            whole,
         ),
-    ];
+    ]);
     let saved = saved_activations(simulated, rank.peak_action, index);
     parts.extend(
         saved
@@ -225,7 +218,7 @@ fn memory_items(scenario: &Scenario, simulated: &Simulated<'_>, index: u32) -> V
     parts.push((
         "allocator rounding and fragmentation".into(),
         reserved.saturating_sub(rank.peak),
-        &whole,
+        whole,
     ));
     let mut items: Vec<MemoryItem> = parts
         .into_iter()

@@ -121,7 +121,18 @@ impl StateBytes {
     /// Sum of all states.
     #[must_use]
     pub fn total(&self) -> Bytes {
-        self.parameters + self.gradients + self.master + self.moments + self.copies
+        self.named().into_iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    /// Each kind of state with its name in reports.
+    pub(crate) fn named(&self) -> [(&'static str, Bytes); 5] {
+        [
+            ("parameters", self.parameters),
+            ("gradients", self.gradients),
+            ("optimizer: master parameters", self.master),
+            ("optimizer: moments", self.moments),
+            ("copies of parameters in 8 bits", self.copies),
+        ]
     }
 }
 

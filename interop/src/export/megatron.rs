@@ -1,13 +1,14 @@
 //! Export to Megatron-LM: a bash file that sets the array `MEGATRON_ARGS`.
 
-use catalog::runtime::{BUCKET_ELEMENTS, Rewrite};
+use catalog::runtime::BUCKET_ELEMENTS;
 use catalog::{
-    AxisOrder, CpKind, DType, Dispatcher, Fp8Recipe, GradientTypes, OffloadKind, OptimizerStates,
-    Overlap, Precision, RecomputeModule, ScheduleKind, Selection, Zero,
+    AxisOrder, CpKind, DType, Dispatcher, GradientTypes, OffloadKind, OptimizerStates, Overlap,
+    Precision, RecomputeModule, ScheduleKind, Selection, Zero,
 };
 
 use super::core_model::{self, Reach};
 use super::core_options::options;
+use super::core_precision;
 use super::core_rewrites;
 use super::documents;
 use super::flag::Flag;
@@ -20,7 +21,7 @@ use crate::config::escape;
 use plans::decisions::{Decisions, Recompute};
 use plans::grammar::{order_name, recompute_name};
 use plans::partition::StagePartition;
-use plans::support::{MAX_OVERLAPPED_MTP, experts_cannot_overlap, recipe_cannot_recompute};
+use plans::support::{MAX_OVERLAPPED_MTP, experts_cannot_overlap};
 
 /// Keeps optimizer states in host memory.
 pub(crate) const OFFLOAD: &str = "--optimizer-cpu-offload";
@@ -179,7 +180,7 @@ pub(crate) fn decisions(job: &Job<'_>, limits: &mut Limits) -> Vec<(&'static str
     vec![
         ("Parallelism", parallel),
         ("Batch and sequence", batch(job, *micro_batch)),
-        ("Precision", precision(job, limits)),
+        ("Precision", core_precision::flags(job, limits)),
         (
             "States",
             states(job, *zero, *dp_replicate, *reshard_after_forward, limits),
@@ -310,68 +311,6 @@ fn batch(job: &Job<'_>, micro_batch: u64) -> Vec<Flag> {
         Flag::value("--global-batch-size", job.workload.global_batch),
         Flag::value("--seq-length", job.workload.seq_len),
     ]
-}
-
-/// The recipes of 8-bit products that Megatron-Core has (`core/enums.py`), its default first.
-pub(crate) const RECIPES: [Fp8Recipe; 4] = [
-    Fp8Recipe::Delayed,
-    Fp8Recipe::Tensorwise,
-    Fp8Recipe::Blockwise,
-    Fp8Recipe::Mxfp8,
-];
-
-fn precision(job: &Job<'_>, limits: &mut Limits) -> Vec<Flag> {
-    limits.refuse_recipe(job, &RECIPES);
-    let recipe = job.fp8_recipe();
-    let again = recipe_cannot_recompute(recipe, job.decisions.recompute, job.runtime);
-    limits.refuse(
-        job.workload.precision == Precision::Fp8 && again.is_some(),
-        format!("fp8_recipe={}", recipe.name()),
-        format!(
-            "it does not recompute {} with it",
-            again.unwrap_or_default().name()
-        ),
-        Some(("fp8_recipe", Fp8Recipe::Tensorwise.name().to_owned())),
-    );
-    match job.workload.precision {
-        Precision::Fp32 => Vec::new(),
-        Precision::Fp16 => vec![Flag::switch("--fp16")],
-        Precision::Bf16 => vec![Flag::switch("--bf16")],
-        Precision::Fp8 => {
-            let mut flags = vec![
-                Flag::switch("--bf16"),
-                Flag::value("--fp8-format", format(recipe)),
-                Flag::value(RECIPE, recipe.name()),
-            ];
-            if holds_eight_bits(job) {
-                flags.push(Flag::switch("--fp8-param-gather"));
-                if recipe == Fp8Recipe::Mxfp8 {
-                    flags.push(Flag::switch("--reuse-grad-buf-for-mxfp8-param-ag"));
-                }
-            }
-            flags
-        }
-    }
-}
-
-/// Whether weights are held in 8 bits, and gathered so after the step: the prediction has no 8-bit copies of them beside.
-/// The distributed optimizer alone can (`training/arguments.py`).
-pub(crate) fn holds_eight_bits(job: &Job<'_>) -> bool {
-    job.workload.precision == Precision::Fp8
-        && !job.assumes(Rewrite::KeepQuantisedWeights)
-        && job.decisions.zero != Zero::Z0
-}
-
-/// The option that names the recipe of 8-bit products.
-pub(crate) const RECIPE: &str = "--fp8-recipe";
-
-/// Microscaled gradients have numbers of the same kind as weights and activations (Megatron Bridge's
-/// `training/mixed_precision.py`).
-fn format(recipe: Fp8Recipe) -> &'static str {
-    match recipe {
-        Fp8Recipe::Mxfp8 => "e4m3",
-        _ => "hybrid",
-    }
 }
 
 fn states(

@@ -6,6 +6,7 @@ mod assumptions;
 pub(crate) mod bridge;
 mod core_model;
 mod core_options;
+pub(crate) mod core_precision;
 mod core_rewrites;
 pub(crate) mod deepspeed;
 mod dialect;

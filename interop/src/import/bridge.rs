@@ -10,8 +10,9 @@ use super::megatron;
 use crate::config::{Node, Value};
 use crate::export::Dialect;
 use crate::export::bridge::{GRADIENTS, MIXED_FP8, TORCH, recipe_is_wide};
+use crate::export::core_precision::RECIPE;
 use crate::export::megatron::{
-    DISPATCHER, MOMENTS, OFFLOAD, OFFLOAD_FRACTION, OFFLOAD_LAYERS, PRECISION_AWARE, RECIPE,
+    DISPATCHER, MOMENTS, OFFLOAD, OFFLOAD_FRACTION, OFFLOAD_LAYERS, PRECISION_AWARE,
 };
 
 /// What `_pretrain_common` (`megatron/bridge/recipes/common.py`) sets unless a recipe does: field, Megatron-LM's

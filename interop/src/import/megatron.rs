@@ -13,9 +13,10 @@ use super::layout::parse_layout;
 use super::sizes::{data_parallel, micro_batches, workload};
 use crate::config::Node;
 use crate::export::Dialect;
+use crate::export::core_precision::{RECIPE, RECIPES};
 use crate::export::megatron::{
     DISPATCHER, EXPERT_OVERLAP, FLEX_BACKEND, MOMENTS, OFFLOAD, OFFLOAD_FRACTION, OFFLOAD_LAYERS,
-    PRECISION_AWARE, RECIPE, RECIPES,
+    PRECISION_AWARE,
 };
 use plans::decisions::{Decisions, Recompute};
 use plans::partition::StagePartition;

@@ -4,7 +4,7 @@ use catalog::model::ModelConfig;
 
 use super::collector::{Rules, times};
 use crate::config::Node;
-use crate::export::megatron::RECIPE;
+use crate::export::core_precision::RECIPE;
 
 const TP: &str = "--tensor-model-parallel-size";
 const PP: &str = "--pipeline-model-parallel-size";

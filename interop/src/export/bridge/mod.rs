@@ -7,6 +7,7 @@ use catalog::{DType, Fp8Recipe, Precision};
 pub(crate) use self::own::from_hub;
 
 use super::core_model::{self, Field, Reach};
+use super::core_precision;
 use super::core_rewrites;
 use super::documents;
 use super::flag::Flag;
@@ -117,7 +118,7 @@ pub(crate) const MIXED_FP8: [(Fp8Recipe, &str); 4] = [
 /// What recipes with 8-bit products set beside them: that parameters are held and gathered in 8 bits, with what MXFP8 needs
 /// for it, and that the first and last layer stay in 16, which the prediction does not assume.
 fn beside_fp8(job: &Job<'_>) -> [(&'static str, bool); 3] {
-    let narrow = megatron::holds_eight_bits(job);
+    let narrow = core_precision::holds_eight_bits(job);
     let microscaled = job.fp8_recipe() == Fp8Recipe::Mxfp8;
     [
         ("mixed_precision.fp8_param_gather", narrow),
@@ -317,6 +318,16 @@ fn torch(flag: &Flag) -> Value {
     Value::Expression(known.map_or("None", |(_, torch)| torch).to_owned())
 }
 
+/// Options that the recipe of mixed precision stands for.
+const BY_RECIPE: [&str; 6] = [
+    "bf16",
+    "fp16",
+    "fp8_format",
+    "fp8_recipe",
+    "fp8_param_gather",
+    "reuse_grad_buf_for_mxfp8_param_ag",
+];
+
 /// The configuration field that a Megatron-LM option corresponds to.
 fn setting(flag: &Flag, job: &Job<'_>) -> Vec<(String, Value)> {
     let field = flag.name.trim_start_matches("--").replace('-', "_");
@@ -371,13 +382,7 @@ fn setting(flag: &Flag, job: &Job<'_>) -> Vec<(String, Value)> {
             return vec![("ddp.grad_reduce_in_fp32".to_owned(), true.into())];
         }
         "grad_reduce_in_bf16" => return vec![("ddp.grad_reduce_in_fp32".to_owned(), false.into())],
-        // Set by `mixed_precision`.
-        "bf16"
-        | "fp16"
-        | "fp8_format"
-        | "fp8_recipe"
-        | "fp8_param_gather"
-        | "reuse_grad_buf_for_mxfp8_param_ag" => return Vec::new(),
+        of_precision if BY_RECIPE.contains(&of_precision) => return Vec::new(),
         "micro_batch_size" | "global_batch_size" => format!("train.{field}"),
         _ => format!("model.{field}"),
     };

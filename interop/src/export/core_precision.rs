@@ -1,0 +1,71 @@
+//! Megatron-Core's options of the precision of matrix products, and how weights are held for 8-bit ones.
+
+use catalog::runtime::Rewrite;
+use catalog::{Fp8Recipe, Precision, Zero};
+use plans::support::recipe_cannot_recompute;
+
+use super::flag::Flag;
+use super::job::Job;
+use super::refusal::Limits;
+
+/// The option that names the recipe of 8-bit products.
+pub(crate) const RECIPE: &str = "--fp8-recipe";
+
+/// The recipes of 8-bit products that Megatron-Core has (`core/enums.py`), its default first.
+pub(crate) const RECIPES: [Fp8Recipe; 4] = [
+    Fp8Recipe::Delayed,
+    Fp8Recipe::Tensorwise,
+    Fp8Recipe::Blockwise,
+    Fp8Recipe::Mxfp8,
+];
+
+pub(crate) fn flags(job: &Job<'_>, limits: &mut Limits) -> Vec<Flag> {
+    limits.refuse_recipe(job, &RECIPES);
+    let recipe = job.fp8_recipe();
+    let again = recipe_cannot_recompute(recipe, job.decisions.recompute, job.runtime);
+    limits.refuse(
+        job.workload.precision == Precision::Fp8 && again.is_some(),
+        format!("fp8_recipe={}", recipe.name()),
+        format!(
+            "it does not recompute {} with it",
+            again.unwrap_or_default().name()
+        ),
+        Some(("fp8_recipe", Fp8Recipe::Tensorwise.name().to_owned())),
+    );
+    match job.workload.precision {
+        Precision::Fp32 => Vec::new(),
+        Precision::Fp16 => vec![Flag::switch("--fp16")],
+        Precision::Bf16 => vec![Flag::switch("--bf16")],
+        Precision::Fp8 => {
+            let mut flags = vec![
+                Flag::switch("--bf16"),
+                Flag::value("--fp8-format", format(recipe)),
+                Flag::value(RECIPE, recipe.name()),
+            ];
+            if holds_eight_bits(job) {
+                flags.push(Flag::switch("--fp8-param-gather"));
+                if recipe == Fp8Recipe::Mxfp8 {
+                    flags.push(Flag::switch("--reuse-grad-buf-for-mxfp8-param-ag"));
+                }
+            }
+            flags
+        }
+    }
+}
+
+/// Whether weights are held in 8 bits, and gathered so after the step: the prediction has no 8-bit copies of them beside.
+/// The distributed optimizer alone can (`training/arguments.py`).
+pub(crate) fn holds_eight_bits(job: &Job<'_>) -> bool {
+    job.workload.precision == Precision::Fp8
+        && !job.assumes(Rewrite::KeepQuantisedWeights)
+        && job.decisions.zero != Zero::Z0
+}
+
+/// Microscaled gradients have numbers of the same kind as weights and activations (Megatron Bridge's
+/// `training/mixed_precision.py`).
+fn format(recipe: Fp8Recipe) -> &'static str {
+    match recipe {
+        Fp8Recipe::Mxfp8 => "e4m3",
+        _ => "hybrid",
+    }
+}
