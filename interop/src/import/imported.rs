@@ -2,9 +2,10 @@
 
 use catalog::model::ModelConfig;
 use catalog::runtime::Runtime;
-use catalog::{Adapters, Workload, Zero};
+use catalog::{Adapters, Precision, Workload, Zero};
 
 use super::document::Document;
+use crate::config::Value;
 use crate::export::Dialect;
 use plans::decisions::Decisions;
 
@@ -55,8 +56,28 @@ impl Imported {
         match usual {
             _ if engine => "hf-deepspeed",
             "megatron-core" if gathers => "megatron-fsdp",
+            "megatron-core" if self.holds_eight_bits(document) => "nemo",
             "torchtitan" if compiled => "torchtitan-compile",
             _ => usual,
         }
+    }
+
+    /// Whether Megatron-LM or Megatron Bridge holds weights in 8 bits, as NeMo's recipes do, and has no copies of them beside.
+    fn holds_eight_bits(&self, document: &Document) -> bool {
+        let given = |key| document.flag(key).ok().flatten();
+        let of_recipe = "mixed_precision.fp8_param_gather";
+        self.workload.precision == Precision::Fp8
+            && match self.dialect {
+                Dialect::MegatronLm => given("--fp8-param-gather") == Some(true),
+                Dialect::MegatronBridge => given(of_recipe).unwrap_or_else(|| {
+                    // Recipes by name switch it on but for this one; a `MixedPrecisionConfig` of one's own does not.
+                    let recipe = document.find("mixed_precision").map(|node| &node.value);
+                    recipe.is_some_and(|recipe| match recipe {
+                        Value::Table(_) => false,
+                        named => !named.shown().contains("subchannel"),
+                    })
+                }),
+                _ => false,
+            }
     }
 }

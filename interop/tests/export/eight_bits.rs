@@ -4,6 +4,7 @@ use catalog::Precision;
 use catalog::runtime::Rewrite;
 use interop::check::check;
 use interop::export::Dialect;
+use interop::import::{Given, import};
 
 use super::{exported_for, parse, read, scene};
 
@@ -63,6 +64,19 @@ fn weights_are_held_as_the_prediction_counts_them() {
             let document = read(&file.text, &file.name, Some(dialect));
             let findings = check(&document, Some(&model)).expect("schema");
             assert!(findings.is_empty(), "{runtime} {text}: {findings:?}");
+            // A file without the option has the copies, whatever the plan was predicted for.
+            let read_as = if want.is_empty() {
+                "megatron-core"
+            } else {
+                "nemo"
+            };
+            let given = Given {
+                model: &model,
+                gpus: Some(16),
+                seq_len: None,
+            };
+            let imported = import(&document, &given).expect("a strategy");
+            assert_eq!(imported.runtime(&document), read_as, "{runtime} {text}");
         }
     }
 }
