@@ -54,11 +54,17 @@ pub(crate) fn flags(job: &Job<'_>, limits: &mut Limits) -> Vec<Flag> {
 }
 
 /// Whether weights are held in 8 bits, and gathered so after the step: the prediction has no 8-bit copies of them beside.
-/// The distributed optimizer alone can (`training/arguments.py`).
 pub(crate) fn holds_eight_bits(job: &Job<'_>) -> bool {
     job.workload.precision == Precision::Fp8
         && !job.assumes(Rewrite::KeepQuantisedWeights)
-        && job.decisions.zero != Zero::Z0
+        && can_hold_eight_bits(job)
+}
+
+/// Whether the distributed optimizer is there, which alone can, and updates on the device or with delayed scales
+/// (`training/arguments.py`).
+pub(crate) fn can_hold_eight_bits(job: &Job<'_>) -> bool {
+    let on_device = job.decisions.offload.is_none();
+    job.decisions.zero != Zero::Z0 && (on_device || job.fp8_recipe() == Fp8Recipe::Delayed)
 }
 
 /// Microscaled gradients have numbers of the same kind as weights and activations (Megatron Bridge's

@@ -5,6 +5,7 @@ use catalog::runtime::{AttentionKernel, Rewrite};
 use catalog::{RopeScaling, Zero};
 
 use super::core_model::Field;
+use super::core_precision;
 use super::job::Job;
 use super::refusal::Limits;
 use super::stance::Stance::{Always, Never, Written};
@@ -146,9 +147,9 @@ pub(crate) const TABLE: &Table = &[
     ),
     (
         Rewrite::KeepQuantisedWeights,
-        |j| fp8(j) && j.decisions.zero == Zero::Z0,
+        |j| fp8(j) && !core_precision::can_hold_eight_bits(j),
         Always(
-            "without the distributed optimizer weights are held in 16 bits, and copies of them in 8",
+            "weights are held in 16 bits without a distributed optimizer, or with one in host memory unless scales are delayed",
         ),
     ),
     (Rewrite::KeepQuantisedWeights, fp8, Written),

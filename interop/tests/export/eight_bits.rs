@@ -12,10 +12,10 @@ const GATHER: &str = "--fp8-param-gather";
 const REUSE: &str = "--reuse-grad-buf-for-mxfp8-param-ag";
 
 /// Weights are held in 8 bits unless the prediction counts 8-bit copies beside weights of 16. Only the distributed optimizer
-/// can: without it the export says that it has the copies.
+/// can, and one in host memory only with delayed scales: else the export says that it has the copies.
 #[test]
 fn weights_are_held_as_the_prediction_counts_them() {
-    let rows: [(&str, &str, &[&str], bool); 4] = [
+    let rows: [(&str, &str, &[&str], bool); 6] = [
         ("megatron-core", "tp=2,zero=1", &[], false),
         ("nemo", "tp=2,zero=1", &[GATHER], false),
         (
@@ -25,6 +25,13 @@ fn weights_are_held_as_the_prediction_counts_them() {
             false,
         ),
         ("nemo", "tp=2,zero=0", &[], true),
+        ("nemo", "tp=2,zero=1,offload=optimizer", &[GATHER], false),
+        (
+            "nemo",
+            "tp=2,zero=1,offload=optimizer,fp8_recipe=blockwise",
+            &[],
+            true,
+        ),
     ];
     for (runtime, text, want, warned) in rows {
         let (model, workload) = scene("llama3-8b", 16, Precision::Fp8);
@@ -78,5 +85,35 @@ fn weights_are_held_as_the_prediction_counts_them() {
             let imported = import(&document, &given).expect("a strategy");
             assert_eq!(imported.runtime(&document), read_as, "{runtime} {text}");
         }
+    }
+}
+
+/// What Megatron-LM asks of a job that holds weights in 8 bits.
+#[test]
+fn weights_in_eight_bits_have_their_conditions() {
+    let sharded = "--fp8-param-gather --use-distributed-optimizer";
+    let rows = [
+        (
+            "--fp8-param-gather".to_owned(),
+            Some("needs --use-distributed-optimizer or FSDP"),
+        ),
+        (sharded.to_owned(), None),
+        (format!("{sharded} --optimizer-cpu-offload"), None),
+        (
+            format!("{sharded} --optimizer-cpu-offload --fp8-recipe tensorwise"),
+            Some("needs --fp8-recipe delayed"),
+        ),
+    ];
+    for (options, want) in rows {
+        let text = format!("torchrun pretrain_gpt.py --bf16 --fp8-format hybrid {options}");
+        let document = read(&text, "run.sh", Some(Dialect::MegatronLm));
+        let found = check(&document, None).expect("schema");
+        let mut found = found.iter().map(ToString::to_string);
+        let about = found.find(|finding| finding.contains(GATHER));
+        let holds = match (want, &about) {
+            (Some(want), Some(about)) => about.contains(want),
+            (want, about) => want.is_none() == about.is_none(),
+        };
+        assert!(holds, "{options}: {about:?}");
     }
 }

@@ -5,6 +5,7 @@ use catalog::model::ModelConfig;
 use super::collector::{Rules, times};
 use crate::config::Node;
 use crate::export::core_precision::RECIPE;
+use crate::export::megatron::OFFLOAD;
 
 const TP: &str = "--tensor-model-parallel-size";
 const PP: &str = "--pipeline-model-parallel-size";
@@ -26,6 +27,7 @@ pub(super) fn megatron(r: &mut Rules<'_>, model: Option<&ModelConfig>) {
     let nothing = "has no effect without --num-experts";
     r.advise(!used(r, split) || experts, split, nothing);
     recomputation(r);
+    eight_bits(r);
     fsdp(r, p);
     heads(r, t, model);
     layers(r, p, interleaved, model);
@@ -195,6 +197,26 @@ fn recomputation(r: &mut Rules<'_>) {
         !(delayed && again),
         modules,
         "layernorm and moe_act are not recomputed with --fp8-recipe delayed, the default",
+    );
+}
+
+fn eight_bits(r: &mut Rules<'_>) {
+    let gather = "--fp8-param-gather";
+    let sharded = [
+        "--use-distributed-optimizer",
+        "--use-megatron-fsdp",
+        "--use-torch-fsdp2",
+    ];
+    r.require(
+        !r.on(gather) || sharded.iter().any(|option| r.on(option)),
+        gather,
+        "needs --use-distributed-optimizer or FSDP",
+    );
+    let delayed = matches!(r.text(RECIPE), None | Some("delayed"));
+    r.require(
+        !(r.on(gather) && r.on(OFFLOAD)) || delayed,
+        gather,
+        "needs --fp8-recipe delayed beside --optimizer-cpu-offload",
     );
 }
 
