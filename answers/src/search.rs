@@ -30,7 +30,9 @@ use crate::together::Together;
 pub const TOP: usize = 5;
 
 /// Number of strategies of the space that are looked at for a report; it draws those that come near to fitting.
-const DRAWN: u64 = 3_000;
+const DRAWN: u64 = 11_000;
+/// The same of a mixture of experts: most of its strategies have blocks that no other has, whose prices take the time.
+const DRAWN_OF_MIXTURE: u64 = 3_000;
 /// Strategies that take more than this multiple of the plan's time are not drawn.
 const DRAWN_LONGEST: f64 = 2.0;
 
@@ -334,7 +336,11 @@ impl Found<'_> {
             });
         }
         let longest = best.prediction.step_time * DRAWN_LONGEST;
-        let sampled = planner::sample(costs, space, DRAWN, longest)?;
+        let drawn = match inputs.scenario.model.moe {
+            None => DRAWN,
+            Some(_) => DRAWN_OF_MIXTURE,
+        };
+        let sampled = planner::sample(costs, space, drawn, longest)?;
         Ok(report::html(&ReportSource {
             inputs: origins::rows(&inputs.json, self.asked),
             model: &inputs.json.model,
