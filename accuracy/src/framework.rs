@@ -83,8 +83,8 @@ fn unnamed(run: &Run) -> &'static str {
     }
 }
 
-/// The preset of the Megatron-LM that a run without fused attention was made with: that of 2022 if the run is from 2022 or
-/// later, or uses sequence parallelism or selective recomputation, which came in 2022; else that of 2021.
+/// The runtime preset for a Megatron-LM run without fused attention: `megatron-2022` or `megatron-2021`. A run belongs to 2022
+/// if its date says so or is later, or if it uses sequence parallelism or selective recomputation, which are new in 2022.
 fn before_fused_attention(run: &Run) -> &'static str {
     let recompute = run.recompute.as_deref();
     let selective = recompute.is_some_and(|r| r.contains("selective"));

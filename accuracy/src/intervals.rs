@@ -80,7 +80,7 @@ fn intervals(
         .collect()
 }
 
-/// Share of an unknown source's errors that are assumed to lie below the upper end of an interval of the step time.
+/// The assumed share of an unknown source's errors that lie below the upper end of a step-time interval: two of three thirds.
 const UNKNOWN_BELOW: f64 = 2.0 / 3.0;
 
 /// Which quantile `q` of the known errors is the upper end of an 80% interval; the lower end is the quantile `1 - q`.
@@ -90,7 +90,8 @@ const UNKNOWN_BELOW: f64 = 2.0 / 3.0;
 /// known one, and a third of its errors are assumed to lie above the interval, a third inside, a third below. Dunn,
 /// Wasserman and Ramdas ("Distribution-Free Prediction Sets for Two-Layer Hierarchical Models", JASA 2023) assume more: all
 /// of them above when they compute the upper end, all below when they compute the lower. Of a source that was left out, the
-/// intervals made from the others hold 72% without an unknown source, 81% with a third, 89% with a half on either side.
+/// intervals made from the others hold 81% of the runs. Without an unknown source they hold 72%; with half of its errors above
+/// the interval and half below, 89%.
 ///
 /// Intervals of memory keep 0.9. The probability that a plan fits is computed from them, and already is lower than the share
 /// of plans that do fit. Intervals of ratios keep 0.9 too: there a sweep is the source, and many sweeps are known.

@@ -2,7 +2,7 @@
 //!
 //! Where a virtual stage lies in one pool and the next in another, every micro-batch crosses the link between the pools twice: its
 //! activation forward, and later its gradient back. With several stages on each rank, the last rank also sends to the first.
-//! Each pair of pools has a link of its own, which carries both directions at the same time.
+//! Each pair of pools has its own link. The link is full duplex: traffic one way does not slow traffic the other way.
 
 use catalog::{Bytes, Link, Seconds};
 use plans::Decisions;

@@ -60,7 +60,7 @@ pub struct Weights {
     pub trained: Elements,
     /// Weights that are not.
     pub frozen: Elements,
-    /// Bytes of their copies in 8 bits that stay from one micro-batch to the next.
+    /// Bytes of the 8-bit copies of all these weights that are kept from one micro-batch to the next.
     pub copies: Bytes,
 }
 
@@ -124,7 +124,7 @@ impl StateBytes {
         self.named().into_iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// Each kind of state with its name in reports.
+    /// The bytes of each kind of state, with the name that reports show for it.
     pub(crate) fn named(&self) -> [(&'static str, Bytes); 5] {
         [
             ("parameters", self.parameters),

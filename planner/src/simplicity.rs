@@ -112,8 +112,8 @@ pub fn kind(recompute: Recompute) -> Recompute {
 
 /// The decisions that all variants of a plan share. Those in which variants may differ are set to fixed values:
 /// - axis order, kind of context parallelism, and virtual stages with their schedule and partition;
-/// - overlap of tensor-parallel messages and of messages to experts, dispatcher of tokens, and CUDA graphs;
-/// - scales of 8-bit products, types of gradients, and types of optimizer states;
+/// - whether tensor-parallel and expert-parallel messages overlap with compute, the token dispatcher, and CUDA graphs;
+/// - how FP8 tensors are scaled, and the element types of gradients and optimizer states;
 /// - which states lie in host memory, and how far ahead parameters are gathered;
 /// - the number of layers that are recomputed, or whose activations lie in host memory, as long as it is not 0.
 #[must_use]

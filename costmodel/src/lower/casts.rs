@@ -128,9 +128,9 @@ pub(crate) fn held(lowering: &Lowering<'_>, trace: &Trace) -> Bytes {
     Bytes(held.max().unwrap_or(0))
 }
 
-/// Bytes of the 8-bit copies of a block's weights that stay from one micro-batch to the next. A weight is read by rows
-/// forward and by columns backward. For one of scale, Blackwell's matrix units read the same copy both ways, others a second
-/// one (Transformer Engine at d0067d0, `csrc/quantizer.cpp`, `nvte_is_non_tn_fp8_gemm_supported`).
+/// Bytes of the 8-bit copies of a block's weights that are kept from one micro-batch to the next. Forward reads a weight by rows,
+/// backward by columns. With one scale for the whole tensor, Blackwell's matrix units read the same copy both ways; all other
+/// cases need a second, transposed copy (Transformer Engine at d0067d0, `csrc/quantizer.cpp`, `nvte_is_non_tn_fp8_gemm_supported`).
 pub(crate) fn of_weights(
     lowering: &Lowering<'_>,
     trace: &Trace,
@@ -251,7 +251,7 @@ mod tests {
         }
     }
 
-    /// 8-bit copies of weights that stay: read by rows and by columns, and with MXFP8's scales, one for 32 numbers.
+    /// Rows: one or two copies of each weight, plus one scale for every 32 numbers with MXFP8; none where the runtime keeps none.
     #[test]
     fn copies_of_weights_stay_where_the_runtime_keeps_them() {
         use Architecture::{Blackwell, Hopper};

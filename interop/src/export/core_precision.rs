@@ -1,4 +1,4 @@
-//! Megatron-Core's options of the precision of matrix products, and how weights are held for 8-bit ones.
+//! Megatron-LM options that set the precision of matrix products and of the weights they read.
 
 use catalog::runtime::Rewrite;
 use catalog::{Fp8Recipe, Precision, Zero};
@@ -8,10 +8,10 @@ use super::flag::Flag;
 use super::job::Job;
 use super::refusal::Limits;
 
-/// The option that names the recipe of 8-bit products.
+/// The Megatron-LM option that says how FP8 tensors are scaled.
 pub(crate) const RECIPE: &str = "--fp8-recipe";
 
-/// The recipes of 8-bit products that Megatron-Core has (`core/enums.py`), its default first.
+/// The ways to scale FP8 tensors that Megatron-Core offers (`core/enums.py`). The first is its default.
 pub(crate) const RECIPES: [Fp8Recipe; 4] = [
     Fp8Recipe::Delayed,
     Fp8Recipe::Tensorwise,
@@ -19,6 +19,7 @@ pub(crate) const RECIPES: [Fp8Recipe; 4] = [
     Fp8Recipe::Mxfp8,
 ];
 
+/// The precision options of an exported job. Refuses scalings that Megatron-Core lacks or cannot combine with recomputation.
 pub(crate) fn flags(job: &Job<'_>, limits: &mut Limits) -> Vec<Flag> {
     limits.refuse_recipe(job, &RECIPES);
     let recipe = job.fp8_recipe();
@@ -53,22 +54,23 @@ pub(crate) fn flags(job: &Job<'_>, limits: &mut Limits) -> Vec<Flag> {
     }
 }
 
-/// Whether weights are held in 8 bits, and gathered so after the step: the prediction has no 8-bit copies of them beside.
+/// Whether the exported job stores its weights in 8 bits (`--fp8-param-gather`). It does if the prediction counts no extra 8-bit
+/// copies of 16-bit weights, and Megatron-LM allows it.
 pub(crate) fn holds_eight_bits(job: &Job<'_>) -> bool {
     job.workload.precision == Precision::Fp8
         && !job.assumes(Rewrite::KeepQuantisedWeights)
         && can_hold_eight_bits(job)
 }
 
-/// Whether the distributed optimizer is there, which alone can, and updates on the device or with delayed scales
-/// (`training/arguments.py`).
+/// Whether Megatron-LM allows weights stored in 8 bits. That needs the distributed optimizer. If its states lie in host memory,
+/// it also needs delayed scaling (`training/arguments.py`).
 pub(crate) fn can_hold_eight_bits(job: &Job<'_>) -> bool {
     let on_device = job.decisions.offload.is_none();
     job.decisions.zero != Zero::Z0 && (on_device || job.fp8_recipe() == Fp8Recipe::Delayed)
 }
 
-/// Microscaled gradients have numbers of the same kind as weights and activations (Megatron Bridge's
-/// `training/mixed_precision.py`).
+/// The value of `--fp8-format`. With MXFP8, gradients use the same number format as weights and activations (Megatron Bridge's
+/// `training/mixed_precision.py`); otherwise they have a wider exponent.
 fn format(recipe: Fp8Recipe) -> &'static str {
     match recipe {
         Fp8Recipe::Mxfp8 => "e4m3",

@@ -1,4 +1,4 @@
-//! How exported jobs hold the weights of 8-bit products.
+//! Whether exported jobs with 8-bit matrix products store their weights in 8 or 16 bits.
 
 use catalog::Precision;
 use catalog::runtime::Rewrite;
@@ -11,8 +11,8 @@ use super::{exported_for, parse, read, scene};
 const GATHER: &str = "--fp8-param-gather";
 const REUSE: &str = "--reuse-grad-buf-for-mxfp8-param-ag";
 
-/// Weights are held in 8 bits unless the prediction counts 8-bit copies beside weights of 16. Only the distributed optimizer
-/// can, and one in host memory only with delayed scales: else the export says that it has the copies.
+/// If the prediction counts 16-bit weights with 8-bit copies, the exported job stores weights in 16 bits, else in 8. Where
+/// Megatron-LM does not allow 8, the export reports that the job keeps copies that the prediction lacks.
 #[test]
 fn weights_are_held_as_the_prediction_counts_them() {
     let rows: [(&str, &str, &[&str], bool); 6] = [
@@ -88,7 +88,7 @@ fn weights_are_held_as_the_prediction_counts_them() {
     }
 }
 
-/// What Megatron-LM asks of a job that holds weights in 8 bits.
+/// `export --check` reports a Megatron-LM job that stores weights in 8 bits without the options that this needs.
 #[test]
 fn weights_in_eight_bits_have_their_conditions() {
     let sharded = "--fp8-param-gather --use-distributed-optimizer";

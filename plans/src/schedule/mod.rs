@@ -17,9 +17,9 @@ pub use self::sizes::{ScheduleError, check};
 
 use catalog::ScheduleKind;
 
-/// How many forward passes of a pipeline rank are in flight at most: they have run, and their backward passes have not yet. Those
-/// of all the rank's virtual stages are counted together. `None` for schedules in which every rank has equally many. A schedule
-/// of these sizes must exist.
+/// The largest number of micro-batches whose forward pass has run on a pipeline rank while their backward pass has not. A
+/// micro-batch counts once for each of the rank's virtual stages. `None` for schedules in which this number is the same on every
+/// rank. A schedule of these sizes must exist.
 #[must_use]
 pub fn in_flight(
     kind: ScheduleKind,

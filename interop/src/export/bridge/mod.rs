@@ -115,8 +115,8 @@ pub(crate) const MIXED_FP8: [(Fp8Recipe, &str); 4] = [
     (Fp8Recipe::Mxfp8, "bf16_with_mxfp8_mixed"),
 ];
 
-/// What recipes with 8-bit products set beside them: that parameters are held and gathered in 8 bits, with what MXFP8 needs
-/// for it, and that the first and last layer stay in 16, which the prediction does not assume.
+/// Fields of an 8-bit mixed-precision recipe that must agree with the prediction, each with its value. The first two hold and
+/// gather parameters in 8 bits. The third would keep the first and last layers in 16 bits, which no prediction assumes.
 fn beside_fp8(job: &Job<'_>) -> [(&'static str, bool); 3] {
     let narrow = core_precision::holds_eight_bits(job);
     let microscaled = job.fp8_recipe() == Fp8Recipe::Mxfp8;
@@ -318,7 +318,7 @@ fn torch(flag: &Flag) -> Value {
     Value::Expression(known.map_or("None", |(_, torch)| torch).to_owned())
 }
 
-/// Options that the recipe of mixed precision stands for.
+/// Megatron-LM options that Bridge has no field for, because its mixed-precision recipe (`cfg.mixed_precision`) sets them.
 const BY_RECIPE: [&str; 6] = [
     "bf16",
     "fp16",
