@@ -28,7 +28,7 @@ impl Trace {
         let [takes, taken] = match op.pass {
             Pass::Forward => [
                 epilogues.gelu(op.index).is_some(),
-                epilogues.is_gelu(op.index),
+                epilogues.is_gelu(op.index) || epilogues.is_bias(op.index),
             ],
             Pass::BackwardInput | Pass::BackwardWeight => [
                 epilogues.gelu_gradient(op.index).is_some(),

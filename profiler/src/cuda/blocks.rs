@@ -26,6 +26,9 @@ use crate::ProfilerError;
 use crate::blocks::{BlockRequest, alone, local_shape, tokens};
 use crate::lanes::{Effort, Laps};
 
+/// Laps without work, of which the median is taken off every other.
+const EMPTY_LAPS: usize = 101;
+
 /// The operators of a block.
 pub(super) fn kernels(request: &BlockRequest) -> Vec<Kernel> {
     let trace = &request.trace;
@@ -58,7 +61,7 @@ pub fn blocks(
     let input = input.map(|info| activation(device, info)).transpose()?;
     let gradient = trace.output_gradient.map(|id| trace.tensor(id));
     let gradient = gradient.map(|info| activation(device, info)).transpose()?;
-    let timer = Timer::new(device, request);
+    let timer = Timer::new(device, request)?;
     let mesh = request.position.mesh;
     let ranks: u64 = BLOCK_AXES.iter().map(|&axis| mesh.size(axis)).product();
     let comm = Loopback::new(0, ranks as usize);
@@ -133,6 +136,8 @@ struct Timer<'d> {
     mesh: BlockMesh,
     epilogues: Epilogues,
     kernels: RefCell<Vec<Kernel>>,
+    /// Seconds between two events with nothing between them, which every lap contains.
+    empty: f64,
     /// The first error of recording an event.
     failed: RefCell<Option<CudaError>>,
 }
@@ -155,14 +160,15 @@ impl Watch for Timer<'_> {
 }
 
 impl<'d> Timer<'d> {
-    fn new(device: &'d Device, request: &BlockRequest) -> Self {
-        Self {
+    fn new(device: &'d Device, request: &BlockRequest) -> Result<Self, CudaError> {
+        Ok(Self {
             device,
             mesh: request.position.mesh,
             epilogues: Epilogues::of(&request.trace),
             kernels: RefCell::default(),
+            empty: empty_lap(device)?,
             failed: RefCell::default(),
-        }
+        })
     }
 
     fn finish(&self) -> Result<Laps, CudaError> {
@@ -174,11 +180,21 @@ impl<'d> Timer<'d> {
         for (kernel, lap) in kernels.into_iter().zip(self.device.launcher.laps()?) {
             let sum = laps.entry(kernel).or_default();
             // An operator fused with another may take no measurable time.
-            sum.0 += lap.max(NOTHING);
+            sum.0 += (lap - self.empty).max(NOTHING);
             sum.1 += 1;
         }
         Ok(laps)
     }
+}
+
+/// The median time between two events that follow each other in the stream.
+fn empty_lap(device: &Device) -> Result<f64, CudaError> {
+    for _ in 0..=EMPTY_LAPS {
+        device.launcher.mark()?;
+    }
+    let mut laps = device.launcher.laps()?;
+    laps.sort_by(f64::total_cmp);
+    Ok(laps.get(laps.len() / 2).copied().unwrap_or(0.0))
 }
 
 /// A block's parameters and gradients on the device.

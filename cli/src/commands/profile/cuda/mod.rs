@@ -31,7 +31,7 @@ use crate::output::{self, Progress};
 fn budgets(suite: SuiteArg) -> [Duration; 2] {
     match suite {
         SuiteArg::Quick => [30, 10],
-        SuiteArg::Full => [440, 80],
+        SuiteArg::Full => [190, 80],
     }
     .map(Duration::from_secs)
 }
