@@ -18,7 +18,7 @@ use super::sys::cublaslt::{
     cublasLtMatmulDescAttributes_t::{self, *},
     cublasLtMatmulHeuristicResult_t, cublasLtMatmulPreference_t,
     cublasLtMatmulPreferenceAttributes_t::*,
-    cublasLtMatrixLayout_t, cublasStatus_t, cudaDataType,
+    cublasLtMatrixLayout_t, cublasLtReductionScheme_t, cublasStatus_t, cudaDataType,
 };
 use super::sys::driver::CUstream;
 use super::sys::{call, take};
@@ -328,7 +328,8 @@ impl Products {
         Ok(())
     }
 
-    /// Workspace size and alignments that an algorithm may rely on.
+    /// Workspace size and alignments that an algorithm may rely on. Parts of a sum are added in 32 bits: by default
+    /// cuBLASLt also adds them in the type of the result, which on an H200 was two roundings to bf16 off.
     fn preference(&self, alignments: [u32; 4]) -> Result<cublasLtMatmulPreference_t, CudaError> {
         let mut preference = std::ptr::null_mut();
         // SAFETY: the caller destroys it.
@@ -350,6 +351,12 @@ impl Products {
             CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
             (&raw const workspace).cast(),
             size_of::<usize>(),
+        )?;
+        let schemes = cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
+        set(
+            CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+            (&raw const schemes).cast(),
+            size_of::<u32>(),
         )?;
         let attributes = [
             CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,

@@ -14,6 +14,8 @@ use crate::memory::Buffer;
 use crate::tensor::{Device, Tensor};
 use cpu_device::AdamWStep;
 
+/// Blocks of `square_sum` that fill an SM with threads.
+const AT_ONCE: u32 = 8;
 /// Elements that a block processes at a time.
 const CHUNK: usize = 2048;
 /// Bytes of `struct Norm` of `reduce.cu`, and the offset of its factor.
@@ -55,7 +57,7 @@ impl Optimizer {
     /// # Errors
     /// When its memory is full.
     pub fn new(device: &Device) -> Result<Self, CudaError> {
-        let blocks = u64::from(2 * device.launcher.multiprocessors());
+        let blocks = u64::from(AT_ONCE * device.launcher.multiprocessors());
         Ok(Self {
             norm: device.memory.allocate(NORM)?,
             numbers: device.memory.allocate(size_of::<StepArgument>() as u64)?,

@@ -27,7 +27,7 @@ impl Device {
         let across = columns.div_ceil(COLUMNS);
         // As many blocks as run at once, each looping over some rows.
         let room = AT_ONCE * self.launcher.multiprocessors() as usize;
-        let busy = room.div_ceil(across.max(1));
+        let busy = room / across.max(1);
         let lines = rows.div_ceil(4 * ROWS).clamp(1, busy.max(1));
         let partial = self.tensor(vec![lines, columns], DType::F32)?;
         let arguments = Arguments::default()

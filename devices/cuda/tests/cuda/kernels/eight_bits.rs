@@ -163,10 +163,12 @@ fn products_in_8_bits_add_up_in_32() {
                 numbers(&device, Float8::E4m3, &w8),
                 numbers(&device, Float8::E5m2, &dy8),
             ];
-            // Of what was cast: results are rounded once, gradients of weights not at all. Of what was there
+            // Of what was cast: results are rounded once, gradients of weights not at all, but Hopper's matrix units keep
+            // about 14 bits of a sum of products in 8 bits (DeepSeek-V3, arXiv:2412.19437, section 3.5.2; an H200 was 3e-5
+            // off). Of what was there
             // before the casts: 4 and 3 bits of mantissa round a number by 1/16 and 1/8 at most, which is
             // 0.026 and 0.052 of the norm; two operands' add up by squares.
-            let exact = [3e-3, 3e-3, 1e-5];
+            let exact = [3e-3, 3e-3, 1e-4];
             let before_casts = [0.06, 0.09, 0.09];
             for (of_casts, [a, b, d]) in [
                 (true, [&rounded[0], &rounded[1], &rounded[2]]),
