@@ -37,8 +37,8 @@ BYTES = {
     # The mask is a byte.
     "dropout forward bf16": 2 * 2 + 1,
     "dropout backward bf16": 2 * 2 + 1,
-    # Logits, whose place their gradient takes.
-    "cross-entropy forward f32": 2 * 2,
+    # Logits are read twice; their gradient takes their place.
+    "cross-entropy forward f32": 3 * 2,
 }
 
 

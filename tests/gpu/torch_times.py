@@ -10,6 +10,7 @@ under 0.95, attention forward and backward together under 0.7, or copies under 0
 import json
 import re
 import sys
+import time
 
 import torch
 
@@ -17,18 +18,27 @@ LINE = re.compile(r'kernel: "([^"]+)", sizes: \[([^\]]*)\], ranks: (\d+), second
 FLOORS = {"matmul": 0.95, "attention": 0.7, "copy": 0.85}
 
 
-def median_seconds(work, repeat=20):
-    """Median of events around `work`, after it has warmed up."""
+def lap(work, calls):
+    """Seconds of one call, of so many in a row between two events."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(calls):
+        work()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) * 1e-3 / calls
+
+
+def median_seconds(work, seconds=0.03):
+    """Median over laps of a millisecond or more, after a warm-up as long as a third of them, so that clocks are those of
+    work that goes on, as ours are."""
     for _ in range(3):
         work()
-    times = []
-    for _ in range(repeat):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        work()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e-3)
+    calls = min(128, max(1, int(1e-3 / lap(work, 3))))
+    for share in (1 / 3, 1.0):
+        times, begin = [], time.perf_counter()
+        while len(times) < 3 or time.perf_counter() - begin < share * seconds:
+            times.append(lap(work, calls))
     return sorted(times)[len(times) // 2]
 
 
@@ -101,8 +111,8 @@ def main(profile, out):
 
     for (kernel, sizes), seconds in sorted(ours.items()):
         if kernel.startswith("matmul") and kernel.endswith("bf16") and min(sizes) >= 256:
-            time = weight_gradient if "weight gradient" in kernel else product
-            row("matmul", kernel, sizes, seconds, time(*sizes))
+            theirs = weight_gradient if "weight gradient" in kernel else product
+            row("matmul", kernel, sizes, seconds, theirs(*sizes))
         if kernel == "matmul forward tf32" and min(sizes) >= 256:
             row("matmul", kernel, sizes, seconds, tf32_product(*sizes))
         if kernel == "matmul forward f8" and min(sizes) >= 256:

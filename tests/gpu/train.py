@@ -37,7 +37,7 @@ def agree(one, other):
 
 def tokens(path, count=1 << 20, vocabulary=32000):
     draw = random.Random(1)
-    data = array.array("H", (draw.randrange(vocabulary) for _ in range(count)))
+    data = array.array("I", (draw.randrange(vocabulary) for _ in range(count)))
     with open(path, "wb") as file:
         data.tofile(file)
 
@@ -56,7 +56,7 @@ def cluster(clusters):
 def ask(command):
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
-        raise RuntimeError(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit code {done.returncode}")
+        raise RuntimeError(" ".join(done.stderr.split()) or f"exit code {done.returncode}")
     return json.loads(done.stdout)
 
 
@@ -87,7 +87,7 @@ def gap(measured, limit):
 
 
 def train(binary, cases, model, strategy, execution, profile, folder):
-    plan, data = os.path.join(folder, "plan.yaml"), os.path.join(folder, "tokens.bin")
+    plan, data = os.path.join(folder, "plan.yaml"), os.path.join(folder, "tokens.u32.bin")
     shape = ["--seq", str(model["seq"]), "--global-batch", str(model["global_batch"])]
     estimate = [binary, "estimate", "--model", model["model"], "--cluster", cluster(cases["clusters"])]
     estimate += ["--runtime", cases["runtime"], "--gpus", "1", "--precision", "bf16", "--strategy", strategy]
@@ -134,7 +134,7 @@ def main():
         return answer["passed"]
 
     with tempfile.TemporaryDirectory() as folder:
-        tokens(os.path.join(folder, "tokens.bin"))
+        tokens(os.path.join(folder, "tokens.u32.bin"))
         for model in cases["models"]:
             queued = [(strategy, "replayed") for strategy in model["strategies"]]
             for strategy, execution in queued + [(strategy, "graph") for strategy in model.get("graph", [])]:
