@@ -4,17 +4,17 @@
 mod accounts;
 mod eight_bits;
 mod graphs;
+mod keyless;
 mod snapshots;
 mod workloads;
 
 use catalog::Model;
-use catalog::{Overlap, Precision, Workload, Zero};
+use catalog::{Precision, Workload};
 use interop::check::check;
 use interop::config::Node;
 use interop::export::{Dialect, ExportError, Exported, Inputs, Job, Launcher, export};
 use interop::import::{Document, Given, import};
 use plans::Strategy as Plan;
-use plans::decisions::Decisions;
 use plans::plan_file::ShardingFile;
 use proptest::prelude::*;
 
@@ -123,43 +123,13 @@ fn round_trip(strategy: &Plan, model: &Model, workload: &Workload, dialect: Dial
             seq_len: (!dialect.has_sequence_length()).then_some(workload.seq_len),
         };
         let imported = import(&document, &given).unwrap_or_else(|e| panic!("{e}\n{}", file.text));
-        let expected = as_the_file_says(strategy, dialect, &imported.decisions);
+        let expected = keyless::as_the_file_says(strategy, dialect, &imported.decisions);
         let vescale = catalog::load::runtime("vescale").expect("preset");
         let same = imported.decisions_under(&vescale) == expected.canonical();
         assert!(same, "{strategy}\n{:?}\n{}", imported.decisions, file.text);
         assert_eq!(imported.workload, *workload, "{}", file.text);
     }
     true
-}
-
-/// The decisions to expect of an import: the plan's, but the import's own where the file has no key for them.
-fn as_the_file_says(strategy: &Plan, dialect: Dialect, imported: &Decisions) -> Decisions {
-    let mut expected = strategy.decisions().clone();
-    if matches!(dialect, Dialect::Axolotl | Dialect::Transformers) {
-        expected.gradients = imported.gradients;
-    }
-    match dialect {
-        Dialect::Nanotron => {
-            let tensor_parallel = expected.overlap.tensor_parallel;
-            expected.overlap = Overlap {
-                tensor_parallel,
-                ..imported.overlap
-            };
-            expected.stages = imported.stages.clone();
-        }
-        // 1F1B overlaps no sends between stages, whatever the field says.
-        Dialect::MegatronBridge if expected.vpp == 1 => {
-            expected.overlap.pipeline = imported.overlap.pipeline;
-        }
-        // FSDP2 that keeps parameters after forward is PyTorch's ZeRO-2.
-        Dialect::Axolotl | Dialect::Transformers
-            if expected.zero == Zero::Z3 && !expected.reshard_after_forward =>
-        {
-            expected.zero = Zero::Z2;
-        }
-        _ => {}
-    }
-    expected
 }
 
 fn text() -> impl proptest::strategy::Strategy<Value = String> {
