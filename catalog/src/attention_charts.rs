@@ -40,17 +40,20 @@ pub struct AttentionCharts {
     pub cudnn_h200: AttentionChart,
     /// cuDNN 9 on GB200.
     pub cudnn_gb200: AttentionChart,
+    /// Our own executor's kernels on H200. Their backward goes twice over the scores.
+    pub own_h200: AttentionChart,
 }
 
 impl AttentionCharts {
     /// The charts in the order of their fields.
     #[must_use]
-    pub fn all(&self) -> [&AttentionChart; 4] {
+    pub fn all(&self) -> [&AttentionChart; 5] {
         [
             &self.flash2_a100,
             &self.flash2_h100,
             &self.cudnn_h200,
             &self.cudnn_gb200,
+            &self.own_h200,
         ]
     }
 }

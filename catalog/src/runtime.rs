@@ -241,7 +241,8 @@ pub enum Rewrite {
     /// Cross-entropy in one pass over the 16-bit logits, gradient in place (flash-attention, Liger, XLA):
     /// no 32-bit copy exists.
     FuseCrossEntropy,
-    /// Softmax overwrites the 32-bit copy of the logits (Megatron's vocabulary-parallel loss).
+    /// Softmax overwrites the 32-bit copy of the logits (Megatron's vocabulary-parallel loss). Together with
+    /// [`Self::FuseCrossEntropy`], forward already writes the gradient over the 16-bit logits (our own executor on GPUs).
     InPlaceCrossEntropy,
     /// Chains of pointwise operators and norms become one kernel each (`torch.compile`).
     FusePointwise,
@@ -331,6 +332,13 @@ pub enum Rewrite {
     /// keeps no rows for the probabilities' gradients (Megatron-Core `moe/experts.py` at 5be9626,
     /// `weighted_bias_swiglu_impl`).
     WeightActivations,
+    /// The vocabulary is padded so that rows of logits and of the head's weight begin at multiples of 16 bytes (Megatron-LM
+    /// `training/tokenizer/tokenizer.py` at 5be9626, `_vocab_size_with_padding`: a multiple of 128 on every
+    /// tensor-parallel rank).
+    PadVocabulary,
+    /// Experts' products run on a kernel that uses no matrix instructions newer than Ampere's (our own executor,
+    /// `grouped.cu`).
+    PortableExperts,
     /// The optimizer is one kernel over all tensors.
     FusedOptimizer,
     /// The optimizer step makes a 32-bit copy of its share of the gradients (DeepSpeed `stage_1_and_2.py`,
@@ -340,7 +348,7 @@ pub enum Rewrite {
 
 impl Rewrite {
     /// Every rewrite.
-    pub const ALL: [Self; 41] = [
+    pub const ALL: [Self; 43] = [
         Self::FuseBiasGelu,
         Self::FuseProjections,
         Self::FuseSwiglu,
@@ -380,6 +388,8 @@ impl Rewrite {
         Self::KeepRowIndices,
         Self::LaunchExpertsApart,
         Self::WeightActivations,
+        Self::PadVocabulary,
+        Self::PortableExperts,
         Self::FusedOptimizer,
         Self::CopyGradientsForStep,
     ];
@@ -415,8 +425,8 @@ pub enum AttentionKernel {
     Flash1,
     /// FlashAttention 2.
     Flash2,
-    /// As FlashAttention 2, but backward goes twice over the scores, so that every sum has one order: seven products
-    /// instead of five.
+    /// This project's own kernels, whose backward goes twice over the scores, so that every sum has one order: seven
+    /// products instead of FlashAttention's five.
     Flash2TwoPass,
     /// FlashAttention 3 on Hopper, cuDNN SDPA on Hopper and Blackwell; FlashAttention 2 elsewhere.
     CudnnOrFlash3,

@@ -2,7 +2,7 @@
 //!
 //! A prediction's provenance lists all those that can enter it. A test finds numbers written straight into formulas.
 
-use catalog::{Architecture, Fabric, Origin, Seconds};
+use catalog::{Architecture, Fabric, FlopRate, Origin, Seconds};
 use plans::UsedConstant;
 
 /// Mean time between failures of one GPU in a long training: 54 days of 16,384 H100 with 419 unexpected interruptions
@@ -28,9 +28,21 @@ enum Unit {
     Microseconds,
     /// Seconds per square root of a megabyte, shown in microseconds.
     MicrosecondsPerRoot,
+    /// Floating-point operations per second of one multiprocessor, shown in units of 10¹².
+    TeraflopsOfSm,
     /// A factor without unit.
     Times,
 }
+
+/// Generations of GPUs, which all have matrix units.
+const WITH_MATRIX_UNITS: &[Architecture] = &[
+    Architecture::Volta,
+    Architecture::Ampere,
+    Architecture::Ada,
+    Architecture::Hopper,
+    Architecture::Blackwell,
+    Architecture::Cdna3,
+];
 
 /// Which predictions a number can enter.
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +53,8 @@ enum Only {
     Parts(&'static [Architecture]),
     /// Predictions for clusters with this network.
     Network(Fabric),
+    /// Predictions for runtimes whose experts' products are our own kernel's.
+    PortableExperts,
     /// Predictions of strategies that keep something in host memory.
     Host,
     /// Predictions of strategies whose optimizer has moments in 8 bits.
@@ -59,12 +73,17 @@ impl Only {
             Self::Any => true,
             Self::Parts(parts) => parts.contains(&architecture),
             Self::Network(network) => network == fabric,
-            Self::Host | Self::EightBits | Self::GraphedStep => false,
+            Self::PortableExperts | Self::Host | Self::EightBits | Self::GraphedStep => false,
         }
     }
 }
 
 impl Known {
+    /// The value of a number that is the rate of one multiprocessor.
+    pub(crate) const fn of_multiprocessor(&self) -> FlopRate {
+        FlopRate(self.value)
+    }
+
     /// The value of a number that is a factor.
     pub(crate) const fn factor(&self) -> f64 {
         self.value
@@ -83,6 +102,7 @@ impl Known {
             value: match self.unit {
                 Unit::Microseconds => format!("{} µs", (micro * 1e3).round() / 1e3),
                 Unit::MicrosecondsPerRoot => format!("{} µs/√MB", (micro * 1e3).round() / 1e3),
+                Unit::TeraflopsOfSm => format!("{} TFLOP/s per SM", self.value / 1e12),
                 Unit::Times => format!("{}×", (self.value * 1e4).round() / 1e4),
             },
             origin: self.origin,
@@ -118,6 +138,18 @@ known! {
         "rate 0.85: SimuMax group_matmul against matmul medians; DeepGEMM on H800, 0.84-0.9";
     VECTOR_UNITS: "rate of vector units in 32 bits over matrix units in 16, after Volta" = 1.0 / 16.0, Times, Datasheet,
         "A100: 19.5 and 312 TFLOP/s; H100: 67 and 989";
+    ODD_FORWARD: "products with rows that begin at odd multiples of 2 bytes, forward" = 0.73e12, TeraflopsOfSm, Measured,
+        "our profile of an H200 (docs/cuda.md): 94-99 TFLOP/s on 132 SMs, and PyTorch's the same",
+        Only::Parts(WITH_MATRIX_UNITS);
+    ODD_BACKWARD: "products with rows that begin at odd multiples of 2 bytes, backward" = 1.1e12, TeraflopsOfSm, Measured,
+        "our profile of an H200 (docs/cuda.md): 138-155 TFLOP/s on 132 SMs",
+        Only::Parts(WITH_MATRIX_UNITS);
+    UNALIGNED: "products with rows that begin at multiples of 4 or 8 bytes, not of 16" = 2e12, TeraflopsOfSm, Measured,
+        "PyTorch on an H200 (docs/cuda.md): 241-293 TFLOP/s on 132 SMs",
+        Only::Parts(WITH_MATRIX_UNITS);
+    PORTABLE_GROUPED: "grouped products by our own kernel" = 1.35e12, TeraflopsOfSm, Measured,
+        "our profile of an H200 (docs/cuda.md): 159-192 TFLOP/s on 132 SMs",
+        Only::PortableExperts;
     ROWWISE: "8-bit products scaled by row over those scaled by tensor" = 1.3, Times, Fitted,
         "pytorch/torchtitan@7a04053: Llama 3 8B on H100, 5760, 6424 and 7186 tokens/s in 16 bits, by row and by tensor";
     BLOCKWISE: "8-bit products scaled by blocks of 128 over those scaled by tensor" = 1.23, Times, Published,
@@ -151,8 +183,6 @@ known! {
     ATTENTION_START: "shortest fused attention" = 8e-6, Microseconds, Published, "ai-dynamo/aiconfigurator tables";
     ATTENTION_BACKWARD: "products of fused attention, backward over forward" = 2.5, Times, Published,
         "Dao 2023, section 4.1: five products for two";
-    TWO_PASSES: "products of a backward of attention in two passes over one" = 7.0 / 5.0, Times, Assumed,
-        "scores and gradients of probabilities are computed for keys and values, and again for queries";
     FLASH1: "rate of FlashAttention 1 over 2" = 0.6, Times, Published, "Dao 2023, figure 4";
     OLDER_ON_BLACKWELL: "rate of older attention kernels on Blackwell over its own" = 0.5, Times, Assumed,
         "without its instructions a kernel of the generation before reaches about half",
@@ -243,16 +273,26 @@ pub(crate) fn rows(architecture: Architecture, fabric: Fabric) -> Vec<UsedConsta
     ALL.iter().filter(here).map(Known::row).collect()
 }
 
-/// Provenance rows of the numbers that only some strategies need.
-pub(crate) fn rows_of_strategy(
-    host: bool,
-    eight_bits: bool,
-    graphed_step: bool,
-) -> Vec<UsedConstant> {
+/// What a strategy or its runtime uses that only some predictions have.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Uses {
+    /// Something is kept in host memory.
+    pub(crate) host: bool,
+    /// The optimizer has moments in 8 bits.
+    pub(crate) eight_bits: bool,
+    /// Whole steps are captured in CUDA graphs.
+    pub(crate) graphed_step: bool,
+    /// Experts' products run on our own kernel.
+    pub(crate) portable_experts: bool,
+}
+
+/// Provenance rows of the numbers that only some strategies and runtimes need.
+pub(crate) fn rows_of_strategy(uses: Uses) -> Vec<UsedConstant> {
     let needed = |known: &&Known| match known.only {
-        Only::Host => host,
-        Only::EightBits => eight_bits,
-        Only::GraphedStep => graphed_step,
+        Only::Host => uses.host,
+        Only::EightBits => uses.eight_bits,
+        Only::GraphedStep => uses.graphed_step,
+        Only::PortableExperts => uses.portable_experts,
         Only::Any | Only::Parts(_) | Only::Network(_) => false,
     };
     ALL.iter().filter(needed).map(Known::row).collect()

@@ -361,7 +361,14 @@ fn of_strategy(scenario: &Scenario, strategy: &Strategy) -> Vec<UsedConstant> {
     let on_host = strategy.offload.is_some() || strategy.offload_layers > 0;
     let moments = strategy.state_types(&scenario.runtime).momentum;
     let graphed_step = graphed::priced(scenario, strategy) == CudaGraphs::Step;
-    let mut used = known::rows_of_strategy(on_host, moments == DType::U8, graphed_step);
+    let rewrites = &scenario.runtime.rewrites;
+    let experts = scenario.model.moe.is_some();
+    let mut used = known::rows_of_strategy(known::Uses {
+        host: on_host,
+        eight_bits: moments == DType::U8,
+        graphed_step,
+        portable_experts: experts && rewrites.contains(&catalog::runtime::Rewrite::PortableExperts),
+    });
     if let Some(host) = scenario.cluster.host.as_ref().filter(|_| on_host) {
         used.push(constant("link of a device to its host", &host.link));
         let bandwidth = &host.memory_bandwidth;

@@ -242,7 +242,12 @@ impl Timed<'_> {
                 low_precision,
             } => {
                 let dtype = if low_precision { narrow } else { wide };
-                prices.grouped_gemm(groups, m, n, k, dtype, layout).time * self.scaling(dtype)
+                let time = prices.grouped_gemm(groups, m, n, k, dtype, layout).time;
+                let least = match self.of.lowering.has(Rewrite::PortableExperts) {
+                    true => prices.portable_grouped([m, n, k]),
+                    false => Seconds(0.0),
+                };
+                time.max(least) * self.scaling(dtype)
             }
             KernelKind::BatchedGemm { batch, m, n, k } => {
                 prices.batched_gemm(batch, m, n, k, wide).time

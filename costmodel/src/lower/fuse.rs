@@ -4,7 +4,7 @@ use catalog::Bytes;
 use catalog::runtime::Rewrite;
 use dtensor::{
     AnyOp, Attention, Collective, CollectiveKind, CostClass, Epilogues, Gemm, Operator, Pass,
-    Pointwise, Product, TensorId, Trace,
+    Pointwise, Product, TensorId, Token, Trace,
 };
 
 use super::casts;
@@ -12,7 +12,7 @@ use super::expert_operators::{self, Apart, Chain};
 use super::kernel::{Kernel, KernelKind, Lowered};
 use super::lowering::Lowering;
 use super::tensor_set::TensorSet;
-use crate::price::{GemmLayout, MemoryKind};
+use crate::price::{GemmLayout, MemoryKind, alignment};
 
 /// The kernels of one pass's operators.
 pub(super) fn kernels(lowering: &Lowering<'_>, trace: &Trace, ops: &[AnyOp<'_>]) -> Vec<Kernel> {
@@ -139,8 +139,9 @@ fn pointwise(
     index: usize,
     readers: &[u32],
 ) -> Option<Kernel> {
-    if run.len() == 1 && run[0].cost() == CostClass::Bias && lowering.has(Rewrite::FuseBiasEpilogue)
-    {
+    // A bias's gradient is a sum over rows, which PyTorch and our executor run as a kernel of its own.
+    let is_epilogue = run[0].cost() == CostClass::Bias && run[0].pass == Pass::Forward;
+    if run.len() == 1 && is_epilogue && lowering.has(Rewrite::FuseBiasEpilogue) {
         return None;
     }
     let apart = match run {
@@ -204,6 +205,52 @@ fn crossing(run: &[AnyOp<'_>], readers: &[u32]) -> (Vec<TensorId>, Vec<TensorId>
     };
     let writes: Vec<TensorId> = outputs().filter(leaves).collect();
     (reads, writes)
+}
+
+/// The loss, or its gradient. Eager cross-entropy upcasts, finds the maximum, exponentiates, sums and normalises.
+fn loss(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>, index: usize) -> Option<Kernel> {
+    let fused = lowering.has(Rewrite::FuseCrossEntropy);
+    if fused && lowering.has(Rewrite::InPlaceCrossEntropy) {
+        return (op.pass == Pass::Forward).then(|| loss_in_place(trace, op, index));
+    }
+    let one_pass = fused || lowering.has(Rewrite::FusePointwise);
+    let launches = if one_pass { 1 } else { 2 };
+    Some(Kernel {
+        op: index,
+        kind: KernelKind::Memory {
+            kind: MemoryKind::CrossEntropy,
+            bytes: traffic(trace, op.inputs, op.outputs) * u64::from(launches),
+            launches,
+        },
+        pass: op.pass,
+        reads: op.inputs.to_vec(),
+        writes: if fused {
+            Vec::new()
+        } else {
+            op.outputs.to_vec()
+        },
+    })
+}
+
+/// A loss that reads the logits twice as the head wrote them, and writes their gradient in their place.
+fn loss_in_place(trace: &Trace, op: &AnyOp<'_>, index: usize) -> Kernel {
+    let logits = op.inputs[0];
+    let mut copies = trace.forward.iter();
+    let copy = copies.find(|copy| {
+        matches!(copy.operator, Operator::Pointwise(Pointwise::Copy)) && copy.outputs[0] == logits
+    });
+    let written = trace.tensor(copy.map_or(logits, |copy| copy.inputs[0]));
+    Kernel {
+        op: index,
+        kind: KernelKind::Memory {
+            kind: MemoryKind::Pointwise,
+            bytes: written.bytes() * 3,
+            launches: 1,
+        },
+        pass: op.pass,
+        reads: op.inputs.to_vec(),
+        writes: Vec::new(),
+    }
 }
 
 /// Whether an operator is the copy of the logits to 32 bits before the loss, or the backward of that copy.
@@ -342,15 +389,7 @@ fn single(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>, index: usize) 
         }),
         CostClass::Convolution => memory(MemoryKind::Pointwise, 1),
         CostClass::Embedding => memory(MemoryKind::Embedding, 1),
-        // Eager cross-entropy upcasts, finds the maximum, exponentiates, sums and normalises.
-        CostClass::CrossEntropy => {
-            let fused = has(Rewrite::FuseCrossEntropy) || has(Rewrite::FusePointwise);
-            let mut loss = memory(MemoryKind::CrossEntropy, if fused { 1 } else { 2 });
-            if has(Rewrite::FuseCrossEntropy) {
-                loss.writes.clear();
-            }
-            loss
-        }
+        CostClass::CrossEntropy => return loss(lowering, trace, op, index).into_iter().collect(),
         CostClass::TopK => memory(MemoryKind::Pointwise, 4),
         CostClass::Permute | CostClass::Unpermute => {
             let fused = has(Rewrite::FusePermute);
@@ -415,13 +454,20 @@ fn product(lowering: &Lowering<'_>, trace: &Trace, pass: Pass, product: Product)
     };
     let low_precision = lowering.is_eight_bit(trace, product);
     match product {
-        Product::Matmul(Gemm { m, n, k }, _) => KernelKind::Gemm {
-            m,
-            n,
-            k,
-            layout,
-            low_precision,
-        },
+        Product::Matmul(Gemm { m, n, k }, _) => {
+            let sizes = match lowering.has(Rewrite::PadVocabulary) && has_loss(trace) {
+                true => alignment::padded([m, n, k], layout),
+                false => [m, n, k],
+            };
+            let [m, n, k] = sizes;
+            KernelKind::Gemm {
+                m,
+                n,
+                k,
+                layout,
+                low_precision,
+            }
+        }
         Product::GroupedMatmul(Gemm { m, n, k }, groups) => KernelKind::GroupedGemm {
             groups,
             m,
@@ -431,6 +477,12 @@ fn product(lowering: &Lowering<'_>, trace: &Trace, pass: Pass, product: Product)
             low_precision,
         },
     }
+}
+
+/// Whether a block ends in the loss, so that its products are those of the head.
+fn has_loss(trace: &Trace) -> bool {
+    let mut last = trace.forward.iter().rev();
+    last.any(|op| matches!(op.operator, Operator::Token(Token::CrossEntropy(_))))
 }
 
 /// Bytes that a collective sends: runtimes that gather the inputs of 8-bit products send them in 8 bits.

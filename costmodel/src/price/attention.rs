@@ -72,6 +72,9 @@ impl AttentionPrices {
 
     fn rates(&self, kernel: AttentionKernel) -> (&'static AttentionChart, f64) {
         let charts = attention_charts();
+        if kernel == AttentionKernel::Flash2TwoPass {
+            return (&charts.own_h200, 1.0);
+        }
         let newest = kernel == NEWEST;
         let older = if kernel == AttentionKernel::Flash1 {
             known::FLASH1.factor()
@@ -123,11 +126,7 @@ impl AttentionPrices {
         let tokens = s.batch as f64 * s.heads as f64 * s.q_len as f64 * seen as f64;
         let forward = 2.0 * tokens * (s.qk_dim + s.v_dim) as f64 * half;
         let again = known::ATTENTION_BACKWARD.factor();
-        let flops = match (backward, kernel) {
-            (true, AttentionKernel::Flash2TwoPass) => again * known::TWO_PASSES.factor() * forward,
-            (true, _) => again * forward,
-            (false, _) => forward,
-        };
+        let flops = if backward { again * forward } else { forward };
         let table = if backward {
             &rates.backward_tflops
         } else {

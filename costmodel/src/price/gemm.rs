@@ -14,22 +14,12 @@ use catalog::{Architecture, DType, Device, Fitted, FlopRate, Origin, Seconds, el
 use ndarray::Array3;
 use plans::UsedConstant;
 
+use super::alignment::{self, GemmLayout};
 use super::clocks::{clock_factor, sustained};
 use super::measured::{self, OfGpus};
 use super::priced::{PriceError, Priced, constant};
 use super::ratios::Ratios;
 use crate::known;
-
-/// Which of the three products of a linear layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum GemmLayout {
-    /// The output, `x · wᵀ`.
-    Forward,
-    /// The gradient of the input, `g · w`.
-    DataGrad,
-    /// The gradient of the weight, `gᵀ · x`.
-    WeightGrad,
-}
 
 /// Rate of 8-bit products that a GPU sustains at its power limit, whatever the shape: a fitted share of the best rate in
 /// short benchmarks, at the power limit of the table's GPU; with a lower limit it is less. Tables are measured in short
@@ -62,9 +52,9 @@ pub(super) struct GemmPrices {
     /// TF32 units these run them (2 on every generation so far), elsewhere its 32-bit units do (8 on V100).
     single: f64,
     sustained: f64,
-    architecture: Architecture,
     cap: Option<FlopRate>,
     table: String,
+    device: Device,
     /// Whether the table is of another GPU than this one.
     is_borrowed: bool,
     /// Measured over tabled time of products: in 16 bits, and on TF32 units.
@@ -106,6 +96,10 @@ impl GemmPrices {
             .map_or(1.0, |own| (peak / own).max(1.0));
         let ratios = [("bf16", 1.0), ("tf32", single)].map(|(element, slower)| {
             let products = profile.map_or_else(Vec::new, |profile| profile.products(element));
+            // These stay on slower kernels whatever the grid says, and tell nothing of others.
+            let products = products
+                .into_iter()
+                .filter(|&(sizes, _)| alignment::is_aligned(sizes, GemmLayout::Forward));
             Ratios::new(products, |[m, n, k]| wide.time(m, n, k).0 * slower)
         });
         Ok(Self {
@@ -114,9 +108,9 @@ impl GemmPrices {
             peak,
             single,
             sustained: sustained(device.architecture, fitted),
-            architecture: device.architecture,
             cap: power_cap(device, clocks, fitted),
             table: device.kernels.clone(),
+            device: device.clone(),
             is_borrowed: part.peak.value != peak || clocks != 1.0,
             ratios,
             source: profile.map(|profile| profile.source()),
@@ -134,13 +128,17 @@ impl GemmPrices {
         let throttled = cap.map_or(Seconds(0.0), |rate| Seconds(flops / rate.0));
         let tabled = self.tabled(m, n, k, dtype);
         let time = (tabled * ratio.unwrap_or(sustained)).max(throttled);
-        let layout = match layout {
+        let layout_factor = match layout {
             GemmLayout::Forward | GemmLayout::DataGrad => 1.0,
             GemmLayout::WeightGrad => known::WEIGHT_GRADIENT.factor(),
         };
-        Priced {
-            time: time * layout,
+        let priced = Priced {
+            time: time * layout_factor,
             origin: ratio.map_or(Origin::Published, |_| Origin::Measured),
+        };
+        match alignment::rate(&self.device, [m, n, k], dtype, layout) {
+            Some(rate) => priced.at_least(Seconds(flops / rate.0)),
+            None => priced,
         }
     }
 
@@ -190,7 +188,7 @@ impl GemmPrices {
     /// product: at 4096³ cuBLASLt sustains the table's rate divided by 1.11; from 8192³ on it sustains the table's rate,
     /// within 1% (Azure/AI-benchmarking-guide@8fd0c6e).
     fn sustained(&self, flops: f64) -> f64 {
-        if self.architecture != Architecture::Ampere {
+        if self.device.architecture != Architecture::Ampere {
             return self.sustained;
         }
         let (small, large) = (2.0 * 4096f64.powi(3), 2.0 * 8192f64.powi(3));
@@ -229,6 +227,13 @@ impl GemmPrices {
         }
     }
 
+    /// The least time of products of all experts on a kernel without newer matrix instructions than Ampere's.
+    pub(super) fn portable_grouped(&self, [m, n, k]: [u64; 3]) -> Seconds {
+        let flops = 2.0 * m as f64 * n as f64 * k as f64;
+        let rate = known::PORTABLE_GROUPED.of_multiprocessor();
+        Seconds(flops / (rate.0 * self.device.sm_count as f64))
+    }
+
     /// The price of `batch` equal products, one for each sequence and head. One launch computes the tiles of all of them, so they
     /// take as long as a single product that has as many results and the same `k`. Matrix units read rows in pieces of
     /// 16 bytes (NVIDIA, "Matrix multiplication background user's guide", alignment). Products whose rows cannot be read so run
@@ -243,7 +248,7 @@ impl GemmPrices {
         }
         // They load as many pieces as they multiply in pairs of 16-bit numbers, and the two take turns.
         let pairs = if bytes.is_multiple_of(8) { 2.0 } else { 1.0 };
-        let vector_units = match self.architecture {
+        let vector_units = match self.device.architecture {
             Architecture::Volta => 1.0 / self.single,
             _ => known::VECTOR_UNITS.factor(),
         };

@@ -1,6 +1,7 @@
 //! Prices of single kernels and collectives on a device and its network, each running alone.
 
 mod algorithms;
+pub(crate) mod alignment;
 mod attention;
 pub(crate) mod between_gpus;
 mod clocks;
@@ -16,14 +17,16 @@ mod roofline;
 use catalog::calibration::TimeFactors;
 use catalog::fitted;
 use catalog::runtime::AttentionKernel;
-use catalog::{Architecture, Bytes, Cluster, DType, Device, Fabric, Fitted, Origin, tables};
+use catalog::{
+    Architecture, Bytes, Cluster, DType, Device, Fabric, Fitted, Origin, Seconds, tables,
+};
 use dtensor::{AttentionShape, CollectiveKind, Scan};
 use plans::{Group, UsedConstant};
 
 use self::priced::constant;
 use crate::known;
 
-pub use gemm::GemmLayout;
+pub use alignment::GemmLayout;
 pub use memory::MemoryKind;
 pub use priced::{PriceError, Priced};
 pub use profile::ProfilePrices;
@@ -83,6 +86,13 @@ impl TablePrices {
     pub fn gemm(&self, m: u64, n: u64, k: u64, dtype: DType, layout: GemmLayout) -> Priced {
         let price = self.gemm.price(m, n, k, dtype, layout) * self.learned.compute;
         price.at_least(self.roofline.products(1, [m, n, k], dtype))
+    }
+
+    /// Least time of products of all experts, as [`Self::grouped_gemm`] counts them, where the runtime's kernel for them uses
+    /// no newer matrix instructions than Ampere's.
+    #[must_use]
+    pub fn portable_grouped(&self, sizes: [u64; 3]) -> Seconds {
+        self.gemm.portable_grouped(sizes)
     }
 
     /// Price of one product per expert; `m` counts rows over all groups (in weight gradients `k` does).
@@ -388,7 +398,9 @@ mod tests {
         let [tables, with] = both(Some("cuDNN 9.19.0"));
         let rows = |prices: &TablePrices| {
             let used = prices.constants().into_iter();
-            let measured = used.filter(|row| row.origin == Origin::Measured);
+            let known = known::rows(prices.architecture, prices.fabric);
+            let of_profile = used.filter(|row| !known.contains(row));
+            let measured = of_profile.filter(|row| row.origin == Origin::Measured);
             measured
                 .map(|row| (row.name, row.value))
                 .collect::<Vec<_>>()

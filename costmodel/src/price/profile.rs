@@ -2,7 +2,8 @@
 //!
 //! A kernel that was measured at its very sizes costs what was measured. Between measurements the
 //! rate per unit of work (the product of sizes) is interpolated over the nearest ones in the
-//! logarithm of every size, weighted by inverse squared distance (Shepard 1968).
+//! logarithm of every size, weighted by inverse squared distance (Shepard 1968). Products whose rows begin at no multiple of
+//! 16 bytes are far slower, and are interpolated among themselves.
 
 use std::collections::BTreeMap;
 
@@ -10,6 +11,7 @@ use catalog::profile::{Kernel, Measured, Profile};
 use catalog::{Origin, Seconds, elementary};
 use plans::UsedConstant;
 
+use super::alignment;
 use super::between_gpus::BetweenGpus;
 use super::priced::constant;
 use super::ratios::{between, squared};
@@ -82,7 +84,13 @@ impl ProfilePrices {
     #[must_use]
     pub fn time(&self, kernel: &Kernel, ranks: u64) -> Option<Seconds> {
         let points = self.kernels.get(&kernel.name)?;
-        let alike = |p: &&Point| p.sizes.len() == kernel.sizes.len();
+        let unaligned = |sizes: &[u64]| alignment::is_unaligned_product(&kernel.name, sizes);
+        let class = unaligned(&kernel.sizes);
+        let has_class = points.iter().any(|p| unaligned(&p.sizes) == class);
+        let alike = |p: &&Point| {
+            let same = unaligned(&p.sizes) == class || !has_class;
+            p.sizes.len() == kernel.sizes.len() && same
+        };
         // Without measurements for this number of ranks, those for the nearest number are used.
         let apart = |p: &Point| elementary::ln(p.ranks as f64 / ranks as f64).abs();
         let nearest = points
@@ -135,20 +143,42 @@ mod tests {
             seconds,
             spread: 0.0,
         });
-        ProfilePrices::new(
-            &Profile {
-                schema_version: 1,
-                tool_version: String::new(),
-                machine: Machine {
-                    processor: String::new(),
-                    cores: 2,
-                    memory_bytes: 1 << 30,
-                    gpu: None,
-                },
-                measured: measured.collect(),
+        let mut profile = empty();
+        profile.measured = measured.collect();
+        ProfilePrices::new(&profile, 1)
+    }
+
+    fn empty() -> Profile {
+        Profile {
+            schema_version: 1,
+            tool_version: String::new(),
+            machine: Machine {
+                processor: String::new(),
+                cores: 2,
+                memory_bytes: 1 << 30,
+                gpu: None,
             },
-            1,
-        )
+            measured: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn unaligned_products_are_interpolated_among_themselves() {
+        let point = |sizes: [u64; 3], seconds: f64| Measured {
+            kernel: "matmul forward bf16".to_owned(),
+            sizes: sizes.to_vec(),
+            ranks: 1,
+            seconds,
+            spread: 0.0,
+        };
+        let mut profile = empty();
+        profile.measured = vec![point([1024, 512, 768], 1.0), point([1024, 513, 768], 6.0)];
+        let prices = ProfilePrices::new(&profile, 1);
+        for (columns, wanted) in [(520, 520.0 / 512.0), (515, 6.0 * 515.0 / 513.0)] {
+            let kernel = Kernel::new("matmul forward bf16", [1024, columns, 768]);
+            let time = prices.time(&kernel, 1).expect("measured");
+            assert!((time.0 - wanted).abs() < 1e-9, "{columns}: {time:?}");
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use super::core_precision;
 use super::job::Job;
 use super::refusal::Limits;
 use super::stance::Stance::{Always, Never, Written};
-use super::stance::{Table, fp8, recomputes, sends_whole, unmet};
+use super::stance::{Table, fp8, recomputes, sends_whole, unmet, unpadded};
 
 /// The fields that make Megatron-Core do what the prediction assumed; records the assumptions that it cannot meet.
 pub(crate) fn fields(job: &Job<'_>, limits: &mut Limits) -> Vec<Field> {
@@ -167,6 +167,16 @@ pub(crate) const TABLE: &Table = &[
         Rewrite::WeightActivations,
         experts,
         Always("experts' activations are weighted"),
+    ),
+    (
+        Rewrite::PadVocabulary,
+        unpadded,
+        Always("the vocabulary is padded to a multiple of 128 on every tensor-parallel rank"),
+    ),
+    (
+        Rewrite::PortableExperts,
+        experts,
+        Never("experts' products are cuBLAS's"),
     ),
     (
         Rewrite::ScatterGatherTransfer,

@@ -7,7 +7,7 @@ use catalog::runtime::Rewrite;
 use super::job::Job;
 use super::refusal::Limits;
 use super::stance::Stance::{Always, Never, Written, Yours};
-use super::stance::{Table, sends_whole, unmet, yours};
+use super::stance::{Table, sends_whole, unmet, unpadded, yours};
 use plans::decisions::Recompute;
 
 /// Records the assumptions that the system does not meet, and notes what the user's code must do.
@@ -111,6 +111,8 @@ macro_rules! table {
             (Rewrite::KeepRowIndices, |_| true, Yours),
             (Rewrite::LaunchExpertsApart, |_| true, Yours),
             (Rewrite::WeightActivations, |_| true, Yours),
+            (Rewrite::PadVocabulary, unpadded, Yours),
+            (Rewrite::PortableExperts, |_| true, Yours),
             (Rewrite::SaveQuantisedInputs, |_| true, Yours),
             (Rewrite::KeepQuantisedWeights, |_| true, Yours),
             (Rewrite::GatherQuantised, |_| true, Yours),

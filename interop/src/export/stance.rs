@@ -45,6 +45,11 @@ pub(crate) fn sends_whole(job: &Job<'_>) -> bool {
     d.pp > 1 && d.tp > 1 && !d.sequence_parallel
 }
 
+/// Whether rows of a rank's logits begin at no multiple of 16 bytes unless the vocabulary is padded.
+pub(crate) fn unpadded(job: &Job<'_>) -> bool {
+    !job.model.vocab.is_multiple_of(8 * job.decisions.tp)
+}
+
 fn stance(table: &Table, rewrite: Rewrite, job: &Job<'_>) -> Option<Stance> {
     let row = table
         .iter()

@@ -5,7 +5,7 @@ use catalog::runtime::Rewrite;
 
 use crate::export::job::Job;
 use crate::export::stance::Stance::{Always, Never, Written};
-use crate::export::stance::{Table, sends_whole};
+use crate::export::stance::{Table, sends_whole, unpadded};
 use plans::decisions::Recompute;
 
 fn tensor(job: &Job<'_>) -> bool {
@@ -81,6 +81,16 @@ pub(crate) const REWRITES: &Table = &[
         Rewrite::WeightActivations,
         experts,
         Never("probabilities weigh what experts return"),
+    ),
+    (
+        Rewrite::PadVocabulary,
+        unpadded,
+        Never("the vocabulary is padded to a multiple of the tensor-parallel ranks alone"),
+    ),
+    (
+        Rewrite::PortableExperts,
+        experts,
+        Never("experts' products are grouped_gemm's"),
     ),
     (
         Rewrite::KeepRowIndices,

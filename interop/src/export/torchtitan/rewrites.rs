@@ -5,7 +5,7 @@ use catalog::{Fp8Recipe, Zero};
 
 use crate::export::job::Job;
 use crate::export::stance::Stance::{Always, Never, Written};
-use crate::export::stance::{Table, fp8, recomputes, sends_whole};
+use crate::export::stance::{Table, fp8, recomputes, sends_whole, unpadded};
 use plans::decisions::Recompute;
 
 fn eager(job: &Job<'_>) -> bool {
@@ -188,6 +188,16 @@ pub(crate) const REWRITES: &Table = &[
         Rewrite::WeightActivations,
         experts,
         Never("probabilities weigh the rows that experts are given"),
+    ),
+    (
+        Rewrite::PadVocabulary,
+        unpadded,
+        Never("the vocabulary is as the model states it"),
+    ),
+    (
+        Rewrite::PortableExperts,
+        experts,
+        Never("experts' products are torch._grouped_mm's"),
     ),
     (
         Rewrite::KeepRowIndices,
