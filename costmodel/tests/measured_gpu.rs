@@ -1,0 +1,127 @@
+//! The tables' prices against kernels that were measured on a GPU: an H200, of which no published run made the tables.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use catalog::profile::{Measured, Profile};
+use catalog::runtime::AttentionKernel;
+use catalog::{Bytes, DType, Fitted, Seconds};
+use costmodel::price::{GemmLayout, MemoryKind, TablePrices};
+use dtensor::AttentionShape;
+
+/// Kernels whose launch is most of their time show nothing of a rate.
+const SHORTEST: Seconds = Seconds(20e-6);
+
+/// The price of a measured kernel, if the tables have one of its kind.
+fn priced(prices: &TablePrices, measured: &Measured) -> Option<Seconds> {
+    let name = measured.kernel.as_str();
+    let product = |dtype, layout| {
+        let [m, n, k] = measured.sizes[..]
+            .try_into()
+            .expect("products have three sizes");
+        prices.gemm(m, n, k, dtype, layout)
+    };
+    let attention = |backward| {
+        let [lines, q_len, kv_len, dim] = measured.sizes[..].try_into().expect("four sizes");
+        let shape = AttentionShape {
+            batch: 1,
+            heads: lines,
+            kv_heads: lines,
+            q_len,
+            kv_len,
+            qk_dim: dim,
+            v_dim: dim,
+            causal: true,
+            window: None,
+        };
+        prices.attention(
+            &shape,
+            AttentionKernel::CudnnOrFlash3,
+            DType::Bf16,
+            backward,
+        )
+    };
+    // Bytes of an element that a kernel must read and write.
+    let moved = |kind, bytes: u64| {
+        let elements: u64 = measured.sizes.iter().product();
+        prices.memory_bound(kind, Bytes(elements * bytes))
+    };
+    let price = match name {
+        "matmul forward bf16" => product(DType::Bf16, GemmLayout::Forward),
+        "matmul backward bf16" => product(DType::Bf16, GemmLayout::DataGrad),
+        "matmul weight gradient bf16" => product(DType::Bf16, GemmLayout::WeightGrad),
+        "matmul forward tf32" => product(DType::F32, GemmLayout::Forward),
+        "matmul backward tf32" => product(DType::F32, GemmLayout::DataGrad),
+        "attention scores forward bf16" => attention(false),
+        "attention context of input 0 backward bf16" => attention(true),
+        "rms norm forward bf16" | "layer norm forward bf16" => moved(MemoryKind::NormForward, 4),
+        "rms norm backward bf16" | "layer norm backward bf16" => moved(MemoryKind::NormBackward, 6),
+        "add forward bf16" => moved(MemoryKind::Pointwise, 6),
+        "silu tanh gated forward bf16" => moved(MemoryKind::Pointwise, 6),
+        "silu tanh gated backward bf16" => moved(MemoryKind::Pointwise, 10),
+        "cross-entropy forward f32" => moved(MemoryKind::Pointwise, 6),
+        "adamw" => moved(MemoryKind::Optimizer, 30),
+        "copy" => moved(MemoryKind::Pointwise, 8),
+        _ => return None,
+    };
+    Some(price.time)
+}
+
+/// The lowest and the highest median error of the prices of a kind of kernel, in percent. Our own norms are slower than the
+/// fused ones that the tables describe, and tables of products are stretched to the clocks of weeks of training.
+const MEDIANS: [(&str, [f64; 2]); 15] = [
+    ("adamw", [-5.0, 5.0]),
+    ("add forward bf16", [-5.0, 5.0]),
+    ("attention context of input 0 backward bf16", [-10.0, 10.0]),
+    ("attention scores forward bf16", [-15.0, 10.0]),
+    ("copy", [-5.0, 5.0]),
+    ("cross-entropy forward f32", [-10.0, 10.0]),
+    ("layer norm backward bf16", [-60.0, 0.0]),
+    ("layer norm forward bf16", [-60.0, 0.0]),
+    ("matmul backward bf16", [-5.0, 15.0]),
+    ("matmul backward tf32", [-5.0, 15.0]),
+    ("matmul forward bf16", [-5.0, 15.0]),
+    ("matmul forward tf32", [-5.0, 20.0]),
+    ("matmul weight gradient bf16", [-5.0, 15.0]),
+    ("silu tanh gated backward bf16", [-5.0, 5.0]),
+    ("silu tanh gated forward bf16", [-5.0, 5.0]),
+];
+
+#[test]
+fn tables_agree_with_a_measured_gpu() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/gpu/profiles/h200.yaml");
+    let text = std::fs::read_to_string(path).expect("is part of the repository");
+    let profile = Profile::from_yaml(&text, "h200.yaml").expect("is a profile");
+    let cluster = catalog::load::cluster("dgx-h200").expect("a preset");
+    let prices = TablePrices::new(&cluster, &Fitted::default()).expect("has tables");
+    let mut errors: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+    for measured in &profile.measured {
+        if measured.seconds < SHORTEST.0 {
+            continue;
+        }
+        if let Some(price) = priced(&prices, measured) {
+            let error = price.0 / measured.seconds - 1.0;
+            errors.entry(&measured.kernel).or_default().push(error);
+        }
+    }
+    println!("kernel, number, median error, 10th and 90th percentile");
+    for (kernel, errors) in &mut errors {
+        errors.sort_by(f64::total_cmp);
+        let at = |share: f64| 100.0 * errors[((errors.len() - 1) as f64 * share) as usize];
+        let [median, low, high] = [0.5, 0.1, 0.9].map(at);
+        println!(
+            "{kernel} {} {median:+.1}% {low:+.1}% {high:+.1}%",
+            errors.len()
+        );
+        let limits = MEDIANS.iter().find(|(of, _)| of == kernel);
+        if let Some((_, [lowest, highest])) = limits {
+            assert!(
+                (*lowest..=*highest).contains(&median),
+                "{kernel}: {median:+.1}%"
+            );
+        }
+    }
+    for (kernel, _) in MEDIANS {
+        assert!(errors.contains_key(kernel), "{kernel} was not measured");
+    }
+}
