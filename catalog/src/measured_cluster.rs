@@ -4,11 +4,14 @@
 use std::sync::Arc;
 
 use crate::cluster::{Algorithm, Cluster, Fabric, Link};
+use crate::cluster_file::DeviceFile;
+use crate::cluster_presets::DEVICES;
 use crate::device::{Architecture, Device};
 use crate::dtype::DType;
 use crate::error::SpecError;
 use crate::profile::Profile;
 use crate::provenance::{Origin, Sourced};
+use crate::text;
 use crate::units::{Bandwidth, Bytes, FlopRate, Seconds};
 
 impl Profile {
@@ -62,11 +65,13 @@ impl Profile {
             }
             None => ("cpu".to_owned(), 1, self.machine.cores),
         };
-        let peak = FlopRate(self.peak().0 / cores as f64);
-        let peak = [DType::F32, DType::Bf16].map(|dtype| (dtype, measured(peak, source)));
+        let peak = [DType::F32, DType::Bf16].map(|dtype| {
+            let rate = FlopRate(self.peak_of(dtype).0 / cores as f64);
+            (dtype, measured(rate, source))
+        });
         Device {
+            architecture: generation(&name),
             name,
-            architecture: Architecture::Cpu,
             memory: measured(Bytes(self.machine.memory_bytes / cores), source),
             memory_bandwidth: measured(copies, source),
             peak: peak.into_iter().collect(),
@@ -100,10 +105,51 @@ impl Profile {
     }
 }
 
+/// The generation of a GPU by the name that its driver gives it, such as `NVIDIA H100 80GB HBM3`: that of the preset whose
+/// name has most words in common with it, its number among them. What no preset names counts as a processor.
+fn generation(name: &str) -> Architecture {
+    let name = name.to_lowercase();
+    let words: Vec<&str> = name.split(|c: char| !c.is_alphanumeric()).collect();
+    let alike = DEVICES.iter().filter_map(|(path, yaml)| {
+        let preset: DeviceFile = text::yaml(yaml, path).ok()?;
+        let number = |word: &&str| word.contains(|c: char| c.is_ascii_digit());
+        let named = preset.name.split('-').find(number);
+        let has = |word: &&str| words.contains(word);
+        let common = preset.name.split('-').filter(has).count();
+        named
+            .is_some_and(|number| words.contains(&number))
+            .then_some((common, preset.architecture))
+    });
+    let best = alike.max_by_key(|&(common, _)| common);
+    best.map_or(Architecture::Cpu, |(_, architecture)| architecture)
+}
+
 fn measured<T>(value: T, source: &str) -> Sourced<T> {
     Sourced {
         value,
         origin: Origin::Measured,
         source: source.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drivers_names_tell_the_generation() {
+        for (name, wanted) in [
+            ("NVIDIA H200", Architecture::Hopper),
+            ("NVIDIA H100 80GB HBM3", Architecture::Hopper),
+            ("NVIDIA A100-SXM4-80GB", Architecture::Ampere),
+            ("Tesla V100-SXM2-16GB", Architecture::Volta),
+            ("NVIDIA B200", Architecture::Blackwell),
+            ("NVIDIA GeForce RTX 4090", Architecture::Ada),
+            ("NVIDIA RTX 6000 Ada Generation", Architecture::Ada),
+            ("NVIDIA RTX PRO 6000 Blackwell", Architecture::Blackwell),
+            ("an emulated GPU", Architecture::Cpu),
+        ] {
+            assert_eq!(generation(name), wanted, "{name}");
+        }
     }
 }

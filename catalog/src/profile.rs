@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::dtype::DType;
 use crate::error::SpecError;
 use crate::text;
 use crate::units::FlopRate;
@@ -309,18 +310,37 @@ impl Profile {
         self.measured = all.into_values().collect();
     }
 
-    /// Largest rate that its matrix products reached, all cores together.
+    /// Largest rate that its matrix products reached on operands of 16 bits or more, all cores together.
     #[must_use]
     pub fn peak(&self) -> FlopRate {
-        let rates = self
-            .measured
-            .iter()
-            .filter(|m| m.kernel.starts_with("matmul ") && m.sizes.len() == 3)
-            .map(|m| {
-                let flops = 2.0 * m.sizes.iter().map(|&s| s as f64).product::<f64>();
-                flops / m.seconds * m.ranks.min(self.machine.cores) as f64
-            });
-        FlopRate(rates.fold(1.0, f64::max))
+        let rate = self.fastest_product(|element| element != "f8");
+        rate.unwrap_or(FlopRate(1.0))
+    }
+
+    /// Largest rate of its products in a type, in 32 bits also on TF32 units; that of [`Self::peak`] where none was
+    /// measured.
+    #[must_use]
+    pub fn peak_of(&self, dtype: DType) -> FlopRate {
+        let elements: &[&str] = match dtype {
+            DType::F32 => &["f32", "tf32"],
+            DType::Bf16 => &["bf16"],
+            _ => &[],
+        };
+        let rate = self.fastest_product(|element| elements.contains(&element));
+        rate.unwrap_or_else(|| self.peak())
+    }
+
+    /// Largest rate of the products in elements that `wanted` takes, which are the last word of a product's name.
+    fn fastest_product(&self, wanted: impl Fn(&str) -> bool) -> Option<FlopRate> {
+        let products = self.measured.iter().filter(|m| {
+            let element = m.kernel.rsplit(' ').next().unwrap_or_default();
+            m.kernel.starts_with("matmul ") && m.sizes.len() == 3 && wanted(element)
+        });
+        let rates = products.map(|m| {
+            let flops = 2.0 * m.sizes.iter().map(|&s| s as f64).product::<f64>();
+            flops / m.seconds * m.ranks.min(self.machine.cores) as f64
+        });
+        rates.reduce(f64::max).map(|rate| FlopRate(rate.max(1.0)))
     }
 }
 

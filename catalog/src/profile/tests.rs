@@ -208,3 +208,22 @@ fn nonsense_is_named() {
         "expected version 1",
     );
 }
+
+#[test]
+fn peaks_are_of_their_type() {
+    let mut of = profile();
+    let rate = |profile: &Profile, dtype| profile.peak_of(dtype).0;
+    // 64 × 128 × 256 products in 150 µs, on two ranks.
+    let single = 2.0 * 2f64.powi(21) / 1.5e-4 * 2.0;
+    assert!((rate(&of, DType::Bf16) / single - 1.0).abs() < 1e-9);
+    for (element, seconds) in [("bf16", 1e-4), ("f8", 1e-5)] {
+        of.measured.push(Measured {
+            kernel: format!("matmul forward {element}"),
+            seconds,
+            ..of.measured[0].clone()
+        });
+    }
+    assert!((rate(&of, DType::F32) / single - 1.0).abs() < 1e-9);
+    assert!((rate(&of, DType::Bf16) / single - 1.5).abs() < 1e-9);
+    assert!((of.peak().0 / single - 1.5).abs() < 1e-9);
+}
