@@ -7,7 +7,7 @@
 
 use catalog::{Architecture, DType, Device, FlopRate};
 
-use crate::known::{self, Known};
+use crate::known;
 
 /// Which of the three products of a linear layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -42,22 +42,41 @@ pub(crate) fn padded(sizes: [u64; 3], layout: GemmLayout) -> [u64; 3] {
     }
 }
 
-/// Whether a product in 16 bits can be read in whole pieces.
-pub(super) fn is_aligned(sizes: [u64; 3], layout: GemmLayout) -> bool {
-    padded(sizes, layout) == sizes
+/// Where rows of a product's matrices in 16 bits begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rows {
+    /// At multiples of 16 bytes.
+    Aligned,
+    /// Not all at those, but at multiples of 4 bytes.
+    Even,
+    /// Some at odd multiples of 2 bytes.
+    Odd,
 }
 
-/// Whether a measured kernel is a product whose rows are not aligned: such products say nothing of others, nor others of
-/// them.
-pub(super) fn is_unaligned_product(kernel: &str, sizes: &[u64]) -> bool {
-    let Ok(sizes) = <[u64; 3]>::try_from(sizes) else {
-        return false;
-    };
-    let layout = match kernel.contains("weight gradient") {
-        true => GemmLayout::WeightGrad,
-        false => GemmLayout::Forward,
-    };
-    kernel.starts_with("matmul") && kernel.ends_with("bf16") && !is_aligned(sizes, layout)
+impl Rows {
+    pub(super) fn of(sizes: [u64; 3], layout: GemmLayout) -> Self {
+        let odd = |size: &u64| size % 2 == 1;
+        if padded(sizes, layout) == sizes {
+            Self::Aligned
+        } else if contiguous(sizes, layout).iter().any(odd) {
+            Self::Odd
+        } else {
+            Self::Even
+        }
+    }
+
+    /// Those of a measured kernel: products of one kind say nothing of those of another. Other kernels count as aligned.
+    pub(super) fn of_measured(kernel: &str, sizes: &[u64]) -> Self {
+        let product = kernel.starts_with("matmul") && kernel.ends_with("bf16");
+        let layout = match kernel.contains("weight gradient") {
+            true => GemmLayout::WeightGrad,
+            false => GemmLayout::Forward,
+        };
+        match <[u64; 3]>::try_from(sizes) {
+            Ok(sizes) if product => Self::of(sizes, layout),
+            _ => Self::Aligned,
+        }
+    }
 }
 
 /// The most that a device reaches on a product whose rows are not aligned; `None` if its rows are, or if its type has
@@ -69,16 +88,18 @@ pub(super) fn rate(
     layout: GemmLayout,
 ) -> Option<FlopRate> {
     let narrow = matches!(dtype, DType::Bf16 | DType::F16);
-    if !narrow || device.architecture == Architecture::Cpu || is_aligned(sizes, layout) {
+    if !narrow || device.architecture == Architecture::Cpu {
         return None;
     }
-    let whole = |known: Known| FlopRate(known.of_multiprocessor().0 * device.sm_count as f64);
-    let odd = contiguous(sizes, layout).iter().any(|size| size % 2 == 1);
-    Some(whole(match (odd, layout) {
-        (true, GemmLayout::Forward) => known::ODD_FORWARD,
-        (true, GemmLayout::DataGrad | GemmLayout::WeightGrad) => known::ODD_BACKWARD,
-        (false, _) => known::UNALIGNED,
-    }))
+    let known = match (Rows::of(sizes, layout), layout) {
+        (Rows::Aligned, _) => return None,
+        (Rows::Even, _) => known::UNALIGNED,
+        (Rows::Odd, GemmLayout::Forward) => known::ODD_FORWARD,
+        (Rows::Odd, GemmLayout::DataGrad | GemmLayout::WeightGrad) => known::ODD_BACKWARD,
+    };
+    Some(FlopRate(
+        known.of_multiprocessor().0 * device.sm_count as f64,
+    ))
 }
 
 #[cfg(test)]
@@ -104,7 +125,7 @@ mod tests {
             ];
             for (sizes, layout) in products {
                 assert_eq!(rate(sizes, layout).is_none(), aligned, "{sizes:?}");
-                assert!(is_aligned(padded(sizes, layout), layout));
+                assert_eq!(Rows::of(padded(sizes, layout), layout), Rows::Aligned);
             }
         }
         let odd = rate([8192, 50_257, 768], Forward).expect("has one");

@@ -14,7 +14,7 @@ use catalog::{Architecture, DType, Device, Fitted, FlopRate, Origin, Seconds, el
 use ndarray::Array3;
 use plans::UsedConstant;
 
-use super::alignment::{self, GemmLayout};
+use super::alignment::{self, GemmLayout, Rows};
 use super::clocks::{clock_factor, sustained};
 use super::measured::{self, OfGpus};
 use super::priced::{PriceError, Priced, constant};
@@ -99,7 +99,7 @@ impl GemmPrices {
             // These stay on slower kernels whatever the grid says, and tell nothing of others.
             let products = products
                 .into_iter()
-                .filter(|&(sizes, _)| alignment::is_aligned(sizes, GemmLayout::Forward));
+                .filter(|&(sizes, _)| Rows::of(sizes, GemmLayout::Forward) == Rows::Aligned);
             Ratios::new(products, |[m, n, k]| wide.time(m, n, k).0 * slower)
         });
         Ok(Self {

@@ -11,7 +11,7 @@ use catalog::profile::{Kernel, Measured, Profile};
 use catalog::{Origin, Seconds, elementary};
 use plans::UsedConstant;
 
-use super::alignment;
+use super::alignment::Rows;
 use super::between_gpus::BetweenGpus;
 use super::priced::constant;
 use super::ratios::{between, squared};
@@ -31,6 +31,7 @@ pub struct ProfilePrices {
 #[derive(Clone, Debug)]
 struct Point {
     sizes: Vec<u64>,
+    rows: Rows,
     ranks: u64,
     seconds: f64,
 }
@@ -42,6 +43,7 @@ impl ProfilePrices {
         for m in profile.measured.iter().filter(kernel) {
             kernels.entry(m.kernel.clone()).or_default().push(Point {
                 sizes: m.sizes.clone(),
+                rows: Rows::of_measured(&m.kernel, &m.sizes),
                 ranks: m.ranks,
                 seconds: m.seconds,
             });
@@ -84,11 +86,10 @@ impl ProfilePrices {
     #[must_use]
     pub fn time(&self, kernel: &Kernel, ranks: u64) -> Option<Seconds> {
         let points = self.kernels.get(&kernel.name)?;
-        let unaligned = |sizes: &[u64]| alignment::is_unaligned_product(&kernel.name, sizes);
-        let class = unaligned(&kernel.sizes);
-        let has_class = points.iter().any(|p| unaligned(&p.sizes) == class);
+        let rows = Rows::of_measured(&kernel.name, &kernel.sizes);
+        let has_own = points.iter().any(|p| p.rows == rows);
         let alike = |p: &&Point| {
-            let same = unaligned(&p.sizes) == class || !has_class;
+            let same = p.rows == rows || !has_own;
             p.sizes.len() == kernel.sizes.len() && same
         };
         // Without measurements for this number of ranks, those for the nearest number are used.
