@@ -70,7 +70,11 @@ impl Profile {
             (dtype, measured(rate, source))
         });
         Device {
-            architecture: generation(&name),
+            architecture: self
+                .machine
+                .gpu
+                .as_ref()
+                .map_or(Architecture::Cpu, |_| generation(&name)),
             name,
             memory: measured(Bytes(self.machine.memory_bytes / cores), source),
             memory_bandwidth: measured(copies, source),
@@ -105,8 +109,9 @@ impl Profile {
     }
 }
 
-/// The generation of a GPU by the name that its driver gives it, such as `NVIDIA H100 80GB HBM3`: that of the preset whose
-/// name has most words in common with it, its number among them. What no preset names counts as a processor.
+/// The generation of a GPU, found from the name that its driver reports, such as `NVIDIA H100 80GB HBM3`. It is that of the
+/// device preset that shares its model number (`h100`) and the most words with this name. A name that matches no preset counts
+/// as a processor.
 fn generation(name: &str) -> Architecture {
     let name = name.to_lowercase();
     let words: Vec<&str> = name.split(|c: char| !c.is_alphanumeric()).collect();

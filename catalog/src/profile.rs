@@ -310,15 +310,16 @@ impl Profile {
         self.measured = all.into_values().collect();
     }
 
-    /// Largest rate that its matrix products reached on operands of 16 bits or more, all cores together.
+    /// The highest rate of any measured matrix product whose operands have 16 or more bits. On a processor it is the rate of
+    /// all cores together.
     #[must_use]
     pub fn peak(&self) -> FlopRate {
         let rate = self.fastest_product(|element| element != "f8");
         rate.unwrap_or(FlopRate(1.0))
     }
 
-    /// Largest rate of its products in a type, in 32 bits also on TF32 units; that of [`Self::peak`] where none was
-    /// measured.
+    /// The highest rate of any measured matrix product of this type. TF32 products count as 32-bit ones. If none of the type was
+    /// measured, it is [`Self::peak`].
     #[must_use]
     pub fn peak_of(&self, dtype: DType) -> FlopRate {
         let elements: &[&str] = match dtype {
@@ -330,7 +331,8 @@ impl Profile {
         rate.unwrap_or_else(|| self.peak())
     }
 
-    /// Largest rate of the products in elements that `wanted` takes, which are the last word of a product's name.
+    /// The highest rate of the measured matrix products whose element type satisfies `wanted`. The type is the last word of
+    /// the kernel's name, as in `matmul forward bf16`.
     fn fastest_product(&self, wanted: impl Fn(&str) -> bool) -> Option<FlopRate> {
         let products = self.measured.iter().filter(|m| {
             let element = m.kernel.rsplit(' ').next().unwrap_or_default();

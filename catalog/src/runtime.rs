@@ -332,12 +332,11 @@ pub enum Rewrite {
     /// keeps no rows for the probabilities' gradients (Megatron-Core `moe/experts.py` at 5be9626,
     /// `weighted_bias_swiglu_impl`).
     WeightActivations,
-    /// The vocabulary is padded so that rows of logits and of the head's weight begin at multiples of 16 bytes (Megatron-LM
-    /// `training/tokenizer/tokenizer.py` at 5be9626, `_vocab_size_with_padding`: a multiple of 128 on every
-    /// tensor-parallel rank).
+    /// The vocabulary is padded to a multiple of 128 on every tensor-parallel rank, so that matrix units can read the rows of
+    /// the logits (Megatron-LM `core/tokenizers/utils/build_tokenizer.py` at 5be9626, `vocab_size_with_padding`).
     PadVocabulary,
-    /// Experts' products run on a kernel that uses no matrix instructions newer than Ampere's (our own executor,
-    /// `grouped.cu`).
+    /// One kernel computes all experts' matrix products with instructions that Ampere already has, not with Hopper's faster
+    /// ones (our own executor, `grouped.cu`).
     PortableExperts,
     /// The optimizer is one kernel over all tensors.
     FusedOptimizer,

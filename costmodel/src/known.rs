@@ -28,13 +28,13 @@ enum Unit {
     Microseconds,
     /// Seconds per square root of a megabyte, shown in microseconds.
     MicrosecondsPerRoot,
-    /// Floating-point operations per second of one multiprocessor, shown in units of 10¹².
+    /// Floating-point operations per second of one multiprocessor (SM), shown in TFLOP/s.
     TeraflopsOfSm,
     /// A factor without unit.
     Times,
 }
 
-/// Generations of GPUs, which all have matrix units.
+/// Every generation of GPUs, without processors: all have matrix units.
 const WITH_MATRIX_UNITS: &[Architecture] = &[
     Architecture::Volta,
     Architecture::Ampere,
@@ -53,7 +53,7 @@ enum Only {
     Parts(&'static [Architecture]),
     /// Predictions for clusters with this network.
     Network(Fabric),
-    /// Predictions for runtimes whose experts' products are our own kernel's.
+    /// Predictions of mixtures of experts for our own executor on GPUs, which has a kernel of its own for experts.
     PortableExperts,
     /// Predictions of strategies that keep something in host memory.
     Host,
@@ -79,7 +79,7 @@ impl Only {
 }
 
 impl Known {
-    /// The value of a number that is the rate of one multiprocessor.
+    /// The value of a number that is the compute rate of one multiprocessor (SM).
     pub(crate) const fn of_multiprocessor(&self) -> FlopRate {
         FlopRate(self.value)
     }
@@ -273,20 +273,20 @@ pub(crate) fn rows(architecture: Architecture, fabric: Fabric) -> Vec<UsedConsta
     ALL.iter().filter(here).map(Known::row).collect()
 }
 
-/// What a strategy or its runtime uses that only some predictions have.
+/// Features of a prediction that bring in numbers which other predictions do not use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Uses {
-    /// Something is kept in host memory.
+    /// Optimizer states, parameters or activations are kept in host memory.
     pub(crate) host: bool,
     /// The optimizer has moments in 8 bits.
     pub(crate) eight_bits: bool,
     /// Whole steps are captured in CUDA graphs.
     pub(crate) graphed_step: bool,
-    /// Experts' products run on our own kernel.
+    /// The model has experts, and our own executor's GPU kernel computes their matrix products.
     pub(crate) portable_experts: bool,
 }
 
-/// Provenance rows of the numbers that only some strategies and runtimes need.
+/// Provenance rows of the numbers that these features bring in.
 pub(crate) fn rows_of_strategy(uses: Uses) -> Vec<UsedConstant> {
     let needed = |known: &&Known| match known.only {
         Only::Host => uses.host,

@@ -139,7 +139,8 @@ fn pointwise(
     index: usize,
     readers: &[u32],
 ) -> Option<Kernel> {
-    // A bias's gradient is a sum over rows, which PyTorch and our executor run as a kernel of its own.
+    // Only the addition of a bias is part of the product's kernel. Its gradient, a sum over rows, is a separate kernel in
+    // PyTorch and in our executor.
     let is_epilogue = run[0].cost() == CostClass::Bias && run[0].pass == Pass::Forward;
     if run.len() == 1 && is_epilogue && lowering.has(Rewrite::FuseBiasEpilogue) {
         return None;
@@ -207,7 +208,8 @@ fn crossing(run: &[AnyOp<'_>], readers: &[u32]) -> (Vec<TensorId>, Vec<TensorId>
     (reads, writes)
 }
 
-/// The loss, or its gradient. Eager cross-entropy upcasts, finds the maximum, exponentiates, sums and normalises.
+/// The kernel of the cross-entropy loss or of its gradient; `None` if the forward kernel has already computed the gradient.
+/// Eager PyTorch takes two passes over the logits: it casts them to 32 bits, then normalises their exponentials.
 fn loss(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>, index: usize) -> Option<Kernel> {
     let fused = lowering.has(Rewrite::FuseCrossEntropy);
     if fused && lowering.has(Rewrite::InPlaceCrossEntropy) {
@@ -232,7 +234,8 @@ fn loss(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>, index: usize) ->
     })
 }
 
-/// A loss that reads the logits twice as the head wrote them, and writes their gradient in their place.
+/// The kernel of a loss that also computes the gradient of the logits, so that backward needs no kernel. It reads the logits
+/// twice, in the type in which the head wrote them, and overwrites them with the gradient.
 fn loss_in_place(trace: &Trace, op: &AnyOp<'_>, index: usize) -> Kernel {
     let logits = op.inputs[0];
     let mut copies = trace.forward.iter();
@@ -455,11 +458,11 @@ fn product(lowering: &Lowering<'_>, trace: &Trace, pass: Pass, product: Product)
     let low_precision = lowering.is_eight_bit(trace, product);
     match product {
         Product::Matmul(Gemm { m, n, k }, _) => {
-            let sizes = match lowering.has(Rewrite::PadVocabulary) && has_loss(trace) {
-                true => alignment::padded([m, n, k], layout),
-                false => [m, n, k],
-            };
-            let [m, n, k] = sizes;
+            let sizes = [m, n, k];
+            let padded = alignment::padded(sizes, layout);
+            // Nearly all products are aligned as they are, and need no look for the loss.
+            let pads = padded != sizes && lowering.has(Rewrite::PadVocabulary) && has_loss(trace);
+            let [m, n, k] = if pads { padded } else { sizes };
             KernelKind::Gemm {
                 m,
                 n,
@@ -479,7 +482,7 @@ fn product(lowering: &Lowering<'_>, trace: &Trace, pass: Pass, product: Product)
     }
 }
 
-/// Whether a block ends in the loss, so that its products are those of the head.
+/// Whether a block computes the loss: then it is the model's head, and its matrix products are the head's.
 fn has_loss(trace: &Trace) -> bool {
     let mut last = trace.forward.iter().rev();
     last.any(|op| matches!(op.operator, Operator::Token(Token::CrossEntropy(_))))

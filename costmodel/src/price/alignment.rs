@@ -1,9 +1,10 @@
-//! The rate of products whose rows begin at no multiple of 16 bytes, as with GPT-2's vocabulary of 50257.
+//! How fast a GPU computes matrix products whose rows are not aligned to 16 bytes.
 //!
-//! Matrix units are fed in pieces of 16 bytes (NVIDIA, "Matrix multiplication background user's guide", alignment).
-//! Libraries run other products with kernels that load smaller pieces; these are bound by the instructions that a
-//! multiprocessor (SM) issues, so their rate is taken to grow with the number of SMs. Before CUDA 11 matrix units took no
-//! such products at all (cuBLAS, "Tensor core usage"), which is not priced.
+//! A matrix unit loads 16 bytes at a time (NVIDIA, "Matrix multiplication background user's guide", alignment). That works if
+//! every row of a matrix starts at an address that is a multiple of 16. Rows of 50257 numbers in 16 bits, as the logits of
+//! GPT-2, do not. Libraries then use kernels with smaller loads. The instructions that a multiprocessor (SM) can issue limit
+//! these kernels, so their rate is assumed to grow with the number of SMs. Before CUDA 11 such products could not run on
+//! matrix units at all (cuBLAS, "Tensor core usage"); that is not priced.
 
 use catalog::{Architecture, DType, Device, FlopRate};
 
@@ -23,7 +24,8 @@ pub enum GemmLayout {
 /// Bytes that matrix units read at a time.
 const PIECE: u64 = 16;
 
-/// The sizes along which the three matrices of a product lie in memory: those that decide where their rows begin.
+/// The row lengths of a product's three matrices. They decide the alignment, because each row starts where the one before
+/// it ends. Two of the matrices have rows of the same length.
 fn contiguous([m, n, k]: [u64; 3], layout: GemmLayout) -> [u64; 2] {
     match layout {
         GemmLayout::Forward | GemmLayout::DataGrad => [n, k],
@@ -31,7 +33,7 @@ fn contiguous([m, n, k]: [u64; 3], layout: GemmLayout) -> [u64; 2] {
     }
 }
 
-/// The sizes of a product in 16 bits after its rows are padded to whole pieces.
+/// The sizes of a 16-bit product after each row length is rounded up to a multiple of 16 bytes.
 pub(crate) fn padded(sizes: [u64; 3], layout: GemmLayout) -> [u64; 3] {
     let multiple = PIECE / DType::Bf16.size();
     let up = |size: u64| size.next_multiple_of(multiple);
@@ -42,18 +44,19 @@ pub(crate) fn padded(sizes: [u64; 3], layout: GemmLayout) -> [u64; 3] {
     }
 }
 
-/// Where rows of a product's matrices in 16 bits begin.
+/// How the rows of a 16-bit product's matrices are aligned in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rows {
-    /// At multiples of 16 bytes.
+    /// Every row starts at a multiple of 16 bytes.
     Aligned,
-    /// Not all at those, but at multiples of 4 bytes.
+    /// Every row starts at a multiple of 4 bytes, but not every one at a multiple of 16.
     Even,
-    /// Some at odd multiples of 2 bytes.
+    /// Some matrix has rows of an odd length, so some of its rows start at odd multiples of 2 bytes.
     Odd,
 }
 
 impl Rows {
+    /// The alignment of a product's rows.
     pub(super) fn of(sizes: [u64; 3], layout: GemmLayout) -> Self {
         let odd = |size: &u64| size % 2 == 1;
         if padded(sizes, layout) == sizes {
@@ -65,7 +68,7 @@ impl Rows {
         }
     }
 
-    /// Those of a measured kernel: products of one kind say nothing of those of another. Other kernels count as aligned.
+    /// The alignment of the rows of a kernel in a profile. Kernels other than 16-bit products count as aligned.
     pub(super) fn of_measured(kernel: &str, sizes: &[u64]) -> Self {
         let product = kernel.starts_with("matmul") && kernel.ends_with("bf16");
         let layout = match kernel.contains("weight gradient") {
@@ -79,8 +82,8 @@ impl Rows {
     }
 }
 
-/// The most that a device reaches on a product whose rows are not aligned; `None` if its rows are, or if its type has
-/// no such kernels.
+/// The highest rate of a device on a product with unaligned rows. `None` if the rows are aligned, if the operands are not in
+/// 16 bits, or on a processor.
 pub(super) fn rate(
     device: &Device,
     sizes: [u64; 3],

@@ -96,7 +96,7 @@ impl GemmPrices {
             .map_or(1.0, |own| (peak / own).max(1.0));
         let ratios = [("bf16", 1.0), ("tf32", single)].map(|(element, slower)| {
             let products = profile.map_or_else(Vec::new, |profile| profile.products(element));
-            // These stay on slower kernels whatever the grid says, and tell nothing of others.
+            // Unaligned products run on other kernels than the grid's, so they cannot correct it.
             let products = products
                 .into_iter()
                 .filter(|&(sizes, _)| Rows::of(sizes, GemmLayout::Forward) == Rows::Aligned);
@@ -227,7 +227,8 @@ impl GemmPrices {
         }
     }
 
-    /// The least time of products of all experts on a kernel without newer matrix instructions than Ampere's.
+    /// The time that all experts' products take at least on our own executor's kernel, which uses only matrix instructions that
+    /// Ampere already has.
     pub(super) fn portable_grouped(&self, [m, n, k]: [u64; 3]) -> Seconds {
         let flops = 2.0 * m as f64 * n as f64 * k as f64;
         let rate = known::PORTABLE_GROUPED.of_multiprocessor();

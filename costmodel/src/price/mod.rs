@@ -88,8 +88,8 @@ impl TablePrices {
         price.at_least(self.roofline.products(1, [m, n, k], dtype))
     }
 
-    /// Least time of products of all experts, as [`Self::grouped_gemm`] counts them, where the runtime's kernel for them uses
-    /// no newer matrix instructions than Ampere's.
+    /// The time that all experts' products take at least on our own executor's kernel, which uses only matrix instructions that
+    /// Ampere already has. `sizes` are `[m, n, k]` of [`Self::grouped_gemm`].
     #[must_use]
     pub fn portable_grouped(&self, sizes: [u64; 3]) -> Seconds {
         self.gemm.portable_grouped(sizes)

@@ -2,8 +2,8 @@
 //!
 //! A kernel that was measured at its very sizes costs what was measured. Between measurements the
 //! rate per unit of work (the product of sizes) is interpolated over the nearest ones in the
-//! logarithm of every size, weighted by inverse squared distance (Shepard 1968). Products whose rows begin at no multiple of
-//! 16 bytes are far slower, and are interpolated among themselves.
+//! logarithm of every size, weighted by inverse squared distance (Shepard 1968). Products are
+//! interpolated only between products whose rows are aligned alike, because unaligned ones are far slower (`alignment`).
 
 use std::collections::BTreeMap;
 

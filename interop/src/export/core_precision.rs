@@ -8,7 +8,7 @@ use super::flag::Flag;
 use super::job::Job;
 use super::refusal::Limits;
 
-/// The Megatron-LM option that says how FP8 tensors are scaled.
+/// Megatron-LM's command-line option for the way to scale FP8 tensors.
 pub(crate) const RECIPE: &str = "--fp8-recipe";
 
 /// The ways to scale FP8 tensors that Megatron-Core offers (`core/enums.py`). The first is its default.
@@ -62,8 +62,8 @@ pub(crate) fn holds_eight_bits(job: &Job<'_>) -> bool {
         && can_hold_eight_bits(job)
 }
 
-/// Whether Megatron-LM allows weights stored in 8 bits. That needs the distributed optimizer. If its states lie in host memory,
-/// it also needs delayed scaling (`training/arguments.py`).
+/// Whether Megatron-LM accepts a job that stores its weights in 8 bits. It requires the distributed optimizer, and delayed
+/// scaling if the optimizer's states are in host memory (`megatron/training/arguments.py`).
 pub(crate) fn can_hold_eight_bits(job: &Job<'_>) -> bool {
     let on_device = job.decisions.offload.is_none();
     job.decisions.zero != Zero::Z0 && (on_device || job.fp8_recipe() == Fp8Recipe::Delayed)

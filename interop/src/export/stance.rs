@@ -45,7 +45,7 @@ pub(crate) fn sends_whole(job: &Job<'_>) -> bool {
     d.pp > 1 && d.tp > 1 && !d.sequence_parallel
 }
 
-/// Whether rows of a rank's logits begin at no multiple of 16 bytes unless the vocabulary is padded.
+/// Whether a rank's part of the vocabulary needs padding: the rows of its logits are no multiple of 16 bytes long.
 pub(crate) fn unpadded(job: &Job<'_>) -> bool {
     !job.model.vocab.is_multiple_of(8 * job.decisions.tp)
 }

@@ -88,7 +88,7 @@ fn weights_are_held_as_the_prediction_counts_them() {
     }
 }
 
-/// `export --check` reports a Megatron-LM job that stores weights in 8 bits without the options that this needs.
+/// `export --check` reports a Megatron-LM configuration that has `--fp8-param-gather` but lacks an option which that requires.
 #[test]
 fn weights_in_eight_bits_have_their_conditions() {
     let sharded = "--fp8-param-gather --use-distributed-optimizer";

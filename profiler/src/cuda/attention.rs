@@ -18,8 +18,8 @@ const ROUNDED: f64 = 16.0 / 512.0;
 /// Tolerance of log-sum-exps, which are in 32 bits with the device's own exponential.
 const SUM_ERROR: f64 = 1e-4;
 
-/// Tolerance beside these: 32-bit arithmetic on numbers of magnitude one, some of which cancel. A query that sees one key
-/// has a gradient of 0.
+/// Absolute tolerance, for results near 0 whose terms of magnitude one cancel. The gradient of a query that sees only one key,
+/// for example, is exactly 0, and a GPU computes it to about 3e-9.
 const CANCELLED: f64 = 1e-6;
 
 /// A causal attention in bf16 to measure.

@@ -26,7 +26,7 @@ use crate::ProfilerError;
 use crate::blocks::{BlockRequest, alone, local_shape, tokens};
 use crate::lanes::{Effort, Laps};
 
-/// Laps without work, of which the median is taken off every other.
+/// How often the time between two events without work between them is measured.
 const EMPTY_LAPS: usize = 101;
 
 /// The operators of a block.
@@ -136,7 +136,7 @@ struct Timer<'d> {
     mesh: BlockMesh,
     epilogues: Epilogues,
     kernels: RefCell<Vec<Kernel>>,
-    /// Seconds between two events with nothing between them, which every lap contains.
+    /// Seconds between two events without work between them. Every measured lap contains them, so they are subtracted.
     empty: f64,
     /// The first error of recording an event.
     failed: RefCell<Option<CudaError>>,

@@ -10,8 +10,8 @@ use super::timing::{sets, timed};
 use crate::ProfilerError;
 use crate::lanes::Effort;
 
-/// Tolerance of a sum in 32 bits: so many roundings of the sum of its terms' magnitudes. Matrix units cut off what they
-/// add rather than round it: a sum of 32768 terms on an H200 was 9 of them off.
+/// Tolerance of a sum in 32 bits, in units of the 32-bit epsilon times the sum of its terms' magnitudes. Matrix units truncate
+/// where other units round: on an H200 a sum of 32768 terms was 9 units off.
 const ADDED: f64 = 32.0;
 
 /// How a GEMM rounds its operands.

@@ -104,7 +104,7 @@ fn fp8(recipe: Fp8Recipe) -> Option<&'static str> {
     found.map(|(_, name)| *name)
 }
 
-/// Bridge's recipes of mixed precision by their recipe of 8-bit products.
+/// Megatron Bridge's mixed-precision recipe for each way to scale 8-bit products.
 pub(crate) const MIXED_FP8: [(Fp8Recipe, &str); 4] = [
     (Fp8Recipe::Delayed, "bf16_with_fp8_delayed_scaling_mixed"),
     (Fp8Recipe::Tensorwise, "bf16_with_fp8_current_scaling_mixed"),
@@ -115,8 +115,9 @@ pub(crate) const MIXED_FP8: [(Fp8Recipe, &str); 4] = [
     (Fp8Recipe::Mxfp8, "bf16_with_mxfp8_mixed"),
 ];
 
-/// Fields of an 8-bit mixed-precision recipe that must agree with the prediction, each with its value. The first two hold and
-/// gather parameters in 8 bits. The third would keep the first and last layers in 16 bits, which no prediction assumes.
+/// Settings of Megatron Bridge's 8-bit recipes, each with the value that makes the run match the prediction. The first stores
+/// weights in 8 bits. The second, which MXFP8 needs for that, gathers them in the memory of the gradients. The third keeps the
+/// first and last layers in 16 bits; it is always off, because no prediction assumes it.
 fn beside_fp8(job: &Job<'_>) -> [(&'static str, bool); 3] {
     let narrow = core_precision::holds_eight_bits(job);
     let microscaled = job.fp8_recipe() == Fp8Recipe::Mxfp8;

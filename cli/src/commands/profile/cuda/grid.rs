@@ -17,7 +17,8 @@ const HEADS: [[u64; 3]; 3] = [[12, 12, 64], [32, 8, 64], [32, 8, 128]];
 /// Vocabulary sizes: Llama 2's, GPT-2's, Llama 3's.
 const VOCABULARIES: [u64; 3] = [32_000, 50_304, 128_256];
 
-/// A head with GPT-2's vocabulary: its rows of logits begin at no multiple of 16 bytes, which matrix units read in.
+/// `[features in, features out]` of heads whose rows of logits are not aligned to 16 bytes, as matrix units read them: GPT-2's,
+/// and two of other alignments.
 const UNALIGNED_HEADS: [[u64; 2]; 3] = [[768, 50_257], [768, 50_258], [768, 50_260]];
 
 /// A model, and micro-batches `[sequences, tokens]` to measure it at.
