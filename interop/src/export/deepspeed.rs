@@ -1,7 +1,7 @@
 //! Export to DeepSpeed: the JSON that `deepspeed.initialize` reads.
 
 use catalog::runtime::BUCKET_ELEMENTS;
-use catalog::{CpKind, DType, Offload, Overlap, Precision, Zero};
+use catalog::{CpKind, DType, Dispatcher, Offload, Overlap, Precision, Zero};
 
 use super::job::{Draft, Heading, Job};
 use super::launch::{Program, Starter};
@@ -222,6 +222,7 @@ fn refuse(job: &Job<'_>, limits: &mut Limits) {
         "expert tensor parallelism comes with expert parallelism",
         Some(("etp", "1".to_owned())),
     );
+    limits.refuse_dispatcher(d, job.runtime, &[Dispatcher::AllToAll]);
     let partial = matches!(d.recompute, Recompute::Layers(1..) | Recompute::Falling(_));
     let chosen = matches!(
         d.recompute,
