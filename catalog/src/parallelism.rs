@@ -243,6 +243,15 @@ impl ScheduleKind {
         Self::DualPipeV,
     ];
 
+    /// Whether backward passes run in two halves: gradients of inputs, and later those of weights.
+    #[must_use]
+    pub fn splits_backward(self) -> bool {
+        match self {
+            Self::GPipe | Self::OneFOneB | Self::Interleaved => false,
+            Self::ZbH1 | Self::ZbV | Self::DualPipeV => true,
+        }
+    }
+
     /// 1F1B with that many virtual stages per rank: interleaved if they are several.
     #[must_use]
     pub fn one_f_one_b(vpp: u64) -> Self {

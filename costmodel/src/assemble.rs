@@ -3,20 +3,21 @@
 
 use std::sync::Arc;
 
-use catalog::runtime::{Ahead, Rewrite};
-use catalog::{AxisOrder, Bytes, CudaGraphs, DType, LayerClass, Seconds};
+use catalog::runtime::Rewrite;
+use catalog::{AxisOrder, Bytes, CudaGraphs, LayerClass, Seconds};
 use models::BlockClass;
-use plans::{Decisions, Recompute, Zero};
+use plans::{Decisions, Recompute};
 
 use crate::block_cost::{BlockCost, BlockKey};
 use crate::blocks::BlockCosts;
-use crate::book::Update;
 use crate::execution::Execution;
-use crate::offload::{self, HostStep, Offloaded};
+use crate::of_rank::{HeldByRank, Largest, OfRank};
+use crate::offload::{self, HostStep};
 use crate::stage::{Run, StageWork};
-use crate::states::{self, Sharding, StateBytes, Weights};
+use crate::stage_traffic::Traffic;
+use crate::states::{StateBytes, Weights};
 use crate::traffic::DataParallel;
-use crate::{CostError, Scenario, graphed};
+use crate::{CostError, graphed};
 
 /// Everything the engine and the reports need to know about a strategy.
 #[derive(Clone, Debug)]
@@ -63,34 +64,6 @@ pub struct StageClass {
     largest: Largest,
 }
 
-/// Sizes of the largest block, in elements of its weights. ZeRO gathers and reduces one block at a time, so these decide
-/// how much memory that takes.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Largest {
-    /// All weights of the block: they are gathered.
-    gathered: u64,
-    /// The trained weights of the block: their gradients are reduced.
-    reduced: u64,
-}
-
-impl Largest {
-    /// The largest sizes after one more block is counted.
-    pub(crate) fn or(self, block: Weights) -> Self {
-        Self {
-            gathered: self.gathered.max(block.all().total()),
-            reduced: self.reduced.max(block.trained.total()),
-        }
-    }
-
-    /// The larger of both, in each count.
-    fn or_largest(self, other: Self) -> Self {
-        Self {
-            gathered: self.gathered.max(other.gathered),
-            reduced: self.reduced.max(other.reduced),
-        }
-    }
-}
-
 /// The block costs that a strategy's stages are built from, looked up once.
 #[derive(Clone, Debug)]
 pub(crate) struct Blocks {
@@ -121,8 +94,8 @@ pub fn assemble(
         states: Vec::with_capacity(ranks),
         in_flight: Vec::with_capacity(ranks),
         optimizer: Vec::with_capacity(ranks),
-        host: vec![HostStep::default(); ranks],
-        on_host: vec![Bytes(0); ranks],
+        host: Vec::with_capacity(ranks),
+        on_host: Vec::with_capacity(ranks),
         resident: Vec::with_capacity(ranks),
         optimizer_transient: Vec::with_capacity(ranks),
         on_link: Seconds(0.0),
@@ -169,6 +142,7 @@ impl Assembled {
         parallel: &DataParallel,
         blocks: &Blocks,
     ) -> Result<(), CostError> {
+        let mut traffic = Traffic::new(costs.scenario(), strategy, parallel);
         let last = strategy.stages.0.len() - 1;
         let mut spans: Vec<Span<'_>> = Vec::with_capacity(4);
         let mut first_layer = 0;
@@ -185,8 +159,8 @@ impl Assembled {
                 Some(class) => class,
                 None => {
                     let runs = blocks.runs(costs, strategy, span);
-                    self.classes
-                        .push(StageClass::new(costs, strategy, parallel, runs)?);
+                    let class = StageClass::new(costs, &mut traffic, runs)?;
+                    self.classes.push(class);
                     spans.push(span);
                     spans.len() - 1
                 }
@@ -202,83 +176,43 @@ impl Assembled {
         strategy: &Decisions,
         parallel: &DataParallel,
     ) -> Result<(), CostError> {
-        let scenario = costs.scenario();
-        let overheads = &scenario.runtime.overheads;
-        let runtime = &scenario.runtime;
-        let copies = runtime.rewrites.contains(&Rewrite::CopyGradientsForStep)
-            || states::copies_for_step(runtime, strategy, scenario.workload.precision);
-        let offloaded = Offloaded::of(runtime, strategy);
-        let ranks = strategy.pp as usize;
-        let none = (
-            Weights::default(),
-            StateBytes::default(),
-            Largest::default(),
-        );
-        let mut held = vec![none; ranks];
+        let mut held = vec![HeldByRank::default(); strategy.pp as usize];
         for (&class, &rank) in self.class_of_stage.iter().zip(self.rank_of_stage.iter()) {
             let class = &self.classes[class as usize];
-            let (weights, states, largest) = &mut held[rank as usize];
-            *weights += class.weights;
-            *states += class.states;
-            *largest = largest.or_largest(class.largest);
+            let of_rank = &mut held[rank as usize];
+            of_rank.weights += class.weights;
+            of_rank.states += class.states;
+            of_rank.largest = of_rank.largest.or_largest(class.largest);
         }
-        for rank in 0..held.len() {
-            let (weights, states, largest) = held[rank];
-            let in_flight = in_flight(strategy, costs, largest, weights);
-            let time = match rank.checked_sub(1) {
-                Some(before) if held[before].0 == weights && held[before].1 == states => {
-                    self.optimizer[before]
-                }
-                _ => {
-                    let update = Update {
-                        parallel,
-                        elements: weights.trained,
-                        gradients: states.gradients,
-                    };
-                    costs.book().optimizer(scenario, strategy, &update)?
-                }
+        let activations = self.activations_on_host(strategy);
+        // Most ranks hold as much as the one before.
+        let mut known: Option<(HeldByRank, OfRank)> = None;
+        for held in held {
+            let of = match known {
+                Some((same, of)) if same == held => of,
+                _ => OfRank::new(costs, strategy, parallel, held)?,
             };
-            let copy = if copies {
-                parallel.sharding.updated(weights.trained) * DType::F32.size()
-            } else {
-                0
-            };
-            self.host_of(rank, scenario, strategy, &parallel.sharding, weights)?;
-            let copy = offloaded.map_or(Bytes(copy), |host| host.left(Bytes(copy)));
-            self.optimizer_transient.push(copy);
-            self.states.push(states);
-            self.in_flight.push(in_flight);
-            self.optimizer.push(time);
-            let outside = overheads.context.value + overheads.workspace.value;
-            self.resident.push(states.total() + in_flight + outside);
+            known = Some((held, of));
+            self.states.push(held.states);
+            self.in_flight.push(of.in_flight);
+            self.optimizer.push(of.optimizer);
+            self.optimizer_transient.push(of.optimizer_transient);
+            self.resident.push(of.resident);
+            self.host.push(of.host);
+            self.on_host.push(of.states_on_host + activations);
         }
         Ok(())
     }
-}
 
-impl Assembled {
-    /// Sets what lies on the host of a rank that holds `weights`, and what that host does in the step.
-    fn host_of(
-        &mut self,
-        rank: usize,
-        scenario: &Scenario,
-        strategy: &Decisions,
-        sharding: &Sharding,
-        weights: Weights,
-    ) -> Result<(), CostError> {
-        self.host[rank] = offload::step(scenario, strategy, strategy.offload, sharding, weights)?;
-        if let Some(host) = Offloaded::of(&scenario.runtime, strategy) {
-            let types = strategy.state_types(&scenario.runtime);
-            let precision = scenario.workload.precision;
-            self.on_host[rank] = host.on_host(weights, sharding, &types, precision);
-        }
-        // Activations are of the one stage of a job without a pipeline.
+    /// Saved activations that lie on the host of a rank: of the one stage of a job without a pipeline.
+    fn activations_on_host(&self, strategy: &Decisions) -> Bytes {
+        let mut bytes = Bytes(0);
         for class in self.classes.iter().filter(|_| strategy.offload_layers > 0) {
             let on_host = class.runs.iter().filter(|run| run.on_host);
             let saved = on_host.map(|run| run.cost.memory.saved_bytes * run.count);
-            self.on_host[rank] += saved.sum::<Bytes>();
+            bytes += saved.sum::<Bytes>();
         }
-        Ok(())
+        bytes
     }
 }
 
@@ -453,11 +387,15 @@ fn push(runs: &mut Vec<Run>, cost: &Arc<BlockCost>, count: u64, on_host: bool) {
 impl StageClass {
     fn new(
         costs: &BlockCosts,
-        strategy: &Decisions,
-        parallel: &DataParallel,
+        traffic: &mut Traffic<'_>,
         runs: Vec<Run>,
     ) -> Result<Self, CostError> {
-        let scenario = costs.scenario();
+        let Traffic {
+            scenario,
+            strategy,
+            parallel,
+            ..
+        } = *traffic;
         let mut work = StageWork::default();
         for run in &runs {
             let count = run.count as f64;
@@ -481,9 +419,7 @@ impl StageClass {
             work.transient_backward += held.unwrap_or_default();
         }
         graphed::hold(scenario, strategy, &runs, &mut work);
-        costs
-            .book()
-            .data_parallel(scenario, strategy, parallel, &runs, &mut work)?;
+        costs.book().data_parallel(traffic, &runs, &mut work)?;
         let weights = weights(costs, strategy, &runs);
         let mut states = offload::states_on_device(scenario, strategy, &parallel.sharding, weights);
         let tables = runs
@@ -561,40 +497,4 @@ fn transients(stage: &mut StageWork, runs: &[Run]) {
         released += kept(run);
     }
     stage.transient_backward = peak;
-}
-
-/// ZeRO-3 holds the gathered blocks (current and prefetched) and one block's gradients before they
-/// are reduced; ZeRO-2 holds one block's gradients.
-pub(crate) fn in_flight(
-    strategy: &Decisions,
-    costs: &BlockCosts,
-    largest: Largest,
-    held: Weights,
-) -> Bytes {
-    let scenario = costs.scenario();
-    let compute = scenario.workload.precision.activation().size();
-    let reduce = strategy.state_types(&scenario.runtime).reduce.size();
-    match strategy.zero {
-        // The copies that autocast makes of all parameters live until the step's end.
-        Zero::Z0 if states::casts_whole(scenario, strategy.zero) => {
-            Bytes(held.trained.total() * compute)
-        }
-        Zero::Z0 | Zero::Z1 => Bytes(0),
-        Zero::Z2 => Bytes(largest.reduced * reduce),
-        // Not resharded after forward: the parameters of every block, and also all their gradients when these
-        // accumulate over several micro-batches.
-        Zero::Z3 if !strategy.reshard_after_forward => {
-            let gradients = if strategy.num_micro_batches > 1 {
-                held.trained.total()
-            } else {
-                largest.reduced
-            };
-            Bytes(held.all().total() * compute + gradients * reduce)
-        }
-        Zero::Z3 => {
-            let ahead = scenario.runtime.ahead(strategy.prefetch);
-            let blocks = ahead.unwrap_or(Ahead::USUAL).blocks();
-            Bytes(largest.gathered * blocks * compute + largest.reduced * reduce)
-        }
-    }
 }

@@ -7,7 +7,7 @@ use models::BlockClass;
 use plans::{NamedTime, Recompute};
 
 use crate::block_cost::{BlockCost, BlockDetail, BlockKey, HostTimes, Tensors, weights};
-use crate::book::{BlockToPrice, PriceBook, PricedBlock};
+use crate::book::{BlockToPrice, Halves, PriceBook, PricedBlock};
 use crate::execution::Execution;
 use crate::launches::Launch;
 use crate::lower::{BlockMemory, Lowered, Lowering, casts};
@@ -169,11 +169,16 @@ fn of_key(of: &BlockToPrice<'_>, priced: &PricedBlock, memory: &[BlockMemory]) -
     let run = |pass: &[Launch]| run(scenario, priced, pass);
     let forward = run(&priced.forward);
     let backward = backward(scenario, priced);
+    let in_backward = graphed(priced, &priced.backward);
+    let [input, weight] = match &priced.halves {
+        Some(Halves { input, weight }) => [input, weight].map(|half| graphed(priced, half)),
+        None => [in_backward, Seconds(0.0)],
+    };
     let hosts = HostTimes {
         forward: graphed(priced, &priced.forward),
-        backward: graphed(priced, &priced.backward),
-        input: graphed(priced, &priced.backward_input),
-        weight: graphed(priced, &priced.backward_weight),
+        backward: in_backward,
+        input,
+        weight,
         recompute: Seconds(0.0),
     };
     let spread = |passes: [&Vec<Launch>; 3]| {
@@ -227,10 +232,15 @@ fn gathered_tokens(of: &BlockToPrice<'_>) -> Bytes {
 
 fn backward(scenario: &Scenario, priced: &PricedBlock) -> Backward {
     let run = |pass: &[Launch]| run(scenario, priced, pass);
+    let whole = run(&priced.backward);
+    let [input, weight] = match &priced.halves {
+        Some(halves) => [run(&halves.input), run(&halves.weight)],
+        None => [whole, Work::default()],
+    };
     Backward {
-        whole: run(&priced.backward),
-        input: run(&priced.backward_input),
-        weight: run(&priced.backward_weight),
+        whole,
+        input,
+        weight,
     }
 }
 

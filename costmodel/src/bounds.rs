@@ -12,12 +12,13 @@ use catalog::{AxisOrder, Bytes, Seconds};
 use plans::{Decisions, Floors};
 
 use crate::CostError;
-use crate::assemble::{Blocks, Largest, in_flight};
+use crate::assemble::Blocks;
 use crate::block_cost::BlockCost;
 use crate::blocks::BlockCosts;
 use crate::crossings::Way;
 use crate::floors::ROUNDING;
 use crate::message_bounds::{Added, Kernels, Level, Messages, product};
+use crate::of_rank::{Largest, in_flight};
 use crate::offload;
 use crate::shape::{Held, Part, Passes, Shape};
 use crate::states::{Sharding, Weights};

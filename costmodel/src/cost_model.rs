@@ -164,7 +164,7 @@ impl CostModel {
             &Simulated {
                 assembled: &assembled,
                 outcome: &outcome,
-                program: &sequence.program,
+                sequence: &sequence,
                 pools: &self.pools,
                 pool_of_rank: &pool_of_rank,
                 details: &details,
@@ -383,6 +383,12 @@ impl CostModel {
 
     pub(crate) fn assembled(&self, strategy: &Strategy) -> Result<Assembled, CostError> {
         let pipeline = self.pipelines.pipeline(strategy)?;
+        if pipeline.splits_backward && !self.scenario.splits_backward() {
+            return Err(CostError::WholeBackward {
+                runtime: self.scenario.runtime.name.clone(),
+                schedule: strategy.schedule.name(),
+            });
+        }
         let parallel = |cluster: &Cluster| DataParallel::new(strategy, cluster);
         let owners = Arc::clone(&pipeline.rank_of_stage);
         (self.pools).assembled(&self.scenario, strategy, parallel, owners)

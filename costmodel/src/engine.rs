@@ -9,17 +9,16 @@
 //! a group equals the state after the group before, but for the time that passed. Times are whole picoseconds, so the
 //! result equals that of [`simulate`] exactly.
 
-use std::ops::Range;
-
 use catalog::{Bytes, Seconds};
-use plans::{Action, ActionKind, Breakdown, Stream};
+use plans::{Action, ActionKind, Stream};
 
 use crate::assemble::Assembled;
 use crate::offload::HostStep;
 use crate::picoseconds::Picoseconds;
 use crate::repeats::Skipped;
-use crate::sequence::{LastGroups, Message, PASSES, Passes, Sequence, Step};
+use crate::sequence::{LastGroups, PASSES, Sequence, Step};
 use crate::stage::StageWork;
+use crate::stage_pass::StagePass;
 use crate::streams::{self, Streams};
 
 /// The engine's inputs: action lists, and the costs of what they run.
@@ -81,8 +80,14 @@ impl Waits {
 /// Time and memory of one pipeline rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RankOutcome {
-    /// Where the rank's time goes; the bubble is not filled in.
-    pub parts: Breakdown,
+    /// Time of pipeline transfers that it waited for.
+    pub transfers: Seconds,
+    /// Time that data-parallel messages left exposed.
+    pub data: Seconds,
+    /// Time that copies to and from host memory, and the host's own work, left exposed.
+    pub offload: Seconds,
+    /// How many times as long its passes take because ranks share cores.
+    pub stretch: f64,
     /// Time from the start of the step to the end of the rank's last action.
     pub end: Seconds,
     /// Largest memory in use at any moment.
@@ -133,7 +138,6 @@ pub fn simulate_short(inputs: &Inputs<'_>, skipped: Skipped) -> Option<Outcome> 
     engine.run(&steps[before[0]..before[1]], &mut ());
     engine.skip(&earlier, groups, messages)?;
     engine.skipped = group * groups;
-    engine.groups = u64::from(groups);
     engine.run(&steps[before[1]..], &mut ());
     Some(engine.finish())
 }
@@ -141,7 +145,7 @@ pub fn simulate_short(inputs: &Inputs<'_>, skipped: Skipped) -> Option<Outcome> 
 struct Engine<'a> {
     inputs: &'a Inputs<'a>,
     /// Time and memory of every pass of every class of stages, in the order of [`PASSES`].
-    passes: Vec<[Pass; PASSES.len()]>,
+    passes: Vec<[StagePass; PASSES.len()]>,
     /// Time of a transfer from every virtual stage but the last to the next, and back.
     transfers: Vec<Picoseconds>,
     states: Vec<RankState>,
@@ -149,8 +153,6 @@ struct Engine<'a> {
     arrivals: Vec<Picoseconds>,
     /// Number of micro-batches skipped so far.
     skipped: u32,
-    /// Number of groups of micro-batches skipped so far.
-    groups: u64,
 }
 
 /// Where all ranks are at a moment.
@@ -170,19 +172,6 @@ fn pass(kind: ActionKind) -> Option<usize> {
     }
 }
 
-/// Time and memory of a pass of a stage.
-struct Pass {
-    duration: Picoseconds,
-    /// Peak bytes during the pass beyond what is held.
-    transient: Bytes,
-    /// Bytes held from its end on.
-    allocates: Bytes,
-    /// Bytes released at its end.
-    frees: Bytes,
-    /// Micro-batches for which nothing but compute runs in it.
-    alone: Range<u32>,
-}
-
 #[derive(Clone, Copy)]
 struct RankState {
     streams: Streams,
@@ -195,23 +184,77 @@ struct RankState {
     peak_action: Option<Action>,
 }
 
-impl Pass {
-    fn new(stage: &StageWork, kind: ActionKind) -> Self {
-        let phase = stage.phase(kind);
-        Self {
-            duration: (phase.work + phase.recompute).duration().into(),
-            transient: phase.transient,
-            allocates: phase.allocates,
-            frees: phase.frees,
-            alone: stage.alone(kind),
-        }
-    }
-}
-
 impl RankState {
     /// When the compute stream has finished everything issued so far.
     fn compute(&self) -> Picoseconds {
         self.streams.free(streams::Stream::Compute)
+    }
+
+    /// Runs a pass.
+    #[inline(always)]
+    fn compute_pass(
+        &mut self,
+        rank: usize,
+        action: Action,
+        pass: &StagePass,
+        record: &mut impl Record,
+    ) {
+        let start = self.compute();
+        if pass.alone.contains(&action.micro_batch) {
+            (self.streams).issue(streams::Stream::Compute, pass.duration, None);
+        } else {
+            pass.run(&mut self.streams, action.micro_batch);
+        }
+        let end = self.compute();
+        let held = self.memory + pass.transient;
+        self.holds(held, action);
+        self.memory = (self.memory + pass.allocates).saturating_sub(pass.frees);
+        let (start, end) = (start.into(), end.into());
+        record.event(rank as u32, Stream::Compute, action, start, end);
+        record.memory(rank as u32, start, held);
+        record.memory(rank as u32, end, self.memory);
+    }
+
+    /// Sends the result of a pass. With overlap, data arrives when the transfer ends. Without, the receiver takes part in
+    /// the transfer, which starts once both sides are ready: then this is when the sender is.
+    #[inline(always)]
+    fn send<const OVERLAPS: bool>(
+        &mut self,
+        rank: usize,
+        pass: Action,
+        transfer: Picoseconds,
+        record: &mut impl Record,
+    ) -> Picoseconds {
+        let start = match OVERLAPS {
+            true => self.pipeline.max(self.compute()),
+            false => self.compute(),
+        };
+        let end = start + transfer;
+        self.pipeline = end;
+        if !OVERLAPS {
+            self.streams.idle_until(end);
+            self.exposed_transfers += transfer;
+        }
+        let kind = match pass.kind {
+            ActionKind::F => ActionKind::SendF,
+            _ => ActionKind::SendB,
+        };
+        let action = Action { kind, ..pass };
+        let (from, to) = (start.into(), end.into());
+        record.event(rank as u32, Stream::Pipeline, action, from, to);
+        if OVERLAPS { end } else { start }
+    }
+
+    /// Waits for a message that arrives at a time, or whose sender is ready then.
+    #[inline(always)]
+    fn receive<const OVERLAPS: bool>(&mut self, arrival: Picoseconds, transfer: Picoseconds) {
+        let arrival = match OVERLAPS {
+            true => arrival,
+            false => self.compute().max(arrival) + transfer,
+        };
+        // Waiting up to the length of a transfer counts as exposed transfer; beyond that the data was not yet computed.
+        self.exposed_transfers += arrival.since(self.compute()).min(transfer);
+        self.streams.idle_until(arrival);
     }
 
     /// Runs all of a stage's data-parallel traffic at once, with compute waiting for it.
@@ -252,6 +295,19 @@ impl RankState {
         }
     }
 
+    fn outcome(&self) -> RankOutcome {
+        let exposed = |stream| Seconds::from(self.streams.exposed(stream));
+        RankOutcome {
+            transfers: self.exposed_transfers.into(),
+            data: exposed(streams::Stream::Data),
+            offload: streams::OFFLOAD.into_iter().map(exposed).sum(),
+            stretch: 1.0,
+            end: self.compute().into(),
+            peak: self.peak,
+            peak_action: self.peak_action,
+        }
+    }
+
     /// How much later than at an `earlier` moment the rank is, if it would go on in the same way from both.
     fn later_than(&self, earlier: &Self) -> Option<Picoseconds> {
         let by = self.streams.later_than(&earlier.streams)?;
@@ -271,10 +327,13 @@ impl<'a> Engine<'a> {
             peak: memory,
             peak_action: None,
         };
-        let classes = &inputs.of.classes;
-        let passes = classes
-            .iter()
-            .map(|class| PASSES.map(|kind| Pass::new(&class.work, kind)));
+        let kinds = inputs.sequence.kinds;
+        let pass = |work: &StageWork, kind: usize| match kinds[kind] {
+            true => StagePass::new(work, PASSES[kind]),
+            false => StagePass::default(),
+        };
+        let classes = inputs.of.classes.iter();
+        let passes = classes.map(|class| std::array::from_fn(|kind| pass(&class.work, kind)));
         Self {
             inputs,
             passes: passes.collect(),
@@ -282,13 +341,42 @@ impl<'a> Engine<'a> {
             states: inputs.of.resident.iter().map(state).collect(),
             arrivals: vec![Picoseconds::ZERO; inputs.sequence.places],
             skipped: 0,
-            groups: 0,
         }
     }
 
     fn run(&mut self, steps: &[Step], record: &mut impl Record) {
-        for &step in steps {
-            self.step(step, record);
+        match self.inputs.transfer_overlaps {
+            true => self.run_steps::<true>(steps, record),
+            false => self.run_steps::<false>(steps, record),
+        }
+    }
+
+    /// Runs steps; `OVERLAPS` says whether pipeline transfers do with compute.
+    fn run_steps<const OVERLAPS: bool>(&mut self, steps: &[Step], record: &mut impl Record) {
+        for step in steps {
+            let rank = step.rank as usize;
+            let action = Action {
+                micro_batch: step.action.micro_batch + self.skipped,
+                ..step.action
+            };
+            if let Some(message) = step.receives {
+                let arrival = self.arrivals[message.place as usize];
+                let transfer = self.transfers[message.before as usize];
+                self.states[rank].receive::<OVERLAPS>(arrival, transfer);
+            }
+            match pass(action.kind) {
+                Some(kind) => {
+                    let class = self.inputs.of.class_of_stage[action.stage as usize] as usize;
+                    let pass = &self.passes[class][kind];
+                    self.states[rank].compute_pass(rank, action, pass, record);
+                }
+                None => self.beside_passes(rank, action, record),
+            }
+            if let Some(message) = step.sends {
+                let transfer = self.transfers[message.before as usize];
+                let sent = self.states[rank].send::<OVERLAPS>(rank, action, transfer, record);
+                self.arrivals[message.place as usize] = sent;
+            }
         }
     }
 
@@ -321,30 +409,6 @@ impl<'a> Engine<'a> {
         Some(())
     }
 
-    fn step(&mut self, step: Step, record: &mut impl Record) {
-        let Step {
-            action,
-            rank,
-            receives,
-            sends,
-        } = step;
-        let rank = rank as usize;
-        let action = Action {
-            micro_batch: action.micro_batch + self.skipped,
-            ..action
-        };
-        if let Some(message) = receives {
-            self.receive(rank, message);
-        }
-        match pass(action.kind) {
-            Some(kind) => self.compute(rank, action, kind, record),
-            None => self.beside_passes(rank, action, record),
-        }
-        if let Some(message) = sends {
-            self.send(rank, action, message, record);
-        }
-    }
-
     /// Runs an action that is no pass.
     #[inline(never)]
     fn beside_passes(&mut self, rank: usize, action: Action, record: &mut impl Record) {
@@ -370,82 +434,6 @@ impl<'a> Engine<'a> {
             | ActionKind::RecvF
             | ActionKind::RecvB => {}
         }
-    }
-
-    /// Runs a pass of a kind given by its index in [`PASSES`] too.
-    #[inline(always)]
-    fn compute(&mut self, rank: usize, action: Action, kind: usize, record: &mut impl Record) {
-        let class = self.inputs.of.class_of_stage[action.stage as usize] as usize;
-        let pass = &self.passes[class][kind];
-        let state = &mut self.states[rank];
-        let start = state.compute();
-        let streams = &mut state.streams;
-        if pass.alone.contains(&action.micro_batch) {
-            streams.issue(streams::Stream::Compute, pass.duration, None);
-        } else {
-            let work = &self.inputs.of.classes[class].work;
-            work.run(streams, action, pass.duration);
-        }
-        let end = state.compute();
-        let held = state.memory + pass.transient;
-        state.holds(held, action);
-        state.memory = (state.memory + pass.allocates).saturating_sub(pass.frees);
-        let (start, end) = (start.into(), end.into());
-        record.event(rank as u32, Stream::Compute, action, start, end);
-        record.memory(rank as u32, start, held);
-        record.memory(rank as u32, end, state.memory);
-    }
-
-    /// Sends the result of a pass.
-    #[inline(always)]
-    fn send(&mut self, rank: usize, pass: Action, message: Message, record: &mut impl Record) {
-        let transfer = self.transfers[message.before as usize];
-        let state = &mut self.states[rank];
-        let start = if self.inputs.transfer_overlaps {
-            state.pipeline.max(state.compute())
-        } else {
-            state.compute()
-        };
-        let end = start + transfer;
-        state.pipeline = end;
-        if !self.inputs.transfer_overlaps {
-            state.streams.idle_until(end);
-            state.exposed_transfers += transfer;
-        }
-        let kind = match pass.kind {
-            ActionKind::F => ActionKind::SendF,
-            _ => ActionKind::SendB,
-        };
-        let action = Action { kind, ..pass };
-        record.event(
-            rank as u32,
-            Stream::Pipeline,
-            action,
-            start.into(),
-            end.into(),
-        );
-        // With overlap, data arrives when the transfer ends. Without, the receiver takes part in the transfer, which
-        // starts once both sides are ready.
-        self.arrivals[message.place as usize] = match self.inputs.transfer_overlaps {
-            true => end,
-            false => start,
-        };
-    }
-
-    /// Waits for a message.
-    #[inline(always)]
-    fn receive(&mut self, rank: usize, message: Message) {
-        let transfer = self.transfers[message.before as usize];
-        let arrival = self.arrivals[message.place as usize];
-        let state = &mut self.states[rank];
-        let arrival = if self.inputs.transfer_overlaps {
-            arrival
-        } else {
-            state.compute().max(arrival) + transfer
-        };
-        // Waiting up to the length of a transfer counts as exposed transfer; beyond that the data was not yet computed.
-        state.exposed_transfers += arrival.since(state.compute()).min(transfer);
-        state.streams.idle_until(arrival);
     }
 
     /// Gathers all parameters of a stage at once (ZeRO-1/2 at the start of the step). Under ZeRO-3 the gathers run
@@ -500,70 +488,12 @@ impl<'a> Engine<'a> {
         let of = self.inputs.of;
         let shared = (of.on_link.0 > 0.0).then(|| of.on_link + of.least_update());
         let link = shared.map_or(Seconds(0.0), |end| (end - last).max(Seconds(0.0)));
-        let passes = self.passes_run();
-        let of_rank = passes.chunks(self.inputs.of.classes.len());
-        let outcome = |(rank, passes): (usize, &[Passes])| RankOutcome {
-            parts: self.parts(rank, passes),
-            end: self.states[rank].compute().into(),
-            peak: self.states[rank].peak,
-            peak_action: self.states[rank].peak_action,
-        };
         Outcome {
             step_time: last + link + self.inputs.step_overhead,
             imbalance: Seconds(0.0),
             stragglers: Seconds(0.0),
             link,
-            ranks: of_rank.enumerate().map(outcome).collect(),
+            ranks: self.states.iter().map(RankState::outcome).collect(),
         }
-    }
-
-    /// Where a rank's time goes, given its passes of every class of stages; the bubble is not filled in.
-    fn parts(&self, rank: usize, passes: &[Passes]) -> Breakdown {
-        let state = &self.states[rank];
-        let seconds = |time: Picoseconds| Seconds::from(time).0;
-        let mut parts = Breakdown {
-            pp_exposed_s: seconds(state.exposed_transfers),
-            dp_exposed_s: seconds(state.streams.exposed(streams::Stream::Data)),
-            optimizer_s: self.inputs.of.optimizer[rank].0,
-            offload_exposed_s: (streams::OFFLOAD.into_iter())
-                .map(|stream| seconds(state.streams.exposed(stream)))
-                .sum(),
-            ..Breakdown::default()
-        };
-        for (class, counts) in self.inputs.of.classes.iter().zip(passes) {
-            for (kind, &count) in PASSES.into_iter().zip(counts).filter(|(_, n)| **n > 0) {
-                let phase = class.work.phase(kind);
-                let work = phase.work * count as f64;
-                parts.compute_s += work.compute.0;
-                parts.tp_exposed_s += work.tp.0;
-                parts.cp_exposed_s += work.cp.0;
-                parts.ep_exposed_s += work.ep.0;
-                parts.dp_exposed_s += work.dp.0;
-                parts.recompute_s += phase.recompute.device().0 * count as f64;
-                let both = phase.work + phase.recompute;
-                parts.host_s += both.host_wait().0 * count as f64;
-            }
-        }
-        parts
-    }
-
-    /// For every rank and class of stages, the number of passes of each kind in the step.
-    fn passes_run(&self) -> Vec<Passes> {
-        let Inputs { sequence, of, .. } = self.inputs;
-        let mut all = vec![Passes::default(); self.states.len() * of.classes.len()];
-        let mut add = |of_stages: &[Passes], times: u64| {
-            let owners = of.rank_of_stage.iter().zip(&of.class_of_stage);
-            for ((&rank, &class), passes) in owners.zip(of_stages) {
-                let sums = &mut all[rank as usize * of.classes.len() + class as usize];
-                for (sum, count) in sums.iter_mut().zip(passes) {
-                    *sum += count * times;
-                }
-            }
-        };
-        add(&sequence.passes, 1);
-        if let Some(last) = &sequence.last {
-            add(&last.passes, self.groups);
-        }
-        all
     }
 }

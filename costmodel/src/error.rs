@@ -58,6 +58,14 @@ pub enum CostError {
         /// Number of GPUs of every pool.
         gpus: Vec<u64>,
     },
+    /// The strategy's schedule runs backward passes in two halves, which no schedule of the runtime does.
+    #[error("runtime {runtime} does not run backward in two halves, as schedule {schedule} does")]
+    WholeBackward {
+        /// Name of the runtime.
+        runtime: String,
+        /// Name of the schedule.
+        schedule: &'static str,
+    },
     /// The times of a strategy sum to more than a floating-point number holds.
     #[error(
         "the predicted step time is not finite: some time or rate of the cluster or runtime is extreme"

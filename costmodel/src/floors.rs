@@ -273,12 +273,13 @@ fn paced<'a>(
 #[cfg(test)]
 mod tests {
     use catalog::runtime::Ahead;
-    use plans::{Action, ActionKind};
+    use plans::ActionKind;
     use proptest::prelude::*;
 
     use super::*;
     use crate::offload::Copies;
     use crate::stage::TrafficPlan;
+    use crate::stage_pass::StagePass;
     use crate::streams::{Stream, Streams};
 
     /// A stage whose blocks wait, in every pass, for parameters that are gathered so many blocks ahead: for every kind of blocks
@@ -313,12 +314,8 @@ mod tests {
     /// Seconds of a pass whose kernels take `duration`.
     fn simulated(stage: &StageWork, kind: ActionKind, duration: f64) -> f64 {
         let mut streams = Streams::new(1.0);
-        let action = Action {
-            kind,
-            stage: 0,
-            micro_batch: 0,
-        };
-        stage.run(&mut streams, action, Seconds(duration).into());
+        let pass = StagePass::lasting(stage, kind, Seconds(duration).into());
+        pass.run(&mut streams, 0);
         Seconds::from(streams.free(Stream::Compute)).0
     }
 

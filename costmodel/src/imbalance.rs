@@ -24,6 +24,10 @@ pub(crate) type Largest = Memo<u64, [f64; 2]>;
 
 /// The expected time for which a step waits. 0 where all micro-batches take the same time.
 pub(crate) fn waiting(d: &Decisions, assembled: &Assembled, largest: &Largest) -> Seconds {
+    let mut runs = assembled.classes.iter().flat_map(|class| &class.runs);
+    if runs.all(|run| run.cost.spread.deviation.0 == 0.0) {
+        return Seconds(0.0);
+    }
     let mut of_rank = vec![Spread::default(); d.pp as usize];
     for (stage, &rank) in assembled.rank_of_stage.iter().enumerate() {
         for run in assembled.runs(stage) {
@@ -32,9 +36,6 @@ pub(crate) fn waiting(d: &Decisions, assembled: &Assembled, largest: &Largest) -
     }
     let most = |of: fn(&Spread) -> Seconds| of_rank.iter().map(of).fold(Seconds(0.0), Seconds::max);
     let deviation = most(|spread| spread.deviation);
-    if deviation.0 == 0.0 {
-        return deviation;
-    }
     let of = |count| of_count(count, largest);
     let micro_batches = d.num_micro_batches as f64;
     let at_once = d.pp.min(d.num_micro_batches);

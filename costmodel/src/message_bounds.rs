@@ -1,7 +1,7 @@
 //! Lower bounds on the time that data-parallel messages add to a step. A bound holds for all strategies of a layout and a
 //! pipeline that send the same messages.
 //!
-//! It follows from how `StageWork::run` simulates a pass: gathers and reductions share one stream, a kernel runs slower
+//! It follows from how `StagePass::run` simulates a pass: gathers and reductions share one stream, a kernel runs slower
 //! while one of them is under way, and a block waits for its parameters. In a row of equal blocks each block therefore
 //! takes as long as its slowed kernels, or as long as its messages if these are longer.
 
@@ -14,6 +14,7 @@ use crate::block_cost::BlockCost;
 use crate::blocks::BlockCosts;
 use crate::shape::{Own, Shape};
 use crate::stage::{Run, StageWork, TrafficPlan, When};
+use crate::stage_traffic::Traffic;
 use crate::traffic::DataParallel;
 
 /// A ZeRO level, and whether parameters are freed between forward and backward.
@@ -102,7 +103,8 @@ impl Messages {
         let mut stage = StageWork::default();
         let parallel = DataParallel::new(d, &scenario.cluster);
         let book = costs.book();
-        book.data_parallel(scenario, d, &parallel, &runs, &mut stage)?;
+        let mut traffic = Traffic::new(scenario, d, &parallel);
+        book.data_parallel(&mut traffic, &runs, &mut stage)?;
         // Where ranks share cores messages are not of blocks.
         let of_blocks = stage.layers.len() == runs.len();
         let mut messages = Self {

@@ -244,9 +244,9 @@ pub(crate) fn step(
     sharding: &Sharding,
     weights: Weights,
 ) -> Result<HostStep, CostError> {
-    let types = d.state_types(&scenario.runtime);
     let offloaded = offload.and_then(|of| Offloaded::new(&scenario.runtime, of, d.zero));
     offloaded.map_or(Ok(HostStep::default()), |host| {
+        let types = d.state_types(&scenario.runtime);
         host.step(scenario, &types, sharding, weights)
     })
 }

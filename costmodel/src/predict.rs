@@ -7,15 +7,16 @@ use catalog::residuals::{self, Quantity};
 use catalog::{Bytes, Cluster, CudaGraphs, DType, Origin, Seconds, Sourced, elementary};
 use plans::program::Program;
 use plans::{
-    Action, ActionKind, Breakdown, Fit, HostMemory, MemoryItem, NamedTime, Prediction, Strategy,
-    UsedConstant,
+    Action, ActionKind, Fit, HostMemory, MemoryItem, NamedTime, Prediction, Strategy, UsedConstant,
 };
 
 use crate::assemble::Assembled;
 use crate::block_cost::{BlockDetail, BlockKey};
 use crate::blocks::BlockCosts;
+use crate::breakdown::Parts;
 use crate::engine::Outcome;
 use crate::pools::PoolCosts;
+use crate::sequence::Sequence;
 use crate::{Scenario, flops, graphed, known};
 
 /// A simulated strategy: what was simulated, and what came out.
@@ -26,7 +27,7 @@ pub(crate) struct Simulated<'a> {
     /// The times and peak memory that the engine found.
     pub outcome: &'a Outcome,
     /// The action lists.
-    pub program: &'a Program,
+    pub sequence: &'a Sequence,
     /// The time and memory of the model's blocks on each pool of the cluster.
     pub pools: &'a PoolCosts,
     /// For every pipeline rank, the index of the pool in which it lies.
@@ -68,6 +69,7 @@ pub(crate) fn prediction(
         .collect();
     let peak = by_rank[peak_rank];
     let memory = memory_items(scenario, simulated, peak_rank as u32);
+    let parts = Parts::of(simulated.assembled, simulated.sequence, outcome);
     let (pools, pool_of_rank) = (simulated.pools, simulated.pool_of_rank);
     let host_memory = pools.host_memory(pool_of_rank, &simulated.assembled.on_host);
     let residual = |quantity| residuals::of(quantity, scenario.evidence(quantity));
@@ -97,8 +99,8 @@ pub(crate) fn prediction(
         memory_by_rank: by_rank,
         usable_by_rank: (0..outcome.ranks.len()).map(capacity).collect(),
         memory,
-        breakdown: breakdown(outcome.step_time, outcome),
-        kernels: kernels(simulated, strategy, critical(outcome)),
+        breakdown: parts.of_step(outcome),
+        kernels: kernels(simulated, strategy, parts.critical()),
         provenance: provenance(scenario, strategy, pools.all()),
     }
 }
@@ -113,48 +115,6 @@ fn heaviest(simulated: &Simulated<'_>) -> usize {
     (0..ranks.len())
         .max_by(|&a, &b| share(a).total_cmp(&share(b)).then(b.cmp(&a)))
         .expect("there is a rank")
-}
-
-/// The rank that is busy longest; the step's time is explained by its parts.
-fn critical(outcome: &Outcome) -> usize {
-    (0..outcome.ranks.len())
-        .max_by(|&a, &b| {
-            let busy =
-                |r: usize| sum(&outcome.ranks[r].parts) - outcome.ranks[r].parts.pp_exposed_s;
-            busy(a).total_cmp(&busy(b)).then(b.cmp(&a))
-        })
-        .expect("there is a rank")
-}
-
-fn sum(parts: &Breakdown) -> f64 {
-    parts.compute_s
-        + parts.recompute_s
-        + parts.tp_exposed_s
-        + parts.cp_exposed_s
-        + parts.ep_exposed_s
-        + parts.dp_exposed_s
-        + parts.pp_exposed_s
-        + parts.bubble_s
-        + parts.optimizer_s
-        + parts.offload_exposed_s
-        + parts.host_s
-        + parts.imbalance_s
-        + parts.stragglers_s
-        + parts.pools_exposed_s
-}
-
-/// Parts of the critical rank's time; what remains is the bubble. The step's own host time counts as host time.
-fn breakdown(step: Seconds, outcome: &Outcome) -> Breakdown {
-    let rank = &outcome.ranks[critical(outcome)];
-    let slowest = outcome.ranks.iter().fold(Seconds(0.0), |t, r| t.max(r.end));
-    let mut parts = rank.parts;
-    parts.imbalance_s = outcome.imbalance.0;
-    parts.stragglers_s = outcome.stragglers.0;
-    parts.pp_exposed_s += outcome.link.0;
-    parts.host_s += (step - outcome.imbalance - outcome.stragglers - outcome.link - slowest).0;
-    parts.bubble_s = 0.0;
-    parts.bubble_s = (step.0 - sum(&parts)).max(0.0);
-    parts
 }
 
 fn fit(capacity: Bytes, peak: Bytes, memory: &[MemoryItem], host: HostMemory) -> Fit {
@@ -242,7 +202,7 @@ fn saved_activations(
 ) -> BTreeMap<String, Bytes> {
     let mut saved: BTreeMap<String, Bytes> = BTreeMap::new();
     let details = &simulated.details[simulated.pool_of_rank[rank as usize]];
-    for (stage, held) in held_at(simulated.program, rank, peak) {
+    for (stage, held) in held_at(&simulated.sequence.program, rank, peak) {
         let runs = simulated.assembled.runs(stage as usize).iter();
         for run in runs.filter(|run| !run.on_host) {
             for (tensor, bytes) in &details[&run.cost.key].saved {

@@ -109,6 +109,12 @@ impl Scenario {
         }
     }
 
+    /// Whether the runtime has schedules that run backward passes in two halves.
+    pub(crate) fn splits_backward(&self) -> bool {
+        let schedules = &self.runtime.space.schedules;
+        schedules.iter().any(|schedule| schedule.splits_backward())
+    }
+
     /// The jitter of ranks: the standard deviation of the time of a rank's pass, as a share of it.
     pub(crate) fn jitter(&self) -> f64 {
         let jitter = self.cluster.jitter.as_ref();

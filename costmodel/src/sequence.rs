@@ -19,6 +19,8 @@ pub(crate) struct Sequence {
     pub(crate) places: usize,
     /// For every stage, the number of passes of each kind.
     pub(crate) passes: Vec<Passes>,
+    /// Which kinds of passes there are, in the order of [`PASSES`].
+    pub(crate) kinds: [bool; PASSES.len()],
     /// The last two groups of micro-batches, if the schedule has groups.
     pub(crate) last: Option<LastGroups>,
 }
@@ -53,8 +55,6 @@ pub(crate) struct Message {
 pub(crate) struct LastGroups {
     /// Number of steps that come before the last group but one, and before the last.
     pub(crate) before: [usize; 2],
-    /// For every stage, the number of passes of each kind between the two moments.
-    pub(crate) passes: Vec<Passes>,
     /// Places of the messages under way at the first moment, each with that of the same message of the next group at the
     /// second; `None` if other messages are under way then.
     pub(crate) messages: Option<Vec<[usize; 2]>>,
@@ -84,7 +84,6 @@ impl Sequence {
             });
             LastGroups {
                 before: [first.0, second.0],
-                passes: passes(&program, &search.steps[first.0..second.0]),
                 messages: same_messages(&first.1, &second.1, group),
             }
         });
@@ -94,8 +93,10 @@ impl Sequence {
             actions.eq(search.next.iter().copied()),
             "validated programs do not deadlock"
         );
+        let passes = passes(&program, &search.steps);
         Self {
-            passes: passes(&program, &search.steps),
+            kinds: std::array::from_fn(|kind| passes.iter().any(|of_stage| of_stage[kind] > 0)),
+            passes,
             program,
             steps: search.steps,
             places: search.places,

@@ -56,7 +56,7 @@ impl Busy {
                 .map(|i| (clock.at(Seconds(i.2)) - clock.at(Seconds(i.1))).0)
                 .sum();
             if alone > 0.0 {
-                state.parts.scale(shared / alone);
+                state.stretch = shared / alone;
             }
             state.end = clock.at(state.end);
             last = last.max(state.end);

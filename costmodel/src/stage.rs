@@ -1,19 +1,15 @@
 //! What a virtual stage costs: the sums over its blocks, and the data-parallel traffic that runs
 //! beside them layer by layer.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use catalog::runtime::Ahead;
 use catalog::{Bytes, Seconds};
-use plans::legality::MAX_AHEAD;
-use plans::{Action, ActionKind};
+use plans::ActionKind;
 
 use crate::activation_copies::ActivationCopies;
 use crate::block_cost::BlockCost;
 use crate::offload::Copies;
-use crate::picoseconds::Picoseconds;
-use crate::streams::{End, Stream, Streams};
 use crate::work::{Backward, Work};
 
 /// A row of equal blocks of a stage.
@@ -26,9 +22,6 @@ pub struct Run {
     /// Cost of each block.
     pub cost: Arc<BlockCost>,
 }
-
-/// Most blocks that are gathered at one time.
-const READY: usize = MAX_AHEAD as usize + 1;
 
 /// Work and memory of one virtual stage for one micro-batch.
 #[derive(Clone, Debug, Default)]
@@ -189,168 +182,10 @@ impl StageWork {
             | ActionKind::Optim => none,
         }
     }
-
-    /// Micro-batches, between the step's first and last, for which nothing runs beside an action's kernels.
-    pub(crate) fn alone(&self, kind: ActionKind) -> Range<u32> {
-        let when = [self.traffic.gathers(kind), self.traffic.reduces(kind)];
-        if when.contains(&When::Always) || !self.activations.is_none() {
-            return 0..0;
-        }
-        let TrafficPlan { first, last, .. } = self.traffic;
-        let begin = if when.contains(&When::First) {
-            first + 1
-        } else {
-            0
-        };
-        let end = if when.contains(&When::Last) {
-            last
-        } else {
-            u32::MAX
-        };
-        begin..end
-    }
-
-    /// Runs an action's kernels with the data-parallel traffic of its stage beside them, block by block.
-    ///
-    /// A gather is issued when the block before it begins (FSDP's prefetch, Megatron's bucket look-ahead), or as many blocks
-    /// ahead as the plan says, and so goes ahead of that block's reduction, which is issued when it ends; a block waits for
-    /// its parameters. Parameters gathered once per step are requested when the optimizer is done, in turn for all stages.
-    /// All traffic shares one stream, because it shares the links.
-    pub(crate) fn run(&self, streams: &mut Streams, action: Action, duration: Picoseconds) {
-        let forward = action.kind == ActionKind::F;
-        let applies = |when| self.traffic.applies(when, action.micro_batch);
-        let gathers = applies(self.traffic.gathers(action.kind));
-        let reduces = applies(self.traffic.reduces(action.kind));
-        let copies = !self.activations.is_none();
-        if !gathers && !reduces && !copies {
-            streams.issue(Stream::Compute, duration, None);
-            return;
-        }
-        let at_once = self.traffic.gather_forward == When::First;
-        let waits = self.traffic.accumulation_waits && action.micro_batch > self.traffic.first;
-        let mut asked = Blocks::of(&self.layers, forward);
-        let mut gather = |streams: &mut Streams| {
-            let (layer, _) = asked.next().filter(|_| gathers)?;
-            layer.gathered(at_once, streams)
-        };
-        let ahead = match forward {
-            true => self.traffic.ahead.forward,
-            false => self.traffic.ahead.backward,
-        };
-        let ahead = (ahead as usize).min(READY - 1);
-        // When the parameters of the blocks that are gathered are there, by the number of the block.
-        let mut ready = [None; READY];
-        for ready in &mut ready[..ahead] {
-            *ready = gather(streams);
-        }
-        let mut copying = self.activations.begin();
-        for (index, (layer, at)) in Blocks::of(&self.layers, forward).enumerate() {
-            ready[(index + ahead) % READY] = gather(streams);
-            let share = match forward {
-                true => layer.forward_share,
-                false => layer.backward_share,
-            };
-            let at = at.filter(|_| copies);
-            if let Some(at) = at.filter(|_| !forward) {
-                copying.before_backward(at, streams);
-            }
-            streams.issue(Stream::Compute, duration.share(share), ready[index % READY]);
-            if let Some(at) = at.filter(|_| forward) {
-                copying.after_forward(at, streams);
-            }
-            if reduces {
-                layer.reduced(layer.reduce.into(), waits, streams);
-            }
-        }
-    }
-}
-
-/// The blocks of a stage in the order of a pass, each with its number among the layers if it is one.
-struct Blocks<'a> {
-    rows: &'a [LayerTraffic],
-    forward: bool,
-    /// Number of blocks of the first row that were passed.
-    passed: u64,
-}
-
-impl<'a> Blocks<'a> {
-    fn of(rows: &'a [LayerTraffic], forward: bool) -> Self {
-        Self {
-            rows,
-            forward,
-            passed: 0,
-        }
-    }
-}
-
-impl<'a> Iterator for Blocks<'a> {
-    type Item = (&'a LayerTraffic, Option<u64>);
-
-    fn next(&mut self) -> Option<Self::Item> {
-        let row = match self.forward {
-            true => self.rows.first()?,
-            false => self.rows.last()?,
-        };
-        let number = match self.forward {
-            true => self.passed,
-            false => row.count - 1 - self.passed,
-        };
-        self.passed += 1;
-        if self.passed == row.count {
-            self.passed = 0;
-            self.rows = match self.forward {
-                true => &self.rows[1..],
-                false => &self.rows[..self.rows.len() - 1],
-            };
-        }
-        Some((row, row.first_layer.map(|first| first + number)))
-    }
-}
-
-impl LayerTraffic {
-    /// Reduces a block's gradients in `time`, and copies them to host memory if they go there; compute `waits` for the copy.
-    fn reduced(&self, time: Picoseconds, waits: bool, streams: &mut Streams) {
-        let mut done = streams.end(Stream::Compute);
-        if time > Picoseconds::ZERO {
-            streams.issue(Stream::Data, time, Some(done));
-            done = streams.end(Stream::Data);
-        }
-        if self.copies.to_host.0 > 0.0 {
-            streams.issue(Stream::ToHost, self.copies.to_host.into(), Some(done));
-            if waits {
-                streams.join(Stream::ToHost);
-            }
-        }
-    }
-
-    /// Copies a block's parameters from host memory, if they lie there, and gathers them, `at_once` or when compute has come as
-    /// far as it has been issued. Returns when they are there; `None` if they always are.
-    fn gathered(&self, at_once: bool, streams: &mut Streams) -> Option<End> {
-        let mut asked = (!at_once).then(|| streams.end(Stream::Compute));
-        let copy = self.copies.from_host;
-        let copied = copy.0 > 0.0;
-        if copied {
-            streams.issue(Stream::FromHost, copy.into(), asked);
-            asked = Some(streams.end(Stream::FromHost));
-        }
-        if self.gather.0 <= 0.0 {
-            return asked.filter(|_| copied);
-        }
-        streams.issue(Stream::Data, self.gather.into(), asked);
-        // What is waited for is the longer of both.
-        let stream = match copy > self.gather {
-            true => Stream::FromHost,
-            false => Stream::Data,
-        };
-        Some(End {
-            at: streams.free(Stream::Data),
-            stream,
-        })
-    }
 }
 
 impl TrafficPlan {
-    fn gathers(&self, kind: ActionKind) -> When {
+    pub(crate) fn gathers(&self, kind: ActionKind) -> When {
         match kind {
             ActionKind::F => self.gather_forward,
             ActionKind::B | ActionKind::I => self.gather_backward,
@@ -358,14 +193,14 @@ impl TrafficPlan {
         }
     }
 
-    fn reduces(&self, kind: ActionKind) -> When {
+    pub(crate) fn reduces(&self, kind: ActionKind) -> When {
         match kind {
             ActionKind::B | ActionKind::I => self.reduce,
             _ => When::Never,
         }
     }
 
-    fn applies(&self, when: When, micro_batch: u32) -> bool {
+    pub(crate) fn applies(&self, when: When, micro_batch: u32) -> bool {
         match when {
             When::Never => false,
             When::First => micro_batch == self.first,

@@ -9,39 +9,63 @@ use crate::activation_copies::ActivationCopies;
 use crate::messages::Message;
 use crate::offload::{self, Copies, Offloaded};
 use crate::stage::{LayerTraffic, Run, StageWork, TrafficPlan, When};
+use crate::states::Weights;
 use crate::traffic::DataParallel;
 use crate::work::Work;
 use crate::{CostError, Scenario, states};
 
-/// Adds the gathers and reductions of a stage's blocks.
-///
-/// # Errors
-/// When a message was not measured.
-pub(crate) fn add_layers(
-    scenario: &Scenario,
-    strategy: &Decisions,
-    parallel: &DataParallel,
-    message: Message<'_>,
-    runs: &[Run],
-    stage: &mut StageWork,
-) -> Result<(), CostError> {
-    let forward = stage.forward.duration().0;
-    let backward = (stage.recompute + stage.backward.whole).duration().0;
-    let types = strategy.state_types(&scenario.runtime);
-    let reduced = states::reduced_type(&types, strategy.zero);
-    let whole = (scenario.runtime.rewrites).contains(&Rewrite::AllReduceGradients);
-    let offloaded = Offloaded::of(&scenario.runtime, strategy);
-    let mut layers = 0;
-    for run in runs {
-        let is_layer = matches!(run.cost.key.class, BlockClass::Layer(_));
-        let first_layer = is_layer.then_some(layers);
-        layers += if is_layer { run.count } else { 0 };
-        let weights = run.cost.weights;
-        stage.layers.push(LayerTraffic {
-            count: run.count,
-            first_layer,
-            forward_share: share(run.cost.forward, forward),
-            backward_share: share(run.cost.recompute + run.cost.backward.whole, backward),
+/// The data-parallel messages and copies of a strategy's blocks, priced once for blocks with the same weights.
+#[derive(Debug)]
+pub(crate) struct Traffic<'a> {
+    pub(crate) scenario: &'a Scenario,
+    pub(crate) strategy: &'a Decisions,
+    pub(crate) parallel: &'a DataParallel,
+    priced: Vec<(Weights, BlockTraffic)>,
+}
+
+/// Times of the messages and copies of a block.
+#[derive(Clone, Copy, Debug)]
+struct BlockTraffic {
+    gather: Seconds,
+    reduce: Seconds,
+    copies: Copies,
+}
+
+impl<'a> Traffic<'a> {
+    /// Traffic of which nothing is priced yet.
+    pub(crate) fn new(
+        scenario: &'a Scenario,
+        strategy: &'a Decisions,
+        parallel: &'a DataParallel,
+    ) -> Self {
+        Self {
+            scenario,
+            strategy,
+            parallel,
+            priced: Vec::new(),
+        }
+    }
+
+    fn of(&mut self, weights: Weights, message: Message<'_>) -> Result<BlockTraffic, CostError> {
+        if let Some((_, known)) = self.priced.iter().find(|(of, _)| *of == weights) {
+            return Ok(*known);
+        }
+        let new = self.price(weights, message)?;
+        self.priced.push((weights, new));
+        Ok(new)
+    }
+
+    fn price(&self, weights: Weights, message: Message<'_>) -> Result<BlockTraffic, CostError> {
+        let Self {
+            scenario,
+            strategy,
+            parallel,
+            ..
+        } = *self;
+        let types = strategy.state_types(&scenario.runtime);
+        let reduced = states::reduced_type(&types, strategy.zero);
+        let whole = (scenario.runtime.rewrites).contains(&Rewrite::AllReduceGradients);
+        Ok(BlockTraffic {
             gather: match strategy.zero {
                 Zero::Z0 => Seconds(0.0),
                 zero => {
@@ -50,10 +74,44 @@ pub(crate) fn add_layers(
                 }
             },
             reduce: parallel.reduce(weights.trained, message, reduced, whole)?,
-            copies: match offloaded {
+            copies: match Offloaded::of(&scenario.runtime, strategy) {
                 Some(host) => host.copies(scenario, &types, &parallel.sharding, weights)?,
                 None => Copies::default(),
             },
+        })
+    }
+}
+
+/// Adds the gathers and reductions of a stage's blocks.
+///
+/// # Errors
+/// When a message was not measured.
+pub(crate) fn add_layers(
+    traffic: &mut Traffic<'_>,
+    message: Message<'_>,
+    runs: &[Run],
+    stage: &mut StageWork,
+) -> Result<(), CostError> {
+    let forward = stage.forward.duration().0;
+    let backward = (stage.recompute + stage.backward.whole).duration().0;
+    let mut layers = 0;
+    for run in runs {
+        let is_layer = matches!(run.cost.key.class, BlockClass::Layer(_));
+        let first_layer = is_layer.then_some(layers);
+        layers += if is_layer { run.count } else { 0 };
+        let BlockTraffic {
+            gather,
+            reduce,
+            copies,
+        } = traffic.of(run.cost.weights, message)?;
+        stage.layers.push(LayerTraffic {
+            count: run.count,
+            first_layer,
+            forward_share: share(run.cost.forward, forward),
+            backward_share: share(run.cost.recompute + run.cost.backward.whole, backward),
+            gather,
+            reduce,
+            copies,
         });
     }
     let saved = runs.iter().filter(|run| run.on_host);
@@ -61,8 +119,8 @@ pub(crate) fn add_layers(
     if let Some(bytes) = saved {
         stage.activations = ActivationCopies {
             layers,
-            copied: strategy.offload_layers,
-            time: offload::copy(scenario, bytes)?,
+            copied: traffic.strategy.offload_layers,
+            time: offload::copy(traffic.scenario, bytes)?,
         };
     }
     Ok(())

@@ -205,23 +205,35 @@ impl Streams {
     }
 
     /// Extra time of a kernel because of the communication that slows it most, and the stream of that communication.
+    #[inline(always)]
     fn slowed(&self, start: Picoseconds, duration: Picoseconds) -> Option<(Stream, Picoseconds)> {
-        if self.quiet <= start {
-            return None;
+        match self.quiet <= start {
+            true => None,
+            false => self.slowed_most(start, duration),
         }
-        let longer = |stream: Stream| {
+    }
+
+    fn slowed_most(
+        &self,
+        start: Picoseconds,
+        duration: Picoseconds,
+    ) -> Option<(Stream, Picoseconds)> {
+        let mut most = None;
+        let mut longest = Picoseconds::ZERO;
+        for stream in COMMUNICATION {
             let Queue { since, free } = self.queues[stream as usize];
-            let begins = since.max(start);
-            let beside = free.since(begins).min(duration.since(begins.since(start)));
-            (stream, beside.share(self.slowdown - 1.0))
-        };
-        let beside = |stream: &Stream| self.free(*stream) > start;
-        COMMUNICATION
-            .into_iter()
-            .filter(beside)
-            .map(longer)
-            .filter(|(_, longer)| *longer > Picoseconds::ZERO)
-            .max_by_key(|(_, longer)| *longer)
+            if free > start {
+                let begins = since.max(start);
+                let beside = free.since(begins).min(duration.since(begins.since(start)));
+                if beside > Picoseconds::ZERO && beside >= longest {
+                    longest = beside;
+                    most = Some(stream);
+                }
+            }
+        }
+        let longer = longest.share(self.slowdown - 1.0);
+        most.filter(|_| longer > Picoseconds::ZERO)
+            .map(|stream| (stream, longer))
     }
 }
 
@@ -237,6 +249,15 @@ impl Waits {
         *last = (*last).max(task as u32 + 1);
     }
 
+    /// Of the tasks waited for, the one that ends last.
+    fn last(self, ends: &[End]) -> Option<usize> {
+        if self == Self::default() {
+            return None;
+        }
+        self.tasks().max_by_key(|&task| ends[task].at)
+    }
+
+    /// The tasks waited for.
     pub(crate) fn tasks(self) -> impl Iterator<Item = usize> {
         let all = self.0.into_iter().filter(|&next| next > 0);
         all.map(|next| next as usize - 1)
@@ -268,7 +289,7 @@ pub(crate) fn run(
     let mut host = Seconds(0.0);
     for (index, task) in tasks.enumerate() {
         let duration = Picoseconds::from(task.duration);
-        let awaited = task.waits.tasks().max_by_key(|&task| ends[task].at);
+        let awaited = task.waits.last(&ends);
         let free = streams.free(task.stream);
         let after = awaited.map(|task| ends[task]);
         let span = streams.issue(task.stream, duration, after);

@@ -1,6 +1,6 @@
 //! Bounds that count data-parallel messages never exceed the simulated step, however slow messages are.
 
-use catalog::{Bandwidth, Offload, Precision, Workload, WorkloadSizes};
+use catalog::{Bandwidth, Offload, Precision, ScheduleKind, Workload, WorkloadSizes};
 use costmodel::{CostModel, Lightest, Scenario};
 use plans::Decisions;
 use proptest::prelude::*;
@@ -9,10 +9,12 @@ fn scenario(model: &str, runtime: &str, global_batch: u64, network: f64) -> Scen
     let mut cluster = catalog::load::cluster("dgx-h100").expect("preset");
     let link = &mut cluster.scale_out.bandwidth.value;
     *link = Bandwidth(link.0 * network);
+    let mut runtime = catalog::load::runtime(runtime).expect("preset");
+    runtime.space.schedules = ScheduleKind::ALL.to_vec();
     Scenario {
         model: catalog::load::model(model).expect("preset"),
         cluster,
-        runtime: catalog::load::runtime(runtime).expect("preset"),
+        runtime,
         workload: Workload::new(WorkloadSizes {
             gpus: 64,
             seq_len: 2048,

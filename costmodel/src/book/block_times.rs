@@ -6,7 +6,7 @@ use catalog::{Axis, Bytes, DType, Fp8Recipe, Precision, Seconds};
 use dtensor::{AttentionShape, Collective, CollectiveKind, Pass, Trace};
 use plans::{Group, Recompute};
 
-use super::entry::{BlockToPrice, PricedBlock, PricedKernel};
+use super::entry::{BlockToPrice, Halves, PricedBlock, PricedKernel};
 use crate::block_cost;
 use crate::issue::Order;
 use crate::known;
@@ -87,9 +87,13 @@ impl Timed<'_> {
         };
         let order = Order::new(lowering, key, trace, lowered);
         let mut backward = order.issue(&(forward..end).collect::<Vec<usize>>());
-        let mut backward_weight = order.issue(&of_pass(&[Pass::BackwardWeight]));
+        let mut halves = (self.of.scenario.splits_backward()).then(|| Halves {
+            input: order.issue(&of_pass(&[Pass::Forward, Pass::BackwardInput])),
+            weight: order.issue(&of_pass(&[Pass::BackwardWeight])),
+        });
         if kernels.len() > end {
-            for pass in [&mut backward, &mut backward_weight] {
+            let weight = halves.as_mut().map(|halves| &mut halves.weight);
+            for pass in [&mut backward].into_iter().chain(weight) {
                 pass.push(Launch::last(end, pass));
             }
         }
@@ -97,9 +101,8 @@ impl Timed<'_> {
         let passes = PricedBlock {
             forward: order.issue(&(0..forward).collect::<Vec<usize>>()),
             recompute: self.of.modes.iter().map(again).collect(),
-            backward_input: order.issue(&of_pass(&[Pass::Forward, Pass::BackwardInput])),
             backward,
-            backward_weight,
+            halves,
             kernels,
         };
         self.with_parts(passes)
@@ -121,11 +124,12 @@ impl Timed<'_> {
         let Lowered { forward, backward } = self.of.lowered;
         let again = block.recompute.iter().flatten();
         let passes = block.forward.iter().chain(again);
-        for launch in passes.chain(&block.backward).chain(&block.backward_input) {
+        let passes = passes.chain(&block.backward);
+        let passes = passes.chain(block.halves.iter().flat_map(|halves| &halves.input));
+        for launch in passes.filter(|launch| launch.parts > 1) {
             let priced = &mut block.kernels[launch.kernel];
             let kernel = forward.iter().chain(backward).nth(launch.kernel);
-            if launch.parts > 1
-                && priced.part.is_none()
+            if priced.part.is_none()
                 && let Some(mut kind) = kernel.map(|kernel| kernel.kind)
                 && let KernelKind::Gemm { m, .. } = &mut kind
             {

@@ -11,6 +11,7 @@ use crate::launches::Launch;
 use crate::lower::{Lowered, Lowering};
 use crate::spread::Spread;
 use crate::stage::{Run, StageWork};
+use crate::stage_traffic::Traffic;
 use crate::states::Elements;
 use crate::traffic::DataParallel;
 use crate::{CostError, Scenario};
@@ -43,9 +44,7 @@ pub(crate) trait PriceBook: Debug + Send + Sync {
     /// When a message was not measured.
     fn data_parallel(
         &self,
-        scenario: &Scenario,
-        strategy: &Decisions,
-        parallel: &DataParallel,
+        traffic: &mut Traffic<'_>,
         runs: &[Run],
         stage: &mut StageWork,
     ) -> Result<(), CostError>;
@@ -124,10 +123,17 @@ pub(crate) struct PricedBlock {
     /// For every mode asked for: the forward kernels that run again before backward.
     pub(crate) recompute: Vec<Vec<Launch>>,
     pub(crate) backward: Vec<Launch>,
-    /// The half of a split backward that computes gradients of inputs.
-    pub(crate) backward_input: Vec<Launch>,
-    /// The half of a split backward that computes gradients of weights.
-    pub(crate) backward_weight: Vec<Launch>,
+    /// The two halves of backward, if the runtime has schedules that split it.
+    pub(crate) halves: Option<Halves>,
+}
+
+/// The halves of a split backward.
+#[derive(Clone, Debug)]
+pub(crate) struct Halves {
+    /// Gradients of inputs.
+    pub(crate) input: Vec<Launch>,
+    /// Gradients of weights.
+    pub(crate) weight: Vec<Launch>,
 }
 
 /// What the optimizer of a rank updates.

@@ -10,7 +10,7 @@ use catalog::{Axis, Bytes, DType, Origin, Precision, Runtime, Seconds, Sourced};
 use dtensor::{AnyOp, CollectiveKind, CostClass, Epilogues, Pass};
 use plans::{Decisions, Group, Recompute, UsedConstant, Zero};
 
-use super::entry::{BlockToPrice, PriceBook, PricedBlock, PricedKernel, Update};
+use super::entry::{BlockToPrice, Halves, PriceBook, PricedBlock, PricedKernel, Update};
 use crate::block_cost::BlockKey;
 use crate::launches::{Launch, Queue};
 use crate::lower::recomputed;
@@ -18,6 +18,7 @@ use crate::messages::measured;
 use crate::price::ProfilePrices;
 use crate::spread::Spread;
 use crate::stage::{Run, StageWork};
+use crate::stage_traffic::Traffic;
 use crate::states::{Elements, Weights};
 use crate::traffic::DataParallel;
 use crate::{CostError, Scenario, stage_traffic};
@@ -87,8 +88,10 @@ impl PriceBook for ProfilePrices {
             forward: issue(&[Pass::Forward]),
             recompute: of.modes.iter().map(again).collect(),
             backward: issue(&[Pass::BackwardInput, Pass::BackwardWeight]),
-            backward_input: issue(&[Pass::BackwardInput]),
-            backward_weight: issue(&[Pass::BackwardWeight]),
+            halves: of.scenario.splits_backward().then(|| Halves {
+                input: issue(&[Pass::BackwardInput]),
+                weight: issue(&[Pass::BackwardWeight]),
+            }),
             kernels,
         })
     }
@@ -111,15 +114,19 @@ impl PriceBook for ProfilePrices {
     /// Between GPUs this overlaps with compute, as on any cluster; if ranks share cores it is work of those cores.
     fn data_parallel(
         &self,
-        scenario: &Scenario,
-        strategy: &Decisions,
-        parallel: &DataParallel,
+        traffic: &mut Traffic<'_>,
         runs: &[Run],
         stage: &mut StageWork,
     ) -> Result<(), CostError> {
+        let Traffic {
+            scenario,
+            strategy,
+            parallel,
+            ..
+        } = *traffic;
         if self.is_of_gpus() && parallel.ranks() > 1 {
             let message = |kind, bytes, group: Group| measured(self, kind, bytes, group.size);
-            stage_traffic::add_layers(scenario, strategy, parallel, &message, runs, stage)?;
+            stage_traffic::add_layers(traffic, &message, runs, stage)?;
             stage_traffic::plan(scenario, strategy, parallel, stage);
             return Ok(());
         }

@@ -11,8 +11,8 @@ use crate::messages::{scatters_transfers, sent_to_next_stage};
 use crate::offload::Offloaded;
 use crate::price::{MemoryKind, TablePrices};
 use crate::stage::{Run, StageWork};
+use crate::stage_traffic::Traffic;
 use crate::states::{Elements, Weights};
-use crate::traffic::DataParallel;
 use crate::work::Work;
 use crate::{CostError, Scenario, module_visits, stage_traffic, states, tensorwise};
 
@@ -35,19 +35,23 @@ impl PriceBook for TablePrices {
 
     fn data_parallel(
         &self,
-        scenario: &Scenario,
-        strategy: &Decisions,
-        parallel: &DataParallel,
+        traffic: &mut Traffic<'_>,
         runs: &[Run],
         stage: &mut StageWork,
     ) -> Result<(), CostError> {
+        let Traffic {
+            scenario,
+            strategy,
+            parallel,
+            ..
+        } = *traffic;
         let visits = strategy.zero == Zero::Z3
             && (scenario.runtime.rewrites).contains(&Rewrite::VisitModules);
         let visited = visits.then(|| module_visits::add(scenario, parallel.ranks(), runs, stage));
         let runs = visited.as_deref().unwrap_or(runs);
         let copies = strategy.offload.is_some() || strategy.offload_layers > 0;
         if parallel.ranks() > 1 || copies {
-            self.traffic(scenario, strategy, parallel, runs, stage)?;
+            self.traffic(traffic, runs, stage)?;
         }
         // After the traffic is added: the blocks' shares of the stage's time are taken without these casts.
         autocast(scenario, self, strategy, runs, stage);
@@ -133,14 +137,18 @@ impl TablePrices {
     /// Adds the gathers and reductions of a stage, and the copies around them.
     fn traffic(
         &self,
-        scenario: &Scenario,
-        strategy: &Decisions,
-        parallel: &DataParallel,
+        traffic: &mut Traffic<'_>,
         runs: &[Run],
         stage: &mut StageWork,
     ) -> Result<(), CostError> {
+        let Traffic {
+            scenario,
+            strategy,
+            parallel,
+            ..
+        } = *traffic;
         let message = |kind, bytes, group: Group| Ok(self.collective(kind, bytes, group).time);
-        stage_traffic::add_layers(scenario, strategy, parallel, &message, runs, stage)?;
+        stage_traffic::add_layers(traffic, &message, runs, stage)?;
         let gathers_for_every_pass = strategy.zero == Zero::Z3 && strategy.reshard_after_forward;
         let has = |rewrite| scenario.runtime.rewrites.contains(&rewrite);
         if gathers_for_every_pass && has(Rewrite::GatherTensorByTensor) {

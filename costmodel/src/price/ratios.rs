@@ -38,6 +38,9 @@ impl<const N: usize> Ratios<N> {
 
     /// The ratio at these sizes; `None` if nothing was measured.
     pub(super) fn at(&self, sizes: [u64; N]) -> Option<f64> {
+        if self.points.is_empty() {
+            return None;
+        }
         let sizes = logs(sizes);
         let points = self.points.iter();
         let near = between(points.map(|point| (squared(&point.sizes, &sizes), point.ratio)));

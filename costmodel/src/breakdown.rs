@@ -1,0 +1,113 @@
+//! Where the time of a step goes: the parts of the time of the rank that is busy longest.
+
+use catalog::Seconds;
+use plans::Breakdown;
+
+use crate::assemble::Assembled;
+use crate::engine::Outcome;
+use crate::sequence::{PASSES, Passes, Sequence};
+
+/// For every pipeline rank the parts of its time; bubbles are not filled in.
+pub(crate) struct Parts(Vec<Breakdown>);
+
+impl Parts {
+    /// The parts of a simulated step; `sequence` has all its actions.
+    pub(crate) fn of(assembled: &Assembled, sequence: &Sequence, outcome: &Outcome) -> Self {
+        let passes = passes_run(assembled, &sequence.passes);
+        let of_ranks = passes.chunks(assembled.classes.len()).enumerate();
+        Self(
+            of_ranks
+                .map(|(rank, passes)| of_rank(assembled, outcome, rank, passes))
+                .collect(),
+        )
+    }
+
+    /// The rank that is busy longest.
+    pub(crate) fn critical(&self) -> usize {
+        let busy = |rank: usize| sum(&self.0[rank]) - self.0[rank].pp_exposed_s;
+        (0..self.0.len())
+            .max_by(|&a, &b| busy(a).total_cmp(&busy(b)).then(b.cmp(&a)))
+            .expect("there is a rank")
+    }
+
+    /// Parts of the critical rank's time; what remains is the bubble. The step's own host time counts as host time.
+    pub(crate) fn of_step(&self, outcome: &Outcome) -> Breakdown {
+        let slowest = outcome.ranks.iter().fold(Seconds(0.0), |t, r| t.max(r.end));
+        let mut parts = self.0[self.critical()];
+        parts.imbalance_s = outcome.imbalance.0;
+        parts.stragglers_s = outcome.stragglers.0;
+        parts.pp_exposed_s += outcome.link.0;
+        let Outcome {
+            imbalance,
+            stragglers,
+            link,
+            ..
+        } = *outcome;
+        parts.host_s += (outcome.step_time - imbalance - stragglers - link - slowest).0;
+        parts.bubble_s = 0.0;
+        parts.bubble_s = (outcome.step_time.0 - sum(&parts)).max(0.0);
+        parts
+    }
+}
+
+fn sum(parts: &Breakdown) -> f64 {
+    parts.compute_s
+        + parts.recompute_s
+        + parts.tp_exposed_s
+        + parts.cp_exposed_s
+        + parts.ep_exposed_s
+        + parts.dp_exposed_s
+        + parts.pp_exposed_s
+        + parts.bubble_s
+        + parts.optimizer_s
+        + parts.offload_exposed_s
+        + parts.host_s
+        + parts.imbalance_s
+        + parts.stragglers_s
+        + parts.pools_exposed_s
+}
+
+/// Where a rank's time goes, given its passes of every class of stages.
+fn of_rank(assembled: &Assembled, outcome: &Outcome, rank: usize, passes: &[Passes]) -> Breakdown {
+    let ran = &outcome.ranks[rank];
+    let mut parts = Breakdown {
+        pp_exposed_s: ran.transfers.0,
+        dp_exposed_s: ran.data.0,
+        optimizer_s: assembled.optimizer[rank].0,
+        offload_exposed_s: ran.offload.0,
+        ..Breakdown::default()
+    };
+    for (class, counts) in assembled.classes.iter().zip(passes) {
+        for (kind, &count) in PASSES.into_iter().zip(counts).filter(|(_, n)| **n > 0) {
+            let phase = class.work.phase(kind);
+            let work = phase.work * count as f64;
+            parts.compute_s += work.compute.0;
+            parts.tp_exposed_s += work.tp.0;
+            parts.cp_exposed_s += work.cp.0;
+            parts.ep_exposed_s += work.ep.0;
+            parts.dp_exposed_s += work.dp.0;
+            parts.recompute_s += phase.recompute.device().0 * count as f64;
+            let both = phase.work + phase.recompute;
+            parts.host_s += both.host_wait().0 * count as f64;
+        }
+    }
+    parts.scale(ran.stretch);
+    parts
+}
+
+/// For every rank and class of stages, the number of passes of each kind in the step.
+fn passes_run(assembled: &Assembled, of_stages: &[Passes]) -> Vec<Passes> {
+    let classes = assembled.classes.len();
+    let mut all = vec![Passes::default(); assembled.states.len() * classes];
+    let owners = assembled
+        .rank_of_stage
+        .iter()
+        .zip(&assembled.class_of_stage);
+    for ((&rank, &class), passes) in owners.zip(of_stages) {
+        let sums = &mut all[rank as usize * classes + class as usize];
+        for (sum, count) in sums.iter_mut().zip(passes) {
+            *sum += count;
+        }
+    }
+    all
+}

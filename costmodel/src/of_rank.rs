@@ -1,0 +1,144 @@
+//! Memory that a pipeline rank holds for the whole step, and its part of the optimizer step.
+
+use catalog::runtime::{Ahead, Rewrite};
+use catalog::{Bytes, DType, Seconds};
+use plans::{Decisions, Zero};
+
+use crate::CostError;
+use crate::blocks::BlockCosts;
+use crate::book::Update;
+use crate::offload::{self, HostStep, Offloaded};
+use crate::states::{self, StateBytes, Weights};
+use crate::traffic::DataParallel;
+
+/// Sizes of the largest block, in elements of its weights. ZeRO gathers and reduces one block at a time, so these decide
+/// how much memory that takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Largest {
+    /// All weights of the block: they are gathered.
+    gathered: u64,
+    /// The trained weights of the block: their gradients are reduced.
+    reduced: u64,
+}
+
+impl Largest {
+    /// The largest sizes after one more block is counted.
+    pub(crate) fn or(self, block: Weights) -> Self {
+        Self {
+            gathered: self.gathered.max(block.all().total()),
+            reduced: self.reduced.max(block.trained.total()),
+        }
+    }
+
+    /// The larger of both, in each count.
+    pub(crate) fn or_largest(self, other: Self) -> Self {
+        Self {
+            gathered: self.gathered.max(other.gathered),
+            reduced: self.reduced.max(other.reduced),
+        }
+    }
+}
+
+/// What a pipeline rank holds of all its stages.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct HeldByRank {
+    pub(crate) weights: Weights,
+    pub(crate) states: StateBytes,
+    pub(crate) largest: Largest,
+}
+
+/// Memory of a pipeline rank, and its part of the optimizer step, as in the lists of [`crate::assemble::Assembled`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OfRank {
+    pub(crate) in_flight: Bytes,
+    pub(crate) optimizer: Seconds,
+    pub(crate) optimizer_transient: Bytes,
+    pub(crate) resident: Bytes,
+    pub(crate) host: HostStep,
+    /// Bytes of its states in host memory.
+    pub(crate) states_on_host: Bytes,
+}
+
+impl OfRank {
+    /// That of a rank that holds so much.
+    ///
+    /// # Errors
+    /// When the optimizer was not measured, or the cluster's host is not known.
+    pub(crate) fn new(
+        costs: &BlockCosts,
+        strategy: &Decisions,
+        parallel: &DataParallel,
+        held: HeldByRank,
+    ) -> Result<Self, CostError> {
+        let HeldByRank {
+            weights,
+            states,
+            largest,
+        } = held;
+        let scenario = costs.scenario();
+        let (runtime, sharding) = (&scenario.runtime, &parallel.sharding);
+        let precision = scenario.workload.precision;
+        let copies = runtime.rewrites.contains(&Rewrite::CopyGradientsForStep)
+            || states::copies_for_step(runtime, strategy, precision);
+        let copy = match copies {
+            true => Bytes(sharding.updated(weights.trained) * DType::F32.size()),
+            false => Bytes(0),
+        };
+        let offloaded = Offloaded::of(runtime, strategy);
+        let states_on_host = offloaded.map(|host| {
+            let types = strategy.state_types(runtime);
+            host.on_host(weights, sharding, &types, precision)
+        });
+        let update = Update {
+            parallel,
+            elements: weights.trained,
+            gradients: states.gradients,
+        };
+        let in_flight = in_flight(strategy, costs, largest, weights);
+        let outside = runtime.overheads.context.value + runtime.overheads.workspace.value;
+        Ok(Self {
+            in_flight,
+            optimizer: costs.book().optimizer(scenario, strategy, &update)?,
+            optimizer_transient: offloaded.map_or(copy, |host| host.left(copy)),
+            resident: states.total() + in_flight + outside,
+            host: offload::step(scenario, strategy, strategy.offload, sharding, weights)?,
+            states_on_host: states_on_host.unwrap_or_default(),
+        })
+    }
+}
+
+/// ZeRO-3 holds the gathered blocks (current and prefetched) and one block's gradients before they
+/// are reduced; ZeRO-2 holds one block's gradients.
+pub(crate) fn in_flight(
+    strategy: &Decisions,
+    costs: &BlockCosts,
+    largest: Largest,
+    held: Weights,
+) -> Bytes {
+    let scenario = costs.scenario();
+    let compute = scenario.workload.precision.activation().size();
+    let reduce = strategy.state_types(&scenario.runtime).reduce.size();
+    match strategy.zero {
+        // The copies that autocast makes of all parameters live until the step's end.
+        Zero::Z0 if states::casts_whole(scenario, strategy.zero) => {
+            Bytes(held.trained.total() * compute)
+        }
+        Zero::Z0 | Zero::Z1 => Bytes(0),
+        Zero::Z2 => Bytes(largest.reduced * reduce),
+        // Not resharded after forward: the parameters of every block, and also all their gradients when these
+        // accumulate over several micro-batches.
+        Zero::Z3 if !strategy.reshard_after_forward => {
+            let gradients = if strategy.num_micro_batches > 1 {
+                held.trained.total()
+            } else {
+                largest.reduced
+            };
+            Bytes(held.all().total() * compute + gradients * reduce)
+        }
+        Zero::Z3 => {
+            let ahead = scenario.runtime.ahead(strategy.prefetch);
+            let blocks = ahead.unwrap_or(Ahead::USUAL).blocks();
+            Bytes(largest.gathered * blocks * compute + largest.reduced * reduce)
+        }
+    }
+}
