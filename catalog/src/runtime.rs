@@ -340,6 +340,9 @@ pub enum Rewrite {
     PortableExperts,
     /// The optimizer is one kernel over all tensors.
     FusedOptimizer,
+    /// The optimizer updates one tensor after the other, each by kernels of its own; so are gradients clipped and cleared
+    /// (Transformers before 4.30).
+    OptimizerByTensor,
     /// The optimizer step makes a 32-bit copy of its share of the gradients (DeepSpeed `stage_1_and_2.py`,
     /// `single_grad_partition`; `fused_optimizer.py`, `grads_groups_flat`).
     CopyGradientsForStep,
@@ -347,7 +350,7 @@ pub enum Rewrite {
 
 impl Rewrite {
     /// Every rewrite.
-    pub const ALL: [Self; 43] = [
+    pub const ALL: [Self; 44] = [
         Self::FuseBiasGelu,
         Self::FuseProjections,
         Self::FuseSwiglu,
@@ -390,6 +393,7 @@ impl Rewrite {
         Self::PadVocabulary,
         Self::PortableExperts,
         Self::FusedOptimizer,
+        Self::OptimizerByTensor,
         Self::CopyGradientsForStep,
     ];
 

@@ -26,6 +26,7 @@ const FILES: &[(&str, &str)] = embedded!(
         "torchtitan-compile-2025",
         "maxtext",
         "hf-trainer",
+        "hf-trainer-2021",
         "hf-deepspeed",
         "nanotron",
         "internevo",

@@ -62,6 +62,8 @@ pub struct StageClass {
     /// Bytes of their states. ZeRO shards every virtual stage by itself: the states of each are one buffer.
     states: StateBytes,
     largest: Largest,
+    /// Number of its trained tensors.
+    tensors: u64,
 }
 
 /// The block costs that a strategy's stages are built from, looked up once.
@@ -183,6 +185,7 @@ impl Assembled {
             of_rank.weights += class.weights;
             of_rank.states += class.states;
             of_rank.largest = of_rank.largest.or_largest(class.largest);
+            of_rank.tensors += class.tensors;
         }
         let activations = self.activations_on_host(strategy);
         // Most ranks hold as much as the one before.
@@ -434,8 +437,10 @@ impl StageClass {
             );
         }
         let largest = |largest: Largest, run: &Run| largest.or(run.cost.weights);
+        let tensors = |run: &Run| run.cost.tensors.reduced * run.count;
         Ok(Self {
             largest: runs.iter().fold(Largest::default(), largest),
+            tensors: runs.iter().map(tensors).sum(),
             runs,
             work,
             weights,

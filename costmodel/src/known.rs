@@ -61,6 +61,8 @@ enum Only {
     EightBits,
     /// Predictions of strategies that capture whole steps in CUDA graphs.
     GraphedStep,
+    /// Predictions of runtimes whose optimizer updates one tensor after the other.
+    ByTensor,
 }
 
 impl Only {
@@ -73,7 +75,11 @@ impl Only {
             Self::Any => true,
             Self::Parts(parts) => parts.contains(&architecture),
             Self::Network(network) => network == fabric,
-            Self::PortableExperts | Self::Host | Self::EightBits | Self::GraphedStep => false,
+            Self::PortableExperts
+            | Self::Host
+            | Self::EightBits
+            | Self::GraphedStep
+            | Self::ByTensor => false,
         }
     }
 }
@@ -214,6 +220,9 @@ known! {
     OPTIMIZER: "fused optimizer, of memory bandwidth" = 0.80, Times, Published, "fused Adam 0.75-0.85 of bandwidth";
     UNFUSED_OPTIMIZER: "unfused optimizer, of memory bandwidth" = 0.27, Times, Published,
         "torch foreach AdamW on B200: 0.23-0.31";
+    KERNELS_PER_TENSOR: "kernels per tensor of an optimizer that updates one after the other" = 10.0, Times, Published,
+        "transformers 4.12, optimization.py, AdamW: 7 without weight decay; norm and scaling by torch 1.10's clip_grad_norm_, and zero_grad",
+        Only::ByTensor;
     EIGHT_BIT_OPTIMIZER: "optimizer with 8-bit moments, of memory bandwidth" = 0.38, Times, Published,
         "bitsandbytes Adam on V100, 47 ms for 16 bytes of each of a billion 32-bit weights (Dettmers et al., arXiv:2110.02861, runtimes)",
         Only::EightBits;
@@ -284,6 +293,8 @@ pub(crate) struct Uses {
     pub(crate) graphed_step: bool,
     /// The model has experts, and our own executor's GPU kernel computes their matrix products.
     pub(crate) portable_experts: bool,
+    /// The optimizer updates one tensor after the other.
+    pub(crate) by_tensor: bool,
 }
 
 /// Provenance rows of the numbers that these features bring in.
@@ -293,6 +304,7 @@ pub(crate) fn rows_of_strategy(uses: Uses) -> Vec<UsedConstant> {
         Only::EightBits => uses.eight_bits,
         Only::GraphedStep => uses.graphed_step,
         Only::PortableExperts => uses.portable_experts,
+        Only::ByTensor => uses.by_tensor,
         Only::Any | Only::Parts(_) | Only::Network(_) => false,
     };
     ALL.iter().filter(needed).map(Known::row).collect()

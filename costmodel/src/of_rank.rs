@@ -45,6 +45,8 @@ pub(crate) struct HeldByRank {
     pub(crate) weights: Weights,
     pub(crate) states: StateBytes,
     pub(crate) largest: Largest,
+    /// Number of trained tensors.
+    pub(crate) tensors: u64,
 }
 
 /// Memory of a pipeline rank, and its part of the optimizer step, as in the lists of [`crate::assemble::Assembled`].
@@ -74,6 +76,7 @@ impl OfRank {
             weights,
             states,
             largest,
+            tensors,
         } = held;
         let scenario = costs.scenario();
         let (runtime, sharding) = (&scenario.runtime, &parallel.sharding);
@@ -93,6 +96,7 @@ impl OfRank {
             parallel,
             elements: weights.trained,
             gradients: states.gradients,
+            tensors,
         };
         let in_flight = in_flight(strategy, costs, largest, weights);
         let outside = runtime.overheads.context.value + runtime.overheads.workspace.value;

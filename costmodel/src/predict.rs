@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use catalog::calibration::Rate;
 use catalog::residuals::{self, Quantity};
+use catalog::runtime::Rewrite;
 use catalog::{Bytes, Cluster, CudaGraphs, DType, Origin, Seconds, Sourced, elementary};
 use plans::program::Program;
 use plans::{
@@ -326,8 +327,12 @@ fn of_strategy(scenario: &Scenario, strategy: &Strategy) -> Vec<UsedConstant> {
     let mut used = known::rows_of_strategy(known::Uses {
         host: on_host,
         eight_bits: moments == DType::U8,
+        by_tensor: scenario
+            .runtime
+            .rewrites
+            .contains(&Rewrite::OptimizerByTensor),
         graphed_step,
-        portable_experts: experts && rewrites.contains(&catalog::runtime::Rewrite::PortableExperts),
+        portable_experts: experts && rewrites.contains(&Rewrite::PortableExperts),
     });
     if let Some(host) = scenario.cluster.host.as_ref().filter(|_| on_host) {
         used.push(constant("link of a device to its host", &host.link));

@@ -144,4 +144,6 @@ pub(crate) struct Update<'a> {
     pub(crate) elements: Elements,
     /// Bytes of the gradients that the rank holds.
     pub(crate) gradients: Bytes,
+    /// Number of trained tensors of which it holds all or a part.
+    pub(crate) tensors: u64,
 }

@@ -14,7 +14,7 @@ use crate::stage::{Run, StageWork};
 use crate::stage_traffic::Traffic;
 use crate::states::{Elements, Weights};
 use crate::work::Work;
-use crate::{CostError, Scenario, module_visits, stage_traffic, states, tensorwise};
+use crate::{CostError, Scenario, known, module_visits, stage_traffic, states, tensorwise};
 
 impl PriceBook for TablePrices {
     fn block(&self, of: &BlockToPrice<'_>) -> Result<PricedBlock, CostError> {
@@ -90,6 +90,14 @@ impl PriceBook for TablePrices {
             // The gradients are read, written in 32 bits, and these read instead.
             let copied = on_device(Bytes(sharding.updated(elements) * 2 * DType::F32.size()));
             time += self.memory_bound(MemoryKind::Pointwise, copied).time;
+        }
+        if scenario
+            .runtime
+            .rewrites
+            .contains(&Rewrite::OptimizerByTensor)
+        {
+            let launch = scenario.by_host(&scenario.runtime.overheads.launch);
+            time = time.max(launch * (known::KERNELS_PER_TENSOR.factor() * of.tensors as f64));
         }
         let whole = elements.total() * types.reduce.size();
         Ok(time + scenario.runtime.overheads.gradient_byte.value * whole as f64)
