@@ -1,5 +1,6 @@
 //! States in host memory: bytes and times by hand.
 
+use catalog::runtime::Rewrite;
 use catalog::{Bytes, Origin, Precision, Sourced, Workload};
 use costmodel::{CostError, CostModel, Scenario};
 use plans::{Prediction, Strategy};
@@ -210,7 +211,8 @@ fn runtimes_say_what_they_keep_there() {
 /// step moves 16 bytes for each weight (gradient, weights and moments read, weights and moments written) and the scales.
 #[test]
 fn moments_in_eight_bits() {
-    let s = scenario(1, "hf-trainer");
+    let mut s = scenario(1, "hf-trainer");
+    s.runtime.rewrites.remove(&Rewrite::FusedOptimizer);
     let wide = predict(&s, "dp1");
     let narrow = predict(&s, "dp1 optim_states=8bit_moments");
     let weights = part(&wide, "parameters") / 4;
