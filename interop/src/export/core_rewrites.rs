@@ -121,6 +121,11 @@ pub(crate) const TABLE: &Table = &[
         Always("its Adam is one kernel over all tensors"),
     ),
     (
+        Rewrite::OptimizerByTensor,
+        |_| true,
+        Never("its Adam is one kernel over all tensors"),
+    ),
+    (
         Rewrite::InPlaceCrossEntropy,
         |j| !j.assumes(Rewrite::FuseCrossEntropy),
         Always("its vocabulary-parallel loss works in place"),

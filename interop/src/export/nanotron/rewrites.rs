@@ -38,6 +38,11 @@ pub(crate) const REWRITES: &Table = &[
         Always("the file asks for a fused Adam"),
     ),
     (
+        Rewrite::OptimizerByTensor,
+        |_| true,
+        Never("the file asks for a fused Adam"),
+    ),
+    (
         Rewrite::AccumulateGradients,
         |_| true,
         Always("gradients are added to 32-bit buffers"),

@@ -35,6 +35,11 @@ pub(crate) const REWRITES: &Table = &[
         Always("its AdamW is fused"),
     ),
     (
+        Rewrite::OptimizerByTensor,
+        |_| true,
+        Never("its AdamW is fused"),
+    ),
+    (
         Rewrite::FuseProjections,
         |_| true,
         Always("queries, keys and values are one product"),
