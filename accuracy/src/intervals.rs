@@ -88,9 +88,10 @@ const UNKNOWN_BELOW: f64 = 2.0 / 3.0;
 /// From the quantile 0.1 to 0.9 lie 80% of the errors of the sources that we know. A user's system is a source that we do
 /// not know, and may err more. So intervals of the step time are wider: one unknown source is added, with the weight of a
 /// known one, and a third of its errors are assumed to lie above the interval, a third inside, a third below. Dunn,
-/// Wasserman and Ramdas ("Distribution-Free Prediction Sets for Two-Layer Hierarchical Models", JASA 2023) assume more: all
-/// of them above when they compute the upper end, all below when they compute the lower.
-/// To test this, each source's runs are compared with intervals made from all other sources. The intervals hold 82% of the
+/// Wasserman and Ramdas ("Distribution-Free Prediction Sets for Two-Layer Hierarchical Models", JASA 2023) are more cautious:
+/// for the upper end they assume that all errors of the unknown source lie above it, for the lower end that all lie below.
+///
+/// To test this, each source's runs are compared with intervals made from all other sources. The intervals hold 84% of the
 /// runs. They would hold about 72% if no unknown source were added, and about 89% if half of its errors were assumed to lie
 /// above the interval and half below.
 ///

@@ -243,7 +243,7 @@ impl ScheduleKind {
         Self::DualPipeV,
     ];
 
-    /// Whether backward passes run in two halves: gradients of inputs, and later those of weights.
+    /// Whether the schedule splits backward passes in two: gradients of inputs first, gradients of weights later.
     #[must_use]
     pub fn splits_backward(self) -> bool {
         match self {

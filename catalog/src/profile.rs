@@ -310,16 +310,16 @@ impl Profile {
         self.measured = all.into_values().collect();
     }
 
-    /// The highest rate of any measured matrix product whose operands have 16 or more bits. On a processor it is the rate of
-    /// all cores together.
+    /// The peak compute rate of the machine, taken as that of its fastest measured matrix product with operands of at least
+    /// 16 bits. Where several ranks of a processor ran that product at the same time, their rates are added.
     #[must_use]
     pub fn peak(&self) -> FlopRate {
         let rate = self.fastest_product(|element| element != "f8");
         rate.unwrap_or(FlopRate(1.0))
     }
 
-    /// The highest rate of any measured matrix product of this type. TF32 products count as 32-bit ones. If none of the type was
-    /// measured, it is [`Self::peak`].
+    /// The peak compute rate for one type, taken as that of its fastest measured matrix product. TF32 products count as 32-bit
+    /// products. If no product of the type was measured, it is [`Self::peak`].
     #[must_use]
     pub fn peak_of(&self, dtype: DType) -> FlopRate {
         let elements: &[&str] = match dtype {

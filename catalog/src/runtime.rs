@@ -332,16 +332,16 @@ pub enum Rewrite {
     /// keeps no rows for the probabilities' gradients (Megatron-Core `moe/experts.py` at 5be9626,
     /// `weighted_bias_swiglu_impl`).
     WeightActivations,
-    /// The vocabulary is padded to a multiple of 128 on every tensor-parallel rank, so that matrix units can read the rows of
-    /// the logits (Megatron-LM `core/tokenizers/utils/build_tokenizer.py` at 5be9626, `vocab_size_with_padding`).
+    /// Unused entries are added to the vocabulary until each tensor-parallel rank has a multiple of 128. Then every row of the
+    /// logits starts where matrix units can read it (Megatron-LM `core/tokenizers/utils/build_tokenizer.py` at 5be9626, `vocab_size_with_padding`).
     PadVocabulary,
     /// One kernel computes all experts' matrix products with instructions that Ampere already has, not with Hopper's faster
     /// ones (our own executor, `grouped.cu`).
     PortableExperts,
     /// The optimizer is one kernel over all tensors.
     FusedOptimizer,
-    /// The optimizer updates one tensor after the other, each by kernels of its own; so are gradients clipped and cleared
-    /// (Transformers before 4.30).
+    /// The optimizer step launches separate kernels for every parameter tensor: to clip its gradient, to update it, and to clear
+    /// its gradient (Hugging Face's Trainer before Transformers 4.30).
     OptimizerByTensor,
     /// The optimizer step makes a 32-bit copy of its share of the gradients (DeepSpeed `stage_1_and_2.py`,
     /// `single_grad_partition`; `fused_optimizer.py`, `grads_groups_flat`).

@@ -62,7 +62,7 @@ pub struct StageClass {
     /// Bytes of their states. ZeRO shards every virtual stage by itself: the states of each are one buffer.
     states: StateBytes,
     largest: Largest,
-    /// Number of its trained tensors.
+    /// Number of trained parameter tensors of the stage.
     tensors: u64,
 }
 
@@ -188,7 +188,7 @@ impl Assembled {
             of_rank.tensors += class.tensors;
         }
         let activations = self.activations_on_host(strategy);
-        // Most ranks hold as much as the one before.
+        // Most ranks hold the same as the rank before, whose entries are then taken over.
         let mut known: Option<(HeldByRank, OfRank)> = None;
         for held in held {
             let of = match known {
@@ -207,7 +207,7 @@ impl Assembled {
         Ok(())
     }
 
-    /// Saved activations that lie on the host of a rank: of the one stage of a job without a pipeline.
+    /// Bytes of saved activations that a rank keeps in host memory. Only jobs without a pipeline do, so all are of one stage.
     fn activations_on_host(&self, strategy: &Decisions) -> Bytes {
         let mut bytes = Bytes(0);
         for class in self.classes.iter().filter(|_| strategy.offload_layers > 0) {

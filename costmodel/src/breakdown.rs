@@ -1,4 +1,6 @@
-//! Where the time of a step goes: the parts of the time of the rank that is busy longest.
+//! Explains the time of a step by what one pipeline rank spends it on: compute, exposed communication, the optimizer, waiting.
+//!
+//! The rank is the one that is busy longest, because the others wait for it.
 
 use catalog::Seconds;
 use plans::Breakdown;
@@ -7,11 +9,11 @@ use crate::assemble::Assembled;
 use crate::engine::Outcome;
 use crate::sequence::{PASSES, Passes, Sequence};
 
-/// For every pipeline rank the parts of its time; bubbles are not filled in.
+/// What every pipeline rank spends its time on, one breakdown per rank. The bubble, in which a rank waits for others, is 0 in them.
 pub(crate) struct Parts(Vec<Breakdown>);
 
 impl Parts {
-    /// The parts of a simulated step; `sequence` has all its actions.
+    /// Adds up what the ranks of a simulated step did. `sequence` must be that of the whole step, not of a shortened one.
     pub(crate) fn of(assembled: &Assembled, sequence: &Sequence, outcome: &Outcome) -> Self {
         let passes = passes_run(assembled, &sequence.passes);
         let of_ranks = passes.chunks(assembled.classes.len()).enumerate();
@@ -22,7 +24,7 @@ impl Parts {
         )
     }
 
-    /// The rank that is busy longest.
+    /// The index of the pipeline rank that is busy longest. Waiting for pipeline transfers does not count as busy.
     pub(crate) fn critical(&self) -> usize {
         let busy = |rank: usize| sum(&self.0[rank]) - self.0[rank].pp_exposed_s;
         (0..self.0.len())
@@ -30,7 +32,8 @@ impl Parts {
             .expect("there is a rank")
     }
 
-    /// Parts of the critical rank's time; what remains is the bubble. The step's own host time counts as host time.
+    /// The breakdown of the step: that of the critical rank, completed by what the whole step waits for. The time of the step that
+    /// no part explains is the bubble. The host's work between steps counts as host time.
     pub(crate) fn of_step(&self, outcome: &Outcome) -> Breakdown {
         let slowest = outcome.ranks.iter().fold(Seconds(0.0), |t, r| t.max(r.end));
         let mut parts = self.0[self.critical()];
@@ -67,7 +70,7 @@ fn sum(parts: &Breakdown) -> f64 {
         + parts.pools_exposed_s
 }
 
-/// Where a rank's time goes, given its passes of every class of stages.
+/// The breakdown of one rank. `passes` has, for every class of stages, how many passes of each kind the rank runs.
 fn of_rank(assembled: &Assembled, outcome: &Outcome, rank: usize, passes: &[Passes]) -> Breakdown {
     let ran = &outcome.ranks[rank];
     let mut parts = Breakdown {
@@ -95,7 +98,8 @@ fn of_rank(assembled: &Assembled, outcome: &Outcome, rank: usize, passes: &[Pass
     parts
 }
 
-/// For every rank and class of stages, the number of passes of each kind in the step.
+/// How many passes of each kind every rank runs of every class of stages. Entry `rank · classes + class` belongs to that rank and
+/// class; `of_stages` are the numbers for each virtual stage.
 fn passes_run(assembled: &Assembled, of_stages: &[Passes]) -> Vec<Passes> {
     let classes = assembled.classes.len();
     let mut all = vec![Passes::default(); assembled.states.len() * classes];

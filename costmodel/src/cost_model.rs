@@ -383,7 +383,7 @@ impl CostModel {
 
     pub(crate) fn assembled(&self, strategy: &Strategy) -> Result<Assembled, CostError> {
         let pipeline = self.pipelines.pipeline(strategy)?;
-        if pipeline.splits_backward && !self.scenario.splits_backward() {
+        if strategy.schedule.splits_backward() && !self.scenario.splits_backward() {
             return Err(CostError::WholeBackward {
                 runtime: self.scenario.runtime.name.clone(),
                 schedule: strategy.schedule.name(),

@@ -80,13 +80,13 @@ impl Waits {
 /// Time and memory of one pipeline rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RankOutcome {
-    /// Time of pipeline transfers that it waited for.
+    /// Time that the rank waited for pipeline transfers.
     pub transfers: Seconds,
-    /// Time that data-parallel messages left exposed.
+    /// Time that the rank's kernels lost to data-parallel messages, by waiting for them or by running slower beside them.
     pub data: Seconds,
-    /// Time that copies to and from host memory, and the host's own work, left exposed.
+    /// Time that the rank's kernels waited for copies to and from host memory and for the optimizer on the host.
     pub offload: Seconds,
-    /// How many times as long its passes take because ranks share cores.
+    /// Factor by which everything takes longer because ranks share the cores of one machine; 1 if each has a device.
     pub stretch: f64,
     /// Time from the start of the step to the end of the rank's last action.
     pub end: Seconds,
@@ -190,7 +190,7 @@ impl RankState {
         self.streams.free(streams::Stream::Compute)
     }
 
-    /// Runs a pass.
+    /// Runs a forward or backward pass: its kernels on the rank's streams, and its effect on the memory in use.
     #[inline(always)]
     fn compute_pass(
         &mut self,
@@ -215,8 +215,8 @@ impl RankState {
         record.memory(rank as u32, end, self.memory);
     }
 
-    /// Sends the result of a pass. With overlap, data arrives when the transfer ends. Without, the receiver takes part in
-    /// the transfer, which starts once both sides are ready: then this is when the sender is.
+    /// Sends the result of a pass to another pipeline rank, and returns the `arrival` that the receiver's [`Self::receive`] takes:
+    /// when the message is there if transfers overlap with compute, or else when the sender is ready.
     #[inline(always)]
     fn send<const OVERLAPS: bool>(
         &mut self,
@@ -245,7 +245,8 @@ impl RankState {
         if OVERLAPS { end } else { start }
     }
 
-    /// Waits for a message that arrives at a time, or whose sender is ready then.
+    /// Makes the rank wait for a message from another pipeline rank. If transfers overlap with compute, the message is there at
+    /// `arrival`. If they do not, the sender is ready at `arrival`, and the transfer starts once this rank is ready too.
     #[inline(always)]
     fn receive<const OVERLAPS: bool>(&mut self, arrival: Picoseconds, transfer: Picoseconds) {
         let arrival = match OVERLAPS {
@@ -351,7 +352,8 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Runs steps; `OVERLAPS` says whether pipeline transfers do with compute.
+    /// Runs these steps in order. `OVERLAPS` is [`Inputs::transfer_overlaps`] as a constant, so that the loop need not ask for it
+    /// at every step.
     fn run_steps<const OVERLAPS: bool>(&mut self, steps: &[Step], record: &mut impl Record) {
         for step in steps {
             let rank = step.rank as usize;

@@ -58,7 +58,7 @@ pub enum CostError {
         /// Number of GPUs of every pool.
         gpus: Vec<u64>,
     },
-    /// The strategy's schedule runs backward passes in two halves, which no schedule of the runtime does.
+    /// The strategy's schedule splits backward passes in two halves, but the runtime has no such schedule.
     #[error("runtime {runtime} does not run backward in two halves, as schedule {schedule} does")]
     WholeBackward {
         /// Name of the runtime.

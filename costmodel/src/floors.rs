@@ -34,11 +34,10 @@ pub fn time(
     scenario: &Scenario,
     strategy: &Decisions,
     assembled: &Assembled,
-    pipeline: &Pipeline,
     known: Known,
 ) -> Seconds {
     let work: Vec<Least> = (assembled.classes.iter())
-        .map(|class| Least::of(&class.work, strategy, pipeline.splits_backward))
+        .map(|class| Least::of(&class.work, strategy))
         .collect();
     let mut ranks = vec![Rank::default(); strategy.pp as usize];
     let mut head = work[assembled.class_of_stage[0] as usize].first_gather;
@@ -183,7 +182,8 @@ struct Least {
 }
 
 impl Least {
-    fn of(stage: &StageWork, strategy: &Decisions, split: bool) -> Self {
+    fn of(stage: &StageWork, strategy: &Decisions) -> Self {
+        let split = strategy.schedule.splits_backward();
         let traffic = stage.traffic;
         let micro_batches = strategy.num_micro_batches as f64;
         let forward = |time: Seconds| match traffic.gather_forward {

@@ -61,7 +61,7 @@ enum Only {
     EightBits,
     /// Predictions of strategies that capture whole steps in CUDA graphs.
     GraphedStep,
-    /// Predictions of runtimes whose optimizer updates one tensor after the other.
+    /// Predictions for runtimes with [`catalog::runtime::Rewrite::OptimizerByTensor`].
     ByTensor,
 }
 

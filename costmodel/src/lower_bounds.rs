@@ -299,7 +299,7 @@ impl CostModel {
             waits: self.waits(strategy, &assembled)?.total(),
         };
         Ok(Floors {
-            time: floors::time(scenario, strategy, &assembled, &pipeline, known),
+            time: floors::time(scenario, strategy, &assembled, known),
             memory: self.pools.fullest(scenario, strategy, held)?,
             fits_host,
         })

@@ -1,4 +1,4 @@
-//! Memory that a pipeline rank holds for the whole step, and its part of the optimizer step.
+//! What one pipeline rank holds in memory for the whole step, and how long its part of the optimizer step takes.
 
 use catalog::runtime::{Ahead, Rewrite};
 use catalog::{Bytes, DType, Seconds};
@@ -11,18 +11,18 @@ use crate::offload::{self, HostStep, Offloaded};
 use crate::states::{self, StateBytes, Weights};
 use crate::traffic::DataParallel;
 
-/// Sizes of the largest block, in elements of its weights. ZeRO gathers and reduces one block at a time, so these decide
-/// how much memory that takes.
+/// Numbers of elements of the largest block. ZeRO gathers and reduces one block at a time, so the largest decides how much memory
+/// that takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Largest {
-    /// All weights of the block: they are gathered.
+    /// Most weights of any block. All of them are gathered.
     gathered: u64,
-    /// The trained weights of the block: their gradients are reduced.
+    /// Most trained weights of any block. Only these have gradients to reduce.
     reduced: u64,
 }
 
 impl Largest {
-    /// The largest sizes after one more block is counted.
+    /// The maximum of these numbers and those of one more block.
     pub(crate) fn or(self, block: Weights) -> Self {
         Self {
             gathered: self.gathered.max(block.all().total()),
@@ -30,7 +30,7 @@ impl Largest {
         }
     }
 
-    /// The larger of both, in each count.
+    /// The maximum of both, number by number.
     pub(crate) fn or_largest(self, other: Self) -> Self {
         Self {
             gathered: self.gathered.max(other.gathered),
@@ -39,17 +39,17 @@ impl Largest {
     }
 }
 
-/// What a pipeline rank holds of all its stages.
+/// The weights and states that a pipeline rank holds, summed over its virtual stages.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct HeldByRank {
     pub(crate) weights: Weights,
     pub(crate) states: StateBytes,
     pub(crate) largest: Largest,
-    /// Number of trained tensors.
+    /// Number of trained parameter tensors.
     pub(crate) tensors: u64,
 }
 
-/// Memory of a pipeline rank, and its part of the optimizer step, as in the lists of [`crate::assemble::Assembled`].
+/// One rank's entries of the lists of the same names in [`crate::assemble::Assembled`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OfRank {
     pub(crate) in_flight: Bytes,
@@ -57,12 +57,12 @@ pub(crate) struct OfRank {
     pub(crate) optimizer_transient: Bytes,
     pub(crate) resident: Bytes,
     pub(crate) host: HostStep,
-    /// Bytes of its states in host memory.
+    /// Bytes of its parameters, gradients and optimizer states that lie in host memory.
     pub(crate) states_on_host: Bytes,
 }
 
 impl OfRank {
-    /// That of a rank that holds so much.
+    /// Computes the entries of a rank from what it holds.
     ///
     /// # Errors
     /// When the optimizer was not measured, or the cluster's host is not known.
@@ -111,8 +111,8 @@ impl OfRank {
     }
 }
 
-/// ZeRO-3 holds the gathered blocks (current and prefetched) and one block's gradients before they
-/// are reduced; ZeRO-2 holds one block's gradients.
+/// Bytes of parameters that are gathered, and of gradients that are not yet reduced, at one time. ZeRO-3 holds the parameters of
+/// the current and the prefetched blocks and the gradients of one; ZeRO-2 holds the gradients of one block.
 pub(crate) fn in_flight(
     strategy: &Decisions,
     costs: &BlockCosts,

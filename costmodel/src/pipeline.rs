@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use plans::{ActionKind, Decisions, Schedule, ScheduleKind, Zero, program};
+use plans::{Decisions, Schedule, ScheduleKind, Zero, program};
 
 use crate::CostError;
 use crate::memo::Memo;
@@ -17,8 +17,6 @@ pub struct Pipeline {
     pub rank_of_stage: Arc<Vec<u32>>,
     /// Micro-batches in flight at the fullest moment, per rank.
     pub in_flight: InFlight,
-    /// Whether backward is split into two halves.
-    pub splits_backward: bool,
 }
 
 /// Schedule kind, pipeline ranks, virtual stages per rank, and micro-batches.
@@ -72,10 +70,8 @@ impl Pipelines {
         let key = (kind, pp, vpp, steady(kind, pp, micro_batches));
         self.pipelines.get(&key, || {
             let schedule = build(&key)?;
-            let is_half = |action: &plans::Action| action.kind == ActionKind::W;
             Ok(Pipeline {
                 in_flight: InFlight::of(&schedule),
-                splits_backward: schedule.ranks.iter().flatten().any(is_half),
                 rank_of_stage: Arc::new(schedule.rank_of_stage),
             })
         })
@@ -198,6 +194,8 @@ fn schedule_key(strategy: &Decisions) -> ScheduleKey {
 
 #[cfg(test)]
 mod tests {
+    use plans::ActionKind;
+
     use super::*;
 
     #[test]
@@ -222,6 +220,9 @@ mod tests {
                             continue;
                         };
                         assert_eq!(long.rank_of_stage, short.rank_of_stage);
+                        let halves = long.ranks.iter().flatten();
+                        let halves = halves.filter(|action| action.kind == ActionKind::W);
+                        assert_eq!(halves.count() > 0, kind.splits_backward(), "{kind}");
                         assert_eq!(
                             InFlight::of(&long),
                             InFlight::of(&short),

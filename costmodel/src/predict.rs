@@ -317,7 +317,7 @@ fn provenance(scenario: &Scenario, strategy: &Strategy, pools: &[BlockCosts]) ->
     used
 }
 
-/// The constants that only some strategies need: of hosts, and of moments in 8 bits.
+/// The constants that only predictions with some features need: host memory, moments in 8 bits, captured steps, and others.
 fn of_strategy(scenario: &Scenario, strategy: &Strategy) -> Vec<UsedConstant> {
     let on_host = strategy.offload.is_some() || strategy.offload_layers > 0;
     let moments = strategy.state_types(&scenario.runtime).momentum;
@@ -327,10 +327,7 @@ fn of_strategy(scenario: &Scenario, strategy: &Strategy) -> Vec<UsedConstant> {
     let mut used = known::rows_of_strategy(known::Uses {
         host: on_host,
         eight_bits: moments == DType::U8,
-        by_tensor: scenario
-            .runtime
-            .rewrites
-            .contains(&Rewrite::OptimizerByTensor),
+        by_tensor: rewrites.contains(&Rewrite::OptimizerByTensor),
         graphed_step,
         portable_experts: experts && rewrites.contains(&Rewrite::PortableExperts),
     });

@@ -109,7 +109,7 @@ impl Scenario {
         }
     }
 
-    /// Whether the runtime has schedules that run backward passes in two halves.
+    /// Whether the runtime has a schedule that splits backward passes in two halves.
     pub(crate) fn splits_backward(&self) -> bool {
         let schedules = &self.runtime.space.schedules;
         schedules.iter().any(|schedule| schedule.splits_backward())

@@ -19,7 +19,7 @@ pub(crate) struct Sequence {
     pub(crate) places: usize,
     /// For every stage, the number of passes of each kind.
     pub(crate) passes: Vec<Passes>,
-    /// Which kinds of passes there are, in the order of [`PASSES`].
+    /// Whether the step has passes of each kind, in the order of [`PASSES`].
     pub(crate) kinds: [bool; PASSES.len()],
     /// The last two groups of micro-batches, if the schedule has groups.
     pub(crate) last: Option<LastGroups>,

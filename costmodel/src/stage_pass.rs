@@ -1,5 +1,7 @@
-//! A pass of a stage on the streams of its GPU: its kernels block by block, with data-parallel messages and copies beside
-//! them.
+//! Runs one forward or backward pass of a pipeline stage on the streams of a GPU.
+//!
+//! The pass runs its blocks one after the other. Beside their kernels run what the blocks send and copy: gathers of parameters,
+//! reductions of gradients, and copies to and from host memory.
 
 use std::ops::Range;
 
@@ -12,53 +14,58 @@ use crate::picoseconds::Picoseconds;
 use crate::stage::{LayerTraffic, Phase, StageWork, TrafficPlan, When};
 use crate::streams::{End, Stream, Streams};
 
-/// Most blocks that are gathered at one time.
+/// The largest number of blocks whose parameters are gathered at the same time.
 const READY: usize = MAX_AHEAD as usize + 1;
 
-/// Time and memory of a pass of a stage.
+/// A forward or backward pass of a stage over one micro-batch: how long it takes, and how much memory it needs. The default
+/// takes and needs nothing.
 #[derive(Debug, Default)]
 pub(crate) struct StagePass {
-    /// Time of its kernels.
+    /// Time that its kernels take when nothing runs beside them.
     pub(crate) duration: Picoseconds,
-    /// Peak bytes during the pass beyond what is held.
+    /// Most bytes that the pass needs at once, beyond those in use when it begins.
     pub(crate) transient: Bytes,
-    /// Bytes held from its end on.
+    /// Bytes that stay in use after it, such as activations saved for backward.
     pub(crate) allocates: Bytes,
-    /// Bytes released at its end.
+    /// Bytes in use before it that it frees.
     pub(crate) frees: Bytes,
-    /// Micro-batches for which nothing runs beside its kernels.
+    /// The micro-batches, by number, whose pass sends and copies nothing.
     pub(crate) alone: Range<u32>,
     beside: Beside,
 }
 
-/// What runs beside the kernels of a pass.
+/// The messages and copies of a pass, which run beside its kernels.
 #[derive(Debug, Default)]
 struct Beside {
     forward: bool,
-    /// Rows of equal blocks in the order of the pass; none if nothing ever runs beside its kernels.
+    /// The blocks in the order in which the pass runs them, equal neighbours as one row. Empty if no micro-batch has messages or
+    /// copies in this pass.
     rows: Vec<Row>,
+    /// The micro-batches in which the pass gathers parameters.
     gathers: When,
+    /// The micro-batches in which the pass reduces gradients.
     reduces: When,
     plan: TrafficPlan,
     activations: ActivationCopies,
 }
 
-/// A row of equal blocks, with the times of one of them.
+/// A row of `count` equal blocks. The times are those of one block.
 #[derive(Debug)]
 struct Row {
     count: u64,
+    /// Number of its first block among the layers of the stage; `None` if its blocks are no layers.
     first_layer: Option<u64>,
     kernels: Picoseconds,
     gather: Picoseconds,
     reduce: Picoseconds,
     to_host: Picoseconds,
     from_host: Picoseconds,
-    /// Whether its parameters are copied from host memory for longer than they are gathered.
+    /// Whether copying the parameters from host memory takes longer than gathering them.
     waits_for_copy: bool,
 }
 
 impl StagePass {
-    /// The pass of a kind.
+    /// The stage's pass of this kind.
     pub(crate) fn new(stage: &StageWork, kind: ActionKind) -> Self {
         let Phase {
             work, recompute, ..
@@ -66,7 +73,7 @@ impl StagePass {
         Self::lasting(stage, kind, (work + recompute).duration().into())
     }
 
-    /// The pass of a kind, with kernels that take `duration`.
+    /// The same, if its kernels took `duration`.
     pub(crate) fn lasting(stage: &StageWork, kind: ActionKind, duration: Picoseconds) -> Self {
         let phase = stage.phase(kind);
         let beside = Beside::of(stage, kind, duration);
@@ -80,12 +87,13 @@ impl StagePass {
         }
     }
 
-    /// Runs the kernels of a micro-batch with what runs beside them, block by block.
+    /// Runs the pass of one micro-batch, block by block.
     ///
-    /// A gather is issued when the block before it begins (FSDP's prefetch, Megatron's bucket look-ahead), or as many blocks
-    /// ahead as the plan says, and so goes ahead of that block's reduction, which is issued when it ends; a block waits for
-    /// its parameters. Parameters gathered once per step are requested when the optimizer is done, in turn for all stages.
-    /// All traffic shares one stream, because it shares the links.
+    /// A block starts when its parameters are gathered. Their gather is issued when the block before starts (FSDP's prefetch,
+    /// Megatron's bucket look-ahead), or as many blocks earlier as the plan says. In backward a block's gradients are reduced when
+    /// the block ends. If parameters are gathered only once per step, all gathers are issued at its start.
+    ///
+    /// Gathers and reductions use the same links, so they run one after the other on a single stream.
     #[inline(never)]
     pub(crate) fn run(&self, streams: &mut Streams, micro_batch: u32) {
         let of = &self.beside;
@@ -107,8 +115,8 @@ impl StagePass {
             false => of.plan.ahead.backward,
         };
         let ahead = (ahead as usize).min(READY - 1);
-        // When the parameters of the blocks that are gathered are there: of the next block at `slot`, of those after it in the
-        // places that follow, around the first `ahead + 1`.
+        // A ring of `ahead + 1` places: when the parameters of each block that was asked for are there. The next block's place is
+        // `slot`, and those of the blocks after it follow.
         let mut ready = [None; READY];
         for ready in &mut ready[..ahead] {
             *ready = asked.next(streams);
@@ -119,14 +127,7 @@ impl StagePass {
             for block in 0..row.count {
                 let last = if slot == 0 { ahead } else { slot - 1 };
                 ready[last] = asked.next(streams);
-                let layer = row.first_layer.filter(|_| copies).map(|first| {
-                    first
-                        + if of.forward {
-                            block
-                        } else {
-                            row.count - 1 - block
-                        }
-                });
+                let layer = row.layer(block, of.forward).filter(|_| copies);
                 if let Some(layer) = layer.filter(|_| !of.forward) {
                     copying.before_backward(layer, streams);
                 }
@@ -164,7 +165,8 @@ impl Beside {
         }
     }
 
-    /// Micro-batches, between the step's first and last, of which nothing runs beside the kernels.
+    /// The micro-batches whose pass sends and copies nothing. Messages of the first or the last micro-batch leave those after the
+    /// first, or before the last.
     fn never(&self) -> Range<u32> {
         let when = [self.gathers, self.reduces];
         if when.contains(&When::Always) || !self.activations.is_none() {
@@ -185,16 +187,18 @@ impl Beside {
     }
 }
 
-/// The blocks of a pass whose parameters are still to be gathered.
+/// The blocks of a pass whose gathers are not issued yet.
 struct Asked<'a> {
     rows: &'a [Row],
-    /// Number of blocks of the first row that were passed.
+    /// Number of blocks of the first of these rows whose gathers are issued.
     passed: u64,
+    /// Whether gathers do not wait for the blocks before.
     at_once: bool,
 }
 
 impl Asked<'_> {
-    /// Gathers the parameters of the next block. Returns when they are there; `None` if they always are, or no block is left.
+    /// Issues the next block's gather, and returns when its parameters are there. `None` if nothing is gathered for the block, or
+    /// if no block is left.
     #[inline(always)]
     fn next(&mut self, streams: &mut Streams) -> Option<End> {
         let row = self.rows.first()?;
@@ -225,7 +229,17 @@ impl Row {
         }
     }
 
-    /// Reduces a block's gradients, and copies them to host memory if they go there; compute `waits` for the copy.
+    /// The number of a block among the layers of the stage, if it is a layer; `block` counts from 0 in the order of the pass.
+    fn layer(&self, block: u64, forward: bool) -> Option<u64> {
+        let offset = match forward {
+            true => block,
+            false => self.count - 1 - block,
+        };
+        self.first_layer.map(|first| first + offset)
+    }
+
+    /// Issues the reduction of a block's gradients, and their copy to host memory if they belong there. Kernels wait for the
+    /// copy if `waits`.
     #[inline(always)]
     fn reduce(&self, waits: bool, streams: &mut Streams) {
         let mut done = streams.end(Stream::Compute);
@@ -241,8 +255,8 @@ impl Row {
         }
     }
 
-    /// Copies a block's parameters from host memory, if they lie there, and gathers them, `at_once` or when compute has come as
-    /// far as it has been issued. Returns when they are there; `None` if they always are.
+    /// Issues the copy of a block's parameters from host memory, if they lie there, and then their gather. Both wait for the
+    /// kernels issued so far, but not if `at_once`. Returns when the parameters are there; `None` if there is nothing to wait for.
     #[inline(always)]
     fn gather(&self, at_once: bool, streams: &mut Streams) -> Option<End> {
         let mut asked = (!at_once).then(|| streams.end(Stream::Compute));
@@ -255,7 +269,7 @@ impl Row {
             return asked.filter(|_| copied);
         }
         streams.issue(Stream::Data, self.gather, asked);
-        // What is waited for is the longer of both.
+        // The kernels wait for both; the time counts as that of the longer.
         let stream = match self.waits_for_copy {
             true => Stream::FromHost,
             false => Stream::Data,

@@ -14,7 +14,8 @@ use crate::traffic::DataParallel;
 use crate::work::Work;
 use crate::{CostError, Scenario, states};
 
-/// The data-parallel messages and copies of a strategy's blocks, priced once for blocks with the same weights.
+/// Prices the data-parallel messages and host copies of a strategy's blocks. Blocks with equally many weights share one price,
+/// which is computed when the first of them is met.
 #[derive(Debug)]
 pub(crate) struct Traffic<'a> {
     pub(crate) scenario: &'a Scenario,
@@ -23,7 +24,7 @@ pub(crate) struct Traffic<'a> {
     priced: Vec<(Weights, BlockTraffic)>,
 }
 
-/// Times of the messages and copies of a block.
+/// How long the gather, the reduction and the host copies of one block take.
 #[derive(Clone, Copy, Debug)]
 struct BlockTraffic {
     gather: Seconds,
@@ -32,7 +33,7 @@ struct BlockTraffic {
 }
 
 impl<'a> Traffic<'a> {
-    /// Traffic of which nothing is priced yet.
+    /// The traffic of a strategy, with nothing priced yet.
     pub(crate) fn new(
         scenario: &'a Scenario,
         strategy: &'a Decisions,
@@ -46,6 +47,7 @@ impl<'a> Traffic<'a> {
         }
     }
 
+    /// The times of a block with these weights.
     fn of(&mut self, weights: Weights, message: Message<'_>) -> Result<BlockTraffic, CostError> {
         if let Some((_, known)) = self.priced.iter().find(|(of, _)| *of == weights) {
             return Ok(*known);

@@ -249,7 +249,7 @@ impl Waits {
         *last = (*last).max(task as u32 + 1);
     }
 
-    /// Of the tasks waited for, the one that ends last.
+    /// The index of the awaited task that ends last; `None` if no task is awaited. `ends` has the end of every task.
     fn last(self, ends: &[End]) -> Option<usize> {
         if self == Self::default() {
             return None;
@@ -257,7 +257,7 @@ impl Waits {
         self.tasks().max_by_key(|&task| ends[task].at)
     }
 
-    /// The tasks waited for.
+    /// The indices of the awaited tasks.
     pub(crate) fn tasks(self) -> impl Iterator<Item = usize> {
         let all = self.0.into_iter().filter(|&next| next > 0);
         all.map(|next| next as usize - 1)

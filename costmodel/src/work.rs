@@ -42,7 +42,8 @@ impl Work {
 }
 
 /// Work of backward, both in one pass and split into two. In one pass it may be shorter than the sum of both halves,
-/// because messages of one half overlap with kernels of the other. Where no schedule splits it, the first half is all of it.
+/// because messages of one half overlap with kernels of the other. If the runtime has no schedule that splits backward,
+/// `input` is all of it and `weight` takes no time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, AddAssign, Mul)]
 pub struct Backward {
     /// Backward in one pass.

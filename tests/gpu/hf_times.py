@@ -69,6 +69,8 @@ def train(case):
 
 
 def predict(binary, case, gpu, folder):
+    if "optim" in case:
+        return {"error": "hf-trainer stands for the Trainer's default optimizer"}
     path = os.path.join(folder, "model.json")
     with open(path, "w") as file:
         json.dump(case["config"], file)

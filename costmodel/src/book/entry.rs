@@ -123,16 +123,16 @@ pub(crate) struct PricedBlock {
     /// For every mode asked for: the forward kernels that run again before backward.
     pub(crate) recompute: Vec<Vec<Launch>>,
     pub(crate) backward: Vec<Launch>,
-    /// The two halves of backward, if the runtime has schedules that split it.
+    /// The launches of a backward pass that is split in two. `None` if no schedule of the runtime splits it.
     pub(crate) halves: Option<Halves>,
 }
 
-/// The halves of a split backward.
+/// The launches of the two halves of a split backward pass.
 #[derive(Clone, Debug)]
 pub(crate) struct Halves {
-    /// Gradients of inputs.
+    /// The half that computes gradients of inputs.
     pub(crate) input: Vec<Launch>,
-    /// Gradients of weights.
+    /// The half that computes gradients of weights.
     pub(crate) weight: Vec<Launch>,
 }
 
@@ -144,6 +144,6 @@ pub(crate) struct Update<'a> {
     pub(crate) elements: Elements,
     /// Bytes of the gradients that the rank holds.
     pub(crate) gradients: Bytes,
-    /// Number of trained tensors of which it holds all or a part.
+    /// Number of trained parameter tensors of the rank's stages; it may hold only a part of each.
     pub(crate) tensors: u64,
 }

@@ -3,8 +3,9 @@
 //! A matrix unit loads 16 bytes at a time (NVIDIA, "Matrix multiplication background user's guide", alignment). That works if
 //! every row of a matrix starts at an address that is a multiple of 16. Rows of 50257 numbers in 16 bits, as the logits of
 //! GPT-2, do not. Libraries then use kernels with smaller loads. The instructions that a multiprocessor (SM) can issue limit
-//! these kernels, so their rate is assumed to grow with the number of SMs. Before CUDA 11 such products could not run on
-//! matrix units at all (cuBLAS, "Tensor core usage"); that is not priced.
+//! these kernels, so their rate is assumed to grow with the number of SMs.
+//!
+//! Not priced: libraries older than CUDA 11 compute such products without matrix units (cuBLAS, "Tensor core usage").
 
 use catalog::{Architecture, DType, Device, FlopRate};
 

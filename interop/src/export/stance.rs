@@ -45,7 +45,8 @@ pub(crate) fn sends_whole(job: &Job<'_>) -> bool {
     d.pp > 1 && d.tp > 1 && !d.sequence_parallel
 }
 
-/// Whether a rank's part of the vocabulary needs padding: the rows of its logits are no multiple of 16 bytes long.
+/// Whether padding the vocabulary would change anything: without it, a rank's rows of 16-bit logits do not all start at multiples
+/// of 16 bytes, as matrix units need.
 pub(crate) fn unpadded(job: &Job<'_>) -> bool {
     !job.model.vocab.is_multiple_of(8 * job.decisions.tp)
 }

@@ -115,9 +115,12 @@ pub(crate) const MIXED_FP8: [(Fp8Recipe, &str); 4] = [
     (Fp8Recipe::Mxfp8, "bf16_with_mxfp8_mixed"),
 ];
 
-/// Settings of Megatron Bridge's 8-bit recipes, each with the value that makes the run match the prediction. The first stores
-/// weights in 8 bits. The second, which MXFP8 needs for that, gathers them in the memory of the gradients. The third keeps the
-/// first and last layers in 16 bits; it is always off, because no prediction assumes it.
+/// Settings of Megatron Bridge's 8-bit recipes, each with the value that makes the run match the prediction:
+///
+/// - `fp8_param_gather` stores weights in 8 bits and gathers them so.
+/// - `reuse_grad_buf_for_mxfp8_param_ag` gathers weights into the buffer of the gradients. Under MXFP8, weights can be stored in
+///   8 bits only with this setting.
+/// - `first_last_layers_bf16` keeps the first and last layers in 16 bits. It is always off, because no prediction assumes it.
 fn beside_fp8(job: &Job<'_>) -> [(&'static str, bool); 3] {
     let narrow = core_precision::holds_eight_bits(job);
     let microscaled = job.fp8_recipe() == Fp8Recipe::Mxfp8;
