@@ -13,7 +13,7 @@ use crate::chains::{Chain, Traffic};
 use crate::choices::{ActivationChoice, PipelineChoice};
 use crate::executions::ExecutionChoice;
 use crate::layouts::Layout;
-use crate::options::Objective;
+use crate::options::{Objective, SearchOptions, limit};
 use crate::sets::{Bounded, Chained, Entry, Opened, Sent, Set};
 use crate::shapes::Shapes;
 use crate::space::{SearchSpace, with_pipeline};
@@ -31,7 +31,26 @@ pub(crate) struct Branches<'a> {
     pub(crate) shapes: Shapes,
 }
 
-impl Branches<'_> {
+impl<'a> Branches<'a> {
+    /// Of a space, for a search with these options.
+    ///
+    /// # Errors
+    /// When the space has a schedule that there is not.
+    pub(crate) fn new(
+        costs: &'a CostModel,
+        space: &'a SearchSpace,
+        options: &SearchOptions<'_>,
+    ) -> Result<Self, PlannerError> {
+        Ok(Self {
+            costs,
+            space,
+            objective: options.objective,
+            limit: limit(costs, options),
+            only_memory: false,
+            shapes: Shapes::new(costs, space)?,
+        })
+    }
+
     fn bound(&self, floors: &Floors) -> f64 {
         match self.objective {
             Objective::Time => floors.time.0,

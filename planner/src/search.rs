@@ -22,9 +22,9 @@ use crate::constraints::Constraints;
 use crate::contest::{self, Contest, Scored};
 use crate::executions;
 use crate::explain::why_not_first;
-use crate::options::{Objective, SearchOptions, limit};
+use crate::layouts::Layout;
+use crate::options::{Objective, SearchOptions};
 use crate::sets::{Bounded, Entry, Opened, Set};
-use crate::shapes::Shapes;
 use crate::simplicity;
 use crate::space::SearchSpace;
 
@@ -58,12 +58,12 @@ pub fn search(
     progress: &(dyn Fn(f64) + Sync),
 ) -> Result<SearchOutcome, PlannerError> {
     let wanted = options.top.max(contest::LAYOUTS);
-    let run = Run::new(costs, space, options, wanted, f64::INFINITY)?;
+    let branches = Branches::new(costs, space, options)?;
+    let run = Run::new(&branches, options, wanted, f64::INFINITY);
     let mut outcome = run.searched(progress)?.finish()?;
     if options.top > 1 && options.objective == Objective::Time && !outcome.interrupted {
-        outcome
-            .wishes
-            .extend(restricted(costs, space, options, &outcome.top)?);
+        let without_axes = restricted(&branches, options, &outcome.top)?;
+        outcome.wishes.extend(without_axes);
     }
     Ok(outcome)
 }
@@ -87,8 +87,11 @@ pub(crate) fn least_memory(
     let plain = plain.transpose()?;
     let costs = plain.as_ref().unwrap_or(costs);
     let space = SearchSpace::new(costs.scenario(), constraints);
-    let mut run = Run::new(costs, &space, &lightest, 1, f64::INFINITY)?;
-    run.branches.only_memory = true;
+    let branches = Branches {
+        only_memory: true,
+        ..Branches::new(costs, &space, &lightest)?
+    };
+    let mut run = Run::new(&branches, &lightest, 1, f64::INFINITY);
     run.pruned(&|_| {})?;
     let lightest = run.best.first();
     Ok(lightest.map(|(_, lightest)| lightest.score.peak_memory))
@@ -124,15 +127,15 @@ pub(crate) fn first(
     options: &SearchOptions<'_>,
     within: f64,
 ) -> Result<(Option<Scored>, SpaceReport), PlannerError> {
-    let run = Run::new(costs, space, options, 1, within)?.searched(&|_| {})?;
+    let branches = Branches::new(costs, space, options)?;
+    let run = Run::new(&branches, options, 1, within).searched(&|_| {})?;
     let best = run.best.into_iter().next();
     Ok((best.map(|(_, scored)| scored), run.report))
 }
 
 /// The best plans without an axis that the best of all has.
 fn restricted(
-    costs: &CostModel,
-    space: &SearchSpace,
+    branches: &Branches<'_>,
     options: &SearchOptions<'_>,
     top: &[Candidate],
 ) -> Result<Vec<(String, Candidate)>, PlannerError> {
@@ -144,32 +147,36 @@ fn restricted(
         exhaustive: false,
         ..*options
     };
-    let mut found = Vec::new();
-    let wishes = [
-        ("no pipeline", "pp", best.strategy.pp),
-        ("no context parallelism", "cp", best.strategy.cp),
+    type Size = fn(&Layout) -> u64;
+    let wishes: [(&str, u64, Size); 2] = [
+        ("no pipeline", best.strategy.pp, |layout| layout.pp),
+        ("no context parallelism", best.strategy.cp, |l| l.cp),
     ];
-    for (wish, axis, size) in wishes {
-        if size > 1 {
-            let space = space.without(axis);
-            let run = Run {
-                only_ties: true,
-                ..Run::new(costs, &space, &options, contest::LAYOUTS, f64::INFINITY)?
-            };
-            let outcome = run.searched(&|_| {})?.finish()?;
-            let plan = outcome.top.into_iter().next();
-            found.extend(plan.map(|mut plan| {
-                plan.why_not_first = why_not_first(&best.prediction, &plan.prediction, "");
-                (wish.to_owned(), plan)
-            }));
+    let of_wish = |&(wish, of_best, size): &(&str, u64, Size)| {
+        if of_best == 1 {
+            return Ok(None);
         }
-    }
-    Ok(found)
+        let mut run = Run::new(branches, &options, contest::LAYOUTS, f64::INFINITY);
+        run.only_ties = true;
+        let layouts = branches.space.layouts();
+        run.layouts.retain(|&at| size(&layouts[at as usize]) == 1);
+        let outcome = run.searched(&|_| {})?.finish()?;
+        let plan = outcome.top.into_iter().next();
+        Ok(plan.map(|mut plan| {
+            plan.why_not_first = why_not_first(&best.prediction, &plan.prediction, "");
+            (wish.to_owned(), plan)
+        }))
+    };
+    let found = wishes.par_iter().map(of_wish);
+    let found: Vec<Option<_>> = found.collect::<Result<_, PlannerError>>()?;
+    Ok(found.into_iter().flatten().collect())
 }
 
 struct Run<'a> {
-    branches: Branches<'a>,
+    branches: &'a Branches<'a>,
     options: &'a SearchOptions<'a>,
+    /// The layouts that are searched, by index in the space.
+    layouts: Vec<u32>,
     report: SpaceReport,
     /// The best plans of the best layouts found so far, best first, at most `wanted`.
     best: Vec<([u64; 7], Scored)>,
@@ -184,23 +191,18 @@ struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
+    /// Of all layouts of the space.
     fn new(
-        costs: &'a CostModel,
-        space: &'a SearchSpace,
+        branches: &'a Branches<'a>,
         options: &'a SearchOptions<'a>,
         wanted: usize,
         within: f64,
-    ) -> Result<Self, PlannerError> {
-        Ok(Self {
-            branches: Branches {
-                costs,
-                space,
-                objective: options.objective,
-                limit: limit(costs, options),
-                only_memory: false,
-                shapes: Shapes::new(costs, space)?,
-            },
+    ) -> Self {
+        let space = branches.space;
+        Self {
+            branches,
             options,
+            layouts: (0..space.layouts().len() as u32).collect(),
             report: SpaceReport {
                 strategies: space.len(),
                 illegal: space.illegal.clone(),
@@ -211,7 +213,7 @@ impl<'a> Run<'a> {
             within,
             only_ties: false,
             open: BinaryHeap::new(),
-        })
+        }
     }
 
     /// The same after the whole space was searched.
@@ -261,6 +263,7 @@ impl<'a> Run<'a> {
             rest = after;
             let bounded: Vec<Bounded> = chunk
                 .par_iter()
+                .with_max_len(1)
                 .map(|&at| self.branches.as_a_whole(at))
                 .collect::<Result<_, _>>()?;
             for bounded in bounded {
@@ -293,15 +296,13 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The indices of all layouts, first some of all parts of the space: good plans that are found early leave out most of
-    /// it.
+    /// The layouts that are searched, first some of all parts of the space: good plans that are found early leave out most
+    /// of it.
     fn spread_out(&self) -> Vec<u32> {
-        let layouts = self.branches.space.layouts().len();
-        let step = layouts.div_ceil(FIRST_CHUNK).max(1);
-        let (mut order, others): (Vec<u32>, Vec<u32>) =
-            (0..layouts as u32).partition(|&at| (at as usize).is_multiple_of(step));
-        order.extend(others);
-        order
+        let step = self.layouts.len().div_ceil(FIRST_CHUNK).max(1);
+        let first = self.layouts.iter().step_by(step);
+        let others = self.layouts.chunks(step).flat_map(|part| &part[1..]);
+        first.chain(others).copied().collect()
     }
 
     /// Keeps what a set consists of; `bound` is the set's own.
@@ -345,6 +346,7 @@ impl<'a> Run<'a> {
         }
         let opened: Vec<Opened> = entries
             .par_iter()
+            .with_max_len(1)
             .map(|entry| self.branches.opened(entry, self.most(entry)))
             .collect::<Result<_, _>>()?;
         let any = !entries.is_empty();
@@ -458,7 +460,7 @@ impl<'a> Run<'a> {
             limit,
             ref shapes,
             ..
-        } = self.branches;
+        } = *self.branches;
         let ranked = Contest {
             costs,
             space,

@@ -166,15 +166,6 @@ impl SearchSpace {
         })
     }
 
-    /// The strategies of the space that do not use an axis.
-    #[must_use]
-    pub(crate) fn without(&self, axis: &str) -> Self {
-        let mut constraints = self.constraints.clone();
-        constraints.max.insert(axis.to_owned(), 1);
-        let present = self.present.as_ref();
-        Self::of(&self.scenario, &constraints, present, &|_| true)
-    }
-
     /// Number of strategies.
     #[must_use]
     pub fn len(&self) -> u64 {
