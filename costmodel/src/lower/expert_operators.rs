@@ -9,15 +9,8 @@
 use catalog::Bytes;
 use dtensor::{AnyOp, Expert, Gradient, Operator, Pass, Pointwise, Product, Trace};
 
+use super::kernel::Chain;
 use super::lowering::Lowering;
-
-/// Operators that run one after another, each a kernel of its own: the bytes that all of them move, and how many kernels they
-/// are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Chain {
-    pub(super) bytes: Bytes,
-    pub(super) launches: u32,
-}
 
 /// How the bias of experts is added under a runtime that launches each expert's products by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

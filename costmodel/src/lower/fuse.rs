@@ -8,8 +8,9 @@ use dtensor::{
 };
 
 use super::casts;
-use super::expert_operators::{self, Apart, Chain};
-use super::kernel::{Kernel, KernelKind, Lowered};
+use super::elementary_gelu;
+use super::expert_operators::{self, Apart};
+use super::kernel::{Chain, Kernel, KernelKind, Lowered};
 use super::lowering::Lowering;
 use super::tensor_set::TensorSet;
 use crate::price::{GemmLayout, MemoryKind, alignment};
@@ -157,8 +158,10 @@ fn pointwise(
     }
     let (reads, writes) = crossing(run, readers);
     let (kind, eager_passes) = pointwise_kind(lowering, run);
+    let elementary = elementary_gelu::chain(lowering, trace, &run[0]);
     let mut chain = match apart {
         Some(Apart::Chain(chain)) => chain,
+        _ if let Some(chain) = elementary => chain,
         _ => Chain {
             bytes: traffic(trace, &reads, &writes) * u64::from(eager_passes),
             launches: if run.len() > 1 { 1 } else { eager_passes },
@@ -287,10 +290,6 @@ fn pointwise_kind(lowering: &Lowering<'_>, run: &[AnyOp<'_>]) -> (MemoryKind, u3
             if !compiled && !lowering.has(Rewrite::FuseSwiglu) =>
         {
             (MemoryKind::Pointwise, 2)
-        }
-        // Forward moves 18 tensors where a fused kernel moves two, backward 28 for three.
-        CostClass::Activation { gated: false } if lowering.splits_gelu(run[0].operator) => {
-            (MemoryKind::Pointwise, 9)
         }
         // Eager rotary embedding splits, negates, concatenates, multiplies twice and adds.
         CostClass::Rope if !compiled && !lowering.has(Rewrite::FuseRope) => {

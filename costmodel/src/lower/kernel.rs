@@ -69,3 +69,11 @@ pub struct Lowered {
     /// Backward kernels, in launch order.
     pub backward: Vec<Kernel>,
 }
+
+/// Operators that run one after another, each a kernel of its own: the bytes that all of them move, and how many kernels they
+/// are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Chain {
+    pub(super) bytes: Bytes,
+    pub(super) launches: u32,
+}

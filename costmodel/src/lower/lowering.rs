@@ -1,9 +1,8 @@
 //! Which kernels and precisions a training system uses for the operators of a traced block.
 
-use catalog::model::Activation;
 use catalog::runtime::{AttentionKernel, Rewrite};
 use catalog::{DType, Dispatcher, Fp8Recipe, RecomputeModule, Runtime, Selection};
-use dtensor::{Operator, Pointwise, Product, Trace};
+use dtensor::{Operator, Product, Trace};
 use plans::Recompute;
 
 /// Lowers traced blocks to the kernels of one training system.
@@ -101,14 +100,6 @@ impl Lowering<'_> {
             | Recompute::Falling(_)
             | Recompute::SelectiveOps => None,
         }
-    }
-
-    /// Whether an operator is a GELU that this training system makes of elementary operators.
-    #[must_use]
-    pub fn splits_gelu(&self, operator: Operator) -> bool {
-        let is_split = |of: dtensor::Nonlinearity| of.tanh && of.function == Activation::Gelu;
-        self.has(Rewrite::GeluByOperators)
-            && matches!(operator, Operator::Pointwise(Pointwise::Activation(of)) if is_split(of))
     }
 
     /// Whether a product runs in 8 bits.

@@ -4,6 +4,7 @@
 //! a kernel, which tensors are kept for backward and which collectives overlap; nothing here knows a model.
 
 pub(crate) mod casts;
+mod elementary_gelu;
 mod expert_operators;
 mod fuse;
 mod kernel;

@@ -13,6 +13,7 @@ use dtensor::{
 use plans::Recompute;
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::elementary_gelu;
 use super::fuse::is_pointwise;
 use super::kernel::{Kernel, KernelKind, Lowered};
 use super::lowering::Lowering;
@@ -172,17 +173,17 @@ fn keeps_gathered(
         && producers[op.inputs[0].0 as usize].is_some_and(gathers)
 }
 
-/// What a GELU of elementary operators keeps beside its input: half the input, the tanh, and one more than the tanh.
+/// What GELUs of elementary operators keep beside their inputs.
 fn factors_of_gelu<'t>(lowering: &Lowering<'_>, trace: &'t Trace) -> Vec<SavedTensor<'t>> {
-    let split = trace.forward.iter();
-    let split = split.filter(|op| lowering.splits_gelu(op.operator));
-    let factors = split.map(|op| SavedTensor {
-        name: named(&op.scope, ".factors"),
-        bytes: trace.tensor(op.outputs[0]).bytes() * 3,
-        for_weight: false,
-        storage: None,
-    });
-    factors.collect()
+    let of_op = |op: &'t Op| {
+        Some(SavedTensor {
+            name: named(&op.scope, ".factors"),
+            bytes: elementary_gelu::kept(lowering, trace, op)?,
+            for_weight: false,
+            storage: None,
+        })
+    };
+    trace.forward.iter().filter_map(of_op).collect()
 }
 
 /// Drops views into products that are kept themselves: such a view is no copy.
