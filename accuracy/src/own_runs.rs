@@ -1,24 +1,39 @@
 //! Learns from a few measured steps how long work takes on a user's own system.
 //!
-//! Four factors that multiply predicted times are fitted: of compute, memory, network and host. The fit minimises the
-//! sum over runs of `(ln(measured / predicted) / NOISE)²` plus the sum over factors of `(ln factor / SPREAD)²`, by
-//! Gauss-Newton steps: a factor moves only as far as the runs depend on it, and one that they do not depend on stays 1
-//! (ridge regression; Hoerl and Kennard 1970).
+//! Four factors that multiply predicted times are fitted: of compute, memory, network and host. Their logarithms are assumed to
+//! be normal with standard deviations [`SPREAD`], and what no factor explains of `ln(measured / predicted)` to be normal noise. A
+//! factor then moves only as far as the runs depend on it, and one that they do not depend on stays 1 (ridge regression;
+//! Hoerl and Kennard 1970). How large the noise is and how far this system lies from those known, the runs themselves say: factors
+//! are averaged over [`NOISE`] and [`WIDER`], each pair weighted by the probability that it gives the runs (MacKay 1992, "Bayesian
+//! interpolation"). Runs that are off by the same share move a factor far, runs that are off in both directions hardly.
 
 use catalog::Seconds;
 use catalog::calibration::{Calibration, Rate, TimeFactors};
 use costmodel::{CostError, CostModel, Scenario};
 use plans::Strategy;
 
-/// Assumed standard deviation of `ln(measured / predicted)` among runs of one system, which no factor explains. Within
-/// sources left out of the fit it is 0.03 to 0.28, with a median of 0.10 (robust, `vescale-plan validate
-/// --leave-source-out`); any value from 0.06 to 0.12 gives the same errors after one or three known runs.
-const NOISE: f64 = 0.07;
+/// Possible standard deviations of what no factor explains in the runs of one system, each with the logarithm of its weight before
+/// any step is measured. Within sources left out of the fit it is 0.03 to 0.28, with a median of 0.10 (robust, `vescale-plan
+/// validate --leave-source-out`): a log-normal distribution with a deviation of ln 2, in steps of half of that.
+const NOISE: [(f64, f64); 9] = [
+    (0.025, -2.0),
+    (0.035, -1.125),
+    (0.05, -0.5),
+    (0.07, -0.125),
+    (0.1, 0.0),
+    (0.14, -0.125),
+    (0.2, -0.5),
+    (0.28, -1.125),
+    (0.4, -2.0),
+];
 
 /// Standard deviations of the logarithms of the factors before any step is measured, in the order of [`Rate::ALL`]:
 /// clocks and kernel libraries differ less between systems than networks do, and hosts differ most (Grace cores take
 /// 2.5 times what Xeons do for a launch, NVIDIA/TransformerEngine issue 2053).
 const SPREAD: [f64; 4] = [0.10, 0.15, 0.30, 0.60];
+
+/// By what [`SPREAD`] may have to be multiplied on a system that differs more from those known, or less; equally likely.
+const WIDER: [f64; 4] = [0.5, 1.0, 2.0, 4.0];
 
 /// Step in a factor's logarithm over which slopes are measured by finite differences.
 const STEP: f64 = 0.05;
@@ -27,7 +42,6 @@ const STEP: f64 = 0.05;
 const MOST: f64 = 2.3;
 
 const ROUNDS: usize = 12;
-const SWEEPS: usize = 60;
 
 /// Logarithms of the four factors, in the order of [`Rate::ALL`].
 pub(crate) type Logs = [f64; 4];
@@ -130,7 +144,7 @@ pub(crate) fn fit<E>(
             gaps.push(measured - here);
             slopes.push(slope);
         }
-        let next = least(&gaps, &slopes, logs);
+        let next = expected(&gaps, &slopes, logs);
         let moved = (0..4).map(|at| (next[at] - logs[at]).abs());
         let farthest = moved.fold(0.0, f64::max);
         logs = next;
@@ -141,24 +155,87 @@ pub(crate) fn fit<E>(
     Ok(logs)
 }
 
-/// Logarithms that minimise the linearised sum of squares, by coordinate descent; `gaps` and `slopes` were taken at
-/// `from`.
-fn least(gaps: &[f64], slopes: &[Logs], from: Logs) -> Logs {
-    let mut logs = from;
-    for _ in 0..SWEEPS {
-        for at in 0..4 {
-            let (mut pull, mut stiffness) = (0.0, SPREAD[at].powi(-2));
-            for (gap, slope) in gaps.iter().zip(slopes) {
-                let others = (0..4).filter(|&other| other != at);
-                let moved: f64 = others.map(|o| slope[o] * (logs[o] - from[o])).sum();
-                let left = gap - moved + slope[at] * from[at];
-                pull += slope[at] * left * NOISE.powi(-2);
-                stiffness += (slope[at] / NOISE).powi(2);
+/// The expected logarithms of the factors, with step times taken as linear in them; `gaps` and `slopes` were taken at `from`.
+fn expected(gaps: &[f64], slopes: &[Logs], from: Logs) -> Logs {
+    // What the step times are off by where all factors are 1.
+    let off: Vec<f64> = (gaps.iter().zip(slopes))
+        .map(|(gap, slope)| gap + dot(*slope, from))
+        .collect();
+    let assumed = WIDER.iter().flat_map(|wider| NOISE.map(|of| (*wider, of)));
+    let explained: Vec<(Logs, f64)> = assumed
+        .map(|(wider, (noise, weight))| {
+            let explained = Explanation::new(&off, slopes, noise, wider);
+            (explained.logs, weight + explained.log_evidence)
+        })
+        .collect();
+    let best = (explained.iter()).fold(f64::NEG_INFINITY, |best, &(_, weight)| best.max(weight));
+    let weight = |weight: f64| (weight - best).exp();
+    let all: f64 = explained.iter().map(|&(_, of)| weight(of)).sum();
+    let mean = |at: usize| {
+        let terms = explained.iter().map(|(logs, of)| logs[at] * weight(*of));
+        (terms.sum::<f64>() / all).clamp(-MOST, MOST)
+    };
+    std::array::from_fn(mean)
+}
+
+fn dot(a: Logs, b: Logs) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+/// How runs are explained if noise has one standard deviation.
+struct Explanation {
+    /// The most likely logarithms of the factors.
+    logs: Logs,
+    /// Logarithm of the probability density of what the runs are off by, but for a constant.
+    log_evidence: f64,
+}
+
+impl Explanation {
+    /// Ridge regression of what runs are off by on their slopes.
+    fn new(off: &[f64], slopes: &[Logs], noise: f64, wider: f64) -> Self {
+        let spread = SPREAD.map(|spread| spread * wider);
+        let (mut normal, mut right) = ([[0.0; 4]; 4], [0.0; 4]);
+        for (at, row) in normal.iter_mut().enumerate() {
+            for (other, entry) in row.iter_mut().enumerate() {
+                let products = slopes.iter().map(|slope| slope[at] * slope[other]);
+                *entry = products.sum::<f64>() / noise.powi(2);
             }
-            logs[at] = (pull / stiffness).clamp(-MOST, MOST);
+            row[at] += spread[at].powi(-2);
+            let products = slopes.iter().zip(off).map(|(slope, off)| slope[at] * off);
+            right[at] = products.sum::<f64>() / noise.powi(2);
+        }
+        let (logs, log_determinant) = solved(normal, right);
+        let missed = (off.iter().zip(slopes)).map(|(off, &slope)| (off - dot(slope, logs)) / noise);
+        let moved = logs.iter().zip(spread).map(|(log, spread)| log / spread);
+        let squares: f64 = missed.chain(moved).map(|x| x * x).sum();
+        Self {
+            logs,
+            log_evidence: -0.5 * (squares + log_determinant)
+                - off.len() as f64 * noise.ln()
+                - spread.map(f64::ln).iter().sum::<f64>(),
         }
     }
-    logs
+}
+
+/// The solution of a symmetric positive definite system by Gaussian elimination, and the logarithm of its determinant.
+fn solved(mut matrix: [[f64; 4]; 4], mut right: [f64; 4]) -> (Logs, f64) {
+    let mut log_determinant = 0.0;
+    for at in 0..4 {
+        log_determinant += matrix[at][at].ln();
+        let (pivot, of_pivot) = (matrix[at], right[at]);
+        for below in at + 1..4 {
+            let share = matrix[below][at] / pivot[at];
+            for (entry, of_pivot) in matrix[below].iter_mut().zip(pivot) {
+                *entry -= share * of_pivot;
+            }
+            right[below] -= share * of_pivot;
+        }
+    }
+    let mut logs = [0.0; 4];
+    for at in (0..4).rev() {
+        logs[at] = (right[at] - dot(matrix[at], logs)) / matrix[at][at];
+    }
+    (logs, log_determinant)
 }
 
 #[cfg(test)]
@@ -189,6 +266,49 @@ mod tests {
         let after = step(runs[1], 0.1, one).expect("a time");
         let moved = after / measured[1];
         assert!((0.5..1.0).contains(&moved), "{moved}");
+    }
+
+    /// The factor of compute after steps of compute alone that are off by these shares.
+    fn of_compute(off: &[f64]) -> f64 {
+        let time = |_: usize, logs: Logs| step([1.0, 0.0, 0.0], 0.0, logs);
+        fit(off, &time).expect("a fit")[0]
+    }
+
+    #[test]
+    fn runs_that_agree_move_a_factor_farther_than_runs_that_do_not() {
+        let agreed = of_compute(&[0.11, 0.1, 0.09]);
+        assert!((0.08..0.1).contains(&agreed), "{agreed}");
+        let apart = of_compute(&[0.3, 0.1, -0.1]);
+        assert!((0.0..0.7 * agreed).contains(&apart), "{apart}");
+        // One run may be off by noise; three that are alike are not.
+        assert!(of_compute(&[0.1]) < 0.75 * agreed);
+        let far = of_compute(&[1.02, 1.0, 0.98]);
+        assert!((0.9..1.0).contains(&far), "{far}");
+    }
+
+    #[test]
+    fn elimination_solves_a_system() {
+        let matrix = [
+            [4.0, 1.0, 0.0, 0.5],
+            [1.0, 3.0, 0.2, 0.0],
+            [0.0, 0.2, 2.0, 0.1],
+            [0.5, 0.0, 0.1, 1.0],
+        ];
+        let x = [1.0, -2.0, 0.5, 3.0];
+        let (solved, log_determinant) = solved(matrix, matrix.map(|row| dot(row, x)));
+        for (got, wanted) in solved.iter().zip(x) {
+            assert!((got - wanted).abs() < 1e-12, "{got} {wanted}");
+        }
+        let (_, of_diagonal) = super::solved(
+            [
+                [2.0, 0.0, 0.0, 0.0],
+                [0.0, 3.0, 0.0, 0.0],
+                [0.0, 0.0, 5.0, 0.0],
+                [0.0, 0.0, 0.0, 7.0],
+            ],
+            x,
+        );
+        assert!((of_diagonal - 210_f64.ln()).abs() < 1e-12 && log_determinant > 0.0);
     }
 
     #[test]
