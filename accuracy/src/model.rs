@@ -54,12 +54,12 @@ pub(super) fn build(run: &Run, tp: u64, seq_len: u64, dropout: bool) -> Result<M
         head_bias: false,
         norm: norm(gpt),
         embedding_norm: false,
-        position: if gpt {
+        position: if gpt && !run.is_on("rotary") {
             Position::Learned { rows: seq_len }
         } else {
             Position::Rope { dims: head_dim }
         },
-        attention: attention(m, heads, head_dim, gpt),
+        attention: attention(run, heads, head_dim, gpt),
         mlp: mlp(ffn, mlp_kind, gpt),
         moe,
         residual: Residual::Sequential,
@@ -171,14 +171,19 @@ fn norm(gpt: bool) -> Norm {
     Norm { kind, bias: gpt }
 }
 
-fn attention(m: &RunModel, heads: u64, head_dim: u64, gpt: bool) -> Attention {
+fn attention(run: &Run, heads: u64, head_dim: u64, gpt: bool) -> Attention {
+    let m = &run.model;
     let kind = if is_latent(m) {
         LATENT
     } else {
         AttentionKind::Grouped {
             kv_heads: m.kv_heads.unwrap_or(heads),
             head_dim,
-            qk_norm: QkNorm::Absent,
+            qk_norm: if run.is_on("qk_layernorm") {
+                QkNorm::Heads
+            } else {
+                QkNorm::Absent
+            },
             projections: if gpt {
                 Projections::Stacked
             } else {

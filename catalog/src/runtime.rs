@@ -343,6 +343,9 @@ pub enum Rewrite {
     /// The optimizer step launches separate kernels for every parameter tensor: to clip its gradient, to update it, and to clear
     /// its gradient (Hugging Face's Trainer before Transformers 4.30).
     OptimizerByTensor,
+    /// Gradients are freed after the optimizer step (PyTorch's `Optimizer.zero_grad` sets them to none), so that none exists until
+    /// the next step runs backward.
+    ReleaseGradients,
     /// The optimizer step makes a 32-bit copy of its share of the gradients (DeepSpeed `stage_1_and_2.py`,
     /// `single_grad_partition`; `fused_optimizer.py`, `grads_groups_flat`).
     CopyGradientsForStep,
@@ -350,7 +353,7 @@ pub enum Rewrite {
 
 impl Rewrite {
     /// Every rewrite.
-    pub const ALL: [Self; 44] = [
+    pub const ALL: [Self; 45] = [
         Self::FuseBiasGelu,
         Self::FuseProjections,
         Self::FuseSwiglu,
@@ -394,6 +397,7 @@ impl Rewrite {
         Self::PortableExperts,
         Self::FusedOptimizer,
         Self::OptimizerByTensor,
+        Self::ReleaseGradients,
         Self::CopyGradientsForStep,
     ];
 

@@ -21,7 +21,7 @@ use crate::message_bounds::{Added, Kernels, Level, Messages, product};
 use crate::of_rank::{Largest, in_flight};
 use crate::offload;
 use crate::shape::{Held, Part, Passes, Shape};
-use crate::states::{Sharding, Weights};
+use crate::states::{self, Sharding, StateBytes, Weights};
 use crate::traffic::DataParallel;
 
 /// The ways to shard the states of a layout that leave least on a rank.
@@ -331,7 +331,9 @@ impl LayoutBounds {
             };
         weights.share(self.tied);
         let of_sharding = |(d, sharding): &(Decisions, Sharding)| {
-            states(costs, d, sharding, weights) + in_flight(d, costs, largest, weights)
+            let states = states_of(costs, d, sharding, weights);
+            let late = states::late_gradients(&costs.scenario().runtime, d, &states);
+            states.total() - late + in_flight(d, costs, largest, weights)
         };
         let least = ways.map(of_sharding).min()?;
         Some(Bytes((held_by_passes * ROUNDING) as u64) + self.outside + least)
@@ -365,8 +367,13 @@ fn tied(costs: &BlockCosts, d: &Decisions) -> u64 {
     }
 }
 
-fn states(costs: &BlockCosts, d: &Decisions, sharding: &Sharding, weights: Weights) -> Bytes {
-    offload::states_on_device(costs.scenario(), d, sharding, weights).total()
+fn states_of(
+    costs: &BlockCosts,
+    d: &Decisions,
+    sharding: &Sharding,
+    weights: Weights,
+) -> StateBytes {
+    offload::states_on_device(costs.scenario(), d, sharding, weights)
 }
 
 /// The least memory that parameters, gradients and optimizer states take on the fullest rank, whatever blocks keep:
@@ -391,7 +398,8 @@ pub(crate) fn states_floor(
     let on_host: Vec<&Decisions> = lightest.on_host.iter().filter(fits).collect();
     let ways = lightest.on_device.iter();
     let ways = ways.chain(most_on_host(&on_host, |way| way).copied());
-    let least = ways.map(|d| states(costs, d, &sharding(d), weights)).min();
+    let of_way = |d: &Decisions| states_of(costs, d, &sharding(d), weights).total();
+    let least = ways.map(of_way).min();
     let overheads = &scenario.runtime.overheads;
     let outside = overheads.context.value + overheads.workspace.value;
     Ok(least.map_or(Bytes(u64::MAX), |least| {

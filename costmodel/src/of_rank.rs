@@ -100,11 +100,12 @@ impl OfRank {
         };
         let in_flight = in_flight(strategy, costs, largest, weights);
         let outside = runtime.overheads.context.value + runtime.overheads.workspace.value;
+        let late = states::late_gradients(runtime, strategy, &states);
         Ok(Self {
             in_flight,
             optimizer: costs.book().optimizer(scenario, strategy, &update)?,
-            optimizer_transient: offloaded.map_or(copy, |host| host.left(copy)),
-            resident: states.total() + in_flight + outside,
+            optimizer_transient: late + offloaded.map_or(copy, |host| host.left(copy)),
+            resident: states.total() - late + in_flight + outside,
             host: offload::step(scenario, strategy, strategy.offload, sharding, weights)?,
             states_on_host: states_on_host.unwrap_or_default(),
         })

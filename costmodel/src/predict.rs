@@ -18,7 +18,7 @@ use crate::breakdown::Parts;
 use crate::engine::Outcome;
 use crate::pools::PoolCosts;
 use crate::sequence::Sequence;
-use crate::{Scenario, flops, graphed, known};
+use crate::{Scenario, flops, graphed, known, states};
 
 /// A simulated strategy: what was simulated, and what came out.
 #[derive(Clone, Copy, Debug)]
@@ -69,7 +69,7 @@ pub(crate) fn prediction(
         .map(|peak| scenario.with_fragmentation(peak))
         .collect();
     let peak = by_rank[peak_rank];
-    let memory = memory_items(scenario, simulated, peak_rank as u32);
+    let memory = memory_items(scenario, strategy, simulated, peak_rank as u32);
     let parts = Parts::of(simulated.assembled, simulated.sequence, outcome);
     let (pools, pool_of_rank) = (simulated.pools, simulated.pool_of_rank);
     let host_memory = pools.host_memory(pool_of_rank, &simulated.assembled.on_host);
@@ -139,7 +139,12 @@ fn fit(capacity: Bytes, peak: Bytes, memory: &[MemoryItem], host: HostMemory) ->
     }
 }
 
-fn memory_items(scenario: &Scenario, simulated: &Simulated<'_>, index: u32) -> Vec<MemoryItem> {
+fn memory_items(
+    scenario: &Scenario,
+    strategy: &Strategy,
+    simulated: &Simulated<'_>,
+    index: u32,
+) -> Vec<MemoryItem> {
     let assembled = simulated.assembled;
     let rank = &simulated.outcome.ranks[index as usize];
     let whole = "whole step";
@@ -147,8 +152,16 @@ fn memory_items(scenario: &Scenario, simulated: &Simulated<'_>, index: u32) -> V
         .peak_action
         .map_or_else(|| whole.to_owned(), |a| a.to_string());
     let overheads = &scenario.runtime.overheads;
-    let states = assembled.states[index as usize].named();
-    let of_states = states.map(|(name, bytes)| (name.into(), bytes, whole));
+    let mut states = assembled.states[index as usize];
+    let in_update = rank
+        .peak_action
+        .is_some_and(|a| a.kind == ActionKind::Optim);
+    if !in_update {
+        states.gradients -= states::late_gradients(&scenario.runtime, strategy, &states);
+    }
+    let of_states = states
+        .named()
+        .map(|(name, bytes)| (name.into(), bytes, whole));
     let mut parts: Vec<(String, Bytes, &str)> = of_states.into();
     parts.extend([
         (

@@ -10,6 +10,7 @@
 //! | ZeRO-2 | N | N/d | N/d |
 //! | ZeRO-3 | N/d | N/d | N/d |
 
+use catalog::runtime::Rewrite;
 use catalog::state_types::StateTypes;
 use catalog::{Bytes, DType, GradientTypes, OptimizerStates, Precision, Runtime};
 use derive_more::{AddAssign, Mul};
@@ -258,6 +259,19 @@ pub(crate) fn casts_whole(scenario: &Scenario, zero: Zero) -> bool {
     let precision = scenario.workload.precision;
     let held = parameter_type(&scenario.runtime.states, precision);
     zero == Zero::Z0 && held.size() > precision.activation().size()
+}
+
+/// Of a rank's gradients, the bytes that do not exist before the rank runs backward: all, where they are freed after every step
+/// and each of its layers runs backward once in a step. The buckets of PyTorch's DistributedDataParallel are never freed.
+#[must_use]
+pub(crate) fn late_gradients(runtime: &Runtime, d: &Decisions, states: &StateBytes) -> Bytes {
+    let in_buckets = matches!(d.zero, Zero::Z0 | Zero::Z1) && d.dp() * d.cp > 1;
+    let once = d.num_micro_batches == 1 && d.vpp == 1;
+    let released = runtime.rewrites.contains(&Rewrite::ReleaseGradients);
+    match released && once && !in_buckets {
+        true => states.gradients,
+        false => Bytes(0),
+    }
 }
 
 /// Element type in which gradients are reduced. Data parallelism that casts parameters of 32 bits reduces the gradients

@@ -126,6 +126,11 @@ pub(crate) const TABLE: &Table = &[
         Never("its Adam is one kernel over all tensors"),
     ),
     (
+        Rewrite::ReleaseGradients,
+        |_| true,
+        Never("gradients have buffers that stay"),
+    ),
+    (
         Rewrite::InPlaceCrossEntropy,
         |j| !j.assumes(Rewrite::FuseCrossEntropy),
         Always("its vocabulary-parallel loss works in place"),

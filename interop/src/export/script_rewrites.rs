@@ -119,6 +119,7 @@ macro_rules! table {
             (Rewrite::WideExperts, |_| true, Yours),
             (Rewrite::FusedOptimizer, |_| true, Yours),
             (Rewrite::OptimizerByTensor, |_| true, Yours),
+            (Rewrite::ReleaseGradients, |_| true, Yours),
             // The choice of saved operators is fixed: plans that need another are refused.
             (Rewrite::KeepAttentionProjections, |_| false, Written),
             (Rewrite::KeepOutputProjection, |_| false, Written),

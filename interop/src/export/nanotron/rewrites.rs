@@ -43,6 +43,11 @@ pub(crate) const REWRITES: &Table = &[
         Never("the file asks for a fused Adam"),
     ),
     (
+        Rewrite::ReleaseGradients,
+        |_| true,
+        Never("gradients have buffers that stay"),
+    ),
+    (
         Rewrite::AccumulateGradients,
         |_| true,
         Always("gradients are added to 32-bit buffers"),

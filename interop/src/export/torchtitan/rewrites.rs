@@ -40,6 +40,11 @@ pub(crate) const REWRITES: &Table = &[
         Never("its AdamW is fused"),
     ),
     (
+        Rewrite::ReleaseGradients,
+        |_| true,
+        Always("gradients are set to none before every step"),
+    ),
+    (
         Rewrite::FuseProjections,
         |_| true,
         Always("queries, keys and values are one product"),

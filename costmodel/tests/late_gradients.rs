@@ -1,0 +1,64 @@
+//! Gradients that are freed after every step take no memory until a rank runs backward.
+
+use catalog::{Precision, Workload};
+use costmodel::{CostModel, Scenario};
+use plans::Prediction;
+
+fn predict(runtime: &str, gpus: u64, seq_len: u64, text: &str) -> Prediction {
+    let s = Scenario {
+        model: catalog::load::model("llama3.2-1b").expect("preset"),
+        cluster: catalog::load::cluster("dgx-h100").expect("preset"),
+        runtime: catalog::load::runtime(runtime).expect("preset"),
+        workload: Workload::new(catalog::WorkloadSizes {
+            gpus,
+            seq_len,
+            global_batch: 4 * gpus,
+            precision: Precision::Bf16,
+        })
+        .expect("a workload"),
+        headroom: 0.0,
+    };
+    let strategy = plans::grammar::parse(text, &s.model, &s.workload, &s.runtime).expect(text);
+    let costs = CostModel::new(s).expect("priced");
+    let floors = costs.floors(&strategy, None, None).expect("priced");
+    let prediction = costs.predict(&strategy).expect("priced");
+    assert!(floors.memory <= prediction.peak_memory, "{runtime} {text}");
+    let sum: u64 = prediction.memory.iter().map(|part| part.bytes).sum();
+    assert_eq!(sum, prediction.peak_memory.0, "{runtime} {text}");
+    prediction
+}
+
+fn part(p: &Prediction, name: &str) -> u64 {
+    let parts = p.memory.iter().filter(|part| part.name == name);
+    parts.map(|part| part.bytes).sum()
+}
+
+#[test]
+fn the_loss_is_computed_before_gradients_exist() {
+    // Runtime, devices, strategy, and whether gradients are there at the peak.
+    let cases = [
+        ("hf-trainer", 1, "mbs4", false),
+        // The second micro-batch finds the gradients of the first.
+        ("hf-trainer", 1, "mbs2", true),
+        // Sharded gradients are freed, the buckets of plain data parallelism stay.
+        ("hf-trainer", 8, "dp8 zero3 mbs4", false),
+        ("hf-trainer", 8, "dp8 zero0 mbs4", true),
+        // These never free gradients.
+        ("hf-trainer-2021", 1, "mbs4", true),
+        ("hf-deepspeed", 8, "dp8 zero2 mbs4", true),
+        ("megatron-core", 1, "mbs4", true),
+    ];
+    for (runtime, gpus, text, there) in cases {
+        let p = predict(runtime, gpus, 4096, text);
+        let gradients = part(&p, "gradients");
+        assert_eq!(gradients > 0, there, "{runtime} {text}: {}", p.peak_moment);
+    }
+}
+
+#[test]
+fn an_update_needs_the_gradients() {
+    // Passes over so few tokens keep less than gradients take, so the peak is the update.
+    let p = predict("hf-trainer", 1, 16, "mbs4");
+    let weights = part(&p, "parameters") / 4;
+    assert_eq!(part(&p, "gradients"), 4 * weights, "{}", p.peak_moment);
+}
