@@ -182,7 +182,7 @@ fn dot(a: Logs, b: Logs) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-/// How runs are explained if noise has one standard deviation.
+/// How runs are explained if noise, and the factors of systems, have certain standard deviations.
 struct Explanation {
     /// The most likely logarithms of the factors.
     logs: Logs,
@@ -191,7 +191,7 @@ struct Explanation {
 }
 
 impl Explanation {
-    /// Ridge regression of what runs are off by on their slopes.
+    /// Ridge regression of what runs are off by on their slopes, with noise of one standard deviation and [`SPREAD`] times `wider`.
     fn new(off: &[f64], slopes: &[Logs], noise: f64, wider: f64) -> Self {
         let spread = SPREAD.map(|spread| spread * wider);
         let (mut normal, mut right) = ([[0.0; 4]; 4], [0.0; 4]);

@@ -158,15 +158,14 @@ fn pointwise(
     }
     let (reads, writes) = crossing(run, readers);
     let (kind, eager_passes) = pointwise_kind(lowering, run);
-    let elementary = elementary_gelu::chain(lowering, trace, &run[0]);
-    let mut chain = match apart {
-        Some(Apart::Chain(chain)) => chain,
-        _ if let Some(chain) = elementary => chain,
-        _ => Chain {
-            bytes: traffic(trace, &reads, &writes) * u64::from(eager_passes),
-            launches: if run.len() > 1 { 1 } else { eager_passes },
-        },
+    let operators = match apart {
+        Some(Apart::Chain(chain)) => Some(chain),
+        _ => elementary_gelu::chain(lowering, trace, &run[0]),
     };
+    let mut chain = operators.unwrap_or_else(|| Chain {
+        bytes: traffic(trace, &reads, &writes) * u64::from(eager_passes),
+        launches: if run.len() > 1 { 1 } else { eager_passes },
+    });
     for bounds in run
         .iter()
         .filter_map(|op| expert_operators::bounds(lowering, trace, op))
