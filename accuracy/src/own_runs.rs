@@ -1,10 +1,10 @@
 //! Learns from a few measured steps how long work takes on a user's own system.
 //!
 //! Four factors that multiply predicted times are fitted: of compute, memory, network and host. Their logarithms are assumed to
-//! be normal with standard deviations [`SPREAD`], and what no factor explains of `ln(measured / predicted)` to be normal noise. A
+//! be normal with standard deviations `SPREAD`, and what no factor explains of `ln(measured / predicted)` to be normal noise. A
 //! factor then moves only as far as the runs depend on it, and one that they do not depend on stays 1 (ridge regression;
 //! Hoerl and Kennard 1970). How large the noise is and how far this system lies from those known, the runs themselves say: factors
-//! are averaged over [`NOISE`] and [`WIDER`], each pair weighted by the probability that it gives the runs (MacKay 1992, "Bayesian
+//! are averaged over `NOISE` and `WIDER`, each pair weighted by the probability that it gives the runs (MacKay 1992, "Bayesian
 //! interpolation"). Runs that are off by the same share move a factor far, runs that are off in both directions hardly.
 
 use catalog::Seconds;
