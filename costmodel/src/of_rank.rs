@@ -113,7 +113,8 @@ impl OfRank {
 }
 
 /// Bytes of parameters that are gathered, and of gradients that are not yet reduced, at one time. ZeRO-3 holds the parameters of
-/// the current and the prefetched blocks and the gradients of one; ZeRO-2 holds the gradients of one block.
+/// the current and the prefetched blocks and the gradients of one; ZeRO-2 holds the gradients of one block; without ZeRO PyTorch
+/// holds copies of all.
 pub(crate) fn in_flight(
     strategy: &Decisions,
     costs: &BlockCosts,
@@ -124,11 +125,13 @@ pub(crate) fn in_flight(
     let compute = scenario.workload.precision.activation().size();
     let reduce = strategy.state_types(&scenario.runtime).reduce.size();
     match strategy.zero {
-        // The copies that autocast makes of all parameters live until the step's end.
-        Zero::Z0 if states::casts_whole(scenario, strategy.zero) => {
-            Bytes(held.trained.total() * compute)
+        Zero::Z0 => {
+            // The copies that autocast makes of all parameters live until the step's end.
+            let casts = states::casts_whole(scenario, strategy.zero);
+            let copies = if casts { compute } else { 0 };
+            Bytes(held.trained.total() * (copies + states::of_bucket(&scenario.runtime, strategy)))
         }
-        Zero::Z0 | Zero::Z1 => Bytes(0),
+        Zero::Z1 => Bytes(0),
         Zero::Z2 => Bytes(largest.reduced * reduce),
         // Not resharded after forward: the parameters of every block, and also all their gradients when these
         // accumulate over several micro-batches.

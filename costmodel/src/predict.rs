@@ -18,7 +18,8 @@ use crate::breakdown::Parts;
 use crate::engine::Outcome;
 use crate::pools::PoolCosts;
 use crate::sequence::Sequence;
-use crate::{Scenario, flops, graphed, known, states};
+use crate::states::{self, StateBytes};
+use crate::{Scenario, flops, graphed, known};
 
 /// A simulated strategy: what was simulated, and what came out.
 #[derive(Clone, Copy, Debug)]
@@ -152,16 +153,8 @@ fn memory_items(
         .peak_action
         .map_or_else(|| whole.to_owned(), |a| a.to_string());
     let overheads = &scenario.runtime.overheads;
-    let mut states = assembled.states[index as usize];
-    let in_update = rank
-        .peak_action
-        .is_some_and(|a| a.kind == ActionKind::Optim);
-    if !in_update {
-        states.gradients -= states::late_gradients(&scenario.runtime, strategy, &states);
-    }
-    let of_states = states
-        .named()
-        .map(|(name, bytes)| (name.into(), bytes, whole));
+    let states = states_at_peak(scenario, strategy, simulated, index).named();
+    let of_states = states.map(|(name, bytes)| (name.into(), bytes, whole));
     let mut parts: Vec<(String, Bytes, &str)> = of_states.into();
     parts.extend([
         (
@@ -206,6 +199,21 @@ fn memory_items(
         .collect();
     items.sort_by(|a, b| b.bytes.cmp(&a.bytes).then(a.name.cmp(&b.name)));
     items
+}
+
+/// The states that a rank holds at its peak; gradients may not exist yet.
+fn states_at_peak(
+    scenario: &Scenario,
+    strategy: &Strategy,
+    simulated: &Simulated<'_>,
+    index: u32,
+) -> StateBytes {
+    let rank = &simulated.outcome.ranks[index as usize];
+    let mut held = simulated.assembled.states[index as usize];
+    if rank.peak_action.is_none_or(|a| a.kind != ActionKind::Optim) {
+        held.gradients -= states::late_gradients(&scenario.runtime, strategy, &held);
+    }
+    held
 }
 
 /// Bytes of activations held while an action runs, by tensor name.

@@ -262,16 +262,24 @@ pub(crate) fn casts_whole(scenario: &Scenario, zero: Zero) -> bool {
 }
 
 /// Of a rank's gradients, the bytes that do not exist before the rank runs backward: all, where they are freed after every step
-/// and each of its layers runs backward once in a step. The buckets of PyTorch's DistributedDataParallel are never freed.
+/// and each of its layers runs backward once in a step.
 #[must_use]
 pub(crate) fn late_gradients(runtime: &Runtime, d: &Decisions, states: &StateBytes) -> Bytes {
-    let in_buckets = matches!(d.zero, Zero::Z0 | Zero::Z1) && d.dp() * d.cp > 1;
     let once = d.num_micro_batches == 1 && d.vpp == 1;
     let released = runtime.rewrites.contains(&Rewrite::ReleaseGradients);
-    match released && once && !in_buckets {
+    match released && once && d.zero != Zero::Z1 {
         true => states.gradients,
         false => Bytes(0),
     }
+}
+
+/// Bytes for each trained parameter of the buckets to which PyTorch's DistributedDataParallel copies gradients to reduce them. It
+/// makes them once and never frees them; only with `gradient_as_bucket_view`, which no runtime here sets, do gradients lie in them.
+#[must_use]
+pub(crate) fn of_bucket(runtime: &Runtime, d: &Decisions) -> u64 {
+    let reduces = d.zero == Zero::Z0 && d.dp() * d.cp > 1;
+    let held = runtime.states.parameter;
+    held.filter(|_| reduces).map_or(0, DType::size)
 }
 
 /// Element type in which gradients are reduced. Data parallelism that casts parameters of 32 bits reduces the gradients
