@@ -1,20 +1,23 @@
 //! Learns from a few measured steps how long work takes on a user's own system.
 //!
-//! Four factors that multiply predicted times are fitted: of compute, memory, network and host. Their logarithms are assumed to
-//! be normal with standard deviations `SPREAD`, and what no factor explains of `ln(measured / predicted)` to be normal noise. A
-//! factor then moves only as far as the runs depend on it, and one that they do not depend on stays 1 (ridge regression;
-//! Hoerl and Kennard 1970). How large the noise is and how far this system lies from those known, the runs themselves say: factors
-//! are averaged over `NOISE` and `WIDER`, each pair weighted by the probability that it gives the runs (MacKay 1992, "Bayesian
-//! interpolation"). Runs that are off by the same share move a factor far, runs that are off in both directions hardly.
+//! The fit finds four factors, by which predicted times of compute, memory, network and host are multiplied. It is a ridge
+//! regression on logarithms (Hoerl and Kennard 1970): a factor moves away from 1 only as far as the runs demand, and stays 1 if no
+//! run depends on it. What the factors do not explain of a run is noise.
+//!
+//! Ridge regression needs two assumptions: how large the noise is, and how much factors differ between systems (`SPREAD`). The
+//! regression is made for every noise in `NOISE` and every multiple of `SPREAD` in `WIDER`. The result is the mean of these fits,
+//! each weighted by how probable its assumptions make the measured times (MacKay 1992, "Bayesian interpolation"). So runs that are
+//! all off by the same share move a factor far; runs of which some are too fast and some too slow hardly move it.
 
 use catalog::Seconds;
 use catalog::calibration::{Calibration, Rate, TimeFactors};
 use costmodel::{CostError, CostModel, Scenario};
 use plans::Strategy;
 
-/// Possible standard deviations of what no factor explains in the runs of one system, each with the logarithm of its weight before
-/// any step is measured. Within sources left out of the fit it is 0.03 to 0.28, with a median of 0.10 (robust, `vescale-plan
-/// validate --leave-source-out`): a log-normal distribution with a deviation of ln 2, in steps of half of that.
+/// Standard deviations that the noise of `ln(measured / predicted)` may have, each with the logarithm of its weight before any
+/// run is known. The weights are those of a log-normal distribution with median 0.10 and standard deviation ln 2, in steps of half
+/// a deviation: the runs of single published sources scatter by 0.03 to 0.28, with a median of 0.10 (robust, `vescale-plan validate
+/// --leave-source-out`).
 const NOISE: [(f64, f64); 9] = [
     (0.025, -2.0),
     (0.035, -1.125),
@@ -32,7 +35,7 @@ const NOISE: [(f64, f64); 9] = [
 /// 2.5 times what Xeons do for a launch, NVIDIA/TransformerEngine issue 2053).
 const SPREAD: [f64; 4] = [0.10, 0.15, 0.30, 0.60];
 
-/// By what [`SPREAD`] may have to be multiplied on a system that differs more from those known, or less; equally likely.
+/// Multiples of [`SPREAD`] that are tried, because a system may be more or less unusual than most; all weigh the same.
 const WIDER: [f64; 4] = [0.5, 1.0, 2.0, 4.0];
 
 /// Step in a factor's logarithm over which slopes are measured by finite differences.
@@ -155,9 +158,11 @@ pub(crate) fn fit<E>(
     Ok(logs)
 }
 
-/// The expected logarithms of the factors, with step times taken as linear in them; `gaps` and `slopes` were taken at `from`.
+/// The mean of the fits under all assumptions about noise and spread. Logarithms of step times are taken to change linearly with
+/// those of the factors: at the factors `from`, `gaps` are measured less predicted logarithms of the runs' times, and `slopes` how
+/// the predicted ones change.
 fn expected(gaps: &[f64], slopes: &[Logs], from: Logs) -> Logs {
-    // What the step times are off by where all factors are 1.
+    // The gaps where all factors are 1.
     let off: Vec<f64> = (gaps.iter().zip(slopes))
         .map(|(gap, slope)| gap + dot(*slope, from))
         .collect();
@@ -182,16 +187,17 @@ fn dot(a: Logs, b: Logs) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-/// How runs are explained if noise, and the factors of systems, have certain standard deviations.
+/// A fit of the factors under one assumption about the noise and one about how much systems differ.
 struct Explanation {
     /// The most likely logarithms of the factors.
     logs: Logs,
-    /// Logarithm of the probability density of what the runs are off by, but for a constant.
+    /// Logarithm of how probable the assumptions make the measured times. A constant that all fits share is left out.
     log_evidence: f64,
 }
 
 impl Explanation {
-    /// Ridge regression of what runs are off by on their slopes, with noise of one standard deviation and [`SPREAD`] times `wider`.
+    /// Fits factors that close the gaps `off`, given each run's slopes. `noise` is the standard deviation of the noise, and factors
+    /// differ between systems by [`SPREAD`] times `wider`.
     fn new(off: &[f64], slopes: &[Logs], noise: f64, wider: f64) -> Self {
         let spread = SPREAD.map(|spread| spread * wider);
         let (mut normal, mut right) = ([[0.0; 4]; 4], [0.0; 4]);

@@ -112,9 +112,10 @@ impl OfRank {
     }
 }
 
-/// Bytes of parameters that are gathered, and of gradients that are not yet reduced, at one time. ZeRO-3 holds the parameters of
-/// the current and the prefetched blocks and the gradients of one; ZeRO-2 holds the gradients of one block; without ZeRO PyTorch
-/// holds copies of all.
+/// Bytes of copies of parameters and gradients that a rank holds at one time, in addition to its states:
+/// - ZeRO-3: gathered parameters of the current and the prefetched blocks, and gradients of one block before they are reduced;
+/// - ZeRO-2: gradients of one block before they are reduced;
+/// - without ZeRO, under PyTorch: autocast's 16-bit copies of all parameters, and the buckets in which gradients are reduced.
 pub(crate) fn in_flight(
     strategy: &Decisions,
     costs: &BlockCosts,

@@ -261,8 +261,9 @@ pub(crate) fn casts_whole(scenario: &Scenario, zero: Zero) -> bool {
     zero == Zero::Z0 && held.size() > precision.activation().size()
 }
 
-/// Of a rank's gradients, the bytes that do not exist before the rank runs backward: all, where they are freed after every step
-/// and each of its layers runs backward once in a step.
+/// Bytes of gradients that a rank does not hold yet when its backward pass begins. These are all its gradients if the runtime frees
+/// them after every step and the step has one micro-batch; with more, the second finds the gradients of the first. Under ZeRO-1
+/// gradients are taken to lie in buckets, which are not freed.
 #[must_use]
 pub(crate) fn late_gradients(runtime: &Runtime, d: &Decisions, states: &StateBytes) -> Bytes {
     let once = d.num_micro_batches == 1 && d.vpp == 1;
@@ -273,8 +274,9 @@ pub(crate) fn late_gradients(runtime: &Runtime, d: &Decisions, states: &StateByt
     }
 }
 
-/// Bytes for each trained parameter of the buckets to which PyTorch's DistributedDataParallel copies gradients to reduce them. It
-/// makes them once and never frees them; only with `gradient_as_bucket_view`, which no runtime here sets, do gradients lie in them.
+/// Bytes of buckets for each trained parameter. PyTorch's DistributedDataParallel copies gradients into buckets, reduces these, and
+/// copies the results back. Buckets are made once and never freed. (With `gradient_as_bucket_view=True` there would be no copies,
+/// as gradients would lie in the buckets themselves; no runtime here sets it.)
 #[must_use]
 pub(crate) fn of_bucket(runtime: &Runtime, d: &Decisions) -> u64 {
     let reduces = d.zero == Zero::Z0 && d.dp() * d.cp > 1;

@@ -32,7 +32,7 @@ pub(crate) struct Branches<'a> {
 }
 
 impl<'a> Branches<'a> {
-    /// Of a space, for a search with these options.
+    /// Prepares the search of a space with these options.
     ///
     /// # Errors
     /// When the space has a schedule that there is not.

@@ -133,7 +133,7 @@ pub(crate) fn first(
     Ok((best.map(|(_, scored)| scored), run.report))
 }
 
-/// The best plans without an axis that the best of all has.
+/// The best plan without a pipeline and the best without context parallelism, each only if the best of all plans uses that axis.
 fn restricted(
     branches: &Branches<'_>,
     options: &SearchOptions<'_>,
@@ -175,7 +175,7 @@ fn restricted(
 struct Run<'a> {
     branches: &'a Branches<'a>,
     options: &'a SearchOptions<'a>,
-    /// The layouts that are searched, by index in the space.
+    /// Indices, in the space's list, of the layouts that this search covers.
     layouts: Vec<u32>,
     report: SpaceReport,
     /// The best plans of the best layouts found so far, best first, at most `wanted`.
@@ -191,7 +191,7 @@ struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    /// Of all layouts of the space.
+    /// A search of all layouts of the space.
     fn new(
         branches: &'a Branches<'a>,
         options: &'a SearchOptions<'a>,
@@ -296,8 +296,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The layouts that are searched, first some of all parts of the space: good plans that are found early leave out most
-    /// of it.
+    /// The layouts in the order in which they are bounded: first a few from every part of the space, then the others. The sooner a
+    /// good plan is found, the more of the space its time rules out.
     fn spread_out(&self) -> Vec<u32> {
         let step = self.layouts.len().div_ceil(FIRST_CHUNK).max(1);
         let first = self.layouts.iter().step_by(step);

@@ -12,17 +12,19 @@ use dtensor::{AnyOp, Nonlinearity, Op, Operator, Pass, Pointwise, Trace};
 use super::kernel::Chain;
 use super::lowering::Lowering;
 
-/// What the chain moves and keeps of one element, in bytes.
+/// Bytes of memory traffic, and bytes kept for backward, for each element of a GELU's input.
 #[derive(Clone, Copy, Debug)]
 struct PerElement {
+    /// Read and written by all kernels of forward.
     forward: u64,
+    /// Read and written by all kernels of backward.
     backward: u64,
-    /// Kept for backward, beyond the input.
+    /// Kept from forward to backward, in addition to the input.
     kept: u64,
 }
 
 impl PerElement {
-    /// Of elements of `dtype`.
+    /// For an input of type `dtype`.
     fn new(lowering: &Lowering<'_>, dtype: DType) -> Self {
         let (narrow, wide) = (dtype.size(), DType::F32.size());
         if lowering.autocasts(dtype) {
@@ -63,14 +65,15 @@ impl PerElement {
     }
 }
 
-/// Whether an operator is a GELU that this training system makes of elementary operators.
+/// Whether an operator is a GELU that the runtime computes by elementary operators.
 fn is_split(lowering: &Lowering<'_>, operator: Operator) -> bool {
     let is_split = |of: Nonlinearity| of.tanh && of.function == Activation::Gelu;
     lowering.has(Rewrite::GeluByOperators)
         && matches!(operator, Operator::Pointwise(Pointwise::Activation(of)) if is_split(of))
 }
 
-/// The kernels of a GELU made of elementary operators, or of its backward; `None` for any other operator.
+/// The elementary operators that compute a GELU, or its gradient: how many kernels they are and what all of them move. `None` if
+/// the operator is no GELU, or one kernel computes it.
 pub(super) fn chain(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Option<Chain> {
     if !is_split(lowering, op.operator) {
         return None;
@@ -90,7 +93,8 @@ pub(super) fn chain(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> O
     })
 }
 
-/// Bytes that a GELU made of elementary operators keeps for backward beside its input; `None` for any other operator.
+/// Bytes that the elementary operators of a GELU keep for backward in addition to its input. `None` if the operator is no GELU, or
+/// one kernel computes it.
 pub(super) fn kept(lowering: &Lowering<'_>, trace: &Trace, op: &Op) -> Option<Bytes> {
     if !is_split(lowering, op.operator) {
         return None;

@@ -173,7 +173,7 @@ fn keeps_gathered(
         && producers[op.inputs[0].0 as usize].is_some_and(gathers)
 }
 
-/// What GELUs of elementary operators keep beside their inputs.
+/// Intermediate results that a GELU keeps for backward where elementary operators compute it. Its input is not among them.
 fn factors_of_gelu<'t>(lowering: &Lowering<'_>, trace: &'t Trace) -> Vec<SavedTensor<'t>> {
     let of_op = |op: &'t Op| {
         Some(SavedTensor {
