@@ -85,6 +85,8 @@ impl Hello {
 
 /// Why an attempt to reach a rank failed.
 enum Unreached {
+    /// It did not answer in the time that was left; it may later.
+    Silent,
     /// It may succeed later.
     Yet(String),
     /// It will never succeed.
@@ -268,12 +270,14 @@ impl Meeting<'_> {
         addresses: &[SocketAddr],
         port: u16,
     ) -> Result<TcpStream, CommError> {
-        let mut last = "nobody listens there".to_owned();
+        let mut last = None;
         loop {
             for &address in addresses {
                 match self.call(to, address, port) {
                     Ok(stream) => return Ok(stream),
-                    Err(Unreached::Yet(reason)) => last = reason,
+                    Err(Unreached::Yet(reason)) => last = Some(reason),
+                    // The last attempt has little time: its silence hides nothing that an earlier one learned.
+                    Err(Unreached::Silent) => {}
                     Err(Unreached::Refused(reason)) => {
                         let reason = format!("{}: rank {to} {reason}", self.place);
                         return Err(CommError::Start { reason });
@@ -281,6 +285,7 @@ impl Meeting<'_> {
                 }
             }
             if Instant::now() + RETRY >= self.deadline {
+                let last = last.unwrap_or_else(|| "nobody answers there".to_owned());
                 let what = format!("rank {to} did not answer at {addresses:?} in time: {last}");
                 return Err(self.late(what));
             }
@@ -290,7 +295,10 @@ impl Meeting<'_> {
 
     fn call(&self, to: usize, address: SocketAddr, port: u16) -> Result<TcpStream, Unreached> {
         use std::io::{Read, Write};
-        let yet = |e: io::Error| Unreached::Yet(e.to_string());
+        let yet = |e: io::Error| match e.kind() {
+            io::ErrorKind::TimedOut => Unreached::Silent,
+            _ => Unreached::Yet(e.to_string()),
+        };
         let left = self.deadline.saturating_duration_since(Instant::now());
         let hearing = left.min(HEARING).max(RETRY);
         let stream = TcpStream::connect_timeout(&address, hearing).map_err(yet)?;

@@ -277,6 +277,27 @@ fn only_ranks_of_the_job_take_part() {
     });
 }
 
+/// A last attempt that finds silence does not hide what an earlier one learned.
+#[test]
+fn silence_hides_no_reason() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let port = listener.local_addr().expect("its address").port();
+    std::thread::spawn(move || {
+        let mut silent = Vec::new();
+        for (nth, stream) in listener.incoming().flatten().enumerate() {
+            if nth == 0 {
+                let mut hello = [0; 72];
+                let _ = (&stream).read_exact(&mut hello);
+                let _ = (&stream).write_all(&[0; 64]);
+            }
+            silent.push(stream);
+        }
+    });
+    let joined = TcpCommunicator::join(&place(1, 2, port), Duration::from_millis(400));
+    let error = joined.err().expect("nobody answers").to_string();
+    assert!(error.contains("does not know the job's secret"), "{error}");
+}
+
 #[test]
 fn who_was_turned_away_is_said_when_ranks_are_missing() {
     let port = port();
