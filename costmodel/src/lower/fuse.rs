@@ -12,6 +12,7 @@ use super::elementary_gelu;
 use super::expert_operators::{self, Apart};
 use super::kernel::{Chain, Kernel, KernelKind, Lowered};
 use super::lowering::Lowering;
+use super::softmax;
 use super::tensor_set::TensorSet;
 use crate::price::{GemmLayout, MemoryKind, alignment};
 
@@ -383,7 +384,7 @@ fn single(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>, index: usize) 
             n: s.v_dim,
             k: s.kv_len,
         }),
-        CostClass::Softmax(_) => kernel(softmax(lowering, trace, op)),
+        CostClass::Softmax(shape) => kernel(softmax::kernels(lowering, trace, op, shape)),
         CostClass::Scan(sizes) => kernel(KernelKind::Scan {
             sizes,
             backward: op.pass != Pass::Forward,
@@ -413,37 +414,6 @@ fn single(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>, index: usize) 
         | CostClass::Copy => memory(MemoryKind::Pointwise, 1),
     };
     vec![one]
-}
-
-/// The softmax of attention scores: one kernel if fused, else a kernel each for scale, mask and softmax.
-fn softmax(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> KernelKind {
-    let fused =
-        lowering.has(Rewrite::FuseScaledMaskedSoftmax) || lowering.has(Rewrite::FusePointwise);
-    let scores = trace.tensor(op.inputs[0]);
-    if !fused && lowering.autocasts(scores.dtype) {
-        return softmax_in_32_bits(scores.elements(), scores.dtype, op.pass);
-    }
-    let launches = if fused { 1 } else { 3 };
-    KernelKind::Memory {
-        kind: MemoryKind::Softmax,
-        bytes: traffic(trace, op.inputs, op.outputs) * u64::from(launches),
-        launches,
-    }
-}
-
-/// The softmax of attention that is not fused, under `torch.autocast`, which computes every softmax in 32 bits (PyTorch's
-/// `autocast_mode.h` lists the operators that it runs in fp32). Forward runs five operators: scale and mask in 16 bits, a cast
-/// to 32 bits, the softmax, and a cast back (transformers 4.12, `GPT2Attention._attn`). Backward runs one for the gradient of
-/// each of these.
-fn softmax_in_32_bits(elements: u64, dtype: catalog::DType, pass: Pass) -> KernelKind {
-    let (narrow, wide) = (dtype.size(), catalog::DType::F32.size());
-    let of_softmax = if pass == Pass::Forward { 2 } else { 3 };
-    let bytes = 2 * 2 * narrow + 2 * (narrow + wide) + of_softmax * wide;
-    KernelKind::Memory {
-        kind: MemoryKind::Softmax,
-        bytes: Bytes(elements * bytes),
-        launches: 5,
-    }
 }
 
 /// The kernel that runs a product of a linear layer, or of all experts.
@@ -498,7 +468,7 @@ fn sent(lowering: &Lowering<'_>, trace: &Trace, collective: Collective) -> u64 {
 }
 
 /// Sum of the bytes of tensors read and written.
-fn traffic(trace: &Trace, reads: &[TensorId], writes: &[TensorId]) -> Bytes {
+pub(super) fn traffic(trace: &Trace, reads: &[TensorId], writes: &[TensorId]) -> Bytes {
     reads
         .iter()
         .chain(writes)

@@ -12,6 +12,7 @@ mod lowering;
 mod memory;
 mod modules;
 mod saved;
+mod softmax;
 mod tensor_set;
 
 use catalog::runtime::Rewrite;

@@ -1,0 +1,136 @@
+//! The softmax of attention scores where attention is not one kernel.
+
+use catalog::runtime::Rewrite;
+use catalog::{Bytes, DType};
+use dtensor::{AnyOp, AttentionShape, Pass, Trace};
+
+use super::fuse::traffic;
+use super::kernel::{Chain, KernelKind};
+use super::lowering::Lowering;
+use crate::price::MemoryKind;
+
+/// Most keys that Megatron's fused softmax takes (Megatron-LM@9200e43, `fused_softmax.py`, `is_kernel_available`).
+const MOST_KEYS: u64 = 4096;
+
+/// The kernels that scale and mask scores and turn them into probabilities, or their gradients: one if they are fused, else
+/// one for each step.
+pub(super) fn kernels(
+    lowering: &Lowering<'_>,
+    trace: &Trace,
+    op: &AnyOp<'_>,
+    shape: AttentionShape,
+) -> KernelKind {
+    let scores = trace.tensor(op.inputs[0]);
+    let all = traffic(trace, op.inputs, op.outputs);
+    let narrow = scores.dtype.size() < DType::F32.size();
+    let steps = |bytes, launches| Chain { bytes, launches };
+    let Chain { bytes, launches } = if lowering.has(Rewrite::FusePointwise) {
+        steps(all, 1)
+    } else if narrow && lowering.has(Rewrite::FuseScaledMaskedSoftmax) {
+        if takes(shape) {
+            steps(read_of_fused(trace, op, shape), 1)
+        } else {
+            in_32_bits(scores.elements(), scores.dtype, DType::F32, op.pass)
+        }
+    } else if lowering.autocasts(scores.dtype) {
+        in_32_bits(scores.elements(), scores.dtype, scores.dtype, op.pass)
+    } else {
+        steps(all * 3, 3)
+    };
+    KernelKind::Memory {
+        kind: MemoryKind::Softmax,
+        bytes,
+        launches,
+    }
+}
+
+/// Whether Megatron's fused softmax takes scores of this shape. A block of its threads works on four rows, so it takes
+/// multiples of four only: of queries, of keys, and of heads in all sequences (same function as [`MOST_KEYS`]).
+fn takes(shape: AttentionShape) -> bool {
+    let multiples = [shape.q_len, shape.kv_len, shape.batch * shape.heads];
+    multiples.iter().all(|count| count % 4 == 0) && (17..=MOST_KEYS).contains(&shape.kv_len)
+}
+
+/// Bytes that Megatron's fused softmax moves. If the mask is causal it reads none of the scores, probabilities and gradients
+/// above the diagonal, and writes zeros there (`scaled_upper_triang_masked_softmax.h`).
+fn read_of_fused(trace: &Trace, op: &AnyOp<'_>, shape: AttentionShape) -> Bytes {
+    let read = traffic(trace, op.inputs, &[]);
+    let written = traffic(trace, &[], op.outputs);
+    let triangle = shape.causal && shape.q_len == shape.kv_len;
+    Bytes(if triangle { read.0 / 2 } else { read.0 }) + written
+}
+
+/// A softmax that is computed in 32 bits from scores in a `narrow` type, with scale and mask in the type `before` it. Forward
+/// runs five operators: scale, mask, a cast to 32 bits, the softmax, and a cast back. Backward runs one for the gradient of
+/// each of these.
+///
+/// `torch.autocast` computes every softmax so (PyTorch's `autocast_mode.h` lists the operators that it runs in fp32), after a
+/// scale and a mask in 16 bits (transformers 4.12, `GPT2Attention._attn`). Megatron-LM does where its fused kernel does not
+/// take the shape, and casts first, because it divides scores by the number of the layer by default
+/// (`apply_query_key_layer_scaling`).
+fn in_32_bits(elements: u64, narrow: DType, before: DType, pass: Pass) -> Chain {
+    let (narrow, before, wide) = (narrow.size(), before.size(), DType::F32.size());
+    let of_softmax = if pass == Pass::Forward { 2 } else { 3 };
+    let bytes = 2 * 2 * before + 2 * (narrow + wide) + of_softmax * wide;
+    Chain {
+        bytes: Bytes(elements * bytes),
+        launches: 5,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use models::{BlockClass, BlockLayout};
+
+    use super::*;
+    use crate::lower::Kernel;
+
+    /// Bytes and launches of the softmaxes of forward and backward of a layer with sixteen heads of 64.
+    fn softmaxes(runtime: &str, sequences: u64, tokens: u64, heads: u64) -> Vec<(u64, u32)> {
+        let json = format!(
+            r#"{{"model_type": "gpt2", "n_embd": {}, "n_layer": 1, "n_head": {heads}, "n_positions": 8192,
+                "vocab_size": 256, "attn_pdrop": 0.1}}"#,
+            64 * heads
+        );
+        let model = catalog::hf::decode(&json, "test", "gpt2").expect("a model");
+        let runtime = catalog::load::runtime(runtime).expect("a preset");
+        let class = BlockClass::Layer(model.layer_class(0));
+        let layout = BlockLayout::alone(sequences, tokens, DType::F16);
+        let trace = models::trace_block(&model, class, &layout).expect("a block");
+        let lowered = Lowering::new(&runtime, runtime.fp8_recipe).lower(&trace);
+        let of = |kernel: &Kernel| match kernel.kind {
+            KernelKind::Memory {
+                kind: MemoryKind::Softmax,
+                bytes,
+                launches,
+            } => Some((bytes.0, launches)),
+            _ => None,
+        };
+        let all = lowered.forward.iter().chain(&lowered.backward);
+        all.filter_map(of).collect()
+    }
+
+    #[test]
+    fn megatron_fuses_what_its_kernel_takes() {
+        // Sequences, tokens, heads, and whether one kernel computes the softmax.
+        let cases = [
+            (1, 1024, 16, true),
+            (1, 4096, 4, true),
+            (2, 1024, 2, true),
+            (1, 1024, 2, false),
+            (1, 1022, 16, false),
+            (1, 16, 16, false),
+            (1, 4100, 16, false),
+        ];
+        for (sequences, tokens, heads, fused) in cases {
+            let scores = sequences * heads * tokens * tokens;
+            // Half of what is read and all of what is written have 2 bytes; or five operators, mostly in 32 bits.
+            let expected = match fused {
+                true => vec![(3 * scores, 1), (4 * scores, 1)],
+                false => vec![(36 * scores, 5), (40 * scores, 5)],
+            };
+            let found = softmaxes("megatron-2022", sequences, tokens, heads);
+            assert_eq!(found, expected, "{sequences} × {tokens}, {heads} heads");
+        }
+    }
+}
