@@ -1,6 +1,6 @@
 //! The runtime of a published run: that of the framework it names, changed if the run states otherwise.
 
-use catalog::runs::{Framework, Run};
+use catalog::runs::{Framework, Recipe, Run};
 use catalog::runtime::{AttentionKernel, Rewrite};
 use catalog::{CudaGraphs, DType, Dispatcher, Fp8Recipe, RecomputeModule, Runtime, Selection};
 use serde_json::Value;
@@ -11,6 +11,9 @@ pub(super) fn runtime(run: &Run) -> Result<(Runtime, bool), String> {
     let name = framework.map_or_else(|| unnamed(run), |f| preset_of(run, &f.runtime));
     let mut runtime = catalog::load::runtime(name).map_err(|e| e.to_string())?;
     apply_statements(run, &mut runtime);
+    if let Some(recipe) = Recipe::of(run) {
+        runtime.rewrites.extend(&recipe.rewrites);
+    }
     if let Some(modules) = modules(run)? {
         runtime.selective = modules;
     }

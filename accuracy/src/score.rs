@@ -211,6 +211,7 @@ pub(crate) fn like_counter(p: &Prediction, counter: &str) -> f64 {
             all - part("context")
                 - part("workspaces and communicators")
                 - part("allocator rounding")
+                - part("freed gradients")
         }
         _ => all - part("context") - part("workspaces and communicators"),
     }

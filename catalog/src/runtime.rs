@@ -296,6 +296,9 @@ pub enum Rewrite {
     /// Gathered parameters are copied out of the collective's buffer and gradients copied, in the type
     /// of the reduction, into it (FSDP2 `_fsdp_collectives.py`).
     CopyShards,
+    /// ZeRO-3 gathers parameters in the type that they are held in, not in that of activations (FSDP with
+    /// `MixedPrecisionPolicy(param_dtype=torch.float32)`, or without a policy).
+    GatherHeldType,
     /// Under ZeRO-3 parameters are gathered and gradients reduced tensor by tensor, each rank's piece with a
     /// copy of its own, while the device waits (DeepSpeed 0.3, `zero/partition_parameters.py` at c83e49f:
     /// `_allgather_param`, `_reduce_scatter_gradient`; lists of pieces in c10d's `ProcessGroupNCCL`).
@@ -316,6 +319,9 @@ pub enum Rewrite {
     /// Norms of Llama's kind compute in 32 bits operator by operator, and keep their input so: cast, square, mean, root,
     /// two products, cast back (transformers `LlamaRMSNorm`).
     NormInF32,
+    /// Modules run under `torch.autocast`: linear layers and attention cast what they read to 16 bits; parameters, the results of
+    /// norms, and the sum of all layers' outputs have 32.
+    Autocast,
     /// A GELU by tanh is a chain of PyTorch's elementary operators: forward launches eight kernels and keeps four tensors
     /// for backward (transformers `NewGELUActivation`).
     GeluByOperators,
@@ -353,7 +359,7 @@ pub enum Rewrite {
 
 impl Rewrite {
     /// Every rewrite.
-    pub const ALL: [Self; 45] = [
+    pub const ALL: [Self; 47] = [
         Self::FuseBiasGelu,
         Self::FuseProjections,
         Self::FuseSwiglu,
@@ -381,6 +387,7 @@ impl Rewrite {
         Self::BroadcastParameters,
         Self::GatherInStep,
         Self::CopyShards,
+        Self::GatherHeldType,
         Self::GatherTensorByTensor,
         Self::VisitModules,
         Self::FuseBiasEpilogue,
@@ -388,6 +395,7 @@ impl Rewrite {
         Self::RegatherSequenceParallelInput,
         Self::AsyncTensorParallelBackward,
         Self::NormInF32,
+        Self::Autocast,
         Self::GeluByOperators,
         Self::FusePermute,
         Self::KeepRowIndices,

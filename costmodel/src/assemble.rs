@@ -250,6 +250,11 @@ impl Blocks {
         ends.into_iter().chain(layers).collect()
     }
 
+    /// Whether a kind of block in [`Blocks::of_kind`] is the embedding or the head.
+    pub(crate) fn is_end(kind: usize) -> bool {
+        kind < 2
+    }
+
     pub(crate) fn look_up(costs: &BlockCosts, strategy: &Decisions) -> Result<Self, CostError> {
         let execution = Execution::of(&costs.scenario().runtime, strategy);
         Self::executed(costs, strategy, execution)
@@ -436,10 +441,14 @@ impl StageClass {
                     .wider_moments(updated),
             );
         }
-        let largest = |largest: Largest, run: &Run| largest.or(run.cost.weights);
+        let is_end =
+            |run: &Run| matches!(run.cost.key.class, BlockClass::Embedding | BlockClass::Head);
+        let largest = |largest: Largest, run: &Run| largest.or(run.cost.weights, is_end(run));
+        let mut largest = runs.iter().fold(Largest::default(), largest);
+        largest.share(twice(costs, strategy));
         let tensors = |run: &Run| run.cost.tensors.reduced * run.count;
         Ok(Self {
-            largest: runs.iter().fold(Largest::default(), largest),
+            largest,
             tensors: runs.iter().map(tensors).sum(),
             runs,
             work,
@@ -449,17 +458,23 @@ impl StageClass {
     }
 }
 
-/// Elements that a rank holds of a virtual stage. If one stage has both ends of the model, tied embeddings share one
-/// table and count once.
-fn weights(costs: &BlockCosts, strategy: &Decisions, runs: &[Run]) -> Weights {
+/// Elements of the table that counts twice in the sum over a virtual stage's blocks: if one stage has both ends of the model, tied
+/// embeddings share one.
+fn twice(costs: &BlockCosts, strategy: &Decisions) -> u64 {
     let model = &costs.scenario().model;
+    match model.tied_embeddings && strategy.stages.0.len() == 1 {
+        true => dtensor::placement::chunk_size(model.vocab, strategy.tp) * model.hidden,
+        false => 0,
+    }
+}
+
+/// Elements that a rank holds of a virtual stage.
+fn weights(costs: &BlockCosts, strategy: &Decisions, runs: &[Run]) -> Weights {
     let mut weights = Weights::default();
     for run in runs {
         weights += run.cost.weights * run.count;
     }
-    if model.tied_embeddings && strategy.stages.0.len() == 1 {
-        weights.share(dtensor::placement::chunk_size(model.vocab, strategy.tp) * model.hidden);
-    }
+    weights.share(twice(costs, strategy));
     weights
 }
 

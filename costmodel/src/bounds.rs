@@ -314,11 +314,11 @@ impl LayoutBounds {
         let mut largest = Largest::default();
         // At the rank's fullest moment one of its stages begins to run backward, its last block first.
         let mut transient = f64::INFINITY;
-        let blocks = self.weights.iter().zip(&self.transient);
-        for ((of_block, &of_backward), &count) in blocks.zip(&held.own) {
+        let blocks = self.weights.iter().zip(&self.transient).enumerate();
+        for ((kind, (of_block, &of_backward)), &count) in blocks.zip(&held.own) {
             weights += *of_block * count;
             if count > 0 {
-                largest = largest.or(*of_block);
+                largest = largest.or(*of_block, Blocks::is_end(kind));
                 transient = transient.min(of_backward);
             }
         }
@@ -330,10 +330,11 @@ impl LayoutBounds {
                 0.0
             };
         weights.share(self.tied);
+        largest.share(self.tied);
         let of_sharding = |(d, sharding): &(Decisions, Sharding)| {
             let states = states_of(costs, d, sharding, weights);
             let late = states::late_gradients(&costs.scenario().runtime, d, &states);
-            states.total() - late + in_flight(d, costs, largest, weights)
+            states.total() - late.free + in_flight(d, costs, largest, weights)
         };
         let least = ways.map(of_sharding).min()?;
         Some(Bytes((held_by_passes * ROUNDING) as u64) + self.outside + least)

@@ -19,23 +19,41 @@ pub(crate) struct Largest {
     gathered: u64,
     /// Most trained weights of any block. Only these have gradients to reduce.
     reduced: u64,
+    /// Weights of embedding and head.
+    ends: u64,
+    /// Most weights of any layer.
+    layer: u64,
 }
 
 impl Largest {
-    /// The maximum of these numbers and those of one more block.
-    pub(crate) fn or(self, block: Weights) -> Self {
+    /// The maximum of these numbers and those of one more block, which is the embedding or the head if it `is_end`.
+    pub(crate) fn or(self, block: Weights, is_end: bool) -> Self {
+        let (all, trained) = (block.all().total(), block.trained.total());
         Self {
-            gathered: self.gathered.max(block.all().total()),
-            reduced: self.reduced.max(block.trained.total()),
+            gathered: self.gathered.max(all),
+            reduced: self.reduced.max(trained),
+            ends: self.ends + if is_end { all } else { 0 },
+            layer: if is_end {
+                self.layer
+            } else {
+                self.layer.max(all)
+            },
         }
     }
 
-    /// The maximum of both, number by number.
+    /// These numbers for the blocks of both.
     pub(crate) fn or_largest(self, other: Self) -> Self {
         Self {
             gathered: self.gathered.max(other.gathered),
             reduced: self.reduced.max(other.reduced),
+            ends: self.ends + other.ends,
+            layer: self.layer.max(other.layer),
         }
+    }
+
+    /// Takes away a table that embedding and head share, which was counted twice.
+    pub(crate) fn share(&mut self, table: u64) {
+        self.ends = self.ends.saturating_sub(table);
     }
 }
 
@@ -100,7 +118,7 @@ impl OfRank {
         };
         let in_flight = in_flight(strategy, costs, largest, weights);
         let outside = runtime.overheads.context.value + runtime.overheads.workspace.value;
-        let late = states::late_gradients(runtime, strategy, &states);
+        let late = states::late_gradients(runtime, strategy, &states).free;
         Ok(Self {
             in_flight,
             optimizer: costs.book().optimizer(scenario, strategy, &update)?,
@@ -114,6 +132,8 @@ impl OfRank {
 
 /// Bytes of copies of parameters and gradients that a rank holds at one time, in addition to its states:
 /// - ZeRO-3: gathered parameters of the current and the prefetched blocks, and gradients of one block before they are reduced;
+///   under FSDP embedding and head, which are in the group of the whole model, stay gathered from forward to backward (PyTorch
+///   `_fsdp_state.py`, `_lazy_init`; FSDP1: `_runtime_utils.py`, `_post_forward_reshard`);
 /// - ZeRO-2: gradients of one block before they are reduced;
 /// - without ZeRO, under PyTorch: autocast's 16-bit copies of all parameters, and the buckets in which gradients are reduced.
 pub(crate) fn in_flight(
@@ -123,7 +143,9 @@ pub(crate) fn in_flight(
     held: Weights,
 ) -> Bytes {
     let scenario = costs.scenario();
-    let compute = scenario.workload.precision.activation().size();
+    let precision = scenario.workload.precision;
+    let compute = precision.activation().size();
+    let gathered_in = states::gathered_type(&scenario.runtime, precision).size();
     let reduce = strategy.state_types(&scenario.runtime).reduce.size();
     match strategy.zero {
         Zero::Z0 => {
@@ -142,12 +164,16 @@ pub(crate) fn in_flight(
             } else {
                 largest.reduced
             };
-            Bytes(held.all().total() * compute + gradients * reduce)
+            Bytes(held.all().total() * gathered_in + gradients * reduce)
         }
         Zero::Z3 => {
             let ahead = scenario.runtime.ahead(strategy.prefetch);
             let blocks = ahead.unwrap_or(Ahead::USUAL).blocks();
-            Bytes(largest.gathered * blocks * compute + largest.reduced * reduce)
+            let gathered = match states::is_fsdp(&scenario.runtime) {
+                true => largest.ends + largest.layer * blocks,
+                false => largest.gathered * blocks,
+            };
+            Bytes(gathered * gathered_in + largest.reduced * reduce)
         }
     }
 }

@@ -153,10 +153,16 @@ fn memory_items(
         .peak_action
         .map_or_else(|| whole.to_owned(), |a| a.to_string());
     let overheads = &scenario.runtime.overheads;
-    let states = states_at_peak(scenario, strategy, simulated, index).named();
-    let of_states = states.map(|(name, bytes)| (name.into(), bytes, whole));
+    let (states, freed) = states_at_peak(scenario, strategy, simulated, index);
+    let of_states = states.named();
+    let of_states = of_states.map(|(name, bytes)| (name.into(), bytes, whole));
     let mut parts: Vec<(String, Bytes, &str)> = of_states.into();
     parts.extend([
+        (
+            "freed gradients, held by the allocator".into(),
+            freed,
+            whole,
+        ),
         (
             "gathered parameters and gradients in flight".into(),
             assembled.in_flight[index as usize],
@@ -201,19 +207,22 @@ fn memory_items(
     items
 }
 
-/// The states that a rank holds at its peak; gradients may not exist yet.
+/// The states that a rank holds at its peak, and bytes of gradients that do not exist yet although their memory cannot be used
+/// otherwise.
 fn states_at_peak(
     scenario: &Scenario,
     strategy: &Strategy,
     simulated: &Simulated<'_>,
     index: u32,
-) -> StateBytes {
+) -> (StateBytes, Bytes) {
     let rank = &simulated.outcome.ranks[index as usize];
     let mut held = simulated.assembled.states[index as usize];
     if rank.peak_action.is_none_or(|a| a.kind != ActionKind::Optim) {
-        held.gradients -= states::late_gradients(&scenario.runtime, strategy, &held);
+        let late = states::late_gradients(&scenario.runtime, strategy, &held);
+        held.gradients -= late.free + late.kept;
+        return (held, late.kept);
     }
-    held
+    (held, Bytes(0))
 }
 
 /// Bytes of activations held while an action runs, by tensor name.

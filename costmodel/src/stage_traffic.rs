@@ -72,7 +72,12 @@ impl<'a> Traffic<'a> {
                 Zero::Z0 => Seconds(0.0),
                 zero => {
                     let elements = weights.gathered(zero);
-                    parallel.gather(elements, message, scenario.workload.precision)?
+                    let precision = scenario.workload.precision;
+                    let gathered = match zero {
+                        Zero::Z3 => states::gathered_type(&scenario.runtime, precision),
+                        _ => precision.activation(),
+                    };
+                    parallel.gather(elements, message, gathered)?
                 }
             },
             reduce: parallel.reduce(weights.trained, message, reduced, whole)?,

@@ -261,16 +261,56 @@ pub(crate) fn casts_whole(scenario: &Scenario, zero: Zero) -> bool {
     zero == Zero::Z0 && held.size() > precision.activation().size()
 }
 
-/// Bytes of gradients that a rank does not hold yet when its backward pass begins. These are all its gradients if the runtime frees
-/// them after every step and the step has one micro-batch; with more, the second finds the gradients of the first. Under ZeRO-1
+/// Whether what shards parameters is PyTorch's FSDP, of either generation. (DeepSpeed flattens gradients too, but keeps them.)
+pub(crate) fn is_fsdp(runtime: &Runtime) -> bool {
+    let has = |rewrite| runtime.rewrites.contains(&rewrite);
+    let copies = has(Rewrite::FlattenGradients) || has(Rewrite::CopyShards);
+    copies && has(Rewrite::ReleaseGradients)
+}
+
+/// Element type in which ZeRO-3 gathers parameters.
+pub(crate) fn gathered_type(runtime: &Runtime, precision: Precision) -> DType {
+    match runtime.rewrites.contains(&Rewrite::GatherHeldType) {
+        true => parameter_type(&runtime.states, precision),
+        false => precision.activation(),
+    }
+}
+
+/// Gradients that do not exist when a rank's backward pass begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LateGradients {
+    /// Bytes that anything else may use until then.
+    pub(crate) free: Bytes,
+    /// Bytes that only gradients can use. FSDP allocates the results of its reductions on a stream of its own
+    /// (`_fsdp_collectives.py`, `foreach_reduce`; FSDP1: `_runtime_utils.py`, `_post_backward_hook`), and PyTorch's allocator
+    /// gives freed memory to the same stream only (`CUDACachingAllocator.cpp`).
+    pub(crate) kept: Bytes,
+}
+
+/// Gradients that a rank does not hold yet when its backward pass begins. These are all its gradients if the runtime frees them
+/// after every step and the step has one micro-batch; with more, the second finds the gradients of the first. Under ZeRO-1
 /// gradients are taken to lie in buckets, which are not freed.
 #[must_use]
-pub(crate) fn late_gradients(runtime: &Runtime, d: &Decisions, states: &StateBytes) -> Bytes {
+pub(crate) fn late_gradients(
+    runtime: &Runtime,
+    d: &Decisions,
+    states: &StateBytes,
+) -> LateGradients {
+    let has = |rewrite| runtime.rewrites.contains(&rewrite);
     let once = d.num_micro_batches == 1 && d.vpp == 1;
-    let released = runtime.rewrites.contains(&Rewrite::ReleaseGradients);
-    match released && once && d.zero != Zero::Z1 {
+    let late = match has(Rewrite::ReleaseGradients) && once && d.zero != Zero::Z1 {
         true => states.gradients,
         false => Bytes(0),
+    };
+    match is_fsdp(runtime) && d.zero >= Zero::Z2 && d.dp() * d.cp > 1 {
+        true => LateGradients {
+            free: Bytes(0),
+            kept: late,
+        },
+        false => LateGradients {
+            free: late,
+            kept: Bytes(0),
+        },
     }
 }
 

@@ -1,7 +1,7 @@
 //! Data-parallel traffic: the groups and times of a block's parameter gathers and gradient reductions.
 
 use catalog::runtime::BUCKET_ELEMENTS;
-use catalog::{Bytes, Cluster, DType, Precision, Seconds};
+use catalog::{Bytes, Cluster, DType, Seconds};
 use dtensor::CollectiveKind;
 use plans::{Axis, Decisions, Group, Zero};
 
@@ -75,7 +75,7 @@ impl DataParallel {
         self.replicate.size
     }
 
-    /// Time to gather the parameters of a block.
+    /// Time to gather the parameters of a block in the type `gathered`.
     ///
     /// # Errors
     /// When messages were not measured.
@@ -83,9 +83,9 @@ impl DataParallel {
         &self,
         elements: Elements,
         message: Message<'_>,
-        precision: Precision,
+        gathered: DType,
     ) -> Result<Seconds, CostError> {
-        let size = precision.activation().size();
+        let size = gathered.size();
         self.split(elements, |count, group| {
             bucketed(count, size, |bytes| {
                 message(CollectiveKind::AllGather, bytes, group)

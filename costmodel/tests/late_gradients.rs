@@ -73,6 +73,30 @@ fn buckets_of_gradients_stay() {
     assert!(buckets(&sharded) < 4 * weights);
 }
 
+/// FSDP allocates gradients on a stream of its own, which keeps their memory when they are freed.
+#[test]
+fn freed_gradients_of_fsdp_stay_reserved() {
+    let kept = |runtime, text| {
+        let p = predict(runtime, 8, 4096, text);
+        let weights = part(&p, "optimizer: moments") / 8;
+        (part(&p, "freed gradients, held by the allocator"), weights)
+    };
+    for (runtime, text, there) in [
+        ("hf-trainer", "dp8 zero3 mbs4", true),
+        ("torchtitan", "dp8 zero3 mbs4", true),
+        ("hf-trainer", "dp8 zero0 mbs4", false),
+        // XLA plans memory for the whole step.
+        ("maxtext", "dp8 zero3 mbs4", false),
+    ] {
+        let (bytes, weights) = kept(runtime, text);
+        assert_eq!(
+            bytes,
+            if there { 4 * weights } else { 0 },
+            "{runtime} {text}"
+        );
+    }
+}
+
 #[test]
 fn an_update_needs_the_gradients() {
     // Passes over so few tokens keep less than gradients take, so the peak is the update.

@@ -119,7 +119,9 @@ impl Run {
 
     /// The repository that the run is published in, as `owner/name`, if its source is one.
     pub(crate) fn repository(&self) -> &str {
-        self.source.split(['@', ':']).next().unwrap_or("")
+        let (_, named) = self.source.split_once("(repository ").unwrap_or_default();
+        let named = named.split(',').next().filter(|name| !name.is_empty());
+        named.unwrap_or_else(|| self.source.split(['@', ':']).next().unwrap_or(""))
     }
 
     /// A switch of the source.

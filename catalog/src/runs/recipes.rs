@@ -6,6 +6,7 @@ use serde::Deserialize;
 
 use super::Run;
 use crate::adapters::Adapters;
+use crate::runtime::Rewrite;
 
 /// What the recipes of a source set.
 #[derive(Clone, Debug, Deserialize)]
@@ -21,6 +22,9 @@ pub struct Recipe {
     pub recompute: Option<String>,
     /// What printed memory counts.
     pub memory_counter: Option<MemoryCounter>,
+    /// How its code differs from its framework.
+    #[serde(default)]
+    pub rewrites: Vec<Rewrite>,
     /// The code that was read.
     pub reason: String,
 }

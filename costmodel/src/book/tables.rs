@@ -226,8 +226,9 @@ fn copies(
     } else {
         compute + reduce
     };
+    let gathered_in = states::gathered_type(&scenario.runtime, scenario.workload.precision).size();
     let (gathered, reduced) = if has(Rewrite::CopyShards) {
-        (2 * compute, compute + reduce)
+        (2 * gathered_in, compute + reduce)
     } else if has(Rewrite::FlattenGradients) {
         (0, 4 * compute + cast)
     } else {

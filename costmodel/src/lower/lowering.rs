@@ -115,7 +115,7 @@ impl Lowering<'_> {
     /// That is so if parameters are held in 32 bits and `activations` is a smaller type.
     #[must_use]
     pub fn autocasts(&self, activations: DType) -> bool {
-        self.has(Rewrite::NormInF32)
+        self.has(Rewrite::Autocast)
             && self.runtime.states.parameter == Some(DType::F32)
             && activations.size() < DType::F32.size()
     }

@@ -3,6 +3,7 @@
 //! Lowering is a fold over the traced operators. The runtime's closed set of [`Rewrite`]s decides which operators share
 //! a kernel, which tensors are kept for backward and which collectives overlap; nothing here knows a model.
 
+mod autocast;
 pub(crate) mod casts;
 mod elementary_gelu;
 mod expert_operators;

@@ -13,6 +13,7 @@ use dtensor::{
 use plans::Recompute;
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::autocast;
 use super::elementary_gelu;
 use super::fuse::is_pointwise;
 use super::kernel::{Kernel, KernelKind, Lowered};
@@ -53,7 +54,7 @@ pub(super) fn kept<'t>(
     recompute: Recompute,
 ) -> Vec<SavedTensor<'t>> {
     if recompute.of_first_and_others()[0] == Recompute::Full {
-        return inputs(trace);
+        return inputs(lowering, trace);
     }
     let for_weight = weight_operands(trace);
     let selected = selected_products(lowering, trace);
@@ -105,6 +106,9 @@ pub(super) fn kept<'t>(
     }
     saved.extend(log_probabilities(lowering, trace));
     saved.extend(factors_of_gelu(lowering, trace));
+    if recompute != Recompute::SelectiveOps {
+        saved.extend(of_norms_in_32_bits(lowering, trace));
+    }
     saved
 }
 
@@ -184,6 +188,23 @@ fn factors_of_gelu<'t>(lowering: &Lowering<'_>, trace: &'t Trace) -> Vec<SavedTe
         })
     };
     trace.forward.iter().filter_map(of_op).collect()
+}
+
+/// What norms keep under autocast beyond their inputs and results in 16 bits.
+fn of_norms_in_32_bits<'t>(
+    lowering: &Lowering<'_>,
+    trace: &'t Trace,
+) -> impl Iterator<Item = SavedTensor<'t>> {
+    let mut seen = TensorSet::new(trace);
+    let of_op = move |op: &'t Op| {
+        Some(SavedTensor {
+            name: named(&op.scope, " in 32 bits"),
+            bytes: autocast::kept_by_norm(lowering, trace, op, &mut seen)?,
+            for_weight: false,
+            storage: None,
+        })
+    };
+    trace.forward.iter().filter_map(of_op)
 }
 
 /// Drops views into products that are kept themselves: such a view is no copy.
@@ -506,8 +527,14 @@ fn named<'t>(of: &'t str, ending: &'static str) -> SavedName<'t> {
     SavedName { of, ending }
 }
 
-fn inputs(trace: &Trace) -> Vec<SavedTensor<'_>> {
-    trace
+fn inputs<'t>(lowering: &Lowering<'_>, trace: &'t Trace) -> Vec<SavedTensor<'t>> {
+    let wider = SavedTensor {
+        name: named("input", " in 32 bits"),
+        bytes: autocast::wider_inputs(lowering, trace),
+        for_weight: false,
+        storage: None,
+    };
+    let inputs = trace
         .tensors
         .iter()
         .enumerate()
@@ -517,7 +544,9 @@ fn inputs(trace: &Trace) -> Vec<SavedTensor<'_>> {
             bytes: t.bytes(),
             for_weight: false,
             storage: Some(t.storage),
-        })
+        });
+    inputs
+        .chain(Some(wider).filter(|w| w.bytes.0 > 0))
         .collect()
 }
 

@@ -259,6 +259,16 @@ pub(crate) const TABLE: &Table = &[
         Never("norms keep their 16-bit inputs"),
     ),
     (
+        Rewrite::Autocast,
+        |_| true,
+        Never("modules compute in the type of their parameters"),
+    ),
+    (
+        Rewrite::GatherHeldType,
+        |job| job.decisions.zero == Zero::Z3,
+        Never("parameters are gathered in 16 bits"),
+    ),
+    (
         Rewrite::KeepRowIndices,
         |j| j.model.moe.is_some(),
         Never("the router keeps one map of rows"),

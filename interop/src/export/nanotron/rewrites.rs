@@ -168,11 +168,18 @@ pub(crate) const REWRITES: &Table = &[
         |_| true,
         Never("norms keep their 16-bit inputs"),
     ),
+    (
+        Rewrite::Autocast,
+        |_| true,
+        Never("modules compute in the type of their parameters"),
+    ),
     // Its models have no biases to fuse, its attention no scores; it does not train in 8 bits or choose operators.
     (Rewrite::FuseBiasGelu, |_| false, Written),
     (Rewrite::GeluByOperators, |_| false, Written),
     // What its gathers overlap with is the strategy's.
     (Rewrite::GatherInStep, |_| false, Written),
+    // It has no ZeRO-3.
+    (Rewrite::GatherHeldType, |_| false, Written),
     (
         Rewrite::BroadcastParameters,
         |_| true,

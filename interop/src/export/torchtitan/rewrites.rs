@@ -190,6 +190,16 @@ pub(crate) const REWRITES: &Table = &[
         Never("norms keep the inputs that they were given"),
     ),
     (
+        Rewrite::Autocast,
+        |_| true,
+        Never("FSDP casts parameters before modules run"),
+    ),
+    (
+        Rewrite::GatherHeldType,
+        |job| job.decisions.zero == Zero::Z3,
+        Never("parameters are gathered in 16 bits"),
+    ),
+    (
         Rewrite::LaunchExpertsApart,
         experts,
         Never("torch._grouped_mm is one kernel of all experts"),
