@@ -441,14 +441,9 @@ impl StageClass {
                     .wider_moments(updated),
             );
         }
-        let is_end =
-            |run: &Run| matches!(run.cost.key.class, BlockClass::Embedding | BlockClass::Head);
-        let largest = |largest: Largest, run: &Run| largest.or(run.cost.weights, is_end(run));
-        let mut largest = runs.iter().fold(Largest::default(), largest);
-        largest.share(twice(costs, strategy));
         let tensors = |run: &Run| run.cost.tensors.reduced * run.count;
         Ok(Self {
-            largest,
+            largest: largest(costs, strategy, &runs),
             tensors: runs.iter().map(tensors).sum(),
             runs,
             work,
@@ -456,6 +451,17 @@ impl StageClass {
             states,
         })
     }
+}
+
+/// The largest blocks of a virtual stage.
+fn largest(costs: &BlockCosts, strategy: &Decisions, runs: &[Run]) -> Largest {
+    let mut largest = Largest::default();
+    for run in runs {
+        let is_end = matches!(run.cost.key.class, BlockClass::Embedding | BlockClass::Head);
+        largest = largest.or(run.cost.weights, is_end);
+    }
+    largest.share(twice(costs, strategy));
+    largest
 }
 
 /// Elements of the table that counts twice in the sum over a virtual stage's blocks: if one stage has both ends of the model, tied

@@ -18,7 +18,7 @@ use crate::breakdown::Parts;
 use crate::engine::Outcome;
 use crate::pools::PoolCosts;
 use crate::sequence::Sequence;
-use crate::states::{self, StateBytes};
+use crate::states;
 use crate::{Scenario, flops, graphed, known};
 
 /// A simulated strategy: what was simulated, and what came out.
@@ -153,16 +153,10 @@ fn memory_items(
         .peak_action
         .map_or_else(|| whole.to_owned(), |a| a.to_string());
     let overheads = &scenario.runtime.overheads;
-    let (states, freed) = states_at_peak(scenario, strategy, simulated, index);
-    let of_states = states.named();
+    let of_states = states_at_peak(scenario, strategy, simulated, index);
     let of_states = of_states.map(|(name, bytes)| (name.into(), bytes, whole));
-    let mut parts: Vec<(String, Bytes, &str)> = of_states.into();
+    let mut parts: Vec<(String, Bytes, &str)> = of_states.collect();
     parts.extend([
-        (
-            "freed gradients, held by the allocator".into(),
-            freed,
-            whole,
-        ),
         (
             "gathered parameters and gradients in flight".into(),
             assembled.in_flight[index as usize],
@@ -207,22 +201,24 @@ fn memory_items(
     items
 }
 
-/// The states that a rank holds at its peak, and bytes of gradients that do not exist yet although their memory cannot be used
+/// Name and bytes of the states that a rank holds at its peak. Gradients may not exist yet although their memory cannot be used
 /// otherwise.
 fn states_at_peak(
     scenario: &Scenario,
     strategy: &Strategy,
     simulated: &Simulated<'_>,
     index: u32,
-) -> (StateBytes, Bytes) {
+) -> impl Iterator<Item = (&'static str, Bytes)> {
     let rank = &simulated.outcome.ranks[index as usize];
     let mut held = simulated.assembled.states[index as usize];
+    let mut kept = Bytes(0);
     if rank.peak_action.is_none_or(|a| a.kind != ActionKind::Optim) {
         let late = states::late_gradients(&scenario.runtime, strategy, &held);
         held.gradients -= late.free + late.kept;
-        return (held, late.kept);
+        kept = late.kept;
     }
-    (held, Bytes(0))
+    let freed = ("freed gradients, held by the allocator", kept);
+    held.named().into_iter().chain([freed])
 }
 
 /// Bytes of activations held while an action runs, by tensor name.

@@ -10,7 +10,7 @@ use dtensor::{
 use super::casts;
 use super::elementary_gelu;
 use super::expert_operators::{self, Apart};
-use super::kernel::{Chain, Kernel, KernelKind, Lowered};
+use super::kernel::{Chain, Kernel, KernelKind, Lowered, traffic};
 use super::lowering::Lowering;
 use super::softmax;
 use super::tensor_set::TensorSet;
@@ -465,15 +465,6 @@ fn sent(lowering: &Lowering<'_>, trace: &Trace, collective: Collective) -> u64 {
     } else {
         collective.bytes
     }
-}
-
-/// Sum of the bytes of tensors read and written.
-pub(super) fn traffic(trace: &Trace, reads: &[TensorId], writes: &[TensorId]) -> Bytes {
-    reads
-        .iter()
-        .chain(writes)
-        .map(|&id| trace.tensor(id).bytes())
-        .sum()
 }
 
 /// Number of operators that read each tensor.

@@ -2,7 +2,7 @@
 
 use catalog::Bytes;
 use catalog::runtime::AttentionKernel;
-use dtensor::{AttentionShape, Collective, Pass, Scan, TensorId};
+use dtensor::{AttentionShape, Collective, Pass, Scan, TensorId, Trace};
 
 use crate::price::{GemmLayout, MemoryKind};
 
@@ -76,4 +76,13 @@ pub struct Lowered {
 pub(super) struct Chain {
     pub(super) bytes: Bytes,
     pub(super) launches: u32,
+}
+
+/// Sum of the bytes of tensors read and written.
+pub(super) fn traffic(trace: &Trace, reads: &[TensorId], writes: &[TensorId]) -> Bytes {
+    reads
+        .iter()
+        .chain(writes)
+        .map(|&id| trace.tensor(id).bytes())
+        .sum()
 }

@@ -104,12 +104,21 @@ pub(super) fn kept<'t>(
     if fused_keeps {
         saved.extend(log_sum_exp(trace));
     }
-    saved.extend(log_probabilities(lowering, trace));
-    saved.extend(factors_of_gelu(lowering, trace));
-    if recompute != Recompute::SelectiveOps {
-        saved.extend(of_norms_in_32_bits(lowering, trace));
-    }
+    saved.extend(beside_the_trace(lowering, trace, recompute));
     saved
+}
+
+/// What kernels of the runtime keep that the trace does not have.
+fn beside_the_trace<'t>(
+    lowering: &Lowering<'_>,
+    trace: &'t Trace,
+    recompute: Recompute,
+) -> impl Iterator<Item = SavedTensor<'t>> {
+    let again = recompute == Recompute::SelectiveOps;
+    let norms = of_norms_in_32_bits(lowering, trace).filter(move |_| !again);
+    log_probabilities(lowering, trace)
+        .chain(factors_of_gelu(lowering, trace))
+        .chain(norms)
 }
 
 /// A tensor that backward needs.

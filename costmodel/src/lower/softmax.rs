@@ -4,8 +4,7 @@ use catalog::runtime::Rewrite;
 use catalog::{Bytes, DType};
 use dtensor::{AnyOp, AttentionShape, Pass, Trace};
 
-use super::fuse::traffic;
-use super::kernel::{Chain, KernelKind};
+use super::kernel::{Chain, KernelKind, traffic};
 use super::lowering::Lowering;
 use crate::price::MemoryKind;
 
