@@ -26,7 +26,7 @@ pub(crate) struct Largest {
 }
 
 impl Largest {
-    /// The maximum of these numbers and those of one more block, which is the embedding or the head if it `is_end`.
+    /// These numbers with one more block, which is the embedding or the head if it `is_end`.
     pub(crate) fn or(self, block: Weights, is_end: bool) -> Self {
         let (all, trained) = (block.all().total(), block.trained.total());
         Self {
@@ -51,7 +51,7 @@ impl Largest {
         }
     }
 
-    /// Takes away a table that embedding and head share, which was counted twice.
+    /// Takes away a table that was counted twice because embedding and head share it.
     pub(crate) fn share(&mut self, table: u64) {
         self.ends = self.ends.saturating_sub(table);
     }

@@ -22,7 +22,7 @@ pub struct Recipe {
     pub recompute: Option<String>,
     /// What printed memory counts.
     pub memory_counter: Option<MemoryCounter>,
-    /// How its code differs from its framework.
+    /// Rewrites that its code has and the preset of its framework has not.
     #[serde(default)]
     pub rewrites: Vec<Rewrite>,
     /// The code that was read.

@@ -27,7 +27,7 @@ pub(super) fn kernels(
         steps(all, 1)
     } else if narrow && lowering.has(Rewrite::FuseScaledMaskedSoftmax) {
         if takes(shape) {
-            steps(read_of_fused(trace, op, shape), 1)
+            steps(moved_by_fused(trace, op, shape), 1)
         } else {
             in_32_bits(scores.elements(), scores.dtype, DType::F32, op.pass)
         }
@@ -52,7 +52,7 @@ fn takes(shape: AttentionShape) -> bool {
 
 /// Bytes that Megatron's fused softmax moves. If the mask is causal it reads none of the scores, probabilities and gradients
 /// above the diagonal, and writes zeros there (`scaled_upper_triang_masked_softmax.h`).
-fn read_of_fused(trace: &Trace, op: &AnyOp<'_>, shape: AttentionShape) -> Bytes {
+fn moved_by_fused(trace: &Trace, op: &AnyOp<'_>, shape: AttentionShape) -> Bytes {
     let read = traffic(trace, op.inputs, &[]);
     let written = traffic(trace, &[], op.outputs);
     let triangle = shape.causal && shape.q_len == shape.kv_len;
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
     use crate::lower::Kernel;
 
-    /// Bytes and launches of the softmaxes of forward and backward of a layer with sixteen heads of 64.
+    /// Bytes and launches of the softmaxes of forward and backward of a layer whose heads have 64 dimensions.
     fn softmaxes(runtime: &str, sequences: u64, tokens: u64, heads: u64) -> Vec<(u64, u32)> {
         let json = format!(
             r#"{{"model_type": "gpt2", "n_embd": {}, "n_layer": 1, "n_head": {heads}, "n_positions": 8192,
