@@ -145,7 +145,7 @@ pub(crate) fn in_flight(
     let scenario = costs.scenario();
     let precision = scenario.workload.precision;
     let compute = precision.activation().size();
-    let gathered_in = states::gathered_type(&scenario.runtime, precision).size();
+    let gathered_in = || states::gathered_type(&scenario.runtime, precision).size();
     let reduce = strategy.state_types(&scenario.runtime).reduce.size();
     match strategy.zero {
         Zero::Z0 => {
@@ -164,7 +164,7 @@ pub(crate) fn in_flight(
             } else {
                 largest.reduced
             };
-            Bytes(held.all().total() * gathered_in + gradients * reduce)
+            Bytes(held.all().total() * gathered_in() + gradients * reduce)
         }
         Zero::Z3 => {
             let ahead = scenario.runtime.ahead(strategy.prefetch);
@@ -173,7 +173,7 @@ pub(crate) fn in_flight(
                 true => largest.ends + largest.layer * blocks,
                 false => largest.gathered * blocks,
             };
-            Bytes(gathered * gathered_in + largest.reduced * reduce)
+            Bytes(gathered * gathered_in() + largest.reduced * reduce)
         }
     }
 }

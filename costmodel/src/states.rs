@@ -298,11 +298,11 @@ pub(crate) fn late_gradients(
 ) -> LateGradients {
     let has = |rewrite| runtime.rewrites.contains(&rewrite);
     let once = d.num_micro_batches == 1 && d.vpp == 1;
-    let late = match has(Rewrite::ReleaseGradients) && once && d.zero != Zero::Z1 {
+    let late = match once && d.zero != Zero::Z1 && has(Rewrite::ReleaseGradients) {
         true => states.gradients,
         false => Bytes(0),
     };
-    match is_fsdp(runtime) && d.zero >= Zero::Z2 && d.dp() * d.cp > 1 {
+    match d.zero >= Zero::Z2 && d.dp() * d.cp > 1 && is_fsdp(runtime) {
         true => LateGradients {
             free: Bytes(0),
             kept: late,
