@@ -6,8 +6,9 @@
 //!
 //! Ridge regression needs two assumptions: how large the noise is, and how much factors differ between systems (`SPREAD`). The
 //! regression is made for every noise in `NOISE` and every multiple of `SPREAD` in `WIDER`. The result is the mean of these fits,
-//! each weighted by how probable its assumptions make the measured times (MacKay 1992, "Bayesian interpolation"). So runs that are
-//! all off by the same share move a factor far; runs of which some are too fast and some too slow hardly move it.
+//! and the fits whose assumptions make the measured times most probable weigh most (MacKay 1992, "Bayesian interpolation"). For
+//! example, if all runs took 20% longer than predicted, the factors explain nearly all of it. If half of the runs took 20% longer
+//! and half 20% less, the factors stay near 1.
 
 use catalog::Seconds;
 use catalog::calibration::{Calibration, Rate, TimeFactors};

@@ -296,8 +296,8 @@ pub enum Rewrite {
     /// Gathered parameters are copied out of the collective's buffer and gradients copied, in the type
     /// of the reduction, into it (FSDP2 `_fsdp_collectives.py`).
     CopyShards,
-    /// ZeRO-3 gathers parameters in the type that they are held in, not in that of activations (FSDP with
-    /// `MixedPrecisionPolicy(param_dtype=torch.float32)`, or without a policy).
+    /// ZeRO-3 gathers parameters in the type in which they are stored, not in the type of activations. FSDP does so without a
+    /// mixed-precision policy, or with `MixedPrecisionPolicy(param_dtype=torch.float32)`.
     GatherHeldType,
     /// Under ZeRO-3 parameters are gathered and gradients reduced tensor by tensor, each rank's piece with a
     /// copy of its own, while the device waits (DeepSpeed 0.3, `zero/partition_parameters.py` at c83e49f:
@@ -319,8 +319,8 @@ pub enum Rewrite {
     /// Norms of Llama's kind compute in 32 bits operator by operator, and keep their input so: cast, square, mean, root,
     /// two products, cast back (transformers `LlamaRMSNorm`).
     NormInF32,
-    /// Modules run under `torch.autocast`: linear layers and attention cast what they read to 16 bits; parameters, the results of
-    /// norms, and the sum of all layers' outputs have 32.
+    /// Modules run under `torch.autocast`. Parameters, norms and the residual stream are in 32 bits; linear layers and attention
+    /// cast their inputs to 16 bits.
     Autocast,
     /// A GELU by tanh is a chain of PyTorch's elementary operators: forward launches eight kernels and keeps four tensors
     /// for backward (transformers `NewGELUActivation`).

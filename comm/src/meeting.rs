@@ -85,11 +85,11 @@ impl Hello {
 
 /// Why an attempt to reach a rank failed.
 enum Unreached {
-    /// It did not answer in the time that was left; it may later.
+    /// The attempt timed out. A later one may succeed.
     Silent,
-    /// It may succeed later.
+    /// The attempt failed for this reason. A later one may succeed.
     Yet(String),
-    /// It will never succeed.
+    /// The attempt failed for this reason. No later one can succeed.
     Refused(String),
 }
 
@@ -276,7 +276,8 @@ impl Meeting<'_> {
                 match self.call(to, address, port) {
                     Ok(stream) => return Ok(stream),
                     Err(Unreached::Yet(reason)) => last = Some(reason),
-                    // The last attempt has little time: its silence hides nothing that an earlier one learned.
+                    // The last attempt before the deadline is short and often times out. The error then
+                    // still gives the reason that an earlier attempt failed for.
                     Err(Unreached::Silent) => {}
                     Err(Unreached::Refused(reason)) => {
                         let reason = format!("{}: rank {to} {reason}", self.place);

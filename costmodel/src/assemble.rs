@@ -453,7 +453,7 @@ impl StageClass {
     }
 }
 
-/// The largest blocks of a virtual stage.
+/// Sizes of the largest blocks of a virtual stage, on one rank.
 fn largest(costs: &BlockCosts, strategy: &Decisions, runs: &[Run]) -> Largest {
     let mut largest = Largest::default();
     for run in runs {
@@ -464,8 +464,8 @@ fn largest(costs: &BlockCosts, strategy: &Decisions, runs: &[Run]) -> Largest {
     largest
 }
 
-/// Elements of the table that counts twice in the sum over a virtual stage's blocks: if one stage has both ends of the model, tied
-/// embeddings share one.
+/// Number of weights to subtract from the sum over a virtual stage's blocks: with tied embeddings, a stage that has both the
+/// embedding and the head has one table for the two.
 fn twice(costs: &BlockCosts, strategy: &Decisions) -> u64 {
     let model = &costs.scenario().model;
     match model.tied_embeddings && strategy.stages.0.len() == 1 {
@@ -474,7 +474,7 @@ fn twice(costs: &BlockCosts, strategy: &Decisions) -> u64 {
     }
 }
 
-/// Elements that a rank holds of a virtual stage.
+/// Numbers of weights of a virtual stage that one rank holds.
 fn weights(costs: &BlockCosts, strategy: &Decisions, runs: &[Run]) -> Weights {
     let mut weights = Weights::default();
     for run in runs {

@@ -131,9 +131,9 @@ impl OfRank {
 }
 
 /// Bytes of copies of parameters and gradients that a rank holds at one time, in addition to its states:
-/// - ZeRO-3: gathered parameters of the current and the prefetched blocks, and gradients of one block before they are reduced;
-///   under FSDP embedding and head, which are in the group of the whole model, stay gathered from forward to backward (PyTorch
-///   `_fsdp_state.py`, `_lazy_init`; FSDP1: `_runtime_utils.py`, `_post_forward_reshard`);
+/// - ZeRO-3: gathered parameters of the current and the prefetched blocks, and gradients of one block before they are reduced. Under
+///   FSDP embedding and head belong to the root module, which stays gathered from forward to backward (PyTorch `_fsdp_state.py`,
+///   `_lazy_init`; FSDP1: `_runtime_utils.py`, `_post_forward_reshard`);
 /// - ZeRO-2: gradients of one block before they are reduced;
 /// - without ZeRO, under PyTorch: autocast's 16-bit copies of all parameters, and the buckets in which gradients are reduced.
 pub(crate) fn in_flight(

@@ -201,8 +201,8 @@ fn memory_items(
     items
 }
 
-/// Name and bytes of the states that a rank holds at its peak. Gradients may not exist yet although their memory cannot be used
-/// otherwise.
+/// Names and bytes of the states that a rank holds at its peak, and of gradients that do not exist then but whose memory stays
+/// reserved.
 fn states_at_peak(
     scenario: &Scenario,
     strategy: &Strategy,

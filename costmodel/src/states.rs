@@ -261,7 +261,8 @@ pub(crate) fn casts_whole(scenario: &Scenario, zero: Zero) -> bool {
     zero == Zero::Z0 && held.size() > precision.activation().size()
 }
 
-/// Whether what shards parameters is PyTorch's FSDP, of either generation. (DeepSpeed flattens gradients too, but keeps them.)
+/// Whether parameters are sharded by PyTorch's FSDP, first or second generation. DeepSpeed flattens gradients as FSDP1 does, but
+/// does not free them.
 pub(crate) fn is_fsdp(runtime: &Runtime) -> bool {
     let has = |rewrite| runtime.rewrites.contains(&rewrite);
     let copies = has(Rewrite::FlattenGradients) || has(Rewrite::CopyShards);
@@ -276,41 +277,38 @@ pub(crate) fn gathered_type(runtime: &Runtime, precision: Precision) -> DType {
     }
 }
 
-/// Gradients that do not exist when a rank's backward pass begins.
+/// Gradients of a rank that do not exist before its backward pass begins, by what becomes of their memory until then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LateGradients {
-    /// Bytes that anything else may use until then.
+    /// Bytes that activations can use.
     pub(crate) free: Bytes,
-    /// Bytes that only gradients can use. FSDP allocates the results of its reductions on a stream of its own
+    /// Bytes that stay reserved for gradients. FSDP allocates reduced gradients on a separate CUDA stream
     /// (`_fsdp_collectives.py`, `foreach_reduce`; FSDP1: `_runtime_utils.py`, `_post_backward_hook`), and PyTorch's allocator
-    /// gives freed memory to the same stream only (`CUDACachingAllocator.cpp`).
+    /// reuses freed memory only for allocations on the same stream (`CUDACachingAllocator.cpp`).
     pub(crate) kept: Bytes,
 }
 
-/// Gradients that a rank does not hold yet when its backward pass begins. These are all its gradients if the runtime frees them
-/// after every step and the step has one micro-batch; with more, the second finds the gradients of the first. Under ZeRO-1
-/// gradients are taken to lie in buckets, which are not freed.
+/// Gradients that a rank does not hold yet when its backward pass begins. That is all of them if the runtime frees gradients after
+/// every step and the step has one micro-batch. With more micro-batches the gradients of the first exist when the second runs.
+/// Under ZeRO-1 gradients are taken to lie in buckets, which are not freed.
 #[must_use]
 pub(crate) fn late_gradients(
     runtime: &Runtime,
     d: &Decisions,
     states: &StateBytes,
 ) -> LateGradients {
-    let has = |rewrite| runtime.rewrites.contains(&rewrite);
-    let once = d.num_micro_batches == 1 && d.vpp == 1;
-    let late = match once && d.zero != Zero::Z1 && has(Rewrite::ReleaseGradients) {
+    let once = d.num_micro_batches == 1 && d.vpp == 1 && d.zero != Zero::Z1;
+    let late = match once && runtime.rewrites.contains(&Rewrite::ReleaseGradients) {
         true => states.gradients,
         false => Bytes(0),
     };
-    match d.zero >= Zero::Z2 && d.dp() * d.cp > 1 && is_fsdp(runtime) {
-        true => LateGradients {
-            free: Bytes(0),
-            kept: late,
-        },
-        false => LateGradients {
-            free: late,
-            kept: Bytes(0),
-        },
+    let kept = match d.zero >= Zero::Z2 && d.dp() * d.cp > 1 && is_fsdp(runtime) {
+        true => late,
+        false => Bytes(0),
+    };
+    LateGradients {
+        free: late - kept,
+        kept,
     }
 }
 

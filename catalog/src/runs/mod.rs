@@ -117,7 +117,8 @@ impl Run {
         stated.or_else(|| self.assumed.as_ref()?.get(field)?.as_str())
     }
 
-    /// The repository that the run is published in, as `owner/name`, if its source is one.
+    /// The repository that the run is published in: `owner/name`, or what the source names as `(repository …,`. Text without
+    /// either is returned as it is.
     pub(crate) fn repository(&self) -> &str {
         let (_, named) = self.source.split_once("(repository ").unwrap_or_default();
         let named = named.split(',').next().filter(|name| !name.is_empty());

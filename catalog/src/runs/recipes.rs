@@ -22,7 +22,7 @@ pub struct Recipe {
     pub recompute: Option<String>,
     /// What printed memory counts.
     pub memory_counter: Option<MemoryCounter>,
-    /// Rewrites that its code has and the preset of its framework has not.
+    /// Rewrites to add to the preset of the framework, because the code of this source does them.
     #[serde(default)]
     pub rewrites: Vec<Rewrite>,
     /// The code that was read.

@@ -277,7 +277,7 @@ fn only_ranks_of_the_job_take_part() {
     });
 }
 
-/// A last attempt that finds silence does not hide what an earlier one learned.
+/// If the last attempt to reach a rank times out, the error still gives the reason that an earlier attempt failed for.
 #[test]
 fn silence_hides_no_reason() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");

@@ -1,8 +1,8 @@
-//! What modules keep for backward under `torch.autocast` beyond the trace's tensors, which have the type of the activations.
-//!
-//! Embeddings and norms are no operators that autocast runs in 16 bits, so the sum of all layers' outputs has 32, and so have the
-//! inputs and results of norms. A linear layer casts its input; several that read one tensor cast it once each, because autocast
-//! remembers casts of parameters only (PyTorch's `autocast_mode.cpp`, `cached_cast`).
+//! Memory that `torch.autocast` adds to what is kept for backward. In the trace all activations have 16 bits. Under autocast some
+//! have 32, and some exist more than once:
+//! - Embeddings and norms are computed in 32 bits, and so the residual stream, which norms read, has 32 bits.
+//! - Every linear layer casts its input to 16 bits and keeps the copy. Layers that read the same tensor each make their own, because
+//!   autocast caches casts of parameters only (PyTorch's `autocast_mode.cpp`, `cached_cast`).
 
 use catalog::model::NormKind;
 use catalog::{Bytes, DType};
@@ -11,8 +11,8 @@ use dtensor::{Norm, Op, Operator, Pointwise, Product, TensorId, TensorRole, Trac
 use super::lowering::Lowering;
 use super::tensor_set::TensorSet;
 
-/// Bytes that the norm of an operator keeps in addition to its input and to one copy of its result in the type of activations;
-/// `None` if it is no norm, or nothing is cast. `seen` are the tensors that norms before it keep in 32 bits.
+/// Bytes that a norm under autocast keeps in addition to its input and its result in 16 bits. `None` if the operator is no norm, or
+/// does not run under autocast. `seen` holds the inputs of the norms before it, which are counted once.
 pub(super) fn kept_by_norm(
     lowering: &Lowering<'_>,
     trace: &Trace,
@@ -25,7 +25,8 @@ pub(super) fn kept_by_norm(
         return None;
     }
     let (narrow, wide) = (input.dtype.size(), DType::F32.size());
-    // A part of a larger tensor is copied to 32 bits; the larger tensor stays for the sake of its other parts.
+    // Queries or keys that are a part of one tensor with the values: the norm keeps a copy of them in 32 bits, and the values keep
+    // the whole tensor in 16.
     let mut views = trace.forward_views.iter();
     let part = views.any(|view| view.to == op.inputs[0]);
     let of_input = match (part, seen.insert(op.inputs[0])) {
@@ -33,7 +34,7 @@ pub(super) fn kept_by_norm(
         (false, true) => wide - narrow,
         (false, false) => 0,
     };
-    // Llama's norm, which is made of elementary operators, keeps the normalised input for its product with the weight.
+    // Llama's norm consists of elementary operators. The last, the product with the weight, keeps the normalised input.
     let normalised = match kind {
         NormKind::RmsNorm => wide,
         NormKind::LayerNorm => 0,
@@ -42,7 +43,7 @@ pub(super) fn kept_by_norm(
     Some(Bytes(input.elements() * (of_input + normalised + casts)))
 }
 
-/// Bytes that the inputs of a block take beyond the type of activations, as far as these come from the layers before it.
+/// Bytes that a block's input takes under autocast in addition to its size in 16 bits.
 pub(super) fn wider_inputs(lowering: &Lowering<'_>, trace: &Trace) -> Bytes {
     let inputs = trace.tensors.iter().enumerate();
     let inputs = inputs.filter(|(index, t)| {
@@ -80,7 +81,7 @@ mod tests {
     const TOKENS: u64 = 32;
     const HIDDEN: u64 = 64;
 
-    /// Bytes that a layer keeps, for each token and element of the hidden state, under a runtime that may autocast.
+    /// Bytes that a layer keeps for backward, divided by the number of tokens and the hidden size.
     fn kept(json: &str, runtime: &str, recompute: Recompute) -> f64 {
         let model = catalog::hf::decode(json, "test", "test").expect("a model");
         let runtime = catalog::load::runtime(runtime).expect("a preset");
@@ -103,11 +104,11 @@ mod tests {
 
     #[test]
     fn norms_keep_32_bits() {
-        // What is kept beyond the trace's tensors, in bytes: of Llama's two norms each input 2 more and the normalised input 4,
-        // and one more copy for every linear layer but the first: two in attention, one in the feed-forward part.
+        // Bytes that autocast adds. Each of Llama's two norms has 2 more for its input and 4 for the normalised input. Three linear
+        // layers read the first norm and two the second, so there are three copies in 16 bits beyond the first of each.
         let cases = [
             (model("llama", ""), 2.0 * (2.0 + 4.0) + 3.0 * 2.0),
-            // Its norms of queries and keys too. One layer reads them, and they are tensors of their own.
+            // Qwen3 also has norms of queries and keys, which come from separate linear layers.
             (model("qwen3", ""), 4.0 * (2.0 + 4.0) + 3.0 * 2.0),
         ];
         for (json, more) in cases {

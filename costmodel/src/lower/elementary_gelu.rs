@@ -65,7 +65,7 @@ impl PerElement {
     }
 }
 
-/// Whether an operator is a GELU that the runtime computes by elementary operators.
+/// Whether an operator is a GELU for which the runtime launches a chain of elementary operators instead of one kernel.
 fn is_split(lowering: &Lowering<'_>, operator: Operator) -> bool {
     let is_split = |of: Nonlinearity| of.tanh && of.function == Activation::Gelu;
     lowering.has(Rewrite::GeluByOperators)

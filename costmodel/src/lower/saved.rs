@@ -108,7 +108,7 @@ pub(super) fn kept<'t>(
     saved
 }
 
-/// What kernels of the runtime keep that the trace does not have.
+/// What the runtime's kernels keep for backward although the trace has no such tensor.
 fn beside_the_trace<'t>(
     lowering: &Lowering<'_>,
     trace: &'t Trace,
@@ -199,7 +199,7 @@ fn factors_of_gelu<'t>(lowering: &Lowering<'_>, trace: &'t Trace) -> Vec<SavedTe
     trace.forward.iter().filter_map(of_op).collect()
 }
 
-/// What norms keep under autocast beyond their inputs and results in 16 bits.
+/// Memory of norms under autocast, in addition to their inputs and results in 16 bits, which are counted with the trace's tensors.
 fn of_norms_in_32_bits<'t>(
     lowering: &Lowering<'_>,
     trace: &'t Trace,

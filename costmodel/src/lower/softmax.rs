@@ -1,4 +1,4 @@
-//! The softmax of attention scores where attention is not one kernel.
+//! Kernels for the softmax of attention scores, in runtimes whose attention is not a single kernel.
 
 use catalog::runtime::Rewrite;
 use catalog::{Bytes, DType};
@@ -8,11 +8,11 @@ use super::kernel::{Chain, KernelKind, traffic};
 use super::lowering::Lowering;
 use crate::price::MemoryKind;
 
-/// Most keys that Megatron's fused softmax takes (Megatron-LM@9200e43, `fused_softmax.py`, `is_kernel_available`).
+/// Largest number of keys that Megatron's fused softmax kernel supports (Megatron-LM@9200e43, `fused_softmax.py`, `is_kernel_available`).
 const MOST_KEYS: u64 = 4096;
 
-/// The kernels that scale and mask scores and turn them into probabilities, or their gradients: one if they are fused, else
-/// one for each step.
+/// The kernels that scale, mask and normalise attention scores, or those that compute the gradient of this. A fused softmax is one
+/// kernel; otherwise each of the steps is one.
 pub(super) fn kernels(
     lowering: &Lowering<'_>,
     trace: &Trace,
@@ -43,15 +43,15 @@ pub(super) fn kernels(
     }
 }
 
-/// Whether Megatron's fused softmax takes scores of this shape. A block of its threads works on four rows, so it takes
-/// multiples of four only: of queries, of keys, and of heads in all sequences (same function as [`MOST_KEYS`]).
+/// Whether Megatron's fused softmax kernel supports this shape. It requires that the number of queries, the number of keys, and
+/// the number of sequences times heads are multiples of four (`is_kernel_available`, as for [`MOST_KEYS`]).
 fn takes(shape: AttentionShape) -> bool {
     let multiples = [shape.q_len, shape.kv_len, shape.batch * shape.heads];
     multiples.iter().all(|count| count % 4 == 0) && (17..=MOST_KEYS).contains(&shape.kv_len)
 }
 
-/// Bytes that Megatron's fused softmax moves. If the mask is causal it reads none of the scores, probabilities and gradients
-/// above the diagonal, and writes zeros there (`scaled_upper_triang_masked_softmax.h`).
+/// Bytes that Megatron's fused softmax kernel reads and writes. With a causal mask it reads only the lower triangle of its inputs,
+/// which is half of them, and writes all of its output, with zeros above the diagonal (`scaled_upper_triang_masked_softmax.h`).
 fn moved_by_fused(trace: &Trace, op: &AnyOp<'_>, shape: AttentionShape) -> Bytes {
     let read = traffic(trace, op.inputs, &[]);
     let written = traffic(trace, &[], op.outputs);
@@ -59,14 +59,13 @@ fn moved_by_fused(trace: &Trace, op: &AnyOp<'_>, shape: AttentionShape) -> Bytes
     Bytes(if triangle { read.0 / 2 } else { read.0 }) + written
 }
 
-/// A softmax that is computed in 32 bits from scores in a `narrow` type, with scale and mask in the type `before` it. Forward
-/// runs five operators: scale, mask, a cast to 32 bits, the softmax, and a cast back. Backward runs one for the gradient of
-/// each of these.
-///
-/// `torch.autocast` computes every softmax so (PyTorch's `autocast_mode.h` lists the operators that it runs in fp32), after a
-/// scale and a mask in 16 bits (transformers 4.12, `GPT2Attention._attn`). Megatron-LM does where its fused kernel does not
-/// take the shape, and casts first, because it divides scores by the number of the layer by default
-/// (`apply_query_key_layer_scaling`).
+/// The kernels of a softmax in 32 bits whose scores and probabilities have the type `narrow`. There are five in forward: scale, mask,
+/// a cast to 32 bits, the softmax, and a cast back. Backward has five too, one for the gradient of each. `before` is the type in
+/// which scale and mask are computed:
+/// - `narrow` under `torch.autocast`, which runs only the softmax in 32 bits (the fp32 list in PyTorch's `autocast_mode.h`; the
+///   model is that of transformers 4.12, `GPT2Attention._attn`);
+/// - 32 bits in Megatron-LM where the fused kernel does not support the shape: by default (`apply_query_key_layer_scaling`) it casts
+///   first.
 fn in_32_bits(elements: u64, narrow: DType, before: DType, pass: Pass) -> Chain {
     let (narrow, before, wide) = (narrow.size(), before.size(), DType::F32.size());
     let of_softmax = if pass == Pass::Forward { 2 } else { 3 };
