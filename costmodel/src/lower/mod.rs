@@ -12,6 +12,7 @@ mod kernel;
 mod lowering;
 mod memory;
 mod modules;
+mod recomputed;
 mod saved;
 mod softmax;
 mod tensor_set;
@@ -22,7 +23,7 @@ use dtensor::Trace;
 pub use kernel::{Kernel, KernelKind, Lowered};
 pub use lowering::Lowering;
 pub use memory::BlockMemory;
-pub use saved::recomputed;
+pub use recomputed::recomputed;
 
 impl Lowering<'_> {
     /// The kernels of both passes.

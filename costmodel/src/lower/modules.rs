@@ -112,7 +112,7 @@ impl<'t> Block<'t> {
     }
 }
 
-fn is_activation(pointwise: Pointwise) -> bool {
+pub(super) fn is_activation(pointwise: Pointwise) -> bool {
     matches!(
         pointwise,
         Pointwise::Activation(_)

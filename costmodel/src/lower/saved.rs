@@ -16,7 +16,6 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use super::autocast;
 use super::elementary_gelu;
 use super::fuse::is_pointwise;
-use super::kernel::{Kernel, KernelKind, Lowered};
 use super::lowering::Lowering;
 use super::modules;
 use super::tensor_set::TensorSet;
@@ -274,7 +273,7 @@ fn eight_bit(trace: &Trace, mut ids: Vec<TensorId>) -> impl Iterator<Item = Save
 }
 
 /// Whether recomputation selected by operator runs attention again.
-fn reruns_attention(lowering: &Lowering<'_>, recompute: Recompute) -> bool {
+pub(super) fn reruns_attention(lowering: &Lowering<'_>, recompute: Recompute) -> bool {
     recompute == Recompute::SelectiveOps && lowering.has(Rewrite::KeepAttentionProjections)
 }
 
@@ -306,65 +305,8 @@ pub(super) fn split_softmax(lowering: &Lowering<'_>, trace: &Trace, tp: u64) -> 
     split.map(|saved| saved.bytes * 2).sum()
 }
 
-/// Forward kernels that run again before backward, as indices into `lowered.forward`.
-#[must_use]
-pub fn recomputed(
-    lowering: &Lowering<'_>,
-    trace: &Trace,
-    lowered: &Lowered,
-    recompute: Recompute,
-) -> Vec<usize> {
-    if recompute == Recompute::None {
-        return Vec::new();
-    }
-    let selected = selected_products(lowering, trace);
-    let modules = modules::selected(lowering, trace, recompute);
-    let again = |kernel: &Kernel| match recompute {
-        Recompute::None => false,
-        Recompute::Selective | Recompute::Modules(_) => {
-            let op = &trace.forward[kernel.op];
-            let attention = op.attention().is_some() && lowering.selects_attention(recompute);
-            attention || op.outputs.iter().any(|output| modules.contains(output))
-        }
-        Recompute::Full | Recompute::Layers(_) | Recompute::Falling(_) => true,
-        Recompute::SelectiveOps => match kernel.kind {
-            KernelKind::Memory { .. } | KernelKind::Scan { .. } => true,
-            KernelKind::Gemm { .. } | KernelKind::GroupedGemm { .. } => {
-                !selected.contains(&trace.forward[kernel.op].outputs[0])
-            }
-            KernelKind::Comm(c) => c.kind == CollectiveKind::AllGather,
-            KernelKind::BatchedGemm { .. } | KernelKind::Attention { .. } => {
-                reruns_attention(lowering, recompute)
-            }
-        },
-    };
-    let end = if lowering.has(Rewrite::EarlyStopRecompute) {
-        last_needed(lowering, trace, lowered)
-    } else {
-        lowered.forward.len()
-    };
-    (0..end).filter(|&i| again(&lowered.forward[i])).collect()
-}
-
-/// Index after the last forward kernel that writes a tensor which backward reads.
-fn last_needed(lowering: &Lowering<'_>, trace: &Trace, lowered: &Lowered) -> usize {
-    let saved = |op| saved_by(lowering, trace, op, Recompute::None);
-    let saved = trace.forward.iter().flat_map(saved);
-    let read = TensorSet::of(trace, saved.map(|id| trace.tensor(id).storage));
-    lowered
-        .forward
-        .iter()
-        .rposition(|kernel| {
-            kernel
-                .writes
-                .iter()
-                .any(|&id| read.contains(trace.tensor(id).storage))
-        })
-        .map_or(0, |last| last + 1)
-}
-
 /// Tensors that an operator's backward reads under this runtime.
-fn saved_by(
+pub(super) fn saved_by(
     lowering: &Lowering<'_>,
     trace: &Trace,
     op: &Op,
@@ -480,7 +422,7 @@ fn rebuilt(
 
 /// Outputs of products that recomputation selected by operator keeps: every second one (torchtitan), or the projections
 /// around attention (MaxText).
-fn selected_products(lowering: &Lowering<'_>, trace: &Trace) -> FxHashSet<TensorId> {
+pub(super) fn selected_products(lowering: &Lowering<'_>, trace: &Trace) -> FxHashSet<TensorId> {
     let products = trace.forward.iter().filter_map(|op| match op.operator {
         Operator::Product(product) => Some((product, op.outputs[0])),
         _ => None,

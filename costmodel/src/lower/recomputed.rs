@@ -1,0 +1,116 @@
+//! Which forward kernels of a block run again before backward.
+
+use catalog::runtime::Rewrite;
+use dtensor::{CollectiveKind, Trace};
+use plans::Recompute;
+
+use super::kernel::{Kernel, KernelKind, Lowered};
+use super::lowering::Lowering;
+use super::modules;
+use super::saved::{reruns_attention, saved_by, selected_products};
+use super::tensor_set::TensorSet;
+
+/// Forward kernels that run again before backward, as indices into `lowered.forward`.
+#[must_use]
+pub fn recomputed(
+    lowering: &Lowering<'_>,
+    trace: &Trace,
+    lowered: &Lowered,
+    recompute: Recompute,
+) -> Vec<usize> {
+    if recompute == Recompute::None {
+        return Vec::new();
+    }
+    let selected = selected_products(lowering, trace);
+    let modules = modules::selected(lowering, trace, recompute);
+    let again = |kernel: &Kernel| match recompute {
+        Recompute::None => false,
+        Recompute::Selective | Recompute::Modules(_) => {
+            let op = &trace.forward[kernel.op];
+            let attention = op.attention().is_some() && lowering.selects_attention(recompute);
+            // A fused kernel is named by its first operator, which may stand before the selected one.
+            let mut results = op.outputs.iter().chain(&kernel.writes);
+            attention || results.any(|output| modules.contains(output))
+        }
+        Recompute::Full | Recompute::Layers(_) | Recompute::Falling(_) => true,
+        Recompute::SelectiveOps => match kernel.kind {
+            KernelKind::Memory { .. } | KernelKind::Scan { .. } => true,
+            KernelKind::Gemm { .. } | KernelKind::GroupedGemm { .. } => {
+                !selected.contains(&trace.forward[kernel.op].outputs[0])
+            }
+            KernelKind::Comm(c) => c.kind == CollectiveKind::AllGather,
+            KernelKind::BatchedGemm { .. } | KernelKind::Attention { .. } => {
+                reruns_attention(lowering, recompute)
+            }
+        },
+    };
+    let end = if lowering.has(Rewrite::EarlyStopRecompute) {
+        last_needed(lowering, trace, lowered)
+    } else {
+        lowered.forward.len()
+    };
+    (0..end).filter(|&i| again(&lowered.forward[i])).collect()
+}
+
+/// Index after the last forward kernel that writes a tensor which backward reads.
+fn last_needed(lowering: &Lowering<'_>, trace: &Trace, lowered: &Lowered) -> usize {
+    let saved = |op| saved_by(lowering, trace, op, Recompute::None);
+    let saved = trace.forward.iter().flat_map(saved);
+    let read = TensorSet::of(trace, saved.map(|id| trace.tensor(id).storage));
+    lowered
+        .forward
+        .iter()
+        .rposition(|kernel| {
+            kernel
+                .writes
+                .iter()
+                .any(|&id| read.contains(trace.tensor(id).storage))
+        })
+        .map_or(0, |last| last + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use catalog::{DType, RecomputeModule};
+    use dtensor::Operator;
+    use models::{BlockClass, BlockLayout};
+
+    use super::*;
+
+    /// How many kernels that run again write the result of an activation.
+    fn activations(json: &str, module: RecomputeModule) -> usize {
+        let model = catalog::hf::decode(json, "test", "test").expect("a model");
+        let runtime = catalog::load::runtime("megatron-core").expect("a preset");
+        let lowering = Lowering::new(&runtime, runtime.fp8_recipe);
+        let class = BlockClass::Layer(model.layer_class(0));
+        let layout = BlockLayout::alone(1, 64, DType::Bf16);
+        let trace = models::trace_block(&model, class, &layout).expect("a block");
+        let lowered = lowering.lower(&trace);
+        let recompute = Recompute::Modules([module].into_iter().collect());
+        let results = trace.forward.iter().filter(
+            |op| matches!(op.operator, Operator::Pointwise(of) if modules::is_activation(of)),
+        );
+        let results: Vec<_> = results.flat_map(|op| &op.outputs).collect();
+        let again = recomputed(&lowering, &trace, &lowered, recompute);
+        let writes = |index: &usize| &lowered.forward[*index].writes;
+        let of_activation = |index: &usize| writes(index).iter().any(|id| results.contains(&id));
+        again.iter().filter(|index| of_activation(index)).count()
+    }
+
+    /// Biases stand before the activation in its kernel where a model has them, as GPT-OSS and GPT-2 do.
+    #[test]
+    fn a_selected_activation_runs_again_with_the_bias_in_its_kernel() {
+        use RecomputeModule::{ExpertActivation, Mlp, Norms};
+        let gpt_oss = r#"{"model_type": "gpt_oss", "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "num_local_experts": 8,
+            "num_experts_per_tok": 2, "vocab_size": 128, "max_position_embeddings": 64, "sliding_window": 32}"#;
+        let gpt2 = r#"{"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 128}"#;
+        let llama = r#"{"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 128, "max_position_embeddings": 64,
+            "rms_norm_eps": 1e-5}"#;
+        for (json, module) in [(gpt_oss, ExpertActivation), (gpt2, Mlp), (llama, Mlp)] {
+            assert_eq!(activations(json, module), 1, "{json}");
+            assert_eq!(activations(json, Norms), 0, "{json}");
+        }
+    }
+}
