@@ -1,4 +1,5 @@
-//! Which forward kernels of a block run again before backward.
+//! Activation recomputation: which kernels of a block's forward pass are launched a second time, just before its backward
+//! pass.
 
 use catalog::runtime::Rewrite;
 use dtensor::{CollectiveKind, Trace};
@@ -10,7 +11,7 @@ use super::modules;
 use super::saved::{reruns_attention, saved_by, selected_products};
 use super::tensor_set::TensorSet;
 
-/// Forward kernels that run again before backward, as indices into `lowered.forward`.
+/// The kernels that recomputation launches a second time. Each is given by its index in `lowered.forward`.
 #[must_use]
 pub fn recomputed(
     lowering: &Lowering<'_>,
@@ -28,7 +29,8 @@ pub fn recomputed(
         Recompute::Selective | Recompute::Modules(_) => {
             let op = &trace.forward[kernel.op];
             let attention = op.attention().is_some() && lowering.selects_attention(recompute);
-            // A fused kernel is named by its first operator, which may stand before the selected one.
+            // `op` is only the first operator of a fused kernel. The selected operator may come later in the kernel, as an
+            // activation does after its bias; the kernel's results show it.
             let mut results = op.outputs.iter().chain(&kernel.writes);
             attention || results.any(|output| modules.contains(output))
         }
@@ -52,7 +54,8 @@ pub fn recomputed(
     (0..end).filter(|&i| again(&lowered.forward[i])).collect()
 }
 
-/// Index after the last forward kernel that writes a tensor which backward reads.
+/// Number of forward kernels up to and including the last one whose result backward needs. A recomputation that stops early
+/// launches none of the kernels after it.
 fn last_needed(lowering: &Lowering<'_>, trace: &Trace, lowered: &Lowered) -> usize {
     let saved = |op| saved_by(lowering, trace, op, Recompute::None);
     let saved = trace.forward.iter().flat_map(saved);
@@ -77,7 +80,7 @@ mod tests {
 
     use super::*;
 
-    /// How many kernels that run again write the result of an activation.
+    /// The number of activations (such as GELU or SwiGLU) that are computed a second time when `module` is recomputed.
     fn activations(json: &str, module: RecomputeModule) -> usize {
         let model = catalog::hf::decode(json, "test", "test").expect("a model");
         let runtime = catalog::load::runtime("megatron-core").expect("a preset");
@@ -97,7 +100,7 @@ mod tests {
         again.iter().filter(|index| of_activation(index)).count()
     }
 
-    /// Biases stand before the activation in its kernel where a model has them, as GPT-OSS and GPT-2 do.
+    /// GPT-OSS and GPT-2 add a bias before the activation, and one fused kernel does both. Llama has no bias.
     #[test]
     fn a_selected_activation_runs_again_with_the_bias_in_its_kernel() {
         use RecomputeModule::{ExpertActivation, Mlp, Norms};
