@@ -2,7 +2,9 @@
 
 use catalog::runs::{Framework, Recipe, Run};
 use catalog::runtime::{AttentionKernel, Rewrite};
-use catalog::{CudaGraphs, DType, Dispatcher, Fp8Recipe, RecomputeModule, Runtime, Selection};
+use catalog::{
+    CudaGraphs, DType, Dispatcher, Fp8Recipe, Origin, RecomputeModule, Runtime, Selection, Sourced,
+};
 use serde_json::Value;
 
 /// The runtime as the run used it, and whether the run or its source names its framework.
@@ -13,6 +15,13 @@ pub(super) fn runtime(run: &Run) -> Result<(Runtime, bool), String> {
     apply_statements(run, &mut runtime);
     if let Some(recipe) = Recipe::of(run) {
         runtime.rewrites.extend(&recipe.rewrites);
+        if let Some(bytes) = recipe.optimizer_bytes {
+            runtime.overheads.optimizer_bytes = Sourced {
+                value: bytes,
+                origin: Origin::Published,
+                source: recipe.reason.clone(),
+            };
+        }
     }
     if let Some(modules) = modules(run)? {
         runtime.selective = modules;
@@ -121,6 +130,10 @@ fn apply_statements(run: &Run, runtime: &mut Runtime) {
     if run.is_on("compile") {
         runtime.rewrites.insert(Rewrite::FusePointwise);
     }
+    if run.is_on("fused_rms_norm") {
+        runtime.rewrites.remove(&Rewrite::NormInF32);
+        runtime.rewrites.insert(Rewrite::FuseNorm);
+    }
     experts(run, runtime);
     deepspeed(run, runtime);
     let named = run.precision.as_deref().and_then(fp8_recipe);
@@ -197,7 +210,8 @@ fn experts(run: &Run, runtime: &mut Runtime) {
 /// Sets whether DeepSpeed reduces gradients while backward still runs. At ZeRO stages 1 and 2 it does so only if the run sets
 /// `overlap_comm`, whose default is off there (deepspeedai/DeepSpeed@edaa722, `zero/config.py`, `overlap_comm_valid`).
 fn deepspeed(run: &Run, runtime: &mut Runtime) {
-    let its_engine = ["deepspeed", "hf-deepspeed"].contains(&runtime.name.as_str());
+    let its_engine =
+        ["deepspeed", "hf-deepspeed", "hf-deepspeed-2021"].contains(&runtime.name.as_str());
     let unsharded_parameters = ["zero1", "zero-1", "zero2", "zero-2"].contains(&sharding(run));
     if its_engine && unsharded_parameters {
         runtime.overlap.grad_reduce = run.is_on("overlap_comm");

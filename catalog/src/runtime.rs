@@ -282,7 +282,8 @@ pub enum Rewrite {
     /// gathered on arrival (Narayanan et al. 2021, §4.1).
     ScatterGatherTransfer,
     /// Gradients are concatenated into a flat buffer, divided, and cast to the type of the reduction,
-    /// each in a pass of its own (FSDP1 `_runtime_utils.py`, backward of the flat parameter's views).
+    /// each in a pass of its own (FSDP1 `_runtime_utils.py`, backward of the flat parameter's views). Sums that every rank gets are
+    /// copied back.
     FlattenGradients,
     /// Gradients are summed by all-reduce even where each rank updates only its share (DeepSpeed pipeline
     /// engine, `buffered_allreduce_fallback` under ZeRO-1).
@@ -319,12 +320,18 @@ pub enum Rewrite {
     /// Norms of Llama's kind compute in 32 bits operator by operator, and keep their input so: cast, square, mean, root,
     /// two products, cast back (transformers `LlamaRMSNorm`).
     NormInF32,
+    /// Norms are fused kernels that read a copy of their input in 32 bits, which another kernel makes. Backward makes the copy and
+    /// runs the norm again, unless the whole layer runs again (InternLM `modeling_internlm.py` at fa7337b).
+    NormOnCopy,
     /// Modules run under `torch.autocast`. Parameters, norms and the residual stream are in 32 bits; linear layers and attention
     /// cast their inputs to 16 bits.
     Autocast,
     /// A GELU by tanh is a chain of PyTorch's elementary operators: forward launches eight kernels and keeps four tensors
     /// for backward (transformers `NewGELUActivation`).
     GeluByOperators,
+    /// Rotary embedding of neighbouring pairs of entries is a chain of PyTorch's elementary operators in 32 bits: forward launches nine
+    /// kernels for queries and nine for keys (the models of LosVolterrosHermanos/danastar).
+    RopeByPairs,
     /// Ordering tokens by expert, their cast, and the product with the router's probabilities are one kernel.
     FusePermute,
     /// A router keeps for backward, as 32-bit integers, the row to which every choice of an expert was sent, the row it
@@ -353,13 +360,14 @@ pub enum Rewrite {
     /// the next step runs backward.
     ReleaseGradients,
     /// The optimizer step makes a 32-bit copy of its share of the gradients (DeepSpeed `stage_1_and_2.py`,
-    /// `single_grad_partition`; `fused_optimizer.py`, `grads_groups_flat`).
+    /// `single_grad_partition`; `fused_optimizer.py`, `grads_groups_flat`). Under ZeRO-3 it copies a billion gradients at a time, first
+    /// in their own type and then in 32 bits (`stage3.py`, `_prepare_fp32_grad_for_sub_group`).
     CopyGradientsForStep,
 }
 
 impl Rewrite {
     /// Every rewrite.
-    pub const ALL: [Self; 47] = [
+    pub const ALL: [Self; 49] = [
         Self::FuseBiasGelu,
         Self::FuseProjections,
         Self::FuseSwiglu,
@@ -395,8 +403,10 @@ impl Rewrite {
         Self::RegatherSequenceParallelInput,
         Self::AsyncTensorParallelBackward,
         Self::NormInF32,
+        Self::NormOnCopy,
         Self::Autocast,
         Self::GeluByOperators,
+        Self::RopeByPairs,
         Self::FusePermute,
         Self::KeepRowIndices,
         Self::LaunchExpertsApart,
@@ -460,6 +470,9 @@ pub struct Overheads {
     /// Time per byte of a rank's gradients, once per step, beside collectives and the optimizer's own
     /// traffic.
     pub gradient_byte: Sourced<Seconds>,
+    /// Bytes of device memory that an optimizer other than Adam, made of elementary operators, reads and writes for each element
+    /// that a rank updates; 0 for Adam, whose traffic follows from the types of its states.
+    pub optimizer_bytes: Sourced<f64>,
     /// Time of one transfer between pipeline stages beside its bytes: synchronisation with the host.
     pub transfer: Sourced<Seconds>,
     /// Device memory outside the allocator: context, library handles.

@@ -4,12 +4,15 @@ use catalog::runtime::{Ahead, Rewrite};
 use catalog::{Bytes, DType, Seconds};
 use plans::{Decisions, Zero};
 
-use crate::CostError;
 use crate::blocks::BlockCosts;
 use crate::book::Update;
 use crate::offload::{self, HostStep, Offloaded};
 use crate::states::{self, StateBytes, Weights};
 use crate::traffic::DataParallel;
+use crate::{CostError, Scenario};
+
+/// Elements that DeepSpeed's ZeRO-3 updates at a time (`sub_group_size`, `zero/config.py`).
+const SUB_GROUP: u64 = 1_000_000_000;
 
 /// Numbers of elements of the largest block. ZeRO gathers and reduces one block at a time, so the largest decides how much memory
 /// that takes.
@@ -99,12 +102,7 @@ impl OfRank {
         let scenario = costs.scenario();
         let (runtime, sharding) = (&scenario.runtime, &parallel.sharding);
         let precision = scenario.workload.precision;
-        let copies = runtime.rewrites.contains(&Rewrite::CopyGradientsForStep)
-            || states::copies_for_step(runtime, strategy, precision);
-        let copy = match copies {
-            true => Bytes(sharding.updated(weights.trained) * DType::F32.size()),
-            false => Bytes(0),
-        };
+        let copy = copied_for_step(scenario, strategy, sharding.updated(weights.trained));
         let offloaded = Offloaded::of(runtime, strategy);
         let states_on_host = offloaded.map(|host| {
             let types = strategy.state_types(runtime);
@@ -128,6 +126,19 @@ impl OfRank {
             states_on_host: states_on_host.unwrap_or_default(),
         })
     }
+}
+
+/// Bytes of the copies of gradients from which a rank updates this many elements.
+fn copied_for_step(scenario: &Scenario, strategy: &Decisions, updated: u64) -> Bytes {
+    let (runtime, precision) = (&scenario.runtime, scenario.workload.precision);
+    let copies = runtime.rewrites.contains(&Rewrite::CopyGradientsForStep)
+        || states::copies_for_step(runtime, strategy, precision);
+    let wide = DType::F32.size();
+    Bytes(match strategy.zero {
+        _ if !copies => 0,
+        Zero::Z3 => updated.min(SUB_GROUP) * (wide + precision.activation().size()),
+        Zero::Z0 | Zero::Z1 | Zero::Z2 => updated * wide,
+    })
 }
 
 /// Bytes of copies of parameters and gradients that a rank holds at one time, in addition to its states:

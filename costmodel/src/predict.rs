@@ -305,6 +305,12 @@ fn provenance(scenario: &Scenario, strategy: &Strategy, pools: &[BlockCosts]) ->
         constant("reserved over allocated memory", &overheads.fragmentation),
         constant("slow-down beside collectives", &overheads.overlap_slowdown),
     ]);
+    if overheads.optimizer_bytes.value > 0.0 {
+        used.push(constant(
+            "bytes that the optimizer moves per element",
+            &overheads.optimizer_bytes,
+        ));
+    }
     if let Some(link) = (scenario.cluster.pools.as_ref()).and_then(|pools| pools.between.as_ref()) {
         used.push(constant("bandwidth between pools", &link.bandwidth));
         used.push(constant("latency between pools", &link.latency));

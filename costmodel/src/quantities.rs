@@ -30,6 +30,10 @@ pub(crate) fn check(scenario: &Scenario) -> Result<(), CostError> {
             "time per byte of gradients",
             overheads.gradient_byte.value.0,
         ),
+        (
+            "bytes that the optimizer moves per element",
+            overheads.optimizer_bytes.value,
+        ),
         ("time per pipeline transfer", overheads.transfer.value.0),
         (
             "slow-down beside collectives",

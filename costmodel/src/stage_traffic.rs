@@ -134,18 +134,19 @@ pub(crate) fn add_layers(
 }
 
 /// Adds what it takes longer to broadcast parameters from one rank after the other than to gather them at once: the
-/// messages' latency, once for every rank.
+/// messages' latency, once for every rank that owns any of `tensors` whole parameters.
 ///
 /// # Errors
 /// When a message was not measured.
 pub(crate) fn broadcast(
     parallel: &DataParallel,
+    tensors: u64,
     message: Message<'_>,
     stage: &mut StageWork,
 ) -> Result<(), CostError> {
     if let Some(gather) = &mut stage.exposed_gather {
         let (ranks, latency) = parallel.gather_latency(message)?;
-        *gather += latency * (ranks - 1) as f64;
+        *gather += latency * ranks.min(tensors).saturating_sub(1) as f64;
     }
     Ok(())
 }

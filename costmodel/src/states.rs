@@ -261,6 +261,16 @@ pub(crate) fn casts_whole(scenario: &Scenario, zero: Zero) -> bool {
     zero == Zero::Z0 && held.size() > precision.activation().size()
 }
 
+/// Whether passes cast parameters to the type that they are computed in. Under ZeRO-3 each block's are cast after they are
+/// gathered, if they are gathered in the type that they are held in.
+#[must_use]
+pub(crate) fn casts_in_passes(scenario: &Scenario, zero: Zero) -> bool {
+    let precision = scenario.workload.precision;
+    let gathered = gathered_type(&scenario.runtime, precision);
+    let after_gather = zero == Zero::Z3 && gathered.size() > precision.activation().size();
+    casts_whole(scenario, zero) || after_gather
+}
+
 /// Whether parameters are sharded by PyTorch's FSDP, first or second generation. DeepSpeed flattens gradients as FSDP1 does, but
 /// does not free them.
 pub(crate) fn is_fsdp(runtime: &Runtime) -> bool {

@@ -25,6 +25,8 @@ pub struct Recipe {
     /// Rewrites to add to the preset of the framework, because the code of this source does them.
     #[serde(default)]
     pub rewrites: Vec<Rewrite>,
+    /// Bytes of memory traffic for each element that the source's own optimizer updates, if it is not Adam.
+    pub optimizer_bytes: Option<f64>,
     /// The code that was read.
     pub reason: String,
 }

@@ -84,8 +84,15 @@ impl PriceBook for TablePrices {
         };
         let owned = sharding.shard(elements) * states::gradient_type(types, precision).size();
         let norm = Bytes(gradients.0.min(owned));
-        let mut time = self.memory_bound(kind, traffic).time
-            + self.memory_bound(MemoryKind::Pointwise, norm).time;
+        let elementary = scenario.runtime.overheads.optimizer_bytes.value;
+        let update = match elementary > 0.0 {
+            true => {
+                let bytes = Bytes((sharding.updated(elements) as f64 * elementary) as u64);
+                self.memory_bound(MemoryKind::Pointwise, bytes)
+            }
+            false => self.memory_bound(kind, traffic),
+        };
+        let mut time = update.time + self.memory_bound(MemoryKind::Pointwise, norm).time;
         if states::copies_for_step(&scenario.runtime, strategy, precision) {
             // The gradients are read, written in 32 bits, and these read instead.
             let copied = on_device(Bytes(sharding.updated(elements) * 2 * DType::F32.size()));
@@ -100,6 +107,11 @@ impl PriceBook for TablePrices {
             time = time.max(launch * (known::KERNELS_PER_TENSOR.factor() * of.tensors as f64));
         }
         let whole = elements.total() * types.reduce.size();
+        // Not counted where the host updates, which takes many times as long.
+        if of.parallel.ranks() > 1 && offloaded.is_none() {
+            let bytes = Bytes(bucket_passes(scenario, strategy) * 2 * whole);
+            time += self.memory_bound(MemoryKind::Pointwise, bytes).time;
+        }
         Ok(time + scenario.runtime.overheads.gradient_byte.value * whole as f64)
     }
 
@@ -165,13 +177,29 @@ impl TablePrices {
             stage_traffic::plan(scenario, strategy, parallel, stage);
         }
         if has(Rewrite::BroadcastParameters) {
-            stage_traffic::broadcast(parallel, &message, stage)?;
+            let tensors = runs.iter().map(|run| run.cost.tensors.reduced * run.count);
+            stage_traffic::broadcast(parallel, tensors.sum(), &message, stage)?;
         }
         // After the traffic is added: the blocks' shares of the stage's time are taken without these copies.
         if gathers_for_every_pass {
             copies(scenario, self, strategy, runs, stage);
         }
         Ok(())
+    }
+}
+
+/// How often a step reads and writes a rank's whole gradients to reduce them in buckets, unless ZeRO-3 reduces them block by block:
+/// buckets are filled, they are divided by the number of ranks, and sums that every rank gets are copied back. Under ZeRO-2 every
+/// micro-batch's gradients are reduced.
+fn bucket_passes(scenario: &Scenario, strategy: &Decisions) -> u64 {
+    let has = |rewrite| scenario.runtime.rewrites.contains(&rewrite);
+    if !has(Rewrite::FlattenGradients) || strategy.zero == Zero::Z3 {
+        return 0;
+    }
+    let passes = 2 + u64::from(has(Rewrite::AllReduceGradients));
+    match strategy.zero {
+        Zero::Z2 => passes * strategy.num_micro_batches,
+        _ => passes,
     }
 }
 
@@ -184,7 +212,7 @@ fn autocast(
     runs: &[Run],
     stage: &mut StageWork,
 ) {
-    if !states::casts_whole(scenario, strategy.zero) {
+    if !states::casts_in_passes(scenario, strategy.zero) {
         return;
     }
     let compute = scenario.workload.precision.activation().size();

@@ -4,14 +4,16 @@ use catalog::Bytes;
 use catalog::runtime::Rewrite;
 use dtensor::{
     AnyOp, Attention, Collective, CollectiveKind, CostClass, Epilogues, Gemm, Operator, Pass,
-    Pointwise, Product, TensorId, Token, Trace,
+    Pointwise, Product, TensorId, Trace,
 };
 
 use super::casts;
 use super::elementary_gelu;
+use super::elementary_rope;
 use super::expert_operators::{self, Apart};
 use super::kernel::{Chain, Kernel, KernelKind, Lowered, traffic};
-use super::lowering::Lowering;
+use super::lowering::{Lowering, has_loss};
+use super::norm_copies;
 use super::softmax;
 use super::tensor_set::TensorSet;
 use crate::price::{GemmLayout, MemoryKind, alignment};
@@ -28,7 +30,9 @@ pub(super) fn kernels(lowering: &Lowering<'_>, trace: &Trace, ops: &[AnyOp<'_>])
         if fused_attention && run[0].is_core_attention() {
             kernels.push(attention(lowering, trace, run, index));
         } else if run.len() > 1 || is_pointwise(run[0].cost()) {
-            kernels.extend(pointwise(lowering, trace, run, index, &readers));
+            let kernel = pointwise(lowering, trace, run, index, &readers);
+            let with_cast = |kernel| norm_copies::with_cast(lowering, trace, &run[0], kernel);
+            kernels.extend(kernel.into_iter().flat_map(with_cast));
         } else {
             kernels.extend(single(lowering, trace, &run[0], index));
         }
@@ -161,7 +165,8 @@ fn pointwise(
     let (kind, eager_passes) = pointwise_kind(lowering, run);
     let operators = match apart {
         Some(Apart::Chain(chain)) => Some(chain),
-        _ => elementary_gelu::chain(lowering, trace, &run[0]),
+        _ => elementary_gelu::chain(lowering, trace, &run[0])
+            .or_else(|| elementary_rope::chain(lowering, trace, &run[0])),
     };
     let mut chain = operators.unwrap_or_else(|| Chain {
         bytes: traffic(trace, &reads, &writes) * u64::from(eager_passes),
@@ -448,12 +453,6 @@ fn product(lowering: &Lowering<'_>, trace: &Trace, pass: Pass, product: Product)
             low_precision,
         },
     }
-}
-
-/// Whether a block computes the loss: then it is the model's head, and its matrix products are the head's.
-fn has_loss(trace: &Trace) -> bool {
-    let mut last = trace.forward.iter().rev();
-    last.any(|op| matches!(op.operator, Operator::Token(Token::CrossEntropy(_))))
 }
 
 /// Bytes that a collective sends: runtimes that gather the inputs of 8-bit products send them in 8 bits.

@@ -2,7 +2,7 @@
 
 use catalog::runtime::{AttentionKernel, Rewrite};
 use catalog::{DType, Dispatcher, Fp8Recipe, RecomputeModule, Runtime, Selection};
-use dtensor::{Operator, Product, Trace};
+use dtensor::{Operator, Product, Token, Trace};
 use plans::Recompute;
 
 /// Lowers traced blocks to the kernels of one training system.
@@ -142,6 +142,12 @@ impl Lowering<'_> {
     fn narrows_experts(&self, trace: &Trace) -> bool {
         trace.eight_bits && !self.has(Rewrite::WideExperts)
     }
+}
+
+/// Whether a block computes the loss: then it is the model's head, and its matrix products are the head's.
+pub(super) fn has_loss(trace: &Trace) -> bool {
+    let mut last = trace.forward.iter().rev();
+    last.any(|op| matches!(op.operator, Operator::Token(Token::CrossEntropy(_))))
 }
 
 /// Whether the block's attention computes in 32 bits.

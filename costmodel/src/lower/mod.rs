@@ -6,12 +6,14 @@
 mod autocast;
 pub(crate) mod casts;
 mod elementary_gelu;
+mod elementary_rope;
 mod expert_operators;
 mod fuse;
 mod kernel;
 mod lowering;
 mod memory;
 mod modules;
+mod norm_copies;
 mod recomputed;
 mod saved;
 mod softmax;

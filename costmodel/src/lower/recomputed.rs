@@ -8,6 +8,7 @@ use plans::Recompute;
 use super::kernel::{Kernel, KernelKind, Lowered};
 use super::lowering::Lowering;
 use super::modules;
+use super::norm_copies;
 use super::saved::{reruns_attention, saved_by, selected_products};
 use super::tensor_set::TensorSet;
 
@@ -19,12 +20,14 @@ pub fn recomputed(
     lowered: &Lowered,
     recompute: Recompute,
 ) -> Vec<usize> {
-    if recompute == Recompute::None {
+    if recompute == Recompute::None && !lowering.has(Rewrite::NormOnCopy) {
         return Vec::new();
     }
     let selected = selected_products(lowering, trace);
     let modules = modules::selected(lowering, trace, recompute);
-    let again = |kernel: &Kernel| match recompute {
+    let of_norm =
+        |kernel: &Kernel| norm_copies::runs_again(lowering, trace, &trace.forward[kernel.op]);
+    let chosen = |kernel: &Kernel| match recompute {
         Recompute::None => false,
         Recompute::Selective | Recompute::Modules(_) => {
             let op = &trace.forward[kernel.op];
@@ -51,6 +54,7 @@ pub fn recomputed(
     } else {
         lowered.forward.len()
     };
+    let again = |kernel: &Kernel| chosen(kernel) || of_norm(kernel);
     (0..end).filter(|&i| again(&lowered.forward[i])).collect()
 }
 

@@ -18,6 +18,7 @@ use super::elementary_gelu;
 use super::fuse::is_pointwise;
 use super::lowering::Lowering;
 use super::modules;
+use super::norm_copies;
 use super::tensor_set::TensorSet;
 
 /// A tensor kept for backward.
@@ -118,6 +119,7 @@ fn beside_the_trace<'t>(
     log_probabilities(lowering, trace)
         .chain(factors_of_gelu(lowering, trace))
         .chain(norms)
+        .chain(copies_of_norms(lowering, trace))
 }
 
 /// A tensor that backward needs.
@@ -208,6 +210,22 @@ fn of_norms_in_32_bits<'t>(
         Some(SavedTensor {
             name: named(&op.scope, " in 32 bits"),
             bytes: autocast::kept_by_norm(lowering, trace, op, &mut seen)?,
+            for_weight: false,
+            storage: None,
+        })
+    };
+    trace.forward.iter().filter_map(of_op)
+}
+
+/// What norms keep in addition because they read 32-bit copies of their inputs.
+fn copies_of_norms<'t>(
+    lowering: &Lowering<'_>,
+    trace: &'t Trace,
+) -> impl Iterator<Item = SavedTensor<'t>> {
+    let of_op = move |op: &'t Op| {
+        Some(SavedTensor {
+            name: named(&op.scope, ".copy"),
+            bytes: norm_copies::kept(lowering, trace, op)?,
             for_weight: false,
             storage: None,
         })

@@ -254,6 +254,16 @@ pub(crate) const TABLE: &Table = &[
         Never("GELU has a kernel of its own"),
     ),
     (
+        Rewrite::NormOnCopy,
+        |_| true,
+        Never("norms read their 16-bit inputs"),
+    ),
+    (
+        Rewrite::RopeByPairs,
+        |_| true,
+        Never("rotary embedding multiplies all pairs at once"),
+    ),
+    (
         Rewrite::NormInF32,
         |_| true,
         Never("norms keep their 16-bit inputs"),

@@ -100,6 +100,8 @@ macro_rules! table {
             (Rewrite::FuseBiasEpilogue, |_| true, Yours),
             (Rewrite::FuseGeluEpilogue, |_| true, Yours),
             (Rewrite::NormInF32, |_| true, Yours),
+            (Rewrite::NormOnCopy, |_| true, Yours),
+            (Rewrite::RopeByPairs, |_| true, Yours),
             (Rewrite::Autocast, |_| true, Yours),
             (Rewrite::GatherHeldType, |_| true, Yours),
             (Rewrite::GeluByOperators, |_| true, Yours),

@@ -164,6 +164,16 @@ pub(crate) const REWRITES: &Table = &[
         Never("it has no ZeRO-3"),
     ),
     (
+        Rewrite::NormOnCopy,
+        |_| true,
+        Never("norms read their 16-bit inputs"),
+    ),
+    (
+        Rewrite::RopeByPairs,
+        |_| true,
+        Never("rotary embedding multiplies all pairs at once"),
+    ),
+    (
         Rewrite::NormInF32,
         |_| true,
         Never("norms keep their 16-bit inputs"),

@@ -185,6 +185,16 @@ pub(crate) const REWRITES: &Table = &[
         Never("gradients of inputs wait for their collective"),
     ),
     (
+        Rewrite::NormOnCopy,
+        |_| true,
+        Never("norms read the inputs that they were given"),
+    ),
+    (
+        Rewrite::RopeByPairs,
+        |_| true,
+        Never("rotary embedding multiplies all pairs at once"),
+    ),
+    (
         Rewrite::NormInF32,
         |_| true,
         Never("norms keep the inputs that they were given"),

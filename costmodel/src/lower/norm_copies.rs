@@ -1,0 +1,137 @@
+//! Norms that read a copy of their input in 32 bits, made by a kernel of its own (InternLM `modeling_internlm.py` at fa7337b:
+//! `norm1(_residual.float())`).
+//!
+//! The copies are not kept for backward. Each is made again just before the backward pass of its norm, and the norm runs again on it
+//! (`dropout_selective_checkpoint` of the same file). The norm before the model's head is the exception: its copy is kept.
+
+use catalog::runtime::Rewrite;
+use catalog::{Bytes, DType};
+use dtensor::{AnyOp, Op, Operator, Pass, Trace};
+
+use super::kernel::{Kernel, KernelKind};
+use super::lowering::{Lowering, has_loss};
+use crate::price::MemoryKind;
+
+/// Adds to a norm's kernel what reading a 32-bit copy of its input changes: the kernel moves more bytes, and a second kernel casts.
+/// The second kernel makes the copy in forward; in backward it brings the gradient of the copy back to the input's type.
+pub(super) fn with_cast(
+    lowering: &Lowering<'_>,
+    trace: &Trace,
+    op: &AnyOp<'_>,
+    mut norm: Kernel,
+) -> Vec<Kernel> {
+    let (true, KernelKind::Memory { bytes, .. }) = (copies(lowering, op.operator), &mut norm.kind)
+    else {
+        return vec![norm];
+    };
+    let input = trace.tensor(op.inputs[0]);
+    let (narrow, wide) = (input.dtype.size(), DType::F32.size());
+    let wider = input.elements() * wide.saturating_sub(narrow);
+    let cast = Kernel {
+        op: norm.op,
+        kind: KernelKind::Memory {
+            kind: MemoryKind::Pointwise,
+            bytes: Bytes(input.elements() * (narrow + wide)),
+            launches: 1,
+        },
+        pass: norm.pass,
+        reads: Vec::new(),
+        writes: Vec::new(),
+    };
+    match norm.pass {
+        Pass::Forward => {
+            *bytes += Bytes(wider);
+            vec![cast, norm]
+        }
+        // The input and its gradient both have 32 bits.
+        Pass::BackwardInput | Pass::BackwardWeight => {
+            *bytes += Bytes(2 * wider);
+            vec![norm, cast]
+        }
+    }
+}
+
+/// Whether backward runs this forward operator again even if nothing else is recomputed.
+pub(super) fn runs_again(lowering: &Lowering<'_>, trace: &Trace, op: &Op) -> bool {
+    copies(lowering, op.operator) && !has_loss(trace)
+}
+
+/// Bytes that a norm keeps for backward in addition, because it keeps a 32-bit copy in place of its input.
+pub(super) fn kept(lowering: &Lowering<'_>, trace: &Trace, op: &Op) -> Option<Bytes> {
+    let input = trace.tensor(op.inputs[0]);
+    let kept = copies(lowering, op.operator) && has_loss(trace);
+    let wider = DType::F32.size().saturating_sub(input.dtype.size());
+    kept.then(|| Bytes(input.elements() * wider))
+}
+
+fn copies(lowering: &Lowering<'_>, operator: Operator) -> bool {
+    lowering.has(Rewrite::NormOnCopy) && matches!(operator, Operator::Norm(_))
+}
+
+#[cfg(test)]
+mod tests {
+    use models::{BlockClass, BlockLayout};
+    use plans::Recompute;
+
+    use super::*;
+    use crate::lower::recomputed;
+
+    /// The block of this class, traced in bf16.
+    fn trace(class: fn(&catalog::Model) -> BlockClass) -> Trace {
+        let model = catalog::load::model("llama3-8b").expect("a preset");
+        let layout = BlockLayout::alone(1, 32, DType::Bf16);
+        models::trace_block(&model, class(&model), &layout).expect("a block")
+    }
+
+    fn layer(model: &catalog::Model) -> BlockClass {
+        BlockClass::Layer(model.layer_class(0))
+    }
+
+    /// Bytes that the kernels of a layer's norms move, for each element of their inputs, in forward and in backward.
+    fn moved(runtime: &str) -> [u64; 2] {
+        let trace = trace(layer);
+        let runtime = catalog::load::runtime(runtime).expect("a preset");
+        let lowered = Lowering::new(&runtime, runtime.fp8_recipe).lower(&trace);
+        [(&lowered.forward, 4), (&lowered.backward, 6)].map(|(kernels, fused)| {
+            let norm = |kernel: &&Kernel| {
+                matches!(trace.op(kernel.pass, kernel.op).operator, Operator::Norm(_))
+            };
+            let bytes = |kernel: &Kernel| match kernel.kind {
+                KernelKind::Memory { bytes, .. } => bytes.0,
+                _ => panic!("not bound by memory"),
+            };
+            let all: u64 = kernels.iter().filter(norm).map(bytes).sum();
+            // Two norms of 32 tokens of 4096 entries; weights and statistics are less than an element.
+            let each = all / (2 * 32 * 4096);
+            assert!(each >= fused, "{each}");
+            each
+        })
+    }
+
+    #[test]
+    fn a_norm_on_a_copy_moves_the_copy_too() {
+        assert_eq!(moved("megatron-2022"), [4, 6]);
+        // Forward casts (2 + 4) and reads 4 instead of 2; backward reads and writes 4 instead of 2, and casts (4 + 2).
+        assert_eq!(moved("internevo"), [4 + 6 + 2, 6 + 4 + 6]);
+    }
+
+    #[test]
+    fn norms_of_layers_run_again_though_nothing_else_does() {
+        let runtime = catalog::load::runtime("internevo").expect("a preset");
+        let lowering = Lowering::new(&runtime, runtime.fp8_recipe);
+        let again = |class| {
+            let trace = trace(class);
+            let lowered = lowering.lower(&trace);
+            let again = recomputed(&lowering, &trace, &lowered, Recompute::None);
+            let kept = trace
+                .forward
+                .iter()
+                .filter_map(|op| kept(&lowering, &trace, op));
+            (again.len(), kept.map(|bytes| bytes.0).sum::<u64>())
+        };
+        // The cast and the norm, twice.
+        assert_eq!(again(layer), (4, 0));
+        // The head's norm keeps its copy in 32 bits instead of its input in 16.
+        assert_eq!(again(|_| BlockClass::Head), (0, 2 * 32 * 4096));
+    }
+}
