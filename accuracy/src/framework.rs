@@ -210,8 +210,7 @@ fn experts(run: &Run, runtime: &mut Runtime) {
 /// Sets whether DeepSpeed reduces gradients while backward still runs. At ZeRO stages 1 and 2 it does so only if the run sets
 /// `overlap_comm`, whose default is off there (deepspeedai/DeepSpeed@edaa722, `zero/config.py`, `overlap_comm_valid`).
 fn deepspeed(run: &Run, runtime: &mut Runtime) {
-    let its_engine =
-        ["deepspeed", "hf-deepspeed", "hf-deepspeed-2021"].contains(&runtime.name.as_str());
+    let its_engine = runtime.rewrites.contains(&Rewrite::GatherInStep);
     let unsharded_parameters = ["zero1", "zero-1", "zero2", "zero-2"].contains(&sharding(run));
     if its_engine && unsharded_parameters {
         runtime.overlap.grad_reduce = run.is_on("overlap_comm");

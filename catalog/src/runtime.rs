@@ -320,8 +320,9 @@ pub enum Rewrite {
     /// Norms of Llama's kind compute in 32 bits operator by operator, and keep their input so: cast, square, mean, root,
     /// two products, cast back (transformers `LlamaRMSNorm`).
     NormInF32,
-    /// Norms are fused kernels that read a copy of their input in 32 bits, which another kernel makes. Backward makes the copy and
-    /// runs the norm again, unless the whole layer runs again (InternLM `modeling_internlm.py` at fa7337b).
+    /// A kernel casts each norm's input to 32 bits, and the norm, itself one fused kernel, reads that copy. The copy is not kept:
+    /// backward casts again and repeats the norm's forward. Recomputation of a whole layer does so already, so nothing is repeated
+    /// twice (InternLM `modeling_internlm.py` at fa7337b).
     NormOnCopy,
     /// Modules run under `torch.autocast`. Parameters, norms and the residual stream are in 32 bits; linear layers and attention
     /// cast their inputs to 16 bits.
@@ -329,8 +330,8 @@ pub enum Rewrite {
     /// A GELU by tanh is a chain of PyTorch's elementary operators: forward launches eight kernels and keeps four tensors
     /// for backward (transformers `NewGELUActivation`).
     GeluByOperators,
-    /// Rotary embedding of neighbouring pairs of entries is a chain of PyTorch's elementary operators in 32 bits: forward launches nine
-    /// kernels for queries and nine for keys (the models of LosVolterrosHermanos/danastar).
+    /// Rotary embedding rotates pairs of neighbouring entries by separate PyTorch operators in 32 bits. Its forward launches nine
+    /// kernels for the queries and nine for the keys (the models of LosVolterrosHermanos/danastar).
     RopeByPairs,
     /// Ordering tokens by expert, their cast, and the product with the router's probabilities are one kernel.
     FusePermute,
@@ -359,9 +360,10 @@ pub enum Rewrite {
     /// Gradients are freed after the optimizer step (PyTorch's `Optimizer.zero_grad` sets them to none), so that none exists until
     /// the next step runs backward.
     ReleaseGradients,
-    /// The optimizer step makes a 32-bit copy of its share of the gradients (DeepSpeed `stage_1_and_2.py`,
-    /// `single_grad_partition`; `fused_optimizer.py`, `grads_groups_flat`). Under ZeRO-3 it copies a billion gradients at a time, first
-    /// in their own type and then in 32 bits (`stage3.py`, `_prepare_fp32_grad_for_sub_group`).
+    /// The optimizer step reads 32-bit copies of the gradients that the rank updates. Under ZeRO-1 and 2 it copies them all at once
+    /// (DeepSpeed `stage_1_and_2.py`, `single_grad_partition`; `fused_optimizer.py`, `grads_groups_flat`). Under ZeRO-3 it takes a
+    /// billion gradients at a time: it joins them to one tensor of their own type, then casts that tensor to 32 bits (`stage3.py`,
+    /// `_prepare_fp32_grad_for_sub_group`).
     CopyGradientsForStep,
 }
 

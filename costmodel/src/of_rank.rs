@@ -11,7 +11,8 @@ use crate::states::{self, StateBytes, Weights};
 use crate::traffic::DataParallel;
 use crate::{CostError, Scenario};
 
-/// Elements that DeepSpeed's ZeRO-3 updates at a time (`sub_group_size`, `zero/config.py`).
+/// DeepSpeed's optimizer under ZeRO-3 updates a rank's parameters in groups of this many (the default of `sub_group_size`,
+/// `zero/config.py`).
 const SUB_GROUP: u64 = 1_000_000_000;
 
 /// Numbers of elements of the largest block. ZeRO gathers and reduces one block at a time, so the largest decides how much memory
@@ -128,7 +129,7 @@ impl OfRank {
     }
 }
 
-/// Bytes of the copies of gradients from which a rank updates this many elements.
+/// Memory that copies of gradients take during the optimizer step of a rank that updates this many parameters.
 fn copied_for_step(scenario: &Scenario, strategy: &Decisions, updated: u64) -> Bytes {
     let (runtime, precision) = (&scenario.runtime, scenario.workload.precision);
     let copies = runtime.rewrites.contains(&Rewrite::CopyGradientsForStep)

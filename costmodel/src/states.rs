@@ -261,8 +261,8 @@ pub(crate) fn casts_whole(scenario: &Scenario, zero: Zero) -> bool {
     zero == Zero::Z0 && held.size() > precision.activation().size()
 }
 
-/// Whether passes cast parameters to the type that they are computed in. Under ZeRO-3 each block's are cast after they are
-/// gathered, if they are gathered in the type that they are held in.
+/// Whether every forward and backward pass casts parameters to the type in which kernels read them. Under ZeRO-3 that is so where
+/// ranks gather a wider type, such as 32 bits for kernels that read 16.
 #[must_use]
 pub(crate) fn casts_in_passes(scenario: &Scenario, zero: Zero) -> bool {
     let precision = scenario.workload.precision;

@@ -188,9 +188,9 @@ impl TablePrices {
     }
 }
 
-/// How often a step reads and writes a rank's whole gradients to reduce them in buckets, unless ZeRO-3 reduces them block by block:
-/// buckets are filled, they are divided by the number of ranks, and sums that every rank gets are copied back. Under ZeRO-2 every
-/// micro-batch's gradients are reduced.
+/// How many times a step reads and writes all gradients of a rank because they are reduced in buckets: once to copy them into the
+/// buckets, once to divide by the number of ranks, and once more to copy sums back where every rank gets them. Under ZeRO-2 this
+/// happens for every micro-batch. ZeRO-3 reduces block by block, which is counted with its passes.
 fn bucket_passes(scenario: &Scenario, strategy: &Decisions) -> u64 {
     let has = |rewrite| scenario.runtime.rewrites.contains(&rewrite);
     if !has(Rewrite::FlattenGradients) || strategy.zero == Zero::Z3 {

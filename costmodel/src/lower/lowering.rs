@@ -144,7 +144,7 @@ impl Lowering<'_> {
     }
 }
 
-/// Whether a block computes the loss: then it is the model's head, and its matrix products are the head's.
+/// Whether a block is the model's head, the only block that computes the loss.
 pub(super) fn has_loss(trace: &Trace) -> bool {
     let mut last = trace.forward.iter().rev();
     last.any(|op| matches!(op.operator, Operator::Token(Token::CrossEntropy(_))))

@@ -51,12 +51,12 @@ pub(super) fn with_cast(
     }
 }
 
-/// Whether backward runs this forward operator again even if nothing else is recomputed.
+/// Whether an operator is a norm whose forward is repeated before its backward, even where the strategy recomputes nothing.
 pub(super) fn runs_again(lowering: &Lowering<'_>, trace: &Trace, op: &Op) -> bool {
     copies(lowering, op.operator) && !has_loss(trace)
 }
 
-/// Bytes that a norm keeps for backward in addition, because it keeps a 32-bit copy in place of its input.
+/// Additional bytes that a norm keeps for backward where it keeps its input in 32 bits instead of 16. `None` where it does not.
 pub(super) fn kept(lowering: &Lowering<'_>, trace: &Trace, op: &Op) -> Option<Bytes> {
     let input = trace.tensor(op.inputs[0]);
     let kept = copies(lowering, op.operator) && has_loss(trace);

@@ -59,7 +59,7 @@ pub fn recomputed(
 }
 
 /// Number of forward kernels up to and including the last one whose result backward needs. A recomputation that stops early
-/// launches none of the kernels after it.
+/// leaves out all kernels after that one.
 fn last_needed(lowering: &Lowering<'_>, trace: &Trace, lowered: &Lowered) -> usize {
     let saved = |op| saved_by(lowering, trace, op, Recompute::None);
     let saved = trace.forward.iter().flat_map(saved);

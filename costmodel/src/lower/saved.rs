@@ -115,11 +115,15 @@ fn beside_the_trace<'t>(
     recompute: Recompute,
 ) -> impl Iterator<Item = SavedTensor<'t>> {
     let again = recompute == Recompute::SelectiveOps;
-    let norms = of_norms_in_32_bits(lowering, trace).filter(move |_| !again);
+    let mut seen = TensorSet::new(trace);
+    let factors = |op| elementary_gelu::kept(lowering, trace, op);
+    let wide = move |op| autocast::kept_by_norm(lowering, trace, op, &mut seen);
+    let copies = |op| norm_copies::kept(lowering, trace, op);
+    let norms = of_operators(trace, " in 32 bits", wide).filter(move |_| !again);
     log_probabilities(lowering, trace)
-        .chain(factors_of_gelu(lowering, trace))
+        .chain(of_operators(trace, ".factors", factors))
         .chain(norms)
-        .chain(copies_of_norms(lowering, trace))
+        .chain(of_operators(trace, ".copy", copies))
 }
 
 /// A tensor that backward needs.
@@ -187,45 +191,17 @@ fn keeps_gathered(
         && producers[op.inputs[0].0 as usize].is_some_and(gathers)
 }
 
-/// Intermediate results that a GELU keeps for backward where elementary operators compute it. Its input is not among them.
-fn factors_of_gelu<'t>(lowering: &Lowering<'_>, trace: &'t Trace) -> Vec<SavedTensor<'t>> {
-    let of_op = |op: &'t Op| {
-        Some(SavedTensor {
-            name: named(&op.scope, ".factors"),
-            bytes: elementary_gelu::kept(lowering, trace, op)?,
-            for_weight: false,
-            storage: None,
-        })
-    };
-    trace.forward.iter().filter_map(of_op).collect()
-}
-
-/// Memory of norms under autocast, in addition to their inputs and results in 16 bits, which are counted with the trace's tensors.
-fn of_norms_in_32_bits<'t>(
-    lowering: &Lowering<'_>,
+/// Tensors that the trace does not have, one for each forward operator for which `bytes` gives a size. Each has the operator's name
+/// with this ending.
+fn of_operators<'t>(
     trace: &'t Trace,
-) -> impl Iterator<Item = SavedTensor<'t>> {
-    let mut seen = TensorSet::new(trace);
-    let of_op = move |op: &'t Op| {
-        Some(SavedTensor {
-            name: named(&op.scope, " in 32 bits"),
-            bytes: autocast::kept_by_norm(lowering, trace, op, &mut seen)?,
-            for_weight: false,
-            storage: None,
-        })
-    };
-    trace.forward.iter().filter_map(of_op)
-}
-
-/// What norms keep in addition because they read 32-bit copies of their inputs.
-fn copies_of_norms<'t>(
-    lowering: &Lowering<'_>,
-    trace: &'t Trace,
+    ending: &'static str,
+    mut bytes: impl FnMut(&'t Op) -> Option<Bytes>,
 ) -> impl Iterator<Item = SavedTensor<'t>> {
     let of_op = move |op: &'t Op| {
         Some(SavedTensor {
-            name: named(&op.scope, ".copy"),
-            bytes: norm_copies::kept(lowering, trace, op)?,
+            name: named(&op.scope, ending),
+            bytes: bytes(op)?,
             for_weight: false,
             storage: None,
         })
