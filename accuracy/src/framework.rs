@@ -143,6 +143,7 @@ fn apply_statements(run: &Run, runtime: &mut Runtime) {
         Some("fp32") => {
             runtime.states.reduce = DType::F32;
             runtime.states.gradient = Some(DType::F32);
+            runtime.fp16_gradients = None;
         }
         _ => {}
     }

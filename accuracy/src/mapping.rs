@@ -316,8 +316,13 @@ fn micro_batch(run: &Run, dp: u64) -> Result<u64, String> {
 fn zero(run: &Run, shared: u64, runtime: &Runtime) -> Result<Zero, String> {
     let label = sharding(run).to_lowercase();
     if shared == 1 {
-        // One rank shards nothing; but an engine that visits modules does so on one rank too.
-        let visits = runtime.rewrites.contains(&Rewrite::VisitModules) && label.contains("zero3");
+        // One rank shards nothing; but an engine that visits modules does so on one rank too, and PyTorch's `fully_shard` copies
+        // there what it would gather.
+        let has = |rewrite| runtime.rewrites.contains(&rewrite);
+        let framework = run.flag("framework").and_then(serde_json::Value::as_str);
+        let by_fsdp = || framework.is_some_and(|name| name.contains("FSDP"));
+        let visits = has(Rewrite::VisitModules) && label.contains("zero3")
+            || has(Rewrite::CopyShards) && by_fsdp();
         return Ok(if visits { Zero::Z3 } else { Zero::Z0 });
     }
     let runtime = runtime.name.as_str();

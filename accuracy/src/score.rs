@@ -195,6 +195,9 @@ fn predict(
     Ok((mapped, prediction, memory))
 }
 
+/// Name of [`MemoryCounter::AllocatedInFirstStep`].
+const IN_FIRST_STEP: &str = "allocated in the first step";
+
 /// The predicted memory as the source's counter would show it.
 pub(crate) fn like_counter(p: &Prediction, counter: &str) -> f64 {
     let part = |name: &str| -> f64 {
@@ -205,13 +208,18 @@ pub(crate) fn like_counter(p: &Prediction, counter: &str) -> f64 {
             .sum()
     };
     let all = p.peak_memory.as_f64();
+    let allocated = || {
+        all - part("context")
+            - part("workspaces and communicators")
+            - part("allocator rounding")
+            - part("freed gradients")
+    };
     match counter {
         "nvidia-smi" => all,
-        "allocated" => {
-            all - part("context")
-                - part("workspaces and communicators")
-                - part("allocator rounding")
-                - part("freed gradients")
+        "allocated" => allocated(),
+        IN_FIRST_STEP => {
+            let after_update = part("parameters") + part("gradients") + part("optimizer");
+            f64::max(allocated() - part("optimizer"), after_update)
         }
         _ => all - part("context") - part("workspaces and communicators"),
     }
@@ -286,6 +294,7 @@ fn memory(run: &Run) -> (Option<f64>, Option<&'static str>) {
     let recipe = Recipe::of(run).and_then(|recipe| recipe.memory_counter);
     let unnamed = match recipe {
         Some(MemoryCounter::Allocated) => "allocated",
+        Some(MemoryCounter::AllocatedInFirstStep) => IN_FIRST_STEP,
         None if logs_reserved => "reserved",
         None => "nvidia-smi",
     };

@@ -10,16 +10,26 @@ use crate::offload::{Offload, OffloadOption};
 use crate::parallelism::Zero;
 use crate::runtime::{Ahead, Runtime};
 use crate::selection::{RecomputeModule, Selection};
-use crate::state_types::{GradientTypes, OptimizerStates};
+use crate::state_types::{GradientTypes, OptimizerStates, StateTypes};
 
 impl Runtime {
     /// The types of gradients that it uses unless it is told otherwise.
     #[must_use]
     pub fn own_gradients(&self, precision: Precision) -> GradientTypes {
+        let states = self.states_in(precision);
         GradientTypes {
-            held: self.states.gradient.unwrap_or(precision.activation()),
-            reduced: self.states.reduce,
+            held: states.gradient.unwrap_or(precision.activation()),
+            reduced: states.reduce,
         }
+    }
+
+    /// Types of parameters, gradients and optimizer states of a job of that precision, unless it is told otherwise.
+    #[must_use]
+    pub fn states_in(&self, precision: Precision) -> StateTypes {
+        let of_fp16 = self.fp16_gradients.filter(|_| precision == Precision::Fp16);
+        of_fp16.map_or(self.states, |gradients| {
+            self.states.with_gradients(gradients.types(precision))
+        })
     }
 
     /// The types that it can be told to use instead. Training in 32 bits leaves no choice.
@@ -96,10 +106,11 @@ impl Runtime {
         options.find(|option| option.captures == graphs).copied()
     }
 
-    /// Whether gradients of these types, which are not its own, are copied to 32 bits for the optimizer step.
+    /// Whether gradients of these types are copied to 32 bits for the optimizer step.
     #[must_use]
     pub fn copies_gradients(&self, precision: Precision, types: GradientTypes) -> bool {
-        let mut options = self.space.gradients.iter();
+        let of_fp16 = self.fp16_gradients.iter();
+        let mut options = (self.space.gradients.iter()).chain(of_fp16);
         options.any(|option| option.copied_for_step && option.types(precision) == types)
     }
 

@@ -38,6 +38,9 @@ pub struct Runtime {
     pub attention: AttentionKernel,
     /// Types of parameters, gradients and optimizer states.
     pub states: StateTypes,
+    /// Gradients of jobs that train in fp16, if these are not as `states` says. Megatron-LM holds and reduces gradients in 32
+    /// bits when it trains in bf16, but not in fp16 (`megatron/arguments.py`, `accumulate_allreduce_grads_in_fp32`).
+    pub fp16_gradients: Option<GradientOption>,
     /// What it overlaps by default.
     pub overlap: Overlap,
     /// How it sends tokens to their experts by default.
@@ -241,6 +244,12 @@ pub enum Rewrite {
     /// Cross-entropy in one pass over the 16-bit logits, gradient in place (flash-attention, Liger, XLA):
     /// no 32-bit copy exists.
     FuseCrossEntropy,
+    /// The embedding of tokens, the loss and the mean of the loss are chains of PyTorch operators, most of them on one number for
+    /// each token, which take the host's time (Megatron-LM `mpu/cross_entropy.py`, `mpu/layers.py` at v2.6).
+    VocabularyByOperators,
+    /// Tensor parallelism divides layers only. Every rank holds embedding and head whole, and computes all logits; sequence
+    /// parallelism divides both after all (models whose layers alone are given to PyTorch's `parallelize_module`).
+    WholeVocabulary,
     /// Softmax overwrites the 32-bit copy of the logits (Megatron's vocabulary-parallel loss). Together with
     /// [`Self::FuseCrossEntropy`], forward already writes the gradient over the 16-bit logits (our own executor on GPUs).
     InPlaceCrossEntropy,
@@ -369,7 +378,7 @@ pub enum Rewrite {
 
 impl Rewrite {
     /// Every rewrite.
-    pub const ALL: [Self; 49] = [
+    pub const ALL: [Self; 51] = [
         Self::FuseBiasGelu,
         Self::FuseProjections,
         Self::FuseSwiglu,
@@ -378,6 +387,8 @@ impl Rewrite {
         Self::FuseNorm,
         Self::FuseRope,
         Self::FuseCrossEntropy,
+        Self::VocabularyByOperators,
+        Self::WholeVocabulary,
         Self::InPlaceCrossEntropy,
         Self::FusePointwise,
         Self::FuseGradientAccumulation,

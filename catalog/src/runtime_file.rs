@@ -49,6 +49,8 @@ pub struct RuntimeFile {
     pub attention: Option<AttentionKernel>,
     /// State types.
     pub states: Option<StateTypes>,
+    /// Gradients of jobs that train in fp16. They belong to `states`: a runtime that states its own does not inherit them.
+    pub fp16_gradients: Option<GradientOption>,
     /// Default overlap.
     pub overlap: Option<Overlap>,
     /// How tokens are sent to their experts by default.
@@ -137,6 +139,8 @@ impl RuntimeFile {
                 .ok_or_else(|| missing("selective"))?,
             attention: inherit(self.attention, parent.map(|p| p.attention))
                 .ok_or_else(|| missing("attention"))?,
+            fp16_gradients: (self.fp16_gradients)
+                .or_else(|| parent.filter(|_| self.states.is_none())?.fp16_gradients),
             states: inherit(self.states, parent.map(|p| p.states))
                 .ok_or_else(|| missing("states"))?,
             overlap: inherit(self.overlap, parent.map(|p| p.overlap))

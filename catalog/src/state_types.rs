@@ -25,6 +25,18 @@ pub struct StateTypes {
     pub extra_gradient: Option<DType>,
 }
 
+impl StateTypes {
+    /// The same with gradients of other types.
+    #[must_use]
+    pub fn with_gradients(self, gradients: GradientTypes) -> Self {
+        Self {
+            gradient: Some(gradients.held),
+            reduce: gradients.reduced,
+            ..self
+        }
+    }
+}
+
 /// Weights whose 8-bit moments share a scale.
 const SCALED_BLOCK: u64 = 256;
 

@@ -437,7 +437,7 @@ impl StageClass {
             let updated = parallel.sharding.updated(table.cost.weights.trained);
             states.moments += Bytes(
                 strategy
-                    .state_types(&scenario.runtime)
+                    .state_types(&scenario.runtime, scenario.workload.precision)
                     .wider_moments(updated),
             );
         }

@@ -1,5 +1,6 @@
 //! The cost of one block, and the key under which it is remembered.
 
+use catalog::runtime::Rewrite;
 use catalog::{Axis, Bytes, CudaGraphs, DType, Runtime, Seconds};
 use dtensor::Trace;
 use models::{BlockClass, BlockLayout};
@@ -204,6 +205,18 @@ pub(crate) fn weights(trace: &Trace) -> Weights {
     weights
 }
 
+/// A block's layout under a strategy, if its experts were not divided.
+pub(crate) fn layout(scenario: &Scenario, strategy: &Decisions, class: BlockClass) -> BlockLayout {
+    let workload = &scenario.workload;
+    let layout = BlockLayout::of(strategy, workload.seq_len, workload.precision);
+    let is_end = matches!(class, BlockClass::Embedding | BlockClass::Head);
+    let whole = (scenario.runtime.rewrites).contains(&Rewrite::WholeVocabulary);
+    match is_end && whole && !strategy.sequence_parallel {
+        true => BlockLayout { tp: 1, ..layout },
+        false => layout,
+    }
+}
+
 impl BlockKey {
     /// The key of a block's cost under a strategy.
     #[must_use]
@@ -213,13 +226,12 @@ impl BlockKey {
         class: BlockClass,
         recompute: Recompute,
     ) -> Self {
-        let workload = &scenario.workload;
         let experts = matches!(class, BlockClass::Layer(c) if c.moe)
             || (class == BlockClass::Mtp && scenario.model.moe.is_some());
         let layout = BlockLayout {
             ep: if experts { strategy.ep } else { 1 },
             etp: if experts { strategy.etp } else { 1 },
-            ..BlockLayout::of(strategy, workload.seq_len, workload.precision)
+            ..layout(scenario, strategy, class)
         };
         let groups = BlockGroups {
             tp: strategy.group(Axis::Tp),
@@ -240,7 +252,11 @@ impl BlockKey {
             layout,
             recompute,
             execution: Execution::of(&scenario.runtime, strategy),
-            accumulates: states::accumulation_type(&scenario.runtime, strategy, workload.precision),
+            accumulates: states::accumulation_type(
+                &scenario.runtime,
+                strategy,
+                scenario.workload.precision,
+            ),
             groups,
         };
         key.executed(&scenario.runtime, key.execution)

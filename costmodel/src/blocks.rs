@@ -138,16 +138,15 @@ impl BlockCosts {
     pub(crate) fn weights(&self, d: &Decisions) -> Result<Weights, CostError> {
         let scenario = &self.scenario;
         // Only these sizes decide how parameters are divided.
-        let layout = BlockLayout {
-            tp: d.tp,
-            sequence_parallel: d.sequence_parallel,
-            ep: d.ep,
-            etp: d.etp,
-            ..BlockLayout::alone(
-                1,
-                scenario.workload.seq_len,
-                scenario.workload.precision.activation(),
-            )
+        let layout = |class| {
+            let whole = block_cost::layout(scenario, d, class);
+            BlockLayout {
+                tp: whole.tp,
+                sequence_parallel: whole.sequence_parallel,
+                ep: d.ep,
+                etp: d.etp,
+                ..BlockLayout::alone(1, whole.seq_len, whole.dtype)
+            }
         };
         let found = self.weights.get(&[d.tp, d.ep, d.etp], || {
             let mut counted: Vec<(BlockClass, Weights)> = Vec::new();
@@ -157,7 +156,7 @@ impl BlockCosts {
                 let weights = match known {
                     Some(&(_, weights)) => weights,
                     None => {
-                        let trace = models::trace_block(&scenario.model, class, &layout)
+                        let trace = models::trace_block(&scenario.model, class, &layout(class))
                             .map_err(|e| CostError::Trace(e.to_string()))?;
                         let weights = block_cost::weights(&trace);
                         counted.push((class, weights));

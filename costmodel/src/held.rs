@@ -19,7 +19,7 @@ use plans::program::Program;
 use plans::{ActionKind, Strategy};
 use rustc_hash::FxHashMap;
 
-use crate::{CostError, Scenario};
+use crate::{CostError, Scenario, block_cost};
 
 /// Memory that a rank of our own executor holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -198,7 +198,7 @@ impl Counted<'_> {
         };
         let layout = BlockLayout {
             routing,
-            ..self.layout()
+            ..block_cost::layout(self.scenario, self.strategy, recipe.class)
         };
         let mut block = recipe.block(&self.scenario.model, &layout, attention)?;
         // Traces are of the first rank, which has the largest part of what cannot be divided evenly.

@@ -63,6 +63,8 @@ enum Only {
     GraphedStep,
     /// Predictions for runtimes with [`catalog::runtime::Rewrite::OptimizerByTensor`].
     ByTensor,
+    /// Predictions of strategies that reduce gradients in buckets after backward.
+    Bucketed,
 }
 
 impl Only {
@@ -79,7 +81,8 @@ impl Only {
             | Self::Host
             | Self::EightBits
             | Self::GraphedStep
-            | Self::ByTensor => false,
+            | Self::ByTensor
+            | Self::Bucketed => false,
         }
     }
 }
@@ -223,6 +226,9 @@ known! {
     KERNELS_PER_TENSOR: "kernels per tensor of an optimizer that updates one after the other" = 10.0, Times, Published,
         "transformers 4.12, optimization.py, AdamW: 7 without weight decay; norm and scaling by torch 1.10's clip_grad_norm_, and zero_grad",
         Only::ByTensor;
+    CALLS_PER_BUCKETED_GRADIENT: "launches that last as long as putting a gradient into a bucket" = 2.0, Times, Assumed,
+        "DeepSpeed stage2.py@v0.5.6, reduce_independent_p_g_buckets_and_remove_grads and average_tensor: one copy, seven calls that launch nothing, and a loop in Python over the ranks that own parts of the gradient",
+        Only::Bucketed;
     EIGHT_BIT_OPTIMIZER: "optimizer with 8-bit moments, of memory bandwidth" = 0.38, Times, Published,
         "bitsandbytes Adam on V100, 47 ms for 16 bytes of each of a billion 32-bit weights (Dettmers et al., arXiv:2110.02861, runtimes)",
         Only::EightBits;
@@ -295,6 +301,8 @@ pub(crate) struct Uses {
     pub(crate) portable_experts: bool,
     /// The optimizer updates one tensor after the other.
     pub(crate) by_tensor: bool,
+    /// Gradients are put into buckets one after the other, once backward has ended.
+    pub(crate) bucketed: bool,
 }
 
 /// Provenance rows of the numbers that these features bring in.
@@ -305,6 +313,7 @@ pub(crate) fn rows_of_strategy(uses: Uses) -> Vec<UsedConstant> {
         Only::GraphedStep => uses.graphed_step,
         Only::PortableExperts => uses.portable_experts,
         Only::ByTensor => uses.by_tensor,
+        Only::Bucketed => uses.bucketed,
         Only::Any | Only::Parts(_) | Only::Network(_) => false,
     };
     ALL.iter().filter(needed).map(Known::row).collect()

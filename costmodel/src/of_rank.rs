@@ -106,7 +106,7 @@ impl OfRank {
         let copy = copied_for_step(scenario, strategy, sharding.updated(weights.trained));
         let offloaded = Offloaded::of(runtime, strategy);
         let states_on_host = offloaded.map(|host| {
-            let types = strategy.state_types(runtime);
+            let types = strategy.state_types(runtime, precision);
             host.on_host(weights, sharding, &types, precision)
         });
         let update = Update {
@@ -143,9 +143,7 @@ fn copied_for_step(scenario: &Scenario, strategy: &Decisions, updated: u64) -> B
 }
 
 /// Bytes of copies of parameters and gradients that a rank holds at one time, in addition to its states:
-/// - ZeRO-3: gathered parameters of the current and the prefetched blocks, and gradients of one block before they are reduced. Under
-///   FSDP embedding and head belong to the root module, which stays gathered from forward to backward (PyTorch `_fsdp_state.py`,
-///   `_lazy_init`; FSDP1: `_runtime_utils.py`, `_post_forward_reshard`);
+/// - ZeRO-3: gathered parameters, and gradients that are not reduced yet ([`gathered_and_unreduced`]);
 /// - ZeRO-2: gradients of one block before they are reduced;
 /// - without ZeRO, under PyTorch: autocast's 16-bit copies of all parameters, and the buckets in which gradients are reduced.
 pub(crate) fn in_flight(
@@ -156,36 +154,66 @@ pub(crate) fn in_flight(
 ) -> Bytes {
     let scenario = costs.scenario();
     let precision = scenario.workload.precision;
-    let compute = precision.activation().size();
-    let gathered_in = || states::gathered_type(&scenario.runtime, precision).size();
-    let reduce = strategy.state_types(&scenario.runtime).reduce.size();
+    let reduce = (strategy.state_types(&scenario.runtime, precision))
+        .reduce
+        .size();
     match strategy.zero {
         Zero::Z0 => {
             // The copies that autocast makes of all parameters live until the step's end.
             let casts = states::casts_whole(scenario, strategy.zero);
-            let copies = if casts { compute } else { 0 };
+            let copies = if casts {
+                precision.activation().size()
+            } else {
+                0
+            };
             Bytes(held.trained.total() * (copies + states::of_bucket(&scenario.runtime, strategy)))
         }
         Zero::Z1 => Bytes(0),
         Zero::Z2 => Bytes(largest.reduced * reduce),
-        // Not resharded after forward: the parameters of every block, and also all their gradients when these
-        // accumulate over several micro-batches.
-        Zero::Z3 if !strategy.reshard_after_forward => {
-            let gradients = if strategy.num_micro_batches > 1 {
-                held.trained.total()
-            } else {
-                largest.reduced
-            };
-            Bytes(held.all().total() * gathered_in() + gradients * reduce)
-        }
-        Zero::Z3 => {
-            let ahead = scenario.runtime.ahead(strategy.prefetch);
-            let blocks = ahead.unwrap_or(Ahead::USUAL).blocks();
-            let gathered = match states::is_fsdp(&scenario.runtime) {
-                true => largest.ends + largest.layer * blocks,
-                false => largest.gathered * blocks,
-            };
-            Bytes(gathered * gathered_in() + largest.reduced * reduce)
-        }
+        Zero::Z3 => gathered_and_unreduced(scenario, strategy, largest, held, reduce),
     }
+}
+
+/// Bytes that a rank holds at one time under ZeRO-3 beside its shards:
+/// - gathered parameters of the current and the prefetched blocks. Under FSDP embedding and head belong to the root module, which
+///   stays gathered from forward to backward (PyTorch `_fsdp_state.py`, `_lazy_init`; FSDP1: `_runtime_utils.py`,
+///   `_post_forward_reshard`). Without resharding after forward they are the parameters of all blocks;
+/// - gradients of one block before they are reduced, in the type of which an element has `reduce` bytes. Without resharding these
+///   are the gradients of all blocks, if they accumulate over several micro-batches;
+/// - the copies in 16 bits that kernels read of parameters gathered in 32, which autograd keeps until backward;
+/// - under FSDP2 the gradients that are copied into the buffer that is reduced, and freed after that (PyTorch
+///   `_fsdp_collectives.py`, `foreach_reduce`).
+fn gathered_and_unreduced(
+    scenario: &Scenario,
+    strategy: &Decisions,
+    largest: Largest,
+    held: Weights,
+    reduce: u64,
+) -> Bytes {
+    let runtime = &scenario.runtime;
+    let gathered_type = states::gathered_type(runtime, scenario.workload.precision).size();
+    let accumulates = !strategy.reshard_after_forward && strategy.num_micro_batches > 1;
+    let (unreduced, before_copy) = match accumulates {
+        true => (held.trained.total(), reduce),
+        false => (largest.reduced, gathered_type),
+    };
+    let gathered = if !strategy.reshard_after_forward {
+        held.all().total()
+    } else {
+        let ahead = runtime.ahead(strategy.prefetch);
+        let blocks = ahead.unwrap_or(Ahead::USUAL).blocks();
+        match states::is_fsdp(runtime) {
+            true => largest.ends + largest.layer * blocks,
+            false => largest.gathered * blocks,
+        }
+    };
+    let copied = match runtime.rewrites.contains(&Rewrite::CopyShards) {
+        true => largest.reduced * before_copy,
+        false => 0,
+    };
+    let casts = match states::keeps_casts(scenario, strategy) {
+        true => held.trained.total() * scenario.workload.precision.activation().size(),
+        false => 0,
+    };
+    Bytes(gathered * gathered_type + unreduced * reduce + copied + casts)
 }

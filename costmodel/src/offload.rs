@@ -194,7 +194,7 @@ pub(crate) fn states_on_device(
     sharding: &Sharding,
     weights: Weights,
 ) -> StateBytes {
-    let types = d.state_types(&scenario.runtime);
+    let types = d.state_types(&scenario.runtime, scenario.workload.precision);
     let states = sharding.states(weights, &types, scenario.workload.precision);
     Offloaded::of(&scenario.runtime, d).map_or(states, |host| host.on_device(states))
 }
@@ -246,7 +246,7 @@ pub(crate) fn step(
 ) -> Result<HostStep, CostError> {
     let offloaded = offload.and_then(|of| Offloaded::new(&scenario.runtime, of, d.zero));
     offloaded.map_or(Ok(HostStep::default()), |host| {
-        let types = d.state_types(&scenario.runtime);
+        let types = d.state_types(&scenario.runtime, scenario.workload.precision);
         host.step(scenario, &types, sharding, weights)
     })
 }
@@ -260,7 +260,7 @@ pub(crate) fn overfills_host(
     weights: Weights,
     ranks: u64,
 ) -> bool {
-    let types = d.state_types(&scenario.runtime);
+    let types = d.state_types(&scenario.runtime, scenario.workload.precision);
     let precision = scenario.workload.precision;
     Offloaded::of(&scenario.runtime, d).is_some_and(|host| {
         let together = host.on_host(weights, sharding, &types, precision);

@@ -352,7 +352,9 @@ fn provenance(scenario: &Scenario, strategy: &Strategy, pools: &[BlockCosts]) ->
 /// The constants that only predictions with some features need: host memory, moments in 8 bits, captured steps, and others.
 fn of_strategy(scenario: &Scenario, strategy: &Strategy) -> Vec<UsedConstant> {
     let on_host = strategy.offload.is_some() || strategy.offload_layers > 0;
-    let moments = strategy.state_types(&scenario.runtime).momentum;
+    let moments = strategy
+        .state_types(&scenario.runtime, scenario.workload.precision)
+        .momentum;
     let graphed_step = graphed::priced(scenario, strategy) == CudaGraphs::Step;
     let rewrites = &scenario.runtime.rewrites;
     let experts = scenario.model.moe.is_some();
@@ -360,6 +362,7 @@ fn of_strategy(scenario: &Scenario, strategy: &Strategy) -> Vec<UsedConstant> {
         host: on_host,
         eight_bits: moments == DType::U8,
         by_tensor: rewrites.contains(&Rewrite::OptimizerByTensor),
+        bucketed: states::buckets_after_backward(scenario, strategy),
         graphed_step,
         portable_experts: experts && rewrites.contains(&Rewrite::PortableExperts),
     });

@@ -70,7 +70,9 @@ pub fn side_by_side(whole: &Scenario, sides: &[Side<'_>]) -> Result<Prediction, 
     let between = whole.cluster.pools.as_ref();
     let between = between.and_then(|pools| pools.between.as_ref());
     let slowest = slowest(sides);
-    let reduced = slowest.strategy.state_types(&whole.runtime).reduce;
+    let reduced = (slowest.strategy)
+        .state_types(&whole.runtime, whole.workload.precision)
+        .reduce;
     let groups: Vec<&CostModel> = sides.iter().map(|side| side.costs).collect();
     let exchange = exchange(&groups, reduced, between)?;
     let step = slowest.prediction.step_time + exchange;

@@ -64,7 +64,7 @@ impl<'a> Traffic<'a> {
             parallel,
             ..
         } = *self;
-        let types = strategy.state_types(&scenario.runtime);
+        let types = strategy.state_types(&scenario.runtime, scenario.workload.precision);
         let reduced = states::reduced_type(&types, strategy.zero);
         let whole = (scenario.runtime.rewrites).contains(&Rewrite::AllReduceGradients);
         Ok(BlockTraffic {

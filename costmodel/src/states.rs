@@ -14,7 +14,7 @@ use catalog::runtime::Rewrite;
 use catalog::state_types::StateTypes;
 use catalog::{Bytes, DType, GradientTypes, OptimizerStates, Precision, Runtime};
 use derive_more::{AddAssign, Mul};
-use plans::{Decisions, Zero};
+use plans::{Decisions, Recompute, Zero};
 
 use crate::{CostError, Scenario};
 
@@ -209,7 +209,7 @@ pub fn checkpoint(scenario: &Scenario, d: &Decisions, parameters: u64) -> Bytes 
 /// where there is no other) and both moments. A split master parameter is that which kernels read and the bits that it
 /// lacks.
 pub(crate) fn checkpoint_bytes(scenario: &Scenario, d: &Decisions) -> f64 {
-    let types = d.state_types(&scenario.runtime);
+    let types = d.state_types(&scenario.runtime, scenario.workload.precision);
     let parameter = parameter_type(&types, scenario.workload.precision).size();
     let master = types.master.map(DType::size);
     let weight = match d.optimizer_states {
@@ -271,12 +271,28 @@ pub(crate) fn casts_in_passes(scenario: &Scenario, zero: Zero) -> bool {
     casts_whole(scenario, zero) || after_gather
 }
 
+/// Whether the casts of [`casts_in_passes`] under ZeRO-3 live from forward to backward. Autograd saves them for the gradients of
+/// layers' inputs, unless whole layers run again.
+#[must_use]
+pub(crate) fn keeps_casts(scenario: &Scenario, d: &Decisions) -> bool {
+    d.zero == Zero::Z3 && casts_in_passes(scenario, d.zero) && d.recompute != Recompute::Full
+}
+
 /// Whether parameters are sharded by PyTorch's FSDP, first or second generation. DeepSpeed flattens gradients as FSDP1 does, but
 /// does not free them.
 pub(crate) fn is_fsdp(runtime: &Runtime) -> bool {
     let has = |rewrite| runtime.rewrites.contains(&rewrite);
     let copies = has(Rewrite::FlattenGradients) || has(Rewrite::CopyShards);
     copies && has(Rewrite::ReleaseGradients)
+}
+
+/// Whether gradients are reduced in buckets once backward has ended, and the host puts them there one after the other while the GPU
+/// waits. DeepSpeed does so under ZeRO-1 unless `overlap_comm` is set (`zero/stage_1_and_2.py`, `reduce_gradients`).
+#[must_use]
+pub(crate) fn buckets_after_backward(scenario: &Scenario, d: &Decisions) -> bool {
+    let rewrites = &scenario.runtime.rewrites;
+    let its_engine = rewrites.contains(&Rewrite::GatherInStep);
+    its_engine && d.zero == Zero::Z1 && !d.overlap.grad_reduce && d.dp() * d.cp > 1
 }
 
 /// Element type in which ZeRO-3 gathers parameters.
@@ -351,15 +367,15 @@ pub fn parameter_type(types: &StateTypes, precision: Precision) -> DType {
 /// Element type of the gradient accumulation buffer of a strategy.
 #[must_use]
 pub(crate) fn accumulation_type(runtime: &Runtime, d: &Decisions, precision: Precision) -> DType {
-    gradient_type(&d.state_types(runtime), precision)
+    gradient_type(&d.state_types(runtime, precision), precision)
 }
 
 /// Whether the types of gradients that a strategy chose make the optimizer step copy them to 32 bits. An optimizer that
 /// holds its states in 16 bits reads such gradients as they are.
 #[must_use]
 pub(crate) fn copies_for_step(runtime: &Runtime, d: &Decisions, precision: Precision) -> bool {
-    d.optimizer_states.is_none()
-        && (d.gradients).is_some_and(|types| runtime.copies_gradients(precision, types))
+    let types = d.gradients.unwrap_or(runtime.own_gradients(precision));
+    d.optimizer_states.is_none() && runtime.copies_gradients(precision, types)
 }
 
 /// Element type of the gradient accumulation buffer.

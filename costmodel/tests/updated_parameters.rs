@@ -4,6 +4,7 @@
 use catalog::runtime::Rewrite;
 use catalog::{Precision, Workload};
 use costmodel::{CostModel, Scenario};
+use plans::prediction::Breakdown;
 
 /// Number of parameters of GPT-2 XL (Radford et al. 2019).
 const WEIGHTS: f64 = 1.5575e9;
@@ -11,9 +12,9 @@ const WEIGHTS: f64 = 1.5575e9;
 const NVLINK: f64 = 300e9;
 const GPUS: u64 = 8;
 
-/// Seconds of data-parallel messages that no computation hides, under DeepSpeed. With `gathers_in_step` it is DeepSpeed as it is;
-/// without, the same system if it gathered updated parameters while forward passes run.
-fn exposed(plan: &str, gathers_in_step: bool) -> f64 {
+/// Where the time of a step goes under DeepSpeed. With `gathers_in_step` it is DeepSpeed as it is; without, the same system if it
+/// gathered updated parameters while forward passes run.
+fn breakdown(plan: &str, gathers_in_step: bool) -> Breakdown {
     let mut s = Scenario {
         model: catalog::load::model("gpt2-xl").expect("preset"),
         cluster: catalog::load::cluster("dgx-a100").expect("preset"),
@@ -33,7 +34,12 @@ fn exposed(plan: &str, gathers_in_step: bool) -> f64 {
     }
     let plan = plans::grammar::parse(plan, &s.model, &s.workload, &s.runtime).expect(plan);
     let costs = CostModel::new(s).expect("priced");
-    costs.predict(&plan).expect("priced").breakdown.dp_exposed_s
+    costs.predict(&plan).expect("priced").breakdown
+}
+
+/// Seconds of data-parallel messages that no computation hides.
+fn exposed(plan: &str, gathers_in_step: bool) -> f64 {
+    breakdown(plan, gathers_in_step).dp_exposed_s
 }
 
 #[test]
@@ -46,4 +52,20 @@ fn deepspeed_hides_no_gather_of_updated_parameters() {
     }
     let zero_3 = [true, false].map(|within| exposed("dp8 zero3 mbs4", within));
     assert_eq!(zero_3[0], zero_3[1], "gathered before every pass");
+}
+
+#[test]
+fn deepspeed_puts_gradients_into_buckets_one_after_the_other() {
+    // Twelve tensors of every layer, two embeddings, and weight and bias of the last norm.
+    let tensors = 48.0 * 12.0 + 2.0 + 2.0;
+    let launch = catalog::load::runtime("deepspeed").expect("preset");
+    let launch = launch.overheads.launch.value.0;
+    let step = |plan| breakdown(plan, true).optimizer_s;
+    let waits = step("dp8 zero1 mbs4 overlap=param") - step("dp8 zero1 mbs4");
+    assert!(
+        (waits / (2.0 * launch * tensors) - 1.0).abs() < 0.01,
+        "{waits}"
+    );
+    let hooked = step("dp8 zero2 mbs4 overlap=param") - step("dp8 zero2 mbs4");
+    assert_eq!(hooked, 0.0, "in backward");
 }

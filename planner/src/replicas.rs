@@ -14,7 +14,7 @@
 
 use std::collections::BTreeMap;
 
-use catalog::{DType, GradientTypes, Link, OptimizerStates, Seconds};
+use catalog::{GradientTypes, Link, OptimizerStates, Seconds};
 use costmodel::{CostModel, Score};
 use plans::prediction::SpaceReport;
 use plans::{Candidate, Decisions, Strategy};
@@ -267,8 +267,9 @@ impl<'a> Groups<'a> {
         between: Option<&Link>,
     ) -> Result<f64, PlannerError> {
         let groups: Vec<&CostModel> = of.iter().map(|&at| self.groups[at].costs).collect();
-        let own = groups[0].scenario().runtime.states.reduce;
-        let reduced: DType = gradients.map_or(own, |types| types.reduced);
+        let scenario = groups[0].scenario();
+        let own = scenario.runtime.own_gradients(scenario.workload.precision);
+        let reduced = gradients.unwrap_or(own).reduced;
         let time: Seconds = costmodel::exchange(&groups, reduced, between)?;
         Ok(time.0)
     }

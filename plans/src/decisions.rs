@@ -266,16 +266,13 @@ impl Decisions {
         self
     }
 
-    /// Element types of parameters, gradients and optimizer states under a runtime.
+    /// Element types of parameters, gradients and optimizer states of a job under a runtime.
     #[must_use]
-    pub fn state_types(&self, runtime: &Runtime) -> StateTypes {
-        let own = runtime.states;
+    pub fn state_types(&self, runtime: &Runtime, precision: Precision) -> StateTypes {
+        let own = runtime.states_in(precision);
         let types = self.optimizer_states.map_or(own, |states| states.of(own));
-        self.gradients.map_or(types, |gradients| StateTypes {
-            gradient: Some(gradients.held),
-            reduce: gradients.reduced,
-            ..types
-        })
+        self.gradients
+            .map_or(types, |gradients| types.with_gradients(gradients))
     }
 
     /// Number of ranks along an axis.

@@ -37,6 +37,8 @@ pub struct Recipe {
 pub enum MemoryCounter {
     /// Bytes of tensors that are alive.
     Allocated,
+    /// The same in the first step, in which the optimizer has no states before its update.
+    AllocatedInFirstStep,
 }
 
 impl Recipe {

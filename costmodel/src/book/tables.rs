@@ -64,7 +64,7 @@ impl PriceBook for TablePrices {
         strategy: &Decisions,
         of: &Update<'_>,
     ) -> Result<Seconds, CostError> {
-        let types = &strategy.state_types(&scenario.runtime);
+        let types = &strategy.state_types(&scenario.runtime, scenario.workload.precision);
         let precision = scenario.workload.precision;
         let Update {
             elements,
@@ -105,6 +105,10 @@ impl PriceBook for TablePrices {
         {
             let launch = scenario.by_host(&scenario.runtime.overheads.launch);
             time = time.max(launch * (known::KERNELS_PER_TENSOR.factor() * of.tensors as f64));
+        }
+        if states::buckets_after_backward(scenario, strategy) {
+            let launch = scenario.by_host(&scenario.runtime.overheads.launch);
+            time += launch * (known::CALLS_PER_BUCKETED_GRADIENT.factor() * of.tensors as f64);
         }
         let whole = elements.total() * types.reduce.size();
         // Not counted where the host updates, which takes many times as long.
@@ -248,7 +252,10 @@ fn copies(
 ) {
     let has = |rewrite| scenario.runtime.rewrites.contains(&rewrite);
     let compute = scenario.workload.precision.activation().size();
-    let reduce = strategy.state_types(&scenario.runtime).reduce.size();
+    let reduce = strategy
+        .state_types(&scenario.runtime, scenario.workload.precision)
+        .reduce
+        .size();
     let cast = if reduce == compute {
         0
     } else {

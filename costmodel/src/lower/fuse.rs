@@ -16,6 +16,7 @@ use super::lowering::{Lowering, has_loss};
 use super::norm_copies;
 use super::softmax;
 use super::tensor_set::TensorSet;
+use super::vocabulary;
 use crate::price::{GemmLayout, MemoryKind, alignment};
 
 /// The kernels of one pass's operators.
@@ -158,7 +159,10 @@ fn pointwise(
     if apart == Some(Apart::Epilogue) {
         return None;
     }
-    if run.len() == 1 && is_loss_copy(trace, &run[0]) && lowering.has(Rewrite::FuseCrossEntropy) {
+    if run.len() == 1
+        && vocabulary::is_loss_copy(trace, &run[0])
+        && lowering.has(Rewrite::FuseCrossEntropy)
+    {
         return None;
     }
     let (reads, writes) = crossing(run, readers);
@@ -214,60 +218,6 @@ fn crossing(run: &[AnyOp<'_>], readers: &[u32]) -> (Vec<TensorId>, Vec<TensorId>
     };
     let writes: Vec<TensorId> = outputs().filter(leaves).collect();
     (reads, writes)
-}
-
-/// The kernel of the cross-entropy loss or of its gradient; `None` if the forward kernel has already computed the gradient.
-/// Eager PyTorch takes two passes over the logits: it casts them to 32 bits, then normalises their exponentials.
-fn loss(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>, index: usize) -> Option<Kernel> {
-    let fused = lowering.has(Rewrite::FuseCrossEntropy);
-    if fused && lowering.has(Rewrite::InPlaceCrossEntropy) {
-        return (op.pass == Pass::Forward).then(|| loss_in_place(trace, op, index));
-    }
-    let one_pass = fused || lowering.has(Rewrite::FusePointwise);
-    let launches = if one_pass { 1 } else { 2 };
-    Some(Kernel {
-        op: index,
-        kind: KernelKind::Memory {
-            kind: MemoryKind::CrossEntropy,
-            bytes: traffic(trace, op.inputs, op.outputs) * u64::from(launches),
-            launches,
-        },
-        pass: op.pass,
-        reads: op.inputs.to_vec(),
-        writes: if fused {
-            Vec::new()
-        } else {
-            op.outputs.to_vec()
-        },
-    })
-}
-
-/// The kernel of a loss that also computes the gradient of the logits, so that backward needs no kernel. It reads the logits
-/// twice, in the type in which the head wrote them, and overwrites them with the gradient.
-fn loss_in_place(trace: &Trace, op: &AnyOp<'_>, index: usize) -> Kernel {
-    let logits = op.inputs[0];
-    let mut copies = trace.forward.iter();
-    let copy = copies.find(|copy| {
-        matches!(copy.operator, Operator::Pointwise(Pointwise::Copy)) && copy.outputs[0] == logits
-    });
-    let written = trace.tensor(copy.map_or(logits, |copy| copy.inputs[0]));
-    Kernel {
-        op: index,
-        kind: KernelKind::Memory {
-            kind: MemoryKind::Pointwise,
-            bytes: written.bytes() * 3,
-            launches: 1,
-        },
-        pass: op.pass,
-        reads: op.inputs.to_vec(),
-        writes: Vec::new(),
-    }
-}
-
-/// Whether an operator is the copy of the logits to 32 bits before the loss, or the backward of that copy.
-fn is_loss_copy(trace: &Trace, op: &AnyOp<'_>) -> bool {
-    let wide = |id: &TensorId| trace.tensor(*id).dtype == catalog::DType::F32;
-    op.cost() == CostClass::Copy && op.inputs.iter().any(wide) != op.outputs.iter().any(wide)
 }
 
 /// The price class of a pointwise run, and the number of passes over its data that an unfused runtime makes.
@@ -395,8 +345,12 @@ fn single(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>, index: usize) 
             backward: op.pass != Pass::Forward,
         }),
         CostClass::Convolution => memory(MemoryKind::Pointwise, 1),
-        CostClass::Embedding => memory(MemoryKind::Embedding, 1),
-        CostClass::CrossEntropy => return loss(lowering, trace, op, index).into_iter().collect(),
+        CostClass::Embedding => vocabulary::embedding(lowering, trace, op, index),
+        CostClass::CrossEntropy => {
+            return vocabulary::loss(lowering, trace, op, index)
+                .into_iter()
+                .collect();
+        }
         CostClass::TopK => memory(MemoryKind::Pointwise, 4),
         CostClass::Permute | CostClass::Unpermute => {
             let fused = has(Rewrite::FusePermute);

@@ -18,6 +18,7 @@ mod recomputed;
 mod saved;
 mod softmax;
 mod tensor_set;
+mod vocabulary;
 
 use catalog::runtime::Rewrite;
 use dtensor::Trace;

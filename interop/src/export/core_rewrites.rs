@@ -136,6 +136,16 @@ pub(crate) const TABLE: &Table = &[
         Always("its vocabulary-parallel loss works in place"),
     ),
     (
+        Rewrite::WholeVocabulary,
+        |_| true,
+        Never("it divides embedding and head among tensor-parallel ranks"),
+    ),
+    (
+        Rewrite::VocabularyByOperators,
+        |j| !j.assumes(Rewrite::FuseCrossEntropy),
+        Always("its vocabulary-parallel loss is a chain of operators"),
+    ),
+    (
         Rewrite::AccumulateGradients,
         |j| !j.assumes(Rewrite::FuseGradientAccumulation),
         Always("its hook adds gradients to the buffer"),

@@ -370,7 +370,12 @@ fn optimizer(job: &Job<'_>, limits: &mut Limits) -> Vec<Flag> {
         flags.extend(MOMENTS.map(|flag| Flag::value(flag, "bf16")));
     }
     // Gradients that are held in 16 bits are read as they are.
-    if job.decisions.state_types(job.runtime).gradient != Some(DType::F32) {
+    if job
+        .decisions
+        .state_types(job.runtime, job.workload.precision)
+        .gradient
+        != Some(DType::F32)
+    {
         flags.push(Flag::value("--main-grads-dtype", "bf16"));
     }
     flags
@@ -415,7 +420,11 @@ fn gradients(job: &Job<'_>, zero: Zero, limits: &mut Limits) -> Vec<Flag> {
             Some(("grad_dtype", GradientTypes::all(types.reduced).name())),
         );
     }
-    let wide = job.decisions.state_types(job.runtime).reduce == DType::F32;
+    let wide = job
+        .decisions
+        .state_types(job.runtime, job.workload.precision)
+        .reduce
+        == DType::F32;
     let mut flags = Vec::new();
     if wide {
         flags.push(Flag::switch("--accumulate-allreduce-grads-in-fp32"));

@@ -96,6 +96,8 @@ macro_rules! table {
             (Rewrite::FuseRope, |_| true, Yours),
             (Rewrite::FuseCrossEntropy, |_| true, Yours),
             (Rewrite::InPlaceCrossEntropy, |_| true, Yours),
+            (Rewrite::VocabularyByOperators, |_| true, Yours),
+            (Rewrite::WholeVocabulary, |_| true, Yours),
             (Rewrite::FusePointwise, |_| true, Yours),
             (Rewrite::FuseBiasEpilogue, |_| true, Yours),
             (Rewrite::FuseGeluEpilogue, |_| true, Yours),

@@ -68,6 +68,16 @@ pub(crate) const REWRITES: &Table = &[
         Always("its sharded cross-entropy works in place"),
     ),
     (
+        Rewrite::WholeVocabulary,
+        |_| true,
+        Never("it divides embedding and head among tensor-parallel ranks"),
+    ),
+    (
+        Rewrite::VocabularyByOperators,
+        |_| true,
+        Always("its sharded cross-entropy is a chain of operators"),
+    ),
+    (
         Rewrite::FuseCrossEntropy,
         |_| true,
         Never("its loss reads a 32-bit copy of the logits"),

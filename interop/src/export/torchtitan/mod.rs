@@ -68,7 +68,9 @@ pub(crate) fn files(job: &Job<'_>, edition: Edition, limits: &mut Limits) -> Vec
         job.model.moe.is_some_and(|moe| !moe.router_correction_bias),
         "torchtitan balances experts by a bias of the router (load_balance_coeff 0.001), which the model does not have",
     );
-    let types = job.decisions.state_types(job.runtime);
+    let types = job
+        .decisions
+        .state_types(job.runtime, job.workload.precision);
     limits.note(
         types.reduce != DType::F32 && job.workload.precision != Precision::Fp32,
         "torchtitan reduces gradients in 32 bits; the prediction assumed 16",

@@ -130,6 +130,16 @@ pub(crate) const REWRITES: &Table = &[
         Never("its loss makes a 32-bit copy of the logits"),
     ),
     (
+        Rewrite::WholeVocabulary,
+        |_| true,
+        Never("its plans divide embedding and head among tensor-parallel ranks"),
+    ),
+    (
+        Rewrite::VocabularyByOperators,
+        |_| true,
+        Never("its loss is one operator of PyTorch"),
+    ),
+    (
         Rewrite::FuseGradientAccumulation,
         |_| true,
         Never("gradients are sharded as soon as they are made"),

@@ -1,0 +1,186 @@
+//! Kernels whose work grows with the vocabulary or with the tokens' numbers: the embedding of tokens, and the loss with its
+//! gradient.
+//!
+//! Megatron-LM divides the vocabulary among tensor-parallel ranks and computes both by PyTorch operators, most of them on one number
+//! for each token. These take the GPU no time worth counting, but the host has to launch them, which a model of small layers waits
+//! for. They are counted in its code at v2.6: `mpu/layers.py`, `mpu/cross_entropy.py`, `pretrain_gpt.py` and `megatron/utils.py`.
+
+use catalog::Axis;
+use catalog::runtime::Rewrite;
+use dtensor::{AnyOp, CostClass, Operator, Pass, Pointwise, Trace};
+
+use super::kernel::{Kernel, KernelKind, traffic};
+use super::lowering::Lowering;
+use crate::price::MemoryKind;
+
+/// Operators that make a micro-batch of what the data loader returns: four copies and broadcasts, the labels, the tokens, and the
+/// masks of attention and of the loss (`get_batch`).
+const OF_A_BATCH: u32 = 11;
+/// Operators that blank tokens outside a rank's part of the vocabulary, before and after the embedding.
+const OF_A_MASKED_EMBEDDING: u32 = 7;
+/// Operators of the loss: 17 of the cross-entropy, nine of its mean over tokens, ranks and micro-batches.
+const OF_THE_LOSS: u32 = 26;
+/// All-reduces between the parts of a divided vocabulary beside the one that the trace has: of the largest logit, and of the
+/// label's.
+const MORE_ALL_REDUCES: u32 = 2;
+/// Operators of the gradient of the loss.
+const OF_ITS_GRADIENT: u32 = 10;
+
+/// The kernel of the embedding of tokens or positions, or of its gradient.
+pub(super) fn embedding(
+    lowering: &Lowering<'_>,
+    trace: &Trace,
+    op: &AnyOp<'_>,
+    index: usize,
+) -> Kernel {
+    let first = trace.ops().find(|op| op.cost() == CostClass::Embedding);
+    let of_tokens = first.is_some_and(|first| first.outputs == op.outputs);
+    let chained = lowering.has(Rewrite::VocabularyByOperators) && of_tokens;
+    let masks = if is_divided(trace) {
+        OF_A_MASKED_EMBEDDING
+    } else {
+        0
+    };
+    Kernel {
+        op: index,
+        kind: KernelKind::Memory {
+            kind: MemoryKind::Embedding,
+            bytes: traffic(trace, op.inputs, op.outputs),
+            launches: if chained { 1 + OF_A_BATCH + masks } else { 1 },
+        },
+        pass: op.pass,
+        reads: op.inputs.to_vec(),
+        writes: op.outputs.to_vec(),
+    }
+}
+
+/// The kernel of the cross-entropy loss or of its gradient; `None` if the forward kernel has already computed the gradient.
+/// Eager PyTorch takes two passes over the logits: it casts them to 32 bits, then normalises their exponentials.
+pub(super) fn loss(
+    lowering: &Lowering<'_>,
+    trace: &Trace,
+    op: &AnyOp<'_>,
+    index: usize,
+) -> Option<Kernel> {
+    let fused = lowering.has(Rewrite::FuseCrossEntropy);
+    if fused && lowering.has(Rewrite::InPlaceCrossEntropy) {
+        return (op.pass == Pass::Forward).then(|| in_place(trace, op, index));
+    }
+    let one_pass = fused || lowering.has(Rewrite::FusePointwise);
+    let passes = if one_pass { 1 } else { 2 };
+    let divided = if is_divided(trace) {
+        MORE_ALL_REDUCES
+    } else {
+        0
+    };
+    let launches = match op.pass {
+        _ if one_pass || !lowering.has(Rewrite::VocabularyByOperators) => passes,
+        Pass::Forward => OF_THE_LOSS + divided,
+        Pass::BackwardInput | Pass::BackwardWeight => OF_ITS_GRADIENT,
+    };
+    Some(Kernel {
+        op: index,
+        kind: KernelKind::Memory {
+            kind: MemoryKind::CrossEntropy,
+            bytes: traffic(trace, op.inputs, op.outputs) * u64::from(passes),
+            launches,
+        },
+        pass: op.pass,
+        reads: op.inputs.to_vec(),
+        writes: if fused {
+            Vec::new()
+        } else {
+            op.outputs.to_vec()
+        },
+    })
+}
+
+/// The kernel of a loss that also computes the gradient of the logits, so that backward needs no kernel. It reads the logits
+/// twice, in the type in which the head wrote them, and overwrites them with the gradient.
+fn in_place(trace: &Trace, op: &AnyOp<'_>, index: usize) -> Kernel {
+    let logits = op.inputs[0];
+    let mut copies = trace.forward.iter();
+    let copy = copies.find(|copy| {
+        matches!(copy.operator, Operator::Pointwise(Pointwise::Copy)) && copy.outputs[0] == logits
+    });
+    let written = trace.tensor(copy.map_or(logits, |copy| copy.inputs[0]));
+    Kernel {
+        op: index,
+        kind: KernelKind::Memory {
+            kind: MemoryKind::Pointwise,
+            bytes: written.bytes() * 3,
+            launches: 1,
+        },
+        pass: op.pass,
+        reads: op.inputs.to_vec(),
+        writes: Vec::new(),
+    }
+}
+
+/// Whether an operator is the copy of the logits to 32 bits before the loss, or the backward of that copy.
+pub(super) fn is_loss_copy(trace: &Trace, op: &AnyOp<'_>) -> bool {
+    let wide = |id: &dtensor::TensorId| trace.tensor(*id).dtype == catalog::DType::F32;
+    op.cost() == CostClass::Copy && op.inputs.iter().any(wide) != op.outputs.iter().any(wide)
+}
+
+/// Whether tensor-parallel ranks hold parts of the vocabulary: then they add up what they computed of it.
+fn is_divided(trace: &Trace) -> bool {
+    trace
+        .ops()
+        .any(|op| matches!(op.cost(), CostClass::Collective(of) if of.axis == Axis::Tp))
+}
+
+#[cfg(test)]
+mod tests {
+    use catalog::DType;
+    use models::{BlockClass, BlockLayout};
+
+    use super::*;
+
+    /// Launches of the embedding, of the loss, and of its gradient, on one of `tp` ranks.
+    fn launches(runtime: &str, tp: u64) -> [u32; 3] {
+        let model = catalog::load::model("gpt3-175b").expect("a preset");
+        let runtime = catalog::load::runtime(runtime).expect("a preset");
+        let lowering = Lowering::new(&runtime, runtime.fp8_recipe);
+        let layout = BlockLayout {
+            tp,
+            ..BlockLayout::alone(1, 32, DType::F16)
+        };
+        let of = |class, cost, pass| {
+            let trace = models::trace_block(&model, class, &layout).expect("a block");
+            let op = (trace.ops())
+                .find(|op| op.cost() == cost && op.pass == pass)
+                .expect("an operator");
+            let kernel = match cost {
+                CostClass::Embedding => Some(embedding(&lowering, &trace, &op, 0)),
+                _ => loss(&lowering, &trace, &op, 0),
+            };
+            match kernel.expect("a kernel").kind {
+                KernelKind::Memory { launches, .. } => launches,
+                other => panic!("{other:?}"),
+            }
+        };
+        [
+            of(BlockClass::Embedding, CostClass::Embedding, Pass::Forward),
+            of(BlockClass::Head, CostClass::CrossEntropy, Pass::Forward),
+            of(
+                BlockClass::Head,
+                CostClass::CrossEntropy,
+                Pass::BackwardInput,
+            ),
+        ]
+    }
+
+    #[test]
+    fn megatron_launches_an_operator_at_a_time() {
+        for (runtime, tp, expected) in [
+            ("megatron-2022", 1, [12, 26, 10]),
+            ("megatron-2022", 8, [19, 28, 10]),
+            // One fused kernel each, or two passes of PyTorch's.
+            ("paddle", 8, [1, 2, 2]),
+            ("fsdp1", 1, [1, 1, 1]),
+        ] {
+            assert_eq!(launches(runtime, tp), expected, "{runtime}, tp={tp}");
+        }
+    }
+}
