@@ -121,6 +121,12 @@ impl Assembled {
         &self.classes[self.class_of_stage[stage] as usize].runs
     }
 
+    /// Whether parameters of some stage are gathered, or its gradients reduced, by an action of its own rather than beside passes.
+    pub(crate) fn has_messages_apart(&self) -> bool {
+        let mut stages = self.classes.iter().map(|class| &class.work);
+        stages.any(|work| work.exposed_gather.is_some() || work.exposed_reduce.is_some())
+    }
+
     /// Elements that every pipeline rank holds.
     pub(crate) fn weights_of_ranks(&self) -> Vec<Weights> {
         let mut held = vec![Weights::default(); self.states.len()];

@@ -4,18 +4,19 @@
 
 use catalog::Seconds;
 use plans::Breakdown;
+use plans::program::Program;
 
 use crate::assemble::Assembled;
 use crate::engine::Outcome;
-use crate::sequence::{PASSES, Passes, Sequence};
+use crate::sequence::{PASSES, Passes, passes};
 
 /// What every pipeline rank spends its time on, one breakdown per rank. The bubble, in which a rank waits for others, is 0 in them.
 pub(crate) struct Parts(Vec<Breakdown>);
 
 impl Parts {
-    /// Adds up what the ranks of a simulated step did. `sequence` must be that of the whole step, not of a shortened one.
-    pub(crate) fn of(assembled: &Assembled, sequence: &Sequence, outcome: &Outcome) -> Self {
-        let passes = passes_run(assembled, &sequence.passes);
+    /// Adds up what the ranks of a simulated step did. `program` must be that of the whole step, not of a shortened one.
+    pub(crate) fn of(assembled: &Assembled, program: &Program, outcome: &Outcome) -> Self {
+        let passes = passes_run(assembled, &passes(program));
         let of_ranks = passes.chunks(assembled.classes.len()).enumerate();
         Self(
             of_ranks

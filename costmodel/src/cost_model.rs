@@ -155,7 +155,7 @@ impl CostModel {
         self.has_dispatcher(strategy)?;
         self.has_recipe(strategy)?;
         let (assembled, outcome) = self.simulated(strategy)?;
-        let sequence = self.pipelines.sequence(strategy)?;
+        let program = Pipelines::program(strategy)?;
         let pool_of_rank = self.pools.of_ranks(&self.scenario, strategy)?;
         let details = self.details(strategy, &assembled, &pool_of_rank)?;
         Ok(predict::prediction(
@@ -164,7 +164,7 @@ impl CostModel {
             &Simulated {
                 assembled: &assembled,
                 outcome: &outcome,
-                sequence: &sequence,
+                program: &program,
                 pools: &self.pools,
                 pool_of_rank: &pool_of_rank,
                 details: &details,
@@ -298,7 +298,7 @@ impl CostModel {
             scenario: self.scenario(),
             strategy,
             rank_of_stage: &self.pipelines.pipeline(strategy)?.rank_of_stage,
-            program: &self.pipelines.sequence(strategy)?.program,
+            program: &Pipelines::program(strategy)?,
             member,
         };
         counted.held()
@@ -338,9 +338,10 @@ impl CostModel {
         d: &Decisions,
         assembled: &Assembled,
     ) -> Result<Outcome, CostError> {
+        let apart = assembled.has_messages_apart();
         let mut attempt = 0;
         loop {
-            let steps = self.pipelines.steps(d, attempt)?;
+            let steps = self.pipelines.steps(d, apart, attempt)?;
             let inputs = self.inputs(d, &steps.sequence, assembled);
             let outcome = match steps.skipped {
                 None => Some(simulate(&inputs, &mut ())),
@@ -359,8 +360,9 @@ impl CostModel {
         strategy: &Strategy,
         record: &mut impl Record,
     ) -> Result<(Assembled, Outcome), CostError> {
-        let sequence = self.pipelines.sequence(strategy)?;
         let assembled = self.assembled(strategy)?;
+        let apart = assembled.has_messages_apart();
+        let sequence = self.pipelines.sequence(strategy, apart)?;
         let inputs = self.inputs(strategy, &sequence, &assembled);
         let Some(cores) = self.scenario().cores() else {
             let outcome = finite(simulate(&inputs, record))?;
@@ -514,12 +516,15 @@ mod tests {
                     } = costs.scenario();
                     let strategy = plans::grammar::parse(&text, model, workload, runtime)
                         .unwrap_or_else(|e| panic!("{text}: {e}"));
-                    let [(_, whole), (_, fast)] = [
+                    let [(assembled, whole), (_, fast)] = [
                         costs.recorded(&strategy, &mut ()).expect("simulated"),
                         costs.simulated(&strategy).expect("simulated"),
                     ];
                     assert_eq!(whole, fast, "{text} with {micro_batches} micro-batches");
-                    let steps = costs.pipelines.steps(&strategy, 0).expect("a schedule");
+                    let steps = costs
+                        .pipelines
+                        .steps(&strategy, assembled.has_messages_apart(), 0)
+                        .expect("a schedule");
                     short += usize::from(steps.skipped.is_some());
                     compared += 1;
                 }

@@ -16,7 +16,7 @@ use crate::assemble::Assembled;
 use crate::offload::HostStep;
 use crate::picoseconds::Picoseconds;
 use crate::repeats::Skipped;
-use crate::sequence::{LastGroups, PASSES, Sequence, Step};
+use crate::sequence::{LastGroups, PASSES, Place, Sequence, Step};
 use crate::stage::StageWork;
 use crate::stage_pass::StagePass;
 use crate::streams::{self, Streams};
@@ -146,13 +146,20 @@ struct Engine<'a> {
     inputs: &'a Inputs<'a>,
     /// Time and memory of every pass of every class of stages, in the order of [`PASSES`].
     passes: Vec<[StagePass; PASSES.len()]>,
-    /// Time of a transfer from every virtual stage but the last to the next, and back.
-    transfers: Vec<Picoseconds>,
+    stages: Vec<Placed>,
     states: Vec<RankState>,
-    /// For every place of a message, when it arrives.
+    /// When the message of every place arrives, by [`Place::index`].
     arrivals: Vec<Picoseconds>,
     /// Number of micro-batches skipped so far.
     skipped: u32,
+}
+
+/// A virtual stage between its neighbours.
+struct Placed {
+    class: usize,
+    /// Time of a transfer from the stage before or back to it, and of one to the stage after or back from it; none where there is
+    /// no such stage.
+    transfers: [Picoseconds; 2],
 }
 
 /// Where all ranks are at a moment.
@@ -161,15 +168,18 @@ struct Moment {
     arrivals: Vec<Picoseconds>,
 }
 
+// The kinds of passes are the first kinds of actions.
+const _: () = assert!(
+    PASSES[0] as usize == 0
+        && PASSES[1] as usize == 1
+        && PASSES[2] as usize == 2
+        && PASSES[3] as usize == 3
+);
+
 /// Index in [`PASSES`] of an action that is a pass.
 fn pass(kind: ActionKind) -> Option<usize> {
-    match kind {
-        ActionKind::F => Some(0),
-        ActionKind::B => Some(1),
-        ActionKind::I => Some(2),
-        ActionKind::W => Some(3),
-        _ => None,
-    }
+    let kind = kind as usize;
+    (kind < PASSES.len()).then_some(kind)
 }
 
 #[derive(Clone, Copy)]
@@ -335,12 +345,21 @@ impl<'a> Engine<'a> {
         };
         let classes = inputs.of.classes.iter();
         let passes = classes.map(|class| std::array::from_fn(|kind| pass(&class.work, kind)));
+        let transfer = |before: Option<usize>| {
+            let time = before.and_then(|before| inputs.of.transfers.get(before));
+            time.copied().unwrap_or_default().into()
+        };
+        let stages = inputs.of.class_of_stage.iter().enumerate();
+        let stages = stages.map(|(stage, &class)| Placed {
+            class: class as usize,
+            transfers: [stage.checked_sub(1), Some(stage)].map(transfer),
+        });
         Self {
             inputs,
             passes: passes.collect(),
-            transfers: inputs.of.transfers.iter().map(|&t| t.into()).collect(),
+            stages: stages.collect(),
             states: inputs.of.resident.iter().map(state).collect(),
-            arrivals: vec![Picoseconds::ZERO; inputs.sequence.places],
+            arrivals: vec![Picoseconds::ZERO; inputs.sequence.places + 1],
             skipped: 0,
         }
     }
@@ -361,23 +380,20 @@ impl<'a> Engine<'a> {
                 micro_batch: step.action.micro_batch + self.skipped,
                 ..step.action
             };
-            if let Some(message) = step.receives {
-                let arrival = self.arrivals[message.place as usize];
-                let transfer = self.transfers[message.before as usize];
-                self.states[rank].receive::<OVERLAPS>(arrival, transfer);
+            let Some(kind) = pass(action.kind) else {
+                self.beside_passes(rank, action, record);
+                continue;
+            };
+            let stage = &self.stages[action.stage as usize];
+            let backward = usize::from(action.kind != ActionKind::F);
+            let [from, to] = [backward, 1 - backward].map(|neighbour| stage.transfers[neighbour]);
+            let state = &mut self.states[rank];
+            if let Some(place) = step.receives {
+                state.receive::<OVERLAPS>(self.arrivals[place.index()], from);
             }
-            match pass(action.kind) {
-                Some(kind) => {
-                    let class = self.inputs.of.class_of_stage[action.stage as usize] as usize;
-                    let pass = &self.passes[class][kind];
-                    self.states[rank].compute_pass(rank, action, pass, record);
-                }
-                None => self.beside_passes(rank, action, record),
-            }
-            if let Some(message) = step.sends {
-                let transfer = self.transfers[message.before as usize];
-                let sent = self.states[rank].send::<OVERLAPS>(rank, action, transfer, record);
-                self.arrivals[message.place as usize] = sent;
+            state.compute_pass(rank, action, &self.passes[stage.class][kind], record);
+            if let Some(place) = step.sends {
+                self.arrivals[place.index()] = state.send::<OVERLAPS>(rank, action, to, record);
             }
         }
     }
@@ -391,11 +407,13 @@ impl<'a> Engine<'a> {
 
     /// Adds groups of micro-batches that run like those since an `earlier` moment; `None` if they do not. `messages` are
     /// the places of what was under way then, each with that of the same message now.
-    fn skip(&mut self, earlier: &Moment, groups: u32, messages: &[[usize; 2]]) -> Option<()> {
+    fn skip(&mut self, earlier: &Moment, groups: u32, messages: &[[Place; 2]]) -> Option<()> {
         let by = self.states[0].later_than(&earlier.states[0])?;
         let same = |(now, then): (&RankState, &RankState)| now.later_than(then) == Some(by);
         let ranks = self.states.iter().zip(&earlier.states).all(same);
-        let arrives = |&[then, now]: &[usize; 2]| self.arrivals[now] == earlier.arrivals[then] + by;
+        let arrives = |[then, now]: &[Place; 2]| {
+            self.arrivals[now.index()] == earlier.arrivals[then.index()] + by
+        };
         if !ranks || !messages.iter().all(arrives) {
             return None;
         }
@@ -405,8 +423,8 @@ impl<'a> Engine<'a> {
             now.pipeline += by * times;
             now.exposed_transfers += now.exposed_transfers.since(then.exposed_transfers) * times;
         }
-        for &[_, now] in messages {
-            self.arrivals[now] += by * times;
+        for [_, now] in messages {
+            self.arrivals[now.index()] += by * times;
         }
         Some(())
     }

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use plans::{Decisions, Schedule, ScheduleKind, Zero, program};
+use plans::program::{self, Program};
+use plans::{Decisions, Schedule, ScheduleKind, Zero};
 
 use crate::CostError;
 use crate::memo::Memo;
@@ -29,14 +30,14 @@ type ProgramKey = (ScheduleKey, Zero, bool);
 const STEADY: u64 = 4;
 /// How often more micro-batches are tried, twice as many each time, before all are simulated.
 const ATTEMPTS: u32 = 3;
-/// Most actions that cached programs have together.
-const MAX_ACTIONS: usize = 3 << 18;
+/// Most steps that cached sequences have together.
+const MAX_STEPS: usize = 3 << 18;
 
-/// The schedules and programs made so far.
+/// The schedules, and the orders of their programs' actions, made so far.
 #[derive(Debug)]
 pub(crate) struct Pipelines {
     pipelines: Memo<ScheduleKey, Pipeline>,
-    programs: Memo<ProgramKey, Sequence>,
+    sequences: Memo<ProgramKey, Sequence>,
     /// Whether programs repeat themselves.
     repeating: Memo<ProgramKey, bool>,
 }
@@ -51,10 +52,9 @@ pub(crate) struct Steps {
 
 impl Default for Pipelines {
     fn default() -> Self {
-        let actions = |sequence: &Sequence| sequence.program.ranks.iter().map(Vec::len).sum();
         Self {
             pipelines: Memo::default(),
-            programs: Memo::limited(MAX_ACTIONS, actions),
+            sequences: Memo::limited(MAX_STEPS, |sequence| sequence.steps.len()),
             repeating: Memo::default(),
         }
     }
@@ -81,52 +81,73 @@ impl Pipelines {
     ///
     /// # Errors
     /// When there is no such schedule.
-    pub(crate) fn sequence(&self, strategy: &Decisions) -> Result<Arc<Sequence>, CostError> {
-        self.with(strategy, strategy.num_micro_batches)
+    pub(crate) fn program(strategy: &Decisions) -> Result<Program, CostError> {
+        lowered(&program_key(strategy, strategy.num_micro_batches, true))
     }
 
-    /// The action lists of a strategy with another number of micro-batches.
-    fn with(&self, strategy: &Decisions, micro_batches: u64) -> Result<Arc<Sequence>, CostError> {
-        let key = program_key(strategy, micro_batches);
-        self.programs.get(&key, || {
-            let program = program::lower(&build(&key.0)?, strategy);
-            let group = group(strategy).map(|group| group as u32);
-            Ok(Sequence::new(program, micro_batches as u32, group))
+    /// The order of a strategy's actions. Data-parallel messages have actions of their own if some are sent `apart` from passes.
+    ///
+    /// # Errors
+    /// When there is no such schedule.
+    pub(crate) fn sequence(
+        &self,
+        strategy: &Decisions,
+        apart: bool,
+    ) -> Result<Arc<Sequence>, CostError> {
+        self.with(strategy, strategy.num_micro_batches, apart)
+    }
+
+    /// The same for another number of micro-batches.
+    fn with(
+        &self,
+        strategy: &Decisions,
+        micro_batches: u64,
+        apart: bool,
+    ) -> Result<Arc<Sequence>, CostError> {
+        let key = program_key(strategy, micro_batches, apart);
+        self.sequences.get(&key, || {
+            let program = lowered(&key)?;
+            Ok(Sequence::new(
+                &program,
+                micro_batches as u32,
+                group(strategy),
+            ))
         })
     }
 
     /// The action lists of a strategy, of as few micro-batches as show how a step goes on; `attempt` counts from 0 how
-    /// often fewer were too few.
+    /// often fewer were too few. `apart` is as in [`Self::sequence`].
     ///
     /// # Errors
     /// When there is no such schedule.
-    pub(crate) fn steps(&self, strategy: &Decisions, attempt: u32) -> Result<Steps, CostError> {
+    pub(crate) fn steps(
+        &self,
+        strategy: &Decisions,
+        apart: bool,
+        attempt: u32,
+    ) -> Result<Steps, CostError> {
         let whole = strategy.num_micro_batches;
         if let Some((micro_batches, group)) = shortened(strategy, attempt) {
-            let key = program_key(strategy, micro_batches);
+            let key = program_key(strategy, micro_batches, apart);
             let repeating = self.repeating.get(&key, || {
-                let program = &self.with(strategy, micro_batches)?.program;
-                let longer = program_key(strategy, micro_batches + group).0;
-                let longer = program::lower(&build(&longer)?, strategy);
-                Ok(repeats(
-                    program,
-                    micro_batches as u32,
-                    &longer,
-                    group as u32,
-                ))
+                let longer = program_key(strategy, micro_batches + u64::from(group), apart);
+                let [program, longer] = [lowered(&key)?, lowered(&longer)?];
+                let sequence = self.with(strategy, micro_batches, apart)?;
+                let last = sequence.last.as_ref();
+                Ok(last.is_some_and(|last| repeats(&program, &longer, &last.positions, group)))
             })?;
             if *repeating {
                 return Ok(Steps {
-                    sequence: self.with(strategy, micro_batches)?,
+                    sequence: self.with(strategy, micro_batches, apart)?,
                     skipped: Some(Skipped {
-                        group: group as u32,
-                        groups: ((whole - micro_batches) / group) as u32,
+                        group,
+                        groups: (whole - micro_batches) as u32 / group,
                     }),
                 });
             }
         }
         Ok(Steps {
-            sequence: self.sequence(strategy)?,
+            sequence: self.sequence(strategy, apart)?,
             skipped: None,
         })
     }
@@ -134,12 +155,12 @@ impl Pipelines {
 
 /// A number of micro-batches after which a schedule repeats itself, and how many of them make a group; `None` if the
 /// strategy has no more, or none do.
-fn shortened(strategy: &Decisions, attempt: u32) -> Option<(u64, u64)> {
+fn shortened(strategy: &Decisions, attempt: u32) -> Option<(u64, u32)> {
     if attempt == ATTEMPTS {
         return None;
     }
     let (pp, whole) = (strategy.pp, strategy.num_micro_batches);
-    let group = group(strategy)?;
+    let group = u64::from(group(strategy)?);
     let least = match strategy.schedule {
         ScheduleKind::Interleaved => 4 * pp,
         ScheduleKind::GPipe | ScheduleKind::OneFOneB => pp + 2,
@@ -147,15 +168,15 @@ fn shortened(strategy: &Decisions, attempt: u32) -> Option<(u64, u64)> {
     };
     let wanted = least << attempt;
     let micro_batches = wanted + (whole % group + group - wanted % group) % group;
-    (micro_batches + group < whole).then_some((micro_batches, group))
+    (micro_batches + group < whole).then_some((micro_batches, group as u32))
 }
 
 /// Number of micro-batches after which a schedule repeats itself; `None` if it does not.
-fn group(strategy: &Decisions) -> Option<u64> {
+fn group(strategy: &Decisions) -> Option<u32> {
     match strategy.schedule {
         // All forwards come before all backwards: memory does not repeat.
         ScheduleKind::GPipe => None,
-        ScheduleKind::Interleaved => Some(strategy.pp),
+        ScheduleKind::Interleaved => Some(strategy.pp as u32),
         ScheduleKind::OneFOneB
         | ScheduleKind::ZbH1
         | ScheduleKind::ZbV
@@ -177,10 +198,19 @@ fn steady(kind: ScheduleKind, pp: u64, micro_batches: u64) -> u64 {
     }
 }
 
-fn program_key(strategy: &Decisions, micro_batches: u64) -> ProgramKey {
+/// The key of a strategy's program with a number of micro-batches. If no data-parallel message is sent `apart` from passes, its
+/// actions do nothing, and the program of unsharded states stands for all.
+fn program_key(strategy: &Decisions, micro_batches: u64, apart: bool) -> ProgramKey {
     let (kind, pp, vpp, _) = schedule_key(strategy);
     let key = (kind, pp, vpp, micro_batches);
-    (key, strategy.zero, strategy.reshard_after_forward)
+    match apart {
+        true => (key, strategy.zero, strategy.reshard_after_forward),
+        false => (key, Zero::Z0, false),
+    }
+}
+
+fn lowered((schedule, zero, reshards): &ProgramKey) -> Result<Program, CostError> {
+    Ok(program::lower(&build(schedule)?, *zero, *reshards))
 }
 
 fn schedule_key(strategy: &Decisions) -> ScheduleKey {

@@ -17,7 +17,6 @@ use crate::blocks::BlockCosts;
 use crate::breakdown::Parts;
 use crate::engine::Outcome;
 use crate::pools::PoolCosts;
-use crate::sequence::Sequence;
 use crate::states;
 use crate::{Scenario, flops, graphed, known};
 
@@ -29,7 +28,7 @@ pub(crate) struct Simulated<'a> {
     /// The times and peak memory that the engine found.
     pub outcome: &'a Outcome,
     /// The action lists.
-    pub sequence: &'a Sequence,
+    pub program: &'a Program,
     /// The time and memory of the model's blocks on each pool of the cluster.
     pub pools: &'a PoolCosts,
     /// For every pipeline rank, the index of the pool in which it lies.
@@ -71,7 +70,7 @@ pub(crate) fn prediction(
         .collect();
     let peak = by_rank[peak_rank];
     let memory = memory_items(scenario, strategy, simulated, peak_rank as u32);
-    let parts = Parts::of(simulated.assembled, simulated.sequence, outcome);
+    let parts = Parts::of(simulated.assembled, simulated.program, outcome);
     let (pools, pool_of_rank) = (simulated.pools, simulated.pool_of_rank);
     let host_memory = pools.host_memory(pool_of_rank, &simulated.assembled.on_host);
     let residual = |quantity| residuals::of(quantity, scenario.evidence(quantity));
@@ -229,7 +228,7 @@ fn saved_activations(
 ) -> BTreeMap<String, Bytes> {
     let mut saved: BTreeMap<String, Bytes> = BTreeMap::new();
     let details = &simulated.details[simulated.pool_of_rank[rank as usize]];
-    for (stage, held) in held_at(&simulated.sequence.program, rank, peak) {
+    for (stage, held) in held_at(simulated.program, rank, peak) {
         let runs = simulated.assembled.runs(stage as usize).iter();
         for run in runs.filter(|run| !run.on_host) {
             for (tensor, bytes) in &details[&run.cost.key].saved {

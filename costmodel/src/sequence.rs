@@ -4,21 +4,18 @@
 //! actions are ready does not depend on how long they take, so the order is found once for a program, and the engine runs
 //! every strategy with this program along it.
 
-use std::collections::BTreeMap;
+use std::num::NonZero;
 
 use plans::{Action, ActionKind, Program};
 
-/// A program with an order of all its actions.
+/// The actions of a program in an order in which they can run.
 #[derive(Debug)]
 pub(crate) struct Sequence {
-    pub(crate) program: Program,
     /// The actions in an order in which each finds its messages sent. Those that need no micro-batch of the last two
     /// groups come first, then those that need none of the last group.
     pub(crate) steps: Vec<Step>,
-    /// Number of places for messages that are under way.
+    /// The largest place of a message.
     pub(crate) places: usize,
-    /// For every stage, the number of passes of each kind.
-    pub(crate) passes: Vec<Passes>,
     /// Whether the step has passes of each kind, in the order of [`PASSES`].
     pub(crate) kinds: [bool; PASSES.len()],
     /// The last two groups of micro-batches, if the schedule has groups.
@@ -32,84 +29,87 @@ pub(crate) type Passes = [u64; PASSES.len()];
 pub(crate) const PASSES: [ActionKind; 4] =
     [ActionKind::F, ActionKind::B, ActionKind::I, ActionKind::W];
 
-/// An action of a rank, with the receive that comes before it and the send that comes after it.
+/// An action of a rank. A pass comes with the message that it receives and the one that it sends.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step {
     pub(crate) action: Action,
     pub(crate) rank: u32,
-    pub(crate) receives: Option<Message>,
-    pub(crate) sends: Option<Message>,
+    pub(crate) receives: Option<Place>,
+    pub(crate) sends: Option<Place>,
 }
 
-/// A message between two neighbouring stages.
+/// Where the time is kept at which a message between two neighbouring stages arrives. Places count from 1.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Message {
-    /// The earlier of the two stages.
-    pub(crate) before: u32,
-    /// Where the time of its arrival is kept.
-    pub(crate) place: u32,
-}
+pub(crate) struct Place(NonZero<u32>);
 
 /// The moments in a sequence before its last two groups of micro-batches.
 #[derive(Debug)]
 pub(crate) struct LastGroups {
     /// Number of steps that come before the last group but one, and before the last.
     pub(crate) before: [usize; 2],
+    /// For every rank, the index of the action of the program before which it stops at these moments.
+    pub(crate) positions: [Vec<usize>; 2],
     /// Places of the messages under way at the first moment, each with that of the same message of the next group at the
     /// second; `None` if other messages are under way then.
-    pub(crate) messages: Option<Vec<[usize; 2]>>,
+    pub(crate) messages: Option<Vec<[Place; 2]>>,
 }
 
-/// What tells messages apart: whether it goes to a later stage, the stage that receives it, and its micro-batch.
-type MessageKey = (bool, u32, u32);
+impl Place {
+    /// The index of the place in a list that begins with one that no message has.
+    pub(crate) fn index(self) -> usize {
+        self.0.get() as usize
+    }
+}
 
 impl Sequence {
     /// Finds the order; `group` is the number of micro-batches after which the schedule repeats itself.
     ///
     /// # Panics
     /// If the program deadlocks; programs are validated where they are built.
-    pub(crate) fn new(program: Program, micro_batches: u32, group: Option<u32>) -> Self {
+    pub(crate) fn new(program: &Program, micro_batches: u32, group: Option<u32>) -> Self {
         let mut search = Search {
             next: vec![0; program.ranks.len()],
             steps: Vec::with_capacity(program.ranks.iter().map(Vec::len).sum::<usize>() / 2),
-            sent: BTreeMap::new(),
+            under_way: UnderWay::new(program, micro_batches),
             free: Vec::new(),
             places: 0,
         };
         let group = group.filter(|group| micro_batches > 2 * group);
         let last = group.map(|group| {
             let [first, second] = [2, 1].map(|groups| {
-                search.run(&program, micro_batches - groups * group);
-                (search.steps.len(), search.sent.clone())
+                search.run(program, micro_batches - groups * group);
+                let messages = search.under_way.all();
+                (search.steps.len(), search.next.clone(), messages)
             });
             LastGroups {
                 before: [first.0, second.0],
-                messages: same_messages(&first.1, &second.1, group),
+                positions: [first.1, second.1],
+                messages: same_messages(&first.2, &second.2, group),
             }
         });
-        search.run(&program, micro_batches);
+        search.run(program, micro_batches);
         let actions = program.ranks.iter().map(Vec::len);
         assert!(
             actions.eq(search.next.iter().copied()),
             "validated programs do not deadlock"
         );
-        let passes = passes(&program, &search.steps);
+        search.steps.shrink_to_fit();
+        let has = |kind| search.steps.iter().any(|step| step.action.kind == kind);
         Self {
-            kinds: std::array::from_fn(|kind| passes.iter().any(|of_stage| of_stage[kind] > 0)),
-            passes,
-            program,
+            kinds: PASSES.map(has),
             steps: search.steps,
-            places: search.places,
+            places: search.places as usize,
             last,
         }
     }
 }
 
-/// For every stage of a program, how many passes of each kind there are among these steps.
-fn passes(program: &Program, steps: &[Step]) -> Vec<Passes> {
-    let stages = program.ranks.iter().flatten().map(|action| action.stage);
-    let mut passes = vec![Passes::default(); stages.max().map_or(0, |last| last as usize + 1)];
-    for Step { action, .. } in steps {
+/// For every stage of a program, how many passes of each kind there are.
+pub(crate) fn passes(program: &Program) -> Vec<Passes> {
+    let actions = || program.ranks.iter().flatten();
+    let last = actions().map(|action| action.stage).max();
+    let mut passes = vec![Passes::default(); last.map_or(0, |last| last as usize + 1)];
+    for action in actions() {
         if let Some(kind) = PASSES.into_iter().position(|kind| kind == action.kind) {
             passes[action.stage as usize][kind] += 1;
         }
@@ -117,18 +117,54 @@ fn passes(program: &Program, steps: &[Step]) -> Vec<Passes> {
     passes
 }
 
-/// Pairs every message with the same one of the next group; `None` if one of either has no partner.
+/// Pairs every message with the same one of the next group; `None` if one of either has no partner. Both lists are in order of
+/// the messages' numbers, of which micro-batches are the last part.
 fn same_messages(
-    earlier: &BTreeMap<MessageKey, u32>,
-    later: &BTreeMap<MessageKey, u32>,
+    earlier: &[(usize, Place)],
+    later: &[(usize, Place)],
     group: u32,
-) -> Option<Vec<[usize; 2]>> {
-    let pair = |(&(forward, stage, micro_batch), &place): (&MessageKey, &u32)| {
-        let next = later.get(&(forward, stage, micro_batch + group))?;
-        Some([place as usize, *next as usize])
+) -> Option<Vec<[Place; 2]>> {
+    let same = |&((before, _), (after, _)): &(&(usize, Place), &(usize, Place))| {
+        *after == before + group as usize
     };
-    let all = earlier.len() == later.len();
-    all.then(|| earlier.iter().map(pair).collect()).flatten()
+    let pairs = || earlier.iter().zip(later);
+    let all = earlier.len() == later.len() && pairs().all(|pair| same(&pair));
+    all.then(|| pairs().map(|(&(_, then), &(_, now))| [then, now]).collect())
+}
+
+/// The places of the messages that are sent and not yet received.
+struct UnderWay {
+    /// By the message's number: first those to later stages, by the stage that receives them, then by micro-batch.
+    places: Vec<Option<Place>>,
+    stages: usize,
+    micro_batches: usize,
+}
+
+impl UnderWay {
+    fn new(program: &Program, micro_batches: u32) -> Self {
+        let stages = program.ranks.iter().flatten().map(|action| action.stage);
+        let stages = stages.max().map_or(0, |last| last as usize + 1);
+        let micro_batches = micro_batches as usize;
+        Self {
+            places: vec![None; 2 * stages * micro_batches],
+            stages,
+            micro_batches,
+        }
+    }
+
+    /// The place of the message to a stage, from the stage before if it goes `forward`, or else from the stage after.
+    fn of(&mut self, forward: bool, to: u32, micro_batch: u32) -> &mut Option<Place> {
+        let direction = usize::from(!forward) * self.stages;
+        let number = (direction + to as usize) * self.micro_batches + micro_batch as usize;
+        &mut self.places[number]
+    }
+
+    /// The numbers and places of all messages.
+    fn all(&self) -> Vec<(usize, Place)> {
+        let all = self.places.iter().enumerate();
+        all.filter_map(|(number, place)| Some((number, (*place)?)))
+            .collect()
+    }
 }
 
 /// What has been ordered so far.
@@ -136,11 +172,10 @@ struct Search {
     /// For every rank, the index of its next action.
     next: Vec<usize>,
     steps: Vec<Step>,
-    /// Places of the messages under way.
-    sent: BTreeMap<MessageKey, u32>,
+    under_way: UnderWay,
     /// Places without a message.
-    free: Vec<u32>,
-    places: usize,
+    free: Vec<Place>,
+    places: u32,
 }
 
 impl Search {
@@ -167,7 +202,10 @@ impl Search {
         let is_send =
             |action: &&Action| matches!(action.kind, ActionKind::SendF | ActionKind::SendB);
         let receive = actions.get(next).filter(is_receive);
+        // A pass gathers its parameters itself.
+        let gathers = |action: &&Action| receive.is_some() && action.kind == ActionKind::Unshard;
         let at = next + usize::from(receive.is_some());
+        let at = at + usize::from(actions.get(at).filter(gathers).is_some());
         let Some(&action) = actions.get(at).filter(|action| action.micro_batch < limit) else {
             return false;
         };
@@ -177,7 +215,7 @@ impl Search {
         );
         let receives = match receive {
             Some(receive) => match self.received(*receive) {
-                Some(message) => Some(message),
+                Some(place) => Some(place),
                 None => return false,
             },
             None => None,
@@ -197,28 +235,28 @@ impl Search {
         true
     }
 
-    /// The message that an action receives; `None` if it is not sent yet.
-    fn received(&mut self, action: Action) -> Option<Message> {
+    /// The place of the message that an action receives; `None` if it is not sent yet.
+    fn received(&mut self, action: Action) -> Option<Place> {
         let forward = action.kind == ActionKind::RecvF;
-        let key = (forward, action.stage, action.micro_batch);
-        let place = self.sent.remove(&key)?;
+        let message = self.under_way.of(forward, action.stage, action.micro_batch);
+        let place = message.take()?;
         self.free.push(place);
-        let before = action.stage - u32::from(forward);
-        Some(Message { before, place })
+        Some(place)
     }
 
-    /// The message that an action sends.
-    fn sent(&mut self, action: Action) -> Message {
-        let forward = action.kind == ActionKind::SendF;
+    /// The place of the message that an action sends.
+    fn sent(&mut self, action: Action) -> Place {
         let place = self.free.pop().unwrap_or_else(|| {
+            let place = Place(NonZero::<u32>::MIN.saturating_add(self.places));
             self.places += 1;
-            self.places as u32 - 1
+            place
         });
-        let (to, before) = match forward {
-            true => (action.stage + 1, action.stage),
-            false => (action.stage - 1, action.stage - 1),
+        let forward = action.kind == ActionKind::SendF;
+        let to = match forward {
+            true => action.stage + 1,
+            false => action.stage - 1,
         };
-        self.sent.insert((forward, to, action.micro_batch), place);
-        Message { before, place }
+        *self.under_way.of(forward, to, action.micro_batch) = Some(place);
+        place
     }
 }

@@ -56,7 +56,7 @@ impl Job {
         };
         let schedule =
             schedule::build(kind, strategy.pp, strategy.vpp, strategy.num_micro_batches)?;
-        let program = program::lower(&schedule, &strategy);
+        let program = program::lower(&schedule, strategy.zero, strategy.reshard_after_forward);
         Ok(Self {
             model,
             seq_len: workload.seq_len,

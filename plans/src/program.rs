@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use catalog::Zero;
 
-use crate::decisions::Decisions;
 use crate::schedule::{Action, ActionKind, Schedule, action};
 
 /// The complete action lists of all pipeline ranks.
@@ -52,20 +51,21 @@ impl Program {
     }
 }
 
-/// Adds transfers, parameter gathering, gradient reduction and the optimizer to a schedule.
+/// Adds transfers, parameter gathering, gradient reduction and the optimizer to a schedule. `reshards` says whether ZeRO-3 frees
+/// parameters after every pass.
 ///
 /// Parameters sharded by ZeRO-1/2 are gathered at the start of the step, as if the previous
 /// optimizer had just run; a steady step costs the same. Under ZeRO-3 they are gathered for every
 /// pass, or once per step when kept after forward.
 #[must_use]
-pub fn lower(schedule: &Schedule, strategy: &Decisions) -> Program {
+pub fn lower(schedule: &Schedule, zero: Zero, reshards: bool) -> Program {
     let ranks = schedule
         .ranks
         .iter()
         .enumerate()
         .map(|(rank, actions)| {
             let actions = transfers(schedule, rank as u32, actions);
-            let actions = data_parallel(schedule, strategy, rank as u32, actions);
+            let actions = data_parallel(schedule, (zero, reshards), rank as u32, actions);
             with_optimizer(actions)
         })
         .collect();
@@ -111,19 +111,17 @@ fn transfers(schedule: &Schedule, rank: u32, actions: &[Action]) -> Vec<Action> 
 
 fn data_parallel(
     schedule: &Schedule,
-    strategy: &Decisions,
+    (zero, reshards): (Zero, bool),
     rank: u32,
     actions: Vec<Action>,
 ) -> Vec<Action> {
     let mut with = Vec::with_capacity(actions.len() + 8);
-    if strategy.zero != Zero::Z0 {
+    let each_pass = zero == Zero::Z3 && reshards;
+    if zero != Zero::Z0 && !each_pass {
         let own = (0u32..)
             .zip(&schedule.rank_of_stage)
             .filter(|&(_, &owner)| owner == rank);
-        let each_pass = strategy.zero == Zero::Z3 && strategy.reshard_after_forward;
-        if !each_pass {
-            with.extend(own.map(|(stage, _)| action(ActionKind::Unshard, stage, 0)));
-        }
+        with.extend(own.map(|(stage, _)| action(ActionKind::Unshard, stage, 0)));
     }
     let mut last_backward = vec![None; schedule.rank_of_stage.len()];
     for (index, a) in actions.iter().enumerate() {
@@ -137,7 +135,6 @@ fn data_parallel(
         if a.kind != ActionKind::SendB {
             with.extend(pending.take());
         }
-        let each_pass = strategy.zero == Zero::Z3 && strategy.reshard_after_forward;
         let gathers = each_pass && matches!(a.kind, ActionKind::F | ActionKind::B | ActionKind::I);
         if gathers {
             with.push(action(ActionKind::Unshard, a.stage, a.micro_batch));
@@ -147,7 +144,7 @@ fn data_parallel(
             with.push(action(ActionKind::Reshard, a.stage, a.micro_batch));
         }
         if matches!(a.kind, ActionKind::B | ActionKind::W) {
-            let each = matches!(strategy.zero, Zero::Z2 | Zero::Z3);
+            let each = matches!(zero, Zero::Z2 | Zero::Z3);
             if each || last_backward[a.stage as usize] == Some(index) {
                 pending = Some(action(ActionKind::ReduceGrad, a.stage, a.micro_batch));
             }

@@ -257,7 +257,8 @@ fn messages_on_their_way_do_not_grow_with_the_number_of_micro_batches() {
         let strategy = strategy.unwrap_or_else(|e| panic!("{text}: {e}"));
         let kind = strategy.schedule;
         let schedule = schedule::build(kind, 4, strategy.vpp, sequences).expect("legal");
-        let program = plans::program::lower(&schedule, &strategy);
+        let program =
+            plans::program::lower(&schedule, strategy.zero, strategy.reshard_after_forward);
         let arrived = program.arrived(&schedule.rank_of_stage);
         let ranks = program.ranks.iter().zip(&arrived);
         ranks
