@@ -68,6 +68,25 @@ impl Senders {
     }
 }
 
+/// What the ranks of a pipeline hold at their fullest moments.
+#[derive(Debug)]
+pub(crate) struct Fullest {
+    ranks: Vec<HeldBlocks>,
+    /// For every rank, all bytes with each of the layout's ways to hold states on devices.
+    on_device: Vec<Bytes>,
+}
+
+/// What the blocks of a rank take at its fullest moment, however their states are held.
+#[derive(Clone, Copy, Debug)]
+struct HeldBlocks {
+    weights: Weights,
+    largest: Largest,
+    /// Bytes of activations, and what the pass needs that runs then.
+    passes: Bytes,
+    /// The pool in which the rank lies.
+    pool: usize,
+}
+
 /// Costs of every kind of block under a layout, with the least that states take on it. On several pools the kinds of each
 /// pool follow those of the one before, as in a [`Shape`].
 #[derive(Clone, Debug)]
@@ -200,12 +219,18 @@ impl LayoutBounds {
     pub(crate) fn least_memory(
         &self,
         costs: &BlockCosts,
-        shape: &Shape,
+        fullest: &Fullest,
         as_on_first: impl Fn(usize, Bytes) -> Bytes,
         level: Option<Level>,
     ) -> Bytes {
-        let ways = self.least.iter().filter(|way| is_at(way, level));
-        self.least_memory_of(costs, shape, as_on_first, ways)
+        let of_rank = |bytes: &[Bytes]| {
+            let ways = self.least.iter().zip(bytes);
+            let ways = ways.filter(|(way, _)| is_at(way, level));
+            ways.map(|(_, bytes)| *bytes).min()
+        };
+        let of_ranks = fullest.on_device.chunks(self.least.len().max(1));
+        let of_ranks = fullest.ranks.iter().zip(of_ranks.map(of_rank));
+        most(costs, of_ranks, as_on_first)
     }
 
     /// Bounds over a pipeline with some states in host memory: on memory, and on the time that the hosts of all ranks take for
@@ -216,7 +241,7 @@ impl LayoutBounds {
     pub(crate) fn on_host(
         &self,
         costs: &BlockCosts,
-        shape: &Shape,
+        (shape, fullest): (&Shape, &Fullest),
         as_on_first: impl Fn(usize, Bytes) -> Bytes,
         alike: bool,
         level: Option<Level>,
@@ -239,28 +264,13 @@ impl LayoutBounds {
             time = Some(time.map_or(step, |least| least.min(step)));
         }
         Ok(time.map(|time| {
-            let most = most_on_host(&ways, |way| &way.0).copied();
+            let ways = most_on_host(&ways, |way| &way.0).copied();
+            let of_rank = |rank| (rank, self.memory(costs, rank, ways.clone()));
             (
-                self.least_memory_of(costs, shape, as_on_first, most),
+                most(costs, fullest.ranks.iter().map(of_rank), as_on_first),
                 time * ROUNDING,
             )
         }))
-    }
-
-    fn least_memory_of<'w>(
-        &self,
-        costs: &BlockCosts,
-        shape: &Shape,
-        as_on_first: impl Fn(usize, Bytes) -> Bytes,
-        ways: impl Iterator<Item = &'w (Decisions, Sharding)> + Clone,
-    ) -> Bytes {
-        let memory = shape.memory.iter().map(|held| {
-            let bytes = self.memory(costs, held, ways.clone());
-            bytes.map_or(Bytes(u64::MAX), |bytes| {
-                as_on_first(held.pool, costs.scenario().with_fragmentation(bytes))
-            })
-        });
-        memory.max().unwrap_or_default()
     }
 
     /// A bound on time over a pipeline, with some data-parallel messages or whatever is sent.
@@ -303,13 +313,24 @@ impl LayoutBounds {
         time.max(added.step)
     }
 
-    /// A bound on the memory of a rank, whichever of some ways to hold states is taken; `None` if there is no way.
-    fn memory<'w>(
-        &self,
-        costs: &BlockCosts,
-        held: &Held,
-        ways: impl Iterator<Item = &'w (Decisions, Sharding)>,
-    ) -> Option<Bytes> {
+    /// What every rank of a pipeline holds at its fullest moment; nothing is computed if no way to hold states is given.
+    pub(crate) fn fullest(&self, costs: &BlockCosts, shape: &Shape) -> Fullest {
+        let ranks = match self.least.is_empty() && self.on_host.is_empty() {
+            true => &[],
+            false => &shape.memory[..],
+        };
+        let ranks: Vec<HeldBlocks> = ranks.iter().map(|held| self.held(held)).collect();
+        let of_rank = |rank| {
+            let ways = self.least.iter().map(std::iter::once);
+            ways.filter_map(move |way| self.memory(costs, rank, way))
+        };
+        Fullest {
+            on_device: ranks.iter().flat_map(of_rank).collect(),
+            ranks,
+        }
+    }
+
+    fn held(&self, held: &Held) -> HeldBlocks {
         let mut weights = Weights::default();
         let mut largest = Largest::default();
         // At the rank's fullest moment one of its stages begins to run backward, its last block first.
@@ -331,14 +352,49 @@ impl LayoutBounds {
             };
         weights.share(self.tied);
         largest.share(self.tied);
+        HeldBlocks {
+            weights,
+            largest,
+            passes: Bytes((held_by_passes * ROUNDING) as u64),
+            pool: held.pool,
+        }
+    }
+
+    /// A bound on the memory of a rank, whichever of some ways to hold states is taken; `None` if there is no way.
+    fn memory<'w>(
+        &self,
+        costs: &BlockCosts,
+        rank: &HeldBlocks,
+        ways: impl Iterator<Item = &'w (Decisions, Sharding)>,
+    ) -> Option<Bytes> {
+        let HeldBlocks {
+            weights,
+            largest,
+            passes,
+            ..
+        } = *rank;
         let of_sharding = |(d, sharding): &(Decisions, Sharding)| {
             let states = states_of(costs, d, sharding, weights);
             let late = states::late_gradients(&costs.scenario().runtime, d, &states);
             states.total() - late.free + in_flight(d, costs, largest, weights)
         };
         let least = ways.map(of_sharding).min()?;
-        Some(Bytes((held_by_passes * ROUNDING) as u64) + self.outside + least)
+        Some(passes + self.outside + least)
     }
+}
+
+/// The largest of the bytes that each rank takes at least, as the same share of the memory of the first pool's GPUs. Where no way
+/// to hold states is known, no memory is enough.
+fn most<'a>(
+    costs: &BlockCosts,
+    ranks: impl Iterator<Item = (&'a HeldBlocks, Option<Bytes>)>,
+    as_on_first: impl Fn(usize, Bytes) -> Bytes,
+) -> Bytes {
+    let of_rank = |(rank, bytes): (&HeldBlocks, Option<Bytes>)| {
+        bytes.map(|bytes| as_on_first(rank.pool, costs.scenario().with_fragmentation(bytes)))
+    };
+    let all = ranks.map(|rank| of_rank(rank).unwrap_or(Bytes(u64::MAX)));
+    all.max().unwrap_or(Bytes(u64::MAX))
 }
 
 fn is_at((d, _): &(Decisions, Sharding), level: Option<Level>) -> bool {

@@ -138,12 +138,13 @@ impl CostModel {
         // The hosts of other pools may be faster, or have more memory.
         let alike = self.pools.all().len() == 1;
         let as_on_first = |pool, bytes| self.pools.as_on_first(pool, bytes);
+        let fullest = layout.fullest(costs, shape);
         let at = |level| -> Result<(Bytes, Seconds), CostError> {
-            let mut memory = layout.least_memory(costs, shape, as_on_first, level);
+            let mut memory = layout.least_memory(costs, &fullest, as_on_first, level);
             let mut on_host = Seconds(0.0);
             if limit.is_none_or(|limit| memory > limit)
                 && let Some((lighter, time)) =
-                    layout.on_host(costs, shape, as_on_first, alike, level)?
+                    layout.on_host(costs, (shape, &fullest), as_on_first, alike, level)?
             {
                 if alike && limit.is_some_and(|limit| lighter <= limit) {
                     on_host = time;
@@ -156,14 +157,18 @@ impl CostModel {
         let mut senders = Senders::ALL;
         let mut least: Option<Seconds> = None;
         let mut without: Option<Seconds> = None;
-        let mut known: Option<(Level, bool)> = None;
+        let mut known: Vec<(Level, bool)> = Vec::new();
         for (index, messages) in messages.iter().enumerate() {
-            let fits = match (known, limit) {
-                (Some((level, fits)), _) if level == messages.level => fits,
-                (_, Some(limit)) => at(Some(messages.level))?.0 <= limit,
-                _ => true,
+            let of_level = known.iter().find(|(level, _)| *level == messages.level);
+            let fits = match (of_level, limit) {
+                (Some(&(_, fits)), _) => fits,
+                (None, Some(limit)) => {
+                    let fits = at(Some(messages.level))?.0 <= limit;
+                    known.push((messages.level, fits));
+                    fits
+                }
+                (None, None) => true,
             };
-            known = Some((messages.level, fits));
             if fits {
                 let time = match messages.take_no_time() {
                     true => *without.get_or_insert_with(|| layout.least_time(shape, None)),
