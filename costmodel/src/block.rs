@@ -7,10 +7,11 @@ use models::BlockClass;
 use plans::{NamedTime, Recompute};
 
 use crate::block_cost::{BlockCost, BlockDetail, BlockKey, HostTimes, Tensors, weights};
-use crate::book::{BlockToPrice, Halves, PriceBook, PricedBlock};
+use crate::book::{BlockToPrice, Halves, PriceBook, PricedBlock, PricedKernel};
 use crate::execution::Execution;
 use crate::launches::Launch;
 use crate::lower::{BlockMemory, Lowered, Lowering, casts};
+use crate::picoseconds::Picoseconds;
 use crate::spread::Spread;
 use crate::states::Weights;
 use crate::streams::{self, Task};
@@ -369,17 +370,30 @@ fn modes(scenario: &Scenario, key: &BlockKey) -> Vec<Recompute> {
     modes
 }
 
+/// The tasks that the launches of a pass are.
 fn tasks(priced: &PricedBlock, pass: &[Launch]) -> impl ExactSizeIterator<Item = Task> {
-    pass.iter().map(|launch| {
+    // Of every kernel, the number of parts that it was split into last, and how long one of them takes.
+    let mut parts = vec![(0, Picoseconds::ZERO); priced.kernels.len()];
+    pass.iter().map(move |launch| {
         let kernel = &priced.kernels[launch.kernel];
+        let (known, duration) = &mut parts[launch.kernel];
+        if *known != launch.parts {
+            *known = launch.parts;
+            *duration = part(kernel, launch.parts).into();
+        }
         Task {
             stream: launch.stream,
-            duration: match launch.parts {
-                1 => kernel.time,
-                parts => kernel.part.unwrap_or(kernel.time * (1.0 / parts as f64)),
-            },
+            duration: *duration,
             host: kernel.host,
             waits: launch.waits,
         }
     })
+}
+
+/// Time of one of so many parts of a kernel.
+fn part(kernel: &PricedKernel, parts: u64) -> Seconds {
+    match parts {
+        1 => kernel.time,
+        _ => kernel.part.unwrap_or(kernel.time * (1.0 / parts as f64)),
+    }
 }

@@ -445,7 +445,7 @@ mod tests {
         };
         let mut shown = Vec::new();
         for launch in &launches {
-            for awaited in launch.waits.tasks() {
+            for (_, awaited) in launch.waits.tasks() {
                 if launches[awaited].stream != Stream::Compute {
                     shown.extend(name(&launches[awaited]).map(|name| format!("-{name}")));
                 }

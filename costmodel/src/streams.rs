@@ -33,7 +33,19 @@ pub(crate) enum Stream {
 }
 
 /// Number of streams.
-const STREAMS: usize = 8;
+const STREAMS: usize = ALL.len();
+
+/// All streams, in the order of their numbers.
+const ALL: [Stream; 8] = [
+    Stream::Compute,
+    Stream::Tensor,
+    Stream::Context,
+    Stream::Expert,
+    Stream::Data,
+    Stream::ToHost,
+    Stream::Host,
+    Stream::FromHost,
+];
 
 /// The communication streams, beside which kernels run slower.
 const COMMUNICATION: [Stream; 4] = [
@@ -238,29 +250,45 @@ impl Streams {
 }
 
 /// The tasks that a task waits for: for every stream the last one, by index in a list. Earlier ones on the same stream
-/// have ended by then. Indices are held one greater: 0 stands for none.
+/// have ended by then.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Waits([u32; STREAMS]);
+pub(crate) struct Waits {
+    last: [u32; STREAMS],
+    /// The streams of which a task is awaited, a bit each.
+    of: u8,
+}
 
 impl Waits {
     /// Adds a task of a stream to those waited for.
     pub(crate) fn add(&mut self, stream: Stream, task: usize) {
-        let last = &mut self.0[stream as usize];
-        *last = (*last).max(task as u32 + 1);
+        let last = &mut self.last[stream as usize];
+        *last = (*last).max(task as u32);
+        self.of |= 1 << stream as u8;
     }
 
-    /// The index of the awaited task that ends last; `None` if no task is awaited. `ends` has the end of every task.
-    fn last(self, ends: &[End]) -> Option<usize> {
-        if self == Self::default() {
-            return None;
+    /// The awaited task that ends last, by index, with its end; `None` if no task is awaited. `ends` has when every task ends.
+    #[inline(always)]
+    fn last(&self, ends: &[Picoseconds]) -> Option<(usize, End)> {
+        let mut last: Option<(usize, End)> = None;
+        for (stream, task) in self.tasks() {
+            let at = ends[task];
+            if last.is_none_or(|(_, end)| at >= end.at) {
+                last = Some((task, End { at, stream }));
+            }
         }
-        self.tasks().max_by_key(|&task| ends[task].at)
+        last
     }
 
-    /// The indices of the awaited tasks.
-    pub(crate) fn tasks(self) -> impl Iterator<Item = usize> {
-        let all = self.0.into_iter().filter(|&next| next > 0);
-        all.map(|next| next as usize - 1)
+    /// The awaited tasks, by stream and index.
+    #[inline(always)]
+    pub(crate) fn tasks(&self) -> impl Iterator<Item = (Stream, usize)> {
+        let mut of = self.of;
+        std::iter::from_fn(move || {
+            let stream = of.trailing_zeros() as usize;
+            let last = self.last.get(stream)?;
+            of &= of - 1;
+            Some((ALL[stream], *last as usize))
+        })
     }
 }
 
@@ -269,7 +297,7 @@ impl Waits {
 pub(crate) struct Task {
     pub(crate) stream: Stream,
     /// Time that it takes when it runs alone.
-    pub(crate) duration: Seconds,
+    pub(crate) duration: Picoseconds,
     /// Time that the host takes to issue it.
     pub(crate) host: Seconds,
     pub(crate) waits: Waits,
@@ -283,20 +311,19 @@ pub(crate) fn run(
     mut spent: impl FnMut(usize, Seconds),
 ) -> Work {
     let mut streams = Streams::new(slowdown);
-    let mut ends: Vec<End> = Vec::with_capacity(tasks.len());
+    let mut ends: Vec<Picoseconds> = Vec::with_capacity(tasks.len());
     let mut last = [None; STREAMS];
     let mut compute = Picoseconds::ZERO;
     let mut host = Seconds(0.0);
     for (index, task) in tasks.enumerate() {
-        let duration = Picoseconds::from(task.duration);
+        let duration = task.duration;
         let awaited = task.waits.last(&ends);
         let free = streams.free(task.stream);
-        let after = awaited.map(|task| ends[task]);
-        let span = streams.issue(task.stream, duration, after);
+        let span = streams.issue(task.stream, duration, awaited.map(|(_, end)| end));
         if task.stream == Stream::Compute {
             compute += duration;
             spent(index, duration.into());
-            if let Some(task) = awaited {
+            if let Some((task, _)) = awaited {
                 spent(task, span.start.since(free).into());
             }
             if let Some((stream, longer)) = span.slowed {
@@ -305,7 +332,7 @@ pub(crate) fn run(
         }
         host += task.host;
         last[task.stream as usize] = Some(index);
-        ends.push(streams.end(task.stream));
+        ends.push(span.end);
     }
     for stream in COMMUNICATION {
         let free = streams.free(Stream::Compute);
@@ -336,7 +363,7 @@ mod tests {
         }
         Task {
             stream,
-            duration: Seconds(duration),
+            duration: Seconds(duration).into(),
             host: Seconds(0.0),
             waits: all,
         }

@@ -11,7 +11,7 @@ use catalog::{Cluster, Fitted};
 
 use crate::price::{PriceError, ProfilePrices, TablePrices};
 
-pub(crate) use entry::{BlockToPrice, Halves, PriceBook, PricedBlock, Update};
+pub(crate) use entry::{BlockToPrice, Halves, PriceBook, PricedBlock, PricedKernel, Update};
 pub(crate) use profile::adapted;
 
 /// Opens the price book of a cluster, for jobs of that many ranks.
