@@ -8,7 +8,7 @@ use plans::{Decisions, Floors, Strategy};
 
 use crate::assemble::Blocks;
 use crate::blocks::BlockCosts;
-use crate::bounds::{self, LayoutBounds, Lightest, PipelineFloors, Senders};
+use crate::bounds::{self, Fullest, LayoutBounds, Lightest, PipelineFloors, Senders};
 use crate::cost_model::{CostModel, finite};
 use crate::crossings::Way;
 use crate::execution::{Execution, MONOTONE_SLOWDOWN};
@@ -134,25 +134,8 @@ impl CostModel {
         messages: &[Messages],
         limit: Option<Bytes>,
     ) -> Result<PipelineFloors, CostError> {
-        let costs = self.pools.first();
-        // The hosts of other pools may be faster, or have more memory.
-        let alike = self.pools.all().len() == 1;
-        let as_on_first = |pool, bytes| self.pools.as_on_first(pool, bytes);
-        let fullest = layout.fullest(costs, shape);
-        let at = |level| -> Result<(Bytes, Seconds), CostError> {
-            let mut memory = layout.least_memory(costs, &fullest, as_on_first, level);
-            let mut on_host = Seconds(0.0);
-            if limit.is_none_or(|limit| memory > limit)
-                && let Some((lighter, time)) =
-                    layout.on_host(costs, (shape, &fullest), as_on_first, alike, level)?
-            {
-                if alike && limit.is_some_and(|limit| lighter <= limit) {
-                    on_host = time;
-                }
-                memory = memory.min(lighter);
-            }
-            Ok((memory, on_host))
-        };
+        let fullest = layout.fullest(self.pools.first(), shape);
+        let at = |level| self.memory_floor(layout, (shape, &fullest), limit, level);
         let (memory, on_host) = at(None)?;
         let mut senders = Senders::ALL;
         let mut least: Option<Seconds> = None;
@@ -190,6 +173,33 @@ impl CostModel {
             on_host,
             senders,
         })
+    }
+
+    /// A lower bound on the memory of all strategies with a layout and a pipeline, at one ZeRO `level` or at any, and on what hosts
+    /// take for their updates where none is below the limit that has all states on devices.
+    fn memory_floor(
+        &self,
+        layout: &LayoutBounds,
+        (shape, fullest): (&Shape, &Fullest),
+        limit: Option<Bytes>,
+        level: Option<Level>,
+    ) -> Result<(Bytes, Seconds), CostError> {
+        let costs = self.pools.first();
+        // The hosts of other pools may be faster, or have more memory.
+        let alike = self.pools.all().len() == 1;
+        let as_on_first = |pool, bytes| self.pools.as_on_first(pool, bytes);
+        let mut memory = layout.least_memory(costs, fullest, as_on_first, level);
+        let mut on_host = Seconds(0.0);
+        if limit.is_none_or(|limit| memory > limit)
+            && let Some((lighter, time)) =
+                layout.on_host(costs, (shape, fullest), as_on_first, alike, level)?
+        {
+            if alike && limit.is_some_and(|limit| lighter <= limit) {
+                on_host = time;
+            }
+            memory = memory.min(lighter);
+        }
+        Ok((memory, on_host))
     }
 
     /// The bounds that hold of all of these decisions, with the costs of blocks on each pool.
