@@ -244,11 +244,11 @@ pub enum Rewrite {
     /// Cross-entropy in one pass over the 16-bit logits, gradient in place (flash-attention, Liger, XLA):
     /// no 32-bit copy exists.
     FuseCrossEntropy,
-    /// The embedding of tokens, the loss and the mean of the loss are chains of PyTorch operators, most of them on one number for
-    /// each token, which take the host's time (Megatron-LM `mpu/cross_entropy.py`, `mpu/layers.py` at v2.6).
+    /// Making a micro-batch, embedding its tokens and computing the loss are chains of many small PyTorch operators. They hardly
+    /// occupy the GPU, but the host has to launch them (Megatron-LM `mpu/cross_entropy.py`, `mpu/layers.py` at v2.6).
     VocabularyByOperators,
-    /// Tensor parallelism divides layers only. Every rank holds embedding and head whole, and computes all logits; sequence
-    /// parallelism divides both after all (models whose layers alone are given to PyTorch's `parallelize_module`).
+    /// Tensor parallelism divides layers only: every rank holds the whole embedding and head, and computes all logits. (Code that
+    /// passes only layers to PyTorch's `parallelize_module` does so.) With sequence parallelism they are divided all the same.
     WholeVocabulary,
     /// Softmax overwrites the 32-bit copy of the logits (Megatron's vocabulary-parallel loss). Together with
     /// [`Self::FuseCrossEntropy`], forward already writes the gradient over the 16-bit logits (our own executor on GPUs).

@@ -204,13 +204,14 @@ fn a_measured_strategy_moves_what_its_step_depends_on() {
         let factors = &learned["calibration"]["time_factors"];
         factors[rate].as_f64().expect("factor")
     };
-    assert!(factor("compute") > 1.05, "{learned}");
+    // Networks differ more between systems than what computes does; the step does not wait for the host.
+    assert!(factor("compute") > 1.02, "{learned}");
     let change = |rate: &str| {
         let changes = &learned["runs"][0]["change_by_rate"];
         changes[rate].as_f64().expect("change")
     };
-    assert!(change("compute") > change("network"), "{learned}");
-    assert!(change("network") > change("host"), "{learned}");
+    assert!(change("network") > change("compute"), "{learned}");
+    assert!(change("compute") > 100.0 * change("host"), "{learned}");
     for (wrong, words) in [
         ("tp=8", "expected  a strategy, a colon and a time"),
         ("tp=8:soon", "expected  a strategy, a colon and a time"),

@@ -205,7 +205,7 @@ pub(crate) fn weights(trace: &Trace) -> Weights {
     weights
 }
 
-/// A block's layout under a strategy, if its experts were not divided.
+/// How a strategy divides a block among ranks, apart from its experts, which are taken as undivided.
 pub(crate) fn layout(scenario: &Scenario, strategy: &Decisions, class: BlockClass) -> BlockLayout {
     let workload = &scenario.workload;
     let layout = BlockLayout::of(strategy, workload.seq_len, workload.precision);

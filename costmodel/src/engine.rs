@@ -148,17 +148,16 @@ struct Engine<'a> {
     passes: Vec<[StagePass; PASSES.len()]>,
     stages: Vec<Placed>,
     states: Vec<RankState>,
-    /// When the message of every place arrives, by [`Place::index`].
+    /// When messages arrive: the list of which [`Place`] names an entry.
     arrivals: Vec<Picoseconds>,
     /// Number of micro-batches skipped so far.
     skipped: u32,
 }
 
-/// A virtual stage between its neighbours.
+/// A virtual stage, with its links to the stages before and after it.
 struct Placed {
     class: usize,
-    /// Time of a transfer from the stage before or back to it, and of one to the stage after or back from it; none where there is
-    /// no such stage.
+    /// Time of a transfer between this stage and the one before, and between it and the one after; 0 where there is none.
     transfers: [Picoseconds; 2],
 }
 

@@ -175,8 +175,9 @@ impl CostModel {
         })
     }
 
-    /// A lower bound on the memory of all strategies with a layout and a pipeline, at one ZeRO `level` or at any, and on what hosts
-    /// take for their updates where none is below the limit that has all states on devices.
+    /// Lower bounds that hold for all strategies with this layout and pipeline, at one ZeRO `level` or, without it, at any. The first is
+    /// on the memory of a device. The second is on the time of the host's update; it is above 0 only if no such strategy stays
+    /// within `limit` with all optimizer states on devices.
     fn memory_floor(
         &self,
         layout: &LayoutBounds,

@@ -174,15 +174,15 @@ pub(crate) fn in_flight(
     }
 }
 
-/// Bytes that a rank holds at one time under ZeRO-3 beside its shards:
-/// - gathered parameters of the current and the prefetched blocks. Under FSDP embedding and head belong to the root module, which
-///   stays gathered from forward to backward (PyTorch `_fsdp_state.py`, `_lazy_init`; FSDP1: `_runtime_utils.py`,
-///   `_post_forward_reshard`). Without resharding after forward they are the parameters of all blocks;
-/// - gradients of one block before they are reduced, in the type of which an element has `reduce` bytes. Without resharding these
-///   are the gradients of all blocks, if they accumulate over several micro-batches;
-/// - the copies in 16 bits that kernels read of parameters gathered in 32, which autograd keeps until backward;
-/// - under FSDP2 the gradients that are copied into the buffer that is reduced, and freed after that (PyTorch
-///   `_fsdp_collectives.py`, `foreach_reduce`).
+/// Bytes that a rank needs under ZeRO-3 in addition to its shards, at the moment when it needs most:
+/// - gathered parameters: of the block that runs and of those prefetched, or of all blocks if none is resharded after forward. Under
+///   FSDP embedding and head belong to the root module, which stays gathered from forward to backward (PyTorch `_fsdp_state.py`,
+///   `_lazy_init`; FSDP1: `_runtime_utils.py`, `_post_forward_reshard`);
+/// - gradients that are not reduced yet, with `reduce` bytes for each element: of one block, or of all blocks if none is resharded
+///   and gradients accumulate over several micro-batches;
+/// - 16-bit casts of parameters that are gathered in 32 bits ([`states::keeps_casts`]);
+/// - under FSDP2, the gradients of a block while they are copied into the buffer that is reduced (PyTorch `_fsdp_collectives.py`,
+///   `foreach_reduce`).
 fn gathered_and_unreduced(
     scenario: &Scenario,
     strategy: &Decisions,

@@ -14,7 +14,7 @@ pub(crate) struct Sequence {
     /// The actions in an order in which each finds its messages sent. Those that need no micro-batch of the last two
     /// groups come first, then those that need none of the last group.
     pub(crate) steps: Vec<Step>,
-    /// The largest place of a message.
+    /// The largest number of an entry that a message uses.
     pub(crate) places: usize,
     /// Whether the step has passes of each kind, in the order of [`PASSES`].
     pub(crate) kinds: [bool; PASSES.len()],
@@ -38,7 +38,8 @@ pub(crate) struct Step {
     pub(crate) sends: Option<Place>,
 }
 
-/// Where the time is kept at which a message between two neighbouring stages arrives. Places count from 1.
+/// Which entry of the engine's list of arrival times belongs to a message between two pipeline stages, from when it is sent until it
+/// is received. Entries are used again, and entry 0 belongs to no message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place(NonZero<u32>);
 
@@ -55,7 +56,7 @@ pub(crate) struct LastGroups {
 }
 
 impl Place {
-    /// The index of the place in a list that begins with one that no message has.
+    /// The number of the entry.
     pub(crate) fn index(self) -> usize {
         self.0.get() as usize
     }
@@ -117,8 +118,8 @@ pub(crate) fn passes(program: &Program) -> Vec<Passes> {
     passes
 }
 
-/// Pairs every message with the same one of the next group; `None` if one of either has no partner. Both lists are in order of
-/// the messages' numbers, of which micro-batches are the last part.
+/// Pairs each message with the one that the next group of micro-batches has in its stead; `None` if one is left over. Both lists are
+/// in the order of [`UnderWay::all`].
 fn same_messages(
     earlier: &[(usize, Place)],
     later: &[(usize, Place)],
@@ -132,9 +133,10 @@ fn same_messages(
     all.then(|| pairs().map(|(&(_, then), &(_, now))| [then, now]).collect())
 }
 
-/// The places of the messages that are sent and not yet received.
+/// The messages that are sent and not yet received, each with its entry in the list of arrival times.
 struct UnderWay {
-    /// By the message's number: first those to later stages, by the stage that receives them, then by micro-batch.
+    /// The entry of every message, or `None` if it is not under way. Messages of forward passes come first; then they are in order of
+    /// the stage that receives them, then of their micro-batch.
     places: Vec<Option<Place>>,
     stages: usize,
     micro_batches: usize,
@@ -152,14 +154,14 @@ impl UnderWay {
         }
     }
 
-    /// The place of the message to a stage, from the stage before if it goes `forward`, or else from the stage after.
+    /// The entry of the message that stage `to` receives: from the stage before it if `forward`, otherwise from the one after it.
     fn of(&mut self, forward: bool, to: u32, micro_batch: u32) -> &mut Option<Place> {
         let direction = usize::from(!forward) * self.stages;
         let number = (direction + to as usize) * self.micro_batches + micro_batch as usize;
         &mut self.places[number]
     }
 
-    /// The numbers and places of all messages.
+    /// All messages, by their index in `places`, with their entries.
     fn all(&self) -> Vec<(usize, Place)> {
         let all = self.places.iter().enumerate();
         all.filter_map(|(number, place)| Some((number, (*place)?)))
@@ -235,7 +237,7 @@ impl Search {
         true
     }
 
-    /// The place of the message that an action receives; `None` if it is not sent yet.
+    /// The entry of the message that an action receives; `None` if it is not sent yet.
     fn received(&mut self, action: Action) -> Option<Place> {
         let forward = action.kind == ActionKind::RecvF;
         let message = self.under_way.of(forward, action.stage, action.micro_batch);
@@ -244,7 +246,7 @@ impl Search {
         Some(place)
     }
 
-    /// The place of the message that an action sends.
+    /// The entry for the message that an action sends.
     fn sent(&mut self, action: Action) -> Place {
         let place = self.free.pop().unwrap_or_else(|| {
             let place = Place(NonZero::<u32>::MIN.saturating_add(self.places));

@@ -271,8 +271,8 @@ pub(crate) fn casts_in_passes(scenario: &Scenario, zero: Zero) -> bool {
     casts_whole(scenario, zero) || after_gather
 }
 
-/// Whether the casts of [`casts_in_passes`] under ZeRO-3 live from forward to backward. Autograd saves them for the gradients of
-/// layers' inputs, unless whole layers run again.
+/// Whether the 16-bit casts that a forward pass makes of parameters gathered in 32 bits stay in memory until backward. They do under
+/// ZeRO-3, because autograd saves them to compute the gradients of layers' inputs, unless recomputation runs whole layers again.
 #[must_use]
 pub(crate) fn keeps_casts(scenario: &Scenario, d: &Decisions) -> bool {
     d.zero == Zero::Z3 && casts_in_passes(scenario, d.zero) && d.recompute != Recompute::Full
@@ -286,8 +286,8 @@ pub(crate) fn is_fsdp(runtime: &Runtime) -> bool {
     copies && has(Rewrite::ReleaseGradients)
 }
 
-/// Whether gradients are reduced in buckets once backward has ended, and the host puts them there one after the other while the GPU
-/// waits. DeepSpeed does so under ZeRO-1 unless `overlap_comm` is set (`zero/stage_1_and_2.py`, `reduce_gradients`).
+/// Whether the host copies gradients into buckets one after the other when backward has ended, while the GPU waits. DeepSpeed does so
+/// under ZeRO-1 unless `overlap_comm` is set (`zero/stage_1_and_2.py`, `reduce_gradients`).
 #[must_use]
 pub(crate) fn buckets_after_backward(scenario: &Scenario, d: &Decisions) -> bool {
     let rewrites = &scenario.runtime.rewrites;

@@ -1,9 +1,9 @@
-//! Kernels whose work grows with the vocabulary or with the tokens' numbers: the embedding of tokens, and the loss with its
-//! gradient.
+//! Kernels of the embedding, and of the loss and its gradient.
 //!
-//! Megatron-LM divides the vocabulary among tensor-parallel ranks and computes both by PyTorch operators, most of them on one number
-//! for each token. These take the GPU no time worth counting, but the host has to launch them, which a model of small layers waits
-//! for. They are counted in its code at v2.6: `mpu/layers.py`, `mpu/cross_entropy.py`, `pretrain_gpt.py` and `megatron/utils.py`.
+//! Megatron-LM computes both by chains of PyTorch operators, most of which read and write one number for each token. They hardly
+//! occupy the GPU, but the host needs its time to launch each of them, and where layers are small the GPU waits for that. The
+//! constants here are numbers of operators in Megatron-LM v2.6: `mpu/layers.py`, `mpu/cross_entropy.py`, `pretrain_gpt.py` and
+//! `megatron/utils.py`.
 
 use catalog::Axis;
 use catalog::runtime::Rewrite;
@@ -13,15 +13,15 @@ use super::kernel::{Kernel, KernelKind, traffic};
 use super::lowering::Lowering;
 use crate::price::MemoryKind;
 
-/// Operators that make a micro-batch of what the data loader returns: four copies and broadcasts, the labels, the tokens, and the
-/// masks of attention and of the loss (`get_batch`).
+/// Operators that turn what the data loader returns into a micro-batch (`get_batch`): they copy it to the GPU, broadcast it to the
+/// other tensor-parallel ranks, split it into tokens and labels, and make the masks of attention and of the loss.
 const OF_A_BATCH: u32 = 11;
-/// Operators that blank tokens outside a rank's part of the vocabulary, before and after the embedding.
+/// Operators that set to zero what a rank looks up of tokens outside its part of the vocabulary.
 const OF_A_MASKED_EMBEDDING: u32 = 7;
 /// Operators of the loss: 17 of the cross-entropy, nine of its mean over tokens, ranks and micro-batches.
 const OF_THE_LOSS: u32 = 26;
-/// All-reduces between the parts of a divided vocabulary beside the one that the trace has: of the largest logit, and of the
-/// label's.
+/// All-reduces of the loss that the trace leaves out where ranks hold parts of the vocabulary: one finds the largest logit, one
+/// fetches the logit of the label. (The trace has the third, of the sum of exponentials.)
 const MORE_ALL_REDUCES: u32 = 2;
 /// Operators of the gradient of the loss.
 const OF_ITS_GRADIENT: u32 = 10;
