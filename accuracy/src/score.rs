@@ -200,13 +200,7 @@ const IN_FIRST_STEP: &str = "allocated in the first step";
 
 /// The predicted memory as the source's counter would show it.
 pub(crate) fn like_counter(p: &Prediction, counter: &str) -> f64 {
-    let part = |name: &str| -> f64 {
-        p.memory
-            .iter()
-            .filter(|m| m.name.starts_with(name))
-            .map(|m| m.bytes as f64)
-            .sum()
-    };
+    let part = |name| p.memory_of(name).as_f64();
     let all = p.peak_memory.as_f64();
     let allocated = || {
         all - part("context")

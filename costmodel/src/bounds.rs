@@ -68,20 +68,21 @@ impl Senders {
     }
 }
 
-/// What the ranks of a pipeline hold at their fullest moments.
+/// Memory of the ranks of a pipeline, each at the moment when it holds most.
 #[derive(Debug)]
 pub(crate) struct Fullest {
     ranks: Vec<HeldBlocks>,
-    /// For every rank, all bytes with each of the layout's ways to hold states on devices.
+    /// All bytes on the device: for each rank in turn, one number for every way in which the layout can hold states there
+    /// ([`LayoutBounds::least`]).
     on_device: Vec<Bytes>,
 }
 
-/// What the blocks of a rank take at its fullest moment, however their states are held.
+/// What a rank holds at that moment, apart from what depends on how states are sharded.
 #[derive(Clone, Copy, Debug)]
 struct HeldBlocks {
     weights: Weights,
     largest: Largest,
-    /// Bytes of activations, and what the pass needs that runs then.
+    /// Bytes of saved activations, and of what the running pass computes.
     passes: Bytes,
     /// The pool in which the rank lies.
     pool: usize,
@@ -313,7 +314,7 @@ impl LayoutBounds {
         time.max(added.step)
     }
 
-    /// What every rank of a pipeline holds at its fullest moment; nothing is computed if no way to hold states is given.
+    /// The memory of every rank of a pipeline at its fullest moment; of no rank if the layout has no way to hold states.
     pub(crate) fn fullest(&self, costs: &BlockCosts, shape: &Shape) -> Fullest {
         let ranks = match self.least.is_empty() && self.on_host.is_empty() {
             true => &[],
@@ -383,8 +384,8 @@ impl LayoutBounds {
     }
 }
 
-/// The largest of the bytes that each rank takes at least, as the same share of the memory of the first pool's GPUs. Where no way
-/// to hold states is known, no memory is enough.
+/// The memory that the fullest of these ranks needs at least. Bytes of a rank in another pool are scaled to the memory of the first
+/// pool's GPUs. A rank without a way to hold its states (`None`) needs more than any GPU has.
 fn most<'a>(
     costs: &BlockCosts,
     ranks: impl Iterator<Item = (&'a HeldBlocks, Option<Bytes>)>,

@@ -16,7 +16,7 @@ use crate::assemble::Assembled;
 use crate::offload::HostStep;
 use crate::picoseconds::Picoseconds;
 use crate::repeats::Skipped;
-use crate::sequence::{LastGroups, PASSES, Place, Sequence, Step};
+use crate::sequence::{ArrivalSlot, LastGroups, PASSES, Sequence, Step};
 use crate::stage::StageWork;
 use crate::stage_pass::StagePass;
 use crate::streams::{self, Streams};
@@ -148,7 +148,7 @@ struct Engine<'a> {
     passes: Vec<[StagePass; PASSES.len()]>,
     stages: Vec<Placed>,
     states: Vec<RankState>,
-    /// When messages arrive: the list of which [`Place`] names an entry.
+    /// When messages arrive, by their [`ArrivalSlot`].
     arrivals: Vec<Picoseconds>,
     /// Number of micro-batches skipped so far.
     skipped: u32,
@@ -358,7 +358,7 @@ impl<'a> Engine<'a> {
             passes: passes.collect(),
             stages: stages.collect(),
             states: inputs.of.resident.iter().map(state).collect(),
-            arrivals: vec![Picoseconds::ZERO; inputs.sequence.places + 1],
+            arrivals: vec![Picoseconds::ZERO; inputs.sequence.slots + 1],
             skipped: 0,
         }
     }
@@ -387,12 +387,12 @@ impl<'a> Engine<'a> {
             let backward = usize::from(action.kind != ActionKind::F);
             let [from, to] = [backward, 1 - backward].map(|neighbour| stage.transfers[neighbour]);
             let state = &mut self.states[rank];
-            if let Some(place) = step.receives {
-                state.receive::<OVERLAPS>(self.arrivals[place.index()], from);
+            if let Some(slot) = step.receives {
+                state.receive::<OVERLAPS>(self.arrivals[slot.index()], from);
             }
             state.compute_pass(rank, action, &self.passes[stage.class][kind], record);
-            if let Some(place) = step.sends {
-                self.arrivals[place.index()] = state.send::<OVERLAPS>(rank, action, to, record);
+            if let Some(slot) = step.sends {
+                self.arrivals[slot.index()] = state.send::<OVERLAPS>(rank, action, to, record);
             }
         }
     }
@@ -405,12 +405,12 @@ impl<'a> Engine<'a> {
     }
 
     /// Adds groups of micro-batches that run like those since an `earlier` moment; `None` if they do not. `messages` are
-    /// the places of what was under way then, each with that of the same message now.
-    fn skip(&mut self, earlier: &Moment, groups: u32, messages: &[[Place; 2]]) -> Option<()> {
+    /// the slots of the messages that were under way then, each with the slot of the same message now.
+    fn skip(&mut self, earlier: &Moment, groups: u32, messages: &[[ArrivalSlot; 2]]) -> Option<()> {
         let by = self.states[0].later_than(&earlier.states[0])?;
         let same = |(now, then): (&RankState, &RankState)| now.later_than(then) == Some(by);
         let ranks = self.states.iter().zip(&earlier.states).all(same);
-        let arrives = |[then, now]: &[Place; 2]| {
+        let arrives = |[then, now]: &[ArrivalSlot; 2]| {
             self.arrivals[now.index()] == earlier.arrivals[then.index()] + by
         };
         if !ranks || !messages.iter().all(arrives) {

@@ -175,9 +175,9 @@ impl CostModel {
         })
     }
 
-    /// Lower bounds that hold for all strategies with this layout and pipeline, at one ZeRO `level` or, without it, at any. The first is
-    /// on the memory of a device. The second is on the time of the host's update; it is above 0 only if no such strategy stays
-    /// within `limit` with all optimizer states on devices.
+    /// The least memory of a device, and the least time of the host's optimizer update, that any strategy with this layout and pipeline
+    /// can have: at one ZeRO `level`, or at any if `level` is `None`. The time is above 0 only where all such strategies need more
+    /// than `limit` unless optimizer states lie in host memory.
     fn memory_floor(
         &self,
         layout: &LayoutBounds,

@@ -85,7 +85,8 @@ impl Pipelines {
         lowered(&program_key(strategy, strategy.num_micro_batches, true))
     }
 
-    /// The order of a strategy's actions. Data-parallel messages have actions of their own if some are sent `apart` from passes.
+    /// The order of a strategy's actions. `apart` says whether data-parallel messages are sent by actions of their own, rather than
+    /// by the passes.
     ///
     /// # Errors
     /// When there is no such schedule.
@@ -97,7 +98,7 @@ impl Pipelines {
         self.with(strategy, strategy.num_micro_batches, apart)
     }
 
-    /// The same for another number of micro-batches.
+    /// The order of the actions of a step with this number of micro-batches, otherwise as [`Self::sequence`].
     fn with(
         &self,
         strategy: &Decisions,
@@ -198,8 +199,9 @@ fn steady(kind: ScheduleKind, pp: u64, micro_batches: u64) -> u64 {
     }
 }
 
-/// The key of a strategy's program with a number of micro-batches. If no data-parallel message is sent `apart` from passes, its
-/// actions do nothing, and the program of unsharded states stands for all.
+/// What tells programs apart: the schedule with its number of micro-batches, and how states are sharded. If no data-parallel message
+/// is sent `apart` from passes, sharding makes no difference to the order of actions, and all strategies share the program of
+/// unsharded states.
 fn program_key(strategy: &Decisions, micro_batches: u64, apart: bool) -> ProgramKey {
     let (kind, pp, vpp, _) = schedule_key(strategy);
     let key = (kind, pp, vpp, micro_batches);

@@ -13,8 +13,9 @@ pub struct Skipped {
 
 /// Whether a schedule does the same for one more group of micro-batches as for the last but one: the action lists of
 /// `longer`, which has one `group` more than `program`, must equal those of `program` with that group's actions inserted once
-/// more. The inserted actions must not include the first micro-batch, whose passes carry traffic of their own. `positions` are
-/// those at which the ranks of `program` stop if nothing runs that needs a micro-batch of its last two groups, and of its last.
+/// more. The inserted actions must not include the first micro-batch, whose passes carry traffic of their own. The first of
+/// `positions` says for every rank of `program` how many of its actions can run without the last two groups; the second, without
+/// the last group.
 pub(crate) fn repeats(
     program: &Program,
     longer: &Program,

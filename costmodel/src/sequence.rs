@@ -14,8 +14,8 @@ pub(crate) struct Sequence {
     /// The actions in an order in which each finds its messages sent. Those that need no micro-batch of the last two
     /// groups come first, then those that need none of the last group.
     pub(crate) steps: Vec<Step>,
-    /// The largest number of an entry that a message uses.
-    pub(crate) places: usize,
+    /// The largest index of a slot that a message uses.
+    pub(crate) slots: usize,
     /// Whether the step has passes of each kind, in the order of [`PASSES`].
     pub(crate) kinds: [bool; PASSES.len()],
     /// The last two groups of micro-batches, if the schedule has groups.
@@ -29,19 +29,21 @@ pub(crate) type Passes = [u64; PASSES.len()];
 pub(crate) const PASSES: [ActionKind; 4] =
     [ActionKind::F, ActionKind::B, ActionKind::I, ActionKind::W];
 
-/// An action of a rank. A pass comes with the message that it receives and the one that it sends.
+/// An action of a rank. If it is a pass, the message that it needs and the message that it makes belong to it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step {
     pub(crate) action: Action,
     pub(crate) rank: u32,
-    pub(crate) receives: Option<Place>,
-    pub(crate) sends: Option<Place>,
+    /// Where the engine finds when the message that the pass needs arrives.
+    pub(crate) receives: Option<ArrivalSlot>,
+    /// Where the engine writes when the message that the pass makes arrives.
+    pub(crate) sends: Option<ArrivalSlot>,
 }
 
-/// Which entry of the engine's list of arrival times belongs to a message between two pipeline stages, from when it is sent until it
-/// is received. Entries are used again, and entry 0 belongs to no message.
+/// An index into the list in which the engine keeps when messages between pipeline stages arrive. A message has a slot from when it is
+/// sent until it is received; then another message may have it. Indices begin at 1, so that an `Option` of them takes no more bytes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place(NonZero<u32>);
+pub(crate) struct ArrivalSlot(NonZero<u32>);
 
 /// The moments in a sequence before its last two groups of micro-batches.
 #[derive(Debug)]
@@ -50,13 +52,13 @@ pub(crate) struct LastGroups {
     pub(crate) before: [usize; 2],
     /// For every rank, the index of the action of the program before which it stops at these moments.
     pub(crate) positions: [Vec<usize>; 2],
-    /// Places of the messages under way at the first moment, each with that of the same message of the next group at the
-    /// second; `None` if other messages are under way then.
-    pub(crate) messages: Option<Vec<[Place; 2]>>,
+    /// The slots of the messages under way at the first moment, each with the slot that the same message of the next group has at
+    /// the second moment; `None` if the messages under way then are others.
+    pub(crate) messages: Option<Vec<[ArrivalSlot; 2]>>,
 }
 
-impl Place {
-    /// The number of the entry.
+impl ArrivalSlot {
+    /// The index as a number.
     pub(crate) fn index(self) -> usize {
         self.0.get() as usize
     }
@@ -73,7 +75,7 @@ impl Sequence {
             steps: Vec::with_capacity(program.ranks.iter().map(Vec::len).sum::<usize>() / 2),
             under_way: UnderWay::new(program, micro_batches),
             free: Vec::new(),
-            places: 0,
+            slots: 0,
         };
         let group = group.filter(|group| micro_batches > 2 * group);
         let last = group.map(|group| {
@@ -99,7 +101,7 @@ impl Sequence {
         Self {
             kinds: PASSES.map(has),
             steps: search.steps,
-            places: search.places as usize,
+            slots: search.slots as usize,
             last,
         }
     }
@@ -107,10 +109,8 @@ impl Sequence {
 
 /// For every stage of a program, how many passes of each kind there are.
 pub(crate) fn passes(program: &Program) -> Vec<Passes> {
-    let actions = || program.ranks.iter().flatten();
-    let last = actions().map(|action| action.stage).max();
-    let mut passes = vec![Passes::default(); last.map_or(0, |last| last as usize + 1)];
-    for action in actions() {
+    let mut passes = vec![Passes::default(); stages(program)];
+    for action in program.ranks.iter().flatten() {
         if let Some(kind) = PASSES.into_iter().position(|kind| kind == action.kind) {
             passes[action.stage as usize][kind] += 1;
         }
@@ -118,14 +118,20 @@ pub(crate) fn passes(program: &Program) -> Vec<Passes> {
     passes
 }
 
-/// Pairs each message with the one that the next group of micro-batches has in its stead; `None` if one is left over. Both lists are
-/// in the order of [`UnderWay::all`].
+/// Number of virtual stages of a program.
+fn stages(program: &Program) -> usize {
+    let stages = program.ranks.iter().flatten().map(|action| action.stage);
+    stages.max().map_or(0, |last| last as usize + 1)
+}
+
+/// Pairs the slot of each earlier message with that of the message which the next group of micro-batches sends in its stead; `None` if
+/// a message has no partner. Both lists are as [`UnderWay::all`] returns them.
 fn same_messages(
-    earlier: &[(usize, Place)],
-    later: &[(usize, Place)],
+    earlier: &[(usize, ArrivalSlot)],
+    later: &[(usize, ArrivalSlot)],
     group: u32,
-) -> Option<Vec<[Place; 2]>> {
-    let same = |&((before, _), (after, _)): &(&(usize, Place), &(usize, Place))| {
+) -> Option<Vec<[ArrivalSlot; 2]>> {
+    let same = |&((before, _), (after, _)): &(&(usize, ArrivalSlot), &(usize, ArrivalSlot))| {
         *after == before + group as usize
     };
     let pairs = || earlier.iter().zip(later);
@@ -133,38 +139,37 @@ fn same_messages(
     all.then(|| pairs().map(|(&(_, then), &(_, now))| [then, now]).collect())
 }
 
-/// The messages that are sent and not yet received, each with its entry in the list of arrival times.
+/// The messages that are sent and not yet received, each with its slot.
 struct UnderWay {
-    /// The entry of every message, or `None` if it is not under way. Messages of forward passes come first; then they are in order of
-    /// the stage that receives them, then of their micro-batch.
-    places: Vec<Option<Place>>,
+    /// The slot of every message, or `None` if it is not under way. Those of forward passes come before those of backward passes;
+    /// within each they are sorted by the stage that receives them, then by micro-batch.
+    slots: Vec<Option<ArrivalSlot>>,
     stages: usize,
     micro_batches: usize,
 }
 
 impl UnderWay {
     fn new(program: &Program, micro_batches: u32) -> Self {
-        let stages = program.ranks.iter().flatten().map(|action| action.stage);
-        let stages = stages.max().map_or(0, |last| last as usize + 1);
+        let stages = stages(program);
         let micro_batches = micro_batches as usize;
         Self {
-            places: vec![None; 2 * stages * micro_batches],
+            slots: vec![None; 2 * stages * micro_batches],
             stages,
             micro_batches,
         }
     }
 
-    /// The entry of the message that stage `to` receives: from the stage before it if `forward`, otherwise from the one after it.
-    fn of(&mut self, forward: bool, to: u32, micro_batch: u32) -> &mut Option<Place> {
+    /// The slot of the message that stage `to` receives: from the stage before it if `forward`, otherwise from the one after it.
+    fn of(&mut self, forward: bool, to: u32, micro_batch: u32) -> &mut Option<ArrivalSlot> {
         let direction = usize::from(!forward) * self.stages;
         let number = (direction + to as usize) * self.micro_batches + micro_batch as usize;
-        &mut self.places[number]
+        &mut self.slots[number]
     }
 
-    /// All messages, by their index in `places`, with their entries.
-    fn all(&self) -> Vec<(usize, Place)> {
-        let all = self.places.iter().enumerate();
-        all.filter_map(|(number, place)| Some((number, (*place)?)))
+    /// All messages under way: their indices in `slots`, and their slots.
+    fn all(&self) -> Vec<(usize, ArrivalSlot)> {
+        let all = self.slots.iter().enumerate();
+        all.filter_map(|(number, slot)| Some((number, (*slot)?)))
             .collect()
     }
 }
@@ -175,9 +180,9 @@ struct Search {
     next: Vec<usize>,
     steps: Vec<Step>,
     under_way: UnderWay,
-    /// Places without a message.
-    free: Vec<Place>,
-    places: u32,
+    /// Slots whose messages are received, to be used again.
+    free: Vec<ArrivalSlot>,
+    slots: u32,
 }
 
 impl Search {
@@ -217,7 +222,7 @@ impl Search {
         );
         let receives = match receive {
             Some(receive) => match self.received(*receive) {
-                Some(place) => Some(place),
+                Some(slot) => Some(slot),
                 None => return false,
             },
             None => None,
@@ -237,28 +242,28 @@ impl Search {
         true
     }
 
-    /// The entry of the message that an action receives; `None` if it is not sent yet.
-    fn received(&mut self, action: Action) -> Option<Place> {
+    /// The slot of the message that an action receives, which becomes free; `None` if the message is not sent yet.
+    fn received(&mut self, action: Action) -> Option<ArrivalSlot> {
         let forward = action.kind == ActionKind::RecvF;
         let message = self.under_way.of(forward, action.stage, action.micro_batch);
-        let place = message.take()?;
-        self.free.push(place);
-        Some(place)
+        let slot = message.take()?;
+        self.free.push(slot);
+        Some(slot)
     }
 
-    /// The entry for the message that an action sends.
-    fn sent(&mut self, action: Action) -> Place {
-        let place = self.free.pop().unwrap_or_else(|| {
-            let place = Place(NonZero::<u32>::MIN.saturating_add(self.places));
-            self.places += 1;
-            place
+    /// Gives a slot to the message that an action sends.
+    fn sent(&mut self, action: Action) -> ArrivalSlot {
+        let slot = self.free.pop().unwrap_or_else(|| {
+            let slot = ArrivalSlot(NonZero::<u32>::MIN.saturating_add(self.slots));
+            self.slots += 1;
+            slot
         });
         let forward = action.kind == ActionKind::SendF;
         let to = match forward {
             true => action.stage + 1,
             false => action.stage - 1,
         };
-        *self.under_way.of(forward, to, action.micro_batch) = Some(place);
-        place
+        *self.under_way.of(forward, to, action.micro_batch) = Some(slot);
+        slot
     }
 }

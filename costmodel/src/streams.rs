@@ -254,7 +254,7 @@ impl Streams {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Waits {
     last: [u32; STREAMS],
-    /// The streams of which a task is awaited, a bit each.
+    /// A set of streams, one bit for each: those with a task that is waited for.
     of: u8,
 }
 
@@ -266,7 +266,7 @@ impl Waits {
         self.of |= 1 << stream as u8;
     }
 
-    /// The awaited task that ends last, by index, with its end; `None` if no task is awaited. `ends` has when every task ends.
+    /// Which of the tasks waited for ends last, and when; `None` if there are none. `ends` holds the end of every task, by index.
     #[inline(always)]
     fn last(&self, ends: &[Picoseconds]) -> Option<(usize, End)> {
         let mut last: Option<(usize, End)> = None;
@@ -279,7 +279,7 @@ impl Waits {
         last
     }
 
-    /// The awaited tasks, by stream and index.
+    /// The tasks waited for: the stream and the index of each.
     #[inline(always)]
     pub(crate) fn tasks(&self) -> impl Iterator<Item = (Stream, usize)> {
         let mut of = self.of;

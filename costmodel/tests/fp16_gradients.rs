@@ -1,5 +1,5 @@
-//! Megatron-LM holds and reduces gradients in 32 bits when it trains in bf16, but in 16 bits when it trains in fp16, unless it is
-//! told otherwise.
+//! Types of gradients under Megatron-LM, which depend on the precision unless a flag sets them: jobs in bf16 hold and reduce
+//! gradients in 32 bits, jobs in fp16 in 16 bits.
 
 use catalog::{Precision, Workload, WorkloadSizes};
 use costmodel::{CostModel, Scenario};
@@ -33,11 +33,6 @@ fn predicted(runtime: &str, precision: Precision, decisions: &str) -> Prediction
     costs.predict(&plan).expect("a prediction")
 }
 
-fn part(of: &Prediction, name: &str) -> u64 {
-    let parts = of.memory.iter().filter(|part| part.name == name);
-    parts.map(|part| part.bytes).sum()
-}
-
 #[test]
 fn megatron_reduces_gradients_of_fp16_in_16_bits() {
     for runtime in ["megatron-2021", "megatron-2022"] {
@@ -48,7 +43,7 @@ fn megatron_reduces_gradients_of_fp16_in_16_bits() {
             (0.45..0.6).contains(&(narrow / wide)),
             "{runtime}: {narrow} {wide}"
         );
-        let [wide, narrow] = [&bf16, &fp16].map(|of| part(of, "gradients"));
+        let [wide, narrow] = [&bf16, &fp16].map(|of| of.memory_of("gradients").0);
         assert_eq!(2 * narrow, wide, "{runtime}");
     }
 }
@@ -57,12 +52,15 @@ fn megatron_reduces_gradients_of_fp16_in_16_bits() {
 fn megatron_core_can_be_told_to_reduce_them_in_32_bits() {
     let of = |decisions| predicted("megatron-core", Precision::Fp16, decisions);
     let [own, told] = ["", "grad_dtype=fp32"].map(of);
-    assert_eq!(2 * part(&own, "gradients"), part(&told, "gradients"));
+    assert_eq!(
+        2 * own.memory_of("gradients").0,
+        told.memory_of("gradients").0
+    );
 }
 
 #[test]
 fn systems_with_types_of_their_own_keep_them() {
     let of = |precision| predicted("nanotron", precision, "");
     let [bf16, fp16] = [Precision::Bf16, Precision::Fp16].map(of);
-    assert_eq!(part(&bf16, "gradients"), part(&fp16, "gradients"));
+    assert_eq!(bf16.memory_of("gradients").0, fp16.memory_of("gradients").0);
 }

@@ -1,4 +1,4 @@
-//! What PyTorch's `fully_shard` (FSDP2) holds beside its shards, and embedding and head that tensor parallelism does not divide.
+//! Memory of a rank under PyTorch's `fully_shard` (FSDP2), and under tensor parallelism that leaves embedding and head whole.
 
 use catalog::runtime::Rewrite;
 use catalog::{Precision, Workload, WorkloadSizes};
@@ -38,11 +38,6 @@ fn predicted(plan: &str, change: impl Fn(&mut Scenario)) -> Prediction {
     costs.predict(&plan).expect("a prediction")
 }
 
-fn part(of: &Prediction, name: &str) -> u64 {
-    let parts = of.memory.iter().filter(|part| part.name == name);
-    parts.map(|part| part.bytes).sum()
-}
-
 #[test]
 fn gradients_are_copied_to_the_buffer_that_is_reduced() {
     let in_flight = |copies: bool| {
@@ -52,7 +47,7 @@ fn gradients_are_copied_to_the_buffer_that_is_reduced() {
                 s.runtime.rewrites.insert(Rewrite::FlattenGradients);
             }
         });
-        part(&of, IN_FLIGHT)
+        of.memory_of(IN_FLIGHT).0
     };
     // The largest gradients of 16 bits are those of the head and the norm before it.
     assert_eq!(in_flight(true) - in_flight(false), 2 * (VOCABULARY + NORM));
@@ -65,7 +60,7 @@ fn autograd_keeps_casts_of_gathered_parameters_unless_layers_run_again() {
             let code = [Rewrite::Autocast, Rewrite::GatherHeldType];
             s.runtime.rewrites.extend(code);
         });
-        part(&of, IN_FLIGHT)
+        of.memory_of(IN_FLIGHT).0
     };
     assert_eq!(in_flight("none") - in_flight("full"), 2 * WEIGHTS);
 }
@@ -78,7 +73,7 @@ fn a_vocabulary_may_be_whole_on_every_tensor_parallel_rank() {
                 s.runtime.rewrites.insert(Rewrite::WholeVocabulary);
             }
         });
-        part(&of, "parameters")
+        of.memory_of("parameters").0
     };
     let plan = "tp8 dp1 zero0 sp=off mbs1";
     // Seven eighths of embedding and head more, in 32 bits.

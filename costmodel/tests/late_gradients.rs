@@ -28,11 +28,6 @@ fn predict(runtime: &str, gpus: u64, seq_len: u64, text: &str) -> Prediction {
     prediction
 }
 
-fn part(p: &Prediction, name: &str) -> u64 {
-    let parts = p.memory.iter().filter(|part| part.name == name);
-    parts.map(|part| part.bytes).sum()
-}
-
 #[test]
 fn the_loss_is_computed_before_gradients_exist() {
     // Runtime, devices, strategy, and whether gradients are there at the peak.
@@ -49,7 +44,7 @@ fn the_loss_is_computed_before_gradients_exist() {
     ];
     for (runtime, gpus, text, there) in cases {
         let p = predict(runtime, gpus, 4096, text);
-        let gradients = part(&p, "gradients");
+        let gradients = p.memory_of("gradients").0;
         assert_eq!(gradients > 0, there, "{runtime} {text}: {}", p.peak_moment);
     }
 }
@@ -57,12 +52,12 @@ fn the_loss_is_computed_before_gradients_exist() {
 /// Plain data parallelism copies gradients to buckets of 32 bits, which stay; nothing else differs from one device.
 #[test]
 fn buckets_of_gradients_stay() {
-    let buckets = |p: &Prediction| part(p, "gathered parameters and gradients in flight");
+    let buckets = |p: &Prediction| p.memory_of("gathered parameters and gradients in flight").0;
     let (one, eight) = (
         predict("hf-trainer", 1, 4096, "mbs4"),
         predict("hf-trainer", 8, 4096, "dp8 zero0 mbs4"),
     );
-    let weights = part(&one, "parameters") / 4;
+    let weights = one.memory_of("parameters").0 / 4;
     assert_eq!(
         buckets(&one),
         2 * weights,
@@ -78,8 +73,11 @@ fn buckets_of_gradients_stay() {
 fn freed_gradients_of_fsdp_stay_reserved() {
     let kept = |runtime, text| {
         let p = predict(runtime, 8, 4096, text);
-        let weights = part(&p, "optimizer: moments") / 8;
-        (part(&p, "freed gradients, held by the allocator"), weights)
+        let weights = p.memory_of("optimizer: moments").0 / 8;
+        (
+            p.memory_of("freed gradients, held by the allocator").0,
+            weights,
+        )
     };
     for (runtime, text, there) in [
         ("hf-trainer", "dp8 zero3 mbs4", true),
@@ -101,6 +99,6 @@ fn freed_gradients_of_fsdp_stay_reserved() {
 fn an_update_needs_the_gradients() {
     // Passes over so few tokens keep less than gradients take, so the peak is the update.
     let p = predict("hf-trainer", 1, 16, "mbs4");
-    let weights = part(&p, "parameters") / 4;
-    assert_eq!(part(&p, "gradients"), 4 * weights, "{}", p.peak_moment);
+    let weights = p.memory_of("parameters").0 / 4;
+    assert_eq!(p.memory_of("gradients").0, 4 * weights, "{}", p.peak_moment);
 }

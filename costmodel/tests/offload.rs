@@ -33,11 +33,6 @@ fn predict(s: &Scenario, text: &str) -> Prediction {
     costs.predict(&strategy(s, text)).expect("priced")
 }
 
-fn part(p: &Prediction, name: &str) -> u64 {
-    let parts = p.memory.iter().filter(|part| part.name.starts_with(name));
-    parts.map(|part| part.bytes).sum()
-}
-
 /// ZeRO-2 of DeepSpeed on 8 GPUs: each holds 16-bit parameters, its host 16 bytes for every eighth weight; in the step the
 /// host reads and writes 28 bytes for each, then 2 bytes come back.
 #[test]
@@ -45,12 +40,16 @@ fn an_optimizer_on_the_host() {
     let s = scenario(8, "deepspeed");
     let on_device = predict(&s, "dp8 zero2");
     let on_host = predict(&s, "dp8 zero2 offload=optimizer");
-    let weights = part(&on_device, "parameters") / 2;
+    let weights = on_device.memory_of("parameters").0 / 2;
     let share = weights.div_ceil(8);
-    let states = ["optimizer: master", "optimizer: moments"].map(|name| part(&on_device, name));
+    let states =
+        ["optimizer: master", "optimizer: moments"].map(|name| on_device.memory_of(name).0);
     assert_eq!(states.iter().sum::<u64>(), 12 * share);
-    assert_eq!(part(&on_host, "optimizer") + part(&on_host, "gradients"), 0);
-    assert_eq!(part(&on_host, "parameters"), 2 * weights);
+    assert_eq!(
+        on_host.memory_of("optimizer").0 + on_host.memory_of("gradients").0,
+        0
+    );
+    assert_eq!(on_host.memory_of("parameters").0, 2 * weights);
     assert_eq!(on_host.host_memory.used, Bytes(8 * 16 * share));
     assert_eq!(on_host.host_memory.there, Some(Bytes(2_000_000_000_000)));
     // 409.6 GB/s of the node, 0.43 of it for the optimizer; PCI Express 4.0 at 0.85.
@@ -71,9 +70,12 @@ fn half_an_optimizer_on_the_host() {
     let s = scenario(8, "megatron-core");
     let on_device = predict(&s, "dp8 zero1");
     let half = predict(&s, "dp8 zero1 offload=optimizer:50");
-    let states = part(&on_device, "optimizer");
-    assert!(part(&half, "optimizer").abs_diff(states / 2) <= 2);
-    assert_eq!(part(&half, "gradients"), part(&on_device, "gradients"));
+    let states = on_device.memory_of("optimizer").0;
+    assert!(half.memory_of("optimizer").0.abs_diff(states / 2) <= 2);
+    assert_eq!(
+        half.memory_of("gradients").0,
+        on_device.memory_of("gradients").0
+    );
     let moved = (states / 12 / 2) as f64;
     let copies = 2.0 * 4.0 * moved / (31.5e9 * 0.85);
     let update = 28.0 * moved / (409.6e9 / 8.0 * 0.43);
@@ -94,18 +96,18 @@ fn parameters_on_the_host() {
     let on_device = predict(&s, "dp8 zero3");
     let on_host = predict(&s, "dp8 zero3 offload=parameters");
     for name in ["parameters", "gradients", "optimizer"] {
-        assert_eq!(part(&on_host, name), 0, "{name}");
+        assert_eq!(on_host.memory_of(name).0, 0, "{name}");
     }
     let states: u64 = ["parameters", "gradients", "optimizer"]
         .iter()
-        .map(|name| part(&on_device, name))
+        .map(|name| on_device.memory_of(name).0)
         .sum();
     assert_eq!(on_host.host_memory.used, Bytes(8 * states));
     let sum: f64 = on_host.step_time.0;
     assert!(sum > on_device.step_time.0);
     // A device alone holds all states, and the same holds.
     let alone = predict(&scenario(1, "fsdp2"), "dp1 zero3 offload=parameters");
-    assert_eq!(part(&alone, "parameters"), 0);
+    assert_eq!(alone.memory_of("parameters").0, 0);
 }
 
 /// Where the host's update takes longer than the device's, so does the step, and with more on the host still longer; and what
@@ -216,12 +218,12 @@ fn moments_in_eight_bits() {
     s.runtime.rewrites.remove(&Rewrite::FusedOptimizer);
     let wide = predict(&s, "dp1");
     let narrow = predict(&s, "dp1 optim_states=8bit_moments");
-    let weights = part(&wide, "parameters") / 4;
-    assert_eq!(part(&wide, "optimizer"), 8 * weights);
+    let weights = wide.memory_of("parameters").0 / 4;
+    assert_eq!(wide.memory_of("optimizer").0, 8 * weights);
     let table = (50257 + 1024) * 1600;
     let rest = weights - table;
     let moments = 2 * (rest + rest.div_ceil(256) * 4) + 8 * table;
-    assert!(part(&narrow, "optimizer").abs_diff(moments) <= 16);
+    assert!(narrow.memory_of("optimizer").0.abs_diff(moments) <= 16);
     // 2039 GB/s of the device, 0.38 of it; the gradient norm is the same in both.
     let step = |bytes: f64, share: f64| bytes * weights as f64 / (2039e9 * share);
     let difference = step(28.0, 0.27) - step(16.0 + 4.0 * 4.0 / 256.0, 0.38);
@@ -237,7 +239,7 @@ fn moments_in_eight_bits() {
 #[test]
 fn activations_on_the_host() {
     let mut s = scenario(1, "megatron-core");
-    let saved = |p: &Prediction| part(p, "saved activations");
+    let saved = |p: &Prediction| p.memory_of("saved activations").0;
     let all = predict(&s, "dp1 recompute=none");
     let half = predict(&s, "dp1 recompute=none offload_layers=24");
     let layer = half.host_memory.used.0 / 24;

@@ -37,7 +37,7 @@ fn breakdown(plan: &str, gathers_in_step: bool) -> Breakdown {
     costs.predict(&plan).expect("priced").breakdown
 }
 
-/// Seconds of data-parallel messages that no computation hides.
+/// Seconds in which ranks wait for data-parallel messages, because no computation runs beside them.
 fn exposed(plan: &str, gathers_in_step: bool) -> f64 {
     breakdown(plan, gathers_in_step).dp_exposed_s
 }

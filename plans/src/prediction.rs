@@ -64,6 +64,16 @@ impl Prediction {
         self.usable_by_rank[self.peak_rank as usize]
     }
 
+    /// Bytes of those parts of the heaviest rank's peak whose names begin with these words, such as `optimizer`.
+    #[must_use]
+    pub fn memory_of(&self, name: &str) -> Bytes {
+        let parts = self
+            .memory
+            .iter()
+            .filter(|part| part.name.starts_with(name));
+        Bytes(parts.map(|part| part.bytes).sum())
+    }
+
     /// The MFU by the PaLM convention if it differs by 1% or more from the one that counts only visible keys: what to
     /// print beside it.
     #[must_use]

@@ -37,7 +37,7 @@ pub struct Recipe {
 pub enum MemoryCounter {
     /// Bytes of tensors that are alive.
     Allocated,
-    /// The same in the first step, in which the optimizer has no states before its update.
+    /// Bytes of tensors that are alive during the first step. The optimizer has no states until it updates at the end of that step.
     AllocatedInFirstStep,
 }
 

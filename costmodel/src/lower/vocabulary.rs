@@ -1,8 +1,8 @@
 //! Kernels of the embedding, and of the loss and its gradient.
 //!
-//! Megatron-LM computes both by chains of PyTorch operators, most of which read and write one number for each token. They hardly
-//! occupy the GPU, but the host needs its time to launch each of them, and where layers are small the GPU waits for that. The
-//! constants here are numbers of operators in Megatron-LM v2.6: `mpu/layers.py`, `mpu/cross_entropy.py`, `pretrain_gpt.py` and
+//! Megatron-LM computes both by chains of PyTorch operators, most of which read and write one number for each token. Such an operator
+//! is done on the GPU sooner than the host can launch the next. A model with small layers waits for these launches, so they are
+//! counted: the constants here are numbers of operators in Megatron-LM v2.6: `mpu/layers.py`, `mpu/cross_entropy.py`, `pretrain_gpt.py` and
 //! `megatron/utils.py`.
 
 use catalog::Axis;
@@ -18,7 +18,8 @@ use crate::price::MemoryKind;
 const OF_A_BATCH: u32 = 11;
 /// Operators that set to zero what a rank looks up of tokens outside its part of the vocabulary.
 const OF_A_MASKED_EMBEDDING: u32 = 7;
-/// Operators of the loss: 17 of the cross-entropy, nine of its mean over tokens, ranks and micro-batches.
+/// Operators of the loss: 17 compute the cross-entropy of every token, and nine average it over tokens, data-parallel ranks and
+/// micro-batches.
 const OF_THE_LOSS: u32 = 26;
 /// All-reduces of the loss that the trace leaves out where ranks hold parts of the vocabulary: one finds the largest logit, one
 /// fetches the logit of the label. (The trace has the third, of the sum of exponentials.)
