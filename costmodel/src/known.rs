@@ -65,6 +65,8 @@ enum Only {
     ByTensor,
     /// Predictions of strategies that reduce gradients in buckets after backward.
     Bucketed,
+    /// Predictions of mixtures of experts for runtimes with [`catalog::runtime::Rewrite::LaunchExpertsApart`].
+    ExpertsApart,
 }
 
 impl Only {
@@ -82,7 +84,8 @@ impl Only {
             | Self::EightBits
             | Self::GraphedStep
             | Self::ByTensor
-            | Self::Bucketed => false,
+            | Self::Bucketed
+            | Self::ExpertsApart => false,
         }
     }
 }
@@ -229,6 +232,12 @@ known! {
     CALLS_PER_BUCKETED_GRADIENT: "launches that last as long as putting a gradient into a bucket" = 2.0, Times, Assumed,
         "DeepSpeed stage2.py@v0.5.6, reduce_independent_p_g_buckets_and_remove_grads and average_tensor: one copy, seven calls that launch nothing, and a loop in Python over the ranks that own parts of the gradient",
         Only::Bucketed;
+    CALLS_PER_EXPERT_GRADIENT: "launches that last as long as handing the gradient of one expert's weight to data parallelism" = 1.0, Times, Assumed,
+        "NVIDIA/Megatron-LM@d98e8a6, core/distributed/distributed_data_parallel.py, _make_backward_post_hook: autograd calls a function in Python for every weight and micro-batch",
+        Only::ExpertsApart;
+    CAST_OF_EXPERT: "time in which C++ launches a kernel that casts the rows of one expert" = 5e-6, Microseconds, Published,
+        "cudaLaunchKernel and dispatch 2-5 us, upper end (kernel-launch notes gathered 2026-11)",
+        Only::ExpertsApart;
     EIGHT_BIT_OPTIMIZER: "optimizer with 8-bit moments, of memory bandwidth" = 0.38, Times, Published,
         "bitsandbytes Adam on V100, 47 ms for 16 bytes of each of a billion 32-bit weights (Dettmers et al., arXiv:2110.02861, runtimes)",
         Only::EightBits;
@@ -303,6 +312,8 @@ pub(crate) struct Uses {
     pub(crate) by_tensor: bool,
     /// Gradients are put into buckets one after the other, once backward has ended.
     pub(crate) bucketed: bool,
+    /// The model has experts, and each expert's matrix products are launched by themselves.
+    pub(crate) experts_apart: bool,
 }
 
 /// Provenance rows of the numbers that these features bring in.
@@ -314,6 +325,7 @@ pub(crate) fn rows_of_strategy(uses: Uses) -> Vec<UsedConstant> {
         Only::PortableExperts => uses.portable_experts,
         Only::ByTensor => uses.by_tensor,
         Only::Bucketed => uses.bucketed,
+        Only::ExpertsApart => uses.experts_apart,
         Only::Any | Only::Parts(_) | Only::Network(_) => false,
     };
     ALL.iter().filter(needed).map(Known::row).collect()

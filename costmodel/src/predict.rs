@@ -364,6 +364,7 @@ fn of_strategy(scenario: &Scenario, strategy: &Strategy) -> Vec<UsedConstant> {
         bucketed: states::buckets_after_backward(scenario, strategy),
         graphed_step,
         portable_experts: experts && rewrites.contains(&Rewrite::PortableExperts),
+        experts_apart: experts && rewrites.contains(&Rewrite::LaunchExpertsApart),
     });
     if let Some(host) = scenario.cluster.host.as_ref().filter(|_| on_host) {
         used.push(constant("link of a device to its host", &host.link));

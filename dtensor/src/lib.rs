@@ -24,8 +24,9 @@ pub use error::DTensorError;
 pub use layout::BlockPosition;
 pub use operator::{
     Attention, AttentionPiece, AttentionShape, Collective, CollectiveKind, Convolution, CostClass,
-    Exchange, Expert, Factor, GatedNorm, Gemm, Gradient, Moves, Nonlinearity, Norm, Operator,
-    Pointwise, Product, Recurrent, Rotary, Route, Scan, ScanRule, Site, SoftmaxRule, Token,
+    Exchange, Expert, Factor, GatedNorm, GatedUnit, Gemm, Gradient, Moves, Nonlinearity, Norm,
+    Operator, Pointwise, Product, Recurrent, Rotary, Route, Scan, ScanRule, Site, SoftmaxRule,
+    Token,
 };
 pub use operators::{EIGHT_BIT_MULTIPLE, ScanWork};
 pub use placement::{BLOCK_AXES, BlockMesh, Parts, Placement, Placements};

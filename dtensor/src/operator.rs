@@ -186,12 +186,10 @@ pub struct Norm {
 pub enum Pointwise {
     /// A nonlinearity.
     Activation(Nonlinearity),
-    /// A gated nonlinearity, `f(gate) · up`, of two tensors.
-    Gated(Nonlinearity),
-    /// A gated nonlinearity of one tensor that holds gate and up.
-    FusedGated(Nonlinearity),
-    /// `g·σ(1.702·g)·(u + 1)`, with `g` clamped from above by this limit and `u` to ± the limit.
-    BoundedGlu(f64),
+    /// A gated linear unit of two tensors, gate and up.
+    Gated(GatedUnit),
+    /// A gated linear unit of one tensor that holds gate and up.
+    FusedGated(GatedUnit),
     /// Soft cap `c·tanh(x/c)` with this bound `c`.
     Cap(f64),
     /// Rotary positions of queries or keys.
@@ -233,6 +231,15 @@ pub struct Nonlinearity {
     pub function: Activation,
     /// Whether a GELU uses the tanh approximation.
     pub tanh: bool,
+}
+
+/// What a gated linear unit makes of gate `g` and up `u` (Shazeer 2020, arXiv:2002.05202).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum GatedUnit {
+    /// `f(g)·u`.
+    Plain(Nonlinearity),
+    /// gpt-oss's `g·σ(1.702·g)·(u + 1)`, with `g` clamped from above by this limit and `u` to ± the limit.
+    Bounded(f64),
 }
 
 /// Rotary position embedding of dimensions `first..first + dims` of every head of `head_dim` columns.

@@ -3,7 +3,7 @@
 
 use catalog::model::{Mlp, Moe, Position, Residual};
 use catalog::{AdaptedModule, DType, LayerClass, LayerKind};
-use dtensor::{DTensor, Nonlinearity, Placement, Placements, Route, Site};
+use dtensor::{DTensor, GatedUnit, Nonlinearity, Placement, Placements, Route, Site};
 
 use crate::attention::{grouped, latent};
 use crate::error::ModelError;
@@ -144,11 +144,11 @@ impl Block<'_, '_, '_> {
         let inner = if mlp.gated && mlp.fused_gate_up {
             let both = into(n.gate_up, 2 * ffn)?;
             self.tape
-                .fused_gated_activation(&activation, self.nonlinearity(), &both)
+                .fused_gated_activation(&activation, self.gated_unit(), &both)
         } else if mlp.gated {
             let (gate, up) = (into(n.gate, ffn)?, into(n.up, ffn)?);
             self.tape
-                .gated_activation(&activation, self.nonlinearity(), &gate, &up)
+                .gated_activation(&activation, self.gated_unit(), &gate, &up)
         } else {
             let up = into(n.up, ffn)?;
             self.tape.activation(&activation, self.nonlinearity(), &up)
@@ -162,6 +162,13 @@ impl Block<'_, '_, '_> {
         Nonlinearity {
             function: self.model.mlp.activation,
             tanh: self.model.constants.gelu_tanh,
+        }
+    }
+
+    fn gated_unit(&self) -> GatedUnit {
+        match self.model.constants.bounded_glu {
+            Some(limit) => GatedUnit::Bounded(limit),
+            None => GatedUnit::Plain(self.nonlinearity()),
         }
     }
 
@@ -219,21 +226,23 @@ impl Block<'_, '_, '_> {
     fn expert_mlp(&mut self, moe: &Moe, rows: &DTensor) -> Result<DTensor, ModelError> {
         let hidden = self.model.hidden;
         let activation = format!("{}.experts.act_fn", self.names.moe);
-        let up = |block: &mut Self| block.expert_linear(moe, rows, 1, [moe.expert_ffn, hidden]);
-        let inner = if self.model.mlp.gated {
-            let gate = self.expert_linear(moe, rows, 0, [moe.expert_ffn, hidden])?;
-            let up = up(self)?;
-            match self.model.constants.bounded_glu {
-                Some(limit) => self.tape.bounded_glu(&activation, &gate, &up, limit),
-                None => self
-                    .tape
-                    .gated_activation(&activation, self.nonlinearity(), &gate, &up),
-            }
+        let (mlp, names) = (&self.model.mlp, self.names);
+        let mut into =
+            |name: &str, width: u64| self.expert_linear(moe, rows, name, [width, hidden]);
+        let inner = if mlp.gated && mlp.fused_gate_up {
+            let both = into(names.expert_gate_up, 2 * moe.expert_ffn)?;
+            self.tape
+                .fused_gated_activation(&activation, self.gated_unit(), &both)
+        } else if mlp.gated {
+            let gate = into(names.expert[0], moe.expert_ffn)?;
+            let up = into(names.expert[1], moe.expert_ffn)?;
+            self.tape
+                .gated_activation(&activation, self.gated_unit(), &gate, &up)
         } else {
-            let up = up(self)?;
+            let up = into(names.expert[1], moe.expert_ffn)?;
             self.tape.activation(&activation, self.nonlinearity(), &up)
         };
-        self.expert_linear(moe, &inner, 2, [hidden, moe.expert_ffn])
+        self.expert_linear(moe, &inner, names.expert[2], [hidden, moe.expert_ffn])
     }
 
     /// One projection of all experts, given its index in [`Names::expert`](crate::names::Names::expert), with its
@@ -242,11 +251,11 @@ impl Block<'_, '_, '_> {
         &mut self,
         moe: &Moe,
         x: &DTensor,
-        index: usize,
+        name: &str,
         [out, inner]: [u64; 2],
     ) -> Result<DTensor, ModelError> {
         let groups = moe.experts.div_ceil(self.tape.mesh().ep);
-        let scope = format!("{}.{}", self.names.moe, self.names.expert[index]);
+        let scope = format!("{}.{}", self.names.moe, name);
         let (experts, dtype) = (moe.experts, self.dtype);
         let mut own = |name: &str, shape: &[u64]| {
             self.tape

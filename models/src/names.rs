@@ -39,6 +39,8 @@ pub struct Names {
     pub up: &'static str,
     /// Fused gate and up projection.
     pub gate_up: &'static str,
+    /// Fused gate and up projection of an expert.
+    pub expert_gate_up: &'static str,
     /// Down projection.
     pub down: &'static str,
     /// Norm before attention.
@@ -75,6 +77,7 @@ const LLAMA: Names = Names {
     gate: "gate_proj",
     up: "up_proj",
     gate_up: "gate_up_proj",
+    expert_gate_up: "experts.{expert}.gate_up_proj",
     down: "down_proj",
     norm1: "input_layernorm",
     norm2: "post_attention_layernorm",

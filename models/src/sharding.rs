@@ -117,6 +117,9 @@ fn parameters(model: &ModelConfig, n: &Names) -> Vec<Pattern> {
         let shard = vec![(Axis::Etp, Placement::Shard(dim))];
         patterns.push((format!("{}\\.{expert}\\.{ending}", n.moe), shard));
     }
+    let halves = vec![(Axis::Etp, Placement::Interleaved(0, Parts::HALVES))];
+    let expert = regex::escape(n.expert_gate_up);
+    patterns.push((format!("{}\\.{expert}\\.(weight|bias)", n.moe), halves));
     patterns.push((
         format!(
             "/?({}|{})\\.(weight|bias)",

@@ -11,7 +11,7 @@ use crate::block_cost;
 use crate::issue::Order;
 use crate::known;
 use crate::launches::Launch;
-use crate::lower::{Kernel, KernelKind, Lowered, recomputed};
+use crate::lower::{Kernel, KernelKind, Lowered, casts, recomputed};
 use crate::price::{MemoryKind, TablePrices};
 use crate::spread::Spread;
 use crate::states::Elements;
@@ -182,7 +182,7 @@ impl Timed<'_> {
             KernelKind::GroupedGemm { groups, .. }
                 if self.of.lowering.has(Rewrite::LaunchExpertsApart) =>
             {
-                groups
+                return self.host_of_expert(kernel) * groups as f64;
             }
             KernelKind::GroupedGemm { .. } | KernelKind::Comm(_) => 1,
             _ if graphed => 0,
@@ -192,10 +192,33 @@ impl Timed<'_> {
             }
             _ => 1,
         };
-        self.of
-            .scenario
-            .by_host(&self.of.scenario.runtime.overheads.launch)
-            * launches as f64
+        self.launch() * launches as f64
+    }
+
+    /// Time that the host takes to launch one kernel.
+    fn launch(&self) -> Seconds {
+        let scenario = &self.of.scenario;
+        scenario.by_host(&scenario.runtime.overheads.launch)
+    }
+
+    /// Time that the host takes for one expert's part of a grouped product that is launched expert by expert: the product, the
+    /// casts of its rows to 8 bits, and what data parallelism does with the gradient of its weight.
+    fn host_of_expert(&self, kernel: &Kernel) -> Seconds {
+        if is_weight_gradient(kernel) {
+            return self.launch() * (1.0 + known::CALLS_PER_EXPERT_GRADIENT.factor());
+        }
+        let eight_bits = matches!(
+            kernel.kind,
+            KernelKind::GroupedGemm {
+                low_precision: true,
+                ..
+            }
+        );
+        let casts = match self.of.lowering.fp8_recipe {
+            _ if !eight_bits => 0,
+            recipe => casts::kernels_per_expert(recipe),
+        };
+        self.launch() + known::CAST_OF_EXPERT.seconds() * f64::from(casts)
     }
 
     /// Time of a kernel or message by itself.

@@ -80,6 +80,18 @@ fn quantised(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Option<(
     Some((Bytes(per_element * elements), launches))
 }
 
+/// Kernels by which Transformer Engine casts the rows that go to one expert to 8 bits. Scales of earlier steps cast the rows of
+/// all experts in one kernel. A scale of the rows' own largest magnitude takes four for each expert: one clears the magnitude,
+/// one finds it, one turns it into a scale, one casts (v2.8, `csrc/extensions/cast.cpp`, `multi_tensor_quantize_impl`, and
+/// `csrc/quantizer.cpp`).
+pub(crate) const fn kernels_per_expert(recipe: Fp8Recipe) -> u32 {
+    match recipe {
+        Fp8Recipe::Delayed => 0,
+        Fp8Recipe::Tensorwise => 4,
+        Fp8Recipe::Rowwise | Fp8Recipe::Blockwise | Fp8Recipe::Mxfp8 => 1,
+    }
+}
+
 /// Bytes and launches of scaling both operands by their largest magnitudes: one pass finds it, one casts. An operand
 /// that the previous product cast is not cast again: projections read the same activations, and both gradient products
 /// the output's gradient, which is written both ways (`devices/cuda/src/run/eight_bits.rs`).

@@ -7,7 +7,7 @@
 //! column are small, and are left out.
 
 use catalog::Bytes;
-use dtensor::{AnyOp, Expert, Gradient, Operator, Pass, Pointwise, Product, Trace};
+use dtensor::{AnyOp, Expert, GatedUnit, Gradient, Operator, Pass, Pointwise, Product, Trace};
 
 use super::kernel::Chain;
 use super::lowering::Lowering;
@@ -59,12 +59,15 @@ pub(super) fn bias(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Op
 /// other operator. Forward clamps each input and joins both into one tensor. Backward compares one input with its upper bound
 /// and the other with both of its bounds, sets the gradients of clamped elements to zero, and joins the gradients.
 pub(super) fn bounds(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Option<Chain> {
-    let bounded = matches!(op.operator, Operator::Pointwise(Pointwise::BoundedGlu(_)));
+    let bounded = is_bounded(op.operator);
     if !bounded || !lowering.runs_experts_apart() {
         return None;
     }
-    // Both inputs and their gradients have this shape and type.
-    let half = trace.tensor(op.inputs[0]);
+    // Gate, up and their gradients have this shape and type: that of the result.
+    let half = match op.pass {
+        Pass::Forward => trace.tensor(op.outputs[0]),
+        Pass::BackwardInput | Pass::BackwardWeight => trace.tensor(op.inputs[0]),
+    };
     let (elements, size, flag) = (half.elements(), half.dtype.size(), 1);
     let (bytes, launches) = match op.pass {
         Pass::Forward => (2 * 2 * size + 2 * 2 * size, 3),
@@ -78,6 +81,15 @@ pub(super) fn bounds(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> 
         bytes: Bytes(elements * bytes),
         launches,
     })
+}
+
+fn is_bounded(operator: Operator) -> bool {
+    matches!(
+        operator,
+        Operator::Pointwise(
+            Pointwise::Gated(GatedUnit::Bounded(_)) | Pointwise::FusedGated(GatedUnit::Bounded(_))
+        )
+    )
 }
 
 /// Whether an activation reads what this bias is added to, as it does after the first product.
@@ -179,8 +191,7 @@ mod tests {
     fn bounds_of_gated_activations_are_operators_beside_the_fused_activation() {
         // Forward's activation shares a kernel with the bias before it.
         let bias = |operator: Operator| operator == Operator::Expert(Expert::Bias);
-        let bounded =
-            |operator: Operator| matches!(operator, Operator::Pointwise(Pointwise::BoundedGlu(_)));
+        let bounded = |operator: Operator| is_bounded(operator);
         let mut runtime = catalog::load::runtime(APART).expect("a preset");
         let both = |runtime: &Runtime| {
             let ([forward, _], [_, backward]) = (of(runtime, bias), of(runtime, bounded));

@@ -115,9 +115,6 @@ impl<'t> Block<'t> {
 pub(super) fn is_activation(pointwise: Pointwise) -> bool {
     matches!(
         pointwise,
-        Pointwise::Activation(_)
-            | Pointwise::Gated(_)
-            | Pointwise::FusedGated(_)
-            | Pointwise::BoundedGlu(_)
+        Pointwise::Activation(_) | Pointwise::Gated(_) | Pointwise::FusedGated(_)
     )
 }

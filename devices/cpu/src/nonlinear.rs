@@ -2,6 +2,7 @@
 //! compiled for it and vectorise.
 
 use catalog::model::Activation;
+use dtensor::{GatedUnit, Nonlinearity};
 
 use super::math::{exp, sigmoid, tanh};
 
@@ -55,10 +56,10 @@ impl<S: Scalar> Nonlinear for S {
     }
 }
 
-/// The kernels of a nonlinearity; `tanh` says that a GELU is the tanh approximation.
-pub(super) fn kernels(function: Activation, tanh: bool) -> &'static dyn Nonlinear {
-    match function {
-        Activation::Gelu if tanh => &GeluTanh,
+/// The kernels of a nonlinearity.
+pub(super) fn kernels(of: Nonlinearity) -> &'static dyn Nonlinear {
+    match of.function {
+        Activation::Gelu if of.tanh => &GeluTanh,
         Activation::Gelu => &Gelu,
         Activation::Silu => &Silu,
         Activation::Relu => &Relu,
@@ -66,19 +67,35 @@ pub(super) fn kernels(function: Activation, tanh: bool) -> &'static dyn Nonlinea
     }
 }
 
+/// A gated linear unit: `out` of the gate and up projections.
+pub(super) fn gated(unit: GatedUnit, out: &mut [f32], gate: &[f32], up: &[f32]) {
+    match unit {
+        GatedUnit::Plain(function) => kernels(function).gated(out, gate, up),
+        GatedUnit::Bounded(limit) => bounded_glu(out, gate, up, limit as f32),
+    }
+}
+
+/// Backward of a gated linear unit: gradients take the places of the gate and up projections.
+pub(super) fn gated_backward(unit: GatedUnit, gate: &mut [f32], up: &mut [f32], dy: &[f32]) {
+    match unit {
+        GatedUnit::Plain(function) => kernels(function).gated_backward(gate, up, dy),
+        GatedUnit::Bounded(limit) => bounded_glu_backward(gate, up, dy, limit as f32),
+    }
+}
+
 /// Steepness of the sigmoid in gpt-oss's gate.
 const STEEP: f32 = 1.702;
 
 /// `g ← min(g, c)·σ(1.702·min(g, c))·(clamp(u, ±c) + 1)`.
-pub(super) fn bounded_glu(gate: &mut [f32], up: &[f32], limit: f32) {
-    for (g, u) in gate.iter_mut().zip(up) {
+fn bounded_glu(out: &mut [f32], gate: &[f32], up: &[f32], limit: f32) {
+    for ((y, g), u) in out.iter_mut().zip(gate).zip(up) {
         let bounded = g.min(limit);
-        *g = bounded * sigmoid(STEEP * bounded) * (u.clamp(-limit, limit) + 1.0);
+        *y = bounded * sigmoid(STEEP * bounded) * (u.clamp(-limit, limit) + 1.0);
     }
 }
 
 /// Gradients in the places of gate and up projections; what lies beyond a bound has none.
-pub(super) fn bounded_glu_backward(gate: &mut [f32], up: &mut [f32], dy: &[f32], limit: f32) {
+fn bounded_glu_backward(gate: &mut [f32], up: &mut [f32], dy: &[f32], limit: f32) {
     for ((g, u), d) in gate.iter_mut().zip(up).zip(dy) {
         let bounded = g.min(limit);
         let s = sigmoid(STEEP * bounded);

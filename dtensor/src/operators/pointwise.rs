@@ -6,7 +6,7 @@ use catalog::model::Temperature;
 use crate::error::DTensorError;
 use crate::gradients::{Backward, Of};
 use crate::operator::{
-    Class, CostClass, Gradient, Name, Nonlinearity, Operator, Pointwise, Rotary,
+    Class, CostClass, GatedUnit, Gradient, Name, Nonlinearity, Operator, Pointwise, Rotary,
 };
 use crate::placement::{BLOCK_AXES, Placement};
 use crate::tape::{DTensor, Tape, no_rule};
@@ -31,43 +31,31 @@ impl Tape<'_> {
         self.pointwise(scope, Pointwise::Activation(function), &[x], &[x.id])
     }
 
-    /// The activation of a gated MLP: `act(gate) · up`. Saves both inputs.
+    /// The activation of a gated MLP. Saves both inputs.
     pub fn gated_activation(
         &mut self,
         scope: &str,
-        function: Nonlinearity,
+        unit: GatedUnit,
         gate: &DTensor,
         up: &DTensor,
     ) -> DTensor {
         let saved = [gate.id, up.id];
-        self.pointwise(scope, Pointwise::Gated(function), &[gate, up], &saved)
+        self.pointwise(scope, Pointwise::Gated(unit), &[gate, up], &saved)
     }
 
     /// As [`Tape::gated_activation`] on one tensor that holds gate and up, `[…, 2f]` → `[…, f]`.
     pub fn fused_gated_activation(
         &mut self,
         scope: &str,
-        function: Nonlinearity,
+        unit: GatedUnit,
         both: &DTensor,
     ) -> DTensor {
         let mut shape = both.shape.clone();
         *shape.last_mut().expect("activations have a last dim") /= 2;
         let out = self.output(scope, &shape, both.placements.of_a_part(), both.dtype);
-        let function = Operator::Pointwise(Pointwise::FusedGated(function));
-        self.record(scope, function, &[both], &out, &[both.id]);
+        let unit = Operator::Pointwise(Pointwise::FusedGated(unit));
+        self.record(scope, unit, &[both], &out, &[both.id]);
         out
-    }
-
-    /// gpt-oss's gated activation: `g·σ(1.702·g)·(u + 1)` of clamped inputs. Saves both inputs.
-    pub fn bounded_glu(
-        &mut self,
-        scope: &str,
-        gate: &DTensor,
-        up: &DTensor,
-        limit: f64,
-    ) -> DTensor {
-        let saved = [gate.id, up.id];
-        self.pointwise(scope, Pointwise::BoundedGlu(limit), &[gate, up], &saved)
     }
 
     /// Soft cap `c·tanh(x/c)`. Saves its input.
@@ -230,10 +218,13 @@ impl Pointwise {
         let activation = |gated| CostClass::Activation { gated };
         match self {
             Self::Activation(function) => (Name::Activation(function, false), activation(false)),
-            Self::Gated(function) | Self::FusedGated(function) => {
-                (Name::Activation(function, true), activation(true))
+            Self::Gated(unit) | Self::FusedGated(unit) => {
+                let name = match unit {
+                    GatedUnit::Plain(function) => Name::Activation(function, true),
+                    GatedUnit::Bounded(_) => "activation".into(),
+                };
+                (name, activation(true))
             }
-            Self::BoundedGlu(_) => ("activation".into(), activation(true)),
             Self::SigmoidGate => ("sigmoid gate".into(), activation(true)),
             Self::Cap(_) => ("activation".into(), activation(false)),
             Self::Rope(_) => ("rotary embedding".into(), CostClass::Rope),

@@ -5,14 +5,14 @@ use super::state::Run;
 use crate::block::GradientSink;
 use crate::machine::{Machine, Result};
 use crate::math::{row_sum, sigmoid, tanh};
-use crate::nonlinear::{self, Nonlinear};
+use crate::nonlinear;
 use crate::tensor::Tensor;
 use crate::tree::TreeSum;
 use crate::value::Value;
 use crate::{elementwise, tokens};
 use catalog::DType;
 use catalog::model::{NormKind, Temperature};
-use dtensor::{Gradient, Nonlinearity, Norm, Op, Pointwise, Rotary, TensorId};
+use dtensor::{GatedUnit, Gradient, Norm, Op, Pointwise, Rotary, TensorId};
 use std::borrow::Cow;
 
 impl Run<'_> {
@@ -127,22 +127,14 @@ impl Run<'_> {
         let copied = || x.f32().into_owned();
         let out = match pointwise {
             Pointwise::Activation(function) => {
-                let (f, mut out) = (kernels(function), copied());
+                let (f, mut out) = (nonlinear::kernels(function), copied());
                 elementwise::each_block(&mut out, threads, |_, x| f.forward(x));
                 out
             }
-            Pointwise::Gated(function) => self.gated(x, self.tensor(op.inputs[1])?, function),
-            Pointwise::FusedGated(function) => {
+            Pointwise::Gated(unit) => self.gated(x, self.tensor(op.inputs[1])?, unit),
+            Pointwise::FusedGated(unit) => {
                 *shape.last_mut().expect("activations have a last dim") /= 2;
-                self.fused_gated(x, function)
-            }
-            Pointwise::BoundedGlu(limit) => {
-                let up = self.tensor(op.inputs[1])?.f32();
-                let mut out = copied();
-                elementwise::each_block(&mut out, threads, |first, gate| {
-                    nonlinear::bounded_glu(gate, &up[first..], limit as f32);
-                });
-                out
+                self.fused_gated(x, unit)
             }
             Pointwise::Cap(bound) => {
                 let (cap, mut out) = (bound as f32, copied());
@@ -180,22 +172,22 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn gated(&self, gate: &Tensor, up: &Tensor, function: Nonlinearity) -> Vec<f32> {
-        let (f, gate, up) = (kernels(function), gate.f32(), up.f32());
+    fn gated(&self, gate: &Tensor, up: &Tensor, unit: GatedUnit) -> Vec<f32> {
+        let (gate, up) = (gate.f32(), up.f32());
         let mut out = vec![0.0; gate.len()];
         elementwise::each_block(&mut out, self.threads(), |first, out| {
-            f.gated(out, &gate[first..], &up[first..]);
+            nonlinear::gated(unit, out, &gate[first..], &up[first..]);
         });
         out
     }
 
-    fn fused_gated(&self, both: &Tensor, function: Nonlinearity) -> Vec<f32> {
-        let (f, rows, columns) = (kernels(function), both.rows(), both.columns() / 2);
+    fn fused_gated(&self, both: &Tensor, unit: GatedUnit) -> Vec<f32> {
+        let (rows, columns) = (both.rows(), both.columns() / 2);
         let both = both.f32();
         let mut out = vec![0.0; rows * columns];
         elementwise::each_row(&mut out, columns, self.threads(), |row, out| {
             let (gate, up) = both[row * 2 * columns..][..2 * columns].split_at(columns);
-            f.gated(out, gate, up);
+            nonlinear::gated(unit, out, gate, up);
         });
         out
     }
@@ -209,7 +201,7 @@ impl Run<'_> {
     ) -> Result<()> {
         match pointwise {
             Pointwise::Activation(function) => {
-                let f = kernels(function);
+                let f = nonlinear::kernels(function);
                 self.derivative(op, forward, |x, dy| f.backward(x, dy))
             }
             Pointwise::Cap(bound) => {
@@ -221,14 +213,10 @@ impl Run<'_> {
                     }
                 })
             }
-            Pointwise::Gated(function) => {
-                let f = kernels(function);
-                self.both_derivatives(op, forward, |gate, up, dy| f.gated_backward(gate, up, dy))
-            }
-            Pointwise::BoundedGlu(limit) => self.both_derivatives(op, forward, |gate, up, dy| {
-                nonlinear::bounded_glu_backward(gate, up, dy, limit as f32);
+            Pointwise::Gated(unit) => self.both_derivatives(op, forward, |gate, up, dy| {
+                nonlinear::gated_backward(unit, gate, up, dy);
             }),
-            Pointwise::FusedGated(function) => self.fused_gated_backward(op, forward, function),
+            Pointwise::FusedGated(unit) => self.fused_gated_backward(op, forward, unit),
             Pointwise::Scale(factor) => {
                 let dy = self.tensor(op.inputs[0])?;
                 let factor = rounded(factor, dy.dtype());
@@ -310,15 +298,14 @@ impl Run<'_> {
         &mut self,
         op: &Op<Gradient>,
         forward: &Op,
-        function: Nonlinearity,
+        unit: GatedUnit,
     ) -> Result<()> {
-        let f = kernels(function);
         let dy = self.tensor(op.inputs[0])?.f32();
         let x = self.tensor(forward.inputs[0])?;
         let (shape, mut out, columns) = (x.shape.clone(), x.f32().into_owned(), x.columns() / 2);
         elementwise::each_row(&mut out, 2 * columns, self.threads(), |row, both| {
             let (gate, up) = both.split_at_mut(columns);
-            f.gated_backward(gate, up, &dy[row * columns..]);
+            nonlinear::gated_backward(unit, gate, up, &dy[row * columns..]);
         });
         self.put_tensor(op.outputs[0], shape, out);
         Ok(())
@@ -459,10 +446,6 @@ fn dropped(x: &[f32], mask: &[u8], probability: f64, threads: usize) -> Vec<f32>
         }
     });
     out
-}
-
-fn kernels(of: Nonlinearity) -> &'static dyn Nonlinear {
-    nonlinear::kernels(of.function, of.tanh)
 }
 
 /// A scalar factor rounded to the type of the tensor it multiplies.

@@ -1,13 +1,13 @@
 //! Backward of a pass: which kernels each traced operator runs.
 
 use super::machine::GradientSink;
-use super::state::{Run, UNTRAINED, no_kernel, rounded, unsupported};
+use super::state::{FUSED_BOUNDED, Run, UNTRAINED, no_kernel, rounded, unsupported};
 use crate::error::Result;
 use crate::ops::NormGradient;
 use crate::tensor::Tensor;
 use dtensor::{
-    AttentionPiece, Expert, Factor, Gradient, Norm, Op, Pointwise, Product, TensorId, Token, View,
-    ViewKind,
+    AttentionPiece, Expert, Factor, GatedUnit, Gradient, Norm, Op, Pointwise, Product, TensorId,
+    Token, View, ViewKind,
 };
 
 impl Run<'_> {
@@ -276,13 +276,16 @@ impl Run<'_> {
             Pointwise::Activation(function) => {
                 (device.activation_backward(function, dy, input(0)?)?, None)
             }
-            Pointwise::Gated(function) => {
+            Pointwise::Gated(GatedUnit::Plain(function)) => {
                 device.gated_backward(function, dy, input(0)?, Some(input(1)?))?
             }
-            Pointwise::FusedGated(function) => {
+            Pointwise::FusedGated(GatedUnit::Plain(function)) => {
                 device.gated_backward(function, dy, input(0)?, None)?
             }
-            Pointwise::BoundedGlu(limit) => {
+            Pointwise::FusedGated(GatedUnit::Bounded(_)) => {
+                return Err(no_kernel(FUSED_BOUNDED, &op.scope));
+            }
+            Pointwise::Gated(GatedUnit::Bounded(limit)) => {
                 let [d_gate, d_up] =
                     device.bounded_glu_backward(dy, input(0)?, input(1)?, limit as f32)?;
                 (d_gate, Some(d_up))

@@ -1,13 +1,13 @@
 //! Forward of a pass: which kernels each traced operator runs.
 
-use super::state::{Run, UNTRAINED, no_kernel, rounded, unsupported};
+use super::state::{FUSED_BOUNDED, Run, UNTRAINED, no_kernel, rounded, unsupported};
 use crate::error::Result;
 use crate::launcher::{Place, threshold};
 use crate::ops::{Dropout, Rope};
 use crate::tensor::Tensor;
 use dtensor::{
-    self, AttentionPiece, Expert, Norm, Op, Operator, Pointwise, Product, Rotary, TensorId, Token,
-    View, ViewKind,
+    self, AttentionPiece, Expert, GatedUnit, Norm, Op, Operator, Pointwise, Product, Rotary,
+    TensorId, Token, View, ViewKind,
 };
 use std::rc::Rc;
 
@@ -73,9 +73,16 @@ impl Run<'_> {
         let device = self.device();
         let out = match pointwise {
             Pointwise::Activation(function) => device.activation(function, x)?,
-            Pointwise::Gated(function) => device.gated(function, x, Some(second()?))?,
-            Pointwise::FusedGated(function) => device.gated(function, x, None)?,
-            Pointwise::BoundedGlu(limit) => device.bounded_glu(x, second()?, limit as f32)?,
+            Pointwise::Gated(GatedUnit::Plain(function)) => {
+                device.gated(function, x, Some(second()?))?
+            }
+            Pointwise::FusedGated(GatedUnit::Plain(function)) => device.gated(function, x, None)?,
+            Pointwise::Gated(GatedUnit::Bounded(limit)) => {
+                device.bounded_glu(x, second()?, limit as f32)?
+            }
+            Pointwise::FusedGated(GatedUnit::Bounded(_)) => {
+                return Err(no_kernel(FUSED_BOUNDED, &op.scope));
+            }
             Pointwise::Cap(bound) => device.cap(x, bound as f32)?,
             Pointwise::Rope(rotary) => self.turned(x, op.inputs[0], &rotary, false)?,
             Pointwise::Scale(factor) => device.scale(x, rounded(factor, x.dtype))?,

@@ -107,6 +107,9 @@ pub(super) fn no_kernel(operator: &str, scope: &str) -> CudaError {
     unsupported(operator, scope, "which has a kernel for the cpu only")
 }
 
+/// A gated linear unit with bounds, of one tensor that holds gate and up.
+pub(super) const FUSED_BOUNDED: &str = "bounded activation of fused projections";
+
 /// The error for an operator without a kernel.
 pub(super) fn unsupported(operator: &str, scope: &str, reason: &str) -> CudaError {
     CudaError::Unsupported {
