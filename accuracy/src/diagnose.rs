@@ -247,7 +247,7 @@ fn hypothesis(cause: &str, evidence: String, share: f64) -> Hypothesis {
 }
 
 fn another_batch(log: &TrainingLog, planned: u64) -> Option<Hypothesis> {
-    let batch = log.steps.iter().rev().find_map(|s| s.global_batch)?;
+    let batch = log.global_batch()?;
     let cause = "the run is not the plan: another global batch";
     let evidence = format!("the log has {batch} sequences per step, the plan {planned}");
     (batch != planned).then(|| hypothesis(cause, evidence, 1.0))

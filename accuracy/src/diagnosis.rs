@@ -164,9 +164,13 @@ impl<'a> Diagnosis<'a> {
     }
 }
 
+/// Tokens per second and GPU of the measured steps, of as many sequences as the log says, or else the plan.
 fn tokens_per_s(run: &LoggedRun) -> f64 {
     let workload = &run.plan.costs.scenario().workload;
-    workload.tokens_per_step() as f64 / workload.gpus as f64 / run.steady.median()
+    let sequences = run.log.global_batch().unwrap_or(workload.global_batch);
+    let tokens =
+        workload.tokens_per_step() as f64 / workload.global_batch as f64 * sequences as f64;
+    tokens / workload.gpus as f64 / run.steady.median()
 }
 
 fn tflops(run: &LoggedRun) -> Option<f64> {

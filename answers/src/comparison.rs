@@ -27,7 +27,7 @@ struct CompareJson {
 pub struct Comparison {
     first: Prediction,
     second: Prediction,
-    /// Decisions that differ: name, value of the first plan, value of the second.
+    /// Facts of the jobs, and then decisions, that differ: name, value of the first plan, value of the second.
     changed: Vec<(String, String, String)>,
 }
 
@@ -39,7 +39,9 @@ pub fn compare(first: &Planned, second: &Planned) -> Result<Comparison, AnswerEr
     Ok(Comparison {
         first: first.prediction()?,
         second: second.prediction()?,
-        changed: changed(&first.shares(), &second.shares()),
+        changed: (other_job(first, second).into_iter())
+            .chain(changed(&first.shares(), &second.shares()))
+            .collect(),
     })
 }
 
@@ -118,6 +120,15 @@ pub fn page(plans: &[(String, Planned)]) -> Result<String, AnswerError> {
         &compared,
         env!("CARGO_PKG_VERSION"),
     ))
+}
+
+/// What plans are for, where it differs.
+fn other_job(first: &Planned, second: &Planned) -> Vec<(String, String, String)> {
+    let facts = first.facts().into_iter().zip(second.facts());
+    facts
+        .filter(|(a, b)| a != b)
+        .map(|((name, a), (_, b))| (name.to_owned(), a, b))
+        .collect()
 }
 
 /// Decisions that differ, group by group; where plans have unlike many groups of replicas, their numbers.

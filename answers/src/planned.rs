@@ -83,16 +83,26 @@ impl Planned {
     /// What it is for: model, devices and runtime.
     #[must_use]
     pub fn job(&self) -> String {
+        let [model, devices, runtime, ..] = self.facts().map(|(_, value)| value);
+        format!("{model} on {devices}, {runtime}")
+    }
+
+    /// What it is for, fact by fact: model, devices, runtime, and the sequences of a step.
+    #[must_use]
+    pub fn facts(&self) -> [(&'static str, String); 6] {
         let scenario = match self {
             Self::Alike(plan) => plan.costs.scenario(),
             Self::Groups(_, together) => &together.inputs.scenario,
         };
-        format!(
-            "{} on {}, {}",
-            scenario.model.name,
-            scenario.cluster.devices(scenario.workload.gpus),
-            scenario.runtime.name
-        )
+        let workload = &scenario.workload;
+        [
+            ("model", scenario.model.name.clone()),
+            ("devices", scenario.cluster.devices(workload.gpus)),
+            ("runtime", scenario.runtime.name.clone()),
+            ("sequences per step", workload.global_batch.to_string()),
+            ("tokens per sequence", workload.seq_len.to_string()),
+            ("precision", workload.precision.name().to_owned()),
+        ]
     }
 
     /// The sequences of a step and the strategy of its replicas, group by group; one group if all are alike.

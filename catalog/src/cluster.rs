@@ -298,6 +298,17 @@ pub struct Link {
     pub latency: Sourced<Seconds>,
 }
 
+/// Bandwidth of a PCI Express 5.0 link of 16 lanes, bytes per second.
+const PCI_EXPRESS: f64 = 64e9;
+
+impl Link {
+    /// Whether a link between GPUs of a node is PCI Express: NVLink is faster than its fifth generation.
+    #[must_use]
+    pub fn is_pci_express(&self) -> bool {
+        self.bandwidth.value.0 <= PCI_EXPRESS
+    }
+}
+
 /// How a collective library sends between scale-up domains (NCCL's `NCCL_ALGO`).
 #[derive(
     Clone,

@@ -25,9 +25,6 @@ pub enum Dispatcher {
     HybridEp,
 }
 
-/// Bandwidth of a PCI Express 5.0 link of 16 lanes, bytes per second: faster links inside a node are NVLink.
-const PCI_EXPRESS: f64 = 64e9;
-
 impl Dispatcher {
     /// Every way.
     pub const ALL: [Self; 4] = [
@@ -82,7 +79,7 @@ impl Dispatcher {
                 false
             }
         };
-        let nvlink = cluster.scale_up.bandwidth.value.0 > PCI_EXPRESS;
+        let nvlink = !cluster.scale_up.is_pci_express();
         let rdma = matches!(cluster.fabric, Fabric::InfiniBand | Fabric::Roce);
         of_device && nvlink && (rdma || !across)
     }

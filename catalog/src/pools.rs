@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::cluster::{Cluster, Link, Pool, Pools};
+use crate::device::Architecture;
 use crate::error::SpecError;
 use crate::mistake::Mistake;
 use crate::provenance::{Origin, Sourced};
@@ -35,6 +36,14 @@ pub(crate) fn read(
         let message = format!("{} pools; expected at most {MOST}", pools.len());
         return Err(wrong(line, Mistake::new(message)));
     }
+    if let Some(part) = pools.iter().find(|pool| is_amd(pool) != is_amd(&pools[0])) {
+        let message = format!(
+            "`{}` and `{}` cannot train together: NCCL and RCCL share no communicator",
+            pools[0].arg, part.arg
+        );
+        let expected = "pools of GPUs of one vendor";
+        return Err(wrong(line, Mistake::new(message).expected(expected)));
+    }
     let mut bandwidth = None;
     let mut latency = None;
     for part in parts {
@@ -66,6 +75,11 @@ pub(crate) fn read(
         .check()
         .map_err(|(field, message)| wrong(line, Mistake::new(format!("{field}: {message}"))))?;
     Ok(cluster)
+}
+
+/// Whether its GPUs are AMD's, whose collective library is RCCL; all others are NVIDIA's.
+fn is_amd(pool: &Pool) -> bool {
+    pool.cluster.device.architecture == Architecture::Cdna3
 }
 
 /// `64 x dgx-a100`, or `8 nodes x dgx-a100`.

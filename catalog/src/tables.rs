@@ -106,6 +106,9 @@ pub fn measured_on(table: &str) -> Option<&'static MeasuredOn> {
 
 const ONE_NODE: &str = include_str!("../presets/collectives/one_node.csv");
 
+/// The table of one-node collectives of a host whose GPUs reach each other over PCI Express alone.
+pub const OVER_PCI_EXPRESS: &str = "rtx_pro_6000_server";
+
 /// Names of the devices with measured tables.
 pub fn gemm_names() -> impl Iterator<Item = &'static str> {
     GEMM.iter().map(|(name, _)| *name)

@@ -478,6 +478,13 @@ pub fn warnings(p: &Prediction) -> Vec<String> {
             p.p_fits
         ));
     }
+    if p.host_memory.used.0 > 0 && p.host_memory.there.is_none() {
+        said.push(format!(
+            "how much memory the hosts have is not known: {} in each are taken to be there (`memory` under `host` in a \
+             cluster file says how much there is)",
+            format::bytes(p.host_memory.used)
+        ));
+    }
     if p.evidence.starts_with("extrapolated") {
         said.push(
             "few published runs resemble this one: the intervals come from runs of other kinds"

@@ -46,6 +46,7 @@ pub const FLAGS: &[Row] = &[
     ("search --model gpt2 --gpus 16 --cluster '8 x dgx-a100 + 8 x dgx-h100' --from 'tp1 mbs1'", &[2], "--on with one of dgx-a100, dgx-h100"),
     ("search --model gpt2 --gpus 16 --cluster '8 x dgx-a100 + 8 x dgx-h100' --from 'tp1 mbs1' --on h200", &[2], "one of dgx-a100 (8 GPUs), dgx-h100 (8 GPUs)"),
     ("search --model gpt2 --gpus 16 --cluster '8 x dgx-a100 + 8 x dgx-h100' --from 'tp5 pp2'", &[2], "tp"),
+    ("search --model gpt2 --gpus 16 --cluster '8 x dgx-h100 + 8 x mi300x'", &[2], "NCCL and RCCL share no communicator"),
     ("search --model gpt2 --gpus 8 --from 'tp1 mbs1' --on dgx-h100", &[2], "a cluster of several pools"),
     ("search --model gpt2 --gpus 8 --on dgx-h100", &[2], "--from"),
     ("size --model gpt2 --cluster '8 x dgx-a100 + 8 x dgx-h100' --gpus 0", &[2], "the pools have 1 to 16"),

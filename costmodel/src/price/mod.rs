@@ -72,7 +72,7 @@ impl TablePrices {
             gemm: gemm::GemmPrices::new(device, fitted, part, profile)?,
             attention: attention::AttentionPrices::new(device, fitted, part, profile),
             memory: memory::MemoryPrices::new(device, profile),
-            network: network::NetworkPrices::new(cluster, part, profile),
+            network: network::NetworkPrices::new(cluster, profile),
             roofline: roofline::Roofline::new(cluster),
             fitted: *fitted,
             architecture: device.architecture,

@@ -7,8 +7,8 @@
 //! between as many GPUs of one host replace the fits; between hosts, the ratio of measured to modelled time scales the
 //! model.
 
-use catalog::tables::{self, CollectiveFit, CollectiveOp, MeasuredOn};
-use catalog::{Algorithm, Bytes, Cluster, Fabric, Origin, Seconds};
+use catalog::tables::{self, CollectiveFit, CollectiveOp};
+use catalog::{Algorithm, Architecture, Bytes, Cluster, Fabric, Origin, Seconds};
 use dtensor::CollectiveKind;
 use plans::{Group, UsedConstant};
 
@@ -47,10 +47,10 @@ const OVER_HOSTS: [CollectiveKind; 5] = [
 ];
 
 impl NetworkPrices {
-    pub(super) fn new(cluster: &Cluster, part: &MeasuredOn, profile: Option<OfGpus<'_>>) -> Self {
-        let table = &cluster.device.kernels;
+    pub(super) fn new(cluster: &Cluster, profile: Option<OfGpus<'_>>) -> Self {
+        let table = table_of(cluster);
         let near = cluster.scale_up.bandwidth.value.0;
-        let reference = part.scale_up.value.0;
+        let reference = tables::measured_on(table).map_or(near, |part| part.scale_up.value.0);
         let model = Self {
             fits: tables::one_node_collectives(table),
             scale: near / reference,
@@ -60,7 +60,7 @@ impl NetworkPrices {
             far_latency: cluster.scale_out.latency.value.0 + fabric_latency(cluster.fabric),
             algorithms: cluster.algorithms.clone(),
             in_switch: cluster.in_switch_reduction,
-            direct_links: cluster.device.architecture == catalog::Architecture::Cdna3,
+            direct_links: cluster.device.architecture == Architecture::Cdna3,
             measured: profile.map_or_else(BetweenGpus::default, |of| BetweenGpus::of(of.0)),
             over_hosts: Default::default(),
             source: profile.map(|profile| profile.source()),
@@ -265,6 +265,15 @@ impl NetworkPrices {
             Some(constant(&name, value, Origin::Measured, source))
         });
         inside.into_iter().chain(between).collect()
+    }
+}
+
+/// The table of collectives inside a node: that of the device's own part, or over PCI Express that of a host without NVLink.
+fn table_of(cluster: &Cluster) -> &str {
+    match cluster.device.architecture {
+        Architecture::Cpu | Architecture::Cdna3 => &cluster.device.kernels,
+        _ if cluster.scale_up.is_pci_express() => tables::OVER_PCI_EXPRESS,
+        _ => &cluster.device.kernels,
     }
 }
 

@@ -163,6 +163,12 @@ pub struct Steady {
 }
 
 impl TrainingLog {
+    /// Sequences of a step, if the log says how many: those of the last step that does.
+    #[must_use]
+    pub fn global_batch(&self) -> Option<u64> {
+        self.steps.iter().rev().find_map(|step| step.global_batch)
+    }
+
     /// Every step with a time, in the order of the log: its number and its seconds.
     #[must_use]
     pub fn times(&self, size: StepSize) -> Vec<(u64, f64)> {
