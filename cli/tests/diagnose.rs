@@ -107,6 +107,20 @@ fn a_run_without_overlap_is_recognised() {
 }
 
 #[test]
+fn plans_of_other_jobs_say_what_differs() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    estimate(folder.path(), "dgx-h100", "tp=4,pp=2,zero=1", "a.plan.yaml");
+    estimate(folder.path(), "dgx-a100", "tp=4,pp=2,zero=1", "b.plan.yaml");
+    let compared = json(&run(
+        folder.path(),
+        &["compare", "a.plan.yaml", "b.plan.yaml", "--json"],
+    ));
+    let changed = compared["changed"].as_array().expect("rows");
+    let names: Vec<&str> = (changed.iter()).filter_map(|row| row[0].as_str()).collect();
+    assert_eq!(names, ["devices"]);
+}
+
+#[test]
 fn another_batch_than_the_plans_is_said_first() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let plan = estimate(folder.path(), "dgx-h100", "tp=4,pp=2,zero=1", "a.plan.yaml");
@@ -124,6 +138,16 @@ fn another_batch_than_the_plans_is_said_first() {
     assert_eq!(
         first["evidence"],
         "the log has 256 sequences per step, the plan 128"
+    );
+    let rate = |side: &str| {
+        answer[side]["tokens_per_s_per_gpu"]
+            .as_f64()
+            .expect("a rate")
+    };
+    let (measured, predicted) = (rate("measured"), rate("predicted"));
+    assert!(
+        (measured / predicted - 1.0).abs() < 0.01,
+        "{measured} {predicted}"
     );
 }
 

@@ -368,6 +368,27 @@ mod tests {
         }
     }
 
+    /// GB/s in which eight GPUs of a node gather.
+    #[test]
+    fn hosts_without_nvlink_reach_what_their_pci_express_does() {
+        let fitted = Fitted::default();
+        for (name, rates) in [
+            ("rtx-pro-6000-node", 20.0..26.0),
+            ("h100-pcie-node", 20.0..26.0),
+            ("rtx-4090-node", 10.0..13.0),
+            ("l40s-node", 10.0..13.0),
+            ("a100-pcie-node", 10.0..13.0),
+            ("dgx-a100", 150.0..300.0),
+        ] {
+            let cluster = catalog::load::cluster(name).expect("a preset");
+            let prices = TablePrices::new(&cluster, &fitted).expect("prices");
+            let bytes = 1u64 << 28;
+            let time = prices.collective(CollectiveKind::AllGather, Bytes(bytes), near(8));
+            let rate = bytes as f64 * 7.0 / 8.0 / time.time.0 / 1e9;
+            assert!(rates.contains(&rate), "{name}: {rate}");
+        }
+    }
+
     #[test]
     fn measured_messages_beat_fits_and_models() {
         let both = both(None);
