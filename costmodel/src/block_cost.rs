@@ -1,7 +1,7 @@
 //! The cost of one block, and the key under which it is remembered.
 
 use catalog::runtime::Rewrite;
-use catalog::{Axis, Bytes, CudaGraphs, DType, Runtime, Seconds};
+use catalog::{Axis, Bytes, CpKind, CudaGraphs, DType, Runtime, Seconds};
 use dtensor::Trace;
 use models::{BlockClass, BlockLayout};
 use plans::{Decisions, Group, NamedTime, Recompute};
@@ -209,11 +209,18 @@ pub(crate) fn weights(trace: &Trace) -> Weights {
 pub(crate) fn layout(scenario: &Scenario, strategy: &Decisions, class: BlockClass) -> BlockLayout {
     let workload = &scenario.workload;
     let layout = BlockLayout::of(strategy, workload.seq_len, workload.precision);
-    let is_end = matches!(class, BlockClass::Embedding | BlockClass::Head);
     let whole = (scenario.runtime.rewrites).contains(&Rewrite::WholeVocabulary);
-    match is_end && whole && !strategy.sequence_parallel {
-        true => BlockLayout { tp: 1, ..layout },
-        false => layout,
+    match class {
+        BlockClass::Layer(_) | BlockClass::Mtp => layout,
+        // These have no attention: what they cost is the same however it exchanges keys and values.
+        BlockClass::Embedding | BlockClass::Head => BlockLayout {
+            cp_kind: CpKind::Ring,
+            tp: match whole && !strategy.sequence_parallel {
+                true => 1,
+                false => layout.tp,
+            },
+            ..layout
+        },
     }
 }
 
