@@ -65,7 +65,7 @@ impl<'a> Branches<'a> {
         let states = (self.costs).states_floor(&base, &self.space.lightest(layout, &base))?;
         if states > self.limit {
             return Ok(Bounded {
-                too_large: self.space.members(layout),
+                too_large: self.space.members(at),
                 ..Bounded::default()
             });
         }
@@ -79,6 +79,7 @@ impl<'a> Branches<'a> {
         Ok(Bounded::of(Entry {
             bound,
             place: [at, 0, 0, 0, 0],
+            members: self.space.members(at),
             of: Set::Layout,
         }))
     }
@@ -92,7 +93,7 @@ impl<'a> Branches<'a> {
         let pipelines = self.space.pipelines(layout);
         let mut bounded = Bounded::default();
         if self.costs.states_floor(&base, &lightest)? > self.limit {
-            bounded.too_large = self.space.members(layout);
+            bounded.too_large = self.space.members(at);
             return Ok(bounded);
         }
         let mut costs = BTreeMap::new();
@@ -134,6 +135,7 @@ impl<'a> Branches<'a> {
                     bounded.entries.push(Entry {
                         bound: self.bound(&of.floors),
                         place: [at, index as u32, mode as u32, 0, 0],
+                        members: *beside,
                         of: Set::Pipeline { on_host, senders },
                     });
                 }
@@ -165,21 +167,8 @@ impl<'a> Branches<'a> {
         &self.space.layouts()[entry.place[0] as usize]
     }
 
-    /// Number of strategies that an entry stands for.
-    pub(crate) fn count(&self, entry: &Entry) -> u64 {
-        match &entry.of {
-            Set::Layout => self.space.members(self.layout(entry)),
-            Set::Chain(chain) => 1 + chain.later.len() as u64,
-            Set::Pipeline { .. } => self.space.beside(self.layout(entry), &self.ways(entry)),
-            Set::Execution { sent, .. } | Set::Simulated { sent, .. } => {
-                self.sending(entry, self.way(entry), *sent)
-            }
-        }
-    }
-
-    /// Number of strategies of an entry's pipeline that run passes in a way and have these data-parallel messages.
-    fn sending(&self, entry: &Entry, way: ExecutionChoice, sent: Sent) -> u64 {
-        let layout = self.layout(entry);
+    /// Number of strategies of a pipeline of a layout that run passes in a way and have these data-parallel messages.
+    fn sending(&self, layout: &Layout, way: ExecutionChoice, sent: Sent) -> u64 {
         match sent {
             Sent::Any => self.space.beside(layout, &[way]),
             Sent::One { traffic, .. } => {
@@ -233,8 +222,8 @@ impl<'a> Branches<'a> {
             Set::Chain(chain) => return self.scored(entry, chain),
             Set::Layout => self.bounded(entry.place[0], most)?,
             &Set::Pipeline { on_host, senders } => self.executions(entry, on_host, senders)?,
-            &Set::Execution { on_host, sent } => self.simulated(entry, on_host, sent)?,
-            &Set::Simulated { sent, end } => self.strategies(entry, sent, end)?,
+            &Set::Execution { on_host, way, sent } => self.simulated(entry, on_host, way, sent)?,
+            &Set::Simulated { way, sent, end } => self.strategies(entry, way, sent, end)?,
         };
         Ok(Opened { score: None, sets })
     }
@@ -251,16 +240,6 @@ impl<'a> Branches<'a> {
         let (pipeline, activations) = self.pipeline(entry);
         let layout = self.layout(entry);
         self.space.executions(layout, pipeline, activations)
-    }
-
-    /// The way to run passes that an entry fixes: of a set, the first.
-    fn way(&self, entry: &Entry) -> ExecutionChoice {
-        self.ways(entry)[entry.place[3] as usize]
-    }
-
-    /// The decisions of an entry with one way to run passes.
-    fn decisions(&self, entry: &Entry) -> Decisions {
-        self.run_as(entry, self.way(entry))
     }
 
     /// The decisions of an entry's pipeline, run in a way.
@@ -280,15 +259,22 @@ impl<'a> Branches<'a> {
         let layout = self.layout(entry);
         let ways = self.ways(entry);
         let [layout_at, pipeline, mode, ..] = entry.place;
-        let of_way = |at: usize, sent: Sent, bound: f64| Entry {
+        let of_way = |at: usize, sent: Sent, members: u64, bound: f64| Entry {
             bound,
             place: [layout_at, pipeline, mode, at as u32, 0],
-            of: Set::Execution { on_host, sent },
+            members,
+            of: Set::Execution {
+                on_host,
+                way: ways[at],
+                sent,
+            },
         };
+        let any = |way: ExecutionChoice| self.space.beside(layout, &[way]);
         let runtime = &self.costs.scenario().runtime;
         let lightest = ways.iter().position(|way| way.holds_least(runtime));
         if let Some(at) = lightest.filter(|_| self.only_memory) {
-            return Ok(Bounded::of(of_way(at, Sent::Any, entry.bound)));
+            let members = any(ways[at]);
+            return Ok(Bounded::of(of_way(at, Sent::Any, members, entry.bound)));
         }
         let among: Vec<Decisions> = ways.iter().map(|&way| self.run_as(entry, way)).collect();
         let messages = self.messages(layout, &among)?;
@@ -296,21 +282,22 @@ impl<'a> Branches<'a> {
         let mut bounded = Bounded::default();
         for (at, &way) in ways.iter().enumerate() {
             if spare_nothing[at] {
-                bounded.captured += self.space.beside(layout, &[way]);
+                bounded.captured += any(way);
                 continue;
             }
-            let mut add = |bound: f64, sent: Sent| bounded.entries.push(of_way(at, sent, bound));
             if self.objective == Objective::Memory {
-                add(entry.bound, Sent::Any);
+                let all = of_way(at, Sent::Any, any(way), entry.bound);
+                bounded.entries.push(all);
                 continue;
             }
             let times = self.times(entry, &among[at..=at], &messages)?;
-            let sent = self.senders(self.layout(entry), &among[at]).into_iter();
+            let sent = self.senders(layout, &among[at]).into_iter();
             for (index, (sent, _)) in sent.enumerate() {
-                match self.sending(entry, way, sent) {
+                let bound = (times[index] + on_host).0;
+                match self.sending(layout, way, sent) {
                     0 => {}
                     members if !senders.has(index) => bounded.too_large += members,
-                    _ => add((times[index] + on_host).0, sent),
+                    members => bounded.entries.push(of_way(at, sent, members, bound)),
                 }
             }
         }
@@ -365,20 +352,22 @@ impl<'a> Branches<'a> {
         &self,
         entry: &Entry,
         on_host: Seconds,
+        way: ExecutionChoice,
         sent: Sent,
     ) -> Result<Bounded, PlannerError> {
         let Sent::One { .. } = sent else {
-            return self.strategies(entry, sent, None);
+            return self.strategies(entry, way, sent, None);
         };
         let layout = self.layout(entry);
-        let mut senders = self.senders(layout, &self.decisions(entry)).into_iter();
+        let mut senders = self.senders(layout, &self.run_as(entry, way)).into_iter();
         let sender = senders.find(|(of, _)| *of == sent);
         let (_, d) = sender.expect("messages of the layout");
         let end = self.costs.passes(&d)?;
         Ok(Bounded::of(Entry {
             bound: end.map_or(0.0, |end| (end + on_host).0),
             place: entry.place,
-            of: Set::Simulated { sent, end },
+            members: entry.members,
+            of: Set::Simulated { way, sent, end },
         }))
     }
 
@@ -386,11 +375,12 @@ impl<'a> Branches<'a> {
     fn strategies(
         &self,
         of: &Entry,
+        way: ExecutionChoice,
         sent: Sent,
         end: Option<Seconds>,
     ) -> Result<Bounded, PlannerError> {
         let layout = self.layout(of);
-        let d = &self.decisions(of);
+        let d = &self.run_as(of, way);
         let ways = self.space.ways(layout);
         let [at, pipeline, mode, execution, _] = of.place;
         let has = |chain: u32, at_order: u32| match sent {
@@ -418,7 +408,6 @@ impl<'a> Branches<'a> {
             Objective::Memory => 1,
         };
         let mut index = 0;
-        let way = self.way(of);
         for (number, Chain(chain)) in (0u32..).zip(&ways.chains) {
             if !way.leaves(&ways.all[chain[0] as usize]) {
                 continue;
@@ -457,13 +446,16 @@ impl<'a> Branches<'a> {
             let floors = self.costs.floors(&first, passes, next)?;
             if floors.may_fit(self.limit) {
                 let bound = self.bound(&floors);
-                let later = later.to_vec();
-                let of = Set::Chain(Box::new(Chained {
-                    first,
-                    later,
-                    passes,
-                }));
-                found.entries.push(Entry { bound, place, of });
+                found.entries.push(Entry {
+                    bound,
+                    place,
+                    members: 1 + later.len() as u64,
+                    of: Set::Chain(Box::new(Chained {
+                        first,
+                        later: later.to_vec(),
+                        passes,
+                    })),
+                });
                 break;
             }
             found.too_large += 1;

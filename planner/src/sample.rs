@@ -32,32 +32,26 @@ pub fn sample(
 ) -> Result<Vec<(Strategy, Score)>, PlannerError> {
     let most = Bytes((costs.capacity().as_f64() * LARGEST) as u64);
     let shapes = Shapes::new(costs, space)?;
-    let is_drawn = |layout: &&Layout| -> Result<bool, PlannerError> {
+    let is_drawn = |layout: &Layout| -> Result<bool, PlannerError> {
         let base = space.decisions(layout);
         let floor = costs.states_floor(&base, &space.lightest(layout, &base))?;
         Ok(floor <= most && shapes.least_time(costs, space, layout)? <= longest)
     };
-    let layouts: Vec<&Layout> = space
-        .layouts()
-        .par_iter()
-        .filter_map(|layout| match is_drawn(&layout) {
-            Ok(false) => None,
-            Ok(true) => Some(Ok(layout)),
-            Err(error) => Some(Err(error)),
-        })
+    let drawn: Vec<bool> = (space.layouts().par_iter())
+        .map(is_drawn)
         .collect::<Result<_, _>>()?;
-    let members: Vec<u64> = layouts.iter().map(|l| space.members(l)).collect();
-    let every = spread(members.iter().sum::<u64>().div_ceil(wanted.max(1)).max(1));
-    let before = members.iter().scan(0, |sum, members| {
-        let before = *sum;
-        *sum += members;
-        Some(before)
+    let members = (0u32..).zip(space.layouts()).zip(drawn);
+    let members = members.filter(|(_, is_drawn)| *is_drawn);
+    let members = members.map(|((at, layout), _)| (layout, space.members(at)));
+    let members: Vec<(&Layout, u64)> = members.collect();
+    let all: u64 = members.iter().map(|(_, members)| members).sum();
+    let every = spread(all.div_ceil(wanted.max(1)).max(1));
+    let spans = members.into_iter().scan(0, |before, (layout, members)| {
+        let span = (layout, *before, members);
+        *before += members;
+        Some(span)
     });
-    let spans: Vec<(&Layout, u64, u64)> = layouts
-        .iter()
-        .zip(before.zip(&members))
-        .map(|(layout, (before, members))| (*layout, before, *members))
-        .collect();
+    let spans: Vec<(&Layout, u64, u64)> = spans.collect();
     let found = spans
         .into_par_iter()
         .flat_map_iter(|(layout, before, members)| {

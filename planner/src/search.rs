@@ -283,7 +283,7 @@ impl<'a> Run<'a> {
         }
         if !self.stopped() {
             while let Some(entry) = self.open.pop() {
-                self.prune(self.reason(), self.branches.count(&entry));
+                self.prune(self.reason(), entry.members);
             }
         }
         Ok(())
@@ -322,7 +322,7 @@ impl<'a> Run<'a> {
 
     fn push(&mut self, entry: Entry) {
         if self.beyond(entry.bound) || self.beyond_own(&entry) {
-            self.prune(self.reason(), self.branches.count(&entry));
+            self.prune(self.reason(), entry.members);
         } else {
             self.open.push(entry);
         }
@@ -339,7 +339,7 @@ impl<'a> Run<'a> {
             && let Some(entry) = self.open.pop()
         {
             if self.beyond_own(&entry) {
-                self.prune(self.reason(), self.branches.count(&entry));
+                self.prune(self.reason(), entry.members);
             } else {
                 entries.push(entry);
             }

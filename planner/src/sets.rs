@@ -6,6 +6,8 @@ use catalog::Seconds;
 use costmodel::{Score, Senders};
 use plans::Strategy;
 
+use crate::executions::ExecutionChoice;
+
 /// A set of strategies.
 #[derive(Debug)]
 pub(crate) struct Entry {
@@ -14,6 +16,8 @@ pub(crate) struct Entry {
     /// Where it stands in the order of enumeration, which breaks ties: layout, pipeline, recomputation, way to run passes,
     /// strategy.
     pub(crate) place: [u32; 5],
+    /// Number of its strategies.
+    pub(crate) members: u64,
     pub(crate) of: Set,
 }
 
@@ -32,11 +36,15 @@ pub(crate) enum Set {
     Execution {
         /// What the updates by hosts take at least of the bound on time.
         on_host: Seconds,
+        /// How they run passes.
+        way: ExecutionChoice,
         /// Their messages.
         sent: Sent,
     },
     /// The strategies of an execution, after its passes and messages were simulated.
     Simulated {
+        /// How they run passes.
+        way: ExecutionChoice,
         /// Their messages.
         sent: Sent,
         /// No strategy's passes and messages end sooner; `None` if that is not known.

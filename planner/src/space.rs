@@ -50,12 +50,12 @@ pub struct SearchSpace {
     constraints: Constraints,
     present: Option<Decisions>,
     layouts: Vec<Layout>,
+    /// Number of strategies of every layout.
+    members: Vec<u64>,
     /// By pipeline ranks and micro-batches.
     pipelines: BTreeMap<(u64, u64), Arc<Vec<PipelineChoice>>>,
     /// By data-parallel and context-parallel ranks.
     shardings: BTreeMap<(u64, u64), Shardings>,
-    /// Number of strategies.
-    strategies: u64,
     /// Combinations of sizes left out, counted by the rule that excludes them.
     pub illegal: BTreeMap<String, u64>,
 }
@@ -99,9 +99,9 @@ impl SearchSpace {
             constraints: constraints.clone(),
             present: present.cloned(),
             layouts: Vec::new(),
+            members: Vec::new(),
             pipelines: BTreeMap::new(),
             shardings: BTreeMap::new(),
-            strategies: 0,
             illegal: BTreeMap::new(),
         };
         let asked = space.asked();
@@ -129,8 +129,8 @@ impl SearchSpace {
         for (layout, checked) in all.into_iter().zip(checked) {
             match checked {
                 Checked::Legal(count) => {
-                    space.strategies += count;
                     space.layouts.push(layout);
+                    space.members.push(count);
                 }
                 Checked::Illegal(rule, families) => {
                     *illegal.entry(rule.to_owned()).or_default() += families;
@@ -169,13 +169,13 @@ impl SearchSpace {
     /// Number of strategies.
     #[must_use]
     pub fn len(&self) -> u64 {
-        self.strategies
+        self.members.iter().sum()
     }
 
     /// Whether the space has no strategy.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.strategies == 0
+        self.layouts.is_empty()
     }
 
     /// All layouts that have strategies, in order of enumeration.
@@ -273,14 +273,9 @@ impl SearchSpace {
         beside(self.shardings(layout), executions) * self.orders(layout).len() as u64
     }
 
-    /// Number of strategies of a layout.
-    pub(crate) fn members(&self, layout: &Layout) -> u64 {
-        members(
-            self.asked(),
-            layout,
-            self.pipelines(layout),
-            self.shardings(layout),
-        )
+    /// Number of strategies of a layout, which is given by its index.
+    pub(crate) fn members(&self, layout: u32) -> u64 {
+        self.members[layout as usize]
     }
 
     /// All strategies of a layout.
