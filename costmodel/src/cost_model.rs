@@ -16,12 +16,14 @@ use crate::blocks::BlockCosts;
 use crate::engine::{Inputs, Outcome, Record, Waits, simulate, simulate_short};
 use crate::held::{Counted, Held, Member};
 use crate::imbalance::{self, Largest};
+use crate::memo::Memo;
 use crate::pipeline::Pipelines;
 use crate::pools::PoolCosts;
 use crate::predict::Simulated;
 use crate::recorder::Recorder;
 use crate::reshard::{Lost, Placed, Resharding, Staged, resharding};
 use crate::sequence::Sequence;
+use crate::shape::{Shape, ShapeKey};
 use crate::shared_cores::Busy;
 use crate::traffic::DataParallel;
 use crate::{CostError, Scenario, book, predict, quantities, stragglers};
@@ -33,6 +35,8 @@ pub struct CostModel {
     pub(crate) scenario: Scenario,
     pub(crate) pools: PoolCosts,
     pub(crate) pipelines: Pipelines,
+    /// How often the ranks of pipelines run and hold blocks.
+    pub(crate) shapes: Memo<ShapeKey, Shape>,
     /// What the longest of several micro-batches takes more than the mean.
     pub(crate) largest: Largest,
 }
@@ -79,6 +83,7 @@ impl CostModel {
             },
             pools,
             pipelines: Pipelines::default(),
+            shapes: Memo::default(),
             largest: Largest::default(),
         }
     }
@@ -121,6 +126,7 @@ impl CostModel {
                 scenario,
                 pools,
                 pipelines: Pipelines::default(),
+                shapes: Memo::default(),
                 largest: Largest::default(),
             }),
             None => Self::new(scenario),

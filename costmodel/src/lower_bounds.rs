@@ -14,7 +14,7 @@ use crate::crossings::Way;
 use crate::execution::{Execution, MONOTONE_SLOWDOWN};
 use crate::message_bounds::{Level, Messages};
 use crate::offload::HostStep;
-use crate::shape::Shape;
+use crate::shape::{Shape, ShapeKey};
 use crate::traffic::DataParallel;
 use crate::{CostError, floors, offload};
 
@@ -24,11 +24,13 @@ impl CostModel {
     ///
     /// # Errors
     /// When there is no such schedule.
-    pub fn shape(&self, d: &Decisions) -> Result<Shape, CostError> {
-        let pipeline = self.pipelines.pipeline(d)?;
-        let pool_of_rank = self.pools.of_ranks(&self.scenario, d)?;
-        let (first, pools) = (self.pools.first(), self.pools.all().len());
-        Ok(Shape::new(first, d, &pipeline, &pool_of_rank, pools))
+    pub fn shape(&self, d: &Decisions) -> Result<Arc<Shape>, CostError> {
+        self.shapes.get(&ShapeKey::of(d), || {
+            let pipeline = self.pipelines.pipeline(d)?;
+            let pool_of_rank = self.pools.of_ranks(&self.scenario, d)?;
+            let (first, pools) = (self.pools.first(), self.pools.all().len());
+            Ok(Shape::new(first, d, &pipeline, &pool_of_rank, pools))
+        })
     }
 
     /// The costs that all strategies share which have the layout and recomputation of `among`, and issue kernels and

@@ -21,7 +21,7 @@ pub struct Pipeline {
 }
 
 /// Schedule kind, pipeline ranks, virtual stages per rank, and micro-batches.
-type ScheduleKey = (ScheduleKind, u64, u64, u64);
+pub(crate) type ScheduleKey = (ScheduleKind, u64, u64, u64);
 /// A schedule's key, the ZeRO level, and whether parameters are resharded after forward.
 type ProgramKey = (ScheduleKey, Zero, bool);
 
@@ -215,7 +215,7 @@ fn lowered((schedule, zero, reshards): &ProgramKey) -> Result<Program, CostError
     Ok(program::lower(&build(schedule)?, *zero, *reshards))
 }
 
-fn schedule_key(strategy: &Decisions) -> ScheduleKey {
+pub(crate) fn schedule_key(strategy: &Decisions) -> ScheduleKey {
     (
         strategy.schedule,
         strategy.pp,

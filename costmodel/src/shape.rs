@@ -1,11 +1,11 @@
 //! Counts of blocks: how often each rank of a pipeline runs every kind of block, and how many it holds. They depend on the
 //! schedule and its stages, not on what blocks cost. A rank is left out if another has at least as many of every kind.
 
-use plans::Decisions;
+use plans::{Decisions, StagePartition};
 
 use crate::blocks::BlockCosts;
 use crate::crossings::Crossings;
-use crate::pipeline::Pipeline;
+use crate::pipeline::{Pipeline, ScheduleKey, schedule_key};
 
 /// Kinds of blocks: embedding, head and prediction module, then for every class of layers those of which a stage's
 /// first layers are (which `Recompute::Layers` and `Recompute::Falling` recompute), and the others.
@@ -29,6 +29,28 @@ pub struct Shape {
     pub(crate) crossings: Crossings,
     /// The least that a rank has of every kind of block.
     pub(crate) least: Vec<u64>,
+}
+
+/// What decides a shape in a scenario. What layers recompute does not matter, only how many of a stage do other than the rest.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct ShapeKey {
+    schedule: ScheduleKey,
+    stages: StagePartition,
+    /// For every virtual stage, its number of layers that are treated as the first.
+    as_first: Vec<u64>,
+    offload_layers: u64,
+}
+
+impl ShapeKey {
+    pub(crate) fn of(d: &Decisions) -> Self {
+        let stages = 0..d.stages.0.len();
+        Self {
+            schedule: schedule_key(d),
+            stages: d.stages.clone(),
+            as_first: stages.map(|stage| d.layers_as_first(stage)).collect(),
+            offload_layers: d.offload_layers,
+        }
+    }
 }
 
 /// A bound on the time of a step, as counts of passes.

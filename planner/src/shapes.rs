@@ -1,6 +1,7 @@
 //! How often the ranks of a space's pipelines run and hold each kind of block, from which lower bounds follow.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use catalog::Seconds;
 use costmodel::{CostModel, Shape};
@@ -14,7 +15,7 @@ use crate::space::{SearchSpace, with_pipeline};
 
 /// The shapes of all pipelines of a space, by pipeline ranks and micro-batches.
 #[derive(Debug, Default)]
-pub(crate) struct Shapes(BTreeMap<(u64, u64), Vec<Vec<Shape>>>);
+pub(crate) struct Shapes(BTreeMap<(u64, u64), Vec<Vec<Arc<Shape>>>>);
 
 impl Shapes {
     /// Counts for every pipeline of the space, with everything that may become of its activations.
@@ -34,7 +35,8 @@ impl Shapes {
                     |&activations: &_| costs.shape(&with_pipeline(&base, pipeline, activations));
                 pipeline.activations.iter().map(shape).collect()
             };
-            let shapes: Result<Vec<Vec<Shape>>, _> = pipelines.iter().map(of_pipeline).collect();
+            let shapes: Result<Vec<Vec<Arc<Shape>>>, _> =
+                pipelines.iter().map(of_pipeline).collect();
             Ok(((pp, num_micro_batches), shapes?))
         };
         let all: Vec<_> = space.all_pipelines().iter().collect();
@@ -44,7 +46,7 @@ impl Shapes {
     }
 
     /// For every pipeline of a layout, the shape with each choice of what becomes of its activations.
-    pub(crate) fn of(&self, layout: &Layout) -> &[Vec<Shape>] {
+    pub(crate) fn of(&self, layout: &Layout) -> &[Vec<Arc<Shape>>] {
         &self.0[&(layout.pp, layout.num_micro_batches)]
     }
 
@@ -56,7 +58,7 @@ impl Shapes {
         layout: &Layout,
     ) -> Result<Seconds, PlannerError> {
         // In this bound no layer is run again, so the first shape of a pipeline stands for all.
-        let mut by: BTreeMap<Allows, Vec<&Shape>> = BTreeMap::new();
+        let mut by: BTreeMap<Allows, Vec<&Arc<Shape>>> = BTreeMap::new();
         for (pipeline, shapes) in space.pipelines(layout).iter().zip(self.of(layout)) {
             let modes = pipeline.activations.iter();
             let mut allowed: Vec<Allows> = modes
@@ -72,7 +74,7 @@ impl Shapes {
         for (allows, shapes) in by {
             let among = space.executed(layout, allows);
             if !among.is_empty() {
-                let shapes = shapes.into_iter();
+                let shapes = shapes.into_iter().map(Arc::as_ref);
                 least = least.min(costs.least_time(&among, space.orders(layout), shapes)?);
             }
         }
