@@ -117,7 +117,8 @@ impl Record for () {}
 /// Simulates the step.
 #[must_use]
 pub fn simulate(inputs: &Inputs<'_>, record: &mut impl Record) -> Outcome {
-    let mut engine = Engine::new(inputs);
+    let passes = passes(inputs);
+    let mut engine = Engine::new(inputs, &passes);
     engine.run(&inputs.sequence.steps, record);
     engine.finish()
 }
@@ -132,7 +133,8 @@ pub fn simulate_short(inputs: &Inputs<'_>, skipped: Skipped) -> Option<Outcome> 
         before, messages, ..
     } = last.as_ref()?;
     let messages = messages.as_ref()?;
-    let mut engine = Engine::new(inputs);
+    let passes = passes(inputs);
+    let mut engine = Engine::new(inputs, &passes);
     engine.run(&steps[..before[0]], &mut ());
     let earlier = engine.moment();
     engine.run(&steps[before[0]..before[1]], &mut ());
@@ -142,11 +144,25 @@ pub fn simulate_short(inputs: &Inputs<'_>, skipped: Skipped) -> Option<Outcome> 
     Some(engine.finish())
 }
 
+/// Time and memory of the passes of a stage, in the order of [`PASSES`].
+type StagePasses = [StagePass; PASSES.len()];
+
+/// Time and memory of the passes of every class of stages.
+fn passes(inputs: &Inputs<'_>) -> Vec<StagePasses> {
+    let kinds = inputs.sequence.kinds;
+    let pass = |work: &StageWork, kind: usize| match kinds[kind] {
+        true => StagePass::new(work, PASSES[kind]),
+        false => StagePass::default(),
+    };
+    let classes = inputs.of.classes.iter();
+    let passes = classes.map(|class| std::array::from_fn(|kind| pass(&class.work, kind)));
+    passes.collect()
+}
+
 struct Engine<'a> {
     inputs: &'a Inputs<'a>,
-    /// Time and memory of every pass of every class of stages, in the order of [`PASSES`].
-    passes: Vec<[StagePass; PASSES.len()]>,
-    stages: Vec<Placed>,
+    /// The passes of all virtual stages: those of a stage, in the order of [`PASSES`], follow those of the stage before.
+    passes: Vec<Placed<'a>>,
     states: Vec<RankState>,
     /// When messages arrive, by their [`ArrivalSlot`].
     arrivals: Vec<Picoseconds>,
@@ -154,10 +170,10 @@ struct Engine<'a> {
     skipped: u32,
 }
 
-/// A virtual stage, with its links to the stages before and after it.
-struct Placed {
-    class: usize,
-    /// Time of a transfer between this stage and the one before, and between it and the one after; 0 where there is none.
+/// A pass of a virtual stage, with its links to the stages before and after it.
+struct Placed<'a> {
+    pass: &'a StagePass,
+    /// Times of the transfer that the pass waits for, and of the one that follows it; 0 where there is none.
     transfers: [Picoseconds; 2],
 }
 
@@ -328,7 +344,7 @@ impl RankState {
 }
 
 impl<'a> Engine<'a> {
-    fn new(inputs: &'a Inputs<'a>) -> Self {
+    fn new(inputs: &'a Inputs<'a>, passes: &'a [StagePasses]) -> Self {
         let state = |&memory: &Bytes| RankState {
             streams: Streams::new(inputs.overlap_slowdown),
             pipeline: Picoseconds::ZERO,
@@ -337,26 +353,25 @@ impl<'a> Engine<'a> {
             peak: memory,
             peak_action: None,
         };
-        let kinds = inputs.sequence.kinds;
-        let pass = |work: &StageWork, kind: usize| match kinds[kind] {
-            true => StagePass::new(work, PASSES[kind]),
-            false => StagePass::default(),
-        };
-        let classes = inputs.of.classes.iter();
-        let passes = classes.map(|class| std::array::from_fn(|kind| pass(&class.work, kind)));
         let transfer = |before: Option<usize>| {
             let time = before.and_then(|before| inputs.of.transfers.get(before));
             time.copied().unwrap_or_default().into()
         };
-        let stages = inputs.of.class_of_stage.iter().enumerate();
-        let stages = stages.map(|(stage, &class)| Placed {
-            class: class as usize,
-            transfers: [stage.checked_sub(1), Some(stage)].map(transfer),
-        });
+        let mut placed = Vec::with_capacity(inputs.of.class_of_stage.len() * PASSES.len());
+        for (stage, &class) in inputs.of.class_of_stage.iter().enumerate() {
+            let [before, after] = [stage.checked_sub(1), Some(stage)].map(transfer);
+            let passes = passes[class as usize].iter().zip(PASSES);
+            placed.extend(passes.map(|(pass, kind)| Placed {
+                pass,
+                transfers: match kind {
+                    ActionKind::F => [before, after],
+                    _ => [after, before],
+                },
+            }));
+        }
         Self {
             inputs,
-            passes: passes.collect(),
-            stages: stages.collect(),
+            passes: placed,
             states: inputs.of.resident.iter().map(state).collect(),
             arrivals: vec![Picoseconds::ZERO; inputs.sequence.slots + 1],
             skipped: 0,
@@ -383,14 +398,14 @@ impl<'a> Engine<'a> {
                 self.beside_passes(rank, action, record);
                 continue;
             };
-            let stage = &self.stages[action.stage as usize];
-            let backward = usize::from(action.kind != ActionKind::F);
-            let [from, to] = [backward, 1 - backward].map(|neighbour| stage.transfers[neighbour]);
+            let Placed { pass, transfers } =
+                &self.passes[action.stage as usize * PASSES.len() + kind];
+            let [from, to] = *transfers;
             let state = &mut self.states[rank];
             if let Some(slot) = step.receives {
                 state.receive::<OVERLAPS>(self.arrivals[slot.index()], from);
             }
-            state.compute_pass(rank, action, &self.passes[stage.class][kind], record);
+            state.compute_pass(rank, action, pass, record);
             if let Some(slot) = step.sends {
                 self.arrivals[slot.index()] = state.send::<OVERLAPS>(rank, action, to, record);
             }
