@@ -138,19 +138,40 @@ impl CostModel {
     /// # Errors
     /// When a block cannot be traced.
     pub fn score(&self, strategy: &Strategy) -> Result<Score, CostError> {
-        let (assembled, outcome) = self.simulated(strategy)?;
+        let assembled = self.assembled(strategy)?;
+        self.score_of(strategy, &assembled)
+    }
+
+    /// Simulates an assembled strategy for time and memory only.
+    pub(crate) fn score_of(
+        &self,
+        strategy: &Strategy,
+        assembled: &Assembled,
+    ) -> Result<Score, CostError> {
+        let outcome = self.simulated(strategy, assembled)?;
         let peaks = outcome.ranks.iter();
         let peaks = peaks.map(|rank| self.scenario.with_fragmentation(rank.peak));
         let peak_memory = self.pools.fullest(&self.scenario, strategy, peaks)?;
-        let on_host = &assembled.on_host;
-        let of_ranks = || self.pools.of_ranks(&self.scenario, strategy);
         Ok(Score {
             step_time: outcome.step_time,
             peak_memory,
             fits: peak_memory <= self.capacity(),
-            fits_host: on_host.iter().all(|bytes| bytes.0 == 0)
-                || self.pools.host_memory(&of_ranks()?, on_host).fits(),
+            fits_host: self.fits_host(strategy, assembled)?,
         })
+    }
+
+    /// Whether what an assembled strategy keeps in host memory fits there.
+    pub(crate) fn fits_host(
+        &self,
+        strategy: &Strategy,
+        assembled: &Assembled,
+    ) -> Result<bool, CostError> {
+        let on_host = &assembled.on_host;
+        if on_host.iter().all(|bytes| bytes.0 == 0) {
+            return Ok(true);
+        }
+        let pools = self.pools.of_ranks(&self.scenario, strategy)?;
+        Ok(self.pools.host_memory(&pools, on_host).fits())
     }
 
     /// Simulates a strategy and says in detail where its time and memory go.
@@ -160,7 +181,8 @@ impl CostModel {
     pub fn predict(&self, strategy: &Strategy) -> Result<Prediction, CostError> {
         self.has_dispatcher(strategy)?;
         self.has_recipe(strategy)?;
-        let (assembled, outcome) = self.simulated(strategy)?;
+        let assembled = self.assembled(strategy)?;
+        let outcome = self.simulated(strategy, &assembled)?;
         let program = Pipelines::program(strategy)?;
         let pool_of_rank = self.pools.of_ranks(&self.scenario, strategy)?;
         let details = self.details(strategy, &assembled, &pool_of_rank)?;
@@ -248,7 +270,8 @@ impl CostModel {
     /// When a block cannot be traced.
     pub fn timeline(&self, strategy: &Strategy) -> Result<Timeline, CostError> {
         let mut recorder = Recorder::new(strategy.pp as u32);
-        self.recorded(strategy, &mut recorder)?;
+        let assembled = self.assembled(strategy)?;
+        self.recorded(strategy, &assembled, &mut recorder)?;
         Ok(recorder.finish())
     }
 
@@ -310,14 +333,13 @@ impl CostModel {
         counted.held()
     }
 
-    fn simulated(&self, strategy: &Strategy) -> Result<(Assembled, Outcome), CostError> {
+    fn simulated(&self, strategy: &Strategy, assembled: &Assembled) -> Result<Outcome, CostError> {
         if self.scenario().shares_cores() {
-            return self.recorded(strategy, &mut ());
+            return self.recorded(strategy, assembled, &mut ());
         }
-        let assembled = self.assembled(strategy)?;
-        let mut outcome = self.outcome(strategy, &assembled)?;
-        outcome.wait(self.waits(strategy, &assembled)?);
-        Ok((assembled, finite(outcome)?))
+        let mut outcome = self.outcome(strategy, assembled)?;
+        outcome.wait(self.waits(strategy, assembled)?);
+        finite(outcome)
     }
 
     /// What a step waits for beside what is simulated.
@@ -364,21 +386,20 @@ impl CostModel {
     fn recorded(
         &self,
         strategy: &Strategy,
+        assembled: &Assembled,
         record: &mut impl Record,
-    ) -> Result<(Assembled, Outcome), CostError> {
-        let assembled = self.assembled(strategy)?;
+    ) -> Result<Outcome, CostError> {
         let apart = assembled.has_messages_apart();
         let sequence = self.pipelines.sequence(strategy, apart)?;
-        let inputs = self.inputs(strategy, &sequence, &assembled);
+        let inputs = self.inputs(strategy, &sequence, assembled);
         let Some(cores) = self.scenario().cores() else {
-            let outcome = finite(simulate(&inputs, record))?;
-            return Ok((assembled, outcome));
+            return finite(simulate(&inputs, record));
         };
         let mut busy = Busy::default();
         let mut outcome = simulate(&inputs, &mut busy);
         let peers = self.scenario().workload.gpus / strategy.pp;
         busy.stretch(&mut outcome, peers, cores, record);
-        Ok((assembled, finite(outcome)?))
+        finite(outcome)
     }
 
     /// The cost of a block; each local shape is priced only once.
@@ -522,10 +543,10 @@ mod tests {
                     } = costs.scenario();
                     let strategy = plans::grammar::parse(&text, model, workload, runtime)
                         .unwrap_or_else(|e| panic!("{text}: {e}"));
-                    let [(assembled, whole), (_, fast)] = [
-                        costs.recorded(&strategy, &mut ()).expect("simulated"),
-                        costs.simulated(&strategy).expect("simulated"),
-                    ];
+                    let assembled = costs.assembled(&strategy).expect("assembled");
+                    let whole = costs.recorded(&strategy, &assembled, &mut ());
+                    let fast = costs.simulated(&strategy, &assembled);
+                    let [whole, fast] = [whole, fast].map(|of| of.expect("simulated"));
                     assert_eq!(whole, fast, "{text} with {micro_batches} micro-batches");
                     let steps = costs
                         .pipelines

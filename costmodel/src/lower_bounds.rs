@@ -6,10 +6,10 @@ use std::sync::Arc;
 use catalog::{AxisOrder, Bytes, Cluster, Offload, Seconds};
 use plans::{Decisions, Floors, Strategy};
 
-use crate::assemble::Blocks;
+use crate::assemble::{Assembled, Blocks};
 use crate::blocks::BlockCosts;
 use crate::bounds::{self, Fullest, LayoutBounds, Lightest, PipelineFloors, Senders};
-use crate::cost_model::{CostModel, finite};
+use crate::cost_model::{CostModel, Score, finite};
 use crate::crossings::Way;
 use crate::execution::{Execution, MONOTONE_SLOWDOWN};
 use crate::message_bounds::{Level, Messages};
@@ -296,31 +296,57 @@ impl CostModel {
         passes: Option<Seconds>,
         later: Option<Offload>,
     ) -> Result<Floors, CostError> {
-        let pipeline = self.pipelines.pipeline(strategy)?;
         let mut assembled = self.assembled(strategy)?;
-        let scenario = &self.scenario;
         if let Some(later) = later {
-            let updates = self.pools.on_hosts(scenario, strategy, later, &assembled)?;
+            let updates = (self.pools).on_hosts(&self.scenario, strategy, later, &assembled)?;
             for (own, later) in assembled.optimizer.iter_mut().zip(updates) {
                 *own = own.min(later);
             }
         }
-        let on_host = &assembled.on_host;
-        let fits_host = on_host.iter().all(|bytes| bytes.0 == 0) || {
-            let pools = self.pools.of_ranks(scenario, strategy)?;
-            self.pools.host_memory(&pools, on_host).fits()
-        };
-        let held = floors::memory(&assembled, &pipeline);
+        self.floors_of(strategy, &assembled, passes)
+    }
+
+    /// The same of an assembled strategy.
+    fn floors_of(
+        &self,
+        strategy: &Strategy,
+        assembled: &Assembled,
+        passes: Option<Seconds>,
+    ) -> Result<Floors, CostError> {
+        let scenario = &self.scenario;
+        let pipeline = self.pipelines.pipeline(strategy)?;
+        let held = floors::memory(assembled, &pipeline);
         let held = held.map(|bytes| scenario.with_fragmentation(bytes));
         let known = floors::Known {
             passes,
-            waits: self.waits(strategy, &assembled)?.total(),
+            waits: self.waits(strategy, assembled)?.total(),
         };
         Ok(Floors {
-            time: floors::time(scenario, strategy, &assembled, known),
+            time: floors::time(scenario, strategy, assembled, known),
             memory: self.pools.fullest(scenario, strategy, held)?,
-            fits_host,
+            fits_host: self.fits_host(strategy, assembled)?,
         })
+    }
+
+    /// The score of a strategy that takes no longer than `time`, needs no more device memory than `memory` and fits in host
+    /// memory; `None` of any other. Only those are simulated whose lower bounds say nothing against it.
+    ///
+    /// # Errors
+    /// When a block cannot be traced.
+    pub fn score_within(
+        &self,
+        strategy: &Strategy,
+        time: Seconds,
+        memory: Bytes,
+    ) -> Result<Option<Score>, CostError> {
+        let assembled = self.assembled(strategy)?;
+        let floors = self.floors_of(strategy, &assembled, None)?;
+        if floors.time > time || !floors.may_fit(memory) {
+            return Ok(None);
+        }
+        let score = self.score_of(strategy, &assembled)?;
+        let is_within = score.step_time <= time && score.peak_memory <= memory && score.fits_host;
+        Ok(is_within.then_some(score))
     }
 
     /// Whether a step certainly takes longer with these optimizer states in host memory, which are more than those of the

@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, btree_map};
 
-use catalog::{AxisOrder, Bytes, elementary};
+use catalog::{AxisOrder, Bytes, Seconds, elementary};
 use costmodel::{CostModel, Lightest, Scenario, Score};
 use plans::{Decisions, Strategy};
 use rayon::prelude::*;
@@ -159,14 +159,8 @@ impl Contest<'_> {
 
     /// The score of a variant that fits and is no slower than `slowest`.
     fn tied(&self, variant: &Strategy, slowest: f64) -> Result<Option<Scored>, PlannerError> {
-        let floors = self.costs.floors(variant, None, None)?;
-        if floors.time.0 > slowest || !floors.may_fit(self.limit) {
-            return Ok(None);
-        }
-        let score = self.costs.score(variant)?;
-        let tied =
-            score.step_time.0 <= slowest && score.peak_memory <= self.limit && score.fits_host;
-        Ok(tied.then(|| Scored {
+        let score = (self.costs).score_within(variant, Seconds(slowest), self.limit)?;
+        Ok(score.map(|score| Scored {
             strategy: variant.clone(),
             score,
         }))

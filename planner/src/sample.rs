@@ -89,13 +89,8 @@ fn scored(
     if costs.states_floor(d, &Lightest { on_device, on_host })? > most {
         return Ok(None);
     }
-    let floors = costs.floors(&strategy, None, None)?;
-    if !floors.may_fit(most) || floors.time > longest {
-        return Ok(None);
-    }
-    let score = costs.score(&strategy)?;
-    let is_drawn = score.peak_memory <= most && score.step_time <= longest;
-    Ok(is_drawn.then_some((strategy, score)))
+    let score = costs.score_within(&strategy, longest, most)?;
+    Ok(score.map(|score| (strategy, score)))
 }
 
 /// The strategies of a layout, in the order of [`SearchSpace::strategies`].
