@@ -9,7 +9,7 @@ use plans::{NamedTime, Recompute};
 use crate::block_cost::{BlockCost, BlockDetail, BlockKey, HostTimes, Tensors, weights};
 use crate::book::{BlockToPrice, Halves, PriceBook, PricedBlock, PricedKernel};
 use crate::execution::Execution;
-use crate::launches::Launch;
+use crate::launches::{Launch, issued};
 use crate::lower::{BlockMemory, Lowered, Lowering, casts};
 use crate::picoseconds::Picoseconds;
 use crate::spread::Spread;
@@ -183,7 +183,7 @@ fn of_key(of: &BlockToPrice<'_>, priced: &PricedBlock, memory: &[BlockMemory]) -
         recompute: Seconds(0.0),
     };
     let spread = |passes: [&Vec<Launch>; 3]| {
-        let launches = passes.into_iter().flatten();
+        let launches = passes.into_iter().flat_map(|pass| issued(pass));
         launches.fold(Spread::default(), |all, launch| {
             all + priced.kernels[launch.kernel].spread
         })
@@ -247,14 +247,12 @@ fn backward(scenario: &Scenario, priced: &PricedBlock) -> Backward {
 
 fn run(scenario: &Scenario, priced: &PricedBlock, pass: &[Launch]) -> Work {
     let slowdown = scenario.runtime.overheads.overlap_slowdown.value;
-    streams::run(tasks(priced, pass), slowdown, |_, _| {})
+    streams::run(&tasks(priced, pass), slowdown, None)
 }
 
 /// Time that the host takes to issue a pass of layers that are captured in CUDA graphs.
 fn graphed(priced: &PricedBlock, pass: &[Launch]) -> Seconds {
-    let all = pass
-        .iter()
-        .map(|launch| priced.kernels[launch.kernel].graphed);
+    let all = issued(pass).map(|launch| priced.kernels[launch.kernel].graphed);
     all.fold(Seconds(0.0), |sum, host| sum + host)
 }
 
@@ -276,9 +274,8 @@ pub(crate) fn detail(
     let mut kernels = Vec::new();
     let mut add = |pass: &[Launch], what: &str| {
         let mut spent = vec![Seconds(0.0); names.len()];
-        streams::run(tasks(&priced, pass), slowdown, |task, time| {
-            spent[pass[task].kernel] += time;
-        });
+        let mut add = |task: usize, time| spent[pass[task].kernel] += time;
+        streams::run(&tasks(&priced, pass), slowdown, Some(&mut add));
         let taken = names.iter().zip(&spent).filter(|(_, time)| time.0 > 0.0);
         kernels.extend(taken.map(|(name, seconds)| NamedTime {
             name: format!("{name}{what}"),
@@ -371,10 +368,10 @@ fn modes(scenario: &Scenario, key: &BlockKey) -> Vec<Recompute> {
 }
 
 /// The tasks that the launches of a pass are.
-fn tasks(priced: &PricedBlock, pass: &[Launch]) -> impl ExactSizeIterator<Item = Task> {
+fn tasks(priced: &PricedBlock, pass: &[Launch]) -> Vec<Task> {
     // Of every kernel, the number of parts that it was split into last, and how long one of them takes.
     let mut parts = vec![(0, Picoseconds::ZERO); priced.kernels.len()];
-    pass.iter().map(move |launch| {
+    let task = |launch: &Launch| {
         let kernel = &priced.kernels[launch.kernel];
         let (known, duration) = &mut parts[launch.kernel];
         if *known != launch.parts {
@@ -386,8 +383,10 @@ fn tasks(priced: &PricedBlock, pass: &[Launch]) -> impl ExactSizeIterator<Item =
             duration: *duration,
             host: kernel.host,
             waits: launch.waits,
+            again: launch.again,
         }
-    })
+    };
+    pass.iter().map(task).collect()
 }
 
 /// Time of one of so many parts of a kernel.

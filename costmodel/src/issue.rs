@@ -101,11 +101,7 @@ impl<'a> Order<'a> {
     /// Issues the block's kernels at the given indices, in that order.
     pub(crate) fn issue(&self, kernels: &[usize]) -> Vec<Launch> {
         let beside = self.beside(kernels);
-        let in_rings = (beside.rings.iter())
-            .map(|(_, steps)| steps.len() + 1)
-            .sum::<usize>();
-        let room = kernels.len() + in_rings * self.key.layout.cp as usize;
-        let mut queue = Queue::with_room(room);
+        let mut queue = Queue::with_room(kernels.len());
         let mut sent: Vec<(usize, usize)> = Vec::new();
         let mut skipped: Vec<usize> = Vec::new();
         for &kernel in kernels {
@@ -179,15 +175,21 @@ impl<'a> Order<'a> {
     /// Issues the steps of ring attention, each while the next block of keys and values arrives.
     fn ring(&self, message: usize, steps: &[usize], queue: &mut Queue) {
         let blocks = self.key.layout.cp;
-        for block in 1..=blocks {
-            let arrival =
-                (block < blocks).then(|| queue.send(message, blocks - 1, Stream::Context));
+        let arriving = blocks as usize - 1;
+        // From the second on all go alike.
+        for block in 0..arriving.min(2) {
+            let before = queue.len();
+            let arrival = queue.send(message, blocks - 1, Stream::Context);
             for &step in steps {
                 queue.compute(step, blocks);
             }
-            if let Some(arrival) = arrival {
-                queue.wait(arrival);
+            if block == 1 {
+                queue.again(queue.len() - before, arriving - 2);
             }
+            queue.wait(arrival);
+        }
+        for &step in steps {
+            queue.compute(step, blocks);
         }
     }
 

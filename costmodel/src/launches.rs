@@ -2,7 +2,7 @@
 
 use catalog::Axis;
 
-use crate::streams::{Stream, Waits};
+use crate::streams::{Again, Stream, Waits};
 
 /// A kernel or message, or one of the equal parts of a split one, issued to a stream.
 #[derive(Clone, Copy, Debug)]
@@ -13,6 +13,8 @@ pub(crate) struct Launch {
     pub(crate) parts: u64,
     pub(crate) stream: Stream,
     pub(crate) waits: Waits,
+    /// What is issued again after it.
+    pub(crate) again: Again,
 }
 
 impl Launch {
@@ -27,8 +29,19 @@ impl Launch {
             parts: 1,
             stream: Stream::Compute,
             waits,
+            again: Again::default(),
         }
     }
+}
+
+/// The launches of a pass as they are issued: those that are issued several times appear as often.
+pub(crate) fn issued(pass: &[Launch]) -> impl Iterator<Item = &Launch> {
+    pass.iter().enumerate().flat_map(|(index, launch)| {
+        let Again { tasks, times } = launch.again;
+        let again = &pass[index + 1 - tasks..=index];
+        let again = std::iter::repeat_n(again, times).flatten();
+        std::iter::once(launch).chain(again)
+    })
 }
 
 /// Launches in the order in which the host issues them.
@@ -59,6 +72,7 @@ impl Queue {
             parts,
             stream: Stream::Compute,
             waits: std::mem::take(&mut self.pending),
+            again: Again::default(),
         });
     }
 
@@ -73,6 +87,7 @@ impl Queue {
             parts,
             stream,
             waits,
+            again: Again::default(),
         });
         self.launches.len() - 1
     }
@@ -95,7 +110,21 @@ impl Queue {
             parts: 1,
             stream: Stream::of(axis),
             waits: Waits::default(),
+            again: Again::default(),
         });
+    }
+
+    /// Number of launches so far.
+    pub(crate) fn len(&self) -> usize {
+        self.launches.len()
+    }
+
+    /// Issues the last `tasks` launches so many times more. They wait for each other, and for as many of their kind that come
+    /// right before them.
+    pub(crate) fn again(&mut self, tasks: usize, times: usize) {
+        if let Some(last) = self.launches.last_mut() {
+            last.again = Again { tasks, times };
+        }
     }
 
     /// All launches issued so far.

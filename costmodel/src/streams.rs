@@ -206,9 +206,12 @@ impl Streams {
 
     /// Skips as many repetitions of what happened since an `earlier` moment.
     pub(crate) fn skip(&mut self, earlier: &Self, by: Picoseconds, times: u64) {
-        for queue in &mut self.queues {
-            queue.since += by * times;
-            queue.free += by * times;
+        for (queue, then) in self.queues.iter_mut().zip(&earlier.queues) {
+            // A stream that was given nothing is where it was.
+            if queue.free != then.free {
+                queue.since += by * times;
+                queue.free += by * times;
+            }
         }
         self.quiet += by * times;
         for (now, then) in self.exposed.iter_mut().zip(&earlier.exposed) {
@@ -301,54 +304,126 @@ pub(crate) struct Task {
     /// Time that the host takes to issue it.
     pub(crate) host: Seconds,
     pub(crate) waits: Waits,
+    /// What is issued again after it.
+    pub(crate) again: Again,
 }
 
-/// Runs a list of tasks on idle streams until all have ended, and returns the total time. Calls `spent` for each task
-/// with the time that the list takes because of it: a kernel's duration, or what a message leaves exposed.
-pub(crate) fn run(
-    tasks: impl ExactSizeIterator<Item = Task>,
-    slowdown: f64,
-    mut spent: impl FnMut(usize, Seconds),
-) -> Work {
-    let mut streams = Streams::new(slowdown);
-    let mut ends: Vec<Picoseconds> = Vec::with_capacity(tasks.len());
-    let mut last = [None; STREAMS];
-    let mut compute = Picoseconds::ZERO;
-    let mut host = Seconds(0.0);
-    for (index, task) in tasks.enumerate() {
-        let duration = task.duration;
-        let awaited = task.waits.last(&ends);
-        let free = streams.free(task.stream);
-        let span = streams.issue(task.stream, duration, awaited.map(|(_, end)| end));
+/// Tasks of a list that are issued several times, one time after the other: the last `tasks` up to the one that says so, `times`
+/// more than once. As many tasks that do the same come right before them. Each time they wait for tasks of the time before, the
+/// first time for those.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Again {
+    pub(crate) tasks: usize,
+    pub(crate) times: usize,
+}
+
+/// Is told of a task, by its index in the list, and of time that the list takes because of it.
+pub(crate) type Spent<'a> = &'a mut dyn FnMut(usize, Seconds);
+
+/// Runs a list of tasks on idle streams until all have ended, and returns the total time. Tells `spent` of each task the time that
+/// the list takes because of it: a kernel's duration, or what a message leaves exposed.
+pub(crate) fn run<'a>(tasks: &'a [Task], slowdown: f64, spent: Option<Spent<'a>>) -> Work {
+    let mut list = List {
+        tasks,
+        streams: Streams::new(slowdown),
+        ends: Vec::with_capacity(tasks.len()),
+        last: [None; STREAMS],
+        compute: Picoseconds::ZERO,
+        host: Seconds(0.0),
+        spent,
+    };
+    for (index, task) in tasks.iter().enumerate() {
+        list.ends.push(Picoseconds::ZERO);
+        list.issue(index);
+        list.issue_again(index, task.again);
+    }
+    list.finish()
+}
+
+/// A list of tasks that is run, with what came of those that were issued.
+struct List<'a> {
+    tasks: &'a [Task],
+    streams: Streams,
+    /// When each task ended that was issued, the last time that it was.
+    ends: Vec<Picoseconds>,
+    /// For every stream, the task that was issued to it last.
+    last: [Option<usize>; STREAMS],
+    compute: Picoseconds,
+    host: Seconds,
+    spent: Option<Spent<'a>>,
+}
+
+impl List<'_> {
+    #[inline(always)]
+    fn issue(&mut self, index: usize) {
+        let task = &self.tasks[index];
+        let awaited = task.waits.last(&self.ends);
+        let free = self.streams.free(task.stream);
+        let after = awaited.map(|(_, end)| end);
+        let span = self.streams.issue(task.stream, task.duration, after);
         if task.stream == Stream::Compute {
-            compute += duration;
-            spent(index, duration.into());
-            if let Some((task, _)) = awaited {
-                spent(task, span.start.since(free).into());
-            }
-            if let Some((stream, longer)) = span.slowed {
-                spent(last[stream as usize].unwrap_or(index), longer.into());
+            self.compute += task.duration;
+            if let Some(spent) = &mut self.spent {
+                spent(index, task.duration.into());
+                if let Some((task, _)) = awaited {
+                    spent(task, span.start.since(free).into());
+                }
+                if let Some((stream, longer)) = span.slowed {
+                    spent(self.last[stream as usize].unwrap_or(index), longer.into());
+                }
             }
         }
-        host += task.host;
-        last[task.stream as usize] = Some(index);
-        ends.push(span.end);
+        self.host += task.host;
+        self.last[task.stream as usize] = Some(index);
+        self.ends[index] = span.end;
     }
-    for stream in COMMUNICATION {
-        let free = streams.free(Stream::Compute);
-        let waited = streams.join(stream).end.since(free);
-        if let Some(task) = last[stream as usize] {
-            spent(task, waited.into());
+
+    /// Issues the tasks up to one of them again. As soon as a time went as the time before, the others go the same way, and only
+    /// their time is added, unless it is told of each task.
+    fn issue_again(&mut self, last: usize, Again { tasks, times }: Again) {
+        let first = last + 1 - tasks;
+        for time in 1..=times {
+            let (earlier, compute) = (self.streams, self.compute);
+            self.ends.copy_within(first..=last, first - tasks);
+            (first..=last).for_each(|task| self.issue(task));
+            let ends = (self.ends[first - tasks..first].iter()).zip(&self.ends[first..=last]);
+            if let Some(by) = self.streams.later_than(&earlier)
+                && ends.clone().all(|(&before, &now)| now == before + by)
+                && self.spent.is_none()
+            {
+                let others = (times - time) as u64;
+                self.streams.skip(&earlier, by, others);
+                self.compute += self.compute.since(compute) * others;
+                for end in &mut self.ends[first..=last] {
+                    *end += by * others;
+                }
+                for _ in 0..others {
+                    let hosts = self.tasks[first..=last].iter().map(|task| task.host);
+                    hosts.for_each(|host| self.host += host);
+                }
+                return;
+            }
         }
     }
-    let exposed = |stream| streams.exposed(stream).into();
-    Work {
-        compute: compute.into(),
-        tp: exposed(Stream::Tensor),
-        cp: exposed(Stream::Context),
-        ep: exposed(Stream::Expert),
-        dp: exposed(Stream::Data),
-        host,
+
+    /// Waits for all messages.
+    fn finish(mut self) -> Work {
+        for stream in COMMUNICATION {
+            let free = self.streams.free(Stream::Compute);
+            let waited = self.streams.join(stream).end.since(free);
+            if let (Some(task), Some(spent)) = (self.last[stream as usize], &mut self.spent) {
+                spent(task, waited.into());
+            }
+        }
+        let exposed = |stream| self.streams.exposed(stream).into();
+        Work {
+            compute: self.compute.into(),
+            tp: exposed(Stream::Tensor),
+            cp: exposed(Stream::Context),
+            ep: exposed(Stream::Expert),
+            dp: exposed(Stream::Data),
+            host: self.host,
+        }
     }
 }
 
@@ -366,6 +441,7 @@ mod tests {
             duration: Seconds(duration).into(),
             host: Seconds(0.0),
             waits: all,
+            again: Again::default(),
         }
     }
 
@@ -387,11 +463,12 @@ mod tests {
             task(Compute, 3.0, &[]),
         ];
         let mut by_task = [Seconds(0.0); 3];
-        let work = run(tasks.into_iter(), 1.0, |task, time| by_task[task] += time);
+        let mut add = |task: usize, time| by_task[task] += time;
+        let work = run(&tasks, 1.0, Some(&mut add));
         assert!(near(work.device(), 5.0) && near(work.compute, 4.0) && near(work.tp, 1.0));
         assert_eq!(by_task.map(|time| time.0), [1.0, 1.0, 3.0]);
         // The product takes a quarter longer, still less than the reduction.
-        let work = run(tasks.into_iter(), 1.25, |_, _| {});
+        let work = run(&tasks, 1.25, None);
         assert!(near(work.device(), 5.0));
         assert!(near(work.tp, 1.0));
     }
@@ -429,12 +506,49 @@ mod tests {
             task(Expert, 4.0, &[(Compute, 3)]),
             task(Compute, 1.0, &[(Expert, 4)]),
         ];
-        let work = run(layer.into_iter(), 1.0, |_, _| {});
+        let work = run(&layer, 1.0, None);
         assert!(near(work.compute, 11.0) && near(work.ep, 5.0));
         // The attention of another micro-batch is issued beside the combination.
         let mut both = layer.to_vec();
         both.insert(5, task(Compute, 5.0, &[]));
-        let work = run(both.into_iter(), 1.0, |_, _| {});
+        let work = run(&both, 1.0, None);
         assert!(near(work.compute, 16.0) && near(work.ep, 1.0));
+    }
+
+    /// Keys and values that go around a ring, while products of a block that are sent before still arrive.
+    #[test]
+    fn what_is_issued_again_takes_as_long_as_when_it_is_listed() {
+        use Stream::{Compute, Context, Tensor};
+        for message in [0.0, 0.5, 1.0, 3.0] {
+            for blocks in 1..40 {
+                let mut listed = vec![
+                    task(Compute, 1.0, &[]),
+                    task(Tensor, 5.0, &[(Compute, 0)]),
+                    task(Context, message, &[(Compute, 0)]),
+                    task(Compute, 0.7, &[]),
+                    task(Compute, 0.3, &[]),
+                ];
+                let ring = |last: usize| {
+                    let waits = [(Context, last - 2), (Compute, last)];
+                    [
+                        task(Context, message, &waits),
+                        task(Compute, 0.7, &[(Context, last - 2)]),
+                        task(Compute, 0.3, &[]),
+                    ]
+                };
+                let mut short = listed.clone();
+                short.extend(ring(4));
+                short[7].again = Again {
+                    tasks: 3,
+                    times: blocks - 1,
+                };
+                short.push(task(Compute, 1.0, &[(Context, 5)]));
+                (0..blocks).for_each(|_| listed.extend(ring(listed.len() - 1)));
+                listed.push(task(Compute, 1.0, &[(Context, listed.len() - 3)]));
+                let all = run(&listed, 1.25, None);
+                assert_eq!(run(&short, 1.25, None), all, "{blocks} of {message}");
+                assert_eq!(run(&short, 1.25, Some(&mut |_, _| {})), all);
+            }
+        }
     }
 }
