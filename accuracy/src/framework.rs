@@ -14,7 +14,7 @@ pub(super) fn runtime(run: &Run) -> Result<(Runtime, bool), String> {
     let mut runtime = catalog::load::runtime(name).map_err(|e| e.to_string())?;
     apply_statements(run, &mut runtime);
     if let Some(recipe) = Recipe::of(run) {
-        runtime.rewrites.extend(&recipe.rewrites);
+        runtime.rewrites.extend(recipe.rewrites.iter().copied());
         if let Some(bytes) = recipe.optimizer_bytes {
             runtime.overheads.optimizer_bytes = Sourced {
                 value: bytes,

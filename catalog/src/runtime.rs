@@ -2,8 +2,6 @@
 //! what it costs beside the model. A runtime never describes the model again: it selects from the
 //! closed set of rewrites that `costmodel` applies to the traced operators.
 
-use std::collections::BTreeSet;
-
 use serde::{Deserialize, Serialize};
 
 use crate::cuda_graphs::{CudaGraphs, GraphOption};
@@ -31,7 +29,7 @@ pub struct Runtime {
     /// The strategies it can express.
     pub space: RuntimeSpace,
     /// Which rewrites of the operator graph it performs.
-    pub rewrites: BTreeSet<Rewrite>,
+    pub rewrites: Rewrites,
     /// What selective recomputation runs again.
     pub selective: Selection,
     /// Which attention kernel it calls.
@@ -374,6 +372,48 @@ pub enum Rewrite {
     /// billion gradients at a time: it joins them to one tensor of their own type, then casts that tensor to 32 bits (`stage3.py`,
     /// `_prepare_fp32_grad_for_sub_group`).
     CopyGradientsForStep,
+}
+
+/// A set of rewrites. Costs ask for its members of every block and operator.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rewrites(u64);
+
+const _: () = assert!(Rewrite::ALL.len() <= u64::BITS as usize);
+
+impl Rewrites {
+    /// Whether a rewrite is in the set.
+    #[must_use]
+    pub fn contains(self, rewrite: &Rewrite) -> bool {
+        self.0 & Self::bit(*rewrite) != 0
+    }
+
+    /// Adds a rewrite.
+    pub fn insert(&mut self, rewrite: Rewrite) {
+        self.0 |= Self::bit(rewrite);
+    }
+
+    /// Takes a rewrite out; returns whether it was in the set.
+    pub fn remove(&mut self, rewrite: &Rewrite) -> bool {
+        let had = self.contains(rewrite);
+        self.0 &= !Self::bit(*rewrite);
+        had
+    }
+
+    /// All members.
+    pub fn iter(self) -> impl Iterator<Item = Rewrite> {
+        let all = Rewrite::ALL.into_iter();
+        all.filter(move |rewrite| self.contains(rewrite))
+    }
+
+    fn bit(rewrite: Rewrite) -> u64 {
+        1 << rewrite as u64
+    }
+}
+
+impl Extend<Rewrite> for Rewrites {
+    fn extend<T: IntoIterator<Item = Rewrite>>(&mut self, others: T) {
+        others.into_iter().for_each(|rewrite| self.insert(rewrite));
+    }
 }
 
 impl Rewrite {

@@ -1,7 +1,5 @@
 //! Runtimes as files: each states what differs from the one it extends.
 
-use std::collections::BTreeSet;
-
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -12,8 +10,8 @@ use crate::offload::OffloadOption;
 use crate::parallelism::{AxisOrder, CpKind, Overlap, ScheduleKind, Zero};
 use crate::provenance::Sourced;
 use crate::runtime::{
-    AttentionKernel, Overheads, PrefetchOption, RecomputeMode, Rewrite, Runtime, RuntimeSpace,
-    SequenceParallelUse,
+    AttentionKernel, Overheads, PrefetchOption, RecomputeMode, Rewrite, Rewrites, Runtime,
+    RuntimeSpace, SequenceParallelUse,
 };
 use crate::selection::Selection;
 use crate::state_types::{GradientOption, OptimizerStates, StateTypes};
@@ -121,9 +119,8 @@ impl RuntimeFile {
             .space
             .resolve(parent.map(|p| &p.space))
             .map_err(|f| missing(&f))?;
-        let mut rewrites: BTreeSet<Rewrite> =
-            parent.map(|p| p.rewrites.clone()).unwrap_or_default();
-        rewrites.extend(&self.add_rewrites);
+        let mut rewrites = parent.map_or_else(Rewrites::default, |p| p.rewrites);
+        rewrites.extend(self.add_rewrites);
         for rewrite in &self.remove_rewrites {
             if !rewrites.remove(rewrite) {
                 return Err(format!(

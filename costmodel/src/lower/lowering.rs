@@ -12,32 +12,22 @@ pub struct Lowering<'a> {
     runtime: &'a Runtime,
     /// How the operands of 8-bit products are scaled.
     pub(crate) fp8_recipe: Fp8Recipe,
-    /// Its rewrites, a bit for each: they are asked for of every operator.
-    rewrites: u64,
 }
 
 impl<'a> Lowering<'a> {
     /// The lowering of a training system that scales the operands of 8-bit products in this way.
     #[must_use]
     pub fn new(runtime: &'a Runtime, fp8_recipe: Fp8Recipe) -> Self {
-        let bits = runtime.rewrites.iter().map(|&rewrite| bit(rewrite));
         Self {
             runtime,
             fp8_recipe,
-            rewrites: bits.fold(0, |all, bit| all | bit),
         }
     }
-}
 
-fn bit(rewrite: Rewrite) -> u64 {
-    1 << rewrite as u64
-}
-
-impl Lowering<'_> {
     /// Whether the training system changes the operators in this way, such as by fusing bias and GELU.
     #[must_use]
     pub fn has(&self, rewrite: Rewrite) -> bool {
-        self.rewrites & bit(rewrite) != 0
+        self.runtime.rewrites.contains(&rewrite)
     }
 
     /// Whether attention runs in one kernel. cuDNN and FlashAttention 3, which runtimes with

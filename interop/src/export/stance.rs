@@ -81,7 +81,7 @@ pub(crate) fn unmet(table: &Table, job: &Job<'_>) -> Vec<Assumption> {
 pub(crate) fn yours(table: &Table, job: &Job<'_>) -> Option<String> {
     let assumed = job.runtime.rewrites.iter();
     let names: Vec<String> = assumed
-        .filter(|rewrite| stance(table, **rewrite, job) == Some(Stance::Yours))
+        .filter(|rewrite| stance(table, *rewrite, job) == Some(Stance::Yours))
         .map(|rewrite| rewrite.name())
         .collect();
     let list = names.join(", ");
