@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use catalog::runtime::Rewrite;
-use catalog::{AxisOrder, Bytes, CudaGraphs, LayerClass, Seconds};
+use catalog::{AxisOrder, Bytes, LayerClass, Seconds};
 use models::BlockClass;
 use plans::{Decisions, Recompute};
 
@@ -297,13 +297,11 @@ impl Blocks {
         let block = |class: BlockClass, recompute: Recompute| {
             let key = BlockKey::of(costs.scenario(), strategy, class, recompute);
             let key = key.executed(runtime, execution);
-            let beside = cost(&key)?;
-            match (key.alone(), execution.graphs) {
-                (None, CudaGraphs::None) => Ok(beside),
-                (None, graphs) => costs.captured(&key, graphs, &beside),
-                (Some(key), graphs) => {
-                    let mean = beside.mixed(&*cost(&key)?, alone);
-                    Ok(Arc::new(mean.captured(graphs)))
+            match key.alone() {
+                None => costs.captured(&key, execution.graphs, || cost(&key)),
+                Some(passes_alone) => {
+                    let mean = cost(&key)?.mixed(&*cost(&passes_alone)?, alone);
+                    Ok(Arc::new(mean.captured(execution.graphs)))
                 }
             }
         };

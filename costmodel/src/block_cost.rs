@@ -240,20 +240,13 @@ impl BlockKey {
             etp: if experts { strategy.etp } else { 1 },
             ..layout(scenario, strategy, class)
         };
-        let groups = BlockGroups {
-            tp: strategy.group(Axis::Tp),
-            cp: strategy.group(Axis::Cp),
-            ep: if experts {
-                strategy.group(Axis::Ep)
-            } else {
-                strategy.group(Axis::Tp)
-            },
-            etp: if experts {
-                strategy.group(Axis::Etp)
-            } else {
-                strategy.group(Axis::Tp)
-            },
+        let tp = strategy.group(Axis::Tp);
+        let [ep, etp] = match experts {
+            true => [Axis::Ep, Axis::Etp].map(|axis| strategy.group(axis)),
+            false => [tp; 2],
         };
+        let cp = strategy.group(Axis::Cp);
+        let groups = BlockGroups { tp, cp, ep, etp };
         let key = Self {
             class,
             layout,

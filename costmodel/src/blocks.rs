@@ -100,19 +100,22 @@ impl BlockCosts {
         self.with_siblings(key, Siblings::executed)
     }
 
-    /// The cost of a block, which is given, if so much of a step is captured in CUDA graphs.
+    /// The cost of a block if so much of a step is captured in CUDA graphs; `cost` gives that without any.
     ///
     /// # Errors
-    /// Never: the block is priced already.
+    /// When `cost` fails.
     pub(crate) fn captured(
         &self,
         key: &BlockKey,
         graphs: CudaGraphs,
-        cost: &BlockCost,
+        cost: impl FnOnce() -> Result<Arc<BlockCost>, CostError>,
     ) -> Result<Arc<BlockCost>, CostError> {
+        if graphs == CudaGraphs::None {
+            return cost();
+        }
         let mut key = *key;
         key.execution.graphs = graphs;
-        self.blocks.get(&key, || Ok(cost.captured(graphs)))
+        self.blocks.get(&key, || Ok(cost()?.captured(graphs)))
     }
 
     fn with_siblings(

@@ -102,6 +102,7 @@ pub(crate) fn add_layers(
     let forward = stage.forward.duration().0;
     let backward = (stage.recompute + stage.backward.whole).duration().0;
     let mut layers = 0;
+    stage.layers.reserve(runs.len());
     for run in runs {
         let is_layer = matches!(run.cost.key.class, BlockClass::Layer(_));
         let first_layer = is_layer.then_some(layers);
