@@ -469,15 +469,13 @@ impl<'a> Run<'a> {
             limit,
         };
         let ranked = ranked.ranked(&best)?;
-        let mut top: Vec<Candidate> = Vec::with_capacity(ranked.plans.len());
-        for plan in ranked.plans {
-            let first = top.first();
-            top.push(candidate(costs, plan, first)?);
-        }
-        let mut wishes = Vec::with_capacity(ranked.wishes.len());
-        for (wish, plan) in ranked.wishes {
-            wishes.push((wish.to_owned(), candidate(costs, plan, top.first())?));
-        }
+        let (names, wished): (Vec<_>, Vec<_>) = ranked.wishes.into_iter().unzip();
+        let wanted = ranked.plans.len();
+        let plans: Vec<Scored> = ranked.plans.into_iter().chain(wished).collect();
+        let mut top = candidates(costs, plans)?;
+        let wished = top.split_off(wanted);
+        let names = names.into_iter().map(str::to_owned);
+        let wishes = names.zip(wished).collect();
         Ok(SearchOutcome {
             top,
             wishes,
@@ -488,21 +486,23 @@ impl<'a> Run<'a> {
     }
 }
 
-/// A plan with its prediction, compared with the first.
-fn candidate(
-    costs: &CostModel,
-    plan: Scored,
-    first: Option<&Candidate>,
-) -> Result<Candidate, PlannerError> {
-    let prediction = costs.predict(&plan.strategy)?;
+/// Plans with their predictions, each compared with the first.
+fn candidates(costs: &CostModel, plans: Vec<Scored>) -> Result<Vec<Candidate>, PlannerError> {
+    let predicted = |plan: Scored| {
+        Ok(Candidate {
+            prediction: costs.predict(&plan.strategy)?,
+            strategy: plan.strategy,
+            why_not_first: String::new(),
+        })
+    };
+    let all = plans.into_par_iter().map(predicted);
+    let mut all: Vec<Candidate> = all.collect::<Result<_, PlannerError>>()?;
     let runtime = &costs.scenario().runtime;
-    let why_not_first = first.map_or_else(String::new, |first| {
-        let more = simplicity::beyond(&plan.strategy, &first.strategy, runtime);
-        why_not_first(&first.prediction, &prediction, &more)
-    });
-    Ok(Candidate {
-        strategy: plan.strategy,
-        prediction,
-        why_not_first,
-    })
+    if let Some((first, others)) = all.split_first_mut() {
+        for plan in others {
+            let more = simplicity::beyond(&plan.strategy, &first.strategy, runtime);
+            plan.why_not_first = why_not_first(&first.prediction, &plan.prediction, &more);
+        }
+    }
+    Ok(all)
 }
