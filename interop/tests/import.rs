@@ -1,7 +1,7 @@
 //! Configurations as frameworks' own examples write them.
 
 use catalog::{Precision, Zero};
-use interop::check::{Severity, check};
+use interop::check::{Severity, check, misspelt};
 use interop::export::Dialect;
 use interop::import::{Document, Given, Imported, import, of_file};
 
@@ -216,4 +216,35 @@ fn states_in_host_memory_are_read() {
             "{notes:?}"
         );
     }
+}
+
+#[test]
+fn misspelt_keys_are_named() {
+    for (name, text, near) in [
+        (
+            "a.toml",
+            "[parallelism]\ntensor_parallel_degre = 8\n",
+            "parallelism.tensor_parallel_degree",
+        ),
+        (
+            "a.yaml",
+            "per_device_train_batch_size: 1\ngradient_checkpointin: true\n",
+            "gradient_checkpointing",
+        ),
+        (
+            "a.sh",
+            "--tensor-model-paralell-size 4 --bf16\n",
+            "--tensor-model-parallel-size",
+        ),
+    ] {
+        let document = read(name, text);
+        let notes = misspelt(&document).expect("schema");
+        assert!(
+            matches!(&notes[..], [note] if note.contains(&format!("did you mean `{near}`"))),
+            "{notes:?}"
+        );
+    }
+    let own = "per_device_train_batch_size: 1\nuse_peft: true\nlora_alpha: 16\npacking: true\nmax_length: 8\n";
+    let document = read("a.yaml", own);
+    assert_eq!(misspelt(&document).expect("schema"), Vec::<String>::new());
 }

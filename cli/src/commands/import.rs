@@ -216,6 +216,7 @@ fn of_system(reading: &Reading<'_>) -> Result<Source, CliError> {
         mut notes,
         ..
     } = imported;
+    notes.extend(interop::check::misspelt(&document)?);
     notes.extend(of_file);
     if !has_sequence && reading.seq.is_none() {
         notes.push(format!(

@@ -29,7 +29,8 @@ pub fn check(
             value(document, schema, key, node, &mut findings);
         }
     } else {
-        section(document, schema, "", root, &mut findings);
+        let mut judge = |key: &str, node: &Node| value(document, schema, key, node, &mut findings);
+        section(document, schema, "", root, &mut judge);
     }
     left_open(document, "", root, &mut findings);
     rules::contradictions(document, model, &mut findings);
@@ -37,12 +38,39 @@ pub fn check(
     Ok(findings)
 }
 
+/// A sentence for each key of a file that is unknown to its system, and a known one misspelt: what it says counts for
+/// nothing.
+///
+/// # Errors
+/// Never for the embedded schemas; a test reads them all.
+pub fn misspelt(document: &Document) -> Result<Vec<String>, catalog::SpecError> {
+    let schema = Schema::of(document.dialect)?;
+    let mut notes = Vec::new();
+    let mut judge = |key: &str, node: &Node| {
+        let unknown = schema.kind(key).is_none() && !schema.is_section(key);
+        if unknown && notes.len() < MOST_HINTS && schema.misspells(key) {
+            let place = crate::config::place(&document.path, node.line);
+            let near = schema.nearest(key);
+            let near = near.map_or_else(String::new, |near| format!("; did you mean `{near}`?"));
+            notes.push(format!("{place}: `{key}` is unknown and not read{near}"));
+        }
+    };
+    if document.dialect == Dialect::MegatronLm {
+        let entries = document.root.entries().iter();
+        entries.for_each(|(key, node)| judge(key, node));
+    } else {
+        section(document, schema, "", &document.root, &mut judge);
+    }
+    Ok(notes)
+}
+
+/// Visits the keys of a section that are no sections of the schema.
 fn section(
     doc: &Document,
     schema: &Schema,
     prefix: &str,
     node: &Node,
-    findings: &mut Vec<Finding>,
+    visit: &mut dyn FnMut(&str, &Node),
 ) {
     for (key, node) in node.entries() {
         let path = if prefix.is_empty() {
@@ -53,9 +81,9 @@ fn section(
         let inner = schema.is_section(&path) && matches!(node.value, Value::Table(_));
         let open = schema.is_open(&path);
         if inner && !open {
-            section(doc, schema, &path, node, findings);
+            section(doc, schema, &path, node, visit);
         } else if !(is_python(doc.dialect) && is_local(schema, &path)) {
-            value(doc, schema, &path, node, findings);
+            visit(&path, node);
         }
     }
 }
