@@ -145,7 +145,7 @@ torchrun $DISTRIBUTED \
     insta::assert_snapshot!(last.join(" "), @"torchrun --nproc_per_node 8 --nnodes 4 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --group-query-attention --num-query-groups=8 --tensor-model-parallel-size 2 --save ${PWD}/logs/run --micro-batch-size 1 --global-batch-size 256 --seq-length 4096 --bf16 $EXTRA");
     let document = Document::read(script, "run.sh", None, &|_| None).expect("shell");
     assert_eq!(document.dialect, Dialect::MegatronLm);
-    assert_eq!(document.gpus, Some(32));
+    assert_eq!(document.launch.gpus, Some(32));
     let model = catalog::load::model("llama3-8b").expect("preset");
     let given = Given {
         model: &model,

@@ -122,7 +122,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
             line: 1,
             value: Value::Table(options(doc)?),
         },
-        gpus: doc.gpus,
+        launch: doc.launch.clone(),
         python: Default::default(),
     };
     let mut imported = megatron::import(&script, given)?;

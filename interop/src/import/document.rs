@@ -7,7 +7,8 @@ use crate::config::{self, Node, SyntaxError, Value, place};
 use crate::export::Dialect;
 use crate::export::schema::{Kind, Schema};
 use crate::import::error::ImportError;
-use crate::import::script::{devices, is_option, options, typed, untyped};
+use crate::import::launch::{Launch, accelerate};
+use crate::import::script::{is_option, options, program, typed, untyped};
 
 /// A configuration file, read for a dialect.
 #[derive(Clone, Debug)]
@@ -18,8 +19,8 @@ pub struct Document {
     pub dialect: Dialect,
     /// Its keys and values. For Megatron-LM the keys are options with their dashes.
     pub root: Node,
-    /// Number of devices that a launch script starts, if the file says it.
-    pub gpus: Option<u64>,
+    /// What a launch script says beside the arguments of the program that it starts.
+    pub launch: Launch,
     /// What a Python file defines: functions that make configurations, and where its model comes from.
     pub python: config::python::Definitions,
 }
@@ -42,14 +43,14 @@ impl Document {
             Some(dialect) => dialect,
             None => detect(text, path)?,
         };
-        let mut gpus = None;
+        let mut launch = Launch::default();
         let mut python = config::python::Definitions::default();
         let mut root = match dialect {
             Dialect::MegatronLm if is_model_args(text, path) => model_args(text, path)?,
             Dialect::MegatronLm => {
-                let script = shell::parse(text, path, include)?;
-                gpus = devices(&script);
-                options(&script, path, dialect)?
+                let (command, root) = script(text, path, dialect, include)?;
+                launch = command;
+                root
             }
             Dialect::Torchtitan02 => config::toml::parse(text, path)?,
             Dialect::DeepSpeed => config::json::parse(text, path)?,
@@ -57,9 +58,9 @@ impl Document {
                 config::json::parse(text, path)?
             }
             Dialect::Transformers | Dialect::TransformersDeepSpeed if !is_yaml(path) => {
-                let script = shell::parse(text, path, include)?;
-                gpus = devices(&script);
-                options(&script, path, dialect)?
+                let (command, root) = script(text, path, dialect, include)?;
+                launch = command;
+                root
             }
             Dialect::Accelerate
             | Dialect::Axolotl
@@ -75,7 +76,12 @@ impl Document {
                 assignments(text, path)?
             }
         };
-        engine_beside(&mut root, include)?;
+        for tree in [Some(&mut root), launch.settings.as_mut()]
+            .into_iter()
+            .flatten()
+        {
+            files_beside(tree, include)?;
+        }
         if !matches!(root.value, Value::Table(_)) {
             return Err(SyntaxError::new(path, root.line, "a table of keys is expected").into());
         }
@@ -83,7 +89,7 @@ impl Document {
             path: path.to_owned(),
             dialect,
             root,
-            gpus,
+            launch,
             python,
         })
     }
@@ -147,14 +153,15 @@ impl Document {
         }
     }
 
-    /// The value of a key. An option of Megatron-LM is one key, dots included.
+    /// The value of a key. An option of Megatron-LM is one key, dots included. What the arguments of a script do not say,
+    /// its launcher may.
     #[must_use]
     pub fn find(&self, key: &str) -> Option<&Node> {
         if key.starts_with("--") {
-            self.root.get(key)
-        } else {
-            self.root.at(key)
+            return self.root.get(key);
         }
+        let of_launcher = || self.launch.settings.as_ref()?.at(key);
+        self.root.at(key).or_else(of_launcher)
     }
 
     /// Place of a key as `file:line`.
@@ -195,6 +202,20 @@ impl Document {
     }
 }
 
+/// A script's launch command, and the options of the program that it starts.
+fn script(
+    text: &str,
+    path: &str,
+    dialect: Dialect,
+    include: Include<'_>,
+) -> Result<(Launch, Node), ImportError> {
+    let script = shell::parse(text, path, include)?;
+    let (launcher, arguments) = program(&script);
+    let mut launch = Launch::of(&script);
+    launch.settings = accelerate(&launcher, path, include)?;
+    Ok((launch, options(&arguments, path, dialect)?))
+}
+
 /// Detects the dialect of a file from its suffix and keys.
 fn detect(text: &str, path: &str) -> Result<Dialect, ImportError> {
     let suffix = path.rsplit('.').next().unwrap_or_default();
@@ -225,13 +246,17 @@ fn detect(text: &str, path: &str) -> Result<Dialect, ImportError> {
     })
 }
 
-/// The keys under which configuration files of transformers and accelerate give a DeepSpeed configuration, or the path of
-/// its file.
-const ENGINES: [&str; 2] = ["deepspeed", "deepspeed_config.deepspeed_config_file"];
+/// The keys under which files of transformers and accelerate give a configuration of DeepSpeed or FSDP, or the path of a
+/// file with it.
+const BESIDE: [&str; 3] = [
+    "deepspeed",
+    "deepspeed_config.deepspeed_config_file",
+    "fsdp_config",
+];
 
-/// Where the file gives the path of a DeepSpeed configuration that can be read, puts that configuration in its place.
-fn engine_beside(root: &mut Node, include: Include<'_>) -> Result<(), ImportError> {
-    for key in ENGINES {
+/// Where the file gives the path of such a configuration that can be read, puts that configuration in its place.
+fn files_beside(root: &mut Node, include: Include<'_>) -> Result<(), ImportError> {
+    for key in BESIDE {
         let Some(node) = root.at(key) else {
             continue;
         };

@@ -5,7 +5,7 @@ use catalog::runtime::Runtime;
 use catalog::{Adapters, Precision, Workload, Zero};
 
 use super::document::Document;
-use crate::config::Value;
+use crate::config::{Node, Value};
 use crate::export::Dialect;
 use plans::decisions::Decisions;
 
@@ -50,7 +50,8 @@ impl Imported {
     pub fn runtime(&self, document: &Document) -> &'static str {
         let usual = self.dialect.runtime();
         let engine = document.find("deepspeed");
-        let engine = engine.is_some_and(|node| !node.entries().is_empty());
+        let engine = engine.is_some_and(|node| !node.entries().is_empty())
+            || document.find("distributed_type").and_then(Node::text) == Some("DEEPSPEED");
         let gathers = matches!(self.decisions.zero, Zero::Z2 | Zero::Z3);
         let compiled = document.flag("compile.enable").ok().flatten() == Some(true);
         match usual {

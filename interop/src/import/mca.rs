@@ -5,7 +5,7 @@ use super::document::Document;
 use super::error::ImportError;
 use super::imported::{Given, Imported};
 use super::megatron;
-use super::sizes::data_parallel;
+use super::sizes::{data_parallel, said_devices};
 use crate::config::{Node, Value};
 use crate::export::Dialect;
 
@@ -64,8 +64,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     // The default of `TrainingArguments`.
     let micro_batch = doc.size("per_device_train_batch_size")?.unwrap_or(8);
     put("--micro-batch-size", 0, micro_batch.into());
-    let gpus = given.gpus.or(doc.gpus);
-    let gpus = gpus.ok_or_else(|| doc.missing("the number of GPUs", "give --gpus"))?;
+    let gpus = said_devices(doc, given.gpus)?;
     let mut split = ["tensor_model", "pipeline_model", "context"].into_iter();
     let split = split.try_fold(1_u64, |product, axis| {
         let size = doc.degree(&format!("{axis}_parallel_size"))?;
@@ -88,7 +87,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
             line: 1,
             value: Value::Table(options),
         },
-        gpus: doc.gpus,
+        launch: doc.launch.clone(),
         python: Default::default(),
     };
     let mut imported = megatron::import(&script, given)?;

@@ -10,7 +10,7 @@ use super::error::ImportError;
 use super::graphs::graphs;
 use super::imported::{Given, Imported};
 use super::layout::parse_layout;
-use super::sizes::{data_parallel, micro_batches, workload};
+use super::sizes::{data_parallel, micro_batches, said_devices, workload};
 use crate::config::Node;
 use crate::export::Dialect;
 use crate::export::core_precision::{RECIPE, RECIPES};
@@ -28,8 +28,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     let tp = size("--tensor-model-parallel-size")?;
     let pp = size("--pipeline-model-parallel-size")?;
     let cp = size("--context-parallel-size")?;
-    let gpus = given.gpus.or(doc.gpus);
-    let gpus = gpus.ok_or_else(|| doc.missing("the number of GPUs", "give --gpus"))?;
+    let gpus = said_devices(doc, given.gpus)?;
     let dp = data_parallel(doc, gpus, tp.saturating_mul(pp).saturating_mul(cp))?;
     let zero = zero(doc)?;
     let (dp_shard, dp_replicate) = shards_and_replicas(doc, zero, dp)?;

@@ -9,6 +9,7 @@ mod error;
 mod graphs;
 mod hub;
 mod imported;
+mod launch;
 mod layout;
 mod mca;
 mod megatron;
@@ -25,6 +26,7 @@ mod trainer;
 pub use self::document::Document;
 pub use self::error::ImportError;
 pub use self::imported::{Given, Imported};
+pub use self::launch::{Launch, Open};
 pub(crate) use self::layout::parse_layout;
 pub use self::model::{OfFile, of_file};
 

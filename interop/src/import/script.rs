@@ -1,4 +1,4 @@
-//! Reads a launch script: the options of the program that it starts, and how many devices it starts it on.
+//! Reads a launch script: the options of the program that it starts, and the words before that program.
 
 use super::error::ImportError;
 use crate::config::shell::{self, Word};
@@ -6,20 +6,24 @@ use crate::config::{Node, SyntaxError, Value};
 use crate::export::Dialect;
 use crate::export::schema::{Kind, Schema};
 
-/// Options of a script: those after the training program, or all of an argument file. Megatron-LM's keep their dashes;
-/// the Trainer's become the keys that its YAML has.
-pub(super) fn options(
-    script: &shell::Script,
-    path: &str,
-    dialect: Dialect,
-) -> Result<Node, ImportError> {
-    let schema = Schema::of(dialect)?;
-    let key = |name: &str| match dialect {
-        Dialect::MegatronLm => name.to_owned(),
-        _ => name.trim_start_matches('-').replace('-', "_"),
-    };
-    let words = program(script);
-    let mut entries: Vec<(String, Node)> = Vec::new();
+/// An option with its values, as written.
+pub(super) struct Setting {
+    pub(super) line: usize,
+    /// The name with its dashes.
+    pub(super) name: String,
+    pub(super) values: Vec<String>,
+}
+
+impl Setting {
+    /// The key that stands for the option in a YAML file.
+    pub(super) fn key(&self) -> String {
+        self.name.trim_start_matches('-').replace('-', "_")
+    }
+}
+
+/// The options among words.
+pub(super) fn settings(words: &[Word]) -> Vec<Setting> {
+    let mut all = Vec::new();
     let mut at = 0;
     while let Some(word) = words.get(at) {
         at += 1;
@@ -39,15 +43,33 @@ pub(super) fn options(
         while values.len() > 1 && values.last().is_some_and(|v| v.starts_with('$')) {
             values.pop();
         }
-        let line = word.line;
-        let name = key(name);
-        let value = match schema.kind(&name) {
-            Some(kind) => typed(&kind, &values),
-            None if dialect != Dialect::MegatronLm => guessed(&values),
-            None => untyped(&values),
-        };
-        entries.push((name, Node { line, value }));
+        all.push(Setting {
+            line: word.line,
+            name: name.to_owned(),
+            values,
+        });
     }
+    all
+}
+
+/// Options of a script: those after the training program, or all of an argument file. Megatron-LM's keep their dashes;
+/// the Trainer's become the keys that its YAML has.
+pub(super) fn options(program: &[Word], path: &str, dialect: Dialect) -> Result<Node, ImportError> {
+    let schema = Schema::of(dialect)?;
+    let entry = |option: Setting| {
+        let name = match dialect {
+            Dialect::MegatronLm => option.name.clone(),
+            _ => option.key(),
+        };
+        let value = match schema.kind(&name) {
+            Some(kind) => typed(&kind, &option.values),
+            None if dialect != Dialect::MegatronLm => guessed(&option.values),
+            None => untyped(&option.values),
+        };
+        let line = option.line;
+        (name, Node { line, value })
+    };
+    let entries: Vec<(String, Node)> = settings(program).into_iter().map(entry).collect();
     if entries.is_empty() {
         return Err(SyntaxError::new(path, 0, "no `--option` is found").into());
     }
@@ -79,21 +101,21 @@ fn positions(root: &mut Node) {
     root.set("--position-embedding-type", Value::Str(kind.to_owned()));
 }
 
-/// The words after the training program: among the commands that name a `.py`, the one with the most options. A file
-/// without such a command holds arguments only: in arrays, variables and bare words.
-fn program(script: &shell::Script) -> Vec<Word> {
+/// The words before and after the training program: among the commands that name a `.py`, the one with the most options
+/// after it. A file without such a command holds arguments only: in arrays, variables and bare words.
+pub(super) fn program(script: &shell::Script) -> (Vec<Word>, Vec<Word>) {
     let options = |words: &[Word]| words.iter().filter(|w| is_option(&w.text)).count();
-    let after = |words: &[Word]| {
+    let parted = |words: &[Word]| {
         let at = words.iter().position(|w| w.text.ends_with(".py"))?;
-        Some(words[at + 1..].to_vec())
+        Some((words[..at].to_vec(), words[at + 1..].to_vec()))
     };
     // A launcher may get the command as one word: `srun sh -c "torchrun pretrain_gpt.py --a 1"`.
     let nested = script.commands.iter().flatten();
     let nested = nested.filter(|word| word.text.contains(".py "));
-    let nested = nested.filter_map(|word| after(&split(word)));
-    let direct = script.commands.iter().filter_map(|words| after(words));
-    let longest = direct.chain(nested).max_by_key(|words| options(words));
-    if let Some(words) = longest.filter(|words| options(words) > 0) {
+    let nested = nested.filter_map(|word| parted(&split(word)));
+    let direct = script.commands.iter().filter_map(|words| parted(words));
+    let longest = direct.chain(nested).max_by_key(|(_, after)| options(after));
+    if let Some(words) = longest.filter(|(_, after)| options(after) > 0) {
         return words;
     }
     let mut found = Vec::new();
@@ -114,7 +136,7 @@ fn program(script: &shell::Script) -> Vec<Word> {
         .iter()
         .filter(|words| words.first().is_some_and(|w| is_option(&w.text)));
     found.extend(bare.flatten().cloned());
-    found
+    (Vec::new(), found)
 }
 
 fn split(word: &Word) -> Vec<Word> {
@@ -140,6 +162,8 @@ pub(super) fn typed(kind: &Kind, values: &[String]) -> Value {
             let items = values.iter().map(|v| typed(inner, std::slice::from_ref(v)));
             Value::List(items.map(Node::made).collect())
         }
+        // `HfArgumentParser` gives booleans `nargs="?"` and `const=True`.
+        (Kind::Optional(inner), []) if **inner == Kind::Bool => Value::Bool(true),
         (Kind::Optional(_), []) => Value::Null,
         (Kind::Optional(inner), values) => typed(inner, values),
         (Kind::Int, [one]) => match one.parse::<i64>() {
@@ -151,17 +175,19 @@ pub(super) fn typed(kind: &Kind, values: &[String]) -> Value {
             Err(_) => Value::Str(one.clone()),
         },
         (Kind::Bool, [one]) => match one.to_lowercase().as_str() {
-            "true" | "1" => Value::Bool(true),
-            "false" | "0" => Value::Bool(false),
+            "true" | "t" | "yes" | "y" | "1" => Value::Bool(true),
+            "false" | "f" | "no" | "n" | "0" => Value::Bool(false),
             _ => Value::Str(one.clone()),
         },
         _ => untyped(values),
     }
 }
 
-/// Values of an option that is the script's own: whole numbers, else text.
+/// Values of an option that is the script's own: true or false, whole numbers, else text.
 fn guessed(values: &[String]) -> Value {
     match values {
+        [one] if one.eq_ignore_ascii_case("true") => Value::Bool(true),
+        [one] if one.eq_ignore_ascii_case("false") => Value::Bool(false),
         [one] => typed(&Kind::Int, std::slice::from_ref(one)),
         _ => untyped(values),
     }
@@ -172,42 +198,5 @@ pub(super) fn untyped(values: &[String]) -> Value {
         [] => Value::Bool(true),
         [one] => Value::Str(one.clone()),
         many => many.to_vec().into(),
-    }
-}
-
-/// Number of devices that a script starts: nodes times processes per node, or a variable that gives it.
-pub(super) fn devices(script: &shell::Script) -> Option<u64> {
-    let words: Vec<&str> = script
-        .commands
-        .iter()
-        .flatten()
-        .map(|w| w.text.as_str())
-        .collect();
-    let arrays = script.variables.values().filter(|v| v.len() > 1).flatten();
-    let words: Vec<&str> = words
-        .into_iter()
-        .chain(arrays.map(|w| w.text.as_str()))
-        .collect();
-    let value = |names: [&str; 2]| {
-        words.iter().enumerate().find_map(|(i, word)| {
-            let (name, attached) = match word.split_once('=') {
-                Some((name, value)) => (name, Some(value)),
-                None => (*word, None),
-            };
-            let found = names.contains(&name);
-            found
-                .then(|| attached.or(words.get(i + 1).copied()))
-                .flatten()?
-                .parse()
-                .ok()
-        })
-    };
-    let each: Option<u64> = value(["--nproc-per-node", "--nproc_per_node"]);
-    let nodes: Option<u64> = value(["--nnodes", "--num-nodes"]);
-    let variable =
-        |name: &str| -> Option<u64> { script.variables.get(name)?.first()?.text.parse().ok() };
-    match each {
-        Some(each) => nodes.unwrap_or(1).checked_mul(each),
-        None => ["GPUS", "WORLD_SIZE"].into_iter().find_map(variable),
     }
 }

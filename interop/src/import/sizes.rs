@@ -4,6 +4,27 @@ use catalog::{Workload, WorkloadSizes};
 
 use super::document::Document;
 use super::error::ImportError;
+use crate::config::place;
+
+/// Number of devices: as given, as the launch command says, or as accelerate's file does; `None` if none says it.
+pub(crate) fn devices(document: &Document, given: Option<u64>) -> Result<Option<u64>, ImportError> {
+    let launch = &document.launch;
+    match (given.or(launch.gpus), &launch.open) {
+        (None, Some(open)) => Err(ImportError::Value {
+            place: place(&document.path, open.line),
+            key: open.option.clone(),
+            message: format!("`{}` is not known here; give --gpus", open.value),
+        }),
+        (None, None) => document.size("num_processes"),
+        (known, _) => Ok(known),
+    }
+}
+
+/// Number of devices, which one of them has to say.
+pub(crate) fn said_devices(document: &Document, given: Option<u64>) -> Result<u64, ImportError> {
+    let how = "give --gpus";
+    devices(document, given)?.ok_or_else(|| document.missing("the number of GPUs", how))
+}
 
 /// Data-parallel degree: the number of devices divided by the other degrees.
 pub(crate) fn data_parallel(document: &Document, gpus: u64, rest: u64) -> Result<u64, ImportError> {

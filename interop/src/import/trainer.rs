@@ -8,7 +8,7 @@ use super::deepspeed;
 use super::document::Document;
 use super::error::ImportError;
 use super::imported::{Given, Imported};
-use super::sizes::{data_parallel, workload};
+use super::sizes::{data_parallel, devices, said_devices, workload};
 use crate::config::{Node, Value};
 use crate::export::Dialect;
 use plans::decisions::{Decisions, Recompute};
@@ -62,22 +62,17 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
 
 /// The DeepSpeed configuration that the file holds or names, if it has one.
 fn engine(doc: &Document) -> Result<Option<Node>, ImportError> {
-    let key = match doc.dialect {
-        Dialect::Accelerate => "deepspeed_config.deepspeed_config_file",
-        _ => "deepspeed",
-    };
-    match doc.find(key) {
-        Some(node) if !node.entries().is_empty() => return Ok(Some(node.clone())),
-        Some(node) if node.text().is_some_and(|path| path.ends_with(".json")) => {
-            return Err(doc.unsupported(
-                key,
-                "this file cannot be read, from the folder of the configuration or from here",
-            ));
+    for key in ["deepspeed", "deepspeed_config.deepspeed_config_file"] {
+        match doc.find(key) {
+            Some(node) if !node.entries().is_empty() => return Ok(Some(node.clone())),
+            Some(node) if node.text().is_some_and(|path| path.ends_with(".json")) => {
+                return Err(doc.unsupported(
+                    key,
+                    "this file cannot be read, from the folder of the configuration or from here",
+                ));
+            }
+            _ => {}
         }
-        _ => {}
-    }
-    if doc.dialect != Dialect::Accelerate {
-        return Ok(None);
     }
     match doc.text("distributed_type")?.unwrap_or("NO") {
         "DEEPSPEED" => {}
@@ -100,7 +95,10 @@ fn engine(doc: &Document) -> Result<Option<Node>, ImportError> {
             "zero_optimization.offload_param.device",
         ),
     ] {
-        if let Some(node) = doc.find(&format!("deepspeed_config.{theirs}")) {
+        // The Trainer's own value counts before accelerate's.
+        let own = doc.dialect != Dialect::Accelerate && theirs == name;
+        let node = doc.find(&format!("deepspeed_config.{theirs}"));
+        if let Some(node) = node.filter(|_| !own) {
             root.set(name, node.value.clone());
         }
     }
@@ -189,25 +187,31 @@ fn optimizer_states(
     Ok(None)
 }
 
+/// The precision of the Trainer's own switches or, where none is on, of accelerate's.
 fn precision(doc: &Document) -> Result<Precision, ImportError> {
-    if doc.dialect == Dialect::Accelerate {
-        return Ok(match doc.text("mixed_precision")?.unwrap_or("no") {
-            "bf16" => Precision::Bf16,
-            "fp16" => Precision::Fp16,
-            "fp8" => Precision::Fp8,
-            _ => Precision::Fp32,
-        });
-    }
     let on = |key: &str| match doc.text(key) {
-        Ok(Some("auto")) => Ok(true),
+        Ok(Some("auto" | "full")) => Ok(true),
         _ => doc.flag(key).map(|on| on == Some(true)),
     };
-    Ok(match (on("fp8")?, on("bf16")?, on("fp16")?) {
-        (true, ..) => Precision::Fp8,
-        (_, true, _) => Precision::Bf16,
-        (_, _, true) => Precision::Fp16,
-        (false, false, false) => Precision::Fp32,
-    })
+    if doc.dialect != Dialect::Accelerate {
+        if on("fp8")? {
+            return Ok(Precision::Fp8);
+        }
+        if on("bf16")? || on("pure_bf16")? {
+            return Ok(Precision::Bf16);
+        }
+        if on("fp16")? {
+            return Ok(Precision::Fp16);
+        }
+    }
+    let key = "mixed_precision";
+    match doc.text(key)? {
+        None | Some("no") => Ok(Precision::Fp32),
+        Some("bf16") => Ok(Precision::Bf16),
+        Some("fp16") => Ok(Precision::Fp16),
+        Some("fp8") => Ok(Precision::Fp8),
+        Some(_) => Err(doc.wrong(key, "no, fp16, bf16 or fp8")),
+    }
 }
 
 /// Imports the file's DeepSpeed configuration; where it says `auto`, the Trainer's own values hold.
@@ -227,7 +231,7 @@ fn with_deepspeed(
     ];
     let mut root = engine.clone();
     let cp = match doc.dialect {
-        Dialect::Axolotl => doc.degree("context_parallel_size")?,
+        Dialect::Axolotl => axis(doc, "context_parallel")?,
         _ => 1,
     };
     if cp > 1 {
@@ -243,11 +247,11 @@ fn with_deepspeed(
         path: doc.path.clone(),
         dialect: Dialect::DeepSpeed,
         root,
-        gpus: doc.gpus,
+        launch: doc.launch.clone(),
         python: Default::default(),
     };
     let given = Given {
-        gpus: given.gpus.or(doc.size("num_processes")?),
+        gpus: devices(doc, given.gpus)?,
         seq_len: Some(sequence(doc, given)?),
         ..*given
     };
@@ -260,18 +264,20 @@ fn with_deepspeed(
 
 /// The size of a parallel axis, by axolotl's word for it.
 fn axis(doc: &Document, key: &str) -> Result<u64, ImportError> {
-    match doc.dialect {
-        Dialect::Axolotl => doc.degree(&format!("{key}_size")),
-        Dialect::Accelerate => {
-            let key = match key {
-                "tensor_parallel" => "tp",
-                "context_parallel" => "cp",
-                other => other,
-            };
-            doc.degree(&format!("parallelism_config.parallelism_config_{key}_size"))
-        }
-        _ => Ok(1),
+    if doc.dialect == Dialect::Axolotl {
+        // What axolotl called it before.
+        let old = "sequence_parallel_degree";
+        return match doc.degree(&format!("{key}_size"))? {
+            1 if key == "context_parallel" => doc.degree(old),
+            size => Ok(size),
+        };
     }
+    let key = match key {
+        "tensor_parallel" => "tp",
+        "context_parallel" => "cp",
+        other => other,
+    };
+    doc.degree(&format!("parallelism_config.parallelism_config_{key}_size"))
 }
 
 fn with_fsdp(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
@@ -280,8 +286,7 @@ fn with_fsdp(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError>
     let cp = axis("context_parallel")?;
     let ep = axis("expert_parallel")?;
     let replicas = axis("dp_replicate")?;
-    let gpus = given.gpus.or(doc.gpus).or(doc.size("num_processes")?);
-    let gpus = gpus.ok_or_else(|| doc.missing("the number of GPUs", "give --gpus"))?;
+    let gpus = said_devices(doc, given.gpus)?;
     let dp = data_parallel(doc, gpus, tp.saturating_mul(cp))?;
     let (zero, reshard) = sharding(doc)?;
     let mut notes = Vec::new();

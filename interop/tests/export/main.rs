@@ -546,7 +546,7 @@ fn a_launch_script_imports_with_the_file_it_sources() {
     let include = |name: &str| (name == "megatron_args.sh").then(|| arguments.clone());
     let document =
         Document::read(&exported.files[1].text, "launch.sh", None, &include).expect("shell");
-    assert_eq!(document.gpus, Some(64));
+    assert_eq!(document.launch.gpus, Some(64));
     let given = Given {
         model: &model,
         gpus: None,

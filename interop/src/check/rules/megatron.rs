@@ -145,7 +145,9 @@ fn sequence(r: &mut Rules<'_>, cp: u64) {
 
 fn batch_of_megatron(r: &mut Rules<'_>, model_parallel: u64) {
     let (micro, global) = (r.size("--micro-batch-size"), r.size("--global-batch-size"));
-    let Some(gpus) = r.doc.gpus else { return };
+    let Some(gpus) = r.doc.launch.gpus else {
+        return;
+    };
     r.require(
         gpus.is_multiple_of(model_parallel),
         TP,

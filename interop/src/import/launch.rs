@@ -1,0 +1,204 @@
+//! The command that starts a training script: on how many devices, and under which settings of `accelerate launch`.
+
+use super::error::ImportError;
+use super::script::{Setting, settings, typed};
+use crate::config::shell::{Script, Word};
+use crate::config::{self, Node, Value};
+use crate::export::Dialect;
+use crate::export::schema::Schema;
+
+/// What a launch command says beside the arguments of the training script.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Launch {
+    /// Number of devices.
+    pub gpus: Option<u64>,
+    /// Number of devices of a node.
+    pub gpus_per_node: Option<u64>,
+    /// An option that counts devices by a value that is not known here.
+    pub open: Option<Open>,
+    /// The settings of `accelerate launch`, by the keys of its configuration file.
+    pub settings: Option<Node>,
+}
+
+/// An option whose value is not known here, such as `--nnodes $NODES`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Open {
+    /// Line in the script.
+    pub line: usize,
+    /// The option's name.
+    pub option: String,
+    /// Its value as written.
+    pub value: String,
+}
+
+/// Options that count the devices of a node (torchrun, DeepSpeed, Slurm), the nodes, and all devices (accelerate).
+const EACH: [&str; 6] = [
+    "--nproc-per-node",
+    "--nproc_per_node",
+    "--num_gpus",
+    "--num-gpus",
+    "--gpus-per-node",
+    "--gpus_per_node",
+];
+const NODES: [&str; 5] = [
+    "--nnodes",
+    "--num-nodes",
+    "--num_nodes",
+    "--num_machines",
+    "--num-machines",
+];
+const ALL: [&str; 2] = ["--num_processes", "--num-processes"];
+
+/// How many of something a script says there are.
+enum Count {
+    Unsaid,
+    Known(u64),
+    Open(Open),
+}
+
+impl Count {
+    /// Reads the first of these options whose value is a number; `words` come with their lines.
+    fn of(words: &[(&str, usize)], names: &[&str]) -> Self {
+        let mut found = Self::Unsaid;
+        for (at, (word, line)) in words.iter().enumerate() {
+            let (name, attached) = match word.split_once('=') {
+                Some((name, value)) => (name, Some(value)),
+                None => (*word, None),
+            };
+            let value = attached.or(words.get(at + 1).map(|(next, _)| *next));
+            let Some(value) = value.filter(|_| names.contains(&name)) else {
+                continue;
+            };
+            match value.parse() {
+                Ok(number) => return Self::Known(number),
+                Err(_) => {
+                    found = Self::Open(Open {
+                        line: *line,
+                        option: name.to_owned(),
+                        value: value.to_owned(),
+                    });
+                }
+            }
+        }
+        found
+    }
+}
+
+impl Launch {
+    /// What a script says of devices: nodes times devices of a node, all of them, or a variable that gives their number.
+    pub(super) fn of(script: &Script) -> Self {
+        let arrays = script.variables.values().filter(|v| v.len() > 1).flatten();
+        let words = script.commands.iter().flatten().chain(arrays);
+        let words: Vec<(&str, usize)> = words
+            .flat_map(|w| w.text.split_whitespace().map(|part| (part, w.line)))
+            .collect();
+        let counts = [&EACH[..], &NODES, &ALL].map(|names| Count::of(&words, names));
+        let variable = |name: &str| script.variables.get(name)?.first()?.text.parse().ok();
+        let variable = || ["GPUS", "WORLD_SIZE"].into_iter().find_map(variable);
+        let (gpus, gpus_per_node, open) = match counts {
+            [each, nodes, Count::Known(all)] => {
+                let each = match (each, nodes) {
+                    (Count::Known(each), _) => Some(each),
+                    (_, Count::Known(nodes @ 1..)) => Some(all / nodes),
+                    _ => None,
+                };
+                (Some(all), each, None)
+            }
+            [_, _, Count::Open(open)] => (None, None, Some(open)),
+            [Count::Known(each), Count::Open(open), _] => (None, Some(each), Some(open)),
+            [Count::Known(each), Count::Known(nodes), _] => {
+                (nodes.checked_mul(each), Some(each), None)
+            }
+            [Count::Known(each), Count::Unsaid, _] => (Some(each), Some(each), None),
+            [Count::Open(open), ..] => match variable() {
+                Some(all) => (Some(all), None, None),
+                None => (None, None, Some(open)),
+            },
+            [Count::Unsaid, ..] => (variable(), None, None),
+        };
+        Self {
+            gpus,
+            gpus_per_node,
+            open,
+            settings: None,
+        }
+    }
+}
+
+/// The settings of `accelerate launch` in the words before the training script: its configuration file, and the options
+/// that take the place of the file's keys. `None` for other launchers.
+pub(super) fn accelerate(
+    launcher: &[Word],
+    path: &str,
+    include: &dyn Fn(&str) -> Option<String>,
+) -> Result<Option<Node>, ImportError> {
+    let is = |word: &Word| word.text.rsplit('/').next().unwrap_or("") == "accelerate";
+    let by_name = launcher
+        .windows(2)
+        .any(|w| is(&w[0]) && w[1].text == "launch");
+    let by_module =
+        |w: &Word| ["accelerate.commands.launch", "accelerate-launch"].contains(&w.text.as_str());
+    if !by_name && !launcher.iter().any(by_module) {
+        return Ok(None);
+    }
+    let schema = Schema::of(Dialect::Accelerate)?;
+    let options = settings(launcher);
+    let file = options.iter().find(|option| option.key() == "config_file");
+    let mut root = match file {
+        Some(option) => file_of(option, path, include)?,
+        None => Node::table(),
+    };
+    for option in &options {
+        let name = option.key();
+        let kind = match name.as_str() {
+            "use_fsdp" => Some("FSDP"),
+            "use_deepspeed" => Some("DEEPSPEED"),
+            "use_megatron_lm" => Some("MEGATRON_LM"),
+            _ => None,
+        };
+        if let Some(kind) = kind {
+            root.set("distributed_type", kind);
+            continue;
+        }
+        let counts = option.values.iter().any(|v| v.starts_with('$')) && name.starts_with("num_");
+        let mut keys = schema.keys();
+        let key = keys.find(|key| key.rsplit('.').next() == Some(&name));
+        if let Some((key, kind)) = key.and_then(|key| Some((key, schema.kind(key)?)))
+            && !counts
+        {
+            root.set(key, typed(&kind, &option.values));
+        }
+    }
+    let line = launcher.first().map_or(0, |word| word.line);
+    let line = file.map_or(line, |option| option.line);
+    stand_at(&mut root, line);
+    Ok(Some(root))
+}
+
+/// The configuration file that an option names.
+fn file_of(
+    option: &Setting,
+    path: &str,
+    include: &dyn Fn(&str) -> Option<String>,
+) -> Result<Node, ImportError> {
+    let name = option.values.first().map_or("", String::as_str);
+    match include(name) {
+        Some(text) if name.ends_with(".json") => Ok(config::json::parse(&text, name)?),
+        Some(text) => Ok(config::yaml::parse(&text, name)?),
+        None => Err(ImportError::Value {
+            place: config::place(path, option.line),
+            key: option.name.clone(),
+            message: format!("`{name}` cannot be read, from the folder of the script or from here"),
+        }),
+    }
+}
+
+/// Puts a tree on one line of the script, which stands for a file beside it.
+fn stand_at(node: &mut Node, line: usize) {
+    node.line = line;
+    if let Value::Table(entries) = &mut node.value {
+        for (_, below) in entries {
+            stand_at(below, line);
+        }
+    }
+}
