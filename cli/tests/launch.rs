@@ -32,8 +32,8 @@ const TARGETS: [(&str, &str); 10] = [
     ("torchtitan@0.2", "tp=2,zero=3"),
     ("torchtitan@main", "tp=2,zero=3"),
     ("deepspeed", "zero=1"),
-    ("accelerate", "zero=2"),
-    ("axolotl", "zero=2"),
+    ("accelerate", "zero=3,reshard=off"),
+    ("axolotl", "zero=3,reshard=off"),
     ("nanotron", "tp=2,zero=1"),
     ("vescale", "tp=2,zero=1"),
 ];

@@ -270,6 +270,7 @@ pub fn round_trip(
         model: &scenario.model,
         gpus: Some(scenario.workload.gpus),
         seq_len: (!dialect.has_sequence_length()).then_some(scenario.workload.seq_len),
+        gpus_per_node: 8,
     };
     match import(&document, &given) {
         Ok(mut imported) => {

@@ -151,6 +151,7 @@ torchrun $DISTRIBUTED \
         model: &model,
         gpus: None,
         seq_len: None,
+        gpus_per_node: 8,
     };
     let imported = import(&document, &given).expect("imports");
     let d = &imported.decisions;
@@ -166,6 +167,7 @@ fn imports_that_cannot_be_say_why() {
             model: &model,
             gpus,
             seq_len: None,
+            gpus_per_node: 8,
         };
         import(&document, &given)
             .expect_err("not importable")
@@ -207,7 +209,7 @@ fn imports_that_cannot_be_say_why() {
         message(
             "a.yaml",
             "base_model: x\nsequence_len: 64\nfsdp: [hybrid_shard]\n",
-            Some(8),
+            Some(12),
         ),
         message(
             "a.yaml",
@@ -244,7 +246,7 @@ fn imports_that_cannot_be_say_why() {
     a.json:1: `zero_optimization.stage`: 4 is not 0, 1, 2 or 3
     a.yaml: the sequence length is not said; the file has none; give --seq
     a.yaml: lora_r is not said; axolotl has no default
-    a.yaml:3: `fsdp`: planned: FULL_SHARD or SHARD_GRAD_OP
+    a.yaml: a data-parallel size is not said; HYBRID_SHARD divides states within a node, and 12 ranks fill no whole number of nodes of 8; give the right --gpus
     a.yaml:1: `base_model`: layers 28, but model llama3-8b has 32; give the right --model
     a.json: the sequence length is not said; the file has none; give --seq
     a.yaml:6: `model.model_config.rope_interleaved`: rotates neighbouring dimensions, as no Llama or Qwen2 of the hub does
@@ -265,6 +267,7 @@ fn pipeline_layouts_unroll() {
             model: &model,
             gpus: Some(pp),
             seq_len: None,
+            gpus_per_node: 8,
         };
         import(&document, &given).map(|i| (i.decisions.stages.0, i.decisions.vpp))
     };
@@ -376,7 +379,7 @@ proptest! {
             let Ok(document) = document else { continue };
             check(&document, Some(&model)).expect("schema");
             for gpus in [None, Some(64)] {
-                let given = Given { model: &model, gpus, seq_len: Some(4096) };
+                let given = Given { model: &model, gpus, seq_len: Some(4096), gpus_per_node: 8 };
                 let _ = import(&document, &given).map(|imported| imported.decisions.canonical());
             }
         }
@@ -461,6 +464,7 @@ fn what_llama_factorys_file_leaves_out_is_its_default() {
             model: &model,
             gpus: Some(8),
             seq_len: None,
+            gpus_per_node: 8,
         };
         let imported = import(&document, &given).expect("imports");
         let rank = imported.adapters.map(|adapters| adapters.rank);
@@ -494,6 +498,7 @@ fn the_trainers_values_stand_for_auto() {
         model: &model,
         gpus: Some(8),
         seq_len: None,
+        gpus_per_node: 8,
     };
     let imported = import(&document, &given).expect("imports");
     let d = &imported.decisions;
@@ -525,6 +530,7 @@ fn a_recipe_is_imported_by_its_function() {
         model: &model,
         gpus: Some(16),
         seq_len: None,
+        gpus_per_node: 8,
     };
     let imported = import(&document, &given).expect("imports");
     let d = &imported.decisions;

@@ -80,8 +80,12 @@ fn exported(name: &str, dialect: Dialect, launcher: Option<Launcher>) -> Exporte
     .expect("a workload");
     let runtime = catalog::load::runtime("vescale").expect("preset");
     let zero = match dialect {
-        Dialect::Torchtitan02 | Dialect::Torchtitan03 | Dialect::TorchtitanMain => 3,
-        Dialect::Accelerate | Dialect::Axolotl | Dialect::Transformers => 2,
+        Dialect::Torchtitan02
+        | Dialect::Torchtitan03
+        | Dialect::TorchtitanMain
+        | Dialect::Accelerate
+        | Dialect::Axolotl
+        | Dialect::Transformers => 3,
         _ => 1,
     };
     let text = format!("tp=1,pp=1,zero={zero},mbs=1,overlap=grad+param+pp");

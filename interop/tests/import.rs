@@ -18,6 +18,7 @@ fn imported(document: &Document) -> Imported {
         model: &model,
         gpus: None,
         seq_len: Some(2048),
+        gpus_per_node: 8,
     };
     import(document, &given).expect("imports")
 }
@@ -59,6 +60,7 @@ fn an_engine_that_cannot_be_read_is_refused() {
         model: &model,
         gpus: Some(8),
         seq_len: None,
+        gpus_per_node: 8,
     };
     let refused = import(&document, &given).expect_err("the engine decides the sharding");
     assert!(refused.to_string().contains("deepspeed"), "{refused}");
@@ -110,6 +112,7 @@ fn python_is_read_as_python_does() {
         model: &model,
         gpus: Some(4),
         seq_len: None,
+        gpus_per_node: 8,
     };
     let read = import(&document, &given).expect("imports");
     assert_eq!(
@@ -162,6 +165,7 @@ fn engine(zero: &str) -> Imported {
         model: &model,
         gpus: Some(8),
         seq_len: Some(2048),
+        gpus_per_node: 8,
     };
     import(&document, &given).expect("imports")
 }

@@ -309,7 +309,7 @@ def trainer(folder, plan):
         if args.fsdp:
             plugin = args.fsdp_plugin_args
             same("FSDP version", plugin["fsdp_version"], 2)
-            same("freed after forward", plugin["reshard_after_forward"], plan["zero"] == 3)
+            same("freed after forward", plugin["reshard_after_forward"], plan["reshard_after_forward"])
             same("recomputation", plugin["activation_checkpointing"], plan["recompute"] == "full")
 
 

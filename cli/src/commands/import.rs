@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use answers::SCHEMA_VERSION;
 use answers::{Inputs, InputsJson};
 use catalog::files::Kind;
-use catalog::{Model, Precision, Runtime, Workload};
+use catalog::{Cluster, Model, Precision, Runtime, Workload};
 use costmodel::{CostModel, Scenario};
 use interop::export::Dialect;
 use interop::import::{self, Document, Given, Imported};
@@ -65,6 +65,7 @@ impl ModelJson {
 
 /// Runs `import`.
 pub(crate) fn run(args: &ImportArgs) -> Result<ExitCode, CliError> {
+    let cluster = catalog::load::cluster(&args.cluster)?;
     let source = read(&Reading {
         file: &args.file,
         dialect: args.from.as_deref().map(Dialect::parse).transpose()?,
@@ -72,8 +73,9 @@ pub(crate) fn run(args: &ImportArgs) -> Result<ExitCode, CliError> {
         gpus: args.gpus,
         seq: args.seq,
         runtime: args.runtime.as_deref(),
+        gpus_per_node: cluster.gpus_per_node,
     })?;
-    finish(args, source)
+    finish(args, source, cluster)
 }
 
 /// A file to read, and what was said beside it.
@@ -84,6 +86,7 @@ pub(crate) struct Reading<'a> {
     pub(crate) gpus: Option<u64>,
     pub(crate) seq: Option<u64>,
     pub(crate) runtime: Option<&'a str>,
+    pub(crate) gpus_per_node: u64,
 }
 
 /// A strategy that was read, with its scenario.
@@ -204,6 +207,7 @@ fn of_system(reading: &Reading<'_>) -> Result<Source, CliError> {
         model: &model,
         gpus: reading.gpus,
         seq_len: reading.seq.or((!has_sequence).then_some(DEFAULT_SEQ)),
+        gpus_per_node: reading.gpus_per_node,
     };
     let imported = import::import(&document, &given)?;
     let usual = imported.runtime(&document);
@@ -260,8 +264,7 @@ fn flags(w: &Workload, runtime: &str, adapters: Option<&String>) -> String {
     )
 }
 
-fn finish(args: &ImportArgs, source: Source) -> Result<ExitCode, CliError> {
-    let cluster = catalog::load::cluster(&args.cluster)?;
+fn finish(args: &ImportArgs, source: Source, cluster: Cluster) -> Result<ExitCode, CliError> {
     let plan_path = Target::optional(args.output_plan.as_ref(), Kind::Plan, args.force)?;
     let w = source.workload.clone();
     answers::inputs::check_gpus(w.gpus, &cluster)?;

@@ -209,6 +209,7 @@ fn of_configuration(
         ),
         seq: asked.says("seq").then_some(flags.seq),
         runtime: flags.runtime.as_deref().filter(|_| asked.says("runtime")),
+        gpus_per_node: cluster.gpus_per_node,
     };
     let read = import::read(&reading).map_err(|error| unknown(path, error))?;
     let named = on.map(|pool| pool.arg.as_str());

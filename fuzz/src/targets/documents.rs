@@ -178,6 +178,7 @@ impl Target for Documents {
             model: &scenario.model,
             gpus: Some(scenario.workload.gpus),
             seq_len: (!self.0.has_sequence_length()).then_some(scenario.workload.seq_len),
+            gpus_per_node: 8,
         };
         match import(&document, &given) {
             Ok(imported) => self.imported(imported, &scenario, depth),

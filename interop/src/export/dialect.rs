@@ -152,8 +152,8 @@ impl Dialect {
             | Self::DeepSpeed
             | Self::TransformersDeepSpeed
             | Self::LlamaFactory => &[],
-            Self::Accelerate | Self::Axolotl => &[("zero", "0|2|3"), ("prefetch", "1")],
-            Self::Transformers => &[("zero", "0|2|3"), ("dp_replicate", "1")],
+            Self::Accelerate | Self::Axolotl => &[("zero", "0|3"), ("prefetch", "1")],
+            Self::Transformers => &[("zero", "0|3"), ("dp_replicate", "1")],
             Self::Torchtitan02 | Self::Torchtitan03 | Self::TorchtitanMain => {
                 &[("cp_kind", "all_gather")]
             }

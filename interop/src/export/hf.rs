@@ -175,11 +175,11 @@ fn axes(job: &Job<'_>, limits: &mut Limits) {
 fn states(d: &Decisions, limits: &mut Limits) {
     let sharing = d.dp_shard * d.cp;
     limits.refuse(
-        d.zero == Zero::Z1 && sharing > 1,
-        "zero=1",
-        "FSDP2 shards parameters, gradients and states together; ZeRO-2 is its sharding without \
-         freeing parameters after forward",
-        Some(("zero", "2".to_owned())),
+        matches!(d.zero, Zero::Z1 | Zero::Z2) && sharing > 1,
+        format!("zero={}", u8::from(d.zero)),
+        "FSDP2 shards parameters, gradients and states together; where parameters are to stay gathered after \
+         forward, that is zero=3 with reshard=off",
+        Some(("zero", "3".to_owned())),
     );
     limits.refuse(
         d.zero == Zero::Z0 && d.dp_replicate > 1 && d.tp * d.cp > 1,
@@ -211,9 +211,9 @@ fn states(d: &Decisions, limits: &mut Limits) {
     );
 }
 
-/// Whether FSDP2 shards parameters: ZeRO-3, or ZeRO-2 as `reshard_after_forward: false`.
-fn sharded(d: &Decisions) -> bool {
-    matches!(d.zero, Zero::Z2 | Zero::Z3)
+/// Whether FSDP2 shards states, and parameters with them.
+pub(super) fn sharded(d: &Decisions) -> bool {
+    d.zero == Zero::Z3
 }
 
 fn overlap(d: &Decisions, limits: &mut Limits) {

@@ -34,7 +34,7 @@ pub(crate) fn llama_factory_program() -> Program {
     }
 }
 
-/// The Trainer's arguments: FSDP2 for ZeRO-2 and ZeRO-3, else plain data-parallel replicas.
+/// The Trainer's arguments: FSDP2 for ZeRO-3, else plain data-parallel replicas.
 pub(crate) fn transformers(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     hf::refuse(job, limits);
     replicas_and_shards(job, "accelerate takes it", limits);
@@ -48,7 +48,7 @@ pub(crate) fn transformers(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     let mut root = script_arguments(job, limits);
     trainer_arguments(job, &mut root, limits);
     let full = d.recompute == Recompute::Full;
-    if matches!(d.zero, Zero::Z2 | Zero::Z3) {
+    if hf::sharded(d) {
         root.set("fsdp", true);
         root.set("fsdp_config.version", 2);
         root.set("fsdp_config.reshard_after_forward", d.reshard_after_forward);

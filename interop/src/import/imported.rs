@@ -18,6 +18,8 @@ pub struct Given<'a> {
     pub gpus: Option<u64>,
     /// Tokens per sequence, where the file does not give them.
     pub seq_len: Option<u64>,
+    /// Number of devices of a node, where the file does not give it.
+    pub gpus_per_node: u64,
 }
 
 /// A configuration read as a strategy.

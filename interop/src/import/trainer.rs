@@ -1,12 +1,13 @@
 //! Import of files for Hugging Face's Trainer: its own arguments, LLaMA-Factory's, axolotl's and accelerate's YAML. Data
 //! parallelism is FSDP's or that of a DeepSpeed configuration in the file.
 
-use catalog::{CpKind, Offload, OptimizerStates, Overlap, Precision, WorkloadSizes, Zero};
+use catalog::{CpKind, OptimizerStates, Overlap, Precision, WorkloadSizes, Zero};
 
 use super::adapters;
 use super::deepspeed;
 use super::document::Document;
 use super::error::ImportError;
+use super::fsdp::{self, Sharding};
 use super::imported::{Given, Imported};
 use super::sizes::{data_parallel, devices, said_devices, workload};
 use crate::config::{Node, Value};
@@ -288,13 +289,10 @@ fn with_fsdp(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError>
     let replicas = axis("dp_replicate")?;
     let gpus = said_devices(doc, given.gpus)?;
     let dp = data_parallel(doc, gpus, tp.saturating_mul(cp))?;
-    let (zero, reshard) = sharding(doc)?;
+    let sharding = Sharding::of(doc)?;
     let mut notes = Vec::new();
-    let offload = offload(doc, zero, &mut notes)?;
-    let (dp_shard, dp_replicate) = match zero {
-        Zero::Z0 => (1, dp),
-        _ => (data_parallel(doc, dp, replicas)?, replicas),
-    };
+    let offload = fsdp::offload(doc, sharding, &mut notes)?;
+    let (dp_shard, dp_replicate) = sharding.ranks(doc, given, dp, replicas)?;
     let micro = micro_batch(doc)?;
     let accumulate = doc.degree("gradient_accumulation_steps")?;
     let decisions = Decisions {
@@ -304,13 +302,16 @@ fn with_fsdp(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError>
         ep,
         dp_shard,
         dp_replicate,
-        zero,
-        reshard_after_forward: reshard,
+        zero: sharding.zero,
+        reshard_after_forward: sharding.reshard,
         micro_batch: micro,
         num_micro_batches: accumulate,
         offload,
-        prefetch: prefetch(doc, &mut notes)?,
-        ..Decisions::on_one_gpu(given.model.layers, overlap(zero, dp.saturating_mul(cp)))
+        prefetch: fsdp::prefetch(doc, &mut notes)?,
+        ..Decisions::on_one_gpu(
+            given.model.layers,
+            overlap(sharding.zero, dp.saturating_mul(cp)),
+        )
     };
     let sizes = WorkloadSizes {
         gpus,
@@ -327,74 +328,6 @@ fn with_fsdp(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError>
     })
 }
 
-/// The ZeRO level of the file's FSDP settings, and whether parameters are freed after forward.
-fn sharding(doc: &Document) -> Result<(Zero, bool), ImportError> {
-    let words: Vec<&str> = match doc.find("fsdp").map(|node| &node.value) {
-        Some(Value::Str(words)) => words.split_whitespace().collect(),
-        Some(Value::List(items)) => items.iter().filter_map(Node::text).collect(),
-        _ => Vec::new(),
-    };
-    let switched = matches!(
-        doc.find("fsdp").map(|node| &node.value),
-        Some(Value::Bool(true))
-    );
-    let section = doc
-        .find("fsdp_config")
-        .is_some_and(|node| !node.entries().is_empty());
-    let on = switched
-        || !words.is_empty()
-        || doc.dialect == Dialect::Axolotl && section
-        || doc.text("distributed_type")? == Some("FSDP");
-    if !on {
-        return Ok((Zero::Z0, false));
-    }
-    let mut kept = false;
-    for key in [
-        "fsdp_config.reshard_after_forward",
-        "fsdp_config.fsdp_reshard_after_forward",
-        "fsdp_config.sharding_strategy",
-        "fsdp_config.fsdp_sharding_strategy",
-    ] {
-        match doc.find(key).map(|node| &node.value) {
-            Some(Value::Bool(freed)) => kept = !freed,
-            Some(Value::Str(name)) => kept = one_level(doc, key, name)?.unwrap_or(kept),
-            _ => {}
-        }
-    }
-    for name in words {
-        kept = one_level(doc, "fsdp", name)?.unwrap_or(kept);
-    }
-    Ok(match kept {
-        true => (Zero::Z2, false),
-        false => (Zero::Z3, true),
-    })
-}
-
-/// The states that FSDP keeps in host memory, which are planned if parameters are freed after forward.
-fn offload(
-    doc: &Document,
-    zero: Zero,
-    notes: &mut Vec<String>,
-) -> Result<Option<Offload>, ImportError> {
-    let keys = [
-        "fsdp_config.fsdp_offload_params",
-        "fsdp_config.offload_params",
-    ];
-    for key in keys {
-        if doc.flag(key)? != Some(true) {
-            continue;
-        }
-        if zero == Zero::Z3 {
-            return Ok(Some(Offload::Parameters));
-        }
-        notes.push(format!(
-            "{}: {key} is not planned for and left out",
-            doc.place(key)
-        ));
-    }
-    Ok(None)
-}
-
 /// What FSDP overlaps with compute, where so many ranks share states or gradients.
 fn overlap(zero: Zero, ranks: u64) -> Overlap {
     Overlap {
@@ -403,31 +336,6 @@ fn overlap(zero: Zero, ranks: u64) -> Overlap {
         tensor_parallel: false,
         pipeline: true,
         expert_parallel: false,
-    }
-}
-
-/// No file of FSDP2 says how far ahead parameters are gathered; what one of FSDP1 says is left out.
-fn prefetch(doc: &Document, notes: &mut Vec<String>) -> Result<Option<u64>, ImportError> {
-    let key = "fsdp_config.fsdp_backward_prefetch";
-    let second = doc.size("fsdp_config.fsdp_version")? == Some(2);
-    if !second && doc.text(key)? == Some("NO_PREFETCH") {
-        notes.push(format!(
-            "{}: {key} NO_PREFETCH is not planned for and left out: predicted is one block ahead",
-            doc.place(key)
-        ));
-    }
-    Ok(None)
-}
-
-/// Whether a sharding strategy of FSDP keeps gathered parameters after forward; `None` for words that name none.
-fn one_level(doc: &Document, key: &str, name: &str) -> Result<Option<bool>, ImportError> {
-    match name.to_uppercase().as_str() {
-        "FULL_SHARD" => Ok(Some(false)),
-        "SHARD_GRAD_OP" => Ok(Some(true)),
-        "HYBRID_SHARD" | "HYBRID_SHARD_ZERO2" | "NO_SHARD" => {
-            Err(doc.unsupported(key, "planned: FULL_SHARD or SHARD_GRAD_OP"))
-        }
-        _ => Ok(None),
     }
 }
 

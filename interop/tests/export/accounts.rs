@@ -445,6 +445,7 @@ fn another_model_is_refused() {
             model: &model,
             gpus: Some(8),
             seq_len: None,
+            gpus_per_node: 8,
         };
         let error = import(&document, &given).expect_err(name).to_string();
         assert!(error.contains(expected), "{error}");

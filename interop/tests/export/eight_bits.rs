@@ -81,6 +81,7 @@ fn weights_are_held_as_the_prediction_counts_them() {
                 model: &model,
                 gpus: Some(16),
                 seq_len: None,
+                gpus_per_node: 8,
             };
             let imported = import(&document, &given).expect("a strategy");
             assert_eq!(imported.runtime(&document), read_as, "{runtime} {text}");

@@ -28,12 +28,6 @@ pub(crate) fn as_the_file_says(
         Dialect::MegatronBridge if expected.vpp == 1 => {
             expected.overlap.pipeline = imported.overlap.pipeline;
         }
-        // FSDP2 that keeps parameters after forward is PyTorch's ZeRO-2.
-        Dialect::Axolotl | Dialect::Transformers
-            if expected.zero == Zero::Z3 && !expected.reshard_after_forward =>
-        {
-            expected.zero = Zero::Z2;
-        }
         // ZeRO 1 and 2 of DeepSpeed gather updated parameters beside nothing, whatever the plan says.
         Dialect::DeepSpeed | Dialect::TransformersDeepSpeed | Dialect::LlamaFactory
             if matches!(expected.zero, Zero::Z1 | Zero::Z2) =>

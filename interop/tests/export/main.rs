@@ -121,6 +121,7 @@ fn round_trip(strategy: &Plan, model: &Model, workload: &Workload, dialect: Dial
             model,
             gpus: Some(workload.gpus),
             seq_len: (!dialect.has_sequence_length()).then_some(workload.seq_len),
+            gpus_per_node: 8,
         };
         let imported = import(&document, &given).unwrap_or_else(|e| panic!("{e}\n{}", file.text));
         let expected = keyless::as_the_file_says(strategy, dialect, &imported.decisions);
@@ -422,7 +423,8 @@ fn refusals_name_a_choice_that_is_taken() {
             "recompute=full",
         ),
         (Dialect::Accelerate, "pp=2,zero=3", "pp=1"),
-        (Dialect::Axolotl, "zero=1", "zero=2"),
+        (Dialect::Axolotl, "zero=1", "zero=3"),
+        (Dialect::Transformers, "zero=2", "zero=3"),
         (Dialect::Nanotron, "zero=3", "zero=1"),
         (Dialect::VeScale, "cp=2,zero=1", "cp=1"),
         (
@@ -551,6 +553,7 @@ fn a_launch_script_imports_with_the_file_it_sources() {
         model: &model,
         gpus: None,
         seq_len: None,
+        gpus_per_node: 8,
     };
     let imported = import(&document, &given).expect("imports");
     let vescale = catalog::load::runtime("vescale").expect("preset");

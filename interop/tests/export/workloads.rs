@@ -32,6 +32,7 @@ fn adapters_are_written_or_refused() {
                 model: &model,
                 gpus: Some(8),
                 seq_len: None,
+                gpus_per_node: 8,
             };
             let imported = import(&document, &given).expect("imports");
             assert_eq!(imported.adapters, Some(adapters), "{}", dialect.name());
