@@ -1,6 +1,7 @@
-//! Which weights a file for Hugging Face's Trainer trains: all, or adapters (LoRA) as axolotl and LLaMA-Factory write
+//! Which weights a file for Hugging Face's Trainer trains: all, or adapters (LoRA) as axolotl, LLaMA-Factory and TRL write
 //! them.
 
+use catalog::model::{Family, ModelConfig};
 use catalog::{AdaptedModule, AdaptedModules, Adapters};
 
 use super::document::Document;
@@ -8,87 +9,150 @@ use super::error::ImportError;
 use crate::config::{Node, Value};
 use crate::export::Dialect;
 
+/// What is planned.
+const PLANNED: &str = "only training of all weights, and of adapters (lora), is planned";
+
+/// Settings that train a part of the weights in a way that is not planned, and why.
+const REFUSED: [(&str, &str); 16] = [
+    ("load_in_8bit", "frozen weights are planned in 16 bits only"),
+    ("load_in_4bit", "frozen weights are planned in 16 bits only"),
+    ("q_lora", "frozen weights are planned in 16 bits only"),
+    ("quantization_bit", BESIDE),
+    ("additional_target", BESIDE),
+    ("lora_modules_to_save", BESIDE),
+    ("lora_target_parameters", PLANNED),
+    ("unfrozen_parameters", PLANNED),
+    ("freeze_backbone", PLANNED),
+    ("peft_layers_to_transform", PLANNED),
+    ("peft_layer_replication", PLANNED),
+    ("peft_trainable_token_indices", PLANNED),
+    ("lisa_n_layers", PLANNED),
+    ("relora", PLANNED),
+    ("use_dora", PLANNED),
+    ("peft_use_dora", PLANNED),
+];
+const BESIDE: &str = "weights beside adapters are planned frozen, in 16 bits";
+
+/// Switches with which training scripts train adapters; TRL's is the first.
+const SWITCHES: [&str; 3] = ["use_peft", "use_lora", "lora_enable"];
+
+/// Settings of adapters, which a script may have without training any.
+const SETTINGS: [&str; 4] = ["lora_r", "lora_rank", "lora_alpha", "lora_target_modules"];
+
 /// The adapters that the file trains; `None` if it trains all weights. Other ways to train a part of the weights, and
 /// quantized weights, are refused.
-pub(super) fn read(doc: &Document) -> Result<Option<Adapters>, ImportError> {
-    let why = "only training of all weights, and of adapters (lora), is planned";
-    for key in ["load_in_8bit", "load_in_4bit"] {
-        if doc.flag(key)? == Some(true) {
-            return Err(doc.unsupported(key, "frozen weights are planned in 16 bits only"));
-        }
-    }
-    for key in [
-        "quantization_bit",
-        "additional_target",
-        "lora_modules_to_save",
-    ] {
-        if doc.find(key).is_some_and(|node| node.value != Value::Null) {
-            return Err(doc.unsupported(
-                key,
-                "weights beside adapters are planned frozen, in 16 bits",
-            ));
-        }
+pub(super) fn read(doc: &Document, model: &ModelConfig) -> Result<Option<Adapters>, ImportError> {
+    if let Some((key, why)) = REFUSED.into_iter().find(|(key, _)| is_set(doc, key)) {
+        return Err(doc.unsupported(key, why));
     }
     let stage = doc.text("stage")?.unwrap_or("pt");
     if !["pt", "sft"].contains(&stage) {
-        return Err(doc.unsupported("stage", why));
+        return Err(doc.unsupported("stage", PLANNED));
     }
     let (key, whole, usual) = match doc.dialect {
         Dialect::Axolotl => ("adapter", "", ""),
         // The default of its `FinetuningArguments`.
         Dialect::LlamaFactory => ("finetuning_type", "full", "lora"),
+        _ if switched_on(doc)? => return adapters(doc, model).map(Some),
         _ => ("finetuning_type", "full", "full"),
     };
     match doc.text(key)?.unwrap_or(usual) {
         kind if kind == whole => Ok(None),
-        "lora" => adapters(doc).map(Some),
-        _ => Err(doc.unsupported(key, why)),
+        "lora" => adapters(doc, model).map(Some),
+        _ => Err(doc.unsupported(key, PLANNED)),
     }
 }
 
-fn adapters(doc: &Document) -> Result<Adapters, ImportError> {
-    let axolotl = doc.dialect == Dialect::Axolotl;
-    let rank = doc.size(if axolotl { "lora_r" } else { "lora_rank" })?;
-    // LLaMA-Factory's default; axolotl has none.
-    let rank = match rank {
-        Some(rank) => rank,
-        None if axolotl => return Err(doc.missing("lora_r", "axolotl has no default")),
-        None => 8,
+/// Whether the file gives a key a value that switches it on.
+fn is_set(doc: &Document, key: &str) -> bool {
+    match doc.find(key).map(|node| &node.value) {
+        None | Some(Value::Null | Value::Bool(false) | Value::Int(0)) => false,
+        Some(Value::List(items)) => !items.is_empty(),
+        Some(Value::Str(text)) => !text.is_empty(),
+        Some(_) => true,
+    }
+}
+
+/// Whether a file of the Trainer's switches adapters on. One that has their settings but no switch is refused: its script
+/// decides.
+fn switched_on(doc: &Document) -> Result<bool, ImportError> {
+    let mut said = false;
+    for key in SWITCHES {
+        match doc.flag(key)? {
+            Some(true) => return Ok(true),
+            off => said |= off.is_some(),
+        }
+    }
+    let setting = SETTINGS.into_iter().find(|key| is_set(doc, key));
+    match setting.filter(|_| !said && doc.find("finetuning_type").is_none()) {
+        Some(key) => {
+            let why = "whether adapters are trained is not said; say use_peft true or false";
+            Err(doc.unsupported(key, why))
+        }
+        None => Ok(false),
+    }
+}
+
+/// The adapters of a file that trains them. Where it leaves something open, the default of its system counts: axolotl has
+/// none, LLaMA-Factory and TRL (`ModelConfig`) have different ones.
+fn adapters(doc: &Document, model: &ModelConfig) -> Result<Adapters, ImportError> {
+    let of_file = match doc.size("lora_r")? {
+        Some(rank) => Some(rank),
+        None => doc.size("lora_rank")?,
+    };
+    let (rank, alpha, dropout) = match (doc.dialect, of_file) {
+        (Dialect::Axolotl, None) => return Err(doc.missing("lora_r", "axolotl has no default")),
+        (Dialect::Axolotl, Some(rank)) => (rank, rank.saturating_mul(2), 0.0),
+        (Dialect::LlamaFactory, rank) => {
+            (rank.unwrap_or(8), rank.unwrap_or(8).saturating_mul(2), 0.0)
+        }
+        (_, rank) => (rank.unwrap_or(16), 32, 0.05),
     };
     let dropout = match doc.find("lora_dropout").map(|node| &node.value) {
-        None | Some(Value::Null) => 0.0,
+        None | Some(Value::Null) => dropout,
         Some(Value::Int(whole)) => *whole as f64,
         Some(Value::Float(share)) => *share,
+        Some(Value::Str(text)) => match text.parse() {
+            Ok(share) => share,
+            Err(_) => return Err(doc.wrong("lora_dropout", "a number")),
+        },
         Some(_) => return Err(doc.wrong("lora_dropout", "a number")),
     };
-    let alpha = doc.size("lora_alpha")?;
     Ok(Adapters {
         rank,
-        alpha: alpha.unwrap_or(rank.saturating_mul(2)),
-        modules: modules(doc, axolotl)?,
+        alpha: doc.size("lora_alpha")?.unwrap_or(alpha),
+        modules: modules(doc, model)?,
         dropout,
     })
 }
 
 /// The linear layers that have adapters: a list, or names with commas between them. Gate and up have theirs together.
-fn modules(doc: &Document, axolotl: bool) -> Result<AdaptedModules, ImportError> {
-    if axolotl && doc.flag("lora_target_linear")? == Some(true) {
+fn modules(doc: &Document, model: &ModelConfig) -> Result<AdaptedModules, ImportError> {
+    if doc.dialect == Dialect::Axolotl && doc.flag("lora_target_linear")? == Some(true) {
         return Ok(AdaptedModules::all());
     }
-    let key = match axolotl {
-        true => "lora_target_modules",
-        false => "lora_target",
+    let key = match doc.dialect {
+        Dialect::LlamaFactory => "lora_target",
+        _ => "lora_target_modules",
     };
-    let names: Vec<&str> = match doc.find(key).map(|node| &node.value) {
-        Some(Value::List(items)) => items.iter().filter_map(Node::text).collect(),
-        Some(Value::Str(names)) => names.split(',').map(str::trim).collect(),
-        None if !axolotl => vec!["all"],
+    // What PEFT adapts of these if it is not told.
+    let as_llama = matches!(model.family, Family::Llama | Family::Mixtral);
+    let names: Vec<&str> = match (doc.find(key).map(|node| &node.value), doc.dialect) {
+        (Some(Value::List(items)), _) => items.iter().filter_map(Node::text).collect(),
+        (Some(Value::Str(names)), _) => names.split(',').map(str::trim).collect(),
+        (None | Some(Value::Null), Dialect::LlamaFactory) => vec!["all"],
+        (None | Some(Value::Null), Dialect::Transformers | Dialect::TransformersDeepSpeed)
+            if as_llama =>
+        {
+            vec!["q_proj", "v_proj"]
+        }
         _ => return Err(doc.missing(key, "name the linear layers that have adapters")),
     };
     let has = |name: &str| names.contains(&name);
     let mut all: Vec<AdaptedModule> = Vec::new();
     for name in &names {
         match AdaptedModules::named(name) {
+            None if *name == "all-linear" => all.extend(AdaptedModule::ALL),
             Some(modules) => all.extend(modules.modules()),
             None if has("gate_proj") && has("up_proj") && name.ends_with("_proj") => {
                 all.push(AdaptedModule::Fc1);

@@ -5,6 +5,7 @@ use catalog::{CpKind, GradientTypes, Offload, Overlap, Precision, WorkloadSizes,
 use super::document::Document;
 use super::error::ImportError;
 use super::imported::{Given, Imported};
+use super::optimizer;
 use super::sizes::{data_parallel, micro_batches, workload};
 use crate::config::{Node, Value};
 use crate::export::deepspeed::{OWN_PREFETCH, PREFETCH};
@@ -26,6 +27,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     let mut notes = Vec::new();
     let offload = offload(doc, zero, &mut notes)?;
     notes.extend(open(doc));
+    notes.extend(optimizer(doc)?);
     without_pipeline(doc)?;
     let (ep, etp) = experts(doc)?;
     let decisions = Decisions {
@@ -76,6 +78,17 @@ fn open(doc: &Document) -> Option<String> {
     let open: Vec<&str> = keys.into_iter().filter(|key| is_auto(doc, key)).collect();
     let note = "auto: taken as one sequence per micro-batch, and as bf16";
     (!open.is_empty()).then(|| format!("{}: {} is {note}", doc.place(open[0]), open.join(", ")))
+}
+
+/// A note on an optimizer that is not Adam's.
+fn optimizer(doc: &Document) -> Result<Option<String>, ImportError> {
+    let key = "optimizer.type";
+    let adam = ["auto", "Adam", "AdamW", "FusedAdam", "CPUAdam"];
+    let name = doc.text(key)?.filter(|name| {
+        let same = |known: &&str| known.eq_ignore_ascii_case(name);
+        !adam.iter().any(same)
+    });
+    Ok(name.map(|name| optimizer::as_adamw(doc, &format!("{key} {name}"))))
 }
 
 /// Whether the file sets a key to `auto`.

@@ -18,6 +18,7 @@ mod megatron_config;
 mod megatron_model;
 mod model;
 mod nanotron;
+mod optimizer;
 mod script;
 mod sizes;
 mod titan_model;

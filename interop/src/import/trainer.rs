@@ -1,7 +1,7 @@
 //! Import of files for Hugging Face's Trainer: its own arguments, LLaMA-Factory's, axolotl's and accelerate's YAML. Data
 //! parallelism is FSDP's or that of a DeepSpeed configuration in the file.
 
-use catalog::{CpKind, OptimizerStates, Overlap, Precision, WorkloadSizes, Zero};
+use catalog::{CpKind, Overlap, Precision, WorkloadSizes, Zero};
 
 use super::adapters;
 use super::deepspeed;
@@ -9,6 +9,7 @@ use super::document::Document;
 use super::error::ImportError;
 use super::fsdp::{self, Sharding};
 use super::imported::{Given, Imported};
+use super::optimizer;
 use super::sizes::{data_parallel, devices, said_devices, workload};
 use crate::config::{Node, Value};
 use crate::export::Dialect;
@@ -39,7 +40,7 @@ pub(super) fn named(doc: &Document) -> Result<Option<(&'static str, &str)>, Impo
 }
 
 pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
-    let adapters = adapters::read(doc)?;
+    let adapters = adapters::read(doc, given.model)?;
     let mut imported = match engine(doc)? {
         Some(engine) => with_deepspeed(doc, &engine, given)?,
         None => with_fsdp(doc, given)?,
@@ -48,14 +49,19 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         let note = "accelerate's file has no batch: one sequence per micro-batch is assumed";
         imported.notes.push(format!("{}: {note}", doc.path));
     }
-    for key in ["sample_packing", "neat_packing"] {
+    // LLaMA-Factory's `packing` alone lets tokens see other documents.
+    let packing = (doc.dialect != Dialect::LlamaFactory).then_some("packing");
+    for key in ["sample_packing", "neat_packing"]
+        .into_iter()
+        .chain(packing)
+    {
         if doc.flag(key)? == Some(true) {
             let note = "the file does not say how long documents are: give --lengths to plan attention within them";
             imported.notes.push(format!("{key}: {note}"));
         }
     }
     imported.decisions.recompute = recompute(doc)?;
-    imported.decisions.optimizer_states = optimizer_states(doc, &mut imported)?;
+    imported.decisions.optimizer_states = optimizer::states(doc, &mut imported)?;
     imported.dialect = doc.dialect;
     imported.adapters = adapters;
     Ok(imported)
@@ -159,33 +165,6 @@ fn recompute(doc: &Document) -> Result<Recompute, ImportError> {
     } else {
         Recompute::None
     })
-}
-
-/// Optimizer states in 8 bits, which FSDP and plain replicas are planned with.
-fn optimizer_states(
-    doc: &Document,
-    imported: &mut Imported,
-) -> Result<Option<OptimizerStates>, ImportError> {
-    let key = match doc.dialect {
-        Dialect::Axolotl => "optimizer",
-        Dialect::Transformers | Dialect::LlamaFactory => "optim",
-        _ => return Ok(None),
-    };
-    let name = doc.text(key)?.unwrap_or_default();
-    if !name.contains("8bit") {
-        return Ok(None);
-    }
-    // Paged ones lie on the device as long as there is room.
-    let planned = name.contains("adamw") && imported.dialect != Dialect::DeepSpeed;
-    if planned && imported.decisions.offload.is_none() {
-        return Ok(Some(OptimizerStates::EightBitMoments));
-    }
-    let note = format!(
-        "{}: {key} {name} is planned as AdamW with 32-bit states",
-        doc.place(key)
-    );
-    imported.notes.push(note);
-    Ok(None)
 }
 
 /// The precision of the Trainer's own switches or, where none is on, of accelerate's.

@@ -1,0 +1,269 @@
+//! Files and launch scripts for Hugging Face's Trainer: what is trained, by which optimizer, on how many GPUs, under which
+//! sharding. Every row is a setting that people write, with what must come of it.
+
+use catalog::{Precision, Zero};
+use interop::import::{Document, Given, ImportError, Imported, import};
+use plans::Recompute;
+
+/// accelerate's file for FSDP1 on two nodes, with this strategy.
+fn accelerate(strategy: &str) -> String {
+    format!(
+        "distributed_type: FSDP\nmixed_precision: bf16\nnum_machines: 2\nnum_processes: 8\nfsdp_config:\n  fsdp_sharding_strategy: {strategy}\n  fsdp_activation_checkpointing: true\n"
+    )
+}
+
+/// The files beside a script.
+fn beside(name: &str) -> Option<String> {
+    match name {
+        "fsdp.yaml" => Some(accelerate("FULL_SHARD")),
+        "zero.yaml" => Some(
+            "distributed_type: DEEPSPEED\nmixed_precision: bf16\nnum_processes: 8\ndeepspeed_config:\n  zero_stage: 2\n  gradient_accumulation_steps: 3\n"
+                .to_owned(),
+        ),
+        "ds3.json" => Some(
+            "{\"bf16\": {\"enabled\": \"auto\"}, \"train_micro_batch_size_per_gpu\": \"auto\", \"train_batch_size\": \"auto\", \"gradient_accumulation_steps\": \"auto\", \"zero_optimization\": {\"stage\": 3}}"
+                .to_owned(),
+        ),
+        _ => None,
+    }
+}
+
+fn read(name: &str, text: &str, gpus: Option<u64>) -> Result<(Document, Imported), ImportError> {
+    let document = Document::read(text, name, None, &beside)?;
+    let model = catalog::load::model("llama3-8b").expect("preset");
+    let given = Given {
+        model: &model,
+        gpus,
+        seq_len: Some(2048),
+        gpus_per_node: 4,
+    };
+    let imported = import(&document, &given)?;
+    Ok((document, imported))
+}
+
+/// A file of the Trainer's arguments with these lines more.
+fn arguments(lines: &str) -> Result<Imported, ImportError> {
+    let text = format!("per_device_train_batch_size: 2\nbf16: true\nmax_length: 2048\n{lines}\n");
+    read("a.yaml", &text, Some(8)).map(|(_, imported)| imported)
+}
+
+/// A script with the Trainer's arguments after this launch command and with these more.
+fn script(launch: &str, more: &str) -> Result<(Document, Imported), ImportError> {
+    let text = format!(
+        "#!/bin/bash\n{launch} train.py --model_max_length 2048 --per_device_train_batch_size 4 {more}\n"
+    );
+    read("a.sh", &text, None)
+}
+
+#[test]
+fn adapters_are_read_or_the_file_is_refused() {
+    let lora = "use_peft: true\nlora_r: 16\nlora_alpha: 64";
+    for (lines, adapters) in [
+        (
+            "lora_target_modules: all-linear",
+            "rank=16,alpha=64,modules=q+k+v+proj+fc1+fc2,dropout=0.05",
+        ),
+        (
+            "lora_target_modules: [q_proj, o_proj]\nlora_dropout: 0.0",
+            "rank=16,alpha=64,modules=q+proj",
+        ),
+        ("", "rank=16,alpha=64,modules=q+v,dropout=0.05"),
+    ] {
+        let read = arguments(&format!("{lora}\n{lines}")).expect(lines);
+        assert_eq!(
+            read.adapters.map(|of| of.to_string()).as_deref(),
+            Some(adapters),
+            "{lines}"
+        );
+    }
+    let (_, read) = script("torchrun --nproc_per_node 8", "--use_peft --lora_r 8").expect("LoRA");
+    assert_eq!(read.adapters.map(|of| of.rank), Some(8));
+    for lines in ["use_peft: false\nlora_r: 16", "learning_rate: 1e-5"] {
+        assert_eq!(arguments(lines).expect(lines).adapters, None);
+    }
+    for (lines, key) in [
+        ("use_peft: true\nload_in_4bit: true", "load_in_4bit"),
+        ("use_peft: true\nuse_dora: true", "use_dora"),
+        ("lora_r: 16", "lora_r"),
+        ("unfrozen_parameters: [lm_head.*]", "unfrozen_parameters"),
+        (
+            "use_peft: true\nlora_modules_to_save: [lm_head]",
+            "lora_modules_to_save",
+        ),
+    ] {
+        let refused = arguments(lines).expect_err(lines).to_string();
+        assert!(refused.contains(&format!("`{key}`")), "{refused}");
+    }
+}
+
+#[test]
+fn settings_that_change_the_answer_are_read_or_noted() {
+    let axolotl = |lines: &str| {
+        let text = format!(
+            "base_model: a/llama3-8b\nsequence_len: 2048\nbf16: auto\nfsdp_config: {{fsdp_version: 2}}\n{lines}\n"
+        );
+        read("a.yaml", &text, Some(8)).expect(lines).1
+    };
+    for (read, note) in [
+        (
+            arguments("optim: adafactor"),
+            "optim adafactor is planned as AdamW",
+        ),
+        (arguments("optim: sgd"), "optim sgd is planned as AdamW"),
+        (
+            arguments("optim: galore_adamw"),
+            "optim galore_adamw is planned as AdamW",
+        ),
+        (
+            Ok(axolotl("optimizer: muon")),
+            "optimizer muon is planned as AdamW",
+        ),
+        (
+            arguments("cutoff_len: 2048\nfinetuning_type: full\npure_bf16: true"),
+            "pure_bf16 true",
+        ),
+        (arguments("packing: true"), "packing: the file does not say"),
+    ] {
+        let notes = read.expect(note).notes;
+        assert!(
+            notes.iter().any(|said| said.contains(note)),
+            "{note}: {notes:?}"
+        );
+    }
+    for name in [
+        "adamw_torch",
+        "adamw_torch_fused",
+        "paged_adamw_32bit",
+        "adamw_bnb_8bit",
+    ] {
+        assert_eq!(
+            arguments(&format!("optim: {name}")).expect(name).notes,
+            Vec::<String>::new()
+        );
+    }
+    let offload = arguments("fsdp: full_shard auto_wrap offload")
+        .expect("FSDP")
+        .decisions
+        .offload;
+    assert_eq!(offload, Some(catalog::Offload::Parameters));
+    assert_eq!(axolotl("sequence_parallel_degree: 4").decisions.cp, 4);
+}
+
+#[test]
+fn bare_booleans_are_on() {
+    let more = "--bf16 --gradient_checkpointing --tf32 --fsdp \"full_shard auto_wrap\"";
+    let (_, read) = script("torchrun --nproc_per_node 8", more).expect("imports");
+    let d = &read.decisions;
+    assert_eq!((d.recompute, d.zero), (Recompute::Full, Zero::Z3));
+    assert_eq!(read.workload.precision, Precision::Bf16);
+}
+
+#[test]
+fn launchers_say_how_many_gpus_they_start() {
+    let engine = "--bf16 --deepspeed ds3.json --gradient_accumulation_steps 8";
+    for (launch, more, gpus) in [
+        ("torchrun --nproc_per_node 8", "", Ok(8)),
+        ("torchrun --nproc_per_node=8 --nnodes=4", engine, Ok(32)),
+        ("deepspeed --num_gpus 8", engine, Ok(8)),
+        ("deepspeed --num_gpus=8 --num_nodes 4", engine, Ok(32)),
+        ("accelerate launch --num_processes 16", "", Ok(16)),
+        ("accelerate launch --config_file fsdp.yaml", "", Ok(8)),
+        (
+            "accelerate launch --config_file fsdp.yaml --num_processes 4",
+            "",
+            Ok(4),
+        ),
+        (
+            "torchrun --nproc_per_node 8 --nnodes $NODES",
+            "",
+            Err("a.sh:2: `--nnodes`: `$NODES` is not known here; give --gpus"),
+        ),
+        (
+            "torchrun --nproc_per_node gpu",
+            engine,
+            Err("a.sh:2: `--nproc_per_node`: `gpu` is not known here; give --gpus"),
+        ),
+        (
+            "accelerate launch --num_processes $N --config_file fsdp.yaml",
+            "",
+            Err("a.sh:2: `--num_processes`: `$N` is not known here; give --gpus"),
+        ),
+        ("python", "", Err("give --gpus")),
+    ] {
+        match (script(launch, more), gpus) {
+            (Ok((_, read)), Ok(gpus)) => assert_eq!(read.workload.gpus, gpus, "{launch}"),
+            (Err(error), Err(said)) => {
+                assert!(error.to_string().contains(said), "{launch}: {error}")
+            }
+            (read, _) => panic!("{launch}: {read:?}"),
+        }
+    }
+}
+
+#[test]
+fn accelerates_file_is_read_beside_the_script_that_names_it() {
+    let (document, read) =
+        script("accelerate launch --config_file fsdp.yaml", "").expect("imports");
+    let d = &read.decisions;
+    assert_eq!(
+        (d.zero, d.dp_shard, d.recompute),
+        (Zero::Z3, 8, Recompute::Full)
+    );
+    assert_eq!(
+        (read.workload.precision, read.runtime(&document)),
+        (Precision::Bf16, "hf-trainer")
+    );
+
+    let (document, read) =
+        script("accelerate launch --config_file zero.yaml", "").expect("imports");
+    assert_eq!(
+        (read.decisions.zero, read.decisions.num_micro_batches),
+        (Zero::Z2, 1)
+    );
+    assert_eq!(read.runtime(&document), "hf-deepspeed");
+
+    let options = "accelerate launch --config_file fsdp.yaml --fsdp_sharding_strategy HYBRID_SHARD --mixed_precision fp16";
+    let (_, read) = script(options, "").expect("imports");
+    assert_eq!(
+        (read.decisions.dp_shard, read.decisions.dp_replicate),
+        (4, 2)
+    );
+    assert_eq!(read.workload.precision, Precision::Fp16);
+
+    let refused = script("accelerate launch --config_file no.yaml", "").expect_err("no such file");
+    assert_eq!(
+        refused.to_string(),
+        "a.sh:2: `--config_file`: `no.yaml` cannot be read, from the folder of the script or from here"
+    );
+}
+
+#[test]
+fn strategies_of_fsdp_are_read() {
+    for (name, number, zero, reshard, ranks) in [
+        ("FULL_SHARD", 1, Zero::Z3, true, (8, 1)),
+        ("SHARD_GRAD_OP", 2, Zero::Z3, false, (8, 1)),
+        ("NO_SHARD", 3, Zero::Z0, false, (1, 8)),
+        ("HYBRID_SHARD", 4, Zero::Z3, true, (4, 2)),
+        ("HYBRID_SHARD_ZERO2", 5, Zero::Z3, false, (4, 2)),
+    ] {
+        for strategy in [name.to_owned(), number.to_string()] {
+            let (_, read) = read("a.yaml", &accelerate(&strategy), None).expect(name);
+            let d = &read.decisions;
+            assert_eq!((d.zero, d.reshard_after_forward), (zero, reshard), "{name}");
+            assert_eq!((d.dp_shard, d.dp_replicate), ranks, "{name}");
+        }
+        let d = arguments(&format!("fsdp: {} auto_wrap", name.to_lowercase()))
+            .expect(name)
+            .decisions;
+        assert_eq!(
+            (d.zero, d.reshard_after_forward, d.dp_shard),
+            (zero, reshard, ranks.0),
+            "{name}"
+        );
+    }
+    let refused = read("a.yaml", &accelerate("FULL"), None).expect_err("no such strategy");
+    assert!(
+        refused.to_string().contains("is not FULL_SHARD"),
+        "{refused}"
+    );
+}
