@@ -140,9 +140,9 @@ torchrun $DISTRIBUTED \
     --tensor-model-parallel-size $TP --save "$LOG/run" \
     --micro-batch-size 1 --global-batch-size 256 --seq-length 4096 --bf16 $EXTRA
 "#;
-    let read = shell::parse(script, "run.sh", &|_| None).expect("shell");
+    let read = shell::parse(script, "run.sh", &|_| None, &Default::default()).expect("shell");
     let last: Vec<&str> = read.commands[0].iter().map(|w| w.text.as_str()).collect();
-    insta::assert_snapshot!(last.join(" "), @"torchrun --nproc_per_node 8 --nnodes 4 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --group-query-attention --num-query-groups=8 --tensor-model-parallel-size 2 --save ${PWD}/logs/run --micro-batch-size 1 --global-batch-size 256 --seq-length 4096 --bf16 $EXTRA");
+    insta::assert_snapshot!(last.join(" "), @"torchrun --nproc_per_node 8 --nnodes 4 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --group-query-attention --num-query-groups=8 --tensor-model-parallel-size 2 --save $PWD/logs/run --micro-batch-size 1 --global-batch-size 256 --seq-length 4096 --bf16 $EXTRA");
     let document = Document::read(script, "run.sh", None, &|_| None).expect("shell");
     assert_eq!(document.dialect, Dialect::MegatronLm);
     assert_eq!(document.launch.gpus, Some(32));
@@ -304,7 +304,8 @@ fn doubling_variables_are_an_error() {
         "A=\"$A $A\"\n",
     ] {
         let text = format!("A=xxxxxxxx\n{}echo $A --x\n", line.repeat(60));
-        let error = shell::parse(&text, "x.sh", &|_| None).expect_err("too much");
+        let error =
+            shell::parse(&text, "x.sh", &|_| None, &Default::default()).expect_err("too much");
         assert_eq!(
             error.message,
             "the script's variables expand to too much text"
@@ -312,7 +313,7 @@ fn doubling_variables_are_an_error() {
     }
     let own = "source x.sh\n".repeat(50);
     let include = |_: &str| Some(own.clone());
-    assert!(shell::parse(&own, "x.sh", &include).is_err());
+    assert!(shell::parse(&own, "x.sh", &include, &Default::default()).is_err());
 }
 
 /// Pieces of configurations and logs, from which nonsense is made.

@@ -254,7 +254,7 @@ proptest! {
         let parsed = python::parse(&documented, "x").expect("Python");
         prop_assert_eq!(parsed.len(), 1, "{}", documented);
         let word = escape::shell(&text);
-        let script = interop::config::shell::parse(&format!("run {word}\n"), "x", &|_| None);
+        let script = interop::config::shell::parse(&format!("run {word}\n"), "x", &|_| None, &Default::default());
         let script = script.expect("a script");
         let words: Vec<&str> = script.commands[0].iter().map(|w| w.text.as_str()).collect();
         prop_assert_eq!(script.commands.len(), 1);

@@ -34,6 +34,14 @@ pub fn check(
     }
     left_open(document, "", root, &mut findings);
     rules::contradictions(document, model, &mut findings);
+    let undecided = document.others.iter().map(|(way, _)| Finding {
+        severity: Severity::Warning,
+        path: way.condition.condition.0.clone(),
+        line: way.condition.line,
+        key: way.options.join(", "),
+        message: way.assumption(),
+    });
+    findings.extend(undecided);
     findings.sort_by_key(|f| f.line);
     Ok(findings)
 }

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use crate::config::shell;
 use crate::config::{self, Node, SyntaxError, Value, place};
 use crate::export::Dialect;
 use crate::export::schema::{Kind, Schema};
 use crate::import::error::ImportError;
-use crate::import::launch::{Launch, accelerate};
-use crate::import::script::{is_option, options, program, typed, untyped};
+use crate::import::launch::Launch;
+use crate::import::readings::{Reading, Way, readings};
+use crate::import::script::{is_option, typed, untyped};
 
 /// A configuration file, read for a dialect.
 #[derive(Clone, Debug)]
@@ -23,6 +23,8 @@ pub struct Document {
     pub launch: Launch,
     /// What a Python file defines: functions that make configurations, and where its model comes from.
     pub python: config::python::Definitions,
+    /// What else a launch script states, where it does not decide a condition.
+    pub others: Vec<(Way, Document)>,
 }
 
 /// Returns the text of a file that another one names by a relative path.
@@ -43,55 +45,42 @@ impl Document {
             Some(dialect) => dialect,
             None => detect(text, path)?,
         };
-        let mut launch = Launch::default();
-        let mut python = config::python::Definitions::default();
-        let mut root = match dialect {
-            Dialect::MegatronLm if is_model_args(text, path) => model_args(text, path)?,
-            Dialect::MegatronLm => {
-                let (command, root) = script(text, path, dialect, include)?;
-                launch = command;
-                root
-            }
-            Dialect::Torchtitan02 => config::toml::parse(text, path)?,
-            Dialect::DeepSpeed => config::json::parse(text, path)?,
-            Dialect::Transformers | Dialect::TransformersDeepSpeed if is_json(text, path) => {
-                config::json::parse(text, path)?
-            }
-            Dialect::Transformers | Dialect::TransformersDeepSpeed if !is_yaml(path) => {
-                let (command, root) = script(text, path, dialect, include)?;
-                launch = command;
-                root
-            }
-            Dialect::Accelerate
-            | Dialect::Axolotl
-            | Dialect::Nanotron
-            | Dialect::LlamaFactory
-            | Dialect::Transformers
-            | Dialect::TransformersDeepSpeed => config::yaml::parse(text, path)?,
-            Dialect::MegatronBridge
-            | Dialect::Torchtitan03
-            | Dialect::TorchtitanMain
-            | Dialect::VeScale => {
-                python = config::python::definitions(text);
-                assignments(text, path)?
-            }
-        };
-        for tree in [Some(&mut root), launch.settings.as_mut()]
-            .into_iter()
-            .flatten()
-        {
-            files_beside(tree, include)?;
-        }
+        let ((root, launch), ways) = parse(text, path, dialect, include)?;
         if !matches!(root.value, Value::Table(_)) {
             return Err(SyntaxError::new(path, root.line, "a table of keys is expected").into());
         }
-        Ok(Self {
+        let python = match is_python(dialect) {
+            true => config::python::definitions(text),
+            false => config::python::Definitions::default(),
+        };
+        let document = Self {
             path: path.to_owned(),
             dialect,
             root,
             launch,
             python,
-        })
+            others: Vec::new(),
+        };
+        let document = document.with_files(include)?;
+        let others = ways.into_iter().map(|(way, (root, launch))| {
+            let other = Self {
+                root,
+                launch,
+                ..document.clone()
+            };
+            Ok((way, other.with_files(include)?))
+        });
+        let others = others.collect::<Result<_, ImportError>>()?;
+        Ok(Self { others, ..document })
+    }
+
+    /// The same, with the configurations of DeepSpeed or FSDP in it that it names by their files.
+    fn with_files(mut self, include: Include<'_>) -> Result<Self, ImportError> {
+        files_beside(&mut self.root, include)?;
+        if let Some(settings) = &mut self.launch.settings {
+            files_beside(settings, include)?;
+        }
+        Ok(self)
     }
 
     /// A non-negative integer, if the key is present.
@@ -173,11 +162,20 @@ impl Document {
     /// The error for a value that its key does not allow.
     #[must_use]
     pub fn wrong(&self, key: &str, expected: &str) -> ImportError {
-        let found = self.find(key).map_or_else(String::new, |n| n.value.shown());
+        let node = self.find(key);
+        let found = node.map_or_else(String::new, |n| n.value.shown());
+        let unknown = node.and_then(Node::text).and_then(|t| t.strip_prefix('$'));
+        let name = unknown.map(|name| name.trim_start_matches("((").trim_end_matches("))"));
+        let name = name.filter(|name| name.chars().all(|c| c.is_alphanumeric() || c == '_'));
         ImportError::Value {
             place: self.place(key),
             key: key.to_owned(),
-            message: format!("{found} is not {expected}"),
+            message: match name {
+                Some(name) => {
+                    format!("{expected} is expected, and the script does not set {name}")
+                }
+                None => format!("{found} is not {expected}"),
+            },
         }
     }
 
@@ -202,18 +200,40 @@ impl Document {
     }
 }
 
-/// A script's launch command, and the options of the program that it starts.
-fn script(
+/// Whether files of a dialect are Python.
+fn is_python(dialect: Dialect) -> bool {
+    matches!(
+        dialect,
+        Dialect::MegatronBridge
+            | Dialect::Torchtitan03
+            | Dialect::TorchtitanMain
+            | Dialect::VeScale
+    )
+}
+
+/// Reads a file of a dialect: its keys and launch command, and for a script what other ways through it give.
+fn parse(
     text: &str,
     path: &str,
     dialect: Dialect,
     include: Include<'_>,
-) -> Result<(Launch, Node), ImportError> {
-    let script = shell::parse(text, path, include)?;
-    let (launcher, arguments) = program(&script);
-    let mut launch = Launch::of(&script);
-    launch.settings = accelerate(&launcher, path, include)?;
-    Ok((launch, options(&arguments, path, dialect)?))
+) -> Result<(Reading, Vec<(Way, Reading)>), ImportError> {
+    let trainer = matches!(
+        dialect,
+        Dialect::Transformers | Dialect::TransformersDeepSpeed
+    );
+    let root = match dialect {
+        Dialect::MegatronLm if is_model_args(text, path) => model_args(text, path)?,
+        Dialect::Torchtitan02 => config::toml::parse(text, path)?,
+        Dialect::DeepSpeed => config::json::parse(text, path)?,
+        _ if trainer && is_json(text, path) => config::json::parse(text, path)?,
+        _ if dialect == Dialect::MegatronLm || trainer && !is_yaml(path) => {
+            return readings(text, path, dialect, include);
+        }
+        _ if is_python(dialect) => assignments(text, path)?,
+        _ => config::yaml::parse(text, path)?,
+    };
+    Ok(((root, Launch::default()), Vec::new()))
 }
 
 /// Detects the dialect of a file from its suffix and keys.

@@ -40,6 +40,20 @@ pub enum ImportError {
         /// What is wrong with the value.
         message: String,
     },
+    /// A condition of a launch script decides the plan, and is not decided by the script.
+    #[error(
+        "{place}: the script does not decide `{condition}`, and with it {options}; write {how}"
+    )]
+    Undecided {
+        /// Place of the condition as `file:line`.
+        place: String,
+        /// The condition.
+        condition: String,
+        /// The options that it decides.
+        options: String,
+        /// What to write.
+        how: String,
+    },
     /// A size of the workload is out of range.
     #[error("{path}: {error}")]
     Workload {
@@ -81,6 +95,16 @@ impl ImportError {
                 key,
                 message,
             } => Mistake::new(format!("`{key}`: {message}")).at(place),
+            Self::Undecided {
+                place,
+                condition,
+                options,
+                how,
+            } => Mistake::new(format!(
+                "the script does not decide `{condition}`, and with it {options}"
+            ))
+            .at(place)
+            .expected(how),
             Self::Workload { path, error } => Mistake::new(error.to_string()).at(path),
             Self::Missing { path, what, how } => {
                 Mistake::new(format!("{what} is not said")).at(path).expected(how)

@@ -89,6 +89,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         },
         launch: doc.launch.clone(),
         python: Default::default(),
+        others: Vec::new(),
     };
     let mut imported = megatron::import(&script, given)?;
     imported.dialect = doc.dialect;

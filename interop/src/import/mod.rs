@@ -19,7 +19,9 @@ mod megatron_model;
 mod model;
 mod nanotron;
 mod optimizer;
+mod readings;
 mod script;
+mod settled;
 mod sizes;
 mod titan_model;
 mod torchtitan;
@@ -31,6 +33,7 @@ pub use self::imported::{Given, Imported};
 pub use self::launch::{Launch, Open};
 pub(crate) use self::layout::parse_layout;
 pub use self::model::{OfFile, of_file};
+pub use self::readings::Way;
 
 use crate::export::Dialect;
 
@@ -47,9 +50,21 @@ pub fn import(document: &Document, given: &Given<'_>) -> Result<Imported, Import
         let how = format!("{message}; say which: {}:{first}", document.path);
         return Err(document.missing("the configuration", how));
     }
-    let other_model = model::same(document, given.model)?;
-    let mut imported = of_dialect(document, given)?;
-    imported.notes.splice(0..0, other_model);
+    let read = |document: &Document| -> Result<Imported, ImportError> {
+        let other_model = model::same(document, given.model)?;
+        let mut imported = of_dialect(document, given)?;
+        imported.notes.splice(0..0, other_model);
+        Ok(imported)
+    };
+    settled::settled(document, |document| {
+        let mut imported = read(document)?;
+        // Notes name what else a script may state.
+        imported.notes.clear();
+        let runtime = imported.runtime(document);
+        Ok((imported, runtime))
+    })?;
+    let mut imported = read(document)?;
+    imported.notes.extend(settled::notes(document));
     Ok(imported)
 }
 

@@ -229,6 +229,7 @@ fn with_deepspeed(
         root,
         launch: doc.launch.clone(),
         python: Default::default(),
+        others: Vec::new(),
     };
     let given = Given {
         gpus: devices(doc, given.gpus)?,

@@ -1,60 +1,53 @@
-//! Expansion of words: substitutes variables, arrays and products.
+//! Expansion of words: substitutes variables, arrays and arithmetic.
 
-use super::lexer::{Piece, Raw};
+use super::arithmetic::evaluate;
+use super::lexer::{Other, Piece, Raw, is_name};
 use super::script::{MAX_TEXT, Script, Word};
 
 /// Expands without word splitting, as in an assignment; `None` when the result is too long.
 pub(super) fn joined(raw: &Raw, script: &Script) -> Option<Vec<Word>> {
+    let text = text(&raw.pieces, script)?;
+    let line = raw.line;
+    Some(vec![Word { text, line }])
+}
+
+fn text(pieces: &[Piece], script: &Script) -> Option<String> {
     let mut text = String::new();
-    for piece in &raw.pieces {
+    for piece in pieces {
         match piece {
             Piece::Text(t, _) => text.push_str(t),
-            Piece::Variable { name, default, .. } => {
-                text.push_str(&value(name, default.as_deref(), script).join(" "));
+            _ => {
+                for (i, word) in values(piece, 0, script)?.into_iter().enumerate() {
+                    text.extend((i > 0).then_some(' '));
+                    text.push_str(&word.text);
+                }
             }
         }
         if text.len() > MAX_TEXT {
             return None;
         }
     }
-    let line = raw.line;
-    Some(vec![Word { text, line }])
+    Some(text)
 }
 
 /// Expands with splitting of unquoted variables; `"${A[@]}"` keeps its words. Words of an array keep the line where
 /// they were written. `None` when the result is too long.
 pub(super) fn expand(raw: &Raw, script: &Script) -> Option<Vec<Word>> {
+    let line = raw.line;
     let mut words: Vec<Word> = Vec::new();
     let mut length = 0;
     let mut current: Option<Word> = None;
-    let empty = |line| Word {
-        text: String::new(),
-        line,
-    };
     for piece in &raw.pieces {
+        let one = |text: String| vec![Word { text, line }];
         let parts = match piece {
-            Piece::Text(t, quoted) if *quoted || !t.is_empty() => vec![Word {
-                text: t.clone(),
-                line: raw.line,
-            }],
+            Piece::Text(text, quoted) if *quoted || !text.is_empty() => one(text.clone()),
             Piece::Text(..) => Vec::new(),
-            Piece::Variable {
-                quoted: true, name, ..
-            } if !name.ends_with("[@]") => joined(
-                &Raw {
-                    pieces: vec![piece.clone()],
-                    line: raw.line,
-                },
-                script,
-            )?,
-            Piece::Variable {
-                name,
-                default,
-                quoted,
-            } => {
-                let words = words_of(name, default.as_deref(), raw.line, script);
-                if *quoted { words } else { split(&words) }
-            }
+            Piece::Variable { quoted, name, .. } => match (*quoted, name.ends_with("[@]")) {
+                (true, false) => one(text(std::slice::from_ref(piece), script)?),
+                (true, true) => values(piece, line, script)?,
+                (false, _) => split(&values(piece, line, script)?),
+            },
+            Piece::Arithmetic(_) => values(piece, line, script)?,
         };
         for (i, part) in parts.into_iter().enumerate() {
             length += part.text.len() + 1;
@@ -64,7 +57,10 @@ pub(super) fn expand(raw: &Raw, script: &Script) -> Option<Vec<Word>> {
             if i > 0 {
                 words.extend(current.take());
             }
-            let word = current.get_or_insert_with(|| empty(part.line));
+            let word = current.get_or_insert_with(|| Word {
+                text: String::new(),
+                line: part.line,
+            });
             word.text.push_str(&part.text);
         }
     }
@@ -83,46 +79,68 @@ fn split(words: &[Word]) -> Vec<Word> {
     parts.collect()
 }
 
-fn words_of(name: &str, default: Option<&str>, line: usize, script: &Script) -> Vec<Word> {
-    let plain = name.trim_end_matches("[@]");
-    match script.variables.get(plain) {
-        Some(words) => words.clone(),
-        None => {
-            let values = value(name, default, script).into_iter();
-            values.map(|text| Word { text, line }).collect()
+/// The words that a variable or a calculation stands for. The value of a variable that the script does not set is
+/// unknown; its name stays visible.
+fn values(piece: &Piece, line: usize, script: &Script) -> Option<Vec<Word>> {
+    let one = |text: String| Some(vec![Word { text, line }]);
+    match piece {
+        Piece::Text(text, _) => one(text.clone()),
+        Piece::Arithmetic(pieces) => {
+            let value = evaluate(&text(pieces, script)?, &|name| number(name, script));
+            one(value.map_or_else(|unknown| unknown, |n| n.to_string()))
+        }
+        Piece::Variable { name, other, .. } => {
+            let plain = name.trim_end_matches("[@]");
+            let held = script.variables.get(plain);
+            let is_set = held.is_some_and(|words| words.iter().any(|w| !w.text.is_empty()));
+            match (other, held) {
+                (Some(Other::Else(pieces, _)), _) if !is_set => one(text(pieces, script)?),
+                (Some(Other::Then(pieces)), _) if is_set => one(text(pieces, script)?),
+                (Some(Other::Then(_)), _) => Some(Vec::new()),
+                (_, Some(words)) => Some(words.clone()),
+                // A script is read as if it was started without arguments.
+                (_, None) if plain == "#" => one("0".to_owned()),
+                (_, None) if name.ends_with("[@]") => Some(Vec::new()),
+                (_, None) => one(format!("${plain}")),
+            }
         }
     }
 }
 
-fn value(name: &str, default: Option<&str>, script: &Script) -> Vec<String> {
-    if name.starts_with("$((") {
-        return vec![product(name, script).unwrap_or_else(|| name.to_owned())];
-    }
-    let plain = name.trim_end_matches("[@]");
-    match script.variables.get(plain) {
-        Some(words) => words.iter().map(|w| w.text.clone()).collect(),
-        None if name.ends_with(']') => Vec::new(),
-        None => match default {
-            Some(default) => vec![default.to_owned()],
-            // The value of an environment variable is unknown; its name stays visible.
-            None if plain == "@" => Vec::new(),
-            None => vec![format!("${plain}")],
-        },
-    }
+/// The whole number that a variable holds, or what is unknown of it.
+fn number(name: &str, script: &Script) -> Result<i64, String> {
+    let held = script.variables.get(name).and_then(|words| words.first());
+    let text = held.map_or("", |word| word.text.as_str());
+    let unknown = match text.strip_prefix('$') {
+        Some(other) if other.chars().all(is_name) => other,
+        Some(_) => return Err(text.to_owned()),
+        None => name,
+    };
+    text.parse().map_err(|_| format!("$(({unknown}))"))
 }
 
-/// Evaluates `$((A*B))` of integers and variables that hold integers; anything else stays text.
-fn product(text: &str, script: &Script) -> Option<String> {
-    let inner = text.strip_prefix("$((")?.strip_suffix("))")?;
-    let factor = |part: &str| {
-        let name = part.trim().trim_start_matches('$').trim_matches(['{', '}']);
-        let held = script.variables.get(name).and_then(|words| words.first());
-        held.map_or(name, |word| word.text.as_str())
-            .parse::<u64>()
-            .ok()
-    };
-    let product = inner
-        .split('*')
-        .try_fold(1u64, |all, part| all.checked_mul(factor(part)?))?;
-    Some(product.to_string())
+/// A text as conditions see it: variables that nothing sets are empty.
+///
+/// # Errors
+/// What only a run would show: an argument of the script, the output of a command, an expansion that is not read.
+pub(super) fn settled(text: &str, script: &Script) -> Result<String, String> {
+    let mut settled = String::new();
+    let mut rest = text;
+    while let Some(at) = rest.find(['$', '`']) {
+        settled.push_str(&rest[..at]);
+        let name = &rest[at + 1..];
+        let end = name.find(|c| !is_name(c)).unwrap_or(name.len());
+        let (name, after) = name.split_at(end);
+        let digits = name.starts_with(|c: char| c.is_ascii_digit());
+        if digits || script.varying.contains(name) {
+            return Err(format!("${name}"));
+        }
+        let other = name.is_empty() && after.starts_with(['(', '{', '?', '$', '!']);
+        if other || rest[at..].starts_with('`') {
+            return Err(rest[at..].to_owned());
+        }
+        rest = after;
+    }
+    settled.push_str(rest);
+    Ok(settled)
 }

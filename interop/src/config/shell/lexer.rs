@@ -2,12 +2,25 @@
 
 use crate::config::error::SyntaxError;
 
+/// Most expansions within each other.
+const MOST_NESTED: usize = 16;
+
 #[derive(Clone, Debug)]
 pub(super) enum Token {
     Word(Raw),
     Open,
     Close,
+    /// The end of a command: a new line, `;` or `&`.
     End,
+    /// `;;`, which ends a branch of `case`.
+    Clause,
+    And,
+    Or,
+    Pipe,
+    /// `((…))` as a command.
+    Arithmetic(Raw),
+    /// The lines of a here-document, and the line on which it begins.
+    Here(String, usize),
 }
 
 /// A word as written: a list of pieces, each literal or to be expanded.
@@ -17,16 +30,37 @@ pub(super) struct Raw {
     pub(super) line: usize,
 }
 
+impl Raw {
+    /// The text of a word that is neither quoted nor expanded, such as `if`.
+    pub(super) fn bare(&self) -> Option<&str> {
+        match self.pieces.as_slice() {
+            [Piece::Text(text, false)] => Some(text),
+            _ => None,
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 pub(super) enum Piece {
     /// Literal text, and whether it was quoted.
     Text(String, bool),
-    /// `$name`, `${name:-default}` or `${name[@]}`, quoted or not.
+    /// `$name`, `${name[@]}` or `${name:-other}`, quoted or not.
     Variable {
         name: String,
-        default: Option<String>,
+        other: Option<Other>,
         quoted: bool,
     },
+    /// `$((…))`.
+    Arithmetic(Vec<Piece>),
+}
+
+/// What stands for a variable's value.
+#[derive(Clone, Debug)]
+pub(super) enum Other {
+    /// `${name:-…}`: this where it has none; and whether it keeps that, as `${name:=…}` says.
+    Else(Vec<Piece>, bool),
+    /// `${name:+…}`: this where it has a value, and nothing else.
+    Then(Vec<Piece>),
 }
 
 pub(super) fn is_name(c: char) -> bool {
@@ -37,14 +71,20 @@ pub(super) struct Lexer<'a> {
     chars: std::iter::Peekable<std::str::Chars<'a>>,
     path: &'a str,
     line: usize,
+    /// How many expansions this text lies in.
+    nested: usize,
+    /// Here-documents that begin after this line, by the words that end them.
+    here: Vec<String>,
 }
 
 impl<'a> Lexer<'a> {
-    pub(super) fn new(text: &'a str, path: &'a str) -> Self {
+    pub(super) fn new(text: &'a str, path: &'a str, line: usize) -> Self {
         Self {
             chars: text.chars().peekable(),
             path,
-            line: 1,
+            line,
+            nested: 0,
+            here: Vec::new(),
         }
     }
 
@@ -56,14 +96,28 @@ impl<'a> Lexer<'a> {
         c
     }
 
+    /// Whether this text comes next; if so, reads it.
+    fn take(&mut self, text: &str) -> bool {
+        let mut ahead = self.chars.clone();
+        let found = text.chars().all(|c| ahead.next() == Some(c));
+        if found {
+            self.chars = ahead;
+        }
+        found
+    }
+
     pub(super) fn tokens(mut self) -> Result<Vec<Token>, SyntaxError> {
         let mut tokens = Vec::new();
         while let Some(&c) = self.chars.peek() {
             match c {
-                '\n' | ';' | '|' | '&' => {
+                '\n' => {
                     self.next();
                     tokens.push(Token::End);
+                    self.here_documents(&mut tokens);
                 }
+                ';' | '|' => tokens.push(self.operator(c)),
+                '&' if self.take("&>") => {}
+                '&' => tokens.push(self.operator(c)),
                 ' ' | '\t' | '\r' => {
                     self.next();
                 }
@@ -72,18 +126,24 @@ impl<'a> Lexer<'a> {
                         self.next();
                     }
                 }
-                '(' => {
-                    self.next();
-                    tokens.push(Token::Open);
-                }
+                '(' => tokens.push(self.open()?),
                 ')' => {
                     self.next();
                     tokens.push(Token::Close);
                 }
+                '<' if !self.take("<<<") && self.take("<<") => {
+                    self.take("-");
+                    while self.take(" ") {}
+                    let end = self.word()?;
+                    let text = end.pieces.iter().map(|piece| match piece {
+                        Piece::Text(text, _) => text.as_str(),
+                        _ => "",
+                    });
+                    self.here.push(text.collect());
+                }
                 _ => {
                     let raw = self.word()?;
-                    let skip = matches!(raw.pieces.as_slice(), [Piece::Text(t, false)] if t == "export" || t == "declare" || t == "local");
-                    if !raw.pieces.is_empty() && !skip {
+                    if !raw.pieces.is_empty() {
                         tokens.push(Token::Word(raw));
                     }
                 }
@@ -92,13 +152,86 @@ impl<'a> Lexer<'a> {
         Ok(tokens)
     }
 
+    /// Reads what ends or joins commands.
+    fn operator(&mut self, first: char) -> Token {
+        self.next();
+        let doubled = self.take(&first.to_string());
+        match (first, doubled) {
+            (';', true) => {
+                self.take("&");
+                Token::Clause
+            }
+            ('|', true) => Token::Or,
+            ('|', false) => Token::Pipe,
+            ('&', true) => Token::And,
+            _ => Token::End,
+        }
+    }
+
+    /// Reads `(`, or all of `((…))`.
+    fn open(&mut self) -> Result<Token, SyntaxError> {
+        let line = self.line;
+        let mut ahead = self.chars.clone();
+        if (ahead.next(), ahead.next()) != (Some('('), Some('(')) {
+            self.next();
+            return Ok(Token::Open);
+        }
+        let text = self.parentheses()?;
+        let inner = text.strip_prefix("$((").unwrap_or(&text);
+        let inner = inner.strip_suffix("))").unwrap_or(inner);
+        let pieces = self.inner(inner)?;
+        Ok(Token::Arithmetic(Raw { pieces, line }))
+    }
+
+    /// Reads the here-documents that begin on this line.
+    fn here_documents(&mut self, tokens: &mut Vec<Token>) {
+        for end in std::mem::take(&mut self.here) {
+            let begin = self.line;
+            let mut text = String::new();
+            while self.chars.peek().is_some() {
+                let mut line = String::new();
+                while let Some(c) = self.next().filter(|&c| c != '\n') {
+                    line.push(c);
+                }
+                if line.trim() == end {
+                    break;
+                }
+                text.push_str(&line);
+                text.push('\n');
+            }
+            tokens.push(Token::Here(text, begin));
+        }
+    }
+
+    /// The pieces of text within an expansion, as of text in double quotes.
+    fn inner(&self, text: &str) -> Result<Vec<Piece>, SyntaxError> {
+        let nested = self.nested + 1;
+        if nested > MOST_NESTED {
+            let message = "expansions lie too deep in each other";
+            return Err(SyntaxError::new(self.path, self.line, message));
+        }
+        let quoted = format!("{}\"", text.trim_matches(['"', '\'']));
+        let mut lexer = Lexer {
+            nested,
+            ..Lexer::new(&quoted, self.path, self.line)
+        };
+        let mut pieces = Vec::new();
+        lexer.double(&mut pieces, self.line)?;
+        Ok(pieces)
+    }
+
     fn word(&mut self) -> Result<Raw, SyntaxError> {
         let line = self.line;
         let mut pieces = Vec::new();
         let mut text = String::new();
         while let Some(&c) = self.chars.peek() {
             match c {
+                '&' if text.ends_with(['>', '<']) => {
+                    self.next();
+                    text.push(c);
+                }
                 ' ' | '\t' | '\r' | '\n' | ';' | '|' | '&' | '(' | ')' => break,
+                '<' if !text.is_empty() && !text.ends_with('<') => break,
                 '\\' => {
                     self.next();
                     match self.next() {
@@ -129,7 +262,8 @@ impl<'a> Lexer<'a> {
                 }
                 '`' => {
                     self.next();
-                    text.push_str(&self.until('`', line)?);
+                    let command = self.until('`', line)?;
+                    text.push_str(&format!("$({command})"));
                 }
                 _ => {
                     self.next();
@@ -203,56 +337,66 @@ impl<'a> Lexer<'a> {
 
     /// Reads what follows a `$`.
     fn variable(&mut self, quoted: bool) -> Result<Piece, SyntaxError> {
-        let named = |name: String| Piece::Variable {
-            name,
-            default: None,
+        let named = |name: &str| Piece::Variable {
+            name: name.to_owned(),
+            other: None,
             quoted,
         };
         match self.chars.peek() {
             Some('{') => self.braced(quoted),
             Some('(') => {
                 let text = self.parentheses()?;
-                Ok(if text.starts_with("$((") {
-                    named(text)
-                } else {
-                    Piece::Text(text, quoted)
+                let inner = text.strip_prefix("$((").and_then(|t| t.strip_suffix("))"));
+                Ok(match inner {
+                    Some(inner) => Piece::Arithmetic(self.inner(inner)?),
+                    None => Piece::Text(text, quoted),
                 })
             }
             Some('@' | '*') => {
                 self.next();
-                Ok(named("@[@]".to_owned()))
+                Ok(named("@[@]"))
+            }
+            Some('#') => {
+                self.next();
+                Ok(named("#"))
             }
             Some(&c) if is_name(c) => {
                 let mut name = String::new();
                 while let Some(c) = self.chars.next_if(|&c| is_name(c)) {
                     name.push(c);
                 }
-                Ok(named(name))
+                Ok(named(&name))
             }
             _ => Ok(Piece::Text("$".to_owned(), quoted)),
         }
     }
 
-    /// Reads `{name}`, `{name:-default}` or `{name[@]}` after a `$`.
+    /// Reads `{name}`, `{name[@]}`, `{name:-other}` and the like after a `$`; what else braces can do stays text.
     fn braced(&mut self, quoted: bool) -> Result<Piece, SyntaxError> {
         let line = self.line;
         self.next();
         let inner = self.braces(line)?;
         let end = inner.find(|c: char| !is_name(c)).unwrap_or(inner.len());
         let (name, rest) = inner.split_at(end);
-        let default = [":-", "-", ":="]
-            .iter()
-            .find_map(|op| rest.strip_prefix(op));
-        let array = rest.starts_with("[@]") || rest.starts_with("[*]");
-        let name = if array {
-            format!("{name}[@]")
-        } else {
-            name.to_owned()
+        let whole = |end: &str| rest.strip_prefix(end);
+        let array = whole("[@]").or(whole("[*]"));
+        let operator = array.unwrap_or(rest).trim_start_matches(':');
+        let mut letters = operator.chars();
+        let other = match letters.next() {
+            None => None,
+            Some('-') => Some(Other::Else(self.inner(letters.as_str())?, false)),
+            Some('=') => Some(Other::Else(self.inner(letters.as_str())?, true)),
+            Some('+') => Some(Other::Then(self.inner(letters.as_str())?)),
+            Some('?') => None,
+            Some(_) => return Ok(Piece::Text(format!("${{{inner}}}"), quoted)),
         };
-        let default = default.map(|text| text.trim_matches(['"', '\'']).to_owned());
+        let name = match array {
+            Some(_) => format!("{name}[@]"),
+            None => name.to_owned(),
+        };
         Ok(Piece::Variable {
             name,
-            default,
+            other,
             quoted,
         })
     }

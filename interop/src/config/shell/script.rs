@@ -1,7 +1,7 @@
 //! A shell script after parsing: the words of its commands and its variables, with a limit on the text that variables
 //! expand to.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::config::error::SyntaxError;
 
@@ -17,6 +17,29 @@ pub struct Word {
     pub line: usize,
 }
 
+/// Where a condition stands: its file, and its place among the words there.
+pub type Condition = (String, usize);
+
+/// Choices at conditions that a script does not decide; at others the last resort counts: `else`, or `*` of `case`.
+pub type Assumed = BTreeMap<Condition, usize>;
+
+/// A condition that the script does not decide.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Undecided {
+    /// Where it stands.
+    pub condition: Condition,
+    /// Its line, from 1.
+    pub line: usize,
+    /// It as written, but for quotes.
+    pub text: String,
+    /// What only a run would show, if it is a value: an argument, the output of a command.
+    pub unknown: Option<String>,
+    /// The ways on.
+    pub choices: Vec<String>,
+    /// The way that was assumed.
+    pub assumed: usize,
+}
+
 /// A script's commands, and the variables that it sets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Script {
@@ -24,6 +47,10 @@ pub struct Script {
     pub commands: Vec<Vec<Word>>,
     /// Variables and arrays with their words; an ordinary variable has one word.
     pub variables: BTreeMap<String, Vec<Word>>,
+    /// Conditions that the script does not decide, with what was assumed.
+    pub undecided: Vec<Undecided>,
+    /// Variables that change from one pass of a loop to the next.
+    pub(super) varying: BTreeSet<String>,
     /// Bytes of expanded text so far.
     made: usize,
 }
