@@ -196,7 +196,11 @@ fn of_system(reading: &Reading<'_>) -> Result<Source, CliError> {
             let note = match found.known {
                 true => format!("the file's model is {} of the library", found.name),
                 false => {
-                    "the file's model is not in the library; a plan of it carries it".to_owned()
+                    let differs = found.differs.map(|what| format!(" ({what})"));
+                    let differs = differs.unwrap_or_default();
+                    format!(
+                        "the file's model is not in the library{differs}; a plan of it carries it"
+                    )
                 }
             };
             (found.model, found.name, Some(note))

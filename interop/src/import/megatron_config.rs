@@ -8,7 +8,7 @@ use super::error::ImportError;
 use super::hub;
 
 /// Megatron-LM's default for rounding the vocabulary up: to a multiple of this times the tensor-parallel size.
-const DIVISIBLE_BY: u64 = 128;
+pub(super) const DIVISIBLE_BY: u64 = 128;
 
 /// The `config.json` of the script's model; `None` if its family is not among those written here.
 pub(super) fn config(doc: &Document) -> Result<Option<Json>, ImportError> {
@@ -187,14 +187,9 @@ fn vocabulary(doc: &Document) -> Result<u64, ImportError> {
     if let Some(rows) = doc.size("--padded-vocab-size")? {
         return Ok(rows);
     }
-    let said = match (doc.size("--vocab-size")?, doc.text("--tokenizer-type")?) {
-        (Some(rows), _) => Some(rows),
-        (None, Some("GPT2BPETokenizer")) => Some(50_257),
-        (None, Some("Llama2Tokenizer")) => Some(32_000),
-        (None, _) => match doc.text("--tokenizer-model")?.and_then(hub::of_library) {
-            Some(preset) => return Ok(catalog::load::model(&preset)?.vocab),
-            None => None,
-        },
+    let said = match doc.size("--vocab-size")? {
+        Some(rows) => Some(rows),
+        None => implied_vocabulary(doc)?,
     };
     let how = "its rows are the tokenizer's; give --vocab-size in the script, or --model";
     let rows = said.ok_or_else(|| doc.missing("the vocabulary", how))?;
@@ -205,6 +200,18 @@ fn vocabulary(doc: &Document) -> Result<u64, ImportError> {
         .saturating_mul(doc.degree("--tensor-model-parallel-size")?)
         .max(1);
     Ok(rows.div_ceil(unit).saturating_mul(unit))
+}
+
+/// Rows of the tokenizer that the script names.
+pub(super) fn implied_vocabulary(doc: &Document) -> Result<Option<u64>, ImportError> {
+    Ok(match doc.text("--tokenizer-type")? {
+        Some("GPT2BPETokenizer") => Some(50_257),
+        Some("Llama2Tokenizer") => Some(32_000),
+        _ => match doc.text("--tokenizer-model")?.and_then(hub::of_library) {
+            Some(preset) => Some(catalog::load::model(&preset)?.vocab),
+            None => None,
+        },
+    })
 }
 
 fn on(doc: &Document, key: &str) -> bool {

@@ -5,6 +5,7 @@ use catalog::model::ModelConfig;
 
 use super::document::Document;
 use super::error::ImportError;
+use super::megatron_config::{DIVISIBLE_BY, implied_vocabulary};
 use crate::config::{Node, Value};
 use crate::export::megatron_options;
 
@@ -160,7 +161,37 @@ pub(super) fn compare(doc: &Document, model: &ModelConfig) -> Result<Compared, I
             }
         }
     }
+    compared.another.extend(other_vocabulary(doc, model));
     Ok(compared)
+}
+
+/// What the script says of the vocabulary, if that is not the model's; both may be rounded up for tensor parallelism.
+fn other_vocabulary(doc: &Document, model: &ModelConfig) -> Option<(&'static str, String)> {
+    let size = |key: &str| doc.find(key)?.int().and_then(|n| u64::try_from(n).ok());
+    let options = ["--padded-vocab-size", "--vocab-size"];
+    let (key, said) = options
+        .into_iter()
+        .find_map(|key| Some((key, size(key)?)))?;
+    let tp = size("--tensor-model-parallel-size").unwrap_or(1);
+    let unit = size("--make-vocab-size-divisible-by").unwrap_or(DIVISIBLE_BY);
+    let rounded = |rows: u64| {
+        let units = [1, tp, unit.saturating_mul(tp)];
+        units.map(|unit| rows.div_ceil(unit.max(1)).saturating_mul(unit.max(1)))
+    };
+    let theirs = rounded(model.vocab);
+    // `NullTokenizer` adds a row for the end of a document.
+    let ours = [rounded(said), rounded(said.saturating_add(1))].concat();
+    let message = || format!("{said}, but model {} has {}", model.name, model.vocab);
+    (!ours.iter().any(|rows| theirs.contains(rows))).then(|| (key, message()))
+}
+
+/// How much else, of what the script says, is not the model's: the vocabulary that its tokenizer implies, positions.
+pub(super) fn unlike(doc: &Document, model: &ModelConfig) -> Result<usize, ImportError> {
+    let rows = implied_vocabulary(doc)?;
+    let positions = doc.find("--max-position-embeddings").and_then(Node::int);
+    let other = |said: Option<u64>, theirs: u64| usize::from(said.is_some_and(|n| n != theirs));
+    let positions = positions.and_then(|n| u64::try_from(n).ok());
+    Ok(2 * other(rows, model.vocab) + other(positions, model.max_position))
 }
 
 fn shown(value: &str) -> &str {

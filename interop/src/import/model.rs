@@ -6,11 +6,12 @@ use catalog::model::ModelConfig;
 
 use super::document::Document;
 use super::error::ImportError;
+use super::settled::settled;
 use super::{hub, megatron_config, megatron_model, nanotron, titan_model, trainer};
 use crate::export::Dialect;
 
 /// The model that a configuration file is for.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct OfFile {
     /// Its sizes and parts.
     pub model: Model,
@@ -18,6 +19,8 @@ pub struct OfFile {
     pub name: String,
     /// Whether it is in the library.
     pub known: bool,
+    /// What makes it another model than the nearest of the library, where that is known.
+    pub differs: Option<String>,
 }
 
 /// The model that a file describes in full; `None` for systems whose files do not.
@@ -97,6 +100,11 @@ pub(super) fn same(doc: &Document, model: &ModelConfig) -> Result<Vec<String>, I
 /// # Errors
 /// When the file does not say its model, or names one that is not in the library.
 pub fn of_file(doc: &Document) -> Result<OfFile, ImportError> {
+    settled(doc, of_reading)
+}
+
+/// The model that one way through a script is for.
+fn of_reading(doc: &Document) -> Result<OfFile, ImportError> {
     if let Some(model) = described(doc)? {
         return Ok(equal_of_library(model));
     }
@@ -107,13 +115,24 @@ pub fn of_file(doc: &Document) -> Result<OfFile, ImportError> {
         },
         None => match of_library(doc) {
             Ok(preset) => preset,
-            Err(error) => return of_script(doc).and_then(|found| found.ok_or(error)),
+            Err(error) => {
+                let mut found = of_script(doc)?.ok_or(error.clone())?;
+                found.differs = match error {
+                    ImportError::Value { key, message, .. } => {
+                        let difference = message.split(';').next().unwrap_or_default();
+                        Some(format!("{key}: {difference}"))
+                    }
+                    _ => None,
+                };
+                return Ok(found);
+            }
         },
     };
     Ok(OfFile {
         model: catalog::load::model(&name)?,
         name,
         known: true,
+        differs: None,
     })
 }
 
@@ -135,6 +154,7 @@ fn of_script(doc: &Document) -> Result<Option<OfFile>, ImportError> {
         name: model.name.clone(),
         model,
         known: false,
+        differs: None,
     }))
 }
 
@@ -161,11 +181,13 @@ fn equal_of_library(model: Model) -> OfFile {
             name: preset.name.clone(),
             model: preset,
             known: true,
+            differs: None,
         },
         None => OfFile {
             name: model.name.clone(),
             model,
             known: false,
+            differs: None,
         },
     }
 }
@@ -185,6 +207,7 @@ fn of_folder(doc: &Document, key: &str, folder: &str) -> Result<OfFile, ImportEr
         model: catalog::load::model(&folder)?,
         name: folder,
         known: false,
+        differs: None,
     })
 }
 
@@ -198,26 +221,27 @@ fn of_library(doc: &Document) -> Result<String, ImportError> {
         }
         _ => return Err(missing()),
     };
-    let mut nearest: Option<(usize, usize, String)> = None;
+    let mut nearest: Option<(usize, usize, usize, String)> = None;
     for preset in catalog::load::model_names() {
         let Ok(model) = catalog::load::model(&preset.name) else {
             continue;
         };
-        let (another, nearly) = if doc.dialect == Dialect::MegatronLm {
+        let (another, unlike, nearly) = if doc.dialect == Dialect::MegatronLm {
             let compared = megatron_model::compare(doc, &model)?;
-            (compared.another.len(), compared.nearly.len())
+            let unlike = megatron_model::unlike(doc, &model)?;
+            (compared.another.len(), unlike, compared.nearly.len())
         } else {
             let equal = |theirs: &ModelConfig| titan_model::difference(theirs, &model).is_none();
-            (usize::from(!known.iter().any(equal)), 0)
+            (usize::from(!known.iter().any(equal)), 0, 0)
         };
-        let candidate = (another, nearly, preset.name);
+        let candidate = (another, unlike, nearly, preset.name);
         if nearest.as_ref().is_none_or(|best| candidate < *best) {
             nearest = Some(candidate);
         }
     }
     match nearest {
-        Some((0, _, name)) => Ok(name),
-        Some((_, _, name)) if doc.dialect == Dialect::MegatronLm => {
+        Some((0, _, _, name)) => Ok(name),
+        Some((.., name)) if doc.dialect == Dialect::MegatronLm => {
             let model = catalog::load::model(&name)?;
             let compared = megatron_model::compare(doc, &model)?;
             let differing = compared.another.first();
