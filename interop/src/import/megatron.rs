@@ -18,11 +18,16 @@ use crate::export::megatron::{
     DISPATCHER, EXPERT_OVERLAP, FLEX_BACKEND, MOMENTS, OFFLOAD, OFFLOAD_FRACTION, OFFLOAD_LAYERS,
     PRECISION_AWARE,
 };
+use crate::export::schema::Schema;
 use plans::decisions::{Decisions, Recompute};
 use plans::partition::StagePartition;
 
 pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
     let mut notes = left_out(doc);
+    notes.extend(approximated(doc)?);
+    if doc.dialect == Dialect::MegatronLm {
+        notes.extend(unknown(doc)?);
+    }
     let size = |key: &str| doc.degree(key);
     let on = |key: &str| doc.flag(key).map(|f| f == Some(true));
     let tp = size("--tensor-model-parallel-size")?;
@@ -50,7 +55,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         dp_shard,
         dp_replicate,
         zero,
-        reshard_after_forward: zero == Zero::Z3,
+        reshard_after_forward: zero == Zero::Z3 && !on("--torch-fsdp2-no-reshard-after-forward")?,
         sequence_parallel: on("--sequence-parallel")? && tp > 1,
         micro_batch,
         num_micro_batches: micro_batches(doc, global, global_batch, per_step)?,
@@ -91,13 +96,34 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     })
 }
 
+const TORCH_FSDP: &str = "--use-torch-fsdp2";
+
+/// Options that Megatron-LM does not have: a note, as scripts of its descendants have more; of a known one misspelt, an
+/// error.
+fn unknown(doc: &Document) -> Result<Option<String>, ImportError> {
+    let schema = Schema::of(doc.dialect)?;
+    let unknown = doc.root.entries().iter().map(|(key, _)| key.as_str());
+    let unknown = unknown.filter(|key| schema.kind(key).is_none());
+    // A file with more was written for another system.
+    let unknown: Vec<&str> = unknown.take(100).collect();
+    if let Some(key) = unknown.iter().find(|key| schema.misspells(key)) {
+        let nearest = schema.nearest(key).unwrap_or_default();
+        let message = format!("unknown to megatron-lm; did you mean `{nearest}`?");
+        return Err(doc.unsupported(key, &message));
+    }
+    let shown = unknown.iter().map(|key| {
+        let nearest = schema.nearest(key);
+        let nearest = nearest.map_or_else(String::new, |near| format!(", nearest is {near}"));
+        format!("{key} ({}{nearest})", doc.place(key))
+    });
+    let shown: Vec<String> = shown.collect();
+    let shown = shown.join(", ");
+    Ok((!unknown.is_empty()).then(|| format!("unknown to megatron-lm and left out: {shown}")))
+}
+
 /// A note for each option that a strategy cannot express.
 fn left_out(doc: &Document) -> Vec<String> {
-    let options = [
-        "--rampup-batch-size",
-        "--use-torch-fsdp2",
-        "--tensor-parallel-num-weight-shards",
-    ];
+    let options = ["--rampup-batch-size", "--tensor-parallel-num-weight-shards"];
     let given = options.into_iter().filter(|key| doc.find(key).is_some());
     given
         .map(|key| {
@@ -105,6 +131,40 @@ fn left_out(doc: &Document) -> Vec<String> {
             format!("{place}: {key} has no part in a strategy and is left out")
         })
         .collect()
+}
+
+/// A note for each option that is predicted as another setting.
+fn approximated(doc: &Document) -> Result<Vec<String>, ImportError> {
+    let mut notes = Vec::new();
+    let mut note = |key: &str, what: &str| notes.push(format!("{}: {key}{what}", doc.place(key)));
+    let on = |key: &str| doc.flag(key).map(|f| f == Some(true));
+    let sharded = on("--use-megatron-fsdp")?;
+    if on(TORCH_FSDP)? && !sharded {
+        note(TORCH_FSDP, " is planned as ZeRO-3 of Megatron's own FSDP");
+    }
+    let eight_bits = "--fp8-param-gather";
+    if on(eight_bits)? && precision(doc)? == Precision::Fp8 && zero(doc)? <= Zero::Z1 {
+        let what = ": weights in 8 bits are predicted as NeMo holds them (--runtime nemo)";
+        note(eight_bits, what);
+    }
+    for (key, planned, what) in [
+        (
+            "--attention-backend",
+            &["auto", "flash", "fused"][..],
+            "fused attention",
+        ),
+        (
+            "--transformer-impl",
+            &["transformer_engine"],
+            "transformer_engine",
+        ),
+        ("--optimizer", &["adam"], "Adam"),
+    ] {
+        if let Some(name) = doc.text(key)?.filter(|name| !planned.contains(name)) {
+            note(key, &format!(" {name} is planned as {what}"));
+        }
+    }
+    Ok(notes)
 }
 
 /// Number of ranks that share an expert's weights: if the file does not say, as many as share a dense layer's.
@@ -247,7 +307,7 @@ fn zero(doc: &Document) -> Result<Zero, ImportError> {
             Some(_) => Err(doc.wrong(key, "no_shard, optim, optim_grads or optim_grads_params")),
         };
     }
-    if on("--use-torch-fsdp2")? {
+    if on(TORCH_FSDP)? {
         return Ok(Zero::Z3);
     }
     Ok(if on("--use-distributed-optimizer")? {

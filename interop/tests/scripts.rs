@@ -1,0 +1,308 @@
+//! Launch scripts of Megatron-LM: what their conditions, calculations and options come to.
+
+use interop::import::{Document, Given, ImportError, Imported, import, of_file};
+
+const LLAMA_70B: &str = "--num-layers 80 --hidden-size 8192 --ffn-hidden-size 28672 --num-attention-heads 64 --group-query-attention --num-query-groups 8 --rotary-base 500000";
+const LLAMA_8B: &str = "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention --num-query-groups 8 --rotary-base 1000000";
+const COMMON: &str = "--seq-length 8192 --max-position-embeddings 8192 --swiglu --normalization RMSNorm --disable-bias-linear --position-embedding-type rope --untie-embeddings-and-output-weights --hidden-dropout 0 --attention-dropout 0 --bf16 --micro-batch-size 1 --use-distributed-optimizer --sequence-parallel";
+
+/// A script that starts 64 ranks, after these lines and with these options.
+fn script(lines: &str, sizes: &str, options: &str) -> String {
+    format!(
+        "{lines}\ntorchrun --nproc_per_node 8 --nnodes 8 pretrain_gpt.py {sizes} {COMMON} {options}\n"
+    )
+}
+
+fn read(text: &str) -> Result<(String, Imported, String), ImportError> {
+    let document = Document::read(text, "run.sh", None, &|_| None)?;
+    let found = of_file(&document)?;
+    let given = Given {
+        model: &found.model,
+        gpus: None,
+        seq_len: None,
+    };
+    let imported = import(&document, &given)?;
+    let runtime = imported.runtime(&document).to_owned();
+    Ok((found.name, imported, runtime))
+}
+
+/// Sizes that a script comes to under these lines: tensor and pipeline parallelism, batch, whether in 8 bits.
+fn sizes(lines: &str) -> Result<(u64, u64, u64, bool), ImportError> {
+    let options = "--global-batch-size ${GBS:-64} --tensor-model-parallel-size ${TP:-8} --pipeline-model-parallel-size ${PP:-4} ${X[@]}";
+    let (_, read, _) = read(&script(lines, LLAMA_70B, options))?;
+    let w = read.workload;
+    let eight_bits = w.precision == catalog::Precision::Fp8;
+    Ok((
+        read.decisions.tp,
+        read.decisions.pp,
+        w.global_batch,
+        eight_bits,
+    ))
+}
+
+#[test]
+fn conditions_are_decided_on_what_the_script_states() {
+    for (lines, expected) in [
+        ("", (8, 4, 64, false)),
+        (
+            "D=bf16; X=()\nif [[ \"$D\" == \"fp8\" ]]; then\n X+=(\"--fp8-format\" \"hybrid\")\nfi",
+            (8, 4, 64, false),
+        ),
+        (
+            "D=fp8; X=()\nif [[ \"$D\" == \"fp8\" ]]; then\n X+=(\"--fp8-format hybrid\")\nfi",
+            (8, 4, 64, true),
+        ),
+        ("PP=4; if [ $PP -gt 8 ]; then TP=2; fi", (8, 4, 64, false)),
+        (
+            "PP=4; if [ $PP -ge 4 ]; then TP=2; else TP=4; fi",
+            (2, 4, 64, false),
+        ),
+        (
+            "if [ \"$USE_FP8\" = \"1\" ]; then X+=(--fp8-format hybrid); fi",
+            (8, 4, 64, false),
+        ),
+        (
+            "if [ -z ${TP} ]\nthen\n  TP=2 # as here\nfi",
+            (2, 4, 64, false),
+        ),
+        (
+            "M=${1:-8b}\ncase \"$M\" in\n 70b|405b) TP=4 ;;\n 8*)\n  TP=2\n  ;;\n *) TP=1;;\nesac",
+            (2, 4, 64, false),
+        ),
+        (
+            "case 70b in (8b) TP=1;; (7?b) TP=4;; esac",
+            (4, 4, 64, false),
+        ),
+        (
+            "A=y; if [ ! -n \"$B\" ] && [[ $A == y* && ( -z $B || -f x ) ]]; then TP=4; fi",
+            (4, 4, 64, false),
+        ),
+        (
+            "if [ \"$A\" = x ]; then TP=2\nelif test $A -o 1 -lt 2; then TP=4; else TP=1; fi",
+            (4, 4, 64, false),
+        ),
+        ("N=2; [ $N -eq 1 ] && TP=1 || TP=4", (4, 4, 64, false)),
+        (
+            "N=2; if (( N * 4 >= 8 && N != 3 )); then TP=4; fi; (( PP = N ))",
+            (4, 2, 64, false),
+        ),
+        (
+            "if false; then if true; then TP=2; fi; else :; fi; : ${PP:=2}",
+            (8, 2, 64, false),
+        ),
+        (
+            "while [[ $# -gt 0 ]]; do case $1 in --tp) TP=$2; shift 2;; esac; done",
+            (8, 4, 64, false),
+        ),
+        (
+            "for arg in \"$@\"; do TP=2; done\nusage() { echo \"if you\"; exit 1; }",
+            (8, 4, 64, false),
+        ),
+        (
+            "cat <<EOF > note.txt\nif you don't\nEOF\nexport TP=2; declare -r PP=2",
+            (2, 2, 64, false),
+        ),
+        (
+            "if [ ! -f pretrain_gpt.py ]; then echo no; exit 1; fi",
+            (8, 4, 64, false),
+        ),
+    ] {
+        assert_eq!(sizes(lines), Ok(expected), "{lines}");
+    }
+}
+
+#[test]
+fn arithmetic_is_calculated() {
+    for (lines, batch) in [
+        (
+            "WORLD_SIZE=64; TP=2; PP=4; GBS=$((WORLD_SIZE / TP / PP * 32))",
+            256,
+        ),
+        ("GBS=$((64/2*2))", 64),
+        ("W=64; TP=2; PP=4; DP=$((W/TP/PP)); GBS=$((DP*32))", 256),
+        (
+            "N=8; GBS=$(( ($N + 8) * ${N} % 100 - 4 - -4 + ${M:-36} ))",
+            64,
+        ),
+    ] {
+        assert_eq!(sizes(lines).map(|found| found.2), Ok(batch), "{lines}");
+    }
+}
+
+#[test]
+fn what_a_script_does_not_state_is_named() {
+    for (lines, expected) in [
+        (
+            "case $1 in\n70b) TP=4;;\n8b) TP=2;;\nesac",
+            &[
+                "run.sh:1",
+                "case $1",
+                "--tensor-model-parallel-size",
+                "in place of `$1`",
+            ][..],
+        ),
+        (
+            "\nN=$(nvidia-smi -L | wc -l)\nif [ $N -gt 4 ]; then TP=4; fi",
+            &["run.sh:3", "[ $N -gt 4 ]", "nvidia-smi"],
+        ),
+        (
+            "if [ -f big ]; then\n if [ -f bigger ]; then PP=2; fi\nfi",
+            &["run.sh:2", "[ -f bigger ]", "`true` or `false`"],
+        ),
+        (
+            "if grep -q x y; then TP=4; fi",
+            &["run.sh:1", "grep -q x y"],
+        ),
+        ("[ -d z ] && TP=4", &["run.sh:1", "[ -d z ]"]),
+        (
+            "GBS=$((WORLD_SIZE / 8 * 32))",
+            &["run.sh:2", "--global-batch-size", "does not set WORLD_SIZE"],
+        ),
+        ("D=$((NODES/8)); GBS=$((D*32))", &["does not set NODES"]),
+        ("GBS=$((8/0))", &["$((8/0))"]),
+        ("if true; then\nTP=2", &["run.sh:1", "no `fi`"]),
+    ] {
+        let error = sizes(lines).expect_err(lines).to_string();
+        for part in expected {
+            assert!(error.contains(part), "{lines}: {error}");
+        }
+    }
+    let nested = "if true; then\n".repeat(10_000);
+    assert!(sizes(&nested).is_err());
+    let many = "if [ -f x ]; then TP=2; fi\n".repeat(1000);
+    assert!(sizes(&many).is_err());
+}
+
+#[test]
+fn a_condition_that_changes_nothing_of_the_plan_is_noted() {
+    let text = script(
+        "if [ -f x ]; then X=(--save y); else X=(--load z); fi",
+        LLAMA_70B,
+        "${X[@]}",
+    );
+    let (_, read, _) = read(&text).expect("imports");
+    let expected = "run.sh:1: the script does not decide `[ -f x ]`, taken as false: --load, --save would differ, the strategy would not";
+    assert!(
+        read.notes.iter().any(|note| note == expected),
+        "{:?}",
+        read.notes
+    );
+}
+
+#[test]
+fn the_vocabulary_says_which_model_it_is() {
+    for (sizes, options, model) in [
+        (LLAMA_8B, "--vocab-size 128256", "llama3-8b"),
+        (LLAMA_8B, "--vocab-size 32000", "mistral-7b"),
+        (
+            LLAMA_8B,
+            "--tokenizer-type HuggingFaceTokenizer --tokenizer-model meta-llama/Meta-Llama-3-8B",
+            "llama3-8b",
+        ),
+        (LLAMA_70B, "--vocab-size 128256", "llama3-70b"),
+        (
+            LLAMA_70B,
+            "--padded-vocab-size 129024 --tensor-model-parallel-size 8",
+            "llama3-70b",
+        ),
+        (
+            LLAMA_70B,
+            "--vocab-size 32000 --max-position-embeddings 4096 --seq-length 4096",
+            "llama2-70b",
+        ),
+        (LLAMA_70B, "--vocab-size 50000", "run"),
+    ] {
+        let found = read(&script("", sizes, options)).map(|(name, ..)| name);
+        assert_eq!(found.as_deref(), Ok(model), "{options}");
+    }
+    let text = script("", LLAMA_70B, "--vocab-size 50000");
+    let document = Document::read(&text, "run.sh", None, &|_| None).expect("well-formed");
+    let differs = of_file(&document)
+        .expect("a model")
+        .differs
+        .unwrap_or_default();
+    assert!(
+        differs.contains("--vocab-size: 50000, but model llama"),
+        "{differs}"
+    );
+    let given = Given {
+        model: &catalog::load::model("llama3-70b").expect("preset"),
+        gpus: None,
+        seq_len: None,
+    };
+    let error = import(&document, &given)
+        .expect_err("another model")
+        .to_string();
+    assert!(
+        error.starts_with("run.sh:2: `--vocab-size`: 50000"),
+        "{error}"
+    );
+}
+
+#[test]
+fn options_that_are_planned_otherwise_are_noted() {
+    for (options, note, runtime) in [
+        (
+            "--use-torch-fsdp2",
+            Some("--use-torch-fsdp2 is planned as ZeRO-3"),
+            "megatron-fsdp",
+        ),
+        (
+            "--fp8-format hybrid --fp8-param-gather",
+            Some("--fp8-param-gather: weights in 8 bits"),
+            "nemo",
+        ),
+        (
+            "--attention-backend unfused",
+            Some("--attention-backend unfused is planned as fused attention"),
+            "megatron-core",
+        ),
+        (
+            "--attention-backend local",
+            Some("--attention-backend local"),
+            "megatron-core",
+        ),
+        (
+            "--optimizer muon",
+            Some("--optimizer muon is planned as Adam"),
+            "megatron-core",
+        ),
+        (
+            "--transformer-impl local",
+            Some("--transformer-impl local"),
+            "megatron-core",
+        ),
+        (
+            "--tensor-parallel-size 4",
+            Some("left out: --tensor-parallel-size (run.sh:2"),
+            "megatron-core",
+        ),
+        (
+            "--attention-backend flash --optimizer adam --cuda-graph-impl local",
+            None,
+            "megatron-core",
+        ),
+    ] {
+        let text = script(
+            "",
+            LLAMA_70B,
+            &format!("--vocab-size 128256 --use-rope-scaling {options}"),
+        );
+        let (_, read, found) = read(&text).unwrap_or_else(|error| panic!("{options}: {error}"));
+        assert_eq!(found, runtime, "{options}");
+        match note {
+            Some(note) => assert!(
+                read.notes.iter().any(|n| n.contains(note)),
+                "{:?}",
+                read.notes
+            ),
+            None => assert_eq!(read.notes, Vec::<String>::new(), "{options}"),
+        }
+    }
+    let text = script("", LLAMA_70B, "--tensor-model-paralell-size 4");
+    let error = read(&text).expect_err("misspelt").to_string();
+    assert_eq!(
+        error,
+        "run.sh:2: `--tensor-model-paralell-size`: unknown to megatron-lm; did you mean `--tensor-model-parallel-size`?"
+    );
+}
