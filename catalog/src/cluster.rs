@@ -34,6 +34,8 @@ pub struct Cluster {
     pub scale_up_domain: u64,
     /// Inside a domain, per device and direction.
     pub scale_up: Link,
+    /// Whether the devices of a node reach each other over PCI Express alone.
+    pub pci_express: bool,
     /// Between domains, per device and direction.
     pub scale_out: Link,
     /// The host of every node, if it is known.
@@ -302,9 +304,9 @@ pub struct Link {
 const PCI_EXPRESS: f64 = 64e9;
 
 impl Link {
-    /// Whether a link between GPUs of a node is PCI Express: NVLink is faster than its fifth generation.
-    #[must_use]
-    pub fn is_pci_express(&self) -> bool {
+    /// Whether a link between devices of a node is PCI Express, by its bandwidth: all NVLinks of a GPU together are faster than
+    /// PCI Express 5.0.
+    pub(crate) fn is_pci_express(&self) -> bool {
         self.bandwidth.value.0 <= PCI_EXPRESS
     }
 }

@@ -193,12 +193,14 @@ impl ClusterFile {
             DeviceRef::Name(name) => device(&name)?,
             DeviceRef::Inline(file) => file.resolve(path)?,
         };
+        let scale_up = self.scale_up.resolve();
         let cluster = Cluster {
             name: self.name,
             device,
+            pci_express: scale_up.is_pci_express(),
             gpus_per_node: self.gpus_per_node,
             scale_up_domain: self.scale_up_domain.unwrap_or(self.gpus_per_node),
-            scale_up: self.scale_up.resolve(),
+            scale_up,
             scale_out: self.scale_out.resolve(),
             host: self.host,
             in_switch_reduction: self.in_switch_reduction,

@@ -37,6 +37,7 @@ pub(crate) fn read(
         if let Some(rate) = part.strip_prefix("nvlink ") {
             let rate: Bandwidth = rate.trim().parse().map_err(|_| wrong(line, part))?;
             set_rate(&mut cluster.scale_up, rate);
+            cluster.pci_express = cluster.scale_up.is_pci_express();
         } else if let Some(price) = part.strip_prefix('$') {
             let price = price.trim_end_matches("/h").trim().parse();
             cluster.dollars_per_gpu_hour =

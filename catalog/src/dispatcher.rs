@@ -79,9 +79,8 @@ impl Dispatcher {
                 false
             }
         };
-        let nvlink = !cluster.scale_up.is_pci_express();
         let rdma = matches!(cluster.fabric, Fabric::InfiniBand | Fabric::Roce);
-        of_device && nvlink && (rdma || !across)
+        of_device && !cluster.pci_express && (rdma || !across)
     }
 }
 

@@ -33,6 +33,7 @@ impl Profile {
             gpus_per_node: 1 << 10,
             scale_up_domain: 1 << 10,
             scale_up: link.clone(),
+            pci_express: false,
             scale_out: link,
             host: None,
             in_switch_reduction: false,

@@ -13,7 +13,7 @@ fn a_line_is_read_back_as_it_is_written() {
         "64 x dgx-a100 + 32 x dgx2-v100",
         "64 x dgx-a100 + 32 x dgx2-v100, 100 Gb/s between",
         "64 x dgx-a100 + 64 x dgx-a100, 10 Gb/s between, 20 ms away",
-        "8 x dgx-h100 + 8 x dgx-a100 + 16 x dgx2-v100 + 8 x mi300x",
+        "8 x dgx-h100 + 8 x dgx-a100 + 16 x dgx2-v100 + 8 x dgx-h200",
     ] {
         let cluster = catalog::load::cluster(line).expect("a cluster");
         assert_eq!(cluster.name, line);
@@ -60,7 +60,10 @@ fn pools_are_used_in_every_order_and_left_out() {
         names("8 x dgx-a100 + 8 x dgx-a100, 10 Gb/s between").len(),
         2
     );
-    assert_eq!(names("8 x dgx-a100 + 8 x dgx-h100 + 8 x mi300x").len(), 15);
+    assert_eq!(
+        names("8 x dgx-a100 + 8 x dgx-h100 + 8 x dgx-h200").len(),
+        15
+    );
 }
 
 #[test]
@@ -80,11 +83,11 @@ fn pools_are_divided_into_groups_in_every_way() {
         ["8 of dgx-a100 | 16 of dgx2-v100"]
     );
     assert_eq!(
-        names("8 x dgx-a100 + 8 x dgx-h100 + 8 x mi300x").len(),
+        names("8 x dgx-a100 + 8 x dgx-h100 + 8 x dgx-h200").len(),
         // All three apart; one apart from two in either order; two of three.
         1 + 3 * 2 + 3
     );
-    let four = names("8 x dgx-a100 + 8 x dgx-h100 + 8 x mi300x + 16 x dgx2-v100");
+    let four = names("8 x dgx-a100 + 8 x dgx-h100 + 8 x dgx-h200 + 16 x dgx2-v100");
     assert_eq!(four.len(), 83);
     let distinct: std::collections::BTreeSet<_> = four.iter().collect();
     assert_eq!(distinct.len(), 83);

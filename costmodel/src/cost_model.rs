@@ -35,7 +35,7 @@ pub struct CostModel {
     pub(crate) scenario: Scenario,
     pub(crate) pools: PoolCosts,
     pub(crate) pipelines: Pipelines,
-    /// How often the ranks of pipelines run and hold blocks.
+    /// How often each rank of a pipeline runs each block, and how many it holds at once, by schedule and stages.
     pub(crate) shapes: Memo<ShapeKey, Shape>,
     /// What the longest of several micro-batches takes more than the mean.
     pub(crate) largest: Largest,

@@ -13,7 +13,7 @@ pub(crate) struct Launch {
     pub(crate) parts: u64,
     pub(crate) stream: Stream,
     pub(crate) waits: Waits,
-    /// What is issued again after it.
+    /// The rounds of launches that are repeated after it.
     pub(crate) again: Again,
 }
 
@@ -119,8 +119,7 @@ impl Queue {
         self.launches.len()
     }
 
-    /// Issues the last `tasks` launches so many times more. They wait for each other, and for as many of their kind that come
-    /// right before them.
+    /// Repeats the round of the last `tasks` launches `times` more times ([`Again`]).
     pub(crate) fn again(&mut self, tasks: usize, times: usize) {
         if let Some(last) = self.launches.last_mut() {
             last.again = Again { tasks, times };

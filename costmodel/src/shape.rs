@@ -36,7 +36,7 @@ pub struct Shape {
 pub(crate) struct ShapeKey {
     schedule: ScheduleKey,
     stages: StagePartition,
-    /// For every virtual stage, its number of layers that are treated as the first.
+    /// For every virtual stage, how many of its layers recompute what its first layer does.
     as_first: Vec<u64>,
     offload_layers: u64,
 }

@@ -304,20 +304,20 @@ pub(crate) struct Task {
     /// Time that the host takes to issue it.
     pub(crate) host: Seconds,
     pub(crate) waits: Waits,
-    /// What is issued again after it.
+    /// The rounds of tasks that are repeated after it.
     pub(crate) again: Again,
 }
 
-/// Tasks of a list that are issued several times, one time after the other: the last `tasks` up to the one that says so, `times`
-/// more than once. As many tasks that do the same come right before them. Each time they wait for tasks of the time before, the
-/// first time for those.
+/// A repetition in a list of tasks. The task that carries it, together with those before it, `tasks` in all, is one round; after
+/// it the round is issued `times` more times. Tasks of a round may wait for those of the round before. Those of the round that
+/// stands in the list wait for as many tasks of the same kind right before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Again {
     pub(crate) tasks: usize,
     pub(crate) times: usize,
 }
 
-/// Is told of a task, by its index in the list, and of time that the list takes because of it.
+/// A function that is called with a task's index in the list, and with the time that the list takes because of that task.
 pub(crate) type Spent<'a> = &'a mut dyn FnMut(usize, Seconds);
 
 /// Runs a list of tasks on idle streams until all have ended, and returns the total time. Tells `spent` of each task the time that

@@ -17,6 +17,7 @@ fn read(text: &str) -> Result<(String, Imported, String), ImportError> {
     let document = Document::read(text, "run.sh", None, &|_| None)?;
     let found = of_file(&document)?;
     let given = Given {
+        gpus_per_node: 8,
         model: &found.model,
         gpus: None,
         seq_len: None,
@@ -226,6 +227,7 @@ fn the_vocabulary_says_which_model_it_is() {
         "{differs}"
     );
     let given = Given {
+        gpus_per_node: 8,
         model: &catalog::load::model("llama3-70b").expect("preset"),
         gpus: None,
         seq_len: None,

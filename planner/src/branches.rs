@@ -167,7 +167,7 @@ impl<'a> Branches<'a> {
         &self.space.layouts()[entry.place[0] as usize]
     }
 
-    /// Number of strategies of a pipeline of a layout that run passes in a way and have these data-parallel messages.
+    /// Number of a layout's strategies that run passes this way and send these data-parallel messages.
     fn sending(&self, layout: &Layout, way: ExecutionChoice, sent: Sent) -> u64 {
         match sent {
             Sent::Any => self.space.beside(layout, &[way]),

@@ -272,7 +272,7 @@ impl NetworkPrices {
 fn table_of(cluster: &Cluster) -> &str {
     match cluster.device.architecture {
         Architecture::Cpu | Architecture::Cdna3 => &cluster.device.kernels,
-        _ if cluster.scale_up.is_pci_express() => tables::OVER_PCI_EXPRESS,
+        _ if cluster.pci_express => tables::OVER_PCI_EXPRESS,
         _ => &cluster.device.kernels,
     }
 }

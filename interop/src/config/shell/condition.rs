@@ -188,7 +188,7 @@ impl Test<'_> {
     }
 }
 
-/// Whether a text is of a pattern with `*`, `?` and `[…]`; `None` if they are too long to say.
+/// Whether a text matches a pattern with `*`, `?` and `[…]`; `None` if the two are too long to compare.
 pub(super) fn matches(pattern: &str, text: &str) -> Option<bool> {
     if pattern.len().max(text.len()) > LONGEST {
         return None;
