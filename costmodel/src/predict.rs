@@ -130,12 +130,23 @@ fn fit(capacity: Bytes, peak: Bytes, memory: &[MemoryItem], host: HostMemory) ->
             spare: capacity - peak,
         };
     }
-    let largest = memory
-        .first()
-        .map_or_else(String::new, |item| item.name.clone());
     Fit::TooLarge {
         over: peak - capacity,
-        largest,
+        largest: largest(memory),
+    }
+}
+
+/// What saved activations are called: items of memory name each tensor after it.
+const SAVED: &str = "saved activations";
+
+/// The largest part of a peak, all saved activations being one part; `memory` is sorted, the largest item first.
+fn largest(memory: &[MemoryItem]) -> String {
+    let (saved, others): (Vec<_>, Vec<_>) =
+        (memory.iter()).partition(|item| item.name.starts_with(SAVED));
+    let saved: u64 = saved.iter().map(|item| item.bytes).sum();
+    match others.first() {
+        Some(item) if item.bytes > saved => item.name.clone(),
+        _ => SAVED.to_owned(),
     }
 }
 
@@ -232,7 +243,7 @@ fn saved_activations(
         let runs = simulated.assembled.runs(stage as usize).iter();
         for run in runs.filter(|run| !run.on_host) {
             for (tensor, bytes) in &details[&run.cost.key].saved {
-                let name = format!("saved activations: {tensor}");
+                let name = format!("{SAVED}: {tensor}");
                 *saved.entry(name).or_default() += *bytes * (run.count * u64::from(held));
             }
         }

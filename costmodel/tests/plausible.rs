@@ -3,7 +3,7 @@
 
 use catalog::{Precision, Workload};
 use costmodel::{CostModel, Scenario};
-use plans::{Prediction, Strategy as Plan};
+use plans::{Fit, Prediction, Strategy as Plan};
 use proptest::prelude::*;
 
 /// A scenario in words.
@@ -82,6 +82,30 @@ const CASES: [(Case, f64, f64); 14] = {
         (case("deepseek-v3", "h800", "megatron-core", Bf16, [1024, 4096, 8192], "tp=2,pp=16,ep=64,dp_shard=32,zero=1,mbs=1,recompute=full"), 0.07, 0.30),
     ]
 };
+
+#[test]
+fn what_does_not_fit_names_its_largest_part() {
+    let rows = [
+        ("tp1 pp1 mbs8 recompute=none", "saved activations"),
+        ("tp1 pp1 zero0 mbs1 recompute=full", "optimizer: moments"),
+    ];
+    for (strategy, part) in rows {
+        let prediction = predict(Case {
+            model: "llama3-8b",
+            cluster: "dgx-h100",
+            runtime: "megatron-core",
+            precision: Precision::Bf16,
+            gpus: 8,
+            seq_len: 8192,
+            batch: 64,
+            strategy,
+        });
+        let Fit::TooLarge { largest, .. } = prediction.fit else {
+            panic!("{strategy} fits");
+        };
+        assert_eq!(largest, part, "{strategy}");
+    }
+}
 
 #[test]
 fn utilisation_is_what_such_systems_reach() {
