@@ -143,7 +143,8 @@ const SAVED: &str = "saved activations";
 fn largest(memory: &[MemoryItem]) -> String {
     let (saved, others): (Vec<_>, Vec<_>) =
         (memory.iter()).partition(|item| item.name.starts_with(SAVED));
-    let saved: u64 = saved.iter().map(|item| item.bytes).sum();
+    let sizes = saved.iter().map(|item| item.bytes);
+    let saved = sizes.fold(0, u64::saturating_add);
     match others.first() {
         Some(item) if item.bytes > saved => item.name.clone(),
         _ => SAVED.to_owned(),

@@ -90,7 +90,7 @@ fn section(
         let open = schema.is_open(&path);
         if inner && !open {
             section(doc, schema, &path, node, visit);
-        } else if !(is_python(doc.dialect) && is_local(schema, &path)) {
+        } else if !(doc.dialect.is_python() && is_local(schema, &path)) {
             visit(&path, node);
         }
     }
@@ -145,7 +145,7 @@ fn value(doc: &Document, schema: &Schema, key: &str, node: &Node, findings: &mut
     match schema.kind(key) {
         Some(kind) if kind.accepts(node) => {}
         // Python asks no field for its type, and reads numbers as true.
-        Some(Kind::Bool) if is_python(doc.dialect) && matches!(node.value, Value::Int(_)) => {
+        Some(Kind::Bool) if doc.dialect.is_python() && matches!(node.value, Value::Int(_)) => {
             let message = format!("{} is read as true", node.value.shown());
             found(Severity::Warning, message);
         }
@@ -197,16 +197,6 @@ fn ignored(dialect: Dialect) -> Option<&'static str> {
         }
         _ => None,
     }
-}
-
-fn is_python(dialect: Dialect) -> bool {
-    matches!(
-        dialect,
-        Dialect::MegatronBridge
-            | Dialect::Torchtitan03
-            | Dialect::TorchtitanMain
-            | Dialect::VeScale
-    )
 }
 
 /// Whether this is a local variable of a Python file, not a key: a bare name that resembles no key.

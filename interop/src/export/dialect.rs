@@ -34,6 +34,14 @@ pub enum Dialect {
 }
 
 impl Dialect {
+    /// Whether its files are Python.
+    pub(crate) fn is_python(self) -> bool {
+        matches!(
+            self,
+            Self::MegatronBridge | Self::Torchtitan03 | Self::TorchtitanMain | Self::VeScale
+        )
+    }
+
     /// Whether its files say which adapters are trained.
     pub(crate) fn writes_adapters(self) -> bool {
         matches!(self, Self::Axolotl | Self::LlamaFactory)

@@ -49,7 +49,7 @@ impl Document {
         if !matches!(root.value, Value::Table(_)) {
             return Err(SyntaxError::new(path, root.line, "a table of keys is expected").into());
         }
-        let python = match is_python(dialect) {
+        let python = match dialect.is_python() {
             true => config::python::definitions(text),
             false => config::python::Definitions::default(),
         };
@@ -200,17 +200,6 @@ impl Document {
     }
 }
 
-/// Whether files of a dialect are Python.
-fn is_python(dialect: Dialect) -> bool {
-    matches!(
-        dialect,
-        Dialect::MegatronBridge
-            | Dialect::Torchtitan03
-            | Dialect::TorchtitanMain
-            | Dialect::VeScale
-    )
-}
-
 /// Reads a file of a dialect: its keys and launch command, and for a script what other ways through it give.
 fn parse(
     text: &str,
@@ -230,7 +219,7 @@ fn parse(
         _ if dialect == Dialect::MegatronLm || trainer && !is_yaml(path) => {
             return readings(text, path, dialect, include);
         }
-        _ if is_python(dialect) => assignments(text, path)?,
+        _ if dialect.is_python() => assignments(text, path)?,
         _ => config::yaml::parse(text, path)?,
     };
     Ok(((root, Launch::default()), Vec::new()))

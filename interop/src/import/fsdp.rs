@@ -143,7 +143,7 @@ fn words(doc: &Document) -> Vec<&str> {
     }
 }
 
-/// Which FSDP the file says it is for.
+/// The version of FSDP that the file says it is for, 1 or 2.
 fn version(doc: &Document) -> Result<Option<u64>, ImportError> {
     for key in [
         "fsdp_config.fsdp_version",

@@ -1,9 +1,9 @@
 //! Arithmetic of shells: whole numbers, variables, `+ - * / %`, comparisons, `&& || !` and parentheses.
 
-/// Most parentheses and signs within each other.
+/// The deepest nesting of parentheses and signs that is read.
 const MOST_NESTED: usize = 64;
 
-/// Operators with two sides, weakest first; of each level those that begin like others come first.
+/// Binary operators by precedence, weakest first. Where one operator begins another, the longer one comes first.
 const LEVELS: [&[&str]; 6] = [
     &["||"],
     &["&&"],
@@ -13,10 +13,10 @@ const LEVELS: [&[&str]; 6] = [
     &["*", "/", "%"],
 ];
 
-/// The value of an expression. `held` gives a variable's value, or what is unknown of it.
+/// The value of an expression. `held` gives the value of a variable, or as an error the name of what is not known.
 ///
 /// # Errors
-/// What `held` says is unknown, or the expression if it is none.
+/// What `held` does not know, or the text if it is no expression.
 pub(super) fn evaluate(
     text: &str,
     held: &dyn Fn(&str) -> Result<i64, String>,
@@ -43,7 +43,7 @@ struct Reader<'a> {
     held: &'a dyn Fn(&str) -> Result<i64, String>,
 }
 
-/// A value; else the variable that is unknown, or none where the text is no expression.
+/// A value. An error is the variable that is not known, or `None` where the text is no expression.
 type Found = Result<i64, Option<String>>;
 
 impl Reader<'_> {

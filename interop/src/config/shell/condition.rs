@@ -5,14 +5,15 @@ use super::expand::settled;
 use super::lexer::is_name;
 use super::script::Script;
 
-/// Most negations and parentheses within each other, and longest text that is compared with a pattern.
+/// The deepest nesting of negations and parentheses that is read, and the longest text that is compared with a pattern.
 const MOST_NESTED: usize = 32;
 const LONGEST: usize = 4096;
 
-/// Whether a test holds; else, if it is a value, what only a run would show.
+/// Whether a test holds. An error is a test that is not decided; it holds the value that is known only when the script runs, if
+/// the test depends on one.
 pub(super) type Decided = Result<bool, Option<String>>;
 
-/// A part of a test; a word is its value, or what is unknown of it.
+/// A part of a test. A word is its value; an error is the variable or command in it whose value is not known.
 #[derive(Clone, Debug)]
 pub(super) enum Part {
     Word(Result<String, String>),
@@ -66,7 +67,7 @@ pub(super) fn assigned(text: &str) -> Option<(String, String)> {
     }
 }
 
-/// Whether both hold, as far as that is known.
+/// Whether two tests both hold, as far as that is known.
 pub(super) fn and(left: Decided, right: Decided) -> Decided {
     match (left, right) {
         (Ok(false), _) | (_, Ok(false)) => Ok(false),
@@ -216,7 +217,7 @@ pub(super) fn matches(pattern: &str, text: &str) -> Option<bool> {
     Some(pattern[at..].iter().all(|&c| c == '*'))
 }
 
-/// How much of a pattern stands for its first letter, if that may be this one.
+/// Length of the first part of a pattern, if that part matches this letter.
 fn letter_of(pattern: &[char], letter: char) -> Option<usize> {
     match *pattern.first()? {
         '[' => {

@@ -18,12 +18,12 @@ pub(super) struct Around<'a> {
     pub(super) assumed: &'a Assumed,
 }
 
-/// What is known of a command's success.
+/// How a command ends, as far as that is known.
 #[derive(Clone, Debug)]
 pub(super) enum Status {
-    /// It is a test.
+    /// As the test decides that it is.
     Test(Decided),
-    /// It would run, and mostly succeed.
+    /// Without error, as is assumed of every program.
     Ran,
 }
 
@@ -162,7 +162,8 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Whether the command after `&&` or `||` runs; and, if it is a test, the one before that counts with it.
+    /// Whether the command after `&&` or `||` runs. If it is a test, also what the commands before it come to, because both
+    /// together decide: whether they are joined by `&&`, and their result.
     fn joins(
         &mut self,
         status: &mut Status,

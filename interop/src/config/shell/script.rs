@@ -17,26 +17,28 @@ pub struct Word {
     pub line: usize,
 }
 
-/// Where a condition stands: its file, and its place among the words there.
+/// The place of a condition: its file, and its index among the words of that file.
 pub type Condition = (String, usize);
 
-/// Choices at conditions that a script does not decide; at others the last resort counts: `else`, or `*` of `case`.
+/// The branch to take at conditions that a script does not decide, as an index among their branches. A condition that is not in
+/// it takes its last branch: `else`, or `*` of `case`.
 pub type Assumed = BTreeMap<Condition, usize>;
 
 /// A condition that the script does not decide.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Undecided {
-    /// Where it stands.
+    /// Its place.
     pub condition: Condition,
     /// Its line, from 1.
     pub line: usize,
-    /// It as written, but for quotes.
+    /// The condition as written, without quotes.
     pub text: String,
-    /// What only a run would show, if it is a value: an argument, the output of a command.
+    /// The value that it depends on and that is known only when the script runs, such as `$1` or the output of a command; `None`
+    /// if it depends on something else, such as whether a file exists.
     pub unknown: Option<String>,
-    /// The ways on.
+    /// Its branches, in words.
     pub choices: Vec<String>,
-    /// The way that was assumed.
+    /// Index of the branch that was assumed.
     pub assumed: usize,
 }
 

@@ -33,7 +33,7 @@ pub(super) fn assignment(raw: &Raw) -> Option<Assignment> {
     })
 }
 
-/// Words as written, but for quotes, on one line.
+/// Words as written, without quotes, on one line.
 pub(super) fn shown(tokens: &[Token]) -> String {
     let parts = tokens.iter().map(|token| match token {
         Token::Word(raw) => written(&raw.pieces),
