@@ -164,7 +164,7 @@ struct Engine<'a> {
     /// The passes of all virtual stages: those of a stage, in the order of [`PASSES`], follow those of the stage before.
     passes: Vec<Placed<'a>>,
     states: Vec<RankState>,
-    /// When messages arrive, by their [`ArrivalSlot`].
+    /// Arrival time of every message between stages, indexed by its [`ArrivalSlot`].
     arrivals: Vec<Picoseconds>,
     /// Number of micro-batches skipped so far.
     skipped: u32,

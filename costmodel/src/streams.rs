@@ -282,7 +282,7 @@ impl Waits {
         last
     }
 
-    /// The tasks waited for: the stream and the index of each.
+    /// The tasks that must end first. Each is given by its stream and its index in the list of tasks.
     #[inline(always)]
     pub(crate) fn tasks(&self) -> impl Iterator<Item = (Stream, usize)> {
         let mut of = self.of;

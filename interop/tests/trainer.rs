@@ -41,13 +41,13 @@ fn read(name: &str, text: &str, gpus: Option<u64>) -> Result<(Document, Imported
     Ok((document, imported))
 }
 
-/// A file of the Trainer's arguments with these lines more.
+/// A YAML file of arguments of Hugging Face's Trainer, ending with these lines.
 fn arguments(lines: &str) -> Result<Imported, ImportError> {
     let text = format!("per_device_train_batch_size: 2\nbf16: true\nmax_length: 2048\n{lines}\n");
     read("a.yaml", &text, Some(8)).map(|(_, imported)| imported)
 }
 
-/// A script with the Trainer's arguments after this launch command and with these more.
+/// A shell script that starts `train.py` with this launch command, and gives it arguments of the Trainer, these last.
 fn script(launch: &str, more: &str) -> Result<(Document, Imported), ImportError> {
     let text = format!(
         "#!/bin/bash\n{launch} train.py --model_max_length 2048 --per_device_train_batch_size 4 {more}\n"

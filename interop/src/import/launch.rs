@@ -14,9 +14,9 @@ pub struct Launch {
     pub gpus: Option<u64>,
     /// Number of devices of a node.
     pub gpus_per_node: Option<u64>,
-    /// An option that counts devices by a value that is not known here.
+    /// The option that counts devices or nodes, if its value is not known here.
     pub open: Option<Open>,
-    /// The settings of `accelerate launch`, by the keys of its configuration file.
+    /// What `accelerate launch` is told, by options or by its configuration file, as keys and values of such a file.
     pub settings: Option<Node>,
 }
 
@@ -31,7 +31,7 @@ pub struct Open {
     pub value: String,
 }
 
-/// Options that count the devices of a node (torchrun, DeepSpeed, Slurm), the nodes, and all devices (accelerate).
+/// Options for the number of devices of a node, of torchrun, DeepSpeed and Slurm.
 const EACH: [&str; 6] = [
     "--nproc-per-node",
     "--nproc_per_node",
@@ -40,6 +40,7 @@ const EACH: [&str; 6] = [
     "--gpus-per-node",
     "--gpus_per_node",
 ];
+/// Options for the number of nodes.
 const NODES: [&str; 5] = [
     "--nnodes",
     "--num-nodes",
@@ -47,9 +48,10 @@ const NODES: [&str; 5] = [
     "--num_machines",
     "--num-machines",
 ];
+/// Options for the number of all devices, of accelerate.
 const ALL: [&str; 2] = ["--num_processes", "--num-processes"];
 
-/// How many of something a script says there are.
+/// The value of an option that counts devices or nodes.
 enum Count {
     Unsaid,
     Known(u64),
@@ -193,7 +195,7 @@ fn file_of(
     }
 }
 
-/// Puts a tree on one line of the script, which stands for a file beside it.
+/// Gives all nodes of a tree the line of the script that names the file which the tree was read from.
 fn stand_at(node: &mut Node, line: usize) {
     node.line = line;
     if let Value::Table(entries) = &mut node.value {

@@ -9,7 +9,7 @@ use crate::config::shell::{self, Assumed, Undecided};
 use crate::config::{Node, SyntaxError, Value, place};
 use crate::export::Dialect;
 
-/// Most ways through a script that are followed.
+/// The largest number of ways through a script that are followed: one for each combination of branches at its undecided conditions.
 const MOST: usize = 64;
 
 /// The options of the training program and the command that starts it, as one way through a script gives them.
@@ -26,7 +26,8 @@ pub struct Way {
     pub options: Vec<String>,
 }
 
-/// Reads a script as it is without further knowledge, and along every other way that gives other options.
+/// Reads a script with an assumed branch at every condition that it does not decide, and then once for each other branch that
+/// gives other options or another launch command.
 pub(super) fn readings(
     text: &str,
     path: &str,

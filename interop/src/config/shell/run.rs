@@ -7,7 +7,7 @@ use super::script::{Assumed, Script, Undecided, Word};
 use super::written::{Assignment, assignment, shown};
 use crate::config::error::SyntaxError;
 
-/// Most blocks within each other, and most files that source each other.
+/// The deepest nesting of blocks, and of files that source other files.
 const MOST_NESTED: usize = 64;
 const MOST_SOURCED: usize = 8;
 
@@ -21,9 +21,9 @@ pub(super) struct Around<'a> {
 /// How a command ends, as far as that is known.
 #[derive(Clone, Debug)]
 pub(super) enum Status {
-    /// As the test decides that it is.
+    /// It is a test, which holds or not, or is not decided.
     Test(Decided),
-    /// Without error, as is assumed of every program.
+    /// It is a program, which is assumed to succeed.
     Ran,
 }
 
@@ -151,7 +151,7 @@ impl<'a> Runner<'a> {
         Ok((status, end))
     }
 
-    /// The file's end in place of one of these words: an error, but for groups.
+    /// The error for a file that ends before one of these words; none for a group in parentheses or braces.
     fn unclosed(&self, ends: &[&str], line: usize) -> Result<&'static str, SyntaxError> {
         match ends.last() {
             None | Some(&(")" | "}")) => Ok(""),
@@ -274,7 +274,7 @@ impl<'a> Runner<'a> {
         Ok(Status::Ran)
     }
 
-    /// Reads the rest of `if …; then …; elif …; else …; fi`.
+    /// Reads an `if` command from the word after `if` to its `fi`; runs the branch that its conditions choose.
     fn branches(&mut self, runs: bool) -> Result<(), SyntaxError> {
         let mut open = runs;
         loop {
