@@ -4,15 +4,16 @@
 use std::sync::Arc;
 
 use catalog::runtime::Rewrite;
-use catalog::{AxisOrder, Bytes, LayerClass, Seconds};
+use catalog::{Bytes, Seconds};
 use models::BlockClass;
-use plans::{Decisions, Recompute};
+use plans::Decisions;
 
-use crate::block_cost::{BlockCost, BlockKey};
+use crate::block_cost::BlockCost;
+use crate::block_set::Blocks;
 use crate::blocks::BlockCosts;
-use crate::execution::Execution;
 use crate::of_rank::{HeldByRank, Largest, OfRank};
-use crate::offload::{self, HostStep};
+use crate::offload;
+use crate::pipeline::Pipeline;
 use crate::stage::{Run, StageWork};
 use crate::stage_traffic::Traffic;
 use crate::states::{StateBytes, Weights};
@@ -26,23 +27,10 @@ pub struct Assembled {
     pub classes: Vec<StageClass>,
     /// For every virtual stage, the index of its class.
     pub class_of_stage: Vec<u32>,
-    /// Pipeline rank of every virtual stage.
-    pub rank_of_stage: Arc<Vec<u32>>,
-    /// Parameters, gradients and optimizer states of every pipeline rank, in bytes.
-    pub states: Vec<StateBytes>,
-    /// For every pipeline rank: bytes of parameters that are gathered, and of gradients that are not yet reduced, at
-    /// one time.
-    pub in_flight: Vec<Bytes>,
-    /// Optimizer time of every pipeline rank.
-    pub optimizer: Vec<Seconds>,
-    /// What the host of every pipeline rank does in its optimizer step.
-    pub host: Vec<HostStep>,
-    /// Bytes that every pipeline rank keeps in host memory.
-    pub on_host: Vec<Bytes>,
-    /// Memory held for the whole step by every pipeline rank.
-    pub resident: Vec<Bytes>,
-    /// Memory that only the optimizer step needs, of every pipeline rank.
-    pub optimizer_transient: Vec<Bytes>,
+    /// Where the stages lie.
+    pub pipeline: Arc<Pipeline>,
+    /// States and optimizer step of every pipeline rank.
+    pub ranks: Vec<OfRank>,
     /// For every virtual stage but the last, the time to send one micro-batch's output to the next stage, or the gradient
     /// of that output back, if they lie on different ranks.
     pub transfers: Vec<Seconds>,
@@ -66,16 +54,6 @@ pub struct StageClass {
     tensors: u64,
 }
 
-/// The block costs that a strategy's stages are built from, looked up once.
-#[derive(Clone, Debug)]
-pub(crate) struct Blocks {
-    pub(crate) embedding: Arc<BlockCost>,
-    pub(crate) head: Arc<BlockCost>,
-    pub(crate) mtp: Option<Arc<BlockCost>>,
-    /// For every layer class: the cost of a stage's last layer, and of its first, which `Layers` may recompute.
-    pub(crate) layers: Vec<[Arc<BlockCost>; 2]>,
-}
-
 /// Builds what the engine simulates for a strategy: the work of its stages, and its ranks' memory and optimizer time.
 /// `parallel` are the groups over which states are sharded and gradients reduced.
 ///
@@ -85,23 +63,16 @@ pub fn assemble(
     costs: &BlockCosts,
     strategy: &Decisions,
     parallel: &DataParallel,
-    rank_of_stage: Arc<Vec<u32>>,
+    pipeline: Arc<Pipeline>,
 ) -> Result<Assembled, CostError> {
-    let blocks = Blocks::look_up(costs, strategy)?;
-    let ranks = strategy.pp as usize;
+    let blocks = costs.blocks_of(strategy)?;
     let mut built = Assembled {
-        transfers: vec![blocks.transfer(costs, strategy)?; strategy.stages.0.len() - 1],
+        transfers: vec![costs.transfer(strategy, blocks.output())?; strategy.stages.0.len() - 1],
         classes: Vec::with_capacity(4),
         class_of_stage: Vec::with_capacity(strategy.stages.0.len()),
-        states: Vec::with_capacity(ranks),
-        in_flight: Vec::with_capacity(ranks),
-        optimizer: Vec::with_capacity(ranks),
-        host: Vec::with_capacity(ranks),
-        on_host: Vec::with_capacity(ranks),
-        resident: Vec::with_capacity(ranks),
-        optimizer_transient: Vec::with_capacity(ranks),
+        ranks: Vec::with_capacity(strategy.pp as usize),
         on_link: Seconds(0.0),
-        rank_of_stage,
+        pipeline,
     };
     built.stages(costs, strategy, parallel, &blocks)?;
     built.ranks(costs, strategy, parallel)?;
@@ -109,6 +80,12 @@ pub fn assemble(
 }
 
 impl Assembled {
+    /// Pipeline rank of every virtual stage.
+    #[must_use]
+    pub fn rank_of_stage(&self) -> &[u32] {
+        &self.pipeline.rank_of_stage
+    }
+
     /// The work of a virtual stage.
     #[must_use]
     pub fn stage(&self, stage: usize) -> &StageWork {
@@ -129,8 +106,8 @@ impl Assembled {
 
     /// Elements that every pipeline rank holds.
     pub(crate) fn weights_of_ranks(&self) -> Vec<Weights> {
-        let mut held = vec![Weights::default(); self.states.len()];
-        for (&class, &rank) in self.class_of_stage.iter().zip(self.rank_of_stage.iter()) {
+        let mut held = vec![Weights::default(); self.ranks.len()];
+        for (&class, &rank) in self.class_of_stage.iter().zip(self.rank_of_stage()) {
             held[rank as usize] += self.classes[class as usize].weights;
         }
         held
@@ -138,8 +115,7 @@ impl Assembled {
 
     /// The least time that some pipeline rank takes for its update, after its last gradient is there.
     pub(crate) fn least_update(&self) -> Seconds {
-        let ranks = self.optimizer.iter().zip(&self.host);
-        let updates = ranks.map(|(&device, host)| device.max(host.total()));
+        let updates = self.ranks.iter().map(OfRank::update);
         updates.reduce(Seconds::min).unwrap_or_default()
     }
 
@@ -166,7 +142,7 @@ impl Assembled {
             let class = match known {
                 Some(class) => class,
                 None => {
-                    let runs = blocks.runs(costs, strategy, span);
+                    let runs = runs(costs, strategy, blocks, span);
                     let class = StageClass::new(costs, &mut traffic, runs)?;
                     self.classes.push(class);
                     spans.push(span);
@@ -184,31 +160,25 @@ impl Assembled {
         strategy: &Decisions,
         parallel: &DataParallel,
     ) -> Result<(), CostError> {
-        let mut held = vec![HeldByRank::default(); strategy.pp as usize];
-        for (&class, &rank) in self.class_of_stage.iter().zip(self.rank_of_stage.iter()) {
-            let class = &self.classes[class as usize];
-            let of_rank = &mut held[rank as usize];
-            of_rank.weights += class.weights;
-            of_rank.states += class.states;
-            of_rank.largest = of_rank.largest.or_largest(class.largest);
-            of_rank.tensors += class.tensors;
-        }
         let activations = self.activations_on_host(strategy);
-        // Most ranks hold the same as the rank before, whose entries are then taken over.
-        let mut known: Option<(HeldByRank, OfRank)> = None;
-        for held in held {
-            let of = match known {
-                Some((same, of)) if same == held => of,
-                _ => OfRank::new(costs, strategy, parallel, held)?,
+        let pipeline = Arc::clone(&self.pipeline);
+        let ranks = &pipeline.stages_of_rank;
+        let class_of = |&stage: &u32| self.class_of_stage[stage as usize];
+        let same = |a: &[u32], b: &[u32]| a.iter().map(class_of).eq(b.iter().map(class_of));
+        for (rank, stages) in ranks.iter().enumerate() {
+            // Most ranks hold the same as the rank before.
+            let before = rank.checked_sub(1);
+            let of = match before.filter(|&before| same(&ranks[before], stages)) {
+                Some(before) => self.ranks[before],
+                None => {
+                    let classes = stages.iter().map(class_of);
+                    let held = held(classes.map(|class| &self.classes[class as usize]));
+                    let of = OfRank::new(costs, strategy, parallel, held)?;
+                    let on_host = of.on_host + activations;
+                    OfRank { on_host, ..of }
+                }
             };
-            known = Some((held, of));
-            self.states.push(held.states);
-            self.in_flight.push(of.in_flight);
-            self.optimizer.push(of.optimizer);
-            self.optimizer_transient.push(of.optimizer_transient);
-            self.resident.push(of.resident);
-            self.host.push(of.host);
-            self.on_host.push(of.states_on_host + activations);
+            self.ranks.push(of);
         }
         Ok(())
     }
@@ -225,6 +195,18 @@ impl Assembled {
     }
 }
 
+/// What a rank with these stages holds.
+fn held<'a>(stages: impl Iterator<Item = &'a StageClass>) -> HeldByRank {
+    let mut held = HeldByRank::default();
+    for stage in stages {
+        held.weights += stage.weights;
+        held.states += stage.states;
+        held.largest = held.largest.or_largest(stage.largest);
+        held.tensors += stage.tensors;
+    }
+    held
+}
+
 /// What a stage consists of: the classes of its layers, how many of these are treated as the first of
 /// [`plans::Recompute::of_first_and_others`], and whether it has the embedding and the head.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -234,153 +216,39 @@ pub(crate) struct Span<'a> {
     pub(crate) ends: [bool; 2],
 }
 
-/// Share of the passes beside which no pass of another micro-batch runs, where forward passes alternate with backward
-/// passes: of a pipeline rank all forward passes before its first backward pass, and as many backward passes after its last
-/// forward pass. With `v` stages on each of `p` ranks these are `2·(p − 1 − r) + (v − 1)·p + 1` on rank `r`, the one more of
-/// Megatron-Core's schedule included (`get_pp_rank_microbatches`), on average `v·p` of `v·m`.
-pub(crate) fn passes_alone(d: &Decisions) -> f64 {
-    (d.pp as f64 / d.num_micro_batches as f64).min(1.0)
-}
-
-impl Blocks {
-    /// All of them, some twice.
-    pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<BlockCost>> {
-        let ends = [&self.embedding, &self.head].into_iter().chain(&self.mtp);
-        ends.chain(self.layers.iter().flatten())
+/// The blocks of a stage in order, equal neighbours grouped.
+fn runs(costs: &BlockCosts, strategy: &Decisions, blocks: &Blocks, span: Span<'_>) -> Vec<Run> {
+    let mut runs = Vec::with_capacity(4);
+    if span.ends[0] {
+        push(&mut runs, &blocks.embedding, 1, false);
     }
-
-    /// By kind: embedding, head, prediction module, and for every class of layers the stage's last, then its first.
-    pub(crate) fn of_kind(&self) -> Vec<Option<&Arc<BlockCost>>> {
-        let ends = [Some(&self.embedding), Some(&self.head), self.mtp.as_ref()];
-        let layers = self.layers.iter().flatten().map(Some);
-        ends.into_iter().chain(layers).collect()
+    let kind = |layer: usize| {
+        let offset = layer as u64;
+        let as_first = offset < span.as_first;
+        (
+            span.layers[layer],
+            as_first,
+            offset < strategy.offload_layers,
+        )
+    };
+    let mut first = 0;
+    while first < span.layers.len() {
+        let of = kind(first);
+        let alike = (first..span.layers.len()).take_while(|&layer| kind(layer) == of);
+        let count = alike.count();
+        first += count;
+        let (class, as_first, on_host) = of;
+        let [others, first_of_stage] = &blocks.layers[usize::from(class)];
+        let cost = if as_first { first_of_stage } else { others };
+        push(&mut runs, cost, count as u64, on_host);
     }
-
-    /// Whether a kind of block in [`Blocks::of_kind`] is the embedding or the head.
-    pub(crate) fn is_end(kind: usize) -> bool {
-        kind < 2
-    }
-
-    pub(crate) fn look_up(costs: &BlockCosts, strategy: &Decisions) -> Result<Self, CostError> {
-        let execution = Execution::of(&costs.scenario().runtime, strategy);
-        Self::executed(costs, strategy, execution)
-    }
-
-    /// The same with passes run in a given way.
-    pub(crate) fn executed(
-        costs: &BlockCosts,
-        strategy: &Decisions,
-        execution: Execution,
-    ) -> Result<Self, CostError> {
-        let predicts = costs.scenario().model.mtp_layers > 0;
-        Self::by(costs, strategy, execution, predicts, |key| costs.block(key))
-    }
-
-    /// The same without the prediction module; blocks that are not known yet are priced for these decisions only.
-    pub(crate) fn fewest(
-        costs: &BlockCosts,
-        d: &Decisions,
-        execution: Execution,
-    ) -> Result<Self, CostError> {
-        Self::by(costs, d, execution, false, |key| costs.block_alone(key))
-    }
-
-    fn by(
-        costs: &BlockCosts,
-        strategy: &Decisions,
-        execution: Execution,
-        predicts: bool,
-        cost: impl Fn(&BlockKey) -> Result<Arc<BlockCost>, CostError>,
-    ) -> Result<Self, CostError> {
-        let runtime = &costs.scenario().runtime;
-        let alone = passes_alone(strategy);
-        let block = |class: BlockClass, recompute: Recompute| {
-            let key = BlockKey::of(costs.scenario(), strategy, class, recompute);
-            let key = key.executed(runtime, execution);
-            match key.alone() {
-                None => costs.captured(&key, execution.graphs, || cost(&key)),
-                Some(passes_alone) => {
-                    let mean = cost(&key)?.mixed(&*cost(&passes_alone)?, alone);
-                    Ok(Arc::new(mean.captured(execution.graphs)))
-                }
-            }
-        };
-        let [as_first, mode] = strategy.recompute.of_first_and_others();
-        let layer = |&class: &LayerClass| {
-            let as_asked = block(BlockClass::Layer(class), mode)?;
-            let first = match as_first {
-                same if same == mode => Arc::clone(&as_asked),
-                other => block(BlockClass::Layer(class), other)?,
-            };
-            Ok([as_asked, first])
-        };
-        // Runtimes do not recompute the embedding or the head.
-        Ok(Self {
-            embedding: block(BlockClass::Embedding, Recompute::None)?,
-            head: block(BlockClass::Head, Recompute::None)?,
-            mtp: predicts.then(|| block(BlockClass::Mtp, mode)).transpose()?,
-            layers: (costs.layer_classes().iter().map(layer)).collect::<Result<_, CostError>>()?,
-        })
-    }
-
-    /// Time to send one micro-batch's activation to the next pipeline rank.
-    pub(crate) fn transfer(
-        &self,
-        costs: &BlockCosts,
-        strategy: &Decisions,
-    ) -> Result<Seconds, CostError> {
-        if strategy.pp == 1 {
-            return Ok(Seconds(0.0));
+    if span.ends[1] {
+        if let Some(mtp) = &blocks.mtp {
+            push(&mut runs, mtp, costs.scenario().model.mtp_layers, false);
         }
-        costs
-            .book()
-            .transfer(costs.scenario(), strategy, self.output())
+        push(&mut runs, &blocks.head, 1, false);
     }
-
-    /// The shortest such time under any of these axis orders.
-    pub(crate) fn least_transfer(
-        &self,
-        costs: &BlockCosts,
-        d: &Decisions,
-        orders: &[AxisOrder],
-    ) -> Result<Seconds, CostError> {
-        let mut least: Option<Seconds> = None;
-        for &axis_order in orders {
-            let d = Decisions {
-                axis_order,
-                ..d.clone()
-            };
-            let time = self.transfer(costs, &d)?;
-            least = Some(least.map_or(time, |least| least.min(time)));
-        }
-        Ok(least.unwrap_or_default())
-    }
-
-    /// Bytes that a stage hands to the next.
-    pub(crate) fn output(&self) -> Bytes {
-        let layer = self.layers.first().map(|[asked, _]| asked.output);
-        layer.unwrap_or(self.embedding.output)
-    }
-
-    fn runs(&self, costs: &BlockCosts, strategy: &Decisions, span: Span<'_>) -> Vec<Run> {
-        let mut runs = Vec::with_capacity(4);
-        if span.ends[0] {
-            push(&mut runs, &self.embedding, 1, false);
-        }
-        for (offset, &class) in span.layers.iter().enumerate() {
-            let [asked, first] = &self.layers[usize::from(class)];
-            let as_first = (offset as u64) < span.as_first;
-            let on_host = (offset as u64) < strategy.offload_layers;
-            push(&mut runs, if as_first { first } else { asked }, 1, on_host);
-        }
-        if span.ends[1] {
-            if let Some(mtp) = &self.mtp {
-                push(&mut runs, mtp, costs.scenario().model.mtp_layers, false);
-            }
-            push(&mut runs, &self.head, 1, false);
-        }
-        runs
-    }
+    runs
 }
 
 fn push(runs: &mut Vec<Run>, cost: &Arc<BlockCost>, count: u64, on_host: bool) {

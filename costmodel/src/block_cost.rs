@@ -224,6 +224,18 @@ pub(crate) fn layout(scenario: &Scenario, strategy: &Decisions, class: BlockClas
     }
 }
 
+impl BlockGroups {
+    /// The groups of a strategy.
+    pub(crate) fn of(d: &Decisions) -> Self {
+        Self {
+            tp: d.group(Axis::Tp),
+            cp: d.group(Axis::Cp),
+            ep: d.group(Axis::Ep),
+            etp: d.group(Axis::Etp),
+        }
+    }
+}
+
 impl BlockKey {
     /// The key of a block's cost under a strategy.
     #[must_use]
@@ -240,13 +252,15 @@ impl BlockKey {
             etp: if experts { strategy.etp } else { 1 },
             ..layout(scenario, strategy, class)
         };
-        let tp = strategy.group(Axis::Tp);
-        let [ep, etp] = match experts {
-            true => [Axis::Ep, Axis::Etp].map(|axis| strategy.group(axis)),
-            false => [tp; 2],
+        let all = BlockGroups::of(strategy);
+        let groups = match experts {
+            true => all,
+            false => BlockGroups {
+                ep: all.tp,
+                etp: all.tp,
+                ..all
+            },
         };
-        let cp = strategy.group(Axis::Cp);
-        let groups = BlockGroups { tp, cp, ep, etp };
         let key = Self {
             class,
             layout,

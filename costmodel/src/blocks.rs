@@ -2,13 +2,15 @@
 
 use std::sync::Arc;
 
-use catalog::{CudaGraphs, LayerClass};
+use catalog::{AxisOrder, Bytes, CudaGraphs, LayerClass, Seconds};
 use models::{BlockClass, BlockLayout};
-use plans::Decisions;
+use plans::{Decisions, Recompute};
 
 use crate::block::Siblings;
 use crate::block_cost::{BlockCost, BlockDetail, BlockKey};
+use crate::block_set::{Blocks, BlocksKey, passes_alone};
 use crate::book::PriceBook;
+use crate::execution::Execution;
 use crate::memo::Memo;
 use crate::states::Weights;
 use crate::{CostError, Scenario, block, block_cost};
@@ -22,6 +24,7 @@ pub(crate) struct BlockCosts {
     /// For every layer, the index of its class.
     class_of_layer: Vec<u8>,
     blocks: Arc<Memo<BlockKey, BlockCost>>,
+    sets: Arc<Memo<BlocksKey, Blocks>>,
     /// Elements of the whole model on the ranks of a pipeline together, by tensor and expert sizes.
     weights: Arc<Memo<[u64; 3], Weights>>,
 }
@@ -42,6 +45,7 @@ impl BlockCosts {
             book: book.into(),
             layer_classes,
             blocks: Arc::default(),
+            sets: Arc::default(),
             weights: Arc::default(),
         }
     }
@@ -60,6 +64,7 @@ impl BlockCosts {
             layer_classes: self.layer_classes.clone(),
             class_of_layer: self.class_of_layer.clone(),
             blocks: Arc::clone(&self.blocks),
+            sets: Arc::clone(&self.sets),
             weights: Arc::clone(&self.weights),
         })
     }
@@ -132,6 +137,107 @@ impl BlockCosts {
         }
         let found = self.blocks.find(key);
         Ok(found.expect("a block is priced for its key"))
+    }
+
+    /// The blocks of a strategy.
+    ///
+    /// # Errors
+    /// When a block cannot be traced.
+    pub(crate) fn blocks_of(&self, d: &Decisions) -> Result<Arc<Blocks>, CostError> {
+        self.executed(d, Execution::of(&self.scenario.runtime, d))
+    }
+
+    /// The same with passes run in a given way.
+    ///
+    /// # Errors
+    /// When a block cannot be traced.
+    pub(crate) fn executed(
+        &self,
+        d: &Decisions,
+        execution: Execution,
+    ) -> Result<Arc<Blocks>, CostError> {
+        let key = BlocksKey::new(&self.scenario, d, execution);
+        let predicts = self.scenario.model.mtp_layers > 0;
+        (self.sets).get(&key, || {
+            self.by(d, execution, predicts, |key| self.block(key))
+        })
+    }
+
+    /// The same without the prediction module; blocks that are not known yet are priced for these decisions only.
+    ///
+    /// # Errors
+    /// When a block cannot be traced.
+    pub(crate) fn fewest(&self, d: &Decisions, execution: Execution) -> Result<Blocks, CostError> {
+        self.by(d, execution, false, |key| self.block_alone(key))
+    }
+
+    fn by(
+        &self,
+        d: &Decisions,
+        execution: Execution,
+        predicts: bool,
+        cost: impl Fn(&BlockKey) -> Result<Arc<BlockCost>, CostError>,
+    ) -> Result<Blocks, CostError> {
+        let block = |class: BlockClass, recompute: Recompute| {
+            let key = BlockKey::of(&self.scenario, d, class, recompute);
+            let key = key.executed(&self.scenario.runtime, execution);
+            match key.alone() {
+                None => self.captured(&key, execution.graphs, || cost(&key)),
+                Some(alone) => {
+                    let mean = cost(&key)?.mixed(&*cost(&alone)?, passes_alone(d));
+                    Ok(Arc::new(mean.captured(execution.graphs)))
+                }
+            }
+        };
+        let [as_first, mode] = d.recompute.of_first_and_others();
+        let layer = |&class: &LayerClass| {
+            let as_asked = block(BlockClass::Layer(class), mode)?;
+            let first = match as_first {
+                same if same == mode => Arc::clone(&as_asked),
+                other => block(BlockClass::Layer(class), other)?,
+            };
+            Ok([as_asked, first])
+        };
+        // Runtimes do not recompute the embedding or the head.
+        Ok(Blocks {
+            embedding: block(BlockClass::Embedding, Recompute::None)?,
+            head: block(BlockClass::Head, Recompute::None)?,
+            mtp: predicts.then(|| block(BlockClass::Mtp, mode)).transpose()?,
+            layers: (self.layer_classes.iter().map(layer)).collect::<Result<_, CostError>>()?,
+        })
+    }
+
+    /// Time to send so many bytes, one micro-batch's activation, to the next pipeline rank.
+    ///
+    /// # Errors
+    /// When it was not measured.
+    pub(crate) fn transfer(&self, d: &Decisions, output: Bytes) -> Result<Seconds, CostError> {
+        match d.pp {
+            1 => Ok(Seconds(0.0)),
+            _ => self.book.transfer(&self.scenario, d, output),
+        }
+    }
+
+    /// The shortest such time under any of these axis orders.
+    ///
+    /// # Errors
+    /// When it was not measured.
+    pub(crate) fn least_transfer(
+        &self,
+        d: &Decisions,
+        output: Bytes,
+        orders: &[AxisOrder],
+    ) -> Result<Seconds, CostError> {
+        let mut least: Option<Seconds> = None;
+        for &axis_order in orders {
+            let d = Decisions {
+                axis_order,
+                ..d.clone()
+            };
+            let time = self.transfer(&d, output)?;
+            least = Some(least.map_or(time, |least| least.min(time)));
+        }
+        Ok(least.unwrap_or_default())
     }
 
     /// Elements that the ranks of a pipeline hold together, before ZeRO shards them.

@@ -12,8 +12,8 @@ use catalog::{AxisOrder, Bytes, Seconds};
 use plans::{Decisions, Floors};
 
 use crate::CostError;
-use crate::assemble::Blocks;
 use crate::block_cost::BlockCost;
+use crate::block_set::Blocks;
 use crate::blocks::BlockCosts;
 use crate::crossings::Way;
 use crate::floors::ROUNDING;
@@ -157,7 +157,7 @@ impl LayoutBounds {
                 true => blocks.output().as_f64(),
                 false => 0.0,
             },
-            transfer: blocks.least_transfer(costs, d, orders)?.0,
+            transfer: costs.least_transfer(d, blocks.output(), orders)?.0,
             handed: blocks.output(),
             over_link: None,
             step: scenario.by_host(&overheads.step),

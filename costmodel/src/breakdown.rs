@@ -77,7 +77,7 @@ fn of_rank(assembled: &Assembled, outcome: &Outcome, rank: usize, passes: &[Pass
     let mut parts = Breakdown {
         pp_exposed_s: ran.transfers.0,
         dp_exposed_s: ran.data.0,
-        optimizer_s: assembled.optimizer[rank].0,
+        optimizer_s: assembled.ranks[rank].optimizer.0,
         offload_exposed_s: ran.offload.0,
         ..Breakdown::default()
     };
@@ -103,11 +103,9 @@ fn of_rank(assembled: &Assembled, outcome: &Outcome, rank: usize, passes: &[Pass
 /// class; `of_stages` are the numbers for each virtual stage.
 fn passes_run(assembled: &Assembled, of_stages: &[Passes]) -> Vec<Passes> {
     let classes = assembled.classes.len();
-    let mut all = vec![Passes::default(); assembled.states.len() * classes];
-    let owners = assembled
-        .rank_of_stage
-        .iter()
-        .zip(&assembled.class_of_stage);
+    let mut all = vec![Passes::default(); assembled.ranks.len() * classes];
+    let owners = assembled.rank_of_stage().iter();
+    let owners = owners.zip(&assembled.class_of_stage);
     for ((&rank, &class), passes) in owners.zip(of_stages) {
         let sums = &mut all[rank as usize * classes + class as usize];
         for (sum, count) in sums.iter_mut().zip(passes) {

@@ -10,8 +10,9 @@ use catalog::{
 };
 use plans::{Decisions, Prediction, Strategy, Timeline};
 
-use crate::assemble::{Assembled, passes_alone};
+use crate::assemble::Assembled;
 use crate::block_cost::{BlockCost, BlockDetail, BlockKey};
+use crate::block_set::passes_alone;
 use crate::blocks::BlockCosts;
 use crate::engine::{Inputs, Outcome, Record, Waits, simulate, simulate_short};
 use crate::held::{Counted, Held, Member};
@@ -166,12 +167,12 @@ impl CostModel {
         strategy: &Strategy,
         assembled: &Assembled,
     ) -> Result<bool, CostError> {
-        let on_host = &assembled.on_host;
-        if on_host.iter().all(|bytes| bytes.0 == 0) {
+        let ranks = &assembled.ranks;
+        if ranks.iter().all(|rank| rank.on_host.0 == 0) {
             return Ok(true);
         }
         let pools = self.pools.of_ranks(&self.scenario, strategy)?;
-        Ok(self.pools.host_memory(&pools, on_host).fits())
+        Ok(self.pools.host_memory(&pools, ranks).fits())
     }
 
     /// Simulates a strategy and says in detail where its time and memory go.
@@ -247,7 +248,7 @@ impl CostModel {
         pool_of_rank: &[usize],
     ) -> Result<Vec<BTreeMap<BlockKey, BlockDetail>>, CostError> {
         let mut details = vec![BTreeMap::new(); self.pools.all().len()];
-        for (stage, &rank) in assembled.rank_of_stage.iter().enumerate() {
+        for (stage, &rank) in assembled.rank_of_stage().iter().enumerate() {
             let pool = pool_of_rank[rank as usize];
             for run in assembled.runs(stage) {
                 let key = run.cost.key;
@@ -295,10 +296,7 @@ impl CostModel {
         let mut staged = Vec::with_capacity(of.len());
         for placed in of {
             let pipeline = self.pipelines.pipeline(placed.decisions)?;
-            staged.push(Staged {
-                placed,
-                rank_of_stage: Arc::clone(&pipeline.rank_of_stage),
-            });
+            staged.push(Staged { placed, pipeline });
         }
         Ok(staged)
     }
@@ -419,8 +417,7 @@ impl CostModel {
             });
         }
         let parallel = |cluster: &Cluster| DataParallel::new(strategy, cluster);
-        let owners = Arc::clone(&pipeline.rank_of_stage);
-        (self.pools).assembled(&self.scenario, strategy, parallel, owners)
+        (self.pools).assembled(&self.scenario, strategy, parallel, &pipeline)
     }
 
     fn inputs<'a>(

@@ -13,6 +13,7 @@ use catalog::{Bytes, Seconds};
 use plans::{Action, ActionKind, Stream};
 
 use crate::assemble::Assembled;
+use crate::of_rank::OfRank;
 use crate::offload::HostStep;
 use crate::picoseconds::Picoseconds;
 use crate::repeats::Skipped;
@@ -345,12 +346,12 @@ impl RankState {
 
 impl<'a> Engine<'a> {
     fn new(inputs: &'a Inputs<'a>, passes: &'a [StagePasses]) -> Self {
-        let state = |&memory: &Bytes| RankState {
+        let state = |&OfRank { resident, .. }: &OfRank| RankState {
             streams: Streams::new(inputs.overlap_slowdown),
             pipeline: Picoseconds::ZERO,
             exposed_transfers: Picoseconds::ZERO,
-            memory,
-            peak: memory,
+            memory: resident,
+            peak: resident,
             peak_action: None,
         };
         let transfer = |before: Option<usize>| {
@@ -372,7 +373,7 @@ impl<'a> Engine<'a> {
         Self {
             inputs,
             passes: placed,
-            states: inputs.of.resident.iter().map(state).collect(),
+            states: inputs.of.ranks.iter().map(state).collect(),
             arrivals: vec![Picoseconds::ZERO; inputs.sequence.slots + 1],
             skipped: 0,
         }
@@ -498,17 +499,23 @@ impl<'a> Engine<'a> {
     fn optimizer(&mut self, rank: usize, action: Action, record: &mut impl Record) {
         let state = &mut self.states[rank];
         state.streams.join(streams::Stream::Data);
-        let time = self.inputs.of.optimizer[rank].into();
-        let host = self.inputs.of.host[rank];
+        let OfRank {
+            optimizer,
+            optimizer_transient,
+            host,
+            ..
+        } = self.inputs.of.ranks[rank];
         if host != HostStep::default() {
             state.update_on_host(host);
         }
-        let span = state.streams.issue(streams::Stream::Compute, time, None);
+        let span = state
+            .streams
+            .issue(streams::Stream::Compute, optimizer.into(), None);
         if host != HostStep::default() {
             state.streams.join(streams::Stream::FromHost);
         }
         let (start, end) = (span.start.into(), span.end.into());
-        let held = state.memory + self.inputs.of.optimizer_transient[rank];
+        let held = state.memory + optimizer_transient;
         state.holds(held, action);
         record.memory(rank as u32, start, held);
         record.memory(rank as u32, end, state.memory);

@@ -13,7 +13,6 @@ use plans::{Decisions, Zero};
 
 use crate::Scenario;
 use crate::assemble::Assembled;
-use crate::pipeline::Pipeline;
 use crate::stage::{LayerTraffic, StageWork, When};
 
 /// Sums are taken in another order than in the engine; this covers the rounding.
@@ -42,7 +41,7 @@ pub fn time(
     let mut ranks = vec![Rank::default(); strategy.pp as usize];
     let mut head = work[assembled.class_of_stage[0] as usize].first_gather;
     let mut tail = Seconds(0.0);
-    let owners = &assembled.rank_of_stage;
+    let owners = assembled.rank_of_stage();
     for (stage, &owner) in owners.iter().enumerate() {
         let least = &work[assembled.class_of_stage[stage] as usize];
         if stage > 0 && owners[stage - 1] != owner {
@@ -59,7 +58,7 @@ pub fn time(
     }
     let of_rank = |rank: usize| Ends {
         strategy,
-        optimizer: assembled.optimizer[rank].max(assembled.host[rank].total()),
+        optimizer: assembled.ranks[rank].update(),
         rank: &ranks[rank],
     };
     // What the owner of the first stage still has to do after the last gradient has reached it.
@@ -76,7 +75,7 @@ pub fn time(
 
 /// What every rank holds all step and at its schedule's fullest moment: a forward pass of one of its stages has ended then, and
 /// what it runs next is a backward pass of one of them.
-pub fn memory(assembled: &Assembled, pipeline: &Pipeline) -> impl Iterator<Item = Bytes> {
+pub fn memory(assembled: &Assembled) -> impl Iterator<Item = Bytes> {
     let held = |stages: &Vec<(u32, u32)>| -> Bytes {
         let of_stage = |&(stage, count)| assembled.stage(stage as usize).saved * u64::from(count);
         let least = |transient: fn(&StageWork) -> Bytes| {
@@ -87,8 +86,11 @@ pub fn memory(assembled: &Assembled, pipeline: &Pipeline) -> impl Iterator<Item 
         let transient = least(|s| s.transient_forward).max(least(|s| s.transient_backward));
         stages.iter().map(of_stage).sum::<Bytes>() + transient
     };
-    let ranks = assembled.resident.iter().zip(&pipeline.in_flight.ranks);
-    ranks.map(move |(&resident, stages)| resident + held(stages))
+    let ranks = assembled
+        .ranks
+        .iter()
+        .zip(&assembled.pipeline.in_flight.ranks);
+    ranks.map(move |(rank, stages)| rank.resident + held(stages))
 }
 
 /// Lower bounds on what a rank does in a step.

@@ -29,7 +29,7 @@ pub(crate) fn waiting(d: &Decisions, assembled: &Assembled, largest: &Largest) -
         return Seconds(0.0);
     }
     let mut of_rank = vec![Spread::default(); d.pp as usize];
-    for (stage, &rank) in assembled.rank_of_stage.iter().enumerate() {
+    for (stage, &rank) in assembled.rank_of_stage().iter().enumerate() {
         for run in assembled.runs(stage) {
             of_rank[rank as usize] += run.cost.spread * run.count as f64;
         }

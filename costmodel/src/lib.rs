@@ -9,6 +9,7 @@ mod activation_copies;
 mod assemble;
 mod block;
 mod block_cost;
+mod block_set;
 mod blocks;
 mod book;
 mod bounds;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use catalog::{AxisOrder, Bytes, Cluster, Offload, Seconds};
 use plans::{Decisions, Floors, Strategy};
 
-use crate::assemble::{Assembled, Blocks};
+use crate::assemble::Assembled;
 use crate::blocks::BlockCosts;
 use crate::bounds::{self, Fullest, LayoutBounds, Lightest, PipelineFloors, Senders};
 use crate::cost_model::{CostModel, Score, finite};
@@ -46,7 +46,7 @@ impl CostModel {
         orders: &[AxisOrder],
     ) -> Result<LayoutBounds, CostError> {
         let bounds = self.least_of(among, |costs, execution| {
-            let blocks = Blocks::executed(costs, &among[0], execution)?;
+            let blocks = costs.executed(&among[0], execution)?;
             LayoutBounds::new(costs, &among[0], &blocks, lightest, orders)
         })?;
         Ok(self.crossing_pools(&among[0], bounds))
@@ -75,7 +75,7 @@ impl CostModel {
         shapes: impl Iterator<Item = &'a Shape>,
     ) -> Result<Seconds, CostError> {
         let bounds = self.least_of(among, |costs, execution| {
-            let blocks = Blocks::fewest(costs, &among[0], execution)?;
+            let blocks = costs.fewest(&among[0], execution)?;
             LayoutBounds::new(costs, &among[0], &blocks, &Lightest::default(), orders)
         })?;
         let bounds = self.crossing_pools(&among[0], bounds);
@@ -104,7 +104,7 @@ impl CostModel {
         };
         // However blocks are run, they have the same weights.
         let any = Execution::least_of(self.scenario(), among)[0];
-        let blocks = Blocks::executed(costs, &among[0], any)?;
+        let blocks = costs.executed(&among[0], any)?;
         let of_kind = blocks.of_kind();
         let messages = ways.iter().map(|way| Messages::new(costs, way, &of_kind));
         messages.collect()
@@ -238,7 +238,8 @@ impl CostModel {
                     axis_order,
                     ..d.clone()
                 };
-                if Blocks::look_up(costs, &d)?
+                if costs
+                    .blocks_of(&d)?
                     .all()
                     .any(|block| block.waits_for_host())
                 {
@@ -272,11 +273,13 @@ impl CostModel {
         if !self.overlap_is_monotone() {
             return Ok(None);
         }
-        let owners = Arc::clone(&self.pipelines.pipeline(d)?.rank_of_stage);
+        let pipeline = self.pipelines.pipeline(d)?;
         let parallel = |cluster: &Cluster| DataParallel::new(d, cluster);
-        let mut assembled = (self.pools).assembled(&self.scenario, d, parallel, owners)?;
-        assembled.optimizer.fill(Seconds(0.0));
-        assembled.host.fill(HostStep::default());
+        let mut assembled = (self.pools).assembled(&self.scenario, d, parallel, &pipeline)?;
+        for rank in &mut assembled.ranks {
+            rank.optimizer = Seconds(0.0);
+            rank.host = HostStep::default();
+        }
         let mut outcome = self.outcome(d, &assembled)?;
         outcome.step_time -= self
             .scenario()
@@ -299,8 +302,8 @@ impl CostModel {
         let mut assembled = self.assembled(strategy)?;
         if let Some(later) = later {
             let updates = (self.pools).on_hosts(&self.scenario, strategy, later, &assembled)?;
-            for (own, later) in assembled.optimizer.iter_mut().zip(updates) {
-                *own = own.min(later);
+            for (rank, later) in assembled.ranks.iter_mut().zip(updates) {
+                rank.optimizer = rank.optimizer.min(later);
             }
         }
         self.floors_of(strategy, &assembled, passes)
@@ -314,8 +317,7 @@ impl CostModel {
         passes: Option<Seconds>,
     ) -> Result<Floors, CostError> {
         let scenario = &self.scenario;
-        let pipeline = self.pipelines.pipeline(strategy)?;
-        let held = floors::memory(assembled, &pipeline);
+        let held = floors::memory(assembled);
         let held = held.map(|bytes| scenario.with_fragmentation(bytes));
         let known = floors::Known {
             passes,
@@ -356,8 +358,8 @@ impl CostModel {
     /// When a block cannot be traced.
     pub fn updates_before(&self, strategy: &Strategy, later: Offload) -> Result<bool, CostError> {
         let assembled = self.assembled(strategy)?;
-        let ranks = assembled.optimizer.iter().zip(&assembled.host);
-        let own = ranks.map(|(&device, host)| device.max(host.total()) + offload::ROUNDING);
+        let ranks = assembled.ranks.iter();
+        let own = ranks.map(|rank| rank.update() + offload::ROUNDING);
         let others = (self.pools).on_hosts(&self.scenario, strategy, later, &assembled)?;
         Ok(own.zip(others).all(|(own, later)| own < later))
     }

@@ -17,7 +17,7 @@ const SUB_GROUP: u64 = 1_000_000_000;
 
 /// Numbers of elements of the largest block. ZeRO gathers and reduces one block at a time, so the largest decides how much memory
 /// that takes.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Largest {
     /// Most weights of any block. All of them are gathered.
     gathered: u64,
@@ -62,7 +62,7 @@ impl Largest {
 }
 
 /// The weights and states that a pipeline rank holds, summed over its virtual stages.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct HeldByRank {
     pub(crate) weights: Weights,
     pub(crate) states: StateBytes,
@@ -71,20 +71,32 @@ pub(crate) struct HeldByRank {
     pub(crate) tensors: u64,
 }
 
-/// One rank's entries of the lists of the same names in [`crate::assemble::Assembled`].
+/// What one pipeline rank holds for the whole step, and its optimizer step.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct OfRank {
-    pub(crate) in_flight: Bytes,
-    pub(crate) optimizer: Seconds,
-    pub(crate) optimizer_transient: Bytes,
-    pub(crate) resident: Bytes,
-    pub(crate) host: HostStep,
-    /// Bytes of its parameters, gradients and optimizer states that lie in host memory.
-    pub(crate) states_on_host: Bytes,
+pub struct OfRank {
+    /// Parameters, gradients and optimizer states.
+    pub states: StateBytes,
+    /// Parameters that are gathered, and gradients that are not yet reduced, at one time.
+    pub in_flight: Bytes,
+    /// Time of the optimizer step on the device.
+    pub optimizer: Seconds,
+    /// Memory that only the optimizer step needs.
+    pub optimizer_transient: Bytes,
+    /// All memory that is held for the whole step.
+    pub resident: Bytes,
+    /// What the host does in the optimizer step.
+    pub host: HostStep,
+    /// Bytes in host memory.
+    pub on_host: Bytes,
 }
 
 impl OfRank {
-    /// Computes the entries of a rank from what it holds.
+    /// Time from the last gradient until both the device and the host have updated their weights.
+    pub(crate) fn update(&self) -> Seconds {
+        self.optimizer.max(self.host.total())
+    }
+
+    /// Computes what a rank holds apart from saved activations in host memory.
     ///
     /// # Errors
     /// When the optimizer was not measured, or the cluster's host is not known.
@@ -105,7 +117,7 @@ impl OfRank {
         let precision = scenario.workload.precision;
         let copy = copied_for_step(scenario, strategy, sharding.updated(weights.trained));
         let offloaded = Offloaded::of(runtime, strategy);
-        let states_on_host = offloaded.map(|host| {
+        let on_host = offloaded.map(|host| {
             let types = strategy.state_types(runtime, precision);
             host.on_host(weights, sharding, &types, precision)
         });
@@ -119,12 +131,13 @@ impl OfRank {
         let outside = runtime.overheads.context.value + runtime.overheads.workspace.value;
         let late = states::late_gradients(runtime, strategy, &states).free;
         Ok(Self {
+            states,
             in_flight,
             optimizer: costs.book().optimizer(scenario, strategy, &update)?,
             optimizer_transient: late + offloaded.map_or(copy, |host| host.left(copy)),
             resident: states.total() - late + in_flight + outside,
             host: offload::step(scenario, strategy, strategy.offload, sharding, weights)?,
-            states_on_host: states_on_host.unwrap_or_default(),
+            on_host: on_host.unwrap_or_default(),
         })
     }
 }

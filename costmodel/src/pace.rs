@@ -9,7 +9,6 @@ use plans::Decisions;
 
 use crate::CostError;
 use crate::Scenario;
-use crate::assemble::Blocks;
 use crate::block_cost::BlockCost;
 use crate::blocks::BlockCosts;
 use crate::execution::Execution;
@@ -57,7 +56,7 @@ fn of_blocks(
     d: &Decisions,
     execution: Execution,
 ) -> Result<Vec<f64>, CostError> {
-    let blocks = Blocks::fewest(costs, d, execution)?;
+    let blocks = costs.fewest(d, execution)?;
     let mut times = vec![passes(&blocks.embedding), passes(&blocks.head)];
     for (class, layers) in blocks.layers.iter().enumerate() {
         let of_class = |&&of: &&u8| usize::from(of) == class;

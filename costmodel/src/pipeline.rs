@@ -15,7 +15,9 @@ use crate::sequence::Sequence;
 #[derive(Debug)]
 pub struct Pipeline {
     /// Pipeline rank of every virtual stage.
-    pub rank_of_stage: Arc<Vec<u32>>,
+    pub rank_of_stage: Vec<u32>,
+    /// Virtual stages of every pipeline rank, in model order.
+    pub stages_of_rank: Vec<Vec<u32>>,
     /// Micro-batches in flight at the fullest moment, per rank.
     pub in_flight: InFlight,
 }
@@ -70,9 +72,14 @@ impl Pipelines {
         let key = (kind, pp, vpp, steady(kind, pp, micro_batches));
         self.pipelines.get(&key, || {
             let schedule = build(&key)?;
+            let mut stages_of_rank = vec![Vec::new(); pp as usize];
+            for (stage, &rank) in (0..).zip(&schedule.rank_of_stage) {
+                stages_of_rank[rank as usize].push(stage);
+            }
             Ok(Pipeline {
                 in_flight: InFlight::of(&schedule),
-                rank_of_stage: Arc::new(schedule.rank_of_stage),
+                rank_of_stage: schedule.rank_of_stage,
+                stages_of_rank,
             })
         })
     }

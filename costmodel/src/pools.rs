@@ -6,9 +6,11 @@ use std::sync::Arc;
 use catalog::{Bytes, Cluster, Offload, Seconds};
 use plans::{Axis, Decisions, HostMemory};
 
-use crate::assemble::{Assembled, Blocks, assemble};
+use crate::assemble::{Assembled, assemble};
 use crate::blocks::BlockCosts;
 use crate::crossings::{Crossings, Way};
+use crate::of_rank::OfRank;
+use crate::pipeline::Pipeline;
 use crate::states::Weights;
 use crate::traffic::DataParallel;
 use crate::{CostError, Scenario, offload};
@@ -106,19 +108,21 @@ impl PoolCosts {
         whole: &Scenario,
         d: &Decisions,
     ) -> Result<Option<Vec<f64>>, CostError> {
-        let of_pools = self.parts.iter().map(|of| of.scenario().jitter());
-        let of_pools: Vec<f64> = of_pools.collect();
-        if of_pools.iter().all(|&jitter| jitter == 0.0) {
+        let of_pool = |of: &BlockCosts| of.scenario().jitter();
+        if self.parts.iter().all(|of| of_pool(of) == 0.0) {
             return Ok(None);
         }
         let owners = self.of_ranks(whole, d)?.into_iter();
-        Ok(Some(owners.map(|pool| of_pools[pool]).collect()))
+        Ok(Some(
+            owners.map(|pool| of_pool(&self.parts[pool])).collect(),
+        ))
     }
 
-    /// What ranks with so many bytes each in host memory take of a host, of the pool whose hosts they fill most.
-    pub(crate) fn host_memory(&self, pool_of_rank: &[usize], on_host: &[Bytes]) -> HostMemory {
+    /// What pipeline ranks take of a host's memory, of the pool whose hosts they fill most.
+    pub(crate) fn host_memory(&self, pool_of_rank: &[usize], ranks: &[OfRank]) -> HostMemory {
         let pools = self.parts.iter().map(BlockCosts::scenario);
-        offload::on_fullest_host(pools, pool_of_rank, on_host)
+        let on_host: Vec<Bytes> = ranks.iter().map(|rank| rank.on_host).collect();
+        offload::on_fullest_host(pools, pool_of_rank, &on_host)
     }
 
     /// Bytes of memory in a pool, as the same share of the memory of the first pool's GPUs.
@@ -185,11 +189,11 @@ impl PoolCosts {
         whole: &Scenario,
         d: &Decisions,
         parallel: impl Fn(&Cluster) -> DataParallel,
-        rank_of_stage: Arc<Vec<u32>>,
+        pipeline: &Arc<Pipeline>,
     ) -> Result<Assembled, CostError> {
         let on = |costs: &BlockCosts| {
             let parallel = parallel(&costs.scenario().cluster);
-            assemble(costs, d, &parallel, Arc::clone(&rank_of_stage))
+            assemble(costs, d, &parallel, Arc::clone(pipeline))
         };
         let Some(pools) = &whole.cluster.pools else {
             return on(self.first());
@@ -207,11 +211,11 @@ impl PoolCosts {
             first_class = next;
         }
         let mut joined = joined(&holders, &owners);
-        let blocks = Blocks::look_up(self.first(), d)?;
+        let blocks = self.first().blocks_of(d)?;
         let link = pools.between.as_ref();
         let over_link = link.map(|link| Way::new(link, whole, d, blocks.output()));
         let crossing = over_link.map_or(Seconds(0.0), |way| way.transfer());
-        for (stage, pair) in rank_of_stage.windows(2).enumerate() {
+        for (stage, pair) in pipeline.rank_of_stage.windows(2).enumerate() {
             let [from, to] = [pair[0], pair[1]].map(|rank| owners[rank as usize]);
             let ends = [from, to].map(|pool| holders[pool].assembled.transfers[stage]);
             joined.transfers[stage] = match from == to {
@@ -220,7 +224,7 @@ impl PoolCosts {
             };
         }
         if let Some(way) = over_link {
-            let crossings = Crossings::new(&rank_of_stage, &owners);
+            let crossings = Crossings::new(&pipeline.rank_of_stage, &owners);
             joined.on_link = way.least(crossings, d.num_micro_batches as f64);
         }
         Ok(joined)
@@ -235,18 +239,11 @@ fn joined(holders: &[Holder], owners: &[usize]) -> Assembled {
         .flat_map(|of| of.assembled.classes.iter().cloned())
         .collect();
     for (stage, class) in joined.class_of_stage.iter_mut().enumerate() {
-        let of = &holders[owners[joined.rank_of_stage[stage] as usize]];
+        let of = &holders[owners[joined.pipeline.rank_of_stage[stage] as usize]];
         *class = of.first_class + of.assembled.class_of_stage[stage];
     }
     for (rank, &pool) in owners.iter().enumerate() {
-        let of = &holders[pool].assembled;
-        joined.states[rank] = of.states[rank];
-        joined.in_flight[rank] = of.in_flight[rank];
-        joined.optimizer[rank] = of.optimizer[rank];
-        joined.host[rank] = of.host[rank];
-        joined.on_host[rank] = of.on_host[rank];
-        joined.resident[rank] = of.resident[rank];
-        joined.optimizer_transient[rank] = of.optimizer_transient[rank];
+        joined.ranks[rank] = holders[pool].assembled.ranks[rank];
     }
     joined
 }

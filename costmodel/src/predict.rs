@@ -72,7 +72,7 @@ pub(crate) fn prediction(
     let memory = memory_items(scenario, strategy, simulated, peak_rank as u32);
     let parts = Parts::of(simulated.assembled, simulated.program, outcome);
     let (pools, pool_of_rank) = (simulated.pools, simulated.pool_of_rank);
-    let host_memory = pools.host_memory(pool_of_rank, &simulated.assembled.on_host);
+    let host_memory = pools.host_memory(pool_of_rank, &simulated.assembled.ranks);
     let residual = |quantity| residuals::of(quantity, scenario.evidence(quantity));
     let (shortest, longest) = residual(Quantity::Time).around(step.0);
     let (least, most) = residual(Quantity::Memory).around(peak.as_f64());
@@ -170,7 +170,7 @@ fn memory_items(
     parts.extend([
         (
             "gathered parameters and gradients in flight".into(),
-            assembled.in_flight[index as usize],
+            assembled.ranks[index as usize].in_flight,
             whole,
         ),
         ("context".into(), overheads.context.value, whole),
@@ -221,7 +221,7 @@ fn states_at_peak(
     index: u32,
 ) -> impl Iterator<Item = (&'static str, Bytes)> {
     let rank = &simulated.outcome.ranks[index as usize];
-    let mut held = simulated.assembled.states[index as usize];
+    let mut held = simulated.assembled.ranks[index as usize].states;
     let mut kept = Bytes(0);
     if rank.peak_action.is_none_or(|a| a.kind != ActionKind::Optim) {
         let late = states::late_gradients(&scenario.runtime, strategy, &held);
@@ -278,7 +278,7 @@ fn kernels(simulated: &Simulated<'_>, strategy: &Strategy, rank: usize) -> Vec<N
     let assembled = simulated.assembled;
     let details = &simulated.details[simulated.pool_of_rank[rank]];
     let mut times: BTreeMap<&str, f64> = BTreeMap::new();
-    for (stage, &owner) in assembled.rank_of_stage.iter().enumerate() {
+    for (stage, &owner) in assembled.rank_of_stage().iter().enumerate() {
         if owner as usize == rank {
             for run in assembled.runs(stage) {
                 let repeats = run.count as f64 * strategy.num_micro_batches as f64;

@@ -15,6 +15,7 @@ use models::{BlockClass, BlockLayout};
 use plans::place::Place;
 use plans::{Decisions, Zero};
 
+use crate::pipeline::Pipeline;
 use crate::{CostError, Scenario};
 
 /// What going on takes.
@@ -73,7 +74,7 @@ const KINDS: [usize; 2] = [0, 1];
 #[derive(Clone, Debug)]
 pub(crate) struct Staged<'a> {
     pub(crate) placed: &'a Placed<'a>,
-    pub(crate) rank_of_stage: Arc<Vec<u32>>,
+    pub(crate) pipeline: Arc<Pipeline>,
 }
 
 /// States of a virtual stage that a rank holds: ranges of depth, in elements, and of width, as shares.
@@ -203,7 +204,13 @@ fn pieces(depth: &Depth, of: &Staged<'_>, rank: u64) -> Vec<Piece> {
     let mut found = Vec::new();
     let mut layers = 0;
     let last = d.stages.0.len() - 1;
-    for (stage, (&size, &owner)) in d.stages.0.iter().zip(of.rank_of_stage.iter()).enumerate() {
+    for (stage, (&size, &owner)) in d
+        .stages
+        .0
+        .iter()
+        .zip(of.pipeline.rank_of_stage.iter())
+        .enumerate()
+    {
         // The embedding comes before the first layer; prediction modules and head after the last.
         let from = if stage == 0 { 0 } else { 1 + layers };
         layers += size;

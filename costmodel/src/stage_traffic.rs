@@ -1,6 +1,7 @@
 //! Data-parallel traffic of a stage: the gathers and reductions of every block, and the actions they overlap with.
 
 use catalog::runtime::{Ahead, Rewrite};
+use catalog::state_types::StateTypes;
 use catalog::{Seconds, Zero};
 use models::BlockClass;
 use plans::Decisions;
@@ -21,6 +22,7 @@ pub(crate) struct Traffic<'a> {
     pub(crate) scenario: &'a Scenario,
     pub(crate) strategy: &'a Decisions,
     pub(crate) parallel: &'a DataParallel,
+    types: StateTypes,
     priced: Vec<(Weights, BlockTraffic)>,
 }
 
@@ -43,7 +45,8 @@ impl<'a> Traffic<'a> {
             scenario,
             strategy,
             parallel,
-            priced: Vec::new(),
+            types: strategy.state_types(&scenario.runtime, scenario.workload.precision),
+            priced: Vec::with_capacity(4),
         }
     }
 
@@ -62,10 +65,10 @@ impl<'a> Traffic<'a> {
             scenario,
             strategy,
             parallel,
+            types,
             ..
-        } = *self;
-        let types = strategy.state_types(&scenario.runtime, scenario.workload.precision);
-        let reduced = states::reduced_type(&types, strategy.zero);
+        } = self;
+        let reduced = states::reduced_type(types, strategy.zero);
         let whole = (scenario.runtime.rewrites).contains(&Rewrite::AllReduceGradients);
         Ok(BlockTraffic {
             gather: match strategy.zero {
@@ -82,7 +85,7 @@ impl<'a> Traffic<'a> {
             },
             reduce: parallel.reduce(weights.trained, message, reduced, whole)?,
             copies: match Offloaded::of(&scenario.runtime, strategy) {
-                Some(host) => host.copies(scenario, &types, &parallel.sharding, weights)?,
+                Some(host) => host.copies(scenario, types, &parallel.sharding, weights)?,
                 None => Copies::default(),
             },
         })

@@ -36,7 +36,7 @@ pub(crate) fn waiting(
     largest: &Largest,
 ) -> Seconds {
     let mut of_rank = vec![Passes::default(); d.pp as usize];
-    for (stage, &rank) in assembled.rank_of_stage.iter().enumerate() {
+    for (stage, &rank) in assembled.rank_of_stage().iter().enumerate() {
         let passes = &mut of_rank[rank as usize];
         for kind in [ActionKind::F, ActionKind::B] {
             let phase = assembled.stage(stage).phase(kind);

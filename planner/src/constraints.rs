@@ -560,6 +560,12 @@ fn known(text: &str, key: &str, keys: &[&str]) -> Result<(), PlannerError> {
     if keys.contains(&key) {
         return Ok(());
     }
+    if CHOICES.contains(&key) {
+        return wrong(
+            text,
+            format!("`{key}` has no sizes; expected `--fix {key}=…`"),
+        );
+    }
     let unknown = Mistake::new(format!("unknown dimension `{key}`"))
         .expected(format!("one of {}", keys.join(", ")))
         .nearest(catalog::suggest::nearest(key, keys));

@@ -77,11 +77,10 @@ fn sentence(a: &AssumptionJson) -> String {
     let assumed = if a.performed { "without" } else { "with" };
     let cost = match (a.step_time_difference_s, a.peak_memory_difference_bytes) {
         (Some(seconds), Some(bytes)) => {
-            format!(
-                "{:+.1} ms a step, {:+.2} GiB",
-                seconds * 1e3,
-                bytes / 1024f64.powi(3)
-            )
+            let sign = |value: f64| if value < 0.0 { '−' } else { '+' };
+            let time = reports::format::seconds(Seconds(seconds.abs()));
+            let memory = reports::format::bytes(Bytes(bytes.abs() as u64));
+            format!("{}{time} a step, {}{memory}", sign(seconds), sign(bytes))
         }
         _ => "not predicted".to_owned(),
     };

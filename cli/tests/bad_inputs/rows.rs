@@ -156,6 +156,7 @@ pub const CONSTRAINTS: &[Row] = &[
     ("search --model llama3-8b --gpus 8 --fix cp_kind=rings", &[2], "cp_kind"),
     ("search --model llama3-8b --gpus 8 --max tp=0", &[2], "tp=0"),
     ("search --model llama3-8b --gpus 8 --fix tp", &[2], "tp"),
+    ("search --model llama3-8b --gpus 8 --forbid offload", &[2], "expected  `--fix offload=…`"),
     ("search --model llama3-8b --gpus 8 --constraints plan.yaml", &[2], "unknown field"),
     ("search --model llama3-8b --gpus 8 --constraints zero9.yaml", &[2], "zero"),
     ("search --model llama3-8b --gpus 8 --constraints crossed.yaml", &[2], "tp"),
