@@ -17,6 +17,7 @@ use std::process::ExitCode;
 use clap::FromArgMatches;
 
 fn main() -> ExitCode {
+    memory::release();
     output::set_color(settings::color_of_words(std::env::args()));
     let code = match settings::Settings::load() {
         Ok(settings) => run(&settings),

@@ -41,6 +41,7 @@ pub struct Assembled {
 /// A virtual stage, or several with the same blocks.
 #[derive(Clone, Debug)]
 pub struct StageClass {
+    span: Span,
     /// Its blocks in order, equal neighbours grouped.
     pub runs: Vec<Run>,
     /// Its work and memory for one micro-batch.
@@ -63,7 +64,7 @@ pub fn assemble(
     costs: &BlockCosts,
     strategy: &Decisions,
     parallel: &DataParallel,
-    pipeline: Arc<Pipeline>,
+    pipeline: &Arc<Pipeline>,
 ) -> Result<Assembled, CostError> {
     let blocks = costs.blocks_of(strategy)?;
     let mut built = Assembled {
@@ -72,10 +73,10 @@ pub fn assemble(
         class_of_stage: Vec::with_capacity(strategy.stages.0.len()),
         ranks: Vec::with_capacity(strategy.pp as usize),
         on_link: Seconds(0.0),
-        pipeline,
+        pipeline: Arc::clone(pipeline),
     };
     built.stages(costs, strategy, parallel, &blocks)?;
-    built.ranks(costs, strategy, parallel)?;
+    built.ranks(costs, strategy, parallel, pipeline)?;
     Ok(built)
 }
 
@@ -128,25 +129,23 @@ impl Assembled {
     ) -> Result<(), CostError> {
         let mut traffic = Traffic::new(costs.scenario(), strategy, parallel);
         let last = strategy.stages.0.len() - 1;
-        let mut spans: Vec<Span<'_>> = Vec::with_capacity(4);
         let mut first_layer = 0;
         for (index, &count) in strategy.stages.0.iter().enumerate() {
-            let end = first_layer + count as usize;
             let span = Span {
-                layers: &costs.class_of_layer()[first_layer..end],
+                first_layer,
+                layers: count as usize,
                 as_first: strategy.layers_as_first(index),
                 ends: [index == 0, index == last],
             };
-            first_layer = end;
-            let known = spans.iter().rposition(|earlier| *earlier == span);
-            let class = match known {
+            first_layer += span.layers;
+            let same = |class: &StageClass| class.span.has_blocks_of(&span, costs);
+            let class = match self.classes.iter().rposition(same) {
                 Some(class) => class,
                 None => {
-                    let runs = runs(costs, strategy, blocks, span);
-                    let class = StageClass::new(costs, &mut traffic, runs)?;
+                    let runs = runs(costs, strategy, blocks, &span);
+                    let class = StageClass::new(costs, &mut traffic, span, runs)?;
                     self.classes.push(class);
-                    spans.push(span);
-                    spans.len() - 1
+                    self.classes.len() - 1
                 }
             };
             self.class_of_stage.push(class as u32);
@@ -159,9 +158,9 @@ impl Assembled {
         costs: &BlockCosts,
         strategy: &Decisions,
         parallel: &DataParallel,
+        pipeline: &Pipeline,
     ) -> Result<(), CostError> {
         let activations = self.activations_on_host(strategy);
-        let pipeline = Arc::clone(&self.pipeline);
         let ranks = &pipeline.stages_of_rank;
         let class_of = |&stage: &u32| self.class_of_stage[stage as usize];
         let same = |a: &[u32], b: &[u32]| a.iter().map(class_of).eq(b.iter().map(class_of));
@@ -207,34 +206,48 @@ fn held<'a>(stages: impl Iterator<Item = &'a StageClass>) -> HeldByRank {
     held
 }
 
-/// What a stage consists of: the classes of its layers, how many of these are treated as the first of
-/// [`plans::Recompute::of_first_and_others`], and whether it has the embedding and the head.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Span<'a> {
-    pub(crate) layers: &'a [u8],
-    pub(crate) as_first: u64,
-    pub(crate) ends: [bool; 2],
+/// What a stage consists of.
+#[derive(Clone, Copy, Debug)]
+struct Span {
+    /// Number of its first layer in the model.
+    first_layer: usize,
+    /// Number of its layers.
+    layers: usize,
+    /// How many of them are treated as the first of [`plans::Recompute::of_first_and_others`].
+    as_first: u64,
+    /// Whether it has the embedding, and the head.
+    ends: [bool; 2],
+}
+
+impl Span {
+    /// The classes of its layers.
+    fn classes<'c>(&self, costs: &'c BlockCosts) -> &'c [u8] {
+        &costs.class_of_layer()[self.first_layer..][..self.layers]
+    }
+
+    /// Whether both consist of the same blocks.
+    fn has_blocks_of(&self, other: &Self, costs: &BlockCosts) -> bool {
+        let sizes = |span: &Self| (span.layers, span.as_first, span.ends);
+        sizes(self) == sizes(other) && self.classes(costs) == other.classes(costs)
+    }
 }
 
 /// The blocks of a stage in order, equal neighbours grouped.
-fn runs(costs: &BlockCosts, strategy: &Decisions, blocks: &Blocks, span: Span<'_>) -> Vec<Run> {
+fn runs(costs: &BlockCosts, strategy: &Decisions, blocks: &Blocks, span: &Span) -> Vec<Run> {
     let mut runs = Vec::with_capacity(4);
     if span.ends[0] {
         push(&mut runs, &blocks.embedding, 1, false);
     }
+    let layers = span.classes(costs);
     let kind = |layer: usize| {
         let offset = layer as u64;
         let as_first = offset < span.as_first;
-        (
-            span.layers[layer],
-            as_first,
-            offset < strategy.offload_layers,
-        )
+        (layers[layer], as_first, offset < strategy.offload_layers)
     };
     let mut first = 0;
-    while first < span.layers.len() {
+    while first < layers.len() {
         let of = kind(first);
-        let alike = (first..span.layers.len()).take_while(|&layer| kind(layer) == of);
+        let alike = (first..layers.len()).take_while(|&layer| kind(layer) == of);
         let count = alike.count();
         first += count;
         let (class, as_first, on_host) = of;
@@ -268,6 +281,7 @@ impl StageClass {
     fn new(
         costs: &BlockCosts,
         traffic: &mut Traffic<'_>,
+        span: Span,
         runs: Vec<Run>,
     ) -> Result<Self, CostError> {
         let Traffic {
@@ -317,6 +331,7 @@ impl StageClass {
         Ok(Self {
             largest: largest(costs, strategy, &runs),
             tensors: runs.iter().map(tensors).sum(),
+            span,
             runs,
             work,
             weights,

@@ -193,7 +193,7 @@ impl PoolCosts {
     ) -> Result<Assembled, CostError> {
         let on = |costs: &BlockCosts| {
             let parallel = parallel(&costs.scenario().cluster);
-            assemble(costs, d, &parallel, Arc::clone(pipeline))
+            assemble(costs, d, &parallel, pipeline)
         };
         let Some(pools) = &whole.cluster.pools else {
             return on(self.first());

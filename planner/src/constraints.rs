@@ -561,10 +561,8 @@ fn known(text: &str, key: &str, keys: &[&str]) -> Result<(), PlannerError> {
         return Ok(());
     }
     if CHOICES.contains(&key) {
-        return wrong(
-            text,
-            format!("`{key}` has no sizes; expected `--fix {key}=…`"),
-        );
+        let named = format!("`{key}` has no sizes; expected `--fix {key}=…`");
+        return wrong(text, named);
     }
     let unknown = Mistake::new(format!("unknown dimension `{key}`"))
         .expected(format!("one of {}", keys.join(", ")))

@@ -1,7 +1,7 @@
 //! Algorithms of collectives that cross scale-up domains, and their times.
 
 use catalog::tables::CollectiveOp;
-use catalog::{Algorithm, Seconds, elementary};
+use catalog::{Algorithm, Seconds};
 
 use crate::known;
 
@@ -53,14 +53,10 @@ impl Crossing {
         if self.op != CollectiveOp::AllReduce {
             return None;
         }
-        let nodes = (self.ranks as f64 / self.together as f64).max(2.0);
+        let nodes = self.ranks.div_ceil(self.together).max(2);
         let level = known::TREE_LEVEL.factor() + self.far_latency;
         let ramp = known::TREE_RAMP.factor() * (self.bytes / 1e6).sqrt();
-        Some(
-            2.0 * elementary::log2(nodes).ceil() * level
-                + ramp
-                + self.moved * known::TREE_TRAFFIC.factor(),
-        )
+        Some(2.0 * levels(nodes) * level + ramp + self.moved * known::TREE_TRAFFIC.factor())
     }
 
     /// Direct sends between all pairs; the part for other domains leaves each rank by its own network card.
@@ -90,10 +86,14 @@ impl Crossing {
             CollectiveOp::AllGather | CollectiveOp::ReduceScatter
         );
         (scatters && self.together == 1).then(|| {
-            let steps = elementary::log2(self.ranks as f64).ceil();
-            steps * (known::RING_STEP.factor() + self.far_latency) + self.moved
+            levels(self.ranks) * (known::RING_STEP.factor() + self.far_latency) + self.moved
         })
     }
+}
+
+/// Number of levels of a binary tree with so many leaves.
+fn levels(leaves: u64) -> f64 {
+    f64::from(u64::BITS - leaves.saturating_sub(1).leading_zeros())
 }
 
 #[cfg(test)]
