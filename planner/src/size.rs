@@ -96,7 +96,11 @@ pub fn relaxations(
             "no strategy is legal for these sizes; change the number of GPUs or the global batch",
         ));
     }
-    if let Some(needed) = least_memory(costs, constraints, options)? {
+    let (lightest, more) = rayon::join(
+        || least_memory(costs, constraints, options),
+        || with_more_gpus(costs, constraints, options),
+    );
+    if let Some(needed) = lightest? {
         let device = &scenario.cluster.device;
         advice.push(Relaxation::advice(format!(
             "the lightest strategy needs {needed} of memory per GPU; {} has {}",
@@ -109,7 +113,7 @@ pub fn relaxations(
         );
     }
     advice.extend(offloaded(costs, constraints, options)?);
-    advice.extend(with_more_gpus(costs, constraints, options)?);
+    advice.extend(more?);
     Ok(advice)
 }
 
