@@ -27,7 +27,7 @@ pub struct Assembled {
     pub classes: Vec<StageClass>,
     /// For every virtual stage, the index of its class.
     pub class_of_stage: Vec<u32>,
-    /// Where the stages lie.
+    /// The order of passes: which rank runs each stage, and how many micro-batches are in flight.
     pub pipeline: Arc<Pipeline>,
     /// States and optimizer step of every pipeline rank.
     pub ranks: Vec<OfRank>,
@@ -194,7 +194,7 @@ impl Assembled {
     }
 }
 
-/// What a rank with these stages holds.
+/// The weights and states of a rank with these stages.
 fn held<'a>(stages: impl Iterator<Item = &'a StageClass>) -> HeldByRank {
     let mut held = HeldByRank::default();
     for stage in stages {
@@ -206,7 +206,7 @@ fn held<'a>(stages: impl Iterator<Item = &'a StageClass>) -> HeldByRank {
     held
 }
 
-/// What a stage consists of.
+/// Which blocks a virtual stage consists of.
 #[derive(Clone, Copy, Debug)]
 struct Span {
     /// Number of its first layer in the model.

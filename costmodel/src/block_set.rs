@@ -62,7 +62,7 @@ pub(crate) fn passes_alone(d: &Decisions) -> f64 {
 }
 
 impl Blocks {
-    /// All of them, some twice.
+    /// All blocks, some twice.
     pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<BlockCost>> {
         let ends = [&self.embedding, &self.head].into_iter().chain(&self.mtp);
         ends.chain(self.layers.iter().flatten())

@@ -147,7 +147,7 @@ impl BlockCosts {
         self.executed(d, Execution::of(&self.scenario.runtime, d))
     }
 
-    /// The same with passes run in a given way.
+    /// The blocks of a strategy whose passes run in a given way.
     ///
     /// # Errors
     /// When a block cannot be traced.
@@ -163,7 +163,8 @@ impl BlockCosts {
         })
     }
 
-    /// The same without the prediction module; blocks that are not known yet are priced for these decisions only.
+    /// The blocks of a strategy but the prediction module. Those that are not known yet are priced for these decisions only, not for
+    /// others that a search may ask for next.
     ///
     /// # Errors
     /// When a block cannot be traced.
@@ -218,7 +219,7 @@ impl BlockCosts {
         }
     }
 
-    /// The shortest such time under any of these axis orders.
+    /// The shortest time of [`Self::transfer`] under any of these axis orders.
     ///
     /// # Errors
     /// When it was not measured.

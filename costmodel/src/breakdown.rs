@@ -34,7 +34,8 @@ impl Parts {
     }
 
     /// The breakdown of the step: that of the critical rank, completed by what the whole step waits for. The time of the step that
-    /// no part explains is the bubble. The host's work between steps counts as host time.
+    /// no part explains is the bubble; without a pipeline it is host time, because then only single blocks wait, and for the host.
+    /// The host's work between steps counts as host time.
     pub(crate) fn of_step(&self, outcome: &Outcome) -> Breakdown {
         let slowest = outcome.ranks.iter().fold(Seconds(0.0), |t, r| t.max(r.end));
         let mut parts = self.0[self.critical()];
@@ -49,7 +50,11 @@ impl Parts {
         } = *outcome;
         parts.host_s += (outcome.step_time - imbalance - stragglers - link - slowest).0;
         parts.bubble_s = 0.0;
-        parts.bubble_s = (outcome.step_time.0 - sum(&parts)).max(0.0);
+        let unexplained = (outcome.step_time.0 - sum(&parts)).max(0.0);
+        match outcome.ranks.len() {
+            1 => parts.host_s += unexplained,
+            _ => parts.bubble_s = unexplained,
+        }
         parts
     }
 }

@@ -71,7 +71,7 @@ pub(crate) struct HeldByRank {
     pub(crate) tensors: u64,
 }
 
-/// What one pipeline rank holds for the whole step, and its optimizer step.
+/// The memory that one pipeline rank holds for the whole step, and its optimizer step.
 #[derive(Clone, Copy, Debug)]
 pub struct OfRank {
     /// Parameters, gradients and optimizer states.
@@ -96,7 +96,7 @@ impl OfRank {
         self.optimizer.max(self.host.total())
     }
 
-    /// Computes what a rank holds apart from saved activations in host memory.
+    /// Computes this from the weights and states of a rank. Activations saved in host memory are not counted.
     ///
     /// # Errors
     /// When the optimizer was not measured, or the cluster's host is not known.

@@ -30,12 +30,14 @@ pub fn gib(value: Bytes) -> String {
 /// `12.3 s`, `4.56 ms`, `7.89 µs`.
 #[must_use]
 pub fn seconds(value: Seconds) -> String {
+    // What three figures round up to 1000 of a unit is 1.00 of the next.
+    const NEARLY: f64 = 0.9995;
     let size = value.0.abs();
-    if size == 0.0 {
+    if size < 5e-9 {
         "0 s".into()
-    } else if size >= 1.0 {
+    } else if size >= NEARLY {
         format!("{} s", significant(value.0))
-    } else if size >= 1e-3 {
+    } else if size >= NEARLY * 1e-3 {
         format!("{} ms", significant(value.0 * 1e3))
     } else {
         format!("{} µs", significant(value.0 * 1e6))
@@ -227,6 +229,10 @@ mod tests {
             (seconds(Seconds(12.34)), "12.3 s"),
             (seconds(Seconds(0.012_34)), "12.3 ms"),
             (seconds(Seconds(1.5e-6)), "1.50 µs"),
+            (seconds(Seconds(1e-12)), "0 s"),
+            (seconds(Seconds(0.000_999_9)), "1.00 ms"),
+            (seconds(Seconds(0.9994)), "999 ms"),
+            (seconds(Seconds(0.9996)), "1.00 s"),
             (percent(0.4567), "45.7 %"),
             (count(1_234_567), "1,234,567"),
             (count(999), "999"),

@@ -67,12 +67,13 @@ pub fn best_plan(best: &Candidate, ground: Ground<'_>, style: Style) -> String {
 
 fn space(outcome: &SearchOutcome, style: Style) -> String {
     let s = &outcome.space;
-    let mut text = format!("{} strategies: {} simulated", s.strategies, s.simulated);
+    let [all, simulated, too_large] = [s.strategies, s.simulated, s.too_large].map(format::count);
+    let mut text = format!("{all} strategies: {simulated} simulated");
     if s.too_large > 0 {
-        text.push_str(&format!(" ({} of them too large)", s.too_large));
+        text.push_str(&format!(" ({too_large} of them too large)"));
     }
-    for (reason, count) in &s.pruned {
-        text.push_str(&format!(", {count} ruled out by {reason}"));
+    for (reason, &count) in &s.pruned {
+        text.push_str(&format!(", {} ruled out by {reason}", format::count(count)));
     }
     let mut shown = format!("\n{}", style.paragraph("", &text));
     let mut illegal: Vec<(&String, &u64)> = s.illegal.iter().collect();
@@ -81,7 +82,7 @@ fn space(outcome: &SearchOutcome, style: Style) -> String {
         let list: Vec<String> = illegal
             .iter()
             .take(4)
-            .map(|(rule, count)| format!("{rule} ({count})"))
+            .map(|&(rule, &count)| format!("{rule} ({})", format::count(count)))
             .collect();
         let text = format!("not in the space: {}", list.join(", "));
         shown.push_str(&style.paragraph("", &text));

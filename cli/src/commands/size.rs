@@ -432,7 +432,7 @@ fn conclude(rows: &[SizeRow], smallest: Option<u64>) {
     let front = rows.iter().filter(|row| row.pareto);
     let front: Vec<String> = front.map(|row| row.gpus.to_string()).collect();
     output::print(&format!(
-        "\nNo other is both faster and cheaper: {} GPUs\nSmallest that fits: {smallest} GPU{}\n",
+        "\nNot beaten in both speed and cost: {} GPUs\nSmallest that fits: {smallest} GPU{}\n",
         front.join(", "),
         if smallest == 1 { "" } else { "s" }
     ));
