@@ -1,17 +1,19 @@
 //! How fast the search is: `cargo bench -p vescale-planner`.
 //!
 //! `simulate` reports simulations of steps per second on one core over a fixed, unpruned space, once of all its pipelines
-//! and once of those with 16 stages and 256 micro-batches; `floors` lower bounds per second of the same strategies;
+//! and once of those with 16 stages and 256 micro-batches; `floors` lower bounds per second of the same strategies, and
+//! `floors_of_families` those of families of strategies with one layout and pipeline;
 //! the others the wall time of searches on all cores. `docs/search.md` has a table of what was measured.
 
-use std::sync::OnceLock;
+use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock};
 
 use catalog::{Precision, Workload};
-use costmodel::{CostModel, Scenario};
+use costmodel::{CostModel, Lightest, Scenario, Shape};
 use divan::Bencher;
 use divan::counter::ItemsCount;
 use planner::{Constraints, SearchOptions, SearchSpace, search};
-use plans::Strategy;
+use plans::{Decisions, Strategy};
 
 // The allocator of the binary.
 #[global_allocator]
@@ -91,6 +93,72 @@ fn floors(bencher: Bencher<'_, '_>) {
                 divan::black_box(costs.floors(member, None, None).expect("priced"));
             }
         });
+}
+
+/// A layout with what it recomputes, and the pipelines of the sample that it has: together with each of these it is a family, whose
+/// strategies have one bound in common.
+struct Layout {
+    decisions: Decisions,
+    pipelines: Vec<Arc<Shape>>,
+}
+
+/// The families of the sample, by layout.
+fn families() -> Vec<Layout> {
+    let (costs, members) = any_pipeline();
+    let mut layouts: BTreeMap<_, (Decisions, Vec<&Decisions>)> = BTreeMap::new();
+    for member in members {
+        let d: &Decisions = member;
+        let sizes = [d.tp, d.pp, d.cp, d.dp(), d.micro_batch];
+        let kinds = (
+            d.cp_kind,
+            d.sequence_parallel,
+            d.recompute.of_first_and_others(),
+        );
+        let known = layouts.entry((sizes, kinds));
+        let (_, pipelines) = known.or_insert_with(|| (d.clone(), Vec::new()));
+        let pipeline = |d: &Decisions| (d.schedule, d.vpp, d.stages.clone(), d.recompute);
+        if pipelines.iter().all(|known| pipeline(known) != pipeline(d)) {
+            pipelines.push(d);
+        }
+    }
+    let shape = |d: &Decisions| costs.shape(d).expect("a schedule");
+    let all = layouts.into_values();
+    all.map(|(decisions, pipelines)| Layout {
+        decisions,
+        pipelines: pipelines.into_iter().map(shape).collect(),
+    })
+    .collect()
+}
+
+#[divan::bench(sample_count = 10)]
+fn floors_of_families(bencher: Bencher<'_, '_>) {
+    let (costs, _) = any_pipeline();
+    let layouts = families();
+    let count: usize = layouts.iter().map(|layout| layout.pipelines.len()).sum();
+    bencher.counter(ItemsCount::new(count)).bench_local(|| {
+        for Layout {
+            decisions,
+            pipelines,
+        } in &layouts
+        {
+            let among = std::slice::from_ref(decisions);
+            let lightest = Lightest {
+                on_device: among.to_vec(),
+                on_host: Vec::new(),
+            };
+            let orders = [decisions.axis_order];
+            let bounds = costs.layout_bounds(among, &lightest, &orders);
+            let bounds = bounds.expect("priced");
+            for shape in pipelines {
+                let limit = Some(costs.capacity());
+                divan::black_box(
+                    costs
+                        .pipeline_floors(&bounds, shape, &[], limit)
+                        .expect("priced"),
+                );
+            }
+        }
+    });
 }
 
 /// The questions whose time is promised: model, devices, runtime.
