@@ -27,9 +27,9 @@ pub struct Assembled {
     pub classes: Vec<StageClass>,
     /// For every virtual stage, the index of its class.
     pub class_of_stage: Vec<u32>,
-    /// The order of passes: which rank runs each stage, and how many micro-batches are in flight.
+    /// The schedule: which pipeline rank runs each stage, and how many micro-batches each rank has in flight.
     pub pipeline: Arc<Pipeline>,
-    /// States and optimizer step of every pipeline rank.
+    /// Memory and optimizer step of every pipeline rank.
     pub ranks: Vec<OfRank>,
     /// For every virtual stage but the last, the time to send one micro-batch's output to the next stage, or the gradient
     /// of that output back, if they lie on different ranks.
@@ -42,7 +42,7 @@ pub struct Assembled {
 #[derive(Clone, Debug)]
 pub struct StageClass {
     span: Span,
-    /// Its blocks in order, equal neighbours grouped.
+    /// Its blocks in the order of a forward pass; equal blocks that follow each other are one row.
     pub runs: Vec<Run>,
     /// Its work and memory for one micro-batch.
     pub work: StageWork,
@@ -76,7 +76,7 @@ pub fn assemble(
         pipeline: Arc::clone(pipeline),
     };
     built.stages(costs, strategy, parallel, &blocks)?;
-    built.ranks(costs, strategy, parallel, pipeline)?;
+    built.ranks(costs, strategy, parallel)?;
     Ok(built)
 }
 
@@ -158,10 +158,9 @@ impl Assembled {
         costs: &BlockCosts,
         strategy: &Decisions,
         parallel: &DataParallel,
-        pipeline: &Pipeline,
     ) -> Result<(), CostError> {
         let activations = self.activations_on_host(strategy);
-        let ranks = &pipeline.stages_of_rank;
+        let ranks = &self.pipeline.stages_of_rank;
         let class_of = |&stage: &u32| self.class_of_stage[stage as usize];
         let same = |a: &[u32], b: &[u32]| a.iter().map(class_of).eq(b.iter().map(class_of));
         for (rank, stages) in ranks.iter().enumerate() {
@@ -194,7 +193,7 @@ impl Assembled {
     }
 }
 
-/// The weights and states of a rank with these stages.
+/// Adds up the weights, states and parameter tensors of a rank's stages, and finds the sizes of their largest blocks.
 fn held<'a>(stages: impl Iterator<Item = &'a StageClass>) -> HeldByRank {
     let mut held = HeldByRank::default();
     for stage in stages {
@@ -213,9 +212,9 @@ struct Span {
     first_layer: usize,
     /// Number of its layers.
     layers: usize,
-    /// How many of them are treated as the first of [`plans::Recompute::of_first_and_others`].
+    /// How many of them, counted from the stage's first layer, are recomputed as the first of [`plans::Recompute::of_first_and_others`].
     as_first: u64,
-    /// Whether it has the embedding, and the head.
+    /// Whether it has the embedding, and whether it has the head.
     ends: [bool; 2],
 }
 
@@ -225,14 +224,14 @@ impl Span {
         &costs.class_of_layer()[self.first_layer..][..self.layers]
     }
 
-    /// Whether both consist of the same blocks.
+    /// Whether two stages consist of the same blocks in the same order.
     fn has_blocks_of(&self, other: &Self, costs: &BlockCosts) -> bool {
         let sizes = |span: &Self| (span.layers, span.as_first, span.ends);
         sizes(self) == sizes(other) && self.classes(costs) == other.classes(costs)
     }
 }
 
-/// The blocks of a stage in order, equal neighbours grouped.
+/// The blocks of a stage in the order of a forward pass; equal blocks that follow each other are one row.
 fn runs(costs: &BlockCosts, strategy: &Decisions, blocks: &Blocks, span: &Span) -> Vec<Run> {
     let mut runs = Vec::with_capacity(4);
     if span.ends[0] {

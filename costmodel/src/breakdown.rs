@@ -34,8 +34,8 @@ impl Parts {
     }
 
     /// The breakdown of the step: that of the critical rank, completed by what the whole step waits for. The time of the step that
-    /// no part explains is the bubble; without a pipeline it is host time, because then only single blocks wait, and for the host.
-    /// The host's work between steps counts as host time.
+    /// no part explains is the bubble; without a pipeline it is host time, because a rank then waits for no other rank, but single
+    /// blocks wait for the host. The host's work between steps counts as host time.
     pub(crate) fn of_step(&self, outcome: &Outcome) -> Breakdown {
         let slowest = outcome.ranks.iter().fold(Seconds(0.0), |t, r| t.max(r.end));
         let mut parts = self.0[self.critical()];

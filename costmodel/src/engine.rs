@@ -165,7 +165,7 @@ struct Engine<'a> {
     /// The passes of all virtual stages: those of a stage, in the order of [`PASSES`], follow those of the stage before.
     passes: Vec<Placed<'a>>,
     states: Vec<RankState>,
-    /// Arrival time of every message between stages, indexed by its [`ArrivalSlot`].
+    /// When messages between stages arrive. A message's [`ArrivalSlot`] is its index in this list.
     arrivals: Vec<Picoseconds>,
     /// Number of micro-batches skipped so far.
     skipped: u32,

@@ -13,7 +13,7 @@ pub(crate) struct Launch {
     pub(crate) parts: u64,
     pub(crate) stream: Stream,
     pub(crate) waits: Waits,
-    /// The rounds of launches that are repeated after it.
+    /// How many of the launches up to this one are issued again after it, and how often.
     pub(crate) again: Again,
 }
 

@@ -71,32 +71,32 @@ pub(crate) struct HeldByRank {
     pub(crate) tensors: u64,
 }
 
-/// The memory that one pipeline rank holds for the whole step, and its optimizer step.
+/// The memory of one pipeline rank apart from activations, and the time of its optimizer step.
 #[derive(Clone, Copy, Debug)]
 pub struct OfRank {
-    /// Parameters, gradients and optimizer states.
+    /// Bytes of parameters, gradients and optimizer states on the device.
     pub states: StateBytes,
-    /// Parameters that are gathered, and gradients that are not yet reduced, at one time.
+    /// Bytes of copies at the moment when they are most: parameters gathered from other ranks, and gradients before they are reduced.
     pub in_flight: Bytes,
     /// Time of the optimizer step on the device.
     pub optimizer: Seconds,
-    /// Memory that only the optimizer step needs.
+    /// Bytes that the optimizer step needs beyond those held for the whole step.
     pub optimizer_transient: Bytes,
-    /// All memory that is held for the whole step.
+    /// Bytes on the device that are held for the whole step: states, `in_flight`, the CUDA context and workspaces.
     pub resident: Bytes,
-    /// What the host does in the optimizer step.
+    /// Times of the host's part of the optimizer step, where optimizer states lie in host memory.
     pub host: HostStep,
-    /// Bytes in host memory.
+    /// Bytes that the rank keeps in host memory.
     pub on_host: Bytes,
 }
 
 impl OfRank {
-    /// Time from the last gradient until both the device and the host have updated their weights.
+    /// Time from the last gradient until device and host, which work at the same time, have both updated their weights.
     pub(crate) fn update(&self) -> Seconds {
         self.optimizer.max(self.host.total())
     }
 
-    /// Computes this from the weights and states of a rank. Activations saved in host memory are not counted.
+    /// Computes memory and optimizer step from what a rank holds. `on_host` then lacks activations saved in host memory.
     ///
     /// # Errors
     /// When the optimizer was not measured, or the cluster's host is not known.

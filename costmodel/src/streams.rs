@@ -304,7 +304,7 @@ pub(crate) struct Task {
     /// Time that the host takes to issue it.
     pub(crate) host: Seconds,
     pub(crate) waits: Waits,
-    /// The rounds of tasks that are repeated after it.
+    /// How many of the tasks up to this one are issued again after it, and how often.
     pub(crate) again: Again,
 }
 

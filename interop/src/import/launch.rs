@@ -31,7 +31,7 @@ pub struct Open {
     pub value: String,
 }
 
-/// Options for the number of devices of a node, of torchrun, DeepSpeed and Slurm.
+/// Options of torchrun, DeepSpeed and Slurm that give the number of devices in each node.
 const EACH: [&str; 6] = [
     "--nproc-per-node",
     "--nproc_per_node",
@@ -40,7 +40,7 @@ const EACH: [&str; 6] = [
     "--gpus-per-node",
     "--gpus_per_node",
 ];
-/// Options for the number of nodes.
+/// Options of these and of `accelerate launch` that give the number of nodes.
 const NODES: [&str; 5] = [
     "--nnodes",
     "--num-nodes",
@@ -48,10 +48,10 @@ const NODES: [&str; 5] = [
     "--num_machines",
     "--num-machines",
 ];
-/// Options for the number of all devices, of accelerate.
+/// Options of `accelerate launch` that give the number of devices in all nodes together.
 const ALL: [&str; 2] = ["--num_processes", "--num-processes"];
 
-/// The value of an option that counts devices or nodes.
+/// The number of devices or nodes that an option gives.
 enum Count {
     Unsaid,
     Known(u64),

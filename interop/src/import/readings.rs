@@ -9,7 +9,7 @@ use crate::config::shell::{self, Assumed, Undecided};
 use crate::config::{Node, SyntaxError, Value, place};
 use crate::export::Dialect;
 
-/// The largest number of ways through a script that are followed: one for each combination of branches at its undecided conditions.
+/// Limit on how often a script is read again, each time with another branch taken at a condition that it does not decide.
 const MOST: usize = 64;
 
 /// The options of the training program and the command that starts it, as one way through a script gives them.

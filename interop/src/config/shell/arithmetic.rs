@@ -1,6 +1,6 @@
 //! Arithmetic of shells: whole numbers, variables, `+ - * / %`, comparisons, `&& || !` and parentheses.
 
-/// The deepest nesting of parentheses and signs that is read.
+/// Limit on how many parentheses and signs may stand inside each other.
 const MOST_NESTED: usize = 64;
 
 /// Binary operators by precedence, weakest first. Where one operator begins another, the longer one comes first.

@@ -5,12 +5,12 @@ use super::expand::settled;
 use super::lexer::is_name;
 use super::script::Script;
 
-/// The deepest nesting of negations and parentheses that is read, and the longest text that is compared with a pattern.
+/// Limit on how many negations and parentheses may stand inside each other in a test.
 const MOST_NESTED: usize = 32;
+/// Limit on the length of a text that is compared with a pattern, and of the pattern.
 const LONGEST: usize = 4096;
 
-/// Whether a test holds. An error is a test that is not decided; it holds the value that is known only when the script runs, if
-/// the test depends on one.
+/// Whether a test holds. `Err` if the script does not decide that, with the value that only a run would show if the test has one.
 pub(super) type Decided = Result<bool, Option<String>>;
 
 /// A part of a test. A word is its value; an error is the variable or command in it whose value is not known.

@@ -7,8 +7,9 @@ use super::script::{Assumed, Script, Undecided, Word};
 use super::written::{Assignment, assignment, shown};
 use crate::config::error::SyntaxError;
 
-/// The deepest nesting of blocks, and of files that source other files.
+/// Limit on how many `if`, `case`, loops and groups may stand inside each other.
 const MOST_NESTED: usize = 64;
+/// Limit on how many files may source each other in a chain.
 const MOST_SOURCED: usize = 8;
 
 /// Where a script's sourced files and assumptions come from.
@@ -151,7 +152,8 @@ impl<'a> Runner<'a> {
         Ok((status, end))
     }
 
-    /// The error for a file that ends before one of these words; none for a group in parentheses or braces.
+    /// The error that a file ended where one of these closing words should follow. No error if none is needed, or if a parenthesis
+    /// or brace is missing.
     fn unclosed(&self, ends: &[&str], line: usize) -> Result<&'static str, SyntaxError> {
         match ends.last() {
             None | Some(&(")" | "}")) => Ok(""),
@@ -162,8 +164,9 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Whether the command after `&&` or `||` runs. If it is a test, also what the commands before it come to, because both
-    /// together decide: whether they are joined by `&&`, and their result.
+    /// Says whether the command after `&&` or `||` runs. If that command is a test and the result of the commands before it is not
+    /// known, only both results together decide what follows; the second value then holds whether the operator is `&&`, and the
+    /// result of the commands before.
     fn joins(
         &mut self,
         status: &mut Status,

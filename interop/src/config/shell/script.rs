@@ -17,24 +17,24 @@ pub struct Word {
     pub line: usize,
 }
 
-/// The place of a condition: its file, and its index among the words of that file.
+/// Tells the conditions of a script apart: the path of the file with the condition, and the index of one of its tokens there.
 pub type Condition = (String, usize);
 
-/// The branch to take at conditions that a script does not decide, as an index among their branches. A condition that is not in
-/// it takes its last branch: `else`, or `*` of `case`.
+/// Which branch to take at conditions that a script does not decide: the index among the branches of each. At a condition that is
+/// missing here the last branch is taken: `else`, or `*` of `case`.
 pub type Assumed = BTreeMap<Condition, usize>;
 
 /// A condition that the script does not decide.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Undecided {
-    /// Its place.
+    /// Which condition it is.
     pub condition: Condition,
-    /// Its line, from 1.
+    /// Its line in the file, from 1.
     pub line: usize,
     /// The condition as written, without quotes.
     pub text: String,
-    /// The value that it depends on and that is known only when the script runs, such as `$1` or the output of a command; `None`
-    /// if it depends on something else, such as whether a file exists.
+    /// A value in the condition that only a run of the script would show, such as `$1` or the output of a command. `None` if the
+    /// condition is undecided for another reason; whether a file exists, for example, is no value.
     pub unknown: Option<String>,
     /// Its branches, in words.
     pub choices: Vec<String>,
