@@ -13,6 +13,10 @@ pub(super) fn runtime(run: &Run) -> Result<(Runtime, bool), String> {
     let name = framework.map_or_else(|| unnamed(run), |f| preset_of(run, &f.runtime));
     let mut runtime = catalog::load::runtime(name).map_err(|e| e.to_string())?;
     apply_statements(run, &mut runtime);
+    if pytorch(run).is_some_and(|version| version < (2, 1)) {
+        // `torch.utils.checkpoint` stops after the last tensor that backward needs since 2.1 (`set_checkpoint_early_stop`).
+        runtime.rewrites.remove(&Rewrite::EarlyStopRecompute);
+    }
     if let Some(recipe) = Recipe::of(run) {
         runtime.rewrites.extend(recipe.rewrites.iter().copied());
         if let Some(bytes) = recipe.optimizer_bytes {
@@ -27,6 +31,15 @@ pub(super) fn runtime(run: &Run) -> Result<(Runtime, bool), String> {
         runtime.selective = modules;
     }
     Ok((runtime, framework.is_some()))
+}
+
+/// Major and minor version of the PyTorch that a run names, or that the recipes of its source pin.
+fn pytorch(run: &Run) -> Option<(u32, u32)> {
+    let pinned = || Recipe::of(run)?.software.as_deref();
+    let software = run.sw_version.as_deref().or_else(pinned)?;
+    let (_, version) = software.split_once("PyTorch ")?;
+    let mut numbers = version.split(|c: char| !c.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
 /// The modules that a run recomputes, if it lists them as `selective:layernorm,moe_act`.

@@ -1,8 +1,10 @@
 //! What published runs leave out because the recipes that made them set it.
 
+use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::Run;
 use crate::adapters::Adapters;
@@ -14,6 +16,11 @@ use crate::runtime::Rewrite;
 pub struct Recipe {
     /// Sources, as `owner/repository`.
     repositories: Vec<String>,
+    /// Flags that a run must state with these values, where a source's tables were made by different recipes.
+    #[serde(default)]
+    flags: BTreeMap<String, Value>,
+    /// The software that the recipes pin, where rows do not name it.
+    pub software: Option<String>,
     /// The adapters that are trained in runs of LoRA.
     pub adapters: Option<Adapters>,
     /// Lengths of the documents that fine-tuning packs into sequences, in the notation of `--lengths`.
@@ -45,7 +52,11 @@ impl Recipe {
     /// The recipes that made a run, if its source is known.
     #[must_use]
     pub fn of(run: &Run) -> Option<&'static Self> {
-        let made = |recipe: &&Self| recipe.repositories.iter().any(|r| r == run.repository());
+        let made = |recipe: &&Self| {
+            let stated = |(name, value): (&String, &Value)| run.flag(name) == Some(value);
+            let published = recipe.repositories.iter().any(|r| r == run.repository());
+            published && recipe.flags.iter().all(stated)
+        };
         all().iter().find(made)
     }
 }
