@@ -189,6 +189,41 @@ fn launchers_say_how_many_gpus_they_start() {
             Err("a.sh:2: `--num_processes`: `$N` is not known here; give --gpus"),
         ),
         ("python", "", Err("give --gpus")),
+        ("deepspeed --include localhost:0,1,2,3", engine, Ok(4)),
+        ("deepspeed --include a:0,1@b:0,1", engine, Ok(4)),
+        ("CUDA_VISIBLE_DEVICES=0,1 deepspeed", engine, Ok(2)),
+        ("CUDA_VISIBLE_DEVICES=0,1 python", "", Err("give --gpus")),
+        (
+            "#SBATCH --nodes=4 --gpus-per-node=8\nsrun torchrun --nproc_per_node 8 --nnodes $SLURM_NNODES",
+            "",
+            Ok(32),
+        ),
+        (
+            "#SBATCH -N 2\n#SBATCH --gres=gpu:h100:4 # all of them\nsrun python",
+            engine,
+            Ok(8),
+        ),
+        (
+            "#SBATCH --nodes 2\n\n#SBATCH --ntasks-per-node=8\nsrun python",
+            engine,
+            Ok(16),
+        ),
+        (
+            "#SBATCH --gpus 16\naccelerate launch --num_processes $SLURM_GPUS",
+            "",
+            Ok(16),
+        ),
+        (
+            "#SBATCH --nodes=1-4\ntorchrun --nproc_per_node 8 --nnodes $SLURM_NNODES",
+            "",
+            Err("`$SLURM_NNODES` is not known here; give --gpus"),
+        ),
+        // Slurm reads no more options after the first command.
+        (
+            "true\n#SBATCH --nodes=4\ntorchrun --nproc_per_node 8",
+            "",
+            Ok(8),
+        ),
     ] {
         match (script(launch, more), gpus) {
             (Ok((_, read)), Ok(gpus)) => assert_eq!(read.workload.gpus, gpus, "{launch}"),

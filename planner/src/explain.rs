@@ -55,6 +55,15 @@ pub fn differences(first: &Breakdown, second: &Breakdown) -> Vec<Difference> {
     list
 }
 
+/// A change of time with its sign, in milliseconds below a second.
+fn change(seconds: f64) -> String {
+    if seconds.abs() < 1.0 {
+        format!("{:+.0} ms", seconds * 1e3)
+    } else {
+        format!("{seconds:+.2} s")
+    }
+}
+
 /// One line: how much slower or faster a strategy is, and which part of the step changed most in that direction. If the
 /// 80% interval of the ratio of their times holds 1, the two are a tie. `more` is what the strategy has that the first
 /// does without, in words.
@@ -71,7 +80,7 @@ pub fn why_not_first(first: &Prediction, other: &Prediction, more: &str) -> Stri
         .filter(|d| towards(d) > 0.0)
         .max_by(|a, b| towards(a).total_cmp(&towards(b)));
     let cause = most.map_or_else(String::new, |d| {
-        format!(": {} {:+.0} ms", d.name, (d.second_s - d.first_s) * 1e3)
+        format!(": {} {}", d.name, change(d.second_s - d.first_s))
     });
     if ratio.abs() < 5e-4 {
         let memory = other.peak_memory.as_f64() - first.peak_memory.as_f64();
@@ -80,9 +89,9 @@ pub fn why_not_first(first: &Prediction, other: &Prediction, more: &str) -> Stri
             memory / 1024f64.powi(3)
         );
     }
-    let change = format!("{:+.1}% step time{cause}", ratio * 100.0);
+    let slower = format!("{:+.1}% step time{cause}", ratio * 100.0);
     if elementary::ln_1p(ratio).abs() <= first.ratio_error {
-        return format!("tie within the error of such comparisons: {change}");
+        return format!("tie within the error of such comparisons: {slower}");
     }
-    change
+    slower
 }

@@ -13,7 +13,7 @@ use crate::format;
 const SAFE: f64 = 0.9;
 
 /// Abbreviations in strategies and tables, each with its meaning.
-pub const TERMS: [(&str, &str); 40] = [
+pub const TERMS: [(&str, &str); 41] = [
     ("tp8", "tensor parallel: 8 GPUs share each layer"),
     (
         "pp4",
@@ -69,6 +69,10 @@ pub const TERMS: [(&str, &str); 40] = [
     (
         "recompute=full",
         "every layer is computed again in the backward from its input",
+    ),
+    (
+        "recompute=selective_ops",
+        "results of every second matrix product are kept, and those of attention and of messages; the rest is computed again (torchtitan)",
     ),
     (
         "recompute=layers:4",

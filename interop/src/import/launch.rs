@@ -51,6 +51,9 @@ const NODES: [&str; 5] = [
 /// Options of `accelerate launch` that give the number of devices in all nodes together.
 const ALL: [&str; 2] = ["--num_processes", "--num-processes"];
 
+/// Programs that start a process for each device that they see.
+const LAUNCHERS: [&str; 3] = ["torchrun", "deepspeed", "accelerate"];
+
 /// The number of devices or nodes that an option gives.
 enum Count {
     Unsaid,
@@ -84,6 +87,34 @@ impl Count {
         }
         found
     }
+
+    /// This number, or another that is known if this is not.
+    fn or(self, other: Option<u64>) -> Self {
+        match (self, other) {
+            (known @ Self::Known(_), _) | (known, None) => known,
+            (_, Some(other)) => Self::Known(other),
+        }
+    }
+}
+
+/// The number of devices in a list of their indices, such as `0,1,2,3`.
+fn indices(list: &str) -> Option<u64> {
+    let indices = list.split(',');
+    let numbers = indices
+        .clone()
+        .all(|index| index.trim().parse::<u32>().is_ok());
+    numbers.then(|| indices.count() as u64)
+}
+
+/// Nodes and devices of each node in DeepSpeed's `--include a:0,1@b:0,1`; `None` if nodes have unequal numbers of devices.
+fn included(words: &[(&str, usize)]) -> Option<(u64, u64)> {
+    let at = words.iter().position(|(word, _)| *word == "--include")?;
+    let (list, _) = words.get(at + 1)?;
+    let of_node = |node: &str| indices(node.split_once(':')?.1);
+    let nodes: Vec<u64> = list.split('@').map(of_node).collect::<Option<_>>()?;
+    let each = *nodes.first()?;
+    let equal = nodes.iter().all(|&devices| devices == each);
+    equal.then_some((nodes.len() as u64, each))
 }
 
 impl Launch {
@@ -94,9 +125,28 @@ impl Launch {
         let words: Vec<(&str, usize)> = words
             .flat_map(|w| w.text.split_whitespace().map(|part| (part, w.line)))
             .collect();
-        let counts = [&EACH[..], &NODES, &ALL].map(|names| Count::of(&words, names));
+        let [each, nodes, all] = [&EACH[..], &NODES, &ALL].map(|names| Count::of(&words, names));
+        // Without a launcher of their own, the processes that Slurm starts on a node have a device each.
+        let tasks = script.job.tasks_per_node.filter(|&tasks| tasks > 1);
+        let included = included(&words);
+        let each = each
+            .or(included.map(|(_, each)| each))
+            .or(script.job.gpus_per_node)
+            .or(tasks.filter(|_| script.job.gpus.is_none()));
+        let nodes = nodes
+            .or(included.map(|(nodes, _)| nodes))
+            .or(script.job.nodes);
+        let counts = [each, nodes, all.or(script.job.gpus)];
         let variable = |name: &str| script.variables.get(name)?.first()?.text.parse().ok();
-        let variable = || ["GPUS", "WORLD_SIZE"].into_iter().find_map(variable);
+        // Plain `python` starts one process however many devices it sees.
+        let launched = words.iter().any(|(word, _)| LAUNCHERS.contains(word));
+        let visible = script.variables.get("CUDA_VISIBLE_DEVICES");
+        let visible = visible.and_then(|words| words.first()).filter(|_| launched);
+        let visible = || indices(&visible?.text);
+        let variable = || {
+            let named = ["GPUS", "WORLD_SIZE"].into_iter().find_map(variable);
+            named.or_else(visible)
+        };
         let (gpus, gpus_per_node, open) = match counts {
             [each, nodes, Count::Known(all)] => {
                 let each = match (each, nodes) {

@@ -1,9 +1,10 @@
 //! Parser of launch scripts and argument files, for the part of shell syntax that they use: comments, quotes,
 //! continuation lines, assignments, arrays, `$VAR`, `${VAR:-default}`, `"${ARRAY[@]}"`, `$((…))`, `source FILE`, and
 //! `if`, `case`, `&&` and `||` on what the script itself states. Nothing is executed; what would need execution stays
-//! text, and a condition on it is left to the caller.
+//! text, and a condition on it is left to the caller. `#SBATCH` lines are read too.
 
 mod arithmetic;
+mod batch;
 mod cases;
 mod condition;
 mod expand;
@@ -12,6 +13,7 @@ mod run;
 mod script;
 mod written;
 
+pub use self::batch::Job;
 pub use self::script::{Assumed, Script, Undecided, Word};
 
 use self::run::{Around, run};
@@ -29,6 +31,7 @@ pub fn parse(
     assumed: &Assumed,
 ) -> Result<Script, SyntaxError> {
     let mut script = Script::default();
+    Job::of(text).set_variables(&mut script);
     run(text, (path, 1), Around { include, assumed }, &mut script, 0)?;
     Ok(script)
 }

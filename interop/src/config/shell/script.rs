@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::batch::Job;
 use crate::config::error::SyntaxError;
 
 /// Most bytes of expanded text: only variables that double themselves make more.
@@ -49,6 +50,8 @@ pub struct Script {
     pub commands: Vec<Vec<Word>>,
     /// Variables and arrays with their words; an ordinary variable has one word.
     pub variables: BTreeMap<String, Vec<Word>>,
+    /// What the script asks of Slurm.
+    pub job: Job,
     /// Conditions that the script does not decide, with what was assumed.
     pub undecided: Vec<Undecided>,
     /// Variables that change from one pass of a loop to the next.

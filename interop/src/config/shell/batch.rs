@@ -1,0 +1,78 @@
+//! What a script asks of Slurm in its `#SBATCH` lines: nodes, devices and tasks, and the variables that a job gets for them.
+
+use super::script::{Script, Word};
+
+/// The allocation that a script asks for; `None` where its `#SBATCH` lines do not say it as a number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Job {
+    /// Number of nodes (`--nodes`).
+    pub nodes: Option<u64>,
+    /// Number of devices of each node (`--gpus-per-node`, `--gres=gpu:8`).
+    pub gpus_per_node: Option<u64>,
+    /// Number of devices in all nodes together (`--gpus`).
+    pub gpus: Option<u64>,
+    /// Number of processes that Slurm starts on each node (`--ntasks-per-node`).
+    pub tasks_per_node: Option<u64>,
+    /// Number of processes that Slurm starts in all (`--ntasks`).
+    pub tasks: Option<u64>,
+}
+
+impl Job {
+    /// Reads the `#SBATCH` lines of a script. Slurm reads them up to the first command (sbatch's manual page), and ignores
+    /// what follows another `#` in such a line.
+    pub(super) fn of(text: &str) -> Self {
+        let mut job = Self::default();
+        let header = text
+            .lines()
+            .map(str::trim)
+            .take_while(|line| line.is_empty() || line.starts_with('#'));
+        for options in header.filter_map(|line| line.strip_prefix("#SBATCH")) {
+            let options = options.split('#').next().unwrap_or("");
+            let words: Vec<&str> = options.split([' ', '\t', '=']).collect();
+            let mut words = words.into_iter().filter(|word| !word.is_empty());
+            while let (Some(name), Some(value)) = (words.next(), words.next()) {
+                job.set(name, value);
+            }
+        }
+        job
+    }
+
+    /// Sets what an option gives. A device may be named before its number: `h100:8`, in `--gres` after `gpu:`.
+    fn set(&mut self, name: &str, value: &str) {
+        let devices = value.strip_prefix("gpu:").filter(|_| name == "--gres");
+        let slot = match name {
+            "--nodes" | "-N" => &mut self.nodes,
+            "--gpus-per-node" => &mut self.gpus_per_node,
+            "--gres" if devices.is_some() => &mut self.gpus_per_node,
+            "--gpus" | "-G" => &mut self.gpus,
+            "--ntasks-per-node" => &mut self.tasks_per_node,
+            "--ntasks" | "-n" => &mut self.tasks,
+            _ => return,
+        };
+        let number = value.rsplit(':').next().and_then(|text| text.parse().ok());
+        *slot = number.or(*slot);
+    }
+
+    /// Sets the variables that the job finds in its environment (sbatch's manual page, output environment variables).
+    pub(super) fn set_variables(self, script: &mut Script) {
+        let tasks = (self.nodes.zip(self.tasks_per_node)).and_then(|(n, each)| n.checked_mul(each));
+        let tasks = self.tasks.or(tasks);
+        for (name, value) in [
+            ("SLURM_NNODES", self.nodes),
+            ("SLURM_JOB_NUM_NODES", self.nodes),
+            ("SLURM_GPUS_ON_NODE", self.gpus_per_node),
+            ("SLURM_GPUS_PER_NODE", self.gpus_per_node),
+            ("SLURM_GPUS", self.gpus),
+            ("SLURM_NTASKS_PER_NODE", self.tasks_per_node),
+            ("SLURM_NTASKS", tasks),
+            ("SLURM_NPROCS", tasks),
+        ] {
+            if let Some(value) = value {
+                let text = value.to_string();
+                let words = vec![Word { text, line: 1 }];
+                script.variables.insert(name.to_owned(), words);
+            }
+        }
+        script.job = self;
+    }
+}
