@@ -104,7 +104,7 @@ impl Sizes {
             gpus,
             tp,
             pp,
-            vpp: run.size("vpp", run.vpp).unwrap_or(1),
+            vpp: virtual_stages(run, pp),
             cp,
             dp,
             seq_len,
@@ -112,6 +112,15 @@ impl Sizes {
             global_batch,
         })
     }
+}
+
+/// Virtual stages of each pipeline rank: as the run's recipes say if its source's table does not, else as the run says.
+fn virtual_stages(run: &Run, pp: u64) -> u64 {
+    let layers = run.model.layers.filter(|_| pp > 1);
+    let of_recipe = || layers?.checked_div(pp * Recipe::of(run)?.virtual_stage_layers?);
+    of_recipe()
+        .or_else(|| run.size("vpp", run.vpp))
+        .unwrap_or(1)
 }
 
 fn decisions(
@@ -211,10 +220,11 @@ fn default_etp(run: &Run, tp: u64) -> u64 {
     }
 }
 
-/// Number of ranks that share states under ZeRO if the run states fewer than data parallelism has (`zero1_size`).
+/// Number of ranks that share states under ZeRO if the run (`zero1_size`) or its recipes say fewer than data parallelism has.
 fn zero_group(run: &Run) -> Option<u64> {
     let size = run.flag("zero1_size").and_then(serde_json::Value::as_u64);
-    size.filter(|&ranks| ranks > 0)
+    let of_recipe = || Recipe::of(run)?.shard_group;
+    size.or_else(of_recipe).filter(|&ranks| ranks > 0)
 }
 
 /// The longest sequence of a run whose sequences vary in length: its peak of memory is that of these.

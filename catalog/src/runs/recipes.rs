@@ -25,6 +25,10 @@ pub struct Recipe {
     pub adapters: Option<Adapters>,
     /// Lengths of the documents that fine-tuning packs into sequences, in the notation of `--lengths`.
     pub documents: Option<String>,
+    /// Layers of each virtual stage of a pipeline, where the source's table has no column for them.
+    pub virtual_stage_layers: Option<u64>,
+    /// Number of ranks that share parameters, where rows do not say that larger jobs consist of several such groups.
+    pub shard_group: Option<u64>,
     /// What is recomputed.
     pub recompute: Option<String>,
     /// What printed memory counts.

@@ -2,8 +2,10 @@
 
 use catalog::device::Architecture;
 use catalog::runtime::Rewrite;
-use catalog::{Bytes, Fp8Recipe};
-use dtensor::{AnyOp, CostClass, Gemm, Operator, Pass, Product, TensorId, TensorRole, Trace};
+use catalog::{Axis, Bytes, Fp8Recipe};
+use dtensor::{
+    AnyOp, CollectiveKind, CostClass, Gemm, Operator, Pass, Product, TensorId, TensorRole, Trace,
+};
 
 use super::kernel::{Kernel, KernelKind};
 use super::lowering::Lowering;
@@ -53,8 +55,7 @@ fn scales_apart(lowering: &Lowering<'_>) -> bool {
 /// Casting a linear's activation operand to 8 bits, with its transpose for the weight gradient:
 /// reads 2 bytes, writes 1 + 1 per element (Transformer Engine `cast_transpose`). A pointwise compiler
 /// casts where the operand is made and reads nothing again. Weight gradients read the transposes that the
-/// forward and data-gradient casts left behind. A scale of the tensor's own largest magnitude takes Transformer Engine a pass
-/// over the operand before (`Float8CurrentScalingQuantizer`).
+/// forward and data-gradient casts left behind.
 fn quantised(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Option<(Bytes, u32)> {
     if op.pass == Pass::BackwardWeight {
         return None;
@@ -65,19 +66,52 @@ fn quantised(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Option<(
         .iter()
         .any(|&id| trace.tensor(id).role == TensorRole::Frozen);
     let transposed = u64::from(!frozen);
-    let (per_element, launches) = if lowering.has(Rewrite::FusePointwise) {
-        (1 + transposed, 1)
-    } else if lowering.fp8_recipe == Fp8Recipe::Tensorwise {
-        (2 + 3 + transposed, 2)
+    if lowering.has(Rewrite::FusePointwise) {
+        let elements: u64 = activations(trace, op)
+            .map(|id| trace.tensor(id).elements())
+            .sum();
+        return Some((Bytes((1 + transposed) * elements), 1));
+    }
+    let casts = activations(trace, op).map(|id| cast(lowering, trace, id, transposed));
+    let (bytes, launches) = casts.fold((0, 0), |(bytes, most), (more, launches)| {
+        (bytes + more, launches.max(most))
+    });
+    Some((Bytes(bytes), launches))
+}
+
+/// The operands of a product that are no weights.
+fn activations<'a>(trace: &'a Trace, op: &AnyOp<'a>) -> impl Iterator<Item = TensorId> + 'a {
+    let inputs = op.inputs.iter().copied();
+    inputs.filter(|&id| !trace.tensor(id).role.is_weight())
+}
+
+/// Bytes that Transformer Engine moves to cast one operand, and the operators that the host launches for it. (That of a
+/// transpose after a gather passes no autograd and takes the host a fraction of one.)
+///
+/// If tensor parallelism gathers the operand in 8 bits, each rank casts its part before the gather. With one scale for the
+/// tensor the transpose is made of the gathered numbers, by another kernel (v2.9 `distributed.py`, `_all_gather_fp8`); with
+/// blocks of 32 numbers the parts are cast both ways and gathered. A scale of the tensor's own largest magnitude takes a pass
+/// over the operand before the cast (`Float8CurrentScalingQuantizer`), unless a norm made the operand, which finds the
+/// magnitude on the way (v2.7, `csrc/extensions/normalization.cpp`).
+fn cast(lowering: &Lowering<'_>, trace: &Trace, id: TensorId, transposed: u64) -> (u64, u32) {
+    let maker = |id: TensorId| trace.ops().find(|op| op.outputs.contains(&id));
+    let gather = maker(id).filter(|op| {
+        lowering.gathers_quantised()
+            && matches!(op.cost(), CostClass::Collective(of)
+                if of.axis == Axis::Tp && of.kind == CollectiveKind::AllGather)
+    });
+    let part = gather.as_ref().map_or(id, |gather| gather.inputs[0]);
+    let scaled = lowering.fp8_recipe == Fp8Recipe::Tensorwise;
+    let of_a_norm = maker(part).is_some_and(|op| op.cost() == CostClass::Norm);
+    let searched = u64::from(scaled && !(of_a_norm && lowering.has(Rewrite::FuseNorm)));
+    let (part, whole) = (trace.tensor(part).elements(), trace.tensor(id).elements());
+    let apart = gather.is_some() && lowering.fp8_recipe != Fp8Recipe::Mxfp8;
+    let bytes = if apart {
+        (3 + 2 * searched) * part + 2 * transposed * whole
     } else {
-        (3 + transposed, 1)
+        (3 + 2 * searched + transposed) * part
     };
-    let activations = op.inputs.iter().map(|&id| trace.tensor(id));
-    let elements: u64 = activations
-        .filter(|t| !t.role.is_weight())
-        .map(dtensor::TensorInfo::elements)
-        .sum();
-    Some((Bytes(per_element * elements), launches))
+    (bytes, 1 + searched as u32)
 }
 
 /// Kernels by which Transformer Engine casts the rows that go to one expert to 8 bits. Scales of earlier steps cast the rows of
@@ -239,6 +273,45 @@ mod tests {
         // One token more, and no product is one of 8 bits.
         let odd = layer(&model("llama", ""), TOKENS + 1);
         assert_eq!(casts(&runtime("vescale-cuda"), &odd), [(0, 0), (0, 0)]);
+    }
+
+    /// Bytes and operators of the cast of the input of the first projection, which a norm made, and of the gradient of the
+    /// last product's output, on one of two ranks that split sequences between layers.
+    #[test]
+    fn what_tensor_parallelism_gathers_is_cast_before() {
+        let layout = BlockLayout {
+            tp: 2,
+            sequence_parallel: true,
+            eight_bits: true,
+            ..BlockLayout::alone(1, TOKENS, DType::Bf16)
+        };
+        let model = model("llama", "");
+        let class = BlockClass::Layer(model.layer_class(0));
+        let trace = models::trace_block(&model, class, &layout).expect("a block");
+        let [part, whole] = [TOKENS / 2 * HIDDEN, TOKENS * HIDDEN];
+        let rows = [
+            (true, Fp8Recipe::Delayed, [3, 3], 2, [1, 1]),
+            (true, Fp8Recipe::Tensorwise, [3, 5], 2, [1, 2]),
+            (true, Fp8Recipe::Mxfp8, [4, 4], 0, [1, 1]),
+            (false, Fp8Recipe::Delayed, [0, 0], 4, [1, 1]),
+            (false, Fp8Recipe::Tensorwise, [0, 0], 6, [2, 2]),
+        ];
+        for (gathers_casts, recipe, of_part, of_whole, launches) in rows {
+            let mut runtime = runtime("megatron-core");
+            if !gathers_casts {
+                runtime.rewrites.remove(&Rewrite::GatherQuantised);
+            }
+            let lowering = Lowering::new(&runtime, recipe);
+            let narrow = |op: &AnyOp<'_>| matches!(op.cost(), CostClass::Product(p) if trace.is_eight_bit(p));
+            let input = trace.forward_ops().find(narrow).expect("a product");
+            let gradient = trace.backward_ops().find(narrow).expect("a product");
+            let found = [input, gradient].map(|op| quantised(&lowering, &trace, &op));
+            let wanted = [0, 1].map(|at| {
+                let bytes = of_part[at] * part + of_whole * whole;
+                Some((Bytes(bytes), launches[at]))
+            });
+            assert_eq!(found, wanted, "{gathers_casts} {recipe:?}");
+        }
     }
 
     #[test]
