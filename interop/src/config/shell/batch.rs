@@ -1,7 +1,5 @@
 //! What a script asks of Slurm in its `#SBATCH` lines: nodes, devices and tasks, and the variables that a job gets for them.
 
-use super::script::{Script, Word};
-
 /// The allocation that a script asks for; `None` where its `#SBATCH` lines do not say it as a number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Job {
@@ -53,11 +51,12 @@ impl Job {
         *slot = number.or(*slot);
     }
 
-    /// Sets the variables that the job finds in its environment (sbatch's manual page, output environment variables).
-    pub(super) fn set_variables(self, script: &mut Script) {
+    /// The variables that the job finds in its environment, with their values (sbatch's manual page, output environment
+    /// variables).
+    pub(super) fn variables(self) -> impl Iterator<Item = (&'static str, u64)> {
         let tasks = (self.nodes.zip(self.tasks_per_node)).and_then(|(n, each)| n.checked_mul(each));
         let tasks = self.tasks.or(tasks);
-        for (name, value) in [
+        let all = [
             ("SLURM_NNODES", self.nodes),
             ("SLURM_JOB_NUM_NODES", self.nodes),
             ("SLURM_GPUS_ON_NODE", self.gpus_per_node),
@@ -66,13 +65,8 @@ impl Job {
             ("SLURM_NTASKS_PER_NODE", self.tasks_per_node),
             ("SLURM_NTASKS", tasks),
             ("SLURM_NPROCS", tasks),
-        ] {
-            if let Some(value) = value {
-                let text = value.to_string();
-                let words = vec![Word { text, line: 1 }];
-                script.variables.insert(name.to_owned(), words);
-            }
-        }
-        script.job = self;
+        ];
+        all.into_iter()
+            .filter_map(|(name, value)| Some((name, value?)))
     }
 }

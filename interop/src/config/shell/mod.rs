@@ -30,8 +30,7 @@ pub fn parse(
     include: &dyn Fn(&str) -> Option<String>,
     assumed: &Assumed,
 ) -> Result<Script, SyntaxError> {
-    let mut script = Script::default();
-    Job::of(text).set_variables(&mut script);
+    let mut script = Script::of_job(Job::of(text));
     run(text, (path, 1), Around { include, assumed }, &mut script, 0)?;
     Ok(script)
 }

@@ -61,6 +61,19 @@ pub struct Script {
 }
 
 impl Script {
+    /// A script before its first command, in the environment of a job of Slurm.
+    pub(super) fn of_job(job: Job) -> Self {
+        let variable = |(name, value): (&str, u64)| {
+            let text = value.to_string();
+            (name.to_owned(), vec![Word { text, line: 1 }])
+        };
+        Self {
+            variables: job.variables().map(variable).collect(),
+            job,
+            ..Self::default()
+        }
+    }
+
     /// Counts the text of an expansion; too much is an error.
     pub(super) fn made(
         &mut self,
