@@ -90,7 +90,7 @@ impl Parameter {
     }
 }
 
-/// A source that was left out: its errors with constants fitted on all others, and with the shipped constants.
+/// Errors on the runs of one published source, with constants fitted on all other sources and with the shipped constants.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Source {
     pub(crate) name: String,

@@ -67,7 +67,8 @@ fn nearest_that_fits(costs: &CostModel, near: &[Candidate]) -> Option<String> {
     ))
 }
 
-/// Changes that leave every step's result as it is: other layouts, and overlapped tensor-parallel messages.
+/// Changes to a strategy that train the same model to the same numbers: other layouts, and tensor-parallel messages that
+/// overlap with compute.
 fn free(
     costs: &CostModel,
     strategy: &Strategy,

@@ -84,7 +84,7 @@ impl CliError {
         mistake
     }
 
-    /// The error split into its parts, as far as the error itself knows them.
+    /// What is wrong, where, what was expected and the nearest valid choice, as far as the error itself knows them.
     fn parts(&self) -> Mistake {
         match self {
             Self::Spec(error) => {

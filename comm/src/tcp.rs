@@ -104,7 +104,7 @@ impl Peer {
 }
 
 impl Shared {
-    /// Receives what a peer sends until it is done.
+    /// Receives what a peer sends until the peer says that it has finished or failed.
     fn listen(&self, peer: usize, mut stream: TcpStream) {
         loop {
             match frames::read(&mut stream, frames::LONGEST) {

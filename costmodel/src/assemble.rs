@@ -350,8 +350,8 @@ fn largest(costs: &BlockCosts, strategy: &Decisions, runs: &[Run]) -> Largest {
     largest
 }
 
-/// Number of weights to subtract from the sum over a virtual stage's blocks: with tied embeddings, a stage that has both the
-/// embedding and the head has one table for the two.
+/// Number of weights of a rank that the sum over its blocks counts twice: with tied embeddings and no pipeline, embedding and
+/// head are one table, and both blocks count it.
 fn twice(costs: &BlockCosts, strategy: &Decisions) -> u64 {
     let model = &costs.scenario().model;
     match model.tied_embeddings && strategy.stages.0.len() == 1 {

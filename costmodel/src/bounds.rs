@@ -92,7 +92,7 @@ struct HeldBlocks {
 /// pool follow those of the one before, as in a [`Shape`].
 #[derive(Clone, Debug)]
 pub struct LayoutBounds {
-    /// Seconds of forward on the device, and on the host.
+    /// By kind of block, seconds of a forward pass on the device, and seconds that the host takes to launch it.
     forward: [Vec<f64>; 2],
     /// Seconds of backward in one pass on the device, and on the host; then those of [`Part::Input`] and [`Part::All`].
     backward: [Vec<f64>; 4],

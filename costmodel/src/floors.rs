@@ -155,7 +155,7 @@ impl Ends<'_> {
         with_weights.max(head + busy + tail + first).max(messages)
     }
 
-    /// Time of one micro-batch's transfers that occupy the rank's compute stream.
+    /// Time for which the pipeline transfers of one micro-batch keep this rank from computing: none if they overlap.
     fn sends(&self) -> Seconds {
         if self.strategy.overlap.pipeline {
             return Seconds(0.0);

@@ -18,7 +18,8 @@ pub struct ModelFlops {
     pub palm: Flops,
 }
 
-/// Computes the model FLOPs per token. Sums are floats, so that models of any size fit.
+/// Computes the model FLOPs of forward and backward per token, without recomputation. Sums are floats, so that models of any
+/// size fit.
 #[must_use]
 pub fn per_token(model: &ModelConfig, workload: &Workload) -> ModelFlops {
     let hidden = model.hidden as f64;

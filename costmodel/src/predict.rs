@@ -360,7 +360,8 @@ fn provenance(scenario: &Scenario, strategy: &Strategy, pools: &[BlockCosts]) ->
     used
 }
 
-/// The constants that only predictions with some features need: host memory, moments in 8 bits, captured steps, and others.
+/// The constants that the prediction of this strategy uses because of features that not all have: offload to host memory, moments
+/// in 8 bits, CUDA graphs of a whole step, and others.
 fn of_strategy(scenario: &Scenario, strategy: &Strategy) -> Vec<UsedConstant> {
     let on_host = strategy.offload.is_some() || strategy.offload_layers > 0;
     let moments = strategy

@@ -19,7 +19,7 @@ use crate::{CostError, Scenario};
 /// A group of replicas with the plan that it trains under.
 #[derive(Clone, Copy, Debug)]
 pub struct Side<'a> {
-    /// The cost model of its pools, for its share of the batch.
+    /// The cost model of the GPUs that the group runs on, and of the sequences that it trains in each step.
     pub costs: &'a CostModel,
     /// Its strategy.
     pub strategy: &'a Strategy,

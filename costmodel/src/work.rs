@@ -9,11 +9,11 @@ use derive_more::{Add, AddAssign, Mul};
 pub struct Work {
     /// Time of kernels.
     pub compute: Seconds,
-    /// Tensor- and sequence-parallel collectives left exposed.
+    /// Time of tensor- and sequence-parallel collectives that no kernel runs beside.
     pub tp: Seconds,
-    /// Context-parallel communication left exposed.
+    /// The same of context-parallel communication.
     pub cp: Seconds,
-    /// Expert-parallel all-to-all left exposed.
+    /// The same of expert-parallel all-to-alls.
     pub ep: Seconds,
     /// Data-parallel gathers and reductions that block the host.
     pub dp: Seconds,

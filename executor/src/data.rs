@@ -30,7 +30,8 @@ const MOST_OF_16_BITS: u64 = 1 << 16;
 const MOST_OF_BYTES: u64 = 1 << 8;
 /// Number of words from which on it cannot be chance that every second one is tiny.
 const TELLING: usize = 32;
-/// Upper halves of 32-bit tokens are at most this, for vocabularies below 262,144.
+/// Upper halves of 32-bit tokens are at most this, if the vocabulary is below 262,144. A file of 16-bit tokens has larger numbers
+/// there, which tells the two apart.
 const UPPER_HALF: u16 = 3;
 
 impl Dataset {

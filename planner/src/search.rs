@@ -486,7 +486,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Plans with their predictions, each compared with the first.
+/// Predicts plans, and says of each but the first why it is not the first.
 fn candidates(costs: &CostModel, plans: Vec<Scored>) -> Result<Vec<Candidate>, PlannerError> {
     let predicted = |plan: Scored| {
         Ok(Candidate {

@@ -7,7 +7,8 @@ use crate::error::SpecError;
 use crate::model::{Activation, ModelConstants, Router, Temperature};
 use crate::rope::RopeScaling;
 
-/// Decodes the constants; those that the file leaves out are taken from the family's code.
+/// Reads the numerical constants of a model (epsilon of norms, base of rotary positions and others) from its `config.json`. Those
+/// that the file leaves out have the defaults of the model family's code in Transformers.
 pub(super) fn decode(
     f: &Fields<'_>,
     kind: &str,

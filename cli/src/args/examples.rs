@@ -189,7 +189,7 @@ const EXAMPLES: &[(&str, [&str; 2])] = &[
     ),
 ];
 
-/// Examples of a command, named as its words after `vescale-plan`; of the tool as a whole if there is no such command.
+/// Two examples of a command, which is given by its words after `vescale-plan`; of the tool as a whole if there is no such command.
 pub(crate) fn of(command: &str) -> &'static [&'static str; 2] {
     let found = EXAMPLES.iter().find(|(name, _)| *name == command);
     &found.unwrap_or(&EXAMPLES[0]).1

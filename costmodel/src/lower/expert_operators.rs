@@ -92,7 +92,7 @@ fn is_bounded(operator: Operator) -> bool {
     )
 }
 
-/// Whether an activation reads what this bias is added to, as it does after the first product.
+/// Whether the sum that this bias makes goes into an activation function, as it does after an expert's first product.
 fn feeds_activation(trace: &Trace, op: &AnyOp<'_>) -> bool {
     let forward = match op.pass {
         Pass::Forward => Some(op.index),

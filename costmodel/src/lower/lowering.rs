@@ -8,7 +8,7 @@ use plans::Recompute;
 /// Lowers traced blocks to the kernels of one training system.
 #[derive(Clone, Copy, Debug)]
 pub struct Lowering<'a> {
-    /// The training system.
+    /// The training framework whose kernels and messages are predicted.
     runtime: &'a Runtime,
     /// How the operands of 8-bit products are scaled.
     pub(crate) fp8_recipe: Fp8Recipe,

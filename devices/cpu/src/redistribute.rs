@@ -22,7 +22,8 @@ pub(crate) fn take(src: &[f32], shape: &[usize], indices: &[Vec<usize>]) -> Vec<
     out
 }
 
-/// Writes `src`, in order, to the elements of `out` at the product of `indices`.
+/// Writes the numbers of `src`, in order, to the elements of `out` whose index along each dimension is in that dimension's list
+/// of `indices`.
 pub(crate) fn put(out: &mut [f32], shape: &[usize], indices: &[Vec<usize>], src: &[f32]) {
     let mut from = 0;
     visit(shape, indices, &mut |at, run| {

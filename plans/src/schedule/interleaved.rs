@@ -3,7 +3,7 @@
 
 use super::action::{Action, ActionKind, action};
 
-/// Number of forward passes of a rank before its first backward, but for the one right before it.
+/// Number of forward passes that a rank runs before one forward and one backward follow each other in turn.
 pub(super) fn warm_up(p: u32, v: u32, m: u32, rank: u32) -> u32 {
     let total = m * v;
     // With one group of micro-batches there is no steady phase.

@@ -171,7 +171,7 @@ pub enum Request {
     Copies(u64),
     /// Optimizer, gradient norm and copies over this many elements.
     States(u64),
-    /// The cost of queueing a kernel.
+    /// How long the host takes to queue a kernel, and the device to start it.
     Launches,
     /// The operators of a block.
     Block(Box<BlockRequest>),

@@ -41,7 +41,7 @@ pub struct Route {
     pub chosen: Buffer,
     /// For every row, the choice it stands for: `token · k + slot`.
     pub source: Buffer,
-    /// For every choice, its row.
+    /// For every choice (`token · k + slot`), the row that holds the token for the chosen expert.
     pub place: Buffer,
     /// Offsets of each expert's rows, with the end of the last.
     pub offsets: Buffer,

@@ -33,7 +33,7 @@ pub(super) struct Pass<'r> {
     pub(super) casts: [Option<(TensorId, [bool; 2], Room)>; 2],
 }
 
-/// Indices into [`Pass::casts`].
+/// Which of [`Pass::casts`] is that of an activation, and which that of a gradient.
 const ACTIVATION: usize = 0;
 const GRADIENT: usize = 1;
 

@@ -28,7 +28,7 @@ pub type Assumed = BTreeMap<Condition, usize>;
 /// A condition that the script does not decide.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Undecided {
-    /// Which condition it is.
+    /// Where the condition stands, which tells it apart from others.
     pub condition: Condition,
     /// Its line in the file, from 1.
     pub line: usize,
@@ -39,7 +39,7 @@ pub struct Undecided {
     pub unknown: Option<String>,
     /// Its branches, in words.
     pub choices: Vec<String>,
-    /// Index of the branch that was assumed.
+    /// Which of `choices` was assumed to be taken, from 0.
     pub assumed: usize,
 }
 

@@ -335,7 +335,7 @@ const BY_RECIPE: [&str; 6] = [
     "reuse_grad_buf_for_mxfp8_param_ag",
 ];
 
-/// The configuration field that a Megatron-LM option corresponds to.
+/// The fields of a Megatron Bridge recipe that an option of Megatron-LM stands for, as paths with their values.
 fn setting(flag: &Flag, job: &Job<'_>) -> Vec<(String, Value)> {
     let field = flag.name.trim_start_matches("--").replace('-', "_");
     let value = match flag.values.as_slice() {

@@ -17,9 +17,9 @@ use crate::lanes::{Effort, Laps, summarised};
 
 /// Channel on which all ranks agree on the next step.
 const EVERYONE: u64 = 61;
-/// Least time between two marks in seconds.
+/// Least time in seconds that exchanges repeat between two recorded events, so that the clock's resolution does not count.
 const LAP: f64 = 1e-3;
-/// Fewest and most exchanges between two marks: differences in when ranks start the first must not count.
+/// Fewest and most exchanges between two events: differences in when ranks start the first must not count.
 const CALLS: [u64; 2] = [4, 64];
 /// Elements after which a message's pattern repeats.
 const TILE: usize = 1 << 12;
