@@ -182,7 +182,7 @@ fn of_several(pools: &Pools, losses: &[Loss]) -> Result<Left, Mistake> {
     })
 }
 
-/// Refuses to leave parts of nodes in a pool that has several.
+/// Refuses a loss that leaves a node of a pool with some of its GPUs, unless all that is left fits one node.
 fn whole(pool: &Pool, lost: u64) -> Result<(), Mistake> {
     let left = pool.gpus - lost;
     if left == 0 || lost == 0 {

@@ -9,7 +9,7 @@ use crate::elementary;
 /// Largest number of tokens in a sequence.
 pub const MAX_SEQ_LEN: u64 = 1 << 24;
 
-/// Most lengths that a list keeps apart; a longer list is grouped into classes.
+/// The most different lengths of documents that are kept one by one; if there are more, they are grouped into classes.
 const MOST_LENGTHS: usize = 256;
 /// Classes of lengths for each doubling of the length. A class is 9% wide and stands for its mean, so that the sum of
 /// squares of lengths is low by less than 0.1%.

@@ -174,7 +174,7 @@ struct Engine<'a> {
 /// A pass of a virtual stage, with its links to the stages before and after it.
 struct Placed<'a> {
     pass: &'a StagePass,
-    /// Times of the transfer that the pass waits for, and of the one that follows it; 0 where there is none.
+    /// Times of the message between stages that the pass waits for, and of the one that it sends; 0 where there is none.
     transfers: [Picoseconds; 2],
 }
 

@@ -98,7 +98,7 @@ pub enum CostError {
         dispatcher: &'static str,
         /// Name of the cluster.
         cluster: String,
-        /// What there is for such groups.
+        /// The dispatchers that run on such a cluster for groups of this size.
         has: String,
     },
     /// The device has no matrix units for the requested precision.

@@ -62,9 +62,9 @@ impl CostModel {
         bounds.over_link(way)
     }
 
-    /// A lower bound on the time of all strategies with the layout of `among` and one of these pipelines, issued as one of
-    /// these: that of passes that recompute nothing and have no prediction module. Only this one cost of each block is
-    /// computed for it.
+    /// A lower bound on the step time of all strategies with the layout of `among`, one of the axis orders `orders` and one of
+    /// the pipelines `shapes`. It is that of passes that recompute nothing and have no prediction module, so that one cost of
+    /// each block is enough.
     ///
     /// # Errors
     /// When a block cannot be traced.

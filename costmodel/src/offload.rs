@@ -46,12 +46,12 @@ impl HostStep {
     }
 }
 
-/// Times of a block's copies, for every time that its parameters are gathered and its gradients reduced.
+/// Times of a block's copies between device and host, each time that its parameters are gathered and its gradients reduced.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Copies {
-    /// Of its gradients to the host, and of adding them up there.
+    /// Time to copy its gradients to the host, and to add them up there.
     pub to_host: Seconds,
-    /// Of its parameters from the host.
+    /// Time to copy its parameters from the host.
     pub from_host: Seconds,
 }
 

@@ -235,7 +235,7 @@ pub struct Floors {
 }
 
 impl Floors {
-    /// Whether a strategy of at least this peak may fit in so much memory of a device.
+    /// Whether a strategy with these lower bounds may fit: its peak in `limit` bytes of a device, and what it offloads in host memory.
     #[must_use]
     pub fn may_fit(&self, limit: Bytes) -> bool {
         self.memory <= limit && self.fits_host

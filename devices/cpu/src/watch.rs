@@ -66,7 +66,7 @@ pub struct Seen<'s> {
     pub tensors: &'s dyn Tensors,
     /// The operator.
     pub op: AnyOp<'s>,
-    /// The block it belongs to.
+    /// The block that the operator belongs to.
     pub block: &'s Block,
     /// The micro-batch it ran on.
     pub micro_batch: &'s MicroBatch<'s>,

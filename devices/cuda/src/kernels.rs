@@ -25,7 +25,7 @@ pub enum Source {
     Attention,
 }
 
-/// A kernel.
+/// One of our own CUDA kernels, and what it is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Kernel {
     /// The file that defines it.
