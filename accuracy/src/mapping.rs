@@ -117,7 +117,12 @@ impl Sizes {
 /// Virtual stages of each pipeline rank: as the run's recipes say if its source's table does not, else as the run says.
 fn virtual_stages(run: &Run, pp: u64) -> u64 {
     let layers = run.model.layers.filter(|_| pp > 1);
-    let of_recipe = || layers?.checked_div(pp * Recipe::of(run)?.virtual_stage_layers?);
+    let of_recipe = || {
+        let of_all_ranks = pp.saturating_mul(Recipe::of(run)?.virtual_stage_layers?);
+        layers?
+            .checked_div(of_all_ranks)
+            .filter(|&stages| stages > 0)
+    };
     of_recipe()
         .or_else(|| run.size("vpp", run.vpp))
         .unwrap_or(1)
@@ -392,5 +397,60 @@ fn recompute(run: &Run, per_stage: u64, habit: Option<&str>) -> Result<Recompute
         Ok(Recompute::Full)
     } else {
         Err(format!("recompute `{label}` is not recognised"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tuned(layers: u64, vpp: Option<u64>) -> Run {
+        let mut run = Run {
+            source: "NVIDIA/NeMo@1".to_owned(),
+            vpp,
+            ..Run::default()
+        };
+        run.model.layers = Some(layers);
+        run.flags
+            .get_or_insert_default()
+            .insert("task".to_owned(), "SFT packed".into());
+        run
+    }
+
+    #[test]
+    fn recipes_say_how_many_layers_a_virtual_stage_has() {
+        for (layers, stated, pp, vpp) in [
+            (40, None, 4, 10),
+            (40, Some(2), 4, 10),
+            // Nothing is interleaved without a pipeline, or with fewer layers than ranks.
+            (40, None, 1, 1),
+            (2, Some(3), 4, 3),
+            (40, None, u64::MAX, 1),
+        ] {
+            assert_eq!(
+                virtual_stages(&tuned(layers, stated), pp),
+                vpp,
+                "{layers} {pp}"
+            );
+        }
+    }
+
+    #[test]
+    fn groups_that_share_states_are_as_the_run_says_else_its_recipes() {
+        let mut run = Run {
+            source: "NVIDIA/dgxc-benchmarking@1".to_owned(),
+            ..Run::default()
+        };
+        assert_eq!(zero_group(&run), None);
+        run.flags
+            .get_or_insert_default()
+            .insert("framework".to_owned(), "Paxml (JAX)".into());
+        assert_eq!(zero_group(&run), Some(128));
+        for (stated, group) in [(8, Some(8)), (0, None)] {
+            run.flags
+                .get_or_insert_default()
+                .insert("zero1_size".to_owned(), stated.into());
+            assert_eq!(zero_group(&run), group);
+        }
     }
 }

@@ -67,8 +67,8 @@ fn nearest_that_fits(costs: &CostModel, near: &[Candidate]) -> Option<String> {
     ))
 }
 
-/// Changes to a strategy that train the same model to the same numbers: other layouts, and tensor-parallel messages that
-/// overlap with compute.
+/// Changes to a strategy that do not change the training's results: other layouts, and tensor-parallel messages that overlap
+/// with compute.
 fn free(
     costs: &CostModel,
     strategy: &Strategy,

@@ -155,7 +155,8 @@ impl Ends<'_> {
         with_weights.max(head + busy + tail + first).max(messages)
     }
 
-    /// Time for which the pipeline transfers of one micro-batch keep this rank from computing: none if they overlap.
+    /// How long this rank cannot compute because it sends or receives one micro-batch's pipeline messages; zero if they overlap
+    /// with compute.
     fn sends(&self) -> Seconds {
         if self.strategy.overlap.pipeline {
             return Seconds(0.0);

@@ -242,7 +242,7 @@ impl<'a> Order<'a> {
         (!products.is_empty()).then_some(Gather { message, products })
     }
 
-    /// Returns the product whose result a message reduces, if the two overlap.
+    /// The matrix product whose partial sums this message adds up, if the two overlap.
     fn sum_of(&self, message: usize, collective: Collective, earlier: &[usize]) -> Option<Sum> {
         let forward = self.kernel(message).pass == Pass::Forward;
         let megatron = self.lowering.has(Rewrite::AsyncTensorParallelBackward);

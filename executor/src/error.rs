@@ -145,7 +145,7 @@ pub enum ExecutorError {
         rank: usize,
         /// The rank whose job differs.
         peer: usize,
-        /// What differs.
+        /// Which part of the two ranks' jobs differs.
         what: &'static str,
     },
     /// A rank's thread panicked.

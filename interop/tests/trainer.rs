@@ -218,6 +218,15 @@ fn launchers_say_how_many_gpus_they_start() {
             "",
             Err("`$SLURM_NNODES` is not known here; give --gpus"),
         ),
+        // A job may have more devices than its launcher uses.
+        ("#SBATCH --gpus=8\ntorchrun --nproc_per_node 4", "", Ok(4)),
+        (
+            "#SBATCH --nodes=4\nsrun torchrun --nproc_per_node 8",
+            "",
+            Ok(8),
+        ),
+        ("#SBATCH -N 2 --gpus 16\nsrun python", engine, Ok(16)),
+        ("CUDA_VISIBLE_DEVICES=0,1 torchrun", "", Err("give --gpus")),
         // Slurm reads no more options after the first command.
         (
             "true\n#SBATCH --nodes=4\ntorchrun --nproc_per_node 8",

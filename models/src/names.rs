@@ -253,7 +253,7 @@ pub fn is_stored_turned(parameter: &str) -> bool {
     turned.iter().any(|name| name == inside)
 }
 
-/// Whether the hub's files store a vector as a matrix of one row: they do for ERNIE's bias of the choice.
+/// Whether the hub's files store this vector as a matrix of one row: they do so for the bias of ERNIE's router.
 #[must_use]
 pub fn is_stored_as_row(parameter: &str) -> bool {
     parameter.ends_with(ERNIE.correction)

@@ -412,7 +412,7 @@ impl Asked<'_> {
             .collect()
     }
 
-    /// This way to shard states, once for every combination of element types and offload that the search may choose for it.
+    /// Copies of a sharding choice, one for each combination of element types and offload that the search may choose.
     fn with_types(&self, choice: ShardingChoice) -> Vec<ShardingChoice> {
         let unsharded = choice.zero == Zero::Z0;
         // Plain data parallelism reduces the gradients of 32-bit parameters in 32 bits, whatever is asked.

@@ -69,7 +69,7 @@ pub enum StrategyError {
     Stages {
         /// Number of stages given.
         stages: u64,
-        /// Number of layers in all stages given.
+        /// Sum of the layers over the stages that were given.
         held: u64,
         /// Number of stages that the strategy has.
         wanted_stages: u64,

@@ -7,8 +7,8 @@ use crate::error::SpecError;
 use crate::model::{Activation, ModelConstants, Router, Temperature};
 use crate::rope::RopeScaling;
 
-/// Reads the numerical constants of a model (epsilon of norms, base of rotary positions and others) from its `config.json`. Those
-/// that the file leaves out have the defaults of the model family's code in Transformers.
+/// Reads a model's numerical constants from its `config.json`: the epsilon of its norms, the base of its rotary positions and
+/// others. A constant that the file does not give has the default of Transformers' code for the model's family.
 pub(super) fn decode(
     f: &Fields<'_>,
     kind: &str,

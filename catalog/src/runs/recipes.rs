@@ -89,4 +89,28 @@ mod tests {
         assert!(Recipe::of(&run("someone/else@1")).is_none());
         assert!(all().iter().all(|recipe| !recipe.reason.is_empty()));
     }
+
+    #[test]
+    fn a_recipe_with_flags_needs_all_of_them() {
+        let found = |source: &str, flag: &str, value: &str| {
+            let mut run = Run {
+                source: source.to_owned(),
+                ..Run::default()
+            };
+            run.flags
+                .get_or_insert_default()
+                .insert(flag.to_owned(), value.into());
+            Recipe::of(&run)
+        };
+        let nemo = |task: &str| found("NVIDIA/NeMo@1", "task", task).expect("known");
+        assert_eq!(nemo("SFT packed").virtual_stage_layers, Some(1));
+        assert_eq!(nemo("LoRA").virtual_stage_layers, None);
+        assert!(nemo("LoRA").documents.is_some());
+        let paxml = |framework: &str| {
+            let recipe = found("NVIDIA/dgxc-benchmarking@1", "framework", framework);
+            recipe.and_then(|recipe| recipe.shard_group)
+        };
+        assert_eq!(paxml("Paxml (JAX)"), Some(128));
+        assert_eq!(paxml("NeMo"), None);
+    }
 }

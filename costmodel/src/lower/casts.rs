@@ -85,8 +85,9 @@ fn activations<'a>(trace: &'a Trace, op: &AnyOp<'a>) -> impl Iterator<Item = Ten
     inputs.filter(|&id| !trace.tensor(id).role.is_weight())
 }
 
-/// Bytes that Transformer Engine moves to cast one operand, and the operators that the host launches for it. (That of a
-/// transpose after a gather passes no autograd and takes the host a fraction of one.)
+/// Bytes of memory traffic of Transformer Engine's cast of one operand to 8 bits, and the number of operators that the host
+/// launches for it. The transpose of a gathered operand is a kernel too, but one without autograd, whose launch is cheap: it is
+/// not counted.
 ///
 /// If tensor parallelism gathers the operand in 8 bits, each rank casts its part before the gather. With one scale for the
 /// tensor the transpose is made of the gathered numbers, by another kernel (v2.9 `distributed.py`, `_all_gather_fp8`); with
@@ -94,16 +95,18 @@ fn activations<'a>(trace: &'a Trace, op: &AnyOp<'a>) -> impl Iterator<Item = Ten
 /// over the operand before the cast (`Float8CurrentScalingQuantizer`), unless a norm made the operand, which finds the
 /// magnitude on the way (v2.7, `csrc/extensions/normalization.cpp`).
 fn cast(lowering: &Lowering<'_>, trace: &Trace, id: TensorId, transposed: u64) -> (u64, u32) {
-    let maker = |id: TensorId| trace.ops().find(|op| op.outputs.contains(&id));
-    let gather = maker(id).filter(|op| {
-        lowering.gathers_quantised()
-            && matches!(op.cost(), CostClass::Collective(of)
-                if of.axis == Axis::Tp && of.kind == CollectiveKind::AllGather)
-    });
+    let producer = |id: TensorId| trace.ops().find(|op| op.outputs.contains(&id));
+    let gathers = |op: &AnyOp<'_>| {
+        matches!(op.cost(), CostClass::Collective(of)
+            if of.axis == Axis::Tp && of.kind == CollectiveKind::AllGather)
+    };
+    let gather = lowering.gathers_quantised().then(|| producer(id)).flatten();
+    let gather = gather.filter(gathers);
     let part = gather.as_ref().map_or(id, |gather| gather.inputs[0]);
     let scaled = lowering.fp8_recipe == Fp8Recipe::Tensorwise;
-    let of_a_norm = maker(part).is_some_and(|op| op.cost() == CostClass::Norm);
-    let searched = u64::from(scaled && !(of_a_norm && lowering.has(Rewrite::FuseNorm)));
+    let by_norm = lowering.has(Rewrite::FuseNorm);
+    let of_a_norm = || producer(part).is_some_and(|op| op.cost() == CostClass::Norm);
+    let searched = u64::from(scaled && !(by_norm && of_a_norm()));
     let (part, whole) = (trace.tensor(part).elements(), trace.tensor(id).elements());
     let apart = gather.is_some() && lowering.fp8_recipe != Fp8Recipe::Mxfp8;
     let bytes = if apart {

@@ -92,7 +92,8 @@ fn is_bounded(operator: Operator) -> bool {
     )
 }
 
-/// Whether the sum that this bias makes goes into an activation function, as it does after an expert's first product.
+/// Whether the result of adding this bias is the input of an activation function: so it is after an expert's first matrix
+/// product.
 fn feeds_activation(trace: &Trace, op: &AnyOp<'_>) -> bool {
     let forward = match op.pass {
         Pass::Forward => Some(op.index),

@@ -51,8 +51,14 @@ const NODES: [&str; 5] = [
 /// Options of `accelerate launch` that give the number of devices in all nodes together.
 const ALL: [&str; 2] = ["--num_processes", "--num-processes"];
 
-/// Programs that start a process for each device that they see.
-const LAUNCHERS: [&str; 3] = ["torchrun", "deepspeed", "accelerate"];
+/// Programs that start a process for each device that they see; torchrun starts one.
+const LAUNCHERS: [&str; 2] = ["deepspeed", "accelerate"];
+/// Names of PyTorch's launcher.
+const TORCHRUN: [&str; 3] = [
+    "torchrun",
+    "torch.distributed.run",
+    "torch.distributed.launch",
+];
 
 /// The number of devices or nodes that an option gives.
 enum Count {
@@ -88,11 +94,25 @@ impl Count {
         found
     }
 
-    /// This number, or another that is known if this is not.
+    /// This count if it is known, else `other`.
     fn or(self, other: Option<u64>) -> Self {
         match (self, other) {
             (known @ Self::Known(_), _) | (known, None) => known,
             (_, Some(other)) => Self::Known(other),
+        }
+    }
+
+    fn known(&self) -> Option<u64> {
+        match self {
+            Self::Known(number) => Some(*number),
+            Self::Unsaid | Self::Open(_) => None,
+        }
+    }
+
+    fn open(self) -> Option<Open> {
+        match self {
+            Self::Open(open) => Some(open),
+            Self::Unsaid | Self::Known(_) => None,
         }
     }
 }
@@ -117,6 +137,23 @@ fn included(words: &[(&str, usize)]) -> Option<(u64, u64)> {
     equal.then_some((nodes.len() as u64, each))
 }
 
+/// Whether one of these programs is among the words.
+fn has(words: &[(&str, usize)], programs: &[&str]) -> bool {
+    words.iter().any(|(word, _)| programs.contains(word))
+}
+
+/// The number of devices of all nodes, if variables or the `#SBATCH` lines of a script give it.
+fn beside_launcher(script: &Script, words: &[(&str, usize)]) -> Option<u64> {
+    let value = |name: &str| Some(script.variables.get(name)?.first()?.text.as_str());
+    let mut named = ["GPUS", "WORLD_SIZE"].into_iter().filter_map(value);
+    let named = named.find_map(|text| text.parse().ok());
+    // Plain `python` starts one process however many devices it sees.
+    let visible = value("CUDA_VISIBLE_DEVICES").filter(|_| has(words, &LAUNCHERS));
+    named
+        .or(script.job.gpus)
+        .or_else(|| visible.and_then(indices))
+}
+
 impl Launch {
     /// What a script says of devices: nodes times devices of a node, all of them, or a variable that gives their number.
     pub(super) fn of(script: &Script) -> Self {
@@ -126,35 +163,23 @@ impl Launch {
             .flat_map(|w| w.text.split_whitespace().map(|part| (part, w.line)))
             .collect();
         let [each, nodes, all] = [&EACH[..], &NODES, &ALL].map(|names| Count::of(&words, names));
+        let job = &script.job;
         // Without a launcher of their own, the processes that Slurm starts on a node have a device each.
-        let tasks = script.job.tasks_per_node.filter(|&tasks| tasks > 1);
+        let tasks = job.tasks_per_node.filter(|&tasks| tasks > 1);
+        // torchrun without `--nnodes` runs on one node, however many the job has.
+        let one_node = matches!(each, Count::Known(_)) && has(&words, &TORCHRUN);
         let included = included(&words);
         let each = each
             .or(included.map(|(_, each)| each))
-            .or(script.job.gpus_per_node)
-            .or(tasks.filter(|_| script.job.gpus.is_none()));
+            .or(job.gpus_per_node)
+            .or(tasks.filter(|_| job.gpus.is_none()));
         let nodes = nodes
             .or(included.map(|(nodes, _)| nodes))
-            .or(script.job.nodes);
-        let counts = [each, nodes, all.or(script.job.gpus)];
-        let variable = |name: &str| script.variables.get(name)?.first()?.text.parse().ok();
-        // Plain `python` starts one process however many devices it sees.
-        let launched = words.iter().any(|(word, _)| LAUNCHERS.contains(word));
-        let visible = script.variables.get("CUDA_VISIBLE_DEVICES");
-        let visible = visible.and_then(|words| words.first()).filter(|_| launched);
-        let visible = || indices(&visible?.text);
-        let variable = || {
-            let named = ["GPUS", "WORLD_SIZE"].into_iter().find_map(variable);
-            named.or_else(visible)
-        };
-        let (gpus, gpus_per_node, open) = match counts {
+            .or(job.nodes.filter(|_| !one_node));
+        let (gpus, gpus_per_node, open) = match [each, nodes, all] {
             [each, nodes, Count::Known(all)] => {
-                let each = match (each, nodes) {
-                    (Count::Known(each), _) => Some(each),
-                    (_, Count::Known(nodes @ 1..)) => Some(all / nodes),
-                    _ => None,
-                };
-                (Some(all), each, None)
+                let share = || all.checked_div(nodes.known()?);
+                (Some(all), each.known().or_else(share), None)
             }
             [_, _, Count::Open(open)] => (None, None, Some(open)),
             [Count::Known(each), Count::Open(open), _] => (None, Some(each), Some(open)),
@@ -162,11 +187,11 @@ impl Launch {
                 (nodes.checked_mul(each), Some(each), None)
             }
             [Count::Known(each), Count::Unsaid, _] => (Some(each), Some(each), None),
-            [Count::Open(open), ..] => match variable() {
-                Some(all) => (Some(all), None, None),
-                None => (None, None, Some(open)),
-            },
-            [Count::Unsaid, ..] => (variable(), None, None),
+            [each, nodes, _] => {
+                let all = beside_launcher(script, &words);
+                let share = || all?.checked_div(nodes.known()?);
+                (all, share(), each.open().filter(|_| all.is_none()))
+            }
         };
         Self {
             gpus,

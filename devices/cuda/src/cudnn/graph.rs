@@ -140,7 +140,7 @@ pub(super) struct Id(pub(super) i64);
 #[derive(Default)]
 pub(super) struct Graph {
     tensors: Vec<Descriptor>,
-    /// Descriptors of the operators' parameters, and of the operators.
+    /// cuDNN descriptors of the operators' parameters, to which the operators refer.
     kinds: Vec<Descriptor>,
     operators: Vec<Descriptor>,
 }

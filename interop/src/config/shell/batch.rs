@@ -1,6 +1,7 @@
-//! What a script asks of Slurm in its `#SBATCH` lines: nodes, devices and tasks, and the variables that a job gets for them.
+//! The nodes, GPUs and processes that a launch script requests in its `#SBATCH` lines, and the environment variables that Slurm
+//! sets from them.
 
-/// The allocation that a script asks for; `None` where its `#SBATCH` lines do not say it as a number.
+/// What a script requests of Slurm; `None` where its `#SBATCH` lines give no number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Job {
     /// Number of nodes (`--nodes`).
@@ -16,8 +17,8 @@ pub struct Job {
 }
 
 impl Job {
-    /// Reads the `#SBATCH` lines of a script. Slurm reads them up to the first command (sbatch's manual page), and ignores
-    /// what follows another `#` in such a line.
+    /// Reads the `#SBATCH` lines above the first command of a script; Slurm ignores later ones (sbatch's manual page). In such
+    /// a line, a further `#` starts a comment.
     pub(super) fn of(text: &str) -> Self {
         let mut job = Self::default();
         let header = text
@@ -51,8 +52,7 @@ impl Job {
         *slot = number.or(*slot);
     }
 
-    /// The variables that the job finds in its environment, with their values (sbatch's manual page, output environment
-    /// variables).
+    /// The environment variables that Slurm sets for the job, with their values (sbatch's manual page).
     pub(super) fn variables(self) -> impl Iterator<Item = (&'static str, u64)> {
         let tasks = (self.nodes.zip(self.tasks_per_node)).and_then(|(n, each)| n.checked_mul(each));
         let tasks = self.tasks.or(tasks);
