@@ -58,8 +58,8 @@ pub(crate) fn ablations(
     found
 }
 
-/// All mechanisms: every rewrite of the operator graph, the runtime's four overheads in time, the power limit, and scales of
-/// 8-bit products other than those of earlier steps.
+/// All mechanisms: every rewrite of the operator graph, the runtime's four overheads in time, the power limit, the slow-down of
+/// kernels beside messages, and scales of 8-bit products other than those of earlier steps.
 fn mechanisms() -> Vec<Mechanism> {
     let rewrites = Rewrite::ALL.into_iter().map(|rewrite| Mechanism {
         name: rewrite.name(),
@@ -88,6 +88,13 @@ fn mechanisms() -> Vec<Mechanism> {
         Mechanism {
             name: "power limit".to_owned(),
             leave_out: Box::new(|s| s.cluster.device.power_watts.take().is_some()),
+        },
+        Mechanism {
+            name: "slow-down beside messages".to_owned(),
+            leave_out: Box::new(|s| {
+                let slowdown = &mut s.runtime.overheads.overlap_slowdown.value;
+                std::mem::replace(slowdown, 1.0) > 1.0
+            }),
         },
         Mechanism {
             name: "scales of 8-bit products".to_owned(),

@@ -55,6 +55,7 @@ enum Kind {
     Price(Constant),
     Transfer,
     Launch,
+    Slowdown,
 }
 
 /// A constant with its bounds and its prior, the value known without runs.
@@ -313,7 +314,10 @@ fn apply(parameters: &[Parameter], values: &[f64], scenario: &mut Scenario) -> F
             Kind::Launch if fitted(overheads.launch.origin) => {
                 overheads.launch.value = Seconds(value * 1e-6);
             }
-            Kind::Transfer | Kind::Launch => {}
+            Kind::Slowdown if fitted(overheads.overlap_slowdown.origin) => {
+                overheads.overlap_slowdown.value = value;
+            }
+            Kind::Transfer | Kind::Launch | Kind::Slowdown => {}
         }
     }
     constants
@@ -507,6 +511,9 @@ fn touches(kind: Kind, mapped: &Mapped) -> bool {
         Kind::Price(Constant::SustainedShare8) => throttled && eight_bits,
         Kind::Transfer => overheads.transfer.origin == Origin::Fitted,
         Kind::Launch => overheads.launch.origin == Origin::Fitted,
+        Kind::Slowdown => {
+            overheads.overlap_slowdown.origin == Origin::Fitted && scenario.workload.gpus > 1
+        }
     }
 }
 
@@ -551,6 +558,14 @@ fn parameters() -> Vec<Parameter> {
                 45.0,
                 (10.0, 100.0),
                 |o| (o.launch.origin, o.launch.value.0 * 1e6),
+            ),
+            // 24 of 132 multiprocessors taken.
+            overhead(
+                Kind::Slowdown,
+                "slow-down of kernels beside NCCL's collectives",
+                1.22,
+                (1.0, 1.8),
+                |o| (o.overlap_slowdown.origin, o.overlap_slowdown.value),
             ),
         ])
         .collect()

@@ -14,7 +14,7 @@ use crate::lower::{BlockMemory, Lowered, Lowering, casts};
 use crate::picoseconds::Picoseconds;
 use crate::spread::Spread;
 use crate::states::Weights;
-use crate::streams::{self, Task};
+use crate::streams::{self, Slowdown, Task};
 use crate::work::{Backward, Work};
 use crate::{CostError, Scenario};
 
@@ -143,7 +143,7 @@ pub(crate) fn price(
             let priced = other.as_ref().unwrap_or(&first);
             if modes.is_empty() {
                 let known = at * recompute.len()..(at + 1) * recompute.len();
-                let backward = backward(scenario, priced);
+                let backward = backward(execution.slowdown(scenario), priced);
                 let with_gradients = |cost: &BlockCost| cost.with_gradients(gradients, backward);
                 let new: Vec<BlockCost> = costs[known].iter().map(with_gradients).collect();
                 costs.extend(new);
@@ -167,9 +167,10 @@ fn of_key(of: &BlockToPrice<'_>, priced: &PricedBlock, memory: &[BlockMemory]) -
         trace,
         ..
     } = *of;
-    let run = |pass: &[Launch]| run(scenario, priced, pass);
+    let slowdown = key.execution.slowdown(scenario);
+    let run = |pass: &[Launch]| run(slowdown, priced, pass);
     let forward = run(&priced.forward);
-    let backward = backward(scenario, priced);
+    let backward = backward(slowdown, priced);
     let in_backward = graphed(priced, &priced.backward);
     let [input, weight] = match &priced.halves {
         Some(Halves { input, weight }) => [input, weight].map(|half| graphed(priced, half)),
@@ -231,8 +232,8 @@ fn gathered_tokens(of: &BlockToPrice<'_>) -> Bytes {
     }
 }
 
-fn backward(scenario: &Scenario, priced: &PricedBlock) -> Backward {
-    let run = |pass: &[Launch]| run(scenario, priced, pass);
+fn backward(slowdown: Slowdown, priced: &PricedBlock) -> Backward {
+    let run = |pass: &[Launch]| run(slowdown, priced, pass);
     let whole = run(&priced.backward);
     let [input, weight] = match &priced.halves {
         Some(halves) => [run(&halves.input), run(&halves.weight)],
@@ -245,8 +246,7 @@ fn backward(scenario: &Scenario, priced: &PricedBlock) -> Backward {
     }
 }
 
-fn run(scenario: &Scenario, priced: &PricedBlock, pass: &[Launch]) -> Work {
-    let slowdown = scenario.runtime.overheads.overlap_slowdown.value;
+fn run(slowdown: Slowdown, priced: &PricedBlock, pass: &[Launch]) -> Work {
     streams::run(&tasks(priced, pass), slowdown, None)
 }
 
@@ -270,7 +270,7 @@ pub(crate) fn detail(
     let of = traced.to_price(scenario, key, &modes);
     let priced = book.block(&of)?;
     let names = book.names(&of);
-    let slowdown = scenario.runtime.overheads.overlap_slowdown.value;
+    let slowdown = key.execution.slowdown(scenario);
     let mut kernels = Vec::new();
     let mut add = |pass: &[Launch], what: &str| {
         let mut spent = vec![Seconds(0.0); names.len()];

@@ -427,11 +427,13 @@ impl CostModel {
         assembled: &'a Assembled,
     ) -> Inputs<'a> {
         let overheads = &self.scenario().runtime.overheads;
+        let parallel = DataParallel::new(d, &self.scenario().cluster);
+        let within_node = self.scenario().slowdown_beside_nccl();
         Inputs {
             sequence,
             of: assembled,
             transfer_overlaps: d.overlap.pipeline && !self.scenario().shares_cores(),
-            overlap_slowdown: overheads.overlap_slowdown.value,
+            overlap_slowdown: parallel.slowdown(&self.scenario().cluster, within_node),
             step_overhead: self.scenario().by_host(&overheads.step),
         }
     }

@@ -20,7 +20,7 @@ use crate::repeats::Skipped;
 use crate::sequence::{ArrivalSlot, LastGroups, PASSES, Sequence, Step};
 use crate::stage::StageWork;
 use crate::stage_pass::StagePass;
-use crate::streams::{self, Streams};
+use crate::streams::{self, Slowdown, Streams};
 
 /// The engine's inputs: action lists, and the costs of what they run.
 #[derive(Clone, Debug)]
@@ -347,7 +347,7 @@ impl RankState {
 impl<'a> Engine<'a> {
     fn new(inputs: &'a Inputs<'a>, passes: &'a [StagePasses]) -> Self {
         let state = |&OfRank { resident, .. }: &OfRank| RankState {
-            streams: Streams::new(inputs.overlap_slowdown),
+            streams: Streams::new(Slowdown::all(inputs.overlap_slowdown)),
             pipeline: Picoseconds::ZERO,
             exposed_transfers: Picoseconds::ZERO,
             memory: resident,

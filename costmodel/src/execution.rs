@@ -10,7 +10,8 @@
 use catalog::{CudaGraphs, Dispatcher, Fp8Recipe, Runtime};
 use plans::Decisions;
 
-use crate::Scenario;
+use crate::streams::Slowdown;
+use crate::{Scenario, known};
 
 /// Largest slow-down of kernels by communication beside them for which overlap is known to slow nothing.
 pub(crate) const MONOTONE_SLOWDOWN: f64 = 2.0;
@@ -53,6 +54,19 @@ impl Execution {
             dispatcher: Some(d.dispatcher.unwrap_or(runtime.dispatcher)),
             graphs: d.graphs.unwrap_or(runtime.graphs),
             fp8_recipe: d.fp8_recipe.unwrap_or(runtime.fp8_recipe),
+        }
+    }
+
+    /// How much longer kernels take beside messages. Tensor-parallel messages that products are split for are copied by engines
+    /// or by few multiprocessors, all others by NCCL's kernels.
+    pub(crate) fn slowdown(self, scenario: &Scenario) -> Slowdown {
+        let by_nccl = scenario.slowdown_beside_nccl();
+        Slowdown {
+            tensor: match self.overlap_tp {
+                true => by_nccl.min(known::SPLIT_SLOWDOWN.factor()),
+                false => by_nccl,
+            },
+            others: by_nccl,
         }
     }
 

@@ -283,7 +283,7 @@ mod tests {
     use crate::offload::Copies;
     use crate::stage::TrafficPlan;
     use crate::stage_pass::StagePass;
-    use crate::streams::{Stream, Streams};
+    use crate::streams::{Slowdown, Stream, Streams};
 
     /// A stage whose blocks wait, in every pass, for parameters that are gathered so many blocks ahead: for every kind of blocks
     /// their number, the shares of one in forward and backward, and the seconds of its gather.
@@ -316,7 +316,7 @@ mod tests {
 
     /// Seconds of a pass whose kernels take `duration`.
     fn simulated(stage: &StageWork, kind: ActionKind, duration: f64) -> f64 {
-        let mut streams = Streams::new(1.0);
+        let mut streams = Streams::new(Slowdown::all(1.0));
         let pass = StagePass::lasting(stage, kind, Seconds(duration).into());
         pass.run(&mut streams, 0);
         Seconds::from(streams.free(Stream::Compute)).0

@@ -187,6 +187,13 @@ known! {
         Only::Parts(&[Architecture::Blackwell]);
     NARROW: "8-bit products over tables that were collected with a serving engine's kernels" = 0.85, Times, Published,
         "Azure/AI-benchmarking-guide@8fd0c6e: cuBLASLt on H100 over the table at 2048 to 16384 cubed, median";
+    POWER_LIMITED_SLOWDOWN: "kernels beside NCCL's, where power limits products" = 1.15, Times, Published,
+        "NCCL takes 16-24 of 132 multiprocessors (ai-dynamo/aiconfigurator, NVIDIA/nccl tuning notes)",
+        Only::Parts(&[Architecture::Hopper, Architecture::Blackwell, Architecture::Cdna3, Architecture::Cpu]);
+    PCI_EXPRESS_CHANNELS: "NCCL's channels over PCI Express over those over NVLink" = 2.0 / 24.0, Times, Published,
+        "NVIDIA/nccl@5067397, graph/search.cc and connect.cc: one ring, used twice; 12 rings over an A100's 12 links";
+    SPLIT_SLOWDOWN: "kernels beside tensor-parallel messages that products are split for" = 1.15, Times, Published,
+        "Transformer Engine's user buffers take 16 of 132 multiprocessors, or copy engines (NVIDIA/TransformerEngine@v2.9, module/base.py, initialize_ub)";
     EXPOSED_EPILOGUE: "share of the gradient accumulation in a product's epilogue that matrix units do not hide" = 0.55,
         Times, Published, "SimuMax products that accumulate in 32 bits, A100, 28672 x 8192 x 4096: 5.7% slower where the traffic alone takes 10%";
     CLOCK_EXPONENT: "exponent of the power limit in the sustained clock of a part limited below its table's" = 0.5, Times,

@@ -1,7 +1,11 @@
 //! The subject of a prediction: model, cluster, training system and workload.
 
 use catalog::residuals::{self, Evidence, Kind, ModelKind, Quantity, Residual};
-use catalog::{Bytes, Cluster, Model, Runtime, Seconds, Sourced, Workload, elementary};
+use catalog::{
+    Architecture, Bytes, Cluster, Model, Runtime, Seconds, Sourced, Workload, elementary,
+};
+
+use crate::known;
 
 /// Everything that a prediction depends on, apart from the strategy.
 #[derive(Clone, Debug, PartialEq)]
@@ -121,6 +125,24 @@ impl Scenario {
         jitter.map_or(0.0, |jitter| jitter.value)
     }
 
+    /// How many seconds a kernel takes for every second in which NCCL's kernels run beside it, if they use the node's links to the
+    /// full. Where power limits products, the multiprocessors that are left to them run the faster. Over PCI Express NCCL uses
+    /// fewer channels than over NVLink, and with them fewer multiprocessors.
+    pub(crate) fn slowdown_beside_nccl(&self) -> f64 {
+        let slowdown = self.runtime.overheads.overlap_slowdown.value;
+        let by_device = match self.cluster.device.architecture {
+            Architecture::Volta | Architecture::Ampere | Architecture::Ada => slowdown,
+            Architecture::Hopper
+            | Architecture::Blackwell
+            | Architecture::Cdna3
+            | Architecture::Cpu => slowdown.min(known::POWER_LIMITED_SLOWDOWN.factor()),
+        };
+        match self.cluster.pci_express {
+            true => 1.0 + (by_device - 1.0) * known::PCI_EXPRESS_CHANNELS.factor(),
+            false => by_device,
+        }
+    }
+
     /// Number of cores that ranks share; `None` if each has a device.
     pub(crate) fn cores(&self) -> Option<u64> {
         let machine = &self.cluster.profile.as_ref()?.machine;
@@ -130,5 +152,42 @@ impl Scenario {
     /// Whether ranks share cores, so that communication is work of those cores.
     pub(crate) fn shares_cores(&self) -> bool {
         self.cores().is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_lose_most_to_nccl_where_nothing_else_limits_them() {
+        let slowdown = |cluster: &str, of_runtime: f64| {
+            let mut runtime = catalog::load::runtime("fsdp2").expect("a preset");
+            runtime.overheads.overlap_slowdown.value = of_runtime;
+            let scenario = Scenario {
+                model: catalog::load::model("llama3-8b").expect("a preset"),
+                cluster: catalog::load::cluster(cluster).expect("a preset"),
+                runtime,
+                workload: Workload::new(catalog::WorkloadSizes {
+                    gpus: 8,
+                    seq_len: 1024,
+                    global_batch: 8,
+                    precision: catalog::Precision::Bf16,
+                })
+                .expect("a workload"),
+                headroom: 0.0,
+            };
+            scenario.slowdown_beside_nccl()
+        };
+        for (cluster, of_runtime, found) in [
+            ("dgx-a100", 1.7, 1.7),
+            ("dgx-h100", 1.7, 1.15),
+            ("dgx-b200", 1.7, 1.15),
+            ("dgx-h100", 1.0, 1.0),
+            ("a100-pcie-node", 1.72, 1.06),
+        ] {
+            let slowdown = slowdown(cluster, of_runtime);
+            assert!((slowdown - found).abs() < 1e-9, "{cluster}: {slowdown}");
+        }
     }
 }

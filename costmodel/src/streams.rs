@@ -102,17 +102,45 @@ pub(crate) struct Streams {
     exposed: [Picoseconds; STREAMS],
     /// Time at which all communication has finished.
     quiet: Picoseconds,
-    slowdown: f64,
+    slowdown: Slowdown,
+}
+
+/// How many seconds a kernel takes for every second of communication beside it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Slowdown {
+    /// Beside messages of tensor parallelism.
+    pub(crate) tensor: f64,
+    /// Beside all others.
+    pub(crate) others: f64,
+}
+
+impl Slowdown {
+    /// The same beside all messages.
+    pub(crate) fn all(of_any: f64) -> Self {
+        Self {
+            tensor: of_any,
+            others: of_any,
+        }
+    }
+
+    /// Share of the time of a stream's message that a kernel beside it takes longer.
+    fn longer(self, stream: Stream) -> f64 {
+        let slowdown = match stream {
+            Stream::Tensor => self.tensor,
+            _ => self.others,
+        };
+        (slowdown - 1.0).max(0.0)
+    }
 }
 
 impl Streams {
-    /// Idle streams. A kernel takes `slowdown − 1` seconds longer for every second of communication beside it.
-    pub(crate) fn new(slowdown: f64) -> Self {
+    /// Idle streams.
+    pub(crate) fn new(slowdown: Slowdown) -> Self {
         Self {
             queues: [Queue::default(); STREAMS],
             exposed: [Picoseconds::ZERO; STREAMS],
             quiet: Picoseconds::ZERO,
-            slowdown: slowdown.max(1.0),
+            slowdown,
         }
     }
 
@@ -240,15 +268,14 @@ impl Streams {
             if free > start {
                 let begins = since.max(start);
                 let beside = free.since(begins).min(duration.since(begins.since(start)));
-                if beside > Picoseconds::ZERO && beside >= longest {
-                    longest = beside;
-                    most = Some(stream);
+                let longer = beside.share(self.slowdown.longer(stream));
+                if longer > Picoseconds::ZERO && longer >= longest {
+                    longest = longer;
+                    most = Some((stream, longer));
                 }
             }
         }
-        let longer = longest.share(self.slowdown - 1.0);
-        most.filter(|_| longer > Picoseconds::ZERO)
-            .map(|stream| (stream, longer))
+        most
     }
 }
 
@@ -322,7 +349,7 @@ pub(crate) type Spent<'a> = &'a mut dyn FnMut(usize, Seconds);
 
 /// Runs a list of tasks on idle streams until all have ended, and returns the total time. Tells `spent` of each task the time that
 /// the list takes because of it: a kernel's duration, or what a message leaves exposed.
-pub(crate) fn run<'a>(tasks: &'a [Task], slowdown: f64, spent: Option<Spent<'a>>) -> Work {
+pub(crate) fn run<'a>(tasks: &'a [Task], slowdown: Slowdown, spent: Option<Spent<'a>>) -> Work {
     let mut list = List {
         tasks,
         streams: Streams::new(slowdown),
@@ -464,18 +491,18 @@ mod tests {
         ];
         let mut by_task = [Seconds(0.0); 3];
         let mut add = |task: usize, time| by_task[task] += time;
-        let work = run(&tasks, 1.0, Some(&mut add));
+        let work = run(&tasks, Slowdown::all(1.0), Some(&mut add));
         assert!(near(work.device(), 5.0) && near(work.compute, 4.0) && near(work.tp, 1.0));
         assert_eq!(by_task.map(|time| time.0), [1.0, 1.0, 3.0]);
         // The product takes a quarter longer, still less than the reduction.
-        let work = run(&tasks, 1.25, None);
+        let work = run(&tasks, Slowdown::all(1.25), None);
         assert!(near(work.device(), 5.0));
         assert!(near(work.tp, 1.0));
     }
 
     #[test]
     fn kernels_are_slower_only_beside_communication() {
-        let mut streams = Streams::new(1.25);
+        let mut streams = Streams::new(Slowdown::all(1.25));
         streams.issue(Stream::Data, seconds(5.0), None);
         let span = streams.issue(Stream::Compute, seconds(10.0), None);
         assert!(near(span.end, 11.25) && near(streams.exposed(Stream::Data), 1.25));
@@ -495,6 +522,21 @@ mod tests {
     }
 
     #[test]
+    fn kernels_lose_to_the_communication_that_slows_them_most() {
+        for (tensor, lost_to, longer) in [(1.1, Stream::Data, 2.0), (1.9, Stream::Tensor, 2.7)] {
+            let mut streams = Streams::new(Slowdown {
+                tensor,
+                others: 1.5,
+            });
+            streams.issue(Stream::Tensor, seconds(3.0), None);
+            streams.issue(Stream::Data, seconds(4.0), None);
+            streams.issue(Stream::Compute, seconds(10.0), None);
+            assert!(near(streams.exposed(lost_to), longer), "{tensor}");
+            assert!(near(streams.free(Stream::Compute), 10.0 + longer));
+        }
+    }
+
+    #[test]
     fn an_exchange_of_experts_runs_beside_shared_experts_or_another_micro_batch() {
         use Stream::{Compute, Expert};
         // Router, dispatch, shared expert beside it, experts, combination, the next layer's norm.
@@ -506,12 +548,12 @@ mod tests {
             task(Expert, 4.0, &[(Compute, 3)]),
             task(Compute, 1.0, &[(Expert, 4)]),
         ];
-        let work = run(&layer, 1.0, None);
+        let work = run(&layer, Slowdown::all(1.0), None);
         assert!(near(work.compute, 11.0) && near(work.ep, 5.0));
         // The attention of another micro-batch is issued beside the combination.
         let mut both = layer.to_vec();
         both.insert(5, task(Compute, 5.0, &[]));
-        let work = run(&both, 1.0, None);
+        let work = run(&both, Slowdown::all(1.0), None);
         assert!(near(work.compute, 16.0) && near(work.ep, 1.0));
     }
 
@@ -545,9 +587,13 @@ mod tests {
                 short.push(task(Compute, 1.0, &[(Context, 5)]));
                 (0..blocks).for_each(|_| listed.extend(ring(listed.len() - 1)));
                 listed.push(task(Compute, 1.0, &[(Context, listed.len() - 3)]));
-                let all = run(&listed, 1.25, None);
-                assert_eq!(run(&short, 1.25, None), all, "{blocks} of {message}");
-                assert_eq!(run(&short, 1.25, Some(&mut |_, _| {})), all);
+                let all = run(&listed, Slowdown::all(1.25), None);
+                assert_eq!(
+                    run(&short, Slowdown::all(1.25), None),
+                    all,
+                    "{blocks} of {message}"
+                );
+                assert_eq!(run(&short, Slowdown::all(1.25), Some(&mut |_, _| {})), all);
             }
         }
     }

@@ -75,6 +75,20 @@ impl DataParallel {
         self.replicate.size
     }
 
+    /// How many seconds a kernel takes for every second of these groups' messages beside it, if it takes `within_node` beside
+    /// those of a group in one node. NCCL's kernels take a multiprocessor for each channel. Across nodes a communicator has two
+    /// channels for every network card that it uses (NVIDIA/nccl@5067397, `graph/connect.cc`): one card is assumed for each of
+    /// its ranks in a node.
+    pub(crate) fn slowdown(&self, cluster: &Cluster, within_node: f64) -> f64 {
+        let domain = cluster.scale_up_domain;
+        let together = self.dense.ranks_per_block(domain);
+        let share = match together == self.dense.size {
+            true => 1.0,
+            false => together as f64 / domain as f64,
+        };
+        1.0 + (within_node - 1.0) * share
+    }
+
     /// Time to gather the parameters of a block in the type `gathered`.
     ///
     /// # Errors
@@ -184,5 +198,37 @@ fn joined(inner: Group, outer: Group, domain: u64) -> Group {
     Group {
         size,
         stride: (domain / together).max(1),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_across_nodes_take_fewer_multiprocessors() {
+        let cluster = catalog::load::cluster("dgx-a100").expect("a preset");
+        // All GPUs of one node; of several; one of every node; half a node; half of every node.
+        for (size, stride, slowdown) in [
+            (8, 1, 1.8),
+            (64, 1, 1.8),
+            (16, 8, 1.1),
+            (4, 1, 1.8),
+            (32, 2, 1.4),
+        ] {
+            let alone = Group { size: 1, stride: 1 };
+            let groups = DataParallel {
+                sharding: Sharding {
+                    zero: Zero::Z3,
+                    dense: size,
+                    expert: 1,
+                },
+                dense: Group { size, stride },
+                expert: alone,
+                replicate: alone,
+            };
+            let found = groups.slowdown(&cluster, 1.8);
+            assert!((found - slowdown).abs() < 1e-9, "{size} {stride}: {found}");
+        }
     }
 }

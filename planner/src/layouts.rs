@@ -12,7 +12,7 @@ use crate::constraints::switch_name;
 use crate::simplicity;
 
 /// Largest number of sequences in a micro-batch.
-const MAX_MICRO_BATCH: u64 = 16;
+const MAX_MICRO_BATCH: u64 = 64;
 /// Largest number of ranks over which one copy of the experts is spread, unless a constraint asks for more.
 const MAX_EXPERT_RANKS: u64 = 64;
 
@@ -186,15 +186,20 @@ pub(crate) fn layouts(
         return Vec::new();
     }
     let per_rank = batch / mesh.dp;
-    let mut sizes = asked.with_fixed("mbs", powers_of_two(per_rank.min(MAX_MICRO_BATCH)));
+    let mut sizes = asked.with_fixed("mbs", micro_batches());
     sizes.retain(|&b| per_rank.is_multiple_of(b));
     let sizes = sizes.into_iter().map(|size| (size, per_rank / size));
     divided(asked, mesh, sizes)
 }
 
+/// Sizes of micro-batches that a search tries, if they divide what a replica takes: powers of two, and three times those.
+pub(crate) fn micro_batches() -> impl Iterator<Item = u64> {
+    (1..=MAX_MICRO_BATCH).filter(|size| [1, 3].contains(&(size >> size.trailing_zeros())))
+}
+
 /// All layouts on one mesh with one micro-batch of each size that some batch allows.
 pub(crate) fn of_any_batch(asked: Asked<'_>, mesh: Layout) -> Vec<Layout> {
-    let sizes = asked.with_fixed("mbs", powers_of_two(MAX_MICRO_BATCH));
+    let sizes = asked.with_fixed("mbs", micro_batches());
     divided(asked, mesh, sizes.into_iter().map(|size| (size, 1)))
 }
 

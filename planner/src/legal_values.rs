@@ -12,8 +12,9 @@ use catalog::{
 use costmodel::Scenario;
 
 use crate::PlannerError;
-use crate::choices::{divisors, eighths, powers_of_two};
+use crate::choices::{divisors, eighths};
 use crate::constraints::{Constraints, DIMENSIONS, mistake};
+use crate::layouts::micro_batches;
 use crate::space::SearchSpace;
 
 /// Largest number of legal values that a message lists.
@@ -161,7 +162,7 @@ fn candidates(scenario: &Scenario, counts: &[u64], key: &str) -> Vec<String> {
         "ep" => model
             .moe
             .map_or(vec![1], |moe| divisors(moe.experts).collect()),
-        "mbs" => powers_of_two(16).collect(),
+        "mbs" => micro_batches().collect(),
         "groups" => vec![1],
         key if DIMENSIONS.contains(&key) => {
             let mut all: Vec<u64> = counts.iter().flat_map(|&gpus| divisors(gpus)).collect();
