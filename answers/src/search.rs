@@ -30,7 +30,7 @@ use crate::together::Together;
 pub const TOP: usize = 5;
 
 /// Number of strategies of the space that are looked at for a report; it draws those that come near to fitting.
-const DRAWN: u64 = 11_000;
+const DRAWN: u64 = 12_000;
 /// The same of a mixture of experts: most of its strategies have blocks that no other has, whose prices take the time.
 const DRAWN_OF_MIXTURE: u64 = 3_000;
 /// Strategies that take more than this multiple of the plan's time are not drawn.

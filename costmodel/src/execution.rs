@@ -57,8 +57,8 @@ impl Execution {
         }
     }
 
-    /// How much longer kernels take beside messages. Tensor-parallel messages that products are split for are copied by engines
-    /// or by few multiprocessors, all others by NCCL's kernels.
+    /// How much longer kernels take beside messages. Where products are split to overlap with tensor-parallel messages, copy
+    /// engines or few multiprocessors send these; NCCL's kernels send all others.
     pub(crate) fn slowdown(self, scenario: &Scenario) -> Slowdown {
         let by_nccl = scenario.slowdown_beside_nccl();
         Slowdown {

@@ -67,6 +67,10 @@ enum Only {
     Bucketed,
     /// Predictions of mixtures of experts for runtimes with [`catalog::runtime::Rewrite::LaunchExpertsApart`].
     ExpertsApart,
+    /// Predictions for nodes whose devices are joined by PCI Express.
+    PciExpress,
+    /// Predictions of strategies that split products to overlap them with tensor-parallel messages.
+    SplitProducts,
 }
 
 impl Only {
@@ -85,7 +89,9 @@ impl Only {
             | Self::GraphedStep
             | Self::ByTensor
             | Self::Bucketed
-            | Self::ExpertsApart => false,
+            | Self::ExpertsApart
+            | Self::PciExpress
+            | Self::SplitProducts => false,
         }
     }
 }
@@ -191,9 +197,11 @@ known! {
         "NCCL takes 16-24 of 132 multiprocessors (ai-dynamo/aiconfigurator, NVIDIA/nccl tuning notes)",
         Only::Parts(&[Architecture::Hopper, Architecture::Blackwell, Architecture::Cdna3, Architecture::Cpu]);
     PCI_EXPRESS_CHANNELS: "NCCL's channels over PCI Express over those over NVLink" = 2.0 / 24.0, Times, Published,
-        "NVIDIA/nccl@5067397, graph/search.cc and connect.cc: one ring, used twice; 12 rings over an A100's 12 links";
+        "NVIDIA/nccl@5067397, graph/search.cc and connect.cc: one ring, used twice; 12 rings over an A100's 12 links",
+        Only::PciExpress;
     SPLIT_SLOWDOWN: "kernels beside tensor-parallel messages that products are split for" = 1.15, Times, Published,
-        "Transformer Engine's user buffers take 16 of 132 multiprocessors, or copy engines (NVIDIA/TransformerEngine@v2.9, module/base.py, initialize_ub)";
+        "Transformer Engine's user buffers take 16 of 132 multiprocessors, or copy engines (NVIDIA/TransformerEngine@v2.9, module/base.py, initialize_ub)",
+        Only::SplitProducts;
     EXPOSED_EPILOGUE: "share of the gradient accumulation in a product's epilogue that matrix units do not hide" = 0.55,
         Times, Published, "SimuMax products that accumulate in 32 bits, A100, 28672 x 8192 x 4096: 5.7% slower where the traffic alone takes 10%";
     CLOCK_EXPONENT: "exponent of the power limit in the sustained clock of a part limited below its table's" = 0.5, Times,
@@ -321,6 +329,10 @@ pub(crate) struct Uses {
     pub(crate) bucketed: bool,
     /// The model has experts, and each expert's matrix products are launched by themselves.
     pub(crate) experts_apart: bool,
+    /// Devices of a node are joined by PCI Express.
+    pub(crate) pci_express: bool,
+    /// Products are split to overlap with tensor-parallel messages.
+    pub(crate) split_products: bool,
 }
 
 /// Provenance rows of the numbers that these features bring in.
@@ -333,6 +345,8 @@ pub(crate) fn rows_of_strategy(uses: Uses) -> Vec<UsedConstant> {
         Only::ByTensor => uses.by_tensor,
         Only::Bucketed => uses.bucketed,
         Only::ExpertsApart => uses.experts_apart,
+        Only::PciExpress => uses.pci_express,
+        Only::SplitProducts => uses.split_products,
         Only::Any | Only::Parts(_) | Only::Network(_) => false,
     };
     ALL.iter().filter(needed).map(Known::row).collect()

@@ -378,6 +378,8 @@ fn of_strategy(scenario: &Scenario, strategy: &Strategy) -> Vec<UsedConstant> {
         graphed_step,
         portable_experts: experts && rewrites.contains(&Rewrite::PortableExperts),
         experts_apart: experts && rewrites.contains(&Rewrite::LaunchExpertsApart),
+        pci_express: scenario.cluster.pci_express,
+        split_products: strategy.overlap.tensor_parallel,
     });
     if let Some(host) = scenario.cluster.host.as_ref().filter(|_| on_host) {
         used.push(constant("link of a device to its host", &host.link));

@@ -125,9 +125,9 @@ impl Scenario {
         jitter.map_or(0.0, |jitter| jitter.value)
     }
 
-    /// How many seconds a kernel takes for every second in which NCCL's kernels run beside it, if they use the node's links to the
-    /// full. Where power limits products, the multiprocessors that are left to them run the faster. Over PCI Express NCCL uses
-    /// fewer channels than over NVLink, and with them fewer multiprocessors.
+    /// How many seconds a kernel takes for every second in which NCCL's kernels for a group within a node run beside it. Where
+    /// power limits matrix products, they lose less: the multiprocessors that NCCL leaves to them run at higher clocks. Over PCI
+    /// Express NCCL opens fewer channels than over NVLink, and takes a multiprocessor for each.
     pub(crate) fn slowdown_beside_nccl(&self) -> f64 {
         let slowdown = self.runtime.overheads.overlap_slowdown.value;
         let by_device = match self.cluster.device.architecture {

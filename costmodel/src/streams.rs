@@ -115,7 +115,7 @@ pub(crate) struct Slowdown {
 }
 
 impl Slowdown {
-    /// The same beside all messages.
+    /// The same slow-down beside all messages.
     pub(crate) fn all(of_any: f64) -> Self {
         Self {
             tensor: of_any,
@@ -123,7 +123,7 @@ impl Slowdown {
         }
     }
 
-    /// Share of the time of a stream's message that a kernel beside it takes longer.
+    /// How many seconds longer a kernel takes for every second of a stream's communication beside it.
     fn longer(self, stream: Stream) -> f64 {
         let slowdown = match stream {
             Stream::Tensor => self.tensor,
@@ -134,7 +134,7 @@ impl Slowdown {
 }
 
 impl Streams {
-    /// Idle streams.
+    /// Streams that were given nothing yet, whose kernels communication will slow down like this.
     pub(crate) fn new(slowdown: Slowdown) -> Self {
         Self {
             queues: [Queue::default(); STREAMS],

@@ -75,10 +75,10 @@ impl DataParallel {
         self.replicate.size
     }
 
-    /// How many seconds a kernel takes for every second of these groups' messages beside it, if it takes `within_node` beside
-    /// those of a group in one node. NCCL's kernels take a multiprocessor for each channel. Across nodes a communicator has two
-    /// channels for every network card that it uses (NVIDIA/nccl@5067397, `graph/connect.cc`): one card is assumed for each of
-    /// its ranks in a node.
+    /// How many seconds a kernel takes for every second in which messages of these groups run beside it. `within_node` is that
+    /// number for messages within a node. NCCL's kernels take a multiprocessor for each channel, and a communicator across nodes
+    /// has two channels for every network card that it uses (NVIDIA/nccl@5067397, `graph/connect.cc`). It is assumed to use a
+    /// card for each of its ranks in a node.
     pub(crate) fn slowdown(&self, cluster: &Cluster, within_node: f64) -> f64 {
         let domain = cluster.scale_up_domain;
         let together = self.dense.ranks_per_block(domain);
