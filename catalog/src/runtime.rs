@@ -534,7 +534,8 @@ pub struct Overheads {
     pub workspace: Sourced<Bytes>,
     /// Reserved over allocated memory, at least 1: fragmentation and rounding.
     pub fragmentation: Sourced<f64>,
-    /// Slow-down of kernels while collectives run beside them, at least 1.
+    /// Factor, at least 1, by which kernels take longer while NCCL's collectives run beside them, on GPUs whose power does not limit
+    /// matrix products.
     pub overlap_slowdown: Sourced<f64>,
 }
 

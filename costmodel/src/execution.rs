@@ -57,8 +57,8 @@ impl Execution {
         }
     }
 
-    /// How much longer kernels take beside messages. Where products are split to overlap with tensor-parallel messages, copy
-    /// engines or few multiprocessors send these; NCCL's kernels send all others.
+    /// The factors by which kernels take longer while messages are sent. NCCL's kernels send all messages but one kind: if matrix
+    /// products are split to overlap with tensor-parallel messages, copy engines or few multiprocessors send those.
     pub(crate) fn slowdown(self, scenario: &Scenario) -> Slowdown {
         let by_nccl = scenario.slowdown_beside_nccl();
         Slowdown {

@@ -155,8 +155,8 @@ impl Ends<'_> {
         with_weights.max(head + busy + tail + first).max(messages)
     }
 
-    /// How long this rank cannot compute because it sends or receives one micro-batch's pipeline messages; zero if they overlap
-    /// with compute.
+    /// Time for which this rank cannot compute because it sends or receives the pipeline messages of one micro-batch. It is zero
+    /// if these messages overlap with compute.
     fn sends(&self) -> Seconds {
         if self.strategy.overlap.pipeline {
             return Seconds(0.0);

@@ -125,9 +125,9 @@ impl Scenario {
         jitter.map_or(0.0, |jitter| jitter.value)
     }
 
-    /// How many seconds a kernel takes for every second in which NCCL's kernels for a group within a node run beside it. Where
-    /// power limits matrix products, they lose less: the multiprocessors that NCCL leaves to them run at higher clocks. Over PCI
-    /// Express NCCL opens fewer channels than over NVLink, and takes a multiprocessor for each.
+    /// The factor by which kernels take longer while NCCL sends messages within a node. It is small in two cases. On GPUs whose
+    /// power limit sets the speed of matrix products, the multiprocessors that NCCL does not take can run at higher clocks. Over
+    /// PCI Express, NCCL opens fewer channels than over NVLink; each channel takes one multiprocessor.
     pub(crate) fn slowdown_beside_nccl(&self) -> f64 {
         let slowdown = self.runtime.overheads.overlap_slowdown.value;
         let by_device = match self.cluster.device.architecture {

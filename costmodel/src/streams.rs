@@ -105,7 +105,7 @@ pub(crate) struct Streams {
     slowdown: Slowdown,
 }
 
-/// How many seconds a kernel takes for every second of communication beside it.
+/// Factors, at least 1, by which kernels take longer while communication runs beside them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Slowdown {
     /// Beside messages of tensor parallelism.

@@ -75,10 +75,10 @@ impl DataParallel {
         self.replicate.size
     }
 
-    /// How many seconds a kernel takes for every second in which messages of these groups run beside it. `within_node` is that
-    /// number for messages within a node. NCCL's kernels take a multiprocessor for each channel, and a communicator across nodes
-    /// has two channels for every network card that it uses (NVIDIA/nccl@5067397, `graph/connect.cc`). It is assumed to use a
-    /// card for each of its ranks in a node.
+    /// The factor by which kernels take longer while messages of these groups are sent; `within_node` is the factor for groups that
+    /// lie within a node. The more multiprocessors NCCL takes, the larger it is, and NCCL takes one for each of its channels. A
+    /// group that spans nodes has two channels for every network card that it uses (NVIDIA/nccl@5067397, `graph/connect.cc`).
+    /// Each of its ranks in a node is assumed to use a card of its own.
     pub(crate) fn slowdown(&self, cluster: &Cluster, within_node: f64) -> f64 {
         let domain = cluster.scale_up_domain;
         let together = self.dense.ranks_per_block(domain);

@@ -145,7 +145,7 @@ pub enum ExecutorError {
         rank: usize,
         /// The rank whose job differs.
         peer: usize,
-        /// Which part of the two ranks' jobs differs.
+        /// The part of the job that differs between the two ranks, such as its strategy.
         what: &'static str,
     },
     /// A rank's thread panicked.

@@ -486,7 +486,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Predicts step time and memory of every plan, and adds to each but the first one line on why it ranks lower.
+/// Predicts the step time and memory of every plan. Every plan after the first also gets a line that says why it ranks lower.
 fn candidates(costs: &CostModel, plans: Vec<Scored>) -> Result<Vec<Candidate>, PlannerError> {
     let predicted = |plan: Scored| {
         Ok(Candidate {

@@ -69,7 +69,7 @@ pub enum StrategyError {
     Stages {
         /// Number of stages given.
         stages: u64,
-        /// Sum of the layers over the stages that were given.
+        /// Total number of layers in the stages that were given.
         held: u64,
         /// Number of stages that the strategy has.
         wanted_stages: u64,

@@ -86,8 +86,8 @@ fn activations<'a>(trace: &'a Trace, op: &AnyOp<'a>) -> impl Iterator<Item = Ten
 }
 
 /// Bytes of memory traffic of Transformer Engine's cast of one operand to 8 bits, and the number of operators that the host
-/// launches for it. The transpose of a gathered operand is a kernel too, but one without autograd, whose launch is cheap: it is
-/// not counted.
+/// launches for it. The kernel that transposes a gathered operand is not counted as a launch: it takes the host little, because
+/// autograd does not see it.
 ///
 /// If tensor parallelism gathers the operand in 8 bits, each rank casts its part before the gather. With one scale for the
 /// tensor the transpose is made of the gathered numbers, by another kernel (v2.9 `distributed.py`, `_all_gather_fp8`); with

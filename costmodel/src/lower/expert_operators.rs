@@ -92,7 +92,7 @@ fn is_bounded(operator: Operator) -> bool {
     )
 }
 
-/// Whether the result of adding this bias is the input of an activation function: so it is after an expert's first matrix
+/// Whether an activation function reads the result of adding this bias. It does for the bias of an expert's first matrix
 /// product.
 fn feeds_activation(trace: &Trace, op: &AnyOp<'_>) -> bool {
     let forward = match op.pass {

@@ -52,7 +52,7 @@ impl Job {
         *slot = number.or(*slot);
     }
 
-    /// The environment variables that Slurm sets for the job, with their values (sbatch's manual page).
+    /// Names and values of the environment variables that Slurm sets for the job (sbatch's manual page).
     pub(super) fn variables(self) -> impl Iterator<Item = (&'static str, u64)> {
         let tasks = (self.nodes.zip(self.tasks_per_node)).and_then(|(n, each)| n.checked_mul(each));
         let tasks = self.tasks.or(tasks);
