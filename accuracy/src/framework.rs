@@ -139,6 +139,9 @@ fn apply_statements(run: &Run, runtime: &mut Runtime) {
     let attention = text_flag(run, "attention").unwrap_or("").to_lowercase();
     if attention.contains("eager") || attention.contains("unfused") {
         runtime.attention = AttentionKernel::Unfused;
+    } else if attention == "te flash" {
+        // Transformer Engine without cuDNN's attention (`NVTE_FUSED_ATTN=0`); FlashAttention 3 is not in its containers.
+        runtime.attention = AttentionKernel::Flash2;
     }
     if run.is_on("compile") {
         runtime.rewrites.insert(Rewrite::FusePointwise);
@@ -258,4 +261,29 @@ fn modern(run: &Run) -> bool {
         || precision.contains("fp8")
         || grouped.is_some_and(|(kv, heads)| kv < heads)
         || run.model.experts.is_some_and(|experts| experts > 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attention_is_of_the_kernel_that_a_run_or_its_recipe_names() {
+        let runs = catalog::runs::embedded().expect("embedded runs are well-formed");
+        for (id, attention) in [
+            ("dgxc_v24111_grok1_bf16_h100_n512", AttentionKernel::Flash2),
+            (
+                "dgxc_v24111_gpt3-175b_bf16_h100_n128",
+                AttentionKernel::Flash2,
+            ),
+            (
+                "dgxc_v2502_gpt3-175b_bf16_h100_n128",
+                AttentionKernel::CudnnOrFlash3,
+            ),
+        ] {
+            let run = runs.iter().find(|run| run.id == id);
+            let (runtime, _) = runtime(run.expect(id)).expect(id);
+            assert_eq!(runtime.attention, attention, "{id}");
+        }
+    }
 }

@@ -8,6 +8,7 @@ use catalog::model::{
     Projections, QkNorm, Residual, Rotated, WindowPattern,
 };
 use catalog::runs::{Run, RunModel};
+use serde_json::Value;
 
 /// Ranks of latent attention, which the schema does not carry: those of DeepSeek-V2 and V3, the only published models
 /// that have it (arXiv 2405.04434, table of hyper-parameters).
@@ -86,7 +87,7 @@ fn published(
 ) -> Result<Model, String> {
     let dropped = |of: f64| if dropout { of } else { 0.0 };
     let stated = run.model.name.as_ref();
-    let config = ModelConfig {
+    let mut config = ModelConfig {
         name: stated.unwrap_or(&official.name).clone(),
         vocab,
         mtp_layers: 0,
@@ -95,7 +96,28 @@ fn published(
         attention_dropout: dropped(official.attention_dropout),
         ..official.clone()
     };
+    apply_statements(run, &mut config);
     Model::new(config, &run.id).map_err(|e| e.to_string())
+}
+
+/// Changes a published model where a run or its recipes say that they train it otherwise.
+fn apply_statements(run: &Run, config: &mut ModelConfig) {
+    let switch = |name: &str| run.flag(name).and_then(Value::as_bool);
+    if let Some(dropout) = run.flag("dropout").and_then(Value::as_f64) {
+        config.hidden_dropout = dropout;
+        config.attention_dropout = dropout;
+    }
+    if switch("rotary") == Some(false) {
+        config.position = Position::Learned {
+            rows: config.max_position,
+        };
+    }
+    if let Some(bias) = switch("bias_linear") {
+        config.attention.qkv_bias = bias;
+        config.attention.out_bias = bias;
+        config.mlp.bias = bias;
+    }
+    config.tied_embeddings = switch("tied_embeddings").unwrap_or(config.tied_embeddings);
 }
 
 /// The preset of a run's model, if the run says that its sizes are those of a published model (`arch_source: official`) and a
@@ -256,5 +278,16 @@ mod tests {
             assert_eq!(model.hidden_dropout, 0.0, "{what}: dropout");
             assert_eq!(model.max_position, 4096, "{what}: positions");
         }
+    }
+
+    #[test]
+    fn a_published_model_is_trained_as_its_recipe_says() {
+        let runs = catalog::runs::embedded().expect("embedded runs are well-formed");
+        let id = "flagperf_llama3_8b_h100_n8_bf16_tp2_pp1_dp4";
+        let run = runs.iter().find(|run| run.id == id).expect(id);
+        let model = build(run, 1, 8192, true).expect(id);
+        assert_eq!((model.hidden_dropout, model.attention_dropout), (0.1, 0.1));
+        assert_eq!(model.position, Position::Learned { rows: 8192 });
+        assert!(model.attention.qkv_bias && model.mlp.bias && model.tied_embeddings);
     }
 }

@@ -512,7 +512,8 @@ fn touches(kind: Kind, mapped: &Mapped) -> bool {
         Kind::Transfer => overheads.transfer.origin == Origin::Fitted,
         Kind::Launch => overheads.launch.origin == Origin::Fitted,
         Kind::Slowdown => {
-            overheads.overlap_slowdown.origin == Origin::Fitted && scenario.workload.gpus > 1
+            let fitted = overheads.overlap_slowdown.origin == Origin::Fitted;
+            fitted && scenario.workload.gpus > 1 && !scenario.power_limits_products()
         }
     }
 }
@@ -564,7 +565,7 @@ fn parameters() -> Vec<Parameter> {
                 Kind::Slowdown,
                 "slow-down of kernels beside NCCL's collectives",
                 1.22,
-                (1.0, 1.8),
+                (1.15, 1.8),
                 |o| (o.overlap_slowdown.origin, o.overlap_slowdown.value),
             ),
         ])

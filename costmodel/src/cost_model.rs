@@ -427,13 +427,10 @@ impl CostModel {
         assembled: &'a Assembled,
     ) -> Inputs<'a> {
         let overheads = &self.scenario().runtime.overheads;
-        let parallel = DataParallel::new(d, &self.scenario().cluster);
-        let within_node = self.scenario().slowdown_beside_nccl();
         Inputs {
             sequence,
             of: assembled,
             transfer_overlaps: d.overlap.pipeline && !self.scenario().shares_cores(),
-            overlap_slowdown: parallel.slowdown(&self.scenario().cluster, within_node),
             step_overhead: self.scenario().by_host(&overheads.step),
         }
     }
@@ -512,6 +509,27 @@ mod tests {
             precision: Precision::Bf16,
         };
         Workload::new(sizes).expect("a workload")
+    }
+
+    #[test]
+    fn messages_slow_the_kernels_of_each_pool_as_its_devices_do() {
+        let cluster = catalog::load::cluster("8 x dgx-a100 + 8 x dgx-h100").expect("a cluster");
+        let costs = CostModel::new(Scenario {
+            cluster,
+            workload: workload(16, 16),
+            ..costs().scenario().clone()
+        });
+        let costs = costs.expect("priced");
+        let scenario = costs.scenario();
+        let (model, workload, runtime) = (&scenario.model, &scenario.workload, &scenario.runtime);
+        let strategy = plans::grammar::parse("pp2 dp8 zero1 mbs1 1f1b", model, workload, runtime);
+        let assembled = costs.assembled(&strategy.expect("a strategy"));
+        let assembled = assembled.expect("assembled");
+        let own = costs.pools().iter().map(BlockCosts::scenario);
+        let own: Vec<f64> = own.map(Scenario::slowdown_beside_nccl).collect();
+        let slowdowns: Vec<f64> = assembled.ranks.iter().map(|rank| rank.slowdown).collect();
+        assert_eq!(slowdowns, own);
+        assert!(own[0] > own[1], "{own:?}");
     }
 
     #[test]

@@ -31,8 +31,6 @@ pub struct Inputs<'a> {
     pub of: &'a Assembled,
     /// Whether pipeline transfers overlap with compute.
     pub transfer_overlaps: bool,
-    /// Factor, at least 1, by which kernels slow down while communication runs beside them.
-    pub overlap_slowdown: f64,
     /// Host time that a step takes in addition to its kernels.
     pub step_overhead: Seconds,
 }
@@ -346,8 +344,10 @@ impl RankState {
 
 impl<'a> Engine<'a> {
     fn new(inputs: &'a Inputs<'a>, passes: &'a [StagePasses]) -> Self {
-        let state = |&OfRank { resident, .. }: &OfRank| RankState {
-            streams: Streams::new(Slowdown::all(inputs.overlap_slowdown)),
+        let state = |&OfRank {
+                         resident, slowdown, ..
+                     }: &OfRank| RankState {
+            streams: Streams::new(Slowdown::all(slowdown)),
             pipeline: Picoseconds::ZERO,
             exposed_transfers: Picoseconds::ZERO,
             memory: resident,

@@ -74,7 +74,7 @@ impl Execution {
     pub(crate) fn least_of(scenario: &Scenario, among: &[Decisions]) -> Vec<Self> {
         let runtime = &scenario.runtime;
         let mut least: Vec<Self> = Vec::with_capacity(2);
-        let monotone = runtime.overheads.overlap_slowdown.value <= MONOTONE_SLOWDOWN;
+        let monotone = scenario.slowdown_beside_nccl() <= MONOTONE_SLOWDOWN;
         // The more is captured, the less time the host takes.
         let graphs = among.iter().map(|d| Self::of(runtime, d).graphs).max();
         let graphs = graphs.unwrap_or(runtime.graphs);

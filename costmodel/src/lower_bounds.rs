@@ -112,7 +112,7 @@ impl CostModel {
 
     /// Whether no kernel that starts later ends sooner, whatever communication runs beside it.
     fn overlap_is_monotone(&self) -> bool {
-        let slowdown = self.scenario().runtime.overheads.overlap_slowdown.value;
+        let slowdown = self.scenario().slowdown_beside_nccl();
         !self.scenario().shares_cores() && slowdown <= MONOTONE_SLOWDOWN
     }
 

@@ -107,7 +107,6 @@ impl Messages {
         book.data_parallel(&mut traffic, &runs, &mut stage)?;
         // Where ranks share cores messages are not of blocks.
         let of_blocks = stage.layers.len() == runs.len();
-        let within_node = scenario.slowdown_beside_nccl();
         let mut messages = Self {
             level: (d.zero, d.reshard_after_forward),
             gather: Vec::with_capacity(of_kind.len()),
@@ -121,7 +120,7 @@ impl Messages {
                     (Some(_), Zero::Z2 | Zero::Z3) => d.num_micro_batches as f64,
                 },
             ],
-            slowdown: parallel.slowdown(&scenario.cluster, within_node).max(1.0) - 1.0,
+            slowdown: parallel.slowdown(scenario) - 1.0,
         };
         for place in places {
             let layer = place.filter(|_| of_blocks).map(|at| &stage.layers[at]);

@@ -71,7 +71,7 @@ pub(crate) struct HeldByRank {
     pub(crate) tensors: u64,
 }
 
-/// The memory of one pipeline rank apart from activations, and the time of its optimizer step.
+/// The memory of one pipeline rank apart from activations, the time of its optimizer step, and how much messages slow its kernels.
 #[derive(Clone, Copy, Debug)]
 pub struct OfRank {
     /// Bytes of parameters, gradients and optimizer states on the device.
@@ -88,6 +88,8 @@ pub struct OfRank {
     pub host: HostStep,
     /// Bytes that the rank keeps in host memory.
     pub on_host: Bytes,
+    /// Factor, at least 1, by which kernels take longer while data-parallel messages are sent.
+    pub slowdown: f64,
 }
 
 impl OfRank {
@@ -138,6 +140,7 @@ impl OfRank {
             resident: states.total() - late + in_flight + outside,
             host: offload::step(scenario, strategy, strategy.offload, sharding, weights)?,
             on_host: on_host.unwrap_or_default(),
+            slowdown: parallel.slowdown(scenario),
         })
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::{CostError, Scenario};
 
-/// Refuses a scenario if a rate is not positive and finite, or a time is not finite.
+/// Refuses a scenario if a rate is not positive and finite, a time is not finite, or a factor that makes times longer is below 1.
 pub(crate) fn check(scenario: &Scenario) -> Result<(), CostError> {
     let cluster = &scenario.cluster;
     let device = &cluster.device;
@@ -36,10 +36,6 @@ pub(crate) fn check(scenario: &Scenario) -> Result<(), CostError> {
         ),
         ("time per pipeline transfer", overheads.transfer.value.0),
         (
-            "slow-down beside collectives",
-            overheads.overlap_slowdown.value,
-        ),
-        (
             "reserved over allocated memory",
             overheads.fragmentation.value,
         ),
@@ -52,6 +48,10 @@ pub(crate) fn check(scenario: &Scenario) -> Result<(), CostError> {
             "finite number, 0 or more",
         )?;
     }
+    factor(
+        "slow-down beside collectives",
+        overheads.overlap_slowdown.value,
+    )?;
     let fraction = (0.0..1.0).contains(&scenario.headroom);
     held(
         "headroom",
@@ -68,6 +68,15 @@ fn positive(name: &str, value: f64) -> Result<(), CostError> {
         value,
         value.is_finite() && value > 0.0,
         "finite rate above 0",
+    )
+}
+
+fn factor(name: &str, value: f64) -> Result<(), CostError> {
+    held(
+        name,
+        value,
+        value.is_finite() && value >= 1.0,
+        "finite factor, 1 or more",
     )
 }
 

@@ -125,17 +125,27 @@ impl Scenario {
         jitter.map_or(0.0, |jitter| jitter.value)
     }
 
+    /// Whether the device's power limit, rather than the number of its multiprocessors, sets the speed of matrix products. For MI300
+    /// and CPUs this is assumed.
+    #[must_use]
+    pub fn power_limits_products(&self) -> bool {
+        match self.cluster.device.architecture {
+            Architecture::Volta | Architecture::Ampere | Architecture::Ada => false,
+            Architecture::Hopper
+            | Architecture::Blackwell
+            | Architecture::Cdna3
+            | Architecture::Cpu => true,
+        }
+    }
+
     /// The factor by which kernels take longer while NCCL sends messages within a node. It is small in two cases. On GPUs whose
     /// power limit sets the speed of matrix products, the multiprocessors that NCCL does not take can run at higher clocks. Over
     /// PCI Express, NCCL opens fewer channels than over NVLink; each channel takes one multiprocessor.
     pub(crate) fn slowdown_beside_nccl(&self) -> f64 {
         let slowdown = self.runtime.overheads.overlap_slowdown.value;
-        let by_device = match self.cluster.device.architecture {
-            Architecture::Volta | Architecture::Ampere | Architecture::Ada => slowdown,
-            Architecture::Hopper
-            | Architecture::Blackwell
-            | Architecture::Cdna3
-            | Architecture::Cpu => slowdown.min(known::POWER_LIMITED_SLOWDOWN.factor()),
+        let by_device = match self.power_limits_products() {
+            true => slowdown.min(known::POWER_LIMITED_SLOWDOWN.factor()),
+            false => slowdown,
         };
         match self.cluster.pci_express {
             true => 1.0 + (by_device - 1.0) * known::PCI_EXPRESS_CHANNELS.factor(),

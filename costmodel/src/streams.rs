@@ -129,7 +129,7 @@ impl Slowdown {
             Stream::Tensor => self.tensor,
             _ => self.others,
         };
-        (slowdown - 1.0).max(0.0)
+        slowdown - 1.0
     }
 }
 

@@ -5,9 +5,9 @@ use catalog::{Bytes, Cluster, DType, Seconds};
 use dtensor::CollectiveKind;
 use plans::{Axis, Decisions, Group, Zero};
 
-use crate::CostError;
 use crate::messages::Message;
 use crate::states::{Elements, Sharding};
+use crate::{CostError, Scenario};
 
 /// The process groups over which states are sharded and gradients reduced.
 #[derive(Clone, Copy, Debug)]
@@ -75,11 +75,16 @@ impl DataParallel {
         self.replicate.size
     }
 
-    /// The factor by which kernels take longer while messages of these groups are sent; `within_node` is the factor for groups that
-    /// lie within a node. The more multiprocessors NCCL takes, the larger it is, and NCCL takes one for each of its channels. A
-    /// group that spans nodes has two channels for every network card that it uses (NVIDIA/nccl@5067397, `graph/connect.cc`).
-    /// Each of its ranks in a node is assumed to use a card of its own.
-    pub(crate) fn slowdown(&self, cluster: &Cluster, within_node: f64) -> f64 {
+    /// The factor, at least 1, by which kernels take longer while gradients or parameters are sent. It grows with the number of
+    /// multiprocessors that NCCL takes, one for each of its channels. A group that spans nodes has two channels for every network
+    /// card that it uses (NVIDIA/nccl@5067397, `graph/connect.cc`), and each of its ranks in a node is assumed to use a card of its
+    /// own. Sums over ranks that hold copies of the same shard count as messages of the group that shards.
+    pub(crate) fn slowdown(&self, scenario: &Scenario) -> f64 {
+        self.slowdown_of_group(scenario.slowdown_beside_nccl(), &scenario.cluster)
+    }
+
+    /// That factor, where `within_node` is the factor for groups within a node.
+    fn slowdown_of_group(&self, within_node: f64, cluster: &Cluster) -> f64 {
         let domain = cluster.scale_up_domain;
         let together = self.dense.ranks_per_block(domain);
         let share = match together == self.dense.size {
@@ -227,7 +232,7 @@ mod tests {
                 expert: alone,
                 replicate: alone,
             };
-            let found = groups.slowdown(&cluster, 1.8);
+            let found = groups.slowdown_of_group(1.8, &cluster);
             assert!((found - slowdown).abs() < 1e-9, "{size} {stride}: {found}");
         }
     }

@@ -52,7 +52,7 @@ fn unusable_numbers_are_refused() {
     };
     let model = catalog::load::model("gpt2").expect("a preset");
     type Change = fn(&mut Scenario);
-    let changes: [(&str, Change); 8] = [
+    let changes: [(&str, Change); 9] = [
         ("scale-out latency", |s| {
             s.cluster.scale_out.latency.value.0 = f64::INFINITY
         }),
@@ -76,6 +76,9 @@ fn unusable_numbers_are_refused() {
         }),
         ("host time per kernel", |s| {
             s.runtime.overheads.launch.value.0 = f64::INFINITY
+        }),
+        ("slow-down beside collectives", |s| {
+            s.runtime.overheads.overlap_slowdown.value = 0.9
         }),
         ("headroom", |s| s.headroom = 1.0),
         ("not finite", |s| {

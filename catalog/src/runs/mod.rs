@@ -125,9 +125,14 @@ impl Run {
         named.unwrap_or_else(|| self.source.split(['@', ':']).next().unwrap_or(""))
     }
 
-    /// A switch of the source.
+    /// A switch of the run, as its row states it or else as its source's recipes set it.
     #[must_use]
     pub fn flag(&self, name: &str) -> Option<&Value> {
+        self.stated(name).or_else(|| Recipe::of(self)?.sets(name))
+    }
+
+    /// A switch that the row itself states.
+    fn stated(&self, name: &str) -> Option<&Value> {
         self.flags.as_ref()?.get(name).filter(|v| !v.is_null())
     }
 

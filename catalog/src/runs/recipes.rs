@@ -16,9 +16,15 @@ use crate::runtime::Rewrite;
 pub struct Recipe {
     /// Sources, as `owner/repository`.
     repositories: Vec<String>,
+    /// Parts of a source's text, as `@v1:folder/`. A run's source must hold one of them, if there are any.
+    #[serde(default)]
+    tables: Vec<String>,
     /// Flags that a run must state with these values, where a source's tables were made by different recipes.
     #[serde(default)]
     flags: BTreeMap<String, Value>,
+    /// Flags that the recipes set, where rows do not state them.
+    #[serde(default)]
+    sets: BTreeMap<String, Value>,
     /// The software that the recipes pin, where rows do not name it.
     pub software: Option<String>,
     /// The adapters that are trained in runs of LoRA.
@@ -57,11 +63,18 @@ impl Recipe {
     #[must_use]
     pub fn of(run: &Run) -> Option<&'static Self> {
         let made = |recipe: &&Self| {
-            let stated = |(name, value): (&String, &Value)| run.flag(name) == Some(value);
+            let stated = |(name, value): (&String, &Value)| run.stated(name) == Some(value);
             let published = recipe.repositories.iter().any(|r| r == run.repository());
-            published && recipe.flags.iter().all(stated)
+            let table = |table: &String| run.source.contains(table.as_str());
+            let of_table = recipe.tables.is_empty() || recipe.tables.iter().any(table);
+            published && of_table && recipe.flags.iter().all(stated)
         };
         all().iter().find(made)
+    }
+
+    /// A flag that the recipe sets.
+    pub(super) fn sets(&self, name: &str) -> Option<&Value> {
+        self.sets.get(name)
     }
 }
 
@@ -112,5 +125,25 @@ mod tests {
         };
         assert_eq!(paxml("Paxml (JAX)"), Some(128));
         assert_eq!(paxml("NeMo"), None);
+    }
+
+    #[test]
+    fn flags_of_a_recipe_hold_for_its_own_tables_where_rows_do_not_state_them() {
+        let attention = |source: &str, own: Option<&str>| {
+            let mut run = Run {
+                source: source.to_owned(),
+                ..Run::default()
+            };
+            if let Some(own) = own {
+                let flags = run.flags.get_or_insert_default();
+                flags.insert("attention".to_owned(), own.into());
+            }
+            run.flag("attention").cloned()
+        };
+        let nemo_24 = "NVIDIA/dgxc-benchmarking@v24.11.1 (35a9aecc8d):nemo_megatron/README_175b.md";
+        let nemo_25 = "NVIDIA/dgxc-benchmarking@v25.02 (8f5cbb3799):nemo_megatron/README_175b.md";
+        assert_eq!(attention(nemo_24, None), Some("TE flash".into()));
+        assert_eq!(attention(nemo_24, Some("eager")), Some("eager".into()));
+        assert_eq!(attention(nemo_25, None), None);
     }
 }
