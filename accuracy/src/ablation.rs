@@ -58,8 +58,8 @@ pub(crate) fn ablations(
     found
 }
 
-/// All mechanisms: every rewrite of the operator graph, the runtime's four overheads in time, the power limit, the slow-down of
-/// kernels beside messages, and scales of 8-bit products other than those of earlier steps.
+/// The mechanisms that can be left out: every rewrite of the operator graph, the runtime's four overheads in time, the power limit,
+/// the slow-down of kernels beside messages, and recipes of 8-bit scaling other than delayed scaling.
 fn mechanisms() -> Vec<Mechanism> {
     let rewrites = Rewrite::ALL.into_iter().map(|rewrite| Mechanism {
         name: rewrite.name(),

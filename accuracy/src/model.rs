@@ -100,7 +100,8 @@ fn published(
     Model::new(config, &run.id).map_err(|e| e.to_string())
 }
 
-/// Changes a published model where a run or its recipes say that they train it otherwise.
+/// Applies what a run or its recipes state of the model: dropout, positions, biases and tied embeddings. All else stays as
+/// published.
 fn apply_statements(run: &Run, config: &mut ModelConfig) {
     let switch = |name: &str| run.flag(name).and_then(Value::as_bool);
     if let Some(dropout) = run.flag("dropout").and_then(Value::as_f64) {

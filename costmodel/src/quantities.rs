@@ -2,7 +2,8 @@
 
 use crate::{CostError, Scenario};
 
-/// Refuses a scenario if a rate is not positive and finite, a time is not finite, or a factor that makes times longer is below 1.
+/// Refuses a scenario with a number that prices cannot be made from: a rate that is not positive, a slow-down below 1, or any that
+/// is not finite.
 pub(crate) fn check(scenario: &Scenario) -> Result<(), CostError> {
     let cluster = &scenario.cluster;
     let device = &cluster.device;

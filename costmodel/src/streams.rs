@@ -123,7 +123,7 @@ impl Slowdown {
         }
     }
 
-    /// How many seconds longer a kernel takes for every second of a stream's communication beside it.
+    /// Seconds by which a kernel takes longer for each second in which messages of this stream run beside it.
     fn longer(self, stream: Stream) -> f64 {
         let slowdown = match stream {
             Stream::Tensor => self.tensor,

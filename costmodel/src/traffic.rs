@@ -76,9 +76,9 @@ impl DataParallel {
     }
 
     /// The factor, at least 1, by which kernels take longer while gradients or parameters are sent. It grows with the number of
-    /// multiprocessors that NCCL takes, one for each of its channels. A group that spans nodes has two channels for every network
-    /// card that it uses (NVIDIA/nccl@5067397, `graph/connect.cc`), and each of its ranks in a node is assumed to use a card of its
-    /// own. Sums over ranks that hold copies of the same shard count as messages of the group that shards.
+    /// multiprocessors that NCCL takes. NCCL takes one for each channel, and opens two channels for every network card that a group
+    /// uses (NVIDIA/nccl@5067397, `graph/connect.cc`). Assumed: of a group that spans nodes, each rank in a node uses its own card.
+    /// Where several groups hold copies of the same shards (HSDP), sums over these copies slow kernels as the group's own messages.
     pub(crate) fn slowdown(&self, scenario: &Scenario) -> f64 {
         self.slowdown_of_group(scenario.slowdown_beside_nccl(), &scenario.cluster)
     }
