@@ -29,6 +29,7 @@ pub(super) struct AttentionPrices {
     peak: f64,
     /// Time in 32 bits over time in 16 bits, the same as for matrix products.
     single: f64,
+    /// Time in training over that in charts which were measured at boost clocks.
     sustained: f64,
     /// Measured over charted time: forward, then backward.
     ratios: [Ratios<4>; 2],
@@ -56,7 +57,11 @@ impl AttentionPrices {
             architecture: device.architecture,
             peak,
             single,
-            sustained: sustained(device.architecture, fitted),
+            sustained: match device.architecture {
+                // Its only such chart is of FlashAttention 2, which reaches a third of the peak: power does not limit it.
+                Architecture::Hopper => known::AMPERE_SUSTAINED.factor(),
+                other => sustained(other, fitted),
+            },
             ratios: Default::default(),
             source: profile.map(|profile| profile.source()),
         };

@@ -190,6 +190,7 @@ impl TablePrices {
 mod tests {
     use std::sync::Arc;
 
+    use catalog::fitted::Constant;
     use catalog::profile::{Gpu, Machine, Measured, Profile};
     use catalog::{Bandwidth, Seconds};
 
@@ -366,6 +367,29 @@ mod tests {
                 assert_ratio(of, wanted, &format!("{library} {shape:?} {kernel:?}"));
             }
         }
+    }
+
+    #[test]
+    fn power_slows_products_on_hopper_but_no_attention() {
+        let cluster = catalog::load::cluster("dgx-h100").expect("a preset");
+        let slower = |time: fn(&TablePrices) -> Priced| {
+            let of = |training_time| {
+                let fitted = Fitted::default().with(Constant::TrainingTime, training_time);
+                let prices = TablePrices::new(&cluster, &fitted).expect("prices");
+                time(&prices).time.0
+            };
+            of(1.2) / of(1.0)
+        };
+        let product = slower(|of| {
+            of.gemm
+                .price(8192, 8192, 8192, DType::Bf16, GemmLayout::Forward)
+        });
+        let attention = slower(|of| {
+            let shape = measured::attention(ATTENTION);
+            of.attention(&shape, AttentionKernel::Flash2, DType::Bf16, true)
+        });
+        assert!((product - 1.2).abs() < 1e-9, "{product}");
+        assert!((attention - 1.0).abs() < 1e-9, "{attention}");
     }
 
     /// GB/s in which eight GPUs of a node gather.
