@@ -140,7 +140,7 @@ fn apply_statements(run: &Run, runtime: &mut Runtime) {
     if attention.contains("eager") || attention.contains("unfused") {
         runtime.attention = AttentionKernel::Unfused;
     } else if attention == "te flash" {
-        // Transformer Engine without cuDNN's attention (`NVTE_FUSED_ATTN=0`); FlashAttention 3 is not in its containers.
+        // Transformer Engine without cuDNN's attention (`NVTE_FUSED_ATTN=0`). Assumed: without FlashAttention 3 too.
         runtime.attention = AttentionKernel::Flash2;
     }
     if run.is_on("compile") {
