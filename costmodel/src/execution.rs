@@ -57,8 +57,8 @@ impl Execution {
         }
     }
 
-    /// The factors by which kernels take longer while messages are sent. NCCL's kernels send all messages but one kind: if matrix
-    /// products are split to overlap with tensor-parallel messages, copy engines or few multiprocessors send those.
+    /// The factors by which kernels take longer while messages are sent. NCCL's kernels send all messages except one kind: copy
+    /// engines or a few multiprocessors send the tensor-parallel messages that matrix products are split to overlap with.
     pub(crate) fn slowdown(self, scenario: &Scenario) -> Slowdown {
         let by_nccl = scenario.slowdown_beside_nccl();
         Slowdown {

@@ -125,13 +125,13 @@ impl Run {
         named.unwrap_or_else(|| self.source.split(['@', ':']).next().unwrap_or(""))
     }
 
-    /// A switch of the run, as its row states it or else as its source's recipes set it.
+    /// The value of a flag of the run: what its row states, or else what the recipe that made it sets.
     #[must_use]
     pub fn flag(&self, name: &str) -> Option<&Value> {
         self.stated(name).or_else(|| Recipe::of(self)?.sets(name))
     }
 
-    /// A switch that the row itself states.
+    /// The value of a flag, if the row itself states it.
     fn stated(&self, name: &str) -> Option<&Value> {
         self.flags.as_ref()?.get(name).filter(|v| !v.is_null())
     }

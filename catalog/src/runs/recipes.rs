@@ -16,7 +16,7 @@ use crate::runtime::Rewrite;
 pub struct Recipe {
     /// Sources, as `owner/repository`.
     repositories: Vec<String>,
-    /// Parts of a source's text, as `@v1:folder/`. A run's source must hold one of them, if there are any.
+    /// Limits the recipe to runs whose source contains one of these texts, such as `@v1:folder/`. None: all runs.
     #[serde(default)]
     tables: Vec<String>,
     /// Flags that a run must state with these values, where a source's tables were made by different recipes.
