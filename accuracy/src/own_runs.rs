@@ -37,9 +37,9 @@ const NOISE: [(f64, f64); 9] = [
 /// what Xeons do for a launch (NVIDIA/TransformerEngine issue 2053).
 const SPREAD: [f64; 4] = [0.05, 0.30, 0.40, 0.20];
 
-/// Multiples of [`SPREAD`] that are tried, because a user's system may be more unusual than the published ones, or less. Each comes
-/// with the logarithm of its weight before any run is known: the density of a log-normal distribution with median 1 and standard
-/// deviation ln 2.
+/// Multiples of [`SPREAD`] that are tried, because a user's system may be more unusual than the published ones, or less. The second
+/// number of each pair is the logarithm of the weight that the multiple has before any run is known. The weights follow a
+/// log-normal distribution with median 1 and standard deviation ln 2.
 const WIDER: [(f64, f64); 5] = [
     (0.5, -0.5),
     (1.0, 0.0),

@@ -2,8 +2,8 @@
 
 use crate::{CostError, Scenario};
 
-/// Refuses a scenario with a number that prices cannot be made from: a rate that is not positive, a slow-down below 1, or any that
-/// is not finite.
+/// Refuses a scenario whose numbers give no usable prices. Rates must be above 0, times 0 or more, the slow-down 1 or more, the
+/// headroom below 1, and all finite.
 pub(crate) fn check(scenario: &Scenario) -> Result<(), CostError> {
     let cluster = &scenario.cluster;
     let device = &cluster.device;

@@ -125,8 +125,8 @@ impl Scenario {
         jitter.map_or(0.0, |jitter| jitter.value)
     }
 
-    /// Whether the device's power limit, rather than the number of its multiprocessors, sets the speed of matrix products. For MI300
-    /// and CPUs this is assumed.
+    /// Whether matrix products run as fast as the device's power limit lets them. If not, the number of multiprocessors sets their
+    /// speed. The answer for MI300 and CPUs is assumed.
     #[must_use]
     pub fn power_limits_products(&self) -> bool {
         match self.cluster.device.architecture {

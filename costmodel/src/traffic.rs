@@ -75,10 +75,10 @@ impl DataParallel {
         self.replicate.size
     }
 
-    /// The factor, at least 1, by which kernels take longer while gradients or parameters are sent. It grows with the number of
-    /// multiprocessors that NCCL takes. NCCL takes one for each channel, and opens two channels for every network card that a group
-    /// uses (NVIDIA/nccl@5067397, `graph/connect.cc`). Assumed: of a group that spans nodes, each rank in a node uses its own card.
-    /// Where several groups hold copies of the same shards (HSDP), sums over these copies slow kernels as the group's own messages.
+    /// The factor, at least 1, by which kernels take longer while gradients or parameters are sent. NCCL takes one multiprocessor for
+    /// each channel. A group that spans nodes has two channels for every network card that it uses (NVIDIA/nccl@5067397,
+    /// `graph/connect.cc`), so the factor grows with the group's ranks in a node. Assumed: each of these ranks uses a card of its own,
+    /// and under HSDP the sums over copies of a shard slow kernels as much as the messages of the group that holds the shards.
     pub(crate) fn slowdown(&self, scenario: &Scenario) -> f64 {
         self.slowdown_of_group(scenario.slowdown_beside_nccl(), &scenario.cluster)
     }

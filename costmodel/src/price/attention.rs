@@ -29,7 +29,7 @@ pub(super) struct AttentionPrices {
     peak: f64,
     /// Time in 32 bits over time in 16 bits, the same as for matrix products.
     single: f64,
-    /// Time in training over that in charts which were measured at boost clocks.
+    /// Time of a kernel in long training over its time in a chart that was measured at boost clocks.
     sustained: f64,
     /// Measured over charted time: forward, then backward.
     ratios: [Ratios<4>; 2],
@@ -58,7 +58,8 @@ impl AttentionPrices {
             peak,
             single,
             sustained: match device.architecture {
-                // Its only such chart is of FlashAttention 2, which reaches a third of the peak: power does not limit it.
+                // The only chart of Hopper at boost clocks is FlashAttention 2's. Assumed: at a third of the peak, power does not
+                // limit this kernel, so it loses what products lose on A100.
                 Architecture::Hopper => known::AMPERE_SUSTAINED.factor(),
                 other => sustained(other, fitted),
             },
