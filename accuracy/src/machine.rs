@@ -1,7 +1,7 @@
 //! The cluster of a published run: the preset of its GPU, changed by what the run states about its network, nodes and
 //! power limit.
 
-use catalog::runs::Run;
+use catalog::runs::{Recipe, Run};
 use catalog::units::Bandwidth;
 use catalog::{Cluster, Fabric, Origin};
 
@@ -78,7 +78,11 @@ pub(super) fn cluster(run: &Run) -> Result<(Cluster, bool), String> {
     if let Some(watts) = words.iter().find_map(|word| size(word, "w")) {
         cluster.device.power_watts = Some(watts);
     }
-    if let Some(text) = run.text("interconnect", run.interconnect.as_deref()) {
+    let of_recipe = || Recipe::of(run)?.interconnect.as_deref();
+    if let Some(text) = run
+        .text("interconnect", run.interconnect.as_deref())
+        .or_else(of_recipe)
+    {
         network(text, &mut cluster);
     }
     Ok((cluster, is_one_part))
@@ -186,6 +190,23 @@ mod tests {
             let read = per_gpu(&text.to_lowercase(), 8).map(|b| b.0 / 1e9);
             assert_eq!(read, gigabytes, "{text}");
         }
+    }
+
+    #[test]
+    fn a_recipe_tells_the_network_that_a_run_does_not_state() {
+        let gigabytes = |state: &str| {
+            let mut run = Run {
+                source: "bigscience-workshop/bigscience@1:chronicles-prequel.md".to_owned(),
+                gpu: Some("A100-80GB SXM (Jean Zay)".to_owned()),
+                ..Run::default()
+            };
+            let flags = run.flags.get_or_insert_default();
+            flags.insert("hw_state".to_owned(), state.into());
+            let (cluster, _) = cluster(&run).expect("a preset");
+            cluster.scale_out.bandwidth.value.0 / 1e9
+        };
+        assert_eq!(gigabytes("pre-2022-02-25"), 2.0 * 41.0 / 8.0 / 8.0);
+        assert_eq!(gigabytes("after PCIe/NUMA tuning (02-25)"), 2.56);
     }
 
     #[test]

@@ -324,6 +324,10 @@ pub enum Rewrite {
     /// Backward tensor-parallel collectives of column-parallel linears run beside the weight-gradient
     /// product (Megatron-LM `LinearWithGradAccumulationAndAsyncCommunication`).
     AsyncTensorParallelBackward,
+    /// Every column-parallel linear reduces the gradient of its input over tensor-parallel ranks by itself. Where several read
+    /// one input, as gate and up do, it is reduced once for each (PaddlePaddle 2.5 `mp_ops.py`, `_c_identity`; flash-attention
+    /// `ops/fused_dense.py`).
+    ReducePerLinear,
     /// Norms of Llama's kind compute in 32 bits operator by operator, and keep their input so: cast, square, mean, root,
     /// two products, cast back (transformers `LlamaRMSNorm`).
     NormInF32,
@@ -418,7 +422,7 @@ impl Extend<Rewrite> for Rewrites {
 
 impl Rewrite {
     /// Every rewrite.
-    pub const ALL: [Self; 51] = [
+    pub const ALL: [Self; 52] = [
         Self::FuseBiasGelu,
         Self::FuseProjections,
         Self::FuseSwiglu,
@@ -456,6 +460,7 @@ impl Rewrite {
         Self::RegatherSequenceParallelInput,
         Self::AsyncTensorParallelBackward,
         Self::NormInF32,
+        Self::ReducePerLinear,
         Self::NormOnCopy,
         Self::Autocast,
         Self::GeluByOperators,

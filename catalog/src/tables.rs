@@ -86,6 +86,8 @@ pub struct MeasuredOn {
     pub peak: Sourced<FlopRate>,
     /// Power limit in watts.
     pub power_watts: f64,
+    /// Streaming multiprocessors.
+    pub multiprocessors: u64,
     /// Bandwidth of its links to the other GPUs of its domain, per direction.
     pub scale_up: Sourced<Bandwidth>,
 }

@@ -27,6 +27,8 @@ pub struct Recipe {
     sets: BTreeMap<String, Value>,
     /// The software that the recipes pin, where rows do not name it.
     pub software: Option<String>,
+    /// The network between nodes, as rows of other sources state theirs.
+    pub interconnect: Option<String>,
     /// The adapters that are trained in runs of LoRA.
     pub adapters: Option<Adapters>,
     /// Lengths of the documents that fine-tuning packs into sequences, in the notation of `--lengths`.

@@ -3,8 +3,8 @@
 use catalog::Bytes;
 use catalog::runtime::Rewrite;
 use dtensor::{
-    AnyOp, Attention, Collective, CollectiveKind, CostClass, Epilogues, Gemm, Operator, Pass,
-    Pointwise, Product, TensorId, Trace,
+    AnyOp, Attention, Collective, CollectiveKind, CostClass, Epilogues, Gemm, Gradient, Operator,
+    Pass, Pointwise, Product, TensorId, Trace,
 };
 
 use super::casts;
@@ -246,9 +246,10 @@ fn pointwise_kind(lowering: &Lowering<'_>, run: &[AnyOp<'_>]) -> (MemoryKind, u3
         {
             (MemoryKind::Pointwise, 2)
         }
-        // Eager rotary embedding splits, negates, concatenates, multiplies twice and adds.
+        // Eager rotary embedding negates a half, concatenates, multiplies twice and adds: 10 tensors moved instead of 2. Its
+        // backward multiplies twice, negates, writes both halves into zeros of the whole size, and adds twice: 15 tensors.
         CostClass::Rope if !compiled && !lowering.has(Rewrite::FuseRope) => {
-            (MemoryKind::Pointwise, 4)
+            (MemoryKind::Pointwise, if backward { 8 } else { 5 })
         }
         CostClass::Dropout => (MemoryKind::Dropout, 1),
         _ => (MemoryKind::Pointwise, 1),
@@ -353,15 +354,17 @@ fn single(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>, index: usize) 
         }
         CostClass::TopK => memory(MemoryKind::Pointwise, 4),
         CostClass::Permute | CostClass::Unpermute => {
-            let fused = has(Rewrite::FusePermute);
-            memory(MemoryKind::Permute, if fused { 1 } else { 2 })
+            let passes = if has(Rewrite::FusePermute) { 1 } else { 2 };
+            let padded = u32::from(lowering.pads_experts(trace));
+            memory(MemoryKind::Permute, passes + padded)
         }
         CostClass::Collective(collective) => {
             let bytes = sent(lowering, trace, collective);
-            kernel(KernelKind::Comm(Collective {
+            let message = kernel(KernelKind::Comm(Collective {
                 bytes,
                 ..collective
-            }))
+            }));
+            return vec![message; messages(lowering, trace, op, collective)];
         }
         CostClass::Norm
         | CostClass::Activation { .. }
@@ -420,6 +423,30 @@ fn sent(lowering: &Lowering<'_>, trace: &Trace, collective: Collective) -> u64 {
     }
 }
 
+/// How many messages a collective is: one, but a reduction of an input's gradient may be one for each linear that read it.
+fn messages(
+    lowering: &Lowering<'_>,
+    trace: &Trace,
+    op: &AnyOp<'_>,
+    collective: Collective,
+) -> usize {
+    let reduces = collective.axis == catalog::Axis::Tp
+        && matches!(
+            collective.kind,
+            CollectiveKind::AllReduce | CollectiveKind::ReduceScatter
+        );
+    if op.pass == Pass::Forward || !reduces || !lowering.has(Rewrite::ReducePerLinear) {
+        return 1;
+    }
+    // The gradients of all of them are added up one after the other.
+    let sum_before = |of: TensorId| {
+        let mut backward = trace.backward.iter();
+        backward.find(|op| op.operator == Gradient::Sum && op.outputs.contains(&of))
+    };
+    let sums = std::iter::successors(sum_before(op.inputs[0]), |sum| sum_before(sum.inputs[0]));
+    1 + sums.count()
+}
+
 /// Number of operators that read each tensor.
 fn readers(trace: &Trace, ops: &[AnyOp<'_>]) -> Vec<u32> {
     let mut readers = vec![0; trace.tensors.len()];
@@ -472,6 +499,37 @@ mod tests {
             of(&trace.forward_ops().collect::<Vec<_>>(), &lowered.forward),
             of(&trace.backward_ops().collect::<Vec<_>>(), &lowered.backward),
         ]
+    }
+
+    /// Reductions over tensor-parallel ranks in a pass of a layer of Llama.
+    fn reductions(runtime: &str, backward: bool) -> usize {
+        let model = catalog::load::model("llama2-7b").expect("a preset");
+        let class = BlockClass::Layer(model.layer_class(0));
+        let layout = BlockLayout {
+            tp: 2,
+            ..BlockLayout::alone(1, 32, DType::Bf16)
+        };
+        let trace = models::trace_block(&model, class, &layout).expect("a block");
+        let runtime = catalog::load::runtime(runtime).expect("a preset");
+        let lowered = Lowering::new(&runtime, runtime.fp8_recipe).lower(&trace);
+        let kernels = if backward {
+            lowered.backward
+        } else {
+            lowered.forward
+        };
+        let sums = kernels.iter().filter(|kernel| {
+            matches!(kernel.kind, KernelKind::Comm(of) if of.kind == CollectiveKind::AllReduce)
+        });
+        sums.count()
+    }
+
+    #[test]
+    fn linears_that_reduce_by_themselves_reduce_a_shared_input_once_each() {
+        assert_eq!(reductions("megatron-2022", false), 2);
+        assert_eq!(reductions("megatron-2022", true), 2);
+        assert_eq!(reductions("paddle", false), 2);
+        // Queries, keys, values; gate and up.
+        assert_eq!(reductions("paddle", true), 5);
     }
 
     #[test]

@@ -128,6 +128,18 @@ impl<'a> Lowering<'a> {
         }
     }
 
+    /// Whether the rows of every expert are copied to pad them to a multiple of 16, which 8-bit products need, and what the
+    /// experts return is copied again without the padding. Megatron-Core does so (NVIDIA/Megatron-LM@d98e8a6,
+    /// `moe/experts.py`, `quantization_padding`). DeepEP and HybridEP pad rows as they send them.
+    #[must_use]
+    pub fn pads_experts(&self, trace: &Trace) -> bool {
+        let sent_padded = matches!(
+            self.runtime.dispatcher,
+            Dispatcher::DeepEp | Dispatcher::HybridEp
+        );
+        self.runs_experts_apart() && self.narrows_experts(trace) && !sent_padded
+    }
+
     /// Whether the experts' matrix products run in 8 bits.
     fn narrows_experts(&self, trace: &Trace) -> bool {
         trace.eight_bits && !self.has(Rewrite::WideExperts)

@@ -58,9 +58,8 @@ impl AttentionPrices {
             peak,
             single,
             sustained: match device.architecture {
-                // The only chart of Hopper at boost clocks is FlashAttention 2's. Assumed: at a third of the peak, power does not
-                // limit this kernel, so it loses what products lose on A100.
-                Architecture::Hopper => known::AMPERE_SUSTAINED.factor(),
+                // The only chart of Hopper at boost clocks is FlashAttention 2's.
+                Architecture::Hopper => known::FLASH2_SUSTAINED.factor(),
                 other => sustained(other, fitted),
             },
             ratios: Default::default(),

@@ -5,6 +5,8 @@
 //! edge's, because launch and one tile bound it. A device without a grid uses its nearest relative's
 //! with time scaled by the ratio of peaks.
 //!
+//! Where products run in waves of tiles (`waves`), what is interpolated is the time of full waves.
+//!
 //! If a profile of the cluster's own GPUs measured products, these times correct the grid's (`ratios`). A profile keeps
 //! the device busy, so its times are not stretched to those of training.
 
@@ -19,6 +21,7 @@ use super::clocks::{clock_factor, sustained};
 use super::measured::{self, OfGpus};
 use super::priced::{PriceError, Priced, constant};
 use super::ratios::Ratios;
+use super::waves::{OwnAndTabled, Waves};
 use crate::known;
 
 /// Rate of 8-bit products that a GPU sustains at its power limit, whatever the shape: a fitted share of the best rate in
@@ -70,6 +73,10 @@ struct Scaled {
     log_t: Array3<f64>,
     /// Factor from the table's time to this device's.
     factor: f64,
+    /// The grid's least sizes along `m` and `n`.
+    least: [u64; 2],
+    /// Waves of this device. The grid's times are then those of products whose tiles fill every wave.
+    waves: Option<Waves>,
 }
 
 impl GemmPrices {
@@ -84,13 +91,14 @@ impl GemmPrices {
         let grid = tables::gemm(&device.kernels, DType::Bf16).ok_or_else(unknown)?;
         let clocks = clock_factor(device, part);
         let factor = part.peak.value / peak * clocks;
+        let waves = Waves::of(device, part);
         let narrow = tables::gemm(&device.kernels, DType::F8).and_then(|grid| {
             let own = device.peak.get(&DType::F8)?;
             let reference = FlopRate(2.0 * part.peak.value.0);
             let factor = reference / own.value * clocks;
-            Some(Scaled::new(grid, factor))
+            Some(Scaled::new(grid, factor, None))
         });
-        let wide = Scaled::new(grid, factor);
+        let wide = Scaled::new(grid, factor, waves);
         let single = device
             .peak_rate(DType::F32)
             .map_or(1.0, |own| (peak / own).max(1.0));
@@ -309,7 +317,14 @@ impl GemmPrices {
 }
 
 impl Scaled {
-    fn new(grid: GemmGrid, factor: f64) -> Self {
+    fn new(grid: GemmGrid, factor: f64, waves: Option<OwnAndTabled>) -> Self {
+        let least = [grid.sizes[0][0], grid.sizes[1][0]];
+        let mut log_t = grid.microseconds.mapv_into(elementary::ln);
+        if let Some(of) = waves {
+            for ((i, j, _), log) in log_t.indexed_iter_mut() {
+                *log -= elementary::ln(of.tabled.stretch(grid.sizes[0][i], grid.sizes[1][j]));
+            }
+        }
         let log = |sizes: Vec<u64>| {
             sizes
                 .into_iter()
@@ -318,8 +333,10 @@ impl Scaled {
         };
         Self {
             axes: grid.sizes.map(log),
-            log_t: grid.microseconds.mapv_into(elementary::ln),
+            log_t,
             factor,
+            least,
+            waves: waves.map(|of| of.own),
         }
     }
 
@@ -330,7 +347,10 @@ impl Scaled {
         let along_k = |i, j| mix(self.log_t[[i, j, ki]], self.log_t[[i, j, ki + 1]], kf);
         let along_n = |i| mix(along_k(i, ni), along_k(i, ni + 1), nf);
         let log = mix(along_n(mi), along_n(mi + 1), mf) + mx + nx + kx;
-        Seconds(elementary::exp(log) * 1e-6 * self.factor)
+        let stretch = self.waves.map_or(1.0, |waves| {
+            waves.stretch(m.max(self.least[0]), n.max(self.least[1]))
+        });
+        Seconds(elementary::exp(log) * 1e-6 * self.factor * stretch)
     }
 }
 

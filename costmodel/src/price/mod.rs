@@ -13,6 +13,7 @@ mod priced;
 mod profile;
 mod ratios;
 mod roofline;
+mod waves;
 
 use catalog::calibration::TimeFactors;
 use catalog::fitted;

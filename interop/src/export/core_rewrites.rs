@@ -269,6 +269,11 @@ pub(crate) const TABLE: &Table = &[
         Never("norms read their 16-bit inputs"),
     ),
     (
+        Rewrite::ReducePerLinear,
+        |_| true,
+        Never("each input's gradient is reduced once"),
+    ),
+    (
         Rewrite::RopeByPairs,
         |_| true,
         Never("rotary embedding multiplies all pairs at once"),

@@ -103,6 +103,7 @@ macro_rules! table {
             (Rewrite::FuseGeluEpilogue, |_| true, Yours),
             (Rewrite::NormInF32, |_| true, Yours),
             (Rewrite::NormOnCopy, |_| true, Yours),
+            (Rewrite::ReducePerLinear, |_| true, Yours),
             (Rewrite::RopeByPairs, |_| true, Yours),
             (Rewrite::Autocast, |_| true, Yours),
             (Rewrite::GatherHeldType, |_| true, Yours),

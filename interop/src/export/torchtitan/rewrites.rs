@@ -200,6 +200,11 @@ pub(crate) const REWRITES: &Table = &[
         Never("norms read the inputs that they were given"),
     ),
     (
+        Rewrite::ReducePerLinear,
+        |_| true,
+        Never("each input's gradient is reduced once"),
+    ),
+    (
         Rewrite::RopeByPairs,
         |_| true,
         Never("rotary embedding multiplies all pairs at once"),
