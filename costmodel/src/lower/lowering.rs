@@ -128,9 +128,10 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// Whether the rows of every expert are copied to pad them to a multiple of 16, which 8-bit products need, and what the
-    /// experts return is copied again without the padding. Megatron-Core does so (NVIDIA/Megatron-LM@d98e8a6,
-    /// `moe/experts.py`, `quantization_padding`). DeepEP and HybridEP pad rows as they send them.
+    /// Whether experts need copies because of padding. Products in 8 bits need a number of rows that is a multiple of 16, so
+    /// Megatron-Core copies the rows of every expert into a padded tensor, and copies the expert's results out of one
+    /// (NVIDIA/Megatron-LM@d98e8a6, `moe/experts.py`, `quantization_padding`). With DeepEP and HybridEP it does not: the
+    /// rows arrive padded.
     #[must_use]
     pub fn pads_experts(&self, trace: &Trace) -> bool {
         let sent_padded = matches!(

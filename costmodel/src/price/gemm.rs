@@ -5,7 +5,7 @@
 //! edge's, because launch and one tile bound it. A device without a grid uses its nearest relative's
 //! with time scaled by the ratio of peaks.
 //!
-//! Where products run in waves of tiles (`waves`), what is interpolated is the time of full waves.
+//! On GPUs before Hopper the interpolated time is that of full waves, and a last wave that is not full adds to it (`waves`).
 //!
 //! If a profile of the cluster's own GPUs measured products, these times correct the grid's (`ratios`). A profile keeps
 //! the device busy, so its times are not stretched to those of training.
@@ -75,7 +75,7 @@ struct Scaled {
     factor: f64,
     /// The grid's least sizes along `m` and `n`.
     least: [u64; 2],
-    /// Waves of this device. The grid's times are then those of products whose tiles fill every wave.
+    /// Waves of this device. If there are any, `log_t` is of products whose waves are all full.
     waves: Option<Waves>,
 }
 

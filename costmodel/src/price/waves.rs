@@ -1,26 +1,26 @@
 //! Waves: how well the tiles of a matrix product fill a GPU.
 //!
-//! A GPU before Hopper computes a product tile by tile. Every multiprocessor computes one tile at a time, so the tiles run in
-//! waves, and the last wave takes as long as the others however few tiles are left for it (NVIDIA, "Matrix multiplication
-//! background user's guide", wave quantization). For example, 4096 by 4096 results are 512 tiles of 256 by 128: five waves on the
-//! 108 multiprocessors of an A100, of which the last is three quarters full.
+//! A matrix product is computed in tiles, and each multiprocessor computes one tile at a time. An A100 has 108 multiprocessors,
+//! so it computes 108 tiles at once: a wave. A wave that is not full takes as long as a full one (NVIDIA, "Matrix
+//! multiplication background user's guide", wave quantization). For example, a result of 4096 by 4096 numbers has 512 tiles
+//! of 256 by 128. They take four full waves and a fifth of only 80 tiles.
 //!
-//! Grids of measured products have sizes that are powers of two. Other sizes fill their waves better or worse, which
-//! interpolation alone does not see. Kernels of Hopper and Blackwell, and those for 8 bits, share out work in smaller
-//! pieces: their tables are interpolated better without waves (docs/kernels.md).
+//! The tables of measured products contain only sizes that are powers of two. Products of other sizes may leave more or less of
+//! their last wave empty, and interpolation between the measured sizes does not know that. Hopper, Blackwell and kernels for 8
+//! bits are priced without waves, because their tables are interpolated better so (docs/kernels.md).
 
 use catalog::tables::MeasuredOn;
 use catalog::{Architecture, Device};
 
 use crate::known;
 
-/// The multiprocessors that compute a product's tiles.
+/// How many tiles a GPU computes at once: one on each of its multiprocessors.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Waves {
     multiprocessors: u64,
 }
 
-/// Waves of a device, and of the GPU that its table was measured on.
+/// The waves of the GPU that is priced, and those of the GPU whose table it uses.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OwnAndTabled {
     pub(super) own: Waves,
@@ -28,7 +28,7 @@ pub(super) struct OwnAndTabled {
 }
 
 impl Waves {
-    /// The waves of products in 16 bits; `None` for a generation whose tables show none.
+    /// The waves of products in 16 bits. `None` if this generation of GPUs is priced without waves.
     pub(super) fn of(device: &Device, part: &MeasuredOn) -> Option<OwnAndTabled> {
         let of = |multiprocessors| Self { multiprocessors };
         match device.architecture {
@@ -43,8 +43,8 @@ impl Waves {
         }
     }
 
-    /// Time of a product with `m` by `n` results over the time that it would take if its tiles filled every wave. Of the tiles
-    /// that cuBLAS can choose from, those are counted that make the product fastest.
+    /// How many times as long a product with `m` by `n` results takes because its last wave is not full. cuBLAS can choose between
+    /// several sizes of tiles; it is assumed to choose the fastest.
     pub(super) fn stretch(self, m: u64, n: u64) -> f64 {
         let small = known::SMALL_TILES.factor();
         let computed = |rows: u64, columns: u64, slower: f64| {
