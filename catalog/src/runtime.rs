@@ -324,9 +324,9 @@ pub enum Rewrite {
     /// Backward tensor-parallel collectives of column-parallel linears run beside the weight-gradient
     /// product (Megatron-LM `LinearWithGradAccumulationAndAsyncCommunication`).
     AsyncTensorParallelBackward,
-    /// Every column-parallel linear reduces the gradient of its input over tensor-parallel ranks by itself. Where several read
-    /// one input, as gate and up do, it is reduced once for each (PaddlePaddle 2.5 `mp_ops.py`, `_c_identity`; flash-attention
-    /// `ops/fused_dense.py`).
+    /// Every column-parallel linear runs an all-reduce of its own for the gradient of its input, even where several linears share
+    /// that input. For queries, keys and values these are three, where other systems add the gradients up and run one
+    /// (PaddlePaddle 2.5 `mp_ops.py`, `_c_identity`).
     ReducePerLinear,
     /// Norms of Llama's kind compute in 32 bits operator by operator, and keep their input so: cast, square, mean, root,
     /// two products, cast back (transformers `LlamaRMSNorm`).
