@@ -108,6 +108,17 @@ impl Response {
         })
     }
 
+    /// Logarithm of the measured step time, less that of the predicted one when all factors are 1.
+    pub(crate) fn off(&self) -> f64 {
+        self.measured - self.unchanged
+    }
+
+    /// How the logarithm of the step time changes with those of the factors, above 1.
+    pub(crate) fn slopes(&self) -> Logs {
+        self.along
+            .map(|row| row[UNCHANGED + 1] / GRID[UNCHANGED + 1])
+    }
+
     /// Logarithm of the step time under these factors: the changes that each makes alone are added up.
     fn time(&self, logs: Logs) -> f64 {
         let changes = self
@@ -136,14 +147,7 @@ pub(crate) fn after<'r>(
     responses: impl Iterator<Item = &'r Response>,
     known: usize,
 ) -> Option<FewShot> {
-    let mut by_source: BTreeMap<&str, Vec<&Response>> = BTreeMap::new();
-    for response in responses {
-        by_source
-            .entry(&response.source)
-            .or_default()
-            .push(response);
-    }
-    let drawn: Vec<(Source, Vec<Vec<f64>>)> = by_source
+    let drawn: Vec<(Source, Vec<Vec<f64>>)> = by_source(responses)
         .into_par_iter()
         .filter_map(|(name, runs)| of_source(name, &runs, known))
         .collect();
@@ -173,8 +177,7 @@ pub(crate) fn after<'r>(
 
 /// Residuals of one source's remaining runs in every draw; `None` if it has no more than `known` configurations.
 fn of_source(name: &str, runs: &[&Response], known: usize) -> Option<(Source, Vec<Vec<f64>>)> {
-    let configurations: BTreeSet<&str> = runs.iter().map(|r| r.configuration.as_str()).collect();
-    let configurations: Vec<&str> = configurations.into_iter().collect();
+    let configurations = configurations(runs);
     if configurations.len() <= known {
         return None;
     }
@@ -201,18 +204,7 @@ fn of_source(name: &str, runs: &[&Response], known: usize) -> Option<(Source, Ve
 /// Residuals of the remaining runs in one draw: the factors are fitted to one run of each of `known` configurations,
 /// and the runs of the other configurations are predicted with them.
 fn remaining(runs: &[&Response], configurations: &[&str], known: usize, seed: u64) -> Vec<f64> {
-    let mut rng = fastrand::Rng::with_seed(seed);
-    let mut order: Vec<&str> = configurations.to_vec();
-    rng.shuffle(&mut order);
-    let chosen = &order[..known];
-    let own: Vec<&Response> = chosen
-        .iter()
-        .filter_map(|&configuration| {
-            let same = runs.iter().filter(|r| r.configuration == configuration);
-            let same: Vec<&Response> = same.copied().collect();
-            rng.choice(same)
-        })
-        .collect();
+    let (chosen, own) = draw(runs, configurations, known, seed);
     let measured: Vec<f64> = own.iter().map(|run| run.measured).collect();
     let time = |run: usize, logs: Logs| Ok::<f64, std::convert::Infallible>(own[run].time(logs));
     let Ok(logs) = own_runs::fit(&measured, &time);
@@ -220,6 +212,55 @@ fn remaining(runs: &[&Response], configurations: &[&str], known: usize, seed: u6
         .iter()
         .filter(|r| !chosen.contains(&r.configuration.as_str()));
     others.map(|run| run.measured - run.time(logs)).collect()
+}
+
+/// Some configurations of a source in random order, and one run of each.
+fn draw<'r, 'c>(
+    runs: &[&'r Response],
+    configurations: &[&'c str],
+    known: usize,
+    seed: u64,
+) -> (Vec<&'c str>, Vec<&'r Response>) {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let mut chosen = configurations.to_vec();
+    rng.shuffle(&mut chosen);
+    chosen.truncate(known);
+    let own = chosen.iter().filter_map(|&configuration| {
+        let same = runs.iter().filter(|r| r.configuration == configuration);
+        let same: Vec<&Response> = same.copied().collect();
+        rng.choice(same)
+    });
+    let own = own.collect();
+    (chosen, own)
+}
+
+/// `known` runs of each source, of different configurations: all draws of all sources that have so many.
+pub(crate) fn draws(responses: &[Response], known: usize) -> Vec<Vec<&Response>> {
+    let mut drawn = Vec::new();
+    for (_, runs) in by_source(responses.iter()) {
+        let configurations = configurations(&runs);
+        if configurations.len() > known {
+            drawn.extend((0..DRAWS).map(|seed| draw(&runs, &configurations, known, seed).1));
+        }
+    }
+    drawn
+}
+
+fn by_source<'r>(
+    responses: impl Iterator<Item = &'r Response>,
+) -> BTreeMap<&'r str, Vec<&'r Response>> {
+    let mut by_source: BTreeMap<&str, Vec<&Response>> = BTreeMap::new();
+    for response in responses {
+        let runs = by_source.entry(&response.source).or_default();
+        runs.push(response);
+    }
+    by_source
+}
+
+/// The distinct configurations of some runs.
+fn configurations<'r>(runs: &[&'r Response]) -> Vec<&'r str> {
+    let all: BTreeSet<&str> = runs.iter().map(|r| r.configuration.as_str()).collect();
+    all.into_iter().collect()
 }
 
 /// Absolute relative error, `|predicted / measured - 1|`, of a residual `ln(measured / predicted)`.

@@ -1,8 +1,11 @@
 //! How often runs fit to which a probability to fit was given, runs out of memory included.
 
-use catalog::residuals::Quantity;
+use std::collections::BTreeSet;
+
+use catalog::residuals::{Chance, Quantity};
 use serde::Serialize;
 
+use super::chance::{self, Outcome};
 use super::intervals::FromOthers;
 use super::score::Scored;
 use super::summary::is_complete;
@@ -25,20 +28,50 @@ pub(crate) struct Band {
     pub(crate) mean: f64,
 }
 
-/// Sorts all runs, predicted with constants fitted without their source, into bands by their probability to fit. The
-/// errors that give the probability are those of other sources, too.
-pub(crate) fn bands(left_out: &[Scored]) -> Vec<Band> {
-    let others = FromOthers::new(left_out, Quantity::Memory);
-    let given: Vec<(f64, bool)> = left_out
-        .iter()
-        .filter(|run| is_complete(run))
+/// The probability to fit by the outcomes of all runs.
+pub(crate) fn chance(left_out: &[Scored]) -> Option<Chance> {
+    chance::fit(outcomes(left_out).into_iter())
+}
+
+/// The outcomes of all complete runs. Room is in units of the interval that errors of other sources give.
+fn outcomes(left_out: &[Scored]) -> Vec<Outcome<'_>> {
+    let errors = FromOthers::new(left_out, Quantity::Memory);
+    let outcome = |run: &'_ Scored| -> Option<(f64, bool)> {
+        let predicted = run.predicted.as_ref()?;
+        let error = errors.interval(run.kind.as_ref()?, &run.file)?;
+        let counters = predicted.counters;
+        let needed = counters.allocated + counters.device - counters.reserved;
+        let room = (predicted.capacity_bytes / needed).ln() / error.high;
+        Some((room, run.status != "oom"))
+    };
+    let complete = left_out.iter().filter(|run| is_complete(run));
+    complete
         .filter_map(|run| {
-            let predicted = run.predicted.as_ref()?;
-            let error = others.interval(run.kind.as_ref()?, &run.file)?;
-            let room = predicted.capacity_bytes / predicted.counters.device;
-            Some((error.probability_below(room.ln()), run.status != "oom"))
+            let (room, fitted) = outcome(run)?;
+            Some(Outcome {
+                source: &run.file,
+                room,
+                fitted,
+            })
         })
-        .collect();
+        .collect()
+}
+
+/// Sorts all runs, predicted with constants fitted without their source, into bands by their probability to fit. It is
+/// given by outcomes and errors of other sources.
+pub(crate) fn bands(left_out: &[Scored]) -> Vec<Band> {
+    let outcomes = outcomes(left_out);
+    let sources: BTreeSet<&str> = outcomes.iter().map(|outcome| outcome.source).collect();
+    let of_source = |source: &&str| {
+        let others = outcomes.iter().filter(|outcome| outcome.source != *source);
+        let chance = chance::fit(others.copied())?;
+        let own = outcomes.iter().filter(|outcome| outcome.source == *source);
+        Some(
+            own.map(|outcome| (chance.at(outcome.room), outcome.fitted))
+                .collect::<Vec<_>>(),
+        )
+    };
+    let given: Vec<(f64, bool)> = sources.iter().filter_map(of_source).flatten().collect();
     let ends = BANDS.iter().skip(1).copied().chain([f64::INFINITY]);
     BANDS
         .iter()

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use catalog::residuals::{self, Evidence, FEWEST, Kind, Quantity, Residual};
+use catalog::residuals::{self, Chance, Evidence, FEWEST, Kind, Quantity, Residual};
 use serde::Serialize;
 
 use super::few_shot::FewShot;
@@ -95,8 +95,7 @@ const UNKNOWN_BELOW: f64 = 2.0 / 3.0;
 /// lies inside). When this was chosen, the intervals held 84% of the runs. They would have held about 72% if no unknown source were
 /// added, and about 89% if half of its errors were assumed to lie above the interval and half below.
 ///
-/// Intervals of memory keep 0.9. The probability that a plan fits is computed from them, and already is lower than the share
-/// of plans that do fit. Intervals of ratios keep 0.9 too: there a sweep is the source, and many sweeps are known.
+/// Intervals of memory keep 0.9, and hold 75% of the runs so. Intervals of ratios keep 0.9 too: there a sweep is the source, and many sweeps are known.
 fn upper_quantile(quantity: Quantity, errors: &Weighed) -> f64 {
     match quantity {
         Quantity::Time => {
@@ -119,7 +118,12 @@ fn interval(quantity: Quantity, errors: &Weighed) -> Option<Residual> {
 }
 
 /// The 80% intervals as CSV, the content of `catalog/presets/runs/residuals.csv`, which predictions read.
-pub(crate) fn table(left_out: &[Scored], sweeps: &[Sweep], few_shot: &[FewShot]) -> String {
+pub(crate) fn table(
+    left_out: &[Scored],
+    sweeps: &[Sweep],
+    few_shot: &[FewShot],
+    chance: Option<Chance>,
+) -> String {
     let mut text = String::from(
         "# ln(measured / predicted) of published runs, each predicted by the constants of all other sources: ends of\n\
          # 80% intervals, every source weighing the same, by how much the others say of the run's kind.\n\
@@ -141,12 +145,16 @@ pub(crate) fn table(left_out: &[Scored], sweeps: &[Sweep], few_shot: &[FewShot])
             line(&mut text, Quantity::Time, evidence.name(), residual);
         }
     }
-    let pairs = sweeps.iter().enumerate().flat_map(|(index, sweep)| {
-        let both = move |&value: &f64| [(index, value), (index, -value)];
-        sweep.ratio_residuals.iter().flat_map(both)
-    });
-    if let Some(ratio) = interval(Quantity::Ratio, &Weighed::new(pairs)) {
+    if let Some(ratio) = ratio(sweeps) {
         line(&mut text, Quantity::Ratio, "any", ratio);
+    }
+    if let Some(chance) = chance {
+        let _ = writeln!(
+            text,
+            "# fits,runs,even,slope: logarithm of the odds to fit = even + slope * room, of sources that list what did not \
+             fit\n{}",
+            chance.row()
+        );
     }
     text.push_str("# runs,runtime,architecture,precision,model,number of runs\n");
     let mut kinds: BTreeMap<&Kind, usize> = BTreeMap::new();
@@ -157,6 +165,15 @@ pub(crate) fn table(left_out: &[Scored], sweeps: &[Sweep], few_shot: &[FewShot])
         let _ = writeln!(text, "{}", kind.row(runs));
     }
     text
+}
+
+/// The interval of the ratio of two step times of one sweep.
+fn ratio(sweeps: &[Sweep]) -> Option<Residual> {
+    let pairs = sweeps.iter().enumerate().flat_map(|(index, sweep)| {
+        let both = move |&value: &f64| [(index, value), (index, -value)];
+        sweep.ratio_residuals.iter().flat_map(both)
+    });
+    interval(Quantity::Ratio, &Weighed::new(pairs))
 }
 
 fn line(text: &mut String, quantity: Quantity, evidence: &str, r: Residual) {

@@ -2,7 +2,9 @@
 //! logs.
 
 mod ablation;
+mod assumptions;
 mod baseline;
+mod chance;
 mod contradictions;
 pub mod diagnose;
 pub mod diagnosis;

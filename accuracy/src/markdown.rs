@@ -37,8 +37,8 @@ fn left_out(text: &mut String, refit: &LeftOut) {
     );
     table(text, &tables::SOURCES, &tables::source_rows(refit));
     text.push_str(
-        "\nRuns by their probability to fit, given by the errors of other sources; runs out of memory count as not \
-         fitted.\n\n",
+        "\nRuns by their probability to fit, given by the runs of other sources that fitted or did not; runs out of memory \
+         count as not fitted.\n\n",
     );
     table(text, &tables::FITS, &tables::fits_rows(refit));
     text.push('\n');
@@ -49,6 +49,12 @@ fn left_out(text: &mut String, refit: &LeftOut) {
              of errors on its other configurations.\n\n",
         );
         table(text, &tables::FEW_SHOT, &tables::few_shot_rows(refit));
+        text.push_str(
+            "\nWhat `calibrate` assumes about a system before any of its steps is measured. Of each source 1, 3 and 6 runs are \
+             drawn, 50 times: change of the mean logarithm of a run's probability if an assumption is halved or doubled, every \
+             source weighing the same.\n\n",
+        );
+        table(text, &tables::ASSUMPTIONS, &tables::assumption_rows(refit));
         text.push('\n');
     }
     table(text, &tables::CONSTANTS, &tables::constant_rows(refit));

@@ -19,6 +19,7 @@ use costmodel::{CostModel, Scenario};
 use rayon::prelude::*;
 use serde::Serialize;
 
+use super::assumptions::{self, Tested};
 use super::few_shot::{self, FewShot, Response};
 use super::fits::{self, Band};
 use super::intervals::{self, Coverage};
@@ -139,6 +140,9 @@ pub(crate) struct LeftOut {
     /// Errors on a source's remaining runs once some of its runs are known, one entry per number of known runs.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) few_shot: Vec<FewShot>,
+    /// What `calibrate` assumes about systems, tested on these runs.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) assumptions: Vec<Tested>,
     #[serde(skip)]
     pub(crate) runs: Vec<Scored>,
     #[serde(skip)]
@@ -216,6 +220,7 @@ pub(crate) fn leave_source_out(
             .iter()
             .filter_map(|&known| few_shot::after(responses.iter(), known))
             .collect(),
+        assumptions: assumptions::tested(&responses, known),
         wrongly_too_large: summary::wrongly_too_large(predicted.iter().filter(|s| is_complete(s))),
         runs: predicted,
         sweeps,

@@ -13,7 +13,7 @@ use super::refit::{self, LeftOut};
 use super::score::{self, Scored};
 use super::summary::{self, Group};
 use super::sweeps::{self, Ranking, Sweep};
-use super::{baseline, contradictions};
+use super::{baseline, contradictions, fits};
 
 /// The accuracy report on published runs; as JSON it is what `validate --json` prints.
 #[derive(Debug, Serialize)]
@@ -114,6 +114,7 @@ impl Report {
             &left_out.runs,
             &left_out.sweeps,
             &left_out.few_shot,
+            fits::chance(&left_out.runs),
         ))
     }
 }

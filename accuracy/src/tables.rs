@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use super::ablation::Ablation;
+use super::assumptions::Tested;
 use super::fits::Band;
 use super::intervals::Coverage;
 use super::refit::{Equal, LeftOut};
@@ -169,6 +170,21 @@ pub(crate) fn fits_rows(found: &LeftOut) -> Vec<Vec<String>> {
         ]
     };
     found.fits.iter().map(row).collect()
+}
+
+/// Headers of the table of what `calibrate` assumes.
+pub(crate) const ASSUMPTIONS: [&str; 4] = ["assumption", "value", "halved", "doubled"];
+
+pub(crate) fn assumption_rows(found: &LeftOut) -> Vec<Vec<String>> {
+    let row = |tested: &Tested| {
+        vec![
+            tested.name.to_owned(),
+            format!("{}", tested.value),
+            format!("{:+.3}", tested.halved),
+            format!("{:+.3}", tested.doubled),
+        ]
+    };
+    found.assumptions.iter().map(row).collect()
 }
 
 /// What leaving every source out shows, in sentences.

@@ -371,9 +371,11 @@ impl Beside<'_> {
         };
         let best = self.answer.together.as_ref();
         let same = best.is_some_and(|best| known(best) == known(now));
-        let fits = |risk| now.prediction.p_fits >= 1.0 - risk;
         let mut present = Present {
-            fits: self.options.risk.is_none_or(fits),
+            fits: self
+                .options
+                .risk
+                .is_none_or(|risk| now.prediction.may_choose(risk)),
             candidate: Candidate {
                 strategy: now.parts[0].strategy.clone(),
                 prediction: now.prediction.clone(),

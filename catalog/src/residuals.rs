@@ -117,17 +117,35 @@ impl Residual {
             predicted * elementary::exp(self.high),
         )
     }
+}
 
-    /// The probability that `ln(measured / predicted)` lies below a bound: a normal distribution on either side of the
-    /// prediction, with a tenth of the probability beyond each end of the interval. The normal distribution is Bowling
-    /// et al.'s logistic approximation (2009), within 0.00014.
+/// How probable it is that a plan fits, by the room that it leaves in memory: `1 / (1 + exp(-(even + slope · room)))`.
+///
+/// Room is `ln(capacity / needed)` over the upper end of the 80% interval of memory, so that the same share of free memory
+/// is less room where predictions err more. Needed are the bytes of all tensors, and what the device's context and the
+/// communicators take. Memory that the allocator caches is not needed: PyTorch returns it before it reports that memory ran
+/// out (<https://pytorch.org/docs/stable/notes/cuda.html>, "Memory management").
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Chance {
+    /// Logarithm of the odds that a plan fits that needs all of the capacity.
+    pub even: f64,
+    /// How much that logarithm grows for each unit of room.
+    pub slope: f64,
+    /// Number of runs that fitted, or did not, from which the two were found.
+    pub runs: usize,
+}
+
+impl Chance {
+    /// The probability that a plan with this room fits.
     #[must_use]
-    pub fn probability_below(&self, bound: f64) -> f64 {
-        // The 90% quantile of the standard normal distribution.
-        const TENTH: f64 = 1.2816;
-        let end = if bound < 0.0 { -self.low } else { self.high };
-        let z = bound / (end / TENTH).max(1e-6);
-        1.0 / (1.0 + elementary::exp(-1.5976 * z - 0.070_56 * z.powi(3)))
+    pub fn at(self, room: f64) -> f64 {
+        1.0 / (1.0 + elementary::exp(-(self.even + self.slope * room)))
+    }
+
+    /// Its row in the table.
+    #[must_use]
+    pub fn row(self) -> String {
+        format!("fits,{},{:.3},{:.3}", self.runs, self.even, self.slope)
     }
 }
 
@@ -272,6 +290,15 @@ pub fn of(quantity: Quantity, evidence: Evidence) -> Residual {
     })
 }
 
+/// The probability to fit, found from published runs of sources that list what ran out of memory.
+///
+/// # Panics
+/// When the embedded table has no row of it, which a test rules out.
+#[must_use]
+pub fn chance_to_fit() -> Chance {
+    KNOWN.chance.expect("the table has the probability to fit")
+}
+
 /// The framework that a runtime preset belongs to.
 fn framework(runtime: &str) -> &str {
     match runtime {
@@ -287,6 +314,7 @@ fn framework(runtime: &str) -> &str {
 /// published.
 struct Known {
     intervals: Vec<(Quantity, &'static str, Residual)>,
+    chance: Option<Chance>,
     /// The kinds of published runs, with the number of runs of each.
     kinds: Vec<(Kind, usize)>,
 }
@@ -299,6 +327,7 @@ static KNOWN: LazyLock<Known> = LazyLock::new(|| {
     };
     Known {
         intervals: rows().filter_map(|cells| interval(&cells)).collect(),
+        chance: rows().find_map(|cells| chance(&cells)),
         kinds: rows().filter_map(|cells| runs_of_kind(&cells)).collect(),
     }
 });
@@ -318,6 +347,17 @@ fn interval(cells: &[&'static str]) -> Option<(Quantity, &'static str, Residual)
         evidence,
         residual,
     ))
+}
+
+fn chance(cells: &[&str]) -> Option<Chance> {
+    let &["fits", runs, even, slope] = cells else {
+        return None;
+    };
+    Some(Chance {
+        even: even.parse().ok()?,
+        slope: slope.parse().ok()?,
+        runs: runs.parse().ok()?,
+    })
 }
 
 fn runs_of_kind(cells: &[&str]) -> Option<(Kind, usize)> {
@@ -352,16 +392,11 @@ mod tests {
     }
 
     #[test]
-    fn a_tenth_lies_beyond_each_end() {
-        let residual = Residual {
-            low: -0.1,
-            high: 0.3,
-            runs: 20,
-        };
-        for (bound, probability) in [(-0.1, 0.1), (0.0, 0.5), (0.3, 0.9), (5.0, 1.0)] {
-            let found = residual.probability_below(bound);
-            assert!((found - probability).abs() < 1e-3, "{bound}: {found}");
-        }
+    fn more_room_makes_a_plan_likelier_to_fit() {
+        let chance = chance_to_fit();
+        assert!(chance.slope > 0.0 && chance.runs >= FEWEST, "{chance:?}");
+        assert!(chance.at(-20.0) < 1e-3 && chance.at(20.0) > 0.999);
+        assert!((0.2..0.8).contains(&chance.at(0.0)), "{chance:?}");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The subject of a prediction: model, cluster, training system and workload.
 
-use catalog::residuals::{self, Evidence, Kind, ModelKind, Quantity, Residual};
+use catalog::residuals::{self, Evidence, Kind, ModelKind, Quantity};
 use catalog::{
     Architecture, Bytes, Cluster, Model, Runtime, Seconds, Sourced, Workload, elementary,
 };
@@ -31,38 +31,31 @@ impl Scenario {
         Bytes((total * (1.0 - self.headroom)) as u64)
     }
 
-    /// The probability that a predicted peak, as large as predictions of this kind turned out to be, fits.
+    /// The probability that a plan fits whose predicted peak is this, as published runs with as much room did.
     #[must_use]
     pub fn p_fits(&self, peak: Bytes) -> f64 {
-        self.probability(self.memory_error(), peak)
+        let error = residuals::of(Quantity::Memory, self.evidence(Quantity::Memory));
+        let needed = self.without_fragmentation(peak).max(1.0);
+        let room = elementary::ln(self.capacity().as_f64() / needed) / error.high;
+        residuals::chance_to_fit().at(room)
     }
 
-    /// Largest predicted peak that does not fit with a probability of at most `risk`, which lies in `(0, 1)`.
+    /// Largest predicted peak of a plan that may be chosen at this risk, which lies in `(0, 1)`.
     #[must_use]
     pub fn limit(&self, risk: f64) -> Bytes {
-        let error = self.memory_error();
-        let fits = |peak: &u64| self.probability(error, Bytes(*peak)) >= 1.0 - risk;
-        // No error is larger than a factor of 64.
+        let capacity = self.capacity();
+        let may = |peak: Bytes| plans::may_choose(self.p_fits(peak), peak <= capacity, risk);
+        // No prediction errs by more than a factor of 64.
         let mut least = 0;
-        let mut most = self.capacity().0.saturating_mul(64);
+        let mut most = capacity.0.saturating_mul(64);
         while least + 1 < most {
             let middle = least + (most - least) / 2;
-            match fits(&middle) {
+            match may(Bytes(middle)) {
                 true => least = middle,
                 false => most = middle,
             }
         }
         Bytes(least)
-    }
-
-    fn memory_error(&self) -> Residual {
-        residuals::of(Quantity::Memory, self.evidence(Quantity::Memory))
-    }
-
-    fn probability(&self, error: Residual, peak: Bytes) -> f64 {
-        error.probability_below(elementary::ln(
-            self.capacity().as_f64() / peak.as_f64().max(1.0),
-        ))
     }
 
     /// A peak of allocated memory as the allocator reserves it; the device's context does not fragment.
@@ -72,6 +65,13 @@ impl Scenario {
         let outside = overheads.context.value;
         let inside = peak.saturating_sub(outside);
         Bytes((inside.as_f64() * overheads.fragmentation.value) as u64) + outside
+    }
+
+    /// Bytes that a peak needs without what the allocator caches: the inverse of [`Self::with_fragmentation`].
+    fn without_fragmentation(&self, peak: Bytes) -> f64 {
+        let overheads = &self.runtime.overheads;
+        let outside = overheads.context.value.min(peak);
+        (peak - outside).as_f64() / overheads.fragmentation.value + outside.as_f64()
     }
 
     /// The upper end of the 80% interval of `ln` of the ratio of two step times, of what it is predicted to be.

@@ -89,7 +89,7 @@ pub fn compare(
     let near = strategies(scenario, constraints, present);
     Ok(Present {
         // The probability is none where host memory is too small.
-        fits: (options.risk).is_none_or(|risk| prediction.p_fits >= 1.0 - risk),
+        fits: (options.risk).is_none_or(|risk| prediction.may_choose(risk)),
         candidate: Candidate {
             strategy: present.clone(),
             prediction,

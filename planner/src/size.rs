@@ -174,8 +174,13 @@ fn offloaded(
 /// The risk at which a strategy of this peak would be chosen, if it may fit at all.
 fn riskier(scenario: &Scenario, peak: Bytes, risk: f64) -> Option<Relaxation> {
     let fits = scenario.p_fits(peak);
-    let (least, most) = (0.01, 0.99);
-    let needed = ((1.0 - fits) / least).ceil() * least;
+    let (step, most) = (0.01, 0.99);
+    let enough = |risk: &f64| peak <= scenario.limit(*risk);
+    let least = ((1.0 - fits) / step).ceil();
+    let needed = [least, 51.0]
+        .map(|steps| steps * step)
+        .into_iter()
+        .find(enough)?;
     (needed > risk && needed <= most).then(|| Relaxation {
         says: format!(
             "it fits with probability {fits:.2}; --risk {needed:.2} would choose such plans"

@@ -30,7 +30,7 @@ pub use partition::StagePartition;
 pub use plan_file::PlanFile;
 pub use prediction::{
     Breakdown, Candidate, Fit, Floors, HostMemory, MemoryItem, NamedTime, Prediction, Relaxation,
-    SearchOutcome, SpaceReport, UsedConstant, by_plan,
+    SearchOutcome, SpaceReport, UsedConstant, by_plan, may_choose,
 };
 pub use present::{Change, Present};
 pub use program::Program;

@@ -31,7 +31,8 @@ pub struct Prediction {
     pub peak_memory: Bytes,
     /// Peak memory interval that holds the measured value with probability 0.8.
     pub peak_memory_interval: (Bytes, Bytes),
-    /// Probability that the peak is within capacity less headroom.
+    /// Probability that what the plan needs is within capacity less headroom. It may be high for a plan that does not fit by
+    /// `fit`, which also counts what the allocator would cache.
     pub p_fits: f64,
     /// How many published runs support predictions like this one, in words.
     pub evidence: String,
@@ -57,7 +58,20 @@ pub struct Prediction {
     pub provenance: Vec<UsedConstant>,
 }
 
+/// Whether a plan may be chosen at a risk: its probability to fit is high enough, and what the allocator caches fits too.
+/// The latter is waived above a risk of one half, because a plan can do without: its steps take longer then.
+#[must_use]
+pub fn may_choose(p_fits: f64, fits: bool, risk: f64) -> bool {
+    p_fits >= 1.0 - risk && (fits || risk > 0.5)
+}
+
 impl Prediction {
+    /// Whether the plan may be chosen at this risk.
+    #[must_use]
+    pub fn may_choose(&self, risk: f64) -> bool {
+        may_choose(self.p_fits, self.fit.fits(), risk)
+    }
+
     /// Memory of a GPU of the heaviest rank that a plan may use.
     #[must_use]
     pub fn usable(&self) -> Bytes {

@@ -478,7 +478,7 @@ pub fn warnings(p: &Prediction) -> Vec<String> {
         && p.p_fits > 1.0 - SAFE
     {
         said.push(format!(
-            "it is close: it fits with probability {:.2}",
+            "it is close: with probability {:.2} it runs if the allocator caches less, and more slowly",
             p.p_fits
         ));
     }

@@ -37,7 +37,8 @@ pub(crate) struct SearchArgs {
     /// What is best
     #[arg(long, value_enum, default_value_t = ObjectiveArg::Time)]
     pub(crate) objective: ObjectiveArg,
-    /// Largest probability that a plan does not fit, above 0 and below 1
+    /// Largest probability that a plan does not fit, above 0 and below 1; above 0.5 also plans for which the allocator has to
+    /// cache less
     #[arg(long, default_value_t = planner::RISK)]
     pub(crate) risk: f64,
     /// Layouts to list, each by one plan
@@ -162,7 +163,8 @@ pub(crate) struct SizeArgs {
     /// cluster's, else none]
     #[arg(long, value_parser = values::share, allow_hyphen_values = true, value_name = "SHARE")]
     pub(crate) jitter: Option<f64>,
-    /// Largest probability that a plan does not fit, above 0 and below 1
+    /// Largest probability that a plan does not fit, above 0 and below 1; above 0.5 also plans for which the allocator has to
+    /// cache less
     #[arg(long, default_value_t = planner::RISK)]
     pub(crate) risk: f64,
     /// Numbers of GPUs to try; of a cluster of several pools they are taken in the pools' order, the first pool whole before
