@@ -173,9 +173,9 @@ fn what_was_learned_predicts_the_run() {
     ));
     let calibrated = estimate(folder.path(), "ours.yaml", strategy, "b.plan.yaml");
     let predicted = |v: &Value, field: &str| v["predicted"][field].as_f64().expect("number");
-    // One run moves the prediction most of the way: the rest may be of this run alone.
-    let after = predicted(&calibrated, "step_time_s") / time;
-    assert!((1.15..1.3).contains(&after), "{after}");
+    // One run moves the prediction a part of the way: the rest may be of this run alone.
+    let one = predicted(&calibrated, "step_time_s") / time;
+    assert!((1.05..1.3).contains(&one), "{one}");
     assert_eq!(
         predicted(&calibrated, "peak_memory_bytes"),
         predicted(&plan, "peak_memory_bytes")
@@ -209,7 +209,8 @@ fn what_was_learned_predicts_the_run() {
         let times = of["predicted_step_time_s"].as_array().expect("two");
         let [before, after] = [&times[0], &times[1]].map(|t| t.as_f64().expect("time") / time);
         assert!((before - 1.0).abs() < 1e-9, "{before}");
-        assert!((1.15..1.25).contains(&after), "{after}");
+        // Two runs that are both much slower move it farther than one.
+        assert!((one + 0.03..1.25).contains(&after), "{one} {after}");
     }
 }
 
@@ -229,12 +230,12 @@ fn a_measured_strategy_moves_what_its_step_depends_on() {
         factors[rate].as_f64().expect("factor")
     };
     // Networks differ more between systems than what computes does; the step does not wait for the host.
-    assert!(factor("compute") > 1.02, "{learned}");
+    assert!(factor("compute") > 1.01, "{learned}");
     let change = |rate: &str| {
         let changes = &learned["runs"][0]["change_by_rate"];
         changes[rate].as_f64().expect("change")
     };
-    assert!(change("network") > change("compute"), "{learned}");
+    assert!(factor("network") > factor("compute"), "{learned}");
     assert!(change("compute") > 100.0 * change("host"), "{learned}");
     for (wrong, words) in [
         ("tp=8", "expected  a strategy, a colon and a time"),
