@@ -5,7 +5,7 @@
 //! run depends on it. What the factors do not explain of a run is noise.
 //!
 //! Ridge regression needs two assumptions: how large the noise is, and how much factors differ between systems
-//! ([`Assumptions`]). The regression is made for every multiple of the noise in `NOISE` and of the spread in `WIDER`. The result is
+//! (`Assumptions`). The regression is made for every multiple of the noise in `NOISE` and of the spread in `WIDER`. The result is
 //! the mean of these fits, and the fits whose assumptions make the measured times most probable weigh most (MacKay 1992, "Bayesian
 //! interpolation"). For example, if all runs took 20% longer than predicted, the factors explain nearly all of it. If half of the
 //! runs took 20% longer and half 20% less, the factors stay near 1.
