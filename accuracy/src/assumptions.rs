@@ -1,40 +1,43 @@
-//! How probable published runs are by what `calibrate` assumes about a user's system, and by half and twice as much.
+//! Tests what `calibrate` assumes about a user's system before any step of it is measured.
 //!
-//! A few runs are drawn from each source, as if it were a user's system of which no more is known. All runs of a source would
-//! say less about systems, because runs of one model err alike, and the assumed noise takes them to be independent.
+//! A few runs are drawn from each published source, as if the source were a user's system. The test says how probable these
+//! runs are under the assumptions, and how probable if one assumption is halved or doubled. Few runs are drawn because the
+//! assumed noise is independent from run to run, and the errors of many runs of one source are not.
 
 use serde::Serialize;
 
 use super::few_shot::{self, Response};
 use super::own_runs::{self, Assumptions, Logs, USUAL};
 
-/// Numbers of runs that are drawn from a source.
+/// How many runs are drawn from each source: first one, then three, then six.
 const KNOWN: [usize; 3] = [1, 3, 6];
 
-/// An assumption, and what changing it does to the probability of the drawn runs.
+/// One assumption, and how much more or less probable the drawn runs become if it changes.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Tested {
-    /// What is assumed.
+    /// What the assumption is about, in words.
     pub(crate) name: &'static str,
-    /// The value that `calibrate` uses.
+    /// What `calibrate` assumes.
     pub(crate) value: f64,
-    /// Change of the mean logarithm of a run's probability if the value is halved, every source weighing the same.
+    /// If half of `value` is assumed: the change of the logarithm of a run's probability, as a mean over the drawn runs. Every
+    /// source weighs the same.
     pub(crate) halved: f64,
-    /// The same if the value is doubled.
+    /// The same change if twice `value` is assumed.
     pub(crate) doubled: f64,
 }
 
-/// Finds one of the assumptions.
+/// Selects the assumption to change.
 type Change = fn(&mut Assumptions) -> &mut f64;
 
-/// Runs drawn from one source: how far their logarithms of time are off, and how these change with the factors.
+/// Runs drawn from one source, as [`own_runs::log_probability`] takes them.
 struct Drawn {
+    /// The share of this draw in the mean over all draws.
     weight: f64,
     off: Vec<f64>,
     slopes: Vec<Logs>,
 }
 
-/// Tests every assumption against runs of all sources; empty if no runs of a source are ever `known`.
+/// Tests every assumption on runs drawn from all sources. Empty if `known` is, as nothing is learned from runs then.
 pub(crate) fn tested(responses: &[Response], known: &[usize]) -> Vec<Tested> {
     if known.is_empty() {
         return Vec::new();

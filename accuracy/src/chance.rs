@@ -1,99 +1,95 @@
-//! The probability that a plan fits, found from published runs that fitted and that did not.
+//! Finds the probability that a plan fits from published runs: some fitted, and some ran out of memory.
 //!
-//! Only sources that list what ran out of memory count. The others publish what ran, so that all of theirs fit, however
-//! little room they leave.
+//! Only sources that list runs out of memory count. Other sources list only runs that fitted, so they cannot tell how often
+//! one does not.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use catalog::residuals::Chance;
 
-/// Whether a published run fitted.
+/// A published run: how much memory its prediction left free, and whether it fitted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Outcome<'a> {
     /// The run's source.
     pub(crate) source: &'a str,
-    /// The room that it left by its prediction; see [`Chance`].
+    /// Memory that the prediction leaves free, measured as [`Chance`] says.
     pub(crate) room: f64,
-    /// Whether it fitted.
+    /// Whether the run fitted. If not, it ran out of memory.
     pub(crate) fitted: bool,
 }
 
-/// Logistic regression of the outcomes on room, every source that lists failures weighing the same; `None` if there is
-/// no such source.
+/// Fits the probability by logistic regression. Every source that lists runs out of memory weighs the same. `None` if no
+/// source lists any.
 ///
-/// A failure with much room and a success with little may both be missing. Then no steepness is too great for the likelihood,
-/// and it is found by Firth's penalised likelihood ("Bias reduction of maximum likelihood estimates", Biometrika 1993), as
-/// Heinze and Schemper advise ("A solution to the problem of separation in logistic regression", 2002).
+/// It may happen that every run above some room fitted and every run below it did not. The steeper the curve, the better it
+/// then fits, and ordinary regression finds no end. So the likelihood is penalised as in Firth ("Bias reduction of maximum
+/// likelihood estimates", Biometrika 1993), which Heinze and Schemper advise for this case ("A solution to the problem of
+/// separation in logistic regression", 2002).
 pub(crate) fn fit<'a>(outcomes: impl Iterator<Item = Outcome<'a>>) -> Option<Chance> {
-    let all: Vec<Outcome<'_>> = outcomes.collect();
-    let failed = all.iter().filter(|outcome| !outcome.fitted);
-    let listing: BTreeSet<&str> = failed.map(|outcome| outcome.source).collect();
-    let mut counts: BTreeMap<&str, f64> = BTreeMap::new();
-    let used = all
-        .iter()
-        .filter(|outcome| listing.contains(outcome.source));
-    let used: Vec<&Outcome<'_>> = used.collect();
-    for outcome in &used {
-        *counts.entry(outcome.source).or_default() += 1.0;
+    let mut by_source: BTreeMap<&str, Vec<Outcome<'_>>> = BTreeMap::new();
+    for outcome in outcomes {
+        by_source.entry(outcome.source).or_default().push(outcome);
     }
-    let runs = used.len();
-    let of_each = runs as f64 / counts.len() as f64;
-    let weighed = used.iter().map(|outcome| Weighed {
-        weight: of_each / counts[outcome.source],
-        room: outcome.room,
-        fitted: f64::from(u8::from(outcome.fitted)),
-    });
-    let (even, slope) = firth(&weighed.collect::<Vec<_>>())?;
-    Some(Chance { even, slope, runs })
+    by_source.retain(|_, runs| runs.iter().any(|run| !run.fitted));
+    let runs: usize = by_source.values().map(Vec::len).sum();
+    let of_each = runs as f64 / by_source.len() as f64;
+    let weighed: Vec<(Outcome<'_>, f64)> = by_source
+        .into_values()
+        .flat_map(|runs| {
+            let weight = of_each / runs.len() as f64;
+            runs.into_iter().map(move |run| (run, weight))
+        })
+        .collect();
+    firth(&weighed)
 }
 
-/// An outcome with the weight of its source.
-struct Weighed {
-    weight: f64,
-    room: f64,
-    fitted: f64,
-}
-
-/// The constant and the slope for which the penalised score vanishes, by Newton's method with the Fisher information.
-fn firth(outcomes: &[Weighed]) -> Option<(f64, f64)> {
+/// Maximises the penalised likelihood of outcomes with their weights, by Newton's method with the Fisher information.
+fn firth(outcomes: &[(Outcome<'_>, f64)]) -> Option<Chance> {
     const STEPS: usize = 500;
-    /// No step changes either of the two by more, so that the first ones do not overshoot.
+    /// The most by which one step changes either number. A longer step may jump past the solution.
     const LONGEST: f64 = 0.5;
-    let (mut even, mut slope) = (0.0, 1.0);
+    let mut chance = Chance {
+        even: 0.0,
+        slope: 1.0,
+        runs: outcomes.len(),
+    };
     for _ in 0..STEPS {
-        let step = step(outcomes, even, slope)?;
+        let step = step(outcomes, chance)?;
         let longest = step[0].abs().max(step[1].abs());
         let part = (LONGEST / longest).min(1.0);
-        even += part * step[0];
-        slope += part * step[1];
+        chance.even += part * step[0];
+        chance.slope += part * step[1];
         if longest < 1e-9 {
-            return Some((even, slope));
+            return Some(chance);
         }
     }
     None
 }
 
-/// Newton's step from a constant and a slope; `None` if the outcomes do not determine it.
-fn step(outcomes: &[Weighed], even: f64, slope: f64) -> Option<[f64; 2]> {
-    let p = |o: &Weighed| 1.0 / (1.0 + (-(even + slope * o.room)).exp());
-    let sum = |of: &dyn Fn(&Weighed, f64) -> f64| -> f64 {
-        let terms = outcomes
-            .iter()
-            .map(|o| of(o, o.weight * p(o) * (1.0 - p(o))));
+/// By how much Newton's method changes [`Chance::even`] and [`Chance::slope`]. `None` if the outcomes do not determine them.
+fn step(outcomes: &[(Outcome<'_>, f64)], chance: Chance) -> Option<[f64; 2]> {
+    let sum = |term: &dyn Fn(f64, f64, f64, f64) -> f64| -> f64 {
+        let terms = outcomes.iter().map(|(outcome, weight)| {
+            let p = chance.at(outcome.room);
+            let missed = f64::from(u8::from(outcome.fitted)) - p;
+            term(outcome.room, p, weight * p * (1.0 - p), weight * missed)
+        });
         terms.sum()
     };
-    // The information matrix [[ones, rooms], [rooms, squares]].
-    let (ones, rooms) = (sum(&|_, v| v), sum(&|o, v| v * o.room));
-    let squares = sum(&|o, v| v * o.room * o.room);
+    // The Fisher information, a symmetric matrix of two rows.
+    let ones = sum(&|_, _, variance, _| variance);
+    let rooms = sum(&|room, _, variance, _| variance * room);
+    let squares = sum(&|room, _, variance, _| variance * room * room);
     let determinant = ones * squares - rooms * rooms;
     if determinant.is_nan() || determinant <= 0.0 {
         return None;
     }
-    let leverage = |o: &Weighed, v: f64| {
-        v * (squares - 2.0 * rooms * o.room + ones * o.room * o.room) / determinant
+    let score = |room: f64, p: f64, variance: f64, missed: f64| {
+        let leverage = variance * (squares - 2.0 * rooms * room + ones * room * room) / determinant;
+        missed + leverage * (0.5 - p)
     };
-    let score = |o: &Weighed, v: f64| o.weight * (o.fitted - p(o)) + leverage(o, v) * (0.5 - p(o));
-    let (of_even, of_slope) = (sum(&score), sum(&|o, v| score(o, v) * o.room));
+    let of_even = sum(&score);
+    let of_slope = sum(&|room, p, variance, missed| score(room, p, variance, missed) * room);
     Some([
         (squares * of_even - rooms * of_slope) / determinant,
         (ones * of_slope - rooms * of_even) / determinant,
@@ -141,8 +137,7 @@ mod tests {
         assert_eq!(fit(survivors.into_iter()), None);
     }
 
-    /// For outcomes that do not depend on room, the penalty adds half a success and half a failure for each of the two
-    /// parameters' share: the odds stay even.
+    /// At every room one run fits and one does not, so the probability is one half everywhere.
     #[test]
     fn outcomes_that_room_does_not_explain_give_no_slope() {
         let rooms: Vec<(f64, bool)> = (0..40)

@@ -108,12 +108,12 @@ impl Response {
         })
     }
 
-    /// Logarithm of the measured step time, less that of the predicted one when all factors are 1.
+    /// `ln(measured / predicted)` of the step time, predicted with all factors 1.
     pub(crate) fn off(&self) -> f64 {
         self.measured - self.unchanged
     }
 
-    /// How the logarithm of the step time changes with those of the factors, above 1.
+    /// For each factor, how fast the logarithm of the step time grows with the factor's logarithm, from 1 upward.
     pub(crate) fn slopes(&self) -> Logs {
         self.along
             .map(|row| row[UNCHANGED + 1] / GRID[UNCHANGED + 1])
@@ -214,7 +214,7 @@ fn remaining(runs: &[&Response], configurations: &[&str], known: usize, seed: u6
     others.map(|run| run.measured - run.time(logs)).collect()
 }
 
-/// Some configurations of a source in random order, and one run of each.
+/// Draws `known` of the configurations, and one run of each.
 fn draw<'r, 'c>(
     runs: &[&'r Response],
     configurations: &[&'c str],
@@ -234,7 +234,7 @@ fn draw<'r, 'c>(
     (chosen, own)
 }
 
-/// `known` runs of each source, of different configurations: all draws of all sources that have so many.
+/// All draws of `known` runs, [`DRAWS`] for each source. Sources without further configurations are left out.
 pub(crate) fn draws(responses: &[Response], known: usize) -> Vec<Vec<&Response>> {
     let mut drawn = Vec::new();
     for (_, runs) in by_source(responses.iter()) {

@@ -1,4 +1,4 @@
-//! How often runs fit to which a probability to fit was given, runs out of memory included.
+//! Compares the probability to fit that runs were given with how many of them fitted.
 
 use std::collections::BTreeSet;
 
@@ -28,37 +28,30 @@ pub(crate) struct Band {
     pub(crate) mean: f64,
 }
 
-/// The probability to fit by the outcomes of all runs.
+/// The probability to fit, found from the runs of all sources.
 pub(crate) fn chance(left_out: &[Scored]) -> Option<Chance> {
     chance::fit(outcomes(left_out).into_iter())
 }
 
-/// The outcomes of all complete runs. Room is in units of the interval that errors of other sources give.
+/// The outcomes of all complete runs. The interval that room is relative to is made from errors of other sources.
 fn outcomes(left_out: &[Scored]) -> Vec<Outcome<'_>> {
     let errors = FromOthers::new(left_out, Quantity::Memory);
-    let outcome = |run: &'_ Scored| -> Option<(f64, bool)> {
-        let predicted = run.predicted.as_ref()?;
-        let error = errors.interval(run.kind.as_ref()?, &run.file)?;
-        let counters = predicted.counters;
-        let needed = counters.allocated + counters.device - counters.reserved;
-        let room = (predicted.capacity_bytes / needed).ln() / error.high;
-        Some((room, run.status != "oom"))
-    };
-    let complete = left_out.iter().filter(|run| is_complete(run));
-    complete
-        .filter_map(|run| {
-            let (room, fitted) = outcome(run)?;
-            Some(Outcome {
+    let mut outcomes = Vec::new();
+    for run in left_out.iter().filter(|run| is_complete(run)) {
+        let error = (run.kind.as_ref()).and_then(|kind| errors.interval(kind, &run.file));
+        if let (Some(predicted), Some(error)) = (&run.predicted, error) {
+            outcomes.push(Outcome {
                 source: &run.file,
-                room,
-                fitted,
-            })
-        })
-        .collect()
+                room: error.room(predicted.capacity_bytes, predicted.counters.needed()),
+                fitted: run.status != "oom",
+            });
+        }
+    }
+    outcomes
 }
 
-/// Sorts all runs, predicted with constants fitted without their source, into bands by their probability to fit. It is
-/// given by outcomes and errors of other sources.
+/// Sorts runs into bands by their probability to fit. The probability, like the predictions themselves, is found without the
+/// run's own source.
 pub(crate) fn bands(left_out: &[Scored]) -> Vec<Band> {
     let outcomes = outcomes(left_out);
     let sources: BTreeSet<&str> = outcomes.iter().map(|outcome| outcome.source).collect();

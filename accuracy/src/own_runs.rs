@@ -15,18 +15,20 @@ use catalog::calibration::{Calibration, Rate, TimeFactors};
 use costmodel::{CostError, CostModel, Scenario};
 use plans::Strategy;
 
-/// What is assumed about a system before any of its steps is measured.
+/// What is assumed about a user's system before any of its steps is measured.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Assumptions {
-    /// Median of the standard deviation of the noise of `ln(measured / predicted)`.
+    /// How much single runs differ from what the factors explain: the standard deviation of `ln(measured / predicted)`, so 0.07 is
+    /// about 7%. It is the median over systems.
     pub(crate) noise: f64,
-    /// Standard deviations of the logarithms of the factors, in the order of [`Rate::ALL`].
+    /// How much each factor differs between systems: the standard deviation of its logarithm, so 0.2 is about 20%. In the order of
+    /// [`Rate::ALL`]: compute, memory, network, host.
     pub(crate) spread: Logs,
 }
 
-/// By these assumptions a few runs, drawn from each published source, are most probable (empirical Bayes; `ACCURACY.md` has their
-/// probability by half and by twice of each). The compute factor is an exception: the smaller its spread, the more probable are the
-/// runs. It is kept at 2%, because clocks and cooling of real systems do differ.
+/// The assumptions under which a few runs drawn from each published source are most probable (empirical Bayes). `ACCURACY.md` says
+/// how probable the runs are if one assumption is halved or doubled. One is not the most probable: the less compute is assumed to
+/// differ, the more probable the runs are. It is kept at 2%, because clocks and cooling do differ between real systems.
 pub(crate) const USUAL: Assumptions = Assumptions {
     noise: 0.07,
     spread: [0.02, 0.20, 0.15, 0.10],
@@ -189,12 +191,12 @@ fn expected(gaps: &[f64], slopes: &[Logs], from: Logs) -> Logs {
         .map(|(gap, slope)| gap + dot(*slope, from))
         .collect();
     let explained = explanations(&off, slopes, USUAL);
-    let best = (explained.iter()).fold(f64::NEG_INFINITY, |best, &(_, weight)| best.max(weight));
-    let weight = |weight: f64| (weight - best).exp();
-    let all: f64 = explained.iter().map(|&(_, of)| weight(of)).sum();
+    let all = log_of_sum(&explained);
     let mean = |at: usize| {
-        let terms = explained.iter().map(|(logs, of)| logs[at] * weight(*of));
-        (terms.sum::<f64>() / all).clamp(-MOST, MOST)
+        let terms = explained
+            .iter()
+            .map(|(logs, of)| logs[at] * (of - all).exp());
+        terms.sum::<f64>().clamp(-MOST, MOST)
     };
     std::array::from_fn(mean)
 }
@@ -214,14 +216,19 @@ fn explanations(off: &[f64], slopes: &[Logs], usual: Assumptions) -> Vec<(Logs, 
         .collect()
 }
 
-/// Logarithm of how probable assumptions make runs whose times are `off` from their predictions, up to a constant.
+/// How probable measured runs are under some assumptions. The result is a logarithm, and a constant that is the same for all
+/// assumptions is left out of it. For each run, `off` has `ln(measured / predicted)`, and `slopes` how fast that prediction's
+/// logarithm grows with each factor's.
 pub(crate) fn log_probability(off: &[f64], slopes: &[Logs], usual: Assumptions) -> f64 {
-    let weights = explanations(off, slopes, usual)
-        .into_iter()
-        .map(|(_, of)| of);
-    let weights: Vec<f64> = weights.collect();
-    let best = weights.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    best + weights.iter().map(|of| (of - best).exp()).sum::<f64>().ln()
+    log_of_sum(&explanations(off, slopes, usual))
+}
+
+/// Logarithm of the sum of the weights of fits, whose logarithms are given. Weights are taken relative to the largest, as most are
+/// too small to be numbers.
+fn log_of_sum(explained: &[(Logs, f64)]) -> f64 {
+    let weights = || explained.iter().map(|&(_, weight)| weight);
+    let best = weights().fold(f64::NEG_INFINITY, f64::max);
+    best + weights().map(|of| (of - best).exp()).sum::<f64>().ln()
 }
 
 fn dot(a: Logs, b: Logs) -> f64 {

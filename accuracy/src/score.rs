@@ -82,6 +82,13 @@ pub(crate) struct Counters {
     pub(crate) device: f64,
 }
 
+impl Counters {
+    /// What the device must hold: all but what the allocator caches.
+    pub(crate) fn needed(self) -> f64 {
+        self.allocated + self.device - self.reserved
+    }
+}
+
 impl Predicted {
     /// Collects what the report needs; `memory` is the peak as the source's counter would show it.
     fn new(prediction: Prediction, memory: f64, capacity: Bytes) -> Self {

@@ -117,32 +117,39 @@ impl Residual {
             predicted * elementary::exp(self.high),
         )
     }
+
+    /// How much room a plan leaves in memory: `ln(capacity / needed)`, over the upper end of this interval of memory. So the same
+    /// free memory is less room where predictions err more.
+    ///
+    /// `needed` are the bytes of all tensors, of the device's context and of communicators. What the allocator caches beside them
+    /// does not count: PyTorch frees it before it reports that memory ran out
+    /// (<https://pytorch.org/docs/stable/notes/cuda.html>, "Memory management").
+    #[must_use]
+    pub fn room(&self, capacity: f64, needed: f64) -> f64 {
+        elementary::ln(capacity / needed) / self.high
+    }
 }
 
-/// How probable it is that a plan fits, by the room that it leaves in memory: `1 / (1 + exp(-(even + slope · room)))`.
-///
-/// Room is `ln(capacity / needed)` over the upper end of the 80% interval of memory, so that the same share of free memory
-/// is less room where predictions err more. Needed are the bytes of all tensors, and what the device's context and the
-/// communicators take. Memory that the allocator caches is not needed: PyTorch returns it before it reports that memory ran
-/// out (<https://pytorch.org/docs/stable/notes/cuda.html>, "Memory management").
+/// The probability that a plan fits, as a function of the room that it leaves in memory ([`Residual::room`]):
+/// `1 / (1 + exp(-(even + slope · room)))`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Chance {
-    /// Logarithm of the odds that a plan fits that needs all of the capacity.
+    /// Logarithm of the odds to fit of a plan that leaves no room.
     pub even: f64,
-    /// How much that logarithm grows for each unit of room.
+    /// How much the logarithm of the odds grows with each unit of room.
     pub slope: f64,
-    /// Number of runs that fitted, or did not, from which the two were found.
+    /// Number of published runs that `even` and `slope` were found from.
     pub runs: usize,
 }
 
 impl Chance {
-    /// The probability that a plan with this room fits.
+    /// The probability that a plan fits which leaves this much room.
     #[must_use]
     pub fn at(self, room: f64) -> f64 {
         1.0 / (1.0 + elementary::exp(-(self.even + self.slope * room)))
     }
 
-    /// Its row in the table.
+    /// The row of `residuals.csv` that says so.
     #[must_use]
     pub fn row(self) -> String {
         format!("fits,{},{:.3},{:.3}", self.runs, self.even, self.slope)
@@ -290,7 +297,7 @@ pub fn of(quantity: Quantity, evidence: Evidence) -> Residual {
     })
 }
 
-/// The probability to fit, found from published runs of sources that list what ran out of memory.
+/// The probability that a plan fits, found from those published sources that list runs out of memory.
 ///
 /// # Panics
 /// When the embedded table has no row of it, which a test rules out.

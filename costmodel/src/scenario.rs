@@ -1,9 +1,7 @@
 //! The subject of a prediction: model, cluster, training system and workload.
 
-use catalog::residuals::{self, Evidence, Kind, ModelKind, Quantity};
-use catalog::{
-    Architecture, Bytes, Cluster, Model, Runtime, Seconds, Sourced, Workload, elementary,
-};
+use catalog::residuals::{self, Evidence, Kind, ModelKind, Quantity, Residual};
+use catalog::{Architecture, Bytes, Cluster, Model, Runtime, Seconds, Sourced, Workload};
 
 use crate::known;
 
@@ -31,20 +29,18 @@ impl Scenario {
         Bytes((total * (1.0 - self.headroom)) as u64)
     }
 
-    /// The probability that a plan fits whose predicted peak is this, as published runs with as much room did.
+    /// The probability that a plan with this predicted peak fits.
     #[must_use]
     pub fn p_fits(&self, peak: Bytes) -> f64 {
-        let error = residuals::of(Quantity::Memory, self.evidence(Quantity::Memory));
-        let needed = self.without_fragmentation(peak).max(1.0);
-        let room = elementary::ln(self.capacity().as_f64() / needed) / error.high;
-        residuals::chance_to_fit().at(room)
+        self.probability(self.memory_error(), peak)
     }
 
     /// Largest predicted peak of a plan that may be chosen at this risk, which lies in `(0, 1)`.
     #[must_use]
     pub fn limit(&self, risk: f64) -> Bytes {
-        let capacity = self.capacity();
-        let may = |peak: Bytes| plans::may_choose(self.p_fits(peak), peak <= capacity, risk);
+        let (capacity, error) = (self.capacity(), self.memory_error());
+        let may =
+            |peak: Bytes| plans::may_choose(self.probability(error, peak), peak <= capacity, risk);
         // No prediction errs by more than a factor of 64.
         let mut least = 0;
         let mut most = capacity.0.saturating_mul(64);
@@ -58,6 +54,15 @@ impl Scenario {
         Bytes(least)
     }
 
+    fn memory_error(&self) -> Residual {
+        residuals::of(Quantity::Memory, self.evidence(Quantity::Memory))
+    }
+
+    fn probability(&self, error: Residual, peak: Bytes) -> f64 {
+        let room = error.room(self.capacity().as_f64(), self.needed(peak).max(1.0));
+        residuals::chance_to_fit().at(room)
+    }
+
     /// A peak of allocated memory as the allocator reserves it; the device's context does not fragment.
     #[must_use]
     pub fn with_fragmentation(&self, peak: Bytes) -> Bytes {
@@ -67,8 +72,8 @@ impl Scenario {
         Bytes((inside.as_f64() * overheads.fragmentation.value) as u64) + outside
     }
 
-    /// Bytes that a peak needs without what the allocator caches: the inverse of [`Self::with_fragmentation`].
-    fn without_fragmentation(&self, peak: Bytes) -> f64 {
+    /// The bytes of a predicted peak without those that the allocator caches: the inverse of [`Self::with_fragmentation`].
+    fn needed(&self, peak: Bytes) -> f64 {
         let overheads = &self.runtime.overheads;
         let outside = overheads.context.value.min(peak);
         (peak - outside).as_f64() / overheads.fragmentation.value + outside.as_f64()

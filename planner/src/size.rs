@@ -175,12 +175,11 @@ fn offloaded(
 fn riskier(scenario: &Scenario, peak: Bytes, risk: f64) -> Option<Relaxation> {
     let fits = scenario.p_fits(peak);
     let (step, most) = (0.01, 0.99);
-    let enough = |risk: &f64| peak <= scenario.limit(*risk);
-    let least = ((1.0 - fits) / step).ceil();
-    let needed = [least, 51.0]
-        .map(|steps| steps * step)
-        .into_iter()
-        .find(enough)?;
+    let by_chance = ((1.0 - fits) / step).ceil() * step;
+    let needed = match peak <= scenario.capacity() {
+        true => by_chance,
+        false => by_chance.max(plans::EVEN + step),
+    };
     (needed > risk && needed <= most).then(|| Relaxation {
         says: format!(
             "it fits with probability {fits:.2}; --risk {needed:.2} would choose such plans"

@@ -29,8 +29,8 @@ pub use mesh::Group;
 pub use partition::StagePartition;
 pub use plan_file::PlanFile;
 pub use prediction::{
-    Breakdown, Candidate, Fit, Floors, HostMemory, MemoryItem, NamedTime, Prediction, Relaxation,
-    SearchOutcome, SpaceReport, UsedConstant, by_plan, may_choose,
+    Breakdown, Candidate, EVEN, Fit, Floors, HostMemory, MemoryItem, NamedTime, Prediction,
+    Relaxation, SearchOutcome, SpaceReport, UsedConstant, by_plan, may_choose,
 };
 pub use present::{Change, Present};
 pub use program::Program;

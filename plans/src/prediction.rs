@@ -31,8 +31,8 @@ pub struct Prediction {
     pub peak_memory: Bytes,
     /// Peak memory interval that holds the measured value with probability 0.8.
     pub peak_memory_interval: (Bytes, Bytes),
-    /// Probability that what the plan needs is within capacity less headroom. It may be high for a plan that does not fit by
-    /// `fit`, which also counts what the allocator would cache.
+    /// Probability that what the plan needs is within capacity less headroom. What the allocator caches is not needed, but counts
+    /// in `peak_memory` and `fit`. So a plan that does not fit by `fit` may still have a high probability.
     pub p_fits: f64,
     /// How many published runs support predictions like this one, in words.
     pub evidence: String,
@@ -58,11 +58,15 @@ pub struct Prediction {
     pub provenance: Vec<UsedConstant>,
 }
 
-/// Whether a plan may be chosen at a risk: its probability to fit is high enough, and what the allocator caches fits too.
-/// The latter is waived above a risk of one half, because a plan can do without: its steps take longer then.
+/// Above this risk a plan may be chosen that fits only if the allocator caches less.
+pub const EVEN: f64 = 0.5;
+
+/// Whether a plan may be chosen at this risk, given its probability to fit and whether its peak is within capacity. The peak
+/// counts what the allocator caches; a plan can run without, but its steps take longer. So above a risk of [`EVEN`] only the
+/// probability decides.
 #[must_use]
 pub fn may_choose(p_fits: f64, fits: bool, risk: f64) -> bool {
-    p_fits >= 1.0 - risk && (fits || risk > 0.5)
+    p_fits >= 1.0 - risk && (fits || risk > EVEN)
 }
 
 impl Prediction {

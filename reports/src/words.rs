@@ -478,7 +478,7 @@ pub fn warnings(p: &Prediction) -> Vec<String> {
         && p.p_fits > 1.0 - SAFE
     {
         said.push(format!(
-            "it is close: with probability {:.2} it runs if the allocator caches less, and more slowly",
+            "it is close: it runs with probability {:.2} if the allocator caches less, but its steps take longer",
             p.p_fits
         ));
     }

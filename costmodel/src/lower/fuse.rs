@@ -501,7 +501,7 @@ mod tests {
         ]
     }
 
-    /// How many all-reduces a layer of Llama runs under tensor parallelism, in its forward or its backward.
+    /// How many all-reduces a layer of Llama runs under tensor parallelism, in its forward or its backward pass.
     fn reductions(runtime: &str, backward: bool) -> usize {
         let model = catalog::load::model("llama2-7b").expect("a preset");
         let class = BlockClass::Layer(model.layer_class(0));

@@ -117,7 +117,7 @@ impl<'a> Lowering<'a> {
         self.has(Rewrite::LaunchExpertsApart) && self.has(Rewrite::WeightActivations)
     }
 
-    /// The element type of the router's weights when they multiply what experts return. DeepEP and HybridEP send them in 32
+    /// The element type in which the router's weights multiply what experts return. DeepEP and HybridEP send them in 32
     /// bits (Megatron-Core `token_dispatcher.py`); other dispatchers leave them in the type of the layer's activations, as long
     /// as `moe_router_dtype` is not set.
     #[must_use]
@@ -128,10 +128,10 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// Whether experts need copies because of padding. Products in 8 bits need a number of rows that is a multiple of 16, so
-    /// Megatron-Core copies the rows of every expert into a padded tensor, and copies the expert's results out of one
-    /// (NVIDIA/Megatron-LM@d98e8a6, `moe/experts.py`, `quantization_padding`). With DeepEP and HybridEP it does not: the
-    /// rows arrive padded.
+    /// Whether the rows of each expert are copied to add padding. A matrix product in 8 bits needs a multiple of 16 rows. So
+    /// Megatron-Core copies an expert's rows into a longer tensor before the products, and copies the results back without the
+    /// padding (NVIDIA/Megatron-LM@d98e8a6, `moe/experts.py`, `quantization_padding`). DeepEP and HybridEP deliver rows that
+    /// are padded already, and need no copies.
     #[must_use]
     pub fn pads_experts(&self, trace: &Trace) -> bool {
         let sent_padded = matches!(

@@ -5,9 +5,9 @@
 //! multiplication background user's guide", wave quantization). For example, a result of 4096 by 4096 numbers has 512 tiles
 //! of 256 by 128. They take four full waves and a fifth of only 80 tiles.
 //!
-//! The tables of measured products contain only sizes that are powers of two. Products of other sizes may leave more or less of
-//! their last wave empty, and interpolation between the measured sizes does not know that. Hopper, Blackwell and kernels for 8
-//! bits are priced without waves, because their tables are interpolated better so (docs/kernels.md).
+//! Products are measured only in sizes that are powers of two. A product of another size may fill its last wave more or less
+//! than the measured ones, and interpolating between them misses that. Hopper, Blackwell and kernels for 8 bits are priced
+//! without waves, because that comes closer to products measured in other sizes (docs/kernels.md).
 
 use catalog::tables::MeasuredOn;
 use catalog::{Architecture, Device};
