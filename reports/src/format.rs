@@ -82,6 +82,16 @@ pub fn percent(fraction: f64) -> String {
     format!("{:.1} %", fraction * 100.0)
 }
 
+/// A probability with two decimals: `0.93`. One that is nearly 0 or 1 is not certain, so it is `<0.01` or `>0.99`.
+#[must_use]
+pub fn probability(p: f64) -> String {
+    match p {
+        p if p < 0.01 => "<0.01".to_owned(),
+        p if p > 0.99 => ">0.99".to_owned(),
+        p => format!("{p:.2}"),
+    }
+}
+
 /// A count with thousands separated by commas.
 #[must_use]
 pub fn count(value: u64) -> String {
@@ -234,6 +244,9 @@ mod tests {
             (seconds(Seconds(0.9994)), "999 ms"),
             (seconds(Seconds(0.9996)), "1.00 s"),
             (percent(0.4567), "45.7 %"),
+            (probability(0.934), "0.93"),
+            (probability(0.999), ">0.99"),
+            (probability(0.0), "<0.01"),
             (count(1_234_567), "1,234,567"),
             (count(999), "999"),
             (short_count(70.55e9), "70.5 B"),

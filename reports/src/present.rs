@@ -44,10 +44,10 @@ pub fn section(shown: Shown<'_>, style: Style) -> String {
         false => ", less than was asked for".to_owned(),
     };
     let memory = format!(
-        "{} of {}; fits with probability {:.2}{fits}",
+        "{} of {}; fits with probability {}{fits}",
         format::bytes(p.peak_memory),
         format::bytes(p.usable()),
-        p.p_fits
+        format::probability(p.p_fits)
     );
     let mut rows = vec![
         ("step time", format::seconds(p.step_time)),

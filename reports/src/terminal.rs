@@ -166,7 +166,7 @@ fn verdict(p: &Prediction, style: Style) -> String {
         format::bytes(p.peak_memory),
         format::bytes(p.usable())
     );
-    let chance = format!("fits with probability {:.2}", p.p_fits);
+    let chance = format!("fits with probability {}", format::probability(p.p_fits));
     match &p.fit {
         Fit::Fits { .. } => {
             format!("{}  {needs}; {chance}\n", style.paint(Shade::Good, "FITS"))

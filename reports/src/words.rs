@@ -468,8 +468,8 @@ pub fn warnings(p: &Prediction) -> Vec<String> {
     let (_, most) = p.peak_memory_interval;
     if p.fit.fits() && (p.p_fits < SAFE || most > p.usable()) {
         said.push(format!(
-            "memory is tight: it fits with probability {:.2}, and the 80% interval reaches {} of {}",
-            p.p_fits,
+            "memory is tight: it fits with probability {}, and the 80% interval reaches {} of {}",
+            format::probability(p.p_fits),
             format::bytes(most),
             format::bytes(p.usable())
         ));
@@ -478,8 +478,8 @@ pub fn warnings(p: &Prediction) -> Vec<String> {
         && p.p_fits > 1.0 - SAFE
     {
         said.push(format!(
-            "it is close: it runs with probability {:.2} if the allocator caches less, but its steps take longer",
-            p.p_fits
+            "it is close: it runs with probability {} if the allocator caches less, but its steps take longer",
+            format::probability(p.p_fits)
         ));
     }
     if p.host_memory.used.0 > 0 && p.host_memory.there.is_none() {

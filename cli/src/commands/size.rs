@@ -406,7 +406,7 @@ fn shown(row: &SizeRow) -> String {
         gpus,
         format::short_count(row.tokens_per_s.unwrap_or(0.0)),
         of(predicted.mfu),
-        chance.map_or_else(String::new, |p| format!("{p:.2}")),
+        chance.map_or_else(String::new, format::probability),
         days,
         dollars,
     ]);

@@ -115,7 +115,10 @@ fn figures(plans: &[Compared<'_>]) -> Markup {
         }
     };
     html! {
-        (row("Fits", &|p| format!("{}, with probability {:.2}", if p.fit.fits() { "yes" } else { "no" }, p.p_fits)))
+        (row("Fits", &|p| {
+            let word = if p.fit.fits() { "yes" } else { "no" };
+            format!("{word}, with probability {}", format::probability(p.p_fits))
+        }))
         (row("Step time", &|p| {
             let (low, high) = p.step_time_interval;
             format!("{} ({})", format::seconds(p.step_time), format::seconds_between(p.step_time, low, high))

@@ -51,7 +51,7 @@ fn verdict(input: &ReportInput, groups: &[Group<'_>]) -> Markup {
         @if !prediction.fit.fits() { p.too-much { (detail) "." } }
         p.where {
             @if prediction.fit.fits() { (detail) ". " }
-            "It fits with probability " b { (format!("{:.2}", prediction.p_fits)) }
+            "It fits with probability " b { (format::probability(prediction.p_fits)) }
             ". Memory is fullest on " (rank(groups, prediction.peak_rank)) ", "
             (words::moment(&prediction.peak_moment)) ". Usable is "
             (format::bytes(input.capacity)) " less " (format::percent(input.headroom))
