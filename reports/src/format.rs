@@ -76,19 +76,22 @@ fn between(point: f64, low: f64, high: f64, unit: &str) -> String {
     format!("{low} – {high} {unit}")
 }
 
-/// `45.6 %`, from a fraction.
+/// A fraction in percent, with one decimal: `45.6 %`.
 #[must_use]
 pub fn percent(fraction: f64) -> String {
     format!("{:.1} %", fraction * 100.0)
 }
 
-/// A probability with two decimals: `0.93`. One that is nearly 0 or 1 is not certain, so it is `<0.01` or `>0.99`.
+/// A probability with two decimals, such as `0.93`. Below 0.01 it is `<0.01`, and above 0.99 it is `>0.99`: 0.00 and 1.00 would look
+/// certain, and no prediction is.
 #[must_use]
 pub fn probability(p: f64) -> String {
-    match p {
-        p if p < 0.01 => "<0.01".to_owned(),
-        p if p > 0.99 => ">0.99".to_owned(),
-        p => format!("{p:.2}"),
+    if p < 0.01 {
+        "<0.01".to_owned()
+    } else if p > 0.99 {
+        ">0.99".to_owned()
+    } else {
+        format!("{p:.2}")
     }
 }
 
