@@ -22,7 +22,10 @@ impl StrategyError {
                 tp, cp, pp, gpus, ..
             } => wrong
                 .expected("sizes that multiply to the number of GPUs")
-                .nearest(replicas(*gpus, tp.saturating_mul(*cp).saturating_mul(*pp))),
+                .nearest(for_the_world(
+                    *gpus,
+                    [("tp", *tp), ("pp", *pp), ("cp", *cp)],
+                )),
             Self::Divides {
                 what,
                 value,
@@ -55,10 +58,24 @@ impl StrategyError {
     }
 }
 
-/// The number of replicas that the other sizes leave room for, if they divide the GPUs.
-fn replicas(gpus: u64, others: u64) -> Option<String> {
-    let fits = others > 0 && gpus.is_multiple_of(others);
-    fits.then(|| format!("dp={}", gpus / others))
+/// The number of replicas that the other sizes leave room for, if they divide the GPUs. If they do not, the first of these sizes
+/// that alone is wrong, as it would divide them.
+fn for_the_world(gpus: u64, sizes: [(&str, u64); 3]) -> Option<String> {
+    let product = |without: &str| {
+        let others = sizes.iter().filter(|(name, _)| *name != without);
+        others.fold(1u64, |all, (_, size)| all.saturating_mul(*size))
+    };
+    let room = |others: u64| {
+        let fits = others > 0 && gpus.is_multiple_of(others);
+        fits.then(|| gpus / others)
+    };
+    let replicas = room(product("dp")).map(|dp| format!("dp={dp}"));
+    replicas.or_else(|| {
+        sizes.iter().find_map(|&(name, size)| {
+            let right = nearest(divisors(room(product(name))?), size)?;
+            Some(format!("{name}={right}"))
+        })
+    })
 }
 
 /// The size of a micro-batch that divides the sequences of a replica and is nearest to the one given.
@@ -123,7 +140,7 @@ mod tests {
         for (error, nearest) in [
             (heads, Some("tp=2")),
             (world(4), Some("dp=2")),
-            (world(3), None),
+            (world(3), Some("tp=2")),
             (batch, Some("mbs=2")),
             (few, Some("tp=8")),
         ] {

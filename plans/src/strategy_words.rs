@@ -56,7 +56,7 @@ const BEFORE_THEIR_VALUE: [&str; 12] = [
 const SWITCHES: [&str; 2] = ["sp", "reshard"];
 
 /// A strategy that shows both the form of words and what to leave out.
-pub(crate) const EXAMPLE: &str = "--strategy tp=8,pp=4,recompute=selective";
+pub(crate) const EXAMPLE: &str = "--strategy tp=4,pp=2,recompute=selective";
 
 /// Values by key, in the order of the text.
 #[derive(Debug, Default)]

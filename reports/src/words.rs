@@ -461,19 +461,31 @@ pub fn host_memory(memory: HostMemory) -> Option<String> {
     ))
 }
 
+/// Why memory may not be enough though the plan is predicted to fit; `None` if nothing says so.
+fn tight_memory(p: &Prediction) -> Option<String> {
+    let (_, most) = p.peak_memory_interval;
+    let fits = format::probability(p.p_fits);
+    let reaches = format!(
+        "the 80% interval reaches {} of {}",
+        format::bytes(most),
+        format::bytes(p.usable())
+    );
+    match p.fit.fits() {
+        true if p.p_fits < SAFE => Some(format!(
+            "memory is tight: it fits with probability {fits}, and {reaches}"
+        )),
+        true if most > p.usable() => Some(format!(
+            "memory may be full: {reaches}, but the allocator can give back what it caches, so it fits with probability {fits}"
+        )),
+        _ => None,
+    }
+}
+
 /// What to be careful about before trusting a prediction, one phrase each; empty if there is nothing.
 #[must_use]
 pub fn warnings(p: &Prediction) -> Vec<String> {
     let mut said = Vec::new();
-    let (_, most) = p.peak_memory_interval;
-    if p.fit.fits() && (p.p_fits < SAFE || most > p.usable()) {
-        said.push(format!(
-            "memory is tight: it fits with probability {}, and the 80% interval reaches {} of {}",
-            format::probability(p.p_fits),
-            format::bytes(most),
-            format::bytes(p.usable())
-        ));
-    }
+    said.extend(tight_memory(p));
     if let Fit::TooLarge { .. } = p.fit
         && p.p_fits > 1.0 - SAFE
     {

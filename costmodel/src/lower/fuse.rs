@@ -7,6 +7,7 @@ use dtensor::{
     Pass, Pointwise, Product, TensorId, Trace,
 };
 
+use super::autocast_operators;
 use super::casts;
 use super::elementary_gelu;
 use super::elementary_rope;
@@ -167,10 +168,12 @@ fn pointwise(
     }
     let (reads, writes) = crossing(run, readers);
     let (kind, eager_passes) = pointwise_kind(lowering, run);
-    let operators = match apart {
-        Some(Apart::Chain(chain)) => Some(chain),
-        _ => elementary_gelu::chain(lowering, trace, &run[0])
-            .or_else(|| elementary_rope::chain(lowering, trace, &run[0])),
+    let operators = match (apart, run) {
+        (Some(Apart::Chain(chain)), _) => Some(chain),
+        (_, [op]) => elementary_gelu::chain(lowering, trace, op)
+            .or_else(|| elementary_rope::chain(lowering, trace, op))
+            .or_else(|| autocast_operators::chain(lowering, trace, op)),
+        _ => None,
     };
     let mut chain = operators.unwrap_or_else(|| Chain {
         bytes: traffic(trace, &reads, &writes) * u64::from(eager_passes),

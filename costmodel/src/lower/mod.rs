@@ -4,6 +4,7 @@
 //! a kernel, which tensors are kept for backward and which collectives overlap; nothing here knows a model.
 
 mod autocast;
+mod autocast_operators;
 pub(crate) mod casts;
 mod elementary_gelu;
 mod elementary_rope;
