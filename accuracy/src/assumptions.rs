@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::few_shot::{self, Response};
 use super::own_runs::{self, Assumptions, Logs, USUAL};
 
-/// How many runs are drawn from each source: first one, then three, then six.
+/// How many runs of each source are drawn at random to be taken as known: first one, then three, then six.
 const KNOWN: [usize; 3] = [1, 3, 6];
 
 /// One assumption, and how much more or less probable the drawn runs become if it changes.

@@ -15,7 +15,7 @@ pub enum Change {
     Returned(Seconds),
 }
 
-/// The interval of a prediction, and whether the run was last seen outside of it.
+/// The predicted interval of a running job's step time, and whether its steps were outside of it when last looked at.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Watch {
     interval: (Seconds, Seconds),

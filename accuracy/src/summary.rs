@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::score::Scored;
 
-/// Errors of the runs in a group.
+/// How far predictions are off on runs that are alike in one way, such as in their GPU.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Group {
     pub(crate) by: &'static str,

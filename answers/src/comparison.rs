@@ -27,7 +27,8 @@ struct CompareJson {
 pub struct Comparison {
     first: Prediction,
     second: Prediction,
-    /// Facts of the jobs, and then decisions, that differ: name, value of the first plan, value of the second.
+    /// Name, value of the first plan and value of the second, of everything that differs: first of the jobs (model, cluster, batch),
+    /// then of the strategies.
     changed: Vec<(String, String, String)>,
 }
 

@@ -13,7 +13,7 @@ pub struct Read {
     pub from: String,
     /// The strategy.
     pub strategy: Strategy,
-    /// Decisions that changes leave as they are.
+    /// Names of decisions that the best plan must have as the strategy in use has them.
     pub kept: Vec<String>,
     /// Sentences on what the strategy expresses only approximately, or what was assumed.
     pub notes: Vec<String>,

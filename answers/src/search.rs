@@ -44,7 +44,7 @@ pub struct SearchJson {
     best: Option<BestJson>,
     detail: Option<DetailJson>,
     top: Vec<CandidateJson>,
-    /// Plans that are best by another measure than step time.
+    /// For each wish other than the shortest step, such as the least memory, the plan that is best by it.
     wishes: Vec<WishJson>,
     space: SpaceReport,
     /// The ways to use the pools of the cluster.

@@ -371,7 +371,7 @@ fn distinct(divisions: &[Vec<Pool>]) -> Vec<&Pool> {
     clusters
 }
 
-/// The places of a division's groups among those clusters that have prices.
+/// For each pool of a division, its index in `clusters`, those left out for which no cost model could be made.
 fn indices<'a>(
     division: &[Pool],
     clusters: &[&Pool],

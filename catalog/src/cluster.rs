@@ -130,7 +130,7 @@ impl Cluster {
         }
     }
 
-    /// Whether its sizes make sense; its device has checked its own.
+    /// Whether the cluster's sizes make sense. Those of its device were checked when it was read.
     ///
     /// # Errors
     /// The field, and what is wrong with it.
@@ -220,11 +220,10 @@ impl Cluster {
         learned.map_or_else(TimeFactors::default, |c| c.factors(runtime))
     }
 
-    /// Whether a job may have that many devices: they must be there, and fill nodes when there is more
-    /// than one.
+    /// Whether a job may have so many devices: the cluster must have them, and if one node has fewer, they must fill nodes.
     ///
     /// # Errors
-    /// What is wrong, with the nearest numbers that are not.
+    /// What is wrong, and which numbers nearby are right.
     pub fn check_devices(&self, gpus: u64) -> Result<(), String> {
         if gpus == 0 || gpus > MAX_GPUS {
             return Err(format!("expected 1 to {MAX_GPUS}"));

@@ -14,7 +14,7 @@ pub(crate) fn describes_cluster(text: &str) -> bool {
     text.contains("per node")
 }
 
-/// The cluster of a line. `like` finds the preset with a GPU.
+/// The cluster that a line describes, such as `h100-sxm x 8 per node`. `like` finds the preset with the GPU of this name.
 ///
 /// # Errors
 /// A part that is neither GPUs per node, nor a network, nor a price; sizes that make no sense.

@@ -35,7 +35,7 @@ pub struct OffloadOption {
     pub states: OffloadKind,
     /// Smallest ZeRO level at which it can.
     pub from_zero: Zero,
-    /// Whether it can keep the states of a share of the weights only.
+    /// Whether the runtime can keep the states of some weights in host memory and those of the others on devices.
     #[serde(default)]
     pub partly: bool,
     /// Whether gradients are copied to the host as soon as they are reduced, beside backward, and leave the device; else

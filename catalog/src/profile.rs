@@ -82,7 +82,7 @@ pub struct Machine {
     pub cores: u64,
     /// Bytes of memory.
     pub memory_bytes: u64,
-    /// What is said of GPUs; absent where ranks share cores.
+    /// Facts of the GPUs that were measured; absent if ranks shared the cores of a host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<Gpu>,
 }

@@ -516,6 +516,9 @@ pub enum AttentionKernel {
     /// That where a library takes the attention: bf16, causal over whole sequences, without dropout, bounds, sinks or
     /// slopes; elsewhere `flash2_two_pass`. This project's own executor on GPUs.
     CudnnElseTwoPass,
+    /// What PyTorch's `scaled_dot_product_attention` takes since 2.10: `cudnn_or_flash3` in 16 bits (`sdp_utils.cpp`,
+    /// `check_prefer_cudnn_attention`), and in 32 bits its memory-efficient kernel, which is taken to be `flash2`.
+    Sdpa,
 }
 
 /// What a runtime costs beside the model.

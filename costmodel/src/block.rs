@@ -81,7 +81,7 @@ fn executions(scenario: &Scenario, key: &BlockKey) -> Vec<Execution> {
                     beside_others,
                     dispatcher,
                     graphs: CudaGraphs::None,
-                    fp8_recipe: key.execution.fp8_recipe,
+                    ..key.execution
                 };
                 // Bounds ask for the blocks of one of both.
                 let switches_experts = space.expert_overlap && dispatcher.is_some();
@@ -299,7 +299,7 @@ impl Traced {
     fn new(scenario: &Scenario, key: &BlockKey) -> Result<Self, CostError> {
         let trace = models::trace_block(&scenario.model, key.class, &key.layout)
             .map_err(|e| CostError::Trace(e.to_string()))?;
-        let lowering = Lowering::new(&scenario.runtime, key.execution.fp8_recipe);
+        let lowering = Lowering::of(&scenario.runtime, &key.execution);
         let lowered = lowering.lower(&trace);
         Ok(Self { trace, lowered })
     }
@@ -315,7 +315,7 @@ impl Traced {
             key,
             modes,
             trace: &self.trace,
-            lowering: Lowering::new(&scenario.runtime, key.execution.fp8_recipe),
+            lowering: Lowering::of(&scenario.runtime, &key.execution),
             lowered: &self.lowered,
         }
     }

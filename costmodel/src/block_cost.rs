@@ -291,6 +291,7 @@ impl BlockKey {
                     overlap_tp,
                     fp8_recipe,
                     graphs: CudaGraphs::None,
+                    narrow_parameters: execution.narrow_parameters,
                     ..own
                 },
                 _ => Execution {

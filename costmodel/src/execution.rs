@@ -7,7 +7,8 @@
 //! kernels to no less than half their speed: a kernel that starts earlier then ends no later, whatever still runs beside it,
 //! and a message is ready no later than the kernel that is issued next.
 
-use catalog::{CudaGraphs, Dispatcher, Fp8Recipe, Runtime};
+use catalog::runtime::Rewrite;
+use catalog::{CudaGraphs, Dispatcher, Fp8Recipe, Runtime, Zero};
 use plans::Decisions;
 
 use crate::streams::Slowdown;
@@ -31,6 +32,8 @@ pub struct Execution {
     pub graphs: CudaGraphs,
     /// How the operands of 8-bit products are scaled.
     pub fp8_recipe: Fp8Recipe,
+    /// Whether modules run under `torch.autocast` but read parameters in 16 bits, because FSDP gathers them so.
+    pub narrow_parameters: bool,
 }
 
 impl Execution {
@@ -42,6 +45,7 @@ impl Execution {
             dispatcher: Some(runtime.dispatcher),
             graphs: runtime.graphs,
             fp8_recipe: runtime.fp8_recipe,
+            narrow_parameters: false,
         }
     }
 
@@ -54,6 +58,7 @@ impl Execution {
             dispatcher: Some(d.dispatcher.unwrap_or(runtime.dispatcher)),
             graphs: d.graphs.unwrap_or(runtime.graphs),
             fp8_recipe: d.fp8_recipe.unwrap_or(runtime.fp8_recipe),
+            narrow_parameters: narrows_parameters(runtime) && d.zero == Zero::Z3,
         }
     }
 
@@ -70,7 +75,7 @@ impl Execution {
         }
     }
 
-    /// Ways such that under any of these decisions each block takes no less than under one of them.
+    /// Ways such that under any of these decisions each block takes no less than under one of them, however states are sharded.
     pub(crate) fn least_of(scenario: &Scenario, among: &[Decisions]) -> Vec<Self> {
         let runtime = &scenario.runtime;
         let mut least: Vec<Self> = Vec::with_capacity(2);
@@ -99,11 +104,27 @@ impl Execution {
                 ..execution
             }
         };
+        let parameters: &[bool] = match narrows_parameters(runtime) {
+            true => &[false, true],
+            false => &[false],
+        };
         for execution in among.iter().map(of) {
-            if !least.contains(&execution) {
-                least.push(execution);
+            for &narrow_parameters in parameters {
+                let execution = Self {
+                    narrow_parameters,
+                    ..execution
+                };
+                if !least.contains(&execution) {
+                    least.push(execution);
+                }
             }
         }
         least
     }
+}
+
+/// Whether FSDP gathers parameters in 16 bits for modules that run under autocast, as `MixedPrecision(param_dtype=torch.bfloat16)` does.
+fn narrows_parameters(runtime: &Runtime) -> bool {
+    let has = |rewrite| runtime.rewrites.contains(&rewrite);
+    has(Rewrite::Autocast) && !has(Rewrite::GatherHeldType)
 }

@@ -238,12 +238,11 @@ impl CostModel {
                     axis_order,
                     ..d.clone()
                 };
-                if costs
-                    .blocks_of(&d)?
-                    .all()
-                    .any(|block| block.waits_for_host())
-                {
-                    return Ok(false);
+                for execution in Execution::least_of(self.scenario(), std::slice::from_ref(&d)) {
+                    let blocks = costs.executed(&d, execution)?;
+                    if blocks.all().any(|block| block.waits_for_host()) {
+                        return Ok(false);
+                    }
                 }
             }
         }

@@ -329,7 +329,7 @@ pub struct Scan {
     pub batch: u64,
     /// Tokens per sequence.
     pub length: u64,
-    /// Tokens per chunk.
+    /// Tokens that are computed by matrix products at a time, before the state goes on to the next such chunk.
     pub chunk: u64,
     /// Number of heads.
     pub heads: u64,

@@ -215,7 +215,8 @@ impl Placements {
     }
 }
 
-/// Block of a sharded dimension that is never split between ranks: exact mode sums over such leaves.
+/// Number of neighbouring elements of a sharded dimension that always lie on one rank. Where a run must equal one device to the bit,
+/// sums are made over such blocks, called leaves, so that their order does not depend on the number of ranks.
 pub const FEATURE_LEAF: u64 = 8;
 
 /// The most elements that a rank holds when `n` are sharded over `size` ranks: equal shares where they divide, else

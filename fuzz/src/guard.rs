@@ -29,7 +29,7 @@ pub enum Fault {
     Memory,
     /// It did not end.
     Hang,
-    /// It ended the process.
+    /// The code under test ended the process.
     Abort,
 }
 

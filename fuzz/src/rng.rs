@@ -48,7 +48,7 @@ impl Rng {
     }
 }
 
-/// FNV-1a, for names and outcome classes.
+/// The FNV-1a hash, by which the names of cases and the kinds of their outcomes are told apart.
 #[must_use]
 pub fn hash(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, b| {

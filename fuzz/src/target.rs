@@ -25,7 +25,7 @@ pub trait Target: Send + Sync {
     /// Valid inputs to start from.
     fn seeds(&self) -> Vec<Vec<u8>>;
 
-    /// A new input out of the pool.
+    /// A new input, made of inputs and words of the pool by random changes.
     fn mutate(&self, pool: &Pool, rng: &mut Rng) -> Vec<u8>;
 
     /// Feeds one input to the reader.

@@ -24,7 +24,7 @@ pub struct Recipe {
     pub prefix: String,
     /// Number of the decoder layer, or `None` for other blocks.
     pub layer: Option<u64>,
-    /// What it keeps from forward to backward.
+    /// What the block keeps from forward to backward.
     pub keep: Keep,
 }
 

@@ -67,7 +67,7 @@ pub(crate) struct Contest<'a> {
     pub(crate) options: &'a SearchOptions<'a>,
     /// Those of the space's pipelines.
     pub(crate) shapes: &'a Shapes,
-    /// Largest peak memory of a plan.
+    /// Memory of a device that a plan may use at most.
     pub(crate) limit: Bytes,
 }
 
@@ -157,7 +157,7 @@ impl Contest<'_> {
         Ok(best.clone())
     }
 
-    /// The score of a variant that fits and is no slower than `slowest`.
+    /// The score of a variant, if it fits and its step takes no more than `slowest` seconds.
     fn tied(&self, variant: &Strategy, slowest: f64) -> Result<Option<Scored>, PlannerError> {
         let score = (self.costs).score_within(variant, Seconds(slowest), self.limit)?;
         Ok(score.map(|score| Scored {

@@ -53,8 +53,8 @@ pub fn keep(
     Ok(())
 }
 
-/// Leaves the types of gradients and moments, which change the results of a training, as they are in a strategy. Constraints
-/// that name them stand.
+/// Constrains a search to the element types of gradients and moments that the strategy in use has, for other types would change what
+/// a training computes. What the user has constrained already stands.
 pub fn keep_results(present: &Strategy, constraints: &mut Constraints, scenario: &Scenario) {
     let precision = scenario.workload.precision;
     let others = scenario.runtime.other_optimizers(precision).into_iter();

@@ -259,7 +259,7 @@ impl<'a> Groups<'a> {
             .collect()
     }
 
-    /// Seconds in which groups add up gradients of these types.
+    /// Seconds in which groups of replicas add up their gradients with each other, if gradients have these element types.
     fn exchange(
         &self,
         of: &[usize],

@@ -21,6 +21,7 @@ pub(crate) struct Entry {
     pub(crate) of: Set,
 }
 
+/// Which strategies a set holds that the search bounds together.
 #[derive(Debug)]
 pub(crate) enum Set {
     /// All strategies of a layout.

@@ -52,9 +52,9 @@ pub struct SearchSpace {
     layouts: Vec<Layout>,
     /// Number of strategies of every layout.
     members: Vec<u64>,
-    /// By pipeline ranks and micro-batches.
+    /// For each number of pipeline ranks and of micro-batches.
     pipelines: BTreeMap<(u64, u64), Arc<Vec<PipelineChoice>>>,
-    /// By data-parallel and context-parallel ranks.
+    /// Ways to shard states, for each number of data-parallel and of context-parallel ranks.
     shardings: BTreeMap<(u64, u64), Shardings>,
     /// Combinations of sizes left out, counted by the rule that excludes them.
     pub illegal: BTreeMap<String, u64>,

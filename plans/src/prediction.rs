@@ -132,7 +132,7 @@ pub struct MemoryItem {
     pub moment: String,
 }
 
-/// A named time.
+/// How long something takes, such as a kernel, with its name.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NamedTime {
@@ -222,7 +222,7 @@ pub enum Fit {
     TooLarge {
         /// Bytes missing: peak less (capacity less headroom).
         over: Bytes,
-        /// Name of the largest part of the peak.
+        /// Name of the largest part of the peak memory.
         largest: String,
     },
 }

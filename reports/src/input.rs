@@ -32,7 +32,7 @@ pub struct ReportInput<'a> {
     pub launches: Vec<Launch>,
     /// The strategy that is in use now, if the plan was compared with it.
     pub present: Option<&'a Present>,
-    /// The single change that would gain most, in words.
+    /// Which one change of the job or the devices would shorten the step most, in words; `None` if none would.
     pub next_change: Option<String>,
     /// Content hash of the plan.
     pub plan_id: String,

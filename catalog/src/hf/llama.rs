@@ -259,7 +259,7 @@ fn interleaved(f: &Fields<'_>) -> Result<u64, SpecError> {
     Ok(step)
 }
 
-/// The first of ERNIE's layers with experts, which are all from there on.
+/// The index of ERNIE's first layer with experts. All layers after it have experts too.
 fn last_layers(f: &Fields<'_>) -> Result<u64, SpecError> {
     let layers = f.size("num_hidden_layers")?;
     let whole = |field: &str, usual: u64| match f.maybe(field)? {

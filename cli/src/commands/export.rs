@@ -367,7 +367,7 @@ fn replicas_differ(
     Ok(ExitCode::from(code::EXPORT_INVALID))
 }
 
-/// What to know of the configuration of one group of replicas of several.
+/// A note for the user whose plan is one of several groups of replicas. `None` if it is the plan of a whole job.
 fn of_one_group(path: &Path, loaded: &Opened) -> Option<String> {
     let (file, number) = opened::group(path)?;
     Some(format!(

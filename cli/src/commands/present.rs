@@ -168,7 +168,7 @@ fn placed(
     others.pop().map(|(_, found)| found).ok_or(first)
 }
 
-/// The strategy on some pools, if it can run there.
+/// The plan that has the strategy run on some of a cluster's pools of devices, if it can run there.
 fn on_pools(
     from: &Given<'_>,
     args: &SearchArgs,

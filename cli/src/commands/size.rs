@@ -49,7 +49,7 @@ struct SizeRow {
     tokens_per_s: Option<f64>,
     budget: Option<Budget>,
     pareto: bool,
-    /// What the devices that the plan uses cost in an hour, in dollars or in devices.
+    /// What the plan's devices cost in an hour, in dollars; if their price is not known, how many they are.
     #[serde(skip)]
     hourly: f64,
     /// The plan in short lines.
@@ -151,7 +151,7 @@ fn question(args: &SizeArgs) -> Result<(Inputs, Vec<u64>), CliError> {
     Ok((resolved, counts))
 }
 
-/// The first GPUs of several pools.
+/// A pool of the first `gpus` GPUs: all of the first pool, then those of the next, until there are so many.
 fn of_pools(pools: &Pools, gpus: u64) -> Result<Pool, CliError> {
     pools.first(gpus).map_err(|wrong| {
         let wrong = Mistake::new(wrong).at(format!("--gpus {gpus}"));

@@ -1,6 +1,7 @@
 //! Memory that `torch.autocast` adds to what is kept for backward. In the trace all activations have 16 bits. Under autocast some
 //! have 32, and some exist more than once:
-//! - Embeddings and norms are computed in 32 bits, and so the residual stream, which norms read, has 32 bits.
+//! - Embeddings and norms are computed in 32 bits, and so the residual stream, which norms read, has 32 bits. If FSDP gathers
+//!   parameters in 16 bits, that holds only for what LayerNorm copies and returns.
 //! - Every linear layer casts its input to 16 bits and keeps the copy. Layers that read the same tensor each make their own, because
 //!   autocast caches casts of parameters only (PyTorch's `autocast_mode.cpp`, `cached_cast`).
 
@@ -12,7 +13,7 @@ use super::lowering::Lowering;
 use super::tensor_set::TensorSet;
 
 /// Bytes that a norm under autocast keeps in addition to its input and its result in 16 bits. `None` if the operator is no norm, or
-/// does not run under autocast. `seen` holds the inputs of the norms before it, which are counted once.
+/// its result has 16 bits. `seen` holds the inputs of the norms before it, which are counted once.
 pub(super) fn kept_by_norm(
     lowering: &Lowering<'_>,
     trace: &Trace,
@@ -21,7 +22,11 @@ pub(super) fn kept_by_norm(
 ) -> Option<Bytes> {
     let kind = kind(op)?;
     let input = trace.tensor(op.inputs[0]);
-    if !lowering.autocasts(input.dtype) {
+    let of_32_bits = match kind {
+        NormKind::RmsNorm => lowering.widens_stream(input.dtype),
+        NormKind::LayerNorm => lowering.autocasts(input.dtype),
+    };
+    if !of_32_bits {
         return None;
     }
     let (narrow, wide) = (input.dtype.size(), DType::F32.size());
@@ -32,7 +37,9 @@ pub(super) fn kept_by_norm(
     let of_input = match (part, seen.insert(op.inputs[0])) {
         (true, _) => wide,
         (false, true) => wide - narrow,
-        (false, false) => 0,
+        // A residual stream of 32 bits is there already.
+        (false, false) if lowering.widens_stream(input.dtype) => 0,
+        (false, false) => wide,
     };
     // Llama's norm consists of elementary operators. The last, the product with the weight, keeps the normalised input.
     let normalised = match kind {
@@ -47,7 +54,9 @@ pub(super) fn kept_by_norm(
 pub(super) fn wider_inputs(lowering: &Lowering<'_>, trace: &Trace) -> Bytes {
     let inputs = trace.tensors.iter().enumerate();
     let inputs = inputs.filter(|(index, t)| {
-        t.role == TensorRole::Input && t.storage.0 as usize == *index && lowering.autocasts(t.dtype)
+        t.role == TensorRole::Input
+            && t.storage.0 as usize == *index
+            && lowering.widens_stream(t.dtype)
     });
     inputs
         .map(|(_, t)| Bytes(t.elements() * (DType::F32.size() - t.dtype.size())))

@@ -4,15 +4,17 @@
 //! - Where a branch joins the stream, the sum is written in 32 bits. The branch's gradient is cast to 16.
 //! - Cosines and sines have the stream's type, so queries and keys are rotated in 32 bits, and attention casts them back
 //!   (transformers `apply_rotary_pos_emb`).
+//! - A norm of something else, such as of queries, casts it to 32 bits first, and its gradient back.
 //!
-//! The numbers count the operators that PyTorch 2.15 dispatches for one layer of transformers 5.24, Llama's and GPT-2's.
+//! If FSDP gathers parameters in 16 bits, the stream has 16, and so has all but LayerNorm, which autocast runs in 32.
+//!
+//! The numbers count the operators that PyTorch 2.15 dispatches for one layer of transformers 5.24, of Llama, Qwen3 and GPT-2.
 
 use catalog::Bytes;
 use catalog::model::NormKind;
 use catalog::runtime::Rewrite;
 use dtensor::{
-    AnyOp, CostClass, Gradient, Norm, Op, Operator, Pass, Pointwise, Product, TensorId, TensorRole,
-    Trace,
+    AnyOp, CostClass, Gradient, Norm, Op, Operator, Pass, Product, TensorId, TensorRole, Trace,
 };
 
 use super::kernel::Chain;
@@ -31,11 +33,11 @@ pub(super) fn chain(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> O
     if !lowering.autocasts(of.dtype) || lowering.has(Rewrite::FusePointwise) {
         return None;
     }
-    let backward = op.pass != Pass::Forward;
+    let stream = lowering.widens_stream(of.dtype);
     let (bytes, launches) = match op.cost() {
         CostClass::Norm => norm(lowering, trace, op)?,
-        CostClass::Add => sum(trace, op)?,
-        CostClass::Rope if !lowering.has(Rewrite::FuseRope) => rope(backward),
+        CostClass::Add if stream => sum(trace, op)?,
+        CostClass::Rope if stream && !lowering.has(Rewrite::FuseRope) => rope(trace, op),
         _ => return None,
     };
     Some(Chain {
@@ -44,32 +46,35 @@ pub(super) fn chain(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> O
     })
 }
 
-/// Bytes for each element, and launches, of a norm of the residual stream. `None` if the norm reads something else.
+/// Bytes for each element, and launches, of a norm. `None` if autocast does not change it.
 fn norm(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Option<(u64, u32)> {
-    let kind = match op.operator {
-        Operator::Norm(Norm { kind, .. }) => kind,
-        Operator::Pointwise(Pointwise::UnitNorm { .. }) => NormKind::RmsNorm,
-        _ => return None,
+    let forward = forward_of(trace, op)?;
+    let Operator::Norm(Norm { kind, .. }) = forward.operator else {
+        return None;
     };
-    let forward = match op.pass {
-        Pass::Forward => &trace.forward[op.index],
-        _ => forward_of(trace, op)?,
-    };
-    if !is_wide(trace, forward.inputs[0]) {
+    let input = forward.inputs[0];
+    let stream = lowering.widens_stream(trace.tensor(input).dtype);
+    if kind == NormKind::RmsNorm && !stream {
         return None;
     }
     let by_operators = kind == NormKind::RmsNorm
         && lowering.has(Rewrite::NormInF32)
         && !lowering.has(Rewrite::FuseNorm);
+    let wide = stream && is_wide(trace, input);
     let casts = linears(trace, forward.outputs[0]);
-    let (bytes, launches) = match (op.pass, by_operators) {
-        // Square, mean, product with the inverse of the root, product with the weight.
-        (Pass::Forward, true) => (7 * WIDE, 6),
-        (Pass::Forward, false) => (2 * WIDE, 1),
-        // Of what each of these operators reads and writes, and of the sums over rows and over tokens.
-        (_, true) => (23 * WIDE + CAST, 12),
+    let (bytes, launches) = match (op.pass, by_operators, wide) {
+        // Square, mean, inverse of the root, product with it, product with the weight.
+        (Pass::Forward, true, true) => (7 * WIDE, 6),
+        // The same between a cast to 32 bits and one to 16, and the product of 16 bits with a weight of 32.
+        (Pass::Forward, true, false) => (5 * WIDE + 3 * CAST, 8),
+        (Pass::Forward, false, true) => (2 * WIDE, 1),
+        (Pass::Forward, false, false) => (2 * WIDE + CAST, 2),
+        // Of what each of these operators reads and writes, and of the sums over rows and over tokens. The cast is of the gradient
+        // of the branch that joined the stream before this norm.
+        (_, true, true) => (23 * WIDE + CAST, 12),
+        (_, true, false) => (21 * WIDE + 4 * CAST, 14),
         // The gradient of the input reads two tensors and writes one; those of the parameters read both again.
-        (_, false) => (5 * WIDE + CAST, 3),
+        (_, false, _) => (5 * WIDE + CAST, 3),
     };
     Some((bytes + casts * CAST, launches + casts as u32))
 }
@@ -83,28 +88,48 @@ fn sum(trace: &Trace, op: &AnyOp<'_>) -> Option<(u64, u32)> {
     joins.then_some((2 * WIDE + NARROW, 1))
 }
 
-/// Bytes for each element, and launches, of a rotary embedding of halves, or of its gradient.
-fn rope(backward: bool) -> (u64, u32) {
-    match backward {
-        // Half is negated, and both halves are put together again: in 16 bits. Two products and a sum, then the cast for attention.
-        false => (3 * NARROW + 2 * CAST + 3 * WIDE + CAST, 6),
-        // The cast's gradient, two products with a cast each, the halves written into zeros, two sums.
-        true => (
-            CAST + 2 * (2 * WIDE + CAST) + 4 * NARROW + 2 * 3 * NARROW,
-            10,
-        ),
+/// Bytes for each element, and launches, of a rotary embedding that pairs an entry of the first half with one of the second, or of
+/// its gradient.
+fn rope(trace: &Trace, op: &AnyOp<'_>) -> (u64, u32) {
+    // Queries and keys have 16 bits, unless a norm returned them in 32.
+    let wide = reads_wide(trace, op);
+    let (entry, product) = if wide {
+        (WIDE, 2 * WIDE)
+    } else {
+        (NARROW, CAST)
+    };
+    match op.pass {
+        // Half is negated, and both halves are put together again. Two products and a sum, then the cast for attention.
+        Pass::Forward => (3 * entry + 2 * product + 3 * WIDE + CAST, 6),
+        // The cast's gradient, two products, with a cast each to 16 bits, the halves written into zeros, two sums.
+        _ => {
+            let (casts, launches) = if wide { (0, 8) } else { (2 * CAST, 10) };
+            (
+                CAST + 2 * 2 * WIDE + casts + 4 * entry + 2 * 3 * entry,
+                launches,
+            )
+        }
     }
 }
 
-/// The forward operator whose gradient a backward operator computes.
+/// Whether an operator, or that whose gradient it computes, reads 32 bits under autocast that widens the residual stream.
+pub(super) fn reads_wide(trace: &Trace, op: &AnyOp<'_>) -> bool {
+    let input = forward_of(trace, op).and_then(|forward| forward.inputs.first());
+    input.is_some_and(|&input| is_wide(trace, input))
+}
+
+/// The forward operator itself, or that whose gradient a backward operator computes.
 fn forward_of<'t>(trace: &'t Trace, op: &AnyOp<'_>) -> Option<&'t Op> {
+    if op.pass == Pass::Forward {
+        return Some(&trace.forward[op.index]);
+    }
     match trace.backward[op.index].operator {
         Gradient::Norm(of, _) | Gradient::Pointwise(of, _) => Some(&trace.forward[of]),
         _ => None,
     }
 }
 
-/// Whether a tensor of forward has 32 bits: the residual stream, and what norms make of it.
+/// Whether a tensor of forward has 32 bits under autocast that widens the residual stream: that stream, and what norms return.
 fn is_wide(trace: &Trace, id: TensorId) -> bool {
     if trace.tensor(id).role == TensorRole::Input {
         return true;
@@ -135,15 +160,20 @@ mod tests {
     use models::{BlockClass, BlockLayout};
 
     use super::*;
+    use crate::execution::Execution;
 
     /// Bytes of each operator that autocast changes, for each of its output's numbers: of a layer's forward, then of its backward.
-    fn bytes(model: &str, runtime: &str) -> [Vec<u64>; 2] {
+    fn bytes(model: &str, runtime: &str, narrow_parameters: bool) -> [Vec<u64>; 2] {
         let model = catalog::load::model(model).expect("a preset");
         let class = BlockClass::Layer(model.layer_class(0));
         let trace = models::trace_block(&model, class, &BlockLayout::alone(1, 32, DType::Bf16));
         let trace = trace.expect("a block");
         let runtime = catalog::load::runtime(runtime).expect("a preset");
-        let lowering = Lowering::new(&runtime, runtime.fp8_recipe);
+        let execution = Execution {
+            narrow_parameters,
+            ..Execution::own(&runtime)
+        };
+        let lowering = Lowering::of(&runtime, &execution);
         let of = |op: AnyOp<'_>| {
             let chain = chain(&lowering, &trace, &op)?;
             Some(chain.bytes.0 / trace.tensor(op.outputs[0]).elements())
@@ -161,18 +191,38 @@ mod tests {
             vec![28 + 3 * 6, 36, 36, 10, 28 + 2 * 6, 10],
             vec![12, 92 + 6 + 2 * 6, 12, 54, 54, 12, 12, 92 + 6 + 3 * 6, 12],
         ];
-        assert_eq!(bytes("llama3-8b", "hf-trainer"), llama);
+        assert_eq!(bytes("llama3-8b", "hf-trainer", false), llama);
         let gpt2 = [
             vec![8 + 6, 10, 8 + 6, 10],
             vec![20 + 6 + 6, 12, 20 + 6 + 6, 12],
         ];
-        assert_eq!(bytes("gpt2", "hf-trainer"), gpt2);
+        assert_eq!(bytes("gpt2", "hf-trainer", false), gpt2);
+    }
+
+    /// Queries and keys have 16 bits before their norms and 32 after.
+    #[test]
+    fn norms_of_queries_and_keys_cast_them() {
+        let [forward, backward] = bytes("qwen3-8b", "hf-trainer", false);
+        let ours = [38, 38, 46, 46];
+        assert!(forward.windows(4).any(|w| w == ours), "{forward:?}");
+        for of in [62, 108] {
+            assert_eq!(backward.iter().filter(|&&bytes| bytes == of).count(), 2);
+        }
+    }
+
+    /// Autocast runs LayerNorm in 32 bits whatever it reads. Linear layers cast what it returns.
+    #[test]
+    fn with_parameters_of_16_bits_only_layer_norms_change() {
+        let llama = bytes("llama3-8b", "hf-trainer", true).concat();
+        assert!(llama.is_empty(), "{llama:?}");
+        let gpt2 = [vec![14 + 6, 14 + 6], vec![20 + 6 + 6, 20 + 6 + 6]];
+        assert_eq!(bytes("gpt2", "hf-trainer", true), gpt2);
     }
 
     #[test]
     fn nothing_changes_without_autocast() {
         for runtime in ["hf-deepspeed", "torchtitan-compile", "megatron-core"] {
-            let changed = bytes("llama3-8b", runtime).concat();
+            let changed = bytes("llama3-8b", runtime, false).concat();
             assert!(changed.is_empty(), "{runtime}: {changed:?}");
         }
     }

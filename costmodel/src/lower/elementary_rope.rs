@@ -6,6 +6,7 @@ use catalog::runtime::Rewrite;
 use catalog::{Bytes, DType};
 use dtensor::{AnyOp, CostClass, Pass, Trace};
 
+use super::autocast_operators;
 use super::kernel::Chain;
 use super::lowering::Lowering;
 
@@ -17,14 +18,16 @@ pub(super) fn chain(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> O
     }
     let of = trace.tensor(op.outputs[0]);
     let wide = DType::F32.size();
-    // To 32 bits before the chain, and back after it.
-    let casts = 2 * (of.dtype.size() + wide);
+    // To 32 bits before the chain, unless a norm under autocast returned them, and back after it.
+    let stays = lowering.widens_stream(of.dtype) && autocast_operators::reads_wide(trace, op);
+    let casts = if stays { 1 } else { 2 };
+    let cast = u64::from(casts) * (of.dtype.size() + wide);
     let (bytes, launches) = match op.pass {
         // Four products and two sums of halves of the entries, and the copy side by side.
-        Pass::Forward => (casts + 4 * wide + 3 * wide + 2 * wide, 9),
+        Pass::Forward => (cast + 4 * wide + 3 * wide + 2 * wide, 7 + casts),
         // The negative of a half and four products of halves; each is written into zeros, and these are added up.
         Pass::BackwardInput | Pass::BackwardWeight => {
-            (casts + 5 * wide + 4 * 2 * wide + 3 * 3 * wide, 18)
+            (cast + 5 * wide + 4 * 2 * wide + 3 * 3 * wide, 16 + casts)
         }
     };
     Some(Chain {

@@ -5,6 +5,8 @@ use catalog::{DType, Dispatcher, Fp8Recipe, RecomputeModule, Runtime, Selection}
 use dtensor::{Operator, Product, Token, Trace};
 use plans::Recompute;
 
+use crate::execution::Execution;
+
 /// Lowers traced blocks to the kernels of one training system.
 #[derive(Clone, Copy, Debug)]
 pub struct Lowering<'a> {
@@ -12,15 +14,25 @@ pub struct Lowering<'a> {
     runtime: &'a Runtime,
     /// How the operands of 8-bit products are scaled.
     pub(crate) fp8_recipe: Fp8Recipe,
+    /// Whether kernels read parameters in 16 bits though they are held in 32: FSDP gathers them so.
+    narrow_parameters: bool,
 }
 
 impl<'a> Lowering<'a> {
-    /// The lowering of a training system that scales the operands of 8-bit products in this way.
+    /// The lowering of a training system as it runs by itself, but for how it scales the operands of 8-bit products.
+    #[cfg(test)]
+    pub(crate) fn new(runtime: &'a Runtime, fp8_recipe: Fp8Recipe) -> Self {
+        let own = Execution::own(runtime);
+        Self::of(runtime, &Execution { fp8_recipe, ..own })
+    }
+
+    /// The lowering of a training system as a strategy has it run.
     #[must_use]
-    pub fn new(runtime: &'a Runtime, fp8_recipe: Fp8Recipe) -> Self {
+    pub(crate) fn of(runtime: &'a Runtime, execution: &Execution) -> Self {
         Self {
             runtime,
-            fp8_recipe,
+            fp8_recipe: execution.fp8_recipe,
+            narrow_parameters: execution.narrow_parameters,
         }
     }
 
@@ -42,7 +54,8 @@ impl<'a> Lowering<'a> {
             AttentionKernel::Flash1
             | AttentionKernel::Flash2
             | AttentionKernel::Flash2TwoPass
-            | AttentionKernel::CudnnElseTwoPass => true,
+            | AttentionKernel::CudnnElseTwoPass
+            | AttentionKernel::Sdpa => true,
         }
     }
 
@@ -53,6 +66,10 @@ impl<'a> Lowering<'a> {
             AttentionKernel::CudnnElseTwoPass => match trace.causal_attention(of) {
                 Some(_) => AttentionKernel::CudnnOrFlash3,
                 None => AttentionKernel::Flash2TwoPass,
+            },
+            AttentionKernel::Sdpa => match attends_in_32_bits(trace) {
+                true => AttentionKernel::Flash2,
+                false => AttentionKernel::CudnnOrFlash3,
             },
             kernel => kernel,
         }
@@ -108,6 +125,13 @@ impl<'a> Lowering<'a> {
         self.has(Rewrite::Autocast)
             && self.runtime.states.parameter == Some(DType::F32)
             && activations.size() < DType::F32.size()
+    }
+
+    /// Whether `torch.autocast` leaves the residual stream in 32 bits, and with it what norms of Llama's kind return. That is so if
+    /// kernels read parameters in 32 bits: the embedding returns its table's type, and a product of a norm's weight with 16 bits has 32.
+    #[must_use]
+    pub fn widens_stream(&self, activations: DType) -> bool {
+        self.autocasts(activations) && !self.narrow_parameters
     }
 
     /// Whether experts run as in Megatron-Core's `TEGroupedMLP`: each expert's products are launched by themselves, and between

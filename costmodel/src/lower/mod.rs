@@ -79,6 +79,7 @@ mod tests {
             ("bloom-7b1", "vescale-cuda", DType::Bf16, Flash2TwoPass),
             ("gemma2-9b", "vescale-cuda", DType::Bf16, Flash2TwoPass),
             ("gpt2", "megatron-core", DType::Bf16, CudnnOrFlash3),
+            ("gpt2", "hf-trainer", DType::Bf16, CudnnOrFlash3),
         ] {
             let got = kernels(model, runtime, activation);
             assert_eq!(got, [kernel; 2], "{model} {runtime} {activation:?}");
@@ -92,6 +93,7 @@ mod tests {
             ("megatron-core", vec![]),
             ("nemo", vec![]),
             ("fsdp2", vec![Flash2; 2]),
+            ("hf-trainer", vec![Flash2; 2]),
             ("fsdp1", vec![Flash1; 2]),
         ] {
             assert_eq!(

@@ -75,7 +75,8 @@ struct Scaled {
     factor: f64,
     /// The grid's least sizes along `m` and `n`.
     least: [u64; 2],
-    /// Waves of this device. If there are any, `log_t` is of products whose waves are all full.
+    /// How tiles of products fill this device in waves. If that is known, `log_t`, the logarithm of times, is of products whose
+    /// last wave is full.
     waves: Option<Waves>,
 }
 

@@ -96,7 +96,8 @@ impl TablePrices {
         self.gemm.portable_grouped(sizes)
     }
 
-    /// Price of one product per expert; `m` counts rows over all groups (in weight gradients `k` does).
+    /// Time of one matrix product for each of `groups` experts. `m` is the number of rows of all experts together; in gradients of
+    /// weights `k` is, which is summed over.
     #[must_use]
     pub fn grouped_gemm(
         &self,

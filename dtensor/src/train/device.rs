@@ -144,7 +144,7 @@ pub trait Device: Sized {
     ) -> Result<Self::Moving, Self::Error>;
     /// Completes [`Device::all_gather`].
     fn gathered(&self, moving: Self::Moving) -> Result<Self::Whole, Self::Error>;
-    /// A range of the gathered elements as a tensor.
+    /// A tensor of some of the elements that [`Device::gathered`] returned.
     fn taken(
         &self,
         whole: &Self::Whole,

@@ -54,7 +54,9 @@ pub(crate) fn fields(job: &Job<'_>, limits: &mut Limits) -> Vec<Field> {
         AttentionKernel::Flash1 | AttentionKernel::Flash2 | AttentionKernel::Flash2TwoPass => {
             "flash"
         }
-        AttentionKernel::CudnnOrFlash3 | AttentionKernel::CudnnElseTwoPass => "auto",
+        AttentionKernel::CudnnOrFlash3
+        | AttentionKernel::CudnnElseTwoPass
+        | AttentionKernel::Sdpa => "auto",
     };
     fields.push(("attention_backend", backend.into()));
     fields

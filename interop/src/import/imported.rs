@@ -9,7 +9,7 @@ use crate::config::{Node, Value};
 use crate::export::Dialect;
 use plans::decisions::Decisions;
 
-/// Values that the file may leave open.
+/// What the user says of a job, for what its configuration file leaves open.
 #[derive(Clone, Copy, Debug)]
 pub struct Given<'a> {
     /// The model that the file is for.
