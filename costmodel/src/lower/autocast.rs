@@ -72,7 +72,7 @@ fn kind(op: &Op) -> Option<NormKind> {
 }
 
 /// How many linear layers read a tensor.
-fn readers(trace: &Trace, id: TensorId) -> u64 {
+pub(super) fn readers(trace: &Trace, id: TensorId) -> u64 {
     let products = trace.forward.iter();
     let reads = |op: &&Op| {
         matches!(op.operator, Operator::Product(Product::Matmul(..))) && op.inputs[0] == id

@@ -13,10 +13,9 @@
 use catalog::Bytes;
 use catalog::model::NormKind;
 use catalog::runtime::Rewrite;
-use dtensor::{
-    AnyOp, CostClass, Gradient, Norm, Op, Operator, Pass, Product, TensorId, TensorRole, Trace,
-};
+use dtensor::{AnyOp, CostClass, Gradient, Norm, Op, Operator, Pass, TensorId, TensorRole, Trace};
 
+use super::autocast;
 use super::kernel::Chain;
 use super::lowering::Lowering;
 
@@ -61,7 +60,7 @@ fn norm(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Option<(u64, 
         && lowering.has(Rewrite::NormInF32)
         && !lowering.has(Rewrite::FuseNorm);
     let wide = stream && is_wide(trace, input);
-    let casts = linears(trace, forward.outputs[0]);
+    let casts = autocast::readers(trace, forward.outputs[0]);
     let (bytes, launches) = match (op.pass, by_operators, wide) {
         // Square, mean, inverse of the root, product with it, product with the weight.
         (Pass::Forward, true, true) => (7 * WIDE, 6),
@@ -144,14 +143,6 @@ fn is_wide(trace: &Trace, id: TensorId) -> bool {
         }
         _ => false,
     }
-}
-
-/// How many linear layers read a tensor.
-fn linears(trace: &Trace, id: TensorId) -> u64 {
-    let reads = |op: &&Op| {
-        matches!(op.operator, Operator::Product(Product::Matmul(..))) && op.inputs[0] == id
-    };
-    trace.forward.iter().filter(reads).count() as u64
 }
 
 #[cfg(test)]
