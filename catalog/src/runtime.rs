@@ -516,8 +516,9 @@ pub enum AttentionKernel {
     /// That where a library takes the attention: bf16, causal over whole sequences, without dropout, bounds, sinks or
     /// slopes; elsewhere `flash2_two_pass`. This project's own executor on GPUs.
     CudnnElseTwoPass,
-    /// What PyTorch's `scaled_dot_product_attention` takes since 2.10: `cudnn_or_flash3` in 16 bits (`sdp_utils.cpp`,
-    /// `check_prefer_cudnn_attention`), and in 32 bits its memory-efficient kernel, which is taken to be `flash2`.
+    /// The kernel that `scaled_dot_product_attention` chooses in PyTorch 2.10 and later. In 16 bits that is cuDNN's on Hopper and
+    /// Blackwell and FlashAttention 2 elsewhere, as with `cudnn_or_flash3` (`check_prefer_cudnn_attention` in `sdp_utils.cpp`). In 32
+    /// bits it is PyTorch's memory-efficient kernel. That one is assumed to be as fast as FlashAttention 2.
     Sdpa,
 }
 

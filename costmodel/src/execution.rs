@@ -32,7 +32,8 @@ pub struct Execution {
     pub graphs: CudaGraphs,
     /// How the operands of 8-bit products are scaled.
     pub fp8_recipe: Fp8Recipe,
-    /// Whether modules run under `torch.autocast` but read parameters in 16 bits, because FSDP gathers them so.
+    /// Whether modules that run under `torch.autocast` get parameters of 16 bits. FSDP with mixed precision gathers them in 16 bits;
+    /// otherwise they have the 32 bits in which they are held.
     pub narrow_parameters: bool,
 }
 
@@ -75,7 +76,8 @@ impl Execution {
         }
     }
 
-    /// Ways such that under any of these decisions each block takes no less than under one of them, however states are sharded.
+    /// Some ways to run blocks, for a lower bound: under any of these decisions, and with states sharded in any way, a block takes at
+    /// least as long as in the fastest of these ways.
     pub(crate) fn least_of(scenario: &Scenario, among: &[Decisions]) -> Vec<Self> {
         let runtime = &scenario.runtime;
         let mut least: Vec<Self> = Vec::with_capacity(2);
@@ -123,7 +125,8 @@ impl Execution {
     }
 }
 
-/// Whether FSDP gathers parameters in 16 bits for modules that run under autocast, as `MixedPrecision(param_dtype=torch.bfloat16)` does.
+/// Whether a runtime uses `torch.autocast` and, where FSDP shards parameters, gathers them in 16 bits
+/// (`MixedPrecision(param_dtype=torch.bfloat16)`).
 fn narrows_parameters(runtime: &Runtime) -> bool {
     let has = |rewrite| runtime.rewrites.contains(&rewrite);
     has(Rewrite::Autocast) && !has(Rewrite::GatherHeldType)

@@ -259,7 +259,8 @@ impl<'a> Groups<'a> {
             .collect()
     }
 
-    /// Seconds in which groups of replicas add up their gradients with each other, if gradients have these element types.
+    /// How many seconds the groups of replicas `of` need to add up their gradients, over the link `between` them if it is given.
+    /// `gradients` are the element types of gradients; `None`: those that the runtime uses by itself.
     fn exchange(
         &self,
         of: &[usize],

@@ -58,8 +58,8 @@ impl StrategyError {
     }
 }
 
-/// The number of replicas that the other sizes leave room for, if they divide the GPUs. If they do not, the first of these sizes
-/// that alone is wrong, as it would divide them.
+/// What to write so that sizes multiply to the number of GPUs. If the product of the given sizes divides it, that is the number of
+/// replicas. If not, it is the first size that could be changed alone, with the nearest value that makes the product divide it.
 fn for_the_world(gpus: u64, sizes: [(&str, u64); 3]) -> Option<String> {
     let product = |without: &str| {
         let others = sizes.iter().filter(|(name, _)| *name != without);

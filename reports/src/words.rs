@@ -461,7 +461,8 @@ pub fn host_memory(memory: HostMemory) -> Option<String> {
     ))
 }
 
-/// Why memory may not be enough though the plan is predicted to fit; `None` if nothing says so.
+/// A warning that memory may not be enough for a plan that is predicted to fit. `None` if the plan has enough to spare, or does not
+/// fit.
 fn tight_memory(p: &Prediction) -> Option<String> {
     let (_, most) = p.peak_memory_interval;
     let fits = format::probability(p.p_fits);

@@ -1,12 +1,13 @@
-//! What PyTorch's elementary operators move in a model that runs under `torch.autocast`. The trace gives every activation 16 bits,
-//! but norms and the residual stream have 32 (see `autocast`):
-//! - Every linear layer casts its input to 16 bits, also where several read the same norm. Its input's gradient is cast back.
-//! - Where a branch joins the stream, the sum is written in 32 bits. The branch's gradient is cast to 16.
-//! - Cosines and sines have the stream's type, so queries and keys are rotated in 32 bits, and attention casts them back
-//!   (transformers `apply_rotary_pos_emb`).
-//! - A norm of something else, such as of queries, casts it to 32 bits first, and its gradient back.
+//! How many bytes PyTorch's elementary operators read and write in a model that runs under `torch.autocast`. In the trace all
+//! activations have 16 bits. Under autocast the residual stream and the results of norms have 32 (see `autocast`), which costs more:
+//! - Every linear layer casts its input to 16 bits, even if another layer has cast the same tensor. In backward the gradient of the
+//!   input is cast to 32 bits.
+//! - Attention and feed-forward blocks return 16 bits, which are added to the stream in 32. In backward their gradient is cast to 16.
+//! - Rotary embedding computes its cosines and sines in the type of the stream. A query times a cosine therefore has 32 bits, and
+//!   attention casts queries and keys to 16 again (transformers `apply_rotary_pos_emb`).
+//! - Norms of queries and keys read 16 bits. They cast them to 32 first, and cast the gradient to 16 at the end.
 //!
-//! If FSDP gathers parameters in 16 bits, the stream has 16, and so has all but LayerNorm, which autocast runs in 32.
+//! FSDP may gather parameters in 16 bits. Then the residual stream has 16 bits too, and only LayerNorm computes in 32.
 //!
 //! The numbers count the operators that PyTorch 2.15 dispatches for one layer of transformers 5.24, of Llama, Qwen3 and GPT-2.
 
@@ -19,24 +20,25 @@ use super::autocast;
 use super::kernel::Chain;
 use super::lowering::Lowering;
 
-/// Bytes of a number in 32 bits and of one in 16.
+/// Size of a number of 32 bits, in bytes.
 const WIDE: u64 = 4;
+/// Size of a number of 16 bits, in bytes.
 const NARROW: u64 = 2;
-/// Bytes that a cast from one to the other moves for each number.
+/// Bytes that a cast from 32 bits to 16, or back, reads and writes for each number.
 const CAST: u64 = WIDE + NARROW;
 
-/// The elementary operators of a norm, an addition or a rotary embedding, or of its gradient. `None` if autocast does not change
-/// what they move, or a compiler fuses them.
+/// What the elementary operators of a norm, an addition or a rotary embedding read and write in all, and how many they are. The same
+/// for the gradient of one. `None` if that is no different without autocast, or if a compiler fuses the operators.
 pub(super) fn chain(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Option<Chain> {
     let of = trace.tensor(*op.outputs.first()?);
     if !lowering.autocasts(of.dtype) || lowering.has(Rewrite::FusePointwise) {
         return None;
     }
-    let stream = lowering.widens_stream(of.dtype);
+    let wide_stream = lowering.widens_stream(of.dtype);
     let (bytes, launches) = match op.cost() {
         CostClass::Norm => norm(lowering, trace, op)?,
-        CostClass::Add if stream => sum(trace, op)?,
-        CostClass::Rope if stream && !lowering.has(Rewrite::FuseRope) => rope(trace, op),
+        CostClass::Add if wide_stream => sum(trace, op)?,
+        CostClass::Rope if wide_stream && !lowering.has(Rewrite::FuseRope) => rope(trace, op),
         _ => return None,
     };
     Some(Chain {
@@ -45,21 +47,22 @@ pub(super) fn chain(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> O
     })
 }
 
-/// Bytes for each element, and launches, of a norm. `None` if autocast does not change it.
+/// Bytes that a norm, or its gradient, reads and writes for each element, and its number of kernels. `None` if these are the same
+/// without autocast.
 fn norm(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Option<(u64, u32)> {
     let forward = forward_of(trace, op)?;
     let Operator::Norm(Norm { kind, .. }) = forward.operator else {
         return None;
     };
     let input = forward.inputs[0];
-    let stream = lowering.widens_stream(trace.tensor(input).dtype);
-    if kind == NormKind::RmsNorm && !stream {
+    let wide_stream = lowering.widens_stream(trace.tensor(input).dtype);
+    if kind == NormKind::RmsNorm && !wide_stream {
         return None;
     }
     let by_operators = kind == NormKind::RmsNorm
         && lowering.has(Rewrite::NormInF32)
         && !lowering.has(Rewrite::FuseNorm);
-    let wide = stream && is_wide(trace, input);
+    let wide = wide_stream && is_wide(trace, input);
     let casts = autocast::readers(trace, forward.outputs[0]);
     let (bytes, launches) = match (op.pass, by_operators, wide) {
         // Square, mean, inverse of the root, product with it, product with the weight.
@@ -78,7 +81,8 @@ fn norm(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Option<(u64, 
     Some((bytes + casts * CAST, launches + casts as u32))
 }
 
-/// Bytes for each element, and launches, of a branch that joins the residual stream, or of a sum of two gradients of a wide tensor.
+/// Bytes that an addition reads and writes for each element, and its number of kernels: in forward, of a block's result to the
+/// residual stream; in backward, of two gradients of a tensor of 32 bits. `None` for other additions.
 fn sum(trace: &Trace, op: &AnyOp<'_>) -> Option<(u64, u32)> {
     if op.pass != Pass::Forward {
         return Some((3 * WIDE, 1));
@@ -87,8 +91,8 @@ fn sum(trace: &Trace, op: &AnyOp<'_>) -> Option<(u64, u32)> {
     joins.then_some((2 * WIDE + NARROW, 1))
 }
 
-/// Bytes for each element, and launches, of a rotary embedding that pairs an entry of the first half with one of the second, or of
-/// its gradient.
+/// Bytes that a rotary embedding, or its gradient, reads and writes for each element, and its number of kernels. Each entry in the
+/// first half of a head is rotated with one in the second half.
 fn rope(trace: &Trace, op: &AnyOp<'_>) -> (u64, u32) {
     // Queries and keys have 16 bits, unless a norm returned them in 32.
     let wide = reads_wide(trace, op);
@@ -111,13 +115,14 @@ fn rope(trace: &Trace, op: &AnyOp<'_>) -> (u64, u32) {
     }
 }
 
-/// Whether an operator, or that whose gradient it computes, reads 32 bits under autocast that widens the residual stream.
+/// Whether an operator of forward reads a tensor of 32 bits. For an operator of backward: whether the operator whose gradient it
+/// computes does. The residual stream is taken to have 32 bits.
 pub(super) fn reads_wide(trace: &Trace, op: &AnyOp<'_>) -> bool {
     let input = forward_of(trace, op).and_then(|forward| forward.inputs.first());
     input.is_some_and(|&input| is_wide(trace, input))
 }
 
-/// The forward operator itself, or that whose gradient a backward operator computes.
+/// For an operator of forward, the operator itself. For one of backward, the operator of forward whose gradient it computes.
 fn forward_of<'t>(trace: &'t Trace, op: &AnyOp<'_>) -> Option<&'t Op> {
     if op.pass == Pass::Forward {
         return Some(&trace.forward[op.index]);
@@ -128,7 +133,8 @@ fn forward_of<'t>(trace: &'t Trace, op: &AnyOp<'_>) -> Option<&'t Op> {
     }
 }
 
-/// Whether a tensor of forward has 32 bits under autocast that widens the residual stream: that stream, and what norms return.
+/// Whether a tensor of forward has 32 bits under autocast: it belongs to the residual stream, or a norm returned it. The residual
+/// stream is taken to have 32 bits.
 fn is_wide(trace: &Trace, id: TensorId) -> bool {
     if trace.tensor(id).role == TensorRole::Input {
         return true;

@@ -14,19 +14,19 @@ pub struct Lowering<'a> {
     runtime: &'a Runtime,
     /// How the operands of 8-bit products are scaled.
     pub(crate) fp8_recipe: Fp8Recipe,
-    /// Whether kernels read parameters in 16 bits though they are held in 32: FSDP gathers them so.
+    /// Whether kernels read parameters of 16 bits, because FSDP gathers them in 16 bits. They are held in 32.
     narrow_parameters: bool,
 }
 
 impl<'a> Lowering<'a> {
-    /// The lowering of a training system as it runs by itself, but for how it scales the operands of 8-bit products.
+    /// The lowering of a training system with its own defaults, except that it scales the operands of 8-bit products in this way.
     #[cfg(test)]
     pub(crate) fn new(runtime: &'a Runtime, fp8_recipe: Fp8Recipe) -> Self {
         let own = Execution::own(runtime);
         Self::of(runtime, &Execution { fp8_recipe, ..own })
     }
 
-    /// The lowering of a training system as a strategy has it run.
+    /// The lowering of a training system that runs its kernels in the way that a strategy decided.
     #[must_use]
     pub(crate) fn of(runtime: &'a Runtime, execution: &Execution) -> Self {
         Self {

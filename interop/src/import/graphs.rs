@@ -7,7 +7,7 @@ use super::error::ImportError;
 use crate::config::Node;
 use crate::export::graphs::{IMPL, LAYERS, MODULES, STEP};
 
-/// Megatron-Core's earlier name of the option that lists what is captured.
+/// How earlier versions of Megatron-Core spell `--cuda-graph-modules`.
 const SCOPE: &str = "--cuda-graph-scope";
 
 /// What a script captures; it may name modules one by one, of which attention and the router decide.
