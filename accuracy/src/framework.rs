@@ -3,7 +3,8 @@
 use catalog::runs::{Framework, Recipe, Run};
 use catalog::runtime::{AttentionKernel, Rewrite};
 use catalog::{
-    CudaGraphs, DType, Dispatcher, Fp8Recipe, Origin, RecomputeModule, Runtime, Selection, Sourced,
+    CudaGraphs, DType, Dispatcher, Fp8Recipe, Origin, RecomputeModule, Runtime, Seconds, Selection,
+    Sourced,
 };
 use serde_json::Value;
 
@@ -19,18 +20,26 @@ pub(super) fn runtime(run: &Run) -> Result<(Runtime, bool), String> {
     }
     if let Some(recipe) = Recipe::of(run) {
         runtime.rewrites.extend(recipe.rewrites.iter().copied());
-        if let Some(bytes) = recipe.optimizer_bytes {
-            runtime.overheads.optimizer_bytes = Sourced {
-                value: bytes,
-                origin: Origin::Published,
-                source: recipe.reason.clone(),
-            };
+        if let Some(optimizer) = recipe.optimizer {
+            let overheads = &mut runtime.overheads;
+            overheads.optimizer_bytes = read(recipe, optimizer.bytes);
+            overheads.optimizer_tensor = read(recipe, Seconds(optimizer.tensor_us * 1e-6));
+            overheads.whole_gradient = read(recipe, Seconds(optimizer.whole_gradient_us * 1e-6));
         }
     }
     if let Some(modules) = modules(run)? {
         runtime.selective = modules;
     }
     Ok((runtime, framework.is_some()))
+}
+
+/// A number that was read in the code that made a source's runs.
+fn read<T>(recipe: &Recipe, value: T) -> Sourced<T> {
+    Sourced {
+        value,
+        origin: Origin::Published,
+        source: recipe.reason.clone(),
+    }
 }
 
 /// Major and minor version of the PyTorch that a run names, or that the recipes of its source pin.

@@ -41,7 +41,7 @@ pub(super) fn build(run: &Run, tp: u64, seq_len: u64, dropout: bool) -> Result<M
         return published(run, official, (padded(vocab, tp)?, seq_len), dropout);
     }
     let dropout = if dropout && gpt { 0.1 } else { 0.0 };
-    let config = ModelConfig {
+    let mut config = ModelConfig {
         name: m.name.clone().unwrap_or_else(|| "unnamed".to_owned()),
         family: match (gpt, moe) {
             (true, _) => Family::Gpt2,
@@ -74,6 +74,7 @@ pub(super) fn build(run: &Run, tp: u64, seq_len: u64, dropout: bool) -> Result<M
         stored_as: None,
         adapters: None,
     };
+    apply_statements(run, &mut config);
     Model::new(config, &run.id).map_err(|e| e.to_string())
 }
 
@@ -113,7 +114,10 @@ fn apply_statements(run: &Run, config: &mut ModelConfig) {
             rows: config.max_position,
         };
     }
-    if let Some(bias) = switch("bias_linear") {
+    if let Some(bias) = switch("bias") {
+        config.norm.bias = bias;
+    }
+    if let Some(bias) = switch("bias_linear").or_else(|| switch("bias")) {
         config.attention.qkv_bias = bias;
         config.attention.out_bias = bias;
         config.mlp.bias = bias;

@@ -26,9 +26,10 @@ pub(crate) struct Assumptions {
     pub(crate) spread: Logs,
 }
 
-/// The assumptions under which a few runs drawn from each published source are most probable (empirical Bayes). `ACCURACY.md` says
-/// how probable the runs are if one assumption is halved or doubled. One is not the most probable: the less compute is assumed to
-/// differ, the more probable the runs are. It is kept at 2%, because clocks and cooling do differ between real systems.
+/// The assumptions under which a few runs drawn from each published source were most probable when they were chosen (empirical
+/// Bayes). `ACCURACY.md` says how probable the runs are today if one assumption is halved or doubled. Less for compute would be more
+/// probable: it is kept at 2%, because clocks and cooling do differ between real systems. Half as much for memory would be so too, by
+/// little, since predictions of one source became better.
 pub(crate) const USUAL: Assumptions = Assumptions {
     noise: 0.07,
     spread: [0.02, 0.20, 0.15, 0.10],

@@ -532,9 +532,15 @@ pub struct Overheads {
     /// Time per byte of a rank's gradients, once per step, beside collectives and the optimizer's own
     /// traffic.
     pub gradient_byte: Sourced<Seconds>,
-    /// Bytes of device memory that an optimizer other than Adam, made of elementary operators, reads and writes for each element
-    /// that a rank updates; 0 for Adam, whose traffic follows from the types of its states.
+    /// Bytes of device memory that an optimizer other than Adam reads and writes for each element that a rank updates; 0 for Adam,
+    /// whose traffic follows from the types of its states.
     pub optimizer_bytes: Sourced<f64>,
+    /// Host time to update one parameter tensor, where the optimizer updates one after the other and the host waits for the device
+    /// before each; 0 where it does not.
+    pub optimizer_tensor: Sourced<Seconds>,
+    /// Host time to gather one gradient and take its norm, where clipping gathers every gradient that tensor parallelism shards; 0
+    /// where it adds up the norms of shards.
+    pub whole_gradient: Sourced<Seconds>,
     /// Time of one transfer between pipeline stages beside its bytes: synchronisation with the host.
     pub transfer: Sourced<Seconds>,
     /// Device memory outside the allocator: context, library handles.

@@ -99,6 +99,8 @@ pub struct OverheadsFile {
     step_ms: Option<Sourced<f64>>,
     gradient_byte_ns: Option<Sourced<f64>>,
     optimizer_bytes: Option<Sourced<f64>>,
+    optimizer_tensor_us: Option<Sourced<f64>>,
+    whole_gradient_us: Option<Sourced<f64>>,
     transfer_ms: Option<Sourced<f64>>,
     context_mib: Option<Sourced<f64>>,
     workspace_mib: Option<Sourced<f64>>,
@@ -209,6 +211,10 @@ impl OverheadsFile {
             step: field!(step_ms, step, |ms| Seconds(ms * 1e-3)),
             gradient_byte: field!(gradient_byte_ns, gradient_byte, |ns| Seconds(ns * 1e-9)),
             optimizer_bytes: field!(optimizer_bytes, optimizer_bytes, |bytes| bytes),
+            optimizer_tensor: field!(optimizer_tensor_us, optimizer_tensor, |us| Seconds(
+                us * 1e-6
+            )),
+            whole_gradient: field!(whole_gradient_us, whole_gradient, |us| Seconds(us * 1e-6)),
             transfer: field!(transfer_ms, transfer, |ms| Seconds(ms * 1e-3)),
             context: field!(context_mib, context, mebibytes),
             workspace: field!(workspace_mib, workspace, mebibytes),

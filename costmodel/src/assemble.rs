@@ -18,7 +18,7 @@ use crate::stage::{Run, StageWork};
 use crate::stage_traffic::Traffic;
 use crate::states::{StateBytes, Weights};
 use crate::traffic::DataParallel;
-use crate::{CostError, graphed};
+use crate::{CostError, Scenario, block_cost, graphed};
 
 /// Everything the engine and the reports need to know about a strategy.
 #[derive(Clone, Debug)]
@@ -53,6 +53,8 @@ pub struct StageClass {
     largest: Largest,
     /// Number of trained parameter tensors of the stage.
     tensors: u64,
+    /// Trained elements in blocks that tensor parallelism divides.
+    divided: u64,
 }
 
 /// Builds what the engine simulates for a strategy: the work of its stages, and its ranks' memory and optimizer time.
@@ -201,6 +203,7 @@ fn held<'a>(stages: impl Iterator<Item = &'a StageClass>) -> HeldByRank {
         held.states += stage.states;
         held.largest = held.largest.or_largest(stage.largest);
         held.tensors += stage.tensors;
+        held.divided += stage.divided;
     }
     held
 }
@@ -315,10 +318,8 @@ impl StageClass {
         costs.book().data_parallel(traffic, &runs, &mut work)?;
         let weights = weights(costs, strategy, &runs);
         let mut states = offload::states_on_device(scenario, strategy, &parallel.sharding, weights);
-        let tables = runs
-            .iter()
-            .filter(|run| run.cost.key.class == BlockClass::Embedding);
-        for table in tables {
+        let is_table = |run: &&Run| run.cost.key.class == BlockClass::Embedding;
+        for table in runs.iter().filter(is_table) {
             let updated = parallel.sharding.updated(table.cost.weights.trained);
             states.moments += Bytes(
                 strategy
@@ -330,6 +331,7 @@ impl StageClass {
         Ok(Self {
             largest: largest(costs, strategy, &runs),
             tensors: runs.iter().map(tensors).sum(),
+            divided: divided(scenario, strategy, &runs),
             span,
             runs,
             work,
@@ -337,6 +339,13 @@ impl StageClass {
             states,
         })
     }
+}
+
+/// Trained elements that a rank holds in blocks that tensor parallelism divides.
+fn divided(scenario: &Scenario, strategy: &Decisions, runs: &[Run]) -> u64 {
+    let is_divided = |run: &&Run| block_cost::layout(scenario, strategy, run.cost.key.class).tp > 1;
+    let elements = |run: &Run| run.cost.weights.trained.total() * run.count;
+    runs.iter().filter(is_divided).map(elements).sum()
 }
 
 /// Sizes of the largest blocks of a virtual stage, on one rank.

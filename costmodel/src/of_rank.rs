@@ -69,6 +69,8 @@ pub(crate) struct HeldByRank {
     pub(crate) largest: Largest,
     /// Number of trained parameter tensors.
     pub(crate) tensors: u64,
+    /// Trained elements in blocks that tensor parallelism divides.
+    pub(crate) divided: u64,
 }
 
 /// The memory of one pipeline rank apart from activations, the time of its optimizer step, and how much messages slow its kernels.
@@ -113,6 +115,7 @@ impl OfRank {
             states,
             largest,
             tensors,
+            divided,
         } = held;
         let scenario = costs.scenario();
         let (runtime, sharding) = (&scenario.runtime, &parallel.sharding);
@@ -128,6 +131,7 @@ impl OfRank {
             elements: weights.trained,
             gradients: states.gradients,
             tensors,
+            divided,
         };
         let in_flight = in_flight(strategy, costs, largest, weights);
         let outside = runtime.overheads.context.value + runtime.overheads.workspace.value;

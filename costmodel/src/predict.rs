@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use catalog::calibration::Rate;
 use catalog::residuals::{self, Quantity};
-use catalog::runtime::Rewrite;
+use catalog::runtime::{Overheads, Rewrite};
 use catalog::{Bytes, Cluster, CudaGraphs, DType, Origin, Seconds, Sourced, elementary};
 use plans::program::Program;
 use plans::{
@@ -299,14 +299,9 @@ fn kernels(simulated: &Simulated<'_>, strategy: &Strategy, rank: usize) -> Vec<N
     list
 }
 
-fn provenance(scenario: &Scenario, strategy: &Strategy, pools: &[BlockCosts]) -> Vec<UsedConstant> {
-    let overheads = &scenario.runtime.overheads;
-    let mut used = Vec::new();
-    for pool in pools {
-        let of_pool = of_cluster(&pool.scenario().cluster);
-        used.extend(named(of_pool, pool, pools));
-    }
-    used.extend([
+/// Rows of what a runtime costs beside the model; those of an optimizer of its own only if it has one.
+fn of_runtime(overheads: &Overheads) -> Vec<UsedConstant> {
+    let mut used = vec![
         constant("host time per kernel", &overheads.launch),
         constant("host time per step", &overheads.step),
         constant("time per byte of gradients", &overheads.gradient_byte),
@@ -315,13 +310,36 @@ fn provenance(scenario: &Scenario, strategy: &Strategy, pools: &[BlockCosts]) ->
         constant("workspaces and communicators", &overheads.workspace),
         constant("reserved over allocated memory", &overheads.fragmentation),
         constant("slow-down beside collectives", &overheads.overlap_slowdown),
-    ]);
+    ];
     if overheads.optimizer_bytes.value > 0.0 {
         used.push(constant(
             "bytes that the optimizer moves per element",
             &overheads.optimizer_bytes,
         ));
     }
+    if overheads.optimizer_tensor.value > Seconds(0.0) {
+        used.push(constant(
+            "host time to update one tensor",
+            &overheads.optimizer_tensor,
+        ));
+    }
+    if overheads.whole_gradient.value > Seconds(0.0) {
+        used.push(constant(
+            "host time to gather one gradient for clipping",
+            &overheads.whole_gradient,
+        ));
+    }
+    used
+}
+
+fn provenance(scenario: &Scenario, strategy: &Strategy, pools: &[BlockCosts]) -> Vec<UsedConstant> {
+    let overheads = &scenario.runtime.overheads;
+    let mut used = Vec::new();
+    for pool in pools {
+        let of_pool = of_cluster(&pool.scenario().cluster);
+        used.extend(named(of_pool, pool, pools));
+    }
+    used.extend(of_runtime(overheads));
     if let Some(link) = (scenario.cluster.pools.as_ref()).and_then(|pools| pools.between.as_ref()) {
         used.push(constant("bandwidth between pools", &link.bandwidth));
         used.push(constant("latency between pools", &link.latency));

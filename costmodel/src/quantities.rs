@@ -22,26 +22,7 @@ pub(crate) fn check(scenario: &Scenario) -> Result<(), CostError> {
         )?;
     }
     let overheads = &scenario.runtime.overheads;
-    let times = [
-        ("scale-up latency", cluster.scale_up.latency.value.0),
-        ("scale-out latency", cluster.scale_out.latency.value.0),
-        ("host time per kernel", overheads.launch.value.0),
-        ("host time per step", overheads.step.value.0),
-        (
-            "time per byte of gradients",
-            overheads.gradient_byte.value.0,
-        ),
-        (
-            "bytes that the optimizer moves per element",
-            overheads.optimizer_bytes.value,
-        ),
-        ("time per pipeline transfer", overheads.transfer.value.0),
-        (
-            "reserved over allocated memory",
-            overheads.fragmentation.value,
-        ),
-    ];
-    for (name, value) in times {
+    for (name, value) in times(scenario) {
         held(
             name,
             value,
@@ -61,6 +42,38 @@ pub(crate) fn check(scenario: &Scenario) -> Result<(), CostError> {
         "fraction from 0 to below 1",
     )?;
     Ok(())
+}
+
+/// Times, and other numbers that may be 0.
+fn times(scenario: &Scenario) -> [(&'static str, f64); 10] {
+    let (cluster, overheads) = (&scenario.cluster, &scenario.runtime.overheads);
+    [
+        ("scale-up latency", cluster.scale_up.latency.value.0),
+        ("scale-out latency", cluster.scale_out.latency.value.0),
+        ("host time per kernel", overheads.launch.value.0),
+        ("host time per step", overheads.step.value.0),
+        (
+            "time per byte of gradients",
+            overheads.gradient_byte.value.0,
+        ),
+        (
+            "bytes that the optimizer moves per element",
+            overheads.optimizer_bytes.value,
+        ),
+        (
+            "host time to update one tensor",
+            overheads.optimizer_tensor.value.0,
+        ),
+        (
+            "host time to gather one gradient for clipping",
+            overheads.whole_gradient.value.0,
+        ),
+        ("time per pipeline transfer", overheads.transfer.value.0),
+        (
+            "reserved over allocated memory",
+            overheads.fragmentation.value,
+        ),
+    ]
 }
 
 fn positive(name: &str, value: f64) -> Result<(), CostError> {

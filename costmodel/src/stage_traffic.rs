@@ -3,6 +3,7 @@
 use catalog::runtime::{Ahead, Rewrite};
 use catalog::state_types::StateTypes;
 use catalog::{Seconds, Zero};
+use dtensor::CollectiveKind;
 use models::BlockClass;
 use plans::Decisions;
 
@@ -149,7 +150,8 @@ pub(crate) fn broadcast(
     stage: &mut StageWork,
 ) -> Result<(), CostError> {
     if let Some(gather) = &mut stage.exposed_gather {
-        let (ranks, latency) = parallel.gather_latency(message)?;
+        let latency = parallel.latency(CollectiveKind::AllGather, message)?;
+        let (ranks, _) = parallel.shared_by();
         *gather += latency * ranks.min(tensors).saturating_sub(1) as f64;
     }
     Ok(())

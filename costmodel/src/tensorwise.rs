@@ -1,26 +1,34 @@
 //! ZeRO-3 as DeepSpeed first had it: parameters gathered and gradients reduced tensor by tensor.
 //!
 //! Each rank's piece of a tensor is a view and a copy that the host issues by itself, so a collective
-//! costs one launch per rank beside its bytes, and the device is synchronised before it, so nothing hides
-//! it (`deepspeed/runtime/zero/partition_parameters.py`, `stage3.py` at c83e49f).
+//! costs one launch per rank beside its bytes and its latency, and the device is synchronised before it, so
+//! nothing hides it (`deepspeed/runtime/zero/partition_parameters.py`, `stage3.py` at c83e49f).
 
 use catalog::{Bytes, Seconds};
+use dtensor::CollectiveKind;
 
-use crate::Scenario;
+use crate::CostError;
+use crate::messages::Message;
 use crate::price::{MemoryKind, TablePrices};
 use crate::stage::{Run, StageWork};
+use crate::stage_traffic::Traffic;
 use crate::work::Work;
 
 /// Adds the gathers and reductions of a stage to its work of every micro-batch. `stage.layers` must already hold the
-/// collectives' own times.
+/// times of the collectives, as if each block had a single one.
+///
+/// # Errors
+/// When a message was not measured.
 pub(crate) fn expose(
-    scenario: &Scenario,
+    traffic: &Traffic<'_>,
     prices: &TablePrices,
-    ranks: u64,
+    message: Message<'_>,
     runs: &[Run],
     stage: &mut StageWork,
-) {
+) -> Result<(), CostError> {
+    let (scenario, parallel) = (traffic.scenario, traffic.parallel);
     let launch = scenario.by_host(&scenario.runtime.overheads.launch);
+    let ranks = parallel.ranks() as f64;
     let sum = |count: fn(&Run) -> u64| -> u64 { runs.iter().map(|r| count(r) * r.count).sum() };
     let gathered = sum(|run| run.cost.tensors.gathered);
     let reduced = sum(|run| run.cost.tensors.reduced);
@@ -30,7 +38,12 @@ pub(crate) fn expose(
         sum(|run| run.cost.weights.all().total()),
         sum(|run| run.cost.weights.trained.total()),
     ];
-    let pieces = |tensors: u64| launch * (tensors * ranks) as f64;
+    let gather_latency = parallel.latency(CollectiveKind::AllGather, message)?;
+    let reduce_latency = parallel.latency(CollectiveKind::ReduceScatter, message)?;
+    // The first tensor of a block has its latency in the block's collective.
+    let tensors = |count: u64, latency: Seconds| {
+        launch * (count as f64 * ranks) + latency * count.saturating_sub(blocks) as f64
+    };
     let passes = |count: u64, elements: u64| {
         let moved = Bytes(count * (elements * size));
         prices.memory_bound(MemoryKind::Pointwise, moved).time
@@ -47,14 +60,16 @@ pub(crate) fn expose(
         dp,
         ..Work::default()
     };
-    stage.forward += waits(gather + pieces(gathered));
+    let all = gather + tensors(gathered, gather_latency);
+    stage.forward += waits(all);
     // Recomputation frees what it gathered, except the tensor it used last, which backward begins with.
     if stage.recompute.duration().0 > 0.0 {
-        let again = gather + pieces(gathered.saturating_sub(blocks));
+        let again = gather + tensors(gathered.saturating_sub(blocks), gather_latency);
         stage.backward.add_input(waits(again));
     }
-    stage.backward.add_input(waits(gather + pieces(gathered)));
-    stage.backward.add_weight(waits(reduce + pieces(reduced)));
+    stage.backward.add_input(waits(all));
+    (stage.backward).add_weight(waits(reduce + tensors(reduced, reduce_latency)));
+    Ok(())
 }
 
 #[cfg(test)]
@@ -62,8 +77,9 @@ mod tests {
     use crate::{CostModel, Scenario};
     use catalog::{Precision, Seconds, Workload};
 
-    /// Data-parallel seconds that nothing hides, of GPT-3 under DeepSpeed's first ZeRO-3.
-    fn exposed(gpus: u64, launch: f64, recompute: &str) -> f64 {
+    /// Data-parallel seconds that nothing hides, of GPT-3 under DeepSpeed's first ZeRO-3. `launch` and `hop` are the seconds in which
+    /// the host issues a copy and a message gets from one node to the next.
+    fn exposed(gpus: u64, [launch, hop]: [f64; 2], recompute: &str) -> f64 {
         let mut scenario = Scenario {
             model: catalog::load::model("gpt3-175b").expect("preset"),
             cluster: catalog::load::cluster("dgx-a100").expect("preset"),
@@ -78,6 +94,7 @@ mod tests {
             headroom: 0.0,
         };
         scenario.runtime.overheads.launch.value = Seconds(launch);
+        scenario.cluster.scale_out.latency.value = Seconds(hop);
         let text = format!("dp_shard={gpus},zero=3,mbs=1,recompute={recompute}");
         let Scenario {
             model,
@@ -91,16 +108,26 @@ mod tests {
     }
 
     #[test]
-    fn every_piece_costs_a_launch_and_nothing_hides_the_bytes() {
+    fn every_piece_costs_a_launch_every_tensor_a_ring_and_nothing_hides_the_bytes() {
         // A layer has four tensors that are gathered and twelve that are reduced. Recomputation gathers
         // them once more, but for one.
         for (recompute, per_layer) in [("full", 4 + 3 + 4 + 12), ("none", 4 + 4 + 12)] {
             for gpus in [64, 512] {
-                let launch = 1e-5;
-                let bytes = exposed(gpus, 0.0, recompute);
-                let pieces = (exposed(gpus, launch, recompute) - bytes) / launch / gpus as f64;
-                let ends = pieces - 96.0 * f64::from(per_layer);
-                assert!((0.0..24.0).contains(&ends), "{gpus} {recompute}: {pieces}");
+                let time = 1e-5;
+                let ends = |count: f64| count - 96.0 * f64::from(per_layer);
+                let bytes = exposed(gpus, [0.0, 0.0], recompute);
+                let pieces = (exposed(gpus, [time, 0.0], recompute) - bytes) / time / gpus as f64;
+                assert!(
+                    (0.0..24.0).contains(&ends(pieces)),
+                    "{gpus} {recompute}: {pieces}"
+                );
+                // A ring crosses from node to node once for every eight GPUs.
+                let rings =
+                    (exposed(gpus, [0.0, time], recompute) - bytes) / time / gpus as f64 * 8.0;
+                assert!(
+                    (0.0..24.0).contains(&ends(rings)),
+                    "{gpus} {recompute}: {rings}"
+                );
                 // 350 GB in 16 bits, gathered and reduced by each device at no more than its node's 200 GB/s.
                 assert!(bytes > 3.0 * 350.0 / 200.0, "{gpus} {recompute}: {bytes} s");
             }

@@ -112,14 +112,16 @@ impl DataParallel {
         })
     }
 
-    /// Number of ranks that share dense states, and the time in which they gather next to nothing.
+    /// Time of a collective of the ranks that share dense states if they send each other next to nothing.
     ///
     /// # Errors
     /// When messages were not measured.
-    pub(crate) fn gather_latency(&self, message: Message<'_>) -> Result<(u64, Seconds), CostError> {
-        let ranks = self.dense.size;
-        let latency = message(CollectiveKind::AllGather, Bytes(ranks), self.dense)?;
-        Ok((ranks, latency))
+    pub(crate) fn latency(
+        &self,
+        kind: CollectiveKind,
+        message: Message<'_>,
+    ) -> Result<Seconds, CostError> {
+        message(kind, Bytes(self.dense.size), self.dense)
     }
 
     /// Time to reduce the gradients of a block, by sums that every rank gets if they are `whole`.

@@ -14,7 +14,7 @@ use crate::error::SpecError;
 
 pub use compact::{embedded, to_compact};
 pub use frameworks::Framework;
-pub use recipes::{MemoryCounter, Recipe};
+pub use recipes::{MemoryCounter, OwnOptimizer, Recipe};
 
 /// One source's runs.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]

@@ -44,10 +44,22 @@ pub struct Recipe {
     /// Rewrites to add to the preset of the framework, because the code of this source does them.
     #[serde(default)]
     pub rewrites: Vec<Rewrite>,
-    /// Bytes of memory traffic for each element that the source's own optimizer updates, if it is not Adam.
-    pub optimizer_bytes: Option<f64>,
+    /// The source's own optimizer, if it is not Adam.
+    pub optimizer: Option<OwnOptimizer>,
     /// The code that was read.
     pub reason: String,
+}
+
+/// What an optimizer costs that updates one parameter tensor after the other.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OwnOptimizer {
+    /// Bytes of device memory that it reads and writes for each element.
+    pub bytes: f64,
+    /// Microseconds of the host for each tensor.
+    pub tensor_us: f64,
+    /// Microseconds of the host to gather a gradient that tensor parallelism shards, for clipping.
+    pub whole_gradient_us: f64,
 }
 
 /// What a framework's own figure of memory counts.

@@ -98,18 +98,7 @@ impl PriceBook for TablePrices {
             let copied = on_device(Bytes(sharding.updated(elements) * 2 * DType::F32.size()));
             time += self.memory_bound(MemoryKind::Pointwise, copied).time;
         }
-        if scenario
-            .runtime
-            .rewrites
-            .contains(&Rewrite::OptimizerByTensor)
-        {
-            let launch = scenario.by_host(&scenario.runtime.overheads.launch);
-            time = time.max(launch * (known::KERNELS_PER_TENSOR.factor() * of.tensors as f64));
-        }
-        if states::buckets_after_backward(scenario, strategy) {
-            let launch = scenario.by_host(&scenario.runtime.overheads.launch);
-            time += launch * (known::CALLS_PER_BUCKETED_GRADIENT.factor() * of.tensors as f64);
-        }
+        time = self.tensor_after_tensor(scenario, strategy, of, time);
         let whole = elements.total() * types.reduce.size();
         // Not counted where the host updates, which takes many times as long.
         if of.parallel.ranks() > 1 && offloaded.is_none() {
@@ -158,6 +147,49 @@ impl PriceBook for TablePrices {
 }
 
 impl TablePrices {
+    /// Time of an optimizer step that takes the device `time`, with what the host does for one tensor after the other.
+    fn tensor_after_tensor(
+        &self,
+        scenario: &Scenario,
+        strategy: &Decisions,
+        of: &Update<'_>,
+        time: Seconds,
+    ) -> Seconds {
+        let overheads = &scenario.runtime.overheads;
+        let rewrites = &scenario.runtime.rewrites;
+        let launches =
+            |of_tensor: f64| scenario.by_host(&overheads.launch) * (of_tensor * of.tensors as f64);
+        let mut time = time;
+        if rewrites.contains(&Rewrite::OptimizerByTensor) {
+            time = time.max(launches(known::KERNELS_PER_TENSOR.factor()));
+        }
+        if states::buckets_after_backward(scenario, strategy) {
+            time += launches(known::CALLS_PER_BUCKETED_GRADIENT.factor());
+        }
+        let waits = scenario.by_host(&overheads.optimizer_tensor) * of.tensors as f64;
+        time + waits + self.whole_gradients(scenario, strategy, of)
+    }
+
+    /// Time in which clipping gathers the gradients that tensor parallelism shards, if the runtime does that: the host takes its time
+    /// for every gradient, while the device gathers them, puts half of them together from pieces, and reads all for their norms.
+    fn whole_gradients(
+        &self,
+        scenario: &Scenario,
+        strategy: &Decisions,
+        of: &Update<'_>,
+    ) -> Seconds {
+        let by_host = scenario.by_host(&scenario.runtime.overheads.whole_gradient);
+        if strategy.tp == 1 || by_host == Seconds(0.0) {
+            return Seconds(0.0);
+        }
+        let types = strategy.state_types(&scenario.runtime, scenario.workload.precision);
+        let size = states::gradient_type(&types, scenario.workload.precision).size();
+        let whole = Bytes(of.divided * strategy.tp * size);
+        let gather = self.collective(CollectiveKind::AllGather, whole, strategy.group(Axis::Tp));
+        let device = gather.time + self.memory_bound(MemoryKind::Pointwise, whole * 2).time;
+        device.max(by_host * of.tensors as f64)
+    }
+
     /// Adds the gathers and reductions of a stage, and the copies around them.
     fn traffic(
         &self,
@@ -176,7 +208,7 @@ impl TablePrices {
         let gathers_for_every_pass = strategy.zero == Zero::Z3 && strategy.reshard_after_forward;
         let has = |rewrite| scenario.runtime.rewrites.contains(&rewrite);
         if gathers_for_every_pass && has(Rewrite::GatherTensorByTensor) {
-            tensorwise::expose(scenario, self, parallel.ranks(), runs, stage);
+            tensorwise::expose(traffic, self, &message, runs, stage)?;
         } else {
             stage_traffic::plan(scenario, strategy, parallel, stage);
         }
