@@ -28,8 +28,8 @@ pub(crate) struct Assumptions {
 
 /// The assumptions under which a few runs drawn from each published source were most probable when they were chosen (empirical
 /// Bayes). `ACCURACY.md` says how probable the runs are today if one assumption is halved or doubled. Less for compute would be more
-/// probable: it is kept at 2%, because clocks and cooling do differ between real systems. Half as much for memory would be so too, by
-/// little, since predictions of one source became better.
+/// probable: it is kept at 2%, because clocks and cooling do differ between real systems. Half of memory's 20% would be a little more
+/// probable too: the 20% were chosen before the predictions of one source became better.
 pub(crate) const USUAL: Assumptions = Assumptions {
     noise: 0.07,
     spread: [0.02, 0.20, 0.15, 0.10],

@@ -299,7 +299,7 @@ fn kernels(simulated: &Simulated<'_>, strategy: &Strategy, rank: usize) -> Vec<N
     list
 }
 
-/// Rows of what a runtime costs beside the model; those of an optimizer of its own only if it has one.
+/// Rows of what a runtime costs beside the model. Rows of an optimizer that is not Adam are there only if the runtime has one.
 fn of_runtime(overheads: &Overheads) -> Vec<UsedConstant> {
     let mut used = vec![
         constant("host time per kernel", &overheads.launch),

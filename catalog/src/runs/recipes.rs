@@ -50,7 +50,7 @@ pub struct Recipe {
     pub reason: String,
 }
 
-/// What an optimizer costs that updates one parameter tensor after the other.
+/// Costs of an optimizer that updates one parameter tensor after the other.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OwnOptimizer {
