@@ -22,9 +22,10 @@ pub(super) fn runtime(run: &Run) -> Result<(Runtime, bool), String> {
         runtime.rewrites.extend(recipe.rewrites.iter().copied());
         if let Some(optimizer) = recipe.optimizer {
             let overheads = &mut runtime.overheads;
-            overheads.optimizer_bytes = read(recipe, optimizer.bytes);
-            overheads.optimizer_tensor = read(recipe, Seconds(optimizer.tensor_us * 1e-6));
-            overheads.whole_gradient = read(recipe, Seconds(optimizer.whole_gradient_us * 1e-6));
+            let measured = |us: f64| of_recipe(recipe, Origin::Measured, Seconds(us * 1e-6));
+            overheads.optimizer_bytes = of_recipe(recipe, Origin::Published, optimizer.bytes);
+            overheads.optimizer_tensor = measured(optimizer.tensor_us);
+            overheads.whole_gradient = measured(optimizer.whole_gradient_us);
         }
     }
     if let Some(modules) = modules(run)? {
@@ -33,11 +34,11 @@ pub(super) fn runtime(run: &Run) -> Result<(Runtime, bool), String> {
     Ok((runtime, framework.is_some()))
 }
 
-/// A number that was read in the code that made a source's runs.
-fn read<T>(recipe: &Recipe, value: T) -> Sourced<T> {
+/// A number of a recipe, with the recipe's reason as its source.
+fn of_recipe<T>(recipe: &Recipe, origin: Origin, value: T) -> Sourced<T> {
     Sourced {
         value,
-        origin: Origin::Published,
+        origin,
         source: recipe.reason.clone(),
     }
 }

@@ -102,7 +102,7 @@ fn published(
 }
 
 /// Applies what a run or its recipes state of the model: dropout, positions, biases and tied embeddings. All else stays as
-/// published.
+/// it is.
 fn apply_statements(run: &Run, config: &mut ModelConfig) {
     let switch = |name: &str| run.flag(name).and_then(Value::as_bool);
     if let Some(dropout) = run.flag("dropout").and_then(Value::as_f64) {

@@ -513,12 +513,12 @@ pub enum AttentionKernel {
     Flash2TwoPass,
     /// FlashAttention 3 on Hopper, cuDNN SDPA on Hopper and Blackwell; FlashAttention 2 elsewhere.
     CudnnOrFlash3,
-    /// That where a library takes the attention: bf16, causal over whole sequences, without dropout, bounds, sinks or
-    /// slopes; elsewhere `flash2_two_pass`. This project's own executor on GPUs.
+    /// The kernels of this project's own executor on GPUs: `cudnn_or_flash3` where a library supports the attention, which is in
+    /// bf16, causal over whole sequences, and without dropout, bounds, sinks or slopes; otherwise `flash2_two_pass`.
     CudnnElseTwoPass,
-    /// The kernel that `scaled_dot_product_attention` chooses in PyTorch 2.10 and later. In 16 bits that is cuDNN's on Hopper and
-    /// Blackwell and FlashAttention 2 elsewhere, as with `cudnn_or_flash3` (`check_prefer_cudnn_attention` in `sdp_utils.cpp`). In 32
-    /// bits it is PyTorch's memory-efficient kernel. That one is assumed to be as fast as FlashAttention 2.
+    /// The kernel that PyTorch 2.10 and later choose in `scaled_dot_product_attention`. In 16 bits it is cuDNN's kernel on Hopper and
+    /// Blackwell, and FlashAttention 2 on other GPUs (`check_prefer_cudnn_attention` in `sdp_utils.cpp`). In 32 bits it is PyTorch's
+    /// memory-efficient kernel, which is assumed to be as fast as FlashAttention 2.
     Sdpa,
 }
 
@@ -532,14 +532,14 @@ pub struct Overheads {
     /// Time per byte of a rank's gradients, once per step, beside collectives and the optimizer's own
     /// traffic.
     pub gradient_byte: Sourced<Seconds>,
-    /// Bytes of device memory that an optimizer other than Adam reads and writes for each element that a rank updates; 0 for Adam,
-    /// whose traffic follows from the types of its states.
+    /// Bytes of device memory that the optimizer reads and writes to update one element, if it is not Adam. 0 for Adam: how many
+    /// bytes it moves is computed from the types of its states.
     pub optimizer_bytes: Sourced<f64>,
-    /// Host time to update one parameter tensor, where the optimizer updates one after the other and the host waits for the device
-    /// before each; 0 where it does not.
+    /// Host time to update one parameter tensor, if the optimizer updates tensors one after another and the host waits for the device
+    /// before each of them. 0 if the host does not wait.
     pub optimizer_tensor: Sourced<Seconds>,
-    /// Host time to gather one gradient and take its norm, where clipping gathers every gradient that tensor parallelism shards; 0
-    /// where it adds up the norms of shards.
+    /// Host time to gather one gradient and find its norm, if clipping gathers every gradient that tensor parallelism shards. 0 if
+    /// clipping adds up the norms of shards instead.
     pub whole_gradient: Sourced<Seconds>,
     /// Time of one transfer between pipeline stages beside its bytes: synchronisation with the host.
     pub transfer: Sourced<Seconds>,

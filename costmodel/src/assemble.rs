@@ -53,7 +53,7 @@ pub struct StageClass {
     largest: Largest,
     /// Number of trained parameter tensors of the stage.
     tensors: u64,
-    /// Trained elements in blocks that tensor parallelism divides.
+    /// Number of trained elements that a rank holds of blocks which tensor parallelism splits.
     divided: u64,
 }
 
@@ -341,7 +341,7 @@ impl StageClass {
     }
 }
 
-/// Trained elements that a rank holds in blocks that tensor parallelism divides.
+/// Number of trained elements that a rank holds of blocks which tensor parallelism splits.
 fn divided(scenario: &Scenario, strategy: &Decisions, runs: &[Run]) -> u64 {
     let is_divided = |run: &&Run| block_cost::layout(scenario, strategy, run.cost.key.class).tp > 1;
     let elements = |run: &Run| run.cost.weights.trained.total() * run.count;

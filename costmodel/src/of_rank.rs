@@ -69,7 +69,7 @@ pub(crate) struct HeldByRank {
     pub(crate) largest: Largest,
     /// Number of trained parameter tensors.
     pub(crate) tensors: u64,
-    /// Trained elements in blocks that tensor parallelism divides.
+    /// Number of trained elements that the rank holds of blocks which tensor parallelism splits.
     pub(crate) divided: u64,
 }
 

@@ -44,7 +44,7 @@ pub(crate) fn check(scenario: &Scenario) -> Result<(), CostError> {
     Ok(())
 }
 
-/// Times, and other numbers that may be 0.
+/// Names and values of the scenario's numbers that must be 0 or more. Most are times.
 fn times(scenario: &Scenario) -> [(&'static str, f64); 10] {
     let (cluster, overheads) = (&scenario.cluster, &scenario.runtime.overheads);
     [

@@ -1,11 +1,12 @@
-//! Optimizers that update one parameter tensor after another, and clipping that gathers one gradient after another.
+//! An optimizer may update one parameter tensor after another, and clipping may gather one gradient after another. The step then
+//! takes longer by the time that the host needs for each of them.
 
 use catalog::{Precision, Seconds, Workload};
 use costmodel::{CostModel, Scenario};
 
 /// Number of parameter tensors of Llama 3 8B: seven matrices and two norms in each layer, an embedding, a norm and a head.
 const TENSORS: f64 = 32.0 * 9.0 + 3.0;
-/// Number of parameters of its layers.
+/// Number of parameters of Llama 3 8B without its embedding and head.
 const IN_LAYERS: f64 = 6.98e9;
 /// Peak rate of an H100's NVLink in one direction, in bytes per second.
 const NVLINK: f64 = 450e9;

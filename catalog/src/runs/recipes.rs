@@ -54,11 +54,12 @@ pub struct Recipe {
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OwnOptimizer {
-    /// Bytes of device memory that it reads and writes for each element.
+    /// Bytes of device memory that the optimizer reads and writes to update one element.
     pub bytes: f64,
-    /// Microseconds of the host for each tensor.
+    /// Microseconds that the host takes to update one tensor.
     pub tensor_us: f64,
-    /// Microseconds of the host to gather a gradient that tensor parallelism shards, for clipping.
+    /// Microseconds that the host takes to gather one gradient and find its norm. Only gradients that tensor parallelism shards are
+    /// gathered, to clip them.
     pub whole_gradient_us: f64,
 }
 

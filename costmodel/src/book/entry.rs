@@ -146,6 +146,6 @@ pub(crate) struct Update<'a> {
     pub(crate) gradients: Bytes,
     /// Number of trained parameter tensors of the rank's stages; it may hold only a part of each.
     pub(crate) tensors: u64,
-    /// Trained elements that the rank holds of tensors that tensor parallelism divides, before ZeRO shards them.
+    /// Number of trained elements that the rank holds of blocks which tensor parallelism splits, before ZeRO shards them.
     pub(crate) divided: u64,
 }

@@ -147,7 +147,7 @@ impl PriceBook for TablePrices {
 }
 
 impl TablePrices {
-    /// Time of an optimizer step that takes the device `time`, with what the host does for one tensor after the other.
+    /// Time of an optimizer step. `time` is how long the device takes; to it comes what the host does for one tensor after another.
     fn tensor_after_tensor(
         &self,
         scenario: &Scenario,
@@ -170,8 +170,9 @@ impl TablePrices {
         time + waits + self.whole_gradients(scenario, strategy, of)
     }
 
-    /// Time in which clipping gathers the gradients that tensor parallelism shards, if the runtime does that: the host takes its time
-    /// for every gradient, while the device gathers them, puts half of them together from pieces, and reads all for their norms.
+    /// Time in which clipping gathers the gradients that tensor parallelism shards; 0 if the runtime does not gather them. Host and
+    /// device work at the same time, and the slower one decides. The device sends the gradients, puts them together and reads them to
+    /// find their norms. Assumed: only half of them arrive in pieces that must be copied. That ZeRO shards them too is not counted.
     fn whole_gradients(
         &self,
         scenario: &Scenario,

@@ -3,9 +3,9 @@
 //! - Every linear layer casts its input to 16 bits, even if another layer has cast the same tensor. In backward the gradient of the
 //!   input is cast to 32 bits.
 //! - Attention and feed-forward blocks return 16 bits, which are added to the stream in 32. In backward their gradient is cast to 16.
-//! - Rotary embedding computes its cosines and sines in the type of the stream. A query times a cosine therefore has 32 bits, and
-//!   attention casts queries and keys to 16 again (transformers `apply_rotary_pos_emb`).
-//! - Norms of queries and keys read 16 bits. They cast them to 32 first, and cast the gradient to 16 at the end.
+//! - Rotary embedding multiplies queries and keys by cosines and sines of 32 bits, so the results have 32 bits. Attention casts them
+//!   back to 16 (transformers `apply_rotary_pos_emb`).
+//! - Norms of queries and keys cast their 16-bit input to 32 bits. In backward they cast its gradient to 16.
 //!
 //! FSDP may gather parameters in 16 bits. Then the residual stream has 16 bits too, and only LayerNorm computes in 32.
 //!
@@ -20,11 +20,11 @@ use super::autocast;
 use super::kernel::Chain;
 use super::lowering::Lowering;
 
-/// Size of a number of 32 bits, in bytes.
+/// Bytes of a 32-bit number.
 const WIDE: u64 = 4;
-/// Size of a number of 16 bits, in bytes.
+/// Bytes of a 16-bit number.
 const NARROW: u64 = 2;
-/// Bytes that a cast from 32 bits to 16, or back, reads and writes for each number.
+/// Bytes that are read and written to cast one number from 32 bits to 16, or from 16 to 32.
 const CAST: u64 = WIDE + NARROW;
 
 /// What the elementary operators of a norm, an addition or a rotary embedding read and write in all, and how many they are. The same
