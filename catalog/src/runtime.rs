@@ -279,6 +279,9 @@ pub enum Rewrite {
     GatherQuantised,
     /// Products of experts stay in 16 bits where linear layers run in 8.
     WideExperts,
+    /// The batch is the first dimension of activations and the sequence the second, so that kernels copy sequences into order
+    /// around tensor parallelism's gathers and scatters (torchtitan before 73aed7f of August 2026).
+    RearrangeSequences,
     /// Operator-level selection keeps its products' outputs whether backward reads them or not
     /// (`create_selective_checkpoint_contexts`; Inductor's partitioner honours its `MUST_SAVE`).
     KeepSelected,
@@ -422,7 +425,7 @@ impl Extend<Rewrite> for Rewrites {
 
 impl Rewrite {
     /// Every rewrite.
-    pub const ALL: [Self; 52] = [
+    pub const ALL: [Self; 53] = [
         Self::FuseBiasGelu,
         Self::FuseProjections,
         Self::FuseSwiglu,
@@ -444,6 +447,7 @@ impl Rewrite {
         Self::EarlyStopRecompute,
         Self::GatherQuantised,
         Self::WideExperts,
+        Self::RearrangeSequences,
         Self::KeepSelected,
         Self::KeepStageOutput,
         Self::ScatterGatherTransfer,
@@ -541,6 +545,9 @@ pub struct Overheads {
     /// Host time to gather one gradient and find its norm, if clipping gathers every gradient that tensor parallelism shards. 0 if
     /// clipping adds up the norms of shards instead.
     pub whole_gradient: Sourced<Seconds>,
+    /// Host time, in one pass, to work out how the tensors of one linear layer lie on the ranks, if tensor parallelism splits the
+    /// layer. 0 if the layout is fixed beforehand.
+    pub parallel_linear: Sourced<Seconds>,
     /// Time of one transfer between pipeline stages beside its bytes: synchronisation with the host.
     pub transfer: Sourced<Seconds>,
     /// Device memory outside the allocator: context, library handles.

@@ -101,6 +101,7 @@ pub struct OverheadsFile {
     optimizer_bytes: Option<Sourced<f64>>,
     optimizer_tensor_us: Option<Sourced<f64>>,
     whole_gradient_us: Option<Sourced<f64>>,
+    parallel_linear_us: Option<Sourced<f64>>,
     transfer_ms: Option<Sourced<f64>>,
     context_mib: Option<Sourced<f64>>,
     workspace_mib: Option<Sourced<f64>>,
@@ -215,6 +216,7 @@ impl OverheadsFile {
                 us * 1e-6
             )),
             whole_gradient: field!(whole_gradient_us, whole_gradient, |us| Seconds(us * 1e-6)),
+            parallel_linear: field!(parallel_linear_us, parallel_linear, |us| Seconds(us * 1e-6)),
             transfer: field!(transfer_ms, transfer, |ms| Seconds(ms * 1e-3)),
             context: field!(context_mib, context, mebibytes),
             workspace: field!(workspace_mib, workspace, mebibytes),

@@ -20,13 +20,13 @@
 
 use std::ops::Range;
 
-use catalog::Axis;
 use catalog::runtime::Rewrite;
+use catalog::{Axis, Fp8Recipe};
 use dtensor::{Collective, CollectiveKind, Pass, TensorId, Trace};
 
 use crate::block_cost::BlockKey;
 use crate::launches::{Launch, Queue};
-use crate::lower::{Kernel, KernelKind, Lowered, Lowering};
+use crate::lower::{Kernel, KernelKind, Lowered, Lowering, rearranged};
 use crate::streams::Stream;
 
 /// Number of parts into which Transformer Engine splits a product whose result is reduced ("pipeline" overlap).
@@ -100,6 +100,21 @@ impl<'a> Order<'a> {
 
     /// Issues the block's kernels at the given indices, in that order.
     pub(crate) fn issue(&self, kernels: &[usize]) -> Vec<Launch> {
+        let needed = |&&kernel: &&usize| !self.needs_no_copy(kernel);
+        let kernels: Vec<usize> = kernels.iter().filter(needed).copied().collect();
+        self.issue_all(&kernels)
+    }
+
+    /// Issues forward kernels again, for recomputation. Copies for the weight's gradient are made once, by the first forward pass.
+    pub(crate) fn issue_again(&self, kernels: &[usize]) -> Vec<Launch> {
+        let copies = |kernel| rearranged::copied_for(self.trace, self.kernel(kernel)).is_some();
+        let splits = self.splits_gathers();
+        let needed = |&&kernel: &&usize| !(splits && copies(kernel));
+        let kernels: Vec<usize> = kernels.iter().filter(needed).copied().collect();
+        self.issue(&kernels)
+    }
+
+    fn issue_all(&self, kernels: &[usize]) -> Vec<Launch> {
         let beside = self.beside(kernels);
         let mut queue = Queue::with_room(kernels.len());
         let mut sent: Vec<(usize, usize)> = Vec::new();
@@ -140,6 +155,27 @@ impl<'a> Order<'a> {
             }
         }
         queue.launches()
+    }
+
+    /// Whether gathers are split so that they run beside the products that read them. PyTorch's asynchronous tensor parallelism
+    /// does not split a gather whose result is then scaled by row (pytorch/pytorch issue 149990).
+    fn splits_gathers(&self) -> bool {
+        let scaled_after = self.trace.eight_bits && self.lowering.fp8_recipe == Fp8Recipe::Rowwise;
+        self.key.execution.overlap_tp && !scaled_after
+    }
+
+    /// Whether a kernel is a copy around a message that runs beside the parts of a product. Such a product reads and writes the
+    /// parts where they lie. The product for the weight's gradient still needs what was gathered in order; in 8 bits the cast
+    /// that it needs anyway copies.
+    fn needs_no_copy(&self, kernel: usize) -> bool {
+        let Some(of) = rearranged::copied_for(self.trace, self.kernel(kernel)) else {
+            return false;
+        };
+        let narrow = self.trace.eight_bits && self.lowering.gathers_quantised();
+        match of.kind {
+            CollectiveKind::AllGather => self.splits_gathers() && narrow,
+            _ => self.key.execution.overlap_tp,
+        }
     }
 
     /// Issues a product and the reduction of its result, which overlaps with the product's own parts or with what
@@ -228,7 +264,7 @@ impl<'a> Order<'a> {
         collective: Collective,
         later: &[usize],
     ) -> Option<Gather> {
-        if !self.key.execution.overlap_tp || collective.kind != CollectiveKind::AllGather {
+        if !self.splits_gathers() || collective.kind != CollectiveKind::AllGather {
             return None;
         }
         let gathered = self.kernel(message).writes[0];
@@ -388,8 +424,6 @@ mod tests {
     use crate::block_cost::BlockGroups;
     use crate::execution::Execution;
 
-    /// What a runtime issues of a layer of GPT-2 in a pass: products and attention, by the end of their names, `+` with
-    /// the message that is sent and `-` with the one that is waited for.
     fn sign(stream: Stream) -> String {
         match stream {
             Stream::Compute => String::new(),
@@ -397,6 +431,8 @@ mod tests {
         }
     }
 
+    /// What a runtime issues of a layer of GPT-2 in a pass: products and attention, by the end of their names, copies around
+    /// messages, `+` with the message that is sent and `-` with the one that is waited for.
     fn issued(runtime: &str, [tp, cp]: [u64; 2], overlap_tp: bool, backward: bool) -> String {
         let model = catalog::load::model("gpt2").expect("a preset");
         let runtime = catalog::load::runtime(runtime).expect("a preset");
@@ -410,7 +446,7 @@ mod tests {
         let trace = models::trace_block(&model, class, &layout).expect("a block");
         let lowering = Lowering::new(&runtime, runtime.fp8_recipe);
         let lowered = lowering.lower(&trace);
-        let alone = Group { size: 1, stride: 1 };
+        let [tp, cp, ep, etp] = [Group { size: 1, stride: 1 }; 4];
         let key = BlockKey {
             class,
             layout,
@@ -420,12 +456,7 @@ mod tests {
                 ..Execution::own(&runtime)
             },
             accumulates: DType::F32,
-            groups: BlockGroups {
-                tp: alone,
-                cp: alone,
-                ep: alone,
-                etp: alone,
-            },
+            groups: BlockGroups { tp, cp, ep, etp },
         };
         let order = Order::new(lowering, &key, &trace, &lowered);
         let forward = lowered.forward.len();
@@ -440,7 +471,9 @@ mod tests {
             let scope = op.scope.rsplit('.').next().unwrap_or_default();
             match (kernel.kind, kernel.pass) {
                 (KernelKind::Comm(c), _) => Some(format!("{:?}", c.kind)),
-                (KernelKind::Memory { .. }, _) => None,
+                (KernelKind::Memory { .. }, _) => {
+                    rearranged::copied_for(&trace, kernel).map(|_| "copy".to_owned())
+                }
                 (_, Pass::BackwardWeight) => Some(format!("{scope}'")),
                 _ => Some(scope.to_owned()),
             }
@@ -467,12 +500,12 @@ mod tests {
              +AllGather -AllGather c_proj c_proj' core_attention \
              +AllGather c_attn +ReduceScatter -AllGather c_attn' -ReduceScatter"
         );
-        // Other systems wait for every message.
+        // Other systems wait for every message, and torchtitan copies sequences into order around it.
         assert_eq!(
             issued("torchtitan", [2, 1], false, true),
-            "+AllGather -AllGather c_proj c_proj' c_fc c_fc' +ReduceScatter -ReduceScatter \
-             +AllGather -AllGather c_proj c_proj' core_attention \
-             c_attn c_attn' +ReduceScatter -ReduceScatter"
+            "+AllGather -AllGather copy c_proj c_proj' c_fc c_fc' copy +ReduceScatter -ReduceScatter \
+             +AllGather -AllGather copy c_proj c_proj' core_attention \
+             c_attn c_attn' copy +ReduceScatter -ReduceScatter"
         );
     }
 
@@ -493,11 +526,11 @@ mod tests {
              +AllGather c_proj -AllGather c_proj c_proj' core_attention \
              +AllGather c_attn +ReduceScatter -AllGather c_attn' -ReduceScatter"
         );
-        // The rank's own part of a sum is made last and not sent.
+        // The rank's own part of a sum is made last and not sent. What is gathered is copied for the weight's gradient alone.
         assert_eq!(
             issued("torchtitan", [2, 1], true, true),
-            "+AllGather c_proj -AllGather c_proj c_proj' c_fc +ReduceScatter c_fc c_fc' -ReduceScatter \
-             +AllGather c_proj -AllGather c_proj c_proj' core_attention \
+            "+AllGather c_proj -AllGather c_proj copy c_proj' c_fc +ReduceScatter c_fc c_fc' -ReduceScatter \
+             +AllGather c_proj -AllGather c_proj copy c_proj' core_attention \
              c_attn +ReduceScatter c_attn c_attn' -ReduceScatter"
         );
     }

@@ -299,7 +299,7 @@ fn kernels(simulated: &Simulated<'_>, strategy: &Strategy, rank: usize) -> Vec<N
     list
 }
 
-/// Rows of what a runtime costs beside the model. Rows of an optimizer that is not Adam are there only if the runtime has one.
+/// Rows of what a runtime costs beside the model. Costs that only some runtimes have are left out where they are zero.
 fn of_runtime(overheads: &Overheads) -> Vec<UsedConstant> {
     let mut used = vec![
         constant("host time per kernel", &overheads.launch),
@@ -317,18 +317,24 @@ fn of_runtime(overheads: &Overheads) -> Vec<UsedConstant> {
             &overheads.optimizer_bytes,
         ));
     }
-    if overheads.optimizer_tensor.value > Seconds(0.0) {
-        used.push(constant(
+    let times = [
+        (
             "host time to update one tensor",
             &overheads.optimizer_tensor,
-        ));
-    }
-    if overheads.whole_gradient.value > Seconds(0.0) {
-        used.push(constant(
+        ),
+        (
             "host time to gather one gradient for clipping",
             &overheads.whole_gradient,
-        ));
-    }
+        ),
+        (
+            "host time to lay out one tensor-parallel linear layer",
+            &overheads.parallel_linear,
+        ),
+    ];
+    let spent = times
+        .into_iter()
+        .filter(|(_, time)| time.value > Seconds(0.0));
+    used.extend(spent.map(|(name, time)| constant(name, time)));
     used
 }
 

@@ -45,7 +45,7 @@ pub(crate) fn check(scenario: &Scenario) -> Result<(), CostError> {
 }
 
 /// Names and values of the scenario's numbers that must be 0 or more. Most are times.
-fn times(scenario: &Scenario) -> [(&'static str, f64); 10] {
+fn times(scenario: &Scenario) -> [(&'static str, f64); 11] {
     let (cluster, overheads) = (&scenario.cluster, &scenario.runtime.overheads);
     [
         ("scale-up latency", cluster.scale_up.latency.value.0),
@@ -67,6 +67,10 @@ fn times(scenario: &Scenario) -> [(&'static str, f64); 10] {
         (
             "host time to gather one gradient for clipping",
             overheads.whole_gradient.value.0,
+        ),
+        (
+            "host time to lay out one tensor-parallel linear layer",
+            overheads.parallel_linear.value.0,
         ),
         ("time per pipeline transfer", overheads.transfer.value.0),
         (

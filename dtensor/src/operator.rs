@@ -484,6 +484,24 @@ pub enum CostClass {
     Collective(Collective),
 }
 
+impl CostClass {
+    /// Whether a pointwise compiler can fuse the operator into a chain: elementwise operators and row reductions.
+    #[must_use]
+    pub fn is_pointwise(self) -> bool {
+        matches!(
+            self,
+            Self::Norm
+                | Self::Activation { .. }
+                | Self::Add
+                | Self::Bias
+                | Self::Dropout
+                | Self::Rope
+                | Self::Scale
+                | Self::Copy
+        )
+    }
+}
+
 /// An operator's name in profiles, and its cost class.
 pub(crate) type Class = (Name, CostClass);
 

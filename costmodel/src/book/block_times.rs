@@ -12,7 +12,7 @@ use crate::issue::Order;
 use crate::known;
 use crate::launches::Launch;
 use crate::lower::{Kernel, KernelKind, Lowered, casts, recomputed};
-use crate::price::{MemoryKind, TablePrices};
+use crate::price::{GemmLayout, MemoryKind, TablePrices};
 use crate::spread::Spread;
 use crate::states::Elements;
 
@@ -97,7 +97,8 @@ impl Timed<'_> {
                 pass.push(Launch::last(end, pass));
             }
         }
-        let again = |&mode: &Recompute| order.issue(&recomputed(&lowering, trace, lowered, mode));
+        let again =
+            |&mode: &Recompute| order.issue_again(&recomputed(&lowering, trace, lowered, mode));
         let passes = PricedBlock {
             forward: order.issue(&(0..forward).collect::<Vec<usize>>()),
             recompute: self.of.modes.iter().map(again).collect(),
@@ -192,7 +193,19 @@ impl Timed<'_> {
             }
             _ => 1,
         };
-        self.launch() * launches as f64
+        self.launch() * launches as f64 + self.placement(kernel)
+    }
+
+    /// Time that the host takes to work out how the tensors of a product lie on the ranks that tensor parallelism splits it over.
+    /// The products of backward share one calculation.
+    fn placement(&self, kernel: &Kernel) -> Seconds {
+        let product = matches!(kernel.kind, KernelKind::Gemm { .. });
+        let split = self.of.key.layout.tp > 1 && kernel.pass != Pass::BackwardWeight;
+        if !(product && split) {
+            return Seconds(0.0);
+        }
+        let scenario = &self.of.scenario;
+        scenario.by_host(&scenario.runtime.overheads.parallel_linear)
     }
 
     /// Time that the host takes to launch one kernel.
@@ -235,10 +248,13 @@ impl Timed<'_> {
         }
     }
 
-    /// Time of products whose operands have several scales over that of products with one scale for each operand.
-    fn scaling(&self, dtype: DType) -> f64 {
+    /// Time of products whose operands have several scales over that of products with one scale for each operand. Backward
+    /// products of operands that are scaled by row run with one scale.
+    fn scaling(&self, dtype: DType, layout: GemmLayout) -> f64 {
         match self.of.lowering.fp8_recipe {
-            Fp8Recipe::Rowwise if dtype == DType::F8 => known::ROWWISE.factor(),
+            Fp8Recipe::Rowwise if dtype == DType::F8 && layout == GemmLayout::Forward => {
+                known::ROWWISE.factor()
+            }
             Fp8Recipe::Blockwise if dtype == DType::F8 => known::BLOCKWISE.factor(),
             Fp8Recipe::Mxfp8 if dtype == DType::F8 => known::MICROSCALED.factor(),
             _ => 1.0,
@@ -258,7 +274,7 @@ impl Timed<'_> {
                 low_precision,
             } => {
                 let dtype = if low_precision { narrow } else { wide };
-                prices.gemm(m, n, k, dtype, layout).time * self.scaling(dtype)
+                prices.gemm(m, n, k, dtype, layout).time * self.scaling(dtype, layout)
             }
             KernelKind::GroupedGemm {
                 groups,
@@ -274,7 +290,7 @@ impl Timed<'_> {
                     true => prices.portable_grouped([m, n, k]),
                     false => Seconds(0.0),
                 };
-                time.max(least) * self.scaling(dtype)
+                time.max(least) * self.scaling(dtype, layout)
             }
             KernelKind::BatchedGemm { batch, m, n, k } => {
                 prices.batched_gemm(batch, m, n, k, wide).time

@@ -7,6 +7,7 @@ use dtensor::{
     AnyOp, CollectiveKind, CostClass, Gemm, Operator, Pass, Product, TensorId, TensorRole, Trace,
 };
 
+use super::compiled_casts;
 use super::kernel::{Kernel, KernelKind};
 use super::lowering::Lowering;
 use crate::price::MemoryKind;
@@ -26,7 +27,11 @@ pub(super) fn before(
     if !lowering.is_eight_bit(trace, product) {
         return None;
     }
-    let (bytes, launches) = if scales_apart(lowering) {
+    let compiled =
+        lowering.has(Rewrite::FusePointwise) || lowering.fp8_recipe == Fp8Recipe::Rowwise;
+    let (bytes, launches) = if compiled {
+        compiled_casts::of_product(lowering, trace, op)
+    } else if scales_apart(lowering) {
         scaled(trace, op)
     } else {
         quantised(lowering, trace, op)?
@@ -53,8 +58,7 @@ fn scales_apart(lowering: &Lowering<'_>) -> bool {
 }
 
 /// Casting a linear's activation operand to 8 bits, with its transpose for the weight gradient:
-/// reads 2 bytes, writes 1 + 1 per element (Transformer Engine `cast_transpose`). A pointwise compiler
-/// casts where the operand is made and reads nothing again. Weight gradients read the transposes that the
+/// reads 2 bytes, writes 1 + 1 per element (Transformer Engine `cast_transpose`). Weight gradients read the transposes that the
 /// forward and data-gradient casts left behind.
 fn quantised(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Option<(Bytes, u32)> {
     if op.pass == Pass::BackwardWeight {
@@ -66,12 +70,6 @@ fn quantised(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Option<(
         .iter()
         .any(|&id| trace.tensor(id).role == TensorRole::Frozen);
     let transposed = u64::from(!frozen);
-    if lowering.has(Rewrite::FusePointwise) {
-        let elements: u64 = activations(trace, op)
-            .map(|id| trace.tensor(id).elements())
-            .sum();
-        return Some((Bytes((1 + transposed) * elements), 1));
-    }
     let casts = activations(trace, op).map(|id| cast(lowering, trace, id, transposed));
     let (bytes, launches) = casts.fold((0, 0), |(bytes, most), (more, launches)| {
         (bytes + more, launches.max(most))

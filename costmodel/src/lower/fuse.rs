@@ -15,6 +15,7 @@ use super::expert_operators::{self, Apart};
 use super::kernel::{Chain, Kernel, KernelKind, Lowered, traffic};
 use super::lowering::{Lowering, has_loss};
 use super::norm_copies;
+use super::rearranged;
 use super::softmax;
 use super::tensor_set::TensorSet;
 use super::vocabulary;
@@ -31,7 +32,7 @@ pub(super) fn kernels(lowering: &Lowering<'_>, trace: &Trace, ops: &[AnyOp<'_>])
         let run = &ops[index..end];
         if fused_attention && run[0].is_core_attention() {
             kernels.push(attention(lowering, trace, run, index));
-        } else if run.len() > 1 || is_pointwise(run[0].cost()) {
+        } else if run.len() > 1 || run[0].cost().is_pointwise() {
             let kernel = pointwise(lowering, trace, run, index, &readers);
             let with_cast = |kernel| norm_copies::with_cast(lowering, trace, &run[0], kernel);
             kernels.extend(kernel.into_iter().flat_map(with_cast));
@@ -110,7 +111,7 @@ fn run_end(
 fn joins(lowering: &Lowering<'_>, previous: CostClass, next: CostClass) -> bool {
     use CostClass::{Activation, Add, Bias, Dropout, Rope};
     if lowering.has(Rewrite::FusePointwise) {
-        return is_pointwise(previous) && is_pointwise(next);
+        return previous.is_pointwise() && next.is_pointwise();
     }
     match (previous, next) {
         (Bias, Activation { .. }) | (Activation { .. }, Bias) => {
@@ -122,21 +123,6 @@ fn joins(lowering: &Lowering<'_>, previous: CostClass, next: CostClass) -> bool 
         (Rope, Rope) => lowering.has(Rewrite::FuseRope),
         _ => false,
     }
-}
-
-/// Whether a pointwise compiler can fuse the operator into a chain: elementwise operators and row reductions.
-pub(super) fn is_pointwise(class: CostClass) -> bool {
-    matches!(
-        class,
-        CostClass::Norm
-            | CostClass::Activation { .. }
-            | CostClass::Add
-            | CostClass::Bias
-            | CostClass::Dropout
-            | CostClass::Rope
-            | CostClass::Scale
-            | CostClass::Copy
-    )
 }
 
 /// One memory-bound kernel for a run of operators: it reads what comes from outside the run and writes what leaves it.
@@ -362,12 +348,14 @@ fn single(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>, index: usize) 
             memory(MemoryKind::Permute, passes + padded)
         }
         CostClass::Collective(collective) => {
-            let bytes = sent(lowering, trace, collective);
+            let bytes = sent(lowering, trace, op, collective);
             let message = kernel(KernelKind::Comm(Collective {
                 bytes,
                 ..collective
             }));
-            return vec![message; messages(lowering, trace, op, collective)];
+            let messages = messages(lowering, trace, op, collective);
+            let one = rearranged::with_copy(lowering, trace, op, message);
+            return vec![one; messages].concat();
         }
         CostClass::Norm
         | CostClass::Activation { .. }
@@ -415,14 +403,20 @@ fn product(lowering: &Lowering<'_>, trace: &Trace, pass: Pass, product: Product)
     }
 }
 
-/// Bytes that a collective sends: runtimes that gather the inputs of 8-bit products send them in 8 bits.
-fn sent(lowering: &Lowering<'_>, trace: &Trace, collective: Collective) -> u64 {
-    let gathers_inputs =
-        collective.axis == catalog::Axis::Tp && collective.kind == CollectiveKind::AllGather;
-    if gathers_inputs && trace.eight_bits && lowering.gathers_quantised() {
-        collective.bytes / 2
-    } else {
-        collective.bytes
+/// Bytes that a tensor-parallel collective sends. Runtimes that gather the inputs of 8-bit products send them in 8 bits. Under
+/// autocast a layer's input has 32 bits when the layer gets it, so its gradient is summed in 32 bits.
+fn sent(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>, collective: Collective) -> u64 {
+    if collective.axis != catalog::Axis::Tp {
+        return collective.bytes;
+    }
+    let of_input = op.pass == Pass::BackwardInput && collective.kind == CollectiveKind::AllReduce;
+    let wide = of_input && lowering.autocasts(trace.tensor(op.inputs[0]).dtype);
+    let gathers = collective.kind == CollectiveKind::AllGather;
+    let narrow = gathers && trace.eight_bits && lowering.gathers_quantised();
+    match (wide, narrow) {
+        (true, _) => collective.bytes * 2,
+        (_, true) => collective.bytes / 2,
+        _ => collective.bytes,
     }
 }
 

@@ -6,6 +6,7 @@
 mod autocast;
 mod autocast_operators;
 pub(crate) mod casts;
+mod compiled_casts;
 mod elementary_gelu;
 mod elementary_rope;
 mod expert_operators;
@@ -15,6 +16,7 @@ mod lowering;
 mod memory;
 mod modules;
 mod norm_copies;
+pub(crate) mod rearranged;
 mod recomputed;
 mod saved;
 mod softmax;

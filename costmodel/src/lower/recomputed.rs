@@ -9,6 +9,7 @@ use super::kernel::{Kernel, KernelKind, Lowered};
 use super::lowering::Lowering;
 use super::modules;
 use super::norm_copies;
+use super::rearranged;
 use super::saved::{reruns_attention, saved_by, selected_products};
 use super::tensor_set::TensorSet;
 
@@ -39,7 +40,10 @@ pub fn recomputed(
         }
         Recompute::Full | Recompute::Layers(_) | Recompute::Falling(_) => true,
         Recompute::SelectiveOps => match kernel.kind {
-            KernelKind::Memory { .. } | KernelKind::Scan { .. } => true,
+            KernelKind::Memory { .. } | KernelKind::Scan { .. } => {
+                let of = rearranged::copied_for(trace, kernel);
+                of.is_none_or(|of| of.kind == CollectiveKind::AllGather)
+            }
             KernelKind::Gemm { .. } | KernelKind::GroupedGemm { .. } => {
                 !selected.contains(&trace.forward[kernel.op].outputs[0])
             }

@@ -15,7 +15,6 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::autocast;
 use super::elementary_gelu;
-use super::fuse::is_pointwise;
 use super::lowering::Lowering;
 use super::modules;
 use super::norm_copies;
@@ -407,7 +406,7 @@ fn rebuilt(
         // can, at no more than the traffic of reading them back.
         operator => {
             let class = operator.cost();
-            is_pointwise(class)
+            class.is_pointwise()
                 && class != CostClass::Dropout
                 && (recompute == Recompute::SelectiveOps || lowering.has(Rewrite::FusePointwise))
         }

@@ -131,6 +131,11 @@ macro_rules! table {
             (Rewrite::KeepAttentionProjections, |_| false, Written),
             (Rewrite::KeepOutputProjection, |_| false, Written),
             (Rewrite::KeepSelected, |_| false, Written),
+            (
+                Rewrite::RearrangeSequences,
+                |j| j.decisions.sequence_parallel,
+                Yours,
+            ),
         ]
     };
 }

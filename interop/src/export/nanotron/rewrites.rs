@@ -221,4 +221,9 @@ pub(crate) const REWRITES: &Table = &[
     (Rewrite::KeepAttentionProjections, |_| false, Written),
     (Rewrite::KeepOutputProjection, |_| false, Written),
     (Rewrite::KeepSelected, |_| false, Written),
+    (
+        Rewrite::RearrangeSequences,
+        |j| j.decisions.sequence_parallel,
+        Never("the sequence is the first dimension of activations"),
+    ),
 ];

@@ -60,6 +60,11 @@ pub(crate) const REWRITES: &Table = &[
         Always("PyTorch's checkpoints stop early"),
     ),
     (
+        Rewrite::RearrangeSequences,
+        |j| j.decisions.sequence_parallel,
+        Always("the batch is the first dimension of activations"),
+    ),
+    (
         Rewrite::KeepSelected,
         chosen,
         Always("selective checkpointing keeps the outputs of its products"),

@@ -1,0 +1,291 @@
+//! Casts of operands to 8 bits in torchao's linear layers, as a pointwise compiler generates them.
+//!
+//! The bytes per element are those of torchao's own estimate (pytorch/ao@36027d8, `torchao/testing/training/roofline_utils.py`,
+//! `get_tensor_memory_traffic_ovhd_s`). Two facts that its developers report are added:
+//! - A kernel that casts a tensor both ways reads it twice (pytorch/pytorch issue 133242: 1.4 TB/s on an H100 where other casts
+//!   reach 2.2).
+//! - Backward products of operands that are scaled by row run with a scale of one, and another kernel scales each result
+//!   (pytorch/ao issue 2184).
+
+use catalog::runtime::Rewrite;
+use catalog::{Axis, Bytes, Fp8Recipe};
+use dtensor::{AnyOp, CollectiveKind, CostClass, Pass, TensorId, TensorRole, Trace};
+
+use super::lowering::Lowering;
+
+/// Bytes of a number in 16 bits.
+const WIDE: u64 = 2;
+/// Bytes of a number in 8 bits.
+const NARROW: u64 = 1;
+/// Bytes per element of a pass that reads 16 bits and writes 8.
+const CAST: u64 = WIDE + NARROW;
+/// Bytes per element of a cast by columns: one pass finds the largest magnitude of each column, another casts.
+const CAST_COLUMNS: u64 = WIDE + CAST;
+/// Bytes per element of scaling a product's result.
+const RESCALE: u64 = 2 * WIDE;
+
+/// Bytes and launches of the casts before one product.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Casts {
+    bytes: u64,
+    launches: u32,
+}
+
+impl std::iter::Sum for Casts {
+    fn sum<I: Iterator<Item = Self>>(each: I) -> Self {
+        each.fold(Self::default(), |all, one| Self {
+            bytes: all.bytes + one.bytes,
+            launches: all.launches + one.launches,
+        })
+    }
+}
+
+/// Bytes of memory traffic of the casts of a product's operands, and the number of kernels that cast them.
+pub(super) fn of_product(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> (Bytes, u32) {
+    let frozen = |id: &TensorId| trace.tensor(*id).role == TensorRole::Frozen;
+    let product = Operands {
+        lowering,
+        trace,
+        trained: !op.inputs.iter().any(frozen),
+    };
+    let casts: Casts = match op.pass {
+        Pass::BackwardWeight => [product.read_by_columns(op), product.rescaled(op)]
+            .into_iter()
+            .sum(),
+        Pass::Forward | Pass::BackwardInput => {
+            let operands = op.inputs.iter().copied();
+            let casts = operands.map(|id| match trace.tensor(id).role.is_weight() {
+                true => product.weight(op, id),
+                false => product.activation(op, id),
+            });
+            casts.chain([product.rescaled(op)]).sum()
+        }
+    };
+    (Bytes(casts.bytes), casts.launches)
+}
+
+/// Operands of one product.
+struct Operands<'a> {
+    lowering: &'a Lowering<'a>,
+    trace: &'a Trace,
+    /// Whether the product's weight has a gradient, for which its operands are cast a second way.
+    trained: bool,
+}
+
+impl<'a> Operands<'a> {
+    /// Whether an earlier product of the same pass over the block reads the same activation in 8 bits: the compiler casts it
+    /// only once.
+    fn cast_before(&self, op: &AnyOp<'_>, id: TensorId) -> bool {
+        let earlier = (0..op.index).map(|index| self.trace.op(op.pass, index));
+        let mut narrow = earlier.filter(|of| match of.cost() {
+            CostClass::Product(product) => self.lowering.is_eight_bit(self.trace, product),
+            _ => false,
+        });
+        narrow.any(|of| of.pass == op.pass && of.inputs.contains(&id))
+    }
+
+    fn producer(&self, id: TensorId) -> Option<AnyOp<'a>> {
+        self.trace.ops().find(|op| op.outputs.contains(&id))
+    }
+
+    /// Whether the compiler casts the tensor in the kernel that makes it.
+    fn fused(&self, id: TensorId) -> bool {
+        self.lowering.has(Rewrite::FusePointwise)
+            && (self.producer(id)).is_some_and(|op| op.cost().is_pointwise())
+    }
+
+    /// Casts of an input of the forward product, or of the gradient of its output.
+    fn activation(&self, op: &AnyOp<'_>, id: TensorId) -> Casts {
+        if self.cast_before(op, id) {
+            return Casts::default();
+        }
+        let elements = self.trace.tensor(id).elements();
+        let second_way = u64::from(self.trained);
+        match self.lowering.fp8_recipe {
+            Fp8Recipe::Delayed => Casts {
+                bytes: (NARROW + NARROW * second_way) * elements,
+                launches: 1,
+            },
+            Fp8Recipe::Tensorwise => self.activation_of_one_scale(id),
+            Fp8Recipe::Rowwise | Fp8Recipe::Blockwise | Fp8Recipe::Mxfp8 => {
+                let rows = if self.fused(id) { NARROW } else { CAST };
+                // Backward needs the gradient both ways. It casts the input by columns itself.
+                let columns = match op.pass {
+                    Pass::Forward => 0,
+                    _ => self.by_columns() * second_way,
+                };
+                Casts {
+                    bytes: (rows + columns) * elements,
+                    launches: 1 + if columns > 0 { 2 } else { 0 },
+                }
+            }
+        }
+    }
+
+    /// Bytes per element of a cast by columns. The largest magnitude of a block is found in the pass that casts.
+    fn by_columns(&self) -> u64 {
+        match self.lowering.fp8_recipe {
+            Fp8Recipe::Rowwise => CAST_COLUMNS,
+            _ => CAST,
+        }
+    }
+
+    /// A pass finds the largest magnitude, unless the kernel that makes the tensor does; then it is cast both ways. If tensor
+    /// parallelism gathers the tensor in 8 bits, each rank casts its part, and the second way is made of the gathered numbers.
+    fn activation_of_one_scale(&self, id: TensorId) -> Casts {
+        let gathers = |op: &AnyOp<'_>| {
+            matches!(op.cost(), CostClass::Collective(of)
+                if of.axis == Axis::Tp && of.kind == CollectiveKind::AllGather)
+        };
+        let gather = self.producer(id).filter(gathers);
+        let gather = gather.filter(|_| self.lowering.gathers_quantised());
+        let part = gather.as_ref().map_or(id, |gather| gather.inputs[0]);
+        let searched = u64::from(!self.fused(part));
+        let [part, whole] = [part, id].map(|id| self.trace.tensor(id).elements());
+        let second_way = match (self.trained, gather.is_some()) {
+            (false, _) => 0,
+            (true, false) => CAST * whole,
+            (true, true) => 2 * NARROW * whole,
+        };
+        Casts {
+            bytes: (CAST + WIDE * searched) * part + second_way,
+            launches: 2 + searched as u32,
+        }
+    }
+
+    /// Casts of a weight, for the product of the forward pass or for the gradient of its input.
+    fn weight(&self, op: &AnyOp<'_>, id: TensorId) -> Casts {
+        let forward = op.pass == Pass::Forward;
+        let (each, launches) = match self.lowering.fp8_recipe {
+            // Of weights that data parallelism gathers in 8 bits, backward only writes the transpose.
+            Fp8Recipe::Delayed => return Casts::default(),
+            Fp8Recipe::Tensorwise if self.lowering.gathers_quantised() => match forward {
+                true => return Casts::default(),
+                false => (2 * NARROW, 1),
+            },
+            Fp8Recipe::Tensorwise if forward => (WIDE + CAST, 3),
+            Fp8Recipe::Rowwise if !forward => (2 * WIDE + CAST, 2),
+            _ => (CAST, 1),
+        };
+        Casts {
+            bytes: each * self.trace.tensor(id).elements(),
+            launches,
+        }
+    }
+
+    /// The kernel that scales the result of a backward product whose operands were scaled by row.
+    fn rescaled(&self, op: &AnyOp<'_>) -> Casts {
+        if op.pass == Pass::Forward || self.lowering.fp8_recipe != Fp8Recipe::Rowwise {
+            return Casts::default();
+        }
+        let elements = self.trace.tensor(op.outputs[0]).elements();
+        Casts {
+            bytes: RESCALE * elements,
+            launches: 1,
+        }
+    }
+
+    /// Casts by columns of a forward product's input, which the gradient of the weight reads. With one scale for the tensor the
+    /// forward pass wrote both ways.
+    fn read_by_columns(&self, op: &AnyOp<'_>) -> Casts {
+        let by_rows = [Fp8Recipe::Delayed, Fp8Recipe::Tensorwise];
+        let input = op.inputs[1];
+        if by_rows.contains(&self.lowering.fp8_recipe) || self.cast_before(op, input) {
+            return Casts::default();
+        }
+        Casts {
+            bytes: self.by_columns() * self.trace.tensor(input).elements(),
+            launches: 2,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use catalog::DType;
+    use models::{BlockClass, BlockLayout};
+
+    use super::*;
+
+    const TOKENS: u64 = 32;
+    const HIDDEN: u64 = 64;
+    const KEYS: u64 = 32;
+    const INNER: u64 = 96;
+
+    /// Bytes of the casts of each pass over a layer of Llama's kind, split over `tp` ranks.
+    fn casts(recipe: Fp8Recipe, tp: u64) -> [u64; 3] {
+        let json = format!(
+            r#"{{"model_type": "llama", "hidden_size": {HIDDEN}, "num_hidden_layers": 1,
+                "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": {INNER},
+                "vocab_size": 128, "max_position_embeddings": 64, "rms_norm_eps": 1e-5}}"#
+        );
+        let model = catalog::hf::decode(&json, "test", "llama").expect("a model");
+        let runtime = catalog::load::runtime("torchtitan-compile").expect("a preset");
+        let layout = BlockLayout {
+            tp,
+            sequence_parallel: tp > 1,
+            eight_bits: true,
+            ..BlockLayout::alone(1, TOKENS, DType::Bf16)
+        };
+        let class = BlockClass::Layer(model.layer_class(0));
+        let trace = models::trace_block(&model, class, &layout).expect("a block");
+        let lowering = Lowering::new(&runtime, recipe);
+        let narrow = |op: &AnyOp<'_>| matches!(op.cost(), CostClass::Product(of) if lowering.is_eight_bit(&trace, of));
+        [Pass::Forward, Pass::BackwardInput, Pass::BackwardWeight].map(|pass| {
+            let products = trace.ops().filter(|op| op.pass == pass && narrow(op));
+            products
+                .map(|op| of_product(&lowering, &trace, &op).0.0)
+                .sum()
+        })
+    }
+
+    /// Norms, the activation and rotary positions make operands that the compiler casts where they are made: the inputs of
+    /// queries, gate and down, and the gradients of queries, keys, output, gate and up. The input of the output projection, the
+    /// gradient of values and that of the last product are not among them.
+    #[test]
+    fn operands_are_cast_where_they_are_made() {
+        let [x, keys, inner] = [HIDDEN, KEYS, INNER].map(|columns| TOKENS * columns);
+        let weights = HIDDEN * (2 * HIDDEN + 2 * KEYS + 3 * INNER);
+        let (input, gradient) = (3 * x + inner, 3 * x + 2 * keys + 2 * inner);
+        let (apart, gradient_apart) = (x, x + keys);
+        let rows = [
+            (Fp8Recipe::Delayed, [2 * input, 2 * gradient, 0]),
+            (
+                Fp8Recipe::Tensorwise,
+                [
+                    6 * input + 2 * apart,
+                    6 * gradient + 2 * gradient_apart + 2 * weights,
+                    0,
+                ],
+            ),
+            (
+                Fp8Recipe::Rowwise,
+                [
+                    input + 2 * apart + 3 * weights,
+                    6 * gradient + 2 * gradient_apart + 7 * weights + 4 * input_gradients(),
+                    5 * input + 4 * weights,
+                ],
+            ),
+        ];
+        for (recipe, wanted) in rows {
+            assert_eq!(casts(recipe, 1), wanted, "{recipe:?}");
+        }
+    }
+
+    /// Elements of the gradients of inputs that the products of backward return: those of queries, keys, values, gate and up, of
+    /// the output projection, and of the last product.
+    fn input_gradients() -> u64 {
+        TOKENS * (5 * HIDDEN + HIDDEN + INNER)
+    }
+
+    #[test]
+    fn one_scale_is_found_before_the_gather_and_scales_of_rows_after_it() {
+        let [x, inner] = [HIDDEN, INNER].map(|columns| TOKENS * columns);
+        // The inputs of queries and gate are gathered; those of the output projection and of down are whole on their ranks.
+        let forward = 2 * (3 * x / 2 + 2 * x) + 8 * x / 2 + 6 * inner / 2;
+        assert_eq!(casts(Fp8Recipe::Tensorwise, 2)[0], forward);
+        let weights = HIDDEN * (2 * HIDDEN + 2 * KEYS + 3 * INNER) / 2;
+        let forward = 2 * 3 * x + 3 * x / 2 + inner / 2 + 3 * weights;
+        assert_eq!(casts(Fp8Recipe::Rowwise, 2)[0], forward);
+    }
+}
