@@ -279,8 +279,8 @@ pub enum Rewrite {
     GatherQuantised,
     /// Products of experts stay in 16 bits where linear layers run in 8.
     WideExperts,
-    /// The batch is the first dimension of activations and the sequence the second, so that kernels copy sequences into order
-    /// around tensor parallelism's gathers and scatters (torchtitan before 73aed7f of August 2026).
+    /// Activations are `[batch, sequence, hidden]`, and collectives work on the first dimension: a kernel copies the result of every
+    /// tensor-parallel gather of sequences, and the input of every scatter (torchtitan before 73aed7f of August 2026).
     RearrangeSequences,
     /// Operator-level selection keeps its products' outputs whether backward reads them or not
     /// (`create_selective_checkpoint_contexts`; Inductor's partitioner honours its `MUST_SAVE`).
@@ -545,8 +545,8 @@ pub struct Overheads {
     /// Host time to gather one gradient and find its norm, if clipping gathers every gradient that tensor parallelism shards. 0 if
     /// clipping adds up the norms of shards instead.
     pub whole_gradient: Sourced<Seconds>,
-    /// Host time, in one pass, to work out how the tensors of one linear layer lie on the ranks, if tensor parallelism splits the
-    /// layer. 0 if the layout is fixed beforehand.
+    /// Host time that PyTorch's DTensor takes for one linear layer in one pass under tensor parallelism, beside the launch of its
+    /// kernels. 0 without DTensor, or if layers are compiled.
     pub parallel_linear: Sourced<Seconds>,
     /// Time of one transfer between pipeline stages beside its bytes: synchronisation with the host.
     pub transfer: Sourced<Seconds>,

@@ -98,14 +98,15 @@ impl<'a> Order<'a> {
         order
     }
 
-    /// Issues the block's kernels at the given indices, in that order.
+    /// Issues the block's kernels at the given indices, in that order, without copies that are not needed.
     pub(crate) fn issue(&self, kernels: &[usize]) -> Vec<Launch> {
         let needed = |&&kernel: &&usize| !self.needs_no_copy(kernel);
         let kernels: Vec<usize> = kernels.iter().filter(needed).copied().collect();
         self.issue_all(&kernels)
     }
 
-    /// Issues forward kernels again, for recomputation. Copies for the weight's gradient are made once, by the first forward pass.
+    /// Issues forward kernels again, for recomputation. If gathers are split, the weight's gradient alone needs what was gathered in
+    /// order. Its copy is made once, and counted in the first forward pass.
     pub(crate) fn issue_again(&self, kernels: &[usize]) -> Vec<Launch> {
         let copies = |kernel| rearranged::copied_for(self.trace, self.kernel(kernel)).is_some();
         let splits = self.splits_gathers();
@@ -164,9 +165,9 @@ impl<'a> Order<'a> {
         self.key.execution.overlap_tp && !scaled_after
     }
 
-    /// Whether a kernel is a copy around a message that runs beside the parts of a product. Such a product reads and writes the
-    /// parts where they lie. The product for the weight's gradient still needs what was gathered in order; in 8 bits the cast
-    /// that it needs anyway copies.
+    /// Whether a kernel is a copy around a collective that can be left out. A product that is split reads and writes each rank's part
+    /// in place, so what it makes is scattered without a copy. What is gathered is still copied for the weight's gradient, unless it
+    /// has 8 bits: its cast by columns then writes it in order.
     fn needs_no_copy(&self, kernel: usize) -> bool {
         let Some(of) = rearranged::copied_for(self.trace, self.kernel(kernel)) else {
             return false;
@@ -431,8 +432,8 @@ mod tests {
         }
     }
 
-    /// What a runtime issues of a layer of GPT-2 in a pass: products and attention, by the end of their names, copies around
-    /// messages, `+` with the message that is sent and `-` with the one that is waited for.
+    /// What a runtime issues of a layer of GPT-2 in a pass. Products and attention are named by the end of their names, copies around
+    /// messages are `copy`. `+` stands before a message that is sent, `-` before one that is waited for.
     fn issued(runtime: &str, [tp, cp]: [u64; 2], overlap_tp: bool, backward: bool) -> String {
         let model = catalog::load::model("gpt2").expect("a preset");
         let runtime = catalog::load::runtime(runtime).expect("a preset");
@@ -500,7 +501,7 @@ mod tests {
              +AllGather -AllGather c_proj c_proj' core_attention \
              +AllGather c_attn +ReduceScatter -AllGather c_attn' -ReduceScatter"
         );
-        // Other systems wait for every message, and torchtitan copies sequences into order around it.
+        // Other systems wait for every message. torchtitan copies what it gathers and what it scatters.
         assert_eq!(
             issued("torchtitan", [2, 1], false, true),
             "+AllGather -AllGather copy c_proj c_proj' c_fc c_fc' copy +ReduceScatter -ReduceScatter \

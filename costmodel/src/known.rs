@@ -168,8 +168,8 @@ known! {
     PORTABLE_GROUPED: "grouped products by our own kernel" = 1.35e12, TeraflopsOfSm, Measured,
         "our profile of an H200 (docs/cuda.md): 159-192 TFLOP/s on 132 SMs",
         Only::PortableExperts;
-    ROWWISE: "forward products in 8 bits scaled by row over those scaled by tensor" = 1.05, Times, Published,
-        "pytorch/pytorch issue 147971: most products of H100 reach 90-100% of the rate of those scaled by tensor";
+    ROWWISE: "time of forward products in 8 bits scaled by row over those scaled by tensor" = 1.05, Times, Published,
+        "pytorch/pytorch issue 147971: most products of H100 reach 90-100% of the rate of those scaled by tensor, the middle is taken";
     BLOCKWISE: "8-bit products scaled by blocks of 128 over those scaled by tensor" = 1.23, Times, Published,
         "NVIDIA/TransformerEngine@8f2e635, docs/examples/gemm_profiling: H200 NVL, 22.9 ms with casts where scales of earlier steps take 19.0, 16.8 of them products",
         Only::Parts(&[Architecture::Hopper]);

@@ -327,7 +327,7 @@ fn of_runtime(overheads: &Overheads) -> Vec<UsedConstant> {
             &overheads.whole_gradient,
         ),
         (
-            "host time to lay out one tensor-parallel linear layer",
+            "host time of DTensor for one linear layer in a pass",
             &overheads.parallel_linear,
         ),
     ];

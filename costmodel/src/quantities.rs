@@ -69,7 +69,7 @@ fn times(scenario: &Scenario) -> [(&'static str, f64); 11] {
             overheads.whole_gradient.value.0,
         ),
         (
-            "host time to lay out one tensor-parallel linear layer",
+            "host time of DTensor for one linear layer in a pass",
             overheads.parallel_linear.value.0,
         ),
         ("time per pipeline transfer", overheads.transfer.value.0),

@@ -1,8 +1,8 @@
-//! What the host does by itself takes its time:
+//! Work of the host that lengthens a step:
 //! - An optimizer may update one parameter tensor after another, and clipping may gather one gradient after another. The step takes
 //!   longer by the host's time for each of them.
-//! - Eager PyTorch works out how the tensors of a tensor-parallel linear layer lie on the ranks whenever the layer runs. If the host
-//!   takes longer for that than the device for the layer, the step takes the host's time.
+//! - In eager PyTorch DTensor takes the host some time for every tensor-parallel linear layer. If that is longer than the device
+//!   takes for the layer, the step takes the host's time.
 
 use catalog::runtime::Overheads;
 use catalog::{Precision, Seconds, Workload};
@@ -18,7 +18,7 @@ const IN_LAYERS: f64 = 6.98e9;
 /// Peak rate of an H100's NVLink in one direction, in bytes per second.
 const NVLINK: f64 = 450e9;
 
-/// The prediction of a plan for Llama 3 8B on eight H100 under FSDP2, with other times of the host.
+/// The prediction of a plan for Llama 3 8B on eight H100 in torchtitan, after `change` has set times of the host.
 fn predict(plan: &str, change: impl Fn(&mut Overheads)) -> Prediction {
     let mut s = Scenario {
         model: catalog::load::model("llama3-8b").expect("preset"),
@@ -82,7 +82,7 @@ fn clipping_gathers_what_tensor_parallelism_shards() {
 }
 
 #[test]
-fn the_host_lays_out_every_parallel_linear_layer_in_both_passes() {
+fn dtensor_takes_the_host_its_time_for_every_linear_layer_and_pass() {
     let plan = "tp=8,mbs=8,recompute=none";
     let added = step(plan, 0.2) - step(plan, 0.1);
     let wanted = 2.0 * LINEARS * 0.1;

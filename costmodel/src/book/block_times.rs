@@ -186,19 +186,19 @@ impl Timed<'_> {
                 return self.host_of_expert(kernel) * groups as f64;
             }
             KernelKind::GroupedGemm { .. } | KernelKind::Comm(_) => 1,
-            _ if graphed => 0,
+            _ if graphed => return Seconds(0.0),
             KernelKind::Memory { launches, .. } => u64::from(launches),
             KernelKind::Scan { sizes, backward } => {
                 u64::from(sizes.work(self.precision().activation(), backward).kernels)
             }
             _ => 1,
         };
-        self.launch() * launches as f64 + self.placement(kernel)
+        self.launch() * launches as f64 + self.by_dtensor(kernel)
     }
 
-    /// Time that the host takes to work out how the tensors of a product lie on the ranks that tensor parallelism splits it over.
-    /// The products of backward share one calculation.
-    fn placement(&self, kernel: &Kernel) -> Seconds {
+    /// Host time of DTensor for a product under tensor parallelism. Backward is charged once, with the product for the input's
+    /// gradient.
+    fn by_dtensor(&self, kernel: &Kernel) -> Seconds {
         let product = matches!(kernel.kind, KernelKind::Gemm { .. });
         let split = self.of.key.layout.tp > 1 && kernel.pass != Pass::BackwardWeight;
         if !(product && split) {

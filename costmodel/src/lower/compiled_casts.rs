@@ -1,10 +1,11 @@
-//! Casts of operands to 8 bits in torchao's linear layers, as a pointwise compiler generates them.
+//! Casts of operands to 8 bits in compiled linear layers: torchao's under `torch.compile`, and XLA's. Operands that are scaled by row
+//! are cast so without a compiler too.
 //!
-//! The bytes per element are those of torchao's own estimate (pytorch/ao@36027d8, `torchao/testing/training/roofline_utils.py`,
-//! `get_tensor_memory_traffic_ovhd_s`). Two facts that its developers report are added:
+//! With scales of now, for a tensor or for each row, the bytes per element are those of torchao's own estimate (pytorch/ao@36027d8,
+//! `torchao/testing/training/roofline_utils.py`, `get_tensor_memory_traffic_ovhd_s`). Two facts that its developers report are added:
 //! - A kernel that casts a tensor both ways reads it twice (pytorch/pytorch issue 133242: 1.4 TB/s on an H100 where other casts
 //!   reach 2.2).
-//! - Backward products of operands that are scaled by row run with a scale of one, and another kernel scales each result
+//! - Backward products of operands that are scaled by row run as if their scale was 1, and another kernel scales each result
 //!   (pytorch/ao issue 2184).
 
 use catalog::runtime::Rewrite;
@@ -19,12 +20,15 @@ const WIDE: u64 = 2;
 const NARROW: u64 = 1;
 /// Bytes per element of a pass that reads 16 bits and writes 8.
 const CAST: u64 = WIDE + NARROW;
-/// Bytes per element of a cast by columns: one pass finds the largest magnitude of each column, another casts.
+/// Bytes per element of a cast by columns: the kernel that casts by rows also writes the transpose in 16 bits, and another kernel
+/// casts that.
 const CAST_COLUMNS: u64 = WIDE + CAST;
+/// Bytes per element of a cast of a weight by columns: one kernel transposes it in 16 bits, another casts the transpose.
+const CAST_WEIGHT_COLUMNS: u64 = 2 * WIDE + CAST;
 /// Bytes per element of scaling a product's result.
 const RESCALE: u64 = 2 * WIDE;
 
-/// Bytes and launches of the casts before one product.
+/// Memory traffic and launches of kernels around one product.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Casts {
     bytes: u64,
@@ -40,7 +44,8 @@ impl std::iter::Sum for Casts {
     }
 }
 
-/// Bytes of memory traffic of the casts of a product's operands, and the number of kernels that cast them.
+/// Bytes of memory traffic, and number of launches, of the kernels that cast a product's operands. The kernel that scales the result
+/// of a backward product is among them, if operands are scaled by row.
 pub(super) fn of_product(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> (Bytes, u32) {
     let frozen = |id: &TensorId| trace.tensor(*id).role == TensorRole::Frozen;
     let product = Operands {
@@ -64,7 +69,7 @@ pub(super) fn of_product(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>)
     (Bytes(casts.bytes), casts.launches)
 }
 
-/// Operands of one product.
+/// What the casts of one product's operands depend on beside the product itself.
 struct Operands<'a> {
     lowering: &'a Lowering<'a>,
     trace: &'a Trace,
@@ -109,7 +114,8 @@ impl<'a> Operands<'a> {
             Fp8Recipe::Tensorwise => self.activation_of_one_scale(id),
             Fp8Recipe::Rowwise | Fp8Recipe::Blockwise | Fp8Recipe::Mxfp8 => {
                 let rows = if self.fused(id) { NARROW } else { CAST };
-                // Backward needs the gradient both ways. It casts the input by columns itself.
+                // The gradient of the output is needed by rows and by columns. The input is needed by columns in backward alone
+                // (`read_by_columns`).
                 let columns = match op.pass {
                     Pass::Forward => 0,
                     _ => self.by_columns() * second_way,
@@ -122,7 +128,8 @@ impl<'a> Operands<'a> {
         }
     }
 
-    /// Bytes per element of a cast by columns. The largest magnitude of a block is found in the pass that casts.
+    /// Bytes per element of a cast of an activation by columns. If a scale is for a few numbers only, the kernel that casts also
+    /// finds their largest magnitude.
     fn by_columns(&self) -> u64 {
         match self.lowering.fp8_recipe {
             Fp8Recipe::Rowwise => CAST_COLUMNS,
@@ -130,8 +137,10 @@ impl<'a> Operands<'a> {
         }
     }
 
-    /// A pass finds the largest magnitude, unless the kernel that makes the tensor does; then it is cast both ways. If tensor
-    /// parallelism gathers the tensor in 8 bits, each rank casts its part, and the second way is made of the gathered numbers.
+    /// Casts of an activation that has one scale. Its largest magnitude comes first: a pointwise kernel that makes the tensor finds
+    /// it, or else a pass of its own. Then the tensor is cast by rows, and by columns too if the weight is trained. If tensor
+    /// parallelism gathers the tensor in 8 bits, each rank casts its part by rows; the cast by columns is a transpose of what was
+    /// gathered.
     fn activation_of_one_scale(&self, id: TensorId) -> Casts {
         let gathers = |op: &AnyOp<'_>| {
             matches!(op.cost(), CostClass::Collective(of)
@@ -157,14 +166,16 @@ impl<'a> Operands<'a> {
     fn weight(&self, op: &AnyOp<'_>, id: TensorId) -> Casts {
         let forward = op.pass == Pass::Forward;
         let (each, launches) = match self.lowering.fp8_recipe {
-            // Of weights that data parallelism gathers in 8 bits, backward only writes the transpose.
+            // Assumed: each rank casts its shard before it is gathered, which takes little.
             Fp8Recipe::Delayed => return Casts::default(),
+            // Assumed: a system that gathers activations in 8 bits gathers weights in 8 bits too (pytorch/torchtitan@820504e,
+            // docs/float8.md, where the second is optional). Forward then casts no weight, and backward transposes it.
             Fp8Recipe::Tensorwise if self.lowering.gathers_quantised() => match forward {
                 true => return Casts::default(),
                 false => (2 * NARROW, 1),
             },
             Fp8Recipe::Tensorwise if forward => (WIDE + CAST, 3),
-            Fp8Recipe::Rowwise if !forward => (2 * WIDE + CAST, 2),
+            Fp8Recipe::Rowwise if !forward => (CAST_WEIGHT_COLUMNS, 2),
             _ => (CAST, 1),
         };
         Casts {
@@ -185,12 +196,12 @@ impl<'a> Operands<'a> {
         }
     }
 
-    /// Casts by columns of a forward product's input, which the gradient of the weight reads. With one scale for the tensor the
-    /// forward pass wrote both ways.
+    /// Casts by columns of a forward product's input, which the gradient of the weight reads. An input that has one scale was cast
+    /// by columns in the forward pass already.
     fn read_by_columns(&self, op: &AnyOp<'_>) -> Casts {
-        let by_rows = [Fp8Recipe::Delayed, Fp8Recipe::Tensorwise];
+        let of_one_scale = [Fp8Recipe::Delayed, Fp8Recipe::Tensorwise];
         let input = op.inputs[1];
-        if by_rows.contains(&self.lowering.fp8_recipe) || self.cast_before(op, input) {
+        if of_one_scale.contains(&self.lowering.fp8_recipe) || self.cast_before(op, input) {
             return Casts::default();
         }
         Casts {
@@ -239,11 +250,12 @@ mod tests {
         })
     }
 
-    /// Norms, the activation and rotary positions make operands that the compiler casts where they are made: the inputs of
-    /// queries, gate and down, and the gradients of queries, keys, output, gate and up. The input of the output projection, the
-    /// gradient of values and that of the last product are not among them.
+    /// Norms, the activation and rotary positions are pointwise kernels. They make the inputs of queries, gate and down, and the
+    /// gradients of queries, keys, output, gate and up. With a scale for each row, or of earlier steps, they also cast them; with one
+    /// scale they find the largest magnitude. Other kernels make the input of the output projection, the gradient of values and
+    /// that of the last product.
     #[test]
-    fn operands_are_cast_where_they_are_made() {
+    fn pointwise_kernels_help_to_cast_what_they_make() {
         let [x, keys, inner] = [HIDDEN, KEYS, INNER].map(|columns| TOKENS * columns);
         let weights = HIDDEN * (2 * HIDDEN + 2 * KEYS + 3 * INNER);
         let (input, gradient) = (3 * x + inner, 3 * x + 2 * keys + 2 * inner);
@@ -281,7 +293,7 @@ mod tests {
     #[test]
     fn one_scale_is_found_before_the_gather_and_scales_of_rows_after_it() {
         let [x, inner] = [HIDDEN, INNER].map(|columns| TOKENS * columns);
-        // The inputs of queries and gate are gathered; those of the output projection and of down are whole on their ranks.
+        // The inputs of queries and gate are gathered. The output projection and down read what their own rank made.
         let forward = 2 * (3 * x / 2 + 2 * x) + 8 * x / 2 + 6 * inner / 2;
         assert_eq!(casts(Fp8Recipe::Tensorwise, 2)[0], forward);
         let weights = HIDDEN * (2 * HIDDEN + 2 * KEYS + 3 * INNER) / 2;

@@ -403,8 +403,8 @@ fn product(lowering: &Lowering<'_>, trace: &Trace, pass: Pass, product: Product)
     }
 }
 
-/// Bytes that a tensor-parallel collective sends. Runtimes that gather the inputs of 8-bit products send them in 8 bits. Under
-/// autocast a layer's input has 32 bits when the layer gets it, so its gradient is summed in 32 bits.
+/// Bytes that a collective sends. Runtimes that gather the inputs of 8-bit products under tensor parallelism send them in 8 bits.
+/// Under autocast a linear layer casts its input inside the layer, so the gradient of that input is all-reduced in 32 bits.
 fn sent(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>, collective: Collective) -> u64 {
     if collective.axis != catalog::Axis::Tp {
         return collective.bytes;

@@ -1,7 +1,7 @@
 //! Copies around tensor parallelism's gathers and scatters of sequences.
 //!
-//! Collectives join and cut along the first dimension. Where the batch is first and the sequence second, PyTorch copies what was
-//! gathered into order, and copies what is to be scattered before it sends it
+//! Activations of PyTorch models are `[batch, sequence, hidden]`. Collectives gather and scatter along the first dimension, sequences
+//! are the second. PyTorch therefore copies the result of every gather, and the input of every scatter
 //! (pytorch/pytorch@000f488, `torch/distributed/_functional_collectives.py`, `all_gather_tensor` and `reduce_scatter_tensor`).
 
 use catalog::runtime::Rewrite;
@@ -40,7 +40,8 @@ pub(super) fn with_copy(
     }
 }
 
-/// Whether a compiled pointwise kernel makes what is to be scattered. It writes its result in the order in which it is sent.
+/// Whether a compiled pointwise kernel makes what is to be scattered. Such a kernel writes its result in the order in which it is
+/// sent, so no copy is needed.
 fn made_in_order(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> bool {
     let makes = |of: &AnyOp<'_>| of.outputs.contains(&op.inputs[0]);
     let producer = trace.ops().find(makes);
