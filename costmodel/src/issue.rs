@@ -100,6 +100,9 @@ impl<'a> Order<'a> {
 
     /// Issues the block's kernels at the given indices, in that order, without copies that are not needed.
     pub(crate) fn issue(&self, kernels: &[usize]) -> Vec<Launch> {
+        if !self.lowering.has(Rewrite::RearrangeSequences) {
+            return self.issue_all(kernels);
+        }
         let needed = |&&kernel: &&usize| !self.needs_no_copy(kernel);
         let kernels: Vec<usize> = kernels.iter().filter(needed).copied().collect();
         self.issue_all(&kernels)
@@ -108,9 +111,11 @@ impl<'a> Order<'a> {
     /// Issues forward kernels again, for recomputation. If gathers are split, the weight's gradient alone needs what was gathered in
     /// order. Its copy is made once, and counted in the first forward pass.
     pub(crate) fn issue_again(&self, kernels: &[usize]) -> Vec<Launch> {
+        if !self.splits_gathers() {
+            return self.issue(kernels);
+        }
         let copies = |kernel| rearranged::copied_for(self.trace, self.kernel(kernel)).is_some();
-        let splits = self.splits_gathers();
-        let needed = |&&kernel: &&usize| !(splits && copies(kernel));
+        let needed = |&&kernel: &&usize| !copies(kernel);
         let kernels: Vec<usize> = kernels.iter().filter(needed).copied().collect();
         self.issue(&kernels)
     }

@@ -81,12 +81,12 @@ impl<'a> Operands<'a> {
     /// Whether an earlier product of the same pass over the block reads the same activation in 8 bits: the compiler casts it
     /// only once.
     fn cast_before(&self, op: &AnyOp<'_>, id: TensorId) -> bool {
-        let earlier = (0..op.index).map(|index| self.trace.op(op.pass, index));
-        let mut narrow = earlier.filter(|of| match of.cost() {
+        let mut earlier = (0..op.index).map(|index| self.trace.op(op.pass, index));
+        let narrow = |of: &AnyOp<'_>| match of.cost() {
             CostClass::Product(product) => self.lowering.is_eight_bit(self.trace, product),
             _ => false,
-        });
-        narrow.any(|of| of.pass == op.pass && of.inputs.contains(&id))
+        };
+        earlier.any(|of| of.inputs.contains(&id) && of.pass == op.pass && narrow(&of))
     }
 
     fn producer(&self, id: TensorId) -> Option<AnyOp<'a>> {

@@ -50,8 +50,11 @@ fn made_in_order(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> bool
 
 /// The collective that a kernel copies for, if it is such a copy.
 pub(crate) fn copied_for(trace: &Trace, kernel: &Kernel) -> Option<Collective> {
-    match (kernel.kind, trace.op(kernel.pass, kernel.op).cost()) {
-        (KernelKind::Memory { .. }, CostClass::Collective(of)) => Some(of),
+    if !matches!(kernel.kind, KernelKind::Memory { .. }) {
+        return None;
+    }
+    match trace.op(kernel.pass, kernel.op).cost() {
+        CostClass::Collective(of) => Some(of),
         _ => None,
     }
 }

@@ -40,7 +40,8 @@ pub fn recomputed(
         }
         Recompute::Full | Recompute::Layers(_) | Recompute::Falling(_) => true,
         Recompute::SelectiveOps => match kernel.kind {
-            KernelKind::Memory { .. } | KernelKind::Scan { .. } => {
+            KernelKind::Scan { .. } => true,
+            KernelKind::Memory { .. } => {
                 let of = rearranged::copied_for(trace, kernel);
                 of.is_none_or(|of| of.kind == CollectiveKind::AllGather)
             }
