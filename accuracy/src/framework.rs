@@ -34,7 +34,7 @@ pub(super) fn runtime(run: &Run) -> Result<(Runtime, bool), String> {
     Ok((runtime, framework.is_some()))
 }
 
-/// A number of a recipe, with the recipe's reason as its source.
+/// Turns a number that a recipe states into a sourced number. The recipe's reason says where the number comes from.
 fn of_recipe<T>(recipe: &Recipe, origin: Origin, value: T) -> Sourced<T> {
     Sourced {
         value,

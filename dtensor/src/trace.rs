@@ -196,4 +196,10 @@ impl Trace {
     pub fn ops(&self) -> impl Iterator<Item = AnyOp<'_>> {
         self.forward_ops().chain(self.backward_ops())
     }
+
+    /// The operator that writes a tensor. `None` for a tensor that the block is given.
+    #[must_use]
+    pub fn producer(&self, id: TensorId) -> Option<AnyOp<'_>> {
+        self.ops().find(|op| op.outputs.contains(&id))
+    }
 }

@@ -248,8 +248,8 @@ impl Timed<'_> {
         }
     }
 
-    /// Time of products whose operands have several scales over that of products with one scale for each operand. Backward
-    /// products of operands that are scaled by row run with one scale.
+    /// How many times as long a product takes if its operands have several scales as if each has one. If operands are scaled by
+    /// row, that holds for forward products only: backward products run as if the scale was 1.
     fn scaling(&self, dtype: DType, layout: GemmLayout) -> f64 {
         match self.of.lowering.fp8_recipe {
             Fp8Recipe::Rowwise if dtype == DType::F8 && layout == GemmLayout::Forward => {

@@ -5,7 +5,7 @@
 //! - Attention and feed-forward blocks return 16 bits, which are added to the stream in 32. In backward their gradient is cast to 16.
 //! - Rotary embedding multiplies queries and keys by cosines and sines of 32 bits, so the results have 32 bits. Attention casts them
 //!   back to 16 (transformers `apply_rotary_pos_emb`).
-//! - Norms of queries and keys cast their 16-bit input to 32 bits. In backward they cast its gradient to 16.
+//! - Norms of queries and keys cast their 16-bit input to 32 bits. In backward the gradient of that input is cast to 16 bits.
 //!
 //! FSDP may gather parameters in 16 bits. Then the residual stream has 16 bits too, and only LayerNorm computes in 32.
 //!

@@ -2,10 +2,8 @@
 
 use catalog::device::Architecture;
 use catalog::runtime::Rewrite;
-use catalog::{Axis, Bytes, Fp8Recipe};
-use dtensor::{
-    AnyOp, CollectiveKind, CostClass, Gemm, Operator, Pass, Product, TensorId, TensorRole, Trace,
-};
+use catalog::{Bytes, Fp8Recipe};
+use dtensor::{AnyOp, CostClass, Gemm, Operator, Pass, Product, TensorId, TensorRole, Trace};
 
 use super::compiled_casts;
 use super::kernel::{Kernel, KernelKind};
@@ -93,17 +91,15 @@ fn activations<'a>(trace: &'a Trace, op: &AnyOp<'a>) -> impl Iterator<Item = Ten
 /// over the operand before the cast (`Float8CurrentScalingQuantizer`), unless a norm made the operand, which finds the
 /// magnitude on the way (v2.7, `csrc/extensions/normalization.cpp`).
 fn cast(lowering: &Lowering<'_>, trace: &Trace, id: TensorId, transposed: u64) -> (u64, u32) {
-    let producer = |id: TensorId| trace.ops().find(|op| op.outputs.contains(&id));
-    let gathers = |op: &AnyOp<'_>| {
-        matches!(op.cost(), CostClass::Collective(of)
-            if of.axis == Axis::Tp && of.kind == CollectiveKind::AllGather)
-    };
-    let gather = lowering.gathers_quantised().then(|| producer(id)).flatten();
-    let gather = gather.filter(gathers);
+    let gather = lowering.quantised_gather(trace, id);
     let part = gather.as_ref().map_or(id, |gather| gather.inputs[0]);
     let scaled = lowering.fp8_recipe == Fp8Recipe::Tensorwise;
     let by_norm = lowering.has(Rewrite::FuseNorm);
-    let of_a_norm = || producer(part).is_some_and(|op| op.cost() == CostClass::Norm);
+    let of_a_norm = || {
+        trace
+            .producer(part)
+            .is_some_and(|op| op.cost() == CostClass::Norm)
+    };
     let searched = u64::from(scaled && !(by_norm && of_a_norm()));
     let (part, whole) = (trace.tensor(part).elements(), trace.tensor(id).elements());
     let apart = gather.is_some() && lowering.fp8_recipe != Fp8Recipe::Mxfp8;
@@ -214,20 +210,7 @@ mod tests {
     use models::{BlockClass, BlockLayout};
 
     use super::*;
-
-    const TOKENS: u64 = 32;
-    const HIDDEN: u64 = 64;
-    const KEYS: u64 = 32;
-    const INNER: u64 = 96;
-
-    fn model(kind: &str, more: &str) -> Model {
-        let json = format!(
-            r#"{{"model_type": "{kind}", "hidden_size": {HIDDEN}, "num_hidden_layers": 1,
-                "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": {INNER},
-                "vocab_size": 128, "max_position_embeddings": 64, "rms_norm_eps": 1e-5{more}}}"#
-        );
-        catalog::hf::decode(&json, "test", kind).expect("a model")
-    }
+    use crate::lower::small_model::{HIDDEN, INNER, KEYS, TOKENS, model};
 
     fn layer(model: &Model, tokens: u64) -> Trace {
         let layout = BlockLayout {

@@ -1,16 +1,17 @@
-//! Casts of operands to 8 bits in compiled linear layers: torchao's under `torch.compile`, and XLA's. Operands that are scaled by row
-//! are cast so without a compiler too.
+//! Casts of operands to 8 bits in compiled linear layers: torchao's under `torch.compile`, and XLA's. If every row has a scale,
+//! layers that are not compiled are counted in the same way.
 //!
-//! With scales of now, for a tensor or for each row, the bytes per element are those of torchao's own estimate (pytorch/ao@36027d8,
-//! `torchao/testing/training/roofline_utils.py`, `get_tensor_memory_traffic_ovhd_s`). Two facts that its developers report are added:
+//! If scales follow from the operand's own magnitudes, one for the tensor or one for each row, the bytes per element are those of
+//! torchao's own estimate (pytorch/ao@36027d8, `torchao/testing/training/roofline_utils.py`, `get_tensor_memory_traffic_ovhd_s`).
+//! Two facts that its developers report are added:
 //! - A kernel that casts a tensor both ways reads it twice (pytorch/pytorch issue 133242: 1.4 TB/s on an H100 where other casts
 //!   reach 2.2).
 //! - Backward products of operands that are scaled by row run as if their scale was 1, and another kernel scales each result
 //!   (pytorch/ao issue 2184).
 
 use catalog::runtime::Rewrite;
-use catalog::{Axis, Bytes, Fp8Recipe};
-use dtensor::{AnyOp, CollectiveKind, CostClass, Pass, TensorId, TensorRole, Trace};
+use catalog::{Bytes, Fp8Recipe};
+use dtensor::{AnyOp, CostClass, Pass, TensorId, TensorRole, Trace};
 
 use super::lowering::Lowering;
 
@@ -89,17 +90,14 @@ impl<'a> Operands<'a> {
         earlier.any(|of| of.inputs.contains(&id) && of.pass == op.pass && narrow(&of))
     }
 
-    fn producer(&self, id: TensorId) -> Option<AnyOp<'a>> {
-        self.trace.ops().find(|op| op.outputs.contains(&id))
-    }
-
-    /// Whether the compiler casts the tensor in the kernel that makes it.
+    /// Whether a compiled pointwise kernel makes the tensor. With a scale for each row that kernel also casts it; with one scale for
+    /// the tensor it finds the largest magnitude.
     fn fused(&self, id: TensorId) -> bool {
         self.lowering.has(Rewrite::FusePointwise)
-            && (self.producer(id)).is_some_and(|op| op.cost().is_pointwise())
+            && (self.trace.producer(id)).is_some_and(|op| op.cost().is_pointwise())
     }
 
-    /// Casts of an input of the forward product, or of the gradient of its output.
+    /// Casts of an activation that a product reads: in forward the input of the layer, in backward the gradient of its output.
     fn activation(&self, op: &AnyOp<'_>, id: TensorId) -> Casts {
         if self.cast_before(op, id) {
             return Casts::default();
@@ -128,8 +126,8 @@ impl<'a> Operands<'a> {
         }
     }
 
-    /// Bytes per element of a cast of an activation by columns. If a scale is for a few numbers only, the kernel that casts also
-    /// finds their largest magnitude.
+    /// Bytes that are read and written for each element to cast an activation by columns. If a scale is for 32 or 128 numbers, one
+    /// kernel is enough: it finds their largest magnitude and casts them.
     fn by_columns(&self) -> u64 {
         match self.lowering.fp8_recipe {
             Fp8Recipe::Rowwise => CAST_COLUMNS,
@@ -142,12 +140,7 @@ impl<'a> Operands<'a> {
     /// parallelism gathers the tensor in 8 bits, each rank casts its part by rows; the cast by columns is a transpose of what was
     /// gathered.
     fn activation_of_one_scale(&self, id: TensorId) -> Casts {
-        let gathers = |op: &AnyOp<'_>| {
-            matches!(op.cost(), CostClass::Collective(of)
-                if of.axis == Axis::Tp && of.kind == CollectiveKind::AllGather)
-        };
-        let gather = self.producer(id).filter(gathers);
-        let gather = gather.filter(|_| self.lowering.gathers_quantised());
+        let gather = self.lowering.quantised_gather(self.trace, id);
         let part = gather.as_ref().map_or(id, |gather| gather.inputs[0]);
         let searched = u64::from(!self.fused(part));
         let [part, whole] = [part, id].map(|id| self.trace.tensor(id).elements());
@@ -217,20 +210,11 @@ mod tests {
     use models::{BlockClass, BlockLayout};
 
     use super::*;
-
-    const TOKENS: u64 = 32;
-    const HIDDEN: u64 = 64;
-    const KEYS: u64 = 32;
-    const INNER: u64 = 96;
+    use crate::lower::small_model::{HIDDEN, INNER, KEYS, TOKENS, model};
 
     /// Bytes of the casts of each pass over a layer of Llama's kind, split over `tp` ranks.
     fn casts(recipe: Fp8Recipe, tp: u64) -> [u64; 3] {
-        let json = format!(
-            r#"{{"model_type": "llama", "hidden_size": {HIDDEN}, "num_hidden_layers": 1,
-                "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": {INNER},
-                "vocab_size": 128, "max_position_embeddings": 64, "rms_norm_eps": 1e-5}}"#
-        );
-        let model = catalog::hf::decode(&json, "test", "llama").expect("a model");
+        let model = model("llama", "");
         let runtime = catalog::load::runtime("torchtitan-compile").expect("a preset");
         let layout = BlockLayout {
             tp,

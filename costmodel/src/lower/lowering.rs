@@ -1,8 +1,8 @@
 //! Which kernels and precisions a training system uses for the operators of a traced block.
 
 use catalog::runtime::{AttentionKernel, Rewrite};
-use catalog::{DType, Dispatcher, Fp8Recipe, RecomputeModule, Runtime, Selection};
-use dtensor::{Operator, Product, Token, Trace};
+use catalog::{Axis, DType, Dispatcher, Fp8Recipe, RecomputeModule, Runtime, Selection};
+use dtensor::{AnyOp, CollectiveKind, CostClass, Operator, Product, TensorId, Token, Trace};
 use plans::Recompute;
 
 use crate::execution::Execution;
@@ -86,6 +86,17 @@ impl<'a> Lowering<'a> {
     #[must_use]
     pub fn gathers_quantised(&self) -> bool {
         self.has(Rewrite::GatherQuantised) && self.fp8_recipe != Fp8Recipe::Rowwise
+    }
+
+    /// The tensor-parallel gather that returns a tensor in 8 bits, if such a gather makes it.
+    #[must_use]
+    pub fn quantised_gather<'t>(&self, trace: &'t Trace, id: TensorId) -> Option<AnyOp<'t>> {
+        let gathers = |op: &AnyOp<'_>| {
+            matches!(op.cost(), CostClass::Collective(of)
+                if of.axis == Axis::Tp && of.kind == CollectiveKind::AllGather)
+        };
+        let producer = self.gathers_quantised().then(|| trace.producer(id));
+        producer.flatten().filter(gathers)
     }
 
     /// Whether a recomputation runs core attention again because it is selected.

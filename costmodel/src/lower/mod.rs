@@ -19,6 +19,8 @@ mod norm_copies;
 pub(crate) mod rearranged;
 mod recomputed;
 mod saved;
+#[cfg(test)]
+mod small_model;
 mod softmax;
 mod tensor_set;
 mod vocabulary;

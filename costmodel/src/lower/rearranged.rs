@@ -43,9 +43,8 @@ pub(super) fn with_copy(
 /// Whether a compiled pointwise kernel makes what is to be scattered. Such a kernel writes its result in the order in which it is
 /// sent, so no copy is needed.
 fn made_in_order(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> bool {
-    let makes = |of: &AnyOp<'_>| of.outputs.contains(&op.inputs[0]);
-    let producer = trace.ops().find(makes);
-    lowering.has(Rewrite::FusePointwise) && producer.is_some_and(|of| of.cost().is_pointwise())
+    let made_by = || trace.producer(op.inputs[0]);
+    lowering.has(Rewrite::FusePointwise) && made_by().is_some_and(|of| of.cost().is_pointwise())
 }
 
 /// The collective that a kernel copies for, if it is such a copy.
