@@ -282,6 +282,10 @@ pub enum Rewrite {
     /// Activations are `[batch, sequence, hidden]`, and collectives work on the first dimension: a kernel copies the result of every
     /// tensor-parallel gather of sequences, and the input of every scatter (torchtitan before 73aed7f of August 2026).
     RearrangeSequences,
+    /// Ring attention as PyTorch's `context_parallel` runs it: partial results and gradients are added up in 32 bits. Keys and values
+    /// are repeated for every query head before they are sent, as in torchtitan until ff0829c of January 2026. A compiled block waits
+    /// for every message as soon as it is sent (`_maybe_wrap_tensor` in PyTorch's `_functional_collectives.py`).
+    RingInPytorch,
     /// Operator-level selection keeps its products' outputs whether backward reads them or not
     /// (`create_selective_checkpoint_contexts`; Inductor's partitioner honours its `MUST_SAVE`).
     KeepSelected,
@@ -425,7 +429,7 @@ impl Extend<Rewrite> for Rewrites {
 
 impl Rewrite {
     /// Every rewrite.
-    pub const ALL: [Self; 53] = [
+    pub const ALL: [Self; 54] = [
         Self::FuseBiasGelu,
         Self::FuseProjections,
         Self::FuseSwiglu,
@@ -448,6 +452,7 @@ impl Rewrite {
         Self::GatherQuantised,
         Self::WideExperts,
         Self::RearrangeSequences,
+        Self::RingInPytorch,
         Self::KeepSelected,
         Self::KeepStageOutput,
         Self::ScatterGatherTransfer,

@@ -26,7 +26,8 @@ use dtensor::{Collective, CollectiveKind, Pass, TensorId, Trace};
 
 use crate::block_cost::BlockKey;
 use crate::launches::{Launch, Queue};
-use crate::lower::{Kernel, KernelKind, Lowered, Lowering, rearranged};
+use crate::lower::rearranged::{self, Around};
+use crate::lower::{Kernel, KernelKind, Lowered, Lowering};
 use crate::streams::Stream;
 
 /// Number of parts into which Transformer Engine splits a product whose result is reduced ("pipeline" overlap).
@@ -98,12 +99,12 @@ impl<'a> Order<'a> {
         order
     }
 
-    /// Issues the block's kernels at the given indices, in that order, without copies that are not needed.
+    /// Issues the block's kernels at the given indices, in that order, without kernels around messages that are not needed.
     pub(crate) fn issue(&self, kernels: &[usize]) -> Vec<Launch> {
-        if !self.lowering.has(Rewrite::RearrangeSequences) {
+        if !self.lowering.has(Rewrite::RearrangeSequences) && !self.lowering.splits_messages() {
             return self.issue_all(kernels);
         }
-        let needed = |&&kernel: &&usize| !self.needs_no_copy(kernel);
+        let needed = |&&kernel: &&usize| !self.is_left_out(kernel);
         let kernels: Vec<usize> = kernels.iter().filter(needed).copied().collect();
         self.issue_all(&kernels)
     }
@@ -114,8 +115,8 @@ impl<'a> Order<'a> {
         if !self.splits_gathers() {
             return self.issue(kernels);
         }
-        let copies = |kernel| rearranged::copied_for(self.trace, self.kernel(kernel)).is_some();
-        let needed = |&&kernel: &&usize| !copies(kernel);
+        let copy = Some(Around::Copy(CollectiveKind::AllGather));
+        let needed = |&&kernel: &&usize| self.around(kernel) != copy;
         let kernels: Vec<usize> = kernels.iter().filter(needed).copied().collect();
         self.issue(&kernels)
     }
@@ -170,18 +171,33 @@ impl<'a> Order<'a> {
         self.key.execution.overlap_tp && !scaled_after
     }
 
-    /// Whether a kernel is a copy around a collective that can be left out. A product that is split reads and writes each rank's part
-    /// in place, so what it makes is scattered without a copy. What is gathered is still copied for the weight's gradient, unless it
-    /// has 8 bits: its cast by columns then writes it in order.
-    fn needs_no_copy(&self, kernel: usize) -> bool {
-        let Some(of) = rearranged::copied_for(self.trace, self.kernel(kernel)) else {
-            return false;
-        };
+    /// Whether a kernel around a message is left out. The copy of the rank's own part and the sum run only if the message is split. A
+    /// split product writes each rank's part in place, so its result is scattered without a copy. A gathered input is still copied for
+    /// the weight's gradient, unless it has 8 bits: the cast by columns then writes it in order.
+    fn is_left_out(&self, kernel: usize) -> bool {
         let narrow = self.trace.eight_bits && self.lowering.gathers_quantised();
-        match of.kind {
-            CollectiveKind::AllGather => self.splits_gathers() && narrow,
-            _ => self.key.execution.overlap_tp,
+        match self.around(kernel) {
+            None => false,
+            Some(Around::Copy(CollectiveKind::AllGather)) => self.splits_gathers() && narrow,
+            Some(Around::Copy(_)) => self.key.execution.overlap_tp,
+            Some(Around::OwnPart) => !self.splits_gathers(),
+            Some(Around::Sum) => !self.key.execution.overlap_tp,
         }
+    }
+
+    /// What a kernel does around a message; `None` if it belongs to no message.
+    fn around(&self, kernel: usize) -> Option<Around> {
+        let of = rearranged::serves(self.trace, self.kernel(kernel))?;
+        let is_its_message = |other: usize| {
+            let place = |kernel: &Kernel| (kernel.pass, kernel.op);
+            self.message(other).is_some() && place(self.kernel(other)) == place(self.kernel(kernel))
+        };
+        let after = kernel.checked_sub(1).is_some_and(is_its_message);
+        Some(match (of.kind, after) {
+            (CollectiveKind::AllGather, false) => Around::OwnPart,
+            (CollectiveKind::ReduceScatter, true) => Around::Sum,
+            (kind, _) => Around::Copy(kind),
+        })
     }
 
     /// Issues a product and the reduction of its result, which overlaps with the product's own parts or with what
@@ -244,7 +260,9 @@ impl<'a> Order<'a> {
             };
             let (earlier, later) = (&kernels[..place], &kernels[place + 1..]);
             if collective.kind == CollectiveKind::RingExchange {
-                if let Some(attention) = self.attention(message) {
+                if !self.lowering.waits_for_ring()
+                    && let Some(attention) = self.attention(message)
+                {
                     beside.rings.push((message, attention));
                 }
             } else if collective.axis == Axis::Tp {
@@ -437,8 +455,8 @@ mod tests {
         }
     }
 
-    /// What a runtime issues of a layer of GPT-2 in a pass. Products and attention are named by the end of their names, copies around
-    /// messages are `copy`. `+` stands before a message that is sent, `-` before one that is waited for.
+    /// What a runtime issues of a layer of GPT-2 in a pass. Products and attention are named by the end of their names, kernels around
+    /// messages are `copy`, `own` and `sum`. `+` stands before a message that is sent, `-` before one that is waited for.
     fn issued(runtime: &str, [tp, cp]: [u64; 2], overlap_tp: bool, backward: bool) -> String {
         let model = catalog::load::model("gpt2").expect("a preset");
         let runtime = catalog::load::runtime(runtime).expect("a preset");
@@ -477,9 +495,11 @@ mod tests {
             let scope = op.scope.rsplit('.').next().unwrap_or_default();
             match (kernel.kind, kernel.pass) {
                 (KernelKind::Comm(c), _) => Some(format!("{:?}", c.kind)),
-                (KernelKind::Memory { .. }, _) => {
-                    rearranged::copied_for(&trace, kernel).map(|_| "copy".to_owned())
-                }
+                (KernelKind::Memory { .. }, _) => Some(match order.around(launch.kernel)? {
+                    Around::Copy(_) => "copy".to_owned(),
+                    Around::OwnPart => "own".to_owned(),
+                    Around::Sum => "sum".to_owned(),
+                }),
                 (_, Pass::BackwardWeight) => Some(format!("{scope}'")),
                 _ => Some(scope.to_owned()),
             }
@@ -539,6 +559,23 @@ mod tests {
              +AllGather c_proj -AllGather c_proj copy c_proj' core_attention \
              c_attn +ReduceScatter c_attn c_attn' -ReduceScatter"
         );
+    }
+
+    #[test]
+    fn split_messages_begin_with_a_copy_of_the_own_part_and_end_with_a_sum() {
+        let forward = |overlap_tp| issued("torchtitan-compile", [2, 1], overlap_tp, false);
+        assert_eq!(
+            forward(true),
+            "own +AllGather c_attn -AllGather c_attn copy core_attention c_proj +ReduceScatter c_proj -ReduceScatter sum \
+             own +AllGather c_fc -AllGather c_fc copy c_proj +ReduceScatter c_proj -ReduceScatter sum"
+        );
+        assert_eq!(
+            forward(false),
+            "+AllGather -AllGather copy c_attn core_attention c_proj copy +ReduceScatter -ReduceScatter \
+             +AllGather -AllGather copy c_fc c_proj copy +ReduceScatter -ReduceScatter"
+        );
+        // Transformer Engine adds up what it scatters while it sends.
+        assert!(!issued("nemo", [2, 1], true, false).contains("sum"));
     }
 
     #[test]

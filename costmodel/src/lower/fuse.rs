@@ -16,6 +16,7 @@ use super::kernel::{Chain, Kernel, KernelKind, Lowered, traffic};
 use super::lowering::{Lowering, has_loss};
 use super::norm_copies;
 use super::rearranged;
+use super::ring;
 use super::softmax;
 use super::tensor_set::TensorSet;
 use super::vocabulary;
@@ -31,7 +32,9 @@ pub(super) fn kernels(lowering: &Lowering<'_>, trace: &Trace, ops: &[AnyOp<'_>])
         let end = run_end(lowering, ops, index, fused_attention);
         let run = &ops[index..end];
         if fused_attention && run[0].is_core_attention() {
-            kernels.push(attention(lowering, trace, run, index));
+            let kernel = attention(lowering, trace, run, index);
+            let sums = ring::sums(lowering, trace, &kernel);
+            kernels.extend([Some(kernel), sums].into_iter().flatten());
         } else if run.len() > 1 || run[0].cost().is_pointwise() {
             let kernel = pointwise(lowering, trace, run, index, &readers);
             let with_cast = |kernel| norm_copies::with_cast(lowering, trace, &run[0], kernel);
@@ -354,7 +357,7 @@ fn single(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>, index: usize) 
                 ..collective
             }));
             let messages = messages(lowering, trace, op, collective);
-            let one = rearranged::with_copy(lowering, trace, op, message);
+            let one = rearranged::with_kernels_around(lowering, trace, op, message);
             return vec![one; messages].concat();
         }
         CostClass::Norm
@@ -406,6 +409,9 @@ fn product(lowering: &Lowering<'_>, trace: &Trace, pass: Pass, product: Product)
 /// Bytes that a collective sends. Runtimes that gather the inputs of 8-bit products under tensor parallelism send them in 8 bits.
 /// Under autocast a linear layer casts its input inside the layer, so the gradient of that input is all-reduced in 32 bits.
 fn sent(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>, collective: Collective) -> u64 {
+    if collective.kind == CollectiveKind::RingExchange {
+        return ring::sent(lowering, trace, op, collective);
+    }
     if collective.axis != catalog::Axis::Tp {
         return collective.bytes;
     }

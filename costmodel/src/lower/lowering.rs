@@ -106,6 +106,20 @@ impl<'a> Lowering<'a> {
         selected.is_some_and(|modules| modules.contains(RecomputeModule::CoreAttention))
     }
 
+    /// Whether gathers and scatters of sequences can be split as PyTorch's asynchronous tensor parallelism does.
+    #[must_use]
+    pub fn splits_messages(&self) -> bool {
+        self.runtime.space.tensor_parallel_overlap
+            && !self.has(Rewrite::AsyncTensorParallelBackward)
+    }
+
+    /// Whether nothing runs beside the messages of ring attention. `torch.compile` traces a collective together with the wait for it,
+    /// and by default leaves the wait right after the collective (`reorder_for_compute_comm_overlap` in PyTorch's `_inductor/config.py`).
+    #[must_use]
+    pub fn waits_for_ring(&self) -> bool {
+        self.has(Rewrite::RingInPytorch) && self.has(Rewrite::FusePointwise)
+    }
+
     /// The parts of a layer that a recomputation runs again, if it selects parts.
     #[must_use]
     pub fn selected(&self, recompute: Recompute) -> Option<Selection> {

@@ -18,6 +18,7 @@ mod modules;
 mod norm_copies;
 pub(crate) mod rearranged;
 mod recomputed;
+mod ring;
 mod saved;
 #[cfg(test)]
 mod small_model;

@@ -1,8 +1,12 @@
-//! Copies around tensor parallelism's gathers and scatters of sequences.
+//! Kernels around tensor parallelism's gathers and scatters of sequences.
 //!
 //! Activations of PyTorch models are `[batch, sequence, hidden]`. Collectives gather and scatter along the first dimension, sequences
 //! are the second. PyTorch therefore copies the result of every gather, and the input of every scatter
 //! (pytorch/pytorch@000f488, `torch/distributed/_functional_collectives.py`, `all_gather_tensor` and `reduce_scatter_tensor`).
+//!
+//! Asynchronous tensor parallelism splits a gather or a scatter into copies from rank to rank (PyTorch 2.15,
+//! `torch/distributed/_symmetric_memory`). Before a gather every rank copies its own part to a buffer that the others read, and nothing
+//! runs beside that. After a scatter one kernel adds up what the ranks computed; NCCL would add it up while it sends.
 
 use catalog::runtime::Rewrite;
 use catalog::{Axis, Bytes};
@@ -12,8 +16,19 @@ use super::kernel::{Kernel, KernelKind};
 use super::lowering::Lowering;
 use crate::price::MemoryKind;
 
-/// A message with the copy that it needs, in launch order.
-pub(super) fn with_copy(
+/// What a kernel around a gather or a scatter does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Around {
+    /// Copies what a gather returned, or what is to be scattered, to another order of dimensions.
+    Copy(CollectiveKind),
+    /// Copies the rank's own part to where other ranks read it, before a gather that is split.
+    OwnPart,
+    /// Adds up the parts that came from all ranks, after a scatter that is split.
+    Sum,
+}
+
+/// A message with the kernels that it may need, in launch order. Which of them run is decided when they are issued.
+pub(super) fn with_kernels_around(
     lowering: &Lowering<'_>,
     trace: &Trace,
     op: &AnyOp<'_>,
@@ -22,22 +37,49 @@ pub(super) fn with_copy(
     let KernelKind::Comm(collective) = message.kind else {
         return vec![message];
     };
-    if collective.axis != Axis::Tp || !lowering.has(Rewrite::RearrangeSequences) {
+    let moves_parts = [CollectiveKind::AllGather, CollectiveKind::ReduceScatter];
+    if collective.axis != Axis::Tp || !moves_parts.contains(&collective.kind) {
         return vec![message];
     }
-    let copy = Kernel {
+    let gathers = collective.kind == CollectiveKind::AllGather;
+    let moving = |bytes: u64| Kernel {
         kind: KernelKind::Memory {
             kind: MemoryKind::Pointwise,
-            bytes: Bytes(2 * collective.bytes),
+            bytes: Bytes(bytes),
             launches: 1,
         },
         ..message.clone()
     };
-    match collective.kind {
-        CollectiveKind::AllGather => vec![message, copy],
-        CollectiveKind::ReduceScatter if !made_in_order(lowering, trace, op) => vec![copy, message],
-        _ => vec![message],
-    }
+    let rearranges = lowering.has(Rewrite::RearrangeSequences);
+    let copies = rearranges && (gathers || !made_in_order(lowering, trace, op));
+    let copy = copies.then(|| moving(2 * collective.bytes));
+    let of_split = lowering.splits_messages().then(|| {
+        let part = part(trace, op, collective);
+        Kernel {
+            reads: Vec::new(),
+            writes: Vec::new(),
+            ..moving(if gathers {
+                2 * part
+            } else {
+                collective.bytes + part
+            })
+        }
+    });
+    let [before, after] = match gathers {
+        true => [of_split, copy],
+        false => [copy, of_split],
+    };
+    [before, Some(message), after]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+/// Bytes of one rank's part of what a collective gathers or scatters.
+fn part(trace: &Trace, op: &AnyOp<'_>, collective: Collective) -> u64 {
+    let [input, output] = [op.inputs[0], op.outputs[0]].map(|id| trace.tensor(id).bytes().0);
+    let ranks = input.max(output) / input.min(output).max(1);
+    collective.bytes / ranks.max(1)
 }
 
 /// Whether a compiled pointwise kernel makes what is to be scattered. Such a kernel writes its result in the order in which it is
@@ -47,8 +89,8 @@ fn made_in_order(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> bool
     lowering.has(Rewrite::FusePointwise) && made_by().is_some_and(|of| of.cost().is_pointwise())
 }
 
-/// The collective that a kernel copies for, if it is such a copy.
-pub(crate) fn copied_for(trace: &Trace, kernel: &Kernel) -> Option<Collective> {
+/// The collective that a kernel runs before or after, if it is such a kernel.
+pub(crate) fn serves(trace: &Trace, kernel: &Kernel) -> Option<Collective> {
     if !matches!(kernel.kind, KernelKind::Memory { .. }) {
         return None;
     }

@@ -42,7 +42,7 @@ pub fn recomputed(
         Recompute::SelectiveOps => match kernel.kind {
             KernelKind::Scan { .. } => true,
             KernelKind::Memory { .. } => {
-                let of = rearranged::copied_for(trace, kernel);
+                let of = rearranged::serves(trace, kernel);
                 of.is_none_or(|of| of.kind == CollectiveKind::AllGather)
             }
             KernelKind::Gemm { .. } | KernelKind::GroupedGemm { .. } => {

@@ -9,7 +9,7 @@ use super::core_precision;
 use super::job::Job;
 use super::refusal::Limits;
 use super::stance::Stance::{Always, Never, Written};
-use super::stance::{Table, fp8, recomputes, sends_whole, unmet, unpadded};
+use super::stance::{Table, fp8, recomputes, rings, sends_whole, unmet, unpadded};
 
 /// The fields that make Megatron-Core do what the prediction assumed; records the assumptions that it cannot meet.
 pub(crate) fn fields(job: &Job<'_>, limits: &mut Limits) -> Vec<Field> {
@@ -319,6 +319,11 @@ pub(crate) const TABLE: &Table = &[
     (Rewrite::KeepAttentionProjections, |_| false, Written),
     (Rewrite::KeepOutputProjection, |_| false, Written),
     (Rewrite::KeepSelected, |_| false, Written),
+    (
+        Rewrite::RingInPytorch,
+        rings,
+        Never("Transformer Engine adds up partial results in 16 bits"),
+    ),
     (
         Rewrite::RearrangeSequences,
         |j| j.decisions.sequence_parallel,

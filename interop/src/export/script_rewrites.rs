@@ -7,7 +7,7 @@ use catalog::runtime::Rewrite;
 use super::job::Job;
 use super::refusal::Limits;
 use super::stance::Stance::{Always, Never, Written, Yours};
-use super::stance::{Table, sends_whole, unmet, unpadded, yours};
+use super::stance::{Table, rings, sends_whole, unmet, unpadded, yours};
 use plans::decisions::Recompute;
 
 /// Records the assumptions that the system does not meet, and notes what the user's code must do.
@@ -131,6 +131,7 @@ macro_rules! table {
             (Rewrite::KeepAttentionProjections, |_| false, Written),
             (Rewrite::KeepOutputProjection, |_| false, Written),
             (Rewrite::KeepSelected, |_| false, Written),
+            (Rewrite::RingInPytorch, rings, Yours),
             (
                 Rewrite::RearrangeSequences,
                 |j| j.decisions.sequence_parallel,

@@ -1,8 +1,8 @@
 //! A target's stance on each rewrite that a prediction may assume, as a table, and where it differs from the
 //! prediction.
 
-use catalog::Precision;
 use catalog::runtime::Rewrite;
+use catalog::{CpKind, Precision};
 
 use super::assumptions::Assumption;
 use super::job::Job;
@@ -37,6 +37,11 @@ pub(crate) fn fp8(job: &Job<'_>) -> bool {
 pub(crate) fn recomputes(job: &Job<'_>) -> bool {
     let nothing = [Recompute::None, Recompute::Layers(0)];
     !nothing.contains(&job.decisions.recompute)
+}
+
+/// Whether attention passes keys and values around a ring.
+pub(crate) fn rings(job: &Job<'_>) -> bool {
+    job.decisions.cp > 1 && job.decisions.cp_kind == CpKind::Ring
 }
 
 /// Whether every tensor-parallel rank holds whole activations between pipeline stages.

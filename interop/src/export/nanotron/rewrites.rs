@@ -221,6 +221,8 @@ pub(crate) const REWRITES: &Table = &[
     (Rewrite::KeepAttentionProjections, |_| false, Written),
     (Rewrite::KeepOutputProjection, |_| false, Written),
     (Rewrite::KeepSelected, |_| false, Written),
+    // The export refuses plans whose `cp_kind` is not `all_gather`, so none has a ring.
+    (Rewrite::RingInPytorch, |_| false, Written),
     (
         Rewrite::RearrangeSequences,
         |j| j.decisions.sequence_parallel,

@@ -59,6 +59,8 @@ pub(crate) const REWRITES: &Table = &[
         recomputes,
         Always("PyTorch's checkpoints stop early"),
     ),
+    // The export refuses plans whose `cp_kind` is not `all_gather`, so none has a ring.
+    (Rewrite::RingInPytorch, |_| false, Written),
     (
         Rewrite::RearrangeSequences,
         |j| j.decisions.sequence_parallel,
