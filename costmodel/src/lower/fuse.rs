@@ -1,7 +1,7 @@
 //! Decides which operators share a kernel.
 
-use catalog::Bytes;
 use catalog::runtime::Rewrite;
+use catalog::{Axis, Bytes};
 use dtensor::{
     AnyOp, Attention, Collective, CollectiveKind, CostClass, Epilogues, Gemm, Gradient, Operator,
     Pass, Pointwise, Product, TensorId, Trace,
@@ -9,6 +9,7 @@ use dtensor::{
 
 use super::autocast_operators;
 use super::casts;
+use super::context;
 use super::elementary_gelu;
 use super::elementary_rope;
 use super::expert_operators::{self, Apart};
@@ -16,7 +17,6 @@ use super::kernel::{Chain, Kernel, KernelKind, Lowered, traffic};
 use super::lowering::{Lowering, has_loss};
 use super::norm_copies;
 use super::rearranged;
-use super::ring;
 use super::softmax;
 use super::tensor_set::TensorSet;
 use super::vocabulary;
@@ -33,8 +33,8 @@ pub(super) fn kernels(lowering: &Lowering<'_>, trace: &Trace, ops: &[AnyOp<'_>])
         let run = &ops[index..end];
         if fused_attention && run[0].is_core_attention() {
             let kernel = attention(lowering, trace, run, index);
-            let sums = ring::sums(lowering, trace, &kernel);
-            kernels.extend([Some(kernel), sums].into_iter().flatten());
+            let beside = context::beside_attention(lowering, trace, &kernel);
+            kernels.extend([Some(kernel), beside].into_iter().flatten());
         } else if run.len() > 1 || run[0].cost().is_pointwise() {
             let kernel = pointwise(lowering, trace, run, index, &readers);
             let with_cast = |kernel| norm_copies::with_cast(lowering, trace, &run[0], kernel);
@@ -357,7 +357,10 @@ fn single(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>, index: usize) 
                 ..collective
             }));
             let messages = messages(lowering, trace, op, collective);
-            let one = rearranged::with_kernels_around(lowering, trace, op, message);
+            let one = match collective.axis {
+                Axis::Cp => context::with_copies(lowering, collective, message),
+                _ => rearranged::with_kernels_around(lowering, trace, op, message),
+            };
             return vec![one; messages].concat();
         }
         CostClass::Norm
@@ -410,9 +413,9 @@ fn product(lowering: &Lowering<'_>, trace: &Trace, pass: Pass, product: Product)
 /// Under autocast a linear layer casts its input inside the layer, so the gradient of that input is all-reduced in 32 bits.
 fn sent(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>, collective: Collective) -> u64 {
     if collective.kind == CollectiveKind::RingExchange {
-        return ring::sent(lowering, trace, op, collective);
+        return context::sent(lowering, trace, op, collective);
     }
-    if collective.axis != catalog::Axis::Tp {
+    if collective.axis != Axis::Tp {
         return collective.bytes;
     }
     let of_input = op.pass == Pass::BackwardInput && collective.kind == CollectiveKind::AllReduce;
@@ -433,7 +436,7 @@ fn messages(
     op: &AnyOp<'_>,
     collective: Collective,
 ) -> usize {
-    let reduces = collective.axis == catalog::Axis::Tp
+    let reduces = collective.axis == Axis::Tp
         && matches!(
             collective.kind,
             CollectiveKind::AllReduce | CollectiveKind::ReduceScatter

@@ -7,6 +7,7 @@ mod autocast;
 mod autocast_operators;
 pub(crate) mod casts;
 mod compiled_casts;
+mod context;
 mod elementary_gelu;
 mod elementary_rope;
 mod expert_operators;
@@ -18,7 +19,6 @@ mod modules;
 mod norm_copies;
 pub(crate) mod rearranged;
 mod recomputed;
-mod ring;
 mod saved;
 #[cfg(test)]
 mod small_model;

@@ -5,8 +5,9 @@
 //! (pytorch/pytorch@000f488, `torch/distributed/_functional_collectives.py`, `all_gather_tensor` and `reduce_scatter_tensor`).
 //!
 //! Asynchronous tensor parallelism splits a gather or a scatter into copies from rank to rank (PyTorch 2.15,
-//! `torch/distributed/_symmetric_memory`). Before a gather every rank copies its own part to a buffer that the others read, and nothing
-//! runs beside that. After a scatter one kernel adds up what the ranks computed; NCCL would add it up while it sends.
+//! `torch/distributed/_symmetric_memory`). Before a gather every rank copies its own part to a buffer that the others read, and no other
+//! kernel overlaps this copy. After a scatter one kernel adds up what the ranks computed; where a scatter is not split, NCCL adds up
+//! while it sends.
 
 use catalog::runtime::Rewrite;
 use catalog::{Axis, Bytes};
@@ -89,13 +90,13 @@ fn made_in_order(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> bool
     lowering.has(Rewrite::FusePointwise) && made_by().is_some_and(|of| of.cost().is_pointwise())
 }
 
-/// The collective that a kernel runs before or after, if it is such a kernel.
+/// The tensor-parallel collective that a copy or sum prepares or finishes; `None` for any other kernel.
 pub(crate) fn serves(trace: &Trace, kernel: &Kernel) -> Option<Collective> {
     if !matches!(kernel.kind, KernelKind::Memory { .. }) {
         return None;
     }
     match trace.op(kernel.pass, kernel.op).cost() {
-        CostClass::Collective(of) => Some(of),
+        CostClass::Collective(of) if of.axis == Axis::Tp => Some(of),
         _ => None,
     }
 }

@@ -1,15 +1,19 @@
-//! What ring attention sends, and what it does beside its attention kernels.
+//! What context parallelism sends, and which kernels it runs beside attention and its messages.
 //!
-//! Every rank's block of keys gives a partial result. Partial results are added up, weighted by their softmax sums. In backward the
-//! gradients that come from different blocks are added up too. We count the last rank of the ring. With causal attention and balanced
-//! halves, all its queries attend to the first half of every other rank's keys. Over both passes no rank moves more bytes, and the others
-//! wait for it.
+//! In ring attention every rank's block of keys gives a partial result. Partial results are added up, weighted by their softmax sums. In
+//! backward the gradients that come from different blocks are added up too. We count the last rank of the ring. With causal attention
+//! and balanced halves, all its queries attend to the first half of every other rank's keys. Over both passes no rank moves more bytes,
+//! and the others wait for it.
 //!
-//! Sources: Transformer Engine at d0067d0, `attention/dot_product_attention/context_parallel.py`, `AttnFuncWithCPAndKVP2P`; PyTorch 2.15,
-//! `_templated_ring_attention` and `_templated_ring_attention_backward` of `torch.distributed.tensor.experimental`.
+//! Gathers and all-to-alls return the ranks' parts one after another. Transformer Engine copies tokens to the order of the sequence,
+//! PyTorch joins the parts along the sequence's dimension; before gradients are sent, another copy undoes this.
+//!
+//! Sources: Transformer Engine at d0067d0, `attention/dot_product_attention/context_parallel.py`, `AttnFuncWithCPAndKVP2P`,
+//! `AttnFuncWithCPAndKVAllGather` and `flash_attn_a2a_communicate`; PyTorch 2.15, `_templated_ring_attention`,
+//! `_templated_ring_attention_backward` and `flex_cp_allgather` of `torch.distributed.tensor.experimental`.
 
-use catalog::Bytes;
 use catalog::runtime::Rewrite;
+use catalog::{Axis, Bytes};
 use dtensor::{AnyOp, AttentionShape, Collective, CollectiveKind, Operator, Pass, Trace};
 
 use super::kernel::{Chain, Kernel, KernelKind};
@@ -19,9 +23,9 @@ use crate::price::MemoryKind;
 /// Bytes of a number of 32 bits, in which PyTorch adds up partial results and gradients.
 const WIDE: u64 = 4;
 
-/// The tensors of ring attention on one rank.
+/// The tensors of core attention on one rank.
 #[derive(Clone, Copy, Debug)]
-struct Ring {
+struct Local {
     /// Elements of the queries.
     queries: u64,
     /// Elements of keys and values together.
@@ -34,8 +38,9 @@ struct Ring {
     blocks: u64,
 }
 
-/// Bytes that a rank sends in a step of the ring. PyTorch repeats keys and values for every query head first. It sends their gradients
-/// in 32 bits, once more than there are steps; the bytes of that extra message are spread over the steps.
+/// Bytes that a rank sends in a step of the ring. torchtitan's model repeats keys and values for every query head before PyTorch's ring
+/// gets them. The ring sends their gradients in 32 bits, in one message more than there are steps; the bytes of that extra message are
+/// spread over the steps.
 pub(super) fn sent(
     lowering: &Lowering<'_>,
     trace: &Trace,
@@ -47,36 +52,76 @@ pub(super) fn sent(
     }
     let size = trace.tensor(op.inputs[0]).dtype.size();
     let shapes = trace.forward.iter().find_map(|op| shape(op.operator));
-    let Some(ring) = shapes.map(|shape| Ring::of(lowering, shape, size)) else {
+    let Some(local) = shapes.map(|shape| Local::of(lowering, shape, size)) else {
         return collective.bytes;
     };
     let gradients = match op.pass {
         Pass::Forward => 0,
-        _ => ring.pairs * WIDE * ring.blocks / (ring.blocks - 1),
+        _ => local.pairs * WIDE * local.blocks / (local.blocks - 1),
     };
-    ring.pairs * size + gradients
+    local.pairs * size + gradients
 }
 
-/// A kernel that stands for all adding up beside this attention kernel; `None` if keys and values do not go around a ring.
-pub(super) fn sums(lowering: &Lowering<'_>, trace: &Trace, attention: &Kernel) -> Option<Kernel> {
+/// A message of context parallelism with the kernels before and after it, in launch order.
+pub(super) fn with_copies(
+    lowering: &Lowering<'_>,
+    collective: Collective,
+    message: Kernel,
+) -> Vec<Kernel> {
+    let copy = |times: u64| {
+        let chain = chain(times * collective.bytes, 1);
+        Some(pointwise(&message, chain))
+    };
+    let [before, after] = match collective.kind {
+        CollectiveKind::AllToAll => [copy(2), copy(2)],
+        CollectiveKind::AllGather => [None, copy(2)],
+        CollectiveKind::ReduceScatter if lowering.has(Rewrite::RingInPytorch) => [copy(2), None],
+        // Transformer Engine runs attention once for each half of the queries. It clears the gradients of all keys and values, adds what
+        // each half gives, and copies the sums. With causal attention both halves together see little more than all keys once.
+        CollectiveKind::ReduceScatter => [copy(1 + 3 + 2), None],
+        _ => [None, None],
+    };
+    [before, Some(message), after]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+/// A kernel that stands for all that runs beside this attention kernel; `None` if nothing does. After a gather Transformer Engine runs
+/// attention once for each half of the queries, and copies both halves of the result, or of the gradient, to one tensor.
+pub(super) fn beside_attention(
+    lowering: &Lowering<'_>,
+    trace: &Trace,
+    attention: &Kernel,
+) -> Option<Kernel> {
     let KernelKind::Attention { shape, .. } = attention.kind else {
         return None;
     };
-    let is_ring = |of: Collective| of.kind == CollectiveKind::RingExchange;
     let mut exchanges = trace.forward.iter().filter_map(|op| match op.operator {
-        Operator::Exchange(exchange) if is_ring(exchange.collective) => Some(op.inputs[0]),
+        Operator::Exchange(of) if of.collective.axis == Axis::Cp => {
+            Some((of.collective.kind, op.inputs[0]))
+        }
         _ => None,
     });
-    let size = trace.tensor(exchanges.next()?).dtype.size();
-    let ring = Ring::of(lowering, shape, size);
+    let (kind, keys) = exchanges.next()?;
+    let size = trace.tensor(keys).dtype.size();
+    let local = Local::of(lowering, shape, size);
     let forward = attention.pass == Pass::Forward;
     let pytorch = lowering.has(Rewrite::RingInPytorch);
-    let Chain { bytes, launches } = match (pytorch, lowering.has(Rewrite::FusePointwise)) {
-        (false, _) => ring.in_place(forward),
-        (true, false) => ring.by_operators(forward),
-        (true, true) => ring.compiled(forward),
+    let compiled = lowering.has(Rewrite::FusePointwise);
+    let chain = match kind {
+        CollectiveKind::RingExchange if pytorch && compiled => local.compiled(forward),
+        CollectiveKind::RingExchange if pytorch => local.by_operators(forward),
+        CollectiveKind::RingExchange => local.in_place(forward),
+        CollectiveKind::AllGather if !pytorch => local.halves(forward),
+        _ => return None,
     };
-    Some(Kernel {
+    Some(pointwise(attention, chain))
+}
+
+/// A memory-bound kernel at the place of another.
+fn pointwise(beside: &Kernel, Chain { bytes, launches }: Chain) -> Kernel {
+    Kernel {
         kind: KernelKind::Memory {
             kind: MemoryKind::Pointwise,
             bytes,
@@ -84,8 +129,8 @@ pub(super) fn sums(lowering: &Lowering<'_>, trace: &Trace, attention: &Kernel) -
         },
         reads: Vec::new(),
         writes: Vec::new(),
-        ..attention.clone()
-    })
+        ..beside.clone()
+    }
 }
 
 fn shape(operator: Operator) -> Option<AttentionShape> {
@@ -95,7 +140,7 @@ fn shape(operator: Operator) -> Option<AttentionShape> {
     }
 }
 
-impl Ring {
+impl Local {
     fn of(lowering: &Lowering<'_>, shape: AttentionShape, size: u64) -> Self {
         let heads = match lowering.has(Rewrite::RingInPytorch) {
             true => shape.heads,
@@ -121,19 +166,29 @@ impl Ring {
             let bytes = self.output * (copy + add * others) + self.pairs * copy;
             return chain(bytes, 1);
         }
-        // For the first other block the gradients of half its keys and values are copied, for each further block they are added. For the
-        // rank's own block the whole gradients are added.
+        // The gradients of half the keys and values of another rank's block are copied for the first such block, and added for each later
+        // one. The gradients of the rank's own block are added whole.
         let halves = copy + add * (others - 1);
         let queries = copy + add * others;
         let bytes = self.queries * queries + self.pairs * (copy + halves / 2 + add);
         chain(bytes, 1)
     }
 
+    /// Transformer Engine after a gather: forward clears a tensor of the result's size, which only packed sequences use, and copies both
+    /// halves to the result; backward copies both halves of the queries' gradient.
+    fn halves(self, forward: bool) -> Chain {
+        match forward {
+            true => chain(self.output * 3 * self.size, 1),
+            false => chain(self.queries * 2 * self.size, 1),
+        }
+    }
+
     /// PyTorch, operator by operator.
     fn by_operators(self, forward: bool) -> Chain {
         let cast = self.size + WIDE;
         let others = self.blocks - 1;
-        // Keys and values are copied once because they are views, and to one buffer each time they are sent on.
+        // Keys and values are copied once because they are views. `cat` then copies them to one buffer in every step but the last, even
+        // where one gather has already brought all of them.
         let copies = self.pairs * 2 * self.size * self.blocks;
         if forward {
             // Three operators on results: a difference, its product with a sigmoid, another difference. Five on softmax sums, which are
@@ -145,7 +200,7 @@ impl Ring {
         let add = 2 * WIDE + self.size;
         let copy = 2 * WIDE;
         // Gradients are cleared, added up and cast. For another rank's block half of the gradients of keys and values is added, then
-        // `cat` copies both halves. For every block `cat` copies all of them to one buffer.
+        // `cat` copies both halves. For every block another `cat` copies the gradients of all its keys and values to one buffer.
         let queries = WIDE + add * self.blocks + cast;
         let pairs = WIDE + add + (add / 2 + copy) * others + copy * self.blocks + cast;
         let bytes = self.queries * queries + self.pairs * pairs + copies;
@@ -153,7 +208,7 @@ impl Ring {
     }
 
     /// PyTorch under `torch.compile`: one kernel reads all partial results. Keys and values are gathered from all ranks at once, so they
-    /// are copied to a buffer once. One kernel for every block adds to the gradients that arrived and writes those that are sent.
+    /// are copied to a buffer once. For every block one kernel adds its gradients to those that arrived and writes the sums to be sent.
     fn compiled(self, forward: bool) -> Chain {
         let all = self.size * (self.blocks + 1);
         let buffer = self.pairs * 2 * self.size;
@@ -179,7 +234,7 @@ fn chain(bytes: u64, launches: u64) -> Chain {
 
 #[cfg(test)]
 mod tests {
-    use catalog::DType;
+    use catalog::{CpKind, DType};
     use models::{BlockClass, BlockLayout};
 
     use super::super::small_model::{KEYS, TOKENS, model};
@@ -187,12 +242,13 @@ mod tests {
     use crate::lower::Lowered;
 
     /// A layer whose sequence is divided among so many ranks, as a runtime runs it.
-    fn lowered(runtime: &str, ranks: u64) -> Lowered {
+    fn lowered(runtime: &str, ranks: u64, exchange: CpKind) -> Lowered {
         let runtime = catalog::load::runtime(runtime).expect("a preset");
         let model = model("llama", "");
         let class = BlockClass::Layer(model.layer_class(0));
         let layout = BlockLayout {
             cp: ranks,
+            cp_kind: exchange,
             ..BlockLayout::alone(1, TOKENS, DType::Bf16)
         };
         let trace = models::trace_block(&model, class, &layout).expect("a block");
@@ -201,7 +257,7 @@ mod tests {
 
     /// Bytes that a step of the ring sends, forward and backward, per token of a rank.
     fn messages(runtime: &str, ranks: u64) -> [u64; 2] {
-        let Lowered { forward, backward } = lowered(runtime, ranks);
+        let Lowered { forward, backward } = lowered(runtime, ranks, CpKind::Ring);
         [forward, backward].map(|kernels| {
             let mut sent = kernels.iter().filter_map(|kernel| match kernel.kind {
                 KernelKind::Comm(of) => Some(of.bytes / (TOKENS / ranks)),
@@ -215,7 +271,7 @@ mod tests {
 
     /// Bytes that adding up moves beside attention, forward and backward, per token of a rank.
     fn summed(runtime: &str, ranks: u64) -> [u64; 2] {
-        let Lowered { forward, backward } = lowered(runtime, ranks);
+        let Lowered { forward, backward } = lowered(runtime, ranks, CpKind::Ring);
         [forward, backward].map(|kernels| {
             let attention = |kernel: &Kernel| matches!(kernel.kind, KernelKind::Attention { .. });
             let at = kernels.iter().position(attention).expect("attention");
@@ -227,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn pytorch_sends_keys_for_every_query_head_and_their_gradients_in_32_bits() {
+    fn torchtitan_sends_keys_for_every_query_head_and_their_gradients_in_32_bits() {
         let pairs = 2 * KEYS;
         for ranks in [2, 4] {
             assert_eq!(messages("megatron-core", ranks), [2 * pairs, 4 * pairs]);
@@ -245,7 +301,7 @@ mod tests {
 
     #[test]
     fn partial_results_are_added_up_in_16_bits_in_32_bits_or_in_one_compiled_kernel() {
-        // Per token, queries and results have 64 numbers each. Keys and values together have 64, or 128 when PyTorch repeats them.
+        // Per token, queries and results have 64 numbers each. Keys and values together have 64, or 128 when torchtitan repeats them.
         for (runtime, two_ranks, four_ranks) in [
             (
                 "megatron-core",
@@ -272,5 +328,51 @@ mod tests {
             assert_eq!(summed(runtime, 2), two_ranks, "{runtime}");
             assert_eq!(summed(runtime, 4), four_ranks, "{runtime}");
         }
+    }
+
+    /// Bytes of each copy and message that context parallelism runs in a pass, per token of a rank, in launch order. `+` stands before
+    /// a message.
+    fn exchanged(runtime: &str, exchange: CpKind, backward: bool) -> String {
+        let Lowered {
+            forward,
+            backward: gradients,
+        } = lowered(runtime, 2, exchange);
+        let kernels = if backward { gradients } else { forward };
+        let shown = kernels.iter().filter_map(|kernel| match kernel.kind {
+            KernelKind::Comm(of) => Some(format!("+{}", of.bytes / (TOKENS / 2))),
+            KernelKind::Attention { .. } => Some("attention".to_owned()),
+            // All other memory-bound kernels of a pass write a tensor.
+            KernelKind::Memory { bytes, .. } if kernel.writes.is_empty() => {
+                Some((bytes.0 / (TOKENS / 2)).to_string())
+            }
+            _ => None,
+        });
+        shown.collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn tokens_are_copied_to_the_order_of_the_sequence_and_back() {
+        // A gather returns both ranks' keys of 32 numbers of 16 bits, and values as many.
+        assert_eq!(
+            exchanged("megatron-core", CpKind::AllGather, false),
+            "+128 256 +128 256 attention 384"
+        );
+        assert_eq!(
+            exchanged("megatron-core", CpKind::AllGather, true),
+            "attention 256 768 +128 768 +128"
+        );
+        assert_eq!(
+            exchanged("torchtitan", CpKind::AllGather, false),
+            "+128 256 +128 256 attention"
+        );
+        assert_eq!(
+            exchanged("torchtitan", CpKind::AllGather, true),
+            "attention 256 +128 256 +128"
+        );
+        // Queries, keys and values are sent before attention, the result after it.
+        assert_eq!(
+            exchanged("megatron-core", CpKind::AllToAll, false),
+            "256 +128 256 128 +64 128 128 +64 128 attention 256 +128 256"
+        );
     }
 }
