@@ -352,27 +352,37 @@ mod tests {
 
     #[test]
     fn tokens_are_copied_to_the_order_of_the_sequence_and_back() {
-        // A gather returns both ranks' keys of 32 numbers of 16 bits, and values as many.
-        assert_eq!(
-            exchanged("megatron-core", CpKind::AllGather, false),
-            "+128 256 +128 256 attention 384"
-        );
-        assert_eq!(
-            exchanged("megatron-core", CpKind::AllGather, true),
-            "attention 256 768 +128 768 +128"
-        );
-        assert_eq!(
-            exchanged("torchtitan", CpKind::AllGather, false),
-            "+128 256 +128 256 attention"
-        );
-        assert_eq!(
-            exchanged("torchtitan", CpKind::AllGather, true),
-            "attention 256 +128 256 +128"
-        );
-        // Queries, keys and values are sent before attention, the result after it.
-        assert_eq!(
-            exchanged("megatron-core", CpKind::AllToAll, false),
-            "256 +128 256 128 +64 128 128 +64 128 attention 256 +128 256"
-        );
+        use CpKind::{AllGather, AllToAll};
+        // A gather returns both ranks' keys of 32 numbers of 16 bits, and values as many. Before attention an all-to-all sends queries,
+        // keys and values, after it the result.
+        for (runtime, exchange, backward, shown) in [
+            (
+                "megatron-core",
+                AllGather,
+                false,
+                "+128 256 +128 256 attention 384",
+            ),
+            (
+                "megatron-core",
+                AllGather,
+                true,
+                "attention 256 768 +128 768 +128",
+            ),
+            (
+                "torchtitan",
+                AllGather,
+                false,
+                "+128 256 +128 256 attention",
+            ),
+            ("torchtitan", AllGather, true, "attention 256 +128 256 +128"),
+            (
+                "megatron-core",
+                AllToAll,
+                false,
+                "256 +128 256 128 +64 128 128 +64 128 attention 256 +128 256",
+            ),
+        ] {
+            assert_eq!(exchanged(runtime, exchange, backward), shown, "{runtime}");
+        }
     }
 }
