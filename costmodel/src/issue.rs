@@ -109,8 +109,8 @@ impl<'a> Order<'a> {
         self.issue_all(&kernels)
     }
 
-    /// Issues forward kernels again, for recomputation. If gathers are split, the weight's gradient alone needs what was gathered in
-    /// order. Its copy is made once, and counted in the first forward pass.
+    /// Issues forward kernels again, for recomputation. If gathers are split, only the weight's gradient needs the gathered tensor in order.
+    /// The copy for it runs once in a step, and the first forward pass counts it.
     pub(crate) fn issue_again(&self, kernels: &[usize]) -> Vec<Launch> {
         if !self.splits_gathers() {
             return self.issue(kernels);
@@ -171,9 +171,12 @@ impl<'a> Order<'a> {
         self.key.execution.overlap_tp && !scaled_after
     }
 
-    /// Whether a kernel around a message is left out. The copy of the rank's own part and the sum run only if the message is split. A
-    /// split product writes each rank's part in place, so its result is scattered without a copy. A gathered input is still copied for
-    /// the weight's gradient, unless it has 8 bits: the cast by columns then writes it in order.
+    /// Whether a kernel around a message is left out.
+    ///
+    /// - The copy of the rank's own part and the sum run only if the message is split.
+    /// - The copy before a scatter runs only if the scatter is not split: a split product writes each rank's part in place.
+    /// - The copy after a gather always runs, even where a split product does not need it, because the weight's gradient does. The exception
+    ///   is a split gather of 8 bits: the cast by columns then puts the gathered tensor in order.
     fn is_left_out(&self, kernel: usize) -> bool {
         let narrow = self.trace.eight_bits && self.lowering.gathers_quantised();
         match self.around(kernel) {

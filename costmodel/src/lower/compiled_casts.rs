@@ -9,7 +9,6 @@
 //! - Backward products of operands that are scaled by row run as if their scale was 1, and another kernel scales each result
 //!   (pytorch/ao issue 2184).
 
-use catalog::runtime::Rewrite;
 use catalog::{Bytes, Fp8Recipe};
 use dtensor::{AnyOp, CostClass, Pass, TensorId, TensorRole, Trace};
 
@@ -90,11 +89,10 @@ impl<'a> Operands<'a> {
         earlier.any(|of| of.inputs.contains(&id) && of.pass == op.pass && narrow(&of))
     }
 
-    /// Whether a compiled pointwise kernel makes the tensor. With a scale for each row that kernel also casts it; with one scale for
-    /// the tensor it finds the largest magnitude.
+    /// Whether a compiled pointwise kernel makes this tensor. If every row has a scale, that kernel also casts the tensor to 8 bits. If
+    /// the tensor has one scale, the kernel finds the tensor's largest magnitude, and another kernel casts.
     fn fused(&self, id: TensorId) -> bool {
-        self.lowering.has(Rewrite::FusePointwise)
-            && (self.trace.producer(id)).is_some_and(|op| op.cost().is_pointwise())
+        self.lowering.made_by_compiled_pointwise(self.trace, id)
     }
 
     /// Casts of an activation that a product reads: in forward the input of the layer, in backward the gradient of its output.

@@ -1,16 +1,18 @@
 //! What context parallelism sends, and which kernels it runs beside attention and its messages.
 //!
-//! In ring attention every rank's block of keys gives a partial result. Partial results are added up, weighted by their softmax sums. In
-//! backward the gradients that come from different blocks are added up too. We count the last rank of the ring. With causal attention
-//! and balanced halves, all its queries attend to the first half of every other rank's keys. Over both passes no rank moves more bytes,
-//! and the others wait for it.
+//! In ring attention a rank attends to the keys of one rank after another. Each step gives a partial result, and kernels add up the
+//! partial results, weighted by their softmax sums. In backward they add up the gradients of all steps. The bytes counted here are those
+//! of the last rank of the ring. With causal attention and balanced halves, all its queries attend to the first half of every other
+//! rank's keys. Over both passes no rank moves more bytes, so the other ranks wait for this one.
 //!
-//! Gathers and all-to-alls return the ranks' parts one after another. Transformer Engine copies tokens to the order of the sequence,
-//! PyTorch joins the parts along the sequence's dimension; before gradients are sent, another copy undoes this.
+//! A gather or an all-to-all returns the ranks' parts one after another. Transformer Engine then copies the tokens to the order of the
+//! sequence, and PyTorch joins the parts along the sequence's dimension. Gradients are copied the other way before they are sent.
 //!
-//! Sources: Transformer Engine at d0067d0, `attention/dot_product_attention/context_parallel.py`, `AttnFuncWithCPAndKVP2P`,
-//! `AttnFuncWithCPAndKVAllGather` and `flash_attn_a2a_communicate`; PyTorch 2.15, `_templated_ring_attention`,
-//! `_templated_ring_attention_backward` and `flex_cp_allgather` of `torch.distributed.tensor.experimental`.
+//! Sources:
+//! - Transformer Engine at d0067d0, `attention/dot_product_attention/context_parallel.py`: the classes `AttnFuncWithCPAndKVP2P` (ring) and
+//!   `AttnFuncWithCPAndKVAllGather`, and the function `flash_attn_a2a_communicate`.
+//! - PyTorch 2.15, `torch.distributed.tensor.experimental`: the functions `_templated_ring_attention`,
+//!   `_templated_ring_attention_backward` and `flex_cp_allgather`.
 
 use catalog::runtime::Rewrite;
 use catalog::{Axis, Bytes};
@@ -18,23 +20,22 @@ use dtensor::{AnyOp, AttentionShape, Collective, CollectiveKind, Operator, Pass,
 
 use super::kernel::{Chain, Kernel, KernelKind};
 use super::lowering::Lowering;
-use crate::price::MemoryKind;
 
 /// Bytes of a number of 32 bits, in which PyTorch adds up partial results and gradients.
 const WIDE: u64 = 4;
 
-/// The tensors of core attention on one rank.
+/// Sizes of the tensors that one rank gives to core attention and gets from it.
 #[derive(Clone, Copy, Debug)]
 struct Local {
-    /// Elements of the queries.
+    /// Number of elements of the queries.
     queries: u64,
-    /// Elements of keys and values together.
+    /// Number of elements of keys and values together.
     pairs: u64,
-    /// Elements of the result.
+    /// Number of elements of the result.
     output: u64,
     /// Bytes of an element.
     size: u64,
-    /// Blocks of keys: one of every rank.
+    /// Number of blocks of keys that the rank attends to, one block from every rank.
     blocks: u64,
 }
 
@@ -68,10 +69,7 @@ pub(super) fn with_copies(
     collective: Collective,
     message: Kernel,
 ) -> Vec<Kernel> {
-    let copy = |times: u64| {
-        let chain = chain(times * collective.bytes, 1);
-        Some(pointwise(&message, chain))
-    };
+    let copy = |times: u64| Some(message.beside(chain(times * collective.bytes, 1)));
     let [before, after] = match collective.kind {
         CollectiveKind::AllToAll => [copy(2), copy(2)],
         CollectiveKind::AllGather => [None, copy(2)],
@@ -116,21 +114,7 @@ pub(super) fn beside_attention(
         CollectiveKind::AllGather if !pytorch => local.halves(forward),
         _ => return None,
     };
-    Some(pointwise(attention, chain))
-}
-
-/// A memory-bound kernel at the place of another.
-fn pointwise(beside: &Kernel, Chain { bytes, launches }: Chain) -> Kernel {
-    Kernel {
-        kind: KernelKind::Memory {
-            kind: MemoryKind::Pointwise,
-            bytes,
-            launches,
-        },
-        reads: Vec::new(),
-        writes: Vec::new(),
-        ..beside.clone()
-    }
+    Some(attention.beside(chain))
 }
 
 fn shape(operator: Operator) -> Option<AttentionShape> {
@@ -156,9 +140,9 @@ impl Local {
         }
     }
 
-    /// Transformer Engine: keys and values are first copied to one buffer. In forward one fused kernel adds each partial result in
-    /// place; in backward `add_` adds gradients. All this counts as one launch, as do the attention kernels of all blocks: one function
-    /// issues them, and each launch inside it takes a fraction of the host's time for a module's kernel.
+    /// Traffic beside attention in Transformer Engine's ring. Keys and values are first copied to one buffer. In forward a fused kernel adds
+    /// each partial result to the result in place. In backward `add_` adds the gradients. The host's time is that of a single launch: one
+    /// function issues all these kernels, and each takes the host much less time than a kernel that a module launches.
     fn in_place(self, forward: bool) -> Chain {
         let (copy, add) = (2 * self.size, 3 * self.size);
         let others = self.blocks - 1;
@@ -174,8 +158,8 @@ impl Local {
         chain(bytes, 1)
     }
 
-    /// Transformer Engine after a gather: forward clears a tensor of the result's size, which only packed sequences use, and copies both
-    /// halves to the result; backward copies both halves of the queries' gradient.
+    /// Traffic beside attention after Transformer Engine's gather. Forward copies both halves to the result, and clears one more tensor of
+    /// the same size, which only packed sequences use. Backward copies both halves of the queries' gradient.
     fn halves(self, forward: bool) -> Chain {
         match forward {
             true => chain(self.output * 3 * self.size, 1),
@@ -183,7 +167,7 @@ impl Local {
         }
     }
 
-    /// PyTorch, operator by operator.
+    /// Traffic beside attention in PyTorch's ring without `torch.compile`: every operator is a kernel of its own.
     fn by_operators(self, forward: bool) -> Chain {
         let cast = self.size + WIDE;
         let others = self.blocks - 1;
@@ -207,8 +191,9 @@ impl Local {
         chain(bytes, 9 + 2 * self.blocks + 5 * others)
     }
 
-    /// PyTorch under `torch.compile`: one kernel reads all partial results. Keys and values are gathered from all ranks at once, so they
-    /// are copied to a buffer once. For every block one kernel adds its gradients to those that arrived and writes the sums to be sent.
+    /// Traffic beside attention in PyTorch's ring under `torch.compile`. One kernel reads all partial results and writes their sum. Keys and
+    /// values are gathered from all ranks at once, so they are copied to a buffer once. For every block one kernel adds the block's
+    /// gradients to those that arrived, and writes the sums to be sent.
     fn compiled(self, forward: bool) -> Chain {
         let all = self.size * (self.blocks + 1);
         let buffer = self.pairs * 2 * self.size;

@@ -1,7 +1,7 @@
 //! Decides which operators share a kernel.
 
+use catalog::Axis;
 use catalog::runtime::Rewrite;
-use catalog::{Axis, Bytes};
 use dtensor::{
     AnyOp, Attention, Collective, CollectiveKind, CostClass, Epilogues, Gemm, Gradient, Operator,
     Pass, Pointwise, Product, TensorId, Trace,
@@ -64,7 +64,9 @@ pub(super) fn gelus(trace: &Trace, lowered: &mut Lowered) {
                 let bytes = trace
                     .tensor(trace.op(kernel.pass, kernel.op).inputs[0])
                     .bytes();
-                *kernel = beside(kernel, bytes);
+                // Its arithmetic is the product's. The bytes are still moved, but nothing is launched.
+                let launches = 0;
+                *kernel = kernel.beside(Chain { bytes, launches });
             }
             if let (Some(taken), KernelKind::Gemm { .. }) = (gelu(kernel).0, kernel.kind) {
                 let taken = trace.op(kernel.pass, taken);
@@ -72,20 +74,6 @@ pub(super) fn gelus(trace: &Trace, lowered: &mut Lowered) {
                 kernel.writes = taken.outputs.to_vec();
             }
         }
-    }
-}
-
-/// A kernel whose arithmetic another kernel does: these bytes are still moved, but nothing is launched.
-fn beside(kernel: &Kernel, bytes: Bytes) -> Kernel {
-    Kernel {
-        kind: KernelKind::Memory {
-            kind: MemoryKind::Pointwise,
-            bytes,
-            launches: 0,
-        },
-        reads: Vec::new(),
-        writes: Vec::new(),
-        ..kernel.clone()
     }
 }
 

@@ -106,6 +106,17 @@ impl<'a> Lowering<'a> {
         selected.is_some_and(|modules| modules.contains(RecomputeModule::CoreAttention))
     }
 
+    /// Whether a compiled pointwise kernel makes this tensor.
+    #[must_use]
+    pub fn made_by_compiled_pointwise(&self, trace: &Trace, id: TensorId) -> bool {
+        let pointwise = || {
+            trace
+                .producer(id)
+                .is_some_and(|op| op.cost().is_pointwise())
+        };
+        self.has(Rewrite::FusePointwise) && pointwise()
+    }
+
     /// Whether gathers and scatters of sequences can be split as PyTorch's asynchronous tensor parallelism does.
     #[must_use]
     pub fn splits_messages(&self) -> bool {
