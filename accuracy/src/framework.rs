@@ -88,6 +88,8 @@ fn preset_of<'a>(run: &Run, runtime: &'a str) -> &'a str {
             .as_deref()
             .is_some_and(|v| v.contains("2025"));
     match runtime {
+        "torchtitan" if compiled && has_chunked_loss(run) => "torchtitan-compile-2026",
+        "torchtitan" if has_chunked_loss(run) => "torchtitan-2026",
         "torchtitan" if compiled && late => "torchtitan-compile-2025",
         "torchtitan" if compiled => "torchtitan-compile",
         "megatron-core" if !modern(run) => before_fused_attention(run),
@@ -99,6 +101,15 @@ fn preset_of<'a>(run: &Run, runtime: &'a str) -> &'a str {
         }
         name => name,
     }
+}
+
+/// Whether a run of torchtitan is of version 0.3 or later: what it states as its version says so, or else its year.
+fn has_chunked_loss(run: &Run) -> bool {
+    let software = run.sw_version.as_deref().unwrap_or("");
+    let older = ["0.1", "0.2"]
+        .iter()
+        .any(|version| software.contains(version));
+    !older && (software.contains("0.3") || year(run).is_some_and(|year| year >= 2026))
 }
 
 fn of_hugging_face(run: &Run) -> bool {

@@ -1,6 +1,7 @@
 //! What to do after an answer: the commands that launch the plan, say why it is best, and compare it.
 
 use catalog::Packing;
+use catalog::residuals::framework;
 use costmodel::Scenario;
 use interop::config::escape;
 use interop::export::{Dialect, Job};
@@ -26,12 +27,13 @@ pub struct Launchable<'a> {
 }
 
 /// Commands that launch a plan: for each target that can express it, the export, then the start. Only targets of the
-/// plan's own runtime are offered; if there is none, the first other target is.
+/// plan's own framework are offered; if there is none, the first other target is.
 pub fn launches(of: Launchable<'_>) -> Vec<(String, Vec<String>)> {
     let Ok(sharding) = plan::sharding(of.scenario, of.strategy) else {
         return Vec::new();
     };
-    let own = |dialect: &Dialect| dialect.runtime() == of.scenario.runtime.name;
+    let planned = framework(&of.scenario.runtime.name);
+    let own = |dialect: &Dialect| framework(dialect.runtime()) == planned;
     let (own, others): (Vec<Dialect>, Vec<Dialect>) = Dialect::ALL.into_iter().partition(own);
     let targets = |dialects: Vec<Dialect>| {
         let mut targets: Vec<&str> = Vec::new();

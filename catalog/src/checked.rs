@@ -86,13 +86,21 @@ impl Model {
         self.definition.as_deref()
     }
 
-    /// The same model with its parallel projections fused into one tensor: other weights of the same total size.
+    /// The same model with its parallel projections fused: queries, keys and values have one weight, gate and up another. The weights
+    /// have the same total size.
     #[must_use]
-    pub fn with_fused_projections(mut self) -> Self {
+    pub fn with_fused_projections(self) -> Self {
+        let mut model = self.with_fused_qkv();
+        model.config.mlp.fused_gate_up = model.config.mlp.gated;
+        model
+    }
+
+    /// The same model with one weight for queries, keys and values.
+    #[must_use]
+    pub fn with_fused_qkv(mut self) -> Self {
         if let AttentionKind::Grouped { projections, .. } = &mut self.config.attention.kind {
             *projections = Projections::Stacked;
         }
-        self.config.mlp.fused_gate_up = self.config.mlp.gated;
         self
     }
 }

@@ -306,12 +306,16 @@ pub fn chance_to_fit() -> Chance {
     KNOWN.chance.expect("the table has the probability to fit")
 }
 
-/// The framework that a runtime preset belongs to.
-fn framework(runtime: &str) -> &str {
+/// The framework that a runtime preset belongs to: the name of one of its presets.
+#[must_use]
+pub fn framework(runtime: &str) -> &str {
     match runtime {
         // NeMo runs Megatron-Core with recipes of its own; Megatron-FSDP shards what it runs.
         "nemo" | "megatron-fsdp" => "megatron-core",
-        "torchtitan-compile" | "torchtitan-compile-2025" => "torchtitan",
+        "torchtitan-compile"
+        | "torchtitan-compile-2025"
+        | "torchtitan-2026"
+        | "torchtitan-compile-2026" => "torchtitan",
         "megatron-deepspeed-bf16" => "megatron-deepspeed",
         name => name,
     }

@@ -229,6 +229,8 @@ pub enum Rewrite {
     /// Queries, keys and values are one product, gate and up another (Megatron-LM `linear_qkv` and
     /// `linear_fc1`).
     FuseProjections,
+    /// Queries, keys and values are one product, while gate and up stay two (torchtitan 0.3, `models/common/attention.py`).
+    FuseQkv,
     /// Gate, nonlinearity and product in one pass; keeps gate and up only.
     FuseSwiglu,
     /// Bias, dropout and residual addition in one pass.
@@ -251,6 +253,9 @@ pub enum Rewrite {
     /// Softmax overwrites the 32-bit copy of the logits (Megatron's vocabulary-parallel loss). Together with
     /// [`Self::FuseCrossEntropy`], forward already writes the gradient over the 16-bit logits (our own executor on GPUs).
     InPlaceCrossEntropy,
+    /// Head and loss run over an eighth of a micro-batch's tokens after another, forward and backward, so that only the logits of one
+    /// eighth exist at a time (torchtitan 0.3, `components/loss.py`, `ChunkedLossWrapper`).
+    ChunkLoss,
     /// Chains of pointwise operators and norms become one kernel each (`torch.compile`).
     FusePointwise,
     /// Weight gradients accumulate into the main gradient inside the matrix product.
@@ -429,9 +434,10 @@ impl Extend<Rewrite> for Rewrites {
 
 impl Rewrite {
     /// Every rewrite.
-    pub const ALL: [Self; 54] = [
+    pub const ALL: [Self; 56] = [
         Self::FuseBiasGelu,
         Self::FuseProjections,
+        Self::FuseQkv,
         Self::FuseSwiglu,
         Self::FuseBiasDropoutAdd,
         Self::FuseScaledMaskedSoftmax,
@@ -441,6 +447,7 @@ impl Rewrite {
         Self::VocabularyByOperators,
         Self::WholeVocabulary,
         Self::InPlaceCrossEntropy,
+        Self::ChunkLoss,
         Self::FusePointwise,
         Self::FuseGradientAccumulation,
         Self::AccumulateGradients,

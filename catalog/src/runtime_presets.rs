@@ -24,6 +24,8 @@ const FILES: &[(&str, &str)] = embedded!(
         "torchtitan",
         "torchtitan-compile",
         "torchtitan-compile-2025",
+        "torchtitan-2026",
+        "torchtitan-compile-2026",
         "maxtext",
         "hf-trainer",
         "hf-trainer-2021",

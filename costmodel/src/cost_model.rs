@@ -442,6 +442,8 @@ pub(crate) fn priced(mut scenario: Scenario, fitted: &Fitted) -> Result<BlockCos
     let fuses = |rewrite| scenario.runtime.rewrites.contains(&rewrite);
     if fuses(Rewrite::FuseProjections) {
         scenario.model = scenario.model.with_fused_projections();
+    } else if fuses(Rewrite::FuseQkv) {
+        scenario.model = scenario.model.with_fused_qkv();
     }
     let cluster = &scenario.cluster;
     if let Some(profile) = &cluster.profile {

@@ -6,9 +6,10 @@ use dtensor::{TensorRole, Trace};
 use plans::Recompute;
 
 use super::casts;
+use super::chunked_loss::Head;
 use super::kernel::{Kernel, Lowered};
 use super::lowering::Lowering;
-use super::saved::{SavedTensor, kept, split_softmax, weight_half_bytes};
+use super::saved::{SavedTensor, kept, kept_by_loss, split_softmax, weight_half_bytes};
 use super::tensor_set::TensorSet;
 
 /// Memory of a block for one micro-batch.
@@ -62,6 +63,7 @@ impl Lowering<'_> {
         // Activations that are recomputed for the input half stay until the weight half.
         let all = kept(self, trace, Recompute::None);
         let saved_for_weight = weight_half_bytes(trace, &all);
+        let head = Head::divided(self, trace);
         let of_mode = |&mode: &Recompute| {
             let recomputed = match mode {
                 Recompute::None => None,
@@ -72,14 +74,37 @@ impl Lowering<'_> {
             let saved_bytes = sum(saved);
             let rebuilt = recomputed.map_or(Bytes(0), |_| sum(&all).saturating_sub(saved_bytes));
             let forward = peak_transient(trace, &lowered.forward, &held, fused);
-            BlockMemory {
+            let of_all = BlockMemory {
                 saved_bytes,
                 saved_for_weight,
                 transient_forward: forward + beside,
                 transient_backward: backward + rebuilt,
+            };
+            match &head {
+                Some(head) => of_chunks(self, trace, head, of_all),
+                None => of_all,
             }
         };
         modes.iter().map(of_mode).collect()
+    }
+}
+
+/// The memory of a head whose loss runs over chunks of tokens, if it needs that of `undivided` otherwise.
+fn of_chunks(
+    lowering: &Lowering<'_>,
+    trace: &Trace,
+    head: &Head<'_>,
+    undivided: BlockMemory,
+) -> BlockMemory {
+    let backward = (undivided.transient_backward).saturating_sub(head.gradients());
+    let of_loss = kept_by_loss(lowering, trace, head) + backward;
+    // Backward is left with the last norm: its input, and a gradient.
+    let of_norm = head.hidden().bytes() * 2;
+    BlockMemory {
+        saved_for_weight: of_norm,
+        transient_forward: head.transient(undivided.transient_forward.max(of_loss)),
+        transient_backward: of_norm,
+        ..undivided
     }
 }
 

@@ -6,6 +6,7 @@
 mod autocast;
 mod autocast_operators;
 pub(crate) mod casts;
+mod chunked_loss;
 mod compiled_casts;
 mod context;
 mod elementary_gelu;
@@ -29,6 +30,7 @@ mod vocabulary;
 use catalog::runtime::Rewrite;
 use dtensor::Trace;
 
+use self::chunked_loss::Head;
 pub use kernel::{Kernel, KernelKind, Lowered};
 pub use lowering::Lowering;
 pub use memory::BlockMemory;
@@ -44,6 +46,9 @@ impl Lowering<'_> {
         };
         if self.has(Rewrite::FuseGeluEpilogue) {
             fuse::gelus(trace, &mut lowered);
+        }
+        if let Some(head) = Head::divided(self, trace) {
+            head.divide(&mut lowered);
         }
         lowered
     }

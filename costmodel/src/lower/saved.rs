@@ -14,6 +14,7 @@ use plans::Recompute;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::autocast;
+use super::chunked_loss::Head;
 use super::elementary_gelu;
 use super::lowering::Lowering;
 use super::modules;
@@ -48,6 +49,44 @@ impl std::fmt::Display for SavedName<'_> {
 
 /// Tensors kept for backward under a recompute mode (under `Full` only the block's input).
 pub(super) fn kept<'t>(
+    lowering: &Lowering<'_>,
+    trace: &'t Trace,
+    recompute: Recompute,
+) -> Vec<SavedTensor<'t>> {
+    let saved = kept_undivided(lowering, trace, recompute);
+    match Head::divided(lowering, trace) {
+        Some(head) => without_loss(&head, saved),
+        None => saved,
+    }
+}
+
+/// What a head keeps that is done with its loss before backward: nothing that its product or the loss writes, but the product's input
+/// and the gradients of that. `saved` is what the head would keep otherwise.
+fn without_loss<'t>(head: &Head<'t>, mut saved: Vec<SavedTensor<'t>>) -> Vec<SavedTensor<'t>> {
+    let hidden = head.hidden();
+    saved.retain(|of| {
+        let storage = of.storage.filter(|&id| head.is_before(id));
+        storage.is_some_and(|id| id != hidden.storage)
+    });
+    let new = |ending, storage| SavedTensor {
+        name: named(&hidden.name, ending),
+        bytes: hidden.bytes(),
+        for_weight: false,
+        storage,
+    };
+    saved.extend([new("", Some(hidden.storage)), new(".gradient", None)]);
+    saved
+}
+
+/// Bytes that the product and the loss of a head would keep for backward, if they ran over all tokens at once.
+pub(super) fn kept_by_loss(lowering: &Lowering<'_>, trace: &Trace, head: &Head<'_>) -> Bytes {
+    let saved = kept_undivided(lowering, trace, Recompute::None);
+    let of_loss = |of: &&SavedTensor<'_>| !of.storage.is_some_and(|id| head.is_before(id));
+    saved.iter().filter(of_loss).map(|of| of.bytes).sum()
+}
+
+/// The same, of a head whose loss runs over all tokens at once.
+fn kept_undivided<'t>(
     lowering: &Lowering<'_>,
     trace: &'t Trace,
     recompute: Recompute,

@@ -112,6 +112,13 @@ pub(crate) const TABLE: &Table = &[
         |_| true,
         Always("linear_qkv and linear_fc1 are one product each"),
     ),
+    // What it does with all projections says this too.
+    (Rewrite::FuseQkv, |_| false, Written),
+    (
+        Rewrite::ChunkLoss,
+        |_| true,
+        Never("the loss runs over all tokens at once"),
+    ),
     (
         Rewrite::FuseNorm,
         |_| true,

@@ -141,7 +141,8 @@ impl Dialect {
     pub fn runtime(self) -> &'static str {
         match self {
             Self::MegatronLm | Self::MegatronBridge => "megatron-core",
-            Self::Torchtitan02 | Self::Torchtitan03 | Self::TorchtitanMain => "torchtitan",
+            Self::Torchtitan02 => "torchtitan",
+            Self::Torchtitan03 | Self::TorchtitanMain => "torchtitan-2026",
             Self::DeepSpeed => "deepspeed",
             Self::Accelerate | Self::Axolotl => "fsdp2",
             Self::Transformers => "hf-trainer",

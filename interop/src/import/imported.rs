@@ -60,7 +60,9 @@ impl Imported {
             _ if engine => "hf-deepspeed",
             "megatron-core" if gathers => "megatron-fsdp",
             "megatron-core" if self.holds_eight_bits(document) => "nemo",
-            "torchtitan" if compiled => "torchtitan-compile",
+            // From 0.2 on, `compile.components` has the loss unless it says otherwise.
+            "torchtitan" if compiled => "torchtitan-compile-2025",
+            "torchtitan-2026" if compiled => "torchtitan-compile-2026",
             _ => usual,
         }
     }

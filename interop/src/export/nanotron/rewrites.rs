@@ -27,6 +27,13 @@ pub(crate) const REWRITES: &Table = &[
         |_| true,
         Always("qkv_proj and gate_up_proj are one product each"),
     ),
+    // What it does with all projections says this too.
+    (Rewrite::FuseQkv, |_| false, Written),
+    (
+        Rewrite::ChunkLoss,
+        |_| true,
+        Never("the loss runs over all tokens at once"),
+    ),
     (
         Rewrite::FuseNorm,
         |_| true,

@@ -24,7 +24,33 @@ fn biases(job: &Job<'_>) -> bool {
     job.model.mlp.bias
 }
 
-/// What torchtitan does with each rewrite.
+/// What versions before 0.3 do otherwise.
+pub(super) const UNTIL_0_2: &Table = &[
+    (
+        Rewrite::FuseProjections,
+        |_| true,
+        Never("each projection is a product"),
+    ),
+    (
+        Rewrite::FuseQkv,
+        |_| true,
+        Never("queries, keys and values are three products"),
+    ),
+    (
+        Rewrite::ChunkLoss,
+        |_| true,
+        Never("the loss runs over all tokens at once"),
+    ),
+];
+
+/// What versions after 0.3 do otherwise.
+pub(super) const AFTER_0_3: &Table = &[(
+    Rewrite::RearrangeSequences,
+    |j| j.decisions.sequence_parallel,
+    Never("activations have one dimension of tokens"),
+)];
+
+/// What torchtitan 0.3 does with each rewrite.
 pub(crate) const REWRITES: &Table = &[
     // Written in the `compile` section.
     (Rewrite::FusePointwise, |_| true, Written),
@@ -47,7 +73,17 @@ pub(crate) const REWRITES: &Table = &[
     (
         Rewrite::FuseProjections,
         |_| true,
+        Never("gate and up are two products"),
+    ),
+    (
+        Rewrite::FuseQkv,
+        |j| !j.assumes(Rewrite::FuseProjections),
         Always("queries, keys and values are one product"),
+    ),
+    (
+        Rewrite::ChunkLoss,
+        |_| true,
+        Always("head and loss run over an eighth of the tokens at a time"),
     ),
     (
         Rewrite::CopyShards,
@@ -56,8 +92,13 @@ pub(crate) const REWRITES: &Table = &[
     ),
     (
         Rewrite::EarlyStopRecompute,
+        |j| recomputes(j) && eager(j),
+        Never("its checkpoints run whole blocks again"),
+    ),
+    (
+        Rewrite::EarlyStopRecompute,
         recomputes,
-        Always("PyTorch's checkpoints stop early"),
+        Always("the compiler drops what backward does not read"),
     ),
     // The export refuses plans whose `cp_kind` is not `all_gather`, so none has a ring.
     (Rewrite::RingInPytorch, |_| false, Written),
@@ -101,11 +142,7 @@ pub(crate) const REWRITES: &Table = &[
         |j| eager(j) && j.model.mlp.gated,
         Never("eager PyTorch has no kernel for it"),
     ),
-    (
-        Rewrite::FuseNorm,
-        eager,
-        Never("eager PyTorch has one kernel per operator"),
-    ),
+    (Rewrite::FuseNorm, eager, Always("nn.RMSNorm is one kernel")),
     (
         Rewrite::FuseRope,
         eager,

@@ -1,0 +1,277 @@
+//! A head and a loss that run over chunks of a micro-batch's tokens.
+//!
+//! torchtitan 0.3 divides the hidden states that the last norm returns into eight chunks. For each chunk in turn it computes logits, loss
+//! and gradients, so that the logits of one chunk exist at a time (`components/loss.py`, `ChunkedLossWrapper`). The products then have an
+//! eighth of the rows. Gradients of the head's weight are added up in 32 bits, in a pass of its own after every chunk
+//! (PyTorch's `FSDPParam.accumulate_unsharded_grad_if_needed`).
+//!
+//! Not modelled: these gradients are computed in the forward pass of the last pipeline stage, not in its backward pass. A model with
+//! multi-token prediction runs head and loss undivided, and so do its blocks here.
+
+use catalog::Bytes;
+use catalog::runtime::Rewrite;
+use dtensor::{Pass, TensorId, TensorInfo, Trace};
+
+use super::kernel::{Chain, Kernel, KernelKind, Lowered};
+use super::lowering::{Lowering, has_loss};
+
+/// Number of chunks (`ChunkedLossWrapper.Config.num_chunks`).
+const CHUNKS: u64 = 8;
+/// Bytes of a 32-bit number, in which gradients are added up.
+const WIDE: u64 = 4;
+
+/// The product of a model's head, which begins what is divided.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Head<'t> {
+    trace: &'t Trace,
+    /// Index of the product among the operators of forward.
+    product: usize,
+    /// The hidden states that it reads.
+    hidden: TensorId,
+    /// Its weight.
+    weight: TensorId,
+}
+
+impl<'t> Head<'t> {
+    /// The head of a traced block, if the runtime divides it.
+    pub(super) fn divided(lowering: &Lowering<'_>, trace: &'t Trace) -> Option<Self> {
+        let divides = lowering.has(Rewrite::ChunkLoss) && trace.attentions.is_empty();
+        if !divides || !has_loss(trace) {
+            return None;
+        }
+        let mut ops = trace.forward.iter();
+        let product = ops.rposition(|op| matches!(op.operator, dtensor::Operator::Product(_)))?;
+        let &[hidden, weight, ..] = trace.forward[product].inputs.as_slice() else {
+            return None;
+        };
+        Some(Self {
+            trace,
+            product,
+            hidden,
+            weight,
+        })
+    }
+
+    /// Divides the kernels of both passes, and adds those that join the chunks' gradients.
+    pub(super) fn divide(&self, lowered: &mut Lowered) {
+        let Lowered { forward, backward } = lowered;
+        let first = forward.iter().position(|of| of.op >= self.product);
+        let of_loss = forward.split_off(first.unwrap_or(forward.len()));
+        forward.extend(in_chunks(&of_loss));
+
+        let is_product = |of: &Kernel| matches!(of.kind, KernelKind::Gemm { .. });
+        let last = backward.iter().rposition(is_product);
+        let after = backward.split_off(last.map_or(0, |last| last + 1));
+        let of_loss = std::mem::take(backward);
+        let of_pass = |pass| of_loss.iter().find(move |of| of.pass == pass);
+        let sums = of_pass(Pass::BackwardWeight).map(|of| of.beside(self.weight_sums()));
+        let copies = of_pass(Pass::BackwardInput).map(|of| of.beside(self.hidden_copies()));
+        backward.extend(in_chunks(&of_loss));
+        backward.extend(sums.into_iter().chain(copies).chain(after));
+    }
+
+    /// The passes that add up the gradients of the weight: the first chunk's are cast, those of the others added.
+    fn weight_sums(&self) -> Chain {
+        let weight = self.trace.tensor(self.weight);
+        let narrow = weight.dtype.size();
+        let cast = if narrow < WIDE { narrow + WIDE } else { 0 };
+        let sum = WIDE + narrow + WIDE;
+        Chain {
+            bytes: Bytes(weight.elements() * (cast + (CHUNKS - 1) * sum)),
+            launches: CHUNKS as u32,
+        }
+    }
+
+    /// The copies of hidden states and their gradients: chunks of several sequences are copied; a buffer in 32 bits is cleared, takes
+    /// every chunk's gradients, and is cast back.
+    fn hidden_copies(&self) -> Chain {
+        let hidden = self.trace.tensor(self.hidden);
+        let narrow = hidden.dtype.size();
+        let cast = if narrow < WIDE { WIDE + narrow } else { 0 };
+        let chunks = if self.copies_chunks() { 2 * narrow } else { 0 };
+        Chain {
+            bytes: Bytes(hidden.elements() * (chunks + WIDE + (narrow + WIDE) + cast)),
+            launches: 2 * CHUNKS as u32 + 2,
+        }
+    }
+
+    /// Whether chunks are copies: those of a single sequence lie in memory as they are.
+    fn copies_chunks(&self) -> bool {
+        self.trace.tensor(self.hidden).shape.first() > Some(&1)
+    }
+
+    /// The hidden states that the product reads.
+    pub(super) fn hidden(&self) -> &'t TensorInfo {
+        self.trace.tensor(self.hidden)
+    }
+
+    /// Bytes that the passes need, if product and loss need `of_all` beside the weight's gradients for all tokens at once. They are those
+    /// of one chunk, the weight's gradients, which are as large for a chunk as for all tokens, the sum of the hidden states' gradients,
+    /// and copies of chunks. The sums of the weight's gradients are not counted: they are the gradients that `of_rank.rs` counts until
+    /// they are reduced.
+    pub(super) fn transient(&self, of_all: Bytes) -> Bytes {
+        let hidden = self.hidden();
+        let copies = if self.copies_chunks() {
+            hidden.bytes()
+        } else {
+            Bytes(0)
+        };
+        let sum = Bytes(hidden.elements() * WIDE);
+        Bytes(of_all.0.div_ceil(CHUNKS)) + self.gradients() + sum + copies
+    }
+
+    /// Bytes of the weight's gradients, of one chunk or of all.
+    pub(super) fn gradients(&self) -> Bytes {
+        self.trace.tensor(self.weight).bytes()
+    }
+
+    /// Whether a tensor exists before the product runs.
+    pub(super) fn is_before(&self, id: TensorId) -> bool {
+        let mut after = self.trace.forward[self.product..].iter();
+        let of = |&output: &TensorId| self.trace.tensor(output).storage;
+        !after.any(|op| op.outputs.iter().any(|output| of(output) == id))
+    }
+}
+
+/// These kernels once for each chunk.
+fn in_chunks(kernels: &[Kernel]) -> Vec<Kernel> {
+    let of_chunk = kernels.iter().map(|kernel| Kernel {
+        kind: of_chunk(kernel),
+        ..kernel.clone()
+    });
+    let of_chunk: Vec<Kernel> = of_chunk.collect();
+    (0..CHUNKS).flat_map(|_| of_chunk.clone()).collect()
+}
+
+/// The kind and sizes of a kernel for the tokens of one chunk.
+fn of_chunk(kernel: &Kernel) -> KernelKind {
+    match kernel.kind {
+        KernelKind::Gemm {
+            m,
+            n,
+            k,
+            layout,
+            low_precision,
+        } => {
+            let [m, k] = match kernel.pass {
+                Pass::Forward | Pass::BackwardInput => [m.div_ceil(CHUNKS), k],
+                Pass::BackwardWeight => [m, k.div_ceil(CHUNKS)],
+            };
+            KernelKind::Gemm {
+                m,
+                n,
+                k,
+                layout,
+                low_precision,
+            }
+        }
+        KernelKind::Memory {
+            kind,
+            bytes,
+            launches,
+        } => KernelKind::Memory {
+            kind,
+            bytes: Bytes(bytes.0.div_ceil(CHUNKS)),
+            launches,
+        },
+        KernelKind::Comm(message) => KernelKind::Comm(dtensor::Collective {
+            bytes: message.bytes.div_ceil(CHUNKS),
+            ..message
+        }),
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use catalog::DType;
+    use models::{BlockClass, BlockLayout};
+    use plans::Recompute;
+
+    use super::*;
+    use crate::lower::BlockMemory;
+
+    /// The head of Llama 3 8B for `batch` sequences of 8,192 tokens under torchtitan of 2025: its kernels and its memory, with and
+    /// without chunks.
+    fn head(chunks: bool, batch: u64, tp: u64) -> (Lowered, BlockMemory) {
+        let model = catalog::load::model("llama3-8b").expect("a preset");
+        let mut runtime = catalog::load::runtime("torchtitan-compile-2025").expect("a preset");
+        if chunks {
+            runtime.rewrites.insert(Rewrite::ChunkLoss);
+        }
+        let lowering = Lowering::new(&runtime, runtime.fp8_recipe);
+        let layout = BlockLayout {
+            tp,
+            sequence_parallel: tp > 1,
+            ..BlockLayout::alone(batch, 8192, DType::Bf16)
+        };
+        let trace = models::trace_block(&model, BlockClass::Head, &layout).expect("a block");
+        let lowered = lowering.lower(&trace);
+        let memory = lowering.memory(&trace, &lowered, &[Recompute::None], tp)[0];
+        let saved = lowering.saved(&trace, Recompute::None);
+        let listed: Bytes = saved.iter().map(|(_, bytes)| *bytes).sum();
+        assert_eq!(listed, memory.saved_bytes);
+        (lowered, memory)
+    }
+
+    /// Floating-point operations of products, their number, and the bytes of messages.
+    fn work(lowered: &Lowered) -> (u64, usize, u64) {
+        let all = lowered.forward.iter().chain(&lowered.backward);
+        all.fold((0, 0, 0), |(flops, products, sent), kernel| {
+            match kernel.kind {
+                KernelKind::Gemm { m, n, k, .. } => (flops + 2 * m * n * k, products + 1, sent),
+                KernelKind::Comm(message) => (flops, products, sent + message.bytes),
+                _ => (flops, products, sent),
+            }
+        })
+    }
+
+    #[test]
+    fn chunks_do_the_same_work_in_more_kernels() {
+        for tp in [1, 2] {
+            let [whole, chunks] = [false, true].map(|chunks| work(&head(chunks, 1, tp).0));
+            assert_eq!(whole.1, 3);
+            assert_eq!(chunks, (whole.0, 3 * CHUNKS as usize, whole.2), "tp={tp}");
+        }
+    }
+
+    #[test]
+    fn gradients_of_chunks_are_joined_once() {
+        let bytes = |batch| {
+            let [whole, chunks] = [false, true].map(|chunks| {
+                let (lowered, _) = head(chunks, batch, 1);
+                let all = lowered.forward.iter().chain(&lowered.backward);
+                let of = |kernel: &Kernel| match kernel.kind {
+                    KernelKind::Memory { bytes, .. } => bytes.0,
+                    _ => 0,
+                };
+                all.map(of).sum::<u64>()
+            });
+            chunks - whole
+        };
+        let weight = 128_256 * 4096;
+        let hidden = 8192 * 4096;
+        let sums = weight * ((2 + 4) + 7 * (4 + 2 + 4));
+        assert_eq!(bytes(1), sums + hidden * (4 + (2 + 4) + (4 + 2)));
+        // Chunks of two sequences are copied.
+        assert_eq!(
+            bytes(2),
+            sums + 2 * hidden * ((2 + 2) + 4 + (2 + 4) + (4 + 2))
+        );
+    }
+
+    #[test]
+    fn logits_of_one_chunk_exist_at_a_time() {
+        let [(_, whole), (_, chunks)] = [false, true].map(|chunks| head(chunks, 1, 1));
+        let logits = Bytes(8192 * 128_256 * 2);
+        let [hidden, weight] = [Bytes(8192 * 4096 * 2), Bytes(128_256 * 4096 * 2)];
+        assert_eq!(whole.saved_bytes, hidden + logits);
+        // The input of the last norm; what it returns, and the gradients of that.
+        assert_eq!(chunks.saved_bytes, hidden * 3);
+        let beside = chunks.transient_forward.saturating_sub(weight + hidden * 2);
+        assert!(
+            logits.0 / 8 <= beside.0 && beside.0 < logits.0 / 7,
+            "{beside:?}"
+        );
+    }
+}
