@@ -103,13 +103,20 @@ fn preset_of<'a>(run: &Run, runtime: &'a str) -> &'a str {
     }
 }
 
-/// Whether a run of torchtitan is of version 0.3 or later: what it states as its version says so, or else its year.
+/// Whether a run used torchtitan 0.3 or later: by its stated version or, if it states none, by its year (2026 or later).
 fn has_chunked_loss(run: &Run) -> bool {
     let software = run.sw_version.as_deref().unwrap_or("");
-    let older = ["0.1", "0.2"]
-        .iter()
-        .any(|version| software.contains(version));
-    !older && (software.contains("0.3") || year(run).is_some_and(|year| year >= 2026))
+    let after = software.split_once("torchtitan").map(|(_, after)| after);
+    let stated = after.and_then(|after| {
+        let version = after.trim_start_matches([' ', '=', '@', 'v']);
+        let (major, rest) = version.split_once('.')?;
+        let minor = rest.split(|c: char| !c.is_ascii_digit()).next()?;
+        Some((major.parse::<u32>().ok()?, minor.parse::<u32>().ok()?))
+    });
+    stated.map_or_else(
+        || year(run).is_some_and(|year| year >= 2026),
+        |version| version >= (0, 3),
+    )
 }
 
 fn of_hugging_face(run: &Run) -> bool {
@@ -305,6 +312,27 @@ mod tests {
             let run = runs.iter().find(|run| run.id == id);
             let (runtime, _) = runtime(run.expect(id)).expect(id);
             assert_eq!(runtime.attention, attention, "{id}");
+        }
+    }
+
+    #[test]
+    fn torchtitans_chunks_come_with_its_version_or_its_year() {
+        let runs = catalog::runs::embedded().expect("embedded runs are well-formed");
+        let any = runs.first().expect("a run");
+        for (software, date, chunks) in [
+            ("torchtitan 0.3.0", "2025-12", true),
+            ("torchtitan==0.2.2 torch 2.10.3", "2026-03", false),
+            ("torchtitan + torch 2.10.1", "2026-09", true),
+            ("torchtitan 2024-04/08", "2024-08", false),
+            ("torchtitan v0.10", "2025-01", true),
+            ("", "2025-06", false),
+        ] {
+            let run = Run {
+                sw_version: Some(software.to_owned()),
+                date: Some(date.to_owned()),
+                ..any.clone()
+            };
+            assert_eq!(has_chunked_loss(&run), chunks, "{software}, {date}");
         }
     }
 }

@@ -306,7 +306,7 @@ pub fn chance_to_fit() -> Chance {
     KNOWN.chance.expect("the table has the probability to fit")
 }
 
-/// The framework that a runtime preset belongs to: the name of one of its presets.
+/// The framework of a runtime preset, named by the framework's basic preset.
 #[must_use]
 pub fn framework(runtime: &str) -> &str {
     match runtime {

@@ -229,7 +229,8 @@ pub enum Rewrite {
     /// Queries, keys and values are one product, gate and up another (Megatron-LM `linear_qkv` and
     /// `linear_fc1`).
     FuseProjections,
-    /// Queries, keys and values are one product, while gate and up stay two (torchtitan 0.3, `models/common/attention.py`).
+    /// Queries, keys and values are one product, while gate and up stay two. The copies that split its result into three are not counted
+    /// (torchtitan 0.3, `models/common/attention.py`, `FusedQKVLinear`).
     FuseQkv,
     /// Gate, nonlinearity and product in one pass; keeps gate and up only.
     FuseSwiglu,
@@ -253,8 +254,8 @@ pub enum Rewrite {
     /// Softmax overwrites the 32-bit copy of the logits (Megatron's vocabulary-parallel loss). Together with
     /// [`Self::FuseCrossEntropy`], forward already writes the gradient over the 16-bit logits (our own executor on GPUs).
     InPlaceCrossEntropy,
-    /// Head and loss run over an eighth of a micro-batch's tokens after another, forward and backward, so that only the logits of one
-    /// eighth exist at a time (torchtitan 0.3, `components/loss.py`, `ChunkedLossWrapper`).
+    /// Head and loss process the tokens of a micro-batch in eight chunks, one after another, each forward and backward, so that memory
+    /// never holds the logits of all tokens (torchtitan 0.3, `components/loss.py`, `ChunkedLossWrapper`).
     ChunkLoss,
     /// Chains of pointwise operators and norms become one kernel each (`torch.compile`).
     FusePointwise,

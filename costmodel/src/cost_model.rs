@@ -445,6 +445,10 @@ pub(crate) fn priced(mut scenario: Scenario, fitted: &Fitted) -> Result<BlockCos
     } else if fuses(Rewrite::FuseQkv) {
         scenario.model = scenario.model.with_fused_qkv();
     }
+    // torchtitan's loss for multi-token prediction runs over all tokens at once (`models/deepseek_v3/mtp.py`, `MTPLoss`).
+    if scenario.model.mtp_layers > 0 {
+        scenario.runtime.rewrites.remove(&Rewrite::ChunkLoss);
+    }
     let cluster = &scenario.cluster;
     if let Some(profile) = &cluster.profile {
         if scenario.workload.documents_apart().is_some() {

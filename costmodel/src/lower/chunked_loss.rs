@@ -1,12 +1,12 @@
 //! A head and a loss that run over chunks of a micro-batch's tokens.
 //!
 //! torchtitan 0.3 divides the hidden states that the last norm returns into eight chunks. For each chunk in turn it computes logits, loss
-//! and gradients, so that the logits of one chunk exist at a time (`components/loss.py`, `ChunkedLossWrapper`). The products then have an
-//! eighth of the rows. Gradients of the head's weight are added up in 32 bits, in a pass of its own after every chunk
-//! (PyTorch's `FSDPParam.accumulate_unsharded_grad_if_needed`).
+//! and gradients, so that memory holds the logits of one chunk, not those of all tokens (`components/loss.py`, `ChunkedLossWrapper`). The
+//! products then have an eighth of the rows. FSDP adds up the gradients of the head's weight in 32 bits: the first chunk's are cast, each
+//! later chunk's are added (PyTorch 2.15, `_fsdp_param_group.py`, `_set_unsharded_grad_dtypes`).
 //!
-//! Not modelled: these gradients are computed in the forward pass of the last pipeline stage, not in its backward pass. A model with
-//! multi-token prediction runs head and loss undivided, and so do its blocks here.
+//! Not modelled: torchtitan runs the backward pass of head and loss within the forward pass of the last pipeline stage. Here its time
+//! counts as backward.
 
 use catalog::Bytes;
 use catalog::runtime::Rewrite;
@@ -20,7 +20,7 @@ const CHUNKS: u64 = 8;
 /// Bytes of a 32-bit number, in which gradients are added up.
 const WIDE: u64 = 4;
 
-/// The product of a model's head, which begins what is divided.
+/// The product of a model's head: the first operator that runs in chunks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Head<'t> {
     trace: &'t Trace,
@@ -33,10 +33,9 @@ pub(super) struct Head<'t> {
 }
 
 impl<'t> Head<'t> {
-    /// The head of a traced block, if the runtime divides it.
+    /// The head of a traced block, if the runtime runs it in chunks.
     pub(super) fn divided(lowering: &Lowering<'_>, trace: &'t Trace) -> Option<Self> {
-        let divides = lowering.has(Rewrite::ChunkLoss) && trace.attentions.is_empty();
-        if !divides || !has_loss(trace) {
+        if !lowering.has(Rewrite::ChunkLoss) || !has_loss(trace) {
             return None;
         }
         let mut ops = trace.forward.iter();
@@ -53,7 +52,7 @@ impl<'t> Head<'t> {
     }
 
     /// Divides the kernels of both passes, and adds those that join the chunks' gradients.
-    pub(super) fn divide(&self, lowered: &mut Lowered) {
+    pub(super) fn divide(&self, lowering: &Lowering<'_>, lowered: &mut Lowered) {
         let Lowered { forward, backward } = lowered;
         let first = forward.iter().position(|of| of.op >= self.product);
         let of_loss = forward.split_off(first.unwrap_or(forward.len()));
@@ -64,7 +63,9 @@ impl<'t> Head<'t> {
         let after = backward.split_off(last.map_or(0, |last| last + 1));
         let of_loss = std::mem::take(backward);
         let of_pass = |pass| of_loss.iter().find(move |of| of.pass == pass);
-        let sums = of_pass(Pass::BackwardWeight).map(|of| of.beside(self.weight_sums()));
+        let summed = self.holds_gradients(lowering);
+        let sums = of_pass(Pass::BackwardWeight).filter(|_| summed);
+        let sums = sums.map(|of| of.beside(self.weight_sums()));
         let copies = of_pass(Pass::BackwardInput).map(|of| of.beside(self.hidden_copies()));
         backward.extend(in_chunks(&of_loss));
         backward.extend(sums.into_iter().chain(copies).chain(after));
@@ -82,16 +83,23 @@ impl<'t> Head<'t> {
         }
     }
 
-    /// The copies of hidden states and their gradients: chunks of several sequences are copied; a buffer in 32 bits is cleared, takes
-    /// every chunk's gradients, and is cast back.
+    /// The copies of hidden states and their gradients. Chunks of several sequences are copied. A buffer in 32 bits is cleared; every
+    /// chunk's gradients are cast, then copied into it; at the end it is cast back.
     fn hidden_copies(&self) -> Chain {
         let hidden = self.trace.tensor(self.hidden);
         let narrow = hidden.dtype.size();
-        let cast = if narrow < WIDE { WIDE + narrow } else { 0 };
-        let chunks = if self.copies_chunks() { 2 * narrow } else { 0 };
+        let (cast, casts) = match narrow < WIDE {
+            true => (narrow + WIDE, CHUNKS + 1),
+            false => (0, 0),
+        };
+        let (chunk, chunks) = match self.copies_chunks() {
+            true => (2 * narrow, CHUNKS),
+            false => (0, 0),
+        };
+        let into_buffer = WIDE + WIDE;
         Chain {
-            bytes: Bytes(hidden.elements() * (chunks + WIDE + (narrow + WIDE) + cast)),
-            launches: 2 * CHUNKS as u32 + 2,
+            bytes: Bytes(hidden.elements() * (chunk + WIDE + cast + into_buffer + cast)),
+            launches: (chunks + 1 + casts + CHUNKS) as u32,
         }
     }
 
@@ -105,24 +113,31 @@ impl<'t> Head<'t> {
         self.trace.tensor(self.hidden)
     }
 
-    /// Bytes that the passes need, if product and loss need `of_all` beside the weight's gradients for all tokens at once. They are those
-    /// of one chunk, the weight's gradients, which are as large for a chunk as for all tokens, the sum of the hidden states' gradients,
-    /// and copies of chunks. The sums of the weight's gradients are not counted: they are the gradients that `of_rank.rs` counts until
-    /// they are reduced.
-    pub(super) fn transient(&self, of_all: Bytes) -> Bytes {
+    /// Peak bytes of head and loss in addition to what is kept. `of_all` is what they would need for all tokens at once, without the
+    /// weight's gradients. The peak is an eighth of that, the weight's gradients, which are as large for one chunk as for all tokens, the
+    /// 32-bit buffer of the hidden states' gradients, and copies of chunks.
+    ///
+    /// The sums of the weight's gradients are not counted: `of_rank.rs` counts gradients of a block until they are reduced. It counts their
+    /// copy for the reduction in 16 bits, though these have 32; the 16-bit gradients here, which are gone by then, make up for that.
+    pub(super) fn transient(&self, lowering: &Lowering<'_>, of_all: Bytes) -> Bytes {
         let hidden = self.hidden();
-        let copies = if self.copies_chunks() {
-            hidden.bytes()
-        } else {
-            Bytes(0)
+        let copies = match self.copies_chunks() {
+            true => hidden.bytes(),
+            false => Bytes(0),
         };
-        let sum = Bytes(hidden.elements() * WIDE);
-        Bytes(of_all.0.div_ceil(CHUNKS)) + self.gradients() + sum + copies
+        let gradients = match self.holds_gradients(lowering) {
+            true => self.trace.tensor(self.weight).bytes(),
+            false => Bytes(0),
+        };
+        let buffer = Bytes(hidden.elements() * WIDE);
+        Bytes(of_all.0.div_ceil(CHUNKS)) + gradients + buffer + copies
     }
 
-    /// Bytes of the weight's gradients, of one chunk or of all.
-    pub(super) fn gradients(&self) -> Bytes {
-        self.trace.tensor(self.weight).bytes()
+    /// Whether each chunk's gradients of the weight are a tensor: the weight is trained, and no product adds them to their sums itself.
+    fn holds_gradients(&self, lowering: &Lowering<'_>) -> bool {
+        let mut ops = self.trace.backward.iter();
+        !lowering.has(Rewrite::FuseGradientAccumulation)
+            && ops.any(|op| op.pass == Pass::BackwardWeight && op.inputs.contains(&self.hidden))
     }
 
     /// Whether a tensor exists before the product runs.
@@ -252,12 +267,10 @@ mod tests {
         let weight = 128_256 * 4096;
         let hidden = 8192 * 4096;
         let sums = weight * ((2 + 4) + 7 * (4 + 2 + 4));
-        assert_eq!(bytes(1), sums + hidden * (4 + (2 + 4) + (4 + 2)));
+        let joined = 4 + (2 + 4) + (4 + 4) + (4 + 2);
+        assert_eq!(bytes(1), sums + hidden * joined);
         // Chunks of two sequences are copied.
-        assert_eq!(
-            bytes(2),
-            sums + 2 * hidden * ((2 + 2) + 4 + (2 + 4) + (4 + 2))
-        );
+        assert_eq!(bytes(2), sums + 2 * hidden * (joined + 2 + 2));
     }
 
     #[test]

@@ -54,6 +54,9 @@ impl Lowering<'_> {
         modes: &[Recompute],
         tp: u64,
     ) -> Vec<BlockMemory> {
+        if let Some(head) = Head::divided(self, trace) {
+            return vec![self.memory_of_chunks(trace, &head, tp); modes.len()];
+        }
         let fused = self.has(Rewrite::FuseGradientAccumulation);
         let casts = casts::held(self, trace);
         let none = TensorSet::new(trace);
@@ -63,7 +66,6 @@ impl Lowering<'_> {
         // Activations that are recomputed for the input half stay until the weight half.
         let all = kept(self, trace, Recompute::None);
         let saved_for_weight = weight_half_bytes(trace, &all);
-        let head = Head::divided(self, trace);
         let of_mode = |&mode: &Recompute| {
             let recomputed = match mode {
                 Recompute::None => None,
@@ -74,37 +76,34 @@ impl Lowering<'_> {
             let saved_bytes = sum(saved);
             let rebuilt = recomputed.map_or(Bytes(0), |_| sum(&all).saturating_sub(saved_bytes));
             let forward = peak_transient(trace, &lowered.forward, &held, fused);
-            let of_all = BlockMemory {
+            BlockMemory {
                 saved_bytes,
                 saved_for_weight,
                 transient_forward: forward + beside,
                 transient_backward: backward + rebuilt,
-            };
-            match &head {
-                Some(head) => of_chunks(self, trace, head, of_all),
-                None => of_all,
             }
         };
         modes.iter().map(of_mode).collect()
     }
-}
 
-/// The memory of a head whose loss runs over chunks of tokens, if it needs that of `undivided` otherwise.
-fn of_chunks(
-    lowering: &Lowering<'_>,
-    trace: &Trace,
-    head: &Head<'_>,
-    undivided: BlockMemory,
-) -> BlockMemory {
-    let backward = (undivided.transient_backward).saturating_sub(head.gradients());
-    let of_loss = kept_by_loss(lowering, trace, head) + backward;
-    // Backward is left with the last norm: its input, and a gradient.
-    let of_norm = head.hidden().bytes() * 2;
-    BlockMemory {
-        saved_for_weight: of_norm,
-        transient_forward: head.transient(undivided.transient_forward.max(of_loss)),
-        transient_backward: of_norm,
-        ..undivided
+    /// The memory of a head whose loss runs in chunks, and which recomputes nothing.
+    fn memory_of_chunks(&self, trace: &Trace, head: &Head<'_>, tp: u64) -> BlockMemory {
+        let Lowered { forward, backward } = self.lower_whole(trace);
+        let saved = kept(self, trace, Recompute::None);
+        let held = TensorSet::of(trace, saved.iter().filter_map(|s| s.storage));
+        let casts = casts::held(self, trace);
+        let forward = peak_transient(trace, &forward, &held, true) + split_softmax(self, trace, tp);
+        let backward = peak_transient(trace, &backward, &TensorSet::new(trace), true);
+        let of_all = forward.max(kept_by_loss(self, trace, head) + backward) + casts;
+        let hidden = head.hidden().bytes();
+        BlockMemory {
+            saved_bytes: saved.iter().map(|s| s.bytes).sum(),
+            // Only the last norm remains for the backward pass. Its weight half needs the norm's input and the gradient of its output.
+            saved_for_weight: hidden * 2,
+            transient_forward: head.transient(self, of_all),
+            // The gradient of the norm's input.
+            transient_backward: hidden,
+        }
     }
 }
 

@@ -40,15 +40,21 @@ impl Lowering<'_> {
     /// The kernels of both passes.
     #[must_use]
     pub fn lower(&self, trace: &Trace) -> Lowered {
+        let mut lowered = self.lower_whole(trace);
+        if let Some(head) = Head::divided(self, trace) {
+            head.divide(self, &mut lowered);
+        }
+        lowered
+    }
+
+    /// The kernels of both passes if the loss runs over all tokens at once.
+    fn lower_whole(&self, trace: &Trace) -> Lowered {
         let mut lowered = Lowered {
             forward: fuse::kernels(self, trace, &trace.forward_ops().collect::<Vec<_>>()),
             backward: fuse::kernels(self, trace, &trace.backward_ops().collect::<Vec<_>>()),
         };
         if self.has(Rewrite::FuseGeluEpilogue) {
             fuse::gelus(trace, &mut lowered);
-        }
-        if let Some(head) = Head::divided(self, trace) {
-            head.divide(&mut lowered);
         }
         lowered
     }

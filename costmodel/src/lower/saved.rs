@@ -21,6 +21,9 @@ use super::modules;
 use super::norm_copies;
 use super::tensor_set::TensorSet;
 
+/// What follows the scope of a loss in the name of its log-probabilities.
+const LOG_PROBABILITIES: &str = ".log_probabilities";
+
 /// A tensor kept for backward.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct SavedTensor<'t> {
@@ -60,14 +63,12 @@ pub(super) fn kept<'t>(
     }
 }
 
-/// What a head keeps that is done with its loss before backward: nothing that its product or the loss writes, but the product's input
-/// and the gradients of that. `saved` is what the head would keep otherwise.
+/// What a head keeps for backward if its loss has already run forward and backward: nothing that its product or the loss writes, but the
+/// hidden states that the product reads, and their gradients. `saved` is what it would keep otherwise. The hidden states are counted
+/// until backward, as a pipeline schedule keeps them; torchtitan frees them earlier if there is no pipeline (`trainer.py`, `del pred`).
 fn without_loss<'t>(head: &Head<'t>, mut saved: Vec<SavedTensor<'t>>) -> Vec<SavedTensor<'t>> {
     let hidden = head.hidden();
-    saved.retain(|of| {
-        let storage = of.storage.filter(|&id| head.is_before(id));
-        storage.is_some_and(|id| id != hidden.storage)
-    });
+    saved.retain(|of| !is_of_loss(head, of) && of.storage != Some(hidden.storage));
     let new = |ending, storage| SavedTensor {
         name: named(&hidden.name, ending),
         bytes: hidden.bytes(),
@@ -81,11 +82,19 @@ fn without_loss<'t>(head: &Head<'t>, mut saved: Vec<SavedTensor<'t>>) -> Vec<Sav
 /// Bytes that the product and the loss of a head would keep for backward, if they ran over all tokens at once.
 pub(super) fn kept_by_loss(lowering: &Lowering<'_>, trace: &Trace, head: &Head<'_>) -> Bytes {
     let saved = kept_undivided(lowering, trace, Recompute::None);
-    let of_loss = |of: &&SavedTensor<'_>| !of.storage.is_some_and(|id| head.is_before(id));
-    saved.iter().filter(of_loss).map(|of| of.bytes).sum()
+    let of_loss = saved.iter().filter(|of| is_of_loss(head, of));
+    of_loss.map(|of| of.bytes).sum()
 }
 
-/// The same, of a head whose loss runs over all tokens at once.
+/// Whether the product of a head or its loss writes a tensor that is kept.
+fn is_of_loss(head: &Head<'_>, saved: &SavedTensor<'_>) -> bool {
+    match saved.storage {
+        Some(storage) => !head.is_before(storage),
+        None => saved.name.ending == LOG_PROBABILITIES,
+    }
+}
+
+/// What [`kept`] returns if the loss runs over all tokens at once.
 fn kept_undivided<'t>(
     lowering: &Lowering<'_>,
     trace: &'t Trace,
@@ -322,7 +331,7 @@ fn log_probabilities<'t>(
         .map(|op| {
             let bytes = trace.tensor(op.inputs[0]).bytes();
             SavedTensor {
-                name: named(&op.scope, ".log_probabilities"),
+                name: named(&op.scope, LOG_PROBABILITIES),
                 bytes,
                 for_weight: false,
                 storage: None,

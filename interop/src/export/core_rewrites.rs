@@ -112,7 +112,7 @@ pub(crate) const TABLE: &Table = &[
         |_| true,
         Always("linear_qkv and linear_fc1 are one product each"),
     ),
-    // What it does with all projections says this too.
+    // Covered by the row of `FuseProjections`.
     (Rewrite::FuseQkv, |_| false, Written),
     (
         Rewrite::ChunkLoss,

@@ -56,12 +56,15 @@ impl Imported {
             || document.find("distributed_type").and_then(Node::text) == Some("DEEPSPEED");
         let gathers = matches!(self.decisions.zero, Zero::Z2 | Zero::Z3);
         let compiled = document.flag("compile.enable").ok().flatten() == Some(true);
+        // In torchtitan from 0.2 on, `compile.components` is `[model, loss]` by default.
+        let components = document.find("compile.components").and_then(Node::list);
+        let loss = components.is_none_or(|list| list.iter().any(|of| of.text() == Some("loss")));
         match usual {
             _ if engine => "hf-deepspeed",
             "megatron-core" if gathers => "megatron-fsdp",
             "megatron-core" if self.holds_eight_bits(document) => "nemo",
-            // From 0.2 on, `compile.components` has the loss unless it says otherwise.
-            "torchtitan" if compiled => "torchtitan-compile-2025",
+            "torchtitan" if compiled && loss => "torchtitan-compile-2025",
+            "torchtitan" if compiled => "torchtitan-compile",
             "torchtitan-2026" if compiled => "torchtitan-compile-2026",
             _ => usual,
         }

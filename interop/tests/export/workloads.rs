@@ -5,7 +5,7 @@ use interop::check::check;
 use interop::export::Dialect;
 use interop::import::{Given, import};
 
-use crate::{exported, parse, read, scene};
+use crate::{exported, exported_for, parse, read, scene};
 
 /// Adapters are written and read back by the systems whose files have them; the others refuse the model by name.
 #[test]
@@ -100,5 +100,63 @@ fn hybrids_are_named_or_refused() {
         let error = exported(&split, &model, &workload, Dialect::DeepSpeed, None);
         let error = error.expect_err("refused").to_string();
         assert!(error.contains("tp=2"), "{error}");
+    }
+}
+
+/// torchtitan's loss runs over eight chunks of a rank's tokens: of every sequence in 0.3, of all sequences in main. 0.2 has no chunks.
+#[test]
+fn sequences_that_torchtitans_loss_cannot_divide_are_refused() {
+    let (model, _) = scene("llama3-8b", 8, Precision::Bf16);
+    for (sequence, strategy, taken) in [
+        (4096, "zero=3,mbs=1", [true, true, true]),
+        (4100, "zero=3,mbs=1", [true, false, false]),
+        (4100, "zero=3,mbs=2", [true, false, true]),
+        (
+            4104,
+            "zero=3,mbs=1,cp=2,cp_kind=all_gather",
+            [true, false, false],
+        ),
+    ] {
+        let workload = catalog::Workload::new(catalog::WorkloadSizes {
+            gpus: 8,
+            seq_len: sequence,
+            global_batch: 256,
+            precision: Precision::Bf16,
+        })
+        .expect("a workload");
+        let plan = parse(strategy, &model, &workload).expect("a plan");
+        let dialects = ["0.2", "0.3", "main"].map(|version| {
+            let dialect = Dialect::parse(&format!("torchtitan@{version}")).expect("a dialect");
+            exported(&plan, &model, &workload, dialect, None).is_ok()
+        });
+        assert_eq!(dialects, taken, "{sequence} tokens, {strategy}");
+    }
+}
+
+/// The preset that `import` picks for a file of torchtitan is of its version, and of what it compiles.
+#[test]
+fn files_of_torchtitan_are_predicted_with_their_versions_preset() {
+    let (model, workload) = scene("llama3-8b", 8, Precision::Bf16);
+    let plan = parse("zero=3,mbs=1", &model, &workload).expect("a plan");
+    for (planned, version, expected) in [
+        ("torchtitan", "0.2", "torchtitan"),
+        ("torchtitan-compile", "0.2", "torchtitan-compile"),
+        ("torchtitan-compile-2025", "0.2", "torchtitan-compile-2025"),
+        ("torchtitan-2026", "0.3", "torchtitan-2026"),
+        ("torchtitan-compile-2026", "0.3", "torchtitan-compile-2026"),
+        ("torchtitan-compile-2026", "main", "torchtitan-compile-2026"),
+    ] {
+        let dialect = Dialect::parse(&format!("torchtitan@{version}")).expect("a dialect");
+        let written = exported_for(planned, &plan, &model, &workload, dialect, None);
+        let file = &written.expect("taken").files[0];
+        let document = read(&file.text, &file.name, None);
+        let given = Given {
+            model: &model,
+            gpus: Some(workload.gpus),
+            seq_len: None,
+            gpus_per_node: 8,
+        };
+        let imported = import(&document, &given).expect("imports");
+        assert_eq!(imported.runtime(&document), expected, "{version}");
     }
 }

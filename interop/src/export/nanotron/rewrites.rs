@@ -27,7 +27,7 @@ pub(crate) const REWRITES: &Table = &[
         |_| true,
         Always("qkv_proj and gate_up_proj are one product each"),
     ),
-    // What it does with all projections says this too.
+    // Covered by the row of `FuseProjections`.
     (Rewrite::FuseQkv, |_| false, Written),
     (
         Rewrite::ChunkLoss,

@@ -13,6 +13,9 @@ use crate::export::refusal::Limits;
 use plans::decisions::{Decisions, Recompute};
 use plans::grammar::{order_name, recompute_name};
 
+/// Number of chunks of a loss (`ChunkedLossWrapper.Config.num_chunks`).
+const CHUNKS: u64 = 8;
+
 /// Refuses what no edition, or not this one, can express.
 pub(super) fn refuse(job: &Job<'_>, edition: Edition, limits: &mut Limits) {
     let d = job.decisions;
@@ -67,8 +70,26 @@ pub(super) fn refuse(job: &Job<'_>, edition: Edition, limits: &mut Limits) {
         "it trains in bfloat16, float32 and float8",
         None,
     );
+    chunks(job, edition, limits);
     by_model(job, edition, limits);
     experts(job, edition, limits);
+}
+
+/// Refuses sequences that the loss cannot divide into chunks of equal length (`ChunkedLossWrapper` in its components/loss.py).
+fn chunks(job: &Job<'_>, edition: Edition, limits: &mut Limits) {
+    let length = job.workload.seq_len;
+    let of_sequence = length / job.decisions.cp;
+    let tokens = match edition {
+        Edition::Toml02 => return,
+        Edition::Python03 => of_sequence,
+        Edition::PythonMain => of_sequence * job.decisions.micro_batch,
+    };
+    limits.refuse(
+        job.model.mtp_layers == 0 && !tokens.is_multiple_of(CHUNKS),
+        format!("seq={length}"),
+        format!("its loss divides {tokens} tokens of a rank into {CHUNKS} equal chunks"),
+        None,
+    );
 }
 
 /// Refuses what an edition cannot do with this model, or in 8 bits.

@@ -1,5 +1,6 @@
 //! Which rewrites torchtitan performs.
 
+use catalog::model::AttentionKind;
 use catalog::runtime::Rewrite;
 use catalog::{Fp8Recipe, Zero};
 
@@ -16,6 +17,11 @@ fn chosen(job: &Job<'_>) -> bool {
     job.decisions.recompute == Recompute::SelectiveOps
 }
 
+/// Whether queries, keys and values can be one product, which they cannot in latent attention.
+fn stacks(job: &Job<'_>) -> bool {
+    matches!(job.model.attention.kind, AttentionKind::Grouped { .. })
+}
+
 fn experts(job: &Job<'_>) -> bool {
     job.model.moe.is_some()
 }
@@ -24,16 +30,16 @@ fn biases(job: &Job<'_>) -> bool {
     job.model.mlp.bias
 }
 
-/// What versions before 0.3 do otherwise.
+/// Rows of versions before 0.3, which take precedence over [`REWRITES`].
 pub(super) const UNTIL_0_2: &Table = &[
     (
         Rewrite::FuseProjections,
         |_| true,
-        Never("each projection is a product"),
+        Never("each projection is a product of its own"),
     ),
     (
         Rewrite::FuseQkv,
-        |_| true,
+        stacks,
         Never("queries, keys and values are three products"),
     ),
     (
@@ -43,7 +49,7 @@ pub(super) const UNTIL_0_2: &Table = &[
     ),
 ];
 
-/// What versions after 0.3 do otherwise.
+/// Rows of versions after 0.3, which take precedence over [`REWRITES`].
 pub(super) const AFTER_0_3: &Table = &[(
     Rewrite::RearrangeSequences,
     |j| j.decisions.sequence_parallel,
@@ -77,13 +83,18 @@ pub(crate) const REWRITES: &Table = &[
     ),
     (
         Rewrite::FuseQkv,
-        |j| !j.assumes(Rewrite::FuseProjections),
+        |j| stacks(j) && !j.assumes(Rewrite::FuseProjections),
         Always("queries, keys and values are one product"),
     ),
     (
         Rewrite::ChunkLoss,
-        |_| true,
+        |j| j.model.mtp_layers == 0,
         Always("head and loss run over an eighth of the tokens at a time"),
+    ),
+    (
+        Rewrite::ChunkLoss,
+        |_| true,
+        Never("the loss of prediction layers runs over all tokens at once"),
     ),
     (
         Rewrite::CopyShards,
@@ -93,7 +104,7 @@ pub(crate) const REWRITES: &Table = &[
     (
         Rewrite::EarlyStopRecompute,
         |j| recomputes(j) && eager(j),
-        Never("its checkpoints run whole blocks again"),
+        Never("activation checkpointing recomputes whole blocks"),
     ),
     (
         Rewrite::EarlyStopRecompute,
