@@ -88,8 +88,8 @@ fn preset_of<'a>(run: &Run, runtime: &'a str) -> &'a str {
             .as_deref()
             .is_some_and(|v| v.contains("2025"));
     match runtime {
-        "torchtitan" if compiled && has_chunked_loss(run) => "torchtitan-compile-2026",
-        "torchtitan" if has_chunked_loss(run) => "torchtitan-2026",
+        "torchtitan" if compiled && ran_torchtitan_0_3(run) => "torchtitan-compile-2026",
+        "torchtitan" if ran_torchtitan_0_3(run) => "torchtitan-2026",
         "torchtitan" if compiled && late => "torchtitan-compile-2025",
         "torchtitan" if compiled => "torchtitan-compile",
         "megatron-core" if !modern(run) => before_fused_attention(run),
@@ -104,7 +104,7 @@ fn preset_of<'a>(run: &Run, runtime: &'a str) -> &'a str {
 }
 
 /// Whether a run used torchtitan 0.3 or later: by its stated version or, if it states none, by its year (2026 or later).
-fn has_chunked_loss(run: &Run) -> bool {
+fn ran_torchtitan_0_3(run: &Run) -> bool {
     let software = run.sw_version.as_deref().unwrap_or("");
     let after = software.split_once("torchtitan").map(|(_, after)| after);
     let stated = after.and_then(|after| {
@@ -316,10 +316,10 @@ mod tests {
     }
 
     #[test]
-    fn torchtitans_chunks_come_with_its_version_or_its_year() {
+    fn torchtitan_is_of_its_stated_version_or_else_of_its_year() {
         let runs = catalog::runs::embedded().expect("embedded runs are well-formed");
         let any = runs.first().expect("a run");
-        for (software, date, chunks) in [
+        for (software, date, ran) in [
             ("torchtitan 0.3.0", "2025-12", true),
             ("torchtitan==0.2.2 torch 2.10.3", "2026-03", false),
             ("torchtitan + torch 2.10.1", "2026-09", true),
@@ -332,7 +332,7 @@ mod tests {
                 date: Some(date.to_owned()),
                 ..any.clone()
             };
-            assert_eq!(has_chunked_loss(&run), chunks, "{software}, {date}");
+            assert_eq!(ran_torchtitan_0_3(&run), ran, "{software}, {date}");
         }
     }
 }

@@ -86,8 +86,8 @@ impl Model {
         self.definition.as_deref()
     }
 
-    /// The same model with its parallel projections fused: queries, keys and values have one weight, gate and up another. The weights
-    /// have the same total size.
+    /// The same model with fused projections: one weight for queries, keys and values, and one for gate and up. A fused weight is as
+    /// large as its parts together.
     #[must_use]
     pub fn with_fused_projections(self) -> Self {
         let mut model = self.with_fused_qkv();

@@ -312,10 +312,7 @@ pub fn framework(runtime: &str) -> &str {
     match runtime {
         // NeMo runs Megatron-Core with recipes of its own; Megatron-FSDP shards what it runs.
         "nemo" | "megatron-fsdp" => "megatron-core",
-        "torchtitan-compile"
-        | "torchtitan-compile-2025"
-        | "torchtitan-2026"
-        | "torchtitan-compile-2026" => "torchtitan",
+        name if name.starts_with("torchtitan") => "torchtitan",
         "megatron-deepspeed-bf16" => "megatron-deepspeed",
         name => name,
     }

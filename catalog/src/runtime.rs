@@ -229,8 +229,8 @@ pub enum Rewrite {
     /// Queries, keys and values are one product, gate and up another (Megatron-LM `linear_qkv` and
     /// `linear_fc1`).
     FuseProjections,
-    /// Queries, keys and values are one product, while gate and up stay two. The copies that split its result into three are not counted
-    /// (torchtitan 0.3, `models/common/attention.py`, `FusedQKVLinear`).
+    /// One product computes queries, keys and values; gate and up remain two products. The copies that split the result into queries, keys
+    /// and values are not counted (`FusedQKVLinear` in torchtitan 0.3, `models/common/attention.py`).
     FuseQkv,
     /// Gate, nonlinearity and product in one pass; keeps gate and up only.
     FuseSwiglu,

@@ -175,8 +175,8 @@ impl<'a> Order<'a> {
     ///
     /// - The copy of the rank's own part and the sum run only if the message is split.
     /// - The copy before a scatter runs only if the scatter is not split: a split product writes each rank's part in place.
-    /// - The copy after a gather always runs, even where a split product does not need it, because the weight's gradient does. The exception
-    ///   is a split gather of 8 bits: the cast by columns then puts the gathered tensor in order.
+    /// - The copy after a gather runs even if the gather is split. The split product does not need it, but the product that computes the
+    ///   weight's gradient does. Only a split gather of 8-bit numbers has no such copy: the cast by columns puts the tensor in order.
     fn is_left_out(&self, kernel: usize) -> bool {
         let narrow = self.trace.eight_bits && self.lowering.gathers_quantised();
         match self.around(kernel) {

@@ -17,11 +17,9 @@ use catalog::runtime::Rewrite;
 use dtensor::{AnyOp, CostClass, Gradient, Norm, Op, Operator, Pass, TensorId, TensorRole, Trace};
 
 use super::autocast;
-use super::kernel::Chain;
+use super::kernel::{Chain, WIDE};
 use super::lowering::Lowering;
 
-/// Bytes of a 32-bit number.
-const WIDE: u64 = 4;
 /// Bytes of a 16-bit number.
 const NARROW: u64 = 2;
 /// Bytes that are read and written to cast one number from 32 bits to 16, or from 16 to 32.

@@ -12,13 +12,11 @@ use catalog::Bytes;
 use catalog::runtime::Rewrite;
 use dtensor::{Pass, TensorId, TensorInfo, Trace};
 
-use super::kernel::{Chain, Kernel, KernelKind, Lowered};
+use super::kernel::{Chain, Kernel, KernelKind, Lowered, WIDE};
 use super::lowering::{Lowering, has_loss};
 
 /// Number of chunks (`ChunkedLossWrapper.Config.num_chunks`).
 const CHUNKS: u64 = 8;
-/// Bytes of a 32-bit number, in which gradients are added up.
-const WIDE: u64 = 4;
 
 /// The product of a model's head: the first operator that runs in chunks.
 #[derive(Clone, Copy, Debug)]
@@ -51,7 +49,7 @@ impl<'t> Head<'t> {
         })
     }
 
-    /// Divides the kernels of both passes, and adds those that join the chunks' gradients.
+    /// Replaces the kernels of head and loss by those of eight chunks, and adds the kernels that join the chunks' gradients.
     pub(super) fn divide(&self, lowering: &Lowering<'_>, lowered: &mut Lowered) {
         let Lowered { forward, backward } = lowered;
         let first = forward.iter().position(|of| of.op >= self.product);
@@ -71,7 +69,7 @@ impl<'t> Head<'t> {
         backward.extend(sums.into_iter().chain(copies).chain(after));
     }
 
-    /// The passes that add up the gradients of the weight: the first chunk's are cast, those of the others added.
+    /// The kernels that add up the gradients of the weight: one casts the first chunk's to 32 bits, and one adds each later chunk's.
     fn weight_sums(&self) -> Chain {
         let weight = self.trace.tensor(self.weight);
         let narrow = weight.dtype.size();
@@ -83,8 +81,9 @@ impl<'t> Head<'t> {
         }
     }
 
-    /// The copies of hidden states and their gradients. Chunks of several sequences are copied. A buffer in 32 bits is cleared; every
-    /// chunk's gradients are cast, then copied into it; at the end it is cast back.
+    /// The copies of the hidden states and of their gradients. The hidden states of a chunk are copied if it has several sequences. A
+    /// buffer of 32-bit numbers is cleared first. Then every chunk's gradients are cast to 32 bits and copied into the buffer. At the end
+    /// the whole buffer is cast back to the type of the hidden states.
     fn hidden_copies(&self) -> Chain {
         let hidden = self.trace.tensor(self.hidden);
         let narrow = hidden.dtype.size();
@@ -103,7 +102,7 @@ impl<'t> Head<'t> {
         }
     }
 
-    /// Whether chunks are copies: those of a single sequence lie in memory as they are.
+    /// Whether chunks are copied. A chunk of a single sequence is a part of the hidden states that needs no copy.
     fn copies_chunks(&self) -> bool {
         self.trace.tensor(self.hidden).shape.first() > Some(&1)
     }
@@ -148,53 +147,25 @@ impl<'t> Head<'t> {
     }
 }
 
-/// These kernels once for each chunk.
+/// These kernels as they run for one chunk after another.
 fn in_chunks(kernels: &[Kernel]) -> Vec<Kernel> {
-    let of_chunk = kernels.iter().map(|kernel| Kernel {
-        kind: of_chunk(kernel),
-        ..kernel.clone()
-    });
-    let of_chunk: Vec<Kernel> = of_chunk.collect();
+    let of_chunk: Vec<Kernel> = kernels.iter().map(of_chunk).collect();
     (0..CHUNKS).flat_map(|_| of_chunk.clone()).collect()
 }
 
-/// The kind and sizes of a kernel for the tokens of one chunk.
-fn of_chunk(kernel: &Kernel) -> KernelKind {
-    match kernel.kind {
-        KernelKind::Gemm {
-            m,
-            n,
-            k,
-            layout,
-            low_precision,
-        } => {
-            let [m, k] = match kernel.pass {
-                Pass::Forward | Pass::BackwardInput => [m.div_ceil(CHUNKS), k],
-                Pass::BackwardWeight => [m, k.div_ceil(CHUNKS)],
-            };
-            KernelKind::Gemm {
-                m,
-                n,
-                k,
-                layout,
-                low_precision,
-            }
-        }
-        KernelKind::Memory {
-            kind,
-            bytes,
-            launches,
-        } => KernelKind::Memory {
-            kind,
-            bytes: Bytes(bytes.0.div_ceil(CHUNKS)),
-            launches,
-        },
-        KernelKind::Comm(message) => KernelKind::Comm(dtensor::Collective {
-            bytes: message.bytes.div_ceil(CHUNKS),
-            ..message
-        }),
-        other => other,
-    }
+/// A kernel with the sizes that it has for the tokens of one chunk.
+fn of_chunk(kernel: &Kernel) -> Kernel {
+    let mut kernel = kernel.clone();
+    let size = match &mut kernel.kind {
+        KernelKind::Gemm { m: tokens, .. } if kernel.pass != Pass::BackwardWeight => tokens,
+        // The product of the weight's gradient sums over tokens.
+        KernelKind::Gemm { k: tokens, .. } => tokens,
+        KernelKind::Memory { bytes, .. } => &mut bytes.0,
+        KernelKind::Comm(message) => &mut message.bytes,
+        _ => return kernel,
+    };
+    *size = size.div_ceil(CHUNKS);
+    kernel
 }
 
 #[cfg(test)]

@@ -89,8 +89,8 @@ impl<'a> Operands<'a> {
         earlier.any(|of| of.inputs.contains(&id) && of.pass == op.pass && narrow(&of))
     }
 
-    /// Whether a compiled pointwise kernel makes this tensor. If every row has a scale, that kernel also casts the tensor to 8 bits. If
-    /// the tensor has one scale, the kernel finds the tensor's largest magnitude, and another kernel casts.
+    /// Whether a compiled pointwise kernel makes this tensor. With a scale for each row, the same kernel also casts the tensor to 8 bits.
+    /// With one scale for the whole tensor, it only finds the largest magnitude, and a second kernel casts.
     fn fused(&self, id: TensorId) -> bool {
         self.lowering.made_by_compiled_pointwise(self.trace, id)
     }

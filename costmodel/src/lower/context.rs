@@ -18,11 +18,8 @@ use catalog::runtime::Rewrite;
 use catalog::{Axis, Bytes};
 use dtensor::{AnyOp, AttentionShape, Collective, CollectiveKind, Operator, Pass, Trace};
 
-use super::kernel::{Chain, Kernel, KernelKind};
+use super::kernel::{Chain, Kernel, KernelKind, WIDE};
 use super::lowering::Lowering;
-
-/// Bytes of a number of 32 bits, in which PyTorch adds up partial results and gradients.
-const WIDE: u64 = 4;
 
 /// Sizes of the tensors that one rank gives to core attention and gets from it.
 #[derive(Clone, Copy, Debug)]
@@ -191,9 +188,9 @@ impl Local {
         chain(bytes, 9 + 2 * self.blocks + 5 * others)
     }
 
-    /// Traffic beside attention in PyTorch's ring under `torch.compile`. One kernel reads all partial results and writes their sum. Keys and
-    /// values are gathered from all ranks at once, so they are copied to a buffer once. For every block one kernel adds the block's
-    /// gradients to those that arrived, and writes the sums to be sent.
+    /// Traffic beside attention in PyTorch's ring under `torch.compile`. In forward one kernel reads all partial results and writes their
+    /// sum. Keys and values are gathered from all ranks at once, so they are copied to a buffer once. In backward there is one kernel for
+    /// each block of keys: it adds the block's gradients to those received from the neighbour, and writes the sums for the next message.
     fn compiled(self, forward: bool) -> Chain {
         let all = self.size * (self.blocks + 1);
         let buffer = self.pairs * 2 * self.size;
@@ -315,8 +312,8 @@ mod tests {
         }
     }
 
-    /// Bytes of each copy and message that context parallelism runs in a pass, per token of a rank, in launch order. `+` stands before
-    /// a message.
+    /// What context parallelism runs in a pass, in launch order: `attention`, and for each copy and message its bytes per token of a rank.
+    /// A message's number is marked by a `+`.
     fn exchanged(runtime: &str, exchange: CpKind, backward: bool) -> String {
         let Lowered {
             forward,

@@ -6,6 +6,9 @@ use dtensor::{AttentionShape, Collective, Pass, Scan, TensorId, Trace};
 
 use crate::price::{GemmLayout, MemoryKind};
 
+/// Bytes of a 32-bit number.
+pub(super) const WIDE: u64 = 4;
+
 /// The kind of a kernel, with the sizes that its price depends on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum KernelKind {

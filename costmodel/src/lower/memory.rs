@@ -86,7 +86,7 @@ impl Lowering<'_> {
         modes.iter().map(of_mode).collect()
     }
 
-    /// The memory of a head whose loss runs in chunks, and which recomputes nothing.
+    /// The memory of a head whose loss runs in chunks. A head recomputes nothing.
     fn memory_of_chunks(&self, trace: &Trace, head: &Head<'_>, tp: u64) -> BlockMemory {
         let Lowered { forward, backward } = self.lower_whole(trace);
         let saved = kept(self, trace, Recompute::None);

@@ -21,7 +21,7 @@ use super::modules;
 use super::norm_copies;
 use super::tensor_set::TensorSet;
 
-/// What follows the scope of a loss in the name of its log-probabilities.
+/// End of the name of a loss's log-probabilities; its scope comes before.
 const LOG_PROBABILITIES: &str = ".log_probabilities";
 
 /// A tensor kept for backward.
@@ -63,9 +63,12 @@ pub(super) fn kept<'t>(
     }
 }
 
-/// What a head keeps for backward if its loss has already run forward and backward: nothing that its product or the loss writes, but the
-/// hidden states that the product reads, and their gradients. `saved` is what it would keep otherwise. The hidden states are counted
-/// until backward, as a pipeline schedule keeps them; torchtitan frees them earlier if there is no pipeline (`trainer.py`, `del pred`).
+/// Tensors that a head keeps for backward if its loss runs in chunks, each forward and backward. Nothing is kept that the head's product or
+/// the loss writes, because its backward is over. Kept are the hidden states that the product reads, and their gradients. `saved` is what
+/// the head keeps otherwise.
+///
+/// The hidden states are counted until backward because a pipeline schedule keeps them. Without a pipeline torchtitan frees them earlier
+/// (`trainer.py`, `del pred`).
 fn without_loss<'t>(head: &Head<'t>, mut saved: Vec<SavedTensor<'t>>) -> Vec<SavedTensor<'t>> {
     let hidden = head.hidden();
     saved.retain(|of| !is_of_loss(head, of) && of.storage != Some(hidden.storage));
@@ -79,14 +82,14 @@ fn without_loss<'t>(head: &Head<'t>, mut saved: Vec<SavedTensor<'t>>) -> Vec<Sav
     saved
 }
 
-/// Bytes that the product and the loss of a head would keep for backward, if they ran over all tokens at once.
+/// Bytes of the tensors that a head's product and its loss write, and that are kept for backward if they run over all tokens at once.
 pub(super) fn kept_by_loss(lowering: &Lowering<'_>, trace: &Trace, head: &Head<'_>) -> Bytes {
     let saved = kept_undivided(lowering, trace, Recompute::None);
     let of_loss = saved.iter().filter(|of| is_of_loss(head, of));
     of_loss.map(|of| of.bytes).sum()
 }
 
-/// Whether the product of a head or its loss writes a tensor that is kept.
+/// Whether it is the head's product or the loss that writes this tensor.
 fn is_of_loss(head: &Head<'_>, saved: &SavedTensor<'_>) -> bool {
     match saved.storage {
         Some(storage) => !head.is_before(storage),
@@ -94,7 +97,7 @@ fn is_of_loss(head: &Head<'_>, saved: &SavedTensor<'_>) -> bool {
     }
 }
 
-/// What [`kept`] returns if the loss runs over all tokens at once.
+/// Tensors kept for backward where head and loss run over all tokens at once. [`kept`] changes this list if they run in chunks.
 fn kept_undivided<'t>(
     lowering: &Lowering<'_>,
     trace: &'t Trace,

@@ -30,7 +30,7 @@ fn biases(job: &Job<'_>) -> bool {
     job.model.mlp.bias
 }
 
-/// Rows of versions before 0.3, which take precedence over [`REWRITES`].
+/// Rows for versions before 0.3. They are looked up before those of [`REWRITES`].
 pub(super) const UNTIL_0_2: &Table = &[
     (
         Rewrite::FuseProjections,
@@ -49,14 +49,14 @@ pub(super) const UNTIL_0_2: &Table = &[
     ),
 ];
 
-/// Rows of versions after 0.3, which take precedence over [`REWRITES`].
+/// Rows for versions after 0.3. They are looked up before those of [`REWRITES`].
 pub(super) const AFTER_0_3: &Table = &[(
     Rewrite::RearrangeSequences,
     |j| j.decisions.sequence_parallel,
     Never("activations have one dimension of tokens"),
 )];
 
-/// What torchtitan 0.3 does with each rewrite.
+/// For each rewrite, whether torchtitan 0.3 performs it.
 pub(crate) const REWRITES: &Table = &[
     // Written in the `compile` section.
     (Rewrite::FusePointwise, |_| true, Written),
