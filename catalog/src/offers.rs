@@ -8,7 +8,8 @@ use crate::fp8_recipe::Fp8Recipe;
 use crate::model::ModelConfig;
 use crate::offload::{Offload, OffloadOption};
 use crate::parallelism::Zero;
-use crate::runtime::{Ahead, Runtime};
+use crate::prefetch::Ahead;
+use crate::runtime::Runtime;
 use crate::selection::{RecomputeModule, Selection};
 use crate::state_types::{GradientTypes, OptimizerStates, StateTypes};
 

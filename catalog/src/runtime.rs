@@ -9,6 +9,7 @@ use crate::dispatcher::Dispatcher;
 use crate::fp8_recipe::Fp8Recipe;
 use crate::offload::OffloadOption;
 use crate::parallelism::{AxisOrder, CpKind, Overlap, ScheduleKind, Zero};
+use crate::prefetch::PrefetchOption;
 use crate::provenance::Sourced;
 use crate::selection::Selection;
 use crate::state_types::{GradientOption, OptimizerStates, StateTypes};
@@ -60,8 +61,19 @@ pub struct RuntimeSpace {
     pub cp_kinds: Vec<CpKind>,
     /// ZeRO levels.
     pub zero: Vec<Zero>,
+    /// Pipeline schedules under which a rank waits for its messages to other stages, whatever [`Overlap::pipeline`] says.
+    pub blocking_schedules: Vec<ScheduleKind>,
+    /// Whether a rank that waits for its messages first sends one and then receives one, rather than both at once.
+    pub one_message_at_a_time: bool,
+    /// Kinds of context parallelism whose attention can have sinks.
+    pub sink_cp_kinds: Vec<CpKind>,
+    /// Kinds of context parallelism whose attention can have a sliding window.
+    pub window_cp_kinds: Vec<CpKind>,
     /// Mesh axis orders.
     pub axis_orders: Vec<AxisOrder>,
+    /// Whether an axis order in which pipeline parallelism is not the last needs as many data-parallel ranks of experts as of the rest
+    /// of the model.
+    pub inner_pipeline_needs_equal_dp: bool,
     /// Recompute modes.
     pub recompute: Vec<RecomputeMode>,
     /// Other sets of modules that selective recomputation can be told to run again, instead of `selective`.
@@ -103,40 +115,6 @@ pub struct RuntimeSpace {
     pub graphs: Vec<GraphOption>,
     /// Ways to scale the operands of 8-bit products that it can be told to use instead of its own.
     pub fp8_recipes: Vec<Fp8Recipe>,
-}
-
-/// How far ahead of their use a runtime can be told to gather the parameters of blocks, which ZeRO-3 gathers for every pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct PrefetchOption {
-    /// Number of blocks ahead: with 0 a block's gather begins when the block before has ended.
-    pub blocks: u64,
-    /// The same in forward, if it is another number there.
-    #[serde(default)]
-    pub forward: Option<u64>,
-}
-
-/// How many blocks ahead parameters are gathered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ahead {
-    /// In forward.
-    pub forward: u64,
-    /// In backward.
-    pub backward: u64,
-}
-
-impl Ahead {
-    /// One block in both passes: what systems do by themselves.
-    pub const USUAL: Self = Self {
-        forward: 1,
-        backward: 1,
-    };
-
-    /// Number of blocks that are gathered at one time: the one that runs, and those ahead of it.
-    #[must_use]
-    pub fn blocks(self) -> u64 {
-        1 + self.forward.max(self.backward)
-    }
 }
 
 /// Kinds of recomputation a runtime offers; counts are chosen by the planner.

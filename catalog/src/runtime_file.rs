@@ -8,10 +8,11 @@ use crate::dispatcher::Dispatcher;
 use crate::fp8_recipe::Fp8Recipe;
 use crate::offload::OffloadOption;
 use crate::parallelism::{AxisOrder, CpKind, Overlap, ScheduleKind, Zero};
+use crate::prefetch::PrefetchOption;
 use crate::provenance::Sourced;
 use crate::runtime::{
-    AttentionKernel, Overheads, PrefetchOption, RecomputeMode, Rewrite, Rewrites, Runtime,
-    RuntimeSpace, SequenceParallelUse,
+    AttentionKernel, Overheads, RecomputeMode, Rewrite, Rewrites, Runtime, RuntimeSpace,
+    SequenceParallelUse,
 };
 use crate::selection::Selection;
 use crate::state_types::{GradientOption, OptimizerStates, StateTypes};
@@ -69,7 +70,12 @@ pub struct SpaceFile {
     schedules: Option<Vec<ScheduleKind>>,
     cp_kinds: Option<Vec<CpKind>>,
     zero: Option<Vec<Zero>>,
+    blocking_schedules: Option<Vec<ScheduleKind>>,
+    one_message_at_a_time: Option<bool>,
+    sink_cp_kinds: Option<Vec<CpKind>>,
+    window_cp_kinds: Option<Vec<CpKind>>,
     axis_orders: Option<Vec<AxisOrder>>,
+    inner_pipeline_needs_equal_dp: Option<bool>,
     recompute: Option<Vec<RecomputeMode>>,
     selections: Option<Vec<Selection>>,
     tensor_parallel: Option<bool>,
@@ -172,7 +178,12 @@ impl SpaceFile {
             schedules: field!(schedules),
             cp_kinds: field!(cp_kinds),
             zero: field!(zero),
+            blocking_schedules: field!(blocking_schedules),
+            one_message_at_a_time: field!(one_message_at_a_time),
+            sink_cp_kinds: field!(sink_cp_kinds),
+            window_cp_kinds: field!(window_cp_kinds),
             axis_orders: field!(axis_orders),
+            inner_pipeline_needs_equal_dp: field!(inner_pipeline_needs_equal_dp),
             recompute: field!(recompute),
             selections: field!(selections),
             tensor_parallel: field!(tensor_parallel),

@@ -265,7 +265,7 @@ impl BlockKey {
             class,
             layout,
             recompute,
-            execution: Execution::of(&scenario.runtime, strategy),
+            execution: Execution::of(scenario, strategy),
             accumulates: states::accumulation_type(
                 &scenario.runtime,
                 strategy,

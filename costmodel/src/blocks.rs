@@ -55,7 +55,9 @@ impl BlockCosts {
     /// ranks that share cores prices kernels by how many ranks there are.
     pub(crate) fn with_workload_of(&self, scenario: &Scenario) -> Option<Self> {
         let documents = self.scenario.workload.documents();
-        if scenario.cluster.profile.is_some() || documents != scenario.workload.documents() {
+        let alike = documents == scenario.workload.documents()
+            && self.scenario.domain() == scenario.domain();
+        if scenario.cluster.profile.is_some() || !alike {
             return None;
         }
         Some(Self {
@@ -144,7 +146,7 @@ impl BlockCosts {
     /// # Errors
     /// When a block cannot be traced.
     pub(crate) fn blocks_of(&self, d: &Decisions) -> Result<Arc<Blocks>, CostError> {
-        self.executed(d, Execution::of(&self.scenario.runtime, d))
+        self.executed(d, Execution::of(&self.scenario, d))
     }
 
     /// The blocks of a strategy whose passes run in a given way.

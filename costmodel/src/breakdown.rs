@@ -78,11 +78,11 @@ fn sum(parts: &Breakdown) -> f64 {
 
 /// The breakdown of one rank. `passes` has, for every class of stages, how many passes of each kind the rank runs.
 fn of_rank(assembled: &Assembled, outcome: &Outcome, rank: usize, passes: &[Passes]) -> Breakdown {
-    let ran = &outcome.ranks[rank];
+    let (ran, update) = (&outcome.ranks[rank], &assembled.ranks[rank]);
     let mut parts = Breakdown {
         pp_exposed_s: ran.transfers.0,
         dp_exposed_s: ran.data.0,
-        optimizer_s: assembled.ranks[rank].optimizer.0,
+        optimizer_s: (update.optimizer + update.host.copies).0,
         offload_exposed_s: ran.offload.0,
         ..Breakdown::default()
     };

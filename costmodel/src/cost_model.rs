@@ -27,7 +27,7 @@ use crate::sequence::Sequence;
 use crate::shape::{Shape, ShapeKey};
 use crate::shared_cores::Busy;
 use crate::traffic::DataParallel;
-use crate::{CostError, Scenario, book, predict, quantities, stragglers};
+use crate::{CostError, Scenario, book, messages, predict, quantities, stragglers};
 
 /// Predicts time and memory of strategies of one scenario. Can be shared between threads; caches block costs by local shape and programs
 /// by schedule.
@@ -204,7 +204,7 @@ impl CostModel {
     /// Whether what a strategy sends tokens to experts by runs on the cluster.
     fn has_dispatcher(&self, d: &Decisions) -> Result<(), CostError> {
         let cluster = &self.scenario().cluster;
-        let across = d.experts_lie_across(cluster.scale_up_domain);
+        let across = d.experts_lie_across(cluster);
         let asked = d.dispatcher.filter(|_| d.ep > 1);
         match asked.filter(|asked| !asked.exists_on(cluster, across)) {
             None => Ok(()),
@@ -426,12 +426,13 @@ impl CostModel {
         sequence: &'a Sequence,
         assembled: &'a Assembled,
     ) -> Inputs<'a> {
-        let overheads = &self.scenario().runtime.overheads;
+        let runtime = &self.scenario().runtime;
         Inputs {
             sequence,
             of: assembled,
-            transfer_overlaps: d.overlap.pipeline && !self.scenario().shares_cores(),
-            step_overhead: self.scenario().by_host(&overheads.step),
+            transfer_overlaps: messages::overlap_passes(self.scenario(), d),
+            both_directions: !runtime.space.one_message_at_a_time,
+            step_overhead: self.scenario().by_host(&runtime.overheads.step),
         }
     }
 }

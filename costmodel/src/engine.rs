@@ -31,6 +31,8 @@ pub struct Inputs<'a> {
     pub of: &'a Assembled,
     /// Whether pipeline transfers overlap with compute.
     pub transfer_overlaps: bool,
+    /// Whether a rank that waits for transfers sends and receives at once.
+    pub both_directions: bool,
     /// Host time that a step takes in addition to its kernels.
     pub step_overhead: Seconds,
 }
@@ -201,6 +203,8 @@ struct RankState {
     streams: Streams,
     /// When the rank's last pipeline transfer ends.
     pipeline: Picoseconds,
+    /// Time of the message that the rank sent after its last pass, if it receives at the same time.
+    sending: Picoseconds,
     /// Time of transfers that the rank waited for.
     exposed_transfers: Picoseconds,
     memory: Bytes,
@@ -270,12 +274,13 @@ impl RankState {
     }
 
     /// Makes the rank wait for a message from another pipeline rank. If transfers overlap with compute, the message is there at
-    /// `arrival`. If they do not, the sender is ready at `arrival`, and the transfer starts once this rank is ready too.
+    /// `arrival`. If they do not, the sender is ready at `arrival`, and the transfer starts once this rank is ready too: both directions at
+    /// once, if it has just sent something.
     #[inline(always)]
     fn receive<const OVERLAPS: bool>(&mut self, arrival: Picoseconds, transfer: Picoseconds) {
         let arrival = match OVERLAPS {
             true => arrival,
-            false => self.compute().max(arrival) + transfer,
+            false => arrival.max(self.compute().since(self.sending)) + transfer,
         };
         // Waiting up to the length of a transfer counts as exposed transfer; beyond that the data was not yet computed.
         self.exposed_transfers += arrival.since(self.compute()).min(transfer);
@@ -301,6 +306,7 @@ impl RankState {
     /// Has the host update weights: gradients that are still to come are copied to it first, parameters back after.
     fn update_on_host(&mut self, host: HostStep) {
         use streams::Stream::{Compute, FromHost, Host, ToHost};
+        self.streams.issue(Compute, host.copies.into(), None);
         let steps = [
             (Compute, ToHost, host.to_host),
             (ToHost, Host, host.update),
@@ -338,7 +344,8 @@ impl RankState {
         let by = self.streams.later_than(&earlier.streams)?;
         // A transfer that has ended delays nothing.
         let transfer = |state: &Self| state.pipeline.since(state.compute());
-        (transfer(self) == transfer(earlier) && self.memory == earlier.memory).then_some(by)
+        let alike = |state: &Self| (transfer(state), state.sending, state.memory);
+        (alike(self) == alike(earlier)).then_some(by)
     }
 }
 
@@ -349,6 +356,7 @@ impl<'a> Engine<'a> {
                      }: &OfRank| RankState {
             streams: Streams::new(Slowdown::all(slowdown)),
             pipeline: Picoseconds::ZERO,
+            sending: Picoseconds::ZERO,
             exposed_transfers: Picoseconds::ZERO,
             memory: resident,
             peak: resident,
@@ -406,9 +414,15 @@ impl<'a> Engine<'a> {
             if let Some(slot) = step.receives {
                 state.receive::<OVERLAPS>(self.arrivals[slot.index()], from);
             }
+            if !OVERLAPS {
+                state.sending = Picoseconds::ZERO;
+            }
             state.compute_pass(rank, action, pass, record);
             if let Some(slot) = step.sends {
                 self.arrivals[slot.index()] = state.send::<OVERLAPS>(rank, action, to, record);
+                if !OVERLAPS && self.inputs.both_directions {
+                    state.sending = to;
+                }
             }
         }
     }

@@ -32,8 +32,8 @@ pub struct Execution {
     pub graphs: CudaGraphs,
     /// How the operands of 8-bit products are scaled.
     pub fp8_recipe: Fp8Recipe,
-    /// Whether modules that run under `torch.autocast` get parameters of 16 bits. FSDP with mixed precision gathers them in 16 bits;
-    /// otherwise they have the 32 bits in which they are held.
+    /// Whether modules that run under `torch.autocast` get parameters of 16 bits. FSDP with mixed precision gathers them in 16 bits, and
+    /// weights beside adapters are held so; otherwise they have the 32 bits in which they are held.
     pub narrow_parameters: bool,
 }
 
@@ -52,14 +52,17 @@ impl Execution {
 
     /// The way that a strategy decides.
     #[must_use]
-    pub fn of(runtime: &Runtime, d: &Decisions) -> Self {
+    pub fn of(scenario: &Scenario, d: &Decisions) -> Self {
+        let runtime = &scenario.runtime;
+        // Frozen weights are held in 16 bits.
+        let narrow = d.zero == Zero::Z3 || scenario.model.adapters.is_some();
         Self {
             overlap_tp: d.overlap.tensor_parallel,
             beside_others: d.overlap.expert_parallel,
             dispatcher: Some(d.dispatcher.unwrap_or(runtime.dispatcher)),
             graphs: d.graphs.unwrap_or(runtime.graphs),
             fp8_recipe: d.fp8_recipe.unwrap_or(runtime.fp8_recipe),
-            narrow_parameters: narrows_parameters(runtime) && d.zero == Zero::Z3,
+            narrow_parameters: narrows_parameters(runtime) && narrow,
         }
     }
 
@@ -83,17 +86,17 @@ impl Execution {
         let mut least: Vec<Self> = Vec::with_capacity(2);
         let monotone = scenario.slowdown_beside_nccl() <= MONOTONE_SLOWDOWN;
         // The more is captured, the less time the host takes.
-        let graphs = among.iter().map(|d| Self::of(runtime, d).graphs).max();
+        let graphs = among.iter().map(|d| Self::of(scenario, d).graphs).max();
         let graphs = graphs.unwrap_or(runtime.graphs);
         let of = |d: &Decisions| {
             let execution = Self {
                 graphs,
-                ..Self::of(runtime, d)
+                ..Self::of(scenario, d)
             };
             if !monotone {
                 return execution;
             }
-            let alike = among.iter().map(|d| Self::of(runtime, d));
+            let alike = among.iter().map(|d| Self::of(scenario, d));
             let mut alike = alike.filter(|other| {
                 (other.overlap_tp, other.fp8_recipe) == (execution.overlap_tp, execution.fp8_recipe)
             });

@@ -11,9 +11,9 @@
 use catalog::{Bytes, Seconds};
 use plans::{Decisions, Zero};
 
-use crate::Scenario;
 use crate::assemble::Assembled;
 use crate::stage::{LayerTraffic, StageWork, When};
+use crate::{Scenario, messages};
 
 /// Sums are taken in another order than in the engine; this covers the rounding.
 pub(crate) const ROUNDING: f64 = 1.0 - 1e-9;
@@ -56,8 +56,10 @@ pub fn time(
         head += least.forward;
         tail += least.backward;
     }
+    let overlaps = messages::overlap_passes(scenario, strategy);
     let of_rank = |rank: usize| Ends {
-        strategy,
+        micro_batches: strategy.num_micro_batches as f64,
+        overlaps,
         optimizer: assembled.ranks[rank].update(),
         rank: &ranks[rank],
     };
@@ -132,7 +134,9 @@ impl Rank {
 
 /// A rank with what decides when it ends.
 struct Ends<'a> {
-    strategy: &'a Decisions,
+    micro_batches: f64,
+    /// Whether pipeline messages overlap with compute.
+    overlaps: bool,
     optimizer: Seconds,
     rank: &'a Rank,
 }
@@ -145,7 +149,7 @@ impl Ends<'_> {
 
     fn time(&self, first: Seconds) -> Seconds {
         let rank = self.rank;
-        let micro_batches = self.strategy.num_micro_batches as f64;
+        let micro_batches = self.micro_batches;
         let (head, tail) = rank.path.unwrap_or_default();
         let head = head.max(rank.exposed[0]);
         let busy = (rank.work + self.sends()) * micro_batches;
@@ -158,12 +162,12 @@ impl Ends<'_> {
     /// Time for which this rank cannot compute because it sends or receives the pipeline messages of one micro-batch. It is zero
     /// if these messages overlap with compute.
     fn sends(&self) -> Seconds {
-        if self.strategy.overlap.pipeline {
+        if self.overlaps {
             return Seconds(0.0);
         }
         let [all, longest] = self.rank.transfers;
         // The tail already counts one transfer of the last gradient.
-        all - longest * (1.0 / self.strategy.num_micro_batches as f64)
+        all - longest * (1.0 / self.micro_batches)
     }
 }
 
@@ -275,7 +279,7 @@ fn paced<'a>(
 
 #[cfg(test)]
 mod tests {
-    use catalog::runtime::Ahead;
+    use catalog::prefetch::Ahead;
     use plans::ActionKind;
     use proptest::prelude::*;
 

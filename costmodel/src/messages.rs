@@ -37,6 +37,12 @@ pub(crate) fn measured(
     Ok(time * steps as f64)
 }
 
+/// Whether messages to other stages are sent beside the passes of a rank.
+pub(crate) fn overlap_passes(scenario: &Scenario, d: &Decisions) -> bool {
+    let blocking = &scenario.runtime.space.blocking_schedules;
+    d.overlap.pipeline && !blocking.contains(&d.schedule) && !scenario.shares_cores()
+}
+
 /// Whether tensor-parallel ranks that hold the same activation each send a part of it to the next stage, whose ranks then
 /// gather it.
 pub(crate) fn scatters_transfers(scenario: &Scenario, d: &Decisions) -> bool {

@@ -1,6 +1,7 @@
 //! What one pipeline rank holds in memory for the whole step, and how long its part of the optimizer step takes.
 
-use catalog::runtime::{Ahead, Rewrite};
+use catalog::prefetch::Ahead;
+use catalog::runtime::Rewrite;
 use catalog::{Bytes, DType, Seconds};
 use plans::{Decisions, Zero};
 
@@ -135,6 +136,10 @@ impl OfRank {
         };
         let in_flight = in_flight(strategy, costs, largest, weights);
         let outside = runtime.overheads.context.value + runtime.overheads.workspace.value;
+        let mut host = offload::step(scenario, strategy, strategy.offload, sharding, weights)?;
+        if host != HostStep::default() {
+            host.copies = costs.book().gradient_copies(scenario, strategy, &update);
+        }
         let late = states::late_gradients(runtime, strategy, &states).free;
         Ok(Self {
             states,
@@ -142,7 +147,7 @@ impl OfRank {
             optimizer: costs.book().optimizer(scenario, strategy, &update)?,
             optimizer_transient: late + offloaded.map_or(copy, |host| host.left(copy)),
             resident: states.total() - late + in_flight + outside,
-            host: offload::step(scenario, strategy, strategy.offload, sharding, weights)?,
+            host,
             on_host: on_host.unwrap_or_default(),
             slowdown: parallel.slowdown(scenario),
         })

@@ -31,6 +31,8 @@ pub(crate) struct Offloaded {
 /// What the host of a rank does in the optimizer step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct HostStep {
+    /// Time for which the device still copies gradients to the buffers in which they are reduced, before the host's part begins.
+    pub copies: Seconds,
     /// Time to copy gradients to it that have not left during backward.
     pub to_host: Seconds,
     /// Time to update weights.
@@ -42,7 +44,7 @@ pub struct HostStep {
 impl HostStep {
     /// Time of all, which follow each other.
     pub(crate) fn total(&self) -> Seconds {
-        self.to_host + self.update + self.from_host
+        self.copies + self.to_host + self.update + self.from_host
     }
 }
 
@@ -167,6 +169,7 @@ impl Offloaded {
         let returned = self.option.returned.unwrap_or(parameter).size();
         let none = Seconds(0.0);
         Ok(HostStep {
+            copies: none,
             to_host: match self.option.gradients_in_backward {
                 true => none,
                 false => rates.copy(updated * host_number()),

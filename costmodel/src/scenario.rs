@@ -1,7 +1,7 @@
 //! The subject of a prediction: model, cluster, training system and workload.
 
 use catalog::residuals::{self, Evidence, Kind, ModelKind, Quantity, Residual};
-use catalog::{Architecture, Bytes, Cluster, Model, Runtime, Seconds, Sourced, Workload};
+use catalog::{Architecture, Bytes, Cluster, Domain, Model, Runtime, Seconds, Sourced, Workload};
 
 use crate::known;
 
@@ -156,6 +156,11 @@ impl Scenario {
             true => 1.0 + (by_device - 1.0) * known::PCI_EXPRESS_CHANNELS.factor(),
             false => by_device,
         }
+    }
+
+    /// How the job lies in scale-up domains.
+    pub(crate) fn domain(&self) -> Domain {
+        self.cluster.domain(self.workload.gpus)
     }
 
     /// Number of cores that ranks share; `None` if each has a device.

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use catalog::runtime::Ahead;
+use catalog::prefetch::Ahead;
 use catalog::{Bytes, Seconds};
 use plans::ActionKind;
 

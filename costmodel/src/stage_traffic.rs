@@ -1,6 +1,7 @@
 //! Data-parallel traffic of a stage: the gathers and reductions of every block, and the actions they overlap with.
 
-use catalog::runtime::{Ahead, Rewrite};
+use catalog::prefetch::Ahead;
+use catalog::runtime::Rewrite;
 use catalog::state_types::StateTypes;
 use catalog::{Seconds, Zero};
 use dtensor::CollectiveKind;

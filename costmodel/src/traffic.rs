@@ -1,7 +1,7 @@
 //! Data-parallel traffic: the groups and times of a block's parameter gathers and gradient reductions.
 
 use catalog::runtime::BUCKET_ELEMENTS;
-use catalog::{Bytes, Cluster, DType, Seconds};
+use catalog::{Bytes, Cluster, DType, Domain, Seconds};
 use dtensor::CollectiveKind;
 use plans::{Axis, Decisions, Group, Zero};
 
@@ -30,7 +30,7 @@ impl DataParallel {
         let cp = strategy.group(Axis::Cp);
         let shard = strategy.group(Axis::DpShard);
         let replicate = strategy.group(Axis::DpReplicate);
-        let domain = cluster.scale_up_domain;
+        let domain = cluster.domain(strategy.world());
         let sharded = strategy.zero != Zero::Z0;
         let dense = if sharded {
             joined(cp, shard, domain)
@@ -80,16 +80,15 @@ impl DataParallel {
     /// `graph/connect.cc`), so the factor grows with the group's ranks in a node. Assumed: each of these ranks uses a card of its own,
     /// and under HSDP the sums over copies of a shard slow kernels as much as the messages of the group that holds the shards.
     pub(crate) fn slowdown(&self, scenario: &Scenario) -> f64 {
-        self.slowdown_of_group(scenario.slowdown_beside_nccl(), &scenario.cluster)
+        self.slowdown_of_group(scenario.slowdown_beside_nccl(), scenario.domain())
     }
 
     /// That factor, where `within_node` is the factor for groups within a node.
-    fn slowdown_of_group(&self, within_node: f64, cluster: &Cluster) -> f64 {
-        let domain = cluster.scale_up_domain;
-        let together = self.dense.ranks_per_block(domain);
+    fn slowdown_of_group(&self, within_node: f64, domain: Domain) -> f64 {
+        let together = self.dense.ranks_per_domain(domain);
         let share = match together == self.dense.size {
             true => 1.0,
-            false => together as f64 / domain as f64,
+            false => together as f64 / domain.gpus as f64,
         };
         1.0 + (within_node - 1.0) * share
     }
@@ -187,7 +186,7 @@ fn bucketed(
 /// The union of two axes as one group of `inner.size · outer.size` ranks; `domain` is the number of ranks that share a
 /// scale-up domain. If the axes are not neighbours in rank order, no stride describes the group exactly; it gets the
 /// stride that puts the right number of its ranks into a domain.
-fn joined(inner: Group, outer: Group, domain: u64) -> Group {
+fn joined(inner: Group, outer: Group, domain: Domain) -> Group {
     if outer.size == 1 {
         return inner;
     }
@@ -201,10 +200,10 @@ fn joined(inner: Group, outer: Group, domain: u64) -> Group {
             stride: inner.stride,
         };
     }
-    let together = inner.ranks_per_block(domain) * outer.ranks_per_block(domain);
+    let together = inner.ranks_per_domain(domain) * outer.ranks_per_domain(domain);
     Group {
         size,
-        stride: (domain / together).max(1),
+        stride: (domain.gpus / together).max(1),
     }
 }
 
@@ -234,7 +233,7 @@ mod tests {
                 expert: alone,
                 replicate: alone,
             };
-            let found = groups.slowdown_of_group(1.8, &cluster);
+            let found = groups.slowdown_of_group(1.8, cluster.domain(64));
             assert!((found - slowdown).abs() < 1e-9, "{size} {stride}: {found}");
         }
     }

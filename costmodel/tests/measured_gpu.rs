@@ -93,7 +93,7 @@ fn tables_agree_with_a_measured_gpu() {
     let text = std::fs::read_to_string(path).expect("is part of the repository");
     let profile = Profile::from_yaml(&text, "h200.yaml").expect("is a profile");
     let cluster = catalog::load::cluster("dgx-h200").expect("a preset");
-    let prices = TablePrices::new(&cluster, &Fitted::default()).expect("has tables");
+    let prices = TablePrices::new(&cluster, 8, &Fitted::default()).expect("has tables");
     let mut errors: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     for measured in &profile.measured {
         if measured.seconds < SHORTEST.0 {

@@ -83,7 +83,7 @@ fn scale(cluster: &mut Cluster, [clock, memory, near, far, power]: Speeds) {
 }
 
 fn tables(cluster: &Cluster) -> TablePrices {
-    TablePrices::new(cluster, &Fitted::default()).expect("prices")
+    TablePrices::new(cluster, 64, &Fitted::default()).expect("prices")
 }
 
 /// Sizes from 1 to 2^`most`, all magnitudes alike.
@@ -216,7 +216,7 @@ impl Kernel {
 /// Bytes over the links that carry them, with sums made in the switches of a domain that has such.
 fn wire(cluster: &Cluster, Message { kind, bytes, group }: Message) -> f64 {
     let (ranks, bytes) = (group.size as f64, bytes as f64);
-    let together = group.ranks_per_block(cluster.scale_up_domain) as f64;
+    let together = group.ranks_per_domain(cluster.domain(64)) as f64;
     let (near, far) = (
         cluster.scale_up.bandwidth.value.0,
         cluster.scale_out.bandwidth.value.0,

@@ -175,3 +175,30 @@ proptest! {
         );
     }
 }
+
+#[test]
+fn messages_between_stages_hide_only_where_the_runtime_does_not_wait_for_them() {
+    let exposed = |runtime, strategy| {
+        let case = Case {
+            model: "llama3-8b",
+            cluster: "dgx-a100",
+            runtime,
+            precision: Precision::Bf16,
+            gpus: 32,
+            seq_len: 8192,
+            batch: 64,
+            strategy,
+        };
+        predict(case).breakdown.pp_exposed_s
+    };
+    let [switched_on, switched_off] = ["", "overlap=grad+param"].map(|overlap| {
+        let strategy = format!("tp1 pp8 dp4 mbs1 recompute=full 1f1b {overlap}");
+        exposed("megatron-core", String::leak(strategy))
+    });
+    assert_eq!(switched_on, switched_off);
+    // Of 16 micro-batches. A rank at an end of the pipeline sends 64 MiB at 25 GB/s, and receives as much at once.
+    let one_message = switched_on / 16.0;
+    assert!((0.0027..0.0045).contains(&one_message), "{one_message}");
+    let hidden = exposed("vescale", "tp1 pp8 dp4 mbs1 recompute=full 1f1b");
+    assert!(hidden < switched_on / 3.0, "{hidden}, {switched_on}");
+}

@@ -2,8 +2,7 @@
 
 use catalog::runtime::{RecomputeMode, RuntimeSpace};
 use catalog::{
-    Axis, AxisOrder, GradientTypes, Offload, OffloadKind, OptimizerStates, ScheduleKind, Selection,
-    Zero,
+    GradientTypes, Offload, OffloadKind, OptimizerStates, ScheduleKind, Selection, Zero,
 };
 use costmodel::Scenario;
 use plans::legality::MAX_PASSES;
@@ -542,21 +541,6 @@ fn with_gathers(
     });
     let ahead = depths.map(move |prefetch| ShardingChoice { prefetch, ..choice });
     [choice].into_iter().chain(ahead).chain(kept)
-}
-
-impl<'a> Asked<'a> {
-    /// The axis orders of a pipeline's ranks that hold the same parameters on `alike` ranks. Without a pipeline, or
-    /// without such ranks, all orders are the same. On several pools the pipeline is the outermost axis.
-    pub(crate) fn orders(&self, pp: u64, alike: u64) -> &'a [AxisOrder] {
-        let all = &self.scenario.runtime.space.axis_orders[..];
-        let outermost = |order: &AxisOrder| order.0.last() == Some(&Axis::Pp);
-        if self.scenario.cluster.pools.is_some() {
-            let first = all.iter().position(outermost);
-            return first.map_or(&[], |at| &all[at..=at]);
-        }
-        let one = pp == 1 || alike == 1;
-        if one { &all[..all.len().min(1)] } else { all }
-    }
 }
 
 /// Numbers of some of so many layers, an eighth of them apart.

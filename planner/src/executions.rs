@@ -6,11 +6,11 @@
 
 use catalog::{CudaGraphs, Dispatcher, Fp8Recipe, Offload, Overlap, Precision, Runtime};
 use costmodel::Scenario;
-use plans::Decisions;
 use plans::support::{
-    MAX_OVERLAPPED_MTP, experts_cannot_overlap, graphs_allowed, graphs_cannot_capture,
-    recipe_cannot_recompute,
+    MAX_OVERLAPPED_MTP, cannot_overlap, experts_cannot_overlap, graphs_allowed,
+    graphs_cannot_capture, recipe_cannot_recompute,
 };
+use plans::{Decisions, Group};
 
 use crate::choices::{ActivationChoice, Asked, PipelineChoice, ShardingChoice};
 use crate::constraints::Constraints;
@@ -115,7 +115,7 @@ impl ExecutionChoice {
 /// room for.
 pub(crate) fn adapted(d: Decisions, scenario: &Scenario) -> Decisions {
     let (runtime, cluster) = (&scenario.runtime, &scenario.cluster);
-    let across = d.experts_lie_across(cluster.scale_up_domain);
+    let across = d.experts_lie_across(cluster);
     let dispatcher = (d.dispatcher).filter(|of| d.ep > 1 && of.exists_on(cluster, across));
     let overlaps = d.ep > 1
         && d.num_micro_batches > d.pp
@@ -252,7 +252,9 @@ impl Asked<'_> {
             overlap.expert_parallel = sent(ep > 1, overlap.expert_parallel, own.expert_parallel);
         }
         let possible = |overlap: &Overlap| {
-            overlap.expert_parallel <= own.expert_parallel || self.may_overlap_experts(layout)
+            cannot_overlap(*overlap, runtime).is_none()
+                && (overlap.expert_parallel <= own.expert_parallel
+                    || self.may_overlap_experts(layout))
         };
         let mut distinct: Vec<Overlap> = Vec::with_capacity(all.len());
         for overlap in all.into_iter().filter(possible) {
@@ -323,9 +325,9 @@ impl Asked<'_> {
             return vec![None];
         }
         let (runtime, cluster) = (&self.scenario.runtime, &self.scenario.cluster);
-        let across = !cluster
-            .scale_up_domain
-            .is_multiple_of(layout.ep * layout.etp);
+        let size = layout.ep * layout.etp;
+        let domain = cluster.domain(self.scenario.workload.gpus);
+        let across = Group { size, stride: 1 }.lies_across(domain);
         let possible = |dispatcher: &Dispatcher| {
             let known = runtime.space.dispatchers.contains(dispatcher);
             *dispatcher == runtime.dispatcher || known && dispatcher.exists_on(cluster, across)

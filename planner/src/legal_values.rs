@@ -10,6 +10,7 @@ use catalog::{
     ScheduleKind, Workload, WorkloadSizes, elementary,
 };
 use costmodel::Scenario;
+use plans::grammar::overlap_name;
 
 use crate::PlannerError;
 use crate::choices::{divisors, eighths};
@@ -197,6 +198,10 @@ fn candidates(scenario: &Scenario, counts: &[u64], key: &str) -> Vec<String> {
     };
     let sizes = sizes.into_iter().map(|size| size.to_string());
     let mut all: Vec<String> = sizes.chain(names.into_iter().map(str::to_owned)).collect();
+    if key == "overlap" {
+        all.insert(0, overlap_name(scenario.runtime.overlap));
+        all.dedup();
+    }
     if key == "offload_layers" {
         let counts = [0].into_iter().chain(eighths(model.layers));
         all.extend(counts.map(|layers| layers.to_string()));

@@ -25,11 +25,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use catalog::runtime::Ahead;
-use catalog::{AxisOrder, CudaGraphs, Dispatcher, Fp8Recipe, Zero};
+use catalog::prefetch::Ahead;
+use catalog::{Axis, AxisOrder, CudaGraphs, Dispatcher, Fp8Recipe, Zero};
 use costmodel::{Lightest, Scenario};
 use plans::legality::check_layout;
-use plans::support::allowed_by;
+use plans::support::{allowed_by, equal_expert_dp};
 use plans::{Decisions, StagePartition, Strategy, StrategyError};
 use rayon::prelude::*;
 
@@ -215,7 +215,7 @@ impl SearchSpace {
     /// The axis orders of a layout.
     #[must_use]
     pub fn orders(&self, layout: &Layout) -> &[AxisOrder] {
-        self.asked().orders(layout.pp, layout.dp * layout.cp)
+        orders(self.asked(), layout)
     }
 
     /// The decisions of a layout, with the smallest types of gradients, the usual values of all else that it leaves open,
@@ -394,11 +394,7 @@ pub(crate) fn decisions(asked: Asked<'_>, layout: &Layout) -> Decisions {
         sequence_parallel: layout.sequence_parallel,
         micro_batch: layout.micro_batch,
         num_micro_batches: layout.num_micro_batches,
-        axis_order: (asked
-            .orders(layout.pp, layout.dp * layout.cp)
-            .first()
-            .copied())
-        .unwrap_or(AxisOrder::TP_CP_DP_PP),
+        axis_order: (orders(asked, layout).first().copied()).unwrap_or(AxisOrder::TP_CP_DP_PP),
         stages: StagePartition(Vec::new()),
         gradients: asked.least_gradients(),
         ..Decisions::on_one_gpu(0, asked.scenario.runtime.overlap)
@@ -433,6 +429,29 @@ fn shardings(asked: Asked<'_>, layouts: &[Layout]) -> BTreeMap<(u64, u64), Shard
     all
 }
 
+/// The axis orders of a layout. Without a pipeline, or without ranks that hold the same parameters, all orders are the same. On several
+/// pools the pipeline is the outermost axis.
+fn orders<'a>(asked: Asked<'a>, layout: &Layout) -> &'a [AxisOrder] {
+    let Scenario {
+        runtime,
+        cluster,
+        model,
+        ..
+    } = asked.scenario;
+    let space = &runtime.space;
+    let all = &space.axis_orders[..];
+    let spread = model.moe.map(|_| layout.ep * layout.etp);
+    let may_be_inner =
+        !space.inner_pipeline_needs_equal_dp || equal_expert_dp(spread, layout.tp, layout.cp);
+    if cluster.pools.is_some() || !may_be_inner {
+        let outermost = |order: &AxisOrder| order.0.last() == Some(&Axis::Pp);
+        let first = all.iter().position(outermost);
+        return first.map_or(&[], |at| &all[at..=at]);
+    }
+    let one = layout.pp == 1 || layout.dp * layout.cp == 1;
+    if one { &all[..all.len().min(1)] } else { all }
+}
+
 /// What came of a layout.
 enum Checked {
     /// It has so many strategies.
@@ -452,7 +471,7 @@ fn check(
     shardings: &[ShardingChoice],
 ) -> Checked {
     let Asked { scenario, .. } = asked;
-    let orders = asked.orders(layout.pp, layout.dp * layout.cp);
+    let orders = orders(asked, layout);
     let beside = (shardings.len() * orders.len()) as u64;
     let families = pipelines.len() as u64 * beside;
     let (Some(sharding), Some(pipeline)) = (shardings.first(), pipelines.first()) else {
@@ -493,7 +512,7 @@ fn members(
     }
     let of_each = |allows| beside(shardings, &asked.executions_with(layout, allows));
     let counts = counts.into_iter();
-    let orders = asked.orders(layout.pp, layout.dp * layout.cp).len() as u64;
+    let orders = orders(asked, layout).len() as u64;
     let sum: u64 = counts.map(|(allows, count)| count * of_each(allows)).sum();
     sum * orders
 }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use catalog::state_types::StateTypes;
 use catalog::{
-    Axis, AxisOrder, CpKind, CudaGraphs, Dispatcher, Fp8Recipe, GradientTypes, Offload,
+    Axis, AxisOrder, Cluster, CpKind, CudaGraphs, Dispatcher, Fp8Recipe, GradientTypes, Offload,
     OptimizerStates, Overlap, Precision, Runtime, ScheduleKind, Selection, Zero,
 };
 
@@ -312,10 +312,11 @@ impl Decisions {
         Group { size, stride }
     }
 
-    /// Whether the ranks that share one copy of the experts lie in several scale-up domains of so many devices.
+    /// Whether the ranks that share one copy of the experts lie in several scale-up domains of a cluster.
     #[must_use]
-    pub fn experts_lie_across(&self, domain: u64) -> bool {
-        !domain.is_multiple_of(self.ep * self.etp)
+    pub fn experts_lie_across(&self, cluster: &Cluster) -> bool {
+        let size = self.ep * self.etp;
+        Group { size, stride: 1 }.lies_across(cluster.domain(self.world()))
     }
 
     /// Number of replicas of one expert shard.

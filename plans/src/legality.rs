@@ -292,9 +292,11 @@ fn context(d: &Decisions, model: &ModelConfig, workload: &Workload) -> Result<()
             "context parallelism splits the sequence, along which recurrent layers carry a state: cp must be 1",
         ));
     }
+    // To balance causal attention every rank holds one early and one late chunk of the sequence. Systems cut sequences like that for an
+    // all-to-all too (Megatron-LM's `arguments.py`).
+    divides("sequence", workload.seq_len, "2·cp (zig-zag)", 2 * d.cp)?;
     match d.cp_kind {
         CpKind::AllToAll => {
-            divides("sequence", workload.seq_len, "cp", d.cp)?;
             divides(
                 "heads per tensor rank",
                 model.attention.heads / d.tp,
@@ -304,18 +306,15 @@ fn context(d: &Decisions, model: &ModelConfig, workload: &Workload) -> Result<()
             let kv = model.attention.kv_heads().div_ceil(d.tp);
             divides("key/value heads per tensor rank", kv, "cp", d.cp)
         }
-        // To balance causal attention every rank gets one early and one late chunk of the sequence.
-        CpKind::Ring | CpKind::AllGather => {
-            divides("sequence", workload.seq_len, "2·cp (zig-zag)", 2 * d.cp)
-        }
+        CpKind::Ring | CpKind::AllGather => Ok(()),
     }
 }
 
 fn experts(d: &Decisions, model: &ModelConfig) -> Result<(), StrategyError> {
     let Some(moe) = model.moe else {
-        if d.ep > 1 || d.etp > 1 {
+        if d.ep > 1 || d.etp > 1 || d.dispatcher.is_some() {
             return Err(StrategyError::Conflict(
-                "ep and etp need a model with experts",
+                "ep, etp and dispatcher need a model with experts",
             ));
         }
         return Ok(());

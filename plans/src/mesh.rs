@@ -1,10 +1,8 @@
 //! The device mesh: named axes, their order, and where the ranks of an axis's groups lie.
 
-/// Where one communication group lies: `size` ranks, `stride` apart in rank order.
-///
-/// Axes are contiguous blocks of the rank order, so a group is described by its size and the
-/// distance between neighbours; with domains of `d` devices, `max(1, min(size, d / stride))`
-/// of its ranks share one domain.
+use catalog::Domain;
+
+/// Where the communication groups of an axis lie. Axes are contiguous blocks of the rank order, so `size` and `stride` describe all groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Group {
     /// Ranks in the group.
@@ -14,9 +12,49 @@ pub struct Group {
 }
 
 impl Group {
-    /// Ranks of the group in one block of `block` consecutive ranks.
+    /// Number of ranks that each part of a group has in a scale-up domain, in the group that domains divide into the smallest parts.
+    /// Groups of 12 neighbours in domains of 8 are divided into 8 and 4, or into 4 and 8. All wait for the parts of 4.
     #[must_use]
-    pub fn ranks_per_block(self, block: u64) -> u64 {
-        (block / self.stride).clamp(1, self.size)
+    pub fn ranks_per_domain(self, domain: Domain) -> u64 {
+        if domain.is_whole_job {
+            return self.size;
+        }
+        greatest_common_divisor(self.size, (domain.gpus / self.stride).max(1))
+    }
+
+    /// Whether some groups have ranks in several domains.
+    #[must_use]
+    pub fn lies_across(self, domain: Domain) -> bool {
+        self.ranks_per_domain(domain) < self.size
+    }
+}
+
+fn greatest_common_divisor(a: u64, b: u64) -> u64 {
+    if b == 0 {
+        return a;
+    }
+    greatest_common_divisor(b, a % b)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_smallest_part_of_a_group_counts() {
+        let domain = |gpus, is_whole_job| Domain { gpus, is_whole_job };
+        for ([size, stride], domain, ranks) in [
+            ([8, 1], domain(8, false), 8),
+            ([16, 1], domain(8, false), 8),
+            ([12, 1], domain(8, false), 4),
+            ([6, 1], domain(8, false), 2),
+            ([6, 1], domain(8, true), 6),
+            ([16, 1], domain(72, false), 8),
+            ([4, 4], domain(8, false), 2),
+            ([4, 16], domain(8, false), 1),
+        ] {
+            let found = Group { size, stride }.ranks_per_domain(domain);
+            assert_eq!(found, ranks, "{size} ranks, {stride} apart, {domain:?}");
+        }
     }
 }

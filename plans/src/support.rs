@@ -1,13 +1,14 @@
 //! Which decisions of a strategy a runtime supports.
 
-use catalog::model::ModelConfig;
+use catalog::model::{ModelConfig, WindowPattern};
 use catalog::runtime::{RecomputeMode, RuntimeSpace, SequenceParallelUse};
 use catalog::{
-    CudaGraphs, Dispatcher, Fp8Recipe, GradientTypes, Offload, Precision, RecomputeModule, Runtime,
-    ScheduleKind, Selection, Zero,
+    Axis, CudaGraphs, Dispatcher, Fp8Recipe, GradientTypes, Offload, Overlap, Precision,
+    RecomputeModule, Runtime, ScheduleKind, Selection, Zero,
 };
 
 use crate::decisions::{Decisions, Recompute};
+use crate::grammar::overlap_name;
 use crate::legality::StrategyError;
 
 /// Checks that a runtime supports a strategy's decisions.
@@ -23,7 +24,9 @@ pub fn allowed_by(
     let space = &runtime.space;
     let lack = unlisted(d, space)
         .or_else(|| tensor_lack(d, model, space))
-        .or_else(|| layout_lack(d, space))
+        .or_else(|| context_lack(d, model, space))
+        .or_else(|| layout_lack(d, model, space))
+        .or_else(|| overlap_lack(d, runtime))
         .or_else(|| recompute_lack(d, space))
         .or_else(|| module_lack(d, runtime))
         .or_else(|| gradient_lack(d, runtime, precision))
@@ -101,8 +104,34 @@ fn tensor_lack(d: &Decisions, model: &ModelConfig, space: &RuntimeSpace) -> Opti
     None
 }
 
+/// Finds an attention that the runtime does not have under the strategy's kind of context parallelism.
+fn context_lack(d: &Decisions, model: &ModelConfig, space: &RuntimeSpace) -> Option<Lack> {
+    let attention = &model.attention;
+    let windows = attention.window != WindowPattern::Full;
+    let limits = [
+        (attention.sinks, "sinks", &space.sink_cp_kinds),
+        (windows, "a sliding window", &space.window_cp_kinds),
+    ];
+    let (_, what, kinds) = (limits.into_iter())
+        .find(|(has, _, kinds)| d.cp > 1 && *has && !kinds.contains(&d.cp_kind))?;
+    lacks(
+        format!(
+            "attention with {what} under context parallelism by {}",
+            d.cp_kind.name()
+        ),
+        list(kinds.iter().map(|kind| kind.name().into()), "cp=1"),
+    )
+}
+
+/// Whether experts have as many data-parallel ranks as the rest of the model. `spread` is `ep·etp` of a model with experts; without
+/// experts Megatron-LM counts as if it split some over the tensor-parallel ranks alone.
+#[must_use]
+pub fn equal_expert_dp(spread: Option<u64>, tp: u64, cp: u64) -> bool {
+    spread.unwrap_or(tp) == tp * cp
+}
+
 /// Finds a placement of experts, states, layers or ranks that the runtime does not support.
-fn layout_lack(d: &Decisions, space: &RuntimeSpace) -> Option<Lack> {
+fn layout_lack(d: &Decisions, model: &ModelConfig, space: &RuntimeSpace) -> Option<Lack> {
     if (d.ep > 1 || d.etp > 1) && !space.expert_parallel {
         return lacks("expert parallelism", "ep=1");
     }
@@ -115,7 +144,47 @@ fn layout_lack(d: &Decisions, space: &RuntimeSpace) -> Option<Lack> {
     if d.pp > 1 && d.dp() > 1 && !space.axis_orders.contains(&d.axis_order) {
         return lacks("this axis order", "the orders that `runtimes` lists");
     }
+    let inner = d.pp > 1 && d.axis_order.0.last() != Some(&Axis::Pp);
+    let spread = model.moe.map(|_| d.ep * d.etp);
+    if inner && space.inner_pipeline_needs_equal_dp && !equal_expert_dp(spread, d.tp, d.cp) {
+        let has = match spread {
+            Some(_) => "it only where ep·etp equals tp·cp",
+            None => "it only with cp=1",
+        };
+        return lacks("an axis order in which pp is not the last", has);
+    }
     None
+}
+
+fn overlap_lack(d: &Decisions, runtime: &Runtime) -> Option<Lack> {
+    let own = runtime.overlap;
+    let sent = Overlap {
+        grad_reduce: d.overlap.grad_reduce && d.dp() * d.cp > 1,
+        param_gather: d.overlap.param_gather && d.zero != Zero::Z0,
+        tensor_parallel: d.overlap.tensor_parallel && d.tp > 1,
+        pipeline: d.overlap.pipeline && d.pp > 1,
+        expert_parallel: own.expert_parallel,
+    };
+    let what = cannot_overlap(sent, runtime)?;
+    lacks(
+        format!("overlap of {what}"),
+        format!("overlap={}", overlap_name(own)),
+    )
+}
+
+/// Messages that a runtime cannot send beside other work as `asked`. Those of experts depend on more: [`experts_cannot_overlap`].
+#[must_use]
+pub fn cannot_overlap(asked: Overlap, runtime: &Runtime) -> Option<&'static str> {
+    let own = runtime.overlap;
+    let tensor = own.tensor_parallel || runtime.space.tensor_parallel_overlap;
+    let kinds = [
+        ("gradients", asked.grad_reduce, own.grad_reduce),
+        ("parameters", asked.param_gather, own.param_gather),
+        ("tensor-parallel messages", asked.tensor_parallel, tensor),
+        ("pipeline messages", asked.pipeline, own.pipeline),
+    ];
+    let missing = kinds.into_iter().find(|(_, asked, has)| *asked && !has);
+    missing.map(|(what, ..)| what)
 }
 
 fn recompute_lack(d: &Decisions, space: &RuntimeSpace) -> Option<Lack> {

@@ -15,6 +15,7 @@ from typing import Any, Iterator, Optional, Tuple
 import torch
 from torch import nn
 from torch.distributed._functional_collectives import all_gather_tensor_autograd, all_to_all_single_autograd
+from torch.nn.attention.bias import causal_lower_right
 
 from . import anatomy
 from .anatomy import Anatomy
@@ -54,7 +55,8 @@ class ContextParallel:
         self._place = place
         self._positions = torch.empty(0)
         self._order = torch.empty(0)
-        self._mask = torch.empty(0)
+        # How many keys the early part of this rank's tokens sees, and how many the late one.
+        self._ends: Tuple[int, ...] = ()
 
     def install(self, model: nn.Module) -> None:
         """Makes the model's attention ours, through HF's registry of implementations."""
@@ -80,7 +82,8 @@ class ContextParallel:
         own = [torch.cat((every[r], every[2 * ranks - 1 - r])) for r in range(ranks)]
         self._positions = own[rank]
         self._order = torch.cat(own).argsort()
-        self._mask = self._positions[:, None] >= torch.arange(tokens, device=share.ids.device)[None, :]
+        part = tokens // (2 * ranks)
+        self._ends = ((rank + 1) * part, (2 * ranks - rank) * part)
         extra = {**share.extra, "position_ids": self._positions.expand(share.ids.shape[0], -1).contiguous()}
         yield dataclasses.replace(
             share, ids=share.ids[:, self._positions], targets=share.targets[:, self._positions], extra=extra
@@ -108,16 +111,22 @@ class ContextParallel:
                 enable_gqa=key.shape[1] != query.shape[1],
             )
             return self._to_tokens(whole).transpose(1, 2).contiguous(), None
-        out = torch.nn.functional.scaled_dot_product_attention(
-            query,
-            self._gather(key),
-            self._gather(value),
-            attn_mask=self._mask,
-            dropout_p=dropout,
-            scale=scaling,
-            enable_gqa=key.shape[1] != query.shape[1],
-        )
-        return out.transpose(1, 2).contiguous(), None
+        keys, values = self._gather(key), self._gather(value)
+        results = []
+        for queries, end in zip(query.chunk(2, dim=2), self._ends):
+            # Each part sees the keys up to its own last one. Flash attention has a kernel for that, and takes no other mask.
+            results.append(
+                torch.nn.functional.scaled_dot_product_attention(
+                    queries,
+                    keys[:, :, :end],
+                    values[:, :, :end],
+                    attn_mask=causal_lower_right(queries.shape[2], end),
+                    dropout_p=dropout,
+                    scale=scaling,
+                    enable_gqa=key.shape[1] != query.shape[1],
+                )
+            )
+        return torch.cat(results, dim=2).transpose(1, 2).contiguous(), None
 
     def _gather(self, x: torch.Tensor) -> torch.Tensor:
         """The keys or values of whole sequences, in order."""

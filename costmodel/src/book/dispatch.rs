@@ -105,8 +105,7 @@ impl Timed<'_> {
         let Some(experts) = &self.of.scenario.model.moe else {
             return 1.0;
         };
-        let domain = self.of.scenario.cluster.scale_up_domain;
-        let together = group.ranks_per_block(domain).max(1);
+        let together = group.ranks_per_domain(self.of.scenario.domain());
         let places = match group.size.div_ceil(together) {
             1 => group.size,
             domains => domains,

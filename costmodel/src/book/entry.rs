@@ -60,6 +60,14 @@ pub(crate) trait PriceBook: Debug + Send + Sync {
         of: &Update<'_>,
     ) -> Result<Seconds, CostError>;
 
+    /// Time that a rank spends on copies of gradients to the buffers in which they are reduced.
+    fn gradient_copies(
+        &self,
+        scenario: &Scenario,
+        strategy: &Decisions,
+        of: &Update<'_>,
+    ) -> Seconds;
+
     /// Time to send an activation of `output` bytes to the next pipeline rank.
     ///
     /// # Errors

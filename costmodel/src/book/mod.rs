@@ -28,6 +28,6 @@ pub(crate) fn open(
             let at_once = cluster.at_once(ranks);
             Ok(Box::new(ProfilePrices::new(profile, at_once)))
         }
-        None => Ok(Box::new(TablePrices::new(cluster, fitted)?)),
+        None => Ok(Box::new(TablePrices::new(cluster, ranks, fitted)?)),
     }
 }

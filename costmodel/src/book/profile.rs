@@ -143,6 +143,11 @@ impl PriceBook for ProfilePrices {
         Ok(())
     }
 
+    /// They are part of what was measured.
+    fn gradient_copies(&self, _: &Scenario, _: &Decisions, _: &Update<'_>) -> Seconds {
+        Seconds(0.0)
+    }
+
     /// Includes the copy of the parameters that kernels read.
     fn optimizer(
         &self,

@@ -100,12 +100,25 @@ impl PriceBook for TablePrices {
         }
         time = self.tensor_after_tensor(scenario, strategy, of, time);
         let whole = elements.total() * types.reduce.size();
-        // Not counted where the host updates, which takes many times as long.
-        if of.parallel.ranks() > 1 && offloaded.is_none() {
-            let bytes = Bytes(bucket_passes(scenario, strategy) * 2 * whole);
-            time += self.memory_bound(MemoryKind::Pointwise, bytes).time;
+        if offloaded.is_none() {
+            time += self.gradient_copies(scenario, strategy, of);
         }
         Ok(time + scenario.runtime.overheads.gradient_byte.value * whole as f64)
+    }
+
+    fn gradient_copies(
+        &self,
+        scenario: &Scenario,
+        strategy: &Decisions,
+        of: &Update<'_>,
+    ) -> Seconds {
+        if of.parallel.ranks() == 1 {
+            return Seconds(0.0);
+        }
+        let types = strategy.state_types(&scenario.runtime, scenario.workload.precision);
+        let whole = of.elements.total() * types.reduce.size();
+        let bytes = Bytes(bucket_passes(scenario, strategy) * 2 * whole);
+        self.memory_bound(MemoryKind::Pointwise, bytes).time
     }
 
     /// Every tensor-parallel rank sends its shard. If all hold the whole activation, each may send a part, which the

@@ -60,11 +60,11 @@ fn learned(cluster: &Cluster) -> TimeFactors {
 }
 
 impl TablePrices {
-    /// Builds the prices of a cluster.
+    /// Builds the prices of a cluster for jobs of so many ranks.
     ///
     /// # Errors
     /// When the device names a table that does not exist.
-    pub fn new(cluster: &Cluster, fitted: &Fitted) -> Result<Self, PriceError> {
+    pub fn new(cluster: &Cluster, ranks: u64, fitted: &Fitted) -> Result<Self, PriceError> {
         let device: &Device = &cluster.device;
         let unknown = || PriceError::UnknownTable(device.kernels.clone());
         let part = tables::measured_on(&device.kernels).ok_or_else(unknown)?;
@@ -73,8 +73,8 @@ impl TablePrices {
             gemm: gemm::GemmPrices::new(device, fitted, part, profile)?,
             attention: attention::AttentionPrices::new(device, fitted, part, profile),
             memory: memory::MemoryPrices::new(device, profile),
-            network: network::NetworkPrices::new(cluster, profile),
-            roofline: roofline::Roofline::new(cluster),
+            network: network::NetworkPrices::new(cluster, ranks, profile),
+            roofline: roofline::Roofline::new(cluster, ranks),
             fitted: *fitted,
             architecture: device.architecture,
             fabric: cluster.fabric,
@@ -280,9 +280,9 @@ mod tests {
     fn both(library: Option<&str>) -> [TablePrices; 2] {
         let mut cluster = catalog::load::cluster("dgx-h200").expect("a preset");
         let fitted = Fitted::default();
-        let tables = TablePrices::new(&cluster, &fitted).expect("prices");
+        let tables = TablePrices::new(&cluster, 64, &fitted).expect("prices");
         cluster.gpu_profile = Some(Arc::new(measured(&tables, library)));
-        let with = TablePrices::new(&cluster, &fitted).expect("prices");
+        let with = TablePrices::new(&cluster, 64, &fitted).expect("prices");
         [tables, with]
     }
 
@@ -377,7 +377,7 @@ mod tests {
         let slower = |time: fn(&TablePrices) -> Priced| {
             let of = |training_time| {
                 let fitted = Fitted::default().with(Constant::TrainingTime, training_time);
-                let prices = TablePrices::new(&cluster, &fitted).expect("prices");
+                let prices = TablePrices::new(&cluster, 64, &fitted).expect("prices");
                 time(&prices).time.0
             };
             of(1.2) / of(1.0)
@@ -407,7 +407,7 @@ mod tests {
             ("dgx-a100", 150.0..300.0),
         ] {
             let cluster = catalog::load::cluster(name).expect("a preset");
-            let prices = TablePrices::new(&cluster, &fitted).expect("prices");
+            let prices = TablePrices::new(&cluster, 64, &fitted).expect("prices");
             let bytes = 1u64 << 28;
             let time = prices.collective(CollectiveKind::AllGather, Bytes(bytes), near(8));
             let rate = bytes as f64 * 7.0 / 8.0 / time.time.0 / 1e9;

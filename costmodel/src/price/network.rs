@@ -8,7 +8,7 @@
 //! model.
 
 use catalog::tables::{self, CollectiveFit, CollectiveOp};
-use catalog::{Algorithm, Architecture, Bytes, Cluster, Fabric, Origin, Seconds};
+use catalog::{Algorithm, Architecture, Bytes, Cluster, Domain, Fabric, Origin, Seconds};
 use dtensor::CollectiveKind;
 use plans::{Group, UsedConstant};
 
@@ -24,7 +24,10 @@ pub(super) struct NetworkPrices {
     fits: Vec<CollectiveFit>,
     /// Rate of this scale-up network over that of the network which the fits were measured on.
     scale: f64,
+    /// GPUs of a scale-up domain.
     domain: u64,
+    /// How the job lies in domains.
+    placed: Domain,
     near: f64,
     far: f64,
     far_latency: f64,
@@ -47,7 +50,7 @@ const OVER_HOSTS: [CollectiveKind; 5] = [
 ];
 
 impl NetworkPrices {
-    pub(super) fn new(cluster: &Cluster, profile: Option<OfGpus<'_>>) -> Self {
+    pub(super) fn new(cluster: &Cluster, ranks: u64, profile: Option<OfGpus<'_>>) -> Self {
         let table = table_of(cluster);
         let near = cluster.scale_up.bandwidth.value.0;
         let reference = tables::measured_on(table).map_or(near, |part| part.scale_up.value.0);
@@ -55,6 +58,7 @@ impl NetworkPrices {
             fits: tables::one_node_collectives(table),
             scale: near / reference,
             domain: cluster.scale_up_domain.max(1),
+            placed: cluster.domain(ranks),
             near,
             far: cluster.scale_out.bandwidth.value.0,
             far_latency: cluster.scale_out.latency.value.0 + fabric_latency(cluster.fabric),
@@ -97,7 +101,7 @@ impl NetworkPrices {
         let Some(op) = operation(kind) else {
             return self.point_to_point(bytes, group);
         };
-        let (ranks, together) = (group.size, group.ranks_per_block(self.domain));
+        let (ranks, together) = (group.size, group.ranks_per_domain(self.placed));
         if together >= ranks {
             return match self.measured.time(kind, bytes, ranks) {
                 Some(time) => Priced {
@@ -192,7 +196,7 @@ impl NetworkPrices {
 
     pub(super) fn point_to_point(&self, bytes: Bytes, group: Group) -> Priced {
         // If a group spans domains, neighbours in different domains are the slowest.
-        let near = group.ranks_per_block(self.domain) >= group.size;
+        let near = !group.lies_across(self.placed);
         if !near {
             let ratio = self.ratio(CollectiveKind::SendRecv, [2, 1, bytes.0]);
             return Priced {

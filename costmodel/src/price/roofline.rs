@@ -5,7 +5,9 @@
 //! `TablePrices` raises every price to these bounds as its last step: a table of a related GPU, a fit beyond the sizes
 //! it was made from, or a wrong measurement may promise more than the device can do.
 
-use catalog::{Architecture, Bandwidth, Bytes, Cluster, DType, Device, FlopRate, Seconds, Window};
+use catalog::{
+    Architecture, Bandwidth, Bytes, Cluster, DType, Device, Domain, FlopRate, Seconds, Window,
+};
 use dtensor::{AttentionShape, CollectiveKind};
 use plans::Group;
 
@@ -16,16 +18,18 @@ pub(super) struct Roofline {
     near: Bandwidth,
     far: Bandwidth,
     domain: u64,
+    placed: Domain,
     in_switch: bool,
 }
 
 impl Roofline {
-    pub(super) fn new(cluster: &Cluster) -> Self {
+    pub(super) fn new(cluster: &Cluster, ranks: u64) -> Self {
         Self {
             device: cluster.device.clone(),
             near: cluster.scale_up.bandwidth.value,
             far: cluster.scale_out.bandwidth.value,
             domain: cluster.scale_up_domain.max(1),
+            placed: cluster.domain(ranks),
             in_switch: cluster.in_switch_reduction,
         }
     }
@@ -88,7 +92,7 @@ impl Roofline {
             return Seconds(0.0);
         }
         let ranks = group.size as f64;
-        let together = group.ranks_per_block(self.domain) as f64;
+        let together = group.ranks_per_domain(self.placed) as f64;
         let all_near = together >= ranks;
         let summed_near = if self.in_switch { 1.0 } else { 2.0 };
         let bytes = bytes.as_f64();
@@ -121,7 +125,7 @@ impl Roofline {
 
     /// Bound of a transfer from every rank of a group to the next: the slowest link decides.
     fn transfer(&self, bytes: f64, group: Group) -> Seconds {
-        let rate = if group.ranks_per_block(self.domain) < group.size {
+        let rate = if group.lies_across(self.placed) {
             self.far.0
         } else {
             self.near_links(2.0)

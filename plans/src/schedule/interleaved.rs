@@ -1,16 +1,12 @@
 //! Interleaved 1F1B: each rank holds `v` chunks and runs micro-batches in groups of `p`
-//! (Narayanan et al. 2021, figure 4 bottom; Megatron-LM `forward_backward_pipelining_with_interleaving`).
+//! (Narayanan et al. 2021, figure 4 bottom; Megatron-LM `forward_backward_pipelining_with_interleaving`). With `p` micro-batches
+//! Megatron-LM ran all forward passes first until a606486 of March 2025. Later versions do not, nor does PyTorch, nor this schedule.
 
 use super::action::{Action, ActionKind, action};
 
 /// Number of forward passes that a rank runs before one forward and one backward follow each other in turn.
 pub(super) fn warm_up(p: u32, v: u32, m: u32, rank: u32) -> u32 {
-    let total = m * v;
-    // With one group of micro-batches there is no steady phase.
-    if m == p {
-        return total;
-    }
-    ((p - rank - 1) * 2 + (v - 1) * p).min(total)
+    ((p - rank - 1) * 2 + (v - 1) * p).min(m * v)
 }
 
 pub(super) fn ranks(p: u32, v: u32, m: u32) -> Vec<Vec<Action>> {

@@ -1,0 +1,44 @@
+//! What a runtime cannot run is refused, with what it has instead.
+
+use catalog::{Precision, Workload, WorkloadSizes};
+
+/// What is said of a strategy on 64 GPUs; nothing if the runtime supports it.
+fn said(runtime: &str, model: &str, strategy: &str) -> String {
+    let model = catalog::load::model(model).expect("a preset");
+    let runtime = catalog::load::runtime(runtime).expect("a preset");
+    let sizes = WorkloadSizes {
+        gpus: 64,
+        seq_len: 4096,
+        global_batch: 128,
+        precision: Precision::Bf16,
+    };
+    let workload = Workload::new(sizes).expect("a workload");
+    let strategy = plans::grammar::parse(strategy, &model, &workload, &runtime);
+    let strategy = strategy.expect("a strategy");
+    let allowed = plans::support::allowed_by(&strategy, &model, &runtime, workload.precision);
+    allowed.map_or_else(|error| error.to_string(), |()| String::new())
+}
+
+#[rustfmt::skip]
+#[test]
+fn what_a_runtime_lacks_is_refused() {
+    let inner = "order=tp-cp-pp-dp_shard-dp_replicate";
+    for (runtime, model, strategy, wanted) in [
+        ("megatron-core", "llama3-8b", format!("tp2 pp4 {inner}"), ""),
+        ("megatron-core", "llama3-8b", format!("tp2 cp2 pp4 {inner}"), "only with cp=1"),
+        ("megatron-core", "mixtral-8x7b", format!("tp2 cp2 pp2 ep4 {inner}"), ""),
+        ("megatron-core", "mixtral-8x7b", format!("tp2 pp2 ep4 {inner}"), "only where ep·etp equals tp·cp"),
+        ("vescale", "mixtral-8x7b", format!("tp2 pp2 ep4 {inner}"), ""),
+        ("megatron-core", "gpt-oss-20b", "cp2 cp_kind=all_to_all".to_owned(), ""),
+        ("megatron-core", "gpt-oss-20b", "cp2 cp_kind=all_gather".to_owned(), "with sinks under context parallelism by all_gather; it has all_to_all"),
+        ("megatron-core", "mistral-7b-v0.1", "cp2 cp_kind=ring".to_owned(), "with a sliding window under context parallelism by ring; it has all_gather, all_to_all"),
+        ("megatron-core", "llama3-8b", "cp2 cp_kind=ring".to_owned(), ""),
+        ("internevo", "llama3-8b", "tp2 overlap=grad+tp".to_owned(), "no overlap of tensor-parallel messages; it has overlap=grad"),
+        ("megatron-2022", "llama3-8b", "tp8 overlap=grad".to_owned(), "no overlap of gradients; it has overlap=none"),
+        ("megatron-core", "llama3-8b", "tp2 overlap=grad+param+tp+pp".to_owned(), ""),
+    ] {
+        let said = said(runtime, model, &strategy);
+        let right = said.contains(wanted) && wanted.is_empty() == said.is_empty();
+        assert!(right, "{runtime}, {model}, {strategy}: {said:?}, not {wanted:?}");
+    }
+}
