@@ -214,6 +214,43 @@ fn noise_is_counted_and_left_out() {
     assert_eq!(log.reserved, Some((61.25 * 1024f64.powi(3)) as u64));
 }
 
+/// The Trainer's evaluations show bars without a title too: within training, and before it.
+#[test]
+fn bars_of_evaluations_are_no_steps() {
+    let bar = |done: u64, total: u64, seconds: u64, rate: &str| {
+        let (minutes, seconds) = (seconds / 60, seconds % 60);
+        format!(" 10%|#  | {done}/{total} [{minutes:02}:{seconds:02}<01:00, {rate}]\r")
+    };
+    let evaluation = |total: u64| {
+        let begin = bar(0, total, 0, "?it/s");
+        let steps = (2..=total).map(|done| bar(done, total, done / 2, "2.00it/s"));
+        begin + &steps.collect::<String>()
+    };
+    let training = |steps: std::ops::RangeInclusive<u64>| {
+        let steps = steps.map(|done| bar(done, 20, done * 5, "5.00s/it"));
+        steps.collect::<String>()
+    };
+    let begin = bar(0, 20, 0, "?it/s");
+    for (text, steps) in [
+        (
+            begin.clone() + &training(1..=10) + &evaluation(250) + &training(11..=20),
+            20,
+        ),
+        (evaluation(7) + &begin + &training(1..=20), 20),
+        (begin.clone() + &evaluation(4) + &training(1..=20), 20),
+        (begin + &training(1..=20) + &evaluation(30), 20),
+        // The log begins in the midst of an evaluation.
+        (
+            bar(99, 250, 90, "1.00it/s") + &training(11..=20) + &evaluation(250),
+            10,
+        ),
+    ] {
+        let log = parse(&text, "x.log").expect("read");
+        let times: Vec<f64> = log.steps.iter().filter_map(|step| step.seconds).collect();
+        assert_eq!(times, vec![5.0; steps], "{text}");
+    }
+}
+
 /// Metrics as trackers export them.
 #[test]
 fn exported_metrics_are_read() {

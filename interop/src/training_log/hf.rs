@@ -1,38 +1,76 @@
 //! Hugging Face's Trainer (also under TRL, axolotl and LLaMA-Factory): its progress bar, ` 10%|█   | 10/100
-//! [00:21<03:09,  2.10s/it]`. Bars with a title are of loading and preparing data.
+//! [00:21<03:09,  2.10s/it]`. Bars with a title are of loading and preparing data. That of an evaluation has no title either
+//! (transformers `trainer_callback.py`, `ProgressCallback`): only the number of its steps tells it from training's.
 
-use super::line::Line;
+use super::line::{Line, without_colour};
 use super::log::{LogError, LoggedStep};
 
-pub(super) fn step(line: &Line<'_>) -> Result<Option<LoggedStep>, LogError> {
-    let text = line.text.trim();
-    let Some((percent, rest)) = text.split_once("%|") else {
-        return Ok(None);
-    };
-    if percent.is_empty() || !percent.chars().all(|c| c.is_ascii_digit()) {
-        return Ok(None);
-    }
-    let parts = rest.rsplit_once("| ").and_then(|(_, counts)| {
+/// A progress bar without a title.
+#[derive(Clone, Copy)]
+struct Bar {
+    done: u64,
+    total: u64,
+    /// Seconds since the bar began.
+    elapsed: f64,
+    /// Seconds per step; `None` at the beginning of the bar.
+    seconds: Option<f64>,
+}
+
+impl Bar {
+    fn read(text: &str) -> Option<Self> {
+        if !text.contains("%|") {
+            return None;
+        }
+        let text = without_colour(text);
+        let (percent, rest) = text.trim().split_once("%|")?;
+        let digits = !percent.is_empty() && percent.chars().all(|c| c.is_ascii_digit());
+        let (_, counts) = rest.rsplit_once("| ").filter(|_| digits)?;
         let (done, rest) = counts.split_once('/')?;
-        let (_, rate) = rest.rsplit_once(", ")?;
-        Some((done.trim(), rate.trim().trim_end_matches(']')))
-    });
-    let Some((done, rate)) = parts else {
-        return Ok(None);
-    };
-    let number = |text: &str| text.trim().parse::<f64>().ok().filter(|n| n.is_finite());
-    let seconds = match (rate.strip_suffix("s/it"), rate.strip_suffix("it/s")) {
-        (Some(seconds), _) => number(seconds),
-        (None, Some(steps)) => number(steps).filter(|n| *n > 0.0).map(|n| 1.0 / n),
-        (None, None) => None,
-    };
-    let (Some(step), Some(seconds)) = (number(done), seconds) else {
-        return Ok(None);
-    };
-    Ok(Some(LoggedStep {
-        step: step as u64,
+        let (total, times) = rest.split_once('[')?;
+        let number = |text: &str| text.trim().parse::<f64>().ok().filter(|n| n.is_finite());
+        let elapsed = times.split('<').next()?.split(':');
+        let elapsed = elapsed
+            .map(number)
+            .try_fold(0.0, |sum, n| Some(sum * 60.0 + n?));
+        let (_, rate) = times.rsplit_once(", ")?;
+        let rate = rate.trim().trim_end_matches(']');
+        let seconds = match (rate.strip_suffix("s/it"), rate.strip_suffix("it/s")) {
+            (Some(seconds), _) => number(seconds),
+            (None, Some(steps)) => number(steps).filter(|n| *n > 0.0).map(|n| 1.0 / n),
+            (None, None) => None,
+        };
+        Some(Self {
+            done: number(done)? as u64,
+            total: number(total)? as u64,
+            elapsed: elapsed?,
+            seconds,
+        })
+    }
+}
+
+/// The number of steps of training. Its bar goes on after the bar of an evaluation; where none goes on after another, it is
+/// the one that lasts longest.
+pub(super) fn training_steps(text: &str) -> Option<u64> {
+    let parts = text.lines().flat_map(|line| line.split('\r'));
+    let bars: Vec<Bar> = parts.filter_map(Bar::read).collect();
+    let mut pairs = bars.windows(2);
+    let goes_on = pairs.find(|pair| pair[0].total != pair[1].total && pair[1].done > 1);
+    let longest = || bars.iter().max_by(|a, b| a.elapsed.total_cmp(&b.elapsed));
+    let training = goes_on.map(|pair| &pair[1]).or_else(longest);
+    training.map(|bar| bar.total)
+}
+
+/// Whether a line is a bar of another number of steps than training has.
+pub(super) fn is_other_bar(text: &str, training: Option<u64>) -> bool {
+    Bar::read(text).is_some_and(|bar| Some(bar.total) != training)
+}
+
+pub(super) fn step(line: &Line<'_>) -> Result<Option<LoggedStep>, LogError> {
+    let bar = Bar::read(line.text).filter(|bar| bar.seconds.is_some());
+    Ok(bar.map(|bar| LoggedStep {
+        step: bar.done,
         line: line.number,
-        seconds: Some(seconds),
+        seconds: bar.seconds,
         ..LoggedStep::default()
     }))
 }

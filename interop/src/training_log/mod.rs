@@ -61,9 +61,13 @@ pub fn parse(text: &str, path: &str) -> Result<TrainingLog, LogError> {
     // Steps that progress bars have shown. Where output is buffered, each rank's bars come as a whole, one rank's after
     // the other's.
     let mut bars = BTreeSet::new();
+    let training = hf::training_steps(text);
     for (index, raw) in text.lines().enumerate() {
         // A progress bar returns to the beginning of its line.
         for part in raw.split('\r') {
+            if hf::is_other_bar(part, training) {
+                continue;
+            }
             let plain = without_colour(part);
             let line = Line {
                 text: &plain,
