@@ -260,7 +260,15 @@ fn exported_metrics_are_read() {
         "Wall time,Step,Value\n1700000000.0,10,3.1\n1700000020.0,20,3.0\n1700000041.0,30,2.9\n";
     let points = "[[1700000000.0, 10, 3.1], [1700000020.0, 20, 3.0]]";
     let state = "{\"global_step\": 100, \"log_history\": [{\"loss\": 2.0, \"step\": 50}, {\"step\": 100, \"train_runtime\": 250.0, \"total_flos\": 1.0}]}";
-    let cases: [(&str, LogSystem, &[f64], usize); 5] = [
+    // The Trainer logs in some steps only, and evaluates; `_step` counts what it logs.
+    let trainer = "{\"_step\": 0, \"_timestamp\": 100.0, \"train/global_step\": 10}\n{\"_step\": 1, \"_timestamp\": 120.0, \"train/global_step\": 20}\n{\"_step\": 2, \"_timestamp\": 150.0, \"train/global_step\": 20, \"eval/samples_per_second\": 9.0}\n{\"_step\": 3, \"_timestamp\": 171.0, \"train/global_step\": 30.0, \"train/train_samples_per_second\": 3.0}\n";
+    let table = "_step,_timestamp,train/global_step,eval/samples_per_second\n0,100.0,10,\n1,120.0,20,\n2,150.0,20,9.0\n3,171.0,30,\n";
+    let page =
+        "\"Step\",\"run-1 - train/global_step\",\"run-1 - _timestamp\"\n1,10,100.0\n2,20,120.0\n";
+    let cases: [(&str, LogSystem, &[f64], usize); 8] = [
+        (page, LogSystem::Metrics, &[2.0], 0),
+        (trainer, LogSystem::Metrics, &[2.0, 2.1], 0),
+        (table, LogSystem::Metrics, &[2.0, 2.1], 0),
         (wandb, LogSystem::Metrics, &[2.5, 2.4], 1),
         (history, LogSystem::Metrics, &[2.0, 2.5], 1),
         (board, LogSystem::Metrics, &[2.0, 2.1], 0),

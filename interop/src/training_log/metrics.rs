@@ -32,14 +32,20 @@ const NAMES: [(&str, Quantity); 22] = [
     ("_timestamp", Quantity::WallTime),
 ];
 
-/// Names of columns and fields that hold the step number, in lower case.
-const STEP: [&str; 5] = [
-    "_step",
-    "step",
-    "global_step",
+/// Names of columns and fields that hold the step number, in lower case; the first that is present counts. `_step` of Weights
+/// & Biases counts calls of its `log`, of which the Trainer makes one in `logging_steps` steps
+/// (transformers `integrations/integration_utils.py`, `WandbCallback`).
+const STEP: [&str; 6] = [
+    "train/global_step",
     "trainer/global_step",
+    "global_step",
     "iteration",
+    "step",
+    "_step",
 ];
+
+/// Beginnings of the names of metrics that are of evaluations.
+const EVALUATION: [&str; 3] = ["eval", "val", "test"];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Quantity {
@@ -53,11 +59,12 @@ enum Quantity {
     WallTime,
 }
 
-/// A logged step, with the wall time in seconds at which it was logged.
+/// A logged step, with the wall times in seconds at which it was logged first and last: an evaluation logs its step again.
 #[derive(Clone, Copy, Debug, Default)]
 struct Row {
     step: LoggedStep,
     wall: Option<f64>,
+    last_wall: Option<f64>,
 }
 
 /// Reads exported metrics; `None` if the text holds none.
@@ -91,7 +98,8 @@ fn finished(mut rows: Vec<Row>, garbled: usize, system: LogSystem) -> Option<Tra
         for at in (1..rows.len()).rev() {
             let (before, now) = (rows[at - 1], rows[at]);
             let steps = (now.step.step - before.step.step) as f64;
-            let passed = now.wall.zip(before.wall).map(|(now, before)| now - before);
+            let passed = now.wall.zip(before.last_wall);
+            let passed = passed.map(|(now, before)| now - before);
             rows[at].step.seconds = passed.filter(|s| *s > 0.0).map(|s| s / steps);
         }
     }
@@ -116,6 +124,7 @@ fn merge(into: &mut Row, from: &Row) {
     to.tflops_per_gpu = to.tflops_per_gpu.or(step.tflops_per_gpu);
     to.reserved = to.reserved.or(step.reserved);
     into.wall = into.wall.or(from.wall);
+    into.last_wall = from.last_wall.or(into.last_wall);
 }
 
 fn quantity(name: &str) -> Option<Quantity> {
@@ -124,14 +133,29 @@ fn quantity(name: &str) -> Option<Quantity> {
     if name.ends_with("__min") || name.ends_with("__max") {
         return None;
     }
+    let metric = metric(&name);
+    // The Trainer's `train_samples_per_second` is the mean of the whole run, evaluations included.
+    let of_run = metric.ends_with("train_samples_per_second");
+    if of_run || EVALUATION.iter().any(|of| metric.starts_with(of)) {
+        return None;
+    }
     let found = NAMES.iter().find(|(part, _)| name.contains(part));
     found.map(|(_, quantity)| *quantity)
 }
 
-/// Whether a column or a field is the step number. Its whole name must match: a column such as `run - _step` in an
-/// export of Weights & Biases does not.
-fn is_step(name: &str) -> bool {
-    STEP.contains(&name.to_lowercase().as_str())
+/// Of the names of columns or fields, the one that is the step number.
+fn step_name<'a>(names: impl Iterator<Item = &'a String>) -> Option<&'a String> {
+    let rank = |name: &String| {
+        let name = name.to_lowercase();
+        STEP.iter().position(|of| *of == metric(&name))
+    };
+    let ranked = names.filter_map(|name| Some((rank(name)?, name)));
+    ranked.min().map(|(_, name)| name)
+}
+
+/// The name of a metric without that of its run, which Weights & Biases puts before it.
+fn metric(name: &str) -> &str {
+    name.rsplit(" - ").next().unwrap_or(name)
 }
 
 fn set(row: &mut Row, quantity: Quantity, value: f64) {
@@ -146,7 +170,7 @@ fn set(row: &mut Row, quantity: Quantity, value: f64) {
         Quantity::Sequences => step.sequences_per_s = Some(value),
         Quantity::Tflops => step.tflops_per_gpu = Some(value),
         Quantity::ReservedGib => step.reserved = Some((value * 1024f64.powi(3)) as u64),
-        Quantity::WallTime => row.wall = Some(value),
+        Quantity::WallTime => (row.wall, row.last_wall) = (Some(value), Some(value)),
     }
 }
 
@@ -155,7 +179,8 @@ fn of_csv(text: &str) -> Option<(Vec<Row>, usize)> {
     let mut lines = text.lines().enumerate();
     let (_, header) = lines.next()?;
     let names = cells(header);
-    let at = names.iter().position(|name| is_step(name))?;
+    let step = step_name(names.iter())?;
+    let at = names.iter().position(|name| name == step)?;
     let columns: Vec<Option<Quantity>> = names.iter().map(|name| quantity(name)).collect();
     if names.len() < 2 || columns.iter().all(Option::is_none) {
         return None;
@@ -204,14 +229,16 @@ fn cells(line: &str) -> Vec<String> {
 /// Reads TensorBoard's `[[wall time, step, value], …]`, or a list of objects; the second value counts other items.
 fn of_json(text: &str) -> Option<(Vec<Row>, usize)> {
     let items: Vec<Value> = serde_json::from_str(text).ok()?;
-    let rows: Vec<Option<Row>> = items.iter().map(of_item).collect();
+    let objects = items.iter().filter_map(Value::as_object);
+    let step = step_name(objects.flat_map(Map::keys));
+    let rows: Vec<Option<Row>> = items.iter().map(|item| of_item(item, step)).collect();
     let garbled = rows.iter().filter(|row| row.is_none()).count();
     Some((rows.into_iter().flatten().collect(), garbled))
 }
 
-fn of_item(item: &Value) -> Option<Row> {
+fn of_item(item: &Value, step: Option<&String>) -> Option<Row> {
     match item {
-        Value::Object(fields) => of_object(fields),
+        Value::Object(fields) => of_object(fields, step?),
         Value::Array(triple) => {
             let [wall, step, _] = triple.as_slice() else {
                 return None;
@@ -225,10 +252,11 @@ fn of_item(item: &Value) -> Option<Row> {
     }
 }
 
-fn of_object(fields: &Map<String, Value>) -> Option<Row> {
+fn of_object(fields: &Map<String, Value>, step: &str) -> Option<Row> {
     let mut row = Row::default();
-    let step = fields.iter().find(|(name, _)| is_step(name));
-    row.step.step = step.and_then(|(_, step)| step.as_u64())?;
+    // pandas writes whole numbers as `10.0` where some rows have none.
+    let step = fields.get(step)?.as_f64();
+    row.step.step = step.filter(|step| (0.0..=MOST).contains(step))? as u64;
     for (name, value) in fields {
         if let (Some(quantity), Some(value)) = (quantity(name), value.as_f64()) {
             set(&mut row, quantity, value);
@@ -239,22 +267,20 @@ fn of_object(fields: &Map<String, Value>) -> Option<Row> {
 
 /// Reads one JSON object per line, as Weights & Biases keeps a run's history; the second value counts other lines.
 fn of_lines(text: &str) -> (Vec<Row>, usize) {
-    let mut rows = Vec::new();
-    let mut garbled = 0;
-    for (index, line) in text
-        .lines()
-        .enumerate()
-        .filter(|(_, l)| !l.trim().is_empty())
-    {
-        let fields = serde_json::from_str::<Map<String, Value>>(line).ok();
-        match fields.as_ref().and_then(of_object) {
-            Some(mut row) => {
-                row.step.line = index + 1;
-                rows.push(row);
-            }
-            None => garbled += 1,
-        }
-    }
+    let lines = text.lines().enumerate();
+    let lines: Vec<(usize, Option<Map<String, Value>>)> = lines
+        .filter(|(_, line)| !line.trim().is_empty())
+        .map(|(index, line)| (index + 1, serde_json::from_str(line).ok()))
+        .collect();
+    let objects = lines.iter().filter_map(|(_, fields)| fields.as_ref());
+    let step = step_name(objects.flat_map(Map::keys));
+    let row = |(line, fields): &(usize, Option<Map<String, Value>>)| {
+        let mut row = of_object(fields.as_ref()?, step?)?;
+        row.step.line = *line;
+        Some(row)
+    };
+    let rows: Vec<Row> = lines.iter().filter_map(row).collect();
+    let garbled = lines.len() - rows.len();
     (rows, garbled)
 }
 
