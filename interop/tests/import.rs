@@ -154,6 +154,76 @@ fn options_that_imply_rotation_are_followed() {
     );
 }
 
+/// torchtitan's TOML of before 0.2 has settings under other keys.
+#[test]
+fn earlier_keys_of_torchtitan_are_read() {
+    let read = |text: &str| {
+        let document = read("llama3.toml", text);
+        let model = catalog::load::model("llama3-8b").expect("preset");
+        let given = Given {
+            model: &model,
+            gpus: Some(64),
+            seq_len: None,
+            gpus_per_node: 8,
+        };
+        import(&document, &given).map(|read| (read.runtime(&document), read))
+    };
+    for (text, axes, batch, stages, precision, runtime) in [
+        (
+            "[training]\nbatch_size = 4\ntensor_parallel_degree = 8\ndata_parallel_replicate_degree = 2\ncompile = true\n[float8]\nenable_float8_linear = true\n[experimental]\ncontext_parallel_degree = 2\n",
+            (8, 1, 2, 2, 2),
+            (4, 1),
+            vec![32],
+            Precision::Fp8,
+            "torchtitan-compile",
+        ),
+        (
+            "[training]\nbatch_size = 24\n[experimental]\npipeline_parallel_degree = 8\npipeline_parallel_microbatches = 12\npipeline_parallel_schedule = \"Interleaved1F1B\"\ncontext_parallel_degree = 4\n",
+            (1, 8, 4, 2, 1),
+            (2, 12),
+            vec![2; 16],
+            Precision::Bf16,
+            "torchtitan",
+        ),
+        (
+            "[training]\nlocal_batch_size = 2\ncompile = true\n[parallelism]\ntensor_parallel_degree = 8\n",
+            (8, 1, 1, 8, 1),
+            (2, 1),
+            vec![32],
+            Precision::Bf16,
+            "torchtitan-compile-2025",
+        ),
+    ] {
+        let (found, read) = read(text).expect("imports");
+        let d = &read.decisions;
+        assert_eq!(
+            (d.tp, d.pp, d.cp, d.dp_shard, d.dp_replicate),
+            axes,
+            "{text}"
+        );
+        assert_eq!((d.micro_batch, d.num_micro_batches), batch, "{text}");
+        assert_eq!(d.stages.0, stages, "{text}");
+        assert_eq!(
+            (read.workload.precision, found),
+            (precision, runtime),
+            "{text}"
+        );
+    }
+    for (text, key) in [
+        (
+            "[training]\ndata_parallel_degree = 8\n",
+            "data_parallel_shard_degree",
+        ),
+        (
+            "[parallelism]\npipeline_parallel_split_points = [\"layers.2\"]\n",
+            "module_fqns_per_model_part",
+        ),
+    ] {
+        let refused = read(text).expect_err(text).to_string();
+        assert!(refused.contains(key), "{refused}");
+    }
+}
+
 /// A configuration of DeepSpeed on eight GPUs, with this of ZeRO.
 fn engine(zero: &str) -> Imported {
     let json = format!(

@@ -9,6 +9,7 @@ use crate::import::error::ImportError;
 use crate::import::launch::Launch;
 use crate::import::readings::{Reading, Way, readings};
 use crate::import::script::{is_option, typed, untyped};
+use crate::import::titan_keys;
 
 /// A configuration file, read for a dialect.
 #[derive(Clone, Debug)]
@@ -143,14 +144,16 @@ impl Document {
     }
 
     /// The value of a key. An option of Megatron-LM is one key, dots included. What the arguments of a script do not say,
-    /// its launcher may.
+    /// its launcher may. A key of torchtitan 0.2 may have the name that it had before.
     #[must_use]
     pub fn find(&self, key: &str) -> Option<&Node> {
         if key.starts_with("--") {
             return self.root.get(key);
         }
         let of_launcher = || self.launch.settings.as_ref()?.at(key);
-        self.root.at(key).or_else(of_launcher)
+        let toml = self.dialect == Dialect::Torchtitan02;
+        let earlier = || titan_keys::earlier(&self.root, key).filter(|_| toml);
+        self.root.at(key).or_else(of_launcher).or_else(earlier)
     }
 
     /// Place of a key as `file:line`.

@@ -5,6 +5,7 @@ use catalog::runtime::Runtime;
 use catalog::{Adapters, Precision, Workload, Zero};
 
 use super::document::Document;
+use super::titan_keys;
 use crate::config::{Node, Value};
 use crate::export::Dialect;
 use plans::decisions::Decisions;
@@ -56,9 +57,11 @@ impl Imported {
             || document.find("distributed_type").and_then(Node::text) == Some("DEEPSPEED");
         let gathers = matches!(self.decisions.zero, Zero::Z2 | Zero::Z3);
         let compiled = document.flag("compile.enable").ok().flatten() == Some(true);
-        // In torchtitan from 0.2 on, `compile.components` is `[model, loss]` by default.
+        // In torchtitan from 0.2 on, `compile.components` is `[model, loss]` by default. From December 2024 (e8977b0) to April
+        // 2025 (bbb1b61) the loss was not compiled.
         let components = document.find("compile.components").and_then(Node::list);
-        let loss = components.is_none_or(|list| list.iter().any(|of| of.text() == Some("loss")));
+        let loss = components.is_none_or(|list| list.iter().any(|of| of.text() == Some("loss")))
+            && !titan_keys::without_parallelism(&document.root);
         match usual {
             _ if engine => "hf-deepspeed",
             "megatron-core" if gathers => "megatron-fsdp",

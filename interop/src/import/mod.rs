@@ -23,6 +23,7 @@ mod readings;
 mod script;
 mod settled;
 mod sizes;
+mod titan_keys;
 mod titan_model;
 mod torchtitan;
 mod trainer;

@@ -1,4 +1,4 @@
-//! Import of torchtitan configurations as strategies: TOML of 0.2, Python of 0.3 and main.
+//! Import of torchtitan configurations as strategies: TOML of 0.2 and before, Python of 0.3 and main.
 
 use catalog::{
     CpKind, CudaGraphs, Dispatcher, Fp8Recipe, Offload, Overlap, Precision, ScheduleKind,
@@ -9,6 +9,7 @@ use super::document::Document;
 use super::error::ImportError;
 use super::imported::{Given, Imported};
 use super::sizes::{data_parallel, micro_batches, workload};
+use super::titan_keys;
 use crate::config::{Node, Value};
 use crate::export::Dialect;
 use crate::export::torchtitan::RECIPE;
@@ -20,6 +21,7 @@ const LOCAL_BATCH: u64 = 8;
 const SEQ_LEN: u64 = 2048;
 
 pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
+    refuse_replaced(doc)?;
     let size = |key: &str| doc.degree(&format!("parallelism.{key}"));
     let tp = size("tensor_parallel_degree")?;
     let cp = size("context_parallel_degree")?;
@@ -29,9 +31,9 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     let dp_shard = sharded(doc, given, ranks(dp_replicate))?;
     let dp = dp_shard.saturating_mul(dp_replicate);
     let mut notes = Vec::new();
-    let batch = batch(doc, dp, pp)?;
     let schedule = schedule(doc, pp)?;
     let (stages, vpp) = stages(doc, given, pp, schedule)?;
+    let batch = batch(doc, dp, pp, vpp)?;
     let offload = doc.flag("training.enable_cpu_offload")? == Some(true);
     let offload = offload.then_some(Offload::Parameters);
     let alone = dp_shard.saturating_mul(cp) == 1 && offload.is_none();
@@ -73,6 +75,32 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         adapters: None,
         notes,
     })
+}
+
+/// Keys that decide the plan and that 0.2 does not have, and what it has in their place.
+const REPLACED: [(&str, &str); 3] = [
+    (
+        "training.data_parallel_degree",
+        "parallelism.data_parallel_shard_degree (FSDP) or parallelism.data_parallel_replicate_degree (DDP)",
+    ),
+    ("experimental.pipeline_parallel_split_points", PARTS),
+    ("parallelism.pipeline_parallel_split_points", PARTS),
+];
+const PARTS: &str = "parallelism.module_fqns_per_model_part, the modules of each stage";
+
+/// Refuses a file whose plan depends on a key that 0.2 does not have.
+fn refuse_replaced(doc: &Document) -> Result<(), ImportError> {
+    let used = |key: &str| {
+        let node = doc.root.at(key);
+        node.is_some_and(|node| node.list().is_none_or(|items| !items.is_empty()))
+    };
+    match REPLACED.into_iter().find(|(key, _)| used(key)) {
+        Some((key, now)) => {
+            let why = format!("torchtitan 0.2 no longer has this key; in its place write {now}");
+            Err(doc.unsupported(key, &why))
+        }
+        None => Ok(()),
+    }
 }
 
 /// Expert-tensor-parallel degree: without expert parallelism, experts are sharded as the dense layers are.
@@ -121,18 +149,24 @@ impl Batch {
     }
 }
 
-fn batch(doc: &Document, dp: u64, pp: u64) -> Result<Batch, ImportError> {
+fn batch(doc: &Document, dp: u64, pp: u64, vpp: u64) -> Result<Batch, ImportError> {
     let training = |key: &str| doc.size(&format!("training.{key}"));
     if doc.dialect == Dialect::TorchtitanMain {
         return tokens(doc, dp, pp);
     }
     let seq_len = training("seq_len")?.unwrap_or(SEQ_LEN);
     let local = training("local_batch_size")?.unwrap_or(LOCAL_BATCH);
-    let micro = if pp > 1 {
-        doc.size("parallelism.pipeline_parallel_microbatch_size")?
-            .unwrap_or(1)
-    } else {
-        local
+    let micro = match pp {
+        1 => local,
+        // Then the file gave their number, which was that of stages if it did not (`build_pipeline_schedule` in 49c6d6f).
+        _ if titan_keys::without_parallelism(&doc.root) => {
+            let count = doc.size("parallelism.pipeline_parallel_microbatches")?;
+            let count = count.unwrap_or(pp.saturating_mul(vpp));
+            micro_batches(doc, "training.local_batch_size", local, count)?
+        }
+        _ => doc
+            .size("parallelism.pipeline_parallel_microbatch_size")?
+            .unwrap_or(1),
     };
     let key = "training.global_batch_size";
     let per_rank = local.saturating_mul(dp);
@@ -240,16 +274,18 @@ fn part_layers(part: &Node) -> u64 {
     layers.count() as u64
 }
 
-/// torchtitan's default split (`generate_llm_fqn_per_model_part`): embedding and output count as layers.
+/// torchtitan's default split (`generate_llm_fqn_per_model_part`): embedding and output count as layers. Before April 2025 they
+/// did not, and the layers left over went to the stages after the first (`generate_split_points` in 49c6d6f).
 fn default_stages(
     doc: &Document,
     layers: u64,
     pp: u64,
     schedule: ScheduleKind,
 ) -> Result<(StagePartition, u64), ImportError> {
+    let before = titan_keys::without_parallelism(&doc.root);
     let less = |which: &str| {
         let key = format!("parallelism.pipeline_parallel_{which}_stage_less_layers");
-        doc.size(&key).map(|n| n.unwrap_or(1))
+        doc.size(&key).map(|n| n.unwrap_or(u64::from(!before)))
     };
     let (first, last) = (less("first")?, less("last")?);
     let total = layers.saturating_add(first).saturating_add(last);
@@ -272,8 +308,9 @@ fn default_stages(
         );
         return Err(doc.unsupported(key, &message));
     }
+    let larger = u64::from(before)..u64::from(before) + total % count;
     let stages = (0..count).map(|stage| {
-        let held = total / count + u64::from(stage < total % count);
+        let held = total / count + u64::from(larger.contains(&stage));
         held - if stage == 0 { first } else { 0 } - if stage + 1 == count { last } else { 0 }
     });
     Ok((StagePartition(stages.collect()), count / pp))
@@ -425,9 +462,12 @@ fn precision(doc: &Document) -> Result<Precision, ImportError> {
         _ => false,
     };
     let converters = doc.find("model.converters").or(doc.find("converters"));
-    if converters
-        .and_then(Node::list)
-        .is_some_and(|items| items.iter().any(float8))
+    // Before February 2025 a switch of its own.
+    let switched = doc.flag("float8.enable_float8_linear")? == Some(true);
+    if switched
+        || converters
+            .and_then(Node::list)
+            .is_some_and(|items| items.iter().any(float8))
     {
         return Ok(Precision::Fp8);
     }
