@@ -137,15 +137,21 @@ fn settings_that_change_the_answer_are_read_or_noted() {
         "adamw_bnb_8bit",
     ] {
         assert_eq!(
-            arguments(&format!("optim: {name}")).expect(name).notes,
+            arguments(&format!(
+                "optim: {name}\nactivation_offloading: false\nattn_implementation: sdpa"
+            ))
+            .expect(name)
+            .notes,
             Vec::<String>::new()
         );
     }
-    let offload = arguments("fsdp: full_shard auto_wrap offload")
-        .expect("FSDP")
-        .decisions
-        .offload;
-    assert_eq!(offload, Some(catalog::Offload::Parameters));
+    for fsdp in [
+        "fsdp: full_shard auto_wrap offload",
+        "fsdp: true\nfsdp_config: {version: 2, cpu_offload: true}",
+    ] {
+        let offload = arguments(fsdp).expect(fsdp).decisions.offload;
+        assert_eq!(offload, Some(catalog::Offload::Parameters), "{fsdp}");
+    }
     assert_eq!(axolotl("sequence_parallel_degree: 4").decisions.cp, 4);
 }
 

@@ -167,6 +167,8 @@ pub(super) fn offload(
     for key in [
         "fsdp_config.fsdp_offload_params",
         "fsdp_config.offload_params",
+        // The Trainer's own (training_args.py, `_process_fsdp_args`).
+        "fsdp_config.cpu_offload",
     ] {
         if doc.flag(key)? == Some(true) {
             on = Some(key);
