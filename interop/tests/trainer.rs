@@ -156,6 +156,20 @@ fn settings_that_change_the_answer_are_read_or_noted() {
 }
 
 #[test]
+fn runtimes_are_those_of_the_engine() {
+    let factory =
+        "cutoff_len: 2048\nper_device_train_batch_size: 1\nbf16: true\nfinetuning_type: full\n";
+    for (lines, runtime) in [
+        ("", "hf-trainer"),
+        ("deepspeed: ds3.json\n", "hf-deepspeed"),
+        ("tensor_model_parallel_size: 2\n", "megatron-core"),
+    ] {
+        let (document, read) = read("a.yaml", &format!("{factory}{lines}"), Some(8)).expect(lines);
+        assert_eq!(read.runtime(&document), runtime, "{lines}");
+    }
+}
+
+#[test]
 fn bare_booleans_are_on() {
     let more = "--bf16 --gradient_checkpointing --tf32 --fsdp \"full_shard auto_wrap\"";
     let (_, read) = script("torchrun --nproc_per_node 8", more).expect("imports");

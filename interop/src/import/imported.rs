@@ -64,6 +64,9 @@ impl Imported {
             && !titan_keys::without_parallelism(&document.root);
         match usual {
             _ if engine => "hf-deepspeed",
+            // LLaMA-Factory under torchrun: DDP, or FSDP by accelerate's settings, of weights in 32 bits (`init_adapter` in its
+            // model/adapter.py).
+            "hf-deepspeed" => "hf-trainer",
             "megatron-core" if gathers => "megatron-fsdp",
             "megatron-core" if self.holds_eight_bits(document) => "nemo",
             "torchtitan" if compiled && loss => "torchtitan-compile-2025",

@@ -91,9 +91,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         python: Default::default(),
         others: Vec::new(),
     };
-    let mut imported = megatron::import(&script, given)?;
-    imported.dialect = doc.dialect;
-    Ok(imported)
+    megatron::import(&script, given)
 }
 
 fn option(key: &str) -> String {
