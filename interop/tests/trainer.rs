@@ -86,6 +86,7 @@ fn adapters_are_read_or_the_file_is_refused() {
         ("use_peft: true\nuse_dora: true", "use_dora"),
         ("lora_r: 16", "lora_r"),
         ("unfrozen_parameters: [lm_head.*]", "unfrozen_parameters"),
+        ("rl: dpo", "rl"),
         (
             "use_peft: true\nlora_modules_to_save: [lm_head]",
             "lora_modules_to_save",
@@ -123,6 +124,43 @@ fn settings_that_change_the_answer_are_read_or_noted() {
             "pure_bf16 true",
         ),
         (arguments("packing: true"), "packing: the file does not say"),
+        (
+            arguments("use_liger_kernel: true"),
+            "use_liger_kernel: not planned for; predicted is more memory and time",
+        ),
+        (
+            arguments("attn_implementation: eager"),
+            "attn_implementation: not planned for; predicted is less memory",
+        ),
+        (
+            arguments(
+                "activation_checkpointing: true\nactivation_checkpointing_kwargs: {offload: true}",
+            ),
+            "activation_checkpointing_kwargs.offload: not planned for; predicted is more memory",
+        ),
+        (
+            arguments("cutoff_len: 2048\nfinetuning_type: full\nuse_unsloth_gc: true"),
+            "use_unsloth_gc: not planned for; predicted is more memory",
+        ),
+        (
+            Ok(axolotl("liger_rope: true\nliger_rms_norm: true")),
+            "liger_rms_norm, liger_rope: not planned for",
+        ),
+        (
+            Ok(axolotl("liger_fused_linear_cross_entropy: true")),
+            "liger_fused_linear_cross_entropy: not planned for; predicted is more memory",
+        ),
+        (Ok(axolotl("tiled_mlp: true")), "tiled_mlp: not planned for"),
+        (
+            Ok(axolotl("gradient_checkpointing: offload")),
+            "gradient_checkpointing: not planned for; predicted is more memory",
+        ),
+        (
+            Ok(axolotl(
+                "gradient_checkpointing: true\nactivation_offloading: true",
+            )),
+            "activation_offloading: not planned for; predicted is more memory",
+        ),
     ] {
         let notes = read.expect(note).notes;
         assert!(
@@ -153,6 +191,44 @@ fn settings_that_change_the_answer_are_read_or_noted() {
         assert_eq!(offload, Some(catalog::Offload::Parameters), "{fsdp}");
     }
     assert_eq!(axolotl("sequence_parallel_degree: 4").decisions.cp, 4);
+}
+
+#[test]
+fn recomputation_is_read() {
+    let every = |n: u64| {
+        format!(
+            "gradient_checkpointing: true\ngradient_checkpointing_kwargs: {{every_n_layers: {n}}}"
+        )
+    };
+    for (lines, recompute) in [
+        ("", Recompute::None),
+        ("gradient_checkpointing: true", Recompute::Full),
+        ("activation_checkpointing: true", Recompute::Full),
+        (
+            "activation_checkpointing: false\ngradient_checkpointing: true",
+            Recompute::None,
+        ),
+        (
+            "fsdp: full_shard\nfsdp_config: {activation_checkpointing: true}",
+            Recompute::Full,
+        ),
+        (&every(1), Recompute::Full),
+        (&every(3), Recompute::Layers(11)),
+        ("cutoff_len: 2048\nfinetuning_type: full", Recompute::Full),
+        (
+            "cutoff_len: 2048\nfinetuning_type: full\ndisable_gradient_checkpointing: true",
+            Recompute::None,
+        ),
+    ] {
+        let read = arguments(lines).expect(lines);
+        assert_eq!(read.decisions.recompute, recompute, "{lines}");
+    }
+    // With adapters axolotl keeps all activations in host memory and computes none again.
+    let text = "base_model: a/llama3-8b\nsequence_len: 2048\nbf16: auto\nadapter: lora\nlora_r: 8\nlora_target_linear: true\ngradient_checkpointing: true\nactivation_offloading: legacy\n";
+    let (_, read) = read("a.yaml", text, Some(8)).expect("imports");
+    let d = &read.decisions;
+    assert_eq!((d.recompute, d.offload_layers), (Recompute::None, 31));
+    assert_eq!(read.notes, Vec::<String>::new());
 }
 
 #[test]

@@ -12,8 +12,8 @@ use crate::export::Dialect;
 /// What is planned.
 const PLANNED: &str = "only training of all weights, and of adapters (lora), is planned";
 
-/// Settings that train a part of the weights in a way that is not planned, and why.
-const REFUSED: [(&str, &str); 16] = [
+/// Settings with which training is of a kind that is not planned, and why.
+const REFUSED: [(&str, &str); 23] = [
     ("load_in_8bit", "frozen weights are planned in 16 bits only"),
     ("load_in_4bit", "frozen weights are planned in 16 bits only"),
     ("q_lora", "frozen weights are planned in 16 bits only"),
@@ -30,7 +30,25 @@ const REFUSED: [(&str, &str); 16] = [
     ("relora", PLANNED),
     ("use_dora", PLANNED),
     ("peft_use_dora", PLANNED),
+    (
+        "quantize_moe_experts",
+        "frozen weights are planned in 16 bits only",
+    ),
+    // axolotl's preference and reward training.
+    ("rl", NEXT_TOKEN),
+    ("reward_model", NEXT_TOKEN),
+    ("process_reward_model", NEXT_TOKEN),
+    (
+        "mixture_of_depths",
+        "layers that some tokens skip are not planned",
+    ),
+    (
+        "use_kt",
+        "experts that the host's processors compute are not planned",
+    ),
+    ("use_hyper_parallel", "plans of HyperParallel are not read"),
 ];
+const NEXT_TOKEN: &str = "only training for the next token is planned";
 const BESIDE: &str = "weights beside adapters are planned frozen, in 16 bits";
 
 /// Switches with which training scripts train adapters; TRL's is the first.

@@ -27,6 +27,7 @@ mod titan_keys;
 mod titan_model;
 mod torchtitan;
 mod trainer;
+mod unplanned;
 
 pub use self::document::Document;
 pub use self::error::ImportError;

@@ -11,6 +11,7 @@ use super::fsdp::{self, Sharding};
 use super::imported::{Given, Imported};
 use super::optimizer;
 use super::sizes::{data_parallel, devices, said_devices, workload};
+use super::unplanned;
 use crate::config::{Node, Value};
 use crate::export::Dialect;
 use plans::decisions::{Decisions, Recompute};
@@ -60,7 +61,17 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
             imported.notes.push(format!("{key}: {note}"));
         }
     }
-    imported.decisions.recompute = recompute(doc)?;
+    imported.decisions.recompute = recompute(doc, given.model.layers)?;
+    if let Some(key) = offloads_activations(doc) {
+        if adapters.is_some() {
+            imported.decisions.recompute = Recompute::None;
+            imported.decisions.offload_layers = given.model.layers.saturating_sub(1);
+        } else {
+            let note = unplanned::note(doc, &[key], unplanned::INPUTS_ON_DEVICE);
+            imported.notes.push(note);
+        }
+    }
+    imported.notes.extend(unplanned::notes(doc));
     imported.decisions.optimizer_states = optimizer::states(doc, &mut imported)?;
     imported.dialect = doc.dialect;
     imported.adapters = adapters;
@@ -148,23 +159,55 @@ fn shortened(doc: &Document) -> Result<bool, ImportError> {
     Ok(doc.dialect == Dialect::LlamaFactory && pretraining && packs)
 }
 
-fn recompute(doc: &Document) -> Result<Recompute, ImportError> {
+/// The key by which axolotl keeps activations in host memory. With adapters these are all activations, and none is computed
+/// again; without, they are the inputs of layers (`_apply_activation_checkpointing` in its loaders/model.py).
+fn offloads_activations(doc: &Document) -> Option<&'static str> {
+    let on = |key: &str, kinds: [&str; 2]| match doc.find(key).map(|node| &node.value) {
+        Some(Value::Bool(on)) => *on && key == "activation_offloading",
+        Some(Value::Str(kind)) => kinds.contains(&kind.as_str()),
+        _ => false,
+    };
+    let keys = [
+        ("activation_offloading", ["legacy", "disk"]),
+        ("gradient_checkpointing", ["offload", "offload_disk"]),
+    ];
+    let mut on = keys.into_iter().filter(|(key, kinds)| on(key, *kinds));
+    on.next().map(|(key, _)| key)
+}
+
+/// What is recomputed of a model of so many layers.
+fn recompute(doc: &Document, layers: u64) -> Result<Recompute, ImportError> {
     let on = |key: &str| match doc.find(key).map(|node| &node.value) {
         // axolotl also takes `offload` and other kinds.
-        Some(Value::Str(kind)) => Ok(!kind.is_empty()),
-        _ => doc.flag(key).map(|on| on == Some(true)),
+        Some(Value::Str(kind)) => Ok(Some(!kind.is_empty())),
+        _ => doc.flag(key),
     };
-    let kept = "disable_gradient_checkpointing";
-    let usual = doc.dialect == Dialect::LlamaFactory && !on(kept)?;
-    let whole = usual
-        || on("gradient_checkpointing")?
-        || on("fsdp_config.activation_checkpointing")?
-        || on("fsdp_config.fsdp_activation_checkpointing")?;
-    Ok(if whole {
-        Recompute::Full
-    } else {
-        Recompute::None
-    })
+    let of_fsdp = ["activation_checkpointing", "fsdp_activation_checkpointing"];
+    for key in of_fsdp.map(|key| format!("fsdp_config.{key}")) {
+        if on(&key)? == Some(true) {
+            return Ok(Recompute::Full);
+        }
+    }
+    if doc.dialect == Dialect::LlamaFactory {
+        let kept = on("disable_gradient_checkpointing")? == Some(true);
+        return Ok(if kept {
+            Recompute::None
+        } else {
+            Recompute::Full
+        });
+    }
+    // The old name counts where the new one says nothing (transformers `training_args.py`, `__post_init__`).
+    for name in ["activation_checkpointing", "gradient_checkpointing"] {
+        let Some(on) = on(name)? else { continue };
+        // The first of every n layers (`modeling_utils.py`, `_set_gradient_checkpointing`).
+        let of = doc.size(&format!("{name}_kwargs.every_n_layers"))?;
+        return Ok(match of {
+            _ if !on => Recompute::None,
+            Some(of @ 2..) => Recompute::Layers(layers.div_ceil(of)),
+            _ => Recompute::Full,
+        });
+    }
+    Ok(Recompute::None)
 }
 
 /// The precision of the Trainer's own switches or, where none is on, of accelerate's.

@@ -1,0 +1,115 @@
+//! Settings of files for Hugging Face's Trainer, of LLaMA-Factory's and of axolotl's, that change memory or time and that no plan
+//! expresses: a note for each says what is predicted in its place.
+
+use super::document::Document;
+use crate::config::Value;
+
+/// Keys that are switched on, alone or with the one value that counts, and what is predicted in their place.
+const UNPLANNED: [(&[&str], &str); 13] = [
+    (
+        &["use_liger_kernel", "enable_liger_kernel"],
+        "predicted is more memory and time, with the logits of all tokens in memory and a kernel for every operation",
+    ),
+    (
+        &[
+            "liger_fused_linear_cross_entropy",
+            "cut_cross_entropy",
+            "chunked_cross_entropy",
+        ],
+        "predicted is more memory, with the logits of all tokens in memory at once",
+    ),
+    (
+        &["liger_cross_entropy", "flash_attn_cross_entropy"],
+        "predicted is more memory and time, with a loss of several kernels",
+    ),
+    (
+        &[
+            "liger_glu_activation",
+            "liger_swiglu",
+            "liger_rms_norm",
+            "liger_rope",
+            "lora_mlp_kernel",
+            "lora_qkv_kernel",
+            "lora_o_kernel",
+            "use_unsloth",
+            "torch_compile",
+            "deepcompile",
+        ],
+        "predicted is more memory and time, with a kernel for every operation",
+    ),
+    (
+        &[
+            "use_unsloth_gc",
+            "activation_offloading hidden_states",
+            "gradient_checkpointing_kwargs.offload",
+            "activation_checkpointing_kwargs.offload",
+        ],
+        INPUTS_ON_DEVICE,
+    ),
+    (
+        &["layer_offloading"],
+        "predicted is more memory and less time, with all parameters on the device",
+    ),
+    (
+        &["tiled_mlp"],
+        "predicted is more memory, with the whole sequence in a feed-forward layer at once",
+    ),
+    (
+        &["selective_checkpointing"],
+        "predicted is less memory and more time, with whole layers computed again",
+    ),
+    (
+        &["shift_attn"],
+        "predicted is more time, with attention to the whole sequence",
+    ),
+    (
+        &[
+            "eager_attention",
+            "attn_implementation eager",
+            "flash_attn disabled",
+        ],
+        "predicted is less memory and time, with attention that does not hold its scores",
+    ),
+    (
+        &["upcast_lmhead_output"],
+        "predicted is less memory, with logits in 16 bits",
+    ),
+    (
+        &["use_asft_loss"],
+        "predicted is less memory and time, without a second model",
+    ),
+    (
+        &["qat"],
+        "predicted is less time, without rounding weights and activations",
+    ),
+];
+
+/// What is predicted where the inputs of layers that are computed again lie in host memory.
+pub(super) const INPUTS_ON_DEVICE: &str =
+    "predicted is more memory and less time, with the inputs of recomputed layers on the device";
+
+/// A note on settings and what is predicted in their place.
+pub(super) fn note(doc: &Document, keys: &[&str], instead: &str) -> String {
+    let place = doc.place(keys.first().unwrap_or(&""));
+    format!("{place}: {}: not planned for; {instead}", keys.join(", "))
+}
+
+/// Notes on the settings of a file that no plan expresses.
+pub(super) fn notes(doc: &Document) -> impl Iterator<Item = String> {
+    let used = |setting: &&'static str| {
+        let (key, value) = setting.split_once(' ').unwrap_or((*setting, ""));
+        let on = match doc.find(key).map(|node| &node.value) {
+            Some(Value::Str(text)) => text == value || value.is_empty() && !text.is_empty(),
+            Some(Value::Bool(on)) => *on && value.is_empty(),
+            Some(Value::Table(_)) => value.is_empty(),
+            _ => false,
+        };
+        on.then_some(key)
+    };
+    UNPLANNED
+        .into_iter()
+        .filter_map(move |(settings, instead)| {
+            let keys: Vec<&str> = settings.iter().filter_map(used).collect();
+            (!keys.is_empty()).then(|| note(doc, &keys, instead))
+        })
+}
