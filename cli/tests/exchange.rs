@@ -293,6 +293,20 @@ fn a_models_configuration_imports_as_data_parallelism() {
     assert_eq!(json(&output)["target"], Value::Null);
 }
 
+#[test]
+fn contradictions_of_a_script_are_noted() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let script = "torchrun --nproc_per_node 8 pretrain_gpt.py --bf16 --seq-length 8192 --max-position-embeddings 4096";
+    fs::write(folder.path().join("run.sh"), script).expect("written");
+    let args = ["import", "run.sh", "--model", "llama3-8b", "--json"];
+    let output = run(folder.path(), &args);
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    let note = "export --check finds run.sh:1: `--seq-length`: 8192 is above --max-position-embeddings 4096";
+    let notes = json(&output)["notes"].clone();
+    let notes = notes.as_array().expect("notes");
+    assert!(notes.iter().any(|found| found == note), "{notes:?}");
+}
+
 /// A plan for a folder's model carries the model: it opens where that folder is not.
 #[test]
 fn a_plan_carries_its_model() {

@@ -225,6 +225,8 @@ fn of_system(reading: &Reading<'_>) -> Result<Source, CliError> {
         ..
     } = imported;
     notes.extend(interop::check::misspelt(&document)?);
+    let found = interop::check::contradictions(&document, &model);
+    notes.extend(found.iter().map(|f| format!("export --check finds {f}")));
     notes.extend(of_file);
     if !has_sequence && reading.seq.is_none() {
         notes.push(format!(

@@ -46,6 +46,14 @@ pub fn check(
     Ok(findings)
 }
 
+/// Keys of a configuration that contradict each other or the model, by its system's rules.
+#[must_use]
+pub fn contradictions(document: &Document, model: &ModelConfig) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    rules::contradictions(document, Some(model), &mut findings);
+    findings
+}
+
 /// A sentence for each key of a file that is unknown to its system, and a known one misspelt: what it says counts for
 /// nothing.
 ///
