@@ -143,6 +143,16 @@ impl Document {
         }
     }
 
+    /// The strings of a key that takes one or several; none if the key is absent.
+    #[must_use]
+    pub fn words(&self, key: &str) -> Vec<&str> {
+        let node = self.find(key);
+        match node.and_then(Node::list) {
+            Some(list) => list.iter().filter_map(Node::text).collect(),
+            None => node.and_then(Node::text).into_iter().collect(),
+        }
+    }
+
     /// The value of a key. An option of Megatron-LM is one key, dots included. What the arguments of a script do not say,
     /// its launcher may. A key of torchtitan 0.2 may have the name that it had before.
     #[must_use]

@@ -4,7 +4,6 @@ use catalog::CudaGraphs;
 
 use super::document::Document;
 use super::error::ImportError;
-use crate::config::Node;
 use crate::export::graphs::{IMPL, LAYERS, MODULES, STEP};
 
 /// How earlier versions of Megatron-Core spell `--cuda-graph-modules`.
@@ -32,7 +31,7 @@ pub(super) fn graphs(
     let Some(key) = key.filter(|_| captured == CudaGraphs::Layers) else {
         return Ok(Some(captured));
     };
-    let modules = named(doc, key);
+    let modules = doc.words(key);
     if modules.contains(&STEP) {
         return Ok(Some(CudaGraphs::Step));
     }
@@ -44,14 +43,4 @@ pub(super) fn graphs(
         ));
     }
     Ok(Some(captured))
-}
-
-/// The values of an option that takes one or several.
-fn named<'a>(doc: &'a Document, key: &str) -> Vec<&'a str> {
-    let node = doc.find(key);
-    let list = node.and_then(Node::list);
-    match list {
-        Some(list) => list.iter().filter_map(Node::text).collect(),
-        None => node.and_then(Node::text).into_iter().collect(),
-    }
 }

@@ -327,7 +327,16 @@ fn shards_and_replicas(doc: &Document, zero: Zero, dp: u64) -> Result<(u64, u64)
 
 fn cp_kind(doc: &Document) -> Result<CpKind, ImportError> {
     let key = "--cp-comm-type";
-    match doc.text(key)? {
+    let kinds = doc.words(key);
+    if kinds.iter().any(|kind| *kind != kinds[0]) {
+        let why = "kinds that differ from layer to layer are not planned; give one for all layers";
+        return Err(doc.unsupported(key, why));
+    }
+    let kind = match kinds.first() {
+        Some(kind) => Some(*kind),
+        None => doc.text(key)?,
+    };
+    match kind {
         None | Some("p2p") => Ok(CpKind::Ring),
         Some("all_gather") => Ok(CpKind::AllGather),
         Some("a2a") => Ok(CpKind::AllToAll),
@@ -335,10 +344,7 @@ fn cp_kind(doc: &Document) -> Result<CpKind, ImportError> {
             key,
             "hierarchical context parallelism is not planned; use p2p or a2a",
         )),
-        Some(_) => Err(doc.wrong(
-            key,
-            "p2p, all_gather, a2a or a2a+p2p, the same for all layers",
-        )),
+        Some(_) => Err(doc.wrong(key, "p2p, all_gather, a2a or a2a+p2p")),
     }
 }
 
