@@ -4,6 +4,7 @@ use interop::import::{Document, Given, ImportError, Imported, import, of_file};
 
 const LLAMA_70B: &str = "--num-layers 80 --hidden-size 8192 --ffn-hidden-size 28672 --num-attention-heads 64 --group-query-attention --num-query-groups 8 --rotary-base 500000";
 const LLAMA_8B: &str = "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention --num-query-groups 8 --rotary-base 1000000";
+const LLAMA_405B: &str = "--num-layers 126 --hidden-size 16384 --ffn-hidden-size 53248 --num-attention-heads 128 --group-query-attention --num-query-groups 8 --rotary-base 500000";
 const COMMON: &str = "--seq-length 8192 --max-position-embeddings 8192 --swiglu --normalization RMSNorm --disable-bias-linear --position-embedding-type rope --untie-embeddings-and-output-weights --hidden-dropout 0 --attention-dropout 0 --bf16 --micro-batch-size 1 --use-distributed-optimizer --sequence-parallel";
 
 /// A script that starts 64 ranks, after these lines and with these options.
@@ -307,4 +308,13 @@ fn options_that_are_planned_otherwise_are_noted() {
         error,
         "run.sh:2: `--tensor-model-paralell-size`: unknown to megatron-lm; did you mean `--tensor-model-parallel-size`?"
     );
+}
+
+#[test]
+fn embedding_and_loss_count_as_layers_of_virtual_stages() {
+    let options = "--vocab-size 128256 --use-rope-scaling --pipeline-model-parallel-size 16 --num-layers-per-virtual-pipeline-stage 1 --account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split";
+    let (_, read, _) = read(&script("", LLAMA_405B, options)).expect("imports");
+    let stages = &read.decisions.stages.0;
+    assert_eq!((read.decisions.vpp, stages.len()), (8, 128));
+    assert_eq!((stages[0], stages[1], stages[127]), (0, 1, 0));
 }

@@ -2,23 +2,26 @@
 
 /// Decoder layers of each stage of a layout: `|` separates stages, `*n` repeats a letter or a group.
 pub(crate) fn parse_layout(text: &str) -> Option<Vec<u64>> {
-    let flat = unrolled(
-        &mut text
-            .chars()
-            .filter(|c| !c.is_whitespace() && *c != ',')
-            .peekable(),
-        0,
-    )?;
-    if flat.len() > 1 << 20 {
-        return None;
-    }
-    let stages = flat.split('|');
-    stages
-        .map(|stage| {
-            let known = stage.chars().all(|c| "EtmL".contains(c));
-            known.then(|| stage.matches('t').count() as u64)
-        })
-        .collect()
+    let flat = flat(text)?;
+    let layers = |stage: &str| {
+        let known = stage.chars().all(|c| "EtmL".contains(c));
+        known.then(|| stage.matches('t').count() as u64)
+    };
+    flat.split('|').map(layers).collect()
+}
+
+/// Whether a layout has layers of multi-token prediction (`m`) on another stage than the last, which holds the loss.
+pub(super) fn prediction_layers_apart(text: &str) -> bool {
+    let flat = flat(text).unwrap_or_default();
+    flat.rsplit_once('|')
+        .is_some_and(|(before_last, _)| before_last.contains('m'))
+}
+
+/// A layout with every repetition written out.
+fn flat(text: &str) -> Option<String> {
+    let written = |c: &char| !c.is_whitespace() && *c != ',';
+    let flat = unrolled(&mut text.chars().filter(written).peekable(), 0)?;
+    (flat.len() <= 1 << 20).then_some(flat)
 }
 
 fn unrolled(

@@ -9,7 +9,7 @@ use super::document::Document;
 use super::error::ImportError;
 use super::graphs::graphs;
 use super::imported::{Given, Imported};
-use super::layout::parse_layout;
+use super::megatron_stages::{grouped, stages};
 use super::sizes::{data_parallel, micro_batches, said_devices, workload};
 use crate::config::Node;
 use crate::export::Dialect;
@@ -20,7 +20,6 @@ use crate::export::megatron::{
 };
 use crate::export::schema::Schema;
 use plans::decisions::{Decisions, Recompute};
-use plans::partition::StagePartition;
 
 pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
     let mut notes = left_out(doc);
@@ -37,7 +36,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     let dp = data_parallel(doc, gpus, tp.saturating_mul(pp).saturating_mul(cp))?;
     let zero = zero(doc)?;
     let (dp_shard, dp_replicate) = shards_and_replicas(doc, zero, dp)?;
-    let (stages, vpp) = stages(doc, given, pp)?;
+    let (stages, vpp) = stages(doc, given, pp, &mut notes)?;
     let micro_batch = size("--micro-batch-size")?;
     let global = "--global-batch-size";
     let per_step = micro_batch.saturating_mul(dp);
@@ -79,6 +78,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         graphs: graphs(doc, &mut notes)?,
         fp8_recipe: fp8_recipe(doc)?,
     };
+    notes.extend(grouped(doc, &decisions)?);
     let seq_len = doc.size("--seq-length")?.or(given.seq_len);
     let seq_len = seq_len.ok_or_else(|| doc.missing("the sequence length", "give --seq"))?;
     let sizes = WorkloadSizes {
@@ -411,119 +411,4 @@ fn precision(doc: &Document) -> Result<Precision, ImportError> {
     } else {
         Precision::Fp32
     })
-}
-
-const PIPELINE: &str = "--pipeline-model-parallel-size";
-const LAYOUT: &str = "--pipeline-model-parallel-layout";
-
-/// Layers of every virtual stage, and number of virtual stages per rank.
-fn stages(
-    doc: &Document,
-    given: &Given<'_>,
-    pp: u64,
-) -> Result<(StagePartition, u64), ImportError> {
-    let layers = given.model.layers;
-    if let Some(text) = doc.text(LAYOUT)? {
-        return stages_of_layout(doc, text, layers, pp);
-    }
-    let vpp = virtual_stages(doc, layers, pp)?;
-    let count = pp.saturating_mul(vpp);
-    if count > 1 << 16 {
-        return Err(doc.wrong(PIPELINE, "below 65537 stages in all"));
-    }
-    let (first, last) = (
-        "--decoder-first-pipeline-num-layers",
-        "--decoder-last-pipeline-num-layers",
-    );
-    if doc.find(first).is_some() || doc.find(last).is_some() {
-        let ends = ends(layers, pp, vpp, doc.size(first)?, doc.size(last)?);
-        let ends = ends.ok_or_else(|| {
-            doc.unsupported(first, "the rest of the layers does not divide evenly")
-        })?;
-        return Ok((ends, vpp));
-    }
-    let on = |key: &str| doc.flag(key).map(|f| f == Some(true));
-    let key = "--account-for-embedding-in-pipeline-split";
-    let embedding = on(key)?;
-    let loss = on("--account-for-loss-in-pipeline-split")?;
-    if (embedding || loss) && count > 1 {
-        let ends =
-            StagePartition::lighter_ends(layers, count, u64::from(embedding), u64::from(loss));
-        let ends = ends.ok_or_else(|| doc.unsupported(key, "the layers do not divide evenly"))?;
-        return Ok((ends, vpp));
-    }
-    if !layers.is_multiple_of(count) {
-        let message = format!("{layers} layers do not divide into {count} stages; give {LAYOUT}");
-        return Err(doc.unsupported(PIPELINE, &message));
-    }
-    Ok((StagePartition(vec![layers / count; count as usize]), vpp))
-}
-
-/// The same, from a layout that lists every stage.
-fn stages_of_layout(
-    doc: &Document,
-    text: &str,
-    layers: u64,
-    pp: u64,
-) -> Result<(StagePartition, u64), ImportError> {
-    let stages =
-        parse_layout(text).ok_or_else(|| doc.wrong(LAYOUT, "a layout such as Et*9|t*10|t*11L"))?;
-    let (held, count) = (stages.iter().sum::<u64>(), stages.len() as u64);
-    if held != layers || !count.is_multiple_of(pp) {
-        let message = format!(
-            "{held} layers in {count} stages; {layers} layers in a multiple of {pp} stages are needed"
-        );
-        return Err(doc.unsupported(LAYOUT, &message));
-    }
-    Ok((StagePartition(stages), count / pp))
-}
-
-/// Number of virtual stages per rank.
-fn virtual_stages(doc: &Document, layers: u64, pp: u64) -> Result<u64, ImportError> {
-    let count = "--num-virtual-stages-per-pipeline-rank";
-    let each = "--num-layers-per-virtual-pipeline-stage";
-    match (doc.size(count)?, doc.size(each)?) {
-        (Some(_), _) => doc.degree(count),
-        (None, Some(n))
-            if n > 0 && (layers / pp).is_multiple_of(n) && layers.is_multiple_of(pp) =>
-        {
-            Ok(layers / pp / n)
-        }
-        (None, Some(_)) => {
-            let message = format!("does not divide the {layers} layers over {pp} stages");
-            Err(doc.unsupported(each, &message))
-        }
-        (None, None) => Ok(1),
-    }
-}
-
-/// Megatron-LM splits the first and last *rank's* layers over its virtual stages.
-fn ends(
-    layers: u64,
-    pp: u64,
-    vpp: u64,
-    first: Option<u64>,
-    last: Option<u64>,
-) -> Option<StagePartition> {
-    let chosen = first.unwrap_or(0).checked_add(last.unwrap_or(0))?;
-    let ranks = pp.checked_sub(u64::from(first.is_some()) + u64::from(last.is_some()))?;
-    let rest = layers.checked_sub(chosen)?;
-    let each = if ranks == 0 {
-        (rest == 0).then_some(0)?
-    } else {
-        rest.is_multiple_of(ranks).then_some(rest / ranks)?
-    };
-    let of_rank = |rank: u64| match rank {
-        0 if first.is_some() => first,
-        r if r + 1 == pp && last.is_some() => last,
-        _ => Some(each),
-    };
-    let mut stages = Vec::new();
-    for _ in 0..vpp {
-        for rank in 0..pp {
-            let of_rank = of_rank(rank)?;
-            stages.push(of_rank.is_multiple_of(vpp).then_some(of_rank / vpp)?);
-        }
-    }
-    Some(StagePartition(stages))
 }
