@@ -318,3 +318,13 @@ fn embedding_and_loss_count_as_layers_of_virtual_stages() {
     assert_eq!((read.decisions.vpp, stages.len()), (8, 128));
     assert_eq!((stages[0], stages[1], stages[127]), (0, 1, 0));
 }
+
+#[test]
+fn modules_are_read_beside_the_short_option_of_recomputation() {
+    let options = "--recompute-activations --recompute-modules mlp";
+    let (_, read, _) = read(&script("", LLAMA_70B, options)).expect("imports");
+    assert!(matches!(
+        read.decisions.recompute,
+        plans::Recompute::Modules(_)
+    ));
+}

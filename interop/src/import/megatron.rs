@@ -58,7 +58,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         sequence_parallel: on("--sequence-parallel")? && tp > 1,
         micro_batch,
         num_micro_batches: micro_batches(doc, global, global_batch, per_step)?,
-        recompute: recompute(doc)?,
+        recompute: recompute(doc, &mut notes)?,
         schedule: ScheduleKind::one_f_one_b(vpp),
         axis_order: match on("--use-tp-pp-dp-mapping")? {
             true => AxisOrder::TP_CP_PP_DP,
@@ -348,11 +348,17 @@ fn cp_kind(doc: &Document) -> Result<CpKind, ImportError> {
     }
 }
 
-fn recompute(doc: &Document) -> Result<Recompute, ImportError> {
+fn recompute(doc: &Document, notes: &mut Vec<String>) -> Result<Recompute, ImportError> {
     let key = "--recompute-granularity";
+    let known = RecomputeModule::ALL.map(|(_, _, name)| name).join(", ");
+    let planned = format!("planned are {known}");
+    let moe = "--moe-layer-recompute";
+    if doc.flag(moe)? == Some(true) {
+        let why = format!("whole blocks of experts are not planned to be recomputed; {planned}");
+        return Err(doc.unsupported(moe, &why));
+    }
     let short = doc.flag("--recompute-activations")? == Some(true);
-    match doc.text(key)? {
-        None if short => Ok(Recompute::Selective),
+    match doc.text(key)?.or(short.then_some("selective")) {
         None => Ok(Recompute::None),
         Some("selective") => match doc.find("--recompute-modules").and_then(|n| n.list()) {
             None => Ok(Recompute::Selective),
@@ -360,25 +366,33 @@ fn recompute(doc: &Document) -> Result<Recompute, ImportError> {
             Some(list) => {
                 let module = |one: &Node| RecomputeModule::of_megatron(one.text()?);
                 let selection: Option<Selection> = list.iter().map(module).collect();
-                selection.map(Recompute::Modules).ok_or_else(|| {
-                    let known = RecomputeModule::ALL.map(|(_, _, name)| name).join(", ");
-                    doc.unsupported("--recompute-modules", &format!("planned are {known}"))
-                })
+                selection
+                    .map(Recompute::Modules)
+                    .ok_or_else(|| doc.unsupported("--recompute-modules", &planned))
             }
         },
-        Some("full") => {
-            let layers = doc.size("--recompute-num-layers")?;
-            match (doc.text("--recompute-method")?, layers) {
-                (Some("block"), Some(n)) => Ok(Recompute::Layers(n)),
-                (Some("uniform") | None, _) => Ok(Recompute::Full),
-                (Some("block"), None) => Err(doc.missing(
-                    "--recompute-num-layers",
-                    "--recompute-method block needs it",
-                )),
-                (Some(_), _) => Err(doc.wrong("--recompute-method", "uniform or block")),
-            }
-        }
+        Some("full") => whole_layers(doc, notes),
         Some(_) => Err(doc.wrong(key, "full or selective")),
+    }
+}
+
+/// Which layers are recomputed whole.
+fn whole_layers(doc: &Document, notes: &mut Vec<String>) -> Result<Recompute, ImportError> {
+    let (method, count) = ("--recompute-method", "--recompute-num-layers");
+    match (doc.text(method)?, doc.size(count)?) {
+        (Some("block"), Some(n)) => Ok(Recompute::Layers(n)),
+        (Some("block"), None) => Err(doc.missing(count, format!("{method} block needs it"))),
+        (Some("uniform") | None, layers) => {
+            if let Some(n) = layers.filter(|&n| n > 1) {
+                let place = doc.place(count);
+                notes.push(format!(
+                    "{place}: {count} {n} is planned as 1: Megatron-LM keeps the input of every {n}th layer alone, and \
+                     holds what {n} layers save at once in backward"
+                ));
+            }
+            Ok(Recompute::Full)
+        }
+        (Some(_), _) => Err(doc.wrong(method, "uniform or block")),
     }
 }
 
