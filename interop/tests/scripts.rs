@@ -252,7 +252,7 @@ fn options_that_are_planned_otherwise_are_noted() {
         ),
         (
             "--fp8-format hybrid --fp8-param-gather",
-            Some("--fp8-param-gather: weights in 8 bits"),
+            Some("--fp8-param-gather is planned as in NeMo"),
             "nemo",
         ),
         (
@@ -308,6 +308,64 @@ fn options_that_are_planned_otherwise_are_noted() {
         error,
         "run.sh:2: `--tensor-model-paralell-size`: unknown to megatron-lm; did you mean `--tensor-model-parallel-size`?"
     );
+}
+
+/// Four pipeline ranks of two virtual stages, and eight micro-batches.
+const INTERLEAVED: &str = "--pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2 --global-batch-size 128 --microbatch-group-size-per-virtual-pipeline-stage";
+const GROUP: &str = "--microbatch-group-size-per-virtual-pipeline-stage";
+const LLAMA3: &str = "--vocab-size 128256 --use-rope-scaling";
+
+#[test]
+#[rustfmt::skip]
+fn what_a_plan_cannot_express_is_noted() {
+    for (options, note) in [
+        (&format!("{INTERLEAVED} 8")[..], &format!("{GROUP} 8 is planned as 4, the number of pipeline ranks: Megatron-LM keeps activations of up to 4 more micro-batches of a virtual stage on every rank")[..]),
+        (&format!("{INTERLEAVED} 4"), ""),
+        ("--pipeline-model-parallel-size 4 --pipeline-model-parallel-layout 'Et*20|t*30|t*30m|L'", "layers of multi-token prediction (m) are planned on the last stage, beside the head (L)"),
+        ("--pipeline-model-parallel-size 4 --pipeline-model-parallel-layout 'Et*20|t*30|t*30|mL'", ""),
+        ("--recompute-granularity full --recompute-method uniform --recompute-num-layers 4", "--recompute-num-layers 4 is planned as 1: Megatron-LM keeps the input of every 4th layer alone, and holds what 4 layers save at once in backward"),
+        ("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1", ""),
+        ("--fp32-residual-connection", "--fp32-residual-connection is planned as 16 bits between layers"),
+        ("--fine-grained-activation-offloading --offload-modules core_attn", "--fine-grained-activation-offloading is planned as activations that stay on the device"),
+        ("--fp8-format hybrid --fp8-recipe blockwise --first-last-layers-bf16 --num-layers-at-end-in-bf16 2", "--first-last-layers-bf16 is planned as 8 bits in the first and last layers too"),
+        ("--first-last-layers-bf16", ""),
+        ("--no-gradient-accumulation-fusion", "--no-gradient-accumulation-fusion is planned as gradients that matrix products add up themselves"),
+        ("--use-megatron-fsdp --no-gradient-accumulation-fusion", ""),
+        ("--ddp-bucket-size 10000000", "--ddp-bucket-size 10000000 is planned as 40000000 elements"),
+        ("--ddp-bucket-size 10000000 --ddp-bucket-size 40000000", ""),
+        ("--tensor-model-parallel-size 4 --tp-comm-overlap --disable-tp-comm-bulk-wgrad", "--disable-tp-comm-bulk-wgrad is planned as overlapped like the rest of --tp-comm-overlap"),
+        ("--moe-expert-capacity-factor 1.0 --no-bias-gelu-fusion --mlp-chunks-for-training 1", ""),
+        ("--no-bias-swiglu-fusion", "--no-bias-swiglu-fusion is planned as the fused kernel of SwiGLU"),
+        ("--step-batch-size-schedule 0:8", "--step-batch-size-schedule has no part in a strategy and is left out"),
+        ("--context-parallel-size 2 --cp-comm-type a2a a2a", ""),
+    ] {
+        let text = script("", LLAMA_70B, &format!("{LLAMA3} {options}"));
+        let (_, read, _) = read(&text).unwrap_or_else(|error| panic!("{options}: {error}"));
+        let expected: Vec<String> = [note].into_iter().filter(|note| !note.is_empty()).map(|note| format!("run.sh:2: {note}")).collect();
+        assert_eq!(read.notes, expected, "{options}");
+    }
+    let experts = "--num-experts 8 --moe-expert-capacity-factor 1.0 --moe-pad-expert-input-to-capacity --vocab-size 1024";
+    let (_, read, _) = read(&script("", LLAMA_70B, experts)).expect("imports");
+    let note = "run.sh:2: --moe-expert-capacity-factor 1 is planned as experts that take all their tokens, without padding";
+    assert_eq!(read.notes, [note]);
+}
+
+#[test]
+#[rustfmt::skip]
+fn what_a_plan_cannot_stand_for_is_refused() {
+    for (options, key, message) in [
+        (&format!("{INTERLEAVED} 5 --global-batch-size 160")[..], GROUP, "planned are groups of 4, the number of pipeline ranks, which do not divide the 10 micro-batches of a step"),
+        (&format!("{INTERLEAVED} 2"), GROUP, "2 is not from 4 (pipeline ranks) to 8 (micro-batches of a step)"),
+        ("--moe-layer-recompute", "--moe-layer-recompute", "whole blocks of experts are not planned to be recomputed; planned are core_attn, layernorm, mla_up_proj, moe_act, mlp"),
+        ("--context-parallel-size 2 --cp-comm-type p2p a2a p2p a2a", "--cp-comm-type", "kinds that differ from layer to layer are not planned; give one for all layers"),
+        ("--pipeline-model-parallel-size 4 --decoder-last-pipeline-num-layers 3", "--decoder-last-pipeline-num-layers", "the rest of the layers does not divide evenly"),
+        ("--pipeline-model-parallel-size 4 --account-for-loss-in-pipeline-split", "--account-for-loss-in-pipeline-split", "the layers do not divide evenly"),
+        ("--enable-mhc-connections", "--enable-mhc-connections", "on, but model llama3-70b has none, the nearest of the library; give --model with its config.json"),
+    ] {
+        let text = script("", LLAMA_70B, &format!("{LLAMA3} {options}"));
+        let error = read(&text).expect_err(options).to_string();
+        assert_eq!(error, format!("run.sh:2: `{key}`: {message}"), "{options}");
+    }
 }
 
 #[test]

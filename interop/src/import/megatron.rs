@@ -9,6 +9,7 @@ use super::document::Document;
 use super::error::ImportError;
 use super::graphs::graphs;
 use super::imported::{Given, Imported};
+use super::megatron_notes::{planned_otherwise, unknown};
 use super::megatron_stages::{grouped, stages};
 use super::sizes::{data_parallel, micro_batches, said_devices, workload};
 use crate::config::Node;
@@ -18,15 +19,10 @@ use crate::export::megatron::{
     DISPATCHER, EXPERT_OVERLAP, FLEX_BACKEND, MOMENTS, OFFLOAD, OFFLOAD_FRACTION, OFFLOAD_LAYERS,
     PRECISION_AWARE,
 };
-use crate::export::schema::Schema;
 use plans::decisions::{Decisions, Recompute};
 
 pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
-    let mut notes = left_out(doc);
-    notes.extend(approximated(doc)?);
-    if doc.dialect == Dialect::MegatronLm {
-        notes.extend(unknown(doc)?);
-    }
+    let mut notes = Vec::from_iter(unknown(doc)?);
     let size = |key: &str| doc.degree(key);
     let on = |key: &str| doc.flag(key).map(|f| f == Some(true));
     let tp = size("--tensor-model-parallel-size")?;
@@ -79,6 +75,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         fp8_recipe: fp8_recipe(doc)?,
     };
     notes.extend(grouped(doc, &decisions)?);
+    notes.extend(planned_otherwise(doc, given.model, &decisions));
     let seq_len = doc.size("--seq-length")?.or(given.seq_len);
     let seq_len = seq_len.ok_or_else(|| doc.missing("the sequence length", "give --seq"))?;
     let sizes = WorkloadSizes {
@@ -94,77 +91,6 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         adapters: None,
         notes,
     })
-}
-
-const TORCH_FSDP: &str = "--use-torch-fsdp2";
-
-/// Options that Megatron-LM does not have: a note, as scripts of its descendants have more; of a known one misspelt, an
-/// error.
-fn unknown(doc: &Document) -> Result<Option<String>, ImportError> {
-    let schema = Schema::of(doc.dialect)?;
-    let unknown = doc.root.entries().iter().map(|(key, _)| key.as_str());
-    let unknown = unknown.filter(|key| schema.kind(key).is_none());
-    // A file with more was written for another system.
-    let unknown: Vec<&str> = unknown.take(100).collect();
-    if let Some(key) = unknown.iter().find(|key| schema.misspells(key)) {
-        let nearest = schema.nearest(key).unwrap_or_default();
-        let message = format!("unknown to megatron-lm; did you mean `{nearest}`?");
-        return Err(doc.unsupported(key, &message));
-    }
-    let shown = unknown.iter().map(|key| {
-        let nearest = schema.nearest(key);
-        let nearest = nearest.map_or_else(String::new, |near| format!(", nearest is {near}"));
-        format!("{key} ({}{nearest})", doc.place(key))
-    });
-    let shown: Vec<String> = shown.collect();
-    let shown = shown.join(", ");
-    Ok((!unknown.is_empty()).then(|| format!("unknown to megatron-lm and left out: {shown}")))
-}
-
-/// A note for each option that a strategy cannot express.
-fn left_out(doc: &Document) -> Vec<String> {
-    let options = ["--rampup-batch-size", "--tensor-parallel-num-weight-shards"];
-    let given = options.into_iter().filter(|key| doc.find(key).is_some());
-    given
-        .map(|key| {
-            let place = doc.place(key);
-            format!("{place}: {key} has no part in a strategy and is left out")
-        })
-        .collect()
-}
-
-/// A note for each option that is predicted as another setting.
-fn approximated(doc: &Document) -> Result<Vec<String>, ImportError> {
-    let mut notes = Vec::new();
-    let mut note = |key: &str, what: &str| notes.push(format!("{}: {key}{what}", doc.place(key)));
-    let on = |key: &str| doc.flag(key).map(|f| f == Some(true));
-    let sharded = on("--use-megatron-fsdp")?;
-    if on(TORCH_FSDP)? && !sharded {
-        note(TORCH_FSDP, " is planned as ZeRO-3 of Megatron's own FSDP");
-    }
-    let eight_bits = "--fp8-param-gather";
-    if on(eight_bits)? && precision(doc)? == Precision::Fp8 && zero(doc)? <= Zero::Z1 {
-        let what = ": weights in 8 bits are predicted as NeMo holds them (--runtime nemo)";
-        note(eight_bits, what);
-    }
-    for (key, planned, what) in [
-        (
-            "--attention-backend",
-            &["auto", "flash", "fused"][..],
-            "fused attention",
-        ),
-        (
-            "--transformer-impl",
-            &["transformer_engine"],
-            "transformer_engine",
-        ),
-        ("--optimizer", &["adam"], "Adam"),
-    ] {
-        if let Some(name) = doc.text(key)?.filter(|name| !planned.contains(name)) {
-            note(key, &format!(" {name} is planned as {what}"));
-        }
-    }
-    Ok(notes)
 }
 
 /// Number of ranks that share an expert's weights: if the file does not say, as many as share a dense layer's.
@@ -307,7 +233,7 @@ fn zero(doc: &Document) -> Result<Zero, ImportError> {
             Some(_) => Err(doc.wrong(key, "no_shard, optim, optim_grads or optim_grads_params")),
         };
     }
-    if on(TORCH_FSDP)? {
+    if on("--use-torch-fsdp2")? {
         return Ok(Zero::Z3);
     }
     Ok(if on("--use-distributed-optimizer")? {

@@ -16,6 +16,7 @@ mod mca;
 mod megatron;
 mod megatron_config;
 mod megatron_model;
+mod megatron_notes;
 mod megatron_stages;
 mod model;
 mod nanotron;

@@ -1,0 +1,184 @@
+//! Options of a Megatron-LM script that a plan expresses as another setting, or not at all: a note on each.
+
+use catalog::model::{Activation, ModelConfig, Position};
+use catalog::{DType, Zero};
+
+use super::document::Document;
+use super::error::ImportError;
+use crate::config::{Node, Value};
+use crate::export::schema::Schema;
+use plans::decisions::Decisions;
+
+/// Options that no strategy can express.
+const LEFT_OUT: [&str; 7] = [
+    "--rampup-batch-size",
+    "--step-batch-size-schedule",
+    "--tensor-parallel-num-weight-shards",
+    "--expert-tensor-parallel-num-weight-shards",
+    "--freeze-all-layers",
+    "--logits-load-dir",
+    "--perform-rl-step",
+];
+
+/// Whether options count for a plan of a model.
+type When = fn(&Decisions, &ModelConfig) -> bool;
+
+/// An option, or the beginning of several up to a `-`; values that are predicted as they are; what others are planned as.
+type Row = (&'static str, &'static [&'static str], &'static str);
+
+/// Options that are predicted as another setting, by when they count.
+#[rustfmt::skip]
+const OTHERWISE: &[(When, &[Row])] = &[
+    (|_, _| true, &[
+        ("--attention-backend", &["auto", "flash", "fused"], "fused attention"),
+        ("--flash-attention-version", &[], "the kernel that --attention-backend auto takes"),
+        ("--transformer-impl", &["transformer_engine"], "transformer_engine"),
+        ("--optimizer", &["adam"], "Adam"),
+        ("--main-params-dtype", &["fp32"], "fp32"),
+        ("--optimizer-cuda-graph", &[], "an optimizer that the host launches"),
+        ("--fp32-residual-connection", &[], "16 bits between layers"),
+        ("--distribute-saved-activations", &[], "inputs of layers kept whole by every tensor-parallel rank"),
+        ("--fine-grained-activation-offloading", &[], "activations that stay on the device"),
+        ("--delay-wgrad-compute", &[], "gradients of weights made right after those of inputs"),
+        ("--mlp-chunks-for-training", &["1"], "1: the whole sequence at once"),
+        ("--cross-entropy-loss-fusion", &[], "a loss of several kernels"),
+        ("--fp16-lm-cross-entropy", &[], "a loss in 32 bits"),
+        ("--output-logit-dtype", &["bf16"], "bf16"),
+        ("--te-precision-config-file", &[], "one precision for all layers"),
+        ("--disable-jit-fuser", &[], "fused kernels"),
+        ("--no-bias-dropout-fusion", &[], "the fused kernel of bias, dropout and sum"),
+        ("--fused-residual-rmsnorm", &[], "norms and sums in kernels of their own"),
+        ("--use-transformer-engine-op-fuser", &[], "layers without Transformer Engine's fused operators"),
+        ("--deterministic-mode", &[], "the fastest kernels"),
+        ("--batch-invariant-mode", &[], "the fastest kernels"),
+        ("--empty-unused-memory-level", &["0"], "0"),
+        ("--distributed-backend", &["nccl"], "nccl"),
+        ("--dataloader-inter-document-masking", &[], WHOLE_SEQUENCES),
+        ("--sft", &[], WHOLE_SEQUENCES),
+    ]),
+    (|d, _| d.fp8_recipe.is_some(), &[
+        ("--first-last-layers-bf16", &[], "8 bits in the first and last layers too"),
+        ("--fp8-output-proj", &[], "an output layer in 16 bits"),
+        ("--disable-fp8-wgrad", &[], "gradients of weights made in 8 bits"),
+        ("--no-fp8-wgrad", &[], "gradients of weights made in 8 bits"),
+        ("--keep-fp8-transpose-cache", &[], "transposed weights that are not kept"),
+    ]),
+    (|d, _| d.fp8_recipe.is_some() && d.zero <= Zero::Z1, &[
+        ("--fp8-param-gather", &[], "in NeMo, which holds weights in 8 bits (--runtime nemo)"),
+    ]),
+    (|d, _| d.dp() * d.cp > 1, &[
+        // `catalog::runtime::BUCKET_ELEMENTS`.
+        ("--ddp-bucket-size", &["40000000"], "40000000 elements"),
+        ("--ddp-num-buckets", &[], "buckets of 40000000 elements"),
+        ("--ddp-param-name-patterns-for-fp32-local-accumulation", &[], "gradients of one type"),
+        ("--overlap-param-gather-with-optimizer-step", &[], "a gather after the optimizer's step"),
+        ("--use-nccl-ub", &[], "messages from buffers that are not registered with NCCL"),
+        ("--use-sharp", &[], "sums that GPUs form, not switches"),
+    ]),
+    (|d, _| d.gradients.is_some_and(|types| types.reduced != DType::F32), &[
+        ("--ddp-reduce-scatter-with-fp32-accumulation", &[], "sums formed in the type that is sent"),
+    ]),
+    (|d, _| d.zero <= Zero::Z1, &[
+        ("--no-gradient-accumulation-fusion", &[], "gradients that matrix products add up themselves"),
+    ]),
+    (|d, _| d.zero >= Zero::Z2, &[
+        ("--use-torch-fsdp2", &[], "ZeRO-3 of Megatron's own FSDP"),
+        ("--outer-dp-sharding-strategy", &["no_shard"], "no_shard"),
+        ("--megatron-fsdp-version", &["1"], "1"),
+        ("--fsdp-double-buffer", &[], "buffers made when they are needed"),
+        ("--megatron-fsdp-max-pool-double-buffer", &[], "buffers made when they are needed"),
+        ("--megatron-fsdp-main-params-dtype", &["fp32"], "fp32"),
+        ("--megatron-fsdp-enable-fine-grained-param-gather", &[], "a gather of whole layers"),
+        ("--suggested-communication-unit-size", &[], "a gather of whole layers"),
+    ]),
+    (|d, _| d.zero >= Zero::Z2 || d.offload.is_some(), &[
+        ("--exp-avg-dtype", &["fp32"], "fp32"),
+        ("--exp-avg-sq-dtype", &["fp32"], "fp32"),
+    ]),
+    (|d, _| d.overlap.tensor_parallel, &[
+        ("--disable-tp-comm-", &[], "overlapped like the rest of --tp-comm-overlap"),
+        ("--no-tp-comm-", &[], "overlapped like the rest of --tp-comm-overlap"),
+    ]),
+    (|d, _| d.cp > 1, &[
+        ("--hybrid-context-parallel", &[], "every sequence divided over all context-parallel ranks"),
+    ]),
+    (|d, _| d.pp > 1, &[
+        ("--pipeline-model-parallel-comm-backend", &["nccl"], "nccl"),
+        ("--defer-embedding-wgrad-compute", &[], "gradients of the head made in every backward pass"),
+    ]),
+    (|d, _| d.offload.is_some(), &[
+        ("--overlap-cpu-optimizer-d2h-h2d", &[], "copies before and after the host's update"),
+        ("--no-pin-cpu-grads", &[], "pinned memory"),
+        ("--no-pin-cpu-params", &[], "pinned memory"),
+    ]),
+    (|_, model| model.moe.is_some(), &[
+        ("--moe-expert-capacity-factor", &[], "experts that take all their tokens, without padding"),
+        ("--moe-expert-rank-capacity-factor", &[], "experts that take all their tokens"),
+        ("--moe-router-force-biased", &[], "experts that get equally many tokens"),
+        ("--moe-shared-expert-overlap", &[], "shared experts that run beside no messages"),
+        ("--moe-paged-stash", &[], "activations of experts that stay where they were made"),
+        ("--moe-router-fusion", &[], "a router of several kernels"),
+        ("--overlap-dispatch-backward-with-experts-wgrad", &[], "messages beside no gradients of experts"),
+    ]),
+    (|_, model| matches!(model.position, Position::Rope { .. }), &[
+        ("--no-rope-fusion", &[], "the fused kernel of rotation"),
+    ]),
+    (|_, model| model.mlp.gated && model.mlp.activation == Activation::Silu, &[
+        ("--no-bias-swiglu-fusion", &[], "the fused kernel of SwiGLU"),
+    ]),
+    (|_, model| model.mlp.bias && model.mlp.activation == Activation::Gelu, &[
+        ("--no-bias-gelu-fusion", &[], "the fused kernel of GELU"),
+    ]),
+];
+const WHOLE_SEQUENCES: &str =
+    "attention over whole sequences; give --lengths to plan it within documents";
+
+/// Options that Megatron-LM does not have: a note, as scripts of its descendants have more; of a known one misspelt, an
+/// error.
+pub(super) fn unknown(doc: &Document) -> Result<Option<String>, ImportError> {
+    let schema = Schema::of(doc.dialect)?;
+    let unknown = doc.root.entries().iter().map(|(key, _)| key.as_str());
+    let unknown = unknown.filter(|key| schema.kind(key).is_none());
+    // A file with more was written for another system.
+    let unknown: Vec<&str> = unknown.take(100).collect();
+    if let Some(key) = unknown.iter().find(|key| schema.misspells(key)) {
+        let nearest = schema.nearest(key).unwrap_or_default();
+        let message = format!("unknown to megatron-lm; did you mean `{nearest}`?");
+        return Err(doc.unsupported(key, &message));
+    }
+    let shown = unknown.iter().map(|key| {
+        let nearest = schema.nearest(key);
+        let nearest = nearest.map_or_else(String::new, |near| format!(", nearest is {near}"));
+        format!("{key} ({}{nearest})", doc.place(key))
+    });
+    let shown: Vec<String> = shown.collect();
+    let shown = shown.join(", ");
+    Ok((!unknown.is_empty()).then(|| format!("unknown to megatron-lm and left out: {shown}")))
+}
+
+/// A note for each option that is planned as another setting, or that a strategy cannot express.
+pub(super) fn planned_otherwise(doc: &Document, model: &ModelConfig, d: &Decisions) -> Vec<String> {
+    let counts = OTHERWISE.iter().filter(|(when, _)| when(d, model));
+    let rows: Vec<&Row> = counts.flat_map(|(_, rows)| *rows).collect();
+    let note = |(key, node): &(String, Node)| {
+        let place = doc.place(key);
+        let value = match &node.value {
+            // Of an option given twice, the last counts.
+            _ if doc.find(key) != Some(node) => return None,
+            Value::Null | Value::Bool(false) => return None,
+            Value::Bool(true) | Value::List(_) => String::new(),
+            Value::Str(text) => format!(" {text}"),
+            other => format!(" {}", other.shown()),
+        };
+        if LEFT_OUT.contains(&key.as_str()) {
+            let what = "has no part in a strategy and is left out";
+            return Some(format!("{place}: {key} {what}"));
+        }
+        let (_, planned, what) = rows
+            .iter()
+            .find(|(name, ..)| key == name || name.ends_with('-') && key.starts_with(name))?;
+        let other = !planned.contains(&value.trim_start());
+        other.then(|| format!("{place}: {key}{value} is planned as {what}"))
+    };
+    doc.root.entries().iter().filter_map(note).collect()
+}
