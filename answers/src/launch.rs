@@ -1,10 +1,12 @@
 //! What to do after an answer: the commands that launch the plan, say why it is best, and compare it.
 
+use std::borrow::Cow;
+
 use catalog::Packing;
 use catalog::residuals::framework;
 use costmodel::Scenario;
 use interop::config::escape;
-use interop::export::{Dialect, Job};
+use interop::export::{Dialect, ExportError, Exported, Job};
 use plans::Strategy;
 use plans::grammar::written;
 use plans::plan_file::ShardingFile;
@@ -13,7 +15,7 @@ use crate::inputs::Inputs;
 use crate::plan;
 
 /// A purpose, with the commands that serve it.
-pub type Step = (&'static str, Vec<String>);
+pub type Step = (Cow<'static, str>, Vec<String>);
 
 /// A plan that may be launched, and the path of its file.
 #[derive(Clone, Copy)]
@@ -26,36 +28,47 @@ pub struct Launchable<'a> {
     pub plan: &'a str,
 }
 
-/// Commands that launch a plan: for each target that can express it, the export, then the start. Only targets of the
-/// plan's own framework are offered; if there is none, the first other target is.
+/// Commands that launch a plan: for each target that can express it, the export, then the start.
 pub fn launches(of: Launchable<'_>) -> Vec<(String, Vec<String>)> {
-    let Ok(sharding) = plan::sharding(of.scenario, of.strategy) else {
-        return Vec::new();
+    let (found, _) = targets(of);
+    let command = |target: &str| (target.to_owned(), commands(of, target));
+    found.into_iter().map(command).collect()
+}
+
+/// The targets of a plan's own framework that can express it. If there is none, the first other one, and why it is not one of
+/// its own.
+fn targets(of: Launchable<'_>) -> (Vec<&'static str>, Option<String>) {
+    let sharding = match plan::sharding(of.scenario, of.strategy) {
+        Ok(sharding) => sharding,
+        Err(error) => return (Vec::new(), Some(error.to_string())),
     };
     let planned = framework(&of.scenario.runtime.name);
     let own = |dialect: &Dialect| framework(dialect.runtime()) == planned;
     let (own, others): (Vec<Dialect>, Vec<Dialect>) = Dialect::ALL.into_iter().partition(own);
-    let targets = |dialects: Vec<Dialect>| {
-        let mut targets: Vec<&str> = Vec::new();
-        for dialect in dialects {
-            if !targets.contains(&dialect.target()) && expresses(dialect, of, &sharding) {
-                targets.push(dialect.target());
-            }
-        }
-        targets
-    };
-    let mut found = targets(own);
-    if found.is_empty() {
-        found = targets(others);
-        found.truncate(1);
+    let taken = |dialect: &&Dialect| exported(**dialect, of, &sharding, None).is_ok();
+    let mut found: Vec<&str> = own.iter().filter(taken).map(|d| d.target()).collect();
+    found.dedup();
+    if !found.is_empty() {
+        return (found, None);
     }
-    found
-        .into_iter()
-        .map(|target| (target.to_owned(), commands(of, target)))
-        .collect()
+    // Megatron Bridge takes some models by their names on the hub alone.
+    let lacks = |dialect: &Dialect| {
+        exported(*dialect, of, &sharding, Some("")).is_err_and(|error| error.refuses_the_model())
+    };
+    let why = match !own.is_empty() && own.iter().all(lacks) {
+        true => format!("{planned} has no model like this"),
+        false => format!("as it is, it cannot be exported to {planned}"),
+    };
+    let other = others.iter().find(taken).map(|d| d.target());
+    (other.into_iter().collect(), Some(why))
 }
 
-fn expresses(dialect: Dialect, of: Launchable<'_>, sharding: &ShardingFile) -> bool {
+fn exported(
+    dialect: Dialect,
+    of: Launchable<'_>,
+    sharding: &ShardingFile,
+    hf_id: Option<&str>,
+) -> Result<Exported, ExportError> {
     let job = Job {
         model: &of.scenario.model,
         decisions: of.strategy.decisions(),
@@ -64,9 +77,12 @@ fn expresses(dialect: Dialect, of: Launchable<'_>, sharding: &ShardingFile) -> b
         sharding,
         id: "",
         gpus_per_node: of.scenario.cluster.gpus_per_node,
-        inputs: interop::export::Inputs::default(),
+        inputs: interop::export::Inputs {
+            hf_id,
+            ..Default::default()
+        },
     };
-    interop::export::export(&job, dialect, None).is_ok()
+    interop::export::export(&job, dialect, None)
 }
 
 fn commands(of: Launchable<'_>, target: &str) -> Vec<String> {
@@ -158,13 +174,20 @@ pub fn options(inputs: &Inputs) -> Vec<(&'static str, String)> {
 
 /// Commands to suggest after a plan was written: launch it, explain it, and what `compare` says to compare it with.
 pub fn after_plan(of: Launchable<'_>, compare: Option<Step>) -> Vec<Step> {
-    let launches = launches(of);
+    let (found, why) = targets(of);
     let quoted = escape::shell(of.plan);
     let mut steps: Vec<Step> = Vec::new();
-    if let Some((_, commands)) = launches.into_iter().next() {
-        steps.push(("launch it", commands));
-    }
-    steps.push(("see why", vec![format!("vescale-plan explain {quoted}")]));
+    let purpose = match (found.first(), why) {
+        (_, None) => "launch it".into(),
+        (Some(target), Some(why)) => format!("launch it with {target}: {why}").into(),
+        (None, Some(why)) => {
+            format!("nothing launches it: {why}, and no other system takes it").into()
+        }
+    };
+    let launch = found.first().map(|target| commands(of, target));
+    steps.push((purpose, launch.unwrap_or_default()));
+    let explain = format!("vescale-plan explain {quoted}");
+    steps.push(("see why".into(), vec![explain]));
     steps.extend(compare);
     steps
 }
@@ -175,8 +198,8 @@ pub fn of_groups(plan: &str, groups: usize) -> Vec<Step> {
     let explain = |path: &str| format!("vescale-plan explain {}", escape::shell(path));
     let groups = (1..=groups).map(|number| explain(&format!("{plan}#{number}")));
     vec![
-        ("see why", vec![explain(plan)]),
-        ("look at one group", groups.collect()),
+        ("see why".into(), vec![explain(plan)]),
+        ("look at one group".into(), groups.collect()),
     ]
 }
 
@@ -185,7 +208,7 @@ pub fn of_groups(plan: &str, groups: usize) -> Vec<Step> {
 pub fn runner_up(inputs: &Inputs, of: Launchable<'_>, other: &Strategy) -> Step {
     let other = written(other, &inputs.scenario.runtime);
     (
-        "compare it with the runner-up",
+        "compare it with the runner-up".into(),
         vec![
             format!("{} -o runner-up.plan.yaml", estimate(inputs, &other)),
             compare(of, "runner-up.plan.yaml"),

@@ -235,7 +235,7 @@ impl Found<'_> {
         }
         let steps = self.without_plan().into_iter();
         steps
-            .map(|(purpose, command)| (purpose, vec![command]))
+            .map(|(purpose, command)| (purpose.into(), vec![command]))
             .collect()
     }
 
@@ -250,7 +250,7 @@ impl Found<'_> {
         let mut steps = launch::of_groups(plan, together.parts.len());
         steps.extend(self.in_use().map(|in_use| with_present(in_use.read, plan)));
         steps.push((
-            "find the best plan whose replicas are all alike",
+            "find the best plan whose replicas are all alike".into(),
             vec![alike],
         ));
         steps
@@ -386,5 +386,5 @@ impl Found<'_> {
 fn with_present(read: &Read, plan: &str) -> Step {
     let mut commands: Vec<String> = read.writes_plan.clone().into_iter().collect();
     commands.push(launch::comparing(plan, &read.plan));
-    ("compare it with the present strategy", commands)
+    ("compare it with the present strategy".into(), commands)
 }

@@ -231,6 +231,31 @@ fn the_next_commands_run() {
     }
 }
 
+/// Where no target of the runtime's own system takes a plan, the steps say so, and name another that does.
+#[test]
+fn another_system_is_offered_with_the_reason() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for (runtime, model, launch) in [
+        (
+            "torchtitan",
+            "gemma2-9b",
+            "launch it with deepspeed: torchtitan has no model like this",
+        ),
+        (
+            "maxtext",
+            "llama3-8b",
+            "as it is, it cannot be exported to maxtext",
+        ),
+        ("hf-trainer", "gemma2-9b", "  launch it\n"),
+    ] {
+        let plan = "--gpus 8 --seq 4k --strategy zero=3,recompute=full --runtime";
+        let mut args = vec!["estimate", "--model", model];
+        args.extend(plan.split(' ').chain([runtime]));
+        let text = on(folder.path(), "120", &args);
+        assert!(text.contains(launch), "{runtime} {model}: {text}");
+    }
+}
+
 #[test]
 fn terms_and_moments_are_words() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -342,7 +342,7 @@ pub fn candidates(
 
 /// What to do next: for each purpose the commands, ready to copy.
 #[must_use]
-pub fn next(steps: &[(&str, Vec<String>)], style: Style) -> String {
+pub fn next(steps: &[(impl std::fmt::Display, Vec<String>)], style: Style) -> String {
     if steps.is_empty() {
         return String::new();
     }

@@ -141,7 +141,7 @@ fn steps(resolved: &Inputs, strategy: &Strategy, fits: bool, plan: Option<&Targe
     let flags = launch::flags(resolved);
     if !fits {
         let search = format!("vescale-plan search {flags}");
-        return vec![("find the best strategy that fits", vec![search])];
+        return vec![("find the best strategy that fits".into(), vec![search])];
     }
     let path = plan.map_or_else(|| "this.plan.yaml".to_owned(), Target::text);
     let of = Launchable {
@@ -154,10 +154,10 @@ fn steps(resolved: &Inputs, strategy: &Strategy, fits: bool, plan: Option<&Targe
         None => {
             let shown = written(strategy, &resolved.scenario.runtime);
             let keep = format!("{} -o this.plan.yaml", launch::estimate(resolved, &shown));
-            let mut steps = vec![("keep it as a plan", vec![keep])];
+            let mut steps = vec![("keep it as a plan".into(), vec![keep])];
             steps.extend(launch::after_plan(of, None));
             steps.push((
-                "find a faster one",
+                "find a faster one".into(),
                 vec![format!("vescale-plan search {flags}")],
             ));
             steps

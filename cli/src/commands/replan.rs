@@ -354,7 +354,7 @@ fn steps(args: &ReplanArgs, found: &Found, plan: &str) -> Vec<Step> {
     };
     let old = args.plan.display().to_string();
     let compare = (
-        "compare it with the plan before",
+        "compare it with the plan before".into(),
         vec![launch::comparing(plan, &old)],
     );
     if let Some(together) = &found.answer.together {

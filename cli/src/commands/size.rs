@@ -290,7 +290,7 @@ fn steps(resolved: &Inputs, smallest: Option<u64>) -> Result<Vec<Step>, CliError
     };
     let chosen = arrangements::on_pool(resolved, &cluster, workload);
     let search = format!("vescale-plan search {}", launch::flags(&chosen));
-    Ok(vec![("plan the smallest in full", vec![search])])
+    Ok(vec![("plan the smallest in full".into(), vec![search])])
 }
 
 /// The row of one number of GPUs; whether it is on the Pareto front is known when all are.

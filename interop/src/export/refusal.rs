@@ -59,6 +59,14 @@ pub enum ExportError {
     },
 }
 
+impl ExportError {
+    /// Whether the target lacks the model, whatever the plan.
+    #[must_use]
+    pub fn refuses_the_model(&self) -> bool {
+        matches!(self, Self::Inexpressible { refusals, .. } if refusals.iter().any(|refusal| refusal.of_model))
+    }
+}
+
 fn hint(nearest: Option<&String>) -> String {
     nearest.map_or_else(String::new, |t| format!("did you mean `{t}`? "))
 }
