@@ -1,7 +1,7 @@
 //! Export to DeepSpeed: the JSON that `deepspeed.initialize` reads.
 
 use catalog::runtime::BUCKET_ELEMENTS;
-use catalog::{CpKind, DType, Dispatcher, Offload, Overlap, Precision, Zero};
+use catalog::{CpKind, DType, Dispatcher, GradientTypes, Offload, Overlap, Precision, Zero};
 
 use super::job::{Draft, Heading, Job};
 use super::launch::{Program, Starter};
@@ -41,12 +41,12 @@ pub(crate) fn configuration(job: &Job<'_>, limits: &mut Limits) -> Node {
     refuse(job, limits);
     script_rewrites::collect(job, script_rewrites::DEEPSPEED, limits);
     let mut root = Node::table();
-    precision(job, &mut root);
+    precision(job, &mut root, limits);
     decided(job, &mut root);
     root
 }
 
-fn precision(job: &Job<'_>, root: &mut Node) {
+fn precision(job: &Job<'_>, root: &mut Node, limits: &mut Limits) {
     let precision = job.workload.precision;
     match precision {
         Precision::Fp32 | Precision::Fp8 => return,
@@ -62,8 +62,24 @@ fn precision(job: &Job<'_>, root: &mut Node) {
         _ => "bf16",
     };
     root.set("communication_data_type", reduced);
-    if types.gradient == Some(DType::F32) {
+    if types.gradient != Some(DType::F32) {
+        return;
+    }
+    if job.decisions.zero != Zero::Z0 {
         root.set("data_types.grad_accum_dtype", "fp32");
+        return;
+    }
+    // Another type ends with an error (runtime/engine.py, `_do_optimizer_sanity_check`).
+    let why = "without ZeRO, DeepSpeed holds gradients in the type of the weights";
+    let own = GradientTypes::all(precision.activation()).name();
+    match job.decisions.gradients {
+        Some(types) => limits.refuse(
+            true,
+            format!("grad_dtype={} with zero=0", types.name()),
+            why,
+            Some(("grad_dtype", own)),
+        ),
+        None => limits.note(true, format!("{why}; the prediction counted 32 bits")),
     }
 }
 

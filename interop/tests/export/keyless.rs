@@ -12,7 +12,9 @@ pub(crate) fn as_the_file_says(
     imported: &Decisions,
 ) -> Decisions {
     let mut expected = strategy.decisions().clone();
-    if matches!(dialect, Dialect::Axolotl | Dialect::Transformers) {
+    // Without ZeRO, DeepSpeed's gradients have the type of the weights.
+    let unsharded = dialect.runtime().ends_with("deepspeed") && expected.zero == Zero::Z0;
+    if unsharded || matches!(dialect, Dialect::Axolotl | Dialect::Transformers) {
         expected.gradients = imported.gradients;
     }
     match dialect {
