@@ -21,8 +21,15 @@ use plans::grammar::recompute_name;
 const ACCELERATE: &str = "accelerate.yaml";
 const AXOLOTL: &str = "axolotl.yaml";
 
-/// The Trainer's name of AdamW with moments in 8 bits.
-pub(crate) const EIGHT_BIT: &str = "adamw_bnb_8bit";
+/// The Trainer's name of AdamW with moments in 8 bits, if the plan has them. FSDP2 and tensor parallelism make parameters
+/// DTensors, which torchao's takes and bitsandbytes' does not (axolotl, utils/schemas/validation.py).
+pub(super) fn eight_bit(d: &Decisions) -> Option<&'static str> {
+    let name = match sharded(d) || d.tp > 1 {
+        true => "adamw_torch_8bit",
+        false => "adamw_bnb_8bit",
+    };
+    d.optimizer_states.map(|_| name)
+}
 
 /// How accelerate starts training: what its file cannot hold is passed to the training script as trainer arguments.
 pub(crate) fn accelerate_program(job: &Job<'_>) -> Program {
@@ -32,8 +39,8 @@ pub(crate) fn accelerate_program(job: &Job<'_>) -> Program {
          --per_device_train_batch_size {} --gradient_accumulation_steps {} --max_length {}",
         d.micro_batch, d.num_micro_batches, job.workload.seq_len
     );
-    if d.optimizer_states.is_some() {
-        arguments.push_str(&format!(" --optim {EIGHT_BIT}"));
+    if let Some(name) = eight_bit(d) {
+        arguments.push_str(&format!(" --optim {name}"));
     }
     for (option, input) in [
         ("--model_name_or_path", Input::HfId),
@@ -356,8 +363,8 @@ pub(crate) fn axolotl(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
         }
     }
     root.set("gradient_checkpointing", d.recompute == Recompute::Full);
-    if d.optimizer_states.is_some() {
-        root.set("optimizer", EIGHT_BIT);
+    if let Some(name) = eight_bit(d) {
+        root.set("optimizer", name);
     }
     if sharded(d) {
         axolotl_fsdp(d, &mut root);

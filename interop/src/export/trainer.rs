@@ -165,8 +165,8 @@ fn trainer_arguments(job: &Job<'_>, root: &mut Node, limits: &mut Limits) {
     let d = job.decisions;
     root.set("do_train", true);
     root.set("output_dir", "output");
-    if d.optimizer_states.is_some() {
-        root.set("optim", hf::EIGHT_BIT);
+    if let Some(name) = hf::eight_bit(d) {
+        root.set("optim", name);
     }
     root.set("per_device_train_batch_size", d.micro_batch);
     root.set("gradient_accumulation_steps", d.num_micro_batches);
