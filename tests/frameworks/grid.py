@@ -188,6 +188,9 @@ def launched(folder):
         (tools / name).write_text(RECORDER)
         (tools / name).chmod(0o755)
     environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "RECORD": str(folder), "TRAIN_SCRIPT": "train.py", "RECIPE": "recipe:make"}
+    # No option gives axolotl's learning rate.
+    for file in (folder / "out").glob("axolotl.yaml"):
+        file.write_text(file.read_text().replace("FILL_IN_LEARNING_RATE", "1e-4"))
     subprocess.run(["bash", folder / "out" / "launch.sh"], env=environment, check=True, capture_output=True)
 
 

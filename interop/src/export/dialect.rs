@@ -47,6 +47,11 @@ impl Dialect {
         matches!(self, Self::Axolotl | Self::LlamaFactory)
     }
 
+    /// Whether the user's training script loads the model from the hub.
+    pub(crate) fn loads_in_script(self) -> bool {
+        self.names_the_model() && !self.writes_adapters()
+    }
+
     /// Whether its files name the model, which Transformers builds, rather than describe it.
     pub(crate) fn names_the_model(self) -> bool {
         match self {

@@ -1,5 +1,6 @@
 //! Export to accelerate (FSDP2) and axolotl, which both drive Hugging Face's trainer.
 
+use catalog::model::Family;
 use catalog::{
     CpKind, DType, Dispatcher, GradientTypes, OffloadKind, OptimizerStates, Overlap, Packing,
     Precision, Zero,
@@ -200,12 +201,6 @@ fn states(d: &Decisions, limits: &mut Limits) {
         "context-parallel ranks always shard the states",
         Some(("zero", "3".to_owned())),
     );
-    limits.refuse(
-        d.cp > 1 && d.cp_kind == CpKind::AllToAll,
-        "cp_kind=all_to_all",
-        "Ulysses comes with DeepSpeed there, not with FSDP2",
-        Some(("cp_kind", CpKind::AllGather.name().to_owned())),
-    );
     let whole = matches!(
         d.recompute,
         Recompute::None | Recompute::Full | Recompute::Layers(0)
@@ -221,6 +216,16 @@ fn states(d: &Decisions, limits: &mut Limits) {
 /// Whether FSDP2 shards states, and parameters with them.
 pub(super) fn sharded(d: &Decisions) -> bool {
     d.zero == Zero::Z3
+}
+
+/// Refuses context parallelism of a kind that is not one of those which the target `has`; the first is offered.
+fn context(d: &Decisions, has: &[CpKind], why: &str, limits: &mut Limits) {
+    limits.refuse(
+        d.cp > 1 && !has.contains(&d.cp_kind),
+        format!("cp_kind={}", d.cp_kind.name()),
+        why,
+        has.first().map(|kind| ("cp_kind", kind.name().to_owned())),
+    );
 }
 
 fn overlap(d: &Decisions, limits: &mut Limits) {
@@ -285,7 +290,7 @@ pub(crate) fn accelerate(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
         );
     }
     if sharded || d.tp > 1 {
-        accelerate_axes(d, &mut root);
+        accelerate_axes(d, &mut root, limits);
     }
     limits.note(
         true,
@@ -308,7 +313,9 @@ fn accelerate_fsdp(d: &Decisions, root: &mut Node) {
     }
 }
 
-fn accelerate_axes(d: &Decisions, root: &mut Node) {
+fn accelerate_axes(d: &Decisions, root: &mut Node, limits: &mut Limits) {
+    let why = "Ulysses comes with DeepSpeed there, not with FSDP2";
+    context(d, &[CpKind::AllGather, CpKind::Ring], why, limits);
     let axis = |key: &str| format!("parallelism_config.parallelism_config_{key}");
     root.set(&axis("dp_replicate_size"), d.dp_replicate);
     root.set(&axis("dp_shard_size"), d.dp_shard);
@@ -350,22 +357,16 @@ pub(crate) fn axolotl(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
         root.set("lora_target_modules", adapters::names(job.model, limits));
     }
     root.set("sequence_len", job.workload.seq_len);
-    axolotl_packing(job, &mut root);
+    axolotl_packing(job, &mut root, limits);
     root.set("micro_batch_size", d.micro_batch);
     root.set("gradient_accumulation_steps", d.num_micro_batches);
-    match job.workload.precision {
-        Precision::Fp32 => root.set("bf16", false),
-        Precision::Fp16 => root.set("fp16", true),
-        Precision::Bf16 => root.set("bf16", true),
-        Precision::Fp8 => {
-            root.set("bf16", true);
-            root.set("fp8", true);
-        }
-    }
+    axolotl_precision(job, &mut root, limits);
     root.set("gradient_checkpointing", d.recompute == Recompute::Full);
     if let Some(name) = eight_bit(d) {
         root.set("optimizer", name);
     }
+    let rate = limits.open("FILL_IN_LEARNING_RATE", "your learning rate");
+    root.set("learning_rate", rate);
     if sharded(d) {
         axolotl_fsdp(d, &mut root);
     } else if d.tp > 1 {
@@ -378,14 +379,49 @@ pub(crate) fn axolotl(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
         );
         root.set("expert_parallel_size", d.ep);
     }
-    limits.note(
-        true,
-        "add your optimizer, learning rate and output folder to axolotl.yaml",
-    );
+    limits.note(true, "add your optimizer and output folder to axolotl.yaml");
     vec![Draft::new(AXOLOTL, Heading::Hash, write::yaml(&root))]
 }
 
-fn axolotl_packing(job: &Job<'_>, root: &mut Node) {
+/// Its model has the type that it computes in (utils/config, `resolve_dtype`); adapters have 32 bits.
+fn axolotl_precision(job: &Job<'_>, root: &mut Node, limits: &mut Limits) {
+    let precision = job.workload.precision;
+    let whole = job.model.adapters.is_none();
+    limits.refuse(
+        whole && precision == Precision::Fp16,
+        "precision fp16",
+        "it holds weights in fp16, and PyTorch's loss scaling takes no gradients in fp16",
+        None,
+    );
+    limits.note(
+        whole && matches!(precision, Precision::Bf16 | Precision::Fp8),
+        "axolotl trains 16-bit weights: they, their gradients, and moments that are not in 8 bits are held in bf16, \
+         which takes less memory than predicted and rounds updates to bf16",
+    );
+    match precision {
+        Precision::Fp32 => root.set("bf16", false),
+        Precision::Fp16 => root.set("fp16", true),
+        Precision::Bf16 => root.set("bf16", true),
+        Precision::Fp8 => {
+            root.set("bf16", true);
+            root.set("fp8", true);
+        }
+    }
+}
+
+fn axolotl_packing(job: &Job<'_>, root: &mut Node, limits: &mut Limits) {
+    // Its gathering reads where packed documents begin, its ring knows nothing of them (monkeypatch/ring_attn/patch.py).
+    let (kind, why) = match documents::within(job) {
+        true => (
+            CpKind::AllGather,
+            "sequences of packed documents gather keys and values",
+        ),
+        false => (
+            CpKind::Ring,
+            "without sample_packing keys and values go around a ring",
+        ),
+    };
+    context(job.decisions, &[kind], why, limits);
     if let Some(packing) = documents::packing(job) {
         let within = packing == Packing::Within;
         root.set("sample_packing", within);
@@ -400,6 +436,11 @@ fn axolotl_inputs(job: &Job<'_>, root: &mut Node, limits: &mut Limits) {
     let model = "the model's hub name, or a folder with its config.json";
     let model = limits.input(&job.inputs, Input::HfId, model);
     root.set("base_model", model);
+    // Otherwise weights stay in MXFP4, in which the hub has them and which is not trained (transformers, quantizer_mxfp4.py).
+    if job.model.family == Family::GptOss {
+        root.set("model_quantization_config", "Mxfp4Config");
+        root.set("model_quantization_config_kwargs.dequantize", true);
+    }
     // Without one, the model's own is used.
     if let Some(tokenizer) = job.inputs.tokenizer {
         root.set("tokenizer_config", tokenizer);

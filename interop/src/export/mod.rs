@@ -36,6 +36,8 @@ pub use self::refusal::{ExportError, Refusal};
 
 pub(crate) use self::inputs::PLACEHOLDER;
 
+use catalog::model::Family;
+
 use self::job::Draft;
 use self::launch::Program;
 use self::refusal::Limits;
@@ -105,6 +107,11 @@ fn drafts(job: &Job<'_>, dialect: Dialect, limits: &mut Limits) -> (Vec<Draft>, 
         format!("tp={}", job.decisions.tp),
         "this target does not split recurrent layers over ranks",
         Some(("tp", "1".to_owned())),
+    );
+    limits.note(
+        job.model.family == Family::GptOss && dialect.loads_in_script(),
+        "the hub holds gpt-oss in MXFP4, in which it cannot be trained: load it with \
+         quantization_config=Mxfp4Config(dequantize=True)",
     );
     match dialect {
         Dialect::MegatronLm => (megatron::files(job, limits), megatron::program(job)),

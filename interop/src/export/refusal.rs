@@ -257,12 +257,18 @@ impl Limits {
         if let Some(given) = input.given(inputs) {
             return given.to_owned();
         }
+        let what = format!("{what} ({})", input.option());
+        self.open(input.placeholder(), &what).to_owned()
+    }
+
+    /// A placeholder, which is listed as still to be filled in.
+    pub(crate) fn open(&mut self, name: &'static str, what: &str) -> &'static str {
         self.unfilled.push(Unfilled {
-            name: input.placeholder(),
-            what: format!("{what} ({})", input.option()),
+            name,
+            what: what.to_owned(),
             placeholder: true,
         });
-        input.placeholder().to_owned()
+        name
     }
 
     /// Adds an environment variable without which the launch script stops.

@@ -433,6 +433,8 @@ fn axolotl() {
     let text = file("llama3-8b", "cp=2,zero=3,mbs=2", Dialect::Axolotl);
     insta::assert_snapshot!(text, @r#"
     # vescale-plan 0123456789abcdef · llama3-8b on 64 GPUs: tp1 pp1 cp2(ring) dp32 zero3 mbs2 recompute=none
+    # To fill in before the launch:
+    #   FILL_IN_LEARNING_RATE: your learning rate
     base_model: org/model
     tokenizer_config: org/tokenizer
     datasets: [{path: /data/text, type: completion}]
@@ -441,6 +443,7 @@ fn axolotl() {
     gradient_accumulation_steps: 4
     bf16: true
     gradient_checkpointing: false
+    learning_rate: FILL_IN_LEARNING_RATE
     dp_shard_size: 32
     dp_replicate_size: 1
     tensor_parallel_size: 1
