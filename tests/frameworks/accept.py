@@ -147,8 +147,7 @@ def axolotl(folder, plan):
     from axolotl.utils.schemas.config import AxolotlInputConfig
 
     text = yaml.safe_load((folder / "axolotl.yaml").read_text())
-    # A plan says nothing about data and learning rate, which axolotl asks for.
-    own = {"datasets": [{"path": "x", "type": "alpaca"}], "learning_rate": 1e-4, "output_dir": "out"}
+    own = {"datasets": [{"path": "x", "type": "alpaca"}], "output_dir": "out"}
     config = AxolotlInputConfig(**{**text, **own})
     same("sequence", config.sequence_len, plan["seq_len"])
     same("micro-batch", config.micro_batch_size, plan["micro_batch"])
@@ -292,7 +291,7 @@ def trainer(folder, plan):
     # It asks the GPU whether it has bf16.
     training_args.is_torch_bf16_gpu_available = lambda: True
     text = json.loads((folder / "training_args.json").read_text())
-    own = {"model_name_or_path", "tokenizer_name", "dataset_name", "block_size"}
+    own = {"model_name_or_path", "dtype", "tokenizer_name", "dataset_name", "block_size"}
     same("block_size", text["block_size"], plan["seq_len"])
     given = {key: value for key, value in text.items() if key not in own}
     given |= {"use_cpu": False, "output_dir": "/tmp/frameworks-trainer", "report_to": "none"}

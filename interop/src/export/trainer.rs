@@ -1,7 +1,7 @@
 //! Export to Hugging Face's Trainer, with FSDP2 or DeepSpeed, and to LLaMA-Factory, which drives it with DeepSpeed: the
 //! arguments of a training script such as transformers' `run_clm.py`.
 
-use catalog::{Offload, Precision, Zero};
+use catalog::{Precision, Zero};
 
 use super::adapters;
 use super::documents;
@@ -39,12 +39,6 @@ pub(crate) fn transformers(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     hf::refuse(job, limits);
     replicas_and_shards(job, "accelerate takes it", limits);
     let d = job.decisions;
-    limits.refuse(
-        d.offload.is_some(),
-        format!("offload={}", d.offload.map_or(String::new(), Offload::name)),
-        "the Trainer's arguments for FSDP2 have no switch for it; accelerate takes it",
-        Some(("offload", Offload::NONE.to_owned())),
-    );
     let mut root = script_arguments(job, limits);
     trainer_arguments(job, &mut root, limits);
     let full = d.recompute == Recompute::Full;
@@ -55,6 +49,9 @@ pub(crate) fn transformers(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
         root.set("fsdp_config.auto_wrap_policy", "TRANSFORMER_BASED_WRAP");
         root.set("fsdp_config.activation_checkpointing", full);
         root.set("fsdp_config.state_dict_type", "SHARDED_STATE_DICT");
+        if d.offload.is_some() {
+            root.set("fsdp_config.cpu_offload", true);
+        }
     } else {
         root.set("gradient_checkpointing", full);
     }
@@ -150,6 +147,8 @@ fn script_arguments(job: &Job<'_>, limits: &mut Limits) -> Node {
     let model = "the model's hub name, or a folder with its config.json";
     let model = limits.input(&job.inputs, Input::HfId, model);
     root.set("model_name_or_path", model);
+    // Without it the weights have the type that the hub has them in, and autocast alone makes no 32-bit ones.
+    root.set("dtype", "float32");
     // Without one, the model's own is used.
     if let Some(tokenizer) = job.inputs.tokenizer {
         root.set("tokenizer_name", tokenizer);

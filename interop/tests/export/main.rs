@@ -308,6 +308,7 @@ fn each_target_takes_the_plans_it_is_made_for() {
                 DeepSpeed,
                 Accelerate,
                 Axolotl,
+                Transformers,
             ],
         ),
         ("llama3-8b", "cp=4,cp_kind=all_to_all,zero=3", &[DeepSpeed]),

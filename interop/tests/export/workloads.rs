@@ -86,6 +86,92 @@ fn documents_are_written_or_refused() {
     }
 }
 
+/// What the files, notes or refusals of Hugging Face's systems say of types.
+#[test]
+fn types_are_those_that_the_systems_can_run() {
+    use Dialect::{Accelerate, Axolotl, DeepSpeed, Transformers};
+    for (name, strategy, precision, dialect, want) in [
+        (
+            "llama3-8b",
+            "zero=3,optim_states=8bit_moments",
+            Precision::Bf16,
+            Axolotl,
+            "adamw_torch_8bit",
+        ),
+        (
+            "llama3-8b",
+            "zero=3,optim_states=8bit_moments",
+            Precision::Bf16,
+            Transformers,
+            "adamw_torch_8bit",
+        ),
+        (
+            "llama3-8b",
+            "zero=0,optim_states=8bit_moments",
+            Precision::Bf16,
+            Transformers,
+            "adamw_bnb_8bit",
+        ),
+        (
+            "llama3-8b",
+            "zero=0",
+            Precision::Bf16,
+            Transformers,
+            "\"dtype\": \"float32\"",
+        ),
+        (
+            "llama3-8b",
+            "zero=3",
+            Precision::Bf16,
+            Axolotl,
+            "held in bf16",
+        ),
+        (
+            "llama3-8b",
+            "zero=3",
+            Precision::Fp16,
+            Axolotl,
+            "precision fp16",
+        ),
+        (
+            "llama3-8b",
+            "zero=0",
+            Precision::Bf16,
+            DeepSpeed,
+            "the prediction counted 32 bits",
+        ),
+        (
+            "llama3-8b",
+            "zero=0,grad_dtype=fp32/bf16",
+            Precision::Bf16,
+            DeepSpeed,
+            "nearest: grad_dtype=bf16",
+        ),
+        (
+            "gpt-oss-20b",
+            "zero=3",
+            Precision::Bf16,
+            Axolotl,
+            "dequantize: true",
+        ),
+        (
+            "gpt-oss-20b",
+            "zero=3",
+            Precision::Bf16,
+            Accelerate,
+            "Mxfp4Config(dequantize=True)",
+        ),
+    ] {
+        let (model, workload) = scene(name, 8, precision);
+        let plan = parse(strategy, &model, &workload).expect("a plan");
+        let said = match exported(&plan, &model, &workload, dialect, None) {
+            Ok(exported) => exported.files[0].text.clone() + &exported.notes.join("\n"),
+            Err(error) => error.to_string(),
+        };
+        assert!(said.contains(want), "{} {strategy}: {said}", dialect.name());
+    }
+}
+
 /// Hybrid models go to systems whose files only name the model, on whole layers; the others refuse them by name.
 #[test]
 fn hybrids_are_named_or_refused() {
