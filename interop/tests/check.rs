@@ -67,6 +67,7 @@ fn wrong_keys_values_and_contradictions_are_found() {
     acc.yaml:4: `num_processes`: 8 is not the product of the parallel sizes, 4
     acc.yaml:7: `fsdp_config.fsdp_reshard_after_fwd`: unknown to accelerate@1.15; did you mean `fsdp_config.fsdp_reshard_after_forward`?
     acc.yaml:8: warning: `fsdp_config.fsdp_use_orig_params`: is of FSDP1; with fsdp_version 2 it is dropped
+    axolotl.yaml: `learning_rate`: is missing, and has no default
     axolotl.yaml:3: `gradient_checkpoint`: unknown to axolotl@0.19; did you mean `gradient_checkpointing`?
     axolotl.yaml:4: `dp_shard_size`: needs fsdp_config
     nano.yaml:3: `parallelism.tp`: 3 does not divide the 32 attention heads

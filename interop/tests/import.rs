@@ -130,7 +130,7 @@ fn python_is_read_as_python_does() {
 
 #[test]
 fn keys_that_a_system_drops_are_warnings_unless_misspelt() {
-    let yaml = "base_model: meta-llama/Llama-3.1-8B\nsequence_len: 2048\nmicro_batch_siz: 2\nold_setting_of_ours: 1\n";
+    let yaml = "base_model: meta-llama/Llama-3.1-8B\nsequence_len: 2048\nlearning_rate: 1e-5\nmicro_batch_siz: 2\nold_setting_of_ours: 1\n";
     let findings = check(&read("a.yaml", yaml), None).expect("schema");
     let found: Vec<(&str, Severity)> = findings
         .iter()

@@ -2,6 +2,8 @@
 //! sharding. Every row is a setting that people write, with what must come of it.
 
 use catalog::{Precision, Zero};
+use interop::check::check;
+use interop::export::Dialect;
 use interop::import::{Document, Given, ImportError, Imported, import};
 use plans::Recompute;
 
@@ -405,5 +407,78 @@ fn strategies_of_fsdp_are_read() {
     assert!(
         refused.to_string().contains("is not FULL_SHARD"),
         "{refused}"
+    );
+}
+
+/// What stops a system when it starts, or in its first step.
+#[test]
+fn what_ends_a_run_is_found() {
+    let deepspeed = |more: &str| {
+        format!("{{\"train_batch_size\": 8, \"bf16\": {{\"enabled\": true}}, {more}}}")
+    };
+    let held = "\"data_types\": {\"grad_accum_dtype\": \"fp32\"}";
+    let axolotl = |more: &str| format!("base_model: x\nlearning_rate: 1e-5\n{more}\n");
+    let packed = "fsdp_config: {fsdp_version: 2}\ncontext_parallel_size: 2\nmicro_batch_size: 1\n\
+                  attn_implementation: flash_attention_2\nring_attn_func";
+    let trainer = |more: &str| format!("{{\"per_device_train_batch_size\": 1, {more}}}");
+    let fsdp = "\"fsdp\": true, \"optim\": \"adamw";
+    for (text, want) in [
+        (
+            deepspeed(held),
+            Some("must be bf16 at zero_optimization.stage 0"),
+        ),
+        (
+            deepspeed(&format!("\"zero_optimization\": {{\"stage\": 1}}, {held}")),
+            None,
+        ),
+        (
+            deepspeed("\"communication_data_type\": \"bfp16\""),
+            Some("did you mean `bf16`"),
+        ),
+        (axolotl("optimizer: adamw_bnb_8bit"), None),
+        (
+            axolotl(
+                "optimizer: adamw_bnb_8bit\nfsdp_version: 2\nfsdp_config: {offload_params: false}",
+            ),
+            Some("use adamw_torch_8bit"),
+        ),
+        (
+            axolotl(&format!("{packed}: varlen_llama3")),
+            Some("use batch_ring"),
+        ),
+        (axolotl(&format!("{packed}: batch_ring")), None),
+        (
+            axolotl(&format!("{packed}: batch_ring\nsample_packing: true")),
+            Some("use varlen_llama3"),
+        ),
+        (
+            trainer(&format!("{fsdp}_bnb_8bit\"")),
+            Some("use adamw_torch_8bit"),
+        ),
+        (trainer(&format!("{fsdp}_torch_8bit\"")), None),
+    ] {
+        let name = if text.starts_with('{') {
+            "a.json"
+        } else {
+            "a.yaml"
+        };
+        let document = Document::read(&text, name, None, &|_| None).expect("well-formed");
+        let found = check(&document, None).expect("schema");
+        let found: Vec<String> = found.iter().map(ToString::to_string).collect();
+        let found = found.join("\n");
+        match want {
+            Some(want) => assert!(found.contains(want), "{text}: {found}"),
+            None => assert_eq!(found, "", "{text}"),
+        }
+    }
+}
+
+#[test]
+fn an_empty_file_is_an_error() {
+    let empty = Document::read("", "a.yaml", Some(Dialect::Axolotl), &|_| None);
+    let found = check(&empty.expect("no keys"), None).expect("schema");
+    assert_eq!(
+        found.first().map(ToString::to_string).as_deref(),
+        Some("a.yaml: `axolotl@0.19`: the file is empty; a configuration is expected")
     );
 }

@@ -24,6 +24,16 @@ pub fn check(
     let schema = Schema::of(document.dialect)?;
     let mut findings = Vec::new();
     let root = &document.root;
+    if root.entries().is_empty() {
+        findings.push(Finding {
+            severity: Severity::Error,
+            path: document.path.clone(),
+            line: 0,
+            key: document.dialect.name(),
+            message: "the file is empty; a configuration is expected".to_owned(),
+        });
+        return Ok(findings);
+    }
     if document.dialect == Dialect::MegatronLm {
         for (key, node) in root.entries() {
             value(document, schema, key, node, &mut findings);

@@ -13,6 +13,21 @@ pub(super) fn deepspeed(r: &mut Rules<'_>) {
     r.require(!both, "fp16.enabled", "cannot stand beside bf16.enabled");
     let stage = "zero_optimization.stage";
     let level = r.size(stage).unwrap_or(0);
+    let held = "data_types.grad_accum_dtype";
+    if let Some(own) = ["bf16", "fp16"]
+        .into_iter()
+        .find(|own| r.on(&format!("{own}.enabled")))
+    {
+        // runtime/engine.py, `_do_optimizer_sanity_check`.
+        let fits = level > 0 || r.text(held).is_none_or(|name| name == own);
+        r.require(
+            fits,
+            held,
+            format!(
+                "must be {own} at {stage} 0: without ZeRO, gradients have the type of the weights"
+            ),
+        );
+    }
     let parameters = "zero_optimization.offload_param";
     r.require(
         !r.has(parameters) || level == 3,
@@ -93,22 +108,7 @@ pub(super) fn accelerate(r: &mut Rules<'_>) {
 }
 
 pub(super) fn axolotl(r: &mut Rules<'_>) {
-    let cp = r.size_or_one("context_parallel_size");
-    let chosen = r.text("attn_implementation");
-    let flash = r.on("flash_attention") || chosen.is_some_and(|a| a.contains("flash_attention_2"));
-    let key = "context_parallel_size";
-    r.require(
-        cp == 1 || flash,
-        key,
-        "ring attention needs attn_implementation: flash_attention_2",
-    );
-    let packed = cp > 1 && r.on("sample_packing");
-    let single = r.size("micro_batch_size").is_none_or(|n| n == 1);
-    r.require(
-        !packed || single,
-        "micro_batch_size",
-        "must be 1 with sample_packing and context_parallel_size",
-    );
+    context_parallelism(r);
     let both = r.has("fsdp_config") && r.has("deepspeed");
     r.require(!both, "deepspeed", "cannot stand beside fsdp_config");
     let ep = r.size_or_one("expert_parallel_size");
@@ -131,13 +131,55 @@ pub(super) fn axolotl(r: &mut Rules<'_>) {
         "dp_shard_size",
         "needs fsdp_config",
     );
-    r.require(
-        cp == 1 || r.has("fsdp_config") || r.has("deepspeed"),
-        "context_parallel_size",
-        "needs fsdp_config or deepspeed",
-    );
     let half = r.on("bf16") && r.on("fp16");
     r.require(!half, "fp16", "cannot stand beside bf16");
+    let rate = "learning_rate";
+    r.require(r.has(rate), rate, "is missing, and has no default");
+    let version = ["fsdp_version", "fsdp_config.fsdp_version"];
+    let second = version.iter().any(|key| r.size(key) == Some(2));
+    eight_bit_moments(r, "optimizer", second && r.has("fsdp_config"));
+}
+
+fn context_parallelism(r: &mut Rules<'_>) {
+    let cp = r.size_or_one("context_parallel_size");
+    let chosen = r.text("attn_implementation");
+    let flash = r.on("flash_attention") || chosen.is_some_and(|a| a.contains("flash_attention_2"));
+    let key = "context_parallel_size";
+    r.require(
+        cp == 1 || flash,
+        key,
+        "ring attention needs attn_implementation: flash_attention_2",
+    );
+    let packed = cp > 1 && r.on("sample_packing");
+    // monkeypatch/ring_attn/patch.py: the one reads where packed documents begin, the other knows nothing of them.
+    let (own, other) = match packed {
+        true => ("varlen_llama3", "batch_ring"),
+        false => ("batch_ring", "varlen_llama3"),
+    };
+    let ring = "ring_attn_func";
+    r.require(
+        cp == 1 || r.text(ring) != Some(other),
+        ring,
+        format!("{other} is wrong with sample_packing {packed}; use {own}"),
+    );
+    let single = r.size("micro_batch_size").is_none_or(|n| n == 1);
+    r.require(
+        !packed || single,
+        "micro_batch_size",
+        "must be 1 with sample_packing and context_parallel_size",
+    );
+    r.require(
+        cp == 1 || r.has("fsdp_config") || r.has("deepspeed"),
+        key,
+        "needs fsdp_config or deepspeed",
+    );
+}
+
+/// FSDP2 makes parameters DTensors, which the kernels of bitsandbytes do not take (axolotl, utils/schemas/validation.py).
+fn eight_bit_moments(r: &mut Rules<'_>, key: &str, fsdp2: bool) {
+    let names = ["adamw_8bit", "adamw_bnb_8bit"];
+    let fits = !fsdp2 || r.text(key).is_none_or(|name| !names.contains(&name));
+    r.require(fits, key, "does not run under FSDP2; use adamw_torch_8bit");
 }
 
 pub(super) fn trainer(r: &mut Rules<'_>) {
@@ -155,6 +197,8 @@ pub(super) fn trainer(r: &mut Rules<'_>) {
         "fsdp_config",
         "has no effect without fsdp",
     );
+    let first = ["version", "fsdp_version"].map(|key| r.size(&format!("fsdp_config.{key}")));
+    eight_bit_moments(r, "optim", fsdp && !first.contains(&Some(1)));
     // The Trainer stops where its own value and DeepSpeed's differ; `auto` takes its own.
     for (own, engine) in [
         (
