@@ -77,11 +77,11 @@ fn wrong_keys_values_and_contradictions_are_found() {
     bridge.py:7: `dataset.seq_length`: 8192 is not model.seq_length 4096
     run.sh:2: `--tensor-model-paralel-size`: unknown to megatron-lm@0.20; did you mean `--tensor-model-parallel-size`?
     run.sh:3: `--num-layers`: `ten` where a whole number is expected
-    run.sh:4: warning: `--sequence-parallel`: has no effect without --tensor-model-parallel-size of at least 2; Megatron-LM switches it off
-    run.sh:4: `--overlap-param-gather`: needs --use-distributed-optimizer or --use-megatron-fsdp
-    run.sh:4: `--overlap-param-gather`: needs --overlap-grad-reduce
+    run.sh:4: warning: `--sequence-parallel`: has no effect without --tensor-model-parallel-size above 1 (arguments.py:1433)
+    run.sh:4: `--overlap-param-gather`: needs --use-distributed-optimizer or --use-megatron-fsdp (arguments.py:1025)
+    run.sh:4: `--overlap-param-gather`: needs --overlap-grad-reduce (arguments.py:1028)
     run.sh:5: `--bf16`: `1` where no value is expected
-    run.sh:5: `--pipeline-model-parallel-layout`: cannot stand beside --num-layers-per-virtual-pipeline-stage; one of them says the stages
+    run.sh:5: `--pipeline-model-parallel-layout`: cannot stand beside --num-layers-per-virtual-pipeline-stage (arguments.py:928)
     run.sh:5: `--num-layers-per-virtual-pipeline-stage`: needs --pipeline-model-parallel-size of at least 2
     ");
 }

@@ -173,7 +173,7 @@ pub(crate) fn decisions(job: &Job<'_>, limits: &mut Limits) -> Vec<(&'static str
         parallel.push(Flag::value("--cp-comm-type", context(*cp_kind)));
     }
     parallel.extend(experts(job, *ep, *etp, limits));
-    order(job.decisions, *axis_order, limits, &mut parallel);
+    order(job, *axis_order, limits, &mut parallel);
     if *pp > 1 {
         pipeline(job, *schedule, (*pp, *vpp), stages, limits, &mut parallel);
     }
@@ -225,18 +225,21 @@ fn experts(job: &Job<'_>, ep: u64, etp: u64, limits: &mut Limits) -> Vec<Flag> {
     flags
 }
 
-fn order(d: &Decisions, order: AxisOrder, limits: &mut Limits, flags: &mut Vec<Flag>) {
+fn order(job: &Job<'_>, order: AxisOrder, limits: &mut Limits, flags: &mut Vec<Flag>) {
+    let d = job.decisions;
     if d.pp == 1 || d.dp() == 1 || order == AxisOrder::TP_CP_DP_PP {
         return;
     }
-    if order == AxisOrder::TP_CP_PP_DP && matches!(d.zero, Zero::Z0 | Zero::Z1) {
+    let of_experts = job.model.moe.map_or(d.tp, |_| d.etp * d.ep);
+    let alike = of_experts == d.tp * d.cp;
+    if order == AxisOrder::TP_CP_PP_DP && matches!(d.zero, Zero::Z0 | Zero::Z1) && alike {
         flags.push(Flag::switch("--use-tp-pp-dp-mapping"));
         return;
     }
     limits.refuse(
         true,
         format!("order={}", order_name(order)),
-        "ranks are laid out tp-cp-ep-dp-pp or, with --use-tp-pp-dp-mapping and without Megatron-FSDP, tp-cp-ep-pp-dp",
+        "ranks are laid out tp-cp-ep-dp-pp or, with --use-tp-pp-dp-mapping, without Megatron-FSDP and with experts replicated as often as attention (etp·ep = tp·cp), tp-cp-ep-pp-dp",
         Some(("order", order_name(AxisOrder::TP_CP_DP_PP))),
     );
 }

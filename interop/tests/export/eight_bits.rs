@@ -93,15 +93,16 @@ fn weights_are_held_as_the_prediction_counts_them() {
 #[test]
 fn weights_in_eight_bits_have_their_conditions() {
     let sharded = "--fp8-param-gather --use-distributed-optimizer";
+    let offloaded = format!("{sharded} --optimizer-cpu-offload --use-precision-aware-optimizer");
     let rows = [
         (
             "--fp8-param-gather".to_owned(),
-            Some("needs --use-distributed-optimizer or FSDP"),
+            Some("needs --use-distributed-optimizer or --use-torch-fsdp2"),
         ),
         (sharded.to_owned(), None),
-        (format!("{sharded} --optimizer-cpu-offload"), None),
+        (offloaded.clone(), None),
         (
-            format!("{sharded} --optimizer-cpu-offload --fp8-recipe tensorwise"),
+            format!("{offloaded} --fp8-recipe tensorwise"),
             Some("needs --fp8-recipe delayed"),
         ),
     ];

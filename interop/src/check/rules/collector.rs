@@ -36,24 +36,27 @@ impl Rules<'_> {
 
     /// Reports an error for a key unless the condition holds.
     pub(super) fn require(&mut self, holds: bool, key: &str, message: impl Into<String>) {
-        self.find(holds, Severity::Error, key, message.into());
+        if !holds {
+            self.find(Severity::Error, key, message.into());
+        }
     }
 
     /// Reports a warning for a key unless the condition holds.
     pub(super) fn advise(&mut self, holds: bool, key: &str, message: impl Into<String>) {
-        self.find(holds, Severity::Warning, key, message.into());
+        if !holds {
+            self.find(Severity::Warning, key, message.into());
+        }
     }
 
-    fn find(&mut self, holds: bool, severity: Severity, key: &str, message: String) {
-        if !holds {
-            self.findings.push(Finding {
-                severity,
-                path: self.doc.path.clone(),
-                line: self.doc.find(key).map_or(0, |node| node.line),
-                key: key.to_owned(),
-                message,
-            });
-        }
+    /// Reports a problem of a key.
+    pub(super) fn find(&mut self, severity: Severity, key: &str, message: String) {
+        self.findings.push(Finding {
+            severity,
+            path: self.doc.path.clone(),
+            line: self.doc.find(key).map_or(0, |node| node.line),
+            key: key.to_owned(),
+            message,
+        });
     }
 }
 

@@ -1,268 +1,249 @@
-//! Rules of Megatron-LM (`validate_args` of `megatron/training/arguments.py`) and Megatron Bridge.
+//! Rules of Megatron-LM between sizes, with the line of code that checks them where users will want to see it, and rules of
+//! Megatron Bridge.
 
 use catalog::model::ModelConfig;
 
 use super::collector::{Rules, times};
+use super::megatron_options::options;
 use crate::config::Node;
-use crate::export::core_precision::RECIPE;
-use crate::export::megatron::OFFLOAD;
 
 const TP: &str = "--tensor-model-parallel-size";
 const PP: &str = "--pipeline-model-parallel-size";
-const SP: &str = "--sequence-parallel";
+const EP: &str = "--expert-model-parallel-size";
 const LAYOUT: &str = "--pipeline-model-parallel-layout";
+const LAYERS_PER_STAGE: &str = "--num-layers-per-virtual-pipeline-stage";
+const STAGES_PER_RANK: &str = "--num-virtual-stages-per-pipeline-rank";
+
+/// Degrees of parallelism, 1 where the file has none.
+struct Degrees {
+    tp: u64,
+    pp: u64,
+    cp: u64,
+    ep: u64,
+    etp: u64,
+}
 
 pub(super) fn megatron(r: &mut Rules<'_>, model: Option<&ModelConfig>) {
-    let (t, p) = (r.size_or_one(TP), r.size_or_one(PP));
-    let c = r.size_or_one("--context-parallel-size");
-    sequence_parallel(r, t);
-    let interleaved = virtual_stages(r, p);
-    overlap(r);
-    let experts = r.has("--num-experts");
-    let used = |r: &Rules<'_>, key: &str| r.size(key).is_some_and(|n| n > 1);
-    let parallel = "--expert-model-parallel-size";
-    let needs = "needs a model with --num-experts";
-    r.require(!used(r, parallel) || experts, parallel, needs);
-    let split = "--expert-tensor-parallel-size";
-    let nothing = "has no effect without --num-experts";
-    r.advise(!used(r, split) || experts, split, nothing);
-    recomputation(r);
-    eight_bits(r);
-    fsdp(r, p);
-    heads(r, t, model);
-    layers(r, p, interleaved, model);
-    if r.on("--no-overlap-p2p-communication") && p == 2 && interleaved {
-        r.require(
-            false,
-            "--no-overlap-p2p-communication",
-            "interleaving over 2 ranks needs overlapped sends and receives",
-        );
-    }
-    sequence(r, c);
-    let both = r.on("--bf16") && r.on("--fp16");
-    r.require(!both, "--fp16", "cannot stand beside --bf16");
-    r.require(
-        !r.has("--fp8-format") || !r.has("--fp4-format"),
-        "--fp4-format",
-        "cannot stand beside --fp8-format",
-    );
-    batch_of_megatron(r, times(&[t, p, c]));
-}
-
-fn sequence_parallel(r: &mut Rules<'_>, tp: u64) {
-    r.advise(
-        !r.on(SP) || tp > 1,
-        SP,
-        format!("has no effect without {TP} of at least 2; Megatron-LM switches it off"),
-    );
-    r.require(
-        !r.has("--num-experts") || tp == 1 || r.on(SP),
-        TP,
-        format!("experts with tensor parallelism need {SP}"),
-    );
-}
-
-/// Whether the file sets virtual stages; reports if more than one option does.
-fn virtual_stages(r: &mut Rules<'_>, pp: u64) -> bool {
-    let stating = [
-        "--num-layers-per-virtual-pipeline-stage",
-        "--num-virtual-stages-per-pipeline-rank",
-        LAYOUT,
-    ];
-    let given: Vec<&str> = stating.into_iter().filter(|k| r.has(k)).collect();
-    let [first, rest @ ..] = given.as_slice() else {
-        return false;
+    let tp = r.size_or_one(TP);
+    let d = Degrees {
+        tp,
+        pp: r.size_or_one(PP),
+        cp: r.size_or_one("--context-parallel-size"),
+        ep: r.size_or_one(EP),
+        etp: r.size("--expert-tensor-parallel-size").unwrap_or(tp).max(1),
     };
-    for key in rest {
-        r.require(
-            false,
-            key,
-            format!("cannot stand beside {first}; one of them says the stages"),
-        );
+    options(r);
+    heads(r, &d, model);
+    experts(r, &d);
+    let layers = r.size("--num-layers").or(model.map(|m| m.layers));
+    let vpp = virtual_stages(r, d.pp, layers);
+    if let Some(layers) = layers {
+        stages(r, d.pp, vpp, layers);
     }
-    r.require(pp > 1, first, format!("needs {PP} of at least 2"));
-    true
+    sequence(r, d.cp);
+    batch(r, &d, vpp != Some(1));
 }
 
-fn overlap(r: &mut Rules<'_>) {
-    let gather = "--overlap-param-gather";
-    if r.on(gather) {
-        let sharded = r.on("--use-distributed-optimizer") || r.on("--use-megatron-fsdp");
-        r.require(
-            sharded,
-            gather,
-            "needs --use-distributed-optimizer or --use-megatron-fsdp",
-        );
-        r.require(
-            r.on("--overlap-grad-reduce"),
-            gather,
-            "needs --overlap-grad-reduce",
-        );
-    }
-    let tensor = "--tp-comm-overlap";
-    r.require(!r.on(tensor) || r.on(SP), tensor, format!("needs {SP}"));
-}
-
-/// Checks that layers divide evenly over pipeline stages, unless virtual stages, a layout, a hybrid pattern or options
-/// for uneven first and last stages are given; checks the layout.
-fn layers(r: &mut Rules<'_>, pp: u64, interleaved: bool, model: Option<&ModelConfig>) {
-    let Some(layers) = r.size("--num-layers").or(model.map(|m| m.layers)) else {
-        return;
+/// Number of stages on a rank, `None` if an option for several does not say how many.
+fn virtual_stages(r: &mut Rules<'_>, pp: u64, layers: Option<u64>) -> Option<u64> {
+    let given = [LAYERS_PER_STAGE, STAGES_PER_RANK, LAYOUT];
+    let key = given.into_iter().find(|key| r.has(key));
+    let vpp = match (key, layers, key.and_then(|key| r.size(key))) {
+        (None, ..) => Some(1),
+        (Some(STAGES_PER_RANK), _, stages) => stages,
+        (Some(LAYERS_PER_STAGE), Some(layers), Some(each)) => {
+            let of_rank = (layers + ends(r)) / pp;
+            let fits = each > 0 && of_rank.is_multiple_of(each);
+            let message =
+                format!("{each} does not divide the {of_rank} layers of a rank (arguments.py:972)");
+            r.require(fits, LAYERS_PER_STAGE, message);
+            fits.then(|| of_rank / each)
+        }
+        _ => {
+            let layout = r.text(LAYOUT).and_then(crate::import::parse_layout);
+            layout.map(|stages| stages.len() as u64 / pp)
+        }
     };
-    let even = !interleaved
-        && !r.has("--decoder-first-pipeline-num-layers")
-        && !r.has("--decoder-last-pipeline-num-layers")
-        && !r.on("--account-for-embedding-in-pipeline-split")
-        && !r.on("--account-for-loss-in-pipeline-split")
-        && !r.has("--hybrid-layer-pattern");
-    r.require(
-        !even || layers.is_multiple_of(pp),
-        PP,
-        format!("{layers} layers do not divide into {pp} stages; give {LAYOUT}"),
+    if let Some(key) = key {
+        r.require(pp > 1, key, format!("needs {PP} of at least 2"));
+    }
+    let overlapped = "--overlap-moe-expert-parallel-comm";
+    let message = format!(
+        "with {pp} pipeline stages needs several on a rank, as {STAGES_PER_RANK} makes (transformer_config.py:3007)"
     );
+    r.require(
+        pp == 1 || vpp != Some(1) || !r.on(overlapped),
+        overlapped,
+        message,
+    );
+    let waits = "--no-overlap-p2p-communication";
+    r.require(
+        pp != 2 || vpp == Some(1) || !r.on(waits),
+        waits,
+        "interleaving over 2 ranks needs overlapped sends and receives (arguments.py:1006)",
+    );
+    vpp
+}
+
+/// How many layers the embedding and the loss count as.
+fn ends(r: &Rules<'_>) -> u64 {
+    let count = |end: &str| u64::from(r.on(&format!("--account-for-{end}-in-pipeline-split")));
+    count("embedding") + count("loss")
+}
+
+/// Checks that layers divide evenly over stages, unless a layout or a hybrid pattern places them.
+fn stages(r: &mut Rules<'_>, pp: u64, vpp: Option<u64>, layers: u64) {
+    let kept = "--cpu-offloading-num-layers";
+    let fewer = r.size(kept).is_none_or(|n| n < layers);
+    let message = format!("has to be below the {layers} layers (transformer_config.py:1884)");
+    r.require(fewer, kept, message);
     if let Some(layout) = r.text(LAYOUT).map(str::to_owned) {
-        layout_rules(r, &layout, layers, pp);
+        return layout_rules(r, &layout, layers, pp);
+    }
+    if r.has("--hybrid-layer-pattern") {
+        return;
+    }
+    let own = ["first", "last"].map(|end| r.size(&format!("--decoder-{end}-pipeline-num-layers")));
+    let own: Vec<u64> = own.into_iter().flatten().collect();
+    if !own.is_empty() && ends(r) > 0 {
+        return;
+    }
+    let held = own
+        .iter()
+        .fold(0, |sum: u64, size| sum.saturating_add(*size));
+    let ranks = pp.saturating_sub(own.len() as u64);
+    let rest = (layers + ends(r)).saturating_sub(held);
+    let fits = match ranks {
+        0 => held == layers,
+        ranks => rest > 0 && rest.is_multiple_of(ranks),
+    };
+    let counted = match (own.is_empty(), rest == layers) {
+        (false, _) => " beside those of the first and last stage",
+        (true, false) => " with the embedding and the loss counted as layers",
+        (true, true) => "",
+    };
+    let message =
+        format!("{rest} layers{counted} do not divide into {ranks} stages; give {LAYOUT}");
+    r.require(fits, PP, message);
+    let mut parts = own.into_iter().chain(rest.checked_div(ranks));
+    if let Some(vpp) = vpp.filter(|_| fits && r.has(STAGES_PER_RANK))
+        && let Some(of_rank) = parts.find(|of_rank| of_rank % vpp.max(1) != 0)
+    {
+        let message = format!("{vpp} does not divide the {of_rank} layers of a rank");
+        r.require(false, STAGES_PER_RANK, message);
     }
 }
 
 fn sequence(r: &mut Rules<'_>, cp: u64) {
     let key = "--seq-length";
+    let sizes = "--hierarchical-context-parallel-sizes";
+    if let Some(list) = r.doc.find(sizes).and_then(Node::list) {
+        let list = list.iter().map(|node| u64::try_from(node.int()?).ok());
+        let list: Option<Vec<u64>> = list.collect();
+        let message = format!("do not multiply to --context-parallel-size {cp} (arguments.py:582)");
+        r.require(list.is_none_or(|list| times(&list) == cp), sizes, message);
+    }
     let Some(sequence) = r.size(key) else { return };
     let parts = times(&[2, cp]);
     r.require(
         cp <= 1 || sequence.is_multiple_of(parts),
         key,
-        format!("{sequence} is not a multiple of 2·cp = {parts}"),
+        format!("{sequence} is not a multiple of 2·cp = {parts} (arguments.py:1336)"),
     );
     if let Some(most) = r.size("--max-position-embeddings") {
-        r.require(
-            sequence <= most,
-            key,
-            format!("{sequence} is above --max-position-embeddings {most}"),
-        );
+        let message =
+            format!("{sequence} is above --max-position-embeddings {most} (arguments.py:1354)");
+        r.require(sequence <= most, key, message);
     }
 }
 
-fn batch_of_megatron(r: &mut Rules<'_>, model_parallel: u64) {
+fn batch(r: &mut Rules<'_>, d: &Degrees, interleaved: bool) {
     let (micro, global) = (r.size("--micro-batch-size"), r.size("--global-batch-size"));
     let Some(gpus) = r.doc.launch.gpus else {
         return;
     };
+    let model = times(&[d.tp, d.pp, d.cp]);
     r.require(
-        gpus.is_multiple_of(model_parallel),
+        gpus.is_multiple_of(model),
         TP,
-        format!("tp·pp·cp = {model_parallel} does not divide the {gpus} GPUs"),
+        format!("tp·pp·cp = {model} does not divide the {gpus} GPUs"),
     );
-    if let (Some(micro), Some(global)) = (micro, global) {
-        let each = times(&[micro, (gpus / model_parallel).max(1)]);
-        r.require(
-            each > 0 && global.is_multiple_of(each),
-            "--global-batch-size",
-            format!("{global} is not a multiple of micro-batch · dp = {each}"),
-        );
+    let (Some(micro), Some(global)) = (micro, global) else {
+        return;
+    };
+    let key = "--global-batch-size";
+    let each = times(&[micro, (gpus / model).max(1)]);
+    if each == 0 || !global.is_multiple_of(each) {
+        let message = format!("{global} is not a multiple of micro-batch · dp = {each}");
+        return r.require(false, key, message);
     }
+    // Micro-batches run in groups, of as many as there are stages unless the file says otherwise.
+    let (count, pp) = (global / each, d.pp);
+    let group = r.size("--microbatch-group-size-per-virtual-pipeline-stage");
+    let group = group.unwrap_or(pp).max(1);
+    let fits = (pp..=count).contains(&group) && (count % group == 0 || count % group >= pp);
+    let message = format!(
+        "makes {count} micro-batches, which interleaving over {pp} stages cannot run in groups of {group} (schedules.py:1161)"
+    );
+    r.require(!interleaved || pp == 1 || fits, key, message);
 }
 
-fn recomputation(r: &mut Rules<'_>) {
-    let (granularity, method) = ("--recompute-granularity", "--recompute-method");
-    let full = r.text(granularity) == Some("full");
+fn heads(r: &mut Rules<'_>, d: &Degrees, model: Option<&ModelConfig>) {
+    let of_model = |size: fn(&ModelConfig) -> u64| model.map(size);
+    let heads = r.size("--num-attention-heads");
+    let Some(heads) = heads.or(of_model(|m| m.attention.heads)) else {
+        return;
+    };
+    let (tp, cp) = (d.tp, d.cp);
     r.require(
-        !r.has(method) || full,
-        method,
-        "needs --recompute-granularity full",
+        heads.is_multiple_of(tp),
+        TP,
+        format!("{tp} does not divide the {heads} attention heads"),
+    );
+    let key = "--num-query-groups";
+    let groups = r.size(key).filter(|_| r.on("--group-query-attention"));
+    let kv = groups.or(of_model(|m| m.attention.kv_heads()));
+    let kv = kv.unwrap_or(heads).max(1);
+    let message =
+        format!("{kv} and {TP} {tp} do not divide one another (transformer_config.py:1462)");
+    r.require(kv.is_multiple_of(tp) || tp.is_multiple_of(kv), key, message);
+    let comm = "--cp-comm-type";
+    let of_rank = [heads, kv].map(|heads| (heads / tp).max(1));
+    let shared = of_rank.iter().all(|heads| heads.is_multiple_of(cp));
+    let message = format!(
+        "a2a needs a context-parallel size that divides a rank's {} query and {} key heads, which {cp} does not (context_parallel.py of Transformer Engine)",
+        of_rank[0], of_rank[1]
     );
     r.require(
-        !full || r.has(method),
-        granularity,
-        "full needs --recompute-method uniform or block",
-    );
-    r.require(
-        !full || r.has("--recompute-num-layers"),
-        granularity,
-        "full needs --recompute-num-layers",
-    );
-    let modules = "--recompute-modules";
-    let selective = r.text(granularity) == Some("selective") || r.on("--recompute-activations");
-    r.require(
-        !r.has(modules) || selective,
-        modules,
-        "needs --recompute-granularity selective",
-    );
-    let delayed = r.has("--fp8-format") && matches!(r.text(RECIPE), None | Some("delayed"));
-    let again = (r.doc.find(modules).and_then(Node::list)).is_some_and(|list| {
-        let named = list.iter().filter_map(Node::text);
-        named
-            .into_iter()
-            .any(|name| ["layernorm", "moe_act"].contains(&name))
-    });
-    r.require(
-        !(delayed && again),
-        modules,
-        "layernorm and moe_act are not recomputed with --fp8-recipe delayed, the default",
-    );
-}
-
-fn eight_bits(r: &mut Rules<'_>) {
-    let gather = "--fp8-param-gather";
-    let sharded = [
-        "--use-distributed-optimizer",
-        "--use-megatron-fsdp",
-        "--use-torch-fsdp2",
-    ];
-    r.require(
-        !r.on(gather) || sharded.iter().any(|option| r.on(option)),
-        gather,
-        "needs --use-distributed-optimizer or FSDP",
-    );
-    let delayed = matches!(r.text(RECIPE), None | Some("delayed"));
-    r.require(
-        !(r.on(gather) && r.on(OFFLOAD)) || delayed,
-        gather,
-        "needs --fp8-recipe delayed beside --optimizer-cpu-offload",
+        cp == 1 || shared || r.text(comm) != Some("a2a"),
+        comm,
+        message,
     );
 }
 
-fn fsdp(r: &mut Rules<'_>, pp: u64) {
-    let torch = "--use-torch-fsdp2";
-    if r.on(torch) {
-        r.require(pp == 1, torch, "has no pipeline parallelism");
-        let ep = r.size_or_one("--expert-model-parallel-size");
-        r.require(ep == 1, torch, "has no expert parallelism");
-        let untied = r.on("--untie-embeddings-and-output-weights");
-        r.require(untied, torch, "needs --untie-embeddings-and-output-weights");
-    }
-    let megatron = "--use-megatron-fsdp";
-    if r.on(megatron) {
-        let format = r.text("--ckpt-format") == Some("fsdp_dtensor");
-        r.require(format, megatron, "needs --ckpt-format fsdp_dtensor");
-    }
-    let strategy = "--data-parallel-sharding-strategy";
-    r.advise(
-        !r.has(strategy) || r.on(megatron),
-        strategy,
-        format!("has no effect without {megatron}"),
+fn experts(r: &mut Rules<'_>, d: &Degrees) {
+    let ep = d.ep;
+    let ranks = times(&[d.etp, ep, d.pp]);
+    let why = match (r.size("--num-experts"), r.doc.launch.gpus) {
+        (Some(experts), _) if !experts.is_multiple_of(ep) => {
+            format!("{ep} does not divide the {experts} experts (arguments.py:1657)")
+        }
+        (_, Some(gpus)) if r.has(EP) && !gpus.is_multiple_of(ranks) => {
+            format!("etp·ep·pp = {ranks} does not divide the {gpus} GPUs (parallel_state.py:881)")
+        }
+        _ => String::new(),
+    };
+    r.require(why.is_empty(), EP, why);
+    let order = "--use-tp-pp-dp-mapping";
+    let (attention, experts) = (times(&[d.tp, d.cp]), times(&[d.etp, ep]));
+    let message = format!(
+        "with pipeline stages needs experts to be replicated as often as attention: etp·ep = {experts} is not tp·cp = {attention} (parallel_state.py:898)"
     );
-    let instances = "--num-distributed-optimizer-instances";
-    let used = r.size(instances).is_some_and(|n| n > 1);
-    let sharded = r.on("--use-distributed-optimizer") || r.on(megatron);
     r.require(
-        !used || sharded,
-        instances,
-        "needs --use-distributed-optimizer",
+        !r.on(order) || d.pp == 1 || attention == experts,
+        order,
+        message,
     );
-}
-
-fn heads(r: &mut Rules<'_>, tp: u64, model: Option<&ModelConfig>) {
-    let heads = r
-        .size("--num-attention-heads")
-        .or(model.map(|m| m.attention.heads));
-    if let Some(heads) = heads {
-        r.require(
-            heads.is_multiple_of(tp),
-            TP,
-            format!("{tp} does not divide the {heads} attention heads"),
-        );
-    }
 }
 
 fn layout_rules(r: &mut Rules<'_>, layout: &str, layers: u64, pp: u64) {

@@ -3,6 +3,7 @@
 
 mod collector;
 mod megatron;
+mod megatron_options;
 mod others;
 mod torchtitan;
 

@@ -1,0 +1,128 @@
+//! Megatron-LM's own rules.
+
+use interop::check::check;
+use interop::import::Document;
+
+/// A launch script with Llama 3 8B on 64 GPUs in 4 pipeline stages, and these changes: an option, with its value if it has one,
+/// in place of its own or beside the others.
+fn findings(changes: &str) -> String {
+    let mut options: Vec<&str> = "num-layers 32, hidden-size 4096, ffn-hidden-size 14336, num-attention-heads 32, group-query-attention, num-query-groups 8, swiglu, normalization RMSNorm, disable-bias-linear, position-embedding-type rope, max-position-embeddings 8192, seq-length 8192, tensor-model-parallel-size 2, sequence-parallel, pipeline-model-parallel-size 4, micro-batch-size 1, global-batch-size 128, bf16"
+        .split(", ")
+        .collect();
+    for change in changes.split(", ").filter(|change| !change.is_empty()) {
+        let name = change.split(' ').next();
+        options.retain(|option| option.split(' ').next() != name);
+        options.push(change);
+    }
+    let text = format!(
+        "torchrun --nproc_per_node 8 --nnodes 8 pretrain_gpt.py --{}\n",
+        options.join(" --")
+    );
+    let document = Document::read(&text, "a.sh", None, &|_| None).expect("well-formed");
+    let found = check(&document, None).expect("schema");
+    let found: Vec<String> = found.iter().map(ToString::to_string).collect();
+    found.join("\n").replace("a.sh:1: ", "")
+}
+
+#[test]
+fn what_megatron_rejects_is_found() {
+    let cases = [
+        "num-experts 8, expert-model-parallel-size 16",
+        "num-experts 8, expert-model-parallel-size 8, expert-tensor-parallel-size 1, moe-token-dispatcher-type alltoall, overlap-moe-expert-parallel-comm",
+        "num-experts 8, expert-model-parallel-size 8, expert-tensor-parallel-size 1, moe-token-dispatcher-type alltoall, overlap-moe-expert-parallel-comm, num-virtual-stages-per-pipeline-rank 2, recompute-granularity full, recompute-method uniform, recompute-num-layers 1",
+        "num-layers-per-virtual-pipeline-stage 3",
+        "num-virtual-stages-per-pipeline-rank 3",
+        "num-layers-per-virtual-pipeline-stage 2, global-batch-size 240",
+        "num-layers-per-virtual-pipeline-stage 2, microbatch-group-size-per-virtual-pipeline-stage 3",
+        "cuda-graph-impl full_iteration",
+        "cuda-graph-impl transformer_engine, recompute-granularity full, recompute-method uniform, recompute-num-layers 1",
+        "cross-entropy-loss-fusion, cross-entropy-fusion-impl te",
+        "optimizer-cpu-offload, use-distributed-optimizer",
+        "main-grads-dtype bf16",
+        "cpu-offloading-num-layers 4",
+        "cpu-offloading-num-layers 32, pipeline-model-parallel-size 1",
+        "context-parallel-size 2, cp-comm-type a2a+p2p",
+        "context-parallel-size 4, cp-comm-type a2a+p2p, hierarchical-context-parallel-sizes 2 4",
+        "context-parallel-size 8, cp-comm-type a2a",
+        "num-query-groups 3",
+        "decoder-first-pipeline-num-layers 8, account-for-loss-in-pipeline-split",
+        "decoder-first-pipeline-num-layers 6",
+        "account-for-loss-in-pipeline-split",
+        "seq-length 16384",
+        "num-experts 8, expert-model-parallel-size 8, expert-tensor-parallel-size 1, use-tp-pp-dp-mapping",
+        "context-parallel-size 2, softmax-type learnable",
+        "context-parallel-size 2, window-size 127,0",
+        "num-experts 8, moe-router-topk 1, expert-tensor-parallel-size 1",
+        "multi-latent-attention, rope-type rope",
+    ];
+    let shown = cases.map(findings).join("\n");
+    insta::assert_snapshot!(shown, @"
+    `--expert-model-parallel-size`: 16 does not divide the 8 experts (arguments.py:1657)
+    `--overlap-moe-expert-parallel-comm`: with 4 pipeline stages needs several on a rank, as --num-virtual-stages-per-pipeline-rank makes (transformer_config.py:3007)
+    `--overlap-moe-expert-parallel-comm`: cannot stand beside --recompute-granularity full (transformer_config.py:3021)
+    `--num-layers-per-virtual-pipeline-stage`: 3 does not divide the 8 layers of a rank (arguments.py:972)
+    `--num-virtual-stages-per-pipeline-rank`: 3 does not divide the 8 layers of a rank
+    `--global-batch-size`: makes 30 micro-batches, which interleaving over 4 stages cannot run in groups of 4 (schedules.py:1161)
+    `--global-batch-size`: makes 16 micro-batches, which interleaving over 4 stages cannot run in groups of 3 (schedules.py:1161)
+    `--cuda-graph-impl`: full_iteration needs --no-check-for-nan-in-loss-and-grad (arguments.py:1235)
+    `--cuda-graph-impl`: transformer_engine cannot stand beside --recompute-granularity full (transformer_config.py:2856)
+    `--cross-entropy-loss-fusion`: cannot stand beside --cross-entropy-fusion-impl te (arguments.py:1697)
+    `--optimizer-cpu-offload`: needs --use-precision-aware-optimizer (arguments.py:1885)
+    `--main-grads-dtype`: bf16 needs --use-precision-aware-optimizer (optimizer_config.py:469)
+    `--cpu-offloading-num-layers`: cannot stand beside --pipeline-model-parallel-size above 1 (transformer_config.py:1891)
+    `--cpu-offloading-num-layers`: has to be below the 32 layers (transformer_config.py:1884)
+    `--cp-comm-type`: a2a+p2p needs --hierarchical-context-parallel-sizes (arguments.py:583)
+    `--hierarchical-context-parallel-sizes`: do not multiply to --context-parallel-size 4 (arguments.py:582)
+    `--cp-comm-type`: a2a needs a context-parallel size that divides a rank's 16 query and 4 key heads, which 8 does not (context_parallel.py of Transformer Engine)
+    `--num-query-groups`: 3 and --tensor-model-parallel-size 2 do not divide one another (transformer_config.py:1462)
+    `--decoder-first-pipeline-num-layers`: cannot stand beside --account-for-loss-in-pipeline-split (transformer_config.py:2236)
+    `--pipeline-model-parallel-size`: 26 layers beside those of the first and last stage do not divide into 3 stages; give --pipeline-model-parallel-layout
+    `--pipeline-model-parallel-size`: 33 layers with the embedding and the loss counted as layers do not divide into 4 stages; give --pipeline-model-parallel-layout
+    `--seq-length`: 16384 is above --max-position-embeddings 8192 (arguments.py:1354)
+    `--use-tp-pp-dp-mapping`: with pipeline stages needs experts to be replicated as often as attention: etp·ep = 8 is not tp·cp = 2 (parallel_state.py:898)
+    `--softmax-type`: learnable with --context-parallel-size above 1 needs --cp-comm-type a2a (context_parallel.py of Transformer Engine)
+    `--window-size`: with --context-parallel-size above 1 needs --cp-comm-type a2a or all_gather (context_parallel.py of Transformer Engine)
+    `--moe-router-topk`: 1 with --moe-router-score-function softmax needs --moe-router-pre-softmax or --moe-router-load-balancing-type sinkhorn (transformer_config.py:2661)
+    `--multi-latent-attention`: cannot stand beside --group-query-attention (arguments.py:1974)
+    `--multi-latent-attention`: with --rope-type rope and --position-embedding-type rope needs --no-rope-fusion (transformer_config.py:3345)
+    ");
+}
+
+/// The same conditions where Megatron-LM takes them.
+#[test]
+fn what_megatron_takes_is_not_found() {
+    for changes in [
+        "",
+        "num-experts 8, expert-model-parallel-size 2, use-tp-pp-dp-mapping, expert-tensor-parallel-size 1",
+        "num-layers-per-virtual-pipeline-stage 2",
+        "num-virtual-stages-per-pipeline-rank 4, no-overlap-p2p-communication",
+        "pipeline-model-parallel-layout 'Et*8|t*8|t*8|t*8L'",
+        "cuda-graph-impl full_iteration, no-check-for-nan-in-loss-and-grad",
+        "main-grads-dtype bf16, use-precision-aware-optimizer",
+        "context-parallel-size 2, cp-comm-type a2a, softmax-type learnable, window-size 127,0",
+        "context-parallel-size 4, cp-comm-type a2a+p2p, hierarchical-context-parallel-sizes 2 2",
+        "decoder-first-pipeline-num-layers 5",
+        "account-for-loss-in-pipeline-split, num-layers 31",
+        "num-query-groups 1",
+        "cp-comm-type $KIND, optimizer-cpu-offload, use-precision-aware-optimizer",
+    ] {
+        assert_eq!(findings(changes), "", "{changes}");
+    }
+}
+
+/// A misspelt option in the table would never apply.
+#[test]
+fn the_table_of_rules_has_options_of_megatron_alone() {
+    let table = include_str!("../src/check/rules/megatron_options.txt");
+    let rows = table.lines().filter(|row| row.starts_with('-'));
+    let options = rows.flat_map(|row| row.split([' ', ';', '=', '>', '!']));
+    let mut options: Vec<&str> = options.filter_map(|word| word.strip_prefix("--")).collect();
+    options.sort_unstable();
+    options.dedup();
+    assert!(options.len() > 80, "{options:?}");
+    for option in options {
+        let found = findings(option);
+        let known = !found.contains("unknown to") && !found.contains("no such key");
+        assert!(known, "{found}");
+    }
+}
