@@ -1,7 +1,7 @@
-//! Megatron-LM's own rules.
+//! Megatron-LM's own rules, and models that only a script describes.
 
 use interop::check::check;
-use interop::import::Document;
+use interop::import::{Document, of_file};
 
 /// A launch script with Llama 3 8B on 64 GPUs in 4 pipeline stages, and these changes: an option, with its value if it has one,
 /// in place of its own or beside the others.
@@ -125,4 +125,81 @@ fn the_table_of_rules_has_options_of_megatron_alone() {
         let known = !found.contains("unknown to") && !found.contains("no such key");
         assert!(known, "{found}");
     }
+}
+
+/// Sizes of the models below. Rows of the embedding table are a multiple of 128.
+const SIZES: &str = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --max-position-embeddings 128 --vocab-size 256 --untie-embeddings-and-output-weights --group-query-attention --num-query-groups 2 --hidden-dropout 0 --attention-dropout 0";
+const LLAMA: &str = "--normalization RMSNorm --swiglu --disable-bias-linear --position-embedding-type rope --ffn-hidden-size 96";
+const EXPERTS: &str = "--num-experts 8 --moe-ffn-hidden-size 32 --moe-router-topk 2";
+const LATENT: &str = "--multi-latent-attention --qk-layernorm --q-lora-rank 24 --kv-lora-rank 16 --qk-head-dim 16 --qk-pos-emb-head-dim 8 --v-head-dim 16 --rope-type rope";
+
+fn model(options: &str) -> Result<interop::import::OfFile, String> {
+    let document = Document::read(options, "own.sh", None, &|_| None).expect("well-formed");
+    of_file(&document).map_err(|error| error.to_string())
+}
+
+#[test]
+fn models_of_scripts_have_the_parameters_counted_by_hand() {
+    let ends = 2 * 256 * 64 + 64;
+    // Queries and output, keys and values of 2 heads of 16; two norms.
+    let attention = 2 * 64 * 64 + 2 * 64 * 32 + 2 * 64;
+    // Queries by rank 24, keys and values by rank 16, each with a norm; output; two norms.
+    let latent = (64 * 24 + 24 + 24 * 4 * 24) + (64 * 24 + 16 + 16 * 4 * 32) + 4 * 16 * 64 + 2 * 64;
+    let (dense, routed, shared) = (3 * 64 * 96, 64 * 8 + 8 * 3 * 64 * 32, 3 * 64 * 48);
+    // Biases of all linear layers, and of norms.
+    let gpt = 2 * (64 * 64 + 64) + 2 * (64 * 32 + 32) + 64 * 256 + 256 + 256 * 64 + 64 + 4 * 64;
+    for (options, layers) in [
+        (LLAMA.to_owned(), 4 * (attention + dense)),
+        (format!("{LLAMA} --use-rope-scaling --qk-layernorm"), 4 * (attention + dense + 2 * 16)),
+        (format!("{LLAMA} --add-qkv-bias"), 4 * (attention + dense + 64 + 2 * 32)),
+        (format!("{LLAMA} --window-size 15,0 --softmax-type learnable"), 4 * (attention + dense + 4)),
+        (format!("{LLAMA} {EXPERTS}"), 4 * (attention + routed)),
+        (format!("{LLAMA} {EXPERTS} --moe-router-pre-softmax --moe-shared-expert-intermediate-size 48 --moe-layer-freq '([0]*1+[1]*3)'"), 4 * attention + dense + 3 * (routed + shared)),
+        (format!("{LLAMA} {EXPERTS} --moe-layer-freq '[0,1]*2'"), 4 * attention + 2 * (dense + routed)),
+        (format!("{LLAMA} {EXPERTS} --moe-router-score-function sigmoid --moe-router-enable-expert-bias"), 4 * (attention + routed + 8)),
+        (format!("{} {EXPERTS} --quick-geglu --glu-linear-offset 1.0 --activation-func-clamp-value 7.0", LLAMA.replace("--swiglu", "")), 4 * (attention + routed)),
+        (format!("{LLAMA} {LATENT}"), 4 * (latent + dense)),
+        (format!("{LLAMA} {LATENT} {EXPERTS} --moe-shared-expert-intermediate-size 48 --moe-layer-freq '([0]*1+[1]*3)'"), 4 * latent + dense + 3 * (routed + shared)),
+        (String::new(), 4 * gpt + 64 + 128 * 64),
+        ("--position-embedding-type rope".to_owned(), 4 * gpt + 64),
+        ("--squared-relu --disable-bias-linear --position-embedding-type rope --ffn-hidden-size 96".to_owned(), 4 * (attention + 2 * 64 + 2 * 64 * 96) + 64),
+    ] {
+        let found = model(&format!("{SIZES} {options}")).expect(&options);
+        assert!(!found.known, "{options}");
+        assert_eq!(models::parameter_count(&found.model).expect("a count"), ends + layers, "{options}");
+        // A plan carries the model by its definition.
+        let definition = found.model.definition().expect("defined").to_string();
+        let again = catalog::hf::decode(&definition, "model", &found.name).expect("a model");
+        assert_eq!(again, found.model, "{options}");
+    }
+}
+
+#[test]
+fn the_option_that_stops_a_model_is_named() {
+    let all = format!("{SIZES} {LLAMA} {EXPERTS}");
+    let cases = [
+        "--moe-layer-freq 2",
+        "--moe-layer-freq '[1,0,0,1]'",
+        "--moe-layer-freq '[1]*x'",
+        "--no-rope-freq 4",
+        "--moe-router-score-function sqrtsoftplus",
+        "--softmax-type off-by-one",
+        "--window-size 16,16",
+        "--multi-latent-attention",
+        "--kv-channels no",
+        "--activation-func-clamp-value 7.0",
+    ];
+    let shown = cases.map(|more| model(&format!("{all} {more}")).expect_err(more));
+    insta::assert_snapshot!(shown.join("\n"), @r#"
+    own.sh:1: `--moe-layer-freq`: expected 4 layers, the first dense, and then experts in every n-th layer
+    own.sh:1: `--moe-layer-freq`: expected 4 layers, the first dense, and then experts in every n-th layer
+    own.sh:1: `--moe-layer-freq`: `[1]*x` is not a number or a list such as ([0]*1+[1]*23)
+    own.sh:1: `--no-rope-freq`: is not modelled
+    own.sh:1: `--moe-router-score-function`: sqrtsoftplus is not modelled; expected softmax or sigmoid
+    own.sh:1: `--softmax-type`: off-by-one is not modelled; expected vanilla or learnable
+    own.sh:1: `--window-size`: expected the number of tokens before, and 0 for those after: 1023,0
+    own.sh: `--qk-layernorm`: latent attention without norms of its ranks is not modelled
+    own.sh:1: `--kv-channels`: "no" is not a size; expected a whole number up to 2^24
+    own.sh:1: `--activation-func-clamp-value`: is modelled with --quick-geglu alone
+    "#);
 }

@@ -221,7 +221,7 @@ fn sharpened(rope: Option<&Fields<'_>>, f: &Fields<'_>) -> Result<f64, SpecError
 }
 
 /// YaRN's temperature for a context extended by a factor (Peng et al. 2023, §3.4).
-fn grown(factor: f64, scale: f64) -> f64 {
+pub(super) fn grown(factor: f64, scale: f64) -> f64 {
     if factor > 1.0 {
         0.1 * scale * elementary::ln(factor) + 1.0
     } else {

@@ -169,7 +169,8 @@ impl<'a> Fields<'a> {
         Ok(self.maybe_fraction(field)?.unwrap_or(0.0))
     }
 
-    fn maybe_fraction(&self, field: &str) -> Result<Option<f64>, SpecError> {
+    /// An optional probability.
+    pub(super) fn maybe_fraction(&self, field: &str) -> Result<Option<f64>, SpecError> {
         let valid = |value: &Value| value.as_f64().filter(|p| (0.0..1.0).contains(p));
         self.present(field)
             .map(|value| {
@@ -205,15 +206,18 @@ impl<'a> Fields<'a> {
 
     /// An optional positive number.
     pub(super) fn real(&self, field: &str) -> Result<Option<f64>, SpecError> {
+        match self.not_negative(field)? {
+            Some(0.0) => Err(self.wrong(field, "0 is not a positive number")),
+            found => Ok(found),
+        }
+    }
+
+    /// An optional number that is not negative.
+    pub(super) fn not_negative(&self, field: &str) -> Result<Option<f64>, SpecError> {
+        let valid = |x: &f64| *x >= 0.0 && x.is_finite();
+        let wrong = |value| self.wrong(field, format!("{} is not a positive number", short(value)));
         self.present(field)
-            .map(|value| {
-                value
-                    .as_f64()
-                    .filter(|&x| x > 0.0 && x.is_finite())
-                    .ok_or_else(|| {
-                        self.wrong(field, format!("{} is not a positive number", short(value)))
-                    })
-            })
+            .map(|value| value.as_f64().filter(valid).ok_or_else(|| wrong(value)))
             .transpose()
     }
 

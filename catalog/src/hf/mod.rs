@@ -1,10 +1,11 @@
-//! Reads models from Hugging Face `config.json` files.
+//! Reads models from Hugging Face `config.json` files, and from files of that form with Megatron-LM's options.
 
 mod constants;
 mod fields;
 mod gpt;
 mod hybrid;
 mod llama;
+mod megatron_lm;
 mod parts;
 #[cfg(test)]
 mod tests;
@@ -68,6 +69,7 @@ const TYPES: &[&str] = &[
     "nemotron_h",
     "qwen3_next",
     "starcoder2",
+    "megatron_lm",
 ];
 
 /// Decodes a `config.json`; `path` is for error messages, `name` for reports. The model carries the fields that define
@@ -116,6 +118,8 @@ fn model(fields: &Fields<'_>, kind: &str) -> Result<ModelConfig, SpecError> {
         | "gemma3_text" | "phi3" | "mixtral" | "qwen2_moe" | "qwen3_moe" | "deepseek_v2"
         | "deepseek_v3" | "glm4_moe" | "minimax_m2" | "ernie4_5_moe" | "llama4" | "llama4_text"
         | "gpt_oss" | "nemotron" => llama::model(fields, kind)?,
+        // Its constants are options too.
+        "megatron_lm" => return megatron_lm::model(fields),
         _ => {
             return Err(SpecError::Unknown {
                 kind: "model_type",

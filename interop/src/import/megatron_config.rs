@@ -1,185 +1,87 @@
-//! Builds a `config.json` from the options of a Megatron-LM script, for models that the library lacks. The caller
-//! compares the result with the script option by option, so an option that is missed here is found there.
+//! Writes the options of a Megatron-LM script as a `config.json`, for models that the library lacks. The caller compares
+//! the model read from it with the script option by option.
 
 use serde_json::{Map, Value as Json};
 
 use super::document::Document;
 use super::error::ImportError;
 use super::hub;
+use super::layout::parse_layout;
+use super::nanotron::json;
 
 /// Megatron-LM's default for rounding the vocabulary up: to a multiple of this times the tensor-parallel size.
 pub(super) const DIVISIBLE_BY: u64 = 128;
 
-/// The `config.json` of the script's model; `None` if its family is not among those written here.
-pub(super) fn config(doc: &Document) -> Result<Option<Json>, ImportError> {
-    let Some(kind) = family(doc)? else {
+/// Options that change the model in ways which are not modelled.
+const NOT_MODELLED: [&str; 9] = [
+    "--apply-residual-connection-post-layernorm",
+    "--attention-output-gate",
+    "--enable-mhc-connections",
+    "--experimental-attention-variant",
+    "--heterogeneous-layers-config-path",
+    "--moe-latent-size",
+    "--mtp-use-repeated-layer",
+    "--no-rope-freq",
+    "--qk-l2-norm",
+];
+
+/// The script's options as fields of a `config.json`, of which its reader takes those that define the model.
+pub(super) fn config(doc: &Document) -> Result<Json, ImportError> {
+    if let Some(key) = NOT_MODELLED.into_iter().find(|key| doc.find(key).is_some()) {
+        return Err(doc.unsupported(key, "is not modelled"));
+    }
+    let options = doc.root.entries().iter();
+    let fields = options.map(|(key, node)| (field(key), json(&node.value)));
+    let mut config: Map<String, Json> = fields.collect();
+    config.insert("model_type".to_owned(), "megatron_lm".into());
+    config.insert("padded_vocab_size".to_owned(), vocabulary(doc)?.into());
+    if let Some(layers) = layers_with_experts(doc)? {
+        config.insert("moe_layer_freq".to_owned(), layers.into());
+    }
+    Ok(Json::Object(config))
+}
+
+fn field(option: &str) -> String {
+    option.trim_start_matches('-').replace('-', "_")
+}
+
+/// The option that a field of such a `config.json` stands for.
+pub(super) fn option(field: &str) -> String {
+    format!("--{}", field.replace('_', "-"))
+}
+
+/// 1 for each layer with experts and 0 for each dense one, from a number or a Python expression such as
+/// `([0]*1+[1]*23)`.
+fn layers_with_experts(doc: &Document) -> Result<Option<Vec<u64>>, ImportError> {
+    let key = "--moe-layer-freq";
+    let Some(node) = doc.find(key) else {
         return Ok(None);
     };
-    let size = |key: &str| doc.size(key).map(|n| n.unwrap_or(0));
-    let hidden = size("--hidden-size")?;
-    let ffn = match size("--ffn-hidden-size")? {
-        0 if on(doc, "--swiglu") => hidden.saturating_mul(8) / 3 / 64 * 64,
-        0 => hidden.saturating_mul(4),
-        ffn => ffn,
-    };
-    let own = sizes(kind);
-    let mut config = Map::new();
-    let mut set = |name: &str, value: Json| config.insert(name.to_owned(), value);
-    set("model_type", kind.into());
-    set(own.hidden, hidden.into());
-    set(own.layers, size("--num-layers")?.into());
-    set(own.heads, size("--num-attention-heads")?.into());
-    set(own.ffn, ffn.into());
-    set(own.positions, size("--max-position-embeddings")?.into());
-    set(own.epsilon, number(doc, "--norm-epsilon", 1e-5).into());
-    set("vocab_size", vocabulary(doc)?.into());
-    let tied = !on(doc, "--untie-embeddings-and-output-weights");
-    set("tie_word_embeddings", tied.into());
-    let deviation = number(doc, "--init-method-std", 0.02);
-    set("initializer_range", deviation.into());
-    for (name, option) in own.dropout {
-        set(name, number(doc, option, 0.1).into());
+    let text = node
+        .text()
+        .map_or_else(|| node.value.shown(), str::to_owned);
+    if let Some(every) = text.parse().ok().filter(|every: &u64| *every > 0) {
+        let layers = 0..doc.size("--num-layers")?.unwrap_or(0).min(1 << 16);
+        let has = |layer: u64| u64::from(layer.is_multiple_of(every));
+        return Ok(Some(layers.map(has).collect()));
     }
-    if kind != "gpt2" {
-        set("rope_theta", number(doc, "--rotary-base", 10_000.0).into());
-        let share = number(doc, "--rotary-percent", 1.0);
-        set(own.share, share.into());
-    }
-    if kind == "gpt_neox" {
-        set("use_parallel_residual", false.into());
-        set("hidden_act", "gelu_new".into());
-    }
-    if on(doc, "--group-query-attention") {
-        set("num_key_value_heads", size("--num-query-groups")?.into());
-    }
-    if let Some(width) = doc.size("--kv-channels")? {
-        set("head_dim", width.into());
-    }
-    if doc.find("--num-experts").is_some() {
-        mixture(doc, kind, ffn, &mut config)?;
-    }
-    Ok(Some(Json::Object(config)))
-}
-
-/// How a family's `config.json` names the fields.
-struct Names {
-    hidden: &'static str,
-    layers: &'static str,
-    heads: &'static str,
-    ffn: &'static str,
-    positions: &'static str,
-    epsilon: &'static str,
-    /// Field with the share of a head's dimensions that is rotated.
-    share: &'static str,
-    /// Fields with dropout probabilities, each with Megatron-LM's option.
-    dropout: &'static [(&'static str, &'static str)],
-}
-
-fn sizes(kind: &str) -> Names {
-    let llama = Names {
-        hidden: "hidden_size",
-        layers: "num_hidden_layers",
-        heads: "num_attention_heads",
-        ffn: "intermediate_size",
-        positions: "max_position_embeddings",
-        epsilon: "rms_norm_eps",
-        share: "partial_rotary_factor",
-        dropout: &[],
-    };
-    match kind {
-        "gpt2" => Names {
-            hidden: "n_embd",
-            layers: "n_layer",
-            heads: "n_head",
-            ffn: "n_inner",
-            positions: "n_positions",
-            epsilon: "layer_norm_epsilon",
-            dropout: &[
-                ("resid_pdrop", "--hidden-dropout"),
-                ("attn_pdrop", "--attention-dropout"),
-            ],
-            ..llama
-        },
-        "gpt_neox" => Names {
-            epsilon: "layer_norm_eps",
-            share: "rotary_pct",
-            dropout: &[
-                ("hidden_dropout", "--hidden-dropout"),
-                ("attention_dropout", "--attention-dropout"),
-            ],
-            ..llama
-        },
-        "nemotron" => Names {
-            epsilon: "norm_eps",
-            ..llama
-        },
-        _ => llama,
-    }
-}
-
-/// The `model_type` of the script's model; `None` if it is not written here.
-fn family(doc: &Document) -> Result<Option<&'static str>, ImportError> {
-    let rms = doc.text("--normalization")? == Some("RMSNorm");
-    let rotates = doc.text("--position-embedding-type")? == Some("rope");
-    let (gated, squared) = (on(doc, "--swiglu"), on(doc, "--squared-relu"));
-    let biased = !on(doc, "--disable-bias-linear");
-    Ok(match (rms, gated, rotates, biased) {
-        (true, true, true, false) => rotating(doc),
-        (false, false, true, false) if squared => Some("nemotron"),
-        (false, false, true, true) if !squared => Some("gpt_neox"),
-        (false, false, false, true) if !squared => Some("gpt2"),
-        _ => None,
-    })
-}
-
-/// The `model_type` of a script with Llama's parts; `None` for latent attention, shared experts and the like.
-fn rotating(doc: &Document) -> Option<&'static str> {
-    let others = [
-        "--multi-latent-attention",
-        "--moe-shared-expert-intermediate-size",
-        "--mtp-num-layers",
-        "--window-size",
-        "--use-rope-scaling",
-        "--moe-layer-freq",
-    ];
-    if others.iter().any(|key| doc.find(key).is_some()) {
-        return None;
-    }
-    let experts = doc.find("--num-experts").is_some();
-    match (
-        on(doc, "--qk-layernorm"),
-        on(doc, "--add-qkv-bias"),
-        experts,
-    ) {
-        (true, false, false) => Some("qwen3"),
-        (true, false, true) => Some("qwen3_moe"),
-        (false, true, false) => Some("qwen2"),
-        (false, false, true) => Some("mixtral"),
-        (false, false, false) => Some("llama"),
-        (true, true, _) | (false, true, true) => None,
-    }
-}
-
-fn mixture(
-    doc: &Document,
-    kind: &str,
-    ffn: u64,
-    config: &mut Map<String, Json>,
-) -> Result<(), ImportError> {
-    let experts = doc.size("--num-experts")?.unwrap_or(0);
-    let chosen = doc.size("--moe-router-topk")?.unwrap_or(2);
-    let width = doc.size("--moe-ffn-hidden-size")?.unwrap_or(ffn);
-    let mut set = |name: &str, value: u64| config.insert(name.to_owned(), value.into());
-    set("num_experts_per_tok", chosen);
-    set("num_experts", experts);
-    match kind {
-        "mixtral" => set("intermediate_size", width),
-        _ => set("moe_intermediate_size", width),
-    };
-    // Scores are the softmax of the chosen experts unless the softmax comes first.
-    let normalised = !on(doc, "--moe-router-pre-softmax");
-    config.insert("norm_topk_prob".to_owned(), normalised.into());
-    Ok(())
+    // In a pipeline layout's terms, each layer is a stage with one decoder layer or with none.
+    let mut listed = false;
+    let as_layout = text.chars().map(|c| {
+        listed = c == '[' || listed && c != ']';
+        match (c, listed) {
+            ('[', _) => "(".to_owned(),
+            (']', _) => ")".to_owned(),
+            ('0', true) => "m|".to_owned(),
+            ('1', true) => "t|".to_owned(),
+            ('+', _) => String::new(),
+            (other, _) => other.to_string(),
+        }
+    });
+    let mut layers = parse_layout(&as_layout.collect::<String>())
+        .ok_or_else(|| doc.wrong(key, "a number or a list such as ([0]*1+[1]*23)"))?;
+    layers.pop();
+    Ok(Some(layers))
 }
 
 /// Rows of the embedding table: as stated, or the tokenizer's, rounded up as Megatron-LM does.
@@ -212,17 +114,4 @@ pub(super) fn implied_vocabulary(doc: &Document) -> Result<Option<u64>, ImportEr
             None => None,
         },
     })
-}
-
-fn on(doc: &Document, key: &str) -> bool {
-    matches!(doc.flag(key), Ok(Some(true)))
-}
-
-fn number(doc: &Document, key: &str, usual: f64) -> f64 {
-    use crate::config::Value;
-    match doc.find(key).map(|node| &node.value) {
-        Some(Value::Float(number)) => *number,
-        Some(Value::Int(number)) => *number as f64,
-        _ => usual,
-    }
 }

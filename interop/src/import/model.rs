@@ -1,8 +1,8 @@
 //! Finds out which model a configuration is for: reads it from the file, looks it up in the library, and compares it with
 //! a given one.
 
-use catalog::Model;
 use catalog::model::ModelConfig;
+use catalog::{Model, SpecError};
 
 use super::document::Document;
 use super::error::ImportError;
@@ -141,10 +141,16 @@ fn of_script(doc: &Document) -> Result<Option<OfFile>, ImportError> {
     if doc.dialect != Dialect::MegatronLm || !megatron_model::describes(doc) {
         return Ok(None);
     }
-    let Some(config) = megatron_config::config(doc)? else {
-        return Ok(None);
-    };
-    let model = decoded(doc, &config)?;
+    let config = megatron_config::config(doc)?.to_string();
+    let model = catalog::hf::decode(&config, &doc.path, &name_of(doc)).map_err(|error| {
+        let SpecError::Field { field, message, .. } = &error else {
+            return error.into();
+        };
+        match field.contains(['/', ' ']) {
+            true => error.into(),
+            false => doc.unsupported(&megatron_config::option(field), message),
+        }
+    })?;
     let compared = megatron_model::compare(doc, &model)?;
     if let Some((key, message)) = compared.another.iter().chain(&compared.nearly).next() {
         let hint = format!("{message}, as it is read; give --model with its config.json");
@@ -160,9 +166,16 @@ fn of_script(doc: &Document) -> Result<Option<OfFile>, ImportError> {
 
 /// A model from the fields of a `config.json`, named as the file is.
 fn decoded(doc: &Document, config: &serde_json::Value) -> Result<Model, ImportError> {
+    Ok(catalog::hf::decode(
+        &config.to_string(),
+        &doc.path,
+        &name_of(doc),
+    )?)
+}
+
+fn name_of(doc: &Document) -> String {
     let name = std::path::Path::new(&doc.path).file_stem();
-    let name = name.map_or_else(String::new, |n| n.to_string_lossy().into_owned());
-    Ok(catalog::hf::decode(&config.to_string(), &doc.path, &name)?)
+    name.map_or_else(String::new, |n| n.to_string_lossy().into_owned())
 }
 
 /// The library's model that equals this one in all but its name, or this one if there is none.

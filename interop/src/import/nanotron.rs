@@ -212,7 +212,7 @@ fn mixture(doc: &Document, config: &mut Map<String, Json>) -> Result<(), ImportE
 }
 
 /// A value as JSON; calls and expressions, which JSON cannot hold, become null.
-fn json(value: &Value) -> Json {
+pub(super) fn json(value: &Value) -> Json {
     match value {
         Value::Null | Value::Call(..) | Value::Expression(_) => Json::Null,
         Value::Bool(on) => (*on).into(),
