@@ -62,6 +62,8 @@ pub struct ClusterFile {
     pub scale_up_domain: Option<u64>,
     /// Network inside a domain, per device and direction.
     pub scale_up: LinkFile,
+    /// Whether the network inside a domain is PCI Express; if absent, it is up to 64 GB/s.
+    pub pci_express: Option<bool>,
     /// Network between domains, per device and direction.
     pub scale_out: LinkFile,
     /// The host of every node. Without it nothing can be planned that lies in host memory.
@@ -197,7 +199,7 @@ impl ClusterFile {
         let cluster = Cluster {
             name: self.name,
             device,
-            pci_express: scale_up.is_pci_express(),
+            pci_express: (self.pci_express).unwrap_or_else(|| scale_up.is_pci_express()),
             gpus_per_node: self.gpus_per_node,
             scale_up_domain: self.scale_up_domain.unwrap_or(self.gpus_per_node),
             scale_up,

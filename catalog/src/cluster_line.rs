@@ -34,10 +34,10 @@ pub(crate) fn read(
     cluster.max_gpus = None;
     cluster.name = line.to_owned();
     for part in parts {
-        if let Some(rate) = part.strip_prefix("nvlink ") {
+        if let Some((link @ ("nvlink" | "pcie"), rate)) = part.split_once(' ') {
             let rate: Bandwidth = rate.trim().parse().map_err(|_| wrong(line, part))?;
             set_rate(&mut cluster.scale_up, rate);
-            cluster.pci_express = cluster.scale_up.is_pci_express();
+            cluster.pci_express = link == "pcie";
         } else if let Some(price) = part.strip_prefix('$') {
             let price = price.trim_end_matches("/h").trim().parse();
             cluster.dollars_per_gpu_hour =
@@ -93,7 +93,7 @@ fn wrong(line: &str, part: &str) -> SpecError {
         Mistake::new(format!("`{part}` is not understood"))
             .at(format!("cluster `{line}`"))
             .expected(
-                "GPU x COUNT per node, then if needed RATE x CARDS between nodes, nvlink RATE inside, $ per GPU and hour",
+                "GPU x COUNT per node, then if needed RATE x CARDS between nodes, nvlink or pcie RATE inside, $ per GPU and hour",
             )
             .example(EXAMPLE),
     )

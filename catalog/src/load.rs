@@ -124,23 +124,30 @@ fn name_of(arg: &str) -> String {
 /// Endings of published names that say how a model was further trained, not which model it is.
 const TUNED: [&str; 6] = ["-instruct", "-base", "-chat", "-hf", "-it", "-pt"];
 
-/// The preset with this published name; the owner, `meta-`, hyphens, underscores and endings in [`TUNED`] do not count.
+/// The preset with this published name; the owner, hyphens, underscores and endings in [`TUNED`] do not count, nor does `meta-` if no
+/// preset has it.
 fn published_as(
     arg: &str,
 ) -> Option<&'static (&'static str, &'static [&'static str], &'static str)> {
-    let plain = |name: &str| {
+    let plain = |name: &str, left_out: &str| {
         let lower = name.to_lowercase();
-        let mut name = lower.strip_prefix("meta-").unwrap_or(&lower);
+        let mut name = lower.strip_prefix(left_out).unwrap_or(&lower);
         while let Some(shorter) = TUNED.iter().find_map(|ending| name.strip_suffix(ending)) {
             name = shorter;
         }
         name.replace(['-', '_'], "")
     };
-    let asked = plain(arg.rsplit('/').next().unwrap_or(arg));
-    let is = |name: &&str| plain(name) == asked;
+    let last = arg.rsplit('/').next().unwrap_or(arg);
     let of_hub = arg.split('/').count() <= 2 && !arg.starts_with(['.', '/', '~']);
-    let mut presets = MODELS.iter().filter(|_| of_hub);
-    presets.find(|(name, aliases, _)| aliases.iter().chain([name]).any(is))
+    ["", "meta-"]
+        .into_iter()
+        .filter(|_| of_hub)
+        .find_map(|left_out| {
+            let asked = plain(last, left_out);
+            let is = |name: &&str| plain(name, left_out) == asked;
+            let mut presets = MODELS.iter();
+            presets.find(|(name, aliases, _)| aliases.iter().chain([name]).any(is))
+        })
 }
 
 /// The mistake of naming a model of a hub that no preset stands for.
@@ -513,7 +520,8 @@ mod tests {
     fn published_names_are_their_presets() {
         for (arg, preset) in [
             ("meta-llama/Llama-3.1-70B", "llama3-70b"),
-            ("meta-llama/Meta-Llama-3-8B-Instruct", "llama3-8b"),
+            ("meta-llama/Meta-Llama-3-8B-Instruct", "meta-llama-3-8b"),
+            ("meta-llama/Meta-Llama-3.1-8B", "llama3-8b"),
             ("Qwen/Qwen2.5-72B-Instruct", "qwen2.5-72b"),
             ("google/gemma-2-9b-it", "gemma2-9b"),
             ("openai-community/gpt2", "gpt2"),
@@ -530,6 +538,13 @@ mod tests {
         assert_eq!((cluster.gpus_per_node, cluster.scale_up_domain), (4, 4));
         assert_eq!(cluster.scale_out.bandwidth.value.0, 200e9 / 8.0 * 2.0 / 4.0);
         assert_eq!(cluster.scale_up.bandwidth.value.0, 400e9);
+        for (link, pci_express) in [("nvlink", false), ("pcie", true)] {
+            let line = format!("a100-pcie x 8 per node, {link} 50 GB/s");
+            assert_eq!(
+                super::cluster(&line).expect("a cluster").pci_express,
+                pci_express
+            );
+        }
         assert_eq!(cluster.dollars_per_gpu_hour.map(|p| p.value), Some(2.5));
         let usual = super::cluster("dgx-h100").expect("a preset");
         let same = super::cluster("8 x h100 per node, 400 Gb/s x 8").expect("a cluster");

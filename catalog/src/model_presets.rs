@@ -15,6 +15,9 @@ macro_rules! models {
 pub(crate) const MODELS: &[(&str, &[&str], &str)] = models! {
     "llama3-8b" => ["llama3.1-8b", "llama8b"];
     "llama3-70b" => ["llama70b", "llama3.1-70b", "llama3.3-70b"];
+    // Llama 3 of April 2024; `llama3-8b` and `llama3-70b` are Llama 3.1, whose rotations are rescaled.
+    "meta-llama-3-8b" => [];
+    "meta-llama-3-70b" => [];
     "llama3.1-405b" => ["llama405b", "llama3-405b"];
     "llama3.2-1b" => [];
     "llama3.2-3b" => [];

@@ -41,12 +41,13 @@ impl Runtime {
         types.filter(move |types| *types != own && precision != Precision::Fp32)
     }
 
-    /// The ways of holding optimizer states that it offers beside its own for a job of that precision, the largest first;
-    /// those that complete parameters in bf16 are of bf16 jobs.
+    /// The ways of holding optimizer states that it offers beside its own for a job of that precision, the largest first.
     #[must_use]
     pub fn other_optimizers(&self, precision: Precision) -> Vec<OptimizerStates> {
-        let possible = |states: &OptimizerStates| {
-            precision == Precision::Bf16 || !states.completes_parameters()
+        let possible = |states: &OptimizerStates| match states {
+            OptimizerStates::SplitMaster => precision == Precision::Bf16,
+            OptimizerStates::Bf16Moments => matches!(precision, Precision::Bf16 | Precision::Fp8),
+            OptimizerStates::EightBitMoments => true,
         };
         let all = self.space.optimizer_states.iter().copied();
         all.filter(possible).collect()

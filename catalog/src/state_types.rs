@@ -81,7 +81,8 @@ pub enum OptimizerStates {
     /// Master weights keep only the 16 bits that the bf16 parameter lacks; moments have 32 bits. Results do not change
     /// (`store_param_remainders` of Transformer Engine's Adam).
     SplitMaster,
-    /// Master weights as in `SplitMaster`, and both moments in bf16.
+    /// Both moments in bf16; in bf16 jobs, master weights as in `SplitMaster`. Jobs in 8 bits keep them whole
+    /// (`use_precision_aware_optimizer_no_fp8_or_ds_fp8` in Megatron-LM's `optimizer_config.py`; assumed for delayed scaling too).
     Bf16Moments,
     /// Both moments in 8 bits, with a 32-bit scale for every block of 256, but for those of the embedding table, which keep
     /// 32 bits (bitsandbytes' AdamW as Hugging Face's Trainer drives it).
@@ -105,13 +106,17 @@ impl OptimizerStates {
         }
     }
 
-    /// Types of a runtime's states with the optimizer's held in this way.
+    /// Types of a runtime's states in a job of that precision, with the optimizer's held in this way.
     #[must_use]
-    pub fn of(self, own: StateTypes) -> StateTypes {
-        let (master, moments) = match self {
-            Self::SplitMaster => (Some(DType::Bf16), DType::F32),
-            Self::Bf16Moments => (Some(DType::Bf16), DType::Bf16),
-            Self::EightBitMoments => (own.master, DType::U8),
+    pub fn of(self, own: StateTypes, precision: Precision) -> StateTypes {
+        let master = match precision {
+            Precision::Bf16 if self.completes_parameters() => Some(DType::Bf16),
+            _ => own.master,
+        };
+        let moments = match self {
+            Self::SplitMaster => DType::F32,
+            Self::Bf16Moments => DType::Bf16,
+            Self::EightBitMoments => DType::U8,
         };
         StateTypes {
             master,

@@ -12,7 +12,7 @@
 
 use catalog::runtime::Rewrite;
 use catalog::state_types::StateTypes;
-use catalog::{Bytes, DType, GradientTypes, OptimizerStates, Precision, Runtime};
+use catalog::{Bytes, DType, GradientTypes, Precision, Runtime};
 use derive_more::{AddAssign, Mul};
 use plans::{Decisions, Recompute, Zero};
 
@@ -211,12 +211,10 @@ pub fn checkpoint(scenario: &Scenario, d: &Decisions, parameters: u64) -> Bytes 
 pub(crate) fn checkpoint_bytes(scenario: &Scenario, d: &Decisions) -> f64 {
     let types = d.state_types(&scenario.runtime, scenario.workload.precision);
     let parameter = parameter_type(&types, scenario.workload.precision).size();
-    let master = types.master.map(DType::size);
-    let weight = match d.optimizer_states {
-        None | Some(OptimizerStates::EightBitMoments) => master.unwrap_or(parameter),
-        Some(OptimizerStates::SplitMaster | OptimizerStates::Bf16Moments) => {
-            parameter + master.unwrap_or(0)
-        }
+    let weight = match types.master {
+        None => parameter,
+        Some(DType::Bf16) => parameter + DType::Bf16.size(),
+        Some(whole) => whole.size(),
     };
     // Of so many weights that scales of 8-bit moments come out.
     let many = 1 << 20;
@@ -241,9 +239,9 @@ pub(crate) fn weights(scenario: &Scenario) -> Result<Weights, CostError> {
 /// Types of states that a job may have which take least: the smallest optimizer states, with every type of gradients.
 pub(crate) fn smallest_types(runtime: &Runtime, precision: Precision) -> Vec<StateTypes> {
     let others = runtime.other_optimizers(precision);
-    let own = others
-        .last()
-        .map_or(runtime.states, |states| states.of(runtime.states));
+    let own = others.last().map_or(runtime.states, |states| {
+        states.of(runtime.states, precision)
+    });
     let with_gradients = |types: GradientTypes| StateTypes {
         gradient: Some(types.held),
         ..own

@@ -194,18 +194,23 @@ fn a_condition_that_changes_nothing_of_the_plan_is_noted() {
 #[test]
 fn the_vocabulary_says_which_model_it_is() {
     for (sizes, options, model) in [
-        (LLAMA_8B, "--vocab-size 128256", "llama3-8b"),
+        (LLAMA_8B, "--vocab-size 128256", "meta-llama-3-8b"),
+        (
+            LLAMA_8B,
+            "--vocab-size 128256 --use-rope-scaling",
+            "llama3-8b",
+        ),
         (LLAMA_8B, "--vocab-size 32000", "mistral-7b"),
         (
             LLAMA_8B,
             "--tokenizer-type HuggingFaceTokenizer --tokenizer-model meta-llama/Meta-Llama-3-8B",
-            "llama3-8b",
+            "meta-llama-3-8b",
         ),
-        (LLAMA_70B, "--vocab-size 128256", "llama3-70b"),
+        (LLAMA_70B, "--vocab-size 128256", "meta-llama-3-70b"),
         (
             LLAMA_70B,
             "--padded-vocab-size 129024 --tensor-model-parallel-size 8",
-            "llama3-70b",
+            "meta-llama-3-70b",
         ),
         (
             LLAMA_70B,
@@ -224,12 +229,12 @@ fn the_vocabulary_says_which_model_it_is() {
         .differs
         .unwrap_or_default();
     assert!(
-        differs.contains("--vocab-size: 50000, but model llama"),
+        differs.contains("--vocab-size: 50000, but model meta-llama"),
         "{differs}"
     );
     let given = Given {
         gpus_per_node: 8,
-        model: &catalog::load::model("llama3-70b").expect("preset"),
+        model: &catalog::load::model("meta-llama-3-70b").expect("preset"),
         gpus: None,
         seq_len: None,
     };
@@ -360,7 +365,7 @@ fn what_a_plan_cannot_stand_for_is_refused() {
         ("--context-parallel-size 2 --cp-comm-type p2p a2a p2p a2a", "--cp-comm-type", "kinds that differ from layer to layer are not planned; give one for all layers"),
         ("--pipeline-model-parallel-size 4 --decoder-last-pipeline-num-layers 3", "--decoder-last-pipeline-num-layers", "the rest of the layers does not divide evenly"),
         ("--pipeline-model-parallel-size 4 --account-for-loss-in-pipeline-split", "--account-for-loss-in-pipeline-split", "the layers do not divide evenly"),
-        ("--enable-mhc-connections", "--enable-mhc-connections", "on, but model llama3-70b has none, the nearest of the library; give --model with its config.json"),
+        ("--enable-mhc-connections", "--enable-mhc-connections", "is not modelled"),
     ] {
         let text = script("", LLAMA_70B, &format!("{LLAMA3} {options}"));
         let error = read(&text).expect_err(options).to_string();

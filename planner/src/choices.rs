@@ -355,8 +355,8 @@ impl Asked<'_> {
         all
     }
 
-    /// All ways to shard the states of `dp` data-parallel times `cp` context-parallel ranks.
-    pub(crate) fn shardings(&self, dp: u64, cp: u64) -> Vec<ShardingChoice> {
+    /// All ways to shard the states of `dp` data-parallel times `cp` context-parallel ranks, in a number of groups that divides `groups`.
+    pub(crate) fn shardings(&self, [dp, cp, groups]: [u64; 3]) -> Vec<ShardingChoice> {
         let zero_0 = ShardingChoice {
             zero: Zero::Z0,
             reshard_after_forward: false,
@@ -382,7 +382,7 @@ impl Asked<'_> {
         }
         // A rank that shares its states with no other has a ZeRO level only if some of them lie on its host.
         if !alone || self.offloads().iter().any(Option::is_some) {
-            let replicas = self.replicas(dp);
+            let replicas = self.replicas(dp, groups);
             for &zero in &space.zero {
                 if zero == Zero::Z0 {
                     if alone {
@@ -507,7 +507,7 @@ impl Asked<'_> {
         least.filter(|types| *types != own)
     }
 
-    fn replicas(&self, dp: u64) -> Vec<u64> {
+    fn replicas(&self, dp: u64, groups: u64) -> Vec<u64> {
         let hybrid = self.scenario.runtime.space.hybrid_shard;
         let mut replicas: Vec<u64> = if hybrid && dp > 1 {
             self.with_fixed("dp_replicate", powers_of_two(dp / 2))
@@ -520,7 +520,7 @@ impl Asked<'_> {
                 replicas.extend(dp.is_multiple_of(shard).then_some(dp / shard));
             }
         }
-        replicas.retain(|&r| dp.is_multiple_of(r));
+        replicas.retain(|&r| groups.is_multiple_of(r));
         replicas.sort_unstable();
         replicas.dedup();
         replicas

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use catalog::CpKind;
 use catalog::runtime::SequenceParallelUse;
 use plans::Decisions;
+use plans::mesh::greatest_common_divisor;
 
 use crate::choices::{Asked, divisors, powers_of_two};
 use crate::constraints::switch_name;
@@ -43,6 +44,13 @@ pub struct Layout {
 }
 
 impl Layout {
+    /// What ways to shard states depend on: the sizes of data and context parallelism, and the largest number of groups into which
+    /// both data-parallel ranks and the replicas of experts divide.
+    pub(crate) fn sharded_over(&self) -> [u64; 3] {
+        let replicas = self.tp * self.cp * self.dp / (self.ep * self.etp);
+        [self.dp, self.cp, greatest_common_divisor(self.dp, replicas)]
+    }
+
     /// Number of axes of the mesh whose size is not that of some decisions; expert axes divide the same ranks and do not
     /// count.
     pub(crate) fn axes_unlike(&self, d: &Decisions) -> usize {

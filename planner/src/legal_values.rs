@@ -173,6 +173,7 @@ fn candidates(scenario: &Scenario, counts: &[u64], key: &str) -> Vec<String> {
         }
         _ => Vec::new(),
     };
+    let own = overlap_name(scenario.runtime.overlap);
     let names: Vec<&str> = match key {
         "zero" => vec!["0", "1", "2", "3"],
         "sp" => vec!["on", "off"],
@@ -183,12 +184,7 @@ fn candidates(scenario: &Scenario, counts: &[u64], key: &str) -> Vec<String> {
             .chain(OptimizerStates::ALL.map(OptimizerStates::name))
             .collect(),
         "prefetch" => vec!["0", "1", "2"],
-        "overlap" => vec![
-            "none",
-            "grad+param+pp",
-            "grad+param+tp+pp",
-            "grad+param+ep+pp",
-        ],
+        "overlap" => vec![&own, "none", "grad+param+tp+pp", "grad+param+ep+pp"],
         "graphs" => CudaGraphs::ALL.map(CudaGraphs::name).to_vec(),
         "fp8_recipe" => Fp8Recipe::ALL.map(Fp8Recipe::name).to_vec(),
         "dispatcher" => Dispatcher::ALL.map(Dispatcher::name).to_vec(),
@@ -198,10 +194,7 @@ fn candidates(scenario: &Scenario, counts: &[u64], key: &str) -> Vec<String> {
     };
     let sizes = sizes.into_iter().map(|size| size.to_string());
     let mut all: Vec<String> = sizes.chain(names.into_iter().map(str::to_owned)).collect();
-    if key == "overlap" {
-        all.insert(0, overlap_name(scenario.runtime.overlap));
-        all.dedup();
-    }
+    all.dedup();
     if key == "offload_layers" {
         let counts = [0].into_iter().chain(eighths(model.layers));
         all.extend(counts.map(|layers| layers.to_string()));

@@ -91,7 +91,7 @@ fn bound(
     let Scenario {
         model, workload, ..
     } = asked.scenario;
-    let shardings = asked.shardings(layout.dp, layout.cp);
+    let shardings = asked.shardings(layout.sharded_over());
     let Some(any) = shardings.first() else {
         return Ok(None);
     };

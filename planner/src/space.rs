@@ -55,7 +55,7 @@ pub struct SearchSpace {
     /// For each number of pipeline ranks and of micro-batches.
     pipelines: BTreeMap<(u64, u64), Arc<Vec<PipelineChoice>>>,
     /// Ways to shard states, for each number of data-parallel and of context-parallel ranks.
-    shardings: BTreeMap<(u64, u64), Shardings>,
+    shardings: BTreeMap<[u64; 3], Shardings>,
     /// Combinations of sizes left out, counted by the rule that excludes them.
     pub illegal: BTreeMap<String, u64>,
 }
@@ -122,7 +122,7 @@ impl SearchSpace {
             .par_iter()
             .map(|layout| {
                 let pipelines = &pipelines[&(layout.pp, layout.num_micro_batches)];
-                let shardings = &shardings[&(layout.dp, layout.cp)].all;
+                let shardings = &shardings[&layout.sharded_over()].all;
                 check(asked, layout, pipelines, shardings)
             })
             .collect();
@@ -159,7 +159,7 @@ impl SearchSpace {
             let layouts = layouts(asked, mesh, &mut illegal);
             layouts.iter().any(|layout| {
                 let pipelines = asked.pipelines(layout.pp, layout.num_micro_batches);
-                let shardings = asked.shardings(layout.dp, layout.cp);
+                let shardings = asked.shardings(layout.sharded_over());
                 let checked = check(asked, layout, &pipelines, &shardings);
                 matches!(checked, Checked::Legal(_))
             })
@@ -203,7 +203,7 @@ impl SearchSpace {
 
     /// The same, sorted by which need not be tried where another fits.
     pub(crate) fn ways(&self, layout: &Layout) -> &Shardings {
-        &self.shardings[&(layout.dp, layout.cp)]
+        &self.shardings[&layout.sharded_over()]
     }
 
     /// For every ZeRO level, and everything that may lie in host memory, the way to shard a layout's states that leaves
@@ -420,11 +420,11 @@ fn pipelines(
 }
 
 /// The ways to shard the states of these layouts.
-fn shardings(asked: Asked<'_>, layouts: &[Layout]) -> BTreeMap<(u64, u64), Shardings> {
+fn shardings(asked: Asked<'_>, layouts: &[Layout]) -> BTreeMap<[u64; 3], Shardings> {
     let mut all = BTreeMap::new();
-    for &Layout { dp, cp, .. } in layouts {
-        all.entry((dp, cp))
-            .or_insert_with(|| Shardings::new(asked.shardings(dp, cp), &asked.scenario.runtime));
+    for over in layouts.iter().map(Layout::sharded_over) {
+        all.entry(over)
+            .or_insert_with(|| Shardings::new(asked.shardings(over), &asked.scenario.runtime));
     }
     all
 }

@@ -270,7 +270,7 @@ impl Decisions {
     #[must_use]
     pub fn state_types(&self, runtime: &Runtime, precision: Precision) -> StateTypes {
         let own = runtime.states_in(precision);
-        let types = self.optimizer_states.map_or(own, |states| states.of(own));
+        let types = (self.optimizer_states).map_or(own, |states| states.of(own, precision));
         self.gradients
             .map_or(types, |gradients| types.with_gradients(gradients))
     }

@@ -323,6 +323,15 @@ fn experts(d: &Decisions, model: &ModelConfig) -> Result<(), StrategyError> {
     divides("expert ffn", moe.expert_ffn, "etp", d.etp)?;
     let spread = d.ep.saturating_mul(d.etp);
     divides("tp·cp·dp", d.tp * d.cp * d.dp(), "ep·etp", spread)?;
+    if d.zero != Zero::Z0 {
+        let replicas = d.tp * d.cp * d.dp() / spread;
+        divides(
+            "replicas of experts",
+            replicas,
+            "dp_replicate",
+            d.dp_replicate,
+        )?;
+    }
     if moe.bias && d.etp > 1 {
         return Err(StrategyError::Conflict(
             "experts with biases need etp=1: biases are added once, and its ranks hold parts of sums",

@@ -29,7 +29,9 @@ impl Group {
     }
 }
 
-fn greatest_common_divisor(a: u64, b: u64) -> u64 {
+/// The largest number that divides both.
+#[must_use]
+pub fn greatest_common_divisor(a: u64, b: u64) -> u64 {
     if b == 0 {
         return a;
     }

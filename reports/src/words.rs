@@ -88,7 +88,7 @@ pub const TERMS: [(&str, &str); 41] = [
     ),
     (
         "optim_states=…",
-        "split_master: master weights are the 16 bits that parameters lack, without effect on results; bf16_moments: moments in 16 bits too; 8bit_moments: moments in 8 bits",
+        "split_master: master weights are the 16 bits that parameters lack, without effect on results; bf16_moments: moments in 16 bits, and in bf16 jobs master weights as split_master; 8bit_moments: moments in 8 bits",
     ),
     (
         "offload=…",
@@ -329,17 +329,16 @@ fn gradients(types: GradientTypes) -> String {
 
 /// Optimizer states that are not held as the system does by itself.
 fn optimizer_states(states: OptimizerStates) -> String {
-    let master = "the optimizer holds only the 16 bits of master weights that parameters lack";
-    match states {
-        OptimizerStates::SplitMaster => format!("{master}, which changes no result"),
-        OptimizerStates::Bf16Moments => {
-            format!("{master}, and its moments in 16 bits (bf16), which changes results")
+    let held = match states {
+        OptimizerStates::SplitMaster => {
+            "only the 16 bits of master weights that parameters lack, which changes no result"
         }
+        OptimizerStates::Bf16Moments => "its moments in 16 bits (bf16), which changes results",
         OptimizerStates::EightBitMoments => {
-            "the optimizer holds its moments in 8 bits (bitsandbytes), which changes results"
-                .to_owned()
+            "its moments in 8 bits (bitsandbytes), which changes results"
         }
-    }
+    };
+    format!("the optimizer holds {held}")
 }
 
 /// Another depth of prefetching than one block.

@@ -193,16 +193,7 @@ fn of_system(reading: &Reading<'_>) -> Result<Source, CliError> {
         Some(given) => (catalog::load::model(given)?, given.to_owned(), None),
         None => {
             let found = import::of_file(&document)?;
-            let note = match found.known {
-                true => format!("the file's model is {} of the library", found.name),
-                false => {
-                    let differs = found.differs.map(|what| format!(" ({what})"));
-                    let differs = differs.unwrap_or_default();
-                    format!(
-                        "the file's model is not in the library{differs}; a plan of it carries it"
-                    )
-                }
-            };
+            let note = of_library(&found);
             (found.model, found.name, Some(note))
         }
     };
@@ -248,6 +239,16 @@ fn of_system(reading: &Reading<'_>) -> Result<Source, CliError> {
         workload,
         notes,
     })
+}
+
+/// Says whether the library has the model of a file.
+fn of_library(found: &import::OfFile) -> String {
+    if found.known {
+        return format!("the file's model is {} of the library", found.name);
+    }
+    let differs = found.differs.as_ref().map(|what| format!(" ({what})"));
+    let differs = differs.unwrap_or_default();
+    format!("the file's model is not in the library{differs}; a plan of it carries it")
 }
 
 fn legal(

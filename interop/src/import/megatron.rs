@@ -147,6 +147,7 @@ fn optimizer_states(
     }
     let [first, second] = MOMENTS.map(|key| doc.text(key));
     match [first?.unwrap_or("fp32"), second?.unwrap_or("fp32")] {
+        ["fp32", "fp32"] if doc.text("--fp8-format")?.is_some() => return Ok(None),
         ["fp32", "fp32"] => {}
         ["bf16", "bf16"] => return Ok(Some(OptimizerStates::Bf16Moments)),
         _ => notes.push(format!(

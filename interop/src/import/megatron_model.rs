@@ -195,13 +195,16 @@ fn other_vocabulary(doc: &Document, model: &ModelConfig) -> Option<(&'static str
     (!ours.iter().any(|rows| theirs.contains(rows))).then(|| (key, message()))
 }
 
-/// How much else, of what the script says, is not the model's: the vocabulary that its tokenizer implies, positions.
-pub(super) fn unlike(doc: &Document, model: &ModelConfig) -> Result<usize, ImportError> {
+/// Whether two more things that the script says are not the model's: the vocabulary that its tokenizer implies, and positions.
+pub(super) fn unlike(doc: &Document, model: &ModelConfig) -> Result<[bool; 2], ImportError> {
     let rows = implied_vocabulary(doc)?;
     let positions = doc.find("--max-position-embeddings").and_then(Node::int);
-    let other = |said: Option<u64>, theirs: u64| usize::from(said.is_some_and(|n| n != theirs));
+    let other = |said: Option<u64>, theirs: u64| said.is_some_and(|n| n != theirs);
     let positions = positions.and_then(|n| u64::try_from(n).ok());
-    Ok(2 * other(rows, model.vocab) + other(positions, model.max_position))
+    Ok([
+        other(rows, model.vocab),
+        other(positions, model.max_position),
+    ])
 }
 
 fn shown(value: &str) -> &str {

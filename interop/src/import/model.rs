@@ -234,20 +234,21 @@ fn of_library(doc: &Document) -> Result<String, ImportError> {
         }
         _ => return Err(missing()),
     };
-    let mut nearest: Option<(usize, usize, usize, String)> = None;
+    let mut nearest: Option<(usize, bool, usize, String)> = None;
     for preset in catalog::load::model_names() {
         let Ok(model) = catalog::load::model(&preset.name) else {
             continue;
         };
-        let (another, unlike, nearly) = if doc.dialect == Dialect::MegatronLm {
+        let (another, vocabulary, nearly) = if doc.dialect == Dialect::MegatronLm {
             let compared = megatron_model::compare(doc, &model)?;
-            let unlike = megatron_model::unlike(doc, &model)?;
-            (compared.another.len(), unlike, compared.nearly.len())
+            let [vocabulary, positions] = megatron_model::unlike(doc, &model)?;
+            let nearly = compared.nearly.len() + usize::from(positions);
+            (compared.another.len(), vocabulary, nearly)
         } else {
             let equal = |theirs: &ModelConfig| titan_model::difference(theirs, &model).is_none();
-            (usize::from(!known.iter().any(equal)), 0, 0)
+            (usize::from(!known.iter().any(equal)), false, 0)
         };
-        let candidate = (another, unlike, nearly, preset.name);
+        let candidate = (another, vocabulary, nearly, preset.name);
         if nearest.as_ref().is_none_or(|best| candidate < *best) {
             nearest = Some(candidate);
         }
