@@ -35,8 +35,7 @@ pub fn launches(of: Launchable<'_>) -> Vec<(String, Vec<String>)> {
     found.into_iter().map(command).collect()
 }
 
-/// The targets of a plan's own framework that can express it. If there is none, the first other one, and why it is not one of
-/// its own.
+/// The targets of a plan's own framework that can express it. If there is none: the first other target, and why.
 fn targets(of: Launchable<'_>) -> (Vec<&'static str>, Option<String>) {
     let sharding = match plan::sharding(of.scenario, of.strategy) {
         Ok(sharding) => sharding,
@@ -57,10 +56,16 @@ fn targets(of: Launchable<'_>) -> (Vec<&'static str>, Option<String>) {
     };
     let why = match !own.is_empty() && own.iter().all(lacks) {
         true => format!("{planned} has no model like this"),
+        false if own.is_empty() => format!("there is no export to {planned}"),
         false => format!("as it is, it cannot be exported to {planned}"),
     };
-    let other = others.iter().find(taken).map(|d| d.target());
-    (other.into_iter().collect(), Some(why))
+    match others.iter().find(taken) {
+        Some(other) => (vec![other.target()], Some(why)),
+        None => (
+            Vec::new(),
+            Some(format!("{why}, and no other system takes it")),
+        ),
+    }
 }
 
 fn exported(
@@ -180,9 +185,7 @@ pub fn after_plan(of: Launchable<'_>, compare: Option<Step>) -> Vec<Step> {
     let purpose = match (found.first(), why) {
         (_, None) => "launch it".into(),
         (Some(target), Some(why)) => format!("launch it with {target}: {why}").into(),
-        (None, Some(why)) => {
-            format!("nothing launches it: {why}, and no other system takes it").into()
-        }
+        (None, Some(why)) => format!("nothing launches it: {why}").into(),
     };
     let launch = found.first().map(|target| commands(of, target));
     steps.push((purpose, launch.unwrap_or_default()));

@@ -5,15 +5,15 @@ use crate::Cluster;
 /// The scale-up domains that a job uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Domain {
-    /// GPUs of each domain that the job uses.
+    /// GPUs of a domain that the job uses; of the last domain it may use fewer.
     pub gpus: u64,
     /// Whether the whole job lies in one domain.
     pub is_whole_job: bool,
 }
 
 impl Cluster {
-    /// How a job of so many GPUs lies in scale-up domains. It uses as many GPUs of each, if whole nodes give that in fewer than twice the
-    /// domains that it needs: 128 GPUs of NVL72 racks are 64 of each of two. Otherwise it fills one domain after the other.
+    /// How a job of so many GPUs lies in scale-up domains. Whole nodes are spread evenly over domains, if fewer than twice the fewest
+    /// possible suffice: 128 GPUs of NVL72 racks are 64 of each of two. Otherwise it fills one domain after the other.
     #[must_use]
     pub fn domain(&self, gpus: u64) -> Domain {
         let whole = self.scale_up_domain.max(1);

@@ -64,6 +64,15 @@ pub fn normal_below(x: f64) -> f64 {
     libm::erfc(-x * std::f64::consts::FRAC_1_SQRT_2) * 0.5
 }
 
+/// The largest number that divides both.
+#[must_use]
+pub fn greatest_common_divisor(a: u64, b: u64) -> u64 {
+    match b {
+        0 => a,
+        _ => greatest_common_divisor(b, a % b),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #[test]

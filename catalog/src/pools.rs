@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::cluster::{Cluster, Link, Pool, Pools};
 use crate::device::Architecture;
+use crate::elementary::greatest_common_divisor;
 use crate::error::SpecError;
 use crate::mistake::Mistake;
 use crate::provenance::{Origin, Sourced};
@@ -344,13 +345,6 @@ impl Pools {
             gpus: pools.gpus(),
             cluster: joined(pools),
         }
-    }
-}
-
-fn greatest_common_divisor(a: u64, b: u64) -> u64 {
-    match b {
-        0 => a,
-        _ => greatest_common_divisor(b, a % b),
     }
 }
 

@@ -85,7 +85,7 @@ pub enum OptimizerStates {
     /// (`use_precision_aware_optimizer_no_fp8_or_ds_fp8` in Megatron-LM's `optimizer_config.py`; assumed for delayed scaling too).
     Bf16Moments,
     /// Both moments in 8 bits, with a 32-bit scale for every block of 256, but for those of the embedding table, which keep
-    /// 32 bits (bitsandbytes' AdamW as Hugging Face's Trainer drives it).
+    /// 32 bits (bitsandbytes' AdamW as Hugging Face's Trainer drives it; torchao's, which FSDP2 needs, is taken to hold the same).
     #[serde(rename = "8bit_moments")]
     EightBitMoments,
 }

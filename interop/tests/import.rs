@@ -218,6 +218,10 @@ fn earlier_keys_of_torchtitan_are_read() {
             "[parallelism]\npipeline_parallel_split_points = [\"layers.2\"]\n",
             "module_fqns_per_model_part",
         ),
+        (
+            "[training]\nbatch_size = 8\n[experimental]\npipeline_parallel_degree = 8\npipeline_parallel_schedule = \"Interleaved1F1B\"\n",
+            "llama3.toml:2: `training.batch_size`: 8 sequences do not make 16 micro-batches",
+        ),
     ] {
         let refused = read(text).expect_err(text).to_string();
         assert!(refused.contains(key), "{refused}");

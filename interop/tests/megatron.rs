@@ -54,16 +54,22 @@ fn what_megatron_rejects_is_found() {
         "context-parallel-size 2, window-size 127,0",
         "num-experts 8, moe-router-topk 1, expert-tensor-parallel-size 1",
         "multi-latent-attention, rope-type rope",
+        "context-parallel-size 8, cp-comm-type a2a a2a",
+        "context-parallel-size 2, use-tp-pp-dp-mapping",
+        "decoder-first-pipeline-num-layers 40",
+        "pipeline-model-parallel-size 2, decoder-first-pipeline-num-layers 10, decoder-last-pipeline-num-layers 10",
+        "num-layers-per-virtual-pipeline-stage 2, microbatch-group-size-per-virtual-pipeline-stage 0",
+        "recompute-activations, recompute-granularity full, recompute-method uniform",
     ];
     let shown = cases.map(findings).join("\n");
     insta::assert_snapshot!(shown, @"
     `--expert-model-parallel-size`: 16 does not divide the 8 experts (arguments.py:1657)
-    `--overlap-moe-expert-parallel-comm`: with 4 pipeline stages needs several on a rank, as --num-virtual-stages-per-pipeline-rank makes (transformer_config.py:3007)
+    `--overlap-moe-expert-parallel-comm`: with 4 pipeline ranks needs several stages on each, as --num-virtual-stages-per-pipeline-rank makes (transformer_config.py:3007)
     `--overlap-moe-expert-parallel-comm`: cannot stand beside --recompute-granularity full (transformer_config.py:3021)
     `--num-layers-per-virtual-pipeline-stage`: 3 does not divide the 8 layers of a rank (arguments.py:972)
     `--num-virtual-stages-per-pipeline-rank`: 3 does not divide the 8 layers of a rank
-    `--global-batch-size`: makes 30 micro-batches, which interleaving over 4 stages cannot run in groups of 4 (schedules.py:1161)
-    `--global-batch-size`: makes 16 micro-batches, which interleaving over 4 stages cannot run in groups of 3 (schedules.py:1161)
+    `--global-batch-size`: makes 30 micro-batches, which interleaving over 4 ranks cannot run in groups of 4 (schedules.py:1161)
+    `--global-batch-size`: makes 16 micro-batches, which interleaving over 4 ranks cannot run in groups of 3 (schedules.py:1161)
     `--cuda-graph-impl`: full_iteration needs --no-check-for-nan-in-loss-and-grad (arguments.py:1235)
     `--cuda-graph-impl`: transformer_engine cannot stand beside --recompute-granularity full (transformer_config.py:2856)
     `--cross-entropy-loss-fusion`: cannot stand beside --cross-entropy-fusion-impl te (arguments.py:1697)
@@ -85,6 +91,12 @@ fn what_megatron_rejects_is_found() {
     `--moe-router-topk`: 1 with --moe-router-score-function softmax needs --moe-router-pre-softmax or --moe-router-load-balancing-type sinkhorn (transformer_config.py:2661)
     `--multi-latent-attention`: cannot stand beside --group-query-attention (arguments.py:1974)
     `--multi-latent-attention`: with --rope-type rope and --position-embedding-type rope needs --no-rope-fusion (transformer_config.py:3345)
+    `--cp-comm-type`: a2a needs a context-parallel size that divides a rank's 16 query and 4 key heads, which 8 does not (context_parallel.py of Transformer Engine)
+    `--use-tp-pp-dp-mapping`: with pipeline stages and no experts needs cp = 1 (parallel_state.py:898)
+    `--decoder-first-pipeline-num-layers`: the ends of the pipeline have 40 layers; the model has 32
+    `--decoder-first-pipeline-num-layers`: the ends of the pipeline have 20 layers; the model has 32
+    `--global-batch-size`: makes 16 micro-batches, which interleaving over 4 ranks cannot run in groups of 0 (schedules.py:1161)
+    `--recompute-activations`: with --recompute-granularity full cannot stand beside --recompute-method (arguments.py:1426)
     ");
 }
 
@@ -104,6 +116,9 @@ fn what_megatron_takes_is_not_found() {
         "decoder-first-pipeline-num-layers 5",
         "account-for-loss-in-pipeline-split, num-layers 31",
         "num-query-groups 1",
+        "num-virtual-stages-per-pipeline-rank $VPP, global-batch-size 240",
+        "pipeline-model-parallel-size 2, num-layers-per-virtual-pipeline-stage $VPP, no-overlap-p2p-communication",
+        "recompute-activations, recompute-granularity full",
         "cp-comm-type $KIND, optimizer-cpu-offload, use-precision-aware-optimizer",
     ] {
         assert_eq!(findings(changes), "", "{changes}");
@@ -152,6 +167,7 @@ fn models_of_scripts_have_the_parameters_counted_by_hand() {
         (LLAMA.to_owned(), 4 * (attention + dense)),
         (format!("{LLAMA} --use-rope-scaling --qk-layernorm"), 4 * (attention + dense + 2 * 16)),
         (format!("{LLAMA} --add-qkv-bias"), 4 * (attention + dense + 64 + 2 * 32)),
+        (format!("{LLAMA} --window-size '(15, 0)'"), 4 * (attention + dense)),
         (format!("{LLAMA} --window-size 15,0 --softmax-type learnable"), 4 * (attention + dense + 4)),
         (format!("{LLAMA} {EXPERTS}"), 4 * (attention + routed)),
         (format!("{LLAMA} {EXPERTS} --moe-router-pre-softmax --moe-shared-expert-intermediate-size 48 --moe-layer-freq '([0]*1+[1]*3)'"), 4 * attention + dense + 3 * (routed + shared)),
@@ -188,11 +204,14 @@ fn the_option_that_stops_a_model_is_named() {
         "--multi-latent-attention",
         "--kv-channels no",
         "--activation-func-clamp-value 7.0",
+        "--moe-router-num-groups 4 --moe-router-group-topk 2",
+        "--moe-router-num-groups 4 --moe-router-group-topk 1",
+        "--moe-router-topk-scaling-factor x",
     ];
     let shown = cases.map(|more| model(&format!("{all} {more}")).expect_err(more));
     insta::assert_snapshot!(shown.join("\n"), @r#"
-    own.sh:1: `--moe-layer-freq`: expected 4 layers, the first dense, and then experts in every n-th layer
-    own.sh:1: `--moe-layer-freq`: expected 4 layers, the first dense, and then experts in every n-th layer
+    own.sh:1: `--moe-layer-freq`: expected 4 layers: dense ones, then groups of n whose last has experts
+    own.sh:1: `--moe-layer-freq`: expected 4 layers: dense ones, then groups of n whose last has experts
     own.sh:1: `--moe-layer-freq`: `[1]*x` is not a number or a list such as ([0]*1+[1]*23)
     own.sh:1: `--no-rope-freq`: is not modelled
     own.sh:1: `--moe-router-score-function`: sqrtsoftplus is not modelled; expected softmax or sigmoid
@@ -201,5 +220,8 @@ fn the_option_that_stops_a_model_is_named() {
     own.sh: `--qk-layernorm`: latent attention without norms of its ranks is not modelled
     own.sh:1: `--kv-channels`: "no" is not a size; expected a whole number up to 2^24
     own.sh:1: `--activation-func-clamp-value`: is modelled with --quick-geglu alone
+    own.sh:1: `--moe-router-group-topk`: under softmax, groups are modelled with --moe-router-pre-softmax alone
+    own.sh:1: `--moe-router-group-topk`: groups by other than their best 1 scores are not modelled
+    own.sh:1: `--moe-router-topk-scaling-factor`: "x" is negative or no number
     "#);
 }

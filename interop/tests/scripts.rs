@@ -328,7 +328,7 @@ fn what_a_plan_cannot_express_is_noted() {
         (&format!("{INTERLEAVED} 4"), ""),
         ("--pipeline-model-parallel-size 4 --pipeline-model-parallel-layout 'Et*20|t*30|t*30m|L'", "layers of multi-token prediction (m) are planned on the last stage, beside the head (L)"),
         ("--pipeline-model-parallel-size 4 --pipeline-model-parallel-layout 'Et*20|t*30|t*30|mL'", ""),
-        ("--recompute-granularity full --recompute-method uniform --recompute-num-layers 4", "--recompute-num-layers 4 is planned as 1: Megatron-LM keeps the input of every 4th layer alone, and holds what 4 layers save at once in backward"),
+        ("--recompute-granularity full --recompute-method uniform --recompute-num-layers 4", "--recompute-num-layers 4 is planned as 1: Megatron-LM keeps only one layer input in 4, and holds what 4 layers save at once in backward"),
         ("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1", ""),
         ("--fp32-residual-connection", "--fp32-residual-connection is planned as 16 bits between layers"),
         ("--fine-grained-activation-offloading --offload-modules core_attn", "--fine-grained-activation-offloading is planned as activations that stay on the device"),
@@ -343,6 +343,7 @@ fn what_a_plan_cannot_express_is_noted() {
         ("--no-bias-swiglu-fusion", "--no-bias-swiglu-fusion is planned as the fused kernel of SwiGLU"),
         ("--step-batch-size-schedule 0:8", "--step-batch-size-schedule has no part in a strategy and is left out"),
         ("--context-parallel-size 2 --cp-comm-type a2a a2a", ""),
+        ("--sft --sft", "--sft is planned as attention over whole sequences; give --lengths to plan it within documents"),
     ] {
         let text = script("", LLAMA_70B, &format!("{LLAMA3} {options}"));
         let (_, read, _) = read(&text).unwrap_or_else(|error| panic!("{options}: {error}"));
@@ -365,6 +366,7 @@ fn what_a_plan_cannot_stand_for_is_refused() {
         ("--context-parallel-size 2 --cp-comm-type p2p a2a p2p a2a", "--cp-comm-type", "kinds that differ from layer to layer are not planned; give one for all layers"),
         ("--pipeline-model-parallel-size 4 --decoder-last-pipeline-num-layers 3", "--decoder-last-pipeline-num-layers", "the rest of the layers does not divide evenly"),
         ("--pipeline-model-parallel-size 4 --account-for-loss-in-pipeline-split", "--account-for-loss-in-pipeline-split", "the layers do not divide evenly"),
+        ("--num-distributed-optimizer-instances 3", "--num-distributed-optimizer-instances", "3 does not divide the 64 data-parallel ranks"),
         ("--enable-mhc-connections", "--enable-mhc-connections", "is not modelled"),
     ] {
         let text = script("", LLAMA_70B, &format!("{LLAMA3} {options}"));
@@ -384,10 +386,12 @@ fn embedding_and_loss_count_as_layers_of_virtual_stages() {
 
 #[test]
 fn modules_are_read_beside_the_short_option_of_recomputation() {
-    let options = "--recompute-activations --recompute-modules mlp";
-    let (_, read, _) = read(&script("", LLAMA_70B, options)).expect("imports");
-    assert!(matches!(
-        read.decisions.recompute,
-        plans::Recompute::Modules(_)
-    ));
+    let recompute = |options: &str| {
+        let (_, read, _) = read(&script("", LLAMA_70B, options)).expect("imports");
+        read.decisions.recompute
+    };
+    let modules = recompute("--recompute-activations --recompute-modules mlp");
+    assert!(matches!(modules, plans::Recompute::Modules(_)));
+    let both = recompute("--recompute-granularity full --recompute-activations");
+    assert_eq!(both, plans::Recompute::Selective);
 }

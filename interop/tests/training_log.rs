@@ -244,6 +244,15 @@ fn bars_of_evaluations_are_no_steps() {
             bar(99, 250, 90, "1.00it/s") + &training(11..=20) + &evaluation(250),
             10,
         ),
+        // A run that is resumed with another number of steps.
+        (
+            training(1..=9) + &training(10..=15).replace("/20 ", "/40 "),
+            15,
+        ),
+        (
+            training(1..=9) + &bar(0, 40, 0, "?it/s") + &training(8..=15).replace("/20 ", "/40 "),
+            15,
+        ),
     ] {
         let log = parse(&text, "x.log").expect("read");
         let times: Vec<f64> = log.steps.iter().filter_map(|step| step.seconds).collect();
@@ -265,7 +274,24 @@ fn exported_metrics_are_read() {
     let table = "_step,_timestamp,train/global_step,eval/samples_per_second\n0,100.0,10,\n1,120.0,20,\n2,150.0,20,9.0\n3,171.0,30,\n";
     let page =
         "\"Step\",\"run-1 - train/global_step\",\"run-1 - _timestamp\"\n1,10,100.0\n2,20,120.0\n";
-    let cases: [(&str, LogSystem, &[f64], usize); 8] = [
+    // One row has another name for its step; rows of the machine's use have none.
+    let named = (0..8).map(|i| format!("{{\"_step\": {i}, \"step_time_s\": 2.0}}\n"));
+    let named =
+        named.collect::<String>() + "{\"_step\": 8, \"global_step\": 9, \"step_time_s\": 2.5}\n";
+    let named = named.as_str();
+    let machine = "{\"_step\": 0, \"_timestamp\": 100.0, \"train/global_step\": 10}\n{\"_step\": 1, \"_timestamp\": 110.0, \"system/gpu\": 98.0}\n{\"_step\": 2, \"_timestamp\": 120.0, \"train/global_step\": 20}\n";
+    let emptied = "_step,step_time_s,global_step\n0,2.0,\n1,2.0,\n2,2.5,9\n";
+    let nulls = "[{\"_step\": 0, \"step_time\": 2.0, \"global_step\": null}, {\"_step\": 1, \"step_time\": 2.0, \"global_step\": null}, {\"_step\": 2, \"step_time\": 2.5, \"global_step\": 9}]";
+    let cases: [(&str, LogSystem, &[f64], usize); 12] = [
+        (nulls, LogSystem::Metrics, &[2.0, 2.0, 2.5], 0),
+        (
+            named,
+            LogSystem::Metrics,
+            &[2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.5],
+            0,
+        ),
+        (machine, LogSystem::Metrics, &[2.0], 0),
+        (emptied, LogSystem::Metrics, &[2.0, 2.0, 2.5], 0),
         (page, LogSystem::Metrics, &[2.0], 0),
         (trainer, LogSystem::Metrics, &[2.0, 2.1], 0),
         (table, LogSystem::Metrics, &[2.0, 2.1], 0),

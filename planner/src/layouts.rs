@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 
 use catalog::CpKind;
+use catalog::elementary::greatest_common_divisor;
 use catalog::runtime::SequenceParallelUse;
 use plans::Decisions;
-use plans::mesh::greatest_common_divisor;
 
 use crate::choices::{Asked, divisors, powers_of_two};
 use crate::constraints::switch_name;

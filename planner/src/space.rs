@@ -54,7 +54,7 @@ pub struct SearchSpace {
     members: Vec<u64>,
     /// For each number of pipeline ranks and of micro-batches.
     pipelines: BTreeMap<(u64, u64), Arc<Vec<PipelineChoice>>>,
-    /// Ways to shard states, for each number of data-parallel and of context-parallel ranks.
+    /// Ways to shard states, by [`Layout::sharded_over`].
     shardings: BTreeMap<[u64; 3], Shardings>,
     /// Combinations of sizes left out, counted by the rule that excludes them.
     pub illegal: BTreeMap<String, u64>,

@@ -292,8 +292,8 @@ fn context(d: &Decisions, model: &ModelConfig, workload: &Workload) -> Result<()
             "context parallelism splits the sequence, along which recurrent layers carry a state: cp must be 1",
         ));
     }
-    // To balance causal attention every rank holds one early and one late chunk of the sequence. Systems cut sequences like that for an
-    // all-to-all too (Megatron-LM's `arguments.py`).
+    // To balance causal attention every rank holds one early and one late chunk of the sequence. Megatron-LM cuts them like that for an
+    // all-to-all too (`arguments.py`); DeepSpeed, which would take any multiple of `cp`, is held to the same.
     divides("sequence", workload.seq_len, "2·cp (zig-zag)", 2 * d.cp)?;
     match d.cp_kind {
         CpKind::AllToAll => {

@@ -1,6 +1,7 @@
 //! The device mesh: named axes, their order, and where the ranks of an axis's groups lie.
 
 use catalog::Domain;
+use catalog::elementary::greatest_common_divisor;
 
 /// Where the communication groups of an axis lie. Axes are contiguous blocks of the rank order, so `size` and `stride` describe all groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -12,14 +13,16 @@ pub struct Group {
 }
 
 impl Group {
-    /// Number of ranks that each part of a group has in a scale-up domain, in the group that domains divide into the smallest parts.
-    /// Groups of 12 neighbours in domains of 8 are divided into 8 and 4, or into 4 and 8. All wait for the parts of 4.
+    /// The fewest ranks that any group of the axis has in a domain in which it has some: groups of 12 neighbours in domains of 8 lie in two,
+    /// with 8 ranks in one and 4 in the other.
     #[must_use]
     pub fn ranks_per_domain(self, domain: Domain) -> u64 {
         if domain.is_whole_job {
             return self.size;
         }
-        greatest_common_divisor(self.size, (domain.gpus / self.stride).max(1))
+        // Relative to groups, domains end at every multiple of this number.
+        let ends = greatest_common_divisor(domain.gpus, self.size * self.stride);
+        (ends / self.stride).clamp(1, self.size)
     }
 
     /// Whether some groups have ranks in several domains.
@@ -27,15 +30,6 @@ impl Group {
     pub fn lies_across(self, domain: Domain) -> bool {
         self.ranks_per_domain(domain) < self.size
     }
-}
-
-/// The largest number that divides both.
-#[must_use]
-pub fn greatest_common_divisor(a: u64, b: u64) -> u64 {
-    if b == 0 {
-        return a;
-    }
-    greatest_common_divisor(b, a % b)
 }
 
 #[cfg(test)]
@@ -54,6 +48,8 @@ mod tests {
             ([16, 1], domain(72, false), 8),
             ([4, 4], domain(8, false), 2),
             ([4, 16], domain(8, false), 1),
+            ([2, 3], domain(8, false), 1),
+            ([3, 2], domain(8, false), 1),
         ] {
             let found = Group { size, stride }.ranks_per_domain(domain);
             assert_eq!(found, ranks, "{size} ranks, {stride} apart, {domain:?}");

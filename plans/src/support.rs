@@ -124,7 +124,7 @@ fn context_lack(d: &Decisions, model: &ModelConfig, space: &RuntimeSpace) -> Opt
 }
 
 /// Whether experts have as many data-parallel ranks as the rest of the model. `spread` is `ep·etp` of a model with experts; without
-/// experts Megatron-LM counts as if it split some over the tensor-parallel ranks alone.
+/// experts Megatron-LM takes `tp` for it.
 #[must_use]
 pub fn equal_expert_dp(spread: Option<u64>, tp: u64, cp: u64) -> bool {
     spread.unwrap_or(tp) == tp * cp
@@ -144,14 +144,14 @@ fn layout_lack(d: &Decisions, model: &ModelConfig, space: &RuntimeSpace) -> Opti
     if d.pp > 1 && d.dp() > 1 && !space.axis_orders.contains(&d.axis_order) {
         return lacks("this axis order", "the orders that `runtimes` lists");
     }
-    let inner = d.pp > 1 && d.axis_order.0.last() != Some(&Axis::Pp);
+    let inner = d.pp > 1 && d.dp() > 1 && d.axis_order.0.last() != Some(&Axis::Pp);
     let spread = model.moe.map(|_| d.ep * d.etp);
     if inner && space.inner_pipeline_needs_equal_dp && !equal_expert_dp(spread, d.tp, d.cp) {
         let has = match spread {
-            Some(_) => "it only where ep·etp equals tp·cp",
-            None => "it only with cp=1",
+            Some(_) => "pp last, or ep·etp = tp·cp",
+            None => "pp last, or cp=1",
         };
-        return lacks("an axis order in which pp is not the last", has);
+        return lacks("such an axis order, in which pp is not last,", has);
     }
     None
 }

@@ -25,10 +25,11 @@ fn what_a_runtime_lacks_is_refused() {
     let inner = "order=tp-cp-pp-dp_shard-dp_replicate";
     for (runtime, model, strategy, wanted) in [
         ("megatron-core", "llama3-8b", format!("tp2 pp4 {inner}"), ""),
-        ("megatron-core", "llama3-8b", format!("tp2 cp2 pp4 {inner}"), "only with cp=1"),
+        ("megatron-core", "llama3-8b", format!("tp2 cp2 pp4 {inner}"), "it has pp last, or cp=1"),
         ("megatron-core", "mixtral-8x7b", format!("tp2 cp2 pp2 ep4 {inner}"), ""),
-        ("megatron-core", "mixtral-8x7b", format!("tp2 pp2 ep4 {inner}"), "only where ep·etp equals tp·cp"),
+        ("megatron-core", "mixtral-8x7b", format!("tp2 pp2 ep4 {inner}"), "it has pp last, or ep·etp = tp·cp"),
         ("vescale", "mixtral-8x7b", format!("tp2 pp2 ep4 {inner}"), ""),
+        ("megatron-core", "llama3-8b", format!("tp8 cp2 pp4 dp1 {inner}"), ""),
         ("megatron-core", "gpt-oss-20b", "cp2 cp_kind=all_to_all".to_owned(), ""),
         ("megatron-core", "gpt-oss-20b", "cp2 cp_kind=all_gather".to_owned(), "with sinks under context parallelism by all_gather; it has all_to_all"),
         ("megatron-core", "mistral-7b-v0.1", "cp2 cp_kind=ring".to_owned(), "with a sliding window under context parallelism by ring; it has all_gather, all_to_all"),

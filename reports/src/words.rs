@@ -209,8 +209,10 @@ pub fn plan(d: &Decisions, gpus_per_node: u64) -> Vec<String> {
     let mut said = Vec::new();
     if d.tp > 1 {
         let (gpus, nodes) = (d.tp, d.tp.div_ceil(gpus_per_node.max(1)));
+        let whole = d.world() <= gpus_per_node || gpus_per_node.is_multiple_of(gpus);
         said.push(match nodes {
-            1 => format!("{gpus} GPUs of a node share each layer (TP {gpus})"),
+            1 if whole => format!("{gpus} GPUs of a node share each layer (TP {gpus})"),
+            1 => format!("{gpus} GPUs, not always of one node, share each layer (TP {gpus})"),
             _ => format!("{gpus} GPUs of {nodes} nodes share each layer (TP {gpus})"),
         });
     }
@@ -334,9 +336,7 @@ fn optimizer_states(states: OptimizerStates) -> String {
             "only the 16 bits of master weights that parameters lack, which changes no result"
         }
         OptimizerStates::Bf16Moments => "its moments in 16 bits (bf16), which changes results",
-        OptimizerStates::EightBitMoments => {
-            "its moments in 8 bits (bitsandbytes), which changes results"
-        }
+        OptimizerStates::EightBitMoments => "its moments in 8 bits, which changes results",
     };
     format!("the optimizer holds {held}")
 }

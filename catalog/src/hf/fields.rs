@@ -215,7 +215,7 @@ impl<'a> Fields<'a> {
     /// An optional number that is not negative.
     pub(super) fn not_negative(&self, field: &str) -> Result<Option<f64>, SpecError> {
         let valid = |x: &f64| *x >= 0.0 && x.is_finite();
-        let wrong = |value| self.wrong(field, format!("{} is not a positive number", short(value)));
+        let wrong = |value| self.wrong(field, format!("{} is negative or no number", short(value)));
         self.present(field)
             .map(|value| value.as_f64().filter(valid).ok_or_else(|| wrong(value)))
             .transpose()

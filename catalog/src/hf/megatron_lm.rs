@@ -190,7 +190,7 @@ fn mixture(f: &Fields<'_>, experts: u64, layers: u64, mlp: Mlp) -> Result<Moe, S
     let regular = (0..layers).map(|layer| u64::from(moe.is_moe_layer(layer)));
     if !regular.eq(listed) {
         let message = format!(
-            "expected {layers} layers, the first dense, and then experts in every n-th layer"
+            "expected {layers} layers: dense ones, then groups of n whose last has experts"
         );
         return Err(f.wrong("moe_layer_freq", message));
     }
@@ -311,8 +311,12 @@ fn router(f: &Fields<'_>, top_k: u64) -> Result<Router, SpecError> {
     let best = f.maybe("moe_router_group_topk")?.unwrap_or(0);
     // A group's score is the sum of its best experts: two of them under sigmoids, as in DeepSeek-V3, else the best.
     let summed = if sigmoid { 2 } else { 1 };
-    if best > 0 && (top_k / best != summed || !sigmoid && !first) {
+    if best > 0 && top_k / best != summed {
         let message = format!("groups by other than their best {summed} scores are not modelled");
+        return Err(f.wrong("moe_router_group_topk", message));
+    }
+    if best > 0 && !sigmoid && !first {
+        let message = "under softmax, groups are modelled with --moe-router-pre-softmax alone";
         return Err(f.wrong("moe_router_group_topk", message));
     }
     let groups = f.maybe("moe_router_num_groups")?.filter(|_| best > 0);

@@ -21,7 +21,7 @@ use crate::config::escape;
 use plans::decisions::{Decisions, Recompute};
 use plans::grammar::{order_name, recompute_name};
 use plans::partition::StagePartition;
-use plans::support::{MAX_OVERLAPPED_MTP, experts_cannot_overlap};
+use plans::support::{MAX_OVERLAPPED_MTP, equal_expert_dp, experts_cannot_overlap};
 
 /// Keeps optimizer states in host memory.
 pub(crate) const OFFLOAD: &str = "--optimizer-cpu-offload";
@@ -230,8 +230,7 @@ fn order(job: &Job<'_>, order: AxisOrder, limits: &mut Limits, flags: &mut Vec<F
     if d.pp == 1 || d.dp() == 1 || order == AxisOrder::TP_CP_DP_PP {
         return;
     }
-    let of_experts = job.model.moe.map_or(d.tp, |_| d.etp * d.ep);
-    let alike = of_experts == d.tp * d.cp;
+    let alike = equal_expert_dp(job.model.moe.map(|_| d.etp * d.ep), d.tp, d.cp);
     if order == AxisOrder::TP_CP_PP_DP && matches!(d.zero, Zero::Z0 | Zero::Z1) && alike {
         flags.push(Flag::switch("--use-tp-pp-dp-mapping"));
         return;

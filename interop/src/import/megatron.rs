@@ -248,8 +248,13 @@ fn shards_and_replicas(doc: &Document, zero: Zero, dp: u64) -> Result<(u64, u64)
     if zero == Zero::Z0 {
         return Ok((1, dp));
     }
-    let replicas = doc.degree("--num-distributed-optimizer-instances")?;
-    Ok((data_parallel(doc, dp, replicas)?, replicas))
+    let key = "--num-distributed-optimizer-instances";
+    let replicas = doc.degree(key)?;
+    if !dp.is_multiple_of(replicas) {
+        let message = format!("{replicas} does not divide the {dp} data-parallel ranks");
+        return Err(doc.unsupported(key, &message));
+    }
+    Ok((dp / replicas, replicas))
 }
 
 fn cp_kind(doc: &Document) -> Result<CpKind, ImportError> {
@@ -285,7 +290,9 @@ fn recompute(doc: &Document, notes: &mut Vec<String>) -> Result<Recompute, Impor
         return Err(doc.unsupported(moe, &why));
     }
     let short = doc.flag("--recompute-activations")? == Some(true);
-    match doc.text(key)?.or(short.then_some("selective")) {
+    let given = doc.text(key)?;
+    // Megatron-LM lets the short option win.
+    match short.then_some("selective").or(given) {
         None => Ok(Recompute::None),
         Some("selective") => match doc.find("--recompute-modules").and_then(|n| n.list()) {
             None => Ok(Recompute::Selective),
@@ -313,8 +320,8 @@ fn whole_layers(doc: &Document, notes: &mut Vec<String>) -> Result<Recompute, Im
             if let Some(n) = layers.filter(|&n| n > 1) {
                 let place = doc.place(count);
                 notes.push(format!(
-                    "{place}: {count} {n} is planned as 1: Megatron-LM keeps the input of every {n}th layer alone, and \
-                     holds what {n} layers save at once in backward"
+                    "{place}: {count} {n} is planned as 1: Megatron-LM keeps only one layer input in {n}, and holds \
+                     what {n} layers save at once in backward"
                 ));
             }
             Ok(Recompute::Full)

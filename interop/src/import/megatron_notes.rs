@@ -164,7 +164,7 @@ pub(super) fn planned_otherwise(doc: &Document, model: &ModelConfig, d: &Decisio
         let place = doc.place(key);
         let value = match &node.value {
             // Of an option given twice, the last counts.
-            _ if doc.find(key) != Some(node) => return None,
+            _ if !doc.find(key).is_some_and(|last| std::ptr::eq(last, node)) => return None,
             Value::Null | Value::Bool(false) => return None,
             Value::Bool(true) | Value::List(_) => String::new(),
             Value::Str(text) => format!(" {text}"),

@@ -28,7 +28,7 @@ fn described(doc: &Document) -> Result<Option<Model>, ImportError> {
     if doc.dialect != Dialect::Nanotron {
         return Ok(None);
     }
-    decoded(doc, &nanotron::model(doc)?).map(Some)
+    Ok(Some(decoded(doc, &nanotron::model(doc)?)?))
 }
 
 /// The key that names the model, and its value: a name on the hub or a folder.
@@ -141,8 +141,7 @@ fn of_script(doc: &Document) -> Result<Option<OfFile>, ImportError> {
     if doc.dialect != Dialect::MegatronLm || !megatron_model::describes(doc) {
         return Ok(None);
     }
-    let config = megatron_config::config(doc)?.to_string();
-    let model = catalog::hf::decode(&config, &doc.path, &name_of(doc)).map_err(|error| {
+    let model = decoded(doc, &megatron_config::config(doc)?).map_err(|error| {
         let SpecError::Field { field, message, .. } = &error else {
             return error.into();
         };
@@ -165,12 +164,8 @@ fn of_script(doc: &Document) -> Result<Option<OfFile>, ImportError> {
 }
 
 /// A model from the fields of a `config.json`, named as the file is.
-fn decoded(doc: &Document, config: &serde_json::Value) -> Result<Model, ImportError> {
-    Ok(catalog::hf::decode(
-        &config.to_string(),
-        &doc.path,
-        &name_of(doc),
-    )?)
+fn decoded(doc: &Document, config: &serde_json::Value) -> Result<Model, SpecError> {
+    catalog::hf::decode(&config.to_string(), &doc.path, &name_of(doc))
 }
 
 fn name_of(doc: &Document) -> String {

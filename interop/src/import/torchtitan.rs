@@ -155,14 +155,23 @@ fn batch(doc: &Document, dp: u64, pp: u64, vpp: u64) -> Result<Batch, ImportErro
         return tokens(doc, dp, pp);
     }
     let seq_len = training("seq_len")?.unwrap_or(SEQ_LEN);
+    let before = titan_keys::without_parallelism(&doc.root);
+    let named = match before || doc.root.at("training.batch_size").is_some() {
+        true => "training.batch_size",
+        false => "training.local_batch_size",
+    };
     let local = training("local_batch_size")?.unwrap_or(LOCAL_BATCH);
     let micro = match pp {
         1 => local,
         // Then the file gave their number, which was that of stages if it did not (`build_pipeline_schedule` in 49c6d6f).
-        _ if titan_keys::without_parallelism(&doc.root) => {
+        _ if before => {
             let count = doc.size("parallelism.pipeline_parallel_microbatches")?;
             let count = count.unwrap_or(pp.saturating_mul(vpp));
-            micro_batches(doc, "training.local_batch_size", local, count)?
+            if count == 0 || !local.is_multiple_of(count) {
+                let message = format!("{local} sequences do not make {count} micro-batches");
+                return Err(doc.unsupported(named, &message));
+            }
+            local / count
         }
         _ => doc
             .size("parallelism.pipeline_parallel_microbatch_size")?
@@ -176,7 +185,7 @@ fn batch(doc: &Document, dp: u64, pp: u64, vpp: u64) -> Result<Batch, ImportErro
         Some(_) => return Err(doc.wrong(key, "-1 or at least 1")),
     };
     let accumulate = micro_batches(doc, key, global, per_rank)?;
-    let within = micro_batches(doc, "training.local_batch_size", local, micro)?;
+    let within = micro_batches(doc, named, local, micro)?;
     let count = accumulate.saturating_mul(within);
     Ok(Batch {
         micro,

@@ -49,20 +49,44 @@ impl Bar {
 }
 
 /// The number of steps of training. Its bar goes on after the bar of an evaluation; where none goes on after another, it is
-/// the one that lasts longest.
-pub(super) fn training_steps(text: &str) -> Option<u64> {
+/// the one that lasts longest. A run that is resumed with another number of steps has two.
+pub(super) fn training_steps(text: &str) -> Vec<u64> {
     let parts = text.lines().flat_map(|line| line.split('\r'));
     let bars: Vec<Bar> = parts.filter_map(Bar::read).collect();
     let mut pairs = bars.windows(2);
     let goes_on = pairs.find(|pair| pair[0].total != pair[1].total && pair[1].done > 1);
     let longest = || bars.iter().max_by(|a, b| a.elapsed.total_cmp(&b.elapsed));
     let training = goes_on.map(|pair| &pair[1]).or_else(longest);
-    training.map(|bar| bar.total)
+    let Some(total) = training.map(|bar| bar.total) else {
+        return Vec::new();
+    };
+    let begin = bars.iter().position(|bar| bar.total == total).unwrap_or(0);
+    let end = bars.iter().rposition(|bar| bar.total == total);
+    let before = bars[..begin]
+        .last()
+        .filter(|bar| resumes(&bars, bar.total, total));
+    let after = bars.get(end.unwrap_or(0) + 1);
+    let after = after.filter(|bar| resumes(&bars, total, bar.total));
+    let others = [before, after].into_iter().flatten();
+    others.map(|bar| bar.total).chain([total]).collect()
+}
+
+/// Whether a bar goes on, from a checkpoint, where another that never reached its end was broken off.
+fn resumes(bars: &[Bar], before: u64, after: u64) -> bool {
+    let of = |total: u64| bars.iter().filter(move |bar| bar.total == total);
+    let begin = bars.iter().position(|bar| bar.total == after);
+    let end = bars.iter().rposition(|bar| bar.total == before);
+    let first = of(after).find(|bar| bar.done > 0).map(|bar| bar.done);
+    let (Some(first), Some(last)) = (first, of(before).next_back()) else {
+        return false;
+    };
+    let near = last.done / 2 < first && first <= last.done + 1;
+    before != after && end < begin && last.done < before && first > 2 && near
 }
 
 /// Whether a line is a bar of another number of steps than training has.
-pub(super) fn is_other_bar(text: &str, training: Option<u64>) -> bool {
-    Bar::read(text).is_some_and(|bar| Some(bar.total) != training)
+pub(super) fn is_other_bar(text: &str, training: &[u64]) -> bool {
+    Bar::read(text).is_some_and(|bar| !training.contains(&bar.total))
 }
 
 pub(super) fn step(line: &Line<'_>) -> Result<Option<LoggedStep>, LogError> {

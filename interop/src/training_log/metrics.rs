@@ -1,6 +1,8 @@
 //! Metrics that a tracker exports: CSV and JSON of Weights & Biases, CSV and JSON of TensorBoard, the Trainer's
 //! `trainer_state.json`, and Megatron-LM's golden values. Where no metric is a step's time or a rate, the wall time between logged steps is taken.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Map, Value};
 
 use super::line::MOST;
@@ -91,10 +93,7 @@ fn finished(mut rows: Vec<Row>, garbled: usize, system: LogSystem) -> Option<Tra
         }
         same
     });
-    let timed = |s: &LoggedStep| {
-        s.seconds.is_some() || s.tokens_per_s_per_gpu.is_some() || s.sequences_per_s.is_some()
-    };
-    if !rows.iter().any(|row| timed(&row.step)) {
+    if !rows.iter().any(|row| is_timed(&row.step)) {
         for at in (1..rows.len()).rev() {
             let (before, now) = (rows[at - 1], rows[at]);
             let steps = (now.step.step - before.step.step) as f64;
@@ -103,7 +102,7 @@ fn finished(mut rows: Vec<Row>, garbled: usize, system: LogSystem) -> Option<Tra
             rows[at].step.seconds = passed.filter(|s| *s > 0.0).map(|s| s / steps);
         }
     }
-    rows.retain(|row| timed(&row.step));
+    rows.retain(|row| is_timed(&row.step));
     let steps: Vec<LoggedStep> = rows.iter().map(|row| row.step).collect();
     (!steps.is_empty()).then(|| TrainingLog {
         system,
@@ -143,14 +142,33 @@ fn quantity(name: &str) -> Option<Quantity> {
     found.map(|(_, quantity)| *quantity)
 }
 
-/// Of the names of columns or fields, the one that is the step number.
-fn step_name<'a>(names: impl Iterator<Item = &'a String>) -> Option<&'a String> {
-    let rank = |name: &String| {
-        let name = name.to_lowercase();
-        STEP.iter().position(|of| *of == metric(&name))
-    };
-    let ranked = names.filter_map(|name| Some((rank(name)?, name)));
-    ranked.min().map(|(_, name)| name)
+/// The place in [`STEP`] of a name that is of step numbers.
+fn rank(name: &str) -> Option<usize> {
+    let name = name.to_lowercase();
+    STEP.iter().position(|of| *of == metric(&name))
+}
+
+/// The name of step numbers: the first of [`STEP`] that at least half of the rows with a time or a rate have. Where there are
+/// none, the first that any row has.
+fn step_name(items: &[Item]) -> Option<&String> {
+    let rows = || items.iter().filter_map(|(_, fields)| fields.as_ref());
+    let mut chosen: Vec<&Map<String, Value>> = rows()
+        .filter(|fields| is_timed(&measured(fields).step))
+        .collect();
+    let least = chosen.len().div_ceil(2).max(1);
+    if chosen.is_empty() {
+        chosen = rows().collect();
+    }
+    let mut counts = BTreeMap::new();
+    let fields = chosen.iter().flat_map(|fields| fields.iter());
+    for (name, _) in fields.filter(|(_, value)| !value.is_null()) {
+        if let Some(rank) = rank(name) {
+            *counts.entry((rank, name)).or_insert(0) += 1;
+        }
+    }
+    let usual = counts.iter().find(|(_, count)| **count >= least);
+    let found = usual.or_else(|| counts.iter().next());
+    found.map(|((_, name), _)| *name)
 }
 
 /// The name of a metric without that of its run, which Weights & Biases puts before it.
@@ -174,38 +192,37 @@ fn set(row: &mut Row, quantity: Quantity, value: f64) {
     }
 }
 
+/// The named values of a row and its line; `None` of what cannot be read.
+type Item = (usize, Option<Map<String, Value>>);
+
 /// Reads a table whose header has a column of steps; the second value counts lines that do not fit the header.
 fn of_csv(text: &str) -> Option<(Vec<Row>, usize)> {
     let mut lines = text.lines().enumerate();
     let (_, header) = lines.next()?;
     let names = cells(header);
-    let step = step_name(names.iter())?;
-    let at = names.iter().position(|name| name == step)?;
-    let columns: Vec<Option<Quantity>> = names.iter().map(|name| quantity(name)).collect();
-    if names.len() < 2 || columns.iter().all(Option::is_none) {
+    let known = |name: &String| quantity(name).is_some();
+    if names.len() < 2 || !names.iter().any(|name| rank(name).is_some()) || !names.iter().any(known)
+    {
         return None;
     }
-    let mut rows = Vec::new();
-    let mut garbled = 0;
-    for (index, line) in lines.filter(|(_, line)| !line.trim().is_empty()) {
+    let used = |name: &String| rank(name).is_some() || known(name);
+    let used: Vec<bool> = names.iter().map(used).collect();
+    let fields = |line: &str| {
         let cells = cells(line);
-        let number = |text: &String| text.parse::<f64>().ok();
-        let step = cells.get(at).and_then(number);
-        let Some(step) = step.filter(|s| cells.len() == names.len() && (0.0..=MOST).contains(s))
-        else {
-            garbled += 1;
-            continue;
+        let columns = names.iter().zip(&used).zip(&cells);
+        let present = columns.filter(|((_, used), cell)| **used && !cell.is_empty());
+        let value = |cell: &String| {
+            cell.parse()
+                .map_or_else(|_| cell.clone().into(), |n: f64| n.into())
         };
-        let mut row = Row::default();
-        (row.step.step, row.step.line) = (step as u64, index + 1);
-        for (quantity, cell) in columns.iter().zip(&cells) {
-            if let (Some(quantity), Some(value)) = (quantity, number(cell)) {
-                set(&mut row, *quantity, value);
-            }
-        }
-        rows.push(row);
-    }
-    Some((rows, garbled))
+        let fields = present.map(|((name, _), cell)| (name.clone(), value(cell)));
+        (cells.len() == names.len()).then(|| fields.collect())
+    };
+    let lines = lines.filter(|(_, line)| !line.trim().is_empty());
+    let items: Vec<Item> = lines
+        .map(|(index, line)| (index + 1, fields(line)))
+        .collect();
+    Some(of_items(&items))
 }
 
 /// The cells of a line of CSV, without quotes.
@@ -229,59 +246,70 @@ fn cells(line: &str) -> Vec<String> {
 /// Reads TensorBoard's `[[wall time, step, value], …]`, or a list of objects; the second value counts other items.
 fn of_json(text: &str) -> Option<(Vec<Row>, usize)> {
     let items: Vec<Value> = serde_json::from_str(text).ok()?;
-    let objects = items.iter().filter_map(Value::as_object);
-    let step = step_name(objects.flat_map(Map::keys));
-    let rows: Vec<Option<Row>> = items.iter().map(|item| of_item(item, step)).collect();
-    let garbled = rows.iter().filter(|row| row.is_none()).count();
-    Some((rows.into_iter().flatten().collect(), garbled))
-}
-
-fn of_item(item: &Value, step: Option<&String>) -> Option<Row> {
-    match item {
-        Value::Object(fields) => of_object(fields, step?),
+    let fields = |item: Value| match item {
+        Value::Object(fields) => Some(fields),
         Value::Array(triple) => {
-            let [wall, step, _] = triple.as_slice() else {
-                return None;
-            };
-            let mut row = Row::default();
-            row.step.step = step.as_u64()?;
-            set(&mut row, Quantity::WallTime, wall.as_f64()?);
-            Some(row)
+            let [wall, step, _] = <[Value; 3]>::try_from(triple).ok()?;
+            Some(Map::from_iter([
+                ("wall time".into(), wall),
+                ("step".into(), step),
+            ]))
         }
         _ => None,
-    }
-}
-
-fn of_object(fields: &Map<String, Value>, step: &str) -> Option<Row> {
-    let mut row = Row::default();
-    // pandas writes whole numbers as `10.0` where some rows have none.
-    let step = fields.get(step)?.as_f64();
-    row.step.step = step.filter(|step| (0.0..=MOST).contains(step))? as u64;
-    for (name, value) in fields {
-        if let (Some(quantity), Some(value)) = (quantity(name), value.as_f64()) {
-            set(&mut row, quantity, value);
-        }
-    }
-    Some(row)
+    };
+    let items: Vec<Item> = items.into_iter().map(|item| (0, fields(item))).collect();
+    Some(of_items(&items))
 }
 
 /// Reads one JSON object per line, as Weights & Biases keeps a run's history; the second value counts other lines.
 fn of_lines(text: &str) -> (Vec<Row>, usize) {
     let lines = text.lines().enumerate();
-    let lines: Vec<(usize, Option<Map<String, Value>>)> = lines
-        .filter(|(_, line)| !line.trim().is_empty())
+    let lines = lines.filter(|(_, line)| !line.trim().is_empty());
+    let items: Vec<Item> = lines
         .map(|(index, line)| (index + 1, serde_json::from_str(line).ok()))
         .collect();
-    let objects = lines.iter().filter_map(|(_, fields)| fields.as_ref());
-    let step = step_name(objects.flat_map(Map::keys));
-    let row = |(line, fields): &(usize, Option<Map<String, Value>>)| {
-        let mut row = of_object(fields.as_ref()?, step?)?;
-        row.step.line = *line;
-        Some(row)
-    };
-    let rows: Vec<Row> = lines.iter().filter_map(row).collect();
-    let garbled = lines.len() - rows.len();
+    of_items(&items)
+}
+
+/// The second value counts items without a step number that can be read, unless they have nothing of training: a tracker writes
+/// the use of the machine in rows of their own.
+fn of_items(items: &[Item]) -> (Vec<Row>, usize) {
+    let name = step_name(items);
+    let mut rows = Vec::new();
+    let mut garbled = 0;
+    for (line, fields) in items {
+        let Some(fields) = fields else {
+            garbled += 1;
+            continue;
+        };
+        let mut row = measured(fields);
+        let said = name.and_then(|name| fields.get(name));
+        let said = said.filter(|value| !value.is_null());
+        // pandas writes whole numbers as `10.0` where some rows have none.
+        let step = said.and_then(Value::as_f64);
+        if let Some(step) = step.filter(|step| (0.0..=MOST).contains(step)) {
+            (row.step.step, row.step.line) = (step as u64, *line);
+            rows.push(row);
+        } else if said.is_some() || is_timed(&row.step) {
+            garbled += 1;
+        }
+    }
     (rows, garbled)
+}
+
+/// What the fields of a row measure.
+fn measured(fields: &Map<String, Value>) -> Row {
+    let mut row = Row::default();
+    for (name, value) in fields {
+        if let (Some(value), Some(quantity)) = (value.as_f64(), quantity(name)) {
+            set(&mut row, quantity, value);
+        }
+    }
+    row
+}
+
+fn is_timed(step: &LoggedStep) -> bool {
+    step.seconds.is_some() || step.tokens_per_s_per_gpu.is_some() || step.sequences_per_s.is_some()
 }
 
 /// Reads Megatron-LM's golden values: for each metric an object whose `values` have the step as their name; those that

@@ -65,7 +65,7 @@ pub fn parse(text: &str, path: &str) -> Result<TrainingLog, LogError> {
     for (index, raw) in text.lines().enumerate() {
         // A progress bar returns to the beginning of its line.
         for part in raw.split('\r') {
-            if hf::is_other_bar(part, training) {
+            if hf::is_other_bar(part, &training) {
                 continue;
             }
             let plain = without_colour(part);

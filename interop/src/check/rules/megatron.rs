@@ -1,10 +1,10 @@
-//! Rules of Megatron-LM between sizes, with the line of code that checks them where users will want to see it, and rules of
-//! Megatron Bridge.
+//! Rules of Megatron-LM between sizes, most with the line of code that checks them, and rules of Megatron Bridge.
 
 use catalog::model::ModelConfig;
 
 use super::collector::{Rules, times};
 use super::megatron_options::options;
+use crate::check::finding::Severity;
 use crate::config::Node;
 
 const TP: &str = "--tensor-model-parallel-size";
@@ -14,7 +14,7 @@ const LAYOUT: &str = "--pipeline-model-parallel-layout";
 const LAYERS_PER_STAGE: &str = "--num-layers-per-virtual-pipeline-stage";
 const STAGES_PER_RANK: &str = "--num-virtual-stages-per-pipeline-rank";
 
-/// Degrees of parallelism, 1 where the file has none.
+/// Degrees of parallelism, or Megatron-LM's defaults.
 struct Degrees {
     tp: u64,
     pp: u64,
@@ -41,7 +41,7 @@ pub(super) fn megatron(r: &mut Rules<'_>, model: Option<&ModelConfig>) {
         stages(r, d.pp, vpp, layers);
     }
     sequence(r, d.cp);
-    batch(r, &d, vpp != Some(1));
+    batch(r, &d, vpp.is_some_and(|stages| stages > 1));
 }
 
 /// Number of stages on a rank, `None` if an option for several does not say how many.
@@ -69,7 +69,7 @@ fn virtual_stages(r: &mut Rules<'_>, pp: u64, layers: Option<u64>) -> Option<u64
     }
     let overlapped = "--overlap-moe-expert-parallel-comm";
     let message = format!(
-        "with {pp} pipeline stages needs several on a rank, as {STAGES_PER_RANK} makes (transformer_config.py:3007)"
+        "with {pp} pipeline ranks needs several stages on each, as {STAGES_PER_RANK} makes (transformer_config.py:3007)"
     );
     r.require(
         pp == 1 || vpp != Some(1) || !r.on(overlapped),
@@ -78,7 +78,7 @@ fn virtual_stages(r: &mut Rules<'_>, pp: u64, layers: Option<u64>) -> Option<u64
     );
     let waits = "--no-overlap-p2p-communication";
     r.require(
-        pp != 2 || vpp == Some(1) || !r.on(waits),
+        pp != 2 || vpp.is_none_or(|stages| stages == 1) || !r.on(waits),
         waits,
         "interleaving over 2 ranks needs overlapped sends and receives (arguments.py:1006)",
     );
@@ -103,8 +103,9 @@ fn stages(r: &mut Rules<'_>, pp: u64, vpp: Option<u64>, layers: u64) {
     if r.has("--hybrid-layer-pattern") {
         return;
     }
-    let own = ["first", "last"].map(|end| r.size(&format!("--decoder-{end}-pipeline-num-layers")));
-    let own: Vec<u64> = own.into_iter().flatten().collect();
+    let own = ["first", "last"].map(|end| format!("--decoder-{end}-pipeline-num-layers"));
+    let key = own.iter().find(|key| r.has(key)).cloned();
+    let own: Vec<u64> = own.iter().filter_map(|key| r.size(key)).collect();
     if !own.is_empty() && ends(r) > 0 {
         return;
     }
@@ -112,6 +113,11 @@ fn stages(r: &mut Rules<'_>, pp: u64, vpp: Option<u64>, layers: u64) {
         .iter()
         .fold(0, |sum: u64, size| sum.saturating_add(*size));
     let ranks = pp.saturating_sub(own.len() as u64);
+    if let Some(key) = key.filter(|_| held > layers || ranks == 0 && held != layers) {
+        let message =
+            format!("the ends of the pipeline have {held} layers; the model has {layers}");
+        return r.find(Severity::Error, &key, message);
+    }
     let rest = (layers + ends(r)).saturating_sub(held);
     let fits = match ranks {
         0 => held == layers,
@@ -130,7 +136,7 @@ fn stages(r: &mut Rules<'_>, pp: u64, vpp: Option<u64>, layers: u64) {
         && let Some(of_rank) = parts.find(|of_rank| of_rank % vpp.max(1) != 0)
     {
         let message = format!("{vpp} does not divide the {of_rank} layers of a rank");
-        r.require(false, STAGES_PER_RANK, message);
+        r.find(Severity::Error, STAGES_PER_RANK, message);
     }
 }
 
@@ -175,15 +181,15 @@ fn batch(r: &mut Rules<'_>, d: &Degrees, interleaved: bool) {
     let each = times(&[micro, (gpus / model).max(1)]);
     if each == 0 || !global.is_multiple_of(each) {
         let message = format!("{global} is not a multiple of micro-batch · dp = {each}");
-        return r.require(false, key, message);
+        return r.find(Severity::Error, key, message);
     }
-    // Micro-batches run in groups, of as many as there are stages unless the file says otherwise.
+    // Micro-batches run in groups, of as many as there are pipeline ranks unless the file says otherwise.
     let (count, pp) = (global / each, d.pp);
     let group = r.size("--microbatch-group-size-per-virtual-pipeline-stage");
-    let group = group.unwrap_or(pp).max(1);
+    let group = group.unwrap_or(pp);
     let fits = (pp..=count).contains(&group) && (count % group == 0 || count % group >= pp);
     let message = format!(
-        "makes {count} micro-batches, which interleaving over {pp} stages cannot run in groups of {group} (schedules.py:1161)"
+        "makes {count} micro-batches, which interleaving over {pp} ranks cannot run in groups of {group} (schedules.py:1161)"
     );
     r.require(!interleaved || pp == 1 || fits, key, message);
 }
@@ -215,7 +221,7 @@ fn heads(r: &mut Rules<'_>, d: &Degrees, model: Option<&ModelConfig>) {
         of_rank[0], of_rank[1]
     );
     r.require(
-        cp == 1 || shared || r.text(comm) != Some("a2a"),
+        cp == 1 || shared || !r.doc.words(comm).contains(&"a2a"),
         comm,
         message,
     );
@@ -236,9 +242,14 @@ fn experts(r: &mut Rules<'_>, d: &Degrees) {
     r.require(why.is_empty(), EP, why);
     let order = "--use-tp-pp-dp-mapping";
     let (attention, experts) = (times(&[d.tp, d.cp]), times(&[d.etp, ep]));
-    let message = format!(
-        "with pipeline stages needs experts to be replicated as often as attention: etp·ep = {experts} is not tp·cp = {attention} (parallel_state.py:898)"
-    );
+    let message = match r.has("--num-experts") {
+        false => {
+            "with pipeline stages and no experts needs cp = 1 (parallel_state.py:898)".to_owned()
+        }
+        true => format!(
+            "with pipeline stages needs experts to be replicated as often as attention: etp·ep = {experts} is not tp·cp = {attention} (parallel_state.py:898)"
+        ),
+    };
     r.require(
         !r.on(order) || d.pp == 1 || attention == experts,
         order,
@@ -247,27 +258,26 @@ fn experts(r: &mut Rules<'_>, d: &Degrees) {
 }
 
 fn layout_rules(r: &mut Rules<'_>, layout: &str, layers: u64, pp: u64) {
-    let key = LAYOUT;
     let Some(stages) = crate::import::parse_layout(layout) else {
-        r.require(false, key, "is not a layout such as Et*9|t*10|t*11L");
-        return;
+        let message = "is not a layout such as Et*9|t*10|t*11L";
+        return r.find(Severity::Error, LAYOUT, message.to_owned());
     };
     let held: u64 = stages.iter().sum();
     r.require(
         held == layers,
-        key,
+        LAYOUT,
         format!("holds {held} decoder layers; the model has {layers}"),
     );
     let count = stages.len() as u64;
     r.require(
         count.is_multiple_of(pp),
-        key,
+        LAYOUT,
         format!("has {count} stages, not a multiple of {pp} ranks"),
     );
     let ends = layout.trim().starts_with('E') && layout.trim().ends_with('L');
     r.require(
         ends,
-        key,
+        LAYOUT,
         "begins with the embedding E and ends with the loss L",
     );
 }
