@@ -71,8 +71,8 @@ pub struct RuntimeSpace {
     pub window_cp_kinds: Vec<CpKind>,
     /// Mesh axis orders.
     pub axis_orders: Vec<AxisOrder>,
-    /// Whether an axis order in which pipeline parallelism is not the last needs as many data-parallel ranks of experts as of the rest
-    /// of the model.
+    /// Whether pipeline parallelism may be another axis than the last only where experts have as many data-parallel ranks as the rest of
+    /// the model.
     pub inner_pipeline_needs_equal_dp: bool,
     /// Recompute modes.
     pub recompute: Vec<RecomputeMode>,

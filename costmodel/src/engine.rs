@@ -203,7 +203,7 @@ struct RankState {
     streams: Streams,
     /// When the rank's last pipeline transfer ends.
     pipeline: Picoseconds,
-    /// Time of the message that the rank sent after its last pass, if it receives at the same time.
+    /// How long the message takes that the rank sent after its last pass; 0 if it sent none, or cannot receive meanwhile.
     sending: Picoseconds,
     /// Time of transfers that the rank waited for.
     exposed_transfers: Picoseconds,
@@ -274,8 +274,8 @@ impl RankState {
     }
 
     /// Makes the rank wait for a message from another pipeline rank. If transfers overlap with compute, the message is there at
-    /// `arrival`. If they do not, the sender is ready at `arrival`, and the transfer starts once this rank is ready too: both directions at
-    /// once, if it has just sent something.
+    /// `arrival`. If they do not, the sender is ready at `arrival`, and the transfer starts once this rank is ready too. A message that
+    /// this rank sends at that moment does not delay it, if it sends and receives at once.
     #[inline(always)]
     fn receive<const OVERLAPS: bool>(&mut self, arrival: Picoseconds, transfer: Picoseconds) {
         let arrival = match OVERLAPS {

@@ -33,7 +33,7 @@ pub struct Execution {
     /// How the operands of 8-bit products are scaled.
     pub fp8_recipe: Fp8Recipe,
     /// Whether modules that run under `torch.autocast` get parameters of 16 bits. FSDP with mixed precision gathers them in 16 bits, and
-    /// weights beside adapters are held so; otherwise they have the 32 bits in which they are held.
+    /// frozen weights beside adapters are held in 16 bits; otherwise they have the 32 bits in which they are held.
     pub narrow_parameters: bool,
 }
 

@@ -158,7 +158,7 @@ impl Scenario {
         }
     }
 
-    /// How the job lies in scale-up domains.
+    /// How the job's ranks fill scale-up domains.
     pub(crate) fn domain(&self) -> Domain {
         self.cluster.domain(self.workload.gpus)
     }

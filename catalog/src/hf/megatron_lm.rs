@@ -149,7 +149,7 @@ fn bounded_glu(f: &Fields<'_>, moe: Option<Moe>) -> Result<Option<f64>, SpecErro
     Ok(bound)
 }
 
-/// Windows, of which Megatron-LM counts only the tokens before the current one.
+/// Which layers see only a window. Megatron-LM's number leaves out the current token.
 fn window(f: &Fields<'_>) -> Result<WindowPattern, SpecError> {
     let Some(text) = f.maybe_text("window_size")? else {
         return Ok(WindowPattern::Full);

@@ -143,7 +143,7 @@ impl PriceBook for ProfilePrices {
         Ok(())
     }
 
-    /// They are part of what was measured.
+    /// None beyond those in the measured reductions.
     fn gradient_copies(&self, _: &Scenario, _: &Decisions, _: &Update<'_>) -> Seconds {
         Seconds(0.0)
     }

@@ -26,7 +26,7 @@ pub(super) struct NetworkPrices {
     scale: f64,
     /// GPUs of a scale-up domain.
     domain: u64,
-    /// How the job lies in domains.
+    /// How the job's ranks fill scale-up domains.
     placed: Domain,
     near: f64,
     far: f64,

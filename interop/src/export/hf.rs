@@ -383,7 +383,7 @@ pub(crate) fn axolotl(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     vec![Draft::new(AXOLOTL, Heading::Hash, write::yaml(&root))]
 }
 
-/// Its model has the type that it computes in (utils/config, `resolve_dtype`); adapters have 32 bits.
+/// axolotl holds the model in the type in which it computes (utils/config, `resolve_dtype`), adapters in 32 bits.
 fn axolotl_precision(job: &Job<'_>, root: &mut Node, limits: &mut Limits) {
     let precision = job.workload.precision;
     let whole = job.model.adapters.is_none();

@@ -195,7 +195,7 @@ fn other_vocabulary(doc: &Document, model: &ModelConfig) -> Option<(&'static str
     (!ours.iter().any(|rows| theirs.contains(rows))).then(|| (key, message()))
 }
 
-/// Whether two more things that the script says are not the model's: the vocabulary that its tokenizer implies, and positions.
+/// Whether the vocabulary that the script's tokenizer implies, and the script's number of positions, differ from the model's.
 pub(super) fn unlike(doc: &Document, model: &ModelConfig) -> Result<[bool; 2], ImportError> {
     let rows = implied_vocabulary(doc)?;
     let other = |said: Option<u64>, theirs: u64| said.is_some_and(|n| n != theirs);

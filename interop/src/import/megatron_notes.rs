@@ -20,13 +20,13 @@ const LEFT_OUT: [&str; 7] = [
     "--perform-rl-step",
 ];
 
-/// Whether options count for a plan of a model.
+/// Whether such options have an effect on a plan of a model.
 type When = fn(&Decisions, &ModelConfig) -> bool;
 
-/// An option, or the beginning of several up to a `-`; values that are predicted as they are; what others are planned as.
+/// An option, or the common beginning of several up to a `-`; the values that are predicted as they are; what is planned for others.
 type Row = (&'static str, &'static [&'static str], &'static str);
 
-/// Options that are predicted as another setting, by when they count.
+/// Options that are predicted as another setting, sorted by the plans on which they have an effect.
 #[rustfmt::skip]
 const OTHERWISE: &[(When, &[Row])] = &[
     (|_, _| true, &[

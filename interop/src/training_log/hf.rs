@@ -71,7 +71,7 @@ pub(super) fn training_steps(text: &str) -> Vec<u64> {
     others.map(|bar| bar.total).chain([total]).collect()
 }
 
-/// Whether a bar goes on, from a checkpoint, where another that never reached its end was broken off.
+/// Whether a bar continues, from a checkpoint, another that was broken off before its end.
 fn resumes(bars: &[Bar], before: u64, after: u64) -> bool {
     let of = |total: u64| bars.iter().filter(move |bar| bar.total == total);
     let begin = bars.iter().position(|bar| bar.total == after);

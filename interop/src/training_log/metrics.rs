@@ -142,7 +142,7 @@ fn quantity(name: &str) -> Option<Quantity> {
     found.map(|(_, quantity)| *quantity)
 }
 
-/// The place in [`STEP`] of a name that is of step numbers.
+/// The index in [`STEP`] of a column's name; `None` if the column has no step numbers.
 fn rank(name: &str) -> Option<usize> {
     let name = name.to_lowercase();
     STEP.iter().position(|of| *of == metric(&name))
@@ -271,8 +271,8 @@ fn of_lines(text: &str) -> (Vec<Row>, usize) {
     of_items(&items)
 }
 
-/// The second value counts items without a step number that can be read, unless they have nothing of training: a tracker writes
-/// the use of the machine in rows of their own.
+/// The rows of a log, and how many items were left out because their step number cannot be read. Items without facts of training do not
+/// count: a tracker writes how busy the machine is in items of their own.
 fn of_items(items: &[Item]) -> (Vec<Row>, usize) {
     let name = step_name(items);
     let mut rows = Vec::new();

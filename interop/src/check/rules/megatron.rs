@@ -44,7 +44,7 @@ pub(super) fn megatron(r: &mut Rules<'_>, model: Option<&ModelConfig>) {
     batch(r, &d, vpp.is_some_and(|stages| stages > 1));
 }
 
-/// Number of stages on a rank, `None` if an option for several does not say how many.
+/// Stages per rank; `None` if the file asks for several and does not say how many.
 fn virtual_stages(r: &mut Rules<'_>, pp: u64, layers: Option<u64>) -> Option<u64> {
     let given = [LAYERS_PER_STAGE, STAGES_PER_RANK, LAYOUT];
     let key = given.into_iter().find(|key| r.has(key));
