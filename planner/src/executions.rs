@@ -269,6 +269,7 @@ impl Asked<'_> {
     /// pipeline ranks, no forward pass runs beside a backward pass.
     fn may_overlap_experts(&self, layout: &Layout) -> bool {
         self.scenario.runtime.space.expert_overlap
+            && self.scenario.workload.precision != Precision::Fp32
             && layout.ep > 1
             && layout.num_micro_batches > layout.pp
             && self.scenario.model.mtp_layers <= MAX_OVERLAPPED_MTP

@@ -32,7 +32,7 @@ pub fn allowed_by(
         .or_else(|| gradient_lack(d, runtime, precision))
         .or_else(|| optimizer_lack(d, runtime, precision))
         .or_else(|| offload_lack(d, runtime))
-        .or_else(|| expert_lack(d, model, runtime))
+        .or_else(|| expert_lack(d, model, runtime, precision))
         .or_else(|| graph_lack(d, model, runtime))
         .or_else(|| recipe_lack(d, runtime, precision))
         .or_else(|| prefetch_lack(d, runtime));
@@ -268,7 +268,12 @@ fn prefetch_lack(d: &Decisions, runtime: &Runtime) -> Option<Lack> {
 }
 
 /// Finds a way to send tokens to their experts that the runtime does not support.
-fn expert_lack(d: &Decisions, model: &ModelConfig, runtime: &Runtime) -> Option<Lack> {
+fn expert_lack(
+    d: &Decisions,
+    model: &ModelConfig,
+    runtime: &Runtime,
+    precision: Precision,
+) -> Option<Lack> {
     if d.ep == 1 {
         return None;
     }
@@ -291,6 +296,8 @@ fn expert_lack(d: &Decisions, model: &ModelConfig, runtime: &Runtime) -> Option<
         experts_cannot_overlap(d.schedule, d.pp, d.recompute, d.offload_layers).or_else(|| {
             if asked == Dispatcher::AllGather {
                 Some("a dispatcher other than all_gather")
+            } else if precision == Precision::Fp32 {
+                Some("16-bit weights")
             } else if model.mtp_layers > MAX_OVERLAPPED_MTP {
                 Some("at most one layer of multi-token prediction")
             } else {

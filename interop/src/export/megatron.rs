@@ -367,6 +367,12 @@ fn optimizer(job: &Job<'_>, limits: &mut Limits) -> Vec<Flag> {
         "Megatron-FSDP holds master weights whole",
         Some(("optim_states", OptimizerStates::OWN.to_owned())),
     );
+    limits.refuse(
+        states == OptimizerStates::SplitMaster && job.workload.precision == Precision::Fp8,
+        "optim_states=split_master",
+        "Megatron-LM holds master weights whole in 8-bit jobs",
+        Some(("optim_states", OptimizerStates::OWN.to_owned())),
+    );
     let mut flags = vec![Flag::switch(PRECISION_AWARE)];
     if states == OptimizerStates::Bf16Moments {
         flags.extend(MOMENTS.map(|flag| Flag::value(flag, "bf16")));
@@ -544,15 +550,19 @@ fn overlap(job: &Job<'_>, overlap: Overlap, limits: &mut Limits) -> Vec<Flag> {
             format!("{EXPERT_OVERLAP} needs {DISPATCHER} alltoall or flex"),
             Some(("dispatcher", Dispatcher::AllToAll.name().to_owned())),
         );
+        let wide = job.workload.precision == Precision::Fp32;
         limits.refuse(
-            job.model.mtp_layers > MAX_OVERLAPPED_MTP,
+            wide || job.model.mtp_layers > MAX_OVERLAPPED_MTP,
             "overlap=ep",
-            format!("{EXPERT_OVERLAP} takes one layer of multi-token prediction at most"),
+            match wide {
+                true => format!("{EXPERT_OVERLAP} needs --bf16 or --fp16"),
+                false => format!("{EXPERT_OVERLAP} takes one layer of multi-token prediction"),
+            },
             Some(("overlap", "grad+param+pp".to_owned())),
         );
     }
     limits.note(
-        d.pp > 1 && d.vpp == 1 && pipeline,
+        d.pp > 1 && pipeline && d.vpp == 1 && job.runtime.space.blocking_schedules.is_empty(),
         "Megatron-LM's 1F1B sends and receives beside nothing, whatever --overlap-p2p says",
     );
     flags
