@@ -301,7 +301,7 @@ fn contradictions_of_a_script_are_noted() {
     let args = ["import", "run.sh", "--model", "llama3-8b", "--json"];
     let output = run(folder.path(), &args);
     assert_eq!(code(&output), 0, "{}", stderr(&output));
-    let note = "export --check finds run.sh:1: `--seq-length`: 8192 is above --max-position-embeddings 4096";
+    let note = "export --check finds run.sh:1: `--seq-length`: 8192 is above --max-position-embeddings 4096 (arguments.py:1354)";
     let notes = json(&output)["notes"].clone();
     let notes = notes.as_array().expect("notes");
     assert!(notes.iter().any(|found| found == note), "{notes:?}");

@@ -251,7 +251,6 @@ pub fn round_trip(
     };
     let name = dialect.name();
     let file = &exported.files[0];
-    // What the user has to say is left to be filled in.
     let text = file.text.replace("FILL_IN_LEARNING_RATE", "1e-5");
     let document = match Document::read(&text, &file.name, None, &|_| None) {
         Ok(document) => document,
