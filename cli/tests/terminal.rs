@@ -241,11 +241,7 @@ fn another_system_is_offered_with_the_reason() {
             "gemma2-9b",
             "launch it with deepspeed: torchtitan has no model like this",
         ),
-        (
-            "maxtext",
-            "llama3-8b",
-            "as it is, it cannot be exported to maxtext",
-        ),
+        ("maxtext", "llama3-8b", "there is no export to maxtext"),
         ("hf-trainer", "gemma2-9b", "  launch it\n"),
     ] {
         let plan = "--gpus 8 --seq 4k --strategy zero=3,recompute=full --runtime";
