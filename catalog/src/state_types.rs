@@ -106,7 +106,7 @@ impl OptimizerStates {
         }
     }
 
-    /// Types of a runtime's states in a job of that precision, with the optimizer's held in this way.
+    /// The types of a runtime's states in a job of that precision, if the optimizer holds its own in this way.
     #[must_use]
     pub fn of(self, own: StateTypes, precision: Precision) -> StateTypes {
         let master = match precision {

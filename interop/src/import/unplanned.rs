@@ -4,7 +4,7 @@
 use super::document::Document;
 use crate::config::Value;
 
-/// Keys that are switched on, alone or with the one value that counts, and what is predicted in their place.
+/// Keys that no plan expresses, each with the value that counts if it is not a switch, and what is predicted in their place.
 const UNPLANNED: [(&[&str], &str); 13] = [
     (
         &["use_liger_kernel", "enable_liger_kernel"],

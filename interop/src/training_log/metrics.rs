@@ -46,7 +46,7 @@ const STEP: [&str; 6] = [
     "_step",
 ];
 
-/// Beginnings of the names of metrics that are of evaluations.
+/// Prefixes of the names of metrics that an evaluation logs.
 const EVALUATION: [&str; 3] = ["eval", "val", "test"];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
