@@ -62,7 +62,7 @@ pub struct ClusterFile {
     pub scale_up_domain: Option<u64>,
     /// Network inside a domain, per device and direction.
     pub scale_up: LinkFile,
-    /// Whether the network inside a domain is PCI Express; if absent, it is up to 64 GB/s.
+    /// Whether the network inside a domain is PCI Express. If absent, a network of up to 64 GB/s is taken to be.
     pub pci_express: Option<bool>,
     /// Network between domains, per device and direction.
     pub scale_out: LinkFile,

@@ -2,13 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
-/// How far ahead of their use a runtime can be told to gather the parameters of blocks, which ZeRO-3 gathers for every pass.
+/// A choice that a runtime offers under ZeRO-3: how many blocks before its use the parameters of a block are gathered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PrefetchOption {
-    /// Number of blocks ahead: with 0 a block's gather begins when the block before has ended.
+    /// Number of blocks. With 0, a block's gather begins when the block before it has ended.
     pub blocks: u64,
-    /// The same in forward, if it is another number there.
+    /// The number in forward passes, if it differs there.
     #[serde(default)]
     pub forward: Option<u64>,
 }

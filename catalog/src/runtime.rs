@@ -63,11 +63,11 @@ pub struct RuntimeSpace {
     pub zero: Vec<Zero>,
     /// Pipeline schedules under which a rank waits for its messages to other stages, whatever [`Overlap::pipeline`] says.
     pub blocking_schedules: Vec<ScheduleKind>,
-    /// Whether a rank that waits for its messages first sends one and then receives one, rather than both at once.
+    /// Whether a rank under such a schedule first sends to another stage and then receives, rather than both at once.
     pub one_message_at_a_time: bool,
-    /// Kinds of context parallelism whose attention can have sinks.
+    /// Kinds of context parallelism under which attention can have sinks (extra learned terms in its softmax, as in gpt-oss).
     pub sink_cp_kinds: Vec<CpKind>,
-    /// Kinds of context parallelism whose attention can have a sliding window.
+    /// Kinds of context parallelism under which attention can be limited to a sliding window.
     pub window_cp_kinds: Vec<CpKind>,
     /// Mesh axis orders.
     pub axis_orders: Vec<AxisOrder>,
@@ -232,8 +232,8 @@ pub enum Rewrite {
     /// Softmax overwrites the 32-bit copy of the logits (Megatron's vocabulary-parallel loss). Together with
     /// [`Self::FuseCrossEntropy`], forward already writes the gradient over the 16-bit logits (our own executor on GPUs).
     InPlaceCrossEntropy,
-    /// Head and loss process the tokens of a micro-batch in eight chunks, one after another, each forward and backward, so that memory
-    /// never holds the logits of all tokens (torchtitan 0.3, `components/loss.py`, `ChunkedLossWrapper`).
+    /// Head and loss process the tokens of a micro-batch in eight chunks. Each chunk runs forward and backward before the next one, so that
+    /// only the logits of one chunk are in memory (torchtitan 0.3, `components/loss.py`, `ChunkedLossWrapper`).
     ChunkLoss,
     /// Chains of pointwise operators and norms become one kernel each (`torch.compile`).
     FusePointwise,

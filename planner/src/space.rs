@@ -52,9 +52,9 @@ pub struct SearchSpace {
     layouts: Vec<Layout>,
     /// Number of strategies of every layout.
     members: Vec<u64>,
-    /// For each number of pipeline ranks and of micro-batches.
+    /// The pipelines, for each number of pipeline ranks and of micro-batches.
     pipelines: BTreeMap<(u64, u64), Arc<Vec<PipelineChoice>>>,
-    /// Ways to shard states, by [`Layout::sharded_over`].
+    /// The ways to shard states, for each value of [`Layout::sharded_over`] that occurs.
     shardings: BTreeMap<[u64; 3], Shardings>,
     /// Combinations of sizes left out, counted by the rule that excludes them.
     pub illegal: BTreeMap<String, u64>,

@@ -312,7 +312,7 @@ impl Decisions {
         Group { size, stride }
     }
 
-    /// Whether the ranks that share one copy of the experts lie in several scale-up domains of a cluster.
+    /// Whether messages to experts cross scale-up domains: some ranks that hold one copy of all experts lie in different ones.
     #[must_use]
     pub fn experts_lie_across(&self, cluster: &Cluster) -> bool {
         let size = self.ep * self.etp;

@@ -1,5 +1,5 @@
-//! Models by Megatron-LM's options (`megatron/training/arguments.py`), for those that no family of the hub has. A field is
-//! named as its option, with underscores; one that is absent has Megatron-LM's default.
+//! Reads models that are described by Megatron-LM's options (`megatron/training/arguments.py`), because they belong to no family of the
+//! Hugging Face hub. Each field has the name of its option, with underscores. An absent field has Megatron-LM's default.
 
 use super::constants::grown;
 use super::fields::Fields;

@@ -47,7 +47,7 @@ impl Dialect {
         matches!(self, Self::Axolotl | Self::LlamaFactory)
     }
 
-    /// Whether the user's training script loads the model from the hub.
+    /// Whether a training script of the user's own loads the model, by its name on the hub.
     pub(crate) fn loads_in_script(self) -> bool {
         self.names_the_model() && !self.writes_adapters()
     }

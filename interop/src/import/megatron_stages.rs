@@ -1,4 +1,4 @@
-//! How a Megatron-LM script divides layers over stages of a pipeline, and micro-batches over them.
+//! Reads from a Megatron-LM script how many layers each pipeline stage has, and how many micro-batches a stage runs in a row.
 
 use super::document::Document;
 use super::error::ImportError;
@@ -20,7 +20,7 @@ const COUNTED: [&str; 2] = [
     "--account-for-loss-in-pipeline-split",
 ];
 
-/// Layers of every virtual stage, and number of virtual stages per rank.
+/// The number of layers of each virtual stage, and the number of virtual stages on each pipeline rank.
 pub(super) fn stages(
     doc: &Document,
     given: &Given<'_>,
@@ -57,7 +57,7 @@ pub(super) fn stages(
     Ok((StagePartition(vec![layers / count; count as usize]), vpp))
 }
 
-/// The same, from a layout that lists every stage.
+/// The same two, from a `--pipeline-model-parallel-layout`.
 fn stages_of_layout(
     doc: &Document,
     text: &str,

@@ -175,7 +175,7 @@ fn offloads_activations(doc: &Document) -> Option<&'static str> {
     on.next().map(|(key, _)| key)
 }
 
-/// What is recomputed of a model of so many layers.
+/// What the file has recomputed in backward; `layers` is the number of the model's layers.
 fn recompute(doc: &Document, layers: u64) -> Result<Recompute, ImportError> {
     let on = |key: &str| match doc.find(key).map(|node| &node.value) {
         // axolotl also takes `offload` and other kinds.

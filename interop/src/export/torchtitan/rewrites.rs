@@ -56,7 +56,7 @@ pub(super) const AFTER_0_3: &Table = &[(
     Never("activations have one dimension of tokens"),
 )];
 
-/// For each rewrite, whether torchtitan 0.3 performs it.
+/// For each rewrite that a prediction may assume, whether torchtitan 0.3 performs it.
 pub(crate) const REWRITES: &Table = &[
     // Written in the `compile` section.
     (Rewrite::FusePointwise, |_| true, Written),
