@@ -26,8 +26,7 @@ pub(crate) fn read(
     let first = parts.next().unwrap_or_default();
     let (device, count) = gpus(first).ok_or_else(|| wrong(line, first))?;
     let mut cluster = like(device)?;
-    let before = cluster.gpus_per_node;
-    if cluster.scale_up_domain == before || !cluster.scale_up_domain.is_multiple_of(count.max(1)) {
+    if count != cluster.gpus_per_node {
         cluster.scale_up_domain = count;
     }
     cluster.gpus_per_node = count;
@@ -38,6 +37,8 @@ pub(crate) fn read(
             let rate: Bandwidth = rate.trim().parse().map_err(|_| wrong(line, part))?;
             set_rate(&mut cluster.scale_up, rate);
             cluster.pci_express = link == "pcie";
+        } else if let Some(size) = part.strip_prefix("domain ") {
+            cluster.scale_up_domain = size.trim().parse().map_err(|_| wrong(line, part))?;
         } else if let Some(price) = part.strip_prefix('$') {
             let price = price.trim_end_matches("/h").trim().parse();
             cluster.dollars_per_gpu_hour =
@@ -93,7 +94,7 @@ fn wrong(line: &str, part: &str) -> SpecError {
         Mistake::new(format!("`{part}` is not understood"))
             .at(format!("cluster `{line}`"))
             .expected(
-                "GPU x COUNT per node, then if needed RATE x CARDS between nodes, nvlink or pcie RATE inside, $ per GPU and hour",
+                "GPU x COUNT per node, then if needed RATE x CARDS between nodes, nvlink or pcie RATE inside, domain GPUS on NVLink, $ per GPU and hour",
             )
             .example(EXAMPLE),
     )

@@ -546,6 +546,14 @@ mod tests {
             );
         }
         assert_eq!(cluster.dollars_per_gpu_hour.map(|p| p.value), Some(2.5));
+        for (line, domain) in [
+            ("gb200 x 4 per node", 72),
+            ("gb200 x 8 per node", 8),
+            ("gb200 x 4 per node, domain 36", 36),
+        ] {
+            let cluster = super::cluster(line).expect("a cluster");
+            assert_eq!(cluster.scale_up_domain, domain, "{line}");
+        }
         let usual = super::cluster("dgx-h100").expect("a preset");
         let same = super::cluster("8 x h100 per node, 400 Gb/s x 8").expect("a cluster");
         assert_eq!(
