@@ -24,6 +24,7 @@ mod saved;
 #[cfg(test)]
 mod small_model;
 mod softmax;
+mod sums;
 mod tensor_set;
 mod vocabulary;
 

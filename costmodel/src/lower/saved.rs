@@ -19,6 +19,7 @@ use super::elementary_gelu;
 use super::lowering::Lowering;
 use super::modules;
 use super::norm_copies;
+use super::sums;
 use super::tensor_set::TensorSet;
 
 /// End of the name of a loss's log-probabilities; its scope comes before.
@@ -195,6 +196,7 @@ fn reads(
 ) -> Vec<Read> {
     let producers = producers(trace);
     let again = modules::selected(lowering, trace, recompute);
+    let sums = sums::kept_instead_of_terms(trace, &producers);
     let mut reads = Vec::new();
     for op in &trace.forward {
         let narrow = lowering.keeps_quantised(trace, op.operator);
@@ -203,7 +205,7 @@ fn reads(
             let sources = match keeps_gathered(lowering, trace, &producers, op) {
                 true => vec![of],
                 false => {
-                    let again = [selected, &again];
+                    let again = [selected, &again, &sums];
                     resolve(lowering, trace, &producers, again, of, recompute)
                 }
             };
@@ -379,17 +381,21 @@ pub(super) fn saved_by(
 }
 
 /// The tensors kept so that backward has `id`: the tensor itself, or those it is recomputed from. Given are the products
-/// whose outputs selection by operator keeps, and the outputs of selected modules, which run again.
+/// whose outputs selection by operator keeps, the outputs of selected modules, which run again, and the sums that are kept instead of
+/// their terms.
 fn resolve(
     lowering: &Lowering<'_>,
     trace: &Trace,
     producers: &[Option<usize>],
-    [selected, modules]: [&FxHashSet<TensorId>; 2],
+    [selected, modules, sums]: [&FxHashSet<TensorId>; 3],
     id: TensorId,
     recompute: Recompute,
 ) -> Vec<TensorId> {
-    let again =
-        |op: &Op| modules.contains(&op.outputs[0]) || rebuilt(lowering, op, selected, recompute);
+    let again = |op: &Op| {
+        let output = &op.outputs[0];
+        modules.contains(output)
+            || !sums.contains(output) && rebuilt(lowering, op, selected, recompute)
+    };
     let mut pending = vec![id];
     let mut sources = Vec::new();
     let mut visited = Vec::new();
