@@ -147,16 +147,19 @@ pub(crate) fn resharding(
     Ok(found)
 }
 
-/// Elements of every block, summed up in the order of the model.
+/// Trained elements of every block, summed up in the order of the model. A table that several blocks read belongs to the first of them.
 fn depth(scenario: &Scenario) -> Result<Depth, CostError> {
     let mut known: BTreeMap<BlockClass, [u64; 2]> = BTreeMap::new();
+    let mut counted = BTreeSet::new();
     let mut sums = vec![[0, 0]];
     for class in models::blocks(&scenario.model) {
         let own = match known.get(&class) {
             Some(own) => *own,
             None => {
-                let own = elements(scenario, class)?;
-                known.insert(class, own);
+                let own = elements(scenario, class, &mut counted)?;
+                if matches!(class, BlockClass::Layer(_)) {
+                    known.insert(class, own);
+                }
                 own
             }
         };
@@ -166,13 +169,26 @@ fn depth(scenario: &Scenario) -> Result<Depth, CostError> {
     Ok(sums)
 }
 
-fn elements(scenario: &Scenario, class: BlockClass) -> Result<[u64; 2], CostError> {
+/// Trained elements of a block without those of parameters `counted` before, to which its own are added. Parameters of layers are of one
+/// block alone.
+fn elements(
+    scenario: &Scenario,
+    class: BlockClass,
+    counted: &mut BTreeSet<String>,
+) -> Result<[u64; 2], CostError> {
     let layout = BlockLayout::alone(1, 16, DType::Bf16);
     let trace = models::trace_block(&scenario.model, class, &layout);
     let trace = trace.map_err(|e| CostError::Trace(e.to_string()))?;
     let mut sums = [0, 0];
-    for parameter in &trace.parameters {
-        sums[usize::from(parameter.expert)] += parameter.global_elements;
+    for parameter in trace
+        .parameters
+        .iter()
+        .filter(|parameter| parameter.trained)
+    {
+        let is_shared = !parameter.name.contains("{layer}");
+        if !is_shared || counted.insert(parameter.name.clone()) {
+            sums[usize::from(parameter.expert)] += parameter.global_elements;
+        }
     }
     Ok(sums)
 }
@@ -278,7 +294,7 @@ fn all_left(placed: &Placed<'_>, lost: &[Lost]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use catalog::{Precision, Workload, WorkloadSizes};
+    use catalog::{Model, Precision, Workload, WorkloadSizes};
     use plans::Strategy;
 
     use super::*;
@@ -423,6 +439,38 @@ mod tests {
             let most = found.most.iter().map(|most| most.0 * 8).sum::<u64>();
             assert!(most.abs_diff(found.moved.0) < 64, "{new:?}: {found:?}");
         }
+    }
+
+    #[test]
+    fn every_trained_parameter_is_counted_once() {
+        for (name, modules) in [
+            ("llama3-8b", 0),
+            ("qwen2.5-0.5b", 0),
+            ("deepseek-v3", 1),
+            ("deepseek-v3", 2),
+        ] {
+            let mut s = scenario(name, 8);
+            let mut config = (*s.model).clone();
+            config.mtp_layers = modules;
+            s.model = Model::new(config, "changed").expect("a model");
+            let all = models::parameters(&s.model).expect("a model");
+            let elements: u64 = all.iter().map(|parameter| parameter.global_elements).sum();
+            let sums = depth(&s).expect("counted");
+            assert_eq!(sums[sums.len() - 1].iter().sum::<u64>(), elements, "{name}");
+        }
+    }
+
+    #[test]
+    fn adapters_are_saved_without_the_models_weights() {
+        let mut s = scenario("llama3-8b", 8);
+        let d = strategy("llama3-8b", 8, "dp8 zero1");
+        let adapters = Some("rank=16".parse().expect("adapters"));
+        s.model = s.model.with_adapters(adapters).expect("a model");
+        // 41.9 million trained parameters of 12 bytes each.
+        let bytes = crate::states::checkpoint(&s, &d, 8_072_204_288);
+        assert_eq!(bytes.0, 12 * 41_943_040);
+        let sums = depth(&s).expect("counted");
+        assert_eq!(sums[sums.len() - 1], [41_943_040, 0]);
     }
 
     /// A split master weight is read with the parameter that holds its other half.
