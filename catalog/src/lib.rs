@@ -47,6 +47,7 @@ pub mod runtime;
 pub mod runtime_file;
 pub mod runtime_presets;
 pub mod selection;
+pub mod sharding;
 pub mod state_types;
 pub mod suggest;
 pub mod tables;

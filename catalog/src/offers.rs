@@ -3,7 +3,7 @@
 use crate::cluster::Cluster;
 use crate::cuda_graphs::{CudaGraphs, GraphOption};
 use crate::dispatcher::Dispatcher;
-use crate::dtype::Precision;
+use crate::dtype::{DType, Precision};
 use crate::fp8_recipe::Fp8Recipe;
 use crate::model::ModelConfig;
 use crate::offload::{Offload, OffloadOption};
@@ -11,6 +11,7 @@ use crate::parallelism::Zero;
 use crate::prefetch::Ahead;
 use crate::runtime::Runtime;
 use crate::selection::{RecomputeModule, Selection};
+use crate::sharding::Unsharded;
 use crate::state_types::{GradientTypes, OptimizerStates, StateTypes};
 
 impl Runtime {
@@ -27,10 +28,25 @@ impl Runtime {
     /// Types of parameters, gradients and optimizer states of a job of that precision, unless it is told otherwise.
     #[must_use]
     pub fn states_in(&self, precision: Precision) -> StateTypes {
-        let of_fp16 = self.fp16_gradients.filter(|_| precision == Precision::Fp16);
-        of_fp16.map_or(self.states, |gradients| {
-            self.states.with_gradients(gradients.types(precision))
-        })
+        match precision {
+            Precision::Fp32 => StateTypes {
+                master: self.states.master.filter(|_| self.master_in_f32),
+                gradient: None,
+                reduce: DType::F32,
+                extra_gradient: None,
+                ..self.states
+            },
+            Precision::Fp16 => self.fp16_gradients.map_or(self.states, |gradients| {
+                self.states.with_gradients(gradients.types(precision))
+            }),
+            Precision::Bf16 | Precision::Fp8 => self.states,
+        }
+    }
+
+    /// Whether jobs of that precision with tensor or pipeline parallelism must shard states, because nothing else casts parameters.
+    #[must_use]
+    pub fn casts_only_shards(&self, precision: Precision) -> bool {
+        precision != Precision::Fp32 && self.unsharded == Unsharded::PlainWithoutCasts
     }
 
     /// The types that it can be told to use instead. Training in 32 bits leaves no choice.
@@ -137,5 +153,26 @@ impl Runtime {
     pub fn modules(&self) -> Selection {
         let offered = self.space.selections.iter().chain([&self.selective]);
         offered.copied().flat_map(Selection::modules).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{DType, Precision};
+
+    #[test]
+    fn jobs_in_32_bits_reduce_in_32_bits_and_some_keep_no_second_copy() {
+        for (runtime, master) in [
+            ("megatron-core", None),
+            ("nemo", None),
+            ("deepspeed", Some(DType::F32)),
+            ("hf-trainer", None),
+            ("vescale", Some(DType::F32)),
+        ] {
+            let runtime = crate::load::runtime(runtime).expect("a preset");
+            let states = runtime.states_in(Precision::Fp32);
+            assert_eq!(states.master, master, "{}", runtime.name);
+            assert_eq!(states.reduce, DType::F32, "{}", runtime.name);
+        }
     }
 }

@@ -12,6 +12,7 @@ use crate::parallelism::{AxisOrder, CpKind, Overlap, ScheduleKind, Zero};
 use crate::prefetch::PrefetchOption;
 use crate::provenance::Sourced;
 use crate::selection::Selection;
+use crate::sharding::{OncePerStep, Unsharded};
 use crate::state_types::{GradientOption, OptimizerStates, StateTypes};
 use crate::units::{Bytes, Seconds};
 
@@ -42,6 +43,12 @@ pub struct Runtime {
     pub fp16_gradients: Option<GradientOption>,
     /// What it overlaps by default.
     pub overlap: Overlap,
+    /// What it does once per step under ZeRO-3.
+    pub zero3_once: OncePerStep,
+    /// How it runs jobs that shard no states.
+    pub unsharded: Unsharded,
+    /// Whether jobs in 32 bits keep master weights that equal the parameters.
+    pub master_in_f32: bool,
     /// How it sends tokens to their experts by default.
     pub dispatcher: Dispatcher,
     /// What it captures in CUDA graphs by default.

@@ -15,6 +15,7 @@ use crate::runtime::{
     SequenceParallelUse,
 };
 use crate::selection::Selection;
+use crate::sharding::{OncePerStep, Unsharded};
 use crate::state_types::{GradientOption, OptimizerStates, StateTypes};
 use crate::units::{Bytes, Seconds};
 
@@ -52,6 +53,12 @@ pub struct RuntimeFile {
     pub fp16_gradients: Option<GradientOption>,
     /// Default overlap.
     pub overlap: Option<Overlap>,
+    /// What it does once per step under ZeRO-3.
+    pub zero3_once: Option<OncePerStep>,
+    /// How jobs that shard no states run.
+    pub unsharded: Option<Unsharded>,
+    /// Whether jobs in 32 bits keep master weights that equal the parameters.
+    pub master_in_f32: Option<bool>,
     /// How tokens are sent to their experts by default.
     pub dispatcher: Option<Dispatcher>,
     /// What is captured in CUDA graphs by default.
@@ -151,6 +158,12 @@ impl RuntimeFile {
                 .ok_or_else(|| missing("states"))?,
             overlap: inherit(self.overlap, parent.map(|p| p.overlap))
                 .ok_or_else(|| missing("overlap"))?,
+            unsharded: inherit(self.unsharded, parent.map(|p| p.unsharded))
+                .ok_or_else(|| missing("unsharded"))?,
+            master_in_f32: inherit(self.master_in_f32, parent.map(|p| p.master_in_f32))
+                .ok_or_else(|| missing("master_in_f32"))?,
+            zero3_once: inherit(self.zero3_once, parent.map(|p| p.zero3_once))
+                .ok_or_else(|| missing("zero3_once"))?,
             dispatcher: inherit(self.dispatcher, parent.map(|p| p.dispatcher))
                 .ok_or_else(|| missing("dispatcher"))?,
             graphs: inherit(self.graphs, parent.map(|p| p.graphs))

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use catalog::runtime::Rewrite;
+use catalog::sharding::Unsharded;
 use catalog::{Bytes, Seconds};
 use models::BlockClass;
 use plans::Decisions;
@@ -14,9 +15,10 @@ use crate::blocks::BlockCosts;
 use crate::of_rank::{HeldByRank, Largest, OfRank};
 use crate::offload;
 use crate::pipeline::Pipeline;
+use crate::shared_tables::{self, SharedTables};
 use crate::stage::{Run, StageWork};
 use crate::stage_traffic::Traffic;
-use crate::states::{StateBytes, Weights};
+use crate::states::{self, StateBytes, Weights};
 use crate::traffic::DataParallel;
 use crate::{CostError, Scenario, block_cost, graphed};
 
@@ -79,6 +81,7 @@ pub fn assemble(
     };
     built.stages(costs, strategy, parallel, &blocks)?;
     built.ranks(costs, strategy, parallel)?;
+    built.shared_table(costs, strategy)?;
     Ok(built)
 }
 
@@ -179,6 +182,27 @@ impl Assembled {
                 }
             };
             self.ranks.push(of);
+        }
+        Ok(())
+    }
+
+    /// Adds the exchange of the gradients of a table that both ends of the pipeline hold: a tied one, or the copy of the embedding that
+    /// prediction modules read (NVIDIA/Megatron-LM@d98e8a6, `finalize_model_grads.py`, `_allreduce_word_embedding_grads`).
+    fn shared_table(&mut self, costs: &BlockCosts, strategy: &Decisions) -> Result<(), CostError> {
+        let scenario = costs.scenario();
+        let owners = self.rank_of_stage();
+        let ends = [owners[0], owners[owners.len() - 1]].map(|rank| rank as usize);
+        let both = scenario.model.tied_embeddings || scenario.model.mtp_layers > 0;
+        if ends[0] == ends[1] || !both || scenario.model.adapters.is_some() {
+            return Ok(());
+        }
+        let precision = scenario.workload.precision;
+        let types = strategy.state_types(&scenario.runtime, precision);
+        let elements = shared_tables::table(scenario, strategy);
+        let table = Bytes(elements * types.reduce.size());
+        let time = costs.book().sum_over_ends(strategy, table)?;
+        for rank in ends {
+            self.ranks[rank].shared_table = time;
         }
         Ok(())
     }
@@ -305,7 +329,16 @@ impl StageClass {
         if strategy.pp > 1 && keeps_output {
             work.saved += runs.last().map_or(Bytes(0), |run| run.cost.output);
         }
+        let tables = SharedTables::of(scenario, strategy, &runs);
+        let weights = weights(&tables, &runs);
         transients(&mut work, &runs);
+        if states::casts_whole(scenario, strategy.zero)
+            && scenario.runtime.unsharded != Unsharded::Fsdp
+        {
+            // Autograd holds autocast's copies of the weights until backward has used them.
+            let precision = scenario.workload.precision;
+            work.saved += Bytes(weights.trained.total() * precision.activation().size());
+        }
         if strategy.overlap.expert_parallel && strategy.ep > 1 {
             // While a layer runs backward, that of another micro-batch runs forward.
             let is_layer = |run: &&Run| matches!(run.cost.key.class, BlockClass::Layer(_));
@@ -316,7 +349,6 @@ impl StageClass {
         }
         graphed::hold(scenario, strategy, &runs, &mut work);
         costs.book().data_parallel(traffic, &runs, &mut work)?;
-        let weights = weights(costs, strategy, &runs);
         let mut states = offload::states_on_device(scenario, strategy, &parallel.sharding, weights);
         let is_table = |run: &&Run| run.cost.key.class == BlockClass::Embedding;
         for table in runs.iter().filter(is_table) {
@@ -329,9 +361,9 @@ impl StageClass {
         }
         let tensors = |run: &Run| run.cost.tensors.reduced * run.count;
         Ok(Self {
-            largest: largest(costs, strategy, &runs),
+            largest: largest(&tables, &runs),
             tensors: runs.iter().map(tensors).sum(),
-            divided: divided(scenario, strategy, &runs),
+            divided: divided(scenario, strategy, &tables, &runs),
             span,
             runs,
             work,
@@ -342,40 +374,28 @@ impl StageClass {
 }
 
 /// Number of trained elements that a rank holds of blocks which tensor parallelism splits.
-fn divided(scenario: &Scenario, strategy: &Decisions, runs: &[Run]) -> u64 {
+fn divided(scenario: &Scenario, strategy: &Decisions, tables: &SharedTables, runs: &[Run]) -> u64 {
     let is_divided = |run: &&Run| block_cost::layout(scenario, strategy, run.cost.key.class).tp > 1;
-    let elements = |run: &Run| run.cost.weights.trained.total() * run.count;
+    let elements = |run: &Run| tables.own(run).trained.total() * run.count;
     runs.iter().filter(is_divided).map(elements).sum()
 }
 
 /// Sizes of the largest blocks of a virtual stage, on one rank.
-fn largest(costs: &BlockCosts, strategy: &Decisions, runs: &[Run]) -> Largest {
+fn largest(tables: &SharedTables, runs: &[Run]) -> Largest {
     let mut largest = Largest::default();
     for run in runs {
         let is_end = matches!(run.cost.key.class, BlockClass::Embedding | BlockClass::Head);
-        largest = largest.or(run.cost.weights, is_end);
+        largest = largest.or(tables.own(run), is_end);
     }
-    largest.share(twice(costs, strategy));
     largest
 }
 
-/// Number of weights of a rank that the sum over its blocks counts twice: with tied embeddings and no pipeline, embedding and
-/// head are one table, and both blocks count it.
-fn twice(costs: &BlockCosts, strategy: &Decisions) -> u64 {
-    let model = &costs.scenario().model;
-    match model.tied_embeddings && strategy.stages.0.len() == 1 {
-        true => dtensor::placement::chunk_size(model.vocab, strategy.tp) * model.hidden,
-        false => 0,
-    }
-}
-
 /// Numbers of weights of a virtual stage that one rank holds.
-fn weights(costs: &BlockCosts, strategy: &Decisions, runs: &[Run]) -> Weights {
+fn weights(tables: &SharedTables, runs: &[Run]) -> Weights {
     let mut weights = Weights::default();
     for run in runs {
-        weights += run.cost.weights * run.count;
+        weights += tables.own(run) * run.count;
     }
-    weights.share(twice(costs, strategy));
     weights
 }
 

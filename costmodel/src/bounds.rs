@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use catalog::runtime::Rewrite;
 use catalog::{AxisOrder, Bytes, Seconds};
+use models::BlockClass;
 use plans::{Decisions, Floors};
 
 use crate::CostError;
@@ -21,6 +22,7 @@ use crate::message_bounds::{Added, Kernels, Level, Messages, product};
 use crate::of_rank::{Largest, in_flight};
 use crate::offload;
 use crate::shape::{Held, Part, Passes, Shape};
+use crate::shared_tables;
 use crate::states::{self, Sharding, StateBytes, Weights};
 use crate::traffic::DataParallel;
 
@@ -141,7 +143,15 @@ impl LayoutBounds {
             let sharding = |d: &Decisions| DataParallel::new(d, &scenario.cluster).sharding;
             ways.iter().map(|d| (d.clone(), sharding(d))).collect()
         };
-        let weights = |b: &Option<&Arc<BlockCost>>| b.map_or(Weights::default(), |b| b.weights);
+        let table = shared_tables::table(scenario, d);
+        // A prediction module may hold no table by itself.
+        let weights = |b: &Option<&Arc<BlockCost>>| {
+            let mut weights = b.map_or(Weights::default(), |b| b.weights);
+            if b.is_some_and(|b| b.key.class == BlockClass::Mtp) {
+                weights.share(table);
+            }
+            weights
+        };
         Ok(Self {
             forward: [all(&|b| b.forward.device().0), all(&|b| b.forward.host.0)],
             backward: [
@@ -417,11 +427,9 @@ fn most_on_host<'w, W>(
 
 /// Elements of the embedding that count twice if one stage has both ends of a model that ties them.
 fn tied(costs: &BlockCosts, d: &Decisions) -> u64 {
-    let model = &costs.scenario().model;
-    if model.tied_embeddings {
-        dtensor::placement::chunk_size(model.vocab, d.tp) * model.hidden
-    } else {
-        0
+    match costs.scenario().model.tied_embeddings {
+        true => shared_tables::table(costs.scenario(), d),
+        false => 0,
     }
 }
 
@@ -448,7 +456,8 @@ pub(crate) fn states_floor(
 ) -> Result<Bytes, CostError> {
     let scenario = costs.scenario();
     let mut weights = costs.weights(d)?;
-    weights.share(tied(costs, d));
+    let modules = scenario.model.mtp_layers * shared_tables::table(scenario, d);
+    weights.share(tied(costs, d) + modules);
     let sharding = |d: &Decisions| DataParallel::new(d, &scenario.cluster).sharding;
     let fits = |way: &&Decisions| {
         !alike || !offload::overfills_host(scenario, way, &sharding(way), weights, d.pp)

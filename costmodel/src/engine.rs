@@ -514,11 +514,19 @@ impl<'a> Engine<'a> {
         let state = &mut self.states[rank];
         state.streams.join(streams::Stream::Data);
         let OfRank {
+            shared_table,
             optimizer,
             optimizer_transient,
             host,
             ..
         } = self.inputs.of.ranks[rank];
+        if shared_table.0 > 0.0 {
+            let sum = Action {
+                kind: ActionKind::ReduceGrad,
+                ..action
+            };
+            state.exchange(rank, sum, shared_table, record);
+        }
         if host != HostStep::default() {
             state.update_on_host(host);
         }

@@ -196,14 +196,16 @@ impl Least {
         let forward = |time: Seconds| match traffic.gather_forward {
             When::Always => {
                 let ahead = traffic.ahead.forward;
-                paced(stage.layers.iter(), |l| l.forward_share, time, ahead)
+                let each = |l: &LayerTraffic| (l.forward_share, l.gather);
+                paced(stage.layers.iter(), each, time, ahead)
             }
             _ => time,
         };
         let backward = |time: Seconds| match traffic.gather_backward {
             When::Always => {
                 let ahead = traffic.ahead.backward;
-                paced(stage.layers.iter().rev(), |l| l.backward_share, time, ahead)
+                let each = |l: &LayerTraffic| (l.backward_share, l.gather_again());
+                paced(stage.layers.iter().rev(), each, time, ahead)
             }
             _ => time,
         };
@@ -215,10 +217,14 @@ impl Least {
             When::First | When::Last => 1.0,
             When::Always => micro_batches,
         };
-        let gathers = times(traffic.gather_forward) + times(traffic.gather_backward);
-        let reduces = times(traffic.reduce);
-        let messages =
-            |l: &LayerTraffic| (l.gather * gathers + l.reduce * reduces) * l.count as f64;
+        let [gathers, again, reduces] = [
+            times(traffic.gather_forward),
+            times(traffic.gather_backward),
+            times(traffic.reduce),
+        ];
+        let of_block =
+            |l: &LayerTraffic| l.gather * gathers + l.gather_again() * again + l.reduce * reduces;
+        let messages = |l: &LayerTraffic| of_block(l) * l.count as f64;
         let first = stage.layers.first();
         let at_start = |_: &&LayerTraffic| traffic.gather_forward == When::First;
         let at_end = |_: &&LayerTraffic| !split && traffic.reduce != When::Never;
@@ -251,10 +257,11 @@ impl Least {
 
 /// Least time of a pass of `duration` whose blocks each wait until their parameters are gathered, `ahead` blocks before they
 /// run: the first is asked for when the pass begins. With one block ahead every other's is asked for when the block before
-/// begins, with none when that has ended; gathers follow each other, however far ahead they are.
+/// begins, with none when that has ended; gathers follow each other, however far ahead they are. `each` says for a block its share
+/// of the pass, and how long its gather takes.
 fn paced<'a>(
     layers: impl Iterator<Item = &'a LayerTraffic>,
-    share: impl Fn(&LayerTraffic) -> f64,
+    each: impl Fn(&LayerTraffic) -> (f64, Seconds),
     duration: Seconds,
     ahead: u64,
 ) -> Seconds {
@@ -263,11 +270,12 @@ fn paced<'a>(
     let mut first = None;
     let mut block = Seconds(0.0);
     for layer in layers {
-        time += block.max(layer.gather);
-        block = duration * share(layer);
-        time += block.max(layer.gather) * (layer.count - 1) as f64;
-        gathers += layer.gather * layer.count as f64;
-        first.get_or_insert(layer.gather);
+        let (share, gather) = each(layer);
+        time += block.max(gather);
+        block = duration * share;
+        time += block.max(gather) * (layer.count - 1) as f64;
+        gathers += gather * layer.count as f64;
+        first.get_or_insert(gather);
     }
     let first = first.unwrap_or_default();
     match ahead {
@@ -299,6 +307,7 @@ mod tests {
                 forward_share,
                 backward_share,
                 gather: Seconds(gather),
+                stays_gathered: false,
                 reduce: Seconds(0.0),
                 copies: Copies::default(),
             }
@@ -368,8 +377,8 @@ mod tests {
             let stage = gathering(ahead, &blocks.iter().map(share).collect::<Vec<_>>());
             let layers = stage.layers.iter();
             let floors = [
-                paced(layers.clone(), |l| l.forward_share, Seconds(forward), ahead),
-                paced(layers.rev(), |l| l.backward_share, Seconds(backward), ahead),
+                paced(layers.clone(), |l| (l.forward_share, l.gather), Seconds(forward), ahead),
+                paced(layers.rev(), |l| (l.backward_share, l.gather_again()), Seconds(backward), ahead),
             ];
             let passes = [(ActionKind::F, forward), (ActionKind::B, backward)];
             for (floor, (kind, duration)) in floors.into_iter().zip(passes) {

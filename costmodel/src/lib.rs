@@ -52,6 +52,7 @@ mod scenario;
 mod sequence;
 mod shape;
 mod shared_cores;
+mod shared_tables;
 mod sharing;
 mod spread;
 mod stage;

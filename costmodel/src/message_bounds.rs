@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 
+use models::BlockClass;
 use plans::{Decisions, Zero};
 
 use crate::CostError;
@@ -27,6 +28,8 @@ pub struct Messages {
     pub(crate) level: Level,
     /// Seconds to gather the parameters of a block of each kind.
     gather: Vec<f64>,
+    /// Seconds to gather them again for backward.
+    again: Vec<f64>,
     /// Seconds to reduce its gradients.
     reduce: Vec<f64>,
     plan: TrafficPlan,
@@ -62,6 +65,7 @@ impl Messages {
         Self {
             level: (d.zero, d.reshard_after_forward),
             gather: Vec::new(),
+            again: Vec::new(),
             reduce: Vec::new(),
             plan: TrafficPlan::default(),
             alone: [0.0; 2],
@@ -89,7 +93,13 @@ impl Messages {
         let mut places = Vec::with_capacity(of_kind.len());
         for cost in of_kind {
             places.push(cost.map(|cost| {
-                let known = runs.iter().position(|run| run.cost.weights == cost.weights);
+                let alike = |run: &Run| match [&run.cost, cost].map(|cost| cost.key.class) {
+                    [BlockClass::Layer(_), BlockClass::Layer(_)] => {
+                        run.cost.weights == cost.weights
+                    }
+                    _ => false,
+                };
+                let known = runs.iter().position(alike);
                 known.unwrap_or_else(|| {
                     runs.push(Run {
                         count: 1,
@@ -110,6 +120,7 @@ impl Messages {
         let mut messages = Self {
             level: (d.zero, d.reshard_after_forward),
             gather: Vec::with_capacity(of_kind.len()),
+            again: Vec::with_capacity(of_kind.len()),
             reduce: Vec::with_capacity(of_kind.len()),
             plan: stage.traffic,
             alone: [
@@ -125,6 +136,9 @@ impl Messages {
         for place in places {
             let layer = place.filter(|_| of_blocks).map(|at| &stage.layers[at]);
             messages.gather.push(layer.map_or(0.0, |l| l.gather.0));
+            messages
+                .again
+                .push(layer.map_or(0.0, |l| l.gather_again().0));
             messages.reduce.push(layer.map_or(0.0, |l| l.reduce.0));
         }
         Ok(messages)
@@ -142,7 +156,9 @@ impl Messages {
         };
         let gather = product(&rank.blocks, &self.gather);
         let reduce = product(&rank.blocks, &self.reduce);
-        let gathers = times(plan.gather_forward) + times(plan.gather_backward) + alone[0];
+        let again = product(&rank.blocks, &self.again);
+        let gathers =
+            gather * (times(plan.gather_forward) + alone[0]) + again * times(plan.gather_backward);
         let forward = match plan.gather_forward {
             When::First => self.awaited(kernels, first_stage),
             When::Always => {
@@ -170,7 +186,7 @@ impl Messages {
         Added {
             forward,
             backward,
-            step: gather * gathers + reduce * (times(plan.reduce) + alone[1]),
+            step: gathers + reduce * (times(plan.reduce) + alone[1]),
             whole: busy * micro_batches + apart,
         }
     }
@@ -237,7 +253,7 @@ impl Messages {
         let gathers = plan.gather_backward == When::Always;
         let ahead = plan.ahead.backward;
         if gathers && ahead == 0 {
-            return product(&rank.blocks, &self.gather);
+            return product(&rank.blocks, &self.again);
         }
         self.of_repeats(rank, |kind| {
             let kernel = kernels.backward[kind];
@@ -247,7 +263,7 @@ impl Messages {
             };
             match gathers && ahead == 1 {
                 true => {
-                    let gather = self.gather[kind];
+                    let gather = self.again[kind];
                     self.beside(kernel, gather).max(gather) - kernel
                 }
                 false => self.beside(kernel, reduce) - kernel,

@@ -2,6 +2,7 @@
 
 use catalog::prefetch::Ahead;
 use catalog::runtime::Rewrite;
+use catalog::sharding::Unsharded;
 use catalog::{Bytes, DType, Seconds};
 use plans::{Decisions, Zero};
 
@@ -81,6 +82,8 @@ pub struct OfRank {
     pub states: StateBytes,
     /// Bytes of copies at the moment when they are most: parameters gathered from other ranks, and gradients before they are reduced.
     pub in_flight: Bytes,
+    /// Time to sum the gradients of a vocabulary table with those of the pipeline's other end, which holds it too.
+    pub shared_table: Seconds,
     /// Time of the optimizer step on the device.
     pub optimizer: Seconds,
     /// Bytes that the optimizer step needs beyond those held for the whole step.
@@ -144,6 +147,7 @@ impl OfRank {
         Ok(Self {
             states,
             in_flight,
+            shared_table: Seconds(0.0),
             optimizer: costs.book().optimizer(scenario, strategy, &update)?,
             optimizer_transient: late + offloaded.map_or(copy, |host| host.left(copy)),
             resident: states.total() - late + in_flight + outside,
@@ -170,7 +174,7 @@ fn copied_for_step(scenario: &Scenario, strategy: &Decisions, updated: u64) -> B
 /// Bytes of copies of parameters and gradients that a rank holds at one time, in addition to its states:
 /// - ZeRO-3: gathered parameters, and gradients that are not reduced yet ([`gathered_and_unreduced`]);
 /// - ZeRO-2: gradients of one block before they are reduced;
-/// - without ZeRO, under PyTorch: autocast's 16-bit copies of all parameters, and the buckets in which gradients are reduced.
+/// - without ZeRO, under PyTorch: the buckets in which gradients are reduced.
 pub(crate) fn in_flight(
     strategy: &Decisions,
     costs: &BlockCosts,
@@ -182,17 +186,12 @@ pub(crate) fn in_flight(
     let reduce = (strategy.state_types(&scenario.runtime, precision))
         .reduce
         .size();
+    let runtime = &scenario.runtime;
     match strategy.zero {
-        Zero::Z0 => {
-            // The copies that autocast makes of all parameters live until the step's end.
-            let casts = states::casts_whole(scenario, strategy.zero);
-            let copies = if casts {
-                precision.activation().size()
-            } else {
-                0
-            };
-            Bytes(held.trained.total() * (copies + states::of_bucket(&scenario.runtime, strategy)))
+        Zero::Z0 if runtime.unsharded == Unsharded::Fsdp => {
+            gathered_and_unreduced(scenario, strategy, largest, held, reduce)
         }
+        Zero::Z0 => Bytes(held.trained.total() * states::of_bucket(runtime, strategy)),
         Zero::Z1 => Bytes(0),
         Zero::Z2 => Bytes(largest.reduced * reduce),
         Zero::Z3 => gathered_and_unreduced(scenario, strategy, largest, held, reduce),
@@ -203,8 +202,8 @@ pub(crate) fn in_flight(
 /// - gathered parameters: of the block that runs and of those prefetched, or of all blocks if none is resharded after forward. Under
 ///   FSDP embedding and head belong to the root module, which stays gathered from forward to backward (PyTorch `_fsdp_state.py`,
 ///   `_lazy_init`; FSDP1: `_runtime_utils.py`, `_post_forward_reshard`);
-/// - gradients that are not reduced yet, with `reduce` bytes for each element: of one block, or of all blocks if none is resharded
-///   and gradients accumulate over several micro-batches;
+/// - gradients that are not reduced yet, with `reduce` bytes for each element: of one block, or of all blocks if those of several
+///   micro-batches are reduced once;
 /// - 16-bit casts of parameters that are gathered in 32 bits ([`states::keeps_casts`]);
 /// - under FSDP2, the gradients of a block while they are copied into the buffer that is reduced (PyTorch `_fsdp_collectives.py`,
 ///   `foreach_reduce`).
@@ -217,12 +216,17 @@ fn gathered_and_unreduced(
 ) -> Bytes {
     let runtime = &scenario.runtime;
     let gathered_type = states::gathered_type(runtime, scenario.workload.precision).size();
-    let accumulates = !strategy.reshard_after_forward && strategy.num_micro_batches > 1;
+    let reshards = match strategy.zero {
+        Zero::Z3 => strategy.reshard_after_forward,
+        _ => runtime.zero3_once.reshards_by_default(strategy.pp),
+    };
+    let reduces_once = runtime.zero3_once.reduce.contains(strategy.pp);
+    let accumulates = reduces_once && strategy.num_micro_batches > 1;
     let (unreduced, before_copy) = match accumulates {
         true => (held.trained.total(), reduce),
         false => (largest.reduced, gathered_type),
     };
-    let gathered = if !strategy.reshard_after_forward {
+    let gathered = if !reshards {
         held.all().total()
     } else {
         let ahead = runtime.ahead(strategy.prefetch);

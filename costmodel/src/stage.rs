@@ -114,6 +114,8 @@ pub struct LayerTraffic {
     pub backward_share: f64,
     /// Time to gather one block's parameters.
     pub gather: Seconds,
+    /// Whether they stay gathered from forward to backward, whatever the other blocks do.
+    pub stays_gathered: bool,
     /// Time to reduce one block's gradients.
     pub reduce: Seconds,
     /// Times of the copies of one block between device and host.
@@ -180,6 +182,16 @@ impl StageWork {
             | ActionKind::Reshard
             | ActionKind::ReduceGrad
             | ActionKind::Optim => none,
+        }
+    }
+}
+
+impl LayerTraffic {
+    /// Time to gather one block's parameters again for backward.
+    pub(crate) fn gather_again(&self) -> Seconds {
+        match self.stays_gathered {
+            true => Seconds(0.0),
+            false => self.gather,
         }
     }
 }

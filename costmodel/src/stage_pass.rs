@@ -217,14 +217,18 @@ impl Row {
             true => row.forward_share,
             false => row.backward_share,
         };
+        let (gather, from_host) = match row.stays_gathered && !forward {
+            true => (Picoseconds::ZERO, Picoseconds::ZERO),
+            false => (row.gather.into(), row.copies.from_host.into()),
+        };
         Self {
             count: row.count,
             first_layer: row.first_layer,
             kernels: duration.share(share),
-            gather: row.gather.into(),
+            gather,
             reduce: row.reduce.into(),
             to_host: row.copies.to_host.into(),
-            from_host: row.copies.from_host.into(),
+            from_host,
             waits_for_copy: row.copies.from_host > row.gather,
         }
     }

@@ -11,6 +11,7 @@ use plans::Decisions;
 use crate::activation_copies::ActivationCopies;
 use crate::messages::Message;
 use crate::offload::{self, Copies, Offloaded};
+use crate::shared_tables::SharedTables;
 use crate::stage::{LayerTraffic, Run, StageWork, TrafficPlan, When};
 use crate::states::Weights;
 use crate::traffic::DataParallel;
@@ -70,7 +71,7 @@ impl<'a> Traffic<'a> {
             types,
             ..
         } = self;
-        let reduced = states::reduced_type(types, strategy.zero);
+        let reduced = states::reduced_type(&scenario.runtime, types, strategy.zero);
         let whole = (scenario.runtime.rewrites).contains(&Rewrite::AllReduceGradients);
         Ok(BlockTraffic {
             gather: match strategy.zero {
@@ -106,23 +107,28 @@ pub(crate) fn add_layers(
 ) -> Result<(), CostError> {
     let forward = stage.forward.duration().0;
     let backward = (stage.recompute + stage.backward.whole).duration().0;
+    let tables = SharedTables::of(traffic.scenario, traffic.strategy, runs);
+    // Embedding and head belong to FSDP's root module, which is freed only after backward (PyTorch, `_fsdp_state.py`, `_lazy_init`).
+    let is_fsdp = states::is_fsdp(&traffic.scenario.runtime);
     let mut layers = 0;
     stage.layers.reserve(runs.len());
     for run in runs {
         let is_layer = matches!(run.cost.key.class, BlockClass::Layer(_));
+        let is_block = is_layer || run.cost.key.class == BlockClass::Mtp;
         let first_layer = is_layer.then_some(layers);
         layers += if is_layer { run.count } else { 0 };
         let BlockTraffic {
             gather,
             reduce,
             copies,
-        } = traffic.of(run.cost.weights, message)?;
+        } = traffic.of(tables.own(run), message)?;
         stage.layers.push(LayerTraffic {
             count: run.count,
             first_layer,
             forward_share: share(run.cost.forward, forward),
             backward_share: share(run.cost.recompute + run.cost.backward.whole, backward),
             gather,
+            stays_gathered: is_fsdp && !is_block,
             reduce,
             copies,
         });
@@ -192,12 +198,15 @@ pub(crate) fn plan(
             plan.gather_forward = When::Always;
             plan.gather_backward = When::Always;
         }
-        Zero::Z3 => plan.gather_forward = When::First,
+        Zero::Z3 if scenario.runtime.zero3_once.gather.contains(strategy.pp) => {
+            plan.gather_forward = When::First;
+        }
+        Zero::Z3 => plan.gather_forward = When::Always,
     }
     match strategy.zero {
         Zero::Z0 | Zero::Z1 if overlap.grad_reduce => plan.reduce = When::Last,
-        // If parameters stay gathered for the step, gradients accumulate unsharded and are reduced once.
-        Zero::Z3 if overlap.grad_reduce && !strategy.reshard_after_forward => {
+        // PyTorch, whose jobs alone do so, has no switch for the overlap.
+        Zero::Z3 if scenario.runtime.zero3_once.reduce.contains(strategy.pp) => {
             plan.reduce = When::Last;
         }
         Zero::Z2 | Zero::Z3 if overlap.grad_reduce => plan.reduce = When::Always,

@@ -11,6 +11,7 @@
 //! | ZeRO-3 | N/d | N/d | N/d |
 
 use catalog::runtime::Rewrite;
+use catalog::sharding::Unsharded;
 use catalog::state_types::StateTypes;
 use catalog::{Bytes, DType, GradientTypes, Precision, Runtime};
 use derive_more::{AddAssign, Mul};
@@ -199,10 +200,15 @@ impl Sharding {
     }
 }
 
-/// Bytes of a checkpoint of a model with so many parameters under a strategy.
+/// Bytes of a checkpoint of a model with so many parameters under a strategy. Beside adapters the model's own are not saved.
 #[must_use]
 pub fn checkpoint(scenario: &Scenario, d: &Decisions, parameters: u64) -> Bytes {
-    Bytes((parameters as f64 * checkpoint_bytes(scenario, d)) as u64)
+    let model = &scenario.model;
+    let saved = match (&model.adapters, models::trained_and_frozen(model)) {
+        (Some(_), Ok([trained, _])) => trained,
+        _ => parameters,
+    };
+    Bytes((saved as f64 * checkpoint_bytes(scenario, d)) as u64)
 }
 
 /// Bytes that a checkpoint holds for each parameter under a strategy: the master parameter (or that which kernels read,
@@ -239,9 +245,10 @@ pub(crate) fn weights(scenario: &Scenario) -> Result<Weights, CostError> {
 /// Types of states that a job may have which take least: the smallest optimizer states, with every type of gradients.
 pub(crate) fn smallest_types(runtime: &Runtime, precision: Precision) -> Vec<StateTypes> {
     let others = runtime.other_optimizers(precision);
-    let own = others.last().map_or(runtime.states, |states| {
-        states.of(runtime.states, precision)
-    });
+    let own = runtime.states_in(precision);
+    let own = others
+        .last()
+        .map_or(own, |states| states.of(own, precision));
     let with_gradients = |types: GradientTypes| StateTypes {
         gradient: Some(types.held),
         ..own
@@ -341,17 +348,17 @@ pub(crate) fn late_gradients(
 /// as gradients would lie in the buckets themselves; no runtime here sets it.)
 #[must_use]
 pub(crate) fn of_bucket(runtime: &Runtime, d: &Decisions) -> u64 {
-    let reduces = d.zero == Zero::Z0 && d.dp() * d.cp > 1;
+    let reduces = d.zero == Zero::Z0 && d.dp() * d.cp > 1 && runtime.unsharded != Unsharded::Fsdp;
     let held = runtime.states.parameter;
     held.filter(|_| reduces).map_or(0, DType::size)
 }
 
 /// Element type in which gradients are reduced. Data parallelism that casts parameters of 32 bits reduces the gradients
-/// of these (PyTorch's DistributedDataParallel); a type of the reduction belongs to sharded data parallelism.
+/// of these (PyTorch's DistributedDataParallel); a type of the reduction belongs to FSDP.
 #[must_use]
-pub(crate) fn reduced_type(types: &StateTypes, zero: Zero) -> DType {
+pub(crate) fn reduced_type(runtime: &Runtime, types: &StateTypes, zero: Zero) -> DType {
     match (types.parameter, zero) {
-        (Some(held), Zero::Z0) => held,
+        (Some(held), Zero::Z0) if runtime.unsharded != Unsharded::Fsdp => held,
         _ => types.reduce,
     }
 }

@@ -5,6 +5,7 @@ use catalog::{Bytes, Cluster, DType, Domain, Seconds};
 use dtensor::CollectiveKind;
 use plans::{Axis, Decisions, Group, Zero};
 
+use crate::known;
 use crate::messages::Message;
 use crate::states::{Elements, Sharding};
 use crate::{CostError, Scenario};
@@ -88,7 +89,10 @@ impl DataParallel {
         let together = self.dense.ranks_per_domain(domain);
         let share = match together == self.dense.size {
             true => 1.0,
-            false => together as f64 / domain.gpus as f64,
+            false => {
+                let cards = known::CARDS_OF_ALL_CHANNELS.factor();
+                (together as f64 / cards.min(domain.gpus as f64)).min(1.0)
+            }
         };
         1.0 + (within_node - 1.0) * share
     }
@@ -235,6 +239,11 @@ mod tests {
             };
             let found = groups.slowdown_of_group(1.8, cluster.domain(64));
             assert!((found - slowdown).abs() < 1e-9, "{size} {stride}: {found}");
+            // Eight ranks of a larger domain use as many cards.
+            let mut larger = cluster.clone();
+            larger.scale_up_domain = 32;
+            let wide = groups.slowdown_of_group(1.8, larger.domain(64));
+            assert!(wide >= found, "{size} {stride}: {wide}");
         }
     }
 }

@@ -39,7 +39,7 @@ fn said(error: impl std::fmt::Display) -> String {
 
 /// Seconds of a step, or why there is no prediction.
 fn step(scenario: &Scenario, recipe: Fp8Recipe) -> Result<f64, String> {
-    let text = format!("tp=2,zero=0,mbs=1,fp8_recipe={}", recipe.name());
+    let text = format!("tp=1,zero=0,mbs=1,fp8_recipe={}", recipe.name());
     let costs = CostModel::new(scenario.clone()).expect("priced");
     let predicted = costs.predict(&strategy(scenario, &text)?);
     predicted.map(|p| p.step_time.0).map_err(said)

@@ -368,9 +368,13 @@ impl Asked<'_> {
             prefetch: None,
         };
         let space = &self.scenario.runtime.space;
+        let workload = &self.scenario.workload;
+        let needs_shards =
+            workload.gpus > dp * cp && self.scenario.runtime.casts_only_shards(workload.precision);
         let allows = |choice: &ShardingChoice| {
             let c = self.constraints;
-            c.allows_name("zero", zero_name(choice.zero))
+            !(needs_shards && choice.dp_shard * cp == 1)
+                && c.allows_name("zero", zero_name(choice.zero))
                 && c.allows("dp_shard", choice.dp_shard)
                 && c.allows("dp_replicate", choice.dp_replicate)
                 && c.allows_name("prefetch", &prefetch_name(choice.prefetch))

@@ -106,7 +106,8 @@ pub fn short(d: &Decisions) -> String {
         parts.push(format!("dp{}", d.dp()));
     }
     parts.push(format!("zero{}", u8::from(d.zero)));
-    if d.reshard_after_forward != (d.zero == Zero::Z3) {
+    // In pipelines the default depends on the runtime.
+    if d.zero == Zero::Z3 && (d.pp > 1 || !d.reshard_after_forward) {
         parts.push(format!("reshard={}", switch(d.reshard_after_forward)));
     }
     if d.sequence_parallel {
@@ -339,6 +340,13 @@ impl Fields {
         })
     }
 
+    /// Whether parameters are freed after forward. Who asks for a depth of prefetching means that they are.
+    fn reshards(&self, zero: Zero, pp: u64, runtime: &Runtime) -> Result<bool, StrategyError> {
+        let by_default = runtime.zero3_once.reshards_by_default(pp);
+        let usual = zero == Zero::Z3 && (by_default || self.count("prefetch")?.is_some());
+        Ok(self.switch("reshard")?.unwrap_or(usual))
+    }
+
     fn fill(
         &self,
         model: &ModelConfig,
@@ -372,7 +380,7 @@ impl Fields {
             dp_shard,
             dp_replicate,
             zero,
-            reshard_after_forward: self.switch("reshard")?.unwrap_or(zero == Zero::Z3),
+            reshard_after_forward: self.reshards(zero, pp, runtime)?,
             sequence_parallel,
             micro_batch,
             num_micro_batches,

@@ -24,6 +24,7 @@ pub fn allowed_by(
     let space = &runtime.space;
     let lack = unlisted(d, space)
         .or_else(|| tensor_lack(d, model, space))
+        .or_else(|| precision_lack(d, runtime, precision))
         .or_else(|| context_lack(d, model, space))
         .or_else(|| layout_lack(d, model, space))
         .or_else(|| overlap_lack(d, runtime))
@@ -102,6 +103,19 @@ fn tensor_lack(d: &Decisions, model: &ModelConfig, space: &RuntimeSpace) -> Opti
         return lacks(format!("tp={}", d.tp), has);
     }
     None
+}
+
+/// Finds a precision in which the runtime cannot train a job that shards nothing.
+fn precision_lack(d: &Decisions, runtime: &Runtime, precision: Precision) -> Option<Lack> {
+    let unsharded = d.dp_shard * d.cp == 1 && d.tp * d.pp > 1;
+    if !(unsharded && runtime.casts_only_shards(precision)) {
+        return None;
+    }
+    let name = precision.name();
+    lacks(
+        format!("{name} beside tp or pp if no states are sharded (it would train in fp32)"),
+        "zero3 over 2 or more data- or context-parallel ranks, or --precision fp32",
+    )
 }
 
 /// Finds an attention that the runtime does not have under the strategy's kind of context parallelism.

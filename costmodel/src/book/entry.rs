@@ -68,6 +68,12 @@ pub(crate) trait PriceBook: Debug + Send + Sync {
         of: &Update<'_>,
     ) -> Seconds;
 
+    /// Time in which the first and the last pipeline rank sum up the gradients of a table that both hold.
+    ///
+    /// # Errors
+    /// When it was not measured.
+    fn sum_over_ends(&self, strategy: &Decisions, table: Bytes) -> Result<Seconds, CostError>;
+
     /// Time to send an activation of `output` bytes to the next pipeline rank.
     ///
     /// # Errors

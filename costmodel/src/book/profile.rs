@@ -181,18 +181,18 @@ impl PriceBook for ProfilePrices {
     }
 
     /// If ranks share cores, send and receive were measured together, and half of that is one rank's.
+    /// Each sends the other its own.
+    fn sum_over_ends(&self, _strategy: &Decisions, table: Bytes) -> Result<Seconds, CostError> {
+        self.to_other_rank(table)
+    }
+
     fn transfer(
         &self,
         _scenario: &Scenario,
         _strategy: &Decisions,
         bytes: Bytes,
     ) -> Result<Seconds, CostError> {
-        if self.is_of_gpus() {
-            return measured(self, CollectiveKind::SendRecv, bytes, 2);
-        }
-        let elements = (bytes.0 / DType::F32.size()).max(1);
-        let kernel = Kernel::new("send and receive", [2, elements]);
-        Ok(self.message(&kernel, 2)? * 0.5)
+        self.to_other_rank(bytes)
     }
 
     fn across_domains(
@@ -223,6 +223,16 @@ fn in_order(ops: &[AnyOp<'_>], indices: impl Iterator<Item = usize>) -> Vec<Laun
 }
 
 impl ProfilePrices {
+    /// Time in which a rank sends another so many bytes, and receives as many.
+    fn to_other_rank(&self, bytes: Bytes) -> Result<Seconds, CostError> {
+        if self.is_of_gpus() {
+            return measured(self, CollectiveKind::SendRecv, bytes, 2);
+        }
+        let elements = (bytes.0 / DType::F32.size()).max(1);
+        let kernel = Kernel::new("send and receive", [2, elements]);
+        Ok(self.message(&kernel, 2)? * 0.5)
+    }
+
     /// What an operator runs, by the name and sizes that profiles list.
     fn kernel(&self, of: &BlockToPrice<'_>, epilogues: &Epilogues, op: AnyOp<'_>) -> Kernel {
         let ranks = |axis| size(of.key, axis);

@@ -121,6 +121,15 @@ impl PriceBook for TablePrices {
         self.memory_bound(MemoryKind::Pointwise, bytes).time
     }
 
+    fn sum_over_ends(&self, strategy: &Decisions, table: Bytes) -> Result<Seconds, CostError> {
+        let stages = strategy.group(Axis::Pp);
+        let ends = Group {
+            size: 2,
+            stride: stages.stride * (stages.size - 1),
+        };
+        Ok(self.collective(CollectiveKind::AllReduce, table, ends).time)
+    }
+
     /// Every tensor-parallel rank sends its shard. If all hold the whole activation, each may send a part, which the
     /// receivers then all-gather.
     fn transfer(
