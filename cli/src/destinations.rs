@@ -70,7 +70,7 @@ impl Target {
     }
 
     /// Writes the file.
-    pub(crate) fn write(&self, content: &str) -> Result<(), FileError> {
+    pub(crate) fn write(&self, content: &(impl AsRef<[u8]> + ?Sized)) -> Result<(), FileError> {
         self.to.write(content)
     }
 

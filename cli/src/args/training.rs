@@ -204,6 +204,9 @@ pub(crate) struct ExportWeightsArgs {
     /// File to write
     #[arg(short = 'o', long)]
     pub(crate) to: PathBuf,
+    /// Replace a file of any kind
+    #[arg(long)]
+    pub(crate) force: bool,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
 }

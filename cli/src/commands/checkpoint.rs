@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use answers::SCHEMA_VERSION;
+use catalog::files::Kind;
 use cpu_device::Numerics;
 use dtensor::train::StatesPlan;
 use executor::checkpoint::{Checkpoint, Manifest, ParameterEntry};
@@ -13,6 +14,7 @@ use serde::Serialize;
 
 use crate::args::{CheckpointAction, CheckpointArgs, CheckpointPath, ReshardArgs};
 use crate::commands::plan;
+use crate::destinations::Target;
 use crate::error::{CliError, code};
 use crate::output;
 
@@ -40,8 +42,9 @@ pub(crate) fn run(args: &CheckpointArgs) -> Result<ExitCode, CliError> {
         CheckpointAction::Verify(args) => verify(args),
         CheckpointAction::Reshard(args) => reshard(args),
         CheckpointAction::Export(args) => {
-            Checkpoint::open(&args.path)?.export(&args.to)?;
-            output::note(args.output.quiet, &format!("wrote {}", args.to.display()));
+            let to = Target::named(&args.to, Kind::Weights, args.force)?;
+            to.write(&Checkpoint::open(&args.path)?.safetensors()?)?;
+            to.say(args.output.quiet, "weights");
             Ok(ExitCode::SUCCESS)
         }
     }

@@ -170,30 +170,40 @@ fn a_disk_that_is_full_leaves_the_last_checkpoint_and_nothing_else() {
 }
 
 #[test]
-fn an_export_follows_no_link_and_touches_no_other_file() {
+fn an_export_replaces_weights_alone() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let folder = folder.path();
     saved(folder);
+    let export = |name: &str, more: &[&str]| {
+        let args = ["checkpoint", "export", "saved", "-o", name];
+        run(folder, &[&args[..], more].concat())
+    };
+    let read = |name: &str| fs::read(folder.join(name)).expect("there");
     fs::write(folder.join("victim"), "mine").expect("writable");
-    fs::write(folder.join("x.partial"), "mine too").expect("writable");
-    std::os::unix::fs::symlink("victim", folder.join("y.partial")).expect("linked");
-    for name in ["x.safetensors", "y.safetensors"] {
-        let output = run(folder, &["checkpoint", "export", "saved", "-o", name]);
-        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    std::os::unix::fs::symlink("victim", folder.join("link")).expect("linked");
+    std::os::unix::net::UnixListener::bind(folder.join("socket")).expect("a socket");
+    for (name, said) in [
+        ("victim", "not a safetensors file"),
+        ("link", "symbolic link"),
+        ("socket", "device, pipe or socket"),
+        ("saved", "it is a folder"),
+        ("absent/x", "no folder absent"),
+    ] {
+        let refused = export(name, &[]);
+        assert_eq!(refused.status.code(), Some(2), "{name}");
+        assert!(stderr(&refused).contains(said), "{}", stderr(&refused));
+        assert_eq!(read("victim"), b"mine");
     }
-    let text = |name: &str| fs::read_to_string(folder.join(name)).expect("there");
-    assert_eq!(
-        (text("victim"), text("x.partial")),
-        ("mine".into(), "mine too".into())
-    );
+    assert_eq!(export("x.safetensors", &[]).status.code(), Some(0));
+    let again = export("x.safetensors", &[]);
+    assert!(stderr(&again).contains("replaced"), "{}", stderr(&again));
+    assert_eq!(export("link", &["--force"]).status.code(), Some(0));
+    assert_eq!(read("victim"), b"mine");
+    assert_eq!(read("link"), read("x.safetensors"));
     // One that cannot be written leaves no draft.
     let before = fs::read_dir(folder).expect("a folder").count();
-    let limits = "trap '' XFSZ && ulimit -f 200";
-    let output = limited(
-        folder,
-        limits,
-        &["checkpoint", "export", "saved", "-o", "z.safetensors"],
-    );
-    assert_eq!(output.status.code(), Some(2));
+    let args = ["checkpoint", "export", "saved", "-o", "z.safetensors"];
+    let full = limited(folder, "trap '' XFSZ && ulimit -f 200", &args);
+    assert_eq!(full.status.code(), Some(1), "{}", stderr(&full));
     assert_eq!(fs::read_dir(folder).expect("a folder").count(), before);
 }

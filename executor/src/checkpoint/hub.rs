@@ -7,10 +7,10 @@ use half::{bf16, f16};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
-use super::files::{Disk, Files, read_bounded};
+use super::files::read_bounded;
 use super::open::{Checkpoint, ParameterEntry};
 use super::piece::Source;
-use super::problem::{Problem, io, wrong};
+use super::problem::{Problem, wrong};
 use crate::error::ExecutorError;
 
 /// Weights of a downloaded model; as a source its optimizer moments are zero.
@@ -210,20 +210,15 @@ impl Source for HubWeights {
 }
 
 impl Checkpoint {
-    /// Writes the weights as one fp32 `.safetensors` file with the hub's tensor names.
+    /// The content of one fp32 `.safetensors` file that holds the weights under the hub's tensor names.
     ///
     /// # Errors
-    /// When a piece is damaged or the file cannot be written.
-    pub fn export(&self, path: &Path) -> Result<(), ExecutorError> {
-        if path.is_dir() {
-            return Err(wrong(
-                path,
-                "is a folder, expected a file to write".to_owned(),
-            ));
-        }
+    /// When a piece is damaged, or parameters do not fill the hub's tensors.
+    pub fn safetensors(&self) -> Result<Vec<u8>, ExecutorError> {
+        let here = |reason| wrong(self.folder(), reason);
         let mut data: BTreeMap<String, (Vec<usize>, Vec<f32>)> = BTreeMap::new();
         let parameters = self.parameters();
-        let tensors = tensors(&parameters).map_err(|reason| wrong(self.folder(), reason))?;
+        let tensors = tensors(&parameters).map_err(here)?;
         for (name, parts) in tensors {
             let mut shape: Vec<usize> = parts[0].1.shape.iter().map(|&d| d as usize).collect();
             let experts = parts.iter().filter_map(|(_, place)| place.expert).max();
@@ -244,11 +239,10 @@ impl Checkpoint {
             .map(|(name, (shape, values))| {
                 let bytes = bytemuck::cast_slice(values);
                 let view = TensorView::new(Dtype::F32, shape.clone(), bytes);
-                Ok((name, view.map_err(|e| wrong(path, e.to_string()))?))
+                Ok((name, view.map_err(|e| here(e.to_string()))?))
             })
             .collect::<Result<Vec<_>, ExecutorError>>()?;
-        let bytes = safetensors::serialize(views, None).map_err(|e| wrong(path, e.to_string()))?;
-        write_whole(path, &bytes).map_err(|e| io(path, &e))
+        safetensors::serialize(views, None).map_err(|e| here(e.to_string()))
     }
 
     /// A parameter's weights without its moments.
@@ -298,27 +292,6 @@ fn tensors(parameters: &[ParameterEntry]) -> Result<Tensors<'_>, Problem> {
         }
     }
     Ok(tensors)
-}
-
-/// Writes a file completely or not at all: under a temporary name in the same folder, synced, then renamed. A file or
-/// link that already has the temporary name is neither followed nor replaced.
-fn write_whole(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let draft = path.with_file_name(format!(".{name}.{}.partial", std::process::id()));
-    let mut file = Disk.create(&draft)?;
-    let written = Disk
-        .write(&mut file, bytes)
-        .and_then(|()| Disk.sync(&file))
-        .and_then(|()| Disk.rename(&draft, path));
-    if written.is_err() {
-        // Do not leave an incomplete file behind.
-        let _ = Disk.remove_file(&draft);
-        return written;
-    }
-    match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => Disk.sync_dir(folder),
-        _ => Disk.sync_dir(Path::new(".")),
-    }
 }
 
 #[cfg(test)]
