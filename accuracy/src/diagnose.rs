@@ -225,7 +225,7 @@ fn of_the_log(
     let (log, scenario) = (measured.log, costs.scenario());
     let capacity = scenario.cluster.device.memory.value.as_f64();
     [
-        another_batch(log, scenario.workload.global_batch),
+        another_batch(measured.steady, scenario.workload.global_batch),
         another_count(measured, predicted),
         retries(log),
         full_memory(log, capacity),
@@ -246,8 +246,8 @@ fn hypothesis(cause: &str, evidence: String, share: f64) -> Hypothesis {
     }
 }
 
-fn another_batch(log: &TrainingLog, planned: u64) -> Option<Hypothesis> {
-    let batch = log.global_batch()?;
+fn another_batch(steady: &Steady, planned: u64) -> Option<Hypothesis> {
+    let batch = steady.global_batch()?;
     let cause = "the run is not the plan: another global batch";
     let evidence = format!("the log has {batch} sequences per step, the plan {planned}");
     (batch != planned).then(|| hypothesis(cause, evidence, 1.0))
@@ -255,7 +255,7 @@ fn another_batch(log: &TrainingLog, planned: u64) -> Option<Hypothesis> {
 
 /// Whether the log counts another amount of work per step than the plan has.
 fn another_count(measured: &Measured<'_>, predicted: &Prediction) -> Option<Hypothesis> {
-    let mut steps = measured.log.steps.iter().rev();
+    let mut steps = measured.steady.steps.iter().rev();
     let stated = steps.find_map(|s| s.tflops_per_gpu);
     let tflops = stated.filter(|&t| t > 0.0)?;
     let counted = tflops * 1e12 * measured.steady.median();

@@ -53,6 +53,8 @@ struct MeasuredJson {
     garbled_lines: usize,
     /// Lines that repeat a step, as when several ranks log it.
     repeated_lines: usize,
+    /// Steps after the warm-up that were left out because they have another global batch.
+    steps_of_other_batches: usize,
 }
 
 #[derive(Serialize)]
@@ -80,18 +82,6 @@ impl<'a> Diagnosis<'a> {
         Ok(Self { run, hypotheses })
     }
 
-    /// What was left out of the log, one sentence for each reason.
-    #[must_use]
-    pub fn notes(&self) -> Vec<String> {
-        let left_out = [
-            (self.run.log.garbled, "hold garbled steps and are left out"),
-            (self.run.log.repeated, "repeat a step and count once"),
-        ];
-        let some = left_out.iter().filter(|(lines, _)| *lines > 0);
-        some.map(|(lines, what)| format!("{lines} lines {what}"))
-            .collect()
-    }
-
     /// The diagnosis for programs; `calibration_path` is the cluster file that was calibrated by the log, if one was.
     #[must_use]
     pub fn document(&self, calibration_path: Option<&'a str>) -> impl Serialize {
@@ -115,6 +105,7 @@ impl<'a> Diagnosis<'a> {
                 allocation_retries: run.log.retries,
                 garbled_lines: run.log.garbled,
                 repeated_lines: run.log.repeated,
+                steps_of_other_batches: run.steady.other_batches,
             },
             predicted: PredictedJson::from(&run.prediction),
             step_time_ratio: run.steady.median() / run.prediction.step_time.0,
@@ -167,15 +158,15 @@ impl<'a> Diagnosis<'a> {
 /// Tokens per second and GPU of the measured steps, of as many sequences as the log says, or else the plan.
 fn tokens_per_s(run: &LoggedRun) -> f64 {
     let workload = &run.plan.costs.scenario().workload;
-    let sequences = run.log.global_batch().unwrap_or(workload.global_batch);
+    let sequences = run.steady.global_batch().unwrap_or(workload.global_batch);
     let tokens =
         workload.tokens_per_step() as f64 / workload.global_batch as f64 * sequences as f64;
     tokens / workload.gpus as f64 / run.steady.median()
 }
 
 fn tflops(run: &LoggedRun) -> Option<f64> {
-    let logged = run.log.steps.iter().skip(run.steady.warmup);
-    let mut values: Vec<f64> = logged.filter_map(|s| s.tflops_per_gpu).collect();
+    let steps = run.steady.steps.iter();
+    let mut values: Vec<f64> = steps.filter_map(|s| s.tflops_per_gpu).collect();
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied()
 }

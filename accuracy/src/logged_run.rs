@@ -35,7 +35,7 @@ pub fn step_size(plan: &Opened) -> StepSize {
     let workload = &plan.costs.scenario().workload;
     StepSize {
         tokens_per_gpu: workload.tokens_per_step() as f64 / workload.gpus as f64,
-        sequences: workload.global_batch as f64,
+        sequences: workload.global_batch,
     }
 }
 
@@ -58,5 +58,27 @@ impl LoggedRun {
             log,
             steady,
         })
+    }
+
+    /// What was left out of the log, one sentence for each reason.
+    #[must_use]
+    pub fn notes(&self) -> Vec<String> {
+        let log = &self.log;
+        let mut notes = Vec::new();
+        if log.garbled > 0 {
+            let lines = log.garbled;
+            notes.push(format!("{lines} lines hold garbled steps and are left out"));
+        }
+        if log.repeated > 0 {
+            let lines = log.repeated;
+            notes.push(format!("{lines} lines repeat a step and count once"));
+        }
+        let other = self.steady.other_batches;
+        if let Some(batch) = self.steady.global_batch().filter(|_| other > 0) {
+            notes.push(format!(
+                "{other} steps have another global batch than {batch} sequences and are left out"
+            ));
+        }
+        notes
     }
 }

@@ -151,6 +151,40 @@ fn another_batch_than_the_plans_is_said_first() {
     );
 }
 
+/// A job that raises its batch is judged, and learned from, by the steps of the plan's batch.
+#[test]
+fn steps_of_other_batches_are_left_out() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let plan = estimate(folder.path(), "dgx-h100", "tp=4,pp=2,zero=1", "a.plan.yaml");
+    let time = plan["predicted"]["step_time_s"].as_f64().expect("time");
+    let mut text = String::new();
+    for (batch, share) in [(64, 0.5), (128, 1.1)] {
+        log(folder.path(), "run.log", share * time, batch);
+        text += &fs::read_to_string(folder.path().join("run.log")).expect("read");
+    }
+    fs::write(folder.path().join("run.log"), text).expect("written");
+    let job = ["run.log", "--plan", "a.plan.yaml", "--json"];
+    let diagnosed = run(folder.path(), &[&["diagnose"], &job[..]].concat());
+    let calibrate = [&["calibrate", "-o", "c.yaml"], &job[..]].concat();
+    let calibrated = run(folder.path(), &calibrate);
+    for output in [&diagnosed, &calibrated] {
+        let said = String::from_utf8_lossy(&output.stderr);
+        let note = "24 steps have another global batch than 128 sequences and are left out";
+        assert!(said.contains(note), "{said}");
+    }
+    let (diagnosed, calibrated) = (json(&diagnosed), json(&calibrated));
+    let measured = &diagnosed["measured"];
+    assert_eq!(measured["steps"], 30);
+    assert_eq!(measured["steps_of_other_batches"], 24);
+    let step_time = |of: &Value, field: &str| of[field].as_f64().expect("time") / time;
+    let seen = step_time(measured, "step_time_s");
+    let learned = step_time(&calibrated["runs"][0], "measured_step_time_s");
+    assert!(
+        (seen - 1.1).abs() < 0.02 && seen == learned,
+        "{seen} {learned}"
+    );
+}
+
 #[test]
 fn what_was_learned_predicts_the_run() {
     let folder = tempfile::tempdir().expect("temporary folder");
@@ -258,9 +292,14 @@ fn bad_logs_and_plans_are_one_message() {
     estimate(folder.path(), "dgx-h100", "tp=4", "a.plan.yaml");
     estimate(folder.path(), "dgx-a100", "tp=4", "b.plan.yaml");
     log(folder.path(), "run.log", 1e6, 128);
+    log(folder.path(), "other.log", 1.0, 256);
     fs::write(folder.path().join("empty.log"), "").expect("written");
     #[rustfmt::skip]
-    let cases: [(&[&str], &str); 6] = [
+    let cases: [(&[&str], &str); 8] = [
+        (&["calibrate", "other.log", "--plan", "a.plan.yaml", "-o", "c.yaml"],
+            "the log has 256 sequences per step, the plan 128"),
+        (&["diagnose", "other.log", "--plan", "a.plan.yaml", "--calibrate", "c.yaml"],
+            "the log has 256 sequences per step, the plan 128"),
         (&["diagnose", "empty.log", "--plan", "a.plan.yaml"], "no training step is found"),
         (&["diagnose", "missing.log", "--plan", "a.plan.yaml"], "missing.log"),
         (&["diagnose", "run.log", "--plan", "a.plan.yaml", "--warmup", "99"], "30 steps are logged"),

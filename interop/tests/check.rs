@@ -388,7 +388,7 @@ proptest! {
         let _ = training_log::parse(&text, "x").and_then(|log| {
             let size = training_log::StepSize {
                 tokens_per_gpu: 1.0,
-                sequences: 1.0,
+                sequences: 1,
             };
             log.steady("x", None, size)
         });

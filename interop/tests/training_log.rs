@@ -6,7 +6,7 @@ use interop::training_log::{LogSystem, StepSize, parse};
 fn size(tokens_per_gpu: f64) -> StepSize {
     StepSize {
         tokens_per_gpu,
-        sequences: 128.0,
+        sequences: 128,
     }
 }
 
@@ -74,6 +74,39 @@ fn the_median_stands_apart_from_warm_up_and_outliers() {
     );
     assert_eq!(steady.quantile(0.0), 2.0);
     assert_eq!(steady.quantile(1.0), 5.0);
+}
+
+/// A job that raises its batch: steps of the planned batch count, or else those of the last.
+#[test]
+fn steps_of_one_batch_count() {
+    let line = |step: u64, batch: u64| {
+        let ms = 10 * batch;
+        format!(
+            "iteration {step}/ 9 | elapsed time per iteration (ms): {ms} | global batch size: {batch} |\n"
+        )
+    };
+    let batches = [32, 64, 64, 128, 256, 512];
+    let text: String = (1..)
+        .zip(batches)
+        .map(|(step, batch)| line(step, batch))
+        .collect();
+    let log = parse(&text, "m.log").expect("read");
+    for (warmup, planned, batch, other) in [
+        (0, 64, 64, 4),
+        (0, 128, 128, 5),
+        (2, 64, 64, 3),
+        (3, 64, 512, 2),
+        (0, 1024, 512, 5),
+    ] {
+        let size = StepSize {
+            tokens_per_gpu: 1.0,
+            sequences: planned,
+        };
+        let steady = log.steady("m.log", Some(warmup), size).expect("steps");
+        assert_eq!(steady.global_batch(), Some(batch), "{planned}");
+        assert_eq!(steady.median(), batch as f64 / 100.0);
+        assert_eq!(steady.other_batches, other, "{planned}");
+    }
 }
 
 #[test]

@@ -41,7 +41,7 @@ fn diagnose(py: Python<'_>, log: PathBuf, plan: &Plan, warmup: Option<usize>) ->
         let text = catalog::text::read(&log)?;
         let run = LoggedRun::read(plan.open()?, &text, &log.display().to_string(), warmup)?;
         let found = Diagnosis::of(&run)?;
-        let notes = found.notes().into_iter();
+        let notes = run.notes().into_iter();
         let notes: String = notes.map(|note| format!("note: {note}\n")).collect();
         Answer::new(notes + &found.text(), &found.document(None))
     })?;

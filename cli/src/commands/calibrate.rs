@@ -69,7 +69,11 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<ExitCode, CliError> {
     let mut runs = Vec::new();
     for (log, plan) in args.logs.iter().zip(&args.plans) {
         let run = logged_run::read(log, plan, args.warmup)?;
-        runs.push(Measured::of_log(&run, log));
+        for note in run.notes() {
+            let note = format!("note: {}: {note}", log.display());
+            output::note(args.format.quiet, &note);
+        }
+        runs.push(Measured::of_log(&run, log)?);
     }
     for text in &args.measured {
         let job = plan::load(&args.plans[0])?;
@@ -92,13 +96,20 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<ExitCode, CliError> {
 
 impl Measured {
     /// The run that a log and its plan describe; its step time is the median of the steps after warm-up.
-    pub(crate) fn of_log(run: &LoggedRun, log: &Path) -> Self {
+    pub(crate) fn of_log(run: &LoggedRun, log: &Path) -> Result<Self, CliError> {
         let scenario = run.plan.costs.scenario();
+        let planned = scenario.workload.global_batch;
+        if let Some(batch) = run.steady.global_batch().filter(|batch| *batch != planned) {
+            let what = format!("the log has {batch} sequences per step, the plan {planned}");
+            let wrong = Mistake::new(what).at(log.display().to_string());
+            let expected = format!("steps of the plan's global batch, {planned} sequences");
+            return Err(CliError::Input(wrong.expected(expected)));
+        }
         let name = log.file_name().map_or_else(
             || log.display().to_string(),
             |n| n.to_string_lossy().into_owned(),
         );
-        Self {
+        Ok(Self {
             cluster: run.plan.file.cluster.clone(),
             strategy: run.plan.strategy.clone(),
             step_time: Seconds(run.steady.median()),
@@ -111,7 +122,7 @@ impl Measured {
                 run.steady.median(),
             ),
             scenario: scenario.clone(),
-        }
+        })
     }
 
     /// Parses a strategy with its step time in s or ms, such as `tp=8,pp=4:8.1s`.

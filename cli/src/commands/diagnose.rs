@@ -20,12 +20,12 @@ pub(crate) fn run(args: &DiagnoseArgs) -> Result<ExitCode, CliError> {
     let run = logged_run::read(&args.log, &args.plan, args.warmup)?;
     let diagnosis = Diagnosis::of(&run)?;
     let saved = calibrated.map(|to| {
-        let measured = calibrate::Measured::of_log(&run, &args.log);
+        let measured = calibrate::Measured::of_log(&run, &args.log)?;
         calibrate::write(&to, &[measured])?;
         to.say(args.format.quiet, "cluster");
         Ok::<_, CliError>(())
     });
-    for note in diagnosis.notes() {
+    for note in run.notes() {
         output::note(args.format.quiet, &format!("note: {note}"));
     }
     if args.format.json {

@@ -19,7 +19,7 @@ pub(super) struct Logs;
 /// A step of that many tokens per device.
 const SIZE: StepSize = StepSize {
     tokens_per_gpu: 8192.0,
-    sequences: 64.0,
+    sequences: 64,
 };
 
 const SEEDS: [&str; 5] = [

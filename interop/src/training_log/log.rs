@@ -69,13 +69,13 @@ pub struct TrainingLog {
     pub repeated: usize,
 }
 
-/// Size of an optimizer step, which turns a rate into a time.
+/// Size of an optimizer step of the plan, which turns a rate into a time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepSize {
     /// Tokens per step and device.
     pub tokens_per_gpu: f64,
     /// Sequences per step of the whole job.
-    pub sequences: f64,
+    pub sequences: u64,
 }
 
 /// What is read as a training step.
@@ -153,22 +153,20 @@ impl LogError {
 /// Lowest rate that counts, in tokens per second and device: below it, a step's time would be unbounded.
 const LEAST_RATE: f64 = 1e-6;
 
-/// Step times after the warm-up.
+/// The steps after the warm-up, all of one global batch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Steady {
     /// Number of steps skipped as warm-up.
     pub warmup: usize,
-    /// Seconds of each remaining step, in ascending order.
+    /// Number of steps after the warm-up that are left out, because they have another global batch.
+    pub other_batches: usize,
+    /// The remaining steps, in the order of the log.
+    pub steps: Vec<LoggedStep>,
+    /// Their seconds, in ascending order.
     pub seconds: Vec<f64>,
 }
 
 impl TrainingLog {
-    /// Sequences of a step, if the log says how many: those of the last step that does.
-    #[must_use]
-    pub fn global_batch(&self) -> Option<u64> {
-        self.steps.iter().rev().find_map(|step| step.global_batch)
-    }
-
     /// Every step with a time, in the order of the log: its number and its seconds.
     #[must_use]
     pub fn times(&self, size: StepSize) -> Vec<(u64, f64)> {
@@ -177,8 +175,9 @@ impl TrainingLog {
         timed.collect()
     }
 
-    /// Step times after `warmup` logged steps; by default the first tenth is skipped, at least two steps where there
-    /// are more than four. Where a log has only throughput, the size of a step turns it into time.
+    /// The steps after `warmup` logged steps; by default the first tenth is skipped, at least two steps where there are
+    /// more than four. Where batches differ, as while a job raises its batch, steps of the plan's batch count, or else
+    /// those of the last. Where a log has only throughput, the size of a step turns it into time.
     ///
     /// # Errors
     /// When no step is left.
@@ -195,8 +194,9 @@ impl TrainingLog {
             count / 2
         };
         let warmup = warmup.unwrap_or(usual);
-        let steps = self.steps.iter().skip(warmup);
-        let mut seconds: Vec<f64> = steps.filter_map(|step| size.seconds(step)).collect();
+        let after = self.steps.get(warmup..).unwrap_or_default();
+        let steps = of_one_batch(after, size.sequences);
+        let mut seconds: Vec<f64> = steps.iter().filter_map(|step| size.seconds(step)).collect();
         if seconds.is_empty() {
             return Err(LogError::TooFew {
                 path: path.to_owned(),
@@ -205,22 +205,44 @@ impl TrainingLog {
             });
         }
         seconds.sort_by(f64::total_cmp);
-        Ok(Steady { warmup, seconds })
+        Ok(Steady {
+            warmup,
+            other_batches: after.len() - steps.len(),
+            steps,
+            seconds,
+        })
     }
+}
+
+/// The steps of the planned global batch, where any has it, or else of the last batch; and those that do not say theirs.
+fn of_one_batch(steps: &[LoggedStep], planned: u64) -> Vec<LoggedStep> {
+    let mut logged = steps.iter().rev().filter_map(|step| step.global_batch);
+    let last = logged.clone().next();
+    let batch = logged.find(|batch| *batch == planned).or(last);
+    let kept = |step: &&LoggedStep| step.global_batch.is_none() || step.global_batch == batch;
+    steps.iter().filter(kept).copied().collect()
 }
 
 impl StepSize {
     /// The time of a step: as logged, or from its rate; `None` if the log says neither.
     fn seconds(self, step: &LoggedStep) -> Option<f64> {
         let rate = |rate: Option<f64>| rate.filter(|&r| r >= LEAST_RATE);
-        let by_tokens = rate(step.tokens_per_s_per_gpu).map(|r| self.tokens_per_gpu / r);
-        let by_sequences = rate(step.sequences_per_s).map(|r| self.sequences / r);
+        let sequences = step.global_batch.unwrap_or(self.sequences) as f64;
+        let tokens = self.tokens_per_gpu * (sequences / self.sequences as f64);
+        let by_tokens = rate(step.tokens_per_s_per_gpu).map(|r| tokens / r);
+        let by_sequences = rate(step.sequences_per_s).map(|r| sequences / r);
         let seconds = step.seconds.or(by_tokens).or(by_sequences);
         seconds.filter(|s| *s > 0.0)
     }
 }
 
 impl Steady {
+    /// Sequences of a step, if the log says how many.
+    #[must_use]
+    pub fn global_batch(&self) -> Option<u64> {
+        self.steps.iter().rev().find_map(|step| step.global_batch)
+    }
+
     /// The step time below which a share of the steps lies.
     #[must_use]
     pub fn quantile(&self, share: f64) -> f64 {
