@@ -29,13 +29,14 @@ pub enum LoggedRunError {
     Cost(#[from] CostError),
 }
 
-/// The tokens per GPU and the sequences of one step of a plan.
+/// The tokens per GPU, the sequences and the GPUs of one step of a plan.
 #[must_use]
 pub fn step_size(plan: &Opened) -> StepSize {
     let workload = &plan.costs.scenario().workload;
     StepSize {
         tokens_per_gpu: workload.tokens_per_step() as f64 / workload.gpus as f64,
         sequences: workload.global_batch,
+        gpus: workload.gpus,
     }
 }
 

@@ -389,6 +389,7 @@ proptest! {
             let size = training_log::StepSize {
                 tokens_per_gpu: 1.0,
                 sequences: 1,
+                gpus: 1,
             };
             log.steady("x", None, size)
         });

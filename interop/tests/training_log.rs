@@ -2,11 +2,12 @@
 
 use interop::training_log::{LogSystem, StepSize, parse};
 
-/// Steps of that many tokens per device, of 128 sequences.
+/// Steps of that many tokens per device, of 128 sequences on 64 devices.
 fn size(tokens_per_gpu: f64) -> StepSize {
     StepSize {
         tokens_per_gpu,
         sequences: 128,
+        gpus: 64,
     }
 }
 
@@ -99,8 +100,8 @@ fn steps_of_one_batch_count() {
         (0, 1024, 512, 5),
     ] {
         let size = StepSize {
-            tokens_per_gpu: 1.0,
             sequences: planned,
+            ..size(1.0)
         };
         let steady = log.steady("m.log", Some(warmup), size).expect("steps");
         assert_eq!(steady.global_batch(), Some(batch), "{planned}");
@@ -348,5 +349,30 @@ fn exported_metrics_are_read() {
         "[[1e300, 1, 2], [2e300, 2, 2]]",
     ] {
         assert!(parse(text, "x").is_err(), "{text}");
+    }
+}
+
+/// Which quantity a metric's name says, and in which unit; where several say the same, the shortest.
+#[test]
+fn metrics_are_known_by_their_names() {
+    for (names, values) in [
+        ("throughput/samples_per_sec", "64"),
+        ("throughput/device/samples_per_sec", "1"),
+        ("throughput/device/tokens_per_sec", "4096"),
+        (
+            "throughput/samples_per_sec,throughput/device/samples_per_sec",
+            "64,1",
+        ),
+        (
+            "throughput/device/samples_per_sec,throughput/samples_per_sec",
+            "1,64",
+        ),
+        ("step_time,data_step_time", "2,0.01"),
+        ("data_step_time,step_time", "0.01,2"),
+    ] {
+        let text = format!("Step,{names}\n1,{values}\n");
+        let log = parse(&text, "x.csv").expect("read");
+        let steady = log.steady("x.csv", Some(0), size(8192.0)).expect("a step");
+        assert_eq!(steady.median(), 2.0, "{names}");
     }
 }

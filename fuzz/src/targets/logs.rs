@@ -20,6 +20,7 @@ pub(super) struct Logs;
 const SIZE: StepSize = StepSize {
     tokens_per_gpu: 8192.0,
     sequences: 64,
+    gpus: 8,
 };
 
 const SEEDS: [&str; 5] = [

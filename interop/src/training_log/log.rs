@@ -40,6 +40,8 @@ pub struct LoggedStep {
     pub elapsed: Option<f64>,
     /// Tokens per second and device.
     pub tokens_per_s_per_gpu: Option<f64>,
+    /// Sequences per second and device.
+    pub sequences_per_s_per_gpu: Option<f64>,
     /// Sequences per second of the whole job.
     pub sequences_per_s: Option<f64>,
     /// Model TFLOP/s per device, as the system counts them.
@@ -76,6 +78,8 @@ pub struct StepSize {
     pub tokens_per_gpu: f64,
     /// Sequences per step of the whole job.
     pub sequences: u64,
+    /// Devices of the job.
+    pub gpus: u64,
 }
 
 /// What is read as a training step.
@@ -231,7 +235,9 @@ impl StepSize {
         let tokens = self.tokens_per_gpu * (sequences / self.sequences as f64);
         let by_tokens = rate(step.tokens_per_s_per_gpu).map(|r| tokens / r);
         let by_sequences = rate(step.sequences_per_s).map(|r| sequences / r);
-        let seconds = step.seconds.or(by_tokens).or(by_sequences);
+        let of_gpu = rate(step.sequences_per_s_per_gpu);
+        let by_gpu = of_gpu.map(|r| sequences / self.gpus as f64 / r);
+        let seconds = step.seconds.or(by_tokens).or(by_sequences).or(by_gpu);
         seconds.filter(|s| *s > 0.0)
     }
 }

@@ -1,6 +1,7 @@
 //! Metrics that a tracker exports: CSV and JSON of Weights & Biases, CSV and JSON of TensorBoard, the Trainer's
 //! `trainer_state.json`, and Megatron-LM's golden values. Where no metric is a step's time or a rate, the wall time between logged steps is taken.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
@@ -9,7 +10,7 @@ use super::line::MOST;
 use super::log::{LogSystem, LoggedStep, TrainingLog};
 
 /// What a metric measures, told by a part of its name in lower case; the first part that occurs in the name decides.
-const NAMES: [(&str, Quantity); 22] = [
+const NAMES: [(&str, Quantity); 24] = [
     ("time_per_iteration_ms", Quantity::Milliseconds),
     ("elapsed time per iteration (ms)", Quantity::Milliseconds),
     ("train_step_timing in s", Quantity::Seconds),
@@ -24,6 +25,9 @@ const NAMES: [(&str, Quantity); 22] = [
     ("tokens_per_sec_per_device", Quantity::TokensPerGpu),
     ("per_device_tokens_per_sec", Quantity::TokensPerGpu),
     ("throughput(tps)", Quantity::TokensPerGpu),
+    // Composer's rates, as llm-foundry logs them too; those of the whole job have no `device/`.
+    ("device/tokens_per_sec", Quantity::TokensPerGpu),
+    ("device/samples_per_sec", Quantity::SequencesPerGpu),
     ("samples_per_second", Quantity::Sequences),
     ("samples_per_sec", Quantity::Sequences),
     ("tflops_per_gpu", Quantity::Tflops),
@@ -54,6 +58,7 @@ enum Quantity {
     Seconds,
     Milliseconds,
     TokensPerGpu,
+    SequencesPerGpu,
     Sequences,
     Tflops,
     ReservedGib,
@@ -119,6 +124,7 @@ fn merge(into: &mut Row, from: &Row) {
     let (to, step) = (&mut into.step, from.step);
     to.seconds = to.seconds.or(step.seconds);
     to.tokens_per_s_per_gpu = to.tokens_per_s_per_gpu.or(step.tokens_per_s_per_gpu);
+    to.sequences_per_s_per_gpu = to.sequences_per_s_per_gpu.or(step.sequences_per_s_per_gpu);
     to.sequences_per_s = to.sequences_per_s.or(step.sequences_per_s);
     to.tflops_per_gpu = to.tflops_per_gpu.or(step.tflops_per_gpu);
     to.reserved = to.reserved.or(step.reserved);
@@ -185,6 +191,7 @@ fn set(row: &mut Row, quantity: Quantity, value: f64) {
         Quantity::Seconds => step.seconds = Some(value),
         Quantity::Milliseconds => step.seconds = Some(value / 1e3),
         Quantity::TokensPerGpu => step.tokens_per_s_per_gpu = Some(value),
+        Quantity::SequencesPerGpu => step.sequences_per_s_per_gpu = Some(value),
         Quantity::Sequences => step.sequences_per_s = Some(value),
         Quantity::Tflops => step.tflops_per_gpu = Some(value),
         Quantity::ReservedGib => step.reserved = Some((value * 1024f64.powi(3)) as u64),
@@ -297,10 +304,13 @@ fn of_items(items: &[Item]) -> (Vec<Row>, usize) {
     (rows, garbled)
 }
 
-/// What the fields of a row measure.
+/// What the fields of a row measure. Where several measure the same, the shortest name counts: longer ones are of a part, such as
+/// `data_step_time`.
 fn measured(fields: &Map<String, Value>) -> Row {
     let mut row = Row::default();
-    for (name, value) in fields {
+    let mut named: Vec<_> = fields.iter().collect();
+    named.sort_by_key(|(name, _)| Reverse(name.len()));
+    for (name, value) in named {
         if let (Some(value), Some(quantity)) = (value.as_f64(), quantity(name)) {
             set(&mut row, quantity, value);
         }
@@ -309,7 +319,12 @@ fn measured(fields: &Map<String, Value>) -> Row {
 }
 
 fn is_timed(step: &LoggedStep) -> bool {
-    step.seconds.is_some() || step.tokens_per_s_per_gpu.is_some() || step.sequences_per_s.is_some()
+    let rates = [
+        step.tokens_per_s_per_gpu,
+        step.sequences_per_s_per_gpu,
+        step.sequences_per_s,
+    ];
+    step.seconds.is_some() || rates.iter().any(Option::is_some)
 }
 
 /// Reads Megatron-LM's golden values: for each metric an object whose `values` have the step as their name; those that
