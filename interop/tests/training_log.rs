@@ -367,6 +367,13 @@ fn metrics_are_known_by_their_names() {
             "throughput/device/samples_per_sec,throughput/samples_per_sec",
             "1,64",
         ),
+        ("perf/step_time_ms", "2000"),
+        ("iteration_time_ms", "2000"),
+        ("run-1 - time_per_iteration_ms", "2000"),
+        ("elapsed time per iteration (ms)", "2000"),
+        ("iteration_time/milliseconds", "2000"),
+        ("time_metrics/end_to_end(s)", "2"),
+        ("step_time_s", "2"),
         ("step_time,data_step_time", "2,0.01"),
         ("data_step_time,step_time", "0.01,2"),
     ] {

@@ -10,12 +10,11 @@ use super::line::MOST;
 use super::log::{LogSystem, LoggedStep, TrainingLog};
 
 /// What a metric measures, told by a part of its name in lower case; the first part that occurs in the name decides.
-const NAMES: [(&str, Quantity); 24] = [
-    ("time_per_iteration_ms", Quantity::Milliseconds),
-    ("elapsed time per iteration (ms)", Quantity::Milliseconds),
+const NAMES: [(&str, Quantity); 23] = [
+    ("time_per_iteration", Quantity::Seconds),
+    ("time per iteration", Quantity::Seconds),
     ("train_step_timing in s", Quantity::Seconds),
     ("time_metrics/end_to_end(s)", Quantity::Seconds),
-    ("step_time_s", Quantity::Seconds),
     ("step_time", Quantity::Seconds),
     ("iteration-time", Quantity::Seconds),
     ("iteration_time", Quantity::Seconds),
@@ -55,6 +54,7 @@ const EVALUATION: [&str; 3] = ["eval", "val", "test"];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Quantity {
+    /// Seconds, where the end of the name does not say milliseconds.
     Seconds,
     Milliseconds,
     TokensPerGpu,
@@ -144,8 +144,18 @@ fn quantity(name: &str) -> Option<Quantity> {
     if of_run || EVALUATION.iter().any(|of| metric.starts_with(of)) {
         return None;
     }
-    let found = NAMES.iter().find(|(part, _)| name.contains(part));
-    found.map(|(_, quantity)| *quantity)
+    let (_, found) = NAMES.iter().find(|(part, _)| name.contains(part))?;
+    match found {
+        Quantity::Seconds if is_in_milliseconds(metric) => Some(Quantity::Milliseconds),
+        found => Some(*found),
+    }
+}
+
+/// Whether the last word of a metric's name is milliseconds, as in `step_time_ms` and `step time (ms)`.
+fn is_in_milliseconds(metric: &str) -> bool {
+    let mut words = metric.split(|c: char| !c.is_alphanumeric());
+    let last = words.rfind(|word| !word.is_empty());
+    last.is_some_and(|unit| ["ms", "msec", "milliseconds"].contains(&unit))
 }
 
 /// The index in [`STEP`] of a column's name; `None` if the column has no step numbers.
