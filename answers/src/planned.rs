@@ -60,13 +60,19 @@ impl Planned {
         }
     }
 
+    /// Its file.
+    #[must_use]
+    pub fn file(&self) -> &PlanFile {
+        match self {
+            Self::Alike(plan) => &plan.file,
+            Self::Groups(file, _) => file,
+        }
+    }
+
     /// The id of its file.
     #[must_use]
     pub fn id(&self) -> &str {
-        match self {
-            Self::Alike(plan) => &plan.file.id,
-            Self::Groups(file, _) => &file.id,
-        }
+        &self.file().id
     }
 
     /// The cost models of its replicas, group by group.

@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::fs;
 use std::path::Path;
 
 use common::{code, json, run, stderr};
@@ -100,6 +101,35 @@ fn what_is_left_is_planned() {
             answer["best"]["predicted"],
             "{flags}"
         );
+    }
+}
+
+/// The new plan trains as the old one did, on the same data wherever it lies.
+#[test]
+fn training_goes_on_as_before() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let root = folder.path();
+    plan(root, "16", "tp8 dp2 zero0");
+    let was = root.join("was.plan.yaml");
+    let text = fs::read_to_string(&was).expect("a plan");
+    let train = "train:\n  data: words.txt\n  steps: 7\n  learning_rate: 0.02\nprediction:";
+    fs::write(&was, text.replace("\nprediction:", &format!("\n{train}"))).expect("written");
+    fs::write(root.join("words.txt"), "words").expect("written");
+    fs::create_dir(root.join("there")).expect("a folder");
+    let whole = fs::canonicalize(root).expect("a folder").join("words.txt");
+    for (path, data) in [
+        ("new.plan.yaml", "words.txt"),
+        ("there/new.plan.yaml", whole.to_str().expect("UTF-8")),
+    ] {
+        replan(root, &format!("--lost 1node -o {path}"));
+        let text = fs::read_to_string(root.join(path)).expect("a plan");
+        for line in [
+            format!("data: {data}"),
+            "steps: 7".into(),
+            "learning_rate: 0.02".into(),
+        ] {
+            assert!(text.contains(&format!("\n  {line}\n")), "{line}: {text}");
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! `replan`: the best plan for the GPUs that are left after some were lost, and what going on under it takes.
 
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -11,11 +12,13 @@ use answers::{
     file_names,
 };
 use catalog::files::Kind;
+use catalog::load::beside;
 use catalog::{Workload, elementary};
 use costmodel::CostModel;
 use planner::{Constraints, PlannerError, SearchOptions};
 use plans::json::{CandidateJson, PredictedJson};
-use plans::{Candidate, Prediction, Strategy};
+use plans::plan_file::TrainFile;
+use plans::{Candidate, PlanFile, Prediction, Strategy};
 use reports::terminal::Ground;
 use reports::{format, lines::of};
 use serde::Serialize;
@@ -98,7 +101,10 @@ pub(crate) fn run(args: &ReplanArgs) -> Result<ExitCode, CliError> {
     });
     let going_on = going_on.transpose().map_err(PlannerError::from)?;
     let saved = best.map(|best| {
-        let file = found.answer.plan(best)?;
+        let file = PlanFile {
+            train: train(&before.planned, &args.plan, to.path()),
+            ..found.answer.plan(best)?
+        };
         to.of_plan(&file.id, &file.to_yaml()?)?.commit()?;
         Ok::<_, CliError>(())
     });
@@ -118,6 +124,18 @@ pub(crate) fn run(args: &ReplanArgs) -> Result<ExitCode, CliError> {
         true => ExitCode::from(code::DOES_NOT_FIT),
         false => ExitCode::SUCCESS,
     })
+}
+
+/// How the plan before trains, for the new one to go on with. Its data is named from the plan's folder, in whole where the new
+/// plan lies in another.
+fn train(planned: &Planned, old: &Path, new: &Path) -> Option<TrainFile> {
+    let mut train = planned.file().train.clone()?;
+    if old.parent() != new.parent() {
+        let data = beside(old, &train.data);
+        let whole = std::path::absolute(&data).map(|path| path.display().to_string());
+        train.data = whole.unwrap_or(data);
+    }
+    Some(train)
 }
 
 fn json(
