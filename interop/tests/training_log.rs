@@ -227,6 +227,28 @@ fn further_systems_are_read() {
     }
 }
 
+/// Megatron-DeepSpeed logs a step in the words of both systems, and DeepSpeed's maybe more often.
+#[test]
+fn of_two_systems_megatron_counts() {
+    let rate =
+        |step: u64| format!("global_step={step}, CurrSamplesPerSec=64.0, MemAllocated=6.0GB\n");
+    let time = |step: u64| {
+        format!(
+            " iteration {step}/ 9 | elapsed time per iteration (ms): 2500.0 | global batch size: 128 |\n"
+        )
+    };
+    let text: String = (1..=6)
+        .map(|step| rate(2 * step - 1) + &rate(2 * step) + &time(2 * step))
+        .collect();
+    let log = parse(&text, "d.log").expect("read");
+    assert_eq!(
+        (log.system, log.steps.len(), log.repeated),
+        (LogSystem::Megatron, 6, 0)
+    );
+    let steady = log.steady("d.log", None, size(1.0)).expect("steps");
+    assert_eq!((steady.median(), steady.global_batch()), (2.5, Some(128)));
+}
+
 /// Ranks write the same step, into each other's lines, and validate between steps.
 #[test]
 fn noise_is_counted_and_left_out() {

@@ -4,12 +4,14 @@
 use super::line::Line;
 use super::log::{LogError, LoggedStep};
 
+/// What tells a line of a step.
+pub(super) const ELAPSED: &str = "elapsed time per iteration (ms):";
+
 pub(super) fn step(line: &Line<'_>) -> Result<Option<LoggedStep>, LogError> {
-    let elapsed = "elapsed time per iteration (ms):";
-    if !line.text.contains(elapsed) {
+    if !line.text.contains(ELAPSED) {
         return Ok(None);
     }
-    let ms = line.number(elapsed, "elapsed time per iteration (ms)")?;
+    let ms = line.number(ELAPSED, "elapsed time per iteration (ms)")?;
     let step = line.number(" iteration ", "iteration")?.unwrap_or(0.0);
     let tflops = line.number("throughput per GPU (TFLOP/s/GPU):", "throughput per GPU")?;
     let batch = line.number("global batch size:", "global batch size")?;

@@ -62,6 +62,12 @@ pub fn parse(text: &str, path: &str) -> Result<TrainingLog, LogError> {
     // the other's.
     let mut bars = BTreeSet::new();
     let training = hf::training_steps(text);
+    // Megatron-DeepSpeed logs a step in the words of both; Megatron-LM's have its batch and its whole time.
+    let megatron = text.contains(megatron::ELAPSED);
+    let readers = READERS
+        .iter()
+        .filter(|(system, _)| !megatron || *system != LogSystem::DeepSpeed);
+    let readers: Vec<_> = readers.copied().collect();
     for (index, raw) in text.lines().enumerate() {
         // A progress bar returns to the beginning of its line.
         for part in raw.split('\r') {
@@ -74,7 +80,7 @@ pub fn parse(text: &str, path: &str) -> Result<TrainingLog, LogError> {
                 number: index + 1,
                 path,
             };
-            if let Err(error) = read(&line, &mut log, &mut bars) {
+            if let Err(error) = read(&line, &readers, &mut log, &mut bars) {
                 log.garbled += 1;
                 first_error.get_or_insert(error);
             }
@@ -104,12 +110,17 @@ fn from_elapsed(steps: &mut [LoggedStep]) {
     }
 }
 
-fn read(line: &Line<'_>, log: &mut TrainingLog, bars: &mut BTreeSet<u64>) -> Result<(), LogError> {
+fn read(
+    line: &Line<'_>,
+    readers: &[(LogSystem, Reader)],
+    log: &mut TrainingLog,
+    bars: &mut BTreeSet<u64>,
+) -> Result<(), LogError> {
     let (allocated, reserved) = memory(line);
     log.allocated = log.allocated.max(allocated);
     log.reserved = log.reserved.max(reserved);
     log.retries = log.retries.max(titan::retries(line));
-    for (system, reader) in READERS {
+    for &(system, reader) in readers {
         let Some(step) = reader(line)? else { continue };
         log.reserved = log.reserved.max(step.reserved);
         // An earlier step number further back is a step repeated after a restart.
