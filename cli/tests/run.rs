@@ -268,6 +268,16 @@ fn bad_input_has_one_clear_message() {
     }
 }
 
+/// The log of a run on a profiled machine teaches nothing about tables.
+fn no_factors_are_learned(folder: &Path) {
+    let args = ["calibrate", "log.jsonl", "--plan", "local.plan.yaml"];
+    let refused = run(folder, &[&args[..], &["-o", "c.yaml"]].concat());
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(2), "{said}");
+    assert!(said.contains("cluster local is a profile"), "{said}");
+    assert!(!folder.join("c.yaml").exists());
+}
+
 #[test]
 fn a_profile_predicts_what_run_measures() {
     let folder = tempfile::tempdir().expect("temporary folder");
@@ -315,7 +325,9 @@ fn a_profile_predicts_what_run_measures() {
         "--json",
     ]);
     args.extend(shared);
+    args.extend(["-o", "local.plan.yaml"]);
     let estimated = answer(&run(folder.path(), &args));
+    no_factors_are_learned(folder.path());
     assert_eq!(estimated["inputs"]["runtime"], "vescale");
     assert_eq!(
         estimated["predicted"]["step_time_s"].as_f64(),

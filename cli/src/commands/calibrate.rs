@@ -189,11 +189,18 @@ fn check(runs: &[Measured], learned: &Learned) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Learns the factors from the runs and writes them into the cluster file.
-pub(crate) fn write(to: &Target, runs: &[Measured]) -> Result<(Calibration, Learned), CliError> {
-    let Some(first) = runs.first() else {
-        return Err(CliError::wrong("--plan", "no run to learn from"));
-    };
+/// Checks that factors can be learned from the runs together: they are of one cluster, priced by tables, and of one runtime.
+fn check_alike(first: &Measured, runs: &[Measured]) -> Result<(), CliError> {
+    if first.scenario.cluster.profile.is_some() {
+        let what = format!(
+            "cluster {} is a profile: its times are measured, and no factors are learned for them",
+            first.cluster
+        );
+        let wrong = Mistake::new(what).at("--plan");
+        return Err(CliError::Input(wrong.expected(
+            "a plan for a preset of `vescale-plan clusters`, or for a file that extends one",
+        )));
+    }
     let runtime = &first.scenario.runtime.name;
     for (what, own, other) in runs.iter().flat_map(|run| {
         let theirs = &run.scenario.runtime.name;
@@ -211,12 +218,21 @@ pub(crate) fn write(to: &Target, runs: &[Measured]) -> Result<(Calibration, Lear
             ));
         }
     }
+    Ok(())
+}
+
+/// Learns the factors from the runs and writes them into the cluster file.
+pub(crate) fn write(to: &Target, runs: &[Measured]) -> Result<(Calibration, Learned), CliError> {
+    let Some(first) = runs.first() else {
+        return Err(CliError::wrong("--plan", "no run to learn from"));
+    };
+    check_alike(first, runs)?;
     let own: Vec<OwnRun<'_>> = runs.iter().map(Measured::own).collect();
     let learned = own_runs::learn(&own)?;
     check(runs, &learned)?;
     let about: Vec<&str> = runs.iter().map(|run| run.about.as_str()).collect();
     let calibration = Calibration {
-        runtime: runtime.clone(),
+        runtime: first.scenario.runtime.name.clone(),
         runs: runs.len() as u64,
         time_factors: learned.factors,
         source: about.join("; "),
