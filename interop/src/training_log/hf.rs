@@ -89,12 +89,44 @@ pub(super) fn is_other_bar(text: &str, training: &[u64]) -> bool {
     Bar::read(text).is_some_and(|bar| !training.contains(&bar.total))
 }
 
+/// Reads a bar. That of step 0, which has no rate yet, tells where bars begin.
 pub(super) fn step(line: &Line<'_>) -> Result<Option<LoggedStep>, LogError> {
-    let bar = Bar::read(line.text).filter(|bar| bar.seconds.is_some());
+    let bar = Bar::read(line.text).filter(|bar| bar.seconds.is_some() || bar.done == 0);
     Ok(bar.map(|bar| LoggedStep {
         step: bar.done,
         line: line.number,
         seconds: bar.seconds,
         ..LoggedStep::default()
     }))
+}
+
+/// Weight of the newest measurement in the rate that a bar shows (`smoothing` of tqdm, of which the Trainer keeps the default).
+const SMOOTHING: f64 = 0.3;
+
+/// Turns the rates that bars show into the times of their steps, and removes step 0. A bar shows the ratio of two smoothed numbers, the
+/// steps and the seconds between its updates (tqdm `std.py`, `update`). So an evaluation or a save, which falls into one step,
+/// slows the rates of ten.
+pub(super) fn unsmooth(steps: &mut Vec<LoggedStep>) {
+    let mut last = 0;
+    // Smoothed steps and seconds.
+    let mut smoothed: Option<(f64, f64)> = None;
+    for step in steps.iter_mut() {
+        let new = step.step.saturating_sub(last) as f64;
+        last = step.step;
+        let Some(shown) = step.seconds else {
+            smoothed = Some((0.0, 0.0));
+            continue;
+        };
+        let Some((done, seconds)) = smoothed.filter(|_| new > 0.0) else {
+            // The log begins amid a bar: its rate is taken for one that has not changed for long.
+            smoothed = Some((1.0, shown));
+            continue;
+        };
+        let kept = 1.0 - SMOOTHING;
+        let now = SMOOTHING * new + kept * done;
+        let passed = (shown * now - kept * seconds) / SMOOTHING;
+        step.seconds = Some(passed / new).filter(|s| *s > 0.0);
+        smoothed = Some((now, shown * now));
+    }
+    steps.retain(|step| step.step > 0);
 }

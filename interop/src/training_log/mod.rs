@@ -86,6 +86,9 @@ pub fn parse(text: &str, path: &str) -> Result<TrainingLog, LogError> {
             }
         }
     }
+    if log.system == LogSystem::Trainer {
+        hf::unsmooth(&mut log.steps);
+    }
     from_elapsed(&mut log.steps);
     match (log.steps.is_empty(), first_error) {
         (false, _) => Ok(log),
