@@ -399,6 +399,23 @@ fn exported_metrics_are_read() {
     }
 }
 
+/// The Trainer's state of a run that began at a checkpoint has the time of an unknown number of steps.
+#[test]
+fn the_state_of_a_resumed_run_is_refused() {
+    for (mean, resumed) in [(3.0, false), (2.8, false), (2.5, true), (0.3, true)] {
+        let text = format!(
+            "{{\"log_history\": [{{\"loss\": 4.0, \"step\": 40}}, {{\"loss\": 2.0, \"step\": 80}}, {{\"step\": 90, \
+             \"train_loss\": {mean}, \"train_runtime\": 180.0}}]}}"
+        );
+        let log = parse(&text, "trainer_state.json");
+        assert_eq!(log.is_err(), resumed, "{mean}");
+        match log {
+            Ok(log) => assert_eq!(log.steps[0].seconds, Some(2.0)),
+            Err(error) => assert!(error.to_string().contains("was resumed"), "{error}"),
+        }
+    }
+}
+
 /// Which quantity a metric's name says, and in which unit; where several say the same, the shortest.
 #[test]
 fn metrics_are_known_by_their_names() {

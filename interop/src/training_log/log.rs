@@ -111,6 +111,15 @@ pub enum LogError {
         /// Text found in its place.
         found: String,
     },
+    /// The Trainer's state has the time since its run was resumed, and does not say how many steps that were.
+    #[error(
+        "{path}: the run was resumed, and the file has its time without the number of steps since then; give the log of its \
+         progress bar"
+    )]
+    Resumed {
+        /// Path of the log.
+        path: String,
+    },
     /// Too few steps are left after the warm-up.
     #[error(
         "{path}: {steps} steps are logged, and {warmup} are warm-up; give a longer log or a smaller --warmup"
@@ -141,6 +150,11 @@ impl LogError {
             } => Mistake::new(format!("`{field}`: `{found}` is not a number"))
                 .at(format!("{path}:{line}"))
                 .expected("a number"),
+            Self::Resumed { path } => Mistake::new(
+                "the run was resumed, and the file has its time without the number of steps since then",
+            )
+            .at(path)
+            .expected("the log of its progress bar"),
             Self::TooFew {
                 path,
                 steps,

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value};
 
 use super::line::MOST;
-use super::log::{LogSystem, LoggedStep, TrainingLog};
+use super::log::{LogError, LogSystem, LoggedStep, TrainingLog};
 
 /// What a metric measures, told by a part of its name in lower case; the first part that occurs in the name decides.
 const NAMES: [(&str, Quantity); 23] = [
@@ -52,6 +52,10 @@ const STEP: [&str; 6] = [
 /// Prefixes of the names of metrics that an evaluation logs.
 const EVALUATION: [&str; 3] = ["eval", "val", "test"];
 
+/// The Trainer's mean loss over that of the losses it logged is at least this in a run that was not resumed. They differ by the steps
+/// after the last logged one, and by rounding.
+const LEAST_OF_LOSS: f64 = 0.9;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Quantity {
     /// Seconds, where the end of the name does not say milliseconds.
@@ -75,11 +79,21 @@ struct Row {
 }
 
 /// Reads exported metrics; `None` if the text holds none.
-pub(super) fn parse(text: &str) -> Option<TrainingLog> {
+///
+/// # Errors
+/// When it has the time of another number of steps than it counts.
+pub(super) fn parse(text: &str, path: &str) -> Result<Option<TrainingLog>, LogError> {
     let start = text.trim_start();
+    if start.starts_with('{') && start.contains("\"log_history\"") {
+        return trainer_state(start, path);
+    }
+    Ok(tracked(text, start))
+}
+
+/// The metrics of a tracker; `start` is the text without leading blanks.
+fn tracked(text: &str, start: &str) -> Option<TrainingLog> {
     let (rows, garbled) = match start.chars().next()? {
         '[' => of_json(start)?,
-        '{' if start.contains("\"log_history\"") => return trainer_state(start),
         '{' if start.contains("\"values\"") => of_golden_values(start)?,
         '{' if start.contains("\"_step\"") => of_lines(text),
         _ => of_csv(text)?,
@@ -360,15 +374,40 @@ fn of_golden_values(text: &str) -> Option<(Vec<Row>, usize)> {
 }
 
 /// Reads the Trainer's state. Only its last entry has a time, that of the whole run; divided by the steps it is one
-/// step.
-fn trainer_state(text: &str) -> Option<TrainingLog> {
-    let state: Value = serde_json::from_str(text).ok()?;
-    let last = state["log_history"].as_array()?.last()?;
-    let (steps, seconds) = (last["step"].as_u64()?, last["train_runtime"].as_f64()?);
+/// step. `None` if there is no time.
+fn trainer_state(text: &str, path: &str) -> Result<Option<TrainingLog>, LogError> {
+    let state = serde_json::from_str(text).unwrap_or(Value::Null);
+    let history = state["log_history"]
+        .as_array()
+        .map_or(&[][..], Vec::as_slice);
+    let last = history.last().unwrap_or(&Value::Null);
+    let (Some(steps), Some(seconds)) = (last["step"].as_u64(), last["train_runtime"].as_f64())
+    else {
+        return Ok(None);
+    };
+    if was_resumed(history, last) {
+        let path = path.to_owned();
+        return Err(LogError::Resumed { path });
+    }
     let mut row = Row::default();
     row.step.step = steps;
     if steps > 0 {
         set(&mut row, Quantity::Seconds, seconds / steps as f64);
     }
-    finished(vec![row], 0, LogSystem::Trainer)
+    Ok(finished(vec![row], 0, LogSystem::Trainer))
+}
+
+/// Whether the Trainer's run began at a checkpoint. It adds up the losses since then, but divides them by all steps
+/// (transformers `trainer.py`, `_total_loss_scalar`), so that its mean is below that of the losses logged.
+fn was_resumed(history: &[Value], last: &Value) -> bool {
+    let (mut before, mut sum) = (0, 0.0);
+    for entry in history {
+        let logged = entry["step"].as_u64().zip(entry["loss"].as_f64());
+        if let Some((step, loss)) = logged.filter(|(step, _)| *step > before) {
+            sum += loss * (step - before) as f64;
+            before = step;
+        }
+    }
+    let mean = last["train_loss"].as_f64();
+    mean.is_some_and(|mean| before > 0 && mean < LEAST_OF_LOSS * sum / before as f64)
 }

@@ -45,7 +45,7 @@ const LAG: usize = 4;
 /// # Errors
 /// When no line is a training step; if all step lines are malformed, the error of the first.
 pub fn parse(text: &str, path: &str) -> Result<TrainingLog, LogError> {
-    if let Some(log) = metrics::parse(text) {
+    if let Some(log) = metrics::parse(text, path)? {
         return Ok(log);
     }
     let mut log = TrainingLog {
