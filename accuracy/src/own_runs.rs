@@ -94,6 +94,15 @@ pub struct Learned {
     pub runs: Vec<Explained>,
 }
 
+impl Learned {
+    /// The kinds of work whose factors moved as far as they may.
+    #[must_use]
+    pub fn at_bounds(&self) -> Vec<Rate> {
+        let at_bound = |rate: &Rate| self.factors.of(*rate).ln().abs() > MOST - 1e-6;
+        Rate::ALL.into_iter().filter(at_bound).collect()
+    }
+}
+
 /// How far the factors explain one run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Explained {

@@ -286,6 +286,37 @@ fn a_measured_strategy_moves_what_its_step_depends_on() {
     assert!(!folder.path().join("not.yaml").exists());
 }
 
+/// What factors cannot explain of a slow run is said; nothing is of one that they explain.
+#[test]
+fn a_run_that_factors_do_not_explain_is_warned_of() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let plan = estimate(folder.path(), "dgx-h100", "tp=4,pp=2,zero=1", "a.plan.yaml");
+    let time = plan["predicted"]["step_time_s"].as_f64().expect("time");
+    for (slower, words) in [
+        (1.2, &[][..]),
+        (
+            9.0,
+            &[
+                "the most that can be learned",
+                "times what the factors explain",
+            ],
+        ),
+    ] {
+        log(folder.path(), "run.log", slower * time, 128);
+        for command in [
+            ["calibrate", "run.log", "-o", "c.yaml"],
+            ["diagnose", "run.log", "--calibrate", "c.yaml"],
+        ] {
+            let args = [&command[..], &["--plan", "a.plan.yaml"]].concat();
+            let output = run(folder.path(), &args);
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!(output.status.code(), Some(0), "{said}");
+            assert_eq!(said.contains("warning"), !words.is_empty(), "{said}");
+            assert!(words.iter().all(|word| said.contains(word)), "{said}");
+        }
+    }
+}
+
 #[test]
 fn bad_logs_and_plans_are_one_message() {
     let folder = tempfile::tempdir().expect("temporary folder");

@@ -26,7 +26,8 @@ use crate::output;
 const PLAUSIBLE: std::ops::RangeInclusive<f64> = 0.1..=10.0;
 
 /// A measured step may be shorter than the one that was learned by this factor: beyond it the device's peak rates, below
-/// which no price falls, contradict the run.
+/// which no price falls, contradict the run. One that is longer by more than the inverse may be slow for a reason that no
+/// factor has, and is warned of.
 const FASTEST: f64 = 0.7;
 
 /// A measured run, from a log or from `--measured`.
@@ -221,6 +222,27 @@ fn check_alike(first: &Measured, runs: &[Measured]) -> Result<(), CliError> {
     Ok(())
 }
 
+/// Warns of factors that went as far as they may, and of runs that are much slower than the factors explain.
+fn warn(runs: &[Measured], learned: &Learned) {
+    for rate in learned.at_bounds() {
+        let (name, factor) = (rate.name(), learned.factors.of(rate));
+        let most = if factor > 1.0 { "most" } else { "least" };
+        output::warning(&format!(
+            "{name} takes {factor:.3} times the predicted time, the {most} that can be learned: the runs may differ from their \
+             plans in something else"
+        ));
+    }
+    for (run, explained) in runs.iter().zip(&learned.runs) {
+        let left = run.step_time.0 / explained.after.0;
+        if left > FASTEST.recip() {
+            output::warning(&format!(
+                "{}: the steps take {left:.2} times what the factors explain; is it a run of this model and batch?",
+                run.about
+            ));
+        }
+    }
+}
+
 /// Learns the factors from the runs and writes them into the cluster file.
 pub(crate) fn write(to: &Target, runs: &[Measured]) -> Result<(Calibration, Learned), CliError> {
     let Some(first) = runs.first() else {
@@ -250,6 +272,7 @@ pub(crate) fn write(to: &Target, runs: &[Measured]) -> Result<(Calibration, Lear
         ..older
     };
     to.write(&file.to_yaml()?)?;
+    warn(runs, &learned);
     Ok((calibration, learned))
 }
 
