@@ -37,9 +37,10 @@ pub fn train_rank(
             });
         }
         same_job(session, comm)?;
-        if comm.rank() == 0 {
-            prepare(session)?;
-        }
+        let _claimed = match comm.rank() {
+            0 => prepare(session)?,
+            _ => None,
+        };
         everyone(comm).barrier(comm)?;
         let (report, pieces) = one_rank(devices, session, &mesh, comm)?;
         if comm.rank() > 0 {

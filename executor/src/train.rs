@@ -1,6 +1,7 @@
 //! Runs a job with one thread per rank.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -99,7 +100,7 @@ pub fn train(session: &Session<'_>) -> Result<Outcome, ExecutorError> {
 pub fn train_on(devices: &impl Devices, session: &Session<'_>) -> Result<Outcome, ExecutorError> {
     let job = session.job;
     let mesh = Mesh::new(&job.strategy);
-    prepare(session)?;
+    let _claimed = prepare(session)?;
     let ranks = local::world(mesh.world(), job.settings.timeout);
     let results: Vec<Result<_, ExecutorError>> = std::thread::scope(|scope| {
         let handles: Vec<_> = ranks
@@ -148,12 +149,15 @@ pub(crate) fn outcome(reports: Vec<RankReport>, states: Memory) -> Outcome {
 }
 
 /// Makes the folder of checkpoints, cleans up after an interrupted save, and refuses to mix this run's checkpoints
-/// with another's: the latest in a folder must be the one to resume from.
-pub(crate) fn prepare(session: &Session<'_>) -> Result<(), ExecutorError> {
+/// with another's: no other run may save in a folder, and the latest there must be the one to resume from. Holds the folder until
+/// the value returned is dropped.
+pub(crate) fn prepare(session: &Session<'_>) -> Result<Option<File>, ExecutorError> {
     let Some(checkpoints) = session.checkpoints else {
-        return Ok(());
+        return Ok(None);
     };
     let dir = &checkpoints.dir;
+    let store = Store::new(dir);
+    let claimed = store.claim()?;
     let first = session.start.map_or(0, |(_, step)| step);
     let refused = |step: u64, of: &str, how: &str| ExecutorError::Checkpoint {
         path: dir.display().to_string(),
@@ -177,7 +181,8 @@ pub(crate) fn prepare(session: &Session<'_>) -> Result<(), ExecutorError> {
             return Err(refused(step, "another run", &how));
         }
     }
-    Store::new(dir).recover()
+    store.recover()?;
+    Ok(claimed)
 }
 
 /// Runs a rank's work; its failure or panic is reported to the other ranks.

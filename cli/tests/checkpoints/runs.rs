@@ -170,6 +170,30 @@ fn a_disk_that_is_full_leaves_the_last_checkpoint_and_nothing_else() {
 }
 
 #[test]
+fn two_runs_do_not_save_in_one_folder() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let folder = folder.path();
+    fs::create_dir(folder.join("saved")).expect("a folder");
+    let plan = plan("single");
+    let args = ["run", &plan, "-q", "--steps", "1", "--checkpoints", "saved"];
+    // As another run holds it.
+    let held = fs::File::open(folder.join("saved")).expect("a folder");
+    held.try_lock().expect("nobody else holds it");
+    let refused = run(folder, &args);
+    assert_eq!(refused.status.code(), Some(2));
+    let said = stderr(&refused);
+    assert!(said.contains("another run saves there now"), "{said}");
+    assert_eq!(
+        fs::read_dir(folder.join("saved"))
+            .expect("a folder")
+            .count(),
+        0
+    );
+    drop(held);
+    assert_eq!(run(folder, &args).status.code(), Some(0));
+}
+
+#[test]
 fn an_export_replaces_weights_alone() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let folder = folder.path();

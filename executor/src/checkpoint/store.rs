@@ -12,7 +12,7 @@
 //! then counts as the checkpoint.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -67,6 +67,24 @@ impl<'a> Store<'a> {
 
     fn hidden(&self, step: u64, end: &str) -> PathBuf {
         self.dir.join(format!(".step-{step:08}{end}"))
+    }
+
+    /// Makes the folder and keeps other runs out of it, until the value returned is dropped. Nothing keeps them out where the file system
+    /// has no locks of folders.
+    pub(crate) fn claim(&self) -> Result<Option<File>, ExecutorError> {
+        exists(self.dir)?;
+        create_dirs(self.files, self.dir).map_err(|e| io(self.dir, &e))?;
+        let Ok(folder) = File::open(self.dir) else {
+            return Ok(None);
+        };
+        match folder.try_lock() {
+            Ok(()) => Ok(Some(folder)),
+            Err(TryLockError::WouldBlock) => {
+                let reason = "another run saves there now, expected another folder";
+                Err(wrong(self.dir, reason.to_owned()))
+            }
+            Err(TryLockError::Error(_)) => Ok(None),
+        }
     }
 
     /// Makes the folder and cleans up after an interrupted save: an old checkpoint that was set aside gets its name
@@ -266,17 +284,22 @@ fn final_name(step: u64) -> String {
     format!("step-{step:08}")
 }
 
+/// Whether there is a folder of checkpoints; an error if it is a file.
+fn exists(dir: &Path) -> Result<bool, ExecutorError> {
+    match fs::metadata(dir) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Ok(kind) if !kind.is_dir() => Err(wrong(dir, "is a file, expected a folder".to_owned())),
+        _ => Ok(true),
+    }
+}
+
 /// All checkpoints in a folder, by step; including one that was set aside if the new one never got its name.
 ///
 /// # Errors
 /// When the folder cannot be read.
 pub fn all(dir: &Path) -> Result<BTreeMap<u64, PathBuf>, ExecutorError> {
-    match fs::metadata(dir) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
-        Ok(kind) if !kind.is_dir() => {
-            return Err(wrong(dir, "is a file, expected a folder".to_owned()));
-        }
-        _ => {}
+    if !exists(dir)? {
+        return Ok(BTreeMap::new());
     }
     let mut found = BTreeMap::new();
     let paths = listed(dir)?;
