@@ -1,7 +1,7 @@
 //! Printing: answers on stdout, notes on stderr. The only module that touches either.
 //!
-//! A stream may be closed or full. That never ends the program early: files are still written. Lost output for stdout
-//! makes the exit code 1; there is no message if the reader closed its end of a pipe, as `head` does. A stdout that was
+//! A stream may be closed or full. That never ends the program early: files are still written. Lost output for stdout or for
+//! the log of a run makes the exit code 1; there is no message if the reader closed its end of a pipe, as `head` does. A stdout that was
 //! closed before the program started counts as `/dev/null`.
 
 use std::io::{IsTerminal, Write};
@@ -19,7 +19,7 @@ use terminal_size::{Height, Width, terminal_size_of};
 use crate::args::ColorArg;
 use crate::error::CliError;
 
-/// Set once output for stdout was lost.
+/// Set once output for stdout, or for the log of a run, was lost.
 static LOST: AtomicBool = AtomicBool::new(false);
 
 /// Prints one JSON document.
@@ -63,6 +63,12 @@ pub(crate) fn warning(text: &str) {
 /// Prints an error to stderr.
 pub(crate) fn error(text: &str) {
     say_after("error", Shade::Bad, text);
+}
+
+/// Reports that output was lost, while the command goes on.
+pub(crate) fn lost(text: &str) {
+    LOST.store(true, Ordering::Relaxed);
+    error(text);
 }
 
 /// Prints a mistake in the input to stderr, each part on a line of its own.
@@ -110,7 +116,7 @@ fn say(text: &str) {
     let _ = std::io::stderr().lock().write_all(lines.as_bytes());
 }
 
-/// The final exit code: success only if nothing for stdout was lost.
+/// The final exit code: success only if nothing was lost.
 pub(crate) fn ended(code: ExitCode) -> ExitCode {
     if code == ExitCode::SUCCESS && LOST.load(Ordering::Relaxed) {
         return ExitCode::FAILURE;

@@ -283,6 +283,28 @@ fn a_full_disk_loses_no_answer() {
     }
 }
 
+/// A disk that fills while a run writes its log: training goes on, and the loss of the log is said once.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_full_disk_ends_the_log_of_a_run() {
+    let folder = tempfile::tempdir().expect("folder");
+    let plan = common::examples().join("nanogpt-single.yaml");
+    let command = format!(
+        "trap '' XFSZ; ulimit -f 1; exec vescale-plan run {} --steps 12 --json -q --log l.jsonl",
+        plan.display()
+    );
+    let ran = shell(folder.path(), &command);
+    assert_eq!(code(&ran), 1, "{}", stderr(&ran));
+    assert_eq!(json(&ran)["losses"].as_array().expect("losses").len(), 12);
+    let said = stderr(&ran);
+    assert_eq!(
+        said.matches("cannot write to l.jsonl, the log ends early")
+            .count(),
+        1,
+        "{said}"
+    );
+}
+
 /// A model folder's name is text in the report and the timeline of a run.
 #[test]
 fn names_are_text_in_what_a_run_leaves() {

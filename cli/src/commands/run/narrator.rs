@@ -31,6 +31,10 @@ pub(crate) struct Log(Mutex<Lines>);
 
 struct Lines {
     file: File,
+    /// Path of the file, for messages.
+    path: String,
+    /// Whether a line could not be written, as on a full disk. None is then added: the log ends there.
+    ended: bool,
     /// Whether the file's content is of another run, to be removed.
     empty_first: bool,
 }
@@ -54,6 +58,8 @@ impl Log {
         })?;
         Ok(Some(Self(Mutex::new(Lines {
             file,
+            path: files::shown(path),
+            ended: false,
             empty_first: !resumed,
         }))))
     }
@@ -61,12 +67,21 @@ impl Log {
     fn add(&self, text: &str) {
         let lines = self.0.lock();
         let mut lines = lines.unwrap_or_else(std::sync::PoisonError::into_inner);
+        if lines.ended {
+            return;
+        }
         if std::mem::take(&mut lines.empty_first) {
             // A pipe or a device cannot be emptied.
             let _ = lines.file.set_len(0);
         }
-        // A full disk must not stop training; the log then ends early.
-        let _ = lines.file.write_all(format!("{text}\n").as_bytes());
+        // A full disk must not stop training.
+        if let Err(error) = lines.file.write_all(format!("{text}\n").as_bytes()) {
+            lines.ended = true;
+            let path = &lines.path;
+            output::lost(&format!(
+                "cannot write to {path}, the log ends early: {error}"
+            ));
+        }
     }
 }
 
