@@ -154,6 +154,34 @@ pub struct TrainFile {
     pub gradient_bucket_mib: u64,
 }
 
+impl TrainFile {
+    /// Checks that its numbers can be trained with; an error is a field and what is wrong with it.
+    fn check(&self) -> Result<(), (&'static str, String)> {
+        let is_size = |number: f64| number >= 0.0 && number.is_finite();
+        let sizes = [
+            ("train.learning_rate", self.learning_rate),
+            ("train.min_learning_rate", self.min_learning_rate),
+            ("train.weight_decay", self.weight_decay),
+        ];
+        if let Some((field, number)) = sizes.into_iter().find(|(_, number)| !is_size(*number)) {
+            return Err((field, format!("{number}; expected a number of at least 0")));
+        }
+        if let Some(beta) = self.betas.iter().find(|beta| !(0.0..1.0).contains(*beta)) {
+            let message = format!("{beta}; expected two numbers in [0, 1)");
+            return Err(("train.betas", message));
+        }
+        let clips = |norm: &f64| is_size(*norm) && *norm > 0.0;
+        if let Some(norm) = self.clip_norm.filter(|norm| !clips(norm)) {
+            let message = format!("{norm}; expected a number above 0, or no field for no clipping");
+            return Err(("train.clip_norm", message));
+        }
+        if self.steps == 0 {
+            return Err(("train.steps", "0; expected at least 1".to_owned()));
+        }
+        Ok(())
+    }
+}
+
 /// What a `train` section may leave out.
 mod defaults {
     pub(super) fn seed() -> u64 {
@@ -314,6 +342,9 @@ impl PlanFile {
         }
         plan.check_groups()
             .map_err(|message| field("groups", message))?;
+        if let Some(train) = &plan.train {
+            train.check().map_err(|(of, message)| field(of, message))?;
+        }
         let id = plan.content_id();
         if plan.id != id {
             let message = format!("{} does not match the decisions, whose id is {id}", plan.id);

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use catalog::{Packing, Precision, Workload};
 use plans::json::{PredictedJson, StrategyJson};
-use plans::plan_file::{SCHEMA_VERSION, ShardingFile, WorkloadFile};
+use plans::plan_file::{SCHEMA_VERSION, ShardingFile, TrainFile, WorkloadFile};
 use plans::{Axis, Breakdown, PlanFile, Strategy as Plan};
 use proptest::prelude::*;
 
@@ -180,6 +180,59 @@ fn the_id_hashes_decisions_only() {
 }
 
 /// What people type and what is printed are the same notation.
+/// Numbers that nothing can be trained with are refused when a plan is opened.
+#[test]
+fn train_sections_are_checked() {
+    let usual = || TrainFile {
+        data: "a.txt".to_owned(),
+        steps: 10,
+        seed: 1,
+        learning_rate: 1e-3,
+        min_learning_rate: 0.0,
+        warmup_steps: 0,
+        weight_decay: 0.1,
+        betas: [0.0, 0.95],
+        clip_norm: None,
+        gradient_bucket_mib: 25,
+    };
+    type Case = (fn(&mut TrainFile), &'static str);
+    let cases: [Case; 10] = [
+        (|_| {}, ""),
+        (|train| train.clip_norm = Some(1e-9), ""),
+        (|train| train.steps = 0, "train.steps"),
+        (|train| train.learning_rate = -1.0, "train.learning_rate"),
+        (
+            |train| train.min_learning_rate = f64::NAN,
+            "train.min_learning_rate",
+        ),
+        (
+            |train| train.weight_decay = f64::INFINITY,
+            "train.weight_decay",
+        ),
+        (|train| train.betas = [2.0, 0.95], "train.betas"),
+        (|train| train.betas[1] = 1.0, "train.betas"),
+        (|train| train.clip_norm = Some(-1.0), "train.clip_norm"),
+        (|train| train.clip_norm = Some(f64::NAN), "train.clip_norm"),
+    ];
+    let mut plan = plan(&parsed("tp=1,zero=1").expect("legal"));
+    for (number, (change, field)) in cases.into_iter().enumerate() {
+        let mut train = usual();
+        change(&mut train);
+        plan.train = Some(train);
+        let text = plan.to_yaml().expect("YAML");
+        match PlanFile::from_yaml(&text, "p.yaml") {
+            Ok(read) => assert!(field.is_empty() && read == plan, "{number}"),
+            Err(error) => {
+                let said = error.to_string();
+                assert!(
+                    !field.is_empty() && said.contains(field),
+                    "{number}: {said}"
+                );
+            }
+        }
+    }
+}
+
 #[test]
 fn every_form_of_a_strategy_is_read() {
     let same = "tp=2,pp=2,cp=2,cp_kind=ring,ep=4,zero=1,mbs=2,recompute=full,schedule=1f1b";
