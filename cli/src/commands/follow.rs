@@ -47,12 +47,12 @@ pub(crate) fn run(args: &DiagnoseArgs) -> Result<ExitCode, CliError> {
     };
     let (low, high) = planned.prediction.step_time_interval;
     let mut watch = Watch::new((low, high));
-    let mut steps = 0;
+    let mut before = Vec::new();
     let mut last_new = Instant::now();
     loop {
         let seen = times(args, &planned)?;
-        if seen.len() > steps {
-            steps = seen.len();
+        // A log that was emptied, as by a job that starts anew, is followed from its beginning.
+        if seen != before {
             last_new = Instant::now();
             let seconds: Vec<f64> = seen.iter().map(|(_, seconds)| *seconds).collect();
             let change = watch.see(&seconds);
@@ -60,6 +60,7 @@ pub(crate) fn run(args: &DiagnoseArgs) -> Result<ExitCode, CliError> {
                 show(args, &planned, *step, median, watch.outside())?;
             }
             warn(change, &planned);
+            before = seen;
         }
         if args
             .idle

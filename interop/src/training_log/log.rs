@@ -185,11 +185,12 @@ pub struct Steady {
 }
 
 impl TrainingLog {
-    /// Every step with a time, in the order of the log: its number and its seconds.
+    /// Every step of one batch that has a time, in the order of the log: its number and its seconds. The batch is the plan's, or else
+    /// the last.
     #[must_use]
     pub fn times(&self, size: StepSize) -> Vec<(u64, f64)> {
-        let steps = self.steps.iter();
-        let timed = steps.filter_map(|step| Some((step.step, size.seconds(step)?)));
+        let steps = of_one_batch(&self.steps, size.sequences);
+        let timed = (steps.iter()).filter_map(|step| Some((step.step, size.seconds(step)?)));
         timed.collect()
     }
 
