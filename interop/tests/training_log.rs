@@ -270,6 +270,35 @@ fn noise_is_counted_and_left_out() {
     assert_eq!(log.reserved, Some((61.25 * 1024f64.powi(3)) as u64));
 }
 
+/// Output of one rank after the other's: each step counts once. After a restart it counts again, once for all ranks.
+#[test]
+fn ranks_may_log_one_after_the_other() {
+    let run = |rank: &str, steps: std::ops::RangeInclusive<u64>| -> String {
+        steps
+            .map(|step| format!("{rank}step: {step}  loss: 9.1  tps: 7,200\n"))
+            .collect()
+    };
+    for (ranks, steps, repeated) in [
+        (["12:00:00 ", "13:00:00 "], 2 * (30 + 10), 0),
+        (["[rank0]:", "[rank1]:"], 30 + 10, 30 + 10),
+        (["[default0]:", "[default1]:"], 30 + 10, 30 + 10),
+        (["0: ", "1: "], 30 + 10, 30 + 10),
+        // Of lines without ranks nobody knows whether the job began anew.
+        (["", ""], 2 * (30 + 10), 0),
+    ] {
+        let text: String = [1..=30, 21..=30]
+            .into_iter()
+            .flat_map(|steps| ranks.map(|rank| run(rank, steps.clone())))
+            .collect();
+        let log = parse(&text, "t.log").expect("read");
+        assert_eq!(
+            (log.steps.len(), log.repeated),
+            (steps, repeated),
+            "{ranks:?}"
+        );
+    }
+}
+
 /// The Trainer's evaluations show bars without a title too: within training, and before it.
 #[test]
 fn bars_of_evaluations_are_no_steps() {

@@ -18,6 +18,17 @@ impl<'a> Line<'a> {
         (!word.is_empty()).then_some(word)
     }
 
+    /// The rank that a launcher names before each line: `[rank3]:`, `[default3]:` (torchrun), `3: ` (`srun --label`).
+    pub(super) fn rank(&self) -> Option<&'a str> {
+        let (label, rest) = self.text.trim_start().split_once(':')?;
+        let inside = label.strip_prefix('[').and_then(|l| l.strip_suffix(']'));
+        let inside = inside.map(|l| l.trim_start_matches(|c: char| c.is_ascii_lowercase()));
+        // The hour of a time has no space after it.
+        let number = inside.or(rest.starts_with(' ').then_some(label))?;
+        let is_number = !number.is_empty() && number.chars().all(|c| c.is_ascii_digit());
+        is_number.then_some(number)
+    }
+
     /// The number after a label; `1,234`, `10.7K`, `30.5GiB` and `41.7%` are numbers.
     pub(super) fn number(&self, label: &str, field: &'static str) -> Result<Option<f64>, LogError> {
         let Some(word) = self.after(label) else {

@@ -14,7 +14,7 @@ mod own;
 mod research;
 mod titan;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 pub use self::log::{LogError, LogSystem, LoggedStep, Steady, StepSize, TrainingLog};
 
@@ -40,6 +40,77 @@ const READERS: [(LogSystem, Reader); 11] = [
 /// Number of steps by which another rank's lines may lag.
 const LAG: usize = 4;
 
+/// A log that is being read.
+struct Reading {
+    log: TrainingLog,
+    readers: Vec<(LogSystem, Reader)>,
+    /// Steps that progress bars have shown. Where output is buffered, each rank's bars come as a whole, one rank's after
+    /// the other's.
+    bars: BTreeSet<u64>,
+    /// How often each rank has logged a step, for lines that begin with their rank.
+    of_ranks: BTreeMap<(String, u64), usize>,
+    /// How often a step was kept.
+    kept: BTreeMap<u64, usize>,
+}
+
+impl Reading {
+    fn new(text: &str) -> Self {
+        // Megatron-DeepSpeed logs a step in the words of both; Megatron-LM's have its batch and its whole time.
+        let megatron = text.contains(megatron::ELAPSED);
+        let skipped = |system| megatron && system == LogSystem::DeepSpeed;
+        let readers = READERS.into_iter().filter(|(system, _)| !skipped(*system));
+        Self {
+            log: TrainingLog {
+                system: LogSystem::Megatron,
+                steps: Vec::new(),
+                allocated: None,
+                reserved: None,
+                retries: 0,
+                garbled: 0,
+                repeated: 0,
+            },
+            readers: readers.collect(),
+            bars: BTreeSet::new(),
+            of_ranks: BTreeMap::new(),
+            kept: BTreeMap::new(),
+        }
+    }
+
+    fn read(&mut self, line: &Line<'_>) -> Result<(), LogError> {
+        let log = &mut self.log;
+        let (allocated, reserved) = memory(line);
+        log.allocated = log.allocated.max(allocated);
+        log.reserved = log.reserved.max(reserved);
+        log.retries = log.retries.max(titan::retries(line));
+        for &(system, reader) in &self.readers {
+            let Some(step) = reader(line)? else { continue };
+            self.log.reserved = self.log.reserved.max(step.reserved);
+            if self.repeats(line, system, step.step) {
+                self.log.repeated += 1;
+            } else {
+                *self.kept.entry(step.step).or_default() += 1;
+                self.log.system = system;
+                self.log.steps.push(step);
+            }
+            break;
+        }
+        Ok(())
+    }
+
+    /// Whether another line logged the same step. An earlier step number further back is a step repeated after a restart, unless
+    /// another rank logged it: then it counts as often as the rank that logged it most.
+    fn repeats(&mut self, line: &Line<'_>, system: LogSystem, step: u64) -> bool {
+        let shown = system == LogSystem::Trainer && !self.bars.insert(step);
+        let of_rank = line.rank().is_some_and(|rank| {
+            let times = self.of_ranks.entry((rank.to_owned(), step)).or_default();
+            *times += 1;
+            *times <= self.kept.get(&step).copied().unwrap_or(0)
+        });
+        let mut recent = self.log.steps.iter().rev().take(LAG);
+        shown || of_rank || step > 0 && recent.any(|known| known.step == step)
+    }
+}
+
 /// Reads a log. Garbled lines are left out and counted; a step that several ranks log counts once.
 ///
 /// # Errors
@@ -48,26 +119,9 @@ pub fn parse(text: &str, path: &str) -> Result<TrainingLog, LogError> {
     if let Some(log) = metrics::parse(text, path)? {
         return Ok(log);
     }
-    let mut log = TrainingLog {
-        system: LogSystem::Megatron,
-        steps: Vec::new(),
-        allocated: None,
-        reserved: None,
-        retries: 0,
-        garbled: 0,
-        repeated: 0,
-    };
+    let mut reading = Reading::new(text);
     let mut first_error = None;
-    // Steps that progress bars have shown. Where output is buffered, each rank's bars come as a whole, one rank's after
-    // the other's.
-    let mut bars = BTreeSet::new();
     let training = hf::training_steps(text);
-    // Megatron-DeepSpeed logs a step in the words of both; Megatron-LM's have its batch and its whole time.
-    let megatron = text.contains(megatron::ELAPSED);
-    let readers = READERS
-        .iter()
-        .filter(|(system, _)| !megatron || *system != LogSystem::DeepSpeed);
-    let readers: Vec<_> = readers.copied().collect();
     for (index, raw) in text.lines().enumerate() {
         // A progress bar returns to the beginning of its line.
         for part in raw.split('\r') {
@@ -80,12 +134,13 @@ pub fn parse(text: &str, path: &str) -> Result<TrainingLog, LogError> {
                 number: index + 1,
                 path,
             };
-            if let Err(error) = read(&line, &readers, &mut log, &mut bars) {
-                log.garbled += 1;
+            if let Err(error) = reading.read(&line) {
+                reading.log.garbled += 1;
                 first_error.get_or_insert(error);
             }
         }
     }
+    let mut log = reading.log;
     if log.system == LogSystem::Trainer {
         hf::unsmooth(&mut log.steps);
     }
@@ -111,33 +166,6 @@ fn from_elapsed(steps: &mut [LoggedStep]) {
         let passed = passed.filter(|s| *s > 0.0 && count > 0.0);
         steps[at].seconds = now.seconds.or(passed.map(|s| s / count));
     }
-}
-
-fn read(
-    line: &Line<'_>,
-    readers: &[(LogSystem, Reader)],
-    log: &mut TrainingLog,
-    bars: &mut BTreeSet<u64>,
-) -> Result<(), LogError> {
-    let (allocated, reserved) = memory(line);
-    log.allocated = log.allocated.max(allocated);
-    log.reserved = log.reserved.max(reserved);
-    log.retries = log.retries.max(titan::retries(line));
-    for &(system, reader) in readers {
-        let Some(step) = reader(line)? else { continue };
-        log.reserved = log.reserved.max(step.reserved);
-        // An earlier step number further back is a step repeated after a restart.
-        let mut recent = log.steps.iter().rev().take(LAG);
-        let shown = system == LogSystem::Trainer && !bars.insert(step.step);
-        if shown || step.step > 0 && recent.any(|known| known.step == step.step) {
-            log.repeated += 1;
-        } else {
-            log.system = system;
-            log.steps.push(step);
-        }
-        break;
-    }
-    Ok(())
 }
 
 /// Memory peaks that a line reports: Megatron-LM's and nanotron's are in MiB.
