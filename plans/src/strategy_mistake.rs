@@ -5,6 +5,9 @@ use catalog::Mistake;
 use crate::legality::{StrategyError, divisors, valid};
 use crate::strategy_words::{EXAMPLE, KEYS};
 
+/// A strategy that every runtime takes.
+const ANYWHERE: &str = "--strategy mbs=1";
+
 impl StrategyError {
     /// The mistake with its parts: the rule that is broken, what would keep it, and the nearest such size.
     #[must_use]
@@ -54,7 +57,9 @@ impl StrategyError {
                 wrong.expected("choices that go together (`vescale-plan doc strategies`)")
             }
         };
-        wrong.example(EXAMPLE)
+        // The usual example may hold what the runtime has just been found to lack.
+        let lacking = matches!(self, Self::Runtime { .. });
+        wrong.example(if lacking { ANYWHERE } else { EXAMPLE })
     }
 }
 

@@ -47,3 +47,19 @@ fn what_a_runtime_lacks_is_refused() {
         assert!(right, "{runtime}, {model}, {strategy}: {said:?}, not {wanted:?}");
     }
 }
+
+/// The example that goes with a refusal is none of what the runtime lacks.
+#[test]
+fn the_example_runs_everywhere() {
+    let lack = plans::StrategyError::Runtime {
+        runtime: "torchtitan".to_owned(),
+        what: "recompute selective".to_owned(),
+        has: "none, full".to_owned(),
+    };
+    let example = lack.mistake().example.expect("an example");
+    let strategy = example.strip_prefix("--strategy ").expect("a strategy");
+    for preset in catalog::runtime_presets::presets() {
+        let name = &preset.runtime.name;
+        assert_eq!(said(name, "llama3-8b", strategy), "", "{name}");
+    }
+}
