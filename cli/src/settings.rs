@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use catalog::{Mistake, text};
 use clap::ValueEnum;
+use clap::error::ErrorKind;
 use toml_edit::{Document, Value};
 
 use crate::args::ColorArg;
@@ -120,6 +121,23 @@ impl Settings {
         let setting = self.get(flag).filter(|s| s.value == value)?;
         let on_line = std::env::args().any(|word| word.trim_start_matches('-').starts_with(flag));
         (!on_line).then(|| format!("{}: {flag} = {value}", setting.origin))
+    }
+
+    /// What a flag says to a default that it does not take; of the first such default.
+    pub(crate) fn refused(&self, command: &clap::Command) -> Option<clap::Error> {
+        self.0.iter().find_map(|setting| {
+            let takes = |sub: &clap::Command| {
+                let mut flags = sub.get_arguments();
+                flags.any(|arg| arg.get_long() == Some(setting.key))
+            };
+            let takes = |name: &&str| command.find_subcommand(name).is_some_and(takes);
+            let name = COMMANDS.into_iter().find(takes).unwrap_or(COMMANDS[0]);
+            let flag = format!("--{}={}", setting.key, setting.value);
+            let words = ["vescale-plan", name, &flag];
+            let error = command.clone().try_get_matches_from(words).err()?;
+            let of_value = [ErrorKind::ValueValidation, ErrorKind::InvalidValue];
+            of_value.contains(&error.kind()).then_some(error)
+        })
     }
 
     /// The command line's definition with these settings as defaults of its flags.

@@ -318,13 +318,21 @@ fn settings_are_defaults() {
     for part in ["VESCALE_PLAN_SEQ", "vescale-plan.toml", "built in"] {
         assert!(shown.contains(part), "{shown}");
     }
-    let wrong = shell(at, &format!("VESCALE_PLAN_SEQ=many {asked}"));
-    assert_eq!(code(&wrong), 2);
-    assert!(
-        stderr(&wrong).contains("VESCALE_PLAN_SEQ: seq = many"),
-        "{}",
-        stderr(&wrong)
-    );
+    for (set, said) in [
+        ("VESCALE_PLAN_SEQ=many", "VESCALE_PLAN_SEQ: seq = many"),
+        ("VESCALE_PLAN_TOP=-1", "VESCALE_PLAN_TOP: top = -1"),
+        ("VESCALE_PLAN_COLOR=red", "VESCALE_PLAN_COLOR: color = red"),
+    ] {
+        for command in [
+            "vescale-plan search",
+            "vescale-plan config",
+            "vescale-plan config --json",
+        ] {
+            let wrong = shell(at, &format!("{set} {command}"));
+            assert_eq!(code(&wrong), 2, "{set} {command}");
+            assert!(stderr(&wrong).contains(said), "{}", stderr(&wrong));
+        }
+    }
     fs::write(at.join("vescale-plan.toml"), "modle = \"gpt2\"\n").expect("written");
     let wrong = stderr(&shell(at, asked));
     assert!(

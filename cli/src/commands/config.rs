@@ -5,10 +5,11 @@ use std::process::ExitCode;
 use answers::SCHEMA_VERSION;
 use serde::Serialize;
 
-use crate::args::ListArgs;
+use crate::args::{self, ListArgs};
 use crate::error::CliError;
 use crate::output;
 use crate::settings::{self, KEYS, Settings};
+use crate::usage;
 
 #[derive(Serialize)]
 struct ConfigJson {
@@ -40,7 +41,7 @@ pub(crate) fn run(args: &ListArgs, settings: &Settings) -> Result<ExitCode, CliE
             schema_version: SCHEMA_VERSION,
             defaults: rows.into(),
         })?;
-        return Ok(ExitCode::SUCCESS);
+        return Ok(ended(settings));
     }
     let cells = rows.map(|r| vec![r.name.to_owned(), r.value, r.origin, r.variable]);
     let header = ["flag", "default", "set by", "variable"];
@@ -52,5 +53,11 @@ pub(crate) fn run(args: &ListArgs, settings: &Settings) -> Result<ExitCode, CliE
             "A flag beats its variable, that vescale-plan.toml in this folder{own}, and that what is built in. `vescale-plan doc settings` has an example."
         ),
     ));
-    Ok(ExitCode::SUCCESS)
+    Ok(ended(settings))
+}
+
+/// Refuses a default that its flag does not take, after all were shown.
+fn ended(settings: &Settings) -> ExitCode {
+    let refused = settings.refused(&args::command());
+    refused.map_or(ExitCode::SUCCESS, |message| usage::say(&message, settings))
 }
