@@ -1,6 +1,7 @@
 //! Compares plans: two of them part by part, or several side by side on a page.
 
-use catalog::Seconds;
+use catalog::{Offload, OptimizerStates, Seconds};
+use costmodel::Scenario;
 use planner::explain::differences;
 use plans::json::PredictedJson;
 use plans::{Prediction, StagePartition, Strategy};
@@ -41,7 +42,7 @@ pub fn compare(first: &Planned, second: &Planned) -> Result<Comparison, AnswerEr
         first: first.prediction()?,
         second: second.prediction()?,
         changed: (other_job(first, second).into_iter())
-            .chain(changed(&first.shares(), &second.shares()))
+            .chain(changed(first, second))
             .collect(),
     })
 }
@@ -133,38 +134,64 @@ fn other_job(first: &Planned, second: &Planned) -> Vec<(String, String, String)>
 }
 
 /// Decisions that differ, group by group; where plans have unlike many groups of replicas, their numbers.
-fn changed(
-    first: &[(u64, &Strategy)],
-    second: &[(u64, &Strategy)],
-) -> Vec<(String, String, String)> {
-    if let ([(_, first)], [(_, second)]) = (first, second) {
-        return decisions(&first.to_string(), &second.to_string());
-    }
-    if first.len() != second.len() {
-        let [first, second] = [first, second].map(|groups| groups.len().to_string());
-        return vec![("groups".to_owned(), first, second)];
+fn changed(first: &Planned, second: &Planned) -> Vec<(String, String, String)> {
+    let [one, two] = [first.shares(), second.shares()];
+    if one.len() != two.len() {
+        let [one, two] = [one, two].map(|groups| groups.len().to_string());
+        return vec![("groups".to_owned(), one, two)];
     }
     let mut all = Vec::new();
-    for (number, (a, b)) in (1..).zip(first.iter().zip(second)) {
-        let key = |key: &str| format!("group {number}: {key}");
-        if a.0 != b.0 {
-            all.push((key("sequences"), a.0.to_string(), b.0.to_string()));
+    let alike = one.len() == 1;
+    for (number, ((share, a), (other, b))) in (1..).zip(one.into_iter().zip(two)) {
+        let key = |key: &str| match alike {
+            true => key.to_owned(),
+            false => format!("group {number}: {key}"),
+        };
+        // The batch of a plan whose replicas are all alike is the job's.
+        if share != other && !alike {
+            all.push((key("sequences"), share.to_string(), other.to_string()));
         }
-        let decisions = decisions(&a.1.to_string(), &b.1.to_string()).into_iter();
+        let decisions = decisions((a, first.scenario()), (b, second.scenario())).into_iter();
         all.extend(decisions.map(|(name, a, b)| (key(&name), a, b)));
     }
     all
 }
 
-fn decisions(first: &str, second: &str) -> Vec<(String, String, String)> {
-    first
-        .split(',')
-        .zip(second.split(','))
-        .filter(|(a, b)| a != b)
-        .filter_map(|(a, b)| {
-            let (key, x) = a.split_once('=')?;
-            let (_, y) = b.split_once('=')?;
-            Some((key.to_owned(), x.to_owned(), y.to_owned()))
-        })
+/// The keys of two strategies whose values differ. Where only one strategy has a key, the other has its runtime's own value.
+fn decisions(
+    first: (&Strategy, &Scenario),
+    second: (&Strategy, &Scenario),
+) -> Vec<(String, String, String)> {
+    let texts = [first, second].map(|(strategy, _)| strategy.to_string());
+    let [a, b] = [&texts[0], &texts[1]].map(|text| -> Vec<(&str, &str)> {
+        let words = text.split(',');
+        words.filter_map(|word| word.split_once('=')).collect()
+    });
+    let value = |words: &[(&str, &str)], key: &str, scenario: &Scenario| {
+        let said = words.iter().find(|(name, _)| *name == key);
+        said.map_or_else(|| own(key, scenario), |(_, value)| (*value).to_owned())
+    };
+    let of_both = |(key, _): &(&str, &str)| {
+        let values = (value(&a, key, first.1), value(&b, key, second.1));
+        ((*key).to_owned(), values.0, values.1)
+    };
+    let new = (b.iter()).filter(|(key, _)| a.iter().all(|(name, _)| name != key));
+    (a.iter().chain(new).map(of_both))
+        .filter(|(_, first, second)| first != second)
         .collect()
+}
+
+/// The value of a key that a strategy leaves to the runtime.
+fn own(key: &str, scenario: &Scenario) -> String {
+    let runtime = &scenario.runtime;
+    match key {
+        "grad_dtype" => runtime.own_gradients(scenario.workload.precision).name(),
+        "offload" => Offload::NONE.to_owned(),
+        "offload_layers" => "0".to_owned(),
+        "prefetch" => "1".to_owned(),
+        "dispatcher" => runtime.dispatcher.name().to_owned(),
+        "graphs" => runtime.graphs.name().to_owned(),
+        "fp8_recipe" => runtime.fp8_recipe.name().to_owned(),
+        _ => OptimizerStates::OWN.to_owned(),
+    }
 }

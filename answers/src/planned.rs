@@ -86,6 +86,15 @@ impl Planned {
         }
     }
 
+    /// The whole job.
+    #[must_use]
+    pub fn scenario(&self) -> &Scenario {
+        match self {
+            Self::Alike(plan) => &plan.scenario,
+            Self::Groups(_, together) => &together.inputs.scenario,
+        }
+    }
+
     /// What it is for: model, devices and runtime.
     #[must_use]
     pub fn job(&self) -> String {
@@ -96,10 +105,7 @@ impl Planned {
     /// What it is for, fact by fact: model, devices, runtime, and the sequences of a step.
     #[must_use]
     pub fn facts(&self) -> [(&'static str, String); 6] {
-        let scenario = match self {
-            Self::Alike(plan) => plan.costs.scenario(),
-            Self::Groups(_, together) => &together.inputs.scenario,
-        };
+        let scenario = self.scenario();
         let workload = &scenario.workload;
         [
             ("model", scenario.model.name.clone()),
@@ -126,10 +132,7 @@ impl Planned {
     /// Its strategy in the short form; those of several groups parted by ` | `.
     #[must_use]
     pub fn written(&self) -> String {
-        let runtime = match self {
-            Self::Alike(plan) => &plan.scenario.runtime,
-            Self::Groups(_, together) => &together.inputs.scenario.runtime,
-        };
+        let runtime = &self.scenario().runtime;
         let shares = self.shares().into_iter();
         let strategies: Vec<String> = shares
             .map(|(_, strategy)| grammar::written(strategy, runtime))

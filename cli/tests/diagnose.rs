@@ -106,18 +106,39 @@ fn a_run_without_overlap_is_recognised() {
     );
 }
 
+/// A cluster, and decisions beside a layout.
+type Case = [&'static str; 2];
+
+/// What differs between two plans: name, value of the first and of the second.
+#[rustfmt::skip]
+const DIFFER: [(Case, Case, &[[&str; 3]]); 5] = [
+    (["dgx-h100", ""], ["dgx-a100", ""], &[["devices", "32 × h100-sxm", "32 × a100-80gb"]]),
+    (["dgx-h100", ""], ["dgx-h100", " grad_dtype=bf16"], &[["grad_dtype", "fp32", "bf16"]]),
+    (["dgx-h100", " offload=optimizer"], ["dgx-h100", " grad_dtype=bf16"], &[["offload", "optimizer", "none"], ["grad_dtype", "fp32", "bf16"]]),
+    (["dgx-h100", " grad_dtype=bf16 offload=optimizer:50"], ["dgx-h100", " offload=optimizer"], &[["grad_dtype", "bf16", "fp32"], ["offload", "optimizer:50", "optimizer"]]),
+    (["dgx-h100", " optim_states=bf16_moments"], ["dgx-h100", " mbs2"], &[["mbs", "1", "2"], ["m", "32", "16"], ["optim_states", "bf16_moments", "own"]]),
+];
+
 #[test]
-fn plans_of_other_jobs_say_what_differs() {
+fn two_plans_say_what_differs() {
     let folder = tempfile::tempdir().expect("temporary folder");
-    estimate(folder.path(), "dgx-h100", "tp=4,pp=2,zero=1", "a.plan.yaml");
-    estimate(folder.path(), "dgx-a100", "tp=4,pp=2,zero=1", "b.plan.yaml");
-    let compared = json(&run(
-        folder.path(),
-        &["compare", "a.plan.yaml", "b.plan.yaml", "--json"],
-    ));
-    let changed = compared["changed"].as_array().expect("rows");
-    let names: Vec<&str> = (changed.iter()).filter_map(|row| row[0].as_str()).collect();
-    assert_eq!(names, ["devices"]);
+    for (first, second, expected) in DIFFER {
+        for ([cluster, more], plan) in [(first, "a.plan.yaml"), (second, "b.plan.yaml")] {
+            estimate(
+                folder.path(),
+                cluster,
+                &format!("tp4 pp2 zero1{more}"),
+                plan,
+            );
+        }
+        let args = ["compare", "a.plan.yaml", "b.plan.yaml", "--json"];
+        let compared = json(&run(folder.path(), &args));
+        assert_eq!(
+            compared["changed"],
+            serde_json::json!(expected),
+            "{first:?} {second:?}"
+        );
+    }
 }
 
 #[test]
