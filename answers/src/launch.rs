@@ -51,13 +51,18 @@ fn targets(of: Launchable<'_>) -> (Vec<&'static str>, Option<String>) {
         return (found, None);
     }
     // Megatron Bridge takes some models by their names on the hub alone.
-    let lacks = |dialect: &Dialect| {
-        exported(*dialect, of, &sharding, Some("")).is_err_and(|error| error.refuses_the_model())
-    };
-    let why = match !own.is_empty() && own.iter().all(lacks) {
-        true => format!("{planned} has no model like this"),
-        false if own.is_empty() => format!("there is no export to {planned}"),
-        false => format!("as it is, it cannot be exported to {planned}"),
+    let refused = |dialect: &Dialect| exported(*dialect, of, &sharding, Some("")).err();
+    let refused: Vec<ExportError> = own.iter().filter_map(refused).collect();
+    let all =
+        |lack: fn(&ExportError) -> bool| refused.len() == own.len() && refused.iter().all(lack);
+    let why = if own.is_empty() {
+        format!("there is no export to {planned}")
+    } else if all(ExportError::refuses_adapters_alone) {
+        format!("the export to {planned} has no adapters")
+    } else if all(ExportError::refuses_the_model) {
+        format!("{planned} has no model like this")
+    } else {
+        format!("as it is, it cannot be exported to {planned}")
     };
     match others.iter().find(taken) {
         Some(other) => (vec![other.target()], Some(why)),

@@ -192,7 +192,12 @@ fn the_next_commands_run() {
         ]
     };
     let searches = ["megatron-core", "torchtitan", "fsdp2", "nemo"].map(search);
-    let answers: [&[&str]; 5] = [
+    let lora = "search --model llama3-8b --gpus 8 --lora rank=16 -o lora.plan.yaml";
+    let alone = "search --model llama3-8b --gpus 1 --cluster h200";
+    let [lora, alone] = [lora, alone].map(|line| line.split(' ').collect::<Vec<_>>());
+    let answers: [&[&str]; 7] = [
+        &lora,
+        &alone,
         &searches[0],
         &searches[1],
         &searches[2],
@@ -241,12 +246,17 @@ fn another_system_is_offered_with_the_reason() {
             "gemma2-9b",
             "launch it with deepspeed: torchtitan has no model like this",
         ),
+        (
+            "megatron-fsdp",
+            "llama3-8b --lora rank=16",
+            "launch it with axolotl: the export to megatron-core has no adapters",
+        ),
         ("maxtext", "llama3-8b", "there is no export to maxtext"),
         ("hf-trainer", "gemma2-9b", "  launch it\n"),
     ] {
         let plan = "--gpus 8 --seq 4k --strategy zero=3,recompute=full --runtime";
-        let mut args = vec!["estimate", "--model", model];
-        args.extend(plan.split(' ').chain([runtime]));
+        let mut args = vec!["estimate", "--model"];
+        args.extend(model.split(' ').chain(plan.split(' ')).chain([runtime]));
         let text = on(folder.path(), "120", &args);
         assert!(text.contains(launch), "{runtime} {model}: {text}");
     }

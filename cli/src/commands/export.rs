@@ -224,7 +224,7 @@ fn exported(
     dialect: Dialect,
     launcher: Option<Launcher>,
 ) -> Result<Exported, ExportError> {
-    let scenario = loaded.costs.scenario();
+    let scenario = &loaded.scenario;
     let job = Job {
         model: &scenario.model,
         decisions: strategy.decisions(),

@@ -65,6 +65,19 @@ impl ExportError {
     pub fn refuses_the_model(&self) -> bool {
         matches!(self, Self::Inexpressible { refusals, .. } if refusals.iter().any(|refusal| refusal.of_model))
     }
+
+    /// Whether the target takes the model, but not its adapters.
+    #[must_use]
+    pub fn refuses_adapters_alone(&self) -> bool {
+        let Self::Inexpressible { refusals, .. } = self else {
+            return false;
+        };
+        let mut of_model = refusals
+            .iter()
+            .filter(|refusal| refusal.of_model)
+            .peekable();
+        of_model.peek().is_some() && of_model.all(|refusal| refusal.decision == "model adapters")
+    }
 }
 
 fn hint(nearest: Option<&String>) -> String {
