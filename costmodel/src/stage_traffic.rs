@@ -179,9 +179,12 @@ pub(crate) fn plan(
     let reduces = all(|l| l.reduce);
     let copied = all(|l| l.copies.to_host);
     let mut overlap = strategy.overlap;
+    // With one data-parallel rank these are no decisions: gradients are copied to the host as they come, and replicas of
+    // experts, if there are any, send beside other work.
+    let alone = parallel.ranks() == 1;
+    overlap.grad_reduce |= alone;
+    overlap.param_gather |= alone;
     overlap.param_gather &= !(scenario.runtime.rewrites).contains(&Rewrite::GatherInStep);
-    // Gradients that nothing reduces are copied to the host as they come.
-    overlap.grad_reduce |= parallel.ranks() == 1;
     let offloaded = Offloaded::of(&scenario.runtime, strategy);
     let mut plan = TrafficPlan {
         first: 0,

@@ -249,6 +249,7 @@ impl Asked<'_> {
             overlap.tensor_parallel = sent(tp > 1, overlap.tensor_parallel, own.tensor_parallel);
             overlap.pipeline = sent(pp > 1, overlap.pipeline, own.pipeline);
             overlap.grad_reduce = sent(dp * cp > 1, overlap.grad_reduce, own.grad_reduce);
+            overlap.param_gather = sent(dp * cp > 1, overlap.param_gather, own.param_gather);
             overlap.expert_parallel = sent(ep > 1, overlap.expert_parallel, own.expert_parallel);
         }
         let possible = |overlap: &Overlap| {

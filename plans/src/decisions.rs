@@ -242,8 +242,9 @@ impl Decisions {
         if d.recompute == Recompute::Layers(0) {
             d.recompute = Recompute::None;
         }
-        d.overlap.grad_reduce &= d.dp() * d.cp > 1;
-        d.overlap.param_gather &= d.zero != Zero::Z0;
+        let several = d.dp() * d.cp > 1;
+        d.overlap.grad_reduce &= several;
+        d.overlap.param_gather &= several && d.zero != Zero::Z0;
         d.overlap.tensor_parallel &= d.tp > 1;
         d.overlap.pipeline |= d.pp == 1;
         d.overlap.expert_parallel &= d.ep > 1;

@@ -172,9 +172,10 @@ fn layout_lack(d: &Decisions, model: &ModelConfig, space: &RuntimeSpace) -> Opti
 
 fn overlap_lack(d: &Decisions, runtime: &Runtime) -> Option<Lack> {
     let own = runtime.overlap;
+    let several = d.dp() * d.cp > 1;
     let sent = Overlap {
-        grad_reduce: d.overlap.grad_reduce && d.dp() * d.cp > 1,
-        param_gather: d.overlap.param_gather && d.zero != Zero::Z0,
+        grad_reduce: d.overlap.grad_reduce && several,
+        param_gather: d.overlap.param_gather && several && d.zero != Zero::Z0,
         tensor_parallel: d.overlap.tensor_parallel && d.tp > 1,
         pipeline: d.overlap.pipeline && d.pp > 1,
         expert_parallel: own.expert_parallel,

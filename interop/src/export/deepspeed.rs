@@ -285,8 +285,9 @@ fn states(d: &Decisions, limits: &mut Limits) {
         Some(("reshard", "on".to_owned())),
     );
     limits.refuse(
-        d.zero == Zero::Z0 && !d.overlap.grad_reduce && d.dp() * d.cp > 1
-            || d.zero == Zero::Z3 && !d.overlap.param_gather,
+        d.dp() * d.cp > 1
+            && (d.zero == Zero::Z0 && !d.overlap.grad_reduce
+                || d.zero == Zero::Z3 && !d.overlap.param_gather),
         "overlap",
         "there is no switch for this at this ZeRO stage; allowed, it does what it can",
         Some(("overlap", "grad+param+pp".to_owned())),

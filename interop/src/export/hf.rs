@@ -230,9 +230,9 @@ fn context(d: &Decisions, has: &[CpKind], why: &str, limits: &mut Limits) {
 
 fn overlap(d: &Decisions, limits: &mut Limits) {
     let o = d.overlap;
-    let off = !o.grad_reduce && d.dp() * d.cp > 1 || !o.param_gather && d.zero != Zero::Z0;
+    let off = !o.grad_reduce || !o.param_gather && d.zero != Zero::Z0;
     limits.refuse(
-        off || o.tensor_parallel && d.tp > 1,
+        off && d.dp() * d.cp > 1 || o.tensor_parallel && d.tp > 1,
         "overlap",
         "FSDP2 overlaps gathering and reduction, and nothing else; there is no switch",
         Some(("overlap", "grad+param+pp".to_owned())),

@@ -503,14 +503,17 @@ fn overlap(job: &Job<'_>, overlap: Overlap, limits: &mut Limits) -> Vec<Flag> {
         expert_parallel,
     } = overlap;
     let mut flags = Vec::new();
-    if grad_reduce && d.dp() * d.cp > 1 {
+    // Where experts alone have replicas, their messages are predicted to overlap, whatever the plan says.
+    let alone = d.dp() * d.cp == 1;
+    let sends = !alone || job.model.moe.is_some() && d.edp() > 1;
+    if sends && (grad_reduce || alone) {
         flags.push(Flag::switch("--overlap-grad-reduce"));
         flags.push(Flag::value("--ddp-bucket-size", BUCKET_ELEMENTS));
     }
-    if param_gather && d.zero != Zero::Z0 {
+    if sends && (param_gather || alone) && d.zero != Zero::Z0 {
         flags.push(Flag::switch("--overlap-param-gather"));
         limits.refuse(
-            !grad_reduce,
+            !grad_reduce && !alone,
             "overlap=param",
             "--overlap-param-gather needs --overlap-grad-reduce",
             Some(("overlap", "grad+param+pp".to_owned())),

@@ -240,7 +240,17 @@ fn each_target_takes_the_plans_it_is_made_for() {
         Accelerate,
         Axolotl,
     ];
-    let cases: [(&str, &str, &[Dialect]); 33] = [
+    let cases: [(&str, &str, &[Dialect]); 35] = [
+        (
+            "llama3-8b",
+            "tp=8,pp=8,zero=1,offload=optimizer:50",
+            &[MegatronLm, MegatronBridge],
+        ),
+        (
+            "mixtral-8x7b",
+            "tp=8,pp=8,ep=4,zero=1,offload=optimizer",
+            &[MegatronLm, MegatronBridge],
+        ),
         ("llama3-8b", "tp=1,zero=0", &all_but_nanotron),
         ("llama2-7b", "tp=4,pp=4,zero=1", &[Nanotron]),
         (

@@ -170,14 +170,11 @@ fn overlap(d: &Decisions, limits: &mut Limits) {
     } else {
         "grad+param+pp"
     };
+    let several = d.dp() * d.cp > 1;
     let lacks = [
+        (!o.grad_reduce && several, "grad", "gradient reduction"),
         (
-            !o.grad_reduce && d.dp() * d.cp > 1,
-            "grad",
-            "gradient reduction",
-        ),
-        (
-            !o.param_gather && d.zero != Zero::Z0,
+            !o.param_gather && several && d.zero != Zero::Z0,
             "param",
             "parameter gathering",
         ),
