@@ -238,7 +238,7 @@ fn page<'a>(source: &'a ReportSource<'_>) -> ReportInput<'a> {
         devices: cluster.devices(gpus),
         gpus,
         cluster: cluster.name.clone(),
-        runtime: source.scenario.runtime.name.clone(),
+        runtime,
         strategy: plans::grammar::written(&source.best.strategy, runtime),
         strategy_in_full: source.best.strategy.to_string(),
         decisions: source.best.strategy.decisions(),

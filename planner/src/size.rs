@@ -2,6 +2,7 @@
 
 use catalog::{Bytes, Pools};
 use costmodel::{CostModel, Scenario};
+use plans::grammar::written;
 use plans::{Candidate, Relaxation};
 
 use crate::PlannerError;
@@ -134,9 +135,9 @@ fn with_more_gpus(
             continue;
         }
         if let Some(best) = sized(costs, constraints, gpus, options)?.best {
-            let short = plans::grammar::short(&best.strategy);
+            let strategy = written(&best.strategy, &scenario.runtime);
             return Ok(Some(Relaxation {
-                says: format!("{gpus} GPUs would fit ({short})"),
+                says: format!("{gpus} GPUs would fit ({strategy})"),
                 instead: Some(("gpus", gpus.to_string())),
             }));
         }
@@ -164,7 +165,7 @@ fn offloaded(
             says: format!(
                 "without `offload={}` {} would fit",
                 asked.join("|"),
-                plans::grammar::short(best)
+                written(best, &costs.scenario().runtime)
             ),
             instead: Some(("fix", format!("offload={offload}"))),
         })

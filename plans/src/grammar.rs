@@ -130,11 +130,15 @@ pub fn short(d: &Decisions) -> String {
     parts.join(" ")
 }
 
-/// The short form with the overlap, where it is not the runtime's own: what is printed for people to give back.
+/// The short form with the overlap, where it is another than the runtime's own: what is printed for people to give back.
 #[must_use]
 pub fn written(d: &Decisions, runtime: &Runtime) -> String {
     let short = short(d);
-    if d.overlap == runtime.overlap {
+    let own = Decisions {
+        overlap: runtime.overlap,
+        ..d.clone()
+    };
+    if d.canonical().overlap == own.canonical().overlap {
         return short;
     }
     format!("{short} overlap={}", overlap_name(d.overlap))

@@ -1,6 +1,6 @@
 //! What a report shows, gathered by the caller.
 
-use catalog::{Bytes, Pools, Seconds};
+use catalog::{Bytes, Pools, Runtime, Seconds};
 use plans::{Decisions, Prediction, Present, SpaceReport, Timeline};
 
 /// Everything one report shows. The caller fills it; the sections only read it.
@@ -14,8 +14,8 @@ pub struct ReportInput<'a> {
     pub gpus: u64,
     /// Name of the cluster preset, or path of its file.
     pub cluster: String,
-    /// Name of the training system.
-    pub runtime: String,
+    /// The training system.
+    pub runtime: &'a Runtime,
     /// The strategy in the short form of the `--strategy` grammar.
     pub strategy: String,
     /// The strategy with every decision, in the same grammar.

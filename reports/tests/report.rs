@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
-use catalog::{Bytes, FlopRate, Origin, Precision, Seconds, Workload, WorkloadSizes};
+use catalog::{
+    Bytes, FlopRate, Origin, Overlap, Precision, Runtime, Seconds, Workload, WorkloadSizes,
+};
 use plans::{
     Action, ActionKind, Breakdown, Decisions, Event, Fit, MemoryItem, NamedTime, Prediction,
     SpaceReport, Strategy, Stream, Timeline, UsedConstant,
@@ -143,22 +145,28 @@ fn alternatives() -> Vec<Alternative> {
     ]
 }
 
+fn runtime() -> &'static Runtime {
+    static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+    RUNTIME.get_or_init(|| catalog::load::runtime("megatron-core").expect("a preset"))
+}
+
+/// A strategy of so many GPUs.
+fn strategy(gpus: u64, text: &str) -> Strategy {
+    let model = catalog::load::model("llama3-70b").expect("a preset");
+    let workload = Workload::new(WorkloadSizes {
+        gpus,
+        seq_len: 8192,
+        global_batch: 512,
+        precision: Precision::Bf16,
+    });
+    let workload = workload.expect("a workload");
+    plans::grammar::parse(text, &model, &workload, runtime()).expect("legal")
+}
+
 /// Decisions of a plan of 512 GPUs.
 fn decisions() -> &'static Decisions {
     static DECISIONS: OnceLock<Strategy> = OnceLock::new();
-    DECISIONS.get_or_init(|| {
-        let model = catalog::load::model("llama3-70b").expect("a preset");
-        let runtime = catalog::load::runtime("megatron-core").expect("a preset");
-        let workload = Workload::new(WorkloadSizes {
-            gpus: 512,
-            seq_len: 8192,
-            global_batch: 512,
-            precision: Precision::Bf16,
-        });
-        let workload = workload.expect("a workload");
-        let text = "tp=4,pp=4,dp=32,zero=1";
-        plans::grammar::parse(text, &model, &workload, &runtime).expect("legal")
-    })
+    DECISIONS.get_or_init(|| strategy(512, "tp=4,pp=4,dp=32,zero=1"))
 }
 
 fn input<'a>(
@@ -171,7 +179,7 @@ fn input<'a>(
         devices: "512 × h100-sxm".into(),
         gpus: 512,
         cluster: "dgx-h100".into(),
-        runtime: "megatron-core".into(),
+        runtime: runtime(),
         strategy: "tp4 pp4 dp32 zero1 mbs1 recompute=none".into(),
         strategy_in_full: "tp=4,pp=4,dp_shard=32,micro_batch=1".into(),
         decisions: decisions(),
@@ -216,7 +224,14 @@ fn wishes() -> Option<(String, Alternative)> {
 /// The plan, and two others: one that it beats, and one that needs less memory.
 fn points() -> Vec<Point> {
     let point = |seconds, gib, found| Point {
-        decisions: decisions().clone(),
+        decisions: Decisions {
+            overlap: if found {
+                decisions().overlap
+            } else {
+                Overlap::NONE
+            },
+            ..decisions().clone()
+        },
         step_time: Seconds(seconds),
         peak_memory: Bytes(gib * GIB),
         found,
@@ -283,6 +298,8 @@ fn a_report_says_the_verdict_first_and_escapes_what_it_shows() {
         "sbatch launch/launch.sbatch",
         "links inside a node",
         "the network: every rank on another node, 4 nodes",
+        "recompute=none overlap=none</code>",
+        "\"overlap=none\"",
         "<b>63</b>",
     ] {
         assert!(page.contains(said), "{said} is missing");
@@ -399,12 +416,16 @@ fn names_are_text_in_the_page() {
         let mut space = space();
         space.pruned = BTreeMap::from([(name.to_owned(), 1)]);
         space.illegal = BTreeMap::from([(name.to_owned(), 1)]);
+        let runtime = Runtime {
+            name: name.into(),
+            ..runtime().clone()
+        };
         let mut input = input(&prediction, Some(&timeline), Some(&space));
+        input.runtime = &runtime;
         for text in [
             &mut input.model,
             &mut input.devices,
             &mut input.cluster,
-            &mut input.runtime,
             &mut input.strategy,
             &mut input.plan_id,
             &mut input.command,

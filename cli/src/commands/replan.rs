@@ -306,7 +306,7 @@ fn print(args: &ReplanArgs, before: &Before, found: &Found, going_on: Option<Goi
     rows.push(("throughput", throughput(before, now, &best.prediction)));
     rows.extend(going_on.map(|going_on| ("states", going_on.said())));
     if let Some((batch, share, other)) = &found.other {
-        let plan = plans::grammar::short(&other.strategy);
+        let plan = plans::grammar::written(&other.strategy, ground.runtime);
         let faster = of(*share);
         let text = format!("--global-batch {batch} would train {faster} faster: {plan}");
         rows.push(("other batch", text));

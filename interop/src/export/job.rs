@@ -148,11 +148,14 @@ pub(crate) fn heading(job: &Job<'_>) -> String {
 }
 
 fn title(job: &Job<'_>) -> String {
+    let gpus = match job.workload.gpus {
+        1 => "1 GPU".to_owned(),
+        many => format!("{many} GPUs"),
+    };
     format!(
-        "vescale-plan {} · {} on {} GPUs: {}",
+        "vescale-plan {} · {} on {gpus}: {}",
         job.id,
         job.model.name,
-        job.workload.gpus,
-        plans::grammar::short(job.decisions)
+        plans::grammar::written(job.decisions, job.runtime)
     )
 }

@@ -110,6 +110,13 @@ fn round_trip(strategy: &Plan, model: &Model, workload: &Workload, dialect: Dial
     };
     let file = &exported.files[0];
     let document = read(&file.text, &file.name, None);
+    // The header, where a file has one, says the whole strategy.
+    if let Some((_, said)) = file.text.split_once(" on 64 GPUs: ") {
+        let line = said.lines().next().unwrap_or_default();
+        let said = parse(line.trim_end_matches(['.', '"']), model, workload);
+        let said = said.map(|said| said.canonical());
+        assert_eq!(said, Ok(strategy.canonical()), "{strategy}");
+    }
     assert_eq!(document.dialect, dialect, "detected from:\n{}", file.text);
     let findings = check(&document, Some(model)).expect("schema");
     assert!(

@@ -466,7 +466,7 @@ fn nanotron() {
         Dialect::Nanotron,
     );
     insta::assert_snapshot!(text, @r#"
-    # vescale-plan 0123456789abcdef · llama2-7b on 64 GPUs: tp4 pp4 dp4 zero1 sp mbs1 1f1b recompute=full
+    # vescale-plan 0123456789abcdef · llama2-7b on 64 GPUs: tp4 pp4 dp4 zero1 sp mbs1 1f1b recompute=full overlap=grad+param+pp
     general:
       project: vescale-plan
       run: "0123456789abcdef"

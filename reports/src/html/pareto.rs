@@ -4,6 +4,7 @@
 use catalog::Bytes;
 use maud::{Markup, PreEscaped, html};
 use plans::Decisions;
+use plans::grammar::{recompute_name, written};
 use serde_json::{Value, json};
 
 use super::page::{script_safe, section as frame};
@@ -24,9 +25,7 @@ const AXES: [Axis; 8] = [
     ("ep", |d| json!(d.ep)),
     ("mbs", |d| json!(d.micro_batch)),
     ("zero", |d| json!(u8::from(d.zero))),
-    ("recompute", |d| {
-        json!(plans::grammar::recompute_name(d.recompute))
-    }),
+    ("recompute", |d| json!(recompute_name(d.recompute))),
 ];
 
 /// The section of the chart and its table; empty if there are fewer than two points.
@@ -51,7 +50,7 @@ pub(super) fn section(input: &ReportInput) -> Markup {
                 tbody {
                     @for point in best.iter().take(ROWS) {
                         tr {
-                            td { code { (plans::grammar::short(&point.decisions)) } }
+                            td { code { (written(&point.decisions, input.runtime)) } }
                             td.num { (format::seconds(point.step_time)) }
                             td.num { (format::bytes(point.peak_memory)) }
                         }
@@ -111,7 +110,7 @@ fn data(input: &ReportInput, best: &[&Point]) -> Value {
         ];
         let values = axes.iter_mut().zip(AXES);
         row.extend(values.map(|(seen, (_, value))| json!(seen.number(value(&point.decisions)))));
-        let strategy = plans::grammar::short(&point.decisions);
+        let strategy = written(&point.decisions, input.runtime);
         let strategy = strategy.split(' ').map(|word| words.number(json!(word)));
         row.extend(strategy.map(|number| json!(number)));
         Value::Array(row)

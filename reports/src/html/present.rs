@@ -2,6 +2,7 @@
 
 use catalog::Seconds;
 use maud::{Markup, html};
+use plans::grammar::written;
 use plans::present::{Change, Present};
 
 use super::page::section as frame;
@@ -14,7 +15,7 @@ pub(super) fn section(input: &ReportInput) -> Markup {
     let Some(present) = input.present else {
         return html! {};
     };
-    let strategy = plans::grammar::short(&present.candidate.strategy);
+    let strategy = written(&present.candidate.strategy, input.runtime);
     let changes = present.by_decision();
     let body = html! {
         @if present.groups().is_empty() {

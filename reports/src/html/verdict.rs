@@ -137,7 +137,7 @@ fn plan(input: &ReportInput, groups: &[Group<'_>]) -> Markup {
             button type="button" data-copy=(input.command) { "Copy command" }
         }
         p.where {
-            "Plan " code { (input.plan_id) } " · " (input.runtime) " on " (input.cluster)
+            "Plan " code { (input.plan_id) } " · " (input.runtime.name) " on " (input.cluster)
         }
     }
 }
