@@ -244,7 +244,7 @@ fn page<'a>(source: &'a ReportSource<'_>) -> ReportInput<'a> {
         decisions: source.best.strategy.decisions(),
         pools: cluster.pools.as_deref(),
         gpus_per_node: cluster.gpus_per_node,
-        domain: cluster.scale_up_domain,
+        domain: cluster.domain(gpus),
         launches: launches(source),
         present: source.present,
         next_change: source.next_change.clone(),

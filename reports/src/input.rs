@@ -1,6 +1,6 @@
 //! What a report shows, gathered by the caller.
 
-use catalog::{Bytes, Pools, Runtime, Seconds};
+use catalog::{Bytes, Domain, Pools, Runtime, Seconds};
 use plans::{Decisions, Prediction, Present, SpaceReport, Timeline};
 
 /// Everything one report shows. The caller fills it; the sections only read it.
@@ -26,8 +26,8 @@ pub struct ReportInput<'a> {
     pub gpus_per_node: u64,
     /// The pools of the cluster, if not all of its nodes are alike.
     pub pools: Option<&'a Pools>,
-    /// Number of devices that fast links (the scale-up network) join.
-    pub domain: u64,
+    /// How the devices lie in domains of fast links (the scale-up network).
+    pub domain: Domain,
     /// Commands that start training under the plan, one entry per target; the first is shown, the others are folded.
     pub launches: Vec<Launch>,
     /// The strategy that is in use now, if the plan was compared with it.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
 use catalog::{
-    Bytes, FlopRate, Origin, Overlap, Precision, Runtime, Seconds, Workload, WorkloadSizes,
+    Bytes, Domain, FlopRate, Origin, Overlap, Precision, Runtime, Seconds, Workload, WorkloadSizes,
 };
 use plans::{
     Action, ActionKind, Breakdown, Decisions, Event, Fit, MemoryItem, NamedTime, Prediction,
@@ -184,7 +184,10 @@ fn input<'a>(
         strategy_in_full: "tp=4,pp=4,dp_shard=32,micro_batch=1".into(),
         decisions: decisions(),
         gpus_per_node: 8,
-        domain: 8,
+        domain: Domain {
+            gpus: 8,
+            is_whole_job: false,
+        },
         pools: None,
         launches: vec![Launch {
             target: "megatron-lm".into(),
@@ -297,7 +300,7 @@ fn a_report_says_the_verdict_first_and_escapes_what_it_shows() {
         "least memory of these; no virtual stages",
         "sbatch launch/launch.sbatch",
         "links inside a node",
-        "the network: every rank on another node, 4 nodes",
+        "the network: every rank in another node, 4 nodes",
         "recompute=none overlap=none</code>",
         "\"overlap=none\"",
         "<b>63</b>",
@@ -465,6 +468,44 @@ fn names_are_text_in_the_page() {
         let json = json.trim_matches('"').replace('<', "\\u003c");
         let page = page(name).replace(&json, "benignname");
         assert_eq!(page.replace(&escaped, "benignname"), benign, "{name}");
+    }
+}
+
+/// Where groups of ranks lie, on nodes of four GPUs whose fast links join 72.
+#[test]
+fn domains_are_not_nodes() {
+    let prediction = prediction(Fit::Fits { spare: Bytes(1) });
+    let cluster = catalog::load::cluster("gb200-nvl72").expect("a preset");
+    for (gpus, text, says) in [
+        (16, "tp=4", "links inside a node"),
+        (16, "tp=8", "fast links among 2 nodes of a domain"),
+        (64, "tp=8,zero=1", "fast links among 8 nodes of a domain"),
+        (
+            256,
+            "tp=8,cp=2,zero=1",
+            "links inside a domain for 4 of 16, then the network among 4 domains",
+        ),
+        (
+            256,
+            "tp=2,zero=1",
+            "links inside a domain for 32 of 128, then the network among 4 domains",
+        ),
+        (
+            256,
+            "tp=8,pp=4",
+            "the network: every rank in another domain, 4 domains",
+        ),
+        (256, "tp=8,pp=4", "uses 64 GPUs of each"),
+    ] {
+        let strategy = strategy(gpus, text);
+        let page = reports::html::report(&ReportInput {
+            gpus,
+            decisions: &strategy,
+            gpus_per_node: cluster.gpus_per_node,
+            domain: cluster.domain(gpus),
+            ..input(&prediction, None, None)
+        });
+        assert!(page.contains(says), "{gpus} {text}: {says}");
     }
 }
 

@@ -1,8 +1,8 @@
 //! Where ranks lie: which axis stays inside a node, which crosses the network, and each GPU's place on every axis.
 
-use catalog::Axis;
+use catalog::{Axis, Domain};
 use maud::{Markup, html};
-use plans::Decisions;
+use plans::{Decisions, Group};
 
 use super::page::section as frame;
 use crate::format;
@@ -37,9 +37,16 @@ pub(super) fn section(input: &ReportInput) -> Markup {
         (axes(input))
         (nodes(input))
     };
-    let lead = "Neighbouring ranks are neighbouring GPUs. What stays in a node uses its fast links; what crosses nodes uses \
-                the network.";
-    frame("ranks", "Ranks on nodes", lead, &body)
+    let lead = match domain_of_nodes(input) {
+        Some(gpus) => format!(
+            "Neighbouring ranks are neighbouring GPUs. Fast links join the nodes of a domain, and the job uses {gpus} GPUs of \
+             each; what leaves a domain uses the network."
+        ),
+        None => "Neighbouring ranks are neighbouring GPUs. What stays in a node uses its fast links; what crosses nodes \
+                 uses the network."
+            .to_owned(),
+    };
+    frame("ranks", "Ranks on nodes", &lead, &body)
 }
 
 fn axes(input: &ReportInput) -> Markup {
@@ -61,7 +68,7 @@ fn axes(input: &ReportInput) -> Markup {
                             td { (name) }
                             td.num { (format::count(group.size)) }
                             td.num { (format::count(group.stride)) }
-                            td { (links(group.size, group.stride, input)) }
+                            td { (links(group, input)) }
                         }
                     }
                 }
@@ -70,26 +77,36 @@ fn axes(input: &ReportInput) -> Markup {
     }
 }
 
-/// The links that a group uses, in words; `size` is its number of ranks, `stride` the distance between them.
-fn links(size: u64, stride: u64, input: &ReportInput) -> String {
-    let span = size.saturating_mul(stride);
-    let node = input.gpus_per_node.max(1);
-    let inside = |block: u64| (block / stride).clamp(1, size);
-    if span <= node {
+/// GPUs of a domain, if its fast links join several nodes.
+fn domain_of_nodes(input: &ReportInput) -> Option<u64> {
+    let gpus = input.domain.gpus.min(input.gpus);
+    (gpus > input.gpus_per_node).then_some(gpus)
+}
+
+/// The links that a group of ranks uses, in words.
+fn links(group: Group, input: &ReportInput) -> String {
+    let node = Domain {
+        gpus: input.gpus_per_node.max(1),
+        is_whole_job: input.gpus <= input.gpus_per_node,
+    };
+    let in_node = group.ranks_per_domain(node);
+    if in_node == group.size {
         return "links inside a node".to_owned();
     }
-    if span <= input.domain {
-        return format!("fast links among {} nodes of a domain", span.div_ceil(node));
+    let nodes = format::count(group.size.div_ceil(in_node));
+    let (near, place) = match domain_of_nodes(input) {
+        Some(_) => (group.ranks_per_domain(input.domain), "domain"),
+        None => (in_node, "node"),
+    };
+    if near == group.size {
+        return format!("fast links among {nodes} nodes of a domain");
     }
-    match inside(input.domain.max(node)) {
-        1 => format!(
-            "the network: every rank on another node, {} nodes",
-            format::count(size)
-        ),
+    let places = format::count(group.size.div_ceil(near));
+    match near {
+        1 => format!("the network: every rank in another {place}, {places} {place}s"),
         near => format!(
-            "links inside a node for {near} of {}, then the network among {} nodes",
-            format::count(size),
-            format::count(size.div_ceil(near))
+            "links inside a {place} for {near} of {}, then the network among {places} {place}s",
+            format::count(group.size)
         ),
     }
 }
