@@ -116,6 +116,7 @@ pub fn page(plans: &[(String, Planned)]) -> Result<String, AnswerError> {
             strategy: plan.written(),
             said: plan.said(),
             prediction,
+            fullest: plan.rank(prediction.peak_rank),
         })
         .collect();
     Ok(reports::html::compare::report(

@@ -6,7 +6,7 @@ use std::path::Path;
 use catalog::load::beside;
 use costmodel::{CostModel, Scenario};
 use plans::{PlanFile, Prediction, Strategy, grammar};
-use reports::groups::{Group, sequences};
+use reports::groups::{self, Group, sequences};
 use reports::words;
 
 use crate::error::AnswerError;
@@ -138,6 +138,15 @@ impl Planned {
             .map(|(_, strategy)| grammar::written(strategy, runtime))
             .collect();
         strategies.join(" | ")
+    }
+
+    /// A pipeline rank in words; in a plan with several groups ranks are counted through the groups.
+    #[must_use]
+    pub fn rank(&self, rank: u32) -> String {
+        match self {
+            Self::Alike(_) => groups::rank(&[], rank),
+            Self::Groups(_, together) => groups::rank(&together.shown(), rank),
+        }
     }
 
     /// Its layout in phrases, without final stops.

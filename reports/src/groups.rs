@@ -82,15 +82,23 @@ pub fn sequences(groups: &[Group<'_>]) -> u64 {
 /// A pipeline rank in words; in a plan with several groups ranks are counted through the groups.
 #[must_use]
 pub fn rank(groups: &[Group<'_>], rank: u32) -> String {
+    match place(groups, rank) {
+        Some((number, rank)) => format!("pipeline rank {rank} of group {number}"),
+        None => format!("pipeline rank {rank}"),
+    }
+}
+
+/// The number of the group in which a rank lies that is counted through the groups, and its pipeline rank there.
+pub(crate) fn place(groups: &[Group<'_>], rank: u32) -> Option<(usize, u32)> {
     let mut first = 0;
     for (number, group) in (1..).zip(groups) {
         let ranks = group.prediction.memory_by_rank.len() as u32;
         if rank < first + ranks {
-            return format!("pipeline rank {} of group {number}", rank - first);
+            return Some((number, rank - first));
         }
         first += ranks;
     }
-    format!("pipeline rank {rank}")
+    None
 }
 
 /// The groups as lines for people.

@@ -51,7 +51,7 @@ pub fn report_of_groups(
         (present::section(input))
         div.two {
             (breakdown::section(input.prediction))
-            (memory::by_rank(input))
+            (memory::by_rank(input, all))
         }
         (page::charts())
         div.two {
@@ -89,7 +89,7 @@ fn sections(input: &ReportInput) -> Markup {
         (present::section(input))
         div.two {
             (breakdown::section(input.prediction))
-            (memory::by_rank(input))
+            (memory::by_rank(input, &[]))
         }
         (alternatives::section(input))
         (page::charts())

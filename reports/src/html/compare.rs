@@ -22,6 +22,8 @@ pub struct Compared<'a> {
     pub said: Vec<String>,
     /// The prediction for this plan.
     pub prediction: &'a Prediction,
+    /// The pipeline rank that needs the most memory, in words.
+    pub fullest: String,
 }
 
 /// The comparison as one HTML document that opens offline.
@@ -129,7 +131,9 @@ fn figures(plans: &[Compared<'_>]) -> Markup {
             let (low, high) = p.peak_memory_interval;
             format!("{} ({})", format::bytes(p.peak_memory), format::bytes_between(p.peak_memory, low, high))
         }))
-        (row("Fullest", &|p| format!("pipeline rank {}, {}", p.peak_rank, words::moment(&p.peak_moment))))
+        tr { th scope="row" { "Fullest" }
+            @for p in plans { td { (p.fullest) ", " (words::moment(&p.prediction.peak_moment)) } }
+        }
         (row("Evidence", &|p| p.evidence.clone()))
     }
 }

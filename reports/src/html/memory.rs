@@ -6,14 +6,15 @@ use plans::Prediction;
 
 use super::page::{bar_row, section as frame};
 use crate::format;
+use crate::groups::{self, Group, place};
 use crate::input::ReportInput;
 use crate::words;
 
 /// Parts beyond this many are summed.
 const PARTS: usize = 14;
 
-/// One bar per pipeline rank; the mark is the memory that a plan may use.
-pub(super) fn by_rank(input: &ReportInput) -> Markup {
+/// One bar per pipeline rank of each of the `groups`, if replicas differ; the mark is the memory that a plan may use.
+pub(super) fn by_rank(input: &ReportInput, groups: &[Group<'_>]) -> Markup {
     let prediction = input.prediction;
     let peak = prediction.memory_by_rank.iter().copied().max();
     let most = prediction.usable_by_rank.iter().copied().max();
@@ -28,12 +29,14 @@ pub(super) fn by_rank(input: &ReportInput) -> Markup {
         .all(|usable| *usable == prediction.usable());
     let body = html! {
         div.ranks {
-            @for (rank, (bytes, usable)) in ranks.enumerate() {
-                @let heaviest = rank as u64 == u64::from(prediction.peak_rank);
-                @let tip = format!("rank {rank}: {}", format::bytes(*bytes));
+            @for (rank, (bytes, usable)) in (0..).zip(ranks) {
+                @let heaviest = rank == prediction.peak_rank;
+                @let place = place(groups, rank);
+                @let tip = format!("{}: {}", groups::rank(groups, rank), format::bytes(*bytes));
+                @if let Some((number, 0)) = place { p.note { "Group " (number) } }
                 @let line = format!("left:{:.2}%", usable.as_f64() / scale * 100.0);
                 div.rank .heaviest[heaviest] .over[bytes > usable] data-tip=(tip) {
-                    span.name { (rank) }
+                    span.name { (place.map_or(rank, |(_, rank)| rank)) }
                     span.track {
                         i style=(format!("width:{:.2}%", bytes.as_f64() / scale * 100.0)) {}
                         u style=(line) {}
