@@ -303,6 +303,8 @@ fn a_report_says_the_verdict_first_and_escapes_what_it_shows() {
         "the network: every rank in another node, 4 nodes",
         "recompute=none overlap=none</code>",
         "\"overlap=none\"",
+        "Runner-up: ",
+        "Why not first",
         "<b>63</b>",
     ] {
         assert!(page.contains(said), "{said} is missing");
@@ -506,6 +508,22 @@ fn domains_are_not_nodes() {
             ..input(&prediction, None, None)
         });
         assert!(page.contains(says), "{gpus} {text}: {says}");
+    }
+}
+
+/// Without a search there is no runner-up: strategies beside the plan differ from it in one decision, and may be faster.
+#[test]
+fn neighbours_are_no_runners_up() {
+    let prediction = prediction(Fit::Fits { spare: Bytes(1) });
+    let page = reports::html::report(&ReportInput {
+        alternatives: alternatives(),
+        ..input(&prediction, None, None)
+    });
+    for said in ["Fastest change of one decision: ", "Against this plan"] {
+        assert!(page.contains(said), "{said}");
+    }
+    for absent in ["Runner-up", "Why not first"] {
+        assert!(!page.contains(absent), "{absent}");
     }
 }
 

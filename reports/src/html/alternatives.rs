@@ -23,7 +23,7 @@ pub(super) fn section(input: &ReportInput) -> Markup {
                         (column("Tokens/s/GPU", true))
                         (column("MFU", true))
                         (column("Memory", true))
-                        (column("Why not first", false))
+                        (column(if input.space.is_some() { "Why not first" } else { "Against this plan" }, false))
                     }
                 }
                 tbody {

@@ -172,7 +172,7 @@ fn sentences(input: &ReportInput) -> Markup {
             }
             @if let Some(next) = next {
                 li {
-                    "Runner-up: " code { (alternatives::new_words(&next.strategy, &input.strategy)) }
+                    (if input.space.is_some() { "Runner-up: " } else { "Fastest change of one decision: " }) code { (alternatives::new_words(&next.strategy, &input.strategy)) }
                     " — " (next.why_not_first) "."
                 }
             }
