@@ -377,6 +377,7 @@ fn estimates_and_comparisons_write_pages() {
     let html = fs::read_to_string(at.join("c.html")).expect("a page");
     for part in [
         "3 plans",
+        "yes (fits with probability ",
         "more tokens/s per GPU than",
         "8 GPUs of a node share each layer",
         "<b>tp8</b>",

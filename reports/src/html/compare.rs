@@ -119,7 +119,7 @@ fn figures(plans: &[Compared<'_>]) -> Markup {
     html! {
         (row("Fits", &|p| {
             let word = if p.fit.fits() { "yes" } else { "no" };
-            format!("{word}, with probability {}", format::probability(p.p_fits))
+            format!("{word} (fits with probability {})", format::probability(p.p_fits))
         }))
         (row("Step time", &|p| {
             let (low, high) = p.step_time_interval;
