@@ -113,22 +113,20 @@ pub fn check(inputs: &Inputs, constraints: &Constraints) -> Result<(), PlannerEr
     }
 }
 
+/// The ways to use the pools, each with its step time, or why there is no plan.
+pub(crate) fn rows(tried: &[Tried]) -> Vec<(&str, String)> {
+    let row = |way: &Tried| {
+        let time = way.step_time_s.map(|s| format::seconds(Seconds(s)));
+        time.or_else(|| way.why_none.clone()).unwrap_or_default()
+    };
+    tried
+        .iter()
+        .map(|way| (&way.cluster[..], row(way)))
+        .collect()
+}
+
 /// The ways to use the pools as lines for people.
 #[must_use]
 pub fn text(tried: &[Tried], style: Style) -> String {
-    let mut text = style.heading("Ways to use the pools");
-    let rows: Vec<(String, String)> = tried
-        .iter()
-        .map(|row| {
-            let time = row.step_time_s.map(|s| format::seconds(Seconds(s)));
-            let why = row.why_none.clone().unwrap_or_default();
-            (row.cluster.clone(), time.unwrap_or(why))
-        })
-        .collect();
-    let rows: Vec<(&str, String)> = rows
-        .iter()
-        .map(|(name, s)| (&name[..], s.clone()))
-        .collect();
-    text.push_str(&style.pairs(&rows));
-    text
+    style.heading("Ways to use the pools") + &style.pairs(&rows(tried))
 }

@@ -59,6 +59,8 @@ pub struct Answer {
     pub compared: Option<Present>,
     /// The ways to use the pools of the cluster that were searched; empty if all of its nodes are alike.
     pub tried: Vec<Tried>,
+    /// The pools that were asked for and the number of their GPUs, of which the plan may use some; `None` if all nodes are alike.
+    pub pools: Option<(String, u64)>,
     /// The groups of replicas of the best plan, if not all of its replicas are alike.
     pub together: Option<Together>,
 }
@@ -119,7 +121,13 @@ impl Search<'_> {
             Some(best) => best,
             None => self.search_one(inputs.clone(), costs()?, self.progress)?,
         };
-        Ok(Answer { tried, ..answer })
+        let pools = inputs.scenario.cluster.pools.is_some();
+        let pools = pools.then(|| (inputs.json.cluster.clone(), inputs.json.gpus));
+        Ok(Answer {
+            tried,
+            pools,
+            ..answer
+        })
     }
 
     /// Searches one cluster.
@@ -143,6 +151,7 @@ impl Search<'_> {
             outcome,
             compared: None,
             tried: Vec::new(),
+            pools: None,
             together: None,
         })
     }
@@ -216,6 +225,7 @@ impl Search<'_> {
             },
             compared: None,
             tried: Vec::new(),
+            pools: None,
             together: Some(together),
         }
     }

@@ -40,6 +40,8 @@ pub struct ReportSource<'a> {
     pub sampled: &'a [(Strategy, Score)],
     /// What became of the search space, after a search.
     pub space: Option<&'a SpaceReport>,
+    /// The ways to use the pools of the cluster that were searched, each with its step time or why it has no plan.
+    pub ways: Vec<(&'a str, String)>,
     /// One step, as predicted.
     pub timeline: &'a Timeline,
     /// Days and dollars of the whole training, if asked for.
@@ -89,6 +91,7 @@ pub fn of_plan(plan: &Opened, path: &Path, training: Training) -> Result<String,
         wishes: &[],
         sampled: &[],
         space: None,
+        ways: Vec::new(),
         timeline: &costs.timeline(strategy)?,
         budget: training.budget(scenario, inputs.gpus, strategy, rate),
         plan_path: &path.display().to_string(),
@@ -117,6 +120,8 @@ pub struct OfGroups<'a> {
     pub inputs: Vec<Row>,
     /// What became of the search space, after a search.
     pub space: Option<&'a SpaceReport>,
+    /// The ways to use the pools of the cluster that were searched, each with its step time or why it has no plan.
+    pub ways: Vec<(&'a str, String)>,
     /// Days and dollars of the whole training, if asked for.
     pub budget: Option<Budget>,
     /// The command that finds the plan again.
@@ -145,6 +150,7 @@ pub fn of_plan_of_groups(
         plan_path: &path.display().to_string(),
         inputs: origins::rows(&inputs.json, &Asked::in_plan(file.headroom.is_some())),
         space: None,
+        ways: Vec::new(),
         budget: training.budget(&inputs.scenario, inputs.json.gpus, first, rate),
         command,
         present: None,
@@ -188,6 +194,7 @@ pub fn of_groups(of: &OfGroups<'_>) -> Result<String, AnswerError> {
             wishes: &[],
             sampled: &[],
             space: of.space,
+            ways: of.ways.clone(),
             timeline: if is_slowest { &timeline } else { &none },
             budget: of.budget,
             plan_path: of.plan_path,
@@ -268,6 +275,7 @@ fn page<'a>(source: &'a ReportSource<'_>) -> ReportInput<'a> {
             .collect(),
         points: points(source),
         space: source.space,
+        ways: &source.ways,
         inputs: facts(&source.inputs),
         version: env!("CARGO_PKG_VERSION").to_owned(),
     }

@@ -20,7 +20,7 @@ use crate::find::Answer;
 use crate::inputs::InputsJson;
 use crate::launch::{self, Launchable, Step};
 use crate::next_change;
-use crate::origins::{self, Asked};
+use crate::origins::{self, Asked, Row};
 use crate::plan;
 use crate::present::{InUse, PresentJson, Read};
 use crate::report::{self, OfGroups, ReportSource};
@@ -128,6 +128,30 @@ impl Found<'_> {
         let compared = self.answer.compared.as_ref()?;
         let read = self.read?;
         Some(InUse { read, compared })
+    }
+
+    /// The inputs, with where each came from; where the plan leaves out some of the pools that were asked for, those that it
+    /// uses too.
+    fn rows(&self) -> Vec<Row> {
+        let used = &self.answer.inputs.json;
+        let left_out = (self.answer.pools.as_ref()).filter(|(_, gpus)| *gpus != used.gpus);
+        let Some((cluster, gpus)) = left_out else {
+            return origins::rows(used, self.asked);
+        };
+        let asked = InputsJson {
+            cluster: cluster.clone(),
+            gpus: *gpus,
+            ..used.clone()
+        };
+        let of_plan = |name, value: String| Row {
+            name,
+            value,
+            origin: "the best use of the pools".to_owned(),
+        };
+        let mut rows = origins::rows(&asked, self.asked);
+        rows.push(of_plan("pools of the plan", used.cluster.clone()));
+        rows.push(of_plan("GPUs of the plan", used.gpus.to_string()));
+        rows
     }
 
     fn budget(&self) -> Option<Budget> {
@@ -321,6 +345,7 @@ impl Found<'_> {
             space,
             outcome,
             together,
+            tried,
             ..
         } = self.answer;
         if let Some(together) = together {
@@ -328,8 +353,9 @@ impl Found<'_> {
                 together,
                 plan,
                 plan_path,
-                inputs: origins::rows(&inputs.json, self.asked),
+                inputs: self.rows(),
                 space: Some(&outcome.space),
+                ways: arrangements::rows(tried),
                 budget: self.budget(),
                 command: format!("vescale-plan search {}", launch::joined(self.asked_with())),
                 present: self.in_use().map(|in_use| in_use.compared),
@@ -342,7 +368,7 @@ impl Found<'_> {
         };
         let sampled = planner::sample(costs, space, drawn, longest)?;
         Ok(report::html(&ReportSource {
-            inputs: origins::rows(&inputs.json, self.asked),
+            inputs: self.rows(),
             model: &inputs.json.model,
             model_arg: &inputs.model_arg,
             cluster_arg: &inputs.cluster_arg,
@@ -353,6 +379,7 @@ impl Found<'_> {
             wishes: &outcome.wishes,
             sampled: &sampled,
             space: Some(&outcome.space),
+            ways: arrangements::rows(tried),
             timeline: &costs.timeline(&best.strategy)?,
             budget: self.budget(),
             plan_path,
@@ -375,7 +402,7 @@ impl Found<'_> {
             relax: outcome.relax.iter().map(|way| way.says.as_str()).collect(),
             next: &self.without_plan(),
             space: &outcome.space,
-            inputs: &report::facts(&origins::rows(json, self.asked)),
+            inputs: &report::facts(&self.rows()),
             command: &format!("vescale-plan search {}", launch::joined(self.asked_with())),
             version: env!("CARGO_PKG_VERSION"),
         })

@@ -40,7 +40,7 @@ fn plans(folder: &std::path::Path) {
 
 /// A command, how it ends, and a part of what it says.
 #[rustfmt::skip]
-const COMMANDS: [(&str, i32, &str); 55] = [
+const COMMANDS: [(&str, i32, &str); 59] = [
     ("explain two.yaml", 0, "group 2: "),
     ("explain two.yaml --json", 0, "\"groups\""),
     ("explain 'two.yaml#2'", 0, "One decision away"),
@@ -95,6 +95,8 @@ const COMMANDS: [(&str, i32, &str); 55] = [
     ("replan two.12gpus.plan.yaml --lost '1node of a100' --lost '2 of dgx-h100' --json", 0, "\"lost_gpus\": 10"),
     ("replan one.yaml --lost '4x h100-sxm'", 0, "Ways to use the pools"),
     ("replan 'two.yaml#2' --lost 4", 0, "two.group2.4gpus.plan.yaml"),
+    ("search --model gpt2 --seq 1k --global-batch 64 --cluster '8 x dgx-a100 + 16 x dgx2-v100' --gpus 24 -o part.yaml --report part.html && cat part.html", 0, "<td>GPUs of the plan</td>"),
+    ("search --model gpt2 --seq 1k --global-batch 64 --cluster '8 x dgx-a100 + 16 x dgx2-v100' --gpus 24 -o part.yaml --force && cat part.report.html", 0, "<h2 id=\"ways-title\">Ways to use the pools</h2>"),
     ("size --model gpt2 --cluster '8 x dgx-a100 + 8 x dgx-h100' --gpus 4,16", 0, "plan the smallest in full"),
     ("size --model llama3-8b --seq 4096 --global-batch 64 --cluster '8 x dgx-h100 + 8 x dgx-a100' --gpus 16 --fix groups=2", 0, "group 2: "),
     ("size --model gpt2 --cluster '8 x dgx-a100 + 8 x dgx-h100' --gpus 8,24", 2, "the pools have 1 to 16"),

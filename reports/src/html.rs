@@ -59,6 +59,7 @@ pub fn report_of_groups(
             (breakdown::kernels(input.prediction))
         }
         (groups::of_slowest(number, slowest))
+        (space::ways(input))
         (space::section(input))
         (inputs::section(input))
         (provenance::section(input.prediction))
@@ -101,6 +102,7 @@ fn sections(input: &ReportInput) -> Markup {
             (breakdown::kernels(input.prediction))
         }
         (ranks::section(input))
+        (space::ways(input))
         (space::section(input))
         (inputs::section(input))
         (provenance::section(input.prediction))

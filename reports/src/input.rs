@@ -56,6 +56,8 @@ pub struct ReportInput<'a> {
     pub points: Vec<Point>,
     /// What became of the strategies of the search space, if there was a search.
     pub space: Option<&'a SpaceReport>,
+    /// The ways to use the pools of the cluster that were searched, each with its step time or why it has no plan.
+    pub ways: &'a [(&'a str, String)],
     /// Every input and where its value came from.
     pub inputs: Vec<InputFact>,
     /// Version of the tool.

@@ -209,6 +209,7 @@ fn input<'a>(
         wishes: wishes().into_iter().filter(|_| space.is_some()).collect(),
         points: space.map(|_| points()).unwrap_or_default(),
         space,
+        ways: &[],
         inputs: vec![InputFact {
             name: "seq".into(),
             value: "8192".into(),

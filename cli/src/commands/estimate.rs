@@ -126,6 +126,7 @@ fn html(
         wishes: &[],
         sampled: &[],
         space: None,
+        ways: Vec::new(),
         timeline: &costs.timeline(strategy)?,
         budget,
         keep: plan_path.is_none().then_some(keep),

@@ -33,6 +33,23 @@ pub(super) fn of(space: &SpaceReport) -> Markup {
     frame("space", "What was rejected, and why", &lead, &body)
 }
 
+/// The ways to use the pools of the cluster; empty if all of its nodes are alike, or there was no search.
+pub(super) fn ways(input: &ReportInput) -> Markup {
+    if input.ways.is_empty() {
+        return html! {};
+    }
+    let body = html! {
+        div.scroll tabindex="0" role="region" aria-label="Table of the ways to use the pools" {
+            table.plain {
+                thead { tr { th scope="col" { "Pools" } th scope="col" { "Step" } } }
+                tbody { @for (pools, result) in input.ways { tr { td { (pools) } td { (result) } } } }
+            }
+        }
+    };
+    let lead = "A pipeline passes through pools that are joined by +; pools parted by | have groups of replicas of their own.";
+    frame("ways", "Ways to use the pools", lead, &body)
+}
+
 fn reasons(title: &str, counts: &BTreeMap<String, u64>) -> Markup {
     let mut rows: Vec<(&String, &u64)> = counts.iter().collect();
     // Stable sort: equal counts stay in the map's alphabetical order.
