@@ -23,6 +23,17 @@ const SESSION: [&str; 8] = [
     "search --help",
 ];
 
+/// What `doc` shows, which has no colours.
+const DOC: [&str; 7] = [
+    "doc",
+    "doc strategies",
+    "doc constraints",
+    "doc clusters",
+    "doc models",
+    "doc settings",
+    "doc exit-codes",
+];
+
 /// Whether there is a `script` that can do what these tests need.
 fn script_is_there() -> bool {
     let version = Command::new("script").arg("--version").output();
@@ -92,7 +103,7 @@ fn lines_fit_the_terminal() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut wide = Vec::new();
     for columns in [60, 80, 120, 200] {
-        for command in SESSION {
+        for command in SESSION.into_iter().chain(DOC) {
             let text = plain(&shown(folder.path(), columns, false, command));
             // A progress bar returns to the start of its line.
             let lines = text.split(['\n', '\r']);

@@ -70,10 +70,32 @@ impl Style {
         shown
     }
 
-    /// A heading after an empty line.
+    /// A heading after an empty line; its lines are painted one by one.
     #[must_use]
     pub fn heading(self, text: &str) -> String {
-        format!("\n{}\n", self.paint(Shade::Strong, text))
+        let lines = wrapped(text, self.room());
+        let painted = lines
+            .iter()
+            .map(|line| self.paint(Shade::Strong, line) + "\n");
+        format!("\n{}", painted.collect::<String>())
+    }
+
+    /// A text whose paragraphs and items are a line each: an item is set in, and where it is too long goes on below, at its
+    /// own margin or under the text after its label.
+    #[must_use]
+    pub fn page(self, text: &str) -> String {
+        let line = |line: &str| {
+            let item = line.trim_start();
+            let margin = line.len() - item.len();
+            match item.is_empty() {
+                true => "\n".to_owned(),
+                false if margin == 0 || !item.contains("  ") => {
+                    self.paragraph(&line[..margin], item)
+                }
+                false => self.fitted(line),
+            }
+        };
+        text.lines().map(line).collect()
     }
 
     /// Names and texts in two columns; texts wrap.
@@ -270,7 +292,13 @@ mod tests {
         ]
         .map(|line| NARROW.fitted(line))
         .concat();
-        let all = [pairs, bars, command, columns, fitted].join("\n");
+        let heading = NARROW.heading(
+            "simplest within 2%; fewest GPUs of a replica of these; no context parallelism",
+        );
+        let page = NARROW.page(
+            "A cluster is a preset, a file, or one line that says of which GPUs it is made:\n\n  --cluster dgx-h100  a preset, of which `vescale-plan clusters` prints a list\n      A text that is set in goes on where it began, and not further in.",
+        );
+        let all = [pairs, bars, command, columns, fitted, heading, page].join("\n");
         assert!(all.lines().all(|line| line.chars().count() <= NARROW.width));
         insta::assert_snapshot!(all);
     }

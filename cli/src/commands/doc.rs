@@ -30,111 +30,119 @@ pub(crate) fn run(args: &DocArgs) -> Result<ExitCode, CliError> {
     match topic {
         DocTopic::Strategies => strategies(),
         DocTopic::Constraints => constraints(),
-        DocTopic::Clusters => output::print(CLUSTERS),
-        DocTopic::Models => output::print(MODELS),
+        DocTopic::Clusters => show(CLUSTERS),
+        DocTopic::Models => show(MODELS),
         DocTopic::Settings => settings(),
-        DocTopic::ExitCodes => output::print(EXIT_CODES),
+        DocTopic::ExitCodes => show(EXIT_CODES),
     }
     Ok(ExitCode::SUCCESS)
 }
 
+/// Prints a text whose paragraphs and items are a line each.
+fn show(text: &str) {
+    output::print(&output::style().page(text));
+}
+
 fn strategies() {
-    let style = output::style();
-    output::print(&style.paragraph(
-        "",
-        "A strategy is a list of words, parted by commas or spaces. A word is key=value (tp=8) or, shorter, the key with its number (tp8). What is left out is the runtime's default. Strategies are printed in the short form, and every form is read wherever a strategy is asked for.",
-    ));
-    output::print(
-        "\n  --strategy tp=8,pp=4,recompute=selective\n  --strategy 'tp8 pp4 recompute=selective'\n",
-    );
-    let keys = style.paragraph("Keys: ", &KEYS.join(", "));
-    output::print(&format!("\n{keys}"));
-    output::print(&reports::terminal::terms(style));
+    show(STRATEGIES);
+    show(&format!("\nKeys: {}", KEYS.join(", ")));
+    output::print(&reports::terminal::terms(output::style()));
 }
 
 fn constraints() {
-    let style = output::style();
-    output::print(
-        "Constraints narrow a search:\n\n  \
-         --fix tp=8,zero=1          these values\n  \
-         --fix recompute=none|full  one of these values\n  \
-         --min pp=2                 at least\n  \
-         --max pp=4                 at most\n  \
-         --forbid cp                size 1\n  \
-         --constraints FILE         the same in YAML; flags beat it\n",
-    );
-    output::print("\n  # constraints.yaml\n  fix: {zero: ['1']}\n  max: {pp: 4}\n\n");
-    let sizes = format!(
-        "Sizes: {}. Choices: {}.",
-        DIMENSIONS.join(", "),
-        CHOICES.join(", ")
-    );
-    output::print(&style.paragraph("", &sizes));
-    output::print(&style.paragraph(
-        "",
-        "A value that no strategy of the model, runtime and number of GPUs can have is refused with the legal values (exit code 2). Values that are legal each, but not together, end with exit code 3.",
-    ));
+    show(CONSTRAINTS);
+    let (sizes, choices) = (DIMENSIONS.join(", "), CHOICES.join(", "));
+    show(&format!("\nSizes: {sizes}. Choices: {choices}."));
+    show(VALUES);
 }
 
 fn settings() {
-    output::print(
-        "Defaults of search, estimate and size, strongest first:\n\n  \
-         a flag                     --seq 8k\n  \
-         the environment            VESCALE_PLAN_SEQ=8k\n  \
-         ./vescale-plan.toml        seq = \"8k\"\n",
-    );
+    show(SETTINGS);
     if let Some(own) = settings::own_file() {
         output::print(&format!("  {}\n", own.display()));
     }
     let keys = settings::KEYS.map(|(key, _)| key).join(", ");
-    output::print(&output::style().paragraph(
-        "",
-        &format!("\nKeys: {keys}. `vescale-plan config` shows what holds, and what set it."),
+    show(&format!(
+        "\nKeys: {keys}. `vescale-plan config` shows what holds, and what set it."
     ));
 }
+
+const STRATEGIES: &str = "\
+A strategy is a list of words, parted by commas or spaces. A word is key=value (tp=8) or, shorter, the key with its number \
+(tp8). What is left out is the runtime's default. Strategies are printed in the short form, and every form is read wherever \
+a strategy is asked for.
+
+  --strategy tp=8,pp=4,recompute=selective
+  --strategy 'tp8 pp4 recompute=selective'
+";
+
+const CONSTRAINTS: &str = "\
+Constraints narrow a search:
+
+  --fix tp=8,zero=1          these values
+  --fix recompute=none|full  one of these values
+  --min pp=2                 at least
+  --max pp=4                 at most
+  --forbid cp                size 1
+  --constraints FILE         the same in YAML; flags beat it
+
+  # constraints.yaml
+  fix: {zero: ['1']}
+  max: {pp: 4}
+";
+
+const VALUES: &str = "\
+A value that no strategy of the model, runtime and number of GPUs can have is refused with the legal values (exit code 2). \
+Values that are legal each, but not together, end with exit code 3.
+";
+
+const SETTINGS: &str = "\
+Defaults of search, estimate and size, strongest first:
+
+  a flag                     --seq 8k
+  the environment            VESCALE_PLAN_SEQ=8k
+  ./vescale-plan.toml        seq = \"8k\"
+";
 
 const CLUSTERS: &str = "\
 A cluster is one of:
 
-  --cluster dgx-h100             a preset (`vescale-plan clusters`)
-  --cluster ours.yaml            a file (`vescale-plan schema cluster`)
-  --cluster local                this machine, as `vescale-plan profile` measured it
+  --cluster dgx-h100   a preset (`vescale-plan clusters`)
+  --cluster ours.yaml  a file (`vescale-plan schema cluster`)
+  --cluster local      this machine, as `vescale-plan profile` measured it
+
   --cluster 'h100-sxm x 8 per node, 400 Gb/s x 8'
-                                 one line: GPU x COUNT per node, then, if they differ from the
-                                 preset with that GPU, RATE x CARDS between nodes, `nvlink RATE`
-                                 or `pcie RATE` inside a node, `domain 36` for the GPUs that NVLink
-                                 joins (of nodes of another size than the preset's, those of a node),
-                                 and `$2.5` per GPU and hour
+      one line: GPU x COUNT per node, then, if they differ from the preset with that GPU, RATE x CARDS between nodes, \
+`nvlink RATE` or `pcie RATE` inside a node, `domain 36` for the number of GPUs that NVLink joins (if COUNT is not the preset's: \
+those of a node), and `$2.5` per GPU and hour
+
   --cluster '64 x dgx-a100 + 32 x dgx2-v100, 100 Gb/s between, 20 ms away'
-                                 pools of GPUs that differ, or that lie on different sites: up to
-                                 four, each of a preset or a file, with --gpus for all of them
-                                 (96). What follows the comma is the whole link between two
-                                 pools; without it they share a network
+      pools of GPUs that differ, or that lie on different sites: up to four, each of a preset or a file, with --gpus for \
+all of them (96). What follows the comma is the whole link between two pools; without it they share a network
 
-A pipeline passes through pools one after the other, and each rank gets the layers that its GPUs
-have time for; or groups of replicas lie side by side on different pools, and each gets the
-sequences that it has time for, under a plan of its own. `search` tries every order of the pools,
-every way to divide them into groups, and every way to leave some out. `--fix groups=1` keeps all
-replicas alike. Of a plan with several groups, best.plan.yaml#2 is the second.
+A pipeline passes through pools one after the other, and each rank gets the layers that its GPUs have time for; or groups of \
+replicas lie side by side on different pools, and each gets the sequences that it has time for, under a plan of its own. \
+`search` tries every order of the pools, every way to divide them into groups, and every way to leave some out. `--fix \
+groups=1` keeps all replicas alike. Of a plan with several groups, best.plan.yaml#2 is the second.
 
-A file that changes a preset:
+A file that changes a preset; its profile is measured by `vescale-plan profile --device cuda -o gpu.yaml`:
 
   schema_version: 1
   name: ours
   extends: dgx-h100
-  profile: gpu.yaml              # measured by `vescale-plan profile --device cuda -o gpu.yaml`
+  profile: gpu.yaml
 
-GPUs are given as a number (--gpus 512), as nodes (--gpus '64 nodes'), or with their kind
-(--gpus '512x h100', which also chooses the cluster).
+GPUs are given as a number (--gpus 512), as nodes (--gpus '64 nodes'), or with their kind (--gpus '512x h100', which also \
+chooses the cluster).
 ";
 
 const MODELS: &str = "\
 A model is one of:
 
-  --model llama3-70b                   a preset (`vescale-plan models`)
-  --model meta-llama/Llama-3.1-70B     its published name, if there is a preset of it
-  --model path/to/config.json          a config.json of the Hugging Face hub
-  --model path/to/folder               a folder that holds one
+  --model llama3-70b                a preset (`vescale-plan models`)
+  --model meta-llama/Llama-3.1-70B  its published name, if there is a preset of it
+  --model path/to/config.json       a config.json of the Hugging Face hub
+  --model path/to/folder            a folder that holds one
 
 Nothing is downloaded. For another model of the hub:
 
