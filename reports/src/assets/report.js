@@ -396,6 +396,7 @@
       button.addEventListener("click", buttons[button.dataset.gantt]);
     }
 
+    document.getElementById("gantt-tools").hidden = false;
     const names = new Map([["--g-f", "forward"], ["--g-b", "backward"], ["--g-i", "input gradient"],
       ["--g-w", "weight gradient"], ["--g-opt", "optimizer and other"], ["--g-comm", "communication"]]);
     const used = new Set(data.events.map((e) => family(data.kinds[e[2]], e[1])));

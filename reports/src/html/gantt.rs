@@ -10,7 +10,7 @@ use maud::{Markup, PreEscaped, html};
 use plans::{Event, Timeline};
 use serde_json::{Value, json};
 
-use super::page::{script_safe, section as frame};
+use super::page::{prose, script_safe, section as frame, undrawn};
 use crate::format;
 use crate::input::ReportInput;
 use crate::perfetto;
@@ -35,7 +35,7 @@ pub(super) fn section(input: &ReportInput) -> Markup {
     };
     let window = window(timeline, MAX_EVENTS);
     let body = html! {
-        div.tools {
+        div.tools #gantt-tools hidden {
             button type="button" data-gantt="in" aria-label="zoom in" { "+" }
             button type="button" data-gantt="out" aria-label="zoom out" { "−" }
             button type="button" data-gantt="reset" { "Whole step" }
@@ -44,6 +44,8 @@ pub(super) fn section(input: &ReportInput) -> Markup {
                 input #gantt-micro-batch type="number" min="0" placeholder="all";
             }
             span #gantt-legend {}
+        div #gantt-legend {}
+        (undrawn())
         }
         canvas #gantt-canvas tabindex="0" role="img"
             aria-label="Timeline of the step, a row for each pipeline rank" aria-describedby="gantt-note" {}

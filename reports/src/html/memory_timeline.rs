@@ -7,7 +7,7 @@ use maud::{Markup, PreEscaped, html};
 use plans::Timeline;
 use serde_json::{Value, json};
 
-use super::page::{script_safe, section as frame};
+use super::page::{script_safe, section as frame, undrawn};
 use crate::format;
 use crate::input::ReportInput;
 
@@ -34,11 +34,13 @@ pub(super) fn section(input: &ReportInput) -> Markup {
     );
     let body = html! {
         div #memory-chart role="img" aria-label=(label) {}
+        (undrawn())
         script #memory-data type="application/json" { (PreEscaped(script_safe(&data))) }
     };
     let lead = format!(
-        "GiB allocated on pipeline rank {heaviest}, the heaviest (bold), and on others, without what the allocator rounds up; \
-         the dashed line is the memory that may be used."
+        "GiB allocated on pipeline rank {heaviest}, the heaviest (bold), and on others, without what the allocator rounds up. \
+         Each value is the most in 1/{POINTS} of the step, so shorter dips do not show. The dashed line is the memory that may \
+         be used."
     );
     frame("memory-time", "Memory over the step", &lead, &body)
 }

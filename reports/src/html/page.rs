@@ -76,6 +76,20 @@ pub(super) fn bar_row(
     }
 }
 
+/// A text of which what stands between backticks is code.
+pub(super) fn prose(text: &str) -> Markup {
+    html! {
+        @for (index, part) in text.split('`').enumerate() {
+            @if index % 2 == 1 { code { (part) } } @else { (part) }
+        }
+    }
+}
+
+/// What stands in place of a chart where no script runs.
+pub(super) fn undrawn() -> Markup {
+    html! { noscript { p.note { "This chart is drawn by a script, and scripts do not run here." } } }
+}
+
 /// A section with a heading and one sentence that says what it shows.
 pub(super) fn section(id: &str, title: &str, lead: &str, body: &Markup) -> Markup {
     html! {

@@ -7,7 +7,7 @@ use plans::Decisions;
 use plans::grammar::{recompute_name, written};
 use serde_json::{Value, json};
 
-use super::page::{script_safe, section as frame};
+use super::page::{script_safe, section as frame, undrawn};
 use crate::format;
 use crate::input::{Point, ReportInput};
 
@@ -38,6 +38,7 @@ pub(super) fn section(input: &ReportInput) -> Markup {
     let body = html! {
         p.filters #pareto-filters {}
         div #pareto-chart role="img" aria-label="Step time against peak memory; the table below lists the strategies at its edge" {}
+        (undrawn())
         p.note {
             "Large points are the plans found; the line joins the strategies that no other drawn here beats in both time and \
              memory; the dashed line is the memory that may be used. Hover for the strategy; drag to zoom, double-click to see \
