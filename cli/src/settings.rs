@@ -19,7 +19,10 @@ pub(crate) const KEYS: [(&str, &str); 13] = [
     ("gpus", "(none: say --gpus)"),
     ("runtime", "megatron-core; vescale on a profiled machine"),
     ("seq", "8192"),
-    ("global-batch", "4 Mi tokens"),
+    (
+        "global-batch",
+        "4 Mi tokens; at least 1 for each of up to 2048 GPUs",
+    ),
     ("precision", "bf16"),
     ("headroom", "5%"),
     ("tokens", "(none)"),

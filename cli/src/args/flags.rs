@@ -28,7 +28,8 @@ pub(crate) struct ScenarioArgs {
     /// Tokens per sequence; 8k is 8192
     #[arg(long, default_value = "8192", value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) seq: u64,
-    /// Sequences per optimizer step [default: 4 Mi tokens, at least 2 sequences per GPU pair]
+    /// Sequences per optimizer step [default: 4 Mi tokens; at least 1 for each of up to 2048
+    /// GPUs]
     #[arg(long, value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) global_batch: Option<u64>,
     #[command(flatten)]
