@@ -83,11 +83,10 @@ pub fn why_not_first(first: &Prediction, other: &Prediction, more: &str) -> Stri
         format!(": {} {}", d.name, change(d.second_s - d.first_s))
     });
     if ratio.abs() < 5e-4 {
-        let memory = other.peak_memory.as_f64() - first.peak_memory.as_f64();
-        return format!(
-            "same time within 0.05%, {:+.1} GiB memory",
-            memory / 1024f64.powi(3)
-        );
+        let more = (other.peak_memory.as_f64() - first.peak_memory.as_f64()) / 1024f64.powi(3);
+        // What rounds to nothing has no minus: the sum turns −0 into 0.
+        let more = (more * 10.0).round() / 10.0 + 0.0;
+        return format!("same time within 0.05%, {more:+.1} GiB memory");
     }
     let slower = format!("{:+.1}% step time{cause}", ratio * 100.0);
     if elementary::ln_1p(ratio).abs() <= first.ratio_error {

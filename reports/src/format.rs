@@ -76,10 +76,20 @@ fn between(point: f64, low: f64, high: f64, unit: &str) -> String {
     format!("{low} – {high} {unit}")
 }
 
-/// A fraction in percent, with one decimal: `45.6 %`.
+/// A fraction in percent, with one decimal: `45.6 %`; `<0.1 %` for one that would show as 0.0 %.
 #[must_use]
 pub fn percent(fraction: f64) -> String {
+    if fraction > 0.0 && fraction < 0.0005 {
+        return "<0.1 %".to_owned();
+    }
     format!("{:.1} %", fraction * 100.0)
+}
+
+/// A change with its sign and one decimal: `+12.3`, and `+0.0` for what rounds to nothing.
+#[must_use]
+pub fn signed(change: f64) -> String {
+    // The sum turns −0 into 0.
+    format!("{:+.1}", (change * 10.0).round() / 10.0 + 0.0)
 }
 
 /// A probability with two decimals, such as `0.93`. Below 0.01 it is `<0.01`, and above 0.99 it is `>0.99`: 0.00 and 1.00 would look
@@ -247,6 +257,10 @@ mod tests {
             (seconds(Seconds(0.9994)), "999 ms"),
             (seconds(Seconds(0.9996)), "1.00 s"),
             (percent(0.4567), "45.7 %"),
+            (percent(0.0004), "<0.1 %"),
+            (percent(0.0), "0.0 %"),
+            (signed(-0.04), "+0.0"),
+            (signed(-12.34), "-12.3"),
             (probability(0.934), "0.93"),
             (probability(0.999), ">0.99"),
             (probability(0.0), "<0.01"),

@@ -153,7 +153,8 @@ fn figures_and_parts(
     text.push_str(&style.bars(&breakdown(p)));
     text.push_str(&style.heading("Memory of the heaviest rank"));
     text.push_str(&style.bars(&memory(p)));
-    if let Some(host) = words::host_memory(p.host_memory) {
+    let alike = ground.pools.is_none() && ground.groups.is_empty();
+    if let Some(host) = words::host_memory(p.host_memory, alike) {
         text.push_str(&style.paragraph("  ", &format!("and {host}")));
     }
     text
@@ -316,9 +317,9 @@ pub fn candidates(
     };
     for (index, c) in list.iter().enumerate() {
         let p = &c.prediction;
-        let change = (p.step_time.0 / first.0 - 1.0) * 100.0;
+        let change = format::signed((p.step_time.0 / first.0 - 1.0) * 100.0);
         let figures = format!(
-            "{:>9}  {change:>+6.1}%  {:>9}",
+            "{:>9}  {change:>6}%  {:>9}",
             format::seconds(p.step_time),
             format::bytes(p.peak_memory),
         );

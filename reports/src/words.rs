@@ -447,15 +447,16 @@ pub fn moment(text: &str) -> String {
     }
 }
 
-/// What lies in the memory of a node's host; `None` if nothing does.
+/// What lies in the memory of a node's host; `None` if nothing does. Where not all nodes are `alike`, it is that of the fullest.
 #[must_use]
-pub fn host_memory(memory: HostMemory) -> Option<String> {
+pub fn host_memory(memory: HostMemory, alike: bool) -> Option<String> {
     let used = Some(memory.used).filter(|used| used.0 > 0)?;
     let of = memory.there.map_or(String::new(), |there| {
         format!(" of {}", format::bytes(there))
     });
+    let node = if alike { "each" } else { "the fullest" };
     Some(format!(
-        "{}{of} of each node's host memory",
+        "{}{of} of {node} node's host memory",
         format::bytes(used)
     ))
 }
@@ -527,7 +528,22 @@ pub fn warnings(p: &Prediction) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::moment;
+    use catalog::Bytes;
+    use plans::HostMemory;
+
+    use super::{host_memory, moment};
+
+    #[test]
+    fn nodes_that_differ_are_not_each_node() {
+        let memory = HostMemory {
+            used: Bytes(1 << 30),
+            there: Some(Bytes(4 << 30)),
+        };
+        for (alike, node) in [(true, "each"), (false, "the fullest")] {
+            let said = format!("1.00 GiB of 4.00 GiB of {node} node's host memory");
+            assert_eq!(host_memory(memory, alike), Some(said));
+        }
+    }
 
     #[test]
     fn moments_are_words() {

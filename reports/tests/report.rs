@@ -528,6 +528,31 @@ fn neighbours_are_no_runners_up() {
     }
 }
 
+/// Where no script runs a page says which charts are missing, and the legend of the pipeline is no button, which paper hides.
+/// Names of commands are set as code.
+#[test]
+fn what_no_script_draws_is_said() {
+    let mut prediction = prediction(Fit::Fits { spare: Bytes(1) });
+    prediction.host_memory.used = Bytes(GIB);
+    let (timeline, space) = (timeline(64, 2048), space());
+    let page = reports::html::report(&input(&prediction, Some(&timeline), Some(&space)));
+    assert_eq!(page.matches("<noscript>").count(), 3);
+    let legend = page.find("id=\"gantt-legend\"").expect("a legend");
+    let tools = page.find("class=\"tools\"").expect("buttons");
+    assert!(page[tools..legend].contains("</div>"));
+    let parts = page.split("<script");
+    for text in parts.filter_map(|part| part.rsplit("</script>").next()) {
+        assert!(!text.contains('`'), "{text}");
+    }
+    for said in [
+        "It takes 1.00 GiB of each node's host memory.",
+        "(<code>memory</code> under <code>host</code> in a",
+        "<code>vescale-plan trace</code> writes every event",
+    ] {
+        assert!(page.contains(said), "{said}");
+    }
+}
+
 #[test]
 fn a_huge_timeline_stays_below_three_megabytes() {
     let prediction = prediction(Fit::Fits { spare: Bytes(1) });

@@ -43,17 +43,16 @@ pub(super) fn section(input: &ReportInput) -> Markup {
                 "Micro-batch "
                 input #gantt-micro-batch type="number" min="0" placeholder="all";
             }
-            span #gantt-legend {}
+        }
         div #gantt-legend {}
         (undrawn())
-        }
         canvas #gantt-canvas tabindex="0" role="img"
             aria-label="Timeline of the step, a row for each pipeline rank" aria-describedby="gantt-note" {}
         div #gantt-axis aria-hidden="true" {}
         p.note #gantt-note {
             "Hover for details; click to follow a micro-batch; drag to move; Ctrl and wheel, or + \
              and −, to zoom. Under each row: pipeline transfers and data-parallel communication."
-            @if let Some(left_out) = &window.left_out { " " (left_out) }
+            @if let Some(left_out) = &window.left_out { " " (prose(left_out)) }
         }
         script #gantt-data type="application/json" {
             (PreEscaped(script_safe(&data(&window))))

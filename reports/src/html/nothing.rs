@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 use plans::SpaceReport;
 
-use super::page::{document, script, section as frame};
+use super::page::{document, prose, script, section as frame};
 use super::verdict::sentence;
 use super::{inputs, space};
 use crate::input::InputFact;
@@ -65,7 +65,7 @@ fn verdict(nothing: &Nothing<'_>) -> Markup {
     html! {
         section #verdict .hero .too-large aria-label="Verdict" {
             p.verdict { strong { "No plan fits" } }
-            ul.said { @for line in &nothing.relax { li { (sentence(line)) } } }
+            ul.said { @for line in &nothing.relax { li { (prose(&sentence(line))) } } }
         }
         (frame("next", "What to try", "", &next))
     }

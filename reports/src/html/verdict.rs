@@ -5,6 +5,7 @@ use maud::{Markup, html};
 use plans::{Fit, Prediction};
 
 use super::alternatives;
+use super::page::prose;
 use crate::format;
 use crate::groups::{Group, rank, sequences};
 use crate::input::{Budget, ReportInput};
@@ -20,7 +21,7 @@ pub(super) fn section(input: &ReportInput, groups: &[Group<'_>]) -> Markup {
             (plan(input, groups))
             (sentences(input))
             @if let Some(change) = &input.next_change {
-                p.next { b { "Best next change: " } (change) }
+                p.next { b { "Best next change: " } (prose(change)) }
             }
         }
     }
@@ -56,7 +57,8 @@ fn verdict(input: &ReportInput, groups: &[Group<'_>]) -> Markup {
             (words::moment(&prediction.peak_moment)) ". Usable is "
             (format::bytes(input.capacity)) " less " (format::percent(input.headroom))
             " headroom."
-            @if let Some(host) = words::host_memory(prediction.host_memory) { " It takes " (host) "." }
+            @let alike = input.pools.is_none() && groups.is_empty();
+            @if let Some(host) = words::host_memory(prediction.host_memory, alike) { " It takes " (host) "." }
         }
     }
 }
@@ -178,7 +180,7 @@ fn sentences(input: &ReportInput) -> Markup {
             }
             li { "80 % intervals, " (p.evidence) "." }
             @for warning in words::warnings(p) {
-                li.careful { (sentence(&warning)) }
+                li.careful { (prose(&sentence(&warning))) }
             }
         }
     }
