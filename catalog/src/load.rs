@@ -24,6 +24,8 @@ use crate::runtime_presets;
 use crate::suggest::nearest;
 use crate::text;
 
+pub use crate::model_presets::published_as;
+
 /// A preset's entry in a listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PresetInfo {
@@ -41,18 +43,16 @@ pub struct PresetInfo {
 /// Unknown names with the nearest known one; malformed files.
 pub fn model(arg: &str) -> Result<Model, SpecError> {
     names::checked(arg, "the model", "model")?;
-    let preset = MODELS
-        .iter()
-        .find(|(name, aliases, _)| same(name, aliases, arg));
-    if let Some((name, _, json)) = preset {
-        let model = hf::decode(json, &format!("preset {name}"), name)?;
-        return Ok(model.of_library());
+    if let Some(model) = preset(arg) {
+        return Ok(model?.of_library());
     }
     let path = Path::new(arg);
-    if !path.exists()
-        && let Some((name, _, json)) = published_as(arg)
+    let of_hub = arg.split('/').count() <= 2 && !arg.starts_with(['.', '/', '~']);
+    if of_hub
+        && !path.exists()
+        && let Some(model) = published_as(arg).and_then(preset)
     {
-        return hf::decode(json, &format!("preset {name}"), name);
+        return model;
     }
     let file = if path.is_dir() {
         path.join("config.json")
@@ -121,33 +121,11 @@ fn name_of(arg: &str) -> String {
     name.map_or_else(|| "model".to_owned(), |n| n.to_string_lossy().into_owned())
 }
 
-/// Endings of published names that say how a model was further trained, not which model it is.
-const TUNED: [&str; 6] = ["-instruct", "-base", "-chat", "-hf", "-it", "-pt"];
-
-/// The preset with this published name; the owner, hyphens, underscores and endings in [`TUNED`] do not count, nor does `meta-` if no
-/// preset has it.
-fn published_as(
-    arg: &str,
-) -> Option<&'static (&'static str, &'static [&'static str], &'static str)> {
-    let plain = |name: &str, left_out: &str| {
-        let lower = name.to_lowercase();
-        let mut name = lower.strip_prefix(left_out).unwrap_or(&lower);
-        while let Some(shorter) = TUNED.iter().find_map(|ending| name.strip_suffix(ending)) {
-            name = shorter;
-        }
-        name.replace(['-', '_'], "")
-    };
-    let last = arg.rsplit('/').next().unwrap_or(arg);
-    let of_hub = arg.split('/').count() <= 2 && !arg.starts_with(['.', '/', '~']);
-    ["", "meta-"]
-        .into_iter()
-        .filter(|_| of_hub)
-        .find_map(|left_out| {
-            let asked = plain(last, left_out);
-            let is = |name: &&str| plain(name, left_out) == asked;
-            let mut presets = MODELS.iter();
-            presets.find(|(name, aliases, _)| aliases.iter().chain([name]).any(is))
-        })
+/// The model preset with this name or alias, with its definition.
+fn preset(arg: &str) -> Option<Result<Model, SpecError>> {
+    let mut presets = MODELS.iter();
+    let (name, _, json) = presets.find(|(name, aliases, _)| same(name, aliases, arg))?;
+    Some(hf::decode(json, &format!("preset {name}"), name))
 }
 
 /// The mistake of naming a model of a hub that no preset stands for.
@@ -518,17 +496,38 @@ mod tests {
 
     #[test]
     fn published_names_are_their_presets() {
-        for (arg, preset) in [
+        for (id, preset) in [
+            ("meta-llama/Llama-3.1-8B-Instruct", "llama3-8b"),
             ("meta-llama/Llama-3.1-70B", "llama3-70b"),
+            ("meta-llama/Meta-Llama-3-8B", "meta-llama-3-8b"),
             ("meta-llama/Meta-Llama-3-8B-Instruct", "meta-llama-3-8b"),
+            ("meta-llama/Meta-Llama-3-70B", "meta-llama-3-70b"),
             ("meta-llama/Meta-Llama-3.1-8B", "llama3-8b"),
+            ("meta-llama/Llama-2-7b-hf", "llama2-7b"),
+            ("Qwen/Qwen2.5-7B", "qwen2.5-7b"),
             ("Qwen/Qwen2.5-72B-Instruct", "qwen2.5-72b"),
+            ("Qwen/Qwen2-1.5B-Instruct", "qwen2.5-1.5b"),
+            ("Qwen/Qwen3-30B-A3B", "qwen3-30b-a3b"),
+            ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b-2507"),
+            ("mistralai/Mistral-7B-v0.1", "mistral-7b-v0.1"),
             ("google/gemma-2-9b-it", "gemma2-9b"),
             ("openai-community/gpt2", "gpt2"),
+            (
+                "TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T",
+                "tinyllama-1.1b",
+            ),
+            ("microsoft/Phi-3-mini-4k-instruct", "phi3-mini"),
             ("Llama-3.1-405B", "llama3.1-405b"),
+            ("llama3-8b", "llama3-8b"),
         ] {
-            assert_eq!(model(arg).expect(arg).name, preset);
+            assert_eq!(published_as(id), Some(preset), "{id}");
+            assert_eq!(model(id).expect(id).name, preset);
         }
+        // A folder may be named after a model, but holds a `config.json` of its own.
+        assert_eq!(published_as("~/weights/llama-7b"), Some("llama-7b"));
+        assert!(model("~/weights/llama-7b").is_err());
+        assert_eq!(published_as("Qwen/Qwen3-4B-Thinking-2507"), None);
+        assert_eq!(published_as(""), None);
     }
 
     #[test]

@@ -117,3 +117,40 @@ pub(crate) const MODELS: &[(&str, &[&str], &str)] = models! {
     "qwen3-coder-480b-a35b" => ["qwen3-coder-480b"];
     "ernie4.5-21b-a3b" => ["ernie-4.5-21b-a3b"];
 };
+
+/// Endings of published names that say how a model was trained further or for how long, not what it is.
+const TRAINED_FURTHER: [&str; 8] = [
+    "-instruct",
+    "-base",
+    "-chat",
+    "-hf",
+    "-it",
+    "-pt",
+    "-intermediate-step-1431k-3t",
+    "-4k",
+];
+
+/// Name of the model preset that was published under this name on the Hugging Face hub. The owner, hyphens, underscores and
+/// endings that say how it was trained further do not count, nor does `meta-` if no preset has it.
+#[must_use]
+pub fn published_as(id: &str) -> Option<&'static str> {
+    let plain = |name: &str, left_out: &str| {
+        let lower = name.to_lowercase();
+        let mut name = lower.strip_prefix(left_out).unwrap_or(&lower);
+        while let Some(shorter) = TRAINED_FURTHER
+            .iter()
+            .find_map(|end| name.strip_suffix(end))
+        {
+            name = shorter;
+        }
+        name.replace(['-', '_'], "")
+    };
+    let last = id.rsplit('/').next().unwrap_or(id);
+    ["", "meta-"].into_iter().find_map(|left_out| {
+        let asked = plain(last, left_out);
+        let is = |name: &&str| plain(name, left_out) == asked;
+        let mut presets = MODELS.iter();
+        let found = presets.find(|(name, aliases, _)| aliases.iter().chain([name]).any(is));
+        found.map(|(name, ..)| *name)
+    })
+}

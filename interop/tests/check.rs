@@ -441,10 +441,16 @@ fn models_are_read_from_files() {
     assert_eq!((moe.experts, moe.top_k, moe.expert_ffn), (4, 2, 32));
     assert!(!found.model.attention.qkv_bias);
 
-    let named = "base_model: meta-llama/Llama-3.1-8B-Instruct\nsequence_len: 4096\n";
-    let found = of("a.yaml", named).expect("a model");
-    assert!(found.known);
-    assert_eq!(found.name, "llama3-8b");
+    for (id, preset) in [
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama3-8b"),
+        ("meta-llama/Meta-Llama-3-8B", "meta-llama-3-8b"),
+        ("meta-llama/Meta-Llama-3-70B-Instruct", "meta-llama-3-70b"),
+        ("~/weights/llama-7b", "llama-7b"),
+    ] {
+        let named = format!("base_model: {id}\nsequence_len: 4096\n");
+        let found = of("a.yaml", &named).expect("a model");
+        assert_eq!((found.name.as_str(), found.known), (preset, true), "{id}");
+    }
     let unknown = of("a.yaml", "base_model: org/other\n").expect_err("unknown");
     assert_eq!(
         unknown.to_string(),

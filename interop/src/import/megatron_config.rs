@@ -1,11 +1,11 @@
 //! Writes the options of a Megatron-LM script as a `config.json`, for models that the library lacks. The caller compares
 //! the model read from it with the script option by option.
 
+use catalog::load;
 use serde_json::{Map, Value as Json};
 
 use super::document::Document;
 use super::error::ImportError;
-use super::hub;
 use super::layout::parse_layout;
 use super::nanotron::json;
 
@@ -109,8 +109,8 @@ pub(super) fn implied_vocabulary(doc: &Document) -> Result<Option<u64>, ImportEr
     Ok(match doc.text("--tokenizer-type")? {
         Some("GPT2BPETokenizer") => Some(50_257),
         Some("Llama2Tokenizer") => Some(32_000),
-        _ => match doc.text("--tokenizer-model")?.and_then(hub::of_library) {
-            Some(preset) => Some(catalog::load::model(&preset)?.vocab),
+        _ => match doc.text("--tokenizer-model")?.and_then(load::published_as) {
+            Some(preset) => Some(load::model(preset)?.vocab),
             None => None,
         },
     })

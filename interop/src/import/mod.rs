@@ -8,7 +8,6 @@ pub mod document;
 mod error;
 mod fsdp;
 mod graphs;
-mod hub;
 mod imported;
 mod launch;
 mod layout;

@@ -2,12 +2,12 @@
 //! a given one.
 
 use catalog::model::ModelConfig;
-use catalog::{Model, SpecError};
+use catalog::{Model, SpecError, load};
 
 use super::document::Document;
 use super::error::ImportError;
 use super::settled::settled;
-use super::{hub, megatron_config, megatron_model, nanotron, titan_model, trainer};
+use super::{megatron_config, megatron_model, nanotron, titan_model, trainer};
 use crate::export::Dialect;
 
 /// The model that a configuration file is for.
@@ -62,10 +62,10 @@ pub(super) fn same(doc: &Document, model: &ModelConfig) -> Result<Vec<String>, I
         return against(nanotron::MODEL, &theirs);
     }
     if let Some((key, name)) = named(doc)? {
-        let Some(preset) = hub::of_library(name) else {
+        let Some(preset) = load::published_as(name) else {
             return Ok(Vec::new());
         };
-        let theirs = catalog::load::model(&preset)?;
+        let theirs = load::model(preset)?;
         return against(key, &theirs);
     }
     match doc.dialect {
@@ -109,8 +109,8 @@ fn of_reading(doc: &Document) -> Result<OfFile, ImportError> {
         return Ok(equal_of_library(model));
     }
     let name = match named(doc)? {
-        Some((key, id)) => match hub::of_library(id) {
-            Some(preset) => preset,
+        Some((key, id)) => match load::published_as(id) {
+            Some(preset) => preset.to_owned(),
             None => return of_folder(doc, key, id),
         },
         None => match of_library(doc) {
@@ -129,7 +129,7 @@ fn of_reading(doc: &Document) -> Result<OfFile, ImportError> {
         },
     };
     Ok(OfFile {
-        model: catalog::load::model(&name)?,
+        model: load::model(&name)?,
         name,
         known: true,
         differs: None,
@@ -182,8 +182,8 @@ fn equal_of_library(model: Model) -> OfFile {
         };
         named == **theirs
     };
-    let presets = catalog::load::model_names().into_iter();
-    let mut presets = presets.filter_map(|preset| catalog::load::model(&preset.name).ok());
+    let presets = load::model_names().into_iter();
+    let mut presets = presets.filter_map(|preset| load::model(&preset.name).ok());
     match presets.find(equal) {
         Some(preset) => OfFile {
             name: preset.name.clone(),
@@ -212,7 +212,7 @@ fn of_folder(doc: &Document, key: &str, folder: &str) -> Result<OfFile, ImportEr
         return Err(doc.unsupported(key, &format!("`{folder}` {hint}")));
     };
     Ok(OfFile {
-        model: catalog::load::model(&folder)?,
+        model: load::model(&folder)?,
         name: folder,
         known: false,
         differs: None,
@@ -230,8 +230,8 @@ fn of_library(doc: &Document) -> Result<String, ImportError> {
         _ => return Err(missing()),
     };
     let mut nearest: Option<(usize, bool, usize, String)> = None;
-    for preset in catalog::load::model_names() {
-        let Ok(model) = catalog::load::model(&preset.name) else {
+    for preset in load::model_names() {
+        let Ok(model) = load::model(&preset.name) else {
             continue;
         };
         let (another, vocabulary, nearly) = if doc.dialect == Dialect::MegatronLm {
@@ -251,7 +251,7 @@ fn of_library(doc: &Document) -> Result<String, ImportError> {
     match nearest {
         Some((0, _, _, name)) => Ok(name),
         Some((.., name)) if doc.dialect == Dialect::MegatronLm => {
-            let model = catalog::load::model(&name)?;
+            let model = load::model(&name)?;
             let compared = megatron_model::compare(doc, &model)?;
             let differing = compared.another.first();
             let (key, message) = differing.map_or(("--num-layers", ""), |(k, m)| (*k, m.as_str()));
