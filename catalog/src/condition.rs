@@ -49,7 +49,7 @@ impl Condition {
         Ok((name, condition))
     }
 
-    /// Whether it says nothing.
+    /// Whether neither speed nor jitter was given.
     pub(crate) fn is_usual(self) -> bool {
         self == Self::default()
     }

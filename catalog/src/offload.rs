@@ -64,7 +64,7 @@ impl Offload {
     /// The word for no offload.
     pub const NONE: &str = "none";
 
-    /// What it is of.
+    /// Which states lie in host memory.
     #[must_use]
     pub fn kind(self) -> OffloadKind {
         match self {

@@ -326,7 +326,7 @@ struct Rates {
     link: f64,
     /// Bytes per second of host memory.
     memory: f64,
-    /// The same as the optimizer reaches it.
+    /// Bytes of host memory per second that the CPU optimizer achieves.
     optimizer: f64,
 }
 

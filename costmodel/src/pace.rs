@@ -1,8 +1,8 @@
 //! The least time for which the busiest rank of a pipeline works on a micro-batch, however layers are divided.
 //!
-//! Let block `k` take `c(p, k)` on pool `p`, whose pipeline has `n(p)` ranks there, and `W(p) = Σ_k c(p, k)`. If the busiest
-//! rank takes `M`, all ranks together, each counted by `1 / W` of its pool, have `M · Σ_p n(p) / W(p)`, which is at least what
-//! every block takes there where it counts least: `Σ_k min_p c(p, k) / W(p)`.
+//! Let block `k` take `c(p, k)` on pool `p`, where the pipeline has `n(p)` ranks; `W(p) = Σ_k c(p, k)`; the busiest rank takes
+//! `M`. Weigh a rank on pool `p` by `1 / W(p)`. Block `k` costs at least `min_p c(p, k) / W(p)` wherever it runs. All ranks
+//! together offer `M · Σ_p n(p) / W(p)`. So `M · Σ_p n(p) / W(p) ≥ Σ_k min_p c(p, k) / W(p)`.
 
 use catalog::Seconds;
 use plans::Decisions;

@@ -18,9 +18,9 @@ const MTP: usize = 2;
 /// block on one pool is a kind of its own: the kinds of the first pool, then those of the second, and so on.
 #[derive(Clone, Debug)]
 pub struct Shape {
-    /// Of every rank that is not left out, what its time is counted from.
+    /// How often each rank runs each kind of block; dominated ranks are left out.
     pub(crate) times: Vec<Passes>,
-    /// The same of its memory.
+    /// What each rank holds at its fullest moment; dominated ranks are left out.
     pub(crate) memory: Vec<Held>,
     /// The blocks of the first stage in order: the kind and the number of each row of equal blocks.
     pub(crate) first_stage: Vec<(usize, f64)>,

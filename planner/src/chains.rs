@@ -115,7 +115,7 @@ fn messages(way: &ShardingChoice) -> ShardingChoice {
     }
 }
 
-/// All that a way decides but of the optimizer.
+/// This way to shard states, with its choices about the optimizer removed.
 fn but_optimizer(way: &ShardingChoice) -> ShardingChoice {
     ShardingChoice {
         optimizer_states: None,

@@ -65,7 +65,7 @@ pub(crate) struct Contest<'a> {
     pub(crate) costs: &'a CostModel,
     pub(crate) space: &'a SearchSpace,
     pub(crate) options: &'a SearchOptions<'a>,
-    /// Those of the space's pipelines.
+    /// Block counts per rank of every pipeline in the space.
     pub(crate) shapes: &'a Shapes,
     /// Memory of a device that a plan may use at most.
     pub(crate) limit: Bytes,

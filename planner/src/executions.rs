@@ -209,7 +209,7 @@ impl Asked<'_> {
         all
     }
 
-    /// Those of them that a pipeline has.
+    /// The ways to run passes that this pipeline allows.
     pub(crate) fn executions_with(&self, layout: &Layout, allows: Allows) -> Vec<ExecutionChoice> {
         let mut all = self.executions(layout);
         all.retain(|execution| execution.is_in(allows, &self.scenario.runtime));

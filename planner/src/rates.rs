@@ -1,4 +1,4 @@
-//! The least time that a cluster takes for a batch of any size, or the least memory, without searching each.
+//! Lower bounds on step time or memory for every batch size at once, without a search for each.
 
 use std::collections::BTreeMap;
 

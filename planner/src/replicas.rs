@@ -241,7 +241,7 @@ impl<'a> Groups<'a> {
         Ok(best)
     }
 
-    /// All that groups may agree in.
+    /// Every set of result-changing choices that all groups could share.
     fn results(&self, of: &[usize]) -> Vec<Results> {
         let asked = Asked {
             scenario: self.groups[of[0]].costs.scenario(),

@@ -42,7 +42,7 @@ pub(crate) enum Set {
         /// Their messages.
         sent: Sent,
     },
-    /// The strategies of an execution, after its passes and messages were simulated.
+    /// Strategies that run passes alike, after these passes and their messages were simulated.
     Simulated {
         /// How they run passes.
         way: ExecutionChoice,

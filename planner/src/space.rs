@@ -458,7 +458,7 @@ enum Checked {
     Legal(u64),
     /// It breaks a rule; so many combinations of other choices are left out with it.
     Illegal(&'static str, u64),
-    /// Nothing combines with it.
+    /// Legal, but no other choice can be combined with it.
     Empty,
 }
 

@@ -1,4 +1,4 @@
-//! What a launch script says however the conditions go that it does not decide.
+//! Values that a script gives whichever way its undecided conditions turn out.
 
 use super::document::Document;
 use super::error::ImportError;

@@ -1,7 +1,5 @@
-//! Operands whose elements the host can compute without storing them, and results checked at sampled elements.
-//! A tensor of a grid has up to billions of elements; the host makes [`TILE`] random ones, which the device repeats.
-//! The tile's length is a prime, so rows differ.
-//! copies them over and over. The tile's length is a prime, so rows differ.
+//! Operands whose elements the host computes without storing them, and results checked at sampled elements. The host makes
+//! [`TILE`] random numbers and the device repeats them. `TILE` is prime, so rows differ.
 
 use std::rc::Rc;
 
