@@ -8,6 +8,8 @@
 
 #[path = "library_attention.rs"]
 mod library;
+#[path = "sources.rs"]
+pub mod sources;
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -148,7 +150,7 @@ fn build(source: Source, head: Head) -> Built {
         head.value,
         source.text()
     );
-    for name in source.kernels() {
+    for name in sources::kernels(source) {
         text += &format!(
             "extern \"C\" void run_{name}(const unsigned* sizes, unsigned shared, void** arguments, unsigned mode) \
              {{ emulator::launch({name}, sizes, shared, arguments, mode); }}\n"
