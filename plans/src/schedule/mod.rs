@@ -12,7 +12,7 @@ mod zb_v;
 
 pub(crate) use self::action::action;
 pub use self::action::{Action, ActionKind};
-pub use self::order::{InvalidSchedule, Schedule, validate};
+pub use self::order::Schedule;
 pub use self::sizes::{ScheduleError, check};
 
 use catalog::ScheduleKind;
