@@ -16,9 +16,9 @@ use crate::partition::{MAX_STAGES, StagePartition};
 use crate::strategy::Strategy;
 use crate::strategy_words::{Words, syntax};
 
-impl fmt::Display for Strategy {
+impl fmt::Display for Decisions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let d = &**self;
+        let d = self;
         write!(
             f,
             "tp={},pp={},vpp={},cp={},cp_kind={}",

@@ -1,5 +1,6 @@
 //! A parallelism strategy: decisions that are legal for a model and a workload.
 
+use std::fmt;
 use std::ops::Deref;
 
 use catalog::Workload;
@@ -30,6 +31,12 @@ impl Strategy {
     #[must_use]
     pub fn decisions(&self) -> &Decisions {
         &self.0
+    }
+}
+
+impl fmt::Display for Strategy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
     }
 }
 

@@ -24,7 +24,7 @@ pub(crate) fn flags(job: &Job<'_>, limits: &mut Limits) -> Vec<Flag> {
     limits.refuse_recipe(job, &RECIPES);
     let recipe = job.fp8_recipe();
     let again = recipe_cannot_recompute(recipe, job.decisions.recompute, job.runtime);
-    limits.refuse(
+    limits.refuse_as(
         job.workload.precision == Precision::Fp8 && again.is_some(),
         format!("fp8_recipe={}", recipe.name()),
         format!(

@@ -10,7 +10,6 @@ use super::script::{self, TRAIN_SCRIPT};
 use super::script_rewrites;
 use crate::config::{Node, write};
 use plans::decisions::{Decisions, Recompute};
-use plans::grammar::recompute_name;
 
 const FILE: &str = "ds_config.json";
 /// Elements that ZeRO-3 gathers ahead of their use.
@@ -73,7 +72,7 @@ fn precision(job: &Job<'_>, root: &mut Node, limits: &mut Limits) {
     let why = "without ZeRO, DeepSpeed holds gradients in the type of the weights";
     let own = GradientTypes::all(precision.activation()).name();
     match job.decisions.gradients {
-        Some(types) => limits.refuse(
+        Some(types) => limits.refuse_as(
             true,
             format!("grad_dtype={} with zero=0", types.name()),
             why,
@@ -218,27 +217,23 @@ fn refuse(job: &Job<'_>, limits: &mut Limits) {
     let d = job.decisions;
     limits.refuse(
         d.pp > 1,
-        format!("pp={}", d.pp),
+        "pp=1",
         "pipeline stages are made in code (PipelineModule), not in the file",
-        Some(("pp", "1".to_owned())),
     );
     limits.refuse(
         d.sequence_parallel,
-        "sp=on",
+        "sp=off",
         "its tensor parallelism keeps activations whole",
-        Some(("sp", "off".to_owned())),
     );
     limits.refuse(
         d.cp > 1 && d.cp_kind != CpKind::AllToAll,
-        format!("cp_kind={}", d.cp_kind.name()),
+        "cp_kind=all_to_all",
         "it shards the sequence as Ulysses does",
-        Some(("cp_kind", CpKind::AllToAll.name().to_owned())),
     );
     limits.refuse(
         d.ep == 1 && d.etp > 1,
-        format!("etp={}", d.etp),
+        "etp=1",
         "expert tensor parallelism comes with expert parallelism",
-        Some(("etp", "1".to_owned())),
     );
     limits.refuse_dispatcher(d, job.runtime, &[Dispatcher::AllToAll]);
     let partial = matches!(d.recompute, Recompute::Layers(1..) | Recompute::Falling(_));
@@ -248,11 +243,10 @@ fn refuse(job: &Job<'_>, limits: &mut Limits) {
     );
     limits.refuse(
         partial || chosen,
-        format!("recompute={}", recompute_name(d.recompute)),
+        "recompute=full",
         "it checkpoints whole layers, all of them",
-        Some(("recompute", "full".to_owned())),
     );
-    limits.refuse(
+    limits.refuse_as(
         job.workload.precision == Precision::Fp8,
         "precision fp8",
         "it trains in fp16, bf16 and fp32",
@@ -264,14 +258,13 @@ fn refuse(job: &Job<'_>, limits: &mut Limits) {
     limits.refuse_all_graphs(d, job.runtime);
     limits.refuse(
         matches!(d.offload, Some(Offload::Optimizer(percent)) if percent < 100),
-        format!("offload={}", d.offload.map_or(String::new(), Offload::name)),
+        "offload=optimizer",
         "it keeps the optimizer states of all weights in host memory",
-        Some(("offload", "optimizer".to_owned())),
     );
 }
 
 fn states(d: &Decisions, limits: &mut Limits) {
-    limits.refuse(
+    limits.refuse_as(
         d.zero != Zero::Z0 && d.dp_replicate > 1,
         format!("dp_replicate={} with zero={}", d.dp_replicate, u8::from(d.zero)),
         "it shards states over all data-parallel ranks: MiCS was removed in 0.19.8, and hpZ keeps a second copy of \
@@ -280,11 +273,10 @@ fn states(d: &Decisions, limits: &mut Limits) {
     );
     limits.refuse(
         d.zero == Zero::Z3 && !d.reshard_after_forward,
-        "reshard=off",
+        "reshard=on",
         "ZeRO-3 frees parameters after forward",
-        Some(("reshard", "on".to_owned())),
     );
-    limits.refuse(
+    limits.refuse_as(
         d.dp() * d.cp > 1
             && (d.zero == Zero::Z0 && !d.overlap.grad_reduce
                 || d.zero == Zero::Z3 && !d.overlap.param_gather),
@@ -292,7 +284,7 @@ fn states(d: &Decisions, limits: &mut Limits) {
         "there is no switch for this at this ZeRO stage; allowed, it does what it can",
         Some(("overlap", "grad+param+pp".to_owned())),
     );
-    limits.refuse(
+    limits.refuse_as(
         d.overlap.tensor_parallel && d.tp > 1,
         "overlap=tp",
         "its tensor-parallel collectives are not split",

@@ -22,7 +22,7 @@ pub(crate) fn within(job: &Job<'_>) -> bool {
 pub(crate) fn collect(job: &Job<'_>, dialect: Dialect, limits: &mut Limits) {
     let Some(packing) = packing(job) else { return };
     let mut refuse = |refused: bool, why: &str| {
-        limits.refuse(refused, format!("packing={packing}"), why, None);
+        limits.refuse_as(refused, format!("packing={packing}"), why, None);
     };
     let padded = packing == Packing::Padded;
     match dialect {

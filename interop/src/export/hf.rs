@@ -2,8 +2,7 @@
 
 use catalog::model::Family;
 use catalog::{
-    CpKind, DType, Dispatcher, GradientTypes, OffloadKind, OptimizerStates, Overlap, Packing,
-    Precision, Zero,
+    CpKind, DType, Dispatcher, GradientTypes, OffloadKind, Overlap, Packing, Precision, Zero,
 };
 
 use super::adapters;
@@ -17,7 +16,6 @@ use super::script_rewrites;
 use crate::config::escape::shell;
 use crate::config::{Node, Value, write};
 use plans::decisions::{Decisions, Recompute};
-use plans::grammar::recompute_name;
 
 const ACCELERATE: &str = "accelerate.yaml";
 const AXOLOTL: &str = "axolotl.yaml";
@@ -142,14 +140,13 @@ fn optimizer_and_host(d: &Decisions, limits: &mut Limits) {
     let whole = (d.optimizer_states).filter(|states| states.completes_parameters());
     limits.refuse(
         whole.is_some(),
-        format!("optim_states={}", whole.map_or("", OptimizerStates::name)),
+        "optim_states=own",
         "its optimizers hold master weights whole, and moments in 32 or 8 bits",
-        Some(("optim_states", OptimizerStates::OWN.to_owned())),
     );
     limits.refuse_offload(d, Some(OffloadKind::Parameters));
     limits.refuse_offload_layers(d);
     limits.refuse_prefetch(d);
-    limits.refuse(
+    limits.refuse_as(
         d.offload.is_some() && !d.reshard_after_forward,
         "reshard=off with offload",
         "parameters that come from the host are freed after forward",
@@ -159,24 +156,17 @@ fn optimizer_and_host(d: &Decisions, limits: &mut Limits) {
 
 fn axes(job: &Job<'_>, limits: &mut Limits) {
     let d = job.decisions;
-    limits.refuse(
-        d.pp > 1,
-        format!("pp={}", d.pp),
-        "it has no pipeline parallelism",
-        Some(("pp", "1".to_owned())),
-    );
+    limits.refuse(d.pp > 1, "pp=1", "it has no pipeline parallelism");
     limits.refuse(
         d.sequence_parallel,
-        "sp=on",
+        "sp=off",
         "Transformers' tensor-parallel plans keep activations whole",
-        Some(("sp", "off".to_owned())),
     );
     let kv = job.model.attention.kv_heads();
     limits.refuse(
         !kv.is_multiple_of(d.tp),
-        format!("tp={}", d.tp),
+        "tp=1",
         format!("tp must divide the {kv} key/value heads"),
-        Some(("tp", "1".to_owned())),
     );
 }
 
@@ -184,18 +174,17 @@ fn states(d: &Decisions, limits: &mut Limits) {
     let sharing = d.dp_shard * d.cp;
     limits.refuse(
         matches!(d.zero, Zero::Z1 | Zero::Z2) && sharing > 1,
-        format!("zero={}", u8::from(d.zero)),
+        "zero=3",
         "FSDP2 shards parameters, gradients and states together; where parameters are to stay gathered after \
          forward, that is zero=3 with reshard=off",
-        Some(("zero", "3".to_owned())),
     );
-    limits.refuse(
+    limits.refuse_as(
         d.zero == Zero::Z0 && d.dp_replicate > 1 && d.tp * d.cp > 1,
         "zero=0 with tp or cp",
         "replicated data parallelism stands alone",
         Some(("zero", "3".to_owned())),
     );
-    limits.refuse(
+    limits.refuse_as(
         d.cp > 1 && !sharded(d),
         format!("cp={} with zero={}", d.cp, u8::from(d.zero)),
         "context-parallel ranks always shard the states",
@@ -207,9 +196,8 @@ fn states(d: &Decisions, limits: &mut Limits) {
     );
     limits.refuse(
         !whole,
-        format!("recompute={}", recompute_name(d.recompute)),
+        "recompute=full",
         "it checkpoints whole layers, all of them",
-        Some(("recompute", "full".to_owned())),
     );
 }
 
@@ -220,7 +208,7 @@ pub(super) fn sharded(d: &Decisions) -> bool {
 
 /// Refuses context parallelism of a kind that is not one of those which the target `has`; the first is offered.
 fn context(d: &Decisions, has: &[CpKind], why: &str, limits: &mut Limits) {
-    limits.refuse(
+    limits.refuse_as(
         d.cp > 1 && !has.contains(&d.cp_kind),
         format!("cp_kind={}", d.cp_kind.name()),
         why,
@@ -231,7 +219,7 @@ fn context(d: &Decisions, has: &[CpKind], why: &str, limits: &mut Limits) {
 fn overlap(d: &Decisions, limits: &mut Limits) {
     let o = d.overlap;
     let off = !o.grad_reduce || !o.param_gather && d.zero != Zero::Z0;
-    limits.refuse(
+    limits.refuse_as(
         off && d.dp() * d.cp > 1 || o.tensor_parallel && d.tp > 1,
         "overlap",
         "FSDP2 overlaps gathering and reduction, and nothing else; there is no switch",
@@ -243,13 +231,13 @@ pub(crate) fn accelerate(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     let d = job.decisions;
     refuse(job, limits);
     script::inputs(limits);
-    limits.refuse(
+    limits.refuse_as(
         d.ep > 1 || d.etp > 1,
         format!("ep={}, etp={}", d.ep, d.etp),
         "it has no expert parallelism",
         Some(("ep", "1".to_owned())),
     );
-    limits.refuse(
+    limits.refuse_as(
         d.dp_replicate > 1 && d.dp_shard == 1 && d.tp > 1,
         format!(
             "dp_replicate={} with dp_shard=1, tp={}",
@@ -335,13 +323,8 @@ fn accelerate_axes(d: &Decisions, root: &mut Node, limits: &mut Limits) {
 pub(crate) fn axolotl(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     let d = job.decisions;
     refuse(job, limits);
-    limits.refuse(
-        d.etp > 1,
-        format!("etp={}", d.etp),
-        "experts are not split",
-        Some(("etp", "1".to_owned())),
-    );
-    limits.refuse(
+    limits.refuse(d.etp > 1, "etp=1", "experts are not split");
+    limits.refuse_as(
         d.ep > 1 && d.ep * d.dp_shard != job.workload.gpus,
         format!("ep={} with dp_shard={}", d.ep, d.dp_shard),
         "expert_parallel_size times dp_shard_size must be the number of GPUs",
@@ -387,7 +370,7 @@ pub(crate) fn axolotl(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
 fn axolotl_precision(job: &Job<'_>, root: &mut Node, limits: &mut Limits) {
     let precision = job.workload.precision;
     let whole = job.model.adapters.is_none();
-    limits.refuse(
+    limits.refuse_as(
         whole && precision == Precision::Fp16,
         "precision fp16",
         "it holds weights in fp16, and PyTorch's loss scaling takes no gradients in fp16",

@@ -206,9 +206,8 @@ fn experts(job: &Job<'_>, ep: u64, etp: u64, limits: &mut Limits) -> Vec<Flag> {
     };
     limits.refuse(
         moe.bias && etp > 1,
-        format!("etp={etp}"),
+        "etp=1",
         "experts with biases are not split",
-        Some(("etp", "1".to_owned())),
     );
     let mut flags = vec![
         Flag::value("--expert-model-parallel-size", ep),
@@ -235,7 +234,7 @@ fn order(job: &Job<'_>, order: AxisOrder, limits: &mut Limits, flags: &mut Vec<F
         flags.push(Flag::switch("--use-tp-pp-dp-mapping"));
         return;
     }
-    limits.refuse(
+    limits.refuse_as(
         true,
         format!("order={}", order_name(order)),
         "ranks are laid out tp-cp-ep-dp-pp or, with --use-tp-pp-dp-mapping, without Megatron-FSDP and with experts replicated as often as attention (etp·ep = tp·cp), tp-cp-ep-pp-dp",
@@ -255,15 +254,13 @@ fn pipeline(
         ScheduleKind::OneFOneB | ScheduleKind::Interleaved => {}
         ScheduleKind::GPipe | ScheduleKind::ZbH1 => limits.refuse(
             true,
-            format!("schedule={schedule}"),
+            "schedule=1f1b",
             "it has 1F1B and interleaved schedules only",
-            Some(("schedule", "1f1b".to_owned())),
         ),
         ScheduleKind::ZbV | ScheduleKind::DualPipeV => limits.refuse(
             true,
-            format!("schedule={schedule}"),
+            "schedule=interleaved",
             "it has 1F1B and interleaved schedules only",
-            Some(("schedule", "interleaved".to_owned())),
         ),
     }
     if stages.is_uniform() && job.model.mtp_layers == 0 {
@@ -325,9 +322,8 @@ fn states(
     let narrow = (job.decisions.optimizer_states).filter(|states| !states.completes_parameters());
     limits.refuse(
         narrow.is_some(),
-        format!("optim_states={}", narrow.map_or("", OptimizerStates::name)),
+        "optim_states=own",
         "its optimizer holds moments in 32 or 16 bits",
-        Some(("optim_states", OptimizerStates::OWN.to_owned())),
     );
     let mut flags = gradients(job, zero, limits);
     let sharding = match zero {
@@ -349,9 +345,8 @@ fn states(
     }
     limits.refuse(
         zero == Zero::Z3 && !reshard_after_forward,
-        "reshard=off",
+        "reshard=on",
         "Megatron-FSDP frees parameters after forward; keeping them is ZeRO-2",
-        Some(("reshard", "on".to_owned())),
     );
     flags
 }
@@ -363,15 +358,13 @@ fn optimizer(job: &Job<'_>, limits: &mut Limits) -> Vec<Flag> {
     };
     limits.refuse(
         job.decisions.zero >= Zero::Z2,
-        format!("optim_states={}", states.name()),
+        "optim_states=own",
         "Megatron-FSDP holds master weights whole",
-        Some(("optim_states", OptimizerStates::OWN.to_owned())),
     );
     limits.refuse(
         states == OptimizerStates::SplitMaster && job.workload.precision == Precision::Fp8,
-        "optim_states=split_master",
+        "optim_states=own",
         "Megatron-LM holds master weights whole in 8-bit jobs",
-        Some(("optim_states", OptimizerStates::OWN.to_owned())),
     );
     let mut flags = vec![Flag::switch(PRECISION_AWARE)];
     if states == OptimizerStates::Bf16Moments {
@@ -421,7 +414,7 @@ fn gradients(job: &Job<'_>, zero: Zero, limits: &mut Limits) -> Vec<Flag> {
         return Vec::new();
     }
     if let Some(types) = job.decisions.gradients {
-        limits.refuse(
+        limits.refuse_as(
             types.held != types.reduced,
             format!("grad_dtype={}", types.name()),
             "gradients are reduced in the type that they are held in",
@@ -466,7 +459,7 @@ fn selective(selection: Selection) -> Vec<Flag> {
 fn recompute(recompute: Recompute, limits: &mut Limits) -> Vec<Flag> {
     let mut refused = |why: &str, instead: String| {
         let what = format!("recompute={}", recompute_name(recompute));
-        limits.refuse(true, what, why, Some(("recompute", instead)));
+        limits.refuse_as(true, what, why, Some(("recompute", instead)));
         Vec::new()
     };
     let full = |method: &'static str, layers: u64| {
@@ -512,7 +505,7 @@ fn overlap(job: &Job<'_>, overlap: Overlap, limits: &mut Limits) -> Vec<Flag> {
     }
     if sends && (param_gather || alone) && d.zero != Zero::Z0 {
         flags.push(Flag::switch("--overlap-param-gather"));
-        limits.refuse(
+        limits.refuse_as(
             !grad_reduce && !alone,
             "overlap=param",
             "--overlap-param-gather needs --overlap-grad-reduce",
@@ -521,7 +514,7 @@ fn overlap(job: &Job<'_>, overlap: Overlap, limits: &mut Limits) -> Vec<Flag> {
     }
     if tensor_parallel && d.tp > 1 {
         flags.push(Flag::switch("--tp-comm-overlap"));
-        limits.refuse(
+        limits.refuse_as(
             !d.sequence_parallel,
             "overlap=tp with sp=off",
             "--tp-comm-overlap needs --sequence-parallel",
@@ -530,7 +523,7 @@ fn overlap(job: &Job<'_>, overlap: Overlap, limits: &mut Limits) -> Vec<Flag> {
     }
     if d.pp > 1 && !pipeline {
         flags.push(Flag::switch("--no-overlap-p2p-communication"));
-        limits.refuse(
+        limits.refuse_as(
             d.pp == 2 && d.vpp > 1,
             "overlap without pp, vpp above 1 and pp=2",
             "interleaving two ranks needs overlapped sends and receives",
@@ -540,21 +533,21 @@ fn overlap(job: &Job<'_>, overlap: Overlap, limits: &mut Limits) -> Vec<Flag> {
     if expert_parallel && d.ep > 1 {
         flags.push(Flag::switch(EXPERT_OVERLAP));
         let lacks = experts_cannot_overlap(d.schedule, d.pp, d.recompute, d.offload_layers);
-        limits.refuse(
+        limits.refuse_as(
             lacks.is_some(),
             "overlap=ep",
             format!("{EXPERT_OVERLAP} needs {}", lacks.unwrap_or_default()),
             Some(("overlap", "grad+param+pp".to_owned())),
         );
         let gathers = d.dispatcher.unwrap_or(job.runtime.dispatcher) == Dispatcher::AllGather;
-        limits.refuse(
+        limits.refuse_as(
             gathers,
             "overlap=ep with dispatcher=all_gather",
             format!("{EXPERT_OVERLAP} needs {DISPATCHER} alltoall or flex"),
             Some(("dispatcher", Dispatcher::AllToAll.name().to_owned())),
         );
         let wide = job.workload.precision == Precision::Fp32;
-        limits.refuse(
+        limits.refuse_as(
             wide || job.model.mtp_layers > MAX_OVERLAPPED_MTP,
             "overlap=ep",
             match wide {

@@ -58,7 +58,7 @@ pub fn export(
         decisions: &decisions,
         ..*job
     };
-    let mut limits = Limits::default();
+    let mut limits = Limits::of(job.decisions);
     let (drafts, program) = drafts(job, dialect, &mut limits);
     if !limits.refusals.is_empty() {
         name_a_taker(job, dialect, &mut limits.refusals);
@@ -68,10 +68,10 @@ pub fn export(
         });
     }
     let Limits {
-        refusals: _,
         notes,
         unfilled,
         unmet,
+        ..
     } = limits;
     let drafts = drafts.into_iter();
     let mut files: Vec<ExportedFile> = drafts.map(|draft| draft.file(job, &unfilled)).collect();
@@ -104,9 +104,8 @@ fn drafts(job: &Job<'_>, dialect: Dialect, limits: &mut Limits) -> (Vec<Draft>, 
     );
     limits.refuse(
         hybrid && named && job.decisions.tp > 1,
-        format!("tp={}", job.decisions.tp),
+        "tp=1",
         "this target does not split recurrent layers over ranks",
-        Some(("tp", "1".to_owned())),
     );
     limits.note(
         job.model.family == Family::GptOss && dialect.loads_in_script(),
@@ -141,7 +140,7 @@ fn name_a_taker(job: &Job<'_>, dialect: Dialect, refusals: &mut [Refusal]) {
         return;
     }
     let takes = |other: &&Dialect| {
-        let mut limits = Limits::default();
+        let mut limits = Limits::of(job.decisions);
         drafts(job, **other, &mut limits);
         !limits.refusals.iter().any(|refusal| refusal.of_model)
     };

@@ -2,8 +2,7 @@
 //! and the error that lists the refusals.
 
 use catalog::{
-    CudaGraphs, Dispatcher, Fp8Recipe, GradientTypes, Offload, OffloadKind, OptimizerStates,
-    Precision, Runtime,
+    CudaGraphs, Dispatcher, Fp8Recipe, GradientTypes, Offload, OffloadKind, Precision, Runtime,
 };
 use plans::decisions::Decisions;
 
@@ -104,11 +103,32 @@ pub(crate) struct Limits {
     pub(super) notes: Vec<String>,
     pub(super) unfilled: Vec<Unfilled>,
     pub(super) unmet: Vec<Assumption>,
+    /// The plan's decisions as `key=value`, separated by commas.
+    plan: String,
 }
 
 impl Limits {
-    /// Refuses `decision` when `refused`, offering `instead`.
-    pub(crate) fn refuse(
+    /// Nothing refused yet of a plan.
+    pub(super) fn of(plan: &Decisions) -> Self {
+        Self {
+            plan: plan.to_string(),
+            ..Self::default()
+        }
+    }
+
+    /// Refuses the plan's value of a key when `refused`, offering `instead`, which is `key=value` of another value.
+    pub(crate) fn refuse(&mut self, refused: bool, instead: &'static str, why: impl Into<String>) {
+        let (key, value) = instead.split_once('=').unwrap_or((instead, ""));
+        let decided = self.plan.split(',').find(|decided| {
+            let rest = decided.strip_prefix(key);
+            rest.is_some_and(|rest| rest.starts_with('='))
+        });
+        let decided = decided.unwrap_or(key).to_owned();
+        self.refuse_as(refused, decided, why, Some((key, value.to_owned())));
+    }
+
+    /// Refuses `decision`, in words of its own, when `refused`, offering `instead`.
+    pub(crate) fn refuse_as(
         &mut self,
         refused: bool,
         decision: impl Into<String>,
@@ -129,7 +149,7 @@ impl Limits {
     /// Refuses types of gradients that a plan chose and the target does not have.
     pub(crate) fn refuse_types(&mut self, d: &Decisions, has: GradientTypes) {
         if let Some(types) = d.gradients {
-            self.refuse(
+            self.refuse_as(
                 types != has,
                 format!("grad_dtype={}", types.name()),
                 "there is no switch for the types of gradients",
@@ -148,29 +168,22 @@ impl Limits {
             None => ("it keeps all states on the device", Offload::NONE),
         };
         let instead = Some(("offload", instead.to_owned()));
-        self.refuse(true, format!("offload={}", offload.name()), why, instead);
+        self.refuse_as(true, format!("offload={}", offload.name()), why, instead);
     }
 
     /// Refuses activations in host memory.
     pub(crate) fn refuse_offload_layers(&mut self, d: &Decisions) {
         self.refuse(
             d.offload_layers > 0,
-            format!("offload_layers={}", d.offload_layers),
+            "offload_layers=0",
             "it has no switch for activations of a number of layers in host memory",
-            Some(("offload_layers", "0".to_owned())),
         );
     }
 
     /// Refuses plans that say how many blocks ahead parameters are gathered, for targets without a switch for it.
     pub(crate) fn refuse_prefetch(&mut self, d: &Decisions) {
-        if let Some(ahead) = d.prefetch {
-            self.refuse(
-                true,
-                format!("prefetch={ahead}"),
-                "it has no switch for how many blocks ahead parameters are gathered",
-                Some(("prefetch", "1".to_owned())),
-            );
-        }
+        let why = "it has no switch for how many blocks ahead parameters are gathered";
+        self.refuse(d.prefetch.is_some(), "prefetch=1", why);
     }
 
     /// Refuses to send tokens to experts by what the target does not have; the first of `has` is its own.
@@ -181,7 +194,7 @@ impl Limits {
         has: &[Dispatcher],
     ) {
         let asked = d.dispatcher.unwrap_or(runtime.dispatcher);
-        self.refuse(
+        self.refuse_as(
             d.ep > 1 && !has.contains(&asked),
             format!("dispatcher={}", asked.name()),
             "it sends tokens to their experts in another way",
@@ -191,7 +204,7 @@ impl Limits {
 
     /// Refuses messages to experts beside the passes of another micro-batch.
     pub(crate) fn refuse_expert_overlap(&mut self, d: &Decisions) {
-        self.refuse(
+        self.refuse_as(
             d.ep > 1 && d.overlap.expert_parallel,
             "overlap=ep",
             "the next kernel waits for tokens that travel to their experts",
@@ -202,7 +215,7 @@ impl Limits {
     /// Refuses CUDA graphs when `refused`.
     pub(crate) fn refuse_graphs(&mut self, refused: bool, graphs: CudaGraphs, why: &str) {
         let instead = Some(("graphs", CudaGraphs::None.name().to_owned()));
-        self.refuse(refused, format!("graphs={}", graphs.name()), why, instead);
+        self.refuse_as(refused, format!("graphs={}", graphs.name()), why, instead);
     }
 
     /// Refuses the CUDA graphs of a plan; notes that those which a runtime captures by itself are not written.
@@ -220,7 +233,7 @@ impl Limits {
     /// Refuses a recipe of 8-bit products that is not one of those which a target `has`.
     pub(crate) fn refuse_recipe(&mut self, job: &Job<'_>, has: &[Fp8Recipe]) {
         let asked = job.fp8_recipe();
-        self.refuse(
+        self.refuse_as(
             job.workload.precision == Precision::Fp8 && !has.contains(&asked),
             format!("fp8_recipe={}", asked.name()),
             "it scales operands of 8-bit products in another way",
@@ -230,14 +243,8 @@ impl Limits {
 
     /// Refuses optimizer states in fewer than 32 bits.
     pub(crate) fn refuse_optimizer_states(&mut self, d: &Decisions) {
-        if let Some(states) = d.optimizer_states {
-            self.refuse(
-                true,
-                format!("optim_states={}", states.name()),
-                "its optimizer holds states in 32 bits",
-                Some(("optim_states", OptimizerStates::OWN.to_owned())),
-            );
-        }
+        let why = "its optimizer holds states in 32 bits";
+        self.refuse(d.optimizer_states.is_some(), "optim_states=own", why);
     }
 
     /// Refuses the model for one of its fields when `refused`.
@@ -266,7 +273,12 @@ impl Limits {
     }
 
     /// The value given for an input, or its placeholder, which is then listed as still to be filled in.
-    pub(crate) fn input(&mut self, inputs: &Inputs<'_>, input: Input, what: &str) -> String {
+    pub(crate) fn input(
+        &mut self,
+        inputs: &Inputs<'_>,
+        input: Input,
+        what: &str,
+    ) -> String {
         if let Some(given) = input.given(inputs) {
             return given.to_owned();
         }

@@ -116,7 +116,7 @@ pub(crate) fn llama_factory(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
 fn replicas_and_shards(job: &Job<'_>, taker: &str, limits: &mut Limits) {
     let d = job.decisions;
     for (key, size) in [("tp", d.tp), ("cp", d.cp), ("ep", d.ep), ("etp", d.etp)] {
-        limits.refuse(
+        limits.refuse_as(
             size > 1,
             format!("{key}={size}"),
             format!("the Trainer's arguments hold data parallelism alone; {taker}"),
@@ -125,11 +125,10 @@ fn replicas_and_shards(job: &Job<'_>, taker: &str, limits: &mut Limits) {
     }
     limits.refuse(
         d.zero != Zero::Z0 && d.dp_replicate > 1,
-        format!("dp_replicate={}", d.dp_replicate),
+        "dp_replicate=1",
         "the Trainer's arguments shard over all data-parallel ranks; accelerate takes it",
-        Some(("dp_replicate", "1".to_owned())),
     );
-    limits.refuse(
+    limits.refuse_as(
         job.workload.precision == Precision::Fp8,
         "precision fp8",
         "it trains in fp16, bf16 and fp32",

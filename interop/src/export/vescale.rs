@@ -11,7 +11,6 @@ use super::script::{self, TRAIN_SCRIPT};
 use super::script_rewrites;
 use crate::config::escape;
 use plans::decisions::{Decisions, Recompute};
-use plans::grammar::{order_name, recompute_name};
 
 const FILE: &str = "sharding_plan.py";
 
@@ -55,7 +54,7 @@ fn entries(
         let placement = placements.iter().find_map(of_axis);
         let placement = placement.unwrap_or_else(|| "Replicate".to_owned());
         let Some(python) = python(&placement) else {
-            limits.refuse(
+            limits.refuse_as(
                 true,
                 format!("sharding of {pattern}"),
                 format!("it has no placement {placement}"),
@@ -205,19 +204,14 @@ fn refuse(job: &Job<'_>, limits: &mut Limits) {
     limits.refuse_offload_layers(d);
     limits.refuse_prefetch(d);
     limits.refuse_all_graphs(d, job.runtime);
-    limits.refuse(
-        d.cp > 1,
-        format!("cp={}", d.cp),
-        "its mesh has no context-parallel axis",
-        Some(("cp", "1".to_owned())),
-    );
-    limits.refuse(
+    limits.refuse(d.cp > 1, "cp=1", "its mesh has no context-parallel axis");
+    limits.refuse_as(
         d.ep > 1 || d.etp > 1,
         format!("ep={}, etp={}", d.ep, d.etp),
         "a sharding plan places experts on the tensor-parallel axis only",
         Some(("ep", "1".to_owned())),
     );
-    limits.refuse(
+    limits.refuse_as(
         matches!(d.zero, Zero::Z2 | Zero::Z3) || d.zero == Zero::Z1 && d.dp_replicate > 1,
         format!("zero={}, dp_replicate={}", u8::from(d.zero), d.dp_replicate),
         "its DistributedOptimizer shards optimizer states over all data-parallel ranks",
@@ -225,17 +219,15 @@ fn refuse(job: &Job<'_>, limits: &mut Limits) {
     );
     limits.refuse(
         d.pp > 1 && matches!(d.schedule, ScheduleKind::ZbV | ScheduleKind::DualPipeV),
-        format!("schedule={}", d.schedule),
+        "schedule=interleaved",
         "it has 1F1B, interleaved, GPipe and zero-bubble (ZB-H1) schedules",
-        Some(("schedule", "interleaved".to_owned())),
     );
     limits.refuse(
         d.pp > 1 && d.dp() > 1 && d.axis_order != AxisOrder::TP_CP_DP_PP,
-        format!("order={}", order_name(d.axis_order)),
+        "order=tp-cp-dp_shard-dp_replicate-pp",
         "its mesh is PP, DP, TP, outermost first",
-        Some(("order", order_name(AxisOrder::TP_CP_DP_PP))),
     );
-    limits.refuse(
+    limits.refuse_as(
         d.overlap.tensor_parallel && d.tp > 1,
         "overlap=tp",
         "its tensor-parallel collectives are not split",
@@ -244,11 +236,10 @@ fn refuse(job: &Job<'_>, limits: &mut Limits) {
     let none = matches!(d.recompute, Recompute::None | Recompute::Layers(0));
     limits.refuse(
         !none,
-        format!("recompute={}", recompute_name(d.recompute)),
+        "recompute=none",
         "its plan has no recomputation; wrap layers in your model",
-        Some(("recompute", "none".to_owned())),
     );
-    limits.refuse(
+    limits.refuse_as(
         job.workload.precision == Precision::Fp8,
         "precision fp8",
         "it trains in fp32, fp16 and bf16",

@@ -427,6 +427,11 @@ fn refusals_name_a_choice_that_is_taken() {
         (Dialect::Torchtitan03, "zero=1", "zero=3"),
         (Dialect::Torchtitan03, "tp=16,zero=3", "tp=8"),
         (
+            Dialect::Torchtitan03,
+            "pp=2,zero=3,order=tp-cp-pp-dp_shard-dp_replicate",
+            "order=tp-cp-dp_shard-dp_replicate-pp",
+        ),
+        (
             Dialect::Torchtitan02,
             "cp=2,cp_kind=ring,zero=3",
             "cp_kind=all_gather",

@@ -37,15 +37,13 @@ pub(super) fn refuse(job: &Job<'_>, parts: Vec<Refusal>, limits: &mut Limits) {
         let d = job.decisions;
         limits.refuse(
             d.cp > 1 && job.model.constants.attention_cap.is_some(),
-            format!("cp={}", d.cp),
+            "cp=1",
             format!("Bridge's {name} attends within one rank"),
-            Some(("cp", "1".to_owned())),
         );
         limits.refuse(
             job.model.hybrid.is_some() && d.pp > 1,
-            format!("pp={}", d.pp),
+            "pp=1",
             "the stages of layers of different kinds are Bridge's own",
-            Some(("pp", "1".to_owned())),
         );
         let graphs = graphs::asked(job);
         limits.refuse_graphs(

@@ -15,7 +15,6 @@ use super::refusal::Limits;
 use super::stance::unmet;
 use crate::config::{Node, Value, write};
 use plans::decisions::{Decisions, Recompute};
-use plans::grammar::{order_name, recompute_name};
 
 const FILE: &str = "nanotron.yaml";
 
@@ -156,7 +155,7 @@ fn optimizer(root: &mut Node) {
 
 fn refuse(job: &Job<'_>, limits: &mut Limits) {
     let d = job.decisions;
-    limits.refuse(
+    limits.refuse_as(
         d.ep > 1 || d.etp > 1,
         format!("ep={}, etp={}", d.ep, d.etp),
         "expert_parallel_size is an axis of its own there, not folded into data parallelism",
@@ -165,9 +164,8 @@ fn refuse(job: &Job<'_>, limits: &mut Limits) {
     refuse_stages(d, job.model.layers, limits);
     limits.refuse(
         d.cp > 1 && d.cp_kind != CpKind::AllGather,
-        format!("cp_kind={}", d.cp_kind.name()),
+        "cp_kind=all_gather",
         "its attention gathers keys and values (llama3_ring_attention)",
-        Some(("cp_kind", CpKind::AllGather.name().to_owned())),
     );
     refuse_states(d, limits);
     limits.refuse_types(d, GradientTypes::all(DType::F32));
@@ -176,7 +174,7 @@ fn refuse(job: &Job<'_>, limits: &mut Limits) {
     limits.refuse_offload_layers(d);
     limits.refuse_prefetch(d);
     limits.refuse_all_graphs(d, job.runtime);
-    limits.refuse(
+    limits.refuse_as(
         d.overlap.tensor_parallel && d.tp > 1 && !d.sequence_parallel,
         "overlap=tp with sp=off",
         "tp_linear_async_communication needs tp_mode REDUCE_SCATTER",
@@ -184,9 +182,8 @@ fn refuse(job: &Job<'_>, limits: &mut Limits) {
     );
     limits.refuse(
         d.pp > 1 && d.dp() > 1 && d.axis_order != AxisOrder::TP_CP_DP_PP,
-        format!("order={}", order_name(d.axis_order)),
+        "order=tp-cp-dp_shard-dp_replicate-pp",
         "its mesh is pp, dp, cp, tp, outermost first",
-        Some(("order", order_name(AxisOrder::TP_CP_DP_PP))),
     );
     let whole = matches!(
         d.recompute,
@@ -194,11 +191,10 @@ fn refuse(job: &Job<'_>, limits: &mut Limits) {
     );
     limits.refuse(
         !whole,
-        format!("recompute={}", recompute_name(d.recompute)),
+        "recompute=full",
         "it recomputes whole layers, all of them",
-        Some(("recompute", "full".to_owned())),
     );
-    limits.refuse(
+    limits.refuse_as(
         job.workload.precision == Precision::Fp8,
         "precision fp8",
         "its configuration has no fp8 training",
@@ -209,11 +205,10 @@ fn refuse(job: &Job<'_>, limits: &mut Limits) {
 fn refuse_stages(d: &Decisions, layers: u64, limits: &mut Limits) {
     limits.refuse(
         d.pp > 1 && !matches!(d.schedule, ScheduleKind::OneFOneB | ScheduleKind::GPipe),
-        format!("schedule={}", d.schedule),
+        "schedule=1f1b",
         "it has 1f1b and afab (GPipe) only",
-        Some(("schedule", "1f1b".to_owned())),
     );
-    limits.refuse(
+    limits.refuse_as(
         !d.stages.is_uniform() && d.stages != plans::StagePartition::even(layers, d.pp),
         "stages",
         "it places layers by their cost",
@@ -224,14 +219,12 @@ fn refuse_stages(d: &Decisions, layers: u64, limits: &mut Limits) {
 fn refuse_states(d: &Decisions, limits: &mut Limits) {
     limits.refuse(
         matches!(d.zero, Zero::Z2 | Zero::Z3),
-        format!("zero={}", u8::from(d.zero)),
+        "zero=1",
         "it has ZeRO 0 and 1",
-        Some(("zero", "1".to_owned())),
     );
     limits.refuse(
         d.zero == Zero::Z1 && d.dp_replicate > 1,
-        format!("dp_replicate={}", d.dp_replicate),
+        "dp_replicate=1",
         "it shards states over all data-parallel ranks",
-        Some(("dp_replicate", "1".to_owned())),
     );
 }

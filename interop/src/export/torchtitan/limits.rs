@@ -11,7 +11,7 @@ use crate::export::graphs;
 use crate::export::job::Job;
 use crate::export::refusal::Limits;
 use plans::decisions::{Decisions, Recompute};
-use plans::grammar::{order_name, recompute_name};
+use plans::grammar::recompute_name;
 
 /// Number of chunks of a loss (`ChunkedLossWrapper.Config.num_chunks`).
 const CHUNKS: u64 = 8;
@@ -39,7 +39,7 @@ pub(super) fn refuse(job: &Job<'_>, edition: Edition, limits: &mut Limits) {
     captures(job, edition, limits);
     pipeline(d, limits);
     let kv = job.model.attention.kv_heads();
-    limits.refuse(
+    limits.refuse_as(
         !kv.is_multiple_of(d.tp),
         format!("tp={}", d.tp),
         format!("tp must divide the {kv} key/value heads"),
@@ -47,24 +47,21 @@ pub(super) fn refuse(job: &Job<'_>, edition: Edition, limits: &mut Limits) {
     );
     limits.refuse(
         d.cp > 1 && d.cp_kind != CpKind::AllGather,
-        format!("cp_kind={}", d.cp_kind.name()),
+        "cp_kind=all_gather",
         "training gathers keys and values, whatever context_parallel_rotate_method says",
-        Some(("cp_kind", CpKind::AllGather.name().to_owned())),
     );
     limits.refuse(
         d.tp > 1 && !d.sequence_parallel && edition == Edition::Toml02,
-        "sp=off",
+        "sp=on",
         "tensor parallelism always comes with sequence parallelism",
-        Some(("sp", "on".to_owned())),
     );
     limits.refuse(
         d.pp > 1 && d.dp() > 1 && d.axis_order != AxisOrder::TP_CP_DP_PP,
-        format!("order={}", order_name(d.axis_order)),
+        "order=tp-cp-dp_shard-dp_replicate-pp",
         "its mesh is pp, dp_replicate, dp_shard, cp, tp, outermost first",
-        Some(("order", order_name(AxisOrder::TP_CP_DP_PP))),
     );
     recomputation(d.recompute, limits);
-    limits.refuse(
+    limits.refuse_as(
         job.workload.precision == Precision::Fp16,
         "precision fp16",
         "it trains in bfloat16, float32 and float8",
@@ -84,7 +81,7 @@ fn chunks(job: &Job<'_>, edition: Edition, limits: &mut Limits) {
         Edition::Python03 => of_sequence,
         Edition::PythonMain => of_sequence * job.decisions.micro_batch,
     };
-    limits.refuse(
+    limits.refuse_as(
         job.model.mtp_layers == 0 && !tokens.is_multiple_of(CHUNKS),
         format!("seq={length}"),
         format!("its loss divides {tokens} tokens of a rank into {CHUNKS} equal chunks"),
@@ -103,27 +100,23 @@ fn by_model(job: &Job<'_>, edition: Edition, limits: &mut Limits) {
     limits.refuse_recipe(job, recipes);
     limits.refuse(
         job.model.mtp_layers > 0 && d.pp > 1 && edition != Edition::Toml02,
-        format!("pp={}", d.pp),
+        "pp=1",
         "its pipeline does not place multi-token-prediction layers",
-        Some(("pp", "1".to_owned())),
     );
     limits.refuse(
         job.model.tied_embeddings && d.pp > 1 && edition != Edition::Toml02,
-        format!("pp={}", d.pp),
+        "pp=1",
         "its pipeline takes no model whose embeddings are tied to its head",
-        Some(("pp", "1".to_owned())),
     );
     limits.refuse(
         edition == Edition::Toml02 && d.cp > 1 && flexible(job.model),
-        format!("cp={}", d.cp),
+        "cp=1",
         "its attention of this model has no context parallelism in 0.2",
-        Some(("cp", "1".to_owned())),
     );
     limits.refuse(
         edition == Edition::Toml02 && d.pp > 1 && job.model.family == Family::GptOss,
-        format!("pp={}", d.pp),
+        "pp=1",
         "gpt-oss has no pipeline in 0.2",
-        Some(("pp", "1".to_owned())),
     );
     let rescaled = matches!(job.model.constants.rope_scaling, RopeScaling::Yarn { .. });
     let short = rescaled && job.workload.seq_len <= 4096;
@@ -142,20 +135,20 @@ fn flexible(model: &ModelConfig) -> bool {
 fn states(d: &Decisions, edition: Edition, limits: &mut Limits) {
     let sharing = d.dp_shard * d.cp;
     let zero = format!("zero={}", u8::from(d.zero));
-    limits.refuse(
+    limits.refuse_as(
         matches!(d.zero, Zero::Z1 | Zero::Z2) && sharing > 1,
         &zero,
         "fully_shard shards parameters, gradients and states together; its ZeRO-2 is zero=3 with reshard=off",
         Some(("zero", "3".to_owned())),
     );
-    limits.refuse(
+    limits.refuse_as(
         d.zero == Zero::Z0 && d.cp > 1,
         &zero,
         "context-parallel ranks always shard the states",
         Some(("zero", "3".to_owned())),
     );
     let several = d.tp * d.pp > 1;
-    limits.refuse(
+    limits.refuse_as(
         edition == Edition::Toml02 && sharing == 1 && d.dp_replicate > 1 && several,
         format!("{zero} with tp={}, pp={}", d.tp, d.pp),
         "replicated data parallelism stands alone in 0.2",
@@ -181,7 +174,7 @@ fn overlap(d: &Decisions, limits: &mut Limits) {
         (!o.pipeline && d.pp > 1, "pp", "sending and receiving"),
     ];
     for (lacks, name, what) in lacks {
-        limits.refuse(
+        limits.refuse_as(
             lacks,
             format!("overlap without {name}"),
             format!("{what} beside compute cannot be switched off"),
@@ -197,7 +190,7 @@ fn recomputation(recompute: Recompute, limits: &mut Limits) {
         Recompute::Selective | Recompute::Modules(_) => Some("selective_ops"),
         Recompute::Layers(_) | Recompute::Falling(_) => Some("full"),
     };
-    limits.refuse(
+    limits.refuse_as(
         instead.is_some(),
         format!("recompute={}", recompute_name(recompute)),
         "it recomputes whole layers, or all but chosen operators",
@@ -225,12 +218,11 @@ fn captures(job: &Job<'_>, edition: Edition, limits: &mut Limits) {
 fn pipeline(d: &Decisions, limits: &mut Limits) {
     limits.refuse(
         d.pp > 1 && d.schedule == ScheduleKind::ZbH1,
-        "schedule=zb-h1",
+        "schedule=1f1b",
         "its zero-bubble schedules have two stages per rank or more",
-        Some(("schedule", "1f1b".to_owned())),
     );
     let inner = d.stages.0.get(1..d.stages.0.len().saturating_sub(1));
-    limits.refuse(
+    limits.refuse_as(
         inner.is_some_and(|stages| stages.contains(&0)),
         "stages",
         "a stage without layers would be an empty module",
@@ -250,7 +242,7 @@ fn experts(job: &Job<'_>, edition: Edition, limits: &mut Limits) {
         (Edition::Python03 | Edition::PythonMain, _) => d.etp == 1,
     };
     let instead = if d.ep == 1 { d.tp } else { 1 };
-    limits.refuse(
+    limits.refuse_as(
         !ok,
         format!("etp={}", d.etp),
         if d.ep == 1 {
@@ -261,7 +253,7 @@ fn experts(job: &Job<'_>, edition: Edition, limits: &mut Limits) {
         Some(("etp", instead.to_string())),
     );
     let ranks = d.dp_shard * d.cp * d.tp;
-    limits.refuse(
+    limits.refuse_as(
         !ranks.is_multiple_of(d.ep * d.etp),
         format!("ep={}", d.ep),
         format!("ep·etp must divide dp_shard·cp·tp = {ranks}"),
