@@ -142,6 +142,12 @@ fn divides(
     })
 }
 
+/// Fails with the first sentence whose condition holds.
+fn conflict<const N: usize>(rules: [(bool, &'static str); N]) -> Result<(), StrategyError> {
+    let broken = rules.into_iter().find(|(broken, _)| *broken);
+    broken.map_or(Ok(()), |(_, why)| Err(StrategyError::Conflict(why)))
+}
+
 /// Divisors that would be legal, up to 256.
 pub(crate) fn divisors(value: u64) -> impl Iterator<Item = u64> {
     (1..=value.min(256)).filter(move |&d| value.is_multiple_of(d))
@@ -267,12 +273,8 @@ fn tensor(d: &Decisions, model: &ModelConfig) -> Result<(), StrategyError> {
         };
         divides(what, hybrid.recurrence.parts(), "tp", d.tp)?;
     }
-    if d.sequence_parallel && d.tp == 1 {
-        return Err(StrategyError::Conflict(
-            "sequence parallelism needs tp of at least 2",
-        ));
-    }
-    Ok(())
+    let alone = d.sequence_parallel && d.tp == 1;
+    conflict([(alone, "sequence parallelism needs tp of at least 2")])
 }
 
 fn context(d: &Decisions, model: &ModelConfig, workload: &Workload) -> Result<(), StrategyError> {
@@ -287,11 +289,10 @@ fn context(d: &Decisions, model: &ModelConfig, workload: &Workload) -> Result<()
     if d.cp == 1 {
         return Ok(());
     }
-    if model.hybrid.is_some() {
-        return Err(StrategyError::Conflict(
-            "context parallelism splits the sequence, along which recurrent layers carry a state: cp must be 1",
-        ));
-    }
+    conflict([(
+        model.hybrid.is_some(),
+        "context parallelism splits the sequence, along which recurrent layers carry a state: cp must be 1",
+    )])?;
     // To balance causal attention every rank holds one early and one late chunk of the sequence. Megatron-LM cuts them like that for an
     // all-to-all too (`arguments.py`); DeepSpeed, which would take any multiple of `cp`, is held to the same.
     divides("sequence", workload.seq_len, "2·cp (zig-zag)", 2 * d.cp)?;
@@ -312,12 +313,8 @@ fn context(d: &Decisions, model: &ModelConfig, workload: &Workload) -> Result<()
 
 fn experts(d: &Decisions, model: &ModelConfig) -> Result<(), StrategyError> {
     let Some(moe) = model.moe else {
-        if d.ep > 1 || d.etp > 1 || d.dispatcher.is_some() {
-            return Err(StrategyError::Conflict(
-                "ep, etp and dispatcher need a model with experts",
-            ));
-        }
-        return Ok(());
+        let asked = d.ep > 1 || d.etp > 1 || d.dispatcher.is_some();
+        return conflict([(asked, "ep, etp and dispatcher need a model with experts")]);
     };
     divides("experts", moe.experts, "ep", d.ep)?;
     divides("expert ffn", moe.expert_ffn, "etp", d.etp)?;
@@ -332,94 +329,86 @@ fn experts(d: &Decisions, model: &ModelConfig) -> Result<(), StrategyError> {
             d.dp_replicate,
         )?;
     }
-    if moe.bias && d.etp > 1 {
-        return Err(StrategyError::Conflict(
+    conflict([
+        (
+            moe.bias && d.etp > 1,
             "experts with biases need etp=1: biases are added once, and its ranks hold parts of sums",
-        ));
-    }
-    if d.tp > 1 && !d.sequence_parallel {
-        return Err(StrategyError::Conflict(
+        ),
+        (
+            d.tp > 1 && !d.sequence_parallel,
             "experts with tp need sequence parallelism, or every tensor rank routes the same tokens",
-        ));
-    }
-    Ok(())
+        ),
+    ])
 }
 
 fn data(d: &Decisions) -> Result<(), StrategyError> {
-    match d.zero {
-        Zero::Z0 if d.dp_shard > 1 => Err(StrategyError::Conflict(
+    let none = d.zero == Zero::Z0;
+    let completes = OptimizerStates::completes_parameters;
+    conflict([
+        (
+            none && d.dp_shard > 1,
             "zero=0 shards nothing: dp_shard must be 1, use dp_replicate",
-        )),
-        Zero::Z0
-            if d.optimizer_states
-                .is_some_and(OptimizerStates::completes_parameters) =>
-        {
-            Err(StrategyError::Conflict(
-                "these optim_states need a ZeRO level of at least 1: the optimizer updates its own share",
-            ))
-        }
-        Zero::Z0 if d.offload.is_some() => Err(StrategyError::Conflict(
+        ),
+        (
+            none && d.optimizer_states.is_some_and(completes),
+            "these optim_states need a ZeRO level of at least 1: the optimizer updates its own share",
+        ),
+        (
+            none && d.offload.is_some(),
             "offload needs a ZeRO level of at least 1: each rank updates its own share on its host",
-        )),
-        Zero::Z1 | Zero::Z2 if d.offload == Some(Offload::Parameters) => {
-            Err(StrategyError::Conflict(
-                "offload=parameters needs zero=3: a rank's own share of parameters lies on its host",
-            ))
-        }
-        _ if d.offload.is_some() && d.optimizer_states.is_some() => Err(StrategyError::Conflict(
+        ),
+        (
+            d.zero != Zero::Z3 && d.offload == Some(Offload::Parameters),
+            "offload=parameters needs zero=3: a rank's own share of parameters lies on its host",
+        ),
+        (
+            d.offload.is_some() && d.optimizer_states.is_some(),
             "offload needs optim_states=own: the host's optimizer holds states in 32 bits",
-        )),
-        _ if d.prefetch.is_some() && !d.gathers_in_every_pass() => Err(StrategyError::Conflict(
+        ),
+        (
+            d.prefetch.is_some() && !d.gathers_in_every_pass(),
             "prefetch is of parameters that every pass gathers: it needs zero=3 and reshard=on",
-        )),
-        _ if d.prefetch.is_some_and(|ahead| ahead > MAX_AHEAD) => Err(StrategyError::Conflict(
+        ),
+        (
+            d.prefetch.is_some_and(|ahead| ahead > MAX_AHEAD),
             "prefetch reaches at most 8 blocks ahead",
-        )),
-        Zero::Z0 | Zero::Z1 | Zero::Z2 | Zero::Z3 => Ok(()),
-    }
+        ),
+    ])
 }
 
 /// Checks that layers whose activations lie in host memory are of a job without a pipeline, and run once.
 fn activations(d: &Decisions, model: &ModelConfig) -> Result<(), StrategyError> {
-    if d.offload_layers == 0 {
-        return Ok(());
-    }
-    if d.offload_layers >= model.layers {
-        return Err(StrategyError::Conflict(
+    let some = d.offload_layers > 0;
+    conflict([
+        (
+            some && d.offload_layers >= model.layers,
             "offload_layers is below the number of layers: the last is used at once",
-        ));
-    }
-    if d.pp > 1 || d.recompute != Recompute::None {
-        return Err(StrategyError::Conflict(
+        ),
+        (
+            some && (d.pp > 1 || d.recompute != Recompute::None),
             "offload_layers needs pp=1 and recompute=none: copies are spread over the layers of one pass",
-        ));
-    }
-    Ok(())
+        ),
+    ])
 }
 
 /// Checks that what is captured in CUDA graphs has the same shapes in every step.
 fn graphs(d: &Decisions, workload: &Workload) -> Result<(), StrategyError> {
     let captures = d.graphs.is_some_and(|graphs| graphs != CudaGraphs::None);
-    if captures && workload.documents_apart().is_some() {
-        return Err(StrategyError::Conflict(
-            "CUDA graphs need attention over whole sequences: where documents end differs from step to step",
-        ));
-    }
-    Ok(())
+    conflict([(
+        captures && workload.documents_apart().is_some(),
+        "CUDA graphs need attention over whole sequences: where documents end differs from step to step",
+    )])
 }
 
 /// Checks that gradients have 32 bits, or the type in which the job computes them.
 fn gradients(d: &Decisions, workload: &Workload) -> Result<(), StrategyError> {
     let computed = workload.precision.activation();
     let possible = |dtype: DType| dtype == DType::F32 || dtype == computed;
-    match d.gradients {
-        Some(types) if !possible(types.held) || !possible(types.reduced) => {
-            Err(StrategyError::Conflict(
-                "grad_dtype is fp32, or the 16-bit type that the job's precision computes gradients in",
-            ))
-        }
-        _ => Ok(()),
-    }
+    let types = d.gradients.map(|types| [types.held, types.reduced]);
+    conflict([(
+        types.is_some_and(|types| !types.into_iter().all(possible)),
+        "grad_dtype is fp32, or the 16-bit type that the job's precision computes gradients in",
+    )])
 }
 
 /// Checks that a pipeline's stages can recompute what the decisions say.
@@ -477,11 +466,8 @@ pub fn check_pipeline(
             most: MAX_PASSES,
         });
     }
-    if d.pp == 1 && d.vpp > 1 {
-        return Err(StrategyError::Conflict(
-            "virtual stages need pp of at least 2",
-        ));
-    }
+    let alone = d.pp == 1 && d.vpp > 1;
+    conflict([(alone, "virtual stages need pp of at least 2")])?;
     if d.pp > 1 || d.schedule != ScheduleKind::OneFOneB {
         schedule::check(d.schedule, d.pp, d.vpp, d.num_micro_batches)?;
     }
