@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use catalog::Model;
 use catalog::model::{
     Activation, Attention, AttentionKind, Family, Mlp, ModelConfig, Moe, Norm, NormKind, Position,
-    Projections, QkNorm, Residual, Rotated, WindowPattern,
+    Projections, QkNorm, Rotated, WindowPattern,
 };
 use catalog::runs::{Run, RunModel};
 use serde_json::Value;
@@ -41,20 +41,15 @@ pub(super) fn build(run: &Run, tp: u64, seq_len: u64, dropout: bool) -> Result<M
         return published(run, official, (padded(vocab, tp)?, seq_len), dropout);
     }
     let dropout = if dropout && gpt { 0.1 } else { 0.0 };
+    let family = match (gpt, moe) {
+        (true, _) => Family::Gpt2,
+        (false, Some(_)) => Family::Mixtral,
+        (false, None) => Family::Llama,
+    };
     let mut config = ModelConfig {
         name: m.name.clone().unwrap_or_else(|| "unnamed".to_owned()),
-        family: match (gpt, moe) {
-            (true, _) => Family::Gpt2,
-            (false, Some(_)) => Family::Mixtral,
-            (false, None) => Family::Llama,
-        },
-        hidden,
-        layers,
-        vocab: padded(vocab, tp)?,
         tied_embeddings: m.tied_embeddings.unwrap_or(gpt),
-        head_bias: false,
         norm: norm(gpt),
-        embedding_norm: false,
         position: if gpt && !run.is_on("rotary") {
             Position::Learned { rows: seq_len }
         } else {
@@ -63,16 +58,10 @@ pub(super) fn build(run: &Run, tp: u64, seq_len: u64, dropout: bool) -> Result<M
         attention: attention(run, heads, head_dim, gpt),
         mlp: mlp(ffn, mlp_kind, gpt),
         moe,
-        residual: Residual::Sequential,
         hidden_dropout: dropout,
         attention_dropout: dropout,
-        mtp_layers: 0,
         max_position: seq_len,
-        constants: catalog::model::ModelConstants::default(),
-        hybrid: None,
-        text_of: None,
-        stored_as: None,
-        adapters: None,
+        ..ModelConfig::decoder(family, layers, hidden, padded(vocab, tp)?)
     };
     apply_statements(run, &mut config);
     Model::new(config, &run.id).map_err(|e| e.to_string())
@@ -177,15 +166,10 @@ fn experts(m: &RunModel, layers: u64, ffn: u64) -> Option<Moe> {
     let experts = m.experts.filter(|&e| e > 1)?;
     let expert_ffn = m.moe_ffn.unwrap_or(ffn);
     Some(Moe {
-        experts,
-        top_k: m.topk.unwrap_or(1),
-        expert_ffn,
         shared_ffn: m.shared_experts.unwrap_or(0).saturating_mul(expert_ffn),
-        shared_gate: false,
         first_dense: m.dense_layers.unwrap_or(0).min(layers),
-        every: 1,
-        bias: false,
         router_correction_bias: is_latent(m),
+        ..Moe::routed(experts, m.topk.unwrap_or(1), expert_ffn)
     })
 }
 

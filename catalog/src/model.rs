@@ -423,6 +423,59 @@ pub struct LayerClass {
 }
 
 impl ModelConfig {
+    /// A decoder with RMSNorm and gated SiLU, and with none of what models add to that: positions, biases, experts, dropout. The
+    /// caller sets attention heads and the width of the feed-forward block.
+    #[must_use]
+    pub fn decoder(family: Family, layers: u64, hidden: u64, vocab: u64) -> Self {
+        Self {
+            name: String::new(),
+            family,
+            hidden,
+            layers,
+            vocab,
+            tied_embeddings: false,
+            head_bias: false,
+            norm: Norm {
+                kind: NormKind::RmsNorm,
+                bias: false,
+            },
+            embedding_norm: false,
+            position: Position::Absent,
+            attention: Attention {
+                heads: 1,
+                kind: AttentionKind::Grouped {
+                    kv_heads: 1,
+                    head_dim: 1,
+                    qk_norm: QkNorm::Absent,
+                    projections: Projections::Separate,
+                },
+                qkv_bias: false,
+                out_bias: false,
+                window: WindowPattern::Full,
+                rotated: Rotated::All,
+                sinks: false,
+            },
+            mlp: Mlp {
+                ffn: 0,
+                activation: Activation::Silu,
+                gated: true,
+                bias: false,
+                fused_gate_up: false,
+            },
+            moe: None,
+            residual: Residual::Sequential,
+            hybrid: None,
+            hidden_dropout: 0.0,
+            attention_dropout: 0.0,
+            mtp_layers: 0,
+            max_position: 0,
+            constants: ModelConstants::default(),
+            text_of: None,
+            stored_as: None,
+            adapters: None,
+        }
+    }
+
     /// The class of decoder layer `index` (0-based).
     #[must_use]
     pub fn layer_class(&self, index: u64) -> LayerClass {
@@ -466,6 +519,22 @@ impl ModelConfig {
 }
 
 impl Moe {
+    /// Experts in every layer, without biases and shared experts.
+    #[must_use]
+    pub fn routed(experts: u64, top_k: u64, expert_ffn: u64) -> Self {
+        Self {
+            experts,
+            top_k,
+            expert_ffn,
+            shared_ffn: 0,
+            shared_gate: false,
+            first_dense: 0,
+            every: 1,
+            bias: false,
+            router_correction_bias: false,
+        }
+    }
+
     /// Whether decoder layer `index` (0-based) has experts.
     #[must_use]
     pub fn is_moe_layer(&self, index: u64) -> bool {

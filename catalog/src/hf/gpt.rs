@@ -5,8 +5,8 @@ use super::parts::{LAYER_NORM, head_dim, rotated};
 use super::{llama, unread};
 use crate::error::SpecError;
 use crate::model::{
-    Activation, Attention, AttentionKind, Family, Mlp, ModelConfig, ModelConstants, Position,
-    Projections, QkNorm, Residual, Rotated, WindowPattern,
+    Activation, Attention, AttentionKind, Family, Mlp, ModelConfig, Position, Projections, QkNorm,
+    Residual, Rotated, WindowPattern,
 };
 
 /// A model with GPT's parts: LayerNorm, biases, GELU, an MLP without gates. Callers change what their family has
@@ -22,16 +22,8 @@ fn gpt_base(
 ) -> Result<ModelConfig, SpecError> {
     let head_dim = head_dim(f, hidden, heads)?;
     Ok(ModelConfig {
-        name: String::new(),
-        family,
-        hidden,
-        layers,
-        vocab,
         tied_embeddings: true,
-        head_bias: false,
         norm: LAYER_NORM,
-        embedding_norm: false,
-        position: Position::Absent,
         attention: Attention {
             heads,
             kind: AttentionKind::Grouped {
@@ -53,17 +45,8 @@ fn gpt_base(
             bias: true,
             fused_gate_up: false,
         },
-        moe: None,
-        residual: Residual::Sequential,
-        hidden_dropout: 0.0,
-        attention_dropout: 0.0,
-        mtp_layers: 0,
         max_position: 2048,
-        constants: ModelConstants::default(),
-        hybrid: None,
-        text_of: None,
-        stored_as: None,
-        adapters: None,
+        ..ModelConfig::decoder(family, layers, hidden, vocab)
     })
 }
 

@@ -3,12 +3,11 @@
 
 use super::fields::Fields;
 use super::llama;
-use super::parts::RMS_NORM;
 use crate::error::SpecError;
 use crate::hybrid::{GatedDelta, Hybrid, LayerKind, Recurrence, StateSpace};
 use crate::model::{
-    Activation, Attention, AttentionKind, Family, Mlp, ModelConfig, ModelConstants, Moe, Position,
-    Projections, QkNorm, Residual, Rotated, WindowPattern,
+    Activation, Attention, AttentionKind, Family, Mlp, ModelConfig, Moe, Projections, QkNorm,
+    Rotated, WindowPattern,
 };
 
 /// Decodes a model of the type `nemotron_h`. Its attention has no positions: these come from the recurrence.
@@ -17,17 +16,9 @@ pub(super) fn nemotron_h(f: &Fields<'_>) -> Result<ModelConfig, SpecError> {
     let moe = nemotron_experts(f, layers.contains(&LayerKind::Experts))?;
     refused(f)?;
     let ffn = f.maybe("intermediate_size")?.unwrap_or(21_504);
+    let (count, hidden) = (layers.len() as u64, f.size("hidden_size")?);
     Ok(ModelConfig {
-        name: String::new(),
-        family: Family::NemotronH,
-        hidden: f.size("hidden_size")?,
-        layers: layers.len() as u64,
-        vocab: f.size("vocab_size")?,
         tied_embeddings: f.flag("tie_word_embeddings", false)?,
-        head_bias: false,
-        norm: RMS_NORM,
-        embedding_norm: false,
-        position: Position::Absent,
         attention: nemotron_attention(f)?,
         mlp: Mlp {
             ffn,
@@ -37,20 +28,14 @@ pub(super) fn nemotron_h(f: &Fields<'_>) -> Result<ModelConfig, SpecError> {
             fused_gate_up: false,
         },
         moe,
-        residual: Residual::Sequential,
         hybrid: Some(Hybrid {
             layers,
             recurrence: Recurrence::StateSpace(state_space(f)?),
             gated_attention: false,
         }),
-        hidden_dropout: 0.0,
         attention_dropout: f.fraction("attention_dropout")?,
-        mtp_layers: 0,
         max_position: f.maybe("max_position_embeddings")?.unwrap_or(4096),
-        constants: ModelConstants::default(),
-        text_of: None,
-        stored_as: None,
-        adapters: None,
+        ..ModelConfig::decoder(Family::NemotronH, count, hidden, f.size("vocab_size")?)
     })
 }
 
@@ -134,16 +119,14 @@ fn nemotron_experts(f: &Fields<'_>, used: bool) -> Result<Option<Moe>, SpecError
         size.ok_or_else(|| f.wrong(field, "missing; expected a whole number"))
     };
     Ok(Some(Moe {
-        experts: needed("n_routed_experts", experts)?,
-        top_k: needed("num_experts_per_tok", top_k)?,
-        expert_ffn: needed("moe_intermediate_size", expert_ffn)?,
         // One shared block of this width, however many shared experts the file counts.
         shared_ffn: needed("moe_shared_expert_intermediate_size", shared)?,
-        shared_gate: false,
-        first_dense: 0,
-        every: 1,
-        bias: false,
         router_correction_bias: true,
+        ..Moe::routed(
+            needed("n_routed_experts", experts)?,
+            needed("num_experts_per_tok", top_k)?,
+            needed("moe_intermediate_size", expert_ffn)?,
+        )
     }))
 }
 

@@ -6,8 +6,8 @@ use super::parts::{LAYER_NORM, RMS_NORM, head_dim, one_of, rotated};
 use super::windows;
 use crate::error::SpecError;
 use crate::model::{
-    Activation, Attention, AttentionKind, Family, Mlp, ModelConfig, ModelConstants, Moe,
-    Projections, QkNorm, Residual, Rotated,
+    Activation, Attention, AttentionKind, Family, Mlp, ModelConfig, Moe, Projections, QkNorm,
+    Residual, Rotated,
 };
 
 /// Decodes a model of one of these families; `kind` is its `model_type`.
@@ -27,15 +27,8 @@ pub(super) fn model(f: &Fields<'_>, kind: &str) -> Result<ModelConfig, SpecError
     let attention = attention(f, kind, heads, hidden)?;
     let position = rotated(f, kind, &attention)?;
     Ok(ModelConfig {
-        name: String::new(),
-        family: family(kind),
-        hidden,
-        layers,
-        vocab: f.size("vocab_size")?,
         tied_embeddings: f.flag("tie_word_embeddings", gemma || kind == "ernie4_5_moe")?,
-        head_bias: false,
         norm: if nemotron { LAYER_NORM } else { RMS_NORM },
-        embedding_norm: false,
         position,
         attention,
         mlp: Mlp {
@@ -61,11 +54,7 @@ pub(super) fn model(f: &Fields<'_>, kind: &str) -> Result<ModelConfig, SpecError
         attention_dropout: f.fraction("attention_dropout")?,
         mtp_layers: predictors(f, kind)?,
         max_position: f.maybe("max_position_embeddings")?.unwrap_or(8192),
-        constants: ModelConstants::default(),
-        hybrid: None,
-        text_of: None,
-        stored_as: None,
-        adapters: None,
+        ..ModelConfig::decoder(family(kind), layers, hidden, f.size("vocab_size")?)
     })
 }
 
@@ -194,48 +183,37 @@ fn predictors(f: &Fields<'_>, kind: &str) -> Result<u64, SpecError> {
 }
 
 fn experts(f: &Fields<'_>, kind: &str) -> Result<Option<Moe>, SpecError> {
-    let none = Moe {
-        experts: 0,
-        top_k: 0,
-        expert_ffn: 0,
-        shared_ffn: 0,
-        shared_gate: false,
-        first_dense: 0,
-        every: 1,
-        bias: false,
-        router_correction_bias: false,
-    };
     let moe = match kind {
         "mixtral" | "gpt_oss" | "minimax_m2" => Moe {
-            experts: f.any(&["num_local_experts", "num_experts"])?,
-            top_k: f.size("num_experts_per_tok")?,
-            expert_ffn: f.size("intermediate_size")?,
             bias: kind == "gpt_oss",
             router_correction_bias: kind == "minimax_m2",
-            ..none
+            ..Moe::routed(
+                f.any(&["num_local_experts", "num_experts"])?,
+                f.size("num_experts_per_tok")?,
+                f.size("intermediate_size")?,
+            )
         },
-        "llama4" | "llama4_text" => of_llama4(f, none)?,
-        "ernie4_5_moe" => of_ernie(f, none)?,
+        "llama4" | "llama4_text" => of_llama4(f)?,
+        "ernie4_5_moe" => of_ernie(f)?,
         "qwen2_moe" | "qwen3_moe" | "qwen3_next" => Moe {
-            experts: f.any(&["num_experts", "num_local_experts"])?,
-            top_k: f.size("num_experts_per_tok")?,
-            expert_ffn: f.size("moe_intermediate_size")?,
             shared_ffn: f.maybe("shared_expert_intermediate_size")?.unwrap_or(0),
             shared_gate: matches!(kind, "qwen2_moe" | "qwen3_next"),
             every: f.maybe("decoder_sparse_step")?.unwrap_or(1),
-            ..none
+            ..Moe::routed(
+                f.any(&["num_experts", "num_local_experts"])?,
+                f.size("num_experts_per_tok")?,
+                f.size("moe_intermediate_size")?,
+            )
         },
         "deepseek_v2" | "deepseek_v3" | "glm4_moe" => {
             let expert_ffn = f.size("moe_intermediate_size")?;
+            let (experts, top_k) = (f.size("n_routed_experts")?, f.size("num_experts_per_tok")?);
             Moe {
-                experts: f.size("n_routed_experts")?,
-                top_k: f.size("num_experts_per_tok")?,
-                expert_ffn,
                 shared_ffn: f.maybe("n_shared_experts")?.unwrap_or(0) * expert_ffn,
                 first_dense: f.maybe("first_k_dense_replace")?.unwrap_or(0),
                 every: f.maybe("moe_layer_freq")?.unwrap_or(1),
                 router_correction_bias: kind != "deepseek_v2",
-                ..none
+                ..Moe::routed(experts, top_k, expert_ffn)
             }
         }
         _ => return Ok(None),
@@ -274,27 +252,23 @@ fn last_layers(f: &Fields<'_>) -> Result<u64, SpecError> {
     Ok(f.maybe("moe_layer_start_index")?.unwrap_or(1))
 }
 
-fn of_llama4(f: &Fields<'_>, none: Moe) -> Result<Moe, SpecError> {
+fn of_llama4(f: &Fields<'_>) -> Result<Moe, SpecError> {
     let expert_ffn = f.size("intermediate_size")?;
+    let experts = f.any(&["num_local_experts", "num_experts"])?;
+    let top_k = f.maybe("num_experts_per_tok")?.unwrap_or(1);
     Ok(Moe {
-        experts: f.any(&["num_local_experts", "num_experts"])?,
-        top_k: f.maybe("num_experts_per_tok")?.unwrap_or(1),
-        expert_ffn,
         shared_ffn: expert_ffn,
         every: interleaved(f)?,
-        ..none
+        ..Moe::routed(experts, top_k, expert_ffn)
     })
 }
 
-fn of_ernie(f: &Fields<'_>, none: Moe) -> Result<Moe, SpecError> {
+fn of_ernie(f: &Fields<'_>) -> Result<Moe, SpecError> {
     let expert_ffn = f.size("moe_intermediate_size")?;
     Ok(Moe {
-        experts: f.size("moe_num_experts")?,
-        top_k: f.size("moe_k")?,
-        expert_ffn,
         shared_ffn: f.maybe("moe_num_shared_experts")?.unwrap_or(2) * expert_ffn,
         first_dense: last_layers(f)?,
         router_correction_bias: true,
-        ..none
+        ..Moe::routed(f.size("moe_num_experts")?, f.size("moe_k")?, expert_ffn)
     })
 }

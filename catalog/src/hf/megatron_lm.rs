@@ -7,7 +7,7 @@ use super::parts::{LAYER_NORM, RMS_NORM, head_dim, one_of};
 use crate::error::SpecError;
 use crate::model::{
     Activation, Attention, AttentionKind, Family, Mlp, ModelConfig, ModelConstants, Moe, Position,
-    Projections, QkNorm, Residual, Rotated, Router, WindowPattern,
+    Projections, QkNorm, Rotated, Router, WindowPattern,
 };
 use crate::rope::RopeScaling;
 use crate::window::Window;
@@ -30,32 +30,21 @@ pub(super) fn model(f: &Fields<'_>) -> Result<ModelConfig, SpecError> {
     };
     let attention = attention(f, family, hidden, bias)?;
     Ok(ModelConfig {
-        name: String::new(),
-        family,
-        hidden,
-        layers,
-        vocab: f.size("padded_vocab_size")?,
         tied_embeddings: !f.flag("untie_embeddings_and_output_weights", false)?,
-        head_bias: false,
         norm: match one_of(f, "normalization", &["LayerNorm", "RMSNorm"])? {
             Some("RMSNorm") => RMS_NORM,
             _ => LAYER_NORM,
         },
-        embedding_norm: false,
         position: position(f, &attention)?,
         constants: constants(f, &attention, moe, bias)?,
         attention,
         mlp,
         moe,
-        residual: Residual::Sequential,
-        hybrid: None,
         hidden_dropout: f.maybe_fraction("hidden_dropout")?.unwrap_or(0.1),
         attention_dropout: f.maybe_fraction("attention_dropout")?.unwrap_or(0.1),
         mtp_layers: f.maybe("mtp_num_layers")?.unwrap_or(0),
         max_position: f.size("max_position_embeddings")?,
-        text_of: None,
-        stored_as: None,
-        adapters: None,
+        ..ModelConfig::decoder(family, layers, hidden, f.size("padded_vocab_size")?)
     })
 }
 

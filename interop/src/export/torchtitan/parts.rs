@@ -5,7 +5,7 @@ use catalog::RopeScaling;
 use catalog::model::{AttentionKind, ModelConfig, Moe, Position, QkNorm, Router};
 
 use super::edition::Edition;
-use super::registry::{Flavor, decoder, experts, grouped};
+use super::registry::{Flavor, grouped};
 use crate::config::escape;
 
 /// The decoder nearest to a model that can be made of torchtitan's parts: with the model's sizes where the parts have an
@@ -30,7 +30,7 @@ pub(super) fn like(model: &ModelConfig, edition: Edition) -> Option<Flavor> {
         None if normed => ("qwen3", "qwen3_32b"),
         None => ("llama3", "llama3_8b"),
     };
-    let mut parts = decoder(model.family, model.layers, model.hidden, model.vocab);
+    let mut parts = ModelConfig::decoder(model.family, model.layers, model.hidden, model.vocab);
     parts.tied_embeddings = model.tied_embeddings;
     parts.attention.heads = model.attention.heads;
     parts.attention.kind = grouped(kv_heads, head_dim, normed);
@@ -39,7 +39,7 @@ pub(super) fn like(model: &ModelConfig, edition: Edition) -> Option<Flavor> {
     parts.mlp.ffn = model.mlp.ffn;
     parts.moe = model
         .moe
-        .map(|moe| experts(moe.experts, moe.top_k, moe.expert_ffn));
+        .map(|moe| Moe::routed(moe.experts, moe.top_k, moe.expert_ffn));
     let ours = &model.constants;
     let theirs = &mut parts.constants;
     theirs.norm_epsilon = ours.norm_epsilon;

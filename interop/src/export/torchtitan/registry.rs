@@ -2,8 +2,8 @@
 //! `model/args.py`), 0.3.0 and main (`models/*/__init__.py`).
 
 use catalog::model::{
-    Activation, Attention, AttentionKind, Family, Mlp, ModelConfig, ModelConstants, Moe, Norm,
-    NormKind, Position, Projections, QkNorm, Residual, Rotated, Router, WindowPattern,
+    Attention, AttentionKind, Family, ModelConfig, Moe, Position, Projections, QkNorm, Rotated,
+    Router, WindowPattern,
 };
 use catalog::{RopeScaling, Window, elementary};
 
@@ -79,7 +79,7 @@ pub(super) fn flavors(edition: Edition) -> Vec<Flavor> {
 fn llamas(edition: Edition) -> Vec<Flavor> {
     let flavor = |name, function, sizes: [u64; 4], tied| {
         let [layers, hidden, heads, ffn] = sizes;
-        let mut model = decoder(Family::Llama, layers, hidden, 128_256);
+        let mut model = ModelConfig::decoder(Family::Llama, layers, hidden, 128_256);
         model.tied_embeddings = tied;
         model.attention.heads = heads;
         model.attention.kind = grouped(8, hidden / heads, false);
@@ -115,7 +115,7 @@ fn llamas(edition: Edition) -> Vec<Flavor> {
 
 fn qwens() -> Vec<Flavor> {
     let qwen = |family, layers, hidden, heads, kv_heads| {
-        let mut model = decoder(family, layers, hidden, 151_936);
+        let mut model = ModelConfig::decoder(family, layers, hidden, 151_936);
         model.attention.heads = heads;
         model.attention.kind = grouped(kv_heads, 128, true);
         model.position = Position::Rope { dims: 128 };
@@ -131,7 +131,7 @@ fn qwens() -> Vec<Flavor> {
     };
     let sparse = |(name, [layers, hidden, heads, ffn], theta): (&'static str, [u64; 4], f64)| {
         let mut model = qwen(Family::QwenMoe, layers, hidden, heads, 4);
-        model.moe = Some(experts(128, 8, ffn));
+        model.moe = Some(Moe::routed(128, 8, ffn));
         model.constants.rope_theta = theta;
         (name, model)
     };
@@ -164,7 +164,7 @@ fn qwens() -> Vec<Flavor> {
 
 fn deepseeks() -> Vec<Flavor> {
     let flavor = |name, function, [layers, hidden, heads, ffn]: [u64; 4], mscale: f64| {
-        let mut model = decoder(Family::DeepSeek, layers, hidden, 102_400);
+        let mut model = ModelConfig::decoder(Family::DeepSeek, layers, hidden, 102_400);
         model.attention.heads = heads;
         model.attention.kind = AttentionKind::Latent {
             q_lora_rank: Some(1536),
@@ -203,23 +203,23 @@ fn deepseeks() -> Vec<Flavor> {
     if let AttentionKind::Latent { q_lora_rank, .. } = &mut small.model.attention.kind {
         *q_lora_rank = None;
     }
-    small.model.moe = Some(moe(experts(64, 6, 1408), 2816, 1));
+    small.model.moe = Some(moe(Moe::routed(64, 6, 1408), 2816, 1));
     small.model.constants.router = chosen(false, 1.0, 1, 1);
     let mut middle = flavor("236B", "deepseek_v3_16b", [60, 5120, 128, 12_288], 1.0);
-    middle.model.moe = Some(moe(experts(160, 6, 1536), 3072, 1));
+    middle.model.moe = Some(moe(Moe::routed(160, 6, 1536), 3072, 1));
     middle.model.constants.router = chosen(false, 16.0, 8, 3);
     let mut large = flavor("671B", "deepseek_v3_671b", [61, 7168, 128, 18_432], 1.0);
     large.model.vocab = 129_280;
     large.model.moe = Some(Moe {
         router_correction_bias: true,
-        ..moe(experts(256, 8, 2048), 2048, 3)
+        ..moe(Moe::routed(256, 8, 2048), 2048, 3)
     });
     large.model.constants.router = chosen(true, 2.5, 8, 4);
     vec![small, middle, large]
 }
 
 fn gpt_oss(layers: u64, count: u64) -> ModelConfig {
-    let mut model = decoder(Family::GptOss, layers, 2880, 201_088);
+    let mut model = ModelConfig::decoder(Family::GptOss, layers, 2880, 201_088);
     model.attention = Attention {
         heads: 64,
         kind: grouped(8, 64, false),
@@ -236,7 +236,7 @@ fn gpt_oss(layers: u64, count: u64) -> ModelConfig {
     model.mlp.ffn = 2880;
     model.moe = Some(Moe {
         bias: true,
-        ..experts(count, 4, 2880)
+        ..Moe::routed(count, 4, 2880)
     });
     model.constants.rope_theta = 150_000.0;
     model.constants.rope_scaling = yarn(32.0, 0.1 * elementary::ln(32.0) + 1.0, false);
@@ -256,52 +256,6 @@ fn yarn(factor: f64, attention: f64, whole_pairs: bool) -> RopeScaling {
     }
 }
 
-/// What torchtitan's decoders share: RMSNorm of epsilon 1e-5, gated SiLU, no biases, rotary positions.
-pub(super) fn decoder(family: Family, layers: u64, hidden: u64, vocab: u64) -> ModelConfig {
-    ModelConfig {
-        name: String::new(),
-        family,
-        hidden,
-        layers,
-        vocab,
-        tied_embeddings: false,
-        head_bias: false,
-        norm: Norm {
-            kind: NormKind::RmsNorm,
-            bias: false,
-        },
-        embedding_norm: false,
-        position: Position::Absent,
-        attention: Attention {
-            heads: 1,
-            kind: grouped(1, 1, false),
-            qkv_bias: false,
-            out_bias: false,
-            window: WindowPattern::Full,
-            rotated: Rotated::All,
-            sinks: false,
-        },
-        mlp: Mlp {
-            ffn: 0,
-            activation: Activation::Silu,
-            gated: true,
-            bias: false,
-            fused_gate_up: false,
-        },
-        moe: None,
-        residual: Residual::Sequential,
-        hidden_dropout: 0.0,
-        attention_dropout: 0.0,
-        mtp_layers: 0,
-        max_position: 0,
-        constants: ModelConstants::default(),
-        hybrid: None,
-        text_of: None,
-        stored_as: None,
-        adapters: None,
-    }
-}
-
 pub(super) fn grouped(kv_heads: u64, head_dim: u64, qk_norm: bool) -> AttentionKind {
     AttentionKind::Grouped {
         kv_heads,
@@ -311,19 +265,5 @@ pub(super) fn grouped(kv_heads: u64, head_dim: u64, qk_norm: bool) -> AttentionK
             false => QkNorm::Absent,
         },
         projections: Projections::Separate,
-    }
-}
-
-pub(super) fn experts(experts: u64, top_k: u64, expert_ffn: u64) -> Moe {
-    Moe {
-        experts,
-        top_k,
-        expert_ffn,
-        shared_ffn: 0,
-        shared_gate: false,
-        first_dense: 0,
-        every: 1,
-        bias: false,
-        router_correction_bias: false,
     }
 }
