@@ -52,11 +52,3 @@ impl<T> Sourced<T> {
         }
     }
 }
-
-impl Origin {
-    /// The weaker of two kinds of evidence: what a combined figure carries.
-    #[must_use]
-    pub fn weakest(self, other: Self) -> Self {
-        self.max(other)
-    }
-}

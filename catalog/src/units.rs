@@ -114,21 +114,23 @@ macro_rules! scaled_by_f64 {
                 self.0 / other.0
             }
         }
-        impl $t {
-            /// The larger of two values, by total order.
-            #[must_use]
-            pub fn max(self, other: Self) -> Self {
-                Self(self.0.max(other.0))
-            }
-            /// The smaller of two values, by total order.
-            #[must_use]
-            pub fn min(self, other: Self) -> Self {
-                Self(self.0.min(other.0))
-            }
-        }
     )*};
 }
 scaled_by_f64!(Seconds, Flops, FlopRate, Bandwidth);
+
+impl Seconds {
+    /// The larger of two values; a NaN loses.
+    #[must_use]
+    pub fn max(self, other: Self) -> Self {
+        Self(self.0.max(other.0))
+    }
+
+    /// The smaller of two values; a NaN loses.
+    #[must_use]
+    pub fn min(self, other: Self) -> Self {
+        Self(self.0.min(other.0))
+    }
+}
 
 impl Mul<u64> for Bytes {
     type Output = Self;
@@ -142,12 +144,6 @@ impl Bytes {
     #[must_use]
     pub fn as_f64(self) -> f64 {
         self.0 as f64
-    }
-
-    /// An equal share among `parts`, rounded up: the largest shard.
-    #[must_use]
-    pub fn div_ceil(self, parts: u64) -> Self {
-        Self(self.0.div_ceil(parts))
     }
 
     /// As large a share of `of` as it is of `own`, rounded up.

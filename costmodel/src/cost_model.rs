@@ -5,9 +5,7 @@ use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 use catalog::runtime::Rewrite;
-use catalog::{
-    Bytes, Cluster, Dispatcher, Fitted, Fp8Recipe, LayerClass, Precision, Seconds, Workload,
-};
+use catalog::{Bytes, Cluster, Dispatcher, Fitted, Fp8Recipe, Precision, Seconds, Workload};
 use plans::{Decisions, Prediction, Strategy, Timeline};
 
 use crate::assemble::Assembled;
@@ -98,12 +96,6 @@ impl CostModel {
     #[must_use]
     pub fn scenario(&self) -> &Scenario {
         &self.scenario
-    }
-
-    /// The distinct decoder layers of the model.
-    #[must_use]
-    pub fn layer_classes(&self) -> &[LayerClass] {
-        self.pools.first().layer_classes()
     }
 
     /// Bytes of device memory that a strategy may use.

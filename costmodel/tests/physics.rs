@@ -45,14 +45,13 @@ const MEMORY: [MemoryKind; 6] = [
     MemoryKind::Permute,
     MemoryKind::Optimizer,
 ];
-const MESSAGES: [CollectiveKind; 7] = [
+const MESSAGES: [CollectiveKind; 6] = [
     CollectiveKind::AllReduce,
     CollectiveKind::AllGather,
     CollectiveKind::ReduceScatter,
     CollectiveKind::AllToAll,
     CollectiveKind::SendRecv,
     CollectiveKind::RingExchange,
-    CollectiveKind::Broadcast,
 ];
 
 /// Factors of peaks, memory bandwidth, scale-up, scale-out and power.
@@ -236,7 +235,7 @@ fn wire(cluster: &Cluster, Message { kind, bytes, group }: Message) -> f64 {
             (1.0 / ranks, 1.0 / ranks / together)
         }
         CollectiveKind::AllToAll => (1.0 / ranks, 1.0 / ranks),
-        CollectiveKind::SendRecv | CollectiveKind::RingExchange | CollectiveKind::Broadcast => {
+        CollectiveKind::SendRecv | CollectiveKind::RingExchange => {
             return bytes / if together < ranks { far } else { near_to(1.0) };
         }
     };

@@ -429,8 +429,6 @@ pub enum CollectiveKind {
     AllToAll,
     /// `size − 1` point-to-point steps around the ring, overlapped with attention.
     RingExchange,
-    /// One rank sends to all others.
-    Broadcast,
     /// One rank sends to one other.
     SendRecv,
 }

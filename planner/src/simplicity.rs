@@ -1,7 +1,7 @@
 //! Which of two plans is simpler, and which plans are the same layout.
 
-use catalog::{AxisOrder, CpKind, DType, OptimizerStates, Overlap, Runtime, ScheduleKind};
-use plans::{Decisions, Recompute, StagePartition};
+use catalog::{DType, OptimizerStates, Runtime, ScheduleKind};
+use plans::{Decisions, Recompute};
 
 /// How complicated a plan is; simpler ones are less. Axes count before everything else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -107,37 +107,5 @@ pub fn kind(recompute: Recompute) -> Recompute {
     match recompute {
         Recompute::Layers(_) | Recompute::Falling(_) => Recompute::Layers(0),
         other => other,
-    }
-}
-
-/// The decisions that all variants of a plan share. Those in which variants may differ are set to fixed values:
-/// - axis order, kind of context parallelism, and virtual stages with their schedule and partition;
-/// - whether tensor-parallel and expert-parallel messages overlap with compute, the token dispatcher, and CUDA graphs;
-/// - how FP8 tensors are scaled, and the element types of gradients and optimizer states;
-/// - which states lie in host memory, and how far ahead parameters are gathered;
-/// - the number of layers that are recomputed, or whose activations lie in host memory, as long as it is not 0.
-#[must_use]
-pub fn shared(d: &Decisions) -> Decisions {
-    Decisions {
-        axis_order: AxisOrder::TP_CP_DP_PP,
-        cp_kind: CpKind::Ring,
-        overlap: Overlap {
-            tensor_parallel: false,
-            expert_parallel: false,
-            ..d.overlap
-        },
-        dispatcher: None,
-        graphs: None,
-        fp8_recipe: None,
-        gradients: None,
-        optimizer_states: None,
-        offload: None,
-        prefetch: None,
-        vpp: 1,
-        schedule: ScheduleKind::OneFOneB,
-        stages: StagePartition(Vec::new()),
-        recompute: kind(d.recompute),
-        offload_layers: d.offload_layers.min(1),
-        ..d.clone()
     }
 }

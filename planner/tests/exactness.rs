@@ -1,9 +1,9 @@
 //! The pruned search equals brute force, whatever the threads.
 
-use catalog::{Bytes, Packing, Precision, Workload};
+use catalog::{AxisOrder, Bytes, CpKind, Overlap, Packing, Precision, ScheduleKind, Workload};
 use costmodel::{CostModel, Scenario};
 use planner::{Constraints, Objective, SearchOptions, SearchSpace, search, simplicity};
-use plans::{SearchOutcome, Strategy};
+use plans::{Decisions, SearchOutcome, StagePartition, Strategy};
 
 fn scenario(model: &str, cluster: &str, gpus: u64, runtime: &str, headroom: f64) -> Scenario {
     Scenario {
@@ -325,6 +325,37 @@ fn compared(spaces: &[(Scenario, Constraints)]) -> Found {
     found
 }
 
+/// The decisions that all variants of a plan share. Those in which variants may differ are set to fixed values:
+/// - axis order, kind of context parallelism, and virtual stages with their schedule and partition;
+/// - whether tensor-parallel and expert-parallel messages overlap with compute, the token dispatcher, and CUDA graphs;
+/// - how FP8 tensors are scaled, and the element types of gradients and optimizer states;
+/// - which states lie in host memory, and how far ahead parameters are gathered;
+/// - the number of layers that are recomputed, or whose activations lie in host memory, as long as it is not 0.
+fn shared(d: &Decisions) -> Decisions {
+    Decisions {
+        axis_order: AxisOrder::TP_CP_DP_PP,
+        cp_kind: CpKind::Ring,
+        overlap: Overlap {
+            tensor_parallel: false,
+            expert_parallel: false,
+            ..d.overlap
+        },
+        dispatcher: None,
+        graphs: None,
+        fp8_recipe: None,
+        gradients: None,
+        optimizer_states: None,
+        offload: None,
+        prefetch: None,
+        vpp: 1,
+        schedule: ScheduleKind::OneFOneB,
+        stages: StagePartition(Vec::new()),
+        recompute: simplicity::kind(d.recompute),
+        offload_layers: d.offload_layers.min(1),
+        ..d.clone()
+    }
+}
+
 /// The plans of a search as they are stated to be ranked, from the scores of all strategies.
 fn stated(s: &Scenario, constraints: &Constraints, options: &SearchOptions<'_>) -> Vec<String> {
     let costs = CostModel::new(s.clone()).expect("priced");
@@ -349,10 +380,10 @@ fn stated(s: &Scenario, constraints: &Constraints, options: &SearchOptions<'_>) 
         if layouts.contains(&layout) {
             continue;
         }
-        let shared = simplicity::shared(strategy);
-        let variants = scored.iter().filter(|(other, _, variant)| {
-            *other <= time * tie && simplicity::shared(variant) == shared
-        });
+        let own = shared(strategy);
+        let variants = scored
+            .iter()
+            .filter(|(other, _, variant)| *other <= time * tie && shared(variant) == own);
         // Of equally simple ones, the first is the best.
         plans.extend(variants.min_by_key(|(_, _, variant)| complexity(variant)));
         layouts.push(layout);

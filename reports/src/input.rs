@@ -130,21 +130,3 @@ pub struct InputFact {
     /// Where the value came from: `flag`, `default`, `file` …
     pub origin: String,
 }
-
-impl Budget {
-    /// Time and dollars for `tokens` at a predicted rate.
-    ///
-    /// `tokens_per_s_per_gpu` is of one device; the dollars are device-hours times price.
-    #[must_use]
-    pub fn new(tokens: f64, price: Option<f64>, tokens_per_s_per_gpu: f64, gpus: u64) -> Self {
-        let time = Seconds(tokens / (tokens_per_s_per_gpu * gpus as f64));
-        let dollars = price.map(|per_hour| per_hour * gpus as f64 * time.0 / 3600.0);
-        Self {
-            tokens,
-            time,
-            price,
-            dollars,
-            goodput: None,
-        }
-    }
-}

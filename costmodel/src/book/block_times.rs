@@ -454,7 +454,6 @@ fn name(trace: &Trace, kernel: &Kernel) -> String {
             CollectiveKind::ReduceScatter => "reduce-scatter",
             CollectiveKind::AllToAll => "all-to-all",
             CollectiveKind::RingExchange => "ring exchange",
-            CollectiveKind::Broadcast => "broadcast",
             CollectiveKind::SendRecv => "send/recv",
         },
     };

@@ -65,7 +65,6 @@ pub(crate) fn name(kind: CollectiveKind) -> &'static str {
         CollectiveKind::AllGather => "nccl all-gather",
         CollectiveKind::ReduceScatter => "nccl reduce-scatter",
         CollectiveKind::AllToAll => "nccl all-to-all",
-        CollectiveKind::Broadcast => "nccl broadcast",
         CollectiveKind::SendRecv | CollectiveKind::RingExchange => "nccl send and receive",
     }
 }

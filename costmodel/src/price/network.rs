@@ -284,7 +284,7 @@ fn table_of(cluster: &Cluster) -> &str {
 /// The collective operation of a message, if all ranks of the group take part.
 fn operation(kind: CollectiveKind) -> Option<CollectiveOp> {
     match kind {
-        CollectiveKind::SendRecv | CollectiveKind::RingExchange | CollectiveKind::Broadcast => None,
+        CollectiveKind::SendRecv | CollectiveKind::RingExchange => None,
         CollectiveKind::AllReduce => Some(CollectiveOp::AllReduce),
         CollectiveKind::AllGather => Some(CollectiveOp::AllGather),
         CollectiveKind::ReduceScatter => Some(CollectiveOp::ReduceScatter),

@@ -97,7 +97,7 @@ impl Roofline {
         let summed_near = if self.in_switch { 1.0 } else { 2.0 };
         let bytes = bytes.as_f64();
         let (near, far) = match kind {
-            CollectiveKind::SendRecv | CollectiveKind::RingExchange | CollectiveKind::Broadcast => {
+            CollectiveKind::SendRecv | CollectiveKind::RingExchange => {
                 return self.transfer(bytes, group);
             }
             CollectiveKind::AllToAll => (

@@ -45,7 +45,6 @@ pub struct Gpu {
     modules: RefCell<HashMap<(Source, Head), CUmodule>>,
     functions: RefCell<HashMap<Kernel, CUfunction>>,
     /// Kernels and products queued so far.
-    launches: Cell<u64>,
     marks: RefCell<Vec<Event>>,
     /// Whether work is being captured into a graph instead of run.
     capturing: Cell<bool>,
@@ -118,7 +117,6 @@ impl Gpu {
             multiprocessors,
             modules: RefCell::default(),
             functions: RefCell::default(),
-            launches: Cell::new(0),
             marks: RefCell::default(),
             capturing: Cell::new(false),
             graphs: RefCell::default(),
@@ -130,25 +128,10 @@ impl Gpu {
         self.stream
     }
 
-    /// Number of kernels and products queued so far.
-    #[must_use]
-    pub fn launches(&self) -> u64 {
-        self.launches.get()
-    }
-
     /// cuDNN, or why it cannot be used.
     fn attentions(&self) -> Result<&Attentions, &CudaError> {
         let load = || Attentions::new(self.stream);
         self.attentions.get_or_init(load).as_ref()
-    }
-
-    /// Version of cuDNN that runs core attention.
-    ///
-    /// # Errors
-    /// Why cuDNN is not used: it is missing, too old, or does not start.
-    pub fn cudnn(&self) -> Result<[i32; 3], CudaError> {
-        let loaded = self.attentions().map_err(Clone::clone)?;
-        Ok(loaded.version())
     }
 
     /// Records an event: it is reached once all work queued so far is done.
@@ -202,12 +185,6 @@ impl Gpu {
     pub fn join(&self, event: &Event) -> Result<(), CudaError> {
         // SAFETY: both are of this context.
         unsafe { call!(driver::cuStreamWaitEvent(self.stream, event.handle, 0)) }
-    }
-
-    /// Whether work is being captured into a graph.
-    #[must_use]
-    pub fn is_capturing(&self) -> bool {
-        self.capturing.get()
     }
 
     /// Destroys all captured graphs; what is running completes.
@@ -365,7 +342,6 @@ impl Launcher for Gpu {
         let function = self.function(kernel, launch.shared)?;
         let [x, y, z] = launch.grid;
         let mut pointers = arguments.pointers();
-        self.launches.set(self.launches.get() + 1);
         // SAFETY: the arguments are those of the kernel, copied before this returns.
         unsafe {
             call!(driver::cuLaunchKernel(
@@ -389,7 +365,6 @@ impl Launcher for Gpu {
     }
 
     fn multiply(&self, product: &Product) -> Result<(), CudaError> {
-        self.launches.set(self.launches.get() + 1);
         self.products.multiply(product, self.stream)
     }
 
@@ -399,7 +374,6 @@ impl Launcher for Gpu {
     }
 
     fn attend(&self, of: &CausalAttention, operands: &AttentionOperands) -> Result<(), CudaError> {
-        self.launches.set(self.launches.get() + 1);
         let cudnn = self.attentions().expect("it has said what it asks for");
         cudnn.attend(of, operands)
     }

@@ -30,12 +30,12 @@ pub use library::{LIBRARIES, Name};
 pub use links::{EchoLinks, HostLinks, Links, NcclLinks, Ticket};
 pub use loading::{FOLDERS, Loaded};
 pub use memory::{Buffer, Memory, Reserved, Usage};
-pub use nccl::{NcclGroup, Reduction};
+pub use nccl::NcclGroup;
 pub use ops::{
     AttentionCall, Dropout, Lies, Losses, Matrix8, NormGradient, Optimizer, Rope, Route, RowOrder,
     Weights,
 };
-pub use probe::{DeviceFacts, Presence, devices, probe, ready};
+pub use probe::{DeviceFacts, devices, ready};
 pub use products::EIGHT_BITS;
 pub use run::{
     Batch, Context, Forward, GradientSink, Machine, Parameters, Saved, backward, forward,

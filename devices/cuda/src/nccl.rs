@@ -47,28 +47,12 @@ pub struct NcclGroup {
     pub index: usize,
 }
 
-/// Reduction operator of an all-reduce.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reduction {
-    /// The sum.
-    Sum,
-    /// The maximum.
-    Max,
-}
-
 /// Element type and count under which NCCL sees a tensor: numbers it can add, or bytes.
 fn units(x: &Tensor) -> (ncclDataType_t, usize) {
     match x.dtype {
         DType::Bf16 => (ncclDataType_t::ncclBfloat16, x.len()),
         DType::F32 => (ncclDataType_t::ncclFloat32, x.len()),
         _ => (ncclDataType_t::ncclUint8, x.bytes() as usize),
-    }
-}
-
-fn operator(reduction: Reduction) -> ncclRedOp_t {
-    match reduction {
-        Reduction::Sum => ncclRedOp_t::ncclSum,
-        Reduction::Max => ncclRedOp_t::ncclMax,
     }
 }
 
@@ -151,20 +135,15 @@ impl NcclGroup {
             .cast()
     }
 
-    /// All-reduce: `to`, which may be `from`, becomes the reduction of all ranks' `from`.
+    /// All-reduce: `to`, which may be `from`, becomes the sum of all ranks' `from`.
     ///
     /// # Errors
     /// When the device or a peer failed.
-    pub fn all_reduce(
-        &self,
-        from: &Tensor,
-        to: &Tensor,
-        reduction: Reduction,
-    ) -> Result<(), CudaError> {
+    pub fn all_reduce(&self, from: &Tensor, to: &Tensor) -> Result<(), CudaError> {
         debug_assert_eq!(from.len(), to.len());
         let (kind, count) = units(from);
         let (from, to) = (from.address() as *const c_void, to.address() as *mut c_void);
-        let operator = operator(reduction);
+        let operator = ncclRedOp_t::ncclSum;
         let (comm, stream) = (self.comm()?, self.stream());
         // SAFETY: whole tensors.
         unsafe {

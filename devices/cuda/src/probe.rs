@@ -1,22 +1,13 @@
-//! Finds out which CUDA libraries and devices this machine has.
+//! Finds out which CUDA devices this machine has, and whether they can train.
 
 #![allow(unsafe_code, reason = "functions of the driver")]
 
 use std::ffi::{CStr, c_int};
 
 use super::error::CudaError;
-use super::library::{LIBRARIES, Name};
+use super::library::Name;
 use super::sys::call;
 use super::sys::driver::{CUdevice, CUdevice_attribute};
-
-/// A library, with the file it was loaded from or the reason why it was not.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Presence {
-    /// The library.
-    pub library: Name,
-    /// Path of its file, or why it could not be loaded.
-    pub found: Result<String, CudaError>,
-}
 
 /// A device as the driver describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,18 +22,6 @@ pub struct DeviceFacts {
     pub memory_bytes: u64,
     /// Bytes of L2 cache.
     pub cache_bytes: u64,
-}
-
-/// Tries to load every library.
-#[must_use]
-pub fn probe() -> Vec<Presence> {
-    LIBRARIES
-        .into_iter()
-        .map(|library| Presence {
-            library,
-            found: library.open().map(|loaded| loaded.path.clone()),
-        })
-        .collect()
 }
 
 /// The devices that the driver reports.
@@ -131,16 +110,17 @@ fn facts(ordinal: c_int) -> Result<DeviceFacts, CudaError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::library::LIBRARIES;
 
     #[test]
     fn what_is_missing_is_said_with_files_and_remedy() {
-        for presence in probe() {
-            let Err(error) = presence.found else {
+        for library in LIBRARIES {
+            let Err(error) = library.open() else {
                 continue;
             };
             let text = error.to_string();
             assert_eq!(text.lines().count(), 1, "{text}");
-            for part in [presence.library.files()[0], presence.library.remedy()] {
+            for part in [library.files()[0], library.remedy()] {
                 assert!(text.contains(part), "{text}");
             }
         }

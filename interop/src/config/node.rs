@@ -111,15 +111,6 @@ impl Node {
         }
     }
 
-    /// The value as a boolean, if it is one.
-    #[must_use]
-    pub fn bool(&self) -> Option<bool> {
-        match self.value {
-            Value::Bool(b) => Some(b),
-            _ => None,
-        }
-    }
-
     /// The value as a list, if it is one.
     #[must_use]
     pub fn list(&self) -> Option<&[Node]> {

@@ -128,11 +128,6 @@ impl Attentions {
         })
     }
 
-    /// Version of cuDNN: major, minor, patch.
-    pub(super) fn version(&self) -> [i32; 3] {
-        self.version
-    }
-
     /// The plans for a size, made on first use. A size that cuDNN does not support fails here.
     fn ready(&self, of: &CausalAttention) -> Result<Rc<Ready>, CudaError> {
         if let Some(known) = self.ready.borrow().get(of) {

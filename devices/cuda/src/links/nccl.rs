@@ -10,7 +10,7 @@ use super::lines::{Links, Ticket, Way};
 use crate::error::CudaError;
 use crate::gpu::{Event, Gpu};
 use crate::launcher::Launcher;
-use crate::nccl::{self, NcclGroup, Reduction, give_up, is_soon, settle};
+use crate::nccl::{self, NcclGroup, give_up, is_soon, settle};
 use crate::tensor::Tensor;
 use comm::{Communicator, Group};
 
@@ -138,7 +138,7 @@ impl Links for NcclLinks<'_> {
             return self.copied(from, to);
         }
         self.collective(group, vec![from.clone(), to.clone()], |met| {
-            met.all_reduce(from, to, Reduction::Sum)
+            met.all_reduce(from, to)
         })
     }
 

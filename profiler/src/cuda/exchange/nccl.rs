@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use comm::{Communicator, Group};
-use cuda_device::{Device, Gpu, NcclGroup, Reduction, Tensor};
+use cuda_device::{Device, Gpu, NcclGroup, Tensor};
 
 use super::collective::Collective;
 use super::fleet::TIMEOUT;
@@ -57,7 +57,7 @@ impl Peers for Nccl {
         let met = &self.0;
         let size = met.size;
         match collective {
-            Collective::AllReduce => met.all_reduce(from, to, Reduction::Sum)?,
+            Collective::AllReduce => met.all_reduce(from, to)?,
             Collective::AllGather => met.all_gather(from, to)?,
             Collective::ReduceScatter => met.reduce_scatter(from, to)?,
             Collective::AllToAll => met.all_to_all(&parts(from, size), &parts(to, size))?,

@@ -72,7 +72,6 @@ fn named(kind: CollectiveKind) -> Collective {
         CollectiveKind::AllGather => Collective::AllGather,
         CollectiveKind::ReduceScatter => Collective::ReduceScatter,
         CollectiveKind::AllToAll => Collective::AllToAll,
-        CollectiveKind::Broadcast => Collective::Broadcast,
         CollectiveKind::RingExchange | CollectiveKind::SendRecv => Collective::SendAndReceive,
     }
 }
