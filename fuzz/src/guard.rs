@@ -88,12 +88,12 @@ fn remember_panics() {
 }
 
 /// Runs one input.
-pub fn run(target: &dyn Target, input: &[u8], depth: Depth) -> Run {
+pub fn run(target: &Target, input: &[u8], depth: Depth) -> Run {
     remember_panics();
     RUNNING.fetch_add(1, Ordering::SeqCst);
     let start = Instant::now();
     let (caught, peak) =
-        memory::peak_of(|| catch_unwind(AssertUnwindSafe(|| target.run(input, depth))));
+        memory::peak_of(|| catch_unwind(AssertUnwindSafe(|| (target.run)(input, depth))));
     RUNNING.fetch_sub(1, Ordering::SeqCst);
     let time = start.elapsed();
     let mut faults = Vec::new();
@@ -122,12 +122,12 @@ pub fn run(target: &dyn Target, input: &[u8], depth: Depth) -> Run {
 
 /// Whether an input really takes too long: the shortest of three runs counts, because the machine may
 /// have been busy with something else.
-pub fn is_slow(target: &dyn Target, input: &[u8], depth: Depth) -> bool {
-    (0..3).all(|_| run(target, input, depth).time > target.most_time())
+pub fn is_slow(target: &Target, input: &[u8], depth: Depth) -> bool {
+    (0..3).all(|_| run(target, input, depth).time > target.most_time)
 }
 
 /// Takes pieces out of an input while it shows the same fault.
-pub fn minimised(target: &dyn Target, finding: &Finding, depth: Depth) -> Vec<u8> {
+pub fn minimised(target: &Target, finding: &Finding, depth: Depth) -> Vec<u8> {
     let key = finding.key();
     let shows = |input: &[u8]| {
         let run = run(target, input, depth);

@@ -63,7 +63,7 @@ struct Arguments {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let known: Vec<&str> = targets::all().iter().map(|t| t.name()).collect();
+    let known: Vec<&str> = targets::all().iter().map(|t| t.name).collect();
     if let Some(wrong) = arguments
         .target
         .iter()
@@ -109,7 +109,7 @@ fn work(arguments: Arguments) -> ExitCode {
         return ExitCode::from(2);
     };
     let order = Order {
-        target: target.name().to_owned(),
+        target: target.name.to_owned(),
         seed: arguments.seed,
         from: arguments.from,
         count: arguments.inputs,
@@ -125,12 +125,7 @@ fn work(arguments: Arguments) -> ExitCode {
                 say(&Line::Next(input.to_vec()));
             }
         };
-        say(&Line::Done(shard::run(
-            target.as_ref(),
-            &order,
-            &shared,
-            &mut each,
-        )));
+        say(&Line::Done(shard::run(&target, &order, &shared, &mut each)));
     };
     let thread = std::thread::Builder::new().stack_size(STACK).spawn(run);
     match thread.map(std::thread::JoinHandle::join) {
@@ -177,7 +172,7 @@ fn replay(arguments: &Arguments, file: &Path) -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let run = guard::run(target.as_ref(), &input, Depth::Use);
+    let run = guard::run(&target, &input, Depth::Use);
     println!("{run:#?}");
     ExitCode::from(u8::from(!run.faults.is_empty()))
 }

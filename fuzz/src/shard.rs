@@ -84,12 +84,12 @@ pub type Current = Arc<Mutex<Option<(Instant, Vec<u8>)>>>;
 
 /// Runs an order. `each` is told every input before it runs.
 pub fn run(
-    target: &dyn Target,
+    target: &Target,
     order: &Order,
     current: &Current,
     each: &mut dyn FnMut(&[u8]),
 ) -> Report {
-    let mut pool = Pool::of(target.seeds());
+    let mut pool = Pool::of((target.seeds)());
     let mut report = Report::default();
     let mut kinds: BTreeSet<String> = BTreeSet::new();
     let start = Instant::now();
@@ -98,9 +98,9 @@ pub fn run(
         if start.elapsed() > order.time {
             break;
         }
-        let mut rng = Rng::of(order.seed, target.name(), index);
-        let input = target.mutate(&pool, &mut rng);
-        let depth = if accepted.is_multiple_of(target.use_every()) {
+        let mut rng = Rng::of(order.seed, target.name, index);
+        let input = (target.mutate)(&pool, &mut rng);
+        let depth = if accepted.is_multiple_of(target.use_every) {
             Depth::Use
         } else {
             Depth::Read
@@ -110,7 +110,7 @@ pub fn run(
             Some((Instant::now(), input.clone()));
         let mut run = guard::run(target, &input, depth);
         // Inputs that show the same fault are not looked at twice, however slow.
-        if run.time > target.most_time() && kinds.insert("slow".to_owned()) {
+        if run.time > target.most_time && kinds.insert("slow".to_owned()) {
             if guard::is_slow(target, &input, depth) {
                 let time = format!("{} s", run.time.as_secs());
                 run.faults.push((Fault::Slow, time));
@@ -124,7 +124,7 @@ pub fn run(
         }
         for (fault, message) in run.faults {
             let finding = Finding {
-                target: target.name().to_owned(),
+                target: target.name.to_owned(),
                 fault,
                 message,
                 input: input.clone(),

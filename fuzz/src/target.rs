@@ -18,27 +18,55 @@ pub enum Depth {
 }
 
 /// A reader under test.
-pub trait Target: Send + Sync {
+pub struct Target {
     /// Name on the command line and of its folder in the corpus.
-    fn name(&self) -> &'static str;
-
-    /// Valid inputs to start from.
-    fn seeds(&self) -> Vec<Vec<u8>>;
-
-    /// A new input, made of inputs and words of the pool by random changes.
-    fn mutate(&self, pool: &Pool, rng: &mut Rng) -> Vec<u8>;
-
+    pub name: &'static str,
+    /// Makes valid inputs to start from.
+    pub seeds: Seeds,
+    /// Makes a new input of inputs and words of the pool by random changes.
+    pub mutate: Mutate,
     /// Feeds one input to the reader.
-    fn run(&self, input: &[u8], depth: Depth) -> Outcome;
-
+    pub run: Run,
     /// Longest that one input may take.
-    fn most_time(&self) -> Duration {
-        MOST_TIME
+    pub most_time: Duration,
+    /// One accepted input in so many is followed with [`Depth::Use`].
+    pub use_every: u64,
+}
+
+type Seeds = Box<dyn Fn() -> Vec<Vec<u8>> + Send + Sync>;
+type Mutate = Box<dyn Fn(&Pool, &mut Rng) -> Vec<u8> + Send + Sync>;
+type Run = Box<dyn Fn(&[u8], Depth) -> Outcome + Send + Sync>;
+
+impl Target {
+    /// A reader of bytes.
+    pub fn new(
+        name: &'static str,
+        seeds: impl Fn() -> Vec<Vec<u8>> + Send + Sync + 'static,
+        mutate: impl Fn(&Pool, &mut Rng) -> Vec<u8> + Send + Sync + 'static,
+        run: impl Fn(&[u8], Depth) -> Outcome + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            name,
+            seeds: Box::new(seeds),
+            mutate: Box::new(mutate),
+            run: Box::new(run),
+            most_time: MOST_TIME,
+            use_every: 64,
+        }
     }
 
-    /// One accepted input in so many is followed with [`Depth::Use`].
-    fn use_every(&self) -> u64 {
-        64
+    /// A reader of text, to which inputs that are not UTF-8 are malformed.
+    pub fn of_text(
+        name: &'static str,
+        seeds: impl Fn() -> Vec<Vec<u8>> + Send + Sync + 'static,
+        mutate: impl Fn(&Pool, &mut Rng) -> Vec<u8> + Send + Sync + 'static,
+        run: impl Fn(&str, Depth) -> Outcome + Send + Sync + 'static,
+    ) -> Self {
+        let run = move |input: &[u8], depth| match std::str::from_utf8(input) {
+            Ok(text) => run(text, depth),
+            Err(_) => Outcome::malformed(&"not UTF-8 text"),
+        };
+        Self::new(name, seeds, mutate, run)
     }
 }
 

@@ -8,7 +8,7 @@ use fuzz::guard::{self, Run};
 use fuzz::outcome;
 use fuzz::rng::Rng;
 use fuzz::shard::{self, Current, Order, Report};
-use fuzz::target::Depth;
+use fuzz::target::{Depth, Target};
 use fuzz::{corpus, memory::Counting, targets};
 
 #[global_allocator]
@@ -35,7 +35,7 @@ fn the_corpus_shows_no_fault() {
     for entry in entries {
         let target = targets::of(&entry.target).expect(&entry.target);
         let input = entry.input.clone();
-        let run: Option<Run> = within(move || guard::run(target.as_ref(), &input, Depth::Use));
+        let run: Option<Run> = within(move || guard::run(&target, &input, Depth::Use));
         let mut faults: Vec<String> = match &run {
             Some(run) => run
                 .faults
@@ -65,7 +65,7 @@ fn sample(name: &str, count: u64) -> Report {
         count,
         time: DEADLINE,
     };
-    let run = move || shard::run(target.as_ref(), &order, &Current::default(), &mut |_| {});
+    let run = move || shard::run(&target, &order, &Current::default(), &mut |_| {});
     let thread = std::thread::Builder::new().stack_size(STACK);
     let thread = thread.spawn(run).expect("a thread");
     thread.join().expect("panics are caught")
@@ -75,7 +75,7 @@ fn sample(name: &str, count: u64) -> Report {
 fn samples_of_every_target_show_no_fault_and_mostly_pass_its_syntax() {
     let mut wrong: Vec<String> = Vec::new();
     for target in targets::all() {
-        let name = target.name();
+        let name = target.name;
         let count = if name == "scenarios" { 12 } else { 400 };
         let report = sample(name, count);
         wrong.extend(report.findings.iter().map(|f| {
@@ -122,31 +122,20 @@ fn kinds_of_errors_leave_names_and_numbers_out() {
 
 #[test]
 fn faults_are_noticed() {
-    struct Faulty;
-    impl fuzz::target::Target for Faulty {
-        fn name(&self) -> &'static str {
-            "faulty"
+    let run = |input: &[u8], _: Depth| {
+        match input {
+            b"panic" => panic!("as asked"),
+            b"memory" => drop(std::hint::black_box(vec![0u8; 3 << 30])),
+            b"slow" => std::thread::sleep(Duration::from_millis(2100)),
+            _ => {}
         }
-        fn seeds(&self) -> Vec<Vec<u8>> {
-            vec![b"x".to_vec()]
-        }
-        fn mutate(&self, _: &fuzz::target::Pool, _: &mut Rng) -> Vec<u8> {
-            b"x".to_vec()
-        }
-        fn run(&self, input: &[u8], _: Depth) -> outcome::Outcome {
-            match input {
-                b"panic" => panic!("as asked"),
-                b"memory" => drop(std::hint::black_box(vec![0u8; 3 << 30])),
-                b"slow" => std::thread::sleep(Duration::from_millis(2100)),
-                _ => {}
-            }
-            let mut outcome = outcome::Outcome::accepted("");
-            outcome.expect(input != b"lie", || "a lie".to_owned());
-            outcome
-        }
-    }
+        let mut outcome = outcome::Outcome::accepted("");
+        outcome.expect(input != b"lie", || "a lie".to_owned());
+        outcome
+    };
+    let faulty = Target::new("faulty", || vec![b"x".to_vec()], |_, _| b"x".to_vec(), run);
     let faults = |input: &[u8]| {
-        let run = guard::run(&Faulty, input, Depth::Read);
+        let run = guard::run(&faulty, input, Depth::Read);
         run.faults
             .into_iter()
             .map(|(fault, _)| fault)
@@ -156,12 +145,12 @@ fn faults_are_noticed() {
     assert_eq!(faults(b"memory"), [guard::Fault::Memory]);
     assert_eq!(faults(b"lie"), [guard::Fault::Invariant]);
     assert_eq!(faults(b"fine"), []);
-    assert!(guard::is_slow(&Faulty, b"slow", Depth::Read));
+    assert!(guard::is_slow(&faulty, b"slow", Depth::Read));
     let finding = guard::Finding {
         target: "faulty".to_owned(),
         fault: guard::Fault::Invariant,
         message: "a lie".to_owned(),
         input: b"lie".to_vec(),
     };
-    assert_eq!(guard::minimised(&Faulty, &finding, Depth::Read), b"lie");
+    assert_eq!(guard::minimised(&faulty, &finding, Depth::Read), b"lie");
 }

@@ -18,13 +18,6 @@ use crate::scene;
 use crate::target::{Depth, Pool, Target};
 use crate::tree;
 
-/// Folders of a checkpoint: a manifest and one file for each rank.
-pub(super) struct Checkpoints;
-/// `.safetensors` files.
-pub(super) struct Hub;
-/// Text and token files.
-pub(super) struct Tokens;
-
 /// Elements that are read of a parameter at most.
 const MOST_READ: u64 = 1 << 14;
 /// A rank's file begins with eight bytes of name and eight of the header's length.
@@ -159,105 +152,108 @@ fn header(content: &mut Vec<u8>, at: usize, pool: &Pool, rng: &mut Rng) -> Optio
     Some(())
 }
 
-impl Target for Checkpoints {
-    fn name(&self) -> &'static str {
-        "checkpoints"
+/// Folders of a checkpoint: a manifest and one file for each rank.
+pub(super) fn checkpoints() -> Target {
+    Target {
+        use_every: 4,
+        ..Target::new(
+            "checkpoints",
+            checkpoints_seeds,
+            checkpoints_changed,
+            checkpoints_read,
+        )
     }
+}
 
-    fn seeds(&self) -> Vec<Vec<u8>> {
-        let made = ["tp=2,sp=on", "pp=2", "dp_shard=2,zero=3"].map(written);
-        made.into_iter().flatten().collect()
-    }
+fn checkpoints_seeds() -> Vec<Vec<u8>> {
+    let made = ["tp=2,sp=on", "pp=2", "dp_shard=2,zero=3"].map(written);
+    made.into_iter().flatten().collect()
+}
 
-    fn mutate(&self, pool: &Pool, rng: &mut Rng) -> Vec<u8> {
-        let input = pool.pick(rng);
-        let Some(mut files) = unpacked(input) else {
-            return mutate::bytes(input, rng);
-        };
-        let at = rng.below(files.len());
-        let (name, content) = &mut files[at];
-        if name == "manifest.json" || rng.percent(20) {
-            let found = files.iter_mut().find(|(name, _)| name == "manifest.json");
-            if let Some((_, manifest)) = found
-                && let Ok(mut tree) = serde_json::from_slice(manifest)
-            {
-                tree::change(&mut tree, pool, rng);
-                *manifest = if rng.percent(80) {
-                    sealed(&tree)
-                } else {
-                    serde_json::to_vec(&tree).unwrap_or_default()
-                };
-            }
-        } else if rng.percent(70) {
-            let _ = header(content, 8, pool, rng);
-            if rng.percent(85) {
-                let _ = signed(&mut files);
-            }
-        } else {
-            *content = mutate::bytes(content, rng);
-            if rng.percent(50) {
-                let _ = signed(&mut files);
-            }
+fn checkpoints_changed(pool: &Pool, rng: &mut Rng) -> Vec<u8> {
+    let input = pool.pick(rng);
+    let Some(mut files) = unpacked(input) else {
+        return mutate::bytes(input, rng);
+    };
+    let at = rng.below(files.len());
+    let (name, content) = &mut files[at];
+    if name == "manifest.json" || rng.percent(20) {
+        let found = files.iter_mut().find(|(name, _)| name == "manifest.json");
+        if let Some((_, manifest)) = found
+            && let Ok(mut tree) = serde_json::from_slice(manifest)
+        {
+            tree::change(&mut tree, pool, rng);
+            *manifest = if rng.percent(80) {
+                sealed(&tree)
+            } else {
+                serde_json::to_vec(&tree).unwrap_or_default()
+            };
         }
-        packed(&files)
+    } else if rng.percent(70) {
+        let _ = header(content, 8, pool, rng);
+        if rng.percent(85) {
+            let _ = signed(&mut files);
+        }
+    } else {
+        *content = mutate::bytes(content, rng);
+        if rng.percent(50) {
+            let _ = signed(&mut files);
+        }
     }
+    packed(&files)
+}
 
-    fn run(&self, input: &[u8], depth: Depth) -> Outcome {
-        let Some(files) = unpacked(input) else {
-            return Outcome::malformed(&"no list of files");
-        };
-        let Ok(folder) = tempfile::tempdir() else {
-            return Outcome::malformed(&"no temporary folder");
-        };
-        let inside = folder.path().join("step-00000001");
-        let _ = std::fs::create_dir(&inside);
-        for (name, content) in &files {
-            let _ = std::fs::write(inside.join(name), content);
-        }
-        let manifest = files.iter().find(|(name, _)| name == "manifest.json");
-        let json = manifest.is_some_and(|(_, m)| serde_json::from_slice::<Value>(m).is_ok());
-        let checkpoint = match Checkpoint::open(folder.path()) {
-            Ok(checkpoint) => checkpoint,
-            Err(error) if json => return Outcome::refused(&without(folder.path(), &error)),
-            Err(error) => return Outcome::malformed(&without(folder.path(), &error)),
-        };
-        let wrong = checkpoint.verify();
-        let mut outcome = match wrong.first() {
-            Some(error) => Outcome::refused(&without(folder.path(), error)),
-            None => Outcome::accepted(format!("{} parameters", checkpoint.parameters().len())),
-        };
-        for parameter in checkpoint.parameters() {
-            let elements: u64 = parameter.shape.iter().fold(1, |n, d| n.saturating_mul(*d));
-            outcome.expect(
-                !wrong.is_empty() || 12 * elements <= input.len() as u64,
-                || format!("whole, with {elements} elements in {} bytes", input.len()),
-            );
-            if let Err(error) = states(&checkpoint, &parameter.name, &parameter.shape) {
-                outcome.expect(!wrong.is_empty(), || {
-                    format!("whole, but: {}", without(folder.path(), &error))
-                });
-            }
-        }
-        if depth == Depth::Use {
-            let to = folder.path().join("weights.safetensors");
-            match checkpoint.safetensors() {
-                Ok(weights) => {
-                    let written = std::fs::write(&to, weights);
-                    let again = written.map(|()| HubWeights::open(&to));
-                    let again = again.is_ok_and(|again| again.is_ok());
-                    outcome.expect(again, || "exported weights are not read".to_owned());
-                }
-                Err(error) => outcome.expect(!wrong.is_empty(), || {
-                    format!("whole, not exported: {}", without(folder.path(), &error))
-                }),
-            }
-        }
-        outcome
+fn checkpoints_read(input: &[u8], depth: Depth) -> Outcome {
+    let Some(files) = unpacked(input) else {
+        return Outcome::malformed(&"no list of files");
+    };
+    let Ok(folder) = tempfile::tempdir() else {
+        return Outcome::malformed(&"no temporary folder");
+    };
+    let inside = folder.path().join("step-00000001");
+    let _ = std::fs::create_dir(&inside);
+    for (name, content) in &files {
+        let _ = std::fs::write(inside.join(name), content);
     }
-
-    fn use_every(&self) -> u64 {
-        4
+    let manifest = files.iter().find(|(name, _)| name == "manifest.json");
+    let json = manifest.is_some_and(|(_, m)| serde_json::from_slice::<Value>(m).is_ok());
+    let checkpoint = match Checkpoint::open(folder.path()) {
+        Ok(checkpoint) => checkpoint,
+        Err(error) if json => return Outcome::refused(&without(folder.path(), &error)),
+        Err(error) => return Outcome::malformed(&without(folder.path(), &error)),
+    };
+    let wrong = checkpoint.verify();
+    let mut outcome = match wrong.first() {
+        Some(error) => Outcome::refused(&without(folder.path(), error)),
+        None => Outcome::accepted(format!("{} parameters", checkpoint.parameters().len())),
+    };
+    for parameter in checkpoint.parameters() {
+        let elements: u64 = parameter.shape.iter().fold(1, |n, d| n.saturating_mul(*d));
+        outcome.expect(
+            !wrong.is_empty() || 12 * elements <= input.len() as u64,
+            || format!("whole, with {elements} elements in {} bytes", input.len()),
+        );
+        if let Err(error) = states(&checkpoint, &parameter.name, &parameter.shape) {
+            outcome.expect(!wrong.is_empty(), || {
+                format!("whole, but: {}", without(folder.path(), &error))
+            });
+        }
     }
+    if depth == Depth::Use {
+        let to = folder.path().join("weights.safetensors");
+        match checkpoint.safetensors() {
+            Ok(weights) => {
+                let written = std::fs::write(&to, weights);
+                let again = written.map(|()| HubWeights::open(&to));
+                let again = again.is_ok_and(|again| again.is_ok());
+                outcome.expect(again, || "exported weights are not read".to_owned());
+            }
+            Err(error) => outcome.expect(!wrong.is_empty(), || {
+                format!("whole, not exported: {}", without(folder.path(), &error))
+            }),
+        }
+    }
+    outcome
 }
 
 /// An error without the folder's name, which differs from run to run.
@@ -274,87 +270,91 @@ fn states(source: &dyn Source, name: &str, shape: &[u64]) -> Result<(), executor
     source.read(name, shape, 0, [weights, momentum, variance])
 }
 
-impl Target for Hub {
-    fn name(&self) -> &'static str {
-        "safetensors"
-    }
+/// `.safetensors` files.
+pub(super) fn safetensors() -> Target {
+    Target::new(
+        "safetensors",
+        safetensors_seeds,
+        safetensors_changed,
+        safetensors_read,
+    )
+}
 
-    fn seeds(&self) -> Vec<Vec<u8>> {
-        let tensors = [
-            ("model.embed_tokens.weight", "F32", vec![4, 8], 128),
-            (
-                "transformer.h.0.attn.c_attn.weight",
-                "BF16",
-                vec![8, 24],
-                384,
-            ),
-            (
-                "model.layers.0.mlp.experts.gate_up_proj",
-                "F16",
-                vec![2, 4, 8],
-                128,
-            ),
-            ("model.norm.weight", "F32", vec![8], 32),
+fn safetensors_seeds() -> Vec<Vec<u8>> {
+    let tensors = [
+        ("model.embed_tokens.weight", "F32", vec![4, 8], 128),
+        (
+            "transformer.h.0.attn.c_attn.weight",
+            "BF16",
+            vec![8, 24],
+            384,
+        ),
+        (
+            "model.layers.0.mlp.experts.gate_up_proj",
+            "F16",
+            vec![2, 4, 8],
+            128,
+        ),
+        ("model.norm.weight", "F32", vec![8], 32),
+    ];
+    let mut header = serde_json::Map::new();
+    let mut at = 0;
+    for (name, dtype, shape, bytes) in tensors {
+        let entry = json!({"dtype": dtype, "shape": shape, "data_offsets": [at, at + bytes]});
+        header.insert(name.to_owned(), entry);
+        at += bytes;
+    }
+    let mut text = serde_json::to_vec(&header).unwrap_or_default();
+    text.resize(text.len().next_multiple_of(8), b' ');
+    let mut file = (text.len() as u64).to_le_bytes().to_vec();
+    file.extend(text);
+    file.resize(file.len() + at, 0x3c);
+    vec![file]
+}
+
+fn safetensors_changed(pool: &Pool, rng: &mut Rng) -> Vec<u8> {
+    let mut input = pool.pick(rng).to_vec();
+    if rng.percent(70) && header(&mut input, 0, pool, rng).is_some() {
+        return input;
+    }
+    mutate::bytes(&input, rng)
+}
+
+fn safetensors_read(input: &[u8], _: Depth) -> Outcome {
+    let Ok(folder) = tempfile::tempdir() else {
+        return Outcome::malformed(&"no temporary folder");
+    };
+    let path = folder.path().join("model.safetensors");
+    let _ = std::fs::write(&path, input);
+    let tree = tensors(input);
+    let hub = match HubWeights::open(&path) {
+        Ok(hub) => hub,
+        Err(error) if tree.is_some() => {
+            return Outcome::refused(&without(folder.path(), &error));
+        }
+        Err(error) => return Outcome::malformed(&without(folder.path(), &error)),
+    };
+    let mut outcome = Outcome::accepted("");
+    for (name, shape) in tree.unwrap_or_default() {
+        let names = [
+            name.clone(),
+            format!("{name}.0.gate.weight"),
+            format!("{name}.1.up.weight"),
+            format!("{name}.9.weight"),
         ];
-        let mut header = serde_json::Map::new();
-        let mut at = 0;
-        for (name, dtype, shape, bytes) in tensors {
-            let entry = json!({"dtype": dtype, "shape": shape, "data_offsets": [at, at + bytes]});
-            header.insert(name.to_owned(), entry);
-            at += bytes;
-        }
-        let mut text = serde_json::to_vec(&header).unwrap_or_default();
-        text.resize(text.len().next_multiple_of(8), b' ');
-        let mut file = (text.len() as u64).to_le_bytes().to_vec();
-        file.extend(text);
-        file.resize(file.len() + at, 0x3c);
-        vec![file]
-    }
-
-    fn mutate(&self, pool: &Pool, rng: &mut Rng) -> Vec<u8> {
-        let mut input = pool.pick(rng).to_vec();
-        if rng.percent(70) && header(&mut input, 0, pool, rng).is_some() {
-            return input;
-        }
-        mutate::bytes(&input, rng)
-    }
-
-    fn run(&self, input: &[u8], _: Depth) -> Outcome {
-        let Ok(folder) = tempfile::tempdir() else {
-            return Outcome::malformed(&"no temporary folder");
-        };
-        let path = folder.path().join("model.safetensors");
-        let _ = std::fs::write(&path, input);
-        let tree = tensors(input);
-        let hub = match HubWeights::open(&path) {
-            Ok(hub) => hub,
-            Err(error) if tree.is_some() => {
-                return Outcome::refused(&without(folder.path(), &error));
-            }
-            Err(error) => return Outcome::malformed(&without(folder.path(), &error)),
-        };
-        let mut outcome = Outcome::accepted("");
-        for (name, shape) in tree.unwrap_or_default() {
-            let names = [
-                name.clone(),
-                format!("{name}.0.gate.weight"),
-                format!("{name}.1.up.weight"),
-                format!("{name}.9.weight"),
-            ];
-            let turned: Vec<u64> = shape.iter().rev().copied().collect();
-            for name in names {
-                for shape in [&shape, &turned, &Vec::new(), &vec![4, 4], &vec![0]] {
-                    if let Err(error) = states(&hub, &name, shape) {
-                        let kind = crate::outcome::kind(&without(folder.path(), &error));
-                        if outcome.class.len() < 400 && !outcome.class.contains(&kind) {
-                            outcome.class.push_str(&kind);
-                        }
+        let turned: Vec<u64> = shape.iter().rev().copied().collect();
+        for name in names {
+            for shape in [&shape, &turned, &Vec::new(), &vec![4, 4], &vec![0]] {
+                if let Err(error) = states(&hub, &name, shape) {
+                    let kind = crate::outcome::kind(&without(folder.path(), &error));
+                    if outcome.class.len() < 400 && !outcome.class.contains(&kind) {
+                        outcome.class.push_str(&kind);
                     }
                 }
             }
         }
-        outcome
     }
+    outcome
 }
 
 /// Names and shapes in a file's header.
@@ -375,62 +375,62 @@ fn tensors(input: &[u8]) -> Option<Vec<(String, Vec<u64>)>> {
     )
 }
 
-impl Target for Tokens {
-    fn name(&self) -> &'static str {
-        "token-files"
-    }
+/// Text and token files.
+pub(super) fn token_files() -> Target {
+    Target::new(
+        "token-files",
+        token_files_seeds,
+        |pool, rng| mutate::bytes(pool.pick(rng), rng),
+        token_files_read,
+    )
+}
 
-    fn seeds(&self) -> Vec<Vec<u8>> {
-        let words: Vec<u8> = (0..64u16).flat_map(|t| (t % 16).to_le_bytes()).collect();
-        let wide: Vec<u8> = (0..64u32).flat_map(|t| (t % 16).to_le_bytes()).collect();
-        let with = |kind: &str, content: &[u8]| [kind.as_bytes(), content].concat();
-        vec![
-            with("txt 16 8\n", &b"the quick brown fox ".repeat(4)),
-            with("txt 256 8\n", "naïve ☃ text, long enough".as_bytes()),
-            with("bin 16 8\n", &words),
-            with("bin 65536 1\n", &words),
-            with("bin 16 8\n", &wide),
-        ]
-    }
+fn token_files_seeds() -> Vec<Vec<u8>> {
+    let words: Vec<u8> = (0..64u16).flat_map(|t| (t % 16).to_le_bytes()).collect();
+    let wide: Vec<u8> = (0..64u32).flat_map(|t| (t % 16).to_le_bytes()).collect();
+    let with = |kind: &str, content: &[u8]| [kind.as_bytes(), content].concat();
+    vec![
+        with("txt 16 8\n", &b"the quick brown fox ".repeat(4)),
+        with("txt 256 8\n", "naïve ☃ text, long enough".as_bytes()),
+        with("bin 16 8\n", &words),
+        with("bin 65536 1\n", &words),
+        with("bin 16 8\n", &wide),
+    ]
+}
 
-    fn mutate(&self, pool: &Pool, rng: &mut Rng) -> Vec<u8> {
-        mutate::bytes(pool.pick(rng), rng)
-    }
-
-    fn run(&self, input: &[u8], _: Depth) -> Outcome {
-        let split = input.iter().position(|b| *b == b'\n');
-        let (line, content) = input.split_at(split.map_or(input.len(), |at| at + 1));
-        let line = String::from_utf8_lossy(line).into_owned();
-        let mut words = line.split_whitespace();
-        let kind = words.next().filter(|kind| matches!(*kind, "txt" | "bin"));
-        let (Some(kind), Some(Ok(vocab)), Some(Ok(seq))) = (
-            kind,
-            words.next().map(str::parse::<u64>),
-            words.next().map(str::parse::<u64>),
-        ) else {
-            return Outcome::malformed(&"no kind, vocabulary and sequence");
-        };
-        let Ok(folder) = tempfile::tempdir() else {
-            return Outcome::malformed(&"no temporary folder");
-        };
-        let path = folder.path().join(format!("tokens.{kind}"));
-        let _ = std::fs::write(&path, content);
-        let data = match Dataset::read(&path, vocab, seq) {
-            Ok(data) => data,
-            Err(error) => return Outcome::refused(&without(folder.path(), &error)),
-        };
-        let mut outcome = Outcome::accepted(kind);
-        outcome.expect(data.len() as u64 > seq, || {
-            "shorter than a sequence".to_owned()
+fn token_files_read(input: &[u8], _: Depth) -> Outcome {
+    let split = input.iter().position(|b| *b == b'\n');
+    let (line, content) = input.split_at(split.map_or(input.len(), |at| at + 1));
+    let line = String::from_utf8_lossy(line).into_owned();
+    let mut words = line.split_whitespace();
+    let kind = words.next().filter(|kind| matches!(*kind, "txt" | "bin"));
+    let (Some(kind), Some(Ok(vocab)), Some(Ok(seq))) = (
+        kind,
+        words.next().map(str::parse::<u64>),
+        words.next().map(str::parse::<u64>),
+    ) else {
+        return Outcome::malformed(&"no kind, vocabulary and sequence");
+    };
+    let Ok(folder) = tempfile::tempdir() else {
+        return Outcome::malformed(&"no temporary folder");
+    };
+    let path = folder.path().join(format!("tokens.{kind}"));
+    let _ = std::fs::write(&path, content);
+    let data = match Dataset::read(&path, vocab, seq) {
+        Ok(data) => data,
+        Err(error) => return Outcome::refused(&without(folder.path(), &error)),
+    };
+    let mut outcome = Outcome::accepted(kind);
+    outcome.expect(data.len() as u64 > seq, || {
+        "shorter than a sequence".to_owned()
+    });
+    let known = (0..data.len()).all(|at| u64::from(data.token(at)) < vocab);
+    outcome.expect(known, || "a token beyond the vocabulary".to_owned());
+    for sequence in [0, 1, u64::MAX] {
+        let start = data.start(7, sequence, seq) as u64;
+        outcome.expect(start.saturating_add(seq) < data.len() as u64, || {
+            format!("sequence {sequence} starts at {start}")
         });
-        let known = (0..data.len()).all(|at| u64::from(data.token(at)) < vocab);
-        outcome.expect(known, || "a token beyond the vocabulary".to_owned());
-        for sequence in [0, 1, u64::MAX] {
-            let start = data.start(7, sequence, seq) as u64;
-            outcome.expect(start.saturating_add(seq) < data.len() as u64, || {
-                format!("sequence {sequence} starts at {start}")
-            });
-        }
-        outcome
     }
+    outcome
 }

@@ -8,17 +8,9 @@ use catalog::{Cluster, Device, SpecError};
 
 use crate::outcome::Outcome;
 use crate::promises;
-use crate::rng::Rng;
 use crate::scene::{self, Scene};
-use crate::target::{Depth, Pool, Target};
+use crate::target::{Depth, Target};
 use crate::tree::Format;
-
-/// Cluster files, with devices by name or in full.
-pub(super) struct Clusters;
-/// Device files.
-pub(super) struct Devices;
-/// Files that extend a cluster.
-pub(super) struct Extensions;
 
 /// Refused as a whole, or for its syntax.
 pub(super) fn refused(text: &str, error: &SpecError) -> Outcome {
@@ -86,46 +78,42 @@ fn device(name: &str) -> Result<Device, SpecError> {
     known.find(|d| d.name == name).ok_or(unknown)
 }
 
-impl Target for Clusters {
-    fn name(&self) -> &'static str {
-        "clusters"
-    }
+/// Cluster files, with devices by name or in full.
+pub(super) fn clusters() -> Target {
+    Target::of_text(
+        "clusters",
+        clusters_seeds,
+        |pool, rng| Format::Yaml.mutate(pool, rng),
+        clusters_read,
+    )
+}
 
-    fn seeds(&self) -> Vec<Vec<u8>> {
-        let mut seeds = scene::files("catalog/presets/clusters", ".yaml");
-        // One with its device in full.
-        let inline = scene::files("catalog/presets/devices", "h100-sxm.yaml");
-        let parsed = |text: &[u8]| Format::Yaml.parse(&String::from_utf8_lossy(text));
-        let whole = inline.first().and_then(|t| parsed(t));
-        let first = seeds.first().and_then(|t| parsed(t));
-        if let (Some(device), Some(mut cluster)) = (whole, first) {
-            cluster["device"] = device;
-            seeds.push(Format::Yaml.print(&cluster).into_bytes());
-        }
-        seeds
+fn clusters_seeds() -> Vec<Vec<u8>> {
+    let mut seeds = scene::files("catalog/presets/clusters", ".yaml");
+    // One with its device in full.
+    let inline = scene::files("catalog/presets/devices", "h100-sxm.yaml");
+    let parsed = |text: &[u8]| Format::Yaml.parse(&String::from_utf8_lossy(text));
+    let whole = inline.first().and_then(|t| parsed(t));
+    let first = seeds.first().and_then(|t| parsed(t));
+    if let (Some(device), Some(mut cluster)) = (whole, first) {
+        cluster["device"] = device;
+        seeds.push(Format::Yaml.print(&cluster).into_bytes());
     }
+    seeds
+}
 
-    fn mutate(&self, pool: &Pool, rng: &mut Rng) -> Vec<u8> {
-        Format::Yaml.mutate(pool, rng)
-    }
-
-    fn run(&self, input: &[u8], depth: Depth) -> Outcome {
-        let text = match super::utf8::text(input) {
-            Ok(text) => text,
-            Err(outcome) => return outcome,
-        };
-        let file: Result<ClusterFile, SpecError> = catalog::text::yaml(text, "input");
-        match file.and_then(|file| file.resolve("input", device)) {
-            Ok(cluster) => {
-                let mut outcome = Outcome::accepted(features(&cluster));
-                of_cluster(&cluster, &mut outcome);
-                if depth == Depth::Use {
-                    priced(cluster, &mut outcome);
-                }
-                outcome
+fn clusters_read(text: &str, depth: Depth) -> Outcome {
+    let file: Result<ClusterFile, SpecError> = catalog::text::yaml(text, "input");
+    match file.and_then(|file| file.resolve("input", device)) {
+        Ok(cluster) => {
+            let mut outcome = Outcome::accepted(features(&cluster));
+            of_cluster(&cluster, &mut outcome);
+            if depth == Depth::Use {
+                priced(cluster, &mut outcome);
             }
-            Err(error) => refused(text, &error),
+            outcome
         }
+        Err(error) => refused(text, &error),
     }
 }
 
@@ -172,92 +160,80 @@ fn of_device(device: &Device, outcome: &mut Outcome) {
     );
 }
 
-impl Target for Devices {
-    fn name(&self) -> &'static str {
-        "devices"
-    }
+/// Device files.
+pub(super) fn devices() -> Target {
+    Target::of_text(
+        "devices",
+        || scene::files("catalog/presets/devices", ".yaml"),
+        |pool, rng| Format::Yaml.mutate(pool, rng),
+        devices_read,
+    )
+}
 
-    fn seeds(&self) -> Vec<Vec<u8>> {
-        scene::files("catalog/presets/devices", ".yaml")
-    }
-
-    fn mutate(&self, pool: &Pool, rng: &mut Rng) -> Vec<u8> {
-        Format::Yaml.mutate(pool, rng)
-    }
-
-    fn run(&self, input: &[u8], depth: Depth) -> Outcome {
-        let text = match super::utf8::text(input) {
-            Ok(text) => text,
-            Err(outcome) => return outcome,
-        };
-        let file: Result<DeviceFile, SpecError> = catalog::text::yaml(text, "input");
-        match file.and_then(|file| file.resolve("input")) {
-            Ok(device) => {
-                let types: Vec<_> = device.peak.keys().collect();
-                let mut outcome = Outcome::accepted(format!("{:?} {types:?}", device.architecture));
-                of_device(&device, &mut outcome);
-                if let (Depth::Use, Ok(cluster)) = (depth, scene::cluster("dgx-h100")) {
-                    let mut cluster = cluster;
-                    cluster.device = device;
-                    priced(cluster, &mut outcome);
-                }
-                outcome
+fn devices_read(text: &str, depth: Depth) -> Outcome {
+    let file: Result<DeviceFile, SpecError> = catalog::text::yaml(text, "input");
+    match file.and_then(|file| file.resolve("input")) {
+        Ok(device) => {
+            let types: Vec<_> = device.peak.keys().collect();
+            let mut outcome = Outcome::accepted(format!("{:?} {types:?}", device.architecture));
+            of_device(&device, &mut outcome);
+            if let (Depth::Use, Ok(cluster)) = (depth, scene::cluster("dgx-h100")) {
+                let mut cluster = cluster;
+                cluster.device = device;
+                priced(cluster, &mut outcome);
             }
-            Err(error) => refused(text, &error),
+            outcome
         }
+        Err(error) => refused(text, &error),
     }
 }
 
-impl Target for Extensions {
-    fn name(&self) -> &'static str {
-        "extensions"
-    }
+/// Files that extend a cluster.
+pub(super) fn extensions() -> Target {
+    Target::of_text(
+        "extensions",
+        extensions_seeds,
+        |pool, rng| Format::Yaml.mutate(pool, rng),
+        extensions_read,
+    )
+}
 
-    fn seeds(&self) -> Vec<Vec<u8>> {
-        let factors = "time_factors: {compute: 1.07, memory: 1.0, network: 1.2, host: 1.5}";
-        let with = |rest: &str| {
-            format!("schema_version: 1\nname: ours\nextends: dgx-h100\n{rest}").into_bytes()
-        };
-        vec![
-            with(&format!(
-                "calibration:\n  runtime: megatron-core\n  runs: 1\n  {factors}\n  source: 'run.log: median of 20 steps'\n"
-            )),
-            with("profile: gpu-profile.yaml\n"),
-        ]
-    }
+fn extensions_seeds() -> Vec<Vec<u8>> {
+    let factors = "time_factors: {compute: 1.07, memory: 1.0, network: 1.2, host: 1.5}";
+    let with = |rest: &str| {
+        format!("schema_version: 1\nname: ours\nextends: dgx-h100\n{rest}").into_bytes()
+    };
+    vec![
+        with(&format!(
+            "calibration:\n  runtime: megatron-core\n  runs: 1\n  {factors}\n  source: 'run.log: median of 20 steps'\n"
+        )),
+        with("profile: gpu-profile.yaml\n"),
+    ]
+}
 
-    fn mutate(&self, pool: &Pool, rng: &mut Rng) -> Vec<u8> {
-        Format::Yaml.mutate(pool, rng)
-    }
-
-    fn run(&self, input: &[u8], depth: Depth) -> Outcome {
-        let text = match super::utf8::text(input) {
-            Ok(text) => text,
-            Err(outcome) => return outcome,
-        };
-        match ExtensionFile::from_yaml(text, "input") {
-            Ok(file) => {
-                let mut outcome = Outcome::accepted(format!(
-                    "profile {} calibration {}",
-                    file.profile.is_some(),
-                    file.calibration.is_some()
-                ));
-                let again = file
-                    .to_yaml()
-                    .and_then(|t| ExtensionFile::from_yaml(&t, "input"));
-                outcome.expect(again.as_ref() == Ok(&file), || {
-                    format!("written and read again: {again:?}")
-                });
-                if let (Depth::Use, Ok(cluster)) = (depth, scene::cluster("dgx-h100")) {
-                    let calibration = file.calibration;
-                    let mut cluster = cluster;
-                    cluster.calibration = calibration;
-                    priced(cluster, &mut outcome);
-                }
-                outcome
+fn extensions_read(text: &str, depth: Depth) -> Outcome {
+    match ExtensionFile::from_yaml(text, "input") {
+        Ok(file) => {
+            let mut outcome = Outcome::accepted(format!(
+                "profile {} calibration {}",
+                file.profile.is_some(),
+                file.calibration.is_some()
+            ));
+            let again = file
+                .to_yaml()
+                .and_then(|t| ExtensionFile::from_yaml(&t, "input"));
+            outcome.expect(again.as_ref() == Ok(&file), || {
+                format!("written and read again: {again:?}")
+            });
+            if let (Depth::Use, Ok(cluster)) = (depth, scene::cluster("dgx-h100")) {
+                let calibration = file.calibration;
+                let mut cluster = cluster;
+                cluster.calibration = calibration;
+                priced(cluster, &mut outcome);
             }
-            Err(error) => refused(text, &error),
+            outcome
         }
+        Err(error) => refused(text, &error),
     }
 }
 

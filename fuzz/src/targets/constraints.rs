@@ -11,11 +11,6 @@ use crate::scene::Scene;
 use crate::target::{Depth, Pool, Target};
 use crate::tree::Format;
 
-/// As flags, one a line: `fix tp=2|4`.
-pub(super) struct Flags;
-/// As a YAML file.
-pub(super) struct Files;
-
 /// Constraints that are mostly sensible, as lines of flags.
 pub(super) fn random(rng: &mut Rng) -> String {
     let mut lines = Vec::new();
@@ -180,91 +175,80 @@ fn judged(constraints: &Constraints, scene: &Scene, depth: Depth) -> Outcome {
     outcome
 }
 
-impl Target for Flags {
-    fn name(&self) -> &'static str {
-        "constraints"
-    }
-
-    fn seeds(&self) -> Vec<Vec<u8>> {
-        let texts = [
-            "fix tp=2|4\nmax pp=2",
-            "forbid cp,ep\nmin dp=2",
-            "fix zero=1\nfix schedule=1f1b",
-        ];
-        let scene = Scene::default();
-        texts
-            .iter()
-            .map(|t| format!("{scene}\n{t}").into_bytes())
-            .collect()
-    }
-
-    fn mutate(&self, pool: &Pool, rng: &mut Rng) -> Vec<u8> {
-        if rng.percent(60) {
-            let scene = Scene {
-                gpus: 8,
-                ..Scene::random(rng)
-            };
-            return format!("{scene}\n{}", random(rng)).into_bytes();
-        }
-        mutate::text(pool, rng)
-    }
-
-    fn run(&self, input: &[u8], depth: Depth) -> Outcome {
-        let text = match super::utf8::text(input) {
-            Ok(text) => text,
-            Err(outcome) => return outcome,
-        };
-        let (scene, text) = Scene::split(text);
-        let well_formed = text.lines().all(|line| {
-            let rest = line.split_once(' ').map_or("", |(_, rest)| rest);
-            line.starts_with("forbid") || rest.split(',').all(|p| p.contains('='))
-        });
-        match parse(text) {
-            Ok(constraints) => judged(&constraints, &scene, depth),
-            Err(error) if well_formed => Outcome::refused(&error),
-            Err(error) => Outcome::malformed(&error),
-        }
-    }
-
-    fn use_every(&self) -> u64 {
-        512
+/// As flags, one a line: `fix tp=2|4`.
+pub(super) fn flags() -> Target {
+    Target {
+        use_every: 512,
+        ..Target::of_text("constraints", flags_seeds, flags_changed, flags_read)
     }
 }
 
-impl Target for Files {
-    fn name(&self) -> &'static str {
-        "constraints-yaml"
-    }
+fn flags_seeds() -> Vec<Vec<u8>> {
+    let texts = [
+        "fix tp=2|4\nmax pp=2",
+        "forbid cp,ep\nmin dp=2",
+        "fix zero=1\nfix schedule=1f1b",
+    ];
+    let scene = Scene::default();
+    texts
+        .iter()
+        .map(|t| format!("{scene}\n{t}").into_bytes())
+        .collect()
+}
 
-    fn seeds(&self) -> Vec<Vec<u8>> {
-        let texts = [
-            "min: {tp: 2}\nmax: {pp: 4, cp: 1}\n",
-            "fix:\n  tp: ['2', '4']\n  zero: ['1']\n  schedule: ['1f1b']\nuneven: 2\n",
-        ];
-        texts.iter().map(|t| t.as_bytes().to_vec()).collect()
-    }
-
-    fn mutate(&self, pool: &Pool, rng: &mut Rng) -> Vec<u8> {
-        Format::Yaml.mutate(pool, rng)
-    }
-
-    fn run(&self, input: &[u8], depth: Depth) -> Outcome {
-        let text = match super::utf8::text(input) {
-            Ok(text) => text,
-            Err(outcome) => return outcome,
+fn flags_changed(pool: &Pool, rng: &mut Rng) -> Vec<u8> {
+    if rng.percent(60) {
+        let scene = Scene {
+            gpus: 8,
+            ..Scene::random(rng)
         };
-        let constraints: Constraints = match catalog::text::yaml(text, "input") {
-            Ok(constraints) => constraints,
-            Err(error) if Format::Yaml.parse(text).is_some() => return Outcome::refused(&error),
-            Err(error) => return Outcome::malformed(&error),
-        };
-        match constraints.check() {
-            Ok(()) => judged(&constraints, &Scene::default(), depth),
-            Err(error) => Outcome::refused(&error),
-        }
+        return format!("{scene}\n{}", random(rng)).into_bytes();
     }
+    mutate::text(pool, rng)
+}
 
-    fn use_every(&self) -> u64 {
-        512
+fn flags_read(text: &str, depth: Depth) -> Outcome {
+    let (scene, text) = Scene::split(text);
+    let well_formed = text.lines().all(|line| {
+        let rest = line.split_once(' ').map_or("", |(_, rest)| rest);
+        line.starts_with("forbid") || rest.split(',').all(|p| p.contains('='))
+    });
+    match parse(text) {
+        Ok(constraints) => judged(&constraints, &scene, depth),
+        Err(error) if well_formed => Outcome::refused(&error),
+        Err(error) => Outcome::malformed(&error),
+    }
+}
+
+/// As a YAML file.
+pub(super) fn files() -> Target {
+    Target {
+        use_every: 512,
+        ..Target::of_text(
+            "constraints-yaml",
+            files_seeds,
+            |pool, rng| Format::Yaml.mutate(pool, rng),
+            files_read,
+        )
+    }
+}
+
+fn files_seeds() -> Vec<Vec<u8>> {
+    let texts = [
+        "min: {tp: 2}\nmax: {pp: 4, cp: 1}\n",
+        "fix:\n  tp: ['2', '4']\n  zero: ['1']\n  schedule: ['1f1b']\nuneven: 2\n",
+    ];
+    texts.iter().map(|t| t.as_bytes().to_vec()).collect()
+}
+
+fn files_read(text: &str, depth: Depth) -> Outcome {
+    let constraints: Constraints = match catalog::text::yaml(text, "input") {
+        Ok(constraints) => constraints,
+        Err(error) if Format::Yaml.parse(text).is_some() => return Outcome::refused(&error),
+        Err(error) => return Outcome::malformed(&error),
+    };
+    match constraints.check() {
+        Ok(()) => judged(&constraints, &Scene::default(), depth),
+        Err(error) => Outcome::refused(&error),
     }
 }

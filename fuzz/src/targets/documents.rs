@@ -15,8 +15,8 @@ use crate::scene::Scene;
 use crate::target::{Depth, Pool, Target};
 use crate::tree::{self, Format};
 
-/// Files of one dialect.
-pub(super) struct Documents(pub(super) Dialect);
+#[derive(Clone, Copy)]
+struct Documents(Dialect);
 
 /// Plans of several shapes, so that every exporter takes some.
 const PLANS: [(&str, &str); 15] = [
@@ -70,6 +70,35 @@ fn scene(model: &str) -> Scene {
     }
 }
 
+/// Files of one dialect.
+pub(super) fn documents(dialect: Dialect) -> Target {
+    let of = Documents(dialect);
+    let name = match dialect {
+        Dialect::MegatronLm => "megatron-lm",
+        Dialect::MegatronBridge => "megatron-bridge",
+        Dialect::Torchtitan03 => "torchtitan-0.3",
+        Dialect::Torchtitan02 => "torchtitan-0.2",
+        Dialect::TorchtitanMain => "torchtitan-main",
+        Dialect::DeepSpeed => "deepspeed",
+        Dialect::Accelerate => "accelerate",
+        Dialect::Axolotl => "axolotl",
+        Dialect::Transformers => "transformers",
+        Dialect::TransformersDeepSpeed => "transformers-deepspeed",
+        Dialect::LlamaFactory => "llama-factory",
+        Dialect::Nanotron => "nanotron",
+        Dialect::VeScale => "vescale",
+    };
+    Target {
+        use_every: 128,
+        ..Target::of_text(
+            name,
+            move || of.seeds(),
+            move |pool, rng| of.changed(pool, rng),
+            move |text, depth| of.read(text, depth),
+        )
+    }
+}
+
 impl Documents {
     fn format(&self) -> Option<Format> {
         match self.0 {
@@ -79,26 +108,6 @@ impl Documents {
                 Some(Format::Yaml)
             }
             _ => None,
-        }
-    }
-}
-
-impl Target for Documents {
-    fn name(&self) -> &'static str {
-        match self.0 {
-            Dialect::MegatronLm => "megatron-lm",
-            Dialect::MegatronBridge => "megatron-bridge",
-            Dialect::Torchtitan03 => "torchtitan-0.3",
-            Dialect::Torchtitan02 => "torchtitan-0.2",
-            Dialect::TorchtitanMain => "torchtitan-main",
-            Dialect::DeepSpeed => "deepspeed",
-            Dialect::Accelerate => "accelerate",
-            Dialect::Axolotl => "axolotl",
-            Dialect::Transformers => "transformers",
-            Dialect::TransformersDeepSpeed => "transformers-deepspeed",
-            Dialect::LlamaFactory => "llama-factory",
-            Dialect::Nanotron => "nanotron",
-            Dialect::VeScale => "vescale",
         }
     }
 
@@ -128,7 +137,7 @@ impl Target for Documents {
         seeds
     }
 
-    fn mutate(&self, pool: &Pool, rng: &mut Rng) -> Vec<u8> {
+    fn changed(&self, pool: &Pool, rng: &mut Rng) -> Vec<u8> {
         let Some(format) = self.format().filter(|_| rng.percent(60)) else {
             return mutate::text(pool, rng);
         };
@@ -145,11 +154,7 @@ impl Target for Documents {
         }
     }
 
-    fn run(&self, input: &[u8], depth: Depth) -> Outcome {
-        let text = match super::utf8::text(input) {
-            Ok(text) => text,
-            Err(outcome) => return outcome,
-        };
+    fn read(&self, text: &str, depth: Depth) -> Outcome {
         let (scene, text) = Scene::split(text);
         let include = |name: &str| name.ends_with("self.sh").then(|| text.to_owned());
         // Whatever it looks like, detection must not fall over it.
@@ -193,12 +198,6 @@ impl Target for Documents {
         }
     }
 
-    fn use_every(&self) -> u64 {
-        128
-    }
-}
-
-impl Documents {
     fn imported(
         &self,
         imported: interop::import::Imported,

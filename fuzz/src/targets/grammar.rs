@@ -9,9 +9,6 @@ use crate::rng::{Rng, hash};
 use crate::scene::Scene;
 use crate::target::{Depth, Pool, Target};
 
-/// The strategy grammar with legality, pricing, exports and imports.
-pub(super) struct Grammar;
-
 const SIZES: [&str; 10] = [
     "tp",
     "pp",
@@ -120,75 +117,69 @@ pub(super) fn random(scene: &Scene, rng: &mut Rng) -> String {
     parts.join(",")
 }
 
-impl Target for Grammar {
-    fn name(&self) -> &'static str {
-        "grammar"
-    }
+/// The strategy grammar with legality, pricing, exports and imports.
+pub(super) fn grammar() -> Target {
+    Target::of_text("grammar", seeds, changed, read)
+}
 
-    fn seeds(&self) -> Vec<Vec<u8>> {
-        let texts = [
-            "",
-            "tp=8",
-            "pp=2,stages=6/6",
-            "tp=2,pp=2,vpp=2,schedule=interleaved,zero=1,recompute=selective",
-            "dp_shard=8,zero=3,reshard=on,recompute=full,overlap=grad+param",
-            "cp=2,cp_kind=ring,tp=2,sp=on,mbs=2,m=16",
-            "pp=4,vpp=2,schedule=zb-v,stages=1/1/2/2/2/2/1/1,order=tp-cp-dp_shard-dp_replicate-pp",
-        ];
-        let scene = Scene::default();
-        texts
-            .iter()
-            .map(|t| format!("{scene}\n{t}").into_bytes())
-            .collect()
-    }
+fn seeds() -> Vec<Vec<u8>> {
+    let texts = [
+        "",
+        "tp=8",
+        "pp=2,stages=6/6",
+        "tp=2,pp=2,vpp=2,schedule=interleaved,zero=1,recompute=selective",
+        "dp_shard=8,zero=3,reshard=on,recompute=full,overlap=grad+param",
+        "cp=2,cp_kind=ring,tp=2,sp=on,mbs=2,m=16",
+        "pp=4,vpp=2,schedule=zb-v,stages=1/1/2/2/2/2/1/1,order=tp-cp-dp_shard-dp_replicate-pp",
+    ];
+    let scene = Scene::default();
+    texts
+        .iter()
+        .map(|t| format!("{scene}\n{t}").into_bytes())
+        .collect()
+}
 
-    fn mutate(&self, pool: &Pool, rng: &mut Rng) -> Vec<u8> {
-        if rng.percent(60) {
-            let scene = Scene::random(rng);
-            let text = random(&scene, rng);
-            return format!("{scene}\n{text}").into_bytes();
+fn changed(pool: &Pool, rng: &mut Rng) -> Vec<u8> {
+    if rng.percent(60) {
+        let scene = Scene::random(rng);
+        let text = random(&scene, rng);
+        return format!("{scene}\n{text}").into_bytes();
+    }
+    mutate::text(pool, rng)
+}
+
+fn read(text: &str, depth: Depth) -> Outcome {
+    let (scene, text) = Scene::split(text);
+    let scenario = match scene.scenario() {
+        Ok(scenario) => scenario,
+        Err(error) => return Outcome::malformed(&error),
+    };
+    let (model, w, runtime) = (&scenario.model, &scenario.workload, &scenario.runtime);
+    let strategy = match plans::grammar::parse(text, model, w, runtime) {
+        Ok(strategy) => strategy,
+        Err(plans::StrategyError::Syntax(mistake)) => {
+            return Outcome::malformed(&mistake.to_string());
         }
-        mutate::text(pool, rng)
+        Err(error) => return Outcome::refused(&error),
+    };
+    let d = strategy.decisions();
+    let many = |n: u64| if n > 1 { 'n' } else { '1' };
+    let mut outcome = Outcome::accepted(format!(
+        "tp{} pp{} vpp{} cp{} ep{} zero{} {:?} {:?}",
+        many(d.tp),
+        many(d.pp),
+        many(d.vpp),
+        many(d.cp),
+        many(d.ep),
+        u8::from(d.zero),
+        d.schedule,
+        d.recompute
+    ));
+    promises::of_strategy(&scenario, &strategy, &mut outcome);
+    if depth == Depth::Use {
+        promises::predicted(&scenario, &strategy, &mut outcome);
+        let dialect = Dialect::ALL[(hash(text.as_bytes()) % Dialect::ALL.len() as u64) as usize];
+        promises::round_trip(&scenario, &strategy, dialect, &mut outcome);
     }
-
-    fn run(&self, input: &[u8], depth: Depth) -> Outcome {
-        let text = match super::utf8::text(input) {
-            Ok(text) => text,
-            Err(outcome) => return outcome,
-        };
-        let (scene, text) = Scene::split(text);
-        let scenario = match scene.scenario() {
-            Ok(scenario) => scenario,
-            Err(error) => return Outcome::malformed(&error),
-        };
-        let (model, w, runtime) = (&scenario.model, &scenario.workload, &scenario.runtime);
-        let strategy = match plans::grammar::parse(text, model, w, runtime) {
-            Ok(strategy) => strategy,
-            Err(plans::StrategyError::Syntax(mistake)) => {
-                return Outcome::malformed(&mistake.to_string());
-            }
-            Err(error) => return Outcome::refused(&error),
-        };
-        let d = strategy.decisions();
-        let many = |n: u64| if n > 1 { 'n' } else { '1' };
-        let mut outcome = Outcome::accepted(format!(
-            "tp{} pp{} vpp{} cp{} ep{} zero{} {:?} {:?}",
-            many(d.tp),
-            many(d.pp),
-            many(d.vpp),
-            many(d.cp),
-            many(d.ep),
-            u8::from(d.zero),
-            d.schedule,
-            d.recompute
-        ));
-        promises::of_strategy(&scenario, &strategy, &mut outcome);
-        if depth == Depth::Use {
-            promises::predicted(&scenario, &strategy, &mut outcome);
-            let dialect =
-                Dialect::ALL[(hash(text.as_bytes()) % Dialect::ALL.len() as u64) as usize];
-            promises::round_trip(&scenario, &strategy, dialect, &mut outcome);
-        }
-        outcome
-    }
+    outcome
 }

@@ -9,12 +9,8 @@ use plans::{Prediction, Strategy};
 
 use crate::mutate;
 use crate::outcome::Outcome;
-use crate::rng::Rng;
 use crate::scene::Scene;
-use crate::target::{Depth, Pool, Target};
-
-/// Training logs.
-pub(super) struct Logs;
+use crate::target::{Depth, Target};
 
 /// A step of that many tokens per device.
 const SIZE: StepSize = StepSize {
@@ -44,52 +40,44 @@ const SEEDS: [&str; 5] = [
     "starting\n iteration 7/ 9 | elapsed time per iteration (ms): 1e3 |\nstep: 3 tps: 1e6\n",
 ];
 
-impl Target for Logs {
-    fn name(&self) -> &'static str {
-        "training-logs"
-    }
+/// Training logs.
+pub(super) fn logs() -> Target {
+    Target::of_text(
+        "training-logs",
+        || SEEDS.iter().map(|text| text.as_bytes().to_vec()).collect(),
+        mutate::text,
+        read,
+    )
+}
 
-    fn seeds(&self) -> Vec<Vec<u8>> {
-        SEEDS.iter().map(|text| text.as_bytes().to_vec()).collect()
-    }
-
-    fn mutate(&self, pool: &Pool, rng: &mut Rng) -> Vec<u8> {
-        mutate::text(pool, rng)
-    }
-
-    fn run(&self, input: &[u8], depth: Depth) -> Outcome {
-        let text = match super::utf8::text(input) {
-            Ok(text) => text,
-            Err(outcome) => return outcome,
-        };
-        let log = match parse(text, "input") {
-            Ok(log) => log,
-            Err(error @ LogError::NoSteps { .. }) => return Outcome::malformed(&error),
-            Err(error) => return Outcome::refused(&error),
-        };
-        let mut outcome = Outcome::accepted(format!(
-            "{:?} steps {} memory {} retries {}",
-            log.system,
-            log.steps.len().min(4),
-            log.reserved.is_some(),
-            log.retries > 0
-        ));
-        of_log(&log, &mut outcome);
-        for warmup in [None, Some(0), Some(1)] {
-            match log.steady("input", warmup, SIZE) {
-                Ok(steady) => {
-                    of_times(&steady, &mut outcome);
-                    if depth == Depth::Use {
-                        judged(&log, &steady, &mut outcome);
-                    }
+fn read(text: &str, depth: Depth) -> Outcome {
+    let log = match parse(text, "input") {
+        Ok(log) => log,
+        Err(error @ LogError::NoSteps { .. }) => return Outcome::malformed(&error),
+        Err(error) => return Outcome::refused(&error),
+    };
+    let mut outcome = Outcome::accepted(format!(
+        "{:?} steps {} memory {} retries {}",
+        log.system,
+        log.steps.len().min(4),
+        log.reserved.is_some(),
+        log.retries > 0
+    ));
+    of_log(&log, &mut outcome);
+    for warmup in [None, Some(0), Some(1)] {
+        match log.steady("input", warmup, SIZE) {
+            Ok(steady) => {
+                of_times(&steady, &mut outcome);
+                if depth == Depth::Use {
+                    judged(&log, &steady, &mut outcome);
                 }
-                Err(error) => outcome
-                    .class
-                    .push_str(&crate::outcome::kind(&error.to_string())),
             }
+            Err(error) => outcome
+                .class
+                .push_str(&crate::outcome::kind(&error.to_string())),
         }
-        outcome
     }
+    outcome
 }
 
 fn of_log(log: &TrainingLog, outcome: &mut Outcome) {

@@ -14,9 +14,6 @@ use crate::scene;
 use crate::target::{Depth, Pool, Target};
 use crate::tree::{self, Format};
 
-/// Plan files.
-pub(super) struct Plans;
-
 /// A plan whose model is one of the presets, so that files are not looked for.
 fn with_preset(text: &[u8], model: &str) -> Vec<u8> {
     let Ok(file) = serde_yaml_plan(&String::from_utf8_lossy(text)) else {
@@ -34,88 +31,82 @@ fn serde_yaml_plan(text: &str) -> Result<PlanFile, catalog::SpecError> {
     catalog::text::yaml(text, "input")
 }
 
-impl Target for Plans {
-    fn name(&self) -> &'static str {
-        "plan-files"
+/// Plan files.
+pub(super) fn plan_files() -> Target {
+    Target {
+        use_every: 16,
+        ..Target::of_text("plan-files", seeds, changed, read)
     }
+}
 
-    fn seeds(&self) -> Vec<Vec<u8>> {
-        let examples = scene::files("examples", ".yaml");
-        let mut seeds: Vec<Vec<u8>> = Vec::new();
-        for (at, example) in examples.iter().enumerate() {
-            seeds.push(with_preset(
-                example,
-                scene::MODELS[at % scene::MODELS.len()],
-            ));
-        }
-        for text in [
-            "",
-            "tp=2,zero=1",
-            "pp=2",
-            "cp=2,zero=1",
-            "pp=2,vpp=2,zero=1",
-        ] {
-            seeds.extend(written(text));
-        }
-        seeds
+fn seeds() -> Vec<Vec<u8>> {
+    let examples = scene::files("examples", ".yaml");
+    let mut seeds: Vec<Vec<u8>> = Vec::new();
+    for (at, example) in examples.iter().enumerate() {
+        seeds.push(with_preset(
+            example,
+            scene::MODELS[at % scene::MODELS.len()],
+        ));
     }
+    for text in [
+        "",
+        "tp=2,zero=1",
+        "pp=2",
+        "cp=2,zero=1",
+        "pp=2,vpp=2,zero=1",
+    ] {
+        seeds.extend(written(text));
+    }
+    seeds
+}
 
-    fn mutate(&self, pool: &Pool, rng: &mut Rng) -> Vec<u8> {
-        let parsed = std::str::from_utf8(pool.pick(rng))
-            .ok()
-            .and_then(|t| Format::Yaml.parse(t));
-        let Some(mut plan) = parsed.filter(|_| rng.percent(75)) else {
-            return mutate::text(pool, rng);
-        };
-        match rng.below(3) {
-            0 => tree::change(&mut plan["workload"], pool, rng),
-            1 => {
-                let text = plan["strategy_text"].as_str().unwrap_or_default();
-                plan["strategy_text"] = mutate::one_number(text, rng).into();
-            }
-            _ => tree::change(&mut plan, pool, rng),
+fn changed(pool: &Pool, rng: &mut Rng) -> Vec<u8> {
+    let parsed = std::str::from_utf8(pool.pick(rng))
+        .ok()
+        .and_then(|t| Format::Yaml.parse(t));
+    let Some(mut plan) = parsed.filter(|_| rng.percent(75)) else {
+        return mutate::text(pool, rng);
+    };
+    match rng.below(3) {
+        0 => tree::change(&mut plan["workload"], pool, rng),
+        1 => {
+            let text = plan["strategy_text"].as_str().unwrap_or_default();
+            plan["strategy_text"] = mutate::one_number(text, rng).into();
         }
-        let text = Format::Yaml.print(&plan);
-        // Without a right id nothing behind it would be reached.
-        match serde_yaml_plan(&text).map(PlanFile::with_id) {
-            Ok(file) if rng.percent(90) => file.to_yaml().unwrap_or(text).into_bytes(),
-            _ => text.into_bytes(),
-        }
+        _ => tree::change(&mut plan, pool, rng),
     }
+    let text = Format::Yaml.print(&plan);
+    // Without a right id nothing behind it would be reached.
+    match serde_yaml_plan(&text).map(PlanFile::with_id) {
+        Ok(file) if rng.percent(90) => file.to_yaml().unwrap_or(text).into_bytes(),
+        _ => text.into_bytes(),
+    }
+}
 
-    fn run(&self, input: &[u8], depth: Depth) -> Outcome {
-        let text = match super::utf8::text(input) {
-            Ok(text) => text,
-            Err(outcome) => return outcome,
-        };
-        let file = match PlanFile::from_yaml(text, "input") {
-            Ok(file) => file,
-            Err(error) => return refused(text, &error),
-        };
-        let (scenario, strategy) = match loaded(&file) {
-            Ok(loaded) => loaded,
-            Err(error) => return Outcome::refused(&error),
-        };
-        let mut outcome =
-            Outcome::accepted(plans::grammar::short(&strategy).replace(char::is_numeric, "0"));
-        promises::of_strategy(&scenario, &strategy, &mut outcome);
-        let again = file
-            .to_yaml()
-            .and_then(|text| PlanFile::from_yaml(&text, "written"));
-        outcome.expect(again.as_ref() == Ok(&file), || {
-            "written, it reads back unlike".to_owned()
-        });
-        if depth == Depth::Use {
-            promises::predicted(&scenario, &strategy, &mut outcome);
-            let dialect = Dialect::ALL[(hash(input) % Dialect::ALL.len() as u64) as usize];
-            promises::round_trip(&scenario, &strategy, dialect, &mut outcome);
-        }
-        outcome
+fn read(text: &str, depth: Depth) -> Outcome {
+    let file = match PlanFile::from_yaml(text, "input") {
+        Ok(file) => file,
+        Err(error) => return refused(text, &error),
+    };
+    let (scenario, strategy) = match loaded(&file) {
+        Ok(loaded) => loaded,
+        Err(error) => return Outcome::refused(&error),
+    };
+    let mut outcome =
+        Outcome::accepted(plans::grammar::short(&strategy).replace(char::is_numeric, "0"));
+    promises::of_strategy(&scenario, &strategy, &mut outcome);
+    let again = file
+        .to_yaml()
+        .and_then(|text| PlanFile::from_yaml(&text, "written"));
+    outcome.expect(again.as_ref() == Ok(&file), || {
+        "written, it reads back unlike".to_owned()
+    });
+    if depth == Depth::Use {
+        promises::predicted(&scenario, &strategy, &mut outcome);
+        let dialect = Dialect::ALL[(hash(text.as_bytes()) % Dialect::ALL.len() as u64) as usize];
+        promises::round_trip(&scenario, &strategy, dialect, &mut outcome);
     }
-
-    fn use_every(&self) -> u64 {
-        16
-    }
+    outcome
 }
 
 /// A plan back to a scenario and its strategy, as every command that reads a plan does.

@@ -5,12 +5,8 @@ use catalog::profile::{Gpu, Machine, Measured, SCHEMA_VERSION};
 
 use super::clusters;
 use crate::outcome::Outcome;
-use crate::rng::Rng;
-use crate::target::{Depth, Pool, Target};
+use crate::target::{Depth, Target};
 use crate::tree::Format;
-
-/// Profile files.
-pub(super) struct Profiles;
 
 fn profile(gpu: Option<Gpu>) -> Profile {
     let measured = [
@@ -40,66 +36,62 @@ fn profile(gpu: Option<Gpu>) -> Profile {
     }
 }
 
-impl Target for Profiles {
-    fn name(&self) -> &'static str {
-        "profiles"
-    }
+/// Profile files.
+pub(super) fn profiles() -> Target {
+    Target::of_text(
+        "profiles",
+        seeds,
+        |pool, rng| Format::Yaml.mutate(pool, rng),
+        read,
+    )
+}
 
-    fn seeds(&self) -> Vec<Vec<u8>> {
-        let gpu = Gpu {
-            count: 8,
-            hosts: Some(2),
-            multiprocessors: 132,
-            driver: Some("580.1".to_owned()),
-            attention: Some("cuDNN 9.10".to_owned()),
-            clock_mhz: Some([1700, 1980]),
-            most_clock_mhz: Some(1980),
-            memory_clock_mhz: Some(2619),
-            power_limit_watts: Some(700),
-        };
-        let both = [profile(None), profile(Some(gpu))];
-        both.iter().map(|p| p.to_yaml().into_bytes()).collect()
-    }
+fn seeds() -> Vec<Vec<u8>> {
+    let gpu = Gpu {
+        count: 8,
+        hosts: Some(2),
+        multiprocessors: 132,
+        driver: Some("580.1".to_owned()),
+        attention: Some("cuDNN 9.10".to_owned()),
+        clock_mhz: Some([1700, 1980]),
+        most_clock_mhz: Some(1980),
+        memory_clock_mhz: Some(2619),
+        power_limit_watts: Some(700),
+    };
+    let both = [profile(None), profile(Some(gpu))];
+    both.iter().map(|p| p.to_yaml().into_bytes()).collect()
+}
 
-    fn mutate(&self, pool: &Pool, rng: &mut Rng) -> Vec<u8> {
-        Format::Yaml.mutate(pool, rng)
-    }
-
-    fn run(&self, input: &[u8], depth: Depth) -> Outcome {
-        let text = match super::utf8::text(input) {
-            Ok(text) => text,
-            Err(outcome) => return outcome,
-        };
-        let profile = match Profile::from_yaml(text, "input") {
-            Ok(profile) => profile,
-            Err(error) => return clusters::refused(text, &error),
-        };
-        let gpu = profile.machine.gpu.is_some();
-        let count = profile.measured.len();
-        let mut outcome = Outcome::accepted(format!("gpu {gpu}, {count} kernels"));
-        // Times are written with four digits: from the second time on nothing changes.
-        let written = profile.to_yaml();
-        match Profile::from_yaml(&written, "written") {
-            Ok(again) => {
-                outcome.expect(again.to_yaml() == written, || {
-                    "written twice, unlike".to_owned()
-                });
-                let same = again.machine == profile.machine && again.measured.len() == count;
-                outcome.expect(same, || "written, it is another machine's".to_owned());
-            }
-            Err(error) => outcome.expect(false, || format!("what is written: {error}")),
+fn read(text: &str, depth: Depth) -> Outcome {
+    let profile = match Profile::from_yaml(text, "input") {
+        Ok(profile) => profile,
+        Err(error) => return clusters::refused(text, &error),
+    };
+    let gpu = profile.machine.gpu.is_some();
+    let count = profile.measured.len();
+    let mut outcome = Outcome::accepted(format!("gpu {gpu}, {count} kernels"));
+    // Times are written with four digits: from the second time on nothing changes.
+    let written = profile.to_yaml();
+    match Profile::from_yaml(&written, "written") {
+        Ok(again) => {
+            outcome.expect(again.to_yaml() == written, || {
+                "written twice, unlike".to_owned()
+            });
+            let same = again.machine == profile.machine && again.measured.len() == count;
+            outcome.expect(same, || "written, it is another machine's".to_owned());
         }
-        let peak = profile.peak().0;
-        outcome.expect(peak.is_finite() && peak > 0.0, || format!("peak {peak}"));
-        if depth == Depth::Use {
-            if let Some(cluster) = clusters::with_profile(profile.clone()) {
-                clusters::priced(cluster, &mut outcome);
-            }
-            match profile.cluster("input") {
-                Ok(cluster) => clusters::priced(cluster, &mut outcome),
-                Err(error) => return Outcome::refused(&error),
-            }
-        }
-        outcome
+        Err(error) => outcome.expect(false, || format!("what is written: {error}")),
     }
+    let peak = profile.peak().0;
+    outcome.expect(peak.is_finite() && peak > 0.0, || format!("peak {peak}"));
+    if depth == Depth::Use {
+        if let Some(cluster) = clusters::with_profile(profile.clone()) {
+            clusters::priced(cluster, &mut outcome);
+        }
+        match profile.cluster("input") {
+            Ok(cluster) => clusters::priced(cluster, &mut outcome),
+            Err(error) => return Outcome::refused(&error),
+        }
+    }
+    outcome
 }

@@ -15,9 +15,6 @@ use crate::rng::Rng;
 use crate::scene::Scene;
 use crate::target::{Depth, Pool, Target};
 
-/// Whole searches.
-pub(super) struct Scenarios;
-
 /// Larger spaces are left to the benches.
 const LARGEST_SPACE: u64 = 4000;
 /// Alternatives asked for.
@@ -33,57 +30,48 @@ fn pools() -> Option<&'static [ThreadPool; 2]> {
     POOLS.get_or_init(made).as_ref()
 }
 
-impl Target for Scenarios {
-    fn name(&self) -> &'static str {
-        "scenarios"
+/// Whole searches.
+pub(super) fn scenarios() -> Target {
+    // Two searches, their estimates and explanations.
+    Target {
+        most_time: Duration::from_secs(15),
+        use_every: 1,
+        ..Target::of_text("scenarios", seeds, changed, read)
     }
+}
 
-    fn seeds(&self) -> Vec<Vec<u8>> {
-        let scene = Scene::default();
-        vec![
-            format!("{scene}\n").into_bytes(),
-            format!("{scene}\nfix tp=2\nmax pp=2").into_bytes(),
-        ]
-    }
+fn seeds() -> Vec<Vec<u8>> {
+    let scene = Scene::default();
+    vec![
+        format!("{scene}\n").into_bytes(),
+        format!("{scene}\nfix tp=2\nmax pp=2").into_bytes(),
+    ]
+}
 
-    fn mutate(&self, _: &Pool, rng: &mut Rng) -> Vec<u8> {
-        let scene = Scene::random(rng);
-        let lines = if rng.percent(60) {
-            constraints::random(rng)
-        } else {
-            String::new()
-        };
-        format!("{scene}\n{lines}").into_bytes()
-    }
+fn changed(_: &Pool, rng: &mut Rng) -> Vec<u8> {
+    let scene = Scene::random(rng);
+    let lines = if rng.percent(60) {
+        constraints::random(rng)
+    } else {
+        String::new()
+    };
+    format!("{scene}\n{lines}").into_bytes()
+}
 
-    fn run(&self, input: &[u8], _: Depth) -> Outcome {
-        let text = match super::utf8::text(input) {
-            Ok(text) => text,
-            Err(outcome) => return outcome,
-        };
-        let (scene, lines) = Scene::split(text);
-        let scenario = match scene.scenario() {
-            Ok(scenario) => scenario,
-            Err(error) => return Outcome::refused(&error),
-        };
-        let constraints = match constraints::parse(lines) {
-            Ok(constraints) => constraints,
-            Err(error) => return Outcome::refused(&error),
-        };
-        let legal = planner::legal_values::check(&scenario, &[scene.gpus], &constraints);
-        match legal {
-            Ok(()) => searched(&scenario, &constraints),
-            Err(error) => Outcome::refused(&error),
-        }
-    }
-
-    fn use_every(&self) -> u64 {
-        1
-    }
-
-    /// Two searches, their estimates and explanations.
-    fn most_time(&self) -> Duration {
-        Duration::from_secs(15)
+fn read(text: &str, _: Depth) -> Outcome {
+    let (scene, lines) = Scene::split(text);
+    let scenario = match scene.scenario() {
+        Ok(scenario) => scenario,
+        Err(error) => return Outcome::refused(&error),
+    };
+    let constraints = match constraints::parse(lines) {
+        Ok(constraints) => constraints,
+        Err(error) => return Outcome::refused(&error),
+    };
+    let legal = planner::legal_values::check(&scenario, &[scene.gpus], &constraints);
+    match legal {
+        Ok(()) => searched(&scenario, &constraints),
+        Err(error) => Outcome::refused(&error),
     }
 }
 

@@ -15,11 +15,6 @@ use crate::outcome::Outcome;
 use crate::rng::Rng;
 use crate::target::{Depth, Pool, Target};
 
-/// Messages in a connection.
-pub(super) struct Frames;
-/// Callers at the door of a rank that waits for another.
-pub(super) struct Admissions;
-
 /// Bytes of one message at most, in these tests.
 const LONGEST: u64 = 1 << 32;
 
@@ -49,52 +44,47 @@ fn mutated(pool: &Pool, rng: &mut Rng) -> Vec<u8> {
     mutate::bytes(&input, rng)
 }
 
-impl Target for Frames {
-    fn name(&self) -> &'static str {
-        "tcp-frames"
-    }
+/// Messages in a connection.
+pub(super) fn frames() -> Target {
+    Target::new("tcp-frames", frames_seeds, mutated, frames_read)
+}
 
-    fn seeds(&self) -> Vec<Vec<u8>> {
-        let message = |channel, data: &[u8]| [words(&[channel, data.len() as u64]), data.to_vec()];
-        vec![
-            message(7, b"").concat(),
-            message(3, &[1; 40]).concat(),
-            [message(1, b"one").concat(), message(2, b"two").concat()].concat(),
-            message(u64::MAX, b"out of memory").concat(),
-            message(u64::MAX - 1, b"").concat(),
-        ]
-    }
+fn frames_seeds() -> Vec<Vec<u8>> {
+    let message = |channel, data: &[u8]| [words(&[channel, data.len() as u64]), data.to_vec()];
+    vec![
+        message(7, b"").concat(),
+        message(3, &[1; 40]).concat(),
+        [message(1, b"one").concat(), message(2, b"two").concat()].concat(),
+        message(u64::MAX, b"out of memory").concat(),
+        message(u64::MAX - 1, b"").concat(),
+    ]
+}
 
-    fn mutate(&self, pool: &Pool, rng: &mut Rng) -> Vec<u8> {
-        mutated(pool, rng)
-    }
-
-    fn run(&self, input: &[u8], _: Depth) -> Outcome {
-        let mut rest = input;
-        let mut messages = 0;
-        while !rest.is_empty() {
-            let before = rest.len();
-            match frames::read(&mut rest, LONGEST) {
-                Ok((_, data)) => {
-                    messages += 1;
-                    if before - rest.len() != 16 + data.len() {
-                        let mut outcome = Outcome::accepted("");
-                        outcome.expect(false, || "bytes are lost between messages".to_owned());
-                        return outcome;
-                    }
-                }
-                Err(error) => {
-                    // A head that was there is the syntax; the rest is what it says.
-                    let class = Outcome::refused(&error);
-                    return Outcome {
-                        syntax: before >= 16,
-                        ..class
-                    };
+fn frames_read(input: &[u8], _: Depth) -> Outcome {
+    let mut rest = input;
+    let mut messages = 0;
+    while !rest.is_empty() {
+        let before = rest.len();
+        match frames::read(&mut rest, LONGEST) {
+            Ok((_, data)) => {
+                messages += 1;
+                if before - rest.len() != 16 + data.len() {
+                    let mut outcome = Outcome::accepted("");
+                    outcome.expect(false, || "bytes are lost between messages".to_owned());
+                    return outcome;
                 }
             }
+            Err(error) => {
+                // A head that was there is the syntax; the rest is what it says.
+                let class = Outcome::refused(&error);
+                return Outcome {
+                    syntax: before >= 16,
+                    ..class
+                };
+            }
         }
-        Outcome::accepted(format!("{} messages", messages.min(4)))
     }
+    Outcome::accepted(format!("{} messages", messages.min(4)))
 }
 
 /// The port of a rank that waits for another which never comes.
@@ -122,57 +112,52 @@ fn door() -> Option<u16> {
 /// Bytes of a challenge: a number drawn for this caller and the listener's own proof.
 const CHALLENGE: usize = 64;
 
-impl Target for Admissions {
-    fn name(&self) -> &'static str {
-        "tcp-admissions"
-    }
+/// Callers at the door of a rank that waits for another.
+pub(super) fn admissions() -> Target {
+    Target::new("tcp-admissions", admissions_seeds, mutated, admissions_read)
+}
 
-    fn seeds(&self) -> Vec<Vec<u8>> {
-        let hello = |rank, world, to, port| {
-            [
-                b"vescale2".to_vec(),
-                words(&[rank, world, to, port]),
-                vec![9; 32],
-            ]
-            .concat()
-        };
-        let with_proof = |hello: Vec<u8>| [hello, vec![0; 32]].concat();
-        vec![
-            hello(1, 2, 0, 4000),
-            with_proof(hello(1, 2, 0, 4000)),
-            with_proof(hello(7, 2, 0, 1)),
-            with_proof(hello(0, 9, 1, 65535)),
-            b"GET / HTTP/1.1\r\nHost: rank-0\r\n\r\n".to_vec(),
-            [b"vescale1".to_vec(), words(&[1, 2])].concat(),
+fn admissions_seeds() -> Vec<Vec<u8>> {
+    let hello = |rank, world, to, port| {
+        [
+            b"vescale2".to_vec(),
+            words(&[rank, world, to, port]),
+            vec![9; 32],
         ]
-    }
+        .concat()
+    };
+    let with_proof = |hello: Vec<u8>| [hello, vec![0; 32]].concat();
+    vec![
+        hello(1, 2, 0, 4000),
+        with_proof(hello(1, 2, 0, 4000)),
+        with_proof(hello(7, 2, 0, 1)),
+        with_proof(hello(0, 9, 1, 65535)),
+        b"GET / HTTP/1.1\r\nHost: rank-0\r\n\r\n".to_vec(),
+        [b"vescale1".to_vec(), words(&[1, 2])].concat(),
+    ]
+}
 
-    fn mutate(&self, pool: &Pool, rng: &mut Rng) -> Vec<u8> {
-        mutated(pool, rng)
-    }
-
-    fn run(&self, input: &[u8], _: Depth) -> Outcome {
-        let Some(port) = door() else {
-            return Outcome::malformed(&"no port");
-        };
-        let mut outcome = Outcome::default();
-        let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)) else {
-            outcome.expect(false, || "the door is shut".to_owned());
-            return outcome;
-        };
-        // Who is turned away may be so before everything is said.
-        let _ = stream
-            .write_all(input)
-            .and_then(|()| stream.shutdown(Shutdown::Write));
-        let _ = stream.set_read_timeout(Some(Duration::from_secs(5)));
-        let mut answer = Vec::new();
-        let end = stream.take(1 << 12).read_to_end(&mut answer);
-        outcome.syntax = input.len() >= 72 && input.starts_with(b"vescale2");
-        outcome.accepted = answer.len() >= CHALLENGE;
-        outcome.class = format!("{} bytes, {:?}", answer.len(), end.err().map(|e| e.kind()));
-        outcome.expect(answer.len() <= CHALLENGE, || {
-            format!("a stranger was answered with {} bytes", answer.len())
-        });
-        outcome
-    }
+fn admissions_read(input: &[u8], _: Depth) -> Outcome {
+    let Some(port) = door() else {
+        return Outcome::malformed(&"no port");
+    };
+    let mut outcome = Outcome::default();
+    let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)) else {
+        outcome.expect(false, || "the door is shut".to_owned());
+        return outcome;
+    };
+    // Who is turned away may be so before everything is said.
+    let _ = stream
+        .write_all(input)
+        .and_then(|()| stream.shutdown(Shutdown::Write));
+    let _ = stream.set_read_timeout(Some(Duration::from_secs(5)));
+    let mut answer = Vec::new();
+    let end = stream.take(1 << 12).read_to_end(&mut answer);
+    outcome.syntax = input.len() >= 72 && input.starts_with(b"vescale2");
+    outcome.accepted = answer.len() >= CHALLENGE;
+    outcome.class = format!("{} bytes, {:?}", answer.len(), end.err().map(|e| e.kind()));
+    outcome.expect(answer.len() <= CHALLENGE, || {
+        format!("a stranger was answered with {} bytes", answer.len())
+    });
+    outcome
 }
