@@ -179,7 +179,7 @@ pub fn resolve(args: &Question) -> Result<Inputs, AnswerError> {
     let cluster = cluster(&cluster_arg, args.gpus.device())?;
     let gpus = args.gpus.count(&cluster);
     let runtime = runtime(args.runtime.as_deref(), &cluster)?;
-    check_gpus(gpus, &cluster).map_err(|e| for_own_ranks(e, &runtime, &cluster))?;
+    check_gpus(gpus, &cluster).map_err(|e| with_hint_for_own_ranks(e, &runtime, &cluster))?;
     let workload = workload(gpus, args.seq, args.global_batch, args.precision)?;
     let workload = of_documents(workload, args.documents.clone())?;
     let parameters = models::parameter_count(&model)
@@ -328,7 +328,11 @@ fn of_adapters(error: SpecError) -> AnswerError {
 }
 
 /// Adds to an error about GPUs that our own executor runs any number of ranks on a cpu.
-fn for_own_ranks(error: AnswerError, runtime: &Runtime, cluster: &Cluster) -> AnswerError {
+fn with_hint_for_own_ranks(
+    error: AnswerError,
+    runtime: &Runtime,
+    cluster: &Cluster,
+) -> AnswerError {
     if runtime.name != EXECUTOR || cluster.profile.is_some() {
         return error;
     }

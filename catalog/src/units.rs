@@ -176,8 +176,8 @@ impl Div<FlopRate> for Flops {
     }
 }
 
-/// Scales a value to a prefix, largest first.
-fn scaled(value: f64, steps: &[(f64, &str)]) -> String {
+/// The value as text, with the first of the units of which there is at least one.
+fn with_unit(value: f64, steps: &[(f64, &str)]) -> String {
     let (size, unit) = steps
         .iter()
         .find(|(size, _)| value.abs() >= *size)
@@ -210,7 +210,7 @@ impl Display for Bytes {
             (1024.0, "KiB"),
             (1.0, "B"),
         ];
-        f.pad(&scaled(self.as_f64(), &steps))
+        f.pad(&with_unit(self.as_f64(), &steps))
     }
 }
 
@@ -223,13 +223,13 @@ impl Display for Seconds {
             (1e-6, "us"),
             (1e-9, "ns"),
         ];
-        f.pad(&scaled(self.0, &steps))
+        f.pad(&with_unit(self.0, &steps))
     }
 }
 
 impl Display for Flops {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.pad(&scaled(
+        f.pad(&with_unit(
             self.0,
             &[
                 (1e15, "PFLOP"),
@@ -243,7 +243,7 @@ impl Display for Flops {
 
 impl Display for FlopRate {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.pad(&scaled(
+        f.pad(&with_unit(
             self.0,
             &[(1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1.0, "FLOP/s")],
         ))
@@ -252,7 +252,7 @@ impl Display for FlopRate {
 
 impl Display for Bandwidth {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.pad(&scaled(
+        f.pad(&with_unit(
             self.0,
             &[(1e12, "TB/s"), (1e9, "GB/s"), (1e6, "MB/s"), (1.0, "B/s")],
         ))

@@ -39,7 +39,7 @@ pub enum StrategyError {
         gpus: u64,
     },
     /// A size is not divisible by another.
-    #[error("{what} = {value} is not divisible by {by} = {divisor}; valid: {}", valid(*.value))]
+    #[error("{what} = {value} is not divisible by {by} = {divisor}; valid: {}", divisors_listed(*.value))]
     Divides {
         /// Name of the size that must be divisible.
         what: &'static str,
@@ -154,7 +154,7 @@ pub(crate) fn divisors(value: u64) -> impl Iterator<Item = u64> {
 }
 
 /// Divisors that would be legal, as a message lists them.
-pub(crate) fn valid(value: u64) -> String {
+pub(crate) fn divisors_listed(value: u64) -> String {
     let divisors: Vec<String> = divisors(value).map(|d| d.to_string()).collect();
     divisors.join(", ")
 }

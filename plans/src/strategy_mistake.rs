@@ -2,7 +2,7 @@
 
 use catalog::Mistake;
 
-use crate::legality::{StrategyError, divisors, valid};
+use crate::legality::{StrategyError, divisors, divisors_listed};
 use crate::strategy_words::{EXAMPLE, KEYS};
 
 /// A strategy that every runtime takes.
@@ -98,7 +98,7 @@ fn divided(wrong: Mistake, (what, value): (&str, u64), (by, divisor): (&str, u64
             .expected(format!("`{what}` that is a multiple of {divisor}"))
             .nearest(Some(format!("{what}={multiple}")));
     }
-    let wrong = wrong.expected(format!("`{by}` of {}", valid(value)));
+    let wrong = wrong.expected(format!("`{by}` of {}", divisors_listed(value)));
     match KEYS.contains(&by) {
         true => wrong.nearest(nearest(divisors(value), divisor).map(|size| format!("{by}={size}"))),
         false => wrong,

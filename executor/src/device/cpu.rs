@@ -468,7 +468,7 @@ impl Device for Cpu<'_> {
         Ok(())
     }
 
-    fn measure(
+    fn measure_and_clip(
         &self,
         gradients: &[(&Vec<f32>, Range<usize>)],
         losses: Option<&Vec<f32>>,

@@ -420,7 +420,7 @@ impl Device for Cuda<'_> {
         Ok(self.0.optimizer()?.set_numbers(step)?)
     }
 
-    fn measure(
+    fn measure_and_clip(
         &self,
         gradients: &[(&Tensor, Range<usize>)],
         losses: Option<&Tensor>,
@@ -430,7 +430,10 @@ impl Device for Cuda<'_> {
         let parts: Vec<Tensor> = gradients.map(|(flat, range)| part(flat, range)).collect();
         let losses: Vec<Tensor> = losses.into_iter().cloned().collect();
         let limit = optimizer.clip_norm;
-        Ok(self.0.optimizer()?.measure(&parts, &losses, limit)?)
+        Ok(self
+            .0
+            .optimizer()?
+            .measure_and_clip(&parts, &losses, limit)?)
     }
 
     fn squares(&self) -> Result<ExactSum, ExecutorError> {

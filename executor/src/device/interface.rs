@@ -60,7 +60,7 @@ pub trait Device: train::Device<Error = ExecutorError, Group = Group> {
     fn set_numbers(&self, step: &AdamWStep) -> Result<(), ExecutorError>;
     /// Computes the squares of gradients and sets the factor by which the optimizer clips them. If a gradient or one
     /// of `losses` is not finite, the following AdamW steps change nothing. Does not wait for the device.
-    fn measure(
+    fn measure_and_clip(
         &self,
         gradients: &[(&Self::Flat, Range<usize>)],
         losses: Option<&Self::Flat>,

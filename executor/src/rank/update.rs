@@ -34,7 +34,7 @@ impl<D: Device> Rank<'_, D> {
         });
         let measured: Vec<_> = measured.collect();
         let losses = self.stages.losses.as_ref();
-        self.device.measure(&measured, losses, optimizer)
+        self.device.measure_and_clip(&measured, losses, optimizer)
     }
 
     /// Sets the clipping factor from the squares of all ranks.

@@ -348,7 +348,7 @@ pub(crate) fn axolotl(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     if let Some(name) = eight_bit(d) {
         root.set("optimizer", name);
     }
-    let rate = limits.open("FILL_IN_LEARNING_RATE", "your learning rate");
+    let rate = limits.placeholder("FILL_IN_LEARNING_RATE", "your learning rate");
     root.set("learning_rate", rate);
     if sharded(d) {
         axolotl_fsdp(d, &mut root);
@@ -417,7 +417,7 @@ fn axolotl_packing(job: &Job<'_>, root: &mut Node, limits: &mut Limits) {
 
 fn axolotl_inputs(job: &Job<'_>, root: &mut Node, limits: &mut Limits) {
     let model = "the model's hub name, or a folder with its config.json";
-    let model = limits.input(&job.inputs, Input::HfId, model);
+    let model = limits.input_or_placeholder(&job.inputs, Input::HfId, model);
     root.set("base_model", model);
     // Otherwise weights stay in MXFP4, in which the hub has them and which is not trained (transformers, quantizer_mxfp4.py).
     if job.model.family == Family::GptOss {
@@ -429,7 +429,7 @@ fn axolotl_inputs(job: &Job<'_>, root: &mut Node, limits: &mut Limits) {
         root.set("tokenizer_config", tokenizer);
     }
     let data = "hub name or path of the dataset";
-    let data = limits.input(&job.inputs, Input::Data, data);
+    let data = limits.input_or_placeholder(&job.inputs, Input::Data, data);
     let mut dataset = Node::table();
     dataset.set("path", data);
     dataset.set("type", "completion");

@@ -109,12 +109,12 @@ pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
 }
 
 fn inputs(job: &Job<'_>, limits: &mut Limits) -> Vec<Flag> {
-    let tokenizer = limits.input(
+    let tokenizer = limits.input_or_placeholder(
         &job.inputs,
         Input::Tokenizer,
         "folder or hub name of the tokenizer",
     );
-    let data = limits.input(
+    let data = limits.input_or_placeholder(
         &job.inputs,
         Input::Data,
         "prefix of the preprocessed dataset (tools/preprocess_data.py)",

@@ -273,7 +273,7 @@ impl Limits {
     }
 
     /// The value given for an input, or its placeholder, which is then listed as still to be filled in.
-    pub(crate) fn input(
+    pub(crate) fn input_or_placeholder(
         &mut self,
         inputs: &Inputs<'_>,
         input: Input,
@@ -283,11 +283,11 @@ impl Limits {
             return given.to_owned();
         }
         let what = format!("{what} ({})", input.option());
-        self.open(input.placeholder(), &what).to_owned()
+        self.placeholder(input.placeholder(), &what).to_owned()
     }
 
     /// A placeholder, which is listed as still to be filled in.
-    pub(crate) fn open(&mut self, name: &'static str, what: &str) -> &'static str {
+    pub(crate) fn placeholder(&mut self, name: &'static str, what: &str) -> &'static str {
         self.unfilled.push(Unfilled {
             name,
             what: what.to_owned(),

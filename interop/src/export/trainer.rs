@@ -76,10 +76,10 @@ pub(crate) fn llama_factory(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     replicas_and_shards(job, "the target deepspeed takes it", limits);
     let mut root = Node::table();
     let model = "the model's hub name, or a folder with its config.json";
-    let model = limits.input(&job.inputs, Input::HfId, model);
+    let model = limits.input_or_placeholder(&job.inputs, Input::HfId, model);
     root.set("model_name_or_path", model);
     let data = "name of the dataset in LLaMA-Factory's dataset_info.json";
-    let data = limits.input(&job.inputs, Input::Data, data);
+    let data = limits.input_or_placeholder(&job.inputs, Input::Data, data);
     root.set("dataset", data);
     // Pre-training packs across documents; fine-tuning keeps them apart if it is told to.
     let within = documents::within(job);
@@ -144,7 +144,7 @@ fn script_arguments(job: &Job<'_>, limits: &mut Limits) -> Node {
     );
     let mut root = Node::table();
     let model = "the model's hub name, or a folder with its config.json";
-    let model = limits.input(&job.inputs, Input::HfId, model);
+    let model = limits.input_or_placeholder(&job.inputs, Input::HfId, model);
     root.set("model_name_or_path", model);
     // Without it the weights have the type that the hub has them in, and autocast alone makes no 32-bit ones.
     root.set("dtype", "float32");
@@ -152,7 +152,7 @@ fn script_arguments(job: &Job<'_>, limits: &mut Limits) -> Node {
     if let Some(tokenizer) = job.inputs.tokenizer {
         root.set("tokenizer_name", tokenizer);
     }
-    let data = limits.input(&job.inputs, Input::Data, "hub name of the dataset");
+    let data = limits.input_or_placeholder(&job.inputs, Input::Data, "hub name of the dataset");
     root.set("dataset_name", data);
     root.set("block_size", job.workload.seq_len);
     root

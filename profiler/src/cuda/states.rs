@@ -52,7 +52,7 @@ pub(super) fn measure(
         rounded: Some(rounded.clone()),
         decays: true,
     }];
-    optimizer.measure(gradients, &[], None)?;
+    optimizer.measure_and_clip(gradients, &[], None)?;
     norm(&optimizer, &gradient, &kernels[0])?;
     optimizer.step(&weights)?;
     for got in [&master, &rounded] {
@@ -62,7 +62,7 @@ pub(super) fn measure(
     }
     repeat(effort, || {
         device.launcher.mark()?;
-        optimizer.measure(gradients, &[], None)?;
+        optimizer.measure_and_clip(gradients, &[], None)?;
         device.launcher.mark()?;
         optimizer.step(&weights)?;
         device.launcher.mark()?;

@@ -227,7 +227,12 @@ impl Device {
     ///
     /// # Errors
     /// When memory or the device fails.
-    pub fn part(&self, x: &Tensor, start: usize, columns: usize) -> Result<Tensor, CudaError> {
+    pub fn copy_columns(
+        &self,
+        x: &Tensor,
+        start: usize,
+        columns: usize,
+    ) -> Result<Tensor, CudaError> {
         let mut shape = x.shape.clone();
         *shape.last_mut().expect("sliced tensors have a last dim") = columns;
         let out = self.tensor(shape, x.dtype)?;

@@ -88,7 +88,7 @@ impl Optimizer {
     ///
     /// # Errors
     /// When memory or the device fails.
-    pub fn measure(
+    pub fn measure_and_clip(
         &self,
         gradients: &[Tensor],
         finite: &[Tensor],
@@ -126,7 +126,7 @@ impl Optimizer {
             .blocks(plain("clip"), [1, 1, 1], THREADS, 0, arguments)
     }
 
-    /// The sum of squares from the last [`Optimizer::measure`]. Waits for the device.
+    /// The sum of squares from the last [`Optimizer::measure_and_clip`]. Waits for the device.
     ///
     /// # Errors
     /// When earlier work failed.

@@ -19,7 +19,7 @@ impl Run<'_> {
         let x = self.tensor(view.from)?;
         let [columns, start, number] = cut.local(x.columns());
         let grid = x.reshaped(vec![x.len() / columns.max(1), columns]);
-        let part = self.device().part(&grid, start, number)?;
+        let part = self.device().copy_columns(&grid, start, number)?;
         let mut shape = x.shape.clone();
         *shape.last_mut().expect("sliced tensors have a last dim") = part.len() / x.rows().max(1);
         self.set(view.to, part.reshaped(shape));

@@ -163,7 +163,7 @@ fn inputs(job: &Job<'_>, limits: &mut Limits) -> Vec<(String, Value)> {
         "the recipe of your model, as megatron.bridge.recipes.…:function",
     );
     let tokenizer = "folder or hub name of the tokenizer";
-    let tokenizer = limits.input(&job.inputs, Input::Tokenizer, tokenizer);
+    let tokenizer = limits.input_or_placeholder(&job.inputs, Input::Tokenizer, tokenizer);
     let kind = Value::from("HuggingFaceTokenizer");
     let mut settings = vec![
         ("tokenizer.tokenizer_type".to_owned(), kind),
@@ -176,7 +176,7 @@ fn inputs(job: &Job<'_>, limits: &mut Limits) -> Vec<(String, Value)> {
         settings.push((size, job.workload.seq_len.into()));
     } else {
         let data = "prefix of the preprocessed dataset";
-        let data = limits.input(&job.inputs, Input::Data, data);
+        let data = limits.input_or_placeholder(&job.inputs, Input::Data, data);
         settings.push((
             "dataset.blend".to_owned(),
             Value::Expression(format!("([{}], None)", quoted(&data))),

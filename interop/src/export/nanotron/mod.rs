@@ -46,7 +46,7 @@ pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     model(job, &mut root, limits);
     optimizer(&mut root);
     let tokenizer = "folder or hub name of the tokenizer";
-    let tokenizer = limits.input(&job.inputs, Input::Tokenizer, tokenizer);
+    let tokenizer = limits.input_or_placeholder(&job.inputs, Input::Tokenizer, tokenizer);
     root.set("tokenizer.tokenizer_name_or_path", tokenizer);
     root.set("tokens.sequence_length", w.seq_len);
     root.set("tokens.train_steps", 100);
@@ -65,7 +65,7 @@ pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
 /// Writes one stage of training, on one dataset.
 fn data(job: &Job<'_>, root: &mut Node, limits: &mut Limits) {
     let data = "hub name or path of the dataset, with a column `text`";
-    let data = limits.input(&job.inputs, Input::Data, data);
+    let data = limits.input_or_placeholder(&job.inputs, Input::Data, data);
     let mut stage = Node::table();
     stage.set("name", "stable");
     stage.set("start_training_step", 1);

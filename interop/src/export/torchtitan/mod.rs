@@ -343,8 +343,8 @@ fn inputs(job: &Job<'_>, limits: &mut Limits) -> (String, String) {
     let tokenizer = "folder of the tokenizer (scripts/download_hf_assets.py)";
     let data = "dataset, by its name in torchtitan/hf_datasets/text_datasets.py";
     (
-        limits.input(&job.inputs, Input::Tokenizer, tokenizer),
-        limits.input(&job.inputs, Input::Data, data),
+        limits.input_or_placeholder(&job.inputs, Input::Tokenizer, tokenizer),
+        limits.input_or_placeholder(&job.inputs, Input::Data, data),
     )
 }
 

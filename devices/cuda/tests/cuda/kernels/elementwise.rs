@@ -137,7 +137,9 @@ fn nonlinearities_and_gates() {
                     assert_eq!(read(&device, &both), read(&device, &gated), "{what}");
                     let (d_both, _) = device.gated_backward(f, &dy, &joined, None).expect("runs");
                     for (start, apart) in [(0, &d_gate), (columns, &d_up)] {
-                        let part = device.part(&d_both, start, columns).expect("copies");
+                        let part = device
+                            .copy_columns(&d_both, start, columns)
+                            .expect("copies");
                         assert_eq!(read(&device, &part), read(&device, apart), "{what}");
                     }
                 }

@@ -75,7 +75,7 @@ fn one_launch_of_the_optimizer_takes_many_runs() {
         let limit = 0.5 * squares.sqrt();
         let (losses, _) = random(&device, &[9], DType::F32, 99);
         optimizer
-            .measure(&gradients, from_ref(&losses), Some(limit))
+            .measure_and_clip(&gradients, from_ref(&losses), Some(limit))
             .expect("runs");
         let measured = optimizer.squares().expect("reads");
         assert!(
@@ -125,7 +125,9 @@ fn a_step_without_a_norm_changes_nothing() {
         let (broken, _) = super::upload(&device, &[2], numbers, DType::F32);
         for (gradients, finite) in [(&broken, &losses), (&here[3], &broken)] {
             let (gradients, finite) = (from_ref(gradients), from_ref(finite));
-            optimizer.measure(gradients, finite, None).expect("runs");
+            optimizer
+                .measure_and_clip(gradients, finite, None)
+                .expect("runs");
             assert!(!optimizer.squares().expect("reads").is_finite());
             optimizer.step(&weights).expect("runs");
             assert_eq!(after().f32(), before.f32());
