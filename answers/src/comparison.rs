@@ -134,7 +134,7 @@ fn other_job(first: &Planned, second: &Planned) -> Vec<(String, String, String)>
         .collect()
 }
 
-/// Decisions that differ, group by group; where plans have unlike many groups of replicas, their numbers.
+/// Decisions that differ, group by group; or, where plans have different numbers of groups of replicas, these numbers.
 fn changed(first: &Planned, second: &Planned) -> Vec<(String, String, String)> {
     let [one, two] = [first.shares(), second.shares()];
     if one.len() != two.len() {

@@ -86,7 +86,7 @@ impl Planned {
         }
     }
 
-    /// The whole job.
+    /// The scenario of the whole job, all groups together.
     #[must_use]
     pub fn scenario(&self) -> &Scenario {
         match self {

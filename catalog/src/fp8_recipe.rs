@@ -52,7 +52,7 @@ impl Fp8Recipe {
     /// Transformer Engine multiplies by blocks of 128 on Hopper and microscaled numbers on Blackwell
     /// (NVIDIA/TransformerEngine@8f2e635, docs/examples/fp8_primer); PyTorch scales rows from Hopper on
     /// (`torch._scaled_mm`). Blackwell's cards on PCI Express have compute capability 12.0, for which Transformer Engine refuses
-    /// microscaled numbers (NVIDIA/TransformerEngine@d0067d0, `quantization.py`).
+    /// microscaled numbers (NVIDIA/TransformerEngine@d0067d0, `quantization.py`). A cluster on PCI Express is taken to have such cards.
     #[must_use]
     pub fn exists_on(self, cluster: &Cluster) -> bool {
         if let Some(pools) = &cluster.pools {

@@ -24,7 +24,7 @@ use crate::runtime_presets;
 use crate::suggest::nearest;
 use crate::text;
 
-pub use crate::model_presets::published_as;
+pub use crate::model_presets::preset_of_hub_name;
 
 /// A preset's entry in a listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub fn model(arg: &str) -> Result<Model, SpecError> {
     let of_hub = arg.split('/').count() <= 2 && !arg.starts_with(['.', '/', '~']);
     if of_hub
         && !path.exists()
-        && let Some(model) = published_as(arg).and_then(preset)
+        && let Some(model) = preset_of_hub_name(arg).and_then(preset)
     {
         return model;
     }
@@ -121,7 +121,7 @@ fn name_of(arg: &str) -> String {
     name.map_or_else(|| "model".to_owned(), |n| n.to_string_lossy().into_owned())
 }
 
-/// The model preset with this name or alias, with its definition.
+/// The model of the preset with this name or alias; `None` if there is none.
 fn preset(arg: &str) -> Option<Result<Model, SpecError>> {
     let mut presets = MODELS.iter();
     let (name, _, json) = presets.find(|(name, aliases, _)| same(name, aliases, arg))?;
@@ -520,14 +520,14 @@ mod tests {
             ("Llama-3.1-405B", "llama3.1-405b"),
             ("llama3-8b", "llama3-8b"),
         ] {
-            assert_eq!(published_as(id), Some(preset), "{id}");
+            assert_eq!(preset_of_hub_name(id), Some(preset), "{id}");
             assert_eq!(model(id).expect(id).name, preset);
         }
         // A folder may be named after a model, but holds a `config.json` of its own.
-        assert_eq!(published_as("~/weights/llama-7b"), Some("llama-7b"));
+        assert_eq!(preset_of_hub_name("~/weights/llama-7b"), Some("llama-7b"));
         assert!(model("~/weights/llama-7b").is_err());
-        assert_eq!(published_as("Qwen/Qwen3-4B-Thinking-2507"), None);
-        assert_eq!(published_as(""), None);
+        assert_eq!(preset_of_hub_name("Qwen/Qwen3-4B-Thinking-2507"), None);
+        assert_eq!(preset_of_hub_name(""), None);
     }
 
     #[test]

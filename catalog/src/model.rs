@@ -424,7 +424,7 @@ pub struct LayerClass {
 
 impl ModelConfig {
     /// A decoder with RMSNorm and gated SiLU, and with none of what models add to that: positions, biases, experts, dropout. The
-    /// caller sets attention heads and the width of the feed-forward block.
+    /// caller sets name, attention heads, feed-forward width and longest sequence.
     #[must_use]
     pub fn decoder(family: Family, layers: u64, hidden: u64, vocab: u64) -> Self {
         Self {
@@ -519,7 +519,7 @@ impl ModelConfig {
 }
 
 impl Moe {
-    /// Experts in every layer, without biases and shared experts.
+    /// Experts in every layer, without biases or shared experts.
     #[must_use]
     pub fn routed(experts: u64, top_k: u64, expert_ffn: u64) -> Self {
         Self {

@@ -118,8 +118,8 @@ pub(crate) const MODELS: &[(&str, &[&str], &str)] = models! {
     "ernie4.5-21b-a3b" => ["ernie-4.5-21b-a3b"];
 };
 
-/// Endings of published names that say how a model was trained further or for how long, not what it is.
-const TRAINED_FURTHER: [&str; 8] = [
+/// Endings of published names that do not tell presets apart: of fine-tuning, file format, length of training and of context.
+const IGNORED_ENDINGS: [&str; 8] = [
     "-instruct",
     "-base",
     "-chat",
@@ -130,14 +130,14 @@ const TRAINED_FURTHER: [&str; 8] = [
     "-4k",
 ];
 
-/// Name of the model preset that was published under this name on the Hugging Face hub. The owner, hyphens, underscores and
-/// endings that say how it was trained further do not count, nor does `meta-` if no preset has it.
+/// The name of the preset for a model that the Hugging Face hub has under this name. The owner, hyphens, underscores and
+/// endings that do not tell presets apart do not count, nor does `meta-` if no preset has it.
 #[must_use]
-pub fn published_as(id: &str) -> Option<&'static str> {
+pub fn preset_of_hub_name(id: &str) -> Option<&'static str> {
     let plain = |name: &str, left_out: &str| {
         let lower = name.to_lowercase();
         let mut name = lower.strip_prefix(left_out).unwrap_or(&lower);
-        while let Some(shorter) = TRAINED_FURTHER
+        while let Some(shorter) = IGNORED_ENDINGS
             .iter()
             .find_map(|end| name.strip_suffix(end))
         {

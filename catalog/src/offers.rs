@@ -30,7 +30,7 @@ impl Runtime {
     pub fn states_in(&self, precision: Precision) -> StateTypes {
         match precision {
             Precision::Fp32 => StateTypes {
-                master: self.states.master.filter(|_| self.master_in_f32),
+                master: self.states.master.filter(|_| self.master_in_f32_jobs),
                 gradient: None,
                 reduce: DType::F32,
                 extra_gradient: None,

@@ -43,12 +43,12 @@ pub struct Runtime {
     pub fp16_gradients: Option<GradientOption>,
     /// What it overlaps by default.
     pub overlap: Overlap,
-    /// What it does once per step under ZeRO-3.
+    /// What it does once per step, not for every micro-batch, where ZeRO-3 or FSDP holds parameters.
     pub zero3_once: OncePerStep,
     /// How it runs jobs that shard no states.
     pub unsharded: Unsharded,
     /// Whether jobs in 32 bits keep master weights that equal the parameters.
-    pub master_in_f32: bool,
+    pub master_in_f32_jobs: bool,
     /// How it sends tokens to their experts by default.
     pub dispatcher: Dispatcher,
     /// What it captures in CUDA graphs by default.

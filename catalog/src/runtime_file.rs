@@ -53,12 +53,12 @@ pub struct RuntimeFile {
     pub fp16_gradients: Option<GradientOption>,
     /// Default overlap.
     pub overlap: Option<Overlap>,
-    /// What it does once per step under ZeRO-3.
+    /// What it does once per step, not for every micro-batch, where ZeRO-3 or FSDP holds parameters.
     pub zero3_once: Option<OncePerStep>,
     /// How jobs that shard no states run.
     pub unsharded: Option<Unsharded>,
     /// Whether jobs in 32 bits keep master weights that equal the parameters.
-    pub master_in_f32: Option<bool>,
+    pub master_in_f32_jobs: Option<bool>,
     /// How tokens are sent to their experts by default.
     pub dispatcher: Option<Dispatcher>,
     /// What is captured in CUDA graphs by default.
@@ -160,8 +160,11 @@ impl RuntimeFile {
                 .ok_or_else(|| missing("overlap"))?,
             unsharded: inherit(self.unsharded, parent.map(|p| p.unsharded))
                 .ok_or_else(|| missing("unsharded"))?,
-            master_in_f32: inherit(self.master_in_f32, parent.map(|p| p.master_in_f32))
-                .ok_or_else(|| missing("master_in_f32"))?,
+            master_in_f32_jobs: inherit(
+                self.master_in_f32_jobs,
+                parent.map(|p| p.master_in_f32_jobs),
+            )
+            .ok_or_else(|| missing("master_in_f32_jobs"))?,
             zero3_once: inherit(self.zero3_once, parent.map(|p| p.zero3_once))
                 .ok_or_else(|| missing("zero3_once"))?,
             dispatcher: inherit(self.dispatcher, parent.map(|p| p.dispatcher))

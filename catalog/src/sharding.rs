@@ -3,20 +3,22 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What a runtime does under ZeRO-3 once per step rather than for every micro-batch.
+/// What a runtime does once per step, not for every micro-batch, where ZeRO-3 or FSDP holds parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OncePerStep {
-    /// Jobs that gather parameters once, if these are not freed after forward. Others free them after backward.
-    pub gather: Jobs,
-    /// Jobs that reduce gradients once: those of several micro-batches add up unsharded. Others add them to a shard.
-    pub reduce: Jobs,
+    /// Jobs that gather parameters once per step if they keep them after forward. Other jobs free them after backward, for every
+    /// micro-batch.
+    pub gather: WhichJobs,
+    /// Jobs that reduce gradients once per step: until then those of its micro-batches add up unsharded. Other jobs reduce those of
+    /// every micro-batch and add them to a shard.
+    pub reduce: WhichJobs,
 }
 
-/// Jobs of a runtime.
+/// Which of a runtime's jobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Jobs {
+pub enum WhichJobs {
     /// None of them.
     None,
     /// Those with pipeline parallelism.
@@ -25,7 +27,7 @@ pub enum Jobs {
     All,
 }
 
-impl Jobs {
+impl WhichJobs {
     /// Whether a job with so many pipeline ranks is one of them.
     #[must_use]
     pub fn contains(self, pp: u64) -> bool {
@@ -38,11 +40,11 @@ impl Jobs {
 }
 
 impl OncePerStep {
-    /// Whether a job with so many pipeline ranks frees parameters after forward, if it says nothing of it. torchtitan does not in
-    /// pipelines, where every micro-batch would gather them again (torchtitan@b5bcd76, `distributed/fsdp.py`).
+    /// Whether jobs with so many pipeline ranks free parameters after forward by default. Those of runtimes that gather once in
+    /// pipelines do not, where every micro-batch would gather them again (torchtitan@b5bcd76, `distributed/fsdp.py`).
     #[must_use]
     pub fn reshards_by_default(self, pp: u64) -> bool {
-        self.gather != Jobs::Pipelines || pp == 1
+        self.gather != WhichJobs::Pipelines || pp == 1
     }
 }
 
@@ -52,8 +54,8 @@ impl OncePerStep {
 pub enum Unsharded {
     /// Plainly: copies of the model reduce their gradients, and parameters held in 32 bits are cast by autocast.
     Plain,
-    /// Plainly, but nothing casts parameters beside tensor or pipeline parallelism: such a job trains in 32 bits
-    /// (torchtitan 0.2, `distributed/utils.py`, `maybe_enable_amp`).
+    /// Plainly, but jobs with tensor or pipeline parallelism cast no parameters, and so train in 32 bits (torchtitan 0.2,
+    /// `distributed/utils.py`, `maybe_enable_amp`).
     PlainWithoutCasts,
     /// As FSDP over groups of one rank (torchtitan@b5bcd76, `models/llama3/parallelize.py`).
     Fsdp,

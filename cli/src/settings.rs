@@ -126,7 +126,7 @@ impl Settings {
         (!on_line).then(|| format!("{}: {flag} = {value}", setting.origin))
     }
 
-    /// What a flag says to a default that it does not take; of the first such default.
+    /// The error of the first default that its flag does not take.
     pub(crate) fn refused(&self, command: &clap::Command) -> Option<clap::Error> {
         self.0.iter().find_map(|setting| {
             let takes = |sub: &clap::Command| {

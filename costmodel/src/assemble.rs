@@ -350,15 +350,7 @@ impl StageClass {
         graphed::hold(scenario, strategy, &runs, &mut work);
         costs.book().data_parallel(traffic, &runs, &mut work)?;
         let mut states = offload::states_on_device(scenario, strategy, &parallel.sharding, weights);
-        let is_table = |run: &&Run| run.cost.key.class == BlockClass::Embedding;
-        for table in runs.iter().filter(is_table) {
-            let updated = parallel.sharding.updated(table.cost.weights.trained);
-            states.moments += Bytes(
-                strategy
-                    .state_types(&scenario.runtime, scenario.workload.precision)
-                    .wider_moments(updated),
-            );
-        }
+        states.moments += wider_moments(scenario, strategy, parallel, &runs);
         let tensors = |run: &Run| run.cost.tensors.reduced * run.count;
         Ok(Self {
             largest: largest(&tables, &runs),
@@ -371,6 +363,20 @@ impl StageClass {
             states,
         })
     }
+}
+
+/// Bytes by which the optimizer's moments of a stage's embedding table are wider than those of other weights.
+fn wider_moments(
+    scenario: &Scenario,
+    strategy: &Decisions,
+    parallel: &DataParallel,
+    runs: &[Run],
+) -> Bytes {
+    let types = strategy.state_types(&scenario.runtime, scenario.workload.precision);
+    let mut tables = runs.iter();
+    let table = tables.find(|run| run.cost.key.class == BlockClass::Embedding);
+    let updated = table.map(|table| parallel.sharding.updated(table.cost.weights.trained));
+    Bytes(updated.map_or(0, |updated| types.wider_moments(updated)))
 }
 
 /// Number of trained elements that a rank holds of blocks which tensor parallelism splits.

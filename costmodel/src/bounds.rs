@@ -144,7 +144,7 @@ impl LayoutBounds {
             ways.iter().map(|d| (d.clone(), sharding(d))).collect()
         };
         let table = shared_tables::table(scenario, d);
-        // A prediction module may hold no table by itself.
+        // A module may share its table with another block: a lower bound leaves it out.
         let weights = |b: &Option<&Arc<BlockCost>>| {
             let mut weights = b.map_or(Weights::default(), |b| b.weights);
             if b.is_some_and(|b| b.key.class == BlockClass::Mtp) {

@@ -212,19 +212,6 @@ impl Least {
         let whole = stage.recompute + stage.backward.whole;
         // Copies of activations follow each other, and a pass waits for all of them.
         let copies = stage.activations.time * stage.activations.copied as f64;
-        let times = |when: When| match when {
-            When::Never => 0.0,
-            When::First | When::Last => 1.0,
-            When::Always => micro_batches,
-        };
-        let [gathers, again, reduces] = [
-            times(traffic.gather_forward),
-            times(traffic.gather_backward),
-            times(traffic.reduce),
-        ];
-        let of_block =
-            |l: &LayerTraffic| l.gather * gathers + l.gather_again() * again + l.reduce * reduces;
-        let messages = |l: &LayerTraffic| of_block(l) * l.count as f64;
         let first = stage.layers.first();
         let at_start = |_: &&LayerTraffic| traffic.gather_forward == When::First;
         let at_end = |_: &&LayerTraffic| !split && traffic.reduce != When::Never;
@@ -241,7 +228,7 @@ impl Least {
             exposed,
             first_gather: first.filter(at_start).map_or(Seconds(0.0), |l| l.gather),
             last_reduce: first.filter(at_end).map_or(Seconds(0.0), |l| l.reduce),
-            messages: stage.layers.iter().map(messages).sum(),
+            messages: messages(stage, micro_batches),
         };
         if split {
             // Even in a schedule that splits backward some passes run whole, which may be shorter than both halves
@@ -253,6 +240,24 @@ impl Least {
         }
         least
     }
+}
+
+/// Time of a stage's gathers and reductions in a step of so many micro-batches.
+fn messages(stage: &StageWork, micro_batches: f64) -> Seconds {
+    let times = |when: When| match when {
+        When::Never => 0.0,
+        When::First | When::Last => 1.0,
+        When::Always => micro_batches,
+    };
+    let [gathers, again, reduces] = [
+        times(stage.traffic.gather_forward),
+        times(stage.traffic.gather_backward),
+        times(stage.traffic.reduce),
+    ];
+    let of_block =
+        |l: &LayerTraffic| l.gather * gathers + l.gather_again() * again + l.reduce * reduces;
+    let of_row = |l: &LayerTraffic| of_block(l) * l.count as f64;
+    stage.layers.iter().map(of_row).sum()
 }
 
 /// Least time of a pass of `duration` whose blocks each wait until their parameters are gathered, `ahead` blocks before they

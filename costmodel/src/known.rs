@@ -276,8 +276,8 @@ known! {
         "PT-CPU, 1 to 10 billion parameters in 1.39 to 14.76 s on 256 GB/s: 0.074-0.080 (ZeRO-Offload, arXiv:2101.06840, table 4)",
         Only::Host;
     // Messages.
-    CARDS_OF_ALL_CHANNELS: "network cards whose channels are as many as those of messages inside a node" = 8.0, Times, Published,
-        "NCCL has 16 channels or more inside nodes of eight GPUs, and two for every card between them (NVIDIA/nccl@5067397, graph/connect.cc)";
+    CARDS_FOR_ALL_CHANNELS: "network cards that together use as many NCCL channels as messages inside a node" = 8.0, Times, Published,
+        "NCCL has 16 channels or more inside nodes of eight GPUs, and two for every card between nodes (NVIDIA/nccl@5067397, graph/connect.cc)";
     CARD_SHARE: "share of a network card's rate" = 0.95, Times, Published, "aliyun/SimAI@cef83f9 nic_ratio: 0.95-0.96";
     NEAR_SHARE: "share of the scale-up rate that one transfer reaches" = 0.70, Times, Published,
         "microsoft/vidur send_recv tables, H100 and A100";

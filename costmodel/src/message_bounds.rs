@@ -88,28 +88,7 @@ impl Messages {
         of_kind: &[Option<&Arc<BlockCost>>],
     ) -> Result<Self, CostError> {
         let scenario = costs.scenario();
-        let mut runs: Vec<Run> = Vec::with_capacity(of_kind.len());
-        // For every kind the place of a block with its weights.
-        let mut places = Vec::with_capacity(of_kind.len());
-        for cost in of_kind {
-            places.push(cost.map(|cost| {
-                let alike = |run: &Run| match [&run.cost, cost].map(|cost| cost.key.class) {
-                    [BlockClass::Layer(_), BlockClass::Layer(_)] => {
-                        run.cost.weights == cost.weights
-                    }
-                    _ => false,
-                };
-                let known = runs.iter().position(alike);
-                known.unwrap_or_else(|| {
-                    runs.push(Run {
-                        count: 1,
-                        on_host: false,
-                        cost: Arc::clone(cost),
-                    });
-                    runs.len() - 1
-                })
-            }));
-        }
+        let (runs, places) = distinct(of_kind);
         let mut stage = StageWork::default();
         let parallel = DataParallel::new(d, &scenario.cluster);
         let book = costs.book();
@@ -286,6 +265,27 @@ impl Messages {
             .map(|(kind, repeats)| repeats * added(kind))
             .sum()
     }
+}
+
+/// One row for all layers of equally many weights and one for every other block, and for every kind of block the place of its row.
+fn distinct(of_kind: &[Option<&Arc<BlockCost>>]) -> (Vec<Run>, Vec<Option<usize>>) {
+    let mut runs: Vec<Run> = Vec::with_capacity(of_kind.len());
+    let mut place = |cost: &Arc<BlockCost>| {
+        let alike = |run: &Run| match [&run.cost, cost].map(|cost| cost.key.class) {
+            [BlockClass::Layer(_), BlockClass::Layer(_)] => run.cost.weights == cost.weights,
+            _ => false,
+        };
+        runs.iter().position(alike).unwrap_or_else(|| {
+            runs.push(Run {
+                count: 1,
+                on_host: false,
+                cost: Arc::clone(cost),
+            });
+            runs.len() - 1
+        })
+    };
+    let places = of_kind.iter().map(|cost| cost.map(&mut place)).collect();
+    (runs, places)
 }
 
 /// The sum of costs, each times its count.

@@ -174,7 +174,7 @@ fn copied_for_step(scenario: &Scenario, strategy: &Decisions, updated: u64) -> B
 /// Bytes of copies of parameters and gradients that a rank holds at one time, in addition to its states:
 /// - ZeRO-3: gathered parameters, and gradients that are not reduced yet ([`gathered_and_unreduced`]);
 /// - ZeRO-2: gradients of one block before they are reduced;
-/// - without ZeRO, under PyTorch: the buckets in which gradients are reduced.
+/// - without ZeRO: the same if FSDP runs such jobs, else PyTorch's buckets, in which gradients are reduced.
 pub(crate) fn in_flight(
     strategy: &Decisions,
     costs: &BlockCosts,
@@ -198,7 +198,7 @@ pub(crate) fn in_flight(
     }
 }
 
-/// Bytes that a rank needs under ZeRO-3 in addition to its shards, at the moment when it needs most:
+/// Bytes that a rank needs under ZeRO-3, or FSDP over one rank, in addition to its shards, at the moment when it needs most:
 /// - gathered parameters: of the block that runs and of those prefetched, or of all blocks if none is resharded after forward. Under
 ///   FSDP embedding and head belong to the root module, which stays gathered from forward to backward (PyTorch `_fsdp_state.py`,
 ///   `_lazy_init`; FSDP1: `_runtime_utils.py`, `_post_forward_reshard`);

@@ -169,7 +169,7 @@ fn depth(scenario: &Scenario) -> Result<Depth, CostError> {
     Ok(sums)
 }
 
-/// Trained elements of a block without those of parameters `counted` before, to which its own are added. Parameters of layers are of one
+/// Trained elements of a block, without shared parameters in `counted`, to which its own are added. Parameters of layers belong to one
 /// block alone.
 fn elements(
     scenario: &Scenario,
@@ -185,8 +185,8 @@ fn elements(
         .iter()
         .filter(|parameter| parameter.trained)
     {
-        let is_shared = !parameter.name.contains("{layer}");
-        if !is_shared || counted.insert(parameter.name.clone()) {
+        let may_be_shared = !parameter.name.contains("{layer}");
+        if !may_be_shared || counted.insert(parameter.name.clone()) {
             sums[usize::from(parameter.expert)] += parameter.global_elements;
         }
     }

@@ -1,5 +1,5 @@
 //! Vocabulary tables that several blocks of a stage share. A tied head reads the embedding's table, and multi-token-prediction
-//! modules read the tables of embedding and head. Each block counts its tables by itself; a rank holds and sends a shared one once.
+//! modules read the head's, and embed tokens too. Each block counts its table by itself; a rank holds and sends a shared one once.
 
 use models::BlockClass;
 use plans::Decisions;
@@ -30,13 +30,13 @@ impl SharedTables {
         }
     }
 
-    /// Weights of a block in a row that are counted with no other block of the stage.
+    /// Weights of one block of a row, without tables that another block of the stage counts.
     pub(crate) fn own(&self, run: &Run) -> Weights {
         let mut own = run.cost.weights;
         own.share(match run.cost.key.class {
             BlockClass::Head if self.tied && self.embeds => self.table,
             BlockClass::Mtp if self.tied || self.embeds => self.table,
-            // Beside the head's table one module counts the copy of the embedding that a last stage needs.
+            // The head counts its own table. One module's stands for the copy of the embedding that a last stage needs.
             BlockClass::Mtp => self.table * (run.count - 1) / run.count,
             BlockClass::Embedding | BlockClass::Head | BlockClass::Layer(_) => 0,
         });

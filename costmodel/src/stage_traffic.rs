@@ -208,7 +208,7 @@ pub(crate) fn plan(
     }
     match strategy.zero {
         Zero::Z0 | Zero::Z1 if overlap.grad_reduce => plan.reduce = When::Last,
-        // PyTorch, whose jobs alone do so, has no switch for the overlap.
+        // Only runtimes on PyTorch's FSDP reduce once, and these cannot switch the overlap off.
         Zero::Z3 if scenario.runtime.zero3_once.reduce.contains(strategy.pp) => {
             plan.reduce = When::Last;
         }

@@ -200,7 +200,7 @@ impl Sharding {
     }
 }
 
-/// Bytes of a checkpoint of a model with so many parameters under a strategy. Beside adapters the model's own are not saved.
+/// Bytes of a checkpoint of a model with so many parameters under a strategy. With adapters only these are saved, not the model's own weights.
 #[must_use]
 pub fn checkpoint(scenario: &Scenario, d: &Decisions, parameters: u64) -> Bytes {
     let model = &scenario.model;
@@ -354,7 +354,7 @@ pub(crate) fn of_bucket(runtime: &Runtime, d: &Decisions) -> u64 {
 }
 
 /// Element type in which gradients are reduced. Data parallelism that casts parameters of 32 bits reduces the gradients
-/// of these (PyTorch's DistributedDataParallel); a type of the reduction belongs to FSDP.
+/// of these (PyTorch's DistributedDataParallel); only FSDP reduces them in a type of its own.
 #[must_use]
 pub(crate) fn reduced_type(runtime: &Runtime, types: &StateTypes, zero: Zero) -> DType {
     match (types.parameter, zero) {

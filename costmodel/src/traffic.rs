@@ -90,7 +90,7 @@ impl DataParallel {
         let share = match together == self.dense.size {
             true => 1.0,
             false => {
-                let cards = known::CARDS_OF_ALL_CHANNELS.factor();
+                let cards = known::CARDS_FOR_ALL_CHANNELS.factor();
                 (together as f64 / cards.min(domain.gpus as f64)).min(1.0)
             }
         };
@@ -239,7 +239,7 @@ mod tests {
             };
             let found = groups.slowdown_of_group(1.8, cluster.domain(64));
             assert!((found - slowdown).abs() < 1e-9, "{size} {stride}: {found}");
-            // Eight ranks of a larger domain use as many cards.
+            // In a larger domain eight ranks use eight cards as well.
             let mut larger = cluster.clone();
             larger.scale_up_domain = 32;
             let wide = groups.slowdown_of_group(1.8, larger.domain(64));

@@ -23,7 +23,7 @@ pub struct Target {
     pub name: &'static str,
     /// Makes valid inputs to start from.
     pub seeds: Seeds,
-    /// Makes a new input of inputs and words of the pool by random changes.
+    /// Makes a new input: changes inputs of the pool at random, also with its words.
     pub mutate: Mutate,
     /// Feeds one input to the reader.
     pub run: Run,

@@ -229,7 +229,7 @@ fn further_systems_are_read() {
 
 /// Megatron-DeepSpeed logs a step in the words of both systems, and DeepSpeed's maybe more often.
 #[test]
-fn of_two_systems_megatron_counts() {
+fn megatron_lines_count_beside_those_of_deepspeed() {
     let rate =
         |step: u64| format!("global_step={step}, CurrSamplesPerSec=64.0, MemAllocated=6.0GB\n");
     let time = |step: u64| {

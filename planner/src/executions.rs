@@ -209,7 +209,7 @@ impl Asked<'_> {
         all
     }
 
-    /// The ways to run passes that this pipeline allows.
+    /// The ways to run passes in a layout that `allows` permits.
     pub(crate) fn executions_with(&self, layout: &Layout, allows: Allows) -> Vec<ExecutionChoice> {
         let mut all = self.executions(layout);
         all.retain(|execution| execution.is_in(allows, &self.scenario.runtime));

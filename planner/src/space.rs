@@ -458,7 +458,7 @@ enum Checked {
     Legal(u64),
     /// It breaks a rule; so many combinations of other choices are left out with it.
     Illegal(&'static str, u64),
-    /// Legal, but no other choice can be combined with it.
+    /// No strategy has it: no pipeline, way to shard states or axis order goes with it.
     Empty,
 }
 

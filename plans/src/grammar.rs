@@ -130,7 +130,7 @@ pub fn short(d: &Decisions) -> String {
     parts.join(" ")
 }
 
-/// The short form with the overlap, where it is another than the runtime's own: what is printed for people to give back.
+/// The short form, and the overlap where it is not the runtime's own: what is printed for people to give back.
 #[must_use]
 pub fn written(d: &Decisions, runtime: &Runtime) -> String {
     let short = short(d);
@@ -344,7 +344,7 @@ impl Fields {
         })
     }
 
-    /// Whether parameters are freed after forward. Who asks for a depth of prefetching means that they are.
+    /// Whether parameters are freed after forward. Asking for `prefetch` implies that they are.
     fn reshards(&self, zero: Zero, pp: u64, runtime: &Runtime) -> Result<bool, StrategyError> {
         let by_default = runtime.zero3_once.reshards_by_default(pp);
         let usual = zero == Zero::Z3 && (by_default || self.count("prefetch")?.is_some());

@@ -105,7 +105,7 @@ fn tensor_lack(d: &Decisions, model: &ModelConfig, space: &RuntimeSpace) -> Opti
     None
 }
 
-/// Finds a precision in which the runtime cannot train a job that shards nothing.
+/// Finds a precision that the runtime lacks with tensor or pipeline parallelism where no states are sharded.
 fn precision_lack(d: &Decisions, runtime: &Runtime, precision: Precision) -> Option<Lack> {
     let unsharded = d.dp_shard * d.cp == 1 && d.tp * d.pp > 1;
     if !(unsharded && runtime.casts_only_shards(precision)) {
@@ -113,7 +113,7 @@ fn precision_lack(d: &Decisions, runtime: &Runtime, precision: Precision) -> Opt
     }
     let name = precision.name();
     lacks(
-        format!("{name} beside tp or pp if no states are sharded (it would train in fp32)"),
+        format!("{name} with tp or pp unless states are sharded (it would train in fp32)"),
         "zero3 over 2 or more data- or context-parallel ranks, or --precision fp32",
     )
 }

@@ -37,7 +37,7 @@ fn what_a_runtime_lacks_is_refused() {
         ("internevo", "llama3-8b", "tp2 overlap=grad+tp".to_owned(), "no overlap of tensor-parallel messages; it has overlap=grad"),
         ("megatron-2022", "llama3-8b", "tp8 overlap=grad".to_owned(), "no overlap of gradients; it has overlap=none"),
         ("megatron-core", "llama3-8b", "tp2 overlap=grad+param+tp+pp".to_owned(), ""),
-        ("torchtitan", "llama3-8b", "tp8 pp8 dp1 zero3".to_owned(), "no bf16 beside tp or pp if no states are sharded"),
+        ("torchtitan", "llama3-8b", "tp8 pp8 dp1 zero3".to_owned(), "no bf16 with tp or pp unless states are sharded"),
         ("torchtitan", "llama3-8b", "tp8 pp4 dp2 zero3".to_owned(), ""),
         ("torchtitan", "llama3-8b", "tp8 pp4 cp2 cp_kind=all_gather dp1 zero0".to_owned(), ""),
         ("torchtitan-2026", "llama3-8b", "tp8 pp8 dp1 zero3".to_owned(), ""),

@@ -88,7 +88,7 @@ pub fn rank(groups: &[Group<'_>], rank: u32) -> String {
     }
 }
 
-/// The number of the group in which a rank lies that is counted through the groups, and its pipeline rank there.
+/// For a rank that is counted through all groups: the number of its group, and its pipeline rank there.
 pub(crate) fn place(groups: &[Group<'_>], rank: u32) -> Option<(usize, u32)> {
     let mut first = 0;
     for (number, group) in (1..).zip(groups) {

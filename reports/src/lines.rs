@@ -80,8 +80,8 @@ impl Style {
         format!("\n{}", painted.collect::<String>())
     }
 
-    /// A text whose paragraphs and items are a line each: an item is set in, and where it is too long goes on below, at its
-    /// own margin or under the text after its label.
+    /// Wraps a text that has one line for each paragraph or indented item. Items wrap at their margin, or under the text after their
+    /// label.
     #[must_use]
     pub fn page(self, text: &str) -> String {
         let line = |line: &str| {

@@ -146,7 +146,7 @@ pub(crate) struct SizeArgs {
     /// Tokens per sequence; 8k is 8192
     #[arg(long, default_value = "8192", value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) seq: u64,
-    /// Sequences per optimizer step [default: that of `search` with the most GPUs tried]
+    /// Sequences per optimizer step [default: that of `search` with the most GPUs tried, made a multiple for all sizes]
     #[arg(long, value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) global_batch: Option<u64>,
     #[command(flatten)]

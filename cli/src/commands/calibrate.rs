@@ -26,8 +26,8 @@ use crate::output;
 const PLAUSIBLE: std::ops::RangeInclusive<f64> = 0.1..=10.0;
 
 /// A measured step may be shorter than the one that was learned by this factor: beyond it the device's peak rates, below
-/// which no price falls, contradict the run. One that is longer by more than the inverse may be slow for a reason that no
-/// factor has, and is warned of.
+/// which no price falls, contradict the run. One that is longer by more than the inverse is
+/// warned of: it may be slow for a reason that no factor explains.
 const FASTEST: f64 = 0.7;
 
 /// A measured run, from a log or from `--measured`.

@@ -56,7 +56,7 @@ pub(crate) fn run(args: &ListArgs, settings: &Settings) -> Result<ExitCode, CliE
     Ok(ended(settings))
 }
 
-/// Refuses a default that its flag does not take, after all were shown.
+/// The exit code after all defaults were shown. Says which default its flag does not take, if there is one.
 fn ended(settings: &Settings) -> ExitCode {
     let refused = settings.refused(&args::command());
     refused.map_or(ExitCode::SUCCESS, |message| usage::say(&message, settings))

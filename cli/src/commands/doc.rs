@@ -113,8 +113,8 @@ A cluster is one of:
 
   --cluster 'h100-sxm x 8 per node, 400 Gb/s x 8'
       one line: GPU x COUNT per node, then, if they differ from the preset with that GPU, RATE x CARDS between nodes, \
-`nvlink RATE` or `pcie RATE` inside a node, `domain 36` for the number of GPUs that NVLink joins (if COUNT is not the preset's: \
-those of a node), and `$2.5` per GPU and hour
+`nvlink RATE` or `pcie RATE` inside a node, `domain 36` for the number of GPUs that NVLink joins (without it: the preset's, or \
+COUNT if that differs from the preset's), and `$2.5` per GPU and hour
 
   --cluster '64 x dgx-a100 + 32 x dgx2-v100, 100 Gb/s between, 20 ms away'
       pools of GPUs that differ, or that lie on different sites: up to four, each of a preset or a file, with --gpus for \

@@ -126,8 +126,7 @@ pub(crate) fn run(args: &ReplanArgs) -> Result<ExitCode, CliError> {
     })
 }
 
-/// How the plan before trains, for the new one to go on with. Its data is named from the plan's folder, in whole where the new
-/// plan lies in another.
+/// The old plan's `train` section for the new plan. If that lies in another folder, the path of the data is made absolute.
 fn train(planned: &Planned, old: &Path, new: &Path) -> Option<TrainFile> {
     let mut train = planned.file().train.clone()?;
     if old.parent() != new.parent() {

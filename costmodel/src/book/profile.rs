@@ -180,8 +180,7 @@ impl PriceBook for ProfilePrices {
         Ok(norm + update + clear + anew + meeting * 2.0)
     }
 
-    /// If ranks share cores, send and receive were measured together, and half of that is one rank's.
-    /// Each sends the other its own.
+    /// Each end sends the other its own gradients.
     fn sum_over_ends(&self, _strategy: &Decisions, table: Bytes) -> Result<Seconds, CostError> {
         self.to_other_rank(table)
     }
@@ -223,7 +222,8 @@ fn in_order(ops: &[AnyOp<'_>], indices: impl Iterator<Item = usize>) -> Vec<Laun
 }
 
 impl ProfilePrices {
-    /// Time in which a rank sends another so many bytes, and receives as many.
+    /// Time in which a rank sends another so many bytes, and receives as many. If ranks share cores, send and receive were measured
+    /// together, and half of that is one rank's.
     fn to_other_rank(&self, bytes: Bytes) -> Result<Seconds, CostError> {
         if self.is_of_gpus() {
             return measured(self, CollectiveKind::SendRecv, bytes, 2);

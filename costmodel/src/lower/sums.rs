@@ -3,8 +3,8 @@
 use dtensor::{Op, TensorId, TensorRole, Trace};
 use rustc_hash::FxHashSet;
 
-/// Results of pointwise operators for each of which backward would need several tensors that it needs for nothing else, such as the two
-/// terms of a LoRA adapter's sum. A compiler that decides by bytes keeps the one result.
+/// Outputs of pointwise operators of which backward would otherwise keep several inputs for this alone, such as both terms of a LoRA
+/// adapter's sum. A compiler that decides by bytes keeps the one output.
 pub(super) fn kept_instead_of_terms(
     trace: &Trace,
     producers: &[Option<usize>],

@@ -109,7 +109,10 @@ pub(super) fn implied_vocabulary(doc: &Document) -> Result<Option<u64>, ImportEr
     Ok(match doc.text("--tokenizer-type")? {
         Some("GPT2BPETokenizer") => Some(50_257),
         Some("Llama2Tokenizer") => Some(32_000),
-        _ => match doc.text("--tokenizer-model")?.and_then(load::published_as) {
+        _ => match doc
+            .text("--tokenizer-model")?
+            .and_then(load::preset_of_hub_name)
+        {
             Some(preset) => Some(load::model(preset)?.vocab),
             None => None,
         },

@@ -62,7 +62,7 @@ pub(super) fn same(doc: &Document, model: &ModelConfig) -> Result<Vec<String>, I
         return against(nanotron::MODEL, &theirs);
     }
     if let Some((key, name)) = named(doc)? {
-        let Some(preset) = load::published_as(name) else {
+        let Some(preset) = load::preset_of_hub_name(name) else {
             return Ok(Vec::new());
         };
         let theirs = load::model(preset)?;
@@ -109,7 +109,7 @@ fn of_reading(doc: &Document) -> Result<OfFile, ImportError> {
         return Ok(equal_of_library(model));
     }
     let name = match named(doc)? {
-        Some((key, id)) => match load::published_as(id) {
+        Some((key, id)) => match load::preset_of_hub_name(id) {
             Some(preset) => preset.to_owned(),
             None => return of_folder(doc, key, id),
         },

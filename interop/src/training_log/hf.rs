@@ -118,7 +118,7 @@ pub(super) fn unsmooth(steps: &mut Vec<LoggedStep>) {
             continue;
         };
         let Some((done, seconds)) = smoothed.filter(|_| new > 0.0) else {
-            // The log begins amid a bar: its rate is taken for one that has not changed for long.
+            // The log begins amid a bar, or a bar began anew: its rate is taken for one that has not changed for long.
             smoothed = Some((1.0, shown));
             continue;
         };

@@ -171,7 +171,7 @@ impl LogError {
 /// Lowest rate that counts, in tokens per second and device: below it, a step's time would be unbounded.
 const LEAST_RATE: f64 = 1e-6;
 
-/// The steps after the warm-up, all of one global batch.
+/// The steps after the warm-up that have one global batch, or do not say theirs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Steady {
     /// Number of steps skipped as warm-up.

@@ -4,7 +4,7 @@
 use super::line::Line;
 use super::log::{LogError, LoggedStep};
 
-/// What tells a line of a step.
+/// The label by which a line of a step is known.
 pub(super) const ELAPSED: &str = "elapsed time per iteration (ms):";
 
 pub(super) fn step(line: &Line<'_>) -> Result<Option<LoggedStep>, LogError> {

@@ -52,9 +52,9 @@ const STEP: [&str; 6] = [
 /// Prefixes of the names of metrics that an evaluation logs.
 const EVALUATION: [&str; 3] = ["eval", "val", "test"];
 
-/// The Trainer's mean loss over that of the losses it logged is at least this in a run that was not resumed. They differ by the steps
+/// Least ratio of the Trainer's mean loss to the mean of its logged losses in a run that was not resumed. They differ by the steps
 /// after the last logged one, and by rounding.
-const LEAST_OF_LOSS: f64 = 0.9;
+const LEAST_LOSS_RATIO: f64 = 0.9;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Quantity {
@@ -81,7 +81,7 @@ struct Row {
 /// Reads exported metrics; `None` if the text holds none.
 ///
 /// # Errors
-/// When it has the time of another number of steps than it counts.
+/// When it is the Trainer's state of a resumed run, whose time is not of all its steps.
 pub(super) fn parse(text: &str, path: &str) -> Result<Option<TrainingLog>, LogError> {
     let start = text.trim_start();
     if start.starts_with('{') && start.contains("\"log_history\"") {
@@ -409,5 +409,5 @@ fn was_resumed(history: &[Value], last: &Value) -> bool {
         }
     }
     let mean = last["train_loss"].as_f64();
-    mean.is_some_and(|mean| before > 0 && mean < LEAST_OF_LOSS * sum / before as f64)
+    mean.is_some_and(|mean| before > 0 && mean < LEAST_LOSS_RATIO * sum / before as f64)
 }

@@ -97,8 +97,8 @@ impl Reading {
         Ok(())
     }
 
-    /// Whether another line logged the same step. An earlier step number further back is a step repeated after a restart, unless
-    /// another rank logged it: then it counts as often as the rank that logged it most.
+    /// Whether the step was read already. One that was read more than [`LAG`] steps ago was run again after a restart. Where lines name
+    /// ranks, a step counts as often as the rank logged it that logged it most.
     fn repeats(&mut self, line: &Line<'_>, system: LogSystem, step: u64) -> bool {
         let shown = system == LogSystem::Trainer && !self.bars.insert(step);
         let of_rank = line.rank().is_some_and(|rank| {

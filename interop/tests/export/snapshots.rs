@@ -210,7 +210,7 @@ fn torchtitan_toml() {
         Dialect::Torchtitan02,
     );
     insta::assert_snapshot!(text, @r#"
-    # vescale-plan 0123456789abcdef · llama3-8b on 64 GPUs: tp4 pp2 cp2(all_gather) dp4 zero3 sp mbs1 1f1b recompute=selective_ops stages=15/17
+    # vescale-plan 0123456789abcdef · llama3-8b on 64 GPUs: tp4 pp2 cp2(all_gather) dp4 zero3 reshard=on sp mbs1 1f1b recompute=selective_ops stages=15/17
     [model]
     name = "llama3"
     flavor = "8B"
@@ -260,7 +260,7 @@ fn torchtitan_python() {
         Dialect::Torchtitan03,
     );
     insta::assert_snapshot!(text, @r#"
-    """vescale-plan 0123456789abcdef · llama3-8b on 64 GPUs: tp4 pp2 vpp2 dp8 zero3 sp mbs1 zb-v recompute=full."""
+    """vescale-plan 0123456789abcdef · llama3-8b on 64 GPUs: tp4 pp2 vpp2 dp8 zero3 reshard=on sp mbs1 zb-v recompute=full."""
 
     from torchtitan.config import CompileConfig, ParallelismConfig
     from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
