@@ -1,7 +1,8 @@
-//! Memory of a rank under PyTorch's `fully_shard` (FSDP2), and under tensor parallelism that leaves embedding and head whole.
+//! What ranks hold and send where they share states: under PyTorch's `fully_shard` (FSDP2), under tensor parallelism that leaves
+//! embedding and head whole, and where several blocks read one vocabulary table.
 
 use catalog::runtime::Rewrite;
-use catalog::{Precision, Workload, WorkloadSizes};
+use catalog::{Model, Precision, Workload, WorkloadSizes};
 use costmodel::{CostModel, Scenario};
 use plans::Prediction;
 
@@ -13,9 +14,13 @@ const NORM: u64 = 4096;
 const IN_FLIGHT: &str = "gathered parameters and gradients in flight";
 
 fn of_sequences(global_batch: u64) -> Workload {
+    workload(8, 2048, global_batch)
+}
+
+fn workload(gpus: u64, seq_len: u64, global_batch: u64) -> Workload {
     Workload::new(WorkloadSizes {
-        gpus: 8,
-        seq_len: 2048,
+        gpus,
+        seq_len,
         global_batch,
         precision: Precision::Bf16,
     })
@@ -166,4 +171,69 @@ fn a_compiler_keeps_the_sum_of_a_layer_and_its_adapter() {
     };
     let (eager, compiled) = (saved("torchtitan"), saved("torchtitan-compile"));
     assert!(0 < compiled && compiled < eager, "{compiled} {eager}");
+}
+
+/// 32 short sequences of a model on 16 GPUs under Megatron-Core.
+fn on_megatron(model: &str, plan: &str, change: impl Fn(&mut Scenario)) -> Prediction {
+    predicted(plan, |s| {
+        s.model = catalog::load::model(model).expect("a preset");
+        s.runtime = catalog::load::runtime("megatron-core").expect("a preset");
+        s.workload = workload(16, 512, 32);
+        change(s);
+    })
+}
+
+fn untied(scenario: &mut Scenario) {
+    let mut config = (*scenario.model).clone();
+    config.tied_embeddings = false;
+    scenario.model = Model::new(config, "changed").expect("a model");
+}
+
+#[test]
+fn a_rank_holds_every_parameter_once() {
+    for (name, modules) in [
+        ("llama3-8b", 0),
+        ("qwen2.5-0.5b", 0),
+        ("deepseek-v3", 0),
+        ("deepseek-v3", 1),
+        ("deepseek-v3", 3),
+    ] {
+        let with_modules = |scenario: &mut Scenario| {
+            let mut config = (*scenario.model).clone();
+            config.mtp_layers = modules;
+            scenario.model = Model::new(config, "changed").expect("a model");
+        };
+        let held = on_megatron(name, "dp16 zero0 mbs1", with_modules).memory_of("parameters");
+        let mut config = (*catalog::load::model(name).expect("a preset")).clone();
+        config.mtp_layers = modules;
+        let all = models::parameters(&config).expect("a model");
+        let elements: u64 = all.iter().map(|parameter| parameter.global_elements).sum();
+        assert_eq!(held.0, 2 * elements, "{name}, {modules} modules");
+    }
+}
+
+#[test]
+fn the_gradients_of_a_tied_table_are_sent_once() {
+    let exposed = |change: fn(&mut Scenario)| {
+        let plan = "dp16 zero0 mbs2 overlap=none";
+        let of = on_megatron("qwen2.5-0.5b", plan, |s| {
+            change(s);
+            s.cluster.scale_out.bandwidth.value.0 /= 100.0;
+        });
+        of.breakdown.dp_exposed_s
+    };
+    // 494 million parameters, and 136 million of the table.
+    let ratio = exposed(|_| ()) / exposed(untied);
+    assert!((ratio - 494.0 / 630.0).abs() < 0.01, "{ratio}");
+}
+
+#[test]
+fn both_ends_of_a_pipeline_sum_the_gradients_of_a_tied_table() {
+    let seconds = |change: fn(&mut Scenario)| {
+        let of = on_megatron("qwen2.5-0.5b", "pp2 dp8 zero0 mbs2", change);
+        of.breakdown.dp_exposed_s
+    };
+    // 136 million gradients of 32 bits cross from node to node at about 47.5 GB/s.
+    let more = seconds(|_| ()) - seconds(untied);
+    assert!((0.008..0.016).contains(&more), "{more}");
 }
