@@ -2,6 +2,7 @@
 
 use catalog::prefetch::Ahead;
 use catalog::runtime::Rewrite;
+use catalog::sharding::Unsharded;
 use catalog::state_types::StateTypes;
 use catalog::{Seconds, Zero};
 use dtensor::CollectiveKind;
@@ -206,13 +207,16 @@ pub(crate) fn plan(
         }
         Zero::Z3 => plan.gather_forward = When::Always,
     }
+    let runtime = &scenario.runtime;
+    let fsdp = match strategy.zero {
+        Zero::Z0 => runtime.unsharded == Unsharded::Fsdp,
+        zero => zero == Zero::Z3,
+    };
     match strategy.zero {
-        Zero::Z0 | Zero::Z1 if overlap.grad_reduce => plan.reduce = When::Last,
         // Only runtimes on PyTorch's FSDP reduce once, and these cannot switch the overlap off.
-        Zero::Z3 if scenario.runtime.zero3_once.reduce.contains(strategy.pp) => {
-            plan.reduce = When::Last;
-        }
-        Zero::Z2 | Zero::Z3 if overlap.grad_reduce => plan.reduce = When::Always,
+        _ if fsdp && runtime.zero3_once.reduce.contains(strategy.pp) => plan.reduce = When::Last,
+        Zero::Z0 | Zero::Z1 if overlap.grad_reduce && !fsdp => plan.reduce = When::Last,
+        _ if overlap.grad_reduce => plan.reduce = When::Always,
         Zero::Z0 | Zero::Z1 | Zero::Z2 | Zero::Z3 => {
             stage.exposed_reduce = Some(reduces);
             stage.copied_after_reduce = copied;
