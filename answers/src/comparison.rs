@@ -182,7 +182,7 @@ fn decisions(
         .collect()
 }
 
-/// The value of a key that a strategy leaves to the runtime.
+/// The value that a decision has by default under the scenario's runtime. `key` is its name in strategies.
 fn own(key: &str, scenario: &Scenario) -> String {
     let runtime = &scenario.runtime;
     match key {

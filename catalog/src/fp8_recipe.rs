@@ -47,12 +47,13 @@ impl Fp8Recipe {
         }
     }
 
-    /// Whether it exists on all GPUs of a cluster that have 8-bit products.
+    /// Whether this recipe can be used on every GPU of a cluster, if the GPU has 8-bit matrix products at all.
     ///
-    /// Transformer Engine multiplies by blocks of 128 on Hopper and microscaled numbers on Blackwell
-    /// (NVIDIA/TransformerEngine@8f2e635, docs/examples/fp8_primer); PyTorch scales rows from Hopper on
-    /// (`torch._scaled_mm`). Blackwell's cards on PCI Express have compute capability 12.0, for which Transformer Engine refuses
-    /// microscaled numbers (NVIDIA/TransformerEngine@d0067d0, `quantization.py`). A cluster on PCI Express is taken to have such cards.
+    /// - Transformer Engine scales blocks of 128 elements on Hopper, and uses microscaled numbers (MXFP8) on Blackwell
+    ///   (NVIDIA/TransformerEngine@8f2e635, docs/examples/fp8_primer).
+    /// - It refuses MXFP8 from compute capability 12.0 on (NVIDIA/TransformerEngine@d0067d0, `quantization.py`). Blackwell cards on PCI
+    ///   Express, such as the RTX PRO 6000, have that; every Blackwell cluster on PCI Express is taken to consist of such cards.
+    /// - PyTorch scales rows on Hopper and later (`torch._scaled_mm`).
     #[must_use]
     pub fn exists_on(self, cluster: &Cluster) -> bool {
         if let Some(pools) = &cluster.pools {

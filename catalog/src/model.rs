@@ -325,7 +325,7 @@ pub enum Projections {
     Grouped,
 }
 
-/// Which layers see only a window.
+/// Which layers attend only to a window of tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WindowPattern {
     /// Every layer attends to everything before it.

@@ -260,10 +260,11 @@ fn messages(stage: &StageWork, micro_batches: f64) -> Seconds {
     stage.layers.iter().map(of_row).sum()
 }
 
-/// Least time of a pass of `duration` whose blocks each wait until their parameters are gathered, `ahead` blocks before they
-/// run: the first is asked for when the pass begins. With one block ahead every other's is asked for when the block before
-/// begins, with none when that has ended; gathers follow each other, however far ahead they are. `each` says for a block its share
-/// of the pass, and how long its gather takes.
+/// Least time of a pass in which every block waits for its parameters. `duration` is its time without these waits; `each` gives a block's
+/// share of it, and the time to gather the block's parameters.
+///
+/// Gathers run one after the other. The first begins with the pass. With `ahead` = 1 the gather of another block can begin when the block
+/// before it begins, with 0 when the block before it has ended.
 fn paced<'a>(
     layers: impl Iterator<Item = &'a LayerTraffic>,
     each: impl Fn(&LayerTraffic) -> (f64, Seconds),

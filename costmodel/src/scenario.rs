@@ -158,7 +158,7 @@ impl Scenario {
         }
     }
 
-    /// How the job's ranks fill scale-up domains.
+    /// How many GPUs of each scale-up domain (such as a node, or an NVL72 rack) the job uses.
     pub(crate) fn domain(&self) -> Domain {
         self.cluster.domain(self.workload.gpus)
     }

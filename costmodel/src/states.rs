@@ -200,14 +200,13 @@ impl Sharding {
     }
 }
 
-/// Bytes of a checkpoint of a model with so many parameters under a strategy. With adapters only these are saved, not the model's own weights.
+/// Bytes of a checkpoint that a job under this strategy writes. `parameters` is the number of the model's parameters. A job that trains
+/// adapters saves these alone.
 #[must_use]
 pub fn checkpoint(scenario: &Scenario, d: &Decisions, parameters: u64) -> Bytes {
     let model = &scenario.model;
-    let saved = match (&model.adapters, models::trained_and_frozen(model)) {
-        (Some(_), Ok([trained, _])) => trained,
-        _ => parameters,
-    };
+    let adapters = (model.adapters.as_ref()).and_then(|_| models::trained_and_frozen(model).ok());
+    let saved = adapters.map_or(parameters, |[trained, _]| trained);
     Bytes((saved as f64 * checkpoint_bytes(scenario, d)) as u64)
 }
 

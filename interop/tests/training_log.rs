@@ -445,7 +445,7 @@ fn the_state_of_a_resumed_run_is_refused() {
     }
 }
 
-/// Which quantity a metric's name says, and in which unit; where several say the same, the shortest.
+/// A metric's name says its quantity and its unit. Of several metrics of one quantity the one with the shortest name is read.
 #[test]
 fn metrics_are_known_by_their_names() {
     for (names, values) in [

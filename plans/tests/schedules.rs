@@ -59,8 +59,8 @@ fn run(schedule: &Schedule, m: u64, units: Units) -> (u64, u64) {
     (clock.into_iter().max().expect("there are ranks"), work)
 }
 
-/// Why a schedule is not complete and free of deadlock: every stage runs every micro-batch forward once, then backward once
-/// (whole, or input half before weight half), and no rank waits for ever.
+/// What is wrong with a schedule; `None` if it is right. A right schedule runs every micro-batch forward once and then backward once in
+/// every stage (backward whole, or its input half before its weight half), and no rank waits for ever.
 fn mistake(schedule: &Schedule, m: u64) -> Option<String> {
     let (stages, m) = (schedule.rank_of_stage.len(), m as usize);
     // State of a stage's micro-batch: 0 nothing done, 1 forward, 2 input half, 3 all.

@@ -80,8 +80,8 @@ impl Style {
         format!("\n{}", painted.collect::<String>())
     }
 
-    /// Wraps a text that has one line for each paragraph or indented item. Items wrap at their margin, or under the text after their
-    /// label.
+    /// Wraps a text to the width of the page. Each paragraph and each list item is one line of `text`. The further lines of an item are
+    /// indented like its first, or, if the item begins with a label and two spaces, like the text after these.
     #[must_use]
     pub fn page(self, text: &str) -> String {
         let line = |line: &str| {

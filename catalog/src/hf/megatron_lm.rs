@@ -138,7 +138,8 @@ fn bounded_glu(f: &Fields<'_>, moe: Option<Moe>) -> Result<Option<f64>, SpecErro
     Ok(bound)
 }
 
-/// Which layers see only a window. Megatron-LM's number leaves out the current token.
+/// Which layers attend only to a window of tokens, and how long it is. Megatron-LM's `window_size` does not count the current token;
+/// our windows do.
 fn window(f: &Fields<'_>) -> Result<WindowPattern, SpecError> {
     let Some(text) = f.maybe_text("window_size")? else {
         return Ok(WindowPattern::Full);

@@ -38,7 +38,7 @@ pub(crate) fn run(args: &DocArgs) -> Result<ExitCode, CliError> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints a text whose paragraphs and items are a line each.
+/// Prints a text, wrapped to the width of the terminal. Each paragraph and each list item is one line of `text`.
 fn show(text: &str) {
     output::print(&output::style().page(text));
 }

@@ -196,7 +196,10 @@ fn reads(
 ) -> Vec<Read> {
     let producers = producers(trace);
     let again = modules::selected(lowering, trace, recompute);
-    let sums = sums::kept_instead_of_terms(trace, &producers);
+    let sums = match reruns_pointwise(lowering, recompute) {
+        true => sums::kept_instead_of_terms(trace, &producers),
+        false => FxHashSet::default(),
+    };
     let mut reads = Vec::new();
     for op in &trace.forward {
         let narrow = lowering.keeps_quantised(trace, op.operator);
@@ -431,6 +434,11 @@ fn resolve(
     sources
 }
 
+/// Whether backward runs pointwise operators again instead of keeping their results.
+fn reruns_pointwise(lowering: &Lowering<'_>, recompute: Recompute) -> bool {
+    recompute == Recompute::SelectiveOps || lowering.has(Rewrite::FusePointwise)
+}
+
 /// Whether backward recomputes this operator's output from its inputs instead of keeping it.
 fn rebuilt(
     lowering: &Lowering<'_>,
@@ -465,7 +473,7 @@ fn rebuilt(
             let class = operator.cost();
             class.is_pointwise()
                 && class != CostClass::Dropout
-                && (recompute == Recompute::SelectiveOps || lowering.has(Rewrite::FusePointwise))
+                && reruns_pointwise(lowering, recompute)
         }
     }
 }

@@ -1,10 +1,11 @@
-//! Sums that are kept for backward instead of their terms.
+//! Finds sums of which a compiler keeps the result for backward, because their terms are needed for nothing else.
 
 use dtensor::{Op, TensorId, TensorRole, Trace};
 use rustc_hash::FxHashSet;
 
-/// Outputs of pointwise operators of which backward would otherwise keep several inputs for this alone, such as both terms of a LoRA
-/// adapter's sum. A compiler that decides by bytes keeps the one output.
+/// Outputs of pointwise operators that are kept for backward. The alternative is to keep the inputs and compute the output again; where
+/// there are several inputs and nothing else needs them, they take more bytes than the one output. An example is the sum of what a linear
+/// layer and its LoRA adapter return.
 pub(super) fn kept_instead_of_terms(
     trace: &Trace,
     producers: &[Option<usize>],
@@ -19,7 +20,7 @@ fn is_pointwise(op: &Op) -> bool {
     op.operator.cost().is_pointwise()
 }
 
-/// Which tensors one operator alone reads, and backward does not.
+/// Which tensors are read by a single operator of forward, and by none of backward.
 struct Terms<'t> {
     trace: &'t Trace,
     producers: &'t [Option<usize>],
@@ -31,7 +32,7 @@ impl<'t> Terms<'t> {
         let mut readers = vec![0u32; producers.len()];
         let views = trace.forward_views.iter().map(|view| view.from);
         let saved = trace.forward.iter().flat_map(|op| &op.saved).copied();
-        // A view is read by operators that are not looked for here.
+        // Operators that read a view of a tensor are not searched for: a tensor with views counts as read by several.
         for id in views.chain(saved) {
             readers[id.0 as usize] += 2;
         }
@@ -54,7 +55,7 @@ impl<'t> Terms<'t> {
         op.inputs.iter().copied().filter(is_term)
     }
 
-    /// Whether no other operator reads the terms of a pointwise operator, or what they are computed again from.
+    /// Whether no other operator reads the inputs of this pointwise operator, nor, where an input is pointwise itself, the inputs of that.
     fn are_private(&self, op: &Op) -> bool {
         op.saved.is_empty()
             && self.of_operator(op).all(|id| {

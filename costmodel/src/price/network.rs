@@ -26,7 +26,7 @@ pub(super) struct NetworkPrices {
     scale: f64,
     /// GPUs of a scale-up domain.
     domain: u64,
-    /// How the job's ranks fill scale-up domains.
+    /// How many GPUs of each scale-up domain (such as a node, or an NVL72 rack) the job uses.
     placed: Domain,
     near: f64,
     far: f64,

@@ -100,12 +100,13 @@ pub(super) fn step(line: &Line<'_>) -> Result<Option<LoggedStep>, LogError> {
     }))
 }
 
-/// Weight of the newest measurement in the rate that a bar shows (`smoothing` of tqdm, of which the Trainer keeps the default).
+/// Weight of the newest measurement in the rate that a progress bar shows: the default of tqdm's `smoothing`, which the Trainer keeps.
 const SMOOTHING: f64 = 0.3;
 
-/// Turns the rates that bars show into the times of their steps, and removes step 0. A bar shows the ratio of two smoothed numbers, the
-/// steps and the seconds between its updates (tqdm `std.py`, `update`). So an evaluation or a save, which falls into one step,
-/// slows the rates of ten.
+/// Replaces the smoothed time per step that a progress bar shows by the time of each step, and removes step 0.
+///
+/// A bar divides the smoothed number of seconds between its updates by the smoothed number of steps (tqdm `std.py`, `update`). An
+/// evaluation or a save lasts for one step only, but raises the time shown for about ten.
 pub(super) fn unsmooth(steps: &mut Vec<LoggedStep>) {
     let mut last = 0;
     // Smoothed steps and seconds.
