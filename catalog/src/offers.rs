@@ -49,6 +49,17 @@ impl Runtime {
         precision != Precision::Fp32 && self.unsharded == Unsharded::PlainWithoutCasts
     }
 
+    /// Whether it runs jobs of that level block by block: it gathers the parameters of one block at a time, from groups perhaps of
+    /// one rank, and reduces the gradients of one.
+    #[must_use]
+    pub fn works_by_block(&self, zero: Zero) -> bool {
+        match zero {
+            Zero::Z0 => self.unsharded == Unsharded::Fsdp,
+            Zero::Z1 | Zero::Z2 => false,
+            Zero::Z3 => true,
+        }
+    }
+
     /// The types that it can be told to use instead. Training in 32 bits leaves no choice.
     pub fn other_gradients(&self, precision: Precision) -> impl Iterator<Item = GradientTypes> {
         let own = self.own_gradients(precision);

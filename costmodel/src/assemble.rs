@@ -4,7 +4,6 @@
 use std::sync::Arc;
 
 use catalog::runtime::Rewrite;
-use catalog::sharding::Unsharded;
 use catalog::{Bytes, Seconds};
 use models::BlockClass;
 use plans::Decisions;
@@ -332,9 +331,8 @@ impl StageClass {
         let tables = SharedTables::of(scenario, strategy, &runs);
         let weights = weights(&tables, &runs);
         transients(&mut work, &runs);
-        if states::casts_whole(scenario, strategy.zero)
-            && scenario.runtime.unsharded != Unsharded::Fsdp
-        {
+        let by_block = scenario.runtime.works_by_block(strategy.zero);
+        if states::casts_whole(scenario, strategy.zero) && !by_block {
             // Autograd holds autocast's copies of the weights until backward has used them.
             let precision = scenario.workload.precision;
             work.saved += Bytes(weights.trained.total() * precision.activation().size());

@@ -2,7 +2,6 @@
 
 use catalog::prefetch::Ahead;
 use catalog::runtime::Rewrite;
-use catalog::sharding::Unsharded;
 use catalog::{Bytes, DType, Seconds};
 use plans::{Decisions, Zero};
 
@@ -188,13 +187,12 @@ pub(crate) fn in_flight(
         .size();
     let runtime = &scenario.runtime;
     match strategy.zero {
-        Zero::Z0 if runtime.unsharded == Unsharded::Fsdp => {
+        zero if runtime.works_by_block(zero) => {
             gathered_and_unreduced(scenario, strategy, largest, held, reduce)
         }
         Zero::Z0 => Bytes(held.trained.total() * states::of_bucket(runtime, strategy)),
-        Zero::Z1 => Bytes(0),
         Zero::Z2 => Bytes(largest.reduced * reduce),
-        Zero::Z3 => gathered_and_unreduced(scenario, strategy, largest, held, reduce),
+        Zero::Z1 | Zero::Z3 => Bytes(0),
     }
 }
 

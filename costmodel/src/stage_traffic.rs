@@ -2,7 +2,6 @@
 
 use catalog::prefetch::Ahead;
 use catalog::runtime::Rewrite;
-use catalog::sharding::Unsharded;
 use catalog::state_types::StateTypes;
 use catalog::{Seconds, Zero};
 use dtensor::CollectiveKind;
@@ -208,14 +207,13 @@ pub(crate) fn plan(
         Zero::Z3 => plan.gather_forward = When::Always,
     }
     let runtime = &scenario.runtime;
-    let fsdp = match strategy.zero {
-        Zero::Z0 => runtime.unsharded == Unsharded::Fsdp,
-        zero => zero == Zero::Z3,
-    };
+    let by_block = runtime.works_by_block(strategy.zero);
     match strategy.zero {
         // Only runtimes on PyTorch's FSDP reduce once, and these cannot switch the overlap off.
-        _ if fsdp && runtime.zero3_once.reduce.contains(strategy.pp) => plan.reduce = When::Last,
-        Zero::Z0 | Zero::Z1 if overlap.grad_reduce && !fsdp => plan.reduce = When::Last,
+        _ if by_block && runtime.zero3_once.reduce.contains(strategy.pp) => {
+            plan.reduce = When::Last;
+        }
+        Zero::Z0 | Zero::Z1 if overlap.grad_reduce && !by_block => plan.reduce = When::Last,
         _ if overlap.grad_reduce => plan.reduce = When::Always,
         Zero::Z0 | Zero::Z1 | Zero::Z2 | Zero::Z3 => {
             stage.exposed_reduce = Some(reduces);

@@ -11,7 +11,6 @@
 //! | ZeRO-3 | N/d | N/d | N/d |
 
 use catalog::runtime::Rewrite;
-use catalog::sharding::Unsharded;
 use catalog::state_types::StateTypes;
 use catalog::{Bytes, DType, GradientTypes, Precision, Runtime};
 use derive_more::{AddAssign, Mul};
@@ -347,7 +346,7 @@ pub(crate) fn late_gradients(
 /// as gradients would lie in the buckets themselves; no runtime here sets it.)
 #[must_use]
 pub(crate) fn of_bucket(runtime: &Runtime, d: &Decisions) -> u64 {
-    let reduces = d.zero == Zero::Z0 && d.dp() * d.cp > 1 && runtime.unsharded != Unsharded::Fsdp;
+    let reduces = d.zero == Zero::Z0 && d.dp() * d.cp > 1 && !runtime.works_by_block(d.zero);
     let held = runtime.states.parameter;
     held.filter(|_| reduces).map_or(0, DType::size)
 }
@@ -357,7 +356,7 @@ pub(crate) fn of_bucket(runtime: &Runtime, d: &Decisions) -> u64 {
 #[must_use]
 pub(crate) fn reduced_type(runtime: &Runtime, types: &StateTypes, zero: Zero) -> DType {
     match (types.parameter, zero) {
-        (Some(held), Zero::Z0) if runtime.unsharded != Unsharded::Fsdp => held,
+        (Some(held), Zero::Z0) if !runtime.works_by_block(zero) => held,
         _ => types.reduce,
     }
 }

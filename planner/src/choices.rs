@@ -419,8 +419,9 @@ impl Asked<'_> {
     fn with_types(&self, choice: ShardingChoice) -> Vec<ShardingChoice> {
         let unsharded = choice.zero == Zero::Z0;
         // Plain data parallelism reduces the gradients of 32-bit parameters in 32 bits, whatever is asked.
-        let fixed = unsharded && self.scenario.runtime.states.parameter.is_some();
         let runtime = &self.scenario.runtime;
+        let plain = unsharded && !runtime.works_by_block(choice.zero);
+        let fixed = plain && runtime.states.parameter.is_some();
         let offered = |offload: &Option<Offload>| {
             offload.is_none_or(|offload| runtime.offload_option(offload, choice.zero).is_some())
         };
