@@ -176,17 +176,20 @@ def export(tool, folder, target, runtime, model, strategy, strange):
         return "refused", written.stderr
     if written.returncode != 0:
         raise SystemExit(f"{target} {model} {strategy}: {written.stderr}")
-    launched(folder)
+    launched(folder, folder.parent / "launchers")
     return "exported", ""
 
 
-def launched(folder):
-    """Runs the launch script with a launcher that only records."""
-    tools = folder / "bin"
+def recorders(tools):
+    """Makes launchers that only record. Before threads start: a file cannot be run while another process has it open to write."""
     tools.mkdir()
     for name in ("torchrun", "accelerate"):
         (tools / name).write_text(RECORDER)
         (tools / name).chmod(0o755)
+
+
+def launched(folder, tools):
+    """Runs the launch script with the launchers in `tools`."""
     environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "RECORD": str(folder), "TRAIN_SCRIPT": "train.py", "RECIPE": "recipe:make"}
     # No option gives axolotl's learning rate.
     for file in (folder / "out").glob("axolotl.yaml"):
@@ -256,6 +259,7 @@ def main():
     tool, environment, work = sys.argv[1], pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3])
     asked = questions(sys.argv[4:])
     own_counts, foreign_counts, failures, exported = {}, {}, [], {}
+    recorders(work / "launchers")
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         outcomes = pool.map(lambda at: export(tool, work / str(at), *asked[at]), range(len(asked)))
         for at, (outcome, said) in enumerate(outcomes):
