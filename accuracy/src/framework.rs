@@ -174,9 +174,11 @@ fn apply_statements(run: &Run, runtime: &mut Runtime) {
     if run.is_on("compile") {
         runtime.rewrites.insert(Rewrite::FusePointwise);
     }
-    if run.is_on("fused_rms_norm") {
-        runtime.rewrites.remove(&Rewrite::NormInF32);
-        runtime.rewrites.insert(Rewrite::FuseNorm);
+    if let Some(fused) = run.flag("fused_rms_norm").and_then(Value::as_bool) {
+        let kinds = [Rewrite::NormInF32, Rewrite::FuseNorm];
+        let [without, with] = if fused { kinds } else { [kinds[1], kinds[0]] };
+        runtime.rewrites.remove(&without);
+        runtime.rewrites.insert(with);
     }
     experts(run, runtime);
     deepspeed(run, runtime);

@@ -243,7 +243,8 @@ mod tests {
         }))
     }
 
-    /// More GPUs fail more often, a node is as good as its GPUs, and time without failures is none of these.
+    /// More GPUs fail more often; an MTBF per node is worth that of one GPU times its GPUs; with a failure every second no training
+    /// ends.
     #[test]
     fn failures_grow_with_gpus() {
         let s = scenario();

@@ -230,7 +230,8 @@ impl Search<'_> {
         }
     }
 
-    /// Searches every arrangement of pools through which one pipeline passes.
+    /// Searches the arrangements of pools through which one pipeline passes, those of fewest pools first. Leaves out those whose bound
+    /// shows that they cannot beat the best plan so far.
     fn one_after_another(&self, arrangements: Vec<Inputs>) -> Result<Arranged, AnswerError> {
         let count = 2.0 * arrangements.len().max(1) as f64;
         let mut found = Arranged::default();

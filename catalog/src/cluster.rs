@@ -69,7 +69,7 @@ pub struct Cluster {
 /// The parts of a cluster whose nodes are not all alike, and what connects them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pools {
-    /// In the order in which a pipeline passes through them; at least two.
+    /// The pools, in the order in which a pipeline passes through them; at least two.
     pub parts: Vec<Pool>,
     /// The link that all traffic between two pools shares; its bandwidth is that of the whole link in each direction.
     /// `None` if the pools are on one network: a transfer is then as fast as the slower of the two nodes' network cards.

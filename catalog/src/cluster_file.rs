@@ -29,11 +29,11 @@ pub struct DeviceFile {
     pub aliases: Vec<String>,
     /// Microarchitecture.
     pub architecture: Architecture,
-    /// Memory that the framework sees.
+    /// Memory that PyTorch reports in total. It is less than the label says.
     pub memory: Sourced<Bytes>,
     /// Peak memory bandwidth.
     pub memory_bandwidth: Sourced<Bandwidth>,
-    /// Dense peaks by operand type.
+    /// Peaks without sparsity, by operand type; that of `f32` holds for TF32 products.
     pub peak: BTreeMap<DType, Sourced<FlopRate>>,
     /// Multiprocessors or compute units.
     pub sm_count: u64,
@@ -78,7 +78,7 @@ pub struct ClusterFile {
     pub algorithms: Option<Vec<Algorithm>>,
     /// Price of a device, dollars per hour.
     pub dollars_per_gpu_hour: Option<Sourced<f64>>,
-    /// Devices there are.
+    /// Number of devices that exist; no limit if absent.
     pub max_gpus: Option<u64>,
     /// How fast the devices compute, as a share of what their tables say, above 0 and up to 1: below 1 where they
     /// throttle.

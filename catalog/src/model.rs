@@ -423,8 +423,8 @@ pub struct LayerClass {
 }
 
 impl ModelConfig {
-    /// A decoder with RMSNorm and gated SiLU, and with none of what models add to that: positions, biases, experts, dropout. The
-    /// caller sets name, attention heads, feed-forward width and longest sequence.
+    /// A decoder with RMSNorm and gated SiLU, and without position encoding, biases, experts or dropout. The caller sets the name,
+    /// the attention heads, their kind and size, the feed-forward width and the longest sequence.
     #[must_use]
     pub fn decoder(family: Family, layers: u64, hidden: u64, vocab: u64) -> Self {
         Self {

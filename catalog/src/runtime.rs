@@ -317,7 +317,8 @@ pub enum Rewrite {
     /// With those, GELUs by tanh in bf16 inside the epilogue of the product before them, and their gradients inside that of
     /// the product that makes the gradient of what they wrote (`dtensor/src/epilogues.rs`).
     FuseGeluEpilogue,
-    /// Under sequence parallelism the sharded input is kept and gathered again in backward.
+    /// Under sequence parallelism the sharded input of a product is kept and gathered again in backward; so are sharded keys and values
+    /// under context parallelism that gathers them (Transformer Engine `context_parallel.py`, `AttnFuncWithCPAndKVAllGather`).
     RegatherSequenceParallelInput,
     /// Backward tensor-parallel collectives of column-parallel linears run beside the weight-gradient
     /// product (Megatron-LM `LinearWithGradAccumulationAndAsyncCommunication`).

@@ -412,7 +412,8 @@ fn is_at((d, _): &(Decisions, Sharding), level: Option<Level>) -> bool {
     level.is_none_or(|level| level == (d.zero, d.reshard_after_forward))
 }
 
-/// Of some ways, for every ZeRO level the one that keeps most in host memory.
+/// For each pair of ZeRO level and `reshard_after_forward`, the way that keeps most in host memory. `ways` must be sorted by that
+/// pair, and within it by what lies in host memory, least first.
 fn most_on_host<'w, W>(
     ways: &'w [W],
     decisions: impl Fn(&W) -> &Decisions + Clone + 'w,

@@ -18,7 +18,7 @@ use catalog::{Seconds, elementary};
 
 use crate::known::PUBLISHED_MTBF;
 
-/// Where the mean time between failures is from, if none is given.
+/// Source, in words, of [`published_mtbf`], which holds if none is given.
 pub const PUBLISHED: &str =
     "419 unexpected interruptions in 54 days on 16,384 H100 (Llama 3, arXiv:2407.21783)";
 

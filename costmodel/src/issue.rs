@@ -47,9 +47,9 @@ pub(crate) struct Order<'a> {
 #[derive(Clone, Copy, Debug)]
 struct Regather {
     message: usize,
-    /// Index of the data-gradient product before which the gather is issued.
+    /// Index of the kernel before which the gather is issued.
     before: usize,
-    /// Index of the weight-gradient product that waits for the gather.
+    /// Index of the kernel that waits for the gather.
     until: usize,
 }
 
@@ -128,10 +128,11 @@ impl<'a> Order<'a> {
         let mut skipped: Vec<usize> = Vec::new();
         for &kernel in kernels {
             for again in &self.regathers {
-                if again.before == kernel {
+                if again.until == again.before && again.until == kernel {
+                    queue.exchange(again.message, Axis::Cp);
+                } else if again.before == kernel {
                     sent.push((again.message, queue.send(again.message, 1, Stream::Tensor)));
-                }
-                if again.until == kernel {
+                } else if again.until == kernel {
                     wait_for(again.message, &sent, &mut queue);
                 }
             }
@@ -349,43 +350,63 @@ impl<'a> Order<'a> {
         Some(start.map_or(forward, |before| before + 1)..end)
     }
 
-    /// Finds gathers of sharded inputs whose result is not kept, so that backward repeats them.
+    /// Finds gathers whose result is not kept, so that backward repeats them: of inputs under sequence parallelism, beside the product
+    /// before the one that needs them, and of keys and values under context parallelism, right before attention.
     fn regathers(&self) -> Vec<Regather> {
-        let layout = &self.key.layout;
-        if !layout.sequence_parallel
-            || layout.tp == 1
-            || !self.lowering.has(Rewrite::RegatherSequenceParallelInput)
-        {
+        if !self.lowering.has(Rewrite::RegatherSequenceParallelInput) {
             return Vec::new();
         }
-        let forward = self.lowered.forward.len();
-        let backward = forward..forward + self.lowered.backward.len();
-        let again = |message: usize| {
-            let gathered = self.kernel(message).writes[0];
-            let until = backward.clone().find(|&kernel| {
-                let kernel = self.kernel(kernel);
-                self.is_product(kernel)
-                    && kernel.pass == Pass::BackwardWeight
-                    && self.among(&kernel.reads, gathered)
-            })?;
-            let is_data_gradient = |&kernel: &usize| {
-                let kernel = self.kernel(kernel);
-                self.is_product(kernel) && kernel.pass == Pass::BackwardInput
-            };
-            Some(Regather {
-                message,
-                before: (forward..until).rfind(is_data_gradient)?,
-                until,
-            })
+        let layout = &self.key.layout;
+        let splits_sequences = layout.sequence_parallel && layout.tp > 1;
+        let again = |message: usize| match self.message(message)? {
+            c if c.kind != CollectiveKind::AllGather => None,
+            c if c.axis == Axis::Cp => self.regather_before_attention(message),
+            c if c.axis == Axis::Tp && splits_sequences => self.regather_beside_product(message),
+            _ => None,
         };
-        (0..forward)
-            .filter(|&kernel| {
-                self.message(kernel).is_some_and(|collective| {
-                    collective.axis == Axis::Tp && collective.kind == CollectiveKind::AllGather
-                })
-            })
-            .filter_map(again)
-            .collect()
+        (0..self.lowered.forward.len()).filter_map(again).collect()
+    }
+
+    /// The repetition of a gather of a product's input. The product of the weight's gradient waits for it; it runs beside the product of
+    /// the input's gradient.
+    fn regather_beside_product(&self, message: usize) -> Option<Regather> {
+        let backward = self.backward();
+        let gathered = self.kernel(message).writes[0];
+        let until = backward.clone().find(|&kernel| {
+            let kernel = self.kernel(kernel);
+            self.is_product(kernel)
+                && kernel.pass == Pass::BackwardWeight
+                && self.among(&kernel.reads, gathered)
+        })?;
+        let is_data_gradient = |&kernel: &usize| {
+            let kernel = self.kernel(kernel);
+            self.is_product(kernel) && kernel.pass == Pass::BackwardInput
+        };
+        Some(Regather {
+            message,
+            before: (backward.start..until).rfind(is_data_gradient)?,
+            until,
+        })
+    }
+
+    /// The repetition of a gather of keys and values (Transformer Engine `context_parallel.py`, `AttnFuncWithCPAndKVAllGather.backward`).
+    fn regather_before_attention(&self, message: usize) -> Option<Regather> {
+        let gathered = self.kernel(message).writes[0];
+        let reads = |&kernel: &usize| {
+            self.is_attention(kernel) && self.among(&self.kernel(kernel).reads, gathered)
+        };
+        let before = self.backward().find(reads)?;
+        Some(Regather {
+            message,
+            before,
+            until: before,
+        })
+    }
+
+    /// Indices of the kernels of backward.
+    fn backward(&self) -> Range<usize> {
+        let forward = self.lowered.forward.len();
+        forward..forward + self.lowered.backward.len()
     }
 
     fn kernel(&self, index: usize) -> &'a Kernel {

@@ -119,7 +119,7 @@ impl Queue {
         self.launches.len()
     }
 
-    /// Repeats the round of the last `tasks` launches `times` more times ([`Again`]).
+    /// Marks the last `tasks` launches as a round that is issued `times` more times ([`Again`]).
     pub(crate) fn again(&mut self, tasks: usize, times: usize) {
         if let Some(last) = self.launches.last_mut() {
             last.again = Again { tasks, times };

@@ -18,7 +18,7 @@ impl Picoseconds {
     /// No time.
     pub(crate) const ZERO: Self = Self(0);
 
-    /// The time from `other` until this; none if `other` is later.
+    /// The time from `other` until this; 0 if `other` is later.
     pub(crate) fn since(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))
     }

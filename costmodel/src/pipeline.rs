@@ -6,8 +6,8 @@ use plans::program::{self, Program};
 use plans::{Decisions, Schedule, ScheduleKind, Zero};
 
 use crate::CostError;
+use crate::in_flight::InFlight;
 use crate::memo::Memo;
-use crate::profile::InFlight;
 use crate::repeats::{Skipped, repeats};
 use crate::sequence::Sequence;
 

@@ -40,9 +40,9 @@ pub struct Resharding {
 /// A device: its pool, and its number among the pool's devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Device {
-    /// The pool, of those of the old strategy.
+    /// Index of its pool among the pools of the old strategy.
     pub pool: usize,
-    /// Its number. Those that were lost have the last.
+    /// Its number in the pool. Devices that were lost have the last numbers.
     pub number: u64,
 }
 

@@ -192,7 +192,7 @@ struct Asked<'a> {
     rows: &'a [Row],
     /// Number of blocks of the first of these rows whose gathers are issued.
     passed: u64,
-    /// Whether gathers do not wait for the blocks before.
+    /// Whether all gathers are issued at the start of the pass, not each when its block is near.
     at_once: bool,
 }
 

@@ -55,7 +55,7 @@ const COMMUNICATION: [Stream; 4] = [
     Stream::Data,
 ];
 
-/// The streams of copies and of the host: copy engines and processors take nothing from kernels.
+/// Streams of copies to and from host memory, and of work on the host. They do not slow the kernels beside them.
 pub(crate) const OFFLOAD: [Stream; 3] = [Stream::ToHost, Stream::Host, Stream::FromHost];
 
 impl Stream {

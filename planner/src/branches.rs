@@ -58,7 +58,7 @@ impl<'a> Branches<'a> {
         }
     }
 
-    /// Bounds a layout by what all its pipelines take at least.
+    /// Bounds one layout with all its pipelines: a lower bound on the objective, or "too large" if its states alone exceed the limit.
     pub(crate) fn as_a_whole(&self, at: u32) -> Result<Bounded, PlannerError> {
         let layout = &self.space.layouts()[at as usize];
         let base = self.space.decisions(layout);

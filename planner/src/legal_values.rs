@@ -58,10 +58,10 @@ pub fn check(
     Ok(())
 }
 
-/// The constraints on each group of replicas, where there may be up to `most` groups.
+/// The constraints for the search of one group of replicas: all but that on the number of groups.
 ///
 /// # Errors
-/// When no such number of groups is allowed.
+/// When no number of groups from 1 to `most` is allowed.
 pub fn of_each_group(constraints: &Constraints, most: u64) -> Result<Constraints, PlannerError> {
     if (1..=most).any(|groups| constraints.allows("groups", groups)) {
         return Ok(constraints.of_one_group());

@@ -60,7 +60,7 @@ pub(crate) enum Set {
 pub(crate) enum Sent {
     /// Any that the layout may have.
     Any,
-    /// Those of one way to shard states, with one axis order.
+    /// The messages of one way to shard states, under one axis order.
     One {
         /// Which of the layout's data-parallel messages, by index.
         traffic: u32,

@@ -9,17 +9,17 @@ use regex::Regex;
 use crate::{root, sources};
 
 /// A module by the names on its path, without `crate`.
-type Module = Vec<String>;
+pub(crate) type Module = Vec<String>;
 
 /// The files of a crate by module, without comments, strings and tests.
-struct Crate {
-    texts: BTreeMap<Module, String>,
+pub(crate) struct Crate {
+    pub(crate) texts: BTreeMap<Module, String>,
     /// Names that a module passes on, with their full paths.
     passed_on: BTreeMap<Module, BTreeMap<String, Module>>,
 }
 
 impl Crate {
-    fn read(folder: &Path) -> Self {
+    pub(crate) fn read(folder: &Path) -> Self {
         let mut files = BTreeMap::new();
         sources(folder, &mut files);
         let noise = Regex::new(r#"//[^\n]*|"(?s:\\.|[^"\\])*""#).expect("a pattern");
@@ -89,7 +89,8 @@ impl Crate {
         }
     }
 
-    fn imports(&self, module: &Module) -> BTreeSet<Module> {
+    /// The modules that a module imports from.
+    pub(crate) fn imports(&self, module: &Module) -> BTreeSet<Module> {
         let text = &self.texts[module];
         let passing = Regex::new(r"pub(\([^)]*\))? use [^;]+;").expect("a pattern");
         let own = passing.replace_all(text, "");

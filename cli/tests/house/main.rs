@@ -2,6 +2,7 @@
 
 mod circles;
 mod functions;
+mod layers;
 mod numbers;
 mod portable;
 

@@ -143,7 +143,7 @@ impl PriceBook for ProfilePrices {
         Ok(())
     }
 
-    /// None beyond those in the measured reductions.
+    /// 0: measured reductions include these copies.
     fn gradient_copies(&self, _: &Scenario, _: &Decisions, _: &Update<'_>) -> Seconds {
         Seconds(0.0)
     }

@@ -30,11 +30,7 @@ pub(super) fn kept_by_norm(
         return None;
     }
     let (narrow, wide) = (input.dtype.size(), DType::F32.size());
-    // Queries or keys that are a part of one tensor with the values: the norm keeps a copy of them in 32 bits, and the values keep
-    // the whole tensor in 16.
-    let mut views = trace.forward_views.iter();
-    let part = views.any(|view| view.to == op.inputs[0]);
-    let of_input = match (part, seen.insert(op.inputs[0])) {
+    let of_input = match (is_part(trace, op.inputs[0]), seen.insert(op.inputs[0])) {
         (true, _) => wide,
         (false, true) => wide - narrow,
         // A residual stream of 32 bits is there already.
@@ -61,6 +57,13 @@ pub(super) fn wider_inputs(lowering: &Lowering<'_>, trace: &Trace) -> Bytes {
     inputs
         .map(|(_, t)| Bytes(t.elements() * (DType::F32.size() - t.dtype.size())))
         .sum()
+}
+
+/// Whether a norm's input is a part of a larger tensor, as queries and keys are of one tensor with the values. The norm keeps a copy
+/// of its part in 32 bits, and the values keep the whole tensor in 16.
+pub(super) fn is_part(trace: &Trace, input: TensorId) -> bool {
+    let mut views = trace.forward_views.iter();
+    views.any(|view| view.to == input)
 }
 
 fn kind(op: &Op) -> Option<NormKind> {

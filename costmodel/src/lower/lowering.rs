@@ -99,6 +99,12 @@ impl<'a> Lowering<'a> {
         producer.flatten().filter(gathers)
     }
 
+    /// Whether backward repeats gathers over this axis, whose results are not kept.
+    #[must_use]
+    pub fn gathers_again(&self, axis: Axis) -> bool {
+        self.has(Rewrite::RegatherSequenceParallelInput) && matches!(axis, Axis::Tp | Axis::Cp)
+    }
+
     /// Whether a recomputation runs core attention again because it is selected.
     #[must_use]
     pub fn selects_attention(&self, recompute: Recompute) -> bool {

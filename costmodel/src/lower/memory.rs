@@ -1,15 +1,16 @@
 //! The memory of a block: what it keeps for backward, and what its passes need in addition.
 
-use catalog::Bytes;
 use catalog::runtime::Rewrite;
-use dtensor::{TensorRole, Trace};
+use catalog::{Axis, Bytes};
+use dtensor::{CollectiveKind, Exchange, Op, Operator, TensorRole, Trace};
 use plans::Recompute;
 
 use super::casts;
 use super::chunked_loss::Head;
 use super::kernel::{Kernel, Lowered};
+use super::loss;
 use super::lowering::Lowering;
-use super::saved::{SavedTensor, kept, kept_by_loss, split_softmax, weight_half_bytes};
+use super::saved::{SavedTensor, kept, kept_by_loss, weight_half_bytes};
 use super::tensor_set::TensorSet;
 
 /// Memory of a block for one micro-batch.
@@ -60,8 +61,10 @@ impl Lowering<'_> {
         let fused = self.has(Rewrite::FuseGradientAccumulation);
         let casts = casts::held(self, trace);
         let none = TensorSet::new(trace);
-        let backward = peak_transient(trace, &lowered.backward, &none, fused) + casts;
-        let beside = casts + split_softmax(self, trace, tp);
+        let of_loss = loss::backward(self, trace, tp);
+        let backward = peak_transient(trace, &lowered.backward, &none, fused).max(of_loss);
+        let backward = backward + casts + keys_and_values_gathered_again(self, trace);
+        let beside = casts + loss::forward(self, trace, tp);
         let sum = |saved: &[SavedTensor<'_>]| saved.iter().map(|s| s.bytes).sum::<Bytes>();
         // Activations that are recomputed for the input half stay until the weight half.
         let all = kept(self, trace, Recompute::None);
@@ -92,8 +95,9 @@ impl Lowering<'_> {
         let saved = kept(self, trace, Recompute::None);
         let held = TensorSet::of(trace, saved.iter().filter_map(|s| s.storage));
         let casts = casts::held(self, trace);
-        let forward = peak_transient(trace, &forward, &held, true) + split_softmax(self, trace, tp);
-        let backward = peak_transient(trace, &backward, &TensorSet::new(trace), true);
+        let forward = peak_transient(trace, &forward, &held, true) + loss::forward(self, trace, tp);
+        let of_loss = loss::backward(self, trace, tp);
+        let backward = peak_transient(trace, &backward, &TensorSet::new(trace), true).max(of_loss);
         let of_all = forward.max(kept_by_loss(self, trace, head) + backward) + casts;
         let hidden = head.hidden().bytes();
         BlockMemory {
@@ -105,6 +109,24 @@ impl Lowering<'_> {
             transient_backward: hidden,
         }
     }
+}
+
+/// Bytes of the keys and values that backward gathers again before attention.
+fn keys_and_values_gathered_again(lowering: &Lowering<'_>, trace: &Trace) -> Bytes {
+    let again = |op: &&Op| match op.operator {
+        Operator::Exchange(Exchange { collective: c, .. }) => {
+            c.kind == CollectiveKind::AllGather
+                && c.axis == Axis::Cp
+                && lowering.gathers_again(c.axis)
+        }
+        _ => false,
+    };
+    let outputs = trace
+        .forward
+        .iter()
+        .filter(again)
+        .flat_map(|op| &op.outputs);
+    outputs.map(|&id| trace.tensor(id).bytes()).sum()
 }
 
 /// Peak bytes of tensors that these kernels write and that are not in `kept`, each alive from its

@@ -3,12 +3,11 @@
 //! The trace says what each operator's backward reads. A runtime keeps a tensor as it is, keeps a
 //! cheaper one it can be rebuilt from, or runs the operators again.
 
-use catalog::Axis;
 use catalog::runtime::Rewrite;
 use catalog::{Bytes, DType};
 use dtensor::{
     CollectiveKind, CostClass, Exchange, Expert, Moves, Op, Operator, Pass, Pointwise, Product,
-    Recurrent, Site, TensorId, TensorRole, Token, Trace,
+    Recurrent, Site, TensorId, TensorRole, Trace,
 };
 use plans::Recompute;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -16,6 +15,9 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use super::autocast;
 use super::chunked_loss::Head;
 use super::elementary_gelu;
+use super::elementary_norm;
+use super::gated;
+use super::loss;
 use super::lowering::Lowering;
 use super::modules;
 use super::norm_copies;
@@ -165,15 +167,24 @@ fn beside_the_trace<'t>(
     trace: &'t Trace,
     recompute: Recompute,
 ) -> impl Iterator<Item = SavedTensor<'t>> {
-    let again = recompute == Recompute::SelectiveOps;
     let mut seen = TensorSet::new(trace);
+    let again = modules::selected(lowering, trace, recompute);
+    let wide = move |op| {
+        autocast::kept_by_norm(lowering, trace, op, &mut seen)
+            .or_else(|| elementary_norm::kept(lowering, trace, op, &mut seen))
+    };
+    let is_again = move |op: &Op| op.outputs.iter().any(|output| again.contains(output));
+    let gates = move |op| gated::kept(lowering, trace, op).filter(|_| !is_again(op));
     let factors = |op| elementary_gelu::kept(lowering, trace, op);
-    let wide = move |op| autocast::kept_by_norm(lowering, trace, op, &mut seen);
     let copies = |op| norm_copies::kept(lowering, trace, op);
-    let norms = of_operators(trace, " in 32 bits", wide).filter(move |_| !again);
-    log_probabilities(lowering, trace)
+    let losses = |op| loss::kept(lowering, trace, op);
+    let run_again = recompute == Recompute::SelectiveOps;
+    let pointwise = of_operators(trace, " in 32 bits", wide)
+        .chain(of_operators(trace, ".gate", gates))
+        .filter(move |_| !run_again);
+    of_operators(trace, LOG_PROBABILITIES, losses)
         .chain(of_operators(trace, ".factors", factors))
-        .chain(norms)
+        .chain(pointwise)
         .chain(of_operators(trace, ".copy", copies))
 }
 
@@ -326,34 +337,6 @@ pub(super) fn reruns_attention(lowering: &Lowering<'_>, recompute: Recompute) ->
     recompute == Recompute::SelectiveOps && lowering.has(Rewrite::KeepAttentionProjections)
 }
 
-/// The log-probabilities, which PyTorch's own cross-entropy writes beside the logits and keeps.
-fn log_probabilities<'t>(
-    lowering: &Lowering<'_>,
-    trace: &'t Trace,
-) -> impl Iterator<Item = SavedTensor<'t>> + use<'t> {
-    let [fused, in_place] = [Rewrite::FuseCrossEntropy, Rewrite::InPlaceCrossEntropy];
-    let written = !lowering.has(fused) && !lowering.has(in_place);
-    let losses = trace.forward.iter();
-    losses
-        .filter(move |op| written && matches!(op.operator, Operator::Token(Token::CrossEntropy(_))))
-        .map(|op| {
-            let bytes = trace.tensor(op.inputs[0]).bytes();
-            SavedTensor {
-                name: named(&op.scope, LOG_PROBABILITIES),
-                bytes,
-                for_weight: false,
-                storage: None,
-            }
-        })
-}
-
-/// Bytes that an unfused log-softmax over a split vocabulary needs beside logits and result, as it is several
-/// operators: the logits less their maximum, and their exponential (PyTorch `tensor/parallel/loss.py`).
-pub(super) fn split_softmax(lowering: &Lowering<'_>, trace: &Trace, tp: u64) -> Bytes {
-    let split = log_probabilities(lowering, trace).filter(|_| tp > 1);
-    split.map(|saved| saved.bytes * 2).sum()
-}
-
 /// Tensors that an operator's backward reads under this runtime.
 pub(super) fn saved_by(
     lowering: &Lowering<'_>,
@@ -364,6 +347,9 @@ pub(super) fn saved_by(
     if lowering.has(Rewrite::WeightActivations)
         && op.operator == Operator::Expert(Expert::Unpermute)
     {
+        return Vec::new();
+    }
+    if loss::kept(lowering, trace, op).is_some() {
         return Vec::new();
     }
     if op.attention().is_none() {
@@ -451,11 +437,8 @@ fn rebuilt(
     }
     match op.operator {
         Operator::Exchange(Exchange { collective: c, .. }) => {
-            let regather = c.axis == Axis::Tp
-                && c.kind == CollectiveKind::AllGather
-                && lowering.has(Rewrite::RegatherSequenceParallelInput);
-            regather
-                || (recompute == Recompute::SelectiveOps && c.kind == CollectiveKind::AllGather)
+            let again = lowering.gathers_again(c.axis) || recompute == Recompute::SelectiveOps;
+            again && c.kind == CollectiveKind::AllGather
         }
         Operator::Product(_) => {
             recompute == Recompute::SelectiveOps && !selected.contains(&op.outputs[0])

@@ -39,7 +39,8 @@ pub(super) struct Weighting {
 }
 
 impl Weighting {
-    /// The scaled scores of a row after soft cap and ALiBi bias; none where scaling is all there is.
+    /// Scores of a row, multiplied by the scale, then soft-capped and with ALiBi bias. `None` if the model has no cap, no ALiBi and
+    /// no sinks: then the caller applies the scale itself.
     fn changed(
         &self,
         scores: &[f32],

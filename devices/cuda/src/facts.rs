@@ -3,13 +3,13 @@
 use std::ffi::OsStr;
 
 use nvml_wrapper::Nvml;
-use nvml_wrapper::enum_wrappers::device::{Clock, TemperatureSensor};
+use nvml_wrapper::enum_wrappers::device::Clock;
 use nvml_wrapper::error::NvmlError;
 
 use super::error::CudaError;
 use super::library::Name;
 
-/// A GPU's clocks, power draw and temperature.
+/// A GPU's clocks and power draw.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Condition {
     /// Version of the driver.
@@ -20,8 +20,6 @@ pub struct Condition {
     pub memory_clock_mhz: u32,
     /// Power in W: the draw now, and the limit.
     pub power_watts: [u32; 2],
-    /// Temperature in degrees Celsius.
-    pub celsius: u32,
 }
 
 /// Reads the current condition of the GPU of this number.
@@ -48,6 +46,5 @@ fn read(nvml: &Nvml, ordinal: u32) -> Result<Condition, NvmlError> {
             device.power_usage()? / 1000,
             device.enforced_power_limit()? / 1000,
         ],
-        celsius: device.temperature(TemperatureSensor::Gpu)?,
     })
 }

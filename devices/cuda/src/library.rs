@@ -15,7 +15,7 @@ pub enum Name {
     Cudnn,
     /// Collectives and point-to-point messages between GPUs.
     Nccl,
-    /// Clocks, power and temperature of GPUs.
+    /// Clocks and power of GPUs.
     Nvml,
 }
 

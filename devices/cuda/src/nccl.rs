@@ -410,9 +410,9 @@ pub(super) fn is_soon(done: &Event) -> Result<bool, CudaError> {
     Ok(true)
 }
 
-/// Aborts groups of one GPU, which ends kernels that wait for a peer. They are aborted together, as NCCL can since
-/// 2.22: aborting one alone may wait for a kernel that waits in another (NVIDIA/nccl#1013). NCCL keeps a group for as
-/// long as a captured graph has messages of it.
+/// Aborts all NCCL groups of one GPU in one call, so that kernels that wait for a peer end. Captured graphs are forgotten first,
+/// because NCCL keeps a group that a graph uses. One call for all (possible since NCCL 2.22): aborting one group alone may wait for a
+/// kernel that waits in another (NVIDIA/nccl#1013).
 pub(super) fn give_up(groups: &[&NcclGroup]) -> Result<(), CudaError> {
     let Some(first) = groups.first() else {
         return Ok(());

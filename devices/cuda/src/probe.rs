@@ -20,8 +20,6 @@ pub struct DeviceFacts {
     pub multiprocessors: u32,
     /// Bytes of device memory.
     pub memory_bytes: u64,
-    /// Bytes of L2 cache.
-    pub cache_bytes: u64,
 }
 
 /// The devices that the driver reports.
@@ -100,10 +98,6 @@ fn facts(ordinal: c_int) -> Result<DeviceFacts, CudaError> {
             CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
         )?,
         memory_bytes: bytes as u64,
-        cache_bytes: u64::from(attribute(
-            device,
-            CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE,
-        )?),
     })
 }
 

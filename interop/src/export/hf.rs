@@ -366,7 +366,8 @@ pub(crate) fn axolotl(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     vec![Draft::new(AXOLOTL, Heading::Hash, write::yaml(&root))]
 }
 
-/// axolotl holds the model in the type in which it computes (utils/config, `resolve_dtype`), adapters in 32 bits.
+/// Writes axolotl's keys for the precision, and refuses or notes what it trains otherwise. axolotl holds the model in the type in
+/// which it computes (utils/config, `resolve_dtype`), adapters in 32 bits.
 fn axolotl_precision(job: &Job<'_>, root: &mut Node, limits: &mut Limits) {
     let precision = job.workload.precision;
     let whole = job.model.adapters.is_none();

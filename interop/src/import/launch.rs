@@ -68,7 +68,8 @@ enum Count {
 }
 
 impl Count {
-    /// Reads the first of these options whose value is a number; `words` come with their lines.
+    /// The value of the first of these options that has a number. If none has: `Open` for the last that has another value, else
+    /// `Unsaid`. `words` are pairs of a word and its line.
     fn of(words: &[(&str, usize)], names: &[&str]) -> Self {
         let mut found = Self::Unsaid;
         for (at, (word, line)) in words.iter().enumerate() {

@@ -456,8 +456,8 @@ impl Device {
     }
 }
 
-/// Bytes of shared memory for two tiles of both operands; an operand stored transposed is laid out by the contracted
-/// dim.
+/// Bytes of shared memory for two bf16 tiles of A and two of B. `a_transposed` and `b_by_length` say that a tile of that operand
+/// has the contracted dim as its rows (`DEEP × TILE`), not as its columns.
 fn shared(a_transposed: bool, b_by_length: bool) -> u32 {
     let tile = |deep: bool| {
         if deep {

@@ -56,7 +56,7 @@ impl<'b> Batch<'b> {
         self.words.step.address
     }
 
-    /// Order of the tokens by the row among `rows` of a table that each adds to.
+    /// The tokens sorted by the table row (of `rows`) that each adds its gradient to; made once per micro-batch.
     pub(super) fn row_order(
         &self,
         device: &Device,

@@ -69,7 +69,7 @@ enum Holds {
 /// Key of a list: what it holds, and the dim of the tensor that it is for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct ListOf {
-    /// Index of the dim, and number of dims.
+    /// Index of the dim, and the tensor's number of dims.
     dim: [usize; 2],
     length: u64,
     placements: Placements,

@@ -445,7 +445,8 @@ impl<'a> Runner<'a> {
         found.or(Ok(()))
     }
 
-    /// Reads a command without a word of the language: assignments, and a program with its arguments.
+    /// Reads a simple command, one that starts with no shell keyword such as `if` or `for`: assignments, then a program with its
+    /// arguments. The file of `source FILE` is run in place.
     fn simple(&mut self, runs: bool) -> Result<Status, SyntaxError> {
         let mut words = Vec::new();
         while let Some(raw) = self.word() {

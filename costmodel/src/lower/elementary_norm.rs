@@ -1,0 +1,84 @@
+//! Memory of an RMSNorm that PyTorch computes by elementary operators in 32 bits (transformers `LlamaRMSNorm`): its input is cast to
+//! 32 bits, normalised, cast back, and multiplied by the weight.
+
+use catalog::model::NormKind;
+use catalog::runtime::Rewrite;
+use catalog::{Bytes, DType};
+use dtensor::{Norm, Op, Operator, Pointwise, TensorRole, Trace};
+
+use super::autocast;
+use super::lowering::Lowering;
+use super::tensor_set::TensorSet;
+
+/// Bytes that such a norm keeps for backward in addition to its input and its result, which the trace counts. The square keeps the
+/// input in 32 bits, and so no norm keeps the input itself. The product with the weight keeps the normalised input, unless the weight
+/// is frozen. `None` if the operator is no such norm. `seen` holds the inputs of the norms before it.
+pub(super) fn kept(
+    lowering: &Lowering<'_>,
+    trace: &Trace,
+    op: &Op,
+    seen: &mut TensorSet,
+) -> Option<Bytes> {
+    let input = trace.tensor(op.inputs[0]);
+    let (narrow, wide) = (input.dtype.size(), DType::F32.size());
+    let fused = lowering.has(Rewrite::FuseNorm) || lowering.has(Rewrite::FusePointwise);
+    if fused || !lowering.has(Rewrite::NormInF32) || narrow == wide {
+        return None;
+    }
+    let normalised = match op.operator {
+        Operator::Norm(Norm { kind, from_one, .. }) if kind == NormKind::RmsNorm => {
+            let trained = trace.tensor(op.inputs[1]).role != TensorRole::Frozen;
+            // `1 + weight` is multiplied in 32 bits (transformers `Gemma2RMSNorm`).
+            u64::from(trained) * if from_one { wide } else { narrow }
+        }
+        Operator::Pointwise(Pointwise::UnitNorm { .. }) => 0,
+        _ => return None,
+    };
+    // A part of a tensor that is kept whole for something else, and an input that another norm reads too, count already.
+    let replaces = !autocast::is_part(trace, op.inputs[0]) && seen.insert(op.inputs[0]);
+    let of_input = if replaces { wide - narrow } else { wide };
+    Some(Bytes(input.elements() * (of_input + normalised)))
+}
+
+#[cfg(test)]
+mod tests {
+    use catalog::DType;
+    use models::{BlockClass, BlockLayout};
+
+    use super::*;
+
+    /// Bytes for each element of their inputs that the norms of a model's first layer keep beside the 16-bit input.
+    fn per_element(model: &str, runtime: &str) -> Vec<u64> {
+        let model = catalog::load::model(model).expect("a preset");
+        let runtime = catalog::load::runtime(runtime).expect("a preset");
+        let class = BlockClass::Layer(model.layer_class(0));
+        let trace = models::trace_block(&model, class, &BlockLayout::alone(1, 32, DType::Bf16));
+        let trace = trace.expect("a block");
+        let lowering = Lowering::new(&runtime, runtime.fp8_recipe);
+        let mut seen = TensorSet::new(&trace);
+        let mut all = Vec::new();
+        for op in &trace.forward {
+            let bytes = kept(&lowering, &trace, op, &mut seen);
+            all.extend(bytes.map(|b| b.0 / trace.tensor(op.inputs[0]).elements()));
+        }
+        all
+    }
+
+    #[test]
+    fn a_chain_keeps_its_input_in_32_bits_and_the_normalised_one() {
+        let none: &[u64] = &[];
+        for (model, runtime, expected) in [
+            // 4 bytes of input instead of 2, and 2 of what the weight multiplies.
+            ("llama3-8b", "hf-deepspeed", &[4, 4] as &[u64]),
+            // Norms of queries and keys too.
+            ("qwen3-8b", "hf-deepspeed", &[4, 4, 4, 4]),
+            // What the weight multiplies has 32 bits.
+            ("gemma2-9b", "hf-deepspeed", &[6, 6, 6, 6]),
+            ("llama3-8b", "torchtitan", none),
+            ("llama3-8b", "megatron-core", none),
+            ("gpt2", "hf-deepspeed", none),
+        ] {
+            assert_eq!(per_element(model, runtime), expected, "{model}, {runtime}");
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Memory of a cross-entropy that PyTorch computes by operators: the logits are cast to 32 bits, a log-softmax writes
+//! log-probabilities beside them, and the loss selects from these. Backward reads the log-probabilities alone.
+
+use catalog::Bytes;
+use catalog::runtime::Rewrite;
+use dtensor::{Op, Operator, Token, Trace};
+
+use super::lowering::Lowering;
+
+/// Bytes of the log-probabilities that a loss keeps for backward instead of the logits. `None` if the operator is no loss, or if a
+/// runtime's own kernel computes it.
+pub(super) fn kept(lowering: &Lowering<'_>, trace: &Trace, op: &Op) -> Option<Bytes> {
+    let [fused, in_place] = [Rewrite::FuseCrossEntropy, Rewrite::InPlaceCrossEntropy];
+    let by_operators = !lowering.has(fused) && !lowering.has(in_place);
+    let is_loss = matches!(op.operator, Operator::Token(Token::CrossEntropy(_)));
+    (by_operators && is_loss).then(|| trace.tensor(op.inputs[0]).bytes())
+}
+
+/// Bytes that the log-softmax of a vocabulary split over `tp` ranks needs beside logits and result, as it is several operators: the
+/// logits less their maximum, and their exponential (PyTorch `tensor/parallel/loss.py`, `_log_softmax`).
+pub(super) fn forward(lowering: &Lowering<'_>, trace: &Trace, tp: u64) -> Bytes {
+    if tp == 1 {
+        return Bytes(0);
+    }
+    log_probabilities(lowering, trace) * 2
+}
+
+/// Bytes that exist beside the log-probabilities while the gradient of the logits is computed: the gradient of the log-probabilities,
+/// which is zero except at the labels, and the result. If the vocabulary is split over `tp` ranks, also the probabilities (PyTorch
+/// `tensor/parallel/loss.py`, `_nll_loss_and_log_softmax_backward`).
+pub(super) fn backward(lowering: &Lowering<'_>, trace: &Trace, tp: u64) -> Bytes {
+    log_probabilities(lowering, trace) * if tp == 1 { 2 } else { 3 }
+}
+
+fn log_probabilities(lowering: &Lowering<'_>, trace: &Trace) -> Bytes {
+    let losses = trace.forward.iter();
+    losses.filter_map(|op| kept(lowering, trace, op)).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use catalog::DType;
+    use models::{BlockClass, BlockLayout};
+
+    use super::*;
+
+    /// Bytes for each logit: kept for backward, and needed beside them in forward and backward.
+    fn per_logit(runtime: &str, tp: u64) -> [u64; 3] {
+        let model = catalog::load::model("llama3-8b").expect("a preset");
+        let runtime = catalog::load::runtime(runtime).expect("a preset");
+        let layout = BlockLayout {
+            tp,
+            ..BlockLayout::alone(1, 32, DType::Bf16)
+        };
+        let trace = models::trace_block(&model, BlockClass::Head, &layout).expect("a block");
+        let lowering = Lowering::new(&runtime, runtime.fp8_recipe);
+        let is_loss = |op: &&Op| matches!(op.operator, Operator::Token(Token::CrossEntropy(_)));
+        let loss = trace.forward.iter().find(is_loss).expect("a loss");
+        let logits = trace.tensor(loss.inputs[0]).elements();
+        [
+            kept(&lowering, &trace, loss).unwrap_or_default(),
+            forward(&lowering, &trace, tp),
+            backward(&lowering, &trace, tp),
+        ]
+        .map(|bytes| bytes.0 / logits)
+    }
+
+    #[test]
+    fn only_log_probabilities_are_kept() {
+        for (runtime, tp, expected) in [
+            ("hf-trainer", 1, [4, 0, 8]),
+            ("torchtitan", 4, [4, 8, 12]),
+            ("fsdp1", 1, [0, 0, 0]),
+            ("megatron-core", 4, [0, 0, 0]),
+        ] {
+            assert_eq!(per_logit(runtime, tp), expected, "{runtime}, tp={tp}");
+        }
+    }
+}
