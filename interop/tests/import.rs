@@ -326,3 +326,55 @@ fn misspelt_keys_are_named() {
     let document = read("a.yaml", own);
     assert_eq!(misspelt(&document).expect("schema"), Vec::<String>::new());
 }
+
+#[test]
+fn files_are_refused_in_formats_that_their_system_does_not_read() {
+    for (name, dialect, message) in [
+        (
+            "a.toml",
+            Dialect::Torchtitan03,
+            "a.toml: torchtitan@0.3 reads Python, and this is TOML; for this file name torchtitan@0.2",
+        ),
+        (
+            "a.py",
+            Dialect::Torchtitan02,
+            "a.py: torchtitan@0.2 reads TOML, and this is Python; for this file name torchtitan@0.3",
+        ),
+        (
+            "a.toml",
+            Dialect::MegatronBridge,
+            "a.toml: megatron-bridge@main reads Python, and this is TOML",
+        ),
+        (
+            "a.toml",
+            Dialect::Axolotl,
+            "a.toml: axolotl@0.19 reads YAML or JSON, and this is TOML",
+        ),
+    ] {
+        let refused = Document::read("x = 1\n", name, Some(dialect), &|_| None);
+        assert_eq!(refused.expect_err(name).to_string(), message);
+    }
+}
+
+#[test]
+fn a_file_that_sets_nothing_is_an_error() {
+    for (text, name, dialect, message) in [
+        (
+            "",
+            "a.yaml",
+            Dialect::Axolotl,
+            "a.yaml: `axolotl@0.19`: the file is empty; a configuration is expected",
+        ),
+        (
+            "x = 1\n",
+            "a.py",
+            Dialect::Torchtitan03,
+            "a.py: `torchtitan@0.3`: the file sets no key of this system; a configuration is expected",
+        ),
+    ] {
+        let document = Document::read(text, name, Some(dialect), &|_| None).expect("well-formed");
+        let found = check(&document, None).expect("schema");
+        let found: Vec<String> = found.iter().map(ToString::to_string).collect();
+        assert_eq!(found, [message]);
+    }
+}

@@ -472,13 +472,3 @@ fn what_ends_a_run_is_found() {
         }
     }
 }
-
-#[test]
-fn an_empty_file_is_an_error() {
-    let empty = Document::read("", "a.yaml", Some(Dialect::Axolotl), &|_| None);
-    let found = check(&empty.expect("no keys"), None).expect("schema");
-    assert_eq!(
-        found.first().map(ToString::to_string).as_deref(),
-        Some("a.yaml: `axolotl@0.19`: the file is empty; a configuration is expected")
-    );
-}

@@ -24,23 +24,25 @@ pub fn check(
     let schema = Schema::of(document.dialect)?;
     let mut findings = Vec::new();
     let root = &document.root;
+    let nothing = |what: &str| Finding {
+        severity: Severity::Error,
+        path: document.path.clone(),
+        line: 0,
+        key: document.dialect.name(),
+        message: format!("{what}; a configuration is expected"),
+    };
     if root.entries().is_empty() {
-        findings.push(Finding {
-            severity: Severity::Error,
-            path: document.path.clone(),
-            line: 0,
-            key: document.dialect.name(),
-            message: "the file is empty; a configuration is expected".to_owned(),
-        });
+        findings.push(nothing("the file is empty"));
         return Ok(findings);
     }
-    if document.dialect == Dialect::MegatronLm {
-        for (key, node) in root.entries() {
-            value(document, schema, key, node, &mut findings);
-        }
-    } else {
-        let mut judge = |key: &str, node: &Node| value(document, schema, key, node, &mut findings);
-        section(document, schema, "", root, &mut judge);
+    let mut sets_a_key = false;
+    visit(document, schema, &mut |key, node| {
+        sets_a_key |= schema.kind(key).is_some() || schema.is_section(key);
+        value(document, schema, key, node, &mut findings);
+    });
+    let wrong = findings.iter().any(|f| f.severity == Severity::Error);
+    if !sets_a_key && !wrong {
+        findings.push(nothing("the file sets no key of this system"));
     }
     left_open(document, "", root, &mut findings);
     rules::contradictions(document, model, &mut findings);
@@ -81,13 +83,18 @@ pub fn misspelt(document: &Document) -> Result<Vec<String>, catalog::SpecError> 
             notes.push(format!("{place}: `{key}` is unknown and not read{near}"));
         }
     };
-    if document.dialect == Dialect::MegatronLm {
-        let entries = document.root.entries().iter();
-        entries.for_each(|(key, node)| judge(key, node));
-    } else {
-        section(document, schema, "", &document.root, &mut judge);
-    }
+    visit(document, schema, &mut judge);
     Ok(notes)
+}
+
+/// Visits the keys of a document that are no sections of the schema. Megatron-LM's options are keys, dots included.
+fn visit(doc: &Document, schema: &Schema, each: &mut dyn FnMut(&str, &Node)) {
+    if doc.dialect == Dialect::MegatronLm {
+        let entries = doc.root.entries().iter();
+        entries.for_each(|(key, node)| each(key, node));
+    } else {
+        section(doc, schema, "", &doc.root, each);
+    }
 }
 
 /// Visits the keys of a section that are no sections of the schema.

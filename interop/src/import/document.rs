@@ -6,6 +6,7 @@ use crate::config::{self, Node, SyntaxError, Value, place};
 use crate::export::Dialect;
 use crate::export::schema::{Kind, Schema};
 use crate::import::error::ImportError;
+use crate::import::formats;
 use crate::import::launch::Launch;
 use crate::import::readings::{Reading, Way, readings};
 use crate::import::script::{is_option, typed, untyped};
@@ -220,6 +221,7 @@ fn parse(
     dialect: Dialect,
     include: Include<'_>,
 ) -> Result<(Reading, Vec<(Way, Reading)>), ImportError> {
+    formats::readable(path, dialect)?;
     let trainer = matches!(
         dialect,
         Dialect::Transformers | Dialect::TransformersDeepSpeed

@@ -6,6 +6,7 @@ mod bridge;
 mod deepspeed;
 pub mod document;
 mod error;
+mod formats;
 mod fsdp;
 mod graphs;
 mod imported;
