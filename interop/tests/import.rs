@@ -378,3 +378,20 @@ fn a_file_that_sets_nothing_is_an_error() {
         assert_eq!(found, [message]);
     }
 }
+
+#[test]
+fn the_only_element_of_a_list_is_read_as_the_text_of_its_key() {
+    let key = "training.mixed_precision_param";
+    let text = |value: &str| {
+        let toml = format!("[training]\nmixed_precision_param = {value}\n");
+        read("a.toml", &toml)
+            .text(key)
+            .map(|text| text.map(str::to_owned))
+    };
+    assert_eq!(text("[\"float32\"]"), Ok(Some("float32".to_owned())));
+    let refused = text("[5]").expect_err("a number");
+    assert_eq!(
+        refused.to_string(),
+        "a.toml:2: `training.mixed_precision_param`: a list is not text"
+    );
+}

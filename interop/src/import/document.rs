@@ -126,7 +126,7 @@ impl Document {
         }
     }
 
-    /// A string, if the key is present.
+    /// The text of a key, or the only element of its list; `None` if the key is absent or null.
     ///
     /// # Errors
     /// When the value is something else.
@@ -138,7 +138,7 @@ impl Document {
             }) => Ok(None),
             Some(node) => match (&node.value, node.list()) {
                 (Value::Str(text), _) => Ok(Some(text)),
-                (_, Some([one])) => Ok(one.text()),
+                (_, Some([one])) => one.text().map(Some).ok_or_else(|| self.wrong(key, "text")),
                 _ => Err(self.wrong(key, "text")),
             },
         }
