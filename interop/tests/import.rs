@@ -1,6 +1,6 @@
 //! Configurations as frameworks' own examples write them.
 
-use catalog::{Precision, Zero};
+use catalog::{Precision, ScheduleKind, Zero};
 use interop::check::{Severity, check, misspelt};
 use interop::export::Dialect;
 use interop::import::{Document, Given, Imported, import, of_file};
@@ -394,4 +394,67 @@ fn the_only_element_of_a_list_is_read_as_the_text_of_its_key() {
         refused.to_string(),
         "a.toml:2: `training.mixed_precision_param`: a list is not text"
     );
+}
+
+#[test]
+fn what_nanotrons_file_leaves_out_is_its_default() {
+    let of = |parallelism: &str, more: &str| {
+        let yaml = format!(
+            "parallelism: {{dp: 2, tp: 2, pp: 2{parallelism}}}\ntokens: {{micro_batch_size: 1, batch_accumulation_per_replica: 4, sequence_length: 2048}}\nmodel: {{model_config: {{is_llama_config: true, hidden_size: 64, num_attention_heads: 4, num_hidden_layers: 2, intermediate_size: 64, vocab_size: 256}}}}\n{more}"
+        );
+        imported(&read("a.yaml", &yaml))
+    };
+    let decided = |parallelism: &str| {
+        let d = of(parallelism, "").decisions;
+        (d.schedule, d.sequence_parallel, d.overlap.tensor_parallel)
+    };
+    assert_eq!(decided(""), (ScheduleKind::GPipe, false, false));
+    let scatters = ", pp_engine: 1f1b, tp_mode: REDUCE_SCATTER";
+    assert_eq!(decided(scatters), (ScheduleKind::OneFOneB, true, false));
+    let overlaps = format!("{scatters}, tp_linear_async_communication: true");
+    assert_eq!(decided(&overlaps), (ScheduleKind::OneFOneB, true, true));
+    for (accumulates, noted) in [("false", true), ("true", false)] {
+        let more = format!("optimizer: {{accumulate_grad_in_fp32: {accumulates}}}\n");
+        let notes = of("", &more).notes.join("\n");
+        assert_eq!(
+            notes.contains("weights and states in 16 bits"),
+            noted,
+            "{notes}"
+        );
+    }
+}
+
+#[test]
+fn what_deepspeeds_file_says_beside_the_plan_is_noted() {
+    let auto = |precision: &str| {
+        let json = format!("{{\"train_micro_batch_size_per_gpu\": \"auto\", {precision}}}");
+        let document = read("ds_config.json", &json);
+        let model = catalog::load::model("llama3-8b").expect("preset");
+        let given = Given {
+            model: &model,
+            gpus: Some(8),
+            seq_len: Some(2048),
+            gpus_per_node: 8,
+        };
+        import(&document, &given).expect("imports").notes
+    };
+    let micro = "ds_config.json:1: train_micro_batch_size_per_gpu is auto: taken as one sequence per micro-batch";
+    assert_eq!(auto("\"fp16\": {\"enabled\": true}"), [micro]);
+    let bf16 = "ds_config.json:1: bf16.enabled is auto: taken as on";
+    assert_eq!(auto("\"bf16\": {\"enabled\": \"auto\"}"), [micro, bf16]);
+
+    for (setting, noted) in [
+        ("\"zero_hpz_partition_size\": 8", true),
+        ("\"zero_hpz_partition_size\": 1", false),
+        ("\"zero_quantized_weights\": true", true),
+        ("\"zero_quantized_gradients\": true", true),
+        ("\"zero_quantized_gradients\": false", false),
+    ] {
+        let notes = engine(&format!("\"stage\": 3, {setting}")).notes;
+        assert_eq!(notes.len(), usize::from(noted), "{setting}: {notes:?}");
+    }
+    for key in ["bf16_master_weights_and_grads", "bf16_optimizer_states"] {
+        let notes = auto(&format!("\"bf16\": {{\"enabled\": true, \"{key}\": true}}"));
+        assert!(notes.iter().any(|note| note.contains(key)), "{notes:?}");
+    }
 }

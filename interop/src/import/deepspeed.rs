@@ -7,6 +7,7 @@ use super::error::ImportError;
 use super::imported::{Given, Imported};
 use super::optimizer;
 use super::sizes::{data_parallel, micro_batches, workload};
+use super::unplanned;
 use crate::config::{Node, Value};
 use crate::export::deepspeed::{OWN_PREFETCH, PREFETCH};
 use plans::decisions::{Decisions, Recompute};
@@ -26,7 +27,8 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     };
     let mut notes = Vec::new();
     let offload = offload(doc, zero, &mut notes)?;
-    notes.extend(open(doc));
+    notes.extend(open(doc)?);
+    notes.extend(unplanned::of(doc, &UNPLANNED));
     notes.extend(optimizer(doc)?);
     without_pipeline(doc)?;
     let (ep, etp) = experts(doc)?;
@@ -72,12 +74,47 @@ fn sequence(doc: &Document, given: &Given<'_>) -> Result<u64, ImportError> {
     (given.seq_len).ok_or_else(|| doc.missing("the sequence length", how))
 }
 
-/// A note on keys that are `auto`, which the Trainer would fill in and no file states.
-fn open(doc: &Document) -> Option<String> {
-    let keys = ["train_micro_batch_size_per_gpu", "bf16.enabled"];
-    let open: Vec<&str> = keys.into_iter().filter(|key| is_auto(doc, key)).collect();
-    let note = "auto: taken as one sequence per micro-batch, and as bf16";
-    (!open.is_empty()).then(|| format!("{}: {} is {note}", doc.place(open[0]), open.join(", ")))
+/// Settings that no plan expresses, and what is predicted in their place. `zero_hpz_partition_size` keeps a second share of
+/// the weights within a node; the next two are those of ZeRO++.
+const UNPLANNED: [(&[&str], &str); 5] = [
+    (
+        &["zero_optimization.zero_hpz_partition_size"],
+        "predicted is less memory and more time, with weights gathered from all ranks in backward too",
+    ),
+    (
+        &["zero_optimization.zero_quantized_weights"],
+        "predicted is more time, with weights gathered in 16 bits",
+    ),
+    (
+        &["zero_optimization.zero_quantized_gradients"],
+        "predicted is more time, with gradients reduced in 16 bits",
+    ),
+    (
+        &["bf16.bf16_master_weights_and_grads"],
+        "predicted is more memory, with weights to update in 32 bits",
+    ),
+    (
+        &["bf16.bf16_optimizer_states"],
+        "predicted is more memory, with moments in 32 bits",
+    ),
+];
+
+/// A note on each key that is `auto` and taken as a value, which the Trainer would fill in and no file states.
+fn open(doc: &Document) -> Result<Vec<String>, ImportError> {
+    let micro = "train_micro_batch_size_per_gpu";
+    let alone = size(doc, "train_batch_size")?.is_none();
+    let bf16 = "bf16.enabled";
+    let computes = flag(doc, "fp16.enabled")? != Some(true);
+    let open = [
+        (micro, alone, "one sequence per micro-batch"),
+        (bf16, computes, "on"),
+    ];
+    let open = open
+        .into_iter()
+        .filter(|(key, taken, _)| *taken && is_auto(doc, key));
+    let notes =
+        open.map(|(key, _, value)| format!("{}: {key} is auto: taken as {value}", doc.place(key)));
+    Ok(notes.collect())
 }
 
 /// A note on an optimizer that is not Adam's.

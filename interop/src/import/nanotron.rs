@@ -7,12 +7,12 @@ use super::document::Document;
 use super::error::ImportError;
 use super::imported::{Given, Imported};
 use super::sizes::workload;
+use super::unplanned;
 use crate::config::{Node, Value};
 use plans::decisions::{Decisions, Recompute};
 use plans::partition::StagePartition;
 
 pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
-    let mut notes = Vec::new();
     let axis = |key: &str| doc.degree(&format!("parallelism.{key}"));
     let (dp, tp, pp) = (axis("dp")?, axis("tp")?, axis("pp")?);
     let (cp, ep) = (
@@ -59,26 +59,37 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         global_batch: micro_batch.saturating_mul(count).saturating_mul(dp),
         precision: precision(doc)?,
     };
-    if pp > 1 {
-        notes.push("nanotron places layers by their cost; planned is an even split".to_owned());
-    }
     Ok(Imported {
         dialect: doc.dialect,
         decisions,
         workload: workload(doc, sizes)?,
         adapters: None,
-        notes,
+        notes: notes(doc, pp)?,
     })
 }
 
-/// Whether tensor-parallel ranks reduce by reduce-scatter, each keeping a part of the sequence.
+/// Notes on what is planned otherwise than nanotron does it.
+fn notes(doc: &Document, pp: u64) -> Result<Vec<String>, ImportError> {
+    let mut notes = Vec::new();
+    let accumulates = "optimizer.accumulate_grad_in_fp32";
+    if doc.flag(accumulates)? == Some(false) && precision(doc)? != Precision::Fp32 {
+        notes.push(unplanned::in_16_bits(doc, accumulates, "false"));
+    }
+    if pp > 1 {
+        notes.push("nanotron places layers by their cost; planned is an even split".to_owned());
+    }
+    Ok(notes)
+}
+
+/// Whether tensor-parallel ranks reduce by reduce-scatter, each keeping a part of the sequence. The defaults of this and of
+/// the next two are those of `ParallelismArgs` (config/parallelism_config.py, `__post_init__`).
 fn scatters(doc: &Document) -> Result<bool, ImportError> {
     let mode = doc.text("parallelism.tp_mode")?;
-    Ok(mode.is_none_or(|mode| mode.eq_ignore_ascii_case("REDUCE_SCATTER")))
+    Ok(mode.is_some_and(|mode| mode.eq_ignore_ascii_case("REDUCE_SCATTER")))
 }
 
 fn overlap(doc: &Document, tp: u64) -> Result<Overlap, ImportError> {
-    let asynchronous = doc.flag("parallelism.tp_linear_async_communication")? != Some(false);
+    let asynchronous = doc.flag("parallelism.tp_linear_async_communication")? == Some(true);
     Ok(Overlap {
         grad_reduce: true,
         param_gather: false,
@@ -91,8 +102,8 @@ fn overlap(doc: &Document, tp: u64) -> Result<Overlap, ImportError> {
 fn schedule(doc: &Document) -> Result<ScheduleKind, ImportError> {
     let key = "parallelism.pp_engine";
     match doc.text(key)? {
-        None | Some("1f1b") => Ok(ScheduleKind::OneFOneB),
-        Some("afab") => Ok(ScheduleKind::GPipe),
+        Some("1f1b") => Ok(ScheduleKind::OneFOneB),
+        None | Some("afab") => Ok(ScheduleKind::GPipe),
         Some(_) => Err(doc.wrong(key, "1f1b or afab")),
     }
 }

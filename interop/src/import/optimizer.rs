@@ -6,6 +6,7 @@ use catalog::OptimizerStates;
 use super::document::Document;
 use super::error::ImportError;
 use super::imported::Imported;
+use super::unplanned;
 use crate::export::Dialect;
 
 /// Switches of LLaMA-Factory that put another optimizer in AdamW's place, or hold fewer states.
@@ -35,11 +36,7 @@ pub(super) fn states(
             .find(key)
             .is_some_and(|node| node.value.shown().trim_matches('`') == value);
         if on {
-            imported.notes.push(format!(
-                "{}: {key} {value}: weights and states in 16 bits alone are not planned for; predicted is more \
-                 memory, with 32-bit ones",
-                doc.place(key)
-            ));
+            imported.notes.push(unplanned::in_16_bits(doc, key, value));
         }
     }
     let key = match doc.dialect {

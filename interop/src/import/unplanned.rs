@@ -94,22 +94,37 @@ pub(super) fn note(doc: &Document, keys: &[&str], instead: &str) -> String {
     format!("{place}: {}: not planned for; {instead}", keys.join(", "))
 }
 
+/// A note on a setting that holds weights and states in 16 bits, without copies in 32.
+pub(super) fn in_16_bits(doc: &Document, key: &str, value: &str) -> String {
+    format!(
+        "{}: {key} {value}: weights and states in 16 bits alone are not planned for; predicted is more memory, with 32-bit ones",
+        doc.place(key)
+    )
+}
+
 /// Notes on the settings of a file that no plan expresses.
 pub(super) fn notes(doc: &Document) -> impl Iterator<Item = String> {
-    let used = |setting: &&'static str| {
+    of(doc, &UNPLANNED)
+}
+
+/// Notes on those of the settings that a file uses; a setting is a key, with its value if it is not a switch.
+pub(super) fn of<'a>(
+    doc: &'a Document,
+    settings: &'a [(&'a [&'a str], &'a str)],
+) -> impl Iterator<Item = String> {
+    let used = |setting: &&'a str| {
         let (key, value) = setting.split_once(' ').unwrap_or((*setting, ""));
         let on = match doc.find(key).map(|node| &node.value) {
             Some(Value::Str(text)) => text == value || value.is_empty() && !text.is_empty(),
             Some(Value::Bool(on)) => *on && value.is_empty(),
+            Some(Value::Int(number)) => *number > 1 && value.is_empty(),
             Some(Value::Table(_)) => value.is_empty(),
             _ => false,
         };
         on.then_some(key)
     };
-    UNPLANNED
-        .into_iter()
-        .filter_map(move |(settings, instead)| {
-            let keys: Vec<&str> = settings.iter().filter_map(used).collect();
-            (!keys.is_empty()).then(|| note(doc, &keys, instead))
-        })
+    settings.iter().filter_map(move |(settings, instead)| {
+        let keys: Vec<&str> = settings.iter().filter_map(used).collect();
+        (!keys.is_empty()).then(|| note(doc, &keys, instead))
+    })
 }
