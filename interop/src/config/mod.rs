@@ -1,8 +1,10 @@
 //! Configuration files of training systems as one tree with line numbers: what exporters write,
 //! importers read and `export --check` judges, whatever the syntax.
 
+pub mod definitions;
 mod error;
 pub mod escape;
+mod functions;
 pub mod json;
 mod node;
 pub mod python;

@@ -5,7 +5,10 @@ use std::iter::Peekable;
 use std::str::Chars;
 
 use super::error::SyntaxError;
+use super::functions;
 use super::node::{Node, Value};
+
+pub use super::functions::only_function;
 
 /// An attribute assignment such as `config.training.seq_len = 8192`.
 #[derive(Clone, Debug, PartialEq)]
@@ -16,123 +19,11 @@ pub struct Assignment {
     pub node: Node,
 }
 
-/// What a Python file defines beside its assignments.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Definitions {
-    /// Names of public top-level functions without arguments.
-    pub functions: Vec<String>,
-    /// Hub name of the first model that the file loads with `from_hf_pretrained`.
-    pub hub_model: Option<String>,
-    /// Module below `torchtitan.models` from which the file imports `model_registry`.
-    pub registry: Option<String>,
-    /// What carries tokens to their experts: the first value given to an argument that ends in `comm_backend`.
-    pub comm_backend: Option<String>,
-}
-
-/// Finds a file's functions and the hub model that it loads.
-#[must_use]
-pub fn definitions(text: &str) -> Definitions {
-    let name = |line: &str| {
-        let (name, rest) = line.strip_prefix("def ")?.split_once('(')?;
-        let public = rest.starts_with(')') && !name.starts_with('_');
-        public.then(|| name.trim().to_owned())
-    };
-    let taken = text
-        .split_once("from_hf_pretrained(")
-        .and_then(|(_, rest)| {
-            let rest = rest.trim_start();
-            let name = rest.split([',', ')']).next()?.trim();
-            literal(name).or_else(|| {
-                let mut lines = text.lines().filter(|line| line.starts_with(name));
-                lines.find_map(|line| literal(line.split_once('=')?.1))
-            })
-        });
-    Definitions {
-        functions: text.lines().filter_map(name).collect(),
-        hub_model: taken,
-        registry: text.lines().find_map(registry),
-        comm_backend: text
-            .split_once("comm_backend=")
-            .and_then(|(_, rest)| literal(rest)),
-    }
-}
-
-/// The module of torchtitan's models whose registry a line imports.
-fn registry(line: &str) -> Option<String> {
-    let (module, names) = line
-        .strip_prefix("from torchtitan.models.")?
-        .split_once(" import ")?;
-    names.contains("model_registry").then(|| module.to_owned())
-}
-
-/// The text inside the quotes with which a value begins; `None` if it does not begin with a quote.
-fn literal(value: &str) -> Option<String> {
-    let value = value.trim_start();
-    let quote = value.chars().next().filter(|c| ['"', '\''].contains(c))?;
-    let (text, _) = value[1..].split_once(quote)?;
-    Some(text.to_owned())
-}
-
-/// The text with every line blanked except those of one top-level function, of the functions that it calls, and of
-/// module-level assignments; `None` if there is no such function.
-#[must_use]
-pub fn only_function(text: &str, name: &str) -> Option<String> {
-    let defined: Vec<&str> = text.lines().filter_map(defines).collect();
-    let mut wanted = vec![*defined.iter().find(|of| **of == name)?];
-    let mut at = 0;
-    while at < wanted.len() {
-        let body = kept(text, &wanted[at..=at], false);
-        for other in &defined {
-            if !wanted.contains(other) && body.contains(&format!("{other}(")) {
-                wanted.push(other);
-            }
-        }
-        at += 1;
-    }
-    Some(kept(text, &wanted, true))
-}
-
-/// The name of the top-level function that a line defines.
-fn defines(line: &str) -> Option<&str> {
-    let (name, _) = line.strip_prefix("def ")?.split_once('(')?;
-    Some(name.trim())
-}
-
-/// The text with every line blanked except the bodies of these functions and, if `module`, module-level assignments; of
-/// the `def` lines only the first function's is kept.
-fn kept(text: &str, functions: &[&str], module: bool) -> String {
-    let mut keeps = module;
-    // Whether this line is of the head of a called function, `def` to colon.
-    let mut head = false;
-    let mut kept = String::with_capacity(text.len());
-    for line in text.lines() {
-        let top = !line.starts_with([' ', '\t', ')', ']', '}', '#']) && !line.is_empty();
-        if top {
-            let other = ["class ", "@", "if "]
-                .iter()
-                .any(|word| line.starts_with(word));
-            keeps = match defines(line) {
-                Some(name) => functions.contains(&name),
-                None => module && !other,
-            };
-        }
-        // The heads of called functions are dropped, so that the text defines a single configuration.
-        if defines(line).is_some_and(|name| name != functions[0]) {
-            head = true;
-        }
-        if keeps && !head {
-            kept.push_str(line);
-        }
-        head &= !line.trim_end().ends_with(':');
-        kept.push('\n');
-    }
-    kept
-}
-
 /// Deepest nesting that is read.
 const MAX_DEPTH: usize = 64;
 
-/// Reads assignments and `return CONSTRUCTOR(…)` statements (path `return`), in order.
+/// Reads assignments and `return CONSTRUCTOR(…)` statements (path `return`), in the order in which they are executed where
+/// [`only_function`] chose a function, else in that of the file.
 ///
 /// # Errors
 /// An unclosed string or bracket, with its line.
@@ -147,6 +38,8 @@ pub fn parse(text: &str, path: &str) -> Result<Vec<Assignment>, SyntaxError> {
         }
         at = end + 1;
     }
+    let ranks = functions::ranks(text);
+    found.sort_by_key(|assignment| ranks.get(assignment.node.line).copied());
     Ok(found)
 }
 

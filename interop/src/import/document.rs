@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::config::definitions::is_trainer;
 use crate::config::{self, Node, SyntaxError, Value, place};
 use crate::export::Dialect;
 use crate::export::schema::{Kind, Schema};
@@ -24,7 +25,7 @@ pub struct Document {
     /// What a launch script says beside the arguments of the program that it starts.
     pub launch: Launch,
     /// What a Python file defines: functions that make configurations, and where its model comes from.
-    pub python: config::python::Definitions,
+    pub python: config::definitions::Definitions,
     /// What else a launch script states, where it does not decide a condition.
     pub others: Vec<(Way, Document)>,
 }
@@ -52,8 +53,8 @@ impl Document {
             return Err(SyntaxError::new(path, root.line, "a table of keys is expected").into());
         }
         let python = match dialect.is_python() {
-            true => config::python::definitions(text),
-            false => config::python::Definitions::default(),
+            true => config::definitions::definitions(text),
+            false => config::definitions::Definitions::default(),
         };
         let document = Self {
             path: path.to_owned(),
@@ -375,8 +376,8 @@ fn model_args(text: &str, path: &str) -> Result<Node, ImportError> {
     })
 }
 
-/// Assignments of a Python file as a tree: `config.a.b = v` becomes `a.b`, and keyword arguments of a returned
-/// constructor become keys.
+/// Assignments of a Python file as a tree: `config.a.b = v` becomes `a.b`, and keyword arguments of the constructor of the
+/// whole configuration become keys.
 fn assignments(text: &str, path: &str) -> Result<Node, ImportError> {
     let mut root = Node::table();
     let mut constants: BTreeMap<String, Value> = BTreeMap::new();
@@ -394,10 +395,13 @@ fn assignments(text: &str, path: &str) -> Result<Node, ImportError> {
             constants.insert(assignment.path, assignment.node.value);
             continue;
         }
-        if assignment.path == "return" {
-            if let Value::Call(name, arguments) = assignment.node.value
-                && name.ends_with("Config")
-            {
+        let returned = assignment.path == "return";
+        let whole = |name: &str| match returned {
+            true => name.ends_with("Config"),
+            false => is_trainer(name) && !assignment.path.contains('.'),
+        };
+        match assignment.node.value {
+            Value::Call(name, arguments) if whole(&name) => {
                 for (key, mut node) in arguments {
                     if let Value::Expression(name) = &node.value
                         && let Some(value) = locals.get(name.trim())
@@ -406,8 +410,10 @@ fn assignments(text: &str, path: &str) -> Result<Node, ImportError> {
                     }
                     put(&mut root, &key, node);
                 }
+                continue;
             }
-            continue;
+            _ if returned => continue,
+            value => assignment.node.value = value,
         }
         if !assignment.path.contains('.') {
             locals.insert(assignment.path.clone(), assignment.node.value.clone());

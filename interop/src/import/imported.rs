@@ -56,12 +56,15 @@ impl Imported {
         let engine = engine.is_some_and(|node| !node.entries().is_empty())
             || document.find("distributed_type").and_then(Node::text) == Some("DEEPSPEED");
         let gathers = matches!(self.decisions.zero, Zero::Z2 | Zero::Z3);
-        let compiled = document.flag("compile.enable").ok().flatten() == Some(true);
         // In torchtitan from 0.2 on, `compile.components` is `[model, loss]` by default. From December 2024 (e8977b0) to April
         // 2025 (bbb1b61) the loss was not compiled.
         let components = document.find("compile.components").and_then(Node::list);
-        let loss = components.is_none_or(|list| list.iter().any(|of| of.text() == Some("loss")))
-            && !titan_keys::without_parallelism(&document.root);
+        let includes = |component: &str| {
+            components.is_none_or(|list| list.iter().any(|of| of.text() == Some(component)))
+        };
+        let switched = document.flag("compile.enable").ok().flatten() == Some(true);
+        let compiled = switched && includes("model");
+        let loss = includes("loss") && !titan_keys::without_parallelism(&document.root);
         match usual {
             _ if engine => "hf-deepspeed",
             // LLaMA-Factory under torchrun: DDP, or FSDP by accelerate's settings, of weights in 32 bits (`init_adapter` in its

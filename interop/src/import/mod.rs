@@ -27,6 +27,7 @@ mod settled;
 mod sizes;
 mod titan_keys;
 mod titan_model;
+mod titan_precision;
 mod torchtitan;
 mod trainer;
 mod unplanned;

@@ -1,8 +1,7 @@
 //! Import of torchtitan configurations as strategies: TOML of 0.2 and before, Python of 0.3 and main.
 
 use catalog::{
-    CpKind, CudaGraphs, Dispatcher, Fp8Recipe, Offload, Overlap, Precision, ScheduleKind,
-    WorkloadSizes, Zero,
+    CpKind, CudaGraphs, Dispatcher, Offload, Overlap, Precision, ScheduleKind, WorkloadSizes, Zero,
 };
 
 use super::document::Document;
@@ -10,9 +9,9 @@ use super::error::ImportError;
 use super::imported::{Given, Imported};
 use super::sizes::{data_parallel, micro_batches, workload};
 use super::titan_keys;
+use super::titan_precision::{fp8_recipe, precision, unplanned};
 use crate::config::{Node, Value};
 use crate::export::Dialect;
-use crate::export::torchtitan::RECIPE;
 use plans::decisions::{Decisions, Recompute};
 use plans::partition::StagePartition;
 
@@ -22,6 +21,7 @@ const SEQ_LEN: u64 = 2048;
 
 pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
     refuse_replaced(doc)?;
+    refuse_unseen_base(doc)?;
     let size = |key: &str| doc.degree(&format!("parallelism.{key}"));
     let tp = size("tensor_parallel_degree")?;
     let cp = size("context_parallel_degree")?;
@@ -30,7 +30,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     let ranks = |dp: u64| dp.saturating_mul(tp).saturating_mul(cp).saturating_mul(pp);
     let dp_shard = sharded(doc, given, ranks(dp_replicate))?;
     let dp = dp_shard.saturating_mul(dp_replicate);
-    let mut notes = Vec::new();
+    let mut notes = unplanned(doc)?;
     let schedule = schedule(doc, pp)?;
     let (stages, vpp) = stages(doc, given, pp, schedule)?;
     let batch = batch(doc, dp, pp, vpp)?;
@@ -101,6 +101,29 @@ fn refuse_replaced(doc: &Document) -> Result<(), ImportError> {
         }
         None => Ok(()),
     }
+}
+
+/// Refuses a Python file that changes a configuration made elsewhere, unless it sets all that decides the plan.
+fn refuse_unseen_base(doc: &Document) -> Result<(), ImportError> {
+    let batch = match doc.dialect {
+        Dialect::Torchtitan02 => return Ok(()),
+        Dialect::TorchtitanMain => [
+            "training.num_tokens_per_microbatch_per_dp_rank",
+            "training.max_context_length",
+        ],
+        _ => ["training.local_batch_size", "training.seq_len"],
+    };
+    let sections = ["parallelism", "activation_checkpoint", "compile"];
+    let keys = batch.into_iter().chain(sections);
+    let open: Vec<&str> = keys.filter(|key| doc.find(key).is_none()).collect();
+    if doc.python.makes_trainer || open.is_empty() {
+        return Ok(());
+    }
+    let how = format!(
+        "the file makes no `Trainer.Config(…)`; copy the function that does so into it, or set here what the base decides: {}",
+        open.join(", ")
+    );
+    Err(doc.missing("the base of the configuration", how))
 }
 
 /// Expert-tensor-parallel degree: without expert parallelism, experts are sharded as the dense layers are.
@@ -362,12 +385,16 @@ fn dispatcher(doc: &Document, ep: u64) -> Result<Option<Dispatcher>, ImportError
         Some("standard") => Dispatcher::AllToAll,
         Some("deepep") => Dispatcher::DeepEp,
         Some("hybridep") => Dispatcher::HybridEp,
-        Some(_) => return Err(doc.wrong(key, "standard, deepep or hybridep")),
+        Some(other) => {
+            let why = format!("{other} is not planned; planned: standard, deepep, hybridep");
+            return Err(doc.unsupported(key, &why));
+        }
     };
     Ok(Some(found))
 }
 
-/// What is captured in CUDA graphs: in 0.3 and main passes are, unless they are told otherwise or cannot be.
+/// What is captured in CUDA graphs: in 0.3 and main passes are, unless they are told otherwise or cannot be. Experts on other
+/// ranks are captured if HybridEP has room for a fixed share of the tokens (trainer.py, `_validate_cuda_graphs`).
 fn graphs(
     doc: &Document,
     pp: u64,
@@ -378,7 +405,9 @@ fn graphs(
         return Ok(None);
     }
     let disabled = doc.flag("training.disable_cuda_graphs")? == Some(true);
-    let captures = !disabled && pp == 1 && ep == 1 && offload.is_none();
+    let hybrid = doc.python.comm_backend.as_deref() == Some("hybridep");
+    let fixed = ep == 1 || hybrid && doc.python.bounds_experts;
+    let captures = !disabled && pp == 1 && fixed && offload.is_none();
     Ok(Some(match captures {
         true => CudaGraphs::Step,
         false => CudaGraphs::None,
@@ -442,50 +471,4 @@ fn recompute(
         )),
         _ => Err(doc.wrong(key, "none, full or selective")),
     }
-}
-
-/// How operands of 8-bit products are scaled. Without a word on it 0.2 has a scale for each tensor, later editions for each
-/// row.
-fn fp8_recipe(doc: &Document) -> Result<Option<Fp8Recipe>, ImportError> {
-    if precision(doc)? != Precision::Fp8 {
-        return Ok(None);
-    }
-    if doc.dialect != Dialect::Torchtitan02 {
-        return Ok(Some(Fp8Recipe::Rowwise));
-    }
-    match doc.text(RECIPE)? {
-        None | Some("tensorwise") => Ok(Some(Fp8Recipe::Tensorwise)),
-        Some("rowwise") => Ok(Some(Fp8Recipe::Rowwise)),
-        Some("rowwise_with_gw_hp") => Err(doc.unsupported(
-            RECIPE,
-            "gradients of weights in 16 bits beside 8-bit products are not planned",
-        )),
-        Some(_) => Err(doc.wrong(RECIPE, "tensorwise or rowwise")),
-    }
-}
-
-fn precision(doc: &Document) -> Result<Precision, ImportError> {
-    let float8 = |node: &Node| match &node.value {
-        Value::Str(name) => name.contains("float8"),
-        Value::Call(name, _) => name.contains("Float8"),
-        _ => false,
-    };
-    let converters = doc.find("model.converters").or(doc.find("converters"));
-    // Before February 2025 a switch of its own.
-    let switched = doc.flag("float8.enable_float8_linear")? == Some(true);
-    if switched
-        || converters
-            .and_then(Node::list)
-            .is_some_and(|items| items.iter().any(float8))
-    {
-        return Ok(Precision::Fp8);
-    }
-    let compute = doc
-        .text("training.mixed_precision_param")?
-        .unwrap_or("bfloat16");
-    Ok(if compute == "float32" {
-        Precision::Fp32
-    } else {
-        Precision::Bf16
-    })
 }

@@ -1,0 +1,90 @@
+//! What a Python file of configurations defines: its functions, the model that it loads, and how it makes a configuration.
+
+use super::node::Value;
+use super::python::{Assignment, parse};
+
+/// What a Python file defines beside its assignments.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Definitions {
+    /// Names of public top-level functions without arguments.
+    pub functions: Vec<String>,
+    /// Hub name of the first model that the file loads with `from_hf_pretrained`.
+    pub hub_model: Option<String>,
+    /// Module below `torchtitan.models` from which the file imports `model_registry`.
+    pub registry: Option<String>,
+    /// What carries tokens to their experts: the last value given to an argument that ends in `comm_backend`.
+    pub comm_backend: Option<String>,
+    /// Whether the last `non_blocking_capacity_factor` is a number: experts then have room for a share of the tokens.
+    pub bounds_experts: bool,
+    /// Whether the file itself makes the configuration of a trainer, by a constructor such as `Trainer.Config(…)`.
+    pub makes_trainer: bool,
+}
+
+/// Finds a file's functions and the hub model that it loads.
+#[must_use]
+pub fn definitions(text: &str) -> Definitions {
+    let name = |line: &str| {
+        let (name, rest) = line.strip_prefix("def ")?.split_once('(')?;
+        let public = rest.starts_with(')') && !name.starts_with('_');
+        public.then(|| name.trim().to_owned())
+    };
+    let taken = text
+        .split_once("from_hf_pretrained(")
+        .and_then(|(_, rest)| {
+            let rest = rest.trim_start();
+            let name = rest.split([',', ')']).next()?.trim();
+            literal(name).or_else(|| {
+                let mut lines = text.lines().filter(|line| line.starts_with(name));
+                lines.find_map(|line| literal(line.split_once('=')?.1))
+            })
+        });
+    Definitions {
+        functions: text.lines().filter_map(name).collect(),
+        hub_model: taken,
+        registry: text.lines().find_map(registry),
+        comm_backend: given(text, "comm_backend=").find_map(literal),
+        bounds_experts: given(text, "non_blocking_capacity_factor=")
+            .next()
+            .is_some_and(|value| value.trim_start().starts_with(|c: char| c.is_ascii_digit())),
+        makes_trainer: makes_trainer(text),
+    }
+}
+
+/// What follows each occurrence of `argument`, the last first: functions that change a configuration stand after the one
+/// that makes it.
+fn given<'a>(text: &'a str, argument: &'a str) -> impl Iterator<Item = &'a str> {
+    let found = text.rmatch_indices(argument);
+    found.map(move |(at, _)| &text[at + argument.len()..])
+}
+
+/// Whether a function returns the constructor of a trainer's configuration, or a variable is set to it.
+fn makes_trainer(text: &str) -> bool {
+    let made = |assignment: &Assignment| {
+        let trainer = matches!(&assignment.node.value, Value::Call(name, _) if is_trainer(name));
+        trainer && !assignment.path.contains('.')
+    };
+    // Text that is no Python is reported where its assignments are read.
+    parse(text, "").is_ok_and(|all| all.iter().any(made))
+}
+
+/// Whether a constructor makes the configuration of a trainer: `Trainer.Config`, or that of a class derived from it.
+#[must_use]
+pub fn is_trainer(constructor: &str) -> bool {
+    constructor.contains("Trainer") && constructor.ends_with("Config")
+}
+
+/// The module of torchtitan's models whose registry a line imports.
+fn registry(line: &str) -> Option<String> {
+    let (module, names) = line
+        .strip_prefix("from torchtitan.models.")?
+        .split_once(" import ")?;
+    names.contains("model_registry").then(|| module.to_owned())
+}
+
+/// The text inside the quotes with which a value begins; `None` if it does not begin with a quote.
+fn literal(value: &str) -> Option<String> {
+    let value = value.trim_start();
+    let quote = value.chars().next().filter(|c| ['"', '\''].contains(c))?;
+    let (text, _) = value[1..].split_once(quote)?;
+    Some(text.to_owned())
+}
