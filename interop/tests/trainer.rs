@@ -472,3 +472,36 @@ fn what_ends_a_run_is_found() {
         }
     }
 }
+
+/// LLaMA-Factory's command takes options or a file; scripts may give a program neither.
+#[test]
+fn programs_are_found_with_their_options() {
+    let options = "--stage sft --finetuning_type full --do_train --cutoff_len 1024 --per_device_train_batch_size 2 --bf16";
+    let script = format!("CUDA_VISIBLE_DEVICES=0,1 llamafactory-cli train \\\n  {options}\n");
+    let (document, imported) = read("a.sh", &script, None).expect("imports");
+    assert_eq!(document.dialect, Dialect::LlamaFactory);
+    let w = &imported.workload;
+    assert_eq!((w.gpus, w.seq_len, w.precision), (2, 1024, Precision::Bf16));
+    for (text, message) in [
+        (
+            "set -x\nllamafactory-cli train sft.yaml\n",
+            "a.sh:2: `train` is given no `--option`: its settings are in `sft.yaml`; give that file",
+        ),
+        (
+            "accelerate launch --config_file a.yaml src/train.py b.yaml\n",
+            "a.sh:1: `src/train.py` is given no `--option`: its settings are in `b.yaml`; give that file",
+        ),
+        (
+            "accelerate launch --config_file a.yaml train.py\n",
+            "a.sh:1: `train.py` is given no `--option`: its settings are not in this script",
+        ),
+    ] {
+        let refused = read("a.sh", text, None).expect_err(text);
+        assert_eq!(refused.to_string(), message);
+    }
+    let ray = "ray_num_workers: 4\nfinetuning_type: full\nper_device_train_batch_size: 1\n";
+    let (_, imported) = read("a.yaml", ray, None).expect("imports");
+    assert_eq!(imported.workload.gpus, 4);
+    let (_, imported) = read("a.yaml", ray, Some(8)).expect("imports");
+    assert_eq!(imported.workload.gpus, 8);
+}

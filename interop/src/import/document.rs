@@ -10,7 +10,7 @@ use crate::import::error::ImportError;
 use crate::import::formats;
 use crate::import::launch::Launch;
 use crate::import::readings::{Reading, Way, readings};
-use crate::import::script::{is_option, typed, untyped};
+use crate::import::script::{LLAMA_FACTORY, is_option, typed, untyped};
 use crate::import::titan_keys;
 
 /// A configuration file, read for a dialect.
@@ -225,14 +225,17 @@ fn parse(
     formats::readable(path, dialect)?;
     let trainer = matches!(
         dialect,
-        Dialect::Transformers | Dialect::TransformersDeepSpeed
+        Dialect::Transformers | Dialect::TransformersDeepSpeed | Dialect::LlamaFactory
     );
+    // LLaMA-Factory's own files are YAML, whatever their names.
+    let factory = dialect == Dialect::LlamaFactory;
+    let script = trainer && !is_yaml(path) && (!factory || starts_factory(text));
     let root = match dialect {
         Dialect::MegatronLm if is_model_args(text, path) => model_args(text, path)?,
         Dialect::Torchtitan02 => config::toml::parse(text, path)?,
         Dialect::DeepSpeed => config::json::parse(text, path)?,
         _ if trainer && is_json(text, path) => config::json::parse(text, path)?,
-        _ if dialect == Dialect::MegatronLm || trainer && !is_yaml(path) => {
+        _ if dialect == Dialect::MegatronLm || script => {
             return readings(text, path, dialect, include);
         }
         _ if dialect.is_python() => assignments(text, path)?,
@@ -262,6 +265,7 @@ fn detect(text: &str, path: &str) -> Result<Dialect, ImportError> {
         "yaml" | "yml" if has("base_model") => Some(Dialect::Axolotl),
         "yaml" | "yml" if has("parallelism:") => Some(Dialect::Nanotron),
         "yaml" | "yml" => None,
+        _ if has(LLAMA_FACTORY) => Some(Dialect::LlamaFactory),
         _ if has("--per_device_train_batch_size") => Some(trainer(text)),
         _ if has("--") => Some(Dialect::MegatronLm),
         _ => None,
@@ -335,6 +339,11 @@ fn python(text: &str) -> Option<Dialect> {
 /// Whether this is a test case of Megatron-LM: YAML with options in a section `MODEL_ARGS`.
 fn is_model_args(text: &str, path: &str) -> bool {
     is_yaml(path) && text.lines().any(|line| line.starts_with("MODEL_ARGS:"))
+}
+
+/// Whether this is a script that starts LLaMA-Factory: it names its command, or gives options.
+fn starts_factory(text: &str) -> bool {
+    text.contains(LLAMA_FACTORY) || text.split_whitespace().any(is_option)
 }
 
 /// Whether a file is JSON, by its name or its first character.

@@ -1,7 +1,7 @@
 //! The command that starts a training script: on how many devices, and under which settings of `accelerate launch`.
 
 use super::error::ImportError;
-use super::script::{Setting, settings, typed};
+use super::script::{LLAMA_FACTORY, Setting, settings, typed};
 use crate::config::shell::{Script, Word};
 use crate::config::{self, Node, Value};
 use crate::export::Dialect;
@@ -52,7 +52,7 @@ const NODES: [&str; 5] = [
 const ALL: [&str; 2] = ["--num_processes", "--num-processes"];
 
 /// Programs that start a process for each device that they see; torchrun starts one.
-const LAUNCHERS: [&str; 2] = ["deepspeed", "accelerate"];
+const LAUNCHERS: [&str; 3] = ["deepspeed", "accelerate", LLAMA_FACTORY];
 /// Names of PyTorch's launcher.
 const TORCHRUN: [&str; 3] = [
     "torchrun",

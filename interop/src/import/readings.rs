@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::error::ImportError;
 use super::launch::{Launch, accelerate};
-use super::script::{options, program};
+use super::script::{options, program, without_options};
 use crate::config::shell::{self, Assumed, Undecided};
 use crate::config::{Node, SyntaxError, Value, place};
 use crate::export::Dialect;
@@ -39,7 +39,8 @@ pub(super) fn readings(
         let (launcher, arguments) = program(&script);
         let mut launch = Launch::of(&script);
         launch.settings = accelerate(&launcher, path, include)?;
-        let root = options(&arguments, path, dialect);
+        let none = || without_options(&script, path).into();
+        let root = options(&arguments, dialect).and_then(|root| root.ok_or_else(none));
         Ok((root, launch, script.undecided))
     };
     let (root, launch, undecided) = read(&Assumed::new())?;
@@ -73,9 +74,8 @@ pub(super) fn readings(
         let mut options = differing(root.as_ref().unwrap_or(&nothing), &other);
         options.extend((launch != other_launch).then(|| "the launch command".to_owned()));
         if !options.is_empty() {
-            let place = place(&condition.condition.0, condition.line);
             let way = Way {
-                place,
+                place: place(&condition.condition.0, condition.line),
                 condition,
                 options,
             };

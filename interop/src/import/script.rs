@@ -6,6 +6,9 @@ use crate::config::{Node, SyntaxError, Value};
 use crate::export::Dialect;
 use crate::export::schema::{Kind, Schema};
 
+/// LLaMA-Factory's command, which starts a process for each device that it sees.
+pub(super) const LLAMA_FACTORY: &str = "llamafactory-cli";
+
 /// An option with its values, as written.
 pub(super) struct Setting {
     pub(super) line: usize,
@@ -52,9 +55,9 @@ pub(super) fn settings(words: &[Word]) -> Vec<Setting> {
     all
 }
 
-/// Options of a script: those after the training program, or all of an argument file. Megatron-LM's keep their dashes;
-/// the Trainer's become the keys that its YAML has.
-pub(super) fn options(program: &[Word], path: &str, dialect: Dialect) -> Result<Node, ImportError> {
+/// Options of a script: those after the training program, or all of an argument file; `None` if there are none. Megatron-LM's
+/// keep their dashes; the Trainer's become the keys that its YAML has.
+pub(super) fn options(program: &[Word], dialect: Dialect) -> Result<Option<Node>, ImportError> {
     let schema = Schema::of(dialect)?;
     let entry = |option: Setting| {
         let name = match dialect {
@@ -71,7 +74,7 @@ pub(super) fn options(program: &[Word], path: &str, dialect: Dialect) -> Result<
     };
     let entries: Vec<(String, Node)> = settings(program).into_iter().map(entry).collect();
     if entries.is_empty() {
-        return Err(SyntaxError::new(path, 0, "no `--option` is found").into());
+        return Ok(None);
     }
     let mut root = Node {
         line: 1,
@@ -80,7 +83,36 @@ pub(super) fn options(program: &[Word], path: &str, dialect: Dialect) -> Result<
     if dialect == Dialect::MegatronLm {
         positions(&mut root);
     }
-    Ok(root)
+    Ok(Some(root))
+}
+
+/// The error for a script whose training program is given no options.
+pub(super) fn without_options(script: &shell::Script, path: &str) -> SyntaxError {
+    let started = script.commands.iter().find_map(|words| {
+        let at = program_at(words)?;
+        Some((&words[at], &words[at + 1..]))
+    });
+    let Some((program, arguments)) = started else {
+        return SyntaxError::new(path, 0, "no `--option` is found");
+    };
+    let is_file = |word: &&Word| {
+        let suffix = word.text.rsplit_once('.').map(|(_, suffix)| suffix);
+        matches!(suffix, Some("yaml" | "yml" | "json"))
+    };
+    let why = match arguments.iter().find(is_file) {
+        Some(file) => format!("its settings are in `{}`; give that file", file.text),
+        None => "its settings are not in this script".to_owned(),
+    };
+    let message = format!("`{}` is given no `--option`: {why}", program.text);
+    SyntaxError::new(path, program.line, message)
+}
+
+/// Where a command names the training program: at a `.py`, or at the word after `llamafactory-cli`.
+fn program_at(words: &[Word]) -> Option<usize> {
+    let is_cli = |word: &Word| word.text.rsplit('/').next() == Some(LLAMA_FACTORY);
+    let python = words.iter().position(|word| word.text.ends_with(".py"));
+    let after = || Some(words.iter().position(is_cli)? + 1);
+    python.or_else(after).filter(|at| *at < words.len())
 }
 
 /// Sets the kind of positions as Megatron-LM does for options that imply it (`validate_args`; for gpt-oss
@@ -101,12 +133,12 @@ fn positions(root: &mut Node) {
     root.set("--position-embedding-type", Value::Str(kind.to_owned()));
 }
 
-/// The words before and after the training program: among the commands that name a `.py`, the one with the most options
-/// after it. A file without such a command holds arguments only: in arrays, variables and bare words.
+/// The words before and after the training program: among the commands that name one, the one with the most options after
+/// it. A file without such a command holds arguments only: in arrays, variables and bare words.
 pub(super) fn program(script: &shell::Script) -> (Vec<Word>, Vec<Word>) {
     let options = |words: &[Word]| words.iter().filter(|w| is_option(&w.text)).count();
     let parted = |words: &[Word]| {
-        let at = words.iter().position(|w| w.text.ends_with(".py"))?;
+        let at = program_at(words)?;
         Some((words[..at].to_vec(), words[at + 1..].to_vec()))
     };
     // A launcher may get the command as one word: `srun sh -c "torchrun pretrain_gpt.py --a 1"`.

@@ -5,6 +5,7 @@ use catalog::{Workload, WorkloadSizes};
 use super::document::Document;
 use super::error::ImportError;
 use crate::config::place;
+use crate::export::Dialect;
 
 /// Number of devices: as given, as the launch command says, or as accelerate's file does; `None` if none says it.
 pub(crate) fn devices(document: &Document, given: Option<u64>) -> Result<Option<u64>, ImportError> {
@@ -15,6 +16,10 @@ pub(crate) fn devices(document: &Document, given: Option<u64>) -> Result<Option<
             key: open.option.clone(),
             message: format!("`{}` is not known here; give --gpus", open.value),
         }),
+        (None, None) if document.dialect == Dialect::LlamaFactory => {
+            // Workers that Ray starts, each on a device of its own.
+            document.size("ray_num_workers")
+        }
         (None, None) => document.size("num_processes"),
         (known, _) => Ok(known),
     }
