@@ -118,6 +118,10 @@ fn settings_that_change_the_answer_are_read_or_noted() {
             "optim galore_adamw is planned as AdamW",
         ),
         (
+            Ok(axolotl("")),
+            "bf16 auto: weights and states in 16 bits alone are not planned for",
+        ),
+        (
             Ok(axolotl("optimizer: muon")),
             "optimizer muon is planned as AdamW",
         ),
@@ -470,6 +474,58 @@ fn what_ends_a_run_is_found() {
             Some(want) => assert!(found.contains(want), "{text}: {found}"),
             None => assert_eq!(found, "", "{text}"),
         }
+    }
+}
+
+/// What each system does where its file is silent.
+#[test]
+fn what_a_file_leaves_out_is_the_systems_default() {
+    let model = catalog::load::model("llama3-8b").expect("preset");
+    let axolotl = "base_model: a/llama3-8b\n";
+    let factory = "finetuning_type: full\nper_device_train_batch_size: 1\nbf16: true\n";
+    for (base, lines, seq, expected) in [
+        (axolotl, "", None, (512, Precision::Bf16)),
+        (axolotl, "", Some(1024), (1024, Precision::Bf16)),
+        (axolotl, "sequence_len: 64", Some(9), (64, Precision::Bf16)),
+        (axolotl, "fp16: true", None, (512, Precision::Fp16)),
+        (
+            axolotl,
+            "bf16: auto\nfp16: true",
+            None,
+            (512, Precision::Fp16),
+        ),
+        (axolotl, "bf16: false", None, (512, Precision::Fp32)),
+        (axolotl, "bf16: null", None, (512, Precision::Fp32)),
+        (axolotl, "fp8: true", None, (512, Precision::Fp8)),
+        (axolotl, "deepspeed: ds3.json", None, (512, Precision::Bf16)),
+        (factory, "", None, (2048, Precision::Bf16)),
+        (
+            factory,
+            "stage: pt\npacking: true",
+            None,
+            (2047, Precision::Bf16),
+        ),
+        (
+            factory,
+            "deepspeed: ds3.json\nfp8: true",
+            None,
+            (2048, Precision::Fp8),
+        ),
+    ] {
+        let text = format!("{base}{lines}\n");
+        let document = Document::read(&text, "a.yaml", None, &beside).expect("well-formed");
+        let given = Given {
+            model: &model,
+            gpus: Some(8),
+            seq_len: seq,
+            gpus_per_node: 8,
+        };
+        let read = import(&document, &given).expect(lines);
+        let found = (read.workload.seq_len, read.workload.precision);
+        assert_eq!(found, expected, "{text}");
+        // DeepSpeed's engine holds gradients in 16 bits around 8-bit products.
+        let engine = lines.contains("ds3");
+        assert_eq!(read.decisions.gradients.is_some(), engine, "{text}");
     }
 }
 

@@ -73,9 +73,28 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     }
     imported.notes.extend(unplanned::notes(doc));
     imported.decisions.optimizer_states = optimizer::states(doc, &mut imported)?;
+    if adapters.is_none() {
+        imported.notes.extend(loads_in_16_bits(doc, &imported));
+    }
     imported.dialect = doc.dialect;
     imported.adapters = adapters;
     Ok(imported)
+}
+
+/// A note on axolotl, which loads a model in the type in which it computes and trains those weights (utils/config,
+/// `resolve_dtype`). DeepSpeed's engine keeps copies in 32 bits beside them.
+fn loads_in_16_bits(doc: &Document, imported: &Imported) -> Option<String> {
+    let sixteen = matches!(
+        imported.workload.precision,
+        Precision::Bf16 | Precision::Fp8
+    );
+    let value = match doc.find("bf16").map(|node| &node.value) {
+        Some(Value::Bool(on)) => on.to_string(),
+        Some(Value::Str(text)) if text == "full" => return None,
+        _ => "auto".to_owned(),
+    };
+    let trains = doc.dialect == Dialect::Axolotl && imported.dialect != Dialect::DeepSpeed;
+    (trains && sixteen).then(|| unplanned::in_16_bits(doc, "bf16", &value))
 }
 
 /// The DeepSpeed configuration that the file holds or names, if it has one.
@@ -83,13 +102,15 @@ fn engine(doc: &Document) -> Result<Option<Node>, ImportError> {
     for key in ["deepspeed", "deepspeed_config.deepspeed_config_file"] {
         match doc.find(key) {
             Some(node) if !node.entries().is_empty() => return Ok(Some(node.clone())),
-            Some(node) if node.text().is_some_and(|path| path.ends_with(".json")) => {
-                return Err(doc.unsupported(
-                    key,
-                    "this file cannot be read, from the folder of the configuration or from here",
-                ));
+            Some(node) => {
+                if let Some(path) = node.text().filter(|path| path.ends_with(".json")) {
+                    let why = format!(
+                        "`{path}` cannot be read, from the folder of the configuration or from here"
+                    );
+                    return Err(doc.unsupported(key, &why));
+                }
             }
-            _ => {}
+            None => {}
         }
     }
     match doc.text("distributed_type")?.unwrap_or("NO") {
@@ -135,20 +156,34 @@ fn micro_batch(doc: &Document) -> Result<u64, ImportError> {
     Ok(doc.size(key)?.unwrap_or(usual))
 }
 
+/// The sequence length of the file, else the one that was given, else the system's own.
 fn sequence(doc: &Document, given: &Given<'_>) -> Result<u64, ImportError> {
+    let mut found = None;
     for key in SEQUENCE {
-        if let Some(tokens) = doc.size(key)? {
-            return match shortened(doc)? {
-                true if tokens > 1 => Ok(tokens - 1),
-                true => Err(doc.wrong(key, "2 or more tokens, of which packing takes one")),
-                false => Ok(tokens),
-            };
-        }
+        found = found.or(doc.size(key)?.map(|tokens| (key, tokens)));
     }
-    let how = "the file has none; give --seq";
-    given
-        .seq_len
-        .ok_or_else(|| doc.missing("the sequence length", how))
+    let Some((key, tokens)) = found
+        .or(usual_sequence(doc))
+        .filter(|_| found.is_some() || given.seq_len.is_none())
+    else {
+        let how = "the file has none; give --seq";
+        return (given.seq_len).ok_or_else(|| doc.missing("the sequence length", how));
+    };
+    match shortened(doc)? {
+        true if tokens > 1 => Ok(tokens - 1),
+        true => Err(doc.wrong(key, "2 or more tokens, of which packing takes one")),
+        false => Ok(tokens),
+    }
+}
+
+/// A system's own sequence length, where its file has none: axolotl's (utils/schemas/config.py) and LLaMA-Factory's
+/// (hparams/data_args.py).
+fn usual_sequence(doc: &Document) -> Option<(&'static str, u64)> {
+    match doc.dialect {
+        Dialect::Axolotl => Some(("sequence_len", 512)),
+        Dialect::LlamaFactory => Some(("cutoff_len", 2048)),
+        _ => None,
+    }
 }
 
 /// Whether LLaMA-Factory trains on sequences that are one token shorter than the file's `cutoff_len`. With packing it takes
@@ -216,6 +251,9 @@ fn precision(doc: &Document) -> Result<Precision, ImportError> {
         Ok(Some("auto" | "full")) => Ok(true),
         _ => doc.flag(key).map(|on| on == Some(true)),
     };
+    if doc.dialect == Dialect::Axolotl && !on("fp8")? {
+        return of_axolotl(doc);
+    }
     if doc.dialect != Dialect::Accelerate {
         if on("fp8")? {
             return Ok(Precision::Fp8);
@@ -237,6 +275,24 @@ fn precision(doc: &Document) -> Result<Precision, ImportError> {
     }
 }
 
+/// axolotl's precision: 16-bit numbers unless both switches are off. `bf16` is `auto` where the file does not say, and then
+/// gives way to `fp16` (utils/config, `resolve_dtype`).
+fn of_axolotl(doc: &Document) -> Result<Precision, ImportError> {
+    let on = |key: &str| doc.flag(key).map(|on| on == Some(true));
+    let auto = doc.find("bf16").is_none() || matches!(doc.text("bf16"), Ok(Some("auto")));
+    let fp16 = on("fp16")?;
+    let bf16 = match doc.text("bf16") {
+        Ok(Some("full")) => true,
+        _ if auto => !fp16,
+        _ => on("bf16")?,
+    };
+    Ok(match (bf16 || on("bfloat16")?, fp16 || on("float16")?) {
+        (true, _) => Precision::Bf16,
+        (false, true) => Precision::Fp16,
+        (false, false) => Precision::Fp32,
+    })
+}
+
 /// Imports the file's DeepSpeed configuration; where it says `auto`, the Trainer's own values hold.
 fn with_deepspeed(
     doc: &Document,
@@ -248,7 +304,11 @@ fn with_deepspeed(
     let own: [(&str, Value); 5] = [
         ("train_micro_batch_size_per_gpu", micro_batch(doc)?.into()),
         ("gradient_accumulation_steps", accumulate.into()),
-        ("bf16.enabled", (precision == Precision::Bf16).into()),
+        // 8-bit products are those of layers; the engine sees the 16-bit numbers around them.
+        (
+            "bf16.enabled",
+            matches!(precision, Precision::Bf16 | Precision::Fp8).into(),
+        ),
         ("fp16.enabled", (precision == Precision::Fp16).into()),
         ("train_batch_size", Value::Null),
     ];
@@ -280,6 +340,13 @@ fn with_deepspeed(
         ..*given
     };
     let mut imported = deepspeed::import(&document, &given)?;
+    if precision == Precision::Fp8 {
+        let sizes = WorkloadSizes {
+            precision,
+            ..*imported.workload
+        };
+        imported.workload = workload(doc, sizes)?;
+    }
     if cp > 1 {
         imported.decisions.cp_kind = cp_kind(doc)?;
     }
