@@ -1,7 +1,7 @@
 //! Files and launch scripts for Hugging Face's Trainer: what is trained, by which optimizer, on how many GPUs, under which
 //! sharding. Every row is a setting that people write, with what must come of it.
 
-use catalog::{Precision, Zero};
+use catalog::{Dispatcher, Precision, Zero};
 use interop::check::check;
 use interop::export::Dialect;
 use interop::import::{Document, Given, ImportError, Imported, import};
@@ -47,6 +47,47 @@ fn read(name: &str, text: &str, gpus: Option<u64>) -> Result<(Document, Imported
 fn arguments(lines: &str) -> Result<Imported, ImportError> {
     let text = format!("per_device_train_batch_size: 2\nbf16: true\nmax_length: 2048\n{lines}\n");
     read("a.yaml", &text, Some(8)).map(|(_, imported)| imported)
+}
+
+/// What Megatron Bridge and mcore_adapter make of LLaMA-Factory's file.
+#[test]
+fn adapters_and_dispatchers_are_read_for_llama_factorys_megatron() {
+    let read = |lines: &str| {
+        let text = format!(
+            "model_name_or_path: meta-llama/Llama-3.1-8B\nper_device_train_batch_size: 1\ncutoff_len: 2048\nbf16: true\ntensor_model_parallel_size: 2\n{lines}\n"
+        );
+        read("a.yaml", &text, Some(8)).map(|(_, imported)| imported)
+    };
+    let all = "rank=8,alpha=16,modules=q+k+v+proj+fc1+fc2";
+    for (lines, adapters) in [
+        ("stage: sft\nfinetuning_type: lora", Some(all)),
+        (
+            "stage: sft\nlora_target: q_proj,v_proj\nlora_dropout: 0.1",
+            Some(all),
+        ),
+        ("stage: sft\nfinetuning_type: full", None),
+        ("stage: pt\nfinetuning_type: lora", None),
+    ] {
+        let found = read(lines).expect(lines).adapters.map(|of| of.to_string());
+        assert_eq!(found.as_deref(), adapters, "{lines}");
+    }
+    for (lines, key) in [
+        ("stage: dpo", "stage"),
+        ("stage: sft\nfinetuning_type: freeze", "finetuning_type"),
+    ] {
+        let refused = read(lines).expect_err(lines).to_string();
+        assert!(refused.contains(&format!("`{key}`")), "{refused}");
+    }
+    for (kind, dispatcher) in [
+        ("alltoall", Dispatcher::AllToAll),
+        ("allgather", Dispatcher::AllGather),
+    ] {
+        let lines = format!(
+            "stage: sft\nfinetuning_type: full\nexpert_model_parallel_size: 2\nmoe_token_dispatcher_type: {kind}"
+        );
+        let found = read(&lines).expect(kind).decisions.dispatcher;
+        assert_eq!(found, Some(dispatcher));
+    }
 }
 
 /// A shell script that starts `train.py` with this launch command, and gives it arguments of the Trainer, these last.

@@ -1,6 +1,11 @@
-//! Import of LLaMA-Factory's files for its Megatron back end (`USE_MCA=1`, mcore_adapter): the parallel sizes have the names
-//! of Megatron-LM's options, so the file is read as a script with these options.
+//! Import of LLaMA-Factory's files for its Megatron back ends (`USE_MCA=1` with mcore_adapter, `USE_MEGATRON_BRIDGE=1` with
+//! Megatron Bridge): the parallel sizes have the names of Megatron-LM's options, so the file is read as a script with these
+//! options.
 
+use catalog::model::ModelConfig;
+use catalog::{AdaptedModules, Adapters};
+
+use super::adapters;
 use super::document::Document;
 use super::error::ImportError;
 use super::imported::{Given, Imported};
@@ -10,7 +15,7 @@ use crate::config::{Node, Value};
 use crate::export::Dialect;
 
 /// Keys that hold decisions, and that Megatron-LM has as options of the same name.
-const SAME: [&str; 12] = [
+const SAME: [&str; 14] = [
     "tensor_model_parallel_size",
     "pipeline_model_parallel_size",
     "context_parallel_size",
@@ -23,9 +28,11 @@ const SAME: [&str; 12] = [
     "recompute_granularity",
     "recompute_method",
     "recompute_num_layers",
+    "moe_token_dispatcher_type",
+    "moe_grouped_gemm",
 ];
 
-/// Whether the file is for the Megatron back end.
+/// Whether the file is for a Megatron back end.
 pub(super) fn is(doc: &Document) -> bool {
     doc.dialect == Dialect::LlamaFactory && SAME[..5].iter().any(|key| doc.find(key).is_some())
 }
@@ -91,7 +98,22 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         python: Default::default(),
         others: Vec::new(),
     };
-    megatron::import(&script, given)
+    let mut imported = megatron::import(&script, given)?;
+    imported.adapters = adapted(doc, given.model)?;
+    Ok(imported)
+}
+
+/// The adapters that Megatron Bridge trains for the file; mcore_adapter trains none. They have the file's rank and are beside all
+/// linear layers, whichever it names, and without dropout (`_create_peft_config` in train/megatron_bridge). Pre-training has
+/// none.
+fn adapted(doc: &Document, model: &ModelConfig) -> Result<Option<Adapters>, ImportError> {
+    let found = adapters::read(doc, model)?;
+    let pretrains = doc.text("stage")? == Some("pt");
+    Ok(found.filter(|_| !pretrains).map(|found| Adapters {
+        modules: AdaptedModules::all(),
+        dropout: 0.0,
+        ..found
+    }))
 }
 
 fn option(key: &str) -> String {
