@@ -1,7 +1,7 @@
 //! Megatron-LM's own rules, and models that only a script describes.
 
 use interop::check::check;
-use interop::import::{Document, of_file};
+use interop::import::{Document, Given, import, of_file};
 
 /// A launch script with Llama 3 8B on 64 GPUs in 4 pipeline stages, and these changes: an option, with its value if it has one,
 /// in place of its own or beside the others.
@@ -169,6 +169,8 @@ fn models_of_scripts_have_the_parameters_counted_by_hand() {
         (format!("{LLAMA} --add-qkv-bias"), 4 * (attention + dense + 64 + 2 * 32)),
         (format!("{LLAMA} --window-size '(15, 0)'"), 4 * (attention + dense)),
         (format!("{LLAMA} --window-size 15,0 --softmax-type learnable"), 4 * (attention + dense + 4)),
+        (format!("{LLAMA} --window-size 15,0 --window-attn-skip-freq 2"), 4 * (attention + dense)),
+        (format!("{LLAMA} --window-size 15,0 --window-attn-skip-freq '([1]*3+[0])'"), 4 * (attention + dense)),
         (format!("{LLAMA} {EXPERTS}"), 4 * (attention + routed)),
         (format!("{LLAMA} {EXPERTS} --moe-router-pre-softmax --moe-shared-expert-intermediate-size 48 --moe-layer-freq '([0]*1+[1]*3)'"), 4 * attention + dense + 3 * (routed + shared)),
         (format!("{LLAMA} {EXPERTS} --moe-layer-freq '[0,1]*2'"), 4 * attention + 2 * (dense + routed)),
@@ -191,6 +193,49 @@ fn models_of_scripts_have_the_parameters_counted_by_hand() {
 }
 
 #[test]
+fn layers_without_a_window_are_those_of_the_script() {
+    let windows = |options: &str| {
+        let all = format!("{SIZES} {LLAMA} --window-size 15,0 {options}");
+        let model = model(&all).expect(options).model;
+        let windowed = (0..4).map(|layer| model.layer_class(layer).window.is_some());
+        windowed.map(u8::from).collect::<Vec<_>>()
+    };
+    for (options, expected) in [
+        ("", [1, 1, 1, 1]),
+        ("--window-attn-skip-freq 2", [1, 0, 1, 0]),
+        ("--window-attn-skip-freq 4", [1, 1, 1, 0]),
+        ("--window-attn-skip-freq 1", [0, 0, 0, 0]),
+        ("--window-attn-skip-freq '([1,0]*2)'", [1, 0, 1, 0]),
+        ("--window-attn-skip-freq '([1]*4)'", [1, 1, 1, 1]),
+    ] {
+        assert_eq!(windows(options), expected, "{options}");
+    }
+    // gpt-oss has a window in every other layer.
+    let oss = catalog::load::model("gpt-oss-20b").expect("preset");
+    let text = format!(
+        "--num-layers {} --window-size 127,0 --micro-batch-size 1 --seq-length 128 --window-attn-skip-freq",
+        oss.layers
+    );
+    for (every, same) in [(2, true), (3, false)] {
+        let document = Document::read(&format!("{text} {every}"), "own.sh", None, &|_| None)
+            .expect("well-formed");
+        let given = Given {
+            model: &oss,
+            gpus: Some(8),
+            seq_len: None,
+            gpus_per_node: 8,
+        };
+        let error = import(&document, &given)
+            .err()
+            .map(|error| error.to_string());
+        let expected = format!(
+            "own.sh:1: `--window-attn-skip-freq`: {every}, but windows are in other layers of model gpt-oss-20b; give the right --model"
+        );
+        assert_eq!(error, (!same).then_some(expected));
+    }
+}
+
+#[test]
 fn the_option_that_stops_a_model_is_named() {
     let all = format!("{SIZES} {LLAMA} {EXPERTS}");
     let cases = [
@@ -201,6 +246,9 @@ fn the_option_that_stops_a_model_is_named() {
         "--moe-router-score-function sqrtsoftplus",
         "--softmax-type off-by-one",
         "--window-size 16,16",
+        "--window-size 16,0 --window-attn-skip-freq '([1]*3)'",
+        "--window-size 16,0 --window-attn-skip-freq '([0]*1+[1]*3)'",
+        "--window-size 16,0 --window-attn-skip-freq true",
         "--multi-latent-attention",
         "--kv-channels no",
         "--activation-func-clamp-value 7.0",
@@ -217,6 +265,9 @@ fn the_option_that_stops_a_model_is_named() {
     own.sh:1: `--moe-router-score-function`: sqrtsoftplus is not modelled; expected softmax or sigmoid
     own.sh:1: `--softmax-type`: off-by-one is not modelled; expected vanilla or learnable
     own.sh:1: `--window-size`: expected the number of tokens before, and 0 for those after: 1023,0
+    own.sh:1: `--window-attn-skip-freq`: expected 4 layers: groups of n whose last attends to all tokens
+    own.sh:1: `--window-attn-skip-freq`: expected 4 layers: groups of n whose last attends to all tokens
+    own.sh:1: `--window-attn-skip-freq`: `true` is not a number or a list such as ([0]*1+[1]*23)
     own.sh: `--qk-layernorm`: latent attention without norms of its ranks is not modelled
     own.sh:1: `--kv-channels`: "no" is not a size; expected a whole number up to 2^24
     own.sh:1: `--activation-func-clamp-value`: is modelled with --quick-geglu alone

@@ -341,7 +341,8 @@ fn what_a_plan_cannot_express_is_noted() {
         ("--tensor-model-parallel-size 4 --tp-comm-overlap --disable-tp-comm-bulk-wgrad", "--disable-tp-comm-bulk-wgrad is planned as overlapped like the rest of --tp-comm-overlap"),
         ("--moe-expert-capacity-factor 1.0 --no-bias-gelu-fusion --mlp-chunks-for-training 1", ""),
         ("--no-bias-swiglu-fusion", "--no-bias-swiglu-fusion is planned as the fused kernel of SwiGLU"),
-        ("--step-batch-size-schedule 0:8", "--step-batch-size-schedule has no part in a strategy and is left out"),
+        ("--step-batch-size-schedule '0:64 200B:128'", "--step-batch-size-schedule: planned is its last batch, 128"),
+        ("--rampup-batch-size 64 64 1000 --global-batch-size 128", "--rampup-batch-size has no part in a strategy and is left out"),
         ("--context-parallel-size 2 --cp-comm-type a2a a2a", ""),
         ("--sft --sft", "--sft is planned as attention over whole sequences; give --lengths to plan it within documents"),
     ] {
@@ -350,10 +351,81 @@ fn what_a_plan_cannot_express_is_noted() {
         let expected: Vec<String> = [note].into_iter().filter(|note| !note.is_empty()).map(|note| format!("run.sh:2: {note}")).collect();
         assert_eq!(read.notes, expected, "{options}");
     }
-    let experts = "--num-experts 8 --moe-expert-capacity-factor 1.0 --moe-pad-expert-input-to-capacity --vocab-size 1024";
-    let (_, read, _) = read(&script("", LLAMA_70B, experts)).expect("imports");
-    let note = "run.sh:2: --moe-expert-capacity-factor 1 is planned as experts that take all their tokens, without padding";
-    assert_eq!(read.notes, [note]);
+    for (options, note) in [
+        ("--moe-permute-fusion --moe-grouped-gemm --moe-expert-capacity-factor 1.0 --moe-pad-expert-input-to-capacity", "run.sh:2: --moe-expert-capacity-factor 1 is planned as experts that take all their tokens, without padding"),
+        ("--moe-permute-fusion", "run.sh: --moe-grouped-gemm is planned, and not given: without it experts run one after another (SequentialMLP), which takes longer"),
+        ("--moe-grouped-gemm", "run.sh: --moe-permute-fusion is planned, and not given: without it tokens are sorted by several kernels, which takes longer"),
+    ] {
+        let experts = format!("--num-experts 8 --vocab-size 1024 {options}");
+        let (_, read, _) = read(&script("", LLAMA_70B, &experts)).expect("imports");
+        assert_eq!(read.notes, [note], "{options}");
+    }
+}
+
+/// Megatron-LM takes no batch beside a schedule of batches.
+#[test]
+fn the_last_batch_of_a_schedule_is_planned() {
+    let read = |schedule: &str| {
+        let options = format!("{LLAMA3} --step-batch-size-schedule {schedule}");
+        let (_, read, _) = read(&script("", LLAMA_70B, &options))?;
+        Ok::<_, ImportError>(read.workload.global_batch)
+    };
+    assert_eq!(read("'0:64 200B:128'"), Ok(128));
+    let error = read("0-64").expect_err("no schedule").to_string();
+    let expected = "run.sh:2: `--step-batch-size-schedule`: `0-64` is not batches by tokens, such as \"0:384 200B:768\"";
+    assert_eq!(error, expected);
+}
+
+/// What the name of the training program says that its options do not: which tokenizer it takes, and which kind of model it trains.
+#[test]
+fn the_program_says_what_its_options_do_not() {
+    let sizes = "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --max-position-embeddings 1024 --seq-length 1024 --micro-batch-size 4 --bf16";
+    let of = |program: &str, options: &str| {
+        let text = format!("torchrun --nproc_per_node 8 {program} {sizes} {options}\n");
+        let document = Document::read(&text, "run.sh", None, &|_| None).expect("well-formed");
+        of_file(&document)
+            .map(|found| found.model.vocab)
+            .map_err(|error| error.to_string())
+    };
+    let unsaid = "run.sh: the vocabulary is not said; its rows are the tokenizer's; give --vocab-size in the script, or --model";
+    let another = |program: &str| {
+        format!(
+            "run.sh:1: `{program}`: makes a model that is no decoder-only transformer of attention layers"
+        )
+    };
+    for (program, options, expected) in [
+        ("pretrain_gpt.py", "", Ok(50_304)),
+        (
+            "Megatron-LM/pretrain_gpt.py",
+            "--tokenizer-type Llama2Tokenizer",
+            Ok(32_000),
+        ),
+        (
+            "pretrain_gpt.py",
+            "--tokenizer-type HuggingFaceTokenizer --tokenizer-model $T",
+            Err(unsaid.to_owned()),
+        ),
+        ("pretrain_gpt.py", "--vocab-size 1000", Ok(1024)),
+        ("train.py", "", Err(unsaid.to_owned())),
+        (
+            "pretrain_bert.py",
+            "--vocab-size 1000",
+            Err(another("pretrain_bert.py")),
+        ),
+        (
+            "mlm/pretrain_vision_classify.py",
+            "--vocab-size 1000",
+            Err(another("pretrain_vision_classify.py")),
+        ),
+        (
+            "pretrain_t5.py",
+            "--vocab-size 1000",
+            Err(another("pretrain_t5.py")),
+        ),
+        ("pretrain_llama.py", "--vocab-size 1000", Ok(1024)),
+    ] {
+        assert_eq!(of(program, options), expected, "{program} {options}");
+    }
 }
 
 #[test]

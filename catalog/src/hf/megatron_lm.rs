@@ -154,10 +154,24 @@ fn window(f: &Fields<'_>) -> Result<WindowPattern, SpecError> {
             return Err(f.wrong("window_size", message));
         }
     };
-    Ok(match f.maybe("window_attn_skip_freq")? {
-        Some(period) => WindowPattern::Alternating { window, period },
+    let layers = f.size("num_layers")?;
+    let Some(listed) = f.numbers("window_attn_skip_freq")? else {
+        return Ok(WindowPattern::All { window });
+    };
+    let pattern = match (1..).zip(&listed).find(|(_, windowed)| **windowed == 0) {
         None => WindowPattern::All { window },
-    })
+        Some((period, _)) => WindowPattern::Alternating { window, period },
+    };
+    let regular = (1..=layers).map(|layer| match pattern {
+        WindowPattern::Alternating { period, .. } => u64::from(!layer.is_multiple_of(period)),
+        WindowPattern::All { .. } | WindowPattern::Full => 1,
+    });
+    if !regular.eq(listed) {
+        let message =
+            format!("expected {layers} layers: groups of n whose last attends to all tokens");
+        return Err(f.wrong("window_attn_skip_freq", message));
+    }
+    Ok(pattern)
 }
 
 fn mixture(f: &Fields<'_>, experts: u64, layers: u64, mlp: Mlp) -> Result<Moe, SpecError> {

@@ -18,6 +18,27 @@ pub struct Launch {
     pub open: Option<Open>,
     /// What `accelerate launch` is told, by options or by its configuration file, as keys and values of such a file.
     pub settings: Option<Node>,
+    /// The training program that is started.
+    pub program: Option<Program>,
+}
+
+/// A training program that a script starts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Program {
+    /// Line in the script.
+    pub line: usize,
+    /// Name of its file, such as `pretrain_gpt.py`.
+    pub name: String,
+}
+
+impl Program {
+    pub(super) fn of(word: &Word) -> Self {
+        let name = word.text.rsplit('/').next().unwrap_or_default();
+        Self {
+            line: word.line,
+            name: name.to_owned(),
+        }
+    }
 }
 
 /// An option whose value is not known here, such as `--nnodes $NODES`.
@@ -199,6 +220,7 @@ impl Launch {
             gpus_per_node,
             open,
             settings: None,
+            program: None,
         }
     }
 }

@@ -34,9 +34,8 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     let (dp_shard, dp_replicate) = shards_and_replicas(doc, zero, dp)?;
     let (stages, vpp) = stages(doc, given, pp, &mut notes)?;
     let micro_batch = size("--micro-batch-size")?;
-    let global = "--global-batch-size";
     let per_step = micro_batch.saturating_mul(dp);
-    let global_batch = doc.size(global)?.unwrap_or(per_step);
+    let (batch_key, global_batch) = global_batch(doc, per_step, &mut notes)?;
     let offload = offload(doc, zero, &mut notes)?;
     let ep = size("--expert-model-parallel-size")?;
     let decisions = Decisions {
@@ -53,7 +52,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         reshard_after_forward: zero == Zero::Z3 && !on("--torch-fsdp2-no-reshard-after-forward")?,
         sequence_parallel: on("--sequence-parallel")? && tp > 1,
         micro_batch,
-        num_micro_batches: micro_batches(doc, global, global_batch, per_step)?,
+        num_micro_batches: micro_batches(doc, batch_key, global_batch, per_step)?,
         recompute: recompute(doc, &mut notes)?,
         schedule: ScheduleKind::one_f_one_b(vpp),
         axis_order: match on("--use-tp-pp-dp-mapping")? {
@@ -91,6 +90,29 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         adapters: None,
         notes,
     })
+}
+
+/// The global batch and the option that gives it; of a schedule such as `0:384 200B:768`, which excludes a batch beside it,
+/// the last, with a note.
+fn global_batch(
+    doc: &Document,
+    per_step: u64,
+    notes: &mut Vec<String>,
+) -> Result<(&'static str, u64), ImportError> {
+    let (one, schedule) = ("--global-batch-size", "--step-batch-size-schedule");
+    let words = doc.words(schedule).join(" ");
+    let Some(last) = words.split_whitespace().last() else {
+        return Ok((one, doc.size(one)?.unwrap_or(per_step)));
+    };
+    let batch = last.rsplit_once(':').map(|(_, batch)| batch.parse());
+    let Some(Ok(batch)) = batch else {
+        return Err(doc.wrong(schedule, "batches by tokens, such as \"0:384 200B:768\""));
+    };
+    let place = doc.place(schedule);
+    notes.push(format!(
+        "{place}: {schedule}: planned is its last batch, {batch}"
+    ));
+    Ok((schedule, batch))
 }
 
 /// Number of ranks that share an expert's weights: if the file does not say, as many as share a dense layer's.

@@ -35,8 +35,10 @@ pub(super) fn config(doc: &Document) -> Result<Json, ImportError> {
     let mut config: Map<String, Json> = fields.collect();
     config.insert("model_type".to_owned(), "megatron_lm".into());
     config.insert("padded_vocab_size".to_owned(), vocabulary(doc)?.into());
-    if let Some(layers) = layers_with_experts(doc)? {
-        config.insert("moe_layer_freq".to_owned(), layers.into());
+    for (key, nth) in [(EXPERT_LAYERS, 1), (WINDOW_LAYERS, 0)] {
+        if let Some(layers) = listed(doc, key, nth)? {
+            config.insert(field(key), layers.into());
+        }
     }
     Ok(Json::Object(config))
 }
@@ -50,10 +52,19 @@ pub(super) fn option(field: &str) -> String {
     format!("--{}", field.replace('_', "-"))
 }
 
-/// 1 for each layer with experts and 0 for each dense one, from a number or a Python expression such as
-/// `([0]*1+[1]*23)`.
-fn layers_with_experts(doc: &Document) -> Result<Option<Vec<u64>>, ImportError> {
-    let key = "--moe-layer-freq";
+/// The option that says which layers have experts: 1 for these, 0 for dense ones.
+const EXPERT_LAYERS: &str = "--moe-layer-freq";
+/// The option that says which layers attend to a window: 1 for these, 0 for those that attend to all tokens.
+pub(super) const WINDOW_LAYERS: &str = "--window-attn-skip-freq";
+
+/// A 0 or 1 for each layer, from a number or a Python expression such as `([0]*1+[1]*23)`. Under a number n, a layer whose
+/// number is a multiple of n is told from the others: layers with experts are numbered from 0
+/// (`get_moe_layer_freq` in gpt_layer_specs.py), those with a window from 1 (`is_layer_window_attention`).
+pub(super) fn listed(
+    doc: &Document,
+    key: &str,
+    of_multiple: u64,
+) -> Result<Option<Vec<u64>>, ImportError> {
     let Some(node) = doc.find(key) else {
         return Ok(None);
     };
@@ -62,8 +73,12 @@ fn layers_with_experts(doc: &Document) -> Result<Option<Vec<u64>>, ImportError> 
         .map_or_else(|| node.value.shown(), str::to_owned);
     if let Some(every) = text.parse().ok().filter(|every: &u64| *every > 0) {
         let layers = 0..doc.size("--num-layers")?.unwrap_or(0).min(1 << 16);
-        let has = |layer: u64| u64::from(layer.is_multiple_of(every));
-        return Ok(Some(layers.map(has).collect()));
+        let first = u64::from(key == WINDOW_LAYERS);
+        let value = |layer: u64| match (layer + first).is_multiple_of(every) {
+            true => of_multiple,
+            false => 1 - of_multiple,
+        };
+        return Ok(Some(layers.map(value).collect()));
     }
     // In a pipeline layout's terms, each layer is a stage with one decoder layer or with none.
     let mut listed = false;
@@ -104,9 +119,14 @@ fn vocabulary(doc: &Document) -> Result<u64, ImportError> {
     Ok(rows.div_ceil(unit).saturating_mul(unit))
 }
 
-/// Rows of the tokenizer that the script names.
+/// Rows of the tokenizer that the script names, or that its program takes where the script names none
+/// (`args_defaults` in pretrain_gpt.py).
 pub(super) fn implied_vocabulary(doc: &Document) -> Result<Option<u64>, ImportError> {
-    Ok(match doc.text("--tokenizer-type")? {
+    let program = doc.launch.program.as_ref();
+    let own = program.is_some_and(|program| program.name == "pretrain_gpt.py");
+    let own = own && doc.find("--tokenizer-model").is_none();
+    let kind = doc.text("--tokenizer-type")?;
+    Ok(match kind.or(own.then_some("GPT2BPETokenizer")) {
         Some("GPT2BPETokenizer") => Some(50_257),
         Some("Llama2Tokenizer") => Some(32_000),
         _ => match doc

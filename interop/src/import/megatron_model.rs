@@ -5,8 +5,8 @@ use catalog::model::ModelConfig;
 
 use super::document::Document;
 use super::error::ImportError;
-use super::megatron_config::{DIVISIBLE_BY, implied_vocabulary};
-use crate::config::{Node, Value};
+use super::megatron_config::{DIVISIBLE_BY, WINDOW_LAYERS, implied_vocabulary, listed};
+use crate::config::{Node, Value, place};
 use crate::export::megatron_options;
 
 /// What a difference in an option means for the model.
@@ -99,6 +99,22 @@ const EXPERTS: &[(&str, Silent, Weight)] = &[
     ("--moe-router-enable-expert-bias", Absent, Nearly),
 ];
 
+/// Words in the names of programs of Megatron-LM and its descendants that train encoders, retrievers, state-space models or models of
+/// images.
+const NO_DECODERS: [&str; 11] = [
+    "bert",
+    "biencoder",
+    "hybrid",
+    "ict",
+    "mamba",
+    "mimo",
+    "realm",
+    "retro",
+    "t5",
+    "vision",
+    "vlm",
+];
+
 /// Differences between the script's model and another: those that make it another model, and the others.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Compared {
@@ -123,11 +139,23 @@ pub(super) fn describes(doc: &Document) -> bool {
 /// # Errors
 /// When the script's model is not a decoder-only transformer.
 pub(super) fn compare(doc: &Document, model: &ModelConfig) -> Result<Compared, ImportError> {
+    let message = "makes a model that is no decoder-only transformer of attention layers";
     for key in ["--hybrid-layer-pattern", "--spec"] {
         if doc.root.get(key).is_some() {
-            let message = "makes a model that is no decoder-only transformer of attention layers";
             return Err(doc.unsupported(key, message));
         }
+    }
+    if let Some(program) = doc
+        .launch
+        .program
+        .as_ref()
+        .filter(|p| makes_another(&p.name))
+    {
+        return Err(ImportError::Value {
+            place: place(&doc.path, program.line),
+            key: program.name.clone(),
+            message: message.to_owned(),
+        });
     }
     let ours = megatron_options(model);
     let mut compared = Compared::default();
@@ -172,7 +200,42 @@ pub(super) fn compare(doc: &Document, model: &ModelConfig) -> Result<Compared, I
         }
     }
     compared.another.extend(other_vocabulary(doc, model));
+    compared.another.extend(other_windows(doc, model, whole)?);
     Ok(compared)
+}
+
+/// Whether a program of Megatron-LM trains models that are no decoders, by the words of its name.
+fn makes_another(program: &str) -> bool {
+    let stem = program.trim_end_matches(".py");
+    let kind = stem.strip_prefix("pretrain_").unwrap_or_default();
+    kind.split('_').any(|word| NO_DECODERS.contains(&word))
+}
+
+/// What the script says of the layers that attend to a window, if they are not the model's.
+fn other_windows(
+    doc: &Document,
+    model: &ModelConfig,
+    whole: bool,
+) -> Result<Option<(&'static str, String)>, ImportError> {
+    if doc.root.get("--window-size").is_none() || !whole && doc.root.get(WINDOW_LAYERS).is_none() {
+        return Ok(None);
+    }
+    let layers = 0..model.layers;
+    let window = |layer| u64::from(model.layer_class(layer).window.is_some());
+    let theirs: Vec<u64> = layers.clone().map(window).collect();
+    let every_layer = || layers.map(|_| 1).collect();
+    let ours: Vec<u64> = listed(doc, WINDOW_LAYERS, 0)?.unwrap_or_else(every_layer);
+    // A partial script with a number does not say how many layers there are.
+    let other = ours != theirs && (whole || !ours.is_empty());
+    let said = value_or_default(doc, WINDOW_LAYERS, Absent);
+    let message = || {
+        let name = &model.name;
+        format!(
+            "{}, but windows are in other layers of model {name}",
+            shown(&said)
+        )
+    };
+    Ok(other.then(|| (WINDOW_LAYERS, message())))
 }
 
 /// What the script says of the vocabulary, if that is not the model's; both may be rounded up for tensor parallelism.

@@ -10,9 +10,8 @@ use crate::export::schema::Schema;
 use plans::decisions::Decisions;
 
 /// Options that no strategy can express.
-const LEFT_OUT: [&str; 7] = [
+const LEFT_OUT: [&str; 6] = [
     "--rampup-batch-size",
-    "--step-batch-size-schedule",
     "--tensor-parallel-num-weight-shards",
     "--expert-tensor-parallel-num-weight-shards",
     "--freeze-all-layers",
@@ -130,6 +129,17 @@ const OTHERWISE: &[(When, &[Row])] = &[
         ("--no-bias-gelu-fusion", &[], "the fused kernel of GELU"),
     ]),
 ];
+/// Switches of layers with experts that are planned as on, and what Megatron-LM does without them.
+const ON_WITH_EXPERTS: [(&str, &str); 2] = [
+    (
+        "--moe-grouped-gemm",
+        "experts run one after another (SequentialMLP)",
+    ),
+    (
+        "--moe-permute-fusion",
+        "tokens are sorted by several kernels",
+    ),
+];
 const WHOLE_SEQUENCES: &str =
     "attention over whole sequences; give --lengths to plan it within documents";
 
@@ -180,5 +190,12 @@ pub(super) fn planned_otherwise(doc: &Document, model: &ModelConfig, d: &Decisio
         let other = !planned.contains(&value.trim_start());
         other.then(|| format!("{place}: {key}{value} is planned as {what}"))
     };
-    doc.root.entries().iter().filter_map(note).collect()
+    let experts = ON_WITH_EXPERTS.iter().filter(|_| model.moe.is_some());
+    let off = experts.filter(|(key, _)| doc.root.get(key).is_none());
+    let as_on = |(key, without): &(&str, &str)| {
+        let path = &doc.path;
+        format!("{path}: {key} is planned, and not given: without it {without}, which takes longer")
+    };
+    let said = doc.root.entries().iter().filter_map(note);
+    said.chain(off.map(as_on)).collect()
 }

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::error::ImportError;
-use super::launch::{Launch, accelerate};
-use super::script::{options, program, without_options};
+use super::launch::{Launch, Program, accelerate};
+use super::script::{command, options, without_options};
 use crate::config::shell::{self, Assumed, Undecided};
 use crate::config::{Node, SyntaxError, Value, place};
 use crate::export::Dialect;
@@ -36,11 +36,12 @@ pub(super) fn readings(
 ) -> Result<(Reading, Vec<(Way, Reading)>), ImportError> {
     let read = |assumed: &Assumed| -> Result<_, ImportError> {
         let script = shell::parse(text, path, include, assumed)?;
-        let (launcher, arguments) = program(&script);
+        let command = command(&script);
         let mut launch = Launch::of(&script);
-        launch.settings = accelerate(&launcher, path, include)?;
+        launch.settings = accelerate(&command.launcher, path, include)?;
+        launch.program = command.program.as_ref().map(Program::of);
         let none = || without_options(&script, path).into();
-        let root = options(&arguments, dialect).and_then(|root| root.ok_or_else(none));
+        let root = options(&command.arguments, dialect).and_then(|root| root.ok_or_else(none));
         Ok((root, launch, script.undecided))
     };
     let (root, launch, undecided) = read(&Assumed::new())?;

@@ -133,22 +133,45 @@ fn positions(root: &mut Node) {
     root.set("--position-embedding-type", Value::Str(kind.to_owned()));
 }
 
-/// The words before and after the training program: among the commands that name one, the one with the most options after
-/// it. A file without such a command holds arguments only: in arrays, variables and bare words.
-pub(super) fn program(script: &shell::Script) -> (Vec<Word>, Vec<Word>) {
-    let options = |words: &[Word]| words.iter().filter(|w| is_option(&w.text)).count();
-    let parted = |words: &[Word]| {
+/// A training program in a command, with the words on both sides of it.
+#[derive(Default)]
+pub(super) struct Command {
+    pub(super) launcher: Vec<Word>,
+    /// The program; `None` where a script holds arguments only.
+    pub(super) program: Option<Word>,
+    pub(super) arguments: Vec<Word>,
+}
+
+impl Command {
+    fn of(words: &[Word]) -> Option<Self> {
         let at = program_at(words)?;
-        Some((words[..at].to_vec(), words[at + 1..].to_vec()))
-    };
+        Some(Self {
+            launcher: words[..at].to_vec(),
+            program: Some(words[at].clone()),
+            arguments: words[at + 1..].to_vec(),
+        })
+    }
+
+    fn options(&self) -> usize {
+        let words = self.arguments.iter();
+        words.filter(|word| is_option(&word.text)).count()
+    }
+}
+
+/// The command that starts training: among those that name a program, the one with the most options after it. A file
+/// without such a command holds arguments only: in arrays, variables and bare words.
+pub(super) fn command(script: &shell::Script) -> Command {
     // A launcher may get the command as one word: `srun sh -c "torchrun pretrain_gpt.py --a 1"`.
     let nested = script.commands.iter().flatten();
     let nested = nested.filter(|word| word.text.contains(".py "));
-    let nested = nested.filter_map(|word| parted(&split(word)));
-    let direct = script.commands.iter().filter_map(|words| parted(words));
-    let longest = direct.chain(nested).max_by_key(|(_, after)| options(after));
-    if let Some(words) = longest.filter(|(_, after)| options(after) > 0) {
-        return words;
+    let nested = nested.filter_map(|word| Command::of(&split(word)));
+    let direct = script
+        .commands
+        .iter()
+        .filter_map(|words| Command::of(words));
+    let longest = direct.chain(nested).max_by_key(Command::options);
+    if let Some(command) = longest.filter(|command| command.options() > 0) {
+        return command;
     }
     let mut found = Vec::new();
     for words in script.variables.values() {
@@ -168,7 +191,10 @@ pub(super) fn program(script: &shell::Script) -> (Vec<Word>, Vec<Word>) {
         .iter()
         .filter(|words| words.first().is_some_and(|w| is_option(&w.text)));
     found.extend(bare.flatten().cloned());
-    (Vec::new(), found)
+    Command {
+        arguments: found,
+        ..Command::default()
+    }
 }
 
 fn split(word: &Word) -> Vec<Word> {
