@@ -18,7 +18,31 @@ pub struct Definitions {
     pub bounds_experts: bool,
     /// Whether the file itself makes the configuration of a trainer, by a constructor such as `Trainer.Config(…)`.
     pub makes_trainer: bool,
+    /// Calls that make what the file then changes: `cfg = f()`, with `cfg.model.a = b` or the like after it.
+    pub made: Vec<Made>,
 }
+
+/// A call that makes a configuration which the file then changes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Made {
+    /// Name of the function, without its module.
+    pub function: String,
+    /// Line of the call.
+    pub line: usize,
+    /// Whether the function is another file's: its name stands somewhere without being called.
+    pub imported: bool,
+}
+
+/// Sections of Megatron Bridge's configurations.
+const SECTIONS: [&str; 7] = [
+    "comm_overlap",
+    "dataset",
+    "ddp",
+    "mixed_precision",
+    "model",
+    "optimizer",
+    "train",
+];
 
 /// Finds a file's functions and the hub model that it loads.
 #[must_use]
@@ -47,7 +71,44 @@ pub fn definitions(text: &str) -> Definitions {
             .next()
             .is_some_and(|value| value.trim_start().starts_with(|c: char| c.is_ascii_digit())),
         makes_trainer: makes_trainer(text),
+        made: (1..)
+            .zip(text.lines())
+            .filter_map(|(at, line)| made(text, at, line))
+            .collect(),
     }
+}
+
+/// The call that makes a configuration, if a line is one.
+fn made(text: &str, at: usize, line: &str) -> Option<Made> {
+    let (variable, value) = line.split_once('=')?;
+    // `cfg: ConfigContainer = f()` says a type.
+    let variable = variable.split(':').next()?.trim();
+    let (path, _) = value.trim().split_once('(')?;
+    let name = |c: char| c.is_alphanumeric() || c == '_';
+    let function = path.rsplit('.').next()?;
+    if [variable, function]
+        .iter()
+        .any(|word| word.is_empty() || !word.chars().all(name))
+    {
+        return None;
+    }
+    let changes = |line: &str| {
+        let below = line.trim().strip_prefix(variable)?.strip_prefix('.')?;
+        let section = below.split(|c| !name(c)).next()?;
+        SECTIONS.contains(&section).then_some(())
+    };
+    text.lines().skip(at).find_map(changes)?;
+    let uncalled = |(from, _): (usize, &str)| {
+        let after = text[from + function.len()..].chars().next();
+        let before = text[..from].chars().next_back();
+        let whole = !before.is_some_and(|c| name(c) || c == '"') && !after.is_some_and(name);
+        whole && after != Some('(')
+    };
+    Some(Made {
+        function: function.to_owned(),
+        line: at,
+        imported: path.contains('.') || text.match_indices(function).any(uncalled),
+    })
 }
 
 /// What follows each occurrence of `argument`, the last first: functions that change a configuration stand after the one

@@ -3,65 +3,20 @@
 
 use catalog::Fp8Recipe;
 
+use super::bridge_recipe::{Base, adapters, base, packing, value};
 use super::document::Document;
 use super::error::ImportError;
 use super::imported::{Given, Imported};
 use super::megatron;
+use super::megatron_notes::is_noted;
 use crate::config::{Node, Value};
 use crate::export::Dialect;
 use crate::export::bridge::{GRADIENTS, MIXED_FP8, TORCH, recipe_is_wide};
 use crate::export::core_precision::RECIPE;
 use crate::export::megatron::{
-    DISPATCHER, MOMENTS, OFFLOAD, OFFLOAD_FRACTION, OFFLOAD_LAYERS, PRECISION_AWARE,
+    DISPATCHER, EXPERT_OVERLAP, MOMENTS, OFFLOAD, OFFLOAD_FRACTION, OFFLOAD_LAYERS, PRECISION_AWARE,
 };
-
-/// What `_pretrain_common` (`megatron/bridge/recipes/common.py`) sets unless a recipe does: field, Megatron-LM's
-/// option, value.
-const COMMON: [(&str, &str, Usual); 8] = [
-    (
-        "train.global_batch_size",
-        "--global-batch-size",
-        Usual::Size(32),
-    ),
-    (
-        "train.micro_batch_size",
-        "--micro-batch-size",
-        Usual::Size(2),
-    ),
-    ("dataset.seq_length", "--seq-length", Usual::Size(4096)),
-    (
-        "ddp.overlap_grad_reduce",
-        "--overlap-grad-reduce",
-        Usual::On(true),
-    ),
-    (
-        "ddp.overlap_param_gather",
-        "--overlap-param-gather",
-        Usual::On(true),
-    ),
-    (
-        "ddp.use_distributed_optimizer",
-        "--use-distributed-optimizer",
-        Usual::On(true),
-    ),
-    (
-        "ddp.use_megatron_fsdp",
-        "--use-megatron-fsdp",
-        Usual::On(false),
-    ),
-    (
-        "dist.use_tp_pp_dp_mapping",
-        "--use-tp-pp-dp-mapping",
-        Usual::On(false),
-    ),
-];
-
-/// The value of a field that a recipe leaves out.
-#[derive(Clone, Copy, Debug)]
-enum Usual {
-    Size(u64),
-    On(bool),
-}
+use crate::export::schema::Schema;
 
 /// Fields in [`DECISIONS`] whose option in Megatron-LM has another name; for the others the names are alike.
 const RENAMED: [(&str, &str); 3] = [
@@ -90,7 +45,7 @@ const TYPES: [(&str, &str); 3] = [
 ];
 
 /// Fields of the model's configuration that hold decisions of a strategy.
-const DECISIONS: [&str; 20] = [
+const DECISIONS: [&str; 18] = [
     "tensor_model_parallel_size",
     "pipeline_model_parallel_size",
     "pipeline_model_parallel_layout",
@@ -99,11 +54,9 @@ const DECISIONS: [&str; 20] = [
     "context_parallel_size",
     "cp_comm_type",
     "sequence_parallel",
-    "tp_comm_overlap",
     "expert_model_parallel_size",
     "expert_tensor_parallel_size",
     "moe_flex_dispatcher_backend",
-    "overlap_moe_expert_parallel_comm",
     "cuda_graph_impl",
     "cuda_graph_modules",
     "cuda_graph_scope",
@@ -113,122 +66,267 @@ const DECISIONS: [&str; 20] = [
     "recompute_modules",
 ];
 
+/// Other fields that hold decisions, and their options in Megatron-LM.
+const BESIDE_MODEL: [(&str, &str); 4] = [
+    ("ddp.use_megatron_fsdp", "--use-megatron-fsdp"),
+    ("dist.use_tp_pp_dp_mapping", "--use-tp-pp-dp-mapping"),
+    (
+        "ddp.num_distributed_optimizer_instances",
+        "--num-distributed-optimizer-instances",
+    ),
+    ("optimizer.optimizer_offload_fraction", OFFLOAD_FRACTION),
+];
+
+/// The recipe as options of Megatron-LM, each once: the first value counts.
+struct Options(Vec<(String, Node)>);
+
+impl Options {
+    /// Adds an option; one that is off is left out.
+    fn put(&mut self, option: &str, line: usize, value: impl Into<Value>) {
+        let value = value.into();
+        let absent = matches!(value, Value::Null | Value::Bool(false));
+        if !absent && !self.has(option) {
+            self.0.push((option.to_owned(), Node { line, value }));
+        }
+    }
+
+    /// Adds the option with the value of a field, if the recipe sets it.
+    fn copy(&mut self, doc: &Document, field: &str, option: &str) {
+        if let Some(node) = value(doc, field) {
+            self.put(option, node.line, node.value.clone());
+        }
+    }
+
+    fn has(&self, option: &str) -> bool {
+        self.0.iter().any(|(known, _)| known == option)
+    }
+}
+
 pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
     sizes(doc, given)?;
+    let base = base(doc)?;
+    let mut notes = Vec::from_iter(packing(doc, base));
+    let adapters = adapters(doc, base, &mut notes)?;
     let script = Document {
         path: doc.path.clone(),
         dialect: Dialect::MegatronLm,
         root: Node {
             line: 1,
-            value: Value::Table(options(doc)?),
+            value: Value::Table(options(doc, base)?.0),
         },
         launch: doc.launch.clone(),
         python: Default::default(),
         others: Vec::new(),
     };
-    let mut imported = megatron::import(&script, given)?;
-    imported.dialect = doc.dialect;
-    Ok(imported)
+    let imported = megatron::import(&script, given)?;
+    notes.extend(imported.notes);
+    Ok(Imported {
+        dialect: doc.dialect,
+        adapters,
+        notes,
+        ..imported
+    })
 }
 
 /// The recipe written as options of Megatron-LM.
-fn options(doc: &Document) -> Result<Vec<(String, Node)>, ImportError> {
-    let mut options: Vec<(String, Node)> = Vec::new();
-    let mut put = |option: &str, line: usize, value: Value| {
-        let absent = matches!(value, Value::Null | Value::Bool(false));
-        if !absent {
-            options.push((option.to_owned(), Node { line, value }));
-        }
-    };
-    for (field, option, usual) in COMMON {
-        match (doc.find(field), usual) {
-            (Some(node), _) => put(option, node.line, node.value.clone()),
-            (None, Usual::Size(size)) => put(option, 0, size.into()),
-            (None, Usual::On(on)) => put(option, 0, on.into()),
-        }
-    }
+fn options(doc: &Document, base: &Base) -> Result<Options, ImportError> {
+    let mut all = Options(Vec::new());
     let named = DECISIONS.map(|field| (field, format!("--{}", field.replace('_', "-"))));
     let renamed = RENAMED.map(|(field, option)| (field, option.to_owned()));
     for (field, option) in named.into_iter().chain(renamed) {
-        if let Some(node) = doc.find(&format!("model.{field}")) {
-            put(&option, node.line, node.value.clone());
-        }
+        all.copy(doc, &format!("model.{field}"), &option);
     }
-    let interleaved = doc.size("model.virtual_pipeline_model_parallel_size")?;
-    let overlaps = doc.flag("model.overlap_p2p_comm")? != Some(false);
-    if interleaved.is_some_and(|chunks| chunks > 1) && !overlaps {
-        put("--no-overlap-p2p-communication", 0, true.into());
+    for (field, option) in BESIDE_MODEL {
+        all.copy(doc, field, option);
     }
-    for (field, option) in [
+    let sharding = "--data-parallel-sharding-strategy";
+    all.copy(doc, "ddp.data_parallel_sharding_strategy", sharding);
+    all.put(sharding, 0, base.sharding);
+    // A recipe's sequences are as long for its model as for its data.
+    for (fields, option, usual) in [
         (
-            "ddp.data_parallel_sharding_strategy",
-            "--data-parallel-sharding-strategy",
+            &["train.global_batch_size"][..],
+            "--global-batch-size",
+            base.global_batch,
         ),
         (
-            "ddp.num_distributed_optimizer_instances",
-            "--num-distributed-optimizer-instances",
+            &["train.micro_batch_size"],
+            "--micro-batch-size",
+            base.micro_batch,
+        ),
+        (
+            &["dataset.seq_length", "model.seq_length"],
+            "--seq-length",
+            base.seq_len,
         ),
     ] {
-        if let Some(node) = doc.find(field) {
-            put(option, node.line, node.value.clone());
+        for field in fields {
+            all.copy(doc, field, option);
         }
+        all.put(option, 0, usual);
     }
-    // Recipes of models with experts send tokens by all-to-all unless they say otherwise.
-    let dispatcher = doc.find("model.moe_token_dispatcher_type");
-    match dispatcher {
-        Some(node) => put(DISPATCHER, node.line, node.value.clone()),
-        None => put(DISPATCHER, 0, "alltoall".into()),
+    let distributed = doc.flag("ddp.use_distributed_optimizer")?.unwrap_or(true);
+    all.put("--use-distributed-optimizer", 0, distributed);
+    overlaps(doc, base, distributed, &mut all)?;
+    // Recipes of models with experts send tokens by all-to-all, multiply in groups and sort by one kernel unless they say
+    // otherwise.
+    all.copy(doc, "model.moe_token_dispatcher_type", DISPATCHER);
+    all.put(DISPATCHER, 0, "alltoall");
+    for (field, option) in [
+        ("model.moe_grouped_gemm", "--moe-grouped-gemm"),
+        ("model.moe_permute_fusion", "--moe-permute-fusion"),
+    ] {
+        all.put(option, 0, doc.flag(field)?.unwrap_or(true));
     }
-    types(doc, &mut put)?;
+    types(doc, &mut all)?;
     for option in precision(doc)? {
         let value = match option {
             "--fp8-format" => Value::from("hybrid"),
             _ => true.into(),
         };
-        put(option, 0, value);
+        all.put(option, 0, value);
     }
     if let Some(recipe) = fp8_recipe(doc) {
-        put(RECIPE, 0, recipe.into());
+        all.put(RECIPE, 0, recipe);
     }
-    Ok(options)
+    noted(doc, &mut all)?;
+    Ok(all)
+}
+
+/// Adds what runs beside computation. `comm_overlap`, where a recipe has it, takes the place of the fields of model and gradients
+/// (training/comm_overlap.py, `CommOverlapConfig.setup`).
+fn overlaps(
+    doc: &Document,
+    base: &Base,
+    distributed: bool,
+    all: &mut Options,
+) -> Result<(), ImportError> {
+    let said = |section: &str, field: &str| doc.flag(&format!("{section}.{field}"));
+    let found = doc.find("comm_overlap").map(|node| &node.value);
+    let section = match found {
+        Some(Value::Expression(variable)) => variable.trim(),
+        _ => "comm_overlap",
+    };
+    let governs = found.is_some_and(|value| *value != Value::Null);
+    let of = |other: &str, field: &str, usual: bool, governs: bool| {
+        let (section, usual) = match governs {
+            true => (section, usual),
+            false => (other, base.overlaps),
+        };
+        Ok::<_, ImportError>(said(section, field)?.unwrap_or(usual))
+    };
+    for (field, option) in [
+        ("overlap_grad_reduce", "--overlap-grad-reduce"),
+        ("overlap_param_gather", "--overlap-param-gather"),
+    ] {
+        all.put(option, 0, of("ddp", field, true, governs && distributed)?);
+    }
+    let of_model = match governs {
+        true => section,
+        false => "model",
+    };
+    let expert = said(of_model, "overlap_moe_expert_parallel_comm")?;
+    all.put(EXPERT_OVERLAP, 0, expert == Some(true));
+    let divided = doc.size("model.tensor_model_parallel_size")? > Some(1)
+        && said("model", "sequence_parallel")? == Some(true);
+    let tensor = said(of_model, "tp_comm_overlap")? == Some(true);
+    all.put("--tp-comm-overlap", 0, tensor && (divided || !governs));
+    let chunks = doc.size("model.virtual_pipeline_model_parallel_size")?;
+    let sends = said(of_model, "overlap_p2p_comm")?.unwrap_or(true);
+    let waits = chunks > Some(1) && !sends;
+    all.put("--no-overlap-p2p-communication", 0, waits);
+    Ok(())
+}
+
+/// Sections whose fields Megatron-LM has as options too.
+const SECTIONS: [&str; 7] = [
+    "model",
+    "ddp",
+    "optimizer",
+    "comm_overlap",
+    "mixed_precision",
+    "dist",
+    "train",
+];
+
+/// Fields that are on, and Megatron-LM's options that switch them off, where their names differ.
+const OFF: [(&str, &str); 3] = [
+    ("apply_rope_fusion", "--no-rope-fusion"),
+    ("bias_activation_fusion", "--no-bias-swiglu-fusion"),
+    ("bias_activation_fusion", "--no-bias-gelu-fusion"),
+];
+
+/// Adds what no strategy expresses, for the notes on it.
+fn noted(doc: &Document, all: &mut Options) -> Result<(), ImportError> {
+    let schema = Schema::of(Dialect::MegatronLm)?;
+    let counts = |option: &&String| is_noted(option) && schema.kind(option).is_some();
+    for section in SECTIONS {
+        let fields = doc.root.get(section).map_or(&[][..], Node::entries);
+        for (field, _) in fields {
+            let Some(node) = value(doc, &format!("{section}.{field}")) else {
+                continue;
+            };
+            let name = field.replace('_', "-");
+            let names = match node.value {
+                Value::Bool(false) => {
+                    let renamed = OFF.iter().filter(|(on, _)| on == field);
+                    let renamed = renamed.map(|(_, option)| (*option).to_owned());
+                    let plain = ["no", "disable"].map(|off| format!("--{off}-{name}"));
+                    plain.into_iter().chain(renamed).collect()
+                }
+                _ => vec![
+                    format!("--{name}"),
+                    format!("--{section}-{name}"),
+                    format!("--use-{name}"),
+                ],
+            };
+            let value = match &node.value {
+                Value::Bool(false) => true.into(),
+                // `AttnBackend.unfused`, `torch.bfloat16`.
+                Value::Expression(path) => {
+                    let known = TORCH.iter().find(|(_, torch)| torch == path);
+                    let last = path.rsplit('.').next().unwrap_or_default();
+                    known.map_or(last, |(name, _)| name).into()
+                }
+                other => other.clone(),
+            };
+            for option in names.iter().filter(counts) {
+                all.put(option, node.line, value.clone());
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Adds Megatron-LM's options for the types of gradients and of optimizer states.
-fn types(doc: &Document, put: &mut impl FnMut(&str, usize, Value)) -> Result<(), ImportError> {
+fn types(doc: &Document, all: &mut Options) -> Result<(), ImportError> {
     let recipe = doc.find("mixed_precision");
     let recipe = recipe.map_or_else(String::new, |node| node.value.shown());
     // The recipe of mixed precision sets the type over what `ddp` says.
     let wide = doc.flag(GRADIENTS)?;
-    put(
+    all.put(
         match wide.unwrap_or(recipe_is_wide(&recipe)) {
             true => "--accumulate-allreduce-grads-in-fp32",
             false => "--grad-reduce-in-bf16",
         },
         0,
-        true.into(),
+        true,
     );
     for (field, option) in TYPES {
         if let Some(node) = doc.find(field) {
             let shown = node.value.shown();
             let known = TORCH.iter().find(|(_, torch)| *torch == shown);
-            put(
-                option,
-                node.line,
-                known.map_or("auto", |(name, _)| name).into(),
-            );
+            all.put(option, node.line, known.map_or("auto", |(name, _)| *name));
         }
     }
     if doc.flag("optimizer.optimizer_cpu_offload")? == Some(true) {
-        put(OFFLOAD, 0, true.into());
+        all.put(OFFLOAD, 0, true);
     }
     if let Some(layers) = doc.size("model.cpu_offloading_num_layers")? {
-        put(OFFLOAD_LAYERS, 0, layers.into());
-    }
-    if let Some(node) = doc.find("optimizer.optimizer_offload_fraction") {
-        put(OFFLOAD_FRACTION, node.line, node.value.clone());
+        all.put(OFFLOAD_LAYERS, 0, layers);
     }
     if doc.flag("optimizer.use_precision_aware_optimizer")? == Some(true) {
-        put(PRECISION_AWARE, 0, true.into());
+        all.put(PRECISION_AWARE, 0, true);
     }
     Ok(())
 }
@@ -287,7 +385,7 @@ fn precision(doc: &Document) -> Result<Vec<&'static str>, ImportError> {
         // `MixedPrecisionConfig(bf16=True, …)`.
         Some(Value::Table(fields)) => {
             let on = |(name, node): &&(String, Node)| {
-                ["fp16", "bf16", "fp8"].contains(&name.as_str())
+                ["fp16", "bf16", "fp8", "fp4"].contains(&name.as_str())
                     && !matches!(node.value, Value::Bool(false) | Value::Null)
             };
             let on = fields.iter().filter(on).map(|(name, _)| name.as_str());
@@ -295,6 +393,10 @@ fn precision(doc: &Document) -> Result<Vec<&'static str>, ImportError> {
         }
         Some(other) => other.shown(),
     };
+    // `bf16_with_nvfp4_mixed`.
+    if recipe.contains("fp4") {
+        return Err(doc.unsupported(key, "fp4 training is not planned"));
+    }
     if !["fp16", "bf16", "fp8"]
         .iter()
         .any(|word| recipe.contains(word))

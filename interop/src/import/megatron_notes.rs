@@ -166,6 +166,17 @@ pub(super) fn unknown(doc: &Document) -> Result<Option<String>, ImportError> {
     Ok((!unknown.is_empty()).then(|| format!("unknown to megatron-lm and left out: {shown}")))
 }
 
+/// Whether there is a note on an option for some plan or model.
+pub(super) fn is_noted(option: &str) -> bool {
+    let mut rows = OTHERWISE.iter().flat_map(|(_, rows)| *rows);
+    LEFT_OUT.contains(&option) || rows.any(|row| names(row, option))
+}
+
+/// Whether a row is about an option.
+fn names((name, ..): &Row, option: &str) -> bool {
+    option == *name || name.ends_with('-') && option.starts_with(name)
+}
+
 /// A note for each option that is planned as another setting, or that a strategy cannot express.
 pub(super) fn planned_otherwise(doc: &Document, model: &ModelConfig, d: &Decisions) -> Vec<String> {
     let counts = OTHERWISE.iter().filter(|(when, _)| when(d, model));
@@ -184,9 +195,7 @@ pub(super) fn planned_otherwise(doc: &Document, model: &ModelConfig, d: &Decisio
             let what = "has no part in a strategy and is left out";
             return Some(format!("{place}: {key} {what}"));
         }
-        let (_, planned, what) = rows
-            .iter()
-            .find(|(name, ..)| key == name || name.ends_with('-') && key.starts_with(name))?;
+        let (_, planned, what) = rows.iter().find(|row| names(row, key))?;
         let other = !planned.contains(&value.trim_start());
         other.then(|| format!("{place}: {key}{value} is planned as {what}"))
     };

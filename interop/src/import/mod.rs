@@ -3,6 +3,7 @@
 
 mod adapters;
 mod bridge;
+mod bridge_recipe;
 mod deepspeed;
 pub mod document;
 mod error;

@@ -1,0 +1,270 @@
+//! Recipes of Megatron Bridge: what they start from, and what of them a plan has.
+
+use catalog::{Adapters, Overlap, Zero};
+use interop::import::{Document, Given, ImportError, Imported, import};
+
+/// A recipe of Megatron Bridge that starts from a function, followed by these lines.
+fn recipe(function: &str, lines: &str) -> Result<Imported, ImportError> {
+    let lines: String = lines.lines().map(|line| format!("    {line}\n")).collect();
+    let text = format!(
+        "from megatron.bridge.recipes.other import (\n    llama3_recipe,\n)\n\ndef r(scheme=\"lora\"):\n    cfg = {function}()\n    cfg.model = AutoBridge.from_hf_pretrained(\"meta-llama/Llama-3.1-8B\").to_megatron_provider(load_weights=False)\n{lines}    return cfg\n"
+    );
+    let model = catalog::load::model("llama3-8b").expect("preset");
+    let given = Given {
+        model: &model,
+        gpus: Some(8),
+        seq_len: None,
+        gpus_per_node: 8,
+    };
+    let document = Document::read(&text, "a.py", None, &|_| None)?;
+    import(&document, &given)
+}
+
+#[test]
+fn a_bridge_recipe_starts_from_the_function_that_it_calls() {
+    let packs = "give --lengths";
+    for (function, lines, sizes, overlaps, packed) in [
+        ("_pretrain_common", "", (2, 32, 4096), true, false),
+        ("_sft_common", "", (1, 128, 2048), false, true),
+        ("_peft_common", "", (1, 128, 2048), false, true),
+        ("_sft_common_vlm", "", (2, 32, 4096), false, true),
+        ("_peft_common_vlm", "", (2, 32, 4096), false, true),
+        (
+            "_sft_common",
+            "cfg.model.seq_length = 1024",
+            (1, 128, 1024),
+            false,
+            true,
+        ),
+        (
+            "_sft_common",
+            "seq = 512\ncfg.dataset.seq_length = seq",
+            (1, 128, 512),
+            false,
+            true,
+        ),
+        (
+            "_sft_common",
+            "cfg.dataset = default_squad_config(seq_length=4096, enable_offline_packing=False)\ncfg.ddp.overlap_grad_reduce = True\ncfg.ddp.overlap_param_gather = True\ncfg.train.global_batch_size = 16",
+            (1, 16, 4096),
+            true,
+            false,
+        ),
+    ] {
+        let read = recipe(function, lines).expect(function);
+        let (d, w) = (&read.decisions, read.workload);
+        assert_eq!(
+            (d.micro_batch, w.global_batch, w.seq_len),
+            sizes,
+            "{function} {lines}"
+        );
+        let found = d.overlap.grad_reduce && d.overlap.param_gather;
+        assert_eq!(found, overlaps, "{function} {lines}");
+        assert_eq!(d.zero, Zero::Z1, "{function}");
+        let notes = read.notes.iter().filter(|note| note.contains(packs));
+        assert_eq!(notes.count() == 1, packed, "{function} {lines}");
+    }
+    let error =
+        recipe("llama3_recipe", "cfg.train.micro_batch_size = 1").expect_err("another file's");
+    assert_eq!(
+        error.to_string(),
+        "a.py:6: `llama3_recipe`: its settings are in another file; import that file's recipe, or write a recipe that starts from one of _pretrain_common, _sft_common, _peft_common, _sft_common_vlm, _peft_common_vlm"
+    );
+}
+
+#[test]
+fn adapters_of_a_bridge_recipe_are_read_or_refused() {
+    let usual = "rank=32,alpha=32,modules=q+k+v+proj+fc1+fc2";
+    let narrow = "rank=8,alpha=16,modules=q+k+v+proj,dropout=0.1";
+    for (function, lines, adapters) in [
+        ("_peft_common", "", Some(usual)),
+        (
+            "_peft_common",
+            "cfg.peft = default_peft_config(scheme)",
+            Some(usual),
+        ),
+        ("_peft_common", "cfg.peft = scheme", Some(usual)),
+        ("_peft_common", "cfg.peft = None", None),
+        (
+            "_peft_common",
+            "cfg.peft = default_peft_config(\"none\")",
+            None,
+        ),
+        ("_pretrain_common", "", None),
+        (
+            "_sft_common",
+            "cfg.peft = LoRA(dim=8, alpha=16, dropout=0.1, target_modules=[\"linear_qkv\", \"linear_proj\"])",
+            Some(narrow),
+        ),
+        (
+            "_peft_common",
+            "names = [\"linear_qkv\", \"linear_proj\"]\ncfg.peft = default_peft_config(scheme, target_modules=names, dim=8, alpha=16, dropout=0.1)",
+            Some(narrow),
+        ),
+        (
+            "_peft_common",
+            "cfg.peft.dim = 8\ncfg.peft.alpha = 16\ncfg.peft.dropout = 0.1\ncfg.peft.target_modules = [\"attention\"]",
+            Some(narrow),
+        ),
+        (
+            "_peft_common",
+            "of = default_peft_config(scheme, dropout=0.1)\nif scheme:\n    of.dim = 8\n    of.alpha = 16\n    of.target_modules = [\"linear_qkv\", \"linear_proj\"]\n    cfg.peft = of\nelse:\n    cfg.peft = scheme",
+            Some(narrow),
+        ),
+    ] {
+        let found = recipe(function, lines).expect(lines).adapters;
+        let found = found.as_ref().map(Adapters::to_string);
+        assert_eq!(found.as_deref(), adapters, "{function} {lines}");
+    }
+    for (lines, key) in [
+        ("cfg.peft = DoRA(dim=8)", "peft"),
+        ("cfg.peft = default_peft_config(\"dora\")", "peft"),
+        (
+            "cfg.peft.target_modules = [\"*.layers.0.*.linear_qkv\"]",
+            "peft.target_modules",
+        ),
+        (
+            "cfg.peft.normalize_moe_lora = True",
+            "peft.normalize_moe_lora",
+        ),
+    ] {
+        let error = recipe("_peft_common", lines).expect_err(lines).to_string();
+        assert!(error.contains(&format!("`{key}`: ")), "{error}");
+    }
+}
+
+#[test]
+fn what_a_bridge_recipe_overlaps_is_read_from_both_places() {
+    let divided = "cfg.model.tensor_model_parallel_size = 2\ncfg.model.sequence_parallel = True";
+    let overlap = |grad_reduce, param_gather, tensor_parallel| Overlap {
+        grad_reduce,
+        param_gather,
+        tensor_parallel,
+        pipeline: true,
+        expert_parallel: false,
+    };
+    for (function, lines, expected) in [
+        (
+            "_pretrain_common",
+            format!("{divided}\ncfg.model.tp_comm_overlap = True"),
+            overlap(true, true, true),
+        ),
+        (
+            "_pretrain_common",
+            format!("{divided}\ncfg.comm_overlap = CommOverlapConfig(tp_comm_overlap=True)"),
+            overlap(true, true, true),
+        ),
+        (
+            "_pretrain_common",
+            format!(
+                "{divided}\nof = CommOverlapConfig(tp_comm_overlap=True, overlap_grad_reduce=False)\ncfg.comm_overlap = of"
+            ),
+            overlap(false, true, true),
+        ),
+        (
+            "_pretrain_common",
+            "cfg.comm_overlap = CommOverlapConfig(tp_comm_overlap=True)".to_owned(),
+            overlap(true, true, false),
+        ),
+        (
+            "_pretrain_common",
+            format!(
+                "{divided}\ncfg.model.tp_comm_overlap = True\ncfg.comm_overlap = CommOverlapConfig(tp_comm_overlap=False, overlap_param_gather=False)"
+            ),
+            overlap(true, false, false),
+        ),
+        (
+            "_sft_common",
+            "cfg.comm_overlap = CommOverlapConfig(tp_comm_overlap=False)".to_owned(),
+            overlap(true, true, false),
+        ),
+        (
+            "_sft_common",
+            "cfg.comm_overlap = None".to_owned(),
+            overlap(false, false, false),
+        ),
+    ] {
+        let found = recipe(function, &lines).expect(&lines).decisions.overlap;
+        assert_eq!(found, expected, "{function} {lines}");
+    }
+}
+
+#[test]
+fn what_no_plan_expresses_of_a_bridge_recipe_is_noted() {
+    for (line, note) in [
+        (
+            "model.attention_backend = \"unfused\"",
+            "--attention-backend unfused is planned as fused attention",
+        ),
+        ("model.attention_backend = AttnBackend.auto", ""),
+        (
+            "model.attention_backend = AttnBackend.local",
+            "--attention-backend local is planned as fused attention",
+        ),
+        (
+            "model.fine_grained_activation_offloading = True",
+            "--fine-grained-activation-offloading is planned as activations that stay on the device",
+        ),
+        ("model.fine_grained_activation_offloading = False", ""),
+        (
+            "model.fp32_residual_connection = True",
+            "--fp32-residual-connection is planned as 16 bits between layers",
+        ),
+        (
+            "model.cross_entropy_loss_fusion = True",
+            "--cross-entropy-loss-fusion is planned as a loss of several kernels",
+        ),
+        (
+            "model.apply_rope_fusion = False",
+            "--no-rope-fusion is planned as the fused kernel of rotation",
+        ),
+        (
+            "model.bias_activation_fusion = False",
+            "--no-bias-swiglu-fusion is planned as the fused kernel of SwiGLU",
+        ),
+        (
+            "model.gradient_accumulation_fusion = False",
+            "--no-gradient-accumulation-fusion is planned as gradients that matrix products add up themselves",
+        ),
+        (
+            "optimizer.optimizer = \"muon\"",
+            "--optimizer muon is planned as Adam",
+        ),
+        ("optimizer.optimizer = \"adam\"", ""),
+        (
+            "ddp.bucket_size = 1000",
+            "--ddp-bucket-size 1000 is planned as 40000000 elements",
+        ),
+        (
+            "ddp.nccl_ub = True",
+            "--use-nccl-ub is planned as messages from buffers that are not registered with NCCL",
+        ),
+        (
+            "comm_overlap = CommOverlapConfig(tp_comm_overlap=False, delay_wgrad_compute=True)",
+            "--delay-wgrad-compute is planned as gradients of weights made right after those of inputs",
+        ),
+    ] {
+        let read = recipe("_pretrain_common", &format!("cfg.{line}")).expect(line);
+        let expected: Vec<String> = [note]
+            .iter()
+            .filter(|note| !note.is_empty())
+            .map(|note| format!("a.py:8: {note}"))
+            .collect();
+        assert_eq!(read.notes, expected, "{line}");
+    }
+    for recipe_of in [
+        "\"bf16_with_nvfp4_mixed\"",
+        "bf16_with_nvfp4_mixed()",
+        "MixedPrecisionConfig(bf16=True, fp4=\"e2m1\")",
+    ] {
+        let error = recipe(
+            "_pretrain_common",
+            &format!("cfg.mixed_precision = {recipe_of}"),
+        )
+        .expect_err("4 bits");
+        assert_eq!(
+            error.to_string(),
+            "a.py:8: `mixed_precision`: fp4 training is not planned"
+        );
+    }
+}
