@@ -1,7 +1,7 @@
 //! The command that starts a training script: on how many devices, and under which settings of `accelerate launch`.
 
 use super::error::ImportError;
-use super::script::{LLAMA_FACTORY, Setting, settings, typed};
+use super::script::{Command, LLAMA_FACTORY, Setting, settings, typed};
 use crate::config::shell::{Script, Word};
 use crate::config::{self, Node, Value};
 use crate::export::Dialect;
@@ -32,7 +32,7 @@ pub struct Program {
 }
 
 impl Program {
-    pub(super) fn of(word: &Word) -> Self {
+    fn of(word: &Word) -> Self {
         let name = word.text.rsplit('/').next().unwrap_or_default();
         Self {
             line: word.line,
@@ -178,7 +178,7 @@ fn beside_launcher(script: &Script, words: &[(&str, usize)]) -> Option<u64> {
 
 impl Launch {
     /// What a script says of devices: nodes times devices of a node, all of them, or a variable that gives their number.
-    pub(super) fn of(script: &Script) -> Self {
+    pub(super) fn of(script: &Script, command: &Command) -> Self {
         let arrays = script.variables.values().filter(|v| v.len() > 1).flatten();
         let words = script.commands.iter().flatten().chain(arrays);
         let words: Vec<(&str, usize)> = words
@@ -220,7 +220,7 @@ impl Launch {
             gpus_per_node,
             open,
             settings: None,
-            program: None,
+            program: command.program.as_ref().map(Program::of),
         }
     }
 }

@@ -134,11 +134,8 @@ pub(super) fn describes(doc: &Document) -> bool {
     needed.iter().all(|key| doc.root.get(key).is_some())
 }
 
-/// Compares the script's model with `model`.
-///
-/// # Errors
-/// When the script's model is not a decoder-only transformer.
-pub(super) fn compare(doc: &Document, model: &ModelConfig) -> Result<Compared, ImportError> {
+/// Refuses a script whose model is not a decoder-only transformer.
+pub(super) fn decodes(doc: &Document) -> Result<(), ImportError> {
     let message = "makes a model that is no decoder-only transformer of attention layers";
     for key in ["--hybrid-layer-pattern", "--spec"] {
         if doc.root.get(key).is_some() {
@@ -157,6 +154,15 @@ pub(super) fn compare(doc: &Document, model: &ModelConfig) -> Result<Compared, I
             message: message.to_owned(),
         });
     }
+    Ok(())
+}
+
+/// Compares the script's model with `model`.
+///
+/// # Errors
+/// When the script's model is not a decoder-only transformer.
+pub(super) fn compare(doc: &Document, model: &ModelConfig) -> Result<Compared, ImportError> {
+    decodes(doc)?;
     let ours = megatron_options(model);
     let mut compared = Compared::default();
     let whole = describes(doc);

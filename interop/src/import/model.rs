@@ -141,6 +141,7 @@ fn of_script(doc: &Document) -> Result<Option<OfFile>, ImportError> {
     if doc.dialect != Dialect::MegatronLm || !megatron_model::describes(doc) {
         return Ok(None);
     }
+    megatron_model::decodes(doc)?;
     let model = decoded(doc, &megatron_config::config(doc)?).map_err(|error| {
         let SpecError::Field { field, message, .. } = &error else {
             return error.into();

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::error::ImportError;
-use super::launch::{Launch, Program, accelerate};
+use super::launch::{Launch, accelerate};
 use super::script::{command, options, without_options};
 use crate::config::shell::{self, Assumed, Undecided};
 use crate::config::{Node, SyntaxError, Value, place};
@@ -37,9 +37,8 @@ pub(super) fn readings(
     let read = |assumed: &Assumed| -> Result<_, ImportError> {
         let script = shell::parse(text, path, include, assumed)?;
         let command = command(&script);
-        let mut launch = Launch::of(&script);
+        let mut launch = Launch::of(&script, &command);
         launch.settings = accelerate(&command.launcher, path, include)?;
-        launch.program = command.program.as_ref().map(Program::of);
         let none = || without_options(&script, path).into();
         let root = options(&command.arguments, dialect).and_then(|root| root.ok_or_else(none));
         Ok((root, launch, script.undecided))
