@@ -268,3 +268,31 @@ fn what_no_plan_expresses_of_a_bridge_recipe_is_noted() {
         );
     }
 }
+
+/// Bridge distributes both gradients and states where the recipe says so of one.
+#[test]
+fn a_distributed_optimizer_is_on_where_one_of_two_fields_says_so() {
+    let (gradients, states) = (
+        "cfg.ddp.use_distributed_optimizer = False",
+        "cfg.optimizer.use_distributed_optimizer = False",
+    );
+    for (function, lines, zero) in [
+        ("_peft_common", gradients.to_owned(), Zero::Z1),
+        ("_peft_common", states.to_owned(), Zero::Z0),
+        ("_pretrain_common", states.to_owned(), Zero::Z1),
+        (
+            "_pretrain_common",
+            format!("{gradients}\n{states}"),
+            Zero::Z0,
+        ),
+    ] {
+        let read = recipe(function, &lines).expect(function);
+        assert_eq!(read.decisions.zero, zero, "{function} {lines}");
+    }
+    let gathers = "cfg.optimizer.overlap_param_gather = True";
+    let overlap = recipe("_sft_common", gathers)
+        .expect("imports")
+        .decisions
+        .overlap;
+    assert!(overlap.param_gather && !overlap.grad_reduce);
+}

@@ -142,30 +142,11 @@ fn options(doc: &Document, base: &Base) -> Result<Options, ImportError> {
     let sharding = "--data-parallel-sharding-strategy";
     all.copy(doc, "ddp.data_parallel_sharding_strategy", sharding);
     all.put(sharding, 0, base.sharding);
-    // A recipe's sequences are as long for its model as for its data.
-    for (fields, option, usual) in [
-        (
-            &["train.global_batch_size"][..],
-            "--global-batch-size",
-            base.global_batch,
-        ),
-        (
-            &["train.micro_batch_size"],
-            "--micro-batch-size",
-            base.micro_batch,
-        ),
-        (
-            &["dataset.seq_length", "model.seq_length"],
-            "--seq-length",
-            base.seq_len,
-        ),
-    ] {
-        for field in fields {
-            all.copy(doc, field, option);
-        }
-        all.put(option, 0, usual);
-    }
-    let distributed = doc.flag("ddp.use_distributed_optimizer")?.unwrap_or(true);
+    lengths(doc, base, &mut all);
+    // Where one of them says it, both do (`_validate_and_sync_distributed_optimizer_settings` in training/config.py).
+    let of_gradients = doc.flag("ddp.use_distributed_optimizer")?;
+    let of_states = doc.flag("optimizer.use_distributed_optimizer")?;
+    let distributed = of_gradients.unwrap_or(base.distributed) || of_states.unwrap_or(true);
     all.put("--use-distributed-optimizer", 0, distributed);
     overlaps(doc, base, distributed, &mut all)?;
     // Recipes of models with experts send tokens by all-to-all, multiply in groups and sort by one kernel unless they say
@@ -191,6 +172,33 @@ fn options(doc: &Document, base: &Base) -> Result<Options, ImportError> {
     }
     noted(doc, &mut all)?;
     Ok(all)
+}
+
+/// Adds batches and the length of sequences.
+fn lengths(doc: &Document, base: &Base, all: &mut Options) {
+    // A recipe's sequences are as long for its model as for its data.
+    for (fields, option, usual) in [
+        (
+            &["train.global_batch_size"][..],
+            "--global-batch-size",
+            base.global_batch,
+        ),
+        (
+            &["train.micro_batch_size"],
+            "--micro-batch-size",
+            base.micro_batch,
+        ),
+        (
+            &["dataset.seq_length", "model.seq_length"],
+            "--seq-length",
+            base.seq_len,
+        ),
+    ] {
+        for field in fields {
+            all.copy(doc, field, option);
+        }
+        all.put(option, 0, usual);
+    }
 }
 
 /// Adds what runs beside computation. `comm_overlap`, where a recipe has it, takes the place of the fields of model and gradients
@@ -221,6 +229,9 @@ fn overlaps(
     ] {
         all.put(option, 0, of("ddp", field, true, governs && distributed)?);
     }
+    // This is on, too, where one of both says it.
+    let gathers = said("optimizer", "overlap_param_gather")? == Some(true);
+    all.put("--overlap-param-gather", 0, gathers);
     let of_model = match governs {
         true => section,
         false => "model",

@@ -15,6 +15,9 @@ pub(super) struct Base {
     pub(super) seq_len: u64,
     /// Whether gradients are reduced and parameters gathered beside computation.
     pub(super) overlaps: bool,
+    /// Whether gradients are divided as a distributed optimizer needs it. Optimizers of all of them are distributed
+    /// (`distributed_fused_adam_with_cosine_annealing`).
+    pub(super) distributed: bool,
     /// How Megatron's FSDP shards.
     pub(super) sharding: &'static str,
     /// Whether short sequences are packed into one.
@@ -29,6 +32,7 @@ const PRETRAINING: Base = Base {
     micro_batch: 2,
     seq_len: 4096,
     overlaps: true,
+    distributed: true,
     sharding: "optim_grads_params",
     packs: false,
     adapters: false,
@@ -39,6 +43,7 @@ const TUNING: Base = Base {
     micro_batch: 1,
     seq_len: 2048,
     overlaps: false,
+    distributed: false,
     sharding: "no_shard",
     packs: true,
     adapters: false,
@@ -49,8 +54,6 @@ const TUNING_WITH_IMAGES: Base = Base {
     overlaps: false,
     ..PRETRAINING
 };
-/// Optimizers of all of them are distributed (`distributed_fused_adam_with_cosine_annealing`), which holds for their gradients too
-/// (`_validate_and_sync_distributed_optimizer_settings` in training/config.py).
 const BASES: [Base; 5] = [
     PRETRAINING,
     TUNING,

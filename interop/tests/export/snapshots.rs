@@ -176,12 +176,14 @@ fn megatron_bridge() {
         cfg.model.seq_length = 4096
         cfg.ddp.grad_reduce_in_fp32 = True
         cfg.ddp.use_distributed_optimizer = True
+        cfg.optimizer.use_distributed_optimizer = True
         cfg.model.recompute_granularity = "full"
         cfg.model.recompute_method = "block"
         cfg.model.recompute_num_layers = 2
         cfg.ddp.overlap_grad_reduce = True
         cfg.ddp.bucket_size = 40000000
         cfg.ddp.overlap_param_gather = True
+        cfg.optimizer.overlap_param_gather = True
         cfg.mixed_precision = "bf16_mixed"
         cfg.dataset.seq_length = 4096
         cfg.tokenizer.tokenizer_type = "HuggingFaceTokenizer"

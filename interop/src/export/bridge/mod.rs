@@ -302,11 +302,14 @@ fn off(job: &Job<'_>) -> Vec<(String, Value)> {
     set("model.sequence_parallel", false.into());
     set("model.overlap_p2p_comm", (job.decisions.vpp > 1).into());
     set("dist.use_tp_pp_dp_mapping", false.into());
-    set("ddp.use_distributed_optimizer", false.into());
+    for section in BOTH {
+        for field in ["use_distributed_optimizer", "overlap_param_gather"] {
+            set(&format!("{section}.{field}"), false.into());
+        }
+    }
     set("ddp.use_megatron_fsdp", false.into());
     set("ddp.num_distributed_optimizer_instances", 1.into());
     set("ddp.overlap_grad_reduce", false.into());
-    set("ddp.overlap_param_gather", false.into());
     if job.model.moe.is_some() {
         set("model.overlap_moe_expert_parallel_comm", false.into());
         set("model.moe_shared_expert_overlap", false.into());
@@ -316,6 +319,16 @@ fn off(job: &Job<'_>) -> Vec<(String, Value)> {
     // If it were set, it would override the fields above.
     set("comm_overlap", Value::Null);
     settings
+}
+
+/// Sections that both have to be off for a setting to be off: Bridge puts it on in both where it is on in one
+/// (`_validate_and_sync_distributed_optimizer_settings` in training/config.py).
+const BOTH: [&str; 2] = ["ddp", "optimizer"];
+
+/// Such a setting in both sections.
+fn in_both(field: &str, value: &Value) -> Vec<(String, Value)> {
+    let of = |section| (format!("{section}.{field}"), value.clone());
+    BOTH.map(of).to_vec()
 }
 
 /// The element type that a Megatron-LM option names, as PyTorch has it.
@@ -376,9 +389,8 @@ fn setting(flag: &Flag, job: &Job<'_>) -> Vec<(String, Value)> {
         "use_precision_aware_optimizer"
         | "optimizer_cpu_offload"
         | "optimizer_offload_fraction" => format!("optimizer.{field}"),
+        "overlap_param_gather" | "use_distributed_optimizer" => return in_both(&field, &value),
         "overlap_grad_reduce"
-        | "overlap_param_gather"
-        | "use_distributed_optimizer"
         | "use_megatron_fsdp"
         | "data_parallel_sharding_strategy"
         | "num_distributed_optimizer_instances" => format!("ddp.{field}"),
