@@ -2,8 +2,8 @@
 
 use catalog::workload::MAX_GPUS;
 use catalog::{
-    Adapters, Cluster, Documents, Lengths, Mistake, Packing, Precision, Runtime, SpecError,
-    Workload, WorkloadError, WorkloadSizes,
+    Adapters, Cluster, Documents, Lengths, Mistake, ModelConfig, Packing, Precision, Runtime,
+    SpecError, Workload, WorkloadError, WorkloadSizes,
 };
 use costmodel::Scenario;
 use serde::Serialize;
@@ -39,6 +39,9 @@ pub struct InputsJson {
     pub gpus: u64,
     /// Tokens per sequence.
     pub seq_len: u64,
+    /// Tokens of the longest sequence that the model declares, if sequences here are longer; absent if they are not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub longest_declared: Option<u64>,
     /// Sequences per optimizer step.
     pub global_batch: u64,
     /// Lengths of the documents that sequences are made of, in the notation of `--lengths`; absent if each sequence is one.
@@ -62,6 +65,15 @@ pub struct InputsJson {
 }
 
 impl InputsJson {
+    /// The sequence length in words, with the model's own where that is shorter.
+    #[must_use]
+    pub fn sequence(&self) -> String {
+        let longer = self.longest_declared.map_or_else(String::new, |most| {
+            format!("; {} declares at most {most}", self.model)
+        });
+        format!("{} tokens{longer}", self.seq_len)
+    }
+
     /// The inputs of a scenario; `parameters` is its model's count.
     pub fn of(scenario: &Scenario, parameters: u64) -> Self {
         let Scenario {
@@ -79,6 +91,7 @@ impl InputsJson {
             runtime: runtime.name.clone(),
             gpus: workload.gpus,
             seq_len: workload.seq_len,
+            longest_declared: model.exceeded_by(workload.seq_len),
             global_batch: workload.global_batch,
             lengths: workload.documents().map(|of| of.lengths().to_string()),
             packing: workload.documents().map(Documents::packing),
@@ -122,7 +135,7 @@ impl Inputs {
         Usual {
             cluster: self.cluster_arg == DEFAULT_CLUSTER,
             runtime: self.scenario.runtime.name == usual_runtime,
-            seq: w.seq_len == DEFAULT_SEQ,
+            seq: w.seq_len == default_seq(&self.scenario.model),
             batch: w.global_batch == default_batch(w.gpus, w.seq_len),
             precision: w.precision == Precision::Bf16,
             headroom: self.scenario.headroom == DEFAULT_HEADROOM,
@@ -130,8 +143,8 @@ impl Inputs {
     }
 }
 
-/// Tokens per sequence where none are given.
-pub const DEFAULT_SEQ: u64 = 8192;
+/// Most tokens per sequence where none are given.
+const DEFAULT_SEQ: u64 = 8192;
 /// Headroom where none is given, as a share of capacity.
 pub const DEFAULT_HEADROOM: f64 = 0.05;
 
@@ -149,7 +162,7 @@ pub struct Question {
     /// Runtime preset.
     pub runtime: Option<String>,
     /// Tokens per sequence.
-    pub seq: u64,
+    pub seq: Option<u64>,
     /// Sequences per optimizer step.
     pub global_batch: Option<u64>,
     /// Lengths of the documents that sequences are made of, and how; `None` if each sequence is one document.
@@ -180,7 +193,9 @@ pub fn resolve(args: &Question) -> Result<Inputs, AnswerError> {
     let gpus = args.gpus.count(&cluster);
     let runtime = runtime(args.runtime.as_deref(), &cluster)?;
     check_gpus(gpus, &cluster).map_err(|e| with_hint_for_own_ranks(e, &runtime, &cluster))?;
-    let workload = workload(gpus, args.seq, args.global_batch, args.precision)?;
+    let seq_len = args.seq.unwrap_or_else(|| default_seq(&model));
+    let workload = workload(gpus, seq_len, args.global_batch, args.precision)?;
+    model.check_sequence(seq_len)?;
     let workload = of_documents(workload, args.documents.clone())?;
     let parameters = models::parameter_count(&model)
         .map_err(|e| AnswerError::from(Mistake::new(format!("model {}: {e}", args.model))))?;
@@ -197,6 +212,13 @@ pub fn resolve(args: &Question) -> Result<Inputs, AnswerError> {
         model_arg: args.model.clone(),
         cluster_arg,
     })
+}
+
+/// Tokens per sequence where none are given: 8192, or as many as the model has learned positions for.
+#[must_use]
+pub fn default_seq(model: &ModelConfig) -> u64 {
+    let table = model.table_of_positions();
+    table.map_or(DEFAULT_SEQ, |most| most.min(DEFAULT_SEQ))
 }
 
 /// The cluster that is planned for when none is named.

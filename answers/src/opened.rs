@@ -114,6 +114,14 @@ impl Opened {
             })
         };
         let workload = w.read().map_err(|why| wrong("workload", why))?;
+        let sequence = model.check_sequence(workload.seq_len);
+        sequence.map_err(|e| {
+            let expected = e.expected.unwrap_or_default();
+            wrong(
+                "workload.seq_len",
+                format!("{}; expected {expected}", e.what),
+            )
+        })?;
         let devices = cluster.check_devices(w.gpus);
         devices.map_err(|e| wrong("workload.gpus", format!("{}: {e}", w.gpus)))?;
         let parameters = models::parameter_count(&model)

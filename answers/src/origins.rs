@@ -89,7 +89,7 @@ pub fn rows(json: &InputsJson, asked: &Asked) -> Vec<Row> {
         ("cluster", "cluster", json.cluster.clone()),
         ("gpus", "GPUs", json.gpus.to_string()),
         ("runtime", "runtime", json.runtime.clone()),
-        ("seq", "sequence", format!("{} tokens", json.seq_len)),
+        ("seq", "sequence", json.sequence()),
         (
             "global_batch",
             "global batch",

@@ -27,7 +27,7 @@ fn question(cluster: &str, gpus: u64, batch: u64) -> Inputs {
         cluster: Some(cluster.to_owned()),
         gpus: Gpus::Count(gpus),
         runtime: Some("megatron-core".to_owned()),
-        seq: 2048,
+        seq: Some(2048),
         global_batch: Some(batch),
         documents: None,
         precision: Precision::Fp16,

@@ -37,6 +37,7 @@ pub mod offload;
 pub mod parallelism;
 mod pool_names;
 pub mod pools;
+mod positions;
 pub mod prefetch;
 pub mod profile;
 pub mod provenance;

@@ -18,7 +18,10 @@ pub(crate) const KEYS: [(&str, &str); 13] = [
     ("cluster", "dgx-h100"),
     ("gpus", "(none: say --gpus)"),
     ("runtime", "megatron-core; vescale on a profiled machine"),
-    ("seq", "8192"),
+    (
+        "seq",
+        "8192; as many as the model has learned positions for",
+    ),
     (
         "global-batch",
         "4 Mi tokens; at least 1 for each of up to 2048 GPUs",

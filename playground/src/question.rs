@@ -48,7 +48,7 @@ impl Asked {
             cluster: cluster.map(str::to_owned),
             gpus: values::gpus(&self.gpus)?,
             runtime: given(&self.runtime).map(str::to_owned),
-            seq: read(&self.seq, values::count)?.unwrap_or(answers::inputs::DEFAULT_SEQ),
+            seq: read(&self.seq, values::count)?,
             global_batch: read(&self.global_batch, values::count)?,
             precision: read(&self.precision, values::precision)?.unwrap_or(Precision::Bf16),
             headroom: read(&self.headroom, values::share)?

@@ -52,7 +52,6 @@ fn diagnose(py: Python<'_>, log: PathBuf, plan: &Plan, warmup: Option<usize>) ->
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("CLUSTER", inputs::DEFAULT_CLUSTER)?;
-    module.add("SEQ_LEN", inputs::DEFAULT_SEQ)?;
     module.add("HEADROOM", inputs::DEFAULT_HEADROOM)?;
     module.add_class::<Answer>()?;
     module.add_class::<Plan>()?;

@@ -18,7 +18,7 @@ pub(crate) struct Given {
     cluster: String,
     gpus: u64,
     runtime: String,
-    seq_len: u64,
+    seq_len: Option<u64>,
     global_batch: Option<u64>,
     /// As `--lengths` and `--packing` take them.
     lengths: Option<String>,

@@ -5,7 +5,6 @@ _Path = Union[str, "os.PathLike[str]"]
 
 __version__: str
 CLUSTER: str
-SEQ_LEN: int
 HEADROOM: float
 
 class Answer:
@@ -111,7 +110,7 @@ class Given(TypedDict):
     cluster: str
     gpus: int
     runtime: str
-    seq_len: int
+    seq_len: Optional[int]
     global_batch: Optional[int]
     lengths: Optional[str]
     packing: str

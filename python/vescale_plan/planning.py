@@ -81,7 +81,7 @@ def search(
     *,
     cluster: str = _native.CLUSTER,
     gpus: Optional[int] = None,
-    seq_len: int = _native.SEQ_LEN,
+    seq_len: Optional[int] = None,
     global_batch: Optional[int] = None,
     lengths: Optional[str] = None,
     packing: str = "within",
@@ -99,7 +99,7 @@ def search(
         cluster: cluster preset or file; `"local"` is this machine as `vescale-plan profile`
             measured it.
         gpus: devices; by default the ranks that torchrun started.
-        seq_len: tokens per sequence.
+        seq_len: tokens per sequence; by default 8192, or as many as the model has learned positions for.
         global_batch: sequences per optimizer step; by default about 4 Mi tokens.
         lengths: lengths of the documents that sequences are made of: `"512:0.7,4k:0.3"`,
             `"lognormal:mean=1k,sigma=0.9"`, or a file with a length and a count on each line; by default each
@@ -157,7 +157,7 @@ def estimate(
     *,
     cluster: str = _native.CLUSTER,
     gpus: Optional[int] = None,
-    seq_len: int = _native.SEQ_LEN,
+    seq_len: Optional[int] = None,
     global_batch: Optional[int] = None,
     lengths: Optional[str] = None,
     packing: str = "within",
@@ -202,7 +202,7 @@ def _given(
     model: object,
     cluster: str,
     gpus: Optional[int],
-    seq_len: int,
+    seq_len: Optional[int],
     global_batch: Optional[int],
     documents: Tuple[Optional[str], str],
     precision: str,

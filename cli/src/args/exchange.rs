@@ -69,8 +69,8 @@ pub(crate) struct ImportArgs {
     /// Number of GPUs, where the file does not say
     #[arg(long)]
     pub(crate) gpus: Option<u64>,
-    /// Tokens per sequence, where the file does not say [default: the training system's own, or 8192 for files without such a
-    /// key: DeepSpeed's, accelerate's and config.json]
+    /// Tokens per sequence, where the file does not say [default: the training system's own; as for `search` with files that
+    /// have no such key: DeepSpeed's, accelerate's and config.json]
     #[arg(long)]
     pub(crate) seq: Option<u64>,
     /// Runtime to predict with [default: that of the file's training system]

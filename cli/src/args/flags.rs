@@ -25,9 +25,9 @@ pub(crate) struct ScenarioArgs {
     /// machine]
     #[arg(long)]
     pub(crate) runtime: Option<String>,
-    /// Tokens per sequence; 8k is 8192
-    #[arg(long, default_value = "8192", value_parser = values::count, allow_hyphen_values = true)]
-    pub(crate) seq: u64,
+    /// Tokens per sequence; 8k is 8192 [default: 8192, or as many as the model has learned positions for]
+    #[arg(long, value_parser = values::count, allow_hyphen_values = true)]
+    pub(crate) seq: Option<u64>,
     /// Sequences per optimizer step [default: 4 Mi tokens; at least 1 for each of up to 2048
     /// GPUs]
     #[arg(long, value_parser = values::count, allow_hyphen_values = true)]

@@ -143,9 +143,9 @@ pub(crate) struct SizeArgs {
     /// Training system [default: megatron-core; vescale on a profiled machine]
     #[arg(long)]
     pub(crate) runtime: Option<String>,
-    /// Tokens per sequence; 8k is 8192
-    #[arg(long, default_value = "8192", value_parser = values::count, allow_hyphen_values = true)]
-    pub(crate) seq: u64,
+    /// Tokens per sequence; 8k is 8192 [default: 8192, or as many as the model has learned positions for]
+    #[arg(long, value_parser = values::count, allow_hyphen_values = true)]
+    pub(crate) seq: Option<u64>,
     /// Sequences per optimizer step [default: that of `search` with the most GPUs tried, made a multiple for all sizes]
     #[arg(long, value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) global_batch: Option<u64>,

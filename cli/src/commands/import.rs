@@ -20,9 +20,6 @@ use crate::destinations::Target;
 use crate::error::CliError;
 use crate::output;
 
-/// Tokens per sequence where neither file nor flag gives them, as for `search`.
-const DEFAULT_SEQ: u64 = 8192;
-
 #[derive(Serialize)]
 struct ImportJson {
     schema_version: u32,
@@ -168,10 +165,8 @@ fn of_model(reading: &Reading<'_>) -> Result<Source, CliError> {
     let model_arg = reading.model.map_or(shown, str::to_owned);
     let model = catalog::load::model(&model_arg)?;
     let runtime = catalog::load::runtime(reading.runtime.unwrap_or("megatron-core"))?;
-    let (gpus, seq_len) = (
-        reading.gpus.unwrap_or(1),
-        reading.seq.unwrap_or(DEFAULT_SEQ),
-    );
+    let gpus = reading.gpus.unwrap_or(1);
+    let seq_len = (reading.seq).unwrap_or_else(|| answers::inputs::default_seq(&model));
     let workload = answers::inputs::workload(gpus, seq_len, None, Precision::Bf16)?;
     let strategy = plans::grammar::parse("", &model, &workload, &runtime)?;
     let note =
@@ -197,11 +192,12 @@ fn of_system(reading: &Reading<'_>) -> Result<Source, CliError> {
             (found.model, found.name, Some(note))
         }
     };
+    let usual_seq = answers::inputs::default_seq(&model);
     let has_sequence = document.dialect.has_sequence_length();
     let given = Given {
         model: &model,
         gpus: reading.gpus,
-        seq_len: reading.seq.or((!has_sequence).then_some(DEFAULT_SEQ)),
+        seq_len: reading.seq.or((!has_sequence).then_some(usual_seq)),
         gpus_per_node: reading.gpus_per_node,
     };
     let imported = import::import(&document, &given)?;
@@ -221,7 +217,7 @@ fn of_system(reading: &Reading<'_>) -> Result<Source, CliError> {
     notes.extend(of_file);
     if !has_sequence && reading.seq.is_none() {
         notes.push(format!(
-            "the file has no sequence length: {DEFAULT_SEQ} tokens are assumed (--seq)"
+            "the file has no sequence length: {usual_seq} tokens are assumed (--seq)"
         ));
     }
     let model = model.with_adapters(adapters)?;
@@ -275,6 +271,9 @@ fn finish(args: &ImportArgs, source: Source, cluster: Cluster) -> Result<ExitCod
     let plan_path = Target::optional(args.output_plan.as_ref(), Kind::Plan, args.force)?;
     let w = source.workload.clone();
     answers::inputs::check_gpus(w.gpus, &cluster)?;
+    let sequence = source.model.check_sequence(w.seq_len);
+    let file = || args.file.display().to_string();
+    sequence.map_err(|wrong| CliError::Input(wrong.at(file())))?;
     let parameters = models::parameter_count(&source.model)
         .map_err(|e| CliError::wrong(&source.model_arg, e.to_string()))?;
     let scenario = Scenario {

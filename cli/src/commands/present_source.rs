@@ -207,7 +207,7 @@ fn of_configuration(
             || gpus.map(|gpus| gpus.count(&cluster)),
             |pool| Some(pool.gpus),
         ),
-        seq: asked.says("seq").then_some(flags.seq),
+        seq: flags.seq.filter(|_| asked.says("seq")),
         runtime: flags.runtime.as_deref().filter(|_| asked.says("runtime")),
         gpus_per_node: cluster.gpus_per_node,
     };
@@ -283,6 +283,8 @@ fn checked(
     } = source;
     scenario.workload = workload(&scenario, args, asked, on)?;
     let w = &scenario.workload;
+    let sequence = scenario.model.check_sequence(w.seq_len);
+    sequence.map_err(|wrong| CliError::Input(wrong.at(from.display().to_string())))?;
     if asked.says("global_batch") {
         let per_pass = decisions.dp().saturating_mul(decisions.micro_batch).max(1);
         decisions.num_micro_batches = (w.global_batch / per_pass).max(1);
@@ -328,11 +330,7 @@ fn workload(
     let (own, flags) = (&scenario.workload, &args.scenario);
     let gpus = flags.gpus.as_ref().filter(|_| asked.says("gpus"));
     let said = flags.global_batch.filter(|_| asked.says("global_batch"));
-    let seq = if asked.says("seq") {
-        flags.seq
-    } else {
-        own.seq_len
-    };
+    let seq = flags.seq.filter(|_| asked.says("seq"));
     let precision = match asked.says("precision") {
         true => inputs::precision(flags.precision),
         false => own.precision,
@@ -343,7 +341,7 @@ fn workload(
             (None, Some(gpus)) => gpus.count(&scenario.cluster),
             (None, None) => own.gpus,
         },
-        seq,
+        seq.unwrap_or(own.seq_len),
         Some(said.unwrap_or(own.global_batch)),
         precision,
     )?;

@@ -72,8 +72,9 @@ pub(crate) fn run(args: &SizeArgs) -> Result<ExitCode, CliError> {
     note(
         args.output.quiet,
         &format!(
-            "global batch {} sequences of {} tokens",
-            scenario.workload.global_batch, args.seq
+            "global batch {} sequences of {}",
+            scenario.workload.global_batch,
+            resolved.json.sequence()
         ),
     );
     let cancelled = search::interrupt_flag();
@@ -129,7 +130,9 @@ fn question(args: &SizeArgs) -> Result<(Inputs, Vec<u64>), CliError> {
         }
     }
     let most = counts.iter().copied().max().unwrap_or(1);
-    let global_batch = (args.global_batch).unwrap_or_else(|| batch(&counts, args.seq));
+    let model = catalog::load::model(&args.model)?;
+    let seq = (args.seq).unwrap_or_else(|| answers::inputs::default_seq(&model));
+    let global_batch = (args.global_batch).unwrap_or_else(|| batch(&counts, seq));
     // Of several pools those that the largest number of GPUs is of.
     let cluster_arg = match &cluster.pools {
         None => cluster_arg,
@@ -140,7 +143,7 @@ fn question(args: &SizeArgs) -> Result<(Inputs, Vec<u64>), CliError> {
         cluster: Some(cluster_arg),
         gpus: Some(Gpus::Count(most)),
         runtime: args.runtime.clone(),
-        seq: args.seq,
+        seq: Some(seq),
         global_batch: Some(global_batch),
         precision: args.precision,
         headroom: args.headroom,

@@ -46,6 +46,7 @@ fn folder() -> tempfile::TempDir {
         write(name, &plan.with_id().to_yaml().expect("YAML"));
     };
     change("seq-0.plan.yaml", |plan| plan.workload.seq_len = 0);
+    change("seq-2k.plan.yaml", |plan| plan.workload.seq_len = 2048);
     change("seq-2-63.plan.yaml", |plan| plan.workload.seq_len = 1 << 63);
     change("seq-2-64.plan.yaml", |plan| {
         plan.workload.seq_len = u64::MAX - 7
