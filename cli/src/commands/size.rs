@@ -260,12 +260,13 @@ impl Sizes<'_> {
     }
 }
 
-/// The global batch when none is given: the default of the largest number of GPUs, made a multiple of what is odd in all.
+/// The global batch when none is given: the default of the least common multiple of all numbers of GPUs, whose odd part is
+/// limited.
 fn batch(counts: &[u64], seq: u64) -> u64 {
     let odd = |gpus: u64| gpus >> gpus.trailing_zeros();
     let all = counts.iter().fold(1, |all, &gpus| lcm(all, odd(gpus)));
-    let most = counts.iter().copied().max().unwrap_or(1);
-    answers::inputs::default_batch(most / odd(most) * all.min(MOST_ODD), seq)
+    let twos = counts.iter().map(|&gpus| gpus / odd(gpus)).max();
+    answers::inputs::default_batch(twos.unwrap_or(1) * all.min(MOST_ODD), seq)
 }
 
 fn lcm(a: u64, b: u64) -> u64 {
@@ -439,4 +440,24 @@ fn conclude(rows: &[SizeRow], smallest: Option<u64>) {
         front.join(", "),
         if smallest == 1 { "" } else { "s" }
     ));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::batch;
+
+    #[test]
+    fn every_number_of_gpus_divides_the_default_batch() {
+        for (counts, seq, found) in [
+            (&[64, 72, 80][..], 4096, 2880),
+            (&[80, 72, 64], 4096, 2880),
+            (&[1, 2, 4, 8, 16], 8192, 512),
+            (&[8, 24], 8192, 384),
+            (&[7], 8192, 448),
+        ] {
+            let batch = batch(counts, seq);
+            assert_eq!(batch, found, "{counts:?}");
+            assert!(counts.iter().all(|gpus| batch % gpus == 0), "{counts:?}");
+        }
+    }
 }
