@@ -195,7 +195,12 @@ pub(crate) fn layouts(
     }
     let per_rank = batch / mesh.dp;
     let mut sizes = asked.with_fixed("mbs", micro_batches());
+    let allowed = sizes.len() as u64;
     sizes.retain(|&b| per_rank.is_multiple_of(b));
+    if sizes.is_empty() && allowed > 0 {
+        let rule = "no micro-batch divides a replica's part of the global batch".to_owned();
+        *illegal.entry(rule).or_default() += allowed;
+    }
     let sizes = sizes.into_iter().map(|size| (size, per_rank / size));
     divided(asked, mesh, sizes)
 }

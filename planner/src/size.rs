@@ -1,9 +1,11 @@
 //! Chooses the number of devices: the smallest cluster that fits, and time against cost over sizes.
 
+use std::collections::BTreeMap;
+
 use catalog::{Bytes, Pools};
 use costmodel::{CostModel, Scenario};
 use plans::grammar::written;
-use plans::{Candidate, Relaxation};
+use plans::{Candidate, Relaxation, SpaceReport};
 
 use crate::PlannerError;
 use crate::constraints::Constraints;
@@ -16,8 +18,10 @@ use crate::space::SearchSpace;
 pub struct Sized {
     /// Number of devices.
     pub gpus: u64,
-    /// The best plan on that many devices; `None` if nothing fits.
+    /// The best plan on that many devices; `None` if there is none.
     pub best: Option<Candidate>,
+    /// Why there is no plan, in words.
+    pub why_none: Option<String>,
 }
 
 /// The best plan on `gpus` devices for the question that `costs` is of. Costs of blocks are shared with it.
@@ -34,10 +38,27 @@ pub fn sized(
     let space = SearchSpace::new(costs.scenario(), constraints);
     let options = SearchOptions { top: 1, ..*options };
     let outcome = search(&costs, &space, &options, &|_| {})?;
+    let best = outcome.top.into_iter().next();
     Ok(Sized {
         gpus,
-        best: outcome.top.into_iter().next(),
+        why_none: best.is_none().then(|| why_none(&outcome.space)),
+        best,
     })
+}
+
+/// Why a search found no plan, in words: its strategies do not fit, or there are none.
+#[must_use]
+pub fn why_none(space: &SpaceReport) -> String {
+    match space.strategies {
+        0 => format!("no strategy is legal{}", by_rule(&space.illegal)),
+        _ => "does not fit".to_owned(),
+    }
+}
+
+/// The rule that leaves out most strategies, after a colon; empty if none was left out.
+fn by_rule(illegal: &BTreeMap<String, u64>) -> String {
+    let most = illegal.iter().max_by_key(|(_, count)| **count);
+    most.map_or_else(String::new, |(rule, _)| format!(": {rule}"))
 }
 
 /// Numbers of devices to try: powers of two times a node up to a limit, and smaller numbers below a node.
@@ -80,9 +101,10 @@ pub fn relaxations(
     let space = SearchSpace::new(scenario, constraints);
     if space.is_empty() && !constraints.is_empty() {
         if SearchSpace::has_any(scenario, &Constraints::default()) {
-            advice.push(Relaxation::advice(
-                "the constraints exclude every strategy; relax one of them",
-            ));
+            let rule = by_rule(&space.illegal);
+            advice.push(Relaxation::advice(format!(
+                "the constraints exclude every strategy{rule}; relax one of them"
+            )));
         }
         for (name, without) in single_relaxations(constraints) {
             if SearchSpace::has_any(scenario, &without) {
@@ -93,9 +115,10 @@ pub fn relaxations(
         }
     }
     if space.is_empty() && constraints.is_empty() {
-        advice.push(Relaxation::advice(
-            "no strategy is legal for these sizes; change the number of GPUs or the global batch",
-        ));
+        let rule = by_rule(&space.illegal);
+        advice.push(Relaxation::advice(format!(
+            "no strategy is legal for these sizes{rule}; change the number of GPUs or the global batch"
+        )));
     }
     let (lightest, more) = rayon::join(
         || least_memory(costs, constraints, options),

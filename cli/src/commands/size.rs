@@ -9,7 +9,7 @@ use answers::search::BestJson;
 use answers::{Answer, Budget, Inputs, InputsJson, SCHEMA_VERSION, Search, Training, arrangements};
 use catalog::{Mistake, Pool, Pools, Seconds};
 use costmodel::{CostModel, Scenario};
-use planner::size::{Sized, sized, usual_counts, usual_counts_of_pools};
+use planner::size::{Sized, sized, usual_counts, usual_counts_of_pools, why_none};
 use planner::{Constraints, PlannerError, SearchOptions};
 use reports::{format, lines::of};
 use serde::Serialize;
@@ -43,6 +43,9 @@ struct SizeJson {
 struct SizeRow {
     gpus: u64,
     best: Option<BestJson>,
+    /// Why there is no plan.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why_none: Option<String>,
     /// Of several pools the devices that the best plan uses; of groups of replicas parted by ` | `.
     #[serde(skip_serializing_if = "Option::is_none")]
     devices: Option<String>,
@@ -309,6 +312,7 @@ fn row(training: &Training, scenario: &Scenario, sized: &Sized) -> SizeRow {
             .map(|best| best.plan.summary.clone())
             .collect(),
         best: best_json,
+        why_none: sized.why_none.clone(),
         devices: None,
         tokens_per_s: rate.map(|rate| rate * sized.gpus as f64),
         budget: best.and_then(|best| {
@@ -344,6 +348,7 @@ fn row_of_pools(gpus: u64, training: &Training, answer: &Answer, hourly: f64) ->
         devices: best.map(|_| devices),
         lines,
         best: best_json,
+        why_none: best.is_none().then(|| why_none(&answer.outcome.space)),
         tokens_per_s: rate.map(|rate| rate * used as f64),
         budget: best.and_then(|best| {
             let rate = best.prediction.tokens_per_s_per_gpu;
@@ -394,7 +399,9 @@ fn line(cells: [String; 6]) -> String {
 fn shown(row: &SizeRow) -> String {
     let gpus = row.gpus.to_string();
     let Some(best) = &row.best else {
-        return format!("{gpus:<8}does not fit\n");
+        let why = row.why_none.as_deref().unwrap_or_default();
+        let lines = output::style().paragraph("        ", why);
+        return format!("{gpus:<8}{}", lines.trim_start());
     };
     let (days, dollars) = row.budget.map_or((String::new(), String::new()), |b| {
         let dollars = b.dollars.map_or_else(String::new, format::dollars);

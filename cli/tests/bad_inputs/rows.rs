@@ -100,6 +100,8 @@ pub const FLAGS: &[Row] = &[
     ("size --model gpt2 --tokens 1T --price -2 --gpus 8", &[2], "-2"),
     ("size --model gpt2 --tokens 1T --price nan --gpus 8", &[2], "--price"),
     ("size --model gpt2 --seq 0", &[2], "--seq 0"),
+    ("size --model llama3-8b --gpus 16 --global-batch 1 --runtime deepspeed", &[3], "no strategy is legal: data parallelism does not divide the global batch"),
+    ("size --model llama3-8b --gpus 8 --global-batch 512 --fix mbs=18", &[3], "no strategy is legal: no micro-batch divides a replica's part of the global"),
     ("size --model gpt2 --global-batch 0", &[2], "--global-batch"),
     ("validate --tolerance abc", &[2], "--tolerance"),
     ("search --model gpt2 --gpus 8 --objective time-to-train", &[2], "needs what is not given: --tokens, --checkpoint, --restart"),
