@@ -11,6 +11,7 @@ use plans::{Candidate, PlanFile, Present, SearchOutcome, SpaceReport, Strategy};
 use crate::arrangements::{self, Tried};
 use crate::error::AnswerError;
 use crate::inputs::Inputs;
+use crate::other_runtimes;
 use crate::plan;
 use crate::together::{Divisions, Together};
 
@@ -93,7 +94,10 @@ impl Search<'_> {
         let mut answer = self.best(inputs, costs)?;
         let (costs, outcome) = (&answer.costs, &mut answer.outcome);
         if outcome.top.is_empty() && !outcome.interrupted {
-            outcome.relax = planner::size::relaxations(costs, self.constraints, &self.options)?;
+            let (constraints, options) = (self.constraints, &self.options);
+            outcome.relax = planner::size::relaxations(costs, constraints, options)?;
+            let others = other_runtimes::fitting(&inputs.scenario, constraints, options);
+            outcome.relax.extend(others);
         }
         if let Some(now) = self.compared {
             let beside = Beside {

@@ -21,6 +21,7 @@ pub mod losses;
 pub mod next_change;
 pub mod opened;
 pub mod origins;
+mod other_runtimes;
 pub mod plan;
 pub mod planned;
 pub mod present;

@@ -36,6 +36,9 @@ const DRAWN_OF_MIXTURE: u64 = 3_000;
 /// Strategies that take more than this multiple of the plan's time are not drawn.
 const DRAWN_LONGEST: f64 = 2.0;
 
+/// The purpose of a search with the number of GPUs that fits.
+const OTHER_GPUS: &str = "plan for the number of GPUs that fits";
+
 /// The answer as a JSON document.
 #[derive(Serialize)]
 pub struct SearchJson {
@@ -287,8 +290,10 @@ impl Found<'_> {
             .filter_map(|way| way.instead.as_ref())
             .map(|(flag, value)| {
                 let purpose = match *flag {
-                    "gpus" => "plan for the number of GPUs that fits",
+                    "gpus" => OTHER_GPUS,
                     "risk" => "take a larger risk that the plan does not fit",
+                    "global-batch" => "train with the smaller batch",
+                    "runtime" => "plan for another training system",
                     _ => "keep what does not fit in host memory",
                 };
                 // Another value of the same flag, or of the same decision, takes the place of what was asked.
@@ -301,12 +306,15 @@ impl Found<'_> {
                 (purpose, format!("vescale-plan search {flags}"))
             })
             .collect();
-        let sizes = self.asked_with().into_iter();
-        let sizes = launch::joined(sizes.filter(|(name, _)| *name != "gpus"));
-        commands.push((
-            "compare numbers of GPUs",
-            format!("vescale-plan size {sizes}"),
-        ));
+        // Numbers of GPUs are compared where another one fits.
+        if commands.iter().any(|(purpose, _)| *purpose == OTHER_GPUS) {
+            let sizes = self.asked_with().into_iter();
+            let sizes = launch::joined(sizes.filter(|(name, _)| *name != "gpus"));
+            commands.push((
+                "compare numbers of GPUs",
+                format!("vescale-plan size {sizes}"),
+            ));
+        }
         commands
     }
 

@@ -9,6 +9,9 @@ use costmodel::CostModel;
 /// device's.
 pub const RISK: f64 = 0.1;
 
+/// Unit of the risks that are advised.
+pub(crate) const RISK_STEP: f64 = 0.01;
+
 /// What a search minimises.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Objective {
@@ -59,6 +62,11 @@ pub(crate) fn limit(costs: &CostModel, options: &SearchOptions<'_>) -> Bytes {
     let by_risk = (options.risk).map_or(all, |risk| costs.scenario().limit(risk));
     let by_share = (options.fullest).map_or(all, |share| bytes_of(share, costs.capacity()));
     by_risk.min(by_share)
+}
+
+/// The least risk, in whole percent, at which a plan with this probability to fit is chosen.
+pub(crate) fn risk_to_take(p_fits: f64) -> f64 {
+    ((1.0 - p_fits) / RISK_STEP).ceil() * RISK_STEP
 }
 
 /// Some bytes as a share of a memory.

@@ -9,9 +9,12 @@ use plans::{Candidate, Relaxation, SpaceReport};
 
 use crate::PlannerError;
 use crate::constraints::Constraints;
-use crate::options::{SearchOptions, limit};
+use crate::options::{RISK_STEP, SearchOptions, limit, risk_to_take};
 use crate::search::{least_memory, search};
 use crate::space::SearchSpace;
+
+/// Smaller batches that are tried where nothing fits.
+const BATCHES_TRIED: u32 = 4;
 
 /// The best plan at one number of devices.
 #[derive(Clone, Debug, PartialEq)]
@@ -136,6 +139,7 @@ pub fn relaxations(
                 .and_then(|risk| riskier(scenario, needed, risk)),
         );
     }
+    advice.extend(with_smaller_batch(costs, constraints, options)?);
     advice.extend(offloaded(costs, constraints, options)?);
     advice.extend(more?);
     Ok(advice)
@@ -162,6 +166,37 @@ fn with_more_gpus(
             return Ok(Some(Relaxation {
                 says: format!("{gpus} GPUs would fit ({strategy})"),
                 instead: Some(("gpus", gpus.to_string())),
+            }));
+        }
+    }
+    Ok(None)
+}
+
+/// The largest batch of fewer sequences than asked for, among one sequence for each GPU and halves of that, with which a plan
+/// fits. Ranks then accumulate the gradients of few micro-batches or of none.
+fn with_smaller_batch(
+    costs: &CostModel,
+    constraints: &Constraints,
+    options: &SearchOptions<'_>,
+) -> Result<Option<Relaxation>, PlannerError> {
+    let scenario = costs.scenario();
+    let workload = &scenario.workload;
+    let gpus = workload.gpus;
+    if costmodel::least_states(scenario)?.0 / gpus > limit(costs, options).0 {
+        return Ok(None);
+    }
+    let options = SearchOptions { top: 1, ..*options };
+    let halves = (0..BATCHES_TRIED).map(|halvings| gpus >> halvings);
+    for batch in halves.filter(|&batch| (1..workload.global_batch).contains(&batch)) {
+        let smaller = workload.with_batch(batch)?;
+        let costs = costs.with_workload(smaller)?;
+        let space = SearchSpace::new(costs.scenario(), constraints);
+        let found = search(&costs, &space, &options, &|_| {})?;
+        if let Some(best) = found.top.first() {
+            let strategy = written(&best.strategy, &scenario.runtime);
+            return Ok(Some(Relaxation {
+                says: format!("a global batch of {batch} would fit ({strategy})"),
+                instead: Some(("global-batch", batch.to_string())),
             }));
         }
     }
@@ -195,16 +230,14 @@ fn offloaded(
     }))
 }
 
-/// The risk at which a strategy of this peak would be chosen, if it may fit at all.
+/// The risk at which a strategy of this peak would be chosen, if it is as likely to fit as not.
 fn riskier(scenario: &Scenario, peak: Bytes, risk: f64) -> Option<Relaxation> {
     let fits = scenario.p_fits(peak);
-    let (step, most) = (0.01, 0.99);
-    let by_chance = ((1.0 - fits) / step).ceil() * step;
     let needed = match peak <= scenario.capacity() {
-        true => by_chance,
-        false => by_chance.max(plans::EVEN + step),
+        true => risk_to_take(fits),
+        false => risk_to_take(fits).max(plans::EVEN + RISK_STEP),
     };
-    (needed > risk && needed <= most).then(|| Relaxation {
+    (needed > risk && fits >= plans::EVEN).then(|| Relaxation {
         says: format!(
             "it fits with probability {fits:.2}; --risk {needed:.2} would choose such plans"
         ),
