@@ -101,9 +101,10 @@ pub fn of_plan(plan: &Opened, path: &Path, training: Training) -> Result<String,
     }))
 }
 
-/// A strategy and those one decision away that fit, as a report shows them.
+/// A strategy and those one decision away that fit at its own risk, as a report shows them.
 pub fn shown_beside(best: &Candidate, near: &[Candidate]) -> Vec<Candidate> {
-    let fitting = near.iter().filter(|c| c.prediction.fit.fits());
+    let risk = planner::nearby::risk_of(&best.prediction);
+    let fitting = near.iter().filter(|c| c.prediction.may_choose(risk));
     let all = std::iter::once(best).chain(fitting.take(NEIGHBOURS));
     all.cloned().collect()
 }

@@ -2,7 +2,10 @@
 
 mod common;
 
-use common::{code, shell, stderr};
+use std::path::Path;
+
+use common::{code, json, shell, stderr};
+use serde_json::Value;
 
 /// The commands of an answer's "Next", each on one line.
 fn proposed(answer: &str) -> Vec<String> {
@@ -44,4 +47,37 @@ fn what_is_proposed_where_nothing_fits_has_a_plan() {
             assert_eq!(code(&again), 0, "{command}: {}", stderr(&again));
         }
     }
+}
+
+/// The explanation of a plan that a search finds.
+fn explained(folder: &Path, question: &str, flags: &str) -> Value {
+    let search = format!("vescale-plan search {question} -q -o a.plan.yaml --json");
+    let found = shell(folder, &search);
+    assert_eq!(code(&found), 0, "{}", stderr(&found));
+    let explained = shell(
+        folder,
+        &format!("vescale-plan explain a.plan.yaml {flags} --json"),
+    );
+    assert_eq!(code(&explained), 0, "{}", stderr(&explained));
+    json(&explained)
+}
+
+#[test]
+fn neighbours_beyond_the_risk_say_so() {
+    let question = "--model llama3-70b --lora rank=16 --runtime hf-trainer --seq 2k --global-batch 16 \
+                    --cluster 'rtx-4090 x 2 per node, 100 Gb/s x 1' --gpus 2";
+    let folder = tempfile::tempdir().expect("a folder");
+    let answer = explained(folder.path(), question, "");
+    let all = answer["neighbours"].as_array().expect("neighbours");
+    let mut beyond = 0;
+    for near in all {
+        let (chance, why) = (&near["predicted"]["p_fits"], &near["why_not_first"]);
+        let (chance, why) = (chance.as_f64(), why.as_str().expect("a reason"));
+        let refused = chance.is_some_and(|chance| chance < 0.9);
+        let fits = near["predicted"]["fits"] != false;
+        beyond += usize::from(why.contains("only (--risk 0."));
+        assert!(refused || !why.contains("--risk"), "{near}");
+        assert!(!fits || !refused || why.contains("--risk"), "{near}");
+    }
+    assert!(beyond > 0, "{answer}");
 }

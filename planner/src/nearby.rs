@@ -12,7 +12,7 @@ use catalog::{Overlap, ScheduleKind, elementary};
 use costmodel::{CostModel, Scenario};
 use plans::grammar::changed_words;
 use plans::present::{Change, same_results};
-use plans::{Candidate, Decisions, Recompute, StagePartition, Strategy, Zero};
+use plans::{Candidate, Decisions, EVEN, Prediction, Recompute, StagePartition, Strategy, Zero};
 use rayon::prelude::*;
 
 use crate::PlannerError;
@@ -21,7 +21,7 @@ use crate::constraints::Constraints;
 use crate::executions::adapted;
 use crate::explain::why_not_first;
 use crate::layouts::Layout;
-use crate::options::{Objective, SearchOptions, limit};
+use crate::options::{Objective, RISK, SearchOptions, limit, risk_to_take};
 use crate::space::{SearchSpace, with_pipeline};
 
 /// How far two strategies are apart: the number of decisions that differ, then by how much they do.
@@ -458,18 +458,19 @@ pub(crate) fn changes(
 }
 
 /// For every decision the best change of a strategy, with its prediction, fastest first; those that do not fit in
-/// memory come last.
+/// memory at the strategy's own risk come last.
 ///
 /// # Errors
 /// When a block cannot be priced.
 pub fn best_of_each(costs: &CostModel, of: &Strategy) -> Result<Vec<Candidate>, PlannerError> {
     let scenario = costs.scenario();
-    let options = SearchOptions {
-        risk: Some(0.5),
-        ..SearchOptions::default()
-    };
     let near = strategies(scenario, &Constraints::default(), of);
     let first = costs.predict(of)?;
+    let risk = risk_of(&first);
+    let options = SearchOptions {
+        risk: Some(risk),
+        ..SearchOptions::default()
+    };
     let mut known: Vec<&str> = Vec::new();
     let mut best = changes(costs, &options, of, near)?;
     best.retain(|change| {
@@ -480,10 +481,26 @@ pub fn best_of_each(costs: &CostModel, of: &Strategy) -> Result<Vec<Candidate>, 
     let predicted = best.into_par_iter().map(|change| {
         let prediction = costs.predict(&change.strategy)?;
         Ok(Candidate {
-            why_not_first: why_not_first(&first, &prediction, ""),
+            why_not_first: why_not(&first, &prediction, risk),
             strategy: change.strategy,
             prediction,
         })
     });
     predicted.collect()
+}
+
+/// The risk at which plans are compared with one that was chosen: its own, if it is more than the usual one.
+#[must_use]
+pub fn risk_of(chosen: &Prediction) -> f64 {
+    (1.0 - chosen.p_fits).clamp(RISK, EVEN)
+}
+
+/// Why a strategy is not first; of one that fits, but not at this risk, which risk would choose it.
+fn why_not(first: &Prediction, other: &Prediction, risk: f64) -> String {
+    let why = why_not_first(first, other, "");
+    if !other.fit.fits() || other.may_choose(risk) {
+        return why;
+    }
+    let (p_fits, needed) = (other.p_fits, risk_to_take(other.p_fits));
+    format!("fits with probability {p_fits:.2} only (--risk {needed:.2} would choose it); {why}")
 }
