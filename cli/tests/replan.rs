@@ -146,6 +146,13 @@ fn the_batch_changes_only_if_it_must() {
     // Seven cannot be a pipeline's ranks here: data parallelism has to divide the batch by seven.
     let changed = replan(folder.path(), "--lost 1node --fix pp=1");
     assert_eq!(changed["inputs"]["global_batch"], 112);
+    let words = "replan was.plan.yaml --force --lost 1node --keep tp --fix pp=1";
+    let words: Vec<&str> = words.split(' ').collect();
+    let said = run(folder.path(), &words).stdout;
+    let said = String::from_utf8_lossy(&said).replace('\n', " ");
+    let said: Vec<&str> = said.split_whitespace().collect();
+    let why = "for which 56 GPUs have no plan that keeps tp: no strategy is legal: data parallelism does not divide the global batch";
+    assert!(said.join(" ").contains(why), "{said:?}");
     let taken = replan(folder.path(), "--lost 1node --global-batch 112");
     assert_eq!(taken["best"]["predicted"], other["best"]["predicted"]);
 }

@@ -15,6 +15,7 @@ use catalog::files::Kind;
 use catalog::load::beside;
 use catalog::{Workload, elementary};
 use costmodel::CostModel;
+use planner::size::why_none;
 use planner::{Constraints, PlannerError, SearchOptions};
 use plans::json::{CandidateJson, PredictedJson};
 use plans::plan_file::TrainFile;
@@ -30,6 +31,9 @@ use crate::error::{CliError, code};
 use crate::inputs;
 use crate::output::{self, Progress};
 
+/// Smallest gain in tokens per second, as a share, for which another batch is named.
+const WORTH: f64 = 0.01;
+
 #[derive(Serialize)]
 struct ReplanJson {
     schema_version: u32,
@@ -41,7 +45,7 @@ struct ReplanJson {
     global_batch_before: u64,
     before: PredictedJson,
     best: Option<BestJson>,
-    /// A batch that more layouts divide, if it gives more tokens per second than the error of comparisons.
+    /// A batch that more layouts divide, if it gives more tokens per second.
     other_batch: Option<OtherBatch>,
     /// The ways to use the pools that are left.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -172,6 +176,8 @@ struct Found {
     answer: Answer,
     /// A batch that is better divided: its gain in tokens per second, and its best plan.
     other: Option<(u64, f64, Candidate)>,
+    /// Why the plan's own batch has no plan, if the answer has another for that reason.
+    own_batch: Option<String>,
 }
 
 impl Found {
@@ -214,6 +220,7 @@ fn search(
         return Ok(Found {
             answer,
             other: None,
+            own_batch: None,
         });
     }
     let other = best(args, before, &constraints, &on(batch)?, progress)?;
@@ -221,10 +228,15 @@ fn search(
         return Ok(Found {
             answer: other,
             other: None,
+            own_batch: Some(why_none(&answer.outcome.space)),
         });
     }
     let other = better(&answer, other).map(|(share, best)| (batch, share, best));
-    Ok(Found { answer, other })
+    Ok(Found {
+        answer,
+        other,
+        own_batch: None,
+    })
 }
 
 /// The best plan for a question on what is left.
@@ -255,14 +267,12 @@ fn best(
     Ok(search.find(question, costs)?)
 }
 
-/// The gain in tokens per second of another search's best plan, and the plan, if the gain is more than the error of
-/// comparisons.
+/// The gain in tokens per second of another search's best plan, and the plan, if the gain is worth naming.
 fn better(than: &Answer, found: Answer) -> Option<(f64, Candidate)> {
     let rate = |c: &Candidate| c.prediction.tokens_per_s_per_gpu;
     let first = found.outcome.top.into_iter().next()?;
     let ratio = rate(&first) / rate(than.outcome.top.first()?);
-    let error = than.costs.scenario().comparison_error();
-    (elementary::ln(ratio) > error).then_some((ratio - 1.0, first))
+    (ratio > 1.0 + WORTH).then_some((ratio - 1.0, first))
 }
 
 /// The batch nearest to another that a number of GPUs divides; where there are more GPUs than sequences, half of them or a
@@ -294,7 +304,7 @@ fn print(args: &ReplanArgs, before: &Before, found: &Found, going_on: Option<Goi
     let now = &answer.inputs.scenario.workload;
     let mut rows = vec![
         ("GPUs", gpus(before, now)),
-        ("global batch", batch(args, before, now)),
+        ("global batch", batch(args, before, found, now)),
     ];
     let Some(best) = found.best() else {
         output::print(&style.pairs(&rows));
@@ -307,7 +317,12 @@ fn print(args: &ReplanArgs, before: &Before, found: &Found, going_on: Option<Goi
     if let Some((batch, share, other)) = &found.other {
         let plan = plans::grammar::written(&other.strategy, ground.runtime);
         let faster = of(*share);
-        let text = format!("--global-batch {batch} would train {faster} faster: {plan}");
+        let error = answer.costs.scenario().comparison_error();
+        let certain = match elementary::ln(1.0 + share) > error {
+            true => "",
+            false => " (within the error of comparisons)",
+        };
+        let text = format!("--global-batch {batch} would train {faster} faster{certain}: {plan}");
         rows.push(("other batch", text));
     }
     output::print(&style.pairs(&rows));
@@ -338,15 +353,23 @@ fn gpus(before: &Before, now: &Workload) -> String {
 }
 
 /// What becomes of the global batch, in words.
-fn batch(args: &ReplanArgs, before: &Before, now: &Workload) -> String {
+fn batch(args: &ReplanArgs, before: &Before, found: &Found, now: &Workload) -> String {
     let own = before.inputs.json.global_batch;
     match (now.global_batch == own, args.global_batch) {
         (true, _) => format!("{own} sequences, as before"),
         (false, Some(_)) => format!("{} sequences instead of {own}", now.global_batch),
-        (false, None) => format!(
-            "{} sequences instead of {own}, with which nothing fits {} GPUs",
-            now.global_batch, before.left.cluster.gpus
-        ),
+        (false, None) => {
+            let kept = inputs::words(&args.keep).join(", ");
+            let keeps = match kept.is_empty() {
+                true => String::new(),
+                false => format!(" that keeps {kept}"),
+            };
+            let why = found.own_batch.as_deref().unwrap_or_default();
+            format!(
+                "{} sequences instead of {own}, for which {} GPUs have no plan{keeps}: {why}",
+                now.global_batch, before.left.cluster.gpus
+            )
+        }
     }
 }
 
