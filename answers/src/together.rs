@@ -308,6 +308,10 @@ impl Divisions<'_> {
         if let Some((_, number, indices, shared)) = best {
             let shares = groups.plans(&indices, &shared)?;
             found.best = self.together(&divisions[number], shares)?;
+            // The plan shown is the simplest that ties, which may take a little longer than the fastest.
+            if let Some((together, _)) = &found.best {
+                found.tried[number].step_time_s = Some(together.prediction.step_time.0);
+            }
         }
         found.report = groups.report().clone();
         Ok(found)

@@ -81,3 +81,19 @@ fn neighbours_beyond_the_risk_say_so() {
     }
     assert!(beyond > 0, "{answer}");
 }
+
+/// Search and explanation say the same of groups of replicas whose plan is not the fastest, but the simplest that ties.
+#[test]
+fn groups_have_one_time_and_one_host_memory() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let question = "--model llama3-70b --cluster '64 x dgx-h100 + 64 x dgx-a100' --gpus 128 --global-batch 512";
+    let search = format!("vescale-plan search {question} -q -o a.plan.yaml --json");
+    let found = json(&shell(folder.path(), &search));
+    let time = &found["best"]["predicted"]["step_time_s"];
+    let ways = found["arrangements"].as_array().expect("ways");
+    let times: Vec<&Value> = ways.iter().map(|way| &way["step_time_s"]).collect();
+    assert!(times.contains(&time), "{time} is none of {times:?}");
+    let text = shell(folder.path(), "vescale-plan explain a.plan.yaml");
+    let text = String::from_utf8_lossy(&text.stdout).into_owned();
+    assert!(text.contains("of the fullest node's host memory"), "{text}");
+}

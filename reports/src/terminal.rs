@@ -153,7 +153,7 @@ fn figures_and_parts(
     text.push_str(&style.bars(&breakdown(p)));
     text.push_str(&style.heading("Memory of the heaviest rank"));
     text.push_str(&style.bars(&memory(p)));
-    let alike = ground.pools.is_none() && ground.groups.is_empty();
+    let alike = ground.pools.is_none() && groups.is_empty();
     if let Some(host) = words::host_memory(p.host_memory, alike) {
         text.push_str(&style.paragraph("  ", &format!("and {host}")));
     }
