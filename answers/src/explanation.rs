@@ -2,8 +2,10 @@
 
 use catalog::Seconds;
 use costmodel::CostModel;
+use planner::constraints::{CHOICES, DIMENSIONS};
 use planner::explain::differences;
-use planner::nearby::best_of_each;
+use planner::nearby::{best_of_each, risk_of};
+use planner::{Constraints, SearchOptions, SearchSpace};
 use plans::json::{CandidateJson, DetailJson, PredictedJson};
 use plans::{Candidate, GroupJson, PlanFile, Prediction};
 use reports::format;
@@ -28,6 +30,9 @@ struct ExplainJson<'a> {
     replicated_parameters: &'a [String],
     neighbours: Vec<CandidateJson>,
     why_not: Option<CandidateJson>,
+    /// The best plan with the decisions that `why_not` names.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why_not_best: Option<CandidateJson>,
 }
 
 /// An explained plan.
@@ -36,7 +41,18 @@ pub struct Explanation<'a> {
     plan: &'a Opened,
     prediction: Prediction,
     near: Vec<Candidate>,
-    why_not: Option<Candidate>,
+    why_not: Option<Expected>,
+}
+
+/// Another strategy that was expected in place of a plan.
+#[derive(Debug)]
+struct Expected {
+    /// The strategy as it was written, with the runtime's defaults for what the text leaves out.
+    asked: Candidate,
+    /// The decisions that the text names, with their values.
+    named: String,
+    /// The best plan with these decisions, if one fits at the plan's own risk.
+    best: Option<Candidate>,
 }
 
 /// Explains a plan; `why_not` is another strategy to compare it with.
@@ -49,7 +65,7 @@ pub fn explain<'a>(
 ) -> Result<Explanation<'a>, AnswerError> {
     let prediction = plan.costs.predict(&plan.strategy)?;
     let near = best_of_each(&plan.costs, &plan.strategy)?;
-    let why_not = why_not.map(|text| candidate(&plan.costs, text, &prediction));
+    let why_not = why_not.map(|text| expected(&plan.costs, text, &prediction));
     Ok(Explanation {
         why_not: why_not.transpose()?,
         plan,
@@ -122,7 +138,9 @@ impl Explanation<'_> {
             detail: DetailJson::from(&self.prediction),
             replicated_parameters: &self.plan.file.sharding.replicated,
             neighbours: self.near.iter().map(json).collect(),
-            why_not: self.why_not.as_ref().map(json),
+            why_not: self.why_not.as_ref().map(|other| json(&other.asked)),
+            why_not_best: (self.why_not.as_ref())
+                .and_then(|other| Some(json(other.best.as_ref()?))),
         }
     }
 
@@ -152,15 +170,53 @@ impl Explanation<'_> {
             text.push_str(&style.paragraph("  ", &whole.join(", ")));
         }
         if let Some(other) = &self.why_not {
-            let asked = plans::grammar::written(&other.strategy, runtime);
+            let asked = plans::grammar::written(&other.asked.strategy, runtime);
             text.push_str(&style.heading(&format!("Why not {asked}")));
-            text.push_str(&why_not_text(prediction, other, style));
+            text.push_str(&why_not_text(prediction, &other.asked, style));
+            text.push_str(&style.heading(&format!("Best plan with {}", other.named)));
+            let best = other.best.as_slice();
+            text.push_str(&reports::terminal::candidates(
+                best, 1, &this, runtime, style,
+            ));
+            if best.is_empty() {
+                text.push_str(&style.paragraph("  ", "none fits"));
+            }
         }
         text
     }
 }
 
-/// Another strategy for the plan's scenario, and why it is not first.
+/// Another strategy for the plan's scenario, why it is not first, and the best plan with the decisions that it names.
+fn expected(costs: &CostModel, text: &str, first: &Prediction) -> Result<Expected, AnswerError> {
+    let asked = candidate(costs, text, first)?;
+    let mut constraints = Constraints::default();
+    let mut named = plans::grammar::keys(text)?;
+    named.retain(|key| DIMENSIONS.contains(key) || CHOICES.contains(key));
+    let named: Vec<String> = named.into_iter().map(str::to_owned).collect();
+    planner::present::keep(&named, &asked.strategy, &mut constraints, costs.scenario())?;
+    let options = SearchOptions {
+        top: 1,
+        risk: Some(risk_of(first)),
+        ..SearchOptions::default()
+    };
+    let space = SearchSpace::new(costs.scenario(), &constraints);
+    let found = planner::search(costs, &space, &options, &|_| {})?;
+    let best = found.top.into_iter().next().map(|best| Candidate {
+        why_not_first: planner::explain::why_not_first(first, &best.prediction, ""),
+        ..best
+    });
+    let fixed = constraints.fix.iter();
+    let fixed: Vec<String> = fixed
+        .map(|(key, values)| format!("{key}={}", values.join("|")))
+        .collect();
+    Ok(Expected {
+        asked,
+        named: fixed.join(" "),
+        best,
+    })
+}
+
+/// A strategy for the plan's scenario, and why it is not first.
 fn candidate(costs: &CostModel, text: &str, first: &Prediction) -> Result<Candidate, AnswerError> {
     let s = costs.scenario();
     let strategy = plans::grammar::parse(text, &s.model, &s.workload, &s.runtime)?;

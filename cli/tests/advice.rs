@@ -82,6 +82,31 @@ fn neighbours_beyond_the_risk_say_so() {
     assert!(beyond > 0, "{answer}");
 }
 
+#[test]
+fn what_was_expected_is_shown_at_its_best() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let question = "--model llama3-8b --gpus 16 --global-batch 64";
+    let answer = explained(folder.path(), question, "--why-not 'tp4 pp2'");
+    let (asked, best) = (&answer["why_not"], &answer["why_not_best"]);
+    for plan in [asked, best] {
+        assert_eq!(
+            (&plan["strategy"]["tp"], &plan["strategy"]["pp"]),
+            (&4.into(), &2.into())
+        );
+    }
+    let time = |plan: &Value| plan["predicted"]["step_time_s"].as_f64().expect("a time");
+    assert!(
+        time(&answer) <= time(best) && time(best) < time(asked),
+        "{answer}"
+    );
+    let text = shell(
+        folder.path(),
+        "vescale-plan explain a.plan.yaml --why-not 'tp4 pp2'",
+    );
+    let text = String::from_utf8_lossy(&text.stdout).into_owned();
+    assert!(text.contains("Best plan with pp=2 tp=4"), "{text}");
+}
+
 /// Search and explanation say the same of groups of replicas whose plan is not the fastest, but the simplest that ties.
 #[test]
 fn groups_have_one_time_and_one_host_memory() {

@@ -240,6 +240,14 @@ pub fn is_strategy(text: &str) -> bool {
     Words::read(text).is_ok()
 }
 
+/// The keys that a strategy's text gives values.
+///
+/// # Errors
+/// Words that are no keys with values.
+pub fn keys(text: &str) -> Result<Vec<&'static str>, StrategyError> {
+    Ok(Words::read(text)?.keys().collect())
+}
+
 /// Parses a strategy; what the text leaves out is filled in.
 ///
 /// # Errors

@@ -132,6 +132,11 @@ impl Words {
         Ok(())
     }
 
+    /// The keys of the text.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &'static str> {
+        self.0.iter().map(|(key, _)| *key)
+    }
+
     /// The value of a key, if the text has it.
     pub(crate) fn get(&self, key: &str) -> Option<&str> {
         let found = self.0.iter().find(|(known, _)| *known == key);
