@@ -7,7 +7,7 @@
 
 use catalog::{
     CpKind, CudaGraphs, Dispatcher, Fp8Recipe, GradientTypes, Mistake, Offload, OptimizerStates,
-    ScheduleKind, Workload, WorkloadSizes, elementary,
+    Precision, ScheduleKind, Workload, WorkloadSizes, elementary,
 };
 use costmodel::Scenario;
 use plans::grammar::overlap_name;
@@ -45,6 +45,7 @@ pub fn check(
     constraints.check()?;
     for (key, values) in &constraints.fix {
         for value in values {
+            decides(scenario, key, value)?;
             refuse(scenario, counts, key, &fix(key, value), value)?;
         }
     }
@@ -113,7 +114,7 @@ fn refuse(
     legal.retain(|value| is_legal(scenario, counts, &fix(key, value)));
     let near = nearest(value, &legal);
     let elsewhere = match (&near, nearest(value, &known)) {
-        (None, Some(name)) => format!("; `{name}` is of other runtimes (`vescale-plan runtimes`)"),
+        (None, Some(name)) => elsewhere(scenario, counts, key, &name),
         _ => String::new(),
     };
     let more = if legal.len() > LISTED { ", …" } else { "" };
@@ -131,6 +132,49 @@ fn refuse(
     ));
     let none = none.expected(format!("`{key}` from {}{more}", legal.join(", ")));
     Err(mistake(&text, none.nearest(near)))
+}
+
+/// Refuses a choice that would decide nothing: a dispatcher without experts, a way to scale 8-bit products without any.
+fn decides(scenario: &Scenario, key: &str, value: &str) -> Result<(), PlannerError> {
+    let (runtime, model) = (&scenario.runtime, &scenario.model);
+    let precision = scenario.workload.precision;
+    let (own, met, lacks, expected) = match key {
+        "dispatcher" => (
+            runtime.dispatcher.name(),
+            model.moe.is_some(),
+            format!("{} has no experts to send tokens to", model.name),
+            "it only with a model with experts",
+        ),
+        "fp8_recipe" => (
+            runtime.fp8_recipe.name(),
+            precision == Precision::Fp8,
+            "no product is in 8 bits".to_owned(),
+            "it only with --precision fp8",
+        ),
+        _ => return Ok(()),
+    };
+    if met || value == own {
+        return Ok(());
+    }
+    let wrong = Mistake::new(lacks).expected(expected);
+    Err(mistake(&format!("{key}={value}"), wrong))
+}
+
+/// Says of a value that no strategy here has whether other runtimes have it.
+fn elsewhere(scenario: &Scenario, counts: &[u64], key: &str, name: &str) -> String {
+    let mut others = catalog::runtime_presets::presets().into_iter();
+    let any = others.any(|preset| {
+        let other = Scenario {
+            runtime: preset.runtime,
+            ..scenario.clone()
+        };
+        is_legal(&other, counts, &fix(key, name))
+    });
+    let device = &scenario.cluster.device.name;
+    match any {
+        true => format!("; `{name}` is of other runtimes (`vescale-plan runtimes`)"),
+        false => format!("; no runtime has `{name}` for this model on {device}"),
+    }
 }
 
 /// Whether some strategy satisfies one constraint, at some number of devices.

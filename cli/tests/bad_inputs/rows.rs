@@ -149,6 +149,10 @@ pub const FLAGS: &[Row] = &[
 pub const CONSTRAINTS: &[Row] = &[
     ("search --model llama3-8b --gpus 8 --fix ttp=8", &[2], "unknown dimension `ttp`"),
     ("search --model llama3-8b --gpus 8 --fix tp=0", &[2], "tp=0"),
+    ("search --model llama3-8b --gpus 8 --fix dispatcher=hybridep", &[2], "llama3-8b has no experts to send tokens to"),
+    ("search --model llama3-8b --gpus 8 --fix fp8_recipe=blockwise", &[2], "expected  it only with --precision fp8"),
+    ("search --model llama3-8b --gpus 8 --precision fp8 --fix fp8_recipe=mxfp8", &[2], "no runtime has `mxfp8` for this model on h100-sxm"),
+    ("search --model llama3-8b --gpus 8 --fix schedule=zb-v", &[2], "`zb-v` is of other runtimes"),
     ("search --model llama3-8b --gpus 8 --fix tp=3", &[2], "tp"),
     ("search --model llama3-8b --gpus 8 --fix tp=16", &[2], "tp"),
     ("search --model llama3-8b --gpus 8 --fix tp=8 --forbid tp", &[2], "tp"),
