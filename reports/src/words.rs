@@ -13,7 +13,7 @@ use crate::format;
 const SAFE: f64 = 0.9;
 
 /// Abbreviations in strategies and tables, each with its meaning.
-pub const TERMS: [(&str, &str); 41] = [
+pub const TERMS: [(&str, &str); 42] = [
     ("tp8", "tensor parallel: 8 GPUs share each layer"),
     (
         "pp4",
@@ -53,6 +53,10 @@ pub const TERMS: [(&str, &str); 41] = [
     (
         "interleaved",
         "the same over virtual stages: less waiting, more messages",
+    ),
+    (
+        "gpipe",
+        "pipeline schedule: all forwards, then all backwards",
     ),
     (
         "zb-h1, zb-v, dualpipe-v",

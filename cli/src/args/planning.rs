@@ -168,7 +168,7 @@ pub(crate) struct SizeArgs {
     #[arg(long, default_value_t = planner::RISK)]
     pub(crate) risk: f64,
     /// Numbers of GPUs to try; of a cluster of several pools they are taken in the pools' order, the first pool whole before
-    /// the second [default: powers of two times a node, up to 2048 or, pool by pool, up to all]
+    /// the second [default: powers of two below a node and times a node, up to 2048 or, pool by pool, up to all]
     #[arg(long, value_delimiter = ',', value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) gpus: Vec<u64>,
     #[command(flatten)]

@@ -120,6 +120,10 @@ COUNT if that differs from the preset's), and `$2.5` per GPU and hour
       pools of GPUs that differ, or that lie on different sites: up to four, each of a preset or a file, with --gpus for \
 all of them (96). What follows the comma is the whole link between two pools; without it they share a network
 
+  --cluster '62 nodes x dgx-h100 + 2 nodes x dgx-h100 at 0.8 with 2% jitter'
+      pools by their nodes; `at 0.8` after any cluster says that its GPUs reach 0.8 of the usual speed, and `with 2% jitter` \
+that the time of a rank's pass has a standard deviation of 2%
+
 A pipeline passes through pools one after the other, and each rank gets the layers that its GPUs have time for; or groups of \
 replicas lie side by side on different pools, and each gets the sequences that it has time for, under a plan of its own. \
 `search` tries every order of the pools, every way to divide them into groups, and every way to leave some out. `--fix \
