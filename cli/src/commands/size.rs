@@ -464,7 +464,10 @@ mod tests {
         ] {
             let batch = batch(counts, seq);
             assert_eq!(batch, found, "{counts:?}");
-            assert!(counts.iter().all(|gpus| batch % gpus == 0), "{counts:?}");
+            assert!(
+                counts.iter().all(|&gpus| batch.is_multiple_of(gpus)),
+                "{counts:?}"
+            );
         }
     }
 }
