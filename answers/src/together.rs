@@ -248,6 +248,17 @@ pub(crate) struct Divided {
     pub(crate) report: SpaceReport,
 }
 
+impl Divided {
+    /// Keeps the best plan, and gives its way to divide the pools its time: the plan shown is the simplest that ties, which may
+    /// take a little longer than the fastest.
+    fn show(&mut self, number: usize, best: Option<(Together, SearchSpace)>) {
+        if let Some((together, _)) = &best {
+            self.tried[number].step_time_s = Some(together.prediction.step_time.0);
+        }
+        self.best = best;
+    }
+}
+
 impl Divisions<'_> {
     /// Searches every way to divide the pools into groups. `weight` weighs the step time of groups on so many of the pools'
     /// GPUs, as dollars or as it is; `least` is the least value known so far. Where memory is minimised, the value is the share
@@ -307,11 +318,7 @@ impl Divisions<'_> {
         }
         if let Some((_, number, indices, shared)) = best {
             let shares = groups.plans(&indices, &shared)?;
-            found.best = self.together(&divisions[number], shares)?;
-            // The plan shown is the simplest that ties, which may take a little longer than the fastest.
-            if let Some((together, _)) = &found.best {
-                found.tried[number].step_time_s = Some(together.prediction.step_time.0);
-            }
+            found.show(number, self.together(&divisions[number], shares)?);
         }
         found.report = groups.report().clone();
         Ok(found)

@@ -1,9 +1,10 @@
 //! Resolves flags to the question that they ask.
 
 use std::fmt::Display;
+use std::path::Path;
 
 use answers::{Inputs, Question};
-use catalog::{Lengths, Mistake, Packing, Precision};
+use catalog::{Lengths, Mistake, Model, Packing, Precision, Workload};
 use planner::Constraints;
 
 use crate::args::{ConstraintArgs, DocumentArgs, PackingArg, PrecisionArg, ScenarioArgs};
@@ -77,6 +78,12 @@ pub(crate) fn constraints(args: &ConstraintArgs) -> Result<Constraints, CliError
     };
     let flags = Constraints::parse(&args.fix, &args.min, &args.max, &args.forbid)?;
     Ok(file.overridden_by(flags))
+}
+
+/// Refuses sequences of a file that are longer than the model's learned table of positions.
+pub(crate) fn sequence(model: &Model, workload: &Workload, file: &Path) -> Result<(), CliError> {
+    let checked = model.check_sequence(workload.seq_len);
+    checked.map_err(|wrong| CliError::Input(wrong.at(file.display().to_string())))
 }
 
 /// Words that commas part, of a flag that may be given several times.

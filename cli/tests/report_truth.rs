@@ -278,7 +278,7 @@ fn inputs_say_where_they_come_from() {
     assert_eq!(asked(&[]), ["model", "GPUs"]);
     // Also when what is asked for is the default.
     assert_eq!(
-        asked(&["--seq", "8192", "--headroom", "0.05"]),
+        asked(&["--seq", "1024", "--headroom", "0.05"]),
         ["model", "GPUs", "sequence", "memory headroom"]
     );
     assert_eq!(

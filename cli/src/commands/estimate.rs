@@ -37,14 +37,10 @@ struct EstimateJson {
 
 /// Runs `estimate`.
 pub(crate) fn run(args: &EstimateArgs, asked: &Asked) -> Result<ExitCode, CliError> {
-    let resolved = inputs::resolve(&args.scenario)?;
+    let resolved = resolved(args)?;
     let plan_path = Target::optional(args.output_plan.as_ref(), Kind::Plan, args.force)?;
     let page = Target::optional(args.report.as_ref(), Kind::Report, args.force)?;
     let s = &resolved.scenario;
-    if resolved.json.longest_declared.is_some() {
-        let longer = format!("note: sequences of {}", resolved.json.sequence());
-        output::note(args.output.quiet, &longer);
-    }
     let training = budget::training(&args.budget, &s.cluster, resolved.json.parameters)?;
     let strategy = plans::grammar::parse(&args.strategy, &s.model, &s.workload, &s.runtime)?;
     plans::support::allowed_by(&strategy, &s.model, &s.runtime, s.workload.precision)?;
@@ -99,6 +95,16 @@ pub(crate) fn run(args: &EstimateArgs, asked: &Asked) -> Result<ExitCode, CliErr
     } else {
         ExitCode::from(code::DOES_NOT_FIT)
     })
+}
+
+/// The question; says of sequences that are longer than the model declares that they are.
+fn resolved(args: &EstimateArgs) -> Result<Inputs, CliError> {
+    let resolved = inputs::resolve(&args.scenario)?;
+    if resolved.json.longest_declared.is_some() {
+        let longer = format!("note: sequences of {}", resolved.json.sequence());
+        output::note(args.output.quiet, &longer);
+    }
+    Ok(resolved)
 }
 
 /// The HTML report of the strategy; alternatives are the strategies one decision away that fit.

@@ -18,6 +18,7 @@ use crate::args::ImportArgs;
 use crate::commands::next;
 use crate::destinations::Target;
 use crate::error::CliError;
+use crate::inputs;
 use crate::output;
 
 #[derive(Serialize)]
@@ -271,9 +272,7 @@ fn finish(args: &ImportArgs, source: Source, cluster: Cluster) -> Result<ExitCod
     let plan_path = Target::optional(args.output_plan.as_ref(), Kind::Plan, args.force)?;
     let w = source.workload.clone();
     answers::inputs::check_gpus(w.gpus, &cluster)?;
-    let sequence = source.model.check_sequence(w.seq_len);
-    let file = || args.file.display().to_string();
-    sequence.map_err(|wrong| CliError::Input(wrong.at(file())))?;
+    inputs::sequence(&source.model, &w, &args.file)?;
     let parameters = models::parameter_count(&source.model)
         .map_err(|e| CliError::wrong(&source.model_arg, e.to_string()))?;
     let scenario = Scenario {

@@ -283,8 +283,7 @@ fn checked(
     } = source;
     scenario.workload = workload(&scenario, args, asked, on)?;
     let w = &scenario.workload;
-    let sequence = scenario.model.check_sequence(w.seq_len);
-    sequence.map_err(|wrong| CliError::Input(wrong.at(from.display().to_string())))?;
+    inputs::sequence(&scenario.model, w, from)?;
     if asked.says("global_batch") {
         let per_pass = decisions.dp().saturating_mul(decisions.micro_batch).max(1);
         decisions.num_micro_batches = (w.global_batch / per_pass).max(1);
