@@ -25,6 +25,23 @@ impl Group {
         (ends / self.stride).clamp(1, self.size)
     }
 
+    /// The most domains in which any group of the axis has ranks, in a job of so many ranks.
+    #[must_use]
+    pub fn most_domains(self, domain: Domain, ranks: u64) -> u64 {
+        if domain.is_whole_job {
+            return 1;
+        }
+        let first = (0..ranks).filter(|rank| (rank / self.stride).is_multiple_of(self.size));
+        let domains = first.map(|first| {
+            let mut of_ranks: Vec<u64> = (0..self.size)
+                .map(|place| (first + place * self.stride) / domain.gpus)
+                .collect();
+            of_ranks.dedup();
+            of_ranks.len() as u64
+        });
+        domains.max().unwrap_or(1)
+    }
+
     /// Whether some groups have ranks in several domains.
     #[must_use]
     pub fn lies_across(self, domain: Domain) -> bool {
@@ -53,6 +70,25 @@ mod tests {
         ] {
             let found = Group { size, stride }.ranks_per_domain(domain);
             assert_eq!(found, ranks, "{size} ranks, {stride} apart, {domain:?}");
+        }
+    }
+
+    #[test]
+    fn ranks_of_a_group_may_share_a_domain() {
+        let domain = |gpus, is_whole_job| Domain { gpus, is_whole_job };
+        for ([size, stride], domain, job, most) in [
+            ([8, 1], domain(8, false), 16, 1),
+            ([16, 1], domain(8, false), 32, 2),
+            // Eight in one domain and four in the next, or four and eight.
+            ([12, 1], domain(8, false), 24, 2),
+            ([6, 1], domain(8, true), 6, 1),
+            ([4, 16], domain(8, false), 64, 4),
+            // Ranks 0 and 48 share the first domain.
+            ([3, 48], domain(72, false), 144, 2),
+            ([17, 8], domain(68, false), 136, 2),
+        ] {
+            let found = Group { size, stride }.most_domains(domain, job);
+            assert_eq!(found, most, "{size} ranks, {stride} apart, {domain:?}");
         }
     }
 }

@@ -505,6 +505,18 @@ fn domains_are_not_nodes() {
             "the network: every rank in another domain, 4 domains",
         ),
         (256, "tp=8,pp=4", "uses 64 GPUs of each"),
+        // Stages 32 GPUs apart in domains of 40: the first two share a domain.
+        (
+            160,
+            "tp=4,pp=5",
+            "the network among 4 domains; some of the 5 ranks share one",
+        ),
+        // Eight ranks 4 apart lie in one domain, or in two.
+        (
+            160,
+            "tp=4,pp=5,zero=1",
+            "links inside a domain for at least 2 of 8, then the network among 2 domains",
+        ),
     ] {
         let strategy = strategy(gpus, text);
         let page = reports::html::report(&ReportInput {

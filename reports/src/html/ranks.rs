@@ -93,22 +93,30 @@ fn links(group: Group, input: &ReportInput) -> String {
     if in_node == group.size {
         return "links inside a node".to_owned();
     }
-    let nodes = format::count(group.size.div_ceil(in_node));
-    let (near, place) = match domain_of_nodes(input) {
-        Some(_) => (group.ranks_per_domain(input.domain), "domain"),
-        None => (in_node, "node"),
+    let most = |domain| group.most_domains(domain, input.gpus);
+    let nodes = format::count(most(node));
+    let (of_places, place) = match domain_of_nodes(input) {
+        Some(_) => (input.domain, "domain"),
+        None => (node, "node"),
     };
+    let near = group.ranks_per_domain(of_places);
     if near == group.size {
         return format!("fast links among {nodes} nodes of a domain");
     }
-    let places = format::count(group.size.div_ceil(near));
-    match near {
-        1 => format!("the network: every rank in another {place}, {places} {place}s"),
-        near => format!(
-            "links inside a {place} for {near} of {}, then the network among {places} {place}s",
-            format::count(group.size)
-        ),
+    let places = most(of_places);
+    let network = format!("{} {place}s", format::count(places));
+    if places == group.size {
+        return format!("the network: every rank in another {place}, {network}");
     }
+    let size = format::count(group.size);
+    let least = match (near, near * places == group.size) {
+        (_, true) => "",
+        (1, false) => {
+            return format!("the network among {network}; some of the {size} ranks share one");
+        }
+        (_, false) => "at least ",
+    };
+    format!("links inside a {place} for {least}{near} of {size}, then the network among {network}")
 }
 
 /// A rank's place on an axis, from 0.
