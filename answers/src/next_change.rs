@@ -87,6 +87,7 @@ fn free(
     if overlapped != *strategy.decisions()
         && strategy.tp > 1
         && !s.runtime.space.tensor_parallel_overlap
+        && s.cluster.reaches_peers()
         && let Ok(strategy) = Strategy::new(overlapped, &s.model, &s.workload)
     {
         changes.push(Change {

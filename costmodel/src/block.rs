@@ -61,7 +61,8 @@ fn is_one_of_several(scenario: &Scenario, key: &BlockKey) -> bool {
 fn executions(scenario: &Scenario, key: &BlockKey) -> Vec<Execution> {
     let runtime = &scenario.runtime;
     let space = &runtime.space;
-    let switches_tp = space.tensor_parallel_overlap && key.layout.sequence_parallel;
+    let switches_tp =
+        runtime.overlaps_tensor_parallel_on(&scenario.cluster) && key.layout.sequence_parallel;
     let sends = key.layout.ep > 1;
     let dispatchers = match key.execution.dispatcher {
         Some(_) if sends => runtime.dispatchers_on(&scenario.cluster, false),

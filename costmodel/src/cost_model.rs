@@ -5,7 +5,10 @@ use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 use catalog::runtime::Rewrite;
-use catalog::{Bytes, Cluster, Dispatcher, Fitted, Fp8Recipe, Precision, Seconds, Workload};
+use catalog::{
+    Bytes, Cluster, Dispatcher, Fitted, Fp8Recipe, Overlap, Precision, Seconds, Workload,
+};
+use plans::grammar::overlap_name;
 use plans::{Decisions, Prediction, Strategy, Timeline};
 
 use crate::assemble::Assembled;
@@ -172,6 +175,7 @@ impl CostModel {
     /// # Errors
     /// When a block cannot be traced.
     pub fn predict(&self, strategy: &Strategy) -> Result<Prediction, CostError> {
+        self.reaches_peers(strategy)?;
         self.has_dispatcher(strategy)?;
         self.has_recipe(strategy)?;
         let assembled = self.assembled(strategy)?;
@@ -191,6 +195,22 @@ impl CostModel {
                 details: &details,
             },
         ))
+    }
+
+    /// Whether GPUs reach each other's memory, where a strategy switches on overlap that needs it.
+    fn reaches_peers(&self, d: &Decisions) -> Result<(), CostError> {
+        let (cluster, runtime) = (&self.scenario().cluster, &self.scenario().runtime);
+        let switched = d.overlap.tensor_parallel && !runtime.overlap.tensor_parallel && d.tp > 1;
+        match switched && !cluster.reaches_peers() {
+            false => Ok(()),
+            true => Err(CostError::NoPeers {
+                cluster: cluster.name.clone(),
+                has: overlap_name(Overlap {
+                    tensor_parallel: false,
+                    ..d.overlap
+                }),
+            }),
+        }
     }
 
     /// Whether what a strategy sends tokens to experts by runs on the cluster.

@@ -89,6 +89,17 @@ pub enum CostError {
         /// What there is on it.
         has: String,
     },
+    /// The strategy overlaps tensor-parallel messages with matrix products, and GPUs of the cluster do not reach each other's memory.
+    #[error(
+        "overlap of tensor-parallel messages does not run on {cluster}, whose GPUs do not reach each other's memory: expected \
+         overlap={has}"
+    )]
+    NoPeers {
+        /// Name of the cluster.
+        cluster: String,
+        /// The same overlap without it.
+        has: String,
+    },
     /// The strategy sends tokens to experts by a library that does not run on the cluster.
     #[error(
         "dispatcher {dispatcher} does not run on {cluster} for groups of that size: expected {has}"

@@ -222,10 +222,11 @@ impl Asked<'_> {
     fn overlaps(&self, layout: &Layout) -> Vec<Overlap> {
         let runtime = &self.scenario.runtime;
         let own = runtime.overlap;
+        let switches_tp = runtime.overlaps_tensor_parallel_on(&self.scenario.cluster);
         let mut all: Vec<Overlap> = self.constraints.fixed_overlaps().collect();
         if all.is_empty() {
             all.push(own);
-            if runtime.space.tensor_parallel_overlap && layout.sequence_parallel {
+            if switches_tp && layout.sequence_parallel {
                 let tensor_parallel = !own.tensor_parallel;
                 all.push(Overlap {
                     tensor_parallel,
@@ -254,6 +255,7 @@ impl Asked<'_> {
         }
         let possible = |overlap: &Overlap| {
             cannot_overlap(*overlap, runtime).is_none()
+                && (overlap.tensor_parallel <= own.tensor_parallel || switches_tp)
                 && (overlap.expert_parallel <= own.expert_parallel
                     || self.may_overlap_experts(layout))
         };

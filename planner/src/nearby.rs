@@ -385,7 +385,8 @@ fn of_shardings(
 /// switched that the runtime can switch.
 fn overlaps(d: &Decisions, scenario: &Scenario) -> Vec<Overlap> {
     let (own, usual) = (d.overlap, scenario.runtime.overlap);
-    let switches = scenario.runtime.space.tensor_parallel_overlap && d.sequence_parallel;
+    let runtime = &scenario.runtime;
+    let switches = runtime.overlaps_tensor_parallel_on(&scenario.cluster) && d.sequence_parallel;
     let grad_reduce = usual.grad_reduce;
     let param_gather = usual.param_gather;
     let tensor_parallel = usual.tensor_parallel;

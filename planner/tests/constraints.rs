@@ -260,3 +260,24 @@ proptest! {
         }
     }
 }
+
+/// Tensor-parallel messages run beside matrix products only where GPUs reach each other's memory.
+#[test]
+fn overlap_of_tensor_parallel_messages_needs_peers() {
+    for (cluster, has) in [("l40s-node", true), ("rtx-4090-node", false)] {
+        let mut s = scenario("llama3-8b", 8, "megatron-core");
+        s.cluster = catalog::load::cluster(cluster).expect("preset");
+        let asked = parse(&["tp=2", "overlap=grad+param+tp+pp"], &[], &[], &[]);
+        let found = SearchSpace::has_any(&s, &asked.expect("constraints"));
+        assert_eq!(found, has, "{cluster}");
+
+        let text = "tp=2,zero=1,sp,overlap=grad+param+tp";
+        let strategy = plans::grammar::parse(text, &s.model, &s.workload, &s.runtime);
+        let costs = CostModel::new(s).expect("priced");
+        let predicted = costs.predict(&strategy.expect("legal"));
+        let refusal = predicted.err().map(|error| error.to_string());
+        assert_eq!(refusal.is_none(), has, "{cluster}: {refusal:?}");
+        let says = refusal.is_none_or(|text| text.contains("expected overlap=grad+param"));
+        assert!(says, "{cluster}");
+    }
+}
