@@ -86,7 +86,7 @@ fn exported(
         runtime: &of.scenario.runtime,
         sharding,
         id: "",
-        gpus_per_node: of.scenario.cluster.gpus_per_node,
+        cluster: &of.scenario.cluster,
         inputs: interop::export::Inputs {
             hf_id,
             ..Default::default()

@@ -45,7 +45,7 @@ pub fn predicted(scenario: &Scenario, strategy: &Strategy, outcome: &mut Outcome
     written(scenario, strategy, &prediction, outcome);
     let ground = Ground {
         runtime: &scenario.runtime,
-        gpus_per_node: scenario.cluster.gpus_per_node,
+        cluster: &scenario.cluster,
         adapters: scenario.model.adapters,
         pools: scenario.cluster.pools.as_deref(),
         documents: scenario.workload.documents(),
@@ -222,7 +222,7 @@ pub fn exported(
         runtime: &scenario.runtime,
         sharding: &sharding,
         id: "0123456789abcdef",
-        gpus_per_node: scenario.cluster.gpus_per_node,
+        cluster: &scenario.cluster,
         // Nothing is left open, so that the export passes its check.
         inputs: Inputs {
             tokenizer: Some("tokenizer"),

@@ -93,6 +93,7 @@ fn exported(name: &str, dialect: Dialect, launcher: Option<Launcher>) -> Exporte
     let mut sharding = ShardingFile::default();
     let placement = vec!["tp: Shard(0)".to_owned()];
     sharding.parameter.insert(name.to_owned(), placement);
+    let cluster = catalog::load::cluster("dgx-h100").expect("preset");
     let job = Job {
         model: &named,
         decisions: plan.decisions(),
@@ -100,7 +101,7 @@ fn exported(name: &str, dialect: Dialect, launcher: Option<Launcher>) -> Exporte
         runtime: &runtime,
         sharding: &sharding,
         id: "0123456789abcdef",
-        gpus_per_node: 8,
+        cluster: &cluster,
         inputs: Inputs::default(),
     };
     export(&job, dialect, launcher).unwrap_or_else(|e| panic!("{dialect:?}: {e}"))

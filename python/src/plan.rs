@@ -308,7 +308,7 @@ fn exported(
         runtime: &scenario.runtime,
         sharding: &file.sharding,
         id: &file.id,
-        gpus_per_node: scenario.cluster.gpus_per_node,
+        cluster: &scenario.cluster,
         inputs,
     };
     let exported = export::export(&job, dialect, launcher)?;

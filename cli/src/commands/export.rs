@@ -232,7 +232,7 @@ fn exported(
         runtime: &scenario.runtime,
         sharding: &loaded.file.sharding,
         id: &loaded.file.id,
-        gpus_per_node: scenario.cluster.gpus_per_node,
+        cluster: &scenario.cluster,
         inputs,
     };
     export::export(&job, dialect, launcher)

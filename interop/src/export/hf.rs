@@ -246,7 +246,7 @@ pub(crate) fn accelerate(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
         "replicated data parallelism with tensor parallelism needs dp_shard of at least 2",
         Some(("dp_replicate", "1".to_owned())),
     );
-    let nodes = job.workload.gpus.div_ceil(job.gpus_per_node.max(1));
+    let nodes = job.workload.gpus.div_ceil(job.cluster.gpus_per_node);
     let sharded = sharded(d);
     let mut root = Node::table();
     root.set("compute_environment", "LOCAL_MACHINE");

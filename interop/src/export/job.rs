@@ -2,7 +2,7 @@
 
 use catalog::model::ModelConfig;
 use catalog::runtime::Rewrite;
-use catalog::{Fp8Recipe, Runtime, Workload};
+use catalog::{Cluster, Fp8Recipe, Runtime, Workload};
 
 use super::assumptions::Assumption;
 use super::inputs::{self, Inputs, Unfilled};
@@ -36,8 +36,8 @@ pub struct Job<'a> {
     pub sharding: &'a ShardingFile,
     /// The plan's id, a content hash.
     pub id: &'a str,
-    /// Number of devices per host.
-    pub gpus_per_node: u64,
+    /// The cluster that it runs on.
+    pub cluster: &'a Cluster,
     /// Tokenizer, data, and the model's name on the hub.
     pub inputs: Inputs<'a>,
 }

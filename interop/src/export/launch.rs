@@ -65,8 +65,21 @@ pub(crate) fn script(
 
 /// Number of nodes, and of devices on each.
 fn shape(job: &Job<'_>) -> (u64, u64) {
-    let each = job.gpus_per_node.min(job.workload.gpus).max(1);
+    let each = job.cluster.gpus_per_node.min(job.workload.gpus);
     (job.workload.gpus.div_ceil(each), each)
+}
+
+/// Number of nodes of which Slurm takes as many as possible from one scale-up domain, as predictions assume; `None` where a domain is
+/// a node. Slurm takes only a divisor of the number of nodes (`sbatch`, `--segment`), so some numbers of nodes have none.
+fn segment(job: &Job<'_>) -> Option<u64> {
+    let cluster = job.cluster;
+    let (nodes, _) = shape(job);
+    let joins_nodes = cluster.pools.is_none() && cluster.scale_up_domain > cluster.gpus_per_node;
+    if nodes == 1 || !joins_nodes {
+        return None;
+    }
+    let of_domain = cluster.domain(job.workload.gpus).gpus / cluster.gpus_per_node;
+    Some(of_domain.min(nodes)).filter(|segment| nodes.is_multiple_of(*segment))
 }
 
 /// The command that starts this node's ranks.
@@ -110,10 +123,14 @@ fn torchrun(job: &Job<'_>, program: &Program, top: &str) -> String {
 
 fn slurm(job: &Job<'_>, program: &Program, top: &str) -> String {
     let (nodes, each) = shape(job);
+    let segment = segment(job).map_or_else(String::new, |segment| {
+        format!("#SBATCH --segment={segment}\n")
+    });
     let mut text = format!(
         "#!/usr/bin/env bash\n\
          #SBATCH --job-name={}\n\
          #SBATCH --nodes={nodes}\n\
+         {segment}\
          #SBATCH --ntasks-per-node=1\n\
          #SBATCH --gpus-per-node={each}\n\
          #SBATCH --exclusive\n\

@@ -45,8 +45,8 @@ pub(crate) const FILE: &str = "megatron_args.sh";
 /// How Megatron-LM is started with the file.
 pub(crate) fn program(job: &Job<'_>) -> Program {
     let read = format!("source \"$HERE/{FILE}\"");
-    let mut setup = vec![read, connections(job.decisions).to_owned()];
-    setup.extend(graphs::environment(job).map(str::to_owned));
+    let mut setup = vec![read];
+    setup.extend(environment(job));
     Program {
         setup,
         starter: Starter::Torchrun,
@@ -55,10 +55,26 @@ pub(crate) fn program(job: &Job<'_>) -> Program {
     }
 }
 
+/// Sets what the plan needs of the environment.
+pub(crate) fn environment(job: &Job<'_>) -> Vec<String> {
+    let lines = [connections(job.decisions)].into_iter();
+    let lines = lines.chain(without_multicast(job));
+    let lines = lines.chain(graphs::environment(job));
+    lines.map(str::to_owned).collect()
+}
+
+/// Lets Transformer Engine overlap tensor-parallel messages where GPUs have no multicast; it stops otherwise
+/// (NVIDIA/TransformerEngine@d0067d0, pytorch/module/base.py).
+fn without_multicast(job: &Job<'_>) -> Option<&'static str> {
+    let d = job.decisions;
+    let needed = d.overlap.tensor_parallel && d.tp > 1 && !job.cluster.has_multicast();
+    needed.then_some("export UB_SKIPMC=1")
+}
+
 /// Sets the number of queues in which a GPU takes work. With one, communication starts before compute, which Megatron-LM
 /// requires; its FSDP requires the opposite, and messages to experts beside other passes need several (core/transformer/moe,
 /// README.md; arguments.py proposes 32).
-pub(crate) fn connections(d: &Decisions) -> &'static str {
+fn connections(d: &Decisions) -> &'static str {
     match d.zero {
         Zero::Z2 | Zero::Z3 => "unset CUDA_DEVICE_MAX_CONNECTIONS",
         Zero::Z0 | Zero::Z1 if d.overlap.expert_parallel && d.ep > 1 => {

@@ -1,10 +1,10 @@
 //! Launch scripts: each scheduler's form, and the files that they source.
 
-use catalog::Precision;
+use catalog::{Precision, Workload, WorkloadSizes};
 use interop::export::{Dialect, Launcher};
 use interop::import::{Document, Given, import};
 
-use super::{exported, parse, scene};
+use super::{exported, exported_on, parse, scene};
 
 /// Launch scripts are shell that a shell takes, and manifests are YAML.
 #[test]
@@ -36,6 +36,72 @@ fn launchers_are_well_formed() {
                         || script.text.contains("--num_machines 8")
                 );
             }
+        }
+    }
+}
+
+/// As many nodes of one NVLink domain as the prediction assumes, where domains join nodes and Slurm can be told so.
+#[test]
+fn slurm_is_asked_for_nodes_that_share_a_domain() {
+    for (cluster, gpus, asked) in [
+        ("gb200-nvl72", 144, Some("--segment=18")),
+        ("gb200-nvl72", 128, Some("--segment=16")),
+        ("gb200-nvl72", 64, Some("--segment=16")),
+        // Of 19 nodes 18 fill a domain, which does not divide them.
+        ("gb200-nvl72", 76, None),
+        ("gb200-nvl72", 4, None),
+        ("dgx-h100", 64, None),
+        ("8 x gb200-nvl72 + 8 x gb300-nvl72", 64, None),
+    ] {
+        let model = catalog::load::model("llama3-8b").expect("preset");
+        let workload = Workload::new(WorkloadSizes {
+            gpus,
+            seq_len: 4096,
+            global_batch: gpus,
+            precision: Precision::Bf16,
+        });
+        let workload = workload.expect("a workload");
+        let strategy = parse("zero=1", &model, &workload).expect("legal");
+        for dialect in [Dialect::MegatronLm, Dialect::VeScale] {
+            let launcher = Some(Launcher::Slurm);
+            let exported = exported_on(
+                cluster, "vescale", &strategy, &model, &workload, dialect, launcher,
+            );
+            let exported = exported.expect("expressible");
+            let script = &exported.files.last().expect("a script").text;
+            let line = script.lines().find(|line| line.contains("--segment"));
+            let asked = asked.map(|option| format!("#SBATCH {option}"));
+            assert_eq!(line, asked.as_deref(), "{cluster}, {gpus} GPUs");
+        }
+    }
+}
+
+/// Transformer Engine stops where GPUs have no multicast, unless the environment says to do without.
+#[test]
+fn overlap_without_multicast_is_asked_for() {
+    let (model, workload) = scene("llama3-8b", 16, Precision::Bf16);
+    for (cluster, text, said) in [
+        ("dgx-a100", "tp=2,zero=1,sp,overlap=grad+param+tp", true),
+        ("dgx-a100", "tp=2,zero=1,sp,overlap=grad+param", false),
+        ("l40s-node", "tp=2,zero=1,sp,overlap=grad+param+tp", true),
+        ("dgx-h100", "tp=2,zero=1,sp,overlap=grad+param+tp", false),
+    ] {
+        let strategy = parse(text, &model, &workload).expect("legal");
+        for dialect in [Dialect::MegatronLm, Dialect::MegatronBridge] {
+            let launcher = Some(Launcher::Torchrun);
+            let exported = exported_on(
+                cluster,
+                "megatron-core",
+                &strategy,
+                &model,
+                &workload,
+                dialect,
+                launcher,
+            );
+            let exported = exported.expect("expressible");
+            let script = &exported.files.last().expect("a script").text;
+            let found = script.contains("export UB_SKIPMC=1");
+            assert_eq!(found, said, "{cluster}: {text}");
         }
     }
 }

@@ -78,6 +78,21 @@ fn exported_for(
     dialect: Dialect,
     launcher: Option<Launcher>,
 ) -> Result<Exported, ExportError> {
+    exported_on(
+        "dgx-h100", runtime, strategy, model, workload, dialect, launcher,
+    )
+}
+
+/// As `exported_for`, on another cluster.
+fn exported_on(
+    cluster: &str,
+    runtime: &str,
+    strategy: &Plan,
+    model: &Model,
+    workload: &Workload,
+    dialect: Dialect,
+    launcher: Option<Launcher>,
+) -> Result<Exported, ExportError> {
     let sharding = sharding();
     let runtime = catalog::load::runtime(runtime).expect("preset");
     let job = Job {
@@ -87,7 +102,7 @@ fn exported_for(
         runtime: &runtime,
         sharding: &sharding,
         id: "0123456789abcdef",
-        gpus_per_node: 8,
+        cluster: &catalog::load::cluster(cluster).expect("preset"),
         inputs: GIVEN,
     };
     export(&job, dialect, launcher)

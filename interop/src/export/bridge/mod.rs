@@ -11,7 +11,6 @@ use super::core_precision;
 use super::core_rewrites;
 use super::documents;
 use super::flag::Flag;
-use super::graphs;
 use super::inputs::Input;
 use super::job::{Draft, Heading, Job};
 use super::launch::{Program, Starter};
@@ -35,9 +34,8 @@ pub(crate) const GRADIENTS: &str = "mixed_precision.grad_reduce_in_fp32";
 
 pub(crate) fn program(job: &Job<'_>) -> Program {
     let recipe = ": \"${RECIPE:?set RECIPE to the recipe of your model, as module:function}\"";
-    let connections = megatron::connections(job.decisions);
-    let mut setup = vec![recipe.to_owned(), connections.to_owned()];
-    setup.extend(graphs::environment(job).map(str::to_owned));
+    let mut setup = vec![recipe.to_owned()];
+    setup.extend(megatron::environment(job));
     Program {
         setup,
         starter: Starter::Torchrun,
