@@ -447,6 +447,53 @@ fn conclude(rows: &[SizeRow], smallest: Option<u64>) {
         front.join(", "),
         if smallest == 1 { "" } else { "s" }
     ));
+    let rates = rows
+        .iter()
+        .filter_map(|row| Some((row.gpus, row.tokens_per_s?)));
+    output::print(&slower(&rates.collect::<Vec<_>>()));
+}
+
+/// Says which numbers of GPUs are slower than a smaller number, as where they divide badly over nodes or experts; each with its
+/// tokens per second.
+fn slower(rates: &[(u64, f64)]) -> String {
+    let says = |&(gpus, rate): &(u64, f64)| {
+        let smaller = rates.iter().filter(|(other, _)| *other < gpus);
+        let (other, best) = smaller.max_by(|a, b| a.1.total_cmp(&b.1))?;
+        let [rate, best] = [rate, *best].map(|rate| (rate, format::short_count(rate)));
+        let differs = rate.0 < best.0 && rate.1 != best.1;
+        differs.then(|| {
+            format!(
+                "{gpus} GPUs are slower than {other}: {} tokens/s, not {}\n",
+                rate.1, best.1
+            )
+        })
+    };
+    rates.iter().filter_map(says).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::slower;
+
+    #[test]
+    fn numbers_of_gpus_that_slow_a_job_are_named() {
+        for (rates, says) in [
+            (
+                &[(128, 540e3), (144, 528e3)][..],
+                "144 GPUs are slower than 128: 528 k tokens/s, not 540 k\n",
+            ),
+            (
+                &[(144, 528e3), (64, 300e3), (128, 540e3)],
+                "144 GPUs are slower than 128: 528 k tokens/s, not 540 k\n",
+            ),
+            (&[(128, 540e3), (144, 600e3)], ""),
+            // Figures that print alike are no difference.
+            (&[(128, 540.04e3), (144, 540.01e3)], ""),
+            (&[], ""),
+        ] {
+            assert_eq!(slower(rates), says, "{rates:?}");
+        }
+    }
 }
 
 #[cfg(test)]
