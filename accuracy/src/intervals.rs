@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
+use catalog::Reach;
 use catalog::residuals::{self, Chance, Evidence, FEWEST, Kind, Quantity, Residual};
 use serde::Serialize;
 
@@ -27,6 +28,7 @@ pub(crate) struct Coverage {
 /// The error of one published run, `ln(measured / predicted)`.
 struct Sample<'a> {
     kind: &'a Kind,
+    reach: Reach,
     source: &'a str,
     value: f64,
 }
@@ -43,6 +45,7 @@ fn samples(scored: &[Scored], quantity: Quantity) -> Vec<Sample<'_>> {
             }?;
             Some(Sample {
                 kind: s.kind.as_ref()?,
+                reach: s.reach,
                 source: &s.file,
                 value: -(1.0 + error).ln(),
             })
@@ -157,13 +160,15 @@ pub(crate) fn table(
             chance.row()
         );
     }
-    text.push_str("# runs,runtime,architecture,precision,model,number of runs\n");
-    let mut kinds: BTreeMap<&Kind, usize> = BTreeMap::new();
+    text.push_str(
+        "# runs,runtime,architecture,precision,model,tokens per sequence,experts within or across fast links,number of runs\n",
+    );
+    let mut kinds: BTreeMap<(&Kind, Reach), usize> = BTreeMap::new();
     for sample in samples(left_out, Quantity::Time) {
-        *kinds.entry(sample.kind).or_default() += 1;
+        *kinds.entry((sample.kind, sample.reach)).or_default() += 1;
     }
-    for (kind, runs) in kinds {
-        let _ = writeln!(text, "{}", kind.row(runs));
+    for ((kind, reach), runs) in kinds {
+        let _ = writeln!(text, "{}", kind.row(reach, runs));
     }
     text
 }
@@ -228,7 +233,13 @@ pub(crate) fn coverage(scored: &[Scored]) -> Vec<Coverage> {
                 by_source.entry(sample.source).or_default().push(held);
             }
             let shares: Vec<f64> = by_source.values().map(|held| share(held)).collect();
-            let printed = |s: &Sample<'_>| holds(residuals::of(quantity, s.kind.evidence()), s);
+            let printed = |s: &Sample<'_>| {
+                let evidence = match quantity {
+                    Quantity::Time => s.kind.evidence_for(s.reach).0,
+                    Quantity::Memory | Quantity::Ratio => s.kind.evidence(),
+                };
+                holds(residuals::of(quantity, evidence), s)
+            };
             let held: Vec<bool> = others.samples.iter().map(printed).collect();
             Coverage {
                 quantity: quantity.name(),

@@ -11,7 +11,7 @@
 //! runs took 20% longer and half 20% less, the factors stay near 1.
 
 use catalog::Seconds;
-use catalog::calibration::{Calibration, Rate, TimeFactors};
+use catalog::calibration::{Calibration, Rate, TimeFactors, Unexplained};
 use costmodel::{CostError, CostModel, Scenario};
 use plans::Strategy;
 
@@ -155,6 +155,7 @@ pub(crate) fn with_factors(scenario: &Scenario, logs: Logs) -> Scenario {
         runtime: scenario.runtime.name.clone(),
         runs: 1,
         time_factors: TimeFactors::from_logs(logs),
+        unexplained: Unexplained::default(),
         source: String::new(),
     });
     scenario

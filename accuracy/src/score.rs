@@ -2,7 +2,7 @@
 
 use catalog::residuals::Kind;
 use catalog::runs::{Framework, MemoryCounter, Recipe, Run};
-use catalog::{Bytes, Fitted};
+use catalog::{Bytes, Fitted, Reach};
 use costmodel::{CostModel, Scenario};
 use plans::{Breakdown, MemoryItem, NamedTime, Prediction};
 use serde::Serialize;
@@ -30,6 +30,9 @@ pub(crate) struct Scored {
     /// The kind of the run, by which other runs count as evidence for it.
     #[serde(skip)]
     pub(crate) kind: Option<Kind>,
+    /// How far it goes in what few published runs do.
+    #[serde(skip)]
+    pub(crate) reach: Reach,
     pub(crate) skipped: Option<String>,
     pub(crate) strategy: Option<String>,
     pub(crate) measured: Measured,
@@ -149,6 +152,7 @@ pub(crate) fn score(
         tier: run.tier.clone(),
         status: run.status.clone(),
         kind: None,
+        reach: Reach::default(),
         skipped: None,
         strategy: None,
         measured,
@@ -162,6 +166,7 @@ pub(crate) fn score(
         Ok((mapped, prediction, memory)) => {
             scored.runtime = Some(mapped.scenario.runtime.name.clone());
             scored.kind = Some(mapped.scenario.kind());
+            scored.reach = mapped.scenario.reach(&mapped.strategy);
             scored.runtime_inferred = !mapped.names_framework;
             scored.device_matched = mapped.names_device;
             scored.precision_kind = Some(mapped.scenario.workload.precision.name());

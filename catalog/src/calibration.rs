@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::elementary;
+use crate::residuals::Residual;
 
 /// Factors outside this range are refused: they come from a wrong plan or log, not from a system.
 const PLAUSIBLE: std::ops::RangeInclusive<f64> = 0.1..=10.0;
@@ -88,6 +89,51 @@ impl TimeFactors {
     }
 }
 
+/// What the factors leave unexplained: measured step times over those that the factors give.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Unexplained {
+    /// The least of all runs, at most 1.
+    pub least: f64,
+    /// The most of all runs, at least 1.
+    pub most: f64,
+}
+
+impl Default for Unexplained {
+    fn default() -> Self {
+        Self {
+            least: 1.0,
+            most: 1.0,
+        }
+    }
+}
+
+impl Unexplained {
+    /// The least and the most of several ratios.
+    #[must_use]
+    pub fn of(ratios: impl Iterator<Item = f64>) -> Self {
+        ratios.fold(Self::default(), |found, ratio| Self {
+            least: found.least.min(ratio),
+            most: found.most.max(ratio),
+        })
+    }
+
+    /// An interval of step times that allows for it too. It is independent of what errors on published runs show, so squares of
+    /// logarithms are added; the measured runs always lie inside.
+    #[must_use]
+    pub fn widen(self, interval: Residual) -> Residual {
+        let both = |usual: f64, own: f64| {
+            let own = elementary::ln(own);
+            (usual * usual + own * own).sqrt()
+        };
+        Residual {
+            low: -both(interval.low, self.least),
+            high: both(interval.high, self.most),
+            ..interval
+        }
+    }
+}
+
 /// How long work takes on a cluster, learned from measured steps of the user's own runs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -98,6 +144,9 @@ pub struct Calibration {
     pub runs: u64,
     /// Measured over predicted times.
     pub time_factors: TimeFactors,
+    /// What these factors leave unexplained of the runs.
+    #[serde(default)]
+    pub unexplained: Unexplained,
     /// The runs.
     pub source: String,
 }
@@ -133,6 +182,17 @@ impl Calibration {
                     rate.name(),
                     format!("{factor} is out of range; expected {least} to {most}"),
                 ));
+            }
+        }
+        let Unexplained { least, most } = self.unexplained;
+        for (name, ratio, range) in [
+            ("least", least, *PLAUSIBLE.start()..=1.0),
+            ("most", most, 1.0..=*PLAUSIBLE.end()),
+        ] {
+            if !range.contains(&ratio) {
+                let (from, to) = (range.start(), range.end());
+                let message = format!("{ratio} is out of range; expected {from} to {to}");
+                return Err((name, message));
             }
         }
         Ok(())

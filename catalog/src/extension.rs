@@ -142,6 +142,7 @@ mod tests {
                     host: 2.0,
                     ..TimeFactors::default()
                 },
+                unexplained: crate::calibration::Unexplained::default(),
                 source: "run.log: 90 steps".to_owned(),
             }),
             speed: None,
@@ -248,6 +249,10 @@ mod tests {
                     .network = 25.0
             },
             "x: field `network`: 25 is out of range; expected 0.1 to 10",
+        );
+        check(
+            |f| f.calibration.as_mut().expect("learned").unexplained.most = 0.8,
+            "x: field `most`: 0.8 is out of range; expected 1 to 10",
         );
         check(
             |f| f.calibration.as_mut().expect("learned").runs = 0,

@@ -10,6 +10,7 @@ use std::sync::LazyLock;
 use crate::device::Architecture;
 use crate::dtype::Precision;
 use crate::elementary;
+use crate::reach::Reach;
 
 /// Number of runs from which on a kind counts as covered.
 pub const FEWEST: usize = 9;
@@ -183,9 +184,10 @@ impl Evidence {
         }
     }
 
-    /// The evidence for a kind, in words.
+    /// The evidence for a kind, in words; `beyond` is what makes it weaker than that of the kind ([`Kind::evidence_for`]).
     #[must_use]
-    pub fn words(self, kind: &Kind) -> String {
+    pub fn words(self, kind: &Kind, beyond: Reach) -> String {
+        let far = beyond.words();
         let model = kind.model.words();
         let precision = kind.precision.name();
         let gpu = kind.architecture.name();
@@ -195,15 +197,15 @@ impl Evidence {
                 format!("calibrated: {runs} measured run{plural} of this very system")
             }
             Self::Covered { runs } => format!(
-                "covered: {runs} published runs of {model} in {precision} on {gpu} with the framework of {}",
+                "covered: {runs} published runs of {model} in {precision} on {gpu}{far} with the framework of {}",
                 kind.runtime
             ),
             Self::OtherRuntimes { runs } => format!(
-                "partly covered: {runs} published runs of {model} in {precision} on {gpu}, mostly under other runtimes than {}",
+                "partly covered: {runs} published runs of {model} in {precision} on {gpu}{far}, mostly under other runtimes than {}",
                 kind.runtime
             ),
             Self::Extrapolated => format!(
-                "extrapolated: fewer than {FEWEST} published runs of {model} in {precision} on {gpu}"
+                "extrapolated: fewer than {FEWEST} published runs of {model} in {precision} on {gpu}{far}"
             ),
             Self::SeveralPools => {
                 "extrapolated: no published run is on a cluster of several pools".to_owned()
@@ -216,10 +218,28 @@ impl Kind {
     /// The evidence that the published runs are for this kind.
     #[must_use]
     pub fn evidence(&self) -> Evidence {
+        self.shown(Reach::default())
+    }
+
+    /// The evidence for a run of this kind that goes so far, and in what too few published runs go as far, if that makes the evidence
+    /// weaker than the kind's.
+    #[must_use]
+    pub fn evidence_for(&self, reach: Reach) -> (Evidence, Reach) {
+        let (usual, found) = (self.evidence(), self.shown(reach));
+        if found.name() == usual.name() {
+            return (usual, Reach::default());
+        }
+        let as_weak = |part: &Reach| self.shown(*part).name() == found.name();
+        let beyond = reach.parts().into_iter().find(as_weak).unwrap_or(reach);
+        (found, beyond)
+    }
+
+    /// The evidence from those published runs that show what goes so far.
+    fn shown(&self, asked: Reach) -> Evidence {
         let mut of_kind = 0;
         let mut of_any_runtime = 0;
-        for (kind, runs) in &KNOWN.kinds {
-            if kind.is_like(self) {
+        for (kind, reach, runs) in &KNOWN.kinds {
+            if kind.is_like(self) && reach.shows(asked) {
                 of_any_runtime += runs;
                 if kind.is_of_framework(self) {
                     of_kind += runs;
@@ -242,12 +262,17 @@ impl Kind {
         framework(&self.runtime) == framework(&other.runtime)
     }
 
-    /// The evidence's row in the table, with the number of its runs.
+    /// The row of the table for runs that go so far, with their number.
     #[must_use]
-    pub fn row(&self, runs: usize) -> String {
+    pub fn row(&self, reach: Reach, runs: usize) -> String {
         let model = self.model.name();
+        let experts = experts(reach.experts_across);
+        let tokens = reach.seq_len;
         let (gpu, precision) = (self.architecture.name(), self.precision.name());
-        format!("runs,{},{gpu},{precision},{model},{runs}", self.runtime)
+        format!(
+            "runs,{},{gpu},{precision},{model},{tokens},{experts},{runs}",
+            self.runtime
+        )
     }
 }
 
@@ -323,8 +348,8 @@ pub fn framework(runtime: &str) -> &str {
 struct Known {
     intervals: Vec<(Quantity, &'static str, Residual)>,
     chance: Option<Chance>,
-    /// The kinds of published runs, with the number of runs of each.
-    kinds: Vec<(Kind, usize)>,
+    /// The kinds of published runs and how far they go, with the number of runs.
+    kinds: Vec<(Kind, Reach, usize)>,
 }
 
 static KNOWN: LazyLock<Known> = LazyLock::new(|| {
@@ -368,8 +393,16 @@ fn chance(cells: &[&str]) -> Option<Chance> {
     })
 }
 
-fn runs_of_kind(cells: &[&str]) -> Option<(Kind, usize)> {
-    let &["runs", runtime, gpu, precision, model, runs] = cells else {
+/// Whether experts lie across the network, as the table says it.
+fn experts(across: bool) -> &'static str {
+    match across {
+        true => "across",
+        false => "within",
+    }
+}
+
+fn runs_of_kind(cells: &[&str]) -> Option<(Kind, Reach, usize)> {
+    let &["runs", runtime, gpu, precision, model, tokens, at, runs] = cells else {
         return None;
     };
     let kind = Kind {
@@ -378,7 +411,11 @@ fn runs_of_kind(cells: &[&str]) -> Option<(Kind, usize)> {
         precision: (Precision::ALL.into_iter()).find(|p| p.name() == precision)?,
         model: (ModelKind::ALL.into_iter()).find(|kind| kind.name() == model)?,
     };
-    Some((kind, runs.parse().ok()?))
+    let reach = Reach {
+        seq_len: tokens.parse().ok()?,
+        experts_across: [true, false].into_iter().find(|of| experts(*of) == at)?,
+    };
+    Some((kind, reach, runs.parse().ok()?))
 }
 
 #[cfg(test)]
@@ -405,6 +442,77 @@ mod tests {
         assert!(chance.slope > 0.0 && chance.runs >= FEWEST, "{chance:?}");
         assert!(chance.at(-20.0) < 1e-3 && chance.at(20.0) > 0.999);
         assert!((0.2..0.8).contains(&chance.at(0.0)), "{chance:?}");
+    }
+
+    #[test]
+    fn what_few_published_runs_reach_has_weaker_evidence() {
+        for (runtime, model, tokens, across, evidence, says) in [
+            ("nemo", ModelKind::Dense, 8192, false, "covered", ""),
+            (
+                "nemo",
+                ModelKind::Dense,
+                1 << 20,
+                false,
+                "extrapolated",
+                " on Hopper with at least 524288 tokens per sequence",
+            ),
+            (
+                "nemo",
+                ModelKind::Dense,
+                32768,
+                false,
+                "other runtimes",
+                " with at least 16384 tokens per sequence, mostly",
+            ),
+            ("nemo", ModelKind::Experts, 4096, true, "covered", ""),
+            (
+                "nemo",
+                ModelKind::Experts,
+                65536,
+                true,
+                "extrapolated",
+                " on Hopper with at least 32768 tokens per sequence",
+            ),
+        ] {
+            let kind = Kind {
+                runtime: runtime.to_owned(),
+                architecture: Architecture::Hopper,
+                precision: Precision::Bf16,
+                model,
+            };
+            let reach = Reach {
+                seq_len: tokens,
+                experts_across: across,
+            };
+            let (found, beyond) = kind.evidence_for(reach);
+            assert_eq!(found.name(), evidence, "{kind:?} {reach:?}");
+            let words = found.words(&kind, beyond);
+            assert!(words.contains(says), "{words}");
+            assert_eq!(words.contains("tokens"), !says.is_empty(), "{words}");
+        }
+    }
+
+    #[test]
+    fn experts_across_the_network_are_evidence_of_their_own() {
+        let kind = Kind {
+            runtime: "nemo".to_owned(),
+            architecture: Architecture::Blackwell,
+            precision: Precision::Fp8,
+            model: ModelKind::Experts,
+        };
+        for (experts_across, evidence) in [(false, "covered"), (true, "extrapolated")] {
+            let reach = Reach {
+                seq_len: 4096,
+                experts_across,
+            };
+            let (found, beyond) = kind.evidence_for(reach);
+            assert_eq!(found.name(), evidence, "{reach:?}");
+            let said = found.words(&kind, beyond);
+            assert_eq!(
+                said.contains("with experts across the network"),
+                experts_across
+            );
+        }
     }
 
     #[test]

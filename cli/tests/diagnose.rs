@@ -335,6 +335,12 @@ fn a_run_that_factors_do_not_explain_is_warned_of() {
             assert_eq!(said.contains("warning"), !words.is_empty(), "{said}");
             assert!(words.iter().all(|word| said.contains(word)), "{said}");
         }
+        // What the factors leave of the run widens intervals, so that they hold it.
+        let strategy = "tp=4,pp=2,zero=1";
+        let calibrated = estimate(folder.path(), "c.yaml", strategy, "again.plan.yaml");
+        let interval = &calibrated["predicted"]["step_time_interval_s"];
+        let ends = [0, 1].map(|end| interval[end].as_f64().expect("time"));
+        assert!((ends[0]..=ends[1]).contains(&(slower * time)), "{interval}");
     }
 }
 

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use catalog::calibration::Rate;
-use catalog::residuals::{self, Quantity};
+use catalog::residuals::Residual;
 use catalog::runtime::{Overheads, Rewrite};
-use catalog::{Bytes, Cluster, CudaGraphs, DType, Origin, Seconds, Sourced, elementary};
+use catalog::{Bytes, Cluster, CudaGraphs, DType, Origin, Reach, Seconds, Sourced, elementary};
 use plans::program::Program;
 use plans::{
     Action, ActionKind, Fit, HostMemory, MemoryItem, NamedTime, Prediction, Strategy, UsedConstant,
@@ -73,13 +73,12 @@ pub(crate) fn prediction(
     let parts = Parts::of(simulated.assembled, simulated.program, outcome);
     let (pools, pool_of_rank) = (simulated.pools, simulated.pool_of_rank);
     let host_memory = pools.host_memory(pool_of_rank, &simulated.assembled.ranks);
-    let residual = |quantity| residuals::of(quantity, scenario.evidence(quantity));
-    let (shortest, longest) = residual(Quantity::Time).around(step.0);
-    let (least, most) = residual(Quantity::Memory).around(peak.as_f64());
+    let (shortest, longest) = scenario.time_residual(strategy).around(step.0);
+    let (least, most) = scenario.memory_error().around(peak.as_f64());
     Prediction {
         step_time: step,
         step_time_interval: (Seconds(shortest), Seconds(longest)),
-        ratio_error: residual(Quantity::Ratio).high,
+        ratio_error: scenario.comparison_error(),
         tokens_per_s_per_gpu: tokens / step.0 / gpus,
         mfu: model_flops.once.0 * tokens / at_peak,
         mfu_palm: model_flops.palm.0 * tokens / at_peak,
@@ -91,7 +90,7 @@ pub(crate) fn prediction(
             false => 0.0,
         },
         host_memory,
-        evidence: scenario.evidence(Quantity::Time).words(&scenario.kind()),
+        evidence: scenario.evidence_in_words(strategy),
         peak_rank: peak_rank as u32,
         peak_moment: outcome.ranks[peak_rank]
             .peak_action
@@ -369,14 +368,16 @@ fn provenance(scenario: &Scenario, strategy: &Strategy, pools: &[BlockCosts]) ->
         used.extend(named(peaks.collect(), pool, pools));
     }
     used.push(interval(
-        scenario,
         "80% interval of step time",
-        Quantity::Time,
+        scenario.time_residual(strategy),
+        &scenario.evidence_in_words(strategy),
     ));
     used.push(interval(
-        scenario,
         "80% interval of peak memory",
-        Quantity::Memory,
+        scenario.memory_error(),
+        &scenario
+            .evidence()
+            .words(&scenario.kind(), Reach::default()),
     ));
     for pool in pools {
         used.extend(named(pool.book().provenance(), pool, pools));
@@ -450,9 +451,7 @@ fn of_cluster(cluster: &Cluster) -> Vec<UsedConstant> {
 }
 
 /// The 80% interval of a quantity, with what it rests on.
-pub(crate) fn interval(scenario: &Scenario, name: &str, quantity: Quantity) -> UsedConstant {
-    let evidence = scenario.evidence(quantity);
-    let found = residuals::of(quantity, evidence);
+pub(crate) fn interval(name: &str, found: Residual, evidence: &str) -> UsedConstant {
     let percent = |log: f64| (elementary::exp(log) - 1.0) * 100.0;
     UsedConstant {
         name: name.to_owned(),
@@ -467,8 +466,7 @@ pub(crate) fn interval(scenario: &Scenario, name: &str, quantity: Quantity) -> U
             Origin::Assumed
         },
         source: format!(
-            "{}; errors on {} runs of sources left out of the fit",
-            evidence.words(&scenario.kind()),
+            "{evidence}; errors on {} runs of sources left out of the fit",
             found.runs
         ),
     }

@@ -9,7 +9,7 @@
 use std::collections::BTreeSet;
 
 use catalog::residuals::{self, Evidence, Quantity};
-use catalog::{Bytes, DType, FlopRate, Link, Seconds};
+use catalog::{Bytes, DType, FlopRate, Link, Reach, Seconds};
 use plans::{HostMemory, Prediction, Strategy, UsedConstant};
 
 use crate::cost_model::CostModel;
@@ -110,7 +110,7 @@ pub fn side_by_side(whole: &Scenario, sides: &[Side<'_>]) -> Result<Prediction, 
             .iter()
             .map(|side| side.prediction.p_fits)
             .fold(1.0, f64::min),
-        evidence: Evidence::SeveralPools.words(&whole.kind()),
+        evidence: Evidence::SeveralPools.words(&whole.kind(), Reach::default()),
         peak_rank: before + held.peak_rank,
         memory_by_rank: through(|p| &p.memory_by_rank),
         usable_by_rank: through(|p| &p.usable_by_rank),
@@ -204,7 +204,9 @@ fn provenance(whole: &Scenario, sides: &[Side<'_>]) -> Vec<UsedConstant> {
         ("80% interval of step time", Quantity::Time),
         ("80% interval of peak memory", Quantity::Memory),
     ] {
-        used.push(interval(whole, name, quantity));
+        let evidence = Evidence::SeveralPools;
+        let words = evidence.words(&whole.kind(), Reach::default());
+        used.push(interval(name, residuals::of(quantity, evidence), &words));
     }
     used
 }

@@ -1,7 +1,11 @@
 //! The subject of a prediction: model, cluster, training system and workload.
 
+use catalog::calibration::Calibration;
 use catalog::residuals::{self, Evidence, Kind, ModelKind, Quantity, Residual};
-use catalog::{Architecture, Bytes, Cluster, Domain, Model, Runtime, Seconds, Sourced, Workload};
+use catalog::{
+    Architecture, Bytes, Cluster, Domain, Model, Reach, Runtime, Seconds, Sourced, Workload,
+};
+use plans::Decisions;
 
 use crate::known;
 
@@ -54,8 +58,9 @@ impl Scenario {
         Bytes(least)
     }
 
-    fn memory_error(&self) -> Residual {
-        residuals::of(Quantity::Memory, self.evidence(Quantity::Memory))
+    /// The 80% interval of the errors of predicted memory.
+    pub(crate) fn memory_error(&self) -> Residual {
+        residuals::of(Quantity::Memory, self.evidence())
     }
 
     fn probability(&self, error: Residual, peak: Bytes) -> f64 {
@@ -82,7 +87,7 @@ impl Scenario {
     /// The upper end of the 80% interval of `ln` of the ratio of two step times, of what it is predicted to be.
     #[must_use]
     pub fn comparison_error(&self) -> f64 {
-        residuals::of(Quantity::Ratio, self.evidence(Quantity::Ratio)).high
+        residuals::of(Quantity::Ratio, self.evidence()).high
     }
 
     /// The kind of this question, by which published runs that resemble it are counted as evidence.
@@ -105,16 +110,56 @@ impl Scenario {
         time.value * self.cluster.time_factors(&self.runtime.name).host
     }
 
-    /// What the prediction of a quantity rests on: measured steps of this very system, or published runs that resemble it.
-    #[must_use]
-    pub fn evidence(&self, quantity: Quantity) -> Evidence {
+    /// What predictions of memory, and of ratios of step times, rest on: published runs that resemble the question.
+    pub(crate) fn evidence(&self) -> Evidence {
+        match &self.cluster.pools {
+            Some(_) => Evidence::SeveralPools,
+            None => self.kind().evidence(),
+        }
+    }
+
+    /// The measured steps of this very system and runtime, if there are any.
+    fn own_steps(&self) -> Option<&Calibration> {
         let own = self.cluster.calibration.as_ref();
-        match own.filter(|own| own.runtime == self.runtime.name) {
-            Some(own) if quantity == Quantity::Time => Evidence::Calibrated {
-                runs: own.runs as usize,
-            },
-            _ if self.cluster.pools.is_some() => Evidence::SeveralPools,
-            _ => self.kind().evidence(),
+        own.filter(|own| own.runtime == self.runtime.name)
+    }
+
+    /// The 80% interval of the errors of a strategy's predicted step time.
+    #[must_use]
+    pub fn time_residual(&self, d: &Decisions) -> Residual {
+        let usual = residuals::of(Quantity::Time, self.time_evidence(d).0);
+        match self.own_steps() {
+            Some(own) => own.unexplained.widen(usual),
+            None => usual,
+        }
+    }
+
+    /// How far a strategy goes in what few published runs do.
+    #[must_use]
+    pub fn reach(&self, d: &Decisions) -> Reach {
+        Reach {
+            seq_len: self.workload.seq_len,
+            experts_across: self.model.moe.is_some() && d.experts_lie_across(&self.cluster),
+        }
+    }
+
+    /// What the predicted step time of a strategy rests on, in words.
+    #[must_use]
+    pub fn evidence_in_words(&self, d: &Decisions) -> String {
+        let (evidence, beyond) = self.time_evidence(d);
+        evidence.words(&self.kind(), beyond)
+    }
+
+    /// What the predicted step time of a strategy rests on, and in what few published runs go as far.
+    fn time_evidence(&self, d: &Decisions) -> (Evidence, Reach) {
+        let own = self.own_steps();
+        let measured = own.map(|own| Evidence::Calibrated {
+            runs: own.runs as usize,
+        });
+        match (measured, &self.cluster.pools) {
+            (Some(measured), _) => (measured, Reach::default()),
+            (None, Some(_)) => (Evidence::SeveralPools, Reach::default()),
+            (None, None) => self.kind().evidence_for(self.reach(d)),
         }
     }
 

@@ -7,9 +7,10 @@ use accuracy::logged_run::LoggedRun;
 use accuracy::own_runs::{self, Explained, Learned, OwnRun};
 use answers::Opened;
 use answers::SCHEMA_VERSION;
-use catalog::calibration::{Calibration, Rate};
+use catalog::calibration::{Calibration, Rate, Unexplained};
 use catalog::extension::ExtensionFile;
 use catalog::files::Kind;
+use catalog::residuals::{self, Evidence, Quantity};
 use catalog::{Mistake, Seconds, names};
 use costmodel::Scenario;
 use plans::Strategy;
@@ -26,8 +27,7 @@ use crate::output;
 const PLAUSIBLE: std::ops::RangeInclusive<f64> = 0.1..=10.0;
 
 /// A measured step may be shorter than the one that was learned by this factor: beyond it the device's peak rates, below
-/// which no price falls, contradict the run. One that is longer by more than the inverse is
-/// warned of: it may be slow for a reason that no factor explains.
+/// which no price falls, contradict the run.
 const FASTEST: f64 = 0.7;
 
 /// A measured run, from a log or from `--measured`.
@@ -222,7 +222,7 @@ fn check_alike(first: &Measured, runs: &[Measured]) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Warns of factors that went as far as they may, and of runs that are much slower than the factors explain.
+/// Warns of factors that went as far as they may, and of runs outside the interval that is usual after as many runs.
 fn warn(runs: &[Measured], learned: &Learned) {
     for rate in learned.at_bounds() {
         let (name, factor) = (rate.name(), learned.factors.of(rate));
@@ -232,11 +232,15 @@ fn warn(runs: &[Measured], learned: &Learned) {
              plans in something else"
         ));
     }
+    let measured = Evidence::Calibrated { runs: runs.len() };
+    let usual = residuals::of(Quantity::Time, measured);
     for (run, explained) in runs.iter().zip(&learned.runs) {
-        let left = run.step_time.0 / explained.after.0;
-        if left > FASTEST.recip() {
+        let (least, most) = usual.around(explained.after.0);
+        if !(least..=most).contains(&run.step_time.0) {
+            let left = run.step_time.0 / explained.after.0;
             output::warning(&format!(
-                "{}: the steps take {left:.2} times what the factors explain; is it a run of this model and batch?",
+                "{}: the steps take {left:.2} times what the factors explain; is it a run of this model and batch? intervals of \
+                 step times on this cluster are wider for it",
                 run.about
             ));
         }
@@ -253,10 +257,13 @@ pub(crate) fn write(to: &Target, runs: &[Measured]) -> Result<(Calibration, Lear
     let learned = own_runs::learn(&own)?;
     check(runs, &learned)?;
     let about: Vec<&str> = runs.iter().map(|run| run.about.as_str()).collect();
+    let explained = runs.iter().zip(&learned.runs);
+    let unexplained = explained.map(|(run, explained)| run.step_time.0 / explained.after.0);
     let calibration = Calibration {
         runtime: first.scenario.runtime.name.clone(),
         runs: runs.len() as u64,
         time_factors: learned.factors,
+        unexplained: Unexplained::of(unexplained),
         source: about.join("; "),
     };
     let path = to.path();

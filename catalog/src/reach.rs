@@ -1,0 +1,51 @@
+//! How far a run goes in what few published runs do: long sequences, and experts on several nodes.
+
+/// How long a run's sequences are, and whether its experts lie across the network.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Reach {
+    /// Tokens per sequence.
+    pub seq_len: u64,
+    /// Whether tokens are sent to experts over the network, out of a node or a larger domain of fast links.
+    pub experts_across: bool,
+}
+
+impl Reach {
+    /// Whether a run that goes so far shows how well one is predicted that goes as far as `asked`: its sequences are at least half as
+    /// long, and it sends tokens to experts over the network if that one does.
+    #[must_use]
+    pub fn shows(self, asked: Self) -> bool {
+        self.seq_len >= asked.seq_len / 2 && self.experts_across >= asked.experts_across
+    }
+
+    /// This in one respect, in the other, then in both.
+    pub(crate) fn parts(self) -> [Self; 3] {
+        let nowhere = Self::default();
+        let Self {
+            seq_len,
+            experts_across,
+        } = self;
+        [
+            Self { seq_len, ..nowhere },
+            Self {
+                experts_across,
+                ..nowhere
+            },
+            self,
+        ]
+    }
+
+    /// Runs that show how well this is predicted, in words that follow "published runs"; empty for what all runs show.
+    pub(crate) fn words(self) -> String {
+        let mut parts = Vec::new();
+        if self.seq_len > 0 {
+            parts.push(format!("at least {} tokens per sequence", self.seq_len / 2));
+        }
+        if self.experts_across {
+            parts.push("experts across the network".to_owned());
+        }
+        match parts.is_empty() {
+            true => String::new(),
+            false => format!(" with {}", parts.join(" and ")),
+        }
+    }
+}
