@@ -28,8 +28,10 @@ impl<D: Device> Rank<'_, D> {
         let tied = self.add_tied()?;
         let optimizer = &self.job.settings.optimizer;
         let tp = self.place.tp;
+        let last = self.stages.last();
         let measured = self.stages.all.iter().flat_map(|(stage, made)| {
-            let skip = tied.filter(|_| *stage > 0);
+            // The slot is one of the last stage; the same number names another weight in other stages of this rank.
+            let skip = tied.filter(|_| *stage == last);
             made.states.measured(tp, skip)
         });
         let measured: Vec<_> = measured.collect();

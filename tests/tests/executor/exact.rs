@@ -21,6 +21,7 @@ fn check_steps(model: &Model, precision: Precision, layouts: &[&str], steps: u64
         let other = train(&job(model, layout, Numerics::Exact, precision, steps));
         let bits = |losses: &[f64]| losses.iter().map(|l| l.to_bits()).collect::<Vec<_>>();
         if bits(&other.losses) != bits(&single.losses)
+            || bits(&other.gradient_norms) != bits(&single.gradient_norms)
             || other.weights_sha256() != single.weights_sha256()
         {
             wrong.push(format!(
@@ -145,6 +146,23 @@ fn uneven_vocabularies() {
     check_steps(&gpt, Precision::Fp32, UNEVEN, 5);
     let llama = changed(&llama(), |m| m.vocab = 101);
     check_steps(&llama, Precision::Fp32, &UNEVEN[..3], 5);
+}
+
+/// Schedules whose ranks have several stages, of layers that do not divide: a rank's stages differ in their weights.
+pub const UNEVEN_STAGES: &[&str] = &[
+    "pp=2,vpp=2,mbs=2,schedule=interleaved",
+    "pp=2,vpp=2,mbs=2,schedule=zb-v",
+    "dp=2,zero=2,pp=2,vpp=2,mbs=2,schedule=interleaved",
+];
+
+#[test]
+fn uneven_stages() {
+    for model in [nanogpt(0.1), llama()] {
+        for layers in [5, 7] {
+            let uneven = changed(&model, |m| m.layers = layers);
+            check_steps(&uneven, Precision::Fp32, UNEVEN_STAGES, 3);
+        }
+    }
 }
 
 #[test]
