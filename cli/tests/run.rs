@@ -258,13 +258,69 @@ fn bad_input_has_one_clear_message() {
         (&["run", plan, "--checkpoints", "short.txt"], "where     short.txt"),
         (&["checkpoint", "verify", "nowhere"], "holds no complete checkpoint"),
     ];
+    one_message(folder.path(), cases);
+}
+
+/// Each command ends with code 2 and one mistake, which has these words.
+fn one_message(folder: &Path, cases: &[(&[&str], &str)]) {
     for (args, expected) in cases {
-        let output = run(folder.path(), args);
+        let output = run(folder, args);
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{args:?}: {stderr}");
         assert!(stderr.contains(expected), "{args:?}: {stderr}");
         let one = stderr.lines().skip(1).all(|line| line.starts_with("  "));
         assert!(one, "{args:?}: {stderr}");
+    }
+}
+
+/// What is wrong with the steps, the profile and the files to write is said before training, and nothing is left.
+#[test]
+fn flags_are_checked_before_training() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let plan = examples().join("nanogpt-single.yaml");
+    let plan = plan.to_str().expect("a path in UTF-8");
+    let llama = examples().join("llama-single.yaml");
+    let llama = llama.to_str().expect("a path in UTF-8");
+    let half = "--steps 4 --checkpoints half --every 2 -q";
+    let half: Vec<&str> = ["run", plan].into_iter().chain(half.split(' ')).collect();
+    assert_eq!(run(folder.path(), &half).status.code(), Some(0));
+    #[rustfmt::skip]
+    let cases: &[(&[&str], &str)] = &[
+        (&["run", plan, "--steps", "4", "--resume", "half/step-00000002", "--replan-at", "1", plan],
+            "a step from 2 to 3: the checkpoint has seen 2"),
+        (&["run", plan, "--replan-at", "1", llama], "another run: model is nanogpt before and llama after"),
+    ];
+    one_message(folder.path(), cases);
+}
+
+/// What `--replan-at` goes on under may differ in its layout, and in nothing that is trained.
+#[test]
+fn another_run_is_not_gone_on_with() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let at = |name: &str| folder.path().join(name);
+    for beside in ["nanogpt", "data"] {
+        std::os::unix::fs::symlink(examples().join(beside), at(beside)).expect("a link");
+    }
+    let text = fs::read_to_string(examples().join("nanogpt-single.yaml")).expect("a plan");
+    fs::write(at("plan.yaml"), &text).expect("writable");
+    fs::write(at("words.txt"), "words ".repeat(999)).expect("writable");
+    let rate = "  learning_rate: 0.001\n";
+    let seeded = format!("  seed: 5\n{rate}");
+    for (from, to, says) in [
+        ("  steps: 100\n", "  steps: 4\n", "over 100 steps"),
+        (rate, &seeded, "seed is 1234 before and 5 after"),
+        ("clip_norm: 1.0", "clip_norm: 2.0", "optimizer is AdamW"),
+        ("data/tales.txt", "words.txt", "data is "),
+    ] {
+        let other = text.replace(from, to);
+        assert_ne!(other, text, "{from}");
+        fs::write(at("other.yaml"), other).expect("writable");
+        let args = ["run", "plan.yaml", "--replan-at", "1", "other.yaml"];
+        let output = run(folder.path(), &args);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{says}: {stderr}");
+        assert!(stderr.contains(says), "{says}: {stderr}");
+        assert!(stderr.contains("where     other.yaml"), "{says}: {stderr}");
     }
 }
 

@@ -111,6 +111,21 @@ impl RunIdentity {
     }
 }
 
+impl RunIdentity {
+    /// Differences between the runs of two jobs: name, value in the first, value in the second.
+    #[must_use]
+    pub fn differences(first: &Job, second: &Job) -> Vec<[String; 3]> {
+        differences(
+            (
+                &first.model.name,
+                first.settings.seed,
+                Some(&Self::of(first)),
+            ),
+            (&second.model.name, second.settings.seed, &Self::of(second)),
+        )
+    }
+}
+
 impl Manifest {
     /// The manifest of a checkpoint that was just written.
     pub(crate) fn new(
@@ -209,39 +224,49 @@ impl Manifest {
     /// Differences between the run of this checkpoint and another: name, value in the checkpoint, value in the job.
     /// Empty for what the checkpoint does not record.
     #[must_use]
-    pub fn differences(&self, job: &Job, here: &RunIdentity) -> Vec<[String; 3]> {
-        let mut found = Vec::new();
-        let mut differ = |what: &str, there: &str, here: &str| {
-            if there != here {
-                found.push([what, there, here].map(str::to_owned));
-            }
-        };
-        let seeds = (self.seed.to_string(), job.settings.seed.to_string());
-        match &self.run {
-            // The same model may be in a folder of another name.
-            Some(there) if there.model_sha256 != here.model_sha256 => {
-                let names = (&self.model, &job.model.name);
-                if names.0 == names.1 {
-                    let digests = (&there.model_sha256, &here.model_sha256);
-                    differ("model configuration", short(digests.0), short(digests.1));
-                } else {
-                    differ("model", names.0, names.1);
-                }
-            }
-            Some(_) => {}
-            None => differ("model", &self.model, &job.model.name),
-        }
-        differ("seed", &seeds.0, &seeds.1);
-        if let Some(there) = &self.run {
-            let data = (short(&there.data_sha256), short(&here.data_sha256));
-            differ("data", data.0, data.1);
-            differ("batch", &there.batch, &here.batch);
-            differ("precision", &there.precision, &here.precision);
-            differ("optimizer", &there.optimizer, &here.optimizer);
-            differ("learning rate", &there.learning_rate, &here.learning_rate);
-        }
-        found
+    pub fn differences(&self, job: &Job) -> Vec<[String; 3]> {
+        differences(
+            (&self.model, self.seed, self.run.as_ref()),
+            (&job.model.name, job.settings.seed, &RunIdentity::of(job)),
+        )
     }
+}
+
+/// Differences between two runs, each by its model's name, its seed and its identity; only names and seeds are compared
+/// with a run whose identity is not known.
+fn differences(
+    (name_there, seed_there, there): (&str, u64, Option<&RunIdentity>),
+    (name_here, seed_here, here): (&str, u64, &RunIdentity),
+) -> Vec<[String; 3]> {
+    let mut found = Vec::new();
+    let mut differ = |what: &str, there: &str, here: &str| {
+        if there != here {
+            found.push([what, there, here].map(str::to_owned));
+        }
+    };
+    match there {
+        // The same model may be in a folder of another name.
+        Some(there) if there.model_sha256 != here.model_sha256 => {
+            if name_there == name_here {
+                let digests = (&there.model_sha256, &here.model_sha256);
+                differ("model configuration", short(digests.0), short(digests.1));
+            } else {
+                differ("model", name_there, name_here);
+            }
+        }
+        Some(_) => {}
+        None => differ("model", name_there, name_here),
+    }
+    differ("seed", &seed_there.to_string(), &seed_here.to_string());
+    if let Some(there) = there {
+        let data = (short(&there.data_sha256), short(&here.data_sha256));
+        differ("data", data.0, data.1);
+        differ("batch", &there.batch, &here.batch);
+        differ("precision", &there.precision, &here.precision);
+        differ("optimizer", &there.optimizer, &here.optimizer);
+        differ("learning rate", &there.learning_rate, &here.learning_rate);
+    }
+    found
 }
 
 /// The first digits of a digest, enough to tell it from others.

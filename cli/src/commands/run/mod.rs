@@ -21,7 +21,7 @@ use costmodel::Scenario;
 use cpu_device::Numerics;
 use cpu_device::{Watch, WatchError};
 use dtensor::train::StatesPlan;
-use executor::checkpoint::{HubWeights, Source};
+use executor::checkpoint::{HubWeights, RunIdentity, Source};
 use executor::{AdamW, Checkpoints, Dataset, Execution, Job, Outcome, Session, Settings};
 use plans::plan_file::TrainFile;
 use serde::Serialize;
@@ -67,7 +67,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
     crate::memory::keep();
     let loaded = plan::load(&args.plan)?;
     device::check(args, loaded.strategy.world())?;
-    let job = job(args, &loaded)?;
+    let job = job(args, &args.plan, &loaded)?;
     let files = Files::check(args)?;
     let predicted = comparison::predict(args, &loaded)?;
     let narrator = Narrator::new(
@@ -208,19 +208,11 @@ fn replanned(
     session: &Session<'_>,
     words: &[String],
 ) -> Result<(Outcome, Job, Predicted), CliError> {
-    let steps = session.job.settings.steps;
-    let at = words[0].parse().ok().filter(|&at| 0 < at && at < steps);
-    let Some(at) = at else {
-        let expected = format!("a step from 1 to {}", steps.saturating_sub(1));
-        return inputs::refuse("--replan-at", &words[0], &expected);
-    };
-    let other = plan::load(Path::new(&words[1]))?;
-    let job_after = job(args, &other)?;
-    if job_after.model != session.job.model || job_after.global_batch != session.job.global_batch {
-        let wrong = Mistake::new("the plan is of another model or batch").at(&words[1]);
-        let of = format!("a plan of the model and batch of {}", args.plan.display());
-        return Err(CliError::Input(wrong.expected(of)));
-    }
+    let at = replan_step(session, &words[0])?;
+    let path = Path::new(&words[1]);
+    let other = plan::load(path)?;
+    let job_after = job(args, path, &other)?;
+    same_run(args, session.job, &job_after, path)?;
     let predicted_after = comparison::predict(args, &other)?;
     let job_before = Job {
         stop_after: Some(at),
@@ -275,27 +267,63 @@ fn losses(outcome: &Outcome, first: u64) -> Vec<LossJson> {
 }
 
 /// The file to train on: that of the flag, else that of the plan.
-fn data(args: &RunArgs, train: Option<&TrainFile>) -> Result<PathBuf, CliError> {
+fn data(args: &RunArgs, plan: &Path, train: Option<&TrainFile>) -> Result<PathBuf, CliError> {
     match (&args.data, train) {
         (Some(path), _) => Ok(path.clone()),
-        (None, Some(train)) => Ok(catalog::load::beside(&args.plan, &train.data).into()),
+        (None, Some(train)) => Ok(catalog::load::beside(plan, &train.data).into()),
+/// The step of `--replan-at`: one that is still to be trained, and not the first.
+fn replan_step(session: &Session<'_>, word: &str) -> Result<u64, CliError> {
+    let last = session.job.settings.steps.saturating_sub(1);
+    let resumed = session.start.map_or(0, |(_, step)| step);
+    let first = resumed.max(1);
+    let at = word.parse().ok().filter(|at| (first..=last).contains(at));
+    at.map_or_else(
+        || {
+            let seen = match resumed {
+                0 => String::new(),
+                steps => format!(": the checkpoint has seen {steps}"),
+            };
+            let expected = format!("a step from {first} to {last}{seen}");
+            inputs::refuse("--replan-at", word, &expected)
+        },
+        Ok,
+    )
+}
+
+/// Refuses to go on under a plan that trains something else than the plan before.
+fn same_run(args: &RunArgs, before: &Job, after: &Job, path: &Path) -> Result<(), CliError> {
+    let different: Vec<String> = RunIdentity::differences(before, after)
+        .iter()
+        .map(|[what, before, after]| format!("{what} is {before} before and {after} after"))
+        .collect();
+    if different.is_empty() {
+        return Ok(());
+    }
+    let wrong = Mistake::new(format!(
+        "the plan is of another run: {}",
+        different.join("; ")
+    ));
+    let expected = format!("a plan of the run of {}", args.plan.display());
+    Err(CliError::Input(
+        wrong.at(path.display().to_string()).expected(expected),
+    ))
+}
+
         (None, None) => {
             let wrong =
                 Mistake::new("the plan does not say what to train on: it has no `train` section");
             Err(CliError::Input(
-                wrong
-                    .at(args.plan.display().to_string())
-                    .expected("--data FILE"),
+                wrong.at(plan.display().to_string()).expected("--data FILE"),
             ))
         }
     }
 }
 
 /// The job that a plan and flags describe.
-fn job(args: &RunArgs, loaded: &Opened) -> Result<Job, CliError> {
+fn job(args: &RunArgs, plan: &Path, loaded: &Opened) -> Result<Job, CliError> {
     let scenario = loaded.costs.scenario();
     let train = loaded.file.train.as_ref();
-    let data = data(args, train)?;
+    let data = data(args, plan, train)?;
     let steps = args.steps.or(train.map(|t| t.steps)).unwrap_or(10);
     if steps == 0 {
         return inputs::refuse("--steps", steps, "at least 1");

@@ -1,7 +1,7 @@
 //! The checkpoint that a run resumes from.
 
 use executor::Job;
-use executor::checkpoint::{Checkpoint, RunIdentity};
+use executor::checkpoint::Checkpoint;
 
 use catalog::Mistake;
 
@@ -29,7 +29,7 @@ pub(super) fn checkpoint(args: &RunArgs, job: &Job) -> Result<Option<Checkpoint>
     }
     let manifest = &checkpoint.manifest;
     let different: Vec<String> = manifest
-        .differences(job, &RunIdentity::of(job))
+        .differences(job)
         .iter()
         .map(|[what, there, here]| format!("{what} is {there} there and {here} here"))
         .collect();
