@@ -324,6 +324,65 @@ fn another_run_is_not_gone_on_with() {
     }
 }
 
+/// A layout that exact mode cannot sum is a mistake of the plan: where it is cut is said, and in which file.
+#[test]
+fn a_cut_block_is_placed_in_its_plan() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let model = examples().join("nanogpt/config.json");
+    let model = model.to_str().expect("a path in UTF-8");
+    let data = examples().join("data/tales.txt");
+    let data = data.to_str().expect("a path in UTF-8");
+    let made = run(
+        folder.path(),
+        &[
+            "estimate",
+            "--model",
+            model,
+            "--runtime",
+            "vescale",
+            "--gpus",
+            "8",
+            "--seq",
+            "32",
+            "--global-batch",
+            "8",
+            "--precision",
+            "fp32",
+            "--strategy",
+            "cp=8,mbs=1",
+            "-o",
+            "cut.yaml",
+        ],
+    );
+    assert_eq!(
+        made.status.code(),
+        Some(0),
+        "{}",
+        String::from_utf8_lossy(&made.stderr)
+    );
+    let args = [
+        "run",
+        "cut.yaml",
+        "--data",
+        data,
+        "--steps",
+        "1",
+        "--numerics",
+        "exact",
+        "-q",
+    ];
+    let output = run(folder.path(), &args);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    for says in [
+        "cuts the 32 of them at ",
+        "where     cut.yaml",
+        "expected  shards of a multiple of 4",
+    ] {
+        assert!(stderr.contains(says), "{says}: {stderr}");
+    }
+}
+
 /// The log of a run on a profiled machine teaches nothing about tables.
 fn no_factors_are_learned(folder: &Path) {
     let args = ["calibrate", "log.jsonl", "--plan", "local.plan.yaml"];

@@ -7,6 +7,26 @@ use models::ModelError;
 use plans::schedule::ScheduleError;
 
 impl ExecutorError {
+    /// Whether the executor or its device cannot run the plan.
+    #[must_use]
+    pub fn is_of_plan(&self) -> bool {
+        let cpu = match self {
+            Self::Cpu(error) | Self::Cuda(CudaError::Host(error)) => Some(error),
+            _ => None,
+        };
+        matches!(
+            self,
+            Self::Model { .. }
+                | Self::Positions { .. }
+                | Self::Trace(_)
+                | Self::Device { .. }
+                | Self::Schedule(_)
+        ) || matches!(
+            cpu,
+            Some(CpuError::Unsupported { .. } | CpuError::Misaligned { .. })
+        )
+    }
+
     /// Whether another rank's failure is the cause.
     #[must_use]
     pub fn follows(&self) -> bool {
@@ -47,6 +67,7 @@ impl ExecutorError {
             Self::Model { .. }
             | Self::Trace(_)
             | Self::Device { .. }
+            | Self::Positions { .. }
             | Self::Capture { .. }
             | Self::Schedule(_)
             | Self::Data { .. }
@@ -87,6 +108,19 @@ pub enum ExecutorError {
     },
     /// A block cannot be traced under the plan.
     #[error(transparent)]
+    /// Sequences are longer than the model's table of positions.
+    #[error(
+        "{model} has a table of {positions} positions, and sequences of the plan have {seq_len} tokens; expected \
+         sequences of at most {positions}"
+    )]
+    Positions {
+        /// Name of the model.
+        model: String,
+        /// Positions that the table has rows for.
+        positions: u64,
+        /// Tokens per sequence.
+        seq_len: u64,
+    },
     Trace(#[from] ModelError),
     /// A rank failed on the CPU.
     #[error(transparent)]
@@ -200,11 +234,13 @@ mod tests {
     #[test]
     fn a_layout_that_exact_mode_cannot_sum_is_bad_input() {
         let error = ExecutorError::Cpu(CpuError::Misaligned {
-            what: "tokens",
-            leaf: 4,
-            index: 4,
+            what: "features of lm_head.weight".to_owned(),
+            leaf: 8,
+            size: 100,
+            cut: 50,
         });
         assert!(!error.is_failure());
         assert!(error.to_string().contains("--numerics fast"), "{error}");
     }
 }
+        assert!(error.is_of_plan());

@@ -1,6 +1,7 @@
 //! A training job: a plan with everything needed to run it.
 
 use catalog::hybrid::Recurrence;
+use catalog::model::Position;
 use catalog::{DType, Model, ModelConfig, Precision, ScheduleKind, Workload};
 use plans::program::{self, Program};
 use plans::schedule::{self, Schedule};
@@ -48,6 +49,7 @@ impl Job {
         settings: Settings,
     ) -> Result<Self, ExecutorError> {
         check(&model, &strategy)?;
+        check_positions(&model, workload.seq_len)?;
         // A single stage runs its micro-batches in order whatever the schedule.
         let kind = if strategy.pp == 1 {
             ScheduleKind::OneFOneB
@@ -132,9 +134,41 @@ fn check(model: &ModelConfig, strategy: &Strategy) -> Result<(), ExecutorError> 
     }
 }
 
+/// Rejects sequences longer than a learned table of positions.
+fn check_positions(model: &ModelConfig, seq_len: u64) -> Result<(), ExecutorError> {
+    let Position::Learned { rows } = model.position else {
+        return Ok(());
+    };
+    // Rows beyond the positions, which OPT's table has, belong to none.
+    let positions = rows.min(model.max_position);
+    if seq_len <= positions {
+        return Ok(());
+    }
+    Err(ExecutorError::Positions {
+        model: model.name.clone(),
+        positions,
+        seq_len,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sequences_are_no_longer_than_a_learned_table() {
+        for (name, longest) in [("gpt2", 1024), ("opt-13b", 2048)] {
+            let model = catalog::load::model(name).expect("preset");
+            assert_eq!(check_positions(&model, longest), Ok(()), "{name}");
+            let refused = check_positions(&model, longest + 1).expect_err(name);
+            let numbers = [longest.to_string(), (longest + 1).to_string()];
+            let said = refused.to_string();
+            assert!(numbers.iter().all(|number| said.contains(number)), "{said}");
+            assert!(!refused.is_failure() && refused.is_of_plan());
+        }
+        let rotary = catalog::load::model("llama3-8b").expect("preset");
+        assert_eq!(check_positions(&rotary, 1 << 20), Ok(()));
+    }
 
     #[test]
     fn recurrent_layers_are_refused_by_the_operators_name() {

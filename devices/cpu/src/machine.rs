@@ -40,16 +40,18 @@ pub enum CpuError {
     Watch(#[from] WatchError),
     /// Exact mode: a shard ends inside a leaf of the canonical tree.
     #[error(
-        "exact mode reduces {what} in blocks of {leaf}; this layout splits the block at index {index}: \
-         use shards of a multiple of {leaf}, or --numerics fast, which runs every layout that `estimate` takes"
+        "exact mode reduces {what} in blocks of {leaf}; this layout cuts the {size} of them at {cut}, inside a block; \
+         expected shards of a multiple of {leaf}, or --numerics fast, which runs every layout that `estimate` takes"
     )]
     Misaligned {
         /// Name of the sharded dimension.
-        what: &'static str,
+        what: String,
         /// Elements per leaf.
         leaf: u64,
-        /// First index of a leaf that the rank holds only in part.
-        index: u64,
+        /// Elements of the dimension.
+        size: u64,
+        /// Index at which a shard ends or begins inside a leaf.
+        cut: u64,
     },
 }
 
@@ -93,10 +95,12 @@ impl Machine<'_> {
         dim: usize,
     ) -> Result<Vec<(u64, std::ops::Range<usize>)>, CpuError> {
         let indices = self.position.indices(&info.global, &info.placements, dim);
-        leaves(&indices, info.global[dim], FEATURE_LEAF).map_err(|index| CpuError::Misaligned {
-            what: "features",
+        let size = info.global[dim];
+        leaves(&indices, size, FEATURE_LEAF).map_err(|cut| CpuError::Misaligned {
+            what: format!("features of {}", info.name),
             leaf: FEATURE_LEAF,
-            index,
+            size,
+            cut,
         })
     }
 
@@ -111,10 +115,11 @@ impl Machine<'_> {
         positions: &[u64],
         seq_len: u64,
     ) -> Result<Vec<(u64, std::ops::Range<usize>)>, CpuError> {
-        leaves(positions, seq_len, TOKEN_LEAF).map_err(|index| CpuError::Misaligned {
-            what: "tokens of a sequence",
+        leaves(positions, seq_len, TOKEN_LEAF).map_err(|cut| CpuError::Misaligned {
+            what: "tokens of a sequence".to_owned(),
             leaf: TOKEN_LEAF,
-            index,
+            size: seq_len,
+            cut,
         })
     }
 

@@ -126,7 +126,7 @@ fn merged(mut left: Vec<f32>, right: &[f32]) -> Vec<f32> {
 /// where its elements lie locally.
 ///
 /// # Errors
-/// The first index of a leaf that the rank holds only in part.
+/// Where a part of a leaf that the rank holds ends, or begins if it is the leaf's last part.
 pub fn leaves(
     indices: &[u64],
     whole: u64,
@@ -144,7 +144,12 @@ pub fn leaves(
     for (number, range) in &found {
         let full = leaf.min(whole - number * leaf);
         if range.len() as u64 != full {
-            return Err(number * leaf);
+            let (first, last) = (indices[range.start], indices[range.end - 1]);
+            return Err(if first == number * leaf {
+                last + 1
+            } else {
+                first
+            });
         }
     }
     Ok(found)

@@ -141,12 +141,12 @@ fn exact_mode_refuses_layouts_that_split_its_leaves() {
         1,
     );
     let error = executor::train(&session(&job)).expect_err("misaligned");
-    // Which rank finds its first split leaf first is a race; all say the same but the index.
+    // Which rank finds its first split leaf first is a race; all say the same but where it is cut.
     let text = error.to_string();
     assert!(
         text.starts_with(
-            "exact mode reduces tokens of a sequence in blocks of 4; this layout splits the block at index "
-        ) && text.contains(": use shards of a multiple of 4"),
+            "exact mode reduces tokens of a sequence in blocks of 4; this layout cuts the 32 of them at "
+        ) && text.contains(", inside a block; expected shards of a multiple of 4"),
         "{text}"
     );
 }

@@ -100,7 +100,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
                 Ok(Some(outcome)) => Ok((outcome, job.clone(), predicted)),
                 // Rank 0 reports the outcome.
                 Ok(None) => return Ok(ExitCode::SUCCESS),
-                Err(error) => Err(error),
+                Err(error) => Err(of_plan(&args.plan, error)),
             }
         }
     };
@@ -108,6 +108,17 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
         return stopped(breaks, trained.map(drop));
     }
     finish(args, loaded, &files, trained?, first)
+}
+
+/// An error of training, with the plan as its place if the executor cannot run that plan.
+fn of_plan(plan: &Path, error: impl Into<CliError>) -> CliError {
+    match error.into() {
+        CliError::Executor(error) if error.is_of_plan() => {
+            let wrong = Mistake::of_sentence(&error.to_string());
+            CliError::Input(wrong.at(plan.display().to_string()))
+        }
+        other => other,
+    }
 }
 
 /// Reports the outcome of training beside the prediction.
@@ -222,7 +233,8 @@ fn replanned(
         job: &job_before,
         ..*session
     };
-    let before = ranks::threads(args, &session_before)?;
+    let before =
+        ranks::threads(args, &session_before).map_err(|error| of_plan(&args.plan, error))?;
     output::note(
         args.output.quiet,
         &format!(
@@ -237,7 +249,7 @@ fn replanned(
         start: Some((&before.states, at)),
         ..*session
     };
-    let mut after = ranks::threads(args, &session_after)?;
+    let mut after = ranks::threads(args, &session_after).map_err(|error| of_plan(path, error))?;
     for (all, more) in [
         (&mut after.losses, before.losses),
         (&mut after.gradient_norms, before.gradient_norms),
@@ -328,17 +340,7 @@ fn job(args: &RunArgs, plan: &Path, loaded: &Opened) -> Result<Job, CliError> {
     if steps == 0 {
         return inputs::refuse("--steps", steps, "at least 1");
     }
-    let documents = scenario.workload.documents().map(Documents::packing);
-    if let Some(packing @ (Packing::Within | Packing::Padded)) = documents {
-        let wrong = Mistake::new(format!(
-            "packing: {packing}; our own executor attends to whole sequences of tokens"
-        ));
-        return Err(CliError::Input(
-            wrong
-                .at(args.plan.display().to_string())
-                .expected("a plan that was made with --packing across"),
-        ));
-    }
+    whole_sequences(plan, scenario)?;
     let runtime = device::runtime(args)?;
     plans::support::allowed_by(
         &loaded.strategy,
@@ -366,13 +368,30 @@ fn job(args: &RunArgs, plan: &Path, loaded: &Opened) -> Result<Job, CliError> {
         timeout: Duration::from_secs(args.timeout),
     };
     let data = read_data(&data, scenario)?;
-    Ok(Job::new(
+    let job = Job::new(
         scenario.model.clone(),
         loaded.strategy.clone(),
         &scenario.workload,
         data,
         settings,
-    )?)
+    );
+    job.map_err(|error| of_plan(plan, error))
+}
+
+/// Refuses plans whose tokens attend to less than their whole sequence.
+fn whole_sequences(plan: &Path, scenario: &Scenario) -> Result<(), CliError> {
+    let documents = scenario.workload.documents().map(Documents::packing);
+    let Some(packing @ (Packing::Within | Packing::Padded)) = documents else {
+        return Ok(());
+    };
+    let wrong = Mistake::new(format!(
+        "packing: {packing}; our own executor attends to whole sequences of tokens"
+    ));
+    Err(CliError::Input(
+        wrong
+            .at(plan.display().to_string())
+            .expected("a plan that was made with --packing across"),
+    ))
 }
 
 fn read_data(path: &Path, scenario: &Scenario) -> Result<Dataset, CliError> {
