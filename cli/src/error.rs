@@ -116,7 +116,9 @@ impl CliError {
             }
             Self::File(error) => error.mistake(),
             Self::Executor(
-                ExecutorError::Data { path, reason } | ExecutorError::Checkpoint { path, reason },
+                ExecutorError::Data { path, reason }
+                | ExecutorError::Checkpoint { path, reason }
+                | ExecutorError::Unsaved { path, reason },
             ) => Mistake::of_sentence(reason).at(path),
             Self::Import(error) => error.mistake(),
             Self::Log(error) => error.mistake(),

@@ -7,6 +7,14 @@ use models::ModelError;
 use plans::schedule::ScheduleError;
 
 impl ExecutorError {
+    /// The error as one of saving: what stops a save is a failure of the disk, not a wrong input.
+    pub(crate) fn while_saving(self) -> Self {
+        match self {
+            Self::Checkpoint { path, reason } => Self::Unsaved { path, reason },
+            other => other,
+        }
+    }
+
     /// Whether the executor or its device cannot run the plan.
     #[must_use]
     pub fn is_of_plan(&self) -> bool {
@@ -48,7 +56,9 @@ impl ExecutorError {
     #[must_use]
     pub fn is_failure(&self) -> bool {
         match self {
-            Self::Comm(_) | Self::NotFinite { .. } | Self::Panic { .. } => true,
+            Self::Comm(_) | Self::NotFinite { .. } | Self::Panic { .. } | Self::Unsaved { .. } => {
+                true
+            }
             Self::Cpu(error) => failed_on_cpu(error),
             Self::Cuda(error) => match error {
                 CudaError::Host(error) => failed_on_cpu(error),
@@ -65,9 +75,9 @@ impl ExecutorError {
                 | CudaError::Compile { .. } => true,
             },
             Self::Model { .. }
+            | Self::Positions { .. }
             | Self::Trace(_)
             | Self::Device { .. }
-            | Self::Positions { .. }
             | Self::Capture { .. }
             | Self::Schedule(_)
             | Self::Data { .. }
@@ -106,8 +116,6 @@ pub enum ExecutorError {
         /// What the executor cannot compute.
         reason: String,
     },
-    /// A block cannot be traced under the plan.
-    #[error(transparent)]
     /// Sequences are longer than the model's table of positions.
     #[error(
         "{model} has a table of {positions} positions, and sequences of the plan have {seq_len} tokens; expected \
@@ -121,6 +129,8 @@ pub enum ExecutorError {
         /// Tokens per sequence.
         seq_len: u64,
     },
+    /// A block cannot be traced under the plan.
+    #[error(transparent)]
     Trace(#[from] ModelError),
     /// A rank failed on the CPU.
     #[error(transparent)]
@@ -190,9 +200,17 @@ pub enum ExecutorError {
         /// The panic message.
         message: String,
     },
-    /// A checkpoint cannot be written or read.
+    /// A checkpoint, or the folder to save it in, cannot be used.
     #[error("{path}: {reason}")]
     Checkpoint {
+        /// Path of the file or folder.
+        path: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A checkpoint could not be saved, as on a full disk.
+    #[error("{path}: {reason}")]
+    Unsaved {
         /// Path of the file or folder.
         path: String,
         /// What is wrong.
@@ -239,8 +257,8 @@ mod tests {
             size: 100,
             cut: 50,
         });
+        assert!(error.is_of_plan());
         assert!(!error.is_failure());
         assert!(error.to_string().contains("--numerics fast"), "{error}");
     }
 }
-        assert!(error.is_of_plan());

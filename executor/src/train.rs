@@ -316,7 +316,7 @@ fn each_step<'scope>(
 fn join(writer: Option<Writer<'_>>) -> Result<(), ExecutorError> {
     match writer.map(ScopedJoinHandle::join) {
         Some(Ok(result)) => result,
-        Some(Err(_)) => Err(ExecutorError::Checkpoint {
+        Some(Err(_)) => Err(ExecutorError::Unsaved {
             path: "checkpoint".to_owned(),
             reason: "the thread that wrote it panicked".to_owned(),
         }),
@@ -344,6 +344,7 @@ fn save(
         }),
     };
     if saved.is_err() {
+    let saved = saved.map_err(ExecutorError::while_saving);
         // The others learn of it from this rank's failure; the last rank to clean up removes the folder.
         let rank = comm.rank();
         store.abandon(step, Some(rank).filter(|&rank| rank > 0));
