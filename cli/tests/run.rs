@@ -131,9 +131,12 @@ fn checkpoints_are_inspected_verified_resharded_and_resumed() {
         &pipeline,
         "-o",
         "other",
+        "--json",
     ];
-    let output = run(folder.path(), &reshard);
-    assert_eq!(output.status.code(), Some(0));
+    let resharded = at(&reshard);
+    assert_eq!(resharded["step"], 2);
+    assert_eq!(resharded["path"], "other/step-00000002");
+    assert_eq!(resharded["checkpoint_path"], "saved/step-00000002");
     assert_eq!(
         at(&["checkpoint", "verify", "other", "--json"])["whole"],
         true
@@ -162,7 +165,16 @@ fn weights_go_to_the_hubs_format_and_back() {
         let saved = format!("{model}-saved");
         let file = format!("{model}.safetensors");
         train(&["--checkpoints", &saved]);
-        at(&["checkpoint", "export", &saved, "-o", &file]);
+        let exported = answer(&at(&[
+            "checkpoint",
+            "export",
+            &saved,
+            "-o",
+            &file,
+            "--json",
+        ]));
+        assert_eq!(exported["path"], file.as_str());
+        assert_eq!(exported["step"], 1);
         let tuned = format!("{model}-tuned");
         let fine_tuned = train(&["--init", &file, "--checkpoints", &tuned]);
         let start = fine_tuned["losses"][0]["loss"].as_f64().expect("a number");

@@ -1,7 +1,8 @@
 //! `checkpoint`: shows what a checkpoint holds, verifies it, or reshards it for another plan.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use answers::SCHEMA_VERSION;
@@ -12,7 +13,9 @@ use executor::checkpoint::{Checkpoint, Manifest, ParameterEntry};
 use executor::{AdamW, Checkpoints, Dataset, Execution, Job, Observer, Session, Settings};
 use serde::Serialize;
 
-use crate::args::{CheckpointAction, CheckpointArgs, CheckpointPath, ReshardArgs};
+use crate::args::{
+    CheckpointAction, CheckpointArgs, CheckpointPath, ExportWeightsArgs, ReshardArgs,
+};
 use crate::commands::plan;
 use crate::destinations::Target;
 use crate::error::{CliError, code};
@@ -30,9 +33,33 @@ struct InspectJson<'c> {
 struct VerifyJson {
     schema_version: u32,
     path: String,
-    step: u64,
+    /// Steps that it has seen; absent where it cannot be opened.
+    step: Option<u64>,
     whole: bool,
     problems: Vec<String>,
+}
+
+/// What was made of a checkpoint.
+#[derive(Serialize)]
+struct MadeJson {
+    schema_version: u32,
+    /// The file or folder that was written.
+    path: String,
+    /// The checkpoint that it was made of.
+    checkpoint_path: String,
+    step: u64,
+}
+
+impl MadeJson {
+    /// Prints the answer about what was written to `path`.
+    fn print(path: &Path, checkpoint: &Checkpoint) -> Result<(), CliError> {
+        output::json(&Self {
+            schema_version: SCHEMA_VERSION,
+            path: path.display().to_string(),
+            checkpoint_path: checkpoint.folder().display().to_string(),
+            step: checkpoint.manifest.step,
+        })
+    }
 }
 
 /// Runs `checkpoint`.
@@ -41,13 +68,19 @@ pub(crate) fn run(args: &CheckpointArgs) -> Result<ExitCode, CliError> {
         CheckpointAction::Inspect(args) => inspect(args),
         CheckpointAction::Verify(args) => verify(args),
         CheckpointAction::Reshard(args) => reshard(args),
-        CheckpointAction::Export(args) => {
-            let to = Target::named(&args.to, Kind::Weights, args.force)?;
-            to.write(&Checkpoint::open(&args.path)?.safetensors()?)?;
-            to.say(args.output.quiet, "weights");
-            Ok(ExitCode::SUCCESS)
-        }
+        CheckpointAction::Export(args) => export(args),
     }
+}
+
+fn export(args: &ExportWeightsArgs) -> Result<ExitCode, CliError> {
+    let to = Target::named(&args.to, Kind::Weights, args.force)?;
+    let checkpoint = Checkpoint::open(&args.path)?;
+    to.write(&checkpoint.safetensors()?)?;
+    to.say(args.output.quiet, "weights");
+    if args.output.json {
+        MadeJson::print(to.path(), &checkpoint)?;
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn inspect(args: &CheckpointPath) -> Result<ExitCode, CliError> {
@@ -101,27 +134,25 @@ fn inspect(args: &CheckpointPath) -> Result<ExitCode, CliError> {
 }
 
 fn verify(args: &CheckpointPath) -> Result<ExitCode, CliError> {
-    let checkpoint = Checkpoint::open(&args.path)?;
-    let problems: Vec<String> = checkpoint
-        .verify()
-        .iter()
-        .map(ToString::to_string)
-        .collect();
+    let folder = Checkpoint::locate(&args.path)?;
+    let path = folder.display().to_string();
+    // What cannot be opened is damaged too.
+    let (step, problems) = match Checkpoint::at(folder) {
+        Ok(checkpoint) => (Some(checkpoint.manifest.step), checkpoint.verify()),
+        Err(problem) => (None, vec![problem]),
+    };
+    let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
     let whole = problems.is_empty();
-    let path = checkpoint.folder().display().to_string();
     if args.output.json {
         output::json(&VerifyJson {
             schema_version: SCHEMA_VERSION,
             path,
-            step: checkpoint.manifest.step,
+            step,
             whole,
             problems,
         })?;
-    } else if whole {
-        output::print(&format!(
-            "{path}: whole, step {}\n",
-            checkpoint.manifest.step
-        ));
+    } else if let (Some(step), true) = (step, whole) {
+        output::print(&format!("{path}: whole, step {step}\n"));
     } else {
         output::print(&format!("{}\n", problems.join("\n")));
     }
@@ -132,9 +163,10 @@ fn verify(args: &CheckpointPath) -> Result<ExitCode, CliError> {
     })
 }
 
-/// An observer that reports only what was saved.
+/// An observer that reports only what was saved, and keeps where.
 struct Saved {
     quiet: bool,
+    path: OnceLock<PathBuf>,
 }
 
 impl Observer for Saved {
@@ -142,6 +174,7 @@ impl Observer for Saved {
 
     fn saved(&self, path: &Path) {
         output::note(self.quiet, &format!("saved {}", path.display()));
+        let _ = self.path.set(path.to_owned());
     }
 }
 
@@ -173,14 +206,20 @@ fn reshard(args: &ReshardArgs) -> Result<ExitCode, CliError> {
         // It is the same run under another layout.
         run: checkpoint.manifest.run.clone(),
     };
+    let saved = Saved {
+        quiet: args.output.quiet,
+        path: OnceLock::new(),
+    };
     executor::train(&Session {
         job: &job,
         start: Some((&checkpoint, checkpoint.manifest.step)),
         checkpoints: Some(&checkpoints),
-        observer: &Saved {
-            quiet: args.output.quiet,
-        },
+        observer: &saved,
         watch: None,
     })?;
+    if args.output.json {
+        let path = saved.path.get().unwrap_or(&checkpoints.dir);
+        MadeJson::print(path, &checkpoint)?;
+    }
     Ok(ExitCode::SUCCESS)
 }

@@ -183,7 +183,27 @@ fn damaged_checkpoints_are_refused() {
         copy(&whole, &path);
         damage(&path);
         refused(folder.path(), "saved/step-00000002", case, may, says);
+        if case != "no manifest" {
+            answered(folder.path(), case, says);
+        }
     }
+}
+
+/// `verify --json` answers about every damaged checkpoint.
+fn answered(folder: &Path, case: &str, says: &str) {
+    let args = ["checkpoint", "verify", "saved/step-00000002", "--json"];
+    let output = run(folder, &args);
+    assert_eq!(output.status.code(), Some(2), "{case}");
+    let answer: serde_json::Value =
+        serde_json::from_slice(&output.stdout).expect("stdout is one JSON document");
+    assert_eq!(answer["whole"], false, "{case}");
+    let problems = answer["problems"].as_array().expect("a list");
+    let said = problems.iter().filter_map(|problem| problem.as_str());
+    let said: Vec<&str> = said.collect();
+    assert!(
+        said.iter().any(|p| p.contains(says.trim())),
+        "{case}: {said:?}"
+    );
 }
 
 #[test]

@@ -116,7 +116,7 @@ fn keys_of_json() {
     let (single, split) = (at("llama-single.yaml"), at("llama-tp2-dp2.yaml"));
     let config = at("llama/config.json");
     let mut text = String::new();
-    let commands: [&[&str]; 15] = [
+    let commands: [&[&str]; 17] = [
         &[
             "search",
             "--model",
@@ -160,12 +160,30 @@ fn keys_of_json() {
             &split,
             "--steps",
             "2",
-            "--checkpoint",
+            "--checkpoints",
             "saved",
             "--json",
         ],
         &["checkpoint", "inspect", "saved", "--json"],
         &["checkpoint", "verify", "saved", "--json"],
+        &[
+            "checkpoint",
+            "reshard",
+            "saved",
+            "--plan",
+            &single,
+            "-o",
+            "other",
+            "--json",
+        ],
+        &[
+            "checkpoint",
+            "export",
+            "saved",
+            "-o",
+            "w.safetensors",
+            "--json",
+        ],
         &["export", &single, "--to", "megatron-lm", "--json"],
         &["import", &config, "--json"],
         &["models", "--json"],

@@ -68,11 +68,25 @@ impl Checkpoint {
     /// # Errors
     /// When there is none, or its manifest or a header is damaged.
     pub fn open(path: &Path) -> Result<Self, ExecutorError> {
-        let folder = if is_one(path) {
-            path.to_owned()
-        } else {
-            latest(path)?.ok_or_else(|| none(path))?
-        };
+        Self::at(Self::locate(path)?)
+    }
+
+    /// The folder of the checkpoint at `path`, or of the latest one in a folder of checkpoints.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn locate(path: &Path) -> Result<PathBuf, ExecutorError> {
+        if is_one(path) {
+            return Ok(path.to_owned());
+        }
+        latest(path)?.ok_or_else(|| none(path))
+    }
+
+    /// Opens the checkpoint in `folder`.
+    ///
+    /// # Errors
+    /// When its manifest or a header is damaged.
+    pub fn at(folder: PathBuf) -> Result<Self, ExecutorError> {
         let manifest = Manifest::read(&folder)?;
         let mut pieces: BTreeMap<String, Vec<Held>> = BTreeMap::new();
         for (file, entry) in manifest.files.iter().enumerate() {
@@ -117,7 +131,7 @@ impl Checkpoint {
         if !is_one(folder) {
             return Err(wrong(folder, format!("has no {MANIFEST}")));
         }
-        let checkpoint = Self::open(folder)?;
+        let checkpoint = Self::at(folder.to_owned())?;
         match checkpoint.verify().into_iter().next() {
             Some(error) => Err(error),
             None => Ok(checkpoint),
