@@ -134,9 +134,9 @@ pub struct TrainFile {
     /// Peak learning rate.
     #[serde(default = "defaults::learning_rate")]
     pub learning_rate: f64,
-    /// Learning rate at the end of the cosine.
-    #[serde(default = "defaults::min_learning_rate")]
-    pub min_learning_rate: f64,
+    /// Learning rate at the end of the cosine; absent: a tenth of the peak.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_learning_rate: Option<f64>,
     /// Steps of linear warm-up.
     #[serde(default)]
     pub warmup_steps: u64,
@@ -155,16 +155,27 @@ pub struct TrainFile {
 }
 
 impl TrainFile {
+    /// Learning rate at the end of the cosine.
+    #[must_use]
+    pub fn min_learning_rate(&self) -> f64 {
+        self.min_learning_rate.unwrap_or(self.learning_rate / 10.0)
+    }
+
     /// Checks that its numbers can be trained with; an error is a field and what is wrong with it.
     fn check(&self) -> Result<(), (&'static str, String)> {
         let is_size = |number: f64| number >= 0.0 && number.is_finite();
         let sizes = [
             ("train.learning_rate", self.learning_rate),
-            ("train.min_learning_rate", self.min_learning_rate),
+            ("train.min_learning_rate", self.min_learning_rate()),
             ("train.weight_decay", self.weight_decay),
         ];
         if let Some((field, number)) = sizes.into_iter().find(|(_, number)| !is_size(*number)) {
             return Err((field, format!("{number}; expected a number of at least 0")));
+        }
+        let (least, peak) = (self.min_learning_rate(), self.learning_rate);
+        if least > peak {
+            let message = format!("{least}; expected at most train.learning_rate, {peak}");
+            return Err(("train.min_learning_rate", message));
         }
         if let Some(beta) = self.betas.iter().find(|beta| !(0.0..1.0).contains(*beta)) {
             let message = format!("{beta}; expected two numbers in [0, 1)");
@@ -189,9 +200,6 @@ mod defaults {
     }
     pub(super) fn learning_rate() -> f64 {
         1e-3
-    }
-    pub(super) fn min_learning_rate() -> f64 {
-        1e-4
     }
     pub(super) fn weight_decay() -> f64 {
         0.1

@@ -188,7 +188,7 @@ fn train_sections_are_checked() {
         steps: 10,
         seed: 1,
         learning_rate: 1e-3,
-        min_learning_rate: 0.0,
+        min_learning_rate: Some(0.0),
         warmup_steps: 0,
         weight_decay: 0.1,
         betas: [0.0, 0.95],
@@ -196,15 +196,28 @@ fn train_sections_are_checked() {
         gradient_bucket_mib: 25,
     };
     type Case = (fn(&mut TrainFile), &'static str);
-    let cases: [Case; 10] = [
+    let cases: [Case; 14] = [
         (|_| {}, ""),
         (|train| train.clip_norm = Some(1e-9), ""),
         (|train| train.steps = 0, "train.steps"),
         (|train| train.learning_rate = -1.0, "train.learning_rate"),
         (
-            |train| train.min_learning_rate = f64::NAN,
+            |train| train.min_learning_rate = Some(f64::NAN),
             "train.min_learning_rate",
         ),
+        (
+            |train| train.min_learning_rate = Some(2e-3),
+            "train.min_learning_rate",
+        ),
+        (
+            |train| (train.learning_rate, train.min_learning_rate) = (0.0, None),
+            "",
+        ),
+        (
+            |train| (train.learning_rate, train.min_learning_rate) = (1e-5, None),
+            "",
+        ),
+        (|train| train.min_learning_rate = Some(1e-3), ""),
         (
             |train| train.weight_decay = f64::INFINITY,
             "train.weight_decay",

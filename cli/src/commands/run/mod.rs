@@ -402,7 +402,7 @@ fn read_data(path: &Path, scenario: &Scenario) -> Result<Dataset, CliError> {
 fn optimizer(train: &TrainFile) -> AdamW {
     AdamW {
         learning_rate: train.learning_rate,
-        min_learning_rate: train.min_learning_rate,
+        min_learning_rate: train.min_learning_rate(),
         warmup_steps: train.warmup_steps,
         beta1: train.betas[0],
         beta2: train.betas[1],
