@@ -1,7 +1,6 @@
 //! Runs a job with one thread per rank.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,7 +11,9 @@ use cpu_device::Watch;
 use plans::Timeline;
 use sha2::{Digest, Sha256};
 
-use crate::checkpoint::{self, Manifest, Memory, Piece, RunIdentity, Source, Store, Written};
+use crate::checkpoint::{
+    self, Claim, Manifest, Memory, Piece, RunIdentity, Source, Store, Written,
+};
 use crate::device::{Cores, Device, Devices};
 use crate::error::ExecutorError;
 use crate::job::Job;
@@ -151,7 +152,7 @@ pub(crate) fn outcome(reports: Vec<RankReport>, states: Memory) -> Outcome {
 /// Makes the folder of checkpoints, cleans up after an interrupted save, and refuses to mix this run's checkpoints
 /// with another's: no other run may save in a folder, and the latest there must be the one to resume from. Holds the folder until
 /// the value returned is dropped.
-pub(crate) fn prepare(session: &Session<'_>) -> Result<Option<File>, ExecutorError> {
+pub(crate) fn prepare<'a>(session: &Session<'a>) -> Result<Option<Claim<'a>>, ExecutorError> {
     let Some(checkpoints) = session.checkpoints else {
         return Ok(None);
     };
@@ -182,7 +183,7 @@ pub(crate) fn prepare(session: &Session<'_>) -> Result<Option<File>, ExecutorErr
         }
     }
     store.recover()?;
-    Ok(claimed)
+    Ok(Some(claimed))
 }
 
 /// Runs a rank's work; its failure or panic is reported to the other ranks.
@@ -343,8 +344,8 @@ fn save(
             Ok(())
         }),
     };
-    if saved.is_err() {
     let saved = saved.map_err(ExecutorError::while_saving);
+    if saved.is_err() {
         // The others learn of it from this rank's failure; the last rank to clean up removes the folder.
         let rank = comm.rank();
         store.abandon(step, Some(rank).filter(|&rank| rank > 0));

@@ -170,6 +170,20 @@ fn a_disk_that_is_full_leaves_the_last_checkpoint_and_nothing_else() {
 }
 
 #[test]
+fn a_link_to_nothing_is_no_folder_of_checkpoints() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let link = folder.path().join("saved");
+    std::os::unix::fs::symlink(folder.path().join("gone"), &link).expect("a link");
+    let plan = plan("single");
+    let args = ["run", &plan, "-q", "--steps", "1", "--checkpoints", "saved"];
+    let output = run(folder.path(), &args);
+    let said = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("is a symbolic link to nothing"), "{said}");
+    assert!(link.is_symlink());
+}
+
+#[test]
 fn two_runs_do_not_save_in_one_folder() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let folder = folder.path();

@@ -22,5 +22,5 @@ pub use memory::Memory;
 pub use open::{Checkpoint, ParameterEntry};
 pub use piece::{Piece, Source, Triple};
 pub(crate) use piece::{load, pieces};
-pub(crate) use store::{Store, Written};
+pub(crate) use store::{Claim, Store, Written};
 pub use store::{all, latest};

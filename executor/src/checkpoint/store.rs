@@ -43,6 +43,25 @@ pub(crate) struct Written {
     pub(crate) parameters: BTreeMap<String, Vec<u64>>,
 }
 
+/// A folder of checkpoints that one run holds. When dropped, it lets go of the folder, and removes what it made if nothing
+/// was saved there.
+pub(crate) struct Claim<'a> {
+    files: &'a dyn Files,
+    /// The folders that were made, the innermost first.
+    made: Vec<PathBuf>,
+    /// The lock of the folder; nothing keeps other runs out where the file system has no locks of folders.
+    lock: Option<File>,
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        // A folder that holds something is not removed, nor are those around it.
+        let mut made = self.made.iter();
+        let _ = made.try_for_each(|folder| self.files.remove_dir(folder));
+        drop(self.lock.take());
+    }
+}
+
 impl<'a> Store<'a> {
     /// A store on the real file system.
     pub(crate) fn new(dir: &'a Path) -> Self {
@@ -69,22 +88,28 @@ impl<'a> Store<'a> {
         self.dir.join(format!(".step-{step:08}{end}"))
     }
 
-    /// Makes the folder and keeps other runs out of it, until the value returned is dropped. Nothing keeps them out where the file system
-    /// has no locks of folders.
-    pub(crate) fn claim(&self) -> Result<Option<File>, ExecutorError> {
+    /// Makes the folder and keeps other runs out of it, until the value returned is dropped.
+    pub(crate) fn claim(&self) -> Result<Claim<'a>, ExecutorError> {
         exists(self.dir)?;
-        create_dirs(self.files, self.dir).map_err(|e| io(self.dir, &e))?;
-        let Ok(folder) = File::open(self.dir) else {
-            return Ok(None);
+        let above = self.dir.ancestors();
+        let missing = above.take_while(|folder| !folder.as_os_str().is_empty() && !folder.exists());
+        let mut claim = Claim {
+            files: self.files,
+            made: missing.map(Path::to_owned).collect(),
+            lock: None,
         };
-        match folder.try_lock() {
-            Ok(()) => Ok(Some(folder)),
-            Err(TryLockError::WouldBlock) => {
-                let reason = "another run saves there now, expected another folder";
-                Err(wrong(self.dir, reason.to_owned()))
+        create_dirs(self.files, self.dir).map_err(|e| io(self.dir, &e))?;
+        if let Ok(folder) = File::open(self.dir) {
+            match folder.try_lock() {
+                Ok(()) => claim.lock = Some(folder),
+                Err(TryLockError::WouldBlock) => {
+                    let reason = "another run saves there now, expected another folder";
+                    return Err(wrong(self.dir, reason.to_owned()));
+                }
+                Err(TryLockError::Error(_)) => {}
             }
-            Err(TryLockError::Error(_)) => Ok(None),
         }
+        Ok(claim)
     }
 
     /// Makes the folder and cleans up after an interrupted save: an old checkpoint that was set aside gets its name
@@ -287,7 +312,13 @@ fn final_name(step: u64) -> String {
 /// Whether there is a folder of checkpoints; an error if it is a file.
 fn exists(dir: &Path) -> Result<bool, ExecutorError> {
     match fs::metadata(dir) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => match fs::symlink_metadata(dir) {
+            Ok(_) => Err(wrong(
+                dir,
+                "is a symbolic link to nothing, expected a folder".to_owned(),
+            )),
+            Err(_) => Ok(false),
+        },
         Ok(kind) if !kind.is_dir() => Err(wrong(dir, "is a file, expected a folder".to_owned())),
         _ => Ok(true),
     }
