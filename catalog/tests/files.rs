@@ -129,7 +129,8 @@ fn a_symbolic_link_is_never_followed() {
     symlink(&victim, &link).expect("link");
     let checked = Destination::check(&link, Kind::Plan, Replace::SameKind);
     assert!(matches!(checked, Err(FileError::Link { .. })));
-    assert!(files::open_log(&link, Kind::Plan, Replace::Anything).is_err());
+    let log = files::open_log(&link, Kind::Plan, Replace::Anything);
+    assert!(matches!(log, Err(FileError::LogLink { .. })));
     // Forced, the link itself gives way.
     files::write(&link, Kind::Report, Replace::Anything, REPORT).expect("forced");
     assert_eq!(fs::read_to_string(&victim).expect("read"), PLAN);
@@ -244,6 +245,8 @@ fn a_log_grows() {
     use std::io::Write;
     let folder = temporary();
     let path = folder.path().join("run.jsonl");
+    files::check_log(&path, Kind::RunLog, Replace::SameKind).expect("free");
+    assert!(!path.exists(), "checking leaves nothing");
     for step in 0..2 {
         let mut log = files::open_log(&path, Kind::RunLog, Replace::SameKind).expect("opened");
         writeln!(log, "{{\"step\":{step}}}").expect("written");
@@ -252,6 +255,7 @@ fn a_log_grows() {
     assert_eq!(text, "{\"step\":0}\n{\"step\":1}\n");
     fs::write(&path, "notes").expect("written");
     assert!(files::open_log(&path, Kind::RunLog, Replace::SameKind).is_err());
+    assert!(files::open_log(&path, Kind::RunLog, Replace::Anything).is_ok());
 }
 
 /// Names are shown on one line, without what a terminal would act on.

@@ -5,6 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
+use catalog::Mistake;
 use catalog::files::{Destination, Draft, FileError, Kind, Replace, shown};
 
 use crate::error::CliError;
@@ -82,6 +83,35 @@ impl Target {
             ""
         };
         output::note(quiet, &format!("{what} {}{replaced}", shown(self.path())));
+    }
+}
+
+/// Checks that files which one command writes have a path each; `files` are the flags that name them, and their paths.
+pub(crate) fn distinct(files: &[(&str, Option<&Path>)]) -> Result<(), CliError> {
+    let mut seen: Vec<(&str, PathBuf)> = Vec::new();
+    for (flag, path) in files {
+        let Some(path) = path else { continue };
+        let place = resolved(path);
+        if let Some((other, _)) = seen.iter().find(|(_, known)| *known == place) {
+            let wrong = Mistake::new(format!("{other} and {flag} name the same file"));
+            return Err(CliError::Input(
+                wrong.at(shown(path)).expected("a file of its own for each"),
+            ));
+        }
+        seen.push((flag, place));
+    }
+    Ok(())
+}
+
+/// The path with all links and dots of its folder resolved, as far as the folder is there.
+fn resolved(path: &Path) -> PathBuf {
+    let folder = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty());
+    let folder = std::fs::canonicalize(folder.unwrap_or(Path::new(".")));
+    match (folder, path.file_name()) {
+        (Ok(folder), Some(name)) => folder.join(name),
+        _ => path.to_owned(),
     }
 }
 

@@ -95,7 +95,15 @@ fn expected(source: &(dyn std::error::Error + 'static)) -> String {
     if source.is::<std::num::ParseFloatError>() {
         return "a number".to_owned();
     }
-    source.to_string()
+    let said = source.to_string();
+    range(&said).unwrap_or(said)
+}
+
+/// The range of a message such as `0 is not in 1..=9` of clap's parser of whole numbers, in words.
+fn range(said: &str) -> Option<String> {
+    let (_, range) = said.split_once(" is not in ")?;
+    let (first, last) = range.split_once("..=")?;
+    Some(format!("a whole number from {first} to {last}"))
 }
 
 /// Turns clap's message about an option's wrong value into a mistake.

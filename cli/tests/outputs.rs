@@ -298,7 +298,7 @@ fn a_full_disk_ends_the_log_of_a_run() {
     assert_eq!(json(&ran)["losses"].as_array().expect("losses").len(), 12);
     let said = stderr(&ran);
     assert_eq!(
-        said.matches("cannot write to l.jsonl, the log ends early")
+        said.matches("the log ends early: cannot write l.jsonl")
             .count(),
         1,
         "{said}"

@@ -293,6 +293,7 @@ fn flags_are_checked_before_training() {
     let plan = plan.to_str().expect("a path in UTF-8");
     let llama = examples().join("llama-single.yaml");
     let llama = llama.to_str().expect("a path in UTF-8");
+    fs::write(folder.path().join("words.txt"), "words").expect("writable");
     let half = "--steps 4 --checkpoints half --every 2 -q";
     let half: Vec<&str> = ["run", plan].into_iter().chain(half.split(' ')).collect();
     assert_eq!(run(folder.path(), &half).status.code(), Some(0));
@@ -301,8 +302,17 @@ fn flags_are_checked_before_training() {
         (&["run", plan, "--steps", "4", "--resume", "half/step-00000002", "--replan-at", "1", plan],
             "a step from 2 to 3: the checkpoint has seen 2"),
         (&["run", plan, "--replan-at", "1", llama], "another run: model is nanogpt before and llama after"),
+        (&["run", plan, "--trace", "t.json", "--report", "./t.json"], "--trace and --report name the same file"),
+        (&["run", plan, "--trace", "t", "--log", "t.predicted.json"], "--log name the same file"),
+        (&["run", plan, "--profile", "nothere"], "where     --profile nothere"),
+        (&["run", plan, "--timeout", "0"], "expected  a whole number from 1 to 2592000"),
+        (&["run", plan, "--resume", "nowhere", "--log", "new.log"], "holds no complete checkpoint"),
+        (&["run", plan, "--log", "words.txt"], "or --force to replace the file"),
     ];
     one_message(folder.path(), cases);
+    for left in ["new.log", "t.json", "t"] {
+        assert!(!folder.path().join(left).exists(), "{left} was left");
+    }
 }
 
 /// What `--replan-at` goes on under may differ in its layout, and in nothing that is trained.
@@ -393,6 +403,29 @@ fn a_cut_block_is_placed_in_its_plan() {
     ] {
         assert!(stderr.contains(says), "{says}: {stderr}");
     }
+}
+
+/// A log over another kind of file is refused, and made there when it is forced.
+#[test]
+fn a_log_replaces_another_file_when_forced() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let plan = examples().join("nanogpt-single.yaml");
+    let plan = plan.to_str().expect("a path in UTF-8");
+    let log = folder.path().join("notes");
+    fs::write(&log, "notes\n").expect("writable");
+    let args = ["run", plan, "--steps", "2", "-q", "--log", "notes"];
+    assert_eq!(run(folder.path(), &args).status.code(), Some(2));
+    assert_eq!(fs::read_to_string(&log).expect("kept"), "notes\n");
+    let forced = run(folder.path(), &[&args[..], &["--force"]].concat());
+    assert_eq!(
+        forced.status.code(),
+        Some(0),
+        "{}",
+        String::from_utf8_lossy(&forced.stderr)
+    );
+    let lines = fs::read_to_string(&log).expect("a log");
+    assert_eq!(lines.lines().count(), 2, "{lines}");
+    assert!(lines.starts_with("{\"step\":0,"), "{lines}");
 }
 
 /// The log of a run on a profiled machine teaches nothing about tables.

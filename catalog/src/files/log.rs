@@ -5,21 +5,36 @@ use std::path::Path;
 
 use super::{Destination, FileError, Kind, Replace, shown};
 
-/// Opens a log to append lines, after checking that `path` holds a log or nothing. It may be a pipe or a device,
-/// because nothing there is replaced.
+/// Checks that a log can be written at `path`, and leaves nothing there. It may be a pipe or a device, because nothing
+/// there is replaced.
 ///
 /// # Errors
 /// As [`Destination::check`]; a symbolic link is refused even when forced, because a log is not replaced.
-pub fn open_log(path: &Path, kind: Kind, replace: Replace) -> Result<File, FileError> {
+pub fn check_log(path: &Path, kind: Kind, replace: Replace) -> Result<(), FileError> {
+    if is_special(path) {
+        return Ok(());
+    }
+    if std::fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink()) {
+        return Err(FileError::LogLink { path: shown(path) });
+    }
+    Destination::check(path, kind, replace).map(drop)
+}
+
+/// Whether there is something at `path` that is no file, folder or link: a pipe, a socket or a device.
+fn is_special(path: &Path) -> bool {
     let found = std::fs::symlink_metadata(path).map(|found| found.file_type());
-    if found.is_ok_and(|found| !found.is_file() && !found.is_dir() && !found.is_symlink()) {
+    found.is_ok_and(|found| !found.is_file() && !found.is_dir() && !found.is_symlink())
+}
+
+/// Opens a log to append lines, after checking it.
+///
+/// # Errors
+/// As [`check_log`]; when it cannot be opened.
+pub fn open_log(path: &Path, kind: Kind, replace: Replace) -> Result<File, FileError> {
+    check_log(path, kind, replace)?;
+    if is_special(path) {
         let opened = OpenOptions::new().append(true).open(path);
         return opened.map_err(|e| FileError::io(path, e));
-    }
-    Destination::check(path, kind, replace)?;
-    let refuse_link = || FileError::Link { path: shown(path) };
-    if std::fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink()) {
-        return Err(refuse_link());
     }
     let opened = OpenOptions::new().create(true).append(true).open(path);
     let file = opened.map_err(|e| FileError::io(path, e))?;
@@ -29,7 +44,7 @@ pub fn open_log(path: &Path, kind: Kind, replace: Replace) -> Result<File, FileE
     if same_file(&named, &held) {
         Ok(file)
     } else {
-        Err(refuse_link())
+        Err(FileError::LogLink { path: shown(path) })
     }
 }
 

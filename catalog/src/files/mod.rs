@@ -18,7 +18,7 @@ use crate::mistake::Mistake;
 pub use folder::{FolderDestination, NamedFile};
 pub use kind::Kind;
 pub use lock::lock;
-pub use log::open_log;
+pub use log::{check_log, open_log};
 
 /// Why a file cannot be written.
 #[derive(Debug, thiserror::Error)]
@@ -59,6 +59,14 @@ pub enum FileError {
          replace the link with --force"
     )]
     Link {
+        /// Path of the destination.
+        path: String,
+    },
+    /// The destination of a log is a symbolic link.
+    #[error(
+        "cannot write {path}: it is a symbolic link, which is not followed; name the file it points to"
+    )]
+    LogLink {
         /// Path of the destination.
         path: String,
     },
@@ -108,6 +116,7 @@ impl FileError {
                 path,
                 "the file that it points to, or --force to replace the link",
             ),
+            Self::LogLink { path } => (path, "the file that it points to"),
             Self::OtherKind { path, .. } => (path, "another name, or --force to replace the file"),
         };
         let said = self.to_string();

@@ -71,7 +71,7 @@ pub(crate) struct RunArgs {
     /// Write a line of JSON per step: loss, gradient norm, time. With --resume the lines are added to the file
     #[arg(long)]
     pub(crate) log: Option<PathBuf>,
-    /// Let --trace and --report replace files of any kind
+    /// Let --trace, --report and --log replace files of any kind
     #[arg(long)]
     pub(crate) force: bool,
     /// Folder to save checkpoints in; a run from the beginning refuses one that holds an earlier run's

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use answers::Opened;
-use catalog::{Bytes, Seconds, profile};
+use catalog::{Bytes, Mistake, Seconds, profile};
 use costmodel::{CostModel, Held, Member, Scenario};
 use executor::{Job, Outcome, RankReport};
 use plans::Timeline;
@@ -51,6 +51,12 @@ pub(crate) fn predict(args: &RunArgs, loaded: &Opened) -> Result<Predicted, CliE
     let costs = CostModel::new(scenario.clone())?;
     let predicted = Predicted { costs, times: None };
     let path = match &args.profile {
+        Some(path) if !path.is_file() => {
+            let place = format!("--profile {}", path.display());
+            let wrong = Mistake::new("there is no such file").at(place);
+            let wrong = wrong.expected("a profile that `vescale-plan profile` wrote");
+            return Err(CliError::Input(wrong));
+        }
         Some(path) => path.as_path(),
         None if Path::new(profile::DEFAULT_PATH).exists() => Path::new(profile::DEFAULT_PATH),
         None => return Ok(predicted),

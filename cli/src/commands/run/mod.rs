@@ -33,7 +33,7 @@ use narrator::{Log, Narrator};
 use crate::args::{ExecutionArg, NumericsArg, RunArgs};
 use crate::commands::device;
 use crate::commands::plan;
-use crate::destinations::Target;
+use crate::destinations::{self, Target};
 use crate::error::CliError;
 use crate::inputs;
 use crate::output;
@@ -74,7 +74,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
         args.output.quiet,
         (job.settings.steps, job.global_batch * job.seq_len),
         predicted.times.as_ref().map(|t| t.at_peak),
-        Log::new(args.log.as_deref(), args.resume.is_some())?,
+        Log::check(args)?,
     );
     let resumed = resume::checkpoint(args, &job)?;
     let first = resumed.as_ref().map_or(0, |c| c.manifest.step);
@@ -187,10 +187,16 @@ struct Files {
 impl Files {
     fn check(args: &RunArgs) -> Result<Self, CliError> {
         let trace = |path: &Path| Target::named(path, Kind::Trace, args.force);
-        let traces = args.trace.as_deref().map(|path| {
-            let predicted = path.with_extension("predicted.json");
-            Ok::<_, CliError>([trace(path)?, trace(&predicted)?])
-        });
+        let predicted = args.trace.as_deref().map(predicted_trace);
+        destinations::distinct(&[
+            ("--trace", args.trace.as_deref()),
+            ("--trace, of the prediction,", predicted.as_deref()),
+            ("--report", args.report.as_deref()),
+            ("--log", args.log.as_deref()),
+        ])?;
+        let traces = args.trace.as_deref().zip(predicted.as_deref());
+        let traces = traces
+            .map(|(measured, predicted)| Ok::<_, CliError>([trace(measured)?, trace(predicted)?]));
         Ok(Self {
             traces: traces.transpose()?,
             report: Target::optional(args.report.as_ref(), Kind::Report, args.force)?,
@@ -211,6 +217,11 @@ impl Files {
         }
         Ok(())
     }
+}
+
+/// Where the predicted timeline goes, beside the measured one.
+fn predicted_trace(measured: &Path) -> PathBuf {
+    measured.with_extension("predicted.json")
 }
 
 /// Trains under the session's plan up to a step, then under another plan.
@@ -260,29 +271,6 @@ fn replanned(
     Ok((after, job_after, predicted_after))
 }
 
-fn numerics_name(numerics: NumericsArg) -> &'static str {
-    match numerics {
-        NumericsArg::Exact => "exact",
-        NumericsArg::Fast => "fast",
-    }
-}
-
-fn losses(outcome: &Outcome, first: u64) -> Vec<LossJson> {
-    (first..)
-        .zip(&outcome.losses)
-        .map(|(step, &loss)| LossJson {
-            step,
-            loss,
-            bits: format!("{:016x}", loss.to_bits()),
-        })
-        .collect()
-}
-
-/// The file to train on: that of the flag, else that of the plan.
-fn data(args: &RunArgs, plan: &Path, train: Option<&TrainFile>) -> Result<PathBuf, CliError> {
-    match (&args.data, train) {
-        (Some(path), _) => Ok(path.clone()),
-        (None, Some(train)) => Ok(catalog::load::beside(plan, &train.data).into()),
 /// The step of `--replan-at`: one that is still to be trained, and not the first.
 fn replan_step(session: &Session<'_>, word: &str) -> Result<u64, CliError> {
     let last = session.job.settings.steps.saturating_sub(1);
@@ -321,6 +309,29 @@ fn same_run(args: &RunArgs, before: &Job, after: &Job, path: &Path) -> Result<()
     ))
 }
 
+fn numerics_name(numerics: NumericsArg) -> &'static str {
+    match numerics {
+        NumericsArg::Exact => "exact",
+        NumericsArg::Fast => "fast",
+    }
+}
+
+fn losses(outcome: &Outcome, first: u64) -> Vec<LossJson> {
+    (first..)
+        .zip(&outcome.losses)
+        .map(|(step, &loss)| LossJson {
+            step,
+            loss,
+            bits: format!("{:016x}", loss.to_bits()),
+        })
+        .collect()
+}
+
+/// The file to train on: that of the flag, else that of the plan.
+fn data(args: &RunArgs, plan: &Path, train: Option<&TrainFile>) -> Result<PathBuf, CliError> {
+    match (&args.data, train) {
+        (Some(path), _) => Ok(path.clone()),
+        (None, Some(train)) => Ok(catalog::load::beside(plan, &train.data).into()),
         (None, None) => {
             let wrong =
                 Mistake::new("the plan does not say what to train on: it has no `train` section");

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{IsTerminal, Read, Seek, SeekFrom, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use catalog::files::{self, FileError, Kind, Replace};
@@ -10,6 +10,7 @@ use executor::{Observer, StepReport};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
+use crate::args::RunArgs;
 use crate::error::CliError;
 use crate::output;
 
@@ -24,64 +25,87 @@ pub(crate) struct Narrator {
     log: Option<Log>,
 }
 
-/// The file of `--log`, one line per step. A new run empties it at its first step, so that a run refused earlier loses
-/// nothing; a resumed run appends, and where a step then stands twice, the later line is of the weights that training
-/// went on with.
-pub(crate) struct Log(Mutex<Lines>);
+/// The file of `--log`, one line per step. A new run makes or empties it at its first step, so that a run refused earlier
+/// leaves and loses nothing; a resumed run appends, and where a step then stands twice, the later line is of the weights
+/// that training went on with.
+pub(crate) struct Log {
+    path: PathBuf,
+    replace: Replace,
+    resumed: bool,
+    lines: Mutex<Lines>,
+}
 
-struct Lines {
-    file: File,
-    /// Path of the file, for messages.
-    path: String,
-    /// Whether a line could not be written, as on a full disk. None is then added: the log ends there.
-    ended: bool,
-    /// Whether the file's content is of another run, to be removed.
-    empty_first: bool,
+/// Where the next line of a log goes.
+enum Lines {
+    /// To a file that is not there yet.
+    Unopened,
+    /// To this file, as the first line of this run.
+    Opened(File),
+    /// To this file, after another line of this run.
+    Begun(File),
+    /// Nowhere: a line could not be written, as on a full disk, and the log ends there.
+    Ended,
 }
 
 impl Log {
-    pub(crate) fn new(path: Option<&Path>, resumed: bool) -> Result<Option<Self>, CliError> {
-        let Some(path) = path else {
+    /// The log that was asked for, once it is known that it can be written.
+    pub(crate) fn check(args: &RunArgs) -> Result<Option<Self>, CliError> {
+        let Some(path) = args.log.clone() else {
             return Ok(None);
         };
-        let mut file = files::open_log(path, Kind::RunLog, Replace::SameKind)?;
-        let mut finish = || {
-            if resumed && !ends_a_line(path)? {
-                // The run before was killed while it wrote its last line.
-                writeln!(file)?;
-            }
-            Ok(())
+        let replace = Replace::forced(args.force);
+        // What is there is opened at once: a pipe waits for its reader before training, not within a step.
+        let lines = if path.exists() {
+            Lines::Opened(files::open_log(&path, Kind::RunLog, replace)?)
+        } else {
+            files::check_log(&path, Kind::RunLog, replace)?;
+            Lines::Unopened
         };
-        finish().map_err(|source: std::io::Error| FileError::Io {
-            path: files::shown(path),
-            source,
-        })?;
-        Ok(Some(Self(Mutex::new(Lines {
-            file,
-            path: files::shown(path),
-            ended: false,
-            empty_first: !resumed,
-        }))))
+        Ok(Some(Self {
+            path,
+            replace,
+            resumed: args.resume.is_some(),
+            lines: Mutex::new(lines),
+        }))
     }
 
     fn add(&self, text: &str) {
-        let lines = self.0.lock();
+        let lines = self.lines.lock();
         let mut lines = lines.unwrap_or_else(std::sync::PoisonError::into_inner);
-        if lines.ended {
-            return;
-        }
-        if std::mem::take(&mut lines.empty_first) {
-            // A pipe or a device cannot be emptied.
-            let _ = lines.file.set_len(0);
-        }
         // A full disk must not stop training.
-        if let Err(error) = lines.file.write_all(format!("{text}\n").as_bytes()) {
-            lines.ended = true;
-            let path = &lines.path;
-            output::lost(&format!(
-                "cannot write to {path}, the log ends early: {error}"
-            ));
+        if let Err(error) = self.write(&mut lines, text) {
+            output::lost(&format!("the log ends early: {error}"));
         }
+    }
+
+    /// Writes a line; after an error the log has ended.
+    fn write(&self, lines: &mut Lines, text: &str) -> Result<(), FileError> {
+        let failed = |source| FileError::Io {
+            path: files::shown(&self.path),
+            source,
+        };
+        let mut file = match std::mem::replace(lines, Lines::Ended) {
+            Lines::Unopened => files::open_log(&self.path, Kind::RunLog, self.replace)?,
+            Lines::Opened(file) => self.begun(file).map_err(failed)?,
+            Lines::Begun(file) => file,
+            Lines::Ended => return Ok(()),
+        };
+        file.write_all(format!("{text}\n").as_bytes())
+            .map_err(failed)?;
+        *lines = Lines::Begun(file);
+        Ok(())
+    }
+
+    /// The file without what is there of another run; of the run that is resumed, with its last line ended.
+    fn begun(&self, mut file: File) -> std::io::Result<File> {
+        if !self.resumed {
+            // A pipe or a device cannot be emptied.
+            let _ = file.set_len(0);
+        } else if !ends_a_line(&self.path)? {
+            // The run before was killed while it wrote its last line.
+            writeln!(file)?;
+        }
+        Ok(file)
     }
 }
 
