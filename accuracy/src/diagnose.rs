@@ -337,9 +337,9 @@ fn speed(predicted: &Prediction, gap: f64) -> Option<Hypothesis> {
     Some(Hypothesis {
         cause: format!("kernels are {way} than priced"),
         evidence: format!(
-            "the whole gap is {:.0}% of the {:.2} s of compute: {reasons}",
+            "the whole gap is {:.0}% of the {} of compute: {reasons}",
             share.abs() * 100.0,
-            compute
+            Seconds(compute)
         ),
         step_time: None,
         share: 0.0,

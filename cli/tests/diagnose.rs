@@ -375,6 +375,32 @@ fn bad_logs_and_plans_are_one_message() {
     assert!(!folder.path().join("c.yaml").exists());
 }
 
+/// Compute of less than a hundredth of a second is said in its own unit.
+#[test]
+fn short_compute_is_said_in_its_unit() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let args =
+        "estimate --model gpt2 --gpus 1 --seq 64 --global-batch 1 --strategy tp=1 -o small.yaml";
+    let made = run(folder.path(), &args.split(' ').collect::<Vec<_>>());
+    assert_eq!(
+        made.status.code(),
+        Some(0),
+        "{}",
+        String::from_utf8_lossy(&made.stderr)
+    );
+    log(folder.path(), "slow.log", 2.0, 1);
+    let output = run(
+        folder.path(),
+        &["diagnose", "slow.log", "--plan", "small.yaml"],
+    );
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let line = said.lines().find(|line| line.contains("of compute:"));
+    assert!(
+        line.is_some_and(|line| line.contains(" ms of compute:")),
+        "{said}"
+    );
+}
+
 /// A log that grows while it is followed: a run that slows down is noticed once, and when it recovers.
 #[test]
 fn a_drifting_run_is_noticed_while_it_runs() {

@@ -145,6 +145,19 @@ fn malformed_logs_say_where() {
     );
 }
 
+/// Steps without a usable time are not called too few.
+#[test]
+fn steps_without_times_are_said() {
+    let lines =
+        (0..6).map(|step| format!("{{\"step\":{step},\"loss\":4.0,\"step_time_s\":-1.0}}\n"));
+    let log = parse(&lines.collect::<String>(), "own.log").expect("read");
+    let error = log.steady("own.log", None, size(1.0)).expect_err("no time");
+    assert_eq!(
+        error.to_string(),
+        "own.log: 6 steps are logged, and none of those after 2 of warm-up has a time or rate above 0; give a log of step times or rates"
+    );
+}
+
 #[test]
 fn numbers_beyond_any_run_are_refused() {
     for time in ["1e308K", "1e400", "inf", "nan", "-5", "1e19"] {

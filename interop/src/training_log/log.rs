@@ -132,6 +132,19 @@ pub enum LogError {
         /// Number of steps skipped as warm-up.
         warmup: usize,
     },
+    /// The steps after the warm-up say no time, and no rate that gives one.
+    #[error(
+        "{path}: {steps} steps are logged, and none of those after {warmup} of warm-up has a time or rate above 0; give a \
+         log of step times or rates"
+    )]
+    NoTimes {
+        /// Path of the log.
+        path: String,
+        /// Number of steps logged.
+        steps: usize,
+        /// Number of steps skipped as warm-up.
+        warmup: usize,
+    },
 }
 
 impl LogError {
@@ -164,6 +177,15 @@ impl LogError {
             ))
             .at(path)
             .expected("a longer log or a smaller --warmup"),
+            Self::NoTimes {
+                path,
+                steps,
+                warmup,
+            } => Mistake::new(format!(
+                "{steps} steps are logged, and none of those after {warmup} of warm-up has a time or rate above 0"
+            ))
+            .at(path)
+            .expected("a log of step times or rates"),
         }
     }
 }
@@ -217,10 +239,19 @@ impl TrainingLog {
         let steps = of_one_batch(after, size.sequences);
         let mut seconds: Vec<f64> = steps.iter().filter_map(|step| size.seconds(step)).collect();
         if seconds.is_empty() {
-            return Err(LogError::TooFew {
-                path: path.to_owned(),
-                steps: count,
-                warmup,
+            let path = path.to_owned();
+            let steps = count;
+            return Err(match after.is_empty() {
+                true => LogError::TooFew {
+                    path,
+                    steps,
+                    warmup,
+                },
+                false => LogError::NoTimes {
+                    path,
+                    steps,
+                    warmup,
+                },
             });
         }
         seconds.sort_by(f64::total_cmp);
