@@ -87,26 +87,7 @@ impl CliError {
     /// What is wrong, where, what was expected and the nearest valid choice, as far as the error itself knows them.
     fn parts(&self) -> Mistake {
         match self {
-            Self::Spec(error) => {
-                let mistake = error.mistake();
-                match error {
-                    SpecError::Unknown { kind, name, .. } => {
-                        // GPUs are named with their number.
-                        let flag = match *kind {
-                            "device" => "--gpus".to_owned(),
-                            kind => format!("--{kind}"),
-                        };
-                        let given = given(&[&flag]);
-                        let given = given.filter(|(_, value)| value.ends_with(name));
-                        placed(mistake, given)
-                    }
-                    SpecError::Unreadable { .. } | SpecError::Malformed { .. } => {
-                        let expected = mistake.expected.clone();
-                        mistake.expected(expected.unwrap_or_else(|| of_file(error).to_owned()))
-                    }
-                    _ => mistake,
-                }
-            }
+            Self::Spec(error) => of_spec(error),
             Self::Strategy(error) => placed(
                 error.mistake(),
                 given(&["--strategy", "--why-not", "--from"]),
@@ -191,6 +172,28 @@ impl From<LoggedRunError> for CliError {
             LoggedRunError::Log(error) => Self::Log(error),
             LoggedRunError::Cost(error) => Self::Cost(error),
         }
+    }
+}
+
+/// The mistake of a name, file or field, with the flag that gave the name, and what a file has to be.
+fn of_spec(error: &SpecError) -> Mistake {
+    let mistake = error.mistake();
+    match error {
+        SpecError::Unknown { kind, name, .. } => {
+            // GPUs are named with their number.
+            let flag = match *kind {
+                "device" => "--gpus".to_owned(),
+                kind => format!("--{kind}"),
+            };
+            let given = given(&[&flag]);
+            let given = given.filter(|(_, value)| value.ends_with(name));
+            placed(mistake, given)
+        }
+        SpecError::Unreadable { .. } | SpecError::Malformed { .. } => {
+            let expected = mistake.expected.clone();
+            mistake.expected(expected.unwrap_or_else(|| of_file(error).to_owned()))
+        }
+        _ => mistake,
     }
 }
 
