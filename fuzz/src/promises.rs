@@ -45,7 +45,7 @@ pub fn predicted(scenario: &Scenario, strategy: &Strategy, outcome: &mut Outcome
     written(scenario, strategy, &prediction, outcome);
     let ground = Ground {
         runtime: &scenario.runtime,
-        cluster: &scenario.cluster,
+        gpus_per_node: scenario.cluster.gpus_per_node,
         adapters: scenario.model.adapters,
         pools: scenario.cluster.pools.as_deref(),
         documents: scenario.workload.documents(),
