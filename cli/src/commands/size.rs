@@ -473,7 +473,7 @@ fn slower(rates: &[(u64, f64)]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::slower;
+    use super::{batch, slower};
 
     #[test]
     fn numbers_of_gpus_that_slow_a_job_are_named() {
@@ -494,11 +494,6 @@ mod tests {
             assert_eq!(slower(rates), says, "{rates:?}");
         }
     }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::batch;
 
     #[test]
     fn every_number_of_gpus_divides_the_default_batch() {

@@ -26,7 +26,11 @@ pub(super) fn kept(
         return None;
     }
     let normalised = match op.operator {
-        Operator::Norm(Norm { kind, from_one, .. }) if kind == NormKind::RmsNorm => {
+        Operator::Norm(Norm {
+            kind: NormKind::RmsNorm,
+            from_one,
+            ..
+        }) => {
             let trained = trace.tensor(op.inputs[1]).role != TensorRole::Frozen;
             // `1 + weight` is multiplied in 32 bits (transformers `Gemma2RMSNorm`).
             u64::from(trained) * if from_one { wide } else { narrow }
@@ -69,7 +73,7 @@ mod tests {
         let none: &[u64] = &[];
         for (model, runtime, expected) in [
             // 4 bytes of input instead of 2, and 2 of what the weight multiplies.
-            ("llama3-8b", "hf-deepspeed", &[4, 4] as &[u64]),
+            ("llama3-8b", "hf-deepspeed", &[4, 4][..]),
             // Norms of queries and keys too.
             ("qwen3-8b", "hf-deepspeed", &[4, 4, 4, 4]),
             // What the weight multiplies has 32 bits.
