@@ -264,12 +264,14 @@ pub fn parse(
 }
 
 /// A strategy's text with some keys given other values. Keys that follow from a changed one are left out, to be filled
-/// in again: stages follow from virtual stages, virtual stages from the schedule.
+/// in again: stages follow from virtual stages, virtual stages from the schedule, and without a pipeline there is no
+/// schedule.
 #[must_use]
 pub fn with(text: &str, changes: &[(&str, String)]) -> String {
     let changed = |key: &str| changes.iter().rev().find(|(k, _)| *k == key);
     let schedule = changed("schedule").map(|(_, value)| value.as_str());
     let pipelined = schedule.is_some() || changed("vpp").is_some() || changed("pp").is_some();
+    let alone = changed("pp").is_some_and(|(_, value)| value == "1");
     let mut parts: Vec<String> = Vec::new();
     for part in text.split(',') {
         let Some((key, value)) = part.split_once('=') else {
@@ -278,6 +280,7 @@ pub fn with(text: &str, changes: &[(&str, String)]) -> String {
         match (changed(key), key) {
             (Some((_, value)), _) => parts.push(format!("{key}={value}")),
             (None, "stages") if pipelined => {}
+            (None, "schedule" | "vpp") if alone => {}
             (None, "vpp") if schedule == Some("1f1b") || schedule == Some("gpipe") => {
                 parts.push("vpp=1".to_owned());
             }

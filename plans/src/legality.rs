@@ -466,9 +466,15 @@ pub fn check_pipeline(
             most: MAX_PASSES,
         });
     }
-    let alone = d.pp == 1 && d.vpp > 1;
-    conflict([(alone, "virtual stages need pp of at least 2")])?;
-    if d.pp > 1 || d.schedule != ScheduleKind::OneFOneB {
+    let alone = d.pp == 1;
+    conflict([
+        (alone && d.vpp > 1, "virtual stages need pp of at least 2"),
+        (
+            alone && d.schedule != ScheduleKind::OneFOneB,
+            "a pipeline schedule other than 1f1b needs pp of at least 2",
+        ),
+    ])?;
+    if d.pp > 1 {
         schedule::check(d.schedule, d.pp, d.vpp, d.num_micro_batches)?;
     }
     check_recompute(d)

@@ -271,6 +271,8 @@ fn every_form_of_a_strategy_is_read() {
         ("stages=99999x1", "at most 65536 stages"),
         ("stages=99999999999999999999x1", "at most 65536 stages"),
         ("tp2x4", "expected a whole number"),
+        ("schedule=gpipe", "other than 1f1b needs pp of at least 2"),
+        ("schedule=zb-h1", "other than 1f1b needs pp of at least 2"),
     ] {
         let error = parsed(text).expect_err(text).to_string();
         assert!(error.contains(says), "{text}: {error}");

@@ -47,7 +47,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
             Some(true) => Recompute::Full,
             _ => Recompute::None,
         },
-        schedule: schedule(doc)?,
+        schedule: schedule(doc, pp)?,
         stages: StagePartition::even(given.model.layers, pp),
         ..Decisions::on_one_gpu(given.model.layers, overlap)
     };
@@ -99,10 +99,12 @@ fn overlap(doc: &Document, tp: u64) -> Result<Overlap, ImportError> {
     })
 }
 
-fn schedule(doc: &Document) -> Result<ScheduleKind, ImportError> {
+fn schedule(doc: &Document, pp: u64) -> Result<ScheduleKind, ImportError> {
     let key = "parallelism.pp_engine";
     match doc.text(key)? {
         Some("1f1b") => Ok(ScheduleKind::OneFOneB),
+        // Without a pipeline there is one order.
+        None | Some("afab") if pp == 1 => Ok(ScheduleKind::OneFOneB),
         None | Some("afab") => Ok(ScheduleKind::GPipe),
         Some(_) => Err(doc.wrong(key, "1f1b or afab")),
     }
