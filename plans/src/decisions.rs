@@ -236,9 +236,7 @@ impl Decisions {
         if d.pp == 1 {
             d.schedule = ScheduleKind::OneFOneB;
         }
-        if d.pp == 1 || d.dp() == 1 {
-            d.axis_order = AxisOrder::TP_CP_DP_PP;
-        }
+        d.axis_order = self.usual_order();
         if d.recompute == Recompute::Layers(0) {
             d.recompute = Recompute::None;
         }
@@ -252,9 +250,37 @@ impl Decisions {
         d
     }
 
-    /// The same decisions, with every choice that equals the runtime's default left to the runtime.
+    /// The first of `orders` that places ranks as this strategy's own order does: the axes of more than one rank follow each
+    /// other alike. `None` if there is none.
+    #[must_use]
+    pub fn order_among(&self, orders: &[AxisOrder]) -> Option<AxisOrder> {
+        let of_several = |order: AxisOrder| {
+            let axes = order.0.into_iter();
+            axes.filter(|&axis| self.size(axis) > 1)
+        };
+        let alike = |order: &&AxisOrder| of_several(**order).eq(of_several(self.axis_order));
+        orders.iter().find(alike).copied()
+    }
+
+    /// One of all orders that place ranks as this strategy's own does: Megatron's default or `--use-tp-pp-dp-mapping` if one of
+    /// these does, else the axes of more than one rank before the others.
+    fn usual_order(&self) -> AxisOrder {
+        let usual = [AxisOrder::TP_CP_DP_PP, AxisOrder::TP_CP_PP_DP];
+        self.order_among(&usual).unwrap_or_else(|| {
+            let mut order = self.axis_order;
+            order
+                .0
+                .sort_by_key(|&axis| (self.size(axis) == 1).then_some(axis));
+            order
+        })
+    }
+
+    /// The same decisions, with every choice that equals the runtime's default left to the runtime, and the axis order as the
+    /// runtime lists it.
     #[must_use]
     pub fn under(mut self, runtime: &Runtime, precision: Precision) -> Self {
+        let listed = self.order_among(&runtime.space.axis_orders);
+        self.axis_order = listed.unwrap_or(self.axis_order);
         if self.recompute == Recompute::Modules(runtime.selective) {
             self.recompute = Recompute::Selective;
         }

@@ -8,7 +8,7 @@ use catalog::{
 };
 
 use crate::decisions::{Decisions, Recompute};
-use crate::grammar::overlap_name;
+use crate::grammar::{order_name, overlap_name};
 use crate::legality::StrategyError;
 
 /// Checks that a runtime supports a strategy's decisions.
@@ -155,10 +155,13 @@ fn layout_lack(d: &Decisions, model: &ModelConfig, space: &RuntimeSpace) -> Opti
     if !d.stages.is_uniform() && !space.uneven_stages {
         return lacks("uneven stages", "stages of equal size");
     }
-    if d.pp > 1 && d.dp() > 1 && !space.axis_orders.contains(&d.axis_order) {
-        return lacks("this axis order", "the orders that `runtimes` lists");
+    if d.order_among(&space.axis_orders).is_none() {
+        let has = list(space.axis_orders.iter().map(|&of| order_name(of)), "none");
+        return lacks(format!("axis order {}", order_name(d.axis_order)), has);
     }
-    let inner = d.pp > 1 && d.dp() > 1 && d.axis_order.0.last() != Some(&Axis::Pp);
+    let mut from_outermost = d.axis_order.0.iter().rev();
+    let outermost = from_outermost.find(|&&axis| d.size(axis) > 1);
+    let inner = d.pp > 1 && outermost != Some(&Axis::Pp);
     let spread = model.moe.map(|_| d.ep * d.etp);
     if inner && space.inner_pipeline_needs_equal_dp && !equal_expert_dp(spread, d.tp, d.cp) {
         let has = match spread {

@@ -279,6 +279,43 @@ fn every_form_of_a_strategy_is_read() {
     }
 }
 
+/// An axis order is written if it places ranks otherwise than the usual one, and two orders that place them alike are one.
+#[test]
+fn an_axis_order_is_where_it_places_ranks() {
+    let runtime = catalog::load::runtime("vescale").expect("preset");
+    let usual = "tp-cp-dp_shard-dp_replicate-pp";
+    let inner = "tp-cp-pp-dp_shard-dp_replicate";
+    for (sizes, order, same_as) in [
+        ("tp2 dp32 mbs1", "dp_shard-tp-cp-dp_replicate-pp", None),
+        ("tp2 dp32 mbs1", inner, Some(usual)),
+        (
+            "tp2 dp32 mbs1",
+            "cp-tp-pp-dp_replicate-dp_shard",
+            Some(usual),
+        ),
+        ("tp8 pp8 dp1 mbs1", "pp-tp-cp-dp_shard-dp_replicate", None),
+        ("tp8 pp8 dp1 mbs1", inner, Some(usual)),
+        ("tp2 pp4 dp8 mbs1", inner, None),
+        (
+            "tp2 pp4 dp8 mbs1",
+            "cp-tp-pp-dp_shard-dp_replicate",
+            Some(inner),
+        ),
+    ] {
+        let of = |order: &str| parsed(&format!("{sizes} order={order}")).expect(order);
+        let one = of(order);
+        let written = plans::grammar::written(&one, &runtime);
+        let read = parsed(&written).map(|read| read.canonical());
+        assert_eq!(read, Ok(one.canonical()), "{written}");
+        for other in [usual, inner] {
+            let alike = of(other).canonical() == one.canonical();
+            let same = same_as.map(|same| of(same).canonical());
+            let wanted = same == Some(of(other).canonical()) || other == order;
+            assert_eq!(alike, wanted, "{sizes}: {order}, {other}");
+        }
+    }
+}
+
 /// A plan says what its sequences are made of, and only what can be.
 #[test]
 fn documents_are_written_and_read() {
