@@ -84,6 +84,37 @@ fn gathering_all_tokens_pays_where_they_choose_more_experts_than_there_are_ranks
     assert_eq!(more.0, (16 - 8) * row);
 }
 
+/// The messages listed are those that run.
+#[test]
+fn messages_to_experts_are_called_what_their_dispatcher_sends() {
+    let s = scenario("dgx-h100", 8, "megatron-core");
+    let costs = CostModel::new(s.clone()).expect("priced");
+    for (dispatcher, names) in [
+        (
+            "all_to_all",
+            ["all-to-all (forward)", "all-to-all (backward)"],
+        ),
+        ("deepep", ["all-to-all (forward)", "all-to-all (backward)"]),
+        (
+            "all_gather",
+            ["all-gather (forward)", "reduce-scatter (forward)"],
+        ),
+    ] {
+        let text = format!("dp8 ep8 mbs1 dispatcher={dispatcher}");
+        let predicted = costs.predict(&strategy(&s, &text)).expect("priced");
+        let said = |name: &str| {
+            let mut kernels = predicted.kernels.iter();
+            kernels.any(|kernel| kernel.name.contains("experts") && kernel.name.contains(name))
+        };
+        assert!(names.into_iter().all(said), "{dispatcher}");
+        assert_eq!(
+            said("all-to-all"),
+            dispatcher != "all_gather",
+            "{dispatcher}"
+        );
+    }
+}
+
 #[test]
 fn overlap_with_another_micro_batch_never_slows_a_block() {
     for cluster in ["dgx-h100", "gb200-nvl72", "aws-p5"] {

@@ -3,7 +3,7 @@
 use catalog::documents::OfLength;
 use catalog::runtime::{AttentionKernel, Rewrite};
 use catalog::{Axis, Bytes, DType, Fp8Recipe, Precision, Seconds};
-use dtensor::{AttentionShape, Collective, CollectiveKind, Pass, Trace};
+use dtensor::{AttentionShape, Collective, CollectiveKind, Pass};
 use plans::{Group, Recompute};
 
 use super::entry::{BlockToPrice, Halves, PricedBlock, PricedKernel};
@@ -113,7 +113,7 @@ impl Timed<'_> {
     pub(super) fn names(&self) -> Vec<String> {
         let BlockToPrice { trace, lowered, .. } = *self.of;
         let all = lowered.forward.iter().chain(&lowered.backward);
-        let mut names: Vec<String> = all.map(|kernel| name(trace, kernel)).collect();
+        let mut names: Vec<String> = all.map(|kernel| self.name(kernel)).collect();
         if self.accumulation(block_cost::weights(trace).trained).0 > 0.0 {
             names.push("gradient accumulation memory-bound (weight gradient)".to_owned());
         }
@@ -404,6 +404,33 @@ impl Timed<'_> {
         }
     }
 
+    /// What a kernel or message is called in lists.
+    fn name(&self, kernel: &Kernel) -> String {
+        let op = self.of.trace.op(kernel.pass, kernel.op);
+        let what = match kernel.kind {
+            KernelKind::Gemm { .. } => "matmul",
+            KernelKind::GroupedGemm { .. } => "grouped matmul",
+            KernelKind::BatchedGemm { .. } => "batched matmul",
+            KernelKind::Attention { .. } => "fused attention",
+            KernelKind::Scan { .. } => "recurrence",
+            KernelKind::Memory { .. } => "memory-bound",
+            KernelKind::Comm(c) => match self.kind(kernel, c) {
+                CollectiveKind::AllReduce => "all-reduce",
+                CollectiveKind::AllGather => "all-gather",
+                CollectiveKind::ReduceScatter => "reduce-scatter",
+                CollectiveKind::AllToAll => "all-to-all",
+                CollectiveKind::RingExchange => "ring exchange",
+                CollectiveKind::SendRecv => "send/recv",
+            },
+        };
+        let pass = match kernel.pass {
+            Pass::Forward => "forward",
+            Pass::BackwardInput => "backward",
+            Pass::BackwardWeight => "weight gradient",
+        };
+        format!("{} {what} ({pass})", op.scope)
+    }
+
     fn collective_time(&self, collective: Collective) -> Seconds {
         let group = self.group(collective.axis);
         let bytes = Bytes(collective.bytes);
@@ -437,30 +464,4 @@ fn weight_elements(kernel: &Kernel) -> u64 {
         }
         _ => 0,
     }
-}
-
-fn name(trace: &Trace, kernel: &Kernel) -> String {
-    let op = trace.op(kernel.pass, kernel.op);
-    let what = match kernel.kind {
-        KernelKind::Gemm { .. } => "matmul",
-        KernelKind::GroupedGemm { .. } => "grouped matmul",
-        KernelKind::BatchedGemm { .. } => "batched matmul",
-        KernelKind::Attention { .. } => "fused attention",
-        KernelKind::Scan { .. } => "recurrence",
-        KernelKind::Memory { .. } => "memory-bound",
-        KernelKind::Comm(c) => match c.kind {
-            CollectiveKind::AllReduce => "all-reduce",
-            CollectiveKind::AllGather => "all-gather",
-            CollectiveKind::ReduceScatter => "reduce-scatter",
-            CollectiveKind::AllToAll => "all-to-all",
-            CollectiveKind::RingExchange => "ring exchange",
-            CollectiveKind::SendRecv => "send/recv",
-        },
-    };
-    let pass = match kernel.pass {
-        Pass::Forward => "forward",
-        Pass::BackwardInput => "backward",
-        Pass::BackwardWeight => "weight gradient",
-    };
-    format!("{} {what} ({pass})", op.scope)
 }

@@ -69,16 +69,36 @@ impl Timed<'_> {
         collective: Collective,
     ) -> Seconds {
         let group = self.group(collective.axis);
+        let (kind, bytes) = self.message(dispatcher, kernel, collective);
+        self.prices.collective(kind, bytes, group).time
+    }
+
+    /// The kind and bytes of the message that a dispatcher sends for a collective between experts' ranks.
+    fn message(
+        &self,
+        dispatcher: Dispatcher,
+        kernel: &Kernel,
+        collective: Collective,
+    ) -> (CollectiveKind, Bytes) {
         let bytes = Bytes(collective.bytes);
-        let (kind, bytes) = match (dispatcher, collective.axis) {
+        match (dispatcher, collective.axis) {
             (Dispatcher::AllGather, _) => self.gathered(kernel, collective),
             (Dispatcher::DeepEp | Dispatcher::HybridEp, Axis::Ep) => {
-                let sent = bytes.as_f64() * self.copies_sent(group);
+                let sent = bytes.as_f64() * self.copies_sent(self.group(collective.axis));
                 (collective.kind, Bytes(sent as u64))
             }
             _ => (collective.kind, bytes),
-        };
-        self.prices.collective(kind, bytes, group).time
+        }
+    }
+
+    /// The kind of collective that runs for one of the trace: between experts' ranks that of the key's dispatcher.
+    pub(super) fn kind(&self, kernel: &Kernel, collective: Collective) -> CollectiveKind {
+        match (self.of.key.execution.dispatcher, collective.axis) {
+            (Some(dispatcher), Axis::Ep | Axis::Etp) => {
+                self.message(dispatcher, kernel, collective).0
+            }
+            _ => collective.kind,
+        }
     }
 
     /// The kind and bytes of the message that replaces an all-to-all where ranks gather all tokens instead: it has a row for every
