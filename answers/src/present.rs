@@ -43,7 +43,7 @@ pub struct PresentJson {
     fits: bool,
     /// Decisions that changes leave as they are.
     kept: Vec<String>,
-    /// Logarithm of the ratio of two step times up to which they are a tie.
+    /// Half-width of the 80% interval of `ln` of the ratio of two step times.
     comparison_error: f64,
     /// What the best plan gains; null if no plan fits.
     best_gain: Option<GainJson>,
@@ -99,7 +99,7 @@ impl PresentJson {
         let gain = |step_time| GainJson {
             seconds: compared.gain(step_time).0,
             share: compared.share(step_time),
-            within_error: compared.ties(step_time),
+            within_error: compared.within_error(step_time),
         };
         let change = |change: &Change| ChangeJson {
             decision: change.decision,

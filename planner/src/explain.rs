@@ -3,6 +3,8 @@
 use catalog::elementary;
 use plans::{Breakdown, Prediction};
 
+use crate::contest::TIE;
+
 /// One part of the step time, in each of two strategies.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Difference {
@@ -64,8 +66,8 @@ fn change(seconds: f64) -> String {
     }
 }
 
-/// One line: how much slower or faster a strategy is, and which part of the step changed most in that direction. If the
-/// 80% interval of the ratio of their times holds 1, the two are a tie. `more` is what the strategy has that the first
+/// One line: how much slower or faster a strategy is, and which part of the step changed most in that direction. It
+/// says whether the 80% interval of the ratio of their times holds 1; only a difference of at most [`TIE`] is called a tie. `more` is what the strategy has that the first
 /// does without, in words.
 #[must_use]
 pub fn why_not_first(first: &Prediction, other: &Prediction, more: &str) -> String {
@@ -89,8 +91,34 @@ pub fn why_not_first(first: &Prediction, other: &Prediction, more: &str) -> Stri
         return format!("same time within 0.05%, {more:+.1} GiB memory");
     }
     let slower = format!("{:+.1}% step time{cause}", ratio * 100.0);
-    if elementary::ln_1p(ratio).abs() <= first.ratio_error {
-        return format!("tie within the error of such comparisons: {slower}");
+    format!("{}{slower}", closeness(ratio, first.ratio_error))
+}
+
+/// What is said before a difference of step times, given as a share: whether it lies within the error of comparisons, and
+/// whether it is small enough for a tie too.
+fn closeness(ratio: f64, error: f64) -> &'static str {
+    if elementary::ln_1p(ratio).abs() > error {
+        ""
+    } else if ratio.abs() > TIE {
+        "within the error of such comparisons: "
+    } else {
+        "tie within the error of such comparisons: "
     }
-    slower
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_small_differences_within_the_error_are_ties() {
+        for (ratio, error, said) in [
+            (0.004, 0.06, "tie within the error of such comparisons: "),
+            (0.057, 0.06, "within the error of such comparisons: "),
+            (0.1, 0.06, ""),
+            (0.004, 0.002, ""),
+        ] {
+            assert_eq!(closeness(ratio, error), said, "{ratio}, {error}");
+        }
+    }
 }

@@ -14,8 +14,8 @@ pub struct Prediction {
     pub step_time: Seconds,
     /// Step time interval that holds the measured value with probability 0.8.
     pub step_time_interval: (Seconds, Seconds),
-    /// Half-width of the 80% interval of `ln` of the ratio of two plans' step times: plans closer than
-    /// this are a tie.
+    /// Half-width of the 80% interval of `ln` of the ratio of two plans' step times: closer plans
+    /// differ within the error of such comparisons.
     pub ratio_error: f64,
     /// Tokens per second and device, padding not counted.
     pub tokens_per_s_per_gpu: f64,

@@ -35,7 +35,7 @@ pub struct Present {
     pub candidate: Candidate,
     /// Whether it fits with the probability that was asked for.
     pub fits: bool,
-    /// The error of comparing two plans: step times whose ratio has a smaller logarithm are a tie.
+    /// The error of comparing two plans: half-width of the 80% interval of `ln` of the ratio of their step times.
     pub error: f64,
     /// Every change of one decision. Those that fit come first; each group is sorted with the fastest first.
     pub changes: Vec<Change>,
@@ -85,7 +85,7 @@ impl Present {
 
     /// Whether a step time differs from the present one by no more than the error of such comparisons.
     #[must_use]
-    pub fn ties(&self, step_time: Seconds) -> bool {
+    pub fn within_error(&self, step_time: Seconds) -> bool {
         let ratio = step_time.0 / self.candidate.prediction.step_time.0;
         elementary::ln(ratio).abs() <= self.error
     }

@@ -109,9 +109,9 @@ pub fn distance(present: &Present, best: Seconds) -> String {
         false => "more",
     };
     let error = error(present);
-    let against = match (present.fits, present.ties(best)) {
+    let against = match (present.fits, present.within_error(best)) {
         (false, _) => "it fits with the probability that was asked for".to_owned(),
-        (true, true) => format!("a tie within the error of such comparisons ({error})"),
+        (true, true) => format!("within the error of such comparisons ({error})"),
         (true, false) => format!("more than the error of such comparisons ({error})"),
     };
     format!(
@@ -222,7 +222,7 @@ fn row(present: &Present, change: &Change, style: Style) -> String {
 /// What to know about a change before making it.
 #[must_use]
 pub fn remark(present: &Present, change: &Change) -> (Shade, &'static str) {
-    match (change.fits, present.ties(change.step_time)) {
+    match (change.fits, present.within_error(change.step_time)) {
         (false, _) => (Shade::Bad, "does not fit"),
         (true, true) => (Shade::Faint, "within the error"),
         (true, false) => (Shade::Good, ""),
