@@ -110,6 +110,11 @@ pub struct RuntimeSpace {
     pub offload_layers: bool,
     /// How far ahead it can be told to gather the parameters of blocks under ZeRO-3, instead of one block.
     pub prefetch: Vec<PrefetchOption>,
+    /// ZeRO levels at which the user can have gradients reduced after backward where the runtime reduces them beside it.
+    pub exposed_gradients: Vec<Zero>,
+    /// ZeRO levels at which the user can have parameters gathered while nothing else runs where the runtime gathers them beside
+    /// passes.
+    pub exposed_parameters: Vec<Zero>,
     /// Whether the user can switch the overlap of tensor-parallel messages with matrix products on and off. This needs
     /// sequence parallelism.
     pub tensor_parallel_overlap: bool,

@@ -502,11 +502,16 @@ impl<'a> Engine<'a> {
             return;
         };
         let copied = stage.copied_after_reduce;
+        let plan = stage.traffic;
+        let waits = plan.accumulation_waits && action.micro_batch > plan.first;
         let state = &mut self.states[rank];
         state.exchange(rank, action, time, record);
         if copied.0 > 0.0 {
             let reduced = state.streams.end(streams::Stream::Compute);
             (state.streams).issue(streams::Stream::ToHost, copied.into(), Some(reduced));
+            if waits {
+                state.streams.join(streams::Stream::ToHost);
+            }
         }
     }
 

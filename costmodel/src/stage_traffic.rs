@@ -209,7 +209,7 @@ pub(crate) fn plan(
     let runtime = &scenario.runtime;
     let by_block = runtime.works_by_block(strategy.zero);
     match strategy.zero {
-        // Only runtimes on PyTorch's FSDP reduce once, and these cannot switch the overlap off.
+        // Only runtimes on PyTorch's FSDP reduce once, and these have no switch for the overlap.
         _ if by_block && runtime.zero3_once.reduce.contains(strategy.pp) => {
             plan.reduce = When::Last;
         }

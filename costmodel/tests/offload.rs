@@ -167,6 +167,23 @@ fn more_on_the_host_takes_longer() {
     }
 }
 
+/// Where the host adds gradients up, the device waits for it in every micro-batch but the first, whether gradients are reduced
+/// beside backward or after it.
+#[test]
+fn gradients_that_the_host_adds_up_are_waited_for() {
+    let s = scenario(8, "fsdp2");
+    let of = |text: &str| predict(&s, text).breakdown.offload_exposed_s;
+    for overlap in ["grad+param+pp", "param+pp"] {
+        let [few, many] = ["mbs4", "mbs1"].map(|batch| {
+            of(&format!(
+                "dp8 zero3 {batch} offload=parameters overlap={overlap}"
+            ))
+        });
+        // With the whole batch in one micro-batch the host adds nothing up.
+        assert!(many > few + 0.1, "{overlap}: {few} and {many}");
+    }
+}
+
 /// The host's memory is a limit too, and a cluster that does not say what its host is has no price.
 #[test]
 fn hosts_have_limits() {

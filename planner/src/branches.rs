@@ -174,9 +174,10 @@ impl<'a> Branches<'a> {
             Sent::One { traffic, .. } => {
                 let ways = self.space.ways(layout);
                 let traffic = &ways.traffic[traffic as usize];
+                let runtime = &self.costs.scenario().runtime;
                 let members = ways.all.iter();
                 members
-                    .filter(|of| traffic.has(of) && way.leaves(of))
+                    .filter(|of| traffic.has(of) && way.leaves(of, runtime))
                     .count() as u64
             }
         }
@@ -381,6 +382,7 @@ impl<'a> Branches<'a> {
     ) -> Result<Bounded, PlannerError> {
         let layout = self.layout(of);
         let d = &self.run_as(of, way);
+        let runtime = &self.costs.scenario().runtime;
         let ways = self.space.ways(layout);
         let [at, pipeline, mode, execution, _] = of.place;
         let has = |chain: u32, at_order: u32| match sent {
@@ -393,7 +395,8 @@ impl<'a> Branches<'a> {
         // takes more memory.
         let larger = match sent {
             Sent::Any => {
-                let all: u64 = ways.traffic.iter().map(|of| of.larger).sum();
+                let sent = ways.traffic.iter().filter(|of| way.leaves(&of.of, runtime));
+                let all: u64 = sent.map(|of| of.larger).sum();
                 all * self.space.orders(layout).len() as u64
             }
             Sent::One { traffic, .. } => ways.traffic[traffic as usize].larger,
@@ -409,7 +412,7 @@ impl<'a> Branches<'a> {
         };
         let mut index = 0;
         for (number, Chain(chain)) in (0u32..).zip(&ways.chains) {
-            if !way.leaves(&ways.all[chain[0] as usize]) {
+            if !way.leaves(&ways.all[chain[0] as usize], runtime) {
                 continue;
             }
             for chain in chain.chunks(together) {

@@ -201,6 +201,7 @@ impl Contest<'_> {
         let shardings: Vec<&ShardingChoice> = shardings.filter(shards_alike).collect();
         let orders = self.space.orders(layout);
         let shapes = self.shapes.of(layout);
+        let runtime = &self.costs.scenario().runtime;
         let (base, most) = (self.space.decisions(layout), self.complexity(of));
         let mut bounds = BTreeMap::new();
         let none = Lightest::default();
@@ -210,7 +211,8 @@ impl Contest<'_> {
                 let recompute = activations.recompute;
                 for execution in self.space.executions(layout, pipeline, activations) {
                     let d = execution.of(&with_pipeline(&base, pipeline, activations));
-                    let shardings = shardings.iter().filter(|way| execution.leaves(way));
+                    let ways = shardings.iter();
+                    let shardings = ways.filter(|way| execution.leaves(way, runtime));
                     let mut found = self.simpler_beneath(&d, shardings, orders, most);
                     if found.is_empty() {
                         continue;

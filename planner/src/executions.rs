@@ -7,7 +7,7 @@
 use catalog::{CudaGraphs, Dispatcher, Fp8Recipe, Offload, Overlap, Precision, Runtime};
 use costmodel::Scenario;
 use plans::support::{
-    MAX_OVERLAPPED_MTP, cannot_overlap, experts_cannot_overlap, graphs_allowed,
+    MAX_OVERLAPPED_MTP, cannot_expose, cannot_overlap, experts_cannot_overlap, graphs_allowed,
     graphs_cannot_capture, recipe_cannot_recompute,
 };
 use plans::{Decisions, Group};
@@ -88,10 +88,12 @@ impl ExecutionChoice {
             && dispatcher != Dispatcher::AllGather
     }
 
-    /// Whether states may be sharded and held in a way beside this: graphs replay on parameters that stay on the device.
-    pub(crate) fn leaves(self, way: &ShardingChoice) -> bool {
+    /// Whether states may be sharded and held in a way beside this: graphs replay on parameters that stay on the device, and
+    /// whether messages can be sent apart from passes may depend on the ZeRO level.
+    pub(crate) fn leaves(self, way: &ShardingChoice, runtime: &Runtime) -> bool {
         let captures = self.graphs.is_some_and(|graphs| graphs != CudaGraphs::None);
         !(captures && way.offload == Some(Offload::Parameters))
+            && cannot_expose(self.overlap, way.zero, runtime).is_none()
     }
 
     /// Whether a runtime runs passes in this way where so much is allowed.
@@ -112,7 +114,7 @@ impl ExecutionChoice {
 }
 
 /// The same decisions without those ways to run passes, switched on or taken instead of the runtime's own, that they leave no
-/// room for.
+/// room for, and with messages beside passes where they cannot be sent apart from them.
 pub(crate) fn adapted(d: Decisions, scenario: &Scenario) -> Decisions {
     let (runtime, cluster) = (&scenario.runtime, &scenario.cluster);
     let across = d.experts_lie_across(cluster);
@@ -121,11 +123,19 @@ pub(crate) fn adapted(d: Decisions, scenario: &Scenario) -> Decisions {
         && d.num_micro_batches > d.pp
         && dispatcher != Some(Dispatcher::AllGather)
         && experts_cannot_overlap(d.schedule, d.pp, d.recompute, d.offload_layers).is_none();
-    let own = runtime.overlap.expert_parallel;
+    let own = runtime.overlap;
+    let kept = match cannot_expose(d.overlap, d.zero, runtime) {
+        None => d.overlap,
+        Some(_) => Overlap {
+            grad_reduce: own.grad_reduce,
+            param_gather: own.param_gather,
+            ..d.overlap
+        },
+    };
     let d = Decisions {
         overlap: Overlap {
-            expert_parallel: d.overlap.expert_parallel && (overlaps || own),
-            ..d.overlap
+            expert_parallel: kept.expert_parallel && (overlaps || own.expert_parallel),
+            ..kept
         },
         dispatcher,
         fp8_recipe: followed_recipe(&d, scenario),

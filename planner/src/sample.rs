@@ -139,7 +139,9 @@ impl<'a> Members<'a> {
             found.expect("an index among a layout's strategies");
         let base = space.decisions(layout);
         let d = execution.of(&with_pipeline(&base, pipeline, activations));
-        let mut ways = shardings.iter().filter(|way| execution.leaves(way));
+        let runtime = space.runtime();
+        let ways = shardings.iter();
+        let mut ways = ways.filter(|way| execution.leaves(way, runtime));
         let sharding = ways.nth(index / orders.len());
         let sharding = sharding.expect("an index among the ways to shard states");
         space.with_sharding(&d, sharding, orders[index % orders.len()])

@@ -26,7 +26,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use catalog::prefetch::Ahead;
-use catalog::{Axis, AxisOrder, CudaGraphs, Dispatcher, Fp8Recipe, Zero};
+use catalog::{Axis, AxisOrder, CudaGraphs, Dispatcher, Fp8Recipe, Runtime, Zero};
 use costmodel::{Lightest, Scenario};
 use plans::legality::check_layout;
 use plans::support::{allowed_by, equal_expert_dp};
@@ -212,6 +212,11 @@ impl SearchSpace {
         lightest(self.asked(), self.shardings(layout), base)
     }
 
+    /// The runtime whose space this is.
+    pub(crate) fn runtime(&self) -> &Runtime {
+        &self.scenario.runtime
+    }
+
     /// The axis orders of a layout.
     #[must_use]
     pub fn orders(&self, layout: &Layout) -> &[AxisOrder] {
@@ -270,7 +275,8 @@ impl SearchSpace {
 
     /// Number of strategies of a layout with a pipeline, what becomes of its activations, and each of some ways to run passes.
     pub(crate) fn beside(&self, layout: &Layout, executions: &[ExecutionChoice]) -> u64 {
-        beside(self.shardings(layout), executions) * self.orders(layout).len() as u64
+        let shardings = self.shardings(layout);
+        beside(shardings, executions, self.runtime()) * self.orders(layout).len() as u64
     }
 
     /// Number of strategies of a layout, which is given by its index.
@@ -298,7 +304,11 @@ impl SearchSpace {
         let shardings = self.shardings(layout);
         let mut all = Vec::with_capacity(shardings.len() * self.orders(layout).len());
         let d = execution.of(d);
-        for sharding in shardings.iter().filter(|way| execution.leaves(way)) {
+        let runtime = self.runtime();
+        let beside = shardings
+            .iter()
+            .filter(|way| execution.leaves(way, runtime));
+        for sharding in beside {
             for &axis_order in self.orders(layout) {
                 all.push(self.with_sharding(&d, sharding, axis_order));
             }
@@ -510,7 +520,10 @@ fn members(
             *counts.entry(allows).or_default() += 1;
         }
     }
-    let of_each = |allows| beside(shardings, &asked.executions_with(layout, allows));
+    let of_each = |allows| {
+        let executions = asked.executions_with(layout, allows);
+        beside(shardings, &executions, &asked.scenario.runtime)
+    };
     let counts = counts.into_iter();
     let orders = orders(asked, layout).len() as u64;
     let sum: u64 = counts.map(|(allows, count)| count * of_each(allows)).sum();
@@ -518,9 +531,11 @@ fn members(
 }
 
 /// Number of pairs of a way to run passes and a way to shard states that go together.
-fn beside(shardings: &[ShardingChoice], executions: &[ExecutionChoice]) -> u64 {
-    let pairs = executions.iter();
-    let pairs = pairs.map(|of| shardings.iter().filter(|way| of.leaves(way)).count());
+fn beside(shardings: &[ShardingChoice], executions: &[ExecutionChoice], runtime: &Runtime) -> u64 {
+    let pairs = executions.iter().map(|of| {
+        let ways = shardings.iter();
+        ways.filter(|way| of.leaves(way, runtime)).count()
+    });
     pairs.sum::<usize>() as u64
 }
 

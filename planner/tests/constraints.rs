@@ -1,8 +1,11 @@
 //! Every plan that a search finds satisfies the constraints given; constraints that cannot be satisfied are errors.
 
+use std::collections::BTreeSet;
+
 use catalog::{Precision, Workload, WorkloadSizes};
 use costmodel::{CostModel, Scenario};
 use planner::{Constraints, PlannerError, SearchOptions, SearchSpace, legal_values, search};
+use plans::support::allowed_by;
 use proptest::prelude::*;
 
 fn scenario(model: &str, gpus: u64, runtime: &str) -> Scenario {
@@ -187,6 +190,31 @@ fn what_is_fixed_is_tried() {
             .iter()
             .all(|layout| layout.micro_batch == 32)
     );
+}
+
+/// What a constraint fixes is tried only at those ZeRO levels at which the runtime can do it.
+#[test]
+fn what_is_fixed_is_tried_where_it_runs() {
+    for (runtime, fix, levels) in [
+        ("deepspeed", "overlap=none,mbs=1", &[1, 2][..]),
+        ("deepspeed", "overlap=param,mbs=1", &[1, 2, 3]),
+        ("fsdp2", "overlap=param+pp,mbs=1", &[]),
+        ("fsdp2", "overlap=grad+pp,mbs=1", &[0]),
+        ("megatron-core", "overlap=none,mbs=1,pp=1,tp=1", &[0, 1]),
+    ] {
+        let s = scenario("llama3-8b", 8, runtime);
+        let constraints = parse(&[fix], &[], &[], &[]).expect("read");
+        let space = SearchSpace::new(&s, &constraints);
+        let layouts = space.layouts().iter();
+        let all: Vec<_> = layouts.flat_map(|of| space.strategies(of)).collect();
+        assert_eq!(all.len() as u64, space.len(), "{runtime}, {fix}");
+        let found: BTreeSet<u8> = all.iter().map(|d| u8::from(d.zero)).collect();
+        assert_eq!(found, levels.iter().copied().collect(), "{runtime}, {fix}");
+        for d in all {
+            let allowed = allowed_by(&d, &s.model, &s.runtime, s.workload.precision);
+            allowed.expect(fix);
+        }
+    }
 }
 
 fn some_constraint() -> impl Strategy<Value = Constraints> {

@@ -183,11 +183,30 @@ fn overlap_lack(d: &Decisions, runtime: &Runtime) -> Option<Lack> {
         pipeline: d.overlap.pipeline && d.pp > 1,
         expert_parallel: own.expert_parallel,
     };
-    let what = cannot_overlap(sent, runtime)?;
-    lacks(
-        format!("overlap of {what}"),
-        format!("overlap={}", overlap_name(own)),
-    )
+    let has = format!("overlap={}", overlap_name(own));
+    if let Some(what) = cannot_overlap(sent, runtime) {
+        return lacks(format!("overlap of {what}"), has);
+    }
+    if !several {
+        return None;
+    }
+    let what = cannot_expose(d.overlap, d.zero, runtime)?;
+    lacks(format!("{what} at zero={}", u8::from(d.zero)), has)
+}
+
+/// Messages of several data-parallel ranks that a runtime cannot send apart from passes at a ZeRO level, as `asked`.
+#[must_use]
+pub fn cannot_expose(asked: Overlap, zero: Zero, runtime: &Runtime) -> Option<&'static str> {
+    let (own, space) = (runtime.overlap, &runtime.space);
+    let gathers = zero != Zero::Z0;
+    let [gradients, parameters] = [&space.exposed_gradients, &space.exposed_parameters];
+    if own.grad_reduce && !asked.grad_reduce && !gradients.contains(&zero) {
+        Some("gradient reduction apart from backward")
+    } else if gathers && own.param_gather && !asked.param_gather && !parameters.contains(&zero) {
+        Some("parameter gathering apart from passes")
+    } else {
+        None
+    }
 }
 
 /// Messages that a runtime cannot send beside other work as `asked`. Those of experts depend on more: [`experts_cannot_overlap`].
