@@ -60,10 +60,20 @@ impl Runtime {
         }
     }
 
-    /// The types that it can be told to use instead. Training in 32 bits leaves no choice.
+    /// The types that it can be told to use instead, at some ZeRO level. Training in 32 bits leaves no choice.
     pub fn other_gradients(&self, precision: Precision) -> impl Iterator<Item = GradientTypes> {
+        self.other_gradients_at(Zero::Z3, precision)
+    }
+
+    /// The types that it can be told to use instead at a ZeRO level.
+    pub fn other_gradients_at(
+        &self,
+        zero: Zero,
+        precision: Precision,
+    ) -> impl Iterator<Item = GradientTypes> {
         let own = self.own_gradients(precision);
         let options = self.space.gradients.iter();
+        let options = options.filter(move |option| option.from_zero <= zero);
         let types = options.map(move |option| option.types(precision));
         types.filter(move |types| *types != own && precision != Precision::Fp32)
     }

@@ -4,6 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::dtype::{DType, Precision};
+use crate::parallelism::Zero;
 
 /// Element types of parameters, gradients and optimizer states, which stay in memory for the whole step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -60,6 +61,13 @@ pub struct GradientOption {
     /// Whether the optimizer step makes a 32-bit copy of the gradients that a rank updates with.
     #[serde(default)]
     pub copied_for_step: bool,
+    /// Smallest ZeRO level at which it can (absent: 0).
+    #[serde(default = "unsharded")]
+    pub from_zero: Zero,
+}
+
+fn unsharded() -> Zero {
+    Zero::Z0
 }
 
 /// A way to store optimizer states in fewer bytes than as 32-bit master weights and moments.

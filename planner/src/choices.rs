@@ -422,6 +422,11 @@ impl Asked<'_> {
         let runtime = &self.scenario.runtime;
         let plain = unsharded && !runtime.works_by_block(choice.zero);
         let fixed = plain && runtime.states.parameter.is_some();
+        let precision = self.scenario.workload.precision;
+        let unavailable = |types: GradientTypes| {
+            let mut others = runtime.other_gradients_at(choice.zero, precision);
+            fixed || others.all(|other| other != types)
+        };
         let offered = |offload: &Option<Offload>| {
             offload.is_none_or(|offload| runtime.offload_option(offload, choice.zero).is_some())
         };
@@ -433,8 +438,8 @@ impl Asked<'_> {
                     unsharded && states.completes_parameters() || offload.is_some()
                 };
                 for gradients in self.gradients() {
-                    let possible =
-                        !(fixed && gradients.is_some() || optimizer_states.is_some_and(impossible));
+                    let possible = !(gradients.is_some_and(unavailable)
+                        || optimizer_states.is_some_and(impossible));
                     all.extend(possible.then_some(ShardingChoice {
                         gradients,
                         optimizer_states,

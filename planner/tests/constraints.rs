@@ -196,7 +196,8 @@ fn what_is_fixed_is_tried() {
 #[test]
 fn what_is_fixed_is_tried_where_it_runs() {
     for (runtime, fix, levels) in [
-        ("deepspeed", "overlap=none,mbs=1", &[1, 2][..]),
+        ("deepspeed", "grad_dtype=fp32,mbs=1", &[1, 2, 3][..]),
+        ("deepspeed", "overlap=none,mbs=1", &[1, 2]),
         ("deepspeed", "overlap=param,mbs=1", &[1, 2, 3]),
         ("fsdp2", "overlap=param+pp,mbs=1", &[]),
         ("fsdp2", "overlap=grad+pp,mbs=1", &[0]),

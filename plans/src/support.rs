@@ -250,12 +250,18 @@ fn module_lack(d: &Decisions, runtime: &Runtime) -> Option<Lack> {
 fn gradient_lack(d: &Decisions, runtime: &Runtime, precision: Precision) -> Option<Lack> {
     let asked = d.gradients?;
     let mut all = vec![runtime.own_gradients(precision)];
-    all.extend(runtime.other_gradients(precision));
+    all.extend(runtime.other_gradients_at(d.zero, precision));
     if all.contains(&asked) {
         return None;
     }
     let has = list(all.into_iter().map(GradientTypes::name), "none");
-    lacks(format!("gradients in {}", asked.name()), has)
+    let elsewhere = (runtime.other_gradients(precision)).any(|types| types == asked);
+    let at = if elsewhere {
+        format!(" at zero={}", u8::from(d.zero))
+    } else {
+        String::new()
+    };
+    lacks(format!("gradients in {}{at}", asked.name()), has)
 }
 
 fn optimizer_lack(d: &Decisions, runtime: &Runtime, precision: Precision) -> Option<Lack> {

@@ -42,6 +42,8 @@ fn what_a_runtime_lacks_is_refused() {
         ("internevo", "llama3-8b", "tp2 overlap=grad+tp".to_owned(), "no overlap of tensor-parallel messages; it has overlap=grad"),
         ("megatron-2022", "llama3-8b", "tp8 overlap=grad".to_owned(), "no overlap of gradients; it has overlap=none"),
         ("megatron-core", "llama3-8b", "tp2 overlap=grad+param+tp+pp".to_owned(), ""),
+        ("deepspeed", "llama3-8b", "dp64 zero0 grad_dtype=fp32".to_owned(), "no gradients in fp32 at zero=0; it has bf16"),
+        ("deepspeed", "llama3-8b", "dp64 zero1 grad_dtype=fp32".to_owned(), ""),
         ("fsdp2", "llama3-8b", "dp64 zero3 overlap=param+pp".to_owned(), "no gradient reduction apart from backward at zero=3; it has overlap=grad+param+pp"),
         ("fsdp1", "llama3-8b", "dp64 zero0 overlap=param+pp".to_owned(), "no gradient reduction apart from backward at zero=0; it has overlap=grad+param+pp"),
         ("torchtitan", "llama3-8b", "dp64 zero3 overlap=grad+pp".to_owned(), "no parameter gathering apart from passes at zero=3; it has overlap=grad+param+pp"),
