@@ -86,6 +86,8 @@ pub(crate) struct Asked<'a> {
     pub(crate) constraints: &'a Constraints,
     /// A strategy in use: what it has is tried too, even if it lies outside the usual ranges.
     pub(crate) present: Option<&'a Decisions>,
+    /// Whether every number of layers may be recomputed, or have its activations in host memory, rather than eighths of them.
+    pub(crate) every_number: bool,
 }
 
 impl Asked<'_> {
@@ -248,7 +250,8 @@ impl Asked<'_> {
             && self.constraints.allow_recompute(recompute)
         {
             let present = self.present.map(|d| d.offload_layers);
-            let usual = eighths(layers).filter(|_| self.scenario.cluster.has_hosts());
+            let usual = self.numbers(layers);
+            let usual = usual.filter(|_| self.scenario.cluster.has_hosts());
             let asked_for = self.constraints.fixed("offload_layers").chain(present);
             let mut counts: Vec<u64> = usual.chain(asked_for).collect();
             counts.retain(|&n| {
@@ -291,7 +294,12 @@ impl Asked<'_> {
         choices
     }
 
-    /// Numbers of layers that a stage of `most` layers may recompute: eighths, those that a constraint fixes after `prefix`,
+    /// Numbers of some of so many layers that are tried without a word about them.
+    fn numbers(&self, layers: u64) -> impl Iterator<Item = u64> + use<> {
+        steps(layers, if self.every_number { layers } else { PARTS })
+    }
+
+    /// Numbers of layers that a stage of `most` layers may recompute: the usual ones, those that a constraint fixes after `prefix`,
     /// and that of the present strategy.
     fn recomputed_layers(
         &self,
@@ -301,7 +309,7 @@ impl Asked<'_> {
     ) -> impl Iterator<Item = u64> + use<> {
         let present = self.present.and_then(|d| of(d.recompute));
         let asked_for = self.constraints.fixed_layers(prefix).chain(present);
-        let mut counts: Vec<u64> = eighths(most).collect();
+        let mut counts: Vec<u64> = self.numbers(most).collect();
         counts.extend(asked_for.filter(|&n| n > 0 && n <= most));
         counts.sort_unstable();
         counts.dedup();
@@ -555,7 +563,12 @@ fn with_gathers(
 
 /// Numbers of some of so many layers, an eighth of them apart.
 pub(crate) fn eighths(layers: u64) -> impl Iterator<Item = u64> {
-    let step = layers.div_ceil(PARTS).max(1);
+    steps(layers, PARTS)
+}
+
+/// Numbers of some of so many layers, of which at most `parts` are as far apart.
+fn steps(layers: u64, parts: u64) -> impl Iterator<Item = u64> {
+    let step = layers.div_ceil(parts.max(1)).max(1);
     (1..)
         .map(move |i| i * step)
         .take_while(move |&n| n < layers)

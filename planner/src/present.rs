@@ -7,6 +7,7 @@ use plans::{Candidate, Decisions, Strategy};
 
 use crate::PlannerError;
 use crate::constraints::{CHOICES, Constraints, DIMENSIONS, value};
+use crate::executions::adapted;
 use crate::nearby::{apart, changes, strategies};
 use crate::options::SearchOptions;
 
@@ -138,6 +139,22 @@ fn towards(
 ) -> Vec<(&'static str, Strategy)> {
     let unlike = |s: &Strategy| apart(s, to).decisions;
     let mut near = strategies(scenario, constraints, now);
+    // The numbers of layers of a plan found are not always among those that a space lists.
+    let decision = match to.recompute == now.recompute {
+        true => "offload_layers",
+        false => "recompute",
+    };
+    let as_found = Decisions {
+        recompute: to.recompute,
+        offload_layers: to.offload_layers,
+        ..now.decisions().clone()
+    };
+    if apart(&as_found, now).decisions == 1 && adapted(as_found.clone(), scenario) == as_found {
+        let strategy = Strategy::new(as_found, &scenario.model, &scenario.workload);
+        let new = |strategy: &Strategy| near.iter().all(|(_, known)| known != strategy);
+        let strategy = strategy.ok().filter(new);
+        near.extend(strategy.map(|strategy| (decision, strategy)));
+    }
     near.retain(|(_, strategy)| unlike(strategy) < unlike(now));
     near
 }

@@ -40,6 +40,7 @@ impl Rates {
             scenario: costs.scenario(),
             constraints,
             present: None,
+            every_number: false,
         };
         let mut found = Vec::new();
         meshes(asked, &mut BTreeMap::new(), &mut |mesh| found.push(mesh));

@@ -247,6 +247,7 @@ impl<'a> Groups<'a> {
             scenario: self.groups[of[0]].costs.scenario(),
             constraints: &self.constraints,
             present: None,
+            every_number: false,
         };
         let mut states: Vec<Option<OptimizerStates>> = asked.optimizer_states();
         for states in &mut states {
@@ -483,6 +484,7 @@ fn agreeing(
         scenario,
         constraints: &constraints.clone(),
         present: None,
+        every_number: false,
     };
     let precision = scenario.workload.precision;
     let gradients = gradients.unwrap_or(scenario.runtime.own_gradients(precision));

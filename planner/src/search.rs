@@ -60,7 +60,7 @@ pub fn search(
     let wanted = options.top.max(contest::LAYOUTS);
     let branches = Branches::new(costs, space, options)?;
     let run = Run::new(&branches, options, wanted, f64::INFINITY);
-    let mut outcome = run.searched(progress)?.finish()?;
+    let mut outcome = run.searched(progress)?.settled()?;
     if options.top > 1 && options.objective == Objective::Time && !outcome.interrupted {
         let without_axes = restricted(&branches, options, &outcome.top)?;
         outcome.wishes.extend(without_axes);
@@ -160,7 +160,7 @@ fn restricted(
         run.only_ties = true;
         let layouts = branches.space.layouts();
         run.layouts.retain(|&at| size(&layouts[at as usize]) == 1);
-        let outcome = run.searched(&|_| {})?.finish()?;
+        let outcome = run.searched(&|_| {})?.settled()?;
         let plan = outcome.top.into_iter().next();
         Ok(plan.map(|mut plan| {
             plan.why_not_first = why_not_first(&best.prediction, &plan.prediction, "");
@@ -449,6 +449,27 @@ impl<'a> Run<'a> {
         self.options
             .cancelled
             .is_some_and(|flag| flag.load(Ordering::Relaxed))
+    }
+
+    /// The plans to show, after the best layouts were searched again with every number of layers to recompute or to copy to the host.
+    fn settled(self) -> Result<SearchOutcome, PlannerError> {
+        let sizes: Vec<[u64; 7]> = self.best.iter().map(|(sizes, _)| *sizes).collect();
+        let finer = match self.options.objective {
+            Objective::Time if !self.stopped() => self.branches.space.finer(&sizes),
+            Objective::Time | Objective::Memory => None,
+        };
+        let Some(finer) = finer else {
+            return self.finish();
+        };
+        let branches = Branches::new(self.branches.costs, &finer, self.options)?;
+        let again = Run {
+            only_ties: self.only_ties,
+            best: self.best,
+            ..Run::new(&branches, self.options, self.wanted, self.within)
+        };
+        let again = again.searched(&|_| {})?;
+        let report = self.report;
+        Run { report, ..again }.finish()
     }
 
     fn finish(self) -> Result<SearchOutcome, PlannerError> {

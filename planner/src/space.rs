@@ -26,6 +26,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use catalog::prefetch::Ahead;
+use catalog::runtime::RecomputeMode;
 use catalog::{Axis, AxisOrder, CudaGraphs, Dispatcher, Fp8Recipe, Runtime, Zero};
 use costmodel::{Lightest, Scenario};
 use plans::legality::check_layout;
@@ -49,6 +50,8 @@ pub struct SearchSpace {
     scenario: Scenario,
     constraints: Constraints,
     present: Option<Decisions>,
+    /// Whether every number of layers is tried, rather than eighths of them.
+    every_number: bool,
     layouts: Vec<Layout>,
     /// Number of strategies of every layout.
     members: Vec<u64>,
@@ -98,6 +101,7 @@ impl SearchSpace {
             scenario: scenario.clone(),
             constraints: constraints.clone(),
             present: present.cloned(),
+            every_number: false,
             layouts: Vec::new(),
             members: Vec::new(),
             pipelines: BTreeMap::new(),
@@ -113,10 +117,7 @@ impl SearchSpace {
             .iter()
             .flat_map(|&mesh| layouts(asked, mesh, &mut illegal))
             .collect();
-        let mut sizes: Vec<(u64, u64)> = all.iter().map(|l| (l.pp, l.num_micro_batches)).collect();
-        sizes.sort_unstable();
-        sizes.dedup();
-        let pipelines = pipelines(asked, &sizes, &mut illegal);
+        let pipelines = pipelines(asked, &all, &mut illegal);
         let shardings = shardings(asked, &all);
         let checked: Vec<Checked> = all
             .par_iter()
@@ -144,6 +145,34 @@ impl SearchSpace {
         space
     }
 
+    /// The layouts of these sizes (as [`simplicity::layout`] says them), with every number of layers that may be recomputed or have
+    /// their activations in host memory; `None` if the runtime takes no such numbers.
+    #[must_use]
+    pub fn finer(&self, sizes: &[[u64; 7]]) -> Option<Self> {
+        let offered = &self.scenario.runtime.space;
+        let counted =
+            |mode: &RecomputeMode| matches!(mode, RecomputeMode::Layers | RecomputeMode::Falling);
+        if !offered.offload_layers && !offered.recompute.iter().any(counted) {
+            return None;
+        }
+        let layouts = self.layouts.iter().copied();
+        let mut finer = Self {
+            every_number: true,
+            layouts: layouts.filter(|l| sizes.contains(&l.sizes())).collect(),
+            illegal: BTreeMap::new(),
+            ..self.clone()
+        };
+        let asked = finer.asked();
+        let pipelines = pipelines(asked, &finer.layouts, &mut BTreeMap::new());
+        let counted = |layout: &Layout| {
+            let pipelines = &pipelines[&(layout.pp, layout.num_micro_batches)];
+            members(asked, layout, pipelines, finer.shardings(layout))
+        };
+        finer.members = finer.layouts.iter().map(counted).collect();
+        finer.pipelines = pipelines;
+        Some(finer)
+    }
+
     /// Whether any strategy is legal; enumeration stops at the first.
     #[must_use]
     pub fn has_any(scenario: &Scenario, constraints: &Constraints) -> bool {
@@ -151,6 +180,7 @@ impl SearchSpace {
             scenario,
             constraints,
             present: None,
+            every_number: false,
         };
         let mut illegal = BTreeMap::new();
         let mut found = Vec::new();
@@ -336,6 +366,7 @@ impl SearchSpace {
             scenario: &self.scenario,
             constraints: &self.constraints,
             present: self.present.as_ref(),
+            every_number: self.every_number,
         }
     }
 }
@@ -411,12 +442,16 @@ pub(crate) fn decisions(asked: Asked<'_>, layout: &Layout) -> Decisions {
     }
 }
 
-/// The pipelines of so many ranks and micro-batches; those that are too long to be simulated are counted.
+/// The pipelines of layouts, by their ranks and micro-batches; those that are too long to be simulated are counted.
 fn pipelines(
     asked: Asked<'_>,
-    sizes: &[(u64, u64)],
+    layouts: &[Layout],
     illegal: &mut BTreeMap<String, u64>,
 ) -> BTreeMap<(u64, u64), Arc<Vec<PipelineChoice>>> {
+    let sizes = layouts.iter().map(|l| (l.pp, l.num_micro_batches));
+    let mut sizes: Vec<(u64, u64)> = sizes.collect();
+    sizes.sort_unstable();
+    sizes.dedup();
     let of_sizes = |&(pp, micro_batches): &(u64, u64)| {
         let pipelines = Arc::new(asked.pipelines(pp, micro_batches));
         ((pp, micro_batches), pipelines)

@@ -361,13 +361,26 @@ fn stated(s: &Scenario, constraints: &Constraints, options: &SearchOptions<'_>) 
     let costs = CostModel::new(s.clone()).expect("priced");
     let space = SearchSpace::new(s, constraints);
     let limit = options.risk.map_or(Bytes(u64::MAX), |risk| s.limit(risk));
-    let all = space.layouts().iter().flat_map(|l| space.strategies(l));
-    let mut scored: Vec<(f64, u64, Strategy)> = all
-        .map(|strategy| (costs.score(&strategy).expect("priced"), strategy))
-        .filter(|(score, _)| score.peak_memory <= limit && score.fits_host)
-        .map(|(score, strategy)| (score.step_time.0, score.peak_memory.0, strategy))
-        .collect();
-    scored.sort_by(|a, b| a.partial_cmp(b).expect("no time is NaN"));
+    let scored = |space: &SearchSpace| {
+        let all = space.layouts().iter().flat_map(|l| space.strategies(l));
+        let mut scored: Vec<(f64, u64, Strategy)> = all
+            .map(|strategy| (costs.score(&strategy).expect("priced"), strategy))
+            .filter(|(score, _)| score.peak_memory <= limit && score.fits_host)
+            .map(|(score, strategy)| (score.step_time.0, score.peak_memory.0, strategy))
+            .collect();
+        scored.sort_by(|a, b| a.partial_cmp(b).expect("no time is NaN"));
+        scored
+    };
+    let mut best = Vec::new();
+    let mut scored_by_eighths = scored(&space);
+    for (.., strategy) in &scored_by_eighths {
+        let layout = simplicity::layout(strategy);
+        if !best.contains(&layout) && best.len() < options.top.max(10) {
+            best.push(layout);
+        }
+    }
+    scored_by_eighths.retain(|(.., strategy)| best.contains(&simplicity::layout(strategy)));
+    let scored = (space.finer(&best)).map_or(scored_by_eighths, |finer| scored(&finer));
     let Some(fastest) = scored.first().map(|first| first.0) else {
         return Vec::new();
     };
