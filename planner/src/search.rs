@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use catalog::Bytes;
 use costmodel::{CostModel, Score};
 use plans::prediction::SpaceReport;
-use plans::{Candidate, SearchOutcome, Strategy};
+use plans::{Candidate, Decisions, SearchOutcome, Strategy};
 use rayon::prelude::*;
 
 use crate::PlannerError;
@@ -453,9 +453,10 @@ impl<'a> Run<'a> {
 
     /// The plans to show, after the best layouts were searched again with every number of layers to recompute or to copy to the host.
     fn settled(self) -> Result<SearchOutcome, PlannerError> {
-        let sizes: Vec<[u64; 7]> = self.best.iter().map(|(sizes, _)| *sizes).collect();
+        let best = self.best.iter().map(|(_, plan)| plan.strategy.decisions());
+        let best: Vec<&Decisions> = best.collect();
         let finer = match self.options.objective {
-            Objective::Time if !self.stopped() => self.branches.space.finer(&sizes),
+            Objective::Time if !self.stopped() => self.branches.space.finer(&best),
             Objective::Time | Objective::Memory => None,
         };
         let Some(finer) = finer else {

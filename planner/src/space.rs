@@ -31,7 +31,7 @@ use catalog::{Axis, AxisOrder, CudaGraphs, Dispatcher, Fp8Recipe, Runtime, Zero}
 use costmodel::{Lightest, Scenario};
 use plans::legality::check_layout;
 use plans::support::{allowed_by, equal_expert_dp};
-use plans::{Decisions, StagePartition, Strategy, StrategyError};
+use plans::{Decisions, Recompute, StagePartition, Strategy, StrategyError};
 use rayon::prelude::*;
 
 use crate::chains::Shardings;
@@ -145,31 +145,39 @@ impl SearchSpace {
         space
     }
 
-    /// The layouts of these sizes (as [`simplicity::layout`] says them), with every number of layers that may be recomputed or have
-    /// their activations in host memory; `None` if the runtime takes no such numbers.
+    /// The layouts of these plans. Where a plan recomputes layers, or has the activations of some in host memory, pipelines have
+    /// every number of layers for it. `None` if the runtime takes no numbers, or no plan is of this kind.
     #[must_use]
-    pub fn finer(&self, sizes: &[[u64; 7]]) -> Option<Self> {
+    pub fn finer(&self, plans: &[&Decisions]) -> Option<Self> {
         let offered = &self.scenario.runtime.space;
-        let counted =
+        let numbered =
             |mode: &RecomputeMode| matches!(mode, RecomputeMode::Layers | RecomputeMode::Falling);
-        if !offered.offload_layers && !offered.recompute.iter().any(counted) {
+        let numbered = offered.offload_layers || offered.recompute.iter().any(numbered);
+        let spares = |d: &&Decisions| d.recompute != Recompute::None || d.offload_layers > 0;
+        let of_plans = |plans: &mut dyn Iterator<Item = &&Decisions>| -> Vec<Layout> {
+            let sizes: Vec<[u64; 7]> = plans.map(|d| crate::simplicity::layout(d)).collect();
+            let layouts = self.layouts.iter().copied();
+            layouts.filter(|l| sizes.contains(&l.sizes())).collect()
+        };
+        let spare = of_plans(&mut plans.iter().filter(|d| spares(d)));
+        if !numbered || spare.is_empty() {
             return None;
         }
-        let layouts = self.layouts.iter().copied();
+        let layouts = of_plans(&mut plans.iter());
+        let key = |l: &Layout| (l.pp, l.num_micro_batches);
+        let known = |l: &Layout| (key(l), Arc::clone(&self.pipelines[&key(l)]));
         let mut finer = Self {
             every_number: true,
-            layouts: layouts.filter(|l| sizes.contains(&l.sizes())).collect(),
+            pipelines: layouts.iter().map(known).collect(),
+            layouts,
             illegal: BTreeMap::new(),
             ..self.clone()
         };
+        let every_number = pipelines(finer.asked(), &spare, &mut BTreeMap::new());
+        finer.pipelines.extend(every_number);
         let asked = finer.asked();
-        let pipelines = pipelines(asked, &finer.layouts, &mut BTreeMap::new());
-        let counted = |layout: &Layout| {
-            let pipelines = &pipelines[&(layout.pp, layout.num_micro_batches)];
-            members(asked, layout, pipelines, finer.shardings(layout))
-        };
+        let counted = |l: &Layout| members(asked, l, finer.pipelines(l), finer.shardings(l));
         finer.members = finer.layouts.iter().map(counted).collect();
-        finer.pipelines = pipelines;
         Some(finer)
     }
 

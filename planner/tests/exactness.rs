@@ -371,16 +371,18 @@ fn stated(s: &Scenario, constraints: &Constraints, options: &SearchOptions<'_>) 
         scored.sort_by(|a, b| a.partial_cmp(b).expect("no time is NaN"));
         scored
     };
-    let mut best = Vec::new();
+    let (mut best, mut plans) = (Vec::new(), Vec::new());
     let mut scored_by_eighths = scored(&space);
-    for (.., strategy) in &scored_by_eighths {
-        let layout = simplicity::layout(strategy);
+    for (.., strategy) in scored_by_eighths.clone() {
+        let layout = simplicity::layout(&strategy);
         if !best.contains(&layout) && best.len() < options.top.max(10) {
             best.push(layout);
+            plans.push(strategy);
         }
     }
+    let plans: Vec<&Decisions> = plans.iter().map(|plan| &**plan).collect();
     scored_by_eighths.retain(|(.., strategy)| best.contains(&simplicity::layout(strategy)));
-    let scored = (space.finer(&best)).map_or(scored_by_eighths, |finer| scored(&finer));
+    let scored = (space.finer(&plans)).map_or(scored_by_eighths, |finer| scored(&finer));
     let Some(fastest) = scored.first().map(|first| first.0) else {
         return Vec::new();
     };
