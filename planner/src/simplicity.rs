@@ -3,9 +3,11 @@
 use catalog::{DType, OptimizerStates, Runtime, ScheduleKind};
 use plans::{Decisions, Recompute};
 
-/// How complicated a plan is; simpler ones are less. Axes count before everything else.
+/// How complicated a plan is; simpler ones are less. What lies in host memory counts first, then axes, then everything else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Complexity {
+    /// Of states and activations, how many lie in host memory.
+    on_host: u8,
     /// Mesh axes with more than one rank, data parallelism apart.
     axes: u8,
     /// Decisions that are not the usual ones.
@@ -15,9 +17,13 @@ pub struct Complexity {
 /// Whether a plan has each of some traits, with their names.
 type Traits<const N: usize> = [(bool, &'static str); N];
 
-/// Everything that makes a plan complicated, in words; axes come first.
-fn traits(d: &Decisions, runtime: &Runtime) -> (Traits<5>, Traits<20>) {
+/// Everything that makes a plan complicated, in words: what lies in host memory, axes, and the rest.
+fn traits(d: &Decisions, runtime: &Runtime) -> (Traits<2>, Traits<5>, Traits<18>) {
     let space = &runtime.space;
+    let on_host = [
+        (d.offload.is_some(), "offload to the host"),
+        (d.offload_layers > 0, "activations in host memory"),
+    ];
     let axes = [
         (d.tp > 1, "tensor parallelism"),
         (d.pp > 1, "a pipeline"),
@@ -58,19 +64,18 @@ fn traits(d: &Decisions, runtime: &Runtime) -> (Traits<5>, Traits<20>) {
                 .is_some_and(OptimizerStates::changes_results),
             "smaller moments",
         ),
-        (d.offload.is_some(), "offload to the host"),
-        (d.offload_layers > 0, "activations in host memory"),
         (d.prefetch.is_some(), "another depth of prefetching"),
     ];
-    (axes, unusual)
+    (on_host, axes, unusual)
 }
 
 /// How complicated a plan is for a runtime.
 #[must_use]
 pub fn complexity(d: &Decisions, runtime: &Runtime) -> Complexity {
-    let (axes, unusual) = traits(d, runtime);
+    let (on_host, axes, unusual) = traits(d, runtime);
     let count = |traits: &[(bool, &str)]| traits.iter().filter(|(has, _)| *has).count() as u8;
     Complexity {
+        on_host: count(&on_host),
         axes: count(&axes),
         unusual: count(&unusual),
     }
@@ -80,8 +85,8 @@ pub fn complexity(d: &Decisions, runtime: &Runtime) -> Complexity {
 #[must_use]
 pub fn beyond(d: &Decisions, simpler: &Decisions, runtime: &Runtime) -> String {
     let all = |d| {
-        let (axes, unusual) = traits(d, runtime);
-        axes.into_iter().chain(unusual)
+        let (on_host, axes, unusual) = traits(d, runtime);
+        on_host.into_iter().chain(axes).chain(unusual)
     };
     let more = all(d).zip(all(simpler));
     let more: Vec<&str> = more
