@@ -64,7 +64,7 @@ fn explained(folder: &Path, question: &str, flags: &str) -> Value {
 
 #[test]
 fn neighbours_beyond_the_risk_say_so() {
-    let question = "--model llama3-70b --lora rank=16 --runtime hf-trainer --seq 2k --global-batch 16 \
+    let question = "--model llama3-70b --lora rank=16 --runtime hf-trainer --seq 2144 --global-batch 16 \
                     --cluster 'rtx-4090 x 2 per node, 100 Gb/s x 1' --gpus 2";
     let folder = tempfile::tempdir().expect("a folder");
     let answer = explained(folder.path(), question, "");

@@ -55,7 +55,7 @@ const COMMANDS: [(&str, i32, &str); 59] = [
     ("compare two.yaml two.yaml", 0, "step time"),
     ("compare 'two.yaml#1' 'two.yaml#2'", 0, "step time"),
     ("compare two.yaml one.yaml --report both.html && cat both.html", 0, "of 64 sequences on 8 × a100-80gb"),
-    ("compare two.yaml one.yaml --report both.html && cat both.html", 0, "<td>pipeline rank 0 of group 1, "),
+    ("compare two.yaml one.yaml --report both.html && cat both.html", 0, "<td>pipeline rank 0 of group 2, "),
     ("export two.yaml --to megatron-lm", 4, "cannot express groups=2"),
     ("export two.yaml --to megatron-lm", 4, "--fix groups=1"),
     ("export two.yaml --to megatron-lm", 4, "two.yaml#1 to two.yaml#2"),

@@ -264,8 +264,7 @@ pub fn parse(
 }
 
 /// A strategy's text with some keys given other values. Keys that follow from a changed one are left out, to be filled
-/// in again: stages follow from virtual stages, virtual stages from the schedule, and without a pipeline there is no
-/// schedule.
+/// in again: stages follow from virtual stages, these from the schedule, and all three from having a pipeline.
 #[must_use]
 pub fn with(text: &str, changes: &[(&str, String)]) -> String {
     let changed = |key: &str| changes.iter().rev().find(|(k, _)| *k == key);
@@ -273,10 +272,10 @@ pub fn with(text: &str, changes: &[(&str, String)]) -> String {
     let pipelined = schedule.is_some() || changed("vpp").is_some() || changed("pp").is_some();
     let alone = changed("pp").is_some_and(|(_, value)| value == "1");
     let mut parts: Vec<String> = Vec::new();
-    for part in text.split(',') {
-        let Some((key, value)) = part.split_once('=') else {
-            continue;
-        };
+    let pairs = text
+        .split(',')
+        .filter_map(|part| Some((part, part.split_once('=')?)));
+    for (part, (key, value)) in pairs {
         match (changed(key), key) {
             (Some((_, value)), _) => parts.push(format!("{key}={value}")),
             (None, "stages") if pipelined => {}

@@ -158,9 +158,8 @@ fn parallelism(job: &Job<'_>, edition: Edition) -> Vec<(&'static str, Value)> {
     ];
     keys.extend(sharding(*zero, *reshard_after_forward));
     keys.extend(tensor(job.decisions, *sequence_parallel, *etp, edition));
-    if edition == Edition::Toml02 && *ep > 1 {
-        keys.push(("expert_parallel_comm_backend", comm_backend(job).into()));
-    }
+    let backend = edition == Edition::Toml02 && *ep > 1;
+    keys.extend(backend.then(|| ("expert_parallel_comm_backend", comm_backend(job).into())));
     keys.extend(pipeline(job.decisions, edition));
     keys
 }
