@@ -272,10 +272,8 @@ pub fn with(text: &str, changes: &[(&str, String)]) -> String {
     let pipelined = schedule.is_some() || changed("vpp").is_some() || changed("pp").is_some();
     let alone = changed("pp").is_some_and(|(_, value)| value == "1");
     let mut parts: Vec<String> = Vec::new();
-    let pairs = text
-        .split(',')
-        .filter_map(|part| Some((part, part.split_once('=')?)));
-    for (part, (key, value)) in pairs {
+    let pair = |part| str::split_once(part, '=').map(|(key, value)| (part, key, value));
+    for (part, key, value) in text.split(',').filter_map(pair) {
         match (changed(key), key) {
             (Some((_, value)), _) => parts.push(format!("{key}={value}")),
             (None, "stages") if pipelined => {}
