@@ -3,10 +3,11 @@
 
 use std::fmt;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The adapters that are trained beside a model's frozen weights.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Adapters {
     /// Rows of `A` and columns of `B`: PEFT's `r`, Megatron-Bridge's `dim`.
@@ -22,17 +23,7 @@ pub struct Adapters {
 
 /// A kind of linear layer that may have an adapter.
 #[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Hash,
-    PartialOrd,
-    Ord,
-    Serialize,
-    Deserialize,
-    schemars::JsonSchema,
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum AdaptedModule {
@@ -81,7 +72,7 @@ impl AdaptedModule {
     Ord,
     Serialize,
     Deserialize,
-    schemars::JsonSchema,
+    JsonSchema,
 )]
 #[serde(from = "Vec<AdaptedModule>", into = "Vec<AdaptedModule>")]
 pub struct AdaptedModules(u8);

@@ -1,22 +1,13 @@
 //! The words in which runtimes bound strategies and strategies are written: axes, ZeRO levels,
 //! context-parallel kinds, schedules, overlap. What a strategy *is* lives in `plans`.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A mesh axis. The dense mesh is `pp · dp_replicate · dp_shard · cp · tp`; experts use
 /// `pp · edp · ep · etp` over the same ranks.
 #[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Hash,
-    PartialOrd,
-    Ord,
-    Serialize,
-    Deserialize,
-    schemars::JsonSchema,
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Axis {
@@ -40,17 +31,7 @@ pub enum Axis {
 
 /// Order of the dense mesh axes, innermost (neighbouring ranks) first.
 #[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Hash,
-    PartialOrd,
-    Ord,
-    Serialize,
-    Deserialize,
-    schemars::JsonSchema,
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(transparent)]
 pub struct AxisOrder(pub [Axis; 5]);
@@ -76,17 +57,7 @@ impl AxisOrder {
 
 /// The known schedules.
 #[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Hash,
-    PartialOrd,
-    Ord,
-    Serialize,
-    Deserialize,
-    schemars::JsonSchema,
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
 pub enum ScheduleKind {
     /// All forwards, then all backwards (Huang et al. 2019).
@@ -111,17 +82,7 @@ pub enum ScheduleKind {
 
 /// How attention communicates when the sequence is sharded.
 #[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Hash,
-    PartialOrd,
-    Ord,
-    Serialize,
-    Deserialize,
-    schemars::JsonSchema,
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum CpKind {
@@ -135,17 +96,7 @@ pub enum CpKind {
 
 /// ZeRO stage.
 #[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Hash,
-    PartialOrd,
-    Ord,
-    Serialize,
-    Deserialize,
-    schemars::JsonSchema,
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(into = "u8", try_from = "u8")]
 #[schemars(with = "u8")]
@@ -162,17 +113,7 @@ pub enum Zero {
 
 /// Which communication overlaps with computation, where the runtime allows.
 #[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Hash,
-    PartialOrd,
-    Ord,
-    Serialize,
-    Deserialize,
-    schemars::JsonSchema,
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(deny_unknown_fields)]
 pub struct Overlap {

@@ -1,20 +1,11 @@
 //! Where a number comes from. Every number in a preset or table is [`Sourced`].
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The kind of evidence behind a number, from strongest to weakest.
 #[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Serialize,
-    Deserialize,
-    schemars::JsonSchema,
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Origin {
@@ -31,7 +22,7 @@ pub enum Origin {
 }
 
 /// A value together with the evidence for it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Sourced<T> {
     /// The value itself.

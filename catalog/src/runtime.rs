@@ -2,6 +2,7 @@
 //! what it costs beside the model. A runtime never describes the model again: it selects from the
 //! closed set of rewrites that `costmodel` applies to the traced operators.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::cuda_graphs::{CudaGraphs, GraphOption};
@@ -131,17 +132,7 @@ pub struct RuntimeSpace {
 
 /// Kinds of recomputation a runtime offers; counts are chosen by the planner.
 #[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Hash,
-    PartialOrd,
-    Ord,
-    Serialize,
-    Deserialize,
-    schemars::JsonSchema,
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum RecomputeMode {
@@ -176,17 +167,7 @@ impl RecomputeMode {
 
 /// When tensor parallelism shards the sequence between its blocks.
 #[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Hash,
-    PartialOrd,
-    Ord,
-    Serialize,
-    Deserialize,
-    schemars::JsonSchema,
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum SequenceParallelUse {
@@ -200,17 +181,7 @@ pub enum SequenceParallelUse {
 
 /// A way in which a training system's kernels, or what they keep, differ from the traced operators.
 #[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Hash,
-    PartialOrd,
-    Ord,
-    Serialize,
-    Deserialize,
-    schemars::JsonSchema,
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Rewrite {
@@ -496,17 +467,7 @@ impl Rewrite {
 
 /// Family of attention kernel.
 #[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Hash,
-    PartialOrd,
-    Ord,
-    Serialize,
-    Deserialize,
-    schemars::JsonSchema,
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum AttentionKernel {

@@ -1,22 +1,13 @@
 //! The parts of a layer that selective recomputation may run again, and sets of them.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::model::{AttentionKind, ModelConfig};
 
 /// A part of a layer that selective recomputation runs again (Megatron-Core `--recompute-modules`).
 #[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Hash,
-    PartialOrd,
-    Ord,
-    Serialize,
-    Deserialize,
-    schemars::JsonSchema,
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum RecomputeModule {
@@ -76,7 +67,7 @@ impl RecomputeModule {
     Ord,
     Serialize,
     Deserialize,
-    schemars::JsonSchema,
+    JsonSchema,
 )]
 #[serde(from = "Vec<RecomputeModule>", into = "Vec<RecomputeModule>")]
 pub struct Selection(u8);

@@ -1,13 +1,14 @@
 //! Element types of parameters, gradients and optimizer states: the runtime's defaults, and the alternatives that it can be
 //! told to use.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::dtype::{DType, Precision};
 use crate::parallelism::Zero;
 
 /// Element types of parameters, gradients and optimizer states, which stay in memory for the whole step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StateTypes {
     /// The copy that kernels read (`None`: it is the training precision's).
@@ -51,7 +52,7 @@ pub struct GradientTypes {
 }
 
 /// Element types of gradients that a runtime can be told to use instead of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GradientOption {
     /// The buffer that gradients accumulate in (`None`: the training precision's).
@@ -72,17 +73,7 @@ fn unsharded() -> Zero {
 
 /// A way to store optimizer states in fewer bytes than as 32-bit master weights and moments.
 #[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Hash,
-    PartialOrd,
-    Ord,
-    Serialize,
-    Deserialize,
-    schemars::JsonSchema,
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum OptimizerStates {

@@ -1,5 +1,6 @@
 //! Every decision that a plan makes, legal or not.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use catalog::state_types::StateTypes;
@@ -75,17 +76,7 @@ pub struct Decisions {
 
 /// What the forward pass of a stage is run again for in backward.
 #[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Hash,
-    PartialOrd,
-    Ord,
-    Serialize,
-    Deserialize,
-    schemars::JsonSchema,
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Recompute {
