@@ -98,7 +98,7 @@ const UNKNOWN_BELOW: f64 = 2.0 / 3.0;
 /// lies inside). When this was chosen, the intervals held 84% of the runs. They would have held about 72% if no unknown source were
 /// added, and about 89% if half of its errors were assumed to lie above the interval and half below.
 ///
-/// For memory the quantile is 0.9 itself, and the intervals hold 75% of the runs. It is 0.9 for ratios, too: there a sweep is the
+/// For memory the quantile is 0.9 itself, and the intervals hold 76% of the runs. It is 0.9 for ratios, too: there a sweep is the
 /// source, and many sweeps are known.
 fn upper_quantile(quantity: Quantity, errors: &Weighed) -> f64 {
     match quantity {

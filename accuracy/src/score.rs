@@ -30,7 +30,7 @@ pub(crate) struct Scored {
     /// The kind of the run, by which other runs count as evidence for it.
     #[serde(skip)]
     pub(crate) kind: Option<Kind>,
-    /// How far it goes in what few published runs do.
+    /// The run's sequence length, and whether its experts lie across the network.
     #[serde(skip)]
     pub(crate) reach: Reach,
     pub(crate) skipped: Option<String>,

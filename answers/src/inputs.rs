@@ -214,7 +214,7 @@ pub fn resolve(args: &Question) -> Result<Inputs, AnswerError> {
     })
 }
 
-/// Tokens per sequence where none are given: 8192, or as many as the model has learned positions for.
+/// Tokens per sequence where none are given: 8192, or fewer if the model's learned table of positions is shorter.
 #[must_use]
 pub fn default_seq(model: &ModelConfig) -> u64 {
     let table = model.table_of_positions();

@@ -118,8 +118,8 @@ impl Unexplained {
         })
     }
 
-    /// An interval of step times that allows for it too. It is independent of what errors on published runs show, so squares of
-    /// logarithms are added; the measured runs always lie inside.
+    /// Widens an interval of step times by the unexplained error. The two errors are taken to be independent, so the squares of
+    /// their logarithms are added; the measured runs always lie inside the result.
     #[must_use]
     pub fn widen(self, interval: Residual) -> Residual {
         let both = |usual: f64, own: f64| {

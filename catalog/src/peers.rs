@@ -4,7 +4,7 @@ use crate::cluster::Cluster;
 use crate::device::Architecture;
 use crate::runtime::Runtime;
 
-/// Cards for games. NVIDIA's driver lets them reach each other over NVLink alone, never over PCI Express
+/// GeForce cards. NVIDIA's driver lets them reach each other over NVLink alone, never over PCI Express
 /// (tinygrad/open-gpu-kernel-modules, README.md, whose driver is changed to allow it).
 const GAME_CARDS: [&str; 3] = ["rtx-3090", "rtx-4090", "rtx-5090"];
 

@@ -1,4 +1,5 @@
-//! How far a run goes in what few published runs do: long sequences, and experts on several nodes.
+//! Two properties that few published runs have, long sequences and experts across the network, and which runs are evidence for a
+//! plan that has them.
 
 /// How long a run's sequences are, and whether its experts lie across the network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -10,14 +11,14 @@ pub struct Reach {
 }
 
 impl Reach {
-    /// Whether a run that goes so far shows how well one is predicted that goes as far as `asked`: its sequences are at least half as
-    /// long, and it sends tokens to experts over the network if that one does.
+    /// Whether a run with these properties is evidence for a plan with the properties `asked`: the run's sequences are at least
+    /// half as long, and it sends tokens to experts over the network if the plan does.
     #[must_use]
     pub fn shows(self, asked: Self) -> bool {
         self.seq_len >= asked.seq_len / 2 && self.experts_across >= asked.experts_across
     }
 
-    /// This in one respect, in the other, then in both.
+    /// The sequence length alone, the experts alone, and both.
     pub(crate) fn parts(self) -> [Self; 3] {
         let nowhere = Self::default();
         let Self {

@@ -221,8 +221,8 @@ impl Kind {
         self.shown(Reach::default())
     }
 
-    /// The evidence for a run of this kind that goes so far, and in what too few published runs go as far, if that makes the evidence
-    /// weaker than the kind's.
+    /// The evidence for a run of this kind with this reach. If it is weaker than the evidence for the kind, also the part of the
+    /// reach that too few published runs have.
     #[must_use]
     pub fn evidence_for(&self, reach: Reach) -> (Evidence, Reach) {
         let (usual, found) = (self.evidence(), self.shown(reach));
@@ -234,7 +234,7 @@ impl Kind {
         (found, beyond)
     }
 
-    /// The evidence from those published runs that show what goes so far.
+    /// The evidence from the published runs that count for this reach ([`Reach::shows`]).
     fn shown(&self, asked: Reach) -> Evidence {
         let mut of_kind = 0;
         let mut of_any_runtime = 0;

@@ -20,7 +20,7 @@ pub(crate) const KEYS: [(&str, &str); 13] = [
     ("runtime", "megatron-core; vescale on a profiled machine"),
     (
         "seq",
-        "8192; as many as the model has learned positions for",
+        "8192; fewer if the model's learned table of positions is shorter",
     ),
     (
         "global-batch",

@@ -134,7 +134,7 @@ impl Scenario {
         }
     }
 
-    /// How far a strategy goes in what few published runs do.
+    /// The strategy's sequence length, and whether its experts lie across the network.
     #[must_use]
     pub fn reach(&self, d: &Decisions) -> Reach {
         Reach {
@@ -150,7 +150,7 @@ impl Scenario {
         evidence.words(&self.kind(), beyond)
     }
 
-    /// What the predicted step time of a strategy rests on, and in what few published runs go as far.
+    /// The evidence for a strategy's predicted step time, and the part of its reach that too few published runs have.
     fn time_evidence(&self, d: &Decisions) -> (Evidence, Reach) {
         let own = self.own_steps();
         let measured = own.map(|own| Evidence::Calibrated {

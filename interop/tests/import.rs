@@ -336,12 +336,12 @@ fn files_are_refused_in_formats_that_their_system_does_not_read() {
         (
             "a.toml",
             Dialect::Torchtitan03,
-            "a.toml: torchtitan@0.3 reads Python, and this is TOML; for this file name torchtitan@0.2",
+            "a.toml: torchtitan@0.3 reads Python, and this is TOML; to read this file, use torchtitan@0.2",
         ),
         (
             "a.py",
             Dialect::Torchtitan02,
-            "a.py: torchtitan@0.2 reads TOML, and this is Python; for this file name torchtitan@0.3",
+            "a.py: torchtitan@0.2 reads TOML, and this is Python; to read this file, use torchtitan@0.3",
         ),
         (
             "a.toml",

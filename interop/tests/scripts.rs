@@ -341,7 +341,7 @@ fn what_a_plan_cannot_express_is_noted() {
         ("--tensor-model-parallel-size 4 --tp-comm-overlap --disable-tp-comm-bulk-wgrad", "--disable-tp-comm-bulk-wgrad is planned as overlapped like the rest of --tp-comm-overlap"),
         ("--moe-expert-capacity-factor 1.0 --no-bias-gelu-fusion --mlp-chunks-for-training 1", ""),
         ("--no-bias-swiglu-fusion", "--no-bias-swiglu-fusion is planned as the fused kernel of SwiGLU"),
-        ("--step-batch-size-schedule '0:64 200B:128'", "--step-batch-size-schedule: planned is its last batch, 128"),
+        ("--step-batch-size-schedule '0:64 200B:128'", "--step-batch-size-schedule: the plan uses the schedule's last batch, 128"),
         ("--rampup-batch-size 64 64 1000 --global-batch-size 128", "--rampup-batch-size has no part in a strategy and is left out"),
         ("--context-parallel-size 2 --cp-comm-type a2a a2a", ""),
         ("--sft --sft", "--sft is planned as attention over whole sequences; give --lengths to plan it within documents"),
@@ -353,8 +353,8 @@ fn what_a_plan_cannot_express_is_noted() {
     }
     for (options, note) in [
         ("--moe-permute-fusion --moe-grouped-gemm --moe-expert-capacity-factor 1.0 --moe-pad-expert-input-to-capacity", "run.sh:2: --moe-expert-capacity-factor 1 is planned as experts that take all their tokens, without padding"),
-        ("--moe-permute-fusion", "run.sh: --moe-grouped-gemm is planned, and not given: without it experts run one after another (SequentialMLP), which takes longer"),
-        ("--moe-grouped-gemm", "run.sh: --moe-permute-fusion is planned, and not given: without it tokens are sorted by several kernels, which takes longer"),
+        ("--moe-permute-fusion", "run.sh: the plan assumes --moe-grouped-gemm, which the script does not set: without it experts run one after another (SequentialMLP), which takes longer"),
+        ("--moe-grouped-gemm", "run.sh: the plan assumes --moe-permute-fusion, which the script does not set: without it tokens are sorted by several kernels, which takes longer"),
     ] {
         let experts = format!("--num-experts 8 --vocab-size 1024 {options}");
         let (_, read, _) = read(&script("", LLAMA_70B, &experts)).expect("imports");

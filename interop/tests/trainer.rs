@@ -153,7 +153,7 @@ fn settings_that_change_the_answer_are_read_or_noted() {
         ),
         (
             Ok(axolotl("")),
-            "bf16 auto: weights and states in 16 bits alone are not planned for",
+            "bf16 auto: no plan can express weights and states in 16 bits alone",
         ),
         (
             Ok(axolotl("optimizer: muon")),

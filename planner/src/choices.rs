@@ -294,7 +294,7 @@ impl Asked<'_> {
         choices
     }
 
-    /// Numbers of some of so many layers that are tried without a word about them.
+    /// The numbers of layers, below `layers`, that a search tries when no constraint names one: eighths, or every number.
     fn numbers(&self, layers: u64) -> impl Iterator<Item = u64> + use<> {
         steps(layers, if self.every_number { layers } else { PARTS })
     }
@@ -566,7 +566,7 @@ pub(crate) fn eighths(layers: u64) -> impl Iterator<Item = u64> {
     steps(layers, PARTS)
 }
 
-/// Numbers of some of so many layers, of which at most `parts` are as far apart.
+/// Numbers from 1 to `layers - 1`, evenly spaced so that they divide the layers into at most `parts` parts.
 fn steps(layers: u64, parts: u64) -> impl Iterator<Item = u64> {
     let step = layers.div_ceil(parts.max(1)).max(1);
     (1..)

@@ -88,8 +88,8 @@ impl ExecutionChoice {
             && dispatcher != Dispatcher::AllGather
     }
 
-    /// Whether states may be sharded and held in a way beside this: graphs replay on parameters that stay on the device, and
-    /// whether messages can be sent apart from passes may depend on the ZeRO level.
+    /// Whether this way to run passes can be combined with a way to shard states. CUDA graphs need parameters that stay on the
+    /// device, and some runtimes can switch overlap off only at certain ZeRO levels.
     pub(crate) fn leaves(self, way: &ShardingChoice, runtime: &Runtime) -> bool {
         let captures = self.graphs.is_some_and(|graphs| graphs != CudaGraphs::None);
         !(captures && way.offload == Some(Offload::Parameters))
@@ -113,8 +113,8 @@ impl ExecutionChoice {
     }
 }
 
-/// The same decisions without those ways to run passes, switched on or taken instead of the runtime's own, that they leave no
-/// room for, and with messages beside passes where they cannot be sent apart from them.
+/// The same decisions without those ways to run passes that cannot be combined with the rest. Where the runtime has no switch to
+/// turn an overlap off, the overlap is on.
 pub(crate) fn adapted(d: Decisions, scenario: &Scenario) -> Decisions {
     let (runtime, cluster) = (&scenario.runtime, &scenario.cluster);
     let across = d.experts_lie_across(cluster);

@@ -66,9 +66,9 @@ fn change(seconds: f64) -> String {
     }
 }
 
-/// One line: how much slower or faster a strategy is, and which part of the step changed most in that direction. It
-/// says whether the 80% interval of the ratio of their times holds 1; only a difference of at most [`TIE`] is called a tie. `more` is what the strategy has that the first
-/// does without, in words.
+/// One line: how much slower or faster a strategy is, and which part of the step changed most in that direction. The line says if
+/// the difference lies within the error of comparisons; only one of at most [`TIE`] is called a tie. `more` names what the strategy
+/// uses and the first does not.
 #[must_use]
 pub fn why_not_first(first: &Prediction, other: &Prediction, more: &str) -> String {
     let ratio = other.step_time.0 / first.step_time.0 - 1.0;

@@ -143,13 +143,13 @@ fn decides(scenario: &Scenario, key: &str, value: &str) -> Result<(), PlannerErr
             runtime.dispatcher.name(),
             model.moe.is_some(),
             format!("{} has no experts to send tokens to", model.name),
-            "it only with a model with experts",
+            "a model with experts, or no such constraint",
         ),
         "fp8_recipe" => (
             runtime.fp8_recipe.name(),
             precision == Precision::Fp8,
             "no product is in 8 bits".to_owned(),
-            "it only with --precision fp8",
+            "--precision fp8, or no such constraint",
         ),
         _ => return Ok(()),
     };
@@ -172,7 +172,7 @@ fn elsewhere(scenario: &Scenario, counts: &[u64], key: &str, name: &str) -> Stri
     });
     let device = &scenario.cluster.device.name;
     match any {
-        true => format!("; `{name}` is of other runtimes (`vescale-plan runtimes`)"),
+        true => format!("; other runtimes have `{name}` (`vescale-plan runtimes` lists them)"),
         false => format!("; no runtime has `{name}` for this model on {device}"),
     }
 }

@@ -490,7 +490,8 @@ pub fn best_of_each(costs: &CostModel, of: &Strategy) -> Result<Vec<Candidate>, 
     predicted.collect()
 }
 
-/// The risk at which plans are compared with one that was chosen: its own, if it is more than the usual one.
+/// The risk at which other plans are compared with a chosen plan: the probability that the chosen plan does not fit, at least
+/// [`RISK`] and at most [`EVEN`].
 #[must_use]
 pub fn risk_of(chosen: &Prediction) -> f64 {
     (1.0 - chosen.p_fits).clamp(RISK, EVEN)

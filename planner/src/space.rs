@@ -145,8 +145,8 @@ impl SearchSpace {
         space
     }
 
-    /// The layouts of these plans. Where a plan recomputes layers, or has the activations of some in host memory, pipelines have
-    /// every number of layers for it. `None` if the runtime takes no numbers, or no plan is of this kind.
+    /// The space restricted to these plans' layouts. If a plan recomputes anything or keeps activations in host memory, its layout
+    /// is tried with every number of layers. `None` if the runtime takes no numbers of layers, or no plan does either.
     #[must_use]
     pub fn finer(&self, plans: &[&Decisions]) -> Option<Self> {
         let offered = &self.scenario.runtime.space;

@@ -50,7 +50,7 @@ fn values_that_nothing_has_are_refused_with_those_there_are() {
         (
             &["schedule=zbv"],
             "`schedule` from 1f1b, interleaved",
-            "`zb-v` is of other runtimes",
+            "other runtimes have `zb-v`",
         ),
         (
             &["schedule=zerobubble"],

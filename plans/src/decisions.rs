@@ -241,8 +241,8 @@ impl Decisions {
         d
     }
 
-    /// The first of `orders` that places ranks as this strategy's own order does: the axes of more than one rank follow each
-    /// other alike. `None` if there is none.
+    /// The first of `orders` that places ranks as this strategy's order does, that is, has the axes with more than one rank in the
+    /// same sequence. `None` if there is none.
     #[must_use]
     pub fn order_among(&self, orders: &[AxisOrder]) -> Option<AxisOrder> {
         let of_several = |order: AxisOrder| {

@@ -99,7 +99,7 @@ def search(
         cluster: cluster preset or file; `"local"` is this machine as `vescale-plan profile`
             measured it.
         gpus: devices; by default the ranks that torchrun started.
-        seq_len: tokens per sequence; by default 8192, or as many as the model has learned positions for.
+        seq_len: tokens per sequence; by default 8192, or fewer if the model's learned table of positions is shorter.
         global_batch: sequences per optimizer step; by default about 4 Mi tokens.
         lengths: lengths of the documents that sequences are made of: `"512:0.7,4k:0.3"`,
             `"lognormal:mean=1k,sigma=0.9"`, or a file with a length and a count on each line; by default each

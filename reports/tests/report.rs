@@ -307,7 +307,7 @@ fn a_report_says_the_verdict_first_and_escapes_what_it_shows() {
         "least memory of these; no virtual stages",
         "sbatch launch/launch.sbatch",
         "links inside a node",
-        "the network: every rank in another node, 4 nodes",
+        "the network: every rank is in a node of its own (4 nodes)",
         "recompute=none overlap=none</code>",
         "\"overlap=none\"",
         "Runner-up: ",
@@ -502,14 +502,14 @@ fn domains_are_not_nodes() {
         (
             256,
             "tp=8,pp=4",
-            "the network: every rank in another domain, 4 domains",
+            "the network: every rank is in a domain of its own (4 domains)",
         ),
         (256, "tp=8,pp=4", "uses 64 GPUs of each"),
         // Stages 32 GPUs apart in domains of 40: the first two share a domain.
         (
             160,
             "tp=4,pp=5",
-            "the network among 4 domains; some of the 5 ranks share one",
+            "the network among 4 domains; some of the 5 ranks share a domain",
         ),
         // Eight ranks 4 apart lie in one domain, or in two.
         (

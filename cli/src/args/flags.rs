@@ -25,7 +25,7 @@ pub(crate) struct ScenarioArgs {
     /// machine]
     #[arg(long)]
     pub(crate) runtime: Option<String>,
-    /// Tokens per sequence; 8k is 8192 [default: 8192, or as many as the model has learned positions for]
+    /// Tokens per sequence; 8k is 8192 [default: 8192, or fewer if the model's learned table of positions is shorter]
     #[arg(long, value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) seq: Option<u64>,
     /// Sequences per optimizer step [default: 4 Mi tokens; at least 1 for each of up to 2048

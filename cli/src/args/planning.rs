@@ -143,7 +143,7 @@ pub(crate) struct SizeArgs {
     /// Training system [default: megatron-core; vescale on a profiled machine]
     #[arg(long)]
     pub(crate) runtime: Option<String>,
-    /// Tokens per sequence; 8k is 8192 [default: 8192, or as many as the model has learned positions for]
+    /// Tokens per sequence; 8k is 8192 [default: 8192, or fewer if the model's learned table of positions is shorter]
     #[arg(long, value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) seq: Option<u64>,
     /// Sequences per optimizer step [default: that of `search` with the most GPUs tried, made a multiple for all sizes]

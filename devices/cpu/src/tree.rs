@@ -126,7 +126,7 @@ fn merged(mut left: Vec<f32>, right: &[f32]) -> Vec<f32> {
 /// where its elements lie locally.
 ///
 /// # Errors
-/// Where a part of a leaf that the rank holds ends, or begins if it is the leaf's last part.
+/// If the rank holds only part of a leaf: the index at which that part ends, or begins if it is the leaf's last part.
 pub fn leaves(
     indices: &[u64],
     whole: u64,

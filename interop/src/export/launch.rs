@@ -69,7 +69,8 @@ fn shape(job: &Job<'_>) -> (u64, u64) {
     (job.workload.gpus.div_ceil(each), each)
 }
 
-/// Number of nodes of which Slurm takes as many as possible from one scale-up domain, as predictions assume; `None` where a domain is
+/// The value of Slurm's `--segment`: how many nodes it allocates together in one scale-up domain, as predictions assume; `None`
+/// where a domain is
 /// a node. Slurm takes only a divisor of the number of nodes (`sbatch`, `--segment`), so some numbers of nodes have none.
 fn segment(job: &Job<'_>) -> Option<u64> {
     let cluster = job.cluster;

@@ -143,7 +143,8 @@ fn options(doc: &Document, base: &Base) -> Result<Options, ImportError> {
     all.copy(doc, "ddp.data_parallel_sharding_strategy", sharding);
     all.put(sharding, 0, base.sharding);
     lengths(doc, base, &mut all);
-    // Where one of them says it, both do (`_validate_and_sync_distributed_optimizer_settings` in training/config.py).
+    // Bridge switches it on in `ddp` and `optimizer` if either sets it (`_validate_and_sync_distributed_optimizer_settings` in
+    // training/config.py).
     let of_gradients = doc.flag("ddp.use_distributed_optimizer")?;
     let of_states = doc.flag("optimizer.use_distributed_optimizer")?;
     let distributed = of_gradients.unwrap_or(base.distributed) || of_states.unwrap_or(true);
@@ -229,7 +230,7 @@ fn overlaps(
     ] {
         all.put(option, 0, of("ddp", field, true, governs && distributed)?);
     }
-    // This is on, too, where one of both says it.
+    // `optimizer.overlap_param_gather` switches it on as well.
     let gathers = said("optimizer", "overlap_param_gather")? == Some(true);
     all.put("--overlap-param-gather", 0, gathers);
     let of_model = match governs {

@@ -15,7 +15,7 @@ pub(super) struct Base {
     pub(super) seq_len: u64,
     /// Whether gradients are reduced and parameters gathered beside computation.
     pub(super) overlaps: bool,
-    /// Whether gradients are divided as a distributed optimizer needs it. Optimizers of all of them are distributed
+    /// The base's `ddp.use_distributed_optimizer`. The field of the same name in `optimizer` is on in every base
     /// (`distributed_fused_adam_with_cosine_annealing`).
     pub(super) distributed: bool,
     /// How Megatron's FSDP shards.

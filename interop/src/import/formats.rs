@@ -38,7 +38,7 @@ pub(super) fn readable(path: &str, dialect: Dialect) -> Result<(), SyntaxError> 
         .into_iter()
         .filter(|other| other.target() == dialect.target() && of(*other).contains(&found));
     let other = others.next().map_or_else(String::new, |other| {
-        format!("; for this file name {}", other.name())
+        format!("; to read this file, use {}", other.name())
     });
     let message = format!(
         "{} reads {}, and this is {found}{other}",

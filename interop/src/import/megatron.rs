@@ -110,7 +110,7 @@ fn global_batch(
     };
     let place = doc.place(schedule);
     notes.push(format!(
-        "{place}: {schedule}: planned is its last batch, {batch}"
+        "{place}: {schedule}: the plan uses the schedule's last batch, {batch}"
     ));
     Ok((schedule, batch))
 }

@@ -57,8 +57,8 @@ const EXPERT_LAYERS: &str = "--moe-layer-freq";
 /// The option that says which layers attend to a window: 1 for these, 0 for those that attend to all tokens.
 pub(super) const WINDOW_LAYERS: &str = "--window-attn-skip-freq";
 
-/// A 0 or 1 for each layer, from a number or a Python expression such as `([0]*1+[1]*23)`. Under a number n, a layer whose
-/// number is a multiple of n is told from the others: layers with experts are numbered from 0
+/// A 0 or 1 for each layer, from a number or a Python expression such as `([0]*1+[1]*23)`. For a number n, every n-th layer gets
+/// the value `of_multiple` and the others its opposite: layers with experts are numbered from 0
 /// (`get_moe_layer_freq` in gpt_layer_specs.py), those with a window from 1 (`is_layer_window_attention`).
 pub(super) fn listed(
     doc: &Document,

@@ -203,7 +203,9 @@ pub(super) fn planned_otherwise(doc: &Document, model: &ModelConfig, d: &Decisio
     let off = experts.filter(|(key, _)| doc.root.get(key).is_none());
     let as_on = |(key, without): &(&str, &str)| {
         let path = &doc.path;
-        format!("{path}: {key} is planned, and not given: without it {without}, which takes longer")
+        format!(
+            "{path}: the plan assumes {key}, which the script does not set: without it {without}, which takes longer"
+        )
     };
     let said = doc.root.entries().iter().filter_map(note);
     said.chain(off.map(as_on)).collect()

@@ -97,7 +97,7 @@ pub(super) fn note(doc: &Document, keys: &[&str], instead: &str) -> String {
 /// A note on a setting that holds weights and states in 16 bits, without copies in 32.
 pub(super) fn in_16_bits(doc: &Document, key: &str, value: &str) -> String {
     format!(
-        "{}: {key} {value}: weights and states in 16 bits alone are not planned for; predicted is more memory, with 32-bit ones",
+        "{}: {key} {value}: no plan can express weights and states in 16 bits alone; the prediction counts 32-bit copies, which take more memory",
         doc.place(key)
     )
 }

@@ -106,13 +106,15 @@ fn links(group: Group, input: &ReportInput) -> String {
     let places = most(of_places);
     let network = format!("{} {place}s", format::count(places));
     if places == group.size {
-        return format!("the network: every rank in another {place}, {network}");
+        return format!("the network: every rank is in a {place} of its own ({network})");
     }
     let size = format::count(group.size);
     let least = match (near, near * places == group.size) {
         (_, true) => "",
         (1, false) => {
-            return format!("the network among {network}; some of the {size} ranks share one");
+            return format!(
+                "the network among {network}; some of the {size} ranks share a {place}"
+            );
         }
         (_, false) => "at least ",
     };

@@ -39,9 +39,9 @@ pub(crate) struct Log {
 enum Lines {
     /// To a file that is not there yet.
     Unopened,
-    /// To this file, as the first line of this run.
+    /// To this open file; this run has written nothing yet.
     Opened(File),
-    /// To this file, after another line of this run.
+    /// To this open file; this run has written to it.
     Begun(File),
     /// Nowhere: a line could not be written, as on a full disk, and the log ends there.
     Ended,
@@ -96,7 +96,7 @@ impl Log {
         Ok(())
     }
 
-    /// The file without what is there of another run; of the run that is resumed, with its last line ended.
+    /// Prepares the file for the first line: empties it, or, when the run is resumed, ends an unfinished last line.
     fn begun(&self, mut file: File) -> std::io::Result<File> {
         if !self.resumed {
             // A pipe or a device cannot be emptied.

@@ -319,7 +319,7 @@ fn off(job: &Job<'_>) -> Vec<(String, Value)> {
     settings
 }
 
-/// Sections that both have to be off for a setting to be off: Bridge puts it on in both where it is on in one
+/// Sections that share some settings: Bridge switches such a setting on in both if either sets it
 /// (`_validate_and_sync_distributed_optimizer_settings` in training/config.py).
 const BOTH: [&str; 2] = ["ddp", "optimizer"];
 
