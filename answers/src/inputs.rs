@@ -65,7 +65,7 @@ pub struct InputsJson {
 }
 
 impl InputsJson {
-    /// The sequence length in words, with the model's own where that is shorter.
+    /// The sequence length in words. If it is longer than the model declares, the words say what the model declares.
     #[must_use]
     pub fn sequence(&self) -> String {
         let longer = self.longest_declared.map_or_else(String::new, |most| {

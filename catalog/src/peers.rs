@@ -6,7 +6,7 @@ use crate::runtime::Runtime;
 
 /// GeForce cards. NVIDIA's driver lets them reach each other over NVLink alone, never over PCI Express
 /// (tinygrad/open-gpu-kernel-modules, README.md, whose driver is changed to allow it).
-const GAME_CARDS: [&str; 3] = ["rtx-3090", "rtx-4090", "rtx-5090"];
+const GEFORCE: [&str; 3] = ["rtx-3090", "rtx-4090", "rtx-5090"];
 
 impl Cluster {
     /// Whether every GPU reads and writes the memory of the others of its node.
@@ -14,8 +14,8 @@ impl Cluster {
     pub fn reaches_peers(&self) -> bool {
         self.each_pool(|pool| {
             let name = &pool.device.name;
-            let is_game_card = GAME_CARDS.iter().any(|card| name.starts_with(card));
-            !(pool.pci_express && is_game_card)
+            let is_geforce = GEFORCE.iter().any(|card| name.starts_with(card));
+            !(pool.pci_express && is_geforce)
         })
     }
 
@@ -39,8 +39,9 @@ impl Cluster {
 }
 
 impl Runtime {
-    /// Whether it can be told to run tensor-parallel messages beside matrix products on a cluster. Both ways to do that write into
-    /// the memory of other GPUs: Transformer Engine's userbuffers (NVIDIA/TransformerEngine@d0067d0, `userbuffers-host.cpp`, "No
+    /// Whether this runtime can overlap tensor-parallel messages with matrix products on a cluster. Both ways to overlap them write
+    /// into the memory of other GPUs: Transformer Engine's userbuffers (NVIDIA/TransformerEngine@d0067d0, `userbuffers-host.cpp`,
+    /// "No
     /// peer-to-peer access available between GPUs") and PyTorch's symmetric memory.
     #[must_use]
     pub fn overlaps_tensor_parallel_on(&self, cluster: &Cluster) -> bool {

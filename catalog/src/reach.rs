@@ -1,7 +1,7 @@
 //! Two properties that few published runs have, long sequences and experts across the network, and which runs are evidence for a
 //! plan that has them.
 
-/// How long a run's sequences are, and whether its experts lie across the network.
+/// Of a run or a plan: the length of its sequences, and whether its expert-parallel ranks exchange tokens over the network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Reach {
     /// Tokens per sequence.
@@ -35,7 +35,7 @@ impl Reach {
         ]
     }
 
-    /// Runs that show how well this is predicted, in words that follow "published runs"; empty for what all runs show.
+    /// Which runs are evidence for this, in words that follow "published runs". Empty if all runs are.
     pub(crate) fn words(self) -> String {
         let mut parts = Vec::new();
         if self.seq_len > 0 {

@@ -160,7 +160,7 @@ fn decides(scenario: &Scenario, key: &str, value: &str) -> Result<(), PlannerErr
     Err(mistake(&format!("{key}={value}"), wrong))
 }
 
-/// Says of a value that no strategy here has whether other runtimes have it.
+/// The end of a message that refuses a value: whether another runtime offers that value for this model and cluster.
 fn elsewhere(scenario: &Scenario, counts: &[u64], key: &str, name: &str) -> String {
     let mut others = catalog::runtime_presets::presets().into_iter();
     let any = others.any(|preset| {

@@ -490,8 +490,8 @@ pub fn best_of_each(costs: &CostModel, of: &Strategy) -> Result<Vec<Candidate>, 
     predicted.collect()
 }
 
-/// The risk at which other plans are compared with a chosen plan: the probability that the chosen plan does not fit, at least
-/// [`RISK`] and at most [`EVEN`].
+/// The largest risk of not fitting that another plan may have to be proposed instead of the chosen one: as large as the chosen
+/// plan's own, but from [`RISK`] to [`EVEN`].
 #[must_use]
 pub fn risk_of(chosen: &Prediction) -> f64 {
     (1.0 - chosen.p_fits).clamp(RISK, EVEN)

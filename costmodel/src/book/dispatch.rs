@@ -73,7 +73,7 @@ impl Timed<'_> {
         self.prices.collective(kind, bytes, group).time
     }
 
-    /// The kind and bytes of the message that a dispatcher sends for a collective between experts' ranks.
+    /// The message that a dispatcher sends in place of a traced collective of experts: its kind of collective, and its bytes.
     fn message(
         &self,
         dispatcher: Dispatcher,

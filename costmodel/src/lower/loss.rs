@@ -16,8 +16,9 @@ pub(super) fn kept(lowering: &Lowering<'_>, trace: &Trace, op: &Op) -> Option<By
     (by_operators && is_loss).then(|| trace.tensor(op.inputs[0]).bytes())
 }
 
-/// Bytes that the log-softmax of a vocabulary split over `tp` ranks needs beside logits and result, as it is several operators: the
-/// logits less their maximum, and their exponential (PyTorch `tensor/parallel/loss.py`, `_log_softmax`).
+/// Bytes of temporaries of the log-softmax in forward. If the vocabulary is split over `tp` ranks, two tensors of the size of the
+/// logits exist at once: the logits less their maximum, and their exponential (PyTorch `tensor/parallel/loss.py`, `_log_softmax`).
+/// Otherwise one kernel computes it, without temporaries.
 pub(super) fn forward(lowering: &Lowering<'_>, trace: &Trace, tp: u64) -> Bytes {
     if tp == 1 {
         return Bytes(0);
@@ -25,8 +26,8 @@ pub(super) fn forward(lowering: &Lowering<'_>, trace: &Trace, tp: u64) -> Bytes 
     log_probabilities(lowering, trace) * 2
 }
 
-/// Bytes that exist beside the log-probabilities while the gradient of the logits is computed: the gradient of the log-probabilities,
-/// which is zero except at the labels, and the result. If the vocabulary is split over `tp` ranks, also the probabilities (PyTorch
+/// Bytes of temporaries while backward computes the gradient of the logits: that gradient, and the gradient of the
+/// log-probabilities. If the vocabulary is split over `tp` ranks, also the probabilities (PyTorch
 /// `tensor/parallel/loss.py`, `_nll_loss_and_log_softmax_backward`).
 pub(super) fn backward(lowering: &Lowering<'_>, trace: &Trace, tp: u64) -> Bytes {
     log_probabilities(lowering, trace) * if tp == 1 { 2 } else { 3 }

@@ -77,7 +77,7 @@ const BESIDE_MODEL: [(&str, &str); 4] = [
     ("optimizer.optimizer_offload_fraction", OFFLOAD_FRACTION),
 ];
 
-/// The recipe as options of Megatron-LM, each once: the first value counts.
+/// A recipe's settings as options of Megatron-LM. An option that is added twice keeps its first value.
 struct Options(Vec<(String, Node)>);
 
 impl Options {

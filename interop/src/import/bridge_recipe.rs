@@ -1,5 +1,5 @@
-//! What a Megatron Bridge recipe starts from: the function of `megatron/bridge/recipes/common.py` that it calls, with the sizes,
-//! overlaps and adapters of that function.
+//! The function from which a Megatron Bridge recipe takes its configuration (`megatron/bridge/recipes/common.py`), and the defaults
+//! that this function sets: sizes, overlaps and adapters.
 
 use catalog::{AdaptedModules, Adapters};
 
@@ -70,7 +70,8 @@ const BASES: [Base; 5] = [
     },
 ];
 
-/// What the recipe starts from; a function that changes a given configuration is taken to be given one for pre-training.
+/// The function whose configuration the recipe changes. A recipe that is given its configuration is taken to be given one for
+/// pre-training.
 pub(super) fn base(doc: &Document) -> Result<&'static Base, ImportError> {
     let known = |function: &str| BASES.iter().find(|base| base.function == function);
     let mut made = doc.python.made.iter().rev();

@@ -127,7 +127,7 @@ impl Document {
         }
     }
 
-    /// The text of a key, or the only element of its list; `None` if the key is absent or null.
+    /// The text that a key has, or, if it has a list of one text, that text. `None` if the key is absent or null.
     ///
     /// # Errors
     /// When the value is something else.

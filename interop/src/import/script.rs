@@ -55,8 +55,8 @@ pub(super) fn settings(words: &[Word]) -> Vec<Setting> {
     all
 }
 
-/// Options of a script: those after the training program, or all of an argument file; `None` if there are none. Megatron-LM's
-/// keep their dashes; the Trainer's become the keys that its YAML has.
+/// The options in these words of a script, as a tree of keys and values; `None` if there are none. Options of Megatron-LM keep
+/// their dashes; those of the Trainer become the keys of its YAML.
 pub(super) fn options(program: &[Word], dialect: Dialect) -> Result<Option<Node>, ImportError> {
     let schema = Schema::of(dialect)?;
     let entry = |option: Setting| {

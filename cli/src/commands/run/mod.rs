@@ -219,7 +219,7 @@ impl Files {
     }
 }
 
-/// Where the predicted timeline goes, beside the measured one.
+/// Path of the file for the predicted timeline: `a.predicted.json` if the measured one is written to `a.json`.
 fn predicted_trace(measured: &Path) -> PathBuf {
     measured.with_extension("predicted.json")
 }
