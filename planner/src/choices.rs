@@ -528,7 +528,7 @@ impl Asked<'_> {
     fn replicas(&self, dp: u64, groups: u64) -> Vec<u64> {
         let hybrid = self.scenario.runtime.space.hybrid_shard;
         let mut replicas: Vec<u64> = if hybrid && dp > 1 {
-            self.with_fixed("dp_replicate", powers_of_two(dp / 2))
+            self.with_fixed("dp_replicate", divisors(dp).filter(|&r| r < dp))
         } else {
             vec![1]
         };
@@ -583,10 +583,4 @@ pub(crate) fn divisors(n: u64) -> impl Iterator<Item = u64> {
         .filter(|d| d * d > n)
         .collect();
     small.into_iter().chain(large)
-}
-
-pub(crate) fn powers_of_two(most: u64) -> impl Iterator<Item = u64> {
-    (0..63)
-        .map(|i| 1u64 << i)
-        .take_while(move |&p| p <= most.max(1))
 }

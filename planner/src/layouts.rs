@@ -8,7 +8,7 @@ use catalog::elementary::greatest_common_divisor;
 use catalog::runtime::SequenceParallelUse;
 use plans::Decisions;
 
-use crate::choices::{Asked, divisors, powers_of_two};
+use crate::choices::{Asked, divisors};
 use crate::constraints::switch_name;
 use crate::simplicity;
 
@@ -126,9 +126,8 @@ pub(crate) fn meshes(
                 continue;
             }
             let rest = gpus / tp / pp;
-            for cp in asked.with_fixed("cp", powers_of_two(rest)) {
-                let impossible =
-                    (cp > 1 && runtime.cp_kinds.is_empty()) || !rest.is_multiple_of(cp);
+            for cp in divisors(rest).filter(|&cp| constraints.allows("cp", cp)) {
+                let impossible = cp > 1 && runtime.cp_kinds.is_empty();
                 if impossible || !constraints.allows("dp", rest / cp) {
                     continue;
                 }

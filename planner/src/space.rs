@@ -5,16 +5,16 @@
 //! What is tried:
 //! - tensor parallelism: sizes that divide the heads, within a scale-up domain; with its messages beside matrix products and
 //!   not, where the runtime can do both;
-//! - context parallelism: powers of two;
+//! - context parallelism: divisors of the world;
 //! - pipeline ranks: divisors of the world, at most one for each layer;
 //! - expert parallelism: divisors of the experts, over at most 64 ranks;
-//! - micro-batches: powers of two up to 16 sequences;
+//! - micro-batches: up to 64 sequences, powers of two and three times those;
 //! - virtual stages: divisors of the layers per rank;
 //! - recomputed layers, and layers whose activations lie in host memory: eighths of a stage;
 //! - layers of stages: even (a remainder is spread over the middle, without virtual stages), or up to `uneven` fewer at the
 //!   ends; on several pools also all ways in which the ranks of a pool have equally many, but for a remainder in one of them,
 //!   each divided evenly over the rank's stages, of which there are a power of two;
-//! - hybrid sharding: powers of two;
+//! - hybrid sharding: groups of replicas whose number divides the data-parallel ranks;
 //! - parameters gathered as many blocks ahead as the runtime can be told;
 //! - optimizer states in host memory: of quarters of the weights, or all.
 //!

@@ -192,6 +192,29 @@ fn what_is_fixed_is_tried() {
     );
 }
 
+/// Three nodes of eight GPUs allow three groups of replicas, each sharded over a node, and rings of three.
+#[test]
+fn sizes_that_are_no_powers_of_two_are_tried() {
+    let cases: [(&str, fn(&plans::Decisions) -> u64); 2] = [
+        ("fsdp2", |d| d.dp_replicate),
+        ("torchtitan", |d| d.cp),
+    ];
+    for (runtime, size) in cases {
+        let mut s = scenario("llama3-8b", 24, runtime);
+        let sizes = WorkloadSizes {
+            gpus: 24,
+            seq_len: 6144,
+            global_batch: 24,
+            precision: Precision::Bf16,
+        };
+        s.workload = Workload::new(sizes).expect("a workload");
+        let space = SearchSpace::new(&s, &Constraints::default());
+        let mut layouts = space.layouts().iter();
+        let tried = layouts.any(|of| space.strategies(of).iter().any(|d| size(d) == 3));
+        assert!(tried, "{runtime}");
+    }
+}
+
 /// What a constraint fixes is tried only at those ZeRO levels at which the runtime can do it.
 #[test]
 fn what_is_fixed_is_tried_where_it_runs() {
