@@ -25,6 +25,8 @@ pub enum Architecture {
     Hopper,
     /// B200, GB200.
     Blackwell,
+    /// RTX 5090, RTX PRO 6000: compute capability 12.0, without the matrix instructions of B200.
+    BlackwellRtx,
     /// MI300X and later.
     Cdna3,
     /// A CPU of this machine.
@@ -33,12 +35,13 @@ pub enum Architecture {
 
 impl Architecture {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Volta,
         Self::Ampere,
         Self::Ada,
         Self::Hopper,
         Self::Blackwell,
+        Self::BlackwellRtx,
         Self::Cdna3,
         Self::Cpu,
     ];
@@ -52,6 +55,7 @@ impl Architecture {
             Self::Ada => "Ada",
             Self::Hopper => "Hopper",
             Self::Blackwell => "Blackwell",
+            Self::BlackwellRtx => "Blackwell (RTX)",
             Self::Cdna3 => "CDNA3",
             Self::Cpu => "CPU",
         }
@@ -64,7 +68,7 @@ impl Architecture {
             Self::Volta | Self::Ampere => Some("a100_sxm"),
             Self::Ada => Some("l40s"),
             Self::Hopper | Self::Cdna3 => Some("h100_sxm"),
-            Self::Blackwell => Some("b200_sxm"),
+            Self::Blackwell | Self::BlackwellRtx => Some("b200_sxm"),
             Self::Cpu => None,
         }
     }

@@ -75,9 +75,11 @@ impl Dispatcher {
             Architecture::Blackwell => {
                 is(&["b200", "b300"]) || self == Self::HybridEp && is(&["gb200", "gb300"])
             }
-            Architecture::Volta | Architecture::Ada | Architecture::Cdna3 | Architecture::Cpu => {
-                false
-            }
+            Architecture::Volta
+            | Architecture::Ada
+            | Architecture::BlackwellRtx
+            | Architecture::Cdna3
+            | Architecture::Cpu => false,
         };
         let rdma = matches!(cluster.fabric, Fabric::InfiniBand | Fabric::Roce);
         of_device && !cluster.pci_express && (rdma || !across)

@@ -51,8 +51,8 @@ impl Fp8Recipe {
     ///
     /// - Transformer Engine scales blocks of 128 elements on Hopper, and uses microscaled numbers (MXFP8) on Blackwell
     ///   (NVIDIA/TransformerEngine@8f2e635, docs/examples/fp8_primer).
-    /// - It refuses MXFP8 from compute capability 12.0 on (NVIDIA/TransformerEngine@d0067d0, `quantization.py`). Blackwell cards on PCI
-    ///   Express, such as the RTX PRO 6000, have that; every Blackwell cluster on PCI Express is taken to consist of such cards.
+    /// - It refuses MXFP8 from compute capability 12.0 on, that of Blackwell's RTX cards (NVIDIA/TransformerEngine@d0067d0,
+    ///   `quantization.py`).
     /// - PyTorch scales rows on Hopper and later (`torch._scaled_mm`).
     #[must_use]
     pub fn exists_on(self, cluster: &Cluster) -> bool {
@@ -63,9 +63,12 @@ impl Fp8Recipe {
         let architecture = cluster.device.architecture;
         match self {
             Self::Delayed | Self::Tensorwise => true,
-            Self::Rowwise => matches!(architecture, Architecture::Hopper | Architecture::Blackwell),
+            Self::Rowwise => matches!(
+                architecture,
+                Architecture::Hopper | Architecture::Blackwell | Architecture::BlackwellRtx
+            ),
             Self::Blockwise => architecture == Architecture::Hopper,
-            Self::Mxfp8 => architecture == Architecture::Blackwell && !cluster.pci_express,
+            Self::Mxfp8 => architecture == Architecture::Blackwell,
         }
     }
 

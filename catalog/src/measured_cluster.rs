@@ -152,7 +152,7 @@ mod tests {
             ("NVIDIA B200", Architecture::Blackwell),
             ("NVIDIA GeForce RTX 4090", Architecture::Ada),
             ("NVIDIA RTX 6000 Ada Generation", Architecture::Ada),
-            ("NVIDIA RTX PRO 6000 Blackwell", Architecture::Blackwell),
+            ("NVIDIA RTX PRO 6000 Blackwell", Architecture::BlackwellRtx),
             ("an emulated GPU", Architecture::Cpu),
         ] {
             assert_eq!(generation(name), wanted, "{name}");

@@ -41,6 +41,7 @@ const WITH_MATRIX_UNITS: &[Architecture] = &[
     Architecture::Ada,
     Architecture::Hopper,
     Architecture::Blackwell,
+    Architecture::BlackwellRtx,
     Architecture::Cdna3,
 ];
 
@@ -187,7 +188,7 @@ known! {
         Only::Parts(&[Architecture::Ampere]);
     OTHER_SUSTAINED: "long training over short products, generations without measurements" = 1.06, Times, Assumed,
         "between those of A100 and none",
-        Only::Parts(&[Architecture::Volta, Architecture::Ada, Architecture::Cdna3, Architecture::Cpu]);
+        Only::Parts(&[Architecture::Volta, Architecture::Ada, Architecture::BlackwellRtx, Architecture::Cdna3, Architecture::Cpu]);
     FLASH2_SUSTAINED: "long training over short benchmarks, attention of FlashAttention 2 on Hopper" = 1.11, Times, Assumed,
         "that of products on A100: at a third of the peak, power does not limit this kernel",
         Only::Parts(&[Architecture::Hopper]);

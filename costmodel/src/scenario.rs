@@ -180,7 +180,10 @@ impl Scenario {
     #[must_use]
     pub fn power_limits_products(&self) -> bool {
         match self.cluster.device.architecture {
-            Architecture::Volta | Architecture::Ampere | Architecture::Ada => false,
+            Architecture::Volta
+            | Architecture::Ampere
+            | Architecture::Ada
+            | Architecture::BlackwellRtx => false,
             Architecture::Hopper
             | Architecture::Blackwell
             | Architecture::Cdna3

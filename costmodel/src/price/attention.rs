@@ -95,9 +95,11 @@ impl AttentionPrices {
                 known::OLDER_ON_BLACKWELL.factor() * older,
             ),
             Architecture::Cdna3 => (&charts.flash2_h100, older),
-            Architecture::Volta | Architecture::Ampere | Architecture::Ada | Architecture::Cpu => {
-                (&charts.flash2_a100, older)
-            }
+            Architecture::Volta
+            | Architecture::Ampere
+            | Architecture::Ada
+            | Architecture::BlackwellRtx
+            | Architecture::Cpu => (&charts.flash2_a100, older),
         }
     }
 

@@ -11,9 +11,11 @@ pub(crate) fn sustained(architecture: Architecture, fitted: &Fitted) -> f64 {
     match architecture {
         Architecture::Hopper | Architecture::Blackwell => fitted.get(Constant::TrainingTime),
         Architecture::Ampere => known::AMPERE_SUSTAINED.factor(),
-        Architecture::Volta | Architecture::Ada | Architecture::Cdna3 | Architecture::Cpu => {
-            known::OTHER_SUSTAINED.factor()
-        }
+        Architecture::Volta
+        | Architecture::Ada
+        | Architecture::BlackwellRtx
+        | Architecture::Cdna3
+        | Architecture::Cpu => known::OTHER_SUSTAINED.factor(),
     }
 }
 

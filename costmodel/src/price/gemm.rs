@@ -35,6 +35,7 @@ fn power_cap(device: &Device, clocks: f64, fitted: &Fitted) -> Option<FlopRate> 
         Architecture::Volta
         | Architecture::Ampere
         | Architecture::Ada
+        | Architecture::BlackwellRtx
         | Architecture::Cdna3
         | Architecture::Cpu => return None,
     };

@@ -415,6 +415,35 @@ mod tests {
         }
     }
 
+    /// Attention on Blackwell's RTX cards runs the kernels of Ada, so that the larger card is the faster one.
+    #[test]
+    fn rtx_cards_of_blackwell_are_faster_than_those_of_ada() {
+        let of = |name: &str| {
+            let cluster = catalog::load::cluster(name).expect("a preset");
+            TablePrices::new(&cluster, 1, &Fitted::default()).expect("prices")
+        };
+        let product = |of: &TablePrices, n, k| {
+            of.gemm
+                .price(8192, n, k, DType::Bf16, GemmLayout::Forward)
+                .time
+                .0
+        };
+        let attention = |of: &TablePrices, kernel| {
+            let shape = measured::attention(ATTENTION);
+            of.attention(&shape, kernel, DType::Bf16, true).time.0
+        };
+        for (older, newer) in [
+            ("rtx-4090-node", "rtx-5090-node"),
+            ("rtx-6000-ada-node", "rtx-pro-6000-node"),
+        ] {
+            let [older, newer] = [older, newer].map(of);
+            assert!(product(&newer, 8192, 8192) < product(&older, 8192, 8192));
+            for kernel in [AttentionKernel::Flash2, AttentionKernel::CudnnOrFlash3] {
+                assert!(attention(&newer, kernel) < attention(&older, kernel));
+            }
+        }
+    }
+
     #[test]
     fn measured_messages_beat_fits_and_models() {
         let both = both(None);

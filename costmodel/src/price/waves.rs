@@ -38,6 +38,7 @@ impl Waves {
             }),
             Architecture::Hopper
             | Architecture::Blackwell
+            | Architecture::BlackwellRtx
             | Architecture::Cdna3
             | Architecture::Cpu => None,
         }
