@@ -36,9 +36,14 @@ impl Runtime {
                 extra_gradient: None,
                 ..self.states
             },
-            Precision::Fp16 => self.fp16_gradients.map_or(self.states, |gradients| {
-                self.states.with_gradients(gradients.types(precision))
-            }),
+            Precision::Fp16 => match self.fp16_gradients {
+                Some(gradients) => self.states.with_gradients(gradients.types(precision)),
+                None if self.states.reduce == DType::Bf16 => StateTypes {
+                    reduce: DType::F16,
+                    ..self.states
+                },
+                None => self.states,
+            },
             Precision::Bf16 | Precision::Fp8 => self.states,
         }
     }
@@ -180,6 +185,20 @@ impl Runtime {
 #[cfg(test)]
 mod tests {
     use crate::{DType, Precision};
+
+    #[test]
+    fn jobs_in_fp16_reduce_in_no_other_16_bits() {
+        for (runtime, held, reduced) in [
+            ("deepspeed", DType::F16, DType::F16),
+            ("fsdp1", DType::F32, DType::F16),
+            ("megatron-2021", DType::F16, DType::F16),
+            ("fsdp2", DType::F32, DType::F32),
+        ] {
+            let runtime = crate::load::runtime(runtime).expect("a preset");
+            let own = runtime.own_gradients(Precision::Fp16);
+            assert_eq!((own.held, own.reduced), (held, reduced), "{}", runtime.name);
+        }
+    }
 
     #[test]
     fn jobs_in_32_bits_reduce_in_32_bits_and_some_keep_no_second_copy() {

@@ -17,7 +17,7 @@ pub struct StateTypes {
     pub master: Option<DType>,
     /// The buffer gradients accumulate in (`None`: the training precision's).
     pub gradient: Option<DType>,
-    /// Type in which gradients are reduced.
+    /// Type in which gradients are reduced. `bf16` stands for 16 bits: jobs in fp16 reduce in fp16.
     pub reduce: DType,
     /// First moment.
     pub momentum: DType,

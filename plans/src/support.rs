@@ -36,7 +36,8 @@ pub fn allowed_by(
         .or_else(|| expert_lack(d, model, runtime, precision))
         .or_else(|| graph_lack(d, model, runtime))
         .or_else(|| recipe_lack(d, runtime, precision))
-        .or_else(|| prefetch_lack(d, runtime));
+        .or_else(|| prefetch_lack(d, runtime))
+        .or_else(|| kept_lack(d, runtime));
     match lack {
         None => Ok(()),
         Some(Lack { what, has }) => Err(StrategyError::Runtime {
@@ -308,6 +309,16 @@ fn prefetch_lack(d: &Decisions, runtime: &Runtime) -> Option<Lack> {
     let all = [1].into_iter().chain(others);
     let has = list(all.map(|blocks| format!("prefetch={blocks}")), "none");
     lacks(format!("prefetch={}", d.prefetch?), has)
+}
+
+/// Finds parameters that stay gathered after forward where the runtime frees them.
+fn kept_lack(d: &Decisions, runtime: &Runtime) -> Option<Lack> {
+    let kept = d.zero == Zero::Z3 && !d.reshard_after_forward;
+    let frees = runtime.zero3_once.reshards_by_default(d.pp) && !runtime.space.keep_after_forward;
+    if !(kept && frees) {
+        return None;
+    }
+    lacks("parameters that stay gathered after forward", "reshard=on")
 }
 
 /// Finds a way to send tokens to their experts that the runtime does not support.

@@ -52,6 +52,8 @@ fn what_a_runtime_lacks_is_refused() {
         ("deepspeed", "llama3-8b", "dp64 zero2 overlap=pp".to_owned(), ""),
         ("deepspeed", "llama3-8b", "dp64 zero3 overlap=grad+pp".to_owned(), "at zero=3; it has overlap=grad+param+pp"),
         ("megatron-core", "llama3-8b", "tp8 dp8 zero1 overlap=pp".to_owned(), ""),
+        ("deepspeed", "llama3-8b", "dp64 zero3 reshard=off".to_owned(), "no parameters that stay gathered after forward; it has reshard=on"),
+        ("fsdp2", "llama3-8b", "dp64 zero3 reshard=off".to_owned(), ""),
         ("vescale", "llama3-8b", "dp64 zero3 overlap=pp".to_owned(), ""),
         ("torchtitan", "llama3-8b", "tp8 pp8 dp1 zero3".to_owned(), "no bf16 with tp or pp unless states are sharded"),
         ("torchtitan", "llama3-8b", "tp8 pp4 dp2 zero3".to_owned(), ""),
