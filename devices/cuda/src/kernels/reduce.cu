@@ -152,7 +152,8 @@ KERNEL clip(Norm* norm, const double* partial, i64 lines, double limit) {
     if (threadIdx.x > 0) return;
     double length = sqrt(lanes[0]);
     norm->squares = lanes[0];
-    norm->scale = (float)(length > limit ? limit / (length + 1e-6) : 1.0 + 0.0 * length);
+    double factor = length > limit ? limit / (length + 1e-6) : 1.0;
+    norm->scale = (float)(factor + 0.0 * length);
 }
 
 // Numbers of a step, and a run of weights with its states; `weights` are as other kernels read them.

@@ -123,10 +123,14 @@ fn a_step_without_a_norm_changes_nothing() {
         let (losses, _) = random(&device, &[9], DType::F32, 99);
         let numbers = vec![1.0, f32::INFINITY];
         let (broken, _) = super::upload(&device, &[2], numbers, DType::F32);
-        for (gradients, finite) in [(&broken, &losses), (&here[3], &broken)] {
+        for (gradients, finite, limit) in [
+            (&broken, &losses, None),
+            (&broken, &losses, Some(1.0)),
+            (&here[3], &broken, None),
+        ] {
             let (gradients, finite) = (from_ref(gradients), from_ref(finite));
             optimizer
-                .measure_and_clip(gradients, finite, None)
+                .measure_and_clip(gradients, finite, limit)
                 .expect("runs");
             assert!(!optimizer.squares().expect("reads").is_finite());
             optimizer.step(&weights).expect("runs");
