@@ -8,31 +8,25 @@ use super::core_model::Field;
 use super::core_precision;
 use super::job::Job;
 use super::refusal::Limits;
-use super::stance::Stance::{Always, Never, Written};
-use super::stance::{Table, fp8, recomputes, rings, sends_whole, unmet, unpadded};
+use super::stance::Stance::{self, Always, Never, Nothing, Written};
+use super::stance::{experts, fp8, recomputes, rings, sends_whole, unmet, unpadded};
 
 /// The fields that make Megatron-Core do what the prediction assumed; records the assumptions that it cannot meet.
 pub(crate) fn fields(job: &Job<'_>, limits: &mut Limits) -> Vec<Field> {
-    limits.unmet = unmet(TABLE, job);
+    limits.unmet = unmet(|rewrite| stance(rewrite, job), job);
     let assumes = |rewrite| job.assumes(rewrite);
-    let mut fields: Vec<Field> = vec![
-        (
-            "bias_dropout_fusion",
-            assumes(Rewrite::FuseBiasDropoutAdd).into(),
-        ),
-        (
-            "masked_softmax_fusion",
-            assumes(Rewrite::FuseScaledMaskedSoftmax).into(),
-        ),
+    let switches = [
+        ("bias_dropout_fusion", Rewrite::FuseBiasDropoutAdd),
+        ("masked_softmax_fusion", Rewrite::FuseScaledMaskedSoftmax),
         (
             "gradient_accumulation_fusion",
-            assumes(Rewrite::FuseGradientAccumulation).into(),
+            Rewrite::FuseGradientAccumulation,
         ),
-        (
-            "cross_entropy_loss_fusion",
-            assumes(Rewrite::FuseCrossEntropy).into(),
-        ),
+        ("cross_entropy_loss_fusion", Rewrite::FuseCrossEntropy),
     ];
+    let mut fields = switches
+        .map(|(field, rewrite)| (field, assumes(rewrite).into()))
+        .to_vec();
     if assumes(Rewrite::FuseCrossEntropy) {
         fields.push(("cross_entropy_fusion_impl", "te".into()));
     }
@@ -75,265 +69,125 @@ fn fusible_rotation(model: &ModelConfig) -> bool {
     matches!(model.position, Position::Rope { .. }) && yarn == latent
 }
 
-fn experts(job: &Job<'_>) -> bool {
-    job.model.moe.is_some()
-}
-
 fn gelu(job: &Job<'_>) -> bool {
     job.model.mlp.activation == Activation::Gelu
 }
 
-/// What Megatron-Core does with each rewrite.
-pub(crate) const TABLE: &Table = &[
-    (Rewrite::FuseBiasDropoutAdd, |_| true, Written),
-    (Rewrite::FuseScaledMaskedSoftmax, |_| true, Written),
-    (Rewrite::FuseGradientAccumulation, |_| true, Written),
-    (Rewrite::FuseCrossEntropy, |_| true, Written),
-    (Rewrite::FusePermute, |_| true, Written),
-    (Rewrite::FuseSwiglu, |_| true, Written),
-    (Rewrite::FuseRope, |j| fusible_rotation(j.model), Written),
-    (
-        Rewrite::FuseRope,
-        |j| matches!(j.model.position, Position::Rope { .. }),
-        Never("it has no kernel that rotates queries and keys as this model does"),
-    ),
-    (
-        Rewrite::FuseBiasGelu,
-        |j| gelu(j) && j.model.mlp.bias && j.model.constants.gelu_tanh,
-        Always("GELU by tanh is the fused one"),
-    ),
-    (
-        Rewrite::FuseBiasGelu,
-        gelu,
-        Never("exact GELU is not fused"),
-    ),
-    (
-        Rewrite::FuseProjections,
-        |_| true,
-        Always("linear_qkv and linear_fc1 are one product each"),
-    ),
-    // Covered by the row of `FuseProjections`.
-    (Rewrite::FuseQkv, |_| false, Written),
-    (
-        Rewrite::ChunkLoss,
-        |_| true,
-        Never("the loss runs over all tokens at once"),
-    ),
-    (
-        Rewrite::FuseNorm,
-        |_| true,
-        Always("norms are Transformer Engine's"),
-    ),
-    (
-        Rewrite::FusedOptimizer,
-        |_| true,
-        Always("its Adam is one kernel over all tensors"),
-    ),
-    (
-        Rewrite::OptimizerByTensor,
-        |_| true,
-        Never("its Adam is one kernel over all tensors"),
-    ),
-    (
-        Rewrite::ReleaseGradients,
-        |_| true,
-        Never("gradients have buffers that stay"),
-    ),
-    (
-        Rewrite::InPlaceCrossEntropy,
-        |j| !j.assumes(Rewrite::FuseCrossEntropy),
-        Always("its vocabulary-parallel loss works in place"),
-    ),
-    (
-        Rewrite::WholeVocabulary,
-        |_| true,
-        Never("it divides embedding and head among tensor-parallel ranks"),
-    ),
-    (
-        Rewrite::VocabularyByOperators,
-        |j| !j.assumes(Rewrite::FuseCrossEntropy),
-        Always("its vocabulary-parallel loss is a chain of operators"),
-    ),
-    (
-        Rewrite::AccumulateGradients,
-        |j| !j.assumes(Rewrite::FuseGradientAccumulation),
-        Always("its hook adds gradients to the buffer"),
-    ),
-    (
-        Rewrite::RegatherSequenceParallelInput,
-        |j| j.decisions.sequence_parallel,
-        Always("column-parallel layers gather their input again"),
-    ),
-    (
-        Rewrite::AsyncTensorParallelBackward,
-        |j| j.decisions.tp > 1,
-        Always("gradients of inputs are reduced beside those of weights"),
-    ),
-    (
-        Rewrite::SaveQuantisedInputs,
-        fp8,
-        Always("Transformer Engine saves 8-bit inputs"),
-    ),
-    (
-        Rewrite::KeepQuantisedWeights,
-        |j| fp8(j) && !core_precision::can_hold_eight_bits(j),
-        Always(
-            "weights are held in 16 bits without a distributed optimizer, or with one in host memory unless scales are delayed",
-        ),
-    ),
-    (Rewrite::KeepQuantisedWeights, fp8, Written),
-    (
-        Rewrite::KeepStageOutput,
-        |j| j.decisions.pp > 1,
-        Never("it frees the stage's output"),
-    ),
-    (
-        Rewrite::LaunchExpertsApart,
-        experts,
-        Always("Transformer Engine calls cuBLAS for every expert"),
-    ),
-    (
-        Rewrite::WeightActivations,
-        experts,
-        Always("experts' activations are weighted"),
-    ),
-    (
-        Rewrite::PadVocabulary,
-        unpadded,
-        Always("the vocabulary is padded to a multiple of 128 on every tensor-parallel rank"),
-    ),
-    (
-        Rewrite::PortableExperts,
-        experts,
-        Never("experts' products are cuBLAS's"),
-    ),
-    (
-        Rewrite::ScatterGatherTransfer,
-        sends_whole,
-        Never("whole activations are sent"),
-    ),
-    (
-        Rewrite::EarlyStopRecompute,
-        recomputes,
-        Never("its checkpoints run the whole forward pass again"),
-    ),
-    (
-        Rewrite::GatherQuantised,
-        |j| fp8(j) && j.decisions.tp > 1,
-        Never("8-bit gathers need user buffers that the file does not configure"),
-    ),
-    (
-        Rewrite::WideExperts,
-        |j| fp8(j) && j.model.moe.is_some(),
-        Never("experts run in 8 bits too"),
-    ),
-    (
-        Rewrite::AllReduceGradients,
-        |j| j.decisions.zero == Zero::Z1,
-        Never("the distributed optimizer reduces by reduce-scatter"),
-    ),
-    (
-        Rewrite::GatherTensorByTensor,
-        |j| j.decisions.zero == Zero::Z3,
-        Never("parameters are gathered in buckets"),
-    ),
-    (
-        Rewrite::VisitModules,
-        |j| j.decisions.zero == Zero::Z3,
-        Never("parameters are gathered in buckets"),
-    ),
-    (
-        Rewrite::FusePointwise,
-        |_| true,
-        Never("it does not compile layers"),
-    ),
-    (
-        Rewrite::FuseBiasEpilogue,
-        |j| j.model.mlp.bias,
-        Never("biases have kernels of their own"),
-    ),
-    (
-        Rewrite::FuseGeluEpilogue,
-        |j| j.model.mlp.bias,
-        Never("GELU has a kernel of its own"),
-    ),
-    (
-        Rewrite::GatherInStep,
-        |j| j.decisions.zero == Zero::Z1,
-        Never("updated parameters are gathered beside forward passes"),
-    ),
-    (
-        Rewrite::BroadcastParameters,
-        |_| true,
-        Never("ranks gather parameters at once"),
-    ),
-    (
-        Rewrite::GeluByOperators,
-        |_| true,
-        Never("GELU has a kernel of its own"),
-    ),
-    (
-        Rewrite::NormOnCopy,
-        |_| true,
-        Never("norms read their 16-bit inputs"),
-    ),
-    (
-        Rewrite::ReducePerLinear,
-        |_| true,
-        Never("each input's gradient is reduced once"),
-    ),
-    (
-        Rewrite::RopeByPairs,
-        |_| true,
-        Never("rotary embedding multiplies all pairs at once"),
-    ),
-    (
-        Rewrite::NormInF32,
-        |_| true,
-        Never("norms keep their 16-bit inputs"),
-    ),
-    (
-        Rewrite::Autocast,
-        |_| true,
-        Never("modules compute in the type of their parameters"),
-    ),
-    (
-        Rewrite::GatherHeldType,
-        |job| job.decisions.zero == Zero::Z3,
-        Never("parameters are gathered in 16 bits"),
-    ),
-    (
-        Rewrite::KeepRowIndices,
-        |j| j.model.moe.is_some(),
-        Never("the router keeps one map of rows"),
-    ),
-    (
-        Rewrite::FlattenGradients,
-        |_| true,
-        Never("gradients lie in one buffer from backward on"),
-    ),
-    (
-        Rewrite::CopyShards,
-        |_| true,
-        Never("gathered parameters are used where they lie"),
-    ),
-    (
-        Rewrite::CopyGradientsForStep,
-        |_| true,
-        Never("the step reads the buffer of gradients"),
-    ),
-    // The choice of saved operators is fixed: plans that need another are refused.
-    (Rewrite::KeepAttentionProjections, |_| false, Written),
-    (Rewrite::KeepOutputProjection, |_| false, Written),
-    (Rewrite::KeepSelected, |_| false, Written),
-    (
-        Rewrite::RingInPytorch,
-        rings,
-        Never("Transformer Engine adds up partial results in 16 bits"),
-    ),
-    (
-        Rewrite::RearrangeSequences,
-        |j| j.decisions.sequence_parallel,
-        Never("the sequence is the first dimension of activations"),
-    ),
-];
+/// What Megatron-Core does with a rewrite.
+fn stance(rewrite: Rewrite, job: &Job<'_>) -> Stance {
+    match rewrite {
+        Rewrite::FuseBiasDropoutAdd
+        | Rewrite::FuseScaledMaskedSoftmax
+        | Rewrite::FuseGradientAccumulation
+        | Rewrite::FuseCrossEntropy
+        | Rewrite::FusePermute
+        | Rewrite::FuseSwiglu => Written,
+        Rewrite::FuseRope if fusible_rotation(job.model) => Written,
+        Rewrite::FuseRope if matches!(job.model.position, Position::Rope { .. }) => {
+            Never("it has no kernel that rotates queries and keys as this model does")
+        }
+        Rewrite::FuseBiasGelu
+            if gelu(job) && job.model.mlp.bias && job.model.constants.gelu_tanh =>
+        {
+            Always("GELU by tanh is the fused one")
+        }
+        Rewrite::FuseBiasGelu if gelu(job) => Never("exact GELU is not fused"),
+        Rewrite::FuseProjections => Always("linear_qkv and linear_fc1 are one product each"),
+        // Covered by the row of `FuseProjections`.
+        Rewrite::FuseQkv => Nothing,
+        Rewrite::ChunkLoss => Never("the loss runs over all tokens at once"),
+        Rewrite::FuseNorm => Always("norms are Transformer Engine's"),
+        Rewrite::InPlaceCrossEntropy if !job.assumes(Rewrite::FuseCrossEntropy) => {
+            Always("its vocabulary-parallel loss works in place")
+        }
+        Rewrite::VocabularyByOperators if !job.assumes(Rewrite::FuseCrossEntropy) => {
+            Always("its vocabulary-parallel loss is a chain of operators")
+        }
+        Rewrite::LaunchExpertsApart if experts(job) => {
+            Always("Transformer Engine calls cuBLAS for every expert")
+        }
+        Rewrite::WeightActivations if experts(job) => Always("experts' activations are weighted"),
+        Rewrite::PortableExperts if experts(job) => Never("experts' products are cuBLAS's"),
+        Rewrite::WideExperts if fp8(job) && experts(job) => Never("experts run in 8 bits too"),
+        Rewrite::FusePointwise => Never("it does not compile layers"),
+        Rewrite::FuseBiasEpilogue if job.model.mlp.bias => {
+            Never("biases have kernels of their own")
+        }
+        Rewrite::FuseGeluEpilogue if job.model.mlp.bias => Never("GELU has a kernel of its own"),
+        Rewrite::GeluByOperators => Never("GELU has a kernel of its own"),
+        Rewrite::NormOnCopy => Never("norms read their 16-bit inputs"),
+        Rewrite::RopeByPairs => Never("rotary embedding multiplies all pairs at once"),
+        Rewrite::NormInF32 => Never("norms keep their 16-bit inputs"),
+        Rewrite::Autocast => Never("modules compute in the type of their parameters"),
+        Rewrite::KeepRowIndices if experts(job) => Never("the router keeps one map of rows"),
+        Rewrite::WholeVocabulary => {
+            Never("it divides embedding and head among tensor-parallel ranks")
+        }
+        Rewrite::PadVocabulary if unpadded(job) => {
+            Always("the vocabulary is padded to a multiple of 128 on every tensor-parallel rank")
+        }
+        _ => states(rewrite, job),
+    }
+}
+
+/// The same for what ranks keep, send and update.
+fn states(rewrite: Rewrite, job: &Job<'_>) -> Stance {
+    let d = job.decisions;
+    match rewrite {
+        Rewrite::FusedOptimizer => Always("its Adam is one kernel over all tensors"),
+        Rewrite::OptimizerByTensor => Never("its Adam is one kernel over all tensors"),
+        Rewrite::ReleaseGradients => Never("gradients have buffers that stay"),
+        Rewrite::AccumulateGradients if !job.assumes(Rewrite::FuseGradientAccumulation) => {
+            Always("its hook adds gradients to the buffer")
+        }
+        Rewrite::RegatherSequenceParallelInput if d.sequence_parallel => {
+            Always("column-parallel layers gather their input again")
+        }
+        Rewrite::AsyncTensorParallelBackward if d.tp > 1 => {
+            Always("gradients of inputs are reduced beside those of weights")
+        }
+        Rewrite::SaveQuantisedInputs if fp8(job) => Always("Transformer Engine saves 8-bit inputs"),
+        Rewrite::KeepQuantisedWeights if fp8(job) && !core_precision::can_hold_eight_bits(job) => {
+            Always(
+                "weights are held in 16 bits without a distributed optimizer, or with one in host memory unless scales are delayed",
+            )
+        }
+        Rewrite::KeepQuantisedWeights if fp8(job) => Written,
+        Rewrite::KeepStageOutput if d.pp > 1 => Never("it frees the stage's output"),
+        Rewrite::ScatterGatherTransfer if sends_whole(job) => Never("whole activations are sent"),
+        Rewrite::EarlyStopRecompute if recomputes(job) => {
+            Never("its checkpoints run the whole forward pass again")
+        }
+        Rewrite::GatherQuantised if fp8(job) && d.tp > 1 => {
+            Never("8-bit gathers need user buffers that the file does not configure")
+        }
+        Rewrite::AllReduceGradients if d.zero == Zero::Z1 => {
+            Never("the distributed optimizer reduces by reduce-scatter")
+        }
+        Rewrite::GatherTensorByTensor | Rewrite::VisitModules if d.zero == Zero::Z3 => {
+            Never("parameters are gathered in buckets")
+        }
+        Rewrite::GatherInStep if d.zero == Zero::Z1 => {
+            Never("updated parameters are gathered beside forward passes")
+        }
+        Rewrite::BroadcastParameters => Never("ranks gather parameters at once"),
+        Rewrite::ReducePerLinear => Never("each input's gradient is reduced once"),
+        Rewrite::GatherHeldType if d.zero == Zero::Z3 => {
+            Never("parameters are gathered in 16 bits")
+        }
+        Rewrite::FlattenGradients => Never("gradients lie in one buffer from backward on"),
+        Rewrite::CopyShards => Never("gathered parameters are used where they lie"),
+        Rewrite::CopyGradientsForStep => Never("the step reads the buffer of gradients"),
+        // The choice of saved operators is fixed: plans that need another are refused.
+        Rewrite::KeepAttentionProjections
+        | Rewrite::KeepOutputProjection
+        | Rewrite::KeepSelected => Nothing,
+        Rewrite::RingInPytorch if rings(job) => {
+            Never("Transformer Engine adds up partial results in 16 bits")
+        }
+        Rewrite::RearrangeSequences if d.sequence_parallel => {
+            Never("the sequence is the first dimension of activations")
+        }
+        _ => Nothing,
+    }
+}

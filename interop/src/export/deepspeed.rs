@@ -38,7 +38,7 @@ pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
 /// DeepSpeed's configuration, on its own or to be embedded in another system's file.
 pub(crate) fn configuration(job: &Job<'_>, limits: &mut Limits) -> Node {
     refuse(job, limits);
-    script_rewrites::collect(job, script_rewrites::DEEPSPEED, limits);
+    script_rewrites::collect(job, &script_rewrites::DEEPSPEED, limits);
     let mut root = Node::table();
     precision(job, &mut root, limits);
     decided(job, &mut root);

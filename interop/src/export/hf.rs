@@ -113,7 +113,7 @@ pub(crate) fn refuse(job: &Job<'_>, limits: &mut Limits) {
         // Written as FSDP2's offload of parameters.
         offload: _,
     } = job.decisions;
-    script_rewrites::collect(job, script_rewrites::FSDP2, limits);
+    script_rewrites::collect(job, &script_rewrites::FSDP2, limits);
     axes(job, limits);
     states(job.decisions, limits);
     // Sharded gradients have the parameters' type, and are reduced in that of mixed precision.

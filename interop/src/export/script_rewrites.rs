@@ -6,172 +6,143 @@ use catalog::runtime::Rewrite;
 
 use super::job::Job;
 use super::refusal::Limits;
-use super::stance::Stance::{Always, Never, Written, Yours};
-use super::stance::{Table, rings, sends_whole, unmet, unpadded, yours};
+use super::stance::Stance::{self, Always, Never, Nothing, Yours};
+use super::stance::{rings, sends_whole, unmet, unpadded, yours};
 use plans::decisions::Recompute;
 
+/// What a system does by itself with rewrites on which such systems differ.
+pub(crate) struct System {
+    /// Whether its checkpoints stop early.
+    checkpoints: Stance,
+    /// Whether gathered parameters are copied.
+    shards: Stance,
+    /// Whether gradients are copied into buckets.
+    flattened: Stance,
+    /// Whether gradients are copied for the step.
+    copied: Stance,
+    /// Whether gradients are added by a pass of their own.
+    accumulated: Stance,
+    /// Whether modules are gathered one by one.
+    visited: Stance,
+    /// Whether updated parameters are gathered within the step.
+    updated: Stance,
+}
+
 /// Records the assumptions that the system does not meet, and notes what the user's code must do.
-pub(crate) fn collect(job: &Job<'_>, system: &Table, limits: &mut Limits) {
-    limits.unmet = unmet(system, job);
-    limits.notes.extend(yours(system, job));
+pub(crate) fn collect(job: &Job<'_>, system: &System, limits: &mut Limits) {
+    let stance = |rewrite| stance(system, rewrite, job);
+    limits.unmet = unmet(stance, job);
+    limits.notes.extend(yours(stance, job));
 }
 
-fn sharded(job: &Job<'_>) -> bool {
-    matches!(job.decisions.zero, Zero::Z2 | Zero::Z3)
+/// What a system does with a rewrite.
+fn stance(system: &System, rewrite: Rewrite, job: &Job<'_>) -> Stance {
+    let d = job.decisions;
+    match rewrite {
+        Rewrite::EarlyStopRecompute if d.recompute == Recompute::Full => system.checkpoints,
+        Rewrite::CopyShards if matches!(d.zero, Zero::Z2 | Zero::Z3) => system.shards,
+        Rewrite::FlattenGradients if d.dp() > 1 => system.flattened,
+        Rewrite::CopyGradientsForStep if d.zero != Zero::Z0 => system.copied,
+        Rewrite::AccumulateGradients if d.num_micro_batches > 1 => system.accumulated,
+        Rewrite::FuseGradientAccumulation => {
+            Never("gradients of weights are made by autograd and added afterwards")
+        }
+        Rewrite::AllReduceGradients if d.zero == Zero::Z1 => {
+            Never("gradients are reduced to the rank that updates them")
+        }
+        Rewrite::GatherTensorByTensor if d.zero == Zero::Z3 => {
+            Never("parameters are gathered in groups")
+        }
+        Rewrite::VisitModules if d.zero == Zero::Z3 => system.visited,
+        Rewrite::AsyncTensorParallelBackward if d.tp > 1 => {
+            Never("tensor parallelism waits for its collectives")
+        }
+        Rewrite::RegatherSequenceParallelInput if d.sequence_parallel => {
+            Never("gathered inputs are kept for backward")
+        }
+        Rewrite::KeepStageOutput if d.pp > 1 => Never("outputs of stages are freed"),
+        Rewrite::ScatterGatherTransfer if sends_whole(job) => Never("whole activations are sent"),
+        Rewrite::GatherInStep if matches!(d.zero, Zero::Z1 | Zero::Z2) => system.updated,
+        Rewrite::PadVocabulary if unpadded(job) => Yours,
+        Rewrite::RingInPytorch if rings(job) => Yours,
+        Rewrite::RearrangeSequences if d.sequence_parallel => Yours,
+        // The choice of saved operators is fixed: plans that need another are refused.
+        Rewrite::KeepAttentionProjections
+        | Rewrite::KeepOutputProjection
+        | Rewrite::KeepSelected
+        | Rewrite::BroadcastParameters => Nothing,
+        _ if of_model(rewrite) => Yours,
+        _ => Nothing,
+    }
 }
 
-fn whole_layers(job: &Job<'_>) -> bool {
-    job.decisions.recompute == Recompute::Full
-}
-
-fn replicas(job: &Job<'_>) -> bool {
-    job.decisions.dp() > 1
-}
-
-fn states(job: &Job<'_>) -> bool {
-    job.decisions.zero != Zero::Z0
-}
-
-/// Makes a system's table. Most rows are the same for all systems; the arguments are the system's own answers: when its
-/// checkpoints stop, whether gathered parameters are copied, whether gradients are copied into buckets, copied for the step and
-/// added by a pass of their own, whether modules are gathered one by one, and when updated parameters are gathered.
-macro_rules! table {
-    ($checkpoints:expr, $shards:expr, $flattened:expr, $copied:expr, $accumulated:expr, $visited:expr, $updated:expr) => {
-        &[
-            (Rewrite::EarlyStopRecompute, whole_layers, $checkpoints),
-            (Rewrite::CopyShards, sharded, $shards),
-            (Rewrite::FlattenGradients, replicas, $flattened),
-            (Rewrite::CopyGradientsForStep, states, $copied),
-            (
-                Rewrite::AccumulateGradients,
-                |j| j.decisions.num_micro_batches > 1,
-                $accumulated,
-            ),
-            (
-                Rewrite::FuseGradientAccumulation,
-                |_| true,
-                Never("gradients of weights are made by autograd and added afterwards"),
-            ),
-            (
-                Rewrite::AllReduceGradients,
-                |j| j.decisions.zero == Zero::Z1,
-                Never("gradients are reduced to the rank that updates them"),
-            ),
-            (
-                Rewrite::GatherTensorByTensor,
-                |j| j.decisions.zero == Zero::Z3,
-                Never("parameters are gathered in groups"),
-            ),
-            (
-                Rewrite::VisitModules,
-                |j| j.decisions.zero == Zero::Z3,
-                $visited,
-            ),
-            (
-                Rewrite::AsyncTensorParallelBackward,
-                |j| j.decisions.tp > 1,
-                Never("tensor parallelism waits for its collectives"),
-            ),
-            (
-                Rewrite::RegatherSequenceParallelInput,
-                |j| j.decisions.sequence_parallel,
-                Never("gathered inputs are kept for backward"),
-            ),
-            (
-                Rewrite::KeepStageOutput,
-                |j| j.decisions.pp > 1,
-                Never("outputs of stages are freed"),
-            ),
-            (
-                Rewrite::ScatterGatherTransfer,
-                sends_whole,
-                Never("whole activations are sent"),
-            ),
-            (Rewrite::FuseBiasGelu, |_| true, Yours),
-            (Rewrite::FuseProjections, |_| true, Yours),
-            (Rewrite::FuseQkv, |_| true, Yours),
-            (Rewrite::FuseSwiglu, |_| true, Yours),
-            (Rewrite::FuseBiasDropoutAdd, |_| true, Yours),
-            (Rewrite::FuseScaledMaskedSoftmax, |_| true, Yours),
-            (Rewrite::FuseNorm, |_| true, Yours),
-            (Rewrite::FuseRope, |_| true, Yours),
-            (Rewrite::FuseCrossEntropy, |_| true, Yours),
-            (Rewrite::InPlaceCrossEntropy, |_| true, Yours),
-            (Rewrite::ChunkLoss, |_| true, Yours),
-            (Rewrite::VocabularyByOperators, |_| true, Yours),
-            (Rewrite::WholeVocabulary, |_| true, Yours),
-            (Rewrite::FusePointwise, |_| true, Yours),
-            (Rewrite::FuseBiasEpilogue, |_| true, Yours),
-            (Rewrite::FuseGeluEpilogue, |_| true, Yours),
-            (Rewrite::NormInF32, |_| true, Yours),
-            (Rewrite::NormOnCopy, |_| true, Yours),
-            (Rewrite::ReducePerLinear, |_| true, Yours),
-            (Rewrite::RopeByPairs, |_| true, Yours),
-            (Rewrite::Autocast, |_| true, Yours),
-            (Rewrite::GatherHeldType, |_| true, Yours),
-            (Rewrite::GeluByOperators, |_| true, Yours),
-            (Rewrite::BroadcastParameters, |_| false, Written),
-            (
-                Rewrite::GatherInStep,
-                |j| matches!(j.decisions.zero, Zero::Z1 | Zero::Z2),
-                $updated,
-            ),
-            (Rewrite::FusePermute, |_| true, Yours),
-            (Rewrite::KeepRowIndices, |_| true, Yours),
-            (Rewrite::LaunchExpertsApart, |_| true, Yours),
-            (Rewrite::WeightActivations, |_| true, Yours),
-            (Rewrite::PadVocabulary, unpadded, Yours),
-            (Rewrite::PortableExperts, |_| true, Yours),
-            (Rewrite::SaveQuantisedInputs, |_| true, Yours),
-            (Rewrite::KeepQuantisedWeights, |_| true, Yours),
-            (Rewrite::GatherQuantised, |_| true, Yours),
-            (Rewrite::WideExperts, |_| true, Yours),
-            (Rewrite::FusedOptimizer, |_| true, Yours),
-            (Rewrite::OptimizerByTensor, |_| true, Yours),
-            (Rewrite::ReleaseGradients, |_| true, Yours),
-            // The choice of saved operators is fixed: plans that need another are refused.
-            (Rewrite::KeepAttentionProjections, |_| false, Written),
-            (Rewrite::KeepOutputProjection, |_| false, Written),
-            (Rewrite::KeepSelected, |_| false, Written),
-            (Rewrite::RingInPytorch, rings, Yours),
-            (
-                Rewrite::RearrangeSequences,
-                |j| j.decisions.sequence_parallel,
-                Yours,
-            ),
-        ]
-    };
+/// Whether the model's own code decides about a rewrite.
+fn of_model(rewrite: Rewrite) -> bool {
+    matches!(
+        rewrite,
+        Rewrite::FuseBiasGelu
+            | Rewrite::FuseProjections
+            | Rewrite::FuseQkv
+            | Rewrite::FuseSwiglu
+            | Rewrite::FuseBiasDropoutAdd
+            | Rewrite::FuseScaledMaskedSoftmax
+            | Rewrite::FuseNorm
+            | Rewrite::FuseRope
+            | Rewrite::FuseCrossEntropy
+            | Rewrite::InPlaceCrossEntropy
+            | Rewrite::ChunkLoss
+            | Rewrite::VocabularyByOperators
+            | Rewrite::WholeVocabulary
+            | Rewrite::FusePointwise
+            | Rewrite::FuseBiasEpilogue
+            | Rewrite::FuseGeluEpilogue
+            | Rewrite::NormInF32
+            | Rewrite::NormOnCopy
+            | Rewrite::ReducePerLinear
+            | Rewrite::RopeByPairs
+            | Rewrite::Autocast
+            | Rewrite::GatherHeldType
+            | Rewrite::GeluByOperators
+            | Rewrite::FusePermute
+            | Rewrite::KeepRowIndices
+            | Rewrite::LaunchExpertsApart
+            | Rewrite::WeightActivations
+            | Rewrite::PortableExperts
+            | Rewrite::SaveQuantisedInputs
+            | Rewrite::KeepQuantisedWeights
+            | Rewrite::GatherQuantised
+            | Rewrite::WideExperts
+            | Rewrite::FusedOptimizer
+            | Rewrite::OptimizerByTensor
+            | Rewrite::ReleaseGradients
+    )
 }
 
 /// DeepSpeed's rewrites.
-pub(crate) const DEEPSPEED: &Table = table!(
-    Never("its checkpoints run the whole layer again"),
-    Never("gathered parameters are used where they lie"),
-    Always("gradients are copied into buckets before they are reduced"),
-    Always("its step makes a 32-bit copy of its gradients"),
-    Always("every micro-batch's gradients are added to a buffer"),
-    Always("ZeRO-3 gathers and frees parameters module by module"),
-    Always("updated parameters are gathered within the step, beside nothing")
-);
+pub(crate) const DEEPSPEED: System = System {
+    checkpoints: Never("its checkpoints run the whole layer again"),
+    shards: Never("gathered parameters are used where they lie"),
+    flattened: Always("gradients are copied into buckets before they are reduced"),
+    copied: Always("its step makes a 32-bit copy of its gradients"),
+    accumulated: Always("every micro-batch's gradients are added to a buffer"),
+    visited: Always("ZeRO-3 gathers and frees parameters module by module"),
+    updated: Always("updated parameters are gathered within the step, beside nothing"),
+};
 
 /// Rewrites of PyTorch's `fully_shard`, under accelerate and axolotl.
-pub(crate) const FSDP2: &Table = table!(
-    Always("PyTorch's checkpoints stop early"),
-    Always("fully_shard copies into and out of its buffers"),
-    Never("gradients are reduced where they lie"),
-    Never("its step reads the gradients as they are"),
-    Never("gradients are added in place"),
-    Never("parameters are gathered for a whole block"),
-    Never("updated parameters are gathered beside forward passes")
-);
+pub(crate) const FSDP2: System = System {
+    checkpoints: Always("PyTorch's checkpoints stop early"),
+    shards: Always("fully_shard copies into and out of its buffers"),
+    ..VESCALE
+};
 
 /// veScale's rewrites.
-pub(crate) const VESCALE: &Table = table!(
-    Never("its checkpoints run the whole layer again"),
-    Never("gathered parameters are used where they lie"),
-    Never("gradients are reduced where they lie"),
-    Never("its step reads the gradients as they are"),
-    Never("gradients are added in place"),
-    Never("parameters are gathered for a whole block"),
-    Never("updated parameters are gathered beside forward passes")
-);
+pub(crate) const VESCALE: System = System {
+    checkpoints: Never("its checkpoints run the whole layer again"),
+    shards: Never("gathered parameters are used where they lie"),
+    flattened: Never("gradients are reduced where they lie"),
+    copied: Never("its step reads the gradients as they are"),
+    accumulated: Never("gradients are added in place"),
+    visited: Never("parameters are gathered for a whole block"),
+    updated: Never("updated parameters are gathered beside forward passes"),
+};

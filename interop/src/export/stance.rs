@@ -1,5 +1,4 @@
-//! A target's stance on each rewrite that a prediction may assume, as a table, and where it differs from the
-//! prediction.
+//! A target's stance on each rewrite that a prediction may assume, and where it differs from the prediction.
 
 use catalog::runtime::Rewrite;
 use catalog::{CpKind, Precision};
@@ -19,14 +18,14 @@ pub(crate) enum Stance {
     Never(&'static str),
     /// It depends on the user's own model code.
     Yours,
+    /// The rewrite has nothing to change in the plan.
+    Nothing,
 }
 
-/// The condition on a plan under which a row applies.
-pub(crate) type When = fn(&Job<'_>) -> bool;
-
-/// A target's rows: for each rewrite the first row whose condition holds applies; if none does, the rewrite has nothing
-/// to change in the plan.
-pub(crate) type Table = [(Rewrite, When, Stance)];
+/// Whether the model has experts.
+pub(crate) fn experts(job: &Job<'_>) -> bool {
+    job.model.moe.is_some()
+}
 
 /// Whether linear layers run in FP8.
 pub(crate) fn fp8(job: &Job<'_>) -> bool {
@@ -56,18 +55,11 @@ pub(crate) fn unpadded(job: &Job<'_>) -> bool {
     !job.model.vocab.is_multiple_of(8 * job.decisions.tp)
 }
 
-fn stance(table: &Table, rewrite: Rewrite, job: &Job<'_>) -> Option<Stance> {
-    let row = table
-        .iter()
-        .find(|(of, when, _)| *of == rewrite && when(job));
-    row.map(|(_, _, stance)| *stance)
-}
-
 /// The assumptions that a target does not meet.
-pub(crate) fn unmet(table: &Table, job: &Job<'_>) -> Vec<Assumption> {
+pub(crate) fn unmet(stance: impl Fn(Rewrite) -> Stance, job: &Job<'_>) -> Vec<Assumption> {
     let differs = |rewrite: Rewrite| {
-        let (performed, why) = match stance(table, rewrite, job)? {
-            Stance::Written | Stance::Yours => return None,
+        let (performed, why) = match stance(rewrite) {
+            Stance::Written | Stance::Yours | Stance::Nothing => return None,
             Stance::Always(why) => (true, why),
             Stance::Never(why) => (false, why),
         };
@@ -83,10 +75,10 @@ pub(crate) fn unmet(table: &Table, job: &Job<'_>) -> Vec<Assumption> {
 
 /// A sentence on what the prediction assumed and only the user's own model code can do; `None` if it assumed nothing
 /// so.
-pub(crate) fn yours(table: &Table, job: &Job<'_>) -> Option<String> {
+pub(crate) fn yours(stance: impl Fn(Rewrite) -> Stance, job: &Job<'_>) -> Option<String> {
     let assumed = job.runtime.rewrites.iter();
     let names: Vec<String> = assumed
-        .filter(|rewrite| stance(table, *rewrite, job) == Some(Stance::Yours))
+        .filter(|rewrite| stance(*rewrite) == Stance::Yours)
         .map(|rewrite| rewrite.name())
         .collect();
     let list = names.join(", ");
@@ -97,23 +89,19 @@ pub(crate) fn yours(table: &Table, job: &Job<'_>) -> Option<String> {
 mod tests {
     use catalog::runtime::Rewrite;
 
-    use super::Table;
-    use crate::export::{core_rewrites, nanotron, script_rewrites, torchtitan};
-
     #[test]
-    fn every_table_knows_every_rewrite() {
-        let tables: [&Table; 6] = [
-            core_rewrites::TABLE,
-            script_rewrites::DEEPSPEED,
-            script_rewrites::FSDP2,
-            script_rewrites::VESCALE,
-            nanotron::REWRITES,
-            torchtitan::REWRITES,
+    fn every_target_names_every_rewrite() {
+        let targets = [
+            include_str!("core_rewrites.rs"),
+            include_str!("script_rewrites.rs"),
+            include_str!("nanotron/rewrites.rs"),
+            include_str!("torchtitan/rewrites.rs"),
         ];
-        for (at, table) in tables.iter().enumerate() {
-            for rewrite in Rewrite::ALL {
-                let known = table.iter().any(|(of, ..)| *of == rewrite);
-                assert!(known, "table {at} does not know {}", rewrite.name());
+        for (at, text) in targets.iter().enumerate() {
+            let (_, answers) = text.split_once("fn stance(").expect("the answers");
+            let named: Vec<&str> = answers.split(|c: char| !c.is_alphanumeric()).collect();
+            for rewrite in Rewrite::ALL.map(|rewrite| format!("{rewrite:?}")) {
+                assert!(named.contains(&rewrite.as_str()), "{at}: {rewrite}");
             }
         }
     }

@@ -28,7 +28,7 @@ pub(crate) fn program(job: &Job<'_>) -> Program {
 pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     refuse(job, limits);
     script::inputs(limits);
-    script_rewrites::collect(job, script_rewrites::VESCALE, limits);
+    script_rewrites::collect(job, &script_rewrites::VESCALE, limits);
     let mut text = "from vescale.dtensor.placement_types import InterleavedShard, Partial, Replicate, Shard\n\
          from vescale.plan import ModeType, PipelineParallelPlan, PipelineScheduleType, PipelineSplitMethodType\n\n"
         .to_owned();

@@ -5,8 +5,6 @@ mod rewrites;
 
 use catalog::{AxisOrder, CpKind, DType, GradientTypes, Overlap, Precision, ScheduleKind, Zero};
 
-pub(crate) use self::rewrites::REWRITES;
-
 use self::model::model;
 use super::inputs::Input;
 use super::job::{Draft, Heading, Job};
@@ -31,7 +29,7 @@ pub(crate) fn program() -> Program {
 pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     let (d, w) = (job.decisions, job.workload);
     refuse(job, limits);
-    limits.unmet = unmet(REWRITES, job);
+    limits.unmet = unmet(|rewrite| rewrites::stance(rewrite, job), job);
     let mut root = Node::table();
     root.set("general.project", "vescale-plan");
     root.set("general.run", job.id);

@@ -13,7 +13,6 @@ use catalog::runtime::Rewrite;
 use catalog::{CudaGraphs, DType, Dispatcher, Overlap, Precision, ScheduleKind, Zero};
 
 pub(crate) use self::edition::Edition;
-pub(crate) use self::rewrites::REWRITES;
 
 use self::limits::refuse;
 use self::model::{Chosen, choose};
@@ -63,12 +62,7 @@ pub(crate) fn program(edition: Edition) -> Program {
 
 pub(crate) fn files(job: &Job<'_>, edition: Edition, limits: &mut Limits) -> Vec<Draft> {
     refuse(job, edition, limits);
-    let otherwise = match edition {
-        Edition::Toml02 => rewrites::UNTIL_0_2,
-        Edition::Python03 => &[],
-        Edition::PythonMain => rewrites::AFTER_0_3,
-    };
-    limits.unmet = unmet(&[otherwise, REWRITES].concat(), job);
+    limits.unmet = unmet(|rewrite| rewrites::stance(edition, rewrite, job), job);
     limits.note(
         job.model.moe.is_some_and(|moe| !moe.router_correction_bias),
         "torchtitan balances experts by a bias of the router (load_balance_coeff 0.001), which the model does not have",
