@@ -111,6 +111,16 @@ impl Node {
         }
     }
 
+    /// The value as a number, if it is one.
+    #[must_use]
+    pub fn float(&self) -> Option<f64> {
+        match self.value {
+            Value::Int(whole) => Some(whole as f64),
+            Value::Float(number) => Some(number),
+            _ => None,
+        }
+    }
+
     /// The value as a list, if it is one.
     #[must_use]
     pub fn list(&self) -> Option<&[Node]> {
@@ -150,6 +160,17 @@ impl Value {
             Self::List(_) | Self::Table(_) => self.kind().to_owned(),
             Self::Call(name, _) => format!("{name}(…)"),
             Self::Expression(text) => text.chars().take(80).collect(),
+        }
+    }
+}
+
+impl Value {
+    /// The value as a script has it: text as it is, all else as in messages.
+    #[must_use]
+    pub fn plain(&self) -> String {
+        match self {
+            Self::Str(text) => text.clone(),
+            other => other.shown(),
         }
     }
 }

@@ -296,8 +296,7 @@ impl Parser<'_> {
                     let node = self.value(depth + 1)?;
                     let mut node = self.rest(node, from);
                     node.line = key.line;
-                    let name = key.text().map_or_else(|| key.value.shown(), str::to_owned);
-                    pairs.push((name, node));
+                    pairs.push((key.value.plain(), node));
                 }
             }
         }

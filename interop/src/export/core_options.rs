@@ -2,7 +2,7 @@
 //! (`megatron/training/arguments.py`).
 
 use super::core_model::Field;
-use super::flag::Flag;
+use super::flag::{self, Flag};
 use crate::config::{Node, Value};
 
 /// The options that set these fields of a model; `tp` ranks share the vocabulary.
@@ -26,7 +26,7 @@ pub(crate) fn options(fields: &[Field], model: &[Field], tp: u64) -> Vec<Flag> {
 
 fn option(field: &str, value: &Value, activation: &str) -> Vec<Flag> {
     let switch = |name: &str, on: bool| on.then(|| Flag::switch(name)).into_iter().collect();
-    let valued = |name: &str| vec![Flag::value(name, scalar(value))];
+    let valued = |name: &str| vec![Flag::value(name, value.plain())];
     match (field, value) {
         (_, Value::Null) => Vec::new(),
         ("activation_func", _) => match activation {
@@ -41,10 +41,10 @@ fn option(field: &str, value: &Value, activation: &str) -> Vec<Flag> {
         ("original_max_position_embeddings" | "beta_fast" | "beta_slow", _) => Vec::new(),
         ("num_query_groups", _) => vec![
             Flag::switch("--group-query-attention"),
-            Flag::value("--num-query-groups", scalar(value)),
+            Flag::value("--num-query-groups", value.plain()),
         ],
         ("window_size", Value::List(sides)) => {
-            let sides: Vec<String> = sides.iter().map(|side| scalar(&side.value)).collect();
+            let sides: Vec<String> = sides.iter().map(|side| side.value.plain()).collect();
             vec![Flag::value("--window-size", sides.join(","))]
         }
         ("moe_layer_freq", Value::List(layers)) if layers.iter().any(|l| l.int() == Some(0)) => {
@@ -76,22 +76,8 @@ fn option(field: &str, value: &Value, activation: &str) -> Vec<Flag> {
             switch("--no-gradient-accumulation-fusion", !on)
         }
         ("apply_rope_fusion", Value::Bool(on)) => switch("--no-rope-fusion", !on),
-        (_, Value::Bool(on)) => switch(&dashed(field), *on),
-        _ => valued(&dashed(field)),
-    }
-}
-
-/// The option with the same name as a field.
-fn dashed(field: &str) -> String {
-    format!("--{}", field.replace('_', "-"))
-}
-
-fn scalar(value: &Value) -> String {
-    match value {
-        Value::Int(n) => n.to_string(),
-        Value::Float(f) => f.to_string(),
-        Value::Str(s) => s.clone(),
-        other => other.shown(),
+        (_, Value::Bool(on)) => switch(&flag::option(field), *on),
+        _ => valued(&flag::option(field)),
     }
 }
 

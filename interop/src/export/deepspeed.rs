@@ -4,7 +4,7 @@ use catalog::runtime::BUCKET_ELEMENTS;
 use catalog::{CpKind, DType, Dispatcher, GradientTypes, Offload, Overlap, Precision, Zero};
 
 use super::job::{Draft, Heading, Job};
-use super::launch::{Program, Starter};
+use super::launch::Program;
 use super::refusal::Limits;
 use super::script::{self, TRAIN_SCRIPT};
 use super::script_rewrites;
@@ -20,11 +20,8 @@ pub(crate) const OWN_PREFETCH: u64 = 50_000_000;
 const MAX_LIVE: u64 = 1_000_000_000;
 
 pub(crate) fn program(job: &Job<'_>) -> Program {
-    Program {
-        setup: script::setup(&job.inputs),
-        starter: Starter::Torchrun,
-        arguments: format!("\"${TRAIN_SCRIPT}\" --deepspeed \"$HERE/{FILE}\" \"$@\""),
-    }
+    let arguments = format!("\"${TRAIN_SCRIPT}\" --deepspeed \"$HERE/{FILE}\" \"$@\"");
+    Program::torchrun(script::setup(&job.inputs), arguments)
 }
 
 /// The files of an export. The training script defines the model; the configuration holds nothing of it.
@@ -236,22 +233,8 @@ fn refuse(job: &Job<'_>, limits: &mut Limits) {
         "expert tensor parallelism comes with expert parallelism",
     );
     limits.refuse_dispatcher(d, job.runtime, &[Dispatcher::AllToAll]);
-    let partial = matches!(d.recompute, Recompute::Layers(1..) | Recompute::Falling(_));
-    let chosen = matches!(
-        d.recompute,
-        Recompute::Selective | Recompute::Modules(_) | Recompute::SelectiveOps
-    );
-    limits.refuse(
-        partial || chosen,
-        "recompute=full",
-        "it checkpoints whole layers, all of them",
-    );
-    limits.refuse_as(
-        job.workload.precision == Precision::Fp8,
-        "precision fp8",
-        "it trains in fp16, bf16 and fp32",
-        None,
-    );
+    limits.refuse_partial_recompute(d, "it checkpoints whole layers, all of them");
+    limits.refuse_fp8(job, "it trains in fp16, bf16 and fp32");
     states(d, limits);
     limits.refuse_optimizer_states(d);
     limits.refuse_offload_layers(d);
@@ -276,19 +259,17 @@ fn states(d: &Decisions, limits: &mut Limits) {
         "reshard=on",
         "ZeRO-3 frees parameters after forward",
     );
-    limits.refuse_as(
+    limits.refuse_overlap(
         d.dp() * d.cp > 1
             && (d.zero == Zero::Z0 && !d.overlap.grad_reduce
                 || d.zero == Zero::Z3 && !d.overlap.param_gather),
         "overlap",
         "there is no switch for this at this ZeRO stage; allowed, it does what it can",
-        Some(("overlap", "grad+param+pp".to_owned())),
     );
-    limits.refuse_as(
+    limits.refuse_overlap(
         d.overlap.tensor_parallel && d.tp > 1,
         "overlap=tp",
         "its tensor-parallel collectives are not split",
-        Some(("overlap", "grad+param+pp".to_owned())),
     );
     limits.refuse_expert_overlap(d);
 }

@@ -18,3 +18,13 @@ impl Flag {
         Self { name, values }
     }
 }
+
+/// The option with the same name as a field.
+pub(crate) fn option(field: &str) -> String {
+    format!("--{}", field.replace('_', "-"))
+}
+
+/// The field with the same name as an option.
+pub(crate) fn field(option: &str) -> String {
+    option.trim_start_matches('-').replace('-', "_")
+}

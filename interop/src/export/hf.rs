@@ -58,11 +58,8 @@ pub(crate) fn accelerate_program(job: &Job<'_>) -> Program {
 }
 
 pub(crate) fn axolotl_program() -> Program {
-    Program {
-        setup: Vec::new(),
-        starter: Starter::Torchrun,
-        arguments: format!("-m axolotl.cli.train \"$HERE/{AXOLOTL}\" \"$@\""),
-    }
+    let arguments = format!("-m axolotl.cli.train \"$HERE/{AXOLOTL}\" \"$@\"");
+    Program::torchrun(Vec::new(), arguments)
 }
 
 /// Refuses what neither system can express, and says what both do with every decision. The model is a Transformers
@@ -190,15 +187,7 @@ fn states(d: &Decisions, limits: &mut Limits) {
         "context-parallel ranks always shard the states",
         Some(("zero", "3".to_owned())),
     );
-    let whole = matches!(
-        d.recompute,
-        Recompute::None | Recompute::Full | Recompute::Layers(0)
-    );
-    limits.refuse(
-        !whole,
-        "recompute=full",
-        "it checkpoints whole layers, all of them",
-    );
+    limits.refuse_partial_recompute(d, "it checkpoints whole layers, all of them");
 }
 
 /// Whether FSDP2 shards states, and parameters with them.
@@ -219,11 +208,10 @@ fn context(d: &Decisions, has: &[CpKind], why: &str, limits: &mut Limits) {
 fn overlap(d: &Decisions, limits: &mut Limits) {
     let o = d.overlap;
     let off = !o.grad_reduce || !o.param_gather && d.zero != Zero::Z0;
-    limits.refuse_as(
+    limits.refuse_overlap(
         off && d.dp() * d.cp > 1 || o.tensor_parallel && d.tp > 1,
         "overlap",
         "FSDP2 overlaps gathering and reduction, and nothing else; there is no switch",
-        Some(("overlap", "grad+param+pp".to_owned())),
     );
 }
 
@@ -231,12 +219,7 @@ pub(crate) fn accelerate(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     let d = job.decisions;
     refuse(job, limits);
     script::inputs(limits);
-    limits.refuse_as(
-        d.ep > 1 || d.etp > 1,
-        format!("ep={}, etp={}", d.ep, d.etp),
-        "it has no expert parallelism",
-        Some(("ep", "1".to_owned())),
-    );
+    limits.refuse_experts(d, "it has no expert parallelism");
     limits.refuse_as(
         d.dp_replicate > 1 && d.dp_shard == 1 && d.tp > 1,
         format!(

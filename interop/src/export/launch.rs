@@ -14,6 +14,18 @@ pub(crate) struct Program {
     pub(crate) arguments: String,
 }
 
+impl Program {
+    /// A program that torchrun starts.
+    pub(crate) fn torchrun(setup: Vec<String>, arguments: String) -> Self {
+        let starter = Starter::Torchrun;
+        Self {
+            setup,
+            starter,
+            arguments,
+        }
+    }
+}
+
 /// The launcher that starts a process per device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Starter {

@@ -15,7 +15,7 @@ use super::flag::Flag;
 use super::graphs;
 use super::inputs::Input;
 use super::job::{Draft, Heading, Job};
-use super::launch::{Program, Starter};
+use super::launch::Program;
 use super::refusal::Limits;
 use crate::config::escape;
 use plans::decisions::{Decisions, Recompute};
@@ -47,12 +47,8 @@ pub(crate) fn program(job: &Job<'_>) -> Program {
     let read = format!("source \"$HERE/{FILE}\"");
     let mut setup = vec![read];
     setup.extend(environment(job));
-    Program {
-        setup,
-        starter: Starter::Torchrun,
-        arguments: "\"${MEGATRON_LM:-.}/pretrain_gpt.py\" \"${MEGATRON_ARGS[@]}\" \"$@\""
-            .to_owned(),
-    }
+    let script = "\"${MEGATRON_LM:-.}/pretrain_gpt.py\"";
+    Program::torchrun(setup, format!("{script} \"${{MEGATRON_ARGS[@]}}\" \"$@\""))
 }
 
 /// Sets what the plan needs of the environment.
@@ -521,12 +517,8 @@ fn overlap(job: &Job<'_>, overlap: Overlap, limits: &mut Limits) -> Vec<Flag> {
     }
     if sends && (param_gather || alone) && d.zero != Zero::Z0 {
         flags.push(Flag::switch("--overlap-param-gather"));
-        limits.refuse_as(
-            !grad_reduce && !alone,
-            "overlap=param",
-            "--overlap-param-gather needs --overlap-grad-reduce",
-            Some(("overlap", "grad+param+pp".to_owned())),
-        );
+        let why = "--overlap-param-gather needs --overlap-grad-reduce";
+        limits.refuse_overlap(!grad_reduce && !alone, "overlap=param", why);
     }
     if tensor_parallel && d.tp > 1 {
         flags.push(Flag::switch("--tp-comm-overlap"));
@@ -539,22 +531,17 @@ fn overlap(job: &Job<'_>, overlap: Overlap, limits: &mut Limits) -> Vec<Flag> {
     }
     if d.pp > 1 && !pipeline {
         flags.push(Flag::switch("--no-overlap-p2p-communication"));
-        limits.refuse_as(
+        limits.refuse_overlap(
             d.pp == 2 && d.vpp > 1,
             "overlap without pp, vpp above 1 and pp=2",
             "interleaving two ranks needs overlapped sends and receives",
-            Some(("overlap", "grad+param+pp".to_owned())),
         );
     }
     if expert_parallel && d.ep > 1 {
         flags.push(Flag::switch(EXPERT_OVERLAP));
         let lacks = experts_cannot_overlap(d.schedule, d.pp, d.recompute, d.offload_layers);
-        limits.refuse_as(
-            lacks.is_some(),
-            "overlap=ep",
-            format!("{EXPERT_OVERLAP} needs {}", lacks.unwrap_or_default()),
-            Some(("overlap", "grad+param+pp".to_owned())),
-        );
+        let why = format!("{EXPERT_OVERLAP} needs {}", lacks.unwrap_or_default());
+        limits.refuse_overlap(lacks.is_some(), "overlap=ep", why);
         let gathers = d.dispatcher.unwrap_or(job.runtime.dispatcher) == Dispatcher::AllGather;
         limits.refuse_as(
             gathers,
@@ -563,14 +550,13 @@ fn overlap(job: &Job<'_>, overlap: Overlap, limits: &mut Limits) -> Vec<Flag> {
             Some(("dispatcher", Dispatcher::AllToAll.name().to_owned())),
         );
         let wide = job.workload.precision == Precision::Fp32;
-        limits.refuse_as(
+        limits.refuse_overlap(
             wide || job.model.mtp_layers > MAX_OVERLAPPED_MTP,
             "overlap=ep",
             match wide {
                 true => format!("{EXPERT_OVERLAP} needs --bf16 or --fp16"),
                 false => format!("{EXPERT_OVERLAP} takes one layer of multi-token prediction"),
             },
-            Some(("overlap", "grad+param+pp".to_owned())),
         );
     }
     limits.note(

@@ -11,7 +11,7 @@ mod core_rewrites;
 pub(crate) mod deepspeed;
 mod dialect;
 mod documents;
-mod flag;
+pub(crate) mod flag;
 pub(crate) mod graphs;
 mod hf;
 mod inputs;

@@ -2,9 +2,10 @@
 //! and the error that lists the refusals.
 
 use catalog::{
-    CudaGraphs, Dispatcher, Fp8Recipe, GradientTypes, Offload, OffloadKind, Precision, Runtime,
+    AxisOrder, CudaGraphs, DType, Dispatcher, Fp8Recipe, GradientTypes, Offload, OffloadKind,
+    Precision, Runtime,
 };
-use plans::decisions::Decisions;
+use plans::decisions::{Decisions, Recompute};
 
 use super::assumptions::Assumption;
 use super::inputs::{Input, Inputs, Unfilled};
@@ -146,6 +147,47 @@ impl Limits {
         }
     }
 
+    /// Refuses overlaps, in words of their own, when `refused`, offering the usual ones.
+    pub(crate) fn refuse_overlap(&mut self, refused: bool, what: &str, why: impl Into<String>) {
+        let usual = Some(("overlap", "grad+param+pp".to_owned()));
+        self.refuse_as(refused, what, why, usual);
+    }
+
+    /// Refuses 8-bit products.
+    pub(crate) fn refuse_fp8(&mut self, job: &Job<'_>, why: &str) {
+        let fp8 = job.workload.precision == Precision::Fp8;
+        self.refuse_as(fp8, "precision fp8", why, None);
+    }
+
+    /// Refuses to divide experts among ranks.
+    pub(crate) fn refuse_experts(&mut self, d: &Decisions, why: &str) {
+        let what = format!("ep={}, etp={}", d.ep, d.etp);
+        let instead = Some(("ep", "1".to_owned()));
+        self.refuse_as(d.ep > 1 || d.etp > 1, what, why, instead);
+    }
+
+    /// Refuses pipelines in another order of axes than the usual one.
+    pub(crate) fn refuse_order(&mut self, d: &Decisions, why: &str) {
+        let other = d.pp > 1 && d.dp() > 1 && d.axis_order != AxisOrder::TP_CP_DP_PP;
+        self.refuse(other, "order=tp-cp-dp_shard-dp_replicate-pp", why);
+    }
+
+    /// Refuses to recompute anything but whole layers, and all of them.
+    pub(crate) fn refuse_partial_recompute(&mut self, d: &Decisions, why: &str) {
+        let whole = [Recompute::None, Recompute::Full, Recompute::Layers(0)];
+        self.refuse(!whole.contains(&d.recompute), "recompute=full", why);
+    }
+
+    /// Refuses gradients and optimizer states in fewer than 32 bits, states in host memory other than those which the target
+    /// `has` there, and a choice of how far ahead parameters are gathered.
+    pub(crate) fn refuse_states(&mut self, d: &Decisions, has: Option<OffloadKind>) {
+        self.refuse_types(d, GradientTypes::all(DType::F32));
+        self.refuse_optimizer_states(d);
+        self.refuse_offload(d, has);
+        self.refuse_offload_layers(d);
+        self.refuse_prefetch(d);
+    }
+
     /// Refuses types of gradients that a plan chose and the target does not have.
     pub(crate) fn refuse_types(&mut self, d: &Decisions, has: GradientTypes) {
         if let Some(types) = d.gradients {
@@ -204,12 +246,8 @@ impl Limits {
 
     /// Refuses messages to experts beside the passes of another micro-batch.
     pub(crate) fn refuse_expert_overlap(&mut self, d: &Decisions) {
-        self.refuse_as(
-            d.ep > 1 && d.overlap.expert_parallel,
-            "overlap=ep",
-            "the next kernel waits for tokens that travel to their experts",
-            Some(("overlap", "grad+param+pp".to_owned())),
-        );
+        let why = "the next kernel waits for tokens that travel to their experts";
+        self.refuse_overlap(d.ep > 1 && d.overlap.expert_parallel, "overlap=ep", why);
     }
 
     /// Refuses CUDA graphs when `refused`.

@@ -7,7 +7,7 @@ use super::adapters;
 use super::documents;
 use super::inputs::Input;
 use super::job::{Draft, Heading, Job};
-use super::launch::{Program, Starter};
+use super::launch::Program;
 use super::refusal::Limits;
 use super::script::{self, TRAIN_SCRIPT};
 use super::{deepspeed, hf};
@@ -19,19 +19,13 @@ const LLAMA_FACTORY: &str = "llamafactory.yaml";
 
 /// How the Trainer is started: the training script reads its arguments from the file alone, as `run_clm.py` does.
 pub(crate) fn program(job: &Job<'_>) -> Program {
-    Program {
-        setup: script::setup(&job.inputs),
-        starter: Starter::Torchrun,
-        arguments: format!("\"${TRAIN_SCRIPT}\" \"$HERE/{ARGUMENTS}\" \"$@\""),
-    }
+    let arguments = format!("\"${TRAIN_SCRIPT}\" \"$HERE/{ARGUMENTS}\" \"$@\"");
+    Program::torchrun(script::setup(&job.inputs), arguments)
 }
 
 pub(crate) fn llama_factory_program() -> Program {
-    Program {
-        setup: Vec::new(),
-        starter: Starter::Torchrun,
-        arguments: format!("-m llamafactory.launcher \"$HERE/{LLAMA_FACTORY}\" \"$@\""),
-    }
+    let arguments = format!("-m llamafactory.launcher \"$HERE/{LLAMA_FACTORY}\" \"$@\"");
+    Program::torchrun(Vec::new(), arguments)
 }
 
 /// The Trainer's arguments: FSDP2 for ZeRO-3, else plain data-parallel replicas.
@@ -128,12 +122,7 @@ fn replicas_and_shards(job: &Job<'_>, taker: &str, limits: &mut Limits) {
         "dp_replicate=1",
         "the Trainer's arguments shard over all data-parallel ranks; accelerate takes it",
     );
-    limits.refuse_as(
-        job.workload.precision == Precision::Fp8,
-        "precision fp8",
-        "it trains in fp16, bf16 and fp32",
-        None,
-    );
+    limits.refuse_fp8(job, "it trains in fp16, bf16 and fp32");
 }
 
 /// The arguments of the training script itself, named as in `run_clm.py`.

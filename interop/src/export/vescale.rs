@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use catalog::{AxisOrder, DType, GradientTypes, Overlap, Precision, ScheduleKind, Zero};
+use catalog::{Overlap, Precision, ScheduleKind, Zero};
 
 use super::job::{Draft, Heading, Job};
-use super::launch::{Program, Starter};
+use super::launch::Program;
 use super::refusal::Limits;
 use super::script::{self, TRAIN_SCRIPT};
 use super::script_rewrites;
@@ -17,11 +17,7 @@ const FILE: &str = "sharding_plan.py";
 pub(crate) fn program(job: &Job<'_>) -> Program {
     let mut setup = script::setup(&job.inputs);
     setup.push("export PYTHONPATH=\"$HERE${PYTHONPATH:+:$PYTHONPATH}\"".to_owned());
-    Program {
-        setup,
-        starter: Starter::Torchrun,
-        arguments: format!("\"${TRAIN_SCRIPT}\" \"$@\""),
-    }
+    Program::torchrun(setup, format!("\"${TRAIN_SCRIPT}\" \"$@\""))
 }
 
 /// The files of an export. The training script defines the model; the file places its parameters by name.
@@ -198,19 +194,11 @@ fn dtype(precision: Precision) -> &'static str {
 
 fn refuse(job: &Job<'_>, limits: &mut Limits) {
     let d = job.decisions;
-    limits.refuse_types(d, GradientTypes::all(DType::F32));
-    limits.refuse_optimizer_states(d);
-    limits.refuse_offload(d, None);
-    limits.refuse_offload_layers(d);
-    limits.refuse_prefetch(d);
+    limits.refuse_states(d, None);
     limits.refuse_all_graphs(d, job.runtime);
     limits.refuse(d.cp > 1, "cp=1", "its mesh has no context-parallel axis");
-    limits.refuse_as(
-        d.ep > 1 || d.etp > 1,
-        format!("ep={}, etp={}", d.ep, d.etp),
-        "a sharding plan places experts on the tensor-parallel axis only",
-        Some(("ep", "1".to_owned())),
-    );
+    let why = "a sharding plan places experts on the tensor-parallel axis only";
+    limits.refuse_experts(d, why);
     limits.refuse_as(
         matches!(d.zero, Zero::Z2 | Zero::Z3) || d.zero == Zero::Z1 && d.dp_replicate > 1,
         format!("zero={}, dp_replicate={}", u8::from(d.zero), d.dp_replicate),
@@ -222,16 +210,11 @@ fn refuse(job: &Job<'_>, limits: &mut Limits) {
         "schedule=interleaved",
         "it has 1F1B, interleaved, GPipe and zero-bubble (ZB-H1) schedules",
     );
-    limits.refuse(
-        d.pp > 1 && d.dp() > 1 && d.axis_order != AxisOrder::TP_CP_DP_PP,
-        "order=tp-cp-dp_shard-dp_replicate-pp",
-        "its mesh is PP, DP, TP, outermost first",
-    );
-    limits.refuse_as(
+    limits.refuse_order(d, "its mesh is PP, DP, TP, outermost first");
+    limits.refuse_overlap(
         d.overlap.tensor_parallel && d.tp > 1,
         "overlap=tp",
         "its tensor-parallel collectives are not split",
-        Some(("overlap", "grad+param+pp".to_owned())),
     );
     let none = matches!(d.recompute, Recompute::None | Recompute::Layers(0));
     limits.refuse(
@@ -239,10 +222,5 @@ fn refuse(job: &Job<'_>, limits: &mut Limits) {
         "recompute=none",
         "its plan has no recomputation; wrap layers in your model",
     );
-    limits.refuse_as(
-        job.workload.precision == Precision::Fp8,
-        "precision fp8",
-        "it trains in fp32, fp16 and bf16",
-        None,
-    );
+    limits.refuse_fp8(job, "it trains in fp32, fp16 and bf16");
 }

@@ -126,15 +126,11 @@ fn adapters(doc: &Document, model: &ModelConfig) -> Result<Adapters, ImportError
         }
         (_, rank) => (rank.unwrap_or(16), 32, 0.05),
     };
-    let dropout = match doc.find("lora_dropout").map(|node| &node.value) {
-        None | Some(Value::Null) => dropout,
-        Some(Value::Int(whole)) => *whole as f64,
-        Some(Value::Float(share)) => *share,
-        Some(Value::Str(text)) => match text.parse() {
-            Ok(share) => share,
-            Err(_) => return Err(doc.wrong("lora_dropout", "a number")),
-        },
-        Some(_) => return Err(doc.wrong("lora_dropout", "a number")),
+    let dropout = match doc.said("lora_dropout") {
+        None => dropout,
+        Some(node) => (node.float())
+            .or_else(|| node.text()?.parse().ok())
+            .ok_or_else(|| doc.wrong("lora_dropout", "a number"))?,
     };
     Ok(Adapters {
         rank,
@@ -146,7 +142,7 @@ fn adapters(doc: &Document, model: &ModelConfig) -> Result<Adapters, ImportError
 
 /// The linear layers that have adapters: a list, or names with commas between them. Gate and up have theirs together.
 fn modules(doc: &Document, model: &ModelConfig) -> Result<AdaptedModules, ImportError> {
-    if doc.dialect == Dialect::Axolotl && doc.flag("lora_target_linear")? == Some(true) {
+    if doc.dialect == Dialect::Axolotl && doc.on("lora_target_linear")? {
         return Ok(AdaptedModules::all());
     }
     let key = match doc.dialect {

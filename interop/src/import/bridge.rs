@@ -13,6 +13,7 @@ use crate::config::{Node, Value};
 use crate::export::Dialect;
 use crate::export::bridge::{GRADIENTS, MIXED_FP8, TORCH, recipe_is_wide};
 use crate::export::core_precision::RECIPE;
+use crate::export::flag;
 use crate::export::megatron::{
     DISPATCHER, EXPERT_OVERLAP, MOMENTS, OFFLOAD, OFFLOAD_FRACTION, OFFLOAD_LAYERS, PRECISION_AWARE,
 };
@@ -77,12 +78,13 @@ const BESIDE_MODEL: [(&str, &str); 4] = [
     ("optimizer.optimizer_offload_fraction", OFFLOAD_FRACTION),
 ];
 
-/// A recipe's settings as options of Megatron-LM. An option that is added twice keeps its first value.
-struct Options(Vec<(String, Node)>);
+/// A file's settings as options of Megatron-LM. An option that is added twice keeps its first value.
+#[derive(Default)]
+pub(super) struct Options(Vec<(String, Node)>);
 
 impl Options {
     /// Adds an option; one that is off is left out.
-    fn put(&mut self, option: &str, line: usize, value: impl Into<Value>) {
+    pub(super) fn put(&mut self, option: &str, line: usize, value: impl Into<Value>) {
         let value = value.into();
         let absent = matches!(value, Value::Null | Value::Bool(false));
         if !absent && !self.has(option) {
@@ -90,8 +92,8 @@ impl Options {
         }
     }
 
-    /// Adds the option with the value of a field, if the recipe sets it.
-    fn copy(&mut self, doc: &Document, field: &str, option: &str) {
+    /// Adds the option with the value of a field, if the file sets it.
+    pub(super) fn copy(&mut self, doc: &Document, field: &str, option: &str) {
         if let Some(node) = value(doc, field) {
             self.put(option, node.line, node.value.clone());
         }
@@ -100,6 +102,15 @@ impl Options {
     fn has(&self, option: &str) -> bool {
         self.0.iter().any(|(known, _)| known == option)
     }
+
+    /// A script of Megatron-LM with these options in place of the file.
+    pub(super) fn script(self, doc: &Document) -> Document {
+        let root = Node {
+            line: 1,
+            value: Value::Table(self.0),
+        };
+        doc.rewritten(Dialect::MegatronLm, root)
+    }
 }
 
 pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
@@ -107,17 +118,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     let base = base(doc)?;
     let mut notes = Vec::from_iter(packing(doc, base));
     let adapters = adapters(doc, base, &mut notes)?;
-    let script = Document {
-        path: doc.path.clone(),
-        dialect: Dialect::MegatronLm,
-        root: Node {
-            line: 1,
-            value: Value::Table(options(doc, base)?.0),
-        },
-        launch: doc.launch.clone(),
-        python: Default::default(),
-        others: Vec::new(),
-    };
+    let script = options(doc, base)?.script(doc);
     let imported = megatron::import(&script, given)?;
     notes.extend(imported.notes);
     Ok(Imported {
@@ -130,8 +131,8 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
 
 /// The recipe written as options of Megatron-LM.
 fn options(doc: &Document, base: &Base) -> Result<Options, ImportError> {
-    let mut all = Options(Vec::new());
-    let named = DECISIONS.map(|field| (field, format!("--{}", field.replace('_', "-"))));
+    let mut all = Options::default();
+    let named = DECISIONS.map(|field| (field, flag::option(field)));
     let renamed = RENAMED.map(|(field, option)| (field, option.to_owned()));
     for (field, option) in named.into_iter().chain(renamed) {
         all.copy(doc, &format!("model.{field}"), &option);
@@ -331,13 +332,13 @@ fn types(doc: &Document, all: &mut Options) -> Result<(), ImportError> {
             all.put(option, node.line, known.map_or("auto", |(name, _)| *name));
         }
     }
-    if doc.flag("optimizer.optimizer_cpu_offload")? == Some(true) {
+    if doc.on("optimizer.optimizer_cpu_offload")? {
         all.put(OFFLOAD, 0, true);
     }
     if let Some(layers) = doc.size("model.cpu_offloading_num_layers")? {
         all.put(OFFLOAD_LAYERS, 0, layers);
     }
-    if doc.flag("optimizer.use_precision_aware_optimizer")? == Some(true) {
+    if doc.on("optimizer.use_precision_aware_optimizer")? {
         all.put(PRECISION_AWARE, 0, true);
     }
     Ok(())

@@ -82,13 +82,11 @@ pub(super) fn base(doc: &Document) -> Result<&'static Base, ImportError> {
         None => Ok(&BASES[0]),
         Some(made) => {
             let names = BASES.map(|base| base.function).join(", ");
-            Err(ImportError::Value {
-                place: place(&doc.path, made.line),
-                key: made.function.clone(),
-                message: format!(
-                    "its settings are in another file; import that file's recipe, or write a recipe that starts from one of {names}"
-                ),
-            })
+            let message = format!(
+                "its settings are in another file; import that file's recipe, or write a recipe that starts from one of {names}"
+            );
+            let place = place(&doc.path, made.line);
+            Err(ImportError::value(place, &made.function, message))
         }
     }
 }
@@ -194,12 +192,8 @@ fn lora<'a>(
         Some(Some(Ok(size))) => Ok(size),
         Some(_) => Err(wrong(name, "a whole number is expected")),
     };
-    let dropout = match field("dropout").map(|node| &node.value) {
-        None => 0.0,
-        Some(Value::Float(share)) => *share,
-        Some(Value::Int(whole)) => *whole as f64,
-        Some(_) => return Err(wrong("dropout", "a number from 0 to 1 is expected")),
-    };
+    let share = field("dropout").map_or(Some(0.0), Node::float);
+    let dropout = share.ok_or_else(|| wrong("dropout", "a number from 0 to 1 is expected"))?;
     let modules = match field("target_modules") {
         None => AdaptedModules::all(),
         Some(node) => {

@@ -6,7 +6,7 @@ use super::document::Document;
 use super::error::ImportError;
 use super::imported::{Given, Imported};
 use super::optimizer;
-use super::sizes::{data_parallel, micro_batches, workload};
+use super::sizes::{data_parallel, micro_batches};
 use super::unplanned;
 use crate::config::{Node, Value};
 use crate::export::deepspeed::{OWN_PREFETCH, PREFETCH};
@@ -59,13 +59,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         global_batch: batch.global,
         precision: precision(doc)?,
     };
-    Ok(Imported {
-        dialect: doc.dialect,
-        decisions,
-        workload: workload(doc, sizes)?,
-        adapters: None,
-        notes,
-    })
+    Imported::new(doc, decisions, sizes, notes)
 }
 
 /// The sequence length that was given.
@@ -192,14 +186,9 @@ fn offload(
         }
     }
     let ratio = format!("{}.ratio", keys[0]);
-    if doc
-        .find(&ratio)
-        .is_some_and(|node| node.value.shown() != "1.0")
-    {
-        notes.push(format!(
-            "{}: taken as the states of all weights",
-            doc.place(&ratio)
-        ));
+    let said = doc.find(&ratio);
+    if said.is_some_and(|node| node.value.shown() != "1.0") {
+        notes.push(doc.note(&ratio, "taken as the states of all weights"));
     }
     let offload = match (on, zero) {
         ([true, true], Zero::Z3) => Some(Offload::Parameters),
@@ -337,10 +326,8 @@ fn recompute(
         Some(n) => Ok(Recompute::Layers(n)),
         None => {
             if doc.find("activation_checkpointing").is_some() {
-                let place = doc.place("activation_checkpointing");
-                notes.push(format!(
-                    "{place}: without number_checkpoints, taken as no recomputation"
-                ));
+                let note = "without number_checkpoints, taken as no recomputation";
+                notes.push(doc.note("activation_checkpointing", note));
             }
             Ok(Recompute::None)
         }

@@ -91,15 +91,12 @@ impl Document {
     /// # Errors
     /// When the value is something else, or negative.
     pub fn size(&self, key: &str) -> Result<Option<u64>, ImportError> {
-        match self.find(key) {
-            None => Ok(None),
-            Some(Node {
-                value: Value::Null, ..
-            }) => Ok(None),
-            Some(node) => match node.int().and_then(|i| u64::try_from(i).ok()) {
-                Some(size) if size <= 1 << 40 => Ok(Some(size)),
-                _ => Err(self.wrong(key, "a whole number that is not negative")),
-            },
+        let Some(node) = self.said(key) else {
+            return Ok(None);
+        };
+        match node.int().and_then(|i| u64::try_from(i).ok()) {
+            Some(size) if size <= 1 << 40 => Ok(Some(size)),
+            _ => Err(self.wrong(key, "a whole number that is not negative")),
         }
     }
 
@@ -120,11 +117,16 @@ impl Document {
     /// # Errors
     /// When the value is something else.
     pub fn flag(&self, key: &str) -> Result<Option<bool>, ImportError> {
-        match self.find(key).map(|node| &node.value) {
-            None | Some(Value::Null) => Ok(None),
+        match self.said(key).map(|node| &node.value) {
+            None => Ok(None),
             Some(Value::Bool(on)) => Ok(Some(*on)),
             Some(_) => Err(self.wrong(key, "true or false")),
         }
+    }
+
+    /// Whether the key is present and true.
+    pub(super) fn on(&self, key: &str) -> Result<bool, ImportError> {
+        Ok(self.flag(key)? == Some(true))
     }
 
     /// The text that a key has, or, if it has a list of one text, that text. `None` if the key is absent or null.
@@ -132,17 +134,19 @@ impl Document {
     /// # Errors
     /// When the value is something else.
     pub fn text(&self, key: &str) -> Result<Option<&str>, ImportError> {
-        match self.find(key) {
-            None => Ok(None),
-            Some(Node {
-                value: Value::Null, ..
-            }) => Ok(None),
-            Some(node) => match (&node.value, node.list()) {
-                (Value::Str(text), _) => Ok(Some(text)),
-                (_, Some([one])) => one.text().map(Some).ok_or_else(|| self.wrong(key, "text")),
-                _ => Err(self.wrong(key, "text")),
-            },
-        }
+        let Some(node) = self.said(key) else {
+            return Ok(None);
+        };
+        let text = match node.list() {
+            Some([one]) => one.text(),
+            _ => node.text(),
+        };
+        text.map(Some).ok_or_else(|| self.wrong(key, "text"))
+    }
+
+    /// The value of a key, if it is not null.
+    pub(super) fn said(&self, key: &str) -> Option<&Node> {
+        self.find(key).filter(|node| node.value != Value::Null)
     }
 
     /// The strings of a key that takes one or several; none if the key is absent.
@@ -174,6 +178,23 @@ impl Document {
         place(&self.path, self.find(key).map_or(0, |node| node.line))
     }
 
+    /// A note on a key, with its place.
+    pub(super) fn note(&self, key: &str, text: impl std::fmt::Display) -> String {
+        format!("{}: {text}", self.place(key))
+    }
+
+    /// The same file rewritten for another system.
+    pub(super) fn rewritten(&self, dialect: Dialect, root: Node) -> Self {
+        Self {
+            path: self.path.clone(),
+            dialect,
+            root,
+            launch: self.launch.clone(),
+            python: Default::default(),
+            others: Vec::new(),
+        }
+    }
+
     /// The error for a value that its key does not allow.
     #[must_use]
     pub fn wrong(&self, key: &str, expected: &str) -> ImportError {
@@ -182,26 +203,17 @@ impl Document {
         let unknown = node.and_then(Node::text).and_then(|t| t.strip_prefix('$'));
         let name = unknown.map(|name| name.trim_start_matches("((").trim_end_matches("))"));
         let name = name.filter(|name| name.chars().all(|c| c.is_alphanumeric() || c == '_'));
-        ImportError::Value {
-            place: self.place(key),
-            key: key.to_owned(),
-            message: match name {
-                Some(name) => {
-                    format!("{expected} is expected, and the script does not set {name}")
-                }
-                None => format!("{found} is not {expected}"),
-            },
-        }
+        let message = match name {
+            Some(name) => format!("{expected} is expected, and the script does not set {name}"),
+            None => format!("{found} is not {expected}"),
+        };
+        self.unsupported(key, &message)
     }
 
     /// The error for a value that no strategy can express.
     #[must_use]
     pub fn unsupported(&self, key: &str, why: &str) -> ImportError {
-        ImportError::Value {
-            place: self.place(key),
-            key: key.to_owned(),
-            message: why.to_owned(),
-        }
+        ImportError::value(self.place(key), key, why)
     }
 
     /// The error for a missing value, with advice on how to give it.
@@ -363,8 +375,6 @@ fn model_args(text: &str, path: &str) -> Result<Node, ImportError> {
         let words: Vec<String> = match &node.value {
             Value::Bool(false) | Value::Null => return None,
             Value::Bool(true) => Vec::new(),
-            Value::Int(number) => vec![number.to_string()],
-            Value::Float(number) => vec![number.to_string()],
             Value::Str(text) if schema.kind(name).is_none_or(|kind| kind == Kind::Str) => {
                 vec![text.clone()]
             }

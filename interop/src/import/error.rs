@@ -75,6 +75,15 @@ pub enum ImportError {
 }
 
 impl ImportError {
+    /// The error for a value at a place.
+    pub(super) fn value(place: String, key: &str, message: impl Into<String>) -> Self {
+        Self::Value {
+            place,
+            key: key.to_owned(),
+            message: message.into(),
+        }
+    }
+
     /// The error split into what is wrong, where, and what was expected.
     #[must_use]
     pub fn mistake(&self) -> Mistake {

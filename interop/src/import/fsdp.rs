@@ -170,7 +170,7 @@ pub(super) fn offload(
         // The Trainer's own (training_args.py, `_process_fsdp_args`).
         "fsdp_config.cpu_offload",
     ] {
-        if doc.flag(key)? == Some(true) {
+        if doc.on(key)? {
             on = Some(key);
         }
     }

@@ -14,10 +14,11 @@ pub(super) fn graphs(
     doc: &Document,
     notes: &mut Vec<String>,
 ) -> Result<Option<CudaGraphs>, ImportError> {
-    let on = |key: &str| doc.flag(key).map(|f| f == Some(true));
     let captured = match doc.text(IMPL)? {
         // The earlier switches.
-        None | Some("none") if on("--enable-cuda-graph")? || on("--external-cuda-graph")? => {
+        None | Some("none")
+            if doc.on("--enable-cuda-graph")? || doc.on("--external-cuda-graph")? =>
+        {
             CudaGraphs::Layers
         }
         None | Some("none") => CudaGraphs::None,
@@ -37,10 +38,8 @@ pub(super) fn graphs(
     }
     let whole = modules.is_empty() || modules.contains(&"full") || modules.contains(&"attn");
     if !whole {
-        let place = doc.place(key);
-        notes.push(format!(
-            "{place}: planned are layers with their attention; taken as that"
-        ));
+        let note = "planned are layers with their attention; taken as that";
+        notes.push(doc.note(key, note));
     }
     Ok(Some(captured))
 }

@@ -2,9 +2,11 @@
 
 use catalog::model::ModelConfig;
 use catalog::runtime::Runtime;
-use catalog::{Adapters, Precision, Workload, Zero};
+use catalog::{Adapters, Precision, Workload, WorkloadSizes, Zero};
 
 use super::document::Document;
+use super::error::ImportError;
+use super::sizes::workload;
 use super::titan_keys;
 use crate::config::{Node, Value};
 use crate::export::Dialect;
@@ -39,6 +41,22 @@ pub struct Imported {
 }
 
 impl Imported {
+    /// What a file says, if it trains all weights.
+    pub(super) fn new(
+        doc: &Document,
+        decisions: Decisions,
+        sizes: WorkloadSizes,
+        notes: Vec<String>,
+    ) -> Result<Self, ImportError> {
+        Ok(Self {
+            dialect: doc.dialect,
+            decisions,
+            workload: workload(doc, sizes)?,
+            adapters: None,
+            notes,
+        })
+    }
+
     /// The decisions in canonical form, with every choice that is the runtime's own left to the runtime.
     #[must_use]
     pub fn decisions_under(&self, runtime: &Runtime) -> Decisions {

@@ -285,11 +285,12 @@ fn file_of(
     match include(name) {
         Some(text) if name.ends_with(".json") => Ok(config::json::parse(&text, name)?),
         Some(text) => Ok(config::yaml::parse(&text, name)?),
-        None => Err(ImportError::Value {
-            place: config::place(path, option.line),
-            key: option.name.clone(),
-            message: format!("`{name}` cannot be read, from the folder of the script or from here"),
-        }),
+        None => {
+            let place = config::place(path, option.line);
+            let why =
+                format!("`{name}` cannot be read, from the folder of the script or from here");
+            Err(ImportError::value(place, &option.name, why))
+        }
     }
 }
 

@@ -6,13 +6,14 @@ use catalog::model::ModelConfig;
 use catalog::{AdaptedModules, Adapters};
 
 use super::adapters;
+use super::bridge::Options;
 use super::document::Document;
 use super::error::ImportError;
 use super::imported::{Given, Imported};
 use super::megatron;
 use super::sizes::{data_parallel, said_devices};
-use crate::config::{Node, Value};
 use crate::export::Dialect;
+use crate::export::flag::option;
 
 /// Keys that hold decisions, and that Megatron-LM has as options of the same name.
 const SAME: [&str; 14] = [
@@ -38,39 +39,24 @@ pub(super) fn is(doc: &Document) -> bool {
 }
 
 pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
-    let mut options: Vec<(String, Node)> = Vec::new();
-    let mut put = |option: &str, line: usize, value: Value| {
-        if !matches!(value, Value::Null | Value::Bool(false)) {
-            options.push((option.to_owned(), Node { line, value }));
-        }
-    };
+    let mut all = Options::default();
     for key in SAME {
-        if let Some(node) = doc.find(key) {
-            put(&option(key), node.line, node.value.clone());
-        }
+        all.copy(doc, key, &option(key));
     }
     let chunks = "virtual_pipeline_model_parallel_size";
-    if let Some(node) = doc.find(chunks) {
-        put(
-            "--num-virtual-stages-per-pipeline-rank",
-            node.line,
-            node.value.clone(),
-        );
-    }
+    all.copy(doc, chunks, "--num-virtual-stages-per-pipeline-rank");
     let whole = doc.text("recompute_granularity")? == Some("full");
     if whole && doc.find("recompute_method").is_none() {
         // The adapter recomputes every layer then.
-        put("--recompute-method", 0, "uniform".into());
-        put("--recompute-num-layers", 0, 1.into());
+        all.put("--recompute-method", 0, "uniform");
+        all.put("--recompute-num-layers", 0, 1);
     }
     for precision in ["bf16", "fp16"] {
-        if doc.flag(precision)? == Some(true) {
-            put(&option(precision), 0, true.into());
-        }
+        all.put(&option(precision), 0, doc.on(precision)?);
     }
     // The default of `TrainingArguments`.
     let micro_batch = doc.size("per_device_train_batch_size")?.unwrap_or(8);
-    put("--micro-batch-size", 0, micro_batch.into());
+    all.put("--micro-batch-size", 0, micro_batch);
     let gpus = said_devices(doc, given.gpus)?;
     let mut split = ["tensor_model", "pipeline_model", "context"].into_iter();
     let split = split.try_fold(1_u64, |product, axis| {
@@ -79,26 +65,9 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     })?;
     let count = doc.degree("gradient_accumulation_steps")?;
     let per_step = micro_batch.saturating_mul(data_parallel(doc, gpus, split)?);
-    put(
-        "--global-batch-size",
-        0,
-        per_step.saturating_mul(count).into(),
-    );
-    if let Some(node) = doc.find("cutoff_len") {
-        put("--seq-length", node.line, node.value.clone());
-    }
-    let script = Document {
-        path: doc.path.clone(),
-        dialect: Dialect::MegatronLm,
-        root: Node {
-            line: 1,
-            value: Value::Table(options),
-        },
-        launch: doc.launch.clone(),
-        python: Default::default(),
-        others: Vec::new(),
-    };
-    let mut imported = megatron::import(&script, given)?;
+    all.put("--global-batch-size", 0, per_step.saturating_mul(count));
+    all.copy(doc, "cutoff_len", "--seq-length");
+    let mut imported = megatron::import(&all.script(doc), given)?;
     imported.adapters = adapted(doc, given.model)?;
     Ok(imported)
 }
@@ -114,8 +83,4 @@ fn adapted(doc: &Document, model: &ModelConfig) -> Result<Option<Adapters>, Impo
         dropout: 0.0,
         ..found
     }))
-}
-
-fn option(key: &str) -> String {
-    format!("--{}", key.replace('_', "-"))
 }

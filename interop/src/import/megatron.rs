@@ -11,9 +11,8 @@ use super::graphs::graphs;
 use super::imported::{Given, Imported};
 use super::megatron_notes::{planned_otherwise, unknown};
 use super::megatron_stages::{grouped, stages};
-use super::sizes::{data_parallel, micro_batches, said_devices, workload};
+use super::sizes::{data_parallel, micro_batches, said_devices};
 use crate::config::Node;
-use crate::export::Dialect;
 use crate::export::core_precision::{RECIPE, RECIPES};
 use crate::export::megatron::{
     DISPATCHER, EXPERT_OVERLAP, FLEX_BACKEND, MOMENTS, OFFLOAD, OFFLOAD_FRACTION, OFFLOAD_LAYERS,
@@ -24,7 +23,6 @@ use plans::decisions::{Decisions, Recompute};
 pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
     let mut notes = Vec::from_iter(unknown(doc)?);
     let size = |key: &str| doc.degree(key);
-    let on = |key: &str| doc.flag(key).map(|f| f == Some(true));
     let tp = size("--tensor-model-parallel-size")?;
     let pp = size("--pipeline-model-parallel-size")?;
     let cp = size("--context-parallel-size")?;
@@ -49,13 +47,14 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         dp_shard,
         dp_replicate,
         zero,
-        reshard_after_forward: zero == Zero::Z3 && !on("--torch-fsdp2-no-reshard-after-forward")?,
-        sequence_parallel: on("--sequence-parallel")? && tp > 1,
+        reshard_after_forward: zero == Zero::Z3
+            && !doc.on("--torch-fsdp2-no-reshard-after-forward")?,
+        sequence_parallel: doc.on("--sequence-parallel")? && tp > 1,
         micro_batch,
         num_micro_batches: micro_batches(doc, batch_key, global_batch, per_step)?,
         recompute: recompute(doc, &mut notes)?,
         schedule: ScheduleKind::one_f_one_b(vpp),
-        axis_order: match on("--use-tp-pp-dp-mapping")? {
+        axis_order: match doc.on("--use-tp-pp-dp-mapping")? {
             true => AxisOrder::TP_CP_PP_DP,
             false => AxisOrder::TP_CP_DP_PP,
         },
@@ -83,13 +82,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         global_batch,
         precision: precision(doc)?,
     };
-    Ok(Imported {
-        dialect: Dialect::MegatronLm,
-        decisions,
-        workload: workload(doc, sizes)?,
-        adapters: None,
-        notes,
-    })
+    Imported::new(doc, decisions, sizes, notes)
 }
 
 /// The global batch and the option that gives it; of a schedule such as `0:384 200B:768`, which excludes a batch beside it,
@@ -108,10 +101,8 @@ fn global_batch(
     let Some(Ok(batch)) = batch else {
         return Err(doc.wrong(schedule, "batches by tokens, such as \"0:384 200B:768\""));
     };
-    let place = doc.place(schedule);
-    notes.push(format!(
-        "{place}: {schedule}: the plan uses the schedule's last batch, {batch}"
-    ));
+    let note = format!("{schedule}: the plan uses the schedule's last batch, {batch}");
+    notes.push(doc.note(schedule, note));
     Ok((schedule, batch))
 }
 
@@ -127,7 +118,6 @@ fn expert_tensor_parallel(doc: &Document, given: &Given<'_>, tp: u64) -> Result<
 /// Types in which gradients are held and reduced, as Megatron-LM decides them (`megatron/training/arguments.py` at
 /// d98e8a6): 32 bits unless told otherwise in bf16, the parameters' type unless told otherwise in fp16 and by its FSDP.
 fn gradients(doc: &Document, zero: Zero) -> Result<Option<GradientTypes>, ImportError> {
-    let on = |key: &str| doc.flag(key).map(|f| f == Some(true));
     let computed = match precision(doc)? {
         Precision::Fp32 => return Ok(None),
         precision => precision.activation(),
@@ -139,17 +129,17 @@ fn gradients(doc: &Document, zero: Zero) -> Result<Option<GradientTypes>, Import
             None => Err(doc.wrong(key, "fp32, bf16, fp16 or auto")),
         },
     };
-    if zero >= Zero::Z2 && on("--use-megatron-fsdp")? {
+    if zero >= Zero::Z2 && doc.on("--use-megatron-fsdp")? {
         let held = dtype("--megatron-fsdp-main-grads-dtype")?.unwrap_or(computed);
         let reduced = dtype("--megatron-fsdp-grad-comm-dtype")?.unwrap_or(held);
         return Ok(Some(GradientTypes { held, reduced }));
     }
-    let wide = on("--accumulate-allreduce-grads-in-fp32")?;
+    let wide = doc.on("--accumulate-allreduce-grads-in-fp32")?;
     let narrow = match computed {
         DType::F16 => !wide,
         _ => {
             let main = doc.text("--main-grads-dtype")? == Some("bf16");
-            on("--grad-reduce-in-bf16")? || main && !wide
+            doc.on("--grad-reduce-in-bf16")? || main && !wide
         }
     };
     Ok(Some(GradientTypes::all(match narrow {
@@ -172,10 +162,10 @@ fn optimizer_states(
         ["fp32", "fp32"] if doc.text("--fp8-format")?.is_some() => return Ok(None),
         ["fp32", "fp32"] => {}
         ["bf16", "bf16"] => return Ok(Some(OptimizerStates::Bf16Moments)),
-        _ => notes.push(format!(
-            "{}: moments are planned both in fp32 or both in bf16; taken as fp32",
-            doc.place(PRECISION_AWARE)
-        )),
+        _ => {
+            let note = "moments are planned both in fp32 or both in bf16; taken as fp32";
+            notes.push(doc.note(PRECISION_AWARE, note));
+        }
     }
     Ok(Some(OptimizerStates::SplitMaster))
 }
@@ -190,10 +180,8 @@ fn offload(
         return Ok(None);
     }
     if zero != Zero::Z1 {
-        let place = doc.place(OFFLOAD);
-        notes.push(format!(
-            "{place}: planned with the distributed optimizer alone, and left out"
-        ));
+        let note = "planned with the distributed optimizer alone, and left out";
+        notes.push(doc.note(OFFLOAD, note));
         return Ok(None);
     }
     let share = match doc.find(OFFLOAD_FRACTION) {
@@ -209,13 +197,12 @@ fn offload(
 }
 
 fn overlap(doc: &Document) -> Result<Overlap, ImportError> {
-    let on = |key: &str| doc.flag(key).map(|f| f == Some(true));
     Ok(Overlap {
-        grad_reduce: on("--overlap-grad-reduce")?,
-        param_gather: on("--overlap-param-gather")?,
-        tensor_parallel: on("--tp-comm-overlap")?,
-        pipeline: !on("--no-overlap-p2p-communication")?,
-        expert_parallel: on(EXPERT_OVERLAP)?,
+        grad_reduce: doc.on("--overlap-grad-reduce")?,
+        param_gather: doc.on("--overlap-param-gather")?,
+        tensor_parallel: doc.on("--tp-comm-overlap")?,
+        pipeline: !doc.on("--no-overlap-p2p-communication")?,
+        expert_parallel: doc.on(EXPERT_OVERLAP)?,
     })
 }
 
@@ -244,9 +231,8 @@ fn dispatcher(doc: &Document, ep: u64) -> Result<Option<Dispatcher>, ImportError
 }
 
 fn zero(doc: &Document) -> Result<Zero, ImportError> {
-    let on = |key: &str| doc.flag(key).map(|f| f == Some(true));
     let key = "--data-parallel-sharding-strategy";
-    if on("--use-megatron-fsdp")? {
+    if doc.on("--use-megatron-fsdp")? {
         return match doc.text(key)? {
             Some("optim_grads") => Ok(Zero::Z2),
             // Megatron-LM's default of the option.
@@ -256,10 +242,10 @@ fn zero(doc: &Document) -> Result<Zero, ImportError> {
             Some(_) => Err(doc.wrong(key, "no_shard, optim, optim_grads or optim_grads_params")),
         };
     }
-    if on("--use-torch-fsdp2")? {
+    if doc.on("--use-torch-fsdp2")? {
         return Ok(Zero::Z3);
     }
-    Ok(if on("--use-distributed-optimizer")? {
+    Ok(if doc.on("--use-distributed-optimizer")? {
         Zero::Z1
     } else {
         Zero::Z0
@@ -307,11 +293,11 @@ fn recompute(doc: &Document, notes: &mut Vec<String>) -> Result<Recompute, Impor
     let known = RecomputeModule::ALL.map(|(_, _, name)| name).join(", ");
     let planned = format!("planned are {known}");
     let moe = "--moe-layer-recompute";
-    if doc.flag(moe)? == Some(true) {
+    if doc.on(moe)? {
         let why = format!("whole blocks of experts are not planned to be recomputed; {planned}");
         return Err(doc.unsupported(moe, &why));
     }
-    let short = doc.flag("--recompute-activations")? == Some(true);
+    let short = doc.on("--recompute-activations")?;
     let given = doc.text(key)?;
     // Megatron-LM lets the short option win.
     match short.then_some("selective").or(given) {
@@ -372,11 +358,10 @@ fn precision(doc: &Document) -> Result<Precision, ImportError> {
     if let Some(key) = Some("--fp4-format").filter(|key| doc.find(key).is_some()) {
         return Err(doc.unsupported(key, "fp4 training is not planned"));
     }
-    let on = |key: &str| doc.flag(key).map(|f| f == Some(true));
-    if on("--bf16")? {
+    if doc.on("--bf16")? {
         return Ok(Precision::Bf16);
     }
-    Ok(if on("--fp16")? {
+    Ok(if doc.on("--fp16")? {
         Precision::Fp16
     } else {
         Precision::Fp32

@@ -8,6 +8,7 @@ use super::document::Document;
 use super::error::ImportError;
 use super::layout::parse_layout;
 use super::nanotron::json;
+use crate::export::flag::field;
 
 /// Megatron-LM's default for rounding the vocabulary up: to a multiple of this times the tensor-parallel size.
 pub(super) const DIVISIBLE_BY: u64 = 128;
@@ -43,15 +44,6 @@ pub(super) fn config(doc: &Document) -> Result<Json, ImportError> {
     Ok(Json::Object(config))
 }
 
-fn field(option: &str) -> String {
-    option.trim_start_matches('-').replace('-', "_")
-}
-
-/// The option that a field of such a `config.json` stands for.
-pub(super) fn option(field: &str) -> String {
-    format!("--{}", field.replace('_', "-"))
-}
-
 /// The option that says which layers have experts: 1 for these, 0 for dense ones.
 const EXPERT_LAYERS: &str = "--moe-layer-freq";
 /// The option that says which layers attend to a window: 1 for these, 0 for those that attend to all tokens.
@@ -68,9 +60,7 @@ pub(super) fn listed(
     let Some(node) = doc.find(key) else {
         return Ok(None);
     };
-    let text = node
-        .text()
-        .map_or_else(|| node.value.shown(), str::to_owned);
+    let text = node.value.plain();
     if let Some(every) = text.parse().ok().filter(|every: &u64| *every > 0) {
         let layers = 0..doc.size("--num-layers")?.unwrap_or(0).min(1 << 16);
         let first = u64::from(key == WINDOW_LAYERS);

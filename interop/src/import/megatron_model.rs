@@ -142,19 +142,14 @@ pub(super) fn decodes(doc: &Document) -> Result<(), ImportError> {
             return Err(doc.unsupported(key, message));
         }
     }
-    if let Some(program) = doc
-        .launch
-        .program
-        .as_ref()
-        .filter(|p| makes_another(&p.name))
-    {
-        return Err(ImportError::Value {
-            place: place(&doc.path, program.line),
-            key: program.name.clone(),
-            message: message.to_owned(),
-        });
+    let program = doc.launch.program.as_ref();
+    match program.filter(|program| makes_another(&program.name)) {
+        Some(program) => {
+            let place = place(&doc.path, program.line);
+            Err(ImportError::value(place, &program.name, message))
+        }
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// Compares the script's model with `model`.
@@ -330,9 +325,6 @@ fn of_model(ours: &[(String, String)], key: &str, default: Silent) -> String {
 fn word(node: &Node) -> String {
     match &node.value {
         Value::Bool(true) => "on".to_owned(),
-        Value::Int(n) => n.to_string(),
-        Value::Float(f) => f.to_string(),
-        Value::Str(text) => text.clone(),
-        other => other.shown(),
+        other => other.plain(),
     }
 }

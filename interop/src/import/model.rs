@@ -8,7 +8,7 @@ use super::document::Document;
 use super::error::ImportError;
 use super::settled::settled;
 use super::{megatron_config, megatron_model, nanotron, titan_model, trainer};
-use crate::export::Dialect;
+use crate::export::{Dialect, flag};
 
 /// The model that a configuration file is for.
 #[derive(Clone, Debug, PartialEq)]
@@ -21,6 +21,17 @@ pub struct OfFile {
     pub known: bool,
     /// What makes it another model than the nearest of the library, where that is known.
     pub differs: Option<String>,
+}
+
+impl OfFile {
+    fn new(model: Model, name: String, known: bool) -> Self {
+        Self {
+            model,
+            name,
+            known,
+            differs: None,
+        }
+    }
 }
 
 /// The model that a file describes in full; `None` for systems whose files do not.
@@ -128,12 +139,7 @@ fn of_reading(doc: &Document) -> Result<OfFile, ImportError> {
             }
         },
     };
-    Ok(OfFile {
-        model: load::model(&name)?,
-        name,
-        known: true,
-        differs: None,
-    })
+    Ok(OfFile::new(load::model(&name)?, name, true))
 }
 
 /// The model built from a Megatron-LM script's options; fails if it then differs from the script in any option.
@@ -148,7 +154,7 @@ fn of_script(doc: &Document) -> Result<Option<OfFile>, ImportError> {
         };
         match field.contains(['/', ' ']) {
             true => error.into(),
-            false => doc.unsupported(&megatron_config::option(field), message),
+            false => doc.unsupported(&flag::option(field), message),
         }
     })?;
     let compared = megatron_model::compare(doc, &model)?;
@@ -156,12 +162,8 @@ fn of_script(doc: &Document) -> Result<Option<OfFile>, ImportError> {
         let hint = format!("{message}, as it is read; give --model with its config.json");
         return Err(doc.unsupported(key, &hint));
     }
-    Ok(Some(OfFile {
-        name: model.name.clone(),
-        model,
-        known: false,
-        differs: None,
-    }))
+    let name = model.name.clone();
+    Ok(Some(OfFile::new(model, name, false)))
 }
 
 /// A model from the fields of a `config.json`, named as the file is.
@@ -185,20 +187,11 @@ fn equal_of_library(model: Model) -> OfFile {
     };
     let presets = load::model_names().into_iter();
     let mut presets = presets.filter_map(|preset| load::model(&preset.name).ok());
-    match presets.find(equal) {
-        Some(preset) => OfFile {
-            name: preset.name.clone(),
-            model: preset,
-            known: true,
-            differs: None,
-        },
-        None => OfFile {
-            name: model.name.clone(),
-            model,
-            known: false,
-            differs: None,
-        },
-    }
+    let preset = presets.find(equal);
+    let known = preset.is_some();
+    let model = preset.unwrap_or(model);
+    let name = model.name.clone();
+    OfFile::new(model, name, known)
 }
 
 /// A model that the file names by a folder with its `config.json`.
@@ -212,12 +205,7 @@ fn of_folder(doc: &Document, key: &str, folder: &str) -> Result<OfFile, ImportEr
         let hint = "is not in the library; give --model with its config.json";
         return Err(doc.unsupported(key, &format!("`{folder}` {hint}")));
     };
-    Ok(OfFile {
-        model: load::model(&folder)?,
-        name: folder,
-        known: false,
-        differs: None,
-    })
+    Ok(OfFile::new(load::model(&folder)?, folder, false))
 }
 
 /// The name of the library's model that a Megatron-LM script or a torchtitan configuration is for.

@@ -6,7 +6,6 @@ use serde_json::{Map, Value as Json};
 use super::document::Document;
 use super::error::ImportError;
 use super::imported::{Given, Imported};
-use super::sizes::workload;
 use super::unplanned;
 use crate::config::{Node, Value};
 use plans::decisions::{Decisions, Recompute};
@@ -59,13 +58,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         global_batch: micro_batch.saturating_mul(count).saturating_mul(dp),
         precision: precision(doc)?,
     };
-    Ok(Imported {
-        dialect: doc.dialect,
-        decisions,
-        workload: workload(doc, sizes)?,
-        adapters: None,
-        notes: notes(doc, pp)?,
-    })
+    Imported::new(doc, decisions, sizes, notes(doc, pp)?)
 }
 
 /// Notes on what is planned otherwise than nanotron does it.
@@ -89,7 +82,7 @@ fn scatters(doc: &Document) -> Result<bool, ImportError> {
 }
 
 fn overlap(doc: &Document, tp: u64) -> Result<Overlap, ImportError> {
-    let asynchronous = doc.flag("parallelism.tp_linear_async_communication")? == Some(true);
+    let asynchronous = doc.on("parallelism.tp_linear_async_communication")?;
     Ok(Overlap {
         grad_reduce: true,
         param_gather: false,
@@ -126,7 +119,7 @@ pub(super) const MODEL: &str = "model.model_config";
 /// The file's model as a `config.json`; nanotron's own defaults stand for what the file leaves out.
 pub(super) fn model(doc: &Document) -> Result<Json, ImportError> {
     let key = |name: &str| format!("{MODEL}.{name}");
-    let on = |name: &str| doc.flag(&key(name)).map(|flag| flag == Some(true));
+    let on = |name: &str| doc.on(&key(name));
     let (llama, qwen) = (on("is_llama_config")?, on("is_qwen2_config")?);
     if !llama && !qwen {
         let why = "only nanotron's Llama and Qwen2 are read: is_llama_config or is_qwen2_config";
@@ -217,7 +210,7 @@ fn mixture(doc: &Document, config: &mut Map<String, Json>) -> Result<(), ImportE
         "moe_intermediate_size",
         size("moe_intermediate_size", 1408)?,
     );
-    if doc.flag(&key("enable_shared_expert"))? == Some(true) {
+    if doc.on(&key("enable_shared_expert"))? {
         let width = size("shared_expert_intermediate_size", 5632)?;
         set("shared_expert_intermediate_size", width);
     }

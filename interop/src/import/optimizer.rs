@@ -27,7 +27,7 @@ pub(super) fn states(
     imported: &mut Imported,
 ) -> Result<Option<OptimizerStates>, ImportError> {
     for key in INSTEAD {
-        if doc.flag(key)? == Some(true) {
+        if doc.on(key)? {
             imported.notes.push(as_adamw(doc, key));
         }
     }

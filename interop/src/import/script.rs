@@ -4,6 +4,7 @@ use super::error::ImportError;
 use crate::config::shell::{self, Word};
 use crate::config::{Node, SyntaxError, Value};
 use crate::export::Dialect;
+use crate::export::flag;
 use crate::export::schema::{Kind, Schema};
 
 /// LLaMA-Factory's command, which starts a process for each device that it sees.
@@ -20,7 +21,7 @@ pub(super) struct Setting {
 impl Setting {
     /// The key that stands for the option in a YAML file.
     pub(super) fn key(&self) -> String {
-        self.name.trim_start_matches('-').replace('-', "_")
+        flag::field(&self.name)
     }
 }
 

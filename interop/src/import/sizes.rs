@@ -11,11 +11,11 @@ use crate::export::Dialect;
 pub(crate) fn devices(document: &Document, given: Option<u64>) -> Result<Option<u64>, ImportError> {
     let launch = &document.launch;
     match (given.or(launch.gpus), &launch.open) {
-        (None, Some(open)) => Err(ImportError::Value {
-            place: place(&document.path, open.line),
-            key: open.option.clone(),
-            message: format!("`{}` is not known here; give --gpus", open.value),
-        }),
+        (None, Some(open)) => {
+            let message = format!("`{}` is not known here; give --gpus", open.value);
+            let place = place(&document.path, open.line);
+            Err(ImportError::value(place, &open.option, message))
+        }
         (None, None) if document.dialect == Dialect::LlamaFactory => {
             // Workers that Ray starts, each on a device of its own.
             document.size("ray_num_workers")
@@ -52,11 +52,7 @@ pub(crate) fn micro_batches(
     if per_step == 0 || global == 0 || !global.is_multiple_of(per_step) {
         let message =
             format!("{global} sequences are not a multiple of micro-batch · dp = {per_step}");
-        return Err(ImportError::Value {
-            place: document.place(key),
-            key: key.to_owned(),
-            message,
-        });
+        return Err(document.unsupported(key, &message));
     }
     Ok(global / per_step)
 }

@@ -76,13 +76,9 @@ pub(super) fn unplanned(doc: &Document) -> Result<Vec<String>, ImportError> {
                 "{place}: {name}: not planned for; predicted is more time, with products in 16 bits"
             )),
             Converter::Lora => {
-                return Err(ImportError::Value {
-                    place,
-                    key: name.to_owned(),
-                    message:
-                        "adapters are not read from torchtitan's files; import a file without them"
-                            .to_owned(),
-                });
+                let why =
+                    "adapters are not read from torchtitan's files; import a file without them";
+                return Err(ImportError::value(place, name, why));
             }
             Converter::Other => notes.push(format!(
                 "{place}: {name}: not planned for; predicted is the model without it"
@@ -123,7 +119,7 @@ pub(super) fn precision(doc: &Document) -> Result<Precision, ImportError> {
     let eight =
         |(_, _, of): &(usize, &str, Converter)| matches!(of, Converter::Float8 | Converter::Mx);
     // Before February 2025 a switch of its own.
-    let switched = doc.flag("float8.enable_float8_linear")? == Some(true);
+    let switched = doc.on("float8.enable_float8_linear")?;
     if switched || converters(doc).iter().any(eight) {
         return Ok(Precision::Fp8);
     }

@@ -7,7 +7,7 @@ use catalog::{
 use super::document::Document;
 use super::error::ImportError;
 use super::imported::{Given, Imported};
-use super::sizes::{data_parallel, micro_batches, workload};
+use super::sizes::{data_parallel, micro_batches};
 use super::titan_keys;
 use super::titan_precision::{fp8_recipe, precision, unplanned};
 use crate::config::{Node, Value};
@@ -34,7 +34,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     let schedule = schedule(doc, pp)?;
     let (stages, vpp) = stages(doc, given, pp, schedule)?;
     let batch = batch(doc, dp, pp, vpp)?;
-    let offload = doc.flag("training.enable_cpu_offload")? == Some(true);
+    let offload = doc.on("training.enable_cpu_offload")?;
     let offload = offload.then_some(Offload::Parameters);
     let alone = dp_shard.saturating_mul(cp) == 1 && offload.is_none();
     let zero = if alone { Zero::Z0 } else { Zero::Z3 };
@@ -68,13 +68,8 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
             overlap(doc, zero, tp, dp.saturating_mul(cp))?,
         )
     };
-    Ok(Imported {
-        dialect: doc.dialect,
-        decisions,
-        workload: workload(doc, batch.sizes(ranks(dp), precision(doc)?))?,
-        adapters: None,
-        notes,
-    })
+    let sizes = batch.sizes(ranks(dp), precision(doc)?);
+    Imported::new(doc, decisions, sizes, notes)
 }
 
 /// Keys that decide the plan and that 0.2 does not have, and what it has in their place.
@@ -143,12 +138,20 @@ fn expert_tensor_parallel(
 
 fn sharded(doc: &Document, given: &Given<'_>, rest: u64) -> Result<u64, ImportError> {
     let key = "parallelism.data_parallel_shard_degree";
+    match (stated(doc, key)?, given.gpus) {
+        (Some(_), _) => doc.degree(key),
+        (None, Some(gpus)) => data_parallel(doc, gpus, rest),
+        (None, None) => {
+            Err(doc.missing(format!("{key} (-1: the rest of the ranks)"), "give --gpus"))
+        }
+    }
+}
+
+/// The number that a key has, which is at least 1; `None` if it follows from other sizes: the key is absent or -1.
+fn stated(doc: &Document, key: &str) -> Result<Option<u64>, ImportError> {
     match doc.find(key).and_then(Node::int) {
-        Some(n) if n >= 1 => doc.degree(key),
-        None | Some(-1) => match given.gpus {
-            Some(gpus) => data_parallel(doc, gpus, rest),
-            None => Err(doc.missing(format!("{key} (-1: the rest of the ranks)"), "give --gpus")),
-        },
+        None | Some(-1) => Ok(None),
+        Some(n) if n >= 1 => Ok(Some(n.unsigned_abs())),
         Some(_) => Err(doc.wrong(key, "-1 or at least 1")),
     }
 }
@@ -202,11 +205,7 @@ fn batch(doc: &Document, dp: u64, pp: u64, vpp: u64) -> Result<Batch, ImportErro
     };
     let key = "training.global_batch_size";
     let per_rank = local.saturating_mul(dp);
-    let global = match doc.find(key).and_then(Node::int) {
-        None | Some(-1) => per_rank,
-        Some(n) if n >= 1 => n.unsigned_abs(),
-        Some(_) => return Err(doc.wrong(key, "-1 or at least 1")),
-    };
+    let global = stated(doc, key)?.unwrap_or(per_rank);
     let accumulate = micro_batches(doc, key, global, per_rank)?;
     let within = micro_batches(doc, named, local, micro)?;
     let count = accumulate.saturating_mul(within);
@@ -232,10 +231,9 @@ fn tokens(doc: &Document, dp: u64, pp: u64) -> Result<Batch, ImportError> {
     };
     let per_iteration = micro.saturating_mul(within).saturating_mul(dp);
     let key = "training.num_tokens_per_train_step";
-    let global = match doc.find(key).and_then(Node::int) {
-        None | Some(-1) => per_iteration,
-        Some(n) if n >= 1 => micro_batches(doc, key, n.unsigned_abs(), seq_len)?,
-        Some(_) => return Err(doc.wrong(key, "-1 or at least 1")),
+    let global = match stated(doc, key)? {
+        None => per_iteration,
+        Some(tokens) => micro_batches(doc, key, tokens, seq_len)?,
     };
     let count = micro_batches(doc, key, global, per_iteration)?.saturating_mul(within);
     Ok(Batch {
@@ -404,7 +402,7 @@ fn graphs(
     if doc.dialect == Dialect::Torchtitan02 {
         return Ok(None);
     }
-    let disabled = doc.flag("training.disable_cuda_graphs")? == Some(true);
+    let disabled = doc.on("training.disable_cuda_graphs")?;
     let hybrid = doc.python.comm_backend.as_deref() == Some("hybridep");
     let fixed = ep == 1 || hybrid && doc.python.bounds_experts;
     let captures = !disabled && pp == 1 && fixed && offload.is_none();
@@ -420,8 +418,7 @@ fn async_tp(doc: &Document) -> Result<bool, ImportError> {
     } else {
         "compile"
     };
-    let on = doc.flag(&format!("{section}.enable_async_tensor_parallel"))?;
-    Ok(on == Some(true))
+    doc.on(&format!("{section}.enable_async_tensor_parallel"))
 }
 
 fn recompute(
@@ -459,10 +456,10 @@ fn recompute(
                 .map_err(|_| doc.wrong(option, "op or a whole number"))?;
             let most = stages.0.iter().max().copied().unwrap_or(0);
             let layers = most / every.max(1);
-            notes.push(format!(
-                "{}: every {every}th layer is recomputed; planned as {layers} layers of each stage",
-                doc.place(option)
-            ));
+            let note = format!(
+                "every {every}th layer is recomputed; planned as {layers} layers of each stage"
+            );
+            notes.push(doc.note(option, note));
             Ok(Recompute::Layers(layers))
         }
         "memory_budget" => Err(doc.unsupported(

@@ -56,7 +56,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         .into_iter()
         .chain(packing)
     {
-        if doc.flag(key)? == Some(true) {
+        if doc.on(key)? {
             let note = "the file does not say how long documents are: give --lengths to plan attention within them";
             imported.notes.push(format!("{key}: {note}"));
         }
@@ -190,7 +190,7 @@ fn usual_sequence(doc: &Document) -> Option<(&'static str, u64)> {
 /// one token off that length. In supervised fine-tuning it pads the sequences back to it; in pretraining it does not.
 fn shortened(doc: &Document) -> Result<bool, ImportError> {
     let pretraining = doc.text("stage")? == Some("pt");
-    let packs = doc.flag("packing")? == Some(true) || doc.flag("neat_packing")? == Some(true);
+    let packs = doc.on("packing")? || doc.on("neat_packing")?;
     Ok(doc.dialect == Dialect::LlamaFactory && pretraining && packs)
 }
 
@@ -249,7 +249,7 @@ fn recompute(doc: &Document, layers: u64) -> Result<Recompute, ImportError> {
 fn precision(doc: &Document) -> Result<Precision, ImportError> {
     let on = |key: &str| match doc.text(key) {
         Ok(Some("auto" | "full")) => Ok(true),
-        _ => doc.flag(key).map(|on| on == Some(true)),
+        _ => doc.on(key),
     };
     if doc.dialect == Dialect::Axolotl && !on("fp8")? {
         return of_axolotl(doc);
@@ -278,19 +278,20 @@ fn precision(doc: &Document) -> Result<Precision, ImportError> {
 /// axolotl's precision: 16-bit numbers unless both switches are off. `bf16` is `auto` where the file does not say, and then
 /// gives way to `fp16` (utils/config, `resolve_dtype`).
 fn of_axolotl(doc: &Document) -> Result<Precision, ImportError> {
-    let on = |key: &str| doc.flag(key).map(|on| on == Some(true));
     let auto = doc.find("bf16").is_none() || matches!(doc.text("bf16"), Ok(Some("auto")));
-    let fp16 = on("fp16")?;
+    let fp16 = doc.on("fp16")?;
     let bf16 = match doc.text("bf16") {
         Ok(Some("full")) => true,
         _ if auto => !fp16,
-        _ => on("bf16")?,
+        _ => doc.on("bf16")?,
     };
-    Ok(match (bf16 || on("bfloat16")?, fp16 || on("float16")?) {
-        (true, _) => Precision::Bf16,
-        (false, true) => Precision::Fp16,
-        (false, false) => Precision::Fp32,
-    })
+    Ok(
+        match (bf16 || doc.on("bfloat16")?, fp16 || doc.on("float16")?) {
+            (true, _) => Precision::Bf16,
+            (false, true) => Precision::Fp16,
+            (false, false) => Precision::Fp32,
+        },
+    )
 }
 
 /// Imports the file's DeepSpeed configuration; where it says `auto`, the Trainer's own values hold.
@@ -326,14 +327,7 @@ fn with_deepspeed(
             root.set(key, value);
         }
     }
-    let document = Document {
-        path: doc.path.clone(),
-        dialect: Dialect::DeepSpeed,
-        root,
-        launch: doc.launch.clone(),
-        python: Default::default(),
-        others: Vec::new(),
-    };
+    let document = doc.rewritten(Dialect::DeepSpeed, root);
     let given = Given {
         gpus: devices(doc, given.gpus)?,
         seq_len: Some(sequence(doc, given)?),
@@ -409,13 +403,7 @@ fn with_fsdp(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError>
         global_batch: micro.saturating_mul(accumulate).saturating_mul(dp),
         precision: precision(doc)?,
     };
-    Ok(Imported {
-        dialect: doc.dialect,
-        decisions,
-        workload: workload(doc, sizes)?,
-        adapters: None,
-        notes,
-    })
+    Imported::new(doc, decisions, sizes, notes)
 }
 
 /// What FSDP overlaps with compute, where so many ranks share states or gradients.
@@ -430,7 +418,7 @@ fn overlap(zero: Zero, ranks: u64) -> Overlap {
 }
 
 fn cp_kind(doc: &Document) -> Result<CpKind, ImportError> {
-    let packed = doc.flag("sample_packing")? == Some(true);
+    let packed = doc.on("sample_packing")?;
     let ring = match doc.text("ring_attn_func")? {
         Some(name) => name.contains("ring"),
         // axolotl's default.

@@ -2,7 +2,7 @@
 
 use super::collector::Rules;
 use crate::check::finding::Severity;
-use crate::config::{Node, Value};
+use crate::config::Value;
 
 const TABLE: &str = include_str!("megatron_options.txt");
 
@@ -114,16 +114,9 @@ fn holds(r: &Rules<'_>, condition: &str) -> bool {
 
 /// The words of an option's value, or of its default.
 fn words(r: &Rules<'_>, key: &str) -> Vec<String> {
-    let word = |node: &Node| {
-        node.text()
-            .map_or_else(|| node.value.shown(), str::to_owned)
-    };
-    match r.doc.find(key) {
-        Some(Node {
-            value: Value::List(items),
-            ..
-        }) => items.iter().map(word).collect(),
-        Some(node) => vec![word(node)],
+    match r.doc.find(key).map(|node| &node.value) {
+        Some(Value::List(items)) => items.iter().map(|item| item.value.plain()).collect(),
+        Some(value) => vec![value.plain()],
         None => {
             let usual = DEFAULTS.iter().filter(|(name, _)| *name == key);
             usual.map(|(_, value)| (*value).to_owned()).collect()

@@ -10,10 +10,10 @@ use super::core_model::{self, Field, Reach};
 use super::core_precision;
 use super::core_rewrites;
 use super::documents;
-use super::flag::Flag;
+use super::flag::{self, Flag};
 use super::inputs::Input;
 use super::job::{Draft, Heading, Job};
-use super::launch::{Program, Starter};
+use super::launch::Program;
 use super::megatron;
 use super::refusal::Limits;
 use crate::config::escape::quoted;
@@ -36,11 +36,7 @@ pub(crate) fn program(job: &Job<'_>) -> Program {
     let recipe = ": \"${RECIPE:?set RECIPE to the recipe of your model, as module:function}\"";
     let mut setup = vec![recipe.to_owned()];
     setup.extend(megatron::environment(job));
-    Program {
-        setup,
-        starter: Starter::Torchrun,
-        arguments: format!("\"$HERE/{FILE}\" \"$RECIPE\" \"$@\""),
-    }
+    Program::torchrun(setup, format!("\"$HERE/{FILE}\" \"$RECIPE\" \"$@\""))
 }
 
 pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
@@ -348,7 +344,7 @@ const BY_RECIPE: [&str; 6] = [
 
 /// The fields of a Megatron Bridge recipe that an option of Megatron-LM stands for, as paths with their values.
 fn setting(flag: &Flag, job: &Job<'_>) -> Vec<(String, Value)> {
-    let field = flag.name.trim_start_matches("--").replace('-', "_");
+    let field = flag::field(&flag.name);
     let value = match flag.values.as_slice() {
         [] => Value::Bool(true),
         [one] => number(one).unwrap_or_else(|| Value::Str(one.clone())),

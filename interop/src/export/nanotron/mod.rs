@@ -3,12 +3,12 @@
 mod model;
 mod rewrites;
 
-use catalog::{AxisOrder, CpKind, DType, GradientTypes, Overlap, Precision, ScheduleKind, Zero};
+use catalog::{CpKind, Overlap, Precision, ScheduleKind, Zero};
 
 use self::model::model;
 use super::inputs::Input;
 use super::job::{Draft, Heading, Job};
-use super::launch::{Program, Starter};
+use super::launch::Program;
 use super::refusal::Limits;
 use super::stance::unmet;
 use crate::config::{Node, Value, write};
@@ -17,13 +17,10 @@ use plans::decisions::{Decisions, Recompute};
 const FILE: &str = "nanotron.yaml";
 
 pub(crate) fn program() -> Program {
-    Program {
-        setup: vec!["export CUDA_DEVICE_MAX_CONNECTIONS=1".to_owned()],
-        starter: Starter::Torchrun,
-        arguments: format!(
-            "\"${{NANOTRON:-.}}/run_train.py\" --config-file \"$HERE/{FILE}\" \"$@\""
-        ),
-    }
+    let setup = vec!["export CUDA_DEVICE_MAX_CONNECTIONS=1".to_owned()];
+    let script = "\"${NANOTRON:-.}/run_train.py\"";
+    let arguments = format!("{script} --config-file \"$HERE/{FILE}\" \"$@\"");
+    Program::torchrun(setup, arguments)
 }
 
 pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
@@ -153,12 +150,8 @@ fn optimizer(root: &mut Node) {
 
 fn refuse(job: &Job<'_>, limits: &mut Limits) {
     let d = job.decisions;
-    limits.refuse_as(
-        d.ep > 1 || d.etp > 1,
-        format!("ep={}, etp={}", d.ep, d.etp),
-        "expert_parallel_size is an axis of its own there, not folded into data parallelism",
-        Some(("ep", "1".to_owned())),
-    );
+    let why = "expert_parallel_size is an axis of its own there, not folded into data parallelism";
+    limits.refuse_experts(d, why);
     refuse_stages(d, job.model.layers, limits);
     limits.refuse(
         d.cp > 1 && d.cp_kind != CpKind::AllGather,
@@ -166,11 +159,7 @@ fn refuse(job: &Job<'_>, limits: &mut Limits) {
         "its attention gathers keys and values (llama3_ring_attention)",
     );
     refuse_states(d, limits);
-    limits.refuse_types(d, GradientTypes::all(DType::F32));
-    limits.refuse_optimizer_states(d);
-    limits.refuse_offload(d, None);
-    limits.refuse_offload_layers(d);
-    limits.refuse_prefetch(d);
+    limits.refuse_states(d, None);
     limits.refuse_all_graphs(d, job.runtime);
     limits.refuse_as(
         d.overlap.tensor_parallel && d.tp > 1 && !d.sequence_parallel,
@@ -178,26 +167,9 @@ fn refuse(job: &Job<'_>, limits: &mut Limits) {
         "tp_linear_async_communication needs tp_mode REDUCE_SCATTER",
         Some(("sp", "on".to_owned())),
     );
-    limits.refuse(
-        d.pp > 1 && d.dp() > 1 && d.axis_order != AxisOrder::TP_CP_DP_PP,
-        "order=tp-cp-dp_shard-dp_replicate-pp",
-        "its mesh is pp, dp, cp, tp, outermost first",
-    );
-    let whole = matches!(
-        d.recompute,
-        Recompute::None | Recompute::Full | Recompute::Layers(0)
-    );
-    limits.refuse(
-        !whole,
-        "recompute=full",
-        "it recomputes whole layers, all of them",
-    );
-    limits.refuse_as(
-        job.workload.precision == Precision::Fp8,
-        "precision fp8",
-        "its configuration has no fp8 training",
-        None,
-    );
+    limits.refuse_order(d, "its mesh is pp, dp, cp, tp, outermost first");
+    limits.refuse_partial_recompute(d, "it recomputes whole layers, all of them");
+    limits.refuse_fp8(job, "its configuration has no fp8 training");
 }
 
 fn refuse_stages(d: &Decisions, layers: u64, limits: &mut Limits) {

@@ -2,8 +2,8 @@
 
 use catalog::model::{Family, ModelConfig};
 use catalog::{
-    AxisOrder, CpKind, CudaGraphs, DType, Dispatcher, Fp8Recipe, GradientTypes, OffloadKind,
-    Precision, RopeScaling, ScheduleKind, Zero,
+    CpKind, CudaGraphs, Dispatcher, Fp8Recipe, OffloadKind, Precision, RopeScaling, ScheduleKind,
+    Zero,
 };
 
 use super::edition::Edition;
@@ -20,11 +20,7 @@ const CHUNKS: u64 = 8;
 pub(super) fn refuse(job: &Job<'_>, edition: Edition, limits: &mut Limits) {
     let d = job.decisions;
     states(d, edition, limits);
-    limits.refuse_types(d, GradientTypes::all(DType::F32));
-    limits.refuse_optimizer_states(d);
-    limits.refuse_offload(d, Some(OffloadKind::Parameters));
-    limits.refuse_offload_layers(d);
-    limits.refuse_prefetch(d);
+    limits.refuse_states(d, Some(OffloadKind::Parameters));
     overlap(d, limits);
     limits.refuse_expert_overlap(d);
     let dispatchers: &[Dispatcher] = match edition {
@@ -55,11 +51,8 @@ pub(super) fn refuse(job: &Job<'_>, edition: Edition, limits: &mut Limits) {
         "sp=on",
         "tensor parallelism always comes with sequence parallelism",
     );
-    limits.refuse(
-        d.pp > 1 && d.dp() > 1 && d.axis_order != AxisOrder::TP_CP_DP_PP,
-        "order=tp-cp-dp_shard-dp_replicate-pp",
-        "its mesh is pp, dp_replicate, dp_shard, cp, tp, outermost first",
-    );
+    let why = "its mesh is pp, dp_replicate, dp_shard, cp, tp, outermost first";
+    limits.refuse_order(d, why);
     recomputation(d.recompute, limits);
     limits.refuse_as(
         job.workload.precision == Precision::Fp16,

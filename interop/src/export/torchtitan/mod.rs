@@ -19,7 +19,7 @@ use self::model::{Chosen, choose};
 use super::graphs;
 use super::inputs::Input;
 use super::job::{Draft, Heading, Job};
-use super::launch::{Program, Starter};
+use super::launch::Program;
 use super::refusal::Limits;
 use super::stance::unmet;
 use crate::config::{Node, Value, escape, write};
@@ -53,11 +53,7 @@ pub(crate) fn program(edition: Edition) -> Program {
             format!("-m torchtitan.train --module {MODULE} --config plan \"$@\""),
         ),
     };
-    Program {
-        setup,
-        starter: Starter::Torchrun,
-        arguments,
-    }
+    Program::torchrun(setup, arguments)
 }
 
 pub(crate) fn files(job: &Job<'_>, edition: Edition, limits: &mut Limits) -> Vec<Draft> {
@@ -313,15 +309,7 @@ fn toml(job: &Job<'_>, chosen: &Chosen, limits: &mut Limits) -> String {
     for (key, value) in parallelism(job, Edition::Toml02) {
         root.set(&format!("parallelism.{key}"), value);
     }
-    let mode = match job.decisions.recompute {
-        Recompute::None | Recompute::Layers(0) => "none",
-        Recompute::SelectiveOps => "selective",
-        Recompute::Full
-        | Recompute::Selective
-        | Recompute::Modules(_)
-        | Recompute::Layers(_)
-        | Recompute::Falling(_) => "full",
-    };
+    let (mode, _) = checkpoints(job.decisions.recompute);
     root.set("activation_checkpoint.mode", mode);
     if job.decisions.recompute == Recompute::SelectiveOps {
         root.set("activation_checkpoint.selective_ac_option", "op");
@@ -329,6 +317,19 @@ fn toml(job: &Job<'_>, chosen: &Chosen, limits: &mut Limits) -> String {
     root.set("compile.enable", compiles(job));
     root.set("compile.components", compiled(job));
     write::toml(&root)
+}
+
+/// What is recomputed: its name in 0.2, and its configuration in Python.
+fn checkpoints(recompute: Recompute) -> (&'static str, &'static str) {
+    match recompute {
+        Recompute::None | Recompute::Layers(0) => ("none", "None"),
+        Recompute::SelectiveOps => ("selective", "SelectiveAC.Config()"),
+        Recompute::Full
+        | Recompute::Selective
+        | Recompute::Modules(_)
+        | Recompute::Layers(_)
+        | Recompute::Falling(_) => ("full", "FullAC.Config()"),
+    }
 }
 
 /// Tokenizer and dataset.
@@ -374,15 +375,7 @@ fn python(job: &Job<'_>, chosen: &Chosen, edition: Edition, limits: &mut Limits)
         text.push_str(&format!("        {key}={value},\n"));
     }
     text.push_str("    )\n");
-    let recompute = match job.decisions.recompute {
-        Recompute::None | Recompute::Layers(0) => "None",
-        Recompute::SelectiveOps => "SelectiveAC.Config()",
-        Recompute::Full
-        | Recompute::Selective
-        | Recompute::Modules(_)
-        | Recompute::Layers(_)
-        | Recompute::Falling(_) => "FullAC.Config()",
-    };
+    let (_, recompute) = checkpoints(job.decisions.recompute);
     text.push_str(&format!(
         "    config.activation_checkpoint = {recompute}\n    \
          config.compile = CompileConfig(enable={}, enable_async_tensor_parallel={}, components={})\n    \
