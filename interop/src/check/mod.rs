@@ -8,7 +8,7 @@ pub use self::finding::{Finding, Severity};
 
 use catalog::model::ModelConfig;
 
-use crate::config::{Node, Value};
+use crate::config::{Node, Value, below};
 use crate::export::schema::{Kind, Schema};
 use crate::export::{Dialect, PLACEHOLDER};
 use crate::import::Document;
@@ -106,11 +106,7 @@ fn section(
     visit: &mut dyn FnMut(&str, &Node),
 ) {
     for (key, node) in node.entries() {
-        let path = if prefix.is_empty() {
-            key.clone()
-        } else {
-            format!("{prefix}.{key}")
-        };
+        let path = below(prefix, key);
         let inner = schema.is_section(&path) && matches!(node.value, Value::Table(_));
         let open = schema.is_open(&path);
         if inner && !open {
@@ -135,12 +131,7 @@ fn left_open(doc: &Document, prefix: &str, node: &Node, findings: &mut Vec<Findi
         }
         Value::Table(entries) | Value::Call(_, entries) => {
             for (key, node) in entries {
-                let path = if prefix.is_empty() {
-                    key.clone()
-                } else {
-                    format!("{prefix}.{key}")
-                };
-                left_open(doc, &path, node, findings);
+                left_open(doc, &below(prefix, key), node, findings);
             }
         }
         Value::List(items) => {

@@ -14,4 +14,5 @@ pub mod write;
 pub mod yaml;
 
 pub use self::error::{SyntaxError, place};
+pub(crate) use self::node::below;
 pub use self::node::{Node, Value};

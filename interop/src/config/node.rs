@@ -175,6 +175,14 @@ impl Value {
     }
 }
 
+/// The path of a key in a section, whose own path is empty for the whole file.
+pub(crate) fn below(section: &str, key: &str) -> String {
+    match section {
+        "" => key.to_owned(),
+        _ => format!("{section}.{key}"),
+    }
+}
+
 impl From<bool> for Value {
     fn from(b: bool) -> Self {
         Self::Bool(b)

@@ -198,7 +198,7 @@ impl Parser<'_> {
     /// What stands between brackets of which the first was read.
     fn bracketed(&mut self, open: char, depth: usize) -> Result<Value, SyntaxError> {
         let close = if open == '[' { ']' } else { ')' };
-        let mut items = self.items(close, depth)?;
+        let mut items = self.listed(close, |this, _| this.item(depth).map(Some))?;
         let comma = self.at >= 2 && self.tokens[self.at - 2].0 == Token::Symbol(',');
         Ok(match items.pop() {
             // `(1)` is a number, `(1,)` a tuple.
@@ -252,89 +252,71 @@ impl Parser<'_> {
         }
     }
 
-    fn items(&mut self, close: char, depth: usize) -> Result<Vec<Node>, SyntaxError> {
-        let mut items = Vec::new();
+    /// Reads what stands between commas up to a bracket; `one` is given how many were read before.
+    fn listed<T>(
+        &mut self,
+        close: char,
+        mut one: impl FnMut(&mut Self, usize) -> Result<Option<T>, SyntaxError>,
+    ) -> Result<Vec<T>, SyntaxError> {
+        let mut all = Vec::new();
         let line = self.line();
         loop {
             match self.peek() {
-                None => return Err(self.unclosed(line, close)),
+                None => {
+                    let message = format!("`{close}` is missing");
+                    return Err(SyntaxError::new(self.file, line, message));
+                }
                 Some(Token::Symbol(c)) if *c == close => {
                     self.at += 1;
-                    return Ok(items);
+                    return Ok(all);
                 }
                 Some(Token::Symbol(',')) => self.at += 1,
-                Some(_) => {
-                    let from = self.at;
-                    let node = self.value(depth + 1)?;
-                    items.push(self.rest(node, from));
-                }
+                Some(_) => all.extend(one(self, all.len())?),
             }
         }
+    }
+
+    /// Reads a value inside brackets, up to the next comma.
+    fn item(&mut self, depth: usize) -> Result<Node, SyntaxError> {
+        let from = self.at;
+        let node = self.value(depth + 1)?;
+        Ok(self.rest(node, from))
     }
 
     fn pairs(&mut self, depth: usize) -> Result<Vec<(String, Node)>, SyntaxError> {
-        let mut pairs = Vec::new();
-        let line = self.line();
-        loop {
-            match self.peek() {
-                None => return Err(self.unclosed(line, '}')),
-                Some(Token::Symbol('}')) => {
-                    self.at += 1;
-                    return Ok(pairs);
-                }
-                Some(Token::Symbol(',')) => self.at += 1,
-                Some(_) => {
-                    let key = self.value(depth + 1)?;
-                    if self.peek() != Some(&Token::Symbol(':')) {
-                        // An element of a set, or what `**` unpacks: it has no key to check.
-                        let from = self.at;
-                        self.rest(key, from);
-                        continue;
-                    }
-                    self.at += 1;
-                    let from = self.at;
-                    let node = self.value(depth + 1)?;
-                    let mut node = self.rest(node, from);
-                    node.line = key.line;
-                    pairs.push((key.value.plain(), node));
-                }
+        self.listed('}', |this, _| {
+            let key = this.value(depth + 1)?;
+            if this.peek() != Some(&Token::Symbol(':')) {
+                // An element of a set, or what `**` unpacks: it has no key to check.
+                let from = this.at;
+                this.rest(key, from);
+                return Ok(None);
             }
-        }
+            this.at += 1;
+            let mut node = this.item(depth)?;
+            node.line = key.line;
+            Ok(Some((key.value.plain(), node)))
+        })
     }
 
     fn arguments(&mut self, depth: usize) -> Result<Vec<(String, Node)>, SyntaxError> {
-        let mut arguments = Vec::new();
-        let line = self.line();
-        loop {
-            match (self.peek().cloned(), self.tokens.get(self.at + 1)) {
-                (None, _) => return Err(self.unclosed(line, ')')),
-                (Some(Token::Symbol(')')), _) => {
-                    self.at += 1;
-                    return Ok(arguments);
+        self.listed(')', |this, index| {
+            match (this.peek().cloned(), this.tokens.get(this.at + 1)) {
+                (Some(Token::Symbol('*')), _) => {
+                    this.at += 1;
+                    Ok(None)
                 }
-                (Some(Token::Symbol(',' | '*')), _) => self.at += 1,
                 (Some(Token::Name(key)), Some((Token::Symbol('='), _))) => {
-                    let line = self.line();
-                    self.at += 2;
-                    let from = self.at;
-                    let node = self.value(depth + 1)?;
-                    let mut node = self.rest(node, from);
+                    let line = this.line();
+                    this.at += 2;
+                    let mut node = this.item(depth)?;
                     node.line = line;
-                    arguments.push((key, node));
+                    Ok(Some((key, node)))
                 }
                 // A positional argument has no name to check; its index stands for one.
-                (Some(_), _) => {
-                    let from = self.at;
-                    let node = self.value(depth + 1)?;
-                    let node = self.rest(node, from);
-                    arguments.push((format!("#{}", arguments.len()), node));
-                }
+                _ => Ok(Some((format!("#{index}"), this.item(depth)?))),
             }
-        }
-    }
-
-    fn unclosed(&self, line: usize, close: char) -> SyntaxError {
-        SyntaxError::new(self.file, line, format!("`{close}` is missing"))
+        })
     }
 }
 

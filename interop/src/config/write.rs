@@ -1,7 +1,7 @@
 //! Writes trees as JSON, YAML, TOML or Python.
 
 use super::escape::quoted;
-use super::node::{Node, Value};
+use super::node::{Node, Value, below};
 
 /// The tree as a JSON document.
 #[must_use]
@@ -35,7 +35,7 @@ fn json_into(value: &Value, depth: usize, out: &mut String) {
             }
             out.push(']');
         }
-        _ => out.push_str(&scalar(value, &Words::JSON)),
+        _ => out.push_str(&scalar(value, JSON)),
     }
 }
 
@@ -75,7 +75,7 @@ fn yaml_scalar(value: &Value) -> String {
             let pairs: Vec<String> = entries.iter().map(pair).collect();
             format!("{{{}}}", pairs.join(", "))
         }
-        _ => scalar(value, &Words::JSON),
+        _ => scalar(value, JSON),
     }
 }
 
@@ -106,25 +106,20 @@ fn toml_into(entries: &[(String, Node)], section: &str, out: &mut String) {
         out.push_str(&format!("[{section}]\n"));
     }
     for (key, node) in values {
-        out.push_str(&format!("{key} = {}\n", inline(node, &Words::JSON)));
+        out.push_str(&format!("{key} = {}\n", inline(node, JSON)));
     }
     for (key, node) in tables {
-        let below = if section.is_empty() {
-            key.clone()
-        } else {
-            format!("{section}.{key}")
-        };
-        toml_into(node.entries(), &below, out);
+        toml_into(node.entries(), &below(section, key), out);
     }
 }
 
 /// The tree as a Python expression.
 #[must_use]
 pub fn python(node: &Node) -> String {
-    inline(node, &Words::PYTHON)
+    inline(node, PYTHON)
 }
 
-fn inline(node: &Node, words: &Words) -> String {
+fn inline(node: &Node, words: Words) -> String {
     match &node.value {
         Value::List(items) => {
             let nested = items.iter().any(|i| matches!(i.value, Value::List(_)));
@@ -153,31 +148,18 @@ fn inline(node: &Node, words: &Words) -> String {
     }
 }
 
-/// How a syntax spells null, booleans and non-finite numbers.
-struct Words {
-    null: &'static str,
-    yes: &'static str,
-    no: &'static str,
-}
+/// How a syntax spells null, true and false.
+type Words = [&'static str; 3];
 
-impl Words {
-    const JSON: Self = Self {
-        null: "null",
-        yes: "true",
-        no: "false",
-    };
-    const PYTHON: Self = Self {
-        null: "None",
-        yes: "True",
-        no: "False",
-    };
-}
+const JSON: Words = ["null", "true", "false"];
+const PYTHON: Words = ["None", "True", "False"];
 
-fn scalar(value: &Value, words: &Words) -> String {
+fn scalar(value: &Value, words: Words) -> String {
+    let [null, yes, no] = words;
     match value {
-        Value::Null => words.null.to_owned(),
-        Value::Bool(true) => words.yes.to_owned(),
-        Value::Bool(false) => words.no.to_owned(),
+        Value::Null => null.to_owned(),
+        Value::Bool(true) => yes.to_owned(),
+        Value::Bool(false) => no.to_owned(),
         Value::Int(i) => i.to_string(),
         Value::Float(f) => number(*f),
         Value::Str(s) => quoted(s),

@@ -88,39 +88,35 @@ impl Dialect {
         Self::VeScale,
     ];
 
+    /// Name and version of the training system, and the runtime whose search space is closest to what it can express.
+    fn names(self) -> [&'static str; 3] {
+        match self {
+            Self::MegatronLm => ["megatron-lm", "0.20", "megatron-core"],
+            Self::MegatronBridge => ["megatron-bridge", "main", "megatron-core"],
+            Self::Torchtitan02 => ["torchtitan", "0.2", "torchtitan"],
+            Self::Torchtitan03 => ["torchtitan", "0.3", "torchtitan-2026"],
+            Self::TorchtitanMain => ["torchtitan", "main", "torchtitan-2026"],
+            Self::DeepSpeed => ["deepspeed", "0.19", "deepspeed"],
+            Self::Accelerate => ["accelerate", "1.15", "fsdp2"],
+            Self::Axolotl => ["axolotl", "0.19", "fsdp2"],
+            Self::Transformers => ["transformers", "5.23", "hf-trainer"],
+            Self::TransformersDeepSpeed => ["transformers-deepspeed", "5.23", "hf-deepspeed"],
+            Self::LlamaFactory => ["llama-factory", "main", "hf-deepspeed"],
+            Self::Nanotron => ["nanotron", "main", "nanotron"],
+            Self::VeScale => ["vescale", "legacy", "vescale"],
+        }
+    }
+
     /// Name of the training system.
     #[must_use]
     pub fn target(self) -> &'static str {
-        match self {
-            Self::MegatronLm => "megatron-lm",
-            Self::MegatronBridge => "megatron-bridge",
-            Self::Torchtitan02 | Self::Torchtitan03 | Self::TorchtitanMain => "torchtitan",
-            Self::DeepSpeed => "deepspeed",
-            Self::Accelerate => "accelerate",
-            Self::Axolotl => "axolotl",
-            Self::Transformers => "transformers",
-            Self::TransformersDeepSpeed => "transformers-deepspeed",
-            Self::LlamaFactory => "llama-factory",
-            Self::Nanotron => "nanotron",
-            Self::VeScale => "vescale",
-        }
+        self.names()[0]
     }
 
     /// Version of the training system.
     #[must_use]
     pub fn version(self) -> &'static str {
-        match self {
-            Self::MegatronLm => "0.20",
-            Self::Torchtitan02 => "0.2",
-            Self::Torchtitan03 => "0.3",
-            Self::MegatronBridge | Self::TorchtitanMain | Self::Nanotron | Self::LlamaFactory => {
-                "main"
-            }
-            Self::DeepSpeed | Self::Axolotl => "0.19",
-            Self::Accelerate => "1.15",
-            Self::Transformers | Self::TransformersDeepSpeed => "5.23",
-            Self::VeScale => "legacy",
-        }
+        self.names()[1]
     }
 
     /// Name and version as `target@version`.
@@ -144,17 +140,7 @@ impl Dialect {
     /// The runtime whose search space is closest to what this target can express.
     #[must_use]
     pub fn runtime(self) -> &'static str {
-        match self {
-            Self::MegatronLm | Self::MegatronBridge => "megatron-core",
-            Self::Torchtitan02 => "torchtitan",
-            Self::Torchtitan03 | Self::TorchtitanMain => "torchtitan-2026",
-            Self::DeepSpeed => "deepspeed",
-            Self::Accelerate | Self::Axolotl => "fsdp2",
-            Self::Transformers => "hf-trainer",
-            Self::TransformersDeepSpeed | Self::LlamaFactory => "hf-deepspeed",
-            Self::Nanotron => "nanotron",
-            Self::VeScale => "vescale",
-        }
+        self.names()[2]
     }
 
     /// What this target cannot express within that runtime's space, as keys and values of `search --fix`.

@@ -81,62 +81,33 @@ const TORCHRUN: [&str; 3] = [
     "torch.distributed.launch",
 ];
 
-/// The number of devices or nodes that an option gives.
-enum Count {
-    Unsaid,
-    Known(u64),
-    Open(Open),
-}
+/// The number of devices or nodes that options give. An error is the option whose value is not known here, or `None` if there is
+/// no such option.
+type Count = Result<u64, Option<Open>>;
 
-impl Count {
-    /// The value of the first of these options that has a number. If none has: `Open` for the last that has another value, else
-    /// `Unsaid`. `words` are pairs of a word and its line.
-    fn of(words: &[(&str, usize)], names: &[&str]) -> Self {
-        let mut found = Self::Unsaid;
-        for (at, (word, line)) in words.iter().enumerate() {
-            let (name, attached) = match word.split_once('=') {
-                Some((name, value)) => (name, Some(value)),
-                None => (*word, None),
-            };
-            let value = attached.or(words.get(at + 1).map(|(next, _)| *next));
-            let Some(value) = value.filter(|_| names.contains(&name)) else {
-                continue;
-            };
-            match value.parse() {
-                Ok(number) => return Self::Known(number),
-                Err(_) => {
-                    found = Self::Open(Open {
-                        line: *line,
-                        option: name.to_owned(),
-                        value: value.to_owned(),
-                    });
-                }
-            }
+/// The value of the first of these options that has a number, else the last that has another value. `words` are pairs of a word
+/// and its line.
+fn count(words: &[(&str, usize)], names: &[&str]) -> Count {
+    let mut found = None;
+    for (at, (word, line)) in words.iter().enumerate() {
+        let (name, attached) = match word.split_once('=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (*word, None),
+        };
+        let value = attached.or(words.get(at + 1).map(|(next, _)| *next));
+        let Some(value) = value.filter(|_| names.contains(&name)) else {
+            continue;
+        };
+        if let Ok(number) = value.parse() {
+            return Ok(number);
         }
-        found
+        found = Some(Open {
+            line: *line,
+            option: name.to_owned(),
+            value: value.to_owned(),
+        });
     }
-
-    /// This count if it is known, else `other`.
-    fn or(self, other: Option<u64>) -> Self {
-        match (self, other) {
-            (known @ Self::Known(_), _) | (known, None) => known,
-            (_, Some(other)) => Self::Known(other),
-        }
-    }
-
-    fn known(&self) -> Option<u64> {
-        match self {
-            Self::Known(number) => Some(*number),
-            Self::Unsaid | Self::Open(_) => None,
-        }
-    }
-
-    fn open(self) -> Option<Open> {
-        match self {
-            Self::Open(open) => Some(open),
-            Self::Unsaid | Self::Known(_) => None,
-        }
-    }
+    Err(found)
 }
 
 /// The number of devices in a list of their indices, such as `0,1,2,3`.
@@ -184,35 +155,32 @@ impl Launch {
         let words: Vec<(&str, usize)> = words
             .flat_map(|w| w.text.split_whitespace().map(|part| (part, w.line)))
             .collect();
-        let [each, nodes, all] = [&EACH[..], &NODES, &ALL].map(|names| Count::of(&words, names));
+        let [each, nodes, all] = [&EACH[..], &NODES, &ALL].map(|names| count(&words, names));
         let job = &script.job;
         // Without a launcher of their own, the processes that Slurm starts on a node have a device each.
         let tasks = job.tasks_per_node.filter(|&tasks| tasks > 1);
         // torchrun without `--nnodes` runs on one node, however many the job has.
-        let one_node = matches!(each, Count::Known(_)) && has(&words, &TORCHRUN);
+        let one_node = each.is_ok() && has(&words, &TORCHRUN);
         let included = included(&words);
-        let each = each
-            .or(included.map(|(_, each)| each))
-            .or(job.gpus_per_node)
-            .or(tasks.filter(|_| job.gpus.is_none()));
-        let nodes = nodes
-            .or(included.map(|(nodes, _)| nodes))
-            .or(job.nodes.filter(|_| !one_node));
+        let of_job = job.gpus_per_node.or(tasks.filter(|_| job.gpus.is_none()));
+        let usual = included.map(|(_, each)| each).or(of_job);
+        let each = each.or_else(|open| usual.ok_or(open));
+        let of_job = job.nodes.filter(|_| !one_node);
+        let usual = included.map(|(nodes, _)| nodes).or(of_job);
+        let nodes = nodes.or_else(|open| usual.ok_or(open));
         let (gpus, gpus_per_node, open) = match [each, nodes, all] {
-            [each, nodes, Count::Known(all)] => {
-                let share = || all.checked_div(nodes.known()?);
-                (Some(all), each.known().or_else(share), None)
+            [each, nodes, Ok(all)] => {
+                let share = || all.checked_div(nodes.ok()?);
+                (Some(all), each.ok().or_else(share), None)
             }
-            [_, _, Count::Open(open)] => (None, None, Some(open)),
-            [Count::Known(each), Count::Open(open), _] => (None, Some(each), Some(open)),
-            [Count::Known(each), Count::Known(nodes), _] => {
-                (nodes.checked_mul(each), Some(each), None)
-            }
-            [Count::Known(each), Count::Unsaid, _] => (Some(each), Some(each), None),
-            [each, nodes, _] => {
+            [_, _, Err(Some(open))] => (None, None, Some(open)),
+            [Ok(each), Err(Some(open)), _] => (None, Some(each), Some(open)),
+            [Ok(each), Ok(nodes), _] => (nodes.checked_mul(each), Some(each), None),
+            [Ok(each), Err(None), _] => (Some(each), Some(each), None),
+            [Err(open), nodes, _] => {
                 let all = beside_launcher(script, &words);
-                let share = || all?.checked_div(nodes.known()?);
-                (all, share(), each.open().filter(|_| all.is_none()))
+                let share = || all?.checked_div(nodes.ok()?);
+                (all, share(), open.filter(|_| all.is_none()))
             }
         };
         Self {

@@ -165,7 +165,7 @@ pub(super) fn command(script: &shell::Script) -> Command {
     // A launcher may get the command as one word: `srun sh -c "torchrun pretrain_gpt.py --a 1"`.
     let nested = script.commands.iter().flatten();
     let nested = nested.filter(|word| word.text.contains(".py "));
-    let nested = nested.filter_map(|word| Command::of(&split(word)));
+    let nested = nested.filter_map(|word| Command::of(&word.split().collect::<Vec<_>>()));
     let direct = script
         .commands
         .iter()
@@ -181,7 +181,7 @@ pub(super) fn command(script: &shell::Script) -> Command {
             let one = words.len() == 1 && word.text.contains("--");
             match (words.len(), one) {
                 (1, false) => {}
-                (_, true) => found.extend(split(word)),
+                (_, true) => found.extend(word.split()),
                 (_, false) => found.push(word.clone()),
             }
         }
@@ -196,15 +196,6 @@ pub(super) fn command(script: &shell::Script) -> Command {
         arguments: found,
         ..Command::default()
     }
-}
-
-fn split(word: &Word) -> Vec<Word> {
-    let parts = word.text.split_whitespace();
-    let of_line = |part: &str| Word {
-        text: part.to_owned(),
-        line: word.line,
-    };
-    parts.map(of_line).collect()
 }
 
 /// Whether a word is an option such as `--name`; a negative number is a value.

@@ -76,28 +76,17 @@ pub(super) fn difference(theirs: &ModelConfig, model: &ModelConfig) -> Option<St
         }
         format!("{attention:?}")
     };
-    let parts = [
-        (
-            "layers",
-            theirs.layers.to_string(),
-            model.layers.to_string(),
-        ),
-        (
-            "hidden",
-            theirs.hidden.to_string(),
-            model.hidden.to_string(),
-        ),
-        ("vocab", theirs.vocab.to_string(), model.vocab.to_string()),
-        ("attention", attention(theirs), attention(model)),
-        (
-            "moe",
-            format!("{:?}", theirs.moe),
-            format!("{:?}", model.moe),
-        ),
-        ("ffn", theirs.mlp.ffn.to_string(), model.mlp.ffn.to_string()),
+    let parts: [(&str, fn(&ModelConfig) -> String); 6] = [
+        ("layers", |of| of.layers.to_string()),
+        ("hidden", |of| of.hidden.to_string()),
+        ("vocab", |of| of.vocab.to_string()),
+        ("attention", attention),
+        ("moe", |of| format!("{:?}", of.moe)),
+        ("ffn", |of| of.mlp.ffn.to_string()),
     ];
     let routed = theirs.moe.is_some();
     let differs = parts
+        .map(|(part, shown)| (part, shown(theirs), shown(model)))
         .into_iter()
         .find(|(part, a, b)| a != b && !(routed && *part == "ffn"));
     differs.map(|(part, a, b)| format!("{part} {a}, but model {} has {b}", model.name))

@@ -41,6 +41,12 @@ impl Rules<'_> {
         }
     }
 
+    /// Reports an error for the key of a degree of parallelism unless it divides a number of heads.
+    pub(super) fn divides(&mut self, degree: u64, key: &str, heads: u64, which: &str) {
+        let message = format!("{degree} does not divide the {heads} {which} heads");
+        self.require(heads.is_multiple_of(degree), key, message);
+    }
+
     /// Reports a warning for a key unless the condition holds.
     pub(super) fn advise(&mut self, holds: bool, key: &str, message: impl Into<String>) {
         if !holds {

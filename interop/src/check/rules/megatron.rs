@@ -201,11 +201,7 @@ fn heads(r: &mut Rules<'_>, d: &Degrees, model: Option<&ModelConfig>) {
         return;
     };
     let (tp, cp) = (d.tp, d.cp);
-    r.require(
-        heads.is_multiple_of(tp),
-        TP,
-        format!("{tp} does not divide the {heads} attention heads"),
-    );
+    r.divides(tp, TP, heads, "attention");
     let key = "--num-query-groups";
     let groups = r.size(key).filter(|_| r.on("--group-query-attention"));
     let kv = groups.or(of_model(|m| m.attention.kv_heads()));
@@ -283,7 +279,8 @@ fn layout_rules(r: &mut Rules<'_>, layout: &str, layers: u64, pp: u64) {
 }
 
 pub(super) fn bridge(r: &mut Rules<'_>, model: Option<&ModelConfig>) {
-    let tp = r.size_or_one("model.tensor_model_parallel_size");
+    let key = "model.tensor_model_parallel_size";
+    let tp = r.size_or_one(key);
     let sp = "model.sequence_parallel";
     r.require(
         !r.on(sp) || tp > 1,
@@ -308,11 +305,6 @@ pub(super) fn bridge(r: &mut Rules<'_>, model: Option<&ModelConfig>) {
         "cannot stand beside model.pipeline_model_parallel_layout",
     );
     if let Some(heads) = model.map(|m| m.attention.heads) {
-        let key = "model.tensor_model_parallel_size";
-        r.require(
-            heads.is_multiple_of(tp),
-            key,
-            format!("{tp} does not divide the {heads} attention heads"),
-        );
+        r.divides(tp, key, heads, "attention");
     }
 }

@@ -227,7 +227,8 @@ pub(super) fn trainer(r: &mut Rules<'_>) {
 }
 
 pub(super) fn nanotron(r: &mut Rules<'_>) {
-    let tp = r.size_or_one("parallelism.tp");
+    let key = "parallelism.tp";
+    let tp = r.size_or_one(key);
     let mode = "parallelism.tp_mode";
     let linear = "parallelism.tp_linear_async_communication";
     let scatter = r
@@ -240,10 +241,6 @@ pub(super) fn nanotron(r: &mut Rules<'_>) {
     );
     let heads = r.size("model.model_config.num_attention_heads");
     if let Some(heads) = heads {
-        r.require(
-            heads.is_multiple_of(tp),
-            "parallelism.tp",
-            format!("{tp} does not divide the {heads} attention heads"),
-        );
+        r.divides(tp, key, heads, "attention");
     }
 }

@@ -14,11 +14,7 @@ pub(super) fn torchtitan(r: &mut Rules<'_>, model: Option<&ModelConfig>) {
     );
     let (t, p) = (r.size_or_one(&tp), r.size_or_one(&pp));
     if let Some(kv) = model.map(|m| m.attention.kv_heads()) {
-        r.require(
-            kv.is_multiple_of(t),
-            &tp,
-            format!("{t} does not divide the {kv} key/value heads"),
-        );
+        r.divides(t, &tp, kv, "key/value");
     }
     let graphs = "training.disable_cuda_graphs";
     if r.doc.dialect != Dialect::Torchtitan02 {

@@ -45,7 +45,10 @@ pub(super) fn expand(raw: &Raw, script: &Script) -> Option<Vec<Word>> {
             Piece::Variable { quoted, name, .. } => match (*quoted, name.ends_with("[@]")) {
                 (true, false) => one(text(std::slice::from_ref(piece), script)?),
                 (true, true) => values(piece, line, script)?,
-                (false, _) => split(&values(piece, line, script)?),
+                (false, _) => {
+                    let words = values(piece, line, script)?;
+                    words.iter().flat_map(Word::split).collect()
+                }
             },
             Piece::Arithmetic(_) => values(piece, line, script)?,
         };
@@ -66,17 +69,6 @@ pub(super) fn expand(raw: &Raw, script: &Script) -> Option<Vec<Word>> {
     }
     words.extend(current);
     Some(words)
-}
-
-fn split(words: &[Word]) -> Vec<Word> {
-    let parts = words.iter().flat_map(|word| {
-        let parts = word.text.split_whitespace();
-        parts.map(|part| Word {
-            text: part.to_owned(),
-            line: word.line,
-        })
-    });
-    parts.collect()
 }
 
 /// The words that a variable or a calculation stands for. The value of a variable that the script does not set is

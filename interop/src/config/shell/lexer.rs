@@ -176,8 +176,8 @@ impl<'a> Lexer<'a> {
             self.next();
             return Ok(Token::Open);
         }
-        let text = self.parentheses()?;
-        let inner = text.strip_prefix("$((").unwrap_or(&text);
+        let text = self.balanced(['(', ')'])?;
+        let inner = text.strip_prefix("((").unwrap_or(&text);
         let inner = inner.strip_suffix("))").unwrap_or(inner);
         let pieces = self.inner(inner)?;
         Ok(Token::Arithmetic(Raw { pieces, line }))
@@ -292,19 +292,21 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    /// Reads the rest of `${…}`, with nested braces.
-    fn braces(&mut self, line: usize) -> Result<String, SyntaxError> {
+    /// Reads from an opening bracket to the one that closes it, as text.
+    fn balanced(&mut self, [open, close]: [char; 2]) -> Result<String, SyntaxError> {
+        let line = self.line;
+        let mut depth = 0;
         let mut text = String::new();
-        let mut depth = 1;
         loop {
             let Some(c) = self.next() else {
-                return Err(SyntaxError::new(self.path, line, "`${` is not closed"));
+                let message = format!("`${open}` is not closed");
+                return Err(SyntaxError::new(self.path, line, message));
             };
-            depth += i32::from(c == '{') - i32::from(c == '}');
+            text.push(c);
+            depth += i32::from(c == open) - i32::from(c == close);
             if depth == 0 {
                 return Ok(text);
             }
-            text.push(c);
         }
     }
 
@@ -345,11 +347,11 @@ impl<'a> Lexer<'a> {
         match self.chars.peek() {
             Some('{') => self.braced(quoted),
             Some('(') => {
-                let text = self.parentheses()?;
-                let inner = text.strip_prefix("$((").and_then(|t| t.strip_suffix("))"));
+                let text = self.balanced(['(', ')'])?;
+                let inner = text.strip_prefix("((").and_then(|t| t.strip_suffix("))"));
                 Ok(match inner {
                     Some(inner) => Piece::Arithmetic(self.inner(inner)?),
-                    None => Piece::Text(text, quoted),
+                    None => Piece::Text(format!("${text}"), quoted),
                 })
             }
             Some('@' | '*') => {
@@ -373,9 +375,8 @@ impl<'a> Lexer<'a> {
 
     /// Reads `{name}`, `{name[@]}`, `{name:-other}` and the like after a `$`; what else braces can do stays text.
     fn braced(&mut self, quoted: bool) -> Result<Piece, SyntaxError> {
-        let line = self.line;
-        self.next();
-        let inner = self.braces(line)?;
+        let braces = self.balanced(['{', '}'])?;
+        let inner = &braces[1..braces.len() - 1];
         let end = inner.find(|c: char| !is_name(c)).unwrap_or(inner.len());
         let (name, rest) = inner.split_at(end);
         let whole = |end: &str| rest.strip_prefix(end);
@@ -399,23 +400,6 @@ impl<'a> Lexer<'a> {
             other,
             quoted,
         })
-    }
-
-    /// Reads `(…)` or `((…))` after a `$`, as text.
-    fn parentheses(&mut self) -> Result<String, SyntaxError> {
-        let line = self.line;
-        let mut depth = 0;
-        let mut text = String::from("$");
-        loop {
-            let Some(c) = self.next() else {
-                return Err(SyntaxError::new(self.path, line, "`$(` is not closed"));
-            };
-            text.push(c);
-            depth += i32::from(c == '(') - i32::from(c == ')');
-            if depth == 0 {
-                return Ok(text);
-            }
-        }
     }
 }
 

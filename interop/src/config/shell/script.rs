@@ -18,6 +18,16 @@ pub struct Word {
     pub line: usize,
 }
 
+impl Word {
+    /// The words that blanks in it divide it into.
+    pub(crate) fn split(&self) -> impl Iterator<Item = Self> {
+        let line = self.line;
+        let text = |part: &str| part.to_owned();
+        let parts = self.text.split_whitespace().map(text);
+        parts.map(move |text| Self { text, line })
+    }
+}
+
 /// Tells the conditions of a script apart: the path of the file with the condition, and the index of one of its tokens there.
 pub type Condition = (String, usize);
 

@@ -11,11 +11,10 @@ pub(crate) use self::positions::{temperature, tidy};
 use catalog::Window;
 use catalog::model::{
     Activation, Attention, AttentionKind, Mlp, ModelConfig, ModelConstants, Moe, Norm, NormKind,
-    Position, QkNorm, Residual, Rotated, Router, WindowPattern,
+    QkNorm, Residual, Rotated, Router, WindowPattern,
 };
 
 use self::configuration::Core;
-use self::positions::Positions;
 use crate::config::{Node, Value};
 use crate::export::refusal::Limits;
 
@@ -39,9 +38,7 @@ pub(crate) fn fields(
         vocab,
         tied_embeddings,
         head_bias,
-        norm,
         embedding_norm,
-        position,
         attention,
         mlp,
         moe,
@@ -50,7 +47,10 @@ pub(crate) fn fields(
         attention_dropout,
         mtp_layers,
         max_position,
-        constants,
+        // Written together.
+        norm: _,
+        position: _,
+        constants: _,
     } = model;
     let mut core = Core::new(reach, limits);
     core.set("num_layers", *layers);
@@ -67,57 +67,36 @@ pub(crate) fn fields(
     core.set("hidden_dropout", *hidden_dropout);
     core.set("attention_dropout", *attention_dropout);
     moe.iter().for_each(|moe| core.experts(*moe, *layers));
-    let block = Block {
-        norm: *norm,
-        attention,
-        mlp: *mlp,
-        moe: *moe,
-        dense,
-    };
     let lengths = (seq_len, seq_len.max(*max_position));
-    core.constants(constants, &block, *position, lengths);
+    core.constants(model, dense, lengths);
     if *mtp_layers > 0 {
         core.set("mtp_num_layers", *mtp_layers);
     }
     core.fields
 }
 
-/// The parts of a layer that the constants below belong to.
-struct Block<'a> {
-    norm: Norm,
-    attention: &'a Attention,
-    mlp: Mlp,
-    moe: Option<Moe>,
-    /// Whether some layer is dense, not a mixture of experts.
-    dense: bool,
-}
-
 impl Core<'_> {
-    /// Numerical constants; `seq_len` and the longest sequence that the model declares, in tokens.
-    fn constants(
-        &mut self,
-        constants: &ModelConstants,
-        block: &Block<'_>,
-        position: Position,
-        (seq_len, longest): (u64, u64),
-    ) {
+    /// Numerical constants, and the parts of a layer that they belong to; whether some layer is dense, not a mixture of experts;
+    /// the sequence's length and that of the longest that the model declares, in tokens.
+    fn constants(&mut self, model: &ModelConfig, dense: bool, lengths: (u64, u64)) {
         let ModelConstants {
             norm_epsilon,
-            rope_theta,
-            rope_scaling,
-            local_rope_theta,
+            // Written with the positions.
+            rope_theta: _,
+            rope_scaling: _,
+            local_rope_theta: _,
+            rope_neighbours: _,
+            attention_scale: _,
             gelu_tanh,
             norm_from_one,
             embedding_scale,
-            attention_scale,
             temperature,
             attention_cap,
             logit_cap,
-            rope_neighbours,
             router,
             bounded_glu,
             initializer_range,
-        } = *constants;
+        } = model.constants;
         self.set("init_method_std", initializer_range);
         self.lacks(
             embedding_scale != 1.0,
@@ -128,19 +107,10 @@ impl Core<'_> {
         self.lacks(temperature.is_some(), "temperature", why);
         let capped = attention_cap.is_some() || logit_cap.is_some();
         self.lacks(capped, "attention_cap, logit_cap", "it has no soft caps");
-        self.norm(block.norm, norm_epsilon, norm_from_one);
-        let positions = Positions {
-            position,
-            theta: rope_theta,
-            scaling: rope_scaling,
-            local_theta: local_rope_theta,
-            neighbours: rope_neighbours,
-            scale: attention_scale,
-            longest,
-        };
-        self.positions(block.attention, &positions, seq_len);
-        self.mlp(block.mlp, gelu_tanh, bounded_glu, block.dense);
-        if let Some(moe) = block.moe {
+        self.norm(model.norm, norm_epsilon, norm_from_one);
+        self.positions(model, lengths);
+        self.mlp(model.mlp, gelu_tanh, bounded_glu, dense);
+        if let Some(moe) = model.moe {
             self.router(moe, router);
         }
     }

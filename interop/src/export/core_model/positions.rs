@@ -1,38 +1,24 @@
 //! How positions enter the model, as fields of Megatron-Core's configuration: rotary frequencies and position tables.
 
-use catalog::model::{Attention, AttentionKind, Position};
+use catalog::model::{AttentionKind, ModelConfig, Position};
 use catalog::{RopeScaling, elementary};
 
 use super::configuration::{Core, Reach};
 use crate::config::Value;
 
-/// The model's fields that determine how positions enter.
-pub(super) struct Positions {
-    pub(super) position: Position,
-    pub(super) theta: f64,
-    pub(super) scaling: RopeScaling,
-    pub(super) local_theta: Option<f64>,
-    pub(super) neighbours: bool,
-    /// Factor of attention scores, if it is not `1/√d`.
-    pub(super) scale: Option<f64>,
-    /// Longest sequence that the model declares, in tokens.
-    pub(super) longest: u64,
-}
-
 impl Core<'_> {
-    pub(super) fn positions(&mut self, attention: &Attention, p: &Positions, seq_len: u64) {
-        let Positions {
-            position,
-            theta,
-            scaling,
-            local_theta,
-            neighbours,
-            scale,
-            longest,
-        } = *p;
+    /// `seq_len` and the longest sequence that the model declares, in tokens.
+    pub(super) fn positions(&mut self, model: &ModelConfig, (seq_len, longest): (u64, u64)) {
+        let (attention, constants) = (&model.attention, &model.constants);
+        let (theta, scaling) = (constants.rope_theta, constants.rope_scaling);
+        let (neighbours, scale) = (constants.rope_neighbours, constants.attention_scale);
         let why = "layers with a window rotate as all others";
-        self.lacks(local_theta.is_some(), "local_rope_theta", why);
-        match position {
+        self.lacks(
+            constants.local_rope_theta.is_some(),
+            "local_rope_theta",
+            why,
+        );
+        match model.position {
             Position::Rope { dims } => {
                 self.set("rotary_base", whole(theta));
                 let fraction = theta.fract() != 0.0;
