@@ -66,12 +66,7 @@ fn statement(tokens: &[Placed], file: &str) -> Result<Option<Assignment>, Syntax
         && word == "return"
         && !rest.is_empty()
     {
-        let node = Parser {
-            tokens: rest,
-            at: 0,
-            file,
-        }
-        .whole()?;
+        let node = Parser::whole(rest, file)?;
         let path = "return".to_owned();
         return Ok(Some(Assignment { path, node }));
     }
@@ -89,12 +84,7 @@ fn statement(tokens: &[Placed], file: &str) -> Result<Option<Assignment>, Syntax
         return Ok(None);
     }
     let line = tokens[0].1;
-    let mut node = Parser {
-        tokens: &tokens[used + 1..],
-        at: 0,
-        file,
-    }
-    .whole()?;
+    let mut node = Parser::whole(&tokens[used + 1..], file)?;
     node.line = line;
     Ok(Some(Assignment { path, node }))
 }
@@ -121,7 +111,20 @@ struct Parser<'a> {
     file: &'a str,
 }
 
-impl Parser<'_> {
+impl<'a> Parser<'a> {
+    /// Tokens as one value: an expression if they are more than a literal.
+    fn whole(tokens: &'a [Placed], file: &'a str) -> Result<Node, SyntaxError> {
+        let at = 0;
+        let mut parser = Self { tokens, at, file };
+        let line = parser.line();
+        let node = parser.value(0)?;
+        if parser.at == tokens.len() {
+            return Ok(node);
+        }
+        let value = Value::Expression(shown(tokens));
+        Ok(Node { line, value })
+    }
+
     fn peek(&self) -> Option<&Token> {
         self.tokens.get(self.at).map(|(t, _)| t)
     }
@@ -131,17 +134,6 @@ impl Parser<'_> {
             .get(self.at)
             .or(self.tokens.last())
             .map_or(0, |(_, line)| *line)
-    }
-
-    /// The rest of the input as one value: an expression if it is more than a literal.
-    fn whole(mut self) -> Result<Node, SyntaxError> {
-        let line = self.line();
-        let node = self.value(0)?;
-        if self.at == self.tokens.len() {
-            return Ok(node);
-        }
-        let value = Value::Expression(shown(self.tokens));
-        Ok(Node { line, value })
     }
 
     fn value(&mut self, depth: usize) -> Result<Node, SyntaxError> {

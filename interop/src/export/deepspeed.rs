@@ -49,9 +49,7 @@ fn precision(job: &Job<'_>, root: &mut Node, limits: &mut Limits) {
         Precision::Fp16 => root.set("fp16.enabled", true),
         Precision::Bf16 => root.set("bf16.enabled", true),
     }
-    let types = job
-        .decisions
-        .state_types(job.runtime, job.workload.precision);
+    let types = job.state_types();
     let reduced = match types.reduce {
         DType::F32 => "fp32",
         _ if precision == Precision::Fp16 => "fp16",

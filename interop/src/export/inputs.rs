@@ -44,21 +44,12 @@ impl Input {
         }
     }
 
-    /// The placeholder in the files until a value is given.
-    pub(crate) fn placeholder(self) -> &'static str {
+    /// The placeholder in the files until a value is given, and the option of `export` that gives it.
+    pub(crate) fn placeholder_and_option(self) -> (&'static str, &'static str) {
         match self {
-            Self::Tokenizer => "FILL_IN_TOKENIZER",
-            Self::Data => "FILL_IN_DATA",
-            Self::HfId => "FILL_IN_HF_ID",
-        }
-    }
-
-    /// The option of `export` that gives it.
-    pub(crate) fn option(self) -> &'static str {
-        match self {
-            Self::Tokenizer => "--tokenizer",
-            Self::Data => "--data",
-            Self::HfId => "--hf-id",
+            Self::Tokenizer => ("FILL_IN_TOKENIZER", "--tokenizer"),
+            Self::Data => ("FILL_IN_DATA", "--data"),
+            Self::HfId => ("FILL_IN_HF_ID", "--hf-id"),
         }
     }
 }

@@ -2,7 +2,8 @@
 
 use catalog::model::ModelConfig;
 use catalog::runtime::Rewrite;
-use catalog::{Cluster, Fp8Recipe, Runtime, Workload};
+use catalog::state_types::StateTypes;
+use catalog::{Cluster, Fp8Recipe, Precision, Runtime, Workload};
 
 use super::assumptions::Assumption;
 use super::inputs::{self, Inputs, Unfilled};
@@ -46,6 +47,21 @@ impl Job<'_> {
     /// Whether the prediction assumed a rewrite.
     pub(crate) fn assumes(&self, rewrite: Rewrite) -> bool {
         self.runtime.rewrites.contains(&rewrite)
+    }
+
+    /// The types in which the plan holds and reduces states.
+    pub(crate) fn state_types(&self) -> StateTypes {
+        let precision = self.workload.precision;
+        self.decisions.state_types(self.runtime, precision)
+    }
+
+    /// PyTorch's name for the type in which layers compute, 8-bit products aside.
+    pub(crate) fn dtype(&self) -> &'static str {
+        match self.workload.precision {
+            Precision::Fp32 => "float32",
+            Precision::Fp16 => "float16",
+            Precision::Bf16 | Precision::Fp8 => "bfloat16",
+        }
     }
 
     /// How the plan scales operands of 8-bit products.

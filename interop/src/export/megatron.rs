@@ -20,7 +20,6 @@ use super::refusal::Limits;
 use crate::config::escape;
 use plans::decisions::{Decisions, Recompute};
 use plans::grammar::{order_name, recompute_name};
-use plans::partition::StagePartition;
 use plans::support::{MAX_OVERLAPPED_MTP, equal_expert_dp, experts_cannot_overlap};
 
 /// Keeps optimizer states in host memory.
@@ -147,25 +146,25 @@ pub(crate) fn decisions(job: &Job<'_>, limits: &mut Limits) -> Vec<(&'static str
     let Decisions {
         tp,
         pp,
-        vpp,
         cp,
         cp_kind,
-        ep,
-        etp,
         // Follow from the other axes, and from the batches.
         dp_shard: _,
         num_micro_batches: _,
-        dp_replicate,
-        zero,
-        reshard_after_forward,
         sequence_parallel,
         micro_batch,
         recompute: recomputed,
-        schedule,
-        axis_order,
-        stages,
         overlap: overlapped,
-        // Written with the states, the experts and the precision and as graphs, or refused (`prefetch`).
+        // Written with the pipeline, the states, the experts and the precision and as graphs, or refused (`prefetch`).
+        vpp: _,
+        schedule: _,
+        stages: _,
+        axis_order: _,
+        ep: _,
+        etp: _,
+        dp_replicate: _,
+        zero: _,
+        reshard_after_forward: _,
         gradients: _,
         optimizer_states: _,
         offload: _,
@@ -184,19 +183,16 @@ pub(crate) fn decisions(job: &Job<'_>, limits: &mut Limits) -> Vec<(&'static str
     if *cp > 1 {
         parallel.push(Flag::value("--cp-comm-type", context(*cp_kind)));
     }
-    parallel.extend(experts(job, *ep, *etp, limits));
-    order(job, *axis_order, limits, &mut parallel);
+    parallel.extend(experts(job, limits));
+    order(job, limits, &mut parallel);
     if *pp > 1 {
-        pipeline(job, *schedule, (*pp, *vpp), stages, limits, &mut parallel);
+        pipeline(job, limits, &mut parallel);
     }
     vec![
         ("Parallelism", parallel),
         ("Batch and sequence", batch(job, *micro_batch)),
         ("Precision", core_precision::flags(job, limits)),
-        (
-            "States",
-            states(job, *zero, *dp_replicate, *reshard_after_forward, limits),
-        ),
+        ("States", states(job, limits)),
         ("Recomputation", recompute(*recomputed, limits)),
         ("Activations in host memory", activations(*offload_layers)),
         ("Overlap", overlap(job, *overlapped, limits)),
@@ -212,7 +208,8 @@ fn context(kind: CpKind) -> &'static str {
     }
 }
 
-fn experts(job: &Job<'_>, ep: u64, etp: u64, limits: &mut Limits) -> Vec<Flag> {
+fn experts(job: &Job<'_>, limits: &mut Limits) -> Vec<Flag> {
+    let (ep, etp) = (job.decisions.ep, job.decisions.etp);
     let Some(moe) = job.model.moe else {
         return Vec::new();
     };
@@ -236,8 +233,9 @@ fn experts(job: &Job<'_>, ep: u64, etp: u64, limits: &mut Limits) -> Vec<Flag> {
     flags
 }
 
-fn order(job: &Job<'_>, order: AxisOrder, limits: &mut Limits, flags: &mut Vec<Flag>) {
+fn order(job: &Job<'_>, limits: &mut Limits, flags: &mut Vec<Flag>) {
     let d = job.decisions;
+    let order = d.axis_order;
     if d.pp == 1 || d.dp() == 1 || order == AxisOrder::TP_CP_DP_PP {
         return;
     }
@@ -254,15 +252,9 @@ fn order(job: &Job<'_>, order: AxisOrder, limits: &mut Limits, flags: &mut Vec<F
     );
 }
 
-fn pipeline(
-    job: &Job<'_>,
-    schedule: ScheduleKind,
-    (pp, vpp): (u64, u64),
-    stages: &StagePartition,
-    limits: &mut Limits,
-    flags: &mut Vec<Flag>,
-) {
-    match schedule {
+fn pipeline(job: &Job<'_>, limits: &mut Limits, flags: &mut Vec<Flag>) {
+    let d = job.decisions;
+    match d.schedule {
         ScheduleKind::OneFOneB | ScheduleKind::Interleaved => {}
         ScheduleKind::GPipe | ScheduleKind::ZbH1 => limits.refuse(
             true,
@@ -275,16 +267,16 @@ fn pipeline(
             "it has 1F1B and interleaved schedules only",
         ),
     }
-    if stages.is_uniform() && job.model.mtp_layers == 0 {
-        if vpp > 1 {
-            let layers = job.model.layers / (pp * vpp);
+    if d.stages.is_uniform() && job.model.mtp_layers == 0 {
+        if d.vpp > 1 {
+            let layers = job.model.layers / (d.pp * d.vpp);
             flags.push(Flag::value(
                 "--num-layers-per-virtual-pipeline-stage",
                 layers,
             ));
         }
     } else {
-        let layout = layout(&stages.0, job.model.mtp_layers);
+        let layout = layout(&d.stages.0, job.model.mtp_layers);
         flags.push(Flag::value("--pipeline-model-parallel-layout", layout));
     }
 }
@@ -324,21 +316,16 @@ fn batch(job: &Job<'_>, micro_batch: u64) -> Vec<Flag> {
     ]
 }
 
-fn states(
-    job: &Job<'_>,
-    zero: Zero,
-    dp_replicate: u64,
-    reshard_after_forward: bool,
-    limits: &mut Limits,
-) -> Vec<Flag> {
-    let narrow = (job.decisions.optimizer_states).filter(|states| !states.completes_parameters());
+fn states(job: &Job<'_>, limits: &mut Limits) -> Vec<Flag> {
+    let d = job.decisions;
+    let narrow = (d.optimizer_states).filter(|states| !states.completes_parameters());
     limits.refuse(
         narrow.is_some(),
         "optim_states=own",
         "its optimizer holds moments in 32 or 16 bits",
     );
-    let mut flags = gradients(job, zero, limits);
-    let sharding = match zero {
+    let mut flags = gradients(job, limits);
+    let sharding = match d.zero {
         Zero::Z0 => return flags,
         Zero::Z1 => None,
         Zero::Z2 => Some("optim_grads"),
@@ -346,9 +333,9 @@ fn states(
     };
     flags.push(Flag::switch("--use-distributed-optimizer"));
     flags.extend(optimizer(job, limits));
-    if dp_replicate > 1 {
+    if d.dp_replicate > 1 {
         let flag = "--num-distributed-optimizer-instances";
-        flags.push(Flag::value(flag, dp_replicate));
+        flags.push(Flag::value(flag, d.dp_replicate));
     }
     if let Some(sharding) = sharding {
         flags.push(Flag::switch("--use-megatron-fsdp"));
@@ -356,7 +343,7 @@ fn states(
         flags.push(Flag::value("--ckpt-format", "fsdp_dtensor"));
     }
     limits.refuse(
-        zero == Zero::Z3 && !reshard_after_forward,
+        d.zero == Zero::Z3 && !d.reshard_after_forward,
         "reshard=on",
         "Megatron-FSDP frees parameters after forward; keeping them is ZeRO-2",
     );
@@ -383,12 +370,7 @@ fn optimizer(job: &Job<'_>, limits: &mut Limits) -> Vec<Flag> {
         flags.extend(MOMENTS.map(|flag| Flag::value(flag, "bf16")));
     }
     // Gradients that are held in 16 bits are read as they are.
-    if job
-        .decisions
-        .state_types(job.runtime, job.workload.precision)
-        .gradient
-        != Some(DType::F32)
-    {
+    if job.state_types().gradient != Some(DType::F32) {
         flags.push(Flag::value("--main-grads-dtype", "bf16"));
     }
     flags
@@ -420,7 +402,7 @@ fn activations(offload_layers: u64) -> Vec<Flag> {
 }
 
 /// The types in which gradients are held and reduced.
-fn gradients(job: &Job<'_>, zero: Zero, limits: &mut Limits) -> Vec<Flag> {
+fn gradients(job: &Job<'_>, limits: &mut Limits) -> Vec<Flag> {
     let precision = job.workload.precision;
     if precision == Precision::Fp32 {
         return Vec::new();
@@ -433,18 +415,14 @@ fn gradients(job: &Job<'_>, zero: Zero, limits: &mut Limits) -> Vec<Flag> {
             Some(("grad_dtype", GradientTypes::all(types.reduced).name())),
         );
     }
-    let wide = job
-        .decisions
-        .state_types(job.runtime, job.workload.precision)
-        .reduce
-        == DType::F32;
+    let wide = job.state_types().reduce == DType::F32;
     let mut flags = Vec::new();
     if wide {
         flags.push(Flag::switch("--accumulate-allreduce-grads-in-fp32"));
     } else if precision != Precision::Fp16 {
         flags.push(Flag::switch("--grad-reduce-in-bf16"));
     }
-    if matches!(zero, Zero::Z2 | Zero::Z3) {
+    if matches!(job.decisions.zero, Zero::Z2 | Zero::Z3) {
         let held = match wide {
             true => DType::F32,
             false => precision.activation(),

@@ -320,8 +320,9 @@ impl Limits {
         if let Some(given) = input.given(inputs) {
             return given.to_owned();
         }
-        let what = format!("{what} ({})", input.option());
-        self.placeholder(input.placeholder(), &what).to_owned()
+        let (placeholder, option) = input.placeholder_and_option();
+        let what = format!("{what} ({option})");
+        self.placeholder(placeholder, &what).to_owned()
     }
 
     /// A placeholder, which is listed as still to be filled in.

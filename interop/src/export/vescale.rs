@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use catalog::{Overlap, Precision, ScheduleKind, Zero};
+use catalog::{Overlap, ScheduleKind, Zero};
 
 use super::job::{Draft, Heading, Job};
 use super::launch::Program;
@@ -180,16 +180,8 @@ fn batch(job: &Job<'_>) -> String {
         flag(*param_gather),
         job.workload.global_batch,
         job.workload.seq_len,
-        dtype(job.workload.precision)
+        job.dtype()
     )
-}
-
-fn dtype(precision: Precision) -> &'static str {
-    match precision {
-        Precision::Fp32 => "float32",
-        Precision::Fp16 => "float16",
-        Precision::Bf16 | Precision::Fp8 => "bfloat16",
-    }
 }
 
 fn refuse(job: &Job<'_>, limits: &mut Limits) {

@@ -332,15 +332,12 @@ fn types(doc: &Document, all: &mut Options) -> Result<(), ImportError> {
             all.put(option, node.line, known.map_or("auto", |(name, _)| *name));
         }
     }
-    if doc.on("optimizer.optimizer_cpu_offload")? {
-        all.put(OFFLOAD, 0, true);
-    }
+    all.put(OFFLOAD, 0, doc.on("optimizer.optimizer_cpu_offload")?);
     if let Some(layers) = doc.size("model.cpu_offloading_num_layers")? {
         all.put(OFFLOAD_LAYERS, 0, layers);
     }
-    if doc.on("optimizer.use_precision_aware_optimizer")? {
-        all.put(PRECISION_AWARE, 0, true);
-    }
+    let aware = doc.on("optimizer.use_precision_aware_optimizer")?;
+    all.put(PRECISION_AWARE, 0, aware);
     Ok(())
 }
 

@@ -18,27 +18,8 @@ pub struct Launch {
     pub open: Option<Open>,
     /// What `accelerate launch` is told, by options or by its configuration file, as keys and values of such a file.
     pub settings: Option<Node>,
-    /// The training program that is started.
-    pub program: Option<Program>,
-}
-
-/// A training program that a script starts.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Program {
-    /// Line in the script.
-    pub line: usize,
-    /// Name of its file, such as `pretrain_gpt.py`.
-    pub name: String,
-}
-
-impl Program {
-    fn of(word: &Word) -> Self {
-        let name = word.text.rsplit('/').next().unwrap_or_default();
-        Self {
-            line: word.line,
-            name: name.to_owned(),
-        }
-    }
+    /// The training program that is started, by the name of its file, such as `pretrain_gpt.py`.
+    pub program: Option<Word>,
 }
 
 /// An option whose value is not known here, such as `--nnodes $NODES`.
@@ -183,12 +164,16 @@ impl Launch {
                 (all, share(), open.filter(|_| all.is_none()))
             }
         };
+        let program = command.program.as_ref().map(|word| Word {
+            text: word.text.rsplit('/').next().unwrap_or_default().to_owned(),
+            line: word.line,
+        });
         Self {
             gpus,
             gpus_per_node,
             open,
             settings: None,
-            program: command.program.as_ref().map(Program::of),
+            program,
         }
     }
 }

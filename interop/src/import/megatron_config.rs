@@ -113,7 +113,7 @@ fn vocabulary(doc: &Document) -> Result<u64, ImportError> {
 /// (`args_defaults` in pretrain_gpt.py).
 pub(super) fn implied_vocabulary(doc: &Document) -> Result<Option<u64>, ImportError> {
     let program = doc.launch.program.as_ref();
-    let own = program.is_some_and(|program| program.name == "pretrain_gpt.py");
+    let own = program.is_some_and(|program| program.text == "pretrain_gpt.py");
     let own = own && doc.find("--tokenizer-model").is_none();
     let kind = doc.text("--tokenizer-type")?;
     Ok(match kind.or(own.then_some("GPT2BPETokenizer")) {

@@ -143,10 +143,10 @@ pub(super) fn decodes(doc: &Document) -> Result<(), ImportError> {
         }
     }
     let program = doc.launch.program.as_ref();
-    match program.filter(|program| makes_another(&program.name)) {
+    match program.filter(|program| makes_another(&program.text)) {
         Some(program) => {
             let place = place(&doc.path, program.line);
-            Err(ImportError::value(place, &program.name, message))
+            Err(ImportError::value(place, &program.text, message))
         }
         None => Ok(()),
     }

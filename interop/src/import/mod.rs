@@ -36,7 +36,7 @@ mod unplanned;
 pub use self::document::Document;
 pub use self::error::ImportError;
 pub use self::imported::{Given, Imported};
-pub use self::launch::{Launch, Open, Program};
+pub use self::launch::{Launch, Open};
 pub(crate) use self::layout::parse_layout;
 pub use self::model::{OfFile, of_file};
 pub use self::readings::Way;

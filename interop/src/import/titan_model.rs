@@ -66,6 +66,9 @@ fn registered(node: &Node) -> Option<String> {
     quoted.split(['"', '\'']).next().map(str::to_owned)
 }
 
+/// How a part of a model is shown.
+type Shown = fn(&ModelConfig) -> String;
+
 /// The first size or part in which a model differs from torchtitan's. Numerical constants are not compared, nor whether
 /// projections are fused into one weight.
 pub(super) fn difference(theirs: &ModelConfig, model: &ModelConfig) -> Option<String> {
@@ -76,7 +79,7 @@ pub(super) fn difference(theirs: &ModelConfig, model: &ModelConfig) -> Option<St
         }
         format!("{attention:?}")
     };
-    let parts: [(&str, fn(&ModelConfig) -> String); 6] = [
+    let parts: [(&str, Shown); 6] = [
         ("layers", |of| of.layers.to_string()),
         ("hidden", |of| of.hidden.to_string()),
         ("vocab", |of| of.vocab.to_string()),

@@ -1,7 +1,7 @@
 //! Branches of `case`.
 
 use super::condition;
-use super::expand::{joined, settled};
+use super::expand::settled;
 use super::lexer::Token;
 use super::run::Runner;
 use super::written::shown;
@@ -14,9 +14,7 @@ impl Runner<'_> {
         let value = match self.word().filter(|_| runs) {
             None => Ok(String::new()),
             Some(raw) => {
-                let words = self
-                    .script
-                    .made(joined(raw, self.script), self.path, raw.line)?;
+                let words = self.joined(raw)?;
                 settled(words.first().map_or("", |w| w.text.as_str()), self.script)
             }
         };
@@ -86,9 +84,7 @@ impl Runner<'_> {
             };
             self.at += 1;
             if let Some(raw) = raw.filter(|_| runs) {
-                let words = self
-                    .script
-                    .made(joined(raw, self.script), self.path, raw.line)?;
+                let words = self.joined(raw)?;
                 patterns.extend(words.into_iter().map(|word| word.text));
             }
             if matches!(token, Token::Close) {

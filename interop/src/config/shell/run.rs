@@ -389,9 +389,7 @@ impl<'a> Runner<'a> {
             Some("-o") if !double => parts.push(Part::Or),
             _ => {
                 let words = match double {
-                    true => self
-                        .script
-                        .made(joined(raw, self.script), self.path, raw.line)?,
+                    true => self.joined(raw)?,
                     false => self.words(raw)?,
                 };
                 let quoted = raw.pieces.iter().any(|piece| match piece {
@@ -434,15 +432,13 @@ impl<'a> Runner<'a> {
         if !runs || self.sourced >= MOST_SOURCED {
             return Ok(());
         }
-        let found = run(
-            text,
-            (self.path, line),
-            self.around,
-            self.script,
-            self.sourced + 1,
-        );
         // Other text lies in here-documents too.
-        found.or(Ok(()))
+        self.source(text, (self.path, line)).or(Ok(()))
+    }
+
+    /// Runs text in place, as `source` does.
+    fn source(&mut self, text: &str, begin: (&str, usize)) -> Result<(), SyntaxError> {
+        run(text, begin, self.around, self.script, self.sourced + 1)
     }
 
     /// Reads a simple command, one that starts with no shell keyword such as `if` or `for`: assignments, then a program with its
@@ -467,13 +463,7 @@ impl<'a> Runner<'a> {
             let base = words.get(1).and_then(|w| w.text.rsplit('/').next());
             let base = base.unwrap_or_default().to_owned();
             if let Some(text) = (self.around.include)(&base) {
-                run(
-                    &text,
-                    (&base, 1),
-                    self.around,
-                    self.script,
-                    self.sourced + 1,
-                )?;
+                self.source(&text, (&base, 1))?;
                 return Ok(status);
             }
         }
@@ -481,6 +471,12 @@ impl<'a> Runner<'a> {
             self.script.commands.push(words);
         }
         Ok(status)
+    }
+
+    /// What a word stands for, as in an assignment.
+    pub(super) fn joined(&mut self, raw: &Raw) -> Result<Vec<Word>, SyntaxError> {
+        let words = joined(raw, self.script);
+        self.script.made(words, self.path, raw.line)
     }
 
     /// The words that a word stands for; `${NAME:=…}` sets the variable.
@@ -494,8 +490,7 @@ impl<'a> Runner<'a> {
             {
                 let line = raw.line;
                 let pieces = vec![piece.clone()];
-                let value = joined(&Raw { pieces, line }, self.script);
-                let value = self.script.made(value, self.path, line)?;
+                let value = self.joined(&Raw { pieces, line })?;
                 self.script.variables.insert(name.clone(), value);
             }
         }
@@ -508,8 +503,7 @@ impl<'a> Runner<'a> {
         let words = if array {
             self.elements(line, runs)?
         } else if runs {
-            self.script
-                .made(joined(&assigned.value, self.script), self.path, line)?
+            self.joined(&assigned.value)?
         } else {
             Vec::new()
         };

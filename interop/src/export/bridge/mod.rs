@@ -84,10 +84,7 @@ pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
 
 /// Whether gradients are held and reduced in 32 bits.
 fn wide(job: &Job<'_>) -> bool {
-    job.decisions
-        .state_types(job.runtime, job.workload.precision)
-        .reduce
-        == DType::F32
+    job.state_types().reduce == DType::F32
 }
 
 /// Whether a recipe of mixed precision has gradients in 32 bits by itself (`training/mixed_precision.py`).

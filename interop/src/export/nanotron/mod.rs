@@ -3,7 +3,7 @@
 mod model;
 mod rewrites;
 
-use catalog::{CpKind, Overlap, Precision, ScheduleKind, Zero};
+use catalog::{CpKind, Overlap, ScheduleKind, Zero};
 
 use self::model::model;
 use super::inputs::Input;
@@ -31,12 +31,7 @@ pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     root.set("general.project", "vescale-plan");
     root.set("general.run", job.id);
     parallelism(d, &mut root);
-    let dtype = match w.precision {
-        Precision::Fp32 => "float32",
-        Precision::Fp16 => "float16",
-        Precision::Bf16 | Precision::Fp8 => "bfloat16",
-    };
-    root.set("model.dtype", dtype);
+    root.set("model.dtype", job.dtype());
     root.set("model.make_vocab_size_divisible_by", 1);
     model(job, &mut root, limits);
     optimizer(&mut root);

@@ -40,21 +40,19 @@ pub(super) fn model(job: &Job<'_>, root: &mut Node, limits: &mut Limits) {
         max_position,
         constants,
     } = job.model;
-    limits.refuse_model(
+    let mut file = File { root, limits };
+    file.lacks(
         *family == Family::Starcoder2,
         "family starcoder2",
         "it cannot read files of its own StarCoder2: its checks ask for num_key_value_heads, which that class has not",
     );
-    let mut set = |key: &str, value: Value| root.set(&format!("model.model_config.{key}"), value);
-    set(kind(job), true.into());
-    set("hidden_size", (*hidden).into());
-    set("num_hidden_layers", (*layers).into());
-    set("vocab_size", (*vocab).into());
-    set(
-        "max_position_embeddings",
-        job.workload.seq_len.max(*max_position).into(),
-    );
-    set("tie_word_embeddings", (*tied_embeddings).into());
+    file.set(kind(job), true);
+    file.set("hidden_size", *hidden);
+    file.set("num_hidden_layers", *layers);
+    file.set("vocab_size", *vocab);
+    let longest = job.workload.seq_len.max(*max_position);
+    file.set("max_position_embeddings", longest);
+    file.set("tie_word_embeddings", *tied_embeddings);
     let parts = [
         (*head_bias, "head_bias"),
         (*embedding_norm, "embedding_norm"),
@@ -65,21 +63,14 @@ pub(super) fn model(job: &Job<'_>, root: &mut Node, limits: &mut Limits) {
         (other_norm(*norm), "norm"),
     ];
     for (has, field) in parts {
-        limits.refuse_model(has, field, "its Llama and Qwen2 have no such part");
+        file.lacks(has, field, "its Llama and Qwen2 have no such part");
     }
-    attended(*hidden, attention, job.decisions, &mut set, limits);
-    feed_forward(*mlp, &mut set, limits);
+    file.attended(*hidden, attention, job.decisions);
+    file.feed_forward(*mlp);
     if let Some(moe) = moe {
-        experts(*moe, &mut set, limits);
+        file.experts(*moe);
     }
-    numbers(
-        *constants,
-        *position,
-        attention,
-        moe.is_some(),
-        &mut set,
-        limits,
-    );
+    file.numbers(*constants, *position, attention, moe.is_some());
     root.set("model.init_method.std", constants.initializer_range);
 }
 
@@ -101,241 +92,226 @@ fn other_norm(norm: Norm) -> bool {
     kind != NormKind::RmsNorm || bias
 }
 
-/// Refuses the model for each unsupported part that it has: `(whether it has it, its field, why it is refused)`.
-fn lacks(parts: &[(bool, &str, &str)], limits: &mut Limits) {
-    for (refused, field, why) in parts {
-        limits.refuse_model(*refused, field, *why);
-    }
+/// The file that is written, and the reasons to refuse the model.
+struct File<'a> {
+    root: &'a mut Node,
+    limits: &'a mut Limits,
 }
 
-fn attended(
-    hidden: u64,
-    attention: &Attention,
-    d: &Decisions,
-    set: &mut impl FnMut(&str, Value),
-    limits: &mut Limits,
-) {
-    let Attention {
-        heads,
-        kind,
-        qkv_bias,
-        out_bias,
-        window,
-        rotated,
-        sinks,
-    } = attention;
-    limits.refuse_model(
-        *rotated != Rotated::All,
-        "attention.rotated",
-        "all its layers rotate queries and keys",
-    );
-    set("num_attention_heads", (*heads).into());
-    set("attention_bias", (*qkv_bias).into());
-    limits.refuse_model(
-        *out_bias,
-        "attention.out_bias",
-        "its output projection has no bias",
-    );
-    limits.refuse_model(*sinks, "attention.sinks", "its attention has no sinks");
-    match kind {
-        AttentionKind::Grouped {
-            kv_heads,
-            head_dim,
-            qk_norm,
-            // nanotron has one fused weight, however the hub stores it.
-            projections: _,
-        } => {
-            set("num_key_value_heads", (*kv_heads).into());
-            limits.refuse_model(
-                head_dim * heads != hidden,
-                format_args!("head_dim {head_dim}"),
-                "its heads divide the width",
-            );
-            limits.refuse_model(
-                *qk_norm != QkNorm::Absent,
-                "qk_norm",
-                "it does not norm queries and keys",
-            );
-            if d.cp > 1 {
-                set("_attn_implementation", "llama3_ring_attention".into());
-                // Keys and values of all heads are gathered at once, as the prediction assumed.
-                set("ring_attn_heads_k_stride", (kv_heads / d.tp).max(1).into());
+impl File<'_> {
+    /// Sets a field of the model.
+    fn set(&mut self, key: &str, value: impl Into<Value>) {
+        self.root.set(&format!("model.model_config.{key}"), value);
+    }
+
+    /// Refuses the model for one of its fields when `refused`.
+    fn lacks(&mut self, refused: bool, field: impl std::fmt::Display, why: &str) {
+        self.limits.refuse_model(refused, field, why);
+    }
+
+    fn attended(&mut self, hidden: u64, attention: &Attention, d: &Decisions) {
+        let Attention {
+            heads,
+            kind,
+            qkv_bias,
+            out_bias,
+            window,
+            rotated,
+            sinks,
+        } = attention;
+        self.lacks(
+            *rotated != Rotated::All,
+            "attention.rotated",
+            "all its layers rotate queries and keys",
+        );
+        self.set("num_attention_heads", *heads);
+        self.set("attention_bias", *qkv_bias);
+        self.lacks(
+            *out_bias,
+            "attention.out_bias",
+            "its output projection has no bias",
+        );
+        self.lacks(*sinks, "attention.sinks", "its attention has no sinks");
+        match kind {
+            AttentionKind::Grouped {
+                kv_heads,
+                head_dim,
+                qk_norm,
+                // nanotron has one fused weight, however the hub stores it.
+                projections: _,
+            } => {
+                self.set("num_key_value_heads", *kv_heads);
+                self.lacks(
+                    head_dim * heads != hidden,
+                    format_args!("head_dim {head_dim}"),
+                    "its heads divide the width",
+                );
+                self.lacks(
+                    *qk_norm != QkNorm::Absent,
+                    "qk_norm",
+                    "it does not norm queries and keys",
+                );
+                if d.cp > 1 {
+                    self.set("_attn_implementation", "llama3_ring_attention");
+                    // Keys and values of all heads are gathered at once, as the prediction assumed.
+                    self.set("ring_attn_heads_k_stride", (kv_heads / d.tp).max(1));
+                }
+            }
+            AttentionKind::Latent { .. } => {
+                self.lacks(true, "latent attention", "its attention is grouped");
             }
         }
-        AttentionKind::Latent { .. } => {
-            limits.refuse_model(true, "latent attention", "its attention is grouped");
+        self.windowed(*window);
+    }
+
+    fn windowed(&mut self, window: WindowPattern) {
+        match window {
+            WindowPattern::Full => {}
+            WindowPattern::All {
+                window: Window::Sliding(tokens),
+            } => self.set("sliding_window_size", tokens),
+            WindowPattern::All {
+                window: Window::Chunk(_),
+            } => self.lacks(true, "attention.window", "its attention has no chunks"),
+            WindowPattern::Alternating { .. } => {
+                self.lacks(true, "attention.window", "all layers have the same window");
+            }
         }
     }
-    windowed(*window, set, limits);
-}
 
-fn windowed(window: WindowPattern, set: &mut impl FnMut(&str, Value), limits: &mut Limits) {
-    match window {
-        WindowPattern::Full => {}
-        WindowPattern::All {
-            window: Window::Sliding(tokens),
-        } => set("sliding_window_size", tokens.into()),
-        WindowPattern::All {
-            window: Window::Chunk(_),
-        } => limits.refuse_model(true, "attention.window", "its attention has no chunks"),
-        WindowPattern::Alternating { .. } => {
-            limits.refuse_model(true, "attention.window", "all layers have the same window");
-        }
-    }
-}
-
-fn feed_forward(mlp: Mlp, set: &mut impl FnMut(&str, Value), limits: &mut Limits) {
-    let Mlp {
-        ffn,
-        activation,
-        gated,
-        bias,
-        // nanotron has one fused weight, however the hub stores it.
-        fused_gate_up: _,
-    } = mlp;
-    set("intermediate_size", ffn.into());
-    set("hidden_act", "silu".into());
-    limits.refuse_model(
-        activation != Activation::Silu || !gated || bias,
-        "mlp",
-        "its feed-forward blocks are SwiGLU without biases",
-    );
-}
-
-fn experts(moe: Moe, set: &mut impl FnMut(&str, Value), limits: &mut Limits) {
-    let Moe {
-        experts,
-        top_k,
-        expert_ffn,
-        shared_ffn,
-        shared_gate,
-        first_dense,
-        every,
-        bias,
-        router_correction_bias,
-    } = moe;
-    set("moe_config.num_experts", experts.into());
-    set("moe_config.top_k", top_k.into());
-    set("moe_config.moe_intermediate_size", expert_ffn.into());
-    set("moe_config.enable_shared_expert", (shared_ffn > 0).into());
-    // nanotron's default is not zero; the model declares no auxiliary loss.
-    set("moe_config.router_aux_loss_coef", 0.0.into());
-    if shared_ffn > 0 {
-        set(
-            "moe_config.shared_expert_intermediate_size",
-            shared_ffn.into(),
+    fn feed_forward(&mut self, mlp: Mlp) {
+        let Mlp {
+            ffn,
+            activation,
+            gated,
+            bias,
+            // nanotron has one fused weight, however the hub stores it.
+            fused_gate_up: _,
+        } = mlp;
+        self.set("intermediate_size", ffn);
+        self.set("hidden_act", "silu");
+        self.lacks(
+            activation != Activation::Silu || !gated || bias,
+            "mlp",
+            "its feed-forward blocks are SwiGLU without biases",
         );
     }
-    let lacks = [
-        (
-            shared_ffn > 0 && !shared_gate,
-            "moe.shared_gate false",
-            "its shared expert has a gate",
-        ),
-        (
-            first_dense > 0 || every != 1,
-            "moe.first_dense, moe.every",
-            "the file makes all layers mixtures of experts",
-        ),
-        (bias, "moe.bias", "its experts have no biases"),
-        (
+
+    fn experts(&mut self, moe: Moe) {
+        let Moe {
+            experts,
+            top_k,
+            expert_ffn,
+            shared_ffn,
+            shared_gate,
+            first_dense,
+            every,
+            bias,
             router_correction_bias,
-            "moe.router_correction_bias",
-            "its router has no bias",
-        ),
-    ];
-    self::lacks(&lacks, limits);
-}
-
-fn numbers(
-    constants: ModelConstants,
-    position: Position,
-    attention: &Attention,
-    routed: bool,
-    set: &mut impl FnMut(&str, Value),
-    limits: &mut Limits,
-) {
-    let ModelConstants {
-        norm_epsilon,
-        rope_theta,
-        rope_scaling,
-        local_rope_theta,
-        // Its Llama and Qwen2 use no GELU.
-        gelu_tanh: _,
-        norm_from_one,
-        embedding_scale,
-        attention_scale,
-        temperature,
-        attention_cap,
-        logit_cap,
-        rope_neighbours,
-        router,
-        bounded_glu,
-        // Written again as the spread of initial weights.
-        initializer_range,
-    } = constants;
-    set("rms_norm_eps", norm_epsilon.into());
-    set("rope_theta", rope_theta.into());
-    set("rope_interleaved", rope_neighbours.into());
-    set("initializer_range", initializer_range.into());
-    let (head, _) = attention.head_dims();
-    rotation(position, rope_scaling, head, set, limits);
-    let scaled = attention_scale.is_some_and(|s| (s * (head as f64).sqrt() - 1.0).abs() > 1e-9);
-    let lacks = [
-        (local_rope_theta.is_some(), "local_rope_theta"),
-        (norm_from_one, "norm_from_one"),
-        (embedding_scale != 1.0, "embedding_scale"),
-        (scaled, "attention_scale"),
-        (temperature.is_some(), "temperature"),
-        (attention_cap.is_some(), "attention_cap"),
-        (logit_cap.is_some(), "logit_cap"),
-        (bounded_glu.is_some(), "bounded_glu"),
-    ];
-    for (refused, field) in lacks {
-        limits.refuse_model(refused, field, "its Llama and Qwen2 have no such thing");
-    }
-    if routed {
-        weighed(router, limits);
-    }
-}
-
-fn rotation(
-    position: Position,
-    scaling: RopeScaling,
-    head: u64,
-    set: &mut impl FnMut(&str, Value),
-    limits: &mut Limits,
-) {
-    limits.refuse_model(
-        position != Position::Rope { dims: head },
-        "position",
-        "it rotates all dimensions of every head",
-    );
-    match scaling {
-        RopeScaling::None => {}
-        RopeScaling::Linear { factor } => {
-            set("rope_seq_len_interpolation_factor", factor.into());
+        } = moe;
+        self.set("moe_config.num_experts", experts);
+        self.set("moe_config.top_k", top_k);
+        self.set("moe_config.moe_intermediate_size", expert_ffn);
+        self.set("moe_config.enable_shared_expert", shared_ffn > 0);
+        // nanotron's default is not zero; the model declares no auxiliary loss.
+        self.set("moe_config.router_aux_loss_coef", 0.0);
+        if shared_ffn > 0 {
+            self.set("moe_config.shared_expert_intermediate_size", shared_ffn);
         }
-        RopeScaling::Llama3 { .. } | RopeScaling::Yarn { .. } | RopeScaling::Other => {
-            let why = "its rotations are plain, or interpolated by one factor";
-            limits.refuse_model(true, "rope_scaling", why);
+        let ungated = shared_ffn > 0 && !shared_gate;
+        let why = "its shared expert has a gate";
+        self.lacks(ungated, "moe.shared_gate false", why);
+        let dense = first_dense > 0 || every != 1;
+        let why = "the file makes all layers mixtures of experts";
+        self.lacks(dense, "moe.first_dense, moe.every", why);
+        self.lacks(bias, "moe.bias", "its experts have no biases");
+        let field = "moe.router_correction_bias";
+        self.lacks(router_correction_bias, field, "its router has no bias");
+    }
+
+    fn numbers(
+        &mut self,
+        constants: ModelConstants,
+        position: Position,
+        attention: &Attention,
+        routed: bool,
+    ) {
+        let ModelConstants {
+            norm_epsilon,
+            rope_theta,
+            rope_scaling,
+            local_rope_theta,
+            // Its Llama and Qwen2 use no GELU.
+            gelu_tanh: _,
+            norm_from_one,
+            embedding_scale,
+            attention_scale,
+            temperature,
+            attention_cap,
+            logit_cap,
+            rope_neighbours,
+            router,
+            bounded_glu,
+            // Written again as the spread of initial weights.
+            initializer_range,
+        } = constants;
+        self.set("rms_norm_eps", norm_epsilon);
+        self.set("rope_theta", rope_theta);
+        self.set("rope_interleaved", rope_neighbours);
+        self.set("initializer_range", initializer_range);
+        let (head, _) = attention.head_dims();
+        self.rotation(position, rope_scaling, head);
+        let scaled = attention_scale.is_some_and(|s| (s * (head as f64).sqrt() - 1.0).abs() > 1e-9);
+        let lacks = [
+            (local_rope_theta.is_some(), "local_rope_theta"),
+            (norm_from_one, "norm_from_one"),
+            (embedding_scale != 1.0, "embedding_scale"),
+            (scaled, "attention_scale"),
+            (temperature.is_some(), "temperature"),
+            (attention_cap.is_some(), "attention_cap"),
+            (logit_cap.is_some(), "logit_cap"),
+            (bounded_glu.is_some(), "bounded_glu"),
+        ];
+        for (refused, field) in lacks {
+            self.lacks(refused, field, "its Llama and Qwen2 have no such thing");
+        }
+        if routed {
+            self.weighed(router);
         }
     }
-}
 
-fn weighed(router: Router, limits: &mut Limits) {
-    let Router {
-        sigmoid,
-        normalise,
-        scale,
-        groups,
-        // Without groups there is only one.
-        best_groups: _,
-        weighs_inputs,
-    } = router;
-    limits.refuse_model(
-        sigmoid || normalise || scale != 1.0 || groups > 1 || weighs_inputs,
-        "router",
-        "its router weighs the chosen experts by the softmax of all",
-    );
+    fn rotation(&mut self, position: Position, scaling: RopeScaling, head: u64) {
+        self.lacks(
+            position != Position::Rope { dims: head },
+            "position",
+            "it rotates all dimensions of every head",
+        );
+        match scaling {
+            RopeScaling::None => {}
+            RopeScaling::Linear { factor } => {
+                self.set("rope_seq_len_interpolation_factor", factor);
+            }
+            RopeScaling::Llama3 { .. } | RopeScaling::Yarn { .. } | RopeScaling::Other => {
+                let why = "its rotations are plain, or interpolated by one factor";
+                self.lacks(true, "rope_scaling", why);
+            }
+        }
+    }
+
+    fn weighed(&mut self, router: Router) {
+        let Router {
+            sigmoid,
+            normalise,
+            scale,
+            groups,
+            // Without groups there is only one.
+            best_groups: _,
+            weighs_inputs,
+        } = router;
+        self.lacks(
+            sigmoid || normalise || scale != 1.0 || groups > 1 || weighs_inputs,
+            "router",
+            "its router weighs the chosen experts by the softmax of all",
+        );
+    }
 }

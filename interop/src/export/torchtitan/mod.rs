@@ -63,11 +63,8 @@ pub(crate) fn files(job: &Job<'_>, edition: Edition, limits: &mut Limits) -> Vec
         job.model.moe.is_some_and(|moe| !moe.router_correction_bias),
         "torchtitan balances experts by a bias of the router (load_balance_coeff 0.001), which the model does not have",
     );
-    let types = job
-        .decisions
-        .state_types(job.runtime, job.workload.precision);
     limits.note(
-        types.reduce != DType::F32 && job.workload.precision != Precision::Fp32,
+        job.state_types().reduce != DType::F32 && job.workload.precision != Precision::Fp32,
         "torchtitan reduces gradients in 32 bits; the prediction assumed 16",
     );
     // If there is none, the export is refused.
@@ -102,13 +99,13 @@ fn parallelism(job: &Job<'_>, edition: Edition) -> Vec<(&'static str, Value)> {
         cp_kind: _,
         axis_order: _,
         ep,
-        etp,
         dp_shard,
         dp_replicate,
-        zero,
-        reshard_after_forward,
-        sequence_parallel,
-        // Written with the pipeline and with training.
+        // Written with sharding, with tensor parallelism, with the pipeline and with training.
+        zero: _,
+        reshard_after_forward: _,
+        sequence_parallel: _,
+        etp: _,
         vpp: _,
         micro_batch: _,
         num_micro_batches: _,
@@ -146,8 +143,8 @@ fn parallelism(job: &Job<'_>, edition: Edition) -> Vec<(&'static str, Value)> {
         ("pipeline_parallel_degree", (*pp).into()),
         ("expert_parallel_degree", (*ep).into()),
     ];
-    keys.extend(sharding(*zero, *reshard_after_forward));
-    keys.extend(tensor(job.decisions, *sequence_parallel, *etp, edition));
+    keys.extend(sharding(job.decisions));
+    keys.extend(tensor(job.decisions, edition));
     let backend = edition == Edition::Toml02 && *ep > 1;
     keys.extend(backend.then(|| ("expert_parallel_comm_backend", comm_backend(job).into())));
     keys.extend(pipeline(job.decisions, edition));
@@ -172,29 +169,20 @@ fn pipeline(d: &Decisions, edition: Edition) -> Vec<(&'static str, Value)> {
     ]
 }
 
-fn sharding(zero: Zero, reshard_after_forward: bool) -> Option<(&'static str, Value)> {
-    let policy = if reshard_after_forward {
-        "always"
-    } else {
-        "never"
-    };
-    (zero == Zero::Z3).then(|| ("fsdp_reshard_after_forward", policy.into()))
+fn sharding(d: &Decisions) -> Option<(&'static str, Value)> {
+    let policy = ["never", "always"][usize::from(d.reshard_after_forward)];
+    (d.zero == Zero::Z3).then(|| ("fsdp_reshard_after_forward", policy.into()))
 }
 
 /// Tensor-parallel settings, which differ between editions.
-fn tensor(
-    d: &Decisions,
-    sequence_parallel: bool,
-    etp: u64,
-    edition: Edition,
-) -> Vec<(&'static str, Value)> {
+fn tensor(d: &Decisions, edition: Edition) -> Vec<(&'static str, Value)> {
     match edition {
         Edition::Toml02 => vec![
             ("enable_async_tensor_parallel", async_tp(d).into()),
-            ("expert_tensor_parallel_degree", etp.into()),
+            ("expert_tensor_parallel_degree", d.etp.into()),
         ],
         Edition::Python03 | Edition::PythonMain => {
-            let sharded = sequence_parallel || d.tp == 1;
+            let sharded = d.sequence_parallel || d.tp == 1;
             vec![("enable_sequence_parallel", sharded.into())]
         }
     }
@@ -271,15 +259,11 @@ fn training(job: &Job<'_>, edition: Edition) -> Vec<(&'static str, Value)> {
             ("max_context_length", w.seq_len.into()),
         ],
     };
-    let compute = match w.precision {
-        Precision::Fp32 => "float32",
-        Precision::Bf16 | Precision::Fp8 | Precision::Fp16 => "bfloat16",
-    };
     if d.offload.is_some() {
         keys.push(("enable_cpu_offload", true.into()));
     }
     keys.push(("dtype", "float32".into()));
-    keys.push(("mixed_precision_param", compute.into()));
+    keys.push(("mixed_precision_param", job.dtype().into()));
     // The only value that it takes.
     keys.push(("mixed_precision_reduce", "float32".into()));
     if edition != Edition::Toml02 {

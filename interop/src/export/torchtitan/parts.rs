@@ -5,7 +5,7 @@ use catalog::RopeScaling;
 use catalog::model::{AttentionKind, ModelConfig, Moe, Position, QkNorm, Router};
 
 use super::edition::Edition;
-use super::registry::{Flavor, grouped};
+use super::registry::{Flavor, grouped, qk_norm};
 use crate::config::escape;
 
 /// The decoder nearest to a model that can be made of torchtitan's parts: with the model's sizes where the parts have an
@@ -15,7 +15,7 @@ pub(super) fn like(model: &ModelConfig, edition: Edition) -> Option<Flavor> {
     let AttentionKind::Grouped {
         kv_heads,
         head_dim,
-        qk_norm,
+        qk_norm: norm,
         ..
     } = model.attention.kind
     else {
@@ -24,7 +24,7 @@ pub(super) fn like(model: &ModelConfig, edition: Edition) -> Option<Flavor> {
     if edition == Edition::Toml02 {
         return None;
     }
-    let normed = qk_norm != QkNorm::Absent;
+    let normed = norm != QkNorm::Absent;
     let (module, function) = match model.moe {
         Some(_) => ("qwen3", "qwen3_30b_a3b"),
         None if normed => ("qwen3", "qwen3_32b"),
@@ -162,12 +162,9 @@ fn attention(flavor: &Flavor, edition: Edition, seq_len: u64) -> String {
         ),
         _ => String::new(),
     };
-    let normed = match model.attention.kind {
-        AttentionKind::Grouped {
-            qk_norm: QkNorm::Heads,
-            ..
-        } => format!("norm({head_dim})"),
-        _ => "None".to_owned(),
+    let normed = match qk_norm(model) {
+        true => format!("norm({head_dim})"),
+        false => "None".to_owned(),
     };
     format!(
         "make_gqa_config(\n            dim={hidden},\n            n_heads={heads},\n            n_kv_heads={kv_heads},\n            \

@@ -24,6 +24,20 @@ pub(super) struct Flavor {
 }
 
 impl Flavor {
+    fn registered(
+        module: &'static str,
+        name: &'static str,
+        function: &'static str,
+        model: ModelConfig,
+    ) -> Self {
+        Self {
+            module,
+            name: Some(name),
+            function,
+            model,
+        }
+    }
+
     /// The flavor in a message.
     pub(super) fn place(&self) -> String {
         match self.name {
@@ -46,7 +60,7 @@ pub(super) fn nearest(model: &ModelConfig, edition: Edition) -> Option<Flavor> {
 }
 
 /// Whether queries and keys are normalised, which distinguishes Qwen3 from Llama.
-fn qk_norm(model: &ModelConfig) -> bool {
+pub(super) fn qk_norm(model: &ModelConfig) -> bool {
     matches!(
         model.attention.kind,
         AttentionKind::Grouped {
@@ -61,18 +75,13 @@ pub(super) fn flavors(edition: Edition) -> Vec<Flavor> {
     let mut all = llamas(edition);
     all.extend(qwens());
     all.extend(deepseeks());
-    all.extend(
-        [("20b", 24, 32), ("120b", 36, 128)].map(|(name, layers, experts)| Flavor {
-            module: "gpt_oss",
-            name: Some(name),
-            function: if experts == 32 {
-                "gpt_oss_20b"
-            } else {
-                "gpt_oss_120b"
-            },
-            model: gpt_oss(layers, experts),
-        }),
-    );
+    for (name, function, layers, experts) in [
+        ("20b", "gpt_oss_20b", 24, 32),
+        ("120b", "gpt_oss_120b", 36, 128),
+    ] {
+        let model = gpt_oss(layers, experts);
+        all.push(Flavor::registered("gpt_oss", name, function, model));
+    }
     all
 }
 
@@ -94,12 +103,7 @@ fn llamas(edition: Edition) -> Vec<Flavor> {
             high_freq_factor: 4.0,
             original: 8192.0,
         };
-        Flavor {
-            module: "llama3",
-            name: Some(name),
-            function,
-            model,
-        }
+        Flavor::registered("llama3", name, function, model)
     };
     let mut all = vec![
         flavor("8B", "llama3_8b", [32, 4096, 32, 14_336], false),
@@ -127,13 +131,13 @@ fn qwens() -> Vec<Flavor> {
         let mut model = qwen(Family::Llama, layers, hidden, heads, 8);
         model.mlp.ffn = ffn;
         model.tied_embeddings = tied;
-        (name, model)
+        Flavor::registered("qwen3", name, "qwen3_32b", model)
     };
     let sparse = |(name, [layers, hidden, heads, ffn], theta): (&'static str, [u64; 4], f64)| {
         let mut model = qwen(Family::QwenMoe, layers, hidden, heads, 4);
         model.moe = Some(Moe::routed(128, 8, ffn));
         model.constants.rope_theta = theta;
-        (name, model)
+        Flavor::registered("qwen3", name, "qwen3_30b_a3b", model)
     };
     let dense = [
         ("0.6B", [28, 1024, 16, 3072], true),
@@ -149,17 +153,7 @@ fn qwens() -> Vec<Flavor> {
         ("235B-A22B", [94, 4096, 64, 1536], 5e6),
     ]
     .map(sparse);
-    let flavor = |(name, model): (&'static str, ModelConfig)| Flavor {
-        module: "qwen3",
-        name: Some(name),
-        function: if model.moe.is_some() {
-            "qwen3_30b_a3b"
-        } else {
-            "qwen3_32b"
-        },
-        model,
-    };
-    dense.into_iter().chain(sparse).map(flavor).collect()
+    dense.into_iter().chain(sparse).collect()
 }
 
 fn deepseeks() -> Vec<Flavor> {
@@ -179,12 +173,7 @@ fn deepseeks() -> Vec<Flavor> {
         model.constants.attention_scale = Some(grown.powi(2) / 192f64.sqrt());
         model.constants.rope_neighbours = true;
         model.constants.rope_scaling = yarn(40.0, 1.0, true);
-        Flavor {
-            module: "deepseek_v3",
-            name: Some(name),
-            function,
-            model,
-        }
+        Flavor::registered("deepseek_v3", name, function, model)
     };
     let chosen = |sigmoid, scale, groups, best_groups| Router {
         sigmoid,
