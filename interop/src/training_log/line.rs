@@ -30,14 +30,14 @@ impl<'a> Line<'a> {
     }
 
     /// The number after a label; `1,234`, `10.7K`, `30.5GiB` and `41.7%` are numbers.
-    pub(super) fn number(&self, label: &str, field: &'static str) -> Result<Option<f64>, LogError> {
+    pub(super) fn number(&self, label: &'static str) -> Result<Option<f64>, LogError> {
         let Some(word) = self.after(label) else {
             return Ok(None);
         };
-        match quantity(word) {
-            Some(number) => Ok(Some(number)),
-            None => Err(self.wrong(field, word)),
-        }
+        let name = label.trim_end_matches(" (TFLOP/s/GPU):");
+        let name = name.trim_matches([' ', ',', ':', '=']);
+        let number = quantity(word).map(Some);
+        number.ok_or_else(|| self.wrong(name, word))
     }
 
     /// The error for text where a number is expected.

@@ -8,8 +8,10 @@ use serde_json::{Map, Value};
 
 use super::line::MOST;
 use super::log::{LogError, LogSystem, LoggedStep, TrainingLog};
+use super::quantity::Quantity;
 
-/// What a metric measures, told by a part of its name in lower case; the first part that occurs in the name decides.
+/// What a metric measures, told by a part of its name in lower case; the first part that occurs in the name decides. Times are
+/// in seconds where the end of the name does not say milliseconds.
 const NAMES: [(&str, Quantity); 23] = [
     ("time_per_iteration", Quantity::Seconds),
     ("time per iteration", Quantity::Seconds),
@@ -55,20 +57,6 @@ const EVALUATION: [&str; 3] = ["eval", "val", "test"];
 /// Least ratio of the Trainer's mean loss to the mean of its logged losses in a run that was not resumed. They differ by the steps
 /// after the last logged one, and by rounding.
 const LEAST_LOSS_RATIO: f64 = 0.9;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Quantity {
-    /// Seconds, where the end of the name does not say milliseconds.
-    Seconds,
-    Milliseconds,
-    TokensPerGpu,
-    SequencesPerGpu,
-    Sequences,
-    Tflops,
-    ReservedGib,
-    /// Wall time in seconds, from any origin.
-    WallTime,
-}
 
 /// A logged step, with the wall times in seconds at which it was logged first and last: an evaluation logs its step again.
 #[derive(Clone, Copy, Debug, Default)]
@@ -210,16 +198,9 @@ fn set(row: &mut Row, quantity: Quantity, value: f64) {
     if !(0.0..=MOST).contains(&value) {
         return;
     }
-    let step = &mut row.step;
-    match quantity {
-        Quantity::Seconds => step.seconds = Some(value),
-        Quantity::Milliseconds => step.seconds = Some(value / 1e3),
-        Quantity::TokensPerGpu => step.tokens_per_s_per_gpu = Some(value),
-        Quantity::SequencesPerGpu => step.sequences_per_s_per_gpu = Some(value),
-        Quantity::Sequences => step.sequences_per_s = Some(value),
-        Quantity::Tflops => step.tflops_per_gpu = Some(value),
-        Quantity::ReservedGib => step.reserved = Some((value * 1024f64.powi(3)) as u64),
-        Quantity::WallTime => (row.wall, row.last_wall) = (Some(value), Some(value)),
+    quantity.set(&mut row.step, value);
+    if quantity == Quantity::WallTime {
+        (row.wall, row.last_wall) = (Some(value), Some(value));
     }
 }
 

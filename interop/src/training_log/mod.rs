@@ -1,41 +1,20 @@
 //! Training logs of Megatron-LM, torchtitan, nanotron, DeepSpeed, NeMo, MaxText, Hugging Face's Trainer and our own
 //! executor, and metrics that trackers export: step times, throughput and memory, as the systems print them.
 
-mod deepspeed;
+mod formats;
 mod hf;
 mod line;
 mod log;
-mod maxtext;
-mod megatron;
 mod metrics;
-mod nanotron;
-mod nemo;
 mod own;
-mod research;
-mod titan;
+mod quantity;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 pub use self::log::{LogError, LogSystem, LoggedStep, Steady, StepSize, TrainingLog};
 
+use self::formats::{ELAPSED, FORMATS, Format};
 use self::line::{Line, MOST, without_colour};
-
-/// Reads a line of one system: `None` if it is no step; an error if a step has text where a number belongs.
-type Reader = fn(&Line<'_>) -> Result<Option<LoggedStep>, LogError>;
-
-const READERS: [(LogSystem, Reader); 11] = [
-    (LogSystem::Megatron, megatron::step),
-    (LogSystem::Torchtitan, titan::step),
-    (LogSystem::Nanotron, nanotron::step),
-    (LogSystem::DeepSpeed, deepspeed::step),
-    (LogSystem::NeMo, nemo::step),
-    (LogSystem::MaxText, maxtext::step),
-    (LogSystem::Own, own::step),
-    (LogSystem::Research, research::internevo),
-    (LogSystem::Research, research::nanogpt),
-    (LogSystem::Research, research::fsdp_example),
-    (LogSystem::Trainer, hf::step),
-];
 
 /// Number of steps by which another rank's lines may lag.
 const LAG: usize = 4;
@@ -43,7 +22,7 @@ const LAG: usize = 4;
 /// A log that is being read.
 struct Reading {
     log: TrainingLog,
-    readers: Vec<(LogSystem, Reader)>,
+    formats: Vec<Format>,
     /// Steps that progress bars have shown. Where output is buffered, each rank's bars come as a whole, one rank's after
     /// the other's.
     bars: BTreeSet<u64>,
@@ -56,9 +35,9 @@ struct Reading {
 impl Reading {
     fn new(text: &str) -> Self {
         // Megatron-DeepSpeed logs a step in the words of both; Megatron-LM's have its batch and its whole time.
-        let megatron = text.contains(megatron::ELAPSED);
-        let skipped = |system| megatron && system == LogSystem::DeepSpeed;
-        let readers = READERS.into_iter().filter(|(system, _)| !skipped(*system));
+        let megatron = text.contains(ELAPSED);
+        let skipped = |of: &Format| megatron && of.system == LogSystem::DeepSpeed;
+        let formats = FORMATS.into_iter().filter(|of| !skipped(of));
         Self {
             log: TrainingLog {
                 system: LogSystem::Megatron,
@@ -69,7 +48,7 @@ impl Reading {
                 garbled: 0,
                 repeated: 0,
             },
-            readers: readers.collect(),
+            formats: formats.collect(),
             bars: BTreeSet::new(),
             of_ranks: BTreeMap::new(),
             kept: BTreeMap::new(),
@@ -81,9 +60,12 @@ impl Reading {
         let (allocated, reserved) = memory(line);
         log.allocated = log.allocated.max(allocated);
         log.reserved = log.reserved.max(reserved);
-        log.retries = log.retries.max(titan::retries(line));
-        for &(system, reader) in &self.readers {
-            let Some(step) = reader(line)? else { continue };
+        log.retries = log.retries.max(retries(line));
+        for format in &self.formats {
+            let Some(step) = format.step(line)? else {
+                continue;
+            };
+            let system = format.system;
             self.log.reserved = self.log.reserved.max(step.reserved);
             if self.repeats(line, system, step.step) {
                 self.log.repeated += 1;
@@ -166,6 +148,15 @@ fn from_elapsed(steps: &mut [LoggedStep]) {
         let passed = passed.filter(|s| *s > 0.0 && count > 0.0);
         steps[at].seconds = now.seconds.or(passed.map(|s| s / count));
     }
+}
+
+/// Number of retries in torchtitan's warning `12 CUDA memory allocation retries.`
+fn retries(line: &Line<'_>) -> u64 {
+    let Some((before, _)) = line.text.split_once(" memory allocation retries") else {
+        return 0;
+    };
+    let mut words = before.split_whitespace().rev();
+    words.find_map(|word| word.parse().ok()).unwrap_or(0)
 }
 
 /// Memory peaks that a line reports: Megatron-LM's and nanotron's are in MiB.
