@@ -2,20 +2,25 @@
 
 mod action;
 mod dualpipe_v;
-mod gpipe;
-mod interleaved;
-mod one_f_one_b;
-mod order;
+mod in_turn;
 mod sizes;
 mod zb_h1;
 mod zb_v;
 
 pub(crate) use self::action::action;
 pub use self::action::{Action, ActionKind};
-pub use self::order::Schedule;
 pub use self::sizes::{ScheduleError, check};
 
 use catalog::ScheduleKind;
+
+/// The passes of every rank, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Schedule {
+    /// Pipeline rank of every virtual stage, in model order.
+    pub rank_of_stage: Vec<u32>,
+    /// Actions of every pipeline rank, in order.
+    pub ranks: Vec<Vec<Action>>,
+}
 
 /// The largest number of micro-batches whose forward pass has run on a pipeline rank while their backward pass has not. A
 /// micro-batch counts once for each of the rank's virtual stages. `None` for schedules in which this number is the same on every
@@ -30,8 +35,8 @@ pub fn in_flight(
 ) -> Option<u64> {
     let (p, v, m) = (pp as u32, vpp as u32, micro_batches as u32);
     let warm_up = match kind {
-        ScheduleKind::OneFOneB | ScheduleKind::ZbH1 => one_f_one_b::warm_up(p, m, rank as u32),
-        ScheduleKind::Interleaved => interleaved::warm_up(p, v, m, rank as u32),
+        ScheduleKind::OneFOneB | ScheduleKind::ZbH1 => in_turn::warm_up(p, m, rank as u32),
+        ScheduleKind::Interleaved => in_turn::warm_up_interleaved(p, v, m, rank as u32),
         ScheduleKind::GPipe | ScheduleKind::ZbV | ScheduleKind::DualPipeV => return None,
     };
     Some(u64::from(warm_up + 1).min(vpp * micro_batches))
@@ -50,9 +55,11 @@ pub fn build(
     check(kind, pp, vpp, micro_batches)?;
     let (p, v, m) = (pp as u32, vpp as u32, micro_batches as u32);
     let ranks = match kind {
-        ScheduleKind::GPipe => gpipe::ranks(p, m),
-        ScheduleKind::OneFOneB => one_f_one_b::ranks(p, m),
-        ScheduleKind::Interleaved => interleaved::ranks(p, v, m),
+        ScheduleKind::GPipe => in_turn::ranks(p, v, m, |_| m),
+        ScheduleKind::OneFOneB => in_turn::ranks(p, v, m, |rank| in_turn::warm_up(p, m, rank)),
+        ScheduleKind::Interleaved => {
+            in_turn::ranks(p, v, m, |rank| in_turn::warm_up_interleaved(p, v, m, rank))
+        }
         ScheduleKind::ZbH1 => zb_h1::ranks(p, m),
         ScheduleKind::ZbV => zb_v::ranks(p, m),
         ScheduleKind::DualPipeV => dualpipe_v::ranks(p, m),

@@ -3,12 +3,12 @@
 //! that at most `p` micro-batches are held anywhere. Bubble: `(p − 1)(F + I − W)`.
 
 use super::action::{Action, ActionKind, action};
-use super::one_f_one_b;
+use super::in_turn;
 
 pub(super) fn ranks(p: u32, m: u32) -> Vec<Vec<Action>> {
     (0..p)
         .map(|rank| {
-            let warm_up = one_f_one_b::warm_up(p, m, rank);
+            let warm_up = in_turn::warm_up(p, m, rank);
             let mut actions = Vec::with_capacity(3 * m as usize);
             actions.extend((0..warm_up).map(|b| action(ActionKind::F, rank, b)));
             let mut weights = 0;
