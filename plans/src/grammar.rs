@@ -19,46 +19,23 @@ use crate::strategy_words::{Words, syntax};
 impl fmt::Display for Decisions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let d = self;
-        write!(
-            f,
-            "tp={},pp={},vpp={},cp={},cp_kind={}",
-            d.tp,
-            d.pp,
-            d.vpp,
-            d.cp,
-            d.cp_kind.name()
-        )?;
-        write!(
-            f,
-            ",ep={},etp={},dp_shard={},dp_replicate={}",
-            d.ep, d.etp, d.dp_shard, d.dp_replicate
-        )?;
-        write!(
-            f,
-            ",zero={},reshard={}",
-            u8::from(d.zero),
-            switch(d.reshard_after_forward)
-        )?;
-        write!(
-            f,
-            ",sp={},mbs={},m={}",
+        let [tp, pp, vpp, cp, ep, etp] = [d.tp, d.pp, d.vpp, d.cp, d.ep, d.etp];
+        let (dp_shard, dp_replicate) = (d.dp_shard, d.dp_replicate);
+        let (zero, reshard) = (u8::from(d.zero), switch(d.reshard_after_forward));
+        let (sp, mbs, m) = (
             switch(d.sequence_parallel),
             d.micro_batch,
-            d.num_micro_batches
-        )?;
-        write!(
-            f,
-            ",recompute={},schedule={}",
-            recompute_name(d.recompute),
-            d.schedule
-        )?;
-        write!(f, ",order={}", order_name(d.axis_order))?;
+            d.num_micro_batches,
+        );
+        let (kind, order) = (d.cp_kind.name(), order_name(d.axis_order));
+        let (recompute, schedule) = (recompute_name(d.recompute), d.schedule);
         let stages: Vec<String> = d.stages.0.iter().map(ToString::to_string).collect();
+        let (stages, overlap) = (stages.join("/"), overlap_name(d.overlap));
         write!(
             f,
-            ",stages={},overlap={}",
-            stages.join("/"),
-            overlap_name(d.overlap)
+            "tp={tp},pp={pp},vpp={vpp},cp={cp},cp_kind={kind},ep={ep},etp={etp},dp_shard={dp_shard},\
+             dp_replicate={dp_replicate},zero={zero},reshard={reshard},sp={sp},mbs={mbs},m={m},recompute={recompute},\
+             schedule={schedule},order={order},stages={stages},overlap={overlap}"
         )?;
         choices(d).try_for_each(|choice| write!(f, ",{choice}"))
     }
@@ -406,9 +383,9 @@ impl Fields {
             offload: self.offload()?,
             prefetch: self.count("prefetch")?,
             offload_layers: self.count("offload_layers")?.unwrap_or(0),
-            dispatcher: self.dispatcher()?,
-            graphs: self.graphs()?,
-            fp8_recipe: self.fp8_recipe()?,
+            dispatcher: self.named("dispatcher", &Dispatcher::ALL, Dispatcher::name)?,
+            graphs: self.named("graphs", &CudaGraphs::ALL, CudaGraphs::name)?,
+            fp8_recipe: self.named("fp8_recipe", &Fp8Recipe::ALL, Fp8Recipe::name)?,
         };
         Ok(decisions.under(runtime, workload.precision))
     }
@@ -425,16 +402,30 @@ impl Fields {
             .ok_or_else(|| syntax("zero", value, "0, 1, 2 or 3"))
     }
 
+    /// One of the values of a choice, by its name.
+    fn named<T: Copy>(
+        &self,
+        key: &str,
+        all: &[T],
+        name: fn(T) -> &'static str,
+    ) -> Result<Option<T>, StrategyError> {
+        let value = self.get(key);
+        value.map(|value| one_of(key, value, all, name)).transpose()
+    }
+
     fn cp_kind(&self, runtime: &Runtime) -> Result<CpKind, StrategyError> {
-        match self.get("cp_kind") {
-            None => Ok(runtime
-                .space
-                .cp_kinds
-                .first()
-                .copied()
-                .unwrap_or(CpKind::Ring)),
-            Some(value) => one_of("cp_kind", value, &CpKind::ALL, CpKind::name),
-        }
+        let named = self.named("cp_kind", &CpKind::ALL, CpKind::name)?;
+        let usual = runtime.space.cp_kinds.first().copied();
+        Ok(named.or(usual).unwrap_or(CpKind::Ring))
+    }
+
+    fn schedule(&self, vpp: u64) -> Result<ScheduleKind, StrategyError> {
+        let usual = match vpp > 1 {
+            true => ScheduleKind::Interleaved,
+            false => ScheduleKind::OneFOneB,
+        };
+        let named = self.named("schedule", &ScheduleKind::ALL, ScheduleKind::name)?;
+        Ok(named.unwrap_or(usual))
     }
 
     fn recompute(&self) -> Result<Recompute, StrategyError> {
@@ -457,14 +448,6 @@ impl Fields {
                         ),
                     )
                 }),
-        }
-    }
-
-    fn schedule(&self, vpp: u64) -> Result<ScheduleKind, StrategyError> {
-        match self.get("schedule") {
-            None if vpp > 1 => Ok(ScheduleKind::Interleaved),
-            None => Ok(ScheduleKind::OneFOneB),
-            Some(value) => one_of("schedule", value, &ScheduleKind::ALL, ScheduleKind::name),
         }
     }
 
@@ -525,11 +508,8 @@ impl Fields {
 
     fn optimizer_states(&self) -> Result<Option<OptimizerStates>, StrategyError> {
         match self.get("optim_states") {
-            None | Some(OptimizerStates::OWN) => Ok(None),
-            Some(value) => {
-                let all = &OptimizerStates::ALL;
-                one_of("optim_states", value, all, OptimizerStates::name).map(Some)
-            }
+            Some(OptimizerStates::OWN) => Ok(None),
+            _ => self.named("optim_states", &OptimizerStates::ALL, OptimizerStates::name),
         }
     }
 
@@ -543,23 +523,6 @@ impl Fields {
             syntax("offload", value, expected)
         };
         Offload::read(value).map(Some).ok_or_else(wrong)
-    }
-
-    fn dispatcher(&self) -> Result<Option<Dispatcher>, StrategyError> {
-        let value = self.get("dispatcher");
-        let read = |value| one_of("dispatcher", value, &Dispatcher::ALL, Dispatcher::name);
-        value.map(read).transpose()
-    }
-
-    fn graphs(&self) -> Result<Option<CudaGraphs>, StrategyError> {
-        let read = |value| one_of("graphs", value, &CudaGraphs::ALL, CudaGraphs::name);
-        self.get("graphs").map(read).transpose()
-    }
-
-    fn fp8_recipe(&self) -> Result<Option<Fp8Recipe>, StrategyError> {
-        let value = self.get("fp8_recipe");
-        let read = |value| one_of("fp8_recipe", value, &Fp8Recipe::ALL, Fp8Recipe::name);
-        value.map(read).transpose()
     }
 
     fn overlap(&self, runtime: &Runtime) -> Result<Overlap, StrategyError> {

@@ -47,20 +47,15 @@ impl GroupFile {
     /// A group as written.
     #[must_use]
     pub fn of(group: ReplicaGroup<'_>, sharding: ShardingFile) -> Self {
-        let ReplicaGroup {
-            cluster,
-            workload,
-            strategy,
-            prediction,
-        } = group;
+        let (workload, strategy) = (group.workload, group.strategy);
         Self {
-            cluster: cluster.to_owned(),
+            cluster: group.cluster.to_owned(),
             gpus: workload.gpus,
             global_batch: workload.global_batch,
             strategy: StrategyJson::new(strategy.decisions(), workload.precision),
             strategy_text: strategy.to_string(),
             sharding,
-            prediction: PredictedJson::from(prediction),
+            prediction: PredictedJson::from(group.prediction),
         }
     }
 }
@@ -92,14 +87,9 @@ impl GroupJson {
     /// The JSON form of a group; the summary leaves out what is the default of `runtime`.
     #[must_use]
     pub fn new(group: ReplicaGroup<'_>, runtime: &Runtime) -> Self {
-        let ReplicaGroup {
-            cluster,
-            workload,
-            strategy,
-            prediction,
-        } = group;
+        let (workload, strategy) = (group.workload, group.strategy);
         Self {
-            cluster: cluster.to_owned(),
+            cluster: group.cluster.to_owned(),
             gpus: workload.gpus,
             global_batch: workload.global_batch,
             replicas: strategy.dp(),
@@ -107,7 +97,7 @@ impl GroupJson {
             strategy: StrategyJson::new(strategy.decisions(), workload.precision),
             strategy_text: strategy.to_string(),
             summary: written(strategy, runtime),
-            predicted: PredictedJson::from(prediction),
+            predicted: PredictedJson::from(group.prediction),
         }
     }
 }

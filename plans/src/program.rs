@@ -65,8 +65,9 @@ pub fn lower(schedule: &Schedule, zero: Zero, reshards: bool) -> Program {
         .enumerate()
         .map(|(rank, actions)| {
             let actions = transfers(schedule, rank as u32, actions);
-            let actions = data_parallel(schedule, (zero, reshards), rank as u32, actions);
-            with_optimizer(actions)
+            let mut actions = data_parallel(schedule, (zero, reshards), rank as u32, actions);
+            actions.push(action(ActionKind::Optim, 0, 0));
+            actions
         })
         .collect();
     Program { ranks }
@@ -152,9 +153,4 @@ fn data_parallel(
     }
     with.extend(pending);
     with
-}
-
-fn with_optimizer(mut actions: Vec<Action>) -> Vec<Action> {
-    actions.push(action(ActionKind::Optim, 0, 0));
-    actions
 }
