@@ -112,10 +112,8 @@ pub(crate) fn lines(groups: &[Group<'_>], runtime: &Runtime, style: Style) -> St
     for (number, group) in (1..).zip(groups) {
         let said = format!("group {number}: {}; {}", group.said(all), group.figures());
         text.push_str(&style.paragraph("  ", &said));
-        let strategy = style.paragraph("    ", &written(group.strategy, runtime));
-        for line in strategy.lines() {
-            text.push_str(&format!("{}\n", style.paint(Shade::Strong, line)));
-        }
+        let strategy = written(group.strategy, runtime);
+        text.push_str(&style.painted(Shade::Strong, "    ", &strategy));
         text.push_str(&style.paragraph("      ", &group.plan().join("; ")));
     }
     text

@@ -68,19 +68,13 @@ pub fn report_of_groups(
 }
 
 fn page(input: &ReportInput, sections: &Markup) -> String {
+    let masthead = page::masthead(&input.model, &input.devices);
     let title = format!("{} on {} · vescale-plan", input.model, input.devices);
     let footer = format!(
         "vescale-plan {} · a prediction, made without running anything · this file is self-contained",
         input.version
     );
-    document(&title, &masthead(input), sections, &footer, &script())
-}
-
-fn masthead(input: &ReportInput) -> Markup {
-    html! {
-        p.eyebrow { "vescale-plan" }
-        h1 { (input.model) " " span.on { "on " (input.devices) } }
-    }
+    document(&title, &masthead, sections, &footer, &script())
 }
 
 fn sections(input: &ReportInput) -> Markup {

@@ -59,25 +59,27 @@ impl Style {
     pub fn paragraph(self, first: &str, text: &str) -> String {
         let indent = first.chars().count();
         let lines = wrapped(text, self.room().saturating_sub(indent));
-        let mut shown = String::new();
-        for (index, line) in lines.iter().enumerate() {
-            let before = match index {
-                0 => first.to_owned(),
-                _ => " ".repeat(indent),
-            };
-            shown.push_str(&format!("{before}{line}\n"));
+        match lines.is_empty() {
+            true => String::new(),
+            false => format!(
+                "{first}{}\n",
+                lines.join(&format!("\n{}", " ".repeat(indent)))
+            ),
         }
-        shown
     }
 
     /// A heading after an empty line; its lines are painted one by one.
     #[must_use]
     pub fn heading(self, text: &str) -> String {
-        let lines = wrapped(text, self.room());
-        let painted = lines
-            .iter()
-            .map(|line| self.paint(Shade::Strong, line) + "\n");
-        format!("\n{}", painted.collect::<String>())
+        format!("\n{}", self.painted(Shade::Strong, "", text))
+    }
+
+    /// A paragraph in a colour; its lines are painted one by one.
+    #[must_use]
+    pub fn painted(self, shade: Shade, first: &str, text: &str) -> String {
+        let lines = self.paragraph(first, text);
+        let painted = lines.lines().map(|line| self.paint(shade, line) + "\n");
+        painted.collect()
     }
 
     /// Wraps a text to the width of the page. Each paragraph and each list item is one line of `text`. The further lines of an item are

@@ -176,15 +176,6 @@ fn columns(style: Style) -> String {
     format!("{}\n", style.paint(Shade::Faint, &names))
 }
 
-/// A change in words.
-fn words(change: &Change) -> String {
-    let results = match change.changes_results {
-        true => " (changes results)",
-        false => "",
-    };
-    format!("{}{results}", change.words)
-}
-
 /// The share of a step that a change gains or loses, with a minus where it gains.
 #[must_use]
 pub fn share(present: &Present, change: &Change) -> String {
@@ -212,11 +203,12 @@ fn row(present: &Present, change: &Change, style: Style) -> String {
     );
     let (shade, note) = remark(present, change);
     let line = format!("  {figures}  {}", style.paint(shade, note));
-    format!(
-        "{}\n{}",
-        line.trim_end(),
-        style.paragraph("      ", &words(change))
-    )
+    let results = match change.changes_results {
+        true => " (changes results)",
+        false => "",
+    };
+    let words = style.paragraph("      ", &format!("{}{results}", change.words));
+    format!("{}\n{words}", line.trim_end())
 }
 
 /// What to know about a change before making it.

@@ -98,11 +98,8 @@ pub fn prediction(
     ground: Ground<'_>,
     style: Style,
 ) -> String {
-    let mut text = verdict(p, style);
     let strategy_text = written(strategy, ground.runtime);
-    for line in style.paragraph("", &strategy_text).lines() {
-        text.push_str(&format!("{}\n", style.paint(Shade::Strong, line)));
-    }
+    let mut text = verdict(p, style) + &style.painted(Shade::Strong, "", &strategy_text);
     let said = words::plan(strategy, ground.gpus_per_node).join("; ");
     text.push_str(&style.paragraph("  ", &said));
     if let Some(pools) = ground.pools {
@@ -144,10 +141,7 @@ fn figures_and_parts(
     text.push('\n');
     text.push_str(&style.paragraph("  ", &format!("80% intervals, {}", p.evidence)));
     for warning in words::warnings(p) {
-        let lines = style.paragraph("  warning: ", &warning);
-        for line in lines.lines() {
-            text.push_str(&format!("{}\n", style.paint(Shade::Careful, line)));
-        }
+        text.push_str(&style.painted(Shade::Careful, "  warning: ", &warning));
     }
     text.push_str(&style.heading("Step time"));
     text.push_str(&style.bars(&breakdown(p)));
@@ -162,11 +156,8 @@ fn figures_and_parts(
 
 /// Whether it fits, and if not by how much.
 fn verdict(p: &Prediction, style: Style) -> String {
-    let needs = format!(
-        "{} of {}",
-        format::bytes(p.peak_memory),
-        format::bytes(p.usable())
-    );
+    let [peak, usable] = [p.peak_memory, p.usable()].map(format::bytes);
+    let needs = format!("{peak} of {usable}");
     let chance = format!("fits with probability {}", format::probability(p.p_fits));
     match &p.fit {
         Fit::Fits { .. } => {
@@ -186,46 +177,23 @@ fn verdict(p: &Prediction, style: Style) -> String {
 fn figures(p: &Prediction, groups: &[Group<'_>]) -> [(&'static str, String); 4] {
     let (soonest, latest) = p.step_time_interval;
     let (least, most) = p.peak_memory_interval;
+    let time = format::seconds(p.step_time);
+    let between = format::seconds_between(p.step_time, soonest, latest);
+    let rate = format::significant(p.tokens_per_s_per_gpu);
     let palm = p.mfu_palm_beside().map_or_else(String::new, |palm| {
-        format!(
-            ", causal attention counted once ({} by the PaLM convention)",
-            of(palm)
-        )
+        let palm = of(palm);
+        format!(", causal attention counted once ({palm} by the PaLM convention)")
     });
+    let (mfu, peak) = (of(p.mfu), format::flop_rate(p.peak_flop_rate));
+    let memory = format::bytes(p.peak_memory);
+    let range = format::bytes_between(p.peak_memory, least, most);
+    let rank = groups::rank(groups, p.peak_rank);
+    let moment = words::moment(&p.peak_moment);
     [
-        (
-            "step time",
-            format!(
-                "{} ({})",
-                format::seconds(p.step_time),
-                format::seconds_between(p.step_time, soonest, latest)
-            ),
-        ),
-        (
-            "throughput",
-            format!(
-                "{} tokens/s/GPU",
-                format::significant(p.tokens_per_s_per_gpu)
-            ),
-        ),
-        (
-            "MFU",
-            format!(
-                "{} of {} dense{palm}",
-                of(p.mfu),
-                format::flop_rate(p.peak_flop_rate)
-            ),
-        ),
-        (
-            "memory",
-            format!(
-                "{} ({}) on {}, {}",
-                format::bytes(p.peak_memory),
-                format::bytes_between(p.peak_memory, least, most),
-                groups::rank(groups, p.peak_rank),
-                words::moment(&p.peak_moment)
-            ),
-        ),
+        ("step time", format!("{time} ({between})")),
+        ("throughput", format!("{rate} tokens/s/GPU")),
+        ("MFU", format!("{mfu} of {peak} dense{palm}")),
+        ("memory", format!("{memory} ({range}) on {rank}, {moment}")),
     ]
 }
 
@@ -318,25 +286,18 @@ pub fn candidates(
     for (index, c) in list.iter().enumerate() {
         let p = &c.prediction;
         let change = format::signed((p.step_time.0 / first.0 - 1.0) * 100.0);
-        let figures = format!(
-            "{:>9}  {change:>6}%  {:>9}",
-            format::seconds(p.step_time),
-            format::bytes(p.peak_memory),
-        );
-        text.push_str(&format!("  {:>2}. {figures}\n", from + index));
-        for line in style
-            .paragraph("      ", &written(&c.strategy, runtime))
-            .lines()
-        {
-            text.push_str(&format!("{}\n", new(line)));
-        }
+        let (time, memory) = (format::seconds(p.step_time), format::bytes(p.peak_memory));
+        let number = from + index;
+        text.push_str(&format!(
+            "  {number:>2}. {time:>9}  {change:>6}%  {memory:>9}\n"
+        ));
+        let strategy = style.paragraph("      ", &written(&c.strategy, runtime));
+        text.extend(strategy.lines().map(|line| new(line) + "\n"));
         let (shade, why) = match p.fit.fits() {
             true => (Shade::Faint, c.why_not_first.as_str()),
             false => (Shade::Bad, "does not fit"),
         };
-        for line in style.paragraph("      ", why).lines() {
-            text.push_str(&format!("{}\n", style.paint(shade, line)));
-        }
+        text.push_str(&style.painted(shade, "      ", why));
     }
     text
 }

@@ -4,7 +4,7 @@ use catalog::Seconds;
 use maud::{Markup, html};
 use plans::Prediction;
 
-use super::page::{bar_row, section as frame};
+use super::page::{Bar, bars, section as frame};
 use crate::format;
 
 /// Kernels beyond this many are summed: the list is for reading, the JSON has them all.
@@ -47,27 +47,12 @@ pub(super) fn stack(prediction: &Prediction) -> Markup {
 /// Table of kernels and collectives by name, longest first.
 pub(super) fn kernels(prediction: &Prediction) -> Markup {
     let total = prediction.step_time.0;
-    let (shown, rest) = prediction
-        .kernels
-        .split_at(prediction.kernels.len().min(KERNELS));
-    let values = |time: f64| {
-        [
-            format::seconds(Seconds(time)),
-            format::percent(time / total),
-        ]
-    };
-    let largest = shown.first().map_or(1.0, |k| k.seconds);
-    let body = html! {
-        table.bars {
-            @for kernel in shown {
-                (bar_row(&kernel.name, None, Some(kernel.seconds / largest), &values(kernel.seconds)))
-            }
-            @if !rest.is_empty() {
-                @let sum: f64 = rest.iter().map(|k| k.seconds).sum();
-                (bar_row(&format!("{} others", rest.len()), None, None, &values(sum)))
-            }
-        }
-    };
+    let all = prediction.kernels.iter();
+    let all: Vec<Bar<'_>> = all.map(|k| (&k.name[..], None, k.seconds)).collect();
+    let body = bars(&all, KERNELS, |time| {
+        let share = format::percent(time / total);
+        [format::seconds(Seconds(time)), share]
+    });
     let lead = "Time per step on the busiest rank; communication that overlaps counts too.";
     frame("kernels", "Kernels and collectives", lead, &body)
 }

@@ -4,7 +4,7 @@ use catalog::Bytes;
 use maud::{Markup, html};
 use plans::Prediction;
 
-use super::page::{bar_row, section as frame};
+use super::page::{Bar, bars, section as frame};
 use crate::format;
 use crate::groups::{self, Group, place};
 use crate::input::ReportInput;
@@ -55,38 +55,22 @@ pub(super) fn by_rank(input: &ReportInput, groups: &[Group<'_>]) -> Markup {
             }
         }
     };
-    let title = "Memory by pipeline rank";
-    frame(
-        "memory",
-        title,
-        "Every rank has its own peak; the heaviest decides.",
-        &body,
-    )
+    let lead = "Every rank has its own peak; the heaviest decides.";
+    frame("memory", "Memory by pipeline rank", lead, &body)
 }
 
 /// What the heaviest rank holds at its peak; `heaviest` is that rank in words.
 pub(super) fn parts(prediction: &Prediction, heaviest: &str) -> Markup {
-    let (shown, rest) = prediction
-        .memory
-        .split_at(prediction.memory.len().min(PARTS));
-    let values = |bytes: u64| {
-        let share = bytes as f64 / prediction.peak_memory.as_f64();
-        [format::bytes(Bytes(bytes)), format::percent(share)]
-    };
-    let largest = shown.first().map_or(1.0, |part| part.bytes as f64);
-    let body = html! {
-        table.bars {
-            @for part in shown {
-                @let share = Some(part.bytes as f64 / largest);
-                @let tip = (!part.moment.is_empty()).then(|| format!("{}, {}", part.name, words::moment(&part.moment)));
-                (bar_row(&part.name, tip, share, &values(part.bytes)))
-            }
-            @if !rest.is_empty() {
-                @let sum = rest.iter().map(|part| part.bytes).sum();
-                (bar_row(&format!("{} others", rest.len()), None, None, &values(sum)))
-            }
-        }
-    };
+    let all = prediction.memory.iter().map(|part| {
+        let tip = || format!("{}, {}", part.name, words::moment(&part.moment));
+        let tip = (!part.moment.is_empty()).then(tip);
+        (&part.name[..], tip, part.bytes as f64)
+    });
+    let all: Vec<Bar<'_>> = all.collect();
+    let body = bars(&all, PARTS, |bytes| {
+        let share = bytes / prediction.peak_memory.as_f64();
+        [format::bytes(Bytes(bytes as u64)), format::percent(share)]
+    });
     let lead = format!(
         "The heaviest, {heaviest}, {}: {}.",
         words::moment(&prediction.peak_moment),

@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 use plans::SpaceReport;
 
-use super::page::{document, prose, script, section as frame};
+use super::page::{document, masthead, prose, script, section as frame};
 use super::verdict::sentence;
 use super::{inputs, space};
 use crate::input::InputFact;
@@ -36,10 +36,6 @@ pub fn report(nothing: &Nothing<'_>) -> String {
         "{} on {}: nothing fits · vescale-plan",
         nothing.model, nothing.devices
     );
-    let header = html! {
-        p.eyebrow { "vescale-plan" }
-        h1 { (nothing.model) " " span.on { "on " (nothing.devices) } }
-    };
     let main = html! {
         (verdict(nothing))
         (space::of(nothing.space))
@@ -49,7 +45,13 @@ pub fn report(nothing: &Nothing<'_>) -> String {
         "vescale-plan {} · this file is self-contained",
         nothing.version
     );
-    document(&title, &header, &main, &footer, &script())
+    document(
+        &title,
+        &masthead(nothing.model, nothing.devices),
+        &main,
+        &footer,
+        &script(),
+    )
 }
 
 fn verdict(nothing: &Nothing<'_>) -> Markup {

@@ -44,6 +44,14 @@ pub(super) fn document(
     page.into_string()
 }
 
+/// The head of a page about a model on devices.
+pub(super) fn masthead(model: &str, devices: &str) -> Markup {
+    html! {
+        p.eyebrow { "vescale-plan" }
+        h1 { (model) " " span.on { "on " (devices) } }
+    }
+}
+
 /// The script that copies, sorts, shows tips and draws the pipeline. Everything that is text is there without it.
 pub(super) fn script() -> Markup {
     html! { script { (PreEscaped(SCRIPT)) } }
@@ -57,14 +65,29 @@ pub(super) fn charts() -> Markup {
     }
 }
 
+/// A part in a table of bars: its name, its tip and its value.
+pub(super) type Bar<'a> = (&'a str, Option<String>, f64);
+
+/// A table of bars, the longest first; those beyond `most` are summed. Each row has two numbers, which `shown` writes.
+pub(super) fn bars(parts: &[Bar<'_>], most: usize, shown: impl Fn(f64) -> [String; 2]) -> Markup {
+    let (listed, rest) = parts.split_at(parts.len().min(most));
+    let largest = listed.first().map_or(1.0, |(.., value)| *value);
+    html! {
+        table.bars {
+            @for (name, tip, value) in listed {
+                (bar_row(name, tip.as_deref(), Some(value / largest), &shown(*value)))
+            }
+            @if !rest.is_empty() {
+                @let sum: f64 = rest.iter().map(|(.., value)| value).sum();
+                (bar_row(&format!("{} others", rest.len()), None, None, &shown(sum)))
+            }
+        }
+    }
+}
+
 /// A row of a table of bars: a name that may break after its dots and underscores, a bar, and two numbers. A sum of several
 /// parts has no bar, because it may be longer than the largest part.
-pub(super) fn bar_row(
-    name: &str,
-    tip: Option<String>,
-    share: Option<f64>,
-    values: &[String; 2],
-) -> Markup {
+fn bar_row(name: &str, tip: Option<&str>, share: Option<f64>, values: &[String; 2]) -> Markup {
     html! {
         tr data-tip=[tip] {
             td { @for (n, part) in name.split_inclusive(['.', '_']).enumerate() { @if n > 0 { wbr; } (part) } }
