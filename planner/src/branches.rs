@@ -52,10 +52,7 @@ impl<'a> Branches<'a> {
     }
 
     fn bound(&self, floors: &Floors) -> f64 {
-        match self.objective {
-            Objective::Time => floors.time.0,
-            Objective::Memory => floors.memory.as_f64(),
-        }
+        self.objective.of(floors.time, floors.memory)
     }
 
     /// Bounds one layout with all its pipelines: a lower bound on the objective, or "too large" if its states alone exceed the limit.

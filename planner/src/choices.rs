@@ -90,6 +90,18 @@ pub(crate) struct Asked<'a> {
     pub(crate) every_number: bool,
 }
 
+impl<'a> Asked<'a> {
+    /// A scenario under constraints, without a strategy in use.
+    pub(crate) fn new(scenario: &'a Scenario, constraints: &'a Constraints) -> Self {
+        Self {
+            scenario,
+            constraints,
+            present: None,
+            every_number: false,
+        }
+    }
+}
+
 impl Asked<'_> {
     /// These sizes, any that constraints fix for `key` and that of the present strategy, less those that constraints
     /// exclude.
@@ -179,11 +191,11 @@ impl Asked<'_> {
     /// Whether layers are divided by the speed of pools over so many stages of each rank: with powers of two, and what is asked
     /// for or in use.
     fn may_differ_by_pool(&self, vpp: u64) -> bool {
-        let asked_for = self
+        let mut asked_for = self
             .constraints
             .fixed("vpp")
             .chain(self.present_size("vpp"));
-        vpp.is_power_of_two() || asked_for.into_iter().any(|of| of == vpp)
+        vpp.is_power_of_two() || asked_for.any(|of| of == vpp)
     }
 
     /// The layers of a pipeline's stages: by how fast their pool is, evenly, or with lighter ends.
@@ -354,7 +366,9 @@ impl Asked<'_> {
             Some(Recompute::Modules(selection)) => Some(selection),
             _ => None,
         };
-        for asked_for in self.constraints.fixed_selections().chain(present) {
+        let of_parts = |value: &str| Selection::read(value.strip_prefix("selective:")?);
+        let fixed = self.constraints.read_fixed("recompute", of_parts);
+        for asked_for in fixed.chain(present) {
             let possible = asked_for.and(runtime.modules()) == asked_for;
             if possible && asked_for != runtime.selective && !all.contains(&asked_for) {
                 all.push(asked_for);

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use catalog::runtime::RecomputeMode;
 use catalog::{
-    CudaGraphs, Dispatcher, Fp8Recipe, Mistake, Offload, OptimizerStates, Overlap, Precision,
-    Runtime, Selection, Zero,
+    CpKind, CudaGraphs, Dispatcher, Fp8Recipe, Mistake, Offload, OptimizerStates, Precision,
+    Runtime, ScheduleKind, Zero,
 };
 use plans::grammar::{OVERLAPS, overlap_name, read_overlap, recompute_name};
 use plans::{Decisions, Recompute};
@@ -90,18 +90,10 @@ impl Constraints {
         forbid: &[String],
     ) -> Result<Self, PlannerError> {
         let mut constraints = Self::default();
-        for text in fix {
-            constraints.fix(text)?;
-        }
-        for text in at_least {
-            constraints.at_least(text)?;
-        }
-        for text in at_most {
-            constraints.at_most(text)?;
-        }
-        for text in forbid {
-            constraints.forbid(text)?;
-        }
+        fix.iter().try_for_each(|text| constraints.fix(text))?;
+        (at_least.iter()).try_for_each(|text| constraints.at_least(text))?;
+        (at_most.iter()).try_for_each(|text| constraints.at_most(text))?;
+        (forbid.iter()).try_for_each(|text| constraints.forbid(text))?;
         Ok(constraints)
     }
 
@@ -221,26 +213,37 @@ impl Constraints {
         )
     }
 
-    /// Counts of recomputed layers that are fixed after a prefix, as 3 after `layers:` by `recompute=layers:3`.
-    pub(crate) fn fixed_layers(&self, prefix: &str) -> impl Iterator<Item = u64> {
-        let values = self.fix.get("recompute").map_or(&[][..], Vec::as_slice);
-        let counts = values
-            .iter()
-            .map(move |v| v.strip_prefix(prefix)?.parse().ok());
-        counts.flatten().filter(|&n| n > 0)
+    /// The values that a dimension is fixed to, as `read` reads them; none if there is no such constraint.
+    pub(crate) fn read_fixed<T>(
+        &self,
+        key: &str,
+        read: impl Fn(&str) -> Option<T>,
+    ) -> impl Iterator<Item = T> {
+        let values = self.fix.get(key).map_or(&[][..], Vec::as_slice);
+        values.iter().filter_map(move |value| read(value))
     }
 
-    /// Sets of parts to recompute that are fixed (`recompute=selective:norms`).
-    pub(crate) fn fixed_selections(&self) -> impl Iterator<Item = Selection> {
-        let values = self.fix.get("recompute").map_or(&[][..], Vec::as_slice);
-        let values = values.iter();
-        values.filter_map(|v| Selection::read(v.strip_prefix("selective:")?))
+    /// The same for a choice among values with names.
+    pub(crate) fn fixed_among<T: Copy, const N: usize>(
+        &self,
+        key: &str,
+        all: [T; N],
+        name: fn(T) -> &'static str,
+    ) -> impl Iterator<Item = T> {
+        self.read_fixed(key, move |text| {
+            all.into_iter().find(|&of| name(of) == text)
+        })
+    }
+
+    /// Counts of recomputed layers that are fixed after a prefix, as 3 after `layers:` by `recompute=layers:3`.
+    pub(crate) fn fixed_layers(&self, prefix: &str) -> impl Iterator<Item = u64> {
+        let counts = self.read_fixed("recompute", move |v| v.strip_prefix(prefix)?.parse().ok());
+        counts.filter(|&n| n > 0)
     }
 
     /// Sizes that a dimension is fixed to.
     pub(crate) fn fixed(&self, key: &str) -> impl Iterator<Item = u64> {
-        let values = self.fix.get(key).map_or(&[][..], Vec::as_slice);
-        values.iter().filter_map(|v| v.parse().ok())
+        self.read_fixed(key, |value| value.parse().ok())
     }
 
     /// Whether a numeric dimension may have this size.
@@ -279,46 +282,17 @@ impl Constraints {
     /// Whether a whole strategy is allowed, for a runtime and a precision.
     #[must_use]
     pub fn allow(&self, d: &Decisions, runtime: &Runtime, precision: Precision) -> bool {
-        self.allow_but_types(d)
-            && self.allow_recompute(d.recompute)
-            && self.allows_name("grad_dtype", &gradients_name(d, runtime, precision))
-            && self.allows_name("optim_states", optimizer_name(d))
-            && self.allows_name("offload", &offload_name(d))
-            && self.allows_name("offload_layers", &d.offload_layers.to_string())
-            && self.allows_overlap(d)
-            && self.allows_name("prefetch", &prefetch_name(d.prefetch))
-            && (d.ep == 1 || self.allows_name("dispatcher", dispatcher_name(d, runtime)))
-            && self.allows_name("graphs", graphs_name(d, runtime))
-            && (precision != Precision::Fp8
-                || self.allows_name("fp8_recipe", recipe_name(d, runtime)))
+        let has = |key: &str| match key {
+            "overlap" => self.allows_overlap(d),
+            "dispatcher" if d.ep == 1 => true,
+            "fp8_recipe" if precision != Precision::Fp8 => true,
+            _ => value(d, key, runtime, precision).is_some_and(|name| self.allows_name(key, &name)),
+        };
+        let mut choices = CHOICES.iter().filter(|key| self.fix.contains_key(**key));
+        sizes(d).iter().all(|&(key, size)| self.allows(key, size)) && choices.all(|key| has(key))
     }
 
-    /// What the constraint on `graphs` lists; nothing if there is no such constraint.
-    pub(crate) fn fixed_graphs(&self) -> impl Iterator<Item = CudaGraphs> {
-        let values = self.fix.get("graphs").map_or(&[][..], Vec::as_slice);
-        values.iter().filter_map(|v| read_graphs(v))
-    }
-
-    /// The ways to scale operands of 8-bit products that the constraint on `fp8_recipe` lists; nothing if there is no such
-    /// constraint.
-    pub(crate) fn fixed_recipes(&self) -> impl Iterator<Item = Fp8Recipe> {
-        let values = self.fix.get("fp8_recipe").map_or(&[][..], Vec::as_slice);
-        values.iter().filter_map(|v| read_recipe(v))
-    }
-
-    /// The dispatchers that the constraint on `dispatcher` lists; none if there is no such constraint.
-    pub(crate) fn fixed_dispatchers(&self) -> impl Iterator<Item = Dispatcher> {
-        let values = self.fix.get("dispatcher").map_or(&[][..], Vec::as_slice);
-        values.iter().filter_map(|v| read_dispatcher(v))
-    }
-
-    /// The values that the constraint on `overlap` lists; none if there is no such constraint.
-    pub(crate) fn fixed_overlaps(&self) -> impl Iterator<Item = Overlap> {
-        let values = self.fix.get("overlap").map_or(&[][..], Vec::as_slice);
-        values.iter().filter_map(|v| read_overlap(v))
-    }
-
-    /// Whether the constraint on `overlap` allows a strategy. Messages that the strategy never sends are not compared: without
+    /// Whether a constraint on `overlap` allows a strategy. Messages that the strategy never sends are not compared: without
     /// tensor parallelism `grad` and `grad+tp` are the same.
     fn allows_overlap(&self, d: &Decisions) -> bool {
         let as_fixed = |fixed| {
@@ -328,24 +302,13 @@ impl Constraints {
             };
             other.canonical().overlap == d.canonical().overlap
         };
-        !self.fix.contains_key("overlap") || self.fixed_overlaps().any(as_fixed)
+        self.read_fixed("overlap", read_overlap).any(as_fixed)
     }
 
     /// Whether what a strategy recomputes is allowed.
     pub(crate) fn allow_recompute(&self, recompute: Recompute) -> bool {
         !self.fix.contains_key("recompute")
             || self.allows_name("recompute", &recompute_name(recompute))
-    }
-
-    /// Whether a strategy is allowed but for what it recomputes, and its element types.
-    fn allow_but_types(&self, d: &Decisions) -> bool {
-        if self.is_empty() {
-            return true;
-        }
-        sizes(d).iter().all(|&(key, size)| self.allows(key, size))
-            && names(d)
-                .iter()
-                .all(|(key, name)| self.allows_name(key, name))
     }
 
     /// The constraints on each of several groups of replicas: all but that on their number.
@@ -383,59 +346,6 @@ pub(crate) fn sizes(d: &Decisions) -> [(&'static str, u64); 11] {
     ]
 }
 
-/// The choices of a strategy but for what it recomputes, as constraints name them.
-fn names(d: &Decisions) -> [(&'static str, &'static str); 4] {
-    [
-        ("cp_kind", d.cp_kind.name()),
-        ("zero", zero_name(d.zero)),
-        ("schedule", d.schedule.name()),
-        ("sp", switch_name(d.sequence_parallel)),
-    ]
-}
-
-/// The types of a strategy's gradients, as constraints name them.
-fn gradients_name(d: &Decisions, runtime: &Runtime, precision: Precision) -> String {
-    let own = runtime.own_gradients(precision);
-    d.gradients.unwrap_or(own).name()
-}
-
-/// How a strategy holds optimizer states, as constraints name it.
-fn optimizer_name(d: &Decisions) -> &'static str {
-    (d.optimizer_states).map_or(OptimizerStates::OWN, OptimizerStates::name)
-}
-
-/// How a strategy sends tokens to their experts, as constraints name it.
-fn dispatcher_name(d: &Decisions, runtime: &Runtime) -> &'static str {
-    d.dispatcher.unwrap_or(runtime.dispatcher).name()
-}
-
-/// What a strategy captures in CUDA graphs, as constraints name it.
-fn graphs_name(d: &Decisions, runtime: &Runtime) -> &'static str {
-    d.graphs.unwrap_or(runtime.graphs).name()
-}
-
-/// How a strategy scales operands of 8-bit products, as constraints name it.
-fn recipe_name(d: &Decisions, runtime: &Runtime) -> &'static str {
-    d.fp8_recipe.unwrap_or(runtime.fp8_recipe).name()
-}
-
-fn read_recipe(name: &str) -> Option<Fp8Recipe> {
-    Fp8Recipe::ALL.into_iter().find(|of| of.name() == name)
-}
-
-fn read_graphs(name: &str) -> Option<CudaGraphs> {
-    CudaGraphs::ALL.into_iter().find(|of| of.name() == name)
-}
-
-fn read_dispatcher(name: &str) -> Option<Dispatcher> {
-    Dispatcher::ALL.into_iter().find(|d| d.name() == name)
-}
-
-/// What a strategy keeps in host memory, as constraints name it.
-fn offload_name(d: &Decisions) -> String {
-    d.offload.map_or(Offload::NONE.to_owned(), Offload::name)
-}
-
 /// How many blocks ahead parameters are gathered, as constraints name it: one if nothing else is said.
 pub(crate) fn prefetch_name(prefetch: Option<u64>) -> String {
     prefetch.unwrap_or(1).to_string()
@@ -448,23 +358,28 @@ pub(crate) fn value(
     runtime: &Runtime,
     precision: Precision,
 ) -> Option<String> {
-    match key {
+    let own_gradients = || runtime.own_gradients(precision);
+    let name = match key {
+        "cp_kind" => d.cp_kind.name(),
+        "zero" => zero_name(d.zero),
+        "schedule" => d.schedule.name(),
+        "sp" => switch_name(d.sequence_parallel),
+        "optim_states" => (d.optimizer_states).map_or(OptimizerStates::OWN, OptimizerStates::name),
+        "dispatcher" => d.dispatcher.unwrap_or(runtime.dispatcher).name(),
+        "graphs" => d.graphs.unwrap_or(runtime.graphs).name(),
+        "fp8_recipe" => d.fp8_recipe.unwrap_or(runtime.fp8_recipe).name(),
         "recompute" => return Some(recompute_name(d.recompute)),
-        "grad_dtype" => return Some(gradients_name(d, runtime, precision)),
-        "optim_states" => return Some(optimizer_name(d).to_owned()),
-        "offload" => return Some(offload_name(d)),
+        "grad_dtype" => return Some(d.gradients.unwrap_or_else(own_gradients).name()),
+        "offload" => return Some(d.offload.map_or(Offload::NONE.to_owned(), Offload::name)),
         "offload_layers" => return Some(d.offload_layers.to_string()),
         "overlap" => return Some(overlap_name(d.overlap)),
         "prefetch" => return Some(prefetch_name(d.prefetch)),
-        "dispatcher" => return Some(dispatcher_name(d, runtime).to_owned()),
-        "graphs" => return Some(graphs_name(d, runtime).to_owned()),
-        "fp8_recipe" => return Some(recipe_name(d, runtime).to_owned()),
-        _ => {}
-    }
-    let size = sizes(d).into_iter().find(|(name, _)| *name == key);
-    let name = names(d).into_iter().find(|(name, _)| *name == key);
-    size.map(|(_, size)| size.to_string())
-        .or_else(|| name.map(|(_, name)| name.to_owned()))
+        _ => {
+            let size = sizes(d).into_iter().find(|(name, _)| *name == key);
+            return size.map(|(_, size)| size.to_string());
+        }
+    };
+    Some(name.to_owned())
 }
 
 /// A ZeRO level as constraints name it.
@@ -480,6 +395,25 @@ pub(crate) fn zero_name(zero: Zero) -> &'static str {
 /// A switch as constraints name it.
 pub(crate) fn switch_name(on: bool) -> &'static str {
     if on { "on" } else { "off" }
+}
+
+/// The names of a choice whose values do not depend on the question; none of other dimensions.
+pub(crate) fn names_of(key: &str) -> Vec<&'static str> {
+    match key {
+        "zero" => vec!["0", "1", "2", "3"],
+        "sp" => vec!["on", "off"],
+        "schedule" => ScheduleKind::ALL.map(ScheduleKind::name).to_vec(),
+        "cp_kind" => CpKind::ALL.map(CpKind::name).to_vec(),
+        "optim_states" => [
+            &[OptimizerStates::OWN],
+            &OptimizerStates::ALL.map(OptimizerStates::name)[..],
+        ]
+        .concat(),
+        "graphs" => CudaGraphs::ALL.map(CudaGraphs::name).to_vec(),
+        "fp8_recipe" => Fp8Recipe::ALL.map(Fp8Recipe::name).to_vec(),
+        "dispatcher" => Dispatcher::ALL.map(Dispatcher::name).to_vec(),
+        _ => Vec::new(),
+    }
 }
 
 fn all() -> Vec<&'static str> {
@@ -512,20 +446,15 @@ fn values_of(text: &str, key: &str, values: &[String]) -> Result<(), PlannerErro
         let wrong = Mistake::new(format!("`{unknown}` is no overlap"));
         return Err(mistake(text, wrong.expected(OVERLAPS)));
     }
-    let (what, names) = match key {
-        "dispatcher" => ("dispatcher", Dispatcher::ALL.map(Dispatcher::name).to_vec()),
-        "graphs" => (
-            "part of a step that is captured",
-            CudaGraphs::ALL.map(CudaGraphs::name).to_vec(),
-        ),
-        "fp8_recipe" => (
-            "way to scale 8-bit products",
-            Fp8Recipe::ALL.map(Fp8Recipe::name).to_vec(),
-        ),
-        _ => ("", Vec::new()),
+    let what = match key {
+        "dispatcher" => Some("dispatcher"),
+        "graphs" => Some("part of a step that is captured"),
+        "fp8_recipe" => Some("way to scale 8-bit products"),
+        _ => None,
     };
+    let names = names_of(key);
     let unknown = values.iter().find(|v| !names.contains(&v.as_str()));
-    if let Some(unknown) = unknown.filter(|_| !names.is_empty()) {
+    if let Some((what, unknown)) = what.zip(unknown) {
         let wrong = Mistake::new(format!("`{unknown}` is no {what}"))
             .expected(format!("one of {}", names.join(", ")))
             .nearest(catalog::suggest::nearest(unknown, names));

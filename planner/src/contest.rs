@@ -41,14 +41,8 @@ pub(crate) struct Scored {
 impl Scored {
     /// The order of what is minimised, ties decided.
     pub(crate) fn order(&self, other: &Self, objective: Objective) -> std::cmp::Ordering {
-        let (a, b) = (&self.score, &other.score);
-        let time = a.step_time.0.total_cmp(&b.step_time.0);
-        let memory = a.peak_memory.cmp(&b.peak_memory);
-        let first = match objective {
-            Objective::Time => time.then(memory),
-            Objective::Memory => memory.then(time),
-        };
-        first.then_with(|| self.strategy.cmp(&other.strategy))
+        let [a, b] = [self, other].map(|of| (of.score.step_time, of.score.peak_memory));
+        (objective.order(a, b)).then_with(|| self.strategy.cmp(&other.strategy))
     }
 }
 

@@ -4,8 +4,11 @@
 //! These choices change what a pass takes, and little that a rank holds; a layout is therefore bounded by the least that its
 //! blocks take under any of them.
 
+use std::collections::BTreeSet;
+
 use catalog::{CudaGraphs, Dispatcher, Fp8Recipe, Offload, Overlap, Precision, Runtime};
 use costmodel::Scenario;
+use plans::grammar::read_overlap;
 use plans::support::{
     MAX_OVERLAPPED_MTP, cannot_expose, cannot_overlap, experts_cannot_overlap, graphs_allowed,
     graphs_cannot_capture, recipe_cannot_recompute,
@@ -193,26 +196,21 @@ impl Asked<'_> {
     pub(crate) fn executions(&self, layout: &Layout) -> Vec<ExecutionChoice> {
         let (dispatchers, graphs) = (self.dispatchers(layout), self.graphs(layout));
         let recipes = self.fp8_recipes();
-        let captured = graphs.iter().flat_map(|&graphs| {
-            let with = recipes.iter();
-            with.map(move |&fp8_recipe| (graphs, fp8_recipe))
-        });
+        let own = self.scenario.runtime.overlap.expert_parallel;
         let mut all = Vec::new();
         for overlap in self.overlaps(layout) {
             for &dispatcher in &dispatchers {
                 let gathers = dispatcher == Some(Dispatcher::AllGather);
-                let own = self.scenario.runtime.overlap.expert_parallel;
-                if !(gathers && overlap.expert_parallel && !own) {
-                    all.extend(
-                        captured
-                            .clone()
-                            .map(|(graphs, fp8_recipe)| ExecutionChoice {
-                                overlap,
-                                dispatcher,
-                                graphs,
-                                fp8_recipe,
-                            }),
-                    );
+                if gathers && overlap.expert_parallel && !own {
+                    continue;
+                }
+                for &graphs in &graphs {
+                    all.extend(recipes.iter().map(|&fp8_recipe| ExecutionChoice {
+                        overlap,
+                        dispatcher,
+                        graphs,
+                        fp8_recipe,
+                    }));
                 }
             }
         }
@@ -233,7 +231,8 @@ impl Asked<'_> {
         let runtime = &self.scenario.runtime;
         let own = runtime.overlap;
         let switches_tp = runtime.overlaps_tensor_parallel_on(&self.scenario.cluster);
-        let mut all: Vec<Overlap> = self.constraints.fixed_overlaps().collect();
+        let mut all: Vec<Overlap> =
+            (self.constraints.read_fixed("overlap", read_overlap)).collect();
         if all.is_empty() {
             all.push(own);
             if switches_tp && layout.sequence_parallel {
@@ -269,13 +268,10 @@ impl Asked<'_> {
                 && (overlap.expert_parallel <= own.expert_parallel
                     || self.may_overlap_experts(layout))
         };
-        let mut distinct: Vec<Overlap> = Vec::with_capacity(all.len());
-        for overlap in all.into_iter().filter(possible) {
-            if !distinct.contains(&overlap) {
-                distinct.push(overlap);
-            }
-        }
-        distinct
+        all.retain(possible);
+        let mut known = BTreeSet::new();
+        all.retain(|overlap| known.insert(*overlap));
+        all
     }
 
     /// Whether messages to experts may be told to overlap in some pipeline of a layout. With no more micro-batches than
@@ -304,11 +300,12 @@ impl Asked<'_> {
                     })
         };
         let own = [runtime.graphs].into_iter();
-        let others = CudaGraphs::ALL
-            .into_iter()
-            .filter(|of| *of != runtime.graphs);
+        let others = CudaGraphs::ALL.into_iter();
+        let others = others.filter(|of| *of != runtime.graphs);
         let mut all: Vec<CudaGraphs> = match fixed {
-            true => self.constraints.fixed_graphs().collect(),
+            true => (self.constraints)
+                .fixed_among("graphs", CudaGraphs::ALL, CudaGraphs::name)
+                .collect(),
             false => own.chain(others).collect(),
         };
         all.retain(possible);
@@ -325,7 +322,9 @@ impl Asked<'_> {
         }
         let mut all = runtime.fp8_recipes_on(cluster);
         if self.constraints.fix.contains_key("fp8_recipe") {
-            let fixed: Vec<Fp8Recipe> = self.constraints.fixed_recipes().collect();
+            let fixed: Vec<Fp8Recipe> = (self.constraints)
+                .fixed_among("fp8_recipe", Fp8Recipe::ALL, Fp8Recipe::name)
+                .collect();
             all.retain(|recipe| fixed.contains(recipe));
         }
         let choice = |recipe| Some(recipe).filter(|recipe| *recipe != runtime.fp8_recipe);
@@ -346,7 +345,9 @@ impl Asked<'_> {
             let known = runtime.space.dispatchers.contains(dispatcher);
             *dispatcher == runtime.dispatcher || known && dispatcher.exists_on(cluster, across)
         };
-        let mut all: Vec<Dispatcher> = self.constraints.fixed_dispatchers().collect();
+        let mut all: Vec<Dispatcher> = (self.constraints)
+            .fixed_among("dispatcher", Dispatcher::ALL, Dispatcher::name)
+            .collect();
         match self.constraints.fix.contains_key("dispatcher") {
             true => all.retain(possible),
             false => all = runtime.dispatchers_on(cluster, across),

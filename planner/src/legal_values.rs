@@ -5,16 +5,13 @@
 //! number of devices. The check uses a batch and a sequence length that every size divides, so that these
 //! two never decide.
 
-use catalog::{
-    CpKind, CudaGraphs, Dispatcher, Fp8Recipe, GradientTypes, Mistake, Offload, OptimizerStates,
-    Precision, ScheduleKind, Workload, WorkloadSizes, elementary,
-};
+use catalog::{GradientTypes, Mistake, Offload, Precision, Workload, WorkloadSizes, elementary};
 use costmodel::Scenario;
 use plans::grammar::overlap_name;
 
 use crate::PlannerError;
 use crate::choices::{divisors, eighths};
-use crate::constraints::{Constraints, DIMENSIONS, mistake};
+use crate::constraints::{Constraints, DIMENSIONS, mistake, names_of};
 use crate::layouts::micro_batches;
 use crate::space::SearchSpace;
 
@@ -219,22 +216,11 @@ fn candidates(scenario: &Scenario, counts: &[u64], key: &str) -> Vec<String> {
     };
     let own = overlap_name(scenario.runtime.overlap);
     let names: Vec<&str> = match key {
-        "zero" => vec!["0", "1", "2", "3"],
-        "sp" => vec!["on", "off"],
-        "schedule" => ScheduleKind::ALL.iter().map(|kind| kind.name()).collect(),
-        "cp_kind" => CpKind::ALL.iter().map(|kind| kind.name()).collect(),
-        "optim_states" => [OptimizerStates::OWN]
-            .into_iter()
-            .chain(OptimizerStates::ALL.map(OptimizerStates::name))
-            .collect(),
         "prefetch" => vec!["0", "1", "2"],
         "overlap" => vec![&own, "none", "grad+param+tp+pp", "grad+param+ep+pp"],
-        "graphs" => CudaGraphs::ALL.map(CudaGraphs::name).to_vec(),
-        "fp8_recipe" => Fp8Recipe::ALL.map(Fp8Recipe::name).to_vec(),
-        "dispatcher" => Dispatcher::ALL.map(Dispatcher::name).to_vec(),
         "offload" => vec![Offload::NONE, "optimizer", "optimizer:50", "parameters"],
         "recompute" => RECOMPUTE.to_vec(),
-        _ => Vec::new(),
+        _ => names_of(key),
     };
     let sizes = sizes.into_iter().map(|size| size.to_string());
     let mut all: Vec<String> = sizes.chain(names.into_iter().map(str::to_owned)).collect();

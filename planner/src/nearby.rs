@@ -6,7 +6,7 @@
 //! prefetching, axis order, overlap, dispatcher of tokens, CUDA graphs, scales of 8-bit products. What has to follow from the changed decision (such
 //! as the number of virtual stages when the pipeline changes) differs as little as the space allows.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use catalog::{Overlap, ScheduleKind, elementary};
 use costmodel::{CostModel, Scenario};
@@ -16,12 +16,11 @@ use plans::{Candidate, Decisions, EVEN, Prediction, Recompute, StagePartition, S
 use rayon::prelude::*;
 
 use crate::PlannerError;
-use crate::choices::{ActivationChoice, PipelineChoice, ShardingChoice};
 use crate::constraints::Constraints;
 use crate::executions::adapted;
 use crate::explain::why_not_first;
 use crate::layouts::Layout;
-use crate::options::{Objective, RISK, SearchOptions, limit, risk_to_take};
+use crate::options::{RISK, SearchOptions, limit, risk_to_take};
 use crate::space::{SearchSpace, with_pipeline};
 
 /// How far two strategies are apart: the number of decisions that differ, then by how much they do.
@@ -67,16 +66,8 @@ pub(crate) fn apart(a: &Decisions, b: &Decisions) -> Apart {
     order.choice(a.dispatcher, b.dispatcher);
     order.choice(a.graphs, b.graphs);
     order.choice(a.fp8_recipe, b.fp8_recipe);
-    layouts(a, b)
-        .and(pipelines(
-            a,
-            b.schedule,
-            b.vpp,
-            &b.stages,
-            activations_of(b),
-        ))
-        .and(shardings(a, b))
-        .and(order)
+    let others = pipelines(a, b).and(shardings(a, b));
+    layouts(a, b).and(others).and(order)
 }
 
 fn layouts(a: &Decisions, b: &Decisions) -> Apart {
@@ -108,41 +99,28 @@ fn kind(schedule: ScheduleKind) -> ScheduleKind {
     }
 }
 
-fn pipelines(
-    a: &Decisions,
-    schedule: ScheduleKind,
-    vpp: u64,
-    stages: &StagePartition,
-    activations: ActivationChoice,
-) -> Apart {
+fn pipelines(a: &Decisions, b: &Decisions) -> Apart {
     let mut order = Apart::default();
-    order.size(a.vpp, vpp);
-    order.choice(kind(a.schedule), kind(schedule));
+    order.size(a.vpp, b.vpp);
+    order.choice(kind(a.schedule), kind(b.schedule));
     // Schedule and virtual stages are one decision.
     order.decisions = order.decisions.min(1);
-    if a.stages.0.len() == stages.0.len() {
-        order.choice(&a.stages, stages);
-    } else if *stages != StagePartition::even(stages.layers(), stages.0.len() as u64) {
+    if a.stages.0.len() == b.stages.0.len() {
+        order.choice(&a.stages, &b.stages);
+    } else if b.stages != StagePartition::even(b.stages.layers(), b.stages.0.len() as u64) {
         order.amount += 1;
     }
-    match (a.recompute, activations.recompute) {
+    match (a.recompute, b.recompute) {
         (Recompute::Layers(a), Recompute::Layers(b))
         | (Recompute::Falling(a), Recompute::Falling(b)) => order.size(a, b),
         (a, b) => order.choice(a, b),
     }
-    match (a.offload_layers, activations.offload_layers) {
+    match (a.offload_layers, b.offload_layers) {
         (0, b) => order.choice(0, b),
         (a, 0) => order.choice(a, 0),
         (a, b) => order.size(a, b),
     }
     order
-}
-
-fn activations_of(d: &Decisions) -> ActivationChoice {
-    ActivationChoice {
-        recompute: d.recompute,
-        offload_layers: d.offload_layers,
-    }
 }
 
 fn shardings(a: &Decisions, b: &Decisions) -> Apart {
@@ -170,22 +148,15 @@ fn nearest(space: &SearchSpace, layout: &Layout, to: &Decisions) -> Option<Decis
         fp8_recipe: to.fp8_recipe,
         ..space.decisions(layout)
     };
-    let pipelines_of = space.pipelines(layout);
-    let all = pipelines_of
-        .iter()
-        .flat_map(|p| p.activations.iter().map(move |&of| (p, of)));
-    let (pipeline, activations) =
-        all.min_by_key(|(p, of)| pipelines(to, p.schedule, p.vpp, &p.stages, *of))?;
-    let sharding = space.shardings(layout);
-    let sharding = sharding
-        .iter()
-        .min_by_key(|s| shardings(to, &s.of(&base)))?;
+    let all = space.each_pipeline(layout);
+    let all = all.map(|(pipeline, activations)| with_pipeline(&base, pipeline, activations));
+    let d = all.min_by_key(|d| pipelines(to, d))?;
+    let all = space.shardings(layout).iter().map(|way| way.of(&d));
+    let d = all.min_by_key(|d| shardings(to, d))?;
     let orders = space.orders(layout);
     let order = orders.iter().find(|&&order| order == to.axis_order);
-    Some(Decisions {
-        axis_order: *order.or(orders.first())?,
-        ..sharding.of(&with_pipeline(&base, pipeline, activations))
-    })
+    let axis_order = *order.or(orders.first())?;
+    Some(Decisions { axis_order, ..d })
 }
 
 /// The decisions in which a layout differs from a strategy, with their values in the layout. A change of the mesh is one
@@ -253,8 +224,8 @@ pub(crate) fn strategies(
     if let Some((_, layout)) = own
         && let Some(base) = nearest(&space, layout, of)
     {
-        of_pipelines(&space.pipelines(layout)[..], &base, &mut found);
-        of_shardings(space.shardings(layout), &base, &mut found);
+        of_pipelines(&space, layout, &base, &mut found);
+        of_shardings(&space, layout, &base, &mut found);
         for &axis_order in space.orders(layout) {
             let base = base.clone();
             found.push(("order", Decisions { axis_order, ..base }));
@@ -284,137 +255,126 @@ fn of_executions(
     (scenario, constraints): (&Scenario, &Constraints),
     found: &mut Vec<(&'static str, Decisions)>,
 ) {
-    let dispatched = space.dispatchers(layout).into_iter().map(|dispatcher| {
+    let asked = space.asked();
+    let mut all = Vec::new();
+    for dispatcher in asked.dispatchers(layout) {
         let base = base.clone();
-        ("dispatcher", Decisions { dispatcher, ..base })
-    });
-    let overlapped = overlaps(base, scenario).into_iter().map(|overlap| {
+        all.push(("dispatcher", Decisions { dispatcher, ..base }));
+    }
+    for overlap in overlaps(base, scenario) {
         let base = base.clone();
-        ("overlap", Decisions { overlap, ..base })
-    });
-    let captured = space.graphs(layout).into_iter().map(|graphs| {
+        all.push(("overlap", Decisions { overlap, ..base }));
+    }
+    for graphs in asked.graphs(layout) {
         let base = base.clone();
-        ("graphs", Decisions { graphs, ..base })
-    });
-    let scaled = space.fp8_recipes().into_iter().map(|fp8_recipe| {
+        all.push(("graphs", Decisions { graphs, ..base }));
+    }
+    for fp8_recipe in asked.fp8_recipes() {
         let base = base.clone();
-        ("fp8_recipe", Decisions { fp8_recipe, ..base })
-    });
+        all.push(("fp8_recipe", Decisions { fp8_recipe, ..base }));
+    }
     let precision = scenario.workload.precision;
     let allowed = |(_, d): &(&str, Decisions)| {
         adapted(d.clone(), scenario) == *d && constraints.allow(d, &scenario.runtime, precision)
     };
-    let all = dispatched.chain(overlapped).chain(captured).chain(scaled);
-    found.extend(all.filter(allowed));
+    found.extend(all.into_iter().filter(allowed));
 }
 
 /// Other pipelines of the same layout, each in one decision.
 fn of_pipelines(
-    all: &[PipelineChoice],
+    space: &SearchSpace,
+    layout: &Layout,
     base: &Decisions,
     found: &mut Vec<(&'static str, Decisions)>,
 ) {
-    let mut schedules: BTreeMap<_, (Apart, &PipelineChoice, ActivationChoice)> = BTreeMap::new();
-    for pipeline in all {
-        let same = (pipeline.schedule, pipeline.vpp) == (base.schedule, base.vpp);
-        for &activations in &pipeline.activations {
-            let (stages, schedule) = (&pipeline.stages, pipeline.schedule);
-            let distance = pipelines(base, schedule, pipeline.vpp, stages, activations);
-            if same {
-                let other_stages = *stages != base.stages;
-                let other_recompute = activations.recompute != base.recompute;
-                let other_offload = activations.offload_layers != base.offload_layers;
-                let decision = match (other_stages, other_recompute, other_offload) {
-                    (true, false, false) => "stages",
-                    (false, true, false) => "recompute",
-                    (false, false, true) => "offload_layers",
-                    _ => continue,
-                };
-                found.push((decision, with_pipeline(base, pipeline, activations)));
-                continue;
-            }
-            let new = (distance, pipeline, activations);
-            let known = schedules.entry((schedule, pipeline.vpp)).or_insert(new);
-            if distance < known.0 {
-                *known = new;
-            }
-        }
-    }
-    let schedules = schedules.into_values();
-    found.extend(schedules.map(|(_, p, of)| ("schedule", with_pipeline(base, p, of))));
+    let all = space.each_pipeline(layout);
+    let all = all.map(|(pipeline, activations)| with_pipeline(base, pipeline, activations));
+    let others = |d: &Decisions| {
+        vec![
+            ("stages", d.stages != base.stages),
+            ("recompute", d.recompute != base.recompute),
+            ("offload_layers", d.offload_layers != base.offload_layers),
+        ]
+    };
+    let group = |d: &Decisions| (d.schedule, d.vpp);
+    let nearest = one_decision_away(all, base, (group, others), pipelines, found);
+    found.extend(nearest.into_iter().map(|d| ("schedule", d)));
 }
 
 /// Other ways to hold and shard states in the same layout, each in one decision.
 fn of_shardings(
-    all: &[ShardingChoice],
+    space: &SearchSpace,
+    layout: &Layout,
     base: &Decisions,
     found: &mut Vec<(&'static str, Decisions)>,
 ) {
-    let level = |d: &Decisions| (u8::from(d.zero), d.reshard_after_forward, d.dp_replicate);
-    let mut levels: BTreeMap<(u8, bool, u64), (Apart, Decisions)> = BTreeMap::new();
-    for choice in all {
-        let d = choice.of(base);
-        if level(&d) == level(base) {
-            let other_gradients = d.gradients != base.gradients;
-            let other_optimizer = d.optimizer_states != base.optimizer_states;
-            let other_offload = d.offload != base.offload;
-            let other_prefetch = d.prefetch != base.prefetch;
-            let others = [
-                (other_gradients, "grad_dtype"),
-                (other_optimizer, "optim_states"),
-                (other_offload, "offload"),
-                (other_prefetch, "prefetch"),
-            ];
-            let mut others = others.into_iter().filter(|(other, _)| *other);
-            let (Some((_, decision)), None) = (others.next(), others.next()) else {
-                continue;
-            };
-            found.push((decision, d));
+    let all = space.shardings(layout).iter().map(|way| way.of(base));
+    let others = |d: &Decisions| {
+        vec![
+            ("grad_dtype", d.gradients != base.gradients),
+            ("optim_states", d.optimizer_states != base.optimizer_states),
+            ("offload", d.offload != base.offload),
+            ("prefetch", d.prefetch != base.prefetch),
+        ]
+    };
+    let group = |d: &Decisions| (u8::from(d.zero), d.reshard_after_forward, d.dp_replicate);
+    let nearest = one_decision_away(all, base, (group, others), shardings, found);
+    found.extend(nearest.into_iter().map(|d| ("zero", d)));
+}
+
+/// Adds those strategies of the group of `base` that differ from it in exactly one of `others`, and returns the nearest of
+/// each other group.
+fn one_decision_away<K: Ord>(
+    all: impl Iterator<Item = Decisions>,
+    base: &Decisions,
+    (group, others): (
+        impl Fn(&Decisions) -> K,
+        impl Fn(&Decisions) -> Vec<(&'static str, bool)>,
+    ),
+    apart: fn(&Decisions, &Decisions) -> Apart,
+    found: &mut Vec<(&'static str, Decisions)>,
+) -> Vec<Decisions> {
+    let mut groups: BTreeMap<K, (Apart, Decisions)> = BTreeMap::new();
+    for d in all {
+        if group(&d) == group(base) {
+            let mut others = others(&d).into_iter().filter(|(_, differs)| *differs);
+            if let (Some((decision, _)), None) = (others.next(), others.next()) {
+                found.push((decision, d));
+            }
             continue;
         }
-        let distance = shardings(base, &d);
+        let distance = apart(base, &d);
         let nearer = |known: &(Apart, Decisions)| distance < known.0;
-        if levels.get(&level(&d)).is_none_or(nearer) {
-            levels.insert(level(&d), (distance, d));
+        if groups.get(&group(&d)).is_none_or(nearer) {
+            groups.insert(group(&d), (distance, d));
         }
     }
-    found.extend(levels.into_values().map(|(_, d)| ("zero", d)));
+    groups.into_values().map(|(_, d)| d).collect()
 }
 
 /// Overlaps one change away: with one kind of message, or every kind, set to the runtime's own value; and with one kind
 /// switched that the runtime can switch.
 fn overlaps(d: &Decisions, scenario: &Scenario) -> Vec<Overlap> {
-    let (own, usual) = (d.overlap, scenario.runtime.overlap);
     let runtime = &scenario.runtime;
-    let switches = runtime.overlaps_tensor_parallel_on(&scenario.cluster) && d.sequence_parallel;
-    let grad_reduce = usual.grad_reduce;
-    let param_gather = usual.param_gather;
-    let tensor_parallel = usual.tensor_parallel;
-    let pipeline = usual.pipeline;
+    let (own, usual) = (d.overlap, runtime.overlap);
+    let changed = |change: fn(&mut Overlap, Overlap)| {
+        let mut overlap = own;
+        change(&mut overlap, usual);
+        overlap
+    };
     let mut all = vec![
         usual,
-        Overlap { grad_reduce, ..own },
-        Overlap {
-            param_gather,
-            ..own
-        },
-        Overlap {
-            tensor_parallel,
-            ..own
-        },
-        Overlap { pipeline, ..own },
+        changed(|of, usual| of.grad_reduce = usual.grad_reduce),
+        changed(|of, usual| of.param_gather = usual.param_gather),
+        changed(|of, usual| of.tensor_parallel = usual.tensor_parallel),
+        changed(|of, usual| of.pipeline = usual.pipeline),
     ];
-    let tensor_parallel = !own.tensor_parallel;
-    all.extend(switches.then_some(Overlap {
-        tensor_parallel,
-        ..own
-    }));
-    let expert_parallel = !own.expert_parallel;
-    let switches = scenario.runtime.space.expert_overlap && d.ep > 1;
-    all.extend(switches.then_some(Overlap {
-        expert_parallel,
-        ..own
-    }));
+    if runtime.overlaps_tensor_parallel_on(&scenario.cluster) && d.sequence_parallel {
+        all.push(changed(|of, _| of.tensor_parallel ^= true));
+    }
+    if runtime.space.expert_overlap && d.ep > 1 {
+        all.push(changed(|of, _| of.expert_parallel ^= true));
+    }
     all.retain(|overlap| *overlap != own);
     all
 }
@@ -446,12 +406,8 @@ pub(crate) fn changes(
     });
     let mut changes: Vec<Change> = scored.collect::<Result<_, PlannerError>>()?;
     changes.sort_by(|a, b| {
-        let time = a.step_time.0.total_cmp(&b.step_time.0);
-        let memory = a.peak_memory.cmp(&b.peak_memory);
-        let first = match options.objective {
-            Objective::Time => time.then(memory),
-            Objective::Memory => memory.then(time),
-        };
+        let [of_a, of_b] = [a, b].map(|change| (change.step_time, change.peak_memory));
+        let first = options.objective.order(of_a, of_b);
         let fits = b.fits.cmp(&a.fits);
         fits.then(first).then_with(|| a.strategy.cmp(&b.strategy))
     });
@@ -472,13 +428,9 @@ pub fn best_of_each(costs: &CostModel, of: &Strategy) -> Result<Vec<Candidate>, 
         risk: Some(risk),
         ..SearchOptions::default()
     };
-    let mut known: Vec<&str> = Vec::new();
+    let mut known = BTreeSet::new();
     let mut best = changes(costs, &options, of, near)?;
-    best.retain(|change| {
-        let new = !known.contains(&change.decision);
-        known.push(change.decision);
-        new
-    });
+    best.retain(|change| known.insert(change.decision));
     let predicted = best.into_par_iter().map(|change| {
         let prediction = costs.predict(&change.strategy)?;
         Ok(Candidate {

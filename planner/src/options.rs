@@ -1,8 +1,9 @@
 //! What is asked of a search.
 
+use std::cmp::Ordering;
 use std::sync::atomic::AtomicBool;
 
-use catalog::Bytes;
+use catalog::{Bytes, Seconds};
 use costmodel::CostModel;
 
 /// Largest probability that a plan does not fit, if none is asked for: the 90% bound of its memory lies within the
@@ -20,6 +21,25 @@ pub enum Objective {
     Time,
     /// Minimise peak memory.
     Memory,
+}
+
+impl Objective {
+    /// What is minimised, of this time and this memory.
+    pub(crate) fn of(self, time: Seconds, memory: Bytes) -> f64 {
+        match self {
+            Self::Time => time.0,
+            Self::Memory => memory.as_f64(),
+        }
+    }
+
+    /// The order of two plans' times and memory: by what is minimised, then by the other.
+    pub(crate) fn order(self, a: (Seconds, Bytes), b: (Seconds, Bytes)) -> Ordering {
+        let (time, memory) = (a.0.0.total_cmp(&b.0.0), a.1.cmp(&b.1));
+        match self {
+            Self::Time => time.then(memory),
+            Self::Memory => memory.then(time),
+        }
+    }
 }
 
 /// Options of a search.

@@ -36,12 +36,7 @@ impl Rates {
     ) -> Result<Self, PlannerError> {
         let limit = limit(costs, options);
         let objective = options.objective;
-        let asked = Asked {
-            scenario: costs.scenario(),
-            constraints,
-            present: None,
-            every_number: false,
-        };
+        let asked = Asked::new(costs.scenario(), constraints);
         let mut found = Vec::new();
         meshes(asked, &mut BTreeMap::new(), &mut |mesh| found.push(mesh));
         let layouts: Vec<Layout> = found

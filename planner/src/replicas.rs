@@ -243,16 +243,11 @@ impl<'a> Groups<'a> {
 
     /// Every set of result-changing choices that all groups could share.
     fn results(&self, of: &[usize]) -> Vec<Results> {
-        let asked = Asked {
-            scenario: self.groups[of[0]].costs.scenario(),
-            constraints: &self.constraints,
-            present: None,
-            every_number: false,
-        };
-        let mut states: Vec<Option<OptimizerStates>> = asked.optimizer_states();
-        for states in &mut states {
-            *states = states.filter(|states| states.changes_results());
-        }
+        let scenario = self.groups[of[0]].costs.scenario();
+        let asked = Asked::new(scenario, &self.constraints);
+        let states = asked.optimizer_states().into_iter();
+        let states = states.map(|of| of.filter(|states| states.changes_results()));
+        let mut states: Vec<Option<OptimizerStates>> = states.collect();
         states.dedup();
         let gradients = asked.gradients().into_iter();
         gradients
@@ -313,7 +308,7 @@ impl<'a> Groups<'a> {
                 break;
             }
             let shares: Vec<u64> = numbers.iter().map(|&n| n as u64 * step).collect();
-            let unknown = |at: &usize| !self.groups[of[*at]].knows(results, shares[*at]);
+            let unknown = |at: &usize| self.groups[of[*at]].plan(results, shares[*at]).is_none();
             let slower = |&a: &usize, &b: &usize| {
                 let [a, b] = [a, b].map(|at| (times[at][numbers[at]], at));
                 a.0.total_cmp(&b.0).then(b.1.cmp(&a.1))
@@ -404,13 +399,8 @@ impl<'a> Groups<'a> {
         for (&at, &share) in of.iter().zip(&shared.shares) {
             let (costs, space) = self.question(at, Some(results), share)?;
             let outcome = search(&costs, &space, &options, &|_| {})?;
-            plans.extend(
-                outcome
-                    .top
-                    .into_iter()
-                    .next()
-                    .map(|best| Share { costs, space, best }),
-            );
+            let best = outcome.top.into_iter().next();
+            plans.extend(best.map(|best| Share { costs, space, best }));
         }
         Ok(plans)
     }
@@ -449,10 +439,6 @@ impl Group<'_> {
         }
     }
 
-    fn knows(&self, results: Option<Results>, share: u64) -> bool {
-        self.plan(results, share).is_some()
-    }
-
     fn plan(&self, results: Option<Results>, share: u64) -> Option<&Strategy> {
         match self.found.get(&(results, share))? {
             Known::Plan(_, strategy) => Some(strategy),
@@ -480,22 +466,19 @@ fn agreeing(
     let Some((gradients, states)) = results else {
         return constraints;
     };
-    let asked = Asked {
-        scenario,
-        constraints: &constraints.clone(),
-        present: None,
-        every_number: false,
-    };
+    let all = Asked::new(scenario, &constraints)
+        .optimizer_states()
+        .into_iter();
     let precision = scenario.workload.precision;
     let gradients = gradients.unwrap_or(scenario.runtime.own_gradients(precision));
     let alike =
         |other: &Option<OptimizerStates>| other.filter(|other| other.changes_results()) == states;
-    let states: Vec<String> = (asked.optimizer_states().iter().filter(|other| alike(other)))
-        .map(|states| {
-            states
-                .map_or(OptimizerStates::OWN, OptimizerStates::name)
-                .to_owned()
-        })
+    let name = |states: Option<OptimizerStates>| {
+        states.map_or(OptimizerStates::OWN, OptimizerStates::name)
+    };
+    let states = all
+        .filter(alike)
+        .map(|states| name(states).to_owned())
         .collect();
     (constraints.fix).insert("grad_dtype".to_owned(), vec![gradients.name()]);
     constraints.fix.insert("optim_states".to_owned(), states);

@@ -9,7 +9,6 @@ use plans::{Decisions, Strategy};
 use rayon::prelude::*;
 
 use crate::PlannerError;
-use crate::choices::{ActivationChoice, PipelineChoice};
 use crate::executions::{Allows, ExecutionChoice};
 use crate::layouts::Layout;
 use crate::shapes::Shapes;
@@ -104,7 +103,7 @@ struct Members<'a> {
 impl<'a> Members<'a> {
     fn new(space: &'a SearchSpace, layout: &'a Layout) -> Self {
         let mut executions = BTreeMap::new();
-        for (pipeline, activations) in pipelines(space, layout) {
+        for (pipeline, activations) in space.each_pipeline(layout) {
             let allows = space.allows(layout, pipeline, activations);
             executions.entry(allows).or_insert_with(|| {
                 let ways = space.executions(layout, pipeline, activations).into_iter();
@@ -123,18 +122,20 @@ impl<'a> Members<'a> {
         let (space, layout) = (self.space, self.layout);
         let (shardings, orders) = (space.shardings(layout), space.orders(layout));
         let mut index = index as usize;
-        let found = pipelines(space, layout).find_map(|(pipeline, activations)| {
-            let allows = space.allows(layout, pipeline, activations);
-            self.executions[&allows]
-                .iter()
-                .find_map(|&(execution, beside)| {
-                    let found = index < beside;
-                    if !found {
-                        index -= beside;
-                    }
-                    found.then_some((pipeline, activations, execution))
-                })
-        });
+        let found = space
+            .each_pipeline(layout)
+            .find_map(|(pipeline, activations)| {
+                let allows = space.allows(layout, pipeline, activations);
+                self.executions[&allows]
+                    .iter()
+                    .find_map(|&(execution, beside)| {
+                        let found = index < beside;
+                        if !found {
+                            index -= beside;
+                        }
+                        found.then_some((pipeline, activations, execution))
+                    })
+            });
         let (pipeline, activations, execution) =
             found.expect("an index among a layout's strategies");
         let base = space.decisions(layout);
@@ -146,15 +147,6 @@ impl<'a> Members<'a> {
         let sharding = sharding.expect("an index among the ways to shard states");
         space.with_sharding(&d, sharding, orders[index % orders.len()])
     }
-}
-
-/// The pipelines of a layout, each with everything that may become of its activations.
-fn pipelines<'a>(
-    space: &'a SearchSpace,
-    layout: &Layout,
-) -> impl Iterator<Item = (&'a PipelineChoice, ActivationChoice)> {
-    let all = space.pipelines(layout).iter();
-    all.flat_map(|pipeline| pipeline.activations.iter().map(move |&of| (pipeline, of)))
 }
 
 #[cfg(test)]

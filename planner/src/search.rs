@@ -254,11 +254,8 @@ impl<'a> Run<'a> {
             if self.stopped() {
                 return Ok(());
             }
-            let size = if rest.len() == layouts.len() {
-                FIRST_CHUNK
-            } else {
-                CHUNK
-            };
+            let first = rest.len() == layouts.len();
+            let size = if first { FIRST_CHUNK } else { CHUNK };
             let (chunk, after) = rest.split_at(size.min(rest.len()));
             rest = after;
             let bounded: Vec<Bounded> = chunk
@@ -396,11 +393,10 @@ impl<'a> Run<'a> {
         if bound > self.within {
             return true;
         }
+        let ties = || 1.0 + contest::tie(self.branches.costs, self.options);
         if self.only_ties
             && let Some((_, best)) = self.best.first()
-            && bound
-                > self.minimised(&best.score)
-                    * (1.0 + contest::tie(self.branches.costs, self.options))
+            && bound > self.minimised(&best.score) * ties()
         {
             return true;
         }
@@ -414,29 +410,33 @@ impl<'a> Run<'a> {
 
     /// Whether the strategies of an entry are certainly worse than the best known of their own layout.
     fn beyond_own(&self, entry: &Entry) -> bool {
+        let own = self.best_own(entry);
+        own.is_some_and(|best| entry.bound > self.minimised(&best.score))
+    }
+
+    /// The best plan known of an entry's own layout.
+    fn best_own(&self, entry: &Entry) -> Option<&Scored> {
         let layout = self.branches.layout(entry).sizes();
-        let known = self.best.iter().find(|(known, _)| *known == layout);
-        known.is_some_and(|(_, best)| entry.bound > self.minimised(&best.score))
+        let own = self.best.iter().find(|(known, _)| *known == layout);
+        own.map(|(_, plan)| plan)
     }
 
     /// The most that a strategy of an entry may take and be among the best: beyond it, [`Self::beyond`] or
     /// [`Self::beyond_own`] leaves it out.
     fn most(&self, entry: &Entry) -> f64 {
-        let layout = self.branches.layout(entry).sizes();
-        let own = self.best.iter().find(|(known, _)| *known == layout);
         let full = self.best.len() >= self.wanted;
         let worst = self.best.last().filter(|_| full);
-        let known = own.into_iter().chain(worst);
-        let known = known.map(|(_, plan)| self.minimised(&plan.score));
+        let known = self
+            .best_own(entry)
+            .into_iter()
+            .chain(worst.map(|(_, plan)| plan));
+        let known = known.map(|plan| self.minimised(&plan.score));
         known.fold(self.within, f64::min)
     }
 
     /// What the search minimises of a plan.
     fn minimised(&self, score: &Score) -> f64 {
-        match self.options.objective {
-            Objective::Time => score.step_time.0,
-            Objective::Memory => score.peak_memory.as_f64(),
-        }
+        (self.options.objective).of(score.step_time, score.peak_memory)
     }
 
     fn prune(&mut self, reason: &str, count: u64) {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use catalog::{Bytes, Pools};
 use costmodel::{CostModel, Scenario};
 use plans::grammar::written;
-use plans::{Candidate, Relaxation, SpaceReport};
+use plans::{Candidate, Relaxation, SearchOutcome, SpaceReport};
 
 use crate::PlannerError;
 use crate::constraints::Constraints;
@@ -37,16 +37,25 @@ pub fn sized(
     gpus: u64,
     options: &SearchOptions<'_>,
 ) -> Result<Sized, PlannerError> {
-    let costs = costs.with_workload(costs.scenario().workload.with_gpus(gpus)?)?;
-    let space = SearchSpace::new(costs.scenario(), constraints);
-    let options = SearchOptions { top: 1, ..*options };
-    let outcome = search(&costs, &space, &options, &|_| {})?;
+    let workload = costs.scenario().workload.with_gpus(gpus)?;
+    let outcome = best_of(&costs.with_workload(workload)?, constraints, options)?;
     let best = outcome.top.into_iter().next();
     Ok(Sized {
         gpus,
         why_none: best.is_none().then(|| why_none(&outcome.space)),
         best,
     })
+}
+
+/// The search for the best plan alone.
+fn best_of(
+    costs: &CostModel,
+    constraints: &Constraints,
+    options: &SearchOptions<'_>,
+) -> Result<SearchOutcome, PlannerError> {
+    let space = SearchSpace::new(costs.scenario(), constraints);
+    let options = SearchOptions { top: 1, ..*options };
+    search(costs, &space, &options, &|_| {})
 }
 
 /// Why a search found no plan, in words: its strategies do not fit, or there are none.
@@ -102,26 +111,23 @@ pub fn relaxations(
     let scenario = costs.scenario();
     let mut advice = Vec::new();
     let space = SearchSpace::new(scenario, constraints);
-    if space.is_empty() && !constraints.is_empty() {
+    let rule = by_rule(&space.illegal);
+    let mut says = |text: String| advice.push(Relaxation::advice(text));
+    if space.is_empty() && constraints.is_empty() {
+        says(format!(
+            "no strategy is legal for these sizes{rule}; change the number of GPUs or the global batch"
+        ));
+    } else if space.is_empty() {
         if SearchSpace::has_any(scenario, &Constraints::default()) {
-            let rule = by_rule(&space.illegal);
-            advice.push(Relaxation::advice(format!(
+            says(format!(
                 "the constraints exclude every strategy{rule}; relax one of them"
-            )));
+            ));
         }
         for (name, without) in single_relaxations(constraints) {
             if SearchSpace::has_any(scenario, &without) {
-                advice.push(Relaxation::advice(format!(
-                    "without `{name}` there are legal strategies"
-                )));
+                says(format!("without `{name}` there are legal strategies"));
             }
         }
-    }
-    if space.is_empty() && constraints.is_empty() {
-        let rule = by_rule(&space.illegal);
-        advice.push(Relaxation::advice(format!(
-            "no strategy is legal for these sizes{rule}; change the number of GPUs or the global batch"
-        )));
     }
     let (lightest, more) = rayon::join(
         || least_memory(costs, constraints, options),
@@ -133,11 +139,8 @@ pub fn relaxations(
             "the lightest strategy needs {needed} of memory per GPU; {} has {}",
             device.name, device.memory.value
         )));
-        advice.extend(
-            options
-                .risk
-                .and_then(|risk| riskier(scenario, needed, risk)),
-        );
+        let riskier = |risk| riskier(scenario, needed, risk);
+        advice.extend(options.risk.and_then(riskier));
     }
     advice.extend(with_smaller_batch(costs, constraints, options)?);
     advice.extend(offloaded(costs, constraints, options)?);
@@ -185,13 +188,10 @@ fn with_smaller_batch(
     if costmodel::least_states(scenario)?.0 / gpus > limit(costs, options).0 {
         return Ok(None);
     }
-    let options = SearchOptions { top: 1, ..*options };
     let halves = (0..BATCHES_TRIED).map(|halvings| gpus >> halvings);
     for batch in halves.filter(|&batch| (1..workload.global_batch).contains(&batch)) {
-        let smaller = workload.with_batch(batch)?;
-        let costs = costs.with_workload(smaller)?;
-        let space = SearchSpace::new(costs.scenario(), constraints);
-        let found = search(&costs, &space, &options, &|_| {})?;
+        let smaller = costs.with_workload(workload.with_batch(batch)?)?;
+        let found = best_of(&smaller, constraints, options)?;
         if let Some(best) = found.top.first() {
             let strategy = written(&best.strategy, &scenario.runtime);
             return Ok(Some(Relaxation {
@@ -213,9 +213,7 @@ fn offloaded(
     let Some(asked) = without.fix.remove("offload") else {
         return Ok(None);
     };
-    let space = SearchSpace::new(costs.scenario(), &without);
-    let options = SearchOptions { top: 1, ..*options };
-    let found = search(costs, &space, &options, &|_| {})?;
+    let found = best_of(costs, &without, options)?;
     let best = found.top.first().map(|best| &best.strategy);
     Ok(best.and_then(|best| {
         let offload = best.offload?.name();
@@ -245,22 +243,21 @@ fn riskier(scenario: &Scenario, peak: Bytes, risk: f64) -> Option<Relaxation> {
     })
 }
 
+/// The constraints without one of them, by its name.
 fn single_relaxations(constraints: &Constraints) -> Vec<(String, Constraints)> {
-    let mut list = Vec::new();
-    for key in constraints.fix.keys() {
+    let without = |(flag, value): (&'static str, String)| {
         let mut without = constraints.clone();
-        without.fix.remove(key);
-        list.push((format!("{key}={}", constraints.fix[key].join("|")), without));
-    }
-    for key in constraints.min.keys() {
-        let mut without = constraints.clone();
-        without.min.remove(key);
-        list.push((format!("min {key}={}", constraints.min[key]), without));
-    }
-    for key in constraints.max.keys() {
-        let mut without = constraints.clone();
-        without.max.remove(key);
-        list.push((format!("max {key}={}", constraints.max[key]), without));
-    }
-    list
+        let key = value.split('=').next().unwrap_or_default();
+        let name = match flag {
+            "fix" => without.fix.remove(key).map(|_| value.clone()),
+            "min" => without.min.remove(key).map(|_| format!("min {value}")),
+            _ => without.max.remove(key).map(|_| format!("max {value}")),
+        };
+        Some((name?, without))
+    };
+    constraints
+        .flags()
+        .into_iter()
+        .filter_map(without)
+        .collect()
 }

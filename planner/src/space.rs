@@ -27,7 +27,7 @@ use std::sync::Arc;
 
 use catalog::prefetch::Ahead;
 use catalog::runtime::RecomputeMode;
-use catalog::{Axis, AxisOrder, CudaGraphs, Dispatcher, Fp8Recipe, Runtime, Zero};
+use catalog::{Axis, AxisOrder, Runtime, Zero};
 use costmodel::{Lightest, Scenario};
 use plans::legality::check_layout;
 use plans::support::{allowed_by, equal_expert_dp};
@@ -184,12 +184,7 @@ impl SearchSpace {
     /// Whether any strategy is legal; enumeration stops at the first.
     #[must_use]
     pub fn has_any(scenario: &Scenario, constraints: &Constraints) -> bool {
-        let asked = Asked {
-            scenario,
-            constraints,
-            present: None,
-            every_number: false,
-        };
+        let asked = Asked::new(scenario, constraints);
         let mut illegal = BTreeMap::new();
         let mut found = Vec::new();
         meshes(asked, &mut illegal, &mut |mesh| found.push(mesh));
@@ -226,6 +221,15 @@ impl SearchSpace {
     #[must_use]
     pub fn pipelines(&self, layout: &Layout) -> &Arc<Vec<PipelineChoice>> {
         &self.pipelines[&(layout.pp, layout.num_micro_batches)]
+    }
+
+    /// The pipelines of a layout, each with everything that may become of its activations.
+    pub(crate) fn each_pipeline(
+        &self,
+        layout: &Layout,
+    ) -> impl Iterator<Item = (&PipelineChoice, ActivationChoice)> + use<'_> {
+        let all = self.pipelines(layout).iter();
+        all.flat_map(|pipeline| pipeline.activations.iter().map(move |&of| (pipeline, of)))
     }
 
     /// All numbers of pipeline ranks and micro-batches, with their pipelines.
@@ -296,21 +300,6 @@ impl SearchSpace {
         self.asked().executions_with(layout, allows)
     }
 
-    /// The ways to send tokens to experts of a layout.
-    pub(crate) fn dispatchers(&self, layout: &Layout) -> Vec<Option<Dispatcher>> {
-        self.asked().dispatchers(layout)
-    }
-
-    /// The ways to scale operands of 8-bit products.
-    pub(crate) fn fp8_recipes(&self) -> Vec<Option<Fp8Recipe>> {
-        self.asked().fp8_recipes()
-    }
-
-    /// What may be captured in CUDA graphs of a layout.
-    pub(crate) fn graphs(&self, layout: &Layout) -> Vec<Option<CudaGraphs>> {
-        self.asked().graphs(layout)
-    }
-
     /// Number of strategies of a layout with a pipeline, what becomes of its activations, and each of some ways to run passes.
     pub(crate) fn beside(&self, layout: &Layout, executions: &[ExecutionChoice]) -> u64 {
         let shardings = self.shardings(layout);
@@ -326,12 +315,10 @@ impl SearchSpace {
     #[must_use]
     pub fn strategies(&self, layout: &Layout) -> Vec<Strategy> {
         let mut all = Vec::new();
-        for pipeline in self.pipelines(layout).iter() {
-            for &activations in &pipeline.activations {
-                let d = with_pipeline(&self.decisions(layout), pipeline, activations);
-                for execution in self.executions(layout, pipeline, activations) {
-                    all.extend(self.beneath(layout, &d, execution));
-                }
+        for (pipeline, activations) in self.each_pipeline(layout) {
+            let d = with_pipeline(&self.decisions(layout), pipeline, activations);
+            for execution in self.executions(layout, pipeline, activations) {
+                all.extend(self.beneath(layout, &d, execution));
             }
         }
         all
@@ -369,7 +356,8 @@ impl SearchSpace {
         strategy.expect("layout and pipeline were found legal")
     }
 
-    fn asked(&self) -> Asked<'_> {
+    /// The question whose space this is.
+    pub(crate) fn asked(&self) -> Asked<'_> {
         Asked {
             scenario: &self.scenario,
             constraints: &self.constraints,
