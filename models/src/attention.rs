@@ -43,7 +43,7 @@ pub(crate) fn grouped(
     let [q, k] = rotated(block, class, [q, k], (head_dim, qk_norm));
     let sinks = config.sinks.then(|| {
         let name = scope("sinks");
-        block.tape.parameter(&name, &[heads], block.dtype, 1).id
+        block.weight(&name, &[heads]).id
     });
     let dims = Dims {
         heads,
@@ -91,17 +91,13 @@ fn rotated(
         k = block.tape.rope(&scope("rotary_emb"), &k, rotary);
         if qk_norm == QkNorm::Unweighted {
             let epsilon = constants.norm_epsilon;
-            q = block
-                .tape
-                .unit_norm(&scope("q_norm"), &q, head_dim, epsilon);
-            k = block
-                .tape
-                .unit_norm(&scope("k_norm"), &k, head_dim, epsilon);
+            let tape = &mut *block.tape;
+            q = tape.unit_norm(&scope("q_norm"), &q, head_dim, epsilon);
+            k = tape.unit_norm(&scope("k_norm"), &k, head_dim, epsilon);
         }
     } else if let Some(temperature) = constants.temperature {
-        q = block
-            .tape
-            .temperature(&scope("temperature"), &q, temperature);
+        let name = scope("temperature");
+        q = block.tape.temperature(&name, &q, temperature);
     }
     [q, k]
 }
@@ -267,10 +263,8 @@ fn latent_queries(
     let hidden = block.model.hidden;
     let module = block.names.attention;
     let Some(rank) = compressed else {
-        let x = block
-            .tape
-            .at(&format!("{module}.q_proj.input"), x.clone())?;
         let name = format!("{module}.q_proj");
+        let x = block.tape.at(&format!("{name}.input"), x.clone())?;
         return block.linear(Site::AttentionInput, &name, &x, out, hidden, false);
     };
     let name = format!("{module}.q_a_proj");
@@ -316,7 +310,7 @@ fn softmax(model: &ModelConfig, dims: &Dims) -> SoftmaxRule {
 fn core(
     block: &mut Block<'_, '_, '_>,
     class: LayerClass,
-    [q, k, v]: [DTensor; 3],
+    [mut q, mut k, mut v]: [DTensor; 3],
     dims: Dims,
 ) -> Result<DTensor, ModelError> {
     let scope = format!("{}.core_attention", block.names.attention);
@@ -334,37 +328,28 @@ fn core(
         window: class.window,
     };
     let weights = (softmax(block.model, &dims), block.model.attention_dropout);
-    if mesh.cp == 1 {
-        return Ok(block.tape.attention(&scope, [&q, &k, &v], shape, weights));
-    }
+    let exchange = (mesh.cp > 1).then(|| block.tape.attention_exchange());
     let name = format!("{scope}.input");
-    match block.tape.attention_exchange() {
-        CpKind::Ring => {
-            block.tape.ring_exchange(&scope, &k, &v);
-            Ok(block.tape.attention(&scope, [&q, &k, &v], shape, weights))
+    let mut moved = |x: &DTensor, to| block.tape.redistribute(&name, x, Axis::Cp, to);
+    match exchange {
+        None => {}
+        Some(CpKind::Ring) => block.tape.ring_exchange(&scope, &k, &v),
+        Some(CpKind::AllGather) => {
+            k = moved(&k, Placement::Replicate)?;
+            v = moved(&v, Placement::Replicate)?;
         }
-        CpKind::AllGather => {
-            let k = block
-                .tape
-                .redistribute(&name, &k, Axis::Cp, Placement::Replicate)?;
-            let v = block
-                .tape
-                .redistribute(&name, &v, Axis::Cp, Placement::Replicate)?;
-            Ok(block.tape.attention(&scope, [&q, &k, &v], shape, weights))
-        }
-        CpKind::AllToAll => {
+        Some(CpKind::AllToAll) => {
             shape.heads = shape.heads.div_ceil(mesh.cp);
             shape.kv_heads = shape.kv_heads.div_ceil(mesh.cp);
             shape.q_len = sequence;
             let heads = Placement::Shard(2);
-            let q = block.tape.redistribute(&name, &q, Axis::Cp, heads)?;
-            let k = block.tape.redistribute(&name, &k, Axis::Cp, heads)?;
-            let v = block.tape.redistribute(&name, &v, Axis::Cp, heads)?;
-            let out = block.tape.attention(&scope, [&q, &k, &v], shape, weights);
-            let back = format!("{scope}.output");
-            Ok(block
-                .tape
-                .redistribute(&back, &out, Axis::Cp, Placement::Shard(1))?)
+            [q, k, v] = [moved(&q, heads)?, moved(&k, heads)?, moved(&v, heads)?];
         }
     }
+    let out = block.tape.attention(&scope, [&q, &k, &v], shape, weights);
+    if exchange != Some(CpKind::AllToAll) {
+        return Ok(out);
+    }
+    let back = format!("{scope}.output");
+    Ok((block.tape).redistribute(&back, &out, Axis::Cp, Placement::Shard(1))?)
 }

@@ -1,7 +1,7 @@
 //! A decoder, written once for one device. It never mentions the mesh: the sharding plan gives placements at module
 //! inputs and outputs.
 
-use catalog::model::{Mlp, Moe, Position, Residual};
+use catalog::model::{AttentionKind, Family, Moe, Position, Residual};
 use catalog::{AdaptedModule, DType, LayerClass, LayerKind};
 use dtensor::{DTensor, GatedUnit, Nonlinearity, Placement, Placements, Route, Site};
 
@@ -14,82 +14,67 @@ impl Block<'_, '_, '_> {
     /// A decoder layer.
     pub(crate) fn layer(&mut self, class: LayerClass, x: DTensor) -> Result<DTensor, ModelError> {
         let n = self.names;
-        match class.kind {
-            LayerKind::AttentionThenFeedForward => {}
-            LayerKind::RecurrenceThenFeedForward => {
-                let normed = self.norm(n.norm1, &x);
-                let mixed = recurrent::mixed(self, normed)?;
-                let x = self.join(n.recurrence, &x, mixed)?;
-                let normed = self.norm(n.norm2, &x);
-                let fed = self.feed_forward(class, normed)?;
-                return self.join(n.mlp, &x, fed);
-            }
+        let (residual, mixer) = match class.kind {
+            LayerKind::AttentionThenFeedForward => (self.model.residual, n.attention),
+            LayerKind::RecurrenceThenFeedForward => (Residual::Sequential, n.recurrence),
             LayerKind::Attention
             | LayerKind::Recurrence
             | LayerKind::FeedForward
             | LayerKind::Experts => {
-                let normed = self.norm(n.norm1, &x);
-                let made = self.alone(class, normed)?;
-                return self.join(n.mlp, &x, made);
+                let norms = [Some(n.norm1), None];
+                return self.sublayer(&x, norms, n.mlp, |block, x| match class.kind.feeds() {
+                    true => block.feed_forward(class, x),
+                    false => block.mixed(class, x),
+                });
             }
-        }
-        match self.model.residual {
-            Residual::Sequential => {
-                let normed = self.norm(n.norm1, &x);
-                let attended = self.attention(class, normed)?;
-                let x = self.join(n.attention, &x, attended)?;
-                let normed = self.norm(n.norm2, &x);
-                let fed = self.feed_forward(class, normed)?;
-                self.join(n.mlp, &x, fed)
-            }
-            Residual::Parallel { shared_norm } => {
-                let first = self.norm(n.norm1, &x);
-                let second = if shared_norm {
-                    first.clone()
-                } else {
-                    self.norm(n.norm2, &x)
-                };
-                let attended = self.attention(class, first)?;
-                let fed = self.feed_forward(class, second)?;
-                let both = self.tape.add("residual", &attended, &fed)?;
-                self.join("residual", &x, both)
-            }
-            Residual::Sandwich => {
-                let normed = self.norm(n.norm1, &x);
-                let attended = self.attention(class, normed)?;
-                let attended = self.norm(n.norm2, &attended);
-                let x = self.join(n.attention, &x, attended)?;
-                let normed = self.norm("pre_feedforward_layernorm", &x);
-                let fed = self.feed_forward(class, normed)?;
-                let fed = self.norm("post_feedforward_layernorm", &fed);
-                self.join(n.mlp, &x, fed)
-            }
-            Residual::After => self.normed_after(class, &x),
-        }
+        };
+        let [before, after] = ["pre_feedforward_layernorm", "post_feedforward_layernorm"];
+        let [first, second] = match residual {
+            Residual::Parallel { shared_norm } => return self.parallel(class, &x, shared_norm),
+            Residual::Sequential => [[Some(n.norm1), None], [Some(n.norm2), None]],
+            Residual::Sandwich => [[Some(n.norm1), Some(n.norm2)], [Some(before), Some(after)]],
+            Residual::After => [[None, Some(n.norm2)], [None, Some(after)]],
+        };
+        let x = self.sublayer(&x, first, mixer, |block, x| block.mixed(class, x))?;
+        self.sublayer(&x, second, n.mlp, |block, x| block.feed_forward(class, x))
     }
 
-    /// A layer with norms after attention and feed-forward only.
-    fn normed_after(&mut self, class: LayerClass, x: &DTensor) -> Result<DTensor, ModelError> {
+    /// A sublayer beside the residual stream, with a norm before and one after it where they have names.
+    fn sublayer(
+        &mut self,
+        x: &DTensor,
+        [before, after]: [Option<&str>; 2],
+        scope: &str,
+        made: impl FnOnce(&mut Self, DTensor) -> Result<DTensor, ModelError>,
+    ) -> Result<DTensor, ModelError> {
+        let input = match before {
+            Some(norm) => self.norm(norm, x),
+            None => self.tape.branch(x),
+        };
+        let mut y = made(self, input)?;
+        if let Some(norm) = after {
+            y = self.norm(norm, &y);
+        }
+        self.join(scope, x, y)
+    }
+
+    /// A layer whose attention and feed-forward block run beside each other.
+    fn parallel(
+        &mut self,
+        class: LayerClass,
+        x: &DTensor,
+        shared_norm: bool,
+    ) -> Result<DTensor, ModelError> {
         let n = self.names;
-        let branch = self.tape.branch(x);
-        let attended = self.attention(class, branch)?;
-        let attended = self.norm(n.norm2, &attended);
-        let x = self.join(n.attention, x, attended)?;
-        let branch = self.tape.branch(&x);
-        let fed = self.feed_forward(class, branch)?;
-        let fed = self.norm("post_feedforward_layernorm", &fed);
-        self.join(n.mlp, &x, fed)
-    }
-
-    /// The sublayer of a layer that has only one.
-    fn alone(&mut self, class: LayerClass, x: DTensor) -> Result<DTensor, ModelError> {
-        if class.kind.attends() {
-            self.attention(class, x)
-        } else if class.kind.recurs() {
-            recurrent::mixed(self, x)
-        } else {
-            self.feed_forward(class, x)
-        }
+        let first = self.norm(n.norm1, x);
+        let second = match shared_norm {
+            true => first.clone(),
+            false => self.norm(n.norm2, x),
+        };
+        let attended = self.mixed(class, first)?;
+        let fed = self.feed_forward(class, second)?;
+        let both = self.tape.add("residual", &attended, &fed)?;
+        self.join("residual", x, both)
     }
 
     /// Adds a sublayer's output to the residual stream, after dropout if the model has any.
@@ -102,60 +87,65 @@ impl Block<'_, '_, '_> {
         Ok(self.tape.add(&format!("{scope}.residual"), x, &y)?)
     }
 
-    fn attention(&mut self, class: LayerClass, x: DTensor) -> Result<DTensor, ModelError> {
+    /// What mixes the tokens of a sequence: attention, or a recurrence.
+    fn mixed(&mut self, class: LayerClass, x: DTensor) -> Result<DTensor, ModelError> {
         match self.model.attention.kind {
-            catalog::model::AttentionKind::Grouped { .. } => grouped(self, class, x),
-            catalog::model::AttentionKind::Latent { .. } => latent(self, class, x),
+            _ if class.kind.recurs() => recurrent::mixed(self, x),
+            AttentionKind::Grouped { .. } => grouped(self, class, x),
+            AttentionKind::Latent { .. } => latent(self, class, x),
         }
     }
 
     fn feed_forward(&mut self, class: LayerClass, x: DTensor) -> Result<DTensor, ModelError> {
         match (self.model.moe, class.moe) {
             (Some(moe), true) => self.experts(&moe, x),
-            _ => self.mlp(self.names.mlp, &self.model.mlp, self.model.mlp.ffn, x),
+            _ => self.mlp(self.names.mlp, self.model.mlp.ffn, x),
         }
     }
 
     /// A feed-forward block with inner width `ffn`.
-    fn mlp(
-        &mut self,
-        module: &str,
-        mlp: &Mlp,
-        ffn: u64,
-        x: DTensor,
-    ) -> Result<DTensor, ModelError> {
+    fn mlp(&mut self, module: &str, ffn: u64, x: DTensor) -> Result<DTensor, ModelError> {
         let n = self.names;
-        let hidden = self.model.hidden;
-        let flat = self.model.family == catalog::model::Family::Opt;
-        let scope = |name: &str| {
-            if flat {
-                name.to_owned()
-            } else {
-                format!("{module}.{name}")
-            }
+        let (hidden, bias) = (self.model.hidden, self.model.mlp.bias);
+        let flat = self.model.family == Family::Opt;
+        let scope = |name: &str| match flat {
+            true => name.to_owned(),
+            false => format!("{module}.{name}"),
         };
         let x = self.tape.at(&format!("{module}.input"), x)?;
         let activation = format!("{module}.act_fn");
-        let mut into = |name: &str, width: u64| {
+        let names = [n.gate_up, n.gate, n.up];
+        let inner = self.activated(&activation, names, ffn, |block, name, width| {
             let site = Site::FeedForwardInput;
-            let y = self.linear(site, &scope(name), &x, width, hidden, mlp.bias)?;
-            self.adapted(&[AdaptedModule::Fc1], &scope(name), &x, y)
-        };
-        let inner = if mlp.gated && mlp.fused_gate_up {
-            let both = into(n.gate_up, 2 * ffn)?;
-            self.tape
-                .fused_gated_activation(&activation, self.gated_unit(), &both)
-        } else if mlp.gated {
-            let (gate, up) = (into(n.gate, ffn)?, into(n.up, ffn)?);
-            self.tape
-                .gated_activation(&activation, self.gated_unit(), &gate, &up)
-        } else {
-            let up = into(n.up, ffn)?;
-            self.tape.activation(&activation, self.nonlinearity(), &up)
-        };
+            let y = block.linear(site, &scope(name), &x, width, hidden, bias)?;
+            block.adapted(&[AdaptedModule::Fc1], &scope(name), &x, y)
+        })?;
         let (out, down) = (Site::FeedForwardOutput, scope(n.down));
-        let y = self.linear(out, &down, &inner, hidden, ffn, mlp.bias)?;
+        let y = self.linear(out, &down, &inner, hidden, ffn, bias)?;
         self.adapted(&[AdaptedModule::Fc2], &down, &inner, y)
+    }
+
+    /// The activation of a feed-forward block of inner width `ffn`, after projections by `into`, whose names are of gate and up
+    /// in one, of the gate, and of up.
+    fn activated(
+        &mut self,
+        scope: &str,
+        [both, gate, up]: [&str; 3],
+        ffn: u64,
+        into: impl Fn(&mut Self, &str, u64) -> Result<DTensor, ModelError>,
+    ) -> Result<DTensor, ModelError> {
+        let mlp = &self.model.mlp;
+        if mlp.gated && mlp.fused_gate_up {
+            let (both, unit) = (into(self, both, 2 * ffn)?, self.gated_unit());
+            return Ok(self.tape.fused_gated_activation(scope, unit, &both));
+        }
+        if mlp.gated {
+            let (gate, up) = (into(self, gate, ffn)?, into(self, up, ffn)?);
+            let unit = self.gated_unit();
+            return Ok(self.tape.gated_activation(scope, unit, &gate, &up));
+        }
+        let (up, function) = (into(self, up, ffn)?, self.nonlinearity());
+        Ok(self.tape.activation(scope, function, &up))
     }
 
     fn nonlinearity(&self) -> Nonlinearity {
@@ -213,7 +203,7 @@ impl Block<'_, '_, '_> {
         };
         let module = format!("{}.{}", n.moe, n.shared);
         let input = self.tape.at(&format!("{}.input", n.shared), x.clone())?;
-        let mut shared = self.mlp(&module, &self.model.mlp, moe.shared_ffn, input)?;
+        let mut shared = self.mlp(&module, moe.shared_ffn, input)?;
         shared = self
             .tape
             .at(&format!("{}.{}.output", n.shared, n.down), shared)?;
@@ -226,23 +216,12 @@ impl Block<'_, '_, '_> {
     fn expert_mlp(&mut self, moe: &Moe, rows: &DTensor) -> Result<DTensor, ModelError> {
         let hidden = self.model.hidden;
         let activation = format!("{}.experts.act_fn", self.names.moe);
-        let (mlp, names) = (&self.model.mlp, self.names);
-        let mut into =
-            |name: &str, width: u64| self.expert_linear(moe, rows, name, [width, hidden]);
-        let inner = if mlp.gated && mlp.fused_gate_up {
-            let both = into(names.expert_gate_up, 2 * moe.expert_ffn)?;
-            self.tape
-                .fused_gated_activation(&activation, self.gated_unit(), &both)
-        } else if mlp.gated {
-            let gate = into(names.expert[0], moe.expert_ffn)?;
-            let up = into(names.expert[1], moe.expert_ffn)?;
-            self.tape
-                .gated_activation(&activation, self.gated_unit(), &gate, &up)
-        } else {
-            let up = into(names.expert[1], moe.expert_ffn)?;
-            self.tape.activation(&activation, self.nonlinearity(), &up)
-        };
-        self.expert_linear(moe, &inner, names.expert[2], [hidden, moe.expert_ffn])
+        let n = self.names;
+        let names = [n.expert_gate_up, n.expert[0], n.expert[1]];
+        let inner = self.activated(&activation, names, moe.expert_ffn, |block, name, width| {
+            block.expert_linear(moe, rows, name, [width, hidden])
+        })?;
+        self.expert_linear(moe, &inner, n.expert[2], [hidden, moe.expert_ffn])
     }
 
     /// One projection of all experts, given its index in [`Names::expert`](crate::names::Names::expert), with its
@@ -276,9 +255,7 @@ impl Block<'_, '_, '_> {
         let model = self.model;
         let table = format!("/{}", n.embedding);
         let shape = [model.vocab, model.hidden];
-        let weight = self
-            .tape
-            .parameter(&format!("{table}.weight"), &shape, self.dtype, 1);
+        let weight = self.weight(&format!("{table}.weight"), &shape);
         let ids = self.token_ids(batch, sequence);
         let x = self.tape.embedding(n.embedding, &ids, &weight, self.dtype);
         let mut x = self.tape.at(&format!("{}.output", n.embedding), x)?;
@@ -288,9 +265,7 @@ impl Block<'_, '_, '_> {
         }
         if let Position::Learned { rows } = model.position {
             let name = format!("/{}.weight", n.positions);
-            let table = self
-                .tape
-                .parameter(&name, &[rows, model.hidden], self.dtype, 1);
+            let table = self.weight(&name, &[rows, model.hidden]);
             // The first rows of OPT's table belong to no position.
             let first = rows - model.max_position.min(rows);
             x = self.tape.positions(n.positions, &x, &table, first);
@@ -299,9 +274,7 @@ impl Block<'_, '_, '_> {
             x = self.norm(&format!("/{}", n.embedding_norm), &x);
         }
         if model.hidden_dropout > 0.0 {
-            x = self
-                .tape
-                .dropout(n.embedding, &x, self.model.hidden_dropout);
+            x = self.tape.dropout(n.embedding, &x, model.hidden_dropout);
         }
         Ok(x)
     }
@@ -320,8 +293,7 @@ impl Block<'_, '_, '_> {
 
     /// Final norm, head and loss.
     pub(crate) fn head(&mut self, x: DTensor) -> Result<DTensor, ModelError> {
-        let n = self.names;
-        let x = self.norm(&format!("/{}", n.final_norm), &x);
+        let x = self.norm(&format!("/{}", self.names.final_norm), &x);
         self.logits_and_loss(x)
     }
 
@@ -335,14 +307,10 @@ impl Block<'_, '_, '_> {
             n.head
         };
         let shape = [model.vocab, model.hidden];
-        let w = self
-            .tape
-            .parameter(&format!("/{name}.weight"), &shape, self.dtype, 1);
+        let w = self.weight(&format!("/{name}.weight"), &shape);
         let logits = self.tape.linear(n.head, &x, &w, Site::Other)?;
         let logits = if model.head_bias {
-            let b =
-                self.tape
-                    .parameter(&format!("/{}.bias", n.head), &[model.vocab], self.dtype, 1);
+            let b = self.weight(&format!("/{}.bias", n.head), &[model.vocab]);
             self.tape.bias(n.head, &logits, &b)
         } else {
             logits

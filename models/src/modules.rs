@@ -16,6 +16,11 @@ pub(crate) struct Block<'t, 'p, 'm> {
 }
 
 impl Block<'_, '_, '_> {
+    /// A parameter of the block's type.
+    pub(crate) fn weight(&mut self, name: &str, shape: &[u64]) -> DTensor {
+        self.tape.parameter(name, shape, self.dtype, 1)
+    }
+
     /// Norm over the hidden size.
     pub(crate) fn norm(&mut self, scope: &str, x: &DTensor) -> DTensor {
         self.norm_over(scope, x, self.model.hidden)
@@ -35,13 +40,8 @@ impl Block<'_, '_, '_> {
         epsilon: f64,
     ) -> DTensor {
         let norm = self.model.norm;
-        let weight = self
-            .tape
-            .parameter(&format!("{scope}.weight"), &[width], self.dtype, 1);
-        let bias = norm.bias.then(|| {
-            self.tape
-                .parameter(&format!("{scope}.bias"), &[width], self.dtype, 1)
-        });
+        let weight = self.weight(&format!("{scope}.weight"), &[width]);
+        let bias = (norm.bias).then(|| self.weight(&format!("{scope}.bias"), &[width]));
         let norm = Norm {
             kind: norm.kind,
             epsilon,

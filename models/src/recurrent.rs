@@ -16,9 +16,8 @@ pub(crate) fn mixed(block: &mut Block<'_, '_, '_>, x: DTensor) -> Result<DTensor
     let Some(hybrid) = &block.model.hybrid else {
         unreachable!("only hybrid models have layers with a recurrence")
     };
-    let x = block
-        .tape
-        .at(&format!("{}.input", block.names.recurrence), x)?;
+    let input = format!("{}.input", block.names.recurrence);
+    let x = block.tape.at(&input, x)?;
     match hybrid.recurrence {
         Recurrence::StateSpace(sizes) => state_space(block, sizes, &x),
         Recurrence::GatedDelta(sizes) => gated_delta(block, sizes, &x),
@@ -152,10 +151,7 @@ fn convolved(
     of: Convolution,
 ) -> Result<DTensor, ModelError> {
     let scope = format!("{}.conv1d", block.names.recurrence);
-    let dtype = block.dtype;
-    let mut own = |name: &str, shape: &[u64]| {
-        (block.tape).parameter(&format!("{scope}.{name}"), shape, dtype, 1)
-    };
+    let mut own = |name: &str, shape: &[u64]| block.weight(&format!("{scope}.{name}"), shape);
     let weight = own("weight", &[channels, 1, of.kernel]);
     let bias = biased.then(|| own("bias", &[channels]));
     let weights = (&weight, bias.as_ref());
@@ -170,8 +166,7 @@ fn finished(
 ) -> Result<DTensor, ModelError> {
     let module = block.names.recurrence;
     let scope = format!("{module}.norm");
-    let weight = format!("{scope}.weight");
-    let weight = block.tape.parameter(&weight, &[width], block.dtype, 1);
+    let weight = block.weight(&format!("{scope}.weight"), &[width]);
     let normed = block.tape.gated_norm(&scope, [out, gate], &weight, norm)?;
     let (hidden, inner) = (block.model.hidden, out.shape[2]);
     let name = format!("{module}.out_proj");
