@@ -16,18 +16,3 @@ pub(crate) fn recomputed(
     let kept = stages[0].saturating_sub(of_first) * in_flight(0);
     stages[stage].saturating_sub(kept / in_flight(stage))
 }
-
-/// Why the first stage, with so many layers, cannot recompute `of_first` and later ones fewer; `falls` says whether later ranks
-/// have fewer micro-batches in flight.
-pub(crate) fn conflict(of_first: u64, layers: u64, falls: bool) -> Option<&'static str> {
-    match of_first {
-        _ if !falls => Some(
-            "recompute=falling:N needs pp of at least 2 and a schedule whose later ranks have fewer micro-batches in \
-             flight (1f1b, interleaved or zb-h1); use recompute=layers:N",
-        ),
-        n if n == 0 || n >= layers => Some(
-            "recompute=falling:N is of at least one layer of the first stage, and not of all; use recompute=none or full",
-        ),
-        _ => None,
-    }
-}

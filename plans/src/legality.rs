@@ -7,7 +7,6 @@ use catalog::{
 };
 
 use crate::decisions::{Decisions, Recompute};
-use crate::falling;
 use crate::schedule::{self, ScheduleError};
 
 /// The rule that a strategy breaks.
@@ -416,14 +415,20 @@ fn gradients(d: &Decisions, workload: &Workload) -> Result<(), StrategyError> {
 /// # Errors
 /// What later ranks would need to recompute fewer layers than the first.
 pub fn check_recompute(d: &Decisions) -> Result<(), StrategyError> {
-    match d.recompute {
-        Recompute::Falling(of_first) => {
-            let falls = d.passes_in_flight(0).is_some();
-            let conflict = falling::conflict(of_first, d.stages.0[0], falls);
-            conflict.map_or(Ok(()), |why| Err(StrategyError::Conflict(why)))
-        }
-        _ => Ok(()),
-    }
+    let Recompute::Falling(of_first) = d.recompute else {
+        return Ok(());
+    };
+    conflict([
+        (
+            d.passes_in_flight(0).is_none(),
+            "recompute=falling:N needs pp of at least 2 and a schedule whose later ranks have fewer micro-batches in \
+             flight (1f1b, interleaved or zb-h1); use recompute=layers:N",
+        ),
+        (
+            of_first == 0 || of_first >= d.stages.0[0],
+            "recompute=falling:N is of at least one layer of the first stage, and not of all; use recompute=none or full",
+        ),
+    ])
 }
 
 /// Checks micro-batches, stages and schedule.

@@ -62,24 +62,17 @@ fn lacks(what: impl Into<String>, has: impl Into<String>) -> Option<Lack> {
 /// Finds a schedule, a kind of context parallelism or a ZeRO level that the runtime does not list.
 fn unlisted(d: &Decisions, space: &RuntimeSpace) -> Option<Lack> {
     if d.pp > 1 && !space.schedules.contains(&d.schedule) {
-        let has = list(
-            space.schedules.iter().map(ToString::to_string),
-            "no pipeline parallelism",
-        );
+        let has = list(&space.schedules, "no pipeline parallelism");
         return lacks(format!("pipeline schedule {}", d.schedule), has);
     }
     if d.cp > 1 && !space.cp_kinds.contains(&d.cp_kind) {
-        let has = list(
-            space.cp_kinds.iter().map(|k| k.name().into()),
-            "no context parallelism",
-        );
+        let kinds = space.cp_kinds.iter().map(|kind| kind.name());
+        let has = list(kinds, "no context parallelism");
         return lacks(format!("context parallelism by {}", d.cp_kind.name()), has);
     }
     if d.dp() * d.cp > 1 && !space.zero.contains(&d.zero) {
-        let has = list(
-            space.zero.iter().map(|&z| format!("ZeRO-{}", u8::from(z))),
-            "none",
-        );
+        let levels = space.zero.iter().map(|&z| format!("ZeRO-{}", u8::from(z)));
+        let has = list(levels, "none");
         return lacks(format!("ZeRO-{}", u8::from(d.zero)), has);
     }
     None
@@ -134,7 +127,7 @@ fn context_lack(d: &Decisions, model: &ModelConfig, space: &RuntimeSpace) -> Opt
             "attention with {what} under context parallelism by {}",
             d.cp_kind.name()
         ),
-        list(kinds.iter().map(|kind| kind.name().into()), "cp=1"),
+        list(kinds.iter().map(|kind| kind.name()), "cp=1"),
     )
 }
 
@@ -230,7 +223,7 @@ fn recompute_lack(d: &Decisions, space: &RuntimeSpace) -> Option<Lack> {
     if space.recompute.contains(&mode) {
         return None;
     }
-    let has = list(space.recompute.iter().map(|m| m.name().to_owned()), "none");
+    let has = list(space.recompute.iter().map(|m| m.name()), "none");
     lacks(format!("recompute {}", mode.name()), has)
 }
 
@@ -257,10 +250,9 @@ fn gradient_lack(d: &Decisions, runtime: &Runtime, precision: Precision) -> Opti
     }
     let has = list(all.into_iter().map(GradientTypes::name), "none");
     let elsewhere = (runtime.other_gradients(precision)).any(|types| types == asked);
-    let at = if elsewhere {
-        format!(" at zero={}", u8::from(d.zero))
-    } else {
-        String::new()
+    let at = match elsewhere {
+        true => format!(" at zero={}", u8::from(d.zero)),
+        false => String::new(),
     };
     lacks(format!("gradients in {}{at}", asked.name()), has)
 }
@@ -271,14 +263,9 @@ fn optimizer_lack(d: &Decisions, runtime: &Runtime, precision: Precision) -> Opt
     if all.contains(&asked) {
         return None;
     }
-    let has = list(
-        all.into_iter().map(|states| states.name().to_owned()),
-        "its own only",
-    );
-    lacks(
-        format!("optimizer states {} in this precision", asked.name()),
-        has,
-    )
+    let has = list(all.into_iter().map(|of| of.name()), "its own only");
+    let what = format!("optimizer states {} in this precision", asked.name());
+    lacks(what, has)
 }
 
 fn offload_lack(d: &Decisions, runtime: &Runtime) -> Option<Lack> {
@@ -291,11 +278,8 @@ fn offload_lack(d: &Decisions, runtime: &Runtime) -> Option<Lack> {
     }
     let has = runtime.space.offload.iter().map(|option| {
         let share = if option.partly { "[:N]" } else { "" };
-        let name = option.states.name();
-        format!(
-            "offload={name}{share} from zero={}",
-            u8::from(option.from_zero)
-        )
+        let (name, zero) = (option.states.name(), u8::from(option.from_zero));
+        format!("offload={name}{share} from zero={zero}")
     });
     let what = format!("offload={} at zero={}", asked.name(), u8::from(d.zero));
     lacks(what, list(has, "no offload of states"))
@@ -336,7 +320,7 @@ fn expert_lack(
     if asked != runtime.dispatcher && !space.dispatchers.contains(&asked) {
         let all = [runtime.dispatcher].into_iter();
         let all = all.chain(space.dispatchers.iter().copied());
-        let has = list(all.map(|d| d.name().to_owned()), "its own only");
+        let has = list(all.map(Dispatcher::name), "its own only");
         return lacks(format!("dispatcher {}", asked.name()), has);
     }
     if d.overlap.expert_parallel == runtime.overlap.expert_parallel {
@@ -402,7 +386,7 @@ fn graph_lack(d: &Decisions, model: &ModelConfig, runtime: &Runtime) -> Option<L
     let Some(option) = runtime.graph_option(asked) else {
         let all = [runtime.graphs].into_iter();
         let all = all.chain(runtime.space.graphs.iter().map(|option| option.captures));
-        let has = list(all.map(|graphs| graphs.name().to_owned()), "none");
+        let has = list(all.map(CudaGraphs::name), "none");
         return lacks(what, has);
     };
     let why = match () {
@@ -426,7 +410,7 @@ fn recipe_lack(d: &Decisions, runtime: &Runtime, precision: Precision) -> Option
     let all = [runtime.fp8_recipe].into_iter();
     let mut all = all.chain(runtime.space.fp8_recipes.iter().copied());
     if !all.clone().any(|known| known == asked) {
-        let has = list(all.map(|recipe| recipe.name().to_owned()), "its own only");
+        let has = list(all.map(Fp8Recipe::name), "its own only");
         return lacks(format!("fp8_recipe={}", asked.name()), has);
     }
     let parts = recipe_cannot_recompute(asked, d.recompute, runtime)?.name();
@@ -504,8 +488,8 @@ fn mode(recompute: Recompute) -> RecomputeMode {
     }
 }
 
-fn list(items: impl Iterator<Item = String>, none: &str) -> String {
-    let items: Vec<String> = items.collect();
+fn list(items: impl IntoIterator<Item = impl ToString>, none: &str) -> String {
+    let items: Vec<String> = items.into_iter().map(|item| item.to_string()).collect();
     if items.is_empty() {
         none.to_owned()
     } else {

@@ -47,11 +47,7 @@ impl Builder {
     }
 }
 
-pub(super) fn ranks(p: u32, m: u32) -> Vec<Vec<Action>> {
-    (0..p).map(|rank| one_rank(p, m, rank)).collect()
-}
-
-fn one_rank(p: u32, m: u32, rank: u32) -> Vec<Action> {
+pub(super) fn actions(p: u32, m: u32, rank: u32) -> Vec<Action> {
     let mut b = Builder {
         rank,
         last: 2 * p - 1,

@@ -19,30 +19,25 @@ pub(super) fn warm_up_interleaved(p: u32, v: u32, m: u32, rank: u32) -> u32 {
     ((p - rank - 1) * 2 + (v - 1) * p).min(m * v)
 }
 
-/// The actions of all ranks, which hold `v` chunks each, given how many forward passes each warms up with.
-pub(super) fn ranks(p: u32, v: u32, m: u32, warm_up: impl Fn(u32) -> u32) -> Vec<Vec<Action>> {
+/// The actions of a rank with `v` chunks that warms up with so many forward passes.
+pub(super) fn actions(p: u32, v: u32, m: u32, rank: u32, warm_up: u32) -> Vec<Action> {
     let total = m * v;
-    (0..p)
-        .map(|rank| {
-            let warm_up = warm_up(rank);
-            let forward = |k: u32| {
-                let (chunk, b) = position(p, v, k);
-                action(ActionKind::F, chunk * p + rank, b)
-            };
-            let backward = |k: u32| {
-                let (chunk, b) = position(p, v, k);
-                action(ActionKind::B, (v - 1 - chunk) * p + rank, b)
-            };
-            let mut actions = Vec::with_capacity(2 * total as usize);
-            actions.extend((0..warm_up).map(forward));
-            for k in 0..total - warm_up {
-                actions.push(forward(warm_up + k));
-                actions.push(backward(k));
-            }
-            actions.extend((total - warm_up..total).map(backward));
-            actions
-        })
-        .collect()
+    let forward = |k: u32| {
+        let (chunk, b) = position(p, v, k);
+        action(ActionKind::F, chunk * p + rank, b)
+    };
+    let backward = |k: u32| {
+        let (chunk, b) = position(p, v, k);
+        action(ActionKind::B, (v - 1 - chunk) * p + rank, b)
+    };
+    let mut actions = Vec::with_capacity(2 * total as usize);
+    actions.extend((0..warm_up).map(forward));
+    for k in 0..total - warm_up {
+        actions.push(forward(warm_up + k));
+        actions.push(backward(k));
+    }
+    actions.extend((total - warm_up..total).map(backward));
+    actions
 }
 
 /// Chunk and micro-batch of a rank's `k`-th pass.

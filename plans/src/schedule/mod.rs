@@ -54,19 +54,19 @@ pub fn build(
 ) -> Result<Schedule, ScheduleError> {
     check(kind, pp, vpp, micro_batches)?;
     let (p, v, m) = (pp as u32, vpp as u32, micro_batches as u32);
-    let ranks = match kind {
-        ScheduleKind::GPipe => in_turn::ranks(p, v, m, |_| m),
-        ScheduleKind::OneFOneB => in_turn::ranks(p, v, m, |rank| in_turn::warm_up(p, m, rank)),
+    let of_rank = |rank| match kind {
+        ScheduleKind::GPipe => in_turn::actions(p, v, m, rank, m),
+        ScheduleKind::OneFOneB => in_turn::actions(p, v, m, rank, in_turn::warm_up(p, m, rank)),
         ScheduleKind::Interleaved => {
-            in_turn::ranks(p, v, m, |rank| in_turn::warm_up_interleaved(p, v, m, rank))
+            in_turn::actions(p, v, m, rank, in_turn::warm_up_interleaved(p, v, m, rank))
         }
-        ScheduleKind::ZbH1 => zb_h1::ranks(p, m),
-        ScheduleKind::ZbV => zb_v::ranks(p, m),
-        ScheduleKind::DualPipeV => dualpipe_v::ranks(p, m),
+        ScheduleKind::ZbH1 => zb_h1::actions(p, m, rank),
+        ScheduleKind::ZbV => zb_v::actions(p, m, rank),
+        ScheduleKind::DualPipeV => dualpipe_v::actions(p, m, rank),
     };
     Ok(Schedule {
         rank_of_stage: rank_of_stage(kind, pp, vpp),
-        ranks,
+        ranks: (0..p).map(of_rank).collect(),
     })
 }
 

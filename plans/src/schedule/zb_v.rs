@@ -38,11 +38,7 @@ impl Builder {
     }
 }
 
-pub(super) fn ranks(p: u32, m: u32) -> Vec<Vec<Action>> {
-    (0..p).map(|rank| one_rank(p, m, rank)).collect()
-}
-
-fn one_rank(p: u32, m: u32, rank: u32) -> Vec<Action> {
+pub(super) fn actions(p: u32, m: u32, rank: u32) -> Vec<Action> {
     let mut b = Builder {
         stages: [rank, 2 * p - 1 - rank],
         micro_batches: m,
