@@ -3,7 +3,7 @@
 
 use maud::{Markup, html};
 
-use super::page::section as frame;
+use super::page::{heads, section as frame};
 use crate::format;
 use crate::input::{Alternative, ReportInput};
 
@@ -48,15 +48,7 @@ fn wishes(input: &ReportInput) -> Markup {
         h3 { "For other wishes" }
         div.scroll tabindex="0" role="region" aria-label="Table of strategies for other wishes" {
             table #wishes .plain {
-                thead {
-                    tr {
-                        th scope="col" { "Wish" }
-                        th scope="col" { "Strategy" }
-                        th.num scope="col" { "Step" }
-                        th.num scope="col" { "Memory" }
-                        th scope="col" { "Against the first" }
-                    }
-                }
+                (heads(&["Wish", "Strategy", "#Step", "#Memory", "Against the first"]))
                 tbody {
                     @for (wish, row) in &input.wishes {
                         tr {

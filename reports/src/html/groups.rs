@@ -2,7 +2,7 @@
 
 use maud::{Markup, html};
 
-use super::page::section as frame;
+use super::page::{heads, section as frame};
 use super::{gantt, memory_timeline, ranks};
 use crate::format;
 use crate::groups::{Group, sequences};
@@ -17,15 +17,7 @@ pub(super) fn section(groups: &[Group<'_>]) -> Markup {
     let body = html! {
         div.scroll tabindex="0" role="region" aria-label="Table of the groups of replicas" {
             table #groups .plain {
-                thead { tr {
-                    th scope="col" { "Group" }
-                    th scope="col" { "GPUs" }
-                    th.num scope="col" { "Sequences" }
-                    th.num scope="col" { "Replicas" }
-                    th.num scope="col" { "Micro-batches" }
-                    th.num scope="col" { "Step alone" }
-                    th.num scope="col" { "Memory" }
-                } }
+                (heads(&["Group", "GPUs", "#Sequences", "#Replicas", "#Micro-batches", "#Step alone", "#Memory"]))
                 tbody {
                     @for (number, group) in (1..).zip(groups) {
                         @let p = group.prediction;

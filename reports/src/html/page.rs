@@ -65,6 +65,20 @@ pub(super) fn charts() -> Markup {
     }
 }
 
+/// The head of a table: the titles of its columns, `#` before those of numbers.
+pub(super) fn heads(titles: &[&str]) -> Markup {
+    html! {
+        thead { tr {
+            @for title in titles {
+                @match title.strip_prefix('#') {
+                    Some(title) => { th.num scope="col" { (title) } }
+                    None => { th scope="col" { (title) } }
+                }
+            }
+        } }
+    }
+}
+
 /// A part in a table of bars: its name, its tip and its value.
 pub(super) type Bar<'a> = (&'a str, Option<String>, f64);
 

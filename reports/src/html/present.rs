@@ -5,7 +5,7 @@ use maud::{Markup, html};
 use plans::grammar::written;
 use plans::present::{Change, Present};
 
-use super::page::section as frame;
+use super::page::{heads, section as frame};
 use crate::format;
 use crate::input::ReportInput;
 use crate::present::{NOT_OF_GROUPS, distance, elsewhere, error, remark, share};
@@ -52,15 +52,7 @@ fn table(present: &Present, changes: &[&Change]) -> Markup {
     html! {
         div.scroll tabindex="0" role="region" aria-label="Table of changes" {
             table {
-                thead {
-                    tr {
-                        th.num scope="col" { "Change of step" }
-                        th.num scope="col" { "Step" }
-                        th.num scope="col" { "Memory" }
-                        th scope="col" { "What changes" }
-                        th scope="col" { "To know" }
-                    }
-                }
+                (heads(&["#Change of step", "#Step", "#Memory", "What changes", "To know"]))
                 tbody { @for change in changes { (line(present, change)) } }
             }
         }

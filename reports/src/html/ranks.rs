@@ -4,7 +4,7 @@ use catalog::{Axis, Domain};
 use maud::{Markup, html};
 use plans::{Decisions, Group};
 
-use super::page::section as frame;
+use super::page::{heads, section as frame};
 use crate::format;
 use crate::input::ReportInput;
 
@@ -57,10 +57,7 @@ fn axes(input: &ReportInput) -> Markup {
     html! {
         div.scroll tabindex="0" role="region" aria-label="Axes and the links they use" {
             table.plain {
-                thead { tr {
-                    th scope="col" { "Axis" } th.num scope="col" { "GPUs" }
-                    th.num scope="col" { "Apart" } th scope="col" { "Goes over" }
-                } }
+                (heads(&["Axis", "#GPUs", "#Apart", "Goes over"]))
                 tbody {
                     @for (axis, name) in used {
                         @let group = d.group(axis);
@@ -167,18 +164,18 @@ fn nodes(input: &ReportInput) -> Markup {
 
 /// Places on the axes that all GPUs of a node have in common.
 fn same(d: &Decisions, first: u64, per_node: u64) -> String {
-    let parts = AXES
-        .into_iter()
-        .filter(|(axis, ..)| d.group(*axis).size > 1 && !varies(d, *axis, first, per_node));
-    let parts = parts.map(|(axis, _, letters)| format!("{letters} {}", place(d, axis, first)));
-    parts.collect::<Vec<_>>().join(", ")
+    let alike = |axis| d.group(axis).size > 1 && !varies(d, axis, first, per_node);
+    places(d, first, alike)
 }
 
 /// A rank's places on the axes that differ inside its node.
 fn different(d: &Decisions, first: u64, per_node: u64, rank: u64) -> String {
-    let parts = AXES
-        .into_iter()
-        .filter(|(axis, ..)| varies(d, *axis, first, per_node));
+    places(d, rank, |axis| varies(d, axis, first, per_node))
+}
+
+/// A rank's places on some of the axes.
+fn places(d: &Decisions, rank: u64, shown: impl Fn(Axis) -> bool) -> String {
+    let parts = AXES.into_iter().filter(|(axis, ..)| shown(*axis));
     let parts = parts.map(|(axis, _, letters)| format!("{letters} {}", place(d, axis, rank)));
     parts.collect::<Vec<_>>().join(", ")
 }

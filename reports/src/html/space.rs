@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use maud::{Markup, html};
 use plans::SpaceReport;
 
-use super::page::section as frame;
+use super::page::{heads, section as frame};
 use crate::format;
 use crate::input::ReportInput;
 
@@ -41,7 +41,7 @@ pub(super) fn ways(input: &ReportInput) -> Markup {
     let body = html! {
         div.scroll tabindex="0" role="region" aria-label="Table of the ways to use the pools" {
             table.plain {
-                thead { tr { th scope="col" { "Pools" } th scope="col" { "Step" } } }
+                (heads(&["Pools", "Step"]))
                 tbody { @for (pools, result) in input.ways { tr { td { (pools) } td { (result) } } } }
             }
         }
