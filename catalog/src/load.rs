@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use serde::Serialize;
+
 use crate::checked::Model;
 use crate::cluster::Cluster;
 use crate::cluster_file::{ClusterFile, DeviceFile};
@@ -27,7 +29,7 @@ use crate::text;
 pub use crate::model_presets::preset_of_hub_name;
 
 /// A preset's entry in a listing.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PresetInfo {
     /// Name of the preset.
     pub name: String,

@@ -65,5 +65,5 @@ fn needs(what: &str, facts: &[(&str, bool)]) -> Result<(), CliError> {
         _ => "--tokens 15T --checkpoint 200GB/s --restart 10min",
     };
     let wrong = wrong.at(what).expected(missing.join(", "));
-    Err(CliError::Input(wrong.example(example)))
+    Err(wrong.example(example).into())
 }

@@ -5,7 +5,6 @@
 
 use std::path::{Path, PathBuf};
 
-use catalog::Mistake;
 use catalog::files::{Destination, Draft, FileError, Kind, Replace, shown};
 
 use crate::error::CliError;
@@ -77,12 +76,16 @@ impl Target {
 
     /// Reports on stderr what was written, and whether it replaced a file.
     pub(crate) fn say(&self, quiet: bool, what: &str) {
-        let replaced = if self.to.replaces() && !self.keep_others {
-            " (replaced the file that was there)"
-        } else {
-            ""
-        };
+        let replaced = replaced(self.to.replaces() && !self.keep_others);
         output::note(quiet, &format!("{what} {}{replaced}", shown(self.path())));
+    }
+}
+
+/// What is said behind the name of a file that may have replaced another.
+pub(crate) fn replaced(another: bool) -> &'static str {
+    match another {
+        true => " (replaced the file that was there)",
+        false => "",
     }
 }
 
@@ -93,10 +96,9 @@ pub(crate) fn distinct(files: &[(&str, Option<&Path>)]) -> Result<(), CliError> 
         let Some(path) = path else { continue };
         let place = resolved(path);
         if let Some((other, _)) = seen.iter().find(|(_, known)| *known == place) {
-            let wrong = Mistake::new(format!("{other} and {flag} name the same file"));
-            return Err(CliError::Input(
-                wrong.at(shown(path)).expected("a file of its own for each"),
-            ));
+            let what = format!("{other} and {flag} name the same file");
+            let expected = "a file of its own for each";
+            return Err(CliError::unexpected(shown(path), what, expected));
         }
         seen.push((flag, place));
     }

@@ -1,5 +1,7 @@
 //! Everything that ends a command early, with its exit code.
 
+use std::fmt::Display;
+
 use accuracy::logged_run::LoggedRunError;
 use answers::AnswerError;
 use catalog::{Mistake, SpecError};
@@ -50,8 +52,8 @@ pub(crate) enum CliError {
     #[error(transparent)]
     Log(#[from] interop::training_log::LogError),
     /// A value on the command line, in the environment or in the settings is wrong.
-    #[error("{0}")]
-    Input(Mistake),
+    #[error(transparent)]
+    Input(#[from] Mistake),
     /// A file cannot be written, or must not be replaced.
     #[error(transparent)]
     File(#[from] catalog::files::FileError),
@@ -69,6 +71,16 @@ impl CliError {
     /// The error that something is wrong in a place: a flag with its value, or a file.
     pub(crate) fn wrong(place: impl Into<String>, what: impl Into<String>) -> Self {
         Self::Input(Mistake::new(what).at(place))
+    }
+
+    /// The same, with what was expected there.
+    pub(crate) fn unexpected(
+        place: impl Display,
+        what: impl Into<String>,
+        expected: impl Into<String>,
+    ) -> Self {
+        let wrong = Mistake::new(what).at(place.to_string());
+        Self::Input(wrong.expected(expected))
     }
 
     /// The error split into what is wrong, where, what was expected and an example. What an error of the input does not
@@ -230,6 +242,13 @@ fn placed(mistake: Mistake, given: Option<(String, String)>) -> Mistake {
 
 /// Exit codes of outcomes that are not errors.
 pub(crate) mod code {
+    use std::process::ExitCode;
+
+    /// Success, or this code.
+    pub(crate) fn unless(good: bool, code: u8) -> ExitCode {
+        ExitCode::from(if good { 0 } else { code })
+    }
+
     /// There is no feasible plan, or the plan does not fit.
     pub(crate) const DOES_NOT_FIT: u8 = 3;
     /// The checkpoint is damaged.

@@ -7,7 +7,7 @@ use answers::{Inputs, Question};
 use catalog::{Lengths, Mistake, Model, Packing, Precision, Workload};
 use planner::Constraints;
 
-use crate::args::{ConstraintArgs, DocumentArgs, PackingArg, PrecisionArg, ScenarioArgs};
+use crate::args::{AssumedArgs, ConstraintArgs, PackingArg, PrecisionArg, ScenarioArgs};
 use crate::error::CliError;
 
 /// Resolves flags.
@@ -23,11 +23,11 @@ pub(crate) fn resolve(args: &ScenarioArgs) -> Result<Inputs, CliError> {
         runtime: args.runtime.clone(),
         seq: args.seq,
         global_batch: args.global_batch,
-        precision: precision(args.precision),
-        headroom: args.headroom,
-        documents: documents(&args.documents),
-        adapters: args.trained.lora,
-        jitter: args.jitter,
+        precision: precision(args.assumed.precision),
+        headroom: args.assumed.headroom,
+        documents: documents(&args.assumed),
+        adapters: args.assumed.lora,
+        jitter: args.assumed.jitter,
     })?)
 }
 
@@ -40,12 +40,10 @@ fn missing(args: &ScenarioArgs) -> CliError {
     let missing = flags.iter().filter(|(_, missing)| *missing);
     let missing: Vec<&str> = missing.map(|(flag, _)| *flag).collect();
     let wrong = Mistake::new(format!("{} is missing", missing.join(", ")));
-    CliError::Input(
-        wrong
-            .at("vescale-plan search")
-            .expected("a model and the GPUs to plan for, or --from with a file that says them")
-            .example("vescale-plan search --model llama3-8b --gpus 64"),
-    )
+    (wrong.at("vescale-plan search"))
+        .expected("a model and the GPUs to plan for, or --from with a file that says them")
+        .example("vescale-plan search --model llama3-8b --gpus 64")
+        .into()
 }
 
 pub(crate) fn precision(arg: PrecisionArg) -> Precision {
@@ -58,7 +56,7 @@ pub(crate) fn precision(arg: PrecisionArg) -> Precision {
 }
 
 /// Lengths of documents and how these become sequences, if lengths are given.
-pub(crate) fn documents(args: &DocumentArgs) -> Option<(Lengths, Packing)> {
+pub(crate) fn documents(args: &AssumedArgs) -> Option<(Lengths, Packing)> {
     let packing = args.packing.map(|packing| match packing {
         PackingArg::Within => Packing::Within,
         PackingArg::Across => Packing::Across,
@@ -83,7 +81,7 @@ pub(crate) fn constraints(args: &ConstraintArgs) -> Result<Constraints, CliError
 /// Refuses sequences of a file that are longer than the model's learned table of positions.
 pub(crate) fn sequence(model: &Model, workload: &Workload, file: &Path) -> Result<(), CliError> {
     let checked = model.check_sequence(workload.seq_len);
-    checked.map_err(|wrong| CliError::Input(wrong.at(file.display().to_string())))
+    Ok(checked.map_err(|wrong| wrong.at(file.display().to_string()))?)
 }
 
 /// Words that commas part, of a flag that may be given several times.
@@ -102,13 +100,11 @@ pub(crate) fn risk(risk: f64) -> Result<(), CliError> {
 
 /// The error that a flag is of the cuda device alone.
 pub(crate) fn of_cuda<T>(flag: &str) -> Result<T, CliError> {
-    let wrong = Mistake::new("only the cuda device has this flag").at(flag);
-    Err(CliError::Input(wrong.expected("--device cuda with it")))
+    let what = "only the cuda device has this flag";
+    Err(CliError::unexpected(flag, what, "--device cuda with it"))
 }
 
 /// The error that a flag's value is out of range, with what was expected.
 pub(crate) fn refuse<T>(flag: &str, value: impl Display, expected: &str) -> Result<T, CliError> {
-    Err(CliError::Input(Mistake::out_of_range(
-        flag, value, expected,
-    )))
+    Err(Mistake::out_of_range(flag, value, expected).into())
 }

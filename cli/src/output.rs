@@ -24,7 +24,7 @@ static LOST: AtomicBool = AtomicBool::new(false);
 
 /// Prints one JSON document.
 pub(crate) fn json<T: Serialize>(document: &T) -> Result<(), CliError> {
-    self::document(&answers::json(document).map_err(CliError::Input)?);
+    self::document(&answers::json(document)?);
     Ok(())
 }
 

@@ -14,16 +14,16 @@ pub(crate) fn say(message: &clap::Error, settings: &Settings) -> ExitCode {
     let help = message.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
     let rendered = message.render();
     if message.exit_code() == 0 {
-        let text = if output::style().colour {
-            rendered.ansi().to_string()
-        } else {
-            rendered.to_string()
-        };
-        output::document(&text);
+        output::document(&match output::style().colour {
+            true => rendered.ansi().to_string(),
+            false => rendered.to_string(),
+        });
     } else if help {
         output::note(false, &rendered.to_string());
     } else {
         let mut mistake = wrong(message);
+        let example = || examples::typed().to_owned();
+        mistake.example.get_or_insert_with(example);
         let value = said(message, ContextKind::InvalidValue);
         let option = said(message, ContextKind::InvalidArg);
         if let (Some(value), Some(option)) = (value, option)
@@ -53,20 +53,17 @@ fn wrong(message: &clap::Error) -> Mistake {
         ErrorKind::UnknownArgument => Mistake::new(format!("unknown argument `{argument}`"))
             .at(examples::command())
             .expected("an option that --help lists")
-            .nearest(said(ContextKind::SuggestedArg))
-            .example(examples::typed()),
+            .nearest(said(ContextKind::SuggestedArg)),
         ErrorKind::InvalidSubcommand => {
             let name = said(ContextKind::InvalidSubcommand).unwrap_or_default();
             Mistake::new(format!("unknown command `{name}`"))
                 .at(format!("vescale-plan {name}"))
                 .expected("a command that `vescale-plan --help` lists")
                 .nearest(said(ContextKind::SuggestedSubcommand))
-                .example(examples::typed())
         }
         ErrorKind::MissingRequiredArgument => Mistake::new(format!("{argument} is missing"))
             .at(examples::command())
-            .expected("what --help lists as required")
-            .example(examples::typed()),
+            .expected("what --help lists as required"),
         ErrorKind::ArgumentConflict => {
             let flag = |kind| said(kind).unwrap_or_default();
             let (first, second) = (flag(ContextKind::InvalidArg), flag(ContextKind::PriorArg));
@@ -74,15 +71,12 @@ fn wrong(message: &clap::Error) -> Mistake {
                 true => (format!("{first} is given twice"), "it once"),
                 false => (format!("{first} contradicts {second}"), "one of them"),
             };
-            Mistake::new(what)
-                .at(examples::command())
-                .expected(expected)
-                .example(examples::typed())
+            (Mistake::new(what).at(examples::command())).expected(expected)
         }
         _ => {
             let text = message.render().to_string();
             let first = text.lines().next().unwrap_or_default();
-            Mistake::new(first.trim_start_matches("error: ")).example(examples::typed())
+            Mistake::new(first.trim_start_matches("error: "))
         }
     }
 }
@@ -131,9 +125,5 @@ fn value(message: &clap::Error, argument: &str) -> Mistake {
         }
     };
     let place = wrong.place.clone();
-    let wrong = wrong.at(place.unwrap_or_else(|| format!("{option} {value}").trim().to_owned()));
-    match wrong.example {
-        Some(_) => wrong,
-        None => wrong.example(examples::typed()),
-    }
+    wrong.at(place.unwrap_or_else(|| format!("{option} {value}").trim().to_owned()))
 }

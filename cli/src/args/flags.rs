@@ -33,24 +33,13 @@ pub(crate) struct ScenarioArgs {
     #[arg(long, value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) global_batch: Option<u64>,
     #[command(flatten)]
-    pub(crate) documents: DocumentArgs,
-    /// Precision of linear layers
-    #[arg(long, value_enum, ignore_case = true, default_value_t = PrecisionArg::Bf16)]
-    pub(crate) precision: PrecisionArg,
-    #[command(flatten)]
-    pub(crate) trained: TrainedArgs,
-    /// Share of device memory to leave free: 0.05 or 5%
-    #[arg(long, default_value = "5%", value_parser = values::share, allow_hyphen_values = true)]
-    pub(crate) headroom: f64,
-    /// How much ranks differ from pass to pass, as a share of a pass's time (standard deviation): 0.02 or 2% [default: the
-    /// cluster's, else none]
-    #[arg(long, value_parser = values::share, allow_hyphen_values = true, value_name = "SHARE")]
-    pub(crate) jitter: Option<f64>,
+    pub(crate) assumed: AssumedArgs,
 }
 
-/// What sequences are made of.
+/// What is assumed of a job beside its sizes: what sequences are made of, which weights are trained and how, what is left free,
+/// and how much ranks differ.
 #[derive(Args, Debug, Clone)]
-pub(crate) struct DocumentArgs {
+pub(crate) struct AssumedArgs {
     /// Lengths of the documents that sequences are made of: 512:0.7,4k:0.3, lognormal:mean=1k,sigma=0.9, or a file with a
     /// length and a number of documents on each line [default: each sequence is one document]
     #[arg(long, value_parser = values::lengths, allow_hyphen_values = true, value_name = "LENGTHS|FILE")]
@@ -58,6 +47,20 @@ pub(crate) struct DocumentArgs {
     /// How documents become sequences [default: within]
     #[arg(long, value_enum, ignore_case = true, requires = "lengths")]
     pub(crate) packing: Option<PackingArg>,
+    /// Precision of linear layers
+    #[arg(long, value_enum, ignore_case = true, default_value_t = PrecisionArg::Bf16)]
+    pub(crate) precision: PrecisionArg,
+    /// Train low-rank adapters (LoRA) beside frozen weights: rank=16,alpha=32,modules=qkv+proj,dropout=0.05;
+    /// modules: q, k, v, proj, fc1, fc2, or qkv, attention, mlp, all [default: alpha twice the rank, all modules]
+    #[arg(long, value_parser = values::adapters, value_name = "ADAPTERS")]
+    pub(crate) lora: Option<Adapters>,
+    /// Share of device memory to leave free: 0.05 or 5%
+    #[arg(long, default_value = "5%", value_parser = values::share, allow_hyphen_values = true)]
+    pub(crate) headroom: f64,
+    /// How much ranks differ from pass to pass, as a share of a pass's time (standard deviation): 0.02 or 2% [default: the
+    /// cluster's, else none]
+    #[arg(long, value_parser = values::share, allow_hyphen_values = true, value_name = "SHARE")]
+    pub(crate) jitter: Option<f64>,
 }
 
 /// How documents become sequences.
@@ -69,15 +72,6 @@ pub(crate) enum PackingArg {
     Across,
     /// One document for each sequence, filled up with padding
     Padded,
-}
-
-/// Which weights are trained.
-#[derive(Args, Debug, Clone, Copy)]
-pub(crate) struct TrainedArgs {
-    /// Train low-rank adapters (LoRA) beside frozen weights: rank=16,alpha=32,modules=qkv+proj,dropout=0.05;
-    /// modules: q, k, v, proj, fc1, fc2, or qkv, attention, mlp, all [default: alpha twice the rank, all modules]
-    #[arg(long, value_parser = values::adapters, value_name = "ADAPTERS")]
-    pub(crate) lora: Option<Adapters>,
 }
 
 /// Precision flag.

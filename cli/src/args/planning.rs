@@ -7,10 +7,7 @@ use answers::losses::{self, Loss};
 use answers::values;
 use clap::{Args, ValueEnum};
 
-use super::flags::{
-    BudgetArgs, ConstraintArgs, DocumentArgs, OutputArgs, PrecisionArg, QuietArgs, ScenarioArgs,
-    TrainedArgs,
-};
+use super::flags::{AssumedArgs, BudgetArgs, ConstraintArgs, OutputArgs, QuietArgs, ScenarioArgs};
 
 /// `search`.
 #[derive(Args, Debug)]
@@ -150,19 +147,7 @@ pub(crate) struct SizeArgs {
     #[arg(long, value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) global_batch: Option<u64>,
     #[command(flatten)]
-    pub(crate) documents: DocumentArgs,
-    /// Precision of linear layers
-    #[arg(long, value_enum, ignore_case = true, default_value_t = PrecisionArg::Bf16)]
-    pub(crate) precision: PrecisionArg,
-    #[command(flatten)]
-    pub(crate) trained: TrainedArgs,
-    /// Share of device memory to leave free: 0.05 or 5%
-    #[arg(long, default_value = "5%", value_parser = values::share, allow_hyphen_values = true)]
-    pub(crate) headroom: f64,
-    /// How much ranks differ from pass to pass, as a share of a pass's time (standard deviation): 0.02 or 2% [default: the
-    /// cluster's, else none]
-    #[arg(long, value_parser = values::share, allow_hyphen_values = true, value_name = "SHARE")]
-    pub(crate) jitter: Option<f64>,
+    pub(crate) assumed: AssumedArgs,
     /// Largest probability that a plan does not fit, above 0 and below 1; above 0.5 also plans for which the allocator has to
     /// cache less
     #[arg(long, default_value_t = planner::RISK)]

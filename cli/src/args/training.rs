@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
+use serde::Serialize;
 
 use super::flags::OutputArgs;
 
@@ -235,7 +236,8 @@ pub(crate) enum ExecutionArg {
 }
 
 /// Numerics flag.
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(ValueEnum, Serialize, Debug, Clone, Copy, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum NumericsArg {
     Exact,
     Fast,

@@ -63,8 +63,8 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<ExitCode, CliError> {
     // Without logs, one plan says which job was measured.
     if args.plans.len() != args.logs.len().max(1) {
         let given = format!("{} logs and {} plans", args.logs.len(), args.plans.len());
-        let wrong = Mistake::new(given).at("--plan");
-        return Err(CliError::Input(wrong.expected("one --plan for each log")));
+        let expected = "one --plan for each log";
+        return Err(CliError::unexpected("--plan", given, expected));
     }
     let to = Target::named(&args.output, Kind::Cluster, args.force)?;
     let mut runs = Vec::new();
@@ -102,9 +102,8 @@ impl Measured {
         let planned = scenario.workload.global_batch;
         if let Some(batch) = run.steady.global_batch().filter(|batch| *batch != planned) {
             let what = format!("the log has {batch} sequences per step, the plan {planned}");
-            let wrong = Mistake::new(what).at(log.display().to_string());
             let expected = format!("steps of the plan's global batch, {planned} sequences");
-            return Err(CliError::Input(wrong.expected(expected)));
+            return Err(CliError::unexpected(log.display(), what, expected));
         }
         let name = log.file_name().map_or_else(
             || log.display().to_string(),
@@ -166,14 +165,11 @@ fn check(runs: &[Measured], learned: &Learned) -> Result<(), CliError> {
     for (run, explained) in runs.iter().zip(&learned.runs) {
         let ratio = run.step_time.0 / explained.before.0;
         if !PLAUSIBLE.contains(&ratio) {
-            let wrong = Mistake::new(format!(
+            let what = format!(
                 "the steps take {ratio:.3} times what is predicted; is it a run of this plan?"
-            ));
-            return Err(CliError::Input(wrong.at(&run.about).expected(format!(
-                "{} to {} times",
-                PLAUSIBLE.start(),
-                PLAUSIBLE.end()
-            ))));
+            );
+            let expected = format!("{} to {} times", PLAUSIBLE.start(), PLAUSIBLE.end());
+            return Err(CliError::unexpected(&run.about, what, expected));
         }
         let left = run.step_time.0 / explained.after.0;
         if left < FASTEST {
@@ -197,10 +193,9 @@ fn check_alike(first: &Measured, runs: &[Measured]) -> Result<(), CliError> {
             "cluster {} is a profile: its times are measured, and no factors are learned for them",
             first.cluster
         );
-        let wrong = Mistake::new(what).at("--plan");
-        return Err(CliError::Input(wrong.expected(
-            "a plan for a preset of `vescale-plan clusters`, or for a file that extends one",
-        )));
+        let expected =
+            "a plan for a preset of `vescale-plan clusters`, or for a file that extends one";
+        return Err(CliError::unexpected("--plan", what, expected));
     }
     let runtime = &first.scenario.runtime.name;
     for (what, own, other) in runs.iter().flat_map(|run| {
@@ -211,12 +206,9 @@ fn check_alike(first: &Measured, runs: &[Measured]) -> Result<(), CliError> {
         ]
     }) {
         if own != other {
-            let wrong = Mistake::new(format!("runs are of different {what}, {own} and {other}"));
-            return Err(CliError::Input(
-                wrong
-                    .at("--plan")
-                    .expected(format!("runs of one of the {what}")),
-            ));
+            let wrong = format!("runs are of different {what}, {own} and {other}");
+            let expected = format!("runs of one of the {what}");
+            return Err(CliError::unexpected("--plan", wrong, expected));
         }
     }
     Ok(())

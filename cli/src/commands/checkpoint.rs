@@ -98,10 +98,8 @@ fn inspect(args: &CheckpointPath) -> Result<ExitCode, CliError> {
         return Ok(ExitCode::SUCCESS);
     }
     let bytes: u64 = manifest.files.iter().map(|f| f.bytes).sum();
-    let elements: u64 = parameters
-        .iter()
-        .map(|p| p.shape.iter().product::<u64>())
-        .sum();
+    let elements = parameters.iter().map(|p| p.shape.iter().product::<u64>());
+    let elements: u64 = elements.sum();
     let run = manifest.run.as_ref().map_or_else(
         || "of a run that it does not describe".to_owned(),
         |run| {
@@ -122,12 +120,8 @@ fn inspect(args: &CheckpointPath) -> Result<ExitCode, CliError> {
         manifest.files.len(),
     );
     for p in &parameters {
-        text.push_str(&format!(
-            "  {:<60} {:?} in {} pieces\n",
-            p.name,
-            p.shape,
-            p.files.len()
-        ));
+        let (name, shape, pieces) = (&p.name, &p.shape, p.files.len());
+        text.push_str(&format!("  {name:<60} {shape:?} in {pieces} pieces\n"));
     }
     output::print(&text);
     Ok(ExitCode::SUCCESS)
@@ -156,11 +150,7 @@ fn verify(args: &CheckpointPath) -> Result<ExitCode, CliError> {
     } else {
         output::print(&format!("{}\n", problems.join("\n")));
     }
-    Ok(if whole {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::from(code::DAMAGED)
-    })
+    Ok(code::unless(whole, code::DAMAGED))
 }
 
 /// An observer that reports only what was saved, and keeps where.

@@ -34,14 +34,11 @@ pub(crate) fn measured_as_run(
                 "{} has the times of {library}'s attention",
                 path.display()
             ));
-            Err(CliError::Input(
-                wrong
-                    .at("--attention own")
-                    .expected("a profile of our own attention")
-                    .example(
-                        "vescale-plan profile --device cuda --attention own -o own-attention.yaml",
-                    ),
-            ))
+            Err(wrong
+                .at("--attention own")
+                .expected("a profile of our own attention")
+                .example("vescale-plan profile --device cuda --attention own -o own-attention.yaml")
+                .into())
         }
         _ => Ok(()),
     }
@@ -79,17 +76,18 @@ pub(crate) fn check(args: &RunArgs, ranks: u64) -> Result<(), CliError> {
         };
     }
     if args.numerics == NumericsArg::Exact {
-        let wrong = Mistake::new("only the cpu device has exact numerics").at("--numerics exact");
-        return Err(CliError::Input(wrong.expected("--device cpu")));
+        let what = "only the cpu device has exact numerics";
+        return Err(CliError::unexpected(
+            "--numerics exact",
+            what,
+            "--device cpu",
+        ));
     }
     let here = cuda_device::ready()?.len() as u64;
     if args.communicator == CommunicatorArg::Local && ranks > here {
-        let wrong = Mistake::new(format!(
-            "the plan has {ranks} ranks, this host shows {here} GPUs"
-        ));
-        return Err(CliError::Input(wrong.at("--communicator local").expected(
-            "--communicator tcp, started by torchrun, srun or mpirun on several hosts",
-        )));
+        let what = format!("the plan has {ranks} ranks, this host shows {here} GPUs");
+        let expected = "--communicator tcp, started by torchrun, srun or mpirun on several hosts";
+        return Err(CliError::unexpected("--communicator local", what, expected));
     }
     Ok(())
 }

@@ -90,11 +90,7 @@ pub(crate) fn run(args: &EstimateArgs, asked: &Asked) -> Result<ExitCode, CliErr
     }
     saved.transpose()?;
     reported.transpose()?;
-    Ok(if fits {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::from(code::DOES_NOT_FIT)
-    })
+    Ok(code::unless(fits, code::DOES_NOT_FIT))
 }
 
 /// The question; says of sequences that are longer than the model declares that they are.

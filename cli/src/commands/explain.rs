@@ -4,7 +4,6 @@ use std::process::ExitCode;
 
 use answers::Planned;
 use answers::explanation::{self, OfGroups};
-use catalog::Mistake;
 use serde::Serialize;
 
 use crate::args::ExplainArgs;
@@ -22,10 +21,10 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<ExitCode, CliError> {
             })
         }
         Planned::Groups(..) if args.why_not.is_some() => {
-            let wrong = Mistake::new("the plan has several groups of replicas").at("--why-not");
+            let what = "the plan has several groups of replicas";
             let path = args.plan.display();
             let expected = format!("one of its groups, such as {path}#1");
-            Err(CliError::Input(wrong.expected(expected)))
+            Err(CliError::unexpected("--why-not", what, expected))
         }
         Planned::Groups(file, together) => {
             let explained = OfGroups {

@@ -5,9 +5,9 @@ use std::process::ExitCode;
 
 use answers::{Opened, SCHEMA_VERSION, opened};
 use catalog::Packing;
+use catalog::Pools;
 use catalog::files::{self, FolderDestination, Kind, NamedFile, Replace};
-use catalog::{Mistake, Pools};
-use interop::check::Severity;
+use interop::check::{Finding, Severity};
 use interop::config::escape;
 use interop::export::{
     self, Dialect, ExportError, Exported, ExportedFile, Inputs, Job, Launcher, Refusal, Unfilled,
@@ -18,33 +18,19 @@ use serde::Serialize;
 use crate::args::{ExportArgs, LauncherArg};
 use crate::commands::assumptions::{self, AssumptionJson};
 use crate::commands::import::document;
+use crate::destinations;
 use crate::error::{CliError, code};
 use crate::output;
 
 #[derive(Serialize)]
-struct ExportJson {
+struct ExportJson<'a> {
     schema_version: u32,
     target: String,
     plan: String,
     files: Vec<FileJson>,
-    unfilled: Vec<UnfilledJson>,
+    unfilled: &'a [Unfilled],
     assumptions: Vec<AssumptionJson>,
     notes: Vec<String>,
-}
-
-#[derive(Serialize)]
-struct UnfilledJson {
-    name: &'static str,
-    what: String,
-}
-
-impl UnfilledJson {
-    fn of(unfilled: &Unfilled) -> Self {
-        Self {
-            name: unfilled.name,
-            what: unfilled.what.clone(),
-        }
-    }
 }
 
 #[derive(Serialize)]
@@ -55,14 +41,14 @@ struct FileJson {
 }
 
 #[derive(Serialize)]
-struct RefusedJson {
+struct RefusedJson<'a> {
     schema_version: u32,
     target: String,
-    plan: String,
+    plan: &'a str,
     refused: Vec<RefusalJson>,
-    nearest: Option<String>,
+    nearest: Option<&'a String>,
     /// A search command whose best plan the target can express; absent where it cannot express the model.
-    search: Option<String>,
+    search: Option<&'a String>,
 }
 
 #[derive(Serialize)]
@@ -81,8 +67,8 @@ pub(crate) fn run(args: &ExportArgs) -> Result<ExitCode, CliError> {
     }
     // The argument parser requires both unless a file is checked.
     let (Some(dialect), Some(path)) = (dialect, &args.plan) else {
-        let wrong = Mistake::new("a plan and --to are needed");
-        return Err(CliError::Input(wrong.at("vescale-plan export")));
+        let wrong = "a plan and --to are needed";
+        return Err(CliError::wrong("vescale-plan export", wrong));
     };
     let file = opened::read(path)?;
     if !file.groups.is_empty() {
@@ -123,13 +109,9 @@ fn check_nodes(pools: &Pools) -> Result<(), CliError> {
     }
     let sizes = pools.parts.iter().map(|pool| pool.cluster.gpus_per_node);
     let sizes: Vec<String> = sizes.map(|size| size.to_string()).collect();
-    let wrong = Mistake::new(format!(
-        "the pools have {} GPUs per node",
-        sizes.join(" and ")
-    ));
-    Err(CliError::Input(wrong.at("--launcher").expected(
-        "nodes of equal size; without --launcher only the arguments are written",
-    )))
+    let what = format!("the pools have {} GPUs per node", sizes.join(" and "));
+    let expected = "nodes of equal size; without --launcher only the arguments are written";
+    Err(CliError::unexpected("--launcher", what, expected))
 }
 
 /// Tokenizer, data and hub name from the command line, as text that a file can hold.
@@ -156,47 +138,23 @@ struct CheckJson {
     schema_version: u32,
     file: String,
     target: String,
-    findings: Vec<FindingJson>,
-}
-
-#[derive(Serialize)]
-struct FindingJson {
-    severity: &'static str,
-    line: usize,
-    key: String,
-    message: String,
+    findings: Vec<Finding>,
 }
 
 /// Checks a configuration; exit code 4 for errors, 0 for warnings only.
 fn checked(args: &ExportArgs, file: &Path, dialect: Option<Dialect>) -> Result<ExitCode, CliError> {
     let document = document(file, dialect)?;
-    let model = args
-        .model
-        .as_deref()
-        .map(catalog::load::model)
-        .transpose()?;
+    let model = args.model.as_deref();
+    let model = model.map(catalog::load::model).transpose()?;
     let findings = interop::check::check(&document, model.as_deref())?;
-    let errors = findings
-        .iter()
-        .filter(|f| f.severity == Severity::Error)
-        .count();
+    let errors = findings.iter().filter(|f| f.severity == Severity::Error);
+    let errors = errors.count();
     if args.format.json {
         output::json(&CheckJson {
             schema_version: SCHEMA_VERSION,
             file: document.path.clone(),
             target: document.dialect.name(),
-            findings: findings
-                .iter()
-                .map(|f| FindingJson {
-                    severity: match f.severity {
-                        Severity::Error => "error",
-                        Severity::Warning => "warning",
-                    },
-                    line: f.line,
-                    key: f.key.clone(),
-                    message: f.message.clone(),
-                })
-                .collect(),
+            findings,
         })?;
     } else {
         for finding in &findings {
@@ -210,11 +168,7 @@ fn checked(args: &ExportArgs, file: &Path, dialect: Option<Dialect>) -> Result<E
         };
         output::note(args.format.quiet, &verdict);
     }
-    Ok(if errors == 0 {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::from(code::EXPORT_INVALID)
-    })
+    Ok(code::unless(errors == 0, code::EXPORT_INVALID))
 }
 
 fn exported(
@@ -270,20 +224,14 @@ fn finish(
                     text: f.text.clone(),
                 })
                 .collect(),
-            unfilled: exported.unfilled.iter().map(UnfilledJson::of).collect(),
+            unfilled: &exported.unfilled,
             assumptions,
             notes: exported.notes.clone(),
         })?;
     } else if args.output.is_some() {
         for path in exported.files.iter().filter_map(path) {
-            let replaced = saved
-                .as_ref()
-                .is_ok_and(|replaced| replaced.contains(&path));
-            let note = if replaced {
-                " (replaced the file that was there)"
-            } else {
-                ""
-            };
+            let replaced = saved.as_ref().is_ok_and(|all| all.contains(&path));
+            let note = destinations::replaced(replaced);
             output::note(args.format.quiet, &format!("{}{note}", files::shown(&path)));
         }
     } else {
@@ -312,15 +260,34 @@ fn notes(args: &ExportArgs, loaded: &Opened, exported: &Exported, assumptions: &
 }
 
 fn write(to: &FolderDestination, files: &[ExportedFile]) -> Result<Vec<PathBuf>, CliError> {
-    let files: Vec<NamedFile<'_>> = files
-        .iter()
-        .map(|file| NamedFile {
-            name: &file.name,
-            content: file.text.as_bytes(),
-            executable: file.executable,
-        })
-        .collect();
-    Ok(to.write(&files)?)
+    let named = files.iter().map(|file| NamedFile {
+        name: &file.name,
+        content: file.text.as_bytes(),
+        executable: file.executable,
+    });
+    Ok(to.write(&named.collect::<Vec<_>>())?)
+}
+
+/// Prints what a target refuses of the plan with this id, if JSON is asked for; with the nearest strategy that it takes, and a
+/// search for others.
+fn print_refused(
+    args: &ExportArgs,
+    dialect: Dialect,
+    plan: &str,
+    refused: Vec<RefusalJson>,
+    [nearest, search]: [Option<&String>; 2],
+) -> Result<(), CliError> {
+    if !args.format.json {
+        return Ok(());
+    }
+    output::json(&RefusedJson {
+        schema_version: SCHEMA_VERSION,
+        target: dialect.name(),
+        plan,
+        refused,
+        nearest,
+        search,
+    })
 }
 
 /// Refuses a plan whose replicas are not alike: every target starts equal replicas, which take equally many micro-batches.
@@ -341,21 +308,19 @@ fn replicas_differ(
         shares.join(" and ")
     );
     let search = search_command(file, dialect, &[]) + " --fix groups=1";
-    if args.format.json {
-        output::json(&RefusedJson {
-            schema_version: SCHEMA_VERSION,
-            target: dialect.name(),
-            plan: file.id.clone(),
-            refused: vec![RefusalJson {
-                decision: decision.clone(),
-                why: why.clone(),
-                instead: Some("groups=1".to_owned()),
-                taken_by: None,
-            }],
-            nearest: None,
-            search: Some(search.clone()),
-        })?;
-    }
+    let refusal = RefusalJson {
+        decision: decision.clone(),
+        why: why.clone(),
+        instead: Some("groups=1".to_owned()),
+        taken_by: None,
+    };
+    print_refused(
+        args,
+        dialect,
+        &file.id,
+        vec![refusal],
+        [None, Some(&search)],
+    )?;
     output::error(&format!("{target} cannot express {decision}: {why}"));
     output::error(&format!(
         "plan with replicas that are all alike, in one pipeline through the pools: {search}"
@@ -387,27 +352,20 @@ fn refused(
     let nearest = nearest(loaded, dialect, refusals);
     let takes_model = !refusals.iter().any(|refusal| refusal.of_model);
     let search = takes_model.then(|| search_command(&loaded.file, dialect, refusals));
-    if args.format.json {
-        output::json(&RefusedJson {
-            schema_version: SCHEMA_VERSION,
-            target: dialect.name(),
-            plan: loaded.file.id.clone(),
-            refused: refusals
-                .iter()
-                .map(|r| RefusalJson {
-                    decision: r.decision.clone(),
-                    why: r.why.clone(),
-                    instead: r
-                        .instead
-                        .as_ref()
-                        .map(|(key, value)| format!("{key}={value}")),
-                    taken_by: r.taken_by,
-                })
-                .collect(),
-            nearest: nearest.clone(),
-            search: search.clone(),
-        })?;
-    }
+    let refusal = |r: &Refusal| RefusalJson {
+        decision: r.decision.clone(),
+        why: r.why.clone(),
+        instead: (r.instead.as_ref()).map(|(key, value)| format!("{key}={value}")),
+        taken_by: r.taken_by,
+    };
+    let all = refusals.iter().map(refusal).collect();
+    print_refused(
+        args,
+        dialect,
+        &loaded.file.id,
+        all,
+        [nearest.as_ref(), search.as_ref()],
+    )?;
     let error = ExportError::Inexpressible {
         target: dialect.name(),
         refusals: refusals.to_vec(),
@@ -431,13 +389,8 @@ fn nearest(loaded: &Opened, dialect: Dialect, refusals: &[Refusal]) -> Option<St
     for _ in 0..8 {
         let changes: Option<Vec<_>> = refusals.iter().map(|r| r.instead.clone()).collect();
         text = grammar::with(&text, &changes?);
-        let s = grammar::parse(
-            &text,
-            &scenario.model,
-            &scenario.workload,
-            &scenario.runtime,
-        );
-        let strategy = s.ok()?;
+        let (model, workload) = (&scenario.model, &scenario.workload);
+        let strategy = grammar::parse(&text, model, workload, &scenario.runtime).ok()?;
         match exported(loaded, &strategy, Inputs::default(), dialect, None) {
             Ok(_) => return Some(strategy.to_string()),
             Err(ExportError::Inexpressible { refusals: more, .. }) => refusals = more,

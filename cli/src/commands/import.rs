@@ -116,13 +116,8 @@ pub(crate) fn document(path: &Path, dialect: Option<Dialect>) -> Result<Document
     let (path, function) = split(path);
     let mut text = catalog::text::read(&path)?;
     if let Some(name) = function {
-        let shown = path.display();
-        let missing = || {
-            CliError::wrong(
-                shown.to_string(),
-                format!("no function `{name}` is defined"),
-            )
-        };
+        let shown = path.display().to_string();
+        let missing = || CliError::wrong(shown, format!("no function `{name}` is defined"));
         text = interop::config::python::only_function(&text, &name).ok_or_else(missing)?;
     }
     // A path in a file is relative to the file or, as frameworks are started from their own folder, to the current one.
@@ -254,8 +249,8 @@ fn legal(
     workload: &Workload,
     path: &str,
 ) -> Result<Strategy, CliError> {
-    Strategy::new(decisions.canonical(), model, workload)
-        .map_err(|error| CliError::Input(error.mistake().at(path)))
+    let strategy = Strategy::new(decisions.canonical(), model, workload);
+    Ok(strategy.map_err(|error| error.mistake().at(path))?)
 }
 
 /// A workload, runtime and adapters as flags of `estimate`.

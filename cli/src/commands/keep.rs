@@ -33,7 +33,7 @@ pub(crate) fn keep(
             let wrong = wrong.at(format!("--keep {decision}"));
             let wrong = wrong.expected("a decision in which all groups of the plan agree");
             let example = format!("--fix '{decision}={}'", values.join("|"));
-            return Err(CliError::Input(wrong.example(example)));
+            return Err(wrong.example(example).into());
         }
     }
     Ok(planner::present::keep(

@@ -17,14 +17,7 @@ use crate::output;
 #[derive(Serialize)]
 struct ListJson {
     schema_version: u32,
-    items: Vec<ItemJson>,
-}
-
-#[derive(Serialize)]
-struct ItemJson {
-    name: String,
-    aliases: Vec<String>,
-    summary: String,
+    items: Vec<PresetInfo>,
 }
 
 /// Runs `models`.
@@ -51,17 +44,9 @@ pub(crate) fn runtimes(args: &ListArgs) -> Result<ExitCode, CliError> {
 
 fn list(args: &ListArgs, presets: Vec<PresetInfo>) -> Result<ExitCode, CliError> {
     if args.output.json {
-        let items = presets
-            .into_iter()
-            .map(|p| ItemJson {
-                name: p.name,
-                aliases: p.aliases,
-                summary: p.summary,
-            })
-            .collect();
         output::json(&ListJson {
             schema_version: SCHEMA_VERSION,
-            items,
+            items: presets,
         })?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -149,11 +134,10 @@ pub(crate) fn man(args: &ManArgs) -> Result<ExitCode, CliError> {
         let below = command.find_subcommand(word).cloned();
         command = below.ok_or_else(|| {
             let known = command.get_subcommands().map(clap::Command::get_name);
-            let unknown = Mistake::new(format!("unknown command `{word}`"))
+            Mistake::new(format!("unknown command `{word}`"))
                 .expected("a command that `vescale-plan --help` lists")
                 .nearest(nearest(word, known))
-                .example("vescale-plan man search");
-            CliError::Input(unknown)
+                .example("vescale-plan man search")
         })?;
     }
     let mut page = Vec::new();

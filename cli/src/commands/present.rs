@@ -60,11 +60,9 @@ pub(crate) fn read(from: &str, args: &SearchArgs, asked: &Asked) -> Result<InUse
     let several = several(&from, args, asked)?;
     let Some((whole, pools)) = several else {
         if let Some(on) = &args.on {
-            let wrong = Mistake::new("the nodes of the cluster are all alike");
-            let wrong = wrong.at(format!("--on '{on}'"));
-            return Err(CliError::Input(
-                wrong.expected("a cluster of several pools"),
-            ));
+            let what = "the nodes of the cluster are all alike";
+            let expected = "a cluster of several pools";
+            return Err(CliError::unexpected(format!("--on '{on}'"), what, expected));
         }
         let (inputs, read) = from.read(args, asked, None)?;
         return Ok(InUse {
@@ -101,7 +99,7 @@ fn several(
         }
         _ => answers::inputs::cluster_arg(named, device)?,
     };
-    let arg = answers::inputs::jittering(arg, flags.jitter)?;
+    let arg = answers::inputs::jittering(arg, flags.assumed.jitter)?;
     let cluster = answers::inputs::cluster(&arg, device)?;
     let Some(pools) = cluster.pools.clone() else {
         return Ok(None);
@@ -163,7 +161,7 @@ fn placed(
             ))
             .expected(format!("--on with one of {}", names.join(", ")))
             .example(format!("--on '{}'", names[0]));
-        return Err(CliError::Input(wrong));
+        return Err(wrong.into());
     }
     others.pop().map(|(_, found)| found).ok_or(first)
 }
@@ -196,6 +194,7 @@ fn of_groups(
     args: &SearchArgs,
     asked: &Asked,
 ) -> Result<InUse, CliError> {
+    let shown = path.display().to_string();
     let changed = [
         "model",
         "runtime",
@@ -208,12 +207,10 @@ fn of_groups(
     ];
     if let Some(flag) = changed.into_iter().find(|flag| asked.says(flag)) {
         let flag = flag.replace('_', "-");
-        let wrong = Mistake::new("a plan with several groups of replicas is compared as it is");
-        let wrong = wrong.at(format!("--from {} --{flag}", path.display()));
-        return Err(CliError::Input(wrong.expected(format!(
-            "no --{flag}, or one of its groups, such as {}#1",
-            path.display()
-        ))));
+        let place = format!("--from {shown} --{flag}");
+        let what = "a plan with several groups of replicas is compared as it is";
+        let expected = format!("no --{flag}, or one of its groups, such as {shown}#1");
+        return Err(CliError::unexpected(place, what, expected));
     }
     let mut inputs = together.inputs.clone();
     if let Some((whole, _)) = several(&Given::Plan(path.to_owned()), args, asked)? {
@@ -221,22 +218,22 @@ fn of_groups(
         let workload = workload.map_err(PlannerError::from)?;
         inputs = arrangements::on_pool(&inputs, &whole, workload);
     } else {
-        let wrong = Mistake::new("a plan with several groups of replicas needs several pools");
-        let wrong = wrong.at(format!(
-            "--cluster {}",
-            args.scenario.cluster.as_deref().unwrap_or("")
+        let cluster = args.scenario.cluster.as_deref().unwrap_or("");
+        let what = "a plan with several groups of replicas needs several pools";
+        let expected =
+            format!("a cluster of several pools, or one of its groups, such as {shown}#1");
+        return Err(CliError::unexpected(
+            format!("--cluster {cluster}"),
+            what,
+            expected,
         ));
-        return Err(CliError::Input(wrong.expected(format!(
-            "a cluster of several pools, or one of its groups, such as {}#1",
-            path.display()
-        ))));
     }
     let read = Read {
-        from: path.display().to_string(),
+        from: shown.clone(),
         strategy: together.parts[0].strategy.clone(),
         kept: inputs::words(&args.keep),
         notes: Vec::new(),
-        plan: path.display().to_string(),
+        plan: shown,
         writes_plan: None,
     };
     Ok(InUse {

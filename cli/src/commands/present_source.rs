@@ -95,7 +95,7 @@ fn of_text(from: &str, args: &SearchArgs, on: Option<&Pool>) -> Result<(Inputs, 
             .at(format!("--from {from}"))
             .expected("a training system's configuration, a plan file, or a strategy")
             .example("--from train.toml, or --from 'tp8 pp2 mbs1'");
-        return Err(CliError::Input(wrong));
+        return Err(wrong.into());
     }
     let mut inputs = inputs::resolve(&args.scenario)?;
     if let Some(pool) = on {
@@ -153,16 +153,16 @@ fn of_plan(
     } else if asked.says("cluster") || device.is_some() {
         source.cluster_arg = answers::inputs::cluster_arg(flags.cluster.as_deref(), device)?;
     }
-    let other = asked.says("cluster") || device.is_some() || flags.jitter.is_some();
+    let other = asked.says("cluster") || device.is_some() || flags.assumed.jitter.is_some();
     if other && on.is_none() {
-        source.cluster_arg = answers::inputs::jittering(source.cluster_arg, flags.jitter)?;
+        source.cluster_arg = answers::inputs::jittering(source.cluster_arg, flags.assumed.jitter)?;
         s.cluster = answers::inputs::cluster(&source.cluster_arg, device)?;
     }
     if let Some(runtime) = flags.runtime.as_ref().filter(|_| asked.says("runtime")) {
         s.runtime = catalog::load::runtime(runtime)?;
     }
     if asked.says("headroom") {
-        s.headroom = flags.headroom;
+        s.headroom = flags.assumed.headroom;
     }
     Ok(source)
 }
@@ -172,13 +172,10 @@ fn of_model(path: &Path, model: &str, layers: u64, planned: u64) -> Result<(), C
     if layers == planned {
         return Ok(());
     }
-    let wrong = Mistake::new(format!(
-        "the plan is of a model with {planned} layers, and {model} has {layers}"
-    ));
-    let wrong = wrong.at(format!("--from {} --model {model}", path.display()));
-    Err(CliError::Input(
-        wrong.expected(format!("a plan of {model}, or no --model")),
-    ))
+    let place = format!("--from {} --model {model}", path.display());
+    let what = format!("the plan is of a model with {planned} layers, and {model} has {layers}");
+    let expected = format!("a plan of {model}, or no --model");
+    Err(CliError::unexpected(place, what, expected))
 }
 
 fn of_configuration(
@@ -194,7 +191,7 @@ fn of_configuration(
         Some(pool) => (pool.arg.clone(), pool.cluster.clone()),
         None => {
             let arg = answers::inputs::cluster_arg(flags.cluster.as_deref(), device)?;
-            let arg = answers::inputs::jittering(arg, flags.jitter)?;
+            let arg = answers::inputs::jittering(arg, flags.assumed.jitter)?;
             let cluster = answers::inputs::cluster(&arg, device)?;
             (arg, cluster)
         }
@@ -220,7 +217,7 @@ fn of_configuration(
             cluster,
             runtime: read.runtime,
             workload: read.workload,
-            headroom: flags.headroom,
+            headroom: flags.assumed.headroom,
         },
         model_arg: read.model_arg,
         cluster_arg,
@@ -331,7 +328,7 @@ fn workload(
     let said = flags.global_batch.filter(|_| asked.says("global_batch"));
     let seq = flags.seq.filter(|_| asked.says("seq"));
     let precision = match asked.says("precision") {
-        true => inputs::precision(flags.precision),
+        true => inputs::precision(flags.assumed.precision),
         false => own.precision,
     };
     let workload = answers::inputs::workload(
@@ -347,6 +344,6 @@ fn workload(
     let of = own
         .documents()
         .map(|of| (of.lengths().clone(), of.packing()));
-    let documents = inputs::documents(&flags.documents).or(of);
+    let documents = inputs::documents(&flags.assumed).or(of);
     Ok(answers::inputs::of_documents(workload, documents)?)
 }

@@ -76,7 +76,7 @@ pub(crate) fn run(args: &ReplanArgs) -> Result<ExitCode, CliError> {
     inputs::risk(args.risk)?;
     let planned = plan::planned(&args.plan)?;
     let inputs = planned.inputs(&args.plan);
-    let left = Left::of(&inputs, &args.lost).map_err(CliError::Input)?;
+    let left = Left::of(&inputs, &args.lost)?;
     let gpus = left.cluster.gpus;
     let path = file_names::derived(&args.plan, &format!("{gpus}gpus.plan.yaml"));
     let to = match &args.output_plan {
@@ -124,10 +124,7 @@ pub(crate) fn run(args: &ReplanArgs) -> Result<ExitCode, CliError> {
         }
     }
     saved.transpose()?;
-    Ok(match best.is_none() {
-        true => ExitCode::from(code::DOES_NOT_FIT),
-        false => ExitCode::SUCCESS,
-    })
+    Ok(code::unless(best.is_some(), code::DOES_NOT_FIT))
 }
 
 /// The old plan's `train` section for the new plan. If that lies in another folder, the path of the data is made absolute.

@@ -148,12 +148,9 @@ fn finish(
 }
 
 fn exit_code(outcome: &SearchOutcome) -> ExitCode {
-    if outcome.interrupted {
-        ExitCode::from(code::INTERRUPTED)
-    } else if outcome.top.is_empty() {
-        ExitCode::from(code::DOES_NOT_FIT)
-    } else {
-        ExitCode::SUCCESS
+    match outcome.interrupted {
+        true => ExitCode::from(code::INTERRUPTED),
+        false => code::unless(!outcome.top.is_empty(), code::DOES_NOT_FIT),
     }
 }
 

@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use answers::launch::{self, Step};
 use answers::search::BestJson;
 use answers::{Answer, Budget, Inputs, InputsJson, SCHEMA_VERSION, Search, Training, arrangements};
-use catalog::{Mistake, Pool, Pools, Seconds};
+use catalog::{Pool, Pools, Seconds};
 use costmodel::{CostModel, Scenario};
 use planner::size::{Sized, sized, usual_counts, usual_counts_of_pools, why_none};
 use planner::{Constraints, PlannerError, SearchOptions};
+use plans::Candidate;
 use reports::{format, lines::of};
 use serde::Serialize;
 
@@ -110,10 +111,9 @@ pub(crate) fn run(args: &SizeArgs) -> Result<ExitCode, CliError> {
         conclude(&rows, smallest);
         next::print(&steps(&resolved, smallest)?, args.output);
     }
-    Ok(match (stopped, smallest) {
-        (true, _) => ExitCode::from(code::INTERRUPTED),
-        (false, Some(_)) => ExitCode::SUCCESS,
-        (false, None) => ExitCode::from(code::DOES_NOT_FIT),
+    Ok(match stopped {
+        true => ExitCode::from(code::INTERRUPTED),
+        false => code::unless(smallest.is_some(), code::DOES_NOT_FIT),
     })
 }
 
@@ -148,11 +148,7 @@ fn question(args: &SizeArgs) -> Result<(Inputs, Vec<u64>), CliError> {
         runtime: args.runtime.clone(),
         seq: Some(seq),
         global_batch: Some(global_batch),
-        precision: args.precision,
-        headroom: args.headroom,
-        documents: args.documents.clone(),
-        trained: args.trained,
-        jitter: args.jitter,
+        assumed: args.assumed.clone(),
     })?;
     Ok((resolved, counts))
 }
@@ -160,9 +156,9 @@ fn question(args: &SizeArgs) -> Result<(Inputs, Vec<u64>), CliError> {
 /// A pool of the first `gpus` GPUs: all of the first pool, then those of the next, until there are so many.
 fn of_pools(pools: &Pools, gpus: u64) -> Result<Pool, CliError> {
     pools.first(gpus).map_err(|wrong| {
-        let wrong = Mistake::new(wrong).at(format!("--gpus {gpus}"));
         let expected = "GPUs of the pools in their order, in whole nodes of each";
-        CliError::Input(wrong.expected(format!("{expected}: {}", pools.listed())))
+        let expected = format!("{expected}: {}", pools.listed());
+        CliError::unexpected(format!("--gpus {gpus}"), wrong, expected)
     })
 }
 
@@ -191,7 +187,7 @@ impl Sizes<'_> {
         let costs = CostModel::new(scenario.clone())?;
         self.each(|gpus| {
             let sized = sized(&costs, self.constraints, gpus, &self.options())?;
-            Ok(row(self.training, scenario, &sized))
+            Ok(row_of_nodes_alike(self.training, scenario, &sized))
         })
     }
 
@@ -202,12 +198,8 @@ impl Sizes<'_> {
         note(self.args.output.quiet, &order);
         // Dollars are compared only if all pools have a price.
         let given = self.args.budget.price;
-        let priced = self
-            .question
-            .scenario
-            .cluster
-            .dollars_per_gpu_hour
-            .is_some();
+        let cluster = &self.question.scenario.cluster;
+        let priced = cluster.dollars_per_gpu_hour.is_some();
         self.each(|gpus| {
             let pool = of_pools(pools, gpus)?;
             let workload = self.question.scenario.workload.with_gpus(gpus);
@@ -300,27 +292,37 @@ fn steps(resolved: &Inputs, smallest: Option<u64>) -> Result<Vec<Step>, CliError
     Ok(vec![("plan the smallest in full".into(), vec![search])])
 }
 
-/// The row of one number of GPUs; whether it is on the Pareto front is known when all are.
-fn row(training: &Training, scenario: &Scenario, sized: &Sized) -> SizeRow {
-    let best = sized.best.as_ref();
-    let rate = best.map(|best| best.prediction.tokens_per_s_per_gpu);
-    let best_json = best.map(|best| BestJson::alike(best, scenario));
+/// The row of one number of GPUs, of which the best plan uses some; whether it is on the Pareto front is known when all are.
+fn row(
+    [gpus, used]: [u64; 2],
+    training: &Training,
+    scenario: &Scenario,
+    best: Option<&Candidate>,
+) -> SizeRow {
+    let rate = |best: &Candidate| best.prediction.tokens_per_s_per_gpu;
     SizeRow {
-        gpus: sized.gpus,
-        lines: best_json
-            .iter()
-            .map(|best| best.plan.summary.clone())
-            .collect(),
+        gpus,
+        best: None,
+        why_none: None,
+        devices: None,
+        tokens_per_s: best.map(|best| rate(best) * used as f64),
+        budget: best.and_then(|best| training.budget(scenario, used, &best.strategy, rate(best))),
+        pareto: false,
+        hourly: gpus as f64,
+        lines: Vec::new(),
+    }
+}
+
+/// The row of one number of GPUs of a cluster whose nodes are all alike.
+fn row_of_nodes_alike(training: &Training, scenario: &Scenario, sized: &Sized) -> SizeRow {
+    let best = sized.best.as_ref();
+    let best_json = best.map(|best| BestJson::alike(best, scenario));
+    let summary = best_json.as_ref().map(|best| best.plan.summary.clone());
+    SizeRow {
+        lines: summary.into_iter().collect(),
         best: best_json,
         why_none: sized.why_none.clone(),
-        devices: None,
-        tokens_per_s: rate.map(|rate| rate * sized.gpus as f64),
-        budget: best.and_then(|best| {
-            let rate = best.prediction.tokens_per_s_per_gpu;
-            training.budget(scenario, sized.gpus, &best.strategy, rate)
-        }),
-        pareto: false,
-        hourly: sized.gpus as f64,
+        ..row([sized.gpus; 2], training, scenario, best)
     }
 }
 
@@ -328,7 +330,6 @@ fn row(training: &Training, scenario: &Scenario, sized: &Sized) -> SizeRow {
 fn row_of_pools(gpus: u64, training: &Training, answer: &Answer, hourly: f64) -> SizeRow {
     let (scenario, used) = (&answer.inputs.scenario, answer.inputs.json.gpus);
     let best = answer.outcome.top.first();
-    let rate = best.map(|best| best.prediction.tokens_per_s_per_gpu);
     let best_json = BestJson::of(answer);
     let (devices, lines) = match &answer.together {
         Some(together) => {
@@ -344,18 +345,12 @@ fn row_of_pools(gpus: u64, training: &Training, answer: &Answer, hourly: f64) ->
         }
     };
     SizeRow {
-        gpus,
         devices: best.map(|_| devices),
         lines,
         best: best_json,
         why_none: best.is_none().then(|| why_none(&answer.outcome.space)),
-        tokens_per_s: rate.map(|rate| rate * used as f64),
-        budget: best.and_then(|best| {
-            let rate = best.prediction.tokens_per_s_per_gpu;
-            training.budget(scenario, used, &best.strategy, rate)
-        }),
-        pareto: false,
         hourly,
+        ..row([gpus, used], training, scenario, best)
     }
 }
 

@@ -68,11 +68,8 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<ExitCode, CliError> {
     }
     let median = report.median_error();
     let outside = args.tolerance.is_some_and(|t| median.is_none_or(|m| m > t));
-    Ok(if outside || !grown.is_empty() {
-        ExitCode::from(code::OUTSIDE_TOLERANCE)
-    } else {
-        ExitCode::SUCCESS
-    })
+    let good = !outside && grown.is_empty();
+    Ok(code::unless(good, code::OUTSIDE_TOLERANCE))
 }
 
 /// Predicts the runs in all the ways that are asked for.

@@ -1,9 +1,12 @@
 //! Problems that a check of a configuration reports.
 
+use serde::Serialize;
+
 use crate::config::place;
 
 /// How bad a finding is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Severity {
     /// The system refuses the file, or does something else than the file says.
     Error,
@@ -12,11 +15,12 @@ pub enum Severity {
 }
 
 /// A problem of a configuration.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
     /// How bad it is.
     pub severity: Severity,
     /// Path of the file.
+    #[serde(skip)]
     pub path: String,
     /// Line, 0 if unknown.
     pub line: usize,

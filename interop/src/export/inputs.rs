@@ -1,6 +1,8 @@
 //! Inputs that a user gives beside the plan (tokenizer, data, the model's name on the Hugging Face hub), and the list
 //! of those still to be filled in before a launch.
 
+use serde::Serialize;
+
 /// Inputs of the launched job beside the plan. A missing one becomes a placeholder, and the launch script stops on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Inputs<'a> {
@@ -13,13 +15,14 @@ pub struct Inputs<'a> {
 }
 
 /// An input that only the user knows and has not given.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Unfilled {
     /// Its name: a placeholder in the files, or an environment variable.
     pub name: &'static str,
     /// What to put there.
     pub what: String,
     /// Whether `name` is a placeholder in the files.
+    #[serde(skip)]
     pub placeholder: bool,
 }
 

@@ -3,9 +3,10 @@
 use catalog::{Bytes, Seconds};
 use maud::{Markup, PreEscaped, html};
 use plans::{Event, Stream, Timeline};
+use serde::Serialize;
 use serde_json::json;
 
-use super::page::{charts, document, script, script_safe, section as frame};
+use super::page::{charts, document, heads, script, script_safe, section as frame};
 use crate::format;
 
 /// Most events in a drawing; beyond that only the earliest are shown.
@@ -45,31 +46,32 @@ pub struct RunReport<'a> {
 }
 
 /// All actions of one kind on one pipeline rank.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Phase {
     /// Index of the pipeline rank.
     pub rank: u64,
     /// Kind of action.
+    #[serde(rename = "phase")]
     pub name: String,
     /// Number of actions in a step.
     pub count: usize,
     /// Their total time in the last step.
-    pub measured: Seconds,
-    /// Their predicted total time, if there is a prediction.
-    pub predicted: Option<Seconds>,
+    pub measured_s: f64,
+    /// Their predicted total time; absent without a profile of this machine, and for waits.
+    pub predicted_s: Option<f64>,
 }
 
 /// Bytes of one kind on the heaviest rank of a pipeline rank.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Held {
     /// Index of the pipeline rank.
     pub rank: u64,
     /// Kind of memory.
-    pub name: String,
+    pub name: &'static str,
     /// Bytes counted during the run.
-    pub measured: Bytes,
+    pub measured_bytes: u64,
     /// Bytes predicted.
-    pub predicted: Bytes,
+    pub predicted_bytes: u64,
 }
 
 /// The report as one HTML document that opens offline.
@@ -96,7 +98,8 @@ pub fn report(run: &RunReport<'_>) -> String {
 }
 
 fn verdict(run: &RunReport<'_>) -> Markup {
-    let differ = run.memory.iter().filter(|m| m.measured != m.predicted);
+    let differ = run.memory.iter();
+    let differ = differ.filter(|m| m.measured_bytes != m.predicted_bytes);
     let differ = differ.count();
     let error = run.predicted_step_time.map(|p| p.0 / run.step_time.0 - 1.0);
     html! {
@@ -168,7 +171,7 @@ fn losses(losses: &[f64]) -> Markup {
         details {
             summary { "Losses of steps" }
             table.plain {
-                thead { tr { th scope="col" { "step" } th.num scope="col" { "loss" } } }
+                (heads(&["step", "#loss"]))
                 tbody {
                     @for (step, loss) in listed {
                         tr { td { (step) } td.num { (format!("{loss:.4}")) } }
@@ -188,10 +191,10 @@ fn memory(memory: &[Held]) -> Markup {
                 tr {
                     td { "pp" (held.rank) }
                     td { (held.name) }
-                    td.num { (format::bytes(held.measured)) }
+                    td.num { (format::bytes(Bytes(held.measured_bytes))) }
                     td.num {
-                        @if held.measured == held.predicted { "equal" }
-                        @else { (format::bytes(held.predicted)) }
+                        @if held.measured_bytes == held.predicted_bytes { "equal" }
+                        @else { (format::bytes(Bytes(held.predicted_bytes))) }
                     }
                 }
             }
@@ -285,11 +288,11 @@ fn phases(phases: &[Phase]) -> Markup {
                     td { "pp" (phase.rank) }
                     td { (action(&phase.name)) }
                     td.num { (phase.count) }
-                    td.num { (format::seconds(phase.measured)) }
-                    @match phase.predicted {
+                    td.num { (format::seconds(Seconds(phase.measured_s))) }
+                    @match phase.predicted_s {
                         Some(predicted) => {
-                            td.num { (format::seconds(predicted)) }
-                            td.num { (format!("{:+.0} %", (predicted.0 / phase.measured.0 - 1.0) * 100.0)) }
+                            td.num { (format::seconds(Seconds(predicted))) }
+                            td.num { (format!("{:+.0} %", (predicted / phase.measured_s - 1.0) * 100.0)) }
                         }
                         None => { td.num { "–" } td.num {} }
                     }
@@ -371,14 +374,14 @@ mod tests {
                 rank: 0,
                 name: "F".to_owned(),
                 count: 1,
-                measured: Seconds(0.25),
-                predicted: Some(Seconds(0.2)),
+                measured_s: 0.25,
+                predicted_s: Some(0.2),
             }],
             memory: &[Held {
                 rank: 0,
-                name: "parameters".to_owned(),
-                measured: Bytes(2048),
-                predicted: Bytes(2048),
+                name: "parameters",
+                measured_bytes: 2048,
+                predicted_bytes: 2048,
             }],
             measured: &timeline,
             predicted: Some(&timeline),

@@ -6,7 +6,6 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use catalog::Mistake;
 use catalog::files::{self, Destination, Kind, Replace};
 use catalog::profile::{self, Machine, Measured, Profile};
 
@@ -79,12 +78,9 @@ fn read(path: &Path, machine: &Machine) -> Result<Profile, CliError> {
     let old = Profile::from_yaml(&catalog::text::read(path)?, &shown)?;
     if (&old.machine.processor, old.machine.cores) != (&machine.processor, machine.cores) {
         let (processor, cores) = (&old.machine.processor, old.machine.cores);
-        let wrong = Mistake::new(format!(
-            "the profile is of another machine ({processor}, {cores} cores)"
-        ));
-        return Err(CliError::Input(
-            wrong.at(shown).expected("another file, named with -o"),
-        ));
+        let what = format!("the profile is of another machine ({processor}, {cores} cores)");
+        let expected = "another file, named with -o";
+        return Err(CliError::unexpected(shown, what, expected));
     }
     let attention = old.machine.gpu.and_then(|gpu| gpu.attention);
     let gpu = machine.gpu.clone();

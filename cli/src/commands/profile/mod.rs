@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use catalog::profile::{self, Measured};
-use catalog::{DType, Mistake, Model};
+use catalog::{DType, Model};
 use profiler::{Effort, VISITS};
 
 use self::file::ProfileFile;
@@ -91,12 +91,8 @@ fn on_cpu(path: &Path, requests: Vec<Request>) -> Result<Vec<Request>, CliError>
     let narrow =
         |request: &Request| matches!(&request.what, What::Block(block) if block.trace.eight_bits);
     if requests.iter().any(narrow) {
-        let wrong = Mistake::new("the cpu device does not compute in fp8");
-        return Err(CliError::Input(
-            wrong
-                .at(path.display().to_string())
-                .expected("--device cuda"),
-        ));
+        let what = "the cpu device does not compute in fp8";
+        return Err(CliError::unexpected(path.display(), what, "--device cuda"));
     }
     Ok(requests)
 }

@@ -50,7 +50,7 @@ impl BreakAt {
             let wrong = Mistake::new("no operator of that name ran")
                 .at(format!("--break-at {}", self.name))
                 .expected("the name of an operator, as --trace shows them");
-            return Err(CliError::Input(wrong.nearest(nearest)));
+            return Err(wrong.nearest(nearest).into());
         }
         reports.sort();
         Ok(reports.into_iter().map(|(_, text)| text).collect())

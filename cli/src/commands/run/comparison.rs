@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use answers::Opened;
-use catalog::{Bytes, Mistake, Seconds, profile};
-use costmodel::{CostModel, Held, Member, Scenario};
-use executor::{Job, Outcome, RankReport};
+use catalog::{Seconds, profile};
+use costmodel::{CostModel, Member, Scenario};
+use dtensor::train::StateBytes;
+use executor::{Job, Outcome};
 use plans::Timeline;
-use reports::html::run::{Phase, RunReport};
+use reports::html::run::{Held, Phase, RunReport};
 use serde::Serialize;
 
 use crate::args::{NumericsArg, RunArgs};
@@ -18,6 +19,14 @@ use crate::output;
 
 /// Row for the peak bytes in use by tensors and lists of a GPU; predicted to a few parts in a thousand.
 const MOST: &str = "most in use of all";
+
+/// What is held for the whole step, with the bytes of each kind.
+const STATES: [(&str, fn(&StateBytes) -> u64); 4] = [
+    ("parameters", |states| states.parameters),
+    ("gradients", |states| states.gradients),
+    ("optimizer: master parameters", |states| states.master),
+    ("optimizer: moments", |states| states.moments),
+];
 
 /// Share of a step from which a kind of action is mentioned in the headline.
 const PART_OF_STEP: f64 = 0.05;
@@ -53,9 +62,12 @@ pub(crate) fn predict(args: &RunArgs, loaded: &Opened) -> Result<Predicted, CliE
     let path = match &args.profile {
         Some(path) if !path.is_file() => {
             let place = format!("--profile {}", path.display());
-            let wrong = Mistake::new("there is no such file").at(place);
-            let wrong = wrong.expected("a profile that `vescale-plan profile` wrote");
-            return Err(CliError::Input(wrong));
+            let expected = "a profile that `vescale-plan profile` wrote";
+            return Err(CliError::unexpected(
+                place,
+                "there is no such file",
+                expected,
+            ));
         }
         Some(path) => path.as_path(),
         None if Path::new(profile::DEFAULT_PATH).exists() => Path::new(profile::DEFAULT_PATH),
@@ -103,44 +115,20 @@ fn times(scenario: Scenario, loaded: &Opened) -> Result<Times, CliError> {
     })
 }
 
-/// All actions of one kind on one pipeline rank.
-#[derive(Serialize)]
-pub(crate) struct PhaseJson {
-    /// Index of the pipeline rank.
-    pub(crate) rank: u64,
-    pub(crate) phase: String,
-    pub(crate) count: usize,
-    pub(crate) measured_s: f64,
-    /// Absent without a profile of this machine, and for waits.
-    pub(crate) predicted_s: Option<f64>,
+/// The predicted over the measured time of actions, less one.
+fn error_of(phase: &Phase) -> Option<f64> {
+    let predicted = phase.predicted_s.filter(|_| phase.measured_s > 0.0)?;
+    Some(relative(predicted, phase.measured_s))
 }
 
-impl PhaseJson {
-    /// Predicted over measured time, less one.
-    fn error(&self) -> Option<f64> {
-        let predicted = self.predicted_s.filter(|_| self.measured_s > 0.0)?;
-        Some(relative(predicted, self.measured_s))
-    }
-
-    /// The error as text; empty for times so short that it is noise.
-    fn shown_error(&self) -> String {
-        let told = self.error().filter(|_| self.predicted_s > Some(TOLD));
-        told.map_or_else(String::new, |error| format!("{:+.1}%", 100.0 * error))
-    }
+/// The error as text; empty for times so short that it is noise.
+fn shown_error(phase: &Phase) -> String {
+    let told = error_of(phase).filter(|_| phase.predicted_s > Some(TOLD));
+    told.map_or_else(String::new, |error| format!("{:+.1}%", 100.0 * error))
 }
 
 fn relative(predicted: f64, measured: f64) -> f64 {
     predicted / measured - 1.0
-}
-
-/// Bytes of one kind on one pipeline rank.
-#[derive(Serialize)]
-pub(crate) struct MemoryJson {
-    /// Index of the pipeline rank; bytes are those of the heaviest rank in it.
-    pub(crate) rank: u64,
-    pub(crate) name: &'static str,
-    pub(crate) measured_bytes: u64,
-    pub(crate) predicted_bytes: u64,
 }
 
 /// A run beside its prediction: step time, memory of every rank, time of every kind of action.
@@ -153,8 +141,8 @@ pub(crate) struct Comparison {
     pub(crate) tokens_per_s: f64,
     /// Median time of a captured step's passes on the GPU that took longest; absent where steps are not captured.
     pub(crate) captured_time_s: Option<f64>,
-    pub(crate) phases: Vec<PhaseJson>,
-    pub(crate) memory: Vec<MemoryJson>,
+    pub(crate) phases: Vec<Phase>,
+    pub(crate) memory: Vec<Held>,
     /// Most bytes that a rank reserved on its GPU, including rounding and free pieces; absent where they are not
     /// counted.
     pub(crate) reserved_bytes: Option<u64>,
@@ -196,27 +184,6 @@ impl Comparison {
 
     /// The comparison as an HTML page.
     pub(crate) fn page(&self, job: &Job, outcome: &Outcome, predicted: &Predicted) -> String {
-        let phases: Vec<Phase> = self
-            .phases
-            .iter()
-            .map(|p| Phase {
-                rank: p.rank,
-                name: p.phase.clone(),
-                count: p.count,
-                measured: Seconds(p.measured_s),
-                predicted: p.predicted_s.map(Seconds),
-            })
-            .collect();
-        let memory: Vec<reports::html::run::Held> = self
-            .memory
-            .iter()
-            .map(|m| reports::html::run::Held {
-                rank: m.rank,
-                name: m.name.to_owned(),
-                measured: Bytes(m.measured_bytes),
-                predicted: Bytes(m.predicted_bytes),
-            })
-            .collect();
         reports::html::run::report(&RunReport {
             model: &job.model.name,
             strategy: &plans::grammar::short(&job.strategy),
@@ -225,8 +192,8 @@ impl Comparison {
             step_time: Seconds(self.step_time_s),
             predicted_step_time: self.predicted_step_time_s.map(Seconds),
             tokens_per_s: self.tokens_per_s,
-            phases: &phases,
-            memory: &memory,
+            phases: &self.phases,
+            memory: &self.memory,
             measured: &outcome.timeline(),
             predicted: predicted.times.as_ref().map(|t| &t.timeline),
             version: env!("CARGO_PKG_VERSION"),
@@ -236,12 +203,8 @@ impl Comparison {
     /// The error of the predicted step time, and of the parts of a step, because errors of parts may cancel.
     fn verdict(&self, predicted: f64) -> String {
         let error = relative(predicted, self.step_time_s) * 100.0;
-        let large = |p: &&PhaseJson| p.measured_s >= PART_OF_STEP * self.step_time_s;
-        let errors = self
-            .phases
-            .iter()
-            .filter(large)
-            .filter_map(PhaseJson::error);
+        let large = |p: &&Phase| p.measured_s >= PART_OF_STEP * self.step_time_s;
+        let errors = self.phases.iter().filter(large).filter_map(error_of);
         let (least, most) = errors.fold((f64::MAX, f64::MIN), |(least, most), error| {
             (least.min(error), most.max(error))
         });
@@ -262,12 +225,12 @@ impl Comparison {
         for phase in &self.phases {
             let predicted = phase.predicted_s.map_or_else(
                 || format!("{:>14}", "–"),
-                |p| format!("{:>11.3} ms{:>9}", p * 1e3, phase.shown_error()),
+                |p| format!("{:>11.3} ms{:>9}", p * 1e3, shown_error(phase)),
             );
             text.push_str(&format!(
                 "  pp{:<3} {:<18} × {:<4} {:>12.3} ms {}\n",
                 phase.rank,
-                phase.phase,
+                phase.name,
                 phase.count,
                 phase.measured_s * 1e3,
                 predicted,
@@ -336,11 +299,7 @@ impl Comparison {
     }
 }
 
-fn memory(
-    job: &Job,
-    outcome: &Outcome,
-    predicted: &Predicted,
-) -> Result<Vec<MemoryJson>, CliError> {
+fn memory(job: &Job, outcome: &Outcome, predicted: &Predicted) -> Result<Vec<Held>, CliError> {
     let mut lines = Vec::new();
     for rank in 0..job.strategy.pp {
         let peers = || outcome.ranks.iter().filter(|r| r.pp == rank);
@@ -356,37 +315,26 @@ fn memory(
             .iter()
             .map(|member| predicted.costs.held_by(&job.strategy, member))
             .collect::<Result<Vec<_>, _>>()?;
-        let mut line = |name, measured: fn(&RankReport) -> u64, predicted: fn(&Held) -> u64| {
-            lines.push(MemoryJson {
+        let mut line = |name, measured: Option<u64>, predicted: Option<u64>| {
+            lines.push(Held {
                 rank,
                 name,
-                measured_bytes: peers().map(measured).max().unwrap_or(0),
-                predicted_bytes: held.iter().map(predicted).max().unwrap_or(0),
+                measured_bytes: measured.unwrap_or(0),
+                predicted_bytes: predicted.unwrap_or(0),
             });
         };
-        line(
-            "parameters",
-            |r| r.states.parameters,
-            |h| h.states.parameters,
-        );
-        line("gradients", |r| r.states.gradients, |h| h.states.gradients);
-        line(
-            "optimizer: master parameters",
-            |r| r.states.master,
-            |h| h.states.master,
-        );
-        line(
-            "optimizer: moments",
-            |r| r.states.moments,
-            |h| h.states.moments,
-        );
-        line("saved activations", |r| r.peak_saved, |h| h.peak_saved.0);
-        if peers().any(|r| r.memory.is_some()) {
-            line(
-                MOST,
-                |r| r.memory.map_or(0, |memory| memory.peak),
-                |h| h.peak.0,
-            );
+        for (name, of) in STATES {
+            let measured = peers().map(|peer| of(&peer.states));
+            let predicted = held.iter().map(|held| of(&held.states));
+            line(name, measured.max(), predicted.max());
+        }
+        let saved = held.iter().map(|held| held.peak_saved.0);
+        let measured = peers().map(|peer| peer.peak_saved);
+        line("saved activations", measured.max(), saved.max());
+        let counted = || peers().filter_map(|peer| peer.memory);
+        if counted().next().is_some() {
+            let most = held.iter().map(|held| held.peak.0);
+            line(MOST, counted().map(|memory| memory.peak).max(), most.max());
         }
     }
     Ok(lines)
@@ -405,13 +353,13 @@ fn sums(timeline: &Timeline) -> BTreeMap<(u64, &str), (usize, f64)> {
     sums
 }
 
-fn phases(measured: &Timeline, predicted: Option<&Timeline>) -> Vec<PhaseJson> {
+fn phases(measured: &Timeline, predicted: Option<&Timeline>) -> Vec<Phase> {
     let predicted = predicted.map(sums).unwrap_or_default();
     sums(measured)
         .into_iter()
-        .map(|(key, (count, measured_s))| PhaseJson {
+        .map(|(key, (count, measured_s))| Phase {
             rank: key.0,
-            phase: key.1.to_owned(),
+            name: key.1.to_owned(),
             count,
             measured_s,
             predicted_s: predicted.get(&key).map(|sum| sum.1),

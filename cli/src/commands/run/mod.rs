@@ -44,7 +44,7 @@ struct RunJson {
     inputs: InputsJson,
     plan_id: String,
     strategy_text: String,
-    numerics: &'static str,
+    numerics: NumericsArg,
     seed: u64,
     ranks: usize,
     first_step: u64,
@@ -84,7 +84,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
         (None, Some(weights)) => Some((weights as &dyn Source, 0)),
         (None, None) => None,
     };
-    let checkpoints = checkpoints(args, &job);
+    let dir = args.checkpoints.as_deref();
+    let checkpoints = dir.map(|dir| Checkpoints::of(&job, dir, args.every));
     let breaks = args.break_at.as_deref().map(BreakAt::new);
     let session = Session {
         job: &job,
@@ -115,7 +116,7 @@ fn of_plan(plan: &Path, error: impl Into<CliError>) -> CliError {
     match error.into() {
         CliError::Executor(error) if error.is_of_plan() => {
             let wrong = Mistake::of_sentence(&error.to_string());
-            CliError::Input(wrong.at(plan.display().to_string()))
+            wrong.at(plan.display().to_string()).into()
         }
         other => other,
     }
@@ -142,7 +143,7 @@ fn finish(
             inputs: loaded.inputs,
             plan_id: loaded.file.id,
             strategy_text: job.strategy.to_string(),
-            numerics: numerics_name(args.numerics),
+            numerics: args.numerics,
             seed: job.settings.seed,
             ranks: outcome.ranks.len(),
             first_step: first,
@@ -156,12 +157,6 @@ fn finish(
     }
     saved?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// Where a job's checkpoints are written, and how often.
-fn checkpoints(args: &RunArgs, job: &Job) -> Option<Checkpoints> {
-    let dir = args.checkpoints.as_deref()?;
-    Some(Checkpoints::of(job, dir, args.every))
 }
 
 /// The report of `--break-at`, unless training failed before.
@@ -187,7 +182,9 @@ struct Files {
 impl Files {
     fn check(args: &RunArgs) -> Result<Self, CliError> {
         let trace = |path: &Path| Target::named(path, Kind::Trace, args.force);
-        let predicted = args.trace.as_deref().map(predicted_trace);
+        // Beside `a.json`, as measured, `a.predicted.json`.
+        let trace_path = args.trace.as_deref();
+        let predicted = trace_path.map(|path| path.with_extension("predicted.json"));
         destinations::distinct(&[
             ("--trace", args.trace.as_deref()),
             ("--trace, of the prediction,", predicted.as_deref()),
@@ -219,11 +216,6 @@ impl Files {
     }
 }
 
-/// Path of the file for the predicted timeline: `a.predicted.json` if the measured one is written to `a.json`.
-fn predicted_trace(measured: &Path) -> PathBuf {
-    measured.with_extension("predicted.json")
-}
-
 /// Trains under the session's plan up to a step, then under another plan.
 fn replanned(
     args: &RunArgs,
@@ -253,7 +245,8 @@ fn replanned(
             plans::grammar::short(&job_after.strategy)
         ),
     );
-    let checkpoints = checkpoints(args, &job_after);
+    let dir = args.checkpoints.as_deref();
+    let checkpoints = dir.map(|dir| Checkpoints::of(&job_after, dir, args.every));
     let session_after = Session {
         job: &job_after,
         checkpoints: checkpoints.as_ref(),
@@ -299,21 +292,9 @@ fn same_run(args: &RunArgs, before: &Job, after: &Job, path: &Path) -> Result<()
     if different.is_empty() {
         return Ok(());
     }
-    let wrong = Mistake::new(format!(
-        "the plan is of another run: {}",
-        different.join("; ")
-    ));
+    let what = format!("the plan is of another run: {}", different.join("; "));
     let expected = format!("a plan of the run of {}", args.plan.display());
-    Err(CliError::Input(
-        wrong.at(path.display().to_string()).expected(expected),
-    ))
-}
-
-fn numerics_name(numerics: NumericsArg) -> &'static str {
-    match numerics {
-        NumericsArg::Exact => "exact",
-        NumericsArg::Fast => "fast",
-    }
+    Err(CliError::unexpected(path.display(), what, expected))
 }
 
 fn losses(outcome: &Outcome, first: u64) -> Vec<LossJson> {
@@ -333,11 +314,8 @@ fn data(args: &RunArgs, plan: &Path, train: Option<&TrainFile>) -> Result<PathBu
         (Some(path), _) => Ok(path.clone()),
         (None, Some(train)) => Ok(catalog::load::beside(plan, &train.data).into()),
         (None, None) => {
-            let wrong =
-                Mistake::new("the plan does not say what to train on: it has no `train` section");
-            Err(CliError::Input(
-                wrong.at(plan.display().to_string()).expected("--data FILE"),
-            ))
+            let what = "the plan does not say what to train on: it has no `train` section";
+            Err(CliError::unexpected(plan.display(), what, "--data FILE"))
         }
     }
 }
@@ -378,7 +356,7 @@ fn job(args: &RunArgs, plan: &Path, loaded: &Opened) -> Result<Job, CliError> {
         optimizer: train.map_or_else(AdamW::default, optimizer),
         timeout: Duration::from_secs(args.timeout),
     };
-    let data = read_data(&data, scenario)?;
+    let data = Dataset::read(&data, scenario.model.vocab, scenario.workload.seq_len)?;
     let job = Job::new(
         scenario.model.clone(),
         loaded.strategy.clone(),
@@ -395,19 +373,9 @@ fn whole_sequences(plan: &Path, scenario: &Scenario) -> Result<(), CliError> {
     let Some(packing @ (Packing::Within | Packing::Padded)) = documents else {
         return Ok(());
     };
-    let wrong = Mistake::new(format!(
-        "packing: {packing}; our own executor attends to whole sequences of tokens"
-    ));
-    Err(CliError::Input(
-        wrong
-            .at(plan.display().to_string())
-            .expected("a plan that was made with --packing across"),
-    ))
-}
-
-fn read_data(path: &Path, scenario: &Scenario) -> Result<Dataset, CliError> {
-    let seq_len = scenario.workload.seq_len;
-    Ok(Dataset::read(path, scenario.model.vocab, seq_len)?)
+    let what = format!("packing: {packing}; our own executor attends to whole sequences of tokens");
+    let expected = "a plan that was made with --packing across";
+    Err(CliError::unexpected(plan.display(), what, expected))
 }
 
 fn optimizer(train: &TrainFile) -> AdamW {

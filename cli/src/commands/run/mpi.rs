@@ -23,10 +23,10 @@ pub(crate) fn train<D: Devices>(
     _session: &Session<'_>,
     _devices: impl Fn(OnHost) -> D,
 ) -> Result<Option<Outcome>, CliError> {
-    let wrong = catalog::Mistake::new("this build has no MPI").at("--communicator mpi");
-    Err(CliError::Input(wrong.expected(
-        "a build with --features mpi, made where an MPI, its mpicc and libclang are installed",
-    )))
+    let expected =
+        "a build with --features mpi, made where an MPI, its mpicc and libclang are installed";
+    let what = "this build has no MPI";
+    Err(CliError::unexpected("--communicator mpi", what, expected))
 }
 
 #[cfg(feature = "mpi")]

@@ -3,8 +3,6 @@
 use executor::Job;
 use executor::checkpoint::Checkpoint;
 
-use catalog::Mistake;
-
 use crate::args::RunArgs;
 use crate::error::CliError;
 use crate::output;
@@ -16,10 +14,9 @@ pub(super) fn checkpoint(args: &RunArgs, job: &Job) -> Result<Option<Checkpoint>
         (None, _) => return Ok(None),
         (Some([path, ..]), _) | (Some([]), Some(path)) => path,
         (Some([]), None) => {
-            let wrong = Mistake::new("it is not said where to resume from").at("--resume");
-            return Err(CliError::Input(wrong.expected(
-                "a checkpoint after it, or their folder with --checkpoints",
-            )));
+            let what = "it is not said where to resume from";
+            let expected = "a checkpoint after it, or their folder with --checkpoints";
+            return Err(CliError::unexpected("--resume", what, expected));
         }
     };
     let (checkpoint, damaged) = Checkpoint::open_whole(path)?;
@@ -35,11 +32,9 @@ pub(super) fn checkpoint(args: &RunArgs, job: &Job) -> Result<Option<Checkpoint>
         .collect();
     let different = different.join("; ");
     if !different.is_empty() && !args.force_resume {
-        let wrong = Mistake::new(format!("the checkpoint is of another run: {different}"));
-        let wrong = wrong.at(folder.to_string());
-        return Err(CliError::Input(wrong.expected(
-            "a checkpoint of this run, or --force-resume to go on all the same",
-        )));
+        let what = format!("the checkpoint is of another run: {different}");
+        let expected = "a checkpoint of this run, or --force-resume to go on all the same";
+        return Err(CliError::unexpected(folder, what, expected));
     }
     if !different.is_empty() {
         output::warning(&format!(
@@ -57,11 +52,9 @@ pub(super) fn checkpoint(args: &RunArgs, job: &Job) -> Result<Option<Checkpoint>
     }
     if manifest.step >= job.settings.steps {
         let seen = manifest.step;
-        let wrong = Mistake::new(format!("the checkpoint has seen {seen} steps already"));
-        let wrong = wrong.at(folder.to_string());
-        return Err(CliError::Input(
-            wrong.expected(format!("--steps above {seen}")),
-        ));
+        let what = format!("the checkpoint has seen {seen} steps already");
+        let expected = format!("--steps above {seen}");
+        return Err(CliError::unexpected(folder, what, expected));
     }
     Ok(Some(checkpoint))
 }
