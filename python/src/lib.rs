@@ -25,27 +25,25 @@ use search::Search;
 fn estimate(py: Python<'_>, given: Given, strategy: &str) -> PyResult<Plan> {
     let inputs = scenario::resolve(given)?;
     let s = &inputs.scenario;
-    let plan = py.detach(|| -> Result<Plan, PlanError> {
+    Ok(py.detach(|| -> Result<Plan, PlanError> {
         let strategy = plans::grammar::parse(strategy, &s.model, &s.workload, &s.runtime)?;
         plans::support::allowed_by(&strategy, &s.model, &s.runtime, s.workload.precision)?;
         let prediction = CostModel::new(s.clone())?.predict(&strategy)?;
         Plan::new(&inputs, &strategy, &prediction)
-    })?;
-    Ok(plan)
+    })?)
 }
 
 /// A training log against its plan.
 #[pyfunction]
 fn diagnose(py: Python<'_>, log: PathBuf, plan: &Plan, warmup: Option<usize>) -> PyResult<Answer> {
-    let answer = py.detach(|| -> Result<Answer, PlanError> {
+    Ok(py.detach(|| -> Result<Answer, PlanError> {
         let text = catalog::text::read(&log)?;
         let run = LoggedRun::read(plan.open()?, &text, &log.display().to_string(), warmup)?;
         let found = Diagnosis::of(&run)?;
         let notes = run.notes().into_iter();
         let notes: String = notes.map(|note| format!("note: {note}\n")).collect();
         Answer::new(notes + &found.text(), &found.document(None))
-    })?;
-    Ok(answer)
+    })?)
 }
 
 #[pymodule]

@@ -63,17 +63,15 @@ impl Plan {
     /// Where time and memory go, and what changing one decision does; `why_not` is another strategy to compare with.
     #[pyo3(signature = (*, why_not=None))]
     fn explain(&self, py: Python<'_>, why_not: Option<&str>) -> PyResult<Answer> {
-        let answer = py.detach(|| -> Result<Answer, PlanError> {
+        Ok(py.detach(|| -> Result<Answer, PlanError> {
             match (self.planned()?, why_not) {
                 (Planned::Alike(plan), _) => {
                     let explained = explanation::explain(&plan, why_not)?;
                     Answer::new(explained.text(STYLE), &explained.document())
                 }
                 (Planned::Groups(file, together), None) => {
-                    let explained = OfGroups {
-                        file: &file,
-                        together: &together,
-                    };
+                    let (file, together) = (&file, &together);
+                    let explained = OfGroups { file, together };
                     Answer::new(explained.text(STYLE), &explained.document())
                 }
                 (Planned::Groups(..), Some(_)) => {
@@ -82,18 +80,16 @@ impl Plan {
                     Err(PlanError::Usage(message.to_owned()))
                 }
             }
-        })?;
-        Ok(answer)
+        })?)
     }
 
     /// This plan and another, part by part.
     fn compare(&self, py: Python<'_>, other: &Self) -> PyResult<Answer> {
-        let answer = py.detach(|| -> Result<Answer, PlanError> {
+        Ok(py.detach(|| -> Result<Answer, PlanError> {
             let compared = comparison::compare(&self.planned()?, &other.planned()?)?;
             let text = compared.text(["this", "other"], STYLE);
             Answer::new(text, &compared.document())
-        })?;
-        Ok(answer)
+        })?)
     }
 
     /// Writes the HTML report.
@@ -259,11 +255,7 @@ impl Plan {
     }
 
     /// A plan that is not in a file yet.
-    pub(crate) fn of_file(file: PlanFile) -> Self {
-        Self::unsaved(file)
-    }
-
-    fn unsaved(file: PlanFile) -> Self {
+    pub(crate) fn unsaved(file: PlanFile) -> Self {
         Self {
             file,
             path: PathBuf::from(UNSAVED),

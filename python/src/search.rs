@@ -119,7 +119,7 @@ impl Search {
             return Err(nothing_fits(&answer.outcome.relax));
         }
         if let Some(together) = &answer.together {
-            return Ok(vec![Plan::of_file(together.plan()?)]);
+            return Ok(vec![Plan::unsaved(together.plan()?)]);
         }
         let plan =
             |found: &Candidate| Plan::new(&answer.inputs, &found.strategy, &found.prediction);
