@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use reports::InputFact;
+
 use crate::inputs::InputsJson;
 
 /// Where values come from that the command line does not give.
@@ -21,17 +23,6 @@ pub struct Asked {
     /// Flags whose default the user set, each with the variable or file that sets it.
     set: BTreeMap<String, String>,
     rest: Rest,
-}
-
-/// One input: its name, value and origin.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Row {
-    /// What it is.
-    pub name: &'static str,
-    /// Its value, with the unit.
-    pub value: String,
-    /// Where the value came from.
-    pub origin: String,
 }
 
 impl Asked {
@@ -74,7 +65,7 @@ impl Asked {
 }
 
 /// Inputs as rows for people.
-pub fn rows(json: &InputsJson, asked: &Asked) -> Vec<Row> {
+pub fn rows(json: &InputsJson, asked: &Asked) -> Vec<InputFact> {
     let billions = json.parameters as f64 / 1e9;
     let text = match &json.text_of {
         Some(kind) => format!("; the text part of {kind}, which alone is planned"),
@@ -102,9 +93,9 @@ pub fn rows(json: &InputsJson, asked: &Asked) -> Vec<Row> {
         ),
         ("headroom", "memory headroom", percent(json.headroom)),
     ];
-    let mut rows: Vec<Row> = values
+    let mut rows: Vec<InputFact> = values
         .into_iter()
-        .map(|(flag, name, value)| Row {
+        .map(|(flag, name, value)| InputFact {
             name,
             value,
             origin: asked.origin(flag),
@@ -112,14 +103,14 @@ pub fn rows(json: &InputsJson, asked: &Asked) -> Vec<Row> {
         .collect();
     documents(json, asked, &mut rows);
     if let Some(adapters) = &json.adapters {
-        rows.push(Row {
+        rows.push(InputFact {
             name: "adapters (LoRA)",
             value: adapters.clone(),
             origin: asked.origin("lora"),
         });
     }
     if let Some(profile) = &json.profile {
-        let measured = Row {
+        let measured = InputFact {
             name: "profile",
             value: profile.clone(),
             origin: "cluster file".to_owned(),
@@ -130,13 +121,13 @@ pub fn rows(json: &InputsJson, asked: &Asked) -> Vec<Row> {
 }
 
 /// Adds the rows for `--lengths` and `--packing`, if they were given.
-fn documents(json: &InputsJson, asked: &Asked, rows: &mut Vec<Row>) {
+fn documents(json: &InputsJson, asked: &Asked, rows: &mut Vec<InputFact>) {
     if let (Some(lengths), Some(packing)) = (&json.lengths, json.packing) {
         let said = [
             ("lengths", "documents", lengths.clone()),
             ("packing", "packing", packing.to_string()),
         ];
-        rows.extend(said.map(|(flag, name, value)| Row {
+        rows.extend(said.map(|(flag, name, value)| InputFact {
             name,
             value,
             origin: asked.origin(flag),

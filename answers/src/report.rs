@@ -13,13 +13,13 @@ use crate::error::AnswerError;
 use crate::launch::{self, Launchable};
 use crate::next_change;
 use crate::opened::Opened;
-use crate::origins::{self, Asked, Row};
+use crate::origins::{self, Asked};
 use crate::together::{self, Together};
 
 /// The inputs of a report.
 pub struct ReportSource<'a> {
     /// The inputs, with where each came from.
-    pub inputs: Vec<Row>,
+    pub inputs: Vec<InputFact>,
     /// The model's name.
     pub model: &'a str,
     /// The model as an argument of a command run here.
@@ -118,7 +118,7 @@ pub struct OfGroups<'a> {
     /// Path of the plan file.
     pub plan_path: &'a str,
     /// The inputs, with where each came from.
-    pub inputs: Vec<Row>,
+    pub inputs: Vec<InputFact>,
     /// What became of the search space, after a search.
     pub space: Option<&'a SpaceReport>,
     /// The ways to use the pools of the cluster that were searched, each with its step time or why it has no plan.
@@ -277,7 +277,7 @@ fn page<'a>(source: &'a ReportSource<'_>) -> ReportInput<'a> {
         points: points(source),
         space: source.space,
         ways: &source.ways,
-        inputs: facts(&source.inputs),
+        inputs: source.inputs.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
     }
 }
@@ -312,16 +312,6 @@ fn points(source: &ReportSource<'_>) -> Vec<Point> {
         point(&c.strategy, p.step_time, peak, true)
     });
     sampled.chain(found).collect()
-}
-
-/// The rows of inputs in the form that the report takes.
-pub fn facts(rows: &[Row]) -> Vec<InputFact> {
-    let fact = |row: &Row| InputFact {
-        name: row.name.to_owned(),
-        value: row.value.clone(),
-        origin: row.origin.clone(),
-    };
-    rows.iter().map(fact).collect()
 }
 
 /// Commands that launch the plan, one entry per target; if the plan is not written yet, each begins with writing it.

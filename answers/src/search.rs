@@ -5,6 +5,7 @@ use costmodel::Scenario;
 use plans::json::{CandidateJson, DetailJson};
 use plans::prediction::SpaceReport;
 use plans::{Candidate, GroupJson, PlanFile};
+use reports::InputFact;
 use reports::format;
 use reports::html::nothing::Nothing;
 use reports::lines::Style;
@@ -20,7 +21,7 @@ use crate::find::Answer;
 use crate::inputs::InputsJson;
 use crate::launch::{self, Launchable, Step};
 use crate::next_change;
-use crate::origins::{self, Asked, Row};
+use crate::origins::{self, Asked};
 use crate::plan;
 use crate::present::{InUse, PresentJson, Read};
 use crate::report::{self, OfGroups, ReportSource};
@@ -135,7 +136,7 @@ impl Found<'_> {
 
     /// The inputs, with where each came from; where the plan leaves out some of the pools that were asked for, those that it
     /// uses too.
-    fn rows(&self) -> Vec<Row> {
+    fn rows(&self) -> Vec<InputFact> {
         let used = &self.answer.inputs.json;
         let left_out = (self.answer.pools.as_ref()).filter(|(_, gpus)| *gpus != used.gpus);
         let Some((cluster, gpus)) = left_out else {
@@ -146,7 +147,7 @@ impl Found<'_> {
             gpus: *gpus,
             ..used.clone()
         };
-        let of_plan = |name, value: String| Row {
+        let of_plan = |name, value: String| InputFact {
             name,
             value,
             origin: "the best use of the pools".to_owned(),
@@ -410,7 +411,7 @@ impl Found<'_> {
             relax: outcome.relax.iter().map(|way| way.says.as_str()).collect(),
             next: &self.without_plan(),
             space: &outcome.space,
-            inputs: &report::facts(&self.rows()),
+            inputs: &self.rows(),
             command: &format!("vescale-plan search {}", launch::joined(self.asked_with())),
             version: env!("CARGO_PKG_VERSION"),
         })

@@ -123,9 +123,9 @@ pub struct Alternative {
 /// One input and where its value came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InputFact {
-    /// Name, as its flag spells it.
-    pub name: String,
-    /// Value as text.
+    /// What it is.
+    pub name: &'static str,
+    /// Its value, with the unit.
     pub value: String,
     /// Where the value came from: `flag`, `default`, `file` …
     pub origin: String,

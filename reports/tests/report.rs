@@ -217,7 +217,7 @@ fn input<'a>(
         space,
         ways: &[],
         inputs: vec![InputFact {
-            name: "seq".into(),
+            name: "seq",
             value: "8192".into(),
             origin: "default".into(),
         }],
@@ -406,7 +406,7 @@ fn bars_are_as_long_as_their_numbers() {
 /// benign names.
 #[test]
 fn names_are_text_in_the_page() {
-    let page = |name: &str| {
+    let page = |name: &'static str| {
         let mut prediction = prediction(Fit::TooLarge {
             over: Bytes(1),
             largest: name.into(),
@@ -449,7 +449,7 @@ fn names_are_text_in_the_page() {
             other.why_not_first = name.into();
         }
         for fact in &mut input.inputs {
-            fact.name = name.into();
+            fact.name = name;
             fact.value = name.into();
             fact.origin = name.into();
         }
