@@ -385,7 +385,7 @@ impl<'a> Branches<'a> {
         let has = |chain: u32, at_order: u32| match sent {
             Sent::Any => true,
             Sent::One { traffic, order } => {
-                order == at_order && ways.traffic[traffic as usize].has_chain(chain)
+                order == at_order && ways.traffic[traffic as usize].chains.contains(&chain)
             }
         };
         // The optimizer is the last that a rank does: with smaller states all else is alike, and the step is neither longer nor

@@ -26,7 +26,7 @@ pub(crate) struct Traffic {
     /// memory, unless these are the messages of parameters that lie there.
     pub(crate) of: ShardingChoice,
     /// Their chains, by index.
-    chains: Vec<u32>,
+    pub(crate) chains: Vec<u32>,
     /// Number of ways that are not tried, as another differs from each only in smaller optimizer states.
     pub(crate) larger: u64,
 }
@@ -83,11 +83,6 @@ impl Traffic {
     /// Whether a way has these messages.
     pub(crate) fn has(&self, way: &ShardingChoice) -> bool {
         self.of == messages(way)
-    }
-
-    /// Whether the ways of a chain, given by its index, have them.
-    pub(crate) fn has_chain(&self, chain: u32) -> bool {
-        self.chains.contains(&chain)
     }
 }
 

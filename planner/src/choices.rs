@@ -129,11 +129,8 @@ impl Asked<'_> {
     pub(crate) fn pipelines(&self, pp: u64, micro_batches: u64) -> Vec<PipelineChoice> {
         let mut choices = Vec::new();
         let simulated = |&(_, vpp): &(_, u64)| pp * vpp * micro_batches <= MAX_PASSES;
-        for (schedule, vpp) in self
-            .schedules(pp, micro_batches)
-            .into_iter()
-            .filter(simulated)
-        {
+        let schedules = self.schedules(pp, micro_batches).into_iter();
+        for (schedule, vpp) in schedules.filter(simulated) {
             for stages in self.partitions(schedule, pp, vpp) {
                 let layers = self.scenario.model.layers;
                 let pipeline = Decisions {
@@ -161,9 +158,8 @@ impl Asked<'_> {
     /// Number of schedules left out because they have more passes than are simulated.
     pub(crate) fn too_long(&self, pp: u64, micro_batches: u64) -> u64 {
         let schedules = self.schedules(pp, micro_batches).into_iter();
-        schedules
-            .filter(|&(_, vpp)| pp * vpp * micro_batches > MAX_PASSES)
-            .count() as u64
+        let too_long = |&(_, vpp): &(_, u64)| pp * vpp * micro_batches > MAX_PASSES;
+        schedules.filter(too_long).count() as u64
     }
 
     fn schedules(&self, pp: u64, micro_batches: u64) -> Vec<(ScheduleKind, u64)> {
@@ -217,30 +213,27 @@ impl Asked<'_> {
             }
             _ => Vec::new(),
         };
+        let mut add = |partition: StagePartition| {
+            if !partitions.contains(&partition) {
+                partitions.push(partition);
+            }
+        };
         let even = StagePartition::even(layers, stages);
         // An uneven remainder is spread over the middle only without virtual stages; with them the ends take fewer
         // layers.
-        if (even.is_uniform() || (uneven && stages == pp)) && !partitions.contains(&even) {
-            partitions.push(even);
+        if even.is_uniform() || (uneven && stages == pp) {
+            add(even);
         }
         if uneven {
             let limit = self.constraints.uneven.unwrap_or(1);
-            for first in 0..=limit {
-                for last in 0..=limit {
-                    if let Some(p) = StagePartition::lighter_ends(layers, stages, first, last)
-                        && !partitions.contains(&p)
-                    {
-                        partitions.push(p);
-                    }
-                }
-            }
+            let ends = (0..=limit).flat_map(|first| (0..=limit).map(move |last| (first, last)));
+            ends.filter_map(|(first, last)| {
+                StagePartition::lighter_ends(layers, stages, first, last)
+            })
+            .for_each(&mut add);
         }
-        if let Some(present) = present
-            && (uneven || present.is_uniform())
-            && !partitions.contains(present)
-        {
-            partitions.push(present.clone());
-        }
+        let present = present.filter(|present| uneven || present.is_uniform());
+        present.cloned().into_iter().for_each(add);
         partitions
     }
 
@@ -411,10 +404,7 @@ impl Asked<'_> {
             let replicas = self.replicas(dp, groups);
             for &zero in &space.zero {
                 if zero == Zero::Z0 {
-                    if alone {
-                        continue;
-                    }
-                    choices.push(zero_0);
+                    choices.extend((!alone).then_some(zero_0));
                     continue;
                 }
                 for &dp_replicate in &replicas {
