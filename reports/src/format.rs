@@ -9,15 +9,19 @@ const MIB: f64 = 1_048_576.0;
 /// `71.2 GiB`, or MiB and KiB below one of the larger unit.
 #[must_use]
 pub fn bytes(value: Bytes) -> String {
-    let size = value.as_f64();
-    if size >= GIB {
-        format!("{} GiB", significant(size / GIB))
-    } else if size >= MIB {
-        format!("{} MiB", significant(size / MIB))
-    } else if value.0 >= 1024 {
-        format!("{} KiB", significant(size / 1024.0))
-    } else {
-        format!("{} B", value.0)
+    let (size, unit) = unit_of(value);
+    match value.0 {
+        0..1024 => format!("{} B", value.0),
+        _ => format!("{} {unit}", significant(value.as_f64() / size)),
+    }
+}
+
+/// The largest unit of at most this size, from KiB.
+fn unit_of(value: Bytes) -> (f64, &'static str) {
+    match value.as_f64() {
+        b if b >= GIB => (GIB, "GiB"),
+        b if b >= MIB => (MIB, "MiB"),
+        _ => (1024.0, "KiB"),
     }
 }
 
@@ -58,17 +62,9 @@ pub fn seconds_between(point: Seconds, low: Seconds, high: Seconds) -> String {
 /// An interval such as `50.5 – 66.7 GiB`, in the unit of the predicted value and with as many decimals.
 #[must_use]
 pub fn bytes_between(point: Bytes, low: Bytes, high: Bytes) -> String {
-    let (size, unit) = match point.as_f64() {
-        b if b >= GIB => (GIB, "GiB"),
-        b if b >= MIB => (MIB, "MiB"),
-        _ => (1024.0, "KiB"),
-    };
-    between(
-        point.as_f64() / size,
-        low.as_f64() / size,
-        high.as_f64() / size,
-        unit,
-    )
+    let (size, unit) = unit_of(point);
+    let [point, low, high] = [point, low, high].map(|bytes| bytes.as_f64() / size);
+    between(point, low, high, unit)
 }
 
 fn between(point: f64, low: f64, high: f64, unit: &str) -> String {

@@ -147,11 +147,13 @@ fn nodes(input: &ReportInput) -> Markup {
                 tbody {
                     @for node in shown {
                         @let first = node * per_node;
+                        @let different = |axis| varies(d, axis, first, per_node);
+                        @let same = |axis| d.group(axis).size > 1 && !different(axis);
                         tr {
-                            th scope="row" { b { (format::count(node)) } small { (same(d, first, per_node)) } }
+                            th scope="row" { b { (format::count(node)) } small { (places(d, first, same)) } }
                             @for rank in first..first + columns {
                                 td style=(format!("--stage:{}", place(d, Axis::Pp, rank) % 8)) {
-                                    (different(d, first, per_node, rank))
+                                    (places(d, rank, different))
                                 }
                             }
                         }
@@ -160,17 +162,6 @@ fn nodes(input: &ReportInput) -> Markup {
             }
         }
     }
-}
-
-/// Places on the axes that all GPUs of a node have in common.
-fn same(d: &Decisions, first: u64, per_node: u64) -> String {
-    let alike = |axis| d.group(axis).size > 1 && !varies(d, axis, first, per_node);
-    places(d, first, alike)
-}
-
-/// A rank's places on the axes that differ inside its node.
-fn different(d: &Decisions, first: u64, per_node: u64, rank: u64) -> String {
-    places(d, rank, |axis| varies(d, axis, first, per_node))
 }
 
 /// A rank's places on some of the axes.

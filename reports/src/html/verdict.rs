@@ -1,6 +1,6 @@
 //! The first screen: does it fit, how fast is it, what is the plan in words, what would make it better.
 
-use catalog::{Bytes, Seconds};
+use catalog::Seconds;
 use maud::{Markup, html};
 use plans::{Fit, Prediction};
 
@@ -31,13 +31,11 @@ fn verdict(input: &ReportInput, groups: &[Group<'_>]) -> Markup {
     let prediction = input.prediction;
     let (word, detail) = match &prediction.fit {
         Fit::Fits { spare } => ("Fits", format!("With {} to spare", format::bytes(*spare))),
-        Fit::TooLarge { over, largest } => (
-            "Too large",
-            format!(
-                "Too large by {}; the largest part is {largest}",
-                format::bytes(*over)
-            ),
-        ),
+        Fit::TooLarge { over, largest } => {
+            let over = format::bytes(*over);
+            let by = format!("Too large by {over}; the largest part is {largest}");
+            ("Too large", by)
+        }
     };
     let (low, high) = prediction.peak_memory_interval;
     html! {
@@ -47,7 +45,7 @@ fn verdict(input: &ReportInput, groups: &[Group<'_>]) -> Markup {
             span {
                 (format::gib(prediction.peak_memory)) " of " (format::gib(prediction.usable())) " GiB"
             }
-            small { (spread_gib(low, high)) }
+            small { (format::gib(low)) " – " (format::gib(high)) " GiB" }
         }
         @if !prediction.fit.fits() { p.too-much { (detail) "." } }
         p.where {
@@ -146,16 +144,14 @@ fn plan(input: &ReportInput, groups: &[Group<'_>]) -> Markup {
 
 /// A phrase with a capital letter and a stop.
 pub(super) fn sentence(text: &str) -> String {
-    let mut letters = text.chars();
-    let first = letters.next().map(|c| c.to_uppercase().to_string());
-    format!("{}{}.", first.unwrap_or_default(), letters.as_str())
+    let (first, rest) = text.split_at(text.chars().next().map_or(0, char::len_utf8));
+    format!("{}{rest}.", first.to_uppercase())
 }
 
 /// A name with only its first letter in lower case, for use inside a sentence.
 fn uncapitalised(name: &str) -> String {
-    let mut letters = name.chars();
-    let first = letters.next().map(|c| c.to_lowercase().to_string());
-    format!("{}{}", first.unwrap_or_default(), letters.as_str())
+    let (first, rest) = name.split_at(name.chars().next().map_or(0, char::len_utf8));
+    first.to_lowercase() + rest
 }
 
 /// What limits the plan, the runner-up, how many published runs resemble it, and what to be careful about.
@@ -184,8 +180,4 @@ fn sentences(input: &ReportInput) -> Markup {
             }
         }
     }
-}
-
-fn spread_gib(low: Bytes, high: Bytes) -> String {
-    format!("{} – {} GiB", format::gib(low), format::gib(high))
 }
