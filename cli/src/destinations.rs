@@ -34,6 +34,19 @@ impl Target {
         })
     }
 
+    /// A target under the path given, or else under a name that the tool chose.
+    pub(crate) fn given_or(
+        given: Option<&PathBuf>,
+        usual: &Path,
+        kind: Kind,
+        force: bool,
+    ) -> Result<Self, FileError> {
+        match given {
+            Some(path) => Self::named(path, kind, force),
+            None => Self::chosen(usual, kind, force),
+        }
+    }
+
     /// A target under the path given, if there is one.
     pub(crate) fn optional(
         path: Option<&PathBuf>,

@@ -98,10 +98,18 @@ pub(crate) fn risk(risk: f64) -> Result<(), CliError> {
     refuse("--risk", risk, "a probability above 0 and below 1")
 }
 
-/// The error that a flag is of the cuda device alone.
-pub(crate) fn of_cuda<T>(flag: &str) -> Result<T, CliError> {
-    let what = "only the cuda device has this flag";
-    Err(CliError::unexpected(flag, what, "--device cuda with it"))
+/// Refuses flags of the cuda device alone, if any of them is given.
+pub(crate) fn of_cuda(gpus: Option<u64>, others: &[(&str, bool)]) -> Result<(), CliError> {
+    let others = others.iter().filter(|(_, given)| *given);
+    let others = others.map(|(flag, _)| (*flag).to_owned());
+    let given = gpus.map(|gpus| format!("--gpus {gpus}")).into_iter();
+    match given.chain(others).next() {
+        Some(flag) => {
+            let what = "only the cuda device has this flag";
+            Err(CliError::unexpected(flag, what, "--device cuda with it"))
+        }
+        None => Ok(()),
+    }
 }
 
 /// The error that a flag's value is out of range, with what was expected.

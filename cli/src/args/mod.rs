@@ -29,7 +29,7 @@ pub(crate) struct Cli {
 /// The command line with examples in every help.
 pub(crate) fn command() -> clap::Command {
     // What a file of `--from` says need not be given.
-    let mut command = Cli::command().mut_subcommand("search", |search| {
+    let command = Cli::command().mut_subcommand("search", |search| {
         let search = search.mut_arg("model", |arg| arg.required(false));
         let search = search.mut_arg("gpus", |arg| arg.required(false));
         search.override_usage(
@@ -37,26 +37,26 @@ pub(crate) fn command() -> clap::Command {
              vescale-plan search [OPTIONS] --from <FILE|STRATEGY>",
         )
     });
-    let names: Vec<String> = command
-        .get_subcommands()
-        .map(|sub| sub.get_name().to_owned())
-        .collect();
-    command = command.after_help(examples::help(""));
-    for name in names {
-        command = command.mut_subcommand(&name, |sub| {
-            let sub = with_negative_numbers(sub);
-            let nested: Vec<String> = sub
-                .get_subcommands()
-                .map(|below| below.get_name().to_owned())
-                .collect();
-            let sub = sub.after_help(examples::help(&name));
-            nested.into_iter().fold(sub, |sub, below| {
-                let both = format!("{name} {below}");
-                sub.mut_subcommand(below, |sub| sub.after_help(examples::help(&both)))
-            })
-        });
-    }
-    command
+    let names = names_below(&command).into_iter();
+    let command = names.fold(command, |command, name| {
+        command.mut_subcommand(name, with_negative_numbers)
+    });
+    with_examples(command, "")
+}
+
+/// The commands below a command.
+pub(crate) fn names_below(command: &clap::Command) -> Vec<String> {
+    let below = command.get_subcommands();
+    below.map(|sub| sub.get_name().to_owned()).collect()
+}
+
+/// A command of this name, and those below it, with examples in their help.
+fn with_examples(command: clap::Command, name: &str) -> clap::Command {
+    let below = names_below(&command).into_iter();
+    below.fold(command.after_help(examples::help(name)), |command, sub| {
+        let whole = format!("{name} {sub}");
+        command.mut_subcommand(sub, |sub| with_examples(sub, whole.trim_start()))
+    })
 }
 
 /// A command that takes a negative number as the value of an option, so that what is wrong is said of the option.

@@ -245,8 +245,12 @@ pub(crate) fn write(to: &Target, runs: &[Measured]) -> Result<(Calibration, Lear
         return Err(CliError::wrong("--plan", "no run to learn from"));
     };
     check_alike(first, runs)?;
-    let own: Vec<OwnRun<'_>> = runs.iter().map(Measured::own).collect();
-    let learned = own_runs::learn(&own)?;
+    let own = runs.iter().map(|run| OwnRun {
+        scenario: &run.scenario,
+        strategy: &run.strategy,
+        step_time: run.step_time,
+    });
+    let learned = own_runs::learn(&own.collect::<Vec<_>>())?;
     check(runs, &learned)?;
     let about: Vec<&str> = runs.iter().map(|run| run.about.as_str()).collect();
     let explained = runs.iter().zip(&learned.runs);
@@ -275,40 +279,19 @@ pub(crate) fn write(to: &Target, runs: &[Measured]) -> Result<(Calibration, Lear
     Ok((calibration, learned))
 }
 
-impl Measured {
-    fn own(&self) -> OwnRun<'_> {
-        OwnRun {
-            scenario: &self.scenario,
-            strategy: &self.strategy,
-            step_time: self.step_time,
-        }
-    }
-}
-
 /// The factors as text, and how far they explain each run.
 fn shown(runs: &[Measured], learned: &Learned) -> String {
     let style = output::style();
     let factors = Rate::ALL.map(|rate| {
-        let factor = learned.factors.of(rate);
-        format!(
-            "{} takes {factor:.3} times the predicted time\n",
-            rate.name()
-        )
+        let (name, factor) = (rate.name(), learned.factors.of(rate));
+        format!("{name} takes {factor:.3} times the predicted time\n")
     });
     let mut text = format!("{}\n", factors.concat());
     for (number, run) in runs.iter().enumerate() {
         text.push_str(&style.paragraph("  ", &format!("run {}: {}", number + 1, run.about)));
     }
-    let header = [
-        "run",
-        "measured",
-        "predicted",
-        "learned",
-        "compute",
-        "memory",
-        "network",
-        "host",
-    ];
+    let times = ["run", "measured", "predicted", "learned"];
+    let header = [times, ["compute", "memory", "network", "host"]].concat();
     let numbered = runs.iter().zip(&learned.runs).enumerate();
     let rows: Vec<Vec<String>> = numbered
         .map(|(number, (run, explained))| {

@@ -53,27 +53,17 @@ pub(crate) fn own_kernels(reason: Option<&str>) -> String {
 /// Checks before anything else that the device exists and can run this many ranks; what is missing is reported in one
 /// line.
 pub(crate) fn check(args: &RunArgs, ranks: u64) -> Result<(), CliError> {
-    if let Some(gpus) = args.gpus {
-        if args.device == DeviceArg::Cpu {
-            return inputs::of_cuda(&format!("--gpus {gpus}"));
-        }
-        if gpus != ranks {
-            return inputs::refuse("--gpus", gpus, &format!("{ranks}, the plan's ranks"));
-        }
-    }
     if args.device == DeviceArg::Cpu {
+        let by_host = args.gpu_messages == GpuMessagesArg::Host;
         let others = [
             ("--tf32", args.tf32),
             ("--attention own", args.attention == AttentionArg::Own),
-            (
-                "--gpu-messages host",
-                args.gpu_messages == GpuMessagesArg::Host,
-            ),
+            ("--gpu-messages host", by_host),
         ];
-        return match others.iter().find(|(_, asked)| *asked) {
-            Some((flag, _)) => inputs::of_cuda(flag),
-            None => Ok(()),
-        };
+        return inputs::of_cuda(args.gpus, &others);
+    }
+    if let Some(gpus) = args.gpus.filter(|gpus| *gpus != ranks) {
+        return inputs::refuse("--gpus", gpus, &format!("{ranks}, the plan's ranks"));
     }
     if args.numerics == NumericsArg::Exact {
         let what = "only the cpu device has exact numerics";

@@ -15,14 +15,12 @@ use crate::settings;
 pub(crate) fn run(args: &DocArgs) -> Result<ExitCode, CliError> {
     let Some(topic) = args.topic else {
         let topics = DocTopic::value_variants().iter();
-        let rows: Vec<(String, String)> = topics
-            .filter_map(DocTopic::to_possible_value)
-            .map(|value| {
-                let help = value.get_help().map(ToString::to_string);
-                (value.get_name().to_owned(), help.unwrap_or_default())
-            })
-            .collect();
-        let rows: Vec<(&str, String)> = rows.iter().map(|(n, h)| (n.as_str(), h.clone())).collect();
+        let topics: Vec<_> = topics.filter_map(DocTopic::to_possible_value).collect();
+        let rows = topics.iter().map(|value| {
+            let help = value.get_help().map(ToString::to_string);
+            (value.get_name(), help.unwrap_or_default())
+        });
+        let rows: Vec<(&str, String)> = rows.collect();
         output::print("Topics of `vescale-plan doc TOPIC`\n");
         output::print(&output::style().pairs(&rows));
         return Ok(ExitCode::SUCCESS);

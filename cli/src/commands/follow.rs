@@ -32,40 +32,29 @@ struct SeenJson {
     inside: bool,
 }
 
-/// What the run is held against.
-struct Planned {
-    prediction: Prediction,
-    size: StepSize,
-}
-
 /// Follows a log until no step has come for `--idle` seconds.
 pub(crate) fn run(args: &DiagnoseArgs) -> Result<ExitCode, CliError> {
     let plan = plan::load(&args.plan)?;
-    let planned = Planned {
-        size: logged_run::step_size(&plan),
-        prediction: plan.costs.predict(&plan.strategy)?,
-    };
-    let (low, high) = planned.prediction.step_time_interval;
-    let mut watch = Watch::new((low, high));
+    let size = logged_run::step_size(&plan);
+    let predicted = plan.costs.predict(&plan.strategy)?;
+    let mut watch = Watch::new(predicted.step_time_interval);
     let mut before = Vec::new();
     let mut last_new = Instant::now();
     loop {
-        let seen = times(args, &planned)?;
+        let seen = times(args, size)?;
         // A log that was emptied, as by a job that starts anew, is followed from its beginning.
         if seen != before {
             last_new = Instant::now();
             let seconds: Vec<f64> = seen.iter().map(|(_, seconds)| *seconds).collect();
             let change = watch.see(&seconds);
             if let (Some(median), Some((step, _))) = (drift::recent_median(&seconds), seen.last()) {
-                show(args, &planned, *step, median, watch.outside())?;
+                show(args, &predicted, *step, median, watch.outside())?;
             }
-            warn(change, &planned);
+            warn(change, &predicted);
             before = seen;
         }
-        if args
-            .idle
-            .is_some_and(|idle| last_new.elapsed().as_secs_f64() >= idle)
-        {
+        let waited = last_new.elapsed().as_secs_f64();
+        if args.idle.is_some_and(|idle| waited >= idle) {
             return Ok(ExitCode::SUCCESS);
         }
         std::thread::sleep(PAUSE);
@@ -73,12 +62,12 @@ pub(crate) fn run(args: &DiagnoseArgs) -> Result<ExitCode, CliError> {
 }
 
 /// Number and seconds of each step after the warm-up; empty while the log holds no step.
-fn times(args: &DiagnoseArgs, planned: &Planned) -> Result<Vec<(u64, f64)>, CliError> {
+fn times(args: &DiagnoseArgs, size: StepSize) -> Result<Vec<(u64, f64)>, CliError> {
     let text = catalog::text::read(&args.log)?;
     let shown = args.log.display().to_string();
     match training_log::parse(&text, &shown) {
         Ok(log) => {
-            let times = log.times(planned.size).into_iter();
+            let times = log.times(size).into_iter();
             Ok(times.skip(args.warmup.unwrap_or(WARMUP)).collect())
         }
         // A job that has not begun yet, or a first line that is half written.
@@ -89,12 +78,11 @@ fn times(args: &DiagnoseArgs, planned: &Planned) -> Result<Vec<(u64, f64)>, CliE
 
 fn show(
     args: &DiagnoseArgs,
-    planned: &Planned,
+    p: &Prediction,
     step: u64,
     median: f64,
     outside: bool,
 ) -> Result<(), CliError> {
-    let p = &planned.prediction;
     let (low, high) = p.step_time_interval;
     if args.format.json {
         let seen = serde_json::to_string(&SeenJson {
@@ -118,8 +106,8 @@ fn show(
     Ok(())
 }
 
-fn warn(change: Option<Change>, planned: &Planned) {
-    let (low, high) = planned.prediction.step_time_interval;
+fn warn(change: Option<Change>, predicted: &Prediction) {
+    let (low, high) = predicted.step_time_interval;
     let text = match change {
         None => return,
         Some(Change::Left(median)) => format!(

@@ -10,7 +10,7 @@ use clap::builder::PossibleValuesParser;
 use interop::export::Dialect;
 use serde::Serialize;
 
-use crate::args::{CompletionsArgs, ListArgs, ManArgs, SchemaArgs, SchemaFormat};
+use crate::args::{self, CompletionsArgs, ListArgs, ManArgs, SchemaArgs, SchemaFormat};
 use crate::error::CliError;
 use crate::output;
 
@@ -92,11 +92,7 @@ fn with_names(mut command: clap::Command) -> Result<clap::Command, CliError> {
         ("runtime", names(catalog::load::runtime_names())),
         ("to", targets.into()),
     ];
-    let subcommands: Vec<String> = command
-        .get_subcommands()
-        .map(|sub| sub.get_name().to_owned())
-        .collect();
-    for name in subcommands {
+    for name in args::names_below(&command) {
         command = command.mut_subcommand(name, |mut sub| {
             for (flag, values) in &known {
                 let takes_names = |arg: &clap::Arg| arg.get_long() == Some(flag);
@@ -119,7 +115,7 @@ fn with_names(mut command: clap::Command) -> Result<clap::Command, CliError> {
 /// Runs `completions`.
 pub(crate) fn completions(args: &CompletionsArgs) -> Result<ExitCode, CliError> {
     let mut text = Vec::new();
-    let mut command = with_names(crate::args::command())?;
+    let mut command = with_names(args::command())?;
     clap_complete::generate(args.shell, &mut command, "vescale-plan", &mut text);
     output::document(&String::from_utf8_lossy(&text));
     Ok(ExitCode::SUCCESS)
@@ -127,7 +123,7 @@ pub(crate) fn completions(args: &CompletionsArgs) -> Result<ExitCode, CliError> 
 
 /// Runs `man`.
 pub(crate) fn man(args: &ManArgs) -> Result<ExitCode, CliError> {
-    let mut command = crate::args::command();
+    let mut command = args::command();
     // Names of pages: vescale-plan-search.
     command.build();
     for word in &args.command {

@@ -212,12 +212,7 @@ fn of_groups(
         let expected = format!("no --{flag}, or one of its groups, such as {shown}#1");
         return Err(CliError::unexpected(place, what, expected));
     }
-    let mut inputs = together.inputs.clone();
-    if let Some((whole, _)) = several(&Given::Plan(path.to_owned()), args, asked)? {
-        let workload = inputs.scenario.workload.with_gpus(whole.gpus);
-        let workload = workload.map_err(PlannerError::from)?;
-        inputs = arrangements::on_pool(&inputs, &whole, workload);
-    } else {
+    let Some((whole, _)) = several(&Given::Plan(path.to_owned()), args, asked)? else {
         let cluster = args.scenario.cluster.as_deref().unwrap_or("");
         let what = "a plan with several groups of replicas needs several pools";
         let expected =
@@ -227,7 +222,10 @@ fn of_groups(
             what,
             expected,
         ));
-    }
+    };
+    let workload = together.inputs.scenario.workload.with_gpus(whole.gpus);
+    let workload = workload.map_err(PlannerError::from)?;
+    let inputs = arrangements::on_pool(&together.inputs, &whole, workload);
     let read = Read {
         from: shown.clone(),
         strategy: together.parts[0].strategy.clone(),

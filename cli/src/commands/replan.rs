@@ -79,10 +79,7 @@ pub(crate) fn run(args: &ReplanArgs) -> Result<ExitCode, CliError> {
     let left = Left::of(&inputs, &args.lost)?;
     let gpus = left.cluster.gpus;
     let path = file_names::derived(&args.plan, &format!("{gpus}gpus.plan.yaml"));
-    let to = match &args.output_plan {
-        Some(path) => Target::named(path, Kind::Plan, args.force)?,
-        None => Target::chosen(&path, Kind::Plan, args.force)?,
-    };
+    let to = Target::given_or(args.output_plan.as_ref(), &path, Kind::Plan, args.force)?;
     let before = Before {
         prediction: planned.prediction()?,
         planned,
@@ -94,14 +91,8 @@ pub(crate) fn run(args: &ReplanArgs) -> Result<ExitCode, CliError> {
     progress.finish();
     let best = found.best();
     let going_on = best.map(|best| {
-        let (planned, left) = (&before.planned, &before.left);
-        GoingOn::new(
-            planned,
-            left,
-            &found.answer,
-            &best.strategy,
-            args.checkpoint,
-        )
+        let (planned, left, strategy) = (&before.planned, &before.left, &best.strategy);
+        GoingOn::new(planned, left, &found.answer, strategy, args.checkpoint)
     });
     let going_on = going_on.transpose().map_err(PlannerError::from)?;
     let saved = best.map(|best| {
@@ -211,28 +202,27 @@ fn search(
     let answer = best(args, before, &constraints, &question, progress)?;
     let batch = nearest_batch(asked, gpus);
     // Groups of replicas divide any batch, so on several pools another is searched only if this one has no plan.
+    let only = |answer| Found {
+        answer,
+        other: None,
+        own_batch: None,
+    };
     let nothing = answer.outcome.top.is_empty();
     let other_may_help = question.scenario.cluster.pools.is_none() || nothing;
     if batch == own.global_batch || args.global_batch.is_some() || !other_may_help {
-        return Ok(Found {
-            answer,
-            other: None,
-            own_batch: None,
-        });
+        return Ok(only(answer));
     }
     let other = best(args, before, &constraints, &on(batch)?, progress)?;
     if nothing && !other.outcome.top.is_empty() {
         return Ok(Found {
-            answer: other,
-            other: None,
             own_batch: Some(why_none(&answer.outcome.space)),
+            ..only(other)
         });
     }
     let other = better(&answer, other).map(|(share, best)| (batch, share, best));
     Ok(Found {
-        answer,
         other,
-        own_batch: None,
+        ..only(answer)
     })
 }
 

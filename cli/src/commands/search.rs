@@ -26,11 +26,7 @@ use crate::output::{self, Progress, note};
 /// Runs `search`.
 pub(crate) fn run(args: &SearchArgs, asked: &Asked) -> Result<ExitCode, CliError> {
     let started = Instant::now();
-    let Question {
-        resolved,
-        constraints,
-        in_use,
-    } = question(args, asked)?;
+    let (resolved, constraints, in_use) = question(args, asked)?;
     let read = in_use.as_ref().map(|in_use| &in_use.read);
     if args.top == 0 || args.top > 1000 {
         return inputs::refuse("--top", args.top, "1 to 1000");
@@ -84,15 +80,11 @@ fn options<'a>(args: &SearchArgs, cancelled: &'a AtomicBool) -> SearchOptions<'a
     }
 }
 
-/// What is searched for.
-struct Question {
-    resolved: Inputs,
-    constraints: Constraints,
-    /// The strategy in use, if one was given.
-    in_use: Option<InUse>,
-}
-
-fn question(args: &SearchArgs, asked: &Asked) -> Result<Question, CliError> {
+/// What is searched for, under which constraints, and the strategy in use if one was given.
+fn question(
+    args: &SearchArgs,
+    asked: &Asked,
+) -> Result<(Inputs, Constraints, Option<InUse>), CliError> {
     let (resolved, in_use) = match &args.from {
         Some(from) => {
             let in_use = present::read(from, args, asked)?;
@@ -106,11 +98,7 @@ fn question(args: &SearchArgs, asked: &Asked) -> Result<Question, CliError> {
         keep::keep(kept, &strategies, &mut constraints, &resolved.scenario)?;
     }
     arrangements::check(&resolved, &constraints)?;
-    Ok(Question {
-        resolved,
-        constraints,
-        in_use,
-    })
+    Ok((resolved, constraints, in_use))
 }
 
 fn finish(
@@ -169,21 +157,14 @@ impl Files {
     /// Checked before the search, so that its answer is not lost for lack of a writable place.
     fn check(args: &SearchArgs, resolved: &Inputs) -> Result<Self, CliError> {
         let chosen = PathBuf::from(file_names::plan(&resolved.json));
-        let plan = match &args.output_plan {
-            Some(path) => Target::named(path, Kind::Plan, args.force)?,
-            None => Target::chosen(&chosen, Kind::Plan, args.force)?,
-        };
+        let given = args.output_plan.as_ref();
+        let plan = Target::given_or(given, &chosen, Kind::Plan, args.force)?;
         let beside = file_names::derived(plan.path(), file_names::REPORT);
-        let report = match (&args.report, &args.output_plan) {
-            (Some(path), _) => Target::named(path, Kind::Report, args.force)?,
-            (None, Some(_)) => Target::named(&beside, Kind::Report, args.force)?,
-            (None, None) => Target::chosen(&beside, Kind::Report, args.force)?,
-        };
+        let named = args.report.as_ref().or(given.map(|_| &beside));
+        let report = Target::given_or(named, &beside, Kind::Report, args.force)?;
         let instead = file_names::derived(plan.path(), file_names::NOTHING_FITS);
-        let nothing = match &args.report {
-            Some(path) => Target::named(path, Kind::Report, args.force)?,
-            None => Target::chosen(&instead, Kind::Report, args.force)?,
-        };
+        let named = args.report.as_ref();
+        let nothing = Target::given_or(named, &instead, Kind::Report, args.force)?;
         Ok(Self {
             plan,
             report,

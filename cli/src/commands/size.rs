@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use answers::launch::{self, Step};
 use answers::search::BestJson;
 use answers::{Answer, Budget, Inputs, InputsJson, SCHEMA_VERSION, Search, Training, arrangements};
+use catalog::elementary::greatest_common_divisor;
 use catalog::{Pool, Pools, Seconds};
 use costmodel::{CostModel, Scenario};
 use planner::size::{Sized, sized, usual_counts, usual_counts_of_pools, why_none};
@@ -259,17 +260,12 @@ impl Sizes<'_> {
 /// limited.
 fn batch(counts: &[u64], seq: u64) -> u64 {
     let odd = |gpus: u64| gpus >> gpus.trailing_zeros();
-    let all = counts.iter().fold(1, |all, &gpus| lcm(all, odd(gpus)));
+    let all = counts.iter().map(|&gpus| odd(gpus));
+    let all = all.fold(1, |all, odd| {
+        (all / greatest_common_divisor(all, odd)).saturating_mul(odd)
+    });
     let twos = counts.iter().map(|&gpus| gpus / odd(gpus)).max();
     answers::inputs::default_batch(twos.unwrap_or(1) * all.min(MOST_ODD), seq)
-}
-
-fn lcm(a: u64, b: u64) -> u64 {
-    let (mut x, mut y) = (a, b);
-    while y > 0 {
-        (x, y) = (y, x % y);
-    }
-    (a / x).saturating_mul(b)
 }
 
 /// Commands to suggest for the smallest number of GPUs that fits; none if no number fits.

@@ -29,11 +29,13 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode, CliError> {
     if args.device == DeviceArg::Cuda {
         return cuda::run(args);
     }
-    check_cpu(args)?;
-    let path = args
-        .output_profile
-        .as_deref()
-        .unwrap_or(Path::new(profile::DEFAULT_PATH));
+    let others = [
+        ("--attention own", args.attention == AttentionArg::Own),
+        ("--all-hosts", args.all_hosts),
+    ];
+    inputs::of_cuda(args.gpus, &others)?;
+    let path = args.output_profile.as_deref();
+    let path = path.unwrap_or(Path::new(profile::DEFAULT_PATH));
     let machine = profiler::machine();
     let (file, mut profile) = ProfileFile::open(path, &machine)?;
     let effort = effort(args.suite);
@@ -60,21 +62,6 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode, CliError> {
     let profile = file.add(&profile)?;
     show(args.output, profile, path)?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// Refuses flags of the cuda device.
-fn check_cpu(args: &ProfileArgs) -> Result<(), CliError> {
-    if let Some(gpus) = args.gpus {
-        return inputs::of_cuda(&format!("--gpus {gpus}"));
-    }
-    let others = [
-        ("--attention own", args.attention == AttentionArg::Own),
-        ("--all-hosts", args.all_hosts),
-    ];
-    if let Some((flag, _)) = others.iter().find(|(_, asked)| *asked) {
-        return inputs::of_cuda(flag);
-    }
-    Ok(())
 }
 
 fn measure(request: &Request, effort: Effort) -> Result<Vec<Measured>, CliError> {
@@ -111,7 +98,7 @@ fn suite(suite: SuiteArg, cores: u64) -> Result<Vec<Request>, CliError> {
     let mut worlds = vec![1, cores];
     worlds.dedup();
     for world in worlds {
-        let shares @ (ranks, threads) = shares(world, cores);
+        let shares = shares(world, cores);
         for &hidden in widths {
             for model in synthetic(hidden)? {
                 for &dtype in types {
@@ -121,22 +108,12 @@ fn suite(suite: SuiteArg, cores: u64) -> Result<Vec<Request>, CliError> {
                 }
             }
         }
-        requests.extend(
-            [1 << 14, 1 << 18, 1 << 21, 1 << 24].map(|elements| Request {
-                what: What::States(elements),
-                ranks,
-                threads,
-            }),
-        );
+        let states = [1 << 14, 1 << 18, 1 << 21, 1 << 24];
+        requests.extend(states.map(|n| Request::new(What::States(n), shares)));
     }
     for ranks in [2, 4, 8] {
-        requests.extend(
-            [1 << 10, 1 << 14, 1 << 18, 1 << 22].map(|elements| Request {
-                what: What::Messages(elements),
-                ranks,
-                threads: 1,
-            }),
-        );
+        let messages = [1 << 10, 1 << 14, 1 << 18, 1 << 22];
+        requests.extend(messages.map(|n| Request::new(What::Messages(n), (ranks, 1))));
     }
     Ok(requests)
 }
@@ -159,14 +136,9 @@ fn synthetic(hidden: u64) -> Result<Vec<Model>, CliError> {
     let mixtral = format!(
         r#"{{"model_type": "mixtral", {grouped}, "num_local_experts": 8, "num_experts_per_tok": 2}}"#
     );
+    let own = "the profile's own models";
     [("gpt", gpt), ("llama", llama), ("mixtral", mixtral)]
         .into_iter()
-        .map(|(name, json)| {
-            Ok(catalog::hf::decode(
-                &json,
-                "the profile's own models",
-                name,
-            )?)
-        })
+        .map(|(name, json)| Ok(catalog::hf::decode(&json, own, name)?))
         .collect()
 }

@@ -21,6 +21,17 @@ pub(super) struct Request {
     pub(super) threads: usize,
 }
 
+impl Request {
+    /// A measurement by so many ranks, each with so many threads.
+    pub(super) fn new(what: What, (ranks, threads): (u64, usize)) -> Self {
+        Self {
+            what,
+            ranks,
+            threads,
+        }
+    }
+}
+
 pub(super) enum What {
     Block(Box<BlockRequest>),
     States(u64),
@@ -54,35 +65,19 @@ pub(super) fn of_plan(path: &Path, cores: u64) -> Result<Vec<Request>, CliError>
     let layout = BlockLayout::of(s, scenario.workload.seq_len, scenario.workload.precision);
     let world = scenario.workload.gpus;
     let (ranks, threads) = shares(world, cores);
-    let depth = s
-        .stages
-        .0
-        .iter()
-        .copied()
-        .max()
-        .unwrap_or(1)
-        .min(MOST_DEPTH);
+    let deepest = s.stages.0.iter().copied().max().unwrap_or(1);
+    let depth = deepest.min(MOST_DEPTH);
     let mut requests = blocks_of(model, &layout, depth, (ranks, threads))?;
     let parameters =
         models::parameter_count(model).map_err(|e| CliError::wrong(&model.name, e.to_string()))?;
     let held = (parameters / (s.tp * s.pp)).max(1);
-    for elements in [held, held.div_ceil(s.dp_shard)] {
-        requests.push(Request {
-            what: What::States(elements),
-            ranks,
-            threads,
-        });
-    }
+    let states = [held, held.div_ceil(s.dp_shard)];
+    requests.extend(states.map(|n| Request::new(What::States(n), (ranks, threads))));
     let activation = s.micro_batch * layout.seq_len * model.hidden / s.cp;
     for size in [s.dp_shard * s.cp, s.dp_replicate, s.pp, world] {
         if size > 1 {
-            for elements in [activation, held] {
-                requests.push(Request {
-                    what: What::Messages(elements),
-                    ranks: size,
-                    threads,
-                });
-            }
+            let messages = [activation, held];
+            requests.extend(messages.map(|n| Request::new(What::Messages(n), (size, threads))));
         }
     }
     Ok(requests)
@@ -98,7 +93,7 @@ pub(super) fn blocks_of(
     model: &Model,
     layout: &BlockLayout,
     depth: u64,
-    (ranks, threads): (u64, usize),
+    shares: (u64, usize),
 ) -> Result<Vec<Request>, CliError> {
     let mut classes = vec![BlockClass::Embedding, BlockClass::Head];
     classes.extend((0..model.layers).map(|i| BlockClass::Layer(model.layer_class(i))));
@@ -129,11 +124,7 @@ pub(super) fn blocks_of(
                     _ => 1,
                 },
             };
-            Ok(Request {
-                what: What::Block(Box::new(block)),
-                ranks,
-                threads,
-            })
+            Ok(Request::new(What::Block(Box::new(block)), shares))
         })
         .collect()
 }

@@ -107,7 +107,6 @@ fn line(info: &TensorInfo, tensor: &Tensor) -> String {
     }
     let mean = sum / count.max(1) as f64;
     let rms = (squares / count.max(1) as f64).sqrt();
-    let shape = |dims: &[u64]| format!("{dims:?}");
     let local: Vec<u64> = tensor.shape.iter().map(|&d| d as u64).collect();
     let numbers = if count == 0 {
         "no finite number".to_owned()
@@ -115,17 +114,12 @@ fn line(info: &TensorInfo, tensor: &Tensor) -> String {
         format!("{least:.4e} … {most:.4e}, mean {mean:.4e}, rms {rms:.4e}")
     };
     let lost = values.len() - count;
-    let lost = if lost > 0 {
-        format!(", {lost} not finite")
-    } else {
-        String::new()
+    let lost = match lost {
+        0 => String::new(),
+        _ => format!(", {lost} not finite"),
     };
     format!(
-        "{} {:?} {} of {} ({}): {numbers}{lost}",
-        info.name,
-        info.dtype,
-        shape(&local),
-        shape(&info.global),
-        info.placements
+        "{} {:?} {local:?} of {:?} ({}): {numbers}{lost}",
+        info.name, info.dtype, info.global, info.placements
     )
 }
