@@ -20,8 +20,11 @@ use crate::output;
 /// Row for the peak bytes in use by tensors and lists of a GPU; predicted to a few parts in a thousand.
 const MOST: &str = "most in use of all";
 
-/// What is held for the whole step, with the bytes of each kind.
-const STATES: [(&str, fn(&StateBytes) -> u64); 4] = [
+/// A kind of bytes: its name, and how many of a rank's states are of it.
+type OfStates = (&'static str, fn(&StateBytes) -> u64);
+
+/// What is held for the whole step.
+const STATES: [OfStates; 4] = [
     ("parameters", |states| states.parameters),
     ("gradients", |states| states.gradients),
     ("optimizer: master parameters", |states| states.master),
