@@ -470,19 +470,14 @@ pub(crate) fn priced(mut scenario: Scenario, fitted: &Fitted) -> Result<BlockCos
         let gpus = profile.machine.gpu.is_some();
         scenario.runtime = book::adapted(scenario.runtime, gpus)?;
     }
-    let device = || cluster.device.name.clone();
-    let book =
-        book::open(cluster, scenario.workload.gpus, fitted).map_err(|e| CostError::Prices {
-            device: device(),
-            reason: e.to_string(),
-        })?;
+    let book = book::open(cluster, scenario.workload.gpus, fitted)?;
     let precision = scenario.workload.precision;
     let has_units = |p: &Precision| cluster.device.has_units_for(p.matmul());
     // A profile of this machine prices what was measured, on whichever units it ran.
     if cluster.profile.is_none() && !has_units(&precision) {
         let others = Precision::ALL.into_iter().filter(has_units);
         return Err(CostError::NoUnits {
-            device: device(),
+            device: cluster.device.name.clone(),
             precision: precision.name().to_owned(),
             others: others.map(Precision::name).collect::<Vec<_>>().join(", "),
         });

@@ -116,17 +116,23 @@ impl Known {
     /// Its row in a prediction's provenance.
     fn row(&self) -> UsedConstant {
         let micro = self.value * 1e6;
-        UsedConstant {
-            name: self.name.to_owned(),
-            value: match self.unit {
-                Unit::Microseconds => format!("{} µs", (micro * 1e3).round() / 1e3),
-                Unit::MicrosecondsPerRoot => format!("{} µs/√MB", (micro * 1e3).round() / 1e3),
-                Unit::TeraflopsOfSm => format!("{} TFLOP/s per SM", self.value / 1e12),
-                Unit::Times => format!("{}×", (self.value * 1e4).round() / 1e4),
-            },
-            origin: self.origin,
-            source: self.source.to_owned(),
-        }
+        let value = match self.unit {
+            Unit::Microseconds => format!("{} µs", (micro * 1e3).round() / 1e3),
+            Unit::MicrosecondsPerRoot => format!("{} µs/√MB", (micro * 1e3).round() / 1e3),
+            Unit::TeraflopsOfSm => format!("{} TFLOP/s per SM", self.value / 1e12),
+            Unit::Times => format!("{}×", (self.value * 1e4).round() / 1e4),
+        };
+        constant(self.name, value, self.origin, self.source)
+    }
+}
+
+/// Builds a row of a prediction's provenance.
+pub(crate) fn constant(name: &str, value: String, origin: Origin, source: &str) -> UsedConstant {
+    UsedConstant {
+        name: name.to_owned(),
+        value,
+        origin,
+        source: source.to_owned(),
     }
 }
 

@@ -46,7 +46,7 @@ pub(crate) fn expose(
     };
     let passes = |count: u64, elements: u64| {
         let moved = Bytes(count * (elements * size));
-        prices.memory_bound(MemoryKind::Pointwise, moved).time
+        prices.memory_bound(MemoryKind::Pointwise, moved)
     };
     let collectives = |time: fn(&crate::stage::LayerTraffic) -> Seconds| -> Seconds {
         let layers = stage.layers.iter();

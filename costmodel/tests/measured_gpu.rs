@@ -6,8 +6,8 @@ use std::path::Path;
 use catalog::profile::{Measured, Profile};
 use catalog::runtime::AttentionKernel;
 use catalog::{Bytes, DType, Fitted, Seconds};
-use costmodel::price::{GemmLayout, MemoryKind, TablePrices};
-use dtensor::AttentionShape;
+use costmodel::price::{MemoryKind, TablePrices};
+use dtensor::{AttentionShape, Pass};
 
 /// Kernels whose launch is most of their time show nothing of a rate.
 const SHORTEST: Seconds = Seconds(20e-6);
@@ -15,11 +15,9 @@ const SHORTEST: Seconds = Seconds(20e-6);
 /// The price of a measured kernel, if the tables have one of its kind.
 fn priced(prices: &TablePrices, measured: &Measured) -> Option<Seconds> {
     let name = measured.kernel.as_str();
-    let product = |dtype, layout| {
-        let [m, n, k] = measured.sizes[..]
-            .try_into()
-            .expect("products have three sizes");
-        prices.gemm(m, n, k, dtype, layout)
+    let product = |dtype, pass| {
+        let sizes = measured.sizes[..].try_into();
+        prices.gemm(sizes.expect("products have three sizes"), dtype, pass)
     };
     let attention = |backward| {
         let [lines, q_len, kv_len, dim] = measured.sizes[..].try_into().expect("four sizes");
@@ -46,12 +44,12 @@ fn priced(prices: &TablePrices, measured: &Measured) -> Option<Seconds> {
         let elements: u64 = measured.sizes.iter().product();
         prices.memory_bound(kind, Bytes(elements * bytes))
     };
-    let price = match name {
-        "matmul forward bf16" => product(DType::Bf16, GemmLayout::Forward),
-        "matmul backward bf16" => product(DType::Bf16, GemmLayout::DataGrad),
-        "matmul weight gradient bf16" => product(DType::Bf16, GemmLayout::WeightGrad),
-        "matmul forward tf32" => product(DType::F32, GemmLayout::Forward),
-        "matmul backward tf32" => product(DType::F32, GemmLayout::DataGrad),
+    let time = match name {
+        "matmul forward bf16" => product(DType::Bf16, Pass::Forward),
+        "matmul backward bf16" => product(DType::Bf16, Pass::BackwardInput),
+        "matmul weight gradient bf16" => product(DType::Bf16, Pass::BackwardWeight),
+        "matmul forward tf32" => product(DType::F32, Pass::Forward),
+        "matmul backward tf32" => product(DType::F32, Pass::BackwardInput),
         "attention scores forward bf16" => attention(false),
         "attention context of input 0 backward bf16" => attention(true),
         "rms norm forward bf16" | "layer norm forward bf16" => moved(MemoryKind::NormForward, 4),
@@ -64,7 +62,7 @@ fn priced(prices: &TablePrices, measured: &Measured) -> Option<Seconds> {
         "copy" => moved(MemoryKind::Pointwise, 8),
         _ => return None,
     };
-    Some(price.time)
+    Some(time)
 }
 
 /// The lowest and the highest median error of the prices of a kind of kernel, in percent. Our own norms are slower than the

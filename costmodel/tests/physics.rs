@@ -6,9 +6,9 @@ use catalog::runtime::AttentionKernel;
 use catalog::{
     Architecture, Bytes, Cluster, DType, Fitted, Model, Precision, Window, Workload, WorkloadSizes,
 };
-use costmodel::price::{GemmLayout, MemoryKind, TablePrices};
+use costmodel::price::{MemoryKind, TablePrices};
 use costmodel::{CostError, CostModel, Scenario};
-use dtensor::{AttentionShape, CollectiveKind};
+use dtensor::{AttentionShape, CollectiveKind, Pass};
 use plans::{Group, Prediction};
 use proptest::prelude::*;
 
@@ -27,11 +27,7 @@ const CLUSTERS: [&str; 9] = [
     "dgx-h200",
 ];
 const DTYPES: [DType; 4] = [DType::F32, DType::Bf16, DType::F16, DType::F8];
-const LAYOUTS: [GemmLayout; 3] = [
-    GemmLayout::Forward,
-    GemmLayout::DataGrad,
-    GemmLayout::WeightGrad,
-];
+const PASSES: [Pass; 3] = [Pass::Forward, Pass::BackwardInput, Pass::BackwardWeight];
 const KERNELS: [AttentionKernel; 3] = [
     AttentionKernel::Flash1,
     AttentionKernel::Flash2TwoPass,
@@ -113,7 +109,7 @@ struct Kernel {
 
 #[derive(Clone, Copy, Debug)]
 enum What {
-    Product(u64, [u64; 3], GemmLayout),
+    Product(u64, [u64; 3], Pass),
     Batched(u64, [u64; 3]),
     Attention(AttentionShape, AttentionKernel),
     Memory(MemoryKind, u64),
@@ -138,8 +134,8 @@ fn attention() -> impl Strategy<Value = AttentionShape> {
 
 fn kernel() -> impl Strategy<Value = Kernel> {
     let sizes = || [size(20), size(18), size(18)];
-    let product = (0u32..5, sizes(), 0..LAYOUTS.len())
-        .prop_map(|(groups, sizes, layout)| What::Product(1 << groups, sizes, LAYOUTS[layout]));
+    let product = (0u32..5, sizes(), 0..PASSES.len())
+        .prop_map(|(groups, sizes, pass)| What::Product(1 << groups, sizes, PASSES[pass]));
     let batched = (size(10), sizes()).prop_map(|(batch, sizes)| What::Batched(batch, sizes));
     let fused = (attention(), 0..KERNELS.len())
         .prop_map(|(shape, kernel)| What::Attention(shape, KERNELS[kernel]));
@@ -160,16 +156,14 @@ impl Kernel {
             dtype,
             backward,
         } = self;
-        let price = match what {
-            What::Product(1, [m, n, k], layout) => prices.gemm(m, n, k, dtype, layout),
-            What::Product(groups, [m, n, k], layout) => {
-                prices.grouped_gemm(groups, m, n, k, dtype, layout)
-            }
-            What::Batched(batch, [m, n, k]) => prices.batched_gemm(batch, m, n, k, dtype),
+        let time = match what {
+            What::Product(1, sizes, pass) => prices.gemm(sizes, dtype, pass),
+            What::Product(groups, sizes, pass) => prices.grouped_gemm(groups, sizes, dtype, pass),
+            What::Batched(batch, sizes) => prices.batched_gemm(batch, sizes, dtype),
             What::Attention(shape, kernel) => prices.attention(&shape, kernel, dtype, backward),
             What::Memory(kind, bytes) => prices.memory_bound(kind, Bytes(bytes)),
         };
-        price.time.0
+        time.0
     }
 
     /// FLOPs and bytes that cannot be avoided. A query attends to the keys before it and itself; a
@@ -266,10 +260,7 @@ fn message() -> impl Strategy<Value = Message> {
 impl Message {
     fn time(self, prices: &TablePrices) -> f64 {
         let Self { kind, bytes, group } = self;
-        match kind {
-            CollectiveKind::RingExchange => prices.point_to_point(Bytes(bytes), group).time.0,
-            kind => prices.collective(kind, Bytes(bytes), group).time.0,
-        }
+        prices.collective(kind, Bytes(bytes), group).0
     }
 }
 
@@ -492,10 +483,7 @@ fn a_higher_peak_at_the_same_power_is_no_slower() {
     let times = (80..120).map(|percent| {
         let part = cluster("dgx-h100", [f64::from(percent) / 100.0, 1.0, 1.0, 1.0, 0.5]);
         let prices = tables(&part);
-        prices
-            .gemm(8192, 8192, 8192, DType::Bf16, GemmLayout::Forward)
-            .time
-            .0
+        prices.gemm([8192; 3], DType::Bf16, Pass::Forward).0
     });
     let times: Vec<f64> = times.collect();
     assert!(
@@ -512,15 +500,10 @@ fn products_in_32_bits_take_what_32_bit_units_take() {
         ("dgx-h100", 2.0),
     ] {
         let prices = tables(&cluster(name, [1.0; 5]));
-        let price = |dtype| {
-            prices
-                .gemm(8192, 4096, 4096, dtype, GemmLayout::Forward)
-                .time
-                .0
-        };
+        let price = |dtype| prices.gemm([8192, 4096, 4096], dtype, Pass::Forward).0;
         let ratio = price(DType::F32) / price(DType::F16);
         assert!((ratio / slower - 1.0).abs() < 0.3, "{name}: {ratio}");
-        let batched = |dtype| prices.batched_gemm(64, 4096, 4096, 128, dtype).time.0;
+        let batched = |dtype| prices.batched_gemm(64, [4096, 4096, 128], dtype).0;
         let ratio = batched(DType::F32) / batched(DType::F16);
         assert!((ratio / slower - 1.0).abs() < 0.3, "{name}: {ratio}");
     }

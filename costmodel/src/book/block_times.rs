@@ -1,8 +1,8 @@
 //! Prices the kernels and collectives of a block from tables and models: the time of each when it runs alone.
 
 use catalog::documents::OfLength;
-use catalog::runtime::{AttentionKernel, Rewrite};
-use catalog::{Axis, Bytes, DType, Fp8Recipe, Precision, Seconds};
+use catalog::runtime::Rewrite;
+use catalog::{Axis, Bytes, CpKind, DType, Fp8Recipe, Precision, Seconds};
 use dtensor::{AttentionShape, Collective, CollectiveKind, Pass};
 use plans::{Group, Recompute};
 
@@ -11,8 +11,8 @@ use crate::block_cost;
 use crate::issue::Order;
 use crate::known;
 use crate::launches::Launch;
-use crate::lower::{Kernel, KernelKind, Lowered, casts, recomputed};
-use crate::price::{GemmLayout, MemoryKind, TablePrices};
+use crate::lower::{FusedAttention, Kernel, KernelKind, Lowered, casts, recomputed};
+use crate::price::{MemoryKind, TablePrices};
 use crate::spread::Spread;
 use crate::states::Elements;
 
@@ -131,11 +131,11 @@ impl Timed<'_> {
             let priced = &mut block.kernels[launch.kernel];
             let kernel = forward.iter().chain(backward).nth(launch.kernel);
             if priced.part.is_none()
-                && let Some(mut kind) = kernel.map(|kernel| kernel.kind)
-                && let KernelKind::Gemm { m, .. } = &mut kind
+                && let Some(&Kernel { mut kind, pass, .. }) = kernel
+                && let KernelKind::Gemm { sizes, .. } = &mut kind
             {
-                *m = m.div_ceil(launch.parts);
-                priced.part = Some(self.kernel_time(kind));
+                sizes[0] = sizes[0].div_ceil(launch.parts);
+                priced.part = Some(self.kernel_time(kind, pass));
             }
         }
         block
@@ -155,7 +155,7 @@ impl Timed<'_> {
         let (gradient, buffer) = self.gradient_bytes();
         let beside = elements * (2 * buffer).saturating_sub(gradient);
         let bytes = Bytes((beside as f64 * self.prices.exposed_epilogue()) as u64);
-        self.prices.memory_bound(MemoryKind::Pointwise, bytes).time * (1.0 / elements as f64)
+        self.prices.memory_bound(MemoryKind::Pointwise, bytes) * (1.0 / elements as f64)
     }
 
     /// Time to accumulate gradients by a pass of its own over gradients and buffer, if GEMMs do not do it in their
@@ -168,7 +168,7 @@ impl Timed<'_> {
         }
         let (gradient, buffer) = self.gradient_bytes();
         let bytes = Bytes(elements.total() * (gradient + 2 * buffer));
-        self.prices.memory_bound(MemoryKind::Pointwise, bytes).time
+        self.prices.memory_bound(MemoryKind::Pointwise, bytes)
     }
 
     /// Bytes per element of a gradient, and of the buffer in which gradients accumulate.
@@ -188,7 +188,8 @@ impl Timed<'_> {
             KernelKind::GroupedGemm { .. } | KernelKind::Comm(_) => 1,
             _ if graphed => return Seconds(0.0),
             KernelKind::Memory { launches, .. } => u64::from(launches),
-            KernelKind::Scan { sizes, backward } => {
+            KernelKind::Scan(sizes) => {
+                let backward = kernel.pass != Pass::Forward;
                 u64::from(sizes.work(self.precision().activation(), backward).kernels)
             }
             _ => 1,
@@ -242,17 +243,17 @@ impl Timed<'_> {
             }
             KernelKind::Memory { kind, bytes, .. } if self.is_unpermute(kernel) => {
                 let bytes = bytes + self.summed_by_others(kernel);
-                self.prices.memory_bound(kind, bytes).time
+                self.prices.memory_bound(kind, bytes)
             }
-            kind => self.kernel_time(kind),
+            kind => self.kernel_time(kind, kernel.pass),
         }
     }
 
     /// How many times as long a product takes if its operands have several scales as if each has one. If operands are scaled by
     /// row, that holds for forward products only: backward products run as if the scale was 1.
-    fn scaling(&self, dtype: DType, layout: GemmLayout) -> f64 {
+    fn scaling(&self, dtype: DType, pass: Pass) -> f64 {
         match self.of.lowering.fp8_recipe {
-            Fp8Recipe::Rowwise if dtype == DType::F8 && layout == GemmLayout::Forward => {
+            Fp8Recipe::Rowwise if dtype == DType::F8 && pass == Pass::Forward => {
                 known::ROWWISE.factor()
             }
             Fp8Recipe::Blockwise if dtype == DType::F8 => known::BLOCKWISE.factor(),
@@ -261,63 +262,49 @@ impl Timed<'_> {
         }
     }
 
-    fn kernel_time(&self, kind: KernelKind) -> Seconds {
+    fn kernel_time(&self, kind: KernelKind, pass: Pass) -> Seconds {
         let prices = self.prices;
         let wide = self.precision().activation();
-        let narrow = self.precision().matmul();
+        let of_product = |low_precision| match low_precision {
+            true => self.precision().matmul(),
+            false => wide,
+        };
         match kind {
             KernelKind::Gemm {
-                m,
-                n,
-                k,
-                layout,
+                sizes,
                 low_precision,
             } => {
-                let dtype = if low_precision { narrow } else { wide };
-                prices.gemm(m, n, k, dtype, layout).time * self.scaling(dtype, layout)
+                let dtype = of_product(low_precision);
+                prices.gemm(sizes, dtype, pass) * self.scaling(dtype, pass)
             }
             KernelKind::GroupedGemm {
                 groups,
-                m,
-                n,
-                k,
-                layout,
+                sizes,
                 low_precision,
             } => {
-                let dtype = if low_precision { narrow } else { wide };
-                let time = prices.grouped_gemm(groups, m, n, k, dtype, layout).time;
+                let dtype = of_product(low_precision);
+                let time = prices.grouped_gemm(groups, sizes, dtype, pass);
                 let least = match self.of.lowering.has(Rewrite::PortableExperts) {
-                    true => prices.portable_grouped([m, n, k]),
+                    true => prices.portable_grouped(sizes),
                     false => Seconds(0.0),
                 };
-                time.max(least) * self.scaling(dtype, layout)
+                time.max(least) * self.scaling(dtype, pass)
             }
-            KernelKind::BatchedGemm { batch, m, n, k } => {
-                prices.batched_gemm(batch, m, n, k, wide).time
-            }
-            KernelKind::Attention {
-                shape,
-                kernel,
-                backward,
-            } => self.attention_time(shape, kernel, backward),
-            KernelKind::Scan { sizes, backward } => prices.scan(&sizes, wide, backward).time,
-            KernelKind::Memory { kind, bytes, .. } => prices.memory_bound(kind, bytes).time,
+            KernelKind::BatchedGemm { batch, sizes } => prices.batched_gemm(batch, sizes, wide),
+            KernelKind::Attention(attention) => self.attention_time(attention),
+            KernelKind::Scan(sizes) => prices.scan(&sizes, wide, pass != Pass::Forward),
+            KernelKind::Memory { kind, bytes, .. } => prices.memory_bound(kind, bytes),
             KernelKind::Comm(collective) => self.collective_time(collective),
         }
     }
 
     /// Time of core attention on packed documents: the mean, over the tokens, of the time that attention would take if all
     /// documents were as long as the one that holds the token.
-    fn attention_time(
-        &self,
-        shape: AttentionShape,
-        kernel: AttentionKernel,
-        backward: bool,
-    ) -> Seconds {
+    fn attention_time(&self, attention: FusedAttention) -> Seconds {
         let Some(documents) = self.of.scenario.workload.documents_apart() else {
-            return self.over(shape, kernel, backward);
+            return self.over(attention);
         };
-        let time = |of: &OfLength| self.of_length(of.length, shape, kernel, backward) * of.tokens;
+        let time = |of: &OfLength| self.of_length(of.length, attention) * of.tokens;
         documents.by_length().iter().map(time).sum()
     }
 
@@ -330,22 +317,16 @@ impl Timed<'_> {
     /// reward process).
     fn spread(&self, kind: KernelKind) -> Spread {
         let workload = &self.of.scenario.workload;
-        let (
-            Some(documents),
-            KernelKind::Attention {
-                shape,
-                kernel,
-                backward,
-            },
-        ) = (workload.documents_apart(), kind)
+        let (Some(documents), KernelKind::Attention(attention)) =
+            (workload.documents_apart(), kind)
         else {
             return Spread::default();
         };
-        let tokens = (shape.batch * workload.seq_len) as f64;
-        let mean = self.attention_time(shape, kernel, backward);
+        let tokens = (attention.shape.batch * workload.seq_len) as f64;
+        let mean = self.attention_time(attention);
         let (mut variance, mut longest) = (0.0, mean);
         for of in documents.by_length() {
-            let time = self.of_length(of.length, shape, kernel, backward);
+            let time = self.of_length(of.length, attention);
             let apart = (time - mean).0;
             variance += of.tokens * (of.length as f64 / tokens) * apart * apart;
             longest = longest.max(time);
@@ -358,39 +339,38 @@ impl Timed<'_> {
 
     /// Time of core attention if all documents of the micro-batch had the same length. Context parallelism cuts each
     /// document into equal parts.
-    fn of_length(
-        &self,
-        length: u64,
-        shape: AttentionShape,
-        kernel: AttentionKernel,
-        backward: bool,
-    ) -> Seconds {
+    fn of_length(&self, length: u64, attention: FusedAttention) -> Seconds {
+        let shape = attention.shape;
         let seq_len = self.of.scenario.workload.seq_len;
         let cut = |tokens: u64| (tokens * length).div_ceil(seq_len).max(1);
         let documents = shape.batch as f64 * (seq_len as f64 / length as f64);
         let batch = (documents.round() as u64).max(1);
-        let all = AttentionShape {
+        let shape = AttentionShape {
             batch,
             q_len: cut(shape.q_len),
             kv_len: cut(shape.kv_len),
             ..shape
         };
-        self.over(all, kernel, backward) * (documents / batch as f64)
+        self.over(FusedAttention { shape, ..attention }) * (documents / batch as f64)
     }
 
     /// Time of core attention over whole sequences. Ring attention runs one kernel per block of keys that arrives; other
     /// kinds run a single kernel.
-    fn over(&self, shape: AttentionShape, kernel: AttentionKernel, backward: bool) -> Seconds {
-        let dtype = self.precision().activation();
-        let cp = self.of.key.layout.cp;
-        if cp == 1 || self.of.key.layout.cp_kind != catalog::CpKind::Ring {
-            return self.prices.attention(&shape, kernel, dtype, backward).time;
-        }
-        let block = AttentionShape {
-            kv_len: (shape.kv_len / cp).max(1),
-            ..shape
+    fn over(&self, attention: FusedAttention) -> Seconds {
+        let FusedAttention {
+            mut shape,
+            kernel,
+            backward,
+        } = attention;
+        let blocks = match self.of.key.layout.cp_kind {
+            CpKind::Ring => self.of.key.layout.cp,
+            CpKind::AllGather | CpKind::AllToAll => 1,
         };
-        self.prices.attention(&block, kernel, dtype, backward).time * cp as f64
+        if blocks > 1 {
+            shape.kv_len = (shape.kv_len / blocks).max(1);
+        }
+        let dtype = self.precision().activation();
+        self.prices.attention(&shape, kernel, dtype, backward) * blocks as f64
     }
 
     pub(super) fn group(&self, axis: Axis) -> Group {
@@ -411,8 +391,8 @@ impl Timed<'_> {
             KernelKind::Gemm { .. } => "matmul",
             KernelKind::GroupedGemm { .. } => "grouped matmul",
             KernelKind::BatchedGemm { .. } => "batched matmul",
-            KernelKind::Attention { .. } => "fused attention",
-            KernelKind::Scan { .. } => "recurrence",
+            KernelKind::Attention(_) => "fused attention",
+            KernelKind::Scan(_) => "recurrence",
             KernelKind::Memory { .. } => "memory-bound",
             KernelKind::Comm(c) => match self.kind(kernel, c) {
                 CollectiveKind::AllReduce => "all-reduce",
@@ -434,13 +414,12 @@ impl Timed<'_> {
     fn collective_time(&self, collective: Collective) -> Seconds {
         let group = self.group(collective.axis);
         let bytes = Bytes(collective.bytes);
-        match collective.kind {
-            // The price is of one step of the ring, which has `size − 1`.
-            CollectiveKind::RingExchange => {
-                self.prices.point_to_point(bytes, group).time * (group.size - 1) as f64
-            }
-            kind => self.prices.collective(kind, bytes, group).time,
-        }
+        let steps = match collective.kind {
+            // The price is of one step of the ring.
+            CollectiveKind::RingExchange => group.size - 1,
+            _ => 1,
+        };
+        self.prices.collective(collective.kind, bytes, group) * steps as f64
     }
 }
 
@@ -458,10 +437,15 @@ fn is_weight_gradient(kernel: &Kernel) -> bool {
 /// Elements of the weight gradient that a kernel writes; 0 for other kernels.
 fn weight_elements(kernel: &Kernel) -> u64 {
     match kernel.kind {
-        KernelKind::Gemm { m, n, .. } if is_weight_gradient(kernel) => m * n,
-        KernelKind::GroupedGemm { groups, m, n, .. } if is_weight_gradient(kernel) => {
-            groups * m * n
-        }
+        _ if !is_weight_gradient(kernel) => 0,
+        KernelKind::Gemm {
+            sizes: [m, n, _], ..
+        } => m * n,
+        KernelKind::GroupedGemm {
+            groups,
+            sizes: [m, n, _],
+            ..
+        } => groups * m * n,
         _ => 0,
     }
 }

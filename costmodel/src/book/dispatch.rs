@@ -70,7 +70,7 @@ impl Timed<'_> {
     ) -> Seconds {
         let group = self.group(collective.axis);
         let (kind, bytes) = self.message(dispatcher, kernel, collective);
-        self.prices.collective(kind, bytes, group).time
+        self.prices.collective(kind, bytes, group)
     }
 
     /// The message that a dispatcher sends in place of a traced collective of experts: its kind of collective, and its bytes.

@@ -9,7 +9,8 @@ mod tables;
 
 use catalog::{Cluster, Fitted};
 
-use crate::price::{PriceError, ProfilePrices, TablePrices};
+use crate::CostError;
+use crate::price::{ProfilePrices, TablePrices};
 
 pub(crate) use entry::{BlockToPrice, Halves, PriceBook, PricedBlock, PricedKernel, Update};
 pub(crate) use profile::adapted;
@@ -22,7 +23,7 @@ pub(crate) fn open(
     cluster: &Cluster,
     ranks: u64,
     fitted: &Fitted,
-) -> Result<Box<dyn PriceBook>, PriceError> {
+) -> Result<Box<dyn PriceBook>, CostError> {
     match &cluster.profile {
         Some(profile) => {
             let at_once = cluster.at_once(ranks);

@@ -92,11 +92,11 @@ impl PriceBook for TablePrices {
             }
             false => self.memory_bound(kind, traffic),
         };
-        let mut time = update.time + self.memory_bound(MemoryKind::Pointwise, norm).time;
+        let mut time = update + self.memory_bound(MemoryKind::Pointwise, norm);
         if states::copies_for_step(&scenario.runtime, strategy, precision) {
             // The gradients are read, written in 32 bits, and these read instead.
             let copied = on_device(Bytes(sharding.updated(elements) * 2 * DType::F32.size()));
-            time += self.memory_bound(MemoryKind::Pointwise, copied).time;
+            time += self.memory_bound(MemoryKind::Pointwise, copied);
         }
         time = self.tensor_after_tensor(scenario, strategy, of, time);
         let whole = elements.total() * types.reduce.size();
@@ -118,7 +118,7 @@ impl PriceBook for TablePrices {
         let types = strategy.state_types(&scenario.runtime, scenario.workload.precision);
         let whole = of.elements.total() * types.reduce.size();
         let bytes = Bytes(bucket_passes(scenario, strategy) * 2 * whole);
-        self.memory_bound(MemoryKind::Pointwise, bytes).time
+        self.memory_bound(MemoryKind::Pointwise, bytes)
     }
 
     fn sum_over_ends(&self, strategy: &Decisions, table: Bytes) -> Result<Seconds, CostError> {
@@ -127,7 +127,7 @@ impl PriceBook for TablePrices {
             size: 2,
             stride: stages.stride * (stages.size - 1),
         };
-        Ok(self.collective(CollectiveKind::AllReduce, table, ends).time)
+        Ok(self.collective(CollectiveKind::AllReduce, table, ends))
     }
 
     /// Every tensor-parallel rank sends its shard. If all hold the whole activation, each may send a part, which the
@@ -140,12 +140,13 @@ impl PriceBook for TablePrices {
     ) -> Result<Seconds, CostError> {
         let stages = strategy.group(Axis::Pp);
         let beside = scenario.by_host(&scenario.runtime.overheads.transfer);
-        let sent = self.point_to_point(sent_to_next_stage(scenario, strategy, output), stages);
+        let bytes = sent_to_next_stage(scenario, strategy, output);
+        let sent = beside + self.collective(CollectiveKind::SendRecv, bytes, stages);
         if !scatters_transfers(scenario, strategy) {
-            return Ok(beside + sent.time);
+            return Ok(sent);
         }
         let gather = self.collective(CollectiveKind::AllGather, output, strategy.group(Axis::Tp));
-        Ok(beside + sent.time + gather.time)
+        Ok(sent + gather)
     }
 
     fn across_domains(
@@ -158,9 +159,7 @@ impl PriceBook for TablePrices {
             size: domains,
             stride: scenario.cluster.scale_up_domain,
         };
-        Ok(self
-            .collective(CollectiveKind::AllReduce, bytes, group)
-            .time)
+        Ok(self.collective(CollectiveKind::AllReduce, bytes, group))
     }
 
     fn provenance(&self) -> Vec<UsedConstant> {
@@ -209,7 +208,7 @@ impl TablePrices {
         let size = states::gradient_type(&types, scenario.workload.precision).size();
         let whole = Bytes(of.divided * strategy.tp * size);
         let gather = self.collective(CollectiveKind::AllGather, whole, strategy.group(Axis::Tp));
-        let device = gather.time + self.memory_bound(MemoryKind::Pointwise, whole * 2).time;
+        let device = gather + self.memory_bound(MemoryKind::Pointwise, whole * 2);
         device.max(by_host * of.tensors as f64)
     }
 
@@ -226,7 +225,7 @@ impl TablePrices {
             parallel,
             ..
         } = *traffic;
-        let message = |kind, bytes, group: Group| Ok(self.collective(kind, bytes, group).time);
+        let message = |kind, bytes, group: Group| Ok(self.collective(kind, bytes, group));
         stage_traffic::add_layers(traffic, &message, runs, stage)?;
         let gathers_for_every_pass = strategy.zero == Zero::Z3 && strategy.reshard_after_forward;
         let has = |rewrite| scenario.runtime.rewrites.contains(&rewrite);
@@ -281,7 +280,7 @@ fn autocast(
             .map(|run| run.cost.weights.trained.total() * run.count)
             .sum();
         let bytes = Bytes(elements * (held + compute));
-        prices.memory_bound(MemoryKind::Pointwise, bytes).time
+        prices.memory_bound(MemoryKind::Pointwise, bytes)
     };
     let all = casts(&mut runs.iter());
     stage.forward.compute += all;
@@ -327,9 +326,7 @@ fn copies(
     let pass = |of: fn(Weights) -> Elements, bytes: u64| {
         let elements = |run: &Run| of(run.cost.weights).total() * run.count;
         let whole: u64 = runs.iter().map(elements).sum();
-        prices
-            .memory_bound(MemoryKind::Pointwise, Bytes(whole * bytes))
-            .time
+        prices.memory_bound(MemoryKind::Pointwise, Bytes(whole * bytes))
     };
     let gathers = pass(Weights::all, gathered);
     stage.forward.compute += gathers;

@@ -6,7 +6,7 @@ use catalog::{Bytes, Fp8Recipe};
 use dtensor::{AnyOp, CostClass, Gemm, Operator, Pass, Product, TensorId, TensorRole, Trace};
 
 use super::compiled_casts;
-use super::kernel::{Kernel, KernelKind};
+use super::kernel::{Chain, Kernel};
 use super::lowering::Lowering;
 use crate::price::MemoryKind;
 
@@ -27,23 +27,17 @@ pub(super) fn before(
     }
     let compiled =
         lowering.has(Rewrite::FusePointwise) || lowering.fp8_recipe == Fp8Recipe::Rowwise;
-    let (bytes, launches) = if compiled {
+    let chain = if compiled {
         compiled_casts::of_product(lowering, trace, op)
     } else if scales_apart(lowering) {
         scaled(trace, op)
     } else {
         quantised(lowering, trace, op)?
     };
-    (launches > 0).then_some(Kernel {
-        op: op.index,
-        kind: KernelKind::Memory {
-            kind: MemoryKind::Pointwise,
-            bytes,
-            launches,
-        },
-        pass: op.pass,
+    (chain.launches > 0).then(|| Kernel {
         reads: Vec::new(),
         writes: Vec::new(),
+        ..Kernel::of(op, chain.bound_by_memory(MemoryKind::Pointwise))
     })
 }
 
@@ -58,7 +52,7 @@ fn scales_apart(lowering: &Lowering<'_>) -> bool {
 /// Casting a linear's activation operand to 8 bits, with its transpose for the weight gradient:
 /// reads 2 bytes, writes 1 + 1 per element (Transformer Engine `cast_transpose`). Weight gradients read the transposes that the
 /// forward and data-gradient casts left behind.
-fn quantised(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Option<(Bytes, u32)> {
+fn quantised(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Option<Chain> {
     if op.pass == Pass::BackwardWeight {
         return None;
     }
@@ -69,10 +63,11 @@ fn quantised(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Option<(
         .any(|&id| trace.tensor(id).role == TensorRole::Frozen);
     let transposed = u64::from(!frozen);
     let casts = activations(trace, op).map(|id| cast(lowering, trace, id, transposed));
-    let (bytes, launches) = casts.fold((0, 0), |(bytes, most), (more, launches)| {
-        (bytes + more, launches.max(most))
+    let both = casts.reduce(|a, b| Chain {
+        bytes: a.bytes + b.bytes,
+        launches: a.launches.max(b.launches),
     });
-    Some((Bytes(bytes), launches))
+    Some(both.unwrap_or_default())
 }
 
 /// The operands of a product that are no weights.
@@ -90,7 +85,7 @@ fn activations<'a>(trace: &'a Trace, op: &AnyOp<'a>) -> impl Iterator<Item = Ten
 /// blocks of 32 numbers the parts are cast both ways and gathered. A scale of the tensor's own largest magnitude takes a pass
 /// over the operand before the cast (`Float8CurrentScalingQuantizer`), unless a norm made the operand, which finds the
 /// magnitude on the way (v2.7, `csrc/extensions/normalization.cpp`).
-fn cast(lowering: &Lowering<'_>, trace: &Trace, id: TensorId, transposed: u64) -> (u64, u32) {
+fn cast(lowering: &Lowering<'_>, trace: &Trace, id: TensorId, transposed: u64) -> Chain {
     let gather = lowering.quantised_gather(trace, id);
     let part = gather.as_ref().map_or(id, |gather| gather.inputs[0]);
     let scaled = lowering.fp8_recipe == Fp8Recipe::Tensorwise;
@@ -108,7 +103,10 @@ fn cast(lowering: &Lowering<'_>, trace: &Trace, id: TensorId, transposed: u64) -
     } else {
         (3 + 2 * searched + transposed) * part
     };
-    (bytes, 1 + searched as u32)
+    Chain {
+        bytes: Bytes(bytes),
+        launches: 1 + searched as u32,
+    }
 }
 
 /// Kernels by which Transformer Engine casts the rows that go to one expert to 8 bits. Scales of earlier steps cast the rows of
@@ -126,7 +124,7 @@ pub(crate) const fn kernels_per_expert(recipe: Fp8Recipe) -> u32 {
 /// Bytes and launches of scaling both operands by their largest magnitudes: one pass finds it, one casts. An operand
 /// that the previous product cast is not cast again: projections read the same activations, and both gradient products
 /// the output's gradient, which is written both ways (`devices/cuda/src/run/eight_bits.rs`).
-fn scaled(trace: &Trace, op: &AnyOp<'_>) -> (Bytes, u32) {
+fn scaled(trace: &Trace, op: &AnyOp<'_>) -> Chain {
     let narrow = |o: &AnyOp<'_>| matches!(o.cost(), CostClass::Product(p) if trace.is_eight_bit(p));
     let mut before = (0..op.index)
         .rev()
@@ -153,7 +151,10 @@ fn scaled(trace: &Trace, op: &AnyOp<'_>) -> (Bytes, u32) {
     let bytes = casts
         .iter()
         .map(|&(id, each)| each * trace.tensor(id).elements());
-    (Bytes(bytes.sum()), 2 * casts.len() as u32)
+    Chain {
+        bytes: Bytes(bytes.sum()),
+        launches: 2 * casts.len() as u32,
+    }
 }
 
 /// Bytes that the casts of a linear layer's products hold beside its tensors, for the largest layer: the gradient of
@@ -210,6 +211,7 @@ mod tests {
     use models::{BlockClass, BlockLayout};
 
     use super::*;
+    use crate::lower::KernelKind;
     use crate::lower::small_model::{HIDDEN, INNER, KEYS, TOKENS, model};
 
     fn layer(model: &Model, tokens: u64) -> Trace {
@@ -291,8 +293,10 @@ mod tests {
             let gradient = trace.backward_ops().find(narrow).expect("a product");
             let found = [input, gradient].map(|op| quantised(&lowering, &trace, &op));
             let wanted = [0, 1].map(|at| {
-                let bytes = of_part[at] * part + of_whole * whole;
-                Some((Bytes(bytes), launches[at]))
+                Some(Chain {
+                    bytes: Bytes(of_part[at] * part + of_whole * whole),
+                    launches: launches[at],
+                })
             });
             assert_eq!(found, wanted, "{gathers_casts} {recipe:?}");
         }

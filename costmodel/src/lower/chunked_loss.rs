@@ -157,9 +157,13 @@ fn in_chunks(kernels: &[Kernel]) -> Vec<Kernel> {
 fn of_chunk(kernel: &Kernel) -> Kernel {
     let mut kernel = kernel.clone();
     let size = match &mut kernel.kind {
-        KernelKind::Gemm { m: tokens, .. } if kernel.pass != Pass::BackwardWeight => tokens,
         // The product of the weight's gradient sums over tokens.
-        KernelKind::Gemm { k: tokens, .. } => tokens,
+        KernelKind::Gemm {
+            sizes: [m, _, k], ..
+        } => match kernel.pass {
+            Pass::Forward | Pass::BackwardInput => m,
+            Pass::BackwardWeight => k,
+        },
         KernelKind::Memory { bytes, .. } => &mut bytes.0,
         KernelKind::Comm(message) => &mut message.bytes,
         _ => return kernel,
@@ -205,7 +209,11 @@ mod tests {
         let all = lowered.forward.iter().chain(&lowered.backward);
         all.fold((0, 0, 0), |(flops, products, sent), kernel| {
             match kernel.kind {
-                KernelKind::Gemm { m, n, k, .. } => (flops + 2 * m * n * k, products + 1, sent),
+                KernelKind::Gemm { sizes, .. } => (
+                    flops + 2 * sizes.iter().product::<u64>(),
+                    products + 1,
+                    sent,
+                ),
                 KernelKind::Comm(message) => (flops, products, sent + message.bytes),
                 _ => (flops, products, sent),
             }

@@ -12,6 +12,7 @@
 use catalog::{Bytes, Fp8Recipe};
 use dtensor::{AnyOp, CostClass, Pass, TensorId, TensorRole, Trace};
 
+use super::kernel::Chain;
 use super::lowering::Lowering;
 
 /// Bytes of a number in 16 bits.
@@ -28,32 +29,16 @@ const CAST_WEIGHT_COLUMNS: u64 = 2 * WIDE + CAST;
 /// Bytes per element of scaling a product's result.
 const RESCALE: u64 = 2 * WIDE;
 
-/// Memory traffic and launches of kernels around one product.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Casts {
-    bytes: u64,
-    launches: u32,
-}
-
-impl std::iter::Sum for Casts {
-    fn sum<I: Iterator<Item = Self>>(each: I) -> Self {
-        each.fold(Self::default(), |all, one| Self {
-            bytes: all.bytes + one.bytes,
-            launches: all.launches + one.launches,
-        })
-    }
-}
-
 /// Bytes of memory traffic, and number of launches, of the kernels that cast a product's operands. The kernel that scales the result
 /// of a backward product is among them, if operands are scaled by row.
-pub(super) fn of_product(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> (Bytes, u32) {
+pub(super) fn of_product(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Chain {
     let frozen = |id: &TensorId| trace.tensor(*id).role == TensorRole::Frozen;
     let product = Operands {
         lowering,
         trace,
         trained: !op.inputs.iter().any(frozen),
     };
-    let casts: Casts = match op.pass {
+    match op.pass {
         Pass::BackwardWeight => [product.read_by_columns(op), product.rescaled(op)]
             .into_iter()
             .sum(),
@@ -65,8 +50,7 @@ pub(super) fn of_product(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>)
             });
             casts.chain([product.rescaled(op)]).sum()
         }
-    };
-    (Bytes(casts.bytes), casts.launches)
+    }
 }
 
 /// What the casts of one product's operands depend on beside the product itself.
@@ -96,15 +80,15 @@ impl<'a> Operands<'a> {
     }
 
     /// Casts of an activation that a product reads: in forward the input of the layer, in backward the gradient of its output.
-    fn activation(&self, op: &AnyOp<'_>, id: TensorId) -> Casts {
+    fn activation(&self, op: &AnyOp<'_>, id: TensorId) -> Chain {
         if self.cast_before(op, id) {
-            return Casts::default();
+            return Chain::default();
         }
         let elements = self.trace.tensor(id).elements();
         let second_way = u64::from(self.trained);
         match self.lowering.fp8_recipe {
-            Fp8Recipe::Delayed => Casts {
-                bytes: (NARROW + NARROW * second_way) * elements,
+            Fp8Recipe::Delayed => Chain {
+                bytes: Bytes((NARROW + NARROW * second_way) * elements),
                 launches: 1,
             },
             Fp8Recipe::Tensorwise => self.activation_of_one_scale(id),
@@ -116,8 +100,8 @@ impl<'a> Operands<'a> {
                     Pass::Forward => 0,
                     _ => self.by_columns() * second_way,
                 };
-                Casts {
-                    bytes: (rows + columns) * elements,
+                Chain {
+                    bytes: Bytes((rows + columns) * elements),
                     launches: 1 + if columns > 0 { 2 } else { 0 },
                 }
             }
@@ -137,7 +121,7 @@ impl<'a> Operands<'a> {
     /// it, or else a pass of its own. Then the tensor is cast by rows, and by columns too if the weight is trained. If tensor
     /// parallelism gathers the tensor in 8 bits, each rank casts its part by rows; the cast by columns is a transpose of what was
     /// gathered.
-    fn activation_of_one_scale(&self, id: TensorId) -> Casts {
+    fn activation_of_one_scale(&self, id: TensorId) -> Chain {
         let gather = self.lowering.quantised_gather(self.trace, id);
         let part = gather.as_ref().map_or(id, |gather| gather.inputs[0]);
         let searched = u64::from(!self.fused(part));
@@ -147,56 +131,56 @@ impl<'a> Operands<'a> {
             (true, false) => CAST * whole,
             (true, true) => 2 * NARROW * whole,
         };
-        Casts {
-            bytes: (CAST + WIDE * searched) * part + second_way,
+        Chain {
+            bytes: Bytes((CAST + WIDE * searched) * part + second_way),
             launches: 2 + searched as u32,
         }
     }
 
     /// Casts of a weight, for the product of the forward pass or for the gradient of its input.
-    fn weight(&self, op: &AnyOp<'_>, id: TensorId) -> Casts {
+    fn weight(&self, op: &AnyOp<'_>, id: TensorId) -> Chain {
         let forward = op.pass == Pass::Forward;
         let (each, launches) = match self.lowering.fp8_recipe {
             // Assumed: each rank casts its shard before it is gathered, which takes little.
-            Fp8Recipe::Delayed => return Casts::default(),
+            Fp8Recipe::Delayed => return Chain::default(),
             // Assumed: a system that gathers activations in 8 bits gathers weights in 8 bits too (pytorch/torchtitan@820504e,
             // docs/float8.md, where the second is optional). Forward then casts no weight, and backward transposes it.
             Fp8Recipe::Tensorwise if self.lowering.gathers_quantised() => match forward {
-                true => return Casts::default(),
+                true => return Chain::default(),
                 false => (2 * NARROW, 1),
             },
             Fp8Recipe::Tensorwise if forward => (WIDE + CAST, 3),
             Fp8Recipe::Rowwise if !forward => (CAST_WEIGHT_COLUMNS, 2),
             _ => (CAST, 1),
         };
-        Casts {
-            bytes: each * self.trace.tensor(id).elements(),
+        Chain {
+            bytes: Bytes(each * self.trace.tensor(id).elements()),
             launches,
         }
     }
 
     /// The kernel that scales the result of a backward product whose operands were scaled by row.
-    fn rescaled(&self, op: &AnyOp<'_>) -> Casts {
+    fn rescaled(&self, op: &AnyOp<'_>) -> Chain {
         if op.pass == Pass::Forward || self.lowering.fp8_recipe != Fp8Recipe::Rowwise {
-            return Casts::default();
+            return Chain::default();
         }
         let elements = self.trace.tensor(op.outputs[0]).elements();
-        Casts {
-            bytes: RESCALE * elements,
+        Chain {
+            bytes: Bytes(RESCALE * elements),
             launches: 1,
         }
     }
 
     /// Casts by columns of a forward product's input, which the gradient of the weight reads. An input that has one scale was cast
     /// by columns in the forward pass already.
-    fn read_by_columns(&self, op: &AnyOp<'_>) -> Casts {
+    fn read_by_columns(&self, op: &AnyOp<'_>) -> Chain {
         let of_one_scale = [Fp8Recipe::Delayed, Fp8Recipe::Tensorwise];
         let input = op.inputs[1];
         if of_one_scale.contains(&self.lowering.fp8_recipe) || self.cast_before(op, input) {
-            return Casts::default();
+            return Chain::default();
         }
-        Casts {
-            bytes: self.by_columns() * self.trace.tensor(input).elements(),
+        Chain {
+            bytes: Bytes(self.by_columns() * self.trace.tensor(input).elements()),
             launches: 2,
         }
     }
@@ -227,7 +211,7 @@ mod tests {
         [Pass::Forward, Pass::BackwardInput, Pass::BackwardWeight].map(|pass| {
             let products = trace.ops().filter(|op| op.pass == pass && narrow(op));
             products
-                .map(|op| of_product(&lowering, &trace, &op).0.0)
+                .map(|op| of_product(&lowering, &trace, &op).bytes.0)
                 .sum()
         })
     }

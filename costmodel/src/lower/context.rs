@@ -18,7 +18,7 @@ use catalog::runtime::Rewrite;
 use catalog::{Axis, Bytes};
 use dtensor::{AnyOp, AttentionShape, Collective, CollectiveKind, Operator, Pass, Trace};
 
-use super::kernel::{Chain, Kernel, KernelKind, WIDE};
+use super::kernel::{Chain, FusedAttention, Kernel, KernelKind, WIDE};
 use super::lowering::Lowering;
 
 /// Sizes of the tensors that one rank gives to core attention and gets from it.
@@ -89,7 +89,7 @@ pub(super) fn beside_attention(
     trace: &Trace,
     attention: &Kernel,
 ) -> Option<Kernel> {
-    let KernelKind::Attention { shape, .. } = attention.kind else {
+    let KernelKind::Attention(FusedAttention { shape, .. }) = attention.kind else {
         return None;
     };
     let mut exchanges = trace.forward.iter().filter_map(|op| match op.operator {
@@ -255,7 +255,7 @@ mod tests {
     fn summed(runtime: &str, ranks: u64) -> [u64; 2] {
         let Lowered { forward, backward } = lowered(runtime, ranks, CpKind::Ring);
         [forward, backward].map(|kernels| {
-            let attention = |kernel: &Kernel| matches!(kernel.kind, KernelKind::Attention { .. });
+            let attention = |kernel: &Kernel| matches!(kernel.kind, KernelKind::Attention(_));
             let at = kernels.iter().position(attention).expect("attention");
             match kernels[at + 1].kind {
                 KernelKind::Memory { bytes, .. } => bytes.0 / (TOKENS / ranks),
@@ -322,7 +322,7 @@ mod tests {
         let kernels = if backward { gradients } else { forward };
         let shown = kernels.iter().filter_map(|kernel| match kernel.kind {
             KernelKind::Comm(of) => Some(format!("+{}", of.bytes / (TOKENS / 2))),
-            KernelKind::Attention { .. } => Some("attention".to_owned()),
+            KernelKind::Attention(_) => Some("attention".to_owned()),
             // All other memory-bound kernels of a pass write a tensor.
             KernelKind::Memory { bytes, .. } if kernel.writes.is_empty() => {
                 Some((bytes.0 / (TOKENS / 2)).to_string())

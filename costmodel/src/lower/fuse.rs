@@ -13,14 +13,14 @@ use super::context;
 use super::elementary_gelu;
 use super::elementary_rope;
 use super::expert_operators::{self, Apart};
-use super::kernel::{Chain, Kernel, KernelKind, Lowered, traffic};
+use super::kernel::{Chain, FusedAttention, Kernel, KernelKind, Lowered, traffic};
 use super::lowering::{Lowering, has_loss};
 use super::norm_copies;
 use super::rearranged;
 use super::softmax;
 use super::tensor_set::TensorSet;
 use super::vocabulary;
-use crate::price::{GemmLayout, MemoryKind, alignment};
+use crate::price::{MemoryKind, alignment};
 
 /// The kernels of one pass's operators.
 pub(super) fn kernels(lowering: &Lowering<'_>, trace: &Trace, ops: &[AnyOp<'_>]) -> Vec<Kernel> {
@@ -32,15 +32,15 @@ pub(super) fn kernels(lowering: &Lowering<'_>, trace: &Trace, ops: &[AnyOp<'_>])
         let end = run_end(lowering, ops, index, fused_attention);
         let run = &ops[index..end];
         if fused_attention && run[0].is_core_attention() {
-            let kernel = attention(lowering, trace, run, index);
+            let kernel = attention(lowering, trace, run);
             let beside = context::beside_attention(lowering, trace, &kernel);
             kernels.extend([Some(kernel), beside].into_iter().flatten());
         } else if run.len() > 1 || run[0].cost().is_pointwise() {
-            let kernel = pointwise(lowering, trace, run, index, &readers);
+            let kernel = pointwise(lowering, trace, run, &readers);
             let with_cast = |kernel| norm_copies::with_cast(lowering, trace, &run[0], kernel);
             kernels.extend(kernel.into_iter().flat_map(with_cast));
         } else {
-            kernels.extend(single(lowering, trace, &run[0], index));
+            kernels.extend(single(lowering, trace, &run[0]));
         }
         index = end;
     }
@@ -121,7 +121,6 @@ fn pointwise(
     lowering: &Lowering<'_>,
     trace: &Trace,
     run: &[AnyOp<'_>],
-    index: usize,
     readers: &[u32],
 ) -> Option<Kernel> {
     // Only the addition of a bias is part of the product's kernel. Its gradient, a sum over rows, is a separate kernel in
@@ -163,18 +162,10 @@ fn pointwise(
         chain.bytes += bounds.bytes;
         chain.launches += bounds.launches;
     }
-    let Chain { bytes, launches } = chain;
-    let kind = KernelKind::Memory {
-        kind,
-        bytes,
-        launches,
-    };
     Some(Kernel {
-        op: index,
-        kind,
-        pass: run[0].pass,
         reads,
         writes,
+        ..Kernel::of(&run[0], chain.bound_by_memory(kind))
     })
 }
 
@@ -248,7 +239,7 @@ fn is_root_mean_square(op: AnyOp<'_>) -> bool {
 }
 
 /// The fused attention kernel of a run of core-attention operators.
-fn attention(lowering: &Lowering<'_>, trace: &Trace, run: &[AnyOp<'_>], index: usize) -> Kernel {
+fn attention(lowering: &Lowering<'_>, trace: &Trace, run: &[AnyOp<'_>]) -> Kernel {
     let backward = run[0].pass != Pass::Forward;
     let pieces = run.iter().find_map(|op| match op.operator {
         Operator::Attention(attention) => Some(attention),
@@ -271,35 +262,24 @@ fn attention(lowering: &Lowering<'_>, trace: &Trace, run: &[AnyOp<'_>], index: u
         tensors.sort_unstable();
         tensors.dedup();
     }
+    let kind = KernelKind::Attention(FusedAttention {
+        shape,
+        kernel: lowering.attention_kernel(trace, of),
+        backward,
+    });
     Kernel {
-        op: index,
-        kind: KernelKind::Attention {
-            shape,
-            kernel: lowering.attention_kernel(trace, of),
-            backward,
-        },
-        pass: run[0].pass,
         reads,
         writes,
+        ..Kernel::of(&run[0], kind)
     }
 }
 
 /// Kernels of an operator that fuses with none of its neighbours.
-fn single(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>, index: usize) -> Vec<Kernel> {
-    let kernel = |kind: KernelKind| Kernel {
-        op: index,
-        kind,
-        pass: op.pass,
-        reads: op.inputs.to_vec(),
-        writes: op.outputs.to_vec(),
-    };
+fn single(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Vec<Kernel> {
+    let kernel = |kind: KernelKind| Kernel::of(op, kind);
     let memory = |kind: MemoryKind, launches: u32| {
         let bytes = traffic(trace, op.inputs, op.outputs) * u64::from(launches);
-        kernel(KernelKind::Memory {
-            kind,
-            bytes,
-            launches,
-        })
+        kernel(Chain { bytes, launches }.bound_by_memory(kind))
     };
     let has = |rewrite| lowering.has(rewrite);
     let one = match op.cost() {
@@ -310,27 +290,18 @@ fn single(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>, index: usize) 
         }
         CostClass::AttentionScores(s) => kernel(KernelKind::BatchedGemm {
             batch: s.batch * s.heads,
-            m: s.q_len,
-            n: s.kv_len,
-            k: s.qk_dim,
+            sizes: [s.q_len, s.kv_len, s.qk_dim],
         }),
         CostClass::AttentionContext(s) => kernel(KernelKind::BatchedGemm {
             batch: s.batch * s.heads,
-            m: s.q_len,
-            n: s.v_dim,
-            k: s.kv_len,
+            sizes: [s.q_len, s.v_dim, s.kv_len],
         }),
         CostClass::Softmax(shape) => kernel(softmax::kernels(lowering, trace, op, shape)),
-        CostClass::Scan(sizes) => kernel(KernelKind::Scan {
-            sizes,
-            backward: op.pass != Pass::Forward,
-        }),
+        CostClass::Scan(sizes) => kernel(KernelKind::Scan(sizes)),
         CostClass::Convolution => memory(MemoryKind::Pointwise, 1),
-        CostClass::Embedding => vocabulary::embedding(lowering, trace, op, index),
+        CostClass::Embedding => vocabulary::embedding(lowering, trace, op),
         CostClass::CrossEntropy => {
-            return vocabulary::loss(lowering, trace, op, index)
-                .into_iter()
-                .collect();
+            return Vec::from_iter(vocabulary::loss(lowering, trace, op));
         }
         CostClass::TopK => memory(MemoryKind::Pointwise, 4),
         CostClass::Permute | CostClass::Unpermute => {
@@ -365,33 +336,21 @@ fn single(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>, index: usize) 
 
 /// The kernel that runs a product of a linear layer, or of all experts.
 fn product(lowering: &Lowering<'_>, trace: &Trace, pass: Pass, product: Product) -> KernelKind {
-    let layout = match pass {
-        Pass::Forward => GemmLayout::Forward,
-        Pass::BackwardInput => GemmLayout::DataGrad,
-        Pass::BackwardWeight => GemmLayout::WeightGrad,
-    };
     let low_precision = lowering.is_eight_bit(trace, product);
     match product {
         Product::Matmul(Gemm { m, n, k }, _) => {
             let sizes = [m, n, k];
-            let padded = alignment::padded(sizes, layout);
+            let padded = alignment::padded(sizes, pass);
             // Nearly all products are aligned as they are, and need no look for the loss.
             let pads = padded != sizes && lowering.has(Rewrite::PadVocabulary) && has_loss(trace);
-            let [m, n, k] = if pads { padded } else { sizes };
             KernelKind::Gemm {
-                m,
-                n,
-                k,
-                layout,
+                sizes: if pads { padded } else { sizes },
                 low_precision,
             }
         }
         Product::GroupedMatmul(Gemm { m, n, k }, groups) => KernelKind::GroupedGemm {
             groups,
-            m,
-            n,
-            k,
-            layout,
+            sizes: [m, n, k],
             low_precision,
         },
     }

@@ -2,9 +2,9 @@
 
 use catalog::Bytes;
 use catalog::runtime::AttentionKernel;
-use dtensor::{AttentionShape, Collective, Pass, Scan, TensorId, Trace};
+use dtensor::{AnyOp, AttentionShape, Collective, Pass, Scan, TensorId, Trace};
 
-use crate::price::{GemmLayout, MemoryKind};
+use crate::price::MemoryKind;
 
 /// Bytes of a 32-bit number.
 pub(super) const WIDE: u64 = 4;
@@ -12,33 +12,23 @@ pub(super) const WIDE: u64 = 4;
 /// The kind of a kernel, with the sizes that its price depends on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum KernelKind {
-    /// A dense matrix product.
+    /// A dense matrix product of `[m, n, k]`.
     Gemm {
-        m: u64,
-        n: u64,
-        k: u64,
-        layout: GemmLayout,
+        sizes: [u64; 3],
         low_precision: bool,
     },
-    /// One matrix product per expert.
+    /// One matrix product per expert; `[m, n, k]` as in [`crate::price::TablePrices::grouped_gemm`].
     GroupedGemm {
         groups: u64,
-        m: u64,
-        n: u64,
-        k: u64,
-        layout: GemmLayout,
+        sizes: [u64; 3],
         low_precision: bool,
     },
-    /// Equal matrix products, one per sequence and head.
-    BatchedGemm { batch: u64, m: u64, n: u64, k: u64 },
+    /// Equal matrix products of `[m, n, k]`, one per sequence and head.
+    BatchedGemm { batch: u64, sizes: [u64; 3] },
     /// Fused attention.
-    Attention {
-        shape: AttentionShape,
-        kernel: AttentionKernel,
-        backward: bool,
-    },
+    Attention(FusedAttention),
     /// The kernels of a recurrence in chunks.
-    Scan { sizes: Scan, backward: bool },
+    Scan(Scan),
     /// A kernel bound by memory bandwidth.
     Memory {
         kind: MemoryKind,
@@ -47,6 +37,14 @@ pub enum KernelKind {
     },
     /// A collective or other message.
     Comm(Collective),
+}
+
+/// Core attention as one kernel.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FusedAttention {
+    pub shape: AttentionShape,
+    pub kernel: AttentionKernel,
+    pub backward: bool,
 }
 
 /// A kernel and the tensors it reads and writes.
@@ -65,15 +63,22 @@ pub struct Kernel {
 }
 
 impl Kernel {
+    /// The kernel of an operator, which reads and writes the operator's tensors.
+    pub(super) fn of(op: &AnyOp<'_>, kind: KernelKind) -> Self {
+        Self {
+            op: op.index,
+            kind,
+            pass: op.pass,
+            reads: op.inputs.to_vec(),
+            writes: op.outputs.to_vec(),
+        }
+    }
+
     /// A memory-bound kernel at the place of this one. It lists no tensors that it reads or writes, so it changes no peak of memory.
-    pub(super) fn beside(&self, Chain { bytes, launches }: Chain) -> Self {
+    pub(super) fn beside(&self, chain: Chain) -> Self {
         Self {
             op: self.op,
-            kind: KernelKind::Memory {
-                kind: MemoryKind::Pointwise,
-                bytes,
-                launches,
-            },
+            kind: chain.bound_by_memory(MemoryKind::Pointwise),
             pass: self.pass,
             reads: Vec::new(),
             writes: Vec::new(),
@@ -92,10 +97,30 @@ pub struct Lowered {
 
 /// Operators that run one after another, each a kernel of its own: the bytes that all of them move, and how many kernels they
 /// are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Chain {
     pub(super) bytes: Bytes,
     pub(super) launches: u32,
+}
+
+impl std::iter::Sum for Chain {
+    fn sum<I: Iterator<Item = Self>>(each: I) -> Self {
+        each.fold(Self::default(), |all, one| Self {
+            bytes: all.bytes + one.bytes,
+            launches: all.launches + one.launches,
+        })
+    }
+}
+
+impl Chain {
+    /// These operators as a kernel of this class.
+    pub(super) fn bound_by_memory(self, kind: MemoryKind) -> KernelKind {
+        KernelKind::Memory {
+            kind,
+            bytes: self.bytes,
+            launches: self.launches,
+        }
+    }
 }
 
 /// Sum of the bytes of tensors read and written.

@@ -35,7 +35,7 @@ use catalog::runtime::Rewrite;
 use dtensor::Trace;
 
 use self::chunked_loss::Head;
-pub use kernel::{Kernel, KernelKind, Lowered};
+pub use kernel::{FusedAttention, Kernel, KernelKind, Lowered};
 pub use lowering::Lowering;
 pub use memory::BlockMemory;
 pub use recomputed::recomputed;
@@ -82,7 +82,7 @@ mod tests {
         let lowered = Lowering::new(&runtime, runtime.fp8_recipe).lower(&trace);
         let all = lowered.forward.iter().chain(&lowered.backward);
         all.filter_map(|kernel| match kernel.kind {
-            KernelKind::Attention { kernel, .. } => Some(kernel),
+            KernelKind::Attention(of) => Some(of.kernel),
             _ => None,
         })
         .collect()

@@ -8,9 +8,8 @@ use catalog::runtime::Rewrite;
 use catalog::{Bytes, DType};
 use dtensor::{AnyOp, Op, Operator, Pass, Trace};
 
-use super::kernel::{Kernel, KernelKind};
+use super::kernel::{Chain, Kernel, KernelKind};
 use super::lowering::{Lowering, has_loss};
-use crate::price::MemoryKind;
 
 /// Adds to a norm's kernel what reading a 32-bit copy of its input changes: the kernel moves more bytes, and a second kernel casts.
 /// The second kernel makes the copy in forward; in backward it brings the gradient of the copy back to the input's type.
@@ -20,34 +19,24 @@ pub(super) fn with_cast(
     op: &AnyOp<'_>,
     mut norm: Kernel,
 ) -> Vec<Kernel> {
-    let (true, KernelKind::Memory { bytes, .. }) = (copies(lowering, op.operator), &mut norm.kind)
-    else {
+    if !copies(lowering, op.operator) {
         return vec![norm];
-    };
+    }
     let input = trace.tensor(op.inputs[0]);
     let (narrow, wide) = (input.dtype.size(), DType::F32.size());
-    let wider = input.elements() * wide.saturating_sub(narrow);
-    let cast = Kernel {
-        op: norm.op,
-        kind: KernelKind::Memory {
-            kind: MemoryKind::Pointwise,
-            bytes: Bytes(input.elements() * (narrow + wide)),
-            launches: 1,
-        },
-        pass: norm.pass,
-        reads: Vec::new(),
-        writes: Vec::new(),
-    };
-    match norm.pass {
-        Pass::Forward => {
-            *bytes += Bytes(wider);
-            vec![cast, norm]
-        }
-        // The input and its gradient both have 32 bits.
-        Pass::BackwardInput | Pass::BackwardWeight => {
-            *bytes += Bytes(2 * wider);
-            vec![norm, cast]
-        }
+    let cast = norm.beside(Chain {
+        bytes: Bytes(input.elements() * (narrow + wide)),
+        launches: 1,
+    });
+    let forward = norm.pass == Pass::Forward;
+    if let KernelKind::Memory { bytes, .. } = &mut norm.kind {
+        // In backward the input and its gradient both have 32 bits.
+        let times = if forward { 1 } else { 2 };
+        *bytes += Bytes(times * input.elements() * wide.saturating_sub(narrow));
+    }
+    match forward {
+        true => vec![cast, norm],
+        false => vec![norm, cast],
     }
 }
 

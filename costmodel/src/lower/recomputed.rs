@@ -40,7 +40,7 @@ pub fn recomputed(
         }
         Recompute::Full | Recompute::Layers(_) | Recompute::Falling(_) => true,
         Recompute::SelectiveOps => match kernel.kind {
-            KernelKind::Scan { .. } => true,
+            KernelKind::Scan(_) => true,
             KernelKind::Memory { .. } => {
                 let of = rearranged::serves(trace, kernel);
                 of.is_none_or(|of| of.kind == CollectiveKind::AllGather)
@@ -49,7 +49,7 @@ pub fn recomputed(
                 !selected.contains(&trace.forward[kernel.op].outputs[0])
             }
             KernelKind::Comm(c) => c.kind == CollectiveKind::AllGather,
-            KernelKind::BatchedGemm { .. } | KernelKind::Attention { .. } => {
+            KernelKind::BatchedGemm { .. } | KernelKind::Attention(_) => {
                 reruns_attention(lowering, recompute)
             }
         },

@@ -23,7 +23,7 @@ pub(super) fn kernels(
     let all = traffic(trace, op.inputs, op.outputs);
     let narrow = scores.dtype.size() < DType::F32.size();
     let steps = |bytes, launches| Chain { bytes, launches };
-    let Chain { bytes, launches } = if lowering.has(Rewrite::FusePointwise) {
+    let chain = if lowering.has(Rewrite::FusePointwise) {
         steps(all, 1)
     } else if narrow && lowering.has(Rewrite::FuseScaledMaskedSoftmax) {
         if takes(shape) {
@@ -36,11 +36,7 @@ pub(super) fn kernels(
     } else {
         steps(all * 3, 3)
     };
-    KernelKind::Memory {
-        kind: MemoryKind::Softmax,
-        bytes,
-        launches,
-    }
+    chain.bound_by_memory(MemoryKind::Softmax)
 }
 
 /// Whether Megatron's fused softmax kernel supports this shape. It requires that the number of queries, the number of keys, and

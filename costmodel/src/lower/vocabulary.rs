@@ -9,7 +9,7 @@ use catalog::Axis;
 use catalog::runtime::Rewrite;
 use dtensor::{AnyOp, CostClass, Operator, Pass, Pointwise, Trace};
 
-use super::kernel::{Kernel, KernelKind, traffic};
+use super::kernel::{Chain, Kernel, traffic};
 use super::lowering::Lowering;
 use crate::price::MemoryKind;
 
@@ -28,12 +28,7 @@ const MORE_ALL_REDUCES: u32 = 2;
 const OF_ITS_GRADIENT: u32 = 10;
 
 /// The kernel of the embedding of tokens or positions, or of its gradient.
-pub(super) fn embedding(
-    lowering: &Lowering<'_>,
-    trace: &Trace,
-    op: &AnyOp<'_>,
-    index: usize,
-) -> Kernel {
+pub(super) fn embedding(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Kernel {
     let first = trace.ops().find(|op| op.cost() == CostClass::Embedding);
     let of_tokens = first.is_some_and(|first| first.outputs == op.outputs);
     let chained = lowering.has(Rewrite::VocabularyByOperators) && of_tokens;
@@ -42,30 +37,19 @@ pub(super) fn embedding(
     } else {
         0
     };
-    Kernel {
-        op: index,
-        kind: KernelKind::Memory {
-            kind: MemoryKind::Embedding,
-            bytes: traffic(trace, op.inputs, op.outputs),
-            launches: if chained { 1 + OF_A_BATCH + masks } else { 1 },
-        },
-        pass: op.pass,
-        reads: op.inputs.to_vec(),
-        writes: op.outputs.to_vec(),
-    }
+    let chain = Chain {
+        bytes: traffic(trace, op.inputs, op.outputs),
+        launches: if chained { 1 + OF_A_BATCH + masks } else { 1 },
+    };
+    Kernel::of(op, chain.bound_by_memory(MemoryKind::Embedding))
 }
 
 /// The kernel of the cross-entropy loss or of its gradient; `None` if the forward kernel has already computed the gradient.
 /// Eager PyTorch takes two passes over the logits: it casts them to 32 bits, then normalises their exponentials.
-pub(super) fn loss(
-    lowering: &Lowering<'_>,
-    trace: &Trace,
-    op: &AnyOp<'_>,
-    index: usize,
-) -> Option<Kernel> {
+pub(super) fn loss(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Option<Kernel> {
     let fused = lowering.has(Rewrite::FuseCrossEntropy);
     if fused && lowering.has(Rewrite::InPlaceCrossEntropy) {
-        return (op.pass == Pass::Forward).then(|| in_place(trace, op, index));
+        return (op.pass == Pass::Forward).then(|| in_place(trace, op));
     }
     let one_pass = fused || lowering.has(Rewrite::FusePointwise);
     let passes = if one_pass { 1 } else { 2 };
@@ -79,42 +63,31 @@ pub(super) fn loss(
         Pass::Forward => OF_THE_LOSS + divided,
         Pass::BackwardInput | Pass::BackwardWeight => OF_ITS_GRADIENT,
     };
-    Some(Kernel {
-        op: index,
-        kind: KernelKind::Memory {
-            kind: MemoryKind::CrossEntropy,
-            bytes: traffic(trace, op.inputs, op.outputs) * u64::from(passes),
-            launches,
-        },
-        pass: op.pass,
-        reads: op.inputs.to_vec(),
-        writes: if fused {
-            Vec::new()
-        } else {
-            op.outputs.to_vec()
-        },
-    })
+    let bytes = traffic(trace, op.inputs, op.outputs) * u64::from(passes);
+    let chain = Chain { bytes, launches };
+    let mut kernel = Kernel::of(op, chain.bound_by_memory(MemoryKind::CrossEntropy));
+    if fused {
+        kernel.writes.clear();
+    }
+    Some(kernel)
 }
 
 /// The kernel of a loss that also computes the gradient of the logits, so that backward needs no kernel. It reads the logits
 /// twice, in the type in which the head wrote them, and overwrites them with the gradient.
-fn in_place(trace: &Trace, op: &AnyOp<'_>, index: usize) -> Kernel {
+fn in_place(trace: &Trace, op: &AnyOp<'_>) -> Kernel {
     let logits = op.inputs[0];
     let mut copies = trace.forward.iter();
     let copy = copies.find(|copy| {
         matches!(copy.operator, Operator::Pointwise(Pointwise::Copy)) && copy.outputs[0] == logits
     });
     let written = trace.tensor(copy.map_or(logits, |copy| copy.inputs[0]));
+    let chain = Chain {
+        bytes: written.bytes() * 3,
+        launches: 1,
+    };
     Kernel {
-        op: index,
-        kind: KernelKind::Memory {
-            kind: MemoryKind::Pointwise,
-            bytes: written.bytes() * 3,
-            launches: 1,
-        },
-        pass: op.pass,
-        reads: op.inputs.to_vec(),
         writes: Vec::new(),
+        ..Kernel::of(op, chain.bound_by_memory(MemoryKind::Pointwise))
     }
 }
 
@@ -137,6 +110,7 @@ mod tests {
     use models::{BlockClass, BlockLayout};
 
     use super::*;
+    use crate::lower::KernelKind;
 
     /// Launches of the embedding, of the loss, and of its gradient, on one of `tp` ranks.
     fn launches(runtime: &str, tp: u64) -> [u32; 3] {
@@ -153,8 +127,8 @@ mod tests {
                 .find(|op| op.cost() == cost && op.pass == pass)
                 .expect("an operator");
             let kernel = match cost {
-                CostClass::Embedding => Some(embedding(&lowering, &trace, &op, 0)),
-                _ => loss(&lowering, &trace, &op, 0),
+                CostClass::Embedding => Some(embedding(&lowering, &trace, &op)),
+                _ => loss(&lowering, &trace, &op),
             };
             match kernel.expect("a kernel").kind {
                 KernelKind::Memory { launches, .. } => launches,

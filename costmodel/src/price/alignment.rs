@@ -8,40 +8,30 @@
 //! Not priced: libraries older than CUDA 11 compute such products without matrix units (cuBLAS, "Tensor core usage").
 
 use catalog::{Architecture, DType, Device, FlopRate};
+use dtensor::Pass;
 
 use crate::known;
-
-/// Which of the three products of a linear layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum GemmLayout {
-    /// The output, `x · wᵀ`.
-    Forward,
-    /// The gradient of the input, `g · w`.
-    DataGrad,
-    /// The gradient of the weight, `gᵀ · x`.
-    WeightGrad,
-}
 
 /// Bytes that matrix units read at a time.
 const PIECE: u64 = 16;
 
 /// The row lengths of a product's three matrices. They decide the alignment, because each row starts where the one before
 /// it ends. Two of the matrices have rows of the same length.
-fn contiguous([m, n, k]: [u64; 3], layout: GemmLayout) -> [u64; 2] {
-    match layout {
-        GemmLayout::Forward | GemmLayout::DataGrad => [n, k],
-        GemmLayout::WeightGrad => [m, n],
+fn contiguous([m, n, k]: [u64; 3], pass: Pass) -> [u64; 2] {
+    match pass {
+        Pass::Forward | Pass::BackwardInput => [n, k],
+        Pass::BackwardWeight => [m, n],
     }
 }
 
 /// The sizes of a 16-bit product after each row length is rounded up to a multiple of 16 bytes.
-pub(crate) fn padded(sizes: [u64; 3], layout: GemmLayout) -> [u64; 3] {
+pub(crate) fn padded(sizes: [u64; 3], pass: Pass) -> [u64; 3] {
     let multiple = PIECE / DType::Bf16.size();
     let up = |size: u64| size.next_multiple_of(multiple);
     let [m, n, k] = sizes;
-    match layout {
-        GemmLayout::Forward | GemmLayout::DataGrad => [m, up(n), up(k)],
-        GemmLayout::WeightGrad => [up(m), up(n), k],
+    match pass {
+        Pass::Forward | Pass::BackwardInput => [m, up(n), up(k)],
+        Pass::BackwardWeight => [up(m), up(n), k],
     }
 }
 
@@ -58,11 +48,11 @@ pub(super) enum Rows {
 
 impl Rows {
     /// The alignment of a product's rows.
-    pub(super) fn of(sizes: [u64; 3], layout: GemmLayout) -> Self {
+    pub(super) fn of(sizes: [u64; 3], pass: Pass) -> Self {
         let odd = |size: &u64| size % 2 == 1;
-        if padded(sizes, layout) == sizes {
+        if padded(sizes, pass) == sizes {
             Self::Aligned
-        } else if contiguous(sizes, layout).iter().any(odd) {
+        } else if contiguous(sizes, pass).iter().any(odd) {
             Self::Odd
         } else {
             Self::Even
@@ -72,12 +62,12 @@ impl Rows {
     /// The alignment of the rows of a kernel in a profile. Kernels other than 16-bit products count as aligned.
     pub(super) fn of_measured(kernel: &str, sizes: &[u64]) -> Self {
         let product = kernel.starts_with("matmul") && kernel.ends_with("bf16");
-        let layout = match kernel.contains("weight gradient") {
-            true => GemmLayout::WeightGrad,
-            false => GemmLayout::Forward,
+        let pass = match kernel.contains("weight gradient") {
+            true => Pass::BackwardWeight,
+            false => Pass::Forward,
         };
         match <[u64; 3]>::try_from(sizes) {
-            Ok(sizes) if product => Self::of(sizes, layout),
+            Ok(sizes) if product => Self::of(sizes, pass),
             _ => Self::Aligned,
         }
     }
@@ -85,21 +75,16 @@ impl Rows {
 
 /// The highest rate of a device on a product with unaligned rows. `None` if the rows are aligned, if the operands are not in
 /// 16 bits, or on a processor.
-pub(super) fn rate(
-    device: &Device,
-    sizes: [u64; 3],
-    dtype: DType,
-    layout: GemmLayout,
-) -> Option<FlopRate> {
+pub(super) fn rate(device: &Device, sizes: [u64; 3], dtype: DType, pass: Pass) -> Option<FlopRate> {
     let narrow = matches!(dtype, DType::Bf16 | DType::F16);
     if !narrow || device.architecture == Architecture::Cpu {
         return None;
     }
-    let known = match (Rows::of(sizes, layout), layout) {
+    let known = match (Rows::of(sizes, pass), pass) {
         (Rows::Aligned, _) => return None,
         (Rows::Even, _) => known::UNALIGNED,
-        (Rows::Odd, GemmLayout::Forward) => known::ODD_FORWARD,
-        (Rows::Odd, GemmLayout::DataGrad | GemmLayout::WeightGrad) => known::ODD_BACKWARD,
+        (Rows::Odd, Pass::Forward) => known::ODD_FORWARD,
+        (Rows::Odd, Pass::BackwardInput | Pass::BackwardWeight) => known::ODD_BACKWARD,
     };
     Some(FlopRate(
         known.of_multiprocessor().0 * device.sm_count as f64,
@@ -112,9 +97,9 @@ mod tests {
 
     #[test]
     fn rates_follow_where_rows_begin() {
-        use GemmLayout::{DataGrad, Forward, WeightGrad};
+        use Pass::{BackwardInput, BackwardWeight, Forward};
         let device = catalog::load::device("h200").expect("is a preset");
-        let rate = |sizes, layout| rate(&device, sizes, DType::Bf16, layout).map(|rate| rate.0);
+        let rate = |sizes, pass| rate(&device, sizes, DType::Bf16, pass).map(|rate| rate.0);
         let (tokens, hidden) = (8191, 768);
         for (vocabulary, aligned) in [
             (50_304, true),
@@ -124,12 +109,12 @@ mod tests {
         ] {
             let products = [
                 ([tokens, vocabulary, hidden], Forward),
-                ([tokens, hidden, vocabulary], DataGrad),
-                ([vocabulary, hidden, tokens], WeightGrad),
+                ([tokens, hidden, vocabulary], BackwardInput),
+                ([vocabulary, hidden, tokens], BackwardWeight),
             ];
-            for (sizes, layout) in products {
-                assert_eq!(rate(sizes, layout).is_none(), aligned, "{sizes:?}");
-                assert_eq!(Rows::of(padded(sizes, layout), layout), Rows::Aligned);
+            for (sizes, pass) in products {
+                assert_eq!(rate(sizes, pass).is_none(), aligned, "{sizes:?}");
+                assert_eq!(Rows::of(padded(sizes, pass), pass), Rows::Aligned);
             }
         }
         let odd = rate([8192, 50_257, 768], Forward).expect("has one");

@@ -15,9 +15,8 @@ use plans::UsedConstant;
 
 use super::clocks::{clock_factor, sustained};
 use super::measured::{self, OfGpus};
-use super::priced::{Priced, constant};
 use super::ratios::Ratios;
-use crate::known;
+use crate::known::{self, constant};
 
 /// Head dimensions: up to the first, a kernel runs at the charts' rate for narrow heads, from the second on at their
 /// full rate; in between the rate is interpolated.
@@ -109,7 +108,7 @@ impl AttentionPrices {
         kernel: AttentionKernel,
         dtype: DType,
         backward: bool,
-    ) -> Priced {
+    ) -> Seconds {
         let wide = dtype == DType::F32;
         let plain = !wide && s.causal && s.window.is_none_or(|w| w.tokens() >= s.kv_len);
         let sizes = [s.batch * s.heads, s.q_len, s.kv_len, s.qk_dim];
@@ -117,11 +116,7 @@ impl AttentionPrices {
             true => self.ratios[usize::from(backward)].at(sizes),
             false => None,
         };
-        Priced {
-            time: self.charted(s, kernel, backward)
-                * ratio.unwrap_or(if wide { self.single } else { 1.0 }),
-            origin: ratio.map_or(Origin::Published, |_| Origin::Measured),
-        }
+        self.charted(s, kernel, backward) * ratio.unwrap_or(if wide { self.single } else { 1.0 })
     }
 
     fn charted(&self, s: &AttentionShape, kernel: AttentionKernel, backward: bool) -> Seconds {

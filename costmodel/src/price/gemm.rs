@@ -13,16 +13,16 @@
 use catalog::fitted::Constant;
 use catalog::tables::{self, GemmGrid, MeasuredOn};
 use catalog::{Architecture, DType, Device, Fitted, FlopRate, Origin, Seconds, elementary};
+use dtensor::Pass;
 use ndarray::Array3;
 use plans::UsedConstant;
 
-use super::alignment::{self, GemmLayout, Rows};
+use super::alignment::{self, Rows};
 use super::clocks::{clock_factor, sustained};
 use super::measured::{self, OfGpus};
-use super::priced::{PriceError, Priced, constant};
 use super::ratios::Ratios;
 use super::waves::{OwnAndTabled, Waves};
-use crate::known;
+use crate::known::{self, constant};
 
 /// Rate of 8-bit products that a GPU sustains at its power limit, whatever the shape: a fitted share of the best rate in
 /// short benchmarks, at the power limit of the table's GPU; with a lower limit it is less. Tables are measured in short
@@ -87,10 +87,9 @@ impl GemmPrices {
         fitted: &Fitted,
         part: &MeasuredOn,
         profile: Option<OfGpus<'_>>,
-    ) -> Result<Self, PriceError> {
-        let unknown = || PriceError::UnknownTable(device.kernels.clone());
-        let peak = device.peak_rate(DType::Bf16).ok_or_else(unknown)?;
-        let grid = tables::gemm(&device.kernels, DType::Bf16).ok_or_else(unknown)?;
+    ) -> Option<Self> {
+        let peak = device.peak_rate(DType::Bf16)?;
+        let grid = tables::gemm(&device.kernels, DType::Bf16)?;
         let clocks = clock_factor(device, part);
         let factor = part.peak.value / peak * clocks;
         let waves = Waves::of(device, part);
@@ -109,10 +108,10 @@ impl GemmPrices {
             // Unaligned products run on other kernels than the grid's, so they cannot correct it.
             let products = products
                 .into_iter()
-                .filter(|&(sizes, _)| Rows::of(sizes, GemmLayout::Forward) == Rows::Aligned);
-            Ratios::new(products, |[m, n, k]| wide.time(m, n, k).0 * slower)
+                .filter(|&(sizes, _)| Rows::of(sizes, Pass::Forward) == Rows::Aligned);
+            Ratios::new(products, |sizes| wide.time(sizes).0 * slower)
         });
-        Ok(Self {
+        Some(Self {
             wide,
             narrow,
             peak,
@@ -127,29 +126,24 @@ impl GemmPrices {
         })
     }
 
-    pub(super) fn price(&self, m: u64, n: u64, k: u64, dtype: DType, layout: GemmLayout) -> Priced {
-        let ratio = self.ratio([m, n, k], dtype);
-        let flops = 2.0 * m as f64 * n as f64 * k as f64;
+    pub(super) fn price(&self, sizes: [u64; 3], dtype: DType, pass: Pass) -> Seconds {
+        let ratio = self.ratio(sizes, dtype);
+        let flops = flops(sizes);
         let (sustained, cap) = if dtype == DType::F8 && self.narrow.is_some() {
             (known::NARROW.factor(), self.cap)
         } else {
             (self.sustained(flops), None)
         };
         let throttled = cap.map_or(Seconds(0.0), |rate| Seconds(flops / rate.0));
-        let tabled = self.tabled(m, n, k, dtype);
+        let tabled = self.tabled(sizes, dtype);
         let time = (tabled * ratio.unwrap_or(sustained)).max(throttled);
-        let layout_factor = match layout {
-            GemmLayout::Forward | GemmLayout::DataGrad => 1.0,
-            GemmLayout::WeightGrad => known::WEIGHT_GRADIENT.factor(),
+        let of_pass = match pass {
+            Pass::Forward | Pass::BackwardInput => 1.0,
+            Pass::BackwardWeight => known::WEIGHT_GRADIENT.factor(),
         };
-        let priced = Priced {
-            time: time * layout_factor,
-            origin: ratio.map_or(Origin::Published, |_| Origin::Measured),
-        };
-        match alignment::rate(&self.device, [m, n, k], dtype, layout) {
-            Some(rate) => priced.at_least(Seconds(flops / rate.0)),
-            None => priced,
-        }
+        let unaligned = alignment::rate(&self.device, sizes, dtype, pass);
+        let time = time * of_pass;
+        unaligned.map_or(time, |rate| time.max(Seconds(flops / rate.0)))
     }
 
     /// A product whose `k` may be shorter than that of any linear layer. Its tiles take a fixed time each, and the same time
@@ -157,9 +151,9 @@ impl GemmPrices {
     /// `k` are not used: libraries choose kernels badly for such shapes, which linear layers do not have. On A100 a product
     /// of 128 takes as long as one of 256, in one source of four a fifth less. Products as short as these do not reach the
     /// power limit of training.
-    fn of_short_rows(&self, m: u64, n: u64, k: u64, dtype: DType) -> Priced {
+    fn of_short_rows(&self, [m, n, k]: [u64; 3], dtype: DType) -> Seconds {
         let [short, long] = [WIDE, 2 * WIDE];
-        let time = |k: u64| self.tabled(m, n, k, dtype);
+        let time = |k: u64| self.tabled([m, n, k], dtype);
         let time = match k < short {
             true => {
                 let step = (time(long) - time(short)) * (1.0 / (long - short) as f64);
@@ -168,11 +162,7 @@ impl GemmPrices {
             }
             false => time(k),
         };
-        let ratio = self.ratio([m, n, k], dtype);
-        Priced {
-            time: time * ratio.unwrap_or(1.0),
-            origin: ratio.map_or(Origin::Published, |_| Origin::Measured),
-        }
+        time * self.ratio([m, n, k], dtype).unwrap_or(1.0)
     }
 
     /// Measured over tabled time of a product, if the cluster's profile measured any like it.
@@ -186,11 +176,11 @@ impl GemmPrices {
     }
 
     /// Time by the device's grid, as in a short run.
-    pub(super) fn tabled(&self, m: u64, n: u64, k: u64, dtype: DType) -> Seconds {
+    pub(super) fn tabled(&self, sizes: [u64; 3], dtype: DType) -> Seconds {
         match (dtype, &self.narrow) {
-            (DType::F8, Some(narrow)) => narrow.time(m, n, k),
-            (DType::F32, _) => self.wide.time(m, n, k) * self.single,
-            _ => self.wide.time(m, n, k),
+            (DType::F8, Some(narrow)) => narrow.time(sizes),
+            (DType::F32, _) => self.wide.time(sizes) * self.single,
+            _ => self.wide.time(sizes),
         }
     }
 
@@ -213,46 +203,36 @@ impl GemmPrices {
         groups: u64,
         [m, n, k]: [u64; 3],
         dtype: DType,
-        layout: GemmLayout,
-    ) -> Priced {
+        pass: Pass,
+    ) -> Seconds {
         // In weight gradients the token rows are the contracted dimension.
-        let one = match layout {
-            GemmLayout::WeightGrad => self.price(m, n, k.div_ceil(groups), dtype, layout),
-            GemmLayout::Forward | GemmLayout::DataGrad => {
-                self.price(m.div_ceil(groups), n, k, dtype, layout)
-            }
+        let [one, together] = match pass {
+            Pass::BackwardWeight => [m, m * groups].map(|m| [m, n, k.div_ceil(groups)]),
+            Pass::Forward | Pass::BackwardInput => [m.div_ceil(groups), m].map(|m| [m, n, k]),
         };
         // A grouped GEMM fills the device with tiles of all groups, so it takes as long as one product over all rows,
         // up to the grouped factor longer, but no longer than separate products.
-        let together = match layout {
-            GemmLayout::WeightGrad => self.price(m * groups, n, k.div_ceil(groups), dtype, layout),
-            GemmLayout::Forward | GemmLayout::DataGrad => self.price(m, n, k, dtype, layout),
-        };
-        let time = (together.time * known::GROUPED.factor())
-            .min(one.time * groups as f64)
-            .max(together.time);
-        Priced {
-            time,
-            origin: Origin::Fitted,
-        }
+        let [one, together] = [one, together].map(|sizes| self.price(sizes, dtype, pass));
+        (together * known::GROUPED.factor())
+            .min(one * groups as f64)
+            .max(together)
     }
 
     /// The time that all experts' products take at least on our own executor's kernel, which uses only matrix instructions that
     /// Ampere already has.
-    pub(super) fn portable_grouped(&self, [m, n, k]: [u64; 3]) -> Seconds {
-        let flops = 2.0 * m as f64 * n as f64 * k as f64;
+    pub(super) fn portable_grouped(&self, sizes: [u64; 3]) -> Seconds {
         let rate = known::PORTABLE_GROUPED.of_multiprocessor();
-        Seconds(flops / (rate.0 * self.device.sm_count as f64))
+        Seconds(flops(sizes) / (rate.0 * self.device.sm_count as f64))
     }
 
     /// The price of `batch` equal products, one for each sequence and head. One launch computes the tiles of all of them, so they
     /// take as long as a single product that has as many results and the same `k`. Matrix units read rows in pieces of
     /// 16 bytes (NVIDIA, "Matrix multiplication background user's guide", alignment). Products whose rows cannot be read so run
     /// on vector units.
-    pub(super) fn batched(&self, batch: u64, [m, n, k]: [u64; 3], dtype: DType) -> Priced {
+    pub(super) fn batched(&self, batch: u64, [m, n, k]: [u64; 3], dtype: DType) -> Seconds {
         let columns = n.max(WIDE);
         let rows = (batch * m * n).div_ceil(columns);
-        let aligned = self.of_short_rows(rows, columns, k, dtype);
+        let aligned = self.of_short_rows([rows, columns, k], dtype);
         let bytes = n.min(k) * dtype.size();
         if bytes.is_multiple_of(16) {
             return aligned;
@@ -265,10 +245,7 @@ impl GemmPrices {
         };
         let rate = self.peak.0 * vector_units * pairs / (pairs + 1.0);
         let flops = 2.0 * batch as f64 * m as f64 * n as f64 * k as f64;
-        Priced {
-            time: aligned.time.max(Seconds(flops / rate)),
-            origin: Origin::Assumed,
-        }
+        aligned.max(Seconds(flops / rate))
     }
 
     pub(super) fn provenance(&self) -> Vec<UsedConstant> {
@@ -342,7 +319,7 @@ impl Scaled {
         }
     }
 
-    fn time(&self, m: u64, n: u64, k: u64) -> Seconds {
+    fn time(&self, [m, n, k]: [u64; 3]) -> Seconds {
         let (mi, mf, mx) = locate(&self.axes[0], m);
         let (ni, nf, nx) = locate(&self.axes[1], n);
         let (ki, kf, kx) = locate(&self.axes[2], k);
@@ -354,6 +331,11 @@ impl Scaled {
         });
         Seconds(elementary::exp(log) * 1e-6 * self.factor * stretch)
     }
+}
+
+/// Floating-point operations of a product.
+fn flops([m, n, k]: [u64; 3]) -> f64 {
+    2.0 * m as f64 * n as f64 * k as f64
 }
 
 fn mix(a: f64, b: f64, f: f64) -> f64 {

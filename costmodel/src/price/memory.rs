@@ -5,8 +5,7 @@ use catalog::{Bandwidth, Bytes, Device, Origin, Seconds};
 use plans::UsedConstant;
 
 use super::measured::OfGpus;
-use super::priced::{Priced, constant};
-use crate::known;
+use crate::known::{self, constant};
 
 /// Classes of memory-bound kernels that reach different shares of the bandwidth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -83,17 +82,10 @@ impl MemoryPrices {
         }
     }
 
-    pub(super) fn price(&self, kind: MemoryKind, bytes: Bytes) -> Priced {
-        if bytes.0 == 0 {
-            return Priced {
-                time: Seconds(0.0),
-                origin: Origin::Published,
-            };
-        }
-        let time = known::KERNEL_START.seconds() + bytes / (self.bandwidth * share(kind));
-        Priced {
-            time,
-            origin: Origin::Published,
+    pub(super) fn price(&self, kind: MemoryKind, bytes: Bytes) -> Seconds {
+        match bytes.0 {
+            0 => Seconds(0.0),
+            _ => known::KERNEL_START.seconds() + bytes / (self.bandwidth * share(kind)),
         }
     }
 

@@ -9,7 +9,6 @@ mod gemm;
 mod measured;
 mod memory;
 mod network;
-mod priced;
 mod profile;
 mod ratios;
 mod roofline;
@@ -21,15 +20,13 @@ use catalog::runtime::AttentionKernel;
 use catalog::{
     Architecture, Bytes, Cluster, DType, Device, Fabric, Fitted, Origin, Seconds, tables,
 };
-use dtensor::{AttentionShape, CollectiveKind, Scan};
+use dtensor::{AttentionShape, CollectiveKind, Pass, Scan};
 use plans::{Group, UsedConstant};
 
-use self::priced::constant;
-use crate::known;
+use crate::CostError;
+use crate::known::{self, constant};
 
-pub use alignment::GemmLayout;
 pub use memory::MemoryKind;
-pub use priced::{PriceError, Priced};
 pub use profile::ProfilePrices;
 
 /// Prices of kernels and collectives on a cluster of accelerators, from tables.
@@ -64,13 +61,16 @@ impl TablePrices {
     ///
     /// # Errors
     /// When the device names a table that does not exist.
-    pub fn new(cluster: &Cluster, ranks: u64, fitted: &Fitted) -> Result<Self, PriceError> {
+    pub fn new(cluster: &Cluster, ranks: u64, fitted: &Fitted) -> Result<Self, CostError> {
         let device: &Device = &cluster.device;
-        let unknown = || PriceError::UnknownTable(device.kernels.clone());
+        let unknown = || CostError::Prices {
+            device: device.name.clone(),
+            reason: format!("unknown kernel table {}", device.kernels),
+        };
         let part = tables::measured_on(&device.kernels).ok_or_else(unknown)?;
         let profile = cluster.gpu_profile.as_deref().map(measured::OfGpus);
         Ok(Self {
-            gemm: gemm::GemmPrices::new(device, fitted, part, profile)?,
+            gemm: gemm::GemmPrices::new(device, fitted, part, profile).ok_or_else(unknown)?,
             attention: attention::AttentionPrices::new(device, fitted, part, profile),
             memory: memory::MemoryPrices::new(device, profile),
             network: network::NetworkPrices::new(cluster, ranks, profile),
@@ -82,11 +82,11 @@ impl TablePrices {
         })
     }
 
-    /// Price of a dense product `[m, k] × [k, n]`.
+    /// Time of a dense product `[m, k] × [k, n]`, one of the three of a linear layer; `sizes` are `[m, n, k]`.
     #[must_use]
-    pub fn gemm(&self, m: u64, n: u64, k: u64, dtype: DType, layout: GemmLayout) -> Priced {
-        let price = self.gemm.price(m, n, k, dtype, layout) * self.learned.compute;
-        price.at_least(self.roofline.products(1, [m, n, k], dtype))
+    pub fn gemm(&self, sizes: [u64; 3], dtype: DType, pass: Pass) -> Seconds {
+        let time = self.gemm.price(sizes, dtype, pass) * self.learned.compute;
+        time.max(self.roofline.products(1, sizes, dtype))
     }
 
     /// The time that all experts' products take at least on our own executor's kernel, which uses only matrix instructions that
@@ -96,31 +96,22 @@ impl TablePrices {
         self.gemm.portable_grouped(sizes)
     }
 
-    /// Time of one matrix product for each of `groups` experts. `m` is the number of rows of all experts together; in gradients of
-    /// weights `k` is, which is summed over.
+    /// Time of one matrix product for each of `groups` experts; `sizes` are `[m, n, k]`. `m` is the number of rows of all experts
+    /// together; in gradients of weights `k` is, which is summed over.
     #[must_use]
-    pub fn grouped_gemm(
-        &self,
-        groups: u64,
-        m: u64,
-        n: u64,
-        k: u64,
-        dtype: DType,
-        layout: GemmLayout,
-    ) -> Priced {
-        let price = self.gemm.grouped(groups, [m, n, k], dtype, layout) * self.learned.compute;
-        let whole = self.roofline.products(1, [m, n, k], dtype);
-        price.at_least(whole)
+    pub fn grouped_gemm(&self, groups: u64, sizes: [u64; 3], dtype: DType, pass: Pass) -> Seconds {
+        let time = self.gemm.grouped(groups, sizes, dtype, pass) * self.learned.compute;
+        time.max(self.roofline.products(1, sizes, dtype))
     }
 
-    /// Price of equal products, one per sequence and head.
+    /// Time of equal products of `[m, n, k]`, one per sequence and head.
     #[must_use]
-    pub fn batched_gemm(&self, batch: u64, m: u64, n: u64, k: u64, dtype: DType) -> Priced {
-        let price = self.gemm.batched(batch, [m, n, k], dtype) * self.learned.compute;
-        price.at_least(self.roofline.products(batch, [m, n, k], dtype))
+    pub fn batched_gemm(&self, batch: u64, sizes: [u64; 3], dtype: DType) -> Seconds {
+        let time = self.gemm.batched(batch, sizes, dtype) * self.learned.compute;
+        time.max(self.roofline.products(batch, sizes, dtype))
     }
 
-    /// Price of fused attention over queries, keys and values of a type.
+    /// Time of fused attention over queries, keys and values of a type.
     #[must_use]
     pub fn attention(
         &self,
@@ -128,43 +119,34 @@ impl TablePrices {
         kernel: AttentionKernel,
         dtype: DType,
         backward: bool,
-    ) -> Priced {
-        let price = self.attention.price(shape, kernel, dtype, backward) * self.learned.compute;
-        price.at_least(self.roofline.attention(shape, dtype, backward))
+    ) -> Seconds {
+        let time = self.attention.price(shape, kernel, dtype, backward) * self.learned.compute;
+        time.max(self.roofline.attention(shape, dtype, backward))
     }
 
-    /// Price of the kernels of a recurrence over tensors of a type: they are bound by what they read and write, among it
+    /// Time of the kernels of a recurrence over tensors of a type: they are bound by what they read and write, among it
     /// the states between chunks, as long as that takes longer than their products.
     #[must_use]
-    pub fn scan(&self, sizes: &Scan, dtype: DType, backward: bool) -> Priced {
+    pub fn scan(&self, sizes: &Scan, dtype: DType, backward: bool) -> Seconds {
         let work = sizes.work(dtype, backward);
         let each = Bytes((work.bytes / f64::from(work.kernels)) as u64);
         let one = self.memory_bound(MemoryKind::Scan, each);
-        (one * f64::from(work.kernels)).at_least(self.roofline.computed(work.flops, dtype))
+        (one * f64::from(work.kernels)).max(self.roofline.computed(work.flops, dtype))
     }
 
-    /// Price of a memory-bound kernel that reads and writes `bytes` in all.
+    /// Time of a memory-bound kernel that reads and writes `bytes` in all.
     #[must_use]
-    pub fn memory_bound(&self, kind: MemoryKind, bytes: Bytes) -> Priced {
-        let price = self.memory.price(kind, bytes) * self.learned.memory;
-        price.at_least(self.roofline.moved(bytes))
+    pub fn memory_bound(&self, kind: MemoryKind, bytes: Bytes) -> Seconds {
+        let time = self.memory.price(kind, bytes) * self.learned.memory;
+        time.max(self.roofline.moved(bytes))
     }
 
-    /// Price of a collective; bytes by the convention of [`dtensor::Collective`].
+    /// Time of a collective, or of one transfer from every rank of a group to the next; bytes by the convention of
+    /// [`dtensor::Collective`].
     #[must_use]
-    pub fn collective(&self, kind: CollectiveKind, bytes: Bytes, group: Group) -> Priced {
-        let price = self.network.collective(kind, bytes, group) * self.learned.network;
-        price.at_least(self.roofline.collective(kind, bytes, group))
-    }
-
-    /// Price of one transfer from every rank of a group to the next.
-    #[must_use]
-    pub fn point_to_point(&self, bytes: Bytes, group: Group) -> Priced {
-        let price = self.network.point_to_point(bytes, group) * self.learned.network;
-        price.at_least(
-            self.roofline
-                .collective(CollectiveKind::SendRecv, bytes, group),
-        )
+    pub fn collective(&self, kind: CollectiveKind, bytes: Bytes, group: Group) -> Seconds {
+        let time = self.network.collective(kind, bytes, group) * self.learned.network;
+        time.max(self.roofline.collective(kind, bytes, group))
     }
 
     /// Share of the memory traffic of fused gradient accumulation that the GEMM does not hide.
@@ -192,9 +174,9 @@ impl TablePrices {
 mod tests {
     use std::sync::Arc;
 
+    use catalog::Bandwidth;
     use catalog::fitted::Constant;
     use catalog::profile::{Gpu, Machine, Measured, Profile};
-    use catalog::{Bandwidth, Seconds};
 
     use super::clocks::sustained;
     use super::*;
@@ -215,13 +197,11 @@ mod tests {
     /// An H200 whose products and copies take twice, whose attention three times and whose messages four
     /// times what they do by the tables.
     fn measured(tables: &TablePrices, library: Option<&str>) -> Profile {
-        let [m, n, k] = SIZE;
-        let product = tables.gemm.tabled(m, n, k, DType::Bf16).0;
+        let product = tables.gemm.tabled(SIZE, DType::Bf16).0;
         let attention = |backward| {
             let shape = measured::attention(ATTENTION);
             let kernel = AttentionKernel::CudnnOrFlash3;
-            let price = tables.attention(&shape, kernel, DType::Bf16, backward);
-            price.time.0
+            tables.attention(&shape, kernel, DType::Bf16, backward).0
         };
         let copied = Bytes(8 << 28);
         let copy = copied / (Bandwidth(4800e9) * 0.87);
@@ -261,12 +241,12 @@ mod tests {
                 // In caches.
                 entry("copy", &[1 << 20], 1e-9),
                 entry("copy", &[1 << 28], copy.0 * 2.0),
-                entry("nccl all-reduce", &[8, 1 << 24], message.time.0 * 4.0),
+                entry("nccl all-reduce", &[8, 1 << 24], message.0 * 4.0),
                 entry("nccl send and receive", &[2, 1 << 24], 1.0),
                 entry(
                     "nccl all-gather over hosts",
                     &[16, 8, 1 << 24],
-                    gather.time.0 * 5.0,
+                    gather.0 * 5.0,
                 ),
             ],
         }
@@ -286,17 +266,12 @@ mod tests {
         [tables, with]
     }
 
-    fn assert_ratio(of: [Priced; 2], wanted: f64, what: &str) {
-        let [before, after] = of.map(|priced| priced.time.0);
+    fn assert_ratio(of: [Seconds; 2], wanted: f64, what: &str) {
+        let [before, after] = of.map(|time| time.0);
         assert!(
             (after / before / wanted - 1.0).abs() < 1e-9,
             "{what}: {before} {after}"
         );
-        let origin = match wanted == 1.0 {
-            true => of[0].origin,
-            false => Origin::Measured,
-        };
-        assert_eq!(of[1].origin, origin, "{what}");
     }
 
     #[test]
@@ -304,36 +279,24 @@ mod tests {
         let both = both(Some("cuDNN 9.19.0"));
         // What a profile has needs no stretching to training.
         let sustained = sustained(Architecture::Hopper, &Fitted::default());
-        for (size, dtype, layout, wanted) in [
-            (SIZE, DType::Bf16, GemmLayout::Forward, 2.0 / sustained),
-            (SIZE, DType::Bf16, GemmLayout::WeightGrad, 2.0 / sustained),
-            (
-                [2048, 1024, 512],
-                DType::F16,
-                GemmLayout::DataGrad,
-                2.0 / sustained,
-            ),
-            (SIZE, DType::F8, GemmLayout::Forward, 1.0),
+        let other = [2048, 1024, 512];
+        for (size, dtype, pass, wanted) in [
+            (SIZE, DType::Bf16, Pass::Forward, 2.0 / sustained),
+            (SIZE, DType::Bf16, Pass::BackwardWeight, 2.0 / sustained),
+            (other, DType::F16, Pass::BackwardInput, 2.0 / sustained),
+            (SIZE, DType::F8, Pass::Forward, 1.0),
         ] {
-            let [m, n, k] = size;
-            let of = both
-                .each_ref()
-                .map(|prices| prices.gemm(m, n, k, dtype, layout));
-            assert_ratio(of, wanted, &format!("{size:?} {dtype:?} {layout:?}"));
+            let of = both.each_ref().map(|p| p.gemm(size, dtype, pass));
+            assert_ratio(of, wanted, &format!("{size:?} {dtype:?} {pass:?}"));
         }
         let [_, with] = &both;
         let side = 1u64 << 14;
-        let fast = with.gemm(side, side, side, DType::F32, GemmLayout::Forward);
-        let rate = 2.0 * (side as f64).powi(3) / fast.time.0;
+        let fast = with.gemm([side; 3], DType::F32, Pass::Forward);
+        let rate = 2.0 * (side as f64).powi(3) / fast.0;
         let peak = 494.5e12;
         assert!((rate / peak - 1.0).abs() < 1e-9, "{rate}");
         let moved = |prices: &TablePrices| {
-            let time = |bytes| {
-                prices
-                    .memory_bound(MemoryKind::Optimizer, Bytes(bytes))
-                    .time
-                    .0
-            };
+            let time = |bytes| prices.memory_bound(MemoryKind::Optimizer, Bytes(bytes)).0;
             time(2 << 30) - time(1 << 30)
         };
         let [before, after] = both.each_ref().map(moved);
@@ -374,18 +337,15 @@ mod tests {
     #[test]
     fn power_slows_products_on_hopper_but_no_attention() {
         let cluster = catalog::load::cluster("dgx-h100").expect("a preset");
-        let slower = |time: fn(&TablePrices) -> Priced| {
+        let slower = |time: fn(&TablePrices) -> Seconds| {
             let of = |training_time| {
                 let fitted = Fitted::default().with(Constant::TrainingTime, training_time);
                 let prices = TablePrices::new(&cluster, 64, &fitted).expect("prices");
-                time(&prices).time.0
+                time(&prices).0
             };
             of(1.2) / of(1.0)
         };
-        let product = slower(|of| {
-            of.gemm
-                .price(8192, 8192, 8192, DType::Bf16, GemmLayout::Forward)
-        });
+        let product = slower(|of| of.gemm.price([8192; 3], DType::Bf16, Pass::Forward));
         let attention = slower(|of| {
             let shape = measured::attention(ATTENTION);
             of.attention(&shape, AttentionKernel::Flash2, DType::Bf16, true)
@@ -410,7 +370,7 @@ mod tests {
             let prices = TablePrices::new(&cluster, 64, &fitted).expect("prices");
             let bytes = 1u64 << 28;
             let time = prices.collective(CollectiveKind::AllGather, Bytes(bytes), near(8));
-            let rate = bytes as f64 * 7.0 / 8.0 / time.time.0 / 1e9;
+            let rate = bytes as f64 * 7.0 / 8.0 / time.0 / 1e9;
             assert!(rates.contains(&rate), "{name}: {rate}");
         }
     }
@@ -465,8 +425,8 @@ mod tests {
             assert_ratio(of, wanted, &format!("{kind:?} {group:?}"));
         }
         let [_, with] = both;
-        let step = with.point_to_point(Bytes(1 << 24), near(4));
-        assert_eq!((step.time, step.origin), (Seconds(1.0), Origin::Measured));
+        let step = with.collective(CollectiveKind::SendRecv, Bytes(1 << 24), near(4));
+        assert_eq!(step, Seconds(1.0));
     }
 
     #[test]

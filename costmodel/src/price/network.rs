@@ -15,9 +15,8 @@ use plans::{Group, UsedConstant};
 use super::algorithms::Crossing;
 use super::between_gpus::{self, BetweenGpus};
 use super::measured::{self, OfGpus};
-use super::priced::{Priced, constant};
 use super::ratios::Ratios;
-use crate::known;
+use crate::known::{self, constant};
 
 #[derive(Clone, Debug)]
 pub(super) struct NetworkPrices {
@@ -85,40 +84,27 @@ impl NetworkPrices {
         }
     }
 
-    /// Measured over modelled time of a message that crosses hosts, if its kind was measured.
-    fn ratio(&self, kind: CollectiveKind, sizes: [u64; 3]) -> Option<f64> {
-        let at = OVER_HOSTS.iter().position(|&other| other == kind)?;
-        self.over_hosts[at].at(sizes)
+    /// Measured over modelled time of a message that crosses hosts; 1 if its kind was not measured.
+    fn ratio(&self, kind: CollectiveKind, sizes: [u64; 3]) -> f64 {
+        let at = OVER_HOSTS.iter().position(|&other| other == kind);
+        at.and_then(|at| self.over_hosts[at].at(sizes))
+            .unwrap_or(1.0)
     }
 
-    pub(super) fn collective(&self, kind: CollectiveKind, bytes: Bytes, group: Group) -> Priced {
+    pub(super) fn collective(&self, kind: CollectiveKind, bytes: Bytes, group: Group) -> Seconds {
         if group.size <= 1 || bytes.0 == 0 {
-            return Priced {
-                time: Seconds(0.0),
-                origin: Origin::Fitted,
-            };
+            return Seconds(0.0);
         }
         let Some(op) = operation(kind) else {
             return self.point_to_point(bytes, group);
         };
         let (ranks, together) = (group.size, group.ranks_per_domain(self.placed));
         if together >= ranks {
-            return match self.measured.time(kind, bytes, ranks) {
-                Some(time) => Priced {
-                    time,
-                    origin: Origin::Measured,
-                },
-                None => Priced {
-                    time: self.inside(op, bytes, ranks),
-                    origin: Origin::Fitted,
-                },
-            };
+            let measured = self.measured.time(kind, bytes, ranks);
+            return measured.unwrap_or_else(|| self.inside(op, bytes, ranks));
         }
         let ratio = self.ratio(kind, [ranks, together, bytes.0]);
-        Priced {
-            time: self.across(op, bytes, ranks, together) * ratio.unwrap_or(1.0),
-            origin: ratio.map_or(Origin::Fitted, |_| Origin::Measured),
-        }
+        self.across(op, bytes, ranks, together) * ratio
     }
 
     /// Time across domains with `together` of the ranks in each, by the fastest algorithm that the cluster has.
@@ -194,33 +180,22 @@ impl NetworkPrices {
         Seconds(start + bytes.as_f64() * bus(op, ranks) / self.inside_rate(op, ranks))
     }
 
-    pub(super) fn point_to_point(&self, bytes: Bytes, group: Group) -> Priced {
+    pub(super) fn point_to_point(&self, bytes: Bytes, group: Group) -> Seconds {
         // If a group spans domains, neighbours in different domains are the slowest.
-        let near = !group.lies_across(self.placed);
-        if !near {
+        if group.lies_across(self.placed) {
             let ratio = self.ratio(CollectiveKind::SendRecv, [2, 1, bytes.0]);
-            return Priced {
-                time: self.far_transfer(bytes) * ratio.unwrap_or(1.0),
-                origin: ratio.map_or(Origin::Published, |_| Origin::Measured),
-            };
+            return self.far_transfer(bytes) * ratio;
         }
         if let Some(time) = self.measured.time(CollectiveKind::SendRecv, bytes, 2) {
-            return Priced {
-                time,
-                origin: Origin::Measured,
-            };
+            return time;
         }
         let links = if self.direct_links {
             (self.domain - 1) as f64
         } else {
             1.0
         };
-        let time = known::NEAR_TRANSFER.factor()
-            + bytes.as_f64() / (self.near * known::NEAR_SHARE.factor() / links);
-        Priced {
-            time: Seconds(time),
-            origin: Origin::Published,
-        }
+        let rate = self.near * known::NEAR_SHARE.factor() / links;
+        Seconds(known::NEAR_TRANSFER.factor() + bytes.as_f64() / rate)
     }
 
     /// Time from one rank to another in a different domain.

@@ -13,8 +13,8 @@ use plans::UsedConstant;
 
 use super::alignment::Rows;
 use super::between_gpus::BetweenGpus;
-use super::priced::constant;
 use super::ratios::{between, squared};
+use crate::known::constant;
 
 /// Prices of kernels from a profile, on ranks that share a machine's cores or have a GPU each.
 #[derive(Clone, Debug)]
