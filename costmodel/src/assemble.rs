@@ -199,7 +199,7 @@ impl Assembled {
         let types = strategy.state_types(&scenario.runtime, precision);
         let elements = shared_tables::table(scenario, strategy);
         let table = Bytes(elements * types.reduce.size());
-        let time = costs.book().sum_over_ends(strategy, table)?;
+        let time = costs.book.sum_over_ends(strategy, table)?;
         for rank in ends {
             self.ranks[rank].shared_table = time;
         }
@@ -224,7 +224,7 @@ fn held<'a>(stages: impl Iterator<Item = &'a StageClass>) -> HeldByRank {
     for stage in stages {
         held.weights += stage.weights;
         held.states += stage.states;
-        held.largest = held.largest.or_largest(stage.largest);
+        held.largest = held.largest.or(stage.largest);
         held.tensors += stage.tensors;
         held.divided += stage.divided;
     }
@@ -247,7 +247,7 @@ struct Span {
 impl Span {
     /// The classes of its layers.
     fn classes<'c>(&self, costs: &'c BlockCosts) -> &'c [u8] {
-        &costs.class_of_layer()[self.first_layer..][..self.layers]
+        &costs.class_of_layer[self.first_layer..][..self.layers]
     }
 
     /// Whether two stages consist of the same blocks in the same order.
@@ -346,7 +346,7 @@ impl StageClass {
             work.transient_backward += held.unwrap_or_default();
         }
         graphed::hold(scenario, strategy, &runs, &mut work);
-        costs.book().data_parallel(traffic, &runs, &mut work)?;
+        costs.book.data_parallel(traffic, &runs, &mut work)?;
         let mut states = offload::states_on_device(scenario, strategy, &parallel.sharding, weights);
         states.moments += wider_moments(scenario, strategy, parallel, &runs);
         let tensors = |run: &Run| run.cost.tensors.reduced * run.count;
@@ -386,12 +386,11 @@ fn divided(scenario: &Scenario, strategy: &Decisions, tables: &SharedTables, run
 
 /// Sizes of the largest blocks of a virtual stage, on one rank.
 fn largest(tables: &SharedTables, runs: &[Run]) -> Largest {
-    let mut largest = Largest::default();
-    for run in runs {
+    let of_run = |run: &Run| {
         let is_end = matches!(run.cost.key.class, BlockClass::Embedding | BlockClass::Head);
-        largest = largest.or(tables.own(run), is_end);
-    }
-    largest
+        Largest::of(tables.own(run), is_end)
+    };
+    runs.iter().map(of_run).fold(Largest::default(), Largest::or)
 }
 
 /// Numbers of weights of a virtual stage that one rank holds.

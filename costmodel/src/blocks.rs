@@ -19,10 +19,12 @@ use crate::{CostError, Scenario, block, block_cost};
 #[derive(Debug)]
 pub(crate) struct BlockCosts {
     scenario: Scenario,
-    book: Arc<dyn PriceBook>,
-    layer_classes: Vec<LayerClass>,
+    /// Prices of kernels, messages and the optimizer.
+    pub(crate) book: Arc<dyn PriceBook>,
+    /// The distinct decoder layers of the model.
+    pub(crate) layer_classes: Vec<LayerClass>,
     /// For every layer, the index of its class.
-    class_of_layer: Vec<u8>,
+    pub(crate) class_of_layer: Vec<u8>,
     blocks: Arc<Memo<BlockKey, BlockCost>>,
     sets: Arc<Memo<BlocksKey, Blocks>>,
     /// Elements of the whole model on the ranks of a pipeline together, by tensor and expert sizes.
@@ -76,21 +78,6 @@ impl BlockCosts {
         &self.scenario
     }
 
-    /// Prices of kernels, messages and the optimizer.
-    pub(crate) fn book(&self) -> &dyn PriceBook {
-        &*self.book
-    }
-
-    /// The distinct decoder layers of the model.
-    pub(crate) fn layer_classes(&self) -> &[LayerClass] {
-        &self.layer_classes
-    }
-
-    /// For every layer, the index of its class.
-    pub(crate) fn class_of_layer(&self) -> &[u8] {
-        &self.class_of_layer
-    }
-
     /// The cost of a block; each local shape is priced only once.
     ///
     /// # Errors
@@ -134,7 +121,7 @@ impl BlockCosts {
             return Ok(found);
         }
         let siblings = siblings(&self.scenario, key);
-        for cost in block::price(&self.scenario, self.book(), key, &siblings)? {
+        for cost in block::price(&self.scenario, &*self.book, key, &siblings)? {
             self.blocks.insert(cost.key, cost);
         }
         let found = self.blocks.find(key);
@@ -287,6 +274,6 @@ impl BlockCosts {
     /// # Errors
     /// When the block cannot be traced.
     pub(crate) fn detail(&self, key: &BlockKey) -> Result<BlockDetail, CostError> {
-        block::detail(&self.scenario, self.book(), key)
+        block::detail(&self.scenario, &*self.book, key)
     }
 }

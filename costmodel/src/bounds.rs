@@ -105,9 +105,9 @@ pub struct LayoutBounds {
     output: f64,
     transfer: f64,
     /// Bytes that a rank hands to the next stage.
-    handed: Bytes,
+    pub(crate) handed: Bytes,
     /// How long an activation takes over the link between pools, if there is one.
-    over_link: Option<Way>,
+    pub(crate) over_link: Option<Way>,
     step: Seconds,
     outside: Bytes,
     /// Elements of the table that counts twice if one stage has both ends of the model.
@@ -190,19 +190,6 @@ impl LayoutBounds {
         self.weights.extend(other.weights);
         self.transfer = self.transfer.min(other.transfer);
         self
-    }
-
-    /// The bounds if activations go this way from pool to pool.
-    pub(crate) fn over_link(self, way: Way) -> Self {
-        Self {
-            over_link: Some(way),
-            ..self
-        }
-    }
-
-    /// Bytes that a rank hands to the next stage.
-    pub(crate) fn handed(&self) -> Bytes {
-        self.handed
     }
 
     /// The bounds if every block may have the costs of either.
@@ -350,7 +337,7 @@ impl LayoutBounds {
         for ((kind, (of_block, &of_backward)), &count) in blocks.zip(&held.own) {
             weights += *of_block * count;
             if count > 0 {
-                largest = largest.or(*of_block, Blocks::is_end(kind));
+                largest = largest.or(Largest::of(*of_block, Blocks::is_end(kind)));
                 transient = transient.min(of_backward);
             }
         }

@@ -39,16 +39,11 @@ impl Parts {
     pub(crate) fn of_step(&self, outcome: &Outcome) -> Breakdown {
         let slowest = outcome.ranks.iter().fold(Seconds(0.0), |t, r| t.max(r.end));
         let mut parts = self.0[self.critical()];
-        parts.imbalance_s = outcome.imbalance.0;
-        parts.stragglers_s = outcome.stragglers.0;
-        parts.pp_exposed_s += outcome.link.0;
-        let Outcome {
-            imbalance,
-            stragglers,
-            link,
-            ..
-        } = *outcome;
-        parts.host_s += (outcome.step_time - imbalance - stragglers - link - slowest).0;
+        let (waits, link) = (outcome.waits, outcome.link);
+        parts.imbalance_s = waits.imbalance.0;
+        parts.stragglers_s = waits.stragglers.0;
+        parts.pp_exposed_s += link.0;
+        parts.host_s += (outcome.step_time - waits.imbalance - waits.stragglers - link - slowest).0;
         parts.bubble_s = 0.0;
         let unexplained = (outcome.step_time.0 - sum(&parts)).max(0.0);
         match outcome.ranks.len() {

@@ -22,13 +22,11 @@ use crate::memo::Memo;
 use crate::pipeline::Pipelines;
 use crate::pools::PoolCosts;
 use crate::predict::Simulated;
-use crate::recorder::Recorder;
 use crate::reshard::{Lost, Placed, Resharding, Staged, resharding};
 use crate::sequence::Sequence;
 use crate::shape::{Shape, ShapeKey};
-use crate::shared_cores::Busy;
 use crate::traffic::DataParallel;
-use crate::{CostError, Scenario, book, messages, predict, quantities, stragglers};
+use crate::{CostError, Scenario, book, messages, predict, quantities, shared_cores, stragglers};
 
 /// Predicts time and memory of strategies of one scenario. Can be shared between threads; caches block costs by local shape and programs
 /// by schedule.
@@ -118,13 +116,7 @@ impl CostModel {
         };
         quantities::check(&scenario)?;
         match self.pools.with_workload_of(&scenario) {
-            Some(pools) => Ok(Self {
-                scenario,
-                pools,
-                pipelines: Pipelines::default(),
-                shapes: Memo::default(),
-                largest: Largest::default(),
-            }),
+            Some(pools) => Ok(Self::of_pools(scenario, pools)),
             None => Self::new(scenario),
         }
     }
@@ -282,10 +274,17 @@ impl CostModel {
     /// # Errors
     /// When a block cannot be traced.
     pub fn timeline(&self, strategy: &Strategy) -> Result<Timeline, CostError> {
-        let mut recorder = Recorder::new(strategy.pp as u32);
+        let mut timeline = Timeline {
+            ranks: strategy.pp as u32,
+            ..Timeline::default()
+        };
         let assembled = self.assembled(strategy)?;
-        self.recorded(strategy, &assembled, &mut recorder)?;
-        Ok(recorder.finish())
+        self.recorded(strategy, &assembled, &mut timeline)?;
+        timeline.events.sort_by(|a, b| {
+            let (before, after) = ((a.rank, a.stream), (b.rank, b.stream));
+            before.cmp(&after).then(a.start.0.total_cmp(&b.start.0))
+        });
+        Ok(timeline)
     }
 
     /// What it takes to go on from old strategies under new ones: one strategy, or one for each group of replicas. They may be
@@ -405,10 +404,10 @@ impl CostModel {
         let Some(cores) = self.scenario().cores() else {
             return finite(simulate(&inputs, record));
         };
-        let mut busy = Busy::default();
-        let mut outcome = simulate(&inputs, &mut busy);
+        let mut alone = Timeline::default();
+        let mut outcome = simulate(&inputs, &mut alone);
         let peers = self.scenario().workload.gpus / strategy.pp;
-        busy.stretch(&mut outcome, peers, cores, record);
+        shared_cores::stretch(&alone, &mut outcome, peers, cores, record);
         finite(outcome)
     }
 

@@ -10,7 +10,7 @@
 //! result equals that of [`simulate`] exactly.
 
 use catalog::{Bytes, Seconds};
-use plans::{Action, ActionKind, Stream};
+use plans::{Action, ActionKind, Event, Stream, Timeline};
 
 use crate::assemble::Assembled;
 use crate::of_rank::OfRank;
@@ -42,10 +42,8 @@ pub struct Inputs<'a> {
 pub struct Outcome {
     /// End of the last action of the last rank, and the time that the step waits for longer sequences and slow ranks.
     pub step_time: Seconds,
-    /// Time that the step waits for replicas and micro-batches whose sequences take longer than the mean.
-    pub imbalance: Seconds,
-    /// Time that the step waits for ranks that happen to be slow.
-    pub stragglers: Seconds,
+    /// Time that the step waits for longer sequences and slow ranks.
+    pub waits: Waits,
     /// Time that the step waits because several ranks send over one link between pools.
     pub link: Seconds,
     /// The outcome of every pipeline rank.
@@ -56,8 +54,7 @@ impl Outcome {
     /// Adds time that the step waits.
     pub(crate) fn wait(&mut self, waits: Waits) {
         self.step_time += waits.total();
-        self.imbalance += waits.imbalance;
-        self.stragglers += waits.stragglers;
+        self.waits = waits;
     }
 }
 
@@ -100,20 +97,22 @@ pub struct RankOutcome {
 /// Receives the events of a simulation; `()` ignores them.
 pub trait Record {
     /// Called for every interval on a stream of a rank.
-    fn event(
-        &mut self,
-        _rank: u32,
-        _stream: Stream,
-        _action: Action,
-        _start: Seconds,
-        _end: Seconds,
-    ) {
-    }
+    fn event(&mut self, _event: Event) {}
     /// Called when a rank's memory in use changes to `_bytes`.
     fn memory(&mut self, _rank: u32, _at: Seconds, _bytes: Bytes) {}
 }
 
 impl Record for () {}
+
+impl Record for Timeline {
+    fn event(&mut self, event: Event) {
+        self.events.push(event);
+    }
+
+    fn memory(&mut self, rank: u32, at: Seconds, bytes: Bytes) {
+        self.memory.push((rank, at, bytes));
+    }
+}
 
 /// Simulates the step.
 #[must_use]
@@ -198,6 +197,16 @@ fn pass(kind: ActionKind) -> Option<usize> {
     (kind < PASSES.len()).then_some(kind)
 }
 
+fn event(rank: usize, stream: Stream, action: Action, (start, end): (Seconds, Seconds)) -> Event {
+    Event {
+        rank: rank as u32,
+        stream,
+        action,
+        start,
+        end,
+    }
+}
+
 #[derive(Clone, Copy)]
 struct RankState {
     streams: Streams,
@@ -237,10 +246,10 @@ impl RankState {
         let held = self.memory + pass.transient;
         self.holds(held, action);
         self.memory = (self.memory + pass.allocates).saturating_sub(pass.frees);
-        let (start, end) = (start.into(), end.into());
-        record.event(rank as u32, Stream::Compute, action, start, end);
-        record.memory(rank as u32, start, held);
-        record.memory(rank as u32, end, self.memory);
+        let span = (start.into(), end.into());
+        record.event(event(rank, Stream::Compute, action, span));
+        record.memory(rank as u32, span.0, held);
+        record.memory(rank as u32, span.1, self.memory);
     }
 
     /// Sends the result of a pass to another pipeline rank, and returns the `arrival` that the receiver's [`Self::receive`] takes:
@@ -268,8 +277,8 @@ impl RankState {
             _ => ActionKind::SendB,
         };
         let action = Action { kind, ..pass };
-        let (from, to) = (start.into(), end.into());
-        record.event(rank as u32, Stream::Pipeline, action, from, to);
+        let span = (start.into(), end.into());
+        record.event(event(rank, Stream::Pipeline, action, span));
         if OVERLAPS { end } else { start }
     }
 
@@ -294,13 +303,8 @@ impl RankState {
             .streams
             .issue(streams::Stream::Data, time.into(), Some(asked));
         self.streams.join(streams::Stream::Data);
-        record.event(
-            rank as u32,
-            Stream::DataParallel,
-            action,
-            span.start.into(),
-            span.end.into(),
-        );
+        let span = (span.start.into(), span.end.into());
+        record.event(event(rank, Stream::DataParallel, action, span));
     }
 
     /// Has the host update weights: gradients that are still to come are copied to it first, parameters back after.
@@ -541,12 +545,12 @@ impl<'a> Engine<'a> {
         if host != HostStep::default() {
             state.streams.join(streams::Stream::FromHost);
         }
-        let (start, end) = (span.start.into(), span.end.into());
+        let span = (span.start.into(), span.end.into());
         let held = state.memory + optimizer_transient;
         state.holds(held, action);
-        record.memory(rank as u32, start, held);
-        record.memory(rank as u32, end, state.memory);
-        record.event(rank as u32, Stream::Compute, action, start, end);
+        record.memory(rank as u32, span.0, held);
+        record.memory(rank as u32, span.1, state.memory);
+        record.event(event(rank, Stream::Compute, action, span));
     }
 
     fn finish(self) -> Outcome {
@@ -558,8 +562,7 @@ impl<'a> Engine<'a> {
         let link = shared.map_or(Seconds(0.0), |end| (end - last).max(Seconds(0.0)));
         Outcome {
             step_time: last + link + self.inputs.step_overhead,
-            imbalance: Seconds(0.0),
-            stragglers: Seconds(0.0),
+            waits: Waits::default(),
             link,
             ranks: self.states.iter().map(RankState::outcome).collect(),
         }

@@ -12,7 +12,7 @@ use catalog::{Bytes, Seconds};
 use plans::{Decisions, Zero};
 
 use crate::assemble::Assembled;
-use crate::stage::{LayerTraffic, StageWork, When};
+use crate::stage::{LayerTraffic, StageWork, TrafficPlan, When};
 use crate::{Scenario, messages};
 
 /// Sums are taken in another order than in the engine; this covers the rounding.
@@ -244,16 +244,14 @@ impl Least {
 
 /// Time of a stage's gathers and reductions in a step of so many micro-batches.
 fn messages(stage: &StageWork, micro_batches: f64) -> Seconds {
-    let times = |when: When| match when {
-        When::Never => 0.0,
-        When::First | When::Last => 1.0,
-        When::Always => micro_batches,
-    };
-    let [gathers, again, reduces] = [
-        times(stage.traffic.gather_forward),
-        times(stage.traffic.gather_backward),
-        times(stage.traffic.reduce),
-    ];
+    let TrafficPlan {
+        gather_forward,
+        gather_backward,
+        reduce,
+        ..
+    } = stage.traffic;
+    let [gathers, again, reduces] =
+        [gather_forward, gather_backward, reduce].map(|when| when.times(micro_batches));
     let of_block =
         |l: &LayerTraffic| l.gather * gathers + l.gather_again() * again + l.reduce * reduces;
     let of_row = |l: &LayerTraffic| of_block(l) * l.count as f64;
@@ -299,7 +297,6 @@ mod tests {
 
     use super::*;
     use crate::offload::Copies;
-    use crate::stage::TrafficPlan;
     use crate::stage_pass::StagePass;
     use crate::streams::{Slowdown, Stream, Streams};
 

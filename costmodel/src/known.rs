@@ -54,23 +54,31 @@ enum Only {
     Parts(&'static [Architecture]),
     /// Predictions for clusters with this network.
     Network(Fabric),
-    /// Predictions of mixtures of experts for our own executor on GPUs, which has a kernel of its own for experts.
+    /// Predictions of strategies with this feature.
+    With(Feature),
+}
+
+/// Features of a prediction that bring in numbers which other predictions do not use.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Feature {
+    /// The model has experts, and our own executor's GPU kernel computes their matrix products.
     PortableExperts,
-    /// Predictions of strategies that keep something in host memory.
+    /// Optimizer states, parameters or activations are kept in host memory.
     Host,
-    /// Predictions of strategies whose optimizer has moments in 8 bits.
+    /// The optimizer has moments in 8 bits.
     EightBits,
-    /// Predictions of strategies that capture whole steps in CUDA graphs.
+    /// Whole steps are captured in CUDA graphs.
     GraphedStep,
-    /// Predictions for runtimes with [`catalog::runtime::Rewrite::OptimizerByTensor`].
+    /// The optimizer updates one tensor after the other ([`catalog::runtime::Rewrite::OptimizerByTensor`]).
     ByTensor,
-    /// Predictions of strategies that reduce gradients in buckets after backward.
+    /// Gradients are put into buckets one after the other, once backward has ended.
     Bucketed,
-    /// Predictions of mixtures of experts for runtimes with [`catalog::runtime::Rewrite::LaunchExpertsApart`].
+    /// The model has experts, and each expert's matrix products are launched by themselves
+    /// ([`catalog::runtime::Rewrite::LaunchExpertsApart`]).
     ExpertsApart,
-    /// Predictions for nodes whose devices are joined by PCI Express.
+    /// Devices of a node are joined by PCI Express.
     PciExpress,
-    /// Predictions of strategies that split products to overlap them with tensor-parallel messages.
+    /// Products are split to overlap with tensor-parallel messages.
     SplitProducts,
 }
 
@@ -84,15 +92,7 @@ impl Only {
             Self::Any => true,
             Self::Parts(parts) => parts.contains(&architecture),
             Self::Network(network) => network == fabric,
-            Self::PortableExperts
-            | Self::Host
-            | Self::EightBits
-            | Self::GraphedStep
-            | Self::ByTensor
-            | Self::Bucketed
-            | Self::ExpertsApart
-            | Self::PciExpress
-            | Self::SplitProducts => false,
+            Self::With(_) => false,
         }
     }
 }
@@ -174,7 +174,7 @@ known! {
         Only::Parts(WITH_MATRIX_UNITS);
     PORTABLE_GROUPED: "grouped products by our own kernel" = 1.35e12, TeraflopsOfSm, Measured,
         "our profile of an H200 (docs/cuda.md): 159-192 TFLOP/s on 132 SMs",
-        Only::PortableExperts;
+        Only::With(Feature::PortableExperts);
     ROWWISE: "time of forward products in 8 bits scaled by row over those scaled by tensor" = 1.05, Times, Published,
         "pytorch/pytorch issue 147971: most products of H100 reach 90-100% of the rate of those scaled by tensor, the middle is taken";
     BLOCKWISE: "8-bit products scaled by blocks of 128 over those scaled by tensor" = 1.23, Times, Published,
@@ -211,10 +211,10 @@ known! {
         Only::Parts(&[Architecture::Hopper, Architecture::Blackwell, Architecture::Cdna3, Architecture::Cpu]);
     PCI_EXPRESS_CHANNELS: "NCCL's channels over PCI Express over those over NVLink" = 2.0 / 24.0, Times, Published,
         "NVIDIA/nccl@5067397, graph/search.cc and connect.cc: one ring, used twice; 12 rings over an A100's 12 links",
-        Only::PciExpress;
+        Only::With(Feature::PciExpress);
     SPLIT_SLOWDOWN: "kernels beside tensor-parallel messages that products are split for" = 1.15, Times, Published,
         "Transformer Engine's user buffers take 16 of 132 multiprocessors, or copy engines (NVIDIA/TransformerEngine@v2.9, module/base.py, initialize_ub)",
-        Only::SplitProducts;
+        Only::With(Feature::SplitProducts);
     EXPOSED_EPILOGUE: "share of the gradient accumulation in a product's epilogue that matrix units do not hide" = 0.55,
         Times, Published, "SimuMax products that accumulate in 32 bits, A100, 28672 x 8192 x 4096: 5.7% slower where the traffic alone takes 10%";
     CLOCK_EXPONENT: "exponent of the power limit in the sustained clock of a part limited below its table's" = 0.5, Times,
@@ -256,32 +256,32 @@ known! {
         "torch foreach AdamW on B200: 0.23-0.31";
     KERNELS_PER_TENSOR: "kernels per tensor of an optimizer that updates one after the other" = 10.0, Times, Published,
         "transformers 4.12, optimization.py, AdamW: 7 without weight decay; norm and scaling by torch 1.10's clip_grad_norm_, and zero_grad",
-        Only::ByTensor;
+        Only::With(Feature::ByTensor);
     CALLS_PER_BUCKETED_GRADIENT: "launches that last as long as putting a gradient into a bucket" = 2.0, Times, Assumed,
         "DeepSpeed stage2.py@v0.5.6, reduce_independent_p_g_buckets_and_remove_grads and average_tensor: one copy, seven calls that launch nothing, and a loop in Python over the ranks that own parts of the gradient",
-        Only::Bucketed;
+        Only::With(Feature::Bucketed);
     CALLS_PER_EXPERT_GRADIENT: "launches that last as long as handing the gradient of one expert's weight to data parallelism" = 1.0, Times, Assumed,
         "NVIDIA/Megatron-LM@d98e8a6, core/distributed/distributed_data_parallel.py, _make_backward_post_hook: autograd calls a function in Python for every weight and micro-batch",
-        Only::ExpertsApart;
+        Only::With(Feature::ExpertsApart);
     CAST_OF_EXPERT: "time in which C++ launches a kernel that casts the rows of one expert" = 5e-6, Microseconds, Published,
         "cudaLaunchKernel and dispatch 2-5 us, upper end (kernel-launch notes gathered 2026-11)",
-        Only::ExpertsApart;
+        Only::With(Feature::ExpertsApart);
     EIGHT_BIT_OPTIMIZER: "optimizer with 8-bit moments, of memory bandwidth" = 0.38, Times, Published,
         "bitsandbytes Adam on V100, 47 ms for 16 bytes of each of a billion 32-bit weights (Dettmers et al., arXiv:2110.02861, runtimes)",
-        Only::EightBits;
+        Only::With(Feature::EightBits);
     GRAPHED_STEP: "memory of passes that are captured in one CUDA graph" = 1.5, Times, Published,
         "full-iteration graphs raise the peak by 1.5 to 2 times (NVIDIA-NeMo/Megatron-Bridge@067f987, skills/nemo-mbridge-perf-cuda-graphs); a pair of captures there: 119.8 GiB with graphs, 85.9 without",
-        Only::GraphedStep;
+        Only::With(Feature::GraphedStep);
     // Host memory.
     HOST_COPY: "copies between device and host, of the link's rate" = 0.85, Times, Published,
         "nvbandwidth host_to_device_memcpy_ce: 55.6 of 63 GB/s (NVIDIA developer blog), 12.4 of 15.75 GB/s (its README)",
-        Only::Host;
+        Only::With(Feature::Host);
     HOST_OPTIMIZER: "fused optimizer of the host, of its memory bandwidth" = 0.43, Times, Published,
         "CPU-Adam, 28 bytes for each of 1 to 10 billion parameters in 0.22 to 2.57 s on 256 GB/s: 0.36-0.50 (ZeRO-Offload, arXiv:2101.06840, table 4)",
-        Only::Host;
+        Only::With(Feature::Host);
     UNFUSED_HOST_OPTIMIZER: "PyTorch's unfused optimizer of the host, of its memory bandwidth" = 0.077, Times, Published,
         "PT-CPU, 1 to 10 billion parameters in 1.39 to 14.76 s on 256 GB/s: 0.074-0.080 (ZeRO-Offload, arXiv:2101.06840, table 4)",
-        Only::Host;
+        Only::With(Feature::Host);
     // Messages.
     CARDS_FOR_ALL_CHANNELS: "network cards that together use as many NCCL channels as messages inside a node" = 8.0, Times, Published,
         "NCCL has 16 channels or more inside nodes of eight GPUs, and two for every card between nodes (NVIDIA/nccl@5067397, graph/connect.cc)";
@@ -327,43 +327,9 @@ pub(crate) fn rows(architecture: Architecture, fabric: Fabric) -> Vec<UsedConsta
     ALL.iter().filter(here).map(Known::row).collect()
 }
 
-/// Features of a prediction that bring in numbers which other predictions do not use.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Uses {
-    /// Optimizer states, parameters or activations are kept in host memory.
-    pub(crate) host: bool,
-    /// The optimizer has moments in 8 bits.
-    pub(crate) eight_bits: bool,
-    /// Whole steps are captured in CUDA graphs.
-    pub(crate) graphed_step: bool,
-    /// The model has experts, and our own executor's GPU kernel computes their matrix products.
-    pub(crate) portable_experts: bool,
-    /// The optimizer updates one tensor after the other.
-    pub(crate) by_tensor: bool,
-    /// Gradients are put into buckets one after the other, once backward has ended.
-    pub(crate) bucketed: bool,
-    /// The model has experts, and each expert's matrix products are launched by themselves.
-    pub(crate) experts_apart: bool,
-    /// Devices of a node are joined by PCI Express.
-    pub(crate) pci_express: bool,
-    /// Products are split to overlap with tensor-parallel messages.
-    pub(crate) split_products: bool,
-}
-
-/// Provenance rows of the numbers that these features bring in.
-pub(crate) fn rows_of_strategy(uses: Uses) -> Vec<UsedConstant> {
-    let needed = |known: &&Known| match known.only {
-        Only::Host => uses.host,
-        Only::EightBits => uses.eight_bits,
-        Only::GraphedStep => uses.graphed_step,
-        Only::PortableExperts => uses.portable_experts,
-        Only::ByTensor => uses.by_tensor,
-        Only::Bucketed => uses.bucketed,
-        Only::ExpertsApart => uses.experts_apart,
-        Only::PciExpress => uses.pci_express,
-        Only::SplitProducts => uses.split_products,
-        Only::Any | Only::Parts(_) | Only::Network(_) => false,
-    };
+/// Provenance rows of the numbers that a strategy's features bring in.
+pub(crate) fn rows_of_strategy(has: impl Fn(Feature) -> bool) -> Vec<UsedConstant> {
+    let needed = |known: &&Known| matches!(known.only, Only::With(feature) if has(feature));
     ALL.iter().filter(needed).map(Known::row).collect()
 }
 

@@ -44,7 +44,6 @@ mod pools;
 mod predict;
 pub mod price;
 mod quantities;
-mod recorder;
 mod repeats;
 pub mod replicas;
 pub mod reshard;

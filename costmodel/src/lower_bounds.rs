@@ -53,13 +53,11 @@ impl CostModel {
     }
 
     /// The same bounds, with what a pipeline sends over the link between pools.
-    fn crossing_pools(&self, d: &Decisions, bounds: LayoutBounds) -> LayoutBounds {
+    fn crossing_pools(&self, d: &Decisions, mut bounds: LayoutBounds) -> LayoutBounds {
         let pools = self.scenario.cluster.pools.as_ref();
-        let Some(link) = pools.and_then(|pools| pools.between.as_ref()) else {
-            return bounds;
-        };
-        let way = Way::new(link, &self.scenario, d, bounds.handed());
-        bounds.over_link(way)
+        let link = pools.and_then(|pools| pools.between.as_ref());
+        bounds.over_link = link.map(|link| Way::new(link, &self.scenario, d, bounds.handed));
+        bounds
     }
 
     /// A lower bound on the step time of all strategies with the layout of `among`, one of the axis orders `orders` and one of

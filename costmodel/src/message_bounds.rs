@@ -91,7 +91,7 @@ impl Messages {
         let (runs, places) = distinct(of_kind);
         let mut stage = StageWork::default();
         let parallel = DataParallel::new(d, &scenario.cluster);
-        let book = costs.book();
+        let book = &costs.book;
         let mut traffic = Traffic::new(scenario, d, &parallel);
         book.data_parallel(&mut traffic, &runs, &mut stage)?;
         // Where ranks share cores messages are not of blocks.
@@ -115,9 +115,8 @@ impl Messages {
         for place in places {
             let layer = place.filter(|_| of_blocks).map(|at| &stage.layers[at]);
             messages.gather.push(layer.map_or(0.0, |l| l.gather.0));
-            messages
-                .again
-                .push(layer.map_or(0.0, |l| l.gather_again().0));
+            let again = layer.map_or(0.0, |l| l.gather_again().0);
+            messages.again.push(again);
             messages.reduce.push(layer.map_or(0.0, |l| l.reduce.0));
         }
         Ok(messages)
@@ -128,11 +127,7 @@ impl Messages {
     pub(crate) fn add(&self, kernels: Kernels<'_>, shape: &Shape, rank: &Own) -> Added {
         let Self { plan, alone, .. } = self;
         let (first_stage, micro_batches) = (&shape.first_stage[..], shape.micro_batches);
-        let times = |when: When| match when {
-            When::Never => 0.0,
-            When::First | When::Last => 1.0,
-            When::Always => micro_batches,
-        };
+        let times = |when: When| when.times(micro_batches);
         let gather = product(&rank.blocks, &self.gather);
         let reduce = product(&rank.blocks, &self.reduce);
         let again = product(&rank.blocks, &self.again);

@@ -29,7 +29,7 @@ pub(crate) fn measured(
         CollectiveKind::RingExchange => ranks - 1,
         _ => 1,
     };
-    let time = prices.between_gpus().time(kind, bytes, ranks);
+    let time = prices.messages.time(kind, bytes, ranks);
     let time = time.ok_or_else(|| CostError::MessageNotMeasured {
         message: between_gpus::name(kind).to_owned(),
         ranks,

@@ -31,23 +31,20 @@ pub(crate) struct Largest {
 }
 
 impl Largest {
-    /// These numbers with one more block, which is the embedding or the head if it `is_end`.
-    pub(crate) fn or(self, block: Weights, is_end: bool) -> Self {
-        let (all, trained) = (block.all().total(), block.trained.total());
+    /// The numbers of one block, which is the embedding or the head if it `is_end`.
+    pub(crate) fn of(block: Weights, is_end: bool) -> Self {
+        let all = block.all().total();
+        let [ends, layer] = if is_end { [all, 0] } else { [0, all] };
         Self {
-            gathered: self.gathered.max(all),
-            reduced: self.reduced.max(trained),
-            ends: self.ends + if is_end { all } else { 0 },
-            layer: if is_end {
-                self.layer
-            } else {
-                self.layer.max(all)
-            },
+            gathered: all,
+            reduced: block.trained.total(),
+            ends,
+            layer,
         }
     }
 
     /// These numbers for the blocks of both.
-    pub(crate) fn or_largest(self, other: Self) -> Self {
+    pub(crate) fn or(self, other: Self) -> Self {
         Self {
             gathered: self.gathered.max(other.gathered),
             reduced: self.reduced.max(other.reduced),
@@ -140,14 +137,14 @@ impl OfRank {
         let outside = runtime.overheads.context.value + runtime.overheads.workspace.value;
         let mut host = offload::step(scenario, strategy, strategy.offload, sharding, weights)?;
         if host != HostStep::default() {
-            host.copies = costs.book().gradient_copies(scenario, strategy, &update);
+            host.copies = costs.book.gradient_copies(scenario, strategy, &update);
         }
         let late = states::late_gradients(runtime, strategy, &states).free;
         Ok(Self {
             states,
             in_flight,
             shared_table: Seconds(0.0),
-            optimizer: costs.book().optimizer(scenario, strategy, &update)?,
+            optimizer: costs.book.optimizer(scenario, strategy, &update)?,
             optimizer_transient: late + offloaded.map_or(copy, |host| host.left(copy)),
             resident: states.total() - late + in_flight + outside,
             host,

@@ -60,7 +60,7 @@ fn of_blocks(
     let mut times = vec![passes(&blocks.embedding), passes(&blocks.head)];
     for (class, layers) in blocks.layers.iter().enumerate() {
         let of_class = |&&of: &&u8| usize::from(of) == class;
-        let count = costs.class_of_layer().iter().filter(of_class).count();
+        let count = costs.class_of_layer.iter().filter(of_class).count();
         let [asked, first] = layers.each_ref().map(|block| passes(block));
         times.push(asked.min(first) * count as f64);
     }

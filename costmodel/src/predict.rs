@@ -16,9 +16,10 @@ use crate::block_cost::{BlockDetail, BlockKey};
 use crate::blocks::BlockCosts;
 use crate::breakdown::Parts;
 use crate::engine::Outcome;
+use crate::known::{self, Feature};
 use crate::pools::PoolCosts;
 use crate::states;
-use crate::{Scenario, flops, graphed, known};
+use crate::{Scenario, flops, graphed};
 
 /// A simulated strategy: what was simulated, and what came out.
 #[derive(Clone, Copy, Debug)]
@@ -351,11 +352,10 @@ fn provenance(scenario: &Scenario, strategy: &Strategy, pools: &[BlockCosts]) ->
     }
     if let Some(learned) = &scenario.cluster.calibration {
         let factors = learned.factors(&scenario.runtime.name);
-        used.extend(Rate::ALL.map(|rate| UsedConstant {
-            name: format!("{} time of this system over that predicted", rate.name()),
-            value: format!("{:.3}", factors.of(rate)),
-            origin: Origin::Measured,
-            source: learned.source.clone(),
+        used.extend(Rate::ALL.map(|rate| {
+            let name = format!("{} time of this system over that predicted", rate.name());
+            let factor = format!("{:.3}", factors.of(rate));
+            known::constant(&name, factor, Origin::Measured, &learned.source)
         }));
     }
     for pool in pools {
@@ -380,7 +380,7 @@ fn provenance(scenario: &Scenario, strategy: &Strategy, pools: &[BlockCosts]) ->
             .words(&scenario.kind(), Reach::default()),
     ));
     for pool in pools {
-        used.extend(named(pool.book().provenance(), pool, pools));
+        used.extend(named(pool.book.provenance(), pool, pools));
     }
     used
 }
@@ -395,16 +395,16 @@ fn of_strategy(scenario: &Scenario, strategy: &Strategy) -> Vec<UsedConstant> {
     let graphed_step = graphed::priced(scenario, strategy) == CudaGraphs::Step;
     let rewrites = &scenario.runtime.rewrites;
     let experts = scenario.model.moe.is_some();
-    let mut used = known::rows_of_strategy(known::Uses {
-        host: on_host,
-        eight_bits: moments == DType::U8,
-        by_tensor: rewrites.contains(&Rewrite::OptimizerByTensor),
-        bucketed: states::buckets_after_backward(scenario, strategy),
-        graphed_step,
-        portable_experts: experts && rewrites.contains(&Rewrite::PortableExperts),
-        experts_apart: experts && rewrites.contains(&Rewrite::LaunchExpertsApart),
-        pci_express: scenario.cluster.pci_express,
-        split_products: strategy.overlap.tensor_parallel,
+    let mut used = known::rows_of_strategy(|feature| match feature {
+        Feature::Host => on_host,
+        Feature::EightBits => moments == DType::U8,
+        Feature::ByTensor => rewrites.contains(&Rewrite::OptimizerByTensor),
+        Feature::Bucketed => states::buckets_after_backward(scenario, strategy),
+        Feature::GraphedStep => graphed_step,
+        Feature::PortableExperts => experts && rewrites.contains(&Rewrite::PortableExperts),
+        Feature::ExpertsApart => experts && rewrites.contains(&Rewrite::LaunchExpertsApart),
+        Feature::PciExpress => scenario.cluster.pci_express,
+        Feature::SplitProducts => strategy.overlap.tensor_parallel,
     });
     if let Some(host) = scenario.cluster.host.as_ref().filter(|_| on_host) {
         used.push(constant("link of a device to its host", &host.link));
@@ -453,31 +453,19 @@ fn of_cluster(cluster: &Cluster) -> Vec<UsedConstant> {
 /// The 80% interval of a quantity, with what it rests on.
 pub(crate) fn interval(name: &str, found: Residual, evidence: &str) -> UsedConstant {
     let percent = |log: f64| (elementary::exp(log) - 1.0) * 100.0;
-    UsedConstant {
-        name: name.to_owned(),
-        value: format!(
-            "{:+.0}% to {:+.0}%",
-            percent(found.low),
-            percent(found.high)
-        ),
-        origin: if found.runs > 0 {
-            Origin::Fitted
-        } else {
-            Origin::Assumed
-        },
-        source: format!(
-            "{evidence}; errors on {} runs of sources left out of the fit",
-            found.runs
-        ),
-    }
+    let [low, high] = [found.low, found.high].map(percent);
+    let origin = match found.runs {
+        0 => Origin::Assumed,
+        _ => Origin::Fitted,
+    };
+    let source = format!(
+        "{evidence}; errors on {} runs of sources left out of the fit",
+        found.runs
+    );
+    known::constant(name, format!("{low:+.0}% to {high:+.0}%"), origin, &source)
 }
 
 /// A number of a cluster or runtime, with its evidence.
 pub(crate) fn constant<T: std::fmt::Display>(name: &str, sourced: &Sourced<T>) -> UsedConstant {
-    UsedConstant {
-        name: name.to_owned(),
-        value: sourced.value.to_string(),
-        origin: sourced.origin,
-        source: sourced.source.clone(),
-    }
+    known::constant(name, sourced.value.to_string(), sourced.origin, &sourced.source)
 }

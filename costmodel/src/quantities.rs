@@ -2,6 +2,9 @@
 
 use crate::{CostError, Scenario};
 
+/// What a usable rate is.
+const RATE: &str = "finite rate above 0";
+
 /// Refuses a scenario whose numbers give no usable prices. Rates must be above 0, times 0 or more, the slow-down 1 or more, the
 /// headroom below 1, and all finite.
 pub(crate) fn check(scenario: &Scenario) -> Result<(), CostError> {
@@ -13,35 +16,32 @@ pub(crate) fn check(scenario: &Scenario) -> Result<(), CostError> {
         ("scale-out bandwidth", cluster.scale_out.bandwidth.value.0),
     ];
     for (name, value) in rates {
-        positive(name, value)?;
+        held(name, value, value > 0.0, RATE)?;
     }
     for (dtype, peak) in &device.peak {
-        positive(
-            &format!("dense peak, {dtype:?}").to_lowercase(),
-            peak.value.0,
-        )?;
+        let name = format!("dense peak, {dtype:?}").to_lowercase();
+        held(&name, peak.value.0, peak.value.0 > 0.0, RATE)?;
     }
-    let overheads = &scenario.runtime.overheads;
     for (name, value) in times(scenario) {
-        held(
-            name,
-            value,
-            value.is_finite() && value >= 0.0,
-            "finite number, 0 or more",
-        )?;
+        held(name, value, value >= 0.0, "finite number, 0 or more")?;
     }
-    factor(
+    let (slower, headroom) = (
+        scenario.runtime.overheads.overlap_slowdown.value,
+        scenario.headroom,
+    );
+    held(
         "slow-down beside collectives",
-        overheads.overlap_slowdown.value,
+        slower,
+        slower >= 1.0,
+        "finite factor, 1 or more",
     )?;
-    let fraction = (0.0..1.0).contains(&scenario.headroom);
+    let fraction = (0.0..1.0).contains(&headroom);
     held(
         "headroom",
-        scenario.headroom,
+        headroom,
         fraction,
         "fraction from 0 to below 1",
-    )?;
-    Ok(())
+    )
 }
 
 /// Names and values of the scenario's numbers that must be 0 or more. Most are times.
@@ -80,26 +80,9 @@ fn times(scenario: &Scenario) -> [(&'static str, f64); 11] {
     ]
 }
 
-fn positive(name: &str, value: f64) -> Result<(), CostError> {
-    held(
-        name,
-        value,
-        value.is_finite() && value > 0.0,
-        "finite rate above 0",
-    )
-}
-
-fn factor(name: &str, value: f64) -> Result<(), CostError> {
-    held(
-        name,
-        value,
-        value.is_finite() && value >= 1.0,
-        "finite factor, 1 or more",
-    )
-}
-
-fn held(name: &str, value: f64, holds: bool, expected: &'static str) -> Result<(), CostError> {
-    if holds {
+/// Refuses a value that is not finite or not in its range.
+fn held(name: &str, value: f64, in_range: bool, expected: &'static str) -> Result<(), CostError> {
+    if in_range && value.is_finite() {
         return Ok(());
     }
     Err(CostError::Quantity {

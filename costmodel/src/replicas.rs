@@ -48,7 +48,7 @@ pub fn exchange(
     for group in groups {
         let part = Bytes(trained.div_ceil(group.scenario().workload.gpus) * reduced.size());
         for pool in group.pools() {
-            let time = pool.book().across_domains(pool.scenario(), part, count)?;
+            let time = pool.book.across_domains(pool.scenario(), part, count)?;
             longest = longest.max(time);
         }
     }

@@ -107,20 +107,21 @@ impl Shape {
         pools: usize,
     ) -> Self {
         let owners = &pipeline.rank_of_stage;
-        let kinds = ENDS + 2 * costs.layer_classes().len();
-        let placed = |without| {
+        let kinds = ENDS + 2 * costs.layer_classes.len();
+        let placed = |rows: &[Vec<(usize, u64)>]| {
             let pool_of_stage = owners.iter().map(|&rank| pool_of_rank[rank as usize]);
-            of_pools(of_stages(costs, d, kinds, without), pool_of_stage, pools)
+            let stages = rows.iter().map(|rows| counts(rows, kinds));
+            of_pools(stages.collect(), pool_of_stage, pools)
         };
-        let stages = placed(0);
-        // Messages of several pools differ.
-        let rows = match pools {
-            1 => rows_of_stages(costs, d),
-            _ => Vec::new(),
-        };
+        let mut rows = rows_of_stages(costs, d, 0);
+        let stages = placed(&rows);
+        if pools > 1 {
+            // Messages of several pools differ.
+            rows.clear();
+        }
         let kept = match d.offload_layers {
             0 => None,
-            on_host => Some(placed(on_host)),
+            on_host => Some(placed(&rows_of_stages(costs, d, on_host))),
         };
         let kept = kept.as_ref().unwrap_or(&stages);
         let kinds = kinds * pools;
@@ -130,7 +131,9 @@ impl Shape {
         let mut shape = Self {
             times: Vec::new(),
             memory: Vec::new(),
-            first_stage: rows.first().cloned().unwrap_or_default(),
+            first_stage: (rows.iter().take(1).flatten())
+                .map(|&(kind, count)| (kind, count as f64))
+                .collect(),
             micro_batches: d.num_micro_batches as f64,
             crossings: Crossings::new(owners, pool_of_rank),
             least: (0..kinds).map(least).collect(),
@@ -233,7 +236,7 @@ impl Held {
 
 /// For every rank and kind, how often a block follows one of its kind in a stage.
 fn repeats_of_ranks(
-    rows: &[Vec<(usize, f64)>],
+    rows: &[Vec<(usize, u64)>],
     owners: &[u32],
     ranks: usize,
     kinds: usize,
@@ -241,69 +244,51 @@ fn repeats_of_ranks(
     let mut repeats = vec![vec![0.0; kinds]; ranks];
     for (rows, &owner) in rows.iter().zip(owners) {
         for &(kind, count) in rows {
-            repeats[owner as usize][kind] += count - 1.0;
+            repeats[owner as usize][kind] += (count - 1) as f64;
         }
     }
     repeats
 }
 
-/// For every virtual stage, its number of blocks of each kind, but for so many of its first layers.
-fn of_stages(costs: &BlockCosts, d: &Decisions, kinds: usize, without: u64) -> Vec<Vec<u64>> {
+/// For every virtual stage, its rows of equal blocks in order, by kind and number, but for so many of its first layers.
+fn rows_of_stages(costs: &BlockCosts, d: &Decisions, without: u64) -> Vec<Vec<(usize, u64)>> {
     let last = d.stages.0.len() - 1;
     let mut first_layer = 0;
     let mut stages = Vec::with_capacity(d.stages.0.len());
     for (index, &count) in d.stages.0.iter().enumerate() {
-        let mut counts = vec![0u64; kinds];
-        let end = first_layer + count as usize;
-        let layers = (0u64..).zip(&costs.class_of_layer()[first_layer..end]);
-        let first = d.layers_as_first(index);
-        for (offset, &class) in layers.skip(without as usize) {
-            let as_first = offset < first;
-            counts[ENDS + 2 * usize::from(class) + usize::from(as_first)] += 1;
-        }
-        counts[EMBEDDING] = u64::from(index == 0);
-        counts[HEAD] = u64::from(index == last);
-        counts[MTP] = if index == last {
-            costs.scenario().model.mtp_layers
-        } else {
-            0
-        };
-        first_layer = end;
-        stages.push(counts);
-    }
-    stages
-}
-
-/// For every virtual stage, its rows of equal blocks in order, by kind and number.
-fn rows_of_stages(costs: &BlockCosts, d: &Decisions) -> Vec<Vec<(usize, f64)>> {
-    let last = d.stages.0.len() - 1;
-    let mut first_layer = 0;
-    let mut stages = Vec::with_capacity(d.stages.0.len());
-    for (index, &count) in d.stages.0.iter().enumerate() {
-        let mut rows: Vec<(usize, f64)> = Vec::with_capacity(4);
-        let mut add = |kind: usize, count: f64| match rows.last_mut() {
+        let mut rows: Vec<(usize, u64)> = Vec::with_capacity(4);
+        let mut add = |kind: usize, count: u64| match rows.last_mut() {
             Some((row, counted)) if *row == kind => *counted += count,
+            _ if count == 0 => {}
             _ => rows.push((kind, count)),
         };
         if index == 0 {
-            add(EMBEDDING, 1.0);
+            add(EMBEDDING, 1);
         }
         let end = first_layer + count as usize;
+        let layers = (0u64..).zip(&costs.class_of_layer[first_layer..end]);
         let first = d.layers_as_first(index);
-        for (offset, &class) in (0u64..).zip(&costs.class_of_layer()[first_layer..end]) {
+        for (offset, &class) in layers.skip(without as usize) {
             let as_first = offset < first;
-            add(ENDS + 2 * usize::from(class) + usize::from(as_first), 1.0);
+            add(ENDS + 2 * usize::from(class) + usize::from(as_first), 1);
         }
         if index == last {
-            if costs.scenario().model.mtp_layers > 0 {
-                add(MTP, costs.scenario().model.mtp_layers as f64);
-            }
-            add(HEAD, 1.0);
+            add(MTP, costs.scenario().model.mtp_layers);
+            add(HEAD, 1);
         }
         first_layer = end;
         stages.push(rows);
     }
     stages
+}
+
+/// The number of blocks of each kind in these rows.
+fn counts(rows: &[(usize, u64)], kinds: usize) -> Vec<u64> {
+    let mut counts = vec![0; kinds];
+    for &(kind, count) in rows {
+        counts[kind] += count;
+    }
+    counts
 }
 
 /// Widens the counts of every stage from the kinds of one pool to those of all pools, with zeros for the pools in which the

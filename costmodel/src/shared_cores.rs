@@ -4,65 +4,48 @@
 //! are slowed alike – the operating system shares cores out evenly – the order of everything stays
 //! and only the clock stretches: where `n` ranks compute on `c` cores, by `max(1, n/c)`.
 
-use catalog::{Bytes, Seconds};
-use plans::{Action, Stream};
+use catalog::Seconds;
+use plans::{Event, Timeline};
 
 use crate::engine::{Outcome, Record};
 
-/// Records when ranks compute.
-#[derive(Debug, Default)]
-pub(crate) struct Busy {
-    /// `(pipeline rank, start, end)` in seconds; each rank's in order of time.
-    intervals: Vec<(u32, f64, f64)>,
-    events: Vec<(u32, Stream, Action, Seconds, Seconds)>,
-    memory: Vec<(u32, Seconds, Bytes)>,
-}
-
-impl Record for Busy {
-    fn event(&mut self, rank: u32, stream: Stream, action: Action, start: Seconds, end: Seconds) {
-        self.intervals.push((rank, start.0, end.0));
-        self.events.push((rank, stream, action, start, end));
+/// Stretches the simulated times if a pipeline rank stands for `peers` ranks that share `cores` cores, and passes the stretched
+/// events to `record`. `alone` is what happens if every rank has a core of its own.
+pub(crate) fn stretch(
+    alone: &Timeline,
+    outcome: &mut Outcome,
+    peers: u64,
+    cores: u64,
+    record: &mut impl Record,
+) {
+    let spans = alone.events.iter().map(|event| (event.start.0, event.end.0));
+    let clock = Clock::new(spans, peers as f64 / cores as f64);
+    let stretched = |event: &Event| Event {
+        start: clock.at(event.start),
+        end: clock.at(event.end),
+        ..*event
+    };
+    for event in &alone.events {
+        record.event(stretched(event));
     }
-
-    fn memory(&mut self, rank: u32, at: Seconds, bytes: Bytes) {
-        self.memory.push((rank, at, bytes));
+    for &(rank, at, bytes) in &alone.memory {
+        record.memory(rank, clock.at(at), bytes);
     }
-}
-
-impl Busy {
-    /// Stretches the simulated times if a pipeline rank stands for `peers` ranks that share `cores` cores, and passes
-    /// the stretched events to `record`.
-    pub(crate) fn stretch(
-        self,
-        outcome: &mut Outcome,
-        peers: u64,
-        cores: u64,
-        record: &mut impl Record,
-    ) {
-        let clock = Clock::new(&self.intervals, peers as f64 / cores as f64);
-        for &(rank, stream, action, start, end) in &self.events {
-            record.event(rank, stream, action, clock.at(start), clock.at(end));
+    let overhead =
+        outcome.step_time - outcome.ranks.iter().fold(Seconds(0.0), |t, r| t.max(r.end));
+    let mut last = Seconds(0.0);
+    for (rank, state) in (0u32..).zip(&mut outcome.ranks) {
+        let own = || alone.events.iter().filter(|event| event.rank == rank);
+        let lasts = |event: Event| (event.end - event.start).0;
+        let by_itself: f64 = own().map(|event| lasts(*event)).sum();
+        let shared: f64 = own().map(|event| lasts(stretched(event))).sum();
+        if by_itself > 0.0 {
+            state.stretch = shared / by_itself;
         }
-        for &(rank, at, bytes) in &self.memory {
-            record.memory(rank, clock.at(at), bytes);
-        }
-        let overhead =
-            outcome.step_time - outcome.ranks.iter().fold(Seconds(0.0), |t, r| t.max(r.end));
-        let mut last = Seconds(0.0);
-        for (rank, state) in (0u32..).zip(&mut outcome.ranks) {
-            let own = || self.intervals.iter().filter(|i| i.0 == rank);
-            let alone: f64 = own().map(|i| i.2 - i.1).sum();
-            let shared: f64 = own()
-                .map(|i| (clock.at(Seconds(i.2)) - clock.at(Seconds(i.1))).0)
-                .sum();
-            if alone > 0.0 {
-                state.stretch = shared / alone;
-            }
-            state.end = clock.at(state.end);
-            last = last.max(state.end);
-        }
-        outcome.step_time = last + overhead;
+        state.end = clock.at(state.end);
+        last = last.max(state.end);
     }
+    outcome.step_time = last + overhead;
 }
 
 /// Maps times as if every rank had its own core to times on shared cores.
@@ -73,11 +56,11 @@ struct Clock {
 }
 
 impl Clock {
-    fn new(intervals: &[(u32, f64, f64)], ranks_per_core: f64) -> Self {
-        let mut changes: Vec<(f64, i64)> = intervals
-            .iter()
-            .filter(|(_, start, end)| end > start)
-            .flat_map(|&(_, start, end)| [(start, 1), (end, -1)])
+    /// Of the spans, from start to end, in which ranks compute.
+    fn new(spans: impl IntoIterator<Item = (f64, f64)>, ranks_per_core: f64) -> Self {
+        let spans = spans.into_iter().filter(|(start, end)| end > start);
+        let mut changes: Vec<(f64, i64)> = spans
+            .flat_map(|(start, end)| [(start, 1), (end, -1)])
             .collect();
         changes.sort_by(|a, b| a.0.total_cmp(&b.0));
         let mut pieces = vec![(0.0, 0.0, 1.0)];
@@ -110,7 +93,7 @@ mod tests {
     #[test]
     fn the_clock_stretches_only_where_ranks_outnumber_cores() {
         // Two ranks for each pipeline rank, on two cores: both pipeline ranks together need four.
-        let clock = Clock::new(&[(0, 0.0, 2.0), (1, 1.0, 3.0)], 1.0);
+        let clock = Clock::new([(0.0, 2.0), (1.0, 3.0)], 1.0);
         for (alone, shared) in [(0.0, 0.0), (1.0, 1.0), (1.5, 2.0), (2.0, 3.0), (3.0, 4.0)] {
             assert_eq!(clock.at(Seconds(alone)), Seconds(shared), "{alone}");
         }
@@ -119,7 +102,7 @@ mod tests {
     #[test]
     fn work_is_conserved() {
         // Four ranks with a core's work each on one core take four times as long.
-        let intervals: Vec<_> = (0..4).map(|rank| (rank, 0.0, 1.0)).collect();
-        assert_eq!(Clock::new(&intervals, 1.0).at(Seconds(1.0)), Seconds(4.0));
+        let clock = Clock::new([(0.0, 1.0); 4], 1.0);
+        assert_eq!(clock.at(Seconds(1.0)), Seconds(4.0));
     }
 }

@@ -123,7 +123,7 @@ pub struct LayerTraffic {
 }
 
 /// Time and memory of one action of a stage.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Phase {
     /// Time of the action's own kernels and exposed collectives, without recomputation.
     pub work: Work,
@@ -141,26 +141,19 @@ impl StageWork {
     /// Time and memory of an action on this stage.
     #[must_use]
     pub fn phase(&self, kind: ActionKind) -> Phase {
-        let none = Phase {
-            work: Work::default(),
-            recompute: Work::default(),
-            transient: Bytes(0),
-            allocates: Bytes(0),
-            frees: Bytes(0),
-        };
         match kind {
             ActionKind::F => Phase {
                 work: self.forward,
                 transient: self.saved + self.transient_forward,
                 allocates: self.saved,
-                ..none
+                ..Phase::default()
             },
             ActionKind::B => Phase {
                 work: self.backward.whole,
                 recompute: self.recompute,
                 transient: self.transient_backward,
                 frees: self.saved,
-                ..none
+                ..Phase::default()
             },
             ActionKind::I => Phase {
                 work: self.backward.input,
@@ -172,7 +165,7 @@ impl StageWork {
             ActionKind::W => Phase {
                 work: self.backward.weight,
                 frees: self.saved_for_weight,
-                ..none
+                ..Phase::default()
             },
             ActionKind::RecvF
             | ActionKind::SendF
@@ -181,7 +174,18 @@ impl StageWork {
             | ActionKind::Unshard
             | ActionKind::Reshard
             | ActionKind::ReduceGrad
-            | ActionKind::Optim => none,
+            | ActionKind::Optim => Phase::default(),
+        }
+    }
+}
+
+impl When {
+    /// How often something happens in a step of so many micro-batches.
+    pub(crate) fn times(self, micro_batches: f64) -> f64 {
+        match self {
+            Self::Never => 0.0,
+            Self::First | Self::Last => 1.0,
+            Self::Always => micro_batches,
         }
     }
 }
@@ -212,6 +216,7 @@ impl TrafficPlan {
         }
     }
 
+    /// Whether something that happens then does so for this micro-batch.
     pub(crate) fn applies(&self, when: When, micro_batch: u32) -> bool {
         match when {
             When::Never => false,

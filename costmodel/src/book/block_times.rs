@@ -60,10 +60,7 @@ impl Timed<'_> {
         if accumulation.0 > 0.0 {
             kernels.push(PricedKernel {
                 time: accumulation,
-                part: None,
-                host: Seconds(0.0),
-                graphed: Seconds(0.0),
-                spread: Spread::default(),
+                ..PricedKernel::default()
             });
         }
         kernels

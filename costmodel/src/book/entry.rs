@@ -114,7 +114,7 @@ pub(crate) struct BlockToPrice<'a> {
 }
 
 /// A priced kernel or collective of a block.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct PricedKernel {
     /// Its time when nothing runs beside it.
     pub(crate) time: Seconds,

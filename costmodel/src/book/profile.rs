@@ -16,7 +16,6 @@ use crate::launches::{Launch, Queue};
 use crate::lower::recomputed;
 use crate::messages::measured;
 use crate::price::ProfilePrices;
-use crate::spread::Spread;
 use crate::stage::{Run, StageWork};
 use crate::stage_traffic::Traffic;
 use crate::states::{Elements, Weights};
@@ -124,7 +123,7 @@ impl PriceBook for ProfilePrices {
             parallel,
             ..
         } = *traffic;
-        if self.is_of_gpus() && parallel.ranks() > 1 {
+        if self.of_gpus && parallel.ranks() > 1 {
             let message = |kind, bytes, group: Group| measured(self, kind, bytes, group.size);
             stage_traffic::add_layers(traffic, &message, runs, stage)?;
             stage_traffic::plan(scenario, strategy, parallel, stage);
@@ -160,11 +159,7 @@ impl PriceBook for ProfilePrices {
         let world = scenario.workload.gpus;
         let norm = self.price(&Kernel::new("gradient norm", [own.max(1)]))?;
         let update = self.price(&Kernel::new("adamw", [own.max(1)]))?;
-        let held = if strategy.zero >= Zero::Z2 {
-            own
-        } else {
-            whole
-        };
+        let held = if strategy.zero >= Zero::Z2 { own } else { whole };
         // Clearing the gradients writes without reading: half the price of a copy.
         let clear = self.copy(held)? * 0.5;
         let anew = match strategy.zero {
@@ -172,7 +167,7 @@ impl PriceBook for ProfilePrices {
             Zero::Z3 => self.copy(own)?,
             Zero::Z1 | Zero::Z2 => Seconds(0.0),
         };
-        let meeting = match self.is_of_gpus() {
+        let meeting = match self.of_gpus {
             // Needed twice: once to sum the norm, once to share the result.
             true => measured(self, CollectiveKind::AllReduce, NUMBER, world)?,
             false => self.barrier(world)?,
@@ -225,7 +220,7 @@ impl ProfilePrices {
     /// Time in which a rank sends another so many bytes, and receives as many. If ranks share cores, send and receive were measured
     /// together, and half of that is one rank's.
     fn to_other_rank(&self, bytes: Bytes) -> Result<Seconds, CostError> {
-        if self.is_of_gpus() {
+        if self.of_gpus {
             return measured(self, CollectiveKind::SendRecv, bytes, 2);
         }
         let elements = (bytes.0 / DType::F32.size()).max(1);
@@ -236,7 +231,7 @@ impl ProfilePrices {
     /// What an operator runs, by the name and sizes that profiles list.
     fn kernel(&self, of: &BlockToPrice<'_>, epilogues: &Epilogues, op: AnyOp<'_>) -> Kernel {
         let ranks = |axis| size(of.key, axis);
-        match self.is_of_gpus() {
+        match self.of_gpus {
             true => of.trace.kernel_on_gpu(op, epilogues, ranks),
             false => of.trace.kernel(op, ranks),
         }
@@ -252,22 +247,24 @@ impl ProfilePrices {
         let mut time = self.price(&self.kernel(of, epilogues, op))?;
         if let CostClass::Collective(collective) = op.cost() {
             let ranks = size(of.key, collective.axis);
-            time += match self.is_of_gpus() {
+            time += match self.of_gpus {
                 true => measured(self, collective.kind, Bytes(collective.bytes), ranks)?,
                 false => self.barrier(ranks)?,
             };
         }
         Ok(PricedKernel {
             time,
-            part: None,
-            host: Seconds(0.0),
-            graphed: Seconds(0.0),
-            spread: Spread::default(),
+            ..PricedKernel::default()
         })
     }
 
     fn price(&self, kernel: &Kernel) -> Result<Seconds, CostError> {
-        let time = self.time(kernel, self.ranks());
+        self.measured_by(kernel, self.ranks)
+    }
+
+    /// The same while `ranks` ranks compute.
+    fn measured_by(&self, kernel: &Kernel, ranks: u64) -> Result<Seconds, CostError> {
+        let time = self.time(kernel, ranks);
         time.ok_or_else(|| CostError::NotMeasured {
             kernel: kernel.name.clone(),
         })
@@ -275,11 +272,8 @@ impl ProfilePrices {
 
     /// Time of a message between `ranks` ranks, scaled down to what it would be if every rank had a core of its own.
     fn message(&self, kernel: &Kernel, ranks: u64) -> Result<Seconds, CostError> {
-        let time = self.time(kernel, ranks);
-        let time = time.ok_or_else(|| CostError::NotMeasured {
-            kernel: kernel.name.clone(),
-        })?;
-        Ok(time * (self.cores() as f64 / ranks as f64).min(1.0))
+        let time = self.measured_by(kernel, ranks)?;
+        Ok(time * (self.cores as f64 / ranks as f64).min(1.0))
     }
 
     /// Measured time of a barrier of that many ranks.
@@ -337,20 +331,14 @@ impl ProfilePrices {
             if count == 0 {
                 continue;
             }
-            let own = if parallel.sharding.zero == Zero::Z0 {
-                count
-            } else {
-                count.div_ceil(ranks)
+            let (own, copies) = match parallel.sharding.zero {
+                Zero::Z0 => (count, ranks),
+                _ => (count.div_ceil(ranks), parallel.replicas()),
             };
-            let copies = if parallel.sharding.zero == Zero::Z0 {
-                ranks
-            } else {
-                if ranks > 1 {
-                    let kernel = Kernel::new("reduce-scatter", [ranks, count]);
-                    time += self.message(&kernel, ranks)?;
-                }
-                parallel.replicas()
-            };
+            if parallel.sharding.zero != Zero::Z0 && ranks > 1 {
+                let kernel = Kernel::new("reduce-scatter", [ranks, count]);
+                time += self.message(&kernel, ranks)?;
+            }
             if copies > 1 {
                 let kernel = Kernel::new("all-reduce", [copies, own]);
                 time += self.message(&kernel, copies)?;

@@ -20,12 +20,16 @@ use crate::known::constant;
 #[derive(Clone, Debug)]
 pub struct ProfilePrices {
     kernels: BTreeMap<String, Vec<Point>>,
-    messages: BetweenGpus,
+    /// Measured times of messages between GPUs.
+    pub(crate) messages: BetweenGpus,
     /// Name of the measured machine, as the source of a price.
     source: String,
-    of_gpus: bool,
-    cores: u64,
-    ranks: u64,
+    /// Whether the profile is of GPUs, so that ranks share no cores.
+    pub(crate) of_gpus: bool,
+    /// Number of cores that ranks share.
+    pub(crate) cores: u64,
+    /// Number of ranks that compute at the same time.
+    pub(crate) ranks: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -57,29 +61,6 @@ impl ProfilePrices {
             cores: machine.cores,
             ranks,
         }
-    }
-
-    /// Measured times of messages between GPUs.
-    pub(crate) fn between_gpus(&self) -> &BetweenGpus {
-        &self.messages
-    }
-
-    /// Whether the profile is of GPUs, so that ranks share no cores.
-    #[must_use]
-    pub fn is_of_gpus(&self) -> bool {
-        self.of_gpus
-    }
-
-    /// Number of cores that ranks share.
-    #[must_use]
-    pub fn cores(&self) -> u64 {
-        self.cores
-    }
-
-    /// Number of ranks that compute at the same time.
-    #[must_use]
-    pub fn ranks(&self) -> u64 {
-        self.ranks
     }
 
     /// Time of a kernel while `ranks` ranks compute; `None` if nothing of its kind was measured.
