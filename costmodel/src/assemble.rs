@@ -390,7 +390,9 @@ fn largest(tables: &SharedTables, runs: &[Run]) -> Largest {
         let is_end = matches!(run.cost.key.class, BlockClass::Embedding | BlockClass::Head);
         Largest::of(tables.own(run), is_end)
     };
-    runs.iter().map(of_run).fold(Largest::default(), Largest::or)
+    runs.iter()
+        .map(of_run)
+        .fold(Largest::default(), Largest::or)
 }
 
 /// Numbers of weights of a virtual stage that one rank holds.

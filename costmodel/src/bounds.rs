@@ -23,7 +23,7 @@ use crate::of_rank::{Largest, in_flight};
 use crate::offload;
 use crate::shape::{Held, Part, Passes, Shape};
 use crate::shared_tables;
-use crate::states::{self, Sharding, StateBytes, Weights};
+use crate::states::{self, Sharding, Weights};
 use crate::traffic::DataParallel;
 
 /// The ways to shard the states of a layout that leave least on a rank.
@@ -372,7 +372,7 @@ impl LayoutBounds {
             ..
         } = *rank;
         let of_sharding = |(d, sharding): &(Decisions, Sharding)| {
-            let states = states_of(costs, d, sharding, weights);
+            let states = offload::states_on_device(costs.scenario(), d, sharding, weights);
             let late = states::late_gradients(&costs.scenario().runtime, d, &states);
             states.total() - late.free + in_flight(d, costs, largest, weights)
         };
@@ -421,15 +421,6 @@ fn tied(costs: &BlockCosts, d: &Decisions) -> u64 {
     }
 }
 
-fn states_of(
-    costs: &BlockCosts,
-    d: &Decisions,
-    sharding: &Sharding,
-    weights: Weights,
-) -> StateBytes {
-    offload::states_on_device(costs.scenario(), d, sharding, weights)
-}
-
 /// The least memory that parameters, gradients and optimizer states take on the fullest rank, whatever blocks keep:
 /// their average over the pipeline's ranks. It needs no prices. States lie in host memory only where they fit, if ranks are
 /// `alike` in what host they have.
@@ -453,7 +444,8 @@ pub(crate) fn states_floor(
     let on_host: Vec<&Decisions> = lightest.on_host.iter().filter(fits).collect();
     let ways = lightest.on_device.iter();
     let ways = ways.chain(most_on_host(&on_host, |way| way).copied());
-    let of_way = |d: &Decisions| states_of(costs, d, &sharding(d), weights).total();
+    let of_way =
+        |d: &Decisions| offload::states_on_device(scenario, d, &sharding(d), weights).total();
     let least = ways.map(of_way).min();
     let overheads = &scenario.runtime.overheads;
     let outside = overheads.context.value + overheads.workspace.value;

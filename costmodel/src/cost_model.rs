@@ -498,6 +498,7 @@ mod tests {
     use catalog::{Precision, ScheduleKind, WorkloadSizes};
 
     use super::*;
+    use crate::testing;
 
     /// Prices of a model with more layers than 32 pipeline ranks have stages.
     fn costs() -> CostModel {
@@ -534,9 +535,8 @@ mod tests {
         });
         let costs = costs.expect("priced");
         let scenario = costs.scenario();
-        let (model, workload, runtime) = (&scenario.model, &scenario.workload, &scenario.runtime);
-        let strategy = plans::grammar::parse("pp2 dp8 zero1 mbs1 1f1b", model, workload, runtime);
-        let assembled = costs.assembled(&strategy.expect("a strategy"));
+        let strategy = testing::strategy(scenario, "pp2 dp8 zero1 mbs1 1f1b");
+        let assembled = costs.assembled(&strategy);
         let assembled = assembled.expect("assembled");
         let own = costs.pools().iter().map(BlockCosts::scenario);
         let own: Vec<f64> = own.map(Scenario::slowdown_beside_nccl).collect();
@@ -565,14 +565,7 @@ mod tests {
                     let zero = ["zero0", "zero1", "zero2", "zero3", "zero3 reshard=off"];
                     let zero = zero[compared % zero.len()];
                     let text = format!("pp{pp} vpp{vpp} dp2 {zero} mbs1 {}", kind.name());
-                    let Scenario {
-                        model,
-                        workload,
-                        runtime,
-                        ..
-                    } = costs.scenario();
-                    let strategy = plans::grammar::parse(&text, model, workload, runtime)
-                        .unwrap_or_else(|e| panic!("{text}: {e}"));
+                    let strategy = testing::strategy(costs.scenario(), &text);
                     let assembled = costs.assembled(&strategy).expect("assembled");
                     let whole = costs.recorded(&strategy, &assembled, &mut ());
                     let fast = costs.simulated(&strategy, &assembled);

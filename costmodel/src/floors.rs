@@ -18,27 +18,25 @@ use crate::{Scenario, messages};
 /// Sums are taken in another order than in the engine; this covers the rounding.
 pub(crate) const ROUNDING: f64 = 1.0 - 1e-9;
 
-/// What is known of a strategy's time before it is simulated.
-#[derive(Clone, Copy, Debug)]
-pub struct Known {
-    /// The time at which the passes and data-parallel messages of the step end at least, if that was simulated.
-    pub passes: Option<Seconds>,
-    /// Time that the step waits for longer sequences and slow ranks.
-    pub waits: Seconds,
-}
-
-/// A lower bound on the time of an assembled strategy.
+/// A lower bound on the time of an assembled strategy. `passes` is the time at which the passes and data-parallel messages of the
+/// step end at least, if that was simulated; `waits` is how long the step waits for longer sequences and slow ranks.
 #[must_use]
 pub fn time(
     scenario: &Scenario,
     strategy: &Decisions,
     assembled: &Assembled,
-    known: Known,
+    passes: Option<Seconds>,
+    waits: Seconds,
 ) -> Seconds {
     let work: Vec<Least> = (assembled.classes.iter())
         .map(|class| Least::of(&class.work, strategy))
         .collect();
-    let mut ranks = vec![Rank::default(); strategy.pp as usize];
+    let rank = Rank {
+        micro_batches: strategy.num_micro_batches as f64,
+        overlaps: messages::overlap_passes(scenario, strategy),
+        ..Rank::default()
+    };
+    let mut ranks = vec![rank; strategy.pp as usize];
     let mut head = work[assembled.class_of_stage[0] as usize].first_gather;
     let mut tail = Seconds(0.0);
     let owners = assembled.rank_of_stage();
@@ -56,23 +54,19 @@ pub fn time(
         head += least.forward;
         tail += least.backward;
     }
-    let overlaps = messages::overlap_passes(scenario, strategy);
-    let of_rank = |rank: usize| Ends {
-        micro_batches: strategy.num_micro_batches as f64,
-        overlaps,
-        optimizer: assembled.ranks[rank].update(),
-        rank: &ranks[rank],
-    };
+    for (rank, of) in ranks.iter_mut().zip(&assembled.ranks) {
+        rank.optimizer = of.update();
+    }
     // What the owner of the first stage still has to do after the last gradient has reached it.
-    let first = of_rank(owners[0] as usize).after();
-    let ends = |rank| of_rank(rank).time(first);
-    let mut time = (0..ranks.len()).map(ends).fold(Seconds(0.0), Seconds::max);
-    let before_update = known.passes.unwrap_or_default().max(assembled.on_link);
+    let first = ranks[owners[0] as usize].after();
+    let ends = ranks.iter().map(|rank| rank.time(first));
+    let mut time = ends.fold(Seconds(0.0), Seconds::max);
+    let before_update = passes.unwrap_or_default().max(assembled.on_link);
     if before_update.0 > 0.0 {
         time = time.max(before_update + assembled.least_update());
     }
     let step = scenario.by_host(&scenario.runtime.overheads.step);
-    (time + step + known.waits) * ROUNDING
+    (time + step + waits) * ROUNDING
 }
 
 /// What every rank holds all step and at its schedule's fullest moment: a forward pass of one of its stages has ended then, and
@@ -98,6 +92,10 @@ pub fn memory(assembled: &Assembled) -> impl Iterator<Item = Bytes> {
 /// Lower bounds on what a rank does in a step.
 #[derive(Clone, Debug, Default)]
 struct Rank {
+    micro_batches: f64,
+    /// Whether pipeline messages overlap with compute.
+    overlaps: bool,
+    optimizer: Seconds,
     /// Time before its first stage, and after the last gradient has left that stage; none before a stage was added.
     path: Option<(Seconds, Seconds)>,
     /// Work of its stages for one micro-batch, without weight halves.
@@ -130,32 +128,20 @@ impl Rank {
         let earlier = self.last_reduce.unwrap_or(stage.last_reduce);
         self.last_reduce = Some(earlier.min(stage.last_reduce));
     }
-}
 
-/// A rank with what decides when it ends.
-struct Ends<'a> {
-    micro_batches: f64,
-    /// Whether pipeline messages overlap with compute.
-    overlaps: bool,
-    optimizer: Seconds,
-    rank: &'a Rank,
-}
-
-impl Ends<'_> {
     /// Time after the last pass.
     fn after(&self) -> Seconds {
-        self.rank.exposed[1] + self.optimizer
+        self.exposed[1] + self.optimizer
     }
 
     fn time(&self, first: Seconds) -> Seconds {
-        let rank = self.rank;
         let micro_batches = self.micro_batches;
-        let (head, tail) = rank.path.unwrap_or_default();
-        let head = head.max(rank.exposed[0]);
-        let busy = (rank.work + self.sends()) * micro_batches;
-        let reduce = rank.last_reduce.unwrap_or_default();
-        let with_weights = head + busy + rank.weights * micro_batches + reduce + self.after();
-        let messages = rank.messages + self.optimizer;
+        let (head, tail) = self.path.unwrap_or_default();
+        let head = head.max(self.exposed[0]);
+        let busy = (self.work + self.sends()) * micro_batches;
+        let reduce = self.last_reduce.unwrap_or_default();
+        let with_weights = head + busy + self.weights * micro_batches + reduce + self.after();
+        let messages = self.messages + self.optimizer;
         with_weights.max(head + busy + tail + first).max(messages)
     }
 
@@ -165,7 +151,7 @@ impl Ends<'_> {
         if self.overlaps {
             return Seconds(0.0);
         }
-        let [all, longest] = self.rank.transfers;
+        let [all, longest] = self.transfers;
         // The tail already counts one transfer of the last gradient.
         all - longest * (1.0 / self.micro_batches)
     }

@@ -24,10 +24,14 @@ impl Launch {
         for (index, launch) in pass.iter().enumerate() {
             waits.add(launch.stream, index);
         }
+        Self::new(kernel, 1, Stream::Compute, waits)
+    }
+
+    fn new(kernel: usize, parts: u64, stream: Stream, waits: Waits) -> Self {
         Self {
             kernel,
-            parts: 1,
-            stream: Stream::Compute,
+            parts,
+            stream,
             waits,
             again: Again::default(),
         }
@@ -67,13 +71,9 @@ impl Queue {
     /// Issues a kernel, or a part of one, to the compute stream.
     pub(crate) fn compute(&mut self, kernel: usize, parts: u64) {
         self.kernel = Some(self.launches.len());
-        self.launches.push(Launch {
-            kernel,
-            parts,
-            stream: Stream::Compute,
-            waits: std::mem::take(&mut self.pending),
-            again: Again::default(),
-        });
+        let waits = std::mem::take(&mut self.pending);
+        let launch = Launch::new(kernel, parts, Stream::Compute, waits);
+        self.launches.push(launch);
     }
 
     /// Issues a message, or a part of one, which waits for what the compute stream has been given so far.
@@ -82,13 +82,8 @@ impl Queue {
         if let Some(last) = self.kernel {
             waits.add(Stream::Compute, last);
         }
-        self.launches.push(Launch {
-            kernel,
-            parts,
-            stream,
-            waits,
-            again: Again::default(),
-        });
+        self.launches
+            .push(Launch::new(kernel, parts, stream, waits));
         self.launches.len() - 1
     }
 
@@ -105,13 +100,8 @@ impl Queue {
 
     /// Issues a message while the compute stream works on layers of another micro-batch: neither waits for the other.
     pub(crate) fn beside_others(&mut self, kernel: usize, axis: Axis) {
-        self.launches.push(Launch {
-            kernel,
-            parts: 1,
-            stream: Stream::of(axis),
-            waits: Waits::default(),
-            again: Again::default(),
-        });
+        let launch = Launch::new(kernel, 1, Stream::of(axis), Waits::default());
+        self.launches.push(launch);
     }
 
     /// Number of launches so far.

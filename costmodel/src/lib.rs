@@ -61,6 +61,8 @@ pub mod states;
 mod stragglers;
 mod streams;
 mod tensorwise;
+#[cfg(test)]
+mod testing;
 mod traffic;
 mod work;
 

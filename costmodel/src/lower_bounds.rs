@@ -316,12 +316,9 @@ impl CostModel {
         let scenario = &self.scenario;
         let held = floors::memory(assembled);
         let held = held.map(|bytes| scenario.with_fragmentation(bytes));
-        let known = floors::Known {
-            passes,
-            waits: self.waits(strategy, assembled)?.total(),
-        };
+        let waits = self.waits(strategy, assembled)?.total();
         Ok(Floors {
-            time: floors::time(scenario, strategy, assembled, known),
+            time: floors::time(scenario, strategy, assembled, passes, waits),
             memory: self.pools.fullest(scenario, strategy, held)?,
             fits_host: self.fits_host(strategy, assembled)?,
         })

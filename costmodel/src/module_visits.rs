@@ -77,37 +77,25 @@ fn calls_of_pass(run: &Run, ranks: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use catalog::runtime::Rewrite;
-    use catalog::{Precision, Seconds, Workload};
+    use catalog::{Precision, Seconds, WorkloadSizes};
 
-    use crate::{CostModel, Scenario};
+    use crate::{CostModel, testing};
 
     /// Time of a step of Llama 3 8B under the Trainer with DeepSpeed on two GPUs, for a sequence of 128 tokens.
     fn step(zero: &str, recompute: &str, visits: bool) -> f64 {
-        let mut scenario = Scenario {
-            model: catalog::load::model("llama3-8b").expect("preset"),
-            cluster: catalog::load::cluster("dgx-h100").expect("preset"),
-            runtime: catalog::load::runtime("hf-deepspeed").expect("preset"),
-            workload: Workload::new(catalog::WorkloadSizes {
-                gpus: 2,
-                seq_len: 128,
-                global_batch: 2,
-                precision: Precision::Bf16,
-            })
-            .expect("a workload"),
-            headroom: 0.0,
+        let sizes = WorkloadSizes {
+            gpus: 2,
+            seq_len: 128,
+            global_batch: 2,
+            precision: Precision::Bf16,
         };
+        let mut scenario = testing::scenario(["llama3-8b", "dgx-h100", "hf-deepspeed"], sizes);
         scenario.runtime.overheads.launch.value = Seconds(1e-3);
         if !visits {
             scenario.runtime.rewrites.remove(&Rewrite::VisitModules);
         }
-        let Scenario {
-            model,
-            workload,
-            runtime,
-            ..
-        } = &scenario;
         let text = format!("zero={zero},mbs=1,recompute={recompute}");
-        let plan = plans::grammar::parse(&text, model, workload, runtime).expect("a plan");
+        let plan = testing::strategy(&scenario, &text);
         let costs = CostModel::new(scenario).expect("priced");
         costs.predict(&plan).expect("priced").step_time.0
     }

@@ -119,14 +119,12 @@ impl OfRank {
         } = held;
         let scenario = costs.scenario();
         let (runtime, sharding) = (&scenario.runtime, &parallel.sharding);
-        let precision = scenario.workload.precision;
         let copy = copied_for_step(scenario, strategy, sharding.updated(weights.trained));
-        let offloaded = Offloaded::of(runtime, strategy);
-        let on_host = offloaded.map(|host| {
-            let types = strategy.state_types(runtime, precision);
-            host.on_host(weights, sharding, &types, precision)
-        });
+        let offloaded = Offloaded::of(scenario, strategy);
+        let on_host = offloaded.map(|host| host.on_host(weights, sharding));
         let update = Update {
+            scenario,
+            strategy,
             parallel,
             elements: weights.trained,
             gradients: states.gradients,
@@ -137,14 +135,14 @@ impl OfRank {
         let outside = runtime.overheads.context.value + runtime.overheads.workspace.value;
         let mut host = offload::step(scenario, strategy, strategy.offload, sharding, weights)?;
         if host != HostStep::default() {
-            host.copies = costs.book.gradient_copies(scenario, strategy, &update);
+            host.copies = costs.book.gradient_copies(&update);
         }
         let late = states::late_gradients(runtime, strategy, &states).free;
         Ok(Self {
             states,
             in_flight,
             shared_table: Seconds(0.0),
-            optimizer: costs.book.optimizer(scenario, strategy, &update)?,
+            optimizer: costs.book.optimizer(&update)?,
             optimizer_transient: late + offloaded.map_or(copy, |host| host.left(copy)),
             resident: states.total() - late + in_flight + outside,
             host,

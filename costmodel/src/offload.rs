@@ -8,9 +8,7 @@
 
 use catalog::runtime::Rewrite;
 use catalog::state_types::StateTypes;
-use catalog::{
-    Bytes, DType, Offload, OffloadKind, OffloadOption, Precision, Runtime, Seconds, Zero,
-};
+use catalog::{Bytes, DType, Offload, OffloadKind, OffloadOption, Precision, Seconds, Zero};
 use plans::{Decisions, HostMemory};
 
 use crate::known;
@@ -26,6 +24,8 @@ pub(crate) struct Offloaded {
     offload: Offload,
     option: OffloadOption,
     zero: Zero,
+    types: StateTypes,
+    precision: Precision,
 }
 
 /// What the host of a rank does in the optimizer step.
@@ -59,17 +59,29 @@ pub struct Copies {
 
 impl Offloaded {
     /// What a strategy keeps in host memory; `None` if that is nothing.
-    pub(crate) fn of(runtime: &Runtime, d: &Decisions) -> Option<Self> {
-        Self::new(runtime, d.offload?, d.zero)
+    pub(crate) fn of(scenario: &Scenario, d: &Decisions) -> Option<Self> {
+        Self::new(scenario, d, d.offload?)
     }
 
-    fn new(runtime: &Runtime, offload: Offload, zero: Zero) -> Option<Self> {
-        let option = *runtime.offload_option(offload, zero)?;
+    fn new(scenario: &Scenario, d: &Decisions, offload: Offload) -> Option<Self> {
+        let precision = scenario.workload.precision;
         Some(Self {
             offload,
-            option,
-            zero,
+            option: *scenario.runtime.offload_option(offload, d.zero)?,
+            zero: d.zero,
+            types: d.state_types(&scenario.runtime, precision),
+            precision,
         })
+    }
+
+    /// Element type of parameters.
+    fn parameter(self) -> DType {
+        states::parameter_type(&self.types, self.precision)
+    }
+
+    /// Bytes of so many frozen elements.
+    fn frozen(self, elements: u64) -> u64 {
+        elements * self.precision.activation().size()
     }
 
     /// What stays on the device of states that a rank has.
@@ -92,23 +104,15 @@ impl Offloaded {
     }
 
     /// Bytes that a rank's states take in host memory.
-    pub(crate) fn on_host(
-        self,
-        weights: Weights,
-        sharding: &Sharding,
-        types: &StateTypes,
-        precision: Precision,
-    ) -> Bytes {
+    pub(crate) fn on_host(self, weights: Weights, sharding: &Sharding) -> Bytes {
         let updated = self.moved(sharding.updated(weights.trained));
         let states = updated * 4 * host_number();
         let Offload::Parameters = self.offload else {
             return Bytes(states);
         };
         // Where the device computes from another copy than the master weights, the host holds it too.
-        let copy = types
-            .master
-            .map_or(0, |_| states::parameter_type(types, precision).size());
-        let frozen = sharding.shard(weights.frozen) * precision.activation().size();
+        let copy = (self.types.master).map_or(0, |_| self.parameter().size());
+        let frozen = self.frozen(sharding.shard(weights.frozen));
         Bytes(states + updated * copy + frozen)
     }
 
@@ -129,12 +133,10 @@ impl Offloaded {
     pub(crate) fn copies(
         self,
         scenario: &Scenario,
-        types: &StateTypes,
         sharding: &Sharding,
         block: Weights,
     ) -> Result<Copies, CostError> {
         let rates = Rates::of(scenario)?;
-        let precision = scenario.workload.precision;
         let mut copies = Copies::default();
         if self.option.gradients_in_backward {
             let updated = self.moved(sharding.shard(block.trained));
@@ -144,9 +146,8 @@ impl Offloaded {
             }
         }
         if self.offload == Offload::Parameters {
-            let trained =
-                sharding.shard(block.trained) * states::parameter_type(types, precision).size();
-            let frozen = sharding.shard(block.frozen) * precision.activation().size();
+            let trained = sharding.shard(block.trained) * self.parameter().size();
+            let frozen = self.frozen(sharding.shard(block.frozen));
             copies.from_host = rates.copy(trained + frozen);
         }
         Ok(copies)
@@ -159,14 +160,12 @@ impl Offloaded {
     pub(crate) fn step(
         self,
         scenario: &Scenario,
-        types: &StateTypes,
         sharding: &Sharding,
         weights: Weights,
     ) -> Result<HostStep, CostError> {
         let rates = Rates::of(scenario)?;
         let updated = self.moved(sharding.updated(weights.trained));
-        let parameter = states::parameter_type(types, scenario.workload.precision);
-        let returned = self.option.returned.unwrap_or(parameter).size();
+        let returned = (self.option.returned).unwrap_or(self.parameter()).size();
         let none = Seconds(0.0);
         Ok(HostStep {
             copies: none,
@@ -199,7 +198,7 @@ pub(crate) fn states_on_device(
 ) -> StateBytes {
     let types = d.state_types(&scenario.runtime, scenario.workload.precision);
     let states = sharding.states(weights, &types, scenario.workload.precision);
-    Offloaded::of(&scenario.runtime, d).map_or(states, |host| host.on_device(states))
+    Offloaded::of(scenario, d).map_or(states, |host| host.on_device(states))
 }
 
 /// Least bytes of all states of a model on devices, unsharded, whatever of them lies in host memory. Under every strategy
@@ -216,19 +215,19 @@ pub fn least_states(scenario: &Scenario) -> Result<Bytes, CostError> {
     };
     let (runtime, precision) = (&scenario.runtime, scenario.workload.precision);
     let options = (runtime.space.offload.iter()).filter(|_| scenario.cluster.has_hosts());
-    let offloads: Vec<Offloaded> = options
-        .map(|&option| Offloaded {
+    let of_types = |types: StateTypes| {
+        let states = alone.states(weights, &types, precision);
+        let offloads = options.clone().map(|&option| Offloaded {
             offload: match option.states {
                 OffloadKind::Optimizer => Offload::Optimizer(100),
                 OffloadKind::Parameters => Offload::Parameters,
             },
             option,
             zero: alone.zero,
-        })
-        .collect();
-    let of_types = |types: StateTypes| {
-        let states = alone.states(weights, &types, precision);
-        let on_device = offloads.iter().map(|host| host.on_device(states).total());
+            types,
+            precision,
+        });
+        let on_device = offloads.map(|host| host.on_device(states).total());
         on_device.fold(states.total(), Bytes::min)
     };
     let types = states::smallest_types(runtime, precision).into_iter();
@@ -247,10 +246,9 @@ pub(crate) fn step(
     sharding: &Sharding,
     weights: Weights,
 ) -> Result<HostStep, CostError> {
-    let offloaded = offload.and_then(|of| Offloaded::new(&scenario.runtime, of, d.zero));
+    let offloaded = offload.and_then(|of| Offloaded::new(scenario, d, of));
     offloaded.map_or(Ok(HostStep::default()), |host| {
-        let types = d.state_types(&scenario.runtime, scenario.workload.precision);
-        host.step(scenario, &types, sharding, weights)
+        host.step(scenario, sharding, weights)
     })
 }
 
@@ -263,10 +261,8 @@ pub(crate) fn overfills_host(
     weights: Weights,
     ranks: u64,
 ) -> bool {
-    let types = d.state_types(&scenario.runtime, scenario.workload.precision);
-    let precision = scenario.workload.precision;
-    Offloaded::of(&scenario.runtime, d).is_some_and(|host| {
-        let together = host.on_host(weights, sharding, &types, precision);
+    Offloaded::of(scenario, d).is_some_and(|host| {
+        let together = host.on_host(weights, sharding);
         !host_memory(scenario, &[Bytes(together.0 / ranks)]).fits()
     })
 }

@@ -467,5 +467,10 @@ pub(crate) fn interval(name: &str, found: Residual, evidence: &str) -> UsedConst
 
 /// A number of a cluster or runtime, with its evidence.
 pub(crate) fn constant<T: std::fmt::Display>(name: &str, sourced: &Sourced<T>) -> UsedConstant {
-    known::constant(name, sourced.value.to_string(), sourced.origin, &sourced.source)
+    known::constant(
+        name,
+        sourced.value.to_string(),
+        sourced.origin,
+        &sourced.source,
+    )
 }

@@ -36,12 +36,7 @@ pub(crate) fn check(scenario: &Scenario) -> Result<(), CostError> {
         "finite factor, 1 or more",
     )?;
     let fraction = (0.0..1.0).contains(&headroom);
-    held(
-        "headroom",
-        headroom,
-        fraction,
-        "fraction from 0 to below 1",
-    )
+    held("headroom", headroom, fraction, "fraction from 0 to below 1")
 }
 
 /// Names and values of the scenario's numbers that must be 0 or more. Most are times.

@@ -294,11 +294,11 @@ fn all_left(placed: &Placed<'_>, lost: &[Lost]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use catalog::{Model, Precision, Workload, WorkloadSizes};
+    use catalog::{Model, Precision, WorkloadSizes};
     use plans::Strategy;
 
     use super::*;
-    use crate::CostModel;
+    use crate::{CostModel, testing};
 
     fn scenario(model: &str, gpus: u64) -> Scenario {
         let sizes = WorkloadSizes {
@@ -307,26 +307,17 @@ mod tests {
             global_batch: 960,
             precision: Precision::Bf16,
         };
-        Scenario {
-            model: catalog::load::model(model).expect("a preset"),
-            cluster: catalog::load::cluster("dgx-h100").expect("a preset"),
-            runtime: catalog::load::runtime("vescale").expect("a preset"),
-            workload: Workload::new(sizes).expect("a workload"),
-            headroom: 0.05,
-        }
+        testing::scenario([model, "dgx-h100", "vescale"], sizes)
     }
 
     fn strategy(model: &str, gpus: u64, text: &str) -> Strategy {
-        let s = scenario(model, gpus);
-        plans::grammar::parse(text, &s.model, &s.workload, &s.runtime).expect(text)
+        testing::strategy(&scenario(model, gpus), text)
     }
 
     fn between(model: &str, old: (u64, &str), new: (u64, &str)) -> Resharding {
         let costs = CostModel::new(scenario(model, new.0)).expect("priced");
-        let (old_gpus, new_gpus) = (old.0, new.0);
-        let old = strategy(model, old.0, old.1);
-        let new = strategy(model, new.0, new.1);
-        let (old, new) = (placed(&old, old_gpus), placed(&new, new_gpus));
+        let plans = [old, new].map(|(gpus, text)| (gpus, strategy(model, gpus, text)));
+        let [old, new] = plans.each_ref().map(|(gpus, of)| placed(0, of, *gpus));
         costs.resharding(&[old], &[new], &LOST).expect("counted")
     }
 
@@ -336,18 +327,10 @@ mod tests {
         nodes: 1,
     }];
 
-    fn placed(strategy: &Strategy, gpus: u64) -> Placed<'_> {
+    fn placed(pool: usize, strategy: &Strategy, gpus: u64) -> Placed<'_> {
         Placed {
             decisions: strategy,
-            devices: (0..gpus).map(|number| Device { pool: 0, number }).collect(),
-        }
-    }
-
-    /// A group of 8 ranks on a pool.
-    fn placed_on(pool: usize, strategy: &Strategy) -> Placed<'_> {
-        Placed {
-            decisions: strategy,
-            devices: (0..8).map(|number| Device { pool, number }).collect(),
+            devices: (0..gpus).map(|number| Device { pool, number }).collect(),
         }
     }
 
@@ -420,13 +403,13 @@ mod tests {
             let old = old.map(|text| strategy("llama3-8b", 8, text));
             let old: Vec<Placed<'_>> = (0..)
                 .zip(&old)
-                .map(|(pool, of)| placed_on(pool, of))
+                .map(|(pool, of)| placed(pool, of, 8))
                 .collect();
             let strategies: Vec<(usize, Strategy)> = (new.iter())
                 .map(|&(pool, text)| (pool, strategy("llama3-8b", 8, text)))
                 .collect();
             let placed: Vec<Placed<'_>> = (strategies.iter())
-                .map(|(pool, of)| placed_on(*pool, of))
+                .map(|(pool, of)| placed(*pool, of, 8))
                 .collect();
             let lost = nodes.map(|nodes| Lost {
                 gpus_per_node: 8,
@@ -477,17 +460,16 @@ mod tests {
     #[test]
     fn a_checkpoint_holds_whole_weights() {
         let s = scenario("llama3-8b", 8);
-        let runtime = catalog::load::runtime("megatron-core").expect("a preset");
+        let s = Scenario {
+            runtime: catalog::load::runtime("megatron-core").expect("a preset"),
+            ..s
+        };
         for (text, bytes) in [
             ("dp8 zero1", 12.0),
             ("dp8 zero1 optim_states=split_master", 12.0),
             ("dp8 zero1 optim_states=bf16_moments", 8.0),
         ] {
-            let d = plans::grammar::parse(text, &s.model, &s.workload, &runtime).expect(text);
-            let s = Scenario {
-                runtime: runtime.clone(),
-                ..s.clone()
-            };
+            let d = testing::strategy(&s, text);
             assert_eq!(crate::states::checkpoint_bytes(&s, &d), bytes, "{text}");
         }
     }

@@ -225,26 +225,19 @@ impl Scenario {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::testing;
 
     #[test]
     fn kernels_lose_most_to_nccl_where_nothing_else_limits_them() {
         let slowdown = |cluster: &str, of_runtime: f64| {
-            let mut runtime = catalog::load::runtime("fsdp2").expect("a preset");
-            runtime.overheads.overlap_slowdown.value = of_runtime;
-            let scenario = Scenario {
-                model: catalog::load::model("llama3-8b").expect("a preset"),
-                cluster: catalog::load::cluster(cluster).expect("a preset"),
-                runtime,
-                workload: Workload::new(catalog::WorkloadSizes {
-                    gpus: 8,
-                    seq_len: 1024,
-                    global_batch: 8,
-                    precision: catalog::Precision::Bf16,
-                })
-                .expect("a workload"),
-                headroom: 0.0,
+            let sizes = catalog::WorkloadSizes {
+                gpus: 8,
+                seq_len: 1024,
+                global_batch: 8,
+                precision: catalog::Precision::Bf16,
             };
+            let mut scenario = testing::scenario(["llama3-8b", cluster, "fsdp2"], sizes);
+            scenario.runtime.overheads.overlap_slowdown.value = of_runtime;
             scenario.slowdown_beside_nccl()
         };
         for (cluster, of_runtime, found) in [

@@ -18,7 +18,10 @@ pub(crate) fn stretch(
     cores: u64,
     record: &mut impl Record,
 ) {
-    let spans = alone.events.iter().map(|event| (event.start.0, event.end.0));
+    let spans = alone
+        .events
+        .iter()
+        .map(|event| (event.start.0, event.end.0));
     let clock = Clock::new(spans, peers as f64 / cores as f64);
     let stretched = |event: &Event| Event {
         start: clock.at(event.start),
@@ -31,8 +34,7 @@ pub(crate) fn stretch(
     for &(rank, at, bytes) in &alone.memory {
         record.memory(rank, clock.at(at), bytes);
     }
-    let overhead =
-        outcome.step_time - outcome.ranks.iter().fold(Seconds(0.0), |t, r| t.max(r.end));
+    let overhead = outcome.step_time - outcome.ranks.iter().fold(Seconds(0.0), |t, r| t.max(r.end));
     let mut last = Seconds(0.0);
     for (rank, state) in (0u32..).zip(&mut outcome.ranks) {
         let own = || alone.events.iter().filter(|event| event.rank == rank);

@@ -87,8 +87,8 @@ impl<'a> Traffic<'a> {
                 }
             },
             reduce: parallel.reduce(weights.trained, message, reduced, whole)?,
-            copies: match Offloaded::of(&scenario.runtime, strategy) {
-                Some(host) => host.copies(scenario, types, &parallel.sharding, weights)?,
+            copies: match Offloaded::of(scenario, strategy) {
+                Some(host) => host.copies(scenario, &parallel.sharding, weights)?,
                 None => Copies::default(),
             },
         })
@@ -165,12 +165,8 @@ pub(crate) fn broadcast(
 }
 
 /// Decides which actions a stage's traffic overlaps with; what nothing hides becomes an action of its own.
-pub(crate) fn plan(
-    scenario: &Scenario,
-    strategy: &Decisions,
-    parallel: &DataParallel,
-    stage: &mut StageWork,
-) {
+pub(crate) fn plan(traffic: &Traffic<'_>, stage: &mut StageWork) {
+    let (scenario, strategy) = (traffic.scenario, traffic.strategy);
     let all = |time: fn(&LayerTraffic) -> Seconds| -> Seconds {
         let layers = stage.layers.iter();
         layers.map(|l| time(l) * l.count as f64).sum()
@@ -181,11 +177,11 @@ pub(crate) fn plan(
     let mut overlap = strategy.overlap;
     // With one data-parallel rank these are no decisions: gradients are copied to the host as they come, and replicas of
     // experts, if there are any, send beside other work.
-    let alone = parallel.ranks() == 1;
+    let alone = traffic.parallel.ranks() == 1;
     overlap.grad_reduce |= alone;
     overlap.param_gather |= alone;
     overlap.param_gather &= !(scenario.runtime.rewrites).contains(&Rewrite::GatherInStep);
-    let offloaded = Offloaded::of(&scenario.runtime, strategy);
+    let offloaded = Offloaded::of(scenario, strategy);
     let mut plan = TrafficPlan {
         first: 0,
         last: strategy.num_micro_batches as u32 - 1,

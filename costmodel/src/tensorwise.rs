@@ -74,35 +74,24 @@ pub(crate) fn expose(
 
 #[cfg(test)]
 mod tests {
-    use crate::{CostModel, Scenario};
-    use catalog::{Precision, Seconds, Workload};
+    use catalog::{Precision, Seconds, WorkloadSizes};
+
+    use crate::{CostModel, testing};
 
     /// Data-parallel seconds that nothing hides, of GPT-3 under DeepSpeed's first ZeRO-3. `launch` and `hop` are the seconds in which
     /// the host issues a copy and a message gets from one node to the next.
     fn exposed(gpus: u64, [launch, hop]: [f64; 2], recompute: &str) -> f64 {
-        let mut scenario = Scenario {
-            model: catalog::load::model("gpt3-175b").expect("preset"),
-            cluster: catalog::load::cluster("dgx-a100").expect("preset"),
-            runtime: catalog::load::runtime("deepspeed-2021").expect("preset"),
-            workload: Workload::new(catalog::WorkloadSizes {
-                gpus,
-                seq_len: 2048,
-                global_batch: gpus,
-                precision: Precision::Fp16,
-            })
-            .expect("a workload"),
-            headroom: 0.0,
+        let sizes = WorkloadSizes {
+            gpus,
+            seq_len: 2048,
+            global_batch: gpus,
+            precision: Precision::Fp16,
         };
+        let mut scenario = testing::scenario(["gpt3-175b", "dgx-a100", "deepspeed-2021"], sizes);
         scenario.runtime.overheads.launch.value = Seconds(launch);
         scenario.cluster.scale_out.latency.value = Seconds(hop);
         let text = format!("dp_shard={gpus},zero=3,mbs=1,recompute={recompute}");
-        let Scenario {
-            model,
-            workload,
-            runtime,
-            ..
-        } = &scenario;
-        let plan = plans::grammar::parse(&text, model, workload, runtime).expect("a plan");
+        let plan = testing::strategy(&scenario, &text);
         let costs = CostModel::new(scenario).expect("priced");
         costs.predict(&plan).expect("priced").breakdown.dp_exposed_s
     }

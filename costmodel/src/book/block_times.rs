@@ -151,7 +151,7 @@ impl Timed<'_> {
         }
         let (gradient, buffer) = self.gradient_bytes();
         let beside = elements * (2 * buffer).saturating_sub(gradient);
-        let bytes = Bytes((beside as f64 * self.prices.exposed_epilogue()) as u64);
+        let bytes = Bytes((beside as f64 * known::EXPOSED_EPILOGUE.factor()) as u64);
         self.prices.memory_bound(MemoryKind::Pointwise, bytes) * (1.0 / elements as f64)
     }
 

@@ -53,20 +53,10 @@ pub(crate) trait PriceBook: Debug + Send + Sync {
     ///
     /// # Errors
     /// When it was not measured.
-    fn optimizer(
-        &self,
-        scenario: &Scenario,
-        strategy: &Decisions,
-        of: &Update<'_>,
-    ) -> Result<Seconds, CostError>;
+    fn optimizer(&self, of: &Update<'_>) -> Result<Seconds, CostError>;
 
     /// Time that a rank spends on copies of gradients to the buffers in which they are reduced.
-    fn gradient_copies(
-        &self,
-        scenario: &Scenario,
-        strategy: &Decisions,
-        of: &Update<'_>,
-    ) -> Seconds;
+    fn gradient_copies(&self, of: &Update<'_>) -> Seconds;
 
     /// Time in which the first and the last pipeline rank sum up the gradients of a table that both hold.
     ///
@@ -153,6 +143,8 @@ pub(crate) struct Halves {
 /// What the optimizer of a rank updates.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Update<'a> {
+    pub(crate) scenario: &'a Scenario,
+    pub(crate) strategy: &'a Decisions,
     pub(crate) parallel: &'a DataParallel,
     /// Trained elements that the rank holds before ZeRO shards them.
     pub(crate) elements: Elements,

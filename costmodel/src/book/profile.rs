@@ -117,16 +117,11 @@ impl PriceBook for ProfilePrices {
         runs: &[Run],
         stage: &mut StageWork,
     ) -> Result<(), CostError> {
-        let Traffic {
-            scenario,
-            strategy,
-            parallel,
-            ..
-        } = *traffic;
+        let (strategy, parallel) = (traffic.strategy, traffic.parallel);
         if self.of_gpus && parallel.ranks() > 1 {
             let message = |kind, bytes, group: Group| measured(self, kind, bytes, group.size);
             stage_traffic::add_layers(traffic, &message, runs, stage)?;
-            stage_traffic::plan(scenario, strategy, parallel, stage);
+            stage_traffic::plan(traffic, stage);
             return Ok(());
         }
         let mut weights = Weights::default();
@@ -135,7 +130,7 @@ impl PriceBook for ProfilePrices {
         }
         if strategy.zero != Zero::Z0 {
             let elements = weights.gathered(strategy.zero);
-            let gathered = self.gather(parallel, elements, scenario.workload.precision)?;
+            let gathered = self.gather(parallel, elements, traffic.scenario.workload.precision)?;
             stage.exposed_gather = Some(gathered);
         }
         stage.exposed_reduce = Some(self.reduce(parallel, weights.trained)?);
@@ -143,26 +138,22 @@ impl PriceBook for ProfilePrices {
     }
 
     /// 0: measured reductions include these copies.
-    fn gradient_copies(&self, _: &Scenario, _: &Decisions, _: &Update<'_>) -> Seconds {
+    fn gradient_copies(&self, _: &Update<'_>) -> Seconds {
         Seconds(0.0)
     }
 
     /// Includes the copy of the parameters that kernels read.
-    fn optimizer(
-        &self,
-        scenario: &Scenario,
-        strategy: &Decisions,
-        of: &Update<'_>,
-    ) -> Result<Seconds, CostError> {
+    fn optimizer(&self, of: &Update<'_>) -> Result<Seconds, CostError> {
+        let zero = of.strategy.zero;
         let whole = of.elements.dense + of.elements.expert;
         let own = of.parallel.sharding.shard(of.elements);
-        let world = scenario.workload.gpus;
+        let world = of.scenario.workload.gpus;
         let norm = self.price(&Kernel::new("gradient norm", [own.max(1)]))?;
         let update = self.price(&Kernel::new("adamw", [own.max(1)]))?;
-        let held = if strategy.zero >= Zero::Z2 { own } else { whole };
+        let held = if zero >= Zero::Z2 { own } else { whole };
         // Clearing the gradients writes without reading: half the price of a copy.
         let clear = self.copy(held)? * 0.5;
-        let anew = match strategy.zero {
+        let anew = match zero {
             Zero::Z0 => self.copy(whole)?,
             Zero::Z3 => self.copy(own)?,
             Zero::Z1 | Zero::Z2 => Seconds(0.0),

@@ -39,40 +39,27 @@ impl PriceBook for TablePrices {
         runs: &[Run],
         stage: &mut StageWork,
     ) -> Result<(), CostError> {
-        let Traffic {
-            scenario,
-            strategy,
-            parallel,
-            ..
-        } = *traffic;
+        let (scenario, strategy) = (traffic.scenario, traffic.strategy);
+        let ranks = traffic.parallel.ranks();
         let visits = strategy.zero == Zero::Z3
             && (scenario.runtime.rewrites).contains(&Rewrite::VisitModules);
-        let visited = visits.then(|| module_visits::add(scenario, parallel.ranks(), runs, stage));
+        let visited = visits.then(|| module_visits::add(scenario, ranks, runs, stage));
         let runs = visited.as_deref().unwrap_or(runs);
         let copies = strategy.offload.is_some() || strategy.offload_layers > 0;
-        if parallel.ranks() > 1 || copies {
+        if ranks > 1 || copies {
             self.traffic(traffic, runs, stage)?;
         }
         // After the traffic is added: the blocks' shares of the stage's time are taken without these casts.
-        autocast(scenario, self, strategy, runs, stage);
+        self.autocast(traffic, runs, stage);
         Ok(())
     }
 
-    fn optimizer(
-        &self,
-        scenario: &Scenario,
-        strategy: &Decisions,
-        of: &Update<'_>,
-    ) -> Result<Seconds, CostError> {
-        let types = &strategy.state_types(&scenario.runtime, scenario.workload.precision);
+    fn optimizer(&self, of: &Update<'_>) -> Result<Seconds, CostError> {
+        let (scenario, strategy, elements) = (of.scenario, of.strategy, of.elements);
         let precision = scenario.workload.precision;
-        let Update {
-            elements,
-            gradients,
-            ..
-        } = *of;
+        let types = &strategy.state_types(&scenario.runtime, precision);
         let sharding = &of.parallel.sharding;
-        let offloaded = Offloaded::of(&scenario.runtime, strategy);
+        let offloaded = Offloaded::of(scenario, strategy);
         let on_device = |bytes: Bytes| offloaded.map_or(bytes, |host| host.left(bytes));
         let traffic = on_device(sharding.optimizer_traffic(elements, types, precision));
         let kind = if types.momentum == DType::U8 {
@@ -83,7 +70,7 @@ impl PriceBook for TablePrices {
             MemoryKind::UnfusedOptimizer
         };
         let owned = sharding.shard(elements) * states::gradient_type(types, precision).size();
-        let norm = Bytes(gradients.0.min(owned));
+        let norm = Bytes(of.gradients.0.min(owned));
         let elementary = scenario.runtime.overheads.optimizer_bytes.value;
         let update = match elementary > 0.0 {
             true => {
@@ -98,23 +85,19 @@ impl PriceBook for TablePrices {
             let copied = on_device(Bytes(sharding.updated(elements) * 2 * DType::F32.size()));
             time += self.memory_bound(MemoryKind::Pointwise, copied);
         }
-        time = self.tensor_after_tensor(scenario, strategy, of, time);
+        time = self.tensor_after_tensor(of, time);
         let whole = elements.total() * types.reduce.size();
         if offloaded.is_none() {
-            time += self.gradient_copies(scenario, strategy, of);
+            time += self.gradient_copies(of);
         }
         Ok(time + scenario.runtime.overheads.gradient_byte.value * whole as f64)
     }
 
-    fn gradient_copies(
-        &self,
-        scenario: &Scenario,
-        strategy: &Decisions,
-        of: &Update<'_>,
-    ) -> Seconds {
+    fn gradient_copies(&self, of: &Update<'_>) -> Seconds {
         if of.parallel.ranks() == 1 {
             return Seconds(0.0);
         }
+        let (scenario, strategy) = (of.scenario, of.strategy);
         let types = strategy.state_types(&scenario.runtime, scenario.workload.precision);
         let whole = of.elements.total() * types.reduce.size();
         let bytes = Bytes(bucket_passes(scenario, strategy) * 2 * whole);
@@ -169,13 +152,8 @@ impl PriceBook for TablePrices {
 
 impl TablePrices {
     /// Time of an optimizer step. `time` is how long the device takes; to it comes what the host does for one tensor after another.
-    fn tensor_after_tensor(
-        &self,
-        scenario: &Scenario,
-        strategy: &Decisions,
-        of: &Update<'_>,
-        time: Seconds,
-    ) -> Seconds {
+    fn tensor_after_tensor(&self, of: &Update<'_>, time: Seconds) -> Seconds {
+        let scenario = of.scenario;
         let overheads = &scenario.runtime.overheads;
         let rewrites = &scenario.runtime.rewrites;
         let launches =
@@ -184,22 +162,18 @@ impl TablePrices {
         if rewrites.contains(&Rewrite::OptimizerByTensor) {
             time = time.max(launches(known::KERNELS_PER_TENSOR.factor()));
         }
-        if states::buckets_after_backward(scenario, strategy) {
+        if states::buckets_after_backward(scenario, of.strategy) {
             time += launches(known::CALLS_PER_BUCKETED_GRADIENT.factor());
         }
         let waits = scenario.by_host(&overheads.optimizer_tensor) * of.tensors as f64;
-        time + waits + self.whole_gradients(scenario, strategy, of)
+        time + waits + self.whole_gradients(of)
     }
 
     /// Time in which clipping gathers the gradients that tensor parallelism shards; 0 if the runtime does not gather them. Host and
     /// device work at the same time, and the slower one decides. The device sends the gradients, puts them together and reads them to
     /// find their norms. Assumed: only half of them arrive in pieces that must be copied. That ZeRO shards them too is not counted.
-    fn whole_gradients(
-        &self,
-        scenario: &Scenario,
-        strategy: &Decisions,
-        of: &Update<'_>,
-    ) -> Seconds {
+    fn whole_gradients(&self, of: &Update<'_>) -> Seconds {
+        let (scenario, strategy) = (of.scenario, of.strategy);
         let by_host = scenario.by_host(&scenario.runtime.overheads.whole_gradient);
         if strategy.tp == 1 || by_host == Seconds(0.0) {
             return Seconds(0.0);
@@ -219,30 +193,86 @@ impl TablePrices {
         runs: &[Run],
         stage: &mut StageWork,
     ) -> Result<(), CostError> {
-        let Traffic {
-            scenario,
-            strategy,
-            parallel,
-            ..
-        } = *traffic;
+        let strategy = traffic.strategy;
         let message = |kind, bytes, group: Group| Ok(self.collective(kind, bytes, group));
         stage_traffic::add_layers(traffic, &message, runs, stage)?;
         let gathers_for_every_pass = strategy.zero == Zero::Z3 && strategy.reshard_after_forward;
-        let has = |rewrite| scenario.runtime.rewrites.contains(&rewrite);
+        let has = |rewrite| traffic.scenario.runtime.rewrites.contains(&rewrite);
         if gathers_for_every_pass && has(Rewrite::GatherTensorByTensor) {
             tensorwise::expose(traffic, self, &message, runs, stage)?;
         } else {
-            stage_traffic::plan(scenario, strategy, parallel, stage);
+            stage_traffic::plan(traffic, stage);
         }
         if has(Rewrite::BroadcastParameters) {
             let tensors = runs.iter().map(|run| run.cost.tensors.reduced * run.count);
-            stage_traffic::broadcast(parallel, tensors.sum(), &message, stage)?;
+            stage_traffic::broadcast(traffic.parallel, tensors.sum(), &message, stage)?;
         }
         // After the traffic is added: the blocks' shares of the stage's time are taken without these copies.
         if gathers_for_every_pass {
-            copies(scenario, self, strategy, runs, stage);
+            self.copies(traffic, runs, stage);
         }
         Ok(())
+    }
+
+    /// Adds the casts of whole parameters that compute in 16 bits and are held in 32, as `torch.autocast` makes them: of
+    /// every weight once in forward and once in recomputation, of every gradient once in backward.
+    fn autocast(&self, traffic: &Traffic<'_>, runs: &[Run], stage: &mut StageWork) {
+        let scenario = traffic.scenario;
+        if !states::casts_in_passes(scenario, traffic.strategy.zero) {
+            return;
+        }
+        let compute = scenario.workload.precision.activation().size();
+        let held =
+            states::parameter_type(&scenario.runtime.states, scenario.workload.precision).size();
+        let casts = |of: fn(&Run) -> bool| {
+            let runs = runs.iter().filter(|run| of(run));
+            let elements = runs.map(|run| run.cost.weights.trained.total() * run.count);
+            let bytes = Bytes(elements.sum::<u64>() * (held + compute));
+            self.memory_bound(MemoryKind::Pointwise, bytes)
+        };
+        let all = casts(|_| true);
+        stage.forward.compute += all;
+        stage.recompute.compute += casts(|run| run.cost.recompute.duration().0 > 0.0);
+        stage.backward.add_weight(Work {
+            compute: all,
+            ..Work::default()
+        });
+    }
+
+    /// Adds the copies of whole parameters and gradients between a runtime's collective buffers and the tensors that
+    /// kernels use.
+    fn copies(&self, traffic: &Traffic<'_>, runs: &[Run], stage: &mut StageWork) {
+        let scenario = traffic.scenario;
+        let has = |rewrite| scenario.runtime.rewrites.contains(&rewrite);
+        let precision = scenario.workload.precision;
+        let compute = precision.activation().size();
+        let types = (traffic.strategy).state_types(&scenario.runtime, precision);
+        let reduce = types.reduce.size();
+        let cast = if reduce == compute {
+            0
+        } else {
+            compute + reduce
+        };
+        let gathered_in = states::gathered_type(&scenario.runtime, precision).size();
+        let (gathered, reduced) = if has(Rewrite::CopyShards) {
+            (2 * gathered_in, compute + reduce)
+        } else if has(Rewrite::FlattenGradients) {
+            (0, 4 * compute + cast)
+        } else {
+            return;
+        };
+        let pass = |of: fn(Weights) -> Elements, bytes: u64| {
+            let elements = |run: &Run| of(run.cost.weights).total() * run.count;
+            let whole: u64 = runs.iter().map(elements).sum();
+            self.memory_bound(MemoryKind::Pointwise, Bytes(whole * bytes))
+        };
+        let gathers = pass(Weights::all, gathered);
+        stage.forward.compute += gathers;
+        let backward = Work {
+            compute: gathers + pass(|weights| weights.trained, reduced),
+            ..Work::default()
+        };
+        stage.backward.add_weight(backward);
     }
 }
 
@@ -259,80 +289,4 @@ fn bucket_passes(scenario: &Scenario, strategy: &Decisions) -> u64 {
         Zero::Z2 => passes * strategy.num_micro_batches,
         _ => passes,
     }
-}
-
-/// Adds the casts of whole parameters that compute in 16 bits and are held in 32, as `torch.autocast` makes them: of
-/// every weight once in forward and once in recomputation, of every gradient once in backward.
-fn autocast(
-    scenario: &Scenario,
-    prices: &TablePrices,
-    strategy: &Decisions,
-    runs: &[Run],
-    stage: &mut StageWork,
-) {
-    if !states::casts_in_passes(scenario, strategy.zero) {
-        return;
-    }
-    let compute = scenario.workload.precision.activation().size();
-    let held = states::parameter_type(&scenario.runtime.states, scenario.workload.precision).size();
-    let casts = |runs: &mut dyn Iterator<Item = &Run>| {
-        let elements: u64 = runs
-            .map(|run| run.cost.weights.trained.total() * run.count)
-            .sum();
-        let bytes = Bytes(elements * (held + compute));
-        prices.memory_bound(MemoryKind::Pointwise, bytes)
-    };
-    let all = casts(&mut runs.iter());
-    stage.forward.compute += all;
-    stage.recompute.compute += casts(
-        &mut runs
-            .iter()
-            .filter(|run| run.cost.recompute.duration().0 > 0.0),
-    );
-    stage.backward.add_weight(Work {
-        compute: all,
-        ..Work::default()
-    });
-}
-
-/// Adds the copies of whole parameters and gradients between a runtime's collective buffers and the tensors that
-/// kernels use.
-fn copies(
-    scenario: &Scenario,
-    prices: &TablePrices,
-    strategy: &Decisions,
-    runs: &[Run],
-    stage: &mut StageWork,
-) {
-    let has = |rewrite| scenario.runtime.rewrites.contains(&rewrite);
-    let compute = scenario.workload.precision.activation().size();
-    let reduce = strategy
-        .state_types(&scenario.runtime, scenario.workload.precision)
-        .reduce
-        .size();
-    let cast = if reduce == compute {
-        0
-    } else {
-        compute + reduce
-    };
-    let gathered_in = states::gathered_type(&scenario.runtime, scenario.workload.precision).size();
-    let (gathered, reduced) = if has(Rewrite::CopyShards) {
-        (2 * gathered_in, compute + reduce)
-    } else if has(Rewrite::FlattenGradients) {
-        (0, 4 * compute + cast)
-    } else {
-        return;
-    };
-    let pass = |of: fn(Weights) -> Elements, bytes: u64| {
-        let elements = |run: &Run| of(run.cost.weights).total() * run.count;
-        let whole: u64 = runs.iter().map(elements).sum();
-        prices.memory_bound(MemoryKind::Pointwise, Bytes(whole * bytes))
-    };
-    let gathers = pass(Weights::all, gathered);
-    stage.forward.compute += gathers;
-    let backward = Work {
-        compute: gathers + pass(|weights| weights.trained, reduced),
-        ..Work::default()
-    };
-    stage.backward.add_weight(backward);
 }

@@ -85,22 +85,18 @@ pub(super) fn readers(trace: &Trace, id: TensorId) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use models::{BlockClass, BlockLayout};
+    use models::BlockLayout;
     use plans::Recompute;
 
     use super::*;
-
-    const TOKENS: u64 = 32;
-    const HIDDEN: u64 = 64;
+    use crate::lower::testing::{HIDDEN, TOKENS, layer};
 
     /// Bytes that a layer keeps for backward, divided by the number of tokens and the hidden size.
     fn kept(json: &str, runtime: &str, recompute: Recompute) -> f64 {
         let model = catalog::hf::decode(json, "test", "test").expect("a model");
         let runtime = catalog::load::runtime(runtime).expect("a preset");
         let lowering = Lowering::new(&runtime, runtime.fp8_recipe);
-        let class = BlockClass::Layer(model.layer_class(0));
-        let layout = BlockLayout::alone(1, TOKENS, DType::Bf16);
-        let trace = models::trace_block(&model, class, &layout).expect("a block");
+        let trace = layer(&model, &BlockLayout::alone(1, TOKENS, DType::Bf16));
         let saved = lowering.saved(&trace, recompute).into_iter();
         let bytes: Bytes = saved.map(|(_, bytes)| bytes).sum();
         bytes.as_f64() / (TOKENS * HIDDEN) as f64
@@ -124,18 +120,13 @@ mod tests {
             (model("qwen3", ""), 4.0 * (2.0 + 4.0) + 3.0 * 2.0),
         ];
         for (json, more) in cases {
-            let narrow = kept(&json, "fsdp2", Recompute::None);
-            let wide = kept(&json, "hf-trainer", Recompute::None);
-            assert!(
-                (wide - narrow - more).abs() < 1e-9,
-                "{json}: {narrow} {wide}"
-            );
-            let narrow = kept(&json, "fsdp2", Recompute::Full);
-            let wide = kept(&json, "hf-trainer", Recompute::Full);
-            assert!(
-                (wide - narrow - 2.0).abs() < 1e-9,
-                "{json}: {narrow} {wide}"
-            );
+            for (recompute, more) in [(Recompute::None, more), (Recompute::Full, 2.0)] {
+                let [narrow, wide] = ["fsdp2", "hf-trainer"].map(|of| kept(&json, of, recompute));
+                assert!(
+                    (wide - narrow - more).abs() < 1e-9,
+                    "{json}: {narrow} {wide}"
+                );
+            }
         }
     }
 }

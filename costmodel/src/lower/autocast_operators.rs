@@ -151,18 +151,13 @@ fn is_wide(trace: &Trace, id: TensorId) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use catalog::DType;
-    use models::{BlockClass, BlockLayout};
-
     use super::*;
     use crate::execution::Execution;
+    use crate::lower::testing::layer_of;
 
     /// Bytes of each operator that autocast changes, for each of its output's numbers: of a layer's forward, then of its backward.
     fn bytes(model: &str, runtime: &str, narrow_parameters: bool) -> [Vec<u64>; 2] {
-        let model = catalog::load::model(model).expect("a preset");
-        let class = BlockClass::Layer(model.layer_class(0));
-        let trace = models::trace_block(&model, class, &BlockLayout::alone(1, 32, DType::Bf16));
-        let trace = trace.expect("a block");
+        let trace = layer_of(model);
         let runtime = catalog::load::runtime(runtime).expect("a preset");
         let execution = Execution {
             narrow_parameters,

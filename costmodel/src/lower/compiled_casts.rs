@@ -189,23 +189,21 @@ impl<'a> Operands<'a> {
 #[cfg(test)]
 mod tests {
     use catalog::DType;
-    use models::{BlockClass, BlockLayout};
+    use models::BlockLayout;
 
     use super::*;
-    use crate::lower::small_model::{HIDDEN, INNER, KEYS, TOKENS, model};
+    use crate::lower::testing::{HIDDEN, INNER, KEYS, TOKENS, layer, model, runtime};
 
     /// Bytes of the casts of each pass over a layer of Llama's kind, split over `tp` ranks.
     fn casts(recipe: Fp8Recipe, tp: u64) -> [u64; 3] {
-        let model = model("llama", "");
-        let runtime = catalog::load::runtime("torchtitan-compile").expect("a preset");
+        let runtime = runtime("torchtitan-compile");
         let layout = BlockLayout {
             tp,
             sequence_parallel: tp > 1,
             eight_bits: true,
             ..BlockLayout::alone(1, TOKENS, DType::Bf16)
         };
-        let class = BlockClass::Layer(model.layer_class(0));
-        let trace = models::trace_block(&model, class, &layout).expect("a block");
+        let trace = layer(&model("llama", ""), &layout);
         let lowering = Lowering::new(&runtime, recipe);
         let narrow = |op: &AnyOp<'_>| matches!(op.cost(), CostClass::Product(of) if lowering.is_eight_bit(&trace, of));
         [Pass::Forward, Pass::BackwardInput, Pass::BackwardWeight].map(|pass| {

@@ -217,24 +217,21 @@ fn chain(bytes: u64, launches: u64) -> Chain {
 #[cfg(test)]
 mod tests {
     use catalog::{CpKind, DType};
-    use models::{BlockClass, BlockLayout};
+    use models::BlockLayout;
 
-    use super::super::small_model::{KEYS, TOKENS, model};
     use super::*;
     use crate::lower::Lowered;
+    use crate::lower::testing::{self, KEYS, TOKENS, layer, model};
 
     /// A layer whose sequence is divided among so many ranks, as a runtime runs it.
     fn lowered(runtime: &str, ranks: u64, exchange: CpKind) -> Lowered {
-        let runtime = catalog::load::runtime(runtime).expect("a preset");
-        let model = model("llama", "");
-        let class = BlockClass::Layer(model.layer_class(0));
         let layout = BlockLayout {
             cp: ranks,
             cp_kind: exchange,
             ..BlockLayout::alone(1, TOKENS, DType::Bf16)
         };
-        let trace = models::trace_block(&model, class, &layout).expect("a block");
-        Lowering::new(&runtime, runtime.fp8_recipe).lower(&trace)
+        let trace = layer(&model("llama", ""), &layout);
+        testing::lowered(&testing::runtime(runtime), &trace)
     }
 
     /// Bytes that a step of the ring sends, forward and backward, per token of a rank.
@@ -335,21 +332,12 @@ mod tests {
     #[test]
     fn tokens_are_copied_to_the_order_of_the_sequence_and_back() {
         use CpKind::{AllGather, AllToAll};
+        let core = "megatron-core";
         // A gather returns both ranks' keys of 32 numbers of 16 bits, and values as many. Before attention an all-to-all sends queries,
         // keys and values, after it the result.
         for (runtime, exchange, backward, shown) in [
-            (
-                "megatron-core",
-                AllGather,
-                false,
-                "+128 256 +128 256 attention 384",
-            ),
-            (
-                "megatron-core",
-                AllGather,
-                true,
-                "attention 256 768 +128 768 +128",
-            ),
+            (core, AllGather, false, "+128 256 +128 256 attention 384"),
+            (core, AllGather, true, "attention 256 768 +128 768 +128"),
             (
                 "torchtitan",
                 AllGather,
@@ -358,7 +346,7 @@ mod tests {
             ),
             ("torchtitan", AllGather, true, "attention 256 +128 256 +128"),
             (
-                "megatron-core",
+                core,
                 AllToAll,
                 false,
                 "256 +128 256 128 +64 128 128 +64 128 attention 256 +128 256",

@@ -107,17 +107,14 @@ pub(super) fn kept(lowering: &Lowering<'_>, trace: &Trace, op: &Op) -> Option<By
 #[cfg(test)]
 mod tests {
     use dtensor::CostClass;
-    use models::{BlockClass, BlockLayout};
 
     use super::*;
     use crate::lower::kernel::{Kernel, KernelKind};
+    use crate::lower::testing::layer_of;
 
     #[test]
     fn operators_beyond_a_power_run_in_32_bits_under_autocast() {
-        let model = catalog::load::model("gpt2").expect("a preset");
-        let class = BlockClass::Layer(model.layer_class(0));
-        let trace = models::trace_block(&model, class, &BlockLayout::alone(1, 32, DType::Bf16));
-        let trace = trace.expect("a block");
+        let trace = layer_of("gpt2");
         let gelu = |op: &AnyOp<'_>| op.cost() == CostClass::Activation { gated: false };
         // Bytes and launches of forward and backward, and bytes kept, of an element of 16 bits.
         let cases = [

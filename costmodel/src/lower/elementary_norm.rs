@@ -46,18 +46,13 @@ pub(super) fn kept(
 
 #[cfg(test)]
 mod tests {
-    use catalog::DType;
-    use models::{BlockClass, BlockLayout};
-
     use super::*;
+    use crate::lower::testing::layer_of;
 
     /// Bytes for each element of their inputs that the norms of a model's first layer keep beside the 16-bit input.
     fn per_element(model: &str, runtime: &str) -> Vec<u64> {
-        let model = catalog::load::model(model).expect("a preset");
+        let trace = layer_of(model);
         let runtime = catalog::load::runtime(runtime).expect("a preset");
-        let class = BlockClass::Layer(model.layer_class(0));
-        let trace = models::trace_block(&model, class, &BlockLayout::alone(1, 32, DType::Bf16));
-        let trace = trace.expect("a block");
         let lowering = Lowering::new(&runtime, runtime.fp8_recipe);
         let mut seen = TensorSet::new(&trace);
         let mut all = Vec::new();

@@ -38,16 +38,12 @@ pub(super) fn chain(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> O
 
 #[cfg(test)]
 mod tests {
-    use models::{BlockClass, BlockLayout};
-
     use super::*;
+    use crate::lower::testing::layer_of;
 
     #[test]
     fn rotary_embedding_by_pairs_moves_32_bits() {
-        let model = catalog::load::model("llama3-8b").expect("a preset");
-        let class = BlockClass::Layer(model.layer_class(0));
-        let trace = models::trace_block(&model, class, &BlockLayout::alone(1, 32, DType::Bf16));
-        let trace = trace.expect("a block");
+        let trace = layer_of("llama3-8b");
         let mut runtime = catalog::load::runtime("fsdp2").expect("a preset");
         let chains = |runtime: &catalog::Runtime| -> Vec<_> {
             let lowering = Lowering::new(runtime, runtime.fp8_recipe);

@@ -123,10 +123,11 @@ fn local_experts(trace: &Trace) -> u64 {
 mod tests {
     use catalog::runtime::Rewrite;
     use catalog::{DType, Dispatcher, Runtime};
-    use models::{BlockClass, BlockLayout};
+    use models::BlockLayout;
 
     use super::*;
     use crate::lower::kernel::{Kernel, KernelKind};
+    use crate::lower::testing::{self, lowered, runtime};
 
     /// A layer with eight experts, run on 64 tokens, each of which goes to two of them. Experts are as wide as the model.
     fn layer() -> Trace {
@@ -134,18 +135,17 @@ mod tests {
             "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "num_local_experts": 8,
             "num_experts_per_tok": 2, "vocab_size": 128, "max_position_embeddings": 64, "sliding_window": 32}"#;
         let model = catalog::hf::decode(json, "test", "test").expect("a model");
-        let layout = BlockLayout::alone(1, 64, DType::Bf16);
-        models::trace_block(&model, BlockClass::Layer(model.layer_class(0)), &layout)
-            .expect("a block")
+        testing::layer(&model, &BlockLayout::alone(1, 64, DType::Bf16))
     }
 
     /// For each kernel of the operators that `is` selects, the bytes that it moves per element of the experts' rows, and its
     /// launches: of the forward pass, and of the backward pass.
     fn of(runtime: &Runtime, is: fn(Operator) -> bool) -> [Vec<(u64, u32)>; 2] {
         let trace = layer();
-        let lowered = Lowering::new(runtime, runtime.fp8_recipe).lower(&trace);
-        let moved = |kernels: &[Kernel], operators: Vec<Operator>| {
-            let memory = kernels.iter().filter(|kernel| is(operators[kernel.op]));
+        let lowered = lowered(runtime, &trace);
+        let moved = |kernels: &[Kernel]| {
+            let is = |kernel: &&Kernel| is(trace.op(kernel.pass, kernel.op).operator);
+            let memory = kernels.iter().filter(is);
             let sizes = memory.map(|kernel| match kernel.kind {
                 KernelKind::Memory {
                     bytes, launches, ..
@@ -154,16 +154,7 @@ mod tests {
             });
             sizes.collect()
         };
-        [
-            moved(
-                &lowered.forward,
-                trace.forward_ops().map(|op| op.operator).collect(),
-            ),
-            moved(
-                &lowered.backward,
-                trace.backward_ops().map(|op| op.operator).collect(),
-            ),
-        ]
+        [moved(&lowered.forward), moved(&lowered.backward)]
     }
 
     const APART: &str = "megatron-core";
@@ -171,7 +162,7 @@ mod tests {
     #[test]
     fn the_last_bias_of_experts_is_a_chain_of_operators_where_experts_run_apart() {
         let is = |operator: Operator| operator == Operator::Expert(Expert::Bias);
-        let mut runtime = catalog::load::runtime(APART).expect("a preset");
+        let mut runtime = runtime(APART);
         // For each of eight experts a product and a sum; in backward a cast, two products and their sums.
         for (dispatcher, [expected, gradient]) in [
             (Dispatcher::HybridEp, [(28, 18), (40, 42)]),
@@ -193,7 +184,7 @@ mod tests {
         // Forward's activation shares a kernel with the bias before it.
         let bias = |operator: Operator| operator == Operator::Expert(Expert::Bias);
         let bounded = |operator: Operator| is_bounded(operator);
-        let mut runtime = catalog::load::runtime(APART).expect("a preset");
+        let mut runtime = runtime(APART);
         let both = |runtime: &Runtime| {
             let ([forward, _], [_, backward]) = (of(runtime, bias), of(runtime, bounded));
             [forward[forward.len() - 2], backward[0]]

@@ -417,9 +417,10 @@ fn readers(trace: &Trace, ops: &[AnyOp<'_>]) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use catalog::DType;
-    use models::{BlockClass, BlockLayout};
+    use models::BlockLayout;
 
     use super::*;
+    use crate::lower::testing::{layer, lowered, runtime};
 
     /// GELUs of each pass that are kernels of their own, and those whose results products write.
     fn gelus(kind: &str, dtype: DType) -> [[usize; 2]; 2] {
@@ -429,11 +430,8 @@ mod tests {
                 "max_position_embeddings": 64, "intermediate_size": 256, "vocab_size": 128}}"#
         );
         let model = catalog::hf::decode(&json, "test", kind).expect("a model");
-        let layout = BlockLayout::alone(1, 32, dtype);
-        let class = BlockClass::Layer(model.layer_class(0));
-        let trace = models::trace_block(&model, class, &layout).expect("a block");
-        let runtime = catalog::load::runtime("vescale-cuda").expect("a preset");
-        let lowered = Lowering::new(&runtime, runtime.fp8_recipe).lower(&trace);
+        let trace = layer(&model, &BlockLayout::alone(1, 32, dtype));
+        let lowered = lowered(&runtime("vescale-cuda"), &trace);
         let of = |ops: &[AnyOp<'_>], kernels: &[Kernel]| {
             let is = |op: &AnyOp<'_>| matches!(op.cost(), CostClass::Activation { .. });
             let own = |kernel: &&Kernel| is(&ops[kernel.op]) && !kernel.writes.is_empty();
@@ -455,16 +453,13 @@ mod tests {
     }
 
     /// How many all-reduces a layer of Llama runs under tensor parallelism, in its forward or its backward pass.
-    fn reductions(runtime: &str, backward: bool) -> usize {
+    fn reductions(of_runtime: &str, backward: bool) -> usize {
         let model = catalog::load::model("llama2-7b").expect("a preset");
-        let class = BlockClass::Layer(model.layer_class(0));
         let layout = BlockLayout {
             tp: 2,
             ..BlockLayout::alone(1, 32, DType::Bf16)
         };
-        let trace = models::trace_block(&model, class, &layout).expect("a block");
-        let runtime = catalog::load::runtime(runtime).expect("a preset");
-        let lowered = Lowering::new(&runtime, runtime.fp8_recipe).lower(&trace);
+        let lowered = lowered(&runtime(of_runtime), &layer(&model, &layout));
         let kernels = if backward {
             lowered.backward
         } else {

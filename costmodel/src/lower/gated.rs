@@ -31,18 +31,13 @@ pub(super) fn kept(lowering: &Lowering<'_>, trace: &Trace, op: &Op) -> Option<By
 
 #[cfg(test)]
 mod tests {
-    use catalog::DType;
-    use models::{BlockClass, BlockLayout};
-
     use super::*;
+    use crate::lower::testing::layer_of;
 
     /// What the gated activations of a model's first layer keep beside their inputs, over the bytes of their results.
     fn tensors(model: &str, runtime: &str) -> u64 {
-        let model = catalog::load::model(model).expect("a preset");
+        let trace = layer_of(model);
         let runtime = catalog::load::runtime(runtime).expect("a preset");
-        let class = BlockClass::Layer(model.layer_class(0));
-        let trace = models::trace_block(&model, class, &BlockLayout::alone(1, 32, DType::Bf16));
-        let trace = trace.expect("a block");
         let lowering = Lowering::new(&runtime, runtime.fp8_recipe);
         let bytes = |op: &Op| kept(&lowering, &trace, op).map(|bytes| (bytes, op.outputs[0]));
         let all = trace.forward.iter().filter_map(bytes);

@@ -24,11 +24,11 @@ mod norm_copies;
 pub(crate) mod rearranged;
 mod recomputed;
 mod saved;
-#[cfg(test)]
-mod small_model;
 mod softmax;
 mod sums;
 mod tensor_set;
+#[cfg(test)]
+pub(crate) mod testing;
 mod vocabulary;
 
 use catalog::runtime::Rewrite;
@@ -68,18 +68,16 @@ impl Lowering<'_> {
 mod tests {
     use catalog::DType;
     use catalog::runtime::AttentionKernel;
-    use models::{BlockClass, BlockLayout};
+    use models::BlockLayout;
 
+    use super::testing::{layer, lowered, runtime};
     use super::*;
 
     /// What runs core attention in a layer of 32 tokens, forward and backward.
-    fn kernels(model: &str, runtime: &str, activation: DType) -> Vec<AttentionKernel> {
+    fn kernels(model: &str, of_runtime: &str, activation: DType) -> Vec<AttentionKernel> {
         let model = catalog::load::model(model).expect("a preset");
-        let runtime = catalog::load::runtime(runtime).expect("a preset");
-        let class = BlockClass::Layer(model.layer_class(0));
-        let layout = BlockLayout::alone(1, 32, activation);
-        let trace = models::trace_block(&model, class, &layout).expect("a block");
-        let lowered = Lowering::new(&runtime, runtime.fp8_recipe).lower(&trace);
+        let trace = layer(&model, &BlockLayout::alone(1, 32, activation));
+        let lowered = lowered(&runtime(of_runtime), &trace);
         let all = lowered.forward.iter().chain(&lowered.backward);
         all.filter_map(|kernel| match kernel.kind {
             KernelKind::Attention(of) => Some(of.kernel),
@@ -109,23 +107,16 @@ mod tests {
     #[test]
     fn attention_in_32_bits_runs_where_a_kernel_takes_it() {
         use AttentionKernel::{Flash1, Flash2};
-        for (runtime, kernels_in_32_bits) in [
+        for (runtime, in_32_bits) in [
             ("megatron-core", vec![]),
             ("nemo", vec![]),
             ("fsdp2", vec![Flash2; 2]),
             ("hf-trainer", vec![Flash2; 2]),
             ("fsdp1", vec![Flash1; 2]),
         ] {
-            assert_eq!(
-                kernels("llama3-8b", runtime, DType::F32),
-                kernels_in_32_bits,
-                "{runtime}"
-            );
-            assert_eq!(
-                kernels("llama3-8b", runtime, DType::Bf16).len(),
-                2,
-                "{runtime}"
-            );
+            let [wide, narrow] =
+                [DType::F32, DType::Bf16].map(|d| kernels("llama3-8b", runtime, d));
+            assert_eq!((wide, narrow.len()), (in_32_bits, 2), "{runtime}");
         }
     }
 }

@@ -64,6 +64,7 @@ mod tests {
 
     use super::*;
     use crate::lower::recomputed;
+    use crate::lower::testing::{self, lowered};
 
     /// The block of this class, traced in bf16.
     fn trace(class: fn(&catalog::Model) -> BlockClass) -> Trace {
@@ -79,8 +80,7 @@ mod tests {
     /// Bytes that the kernels of a layer's norms move, for each element of their inputs, in forward and in backward.
     fn moved(runtime: &str) -> [u64; 2] {
         let trace = trace(layer);
-        let runtime = catalog::load::runtime(runtime).expect("a preset");
-        let lowered = Lowering::new(&runtime, runtime.fp8_recipe).lower(&trace);
+        let lowered = lowered(&testing::runtime(runtime), &trace);
         [(&lowered.forward, 4), (&lowered.backward, 6)].map(|(kernels, fused)| {
             let norm = |kernel: &&Kernel| {
                 matches!(trace.op(kernel.pass, kernel.op).operator, Operator::Norm(_))

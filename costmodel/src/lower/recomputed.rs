@@ -85,18 +85,17 @@ fn last_needed(lowering: &Lowering<'_>, trace: &Trace, lowered: &Lowered) -> usi
 mod tests {
     use catalog::{DType, RecomputeModule};
     use dtensor::Operator;
-    use models::{BlockClass, BlockLayout};
+    use models::BlockLayout;
 
     use super::*;
+    use crate::lower::testing::layer;
 
     /// The number of activations (such as GELU or SwiGLU) that are computed a second time when `module` is recomputed.
     fn activations(json: &str, module: RecomputeModule) -> usize {
         let model = catalog::hf::decode(json, "test", "test").expect("a model");
         let runtime = catalog::load::runtime("megatron-core").expect("a preset");
         let lowering = Lowering::new(&runtime, runtime.fp8_recipe);
-        let class = BlockClass::Layer(model.layer_class(0));
-        let layout = BlockLayout::alone(1, 64, DType::Bf16);
-        let trace = models::trace_block(&model, class, &layout).expect("a block");
+        let trace = layer(&model, &BlockLayout::alone(1, 64, DType::Bf16));
         let lowered = lowering.lower(&trace);
         let recompute = Recompute::Modules([module].into_iter().collect());
         let results = trace.forward.iter().filter(

@@ -74,10 +74,11 @@ fn in_32_bits(elements: u64, narrow: DType, before: DType, pass: Pass) -> Chain 
 
 #[cfg(test)]
 mod tests {
-    use models::{BlockClass, BlockLayout};
+    use models::BlockLayout;
 
     use super::*;
     use crate::lower::Kernel;
+    use crate::lower::testing::{self, layer, lowered};
 
     /// Bytes and launches of the softmaxes of forward and backward of a layer whose heads have 64 dimensions.
     fn softmaxes(runtime: &str, sequences: u64, tokens: u64, heads: u64) -> Vec<(u64, u32)> {
@@ -87,11 +88,8 @@ mod tests {
             64 * heads
         );
         let model = catalog::hf::decode(&json, "test", "gpt2").expect("a model");
-        let runtime = catalog::load::runtime(runtime).expect("a preset");
-        let class = BlockClass::Layer(model.layer_class(0));
-        let layout = BlockLayout::alone(sequences, tokens, DType::F16);
-        let trace = models::trace_block(&model, class, &layout).expect("a block");
-        let lowered = Lowering::new(&runtime, runtime.fp8_recipe).lower(&trace);
+        let trace = layer(&model, &BlockLayout::alone(sequences, tokens, DType::F16));
+        let lowered = lowered(&testing::runtime(runtime), &trace);
         let of = |kernel: &Kernel| match kernel.kind {
             KernelKind::Memory {
                 kind: MemoryKind::Softmax,

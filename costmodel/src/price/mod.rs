@@ -149,12 +149,6 @@ impl TablePrices {
         time.max(self.roofline.collective(kind, bytes, group))
     }
 
-    /// Share of the memory traffic of fused gradient accumulation that the GEMM does not hide.
-    #[must_use]
-    pub fn exposed_epilogue(&self) -> f64 {
-        known::EXPOSED_EPILOGUE.factor()
-    }
-
     /// The constants that these prices rest on, with their evidence.
     pub(crate) fn constants(&self) -> Vec<UsedConstant> {
         let mut used = self.gemm.provenance();
