@@ -7,7 +7,7 @@ use models::BlockClass;
 use plans::{NamedTime, Recompute};
 
 use crate::block_cost::{BlockCost, BlockDetail, BlockKey, HostTimes, Tensors, weights};
-use crate::book::{BlockToPrice, Halves, PriceBook, PricedBlock, PricedKernel};
+use crate::book::{BlockToPrice, PriceBook, PricedBlock, PricedKernel};
 use crate::execution::Execution;
 use crate::launches::{Launch, issued};
 use crate::lower::{BlockMemory, Lowered, Lowering, casts};
@@ -174,7 +174,7 @@ fn of_key(of: &BlockToPrice<'_>, priced: &PricedBlock, memory: &[BlockMemory]) -
     let backward = backward(slowdown, priced);
     let in_backward = graphed(priced, &priced.backward);
     let [input, weight] = match &priced.halves {
-        Some(Halves { input, weight }) => [input, weight].map(|half| graphed(priced, half)),
+        Some(halves) => halves.each_ref().map(|half| graphed(priced, half)),
         None => [in_backward, Seconds(0.0)],
     };
     let hosts = HostTimes {
@@ -237,7 +237,7 @@ fn backward(slowdown: Slowdown, priced: &PricedBlock) -> Backward {
     let run = |pass: &[Launch]| run(slowdown, priced, pass);
     let whole = run(&priced.backward);
     let [input, weight] = match &priced.halves {
-        Some(halves) => [run(&halves.input), run(&halves.weight)],
+        Some(halves) => halves.each_ref().map(|half| run(half)),
         None => [whole, Work::default()],
     };
     Backward {

@@ -130,9 +130,7 @@ impl BlockCost {
             ..self.clone()
         }
     }
-}
 
-impl BlockCost {
     /// The cost with gradients of another type, which change backward alone.
     pub(crate) fn with_gradients(&self, accumulates: DType, backward: Backward) -> Self {
         Self {
@@ -176,14 +174,13 @@ impl BlockCost {
 impl BlockDetail {
     /// The weighted mean of two details of a block: `other` weighs `share`, this one the rest.
     pub(crate) fn mixed(mut self, other: Self, share: f64) -> Self {
-        for kernel in &mut self.kernels {
-            kernel.seconds *= 1.0 - share;
+        let own = self.kernels.iter_mut().map(|kernel| (kernel, 1.0 - share));
+        let mut others = other.kernels;
+        let theirs = others.iter_mut().map(|kernel| (kernel, share));
+        for (kernel, weight) in own.chain(theirs) {
+            kernel.seconds *= weight;
         }
-        self.kernels
-            .extend(other.kernels.into_iter().map(|kernel| NamedTime {
-                seconds: kernel.seconds * share,
-                ..kernel
-            }));
+        self.kernels.extend(others);
         self
     }
 }
@@ -280,26 +277,20 @@ impl BlockKey {
     #[must_use]
     pub(crate) fn executed(self, runtime: &Runtime, execution: Execution) -> Self {
         let own = Execution::own(runtime);
-        let overlap_tp = execution.overlap_tp && self.layout.tp > 1 && self.splits_products();
-        let fp8_recipe = match self.layout.eight_bits {
-            true => execution.fp8_recipe,
-            false => own.fp8_recipe,
+        let of_experts = if self.layout.ep > 1 { execution } else { own };
+        let of_eight_bits = if self.layout.eight_bits {
+            execution
+        } else {
+            own
         };
         Self {
-            execution: match self.layout.ep {
-                1 => Execution {
-                    overlap_tp,
-                    fp8_recipe,
-                    graphs: CudaGraphs::None,
-                    narrow_parameters: execution.narrow_parameters,
-                    ..own
-                },
-                _ => Execution {
-                    overlap_tp,
-                    fp8_recipe,
-                    graphs: CudaGraphs::None,
-                    ..execution
-                },
+            execution: Execution {
+                overlap_tp: execution.overlap_tp && self.layout.tp > 1 && self.splits_products(),
+                beside_others: of_experts.beside_others,
+                dispatcher: of_experts.dispatcher,
+                graphs: CudaGraphs::None,
+                fp8_recipe: of_eight_bits.fp8_recipe,
+                narrow_parameters: execution.narrow_parameters,
             },
             ..self
         }
@@ -308,13 +299,9 @@ impl BlockKey {
     /// The same block with passes beside which none of another micro-batch runs; `None` if that changes nothing.
     pub(crate) fn alone(self) -> Option<Self> {
         let beside = self.execution.beside_others && self.layout.ep > 1;
-        beside.then_some(Self {
-            execution: Execution {
-                beside_others: false,
-                ..self.execution
-            },
-            ..self
-        })
+        let mut alone = self;
+        alone.execution.beside_others = false;
+        beside.then_some(alone)
     }
 
     /// Whether products are split where tensor-parallel messages overlap: those of layers are, not those of the head.

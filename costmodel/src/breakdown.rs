@@ -27,7 +27,7 @@ impl Parts {
 
     /// The index of the pipeline rank that is busy longest. Waiting for pipeline transfers does not count as busy.
     pub(crate) fn critical(&self) -> usize {
-        let busy = |rank: usize| sum(&self.0[rank]) - self.0[rank].pp_exposed_s;
+        let busy = |rank: usize| self.0[rank].total() - self.0[rank].pp_exposed_s;
         (0..self.0.len())
             .max_by(|&a, &b| busy(a).total_cmp(&busy(b)).then(b.cmp(&a)))
             .expect("there is a rank")
@@ -45,30 +45,13 @@ impl Parts {
         parts.pp_exposed_s += link.0;
         parts.host_s += (outcome.step_time - waits.imbalance - waits.stragglers - link - slowest).0;
         parts.bubble_s = 0.0;
-        let unexplained = (outcome.step_time.0 - sum(&parts)).max(0.0);
+        let unexplained = (outcome.step_time.0 - parts.total()).max(0.0);
         match outcome.ranks.len() {
             1 => parts.host_s += unexplained,
             _ => parts.bubble_s = unexplained,
         }
         parts
     }
-}
-
-fn sum(parts: &Breakdown) -> f64 {
-    parts.compute_s
-        + parts.recompute_s
-        + parts.tp_exposed_s
-        + parts.cp_exposed_s
-        + parts.ep_exposed_s
-        + parts.dp_exposed_s
-        + parts.pp_exposed_s
-        + parts.bubble_s
-        + parts.optimizer_s
-        + parts.offload_exposed_s
-        + parts.host_s
-        + parts.imbalance_s
-        + parts.stragglers_s
-        + parts.pools_exposed_s
 }
 
 /// The breakdown of one rank. `passes` has, for every class of stages, how many passes of each kind the rank runs.

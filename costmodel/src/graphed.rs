@@ -43,11 +43,14 @@ pub(crate) fn hold(scenario: &Scenario, d: &Decisions, runs: &[Run], work: &mut 
         }
         CudaGraphs::Step => {
             let factor = known::GRAPHED_STEP.factor();
-            let larger = |bytes: &mut Bytes| *bytes = Bytes((bytes.as_f64() * factor) as u64);
-            larger(&mut work.saved);
-            larger(&mut work.saved_for_weight);
-            larger(&mut work.transient_forward);
-            larger(&mut work.transient_backward);
+            for bytes in [
+                &mut work.saved,
+                &mut work.saved_for_weight,
+                &mut work.transient_forward,
+                &mut work.transient_backward,
+            ] {
+                *bytes = Bytes((bytes.as_f64() * factor) as u64);
+            }
         }
     }
 }

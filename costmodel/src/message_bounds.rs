@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 
+use catalog::Seconds;
 use models::BlockClass;
 use plans::{Decisions, Zero};
 
@@ -14,7 +15,7 @@ use crate::CostError;
 use crate::block_cost::BlockCost;
 use crate::blocks::BlockCosts;
 use crate::shape::{Own, Shape};
-use crate::stage::{Run, StageWork, TrafficPlan, When};
+use crate::stage::{LayerTraffic, Run, StageWork, TrafficPlan, When};
 use crate::stage_traffic::Traffic;
 use crate::traffic::DataParallel;
 
@@ -96,11 +97,16 @@ impl Messages {
         book.data_parallel(&mut traffic, &runs, &mut stage)?;
         // Where ranks share cores messages are not of blocks.
         let of_blocks = stage.layers.len() == runs.len();
-        let mut messages = Self {
+        let all = |time: fn(&LayerTraffic) -> Seconds| -> Vec<f64> {
+            let rows = places.iter().map(|place| place.filter(|_| of_blocks));
+            rows.map(|row| row.map_or(0.0, |at| time(&stage.layers[at]).0))
+                .collect()
+        };
+        Ok(Self {
             level: (d.zero, d.reshard_after_forward),
-            gather: Vec::with_capacity(of_kind.len()),
-            again: Vec::with_capacity(of_kind.len()),
-            reduce: Vec::with_capacity(of_kind.len()),
+            gather: all(|layer| layer.gather),
+            again: all(LayerTraffic::gather_again),
+            reduce: all(|layer| layer.reduce),
             plan: stage.traffic,
             alone: [
                 f64::from(u8::from(stage.exposed_gather.is_some())),
@@ -111,15 +117,7 @@ impl Messages {
                 },
             ],
             slowdown: parallel.slowdown(scenario) - 1.0,
-        };
-        for place in places {
-            let layer = place.filter(|_| of_blocks).map(|at| &stage.layers[at]);
-            messages.gather.push(layer.map_or(0.0, |l| l.gather.0));
-            let again = layer.map_or(0.0, |l| l.gather_again().0);
-            messages.again.push(again);
-            messages.reduce.push(layer.map_or(0.0, |l| l.reduce.0));
-        }
-        Ok(messages)
+        })
     }
 
     /// Bounds what the messages add to the time of a rank. The first stage of the model counts for every rank: a step begins

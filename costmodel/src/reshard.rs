@@ -67,9 +67,6 @@ pub struct Placed<'a> {
 /// Numbers of elements before each block, and at the end: of dense parameters, and of experts.
 type Depth = Vec<[u64; 2]>;
 
-/// Kinds of parameters.
-const KINDS: [usize; 2] = [0, 1];
-
 /// Ranks under a strategy with the pipeline rank of each of its virtual stages.
 #[derive(Clone, Debug)]
 pub(crate) struct Staged<'a> {
@@ -238,9 +235,8 @@ fn pieces(depth: &Depth, of: &Staged<'_>, rank: u64) -> Vec<Piece> {
         if u64::from(owner) != place.pp {
             continue;
         }
-        for kind in KINDS {
+        for (kind, (ranks, index, width)) in shares.into_iter().enumerate() {
             let [from, to] = [from, to].map(|block| depth[block as usize][kind] as f64);
-            let (ranks, index, width) = shares[kind];
             let each = (to - from) / ranks as f64;
             let start = from + each * index as f64;
             found.push(Piece {

@@ -31,12 +31,6 @@ pub(crate) struct StagePass {
     pub(crate) frees: Bytes,
     /// The micro-batches, by number, whose pass sends and copies nothing.
     pub(crate) alone: Range<u32>,
-    beside: Beside,
-}
-
-/// The messages and copies of a pass, which run beside its kernels.
-#[derive(Debug, Default)]
-struct Beside {
     forward: bool,
     /// The blocks in the order in which the pass runs them, equal neighbours as one row. Empty if no micro-batch has messages or
     /// copies in this pass.
@@ -76,15 +70,30 @@ impl StagePass {
     /// The same, if its kernels took `duration`.
     pub(crate) fn lasting(stage: &StageWork, kind: ActionKind, duration: Picoseconds) -> Self {
         let phase = stage.phase(kind);
-        let beside = Beside::of(stage, kind, duration);
-        Self {
+        let forward = kind == ActionKind::F;
+        let [gathers, reduces] = [stage.traffic.gathers(kind), stage.traffic.reduces(kind)];
+        let nothing = [gathers, reduces] == [When::Never; 2] && stage.activations.is_none();
+        let row = |row: &LayerTraffic| Row::new(row, forward, duration);
+        let rows = stage.layers.iter();
+        let mut pass = Self {
             duration,
             transient: phase.transient,
             allocates: phase.allocates,
             frees: phase.frees,
-            alone: beside.never(),
-            beside,
-        }
+            alone: 0..0,
+            forward,
+            rows: match forward {
+                _ if nothing => Vec::new(),
+                true => rows.map(row).collect(),
+                false => rows.rev().map(row).collect(),
+            },
+            gathers,
+            reduces,
+            plan: stage.traffic,
+            activations: stage.activations,
+        };
+        pass.alone = pass.never();
+        pass
     }
 
     /// Runs the pass of one micro-batch, block by block.
@@ -96,23 +105,22 @@ impl StagePass {
     /// Gathers and reductions use the same links, so they run one after the other on a single stream.
     #[inline(never)]
     pub(crate) fn run(&self, streams: &mut Streams, micro_batch: u32) {
-        let of = &self.beside;
-        let gathers = of.plan.applies(of.gathers, micro_batch);
-        let reduces = of.plan.applies(of.reduces, micro_batch);
-        let copies = !of.activations.is_none();
-        if of.rows.is_empty() || !(gathers || reduces || copies) {
+        let gathers = self.plan.applies(self.gathers, micro_batch);
+        let reduces = self.plan.applies(self.reduces, micro_batch);
+        let copies = !self.activations.is_none();
+        if self.rows.is_empty() || !(gathers || reduces || copies) {
             streams.issue(Stream::Compute, self.duration, None);
             return;
         }
-        let waits = of.plan.accumulation_waits && micro_batch > of.plan.first;
+        let waits = self.plan.accumulation_waits && micro_batch > self.plan.first;
         let mut asked = Asked {
-            rows: if gathers { &of.rows } else { &[] },
+            rows: if gathers { &self.rows } else { &[] },
             passed: 0,
-            at_once: of.plan.gather_forward == When::First,
+            at_once: self.plan.gather_forward == When::First,
         };
-        let ahead = match of.forward {
-            true => of.plan.ahead.forward,
-            false => of.plan.ahead.backward,
+        let ahead = match self.forward {
+            true => self.plan.ahead.forward,
+            false => self.plan.ahead.backward,
         };
         let ahead = (ahead as usize).min(READY - 1);
         // A ring of `ahead + 1` places: when the parameters of each block that was asked for are there. The next block's place is
@@ -122,17 +130,17 @@ impl StagePass {
             *ready = asked.next(streams);
         }
         let mut slot = 0;
-        let mut copying = of.activations.begin();
-        for row in &of.rows {
+        let mut copying = self.activations.begin();
+        for row in &self.rows {
             for block in 0..row.count {
                 let last = if slot == 0 { ahead } else { slot - 1 };
                 ready[last] = asked.next(streams);
-                let layer = row.layer(block, of.forward).filter(|_| copies);
-                if let Some(layer) = layer.filter(|_| !of.forward) {
+                let layer = row.layer(block, self.forward).filter(|_| copies);
+                if let Some(layer) = layer.filter(|_| !self.forward) {
                     copying.before_backward(layer, streams);
                 }
                 streams.issue(Stream::Compute, row.kernels, ready[slot]);
-                if let Some(layer) = layer.filter(|_| of.forward) {
+                if let Some(layer) = layer.filter(|_| self.forward) {
                     copying.after_forward(layer, streams);
                 }
                 if reduces {
@@ -140,28 +148,6 @@ impl StagePass {
                 }
                 slot = if slot == ahead { 0 } else { slot + 1 };
             }
-        }
-    }
-}
-
-impl Beside {
-    fn of(stage: &StageWork, kind: ActionKind, duration: Picoseconds) -> Self {
-        let forward = kind == ActionKind::F;
-        let [gathers, reduces] = [stage.traffic.gathers(kind), stage.traffic.reduces(kind)];
-        let nothing = [gathers, reduces] == [When::Never; 2] && stage.activations.is_none();
-        let row = |row: &LayerTraffic| Row::new(row, forward, duration);
-        let rows = stage.layers.iter();
-        Self {
-            forward,
-            rows: match forward {
-                _ if nothing => Vec::new(),
-                true => rows.map(row).collect(),
-                false => rows.rev().map(row).collect(),
-            },
-            gathers,
-            reduces,
-            plan: stage.traffic,
-            activations: stage.activations,
         }
     }
 

@@ -107,12 +107,7 @@ impl DataParallel {
         message: Message<'_>,
         gathered: DType,
     ) -> Result<Seconds, CostError> {
-        let size = gathered.size();
-        self.split(elements, |count, group| {
-            bucketed(count, size, |bytes| {
-                message(CollectiveKind::AllGather, bytes, group)
-            })
-        })
+        self.within_groups(elements, gathered, CollectiveKind::AllGather, message)
     }
 
     /// Time of a collective of the ranks that share dense states if they send each other next to nothing.
@@ -138,37 +133,34 @@ impl DataParallel {
         reduced: DType,
         whole: bool,
     ) -> Result<Seconds, CostError> {
-        let size = reduced.size();
         let kind = if self.sharding.zero == Zero::Z0 || whole {
             CollectiveKind::AllReduce
         } else {
             CollectiveKind::ReduceScatter
         };
-        let within = self.split(elements, |count, group| {
-            bucketed(count, size, |bytes| message(kind, bytes, group))
-        })?;
+        let within = self.within_groups(elements, reduced, kind, message)?;
         if self.replicate.size == 1 {
             return Ok(within);
         }
         let shard =
             elements.dense.div_ceil(self.dense.size) + elements.expert.div_ceil(self.expert.size);
-        let across = bucketed(shard, size, |bytes| {
-            message(CollectiveKind::AllReduce, bytes, self.replicate)
-        })?;
-        Ok(within + across)
+        let sum = |bytes| message(CollectiveKind::AllReduce, bytes, self.replicate);
+        Ok(within + bucketed(shard, reduced, sum)?)
     }
 
-    fn split(
+    /// Time of a collective of the ranks that share dense states, and of one of those that share expert states.
+    fn within_groups(
         &self,
         elements: Elements,
-        time: impl Fn(u64, Group) -> Result<Seconds, CostError>,
+        dtype: DType,
+        kind: CollectiveKind,
+        message: Message<'_>,
     ) -> Result<Seconds, CostError> {
         let mut total = Seconds(0.0);
-        if elements.dense > 0 && self.dense.size > 1 {
-            total += time(elements.dense, self.dense)?;
-        }
-        if elements.expert > 0 && self.expert.size > 1 {
-            total += time(elements.expert, self.expert)?;
+        for (count, group) in [(elements.dense, self.dense), (elements.expert, self.expert)] {
+            if count > 0 && group.size > 1 {
+                total += bucketed(count, dtype, |bytes| message(kind, bytes, group))?;
+            }
         }
         Ok(total)
     }
@@ -177,13 +169,13 @@ impl DataParallel {
 /// Time of a collective over `count` elements at the rate that a whole bucket reaches: small blocks share a bucket.
 fn bucketed(
     count: u64,
-    size: u64,
+    dtype: DType,
     time: impl Fn(Bytes) -> Result<Seconds, CostError>,
 ) -> Result<Seconds, CostError> {
     if count >= BUCKET_ELEMENTS {
-        return time(Bytes(count * size));
+        return time(Bytes(count * dtype.size()));
     }
-    let bucket = time(Bytes(BUCKET_ELEMENTS * size))?;
+    let bucket = time(Bytes(BUCKET_ELEMENTS * dtype.size()))?;
     Ok(bucket * (count as f64 / BUCKET_ELEMENTS as f64))
 }
 

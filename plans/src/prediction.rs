@@ -187,9 +187,8 @@ fn is_zero(time: &f64) -> bool {
 }
 
 impl Breakdown {
-    /// Multiplies every part by a factor.
-    pub fn scale(&mut self, factor: f64) {
-        for part in [
+    fn parts(&mut self) -> [&mut f64; 14] {
+        [
             &mut self.compute_s,
             &mut self.recompute_s,
             &mut self.tp_exposed_s,
@@ -204,9 +203,20 @@ impl Breakdown {
             &mut self.imbalance_s,
             &mut self.stragglers_s,
             &mut self.pools_exposed_s,
-        ] {
+        ]
+    }
+
+    /// Multiplies every part by a factor.
+    pub fn scale(&mut self, factor: f64) {
+        for part in self.parts() {
             *part *= factor;
         }
+    }
+
+    /// The sum of all parts.
+    #[must_use]
+    pub fn total(mut self) -> f64 {
+        self.parts().into_iter().map(|part| *part).sum()
     }
 }
 

@@ -6,7 +6,7 @@ use catalog::{Axis, Bytes, CpKind, DType, Fp8Recipe, Precision, Seconds};
 use dtensor::{AttentionShape, Collective, CollectiveKind, Pass};
 use plans::{Group, Recompute};
 
-use super::entry::{BlockToPrice, Halves, PricedBlock, PricedKernel};
+use super::entry::{BlockToPrice, PricedBlock, PricedKernel};
 use crate::block_cost;
 use crate::issue::Order;
 use crate::known;
@@ -84,12 +84,14 @@ impl Timed<'_> {
         };
         let order = Order::new(lowering, key, trace, lowered);
         let mut backward = order.issue(&(forward..end).collect::<Vec<usize>>());
-        let mut halves = (self.of.scenario.splits_backward()).then(|| Halves {
-            input: order.issue(&of_pass(&[Pass::Forward, Pass::BackwardInput])),
-            weight: order.issue(&of_pass(&[Pass::BackwardWeight])),
-        });
+        let [input, weight]: [&[Pass]; 2] = [
+            &[Pass::Forward, Pass::BackwardInput],
+            &[Pass::BackwardWeight],
+        ];
+        let mut halves = (self.of.scenario.splits_backward())
+            .then(|| [input, weight].map(|half| order.issue(&of_pass(half))));
         if kernels.len() > end {
-            let weight = halves.as_mut().map(|halves| &mut halves.weight);
+            let weight = halves.as_mut().map(|[_, weight]| weight);
             for pass in [&mut backward].into_iter().chain(weight) {
                 pass.push(Launch::last(end, pass));
             }
@@ -123,7 +125,7 @@ impl Timed<'_> {
         let again = block.recompute.iter().flatten();
         let passes = block.forward.iter().chain(again);
         let passes = passes.chain(&block.backward);
-        let passes = passes.chain(block.halves.iter().flat_map(|halves| &halves.input));
+        let passes = passes.chain(block.halves.iter().flat_map(|[input, _]| input));
         for launch in passes.filter(|launch| launch.parts > 1) {
             let priced = &mut block.kernels[launch.kernel];
             let kernel = forward.iter().chain(backward).nth(launch.kernel);
@@ -177,10 +179,12 @@ impl Timed<'_> {
     /// Time that the host takes to issue a kernel; with `graphed` layers, only experts and messages are issued one by one.
     fn host(&self, kernel: &Kernel, graphed: bool) -> Seconds {
         let launches = match kernel.kind {
-            KernelKind::GroupedGemm { groups, .. }
-                if self.of.lowering.has(Rewrite::LaunchExpertsApart) =>
-            {
-                return self.host_of_expert(kernel) * groups as f64;
+            KernelKind::GroupedGemm {
+                groups,
+                low_precision,
+                ..
+            } if self.of.lowering.has(Rewrite::LaunchExpertsApart) => {
+                return self.host_of_expert(kernel, low_precision) * groups as f64;
             }
             KernelKind::GroupedGemm { .. } | KernelKind::Comm(_) => 1,
             _ if graphed => return Seconds(0.0),
@@ -214,20 +218,13 @@ impl Timed<'_> {
 
     /// Time that the host takes for one expert's part of a grouped product that is launched expert by expert: the product, the
     /// casts of its rows to 8 bits, and what data parallelism does with the gradient of its weight.
-    fn host_of_expert(&self, kernel: &Kernel) -> Seconds {
+    fn host_of_expert(&self, kernel: &Kernel, eight_bits: bool) -> Seconds {
         if is_weight_gradient(kernel) {
             return self.launch() * (1.0 + known::CALLS_PER_EXPERT_GRADIENT.factor());
         }
-        let eight_bits = matches!(
-            kernel.kind,
-            KernelKind::GroupedGemm {
-                low_precision: true,
-                ..
-            }
-        );
-        let casts = match self.of.lowering.fp8_recipe {
-            _ if !eight_bits => 0,
-            recipe => casts::kernels_per_expert(recipe),
+        let casts = match eight_bits {
+            true => casts::kernels_per_expert(self.of.lowering.fp8_recipe),
+            false => 0,
         };
         self.launch() + known::CAST_OF_EXPERT.seconds() * f64::from(casts)
     }

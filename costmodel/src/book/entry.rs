@@ -127,17 +127,9 @@ pub(crate) struct PricedBlock {
     /// For every mode asked for: the forward kernels that run again before backward.
     pub(crate) recompute: Vec<Vec<Launch>>,
     pub(crate) backward: Vec<Launch>,
-    /// The launches of a backward pass that is split in two. `None` if no schedule of the runtime splits it.
-    pub(crate) halves: Option<Halves>,
-}
-
-/// The launches of the two halves of a split backward pass.
-#[derive(Clone, Debug)]
-pub(crate) struct Halves {
-    /// The half that computes gradients of inputs.
-    pub(crate) input: Vec<Launch>,
-    /// The half that computes gradients of weights.
-    pub(crate) weight: Vec<Launch>,
+    /// The launches of a backward pass that is split in two: of the half that computes gradients of inputs, and of that which
+    /// computes gradients of weights. `None` if no schedule of the runtime splits it.
+    pub(crate) halves: Option<[Vec<Launch>; 2]>,
 }
 
 /// What the optimizer of a rank updates.

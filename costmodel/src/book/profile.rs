@@ -10,7 +10,7 @@ use catalog::{Axis, Bytes, DType, Origin, Precision, Runtime, Seconds, Sourced};
 use dtensor::{AnyOp, CollectiveKind, CostClass, Epilogues, Pass};
 use plans::{Decisions, Group, Recompute, UsedConstant, Zero};
 
-use super::entry::{BlockToPrice, Halves, PriceBook, PricedBlock, PricedKernel, Update};
+use super::entry::{BlockToPrice, PriceBook, PricedBlock, PricedKernel, Update};
 use crate::block_cost::BlockKey;
 use crate::launches::{Launch, Queue};
 use crate::lower::recomputed;
@@ -87,10 +87,8 @@ impl PriceBook for ProfilePrices {
             forward: issue(&[Pass::Forward]),
             recompute: of.modes.iter().map(again).collect(),
             backward: issue(&[Pass::BackwardInput, Pass::BackwardWeight]),
-            halves: of.scenario.splits_backward().then(|| Halves {
-                input: issue(&[Pass::BackwardInput]),
-                weight: issue(&[Pass::BackwardWeight]),
-            }),
+            halves: (of.scenario.splits_backward())
+                .then(|| [Pass::BackwardInput, Pass::BackwardWeight].map(|pass| issue(&[pass]))),
             kernels,
         })
     }
