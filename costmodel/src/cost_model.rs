@@ -214,14 +214,11 @@ impl CostModel {
             None => Ok(()),
             Some(asked) => {
                 let has = self.scenario().runtime.dispatchers_on(cluster, across);
+                let has: Vec<&str> = has.into_iter().map(Dispatcher::name).collect();
                 Err(CostError::NoDispatcher {
                     dispatcher: asked.name(),
                     cluster: cluster.name.clone(),
-                    has: has
-                        .into_iter()
-                        .map(Dispatcher::name)
-                        .collect::<Vec<_>>()
-                        .join(", "),
+                    has: has.join(", "),
                 })
             }
         }

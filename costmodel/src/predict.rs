@@ -15,7 +15,7 @@ use crate::assemble::Assembled;
 use crate::block_cost::{BlockDetail, BlockKey};
 use crate::blocks::BlockCosts;
 use crate::breakdown::Parts;
-use crate::engine::Outcome;
+use crate::engine::{Outcome, RankOutcome};
 use crate::known::{self, Feature};
 use crate::pools::PoolCosts;
 use crate::states;
@@ -93,9 +93,7 @@ pub(crate) fn prediction(
         host_memory,
         evidence: scenario.evidence_in_words(strategy),
         peak_rank: peak_rank as u32,
-        peak_moment: outcome.ranks[peak_rank]
-            .peak_action
-            .map_or_else(|| "whole step".to_owned(), |a| a.to_string()),
+        peak_moment: moment(&outcome.ranks[peak_rank]),
         fit: fit(capacity(peak_rank), peak, &memory, host_memory),
         memory_by_rank: by_rank,
         usable_by_rank: (0..outcome.ranks.len()).map(capacity).collect(),
@@ -151,63 +149,50 @@ fn largest(memory: &[MemoryItem]) -> String {
     }
 }
 
+/// The moment of what is held all the time.
+const WHOLE: &str = "whole step";
+
+/// When a rank's memory is at its peak.
+fn moment(rank: &RankOutcome) -> String {
+    rank.peak_action
+        .map_or_else(|| WHOLE.to_owned(), |action| action.to_string())
+}
+
 fn memory_items(
     scenario: &Scenario,
     strategy: &Strategy,
     simulated: &Simulated<'_>,
     index: u32,
 ) -> Vec<MemoryItem> {
-    let assembled = simulated.assembled;
     let rank = &simulated.outcome.ranks[index as usize];
-    let whole = "whole step";
-    let moment = rank
-        .peak_action
-        .map_or_else(|| whole.to_owned(), |a| a.to_string());
+    let at_peak = moment(rank);
+    let item = |name: &str, bytes: Bytes, moment: &str| MemoryItem {
+        name: name.to_owned(),
+        bytes: bytes.0,
+        rank: index,
+        moment: moment.to_owned(),
+    };
     let overheads = &scenario.runtime.overheads;
-    let of_states = states_at_peak(scenario, strategy, simulated, index);
-    let of_states = of_states.map(|(name, bytes)| (name.into(), bytes, whole));
-    let mut parts: Vec<(String, Bytes, &str)> = of_states.collect();
-    parts.extend([
-        (
-            "gathered parameters and gradients in flight".into(),
-            assembled.ranks[index as usize].in_flight,
-            whole,
-        ),
-        ("context".into(), overheads.context.value, whole),
-        (
-            "workspaces and communicators".into(),
-            overheads.workspace.value,
-            whole,
+    let in_flight = simulated.assembled.ranks[index as usize].in_flight;
+    let held = states_at_peak(scenario, strategy, simulated, index).chain([
+        ("gathered parameters and gradients in flight", in_flight),
+        ("context", overheads.context.value),
+        ("workspaces and communicators", overheads.workspace.value),
+    ]);
+    let mut items: Vec<MemoryItem> = held.map(|(name, bytes)| item(name, bytes, WHOLE)).collect();
+    let saved = saved_activations(simulated, rank.peak_action, index);
+    items.extend((saved.iter()).map(|(name, &bytes)| item(name, bytes, &at_peak)));
+    let named: Bytes = items.iter().map(|item| Bytes(item.bytes)).sum();
+    let reserved = scenario.with_fragmentation(rank.peak);
+    items.extend([
+        item("temporaries", rank.peak.saturating_sub(named), &at_peak),
+        item(
+            "allocator rounding and fragmentation",
+            reserved.saturating_sub(rank.peak),
+            WHOLE,
         ),
     ]);
-    let saved = saved_activations(simulated, rank.peak_action, index);
-    parts.extend(
-        saved
-            .into_iter()
-            .map(|(name, bytes)| (name, bytes, moment.as_str())),
-    );
-    let named: Bytes = parts.iter().map(|p| p.1).sum();
-    parts.push((
-        "temporaries".into(),
-        rank.peak.saturating_sub(named),
-        &moment,
-    ));
-    let reserved = scenario.with_fragmentation(rank.peak);
-    parts.push((
-        "allocator rounding and fragmentation".into(),
-        reserved.saturating_sub(rank.peak),
-        whole,
-    ));
-    let mut items: Vec<MemoryItem> = parts
-        .into_iter()
-        .filter(|(_, bytes, _)| bytes.0 > 0)
-        .map(|(name, bytes, moment)| MemoryItem {
-            name,
-            bytes: bytes.0,
-            rank: index,
-            moment: moment.to_owned(),
-        })
-        .collect();
+    items.retain(|item| item.bytes > 0);
     items.sort_by(|a, b| b.bytes.cmp(&a.bytes).then(a.name.cmp(&b.name)));
     items
 }

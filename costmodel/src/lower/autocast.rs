@@ -7,7 +7,7 @@
 
 use catalog::model::NormKind;
 use catalog::{Bytes, DType};
-use dtensor::{Norm, Op, Operator, Pointwise, Product, TensorId, TensorRole, Trace};
+use dtensor::{Norm, Op, Operator, Pointwise, Product, TensorId, TensorInfo, TensorRole, Trace};
 
 use super::lowering::Lowering;
 use super::tensor_set::TensorSet;
@@ -48,15 +48,18 @@ pub(super) fn kept_by_norm(
 
 /// Bytes that a block's input takes under autocast in addition to its size in 16 bits.
 pub(super) fn wider_inputs(lowering: &Lowering<'_>, trace: &Trace) -> Bytes {
-    let inputs = trace.tensors.iter().enumerate();
-    let inputs = inputs.filter(|(index, t)| {
-        t.role == TensorRole::Input
-            && t.storage.0 as usize == *index
-            && lowering.widens_stream(t.dtype)
-    });
-    inputs
-        .map(|(_, t)| Bytes(t.elements() * (DType::F32.size() - t.dtype.size())))
+    let wider = inputs(trace).filter(|t| lowering.widens_stream(t.dtype));
+    wider
+        .map(|t| Bytes(t.elements() * (DType::F32.size() - t.dtype.size())))
         .sum()
+}
+
+/// The tensors that a block is given, without views of them.
+pub(super) fn inputs(trace: &Trace) -> impl Iterator<Item = &TensorInfo> {
+    let inputs = (0..).zip(&trace.tensors);
+    inputs
+        .filter(|(index, t)| t.role == TensorRole::Input && t.storage.0 == *index)
+        .map(|(_, t)| t)
 }
 
 /// Whether a norm's input is a part of a larger tensor, as queries and keys are of one tensor with the values. The norm keeps a copy

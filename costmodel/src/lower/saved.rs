@@ -39,6 +39,18 @@ pub(super) struct SavedTensor<'t> {
     pub(super) storage: Option<TensorId>,
 }
 
+impl<'t> SavedTensor<'t> {
+    /// A tensor that only the runtime's kernels make. No gradient of a weight needs it.
+    fn beside(of: &'t str, ending: &'static str, bytes: Bytes) -> Self {
+        Self {
+            name: SavedName { of, ending },
+            bytes,
+            for_weight: false,
+            storage: None,
+        }
+    }
+}
+
 /// Name of a tensor, with its scope; written out only where it is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SavedName<'t> {
@@ -75,13 +87,10 @@ pub(super) fn kept<'t>(
 fn without_loss<'t>(head: &Head<'t>, mut saved: Vec<SavedTensor<'t>>) -> Vec<SavedTensor<'t>> {
     let hidden = head.hidden();
     saved.retain(|of| !is_of_loss(head, of) && of.storage != Some(hidden.storage));
-    let new = |ending, storage| SavedTensor {
-        name: named(&hidden.name, ending),
-        bytes: hidden.bytes(),
-        for_weight: false,
-        storage,
-    };
-    saved.extend([new("", Some(hidden.storage)), new(".gradient", None)]);
+    let [mut kept, gradient] =
+        ["", ".gradient"].map(|ending| SavedTensor::beside(&hidden.name, ending, hidden.bytes()));
+    kept.storage = Some(hidden.storage);
+    saved.extend([kept, gradient]);
     saved
 }
 
@@ -120,13 +129,11 @@ fn kept_undivided<'t>(
         let kept = matches!(info.role, TensorRole::Activation | TensorRole::Input);
         if kept && seen.insert(storage) {
             let rows = row_indices.get(&storage).copied();
-            let tensor = SavedTensor {
-                name: named(&info.name, ""),
-                bytes: rows.unwrap_or(info.bytes()),
+            saved.push(SavedTensor {
                 for_weight: weight || rows.is_some(),
                 storage: Some(storage),
-            };
-            saved.push(tensor);
+                ..SavedTensor::beside(&info.name, "", rows.unwrap_or(info.bytes()))
+            });
         }
     };
     let mut quantised: Vec<TensorId> = Vec::new();
@@ -264,14 +271,7 @@ fn of_operators<'t>(
     ending: &'static str,
     mut bytes: impl FnMut(&'t Op) -> Option<Bytes>,
 ) -> impl Iterator<Item = SavedTensor<'t>> {
-    let of_op = move |op: &'t Op| {
-        Some(SavedTensor {
-            name: named(&op.scope, ending),
-            bytes: bytes(op)?,
-            for_weight: false,
-            storage: None,
-        })
-    };
+    let of_op = move |op: &'t Op| Some(SavedTensor::beside(&op.scope, ending, bytes(op)?));
     trace.forward.iter().filter_map(of_op)
 }
 
@@ -325,10 +325,8 @@ fn eight_bit(trace: &Trace, mut ids: Vec<TensorId>) -> impl Iterator<Item = Save
         .map(|id| trace.tensor(id))
         .filter(|info| matches!(info.role, TensorRole::Activation | TensorRole::Input))
         .map(|info| SavedTensor {
-            name: named(&info.name, " (8 bits)"),
-            bytes: Bytes(info.elements()),
             for_weight: true,
-            storage: None,
+            ..SavedTensor::beside(&info.name, " (8 bits)", Bytes(info.elements()))
         })
 }
 
@@ -506,37 +504,18 @@ fn log_sum_exp(trace: &Trace) -> impl Iterator<Item = SavedTensor<'_>> {
     trace.attentions.iter().filter_map(|pieces| {
         let op = &trace.forward[pieces.scores];
         let s = op.attention()?.shape;
-        Some(SavedTensor {
-            name: named(&op.scope, ".log_sum_exp"),
-            bytes: Bytes(s.batch * s.heads * s.q_len * DType::F32.size()),
-            for_weight: false,
-            storage: None,
-        })
+        let bytes = Bytes(s.batch * s.heads * s.q_len * DType::F32.size());
+        Some(SavedTensor::beside(&op.scope, ".log_sum_exp", bytes))
     })
 }
 
-fn named<'t>(of: &'t str, ending: &'static str) -> SavedName<'t> {
-    SavedName { of, ending }
-}
-
 fn inputs<'t>(lowering: &Lowering<'_>, trace: &'t Trace) -> Vec<SavedTensor<'t>> {
-    let wider = SavedTensor {
-        name: named("input", " in 32 bits"),
-        bytes: autocast::wider_inputs(lowering, trace),
-        for_weight: false,
-        storage: None,
-    };
-    let inputs = trace
-        .tensors
-        .iter()
-        .enumerate()
-        .filter(|(index, t)| t.role == TensorRole::Input && t.storage.0 as usize == *index)
-        .map(|(_, t)| SavedTensor {
-            name: named(&t.name, ""),
-            bytes: t.bytes(),
-            for_weight: false,
-            storage: Some(t.storage),
-        });
+    let bytes = autocast::wider_inputs(lowering, trace);
+    let wider = SavedTensor::beside("input", " in 32 bits", bytes);
+    let inputs = autocast::inputs(trace).map(|t| SavedTensor {
+        storage: Some(t.storage),
+        ..SavedTensor::beside(&t.name, "", t.bytes())
+    });
     inputs
         .chain(Some(wider).filter(|w| w.bytes.0 > 0))
         .collect()
