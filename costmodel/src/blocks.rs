@@ -86,14 +86,6 @@ impl BlockCosts {
         self.with_siblings(key, Siblings::offered)
     }
 
-    /// The same, without pricing what else the block may recompute, and other types of gradients.
-    ///
-    /// # Errors
-    /// When the block cannot be traced.
-    pub(crate) fn block_alone(&self, key: &BlockKey) -> Result<Arc<BlockCost>, CostError> {
-        self.with_siblings(key, Siblings::executed)
-    }
-
     /// The cost of a block if so much of a step is captured in CUDA graphs; `cost` gives that without any.
     ///
     /// # Errors
@@ -115,7 +107,7 @@ impl BlockCosts {
     fn with_siblings(
         &self,
         key: &BlockKey,
-        siblings: impl Fn(&Scenario, &BlockKey) -> Siblings,
+        siblings: fn(&Scenario, &BlockKey) -> Siblings,
     ) -> Result<Arc<BlockCost>, CostError> {
         if let Some(found) = self.blocks.find(key) {
             return Ok(found);
@@ -147,9 +139,7 @@ impl BlockCosts {
     ) -> Result<Arc<Blocks>, CostError> {
         let key = BlocksKey::new(&self.scenario, d, execution);
         let predicts = self.scenario.model.mtp_layers > 0;
-        (self.sets).get(&key, || {
-            self.by(d, execution, predicts, |key| self.block(key))
-        })
+        (self.sets).get(&key, || self.by(d, execution, predicts, Siblings::offered))
     }
 
     /// The blocks of a strategy but the prediction module. Those that are not known yet are priced for these decisions only, not for
@@ -158,7 +148,7 @@ impl BlockCosts {
     /// # Errors
     /// When a block cannot be traced.
     pub(crate) fn fewest(&self, d: &Decisions, execution: Execution) -> Result<Blocks, CostError> {
-        self.by(d, execution, false, |key| self.block_alone(key))
+        self.by(d, execution, false, Siblings::executed)
     }
 
     fn by(
@@ -166,8 +156,9 @@ impl BlockCosts {
         d: &Decisions,
         execution: Execution,
         predicts: bool,
-        cost: impl Fn(&BlockKey) -> Result<Arc<BlockCost>, CostError>,
+        siblings: fn(&Scenario, &BlockKey) -> Siblings,
     ) -> Result<Blocks, CostError> {
+        let cost = |key: &BlockKey| self.with_siblings(key, siblings);
         let block = |class: BlockClass, recompute: Recompute| {
             let key = BlockKey::of(&self.scenario, d, class, recompute);
             let key = key.executed(&self.scenario.runtime, execution);

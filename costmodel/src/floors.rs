@@ -82,10 +82,7 @@ pub fn memory(assembled: &Assembled) -> impl Iterator<Item = Bytes> {
         let transient = least(|s| s.transient_forward).max(least(|s| s.transient_backward));
         stages.iter().map(of_stage).sum::<Bytes>() + transient
     };
-    let ranks = assembled
-        .ranks
-        .iter()
-        .zip(&assembled.pipeline.in_flight.ranks);
+    let ranks = assembled.ranks.iter().zip(&assembled.pipeline.in_flight);
     ranks.map(move |(rank, stages)| rank.resident + held(stages))
 }
 

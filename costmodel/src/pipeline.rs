@@ -6,7 +6,7 @@ use plans::program::{self, Program};
 use plans::{Decisions, Schedule, ScheduleKind, Zero};
 
 use crate::CostError;
-use crate::in_flight::InFlight;
+use crate::in_flight::{InFlight, counted};
 use crate::memo::Memo;
 use crate::repeats::{Skipped, repeats};
 use crate::sequence::Sequence;
@@ -77,7 +77,7 @@ impl Pipelines {
                 stages_of_rank[rank as usize].push(stage);
             }
             Ok(Pipeline {
-                in_flight: InFlight::of(&schedule),
+                in_flight: counted(&schedule),
                 rank_of_stage: schedule.rank_of_stage,
                 stages_of_rank,
             })
@@ -263,8 +263,8 @@ mod tests {
                         let halves = halves.filter(|action| action.kind == ActionKind::W);
                         assert_eq!(halves.count() > 0, kind.splits_backward(), "{kind}");
                         assert_eq!(
-                            InFlight::of(&long),
-                            InFlight::of(&short),
+                            counted(&long),
+                            counted(&short),
                             "{kind} on {pp} ranks, {vpp} stages each, {micro_batches} micro-batches"
                         );
                     }

@@ -149,7 +149,7 @@ impl Shape {
                 is_first: owners[0] as usize == rank,
             };
             shape.add_times(of_rank, busy, path, d.schedule.splits_backward());
-            let in_flight = &pipeline.in_flight.ranks[rank];
+            let in_flight = &pipeline.in_flight[rank];
             let pool = pool_of_rank[rank];
             shape.add_memory(Held::new(in_flight, kept, own[rank].clone(), pool));
         }

@@ -25,15 +25,18 @@ pub(crate) trait PriceBook: Debug + Send + Sync {
     /// If none of the measurements is of one of its operators.
     fn block(&self, of: &BlockToPrice<'_>) -> Result<PricedBlock, CostError>;
 
-    /// Prices a block that the runtime is told to issue in another way than when it was priced `before`.
+    /// Prices a block that the runtime is told to issue in another way than when it was priced `before`. Our executor issues a
+    /// block in one way.
     ///
     /// # Errors
     /// As for [`PriceBook::block`].
     fn reissued(
         &self,
         of: &BlockToPrice<'_>,
-        before: &PricedBlock,
-    ) -> Result<PricedBlock, CostError>;
+        _before: &PricedBlock,
+    ) -> Result<PricedBlock, CostError> {
+        self.block(of)
+    }
 
     /// The names of the kernels that [`PriceBook::block`] lists, in the same order.
     fn names(&self, of: &BlockToPrice<'_>) -> Vec<String>;

@@ -93,15 +93,6 @@ impl PriceBook for ProfilePrices {
         })
     }
 
-    /// Our executor issues a block in one way.
-    fn reissued(
-        &self,
-        of: &BlockToPrice<'_>,
-        _before: &PricedBlock,
-    ) -> Result<PricedBlock, CostError> {
-        self.block(of)
-    }
-
     fn names(&self, of: &BlockToPrice<'_>) -> Vec<String> {
         let epilogues = Epilogues::of(of.trace);
         let name = |op: AnyOp<'_>| format!("{} {}", op.scope, self.kernel(of, &epilogues, op).name);

@@ -21,7 +21,7 @@ use super::alignment::{self, Rows};
 use super::clocks::{clock_factor, sustained};
 use super::measured::{self, OfGpus};
 use super::ratios::Ratios;
-use super::waves::{OwnAndTabled, Waves};
+use super::waves::Waves;
 use crate::known::{self, constant};
 
 /// Rate of 8-bit products that a GPU sustains at its power limit, whatever the shape: a fitted share of the best rate in
@@ -296,12 +296,12 @@ impl GemmPrices {
 }
 
 impl Scaled {
-    fn new(grid: GemmGrid, factor: f64, waves: Option<OwnAndTabled>) -> Self {
+    fn new(grid: GemmGrid, factor: f64, waves: Option<[Waves; 2]>) -> Self {
         let least = [grid.sizes[0][0], grid.sizes[1][0]];
         let mut log_t = grid.microseconds.mapv_into(elementary::ln);
-        if let Some(of) = waves {
+        if let Some([_, tabled]) = waves {
             for ((i, j, _), log) in log_t.indexed_iter_mut() {
-                *log -= elementary::ln(of.tabled.stretch(grid.sizes[0][i], grid.sizes[1][j]));
+                *log -= elementary::ln(tabled.stretch(grid.sizes[0][i], grid.sizes[1][j]));
             }
         }
         let log = |sizes: Vec<u64>| {
@@ -315,7 +315,7 @@ impl Scaled {
             log_t,
             factor,
             least,
-            waves: waves.map(|of| of.own),
+            waves: waves.map(|[own, _]| own),
         }
     }
 

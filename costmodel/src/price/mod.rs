@@ -131,7 +131,7 @@ impl TablePrices {
         let work = sizes.work(dtype, backward);
         let each = Bytes((work.bytes / f64::from(work.kernels)) as u64);
         let one = self.memory_bound(MemoryKind::Scan, each);
-        (one * f64::from(work.kernels)).max(self.roofline.computed(work.flops, dtype))
+        (one * f64::from(work.kernels)).max(self.roofline.bound(work.flops, 0.0, dtype))
     }
 
     /// Time of a memory-bound kernel that reads and writes `bytes` in all.

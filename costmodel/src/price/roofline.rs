@@ -70,12 +70,8 @@ impl Roofline {
         bytes / self.device.memory_bandwidth.value
     }
 
-    /// Bound of so many operations of a type.
-    pub(super) fn computed(&self, flops: f64, dtype: DType) -> Seconds {
-        self.bound(flops, 0.0, dtype)
-    }
-
-    fn bound(&self, flops: f64, bytes: f64, dtype: DType) -> Seconds {
+    /// Bound of so many operations of a type on so many bytes.
+    pub(super) fn bound(&self, flops: f64, bytes: f64, dtype: DType) -> Seconds {
         let peak = self
             .device
             .peak_rate(dtype)

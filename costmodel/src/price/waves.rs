@@ -20,22 +20,15 @@ pub(super) struct Waves {
     multiprocessors: u64,
 }
 
-/// The waves of the GPU that is priced, and those of the GPU whose table it uses.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct OwnAndTabled {
-    pub(super) own: Waves,
-    pub(super) tabled: Waves,
-}
-
 impl Waves {
-    /// The waves of products in 16 bits. `None` if this generation of GPUs is priced without waves.
-    pub(super) fn of(device: &Device, part: &MeasuredOn) -> Option<OwnAndTabled> {
-        let of = |multiprocessors| Self { multiprocessors };
+    /// The waves of products in 16 bits: those of the GPU that is priced, and those of the GPU whose table it uses. `None` if this
+    /// generation of GPUs is priced without waves.
+    pub(super) fn of(device: &Device, part: &MeasuredOn) -> Option<[Self; 2]> {
+        let own_and_tabled = [device.sm_count, part.multiprocessors];
         match device.architecture {
-            Architecture::Volta | Architecture::Ampere | Architecture::Ada => Some(OwnAndTabled {
-                own: of(device.sm_count),
-                tabled: of(part.multiprocessors),
-            }),
+            Architecture::Volta | Architecture::Ampere | Architecture::Ada => {
+                Some(own_and_tabled.map(|multiprocessors| Self { multiprocessors }))
+            }
             Architecture::Hopper
             | Architecture::Blackwell
             | Architecture::BlackwellRtx
@@ -85,8 +78,7 @@ mod tests {
         let has = |name: &str| {
             let device = catalog::load::device(name).expect("a preset");
             let part = catalog::tables::measured_on(&device.kernels).expect("a table");
-            Waves::of(&device, part)
-                .map(|of| [of.own, of.tabled].map(|waves| waves.multiprocessors))
+            Waves::of(&device, part).map(|of| of.map(|waves| waves.multiprocessors))
         };
         assert_eq!(has("a100-80gb"), Some([108, 108]));
         assert_eq!(has("v100-sxm2"), Some([80, 108]));
