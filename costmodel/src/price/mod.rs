@@ -378,13 +378,12 @@ mod tests {
         };
         let product = |of: &TablePrices, n, k| {
             of.gemm
-                .price(8192, n, k, DType::Bf16, GemmLayout::Forward)
-                .time
+                .price([8192, n, k], DType::Bf16, Pass::Forward)
                 .0
         };
         let attention = |of: &TablePrices, kernel| {
             let shape = measured::attention(ATTENTION);
-            of.attention(&shape, kernel, DType::Bf16, true).time.0
+            of.attention(&shape, kernel, DType::Bf16, true).0
         };
         for (older, newer) in [
             ("rtx-4090-node", "rtx-5090-node"),
