@@ -55,6 +55,30 @@ pub enum CommError {
     },
 }
 
+impl CommError {
+    /// Checks that a message which `rank` got from `peer` has the expected size in bytes.
+    ///
+    /// # Errors
+    /// When it has another: the ranks run different programs.
+    pub fn check_size(
+        [rank, peer]: [usize; 2],
+        collective: &str,
+        got: usize,
+        expected: usize,
+    ) -> Result<(), Self> {
+        if got == expected {
+            return Ok(());
+        }
+        Err(Self::Size {
+            rank,
+            peer,
+            collective: collective.to_owned(),
+            got,
+            expected,
+        })
+    }
+}
+
 /// Point-to-point messages. Those with the same sender, receiver and channel arrive in the order sent.
 pub trait Communicator: Send + Sync {
     /// Number of this rank.

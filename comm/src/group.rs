@@ -60,16 +60,7 @@ impl Group {
         what: &str,
         data: Message,
     ) -> Result<Pending, CommError> {
-        for (index, &to) in self.ranks.iter().enumerate() {
-            if index != self.index {
-                comm.send(to, self.channel, what, Arc::clone(&data))?;
-            }
-        }
-        Ok(Pending {
-            group: self.clone(),
-            own: data,
-            what: what.to_owned(),
-        })
+        self.all_to_all(comm, what, vec![data; self.size()])
     }
 
     /// Starts to send the `i`-th part to the `i`-th member.
@@ -127,15 +118,8 @@ impl Group {
     ) -> Result<Vec<f32>, CommError> {
         let mut total = unpack(&parts[0]);
         for (index, part) in parts.iter().enumerate().skip(1) {
-            if part.len() != total.len() * 4 {
-                return Err(CommError::Size {
-                    rank: comm.rank(),
-                    peer: self.ranks[index],
-                    collective: what.to_owned(),
-                    got: part.len(),
-                    expected: total.len() * 4,
-                });
-            }
+            let ends = [comm.rank(), self.ranks[index]];
+            CommError::check_size(ends, what, part.len(), total.len() * 4)?;
             for (sum, bytes) in total.iter_mut().zip(part.chunks_exact(4)) {
                 *sum += f32::from_le_bytes(bytes.try_into().expect("chunks of four"));
             }
@@ -181,17 +165,11 @@ impl Group {
         root: usize,
         data: Option<Message>,
     ) -> Result<Message, CommError> {
-        match data {
-            Some(data) => {
-                for (index, &to) in self.ranks.iter().enumerate() {
-                    if index != self.index {
-                        comm.send(to, self.channel, what, Arc::clone(&data))?;
-                    }
-                }
-                Ok(data)
-            }
-            None => comm.receive(self.ranks[root], self.channel, what),
-        }
+        let Some(data) = data else {
+            return comm.receive(self.ranks[root], self.channel, what);
+        };
+        let sent = self.all_gather(comm, what, data)?;
+        Ok(sent.own)
     }
 
     /// Barrier: returns once every member has called it.
@@ -211,18 +189,11 @@ impl Pending {
     /// # Errors
     /// When a peer fails.
     pub fn wait(self, comm: &dyn Communicator) -> Result<Vec<Message>, CommError> {
-        let mut own = Some(self.own);
-        self.group
-            .ranks
-            .iter()
-            .enumerate()
-            .map(
-                |(index, &from)| match own.take_if(|_| index == self.group.index) {
-                    Some(own) => Ok(own),
-                    None => comm.receive(from, self.group.channel, &self.what),
-                },
-            )
-            .collect()
+        let message = |(index, &from): (usize, &usize)| match index == self.group.index {
+            true => Ok(Arc::clone(&self.own)),
+            false => comm.receive(from, self.group.channel, &self.what),
+        };
+        self.group.ranks.iter().enumerate().map(message).collect()
     }
 }
 

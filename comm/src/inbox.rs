@@ -1,32 +1,39 @@
 //! The messages that have arrived at a rank, and waiting for them.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::communicator::{CommError, Message};
 
 type Queues = HashMap<(usize, u64), VecDeque<Message>>;
 
+/// The first failure of a job: rank and reason. Later failures follow from it.
+pub(super) type Failure = OnceLock<(usize, String)>;
+
 /// One rank's received messages, queued in order per sender and channel.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Inbox {
+    pub(super) rank: usize,
+    /// How long the rank waits for a message.
+    pub(super) timeout: Duration,
+    /// The job's failure, which ranks of one process share.
+    pub(super) failed: Arc<Failure>,
     queues: Mutex<Queues>,
     arrived: Condvar,
 }
 
-/// The first failure of a job: rank and reason. Later failures follow from it.
-pub(super) type Failure = OnceLock<(usize, String)>;
+impl Inbox {
+    pub(super) fn new(rank: usize, timeout: Duration, failed: Arc<Failure>) -> Self {
+        Self {
+            rank,
+            timeout,
+            failed,
+            queues: Mutex::default(),
+            arrived: Condvar::new(),
+        }
+    }
 
-/// What a waiting rank needs to know: its number, the job's failure and the timeout.
-#[derive(Clone, Copy)]
-pub(super) struct Waiter<'w> {
-    pub(super) rank: usize,
-    pub(super) failed: &'w Failure,
-    pub(super) timeout: Duration,
-}
-
-impl Waiter<'_> {
     /// Fails if the job has failed.
     pub(super) fn check(&self, what: &str) -> Result<(), CommError> {
         match self.failed.get() {
@@ -39,9 +46,15 @@ impl Waiter<'_> {
             None => Ok(()),
         }
     }
-}
 
-impl Inbox {
+    /// Records the failure of a rank and wakes all waiting threads so that they notice. Returns whether it is the first.
+    pub(super) fn fail(&self, failed: usize, reason: String) -> bool {
+        let is_first = self.failed.set((failed, reason)).is_ok();
+        let _queues = self.lock();
+        self.arrived.notify_all();
+        is_first
+    }
+
     pub(super) fn put(&self, from: usize, channel: u64, data: Message) {
         self.lock()
             .entry((from, channel))
@@ -51,12 +64,7 @@ impl Inbox {
     }
 
     /// Waits for the next message from a sender on a channel.
-    pub(super) fn take(
-        &self,
-        waiter: &Waiter<'_>,
-        (from, channel): (usize, u64),
-        what: &str,
-    ) -> Result<Message, CommError> {
+    pub(super) fn take(&self, from: usize, channel: u64, what: &str) -> Result<Message, CommError> {
         let start = Instant::now();
         let mut queues = self.lock();
         loop {
@@ -64,27 +72,21 @@ impl Inbox {
             if let Some(data) = queue.and_then(VecDeque::pop_front) {
                 return Ok(data);
             }
-            waiter.check(what)?;
+            self.check(what)?;
             let waited = start.elapsed();
-            if waited >= waiter.timeout {
+            if waited >= self.timeout {
                 return Err(CommError::Timeout {
-                    rank: waiter.rank,
+                    rank: self.rank,
                     peer: from,
                     collective: what.to_owned(),
-                    waited: waiter.timeout,
+                    waited: self.timeout,
                 });
             }
             queues = self
                 .arrived
-                .wait_timeout(queues, waiter.timeout - waited)
+                .wait_timeout(queues, self.timeout - waited)
                 .map_or_else(|e| e.into_inner().0, |(queues, _)| queues);
         }
-    }
-
-    /// Wakes all waiting threads so that they notice a failure.
-    pub(super) fn wake(&self) {
-        let _queues = self.lock();
-        self.arrived.notify_all();
     }
 
     /// Ignores poisoning: every change is a single push or pop, so a panic leaves the queues valid.

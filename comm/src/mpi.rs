@@ -16,16 +16,13 @@ use mpi::topology::SimpleCommunicator;
 use mpi::traits::{Communicator as _, Destination, MatchedReceiveVec, Source};
 
 use super::communicator::{CommError, Communicator, Message};
-use super::inbox::{Failure, Inbox, Waiter};
+use super::frames::{DONE, FAILED};
+use super::inbox::Inbox;
 
 /// Pause of the thread when nothing moves, which bounds the added latency.
 const IDLE: Duration = Duration::from_micros(20);
 /// How long failing ranks have to report why before all are aborted.
 const GRACE: Duration = Duration::from_secs(1);
-/// Channel of failure messages.
-const FAILED: u64 = u64::MAX;
-/// Channel of a rank's last message: it will send no more.
-const DONE: u64 = u64::MAX - 1;
 /// MPI tag of all messages: MPI orders them per sender; channels are in the message.
 const TAG: i32 = 1;
 
@@ -39,17 +36,10 @@ enum Ask {
     Leave,
 }
 
-struct Shared {
-    inbox: Inbox,
-    failed: Failure,
-    timeout: Duration,
-}
-
 /// One rank of a job whose ranks are MPI processes.
 pub struct MpiCommunicator {
-    rank: usize,
+    inbox: Arc<Inbox>,
     world: usize,
-    shared: Arc<Shared>,
     asks: Mutex<Sender<Ask>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -60,47 +50,34 @@ impl MpiCommunicator {
     /// # Errors
     /// When MPI cannot start.
     pub fn join(timeout: Duration) -> Result<Self, CommError> {
-        let shared = Arc::new(Shared {
-            inbox: Inbox::default(),
-            failed: Failure::new(),
-            timeout,
-        });
         let (asks, asked) = mpsc::channel();
         let (tell, told) = mpsc::channel();
-        let theirs = Arc::clone(&shared);
         let thread = std::thread::spawn(move || {
             let Some(universe) = mpi::initialize() else {
                 return;
             };
             let world = universe.world();
+            let rank = world.rank() as usize;
+            let inbox = Arc::new(Inbox::new(rank, timeout, Arc::default()));
             // The constructor waits for this.
-            let _ = tell.send((world.rank() as usize, world.size() as usize));
+            let _ = tell.send((Arc::clone(&inbox), world.size() as usize));
             Carrier {
                 world,
-                shared: theirs,
+                inbox,
                 under_way: Vec::new(),
                 done: 0,
             }
             .run(&asked);
         });
-        let (rank, world) = told.recv().map_err(|_| CommError::Start {
+        let (inbox, world) = told.recv().map_err(|_| CommError::Start {
             reason: "MPI was initialised before, or cannot be".to_owned(),
         })?;
         Ok(Self {
-            rank,
+            inbox,
             world,
-            shared,
             asks: Mutex::new(asks),
             thread: Some(thread),
         })
-    }
-
-    fn waiter(&self) -> Waiter<'_> {
-        Waiter {
-            rank: self.rank,
-            failed: &self.shared.failed,
-            timeout: self.shared.timeout,
-        }
     }
 
     fn post(&self, to: usize, channel: u64, data: &[u8]) {
@@ -115,7 +92,7 @@ impl MpiCommunicator {
 
 impl Communicator for MpiCommunicator {
     fn rank(&self) -> usize {
-        self.rank
+        self.inbox.rank
     }
 
     fn world(&self) -> usize {
@@ -123,9 +100,9 @@ impl Communicator for MpiCommunicator {
     }
 
     fn send(&self, to: usize, channel: u64, what: &str, data: Message) -> Result<(), CommError> {
-        self.waiter().check(what)?;
-        if to == self.rank {
-            self.shared.inbox.put(to, channel, data);
+        self.check(what)?;
+        if to == self.inbox.rank {
+            self.inbox.put(to, channel, data);
         } else {
             self.post(to, channel, &data);
         }
@@ -133,33 +110,26 @@ impl Communicator for MpiCommunicator {
     }
 
     fn receive(&self, from: usize, channel: u64, what: &str) -> Result<Message, CommError> {
-        self.shared
-            .inbox
-            .take(&self.waiter(), (from, channel), what)
+        self.inbox.take(from, channel, what)
     }
 
     fn check(&self, what: &str) -> Result<(), CommError> {
-        self.waiter().check(what)
+        self.inbox.check(what)
     }
 
     fn fail(&self, reason: &str) {
-        if self
-            .shared
-            .failed
-            .set((self.rank, reason.to_owned()))
-            .is_ok()
-        {
-            for to in (0..self.world).filter(|&to| to != self.rank) {
+        let rank = self.inbox.rank;
+        if self.inbox.fail(rank, reason.to_owned()) {
+            for to in (0..self.world).filter(|&to| to != rank) {
                 self.post(to, FAILED, reason.as_bytes());
             }
         }
-        self.shared.inbox.wake();
     }
 }
 
 impl Drop for MpiCommunicator {
     fn drop(&mut self) {
-        for to in (0..self.world).filter(|&to| to != self.rank) {
+        for to in (0..self.world).filter(|&to| to != self.inbox.rank) {
             self.post(to, DONE, &[]);
         }
         let asks = self.asks.lock().unwrap_or_else(PoisonError::into_inner);
@@ -176,7 +146,7 @@ type Sending = Request<'static, [u8], StaticScope>;
 /// The state of the thread that makes MPI calls.
 struct Carrier {
     world: SimpleCommunicator,
-    shared: Arc<Shared>,
+    inbox: Arc<Inbox>,
     under_way: Vec<(Sending, *mut [u8])>,
     /// Number of peers that will send no more.
     done: usize,
@@ -201,7 +171,7 @@ impl Carrier {
                 return;
             }
             // A rank that died or hangs would keep this one from stopping.
-            if self.shared.failed.get().is_some() && since.elapsed() > GRACE {
+            if self.inbox.failed.get().is_some() && since.elapsed() > GRACE {
                 self.world.abort(1);
             }
         }
@@ -247,14 +217,10 @@ impl Carrier {
         match channel {
             FAILED => {
                 let reason = String::from_utf8_lossy(data).into_owned();
-                let _ = self.shared.failed.set((from, reason));
-                self.shared.inbox.wake();
+                self.inbox.fail(from, reason);
             }
             DONE => self.done += 1,
-            _ => self
-                .shared
-                .inbox
-                .put(from, channel, Arc::new(data.to_vec())),
+            _ => self.inbox.put(from, channel, Arc::new(data.to_vec())),
         }
         true
     }

@@ -14,7 +14,7 @@ use socket2::{SockRef, TcpKeepalive};
 use super::bootstrap::Place;
 use super::communicator::{CommError, Communicator, Message};
 use super::frames::{self, DONE, FAILED, Timed};
-use super::inbox::{Failure, Inbox, Waiter};
+use super::inbox::Inbox;
 use super::meeting::{meet, start};
 use super::outbox::Outbox;
 
@@ -31,14 +31,6 @@ const HINDSIGHT: Duration = Duration::from_millis(200);
 /// Upper bound of any wait: a later deadline might overflow the clock.
 const LONGEST_WAIT: Duration = Duration::from_secs(366 * 24 * 3600);
 
-struct Shared {
-    rank: usize,
-    world: usize,
-    inbox: Inbox,
-    failed: Failure,
-    timeout: Duration,
-}
-
 /// The connection to another rank.
 struct Peer {
     stream: TcpStream,
@@ -47,7 +39,7 @@ struct Peer {
 
 /// One rank of a job whose ranks are processes connected by TCP.
 pub struct TcpCommunicator {
-    shared: Arc<Shared>,
+    inbox: Arc<Inbox>,
     /// The connection to each rank; `None` for this one.
     peers: Vec<Option<Peer>>,
 }
@@ -60,20 +52,14 @@ impl TcpCommunicator {
     pub fn join(place: &Place, timeout: Duration) -> Result<Self, CommError> {
         let timeout = timeout.min(LONGEST_WAIT);
         let streams = meet(place, timeout)?;
-        let shared = Arc::new(Shared {
-            rank: place.rank,
-            world: place.world,
-            inbox: Inbox::default(),
-            failed: Failure::new(),
-            timeout,
-        });
+        let inbox = Arc::new(Inbox::new(place.rank, timeout, Arc::default()));
         let peers = streams.into_iter().enumerate().map(|(peer, stream)| {
-            let stream = stream.map(|stream| Peer::new(peer, stream, &shared));
+            let stream = stream.map(|stream| Peer::new((peer, place.world), stream, &inbox));
             stream.transpose()
         });
         let peers = peers.collect::<io::Result<_>>();
         Ok(Self {
-            shared,
+            inbox,
             peers: peers.map_err(|e| start("setting a connection up", &e))?,
         })
     }
@@ -85,7 +71,11 @@ impl TcpCommunicator {
 
 impl Peer {
     /// Starts the threads that receive from a peer and send to it.
-    fn new(peer: usize, stream: TcpStream, shared: &Arc<Shared>) -> io::Result<Self> {
+    fn new(
+        (peer, world): (usize, usize),
+        stream: TcpStream,
+        inbox: &Arc<Inbox>,
+    ) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         stream.set_read_timeout(None)?;
         let alive = TcpKeepalive::new()
@@ -95,72 +85,51 @@ impl Peer {
         SockRef::from(&stream).set_tcp_keepalive(&alive)?;
         let outbox = Arc::new(Outbox::default());
         let (reads, writes) = (stream.try_clone()?, stream.try_clone()?);
-        let listens = Arc::clone(shared);
-        std::thread::spawn(move || listens.listen(peer, reads));
-        let (carries, carried) = (Arc::clone(shared), Arc::clone(&outbox));
-        std::thread::spawn(move || carries.carry(peer, &writes, &carried));
+        let listens = Arc::clone(inbox);
+        std::thread::spawn(move || listen(&listens, (peer, world), reads));
+        let (carries, carried) = (Arc::clone(inbox), Arc::clone(&outbox));
+        std::thread::spawn(move || carry(&carries, peer, &writes, &carried));
         Ok(Self { stream, outbox })
     }
 }
 
-impl Shared {
-    /// Receives what a peer sends until the peer says that it has finished or failed.
-    fn listen(&self, peer: usize, mut stream: TcpStream) {
-        loop {
-            match frames::read(&mut stream, frames::LONGEST) {
-                Ok((DONE, _)) => return,
-                Ok((FAILED, reason)) => {
-                    let (failed, reason) = frames::failure(peer, self.world, &reason);
-                    return self.lost(failed, reason);
-                }
-                Ok((channel, data)) => self.inbox.put(peer, channel, Arc::new(data)),
-                Err(error) => return self.lost(peer, format!("its connection broke: {error}")),
-            }
+/// Receives what a peer sends until the peer says that it has finished or failed.
+fn listen(inbox: &Inbox, (peer, world): (usize, usize), mut stream: TcpStream) {
+    let (failed, reason) = loop {
+        match frames::read(&mut stream, frames::LONGEST) {
+            Ok((DONE, _)) => return,
+            Ok((FAILED, reason)) => break frames::failure(peer, world, &reason),
+            Ok((channel, data)) => inbox.put(peer, channel, Arc::new(data)),
+            Err(error) => break (peer, format!("its connection broke: {error}")),
         }
-    }
+    };
+    inbox.fail(failed, reason);
+}
 
-    /// Writes the queued messages to a peer until there are no more. A message that is not completely written within
-    /// the timeout ends the job.
-    fn carry(&self, peer: usize, stream: &TcpStream, outbox: &Outbox) {
-        while let Some((channel, data)) = outbox.next() {
-            let until = Instant::now() + self.timeout;
-            let wrote = frames::write(&mut Timed { stream, until }, channel, &data);
-            outbox.wrote(wrote.is_ok());
-            match wrote {
-                Ok(()) => {}
-                Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-                    let reason = format!(
-                        "it did not take a message of {} bytes in {} s",
-                        data.len(),
-                        self.timeout.as_secs_f64()
-                    );
-                    return self.lost(peer, reason);
-                }
-                Err(error) => {
-                    std::thread::sleep(HINDSIGHT);
-                    return self.lost(peer, format!("its connection broke: {error}"));
-                }
-            }
-        }
-    }
-
-    fn lost(&self, peer: usize, reason: String) {
-        let _ = self.failed.set((peer, reason));
-        self.inbox.wake();
-    }
-
-    fn waiter(&self) -> Waiter<'_> {
-        Waiter {
-            rank: self.rank,
-            failed: &self.failed,
-            timeout: self.timeout,
-        }
+/// Writes the queued messages to a peer until there are no more. A message that is not completely written within the
+/// timeout ends the job.
+fn carry(inbox: &Inbox, peer: usize, stream: &TcpStream, outbox: &Outbox) {
+    while let Some((channel, data)) = outbox.next() {
+        let until = Instant::now() + inbox.timeout;
+        let wrote = frames::write(&mut Timed { stream, until }, channel, &data);
+        outbox.wrote(wrote.is_ok());
+        let Err(error) = wrote else { continue };
+        let reason = if error.kind() == io::ErrorKind::TimedOut {
+            let seconds = inbox.timeout.as_secs_f64();
+            let bytes = data.len();
+            format!("it did not take a message of {bytes} bytes in {seconds} s")
+        } else {
+            std::thread::sleep(HINDSIGHT);
+            format!("its connection broke: {error}")
+        };
+        inbox.fail(peer, reason);
+        return;
     }
 }
 
 impl Communicator for TcpCommunicator {
     fn rank(&self) -> usize {
-        self.shared.rank
+        self.inbox.rank
     }
 
     fn world(&self) -> usize {
@@ -168,37 +137,33 @@ impl Communicator for TcpCommunicator {
     }
 
     fn send(&self, to: usize, channel: u64, what: &str, data: Message) -> Result<(), CommError> {
-        self.shared.waiter().check(what)?;
+        self.check(what)?;
         match &self.peers[to] {
             // If it cannot be sent, the failure that prevents it is reported elsewhere.
             Some(peer) => drop(peer.outbox.put(channel, data)),
-            None => self.shared.inbox.put(to, channel, data),
+            None => self.inbox.put(to, channel, data),
         }
         Ok(())
     }
 
     fn receive(&self, from: usize, channel: u64, what: &str) -> Result<Message, CommError> {
-        self.shared
-            .inbox
-            .take(&self.shared.waiter(), (from, channel), what)
+        self.inbox.take(from, channel, what)
     }
 
     fn check(&self, what: &str) -> Result<(), CommError> {
-        self.shared.waiter().check(what)
+        self.inbox.check(what)
     }
 
     fn fail(&self, reason: &str) {
-        let own = (self.shared.rank, reason.to_owned());
-        let _ = self.shared.failed.set(own);
+        self.inbox.fail(self.inbox.rank, reason.to_owned());
         self.outboxes()
-            .for_each(|outbox| outbox.fail(self.shared.rank, reason));
-        self.shared.inbox.wake();
+            .for_each(|outbox| outbox.fail(self.inbox.rank, reason));
     }
 }
 
 impl Drop for TcpCommunicator {
     fn drop(&mut self) {
-        let failure = self.shared.failed.get();
+        let failure = self.inbox.failed.get();
         let patience = match failure {
             Some((rank, reason)) => {
                 self.outboxes()
@@ -207,7 +172,7 @@ impl Drop for TcpCommunicator {
             }
             None => {
                 self.outboxes().for_each(Outbox::end);
-                self.shared.timeout
+                self.inbox.timeout
             }
         };
         let has_failed = failure.is_some();
