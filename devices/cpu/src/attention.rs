@@ -6,7 +6,7 @@ use std::ops::Range;
 use catalog::Window;
 
 use super::elementwise::{each_block, each_row};
-use super::gemm::{Matrix, multiply_add, multiply_in_order};
+use super::gemm::{Matrix, multiply_add, multiply_part};
 use super::math::{exp, row_sum, tanh};
 use super::tree::TreeSum;
 
@@ -87,10 +87,11 @@ impl Heads<'_> {
         start.min(end)..end
     }
 
-    /// Blocks of query rows, each with the end of the keys that any of its queries attends to.
-    fn blocks(&self) -> impl Iterator<Item = (Range<usize>, usize)> + '_ {
-        (0..self.queries()).step_by(BLOCK).map(|start| {
-            let rows = start..(start + BLOCK).min(self.queries());
+    /// Blocks of these query rows, each with the end of the keys that any of its queries attends to.
+    fn blocks(&self, rows: Range<usize>) -> impl Iterator<Item = (Range<usize>, usize)> + '_ {
+        let end = rows.end;
+        rows.step_by(BLOCK).map(move |start| {
+            let rows = start..(start + BLOCK).min(end);
             let last = self.positions[rows.clone()].iter().max().copied();
             (rows, last.map_or(0, |p| self.seen(p).end))
         })
@@ -117,7 +118,7 @@ impl Heads<'_> {
         let mut out = vec![0.0; self.batch * self.heads * queries * keys];
         let one = |index: usize, out: &mut [f32]| {
             let (b, h) = (index / self.heads, index % self.heads);
-            for (rows, end) in self.blocks() {
+            for (rows, end) in self.blocks(0..queries) {
                 let a = self.head(x, queries, (self.heads, dim), (b, h), rows.clone());
                 let kv = (b, h / self.group());
                 let c = self.head(y, keys, (self.kv_heads, dim), kv, 0..end);
@@ -138,7 +139,7 @@ impl Heads<'_> {
         let one = |b: usize, out: &mut [f32]| {
             for h in 0..self.heads {
                 let weights = &w[(b * self.heads + h) * queries * keys..];
-                for (rows, end) in self.blocks() {
+                for (rows, end) in self.blocks(0..queries) {
                     let a = Matrix::new(&weights[rows.start * keys..], rows.len(), end, keys);
                     let kv = (b, h / self.group());
                     let c = self.head(y, keys, (self.kv_heads, dim), kv, 0..end);
@@ -167,13 +168,10 @@ impl Heads<'_> {
         dim: usize,
         leaves: &[(u64, Range<usize>)],
     ) -> TreeSum {
-        let mut sum = TreeSum::default();
-        for (leaf, range) in leaves {
-            let mut out = vec![0.0; self.batch * self.kv_len * self.kv_heads * dim];
-            self.add_weighted_rows(w, x, dim, range.clone(), &mut out);
-            sum.leaf(*leaf, out);
-        }
-        sum
+        let numbers = self.batch * self.kv_len * self.kv_heads * dim;
+        TreeSum::of(leaves, numbers, |range, out| {
+            self.add_weighted_rows(w, x, dim, range, out);
+        })
     }
 
     fn add_weighted_rows(
@@ -190,10 +188,7 @@ impl Heads<'_> {
             for h in 0..self.heads {
                 let weights = &w[(b * self.heads + h) * queries * keys..];
                 let out = &mut out[h / self.group() * dim..];
-                for start in range.clone().step_by(BLOCK) {
-                    let rows = start..(start + BLOCK).min(range.end);
-                    let last = self.positions[rows.clone()].iter().max().copied();
-                    let end = last.map_or(0, |p| self.seen(p).end);
+                for (rows, end) in self.blocks(range.clone()) {
                     let a = Matrix::new(&weights[rows.start * keys..], rows.len(), end, keys);
                     let c = self.head(x, queries, (self.heads, dim), (b, h), rows);
                     self.product(a.transposed(), c, out, width);
@@ -205,7 +200,7 @@ impl Heads<'_> {
 
     fn product(&self, a: Matrix<'_>, b: Matrix<'_>, out: &mut [f32], stride: usize) {
         if self.exact {
-            multiply_in_order(a, b, out, stride);
+            multiply_part(a, b, 0..a.columns, out, stride);
         } else {
             multiply_add(a, b, out, stride, 1);
         }

@@ -3,7 +3,7 @@
 use catalog::model::NormKind;
 use rayon::prelude::*;
 
-use super::math::row_sum;
+use super::math::{self, row_sum};
 use dtensor::layout::consecutive;
 use dtensor::philox::Stream;
 
@@ -47,11 +47,7 @@ pub(super) fn each_block(
 
 /// `out += x`.
 pub(super) fn add(out: &mut [f32], x: &[f32], threads: usize) {
-    each_block(out, threads, |first, out| {
-        for (a, b) in out.iter_mut().zip(&x[first..]) {
-            *a += b;
-        }
-    });
+    each_block(out, threads, |first, out| math::add(out, &x[first..]));
 }
 
 /// Mean (0 for RMS norms) and reciprocal standard deviation of every row.

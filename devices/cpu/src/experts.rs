@@ -1,7 +1,8 @@
 //! Routing of tokens to experts, and the exchange of their rows between ranks.
 
-use super::math::{exp, sigmoid};
+use super::math::{add, exp, sigmoid};
 use super::tensor::Tensor;
+use catalog::DType;
 use catalog::model::Router;
 use comm::{CommError, Communicator, Group, Message};
 use dtensor::placement::BlockMesh;
@@ -199,11 +200,11 @@ impl Level {
             let rows = indices
                 .iter()
                 .flat_map(|&i| values[i as usize * columns..][..columns].iter().copied());
-            Tensor::new(vec![indices.len(), columns], rows.collect(), dtype).pack()
+            Tensor::message(rows.collect(), dtype)
         };
         let parts = self.sent.iter().map(pick).collect();
         let arrived = group.all_to_all(comm, what, parts)?.wait(comm)?;
-        let arrived = self.unpack(&arrived, |_, rows| vec![rows, columns], dtype);
+        let arrived = unpack(&arrived, dtype);
         let mut out = Vec::with_capacity(self.rows.len() * columns);
         for &(peer, place) in &self.origin {
             out.extend_from_slice(&arrived[peer as usize][place as usize * columns..][..columns]);
@@ -239,19 +240,15 @@ impl Level {
         let parts = self
             .parts(&data.f32(), columns)
             .into_iter()
-            .map(|part| Tensor::new(vec![part.len() / columns.max(1), columns], part, dtype).pack())
+            .map(|part| Tensor::message(part, dtype))
             .collect();
         let arrived = group.all_to_all(comm, what, parts)?.wait(comm)?;
-        let shape = |peer: usize, _| vec![self.sent[peer].len(), columns];
-        let arrived = self.unpack(&arrived, shape, dtype);
+        let arrived = unpack(&arrived, dtype);
         let rows = self.rows_before();
         let mut out = vec![-0.0; rows * columns];
         for (indices, values) in self.sent.iter().zip(&arrived) {
             for (&row, value) in indices.iter().zip(values.chunks(columns.max(1))) {
-                let to = &mut out[row as usize * columns..][..columns];
-                for (a, b) in to.iter_mut().zip(value) {
-                    *a += b;
-                }
+                add(&mut out[row as usize * columns..][..columns], value);
             }
         }
         Ok(Tensor::new(vec![rows, columns], out, dtype))
@@ -262,22 +259,12 @@ impl Level {
         let last = self.sent.iter().filter_map(|s| s.last()).max();
         last.map_or(0, |&i| i as usize + 1)
     }
+}
 
-    fn unpack(
-        &self,
-        arrived: &[Message],
-        shape: impl Fn(usize, usize) -> Vec<usize>,
-        dtype: catalog::DType,
-    ) -> Vec<Vec<f32>> {
-        arrived
-            .iter()
-            .enumerate()
-            .map(|(peer, bytes)| {
-                let shape = shape(peer, self.received[peer]);
-                Tensor::unpack(shape, bytes, dtype).into_f32()
-            })
-            .collect()
-    }
+/// The numbers in messages of this type.
+fn unpack(arrived: &[Message], dtype: DType) -> Vec<Vec<f32>> {
+    let numbers = arrived.iter().map(|bytes| Tensor::numbers(bytes, dtype));
+    numbers.collect()
 }
 
 /// What experts are ranked by, per row of logits; the largest are chosen. Experts whose group is not among the best

@@ -100,18 +100,9 @@ pub(super) fn multiply_tree(
     b: Matrix<'_>,
     leaves: &[(u64, Range<usize>)],
 ) -> TreeSum {
-    let mut sum = TreeSum::default();
-    for (leaf, range) in leaves {
-        let mut out = vec![0.0; a.rows * b.columns];
-        multiply_part(a, b, range.clone(), &mut out, b.columns);
-        sum.leaf(*leaf, out);
-    }
-    sum
-}
-
-/// `out += a · b`, the terms of each element added in order of the contracted index.
-pub(super) fn multiply_in_order(a: Matrix<'_>, b: Matrix<'_>, out: &mut [f32], stride: usize) {
-    multiply_part(a, b, 0..a.columns, out, stride);
+    TreeSum::of(leaves, a.rows * b.columns, |range, out| {
+        multiply_part(a, b, range, out, b.columns);
+    })
 }
 
 /// `out += a · b` over a range of the contracted index, in order.

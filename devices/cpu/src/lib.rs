@@ -23,6 +23,7 @@ pub use accumulator::ExactSum;
 pub use block::{GradientSink, Parameters, Saved, kept_bytes};
 pub use dtensor::block::{Block, Half, Keep};
 pub use machine::{CpuError, Machine, Numerics};
+pub use math::add;
 pub use micro_batch::MicroBatch;
 pub use optimizer::{AdamWStep, Weights, adamw};
 pub use redistribute::places;

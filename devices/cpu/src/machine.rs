@@ -8,7 +8,7 @@ use crate::watch::{Watch, WatchError};
 use comm::{CommError, Communicator, Group};
 use dtensor::TensorInfo;
 use dtensor::layout::BlockPosition;
-use dtensor::placement::{BLOCK_AXES, Placements};
+use dtensor::placement::BLOCK_AXES;
 
 /// How sums over a sharded dimension are evaluated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +58,9 @@ pub enum CpuError {
 /// Result of an operation on the cpu device.
 pub(crate) type Result<T, E = CpuError> = std::result::Result<T, E>;
 
+/// Leaves of the canonical tree that a rank holds: the number of each, and where its elements lie.
+pub(crate) type Leaves = Vec<(u64, std::ops::Range<usize>)>;
+
 /// One rank.
 pub struct Machine<'c> {
     /// Its communicator with the other ranks.
@@ -89,11 +92,7 @@ impl Machine<'_> {
     }
 
     /// Leaves of a feature dimension that this rank holds.
-    pub(super) fn feature_leaves(
-        &self,
-        info: &TensorInfo,
-        dim: usize,
-    ) -> Result<Vec<(u64, std::ops::Range<usize>)>, CpuError> {
+    pub(super) fn feature_leaves(&self, info: &TensorInfo, dim: usize) -> Result<Leaves> {
         let indices = self.position.indices(&info.global, &info.placements, dim);
         let size = info.global[dim];
         leaves(&indices, size, FEATURE_LEAF).map_err(|cut| CpuError::Misaligned {
@@ -105,16 +104,12 @@ impl Machine<'_> {
     }
 
     /// Positions in their sequence of the tokens that a tensor `[batch, sequence, …]` holds on this rank.
-    pub(super) fn positions(&self, global: &[u64], placements: &Placements) -> Vec<u64> {
-        self.position.indices(global, placements, 1)
+    pub(super) fn positions(&self, info: &TensorInfo) -> Vec<u64> {
+        self.position.indices(&info.global, &info.placements, 1)
     }
 
     /// Leaves of sequence positions that this rank holds.
-    pub(super) fn position_leaves(
-        &self,
-        positions: &[u64],
-        seq_len: u64,
-    ) -> Result<Vec<(u64, std::ops::Range<usize>)>, CpuError> {
+    pub(super) fn position_leaves(&self, positions: &[u64], seq_len: u64) -> Result<Leaves> {
         leaves(positions, seq_len, TOKEN_LEAF).map_err(|cut| CpuError::Misaligned {
             what: "tokens of a sequence".to_owned(),
             leaf: TOKEN_LEAF,
@@ -125,7 +120,7 @@ impl Machine<'_> {
 
     /// Global indices of the tokens in the rows of `[batch, sequence, …]`.
     pub(super) fn tokens(&self, info: &TensorInfo, batch: &MicroBatch<'_>) -> Vec<u64> {
-        let positions = self.positions(&info.global, &info.placements);
+        let positions = self.positions(info);
         (0..info.global[0])
             .flat_map(|b| {
                 let first = (batch.first_sequence + b) * batch.seq_len;
@@ -135,12 +130,8 @@ impl Machine<'_> {
     }
 
     /// Leaves of the batch's tokens that these rows belong to.
-    pub(super) fn token_leaves(
-        &self,
-        info: &TensorInfo,
-        batch: &MicroBatch<'_>,
-    ) -> Result<Vec<(u64, std::ops::Range<usize>)>, CpuError> {
-        let positions = self.positions(&info.global, &info.placements);
+    pub(super) fn token_leaves(&self, info: &TensorInfo, batch: &MicroBatch<'_>) -> Result<Leaves> {
+        let positions = self.positions(info);
         self.leaves_at(&positions, info.global[0], batch)
     }
 
@@ -150,7 +141,7 @@ impl Machine<'_> {
         positions: &[u64],
         sequences: u64,
         batch: &MicroBatch<'_>,
-    ) -> Result<Vec<(u64, std::ops::Range<usize>)>, CpuError> {
+    ) -> Result<Leaves> {
         let one = self.position_leaves(positions, batch.seq_len)?;
         let per_sequence = batch.seq_len.div_ceil(TOKEN_LEAF);
         Ok((0..sequences)

@@ -38,6 +38,14 @@ pub fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
+/// `out += terms`.
+#[inline]
+pub fn add(out: &mut [f32], terms: &[f32]) {
+    for (sum, term) in out.iter_mut().zip(terms) {
+        *sum += term;
+    }
+}
+
 /// The sum of a row that is never sharded: eight running sums, which vectorise, added in a fixed order.
 #[must_use]
 #[inline]

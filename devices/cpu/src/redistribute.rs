@@ -1,11 +1,13 @@
 //! Redistributions: every rank knows which global elements it and its peers hold before and after,
 //! and moves what differs.
 
+use std::borrow::Borrow;
 use std::sync::Arc;
 
 use catalog::{Axis, DType};
 
 use super::machine::{CpuError, Machine};
+use super::math::add;
 use super::tensor::Tensor;
 use super::tree::{TreeSum, word};
 use super::value::{Terms, Value};
@@ -75,7 +77,12 @@ pub fn places(whole: &[u64], part: &[u64]) -> Vec<usize> {
     part.iter().map(found).collect()
 }
 
-fn lengths(indices: &[Vec<u64>]) -> Vec<usize> {
+/// [`places`] for every dim.
+fn all_places(whole: &[Vec<u64>], part: &[Vec<u64>]) -> Vec<Vec<usize>> {
+    whole.iter().zip(part).map(|(w, p)| places(w, p)).collect()
+}
+
+fn lengths<T>(indices: &[Vec<T>]) -> Vec<usize> {
     indices.iter().map(Vec::len).collect()
 }
 
@@ -120,9 +127,6 @@ impl Machine<'_> {
         let common = |a: &[Vec<u64>], b: &[Vec<u64>]| -> Vec<Vec<u64>> {
             a.iter().zip(b).map(|(a, b)| intersection(a, b)).collect()
         };
-        let place = |whole: &[Vec<u64>], part: &[Vec<u64>]| -> Vec<Vec<usize>> {
-            whole.iter().zip(part).map(|(w, p)| places(w, p)).collect()
-        };
         let mine = at(group.index, &before);
         let values = x.f32();
         let whole_here = after.on(axis) == Placement::Replicate;
@@ -132,8 +136,8 @@ impl Machine<'_> {
             let parts = (0..group.size())
                 .map(|peer| {
                     let part = common(&mine, &at(peer, &after));
-                    let data = take(&values, &x.shape, &place(&mine, &part));
-                    Tensor::new(lengths(&part), data, x.dtype()).pack()
+                    let data = take(&values, &x.shape, &all_places(&mine, &part));
+                    Tensor::message(data, x.dtype())
                 })
                 .collect();
             group.all_to_all(self.comm, what, parts)?
@@ -144,8 +148,8 @@ impl Machine<'_> {
         let mut out = vec![0.0; shape.iter().product()];
         for (peer, bytes) in arrived.iter().enumerate() {
             let part = common(&at(peer, &before), &target);
-            let data = Tensor::unpack(lengths(&part), bytes, x.dtype());
-            put(&mut out, &shape, &place(&target, &part), &data.f32());
+            let data = Tensor::numbers(bytes, x.dtype());
+            put(&mut out, &shape, &all_places(&target, &part), &data);
         }
         Ok(Value::Tensor(Tensor::new(shape, out, x.dtype())))
     }
@@ -170,20 +174,14 @@ impl Machine<'_> {
         let values = x.f32();
         let parts = slices
             .iter()
-            .map(|part| {
-                let shape = part.iter().map(Vec::len).collect();
-                Tensor::new(shape, take(&values, &x.shape, part), x.dtype()).pack()
-            })
+            .map(|part| Tensor::message(take(&values, &x.shape, part), x.dtype()))
             .collect();
         let arrived = group.all_to_all(self.comm, what, parts)?.wait(self.comm)?;
-        let shape: Vec<usize> = slices[group.index].iter().map(Vec::len).collect();
-        let part = |bytes: &Message| Tensor::unpack(shape.clone(), bytes, x.dtype()).into_f32();
-        let mut sum = part(&arrived[0]);
+        let mut sum = Tensor::numbers(&arrived[0], x.dtype());
         for bytes in &arrived[1..] {
-            for (a, b) in sum.iter_mut().zip(part(bytes)) {
-                *a += b;
-            }
+            add(&mut sum, &Tensor::numbers(bytes, x.dtype()));
         }
+        let shape = lengths(&slices[group.index]);
         Ok(Value::Tensor(Tensor::new(shape, sum, x.dtype())))
     }
 
@@ -207,17 +205,10 @@ impl Machine<'_> {
             let slices = self.slices(info, axis, to);
             let parts = slices
                 .iter()
-                .map(|part| {
-                    let sliced: Vec<TreeSum> = terms
-                        .terms
-                        .iter()
-                        .map(|t| t.clone().map(|node| take(&node, &terms.shape, part)))
-                        .collect();
-                    write_terms(sliced.iter())
-                })
+                .map(|part| write_terms(terms.map(|node| take(&node, &terms.shape, part))))
                 .collect();
             let arrived = group.all_to_all(self.comm, what, parts)?.wait(self.comm)?;
-            (slices[group.index].iter().map(Vec::len).collect(), arrived)
+            (lengths(&slices[group.index]), arrived)
         };
         Ok(Value::Tensor(
             read_terms(&arrived, shape, terms.dtype).reduce(),
@@ -232,11 +223,7 @@ impl Machine<'_> {
         (0..self.group(axis).size())
             .map(|peer| {
                 let position = self.position.with(axis, peer as u64);
-                let theirs = position.all_indices(&info.global, &after);
-                mine.iter()
-                    .zip(&theirs)
-                    .map(|(m, t)| places(m, t))
-                    .collect()
+                all_places(&mine, &position.all_indices(&info.global, &after))
             })
             .collect()
     }
@@ -245,8 +232,7 @@ impl Machine<'_> {
     pub(crate) fn shard(&self, x: &Tensor, from: &TensorInfo, info: &TensorInfo) -> Tensor {
         let mine = self.position.all_indices(&from.global, &from.placements);
         let after = self.position.all_indices(&info.global, &info.placements);
-        let part: Vec<Vec<usize>> = mine.iter().zip(&after).map(|(m, t)| places(m, t)).collect();
-        let data = take(&x.f32(), &x.shape, &part);
+        let data = take(&x.f32(), &x.shape, &all_places(&mine, &after));
         Tensor::new(lengths(&after), data, x.dtype())
     }
 
@@ -273,17 +259,12 @@ impl Machine<'_> {
                 .position
                 .with(Axis::Cp, owner as u64)
                 .all_indices(&info.global, &info.placements);
-            let at: Vec<Vec<usize>> = target
-                .iter()
-                .zip(&theirs)
-                .map(|(t, p)| places(t, p))
-                .collect();
+            let at = all_places(&target, &theirs);
             if step + 1 < size {
                 self.comm
                     .send(next, group.channel, what, Arc::clone(&block))?;
             }
-            let data = Tensor::unpack(lengths(&theirs), &block, x.dtype());
-            put(&mut out, &shape, &at, &data.f32());
+            put(&mut out, &shape, &at, &Tensor::numbers(&block, x.dtype()));
             if step + 1 < size {
                 block = self.comm.receive(previous, group.channel, what)?;
             }
@@ -301,10 +282,10 @@ fn intersection(a: &[u64], b: &[u64]) -> Vec<u64> {
 }
 
 /// Serialises tree sums into a message.
-pub(super) fn write_terms<'t>(terms: impl ExactSizeIterator<Item = &'t TreeSum>) -> Message {
+pub(super) fn write_terms(terms: impl ExactSizeIterator<Item = impl Borrow<TreeSum>>) -> Message {
     let mut bytes = (terms.len() as u64).to_le_bytes().to_vec();
     for term in terms {
-        term.write(&mut bytes);
+        term.borrow().write(&mut bytes);
     }
     Arc::new(bytes)
 }

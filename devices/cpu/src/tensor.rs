@@ -93,6 +93,17 @@ impl Tensor {
         self.shape.last().copied().unwrap_or(1)
     }
 
+    /// Its shape with another last dim.
+    ///
+    /// # Panics
+    /// When it has no dims.
+    #[must_use]
+    pub fn with_columns(&self, columns: usize) -> Vec<usize> {
+        let mut shape = self.shape.clone();
+        *shape.last_mut().expect("a tensor of rows has a last dim") = columns;
+        shape
+    }
+
     /// Product of all dims but the last; the last may be empty.
     #[must_use]
     pub fn rows(&self) -> usize {
@@ -106,6 +117,18 @@ impl Tensor {
             Data::F32(data) => bytemuck::cast_slice(data).to_vec(),
             Data::Bf16(data) => bytemuck::cast_slice(data).to_vec(),
         })
+    }
+
+    /// Numbers as bytes, rounded to this type, to send to another rank.
+    #[must_use]
+    pub fn message(data: Vec<f32>, dtype: DType) -> Message {
+        Self::new(vec![data.len()], data, dtype).pack()
+    }
+
+    /// The numbers of this type in bytes that [`Tensor::pack`] wrote.
+    #[must_use]
+    pub fn numbers(bytes: &[u8], dtype: DType) -> Vec<f32> {
+        Self::unpack(Vec::new(), bytes, dtype).into_f32()
     }
 
     /// A tensor of this type from bytes that [`Tensor::pack`] wrote.

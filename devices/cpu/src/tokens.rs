@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::elementwise::each_row;
-use super::math::{exp, row_sum};
+use super::math::{add, exp, row_sum};
 use super::tree::TreeSum;
 
 /// Looks up rows of `table` by token id. Ids of other ranks' shards give −0, which leaves whatever it is added to
@@ -34,10 +34,7 @@ pub(super) fn scatter(
         let id = u64::from(ids[row]);
         if let Some(at) = id.checked_sub(first).filter(|&at| at < count) {
             let to = &mut table[at as usize * columns..][..columns];
-            let from = &gradient[row * columns..][..columns];
-            for (a, b) in to.iter_mut().zip(from) {
-                *a += b;
-            }
+            add(to, &gradient[row * columns..][..columns]);
         }
     }
 }
@@ -45,12 +42,11 @@ pub(super) fn scatter(
 /// Adds the sum over `rows` of `x · y` (or of `x` alone), column by column, to one row.
 pub(super) fn column_sum(
     rows: impl Iterator<Item = usize>,
-    columns: usize,
     out: &mut [f32],
     value: impl Fn(usize, usize) -> f32,
 ) {
     for row in rows {
-        for (j, sum) in out.iter_mut().enumerate().take(columns) {
+        for (j, sum) in out.iter_mut().enumerate() {
             *sum += value(row, j);
         }
     }
@@ -91,17 +87,12 @@ pub(super) fn sums_tree(
     largest: &[f32],
     leaves: &[(u64, Range<usize>)],
 ) -> TreeSum {
-    let mut sum = TreeSum::default();
-    for (leaf, range) in leaves {
+    TreeSum::of(leaves, largest.len(), |range, sums| {
         let rows = logits.chunks(columns).zip(largest);
-        let node = rows.map(|(row, largest)| {
-            row[range.clone()]
-                .iter()
-                .fold(0.0, |sum, x| sum + exp(x - largest))
-        });
-        sum.leaf(*leaf, node.collect());
-    }
-    sum
+        for (sum, (row, largest)) in sums.iter_mut().zip(rows) {
+            *sum = (row[range.clone()].iter()).fold(0.0, |sum, x| sum + exp(x - largest));
+        }
+    })
 }
 
 /// Logits of the labels; −0 where the label is on another rank.

@@ -5,6 +5,9 @@
 //! soon as one rank has both. Absent nodes are skipped. So the root has the same bits under every layout.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::math::add;
 
 pub use dtensor::placement::FEATURE_LEAF;
 
@@ -36,6 +39,21 @@ impl TreeSum {
     /// Adds a leaf.
     pub fn leaf(&mut self, index: u64, value: Vec<f32>) {
         self.insert(0, index, value);
+    }
+
+    /// A sum of leaves of so many numbers, each of which starts at zero and `sum` adds to; the range is the leaf's.
+    pub(crate) fn of(
+        leaves: &[(u64, Range<usize>)],
+        numbers: usize,
+        sum: impl Fn(Range<usize>, &mut [f32]),
+    ) -> Self {
+        let mut tree = Self::default();
+        for (leaf, range) in leaves {
+            let mut node = vec![0.0; numbers];
+            sum(range.clone(), &mut node);
+            tree.leaf(*leaf, node);
+        }
+        tree
     }
 
     /// Adds all nodes of another sum.
@@ -116,9 +134,7 @@ pub(crate) fn word(bytes: &mut &[u8]) -> u64 {
 }
 
 fn merged(mut left: Vec<f32>, right: &[f32]) -> Vec<f32> {
-    for (a, b) in left.iter_mut().zip(right) {
-        *a += b;
-    }
+    add(&mut left, right);
     left
 }
 
@@ -127,12 +143,8 @@ fn merged(mut left: Vec<f32>, right: &[f32]) -> Vec<f32> {
 ///
 /// # Errors
 /// If the rank holds only part of a leaf: the index at which that part ends, or begins if it is the leaf's last part.
-pub fn leaves(
-    indices: &[u64],
-    whole: u64,
-    leaf: u64,
-) -> Result<Vec<(u64, std::ops::Range<usize>)>, u64> {
-    let mut found: Vec<(u64, std::ops::Range<usize>)> = Vec::new();
+pub fn leaves(indices: &[u64], whole: u64, leaf: u64) -> Result<Vec<(u64, Range<usize>)>, u64> {
+    let mut found: Vec<(u64, Range<usize>)> = Vec::new();
     for (at, &index) in indices.iter().enumerate() {
         match found.last_mut() {
             Some((number, range)) if *number == index / leaf && range.end == at => {
@@ -156,8 +168,8 @@ pub fn leaves(
 }
 
 /// The same for ascending indices of which any may be absent, such as an expert's tokens.
-pub(super) fn parts_of_leaves(indices: &[u64], leaf: u64) -> Vec<(u64, std::ops::Range<usize>)> {
-    let mut found: Vec<(u64, std::ops::Range<usize>)> = Vec::new();
+pub(super) fn parts_of_leaves(indices: &[u64], leaf: u64) -> Vec<(u64, Range<usize>)> {
+    let mut found: Vec<(u64, Range<usize>)> = Vec::new();
     for (at, &index) in indices.iter().enumerate() {
         match found.last_mut() {
             Some((number, range)) if *number == index / leaf => range.end = at + 1,

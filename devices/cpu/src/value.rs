@@ -5,6 +5,7 @@ use std::sync::Arc;
 use catalog::DType;
 
 use super::experts::Route;
+use super::math::add;
 use super::tensor::Tensor;
 use super::tree::TreeSum;
 
@@ -33,6 +34,15 @@ pub struct Terms {
 }
 
 impl Terms {
+    /// The sums with a function applied to every node; it must act elementwise, such as a slice.
+    pub(crate) fn map(
+        &self,
+        change: impl Fn(Vec<f32>) -> Vec<f32>,
+    ) -> impl ExactSizeIterator<Item = TreeSum> {
+        let sums = self.terms.iter();
+        sums.map(move |sum| sum.clone().map(&change))
+    }
+
     /// The reduced tensor, once all leaves are on this rank.
     #[must_use]
     pub fn reduce(self) -> Tensor {
@@ -47,15 +57,26 @@ impl Terms {
         let first = terms.next().unwrap_or_else(zero);
         terms.fold(first, |sum, term| {
             let mut data = sum.into_f32();
-            for (a, b) in data.iter_mut().zip(term.f32().iter()) {
-                *a += b;
-            }
+            add(&mut data, &term.f32());
             Tensor::new(self.shape.clone(), data, self.dtype)
         })
     }
 }
 
 impl Value {
+    /// A sum over its tree: a plain tensor at once where this rank holds the `whole` of what is summed.
+    pub(crate) fn summed(sum: TreeSum, shape: Vec<usize>, dtype: DType, whole: bool) -> Self {
+        let terms = Terms {
+            terms: vec![sum],
+            shape,
+            dtype,
+        };
+        match whole {
+            true => Self::Tensor(terms.reduce()),
+            false => Self::Terms(terms),
+        }
+    }
+
     /// Bytes of storage.
     #[must_use]
     pub fn bytes(&self) -> u64 {

@@ -4,11 +4,12 @@ use super::state::Run;
 use crate::attention::{Heads, Weighting};
 use crate::block::GradientSink;
 use crate::machine::Result;
+use crate::math::add;
 use crate::tensor::Tensor;
 use crate::tokens;
 use crate::tree::TreeSum;
-use crate::value::{Terms, Value};
-use catalog::{Axis, DType};
+use crate::value::Value;
+use catalog::Axis;
 use dtensor::placement::Placement;
 use dtensor::{AttentionShape, Factor, Gradient, Op, SoftmaxRule, TensorId};
 use std::ops::Range;
@@ -16,13 +17,39 @@ use std::sync::Arc;
 
 impl Run<'_> {
     pub(super) fn attention_scores(&mut self, op: &Op, shape: &AttentionShape) -> Result<()> {
-        let (q, k) = (op.inputs[0], op.inputs[1]);
-        let positions = self.query_positions(q);
-        let heads = self.heads(shape, &positions, q)?;
-        let keys = self.keys(k)?;
-        let scores = heads.rows_by_keys(&self.tensor(q)?.f32(), &keys.f32(), shape.qk_dim as usize);
-        let dims = vec![heads.batch, heads.heads, positions.len(), heads.kv_len];
-        self.put_tensor(op.outputs[0], dims, scores);
+        let [q, k] = [op.inputs[0], op.inputs[1]];
+        let (positions, dim) = (self.positions_of(q), shape.qk_dim as usize);
+        let x = self.tensor(q)?;
+        let heads = self.heads(shape, &positions, [x.shape[0], x.columns() / dim]);
+        self.rows_by_keys(&heads, [q, k], dim, op.outputs[0])
+    }
+
+    /// Scores of queries and keys, or the gradient of weights from that of the context and values.
+    fn rows_by_keys(
+        &mut self,
+        heads: &Heads<'_>,
+        [x, keys]: [TensorId; 2],
+        dim: usize,
+        out: TensorId,
+    ) -> Result<()> {
+        let data = heads.rows_by_keys(&self.tensor(x)?.f32(), &self.keys(keys)?.f32(), dim);
+        let queries = heads.positions.len();
+        let dims = vec![heads.batch, heads.heads, queries, heads.kv_len];
+        self.put_tensor(out, dims, data);
+        Ok(())
+    }
+
+    /// The context of weights and values, or the gradient of queries from that of the scores and keys.
+    fn weighted_keys(
+        &mut self,
+        heads: &Heads<'_>,
+        [w, keys]: [TensorId; 2],
+        dim: usize,
+        out: TensorId,
+    ) -> Result<()> {
+        let data = heads.weighted_keys(&self.tensor(w)?.f32(), &self.keys(keys)?.f32(), dim);
+        let dims = vec![heads.batch, heads.positions.len(), heads.heads * dim];
+        self.put_tensor(out, dims, data);
         Ok(())
     }
 
@@ -83,23 +110,14 @@ impl Run<'_> {
         (sequences, positions): (usize, &[u64]),
         value: impl Fn(usize, usize) -> f32,
     ) -> Result<()> {
-        let rows = sequences * positions.len();
-        let columns = part.len();
-        if !self.machine.is_exact() {
-            tokens::column_sum(0..rows, columns, &mut sink.plain(parameter)[part], value);
-            return Ok(());
-        }
-        let leaves = self
-            .machine
-            .leaves_at(positions, sequences as u64, self.batch)?;
-        let mut sum = TreeSum::default();
-        for (leaf, rows) in leaves {
-            let mut node = vec![0.0; columns];
-            tokens::column_sum(rows, columns, &mut node, &value);
-            sum.leaf(leaf, node);
-        }
-        sink.tree(parameter, part, sum);
-        Ok(())
+        let rows = 0..sequences * positions.len();
+        let leaves = || {
+            self.machine
+                .leaves_at(positions, sequences as u64, self.batch)
+        };
+        self.accumulate(sink, (parameter, part), (rows, leaves), |rows, out| {
+            tokens::column_sum(rows, out, &value);
+        })
     }
 
     /// How the scores of this rank's heads become attention weights.
@@ -124,24 +142,17 @@ impl Run<'_> {
     }
 
     pub(super) fn attention_context(&mut self, op: &Op, shape: &AttentionShape) -> Result<()> {
-        let (w, v) = (op.inputs[0], op.inputs[1]);
-        let weights = self.tensor(w)?;
+        let [w, v] = [op.inputs[0], op.inputs[1]];
         let positions = self.scores_positions(w);
-        let heads = self.heads_of_scores(shape, &positions, weights);
-        let values = self.keys(v)?;
-        let dim = shape.v_dim as usize;
-        let out = heads.weighted_keys(&weights.f32(), &values.f32(), dim);
-        let dims = vec![heads.batch, positions.len(), heads.heads * dim];
-        self.put_tensor(op.outputs[0], dims, out);
-        Ok(())
+        let heads = self.heads_of_scores(shape, &positions, self.tensor(w)?);
+        self.weighted_keys(&heads, [w, v], shape.v_dim as usize, op.outputs[0])
     }
 
     /// Concatenates every head's own columns with the columns that all heads share, as in MLA.
     pub(super) fn join(&mut self, op: &Op, [own, shared]: [usize; 2]) -> Result<()> {
         let (x, more) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
         let heads = x.columns() / own;
-        let (mut shape, rows) = (x.shape.clone(), x.rows());
-        *shape.last_mut().expect("keys have columns") = heads * (own + shared);
+        let (shape, rows) = (x.with_columns(heads * (own + shared)), x.rows());
         let (x, more) = (x.f32(), more.f32());
         let mut out = Vec::with_capacity(rows * heads * (own + shared));
         for row in 0..rows {
@@ -163,8 +174,8 @@ impl Run<'_> {
     ) -> Result<()> {
         let dy = self.tensor(op.inputs[0])?;
         let heads = dy.columns() / (own + shared);
-        let (shape, rows) = (dy.shape.clone(), dy.rows());
-        let dy = dy.f32();
+        let shapes = [heads * own, shared].map(|columns| dy.with_columns(columns));
+        let (rows, dy) = (dy.rows(), dy.f32());
         let head = |row: usize, h: usize| &dy[(row * heads + h) * (own + shared)..][..own + shared];
         let mut d_own = Vec::with_capacity(rows * heads * own);
         for row in 0..rows {
@@ -176,11 +187,7 @@ impl Run<'_> {
             let columns = (0..rows).flat_map(|row| head(row, h)[own..].iter().copied());
             columns.collect()
         };
-        let with = |columns: usize| {
-            let mut shape = shape.clone();
-            *shape.last_mut().expect("keys have columns") = columns;
-            shape
-        };
+        let [own_shape, shared_shape] = shapes;
         let dtype = self.info(op.outputs[1]).dtype;
         let value = if self.machine.is_exact() {
             let info = self.info(forward.inputs[0]);
@@ -192,52 +199,24 @@ impl Run<'_> {
                 sum.leaf(held[h * own] / own as u64, of_head(h));
             }
             let whole = held.len() as u64 == info.global[last];
-            let terms = Terms {
-                terms: vec![sum],
-                shape: with(shared),
-                dtype,
-            };
-            if whole {
-                Value::Tensor(terms.reduce())
-            } else {
-                Value::Terms(terms)
-            }
+            Value::summed(sum, shared_shape, dtype, whole)
         } else {
             let mut sum = vec![0.0; rows * shared];
             for h in 0..heads {
-                for (a, b) in sum.iter_mut().zip(of_head(h)) {
-                    *a += b;
-                }
+                add(&mut sum, &of_head(h));
             }
-            Value::Tensor(Tensor::new(with(shared), sum, dtype))
+            Value::Tensor(Tensor::new(shared_shape, sum, dtype))
         };
         self.set(op.outputs[1], value);
-        self.put_tensor(op.outputs[0], with(heads * own), d_own);
+        self.put_tensor(op.outputs[0], own_shape, d_own);
         Ok(())
-    }
-
-    fn query_positions(&self, q: TensorId) -> Vec<u64> {
-        let info = self.info(q);
-        self.machine.positions(&info.global, &info.placements)
     }
 
     /// Positions of the query dim of `[b, heads, q, kv]`.
     fn scores_positions(&self, scores: TensorId) -> Vec<u64> {
         let info = self.info(scores);
-        self.machine
-            .position
-            .indices(&info.global, &info.placements, 2)
-    }
-
-    fn heads<'p>(
-        &self,
-        shape: &AttentionShape,
-        positions: &'p [u64],
-        q: TensorId,
-    ) -> Result<Heads<'p>> {
-        let x = self.tensor(q)?;
-        let heads = x.columns() / shape.qk_dim as usize;
-        Ok(self.heads_with(shape, positions, x.shape[0], heads))
+        let position = &self.machine.position;
+        position.indices(&info.global, &info.placements, 2)
     }
 
     fn heads_of_scores<'p>(
@@ -246,15 +225,14 @@ impl Run<'_> {
         positions: &'p [u64],
         scores: &Tensor,
     ) -> Heads<'p> {
-        self.heads_with(shape, positions, scores.shape[0], scores.shape[1])
+        self.heads(shape, positions, [scores.shape[0], scores.shape[1]])
     }
 
-    fn heads_with<'p>(
+    fn heads<'p>(
         &self,
         shape: &AttentionShape,
         positions: &'p [u64],
-        batch: usize,
-        heads: usize,
+        [batch, heads]: [usize; 2],
     ) -> Heads<'p> {
         Heads {
             batch,
@@ -283,55 +261,33 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Gradients of queries or keys from those of the scores, laid out as `[b, h, q, k]`.
-    pub(super) fn scores_backward(
+    /// Gradient of one factor of the scores or of the context: of queries or keys from those of the scores, laid out as
+    /// `[b, h, q, k]`; of weights or values from those of the context, laid out as `[b, q, h·d]`.
+    pub(super) fn product_backward(
         &mut self,
         op: &Op<Gradient>,
         forward: &Op,
-        shape: &AttentionShape,
+        (shape, of_scores): (&AttentionShape, bool),
         factor: Factor,
     ) -> Result<()> {
-        let (gradient, other, dim) = (op.inputs[0], op.inputs[1], shape.qk_dim as usize);
-        let positions = self.scores_positions(gradient);
-        let heads = self.heads_of_scores(shape, &positions, self.tensor(gradient)?);
-        let value = match factor {
-            Factor::First => {
-                self.keys_again(forward)?;
-                let (w, k) = (self.tensor(gradient)?.f32(), self.keys(other)?.f32());
-                let data = heads.weighted_keys(&w, &k, dim);
-                let shape = vec![heads.batch, positions.len(), heads.heads * dim];
-                Value::Tensor(Tensor::new(shape, data, self.info(op.outputs[0]).dtype))
-            }
-            Factor::Second => self.key_gradient(op, forward, (&heads, [gradient, other], dim))?,
+        let [gradient, other] = [op.inputs[0], op.inputs[1]];
+        let (weights, dim, factors) = match of_scores {
+            true => (gradient, shape.qk_dim as usize, [gradient, other]),
+            false => (forward.inputs[0], shape.v_dim as usize, [other, gradient]),
         };
-        self.set(op.outputs[0], value);
-        Ok(())
-    }
-
-    /// Gradients of weights or values from those of the context, laid out as `[b, q, h·d]`.
-    pub(super) fn context_backward(
-        &mut self,
-        op: &Op<Gradient>,
-        forward: &Op,
-        shape: &AttentionShape,
-        factor: Factor,
-    ) -> Result<()> {
-        let (gradient, other, dim) = (op.inputs[0], op.inputs[1], shape.v_dim as usize);
-        let weights = forward.inputs[0];
         let positions = self.scores_positions(weights);
         let heads = self.heads_of_scores(shape, &positions, self.tensor(weights)?);
-        let value = match factor {
-            Factor::First => {
-                self.keys_again(forward)?;
-                let (d, v) = (self.tensor(gradient)?.f32(), self.keys(other)?.f32());
-                let data = heads.rows_by_keys(&d, &v, dim);
-                let shape = vec![heads.batch, heads.heads, positions.len(), heads.kv_len];
-                Value::Tensor(Tensor::new(shape, data, self.info(op.outputs[0]).dtype))
-            }
-            Factor::Second => self.key_gradient(op, forward, (&heads, [other, gradient], dim))?,
-        };
-        self.set(op.outputs[0], value);
-        Ok(())
+        let out = op.outputs[0];
+        if factor == Factor::Second {
+            let value = self.key_gradient(op, forward, (&heads, factors, dim))?;
+            self.set(out, value);
+            return Ok(());
+        }
+        self.keys_again(forward)?;
+        match of_scores {
+            true => self.weighted_keys(&heads, [gradient, other], dim, out),
+            false => self.rows_by_keys(&heads, [gradient, other], dim, out),
+        }
     }
 
     /// Gathers keys or values round the ring again for backward, if attention uses the ring.
@@ -343,51 +299,30 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The gradient of keys or values, sent back to the ranks that hold them.
+    /// The gradient of keys or values: the rows of `x`, weighted by `w`, summed over the queries of this rank; sent back
+    /// round the ring to the ranks that hold them.
     fn key_gradient(
         &self,
         op: &Op<Gradient>,
         forward: &Op,
-        (heads, factors, dim): (&Heads<'_>, [TensorId; 2], usize),
+        (heads, [w, x], dim): (&Heads<'_>, [TensorId; 2], usize),
     ) -> Result<Value> {
         let dtype = self.info(op.outputs[0]).dtype;
-        let value = self.summed_over_queries(heads, factors, dim, dtype)?;
-        if self.block.has_ring() {
-            return self.return_ring(forward, value);
-        }
-        Ok(value)
-    }
-
-    /// Gradients of keys or values: the rows of `x`, weighted by `w`, summed over the queries of this rank.
-    fn summed_over_queries(
-        &self,
-        heads: &Heads<'_>,
-        [w, x]: [TensorId; 2],
-        dim: usize,
-        dtype: DType,
-    ) -> Result<Value> {
         let (w, x) = (self.tensor(w)?.f32(), self.tensor(x)?.f32());
         let shape = vec![heads.batch, heads.kv_len, heads.kv_heads * dim];
-        if !self.machine.is_exact() {
-            let data = heads.weighted_rows(&w, &x, dim);
-            return Ok(Value::Tensor(Tensor::new(shape, data, dtype)));
-        }
-        let seq_len = self.batch.seq_len;
-        let leaves = self.machine.position_leaves(heads.positions, seq_len)?;
-        let terms = Terms {
-            terms: vec![heads.weighted_rows_tree(&w, &x, dim, &leaves)],
-            shape,
-            dtype,
-        };
-        Ok(if heads.positions.len() < heads.kv_len {
-            Value::Terms(terms)
+        let value = if self.machine.is_exact() {
+            let seq_len = self.batch.seq_len;
+            let leaves = self.machine.position_leaves(heads.positions, seq_len)?;
+            let sum = heads.weighted_rows_tree(&w, &x, dim, &leaves);
+            let whole = heads.positions.len() >= heads.kv_len;
+            Value::summed(sum, shape, dtype, whole)
         } else {
-            Value::Tensor(terms.reduce())
-        })
-    }
-
-    /// Sends gradients of keys or values back round the ring to the ranks that hold them.
-    fn return_ring(&self, forward: &Op, value: Value) -> Result<Value> {
+            let data = heads.weighted_rows(&w, &x, dim);
+            Value::Tensor(Tensor::new(shape, data, dtype))
+        };
+        if !self.block.has_ring() {
+            return Ok(value);
+        }
         let info = self.info(forward.inputs[1]);
         let to = info.placements.on(Axis::Cp);
         let moves = (Axis::Cp, Placement::Partial, to);

@@ -27,18 +27,14 @@ impl Run<'_> {
                 let whole = cut.whole(part.columns());
                 let [columns, start, number] = cut.local(whole);
                 let rows = part.len() / number.max(1);
-                let mut shape = part.shape.clone();
-                *shape.last_mut().expect("sliced tensors have a last dim") = whole;
-                let mut data = match self.held.values.remove(&self.block.storage(view.to)) {
-                    Some(value) => match Arc::unwrap_or_clone(value) {
-                        Value::Tensor(x) => x.into_f32(),
-                        _ => vec![0.0; rows * columns],
-                    },
-                    None => vec![0.0; rows * columns],
+                let before = self.held.values.remove(&self.block.storage(view.to));
+                let mut data = match before.map(Arc::unwrap_or_clone) {
+                    Some(Value::Tensor(x)) => x.into_f32(),
+                    _ => vec![0.0; rows * columns],
                 };
                 let at = [(0..rows).collect(), (start..start + number).collect()];
                 put(&mut data, &[rows, columns], &at, &part.f32());
-                self.put_tensor(view.to, shape, data);
+                self.put_tensor(view.to, part.with_columns(whole), data);
             }
         }
         Ok(())
@@ -70,8 +66,10 @@ impl Run<'_> {
                     self.softmax_backward(op, forward(of), (&shape, rule), sink)
                 }
                 AttentionPiece::Dropout(p) => self.dropout_backward(op, forward(of), p),
-                AttentionPiece::Scores => self.scores_backward(op, forward(of), &shape, factor),
-                AttentionPiece::Context => self.context_backward(op, forward(of), &shape, factor),
+                AttentionPiece::Scores | AttentionPiece::Context => {
+                    let of_scores = piece == AttentionPiece::Scores;
+                    self.product_backward(op, forward(of), (&shape, of_scores), factor)
+                }
             },
             Gradient::Norm(of, norm) => self.norm_backward(op, forward(of), &norm, sink),
             Gradient::Pointwise(of, pointwise) => {

@@ -4,7 +4,8 @@ use super::state::Run;
 use crate::block::GradientSink;
 use crate::experts::{Route, ranking, weights, weights_backward};
 use crate::gemm::{Matrix, multiply_add, multiply_part, multiply_tree};
-use crate::machine::{Machine, Result};
+use crate::machine::{Leaves, Machine, Result};
+use crate::math::add;
 use crate::redistribute::{read_terms, write_terms};
 use crate::tensor::Tensor;
 use crate::tokens;
@@ -35,8 +36,7 @@ impl Run<'_> {
         let ranks = ranking(&data, experts, &rule.router, bias.as_deref());
         let route = Arc::new(Route::new(&ranks, experts, top_k, &tokens));
         let p = weights(&data, experts, (&route.chosen, top_k), &rule.router);
-        let mut shape = logits.shape.clone();
-        *shape.last_mut().expect("logits have a last dim") = top_k;
+        let shape = logits.with_columns(top_k);
         self.put_tensor(op.outputs[0], shape, p);
         // Only the indices are saved with the operator; the route is looked up by them.
         if let Some(&indices) = op.saved.last() {
@@ -180,40 +180,20 @@ impl Run<'_> {
         Ok(route)
     }
 
-    pub(super) fn dispatch<O>(&mut self, op: &Op<O>, back: bool) -> Result<()> {
-        let route = self.extended(&op.scope, Axis::Ep)?;
-        let level = &route.levels[self.level(Axis::Ep)];
-        let x = self.tensor(op.inputs[0])?;
-        let (comm, group) = (self.machine.comm, self.machine.group(Axis::Ep));
-        let out = if back {
-            level.back(comm, group, &op.scope, x)?
-        } else {
-            level.forward(comm, group, &op.scope, x)?
-        };
-        self.set(op.outputs[0], Value::Tensor(out));
-        Ok(())
-    }
-
-    pub(super) fn expert_tensor<O>(&mut self, op: &Op<O>, gather: bool) -> Result<()> {
-        let route = self.extended(&op.scope, Axis::Etp)?;
-        let level = &route.levels[self.level(Axis::Etp)];
-        let (comm, group) = (self.machine.comm, self.machine.group(Axis::Etp));
+    /// Sends rows on to the ranks of their experts, or back to the ranks of their tokens.
+    pub(super) fn dispatch<O>(&mut self, op: &Op<O>, axis: Axis, back: bool) -> Result<()> {
+        let route = self.extended(&op.scope, axis)?;
+        let level = &route.levels[self.level(axis)];
+        let (comm, group) = (self.machine.comm, self.machine.group(axis));
         let out = match self.value(op.inputs[0])? {
-            Value::Tensor(x) if gather => level.forward(comm, group, &op.scope, x)?,
-            Value::Tensor(x) => level.back(comm, group, &op.scope, x)?,
-            Value::Terms(terms) if !gather => {
+            Value::Tensor(x) if back => level.back(comm, group, &op.scope, x)?,
+            Value::Tensor(x) => level.forward(comm, group, &op.scope, x)?,
+            Value::Terms(terms) if back => {
                 let columns = terms.shape[1];
                 let parts = (0..group.size())
                     .map(|peer| {
-                        let sliced: Vec<TreeSum> = terms
-                            .terms
-                            .iter()
-                            .map(|t| {
-                                t.clone()
-                                    .map(|node| level.parts(&node, columns).swap_remove(peer))
-                            })
-                            .collect();
-                        write_terms(sliced.iter())
+                        let part = |node: Vec<f32>| level.parts(&node, columns).swap_remove(peer);
+                        write_terms(terms.map(part))
                     })
                     .collect();
                 let arrived = group.all_to_all(comm, &op.scope, parts)?.wait(comm)?;
@@ -221,11 +201,8 @@ impl Run<'_> {
                 read_terms(&arrived, shape, terms.dtype).reduce()
             }
             _ => {
-                return Err(Machine::unsupported(
-                    "expert gather",
-                    &op.scope,
-                    "partial rows",
-                ));
+                let (operator, reason) = ("expert gather", "partial rows");
+                return Err(Machine::unsupported(operator, &op.scope, reason));
             }
         };
         self.set(op.outputs[0], Value::Tensor(out));
@@ -257,17 +234,15 @@ impl Run<'_> {
         let operands = |(e, range)| operands(&data, &weight, range, (e, n, k), backward);
         let shape = vec![rows, columns];
         let value = if self.machine.is_exact() {
+            let leaves = self.machine.feature_leaves(self.info(w), dim)?;
             // One node holds the rows of all experts.
-            let mut sum = TreeSum::default();
-            for (leaf, part) in self.machine.feature_leaves(self.info(w), dim)? {
-                let mut node = vec![0.0; rows * columns];
+            let sum = TreeSum::of(&leaves, rows * columns, |part, node| {
                 for (e, range) in groups.iter().enumerate() {
                     let (a, b) = operands((e, range));
                     let out = &mut node[range.start * columns..];
                     multiply_part(a, b, part.clone(), out, columns);
                 }
-                sum.leaf(leaf, node);
-            }
+            });
             self.settled(sum, (w, dim), (shape, out))
         } else {
             let mut plain = vec![0.0; rows * columns];
@@ -288,7 +263,7 @@ impl Run<'_> {
     }
 
     /// Leaves of tokens that an expert's rows belong to; ranges are relative to the first of these rows.
-    fn leaves_of_rows(&self, scope: &str, rows: Range<usize>) -> Result<Vec<(u64, Range<usize>)>> {
+    fn leaves_of_rows(&self, scope: &str, rows: Range<usize>) -> Result<Leaves> {
         let rows = &self.routing(scope)?.at_experts()[rows];
         let tokens: Vec<u64> = rows.iter().map(|r| r.token).collect();
         Ok(parts_of_leaves(&tokens, TOKEN_LEAF))
@@ -303,7 +278,7 @@ impl Run<'_> {
         for (e, range) in groups.into_iter().enumerate() {
             let bias = &b[e * columns..(e + 1) * columns];
             for row in out[range.start * columns..range.end * columns].chunks_mut(columns) {
-                row.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
+                add(row, bias);
             }
         }
         self.put_tensor(op.outputs[0], shape, out);
@@ -321,21 +296,13 @@ impl Run<'_> {
         let columns = dy.columns();
         let dy = dy.f32();
         let bias = forward.inputs[1];
-        let value = |row: usize, j: usize| dy[row * columns + j];
         for (e, range) in groups.into_iter().enumerate() {
-            let part = e * columns..(e + 1) * columns;
-            if !self.machine.is_exact() {
-                tokens::column_sum(range, columns, &mut sink.plain(bias)[part], value);
-                continue;
-            }
-            let mut sum = TreeSum::default();
-            for (leaf, rows) in self.leaves_of_rows(&op.scope, range.clone())? {
-                let mut node = vec![0.0; columns];
-                let rows = range.start + rows.start..range.start + rows.end;
-                tokens::column_sum(rows, columns, &mut node, value);
-                sum.leaf(leaf, node);
-            }
-            sink.tree(bias, part, sum);
+            let (part, rows) = (e * columns..(e + 1) * columns, 0..range.len());
+            let dy = &dy[range.start * columns..];
+            let leaves = || self.leaves_of_rows(&op.scope, range);
+            self.accumulate(sink, (bias, part), (rows, leaves), |rows, out| {
+                tokens::column_sum(rows, out, |row, j| dy[row * columns + j]);
+            })?;
         }
         Ok(())
     }
@@ -388,7 +355,7 @@ fn combined(route: &Route, rows: &[f32], columns: usize, weights: Option<&[f32]>
 fn operands<'a>(
     data: &'a [f32],
     weight: &'a [f32],
-    rows: &std::ops::Range<usize>,
+    rows: &Range<usize>,
     (expert, n, k): (usize, usize, usize),
     backward: bool,
 ) -> (Matrix<'a>, Matrix<'a>) {

@@ -1,5 +1,6 @@
 //! Forward of a pass: which kernel each traced operator runs.
 
+use catalog::Axis;
 use dtensor::{
     Attention, AttentionPiece, Exchange, Expert, Moves, Op, Operator, Product, Token, View,
     ViewKind,
@@ -30,9 +31,7 @@ impl Run<'_> {
                 let rows: Vec<usize> = (0..x.len() / columns.max(1)).collect();
                 let picked = (start..start + number).collect();
                 let flat = [rows.len(), columns];
-                let mut shape = x.shape.clone();
-                *shape.last_mut().expect("sliced tensors have a last dim") =
-                    rows.len() * number / x.rows().max(1);
+                let shape = x.with_columns(rows.len() * number / x.rows().max(1));
                 let data = take(&x.f32(), &flat, &[rows, picked]);
                 Tensor::new(shape, data, x.dtype())
             }
@@ -83,19 +82,15 @@ impl Run<'_> {
                 let axis = exchange.collective.axis;
                 let mut info = self.info(x).clone();
                 info.placements = info.placements.with(axis, from);
-                let value = self.machine.redistribute(
-                    &op.scope,
-                    self.value(x)?,
-                    &info,
-                    (axis, from, to),
-                )?;
+                let (value, moves) = (self.value(x)?, (axis, from, to));
+                let value = self.machine.redistribute(&op.scope, value, &info, moves)?;
                 self.set(out, value);
                 Ok(())
             }
-            Moves::Dispatch => self.dispatch(op, false),
-            Moves::Combine => self.dispatch(op, true),
-            Moves::ExpertGather => self.expert_tensor(op, true),
-            Moves::ExpertReduce => self.expert_tensor(op, false),
+            Moves::Dispatch => self.dispatch(op, Axis::Ep, false),
+            Moves::Combine => self.dispatch(op, Axis::Ep, true),
+            Moves::ExpertGather => self.dispatch(op, Axis::Etp, false),
+            Moves::ExpertReduce => self.dispatch(op, Axis::Etp, true),
             Moves::VocabularySums(logits) => self.vocabulary_sums(op, logits),
             Moves::Ring => op
                 .inputs

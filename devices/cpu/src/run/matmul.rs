@@ -6,7 +6,7 @@ use crate::gemm::{Matrix, multiply_add, multiply_tree};
 use crate::machine::Result;
 use crate::tensor::Tensor;
 use crate::tree::TreeSum;
-use crate::value::{Terms, Value};
+use crate::value::Value;
 use dtensor::placement::BLOCK_AXES;
 use dtensor::{Gradient, Op, TensorId};
 
@@ -47,27 +47,16 @@ impl Run<'_> {
         (w, dim): (TensorId, usize),
         (shape, out): (Vec<usize>, TensorId),
     ) -> Value {
-        let terms = Terms {
-            terms: vec![sum],
-            shape,
-            dtype: self.info(out).dtype,
-        };
-        if self.is_split(w, dim) {
-            Value::Terms(terms)
-        } else {
-            Value::Tensor(terms.reduce())
-        }
+        Value::summed(sum, shape, self.info(out).dtype, !self.is_split(w, dim))
     }
 
     pub(super) fn linear(&mut self, op: &Op) -> Result<()> {
         let (x, w) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
         let (n, k) = (w.shape[0], w.shape[1]);
-        let mut shape = x.shape.clone();
-        *shape.last_mut().expect("linear inputs have a last dim") = n;
         let (data, weight) = (x.f32(), w.f32());
         let a = Matrix::new(&data, x.rows(), k, k);
         let b = Matrix::new(&weight, n, k, k).transposed();
-        let value = self.product(a, b, op.inputs[1], 1, (shape, op.outputs[0]))?;
+        let value = self.product(a, b, op.inputs[1], 1, (x.with_columns(n), op.outputs[0]))?;
         self.set(op.outputs[0], value);
         Ok(())
     }
@@ -75,12 +64,10 @@ impl Run<'_> {
     pub(super) fn linear_backward_input(&mut self, op: &Op<Gradient>) -> Result<()> {
         let (dy, w) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
         let (n, k) = (w.shape[0], w.shape[1]);
-        let mut shape = dy.shape.clone();
-        *shape.last_mut().expect("gradients have a last dim") = k;
         let (data, weight) = (dy.f32(), w.f32());
         let a = Matrix::new(&data, dy.rows(), n, n);
         let b = Matrix::new(&weight, n, k, k);
-        let value = self.product(a, b, op.inputs[1], 0, (shape, op.outputs[0]))?;
+        let value = self.product(a, b, op.inputs[1], 0, (dy.with_columns(k), op.outputs[0]))?;
         self.set(op.outputs[0], value);
         Ok(())
     }

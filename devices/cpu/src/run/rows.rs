@@ -4,13 +4,12 @@ use super::forward::untrained;
 use super::state::Run;
 use crate::block::GradientSink;
 use crate::machine::{Machine, Result};
-use crate::math::{row_sum, sigmoid, tanh};
+use crate::math::{add, row_sum, sigmoid, tanh};
 use crate::nonlinear;
 use crate::tensor::Tensor;
 use crate::tree::TreeSum;
 use crate::value::Value;
 use crate::{elementwise, tokens};
-use catalog::DType;
 use catalog::model::{NormKind, Temperature};
 use dtensor::{GatedUnit, Gradient, Norm, Op, Pointwise, Rotary, TensorId};
 use std::borrow::Cow;
@@ -44,15 +43,10 @@ impl Run<'_> {
         let (dy, x) = (self.tensor(op.inputs[0])?, self.tensor(forward.inputs[0])?);
         let w = self.norm_factor(forward.inputs[1], norm.from_one)?;
         let columns = w.len();
+        let kept = self.tensor(forward.outputs[1])?.f32();
         let statistics: Vec<[f32; 2]> = match norm.kind {
-            NormKind::LayerNorm => {
-                let kept = self.tensor(forward.outputs[1])?.f32();
-                kept.chunks(2).map(|s| [s[0], s[1]]).collect()
-            }
-            NormKind::RmsNorm => {
-                let kept = self.tensor(forward.outputs[1])?.f32();
-                kept.iter().map(|&r| [0.0, r]).collect()
-            }
+            NormKind::LayerNorm => kept.chunks(2).map(|s| [s[0], s[1]]).collect(),
+            NormKind::RmsNorm => kept.iter().map(|&r| [0.0, r]).collect(),
         };
         let shape = x.shape.clone();
         let (dy, data) = (dy.f32(), x.f32());
@@ -96,16 +90,15 @@ impl Run<'_> {
                 for head in 0..heads {
                     let mut node = vec![0.0; columns];
                     let rows = rows.clone().map(|row| row * heads + head);
-                    tokens::column_sum(rows, columns, &mut node, &value);
+                    tokens::column_sum(rows, &mut node, &value);
                     let global = local.get(head * columns).map_or(0, |column| column / each);
                     sum.leaf(leaf * all + global, node);
                 }
             }
             sink.tree(parameter, 0..columns, sum);
         } else {
-            let positions = self.machine.positions(&info.global, &info.placements);
-            let rows = 0..info.global[0] as usize * positions.len() * heads;
-            tokens::column_sum(rows, columns, sink.plain(parameter), value);
+            let rows = 0..info.global[0] as usize * self.positions_of(like).len() * heads;
+            tokens::column_sum(rows, sink.plain(parameter), value);
         }
         Ok(())
     }
@@ -143,10 +136,7 @@ impl Run<'_> {
                 });
                 out
             }
-            Pointwise::Scale(factor) => {
-                let factor = rounded(factor, x.dtype());
-                x.f32().iter().map(|x| x * factor).collect()
-            }
+            Pointwise::Scale(factor) => scaled(x, factor),
             Pointwise::Temperature(of) => self.by_position(x, op.inputs[0], of),
             Pointwise::UnitNorm { width, epsilon } => self.unit_norm(x, width as usize, epsilon),
             Pointwise::Gate => self.gated_rows(copied(), op.inputs[1])?,
@@ -154,11 +144,7 @@ impl Run<'_> {
             Pointwise::Bias => {
                 let b = self.tensor(op.inputs[1])?.f32();
                 let mut out = copied();
-                elementwise::each_row(&mut out, x.columns(), threads, |_, y| {
-                    for (y, b) in y.iter_mut().zip(b.iter()) {
-                        *y += b;
-                    }
-                });
+                elementwise::each_row(&mut out, x.columns(), threads, |_, y| add(y, &b));
                 out
             }
             Pointwise::Copy => copied(),
@@ -199,79 +185,65 @@ impl Run<'_> {
         pointwise: Pointwise,
         sink: &mut dyn GradientSink,
     ) -> Result<()> {
-        match pointwise {
+        let dy = self.tensor(op.inputs[0])?;
+        let mut shape = dy.shape.clone();
+        let out = match pointwise {
             Pointwise::Activation(function) => {
                 let f = nonlinear::kernels(function);
-                self.derivative(op, forward, |x, dy| f.backward(x, dy))
+                self.derivative(dy, forward, |x, dy| f.backward(x, dy))?
             }
             Pointwise::Cap(bound) => {
                 let cap = bound as f32;
-                self.derivative(op, forward, |x, dy| {
+                self.derivative(dy, forward, |x, dy| {
                     for (x, d) in x.iter_mut().zip(dy) {
                         let t = tanh(*x / cap);
                         *x = d * (1.0 - t * t);
                     }
-                })
+                })?
             }
-            Pointwise::Gated(unit) => self.both_derivatives(op, forward, |gate, up, dy| {
-                nonlinear::gated_backward(unit, gate, up, dy);
-            }),
-            Pointwise::FusedGated(unit) => self.fused_gated_backward(op, forward, unit),
-            Pointwise::Scale(factor) => {
-                let dy = self.tensor(op.inputs[0])?;
-                let factor = rounded(factor, dy.dtype());
-                let shape = dy.shape.clone();
-                let out = dy.f32().iter().map(|d| d * factor).collect();
-                self.put_tensor(op.outputs[0], shape, out);
-                Ok(())
+            Pointwise::Gated(unit) => {
+                return self.both_derivatives(op, forward, |gate, up, dy| {
+                    nonlinear::gated_backward(unit, gate, up, dy);
+                });
             }
-            Pointwise::Temperature(of) => {
-                let dy = self.tensor(op.inputs[0])?;
-                let shape = dy.shape.clone();
-                let out = self.by_position(dy, forward.inputs[0], of);
-                self.put_tensor(op.outputs[0], shape, out);
-                Ok(())
+            Pointwise::FusedGated(unit) => {
+                shape = dy.with_columns(2 * dy.columns());
+                self.fused_gated_backward(dy, forward, unit)?
             }
+            Pointwise::Scale(factor) => scaled(dy, factor),
+            Pointwise::Temperature(of) => self.by_position(dy, forward.inputs[0], of),
             Pointwise::UnitNorm { width, epsilon } => {
-                self.unit_norm_backward(op, forward, (width as usize, epsilon))
+                self.unit_norm_backward(dy, forward, (width as usize, epsilon))?
             }
-            Pointwise::Gate => self.gate_backward(op, forward),
-            Pointwise::SigmoidGate => Err(untrained("sigmoid gate", &op.scope)),
+            Pointwise::Gate => return self.gate_backward(op, forward),
+            Pointwise::SigmoidGate => return Err(untrained("sigmoid gate", &op.scope)),
             Pointwise::Bias => {
-                let dy = self.tensor(op.inputs[0])?;
                 let (dy, columns) = (dy.f32(), dy.columns());
                 let value = |row: usize, j: usize| dy[row * columns + j];
                 let (bias, like) = (forward.inputs[1], forward.inputs[0]);
-                self.token_sum(sink, bias, like, (columns, 1), value)
+                return self.token_sum(sink, bias, like, (columns, 1), value);
             }
-            Pointwise::Copy => self.copy(op.inputs[0], op.outputs[0]),
-            Pointwise::Rope(rotary) => {
-                let dy = self.tensor(op.inputs[0])?;
-                let shape = dy.shape.clone();
-                let out = self.turned(dy, forward.inputs[0], &rotary, true);
-                self.put_tensor(op.outputs[0], shape, out);
-                Ok(())
-            }
-            Pointwise::Dropout(probability) => self.dropout_backward(op, forward, probability),
+            Pointwise::Copy => dy.f32().into_owned(),
+            Pointwise::Rope(rotary) => self.turned(dy, forward.inputs[0], &rotary, true),
+            Pointwise::Dropout(p) => return self.dropout_backward(op, forward, p),
             Pointwise::Join { own, shared } => {
-                self.join_backward(op, forward, [own, shared].map(|n| n as usize))
+                return self.join_backward(op, forward, [own, shared].map(|n| n as usize));
             }
-        }
+        };
+        self.put_tensor(op.outputs[0], shape, out);
+        Ok(())
     }
 
     /// The gradient of an elementwise function: `each` turns its inputs into it, in place.
     fn derivative(
-        &mut self,
-        op: &Op<Gradient>,
+        &self,
+        dy: &Tensor,
         forward: &Op,
         each: impl Fn(&mut [f32], &[f32]) + Sync,
-    ) -> Result<()> {
-        let dy = self.tensor(op.inputs[0])?.f32();
-        let x = self.tensor(forward.inputs[0])?;
-        let (shape, mut out) = (x.shape.clone(), x.f32().into_owned());
+    ) -> Result<Vec<f32>> {
+        let (dy, mut out) = (dy.f32(), self.tensor(forward.inputs[0])?.f32().into_owned());
         elementwise::each_block(&mut out, self.threads(), |first, x| each(x, &dy[first..]));
-        self.put_tensor(op.outputs[0], shape, out);
-        Ok(())
+        Ok(out)
     }
 
     /// The gradients of a gated function: `both` turns the gate and up projections into their gradients, in place.
@@ -294,21 +266,14 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn fused_gated_backward(
-        &mut self,
-        op: &Op<Gradient>,
-        forward: &Op,
-        unit: GatedUnit,
-    ) -> Result<()> {
-        let dy = self.tensor(op.inputs[0])?.f32();
-        let x = self.tensor(forward.inputs[0])?;
-        let (shape, mut out, columns) = (x.shape.clone(), x.f32().into_owned(), x.columns() / 2);
+    fn fused_gated_backward(&self, dy: &Tensor, forward: &Op, unit: GatedUnit) -> Result<Vec<f32>> {
+        let mut out = self.tensor(forward.inputs[0])?.f32().into_owned();
+        let (columns, dy) = (dy.columns(), dy.f32());
         elementwise::each_row(&mut out, 2 * columns, self.threads(), |row, both| {
             let (gate, up) = both.split_at_mut(columns);
             nonlinear::gated_backward(unit, gate, up, &dy[row * columns..]);
         });
-        self.put_tensor(op.outputs[0], shape, out);
-        Ok(())
+        Ok(out)
     }
 
     fn gate_backward(&mut self, op: &Op<Gradient>, forward: &Op) -> Result<()> {
@@ -391,25 +356,22 @@ impl Run<'_> {
     }
 
     fn unit_norm_backward(
-        &mut self,
-        op: &Op<Gradient>,
+        &self,
+        dy: &Tensor,
         forward: &Op,
         (width, epsilon): (usize, f64),
-    ) -> Result<()> {
-        let (dy, x) = (self.tensor(op.inputs[0])?, self.tensor(forward.inputs[0])?);
-        let (shape, kind, ones) = (x.shape.clone(), NormKind::RmsNorm, vec![1.0; width]);
-        let (dy, data) = (dy.f32(), x.f32());
+    ) -> Result<Vec<f32>> {
+        let data = self.tensor(forward.inputs[0])?.f32();
+        let (kind, ones, threads) = (NormKind::RmsNorm, vec![1.0; width], self.threads());
         let statistics = elementwise::statistics(&data, width, kind, epsilon);
-        let threads = self.threads();
+        let dy = dy.f32();
         let out = elementwise::norm_backward(&dy, &data, &ones, &statistics, kind, threads);
-        self.put_tensor(op.outputs[0], shape, out);
-        Ok(())
+        Ok(out)
     }
 
     /// `x`, whose tokens are those of `like`, each multiplied by the factor of its position.
     fn by_position(&self, x: &Tensor, like: TensorId, temperature: Temperature) -> Vec<f32> {
-        let info = self.info(like);
-        let positions = self.machine.positions(&info.global, &info.placements);
+        let positions = self.positions_of(like);
         let (columns, mut out) = (x.columns(), x.f32().into_owned());
         elementwise::each_row(&mut out, columns, self.threads(), |row, out| {
             let factor = temperature.factor(positions[row % positions.len()]) as f32;
@@ -420,8 +382,7 @@ impl Run<'_> {
 
     /// `x`, whose tokens are those of `like`, with rotary embedding applied, or undone in backward.
     fn turned(&self, x: &Tensor, like: TensorId, rotary: &Rotary, backward: bool) -> Vec<f32> {
-        let info = self.info(like);
-        let positions = self.machine.positions(&info.global, &info.placements);
+        let positions = self.positions_of(like);
         let (columns, mut out) = (x.columns(), x.f32().into_owned());
         let rotation = elementwise::Rotation {
             head_dim: rotary.head_dim as usize,
@@ -448,9 +409,10 @@ fn dropped(x: &[f32], mask: &[u8], probability: f64, threads: usize) -> Vec<f32>
     out
 }
 
-/// A scalar factor rounded to the type of the tensor it multiplies.
-fn rounded(factor: f64, dtype: DType) -> f32 {
-    Tensor::new(vec![1], vec![factor as f32], dtype).f32()[0]
+/// A tensor times a factor, which is rounded to the tensor's type.
+fn scaled(x: &Tensor, factor: f64) -> Vec<f32> {
+    let factor = Tensor::new(vec![1], vec![factor as f32], x.dtype()).f32()[0];
+    x.f32().iter().map(|x| x * factor).collect()
 }
 
 /// Row-major strides of a shape.

@@ -1,16 +1,18 @@
 //! One pass of a micro-batch through a block: its inputs, and the tensors that are alive.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use dtensor::block::Block;
 use dtensor::philox::Stream;
 use dtensor::{Op, TensorId, TensorInfo};
 
-use crate::block::{Parameters, Saved};
-use crate::machine::{Machine, Result};
+use crate::block::{GradientSink, Parameters, Saved};
+use crate::machine::{Leaves, Machine, Result};
 use crate::micro_batch::MicroBatch;
 use crate::tensor::Tensor;
+use crate::tree::TreeSum;
 use crate::value::Value;
 
 /// One pass of one micro-batch through a block.
@@ -52,6 +54,11 @@ impl<'r> Run<'r> {
         self.block.trace.tensor(id)
     }
 
+    /// Positions in their sequence of a tensor's tokens.
+    pub(super) fn positions_of(&self, id: TensorId) -> Vec<u64> {
+        self.machine.positions(self.info(id))
+    }
+
     pub(super) fn set(&mut self, id: TensorId, value: Value) {
         let storage = self.block.storage(id);
         self.held.values.insert(storage, Arc::new(value));
@@ -59,14 +66,11 @@ impl<'r> Run<'r> {
 
     pub(super) fn value(&self, id: TensorId) -> Result<&Value> {
         let storage = self.block.storage(id);
-        self.held
-            .values
-            .get(&storage)
-            .map(AsRef::as_ref)
-            .ok_or_else(|| {
-                let info = self.info(id);
-                Machine::unsupported("reading", &info.name, "a tensor that nothing wrote")
-            })
+        let value = self.held.values.get(&storage).map(AsRef::as_ref);
+        value.ok_or_else(|| {
+            let name = &self.info(id).name;
+            Machine::unsupported("reading", name, "a tensor that nothing wrote")
+        })
     }
 
     pub(super) fn tensor(&self, id: TensorId) -> Result<&Tensor> {
@@ -86,6 +90,24 @@ impl<'r> Run<'r> {
     pub(super) fn put_tensor(&mut self, id: TensorId, shape: Vec<usize>, data: Vec<f32>) {
         let dtype = self.info(id).dtype;
         self.set(id, Value::Tensor(Tensor::new(shape, data, dtype)));
+    }
+
+    /// Adds to part of a parameter's gradient what `add` sums over rows: over all of them, or in exact mode over the leaves
+    /// that they belong to.
+    pub(super) fn accumulate(
+        &self,
+        sink: &mut dyn GradientSink,
+        (parameter, part): (TensorId, Range<usize>),
+        (rows, leaves): (Range<usize>, impl FnOnce() -> Result<Leaves>),
+        add: impl Fn(Range<usize>, &mut [f32]),
+    ) -> Result<()> {
+        if self.machine.is_exact() {
+            let sum = TreeSum::of(&leaves()?, part.len(), add);
+            sink.tree(parameter, part, sum);
+        } else {
+            add(rows, &mut sink.plain(parameter)[part]);
+        }
+        Ok(())
     }
 
     /// Copies a traced tensor to another, converted to that one's type.

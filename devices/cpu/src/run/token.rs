@@ -3,8 +3,8 @@
 use super::state::Run;
 use crate::block::GradientSink;
 use crate::machine::Result;
+use crate::math::add;
 use crate::redistribute::{read_terms, write_terms};
-use crate::tree::TreeSum;
 use crate::{elementwise, tokens};
 use catalog::Axis;
 use dtensor::{Gradient, Op, TensorId};
@@ -37,9 +37,8 @@ impl Run<'_> {
     ) -> Result<()> {
         let dy = self.tensor(op.inputs[0])?;
         let like = forward.inputs[0];
-        let info = self.info(like);
-        let positions = self.machine.positions(&info.global, &info.placements);
-        let rows: Vec<u32> = (0..info.global[0])
+        let positions = self.positions_of(like);
+        let rows: Vec<u32> = (0..self.info(like).global[0])
             .flat_map(|_| positions.iter().map(|&p| (first + p) as u32))
             .collect();
         self.table_gradient(sink, table, &rows, &dy.f32(), (dy.columns(), 0), like)
@@ -49,14 +48,11 @@ impl Run<'_> {
         let x = self.tensor(op.inputs[0])?;
         let (shape, columns) = (x.shape.clone(), x.columns());
         let mut out = x.f32().into_owned();
-        let info = self.info(op.inputs[0]);
-        let positions = self.machine.positions(&info.global, &info.placements);
+        let positions = self.positions_of(op.inputs[0]);
         let table = self.parameters.parameter(table).f32();
         elementwise::each_row(&mut out, columns, self.threads(), |row, y| {
             let at = (first + positions[row % positions.len()]) as usize * columns;
-            for (y, t) in y.iter_mut().zip(&table[at..at + columns]) {
-                *y += t;
-            }
+            add(y, &table[at..at + columns]);
         });
         self.put_tensor(op.outputs[0], shape, out);
         Ok(())
@@ -72,25 +68,12 @@ impl Run<'_> {
         (columns, first): (usize, u64),
         like: TensorId,
     ) -> Result<()> {
-        if self.machine.is_exact() {
-            let info = self.info(table);
-            let rows = self
-                .machine
-                .position
-                .indices(&info.global, &info.placements, 0);
-            let size = rows.len() * columns;
-            let mut sum = TreeSum::default();
-            for (leaf, rows) in self.machine.token_leaves(self.info(like), self.batch)? {
-                let mut node = vec![0.0; size];
-                tokens::scatter(ids, dy, columns, first, rows, &mut node);
-                sum.leaf(leaf, node);
-            }
-            sink.tree(table, 0..size, sum);
-        } else {
-            let rows = 0..ids.len();
-            tokens::scatter(ids, dy, columns, first, rows, sink.plain(table));
-        }
-        Ok(())
+        let size = self.parameters.parameter(table).len();
+        let leaves = || self.machine.token_leaves(self.info(like), self.batch);
+        let rows = 0..ids.len();
+        self.accumulate(sink, (table, 0..size), (rows, leaves), |rows, out| {
+            tokens::scatter(ids, dy, columns, first, rows, out);
+        })
     }
 
     pub(super) fn embedding(&mut self, op: &Op, id: TensorId) -> Result<()> {
@@ -132,9 +115,7 @@ impl Run<'_> {
         // Only one rank has the label; −0 from the others changes nothing.
         let mut target = vec![-0.0; rows];
         for part in gather(tokens::targets(&data, columns, self.batch.labels, first))? {
-            for (a, b) in target.iter_mut().zip(part) {
-                *a += b;
-            }
+            add(&mut target, &part);
         }
         let sum = if self.machine.is_exact() {
             let leaves = self.machine.feature_leaves(self.info(logits), dim)?;
