@@ -5,6 +5,7 @@ use catalog::{Axis, Window};
 
 use crate::epilogues::Epilogues;
 use crate::operator::{AttentionPiece, CostClass, Gemm, Operator, Product};
+use crate::tensor::TensorInfo;
 use crate::trace::{AnyOp, Pass, Trace};
 
 impl Trace {
@@ -102,10 +103,11 @@ impl Trace {
             CostClass::AttentionContext(s) => vec![s.batch * s.heads, s.q_len, s.kv_len, s.v_dim],
             CostClass::Softmax(s) => vec![s.batch * s.heads * s.q_len, s.kv_len],
             CostClass::Scan(scan) => scan.sizes(),
-            CostClass::Collective(c) => vec![ranks(c.axis), self.largest(op)],
+            CostClass::Collective(c) => vec![ranks(c.axis), self.elements(op)],
             _ => {
-                let elements = self.largest(op);
-                let columns = self.columns(op).clamp(1, elements);
+                let elements = self.elements(op);
+                let columns = self.largest(op).and_then(|t| t.shape.last().copied());
+                let columns = columns.unwrap_or(1).clamp(1, elements);
                 vec![elements.div_ceil(columns), columns]
             }
         };
@@ -113,22 +115,15 @@ impl Trace {
     }
 
     /// Elements of the largest activation that an operator reads or writes.
-    fn largest(&self, op: AnyOp<'_>) -> u64 {
-        let ids = op.inputs.iter().chain(op.outputs);
-        ids.map(|&id| self.tensor(id))
-            .filter(|t| !t.role.is_weight())
-            .map(crate::tensor::TensorInfo::elements)
-            .max()
-            .unwrap_or(1)
+    fn elements(&self, op: AnyOp<'_>) -> u64 {
+        self.largest(op).map_or(1, TensorInfo::elements)
     }
 
-    /// Last dim of the largest activation that an operator reads or writes.
-    fn columns(&self, op: AnyOp<'_>) -> u64 {
+    /// The largest activation that an operator reads or writes.
+    fn largest(&self, op: AnyOp<'_>) -> Option<&TensorInfo> {
         let ids = op.inputs.iter().chain(op.outputs);
         ids.map(|&id| self.tensor(id))
             .filter(|t| !t.role.is_weight())
             .max_by_key(|t| t.elements())
-            .and_then(|t| t.shape.last().copied())
-            .unwrap_or(1)
     }
 }

@@ -17,11 +17,8 @@ use super::states::States;
 /// What gradient messages are called in errors.
 const WHAT: &str = "gradients";
 
-/// The sum of this rank's part of a bucket.
-struct Summed<D: Device> {
-    bucket: Bucket,
-    sum: D::Flat,
-}
+/// A bucket, and the sum of this rank's part of it.
+type Summed<D> = (Bucket, <D as Device>::Flat);
 
 impl<D: Device> States<D> {
     /// Starts to reduce the buckets that are complete once backward has left `block`.
@@ -64,7 +61,7 @@ impl<D: Device> States<D> {
             let Some(terms) = terms else { continue };
             let group = self.partitions[bucket.partition].reducing(self.plan.zero);
             let sum = device.reduced(group, WHAT, terms)?;
-            summed.push(Summed { bucket, sum });
+            summed.push((bucket, sum));
         }
         if self.plan.zero == Zero::Z0 {
             self.gather_sums(device, summed)
@@ -115,7 +112,7 @@ impl<D: Device> States<D> {
     /// ZeRO-0: all-gathers the sums, so that every rank has all.
     fn gather_sums(&mut self, device: &D, summed: Vec<Summed<D>>) -> Result<(), D::Error> {
         let mut arriving = Vec::with_capacity(summed.len());
-        for Summed { bucket, sum } in summed {
+        for (bucket, sum) in summed {
             let partition = &self.partitions[bucket.partition];
             let group = partition.reducing(self.plan.zero);
             let part = |rank| partition.part(&bucket.range, rank, self.plan.zero).len();
@@ -137,13 +134,13 @@ impl<D: Device> States<D> {
     /// ZeRO-1 to 3: each rank keeps the sums of its own shard, summed over replicas.
     fn keep_own(&mut self, device: &D, summed: &[Summed<D>]) -> Result<(), D::Error> {
         for (p, partition) in self.partitions.iter_mut().enumerate() {
-            let here = || summed.iter().filter(|s| s.bucket.partition == p);
+            let here = || summed.iter().filter(|(bucket, _)| bucket.partition == p);
             if here().next().is_none() {
                 continue;
             }
             let len = partition.own.len();
             let mut sums = device.zeros(len)?;
-            for Summed { bucket, sum } in here() {
+            for (bucket, sum) in here() {
                 let rank = D::index(&partition.sharing.shard);
                 let part = partition.part(&bucket.range, rank, self.plan.zero);
                 if !part.is_empty() {

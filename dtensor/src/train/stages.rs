@@ -93,9 +93,10 @@ impl<'p, D: Device> Stages<'p, D> {
     /// Peer rank and channel of every pipeline transfer.
     #[must_use]
     pub fn transfers(&self) -> Vec<(usize, u64)> {
-        let peer = |stage: u32| self.plan.peers[stage as usize];
-        let transfer = |&a: &Action| Some((peer(neighbour(a)?), channel(a)));
-        self.plan.actions.iter().filter_map(transfer).collect()
+        let transfers = self.plan.actions.iter().filter_map(|&a| transfer(a));
+        transfers
+            .map(|(_, other, channel)| (self.plan.peers[other as usize], channel))
+            .collect()
     }
 
     /// Bytes kept for backward by all stages.
@@ -182,27 +183,21 @@ impl<'p, D: Device> Stages<'p, D> {
     }
 
     fn send(&mut self, device: &D, a: Action) -> Result<(), D::Error> {
-        let (backward, to) = match a.kind {
-            ActionKind::SendF => (false, a.stage + 1),
-            _ => (true, a.stage - 1),
-        };
+        let (backward, to, channel) = transfer(a).expect("a send is a transfer");
         if let Some(x) = self.waiting.remove(&(backward, to, a.micro_batch)) {
             let parcel = device.parcel(&x)?;
             let peer = self.plan.peers[to as usize];
-            let sending = device.send(peer, channel(a), "pipeline", &parcel)?;
+            let sending = device.send(peer, channel, "pipeline", &parcel)?;
             self.sending.insert(a, sending);
         }
         Ok(())
     }
 
     fn receive(&mut self, device: &D, a: Action) -> Result<(), D::Error> {
-        let (backward, from) = match a.kind {
-            ActionKind::RecvF => (false, a.stage - 1),
-            _ => (true, a.stage + 1),
-        };
+        let (backward, from, channel) = transfer(a).expect("a receive is a transfer");
         let peer = self.plan.peers[from as usize];
         let of = self.plan.hidden.clone();
-        let x = device.receive(peer, channel(a), "pipeline", of)?;
+        let x = device.receive(peer, channel, "pipeline", of)?;
         self.waiting.insert((backward, a.stage, a.micro_batch), x);
         for arrived in self.plan.arrived.get(&a).into_iter().flatten() {
             if let Some(sending) = self.sending.remove(arrived) {
@@ -268,23 +263,20 @@ impl<'p, D: Device> Stages<'p, D> {
     }
 }
 
-/// The stage at the other end of a transfer.
-fn neighbour(a: Action) -> Option<u32> {
-    match a.kind {
-        ActionKind::SendF | ActionKind::RecvB => Some(a.stage + 1),
-        ActionKind::RecvF | ActionKind::SendB => Some(a.stage - 1),
-        _ => None,
-    }
-}
-
-fn channel(a: Action) -> u64 {
+/// Whether a transfer is of a gradient, the stage at its other end, and its channel; `None` for other actions.
+fn transfer(a: Action) -> Option<(bool, u32, u64)> {
+    let (backward, other) = match a.kind {
+        ActionKind::SendF => (false, a.stage + 1),
+        ActionKind::RecvF => (false, a.stage - 1),
+        ActionKind::SendB => (true, a.stage - 1),
+        ActionKind::RecvB => (true, a.stage + 1),
+        _ => return None,
+    };
     // The boundary of stages s and s + 1 uses channel 2s for forward and 2s + 1 for backward.
-    let s = u64::from(a.stage);
-    PIPELINE
-        + match a.kind {
-            ActionKind::SendF => 2 * s,
-            ActionKind::RecvF => 2 * (s - 1),
-            ActionKind::SendB => 2 * (s - 1) + 1,
-            _ => 2 * s + 1,
-        }
+    let boundary = u64::from(a.stage.min(other));
+    Some((
+        backward,
+        other,
+        PIPELINE + 2 * boundary + u64::from(backward),
+    ))
 }
