@@ -70,28 +70,39 @@ impl HostPeers {
     ) -> Result<(), CudaError> {
         let links = HostLinks::new(self.device.clone(), comm);
         let (group, size) = (&self.group, self.group.size());
-        let ticket = match collective {
-            Collective::AllReduce => links.all_reduce(group, "test", from, to),
-            Collective::AllGather => links.all_gather(group, "test", from, &self.parts(to)),
-            Collective::ReduceScatter => links.reduce_scatter(group, "test", &self.parts(from), to),
-            Collective::AllToAll => {
-                links.all_to_all(group, "test", &self.parts(from), &self.parts(to))
-            }
+        let one = |x: &Tensor| vec![x.clone()];
+        let (kind, from, to) = match collective {
+            Collective::AllReduce => (cuda_device::Collective::AllReduce, one(from), one(to)),
+            Collective::AllGather => (
+                cuda_device::Collective::AllGather,
+                one(from),
+                self.parts(to),
+            ),
+            Collective::ReduceScatter => (
+                cuda_device::Collective::ReduceScatter,
+                self.parts(from),
+                one(to),
+            ),
+            Collective::AllToAll => (
+                cuda_device::Collective::AllToAll,
+                self.parts(from),
+                self.parts(to),
+            ),
             Collective::Broadcast => {
                 // The first one's of all.
                 let spare = |_: usize| self.device.tensor(vec![to.len()], to.dtype);
                 let mut all: Vec<Tensor> = (0..size).map(spare).collect::<Result<_, _>>()?;
                 all[0] = to.clone();
-                links.all_gather(group, "test", from, &all)
+                (cuda_device::Collective::AllGather, one(from), all)
             }
             Collective::SendAndReceive => {
                 let peer = |shift: usize| group.ranks[(group.index + shift) % size];
                 let sending = links.send(peer(1), 99, "test", from)?;
                 links.receive(peer(size - 1), 99, "test", to)?;
-                Ok(sending)
+                return links.wait(sending);
             }
         };
-        links.wait(ticket?)
+        links.exchange(kind, group, "test", &from, &to)
     }
 }
 

@@ -102,6 +102,15 @@ pub enum CudaError {
 }
 
 impl CudaError {
+    /// The error of an operator in `scope` that no kernel takes.
+    pub(crate) fn unsupported(operator: &str, scope: &str, reason: impl Into<String>) -> Self {
+        Self::Unsupported {
+            operator: operator.to_owned(),
+            scope: scope.to_owned(),
+            reason: reason.into(),
+        }
+    }
+
     /// Why an optional library is not used, as text.
     #[must_use]
     pub fn why_unused(&self) -> String {

@@ -161,9 +161,6 @@ impl Gpu {
     }
 
     /// Makes work queued on `side` from now on wait for all work queued on the GPU's own stream so far.
-    ///
-    /// # Errors
-    /// See [`Gpu::side_stream`].
     pub fn fork(&self, side: &Stream) -> Result<(), CudaError> {
         let here = self.event_on(self.stream, CUevent_flags::CU_EVENT_DISABLE_TIMING)?;
         // SAFETY: both are of this context; the driver keeps the event until it is reached.
@@ -171,17 +168,11 @@ impl Gpu {
     }
 
     /// Records an event at the end of all work queued on another stream so far.
-    ///
-    /// # Errors
-    /// See [`Gpu::side_stream`].
     pub fn end_of(&self, side: &Stream) -> Result<Event, CudaError> {
         self.event_on(side.handle, CUevent_flags::CU_EVENT_DISABLE_TIMING)
     }
 
     /// Makes work queued from now on wait for an event.
-    ///
-    /// # Errors
-    /// See [`Gpu::side_stream`].
     pub fn join(&self, event: &Event) -> Result<(), CudaError> {
         // SAFETY: both are of this context.
         unsafe { call!(driver::cuStreamWaitEvent(self.stream, event.handle, 0)) }

@@ -45,50 +45,46 @@ pub struct Head {
     pub value: u32,
 }
 
-macro_rules! text {
+/// The name of a file and its text.
+macro_rules! file {
     ($name:literal) => {
-        include_str!(concat!("kernels/", $name))
+        ($name, include_str!(concat!("kernels/", $name)))
     };
 }
 
 impl Source {
+    /// The file, and before it those that it builds on, by name and text.
+    fn files(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Self::Elementwise => &[file!("elementwise.cu")],
+            Self::Norm => &[file!("norm.cu")],
+            Self::Scale => &[file!("scale.cu")],
+            Self::Reduce => &[file!("reduce.cu")],
+            Self::EightBits => &[file!("eight_bits.cu")],
+            Self::Token => &[file!("token.cu")],
+            Self::Expert => &[file!("expert.cu")],
+            Self::Grouped => &[file!("tensor_core.cu"), file!("grouped.cu")],
+            Self::AttentionSmall => &[file!("attention_prelude.cu"), file!("attention_small.cu")],
+            Self::Attention => &[
+                file!("tensor_core.cu"),
+                file!("attention_prelude.cu"),
+                file!("attention.cu"),
+            ],
+        }
+    }
+
     /// Name of the file.
     #[must_use]
     pub fn file(self) -> &'static str {
-        match self {
-            Self::Elementwise => "elementwise.cu",
-            Self::Norm => "norm.cu",
-            Self::Scale => "scale.cu",
-            Self::Reduce => "reduce.cu",
-            Self::EightBits => "eight_bits.cu",
-            Self::Token => "token.cu",
-            Self::Expert => "expert.cu",
-            Self::Grouped => "grouped.cu",
-            Self::AttentionSmall => "attention_small.cu",
-            Self::Attention => "attention.cu",
-        }
+        self.files().last().map_or("", |(name, _)| name)
     }
 
     /// Source text, preceded by the files that it builds on.
     #[must_use]
     pub fn text(self) -> String {
-        let parts: &[&str] = match self {
-            Self::Elementwise => &[text!("elementwise.cu")],
-            Self::Norm => &[text!("norm.cu")],
-            Self::Scale => &[text!("scale.cu")],
-            Self::Reduce => &[text!("reduce.cu")],
-            Self::EightBits => &[text!("eight_bits.cu")],
-            Self::Token => &[text!("token.cu")],
-            Self::Expert => &[text!("expert.cu")],
-            Self::Grouped => &[text!("tensor_core.cu"), text!("grouped.cu")],
-            Self::AttentionSmall => &[text!("attention_prelude.cu"), text!("attention_small.cu")],
-            Self::Attention => &[
-                text!("tensor_core.cu"),
-                text!("attention_prelude.cu"),
-                text!("attention.cu"),
-            ],
-        };
-        [&[text!("prelude.cu")], parts].concat().concat()
+        let prelude = [file!("prelude.cu")];
+        let files = prelude.iter().chain(self.files());
+        files.map(|(_, text)| *text).collect()
     }
 }
 
@@ -96,15 +92,14 @@ impl Source {
 /// `rms_norm_f32`.
 macro_rules! typed {
     ($source:ident, $name:literal, $bf16:expr) => {
-        $crate::kernels::Kernel {
-            source: $crate::kernels::Source::$source,
-            name: if $bf16 {
+        $crate::kernels::Kernel::plain(
+            $crate::kernels::Source::$source,
+            if $bf16 {
                 concat!($name, "_bf16")
             } else {
                 concat!($name, "_f32")
             },
-            head: $crate::kernels::Head { key: 0, value: 0 },
-        }
+        )
     };
 }
 pub(crate) use typed;

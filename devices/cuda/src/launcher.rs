@@ -17,6 +17,30 @@ use dtensor::philox::Stream;
 /// An address in device memory.
 pub type Address = u64;
 
+/// What lies in device memory, as a kernel's argument.
+pub trait Located {
+    /// Its address; 0 for what is not there.
+    fn located(&self) -> Address;
+}
+
+impl Located for Address {
+    fn located(&self) -> Address {
+        *self
+    }
+}
+
+impl<T: Located> Located for Option<T> {
+    fn located(&self) -> Address {
+        self.as_ref().map_or(0, T::located)
+    }
+}
+
+impl<T: Located> Located for &T {
+    fn located(&self) -> Address {
+        T::located(self)
+    }
+}
+
 /// Arguments of a kernel, each aligned to eight bytes.
 #[derive(Clone, Debug, Default)]
 pub struct Arguments {
@@ -25,6 +49,21 @@ pub struct Arguments {
 }
 
 impl Arguments {
+    /// Addresses, which most kernels take first.
+    #[must_use]
+    pub fn of(places: &[&dyn Located]) -> Self {
+        let places = places.iter().map(|place| place.located());
+        places.fold(Self::default(), Self::with)
+    }
+
+    /// Appends sizes, which kernels take as 64-bit integers.
+    #[must_use]
+    pub fn sizes<const N: usize>(self, sizes: [usize; N]) -> Self {
+        sizes
+            .into_iter()
+            .fold(self, |all, size| all.with(size as i64))
+    }
+
     /// Appends an argument.
     #[must_use]
     pub fn with<T: Pod>(mut self, value: T) -> Self {
@@ -341,22 +380,6 @@ pub struct RouterArgument {
     pub scale: f32,
 }
 
-/// Hyperparameters of an AdamW step: `struct Step` of `reduce.cu`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct StepArgument {
-    /// Learning rate.
-    pub rate: f32,
-    /// Decay of the moments.
-    pub betas: [f32; 2],
-    /// Bias corrections `1 − βᵗ` of both moments.
-    pub corrections: [f32; 2],
-    /// Added to the root of the second moment.
-    pub epsilon: f32,
-    /// Factor of weights that decay: `1 − rate · weight decay`.
-    pub keep: f32,
-}
-
 /// A run of numbers whose norm is taken: `struct Numbers` of `reduce.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -433,7 +456,7 @@ macro_rules! plain {
         unsafe impl Pod for $name {}
     )*};
 }
-plain!(StreamArgument Place TurningArgument RouterArgument StepArgument NumbersArgument WeightsArgument AttentionArgument);
+plain!(StreamArgument Place TurningArgument RouterArgument NumbersArgument WeightsArgument AttentionArgument);
 
 /// Dropout probability as a threshold for 24-bit random numbers: a uniform number of 24 bits is below the probability
 /// exactly when its integer is below the threshold.
@@ -451,7 +474,6 @@ mod tests {
         assert_eq!(size_of::<Place>(), 24 + 8 + 48);
         assert_eq!(size_of::<TurningArgument>(), 40 + 8);
         assert_eq!(size_of::<RouterArgument>(), 24 + 4);
-        assert_eq!(size_of::<StepArgument>(), 28);
         assert_eq!(size_of::<NumbersArgument>(), 32);
         assert_eq!(size_of::<WeightsArgument>(), 64);
         assert_eq!(size_of::<AttentionArgument>(), 56 + 12 + 4 + 24 + 32 + 16);

@@ -27,13 +27,12 @@ pub use facts::{Condition, condition};
 pub use gpu::{Event, Gpu, Stream};
 pub use graph::Graph;
 pub use library::{LIBRARIES, Name};
-pub use links::{EchoLinks, HostLinks, Links, NcclLinks, Ticket};
+pub use links::{Collective, EchoLinks, HostLinks, Links, NcclLinks, Ticket};
 pub use loading::{FOLDERS, Loaded};
 pub use memory::{Buffer, Memory, Reserved, Usage};
 pub use nccl::NcclGroup;
 pub use ops::{
-    AttentionCall, Dropout, Lies, Losses, Matrix8, NormGradient, Optimizer, Rope, Route, RowOrder,
-    Weights,
+    AttentionCall, Lies, Losses, Matrix8, NormGradient, Optimizer, Route, RowOrder, Weights,
 };
 pub use probe::{DeviceFacts, devices, ready};
 pub use products::EIGHT_BITS;

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 
 use super::error::CudaError;
-use super::launcher::{Address, Launcher};
+use super::launcher::{Address, Launcher, Located};
 
 /// Sizes are rounded up to multiples of this many bytes.
 const GRAIN: u64 = 512;
@@ -252,6 +252,12 @@ impl Drop for Memory {
     fn drop(&mut self) {
         // The device may have failed: the error no longer matters.
         let _ = self.trim();
+    }
+}
+
+impl Located for Buffer {
+    fn located(&self) -> Address {
+        self.address
     }
 }
 

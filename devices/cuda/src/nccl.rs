@@ -88,15 +88,10 @@ impl NcclGroup {
         };
         let told = group.broadcast(comm, what, 0, own);
         let told = told.map_err(CpuError::from)?;
-        let id = <[u8; 128]>::try_from(told.as_slice()).map_err(|_| {
-            CpuError::from(CommError::Size {
-                rank: comm.rank(),
-                peer: group.ranks[0],
-                collective: what.to_owned(),
-                got: told.len(),
-                expected: 128,
-            })
-        })?;
+        let mut id = [0; 128];
+        let ends = [comm.rank(), group.ranks[0]];
+        CommError::check_size(ends, what, told.len(), id.len()).map_err(CpuError::from)?;
+        id.copy_from_slice(&told);
         // NCCL would wait forever for a rank that never comes; this barrier times out and says which is missing.
         group.barrier(comm).map_err(CpuError::from)?;
         let mut handle = std::ptr::null_mut();
@@ -340,6 +335,16 @@ impl NcclGroup {
         // SAFETY: begun above.
         let ended = unsafe { call!(nccl::ncclGroupEnd()) };
         queued.and(ended)
+    }
+
+    /// Queues a call for each rank's part of a tensor, if there is any of it, within one group call.
+    pub(super) fn by_rank(
+        &self,
+        parts: &[Tensor],
+        queue: impl Fn(&Tensor, usize) -> Result<(), CudaError>,
+    ) -> Result<(), CudaError> {
+        let mut parts = parts.iter().zip(0..).filter(|(part, _)| !part.is_empty());
+        self.together(|| parts.try_for_each(|(part, rank)| queue(part, rank)))
     }
 
     /// Blocks until all work on the GPU's own stream is done; aborts the group if a peer failed or it takes longer than

@@ -210,11 +210,8 @@ impl Products {
         if m == 0 || n == 0 || product.accumulate {
             return Ok(());
         }
-        Err(CudaError::Unsupported {
-            operator: "a product".to_owned(),
-            scope: "cuBLASLt".to_owned(),
-            reason: "nothing to contract".to_owned(),
-        })
+        let reason = "nothing to contract";
+        Err(CudaError::unsupported("a product", "cuBLASLt", reason))
     }
 
     /// Refuses FP8 on a device whose tensor cores do not support it.
@@ -224,11 +221,9 @@ impl Products {
             return Ok(());
         }
         let [major, minor] = self.capability;
-        Err(CudaError::Unsupported {
-            operator: "a product in 8 bits".to_owned(),
-            scope: "cuBLASLt".to_owned(),
-            reason: format!("compute capability {major}.{minor}: expected 8.9 or above"),
-        })
+        let reason = format!("compute capability {major}.{minor}: expected 8.9 or above");
+        let operator = "a product in 8 bits";
+        Err(CudaError::unsupported(operator, "cuBLASLt", reason))
     }
 
     fn plan(&self, product: &Product) -> Result<Plan, CudaError> {

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use catalog::DType;
 
 use super::error::CudaError;
-use super::launcher::{Address, AttentionBy, Compute, Launcher};
+use super::launcher::{Address, AttentionBy, Compute, Launcher, Located};
 use super::memory::{Buffer, Memory};
 
 /// A device: its stream of work and its memory.
@@ -163,6 +163,17 @@ impl Tensor {
         self.shape.last().copied().unwrap_or(1)
     }
 
+    /// Its shape with another last dim.
+    ///
+    /// # Panics
+    /// When it has no dims.
+    #[must_use]
+    pub fn with_columns(&self, columns: usize) -> Vec<usize> {
+        let mut shape = self.shape.clone();
+        *shape.last_mut().expect("a tensor of rows has a last dim") = columns;
+        shape
+    }
+
     /// Product of all dims but the last.
     #[must_use]
     pub fn rows(&self) -> usize {
@@ -214,5 +225,11 @@ impl Tensor {
             shape,
             ..self.clone()
         }
+    }
+}
+
+impl Located for Tensor {
+    fn located(&self) -> Address {
+        self.address()
     }
 }

@@ -20,7 +20,6 @@ use dtensor::train::{self, FlatStates, Gradients, Passing, Run};
 
 use super::interface::{Device, Devices};
 use crate::error::ExecutorError;
-use crate::report::MemoryUse;
 use crate::settings::AdamW;
 
 /// The processor's cores, divided among ranks.
@@ -102,26 +101,6 @@ impl Cpu<'_> {
             }
         }
         Ok(trees)
-    }
-
-    /// Fails if a message does not have the expected size: the sender runs a different program.
-    fn expect(
-        &self,
-        peer: usize,
-        what: &str,
-        message: &Message,
-        expected: usize,
-    ) -> Result<(), CommError> {
-        if message.len() == expected {
-            return Ok(());
-        }
-        Err(CommError::Size {
-            rank: self.machine.comm.rank(),
-            peer,
-            collective: what.to_owned(),
-            got: message.len(),
-            expected,
-        })
     }
 }
 
@@ -231,9 +210,7 @@ impl train::Device for Cpu<'_> {
         at: usize,
         (terms, range): (&Vec<f32>, Range<usize>),
     ) -> Result<(), ExecutorError> {
-        for (sum, term) in flat[at..].iter_mut().zip(&terms[range]) {
-            *sum += term;
-        }
+        cpu_device::add(&mut flat[at..], &terms[range]);
         Ok(())
     }
 
@@ -321,7 +298,12 @@ impl train::Device for Cpu<'_> {
     ) -> Result<Tensor, ExecutorError> {
         let bytes = self.machine.comm.receive(from, channel, what)?;
         let expected = shape.iter().product::<usize>() * dtype.size() as usize;
-        self.expect(from, what, &bytes, expected)?;
+        CommError::check_size(
+            [self.machine.comm.rank(), from],
+            what,
+            bytes.len(),
+            expected,
+        )?;
         Ok(Tensor::unpack(shape, &bytes, dtype))
     }
 
@@ -499,10 +481,6 @@ impl Device for Cpu<'_> {
         Ok(())
     }
 
-    fn meet(&self, _: &[(usize, u64)]) -> Result<(), ExecutorError> {
-        Ok(())
-    }
-
     fn receive_flat(
         &self,
         from: usize,
@@ -511,12 +489,8 @@ impl Device for Cpu<'_> {
         len: usize,
     ) -> Result<Vec<f32>, ExecutorError> {
         let bytes = self.machine.comm.receive(from, channel, what)?;
-        self.expect(from, what, &bytes, 4 * len)?;
+        CommError::check_size([self.machine.comm.rank(), from], what, bytes.len(), 4 * len)?;
         Ok(unpack(&bytes))
-    }
-
-    fn settle(&self, _: &str) -> Result<(), ExecutorError> {
-        Ok(())
     }
 
     fn captures(&self) -> Result<(), &'static str> {
@@ -533,14 +507,6 @@ impl Device for Cpu<'_> {
 
     fn replay(&self, captured: &Infallible) -> Result<(), ExecutorError> {
         match *captured {}
-    }
-
-    fn attention_library(&self) -> Option<Result<String, String>> {
-        None
-    }
-
-    fn take_peak(&self) -> Option<MemoryUse> {
-        None
     }
 
     fn mark(&self) -> Result<(), ExecutorError> {

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 use std::rc::Rc;
+use std::slice::from_ref;
 use std::time::Duration;
 
 use catalog::{DType, Precision};
@@ -11,8 +12,8 @@ use cpu_device::Watch;
 use cpu_device::{AdamWStep, ExactSum, MicroBatch, Numerics};
 use cuda_device::launcher::{AttentionBy, Compute};
 use cuda_device::{
-    self, Batch, Context, CudaError, Gpu, GradientSink, Graph, Machine, NcclLinks, Saved, Tensor,
-    Ticket,
+    self, Batch, Collective, Context, CudaError, Gpu, GradientSink, Graph, Machine, NcclLinks,
+    Saved, Tensor, Ticket,
 };
 use dtensor::TensorId;
 use dtensor::block::{Attention, Block, Forward, Parameters};
@@ -305,7 +306,8 @@ impl train::Device for Cuda<'_> {
             parts.push(whole.part(at, vec![len]));
             at += len;
         }
-        let ticket = self.0.links.all_gather(group, what, &own, &parts)?;
+        let links = &self.0.links;
+        let ticket = links.collective(Collective::AllGather, group, what, &[own], &parts)?;
         Ok((ticket, whole))
     }
 
@@ -337,7 +339,8 @@ impl train::Device for Cuda<'_> {
     ) -> Result<Moving, ExecutorError> {
         let own = vec![parts[group.index].len()];
         let own = self.0.device.tensor(own, DType::F32)?;
-        let ticket = self.0.links.reduce_scatter(group, what, &parts, &own)?;
+        let (kind, to) = (Collective::ReduceScatter, from_ref(&own));
+        let ticket = self.0.links.collective(kind, group, what, &parts, to)?;
         Ok((ticket, own))
     }
 
@@ -356,9 +359,12 @@ impl train::Device for Cuda<'_> {
             return Ok(());
         }
         let parts: Vec<Tensor> = runs.iter().map(|run| part(flat, run)).collect();
-        if let [one] = parts.as_slice() {
-            let ticket = self.0.links.all_reduce(group, what, one, one)?;
-            return Ok(self.0.links.wait(ticket)?);
+        let all_reduce = |of: &[Tensor]| {
+            let kind = Collective::AllReduce;
+            self.0.links.exchange(kind, group, what, of, of)
+        };
+        if parts.len() == 1 {
+            return Ok(all_reduce(&parts)?);
         }
         let together = self
             .0
@@ -375,8 +381,7 @@ impl train::Device for Cuda<'_> {
         for (place, from) in places.iter().zip(&parts) {
             copy(&self.0, &part(&together, place), from)?;
         }
-        let ticket = self.0.links.all_reduce(group, what, &together, &together)?;
-        self.0.links.wait(ticket)?;
+        all_reduce(from_ref(&together))?;
         for (place, to) in places.iter().zip(&parts) {
             copy(&self.0, to, &part(&together, place))?;
         }

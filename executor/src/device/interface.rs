@@ -74,7 +74,9 @@ pub trait Device: train::Device<Error = ExecutorError, Group = Group> {
     ///
     /// # Errors
     /// When communication stops; the same for all methods below.
-    fn meet(&self, peers: &[(usize, u64)]) -> Result<(), ExecutorError>;
+    fn meet(&self, _peers: &[(usize, u64)]) -> Result<(), ExecutorError> {
+        Ok(())
+    }
     /// Receives a flat buffer that another rank sent.
     fn receive_flat(
         &self,
@@ -84,7 +86,9 @@ pub trait Device: train::Device<Error = ExecutorError, Group = Group> {
         len: usize,
     ) -> Result<Self::Flat, ExecutorError>;
     /// Waits until all sends and queued work are done, but no longer than ranks wait for each other.
-    fn settle(&self, what: &str) -> Result<(), ExecutorError>;
+    fn settle(&self, _what: &str) -> Result<(), ExecutorError> {
+        Ok(())
+    }
     /// Checks whether steps can be captured.
     ///
     /// # Errors
@@ -103,9 +107,13 @@ pub trait Device: train::Device<Error = ExecutorError, Group = Group> {
     /// Runs captured work.
     fn replay(&self, captured: &Self::Captured) -> Result<(), ExecutorError>;
     /// Peak of bytes in use since the last call, and bytes reserved from the device; `None` if it does not count them.
-    fn take_peak(&self) -> Option<MemoryUse>;
+    fn take_peak(&self) -> Option<MemoryUse> {
+        None
+    }
     /// The library that ran core attention, with its version, or why none did; `None` if none was requested.
-    fn attention_library(&self) -> Option<Result<String, String>>;
+    fn attention_library(&self) -> Option<Result<String, String>> {
+        None
+    }
     /// Records a time mark after all work queued so far.
     fn mark(&self) -> Result<(), ExecutorError>;
     /// Seconds between the marks so far, which are then cleared. Waits for the device.

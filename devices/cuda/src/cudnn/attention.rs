@@ -104,7 +104,7 @@ fn masked(
     let kept = |graph: &mut Graph, of: Id, mode, a, b| -> Result<Id, CudaError> {
         let sees = graph.tensor(CUDNN_DATA_BOOLEAN, Shape::packed(sizes), Place::Within)?;
         graph.pointwise(mode, a, Some(b), sees)?;
-        let kept = graph.within(sizes)?;
+        let [kept] = graph.within(sizes)?;
         graph.select(of, numbers.lowest, sees, kept)?;
         Ok(kept)
     };
@@ -129,16 +129,12 @@ pub(super) fn forward(graph: &mut Graph, of: &CausalAttention) -> Result<Forward
     let out = memory(graph, CUDNN_DATA_BFLOAT16, shapes.out)?;
     let sums = memory(graph, CUDNN_DATA_FLOAT, Shape::packed(shapes.rows))?;
     let numbers = numbers(graph, of)?;
-    let [plain, scaled] = [graph.within(shapes.scores)?, graph.within(shapes.scores)?];
+    let [plain, scaled] = graph.within(shapes.scores)?;
     graph.product(q, k, plain)?;
     graph.pointwise(CUDNN_POINTWISE_MUL, plain, Some(numbers.scale), scaled)?;
     let scores = masked(graph, scaled, shapes.scores, &numbers)?;
-    let [largest, total, logarithm] = [
-        graph.within(shapes.rows)?,
-        graph.within(shapes.rows)?,
-        graph.within(shapes.rows)?,
-    ];
-    let [below, powers] = [graph.within(shapes.scores)?, graph.within(shapes.scores)?];
+    let [largest, total, logarithm] = graph.within(shapes.rows)?;
+    let [below, powers] = graph.within(shapes.scores)?;
     graph.reduce(CUDNN_REDUCE_TENSOR_MAX, scores, largest)?;
     graph.pointwise(CUDNN_POINTWISE_SUB, scores, Some(largest), below)?;
     graph.pointwise(CUDNN_POINTWISE_EXP, below, None, powers)?;
@@ -174,13 +170,13 @@ pub(super) fn backward(graph: &mut Graph, of: &CausalAttention) -> Result<Backwa
         ..numbers(graph, of)?
     };
     // Subtracted from the gradients of a query's scores: the sum of its output times the output's gradient.
-    let [both, bare] = [graph.within(shapes.out.sizes)?, graph.within(shapes.rows)?];
+    let ([both], [bare]) = (graph.within(shapes.out.sizes)?, graph.within(shapes.rows)?);
     let delta = memory(graph, CUDNN_DATA_FLOAT, Shape::packed(shapes.rows))?;
     graph.pointwise(CUDNN_POINTWISE_MUL, d_out, Some(out), both)?;
     graph.reduce(CUDNN_REDUCE_TENSOR_ADD, both, bare)?;
     graph.pointwise(CUDNN_POINTWISE_MUL, bare, Some(one), delta)?;
     // Recomputes the weights of forward.
-    let [plain, scaled, below, powers] = within4(graph, shapes.scores)?;
+    let [plain, scaled, below, powers] = graph.within(shapes.scores)?;
     graph.product(q, k, plain)?;
     graph.pointwise(CUDNN_POINTWISE_MUL, plain, Some(numbers.scale), scaled)?;
     graph.pointwise(CUDNN_POINTWISE_SUB, scaled, Some(lse), below)?;
@@ -192,7 +188,7 @@ pub(super) fn backward(graph: &mut Graph, of: &CausalAttention) -> Result<Backwa
     graph.reshape(powers, weights)?;
     over_heads(graph, of, weights, d_out, (dv, of.dims[1]))?;
     // Gradients of the scores.
-    let [d_weights, less, times, d_scores] = within4(graph, shapes.scores)?;
+    let [d_weights, less, times, d_scores] = graph.within(shapes.scores)?;
     graph.product(d_out, v, d_weights)?;
     graph.pointwise(CUDNN_POINTWISE_SUB, d_weights, Some(delta), less)?;
     graph.pointwise(CUDNN_POINTWISE_MUL, less, Some(powers), times)?;
@@ -229,13 +225,4 @@ fn over_heads(
     let each = graph.tensor(CUDNN_DATA_BFLOAT16, each, Place::Within)?;
     graph.product(a, b, each)?;
     graph.reduce(CUDNN_REDUCE_TENSOR_ADD, each, to)
-}
-
-fn within4(graph: &mut Graph, sizes: [i64; 4]) -> Result<[Id; 4], CudaError> {
-    Ok([
-        graph.within(sizes)?,
-        graph.within(sizes)?,
-        graph.within(sizes)?,
-        graph.within(sizes)?,
-    ])
 }

@@ -24,6 +24,31 @@ pub(super) const ALIGNMENT: i64 = 16;
 /// How many engine configurations proposed by cuDNN's heuristics are tried.
 const CHOICES: usize = 8;
 
+/// A C type of attributes, with cuDNN's name of it.
+pub(super) trait Attribute {
+    const TYPE: cudnnBackendAttributeType_t;
+}
+
+macro_rules! attributes {
+    ($($kind:ty: $name:ident),* $(,)?) => {$(
+        impl Attribute for $kind {
+            const TYPE: cudnnBackendAttributeType_t = $name;
+        }
+    )*};
+}
+attributes! {
+    bool: CUDNN_TYPE_BOOLEAN,
+    u8: CUDNN_TYPE_CHAR,
+    i64: CUDNN_TYPE_INT64,
+    *const c_void: CUDNN_TYPE_VOID_PTR,
+    cudnnHandle_t: CUDNN_TYPE_HANDLE,
+    cudnnBackendDescriptor_t: CUDNN_TYPE_BACKEND_DESCRIPTOR,
+    cudnnBackendHeurMode_t: CUDNN_TYPE_HEUR_MODE,
+    cudnnDataType_t: CUDNN_TYPE_DATA_TYPE,
+    cudnnPointwiseMode_t: CUDNN_TYPE_POINTWISE_MODE,
+    cudnnReduceTensorOp_t: CUDNN_TYPE_REDUCTION_OPERATOR_TYPE,
+}
+
 /// A cuDNN backend descriptor: an object that the library knows by a handle.
 pub(super) struct Descriptor {
     handle: cudnnBackendDescriptor_t,
@@ -37,14 +62,13 @@ impl Descriptor {
         Ok(Self { handle })
     }
 
-    /// Sets one attribute; `T` must be the C type that the attribute's type stands for.
-    pub(super) fn with<T>(
+    /// Sets one attribute.
+    pub(super) fn with<T: Attribute>(
         self,
         name: cudnnBackendAttributeName_t,
-        of: cudnnBackendAttributeType_t,
         values: &[T],
     ) -> Result<Self, CudaError> {
-        let count = values.len() as i64;
+        let (of, count) = (T::TYPE, values.len() as i64);
         // SAFETY: so many values of the attribute's type.
         unsafe {
             let values = values.as_ptr().cast();
@@ -67,7 +91,7 @@ impl Descriptor {
     ) -> Result<Self, CudaError> {
         let handles: Vec<cudnnBackendDescriptor_t> =
             others.iter().map(|other| other.handle).collect();
-        self.with(name, CUDNN_TYPE_BACKEND_DESCRIPTOR, &handles)
+        self.with(name, &handles)
     }
 
     /// Finalizes the descriptor: the library checks it, and no attribute can be set afterwards.
@@ -162,37 +186,25 @@ impl Graph {
     ) -> Result<Id, CudaError> {
         let id = self.tensors.len() as i64 + 1;
         let tensor = Descriptor::new(CUDNN_BACKEND_TENSOR_DESCRIPTOR)?
-            .with(
-                CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT,
-                CUDNN_TYPE_INT64,
-                &[ALIGNMENT],
-            )?
-            .with(
-                CUDNN_ATTR_TENSOR_DATA_TYPE,
-                CUDNN_TYPE_DATA_TYPE,
-                &[element],
-            )?
-            .with(CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, &shape.sizes)?
-            .with(CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, &shape.strides)?
-            .with(CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, &[id])?
-            .with(
-                CUDNN_ATTR_TENSOR_IS_VIRTUAL,
-                CUDNN_TYPE_BOOLEAN,
-                &[place == Place::Within],
-            )?
-            .with(
-                CUDNN_ATTR_TENSOR_IS_BY_VALUE,
-                CUDNN_TYPE_BOOLEAN,
-                &[place == Place::Number],
-            )?
+            .with(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, &[ALIGNMENT])?
+            .with(CUDNN_ATTR_TENSOR_DATA_TYPE, &[element])?
+            .with(CUDNN_ATTR_TENSOR_DIMENSIONS, &shape.sizes)?
+            .with(CUDNN_ATTR_TENSOR_STRIDES, &shape.strides)?
+            .with(CUDNN_ATTR_TENSOR_UNIQUE_ID, &[id])?
+            .with(CUDNN_ATTR_TENSOR_IS_VIRTUAL, &[place == Place::Within])?
+            .with(CUDNN_ATTR_TENSOR_IS_BY_VALUE, &[place == Place::Number])?
             .finish()?;
         self.tensors.push(tensor);
         Ok(Id(id))
     }
 
-    /// Adds a virtual tensor in 32 bits, which is never written to memory.
-    pub(super) fn within(&mut self, sizes: [i64; 4]) -> Result<Id, CudaError> {
-        self.tensor(CUDNN_DATA_FLOAT, Shape::packed(sizes), Place::Within)
+    /// Adds virtual tensors in 32 bits, which are never written to memory.
+    pub(super) fn within<const N: usize>(&mut self, sizes: [i64; 4]) -> Result<[Id; N], CudaError> {
+        let mut ids = [Id(0); N];
+        for id in &mut ids {
+            *id = self.tensor(CUDNN_DATA_FLOAT, Shape::packed(sizes), Place::Within)?;
+        }
+        Ok(ids)
     }
 
     /// Adds a scalar that each call supplies.
@@ -225,11 +237,7 @@ impl Graph {
     /// `c = a · b`.
     pub(super) fn product(&mut self, a: Id, b: Id, c: Id) -> Result<(), CudaError> {
         let what = Descriptor::new(CUDNN_BACKEND_MATMUL_DESCRIPTOR)?
-            .with(
-                CUDNN_ATTR_MATMUL_COMP_TYPE,
-                CUDNN_TYPE_DATA_TYPE,
-                &[CUDNN_DATA_FLOAT],
-            )?
+            .with(CUDNN_ATTR_MATMUL_COMP_TYPE, &[CUDNN_DATA_FLOAT])?
             .finish()?;
         self.operator(
             CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR,
@@ -249,20 +257,10 @@ impl Graph {
         axis: Option<i64>,
     ) -> Result<Descriptor, CudaError> {
         let what = Descriptor::new(CUDNN_BACKEND_POINTWISE_DESCRIPTOR)?
-            .with(
-                CUDNN_ATTR_POINTWISE_MODE,
-                CUDNN_TYPE_POINTWISE_MODE,
-                &[mode],
-            )?
-            .with(
-                CUDNN_ATTR_POINTWISE_MATH_PREC,
-                CUDNN_TYPE_DATA_TYPE,
-                &[element],
-            )?;
+            .with(CUDNN_ATTR_POINTWISE_MODE, &[mode])?
+            .with(CUDNN_ATTR_POINTWISE_MATH_PREC, &[element])?;
         match axis {
-            Some(axis) => what
-                .with(CUDNN_ATTR_POINTWISE_AXIS, CUDNN_TYPE_INT64, &[axis])?
-                .finish(),
+            Some(axis) => what.with(CUDNN_ATTR_POINTWISE_AXIS, &[axis])?.finish(),
             None => what.finish(),
         }
     }
@@ -324,16 +322,8 @@ impl Graph {
         y: Id,
     ) -> Result<(), CudaError> {
         let what = Descriptor::new(CUDNN_BACKEND_REDUCTION_DESCRIPTOR)?
-            .with(
-                CUDNN_ATTR_REDUCTION_OPERATOR,
-                CUDNN_TYPE_REDUCTION_OPERATOR_TYPE,
-                &[how],
-            )?
-            .with(
-                CUDNN_ATTR_REDUCTION_COMP_TYPE,
-                CUDNN_TYPE_DATA_TYPE,
-                &[CUDNN_DATA_FLOAT],
-            )?
+            .with(CUDNN_ATTR_REDUCTION_OPERATOR, &[how])?
+            .with(CUDNN_ATTR_REDUCTION_COMP_TYPE, &[CUDNN_DATA_FLOAT])?
             .finish()?;
         let says = [
             (CUDNN_ATTR_OPERATION_REDUCTION_XDESC, x),
@@ -362,11 +352,7 @@ impl Graph {
     pub(super) fn plan(self, target: &Target<'_>) -> Result<Plan, CudaError> {
         let mut graph = Descriptor::new(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR)?;
         if let Target::Device(handle) = target {
-            graph = graph.with(
-                CUDNN_ATTR_OPERATIONGRAPH_HANDLE,
-                CUDNN_TYPE_HANDLE,
-                &[*handle],
-            )?;
+            graph = graph.with(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, &[*handle])?;
         }
         let all: Vec<&Descriptor> = self.operators.iter().collect();
         let graph = graph.of(CUDNN_ATTR_OPERATIONGRAPH_OPS, &all)?.finish()?;
@@ -374,7 +360,6 @@ impl Graph {
             .of(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, &[&graph])?
             .with(
                 CUDNN_ATTR_ENGINEHEUR_MODE,
-                CUDNN_TYPE_HEUR_MODE,
                 &[cudnnBackendHeurMode_t::CUDNN_HEUR_MODE_A],
             )?;
         if let Target::Described(properties) = target {
@@ -414,11 +399,7 @@ impl Graph {
     fn ready(&self, engine: &Descriptor, target: &Target<'_>) -> Result<Plan, CudaError> {
         let plan = Descriptor::new(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?;
         let plan = match target {
-            Target::Device(handle) => plan.with(
-                CUDNN_ATTR_EXECUTION_PLAN_HANDLE,
-                CUDNN_TYPE_HANDLE,
-                &[*handle],
-            )?,
+            Target::Device(handle) => plan.with(CUDNN_ATTR_EXECUTION_PLAN_HANDLE, &[*handle])?,
             Target::Described(properties) => {
                 plan.of(CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, &[properties])?
             }
@@ -479,17 +460,9 @@ impl Plan {
         let ids: Vec<i64> = operands.iter().map(|&(Id(id), _)| id).collect();
         let pointers: Vec<*const c_void> = operands.iter().map(|&(_, pointer)| pointer).collect();
         let pack = Descriptor::new(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)?
-            .with(
-                CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS,
-                CUDNN_TYPE_VOID_PTR,
-                &pointers,
-            )?
-            .with(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, &ids)?
-            .with(
-                CUDNN_ATTR_VARIANT_PACK_WORKSPACE,
-                CUDNN_TYPE_VOID_PTR,
-                &[workspace],
-            )?
+            .with(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, &pointers)?
+            .with(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, &ids)?
+            .with(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, &[workspace])?
             .finish()?;
         // SAFETY: passed on to the caller.
         unsafe {

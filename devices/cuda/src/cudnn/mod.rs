@@ -16,7 +16,6 @@ use super::library::Name;
 use super::sys::call;
 use super::sys::cudnn::{
     cudnnBackendAttributeName_t::CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION,
-    cudnnBackendAttributeType_t::CUDNN_TYPE_CHAR,
     cudnnBackendDescriptorType_t::CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR, cudnnHandle_t,
     libraryPropertyType,
 };
@@ -72,11 +71,7 @@ impl Ready {
 /// When the library is missing, does not take the description, or has no engine for the sizes.
 pub fn attention_workspaces(device: &str, of: &CausalAttention) -> Result<[u64; 2], CudaError> {
     let properties = Descriptor::new(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR)?
-        .with(
-            CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION,
-            CUDNN_TYPE_CHAR,
-            device.as_bytes(),
-        )?
+        .with(CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, device.as_bytes())?
         .finish()?;
     let ready = Ready::new(of, &Target::Described(&properties))?;
     Ok(ready.workspaces(of))

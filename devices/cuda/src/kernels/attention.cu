@@ -6,35 +6,17 @@
 #define THREADS 128
 #define PAD 8
 
-// Operand A of a 16×16 block at (m, k) of a tile that lies by rows of k.
-DEVICE void rows_of(u32 (&a)[4], const bf16* tile, int pitch, int m, int k) {
-    int lane = threadIdx.x & 31, in = lane & 7, block = lane >> 3;
-    load_blocks(a, tile + (m + in + (block & 1) * 8) * pitch + k + (block >> 1) * 8);
-}
-
-// Operand B of 16×8 blocks at (k, n) and (k, n + 8) of a tile that lies by rows of n.
-DEVICE void columns_of(u32 (&b)[4], const bf16* tile, int pitch, int k, int n) {
-    int lane = threadIdx.x & 31, in = lane & 7, block = lane >> 3;
-    load_blocks(b, tile + (n + in + (block >> 1) * 8) * pitch + k + (block & 1) * 8);
-}
-
-// The same of a tile that lies by rows of k.
-DEVICE void columns_across(u32 (&b)[4], const bf16* tile, int pitch, int k, int n) {
-    int lane = threadIdx.x & 31, in = lane & 7, block = lane >> 3;
-    load_blocks_transposed(b, tile + (k + in + (block & 1) * 8) * pitch + n + (block >> 1) * 8);
-}
-
 // acc[16 × N] += a[16 rows from m of A] · B[N rows]ᵀ over DIM.
 template <int N, int DIM>
 DEVICE void by_rows(float (&acc)[N / 8][4], const bf16* a, int m, const bf16* b) {
 #pragma unroll
     for (int k = 0; k < DIM; k += 16) {
         u32 af[4];
-        rows_of(af, a, DIM + PAD, m, k);
+        fragment_a<false>(af, a, DIM + PAD, m, k);
 #pragma unroll
         for (int n = 0; n < N; n += 16) {
             u32 bf[4];
-            columns_of(bf, b, DIM + PAD, k, n);
+            fragment_b<false>(bf, b, DIM + PAD, k, n);
             mma(acc[n / 8], af, bf[0], bf[1]);
             mma(acc[n / 8 + 1], af, bf[2], bf[3]);
         }
@@ -52,7 +34,7 @@ DEVICE void add_weighted(float (&acc)[DIM / 8][4], const float (&p)[N / 8][4], c
 #pragma unroll
         for (int n = 0; n < DIM; n += 16) {
             u32 bf[4];
-            columns_across(bf, b, DIM + PAD, k, n);
+            fragment_b<true>(bf, b, DIM + PAD, k, n);
             mma(acc[n / 8], af, bf[0], bf[1]);
             mma(acc[n / 8 + 1], af, bf[2], bf[3]);
         }

@@ -1,24 +1,6 @@
 // Kernels of one pass over flat tensors: additions, nonlinearities, biases, casts, parts of rows,
 // dropout. Every thread treats eight elements at a time.
 
-template <class T> DEVICE void add(T* out, const T* a, const T* b, i64 n) {
-    for (i64 i = first8(); i < n; i += stride8()) {
-        float x[8], y[8];
-        load8(a + i, x, b + i, y, n - i);
-#pragma unroll
-        for (int j = 0; j < 8; j++) x[j] += y[j];
-        store8(out + i, n - i, x);
-    }
-}
-
-template <class To, class From> DEVICE void cast(To* out, const From* x, i64 n) {
-    for (i64 i = first8(); i < n; i += stride8()) {
-        float v[8];
-        load8(x + i, n - i, v);
-        store8(out + i, n - i, v);
-    }
-}
-
 // The nonlinearities, by the number the caller gives: GELU by tanh, GELU, SiLU, ReLU, ReLU².
 DEVICE float hyperbolic_tangent(float x) {
     return 1.0f - 2.0f * reciprocal(exponential(2.0f * x) + 1.0f);
@@ -51,26 +33,6 @@ template <int F> DEVICE float slope(float x) {
     }
     if (F == 3) return x > 0.0f ? 1.0f : 0.0f;
     return 2.0f * fmaxf(x, 0.0f);
-}
-
-template <int F, class T> DEVICE void activate(T* out, const T* x, i64 n) {
-    for (i64 i = first8(); i < n; i += stride8()) {
-        float v[8];
-        load8(x + i, n - i, v);
-#pragma unroll
-        for (int j = 0; j < 8; j++) v[j] = value<F>(v[j]);
-        store8(out + i, n - i, v);
-    }
-}
-
-template <int F, class T> DEVICE void activate_backward(T* dx, const T* dy, const T* x, i64 n) {
-    for (i64 i = first8(); i < n; i += stride8()) {
-        float v[8], d[8];
-        load8(x + i, v, dy + i, d, n - i);
-#pragma unroll
-        for (int j = 0; j < 8; j++) v[j] = d[j] * slope<F>(v[j]);
-        store8(dx + i, n - i, v);
-    }
 }
 
 // out = f(gate) · up over rows of `columns`; gate and up lie in rows of `stride`.
@@ -244,13 +206,15 @@ DEVICE void rope(T* out, const T* x, const float* turns, i64 rows, Turning s) {
     }
 }
 
-#define ACTIVATE(F) activate<F>(out, x, n)
-#define ACTIVATE_BACKWARD(F) activate_backward<F>(dx, dy, x, n)
+#define ACTIVATE(F) each(out, x, n, [](float x) { return value<F>(x); })
+#define ACTIVATE_BACKWARD(F) each(dx, dy, x, n, [](float d, float x) { return d * slope<F>(x); })
 #define GATE(F) gate<F>(out, gates, ups, rows, columns, stride)
 #define GATE_BACKWARD(F) gate_backward<F>(d_gates, d_ups, dy, gates, ups, rows, columns, stride)
 
 #define ELEMENTWISE(name, T)                                                                       \
-    KERNEL add_##name(T* out, const T* a, const T* b, i64 n) { add(out, a, b, n); }                \
+    KERNEL add_##name(T* out, const T* a, const T* b, i64 n) {                                     \
+        each(out, a, b, n, [](float a, float b) { return a + b; });                                \
+    }                                                                                              \
     KERNEL activation_##name(T* out, const T* x, i64 n, int function) { BY_FUNCTION(ACTIVATE) }    \
     KERNEL activation_backward_##name(T* dx, const T* dy, const T* x, i64 n, int function) {       \
         BY_FUNCTION(ACTIVATE_BACKWARD)                                                             \
@@ -285,5 +249,5 @@ DEVICE void rope(T* out, const T* x, const float* turns, i64 rows, Turning s) {
 ELEMENTWISE(f32, float)
 ELEMENTWISE(bf16, bf16)
 
-KERNEL cast_f32_bf16(bf16* out, const float* x, i64 n) { cast(out, x, n); }
-KERNEL cast_bf16_f32(float* out, const bf16* x, i64 n) { cast(out, x, n); }
+KERNEL cast_f32_bf16(bf16* out, const float* x, i64 n) { each(out, x, n, [](float x) { return x; }); }
+KERNEL cast_bf16_f32(float* out, const bf16* x, i64 n) { each(out, x, n, [](float x) { return x; }); }

@@ -326,14 +326,9 @@ DEVICE void expert_bias_backward(float* gradient, const T* dy, const u32* offset
 #pragma unroll
             for (int j = 0; j < 8; j++) sum[j] += v[j];
         }
-#pragma unroll
-    for (int j = 0; j < 8; j++) lines[down][across * 8 + j] = sum[j];
-    __syncthreads();
+    float total = column_total(sum, lines);
     i64 column = (i64)blockIdx.x * 256 + threadIdx.x;
-    if (column >= columns) return;
-    float total = 0.0f;
-    for (int line = 0; line < 8; line++) total += lines[line][threadIdx.x];
-    gradient[expert * columns + column] += total;
+    if (column < columns) gradient[expert * columns + column] += total;
 }
 
 #define EXPERT(name, T)                                                                            \

@@ -12,39 +12,21 @@ struct Tile {
     bool none;
 };
 
-// The tile of rows that blockIdx.x stands for: tiles never cross experts.
-DEVICE Tile tile_of_rows(const u32* offsets, int experts) {
+// The tile of M rows that blockIdx.x stands for, and of N columns: tiles never cross experts.
+template <int M, int N> DEVICE Tile tile_of_rows(const u32* offsets, int experts) {
     Tile t;
     i64 left = blockIdx.x;
-    t.n = (i64)blockIdx.y * TILE_N;
+    t.n = (i64)blockIdx.y * N;
     for (t.expert = 0; t.expert < experts; t.expert++) {
         t.begin = offsets[t.expert];
         t.end = offsets[t.expert + 1];
-        i64 tiles = (t.end - t.begin + TILE_M - 1) / TILE_M;
+        i64 tiles = (t.end - t.begin + M - 1) / M;
         if (left < tiles) break;
         left -= tiles;
     }
     t.none = t.expert == experts;
-    t.m = t.begin + left * TILE_M;
+    t.m = t.begin + left * M;
     return t;
-}
-
-// Operand A of a 16×16 block at (m, k): A lies by rows of k, or, transposed, by rows of m.
-template <bool TRANSPOSED> DEVICE void fragment_a(u32 (&a)[4], const bf16* tile, int pitch, int m, int k) {
-    int lane = threadIdx.x & 31, in = lane & 7, block = lane >> 3;
-    if (TRANSPOSED)
-        load_blocks_transposed(a, tile + (k + in + (block >> 1) * 8) * pitch + m + (block & 1) * 8);
-    else
-        load_blocks(a, tile + (m + in + (block & 1) * 8) * pitch + k + (block >> 1) * 8);
-}
-
-// Operand B of two 16×8 blocks at (k, n) and (k, n + 8): B lies by rows of n, or by rows of k.
-template <bool BY_K> DEVICE void fragment_b(u32 (&b)[4], const bf16* tile, int pitch, int k, int n) {
-    int lane = threadIdx.x & 31, in = lane & 7, block = lane >> 3;
-    if (BY_K)
-        load_blocks_transposed(b, tile + (k + in + (block & 1) * 8) * pitch + n + (block >> 1) * 8);
-    else
-        load_blocks(b, tile + (n + in + (block >> 1) * 8) * pitch + k + (block & 1) * 8);
 }
 
 // acc += A · B over `length` of the contracted dim. A: [m][k], or [k][m] when transposed; B: [n][k], or
@@ -116,7 +98,7 @@ template <bool BACKWARD>
 DEVICE void rows_product(bf16* out, const bf16* x, const bf16* weights, const u32* offsets,
                          int experts, i64 columns, i64 length) {
     DYNAMIC_SHARED(shared);
-    Tile t = tile_of_rows(offsets, experts);
+    Tile t = tile_of_rows<TILE_M, TILE_N>(offsets, experts);
     if (t.none) return;
     float acc[4][4][4] = {};
     const bf16* w = weights + t.expert * columns * length;
@@ -177,27 +159,20 @@ DEVICE void rows_product_small(float* out, const float* x, const float* weights,
                                int experts, i64 columns, i64 length) {
     __shared__ float xs[SMALL][SMALL + 1], ws[SMALL][SMALL + 1];
     int down = threadIdx.x / SMALL, across = threadIdx.x % SMALL;
-    i64 left = blockIdx.x, expert, begin = 0, end = 0;
-    for (expert = 0; expert < experts; expert++) {
-        begin = offsets[expert];
-        end = offsets[expert + 1];
-        i64 tiles = (end - begin + SMALL - 1) / SMALL;
-        if (left < tiles) break;
-        left -= tiles;
-    }
-    if (expert == experts) return;
-    i64 row = begin + left * SMALL + down, column = (i64)blockIdx.y * SMALL + across;
-    const float* w = weights + expert * columns * length;
+    Tile t = tile_of_rows<SMALL, SMALL>(offsets, experts);
+    if (t.none) return;
+    i64 row = t.m + down, column = t.n + across;
+    const float* w = weights + t.expert * columns * length;
     float sum = 0.0f;
     for (i64 k = 0; k < length; k += SMALL) {
-        xs[down][across] = row < end && k + across < length ? x[row * length + k + across] : 0.0f;
+        xs[down][across] = row < t.end && k + across < length ? x[row * length + k + across] : 0.0f;
         i64 at = BACKWARD ? (k + down) * columns + column : column * length + k + down;
         ws[down][across] = column < columns && k + down < length ? w[at] : 0.0f;
         __syncthreads();
         for (int i = 0; i < SMALL; i++) sum += xs[down][i] * ws[i][across];
         __syncthreads();
     }
-    if (row < end && column < columns) out[row * columns + column] = sum;
+    if (row < t.end && column < columns) out[row * columns + column] = sum;
 }
 
 KERNEL grouped_forward_f32(float* out, const float* x, const float* weights, const u32* offsets,

@@ -204,6 +204,27 @@ DEVICE void store4(bf16* p, i64 count, const float* x) {
 DEVICE i64 first8() { return ((i64)blockIdx.x * blockDim.x + threadIdx.x) * 8; }
 DEVICE i64 stride8() { return (i64)gridDim.x * blockDim.x * 8; }
 
+// out[i] = f(x[i]), or f(x[i], y[i]), of flat tensors.
+template <class To, class From, class F> DEVICE void each(To* out, const From* x, i64 n, F f) {
+    for (i64 i = first8(); i < n; i += stride8()) {
+        float v[8];
+        load8(x + i, n - i, v);
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] = f(v[j]);
+        store8(out + i, n - i, v);
+    }
+}
+
+template <class T, class F> DEVICE void each(T* out, const T* x, const T* y, i64 n, F f) {
+    for (i64 i = first8(); i < n; i += stride8()) {
+        float v[8], w[8];
+        load8(x + i, v, y + i, w, n - i);
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] = f(v[j], w[j]);
+        store8(out + i, n - i, v);
+    }
+}
+
 DEVICE float warp_sum(float x) {
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
@@ -233,6 +254,18 @@ DEVICE float block_max(float x, float* scratch) {
     if (lane == 0) scratch[warp] = x;
     __syncthreads();
     return warp_max(lane < warps ? scratch[lane] : -INFINITY);
+}
+
+// The sum by column of what a block's 256 threads have: 32 of them stand side by side on eight columns each, eight rows
+// of them below each other; each thread gets the sum of its own column of 256.
+DEVICE float column_total(const float (&sum)[8], float (&lines)[8][256]) {
+    int across = threadIdx.x & 31, down = threadIdx.x >> 5;
+#pragma unroll
+    for (int j = 0; j < 8; j++) lines[down][across * 8 + j] = sum[j];
+    __syncthreads();
+    float total = 0.0f;
+    for (int line = 0; line < 8; line++) total += lines[line][threadIdx.x];
+    return total;
 }
 
 // 2^x and 1/x by the special function units, within two units in the last place; what is too small for a normal

@@ -20,14 +20,9 @@ template <class T> DEVICE void column_sum(float* partial, const T* x, i64 rows, 
 #pragma unroll
             for (int j = 0; j < 8; j++) sum[j] += v[j] + w[j];
         }
-#pragma unroll
-    for (int j = 0; j < 8; j++) lines[down][across * 8 + j] = sum[j];
-    __syncthreads();
+    float total = column_total(sum, lines);
     i64 column = (i64)blockIdx.x * 256 + threadIdx.x;
-    if (column >= columns) return;
-    float total = 0.0f;
-    for (int line = 0; line < 8; line++) total += lines[line][threadIdx.x];
-    partial[blockIdx.y * columns + column] = total;
+    if (column < columns) partial[blockIdx.y * columns + column] = total;
 }
 
 KERNEL column_sum_f32(float* partial, const float* x, i64 rows, i64 columns) {
@@ -108,6 +103,17 @@ struct Numbers {
     i64 n, first, counts;
 };
 
+// The sum over a block of 256 threads, in 64 bits, in a fixed order.
+DEVICE double sum_256(double x, double* lanes) {
+    lanes[threadIdx.x] = x;
+    __syncthreads();
+    for (int step = 128; step > 0; step /= 2) {
+        if (threadIdx.x < step) lanes[threadIdx.x] += lanes[threadIdx.x + step];
+        __syncthreads();
+    }
+    return lanes[0];
+}
+
 // Sums of squares by block, in 64 bits; not a number where one that must be finite is not.
 KERNEL square_sum(double* partial, const Numbers* runs, i64 count, i64 chunks) {
     __shared__ double lanes[256];
@@ -123,13 +129,8 @@ KERNEL square_sum(double* partial, const Numbers* runs, i64 count, i64 chunks) {
         for (int j = 0; j < 8; j++) square += run.counts ? v[0][j] * v[0][j] : v[0][j] * 0.0f;
         sum += square;
     }
-    lanes[threadIdx.x] = sum;
-    __syncthreads();
-    for (int step = 128; step > 0; step /= 2) {
-        if (threadIdx.x < step) lanes[threadIdx.x] += lanes[threadIdx.x + step];
-        __syncthreads();
-    }
-    if (threadIdx.x == 0) partial[blockIdx.x] = lanes[0];
+    sum = sum_256(sum, lanes);
+    if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
 // The square of the gradient's norm, and what clipping multiplies the gradient by; not a number where the
@@ -143,15 +144,10 @@ KERNEL clip(Norm* norm, const double* partial, i64 lines, double limit) {
     __shared__ double lanes[256];
     double sum = 0.0;
     for (i64 line = threadIdx.x; line < lines; line += blockDim.x) sum += partial[line];
-    lanes[threadIdx.x] = sum;
-    __syncthreads();
-    for (int step = 128; step > 0; step /= 2) {
-        if (threadIdx.x < step) lanes[threadIdx.x] += lanes[threadIdx.x + step];
-        __syncthreads();
-    }
+    sum = sum_256(sum, lanes);
     if (threadIdx.x > 0) return;
-    double length = sqrt(lanes[0]);
-    norm->squares = lanes[0];
+    double length = sqrt(sum);
+    norm->squares = sum;
     double factor = length > limit ? limit / (length + 1e-6) : 1.0;
     norm->scale = (float)(factor + 0.0 * length);
 }

@@ -1,37 +1,9 @@
 // Scaling and bounding: by a number, by the sigmoid of a number per row, by a hyperbolic tangent; gpt-oss's
 // bounded gate; and columns that all heads share, beside each head's own.
 
-template <class T> DEVICE void scale(T* out, const T* x, float factor, i64 n) {
-    for (i64 i = first8(); i < n; i += stride8()) {
-        float v[8];
-        load8(x + i, n - i, v);
-#pragma unroll
-        for (int j = 0; j < 8; j++) v[j] *= factor;
-        store8(out + i, n - i, v);
-    }
-}
-
-template <class T> DEVICE void cap(T* out, const T* x, float bound, i64 n) {
-    for (i64 i = first8(); i < n; i += stride8()) {
-        float v[8];
-        load8(x + i, n - i, v);
-#pragma unroll
-        for (int j = 0; j < 8; j++) v[j] = bound * tanhf(v[j] / bound);
-        store8(out + i, n - i, v);
-    }
-}
-
-template <class T> DEVICE void cap_backward(T* dx, const T* dy, const T* x, float bound, i64 n) {
-    for (i64 i = first8(); i < n; i += stride8()) {
-        float v[8], d[8];
-        load8(x + i, v, dy + i, d, n - i);
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            float t = tanhf(v[j] / bound);
-            v[j] = d[j] * (1.0f - t * t);
-        }
-        store8(dx + i, n - i, v);
-    }
+DEVICE float cap_slope(float x, float bound) {
+    float t = tanhf(x / bound);
+    return 1.0f - t * t;
 }
 
 // Every row times the sigmoid of its number: one block per row.
@@ -72,18 +44,9 @@ DEVICE void gate_rows_backward(T* dx, T* d_gate, const T* dy, const T* x, const 
 DEVICE float within(float x, float limit) { return fminf(fmaxf(x, -limit), limit); }
 
 // g · σ(1.702 · g) · (u + 1), g at most the limit and u between both.
-template <class T>
-DEVICE void bounded_glu(T* out, const T* gates, const T* ups, float limit, i64 n) {
-    for (i64 i = first8(); i < n; i += stride8()) {
-        float g[8], u[8];
-        load8(gates + i, g, ups + i, u, n - i);
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            float bounded = fminf(g[j], limit);
-            g[j] = bounded * sigmoid(STEEP * bounded) * (within(u[j], limit) + 1.0f);
-        }
-        store8(out + i, n - i, g);
-    }
+DEVICE float bounded_glu(float g, float u, float limit) {
+    float bounded = fminf(g, limit);
+    return bounded * sigmoid(STEEP * bounded) * (within(u, limit) + 1.0f);
 }
 
 // What lies beyond a bound has no gradient.
@@ -132,10 +95,14 @@ DEVICE void join_backward(T* dx, T* d_more, const T* dy, i64 heads, i64 own, i64
 }
 
 #define SCALE(name, T)                                                                             \
-    KERNEL scale_##name(T* out, const T* x, float factor, i64 n) { scale(out, x, factor, n); }     \
-    KERNEL cap_##name(T* out, const T* x, float bound, i64 n) { cap(out, x, bound, n); }           \
+    KERNEL scale_##name(T* out, const T* x, float factor, i64 n) {                                 \
+        each(out, x, n, [=](float x) { return x * factor; });                                      \
+    }                                                                                              \
+    KERNEL cap_##name(T* out, const T* x, float bound, i64 n) {                                    \
+        each(out, x, n, [=](float x) { return bound * tanhf(x / bound); });                        \
+    }                                                                                              \
     KERNEL cap_backward_##name(T* dx, const T* dy, const T* x, float bound, i64 n) {               \
-        cap_backward(dx, dy, x, bound, n);                                                         \
+        each(dx, dy, x, n, [=](float d, float x) { return d * cap_slope(x, bound); });             \
     }                                                                                              \
     KERNEL gate_rows_##name(T* out, const T* x, const T* gate, i64 columns) {                      \
         gate_rows(out, x, gate, columns);                                                          \
@@ -145,7 +112,7 @@ DEVICE void join_backward(T* dx, T* d_more, const T* dy, i64 heads, i64 own, i64
         gate_rows_backward(dx, d_gate, dy, x, gate, columns);                                      \
     }                                                                                              \
     KERNEL bounded_glu_##name(T* out, const T* gates, const T* ups, float limit, i64 n) {          \
-        bounded_glu(out, gates, ups, limit, n);                                                    \
+        each(out, gates, ups, n, [=](float g, float u) { return bounded_glu(g, u, limit); });      \
     }                                                                                              \
     KERNEL bounded_glu_backward_##name(T* d_gates, T* d_ups, const T* dy, const T* gates,          \
                                        const T* ups, float limit, i64 n) {                         \

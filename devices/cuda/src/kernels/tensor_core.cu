@@ -42,6 +42,24 @@ DEVICE void load_blocks_transposed(u32 (&r)[4], const bf16* row) {
 #endif
 }
 
+// Operand A of a 16×16 block at (m, k): A lies by rows of k, or, transposed, by rows of m.
+template <bool TRANSPOSED> DEVICE void fragment_a(u32 (&a)[4], const bf16* tile, int pitch, int m, int k) {
+    int lane = threadIdx.x & 31, in = lane & 7, block = lane >> 3;
+    if (TRANSPOSED)
+        load_blocks_transposed(a, tile + (k + in + (block >> 1) * 8) * pitch + m + (block & 1) * 8);
+    else
+        load_blocks(a, tile + (m + in + (block & 1) * 8) * pitch + k + (block >> 1) * 8);
+}
+
+// Operand B of two 16×8 blocks at (k, n) and (k, n + 8): B lies by rows of n, or by rows of k.
+template <bool BY_K> DEVICE void fragment_b(u32 (&b)[4], const bf16* tile, int pitch, int k, int n) {
+    int lane = threadIdx.x & 31, in = lane & 7, block = lane >> 3;
+    if (BY_K)
+        load_blocks_transposed(b, tile + (k + in + (block & 1) * 8) * pitch + n + (block >> 1) * 8);
+    else
+        load_blocks(b, tile + (n + in + (block >> 1) * 8) * pitch + k + (block & 1) * 8);
+}
+
 // 16 bytes to shared memory, or zeros.
 DEVICE void copy16(void* to, const void* from, bool there) {
 #ifdef EMULATED

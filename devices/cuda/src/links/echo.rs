@@ -6,7 +6,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
 
-use super::lines::{Links, Ticket};
+use super::lines::{Collective, Links, Ticket};
 use crate::error::CudaError;
 use crate::tensor::{Device, Tensor};
 use comm::Group;
@@ -49,49 +49,19 @@ impl EchoLinks {
 }
 
 impl Links for EchoLinks {
-    fn all_reduce(
+    fn collective(
         &self,
-        _: &Group,
-        _: &str,
-        from: &Tensor,
-        to: &Tensor,
-    ) -> Result<Ticket, CudaError> {
-        self.echo(from, to)?;
-        Ok(Ticket::done())
-    }
-
-    fn reduce_scatter(
-        &self,
+        kind: Collective,
         group: &Group,
-        _: &str,
-        parts: &[Tensor],
-        own: &Tensor,
-    ) -> Result<Ticket, CudaError> {
-        self.echo(&parts[group.index], own)?;
-        Ok(Ticket::done())
-    }
-
-    fn all_gather(
-        &self,
-        _: &Group,
-        _: &str,
-        own: &Tensor,
-        parts: &[Tensor],
-    ) -> Result<Ticket, CudaError> {
-        for part in parts {
-            self.echo(own, part)?;
-        }
-        Ok(Ticket::done())
-    }
-
-    fn all_to_all(
-        &self,
-        _: &Group,
         _: &str,
         from: &[Tensor],
         to: &[Tensor],
     ) -> Result<Ticket, CudaError> {
-        for (from, to) in from.iter().zip(to) {
+        let own = match kind {
+            Collective::ReduceScatter => &from[group.index..=group.index],
+            _ => from,
+        };
+        for (from, to) in own.iter().cycle().zip(to) {
             self.echo(from, to)?;
         }
         Ok(Ticket::done())
@@ -116,11 +86,10 @@ impl Links for EchoLinks {
         let echo = sent.get_mut(&(from, channel)).and_then(VecDeque::pop_front);
         match echo {
             Some(echo) => self.echo(&echo, x),
-            None => Err(CudaError::Unsupported {
-                operator: "receiving".to_owned(),
-                scope: what.to_owned(),
-                reason: "an echo says nothing by itself".to_owned(),
-            }),
+            None => {
+                let reason = "an echo says nothing by itself";
+                Err(CudaError::unsupported("receiving", what, reason))
+            }
         }
     }
 

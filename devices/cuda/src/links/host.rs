@@ -1,6 +1,6 @@
 //! Exchanges between devices through host memory: for machines without NCCL, and for tests.
 
-use super::lines::{Links, Ticket, Way};
+use super::lines::{Collective, Links, Ticket, Way, copied};
 use crate::error::CudaError;
 use crate::tensor::{Device, Tensor};
 use comm::{CommError, Communicator, Group, Message, Pending};
@@ -23,120 +23,53 @@ impl<'c> HostLinks<'c> {
         Ok(self.device.download(x)?.pack())
     }
 
-    fn messages(&self, tensors: &[Tensor]) -> Result<Vec<Message>, CudaError> {
-        tensors.iter().map(|x| self.message(x)).collect()
-    }
-
-    /// The exchange of a group of one: a copy.
-    fn copied(&self, from: &Tensor, to: &Tensor) -> Result<Ticket, CudaError> {
-        let launcher = &self.device.launcher;
-        if from.address() != to.address() {
-            launcher.copy(to.address(), from.address(), from.bytes())?;
-        }
-        Ok(Ticket::done())
-    }
-
     fn overwrite(&self, to: &Tensor, bytes: &[u8], peer: usize) -> Result<(), CudaError> {
-        if to.bytes() != bytes.len() as u64 {
-            return Err(CudaError::Host(CpuError::Comm(CommError::Size {
-                rank: self.comm.rank(),
-                peer,
-                collective: "messages between devices".to_owned(),
-                got: bytes.len(),
-                expected: to.bytes() as usize,
-            })));
-        }
+        let (ends, what) = ([self.comm.rank(), peer], "messages between devices");
+        let sizes = CommError::check_size(ends, what, bytes.len(), to.bytes() as usize);
+        sizes.map_err(CpuError::from)?;
         self.device.launcher.write(to.address(), bytes)
     }
 
     fn sum(&self, to: &Tensor, arrived: &[Message]) -> Result<(), CudaError> {
-        let part = |bytes: &Message| {
-            cpu_device::Tensor::unpack(to.shape.clone(), bytes, to.dtype).into_f32()
-        };
-        let mut sum = part(&arrived[0]);
+        let mut sum = cpu_device::Tensor::numbers(&arrived[0], to.dtype);
         for bytes in &arrived[1..] {
-            for (a, b) in sum.iter_mut().zip(part(bytes)) {
-                *a += b;
-            }
+            cpu_device::add(&mut sum, &cpu_device::Tensor::numbers(bytes, to.dtype));
         }
-        let sum = cpu_device::Tensor::new(to.shape.clone(), sum, to.dtype);
-        self.device.launcher.write(to.address(), &sum.pack())
+        self.device
+            .launcher
+            .write(to.address(), &cpu_device::Tensor::message(sum, to.dtype))
     }
-}
-
-fn arriving(pending: Result<Pending, CommError>, to: &[Tensor]) -> Result<Ticket, CpuError> {
-    Ok(Ticket {
-        tensors: to.to_vec(),
-        way: Way::Arriving(pending?),
-    })
-}
-
-fn summing(pending: Result<Pending, CommError>, to: &Tensor) -> Result<Ticket, CpuError> {
-    Ok(Ticket {
-        tensors: vec![to.clone()],
-        way: Way::Summing(pending?),
-    })
 }
 
 impl Links for HostLinks<'_> {
-    fn all_reduce(
+    fn collective(
         &self,
-        group: &Group,
-        what: &str,
-        from: &Tensor,
-        to: &Tensor,
-    ) -> Result<Ticket, CudaError> {
-        if group.size() == 1 {
-            return self.copied(from, to);
-        }
-        let own = self.message(from)?;
-        let pending = group.all_gather(self.comm, what, own);
-        Ok(summing(pending, to)?)
-    }
-
-    fn reduce_scatter(
-        &self,
-        group: &Group,
-        what: &str,
-        parts: &[Tensor],
-        own: &Tensor,
-    ) -> Result<Ticket, CudaError> {
-        if group.size() == 1 {
-            return self.copied(&parts[0], own);
-        }
-        let parts = self.messages(parts)?;
-        let pending = group.all_to_all(self.comm, what, parts);
-        Ok(summing(pending, own)?)
-    }
-
-    fn all_gather(
-        &self,
-        group: &Group,
-        what: &str,
-        own: &Tensor,
-        parts: &[Tensor],
-    ) -> Result<Ticket, CudaError> {
-        if group.size() == 1 {
-            return self.copied(own, &parts[0]);
-        }
-        let own = self.message(own)?;
-        let pending = group.all_gather(self.comm, what, own);
-        Ok(arriving(pending, parts)?)
-    }
-
-    fn all_to_all(
-        &self,
+        kind: Collective,
         group: &Group,
         what: &str,
         from: &[Tensor],
         to: &[Tensor],
     ) -> Result<Ticket, CudaError> {
         if group.size() == 1 {
-            return self.copied(&from[0], &to[0]);
+            return copied(&*self.device.launcher, &from[0], &to[0]);
         }
-        let from = self.messages(from)?;
-        let pending = group.all_to_all(self.comm, what, from);
-        Ok(arriving(pending, to)?)
+        let messages = from.iter().map(|x| self.message(x));
+        let mut messages = messages.collect::<Result<Vec<_>, _>>()?;
+        let pending = match kind {
+            Collective::AllReduce | Collective::AllGather => {
+                group.all_gather(self.comm, what, messages.swap_remove(0))
+            }
+            Collective::ReduceScatter | Collective::AllToAll => {
+                group.all_to_all(self.comm, what, messages)
+            }
+        };
+        let pending = pending.map_err(CpuError::from)?;
+        let way = match kind {
+            Collective::AllReduce | Collective::ReduceScatter => Way::Summing(pending),
+            Collective::AllGather | Collective::AllToAll => Way::Arriving(pending),
+        };
+        let tensors = to.to_vec();
+        Ok(Ticket { tensors, way })
     }
 
     fn wait(&self, ticket: Ticket) -> Result<(), CudaError> {

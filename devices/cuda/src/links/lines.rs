@@ -2,81 +2,59 @@
 
 use crate::error::CudaError;
 use crate::gpu::Event;
+use crate::launcher::Launcher;
 use crate::tensor::Tensor;
 use comm::{Group, Pending};
 
+/// What a collective makes of the tensors `from` that it reads and `to` that it writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Collective {
+    /// The one tensor written becomes the sum of all ranks' one tensor.
+    AllReduce,
+    /// The one tensor written becomes the sum of all ranks' parts for this rank; part `i` is for rank `i` of the group.
+    ReduceScatter,
+    /// Part `i` becomes the one tensor of rank `i` of the group.
+    AllGather,
+    /// Sends tensor `i` to rank `i` of the group, and receives the tensor that it has for this rank.
+    AllToAll,
+}
+
 /// A rank's links to the devices of other ranks. Operands are contiguous; `what` names the exchange in errors.
 pub trait Links {
-    /// All-reduce: `to` becomes the sum of all ranks' `from`.
+    /// Begins a collective of a group.
     ///
     /// # Errors
     /// When the device or a peer failed; the same holds for the functions below.
-    fn all_reduce(
+    fn collective(
         &self,
-        group: &Group,
-        what: &str,
-        from: &Tensor,
-        to: &Tensor,
-    ) -> Result<Ticket, CudaError>;
-    /// Reduce-scatter: `own` becomes the sum of all ranks' parts for this rank; part `i` is for rank `i` of the group.
-    ///
-    /// # Errors
-    /// See [`Links::all_reduce`].
-    fn reduce_scatter(
-        &self,
-        group: &Group,
-        what: &str,
-        parts: &[Tensor],
-        own: &Tensor,
-    ) -> Result<Ticket, CudaError>;
-    /// All-gather: part `i` becomes `own` of rank `i` of the group.
-    ///
-    /// # Errors
-    /// See [`Links::all_reduce`].
-    fn all_gather(
-        &self,
-        group: &Group,
-        what: &str,
-        own: &Tensor,
-        parts: &[Tensor],
-    ) -> Result<Ticket, CudaError>;
-    /// All-to-all: sends tensor `i` to rank `i` of the group, and receives the tensor that it has for this rank.
-    ///
-    /// # Errors
-    /// See [`Links::all_reduce`].
-    fn all_to_all(
-        &self,
+        kind: Collective,
         group: &Group,
         what: &str,
         from: &[Tensor],
         to: &[Tensor],
     ) -> Result<Ticket, CudaError>;
+    /// A collective of a group, for which work queued from now on waits.
+    fn exchange(
+        &self,
+        kind: Collective,
+        group: &Group,
+        what: &str,
+        from: &[Tensor],
+        to: &[Tensor],
+    ) -> Result<(), CudaError> {
+        self.wait(self.collective(kind, group, what, from, to)?)
+    }
     /// Makes work queued from now on wait for a collective or a message begun here.
-    ///
-    /// # Errors
-    /// See [`Links::all_reduce`].
     fn wait(&self, ticket: Ticket) -> Result<(), CudaError>;
     /// Connects this rank with peers before the first message to them; every rank passes its `(peer, channel)` pairs.
     /// Without it, ranks that send to each other before they receive could deadlock.
-    ///
-    /// # Errors
-    /// See [`Links::all_reduce`].
     fn meet(&self, peers: &[(usize, u64)]) -> Result<(), CudaError>;
     /// Sends a tensor; the messages of a channel arrive in order. The tensor must not be written until its ticket was
     /// waited for, and that wait blocks until the peer receives it.
-    ///
-    /// # Errors
-    /// See [`Links::all_reduce`].
     fn send(&self, to: usize, channel: u64, what: &str, x: &Tensor) -> Result<Ticket, CudaError>;
     /// Receives a tensor that a peer sent, of the same shape and type.
-    ///
-    /// # Errors
-    /// See [`Links::all_reduce`].
     fn receive(&self, from: usize, channel: u64, what: &str, x: &Tensor) -> Result<(), CudaError>;
     /// Blocks the host until every exchange begun so far is done, at most for the timeout.
-    ///
-    /// # Errors
-    /// See [`Links::all_reduce`].
     fn settle(&self, what: &str) -> Result<(), CudaError>;
     /// Whether exchanges can be captured into a graph.
     ///
@@ -114,4 +92,16 @@ impl Ticket {
             way: Way::Done,
         }
     }
+}
+
+/// The collective of a group of one: a copy.
+pub(super) fn copied(
+    launcher: &dyn Launcher,
+    from: &Tensor,
+    to: &Tensor,
+) -> Result<Ticket, CudaError> {
+    if from.address() != to.address() {
+        launcher.copy(to.address(), from.address(), from.bytes())?;
+    }
+    Ok(Ticket::done())
 }

@@ -10,5 +10,5 @@ mod nccl;
 
 pub use echo::EchoLinks;
 pub use host::HostLinks;
-pub use lines::{Links, Ticket};
+pub use lines::{Collective, Links, Ticket};
 pub use nccl::NcclLinks;

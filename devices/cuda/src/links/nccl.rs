@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::lines::{Links, Ticket, Way};
+use super::lines::{Collective, Links, Ticket, Way, copied};
 use crate::error::CudaError;
 use crate::gpu::{Event, Gpu};
 use crate::launcher::Launcher;
@@ -80,8 +80,8 @@ impl<'c> NcclLinks<'c> {
         }
     }
 
-    /// A collective of a group that reads and writes these tensors.
-    fn collective(
+    /// Queues an exchange of a group that reads and writes these tensors.
+    fn ticket(
         &self,
         group: &Group,
         tensors: Vec<Tensor>,
@@ -91,14 +91,6 @@ impl<'c> NcclLinks<'c> {
         let end = self.queue(&met, || work(&met))?;
         let way = Way::Event(end);
         Ok(Ticket { tensors, way })
-    }
-
-    /// The exchange of a group of one: a copy.
-    fn copied(&self, from: &Tensor, to: &Tensor) -> Result<Ticket, CudaError> {
-        if from.address() != to.address() {
-            self.gpu.copy(to.address(), from.address(), from.bytes())?;
-        }
-        Ok(Ticket::done())
     }
 
     /// The group of this rank and a peer for one channel.
@@ -127,79 +119,29 @@ fn in_line(parts: &[Tensor]) -> Option<Tensor> {
 }
 
 impl Links for NcclLinks<'_> {
-    fn all_reduce(
+    fn collective(
         &self,
-        group: &Group,
-        _: &str,
-        from: &Tensor,
-        to: &Tensor,
-    ) -> Result<Ticket, CudaError> {
-        if group.size() == 1 {
-            return self.copied(from, to);
-        }
-        self.collective(group, vec![from.clone(), to.clone()], |met| {
-            met.all_reduce(from, to)
-        })
-    }
-
-    fn reduce_scatter(
-        &self,
-        group: &Group,
-        _: &str,
-        parts: &[Tensor],
-        own: &Tensor,
-    ) -> Result<Ticket, CudaError> {
-        if group.size() == 1 {
-            return self.copied(&parts[0], own);
-        }
-        let mut tensors = parts.to_vec();
-        tensors.push(own.clone());
-        self.collective(group, tensors, |met| match in_line(parts) {
-            Some(whole) => met.reduce_scatter(&whole, own),
-            None => met.together(|| {
-                for (root, part) in parts.iter().enumerate().filter(|(_, p)| !p.is_empty()) {
-                    met.reduce(part, own, root)?;
-                }
-                Ok(())
-            }),
-        })
-    }
-
-    fn all_gather(
-        &self,
-        group: &Group,
-        _: &str,
-        own: &Tensor,
-        parts: &[Tensor],
-    ) -> Result<Ticket, CudaError> {
-        if group.size() == 1 {
-            return self.copied(own, &parts[0]);
-        }
-        let mut tensors = parts.to_vec();
-        tensors.push(own.clone());
-        self.collective(group, tensors, |met| match in_line(parts) {
-            Some(whole) => met.all_gather(own, &whole),
-            None => met.together(|| {
-                for (root, part) in parts.iter().enumerate().filter(|(_, p)| !p.is_empty()) {
-                    met.broadcast(own, part, root)?;
-                }
-                Ok(())
-            }),
-        })
-    }
-
-    fn all_to_all(
-        &self,
+        kind: Collective,
         group: &Group,
         _: &str,
         from: &[Tensor],
         to: &[Tensor],
     ) -> Result<Ticket, CudaError> {
         if group.size() == 1 {
-            return self.copied(&from[0], &to[0]);
+            return copied(&*self.gpu, &from[0], &to[0]);
         }
-        let tensors = [from, to].concat();
-        self.collective(group, tensors, |met| met.all_to_all(from, to))
+        self.ticket(group, [from, to].concat(), |met| match kind {
+            Collective::AllReduce => met.all_reduce(&from[0], &to[0]),
+            Collective::ReduceScatter => match in_line(from) {
+                Some(whole) => met.reduce_scatter(&whole, &to[0]),
+                None => met.by_rank(from, |part, root| met.reduce(part, &to[0], root)),
+            },
+            Collective::AllGather => match in_line(to) {
+                Some(whole) => met.all_gather(&from[0], &whole),
+                None => met.by_rank(to, |part, root| met.broadcast(&from[0], part, root)),
+            },
+            Collective::AllToAll => met.all_to_all(from, to),
+        })
     }
 
     fn wait(&self, ticket: Ticket) -> Result<(), CudaError> {
@@ -235,7 +177,7 @@ impl Links for NcclLinks<'_> {
             return Ok(Ticket::done());
         }
         let pair = self.pair(to, channel);
-        self.collective(&pair, vec![x.clone()], |met| met.send(x, 1 - pair.index))
+        self.ticket(&pair, vec![x.clone()], |met| met.send(x, 1 - pair.index))
     }
 
     fn receive(&self, from: usize, channel: u64, what: &str, x: &Tensor) -> Result<(), CudaError> {
@@ -243,16 +185,13 @@ impl Links for NcclLinks<'_> {
             let mut own = self.own.borrow_mut();
             let sent = own.get_mut(&channel).and_then(VecDeque::pop_front);
             let Some(sent) = sent else {
-                return Err(CudaError::Unsupported {
-                    operator: "receiving".to_owned(),
-                    scope: what.to_owned(),
-                    reason: "what this rank has not sent itself".to_owned(),
-                });
+                let reason = "what this rank has not sent itself";
+                return Err(CudaError::unsupported("receiving", what, reason));
             };
-            return self.copied(&sent, x).map(|_| ());
+            return copied(&*self.gpu, &sent, x).map(|_| ());
         }
         let pair = self.pair(from, channel);
-        let ticket = self.collective(&pair, vec![x.clone()], |met| met.receive(x, 1 - pair.index));
+        let ticket = self.ticket(&pair, vec![x.clone()], |met| met.receive(x, 1 - pair.index));
         self.wait(ticket?)
     }
 

@@ -5,7 +5,7 @@ use catalog::DType;
 use super::grid::unsupported;
 use crate::error::CudaError;
 use crate::kernels::{Head, Kernel, Source, typed};
-use crate::launcher::{Arguments, AttentionArgument, AttentionBy, AttentionOperands};
+use crate::launcher::{Arguments, AttentionArgument, AttentionBy, AttentionOperands, Located};
 use crate::memory::Buffer;
 use crate::tensor::{Device, Tensor};
 use dtensor::CausalAttention;
@@ -41,9 +41,6 @@ pub struct AttentionCall<'a> {
     /// The same attention as a library can run it, if it can.
     pub library: Option<CausalAttention>,
 }
-
-/// What forward keeps for backward beside its output: the log-sum-exps of every query's scores.
-pub type LogSumExp = Tensor;
 
 impl AttentionCall<'_> {
     fn batch(&self) -> usize {
@@ -83,19 +80,18 @@ impl AttentionCall<'_> {
         Ok(())
     }
 
-    /// A kernel with its launch: a grid over `count` queries or keys and `heads`, threads, and shared memory.
+    /// A kernel with its grid over `count` queries or keys and `heads`, and shared memory.
     fn launch(
         &self,
         name: [&'static str; 2],
-        count: usize,
-        heads: u32,
+        (count, heads): (usize, u32),
         sizes: [usize; 2],
-    ) -> (Kernel, [u32; 3], u32, u32) {
+    ) -> (Kernel, [u32; 3], u32) {
         let batch = self.batch() as u32;
         if !self.q.is_bf16() {
             let kernel = Kernel::plain(Source::AttentionSmall, name[0]);
             let grid = [count.div_ceil(WARPS) as u32, heads, batch];
-            return (kernel, grid, THREADS, 0);
+            return (kernel, grid, 0);
         }
         let head = self.head();
         let kernel = Kernel {
@@ -113,7 +109,7 @@ impl AttentionCall<'_> {
             (own + other) * both + 2 * other * 4
         };
         let grid = [count.div_ceil(own) as u32, heads, batch];
-        (kernel, grid, THREADS, shared as u32)
+        (kernel, grid, shared as u32)
     }
 }
 
@@ -129,7 +125,7 @@ impl Device {
     ///
     /// # Errors
     /// When memory or the device fails, or heads are too long.
-    pub fn attention(&self, call: &AttentionCall<'_>) -> Result<(Tensor, LogSumExp), CudaError> {
+    pub fn attention(&self, call: &AttentionCall<'_>) -> Result<(Tensor, Tensor), CudaError> {
         call.check()?;
         let (batch, heads) = (call.batch(), call.heads());
         let columns = heads as usize * call.sizes.dims[1] as usize;
@@ -140,17 +136,10 @@ impl Device {
             self.attend(&of, call, [&out, &sums], None, workspace)?;
             return Ok((out, sums));
         }
-        let arguments = Arguments::default()
-            .with(out.address())
-            .with(sums.address())
-            .with(call.q.address())
-            .with(call.k.address())
-            .with(call.v.address())
-            .with(call.positions.address)
+        let arguments = Arguments::of(&[&out, &sums, &call.q, &call.k, &call.v, &call.positions])
             .with(call.argument());
-        let (kernel, grid, threads, shared) =
-            call.launch(FORWARD_NAMES, call.queries(), heads, FORWARD);
-        self.blocks(kernel, grid, threads, shared, arguments)?;
+        let (kernel, grid, shared) = call.launch(FORWARD_NAMES, (call.queries(), heads), FORWARD);
+        self.blocks(kernel, grid, THREADS, shared, arguments)?;
         Ok((out, sums))
     }
 
@@ -163,7 +152,7 @@ impl Device {
         call: &AttentionCall<'_>,
         d_out: &Tensor,
         out: &Tensor,
-        sums: &LogSumExp,
+        sums: &Tensor,
         d_sinks: Option<&Tensor>,
     ) -> Result<[Tensor; 3], CudaError> {
         call.check()?;
@@ -175,37 +164,31 @@ impl Device {
         }
         let delta = self.attention_delta(call, d_out, out, sums)?;
         if let Some(gradient) = d_sinks {
-            let arguments = Arguments::default()
-                .with(gradient.address())
-                .with(sums.address())
-                .with(delta.address())
-                .with(call.batch() as i64)
+            let arguments = Arguments::of(&[&gradient, &sums, &delta])
+                .sizes([call.batch()])
                 .with(call.argument());
             let kernel = typed!(AttentionSmall, "attention_sinks", call.q.is_bf16());
             let grid = [call.heads(), 1, 1];
             self.blocks(kernel, grid, super::grid::THREADS, 0, arguments)?;
         }
         let [dq, dk, dv] = self.gradients(call)?;
-        let rest = |arguments: Arguments| {
-            arguments
-                .with(d_out.address())
-                .with(call.q.address())
-                .with(call.k.address())
-                .with(call.v.address())
-                .with(sums.address())
-                .with(delta.address())
-                .with(call.positions.address)
-                .with(call.argument())
+        let launch = |names, count, written: &[&dyn Located]| {
+            let read: [&dyn Located; 7] = [
+                &d_out,
+                &call.q,
+                &call.k,
+                &call.v,
+                &sums,
+                &delta,
+                &call.positions,
+            ];
+            let arguments = Arguments::of(&[written, &read].concat()).with(call.argument());
+            let (kernel, grid, shared) = call.launch(names, count, BACKWARD);
+            self.blocks(kernel, grid, THREADS, shared, arguments)
         };
         let kv_heads = call.sizes.heads[1] as u32;
-        let (kernel, grid, threads, shared) =
-            call.launch(KEY_NAMES, call.keys(), kv_heads, BACKWARD);
-        let arguments = Arguments::default().with(dk.address()).with(dv.address());
-        self.blocks(kernel, grid, threads, shared, rest(arguments))?;
-        let (kernel, grid, threads, shared) =
-            call.launch(QUERY_NAMES, call.queries(), call.heads(), BACKWARD);
-        let arguments = Arguments::default().with(dq.address());
-        self.blocks(kernel, grid, threads, shared, rest(arguments))?;
+        launch(KEY_NAMES, (call.keys(), kv_heads), &[&dk, &dv])?;
+        launch(QUERY_NAMES, (call.queries(), call.heads()), &[&dq])?;
         Ok([dq, dk, dv])
     }
 
@@ -215,7 +198,7 @@ impl Device {
         call: &AttentionCall<'_>,
         d_out: &Tensor,
         out: &Tensor,
-        sums: &LogSumExp,
+        sums: &Tensor,
     ) -> Result<Tensor, CudaError> {
         let delta = self.tensor(sums.shape.clone(), DType::F32)?;
         let grid = [
@@ -223,11 +206,7 @@ impl Device {
             call.heads(),
             call.batch() as u32,
         ];
-        let arguments = Arguments::default()
-            .with(delta.address())
-            .with(d_out.address())
-            .with(out.address())
-            .with(call.argument());
+        let arguments = Arguments::of(&[&delta, &d_out, &out]).with(call.argument());
         let kernel = typed!(AttentionSmall, "attention_delta", call.q.is_bf16());
         self.blocks(kernel, grid, THREADS, 0, arguments)?;
         Ok(delta)

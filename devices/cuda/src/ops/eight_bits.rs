@@ -33,9 +33,12 @@ pub struct Matrix8 {
     format: Float8,
     /// Rows and columns of the matrix.
     size: [usize; 2],
-    factor: Tensor,
-    rows: Option<Tensor>,
-    columns: Option<Tensor>,
+    /// The number that codes are multiplied by to get values, in 32 bits.
+    pub factor: Tensor,
+    /// FP8 codes in row-major order.
+    pub rows: Option<Tensor>,
+    /// FP8 codes in column-major order.
+    pub columns: Option<Tensor>,
 }
 
 impl Matrix8 {
@@ -50,27 +53,9 @@ impl Matrix8 {
         }
     }
 
-    /// FP8 codes in row-major order.
-    #[must_use]
-    pub fn rows(&self) -> Option<&Tensor> {
-        self.rows.as_ref()
-    }
-
-    /// FP8 codes in column-major order.
-    #[must_use]
-    pub fn columns(&self) -> Option<&Tensor> {
-        self.columns.as_ref()
-    }
-
-    /// The number that codes are multiplied by to get values, in 32 bits.
-    #[must_use]
-    pub fn factor(&self) -> &Tensor {
-        &self.factor
-    }
-
     /// A GEMM operand whose lines run along the contracted dim.
-    fn operand(&self, codes: Option<&Tensor>, transposed: bool) -> Result<Operand, CudaError> {
-        let codes = codes.ok_or_else(|| {
+    fn operand(&self, codes: &Option<Tensor>, transposed: bool) -> Result<Operand, CudaError> {
+        let codes = codes.as_ref().ok_or_else(|| {
             let reason = format!("{:?} that do not lie by what is contracted", self.size);
             unsupported("a product in 8 bits", reason)
         })?;
@@ -80,14 +65,6 @@ impl Matrix8 {
             transposed,
         })
     }
-}
-
-/// Where a GEMM of FP8 matrices writes its result.
-struct Result8<'t> {
-    to: &'t Tensor,
-    sizes: [usize; 3],
-    accumulate: bool,
-    epilogue: Epilogue,
 }
 
 impl Device {
@@ -108,10 +85,7 @@ impl Device {
         let most = self.launcher.multiprocessors() * WAVES;
         let blocks = x.len().div_ceil(EACH * THREADS as usize).min(most as usize);
         let largest = self.tensor(vec![blocks], DType::F32)?;
-        let arguments = Arguments::default()
-            .with(largest.address())
-            .with(x.address())
-            .with(x.len() as i64);
+        let arguments = Arguments::of(&[&largest, &x]).sizes([x.len()]);
         let kernel = Kernel::plain(Source::EightBits, "largest_bf16");
         self.blocks(kernel, [blocks as u32, 1, 1], THREADS, 0, arguments)?;
         let codes = |wanted: bool, shape: [usize; 2]| match wanted {
@@ -125,16 +99,10 @@ impl Device {
             rows: codes(ways != Lies::Columns, [rows, columns])?,
             columns: codes(ways != Lies::Rows, [columns, rows])?,
         };
-        let address = |codes: &Option<Tensor>| codes.as_ref().map_or(0, Tensor::address);
-        let arguments = Arguments::default()
-            .with(address(&made.rows))
-            .with(address(&made.columns))
-            .with(made.factor.address())
-            .with(largest.address())
-            .with(blocks as i64)
+        let arguments = Arguments::of(&[&made.rows, &made.columns, &made.factor, &largest])
+            .sizes([blocks])
             .with(x.address())
-            .with(rows as i64)
-            .with(columns as i64);
+            .sizes([rows, columns]);
         let name = match format {
             Float8::E4m3 => "cast_e4m3",
             Float8::E5m2 => "cast_e5m2",
@@ -163,16 +131,12 @@ impl Device {
         shape: Vec<usize>,
     ) -> Result<Tensor, CudaError> {
         let out = self.tensor(shape, DType::Bf16)?;
-        let operands = [x.operand(x.rows(), false)?, w.operand(w.rows(), true)?];
-        self.multiply8(
-            operands,
-            &Result8 {
-                to: &out,
-                sizes: [x.size[0], w.size[0], x.size[1]],
-                accumulate: false,
-                epilogue: bias.map_or(Epilogue::Nothing, |bias| Epilogue::Bias(bias.address())),
-            },
-        )?;
+        let operands = [x.operand(&x.rows, false)?, w.operand(&w.rows, true)?];
+        let product = Product {
+            epilogue: bias.map_or(Epilogue::Nothing, |bias| Epilogue::Bias(bias.address())),
+            ..product(operands, &out, [x.size[0], w.size[0], x.size[1]])
+        };
+        self.launcher.multiply(&product)?;
         Ok(out)
     }
 
@@ -187,16 +151,9 @@ impl Device {
         shape: Vec<usize>,
     ) -> Result<Tensor, CudaError> {
         let out = self.tensor(shape, DType::Bf16)?;
-        let operands = [dy.operand(dy.rows(), false)?, w.operand(w.columns(), true)?];
-        self.multiply8(
-            operands,
-            &Result8 {
-                to: &out,
-                sizes: [dy.size[0], w.size[1], dy.size[1]],
-                accumulate: false,
-                epilogue: Epilogue::Nothing,
-            },
-        )?;
+        let operands = [dy.operand(&dy.rows, false)?, w.operand(&w.columns, true)?];
+        let product = product(operands, &out, [dy.size[0], w.size[1], dy.size[1]]);
+        self.launcher.multiply(&product)?;
         Ok(out)
     }
 
@@ -211,30 +168,26 @@ impl Device {
         x: &Matrix8,
     ) -> Result<(), CudaError> {
         let operands = [
-            dy.operand(dy.columns(), false)?,
-            x.operand(x.columns(), true)?,
+            dy.operand(&dy.columns, false)?,
+            x.operand(&x.columns, true)?,
         ];
-        self.multiply8(
-            operands,
-            &Result8 {
-                to: gradient,
-                sizes: [dy.size[1], x.size[1], dy.size[0]],
-                accumulate: true,
-                epilogue: Epilogue::Nothing,
-            },
-        )
-    }
-
-    fn multiply8(&self, [a, b]: [Operand; 2], result: &Result8<'_>) -> Result<(), CudaError> {
         self.launcher.multiply(&Product {
-            sizes: result.sizes.map(|size| size as u64),
-            a,
-            b,
-            c: result.to.address(),
-            dtype: result.to.dtype,
-            compute: Compute::Whole,
-            accumulate: result.accumulate,
-            epilogue: result.epilogue,
+            accumulate: true,
+            ..product(operands, gradient, [dy.size[1], x.size[1], dy.size[0]])
         })
+    }
+}
+
+/// A GEMM of FP8 matrices that overwrites its result.
+fn product([a, b]: [Operand; 2], to: &Tensor, sizes: [usize; 3]) -> Product {
+    Product {
+        sizes: sizes.map(|size| size as u64),
+        a,
+        b,
+        c: to.address(),
+        dtype: to.dtype,
+        compute: Compute::Whole,
+        accumulate: false,
+        epilogue: Epilogue::Nothing,
     }
 }

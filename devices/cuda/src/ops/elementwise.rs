@@ -11,30 +11,6 @@ use crate::memory::Buffer;
 use crate::tensor::{Device, Tensor};
 use dtensor::Nonlinearity;
 
-/// What determines the elements that dropout keeps.
-#[derive(Clone, Copy, Debug)]
-pub struct Dropout<'d> {
-    /// Where the elements lie in the global tensor, and the random stream of the mask.
-    pub place: Place,
-    /// Positions of this rank's tokens in their sequence.
-    pub positions: &'d Buffer,
-}
-
-/// How rotary embedding is applied.
-#[derive(Clone, Copy, Debug)]
-pub struct Rope<'r> {
-    /// Cosine and sine of every angle, by position in the sequence and pair of dimensions, in 32 bits.
-    pub turns: &'r Buffer,
-    /// Tokens per sequence on this rank.
-    pub sequence: usize,
-    /// Dimensions per head, the first that is rotated, and how many are.
-    pub dims: [usize; 3],
-    /// Whether adjacent dimensions are rotated as pairs, rather than dimension `i` with `i + dims/2`.
-    pub neighbours: bool,
-    /// Whether to undo the rotation, as backward does.
-    pub backward: bool,
-}
-
 /// The number by which the CUDA sources identify a nonlinearity.
 fn number(f: Nonlinearity) -> i32 {
     match f.function {
@@ -70,11 +46,7 @@ impl Device {
     }
 
     fn sum(&self, out: &Tensor, a: &Tensor, b: &Tensor) -> Result<(), CudaError> {
-        let arguments = Arguments::default()
-            .with(out.address())
-            .with(a.address())
-            .with(b.address())
-            .with(a.len() as i64);
+        let arguments = Arguments::of(&[&out, &a, &b]).sizes([a.len()]);
         let kernel = typed!(Elementwise, "add", a.is_bf16());
         self.flat(kernel, a.len().div_ceil(EACH), arguments)
     }
@@ -96,11 +68,7 @@ impl Device {
         out: &Tensor,
         x: &Tensor,
     ) -> Result<(), CudaError> {
-        let arguments = Arguments::default()
-            .with(out.address())
-            .with(x.address())
-            .with(x.len() as i64)
-            .with(number(f));
+        let arguments = Arguments::of(&[&out, &x]).sizes([x.len()]).with(number(f));
         let kernel = typed!(Elementwise, "activation", x.is_bf16());
         self.flat(kernel, x.len().div_ceil(EACH), arguments)
     }
@@ -128,11 +96,8 @@ impl Device {
         dy: &Tensor,
         x: &Tensor,
     ) -> Result<(), CudaError> {
-        let arguments = Arguments::default()
-            .with(out.address())
-            .with(dy.address())
-            .with(x.address())
-            .with(x.len() as i64)
+        let arguments = Arguments::of(&[&out, &dy, &x])
+            .sizes([x.len()])
             .with(number(f));
         let kernel = typed!(Elementwise, "activation_backward", x.is_bf16());
         self.flat(kernel, x.len().div_ceil(EACH), arguments)
@@ -149,16 +114,9 @@ impl Device {
         up: Option<&Tensor>,
     ) -> Result<Tensor, CudaError> {
         let (columns, upper) = halves(gate, up);
-        let mut shape = gate.shape.clone();
-        *shape.last_mut().expect("activations have a last dim") = columns;
-        let out = self.tensor(shape, gate.dtype)?;
-        let arguments = Arguments::default()
-            .with(out.address())
-            .with(gate.address())
-            .with(upper)
-            .with(gate.rows() as i64)
-            .with(columns as i64)
-            .with(gate.columns() as i64)
+        let out = self.tensor(gate.with_columns(columns), gate.dtype)?;
+        let arguments = Arguments::of(&[&out, &gate, &upper])
+            .sizes([gate.rows(), columns, gate.columns()])
             .with(number(f));
         let kernel = typed!(Elementwise, "gated", gate.is_bf16());
         self.flat(kernel, pieces(gate.rows(), columns), arguments)?;
@@ -183,15 +141,8 @@ impl Device {
             None => None,
         };
         let (_, d_upper) = halves(&d_gate, d_up.as_ref());
-        let arguments = Arguments::default()
-            .with(d_gate.address())
-            .with(d_upper)
-            .with(dy.address())
-            .with(gate.address())
-            .with(upper)
-            .with(gate.rows() as i64)
-            .with(columns as i64)
-            .with(gate.columns() as i64)
+        let arguments = Arguments::of(&[&d_gate, &d_upper, &dy, &gate, &upper])
+            .sizes([gate.rows(), columns, gate.columns()])
             .with(number(f));
         let kernel = typed!(Elementwise, "gated_backward", gate.is_bf16());
         self.flat(kernel, pieces(gate.rows(), columns), arguments)?;
@@ -210,14 +161,12 @@ impl Device {
     ) -> Result<Tensor, CudaError> {
         let out = self.tensor(x.shape.clone(), x.dtype)?;
         let (rows, columns) = (x.rows(), x.columns());
-        let arguments = Arguments::default()
-            .with(out.address())
-            .with(x.address())
-            .with(table.address())
-            .with(positions.map_or(0, |(p, _)| p.address))
-            .with(rows as i64)
-            .with(columns as i64)
-            .with(positions.map_or(1, |(_, sequence)| sequence) as i64);
+        let (positions, sequence) = positions.unzip();
+        let arguments = Arguments::of(&[&out, &x, &table, &positions]).sizes([
+            rows,
+            columns,
+            sequence.unwrap_or(1),
+        ]);
         let kernel = typed!(Elementwise, "bias", x.is_bf16());
         self.flat(kernel, pieces(rows, columns), arguments)?;
         Ok(out)
@@ -233,9 +182,7 @@ impl Device {
         start: usize,
         columns: usize,
     ) -> Result<Tensor, CudaError> {
-        let mut shape = x.shape.clone();
-        *shape.last_mut().expect("sliced tensors have a last dim") = columns;
-        let out = self.tensor(shape, x.dtype)?;
+        let out = self.tensor(x.with_columns(columns), x.dtype)?;
         self.move_part((&out, 0), (x, start), columns)?;
         Ok(out)
     }
@@ -260,13 +207,8 @@ impl Device {
     ) -> Result<(), CudaError> {
         let rows = from.rows();
         let element = |x: &Tensor, start: usize| x.address() + start as u64 * x.dtype.size();
-        let arguments = Arguments::default()
-            .with(element(to, to_start))
-            .with(element(from, from_start))
-            .with(rows as i64)
-            .with(columns as i64)
-            .with(to.columns() as i64)
-            .with(from.columns() as i64);
+        let arguments = Arguments::of(&[&element(to, to_start), &element(from, from_start)])
+            .sizes([rows, columns, to.columns(), from.columns()]);
         let kernel = typed!(Elementwise, "columns", from.is_bf16());
         self.flat(kernel, pieces(rows, columns), arguments)
     }
@@ -286,33 +228,28 @@ impl Device {
         } else {
             "cast_f32_bf16"
         };
-        let arguments = Arguments::default()
-            .with(out.address())
-            .with(x.address())
-            .with(x.len() as i64);
+        let arguments = Arguments::of(&[&out, &x]).sizes([x.len()]);
         let kernel = Kernel::plain(Source::Elementwise, name);
         self.flat(kernel, x.len().div_ceil(EACH), arguments)?;
         Ok(out)
     }
 
-    /// Dropout: the kept elements, scaled, with zeros elsewhere; and the mask of those kept.
+    /// Dropout: the kept elements, scaled, with zeros elsewhere; and the mask of those kept. `positions` are those of this
+    /// rank's tokens in their sequence.
     ///
     /// # Errors
     /// When memory or the device fails.
     pub fn dropout(
         &self,
         x: &Tensor,
-        dropout: &Dropout<'_>,
+        place: Place,
+        positions: &Buffer,
     ) -> Result<(Tensor, Tensor), CudaError> {
         let out = self.tensor(x.shape.clone(), x.dtype)?;
         let mask = self.tensor(x.shape.clone(), DType::U8)?;
-        let arguments = Arguments::default()
-            .with(out.address())
-            .with(mask.address())
-            .with(x.address())
-            .with(dropout.positions.address)
-            .with(x.rows() as i64)
-            .with(dropout.place);
+        let arguments = Arguments::of(&[&out, &mask, &x, &positions])
+            .sizes([x.rows()])
+            .with(place);
         let kernel = typed!(Elementwise, "dropout", x.is_bf16());
         self.flat(kernel, pieces(x.rows(), x.columns()), arguments)?;
         Ok((out, mask))
@@ -324,42 +261,35 @@ impl Device {
     /// When memory or the device fails.
     pub fn masked(&self, x: &Tensor, mask: &Tensor, scale: f32) -> Result<Tensor, CudaError> {
         let out = self.tensor(x.shape.clone(), x.dtype)?;
-        let arguments = Arguments::default()
-            .with(out.address())
-            .with(x.address())
-            .with(mask.address())
+        let arguments = Arguments::of(&[&out, &x, &mask])
             .with(scale)
-            .with(x.len() as i64);
+            .sizes([x.len()]);
         let kernel = typed!(Elementwise, "masked", x.is_bf16());
         self.flat(kernel, x.len().div_ceil(EACH), arguments)?;
         Ok(out)
     }
 
-    /// Rotary embedding.
+    /// Rotary embedding; `turns` holds the cosine and sine of every angle, by position in the sequence and pair of
+    /// dimensions, in 32 bits.
     ///
     /// # Errors
     /// When memory or the device fails.
-    pub fn rope(&self, x: &Tensor, rope: &Rope<'_>) -> Result<Tensor, CudaError> {
+    pub fn rope(
+        &self,
+        x: &Tensor,
+        turns: &Buffer,
+        turning: TurningArgument,
+    ) -> Result<Tensor, CudaError> {
         let out = self.tensor(x.shape.clone(), x.dtype)?;
-        let [head_dim, first, dims] = rope.dims;
-        let heads = x.columns() / head_dim;
-        let arguments = Arguments::default()
-            .with(out.address())
-            .with(x.address())
-            .with(rope.turns.address)
-            .with(x.rows() as i64)
-            .with(TurningArgument {
-                sequence: rope.sequence as i64,
-                heads: heads as i64,
-                dims: rope.dims.map(|n| n as i64),
-                neighbours: i32::from(rope.neighbours),
-                direction: if rope.backward { -1.0 } else { 1.0 },
-            });
+        let [head_dim, first, dims] = turning.dims.map(|n| n as usize);
+        let arguments = Arguments::of(&[&out, &x, &turns])
+            .sizes([x.rows()])
+            .with(turning);
         let kernel = typed!(Elementwise, "rope", x.is_bf16());
-        let turned = if rope.neighbours { dims } else { dims / 2 };
+        let turned = dims / if turning.neighbours == 1 { 1 } else { 2 };
         let parts = [first, turned, head_dim - first - dims];
         let each: usize = parts.iter().map(|columns| columns.div_ceil(EACH)).sum();
-        self.flat(kernel, x.rows() * heads * each, arguments)?;
+        self.flat(kernel, x.rows() * turning.heads as usize * each, arguments)?;
         Ok(out)
     }
 }

@@ -172,8 +172,6 @@ impl Device {
         let bias = widened.as_ref().or(bias);
         let choices = tokens * top_k;
         let words = |count: usize| self.memory.allocate(4 * count as u64);
-        let mut shape = logits.shape.clone();
-        *shape.last_mut().expect("logits have a last dim") = top_k;
         let route = Route {
             top_k,
             experts,
@@ -184,13 +182,9 @@ impl Device {
             offsets: words(experts + 1)?,
             levels: RefCell::default(),
         };
-        let weights = self.tensor(shape, DType::F32)?;
-        let arguments = Arguments::default()
-            .with(route.chosen.address)
-            .with(weights.address())
-            .with(logits.address())
-            .with(bias.map_or(0, Tensor::address))
-            .with(tokens as i64)
+        let weights = self.tensor(logits.with_columns(top_k), DType::F32)?;
+        let arguments = Arguments::of(&[&route.chosen, &weights, &logits, &bias])
+            .sizes([tokens])
             .with(rule);
         let kernel = typed!(Expert, "top_k", logits.is_bf16());
         let grid = [tokens.div_ceil(WARPS) as u32, 1, 1];
@@ -206,24 +200,16 @@ impl Device {
         let counts = self.memory.allocate(4 * (experts * chunks) as u64)?;
         let plain = |name| Kernel::plain(Source::Expert, name);
         let grid = [chunks as u32, 1, 1];
-        let count = Arguments::default()
-            .with(counts.address)
-            .with(route.chosen.address)
-            .with(choices as i64)
+        let count = Arguments::of(&[&counts, &route.chosen])
+            .sizes([choices])
             .with(experts as i32);
         self.blocks(plain("route_count"), grid, THREADS, 0, count)?;
-        let scan = Arguments::default()
-            .with(counts.address)
-            .with(route.offsets.address)
+        let scan = Arguments::of(&[&counts, &route.offsets])
             .with(experts as i32)
             .with(chunks as i32);
         self.blocks(plain("route_scan"), [1, 1, 1], THREADS, 0, scan)?;
-        let place = Arguments::default()
-            .with(route.source.address)
-            .with(route.place.address)
-            .with(counts.address)
-            .with(route.chosen.address)
-            .with(choices as i64)
+        let place = Arguments::of(&[&route.source, &route.place, &counts, &route.chosen])
+            .sizes([choices])
             .with(experts as i32);
         self.blocks(plain("route_place"), grid, THREADS, 0, place)
     }
@@ -241,13 +227,8 @@ impl Device {
     ) -> Result<Tensor, CudaError> {
         let rule = argument(router, route.experts, route.top_k)?;
         let out = self.tensor(logits.shape.clone(), logits.dtype)?;
-        let arguments = Arguments::default()
-            .with(out.address())
-            .with(gradient.address())
-            .with(route.chosen.address)
-            .with(weights.address())
-            .with(logits.address())
-            .with(route.tokens as i64)
+        let arguments = Arguments::of(&[&out, &gradient, &route.chosen, &weights, &logits])
+            .sizes([route.tokens])
             .with(rule);
         let kernel = typed!(Expert, "top_k_backward", logits.is_bf16());
         let grid = [route.tokens.div_ceil(WARPS) as u32, 1, 1];
@@ -270,12 +251,7 @@ impl Device {
     pub fn rows_of(&self, x: &Tensor, (sources, k): (&Buffer, usize)) -> Result<Tensor, CudaError> {
         let (rows, columns) = (sources.bytes as usize / 4, x.columns());
         let out = self.tensor(vec![rows, columns], x.dtype)?;
-        let arguments = Arguments::default()
-            .with(out.address())
-            .with(x.address())
-            .with(sources.address)
-            .with(k as i64)
-            .with(columns as i64);
+        let arguments = Arguments::of(&[&out, &x, &sources]).sizes([k, columns]);
         let kernel = typed!(Expert, "permute", x.is_bf16());
         let grid = [rows as u32, 1, 1];
         self.blocks(kernel, grid, threads_of(columns, 256), 0, arguments)?;
@@ -295,13 +271,8 @@ impl Device {
     ) -> Result<Tensor, CudaError> {
         let columns = rows.columns();
         let out = self.tensor(shape, rows.dtype)?;
-        let arguments = Arguments::default()
-            .with(out.address())
-            .with(rows.address())
-            .with(probabilities.map_or(0, Tensor::address))
-            .with(route.place.address)
-            .with(route.top_k as i64)
-            .with(columns as i64);
+        let arguments = Arguments::of(&[&out, &rows, &probabilities, &route.place])
+            .sizes([route.top_k, columns]);
         let kernel = typed!(Expert, "combine", rows.is_bf16());
         let grid = [route.tokens as u32, 1, 1];
         self.blocks(kernel, grid, threads_of(columns, 256), 0, arguments)?;
@@ -322,15 +293,15 @@ impl Device {
         let columns = rows.columns();
         let d_rows = self.tensor(rows.shape.clone(), rows.dtype)?;
         let d_probabilities = self.tensor(probabilities.shape.clone(), DType::F32)?;
-        let arguments = Arguments::default()
-            .with(d_rows.address())
-            .with(d_probabilities.address())
-            .with(dy.address())
-            .with(rows.address())
-            .with(probabilities.address())
-            .with(route.source.address)
-            .with(route.top_k as i64)
-            .with(columns as i64);
+        let arguments = Arguments::of(&[
+            &d_rows,
+            &d_probabilities,
+            &dy,
+            &rows,
+            &probabilities,
+            &route.source,
+        ])
+        .sizes([route.top_k, columns]);
         let kernel = typed!(Expert, "combine_backward", rows.is_bf16());
         let grid = [route.rows() as u32, 1, 1];
         self.blocks(kernel, grid, threads_of(columns, 256), 0, arguments)?;
@@ -349,13 +320,9 @@ impl Device {
     ) -> Result<Tensor, CudaError> {
         let columns = x.columns();
         let out = self.tensor(x.shape.clone(), x.dtype)?;
-        let arguments = Arguments::default()
-            .with(out.address())
-            .with(x.address())
-            .with(b.address())
-            .with(offsets.address)
+        let arguments = Arguments::of(&[&out, &x, &b, &offsets])
             .with(b.rows() as i32)
-            .with(columns as i64);
+            .sizes([columns]);
         let kernel = typed!(Expert, "expert_bias", x.is_bf16());
         let grid = [x.rows() as u32, 1, 1];
         self.blocks(kernel, grid, threads_of(columns, 256), 0, arguments)?;
@@ -373,11 +340,7 @@ impl Device {
         dy: &Tensor,
     ) -> Result<(), CudaError> {
         let columns = dy.columns();
-        let arguments = Arguments::default()
-            .with(gradient.address())
-            .with(dy.address())
-            .with(offsets.address)
-            .with(columns as i64);
+        let arguments = Arguments::of(&[&gradient, &dy, &offsets]).sizes([columns]);
         let kernel = typed!(Expert, "expert_bias_backward", dy.is_bf16());
         let across = columns.div_ceil(THREADS as usize) as u32;
         let grid = [across, gradient.rows() as u32, 1];
@@ -398,14 +361,9 @@ impl Device {
         let (experts, n, k) = (w.shape[0], w.shape[1], w.shape[2]);
         let (columns, length) = if backward { (k, n) } else { (n, k) };
         let out = self.tensor(vec![x.rows(), columns], x.dtype)?;
-        let arguments = Arguments::default()
-            .with(out.address())
-            .with(x.address())
-            .with(w.address())
-            .with(offsets.address)
+        let arguments = Arguments::of(&[&out, &x, &w, &offsets])
             .with(experts as i32)
-            .with(columns as i64)
-            .with(length as i64);
+            .sizes([columns, length]);
         let kernel = if backward {
             typed!(Grouped, "grouped_backward", x.is_bf16())
         } else {
@@ -437,13 +395,7 @@ impl Device {
     ) -> Result<(), CudaError> {
         let experts = gradient.shape[0];
         let (m, n) = (dy.columns(), x.columns());
-        let arguments = Arguments::default()
-            .with(gradient.address())
-            .with(dy.address())
-            .with(x.address())
-            .with(offsets.address)
-            .with(m as i64)
-            .with(n as i64);
+        let arguments = Arguments::of(&[&gradient, &dy, &x, &offsets]).sizes([m, n]);
         let kernel = typed!(Grouped, "grouped_weight", x.is_bf16());
         let tile = if x.is_bf16() { TILE } else { SMALL };
         let grid = [

@@ -59,9 +59,5 @@ pub(super) fn threads_of(columns: usize, most: u32) -> u32 {
 
 /// The error for operands that no kernel supports.
 pub(super) fn unsupported(operator: &str, reason: String) -> CudaError {
-    CudaError::Unsupported {
-        operator: operator.to_owned(),
-        scope: "the cuda device".to_owned(),
-        reason,
-    }
+    CudaError::unsupported(operator, "the cuda device", reason)
 }

@@ -14,7 +14,6 @@ mod token;
 
 pub use attention::AttentionCall;
 pub use eight_bits::{Lies, Matrix8};
-pub use elementwise::{Dropout, Rope};
 pub use expert::{Level, Route};
 pub use norm::NormGradient;
 pub use optimizer::{Optimizer, Weights};

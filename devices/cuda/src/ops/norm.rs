@@ -82,13 +82,8 @@ impl Device {
         let out = self.tensor(x.shape.clone(), x.dtype)?;
         let each = if kind == NormKind::LayerNorm { 2 } else { 1 };
         let statistics = self.tensor(vec![rows, each], DType::F32)?;
-        let arguments = Arguments::default()
-            .with(out.address())
-            .with(statistics.address())
-            .with(x.address())
-            .with(weight.address())
-            .with(bias.map_or(0, Tensor::address))
-            .with(columns as i64)
+        let arguments = Arguments::of(&[&out, &statistics, &x, &weight, &bias])
+            .sizes([columns])
             .with(epsilon as f32)
             .with(f32::from(from_one));
         self.blocks(kernel, [rows as u32, 1, 1], threads, 0, arguments)?;
@@ -118,18 +113,17 @@ impl Device {
             false => Ok(None),
         };
         let (weights, biases) = (partial(true)?, partial(norm.d_bias.is_some())?);
-        let address = |t: &Option<Tensor>| t.as_ref().map_or(0, Tensor::address);
-        let arguments = Arguments::default()
-            .with(address(&dx))
-            .with(address(&weights))
-            .with(address(&biases))
-            .with(norm.dy.address())
-            .with(x.address())
-            .with(norm.weight.address())
-            .with(norm.statistics.address())
-            .with(rows as i64)
-            .with(columns as i64)
-            .with(f32::from(norm.from_one));
+        let arguments = Arguments::of(&[
+            &dx,
+            &weights,
+            &biases,
+            &norm.dy,
+            &x,
+            &norm.weight,
+            &norm.statistics,
+        ])
+        .sizes([rows, columns])
+        .with(f32::from(norm.from_one));
         self.blocks(kernel, [blocks as u32, 1, 1], threads, 0, arguments)?;
         let gradients = [Some(norm.d_weight), norm.d_bias];
         for (partial, gradient) in [weights, biases].iter().zip(gradients) {

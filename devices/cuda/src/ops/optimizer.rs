@@ -9,7 +9,7 @@ use bytemuck::Pod;
 use super::grid::{THREADS, WAVES};
 use crate::error::CudaError;
 use crate::kernels::{Kernel, Source};
-use crate::launcher::{Address, Arguments, NumbersArgument, StepArgument, WeightsArgument};
+use crate::launcher::{Address, Arguments, NumbersArgument, WeightsArgument};
 use crate::memory::Buffer;
 use crate::tensor::{Device, Tensor};
 use cpu_device::AdamWStep;
@@ -21,6 +21,9 @@ const CHUNK: usize = 2048;
 /// Bytes of `struct Norm` of `reduce.cu`, and the offset of its factor.
 const NORM: u64 = 16;
 const SCALE: u64 = 8;
+
+/// Hyperparameters of a step: `struct Step` of `reduce.cu`.
+type Step = [f32; 7];
 
 /// A contiguous run of weights with their states, all in 32 bits.
 #[derive(Clone, Debug)]
@@ -60,7 +63,7 @@ impl Optimizer {
         let blocks = u64::from(AT_ONCE * device.launcher.multiprocessors());
         Ok(Self {
             norm: device.memory.allocate(NORM)?,
-            numbers: device.memory.allocate(size_of::<StepArgument>() as u64)?,
+            numbers: device.memory.allocate(size_of::<Step>() as u64)?,
             partial: device.memory.allocate(8 * blocks)?,
             tables: RefCell::default(),
             device: device.clone(),
@@ -72,13 +75,9 @@ impl Optimizer {
     /// # Errors
     /// When the device fails.
     pub fn set_numbers(&self, step: &AdamWStep) -> Result<(), CudaError> {
-        let numbers = StepArgument {
-            rate: step.rate,
-            betas: step.betas,
-            corrections: step.corrections,
-            epsilon: step.epsilon,
-            keep: step.keep,
-        };
+        let ([beta1, beta2], [correction1, correction2]) = (step.betas, step.corrections);
+        let (rate, epsilon, keep) = (step.rate, step.epsilon, step.keep);
+        let numbers: Step = [rate, beta1, beta2, correction1, correction2, epsilon, keep];
         let launcher = &self.device.launcher;
         launcher.write(self.numbers.address, bytemuck::bytes_of(&numbers))
     }
@@ -108,18 +107,14 @@ impl Optimizer {
             .collect();
         let table = self.table(self.norm.address, &runs)?;
         let blocks = self.partial.bytes / 8;
-        let arguments = Arguments::default()
-            .with(self.partial.address)
-            .with(table)
-            .with(runs.len() as i64)
+        let arguments = Arguments::of(&[&self.partial, &table])
+            .sizes([runs.len()])
             .with(chunks);
         let plain = |name| Kernel::plain(Source::Reduce, name);
         let grid = [blocks as u32, 1, 1];
         self.device
             .blocks(plain("square_sum"), grid, THREADS, 0, arguments)?;
-        let arguments = Arguments::default()
-            .with(self.norm.address)
-            .with(self.partial.address)
+        let arguments = Arguments::of(&[&self.norm, &self.partial])
             .with(blocks as i64)
             .with(limit.unwrap_or(f64::INFINITY));
         self.device
@@ -169,9 +164,8 @@ impl Optimizer {
             return Ok(());
         };
         let table = self.table(first.states[0], &runs)?;
-        let arguments = Arguments::default()
-            .with(table)
-            .with(runs.len() as i64)
+        let arguments = Arguments::of(&[&table])
+            .sizes([runs.len()])
             .with(chunks)
             .with(self.numbers.address)
             .with(self.norm.address);

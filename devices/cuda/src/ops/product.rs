@@ -22,13 +22,6 @@ fn operand(x: &Tensor, transposed: bool) -> Operand {
     }
 }
 
-/// A tensor's shape with another last dim.
-fn with_columns(x: &Tensor, columns: usize) -> Vec<usize> {
-    let mut shape = x.shape.clone();
-    *shape.last_mut().expect("linear layers have a last dim") = columns;
-    shape
-}
-
 impl Device {
     /// A tensor in 32 bits, because both operands of a GEMM have the same type.
     fn widened(&self, x: &Tensor) -> Result<Tensor, CudaError> {
@@ -60,7 +53,7 @@ impl Device {
             let out = self.linear(&x, &w, bias.as_ref(), DType::F32)?;
             return self.as_type(&out, dtype);
         }
-        let out = self.tensor(with_columns(x, w.shape[0]), dtype)?;
+        let out = self.tensor(x.with_columns(w.shape[0]), dtype)?;
         let bias = bias.map(Tensor::address);
         let epilogue = bias.map_or(Epilogue::Nothing, Epilogue::Bias);
         self.multiply([operand(x, false), operand(w, true)], &out, w, epilogue)?;
@@ -80,7 +73,7 @@ impl Device {
         bias: Option<&Tensor>,
         stays: bool,
     ) -> Result<(Tensor, Option<Tensor>), CudaError> {
-        let made = || self.tensor(with_columns(x, w.shape[0]), DType::Bf16);
+        let made = || self.tensor(x.with_columns(w.shape[0]), DType::Bf16);
         let (out, input) = (made()?, stays.then(made).transpose()?);
         let bias = bias.map(Tensor::address);
         let epilogue = Epilogue::Gelu {
@@ -116,7 +109,7 @@ impl Device {
             let out = self.linear_backward(&dy, &w, DType::F32)?;
             return self.as_type(&out, dtype);
         }
-        let out = self.tensor(with_columns(dy, w.shape[1]), dtype)?;
+        let out = self.tensor(dy.with_columns(w.shape[1]), dtype)?;
         let operands = [operand(dy, false), operand(w, false)];
         self.multiply(operands, &out, w, Epilogue::Nothing)?;
         Ok(out)
@@ -134,7 +127,7 @@ impl Device {
         w: &Tensor,
         input: &Tensor,
     ) -> Result<Tensor, CudaError> {
-        let out = self.tensor(with_columns(dy, w.shape[1]), DType::Bf16)?;
+        let out = self.tensor(dy.with_columns(w.shape[1]), DType::Bf16)?;
         let epilogue = Epilogue::GeluGradient {
             input: input.address(),
         };

@@ -30,11 +30,7 @@ impl Device {
         let busy = room / across.max(1);
         let lines = rows.div_ceil(4 * ROWS).clamp(1, busy.max(1));
         let partial = self.tensor(vec![lines, columns], DType::F32)?;
-        let arguments = Arguments::default()
-            .with(partial.address())
-            .with(x.address())
-            .with(rows as i64)
-            .with(columns as i64);
+        let arguments = Arguments::of(&[&partial, &x]).sizes([rows, columns]);
         let kernel = typed!(Reduce, "column_sum", x.is_bf16());
         let grid = [across as u32, lines as u32, 1];
         self.blocks(kernel, grid, THREADS, 0, arguments)?;
@@ -44,11 +40,7 @@ impl Device {
     /// `gradient += Σ` rows of `partial`.
     pub(super) fn add_lines(&self, gradient: &Tensor, partial: &Tensor) -> Result<(), CudaError> {
         let columns = partial.columns();
-        let arguments = Arguments::default()
-            .with(gradient.address())
-            .with(partial.address())
-            .with(partial.rows() as i64)
-            .with(columns as i64);
+        let arguments = Arguments::of(&[&gradient, &partial]).sizes([partial.rows(), columns]);
         let kernel = Kernel::plain(Source::Reduce, "add_lines");
         let grid = [columns.div_ceil(LANES) as u32, 1, 1];
         self.blocks(kernel, grid, (LANES * LANES) as u32, 0, arguments)

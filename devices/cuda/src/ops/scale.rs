@@ -88,11 +88,7 @@ impl Device {
     pub fn gate_rows(&self, x: &Tensor, gate: &Tensor) -> Result<Tensor, CudaError> {
         let out = self.tensor(x.shape.clone(), x.dtype)?;
         let columns = x.len() / gate.len().max(1);
-        let arguments = Arguments::default()
-            .with(out.address())
-            .with(x.address())
-            .with(gate.address())
-            .with(columns as i64);
+        let arguments = Arguments::of(&[&out, &x, &gate]).sizes([columns]);
         let kernel = typed!(Scale, "gate_rows", x.is_bf16());
         let grid = [gate.len() as u32, 1, 1];
         self.blocks(kernel, grid, threads_of(columns, MOST), 0, arguments)?;
@@ -112,13 +108,7 @@ impl Device {
         let dx = self.tensor(x.shape.clone(), x.dtype)?;
         let d_gate = self.tensor(gate.shape.clone(), gate.dtype)?;
         let columns = x.len() / gate.len().max(1);
-        let arguments = Arguments::default()
-            .with(dx.address())
-            .with(d_gate.address())
-            .with(dy.address())
-            .with(x.address())
-            .with(gate.address())
-            .with(columns as i64);
+        let arguments = Arguments::of(&[&dx, &d_gate, &dy, &x, &gate]).sizes([columns]);
         let kernel = typed!(Scale, "gate_rows_backward", x.is_bf16());
         let grid = [gate.len() as u32, 1, 1];
         self.blocks(kernel, grid, threads_of(columns, MOST), 0, arguments)?;
@@ -132,14 +122,8 @@ impl Device {
     pub fn join(&self, x: &Tensor, more: &Tensor, own: usize) -> Result<Tensor, CudaError> {
         let (heads, shared) = (x.columns() / own, more.columns());
         let columns = heads * (own + shared);
-        let out = self.tensor(with_columns(x, columns), x.dtype)?;
-        let arguments = Arguments::default()
-            .with(out.address())
-            .with(x.address())
-            .with(more.address())
-            .with(heads as i64)
-            .with(own as i64)
-            .with(shared as i64);
+        let out = self.tensor(x.with_columns(columns), x.dtype)?;
+        let arguments = Arguments::of(&[&out, &x, &more]).sizes([heads, own, shared]);
         let kernel = typed!(Scale, "join", x.is_bf16());
         let grid = [x.rows() as u32, 1, 1];
         self.blocks(kernel, grid, threads_of(columns, MOST), 0, arguments)?;
@@ -157,25 +141,12 @@ impl Device {
         shared: usize,
     ) -> Result<[Tensor; 2], CudaError> {
         let heads = dy.columns() / (own + shared);
-        let dx = self.tensor(with_columns(dy, heads * own), dy.dtype)?;
-        let d_more = self.tensor(with_columns(dy, shared), dy.dtype)?;
-        let arguments = Arguments::default()
-            .with(dx.address())
-            .with(d_more.address())
-            .with(dy.address())
-            .with(heads as i64)
-            .with(own as i64)
-            .with(shared as i64);
+        let dx = self.tensor(dy.with_columns(heads * own), dy.dtype)?;
+        let d_more = self.tensor(dy.with_columns(shared), dy.dtype)?;
+        let arguments = Arguments::of(&[&dx, &d_more, &dy]).sizes([heads, own, shared]);
         let kernel = typed!(Scale, "join_backward", dy.is_bf16());
         let grid = [dy.rows() as u32, 1, 1];
         self.blocks(kernel, grid, threads_of(dy.columns(), MOST), 0, arguments)?;
         Ok([dx, d_more])
     }
-}
-
-/// A tensor's shape with another last dim.
-fn with_columns(x: &Tensor, columns: usize) -> Vec<usize> {
-    let mut shape = x.shape.clone();
-    *shape.last_mut().expect("rows have columns") = columns;
-    shape
 }

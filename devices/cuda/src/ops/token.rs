@@ -113,13 +113,9 @@ impl Device {
     ) -> Result<Tensor, CudaError> {
         let out = self.tensor(shape, table.dtype)?;
         let columns = table.columns();
-        let arguments = Arguments::default()
-            .with(out.address())
-            .with(table.address())
-            .with(ids.address)
+        let arguments = Arguments::of(&[&out, &table, &ids])
             .with(first as i64)
-            .with(table.rows() as i64)
-            .with(columns as i64);
+            .sizes([table.rows(), columns]);
         let kernel = typed!(Token, "embedding", table.is_bf16());
         let threads = threads_of(columns, 256);
         self.blocks(kernel, [out.rows() as u32, 1, 1], threads, 0, arguments)?;
@@ -137,13 +133,14 @@ impl Device {
         order: &RowOrder,
     ) -> Result<(), CudaError> {
         let columns = dy.columns();
-        let arguments = Arguments::default()
-            .with(gradient.address())
-            .with(dy.address())
-            .with(order.tokens.address)
-            .with(order.starts.address)
-            .with(order.distinct.address)
-            .with(columns as i64);
+        let arguments = Arguments::of(&[
+            &gradient,
+            &dy,
+            &order.tokens,
+            &order.starts,
+            &order.distinct,
+        ])
+        .sizes([columns]);
         let kernel = typed!(Token, "embedding_backward", dy.is_bf16());
         let grid = [order.count as u32, 1, 1];
         self.blocks(kernel, grid, threads_of(columns, 256), 0, arguments)
@@ -165,11 +162,7 @@ impl Device {
     /// When memory or the device fails.
     pub fn merged_sums(&self, shards: &Tensor, rows: usize) -> Result<Tensor, CudaError> {
         let sums = self.tensor(vec![3, rows], DType::F32)?;
-        let arguments = Arguments::default()
-            .with(sums.address())
-            .with(shards.address())
-            .with(shards.rows() as i64)
-            .with(rows as i64);
+        let arguments = Arguments::of(&[&sums, &shards]).sizes([shards.rows(), rows]);
         let kernel = Kernel::plain(Source::Token, "loss_merge");
         let grid = [rows.div_ceil(THREADS as usize) as u32, 1, 1];
         self.blocks(kernel, grid, THREADS, 0, arguments)?;
@@ -207,13 +200,8 @@ impl Device {
         (out, sums): (Option<&Tensor>, &Tensor),
         [measure, finish]: [bool; 2],
     ) -> Result<(), CudaError> {
-        let arguments = Arguments::default()
-            .with(logits.address())
-            .with(out.map_or(0, Tensor::address))
-            .with(sums.address())
-            .with(losses.labels.address)
-            .with(logits.rows() as i64)
-            .with(logits.columns() as i64)
+        let arguments = Arguments::of(&[&logits, &out, &sums, &losses.labels])
+            .sizes([logits.rows(), logits.columns()])
             .with(losses.first as i64)
             .with(losses.scale)
             .with(i32::from(measure))

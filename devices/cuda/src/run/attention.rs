@@ -1,8 +1,8 @@
 //! Core attention of a pass.
 
 use super::machine::GradientSink;
-use super::state::{Run, no_kernel, unsupported};
-use crate::error::Result;
+use super::state::{Run, no_kernel};
+use crate::error::{CudaError, Result};
 use crate::launcher::{AttentionArgument, StreamArgument, threshold};
 use crate::memory::Buffer;
 use crate::ops::AttentionCall;
@@ -57,7 +57,7 @@ impl<'r> Run<'r> {
         let keys = k.len() as u64 / (q.shape[0] * k.columns()) as u64;
         if keys != shape.kv_len {
             let scope = &pieces.scores.scope;
-            return Err(unsupported(
+            return Err(CudaError::unsupported(
                 "attention",
                 scope,
                 "keys that are on other ranks",

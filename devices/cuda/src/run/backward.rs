@@ -1,8 +1,8 @@
 //! Backward of a pass: which kernels each traced operator runs.
 
 use super::machine::GradientSink;
-use super::state::{FUSED_BOUNDED, Run, UNTRAINED, no_kernel, rounded, unsupported};
-use crate::error::Result;
+use super::state::{FUSED_BOUNDED, Run, UNTRAINED, no_kernel, rounded};
+use crate::error::{CudaError, Result};
 use crate::ops::NormGradient;
 use crate::tensor::Tensor;
 use dtensor::{
@@ -20,9 +20,7 @@ impl Run<'_> {
         let whole = cut.whole(part.columns());
         let [columns, start, number] = cut.local(whole);
         if !self.held.values.contains_key(&self.block.storage(view.to)) {
-            let mut shape = part.shape.clone();
-            *shape.last_mut().expect("sliced tensors have a last dim") = whole;
-            let zeros = self.device().zeros(shape, part.dtype)?;
+            let zeros = self.device().zeros(part.with_columns(whole), part.dtype)?;
             self.set(view.to, zeros);
         }
         let to = self.tensor(view.to)?;
@@ -77,9 +75,11 @@ impl Run<'_> {
             }
             Gradient::Token(of, token) => self.token_backward(op, forward(of), token, sink),
             Gradient::Expert(of, expert) => self.expert_backward(op, forward(of), expert, sink),
-            Gradient::Recurrent(_, recurrent) => {
-                Err(unsupported(recurrent.name(), &op.scope, UNTRAINED))
-            }
+            Gradient::Recurrent(_, recurrent) => Err(CudaError::unsupported(
+                recurrent.name(),
+                &op.scope,
+                UNTRAINED,
+            )),
             Gradient::Sum => self.gradient_sum(op),
             Gradient::Exchange(exchange) => self.exchange(op, exchange),
             // The gradients of keys and values were sent back when they were made.
@@ -294,7 +294,7 @@ impl Run<'_> {
             Pointwise::Rope(rotary) => (self.turned(dy, forward.inputs[0], &rotary, true)?, None),
             Pointwise::Scale(factor) => (device.scale(dy, rounded(factor, dy.dtype))?, None),
             Pointwise::SigmoidGate => {
-                return Err(unsupported("sigmoid gate", &op.scope, UNTRAINED));
+                return Err(CudaError::unsupported("sigmoid gate", &op.scope, UNTRAINED));
             }
             Pointwise::Temperature(_) => return Err(no_kernel("temperature", &op.scope)),
             Pointwise::UnitNorm { .. } => return Err(no_kernel("unit norm", &op.scope)),

@@ -3,8 +3,9 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use super::state::{Run, unsupported};
-use crate::error::Result;
+use super::state::Run;
+use crate::error::{CudaError, Result};
+use crate::links::Collective;
 use crate::ops::{Level, Route};
 use crate::tensor::{Device, Tensor};
 use catalog::Axis;
@@ -13,80 +14,58 @@ use cpu_device::CpuError;
 use dtensor::Op;
 use dtensor::plan::RoutedRows;
 
-/// What an exchange of the dispatch does with rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Exchange {
-    /// All-to-all: each row goes to the rank of its expert.
-    Dispatch,
-    /// All-gather: all rows go to every rank of the group; on the way back they are reduce-scattered.
-    Gather,
-}
-
 impl Run<'_> {
     /// Number of exchanges before that of an axis.
     fn exchanges_before(&self, axis: Axis) -> usize {
         usize::from(axis == Axis::Etp && self.machine.host.position.mesh.ep > 1)
     }
 
-    /// Sends rows to the ranks of their experts, or back to the ranks of their tokens.
-    pub(super) fn dispatch<O>(&mut self, op: &Op<O>, back: bool) -> Result<()> {
-        let level = self.level(&op.scope, Axis::Ep, Exchange::Dispatch)?;
-        let group = self.machine.host.group(Axis::Ep);
+    /// Sends rows to the ranks of their experts, or back to the ranks of their tokens: by all-to-all over expert
+    /// parallelism; over expert tensor parallelism all ranks gather all rows, and reduce-scatter them on the way back.
+    pub(super) fn dispatch<O>(&mut self, op: &Op<O>, axis: Axis, back: bool) -> Result<()> {
+        let gathers = axis == Axis::Etp;
+        let level = self.level(&op.scope, axis)?;
+        let group = self.machine.host.group(axis);
         let (device, links) = (self.device(), &self.machine.links);
         let x = self.tensor(op.inputs[0])?;
         let columns = x.columns();
-        let sent = level.sent.last().map_or(0, |range| range.end);
         let out = if back {
             let there = device.rows_of(x, (&level.inverse, 1))?;
-            let out = device.tensor(vec![sent, columns], x.dtype)?;
             let from = parts(&there, &level.received);
-            let to = parts(&out, &level.sent);
-            links.wait(links.all_to_all(group, &op.scope, &from, &to)?)?;
+            let (kind, rows) = match gathers {
+                true => (Collective::ReduceScatter, level.received[group.index].len()),
+                false => (Collective::AllToAll, level.sent.last().map_or(0, |r| r.end)),
+            };
+            let out = device.tensor(vec![rows, columns], x.dtype)?;
+            let to = match gathers {
+                true => vec![out.clone()],
+                false => parts(&out, &level.sent),
+            };
+            links.exchange(kind, group, &op.scope, &from, &to)?;
             out
         } else {
             let here = device.tensor(vec![level.rows(), columns], x.dtype)?;
-            let from = parts(x, &level.sent);
             let to = parts(&here, &level.received);
-            links.wait(links.all_to_all(group, &op.scope, &from, &to)?)?;
+            let (kind, from) = match gathers {
+                true => (Collective::AllGather, vec![x.clone()]),
+                false => (Collective::AllToAll, parts(x, &level.sent)),
+            };
+            links.exchange(kind, group, &op.scope, &from, &to)?;
             device.rows_of(&here, (&level.order, 1))?
-        };
-        self.set(op.outputs[0], out);
-        Ok(())
-    }
-
-    /// Gathers the rows of all expert-tensor-parallel ranks, or reduce-scatters them.
-    pub(super) fn expert_tensor<O>(&mut self, op: &Op<O>, gather: bool) -> Result<()> {
-        let level = self.level(&op.scope, Axis::Etp, Exchange::Gather)?;
-        let group = self.machine.host.group(Axis::Etp);
-        let (device, links) = (self.device(), &self.machine.links);
-        let x = self.tensor(op.inputs[0])?;
-        let columns = x.columns();
-        let out = if gather {
-            let here = device.tensor(vec![level.rows(), columns], x.dtype)?;
-            let to = parts(&here, &level.received);
-            links.wait(links.all_gather(group, &op.scope, x, &to)?)?;
-            device.rows_of(&here, (&level.order, 1))?
-        } else {
-            let there = device.rows_of(x, (&level.inverse, 1))?;
-            let own = level.received[group.index].len();
-            let out = device.tensor(vec![own, columns], x.dtype)?;
-            let from = parts(&there, &level.received);
-            links.wait(links.reduce_scatter(group, &op.scope, &from, &out)?)?;
-            out
         };
         self.set(op.outputs[0], out);
         Ok(())
     }
 
     /// The exchange of an axis; row counts are exchanged on first use.
-    fn level(&self, scope: &str, axis: Axis, exchange: Exchange) -> Result<Rc<Level>> {
+    fn level(&self, scope: &str, axis: Axis) -> Result<Rc<Level>> {
         let route = self.routing(scope)?;
         let before = self.exchanges_before(axis);
         if let Some(level) = route.levels.borrow().get(before) {
             return Ok(Rc::clone(level));
         }
         if route.levels.borrow().len() < before {
-            return Err(unsupported(
+            return Err(CudaError::unsupported(
                 "expert gather",
                 scope,
                 "rows that have not reached their rank",
@@ -96,9 +75,8 @@ impl Run<'_> {
             Some(level) => level.counts.clone(),
             None => self.counts(scope, &route)?,
         };
-        let group = self.machine.host.group(axis);
-        let everyone = self.everyones(scope, group, &counts)?;
-        let level = Rc::new(self.exchanged(group, exchange, &counts, &everyone)?);
+        let everyone = self.everyones(scope, self.machine.host.group(axis), &counts)?;
+        let level = Rc::new(self.exchanged(axis, &counts, &everyone)?);
         route.levels.borrow_mut().push(Rc::clone(&level));
         Ok(level)
     }
@@ -132,22 +110,16 @@ impl Run<'_> {
         first..(first + per_rank).min(experts)
     }
 
-    fn exchanged(
-        &self,
-        group: &Group,
-        exchange: Exchange,
-        counts: &[u32],
-        everyone: &[Vec<u32>],
-    ) -> Result<Level> {
+    fn exchanged(&self, axis: Axis, counts: &[u32], everyone: &[Vec<u32>]) -> Result<Level> {
         let sum = |counts: &[u32]| counts.iter().sum::<u32>() as usize;
         let here = self.experts_of(
             counts.len(),
             self.machine.host.position.index(Axis::Ep) as usize,
         );
-        let sent: Vec<usize> = (0..group.size())
-            .map(|member| match exchange {
-                Exchange::Dispatch => sum(&counts[self.experts_of(counts.len(), member)]),
-                Exchange::Gather => sum(counts),
+        let sent: Vec<usize> = (0..everyone.len())
+            .map(|member| match axis {
+                Axis::Etp => sum(counts),
+                _ => sum(&counts[self.experts_of(counts.len(), member)]),
             })
             .collect();
         let received: Vec<usize> = everyone.iter().map(|c| sum(&c[here.clone()])).collect();

@@ -31,17 +31,10 @@ impl Run<'_> {
         self.device().cast8(self.tensor(id)?, Float8::E4m3, ways)
     }
 
-    /// Shape of a traced tensor with another last dim, that of an operand made from it.
-    fn shape_of(&self, from: TensorId, columns: usize) -> Result<Vec<usize>> {
-        let mut shape = self.tensor(from)?.shape.clone();
-        *shape.last_mut().expect("linear layers have a last dim") = columns;
-        Ok(shape)
-    }
-
     /// `x · wᵀ`, plus a bias.
     pub(super) fn linear8(&self, op: &Op, bias: Option<&Tensor>) -> Result<Tensor> {
         let [x, w] = [op.inputs[0], op.inputs[1]];
-        let shape = self.shape_of(x, self.tensor(w)?.rows())?;
+        let shape = self.tensor(x)?.with_columns(self.tensor(w)?.rows());
         let x = self.cast(x, Float8::E4m3, Lies::Rows)?;
         let w = self.weight(w, Lies::Rows)?;
         self.device().linear8(&x, &w, bias, shape)
@@ -50,7 +43,7 @@ impl Run<'_> {
     /// The gradient of a linear layer's input.
     pub(super) fn linear_backward8(&self, op: &Op<Gradient>) -> Result<Tensor> {
         let [dy, w] = [op.inputs[0], op.inputs[1]];
-        let shape = self.shape_of(dy, self.tensor(w)?.columns())?;
+        let shape = self.tensor(dy)?.with_columns(self.tensor(w)?.columns());
         // If the weight's gradient is computed in the same pass, it contracts the other dim: both layouts are cast at
         // once.
         let ways = if self.half == Some(dtensor::block::Half::Both) {

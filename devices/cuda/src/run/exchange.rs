@@ -2,6 +2,7 @@
 
 use super::state::Run;
 use crate::error::Result;
+use crate::links::Collective;
 use crate::ops::Losses;
 use crate::tensor::Tensor;
 use catalog::{Axis, DType};
@@ -21,10 +22,10 @@ impl Run<'_> {
                 self.set(op.outputs[0], out);
                 Ok(())
             }
-            Moves::Dispatch => self.dispatch(op, false),
-            Moves::Combine => self.dispatch(op, true),
-            Moves::ExpertGather => self.expert_tensor(op, true),
-            Moves::ExpertReduce => self.expert_tensor(op, false),
+            Moves::Dispatch => self.dispatch(op, Axis::Ep, false),
+            Moves::Combine => self.dispatch(op, Axis::Ep, true),
+            Moves::ExpertGather => self.dispatch(op, Axis::Etp, false),
+            Moves::ExpertReduce => self.dispatch(op, Axis::Etp, true),
             Moves::VocabularySums(logits) => self.vocabulary_sums(op, logits),
             Moves::Ring => op
                 .inputs
@@ -105,8 +106,8 @@ impl Run<'_> {
             .map(|member| all.part(member * lines, own.shape.clone()))
             .collect();
         let links = &self.machine.links;
-        links.wait(links.all_gather(group, &op.scope, &own, &parts)?)?;
-        let sums = self.device().merged_sums(&all, own.shape[1])?;
+        links.exchange(Collective::AllGather, group, &op.scope, &[own], &parts)?;
+        let sums = self.device().merged_sums(&all, x.rows())?;
         self.set(op.outputs[0], sums);
         Ok(())
     }

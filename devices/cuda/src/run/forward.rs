@@ -1,9 +1,8 @@
 //! Forward of a pass: which kernels each traced operator runs.
 
-use super::state::{FUSED_BOUNDED, Run, UNTRAINED, no_kernel, rounded, unsupported};
-use crate::error::Result;
-use crate::launcher::{Place, threshold};
-use crate::ops::{Dropout, Rope};
+use super::state::{FUSED_BOUNDED, Run, UNTRAINED, no_kernel, rounded};
+use crate::error::{CudaError, Result};
+use crate::launcher::{Place, TurningArgument, threshold};
 use crate::tensor::Tensor;
 use dtensor::{
     self, AttentionPiece, Expert, GatedUnit, Norm, Op, Operator, Pointwise, Product, Rotary,
@@ -20,8 +19,7 @@ impl Run<'_> {
         let [columns, start, number] = cut.local(x.columns());
         let grid = x.reshaped(vec![x.len() / columns.max(1), columns]);
         let part = self.device().copy_columns(&grid, start, number)?;
-        let mut shape = x.shape.clone();
-        *shape.last_mut().expect("sliced tensors have a last dim") = part.len() / x.rows().max(1);
+        let shape = x.with_columns(part.len() / x.rows().max(1));
         self.set(view.to, part.reshaped(shape));
         Ok(())
     }
@@ -54,9 +52,11 @@ impl Run<'_> {
             Operator::Pointwise(pointwise) => self.pointwise(op, pointwise),
             Operator::Token(token) => self.token(op, token),
             Operator::Expert(expert) => self.expert(op, expert),
-            Operator::Recurrent(recurrent) => {
-                Err(unsupported(recurrent.name(), &op.scope, UNTRAINED))
-            }
+            Operator::Recurrent(recurrent) => Err(CudaError::unsupported(
+                recurrent.name(),
+                &op.scope,
+                UNTRAINED,
+            )),
             Operator::Add => {
                 let (a, b) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
                 let out = self.device().add(a, b)?;
@@ -90,7 +90,7 @@ impl Run<'_> {
             Pointwise::UnitNorm { .. } => return Err(no_kernel("unit norm", &op.scope)),
             Pointwise::Gate => device.gate_rows(x, second()?)?,
             Pointwise::SigmoidGate => {
-                return Err(unsupported("sigmoid gate", &op.scope, UNTRAINED));
+                return Err(CudaError::unsupported("sigmoid gate", &op.scope, UNTRAINED));
             }
             Pointwise::Bias => device.bias(x, second()?, None)?,
             Pointwise::Dropout(probability) => return self.dropout(op, probability),
@@ -213,21 +213,18 @@ impl Run<'_> {
             .filter(|_| info.global.len() == 3);
         let Some([first, number]) = columns else {
             let reason = "columns that are not next to each other";
-            return Err(unsupported("dropout", &op.scope, reason));
+            return Err(CudaError::unsupported("dropout", &op.scope, reason));
         };
         let (positions, count) = self.machine.positions(info, 1)?;
-        let call = Dropout {
-            place: Place {
-                stream: self.stream(op),
-                threshold: threshold(probability),
-                scale: (1.0 / (1.0 - probability)) as f32,
-                first_sequence: self.batch.host.first_sequence as i64,
-                sequence: [count as i64, info.global[1] as i64],
-                columns: [number as i64, first as i64, info.global[2] as i64],
-            },
-            positions: &positions,
+        let place = Place {
+            stream: self.stream(op),
+            threshold: threshold(probability),
+            scale: (1.0 / (1.0 - probability)) as f32,
+            first_sequence: self.batch.host.first_sequence as i64,
+            sequence: [count as i64, info.global[1] as i64],
+            columns: [number as i64, first as i64, info.global[2] as i64],
         };
-        let (out, mask) = self.device().dropout(x, &call)?;
+        let (out, mask) = self.device().dropout(x, place, &positions)?;
         self.set(op.outputs[0], out);
         self.set(op.outputs[1], mask);
         Ok(())
@@ -242,14 +239,14 @@ impl Run<'_> {
         backward: bool,
     ) -> Result<Tensor> {
         let (turns, sequence) = self.machine.turns(self.info(like), rotary)?;
-        let call = Rope {
-            turns: &turns,
-            sequence,
-            dims: [rotary.head_dim, rotary.first, rotary.dims].map(|n| n as usize),
-            neighbours: rotary.neighbours,
-            backward,
+        let turning = TurningArgument {
+            sequence: sequence as i64,
+            heads: (x.columns() as u64 / rotary.head_dim) as i64,
+            dims: [rotary.head_dim, rotary.first, rotary.dims].map(|n| n as i64),
+            neighbours: i32::from(rotary.neighbours),
+            direction: if backward { -1.0 } else { 1.0 },
         };
-        self.device().rope(x, &call)
+        self.device().rope(x, &turns, turning)
     }
 
     /// A copy in the type of `to`; no copy where the type is the same, or `any` type will do.

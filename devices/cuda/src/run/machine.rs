@@ -136,10 +136,9 @@ impl<'m> Machine<'m> {
     }
 
     /// A cut from the cache, made on first use.
-    pub(super) fn known_cut(&self, of: CutOf, make: impl FnOnce(&CutOf) -> Cut) -> Rc<Cut> {
-        let Ok(cut) = self
-            .cuts
-            .get(of, |of| Ok::<_, Infallible>(Rc::new(make(of))));
+    pub(super) fn cut(&self, of: CutOf) -> Rc<Cut> {
+        let make = |of: &CutOf| Ok::<_, Infallible>(Rc::new(Cut::new(&self.host, of)));
+        let Ok(cut) = self.cuts.get(of, make);
         cut
     }
 

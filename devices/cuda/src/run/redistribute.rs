@@ -1,12 +1,14 @@
 //! Moves parts of tensors on a device and between ranks.
 
-use super::cut::{Cut, CutOf, Piece};
+use super::cut::{CutOf, Piece};
 use super::machine::Machine;
 use crate::error::{CudaError, Result};
+use crate::links::Collective;
 use crate::tensor::{Device, Tensor};
 use catalog::{Axis, DType};
 use dtensor::TensorInfo;
 use dtensor::placement::{Placement, Placements};
+use std::slice::from_ref;
 
 /// A tensor seen as rows of one dim: number of rows, and elements per index of that dim.
 fn grid(shape: &[usize], dim: usize) -> (usize, usize) {
@@ -76,13 +78,9 @@ fn in_place(x: &Tensor, piece: &Piece) -> Option<Tensor> {
 }
 
 impl Machine<'_> {
-    fn cut_of(&self, of: CutOf) -> std::rc::Rc<Cut> {
-        self.known_cut(of, |of| Cut::new(&self.host, of))
-    }
-
     /// This rank's shard of a tensor that it holds whole on the axes where `to` shards it.
     pub(super) fn shard(&self, x: &Tensor, from: &TensorInfo, to: &TensorInfo) -> Result<Tensor> {
-        let cut = self.cut_of(CutOf::alone(from, to));
+        let cut = self.cut(CutOf::alone(from, to));
         let part = self.cut_out(x, &cut.members[0])?;
         if part.bytes() == x.bytes() || !part.shares_memory_with(x) {
             return Ok(part);
@@ -111,8 +109,9 @@ impl Machine<'_> {
             (Placement::Partial, Placement::Replicate) => {
                 let out = self.device.tensor(x.shape.clone(), x.dtype)?;
                 let group = self.host.group(axis);
-                let ticket = self.links.all_reduce(group, what, x, &out)?;
-                self.links.wait(ticket)?;
+                let (from, to) = (from_ref(x), from_ref(&out));
+                let kind = Collective::AllReduce;
+                self.links.exchange(kind, group, what, from, to)?;
                 Ok(out)
             }
             (Placement::Partial, to) => self.reduce_scatter(what, x, info, (axis, to)),
@@ -128,14 +127,15 @@ impl Machine<'_> {
         info: &TensorInfo,
         (axis, to): (Axis, Placement),
     ) -> Result<Tensor> {
-        let cut = self.cut_of(CutOf::among(info, axis, to));
+        let cut = self.cut(CutOf::among(info, axis, to));
         let group = self.host.group(axis);
         let parts = cut.members.iter().map(|pieces| self.cut_out(x, pieces));
         let parts = parts.collect::<Result<Vec<_>, _>>()?;
         let own = parts[group.index].shape.clone();
         let own = self.device.tensor(own, x.dtype)?;
-        let ticket = self.links.reduce_scatter(group, what, &parts, &own)?;
-        self.links.wait(ticket)?;
+        let kind = Collective::ReduceScatter;
+        self.links
+            .exchange(kind, group, what, &parts, from_ref(&own))?;
         Ok(own)
     }
 
@@ -147,13 +147,13 @@ impl Machine<'_> {
         info: &TensorInfo,
         (axis, from): (Axis, Placement),
     ) -> Result<Tensor> {
-        let cut = self.cut_of(CutOf::among(info, axis, from));
+        let cut = self.cut(CutOf::among(info, axis, from));
         let whole = info.placements.with(axis, Placement::Replicate);
         let whole = self.empty(info, &whole, x.dtype)?;
         let group = self.host.group(axis);
         self.assembled(&cut.members, &whole, |parts| {
-            let ticket = self.links.all_gather(group, what, x, parts)?;
-            self.links.wait(ticket)
+            let kind = Collective::AllGather;
+            self.links.exchange(kind, group, what, from_ref(x), parts)
         })?;
         Ok(whole)
     }
@@ -167,15 +167,15 @@ impl Machine<'_> {
         (axis, from, to): (Axis, Placement, Placement),
     ) -> Result<Tensor> {
         let group = self.host.group(axis);
-        let there = self.cut_of(CutOf::among(info, axis, to));
+        let there = self.cut(CutOf::among(info, axis, to));
         let send = there.members.iter().map(|pieces| self.cut_out(x, pieces));
         let send = send.collect::<Result<Vec<_>, _>>()?;
         let after = info.placements.with(axis, to);
         let out = self.empty(info, &after, x.dtype)?;
-        let here = self.cut_of(CutOf::among(info, axis, from));
+        let here = self.cut(CutOf::among(info, axis, from));
         self.assembled(&here.members, &out, |parts| {
-            let ticket = self.links.all_to_all(group, what, &send, parts)?;
-            self.links.wait(ticket)
+            let kind = Collective::AllToAll;
+            self.links.exchange(kind, group, what, &send, parts)
         })?;
         Ok(out)
     }
@@ -201,11 +201,14 @@ impl Machine<'_> {
                 Some(part) => Ok(part),
                 None => self.device.tensor(piece.of(&whole.shape), whole.dtype),
             },
-            _ => Err(CudaError::Unsupported {
-                operator: "an exchange".to_owned(),
-                scope: "the cuda device".to_owned(),
-                reason: "shards along several dims".to_owned(),
-            }),
+            _ => {
+                let reason = "shards along several dims";
+                Err(CudaError::unsupported(
+                    "an exchange",
+                    "the cuda device",
+                    reason,
+                ))
+            }
         };
         let parts = members
             .iter()

@@ -75,7 +75,7 @@ impl<'r> Run<'r> {
         let value = self.held.values.get(&self.block.storage(id));
         value.ok_or_else(|| {
             let name = &self.info(id).name;
-            unsupported("reading", name, "a tensor that nothing wrote")
+            CudaError::unsupported("reading", name, "a tensor that nothing wrote")
         })
     }
 
@@ -86,7 +86,7 @@ impl<'r> Run<'r> {
 
     pub(super) fn routing(&self, scope: &str) -> Result<Rc<Route>> {
         let route = self.held.route.as_ref().map(Rc::clone);
-        route.ok_or_else(|| unsupported("routing", scope, "tokens that were not routed"))
+        route.ok_or_else(|| CudaError::unsupported("routing", scope, "tokens that were not routed"))
     }
 
     pub(super) fn first_index(&self, id: TensorId, dim: usize) -> u64 {
@@ -104,17 +104,8 @@ pub(super) const UNTRAINED: &str = "recurrent layers: they are planned and predi
 
 /// The error for an operator that runs on the cpu only.
 pub(super) fn no_kernel(operator: &str, scope: &str) -> CudaError {
-    unsupported(operator, scope, "which has a kernel for the cpu only")
+    CudaError::unsupported(operator, scope, "which has a kernel for the cpu only")
 }
 
 /// A gated linear unit with bounds, of one tensor that holds gate and up.
 pub(super) const FUSED_BOUNDED: &str = "bounded activation of fused projections";
-
-/// The error for an operator without a kernel.
-pub(super) fn unsupported(operator: &str, scope: &str, reason: &str) -> CudaError {
-    CudaError::Unsupported {
-        operator: operator.to_owned(),
-        scope: scope.to_owned(),
-        reason: reason.to_owned(),
-    }
-}

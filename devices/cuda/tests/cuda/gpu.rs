@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use catalog::DType;
 use comm::{Group, local};
-use cuda_device::{CudaError, Device, Gpu, Links, Name, NcclGroup, NcclLinks, Tensor};
+use cuda_device::{Collective, CudaError, Device, Gpu, Links, Name, NcclGroup, NcclLinks, Tensor};
 use dtensor::CausalAttention;
 
 use crate::emulator::ON_GPU;
@@ -139,8 +139,9 @@ fn links_of_one_rank() {
     let sending = links.send(0, 7, "test", &x).expect("sends");
     links.receive(0, 7, "test", &to).expect("receives");
     links.wait(sending).expect("has arrived");
-    let ticket = links.all_reduce(&Group::single(0), "test", &to, &to);
-    links.wait(ticket.expect("reduces")).expect("joins");
+    let (group, both) = (Group::single(0), std::slice::from_ref(&to));
+    let reduced = links.exchange(Collective::AllReduce, &group, "test", both, both);
+    reduced.expect("reduces and joins");
     links.settle("test").expect("nobody failed");
     assert_eq!(device.download(&to).expect("reads").into_f32(), values);
 }

@@ -2,7 +2,7 @@
 
 use catalog::DType;
 use cuda_device::launcher::{Place, StreamArgument, threshold};
-use cuda_device::{CudaError, Device, Dropout, Tensor};
+use cuda_device::{CudaError, Device, Tensor};
 use dtensor::philox::Stream;
 
 use crate::emulator;
@@ -110,11 +110,7 @@ fn random_numbers_follow_the_step_that_is_in_memory() {
                 sequence: [10, 10],
                 columns: [100, 0, 100],
             };
-            let call = Dropout {
-                place,
-                positions: &positions,
-            };
-            device.dropout(&x, &call)
+            device.dropout(&x, place, &positions)
         };
         masks(Stream::new(7, 0, "dropout")).expect("runs");
         device.begin_capture().expect("begins");

@@ -2,7 +2,8 @@
 
 use catalog::model::Activation;
 use catalog::profile::Measured;
-use cuda_device::{Buffer, CudaError, Device, Rope};
+use cuda_device::launcher::TurningArgument;
+use cuda_device::{Buffer, CudaError, Device, Tensor};
 use dtensor::Nonlinearity;
 
 use super::operator::Operator;
@@ -169,14 +170,15 @@ impl Turns {
         })
     }
 
-    fn call(&self, backward: bool) -> Rope<'_> {
-        Rope {
-            turns: &self.buffer,
-            sequence: self.sequence,
-            dims: [self.head, 0, self.head],
-            neighbours: false,
-            backward,
-        }
+    fn rotate(&self, device: &Device, x: &Tensor, backward: bool) -> Result<Tensor, CudaError> {
+        let turning = TurningArgument {
+            sequence: self.sequence as i64,
+            heads: (x.columns() / self.head) as i64,
+            dims: [self.head, 0, self.head].map(|n| n as i64),
+            neighbours: 0,
+            direction: if backward { -1.0 } else { 1.0 },
+        };
+        device.rope(x, &self.buffer, turning)
     }
 
     /// An element after rotation.
@@ -210,14 +212,14 @@ pub(super) fn rope(
     let mut measured = Vec::new();
     for (kernels, backward) in operator.kernels().iter().zip([false, true]) {
         let [x] = &sets[0];
-        let call = turns.call(backward);
-        let turned = device.memory.poisoned(|| device.rope(&x.tensor, &call))?;
+        let rotated = || turns.rotate(device, &x.tensor, backward);
+        let turned = device.memory.poisoned(rotated)?;
         check(device, &kernels[0], &turned, |at| {
             operator.near(turns.turned(x, at, backward), 1.0)
         })?;
         measured.extend(timed(device, effort, kernels, |count| {
             let [x] = &sets[count % sets.len()];
-            device.rope(&x.tensor, &call).map(drop)
+            turns.rotate(device, &x.tensor, backward).map(drop)
         })?);
     }
     Ok(measured)

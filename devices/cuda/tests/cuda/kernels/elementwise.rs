@@ -2,8 +2,7 @@
 
 use catalog::DType;
 use catalog::model::Activation;
-use cuda_device::launcher::{Place, StreamArgument, threshold};
-use cuda_device::{Dropout, Rope};
+use cuda_device::launcher::{Place, StreamArgument, TurningArgument, threshold};
 use dtensor::Nonlinearity;
 use dtensor::philox::Stream;
 
@@ -164,18 +163,15 @@ fn dropout_draws_the_cpus_numbers() {
                 let (x, wide) = random(&device, &[rows, columns], dtype, 8);
                 let list = device.indices(&positions).expect("memory");
                 let step = device.indices(&[3]).expect("memory");
-                let call = Dropout {
-                    place: Place {
-                        stream: StreamArgument::new(stream, step.address),
-                        threshold: threshold(p),
-                        scale: (1.0 / (1.0 - p)) as f32,
-                        first_sequence: 5,
-                        sequence: [positions.len() as i64, sequence],
-                        columns: [columns as i64, first, all],
-                    },
-                    positions: &list,
+                let place = Place {
+                    stream: StreamArgument::new(stream, step.address),
+                    threshold: threshold(p),
+                    scale: (1.0 / (1.0 - p)) as f32,
+                    first_sequence: 5,
+                    sequence: [positions.len() as i64, sequence],
+                    columns: [columns as i64, first, all],
                 };
-                let (out, mask) = device.dropout(&x, &call).expect("runs");
+                let (out, mask) = device.dropout(&x, place, &list).expect("runs");
                 let mut want = Vec::new();
                 for (i, x) in wide.iter().enumerate() {
                     let (row, c) = (i / columns, (i % columns) as i64);
@@ -227,14 +223,14 @@ fn rotary_positions_turn_and_turn_back() {
                     .launcher
                     .copy(buffer.address, table.address(), table.bytes())
                     .expect("copies");
-                let mut rope = Rope {
-                    turns: &buffer,
-                    sequence,
-                    dims: all,
-                    neighbours,
-                    backward: false,
+                let mut turning = TurningArgument {
+                    sequence: sequence as i64,
+                    heads: heads as i64,
+                    dims: all.map(|n| n as i64),
+                    neighbours: i32::from(neighbours),
+                    direction: 1.0,
                 };
-                let out = device.rope(&x, &rope).expect("runs");
+                let out = device.rope(&x, &buffer, turning).expect("runs");
                 let mut want = wide.clone();
                 for line in 0..rows * heads {
                     let t = line / heads % sequence;
@@ -250,8 +246,8 @@ fn rotary_positions_turn_and_turn_back() {
                     }
                 }
                 close(&device, &format!("rope {what}"), &out, &want);
-                rope.backward = true;
-                let back = device.rope(&out, &rope).expect("runs");
+                turning.direction = -1.0;
+                let back = device.rope(&out, &buffer, turning).expect("runs");
                 let bound = if dtype == DType::Bf16 { 6e-3 } else { 2e-6 };
                 let what = format!("rope back {what}");
                 super::within(&device, &what, &back, &wide, bound);
