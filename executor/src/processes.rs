@@ -5,7 +5,7 @@ use std::sync::Arc;
 use comm::{Communicator, Group, Message, pack, unpack};
 use sha2::{Digest, Sha256};
 
-use crate::checkpoint::{Memory, Piece};
+use crate::checkpoint::Piece;
 use crate::device::Devices;
 use crate::error::ExecutorError;
 use crate::mesh::Mesh;
@@ -49,16 +49,12 @@ pub fn train_rank(
             everyone(comm).barrier(comm)?;
             return Ok(None);
         }
-        let mut reports = vec![report];
-        let mut states = Memory::default();
-        states.add(pieces);
+        let mut results = vec![(report, pieces)];
         for from in 1..comm.world() {
-            let (report, pieces) = read(&comm.receive(from, RESULTS, "results")?);
-            reports.push(report);
-            states.add(pieces);
+            results.push(read(&comm.receive(from, RESULTS, "results")?));
         }
         everyone(comm).barrier(comm)?;
-        Ok(Some(outcome(reports, states)))
+        Ok(Some(outcome(results.into_iter())))
     })
 }
 

@@ -122,17 +122,17 @@ pub fn train_on(devices: &impl Devices, session: &Session<'_>) -> Result<Outcome
         handles.into_iter().enumerate().map(join).collect()
     });
     first_cause(&results)?;
-    let mut reports: Vec<RankReport> = Vec::new();
-    let mut states = Memory::default();
-    for (report, pieces) in results.into_iter().flatten() {
-        reports.push(report);
-        states.add(pieces);
-    }
-    Ok(outcome(reports, states))
+    Ok(outcome(results.into_iter().flatten()))
 }
 
-/// Combines the reports of all ranks, in rank order.
-pub(crate) fn outcome(reports: Vec<RankReport>, states: Memory) -> Outcome {
+/// Combines the results of all ranks, in rank order.
+pub(crate) fn outcome(results: impl Iterator<Item = (RankReport, Vec<Piece>)>) -> Outcome {
+    let mut states = Memory::default();
+    let reports = results.map(|(report, pieces)| {
+        states.add(pieces);
+        report
+    });
+    let reports: Vec<RankReport> = reports.collect();
     let steps = reports[0].step_times.len();
     let slowest = |step: usize| {
         reports
@@ -393,11 +393,7 @@ impl Outcome {
             digest.update(name.as_bytes());
             digest.update(bytemuck::cast_slice::<f32, u8>(&values));
         }
-        digest
-            .finalize()
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect()
+        checkpoint::hex_of(digest)
     }
 
     /// Timeline of the last step, with one representative per pipeline rank.

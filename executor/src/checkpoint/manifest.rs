@@ -156,13 +156,9 @@ impl Manifest {
         self
     }
 
-    fn bytes(&self) -> Vec<u8> {
-        serde_json::to_vec_pretty(self).expect("names and numbers become JSON")
-    }
-
     /// The manifest as written to its file.
-    pub(super) fn text(&self) -> Vec<u8> {
-        self.bytes()
+    pub(super) fn bytes(&self) -> Vec<u8> {
+        serde_json::to_vec_pretty(self).expect("names and numbers become JSON")
     }
 
     /// Reads and checks the manifest of a checkpoint's folder.
@@ -280,7 +276,7 @@ pub(super) fn hex(data: &[u8]) -> String {
 }
 
 /// A finished SHA-256, in hexadecimal.
-pub(super) fn hex_of(digest: Sha256) -> String {
+pub(crate) fn hex_of(digest: Sha256) -> String {
     digest
         .finalize()
         .iter()

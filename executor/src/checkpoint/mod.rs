@@ -17,6 +17,7 @@ mod store;
 mod tests;
 
 pub use hub::HubWeights;
+pub(crate) use manifest::hex_of;
 pub use manifest::{FileEntry, Manifest, RunIdentity};
 pub use memory::Memory;
 pub use open::{Checkpoint, ParameterEntry};

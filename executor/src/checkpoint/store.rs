@@ -221,7 +221,7 @@ impl<'a> Store<'a> {
         let aside = self.hidden(step, REPLACED);
         self.seal(manifest)?;
         let complete = || -> std::io::Result<()> {
-            let text = manifest.text();
+            let text = manifest.bytes();
             let file = self.files.create(&folder.join(MANIFEST))?;
             self.write_file(file, std::iter::once(&text[..]))?;
             self.files.sync_dir(&folder)?;

@@ -19,14 +19,16 @@ struct Scenario {
     may_be: &'static [(u64, f32)],
 }
 
+fn starts_and_saves(store: &Store<'_>) -> Result<(), ExecutorError> {
+    store.recover()?;
+    save(store, 4, 2.0)
+}
+
 const SCENARIOS: [Scenario; 5] = [
     Scenario {
         name: "the next step is saved",
         before: |store| save(store, 2, 1.0),
-        work: |store| {
-            store.recover()?;
-            save(store, 4, 2.0)
-        },
+        work: starts_and_saves,
         may_be: &[(2, 1.0), (4, 2.0)],
     },
     Scenario {
@@ -35,19 +37,13 @@ const SCENARIOS: [Scenario; 5] = [
             save(store, 2, 1.0)?;
             save(store, 4, 1.0)
         },
-        work: |store| {
-            store.recover()?;
-            save(store, 4, 2.0)
-        },
+        work: starts_and_saves,
         may_be: &[(4, 1.0), (4, 2.0)],
     },
     Scenario {
         name: "the only step is saved again",
         before: |store| save(store, 4, 1.0),
-        work: |store| {
-            store.recover()?;
-            save(store, 4, 2.0)
-        },
+        work: starts_and_saves,
         may_be: &[(4, 1.0), (4, 2.0)],
     },
     Scenario {
@@ -56,10 +52,7 @@ const SCENARIOS: [Scenario; 5] = [
             save(store, 2, 1.0)?;
             store.write_rank(4, 0, &super::half(0, 9.0)).map(drop)
         },
-        work: |store| {
-            store.recover()?;
-            save(store, 4, 2.0)
-        },
+        work: starts_and_saves,
         may_be: &[(2, 1.0), (4, 2.0)],
     },
     Scenario {
