@@ -127,13 +127,7 @@ BOUNDED_KERNEL(THREADS) attention_forward_bf16(bf16* out, float* lse, const bf16
     float largest[2] = {sink, sink}, total[2] = {once, once};
     float acc[VALUE / 8][4] = {};
     for (i64 j = first; j <= last; j++) {
-        if (j < last) {
-            fetch(j + 1);
-            copies_wait<1>();
-        } else {
-            copies_wait<0>();
-        }
-        __syncthreads();
+        next_tile(j < last, [&] { fetch(j + 1); });
         float p[N / 8][4] = {};
         by_rows<N, HEAD>(p, qs, warp * 16, ks + (j & 1) * N * (HEAD + PAD));
         float top[2] = {largest[0], largest[1]};
@@ -241,13 +235,7 @@ BOUNDED_KERNEL(THREADS) attention_key_backward_bf16(bf16* dk, bf16* dv, const bf
     if (t < all) fetch(t, 0);
     while (t < all) {
         i64 after = next(t + 1);
-        if (after < all) {
-            fetch(after, buffer ^ 1);
-            copies_wait<1>();
-        } else {
-            copies_wait<0>();
-        }
-        __syncthreads();
+        next_tile(after < all, [&] { fetch(after, buffer ^ 1); });
         const bf16* qt = qs + buffer * N * (HEAD + PAD);
         const bf16* dt = ds + buffer * N * (VALUE + PAD);
         const float* stat = stats + buffer * 2 * N;
@@ -328,13 +316,7 @@ BOUNDED_KERNEL(THREADS) attention_query_backward_bf16(bf16* dq, const bf16* d_ou
     }
     float acc[HEAD / 8][4] = {}, slope = slope_of(s, head);
     for (i64 j = first; j <= last; j++) {
-        if (j < last) {
-            fetch(j + 1);
-            copies_wait<1>();
-        } else {
-            copies_wait<0>();
-        }
-        __syncthreads();
+        next_tile(j < last, [&] { fetch(j + 1); });
         float p[N / 8][4] = {}, d[N / 8][4] = {};
         const bf16* kt = ks + (j & 1) * N * (HEAD + PAD);
         by_rows<N, HEAD>(p, qs, warp * 16, kt);

@@ -238,11 +238,7 @@ KERNEL route_place(u32* source, u32* place, const u32* starts, const u32* chosen
 template <class T>
 DEVICE void permute(T* out, const T* x, const u32* source, i64 k, i64 columns) {
     i64 row = blockIdx.x, token = source[row] / k;
-    for (i64 c = (i64)threadIdx.x * 8; c < columns; c += (i64)blockDim.x * 8) {
-        float v[8];
-        load8(x + token * columns + c, columns - c, v);
-        store8(out + row * columns + c, columns - c, v);
-    }
+    each_of_row(out + row * columns, x + token * columns, columns, [](float v) { return v; });
 }
 
 // Rows of a token's choices added in the order of their slots, times their probabilities if there
@@ -272,16 +268,11 @@ DEVICE void combine_backward(T* d_rows, float* d_probabilities, const T* dy, con
     __shared__ float scratch[32];
     i64 row = blockIdx.x, choice = source[row], token = choice / k;
     float p = probabilities[choice], along = 0.0f;
-    for (i64 c = (i64)threadIdx.x * 8; c < columns; c += (i64)blockDim.x * 8) {
-        float d[8], v[8];
-        load8(dy + token * columns + c, d, rows + row * columns + c, v, columns - c);
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            along += d[j] * v[j];
-            d[j] *= p;
-        }
-        store8(d_rows + row * columns + c, columns - c, d);
-    }
+    auto scaled = [&](float d, float v) {
+        along += d * v;
+        return d * p;
+    };
+    each_of_row(d_rows + row * columns, dy + token * columns, rows + row * columns, columns, scaled);
     along = block_sum(along, scratch);
     if (threadIdx.x == 0) d_probabilities[choice] = along;
 }
@@ -302,13 +293,8 @@ template <class T>
 DEVICE void expert_bias(T* out, const T* x, const T* bias, const u32* offsets, int experts,
                         i64 columns) {
     i64 row = blockIdx.x, at = expert_of(offsets, experts, blockIdx.x) * columns;
-    for (i64 c = (i64)threadIdx.x * 8; c < columns; c += (i64)blockDim.x * 8) {
-        float v[8], b[8];
-        load8(x + row * columns + c, v, bias + at + c, b, columns - c);
-#pragma unroll
-        for (int j = 0; j < 8; j++) v[j] += b[j];
-        store8(out + row * columns + c, columns - c, v);
-    }
+    each_of_row(out + row * columns, x + row * columns, bias + at, columns,
+                [](float v, float b) { return v + b; });
 }
 
 // gradient[expert] += the sum of its rows: 32 threads stand side by side on eight columns each, eight rows

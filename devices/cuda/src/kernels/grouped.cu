@@ -56,13 +56,7 @@ DEVICE void multiply(float (&acc)[4][4][4], bf16* shared, const bf16* a, i64 a_s
     };
     if (steps > 0) fetch(0);
     for (i64 step = 0; step < steps; step++) {
-        if (step + 1 < steps) {
-            fetch(step + 1);
-            copies_wait<1>();
-        } else {
-            copies_wait<0>();
-        }
-        __syncthreads();
+        next_tile(step + 1 < steps, [&] { fetch(step + 1); });
         const bf16 *at = as + (step & 1) * A_SIZE, *bt = bs + (step & 1) * B_SIZE;
 #pragma unroll
         for (int k = 0; k < TILE_K; k += 16) {

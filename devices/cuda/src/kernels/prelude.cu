@@ -205,8 +205,9 @@ DEVICE i64 first8() { return ((i64)blockIdx.x * blockDim.x + threadIdx.x) * 8; }
 DEVICE i64 stride8() { return (i64)gridDim.x * blockDim.x * 8; }
 
 // out[i] = f(x[i]), or f(x[i], y[i]), of flat tensors.
-template <class To, class From, class F> DEVICE void each(To* out, const From* x, i64 n, F f) {
-    for (i64 i = first8(); i < n; i += stride8()) {
+template <class To, class From, class F>
+DEVICE void each(To* out, const From* x, i64 n, F f, i64 first = first8(), i64 stride = stride8()) {
+    for (i64 i = first; i < n; i += stride) {
         float v[8];
         load8(x + i, n - i, v);
 #pragma unroll
@@ -215,14 +216,20 @@ template <class To, class From, class F> DEVICE void each(To* out, const From* x
     }
 }
 
-template <class T, class F> DEVICE void each(T* out, const T* x, const T* y, i64 n, F f) {
-    for (i64 i = first8(); i < n; i += stride8()) {
+template <class T, class F>
+DEVICE void each(T* out, const T* x, const T* y, i64 n, F f, i64 first = first8(), i64 stride = stride8()) {
+    for (i64 i = first; i < n; i += stride) {
         float v[8], w[8];
         load8(x + i, v, y + i, w, n - i);
 #pragma unroll
         for (int j = 0; j < 8; j++) v[j] = f(v[j], w[j]);
         store8(out + i, n - i, v);
     }
+}
+
+// The same of one row, which a block has to itself.
+template <class... A> DEVICE void each_of_row(A... arguments) {
+    each(arguments..., (i64)threadIdx.x * 8, (i64)blockDim.x * 8);
 }
 
 DEVICE float warp_sum(float x) {

@@ -10,13 +10,7 @@ DEVICE float cap_slope(float x, float bound) {
 template <class T> DEVICE void gate_rows(T* out, const T* x, const T* gate, i64 columns) {
     i64 row = blockIdx.x;
     float factor = sigmoid(as_float(gate[row]));
-    for (i64 c = (i64)threadIdx.x * 8; c < columns; c += (i64)blockDim.x * 8) {
-        float v[8];
-        load8(x + row * columns + c, columns - c, v);
-#pragma unroll
-        for (int j = 0; j < 8; j++) v[j] *= factor;
-        store8(out + row * columns + c, columns - c, v);
-    }
+    each_of_row(out + row * columns, x + row * columns, columns, [&](float v) { return v * factor; });
 }
 
 template <class T>
@@ -24,16 +18,11 @@ DEVICE void gate_rows_backward(T* dx, T* d_gate, const T* dy, const T* x, const 
     __shared__ float scratch[32];
     i64 row = blockIdx.x;
     float factor = sigmoid(as_float(gate[row])), along = 0.0f;
-    for (i64 c = (i64)threadIdx.x * 8; c < columns; c += (i64)blockDim.x * 8) {
-        float d[8], v[8];
-        load8(dy + row * columns + c, d, x + row * columns + c, v, columns - c);
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            along += d[j] * v[j];
-            d[j] *= factor;
-        }
-        store8(dx + row * columns + c, columns - c, d);
-    }
+    auto scaled = [&](float d, float v) {
+        along += d * v;
+        return d * factor;
+    };
+    each_of_row(dx + row * columns, dy + row * columns, x + row * columns, columns, scaled);
     along = block_sum(along, scratch);
     if (threadIdx.x == 0) d_gate[row] = rounded<T>(along * factor * (1.0f - factor));
 }

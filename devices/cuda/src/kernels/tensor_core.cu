@@ -89,6 +89,17 @@ template <int N> DEVICE void copies_wait() {
 #endif
 }
 
+// Waits for the current tile, while the copies of the next one, if there is one, go on.
+template <typename Fetch> DEVICE void next_tile(bool more, Fetch fetch) {
+    if (more) {
+        fetch();
+        copies_wait<1>();
+    } else {
+        copies_wait<0>();
+    }
+    __syncthreads();
+}
+
 // A tile of rows of bf16 to shared memory: ROWS × COLUMNS, rows `pitch` apart there and `stride` apart
 // where they come from. What is outside `rows` × `columns` becomes 0.
 template <int ROWS, int COLUMNS, int THREADS>
