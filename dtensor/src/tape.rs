@@ -139,12 +139,7 @@ impl<'p> Tape<'p> {
         };
         let tensor = self.tensor(name, shape, placements, dtype, role);
         let one: u64 = self.trace.tensor(tensor.id).elements();
-        let expert = experts > 1;
-        let held = if expert {
-            experts.div_ceil(self.plan.mesh.ep)
-        } else {
-            1
-        };
+        let held = experts.div_ceil(self.plan.mesh.ep);
         let name = if name.starts_with('/') {
             name.trim_start_matches('/').to_owned()
         } else {
@@ -155,7 +150,7 @@ impl<'p> Tape<'p> {
             global_shape: shape.to_vec(),
             global_elements: shape.iter().product::<u64>() * experts,
             local_elements: one * held,
-            expert,
+            expert: experts > 1,
             experts,
             trained,
             tensor: tensor.id,
