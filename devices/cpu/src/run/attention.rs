@@ -11,7 +11,7 @@ use crate::tree::TreeSum;
 use crate::value::Value;
 use catalog::Axis;
 use dtensor::placement::Placement;
-use dtensor::{AttentionShape, Factor, Gradient, Op, SoftmaxRule, TensorId};
+use dtensor::{AttentionPiece, AttentionShape, Factor, Gradient, Op, SoftmaxRule, TensorId};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -267,9 +267,10 @@ impl Run<'_> {
         &mut self,
         op: &Op<Gradient>,
         forward: &Op,
-        (shape, of_scores): (&AttentionShape, bool),
+        (shape, piece): (&AttentionShape, AttentionPiece),
         factor: Factor,
     ) -> Result<()> {
+        let of_scores = piece == AttentionPiece::Scores;
         let [gradient, other] = [op.inputs[0], op.inputs[1]];
         let (weights, dim, factors) = match of_scores {
             true => (gradient, shape.qk_dim as usize, [gradient, other]),

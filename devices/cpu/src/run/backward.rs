@@ -67,8 +67,7 @@ impl Run<'_> {
                 }
                 AttentionPiece::Dropout(p) => self.dropout_backward(op, forward(of), p),
                 AttentionPiece::Scores | AttentionPiece::Context => {
-                    let of_scores = piece == AttentionPiece::Scores;
-                    self.product_backward(op, forward(of), (&shape, of_scores), factor)
+                    self.product_backward(op, forward(of), (&shape, piece), factor)
                 }
             },
             Gradient::Norm(of, norm) => self.norm_backward(op, forward(of), &norm, sink),
