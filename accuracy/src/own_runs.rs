@@ -99,7 +99,7 @@ impl Learned {
     #[must_use]
     pub fn at_bounds(&self) -> Vec<Rate> {
         let at_bound = |rate: &Rate| self.factors.of(*rate).ln().abs() > MOST - 1e-6;
-        Rate::ALL.into_iter().filter(at_bound).collect()
+        Rate::ALL.iter().copied().filter(at_bound).collect()
     }
 }
 

@@ -43,7 +43,8 @@ fn targets(of: Launchable<'_>) -> (Vec<&'static str>, Option<String>) {
     };
     let planned = framework(&of.scenario.runtime.name);
     let own = |dialect: &Dialect| framework(dialect.runtime()) == planned;
-    let (own, others): (Vec<Dialect>, Vec<Dialect>) = Dialect::ALL.into_iter().partition(own);
+    let (own, others): (Vec<Dialect>, Vec<Dialect>) =
+        Dialect::ALL.iter().partition(|dialect| own(dialect));
     let taken = |dialect: &&Dialect| exported(**dialect, of, &sharding, None).is_ok();
     let mut found: Vec<&str> = own.iter().filter(taken).map(|d| d.target()).collect();
     found.dedup();

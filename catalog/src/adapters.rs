@@ -5,6 +5,7 @@ use std::fmt;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use strum::{IntoStaticStr, VariantArray};
 
 /// The adapters that are trained beside a model's frozen weights.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -26,6 +27,8 @@ pub struct Adapters {
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(rename_all = "snake_case")]
+#[derive(IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum AdaptedModule {
     /// The linear layer that makes queries.
     Q,
@@ -43,19 +46,12 @@ pub enum AdaptedModule {
 
 impl AdaptedModule {
     /// Every kind.
-    pub const ALL: [Self; 6] = [Self::Q, Self::K, Self::V, Self::Proj, Self::Fc1, Self::Fc2];
+    pub const ALL: &'static [Self] = Self::VARIANTS;
 
     /// Its name in `--lora modules=…`.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Q => "q",
-            Self::K => "k",
-            Self::V => "v",
-            Self::Proj => "proj",
-            Self::Fc1 => "fc1",
-            Self::Fc2 => "fc2",
-        }
+        self.into()
     }
 }
 
@@ -81,7 +77,7 @@ impl AdaptedModules {
     /// Every linear layer of attention and feed-forward blocks.
     #[must_use]
     pub fn all() -> Self {
-        AdaptedModule::ALL.into_iter().collect()
+        AdaptedModule::ALL.iter().copied().collect()
     }
 
     /// Whether layers of this kind have an adapter.
@@ -98,7 +94,7 @@ impl AdaptedModules {
 
     /// The kinds, in their usual order.
     pub fn modules(self) -> impl Iterator<Item = AdaptedModule> {
-        let all = AdaptedModule::ALL.into_iter();
+        let all = AdaptedModule::ALL.iter().copied();
         all.filter(move |module| self.contains(*module))
     }
 
@@ -116,7 +112,7 @@ impl AdaptedModules {
             "fc2" | "down_proj" | "linear_fc2" => &[Fc2],
             "attention" => &[Q, K, V, Proj],
             "mlp" => &[Fc1, Fc2],
-            "all" => &AdaptedModule::ALL,
+            "all" => AdaptedModule::ALL,
             _ => return None,
         };
         Some(modules.iter().copied().collect())

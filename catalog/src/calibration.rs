@@ -4,6 +4,7 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use strum::{IntoStaticStr, VariantArray};
 
 use crate::elementary;
 use crate::residuals::Residual;
@@ -12,7 +13,8 @@ use crate::residuals::Residual;
 const PLAUSIBLE: std::ops::RangeInclusive<f64> = 0.1..=10.0;
 
 /// The kinds of work that a calibration tells apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum Rate {
     /// Matrix products and fused attention.
     Compute,
@@ -26,17 +28,12 @@ pub enum Rate {
 
 impl Rate {
     /// All kinds, in the order of arrays that hold one value for each.
-    pub const ALL: [Self; 4] = [Self::Compute, Self::Memory, Self::Network, Self::Host];
+    pub const ALL: &'static [Self] = Self::VARIANTS;
 
     /// The kind's name, as a cluster file spells it.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Compute => "compute",
-            Self::Memory => "memory",
-            Self::Network => "network",
-            Self::Host => "host",
-        }
+        self.into()
     }
 }
 
@@ -174,7 +171,7 @@ impl Calibration {
         if self.runs == 0 {
             return Err(("runs", "0; expected at least one measured run".to_owned()));
         }
-        for rate in Rate::ALL {
+        for &rate in Rate::ALL {
             let factor = self.time_factors.of(rate);
             if !PLAUSIBLE.contains(&factor) {
                 let [least, most] = [PLAUSIBLE.start(), PLAUSIBLE.end()];

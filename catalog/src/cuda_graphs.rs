@@ -2,12 +2,15 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use strum::{EnumString, IntoStaticStr, VariantArray};
 
 /// The part of a step that is captured, from nothing to all of it.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(rename_all = "snake_case")]
+#[derive(EnumString, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum CudaGraphs {
     /// Nothing: the host issues every kernel.
     None,
@@ -20,16 +23,12 @@ pub enum CudaGraphs {
 
 impl CudaGraphs {
     /// Every choice.
-    pub const ALL: [Self; 3] = [Self::None, Self::Layers, Self::Step];
+    pub const ALL: &'static [Self] = Self::VARIANTS;
 
     /// Its name in strategies and files.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Layers => "layers",
-            Self::Step => "step",
-        }
+        self.into()
     }
 }
 

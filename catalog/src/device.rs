@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use strum::{EnumString, IntoStaticStr};
 
 use crate::dtype::DType;
 use crate::provenance::Sourced;
@@ -14,6 +15,7 @@ use crate::units::{Bandwidth, Bytes, FlopRate};
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(rename_all = "snake_case")]
+#[derive(EnumString, IntoStaticStr)]
 pub enum Architecture {
     /// V100.
     Volta,
@@ -26,39 +28,21 @@ pub enum Architecture {
     /// B200, GB200.
     Blackwell,
     /// RTX 5090, RTX PRO 6000: compute capability 12.0, without the matrix instructions of B200.
+    #[strum(serialize = "Blackwell (RTX)")]
     BlackwellRtx,
     /// MI300X and later.
+    #[strum(serialize = "CDNA3")]
     Cdna3,
     /// A CPU of this machine.
+    #[strum(serialize = "CPU")]
     Cpu,
 }
 
 impl Architecture {
-    /// All of them.
-    pub const ALL: [Self; 8] = [
-        Self::Volta,
-        Self::Ampere,
-        Self::Ada,
-        Self::Hopper,
-        Self::Blackwell,
-        Self::BlackwellRtx,
-        Self::Cdna3,
-        Self::Cpu,
-    ];
-
     /// Its name as people write it.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Volta => "Volta",
-            Self::Ampere => "Ampere",
-            Self::Ada => "Ada",
-            Self::Hopper => "Hopper",
-            Self::Blackwell => "Blackwell",
-            Self::BlackwellRtx => "Blackwell (RTX)",
-            Self::Cdna3 => "CDNA3",
-            Self::Cpu => "CPU",
-        }
+        self.into()
     }
 
     /// The tables that a device without its own borrows; none for a processor, which is measured itself.

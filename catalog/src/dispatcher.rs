@@ -2,6 +2,7 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use strum::{EnumString, IntoStaticStr, VariantArray};
 
 use crate::cluster::{Cluster, Fabric};
 use crate::device::Architecture;
@@ -11,6 +12,8 @@ use crate::device::Architecture;
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(rename_all = "snake_case")]
+#[derive(EnumString, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum Dispatcher {
     /// NCCL's all-to-all: a token is sent once for every expert that it chose.
     AllToAll,
@@ -19,30 +22,22 @@ pub enum Dispatcher {
     /// DeepEP's kernels: a token is sent once to every rank, or once to every node which passes it on, however many experts
     /// it chose there.
     #[serde(rename = "deepep")]
+    #[strum(serialize = "deepep")]
     DeepEp,
     /// NVIDIA's kernels of the same kind, which also reach over the NVLink of several nodes.
     #[serde(rename = "hybridep")]
+    #[strum(serialize = "hybridep")]
     HybridEp,
 }
 
 impl Dispatcher {
     /// Every way.
-    pub const ALL: [Self; 4] = [
-        Self::AllToAll,
-        Self::AllGather,
-        Self::DeepEp,
-        Self::HybridEp,
-    ];
+    pub const ALL: &'static [Self] = Self::VARIANTS;
 
     /// Its name in strategies and files.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            Self::AllToAll => "all_to_all",
-            Self::AllGather => "all_gather",
-            Self::DeepEp => "deepep",
-            Self::HybridEp => "hybridep",
-        }
+        self.into()
     }
 
     /// Whether a token that chose several experts of one rank, or of one node, is sent there once.
@@ -111,7 +106,8 @@ mod tests {
         ] {
             let cluster = crate::load::cluster(name).expect("a preset");
             let found: Vec<Dispatcher> = Dispatcher::ALL
-                .into_iter()
+                .iter()
+                .copied()
                 .filter(|dispatcher| dispatcher.exists_on(&cluster, across))
                 .collect();
             assert_eq!(found, *has, "{name}, across nodes: {across}");

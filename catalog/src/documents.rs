@@ -1,9 +1,9 @@
 //! What the sequences of a workload are made of: documents of different lengths, packed together or padded.
 
-use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+use strum::{Display, IntoStaticStr, VariantArray};
 
 use crate::lengths::Lengths;
 
@@ -12,6 +12,8 @@ use crate::lengths::Lengths;
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema,
 )]
 #[serde(rename_all = "snake_case")]
+#[derive(Display, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum Packing {
     /// Documents fill a sequence; a token attends to its own document alone (a block-diagonal mask).
     #[default]
@@ -24,16 +26,12 @@ pub enum Packing {
 
 impl Packing {
     /// Every way.
-    pub const ALL: [Self; 3] = [Self::Within, Self::Across, Self::Padded];
+    pub const ALL: &'static [Self] = Self::VARIANTS;
 
     /// Its name in `--packing`.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Within => "within",
-            Self::Across => "across",
-            Self::Padded => "padded",
-        }
+        self.into()
     }
 }
 
@@ -41,17 +39,12 @@ impl FromStr for Packing {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let named = Self::ALL.into_iter().find(|packing| packing.name() == text);
-        named.ok_or_else(|| {
-            let names = Self::ALL.map(Self::name).join(", ");
+        let named = Self::ALL.iter().find(|packing| packing.name() == text);
+        named.copied().ok_or_else(|| {
+            let names: Vec<&str> = Self::ALL.iter().map(|packing| packing.name()).collect();
+            let names = names.join(", ");
             format!("`{text}` is not a way of packing; known: {names}")
         })
-    }
-}
-
-impl fmt::Display for Packing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }
 

@@ -2,6 +2,7 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use strum::{EnumString, IntoStaticStr, VariantArray};
 
 /// Type of a tensor's elements.
 #[derive(
@@ -43,6 +44,8 @@ impl DType {
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(rename_all = "lowercase")]
+#[derive(EnumString, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "lowercase")]
 pub enum Precision {
     /// 32-bit floats. Products run on TF32 matrix units where the device has them, as after PyTorch's
     /// `torch.set_float32_matmul_precision("high")`, which is not its default; elsewhere on 32-bit units.
@@ -57,17 +60,12 @@ pub enum Precision {
 
 impl Precision {
     /// All precisions.
-    pub const ALL: [Self; 4] = [Self::Fp32, Self::Fp16, Self::Bf16, Self::Fp8];
+    pub const ALL: &'static [Self] = Self::VARIANTS;
 
     /// Its name, as `--precision` takes it.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Fp32 => "fp32",
-            Self::Fp16 => "fp16",
-            Self::Bf16 => "bf16",
-            Self::Fp8 => "fp8",
-        }
+        self.into()
     }
 
     /// Element type of activations.

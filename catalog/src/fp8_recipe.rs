@@ -2,6 +2,7 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use strum::{EnumString, IntoStaticStr, VariantArray};
 
 use crate::cluster::Cluster;
 use crate::device::Architecture;
@@ -12,6 +13,8 @@ use crate::selection::{RecomputeModule, Selection};
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(rename_all = "snake_case")]
+#[derive(EnumString, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum Fp8Recipe {
     /// One scale for a tensor, from the largest magnitudes of earlier steps.
     Delayed,
@@ -27,24 +30,12 @@ pub enum Fp8Recipe {
 
 impl Fp8Recipe {
     /// Every way.
-    pub const ALL: [Self; 5] = [
-        Self::Delayed,
-        Self::Tensorwise,
-        Self::Rowwise,
-        Self::Blockwise,
-        Self::Mxfp8,
-    ];
+    pub const ALL: &'static [Self] = Self::VARIANTS;
 
     /// Its name in strategies and files.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Delayed => "delayed",
-            Self::Tensorwise => "tensorwise",
-            Self::Rowwise => "rowwise",
-            Self::Blockwise => "blockwise",
-            Self::Mxfp8 => "mxfp8",
-        }
+        self.into()
     }
 
     /// Whether this recipe can be used on every GPU of a cluster, if the GPU has 8-bit matrix products at all.

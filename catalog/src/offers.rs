@@ -161,7 +161,7 @@ impl Runtime {
     /// The sets of parts that a search may choose to recompute beside the runtime's own, as far as the model has these.
     #[must_use]
     pub fn selections_of(&self, model: &ModelConfig) -> Vec<Selection> {
-        let all = RecomputeModule::ALL.into_iter().map(|(module, ..)| module);
+        let all = RecomputeModule::ALL.iter().copied();
         let there: Selection = all.filter(|module| module.is_in(model)).collect();
         let mut found = Vec::new();
         for offered in &self.space.selections {

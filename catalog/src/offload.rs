@@ -2,6 +2,7 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use strum::IntoStaticStr;
 
 use crate::dtype::DType;
 use crate::parallelism::Zero;
@@ -20,6 +21,8 @@ pub enum Offload {
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(rename_all = "snake_case")]
+#[derive(IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum OffloadKind {
     /// Optimizer states.
     Optimizer,
@@ -53,10 +56,7 @@ impl OffloadKind {
     /// Its name in strategies.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Optimizer => "optimizer",
-            Self::Parameters => "parameters",
-        }
+        self.into()
     }
 }
 

@@ -3,6 +3,7 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use strum::{IntoStaticStr, VariantArray};
 
 /// A mesh axis. The dense mesh is `pp · dp_replicate · dp_shard · cp · tp`; experts use
 /// `pp · edp · ep · etp` over the same ranks.
@@ -10,6 +11,8 @@ use serde::{Deserialize, Serialize};
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(rename_all = "snake_case")]
+#[derive(IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum Axis {
     /// Tensor parallel (and sequence parallel, on the same ranks).
     Tp,
@@ -85,6 +88,8 @@ pub enum ScheduleKind {
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(rename_all = "snake_case")]
+#[derive(IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum CpKind {
     /// Ring attention: KV blocks travel point to point, overlapped with attention.
     Ring,
@@ -225,16 +230,12 @@ impl std::fmt::Display for ScheduleKind {
 
 impl CpKind {
     /// Every kind.
-    pub const ALL: [Self; 3] = [Self::Ring, Self::AllGather, Self::AllToAll];
+    pub const ALL: &'static [Self] = Self::VARIANTS;
 
     /// The name used in files, flags and reports.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Ring => "ring",
-            Self::AllGather => "all_gather",
-            Self::AllToAll => "all_to_all",
-        }
+        self.into()
     }
 }
 
@@ -242,15 +243,6 @@ impl Axis {
     /// The name used in files, flags and reports.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Tp => "tp",
-            Self::Cp => "cp",
-            Self::Ep => "ep",
-            Self::Etp => "etp",
-            Self::Edp => "edp",
-            Self::DpShard => "dp_shard",
-            Self::DpReplicate => "dp_replicate",
-            Self::Pp => "pp",
-        }
+        self.into()
     }
 }

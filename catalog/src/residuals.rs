@@ -5,6 +5,8 @@
 //! between their 10% and 90% quantiles, with every source weighing the same. That of the step time is wider, because a new
 //! source may err more than all known ones.
 
+use strum::{EnumString, IntoStaticStr};
+
 use std::sync::LazyLock;
 
 use crate::device::Architecture;
@@ -18,7 +20,8 @@ pub const FEWEST: usize = 9;
 const TABLE: &str = include_str!("../presets/runs/residuals.csv");
 
 /// The quantity that a prediction was compared in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, EnumString, IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub enum Quantity {
     /// Step time.
     Time,
@@ -42,7 +45,8 @@ pub struct Kind {
 }
 
 /// Kinds of models whose predictions err alike.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, EnumString, IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub enum ModelKind {
     /// Attention and dense feed-forward blocks.
     Dense,
@@ -53,15 +57,9 @@ pub enum ModelKind {
 }
 
 impl ModelKind {
-    const ALL: [Self; 3] = [Self::Dense, Self::Experts, Self::Recurrent];
-
     /// Name of the kind in the table.
     fn name(self) -> &'static str {
-        match self {
-            Self::Dense => "dense",
-            Self::Experts => "experts",
-            Self::Recurrent => "recurrent",
-        }
+        self.into()
     }
 
     /// Such models, in words.
@@ -280,11 +278,7 @@ impl Quantity {
     /// Name of the quantity in the table.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Time => "time",
-            Self::Memory => "memory",
-            Self::Ratio => "ratio",
-        }
+        self.into()
     }
 
     /// Assumed half-width of the interval if there are no runs.
@@ -369,17 +363,12 @@ fn interval(cells: &[&'static str]) -> Option<(Quantity, &'static str, Residual)
     let &[name, evidence, runs, low, high] = cells else {
         return None;
     };
-    let all = [Quantity::Time, Quantity::Memory, Quantity::Ratio];
     let residual = Residual {
         runs: runs.parse().ok()?,
         low: low.parse().ok()?,
         high: high.parse().ok()?,
     };
-    Some((
-        all.into_iter().find(|q| q.name() == name)?,
-        evidence,
-        residual,
-    ))
+    Some((name.parse().ok()?, evidence, residual))
 }
 
 fn chance(cells: &[&str]) -> Option<Chance> {
@@ -407,9 +396,9 @@ fn runs_of_kind(cells: &[&str]) -> Option<(Kind, Reach, usize)> {
     };
     let kind = Kind {
         runtime: runtime.to_owned(),
-        architecture: Architecture::ALL.into_iter().find(|a| a.name() == gpu)?,
-        precision: (Precision::ALL.into_iter()).find(|p| p.name() == precision)?,
-        model: (ModelKind::ALL.into_iter()).find(|kind| kind.name() == model)?,
+        architecture: gpu.parse().ok()?,
+        precision: precision.parse().ok()?,
+        model: model.parse().ok()?,
     };
     let reach = Reach {
         seq_len: tokens.parse().ok()?,

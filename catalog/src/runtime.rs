@@ -380,7 +380,7 @@ impl Rewrites {
 
     /// All members.
     pub fn iter(self) -> impl Iterator<Item = Rewrite> {
-        let all = Rewrite::ALL.into_iter();
+        let all = Rewrite::ALL.iter().copied();
         all.filter(move |rewrite| self.contains(rewrite))
     }
 
@@ -396,8 +396,8 @@ impl Extend<Rewrite> for Rewrites {
 }
 
 impl Rewrite {
-    /// Every rewrite.
-    pub const ALL: [Self; 56] = [
+    /// Every rewrite, in the order in which exports name those that they do not perform.
+    pub const ALL: &'static [Self] = &[
         Self::FuseBiasGelu,
         Self::FuseProjections,
         Self::FuseQkv,

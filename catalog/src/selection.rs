@@ -2,14 +2,29 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use strum::{EnumString, IntoStaticStr, VariantArray};
 
 use crate::model::{AttentionKind, ModelConfig};
 
 /// A part of a layer that selective recomputation runs again (Megatron-Core `--recompute-modules`).
 #[derive(
-    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    JsonSchema,
+    IntoStaticStr,
+    EnumString,
+    VariantArray,
 )]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum RecomputeModule {
     /// Core attention (`core_attn`).
     CoreAttention,
@@ -24,20 +39,32 @@ pub enum RecomputeModule {
 }
 
 impl RecomputeModule {
-    /// Every part, with its name in strategies and its name in Megatron-LM's options.
-    pub const ALL: [(Self, &str, &str); 5] = [
-        (Self::CoreAttention, "core_attention", "core_attn"),
-        (Self::Norms, "norms", "layernorm"),
-        (Self::LatentProjections, "latent_projections", "mla_up_proj"),
-        (Self::ExpertActivation, "expert_activation", "moe_act"),
-        (Self::Mlp, "mlp", "mlp"),
-    ];
+    /// Every part.
+    pub const ALL: &'static [Self] = Self::VARIANTS;
+
+    /// Its name in strategies.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        self.into()
+    }
+
+    /// Its name in Megatron-LM's options.
+    #[must_use]
+    pub fn megatron_name(self) -> &'static str {
+        match self {
+            Self::CoreAttention => "core_attn",
+            Self::Norms => "layernorm",
+            Self::LatentProjections => "mla_up_proj",
+            Self::ExpertActivation => "moe_act",
+            Self::Mlp => "mlp",
+        }
+    }
 
     /// The part that Megatron-LM calls so.
     #[must_use]
     pub fn of_megatron(name: &str) -> Option<Self> {
-        let found = Self::ALL.iter().find(|(_, _, theirs)| *theirs == name);
-        found.map(|(module, ..)| *module)
+        let mut all = Self::ALL.iter().copied();
+        all.find(|module| module.megatron_name() == name)
     }
 
     /// Whether a model has such a part.
@@ -81,7 +108,7 @@ impl Selection {
 
     /// The parts, in their usual order.
     pub fn modules(self) -> impl Iterator<Item = RecomputeModule> {
-        let all = RecomputeModule::ALL.into_iter().map(|(module, ..)| module);
+        let all = RecomputeModule::ALL.iter().copied();
         all.filter(move |module| self.contains(*module))
     }
 
@@ -94,21 +121,14 @@ impl Selection {
     /// As in strategies: `norms+mlp`.
     #[must_use]
     pub fn name(self) -> String {
-        let all = RecomputeModule::ALL.into_iter();
-        let names = all.filter_map(|(module, name, _)| self.contains(module).then_some(name));
+        let names = self.modules().map(RecomputeModule::name);
         names.collect::<Vec<&str>>().join("+")
     }
 
     /// Reads what [`Selection::name`] writes.
     #[must_use]
     pub fn read(text: &str) -> Option<Self> {
-        let module = |text: &str| {
-            let found = RecomputeModule::ALL
-                .iter()
-                .find(|(_, name, _)| *name == text);
-            found.map(|(module, ..)| *module)
-        };
-        text.split('+').map(module).collect()
+        text.split('+').map(|name| name.parse().ok()).collect()
     }
 }
 

@@ -3,6 +3,7 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use strum::{IntoStaticStr, VariantArray};
 
 use crate::dtype::{DType, Precision};
 use crate::parallelism::Zero;
@@ -76,6 +77,8 @@ fn unsharded() -> Zero {
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(rename_all = "snake_case")]
+#[derive(IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case")]
 pub enum OptimizerStates {
     /// Master weights keep only the 16 bits that the bf16 parameter lacks; moments have 32 bits. Results do not change
     /// (`store_param_remainders` of Transformer Engine's Adam).
@@ -86,23 +89,20 @@ pub enum OptimizerStates {
     /// Both moments in 8 bits, with a 32-bit scale for every block of 256, but for those of the embedding table, which keep
     /// 32 bits (bitsandbytes' AdamW as Hugging Face's Trainer drives it; torchao's, which FSDP2 needs, is taken to hold the same).
     #[serde(rename = "8bit_moments")]
+    #[strum(serialize = "8bit_moments")]
     EightBitMoments,
 }
 
 impl OptimizerStates {
     /// Every way, the largest first.
-    pub const ALL: [Self; 3] = [Self::SplitMaster, Self::Bf16Moments, Self::EightBitMoments];
+    pub const ALL: &'static [Self] = Self::VARIANTS;
     /// The word in constraints for the runtime's default.
     pub const OWN: &str = "own";
 
     /// Its name in `--strategy` and plan files.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            Self::SplitMaster => "split_master",
-            Self::Bf16Moments => "bf16_moments",
-            Self::EightBitMoments => "8bit_moments",
-        }
+        self.into()
     }
 
     /// The types of a runtime's states in a job of that precision, if the optimizer holds its own in this way.

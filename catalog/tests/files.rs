@@ -48,8 +48,8 @@ fn example(kind: Kind) -> &'static [u8] {
 fn a_file_of_another_kind_stays() {
     let folder = temporary();
     let path = folder.path().join("a");
-    for there in Kind::ALL {
-        for written in Kind::ALL {
+    for &there in Kind::ALL {
+        for &written in Kind::ALL {
             fs::write(&path, example(there)).expect("written");
             let checked = Destination::check(&path, written, Replace::SameKind);
             let refused = matches!(checked, Err(FileError::OtherKind { .. }));
@@ -63,7 +63,7 @@ fn a_file_of_another_kind_stays() {
     }
     for foreign in ["my notes\n", "{\"a\": 1}\n", "a: 1\n", "\u{0}\u{1}\u{2}"] {
         fs::write(&path, foreign).expect("written");
-        for kind in Kind::ALL {
+        for &kind in Kind::ALL {
             assert!(
                 Destination::check(&path, kind, Replace::SameKind).is_err(),
                 "{kind} over {foreign:?}"

@@ -471,7 +471,7 @@ pub(crate) fn priced(mut scenario: Scenario, fitted: &Fitted) -> Result<BlockCos
     let has_units = |p: &Precision| cluster.device.has_units_for(p.matmul());
     // A profile of this machine prices what was measured, on whichever units it ran.
     if cluster.profile.is_none() && !has_units(&precision) {
-        let others = Precision::ALL.into_iter().filter(has_units);
+        let others = Precision::ALL.iter().copied().filter(has_units);
         return Err(CostError::NoUnits {
             device: cluster.device.name.clone(),
             precision: precision.name().to_owned(),

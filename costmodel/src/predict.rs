@@ -337,7 +337,7 @@ fn provenance(scenario: &Scenario, strategy: &Strategy, pools: &[BlockCosts]) ->
     }
     if let Some(learned) = &scenario.cluster.calibration {
         let factors = learned.factors(&scenario.runtime.name);
-        used.extend(Rate::ALL.map(|rate| {
+        used.extend(Rate::ALL.iter().map(|&rate| {
             let name = format!("{} time of this system over that predicted", rate.name());
             let factor = format!("{:.3}", factors.of(rate));
             known::constant(&name, factor, Origin::Measured, &learned.source)

@@ -7,12 +7,13 @@
 //! loses to a communication stream, by waiting for it or by running slower beside it, is that stream's exposed time.
 
 use catalog::{Axis, Seconds};
+use strum::VariantArray;
 
 use crate::picoseconds::Picoseconds;
 use crate::work::Work;
 
 /// A stream of a GPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, VariantArray)]
 pub(crate) enum Stream {
     /// Kernels of forward, backward and optimizer.
     Compute,
@@ -33,19 +34,7 @@ pub(crate) enum Stream {
 }
 
 /// Number of streams.
-const STREAMS: usize = ALL.len();
-
-/// All streams, in the order of their numbers.
-const ALL: [Stream; 8] = [
-    Stream::Compute,
-    Stream::Tensor,
-    Stream::Context,
-    Stream::Expert,
-    Stream::Data,
-    Stream::ToHost,
-    Stream::Host,
-    Stream::FromHost,
-];
+const STREAMS: usize = Stream::VARIANTS.len();
 
 /// The communication streams, beside which kernels run slower.
 const COMMUNICATION: [Stream; 4] = [
@@ -317,7 +306,7 @@ impl Waits {
             let stream = of.trailing_zeros() as usize;
             let last = self.last.get(stream)?;
             of &= of - 1;
-            Some((ALL[stream], *last as usize))
+            Some((Stream::VARIANTS[stream], *last as usize))
         })
     }
 }

@@ -376,7 +376,7 @@ proptest! {
     fn nonsense_never_panics(pieces in prop::collection::vec(0usize..PIECES.len(), 0..40)) {
         let text: String = pieces.into_iter().map(|i| PIECES[i]).collect();
         let model = catalog::load::model("mixtral-8x7b").expect("preset");
-        for dialect in Dialect::ALL {
+        for &dialect in Dialect::ALL {
             let document = Document::read(&text, "x", Some(dialect), &|_| Some("A=1".to_owned()));
             let Ok(document) = document else { continue };
             check(&document, Some(&model)).expect("schema");

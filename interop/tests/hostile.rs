@@ -212,7 +212,7 @@ proptest! {
 
     #[test]
     fn names_are_data_in_every_export(name in hostile()) {
-        for dialect in Dialect::ALL {
+        for &dialect in Dialect::ALL {
             for launcher in LAUNCHERS {
                 same_but_for_the_name(&name, dialect, launcher);
             }
@@ -223,7 +223,7 @@ proptest! {
 #[test]
 fn each_hostile_piece_is_data_in_every_export() {
     for piece in PIECES {
-        for dialect in Dialect::ALL {
+        for &dialect in Dialect::ALL {
             same_but_for_the_name(&format!("a{piece}b"), dialect, Some(Launcher::Kubernetes));
         }
     }

@@ -120,7 +120,7 @@ fn every_preset_traces_under_every_axis() {
             continue;
         }
         for block in models::blocks(&model) {
-            for cp_kind in CpKind::ALL {
+            for &cp_kind in CpKind::ALL {
                 let layout = BlockLayout {
                     cp: 2,
                     cp_kind,

@@ -2,6 +2,7 @@
 //! contradicts itself. Whether any strategy can have a value is [`crate::legal_values`]' to say.
 
 use std::collections::BTreeMap;
+use std::str::FromStr;
 
 use catalog::runtime::RecomputeMode;
 use catalog::{
@@ -224,15 +225,8 @@ impl Constraints {
     }
 
     /// The same for a choice among values with names.
-    pub(crate) fn fixed_among<T: Copy, const N: usize>(
-        &self,
-        key: &str,
-        all: [T; N],
-        name: fn(T) -> &'static str,
-    ) -> impl Iterator<Item = T> {
-        self.read_fixed(key, move |text| {
-            all.into_iter().find(|&of| name(of) == text)
-        })
+    pub(crate) fn fixed_among<T: FromStr>(&self, key: &str) -> impl Iterator<Item = T> {
+        self.read_fixed(key, |text| text.parse().ok())
     }
 
     /// Counts of recomputed layers that are fixed after a prefix, as 3 after `layers:` by `recompute=layers:3`.
@@ -403,15 +397,14 @@ pub(crate) fn names_of(key: &str) -> Vec<&'static str> {
         "zero" => vec!["0", "1", "2", "3"],
         "sp" => vec!["on", "off"],
         "schedule" => ScheduleKind::ALL.map(ScheduleKind::name).to_vec(),
-        "cp_kind" => CpKind::ALL.map(CpKind::name).to_vec(),
-        "optim_states" => [
-            &[OptimizerStates::OWN],
-            &OptimizerStates::ALL.map(OptimizerStates::name)[..],
-        ]
-        .concat(),
-        "graphs" => CudaGraphs::ALL.map(CudaGraphs::name).to_vec(),
-        "fp8_recipe" => Fp8Recipe::ALL.map(Fp8Recipe::name).to_vec(),
-        "dispatcher" => Dispatcher::ALL.map(Dispatcher::name).to_vec(),
+        "cp_kind" => CpKind::ALL.iter().map(Into::into).collect(),
+        "optim_states" => [OptimizerStates::OWN]
+            .into_iter()
+            .chain(OptimizerStates::ALL.iter().map(Into::into))
+            .collect(),
+        "graphs" => CudaGraphs::ALL.iter().map(Into::into).collect(),
+        "fp8_recipe" => Fp8Recipe::ALL.iter().map(Into::into).collect(),
+        "dispatcher" => Dispatcher::ALL.iter().map(Into::into).collect(),
         _ => Vec::new(),
     }
 }

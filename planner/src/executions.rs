@@ -300,12 +300,10 @@ impl Asked<'_> {
                     })
         };
         let own = [runtime.graphs].into_iter();
-        let others = CudaGraphs::ALL.into_iter();
+        let others = CudaGraphs::ALL.iter().copied();
         let others = others.filter(|of| *of != runtime.graphs);
         let mut all: Vec<CudaGraphs> = match fixed {
-            true => (self.constraints)
-                .fixed_among("graphs", CudaGraphs::ALL, CudaGraphs::name)
-                .collect(),
+            true => (self.constraints).fixed_among("graphs").collect(),
             false => own.chain(others).collect(),
         };
         all.retain(possible);
@@ -322,9 +320,7 @@ impl Asked<'_> {
         }
         let mut all = runtime.fp8_recipes_on(cluster);
         if self.constraints.fix.contains_key("fp8_recipe") {
-            let fixed: Vec<Fp8Recipe> = (self.constraints)
-                .fixed_among("fp8_recipe", Fp8Recipe::ALL, Fp8Recipe::name)
-                .collect();
+            let fixed: Vec<Fp8Recipe> = (self.constraints).fixed_among("fp8_recipe").collect();
             all.retain(|recipe| fixed.contains(recipe));
         }
         let choice = |recipe| Some(recipe).filter(|recipe| *recipe != runtime.fp8_recipe);
@@ -345,9 +341,7 @@ impl Asked<'_> {
             let known = runtime.space.dispatchers.contains(dispatcher);
             *dispatcher == runtime.dispatcher || known && dispatcher.exists_on(cluster, across)
         };
-        let mut all: Vec<Dispatcher> = (self.constraints)
-            .fixed_among("dispatcher", Dispatcher::ALL, Dispatcher::name)
-            .collect();
+        let mut all: Vec<Dispatcher> = (self.constraints).fixed_among("dispatcher").collect();
         match self.constraints.fix.contains_key("dispatcher") {
             true => all.retain(possible),
             false => all = runtime.dispatchers_on(cluster, across),

@@ -195,10 +195,8 @@ fn what_is_fixed_is_tried() {
 /// Three nodes of eight GPUs allow three groups of replicas, each sharded over a node, and rings of three.
 #[test]
 fn sizes_that_are_no_powers_of_two_are_tried() {
-    let cases: [(&str, fn(&plans::Decisions) -> u64); 2] = [
-        ("fsdp2", |d| d.dp_replicate),
-        ("torchtitan", |d| d.cp),
-    ];
+    let cases: [(&str, fn(&plans::Decisions) -> u64); 2] =
+        [("fsdp2", |d| d.dp_replicate), ("torchtitan", |d| d.cp)];
     for (runtime, size) in cases {
         let mut s = scenario("llama3-8b", 24, runtime);
         let sizes = WorkloadSizes {

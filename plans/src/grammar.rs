@@ -383,9 +383,9 @@ impl Fields {
             offload: self.offload()?,
             prefetch: self.count("prefetch")?,
             offload_layers: self.count("offload_layers")?.unwrap_or(0),
-            dispatcher: self.named("dispatcher", &Dispatcher::ALL, Dispatcher::name)?,
-            graphs: self.named("graphs", &CudaGraphs::ALL, CudaGraphs::name)?,
-            fp8_recipe: self.named("fp8_recipe", &Fp8Recipe::ALL, Fp8Recipe::name)?,
+            dispatcher: self.named("dispatcher", Dispatcher::ALL, Dispatcher::name)?,
+            graphs: self.named("graphs", CudaGraphs::ALL, CudaGraphs::name)?,
+            fp8_recipe: self.named("fp8_recipe", Fp8Recipe::ALL, Fp8Recipe::name)?,
         };
         Ok(decisions.under(runtime, workload.precision))
     }
@@ -414,7 +414,7 @@ impl Fields {
     }
 
     fn cp_kind(&self, runtime: &Runtime) -> Result<CpKind, StrategyError> {
-        let named = self.named("cp_kind", &CpKind::ALL, CpKind::name)?;
+        let named = self.named("cp_kind", CpKind::ALL, CpKind::name)?;
         let usual = runtime.space.cp_kinds.first().copied();
         Ok(named.or(usual).unwrap_or(CpKind::Ring))
     }
@@ -444,7 +444,7 @@ impl Fields {
                     syntax("recompute", value,
                         format!(
                             "none, selective, full, selective_ops, layers:N, falling:N, or selective: with parts of {}",
-                            RecomputeModule::ALL.map(|(_, name, _)| name).join("+")
+                            Selection::from_iter(RecomputeModule::ALL.iter().copied()).name()
                         ),
                     )
                 }),
@@ -509,7 +509,7 @@ impl Fields {
     fn optimizer_states(&self) -> Result<Option<OptimizerStates>, StrategyError> {
         match self.get("optim_states") {
             Some(OptimizerStates::OWN) => Ok(None),
-            _ => self.named("optim_states", &OptimizerStates::ALL, OptimizerStates::name),
+            _ => self.named("optim_states", OptimizerStates::ALL, OptimizerStates::name),
         }
     }
 

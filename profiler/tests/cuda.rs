@@ -62,7 +62,7 @@ fn grid() -> Vec<Request> {
             element,
         }));
     }
-    for kind in OPERATORS {
+    for &kind in OPERATORS {
         for dtype in [DType::Bf16, DType::F32] {
             // Logits are never widened, so the loss has one name in 32 bits and bf16.
             if kind != OperatorKind::CrossEntropy || dtype == DType::Bf16 {

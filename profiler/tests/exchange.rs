@@ -151,7 +151,7 @@ fn open(deaf: bool) -> HostRank {
 fn exchanges_are_right_and_measured() {
     for (ranks, groups) in [(4, &[2, 4][..]), (5, &[2, 5]), (3, &[3])] {
         let mut requests = Vec::new();
-        for collective in COLLECTIVES {
+        for &collective in COLLECTIVES {
             for &ranks in groups {
                 let of = |bytes| Exchange::inside(collective, ranks, bytes);
                 requests.extend([2, 1000, 30_000].map(of));
@@ -186,7 +186,7 @@ fn exchanges_are_right_and_measured() {
 
 #[test]
 fn numbers_that_do_not_come_and_devices_that_are_not_there_end_it() {
-    for collective in COLLECTIVES {
+    for &collective in COLLECTIVES {
         let exchange = Exchange::inside(collective, 3, 300);
         let answer = with_fleet(
             machine(1),
@@ -220,7 +220,7 @@ fn numbers_that_do_not_come_and_devices_that_are_not_there_end_it() {
 fn exchanges_between_hosts_are_right_and_named() {
     for (per_host, groups) in [(2, &[[2, 1], [4, 2]][..]), (3, &[[2, 1], [4, 2], [6, 3]])] {
         let mut requests = Vec::new();
-        for collective in COLLECTIVES {
+        for &collective in COLLECTIVES {
             requests.extend(groups.iter().map(|&[ranks, together]| Exchange {
                 collective,
                 ranks,

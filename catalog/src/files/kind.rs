@@ -1,9 +1,11 @@
 //! Kinds of files that the tool writes, and how each is recognised.
 
+use strum::VariantArray;
+
 use std::fmt;
 
 /// The kind of a file. An existing file is only replaced if it is recognised as the kind about to be written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, VariantArray)]
 pub enum Kind {
     /// A plan (YAML).
     Plan,
@@ -37,22 +39,7 @@ pub enum Kind {
 
 impl Kind {
     /// Every kind of file.
-    pub const ALL: [Self; 14] = [
-        Self::Plan,
-        Self::Report,
-        Self::Trace,
-        Self::Profile,
-        Self::Cluster,
-        Self::RunLog,
-        Self::Weights,
-        Self::PublishedRuns,
-        Self::Baseline,
-        Self::Residuals,
-        Self::AccuracyReport,
-        Self::Plot,
-        Self::ModelConfig,
-        Self::Exported,
-    ];
+    pub const ALL: &'static [Self] = Self::VARIANTS;
 
     /// Whether a file that begins with `head` is of this kind. An empty file counts as any: replacing it loses nothing.
     #[must_use]

@@ -282,11 +282,11 @@ pub(crate) fn write(to: &Target, runs: &[Measured]) -> Result<(Calibration, Lear
 /// The factors as text, and how far they explain each run.
 fn shown(runs: &[Measured], learned: &Learned) -> String {
     let style = output::style();
-    let factors = Rate::ALL.map(|rate| {
+    let factors = Rate::ALL.iter().map(|&rate| {
         let (name, factor) = (rate.name(), learned.factors.of(rate));
         format!("{name} takes {factor:.3} times the predicted time\n")
     });
-    let mut text = format!("{}\n", factors.concat());
+    let mut text = format!("{}\n", factors.collect::<String>());
     for (number, run) in runs.iter().enumerate() {
         text.push_str(&style.paragraph("  ", &format!("run {}: {}", number + 1, run.about)));
     }

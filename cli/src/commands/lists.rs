@@ -85,12 +85,12 @@ fn with_names(mut command: clap::Command) -> Result<clap::Command, CliError> {
             .flat_map(|p| p.aliases.into_iter().chain([p.name]));
         all.collect()
     };
-    let targets = Dialect::ALL.map(|d| d.target().to_owned());
+    let targets = Dialect::ALL.iter().map(|d| d.target().to_owned());
     let known = [
         ("model", names(catalog::load::model_names())),
         ("cluster", names(catalog::load::cluster_names()?)),
         ("runtime", names(catalog::load::runtime_names())),
-        ("to", targets.into()),
+        ("to", targets.collect()),
     ];
     for name in args::names_below(&command) {
         command = command.mut_subcommand(name, |mut sub| {

@@ -376,11 +376,8 @@ mod tests {
             let cluster = catalog::load::cluster(name).expect("a preset");
             TablePrices::new(&cluster, 1, &Fitted::default()).expect("prices")
         };
-        let product = |of: &TablePrices, n, k| {
-            of.gemm
-                .price([8192, n, k], DType::Bf16, Pass::Forward)
-                .0
-        };
+        let product =
+            |of: &TablePrices, n, k| of.gemm.price([8192, n, k], DType::Bf16, Pass::Forward).0;
         let attention = |of: &TablePrices, kernel| {
             let shape = measured::attention(ATTENTION);
             of.attention(&shape, kernel, DType::Bf16, true).0

@@ -34,7 +34,7 @@ pub fn all() -> Vec<Target> {
         models::configs(),
         published::runs(),
     ];
-    all.extend(Dialect::ALL.into_iter().map(documents::documents));
+    all.extend(Dialect::ALL.iter().copied().map(documents::documents));
     all.extend([
         logs::logs(),
         checkpoints::checkpoints(),

@@ -1,9 +1,11 @@
 //! The training systems whose configurations are read and written, each at a stated version.
 
+use strum::VariantArray;
+
 use super::refusal::ExportError;
 
 /// A training system's configuration format at a stated version.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, VariantArray)]
 pub enum Dialect {
     /// Megatron-LM command line, core 0.20.
     MegatronLm,
@@ -72,21 +74,7 @@ impl Dialect {
     }
 
     /// Every dialect; the first of a target is its default version.
-    pub const ALL: [Self; 13] = [
-        Self::MegatronLm,
-        Self::MegatronBridge,
-        Self::Torchtitan03,
-        Self::Torchtitan02,
-        Self::TorchtitanMain,
-        Self::DeepSpeed,
-        Self::Accelerate,
-        Self::Axolotl,
-        Self::Transformers,
-        Self::TransformersDeepSpeed,
-        Self::LlamaFactory,
-        Self::Nanotron,
-        Self::VeScale,
-    ];
+    pub const ALL: &'static [Self] = Self::VARIANTS;
 
     /// Name and version of the training system, and the runtime whose search space is closest to what it can express.
     fn names(self) -> [&'static str; 3] {
@@ -178,13 +166,13 @@ impl Dialect {
             Some((target, version)) => (target, Some(version)),
             None => (text, None),
         };
-        let mut of_target = Self::ALL.into_iter().filter(|d| d.target() == target);
+        let mut of_target = Self::ALL.iter().filter(|d| d.target() == target);
         let found = match version {
             None => of_target.next(),
             Some(version) => of_target.find(|d| d.version() == version),
         };
         if let Some(found) = found {
-            return Ok(found);
+            return Ok(*found);
         }
         let known: Vec<&str> = Self::ALL
             .iter()

@@ -435,13 +435,13 @@ fn gradients(job: &Job<'_>, limits: &mut Limits) -> Vec<Flag> {
 
 /// Recomputation of parts of every layer.
 fn selective(selection: Selection) -> Vec<Flag> {
-    let all = RecomputeModule::ALL.into_iter();
-    let names = all.filter(|(module, ..)| selection.contains(*module));
     vec![
         Flag::value("--recompute-granularity", "selective"),
         Flag {
             name: "--recompute-modules".to_owned(),
-            values: names.map(|(_, _, name)| name.to_owned()).collect(),
+            values: (selection.modules())
+                .map(|of| of.megatron_name().to_owned())
+                .collect(),
         },
     ]
 }

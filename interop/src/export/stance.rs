@@ -70,7 +70,7 @@ pub(crate) fn unmet(stance: impl Fn(Rewrite) -> Stance, job: &Job<'_>) -> Vec<As
             why: why.to_owned(),
         })
     };
-    Rewrite::ALL.into_iter().filter_map(differs).collect()
+    (Rewrite::ALL.iter().copied()).filter_map(differs).collect()
 }
 
 /// A sentence on what the prediction assumed and only the user's own model code can do; `None` if it assumed nothing
@@ -100,7 +100,7 @@ mod tests {
         for (at, text) in targets.iter().enumerate() {
             let (_, answers) = text.split_once("fn stance(").expect("the answers");
             let named: Vec<&str> = answers.split(|c: char| !c.is_alphanumeric()).collect();
-            for rewrite in Rewrite::ALL.map(|rewrite| format!("{rewrite:?}")) {
+            for rewrite in Rewrite::ALL.iter().map(|rewrite| format!("{rewrite:?}")) {
                 assert!(named.contains(&rewrite.as_str()), "{at}: {rewrite}");
             }
         }

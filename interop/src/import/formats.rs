@@ -35,8 +35,8 @@ pub(super) fn readable(path: &str, dialect: Dialect) -> Result<(), SyntaxError> 
         return Ok(());
     };
     let mut others = Dialect::ALL
-        .into_iter()
-        .filter(|other| other.target() == dialect.target() && of(*other).contains(&found));
+        .iter()
+        .filter(|other| other.target() == dialect.target() && of(**other).contains(&found));
     let other = others.next().map_or_else(String::new, |other| {
         format!("; to read this file, use {}", other.name())
     });

@@ -290,8 +290,8 @@ fn cp_kind(doc: &Document) -> Result<CpKind, ImportError> {
 
 fn recompute(doc: &Document, notes: &mut Vec<String>) -> Result<Recompute, ImportError> {
     let key = "--recompute-granularity";
-    let known = RecomputeModule::ALL.map(|(_, _, name)| name).join(", ");
-    let planned = format!("planned are {known}");
+    let known = RecomputeModule::ALL.iter().map(|of| of.megatron_name());
+    let planned = format!("planned are {}", known.collect::<Vec<_>>().join(", "));
     let moe = "--moe-layer-recompute";
     if doc.on(moe)? {
         let why = format!("whole blocks of experts are not planned to be recomputed; {planned}");

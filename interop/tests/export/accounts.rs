@@ -319,7 +319,7 @@ fn each_pair_is_accepted_or_refused_by_a_field() {
     let mut table = String::new();
     for preset in catalog::load::model_names() {
         table.push_str(&format!("{}\n", preset.name));
-        for dialect in Dialect::ALL {
+        for &dialect in Dialect::ALL {
             if let Err(fields) = taken(&preset.name, dialect) {
                 table.push_str(&format!("  {}: {}\n", dialect.name(), fields.join("; ")));
             }

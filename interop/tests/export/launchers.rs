@@ -9,7 +9,7 @@ use super::{exported, exported_on, parse, scene};
 /// Launch scripts are shell that a shell takes, and manifests are YAML.
 #[test]
 fn launchers_are_well_formed() {
-    for dialect in Dialect::ALL {
+    for &dialect in Dialect::ALL {
         let name = if dialect == Dialect::Nanotron {
             "llama2-7b"
         } else {

@@ -237,7 +237,7 @@ proptest! {
             text
         };
         if let Ok(strategy) = parse(&text, &model, &workload) {
-            for dialect in Dialect::ALL {
+            for &dialect in Dialect::ALL {
                 round_trip(&strategy, &model, &workload, dialect);
             }
         }
@@ -251,7 +251,8 @@ fn each_target_takes_the_plans_it_is_made_for() {
     let titan = [Torchtitan02, Torchtitan03, TorchtitanMain];
     let all_but_hf = [MegatronLm, MegatronBridge, VeScale];
     let all_but_nanotron: Vec<Dialect> = Dialect::ALL
-        .into_iter()
+        .iter()
+        .copied()
         .filter(|&d| d != Nanotron)
         .collect();
     let sharded = [
@@ -418,7 +419,7 @@ fn every_model_is_exported_or_refused_by_name() {
     for preset in catalog::load::model_names() {
         let (model, workload) = scene(&preset.name, 1, Precision::Bf16);
         let strategy = parse("tp=1", &model, &workload).expect("legal");
-        for dialect in Dialect::ALL {
+        for &dialect in Dialect::ALL {
             let is_taken = round_trip(&strategy, &model, &workload, dialect);
             taken += usize::from(is_taken);
         }
@@ -539,7 +540,7 @@ fn unknown_targets_and_versions_list_the_known_ones() {
         Dialect::parse("torchtitan").expect("default"),
         Dialect::Torchtitan03
     );
-    for dialect in Dialect::ALL {
+    for &dialect in Dialect::ALL {
         assert_eq!(Dialect::parse(&dialect.name()).expect("own name"), dialect);
         let schema = interop::export::schema::Schema::of(dialect).expect("schema");
         // The Trainer's arguments are the same with DeepSpeed's settings in them.

@@ -18,7 +18,7 @@ fn adapters_are_written_or_refused() {
         let adapters = adapters.parse().expect("adapters");
         let model = model.with_adapters(Some(adapters)).expect("adapted");
         let plan = parse("dp=8,mbs=1,zero=0", &model, &workload).expect("a plan");
-        for dialect in Dialect::ALL {
+        for &dialect in Dialect::ALL {
             let written = exported(&plan, &model, &workload, dialect, None);
             if !matches!(dialect, Dialect::Axolotl | Dialect::LlamaFactory) {
                 let error = written.expect_err("refused").to_string();
@@ -52,7 +52,7 @@ fn documents_are_written_or_refused() {
         let written = exported(&plan, &model, &workload, dialect, None);
         written.map(|exported| (exported.files[0].text.clone(), exported.notes.join(" ")))
     };
-    for dialect in Dialect::ALL {
+    for &dialect in Dialect::ALL {
         let today = exported(&plan, &model, &plain, dialect, None);
         let across = text(Packing::Across, dialect);
         let same = today.map(|exported| exported.files[0].text.clone());

@@ -2,12 +2,13 @@
 
 use catalog::DType;
 use catalog::profile::Kernel;
+use strum::VariantArray;
 
 /// Most ranks per group: up to here the sums of what they send are exact in bf16.
 pub const MOST_RANKS: u64 = 512;
 
 /// Kind of exchange, named as in NCCL.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, VariantArray)]
 pub enum Collective {
     /// Every rank ends with the sum over ranks.
     AllReduce,
@@ -24,14 +25,7 @@ pub enum Collective {
 }
 
 /// Every kind of exchange.
-pub const COLLECTIVES: [Collective; 6] = [
-    Collective::AllReduce,
-    Collective::AllGather,
-    Collective::ReduceScatter,
-    Collective::AllToAll,
-    Collective::Broadcast,
-    Collective::SendAndReceive,
-];
+pub const COLLECTIVES: &[Collective] = Collective::VARIANTS;
 
 /// An exchange to measure: its kind, group and size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

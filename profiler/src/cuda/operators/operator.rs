@@ -3,6 +3,7 @@
 use catalog::DType;
 use catalog::profile::Kernel;
 use cuda_device::{CudaError, Device};
+use strum::VariantArray;
 
 use crate::cuda::operands::{Tiled, Wanted, rounding};
 use crate::cuda::timing::sets;
@@ -11,7 +12,7 @@ use crate::cuda::timing::sets;
 pub(super) const ARITHMETIC: f64 = 2e-5;
 
 /// Kind of operator.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, VariantArray)]
 pub enum OperatorKind {
     /// Root-mean-square norm.
     RmsNorm,
@@ -30,15 +31,7 @@ pub enum OperatorKind {
 }
 
 /// Every kind of operator.
-pub const OPERATORS: [OperatorKind; 7] = [
-    OperatorKind::RmsNorm,
-    OperatorKind::LayerNorm,
-    OperatorKind::Gelu,
-    OperatorKind::GatedSilu,
-    OperatorKind::Rope,
-    OperatorKind::Add,
-    OperatorKind::CrossEntropy,
-];
+pub const OPERATORS: &[OperatorKind] = OperatorKind::VARIANTS;
 
 /// An operator over `rows · columns` elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -138,7 +138,7 @@ fn operators(suite: SuiteArg) -> Vec<Operator> {
         ),
     };
     let mut operators = Vec::new();
-    for kind in OPERATORS {
+    for &kind in OPERATORS {
         let loss = kind == OperatorKind::CrossEntropy;
         // Logits keep the type in which the head writes them.
         let types = if loss { &types[..1] } else { types };

@@ -10,7 +10,7 @@ use crate::args::SuiteArg;
 /// Every collective between this many GPUs, and between fewer of them.
 pub(super) fn grid(suite: SuiteArg, gpus: u64) -> Vec<Exchange> {
     let sizes = group_sizes(gpus);
-    let of = |ranks: &u64| over_sizes(suite, &COLLECTIVES, *ranks);
+    let of = |ranks: &u64| over_sizes(suite, COLLECTIVES, *ranks);
     sizes.iter().flat_map(of).collect()
 }
 
