@@ -61,7 +61,7 @@ pub struct Runtime {
 }
 
 /// The strategies a runtime can express: the search space is bounded by it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RuntimeSpace {
     /// Pipeline schedules; empty if it has no pipeline parallelism.
     pub schedules: Vec<ScheduleKind>,

@@ -1,7 +1,8 @@
 //! Runtimes as files: each states what differs from the one it extends.
 
-use schemars::JsonSchema;
-use serde::Deserialize;
+use schemars::{JsonSchema, Schema};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use crate::cuda_graphs::{CudaGraphs, GraphOption};
 use crate::dispatcher::Dispatcher;
@@ -36,6 +37,7 @@ pub struct RuntimeFile {
     pub description: String,
     /// What it can express.
     #[serde(default)]
+    #[schemars(transform = without_default)]
     pub space: SpaceFile,
     /// Rewrites it performs beside the inherited ones.
     #[serde(default)]
@@ -70,8 +72,13 @@ pub struct RuntimeFile {
     pub overheads: OverheadsFile,
 }
 
+/// Takes out that fields are null where they are absent.
+fn without_default(schema: &mut Schema) {
+    schema.remove("default");
+}
+
 /// [`RuntimeSpace`] as written.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SpaceFile {
     schedules: Option<Vec<ScheduleKind>>,
@@ -133,10 +140,16 @@ impl RuntimeFile {
         let name = self.name.clone();
         let missing =
             |field: &str| format!("runtime {name}: {field} is neither stated nor inherited");
+        macro_rules! field {
+            ($name:ident) => {
+                (self.$name.or(parent.map(|p| p.$name)))
+                    .ok_or_else(|| missing(stringify!($name)))?
+            };
+        }
         let space = self
             .space
             .resolve(parent.map(|p| &p.space))
-            .map_err(|f| missing(&f))?;
+            .map_err(|error| format!("runtime {name}: space: {error}"))?;
         let mut rewrites = parent.map_or_else(Rewrites::default, |p| p.rewrites);
         rewrites.extend(self.add_rewrites);
         for rewrite in &self.remove_rewrites {
@@ -150,31 +163,18 @@ impl RuntimeFile {
             description: self.description,
             space,
             rewrites,
-            selective: inherit(self.selective, parent.map(|p| p.selective))
-                .ok_or_else(|| missing("selective"))?,
-            attention: inherit(self.attention, parent.map(|p| p.attention))
-                .ok_or_else(|| missing("attention"))?,
+            selective: field!(selective),
+            attention: field!(attention),
             fp16_gradients: (self.fp16_gradients)
                 .or_else(|| parent.filter(|_| self.states.is_none())?.fp16_gradients),
-            states: inherit(self.states, parent.map(|p| p.states))
-                .ok_or_else(|| missing("states"))?,
-            overlap: inherit(self.overlap, parent.map(|p| p.overlap))
-                .ok_or_else(|| missing("overlap"))?,
-            unsharded: inherit(self.unsharded, parent.map(|p| p.unsharded))
-                .ok_or_else(|| missing("unsharded"))?,
-            master_in_f32_jobs: inherit(
-                self.master_in_f32_jobs,
-                parent.map(|p| p.master_in_f32_jobs),
-            )
-            .ok_or_else(|| missing("master_in_f32_jobs"))?,
-            zero3_once: inherit(self.zero3_once, parent.map(|p| p.zero3_once))
-                .ok_or_else(|| missing("zero3_once"))?,
-            dispatcher: inherit(self.dispatcher, parent.map(|p| p.dispatcher))
-                .ok_or_else(|| missing("dispatcher"))?,
-            graphs: inherit(self.graphs, parent.map(|p| p.graphs))
-                .ok_or_else(|| missing("graphs"))?,
-            fp8_recipe: inherit(self.fp8_recipe, parent.map(|p| p.fp8_recipe))
-                .ok_or_else(|| missing("fp8_recipe"))?,
+            states: field!(states),
+            overlap: field!(overlap),
+            unsharded: field!(unsharded),
+            master_in_f32_jobs: field!(master_in_f32_jobs),
+            zero3_once: field!(zero3_once),
+            dispatcher: field!(dispatcher),
+            graphs: field!(graphs),
+            fp8_recipe: field!(fp8_recipe),
             overheads: self
                 .overheads
                 .resolve(parent.map(|p| &p.overheads))
@@ -185,45 +185,15 @@ impl RuntimeFile {
 }
 
 impl SpaceFile {
-    fn resolve(self, parent: Option<&RuntimeSpace>) -> Result<RuntimeSpace, String> {
-        macro_rules! field {
-            ($name:ident) => {
-                inherit(self.$name, parent.map(|p| p.$name.clone()))
-                    .ok_or_else(|| concat!("space.", stringify!($name)).to_owned())?
-            };
-        }
-        Ok(RuntimeSpace {
-            schedules: field!(schedules),
-            cp_kinds: field!(cp_kinds),
-            zero: field!(zero),
-            blocking_schedules: field!(blocking_schedules),
-            one_message_at_a_time: field!(one_message_at_a_time),
-            sink_cp_kinds: field!(sink_cp_kinds),
-            window_cp_kinds: field!(window_cp_kinds),
-            axis_orders: field!(axis_orders),
-            inner_pipeline_needs_equal_dp: field!(inner_pipeline_needs_equal_dp),
-            recompute: field!(recompute),
-            selections: field!(selections),
-            tensor_parallel: field!(tensor_parallel),
-            sequence_parallel: field!(sequence_parallel),
-            expert_parallel: field!(expert_parallel),
-            hybrid_shard: field!(hybrid_shard),
-            uneven_stages: field!(uneven_stages),
-            kv_heads_limit_tp: field!(kv_heads_limit_tp),
-            keep_after_forward: field!(keep_after_forward),
-            gradients: field!(gradients),
-            optimizer_states: field!(optimizer_states),
-            offload: field!(offload),
-            offload_layers: field!(offload_layers),
-            prefetch: field!(prefetch),
-            exposed_gradients: field!(exposed_gradients),
-            exposed_parameters: field!(exposed_parameters),
-            tensor_parallel_overlap: field!(tensor_parallel_overlap),
-            expert_overlap: field!(expert_overlap),
-            dispatchers: field!(dispatchers),
-            graphs: field!(graphs),
-            fp8_recipes: field!(fp8_recipes),
-        })
+    /// Takes what is absent from another runtime's space.
+    fn resolve(self, parent: Option<&RuntimeSpace>) -> serde_json::Result<RuntimeSpace> {
+        let mut fields: Map<String, Value> = match parent {
+            Some(space) => serde_json::from_value(serde_json::to_value(space)?)?,
+            None => Map::new(),
+        };
+        let stated: Map<String, Value> = serde_json::from_value(serde_json::to_value(self)?)?;
+        fields.extend(stated.into_iter().filter(|(_, value)| !value.is_null()));
+        serde_json::from_value(Value::Object(fields))
     }
 }
 
@@ -231,11 +201,9 @@ impl OverheadsFile {
     fn resolve(self, parent: Option<&Overheads>) -> Result<Overheads, String> {
         macro_rules! field {
             ($raw:ident, $name:ident, $convert:expr) => {
-                inherit(
-                    self.$raw.map(|s| map(s, $convert)),
-                    parent.map(|p| p.$name.clone()),
-                )
-                .ok_or_else(|| concat!("overheads.", stringify!($raw)).to_owned())?
+                (self.$raw.map(|s| map(s, $convert)))
+                    .or(parent.map(|p| p.$name.clone()))
+                    .ok_or_else(|| concat!("overheads.", stringify!($raw)).to_owned())?
             };
         }
         Ok(Overheads {
@@ -259,10 +227,6 @@ impl OverheadsFile {
 
 fn mebibytes(mib: f64) -> Bytes {
     Bytes((mib * f64::from(1u32 << 20)) as u64)
-}
-
-fn inherit<T>(own: Option<T>, parent: Option<T>) -> Option<T> {
-    own.or(parent)
 }
 
 fn map<T, U>(sourced: Sourced<T>, convert: impl Fn(T) -> U) -> Sourced<U> {
