@@ -35,41 +35,45 @@ const NOT_MODELLED: &[(&str, &str)] = &[
 
 const SPARSE: &str = "attention to the tokens that an indexer selects is not modelled";
 
-const TYPES: &[&str] = &[
-    "gpt2",
-    "opt",
-    "bloom",
-    "gpt_neox",
-    "falcon",
-    "RefinedWeb",
-    "RefinedWebModel",
-    "mpt",
-    "llama",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "olmo2",
-    "olmo3",
-    "gemma2",
-    "gemma3",
-    "gemma3_text",
-    "phi3",
-    "mixtral",
-    "qwen2_moe",
-    "qwen3_moe",
-    "deepseek_v2",
-    "deepseek_v3",
-    "glm4_moe",
-    "minimax_m2",
-    "ernie4_5_moe",
-    "llama4",
-    "llama4_text",
-    "gpt_oss",
-    "nemotron",
-    "nemotron_h",
-    "qwen3_next",
-    "starcoder2",
-    "megatron_lm",
+/// Reads the fields of a model of a type.
+type Reader = fn(&Fields<'_>, &str) -> Result<ModelConfig, SpecError>;
+
+/// Model types, each with its reader.
+const TYPES: &[(&str, Reader)] = &[
+    ("gpt2", |f, _| gpt::gpt2(f)),
+    ("opt", |f, _| gpt::opt(f)),
+    ("bloom", |f, _| gpt::bloom(f)),
+    ("gpt_neox", |f, _| gpt::gpt_neox(f)),
+    ("falcon", |f, _| gpt::falcon(f)),
+    ("RefinedWeb", |f, _| gpt::falcon(f)),
+    ("RefinedWebModel", |f, _| gpt::falcon(f)),
+    ("mpt", |f, _| gpt::mpt(f)),
+    ("llama", llama::model),
+    ("mistral", llama::model),
+    ("qwen2", llama::model),
+    ("qwen3", llama::model),
+    ("olmo2", llama::model),
+    ("olmo3", llama::model),
+    ("gemma2", llama::model),
+    ("gemma3", llama::model),
+    ("gemma3_text", llama::model),
+    ("phi3", llama::model),
+    ("mixtral", llama::model),
+    ("qwen2_moe", llama::model),
+    ("qwen3_moe", llama::model),
+    ("deepseek_v2", llama::model),
+    ("deepseek_v3", llama::model),
+    ("glm4_moe", llama::model),
+    ("minimax_m2", llama::model),
+    ("ernie4_5_moe", llama::model),
+    ("llama4", llama::model),
+    ("llama4_text", llama::model),
+    ("gpt_oss", llama::model),
+    ("nemotron", llama::model),
+    ("nemotron_h", |f, _| hybrid::nemotron_h(f)),
+    ("qwen3_next", |f, _| hybrid::qwen3_next(f)),
+    ("starcoder2", |f, _| gpt::starcoder2(f)),
+    ("megatron_lm", |f, _| megatron_lm::model(f)),
 ];
 
 /// Decodes a `config.json`; `path` is for error messages, `name` for reports. The model carries the fields that define
@@ -104,30 +108,18 @@ pub fn decode(text: &str, path: &str, name: &str) -> Result<Model, SpecError> {
 }
 
 fn model(fields: &Fields<'_>, kind: &str) -> Result<ModelConfig, SpecError> {
-    let model = match kind {
-        "gpt2" => gpt::gpt2(fields)?,
-        "opt" => gpt::opt(fields)?,
-        "bloom" => gpt::bloom(fields)?,
-        "gpt_neox" => gpt::gpt_neox(fields)?,
-        "falcon" | "RefinedWeb" | "RefinedWebModel" => gpt::falcon(fields)?,
-        "mpt" => gpt::mpt(fields)?,
-        "starcoder2" => gpt::starcoder2(fields)?,
-        "nemotron_h" => hybrid::nemotron_h(fields)?,
-        "qwen3_next" => hybrid::qwen3_next(fields)?,
-        "llama" | "mistral" | "qwen2" | "qwen3" | "olmo2" | "olmo3" | "gemma2" | "gemma3"
-        | "gemma3_text" | "phi3" | "mixtral" | "qwen2_moe" | "qwen3_moe" | "deepseek_v2"
-        | "deepseek_v3" | "glm4_moe" | "minimax_m2" | "ernie4_5_moe" | "llama4" | "llama4_text"
-        | "gpt_oss" | "nemotron" => llama::model(fields, kind)?,
-        // Its constants are options too.
-        "megatron_lm" => return megatron_lm::model(fields),
-        _ => {
-            return Err(SpecError::Unknown {
-                kind: "model_type",
-                name: kind.to_owned(),
-                nearest: nearest_above(kind, TYPES, ALIKE),
-            });
-        }
+    let Some((_, read)) = TYPES.iter().find(|(named, _)| *named == kind) else {
+        return Err(SpecError::Unknown {
+            kind: "model_type",
+            name: kind.to_owned(),
+            nearest: nearest_above(kind, TYPES.iter().map(|(named, _)| named), ALIKE),
+        });
     };
+    let model = read(fields, kind)?;
+    if kind == "megatron_lm" {
+        // Its constants are options too.
+        return Ok(model);
+    }
     let constants = constants::decode(fields, kind, model.mlp.activation)?;
     Ok(ModelConfig {
         stored_as: stored_as(fields)?,
