@@ -97,21 +97,14 @@ impl<'r> Worker<'r> {
         let trace = &request.trace;
         let mut machine = alone(&self.comm, request.position, threads);
         machine.watch = Some(timer);
-        let batch = MicroBatch {
-            ids: &self.ids,
-            labels: &self.ids,
-            first_sequence: 0,
-            seq_len: request.seq_len,
-            step: 0,
-            loss_scale: 1.0 / self.ids.len() as f32,
-        };
+        let batch = micro_batch(request, &self.ids);
         let input = trace.tensors.iter().find(|t| t.role == TensorRole::Input);
         let mut kept = Vec::with_capacity(self.blocks.len());
         for (block, held) in &self.blocks {
             let context = Context {
                 machine: &machine,
                 batch: &batch,
-                parameters: held,
+                parameters: &Read(&held.parameters),
             };
             let input = input.map(random);
             timer.reset();
@@ -161,8 +154,20 @@ pub(crate) fn tokens(request: &BlockRequest) -> Vec<u32> {
     ids.into_iter().map(|u| id(u).min(last)).collect()
 }
 
+/// A micro-batch whose labels are its own tokens.
+pub(crate) fn micro_batch<'t>(request: &BlockRequest, ids: &'t [u32]) -> MicroBatch<'t> {
+    MicroBatch {
+        ids,
+        labels: ids,
+        first_sequence: 0,
+        seq_len: request.seq_len,
+        step: 0,
+        loss_scale: 1.0 / ids.len() as f32,
+    }
+}
+
 /// Fails on numbers that are infinite or NaN, as a kernel leaves that skips work or reads unwritten memory.
-fn check(x: &Tensor) -> Result<(), ProfilerError> {
+pub(crate) fn check(x: &Tensor) -> Result<(), ProfilerError> {
     match x.f32().iter().find(|v| !v.is_finite()) {
         Some(&value) => Err(ProfilerError::NotFinite {
             kernel: "a block".to_owned(),
@@ -238,12 +243,6 @@ impl Held {
                 .insert(parameter.tensor, filled(shape, seed, dtype));
         }
         held
-    }
-}
-
-impl Parameters<Tensor> for Held {
-    fn parameter(&self, id: TensorId) -> &Tensor {
-        &self.parameters[&id]
     }
 }
 

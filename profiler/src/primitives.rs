@@ -56,7 +56,8 @@ pub fn states(elements: u64, ranks: u64, effort: Effort) -> Result<Vec<Measured>
     })
 }
 
-const STEP: AdamWStep = AdamWStep {
+/// A step of the optimizer, as both devices are measured with.
+pub(crate) const STEP: AdamWStep = AdamWStep {
     rate: 1e-4,
     betas: [0.9, 0.95],
     corrections: [0.1, 0.05],

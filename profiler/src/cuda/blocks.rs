@@ -10,7 +10,6 @@ use std::rc::Rc;
 use catalog::DType;
 use catalog::profile::{Kernel, Measured};
 use comm::loopback::Loopback;
-use cpu_device::MicroBatch;
 use cpu_device::{Seen, Watch, WatchError};
 use cuda_device::{
     self, Batch, Context, CudaError, Device, EchoLinks, GradientSink, Machine, Tensor,
@@ -23,7 +22,7 @@ use dtensor::{
 use super::operands::Tiled;
 use super::timing::{NOTHING, repeat};
 use crate::ProfilerError;
-use crate::blocks::{BlockRequest, alone, local_shape, tokens};
+use crate::blocks::{BlockRequest, alone, check, local_shape, micro_batch, tokens};
 use crate::lanes::{Effort, Laps};
 
 /// How often the time between two events without work between them is measured.
@@ -78,7 +77,7 @@ pub fn blocks(
         device.launcher.mark()?;
         let forward = cuda_device::forward(&block, &context, input.clone())?;
         let mut saved = forward.saved;
-        let mut sink = held.sink();
+        let mut sink = Sink(&held);
         let dx = cuda_device::backward(
             &block,
             &context,
@@ -90,8 +89,10 @@ pub fn blocks(
         Ok((timer.finish()?, forward.output, dx))
     };
     let (_, output, dx) = device.memory.poisoned(run)?;
-    finite(device, &output)?;
-    dx.map_or(Ok(()), |dx| finite(device, &dx))?;
+    check(&device.download(&output)?)?;
+    if let Some(dx) = dx {
+        check(&device.download(&dx)?)?;
+    }
     drop(output);
     // Messages take no time here; but where a router chooses experts they must carry data, so that it does not read
     // unwritten numbers.
@@ -100,34 +101,10 @@ pub fn blocks(
     repeat(effort, || run().map(|(laps, ..)| laps))
 }
 
-/// A micro-batch whose labels are its own tokens.
-fn micro_batch<'t>(request: &BlockRequest, ids: &'t [u32]) -> MicroBatch<'t> {
-    MicroBatch {
-        ids,
-        labels: ids,
-        first_sequence: 0,
-        seq_len: request.seq_len,
-        step: 0,
-        loss_scale: 1.0 / ids.len() as f32,
-    }
-}
-
 /// A random activation, or its gradient.
 fn activation(device: &Device, info: &TensorInfo) -> Result<Tensor, CudaError> {
     let shape = info.shape.iter().map(|&d| d as usize).collect();
     Ok(Tiled::new(device, shape, info.dtype, 0)?.tensor)
-}
-
-/// Fails on numbers that are infinite or NaN, as a kernel leaves that skips work or reads unwritten memory.
-fn finite(device: &Device, x: &Tensor) -> Result<(), ProfilerError> {
-    let host = device.download(x)?;
-    match host.f32().iter().find(|v| !v.is_finite()) {
-        Some(&value) => Err(ProfilerError::NotFinite {
-            kernel: "a block".to_owned(),
-            value,
-        }),
-        None => Ok(()),
-    }
 }
 
 /// Records an event at the end of every operator.
@@ -220,10 +197,6 @@ impl There {
             there.parameters.insert(parameter.tensor, values);
         }
         Ok(there)
-    }
-
-    fn sink(&self) -> Sink<'_> {
-        Sink(self)
     }
 }
 

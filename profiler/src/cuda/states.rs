@@ -4,13 +4,13 @@ use std::time::Instant;
 
 use catalog::DType;
 use catalog::profile::{Kernel, Measured};
-use cpu_device::AdamWStep;
 use cuda_device::{Device, Optimizer, Tensor, Weights};
 
 use super::operands::{Tiled, Wanted, check, rounding};
 use super::timing::repeat;
 use crate::ProfilerError;
 use crate::lanes::Effort;
+use crate::primitives::STEP;
 
 /// Kernels queued in a row to find the cost of queueing one.
 const QUEUED: u64 = 1000;
@@ -104,14 +104,6 @@ fn norm(optimizer: &Optimizer, gradient: &Tiled, kernel: &Kernel) -> Result<(), 
         want,
     })
 }
-
-const STEP: AdamWStep = AdamWStep {
-    rate: 1e-4,
-    betas: [0.9, 0.95],
-    corrections: [0.1, 0.05],
-    epsilon: 1e-8,
-    keep: 0.9999,
-};
 
 /// Measures the cost of queueing a kernel on the host, and of starting one on the device.
 ///
