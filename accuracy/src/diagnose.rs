@@ -48,14 +48,10 @@ pub fn diagnose(
     let gap = measured.steady.median() - predicted.step_time.0;
     let (shortest, longest) = predicted.step_time_interval;
     if (shortest.0..=longest.0).contains(&measured.steady.median()) {
-        found.push(Hypothesis {
-            cause: "nothing need be wrong".to_owned(),
-            evidence: format!(
-                "the measurement lies within the prediction's 80% interval, {shortest} to {longest}"
-            ),
-            step_time: None,
-            share: 0.0,
-        });
+        let evidence = format!(
+            "the measurement lies within the prediction's 80% interval, {shortest} to {longest}"
+        );
+        found.push(hypothesis("nothing need be wrong", evidence, 0.0));
     }
     let mut what_ifs = Vec::new();
     for (cause, scenario, decisions) in changes(costs, strategy, gap > 0.0) {
@@ -334,14 +330,11 @@ fn speed(predicted: &Prediction, gap: f64) -> Option<Hypothesis> {
     } else {
         ("faster", "newer kernels than the measured tables")
     };
-    Some(Hypothesis {
-        cause: format!("kernels are {way} than priced"),
-        evidence: format!(
-            "the whole gap is {:.0}% of the {} of compute: {reasons}",
-            share.abs() * 100.0,
-            Seconds(compute)
-        ),
-        step_time: None,
-        share: 0.0,
-    })
+    let evidence = format!(
+        "the whole gap is {:.0}% of the {} of compute: {reasons}",
+        share.abs() * 100.0,
+        Seconds(compute)
+    );
+    let cause = format!("kernels are {way} than priced");
+    Some(hypothesis(&cause, evidence, 0.0))
 }

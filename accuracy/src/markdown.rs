@@ -6,6 +6,7 @@ use super::kernels;
 use super::plot::{self, Point};
 use super::refit::LeftOut;
 use super::report::Report;
+use super::score::{Predicted, Scored};
 use super::summary::is_complete;
 use super::tables::{self, HEADER, WORST};
 
@@ -124,25 +125,22 @@ fn plots(report: &Report) -> [String; 2] {
             .iter()
             .filter(|s| is_complete(s) && s.status == "ok")
     };
-    let time: Vec<Point<'_>> = complete()
-        .filter_map(|s| {
+    let points = |measured: fn(&Scored) -> Option<f64>, predicted: fn(&Predicted) -> f64, unit| {
+        let found = complete().filter_map(|s| {
             Some(Point {
-                measured: s.measured.step_time_s?,
-                predicted: s.predicted.as_ref()?.step_time_s,
+                measured: measured(s)? / unit,
+                predicted: predicted(s.predicted.as_ref()?) / unit,
                 source: &s.file,
             })
-        })
-        .collect();
-    let gib = 1024f64.powi(3);
-    let memory: Vec<Point<'_>> = complete()
-        .filter_map(|s| {
-            Some(Point {
-                measured: s.measured.peak_memory_bytes? / gib,
-                predicted: s.predicted.as_ref()?.peak_memory_bytes / gib,
-                source: &s.file,
-            })
-        })
-        .collect();
+        });
+        found.collect::<Vec<Point<'_>>>()
+    };
+    let time = points(|s| s.measured.step_time_s, |p| p.step_time_s, 1.0);
+    let memory = points(
+        |s| s.measured.peak_memory_bytes,
+        |p| p.peak_memory_bytes,
+        1024f64.powi(3),
+    );
     [
         plot::svg("Step time, with a band of ±10%", "s", &time),
         plot::svg("Peak memory, with a band of ±10%", "GiB", &memory),

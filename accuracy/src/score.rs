@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::mapping::{self, Mapped};
 
 /// A run with its prediction, or why there is none.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Scored {
     pub(crate) id: String,
     pub(crate) file: String,
@@ -132,7 +132,7 @@ pub(crate) fn score(
     constants: &dyn Fn(&mut Scenario) -> Fitted,
     left_out: Option<String>,
 ) -> Scored {
-    let measured = measured(run);
+    let is_left_out = left_out.is_some();
     let mut scored = Scored {
         id: run.id.clone(),
         file: file.to_owned(),
@@ -140,29 +140,19 @@ pub(crate) fn score(
             .sw_version
             .clone()
             .unwrap_or_else(|| "unknown".to_owned()),
-        runtime: None,
         runtime_inferred: true,
-        device_matched: false,
         model: run.model.name.clone().unwrap_or_default(),
         moe: run.model.experts.is_some_and(|e| e > 1),
         gpu: run.gpu.clone(),
         gpus: run.num_gpus,
         precision: run.precision.clone(),
-        precision_kind: None,
         tier: run.tier.clone(),
         status: run.status.clone(),
-        kind: None,
-        reach: Reach::default(),
-        skipped: None,
-        strategy: None,
-        measured,
-        predicted: None,
-        error: Errors::default(),
+        skipped: left_out,
+        measured: measured(run),
+        ..Scored::default()
     };
-    let is_left_out = left_out.is_some();
-    scored.skipped = left_out;
-    let prediction = predict(run, &scored.measured, constants);
-    match prediction {
+    match predict(run, &scored.measured, constants) {
         Ok((mapped, prediction, memory)) => {
             scored.runtime = Some(mapped.scenario.runtime.name.clone());
             scored.kind = Some(mapped.scenario.kind());
