@@ -74,10 +74,6 @@ pub(super) fn sharding(run: &Run) -> &str {
     run.text("zero", run.zero.as_deref()).unwrap_or("")
 }
 
-fn text_flag<'a>(run: &'a Run, name: &str) -> Option<&'a str> {
-    run.flag(name).and_then(Value::as_str)
-}
-
 /// Picks the preset of a framework that has several, by the run's year, precision, compilation and software.
 fn preset_of<'a>(run: &Run, runtime: &'a str) -> &'a str {
     let compiled =
@@ -164,7 +160,7 @@ fn apply_statements(run: &Run, runtime: &mut Runtime) {
         }
         _ => {}
     }
-    let attention = text_flag(run, "attention").unwrap_or("").to_lowercase();
+    let attention = run.text_flag("attention").unwrap_or("").to_lowercase();
     if attention.contains("eager") || attention.contains("unfused") {
         runtime.attention = AttentionKernel::Unfused;
     } else if attention == "te flash" {
@@ -174,7 +170,7 @@ fn apply_statements(run: &Run, runtime: &mut Runtime) {
     if run.is_on("compile") {
         runtime.rewrites.insert(Rewrite::FusePointwise);
     }
-    if let Some(fused) = run.flag("fused_rms_norm").and_then(Value::as_bool) {
+    if let Some(fused) = run.switch("fused_rms_norm") {
         let kinds = [Rewrite::NormInF32, Rewrite::FuseNorm];
         let [without, with] = if fused { kinds } else { [kinds[1], kinds[0]] };
         runtime.rewrites.remove(&without);
@@ -184,7 +180,7 @@ fn apply_statements(run: &Run, runtime: &mut Runtime) {
     deepspeed(run, runtime);
     let named = run.precision.as_deref().and_then(fp8_recipe);
     runtime.fp8_recipe = named.unwrap_or(runtime.fp8_recipe);
-    match text_flag(run, "grad_sync_dtype") {
+    match run.text_flag("grad_sync_dtype") {
         Some("bf16") => runtime.states.reduce = DType::Bf16,
         Some("fp32") => {
             runtime.states.reduce = DType::F32;
@@ -199,7 +195,7 @@ fn apply_statements(run: &Run, runtime: &mut Runtime) {
         runtime.rewrites.insert(Rewrite::KeepOutputProjection);
     }
     // Composer's mixed-precision modes: DEFAULT reduces gradients in 32 bits, PURE in the training type.
-    match text_flag(run, "fsdp_mixed_precision_mode") {
+    match run.text_flag("fsdp_mixed_precision_mode") {
         Some("DEFAULT") => runtime.states.reduce = DType::F32,
         Some("PURE") => runtime.states.reduce = DType::Bf16,
         _ => {}
@@ -233,7 +229,7 @@ fn experts(run: &Run, runtime: &mut Runtime) {
     }
     let dispatcher = ["moe_flex_dispatcher_backend", "moe_dispatcher"]
         .iter()
-        .find_map(|name| text_flag(run, name));
+        .find_map(|name| run.text_flag(name));
     let named = |part: &str| dispatcher.is_some_and(|name| name.contains(part));
     if let Some((_, dispatcher)) = [
         ("deepep", Dispatcher::DeepEp),

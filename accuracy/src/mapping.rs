@@ -174,10 +174,7 @@ fn decisions(
         schedule: ScheduleKind::one_f_one_b(vpp),
         axis_order: runtime.space.axis_orders[0],
         stages: StagePartition::even(layers, pp * vpp),
-        offload_layers: run
-            .flag("cpu_offloading_num_layers")
-            .and_then(serde_json::Value::as_u64)
-            .unwrap_or(0),
+        offload_layers: run.size_flag("cpu_offloading_num_layers").unwrap_or(0),
         ..Decisions::on_one_gpu(layers, overlap(run, runtime.overlap))
     })
 }
@@ -187,8 +184,7 @@ fn shards_and_replicas(run: &Run, zero: Zero, dp: u64) -> (u64, u64) {
     if zero == Zero::Z0 {
         return (1, dp);
     }
-    let replicas = run.flag("hsdp_replicas");
-    let replicas = replicas.and_then(serde_json::Value::as_u64);
+    let replicas = run.size_flag("hsdp_replicas");
     let group = zero_group(run).filter(|&group| dp.is_multiple_of(group));
     let replicas = replicas.or(group.map(|group| dp / group)).unwrap_or(1);
     (dp / replicas.max(1), replicas.max(1))
@@ -227,23 +223,20 @@ fn default_etp(run: &Run, tp: u64) -> u64 {
 
 /// Number of ranks that share states under ZeRO if the run (`zero1_size`) or its recipes say fewer than data parallelism has.
 fn zero_group(run: &Run) -> Option<u64> {
-    let size = run.flag("zero1_size").and_then(serde_json::Value::as_u64);
+    let size = run.size_flag("zero1_size");
     let of_recipe = || Recipe::of(run)?.shard_group;
     size.or_else(of_recipe).filter(|&ranks| ranks > 0)
 }
 
 /// The longest sequence of a run whose sequences vary in length: its peak of memory is that of these.
 fn longest(run: &Run) -> Option<u64> {
-    let flag = run.flag("max_sample_len_tokens")?;
-    flag.as_u64().filter(|_| run.is_on("variable_length"))
+    run.size_flag("max_sample_len_tokens")
+        .filter(|_| run.is_on("variable_length"))
 }
 
 /// The adapters that a run of LoRA trains; those of its source's recipes, as the schema does not carry them.
 fn adapters(run: &Run) -> Result<Option<Adapters>, String> {
-    let says = |key: &str| {
-        let said = run.flag(key).and_then(serde_json::Value::as_str);
-        said.is_some_and(|said| said.contains("LoRA"))
-    };
+    let says = |key: &str| run.text_flag(key).is_some_and(|said| said.contains("LoRA"));
     if !run.is_on("lora") && !says("method") && !says("task") {
         return Ok(None);
     }
@@ -255,7 +248,7 @@ fn adapters(run: &Run) -> Result<Option<Adapters>, String> {
 
 /// The workload of a run that fine-tunes, on the documents that its source's recipes pack: attention stays within them.
 fn packed(run: &Run, workload: Workload) -> Result<Workload, String> {
-    let task = run.flag("task").and_then(serde_json::Value::as_str);
+    let task = run.text_flag("task");
     let tunes = task.is_some_and(|task| task.contains("SFT") || task.contains("LoRA"));
     if !tunes {
         return Ok(workload);
@@ -282,10 +275,7 @@ fn out_of_scope(run: &Run) -> Result<(), String> {
         }
     }
     for key in ["method", "task"] {
-        let value = run
-            .flag(key)
-            .and_then(serde_json::Value::as_str)
-            .unwrap_or("");
+        let value = run.text_flag(key).unwrap_or("");
         if value.contains("QLoRA") || value.contains("offload") {
             return Err(format!("out of scope: {value}"));
         }
@@ -334,7 +324,7 @@ fn zero(run: &Run, shared: u64, runtime: &Runtime) -> Result<Zero, String> {
         // One rank shards nothing; but an engine that visits modules does so on one rank too, and PyTorch's `fully_shard` copies
         // there what it would gather.
         let has = |rewrite| runtime.rewrites.contains(&rewrite);
-        let framework = run.flag("framework").and_then(serde_json::Value::as_str);
+        let framework = run.text_flag("framework");
         let by_fsdp = || framework.is_some_and(|name| name.contains("FSDP"));
         let visits = has(Rewrite::VisitModules) && label.contains("zero3")
             || has(Rewrite::CopyShards) && by_fsdp();

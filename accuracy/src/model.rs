@@ -93,25 +93,26 @@ fn published(
 /// Applies what a run or its recipes state of the model: dropout, positions, biases and tied embeddings. All else stays as
 /// it is.
 fn apply_statements(run: &Run, config: &mut ModelConfig) {
-    let switch = |name: &str| run.flag(name).and_then(Value::as_bool);
     if let Some(dropout) = run.flag("dropout").and_then(Value::as_f64) {
         config.hidden_dropout = dropout;
         config.attention_dropout = dropout;
     }
-    if switch("rotary") == Some(false) {
+    if run.switch("rotary") == Some(false) {
         config.position = Position::Learned {
             rows: config.max_position,
         };
     }
-    if let Some(bias) = switch("bias") {
+    if let Some(bias) = run.switch("bias") {
         config.norm.bias = bias;
     }
-    if let Some(bias) = switch("bias_linear").or_else(|| switch("bias")) {
+    if let Some(bias) = run.switch("bias_linear").or_else(|| run.switch("bias")) {
         config.attention.qkv_bias = bias;
         config.attention.out_bias = bias;
         config.mlp.bias = bias;
     }
-    config.tied_embeddings = switch("tied_embeddings").unwrap_or(config.tied_embeddings);
+    config.tied_embeddings = run
+        .switch("tied_embeddings")
+        .unwrap_or(config.tied_embeddings);
 }
 
 /// The preset of a run's model, if the run says that its sizes are those of a published model (`arch_source: official`) and a

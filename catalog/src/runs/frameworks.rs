@@ -35,7 +35,7 @@ impl Framework {
     #[must_use]
     pub fn of(run: &Run) -> Option<&'static Self> {
         let sharding = run.text("zero", run.zero.as_deref()).unwrap_or("");
-        let said = run.flag("framework").and_then(serde_json::Value::as_str);
+        let said = run.text_flag("framework");
         let software = run.sw_version.as_deref();
         // The remark in `zero3 (DeepSpeed)` names a framework; `zero3` alone does not.
         let remark = sharding.split_once('(').map_or("", |(_, remark)| remark);

@@ -94,11 +94,8 @@ impl RunsFile {
     pub fn parse(text: &str, path: &str) -> Result<Self, SpecError> {
         let file: Self = crate::text::yaml(text, path)?;
         if file.schema != "runs-v1" {
-            return Err(SpecError::Field {
-                path: path.to_owned(),
-                field: "schema".to_owned(),
-                message: format!("`{}`; expected `runs-v1`", file.schema),
-            });
+            let message = format!("`{}`; expected `runs-v1`", file.schema);
+            return Err(SpecError::field(path, "schema", message));
         }
         Ok(file)
     }
@@ -136,10 +133,28 @@ impl Run {
         self.flags.as_ref()?.get(name).filter(|v| !v.is_null())
     }
 
+    /// The value of a flag that is a text.
+    #[must_use]
+    pub fn text_flag(&self, name: &str) -> Option<&str> {
+        self.flag(name)?.as_str()
+    }
+
+    /// The value of a flag that is a whole number.
+    #[must_use]
+    pub fn size_flag(&self, name: &str) -> Option<u64> {
+        self.flag(name)?.as_u64()
+    }
+
+    /// Whether a switch is on or off, if that is known.
+    #[must_use]
+    pub fn switch(&self, name: &str) -> Option<bool> {
+        self.flag(name)?.as_bool()
+    }
+
     /// Whether a switch is on.
     #[must_use]
     pub fn is_on(&self, name: &str) -> bool {
-        self.flag(name).and_then(Value::as_bool).unwrap_or(false)
+        self.switch(name).unwrap_or(false)
     }
 
     /// A measured number.
