@@ -38,12 +38,7 @@ impl Tried {
 
     /// The question on some pools, of which nothing is known yet.
     pub(crate) fn new(inputs: &Inputs) -> Self {
-        Self {
-            cluster: inputs.cluster_arg.clone(),
-            gpus: inputs.json.gpus,
-            step_time_s: None,
-            why_none: None,
-        }
+        Self::divided(inputs.cluster_arg.clone(), inputs.json.gpus)
     }
 }
 

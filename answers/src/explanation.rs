@@ -157,11 +157,7 @@ impl Explanation<'_> {
         text.push_str(&reports::terminal::kernels(prediction, 12, style));
         text.push_str(&style.heading("One decision away"));
         let runtime = ground.runtime;
-        let this = Candidate {
-            strategy: plan.strategy.clone(),
-            prediction: prediction.clone(),
-            why_not_first: String::new(),
-        };
+        let this = Candidate::alone(plan.strategy.clone(), prediction.clone());
         let near = reports::terminal::candidates(&self.near, 1, &this, runtime, style);
         text.push_str(&near);
         let whole = &plan.file.sharding.replicated;

@@ -195,7 +195,7 @@ impl Search<'_> {
         let progress = |share: f64| (self.progress)(f64::midpoint(1.0, share));
         let divided = divisions.searched(least, weight, &progress)?;
         tried.extend(divided.tried);
-        let interrupted = divisions.stopped();
+        let interrupted = self.options.stopped();
         let divided = (divided.best)
             .map(|(together, space)| self.divided(together, space, divided.report))
             // The plans shown are the simplest that tie, which may take a little longer than the fastest.
@@ -217,11 +217,7 @@ impl Search<'_> {
             constraints: self.constraints.clone(),
             space,
             outcome: SearchOutcome {
-                top: vec![Candidate {
-                    strategy: together.parts[0].strategy.clone(),
-                    prediction: together.prediction.clone(),
-                    why_not_first: String::new(),
-                }],
+                top: vec![together.whole()],
                 wishes: Vec::new(),
                 space: report,
                 relax: Vec::new(),
@@ -263,7 +259,7 @@ impl Search<'_> {
             });
             match answer {
                 Ok(None) => {
-                    found.interrupted = self.stopped();
+                    found.interrupted = self.options.stopped();
                     row.why_none = Some(arrangements::why_none(
                         found.interrupted,
                         Some(self.options.objective),
@@ -307,12 +303,6 @@ impl Search<'_> {
         };
         let space = SearchSpace::new(costs.scenario(), self.constraints);
         planner::has_within(costs, &space, &self.options, least / self.weight(inputs))
-    }
-
-    /// Whether the search was stopped from outside.
-    fn stopped(&self) -> bool {
-        let flag = self.options.cancelled;
-        flag.is_some_and(|flag| flag.load(std::sync::atomic::Ordering::Relaxed))
     }
 
     /// The number by which plans on different pools are compared; smaller is better. It is the step time, the dollars of a
@@ -391,11 +381,7 @@ impl Beside<'_> {
                 .options
                 .risk
                 .is_none_or(|risk| now.prediction.may_choose(risk)),
-            candidate: Candidate {
-                strategy: now.parts[0].strategy.clone(),
-                prediction: now.prediction.clone(),
-                why_not_first: String::new(),
-            },
+            candidate: now.whole(),
             error: now.inputs.scenario.comparison_error(),
             changes: Vec::new(),
             path: Vec::new(),

@@ -159,8 +159,7 @@ pub fn options(inputs: &Inputs) -> Vec<(&'static str, String)> {
     unusual("runtime", inputs.json.runtime.clone(), usual.runtime);
     unusual("seq", w.seq_len.to_string(), usual.seq);
     unusual("global-batch", w.global_batch.to_string(), usual.batch);
-    let precision = format!("{:?}", w.precision).to_lowercase();
-    unusual("precision", precision, usual.precision);
+    unusual("precision", w.precision.name().to_owned(), usual.precision);
     unusual("headroom", inputs.json.headroom.to_string(), usual.headroom);
     let lengths = &inputs.json.lengths;
     unusual(
@@ -220,15 +219,9 @@ pub fn runner_up(inputs: &Inputs, of: Launchable<'_>, other: &Strategy) -> Step 
         "compare it with the runner-up".into(),
         vec![
             format!("{} -o runner-up.plan.yaml", estimate(inputs, &other)),
-            compare(of, "runner-up.plan.yaml"),
+            comparing(of.plan, "runner-up.plan.yaml"),
         ],
     )
-}
-
-/// The command that compares a plan with one in another file.
-#[must_use]
-pub fn compare(of: Launchable<'_>, other: &str) -> String {
-    comparing(of.plan, other)
 }
 
 /// The command that compares two plan files.

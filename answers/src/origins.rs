@@ -71,44 +71,30 @@ pub fn rows(json: &InputsJson, asked: &Asked) -> Vec<InputFact> {
         Some(kind) => format!("; the text part of {kind}, which alone is planned"),
         None => String::new(),
     };
-    let values = [
-        (
-            "model",
-            "model",
-            format!("{} ({billions:.2} B parameters{text})", json.model),
-        ),
+    let model = format!("{} ({billions:.2} B parameters{text})", json.model);
+    let batch = format!("{} sequences", json.global_batch);
+    let mut values = vec![
+        ("model", "model", model),
         ("cluster", "cluster", json.cluster.clone()),
         ("gpus", "GPUs", json.gpus.to_string()),
         ("runtime", "runtime", json.runtime.clone()),
         ("seq", "sequence", json.sequence()),
-        (
-            "global_batch",
-            "global batch",
-            format!("{} sequences", json.global_batch),
-        ),
-        (
-            "precision",
-            "precision",
-            format!("{:?}", json.precision).to_lowercase(),
-        ),
+        ("global_batch", "global batch", batch),
+        ("precision", "precision", json.precision.name().to_owned()),
         ("headroom", "memory headroom", percent(json.headroom)),
     ];
-    let mut rows: Vec<InputFact> = values
-        .into_iter()
-        .map(|(flag, name, value)| InputFact {
-            name,
-            value,
-            origin: asked.origin(flag),
-        })
-        .collect();
-    documents(json, asked, &mut rows);
-    if let Some(adapters) = &json.adapters {
-        rows.push(InputFact {
-            name: "adapters (LoRA)",
-            value: adapters.clone(),
-            origin: asked.origin("lora"),
-        });
+    if let (Some(lengths), Some(packing)) = (&json.lengths, json.packing) {
+        values.push(("lengths", "documents", lengths.clone()));
+        values.push(("packing", "packing", packing.to_string()));
     }
+    let adapters = json.adapters.clone();
+    values.extend(adapters.map(|adapters| ("lora", "adapters (LoRA)", adapters)));
+    let row = |(flag, name, value)| InputFact {
+        name,
+        value,
+        origin: asked.origin(flag),
+    };
+    let mut rows: Vec<InputFact> = values.into_iter().map(row).collect();
     if let Some(profile) = &json.profile {
         let measured = InputFact {
             name: "profile",
@@ -118,21 +104,6 @@ pub fn rows(json: &InputsJson, asked: &Asked) -> Vec<InputFact> {
         rows.insert(2, measured);
     }
     rows
-}
-
-/// Adds the rows for `--lengths` and `--packing`, if they were given.
-fn documents(json: &InputsJson, asked: &Asked, rows: &mut Vec<InputFact>) {
-    if let (Some(lengths), Some(packing)) = (&json.lengths, json.packing) {
-        let said = [
-            ("lengths", "documents", lengths.clone()),
-            ("packing", "packing", packing.to_string()),
-        ];
-        rows.extend(said.map(|(flag, name, value)| InputFact {
-            name,
-            value,
-            origin: asked.origin(flag),
-        }));
-    }
 }
 
 /// A share with all its digits, so that the value shown is the one that the command gives.

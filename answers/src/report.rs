@@ -72,11 +72,7 @@ pub fn of_plan(plan: &Opened, path: &Path, training: Training) -> Result<String,
         scenario,
     } = plan;
     let near = planner::nearby::best_of_each(costs, strategy)?;
-    let best = Candidate {
-        strategy: strategy.clone(),
-        prediction: costs.predict(strategy)?,
-        why_not_first: String::new(),
-    };
+    let best = Candidate::alone(strategy.clone(), costs.predict(strategy)?);
     let asked = Asked::in_plan(file.headroom.is_some());
     let rate = best.prediction.tokens_per_s_per_gpu;
     Ok(html(&ReportSource {
@@ -165,16 +161,8 @@ pub fn of_plan_of_groups(
 pub fn of_groups(of: &OfGroups<'_>) -> Result<String, AnswerError> {
     let together = of.together;
     let slowest = together.slowest();
-    let whole = Candidate {
-        strategy: together.parts[0].strategy.clone(),
-        prediction: together.prediction.clone(),
-        why_not_first: String::new(),
-    };
-    let alone = Candidate {
-        strategy: slowest.strategy.clone(),
-        prediction: slowest.prediction.clone(),
-        why_not_first: String::new(),
-    };
+    let whole = together.whole();
+    let alone = Candidate::alone(slowest.strategy.clone(), slowest.prediction.clone());
     let timeline = slowest.costs.timeline(&slowest.strategy)?;
     let none = Timeline::default();
     let number = (together.parts.iter()).position(|part| std::ptr::eq(part, slowest));
@@ -338,7 +326,7 @@ fn command(source: &ReportSource<'_>) -> String {
         ("gpus", w.gpus.to_string()),
         ("seq", w.seq_len.to_string()),
         ("global-batch", w.global_batch.to_string()),
-        ("precision", format!("{:?}", w.precision).to_lowercase()),
+        ("precision", w.precision.name().to_owned()),
         ("headroom", source.scenario.headroom.to_string()),
         (
             "strategy",

@@ -9,7 +9,9 @@ use costmodel::{CostError, CostModel, Scenario, Side};
 use planner::replicas::{Groups, Share};
 use planner::{Constraints, Objective, PlannerError, SearchOptions, SearchSpace};
 use plans::prediction::SpaceReport;
-use plans::{GroupFile, GroupJson, PlanFile, Prediction, ReplicaGroup, Strategy, grammar};
+use plans::{
+    Candidate, GroupFile, GroupJson, PlanFile, Prediction, ReplicaGroup, Strategy, grammar,
+};
 use reports::groups::{Group, sequences};
 
 use crate::arrangements::{Tried, on_pool, why_none};
@@ -79,11 +81,7 @@ impl Together {
             });
         }
         let wrong = |field: &str, message: String| {
-            AnswerError::from(SpecError::Field {
-                path: path.display().to_string(),
-                field: field.to_owned(),
-                message,
-            })
+            AnswerError::from(SpecError::field(path.display(), field, message))
         };
         let Some(first) = parts.first() else {
             return Err(wrong("groups", "none; expected at least two".to_owned()));
@@ -101,6 +99,12 @@ impl Together {
             cluster_arg,
         };
         Ok(Self::new(inputs, parts)?)
+    }
+
+    /// What all groups take, with the strategy of the first.
+    #[must_use]
+    pub fn whole(&self) -> Candidate {
+        Candidate::alone(self.parts[0].strategy.clone(), self.prediction.clone())
     }
 
     /// The groups as JSON.
@@ -302,7 +306,9 @@ impl Divisions<'_> {
                 _ => known.map_or(f64::INFINITY, |value| value / weight),
             };
             match groups.best(&indices, between, within)? {
-                None => row.why_none = Some(why_none(self.stopped(), known.map(|_| objective))),
+                None => {
+                    row.why_none = Some(why_none(self.options.stopped(), known.map(|_| objective)))
+                }
                 Some(shared) => {
                     row.step_time_s = Some(shared.step_time);
                     let value = shared.minimised() * weight;
@@ -312,7 +318,7 @@ impl Divisions<'_> {
                 }
             }
             found.tried.push(row);
-            if self.stopped() {
+            if self.options.stopped() {
                 break;
             }
         }
@@ -322,12 +328,6 @@ impl Divisions<'_> {
         }
         found.report = groups.report().clone();
         Ok(found)
-    }
-
-    /// Whether the search was stopped from outside.
-    pub(crate) fn stopped(&self) -> bool {
-        let flag = self.options.cancelled;
-        flag.is_some_and(|flag| flag.load(std::sync::atomic::Ordering::Relaxed))
     }
 
     fn costs(&self, pool: &Pool) -> Result<CostModel, CostError> {

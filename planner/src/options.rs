@@ -1,7 +1,7 @@
 //! What is asked of a search.
 
 use std::cmp::Ordering;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{self, AtomicBool};
 
 use catalog::{Bytes, Seconds};
 use costmodel::CostModel;
@@ -60,6 +60,14 @@ pub struct SearchOptions<'a> {
     pub fullest: Option<f64>,
     /// When set from outside, the search stops and returns the best found so far.
     pub cancelled: Option<&'a AtomicBool>,
+}
+
+impl SearchOptions<'_> {
+    /// Whether the search was stopped from outside.
+    #[must_use]
+    pub fn stopped(&self) -> bool {
+        (self.cancelled).is_some_and(|flag| flag.load(atomic::Ordering::Relaxed))
+    }
 }
 
 impl Default for SearchOptions<'_> {

@@ -300,7 +300,7 @@ impl<'a> Groups<'a> {
         let mut best: Option<Solved> = None;
         // The slowest group of shares that are worth a look takes less.
         let mut longest = within - exchange;
-        while !self.stopped() {
+        while !self.options.stopped() {
             let Some((slowest, numbers)) = shares::least(&times, total, longest) else {
                 break;
             };
@@ -417,11 +417,6 @@ impl<'a> Groups<'a> {
                 *own.entry(reason.clone()).or_default() += count;
             }
         }
-    }
-
-    fn stopped(&self) -> bool {
-        let flag = self.options.cancelled;
-        flag.is_some_and(|flag| flag.load(std::sync::atomic::Ordering::Relaxed))
     }
 }
 

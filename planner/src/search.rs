@@ -8,7 +8,6 @@
 //! best found changes only between waves, so the result does not depend on threads.
 
 use std::collections::BinaryHeap;
-use std::sync::atomic::Ordering;
 
 use catalog::Bytes;
 use costmodel::{CostModel, Score};
@@ -235,7 +234,7 @@ impl<'a> Run<'a> {
         }
         let layouts = self.branches.space.layouts();
         for (index, layout) in layouts.iter().enumerate() {
-            if self.stopped() {
+            if self.options.stopped() {
                 break;
             }
             let members = self.branches.space.strategies(layout);
@@ -251,7 +250,7 @@ impl<'a> Run<'a> {
         let layouts = self.spread_out();
         let mut rest = &layouts[..];
         while !rest.is_empty() {
-            if self.stopped() {
+            if self.options.stopped() {
                 return Ok(());
             }
             let first = rest.len() == layouts.len();
@@ -273,12 +272,12 @@ impl<'a> Run<'a> {
             progress(BOUNDED * (layouts.len() - rest.len()) as f64 / layouts.len() as f64);
         }
         let mut opened = 0;
-        while !self.stopped() && self.wave()? {
+        while !self.options.stopped() && self.wave()? {
             opened += WAVE;
             let known = (opened + self.open.len()) as f64;
             progress(BOUNDED + (1.0 - BOUNDED) * opened as f64 / known);
         }
-        if !self.stopped() {
+        if !self.options.stopped() {
             while let Some(entry) = self.open.pop() {
                 self.prune(self.reason(), entry.members);
             }
@@ -445,18 +444,12 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn stopped(&self) -> bool {
-        self.options
-            .cancelled
-            .is_some_and(|flag| flag.load(Ordering::Relaxed))
-    }
-
     /// The plans to show, after the best layouts were searched again with every number of layers to recompute or to copy to the host.
     fn settled(self) -> Result<SearchOutcome, PlannerError> {
         let best = self.best.iter().map(|(_, plan)| plan.strategy.decisions());
         let best: Vec<&Decisions> = best.collect();
         let finer = match self.options.objective {
-            Objective::Time if !self.stopped() => self.branches.space.finer(&best),
+            Objective::Time if !self.options.stopped() => self.branches.space.finer(&best),
             Objective::Time | Objective::Memory => None,
         };
         let Some(finer) = finer else {
@@ -474,7 +467,7 @@ impl<'a> Run<'a> {
     }
 
     fn finish(self) -> Result<SearchOutcome, PlannerError> {
-        let interrupted = self.stopped();
+        let interrupted = self.options.stopped();
         let best: Vec<Scored> = self.best.into_iter().map(|(_, scored)| scored).collect();
         let Branches {
             costs,

@@ -281,6 +281,18 @@ pub struct Candidate {
     pub why_not_first: String,
 }
 
+impl Candidate {
+    /// A strategy that is compared with no other.
+    #[must_use]
+    pub fn alone(strategy: Strategy, prediction: Prediction) -> Self {
+        Self {
+            strategy,
+            prediction,
+            why_not_first: String::new(),
+        }
+    }
+}
+
 /// What to relax when nothing fits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Relaxation {
