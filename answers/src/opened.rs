@@ -107,11 +107,7 @@ impl Opened {
         let runtime = catalog::load::runtime(&file.runtime)?;
         let w = &file.workload;
         let wrong = |field: &str, message: String| {
-            AnswerError::from(SpecError::Field {
-                path: shown.clone(),
-                field: field.to_owned(),
-                message,
-            })
+            AnswerError::from(SpecError::field(&shown, field, message))
         };
         let workload = w.read().map_err(|why| wrong("workload", why))?;
         let sequence = model.check_sequence(workload.seq_len);

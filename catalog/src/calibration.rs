@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use strum::{IntoStaticStr, VariantArray};
 
 use crate::elementary;
+use crate::error::{Wrong, in_range};
 use crate::residuals::Residual;
 
 /// Factors outside this range are refused: they come from a wrong plan or log, not from a system.
@@ -167,30 +168,20 @@ impl Calibration {
     ///
     /// # Errors
     /// The field, and what is wrong with it.
-    pub(crate) fn check(&self) -> Result<(), (&'static str, String)> {
+    pub(crate) fn check(&self) -> Result<(), Wrong> {
         if self.runs == 0 {
             return Err(("runs", "0; expected at least one measured run".to_owned()));
         }
         for &rate in Rate::ALL {
-            let factor = self.time_factors.of(rate);
-            if !PLAUSIBLE.contains(&factor) {
-                let [least, most] = [PLAUSIBLE.start(), PLAUSIBLE.end()];
-                return Err((
-                    rate.name(),
-                    format!("{factor} is out of range; expected {least} to {most}"),
-                ));
-            }
+            in_range(self.time_factors.of(rate), PLAUSIBLE)
+                .map_err(|wrong| (rate.name(), wrong))?;
         }
         let Unexplained { least, most } = self.unexplained;
         for (name, ratio, range) in [
             ("least", least, *PLAUSIBLE.start()..=1.0),
             ("most", most, 1.0..=*PLAUSIBLE.end()),
         ] {
-            if !range.contains(&ratio) {
-                let (from, to) = (range.start(), range.end());
-                let message = format!("{ratio} is out of range; expected {from} to {to}");
-                return Err((name, message));
-            }
+            in_range(ratio, range).map_err(|wrong| (name, wrong))?;
         }
         Ok(())
     }

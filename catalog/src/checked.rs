@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::adapters::{AdaptedModule, AdaptedModules, Adapters};
-use crate::error::SpecError;
+use crate::error::{SpecError, Wrong, in_range};
 use crate::model::{AttentionKind, ModelConfig, Moe, Position, Projections, WindowPattern};
 
 /// Largest size of any one dimension of a model.
@@ -35,12 +35,7 @@ impl Model {
     /// The first size that is out of range, does not divide another, or makes the model too large.
     pub fn new(config: ModelConfig, path: &str) -> Result<Self, SpecError> {
         crate::names::checked(&config.name, path, "name")?;
-        let wrong = |(field, message): (&str, String)| SpecError::Field {
-            path: path.to_owned(),
-            field: field.to_owned(),
-            message,
-        };
-        check(&config).map_err(wrong)?;
+        check(&config).map_err(|(field, message)| SpecError::field(path, field, message))?;
         Ok(Self {
             config,
             definition: None,
@@ -52,13 +47,9 @@ impl Model {
     /// # Errors
     /// When the adapters are out of range, or of layers beside which they are not predicted.
     pub fn with_adapters(mut self, adapters: Option<Adapters>) -> Result<Self, SpecError> {
-        let wrong = |(field, message): (&str, String)| SpecError::Field {
-            path: self.config.name.clone(),
-            field: field.to_owned(),
-            message,
-        };
         if let Some(adapters) = &adapters {
-            self::adapters(adapters, &self.config).map_err(wrong)?;
+            self::adapters(adapters, &self.config)
+                .map_err(|(field, message)| SpecError::field(&self.config.name, field, message))?;
         }
         self.config.adapters = adapters;
         Ok(self)
@@ -112,8 +103,6 @@ impl Deref for Model {
     }
 }
 
-type Wrong = (&'static str, String);
-
 fn check(model: &ModelConfig) -> Result<(), Wrong> {
     let sizes = [
         ("hidden size", model.hidden, MAX_DIM),
@@ -124,12 +113,7 @@ fn check(model: &ModelConfig) -> Result<(), Wrong> {
         ("feed-forward size", model.mlp.ffn, MAX_DIM),
     ];
     for (field, size, most) in sizes {
-        if size == 0 || size > most {
-            return Err((
-                field,
-                format!("{size} is out of range; expected 1 to {most}"),
-            ));
-        }
+        in_range(size, 1..=most).map_err(|wrong| (field, wrong))?;
     }
     if model.mtp_layers > model.layers {
         let message = format!(
@@ -180,12 +164,7 @@ fn attention(model: &ModelConfig) -> Result<(), Wrong> {
     } = attention.kind
     {
         for rank in [q_lora_rank.unwrap_or(1), kv_lora_rank] {
-            if rank == 0 || rank > MAX_DIM {
-                return Err((
-                    "latent rank",
-                    format!("{rank} is out of range; expected 1 to {MAX_DIM}"),
-                ));
-            }
+            in_range(rank, 1..=MAX_DIM).map_err(|wrong| ("latent rank", wrong))?;
         }
     }
     match attention.window {
@@ -257,10 +236,7 @@ fn adapters(adapters: &Adapters, model: &ModelConfig) -> Result<(), Wrong> {
         modules,
         dropout,
     } = *adapters;
-    if !(1..=MAX_RANK).contains(&rank) {
-        let message = format!("rank {rank} is out of range; expected 1 to {MAX_RANK}");
-        return Err(("adapters", message));
-    }
+    in_range(rank, 1..=MAX_RANK).map_err(|wrong| ("adapters", format!("rank {wrong}")))?;
     if !(1..=MAX_DIM).contains(&alpha) || !(0.0..1.0).contains(&dropout) {
         let message = format!(
             "alpha {alpha}, dropout {dropout}; expected an alpha of 1 to {MAX_DIM} and a dropout in [0, 1)"

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::calibration::{Calibration, TimeFactors};
 use crate::device::Device;
 use crate::dtype::DType;
+use crate::error::{Wrong, above_zero, in_range};
 use crate::host::Host;
 use crate::profile::Profile;
 use crate::provenance::Sourced;
@@ -137,15 +138,10 @@ impl Cluster {
     ///
     /// # Errors
     /// The field, and what is wrong with it.
-    pub(crate) fn check(&self) -> Result<(), (&'static str, String)> {
+    pub(crate) fn check(&self) -> Result<(), Wrong> {
         let (node, domain) = (self.gpus_per_node, self.scale_up_domain);
         for (field, size) in [("gpus_per_node", node), ("scale_up_domain", domain)] {
-            if size == 0 || size > MAX_DOMAIN {
-                return Err((
-                    field,
-                    format!("{size} is out of range; expected 1 to {MAX_DOMAIN}"),
-                ));
-            }
+            in_range(size, 1..=MAX_DOMAIN).map_err(|wrong| (field, wrong))?;
         }
         if !domain.is_multiple_of(node) && !node.is_multiple_of(domain) {
             let message = format!(
@@ -160,13 +156,8 @@ impl Cluster {
             .into_iter()
             .chain(between.map(|link| ("between", link)))
         {
-            let bandwidth = link.bandwidth.value;
-            if !(bandwidth.0 > 0.0 && bandwidth <= MAX_BANDWIDTH) {
-                let message = format!(
-                    "bandwidth {bandwidth} is out of range; expected above 0 and up to {MAX_BANDWIDTH}"
-                );
-                return Err((field, message));
-            }
+            above_zero(link.bandwidth.value, MAX_BANDWIDTH)
+                .map_err(|wrong| (field, format!("bandwidth {wrong}")))?;
             let latency = link.latency.value;
             if !(latency.0 >= 0.0 && latency <= MAX_LATENCY) {
                 let message =
@@ -177,32 +168,19 @@ impl Cluster {
         if let Some(host) = &self.host {
             host.check().map_err(|message| ("host", message))?;
         }
-        if let Some(price) = &self.dollars_per_gpu_hour
-            && !(0.0..=MAX_PRICE).contains(&price.value)
-        {
-            let message = format!("{} is out of range; expected 0 to {MAX_PRICE}", price.value);
-            return Err(("dollars_per_gpu_hour", message));
+        if let Some(price) = &self.dollars_per_gpu_hour {
+            in_range(price.value, 0.0..=MAX_PRICE)
+                .map_err(|wrong| ("dollars_per_gpu_hour", wrong))?;
         }
         self.check_condition()?;
-        match self.max_gpus {
-            Some(most) if most == 0 || most > MAX_GPUS => Err((
-                "max_gpus",
-                format!("{most} is out of range; expected 1 to {MAX_GPUS}"),
-            )),
-            _ => Ok(()),
-        }
+        let most = self.max_gpus.unwrap_or(MAX_GPUS);
+        in_range(most, 1..=MAX_GPUS).map_err(|wrong| ("max_gpus", wrong))
     }
 
     /// Whether its speed and its jitter are in range.
-    fn check_condition(&self) -> Result<(), (&'static str, String)> {
-        if let Some(speed) = &self.speed
-            && !(speed.value > 0.0 && speed.value <= 1.0)
-        {
-            let message = format!(
-                "{} is out of range; expected above 0 and up to 1",
-                speed.value
-            );
-            return Err(("speed", message));
+    fn check_condition(&self) -> Result<(), Wrong> {
+        if let Some(speed) = &self.speed {
+            above_zero(speed.value, 1.0).map_err(|wrong| ("speed", wrong))?;
         }
         if let Some(jitter) = &self.jitter
             && !(0.0..1.0).contains(&jitter.value)

@@ -134,11 +134,7 @@ impl DeviceFile {
     /// # Errors
     /// When a value makes no sense or a table does not exist.
     pub fn resolve(self, path: &str) -> Result<Device, SpecError> {
-        let wrong = |field: &str, message: String| SpecError::Field {
-            path: path.to_owned(),
-            field: field.to_owned(),
-            message,
-        };
+        let wrong = |field: &str, message: String| SpecError::field(path, field, message);
         version(self.schema_version, path)?;
         crate::names::checked(&self.name, path, "name")?;
         if !self.peak.contains_key(&DType::Bf16) && !self.peak.contains_key(&DType::F16) {
@@ -184,11 +180,7 @@ impl ClusterFile {
         path: &str,
         device: impl Fn(&str) -> Result<Device, SpecError>,
     ) -> Result<Cluster, SpecError> {
-        let wrong = |field: &str, message: String| SpecError::Field {
-            path: path.to_owned(),
-            field: field.to_owned(),
-            message,
-        };
+        let wrong = |field: &str, message: String| SpecError::field(path, field, message);
         version(self.schema_version, path)?;
         crate::names::checked(&self.name, path, "name")?;
         let device = match self.device {
@@ -244,9 +236,6 @@ fn version(found: u32, path: &str) -> Result<(), SpecError> {
     if found == 1 {
         return Ok(());
     }
-    Err(SpecError::Field {
-        path: path.to_owned(),
-        field: "schema_version".to_owned(),
-        message: format!("{found}; expected version 1"),
-    })
+    let message = format!("{found}; expected version 1");
+    Err(SpecError::field(path, "schema_version", message))
 }

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use strum::{EnumString, IntoStaticStr};
 
 use crate::dtype::DType;
+use crate::error::{Wrong, above_zero, in_range};
 use crate::provenance::Sourced;
 use crate::units::{Bandwidth, Bytes, FlopRate};
 
@@ -93,42 +94,17 @@ impl Device {
     ///
     /// # Errors
     /// The field, and what is wrong with it.
-    pub(crate) fn check(&self) -> Result<(), (&'static str, String)> {
-        let memory = self.memory.value;
-        if memory == Bytes(0) || memory > MAX_MEMORY {
-            return Err((
-                "memory",
-                format!("{memory} is out of range; expected above 0 and up to {MAX_MEMORY}"),
-            ));
-        }
-        let bandwidth = self.memory_bandwidth.value;
-        if !(bandwidth.0 > 0.0 && bandwidth <= MAX_BANDWIDTH) {
-            let message =
-                format!("{bandwidth} is out of range; expected above 0 and up to {MAX_BANDWIDTH}");
-            return Err(("memory_bandwidth", message));
-        }
+    pub(crate) fn check(&self) -> Result<(), Wrong> {
+        above_zero(self.memory.value, MAX_MEMORY).map_err(|wrong| ("memory", wrong))?;
+        above_zero(self.memory_bandwidth.value, MAX_BANDWIDTH)
+            .map_err(|wrong| ("memory_bandwidth", wrong))?;
         for (dtype, rate) in &self.peak {
-            if !(rate.value.0 > 0.0 && rate.value <= MAX_RATE) {
-                let message = format!(
-                    "{dtype:?} of {} is out of range; expected above 0 and up to {MAX_RATE}",
-                    rate.value
-                );
-                return Err(("peak", message));
-            }
+            above_zero(rate.value, MAX_RATE)
+                .map_err(|wrong| ("peak", format!("{dtype:?} of {wrong}")))?;
         }
-        if self.sm_count == 0 || self.sm_count > 1 << 16 {
-            return Err((
-                "sm_count",
-                format!("{} is out of range; expected 1 to 65536", self.sm_count),
-            ));
-        }
-        match self.power_watts {
-            Some(watts) if !(1.0..=1e5).contains(&watts) => Err((
-                "power_watts",
-                format!("{watts} is out of range; expected 1 to 100000"),
-            )),
-            _ => Ok(()),
-        }
+        in_range(self.sm_count, 1..=1 << 16).map_err(|wrong| ("sm_count", wrong))?;
+        let watts = self.power_watts.unwrap_or(1.0);
+        in_range(watts, 1.0..=1e5).map_err(|wrong| ("power_watts", wrong))
     }
 
     /// Whether its matrix units take operands of a type. Units for bf16 take fp16 as well, not the other way round; what runs

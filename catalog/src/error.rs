@@ -1,6 +1,39 @@
 //! Errors in the input: files, fields and names.
 
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+
 use crate::mistake::Mistake;
+
+/// The name of a field with a wrong value, and what is wrong with it.
+pub(crate) type Wrong = (&'static str, String);
+
+/// Refuses a value outside of a range.
+pub(crate) fn in_range<T: PartialOrd + Display>(
+    value: T,
+    range: RangeInclusive<T>,
+) -> Result<(), String> {
+    if range.contains(&value) {
+        return Ok(());
+    }
+    let (least, most) = range.into_inner();
+    Err(format!(
+        "{value} is out of range; expected {least} to {most}"
+    ))
+}
+
+/// Refuses a value that is not above 0 and at most `most`.
+pub(crate) fn above_zero<T: PartialOrd + Display + Default>(
+    value: T,
+    most: T,
+) -> Result<(), String> {
+    if value > T::default() && value <= most {
+        return Ok(());
+    }
+    Err(format!(
+        "{value} is out of range; expected above 0 and up to {most}"
+    ))
+}
 
 /// Bad input: a file, a field, a name.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -47,6 +80,16 @@ pub enum SpecError {
 }
 
 impl SpecError {
+    /// The error that a field of a file is wrong.
+    #[must_use]
+    pub fn field(path: impl Display, field: &str, message: impl Into<String>) -> Self {
+        Self::Field {
+            path: path.to_string(),
+            field: field.to_owned(),
+            message: message.into(),
+        }
+    }
+
     /// The error split into what is wrong, where, what was expected, the nearest right value and an example.
     #[must_use]
     pub fn mistake(&self) -> Mistake {

@@ -52,11 +52,7 @@ impl ExtensionFile {
     /// With line and field when it is malformed or a factor makes no sense.
     pub fn from_yaml(text: &str, path: &str) -> Result<Self, SpecError> {
         let file: Self = crate::text::yaml(text, path)?;
-        let wrong = |field: &str, message: String| SpecError::Field {
-            path: path.to_owned(),
-            field: field.to_owned(),
-            message,
-        };
+        let wrong = |field: &str, message: String| SpecError::field(path, field, message);
         if file.schema_version != 1 {
             let message = format!("{}; expected version 1", file.schema_version);
             return Err(wrong("schema_version", message));

@@ -3,6 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::error::above_zero;
 use crate::provenance::Sourced;
 use crate::units::{Bandwidth, Bytes};
 
@@ -34,17 +35,12 @@ impl Host {
             ("link", self.link.value),
             ("memory_bandwidth", self.memory_bandwidth.value),
         ] {
-            if !(rate.0 > 0.0 && rate <= MAX_BANDWIDTH) {
-                return Err(format!(
-                    "{name} {rate} is out of range; expected above 0 and up to {MAX_BANDWIDTH}"
-                ));
-            }
+            above_zero(rate, MAX_BANDWIDTH).map_err(|wrong| format!("{name} {wrong}"))?;
         }
-        match self.memory.as_ref().map(|memory| memory.value) {
-            Some(memory) if memory == Bytes(0) || memory > MAX_MEMORY => Err(format!(
-                "memory {memory} is out of range; expected above 0 and up to {MAX_MEMORY}"
-            )),
-            _ => Ok(()),
-        }
+        let memory = self
+            .memory
+            .as_ref()
+            .map_or(MAX_MEMORY, |memory| memory.value);
+        above_zero(memory, MAX_MEMORY).map_err(|wrong| format!("memory {wrong}"))
     }
 }

@@ -1,5 +1,7 @@
 //! Models whose decoder layers differ in kind: attention, a recurrence over the sequence, feed-forward blocks, experts.
 
+use crate::error::{Wrong, in_range};
+
 /// Largest size of a recurrence. Products have four of them at most, so that they stay in 64 bits.
 const MOST_SIZE: u64 = 1 << 14;
 /// Largest width of all heads together, as of any dimension of a model.
@@ -185,7 +187,7 @@ impl GatedDelta {
 impl Hybrid {
     /// Checks sizes and counts for a model of so many layers, with experts or without; else says which field is wrong, and
     /// why.
-    pub(crate) fn check(&self, layers: u64, experts: bool) -> Result<(), (&'static str, String)> {
+    pub(crate) fn check(&self, layers: u64, experts: bool) -> Result<(), Wrong> {
         let pattern = "layer pattern";
         if self.layers.len() as u64 != layers {
             let message = format!("{} kinds of {layers} layers", self.layers.len());
@@ -199,32 +201,29 @@ impl Hybrid {
         }
         let (sizes, [heads, parts]) = match self.recurrence {
             Recurrence::StateSpace(of) => (
-                [
+                vec![
                     of.heads,
                     of.head_dim,
                     of.state,
                     of.groups,
                     of.kernel,
                     of.chunk,
-                ]
-                .to_vec(),
+                ],
                 [of.heads, of.groups],
             ),
             Recurrence::GatedDelta(of) => (
-                [
+                vec![
                     of.value_heads,
                     of.key_heads,
                     of.key_dim,
                     of.value_dim,
                     of.kernel,
-                ]
-                .to_vec(),
+                ],
                 [of.value_heads, of.key_heads],
             ),
         };
-        if let Some(size) = (sizes.iter()).find(|&&size| size == 0 || size > MOST_SIZE) {
-            let message = format!("{size} is out of range; expected 1 to {MOST_SIZE}");
-            return Err(("recurrence", message));
+        for size in sizes {
+            in_range(size, 1..=MOST_SIZE).map_err(|wrong| ("recurrence", wrong))?;
         }
         if !heads.is_multiple_of(parts) {
             let message = format!(

@@ -168,8 +168,7 @@ fn cluster_below(arg: &str, depth: usize) -> Result<Cluster, SpecError> {
     }
     for (path, yaml) in CLUSTERS {
         let file: ClusterFile = text::yaml(yaml, path)?;
-        let aliases: Vec<&str> = file.aliases.iter().map(String::as_str).collect();
-        if same(&file.name, &aliases, arg) {
+        if same(&file.name, &file.aliases, arg) {
             return file.resolve(path, device);
         }
     }
@@ -214,12 +213,11 @@ pub fn cluster_of_device(name: &str) -> Result<String, SpecError> {
     let mut made_of_it = None;
     for (path, yaml) in CLUSTERS {
         let file: ClusterFile = text::yaml(yaml, path)?;
-        let aliases: Vec<&str> = file.aliases.iter().map(String::as_str).collect();
         let cluster = file.clone().resolve(path, device)?;
         if cluster.device.name != asked.name {
             continue;
         }
-        if same(&file.name, &aliases, name) {
+        if same(&file.name, &file.aliases, name) {
             return Ok(file.name);
         }
         made_of_it.get_or_insert(file.name);
@@ -237,11 +235,7 @@ pub fn cluster_of_device(name: &str) -> Result<String, SpecError> {
 }
 
 fn extended(file: ExtensionFile, path: &Path, depth: usize) -> Result<Cluster, SpecError> {
-    let wrong = |field: &str, message: String| SpecError::Field {
-        path: path.display().to_string(),
-        field: field.to_owned(),
-        message,
-    };
+    let wrong = |field: &str, message: String| SpecError::field(path.display(), field, message);
     if depth == MAX_EXTENDS {
         let message = format!("{} extends itself, or too many others", file.name);
         return Err(wrong("extends", message));
@@ -273,14 +267,8 @@ fn extended(file: ExtensionFile, path: &Path, depth: usize) -> Result<Cluster, S
     cluster.calibration = file.calibration.or(cluster.calibration);
     if cluster.profile.is_some() && (file.speed.is_some() || file.jitter.is_some()) {
         let message = format!("{} is measured as it is", cluster.name);
-        return Err(wrong(
-            if file.speed.is_some() {
-                "speed"
-            } else {
-                "jitter"
-            },
-            message,
-        ));
+        let field = file.speed.map_or("jitter", |_| "speed");
+        return Err(wrong(field, message));
     }
     cluster.speed = file.speed.or(cluster.speed);
     cluster.jitter = file.jitter.or(cluster.jitter);
@@ -296,14 +284,11 @@ const LOCAL: &str = "local";
 fn local() -> Result<Cluster, SpecError> {
     let path = Path::new(profile::DEFAULT_PATH);
     if !path.exists() {
-        return Err(SpecError::Field {
-            path: LOCAL.to_owned(),
-            field: "cluster".to_owned(),
-            message: format!(
-                "there is no {} here; expected what `vescale-plan profile` writes when it measures this machine",
-                profile::DEFAULT_PATH
-            ),
-        });
+        let message = format!(
+            "there is no {} here; expected what `vescale-plan profile` writes when it measures this machine",
+            profile::DEFAULT_PATH
+        );
+        return Err(SpecError::field(LOCAL, "cluster", message));
     }
     Profile::from_yaml(&text::read(path)?, profile::DEFAULT_PATH)?.cluster(profile::DEFAULT_PATH)
 }
@@ -316,8 +301,7 @@ pub fn device(arg: &str) -> Result<Device, SpecError> {
     let mut names = Vec::new();
     for (path, yaml) in DEVICES {
         let file: DeviceFile = text::yaml(yaml, path)?;
-        let aliases: Vec<&str> = file.aliases.iter().map(String::as_str).collect();
-        if same(&file.name, &aliases, arg) {
+        if same(&file.name, &file.aliases, arg) {
             return file.resolve(path);
         }
         names.push(file.name);
@@ -342,10 +326,7 @@ fn device_beside(arg: &str, cluster: &Path) -> Result<Device, SpecError> {
 /// Unknown names with the nearest known one.
 pub fn runtime(arg: &str) -> Result<Runtime, SpecError> {
     let presets = runtime_presets::presets();
-    let found = presets.iter().find(|p| {
-        let aliases: Vec<&str> = p.aliases.iter().map(String::as_str).collect();
-        same(&p.runtime.name, &aliases, arg)
-    });
+    let found = (presets.iter()).find(|p| same(&p.runtime.name, &p.aliases, arg));
     match found {
         Some(preset) => Ok(preset.runtime.clone()),
         None => {
@@ -420,8 +401,9 @@ pub fn runtime_names() -> Vec<PresetInfo> {
         .collect()
 }
 
-fn same(name: &str, aliases: &[&str], arg: &str) -> bool {
-    name.eq_ignore_ascii_case(arg) || aliases.iter().any(|a| a.eq_ignore_ascii_case(arg))
+fn same<S: AsRef<str>>(name: &str, aliases: &[S], arg: &str) -> bool {
+    let mut aliases = aliases.iter().map(AsRef::as_ref);
+    name.eq_ignore_ascii_case(arg) || aliases.any(|alias| alias.eq_ignore_ascii_case(arg))
 }
 
 fn looks_like_path(arg: &str) -> bool {

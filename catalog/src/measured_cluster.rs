@@ -49,11 +49,7 @@ impl Profile {
             pools: None,
         };
         let checked = cluster.device.check().and_then(|()| cluster.check());
-        checked.map_err(|(field, message)| SpecError::Field {
-            path: path.to_owned(),
-            field: field.to_owned(),
-            message,
-        })?;
+        checked.map_err(|(field, message)| SpecError::field(path, field, message))?;
         Ok(cluster)
     }
 

@@ -13,14 +13,11 @@ pub fn checked<'a>(name: &'a str, path: &str, field: &str) -> Result<&'a str, Sp
     if !name.chars().any(is_control) {
         return Ok(name);
     }
-    Err(SpecError::Field {
-        path: shown(path),
-        field: field.to_owned(),
-        message: format!(
-            "the name `{}` holds a control character; expected letters, digits, signs and spaces",
-            shown(name)
-        ),
-    })
+    let message = format!(
+        "the name `{}` holds a control character; expected letters, digits, signs and spaces",
+        shown(name)
+    );
+    Err(SpecError::field(shown(path), field, message))
 }
 
 /// A text for one line of a message: control characters are written as `\u{…}`.

@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::dtype::DType;
-use crate::error::SpecError;
+use crate::error::{SpecError, in_range};
 use crate::text;
 use crate::units::FlopRate;
 
@@ -237,30 +237,21 @@ impl Profile {
     /// When the text is no profile of this version, or one of its numbers is not plausible.
     pub fn from_yaml(yaml: &str, path: &str) -> Result<Self, SpecError> {
         let profile: Self = text::yaml(yaml, path)?;
-        let wrong = |field: String, message: &str| SpecError::Field {
-            path: path.to_owned(),
-            field,
-            message: message.to_owned(),
-        };
+        let wrong = |field: &str, message: &str| SpecError::field(path, field, message);
         if profile.schema_version != SCHEMA_VERSION {
             let message = format!(
                 "{}; expected version {SCHEMA_VERSION}",
                 profile.schema_version
             );
-            return Err(wrong("schema_version".to_owned(), &message));
+            return Err(wrong("schema_version", &message));
         }
-        if !(1..=MAX_CORES).contains(&profile.machine.cores) {
-            let message = format!(
-                "{} is out of range; expected 1 to {MAX_CORES}",
-                profile.machine.cores
-            );
-            return Err(wrong("machine.cores".to_owned(), &message));
-        }
+        in_range(profile.machine.cores, 1..=MAX_CORES)
+            .map_err(|message| wrong("machine.cores", &message))?;
         for (index, m) in profile.measured.iter().enumerate() {
             if !m.makes_sense() {
                 let field = format!("measured[{index}] ({})", m.kernel);
                 return Err(wrong(
-                    field,
+                    &field,
                     "expected positive sizes and ranks, a nanosecond to a day, and a finite spread of at least 0",
                 ));
             }

@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 
 use ndarray::Array3;
 use serde::Deserialize;
+use strum::EnumString;
 
 use crate::dtype::DType;
 use crate::provenance::Sourced;
@@ -37,7 +38,8 @@ pub struct CollectiveFit {
 }
 
 /// Collective operations that have tables.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, EnumString)]
+#[strum(serialize_all = "snake_case")]
 pub enum CollectiveOp {
     /// Every rank ends with the whole sum.
     AllReduce,
@@ -168,16 +170,9 @@ pub fn one_node_collectives(device: &str) -> Vec<CollectiveFit> {
             if *name != device {
                 return None;
             }
-            let op = match *op {
-                "all_reduce" => CollectiveOp::AllReduce,
-                "all_gather" => CollectiveOp::AllGather,
-                "reduce_scatter" => CollectiveOp::ReduceScatter,
-                "all_to_all" => CollectiveOp::AllToAll,
-                _ => return None,
-            };
             Some(CollectiveFit {
                 ranks: ranks.parse().ok()?,
-                op,
+                op: op.parse().ok()?,
                 a: a.parse().ok()?,
                 b: b.parse().ok()?,
                 rate: rate.parse().ok()?,

@@ -326,11 +326,7 @@ impl PlanFile {
     /// With line and field when it is malformed; when its id does not match its content.
     pub fn from_yaml(text: &str, path: &str) -> Result<Self, SpecError> {
         let plan: Self = catalog::text::yaml(text, path)?;
-        let field = |field: &str, message: String| SpecError::Field {
-            path: path.to_owned(),
-            field: field.to_owned(),
-            message,
-        };
+        let field = |field: &str, message: String| SpecError::field(path, field, message);
         if plan.schema_version != SCHEMA_VERSION {
             let message = format!("{}; expected version {SCHEMA_VERSION}", plan.schema_version);
             return Err(field("schema_version", message));

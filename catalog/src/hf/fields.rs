@@ -48,12 +48,7 @@ impl<'a> Fields<'a> {
     }
 
     pub(super) fn wrong(&self, field: &str, message: impl Into<String>) -> SpecError {
-        let message = message.into();
-        SpecError::Field {
-            path: self.path.to_owned(),
-            field: field.to_owned(),
-            message,
-        }
+        SpecError::field(self.path, field, message)
     }
 
     fn present(&self, field: &str) -> Option<&'a Value> {
