@@ -125,7 +125,8 @@ impl Device {
     pub fn peak_rate(&self, dtype: DType) -> Option<FlopRate> {
         let wider: &[DType] = match dtype {
             DType::F8 => &[DType::F8, DType::Bf16, DType::F16, DType::F32],
-            DType::Bf16 | DType::F16 => &[dtype, DType::F16, DType::F32],
+            DType::Bf16 => &[DType::Bf16, DType::F16, DType::F32],
+            DType::F16 => &[DType::F16, DType::Bf16, DType::F32],
             DType::F32 | DType::I64 | DType::I32 | DType::U8 => &[DType::F32],
         };
         wider

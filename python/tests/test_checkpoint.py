@@ -1,4 +1,5 @@
-"""A checkpoint saved under one plan continues under another as if nothing had happened.
+"""A checkpoint saved under one plan continues under another as if nothing had happened. One saved before the first step
+changes nothing either.
 
     torchrun --nproc-per-node 4 test_checkpoint.py
 """
@@ -58,6 +59,7 @@ def main():
                 continue
             path = os.path.join(folder[0], f"{name}-{number}")
             model, optimizer = parallelize(first, copy.deepcopy(original), optimizer_fn, device="cpu")
+            save(path, {"model": model, "optimizer": optimizer})
             losses = run(model, optimizer, steps[:BREAK])
             save(path, {"model": model, "optimizer": optimizer})
             torch.manual_seed(99)

@@ -127,7 +127,7 @@ def _tensors(state: Mapping[str, Any], copies: List[Tuple[Any, Any]]) -> Dict[st
 
 
 def _initialise(optimizer: Any) -> None:
-    """Makes the state of an optimizer, without a step being taken."""
+    """Makes the state that an optimizer has before its first step. Weights and gradients stay as they are."""
     import torch
 
     if optimizer.state:
@@ -141,6 +141,9 @@ def _initialise(optimizer: Any) -> None:
         for p, grad, value in kept:
             p.copy_(value)
             p.grad = grad
+            made = optimizer.state[p]
+            if "step" in made:
+                made["step"] = made["step"] * 0
 
 
 def _restore(state: Mapping[str, Any], tensors: Mapping[str, Any]) -> None:
