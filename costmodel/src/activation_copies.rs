@@ -1,8 +1,8 @@
 //! When activations are copied to host memory and back, in a pass over the layers of a stage.
 //!
-//! Transformer Engine (`cpu_offload.py`, `AsyncDoubleBufferGroupOffloadHandler`) offloads what the first layers save for
-//! backward. The copies are spread over all layers: each has a window of so many layers, at whose end compute waits for it, its
-//! memory is freed, and the next copy starts. Backward goes through the windows in reverse.
+//! Transformer Engine (`cpu_offload.py`, `AsyncDoubleBufferGroupOffloadHandler`) offloads what the
+//! first layers save. Each copy has a window of several layers, at whose end compute waits for it,
+//! its memory is freed and the next copy starts. Backward goes through the windows in reverse.
 
 use catalog::Seconds;
 
@@ -14,13 +14,13 @@ use crate::streams::{Stream, Streams};
 pub struct ActivationCopies {
     /// Number of layers of the stage.
     pub layers: u64,
-    /// How many of them, the first, are copied.
+    /// Number of layers that are copied: the first ones of the stage.
     pub copied: u64,
     /// Time of one layer's copy, in either direction.
     pub time: Seconds,
 }
 
-/// A pass, with the copies that are done so far.
+/// How many of a pass's copies are done so far.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Copying {
     of: ActivationCopies,
@@ -28,17 +28,17 @@ pub(crate) struct Copying {
 }
 
 impl ActivationCopies {
-    /// Whether there are none.
+    /// Whether no layer is copied.
     pub(crate) fn is_none(&self) -> bool {
         self.copied == 0
     }
 
-    /// The copies of a pass that begins.
+    /// Starts a pass, with none of its copies done.
     pub(crate) fn begin(self) -> Copying {
         Copying { of: self, done: 0 }
     }
 
-    /// The last layer of the window of a layer's copy.
+    /// The last layer of the window in which the activations of `layer` are copied.
     fn window_end(&self, layer: u64) -> u64 {
         let (width, rest) = (self.layers / self.copied, self.layers % self.copied);
         width * (layer + 1) - 1 + rest.min(layer + 1)
@@ -46,7 +46,7 @@ impl ActivationCopies {
 }
 
 impl Copying {
-    /// After the forward of a layer.
+    /// After a layer's forward: waits for the copy whose window ends here, and starts the next.
     pub(crate) fn after_forward(&mut self, layer: u64, streams: &mut Streams) {
         if layer == 0 {
             self.copy(Stream::ToHost, streams);
@@ -60,7 +60,7 @@ impl Copying {
         }
     }
 
-    /// Before the backward of a layer.
+    /// Before the backward of a layer: if a window ends here, waits for a copy and starts the next.
     pub(crate) fn before_backward(&mut self, layer: u64, streams: &mut Streams) {
         let left = self.of.copied - self.done;
         if left > 0 && self.of.window_end(left - 1) == layer {

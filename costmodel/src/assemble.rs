@@ -32,10 +32,10 @@ pub struct Assembled {
     pub pipeline: Arc<Pipeline>,
     /// Memory and optimizer step of every pipeline rank.
     pub ranks: Vec<OfRank>,
-    /// For every virtual stage but the last, the time to send one micro-batch's output to the next stage, or the gradient
-    /// of that output back, if they lie on different ranks.
+    /// Time to send one micro-batch's output from each virtual stage but the last to the next one,
+    /// if that is on another rank. The gradient of that output takes as long on its way back.
     pub transfers: Vec<Seconds>,
-    /// Least time in which a link between pools carries what is sent over it in a step; 0 without such a link.
+    /// Least time that the link between pools needs for the messages of a step; 0 without a link.
     pub on_link: Seconds,
 }
 
@@ -47,14 +47,14 @@ pub struct StageClass {
     pub runs: Vec<Run>,
     /// Its work and memory for one micro-batch.
     pub work: StageWork,
-    /// Elements that a rank holds of it.
+    /// Number of the stage's parameters that one rank holds.
     weights: Weights,
-    /// Bytes of their states. ZeRO shards every virtual stage by itself: the states of each are one buffer.
+    /// Bytes of their states on the device. ZeRO shards each virtual stage by itself.
     states: StateBytes,
     largest: Largest,
     /// Number of trained parameter tensors of the stage.
     tensors: u64,
-    /// Number of trained elements that a rank holds of blocks which tensor parallelism splits.
+    /// Number of trained parameters on one rank in blocks that tensor parallelism splits.
     divided: u64,
 }
 
@@ -103,13 +103,13 @@ impl Assembled {
         &self.classes[self.class_of_stage[stage] as usize].runs
     }
 
-    /// Whether parameters of some stage are gathered, or its gradients reduced, by an action of its own rather than beside passes.
+    /// Whether some stage gathers parameters or reduces gradients in an action of its own.
     pub(crate) fn has_messages_apart(&self) -> bool {
         let mut stages = self.classes.iter().map(|class| &class.work);
         stages.any(|work| work.exposed_gather.is_some() || work.exposed_reduce.is_some())
     }
 
-    /// Elements that every pipeline rank holds.
+    /// Number of parameters that each pipeline rank holds.
     pub(crate) fn weights_of_ranks(&self) -> Vec<Weights> {
         let mut held = vec![Weights::default(); self.ranks.len()];
         for (&class, &rank) in self.class_of_stage.iter().zip(self.rank_of_stage()) {
@@ -118,7 +118,7 @@ impl Assembled {
         held
     }
 
-    /// The least time that some pipeline rank takes for its update, after its last gradient is there.
+    /// The shortest update of any pipeline rank, counted from when its last gradient is ready.
     pub(crate) fn least_update(&self) -> Seconds {
         let updates = self.ranks.iter().map(OfRank::update);
         updates.reduce(Seconds::min).unwrap_or_default()
@@ -185,8 +185,8 @@ impl Assembled {
         Ok(())
     }
 
-    /// Adds the exchange of the gradients of a table that both ends of the pipeline hold: a tied one, or the copy of the embedding that
-    /// prediction modules read (NVIDIA/Megatron-LM@d98e8a6, `finalize_model_grads.py`, `_allreduce_word_embedding_grads`).
+    /// Adds the exchange of a table's gradients between the pipeline's ends, if both hold the table
+    /// (`_allreduce_word_embedding_grads`, `finalize_model_grads.py`, NVIDIA/Megatron-LM@d98e8a6).
     fn shared_table(&mut self, costs: &BlockCosts, strategy: &Decisions) -> Result<(), CostError> {
         let scenario = costs.scenario();
         let owners = self.rank_of_stage();
@@ -206,7 +206,7 @@ impl Assembled {
         Ok(())
     }
 
-    /// Bytes of saved activations that a rank keeps in host memory. Only jobs without a pipeline do, so all are of one stage.
+    /// Bytes of saved activations in a rank's host memory: all of one stage, as `pp` is 1 then.
     fn activations_on_host(&self, strategy: &Decisions) -> Bytes {
         let mut bytes = Bytes(0);
         for class in self.classes.iter().filter(|_| strategy.offload_layers > 0) {
@@ -234,11 +234,11 @@ fn held<'a>(stages: impl Iterator<Item = &'a StageClass>) -> HeldByRank {
 /// Which blocks a virtual stage consists of.
 #[derive(Clone, Copy, Debug)]
 struct Span {
-    /// Number of its first layer in the model.
+    /// Index of its first layer in the model.
     first_layer: usize,
     /// Number of its layers.
     layers: usize,
-    /// How many of them, counted from the stage's first layer, are recomputed as the first of [`plans::Recompute::of_first_and_others`].
+    /// How many layers count as first in [`plans::Recompute::of_first_and_others`].
     as_first: u64,
     /// Whether it has the embedding, and whether it has the head.
     ends: [bool; 2],
@@ -338,7 +338,7 @@ impl StageClass {
             work.saved += Bytes(weights.trained.total() * precision.activation().size());
         }
         if strategy.overlap.expert_parallel && strategy.ep > 1 {
-            // While a layer runs backward, that of another micro-batch runs forward.
+            // While one micro-batch runs a layer's backward, another runs a layer's forward.
             let is_layer = |run: &&Run| matches!(run.cost.key.class, BlockClass::Layer(_));
             let forward =
                 |run: &Run| run.cost.memory.saved_bytes + run.cost.memory.transient_forward;
@@ -363,7 +363,7 @@ impl StageClass {
     }
 }
 
-/// Bytes by which the optimizer's moments of a stage's embedding table are wider than those of other weights.
+/// Extra bytes of the optimizer's moments for a stage's embedding table, if their type is wider.
 fn wider_moments(
     scenario: &Scenario,
     strategy: &Decisions,
@@ -377,7 +377,7 @@ fn wider_moments(
     Bytes(updated.map_or(0, |updated| types.wider_moments(updated)))
 }
 
-/// Number of trained elements that a rank holds of blocks which tensor parallelism splits.
+/// Number of trained parameters on one rank in blocks that tensor parallelism splits.
 fn divided(scenario: &Scenario, strategy: &Decisions, tables: &SharedTables, runs: &[Run]) -> u64 {
     let is_divided = |run: &&Run| block_cost::layout(scenario, strategy, run.cost.key.class).tp > 1;
     let elements = |run: &Run| tables.own(run).trained.total() * run.count;
@@ -422,7 +422,7 @@ fn window(runs: &[Run]) -> Bytes {
 /// Sets a stage's peak memory beyond the saved activations: in forward, earlier blocks' activations are already held;
 /// in backward, those of later blocks are already released.
 fn transients(stage: &mut StageWork, runs: &[Run]) {
-    // While layers run, that on its way to host memory or back is held too.
+    // While layers run, the layer being copied to or from host memory is held too.
     let window = window(runs);
     let beside = |run: &Run| match run.cost.key.class {
         BlockClass::Layer(_) => window,

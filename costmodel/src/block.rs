@@ -18,8 +18,8 @@ use crate::streams::{self, Slowdown, Task};
 use crate::work::{Backward, Work};
 use crate::{CostError, Scenario};
 
-/// Recomputations, types of gradients and ways to run passes for which a block is priced at one time: only the last
-/// steps of the work differ between them.
+/// Variants of a block that are priced together, as only the last steps of pricing differ:
+/// recomputation modes, gradient types, and ways to run passes.
 #[derive(Debug)]
 pub(crate) struct Siblings {
     recompute: Vec<Recompute>,
@@ -28,7 +28,7 @@ pub(crate) struct Siblings {
 }
 
 impl Siblings {
-    /// Those of the key, and the other ways to run it that the runtime offers.
+    /// The variant of the key, and the other ways to run passes that the runtime offers.
     pub(crate) fn executed(scenario: &Scenario, key: &BlockKey) -> Self {
         Self {
             recompute: vec![key.recompute],
@@ -37,8 +37,8 @@ impl Siblings {
         }
     }
 
-    /// Those of the key, and all others that the runtime offers for such a block; of a block that bounds stand for, the other
-    /// ways to run it only, as few of them are ever asked for.
+    /// All variants that the runtime offers for such a block. For a block of [`is_one_of_several`]
+    /// only the ways to run passes, because few of the others are ever asked for.
     pub(crate) fn offered(scenario: &Scenario, key: &BlockKey) -> Self {
         if is_one_of_several(scenario, key) {
             return Self::executed(scenario, key);
@@ -51,13 +51,13 @@ impl Siblings {
     }
 }
 
-/// Whether a block may be run in other ways, of which the least stands for all in most bounds.
+/// Whether the runtime has several dispatchers for the block's tokens; most bounds use the least.
 fn is_one_of_several(scenario: &Scenario, key: &BlockKey) -> bool {
     let sends = key.layout.ep > 1 && key.execution.dispatcher.is_some();
     sends && (scenario.runtime.dispatchers_on(&scenario.cluster, false)).len() > 1
 }
 
-/// The way that a block's key has, then the others for which it is priced at the same time.
+/// The key's way to run passes, then the other ways that are priced with it.
 fn executions(scenario: &Scenario, key: &BlockKey) -> Vec<Execution> {
     let runtime = &scenario.runtime;
     let space = &runtime.space;
@@ -84,7 +84,7 @@ fn executions(scenario: &Scenario, key: &BlockKey) -> Vec<Execution> {
                     graphs: CudaGraphs::None,
                     ..key.execution
                 };
-                // Bounds ask for the blocks of one of both.
+                // Blocks without a dispatcher are for bounds, which need only one of both values.
                 let switches_experts = space.expert_overlap && dispatcher.is_some();
                 let possible = (overlap_tp == key.execution.overlap_tp || switches_tp)
                     && (beside_others == key.execution.beside_others || switches_experts)
@@ -123,7 +123,7 @@ pub(crate) fn price(
             accumulates: gradients,
             ..*key
         };
-        // The type of gradients changes backward alone.
+        // Only backward depends on the type of gradients.
         let modes: &[Recompute] = match gradients == accumulates[0] {
             true => recompute,
             false => &[],
@@ -215,8 +215,8 @@ fn of_key(of: &BlockToPrice<'_>, priced: &PricedBlock, memory: &[BlockMemory]) -
     again.zip(memory).map(cost).collect()
 }
 
-/// Bytes that tokens gathered from all ranks take while experts' rows are taken from them, or summed into them, beyond the
-/// rows that another dispatcher has in their place.
+/// Extra memory of the all-gather dispatcher, in bytes: the tokens gathered from all ranks, less
+/// the rows that another dispatcher holds instead of them.
 fn gathered_tokens(of: &BlockToPrice<'_>) -> Bytes {
     let (layout, execution) = (&of.key.layout, of.key.execution);
     let chosen = of.scenario.model.moe.map_or(1, |experts| experts.top_k);
@@ -257,7 +257,7 @@ fn graphed(priced: &PricedBlock, pass: &[Launch]) -> Seconds {
     all.fold(Seconds(0.0), |sum, host| sum + host)
 }
 
-/// Computes what a block's cost consists of, by name.
+/// Breaks a block's cost down by name: times of kernels, and bytes of saved tensors.
 ///
 /// # Errors
 /// When the model cannot be traced under the layout, or an operator has no price.
@@ -290,7 +290,7 @@ pub(crate) fn detail(
     Ok(BlockDetail { kernels, saved })
 }
 
-/// A block as a rank runs it, and the kernels that the runtime runs it by.
+/// A traced block, and the kernels that the runtime runs for it.
 struct Traced {
     trace: Trace,
     lowered: Lowered,
@@ -322,7 +322,7 @@ impl Traced {
     }
 }
 
-/// Types of the buffer that gradients accumulate in: that of the key, then what else the runtime offers.
+/// Types of the gradient accumulation buffer: the key's, then others that the runtime offers.
 fn accumulation_types(scenario: &Scenario, key: &BlockKey) -> Vec<DType> {
     let (runtime, precision) = (&scenario.runtime, scenario.workload.precision);
     let own = runtime.own_gradients(precision).held;
@@ -336,7 +336,7 @@ fn accumulation_types(scenario: &Scenario, key: &BlockKey) -> Vec<DType> {
     all
 }
 
-/// What a block may recompute: that of its key, and for layers what else the runtime offers.
+/// Recomputation modes of a block: its key's and, for layers, the others that the runtime offers.
 fn modes(scenario: &Scenario, key: &BlockKey) -> Vec<Recompute> {
     let runtime = &scenario.runtime;
     let mut modes = vec![key.recompute];
@@ -368,9 +368,9 @@ fn modes(scenario: &Scenario, key: &BlockKey) -> Vec<Recompute> {
     modes
 }
 
-/// The tasks that the launches of a pass are.
+/// Turns the launches of a pass into tasks on streams.
 fn tasks(priced: &PricedBlock, pass: &[Launch]) -> Vec<Task> {
-    // Of every kernel, the number of parts that it was split into last, and how long one of them takes.
+    // Per kernel: the number of parts at its latest launch, and the time of one of them.
     let mut parts = vec![(0, Picoseconds::ZERO); priced.kernels.len()];
     let task = |launch: &Launch| {
         let kernel = &priced.kernels[launch.kernel];
@@ -390,7 +390,7 @@ fn tasks(priced: &PricedBlock, pass: &[Launch]) -> Vec<Task> {
     pass.iter().map(task).collect()
 }
 
-/// Time of one of so many parts of a kernel.
+/// Time of one part of a kernel that is split into `parts`.
 fn part(kernel: &PricedKernel, parts: u64) -> Seconds {
     match parts {
         1 => kernel.time,

@@ -49,7 +49,7 @@ pub struct BlockKey {
     pub recompute: Recompute,
     /// Which messages overlap with compute, what carries tokens to experts, and what CUDA graphs capture.
     pub execution: Execution,
-    /// Element type of the buffer that gradients of weights are added up in.
+    /// Element type of the buffer in which weight gradients are accumulated.
     pub accumulates: DType,
     /// Size and placement of the groups that communicate in the block.
     pub groups: BlockGroups,
@@ -79,9 +79,9 @@ pub struct BlockCost {
     pub backward: Backward,
     /// Time of the forward kernels that run again before backward.
     pub recompute: Work,
-    /// How the time of all these passes together differs between micro-batches.
+    /// How much the total time of these passes varies between micro-batches.
     pub spread: Spread,
-    /// Time that the host takes to issue passes whose kernels but for experts and messages are captured in CUDA graphs.
+    /// Host time to issue passes if CUDA graphs capture all kernels but experts' and messages.
     pub graphed: HostTimes,
     /// Memory that the block keeps for backward, and what its passes need beside that.
     pub memory: BlockMemory,
@@ -96,9 +96,9 @@ pub struct BlockCost {
 /// Time that the host takes to issue the passes of a block.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct HostTimes {
-    /// Forward.
+    /// Host time of the forward pass.
     pub forward: Seconds,
-    /// Backward in one pass.
+    /// Host time of the backward pass, if it is not split.
     pub backward: Seconds,
     /// The half of backward that computes gradients of inputs.
     pub input: Seconds,
@@ -118,7 +118,7 @@ pub struct BlockDetail {
 }
 
 impl BlockCost {
-    /// The mean cost of passes of which a `share` costs what `other` does.
+    /// The mean cost if a `share` of the passes costs `other`, and the rest `self`.
     pub(crate) fn mixed(&self, other: &Self, share: f64) -> Self {
         let (own, theirs) = (1.0 - share, share);
         let mut backward = self.backward * own;
@@ -131,7 +131,7 @@ impl BlockCost {
         }
     }
 
-    /// The cost with gradients of another type, which change backward alone.
+    /// The same cost for another type of gradients, which changes backward only.
     pub(crate) fn with_gradients(&self, accumulates: DType, backward: Backward) -> Self {
         Self {
             key: BlockKey {
@@ -154,7 +154,7 @@ impl BlockCost {
         passes.iter().any(|pass| pass.host > pass.device())
     }
 
-    /// The cost if so much of a step is captured in CUDA graphs: only the host's time differs.
+    /// The cost if CUDA graphs capture this part of a step: only the host's times differ.
     pub(crate) fn captured(&self, graphs: CudaGraphs) -> Self {
         let hosts = match graphs {
             CudaGraphs::None => return self.clone(),
@@ -209,7 +209,7 @@ pub(crate) fn layout(scenario: &Scenario, strategy: &Decisions, class: BlockClas
     let whole = (scenario.runtime.rewrites).contains(&Rewrite::WholeVocabulary);
     match class {
         BlockClass::Layer(_) | BlockClass::Mtp => layout,
-        // These have no attention: what they cost is the same however it exchanges keys and values.
+        // These have no attention, so the kind of context parallelism does not change their cost.
         BlockClass::Embedding | BlockClass::Head => BlockLayout {
             cp_kind: CpKind::Ring,
             tp: match whole && !strategy.sequence_parallel {
@@ -273,7 +273,7 @@ impl BlockKey {
         key.executed(&scenario.runtime, key.execution)
     }
 
-    /// The same block issued in another way, as far as it has the messages that this concerns.
+    /// The key of the same block run in another way; settings that do not concern it are reset.
     #[must_use]
     pub(crate) fn executed(self, runtime: &Runtime, execution: Execution) -> Self {
         let own = Execution::own(runtime);
@@ -296,7 +296,7 @@ impl BlockKey {
         }
     }
 
-    /// The same block with passes beside which none of another micro-batch runs; `None` if that changes nothing.
+    /// The key if no other micro-batch's pass runs beside this one; `None` if that changes nothing.
     pub(crate) fn alone(self) -> Option<Self> {
         let beside = self.execution.beside_others && self.layout.ep > 1;
         let mut alone = self;
@@ -304,7 +304,7 @@ impl BlockKey {
         beside.then_some(alone)
     }
 
-    /// Whether products are split where tensor-parallel messages overlap: those of layers are, not those of the head.
+    /// Whether GEMMs are split beside tensor-parallel messages: not those of embedding and head.
     pub(crate) fn splits_products(&self) -> bool {
         matches!(self.class, BlockClass::Layer(_) | BlockClass::Mtp)
     }

@@ -17,7 +17,7 @@ pub(crate) struct Blocks {
     pub(crate) embedding: Arc<BlockCost>,
     pub(crate) head: Arc<BlockCost>,
     pub(crate) mtp: Option<Arc<BlockCost>>,
-    /// For every layer class: the cost of a stage's last layer, and of its first, which `Layers` may recompute.
+    /// For every layer class: the cost of a stage's other layers, then that of its first layers.
     pub(crate) layers: Vec<[Arc<BlockCost>; 2]>,
 }
 
@@ -26,12 +26,12 @@ pub(crate) struct Blocks {
 pub(crate) struct BlocksKey {
     layout: BlockLayout,
     groups: BlockGroups,
-    /// What is recomputed of a stage's first layers, and of the others.
+    /// What a stage's first layers recompute, and what its other layers do.
     recompute: [Recompute; 2],
     execution: Execution,
-    /// Element type of the buffer that gradients of weights are added up in.
+    /// Element type of the buffer in which weight gradients are accumulated.
     accumulates: DType,
-    /// The bits of [`passes_alone`], where passes of other micro-batches run beside messages to experts.
+    /// Bits of [`passes_alone`]; `None` unless passes run beside others' expert messages.
     alone: Option<u64>,
 }
 
@@ -53,22 +53,22 @@ impl BlocksKey {
     }
 }
 
-/// Share of the passes beside which no pass of another micro-batch runs, where forward passes alternate with backward
-/// passes: of a pipeline rank all forward passes before its first backward pass, and as many backward passes after its last
-/// forward pass. With `v` stages on each of `p` ranks these are `2·(p − 1 − r) + (v − 1)·p + 1` on rank `r`, the one more of
-/// Megatron-Core's schedule included (`get_pp_rank_microbatches`), on average `v·p` of `v·m`.
+/// Share of passes that run alone if forward and backward passes of micro-batches overlap: on a
+/// rank, the forward passes before its first backward, and as many backward passes at its end. With
+/// `v` stages on each of `p` ranks rank `r` has `2·(p − 1 − r) + (v − 1)·p + 1` of them, also in
+/// Megatron-Core (`get_pp_rank_microbatches`): on average `v·p` of `v·m`.
 pub(crate) fn passes_alone(d: &Decisions) -> f64 {
     (d.pp as f64 / d.num_micro_batches as f64).min(1.0)
 }
 
 impl Blocks {
-    /// All blocks, some twice.
+    /// All blocks; some appear twice.
     pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<BlockCost>> {
         let ends = [&self.embedding, &self.head].into_iter().chain(&self.mtp);
         ends.chain(self.layers.iter().flatten())
     }
 
-    /// By kind: embedding, head, prediction module, and for every class of layers the stage's last, then its first.
+    /// By kind: embedding, head, prediction module; per layer class a stage's last and first layer.
     pub(crate) fn of_kind(&self) -> Vec<Option<&Arc<BlockCost>>> {
         let ends = [Some(&self.embedding), Some(&self.head), self.mtp.as_ref()];
         let layers = self.layers.iter().flatten().map(Some);

@@ -27,7 +27,7 @@ pub(crate) struct BlockCosts {
     pub(crate) class_of_layer: Vec<u8>,
     blocks: Arc<Memo<BlockKey, BlockCost>>,
     sets: Arc<Memo<BlocksKey, Blocks>>,
-    /// Elements of the whole model on the ranks of a pipeline together, by tensor and expert sizes.
+    /// Number of parameters on all ranks of a pipeline together, by `[tp, ep, etp]`.
     weights: Arc<Memo<[u64; 3], Weights>>,
 }
 
@@ -52,9 +52,9 @@ impl BlockCosts {
         }
     }
 
-    /// The same for a scenario with another workload, sharing the cache. `None` if that may change what a block costs:
-    /// another precision or sequence length is part of a block's key, but attention depends on documents, and a profile of
-    /// ranks that share cores prices kernels by how many ranks there are.
+    /// These costs for another workload, with the same cache. `None` if the workload may change
+    /// what a block costs: a block's key has precision and sequence length, but attention depends
+    /// on documents, and a profile of ranks that share cores prices kernels by the number of ranks.
     pub(crate) fn with_workload_of(&self, scenario: &Scenario) -> Option<Self> {
         let documents = self.scenario.workload.documents();
         let alike = documents == scenario.workload.documents()
@@ -86,7 +86,7 @@ impl BlockCosts {
         self.with_siblings(key, Siblings::offered)
     }
 
-    /// The cost of a block if so much of a step is captured in CUDA graphs; `cost` gives that without any.
+    /// The cost of a block if CUDA graphs capture this part of a step; `cost` is without graphs.
     ///
     /// # Errors
     /// When `cost` fails.
@@ -142,8 +142,8 @@ impl BlockCosts {
         (self.sets).get(&key, || self.by(d, execution, predicts, Siblings::offered))
     }
 
-    /// The blocks of a strategy but the prediction module. Those that are not known yet are priced for these decisions only, not for
-    /// others that a search may ask for next.
+    /// The blocks of a strategy without the prediction module. New ones are priced for these
+    /// decisions only, not for others that a search may ask for next.
     ///
     /// # Errors
     /// When a block cannot be traced.
@@ -188,10 +188,10 @@ impl BlockCosts {
         })
     }
 
-    /// Time to send so many bytes, one micro-batch's activation, to the next pipeline rank.
+    /// Time to send one micro-batch's activation of `output` bytes to the next pipeline rank.
     ///
     /// # Errors
-    /// When it was not measured.
+    /// When the book has no measurement of it.
     pub(crate) fn transfer(&self, d: &Decisions, output: Bytes) -> Result<Seconds, CostError> {
         match d.pp {
             1 => Ok(Seconds(0.0)),
@@ -202,7 +202,7 @@ impl BlockCosts {
     /// The shortest time of [`Self::transfer`] under any of these axis orders.
     ///
     /// # Errors
-    /// When it was not measured.
+    /// When the book has no measurement of it.
     pub(crate) fn least_transfer(
         &self,
         d: &Decisions,
@@ -221,7 +221,7 @@ impl BlockCosts {
         Ok(least.unwrap_or_default())
     }
 
-    /// Elements that the ranks of a pipeline hold together, before ZeRO shards them.
+    /// Number of parameters on all ranks of a pipeline together, before ZeRO shards them.
     ///
     /// # Errors
     /// When a block cannot be traced.
@@ -260,7 +260,7 @@ impl BlockCosts {
         Ok(*found)
     }
 
-    /// What a block's cost consists of, by name.
+    /// Breaks a block's cost down by name: times of kernels, and bytes of saved tensors.
     ///
     /// # Errors
     /// When the block cannot be traced.

@@ -1,9 +1,9 @@
 //! Lower bounds for all strategies that share a layout and a pipeline, whatever their sharding of states and their
 //! axis order.
 //!
-//! A bound on a rank's time, or memory, is a sum over kinds of blocks of how often it runs, or holds, each. The counts
-//! follow from the pipeline alone ([`Shape`]), the costs from the layout alone ([`LayoutBounds`]), so that a bound takes
-//! a few multiplications.
+//! A bound on a rank's time adds up, over kinds of blocks, how often the rank runs each times its
+//! cost; one on memory, how many it holds. Counts follow from the pipeline alone ([`Shape`]), costs
+//! from the layout alone ([`LayoutBounds`]), so a bound takes a few multiplications.
 
 use std::sync::Arc;
 
@@ -26,13 +26,13 @@ use crate::shared_tables;
 use crate::states::{self, Sharding, Weights};
 use crate::traffic::DataParallel;
 
-/// The ways to shard the states of a layout that leave least on a rank.
+/// For one layout, the ways to shard states that leave the fewest bytes on a rank.
 #[derive(Clone, Debug, Default)]
 pub struct Lightest {
     /// Those with all states on devices, one for every ZeRO level.
     pub on_device: Vec<Decisions>,
-    /// Those with states in host memory, one for every ZeRO level and everything that may lie there: of a level, those with
-    /// less there come first.
+    /// Those with states in host memory, one per ZeRO level and choice of states there. Within a
+    /// level, those with less in host memory come first.
     pub on_host: Vec<Decisions>,
 }
 
@@ -41,22 +41,22 @@ pub struct Lightest {
 pub struct PipelineFloors {
     /// Lower bounds of every strategy of the pipeline that fits.
     pub floors: Floors,
-    /// The part of the bound on time that no pass takes: the update by hosts, if no strategy fits that has all states on
-    /// devices.
+    /// The part of the bound on time that the update on hosts takes; 0 unless strategies fit only
+    /// with states in host memory.
     pub on_host: Seconds,
-    /// Which of the messages a strategy may send that fits, by index; of all if no limit is given.
+    /// The messages that a strategy which fits may send; all of them if no memory limit is given.
     pub senders: Senders,
 }
 
-/// Some of a layout's data-parallel messages, by index.
+/// A set of a layout's data-parallel messages, one bit per index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Senders(u64);
 
 impl Senders {
-    /// All of them.
+    /// All messages.
     pub const ALL: Self = Self(u64::MAX);
 
-    /// Whether the messages with this index are among them. Those with a large index always are.
+    /// Whether the set has the message with this index. It always has those from 64 on.
     #[must_use]
     pub fn has(self, index: usize) -> bool {
         index >= u64::BITS as usize || self.0 >> index & 1 == 1
@@ -74,12 +74,12 @@ impl Senders {
 #[derive(Debug)]
 pub(crate) struct Fullest {
     ranks: Vec<HeldBlocks>,
-    /// All bytes on the device: for each rank in turn, one number for every way in which the layout can hold states there
-    /// ([`LayoutBounds::least`]).
+    /// Total bytes on the device: for each rank in turn, one number for every way to hold states in
+    /// [`LayoutBounds::least`].
     on_device: Vec<Bytes>,
 }
 
-/// What a rank holds at that moment, apart from what depends on how states are sharded.
+/// What a rank holds at its fullest moment, apart from states.
 #[derive(Clone, Copy, Debug)]
 struct HeldBlocks {
     weights: Weights,
@@ -90,8 +90,8 @@ struct HeldBlocks {
     pool: usize,
 }
 
-/// Costs of every kind of block under a layout, with the least that states take on it. On several pools the kinds of each
-/// pool follow those of the one before, as in a [`Shape`].
+/// Least costs of every kind of block under a layout, and the ways to hold its states. With several
+/// pools, the kinds of each pool follow those of the pool before, as in a [`Shape`].
 #[derive(Clone, Debug)]
 pub struct LayoutBounds {
     /// By kind of block, seconds of a forward pass on the device, and seconds that the host takes to launch it.
@@ -110,17 +110,17 @@ pub struct LayoutBounds {
     pub(crate) over_link: Option<Way>,
     step: Seconds,
     outside: Bytes,
-    /// Elements of the table that counts twice if one stage has both ends of the model.
+    /// Elements of the tied embedding, which both ends of the model have; 0 if it is not tied.
     tied: u64,
     /// Ways to shard states that leave least on a rank, with none in host memory.
     least: Vec<(Decisions, Sharding)>,
-    /// All ways to hold states in host memory: of a ZeRO level, those with less there come first.
+    /// All ways to hold states in host memory; within a ZeRO level, those with less come first.
     on_host: Vec<(Decisions, Sharding)>,
 }
 
 impl LayoutBounds {
-    /// The costs of `blocks`, which are those of `d`; of its fields those are read that decide what blocks cost.
-    /// `lightest` are the same decisions with the ways to shard states that leave least on a rank.
+    /// Bounds from the costs of `blocks`, the blocks of `d`; fields of `d` that do not change them
+    /// are not read. `lightest` is `d` with the ways to shard states that leave least on a rank.
     pub(crate) fn new(
         costs: &BlockCosts,
         d: &Decisions,
@@ -144,7 +144,7 @@ impl LayoutBounds {
             ways.iter().map(|d| (d.clone(), sharding(d))).collect()
         };
         let table = shared_tables::table(scenario, d);
-        // A module may share its table with another block: a lower bound leaves it out.
+        // A prediction module may share its table with another block; the bound leaves it out.
         let weights = |b: &Option<&Arc<BlockCost>>| {
             let mut weights = b.map_or(Weights::default(), |b| b.weights);
             if b.is_some_and(|b| b.key.class == BlockClass::Mtp) {
@@ -178,7 +178,7 @@ impl LayoutBounds {
         })
     }
 
-    /// The same with the blocks of one more pool.
+    /// Adds the blocks of one more pool.
     pub(crate) fn with_pool(mut self, other: Self) -> Self {
         let own = self.forward.iter_mut().chain(&mut self.backward);
         let others = other.forward.into_iter().chain(other.backward);
@@ -192,7 +192,7 @@ impl LayoutBounds {
         self
     }
 
-    /// The bounds if every block may have the costs of either.
+    /// Bounds that hold for either: for each block the smaller of both costs.
     pub(crate) fn or_least(mut self, other: &Self) -> Self {
         let own = self.forward.iter_mut().chain(&mut self.backward);
         let others = other.forward.iter().chain(&other.backward);
@@ -212,8 +212,8 @@ impl LayoutBounds {
         self
     }
 
-    /// A bound on memory over a pipeline, with all states on devices; `as_on_first` gives the bytes that a rank of a pool
-    /// holds as the same share of the memory of the first pool's GPUs. At one `level`, or at any.
+    /// Lower bound on the fullest rank's memory with all states on devices, at one ZeRO `level` or
+    /// any. `as_on_first` scales a pool's bytes to the memory of the first pool's GPUs.
     pub(crate) fn least_memory(
         &self,
         costs: &BlockCosts,
@@ -231,8 +231,8 @@ impl LayoutBounds {
         most(costs, of_ranks, as_on_first)
     }
 
-    /// Bounds over a pipeline with some states in host memory: on memory, and on the time that the hosts of all ranks take for
-    /// their updates. `None` if no way to hold states there fits, where ranks are `alike` in what host they have.
+    /// Lower bounds with some states in host memory: on memory, and on the time of the hosts'
+    /// update. `None` if no way to do so fits; that is checked only if all hosts are `alike`.
     ///
     /// # Errors
     /// When the cluster's file does not describe the host.
@@ -271,14 +271,14 @@ impl LayoutBounds {
         }))
     }
 
-    /// A bound on time over a pipeline, with some data-parallel messages or whatever is sent.
+    /// Lower bound on the step time, with these data-parallel `messages`; with none if `None`.
     pub(crate) fn least_time(&self, shape: &Shape, messages: Option<&Messages>) -> Seconds {
         let of_rank = |passes: &Passes| {
             let added = messages.map(|messages| self.added(shape, passes, messages));
             self.time(passes, added.unwrap_or_default())
         };
         let times = shape.times.iter().map(of_rank);
-        // Some pass needs what crosses last.
+        // Some pass waits for the last activation on the link, so the step is at least as long.
         let over_link = self.over_link.as_ref();
         let on_link = over_link.map(|way| way.least(shape.crossings, shape.micro_batches));
         let on_link = on_link.unwrap_or_default();
@@ -311,7 +311,7 @@ impl LayoutBounds {
         time.max(added.step)
     }
 
-    /// The memory of every rank of a pipeline at its fullest moment; of no rank if the layout has no way to hold states.
+    /// Each rank's memory at its fullest moment; empty if the layout has no way to hold states.
     pub(crate) fn fullest(&self, costs: &BlockCosts, shape: &Shape) -> Fullest {
         let ranks = match self.least.is_empty() && self.on_host.is_empty() {
             true => &[],
@@ -358,7 +358,7 @@ impl LayoutBounds {
         }
     }
 
-    /// A bound on the memory of a rank, whichever of some ways to hold states is taken; `None` if there is no way.
+    /// Lower bound on a rank's memory under any of `ways` to hold states; `None` if there is none.
     fn memory<'w>(
         &self,
         costs: &BlockCosts,
@@ -413,7 +413,7 @@ fn most_on_host<'w, W>(
     levels.filter_map(<[W]>::last)
 }
 
-/// Elements of the embedding that count twice if one stage has both ends of a model that ties them.
+/// Elements of the tied embedding, which both ends of the model have; 0 if it is not tied.
 fn tied(costs: &BlockCosts, d: &Decisions) -> u64 {
     match costs.scenario().model.tied_embeddings {
         true => shared_tables::table(costs.scenario(), d),
@@ -421,9 +421,9 @@ fn tied(costs: &BlockCosts, d: &Decisions) -> u64 {
     }
 }
 
-/// The least memory that parameters, gradients and optimizer states take on the fullest rank, whatever blocks keep:
-/// their average over the pipeline's ranks. It needs no prices. States lie in host memory only where they fit, if ranks are
-/// `alike` in what host they have.
+/// Lower bound on the fullest rank's memory from states alone: their average over the pipeline's
+/// ranks, plus context and workspace. It needs no prices. Ways that overfill host memory are left
+/// out, if ranks are `alike` in their hosts.
 ///
 /// # Errors
 /// When a block cannot be traced.

@@ -37,7 +37,7 @@ pub struct CostModel {
     pub(crate) pipelines: Pipelines,
     /// How often each rank of a pipeline runs each block, and how many it holds at once, by schedule and stages.
     pub(crate) shapes: Memo<ShapeKey, Shape>,
-    /// What the longest of several micro-batches takes more than the mean.
+    /// Expected largest of several normal variables, by their number.
     pub(crate) largest: Largest,
 }
 
@@ -51,7 +51,7 @@ pub struct Score {
     pub peak_memory: Bytes,
     /// Whether the peak is within device memory less headroom.
     pub fits: bool,
-    /// Whether what lies in host memory fits there.
+    /// Whether the states and activations that are kept in host memory fit there.
     pub fits_host: bool,
 }
 
@@ -105,10 +105,10 @@ impl CostModel {
         self.scenario().capacity()
     }
 
-    /// The same for another workload. Costs of blocks that do not depend on it are shared.
+    /// A cost model for another workload. It shares the costs of blocks that do not depend on that.
     ///
     /// # Errors
-    /// When the sizes are too large to count.
+    /// When a number of the scenario is unusable, or the device has no prices for the precision.
     pub fn with_workload(&self, workload: Workload) -> Result<Self, CostError> {
         let scenario = Scenario {
             workload,
@@ -189,7 +189,7 @@ impl CostModel {
         ))
     }
 
-    /// Whether GPUs reach each other's memory, where a strategy switches on overlap that needs it.
+    /// Refuses tensor-parallel overlap beyond the runtime's own if GPUs lack peer access.
     fn reaches_peers(&self, d: &Decisions) -> Result<(), CostError> {
         let (cluster, runtime) = (&self.scenario().cluster, &self.scenario().runtime);
         let switched = d.overlap.tensor_parallel && !runtime.overlap.tensor_parallel && d.tp > 1;
@@ -205,7 +205,7 @@ impl CostModel {
         }
     }
 
-    /// Whether what a strategy sends tokens to experts by runs on the cluster.
+    /// Refuses a dispatcher of tokens to experts that does not run on the cluster.
     fn has_dispatcher(&self, d: &Decisions) -> Result<(), CostError> {
         let cluster = &self.scenario().cluster;
         let across = d.experts_lie_across(cluster);
@@ -224,7 +224,7 @@ impl CostModel {
         }
     }
 
-    /// Whether all GPUs of the cluster scale operands of 8-bit products as a strategy asks.
+    /// Refuses an FP8 recipe that some GPU of the cluster does not have.
     fn has_recipe(&self, d: &Decisions) -> Result<(), CostError> {
         let (cluster, runtime) = (&self.scenario().cluster, &self.scenario().runtime);
         match d.fp8_recipe.filter(|recipe| !recipe.exists_on(cluster)) {
@@ -241,7 +241,7 @@ impl CostModel {
         }
     }
 
-    /// For every pool, what the costs consist of of the blocks that run in it.
+    /// For every pool, the cost details of the blocks that run in it.
     fn details(
         &self,
         d: &Decisions,
@@ -284,8 +284,8 @@ impl CostModel {
         Ok(timeline)
     }
 
-    /// What it takes to go on from old strategies under new ones: one strategy, or one for each group of replicas. They may be
-    /// of other numbers of devices than this scenario. `lost` says of every pool what was lost.
+    /// How a job goes on from `old` to `new`, each one strategy or one per group of replicas, with
+    /// any numbers of devices. `lost` says what was lost, for each pool.
     ///
     /// # Errors
     /// When a block cannot be traced.
@@ -309,8 +309,8 @@ impl CostModel {
         Ok(staged)
     }
 
-    /// What every pipeline rank of our own executor holds. Several ranks share a pipeline rank's stages; this is the
-    /// one that holds most, if every expert receives equally many rows.
+    /// Memory of every pipeline rank of our own executor. Of the ranks that share a pipeline rank's
+    /// stages, this is the one that holds most, if every expert receives equally many rows.
     ///
     /// # Errors
     /// When a block cannot be traced.
@@ -324,7 +324,7 @@ impl CostModel {
             .collect()
     }
 
-    /// What one rank of our own executor holds.
+    /// Memory that one rank of our own executor holds.
     ///
     /// # Errors
     /// When a block cannot be traced.
@@ -348,7 +348,7 @@ impl CostModel {
         finite(outcome)
     }
 
-    /// What a step waits for beside what is simulated.
+    /// Time that a step waits for unequal sequences and slow ranks, which are not simulated.
     pub(crate) fn waits(
         &self,
         strategy: &Strategy,
@@ -366,7 +366,7 @@ impl CostModel {
         })
     }
 
-    /// Simulates a step, but for what repeats itself.
+    /// Simulates a step; if groups of micro-batches repeat each other, only some of them.
     pub(crate) fn outcome(
         &self,
         d: &Decisions,
@@ -388,7 +388,7 @@ impl CostModel {
         }
     }
 
-    /// Simulates a step to its end, and passes what happens to `record`.
+    /// Simulates a whole step and passes its events to `record`.
     fn recorded(
         &self,
         strategy: &Strategy,
@@ -408,7 +408,7 @@ impl CostModel {
         finite(outcome)
     }
 
-    /// The cost of a block; each local shape is priced only once.
+    /// The cost of a block on the first pool; each local shape is priced only once.
     ///
     /// # Errors
     /// When the block cannot be traced.
@@ -497,7 +497,7 @@ mod tests {
     use super::*;
     use crate::testing;
 
-    /// Prices of a model with more layers than 32 pipeline ranks have stages.
+    /// A cost model for a model with more layers than 32 pipeline ranks have stages.
     fn costs() -> CostModel {
         let config = r#"{"model_type": "llama", "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 259,
             "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 32000, "rms_norm_eps": 1e-5,

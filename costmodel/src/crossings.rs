@@ -1,8 +1,8 @@
 //! What a pipeline sends over a link between pools, and how long the link is busy with it.
 //!
-//! Where a virtual stage lies in one pool and the next in another, every micro-batch crosses the link between the pools twice: its
-//! activation forward, and later its gradient back. With several stages on each rank, the last rank also sends to the first.
-//! Each pair of pools has its own link. The link is full duplex: traffic one way does not slow traffic the other way.
+//! If consecutive virtual stages are in different pools, every micro-batch crosses the link between
+//! these twice: its activation forward, later its gradient back. In an interleaved schedule the
+//! last rank also sends to the first. Each pair of pools has a full-duplex link of its own.
 
 use catalog::{Bytes, Link, Seconds};
 use plans::Decisions;
@@ -12,14 +12,14 @@ use crate::{Scenario, messages};
 /// How often a micro-batch's activations and gradients go from one pool to another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Crossings {
-    /// The largest number of them that one pipeline rank sends.
+    /// Most transfers of one micro-batch that a single pipeline rank sends to other pools.
     sent: u64,
-    /// The largest number of them that one link carries one way, whichever ranks send them.
+    /// Most transfers of one micro-batch that a link carries in one direction, from all ranks.
     carried: u64,
 }
 
 impl Crossings {
-    /// Counts them for a pipeline whose ranks lie in these pools.
+    /// Counts the transfers between pools of a pipeline, given each rank's pool.
     pub(crate) fn new(rank_of_stage: &[u32], pool_of_rank: &[usize]) -> Self {
         let pools = pool_of_rank.iter().max().map_or(0, |last| last + 1);
         let mut sent = vec![0; pool_of_rank.len()];
@@ -53,10 +53,10 @@ pub(crate) struct Way {
 }
 
 impl Way {
-    /// Of an activation of which each rank of a stage holds `output`, over this `link`.
+    /// The way of an activation over `link`; each rank of the sending stage holds `output`.
     pub(crate) fn new(link: &Link, whole: &Scenario, d: &Decisions, output: Bytes) -> Self {
         let sent = messages::sent_to_next_stage(whole, d, output);
-        // They send at the same time.
+        // All ranks of the stage send at the same time.
         let bytes = sent.as_f64() * (d.world() / d.pp) as f64;
         Self {
             busy: Seconds(bytes / link.bandwidth.value.0),
@@ -69,8 +69,8 @@ impl Way {
         self.busy + self.latency
     }
 
-    /// The least time in which so many micro-batches cross the link: a rank sends one activation or gradient after the other,
-    /// and those of several ranks share the link.
+    /// The least time in which `micro_batches` cross the link: a rank sends one activation or
+    /// gradient after another, and several ranks share the link.
     pub(crate) fn least(&self, crossings: Crossings, micro_batches: f64) -> Seconds {
         let sent = self.transfer() * (crossings.sent as f64 * micro_batches);
         let carried = self.busy * (crossings.carried as f64 * micro_batches) + self.latency;
@@ -101,7 +101,7 @@ mod tests {
         assert_eq!(of(OneFOneB, &[0, 1, 2], 1), [2, 1]);
         // Down the ranks and up again: the same two ranks are at the link.
         assert_eq!(of(ZbV, &[0, 0, 1, 1], 2), [2, 2]);
-        // Three times from rank 1 to 2, and gradients of twice from rank 3 to 0, which rank 0 sends.
+        // Three activations from rank 1 to 2, and two gradients from rank 0 to 3.
         assert_eq!(of(Interleaved, &[0, 0, 1, 1], 3), [3, 5]);
         // One rank sends all of it.
         assert_eq!(of(Interleaved, &[0, 1], 3), [5, 5]);

@@ -40,7 +40,7 @@ pub struct Inputs<'a> {
 /// The result of a simulated step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outcome {
-    /// End of the last action of the last rank, and the time that the step waits for longer sequences and slow ranks.
+    /// Duration of the step: last action of the last rank, host overhead, and all waits.
     pub step_time: Seconds,
     /// Time that the step waits for longer sequences and slow ranks.
     pub waits: Waits,
@@ -51,7 +51,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Adds time that the step waits.
+    /// Adds waiting time to the step.
     pub(crate) fn wait(&mut self, waits: Waits) {
         self.step_time += waits.total();
         self.waits = waits;
@@ -61,14 +61,14 @@ impl Outcome {
 /// Time that a step waits for what differs between micro-batches and ranks that are simulated as equal.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Waits {
-    /// For replicas and micro-batches whose sequences take longer than the mean.
+    /// Time that a step waits for replicas and micro-batches with longer sequences than the mean.
     pub imbalance: Seconds,
-    /// For ranks that happen to be slow.
+    /// Time that a step waits for ranks that happen to be slow.
     pub stragglers: Seconds,
 }
 
 impl Waits {
-    /// Both together.
+    /// Sum of both waits.
     #[must_use]
     pub fn total(self) -> Seconds {
         self.imbalance + self.stragglers
@@ -90,7 +90,7 @@ pub struct RankOutcome {
     pub end: Seconds,
     /// Largest memory in use at any moment.
     pub peak: Bytes,
-    /// The action that ran when memory was at its peak.
+    /// The action at the peak of memory; `None` if no action needs more than is held all step.
     pub peak_action: Option<Action>,
 }
 
@@ -177,7 +177,7 @@ struct Placed<'a> {
     transfers: [Picoseconds; 2],
 }
 
-/// Where all ranks are at a moment.
+/// The states of all ranks, and the arrivals of messages, at one moment.
 struct Moment {
     states: Vec<RankState>,
     arrivals: Vec<Picoseconds>,
@@ -212,7 +212,7 @@ struct RankState {
     streams: Streams,
     /// When the rank's last pipeline transfer ends.
     pipeline: Picoseconds,
-    /// How long the message takes that the rank sent after its last pass; 0 if it sent none, or cannot receive meanwhile.
+    /// Duration of the message sent after the last pass; 0 if none, or if it excludes a receive.
     sending: Picoseconds,
     /// Time of transfers that the rank waited for.
     exposed_transfers: Picoseconds,
@@ -307,7 +307,7 @@ impl RankState {
         record.event(event(rank, Stream::DataParallel, action, span));
     }
 
-    /// Has the host update weights: gradients that are still to come are copied to it first, parameters back after.
+    /// Updates weights on the host: copies missing gradients there before, parameters back after.
     fn update_on_host(&mut self, host: HostStep) {
         use streams::Stream::{Compute, FromHost, Host, ToHost};
         self.streams.issue(Compute, host.copies.into(), None);
@@ -322,7 +322,7 @@ impl RankState {
         }
     }
 
-    /// Notes a moment at which this much memory is in use.
+    /// Raises the peak if `held` exceeds it.
     fn holds(&mut self, held: Bytes, action: Action) {
         if held > self.peak {
             self.peak = held;
@@ -343,7 +343,7 @@ impl RankState {
         }
     }
 
-    /// How much later than at an `earlier` moment the rank is, if it would go on in the same way from both.
+    /// How much later the rank is than `earlier`; `None` if it would go on in another way.
     fn later_than(&self, earlier: &Self) -> Option<Picoseconds> {
         let by = self.streams.later_than(&earlier.streams)?;
         // A transfer that has ended delays nothing.
@@ -476,7 +476,7 @@ impl<'a> Engine<'a> {
                 };
                 self.optimizer(rank, action, record);
             }
-            // Passes run by themselves, with the transfers around them.
+            // Passes run in `run_steps`, with their transfers; resharding takes no time.
             ActionKind::F
             | ActionKind::B
             | ActionKind::I
@@ -556,7 +556,7 @@ impl<'a> Engine<'a> {
     fn finish(self) -> Outcome {
         let ends = self.states.iter().map(RankState::compute);
         let last = Seconds::from(ends.max().unwrap_or_default());
-        // Ranks send as if each had the link between pools for itself.
+        // So far each rank had the link between pools to itself.
         let of = self.inputs.of;
         let shared = (of.on_link.0 > 0.0).then(|| of.on_link + of.least_update());
         let link = shared.map_or(Seconds(0.0), |end| (end - last).max(Seconds(0.0)));

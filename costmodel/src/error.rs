@@ -32,7 +32,7 @@ pub enum CostError {
         /// Number of GPUs in its group.
         ranks: u64,
     },
-    /// The kernels that a profile measured attend to whole sequences.
+    /// Attention has to stay within documents, but profiles measure attention over whole sequences.
     #[error(
         "a profile has no kernel whose attention stays within the documents of a sequence; pack with --packing across, or pad with --packing padded"
     )]
@@ -44,7 +44,7 @@ pub enum CostError {
         name: String,
         /// Its value as given.
         value: f64,
-        /// What a usable value is.
+        /// Description of a usable value.
         expected: &'static str,
     },
     /// A pipeline rank would have GPUs of several pools.
@@ -82,11 +82,11 @@ pub enum CostError {
     /// The strategy scales operands of 8-bit products in a way that GPUs of the cluster do not have.
     #[error("fp8_recipe={recipe} does not run on all GPUs of {cluster}: expected {has}")]
     NoRecipe {
-        /// What the strategy asks for.
+        /// Name of the recipe that the strategy asks for.
         recipe: &'static str,
         /// Name of the cluster.
         cluster: String,
-        /// What there is on it.
+        /// Recipes that run on all GPUs of the cluster.
         has: String,
     },
     /// The strategy overlaps tensor-parallel messages with matrix products, and GPUs of the cluster do not reach each other's memory.
@@ -97,7 +97,7 @@ pub enum CostError {
     NoPeers {
         /// Name of the cluster.
         cluster: String,
-        /// The same overlap without it.
+        /// The strategy's overlap without that of tensor-parallel messages.
         has: String,
     },
     /// The strategy sends tokens to experts by a library that does not run on the cluster.
@@ -105,7 +105,7 @@ pub enum CostError {
         "dispatcher {dispatcher} does not run on {cluster} for groups of that size: expected {has}"
     )]
     NoDispatcher {
-        /// What the strategy asks for.
+        /// Name of the dispatcher that the strategy asks for.
         dispatcher: &'static str,
         /// Name of the cluster.
         cluster: String,

@@ -3,9 +3,9 @@
 //! A block is traced and lowered once for all of them. Bounds of a search hold for several at once: messages to experts then
 //! take as long as the cheapest dispatcher makes them, and run beside other micro-batches if any of the ways lets them.
 //!
-//! That no order of the same kernels in which messages wait for nothing is slower holds as long as communication slows
-//! kernels to no less than half their speed: a kernel that starts earlier then ends no later, whatever still runs beside it,
-//! and a message is ready no later than the kernel that is issued next.
+//! Overlap slows nothing as long as communication slows kernels to no less than half their speed: a
+//! kernel that starts earlier then ends no later, whatever runs beside it, and a message is ready
+//! no later than the kernel that is issued next.
 
 use catalog::runtime::Rewrite;
 use catalog::{CudaGraphs, Dispatcher, Fp8Recipe, Runtime, Zero};
@@ -14,21 +14,21 @@ use plans::Decisions;
 use crate::streams::Slowdown;
 use crate::{Scenario, known};
 
-/// Largest slow-down of kernels by communication beside them for which overlap is known to slow nothing.
+/// Largest slow-down of kernels beside communication at which overlap is known to slow nothing.
 pub(crate) const MONOTONE_SLOWDOWN: f64 = 2.0;
 
-/// How a runtime issues the kernels and messages of a block: what a strategy decides of it.
+/// What a strategy decides about how a block's kernels and messages are issued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Execution {
     /// Whether products are split to overlap with tensor-parallel collectives.
     pub overlap_tp: bool,
     /// Whether messages to experts run beside the passes of another micro-batch.
     pub beside_others: bool,
-    /// What carries tokens to their experts; `None`: whatever the runtime can be told to use takes least. Only bounds are
-    /// of such blocks.
+    /// What carries tokens to experts; `None`: the cheapest of those that the runtime offers, which
+    /// only lower bounds ask for.
     pub dispatcher: Option<Dispatcher>,
-    /// What is captured in CUDA graphs. Keys of blocks have none: only the host's time differs, which follows from the block's
-    /// cost.
+    /// What CUDA graphs capture. Blocks are priced without graphs, which change only the host's
+    /// time; a block's cost has that time for both.
     pub graphs: CudaGraphs,
     /// How the operands of 8-bit products are scaled.
     pub fp8_recipe: Fp8Recipe,
@@ -38,7 +38,7 @@ pub struct Execution {
 }
 
 impl Execution {
-    /// The way that a runtime issues blocks by itself.
+    /// The runtime's own way to issue blocks.
     pub(crate) fn own(runtime: &Runtime) -> Self {
         Self {
             overlap_tp: runtime.overlap.tensor_parallel,
@@ -50,7 +50,7 @@ impl Execution {
         }
     }
 
-    /// The way that a strategy decides.
+    /// A strategy's way to issue blocks; the runtime's own values where the strategy has none.
     #[must_use]
     pub fn of(scenario: &Scenario, d: &Decisions) -> Self {
         let runtime = &scenario.runtime;

@@ -57,7 +57,7 @@ pub fn time(
     for (rank, of) in ranks.iter_mut().zip(&assembled.ranks) {
         rank.optimizer = of.update();
     }
-    // What the owner of the first stage still has to do after the last gradient has reached it.
+    // Time that the first stage's rank still needs after the last gradient has reached it.
     let first = ranks[owners[0] as usize].after();
     let ends = ranks.iter().map(|rank| rank.time(first));
     let mut time = ends.fold(Seconds(0.0), Seconds::max);
@@ -69,8 +69,8 @@ pub fn time(
     (time + step + waits) * ROUNDING
 }
 
-/// What every rank holds all step and at its schedule's fullest moment: a forward pass of one of its stages has ended then, and
-/// what it runs next is a backward pass of one of them.
+/// Lower bound on each rank's memory: what it holds all step, and at its schedule's fullest moment.
+/// Then a forward pass of one of its stages has ended, and a backward pass of one comes next.
 pub fn memory(assembled: &Assembled) -> impl Iterator<Item = Bytes> {
     let held = |stages: &Vec<(u32, u32)>| -> Bytes {
         let of_stage = |&(stage, count)| assembled.stage(stage as usize).saved * u64::from(count);
@@ -93,18 +93,18 @@ struct Rank {
     /// Whether pipeline messages overlap with compute.
     overlaps: bool,
     optimizer: Seconds,
-    /// Time before its first stage, and after the last gradient has left that stage; none before a stage was added.
+    /// Time before its first stage, and after that stage's last gradient; `None` before any stage.
     path: Option<(Seconds, Seconds)>,
     /// Work of its stages for one micro-batch, without weight halves.
     work: Seconds,
     weights: Seconds,
     /// Time of gathers, and of reductions, that run as actions of their own.
     exposed: [Seconds; 2],
-    /// Time of the reduction that follows its last backward.
+    /// Least time of the reduction that follows its last backward; `None` until a stage is added.
     last_reduce: Option<Seconds>,
     /// Time of all its data-parallel messages.
     messages: Seconds,
-    /// Time of one transfer over each of its stage boundaries to other ranks, and the longest of them.
+    /// Sum of one transfer over each stage boundary to another rank, and the longest of these.
     transfers: [Seconds; 2],
 }
 
@@ -225,7 +225,7 @@ impl Least {
     }
 }
 
-/// Time of a stage's gathers and reductions in a step of so many micro-batches.
+/// Time of a stage's gathers and reductions in a step of `micro_batches` micro-batches.
 fn messages(stage: &StageWork, micro_batches: f64) -> Seconds {
     let TrafficPlan {
         gather_forward,
@@ -341,8 +341,8 @@ mod tests {
         // gather from 9 to 12, then 2. Two: forward gathers from 0 to 9, then 4; backward computes without a pause from 5 on.
         let expected = [[17.0; 2], [14.0; 2], [13.0; 2], [13.0; 2]];
         assert_eq!(times(&blocks), expected);
-        // Four equal blocks: gathers of 3 s beside kernels of 2 s, the last of which follows them; then of 1 s, of which one is
-        // waited for.
+        // Four equal blocks with kernels of 2 s. With gathers of 3 s, the last block follows the
+        // last gather; with gathers of 1 s, only the first is waited for.
         let slow = times(&[(4, [0.25; 2], 3.0)]);
         assert_eq!(slow, [[20.0; 2], [14.0; 2], [14.0; 2], [14.0; 2]]);
         let fast = times(&[(4, [0.25; 2], 1.0)]);

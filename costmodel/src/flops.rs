@@ -9,9 +9,9 @@ use catalog::{AdaptedModule, Adapters, Flops, Window, Workload};
 /// in how many keys they count for a query, and in how they count a recurrence.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ModelFlops {
-    /// Counts the keys that a query may see under the causal mask and the layer's sliding window, averaged over the
-    /// sequence; a recurrence token by token. In packed sequences whose attention stays within documents, and in padded ones,
-    /// these are keys of the query's own document.
+    /// Counts the keys that a query may see under the causal mask and the layer's sliding window,
+    /// averaged over the sequence; a recurrence counts token by token. If sequences are padded, or
+    /// packed with attention within documents, a query sees only keys of its own document.
     pub once: Flops,
     /// Counts all keys of the sequence or document, or of the window, as if nothing were masked (PaLM, appendix B; Megatron); a
     /// recurrence as Megatron-LM counts it.
@@ -128,7 +128,7 @@ fn expert_parameters(model: &ModelConfig, moe: &Moe) -> f64 {
 mod tests {
     use super::*;
 
-    /// Model FLOPs per token of a Nemotron-H of these layers, 8 wide, without its head.
+    /// Model FLOPs per token of a Nemotron-H with this layer pattern and width 8, without its head.
     fn hybrid(pattern: &str) -> ModelFlops {
         let text = format!(
             r#"{{"model_type": "nemotron_h", "hidden_size": 8, "vocab_size": 16, "hybrid_override_pattern": "{pattern}",
@@ -160,7 +160,7 @@ mod tests {
         let feed_forward = hybrid("-");
         assert_eq!(feed_forward.once.0, 6.0 * 2.0 * 8.0 * 32.0);
         assert_eq!(feed_forward.palm, feed_forward.once);
-        // Projections of 2 query, 1 key and 1 value head and back; half of the keys are seen, and one more half.
+        // Projections of 2 query, 1 key and 1 value heads and back; 32.5 of 64 keys are seen.
         let attention = hybrid("*");
         assert_eq!(attention.once.0, 6.0 * (8.0 * 24.0 + 2.0 * 8.0 * 32.5));
         assert_eq!(attention.palm.0, 6.0 * (8.0 * 24.0 + 2.0 * 8.0 * 64.0));

@@ -1,8 +1,8 @@
 //! What failures take from a long training: checkpoints, restarts, and work that is done twice.
 //!
-//! A training computes for τ, then writes a checkpoint, for which it stands still for δ. Failures come at random, at a
-//! mean time M between two. After one the training restarts, which takes R, and repeats what came after the last
-//! checkpoint. A training that would take T without all this then takes
+//! A training computes for τ, then stops for δ to write a checkpoint. Failures are random, with a
+//! mean time M between two. After a failure the training restarts, which takes R, and repeats what
+//! it did since the last checkpoint. A training that takes T without all this then takes
 //!
 //! ```text
 //! M e^(R/M) (e^((τ+δ)/M) − 1) T/τ
@@ -18,7 +18,7 @@ use catalog::{Seconds, elementary};
 
 use crate::known::PUBLISHED_MTBF;
 
-/// Source, in words, of [`published_mtbf`], which holds if none is given.
+/// Source of [`published_mtbf`], the default, in words.
 pub const PUBLISHED: &str =
     "419 unexpected interruptions in 54 days on 16,384 H100 (Llama 3, arXiv:2407.21783)";
 
@@ -28,7 +28,7 @@ pub fn published_mtbf() -> Seconds {
     PUBLISHED_MTBF
 }
 
-/// What a training loses time to.
+/// Times that decide what failures cost a training.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Failures {
     /// Mean time between two failures of the whole job, M.
@@ -40,7 +40,7 @@ pub struct Failures {
 }
 
 impl Failures {
-    /// The time of computing between two checkpoints at which least is lost, τ.
+    /// The compute time τ between two checkpoints at which least is lost.
     #[must_use]
     pub fn best_interval(&self) -> Seconds {
         let (m, d) = (self.between.0, self.checkpoint.0);
@@ -51,7 +51,7 @@ impl Failures {
         Seconds((2.0 * d * m).sqrt() * (1.0 + root + root * root) - d)
     }
 
-    /// The share of time that goes into steps which are kept, for a time of computing between two checkpoints.
+    /// Share of time that goes into steps which are kept; `interval` is τ.
     #[must_use]
     pub fn goodput(&self, interval: Seconds) -> f64 {
         let m = self.between.0;
@@ -103,7 +103,7 @@ mod tests {
         assert!((f.goodput(best) - f.goodput(young)).abs() < 1e-4);
     }
 
-    /// Where failures are rare, what is lost is √(2δ/M) for checkpoints and repeated work (Young), and R/M for restarts.
+    /// Rare failures cost √(2δ/M) for checkpoints and repeated work (Young), and R/M for restarts.
     #[test]
     fn rare_failures_cost_what_young_says() {
         for (checkpoint, restart) in [(1.0, 10.0), (5.0, 0.1), (0.1, 60.0)] {
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn goodput_is_a_share() {
-        // Hardly any failures: what is lost are checkpoints.
+        // There are hardly any failures: only checkpoints cost time.
         let rare = failures(1e9, 1.0, 10.0);
         let share = rare.goodput(Seconds(99.0 * MINUTE));
         assert!((share - 0.99).abs() < 1e-4, "{share}");

@@ -1,9 +1,9 @@
 //! What CUDA graphs of layers, or of a step, cost in memory.
 //!
-//! A graph of a layer replays on fixed addresses. Transformer Engine keeps one input for every layer and every micro-batch
-//! between whose forward and backward no other may use it (`make_graphed_callables`, `_reuse_graph_input_output_buffers`), into
-//! which the layer before is copied; and the temporaries of all graphs lie in a pool of their own, which nothing else can use.
-//! Of a whole step a pool holds all that passes keep and need.
+//! A graph of a layer replays on fixed addresses. Transformer Engine keeps an input buffer per
+//! layer and micro-batch in flight (`make_graphed_callables`, `_reuse_graph_input_output_buffers`),
+//! and copies inputs into it. Temporaries of all graphs share a pool that nothing else can use. If
+//! a whole step is captured, the pool holds everything that passes keep and need.
 
 use catalog::{Bytes, CudaGraphs};
 use models::BlockClass;
@@ -13,7 +13,7 @@ use crate::Scenario;
 use crate::known;
 use crate::stage::{Run, StageWork};
 
-/// What a strategy captures with a price in memory: what the runtime can be told to capture has one.
+/// What a strategy captures at a cost in memory: only graphs for which the runtime has an option.
 pub(crate) fn priced(scenario: &Scenario, d: &Decisions) -> CudaGraphs {
     let runtime = &scenario.runtime;
     let graphs = d.graphs.unwrap_or(runtime.graphs);

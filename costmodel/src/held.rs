@@ -1,5 +1,5 @@
 //! Memory that a rank of our own executor holds, counted by running its step on tensor sizes only (`dtensor::train`).
-//! Not counted, as they are no buffers: the driver's context, library workspaces, rounding; nor message buffers.
+//! Not counted: the driver's context, library workspaces, rounding of sizes, message buffers.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -37,7 +37,7 @@ pub struct Held {
 pub struct Member {
     /// Pipeline rank.
     pub pp: u64,
-    /// Tensor-parallel rank; if their number does not divide the vocabulary, the last ones hold less.
+    /// Tensor-parallel rank; if `tp` does not divide the vocabulary, the last ones hold less.
     pub tp: u64,
     /// Rows that the rank's experts receive, by micro-batch and layer; where there is no entry, as many as its own
     /// tokens send out.
@@ -63,7 +63,7 @@ fn sure<T>(result: Result<T, Infallible>) -> T {
 }
 
 impl Counted<'_> {
-    /// Counts a first step, and a second one in which everything that outlives a step already exists.
+    /// Runs two steps; the peak is the second's, when all that outlives a step exists.
     ///
     /// # Errors
     /// When a block cannot be traced.

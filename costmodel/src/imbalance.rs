@@ -47,7 +47,7 @@ pub(crate) fn waiting(d: &Decisions, assembled: &Assembled, largest: &Largest) -
     waits.min(most(|spread| spread.most) * micro_batches)
 }
 
-/// Expected value and variance of the largest of so many normal variables, computed once for each number.
+/// Expected value and variance of the largest of `count` normal variables, from a cache.
 pub(crate) fn of_count(count: u64, largest: &Largest) -> [f64; 2] {
     match largest.find(&count) {
         Some(known) => *known,
@@ -68,7 +68,7 @@ pub(crate) fn replicas_in_step(d: &Decisions) -> u64 {
 
 /// Expected value and variance of the largest of `count` normal variables, by Simpson's rule.
 fn largest_of(count: u64) -> [f64; 2] {
-    // Beyond this many deviations nothing counts, even for the most ranks that there can be.
+    // The density beyond this many deviations does not matter, even for the most ranks possible.
     const END: u32 = 8;
     const STEPS: u32 = 512;
     let end = f64::from(END);

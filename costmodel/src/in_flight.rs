@@ -5,7 +5,7 @@ use plans::{Action, ActionKind, Schedule};
 /// For every rank, how many micro-batches of each of its stages are held at its fullest moment: pairs `(stage, count)`.
 pub(crate) type InFlight = Vec<Vec<(u32, u32)>>;
 
-/// Counts them by replaying the order of every rank.
+/// Counts micro-batches in flight by replaying the order of every rank.
 pub(crate) fn counted(schedule: &Schedule) -> InFlight {
     let fullest = |actions: &Vec<Action>| {
         let mut held = vec![0u32; schedule.rank_of_stage.len()];

@@ -35,7 +35,7 @@ use crate::streams::Stream;
 /// Number of parts into which Transformer Engine splits a product whose result is reduced ("pipeline" overlap).
 const PIPELINE_SPLITS: u64 = 4;
 
-/// Decides how the kernels of a block are issued; their indices count those of forward, then those of backward.
+/// Decides how a block's kernels are issued. Kernel indices count forward first, then backward.
 #[derive(Debug)]
 pub(crate) struct Order<'a> {
     lowering: Lowering<'a>,
@@ -206,8 +206,8 @@ impl<'a> Order<'a> {
         })
     }
 
-    /// Issues a product and the reduction of its result, which overlaps with the product's own parts or with what
-    /// follows.
+    /// Issues a product and the reduction of its result, which overlaps with the product's own
+    /// parts or with what follows. Returns the launch of the last message.
     fn sum(sum: Sum, queue: &mut Queue) -> Option<usize> {
         let mut last = None;
         for part in 0..sum.parts {
@@ -240,7 +240,7 @@ impl<'a> Order<'a> {
     fn ring(&self, message: usize, steps: &[usize], queue: &mut Queue) {
         let blocks = self.key.layout.cp;
         let arriving = blocks as usize - 1;
-        // From the second on all go alike.
+        // All steps from the second on are alike: they are issued as one repeated round.
         for block in 0..arriving.min(2) {
             let before = queue.len();
             let arrival = queue.send(message, blocks - 1, Stream::Context);
@@ -287,7 +287,7 @@ impl<'a> Order<'a> {
         beside
     }
 
-    /// Returns the split gather that a message is, if it is split and products read it.
+    /// The gather that a message carries, if it is split and products read its result.
     fn split_gather(
         &self,
         message: usize,
@@ -367,7 +367,7 @@ impl<'a> Order<'a> {
         }
     }
 
-    /// Whether a kernel is a product that messages may run beside: not one of an adapter, which is short.
+    /// Whether a kernel is a product that messages may run beside; an adapter's is too short.
     fn is_product(&self, kernel: &Kernel) -> bool {
         use KernelKind::{Gemm, GroupedGemm};
         let product = matches!(kernel.kind, Gemm { .. } | GroupedGemm { .. });
@@ -422,8 +422,8 @@ mod tests {
         }
     }
 
-    /// What a runtime issues of a layer of GPT-2 in a pass. Products and attention are named by the end of their names, kernels around
-    /// messages are `copy`, `own` and `sum`. `+` stands before a message that is sent, `-` before one that is waited for.
+    /// What a runtime issues in a pass of a GPT-2 layer. Products and attention have the end of
+    /// their names; kernels around messages are `copy`, `own` and `sum`; `+` is a send, `-` a wait.
     fn issued(runtime: &str, [tp, cp]: [u64; 2], overlap_tp: bool, backward: bool) -> String {
         let model = catalog::load::model("gpt2").expect("a preset");
         let runtime = catalog::load::runtime(runtime).expect("a preset");

@@ -1,4 +1,4 @@
-//! Every number in the prices that comes from no datasheet, table, runtime or fit: its value, unit, source and reason.
+//! Every number in the prices that is in no preset: its value, unit, source and reason.
 //!
 //! A prediction's provenance lists all those that can enter it. A test finds numbers written straight into formulas.
 
@@ -34,7 +34,7 @@ enum Unit {
     Times,
 }
 
-/// Every generation of GPUs, without processors: all have matrix units.
+/// All generations of GPUs: each has matrix units. CPUs are left out.
 const WITH_MATRIX_UNITS: &[Architecture] = &[
     Architecture::Volta,
     Architecture::Ampere,

@@ -38,7 +38,7 @@ impl Launch {
     }
 }
 
-/// The launches of a pass as they are issued: those that are issued several times appear as often.
+/// The launches of a pass in the order of issue; one that is repeated appears once per repetition.
 pub(crate) fn issued(pass: &[Launch]) -> impl Iterator<Item = &Launch> {
     pass.iter().enumerate().flat_map(|(index, launch)| {
         let Again { tasks, times } = launch.again;
@@ -59,7 +59,7 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// A queue with room for as many launches.
+    /// An empty queue with room for this many launches.
     pub(crate) fn with_room(launches: usize) -> Self {
         Self {
             launches: Vec::with_capacity(launches),
@@ -76,7 +76,7 @@ impl Queue {
         self.launches.push(launch);
     }
 
-    /// Issues a message, or a part of one, which waits for what the compute stream has been given so far.
+    /// Issues a message, or a part of one, after all kernels issued so far; returns its index.
     pub(crate) fn send(&mut self, kernel: usize, parts: u64, stream: Stream) -> usize {
         let mut waits = self.pending;
         if let Some(last) = self.kernel {

@@ -1,5 +1,5 @@
-//! Lower bounds on the time and memory of strategies, from which a search knows what it need not simulate: of a layout, of
-//! a layout with a pipeline, and of one strategy.
+//! Lower bounds on time and memory, with which a search avoids simulations: for a layout, for a
+//! layout with a pipeline, and for one strategy.
 
 use std::sync::Arc;
 
@@ -19,8 +19,8 @@ use crate::traffic::DataParallel;
 use crate::{CostError, floors, offload};
 
 impl CostModel {
-    /// How often the ranks of a pipeline run and hold each kind of block. Of the decisions, schedule, stages,
-    /// micro-batches and recomputed layers are read.
+    /// How often the ranks of a pipeline run and hold each kind of block. Only schedule, stages,
+    /// micro-batches and recomputed layers of `d` are read.
     ///
     /// # Errors
     /// When there is no such schedule.
@@ -33,9 +33,9 @@ impl CostModel {
         })
     }
 
-    /// The costs that all strategies share which have the layout and recomputation of `among`, and issue kernels and
-    /// messages as one of these. `lightest` are the ways to shard states that leave least on a rank; `orders` are the axis
-    /// orders that they may have.
+    /// Least costs of all strategies that have the layout and recomputation of `among`, and issue
+    /// kernels and messages as one of them does. `lightest` are the ways to shard states that leave
+    /// least on a rank; `orders` are the axis orders that the strategies may have.
     ///
     /// # Errors
     /// When a block cannot be traced.
@@ -60,9 +60,9 @@ impl CostModel {
         bounds
     }
 
-    /// A lower bound on the step time of all strategies with the layout of `among`, one of the axis orders `orders` and one of
-    /// the pipelines `shapes`. It is that of passes that recompute nothing and have no prediction module, so that one cost of
-    /// each block is enough.
+    /// A lower bound on the step time of all strategies with the layout of `among`, one of the axis
+    /// orders `orders` and one of the pipelines `shapes`. `among` recompute nothing, and the
+    /// prediction module is left out, so that one cost of each block is enough.
     ///
     /// # Errors
     /// When a block cannot be traced.
@@ -84,8 +84,8 @@ impl CostModel {
     /// The data-parallel messages of a layout, for [`CostModel::pipeline_floors`]: one for each of `ways`, which say how states
     /// are sharded and in which order axes lie. `among` are decisions with that layout, which differ in how passes run.
     ///
-    /// In three cases no bound on messages is known, and they take no time: the cluster has several pools, messages slow
-    /// kernels to less than half their speed, or some of `among` overlap gathers and reductions with passes and others do not.
+    /// Messages have no bound and count as 0 if there are several pools, ranks share cores,
+    /// messages slow kernels to under half speed, or only some of `among` overlap them with passes.
     ///
     /// # Errors
     /// If a block cannot be traced, or a profile has no measurement of a message.
@@ -108,7 +108,7 @@ impl CostModel {
         messages.collect()
     }
 
-    /// Whether no kernel that starts later ends sooner, whatever communication runs beside it.
+    /// Whether a kernel that starts later never ends sooner, whatever communication runs beside it.
     fn overlap_is_monotone(&self) -> bool {
         let slowdown = self.scenario().slowdown_beside_nccl();
         !self.scenario().shares_cores() && slowdown <= MONOTONE_SLOWDOWN
@@ -121,9 +121,9 @@ impl CostModel {
         layout.least_time(shape, None)
     }
 
-    /// Lower bounds on time and memory of all strategies with a layout and a pipeline. If `messages` are given, the bounds hold
-    /// for strategies that send one of these. If there is a limit, they hold for strategies whose memory is below it; where none
-    /// with all states on devices is, they are bounds of strategies with states in host memory.
+    /// Lower bounds on time and memory of all strategies with a layout and a pipeline; only those
+    /// that send one of `messages`, if any are given, and whose memory is below the `limit`. If
+    /// these all have states in host memory, the bound on time has the hosts' update.
     ///
     /// # Errors
     /// When the cluster's file does not describe the host.
@@ -175,9 +175,9 @@ impl CostModel {
         })
     }
 
-    /// The least memory of a device, and the least time of the host's optimizer update, that any strategy with this layout and pipeline
-    /// can have: at one ZeRO `level`, or at any if `level` is `None`. The time is above 0 only where all such strategies need more
-    /// than `limit` unless optimizer states lie in host memory.
+    /// Lower bounds on a device's memory and on the time of the host's optimizer update, for all
+    /// strategies with this layout and pipeline, at one ZeRO `level` or at any (`None`). The time
+    /// is 0 unless strategies are within `limit` only with states in host memory.
     fn memory_floor(
         &self,
         layout: &LayoutBounds,
@@ -203,7 +203,7 @@ impl CostModel {
         Ok((memory, on_host))
     }
 
-    /// The bounds that hold of all of these decisions, with the costs of blocks on each pool.
+    /// Bounds that hold for all of these decisions, from the costs of blocks on each pool.
     fn least_of(
         &self,
         among: &[Decisions],
@@ -284,9 +284,9 @@ impl CostModel {
         Ok(Some(finite(outcome)?.step_time))
     }
 
-    /// Lower bounds on time and memory, without simulation. `passes` is what [`CostModel::passes`] said of the strategy,
-    /// if it was asked. The bound on time also holds for the same strategy with the optimizer states of `later`, or more, in host
-    /// memory.
+    /// Lower bounds on time and memory, without simulation. `passes` is the result of
+    /// [`CostModel::passes`], if known. The bound on time also holds if the optimizer states of
+    /// `later`, or more, are in host memory.
     ///
     /// # Errors
     /// When a block cannot be traced.
@@ -306,7 +306,7 @@ impl CostModel {
         self.floors_of(strategy, &assembled, passes)
     }
 
-    /// The same of an assembled strategy.
+    /// Lower bounds of an assembled strategy, as [`CostModel::floors`] gives them.
     fn floors_of(
         &self,
         strategy: &Strategy,
@@ -324,8 +324,8 @@ impl CostModel {
         })
     }
 
-    /// The score of a strategy that takes no longer than `time`, needs no more device memory than `memory` and fits in host
-    /// memory; `None` of any other. Only those are simulated whose lower bounds say nothing against it.
+    /// The strategy's score if it takes at most `time`, needs at most `memory` on a device and fits
+    /// host memory; else `None`. It is not simulated if its lower bounds already exceed these.
     ///
     /// # Errors
     /// When a block cannot be traced.
@@ -345,8 +345,8 @@ impl CostModel {
         Ok(is_within.then_some(score))
     }
 
-    /// Whether a step certainly takes longer with these optimizer states in host memory, which are more than those of the
-    /// strategy: the host of every rank updates them later, and all that comes before is alike.
+    /// Whether a step certainly takes longer with `later`, more optimizer states than the
+    /// strategy's own, in host memory: every rank then updates later, and all before that is equal.
     ///
     /// # Errors
     /// When a block cannot be traced.

@@ -29,9 +29,9 @@ pub struct Messages {
     pub(crate) level: Level,
     /// Seconds to gather the parameters of a block of each kind.
     gather: Vec<f64>,
-    /// Seconds to gather them again for backward.
+    /// Seconds to gather the parameters of a block of each kind again for backward.
     again: Vec<f64>,
-    /// Seconds to reduce its gradients.
+    /// Seconds to reduce the gradients of a block of each kind.
     reduce: Vec<f64>,
     plan: TrafficPlan,
     /// How often per step all gathers, and all reductions, run while nothing else does; 0 if passes hide them.
@@ -40,7 +40,7 @@ pub struct Messages {
     slowdown: f64,
 }
 
-/// Seconds of every kind of block on the device.
+/// Seconds that a block of each kind computes on the device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kernels<'a> {
     pub(crate) forward: &'a [f64],
@@ -74,7 +74,7 @@ impl Messages {
         }
     }
 
-    /// Whether nothing is known of the time that they take.
+    /// Whether these are [`Messages::of_no_time`].
     pub(crate) fn take_no_time(&self) -> bool {
         self.gather.is_empty()
     }
@@ -95,7 +95,7 @@ impl Messages {
         let book = &costs.book;
         let mut traffic = Traffic::new(scenario, d, &parallel);
         book.data_parallel(&mut traffic, &runs, &mut stage)?;
-        // Where ranks share cores messages are not of blocks.
+        // Where ranks share cores, messages are not sent block by block.
         let of_blocks = stage.layers.len() == runs.len();
         let all = |time: fn(&LayerTraffic) -> Seconds| -> Vec<f64> {
             let rows = places.iter().map(|place| place.filter(|_| of_blocks));
@@ -168,8 +168,8 @@ impl Messages {
         kernel + self.slowdown * kernel.min(messages)
     }
 
-    /// Seconds added to the first forward pass of the first stage if parameters are gathered once per step. The gathers run
-    /// one after the other from the begin of the step on, and each block waits for its own.
+    /// Seconds that gathers at the start of the step add to the first forward pass of the first
+    /// stage. Gathers run one after the other, and each block waits for its own.
     fn awaited(&self, kernels: Kernels<'_>, rows: &[(usize, f64)]) -> f64 {
         let mut gathered = 0.0;
         let mut end = 0.0f64;
@@ -260,7 +260,7 @@ impl Messages {
     }
 }
 
-/// One row for all layers of equally many weights and one for every other block, and for every kind of block the place of its row.
+/// Rows of blocks, one for all layers of equal weights, and for every kind the index of its row.
 fn distinct(of_kind: &[Option<&Arc<BlockCost>>]) -> (Vec<Run>, Vec<Option<usize>>) {
     let mut runs: Vec<Run> = Vec::with_capacity(of_kind.len());
     let mut place = |cost: &Arc<BlockCost>| {

@@ -8,7 +8,7 @@ use plans::{Decisions, Group};
 use crate::price::{ProfilePrices, between_gpus};
 use crate::{CostError, Scenario};
 
-/// A function that prices a message; bytes by the convention of [`dtensor::Collective`].
+/// A function that prices a message. Bytes are counted as in [`dtensor::Collective`].
 pub(crate) type Message<'p> =
     &'p dyn Fn(CollectiveKind, Bytes, Group) -> Result<Seconds, CostError>;
 
@@ -50,7 +50,7 @@ pub(crate) fn scatters_transfers(scenario: &Scenario, d: &Decisions) -> bool {
     rewrites.contains(&Rewrite::ScatterGatherTransfer) && !d.sequence_parallel && d.tp > 1
 }
 
-/// Bytes that a rank sends to its neighbour in the next stage, of an activation of which it holds `output`.
+/// Bytes that a rank with `output` bytes of an activation sends to the next stage.
 pub(crate) fn sent_to_next_stage(scenario: &Scenario, d: &Decisions, output: Bytes) -> Bytes {
     match scatters_transfers(scenario, d) {
         true => Bytes(output.0 / d.tp),

@@ -3,7 +3,7 @@
 //! Hooks around a module's forward let the compute stream wait for its gathered parameters and apply two functions to its
 //! inputs and outputs. Backward runs these two functions' backwards, and waits for the parameters again
 //! (`runtime/zero/parameter_offload.py`, `_register_hooks_recursively`; `partitioned_param_coordinator.py`,
-//! `fetch_sub_module`). All of it takes the host as long as launching so many kernels.
+//! `fetch_sub_module`). Each of these calls takes the host as long as launching a kernel.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ const REDUCE: u64 = 2;
 /// activation and two norms (transformers, `LlamaDecoderLayer`).
 const OF_LAYER: u64 = 6;
 
-/// The rows of blocks of a stage with the host's time of these calls in their passes, which is also added to the stage's.
+/// Adds the host's time for these calls to a stage; returns its rows of blocks with that time.
 pub(crate) fn add(
     scenario: &Scenario,
     ranks: u64,

@@ -43,7 +43,7 @@ impl Largest {
         }
     }
 
-    /// These numbers for the blocks of both.
+    /// These numbers for the blocks of both sides together.
     pub(crate) fn or(self, other: Self) -> Self {
         Self {
             gathered: self.gathered.max(other.gathered),
@@ -67,7 +67,7 @@ pub(crate) struct HeldByRank {
     pub(crate) largest: Largest,
     /// Number of trained parameter tensors.
     pub(crate) tensors: u64,
-    /// Number of trained elements that the rank holds of blocks which tensor parallelism splits.
+    /// Number of trained parameters on the rank in blocks that tensor parallelism splits.
     pub(crate) divided: u64,
 }
 

@@ -15,10 +15,10 @@ use crate::known;
 use crate::states::{self, Sharding, StateBytes, Weights};
 use crate::{CostError, Scenario};
 
-/// More than what whole picoseconds round of the times that make an update.
+/// More than rounding to whole picoseconds adds to the times of an update.
 pub(crate) const ROUNDING: Seconds = Seconds(1e-11);
 
-/// What of a rank's states lies in host memory, and how the runtime keeps it there.
+/// Which of a rank's states are in host memory, and how the runtime keeps them there.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Offloaded {
     offload: Offload,
@@ -28,21 +28,21 @@ pub(crate) struct Offloaded {
     precision: Precision,
 }
 
-/// What the host of a rank does in the optimizer step.
+/// Times of the host's work for a rank in the optimizer step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct HostStep {
     /// Time for which the device still copies gradients to the buffers in which they are reduced, before the host's part begins.
     pub copies: Seconds,
-    /// Time to copy gradients to it that have not left during backward.
+    /// Time to copy to the host the gradients that were not copied during backward.
     pub to_host: Seconds,
-    /// Time to update weights.
+    /// Time in which the host updates weights.
     pub update: Seconds,
     /// Time to copy updated parameters to the device.
     pub from_host: Seconds,
 }
 
 impl HostStep {
-    /// Time of all, which follow each other.
+    /// Time of all parts, which run one after the other.
     pub(crate) fn total(&self) -> Seconds {
         self.copies + self.to_host + self.update + self.from_host
     }
@@ -84,7 +84,7 @@ impl Offloaded {
         elements * self.precision.activation().size()
     }
 
-    /// What stays on the device of states that a rank has.
+    /// The part of a rank's states that stays on its device.
     pub(crate) fn on_device(self, states: StateBytes) -> StateBytes {
         let gone = self.option.gradients_in_backward && self.zero >= Zero::Z2;
         StateBytes {
@@ -116,12 +116,12 @@ impl Offloaded {
         Bytes(states + updated * copy + frozen)
     }
 
-    /// The share of bytes whose weights the device updates.
+    /// The part of `bytes` that belongs to weights which the device updates.
     pub(crate) fn left(self, bytes: Bytes) -> Bytes {
         bytes - Bytes(self.moved(bytes.0))
     }
 
-    /// Whether the host waits for gradients that it adds to those of an earlier micro-batch.
+    /// Whether the device waits for the host to add gradients of several micro-batches.
     pub(crate) fn accumulation_waits(self) -> bool {
         self.option.accumulation_waits
     }
@@ -201,8 +201,8 @@ pub(crate) fn states_on_device(
     Offloaded::of(scenario, d).map_or(states, |host| host.on_device(states))
 }
 
-/// Least bytes of all states of a model on devices, unsharded, whatever of them lies in host memory. Under every strategy
-/// the fullest device holds at least an equal share.
+/// Least bytes that a model's states take on devices, unsharded, whatever part is in host memory.
+/// Under every strategy the fullest device holds at least an equal share.
 ///
 /// # Errors
 /// When the model cannot be traced.
@@ -234,8 +234,8 @@ pub fn least_states(scenario: &Scenario) -> Result<Bytes, CostError> {
     Ok(types.map(of_types).min().unwrap_or_default())
 }
 
-/// What the host of a rank that holds `weights` does in the optimizer step of a strategy, if these states lie there;
-/// nothing if none do.
+/// The host's part in the optimizer step of a rank that holds `weights`, with these states in host
+/// memory; zero without any.
 ///
 /// # Errors
 /// When the cluster's host is not known.
@@ -252,8 +252,8 @@ pub(crate) fn step(
     })
 }
 
-/// Whether a node's memory is too small for what a strategy keeps there, if so many ranks together have at least these
-/// weights.
+/// Whether a strategy keeps more in host memory than a node has, if `ranks` ranks together hold at
+/// least these weights.
 pub(crate) fn overfills_host(
     scenario: &Scenario,
     d: &Decisions,
@@ -267,8 +267,8 @@ pub(crate) fn overfills_host(
     })
 }
 
-/// What pipeline ranks with so many bytes each in host memory take of a node: of the pool whose hosts they fill most.
-/// `pools` are the scenarios of the pools, `pool_of_rank` says in which of them each rank lies.
+/// Host memory that pipeline ranks, with `on_host` bytes each, take of a node: in the pool whose
+/// hosts they fill most. `pools` are the pools' scenarios, `pool_of_rank` is the pool of each rank.
 pub(crate) fn on_fullest_host<'s>(
     pools: impl Iterator<Item = &'s Scenario>,
     pool_of_rank: &[usize],
@@ -291,7 +291,7 @@ pub(crate) fn on_fullest_host<'s>(
         .unwrap_or_default()
 }
 
-/// What ranks with so many bytes each in host memory take of a node, whose devices are of the fullest ranks.
+/// Host memory of a node that ranks with these bytes take, if all its GPUs are like the fullest.
 fn host_memory(scenario: &Scenario, on_host: &[Bytes]) -> HostMemory {
     let cluster = &scenario.cluster;
     let fullest = on_host.iter().copied().max().unwrap_or_default();
@@ -307,7 +307,7 @@ fn host_number() -> u64 {
     DType::F32.size()
 }
 
-/// Time to copy so many bytes of activations between device and host.
+/// Time to copy these bytes of activations between device and host.
 ///
 /// # Errors
 /// When the cluster's host is not known.
@@ -315,7 +315,7 @@ pub(crate) fn copy(scenario: &Scenario, bytes: Bytes) -> Result<Seconds, CostErr
     Ok(Rates::of(scenario)?.copy(bytes.0))
 }
 
-/// What one rank gets of its host.
+/// Rates at which one rank can use its host.
 #[derive(Clone, Copy, Debug)]
 struct Rates {
     /// Bytes per second of a copy in one direction.
@@ -351,7 +351,7 @@ impl Rates {
         Seconds(bytes as f64 / self.link)
     }
 
-    /// Adds gradients to those that the host holds: it reads both, and writes one.
+    /// Adds gradients to those that the host holds: reads both terms, and writes the sum.
     fn sum(self, elements: u64) -> Seconds {
         Seconds((elements * 3 * host_number()) as f64 / self.memory)
     }

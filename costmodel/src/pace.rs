@@ -15,8 +15,8 @@ use crate::execution::Execution;
 use crate::floors::ROUNDING;
 use crate::pools::PoolCosts;
 
-/// The least time of the busiest rank for one micro-batch, under any pipeline with as many ranks as these decisions have, which
-/// have one layout and issue kernels and messages in different ways.
+/// The least time of the busiest rank for one micro-batch, under any pipeline with as many ranks as
+/// `among`. These have one layout and issue kernels and messages in different ways.
 pub(crate) fn least(
     pools: &PoolCosts,
     whole: &Scenario,
@@ -28,7 +28,7 @@ pub(crate) fn least(
     Ok(paces.into_iter().reduce(Seconds::min).unwrap_or_default())
 }
 
-/// The same for one way to issue them.
+/// The least time of the busiest rank for one way to issue kernels and messages.
 fn executed(
     pools: &PoolCosts,
     whole: &Scenario,
@@ -50,7 +50,7 @@ fn executed(
     Ok(Seconds(all / ranks) * ROUNDING)
 }
 
-/// What each kind of block takes in both passes, without recomputation, for all blocks of the kind.
+/// Seconds that all blocks of each kind take in both passes together, without recomputation.
 fn of_blocks(
     costs: &BlockCosts,
     d: &Decisions,

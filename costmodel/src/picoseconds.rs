@@ -39,7 +39,7 @@ impl From<Seconds> for Picoseconds {
     }
 }
 
-/// The least whole number that is not smaller (without the call that `f64::ceil` is on processors that all builds run on).
+/// Rounds up. On the baseline processor that builds target, `f64::ceil` would be a function call.
 fn rounded_up(value: f64) -> u64 {
     let whole = value as u64;
     whole.saturating_add(u64::from((whole as f64) < value))

@@ -11,7 +11,7 @@ use crate::memo::Memo;
 use crate::repeats::{Skipped, repeats};
 use crate::sequence::Sequence;
 
-/// What follows from the order of a schedule alone.
+/// What a schedule's order alone decides: the ranks of stages, and micro-batches in flight.
 #[derive(Debug)]
 pub struct Pipeline {
     /// Pipeline rank of every virtual stage.
@@ -30,7 +30,7 @@ type ProgramKey = (ScheduleKey, Zero, bool);
 /// Micro-batches per pipeline rank from which on more of them change neither the ranks of stages nor what is in flight
 /// at the fullest moment (a test compares all schedules).
 const STEADY: u64 = 4;
-/// How often more micro-batches are tried, twice as many each time, before all are simulated.
+/// Number of tries with fewer micro-batches, twice as many each time, before all are simulated.
 const ATTEMPTS: u32 = 3;
 /// Most steps that cached sequences have together.
 const MAX_STEPS: usize = 3 << 18;
@@ -48,7 +48,7 @@ pub(crate) struct Pipelines {
 #[derive(Debug)]
 pub(crate) struct Steps {
     pub(crate) sequence: Arc<Sequence>,
-    /// The groups that they leave out.
+    /// The groups that the action lists leave out; `None` if they are complete.
     pub(crate) skipped: Option<Skipped>,
 }
 
@@ -63,7 +63,7 @@ impl Default for Pipelines {
 }
 
 impl Pipelines {
-    /// What follows from the order of a strategy's schedule.
+    /// The [`Pipeline`] of a strategy's schedule.
     ///
     /// # Errors
     /// When there is no such schedule.
@@ -123,8 +123,8 @@ impl Pipelines {
         })
     }
 
-    /// The action lists of a strategy, of as few micro-batches as show how a step goes on; `attempt` counts from 0 how
-    /// often fewer were too few. `apart` is as in [`Self::sequence`].
+    /// The action lists of a strategy, for as few micro-batches as show how a step repeats itself;
+    /// `attempt` counts how often fewer were too few. `apart` is as in [`Self::sequence`].
     ///
     /// # Errors
     /// When there is no such schedule.
@@ -161,8 +161,8 @@ impl Pipelines {
     }
 }
 
-/// A number of micro-batches after which a schedule repeats itself, and how many of them make a group; `None` if the
-/// strategy has no more, or none do.
+/// A number of micro-batches that is enough for a schedule to repeat itself, and how many of them
+/// make a group; `None` if the strategy has too few micro-batches or its schedule does not repeat.
 fn shortened(strategy: &Decisions, attempt: u32) -> Option<(u64, u32)> {
     if attempt == ATTEMPTS {
         return None;
@@ -197,7 +197,7 @@ fn build(&(kind, pp, vpp, micro_batches): &ScheduleKey) -> Result<Schedule, Cost
         .map_err(|e| CostError::Trace(e.to_string()))
 }
 
-/// The number of micro-batches of a schedule that has as much in flight.
+/// A number of micro-batches, at most this one, with which a schedule has as many in flight.
 fn steady(kind: ScheduleKind, pp: u64, micro_batches: u64) -> u64 {
     match kind {
         // All of them are in flight.

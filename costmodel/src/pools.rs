@@ -22,7 +22,7 @@ pub(crate) struct PoolCosts {
     parts: Vec<BlockCosts>,
 }
 
-/// A pool in which at least one pipeline rank of a strategy runs.
+/// A pool of the cluster, with the strategy assembled from its block costs.
 struct Holder {
     /// The strategy's costs if all pipeline ranks ran in this pool.
     assembled: Assembled,
@@ -55,7 +55,7 @@ impl PoolCosts {
         })
     }
 
-    /// The same for a scenario with another workload, with what is known; `None` where prices depend on the workload.
+    /// The costs for another workload, with shared caches; `None` if prices depend on it.
     pub(crate) fn with_workload_of(&self, scenario: &Scenario) -> Option<Self> {
         let on = |costs: &BlockCosts| {
             costs.with_workload_of(&Scenario {
@@ -118,20 +118,20 @@ impl PoolCosts {
         ))
     }
 
-    /// What pipeline ranks take of a host's memory, of the pool whose hosts they fill most.
+    /// Host memory that pipeline ranks take of a node, in the pool whose hosts they fill most.
     pub(crate) fn host_memory(&self, pool_of_rank: &[usize], ranks: &[OfRank]) -> HostMemory {
         let pools = self.parts.iter().map(BlockCosts::scenario);
         let on_host: Vec<Bytes> = ranks.iter().map(|rank| rank.on_host).collect();
         offload::on_fullest_host(pools, pool_of_rank, &on_host)
     }
 
-    /// Bytes of memory in a pool, as the same share of the memory of the first pool's GPUs.
+    /// Scales bytes in a pool to the same share of the memory of the first pool's GPUs.
     pub(crate) fn as_on_first(&self, pool: usize, bytes: Bytes) -> Bytes {
         let [first, own] = [0, pool].map(|pool| self.parts[pool].scenario().capacity());
         bytes.as_share_of(first, own)
     }
 
-    /// The largest of these numbers of bytes, one of every pipeline rank, each as a share of the first pool's memory.
+    /// The fullest rank's bytes, scaled by [`Self::as_on_first`]; `ranks` are all ranks' bytes.
     ///
     /// # Errors
     /// When a pipeline rank has GPUs of several pools.
@@ -151,7 +151,7 @@ impl PoolCosts {
         Ok(shares.max().unwrap_or_default())
     }
 
-    /// The least that a number of bytes on some pool is when it is given as a share of the first pool's memory.
+    /// The least result of [`Self::as_on_first`] for these bytes in any pool.
     pub(crate) fn at_least_on_first(&self, bytes: Bytes) -> Bytes {
         let shares = (0..self.parts.len()).map(|pool| self.as_on_first(pool, bytes));
         shares.min().unwrap_or(bytes)

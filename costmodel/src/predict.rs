@@ -28,7 +28,7 @@ pub(crate) struct Simulated<'a> {
     pub assembled: &'a Assembled,
     /// The times and peak memory that the engine found.
     pub outcome: &'a Outcome,
-    /// The action lists.
+    /// The action lists of the whole step.
     pub program: &'a Program,
     /// The time and memory of the model's blocks on each pool of the cluster.
     pub pools: &'a PoolCosts,
@@ -134,7 +134,7 @@ fn fit(capacity: Bytes, peak: Bytes, memory: &[MemoryItem], host: HostMemory) ->
     }
 }
 
-/// What saved activations are called: items of memory name each tensor after it.
+/// Name of saved activations. The memory item of each saved tensor begins with it.
 const SAVED: &str = "saved activations";
 
 /// The largest part of a peak, all saved activations being one part; `memory` is sorted, the largest item first.
@@ -284,7 +284,7 @@ fn kernels(simulated: &Simulated<'_>, strategy: &Strategy, rank: usize) -> Vec<N
     list
 }
 
-/// Rows of what a runtime costs beside the model. Costs that only some runtimes have are left out where they are zero.
+/// Provenance rows of a runtime's overheads; those of only some runtimes are left out if zero.
 fn of_runtime(overheads: &Overheads) -> Vec<UsedConstant> {
     let mut used = vec![
         constant("host time per kernel", &overheads.launch),
@@ -338,7 +338,10 @@ fn provenance(scenario: &Scenario, strategy: &Strategy, pools: &[BlockCosts]) ->
     if let Some(learned) = &scenario.cluster.calibration {
         let factors = learned.factors(&scenario.runtime.name);
         used.extend(Rate::ALL.iter().map(|&rate| {
-            let name = format!("{} time of this system over that predicted", rate.name());
+            let name = format!(
+                "{} time of this system, relative to the prediction",
+                rate.name()
+            );
             let factor = format!("{:.3}", factors.of(rate));
             known::constant(&name, factor, Origin::Measured, &learned.source)
         }));
@@ -426,7 +429,10 @@ fn of_cluster(cluster: &Cluster) -> Vec<UsedConstant> {
         ),
     ];
     let shares = [
-        ("speed of computing, as a share of tables", &cluster.speed),
+        (
+            "computing speed, relative to the built-in tables",
+            &cluster.speed,
+        ),
         ("jitter of a rank's passes", &cluster.jitter),
     ];
     for (name, share) in shares {

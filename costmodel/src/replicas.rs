@@ -21,13 +21,13 @@ use crate::{CostError, Scenario};
 pub struct Side<'a> {
     /// The cost model of the GPUs that the group runs on, and of the sequences that it trains in each step.
     pub costs: &'a CostModel,
-    /// Its strategy.
+    /// Strategy of the group.
     pub strategy: &'a Strategy,
-    /// What the group takes if it trains alone.
+    /// Prediction for the group if it trains alone.
     pub prediction: &'a Prediction,
 }
 
-/// Time in which groups of replicas add up their gradients, sent in a type, after each has added up its own.
+/// Time to all-reduce gradients of type `reduced` between groups, after each has summed its own.
 ///
 /// # Errors
 /// When the model cannot be traced, or messages of a pool have no price.
@@ -61,8 +61,8 @@ pub fn exchange(
     Ok(longest)
 }
 
-/// What a step takes on all groups together; `whole` is the job on all of their pools. Its parts are those of the slowest
-/// group, and pipeline ranks are counted through the groups.
+/// Prediction of a step on all groups together; `whole` is the job on all of their pools. Its
+/// breakdown is that of the slowest group, and pipeline ranks are numbered through the groups.
 ///
 /// # Errors
 /// When gradients cannot be priced.
@@ -131,7 +131,7 @@ fn slowest<'a>(sides: &[Side<'a>]) -> Side<'a> {
     sides[1..].iter().fold(sides[0], longer)
 }
 
-/// The group that does not fit, or else has the fullest rank, and the number of pipeline ranks before its first.
+/// The group that does not fit, or else has the fullest rank; with the pipeline ranks before it.
 fn heaviest<'a>(sides: &[Side<'a>]) -> (Side<'a>, u32) {
     let fullness = |p: &Prediction| {
         let share = p.peak_memory.as_f64() / p.usable().as_f64();

@@ -1,11 +1,11 @@
-//! What going on under another strategy takes: the states that each rank needs and does not hold.
+//! Resharding: which states each rank lacks when a job goes on under another strategy.
 //!
-//! States are what a checkpoint holds: weights and both moments, in the types of the new strategy. Those of a virtual stage
-//! are a rectangle for each kind of parameters: its depth are the parameters in the order of the model, its width is what
-//! tensor parallelism divides (for experts, expert and expert-tensor parallelism). ZeRO divides the depth: rank `r` of `d`
-//! holds the `r`-th part, as our own executor shards (`dtensor::train::States`); systems that shard each parameter by itself
-//! hold other parts of the same size. Parameters that tensor-parallel ranks hold whole, such as norms, are counted as
-//! divided: they are few.
+//! States are what a checkpoint holds: weights and both moments, in the types of the new strategy.
+//! A virtual stage's states are a rectangle for each kind of parameters: depth is the parameters in
+//! model order, width is what tensor parallelism divides (for experts, expert and expert-tensor
+//! parallelism). ZeRO divides the depth: rank `r` of `d` holds the `r`-th part, as in our own
+//! executor (`dtensor::train::States`); systems that shard each parameter hold other parts of the
+//! same size. Norms and other parameters without tensor parallelism count as divided: they are few.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,22 +18,22 @@ use plans::{Decisions, Zero};
 use crate::pipeline::Pipeline;
 use crate::{CostError, Scenario};
 
-/// What going on takes.
+/// How many bytes of states ranks hold and receive when a job goes on under a new strategy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Resharding {
     /// One copy of all states: the size of a checkpoint.
     pub whole: Bytes,
     /// What all ranks of the new strategy hold together, with copies.
     pub held: Bytes,
-    /// Most of it that one rank holds.
+    /// The most that one rank of the new strategy holds.
     pub most_held: Bytes,
-    /// Of what all ranks hold, what the ranks that are left do not hold themselves yet.
+    /// The part of `held` that is not on its rank's device already.
     pub moved: Bytes,
-    /// Most of it that one rank of each pool receives.
+    /// The most that one rank receives, for each pool.
     pub most: Vec<Bytes>,
-    /// On how many nodes every state is, at least, under the old strategy.
+    /// Least number of nodes that hold any one state under the old strategies.
     pub nodes: u64,
-    /// Whether every state is left, whichever nodes of the pools were lost.
+    /// Whether every state still exists, whichever nodes of the pools were lost.
     pub all_left: bool,
 }
 
@@ -46,7 +46,7 @@ pub struct Device {
     pub number: u64,
 }
 
-/// What a pool has lost.
+/// Nodes that a pool has lost, and how large they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lost {
     /// Devices of a node.
@@ -55,7 +55,7 @@ pub struct Lost {
     pub nodes: u64,
 }
 
-/// Ranks under a strategy, each on a device; of several groups of replicas those of one.
+/// The ranks of a strategy, or of one group of replicas, each with its device.
 #[derive(Clone, Debug)]
 pub struct Placed<'a> {
     /// The strategy.
@@ -64,7 +64,7 @@ pub struct Placed<'a> {
     pub devices: Vec<Device>,
 }
 
-/// Numbers of elements before each block, and at the end: of dense parameters, and of experts.
+/// Trained elements before each block, and of all blocks at the end: `[dense, expert]`.
 type Depth = Vec<[u64; 2]>;
 
 /// Ranks under a strategy with the pipeline rank of each of its virtual stages.
@@ -96,8 +96,8 @@ impl Piece {
     }
 }
 
-/// What it takes to go on from old strategies under new ones: one strategy, or one for each group of replicas, which all hold
-/// every state. What a device holds under the old ones stays on it.
+/// Computes what moves when a job goes on from `old` to `new`: one strategy each, or one per group
+/// of replicas, which all hold every state. Devices keep what they hold under `old`.
 pub(crate) fn resharding(
     scenario: &Scenario,
     old: &[Staged<'_>],
@@ -249,8 +249,8 @@ fn pieces(depth: &Depth, of: &Staged<'_>, rank: u64) -> Vec<Piece> {
     found
 }
 
-/// For each kind of state the nodes that hold it, each with its pool: ranks at the same shares of the same stages hold the
-/// same.
+/// For each distinct part of the states, the nodes that hold it, as `(pool, node)`. Ranks with the
+/// same shares of the same stages hold the same part.
 fn holders(placed: &Placed<'_>, lost: &[Lost]) -> Vec<BTreeSet<(usize, u64)>> {
     let d = placed.decisions;
     let mut holders: BTreeMap<[u64; 5], BTreeSet<(usize, u64)>> = BTreeMap::new();
@@ -269,7 +269,7 @@ fn holders(placed: &Placed<'_>, lost: &[Lost]) -> Vec<BTreeSet<(usize, u64)>> {
     holders.into_values().collect()
 }
 
-/// The least number of nodes that hold any state.
+/// The least number of nodes that hold any one part of the states.
 fn nodes(placed: &Placed<'_>, lost: &[Lost]) -> u64 {
     let holders = holders(placed, lost).into_iter();
     let counts = holders.map(|nodes| nodes.len() as u64);
@@ -317,7 +317,7 @@ mod tests {
         costs.resharding(&[old], &[new], &LOST).expect("counted")
     }
 
-    /// One pool of nodes with 8 GPUs, of which one is lost.
+    /// One pool of nodes with 8 GPUs each; one node is lost.
     const LOST: [Lost; 1] = [Lost {
         gpus_per_node: 8,
         nodes: 1,
@@ -342,7 +342,7 @@ mod tests {
         // Both replicas of ZeRO-0 hold all: what is left needs nothing.
         ("llama3-8b", (16, "tp8 dp2 zero0"), (8, "tp8 dp1 zero0"), Some(1.0), 0.0, 2),
         ("llama3-8b", (16, "tp8 dp2 zero0"), (16, "tp8 dp2 zero0"), Some(2.0), 0.0, 2),
-        // The first of 8 ranks needs an 8th and has half of it; what the others have is not what they need.
+        // The first of 8 ranks has half of the 8th that it needs; the others have none of theirs.
         ("llama3-8b", (16, "dp16 zero1"), (8, "dp8 zero1"), Some(1.0), 15.0 / 16.0, 1),
         ("llama3-8b", (16, "dp8x2 zero3"), (8, "dp8 zero3"), Some(1.0), 0.0, 2),
         // Depth instead of width: a rank keeps an 8th of what it had.
@@ -388,7 +388,7 @@ mod tests {
         (["dp8 zero1", "tp8"], [1, 0], &[(1, "tp8")], true, 0.0),
         (["dp8 zero1", "tp8"], [1, 1], &[], false, 0.0),
         (["dp8 zero1", "tp8"], [0, 0], &[(1, "tp8"), (0, "dp8 zero1")], true, 0.0),
-        // Groups that change places send all that they hold, but what both held.
+        // Groups that change places send all that they hold, except what a rank held before too.
         (["dp8 zero1", "tp8"], [0, 0], &[(0, "tp8"), (1, "dp8 zero1")], true, 14.0 / 8.0),
     ];
 

@@ -84,7 +84,7 @@ impl Scenario {
         (peak - outside).as_f64() / overheads.fragmentation.value + outside.as_f64()
     }
 
-    /// The upper end of the 80% interval of `ln` of the ratio of two step times, of what it is predicted to be.
+    /// Error of a predicted ratio of two step times: upper end of the 80% interval of its `ln`.
     #[must_use]
     pub fn comparison_error(&self) -> f64 {
         residuals::of(Quantity::Ratio, self.evidence()).high
@@ -105,7 +105,7 @@ impl Scenario {
         }
     }
 
-    /// A time that the host takes, on this very system if measured steps have shown it.
+    /// A time of the host, times the factor that measured steps of this system gave, if any.
     pub(crate) fn by_host(&self, time: &Sourced<Seconds>) -> Seconds {
         time.value * self.cluster.time_factors(&self.runtime.name).host
     }

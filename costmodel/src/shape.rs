@@ -7,8 +7,8 @@ use crate::blocks::BlockCosts;
 use crate::crossings::Crossings;
 use crate::pipeline::{Pipeline, ScheduleKey, schedule_key};
 
-/// Kinds of blocks: embedding, head and prediction module, then for every class of layers those of which a stage's
-/// first layers are (which `Recompute::Layers` and `Recompute::Falling` recompute), and the others.
+/// Number of kinds of blocks before layers: embedding, head, prediction module. Then every class of
+/// layers has two kinds: the others, and those that `of_first_and_others` calls first.
 const ENDS: usize = 3;
 const EMBEDDING: usize = 0;
 const HEAD: usize = 1;
@@ -25,13 +25,13 @@ pub struct Shape {
     /// The blocks of the first stage in order: the kind and the number of each row of equal blocks.
     pub(crate) first_stage: Vec<(usize, f64)>,
     pub(crate) micro_batches: f64,
-    /// What goes from pool to pool.
+    /// Numbers of transfers between pools.
     pub(crate) crossings: Crossings,
-    /// The least that a rank has of every kind of block.
+    /// The least number of blocks of every kind that any rank has.
     pub(crate) least: Vec<u64>,
 }
 
-/// What decides a shape in a scenario. What layers recompute does not matter, only how many of a stage do other than the rest.
+/// What decides a shape: of recomputation only how many layers of a stage differ from the rest.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ShapeKey {
     schedule: ScheduleKey,
@@ -53,7 +53,7 @@ impl ShapeKey {
     }
 }
 
-/// A bound on the time of a step, as counts of passes.
+/// A lower bound on the time of a step, as the numbers of blocks run and of transfers.
 #[derive(Clone, Debug)]
 pub(crate) struct Passes {
     pub(crate) forward: Vec<f64>,
@@ -74,7 +74,7 @@ pub(crate) struct Own {
     pub(crate) is_first: bool,
 }
 
-/// What counts of backward passes are of.
+/// The part of backward that [`Passes::backward`] counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     /// Backward in one pass.
@@ -90,15 +90,15 @@ pub(crate) enum Part {
 pub(crate) struct Held {
     pub(crate) saved: Vec<f64>,
     pub(crate) own: Vec<u64>,
-    /// Outputs of stages.
+    /// Number of outputs of stages.
     pub(crate) outputs: f64,
     /// The pool in which the rank lies.
     pub(crate) pool: usize,
 }
 
 impl Shape {
-    /// The counts of a pipeline whose ranks lie in these of `pools` pools; of `d` it reads schedule, stages, micro-batches
-    /// and recomputed layers.
+    /// The counts of a pipeline; `pool_of_rank` is the pool of each rank, of `pools` pools. Of `d`
+    /// only schedule, stages, micro-batches, and recomputed and offloaded layers are read.
     pub(crate) fn new(
         costs: &BlockCosts,
         d: &Decisions,
@@ -116,7 +116,7 @@ impl Shape {
         let mut rows = rows_of_stages(costs, d, 0);
         let stages = placed(&rows);
         if pools > 1 {
-            // Messages of several pools differ.
+            // With several pools there is no bound on messages, so rows are not needed.
             rows.clear();
         }
         let kept = match d.offload_layers {
@@ -156,7 +156,7 @@ impl Shape {
         shape
     }
 
-    /// Adds a rank that runs so many blocks of each kind, after a path through earlier ranks' blocks with so many transfers.
+    /// Adds a rank that runs `busy` blocks, after a path of blocks and transfers on earlier ranks.
     fn add_times(
         &mut self,
         own: Own,
@@ -217,7 +217,7 @@ impl Shape {
 }
 
 impl Held {
-    /// What a rank holds that has so many passes of each stage in flight, each of which keeps `kept`.
+    /// What a rank holds with these passes in flight, each of which keeps `kept` of its stage.
     fn new(in_flight: &[(u32, u32)], kept: &[Vec<u64>], own: Vec<u64>, pool: usize) -> Self {
         let mut saved = vec![0u64; own.len()];
         let mut outputs = 0;
@@ -324,7 +324,7 @@ fn at_least<T: PartialOrd>(a: &[T], b: &[T]) -> bool {
     a.iter().zip(b).all(|(a, b)| a >= b)
 }
 
-/// What every rank's stages hold, and for each rank what lies before its first stage, with the transfers on the way there.
+/// The blocks of every rank, and for each rank the blocks and transfers before its first stage.
 #[expect(
     clippy::type_complexity,
     reason = "both are made in one pass and taken apart at once"

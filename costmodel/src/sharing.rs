@@ -1,5 +1,5 @@
-//! Cost models of the same job elsewhere, which share the costs of blocks that are already priced; and the pace that no
-//! strategy of a layout exceeds.
+//! Cost models of the same job on other clusters, which share block costs that are already priced;
+//! and a bound on the pace of all strategies of a layout.
 
 use catalog::{Fitted, Seconds};
 use plans::Decisions;
@@ -50,9 +50,9 @@ impl CostModel {
             && documents(own) == documents(other)
     }
 
-    /// The least time for which the busiest pipeline rank is at work on one micro-batch, in any strategy with the sizes and
-    /// the pipeline ranks of these decisions, which issue kernels and messages in different ways: so many micro-batches take at
-    /// least as many times that.
+    /// The least time for which the busiest pipeline rank works on one micro-batch, under any
+    /// strategy with the sizes and pipeline ranks of `among`, which differ in how they issue
+    /// kernels and messages. `n` micro-batches take at least `n` times as long.
     ///
     /// # Errors
     /// When a block cannot be traced, or a pipeline rank has GPUs of several pools.

@@ -17,7 +17,7 @@ use crate::work::{Backward, Work};
 pub struct Run {
     /// Number of equal blocks in the row.
     pub count: u64,
-    /// Whether what they save for backward lies in host memory.
+    /// Whether the activations that the blocks save for backward are in host memory.
     pub on_host: bool,
     /// Cost of each block.
     pub cost: Arc<BlockCost>,
@@ -50,7 +50,7 @@ pub struct StageWork {
     pub exposed_gather: Option<Seconds>,
     /// Time of gradient reduction that nothing hides; it runs as an action of its own.
     pub exposed_reduce: Option<Seconds>,
-    /// Time to copy the gradients of such a reduction to host memory.
+    /// Time to copy gradients to host memory after `exposed_reduce`.
     pub copied_after_reduce: Seconds,
 }
 
@@ -69,7 +69,7 @@ pub struct TrafficPlan {
     pub last: u32,
     /// How many blocks ahead of its use a block's parameters are gathered, where every pass gathers them.
     pub ahead: Ahead,
-    /// Whether the device waits for gradients that the host adds to those of an earlier micro-batch.
+    /// Whether the device waits until the host has added up gradients of several micro-batches.
     pub accumulation_waits: bool,
 }
 
@@ -106,7 +106,7 @@ pub enum When {
 pub struct LayerTraffic {
     /// Number of equal blocks in the row.
     pub count: u64,
-    /// Number of the first among the stage's layers; `None` if they are no layers.
+    /// Index of the row's first block among the stage's layers; `None` if these are no layers.
     pub first_layer: Option<u64>,
     /// Share of one block in the stage's forward time.
     pub forward_share: f64,
@@ -114,7 +114,7 @@ pub struct LayerTraffic {
     pub backward_share: f64,
     /// Time to gather one block's parameters.
     pub gather: Seconds,
-    /// Whether they stay gathered from forward to backward, whatever the other blocks do.
+    /// Whether parameters stay gathered from forward to backward, whatever other blocks do.
     pub stays_gathered: bool,
     /// Time to reduce one block's gradients.
     pub reduce: Seconds,

@@ -67,7 +67,7 @@ impl StagePass {
         Self::lasting(stage, kind, (work + recompute).duration().into())
     }
 
-    /// The same, if its kernels took `duration`.
+    /// The stage's pass of this kind, if its kernels took `duration`.
     pub(crate) fn lasting(stage: &StageWork, kind: ActionKind, duration: Picoseconds) -> Self {
         let phase = stage.phase(kind);
         let forward = kind == ActionKind::F;
@@ -151,8 +151,8 @@ impl StagePass {
         }
     }
 
-    /// The micro-batches whose pass sends and copies nothing. Messages of the first or the last micro-batch leave those after the
-    /// first, or before the last.
+    /// The micro-batches whose pass sends and copies nothing: none, all, or all but the first or
+    /// the last, if only these have messages.
     fn never(&self) -> Range<u32> {
         let when = [self.gathers, self.reduces];
         if when.contains(&When::Always) || !self.activations.is_none() {

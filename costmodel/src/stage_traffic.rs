@@ -95,7 +95,7 @@ impl<'a> Traffic<'a> {
     }
 }
 
-/// Adds the gathers and reductions of a stage's blocks.
+/// Adds the gathers and reductions of a stage's blocks, and copies of its saved activations.
 ///
 /// # Errors
 /// When a message was not measured.
@@ -145,8 +145,8 @@ pub(crate) fn add_layers(
     Ok(())
 }
 
-/// Adds what it takes longer to broadcast parameters from one rank after the other than to gather them at once: the
-/// messages' latency, once for every rank that owns any of `tensors` whole parameters.
+/// Adds the extra time to broadcast parameters from one rank after the other instead of gathering
+/// them: one latency for every rank, but the first, that owns any of `tensors` whole parameters.
 ///
 /// # Errors
 /// When a message was not measured.
@@ -175,8 +175,8 @@ pub(crate) fn plan(traffic: &Traffic<'_>, stage: &mut StageWork) {
     let reduces = all(|l| l.reduce);
     let copied = all(|l| l.copies.to_host);
     let mut overlap = strategy.overlap;
-    // With one data-parallel rank these are no decisions: gradients are copied to the host as they come, and replicas of
-    // experts, if there are any, send beside other work.
+    // With one data-parallel rank the strategy does not decide this: gradients are copied to the
+    // host as they come, and replicas of experts, if there are any, send beside other work.
     let alone = traffic.parallel.ranks() == 1;
     overlap.grad_reduce |= alone;
     overlap.param_gather |= alone;

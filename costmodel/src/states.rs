@@ -59,7 +59,7 @@ impl Elements {
 pub struct Weights {
     /// Weights that are trained.
     pub trained: Elements,
-    /// Weights that are not.
+    /// Weights that are frozen.
     pub frozen: Elements,
     /// Bytes of the 8-bit copies of all these weights that are kept from one micro-batch to the next.
     pub copies: Bytes,
@@ -82,7 +82,7 @@ impl Weights {
         }
     }
 
-    /// Takes away a table of dense elements that was counted twice: with adapters it is a frozen one.
+    /// Subtracts a table of dense elements that was counted twice: a frozen one, with adapters.
     pub(crate) fn share(&mut self, table: u64) {
         let holder = match self.frozen.dense {
             0 => &mut self.trained,
@@ -209,9 +209,9 @@ pub fn checkpoint(scenario: &Scenario, d: &Decisions, parameters: u64) -> Bytes 
     Bytes((saved as f64 * checkpoint_bytes(scenario, d)) as u64)
 }
 
-/// Bytes that a checkpoint holds for each parameter under a strategy: the master parameter (or that which kernels read,
-/// where there is no other) and both moments. A split master parameter is that which kernels read and the bits that it
-/// lacks.
+/// Bytes of a checkpoint per parameter: the master parameter (the one that kernels read, if there
+/// is no master) and both moments. A split master parameter consists of the one that kernels read
+/// and the bits that it lacks.
 pub(crate) fn checkpoint_bytes(scenario: &Scenario, d: &Decisions) -> f64 {
     let types = d.state_types(&scenario.runtime, scenario.workload.precision);
     let parameter = parameter_type(&types, scenario.workload.precision).size();
@@ -220,7 +220,7 @@ pub(crate) fn checkpoint_bytes(scenario: &Scenario, d: &Decisions) -> f64 {
         Some(DType::Bf16) => parameter + DType::Bf16.size(),
         Some(whole) => whole.size(),
     };
-    // Of so many weights that scales of 8-bit moments come out.
+    // For enough weights that the scales of 8-bit moments count in full.
     let many = 1 << 20;
     weight as f64 + types.moments(many) as f64 / many as f64
 }
@@ -240,7 +240,7 @@ pub(crate) fn weights(scenario: &Scenario) -> Result<Weights, CostError> {
     })
 }
 
-/// Types of states that a job may have which take least: the smallest optimizer states, with every type of gradients.
+/// The smallest types of states that a job may have, with every type of gradients.
 pub(crate) fn smallest_types(runtime: &Runtime, precision: Precision) -> Vec<StateTypes> {
     let others = runtime.other_optimizers(precision);
     let own = runtime.states_in(precision);
@@ -317,9 +317,9 @@ pub(crate) struct LateGradients {
     pub(crate) kept: Bytes,
 }
 
-/// Gradients that a rank does not hold yet when its backward pass begins. That is all of them if the runtime frees gradients after
-/// every step and the step has one micro-batch. With more micro-batches the gradients of the first exist when the second runs.
-/// Under ZeRO-1 gradients are taken to lie in buckets, which are not freed.
+/// Gradients that a rank does not hold yet when its backward pass begins: all, if the runtime frees
+/// them after every step and the rank runs one backward pass in a step; in later passes those of
+/// the first exist. Under ZeRO-1 gradients are taken to be in buckets, which are not freed.
 #[must_use]
 pub(crate) fn late_gradients(
     runtime: &Runtime,

@@ -22,13 +22,13 @@ use crate::imbalance::{Largest, of_count, replicas_in_step};
 /// The passes of a pipeline rank for one micro-batch.
 #[derive(Clone, Copy, Default)]
 struct Passes {
-    /// Their time.
+    /// Sum of their times, in seconds.
     time: f64,
     /// The sum of the squares of their times.
     squares: f64,
 }
 
-/// The expected time for which a step waits; `jitter` is that of every pipeline rank.
+/// The expected time for which a step waits; `jitter` gives that of a pipeline rank.
 pub(crate) fn waiting(
     d: &Decisions,
     assembled: &Assembled,
@@ -55,7 +55,7 @@ pub(crate) fn waiting(
     Seconds(waits.fold(0.0, f64::max))
 }
 
-/// The same for a step whose slowest rank has these passes, if their deviation is all of their time.
+/// The expected wait of a step whose slowest rank has these passes, with a jitter of 1.
 fn of_slowest(d: &Decisions, passes: Passes, largest: &Largest) -> f64 {
     let of = |count| match count {
         1 => [0.0, 1.0],

@@ -78,7 +78,7 @@ pub(crate) struct Span {
 /// The state of a stream after what it has been given so far.
 #[derive(Clone, Copy, Debug, Default)]
 struct Queue {
-    /// Start of the time since which it has been busy without a pause.
+    /// Start of the period since which it has been busy without a pause.
     since: Picoseconds,
     /// Time at which it has finished everything issued to it.
     free: Picoseconds,
@@ -97,9 +97,9 @@ pub(crate) struct Streams {
 /// Factors, at least 1, by which kernels take longer while communication runs beside them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Slowdown {
-    /// Beside messages of tensor parallelism.
+    /// Factor beside messages of tensor parallelism.
     pub(crate) tensor: f64,
-    /// Beside all others.
+    /// Factor beside all other messages.
     pub(crate) others: f64,
 }
 
@@ -123,7 +123,7 @@ impl Slowdown {
 }
 
 impl Streams {
-    /// Streams that were given nothing yet, whose kernels communication will slow down like this.
+    /// Idle streams; `slowdown` is by how much communication slows their kernels.
     pub(crate) fn new(slowdown: Slowdown) -> Self {
         Self {
             queues: [Queue::default(); STREAMS],
@@ -194,14 +194,14 @@ impl Streams {
         self.issue(Stream::Compute, Picoseconds::ZERO, Some(end))
     }
 
-    /// Makes the compute stream idle until a time given by something else than a stream.
+    /// Makes the compute stream idle until a time that does not come from a stream.
     pub(crate) fn idle_until(&mut self, at: Picoseconds) {
         let queue = &mut self.queues[Stream::Compute as usize];
         queue.free = queue.free.max(at);
     }
 
-    /// How much later than at an `earlier` moment the compute stream is, if from both moments on the same tasks would run
-    /// in the same way. Streams that are done before compute goes on affect nothing any more.
+    /// How much later the compute stream is than at an `earlier` moment; `None` if the same tasks
+    /// would not run alike from both moments on. Streams that end before compute do not count.
     pub(crate) fn later_than(&self, earlier: &Self) -> Option<Picoseconds> {
         let by = self
             .free(Stream::Compute)
@@ -214,14 +214,14 @@ impl Streams {
         beside.all(same).then_some(by)
     }
 
-    /// From when to when a stream is busy while compute goes on.
+    /// `[start, end]` of a stream's work after compute has ended; `None` if there is none.
     fn under_way(&self, stream: Stream) -> Option<[Picoseconds; 2]> {
         let compute = self.free(Stream::Compute);
         let Queue { since, free } = self.queues[stream as usize];
         (free > compute).then(|| [since.max(compute), free])
     }
 
-    /// Skips as many repetitions of what happened since an `earlier` moment.
+    /// Adds `times` repetitions, each `by` long, of what happened since an `earlier` moment.
     pub(crate) fn skip(&mut self, earlier: &Self, by: Picoseconds, times: u64) {
         for (queue, then) in self.queues.iter_mut().zip(&earlier.queues) {
             // A stream that was given nothing is where it was.
@@ -273,7 +273,7 @@ impl Streams {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Waits {
     last: [u32; STREAMS],
-    /// A set of streams, one bit for each: those with a task that is waited for.
+    /// The streams with a task that is waited for, one bit each.
     of: u8,
 }
 
@@ -324,9 +324,9 @@ pub(crate) struct Task {
     pub(crate) again: Again,
 }
 
-/// A repetition in a list of tasks. The task that carries it, together with those before it, `tasks` in all, is one round; after
-/// it the round is issued `times` more times. Tasks of a round may wait for those of the round before. Those of the round that
-/// stands in the list wait for as many tasks of the same kind right before it.
+/// A repetition in a list of tasks. The task that carries it and those before it, `tasks` in all,
+/// are a round, which is issued `times` more times after it. Tasks of a round may wait for those of
+/// the round before; for the listed round these are the `tasks` like tasks right before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Again {
     pub(crate) tasks: usize,
@@ -336,8 +336,8 @@ pub(crate) struct Again {
 /// A function that is called with a task's index in the list, and with the time that the list takes because of that task.
 pub(crate) type Spent<'a> = &'a mut dyn FnMut(usize, Seconds);
 
-/// Runs a list of tasks on idle streams until all have ended, and returns the total time. Tells `spent` of each task the time that
-/// the list takes because of it: a kernel's duration, or what a message leaves exposed.
+/// Runs tasks on idle streams until all have ended; returns the total time. Calls `spent` for each
+/// task with the time due to it: a kernel's duration, or what a message leaves exposed.
 pub(crate) fn run<'a>(tasks: &'a [Task], slowdown: Slowdown, spent: Option<Spent<'a>>) -> Work {
     let mut list = List {
         tasks,
@@ -356,11 +356,11 @@ pub(crate) fn run<'a>(tasks: &'a [Task], slowdown: Slowdown, spent: Option<Spent
     list.finish()
 }
 
-/// A list of tasks that is run, with what came of those that were issued.
+/// A list of tasks that is being run, with the results so far.
 struct List<'a> {
     tasks: &'a [Task],
     streams: Streams,
-    /// When each task ended that was issued, the last time that it was.
+    /// End of each task that was issued, at its latest time.
     ends: Vec<Picoseconds>,
     /// For every stream, the task that was issued to it last.
     last: [Option<usize>; STREAMS],
@@ -394,8 +394,8 @@ impl List<'_> {
         self.ends[index] = span.end;
     }
 
-    /// Issues the tasks up to one of them again. As soon as a time went as the time before, the others go the same way, and only
-    /// their time is added, unless it is told of each task.
+    /// Issues the round that ends with `last` again, `times` times. Once a round goes like the one
+    /// before, the rest does too: only its time is added, unless `spent` asks for each task.
     fn issue_again(&mut self, last: usize, Again { tasks, times }: Again) {
         let first = last + 1 - tasks;
         for time in 1..=times {

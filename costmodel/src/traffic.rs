@@ -84,7 +84,7 @@ impl DataParallel {
         self.slowdown_of_group(scenario.slowdown_beside_nccl(), scenario.domain())
     }
 
-    /// That factor, where `within_node` is the factor for groups within a node.
+    /// The factor of [`Self::slowdown`]; `within_node` is that of groups within a node.
     fn slowdown_of_group(&self, within_node: f64, domain: Domain) -> f64 {
         let together = self.dense.ranks_per_domain(domain);
         let share = match together == self.dense.size {
@@ -110,7 +110,7 @@ impl DataParallel {
         self.within_groups(elements, gathered, CollectiveKind::AllGather, message)
     }
 
-    /// Time of a collective of the ranks that share dense states if they send each other next to nothing.
+    /// Time of a collective, with almost no bytes, between the ranks that share dense states.
     ///
     /// # Errors
     /// When messages were not measured.
@@ -122,7 +122,7 @@ impl DataParallel {
         message(kind, Bytes(self.dense.size), self.dense)
     }
 
-    /// Time to reduce the gradients of a block, by sums that every rank gets if they are `whole`.
+    /// Time to reduce the gradients of a block; if `whole`, every rank gets all sums (all-reduce).
     ///
     /// # Errors
     /// When messages were not measured.

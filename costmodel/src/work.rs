@@ -9,11 +9,11 @@ use derive_more::{Add, AddAssign, Mul};
 pub struct Work {
     /// Time of kernels.
     pub compute: Seconds,
-    /// Time of tensor- and sequence-parallel collectives that no kernel runs beside.
+    /// Exposed time of tensor- and sequence-parallel collectives.
     pub tp: Seconds,
-    /// The same of context-parallel communication.
+    /// Exposed time of context-parallel communication.
     pub cp: Seconds,
-    /// The same of expert-parallel all-to-alls.
+    /// Exposed time of expert-parallel all-to-alls.
     pub ep: Seconds,
     /// Data-parallel gathers and reductions that block the host.
     pub dp: Seconds,

@@ -28,8 +28,8 @@ impl Timed<'_> {
         self.ordered(self.kernels())
     }
 
-    /// The same if they were priced for another way to run passes, which changes their order, the parts that products are
-    /// split into, and what carries tokens to their experts.
+    /// Prices the block for another way to run passes, from its prices `before`. That changes the
+    /// order, the parts of split products, and what carries tokens to experts.
     pub(super) fn reissued(&self, before: &PricedBlock) -> PricedBlock {
         let mut kernels = before.kernels.clone();
         let Lowered { forward, backward } = self.of.lowered;
@@ -42,7 +42,7 @@ impl Timed<'_> {
         self.ordered(kernels)
     }
 
-    /// Prices every kernel and collective alone; the last kernel adds up gradients, if one of its own does.
+    /// Prices every kernel and collective alone; a last kernel accumulates gradients, if one does.
     fn kernels(&self) -> Vec<PricedKernel> {
         let BlockToPrice { trace, lowered, .. } = *self.of;
         let all = lowered.forward.iter().chain(&lowered.backward);
@@ -157,8 +157,8 @@ impl Timed<'_> {
         self.prices.memory_bound(MemoryKind::Pointwise, bytes) * (1.0 / elements as f64)
     }
 
-    /// Time to accumulate gradients by a pass of its own over gradients and buffer, if GEMMs do not do it in their
-    /// epilogue.
+    /// Time of a separate kernel that accumulates gradients; 0 if GEMMs do so in their epilogue, or
+    /// if gradients are not accumulated.
     fn accumulation(&self, elements: Elements) -> Seconds {
         if self.of.lowering.has(Rewrite::FuseGradientAccumulation)
             || !self.of.lowering.has(Rewrite::AccumulateGradients)
@@ -243,8 +243,8 @@ impl Timed<'_> {
         }
     }
 
-    /// How many times as long a product takes if its operands have several scales as if each has one. If operands are scaled by
-    /// row, that holds for forward products only: backward products run as if the scale was 1.
+    /// Factor by which a product takes longer with several scales per operand than with one. With
+    /// scales by row this is for forward only: backward products run as if the scale was 1.
     fn scaling(&self, dtype: DType, pass: Pass) -> f64 {
         match self.of.lowering.fp8_recipe {
             Fp8Recipe::Rowwise if dtype == DType::F8 && pass == Pass::Forward => {
@@ -378,7 +378,7 @@ impl Timed<'_> {
         }
     }
 
-    /// What a kernel or message is called in lists.
+    /// Name of a kernel or message in reports.
     fn name(&self, kernel: &Kernel) -> String {
         let op = self.of.trace.op(kernel.pass, kernel.op);
         let what = match kernel.kind {

@@ -31,7 +31,7 @@ impl Timed<'_> {
             && sums(self.of.trace.op(kernel.pass, kernel.op).cost())
     }
 
-    /// Bytes that such a kernel writes for tokens of other ranks: all of them, if tokens were gathered.
+    /// Bytes that a kernel of [`Self::is_unpermute`] writes for other ranks; 0 without all-gather.
     pub(super) fn summed_by_others(&self, kernel: &Kernel) -> Bytes {
         if self.of.key.execution.dispatcher != Some(Dispatcher::AllGather) {
             return Bytes(0);
@@ -91,7 +91,7 @@ impl Timed<'_> {
         }
     }
 
-    /// The kind of collective that runs for one of the trace: between experts' ranks that of the key's dispatcher.
+    /// The kind of collective that runs for a traced one; for experts the dispatcher decides.
     pub(super) fn kind(&self, kernel: &Kernel, collective: Collective) -> CollectiveKind {
         match (self.of.key.execution.dispatcher, collective.axis) {
             (Some(dispatcher), Axis::Ep | Axis::Etp) => {
@@ -137,8 +137,8 @@ impl Timed<'_> {
     }
 }
 
-/// How many of `places`, among which experts are divided in order, have an expert of a token that is routed to `chosen` of them. The
-/// router may choose from a few groups of experts only; choices spread evenly over these.
+/// Expected number of `places` with an expert of a token routed to `chosen` experts. Places hold
+/// experts in order; the router may choose from a few groups only, and does so evenly.
 ///
 /// `k` choices among `m` places reach `m·(1 − (1 − 1/m)^k)` of them (DeepEP's arithmetic). That holds within each chosen group if a group
 /// has places of its own. If a place has several groups, it is reached unless none of the chosen ones is there.

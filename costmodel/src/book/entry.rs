@@ -22,7 +22,7 @@ pub(crate) trait PriceBook: Debug + Send + Sync {
     /// Prices the kernels and messages of a block.
     ///
     /// # Errors
-    /// If none of the measurements is of one of its operators.
+    /// If an operator of the block was not measured.
     fn block(&self, of: &BlockToPrice<'_>) -> Result<PricedBlock, CostError>;
 
     /// Prices a block that the runtime is told to issue in another way than when it was priced `before`. Our executor issues a
@@ -78,8 +78,8 @@ pub(crate) trait PriceBook: Debug + Send + Sync {
         output: Bytes,
     ) -> Result<Seconds, CostError>;
 
-    /// Time in which one rank of each of several domains, and at the same time all others of these domains, add up so many
-    /// bytes each.
+    /// Time of an all-reduce of `bytes` between one rank of each of several domains, while all
+    /// other ranks of these domains do the same.
     ///
     /// # Errors
     /// When it was not measured.
@@ -147,6 +147,6 @@ pub(crate) struct Update<'a> {
     pub(crate) gradients: Bytes,
     /// Number of trained parameter tensors of the rank's stages; it may hold only a part of each.
     pub(crate) tensors: u64,
-    /// Number of trained elements that the rank holds of blocks which tensor parallelism splits, before ZeRO shards them.
+    /// Trained parameters on the rank in blocks that tensor parallelism splits, before ZeRO.
     pub(crate) divided: u64,
 }

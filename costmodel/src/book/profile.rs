@@ -39,7 +39,7 @@ pub(crate) fn adapted(mut runtime: Runtime, gpus: bool) -> Result<Runtime, CostE
         return Err(CostError::Prices {
             device: "cpu".to_owned(),
             reason: format!(
-                "runtime {} runs other kernels than a profile measures; use --runtime vescale, or vescale-cuda for one of a GPU",
+                "runtime {} runs other kernels than a profile measures; use --runtime vescale, or --runtime vescale-cuda for a profile of a GPU",
                 runtime.name
             ),
         });

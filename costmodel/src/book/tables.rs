@@ -81,7 +81,7 @@ impl PriceBook for TablePrices {
         };
         let mut time = update + self.memory_bound(MemoryKind::Pointwise, norm);
         if states::copies_for_step(&scenario.runtime, strategy, precision) {
-            // The gradients are read, written in 32 bits, and these read instead.
+            // Gradients are read and copied to 32 bits; the optimizer reads the copies instead.
             let copied = on_device(Bytes(sharding.updated(elements) * 2 * DType::F32.size()));
             time += self.memory_bound(MemoryKind::Pointwise, copied);
         }
@@ -151,7 +151,7 @@ impl PriceBook for TablePrices {
 }
 
 impl TablePrices {
-    /// Time of an optimizer step. `time` is how long the device takes; to it comes what the host does for one tensor after another.
+    /// Time of an optimizer step: `time` on the device, and the host's work tensor by tensor.
     fn tensor_after_tensor(&self, of: &Update<'_>, time: Seconds) -> Seconds {
         let scenario = of.scenario;
         let overheads = &scenario.runtime.overheads;

@@ -25,8 +25,8 @@ const NARROW: u64 = 2;
 /// Bytes that are read and written to cast one number from 32 bits to 16, or from 16 to 32.
 const CAST: u64 = WIDE + NARROW;
 
-/// What the elementary operators of a norm, an addition or a rotary embedding read and write in all, and how many they are. The same
-/// for the gradient of one. `None` if that is no different without autocast, or if a compiler fuses the operators.
+/// Bytes that the elementary operators of a norm, addition or rotary embedding, or of its gradient,
+/// move together, and their number. `None` if autocast changes nothing, or a compiler fuses them.
 pub(super) fn chain(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Option<Chain> {
     let of = trace.tensor(*op.outputs.first()?);
     if !lowering.autocasts(of.dtype) || lowering.has(Rewrite::FusePointwise) {
@@ -69,8 +69,8 @@ fn norm(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Option<(u64, 
         (Pass::Forward, true, false) => (5 * WIDE + 3 * CAST, 8),
         (Pass::Forward, false, true) => (2 * WIDE, 1),
         (Pass::Forward, false, false) => (2 * WIDE + CAST, 2),
-        // Of what each of these operators reads and writes, and of the sums over rows and over tokens. The cast is of the gradient
-        // of the branch that joined the stream before this norm.
+        // The gradients of these operators, with sums over rows and over tokens. The cast is of the
+        // gradient of the branch that joined the stream before this norm.
         (_, true, true) => (23 * WIDE + CAST, 12),
         (_, true, false) => (21 * WIDE + 4 * CAST, 14),
         // The gradient of the input reads two tensors and writes one; those of the parameters read both again.

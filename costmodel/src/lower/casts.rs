@@ -70,7 +70,7 @@ fn quantised(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Option<C
     Some(both.unwrap_or_default())
 }
 
-/// The operands of a product that are no weights.
+/// The operands of a product that are not weights.
 fn activations<'a>(trace: &'a Trace, op: &AnyOp<'a>) -> impl Iterator<Item = TensorId> + 'a {
     let inputs = op.inputs.iter().copied();
     inputs.filter(|&id| !trace.tensor(id).role.is_weight())
@@ -109,10 +109,10 @@ fn cast(lowering: &Lowering<'_>, trace: &Trace, id: TensorId, transposed: u64) -
     }
 }
 
-/// Kernels by which Transformer Engine casts the rows that go to one expert to 8 bits. Scales of earlier steps cast the rows of
-/// all experts in one kernel. A scale of the rows' own largest magnitude takes four for each expert: one clears the magnitude,
-/// one finds it, one turns it into a scale, one casts (v2.8, `csrc/extensions/cast.cpp`, `multi_tensor_quantize_impl`, and
-/// `csrc/quantizer.cpp`).
+/// Number of kernels per expert with which Transformer Engine casts the expert's rows to 8 bits.
+/// With scales of earlier steps it is 0: one kernel casts the rows of all experts. A scale of the
+/// rows' own largest magnitude takes four: clear the magnitude, find it, turn it into a scale, cast
+/// (v2.8, `csrc/extensions/cast.cpp`, `multi_tensor_quantize_impl`, and `csrc/quantizer.cpp`).
 pub(crate) const fn kernels_per_expert(recipe: Fp8Recipe) -> u32 {
     match recipe {
         Fp8Recipe::Delayed => 0,

@@ -132,7 +132,7 @@ impl<'t> Head<'t> {
         Bytes(of_all.0.div_ceil(CHUNKS)) + gradients + buffer + copies
     }
 
-    /// Whether each chunk's gradients of the weight are a tensor: the weight is trained, and no product adds them to their sums itself.
+    /// Whether each chunk makes a tensor of weight gradients: it is trained, and GEMMs sum none.
     fn holds_gradients(&self, lowering: &Lowering<'_>) -> bool {
         let mut ops = self.trace.backward.iter();
         !lowering.has(Rewrite::FuseGradientAccumulation)

@@ -333,8 +333,8 @@ mod tests {
     fn tokens_are_copied_to_the_order_of_the_sequence_and_back() {
         use CpKind::{AllGather, AllToAll};
         let core = "megatron-core";
-        // A gather returns both ranks' keys of 32 numbers of 16 bits, and values as many. Before attention an all-to-all sends queries,
-        // keys and values, after it the result.
+        // A gather returns both ranks' keys, 32 numbers of 16 bits each, and as many values. Before
+        // attention an all-to-all sends queries, keys and values; after it, the result.
         for (runtime, exchange, backward, shown) in [
             (core, AllGather, false, "+128 256 +128 256 attention 384"),
             (core, AllGather, true, "attention 256 768 +128 768 +128"),

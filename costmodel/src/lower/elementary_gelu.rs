@@ -15,16 +15,16 @@ use super::lowering::Lowering;
 /// Bytes of memory traffic, and bytes kept for backward, for each element of a GELU's input.
 #[derive(Clone, Copy, Debug)]
 struct PerElement {
-    /// Read and written by all kernels of forward.
+    /// Bytes read and written by all kernels of forward.
     forward: u64,
-    /// Read and written by all kernels of backward.
+    /// Bytes read and written by all kernels of backward.
     backward: u64,
-    /// Kept from forward to backward, in addition to the input.
+    /// Bytes kept from forward to backward, in addition to the input.
     kept: u64,
 }
 
 impl PerElement {
-    /// For an input of type `dtype`.
+    /// The bytes for an input of type `dtype`.
     fn new(lowering: &Lowering<'_>, dtype: DType) -> Self {
         let (narrow, wide) = (dtype.size(), DType::F32.size());
         if lowering.autocasts(dtype) {
@@ -51,14 +51,14 @@ impl PerElement {
                     + (power_backward + cast)
                     + 2 * narrow
                     + 2 * 3 * narrow,
-                // The input in 32 bits in place of itself, half of it, the tanh, and one more than the tanh.
+                // The input in 32 bits instead of 16, half of the input, tanh, and 1 + tanh.
                 kept: (wide - narrow) + narrow + 2 * wide,
             }
         } else {
             Self {
                 forward: 18 * narrow,
                 backward: 28 * narrow,
-                // Half the input, the tanh, and one more than the tanh.
+                // Half of the input, tanh, and 1 + tanh.
                 kept: 3 * narrow,
             }
         }

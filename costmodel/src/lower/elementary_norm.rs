@@ -10,9 +10,9 @@ use super::autocast;
 use super::lowering::Lowering;
 use super::tensor_set::TensorSet;
 
-/// Bytes that such a norm keeps for backward in addition to its input and its result, which the trace counts. The square keeps the
-/// input in 32 bits, and so no norm keeps the input itself. The product with the weight keeps the normalised input, unless the weight
-/// is frozen. `None` if the operator is no such norm. `seen` holds the inputs of the norms before it.
+/// Bytes that an RMSNorm by elementary operators keeps beside its input and result. The square
+/// keeps the input in 32 bits instead of the input; the product with a trained weight keeps the
+/// normalised input. `None` for other operators. `seen` has the inputs of earlier norms.
 pub(super) fn kept(
     lowering: &Lowering<'_>,
     trace: &Trace,

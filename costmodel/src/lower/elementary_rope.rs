@@ -18,7 +18,7 @@ pub(super) fn chain(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> O
     }
     let of = trace.tensor(op.outputs[0]);
     let wide = DType::F32.size();
-    // To 32 bits before the chain, unless a norm under autocast returned them, and back after it.
+    // Casts to 32 bits before the chain, unless a norm under autocast did, and back after it.
     let stays = lowering.widens_stream(of.dtype) && autocast_operators::reads_wide(trace, op);
     let casts = if stays { 1 } else { 2 };
     let cast = u64::from(casts) * (of.dtype.size() + wide);

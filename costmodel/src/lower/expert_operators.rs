@@ -17,7 +17,7 @@ use super::lowering::Lowering;
 pub(super) enum Apart {
     /// By the kernel of the product before it: it moves no further bytes and launches no kernel.
     Epilogue,
-    /// By operators of its own.
+    /// By separate operators, each a kernel of PyTorch.
     Chain(Chain),
 }
 

@@ -210,15 +210,15 @@ fn pointwise_kind(lowering: &Lowering<'_>, run: &[AnyOp<'_>]) -> (MemoryKind, u3
         return (kind, if fused { 1 } else { 2 });
     }
     match run[0].cost() {
-        // Eager gated activations run the nonlinearity and the product separately: 5 tensors
-        // moved instead of 3.
+        // Eager gated activations run the nonlinearity and the product separately: 5 tensors moved
+        // instead of 3, counted as 6.
         CostClass::Activation { gated: true }
             if !compiled && !lowering.has(Rewrite::FuseSwiglu) =>
         {
             (MemoryKind::Pointwise, 2)
         }
-        // Eager rotary embedding negates a half, concatenates, multiplies twice and adds: 10 tensors moved instead of 2. Its
-        // backward multiplies twice, negates, writes both halves into zeros of the whole size, and adds twice: 15 tensors.
+        // Eager RoPE negates, concatenates, multiplies twice, adds: 10 tensors, not 2. Backward has
+        // two products, a negation, two writes into zeros, two sums: 15 tensors, counted as 16.
         CostClass::Rope if !compiled && !lowering.has(Rewrite::FuseRope) => {
             (MemoryKind::Pointwise, if backward { 8 } else { 5 })
         }
@@ -341,7 +341,7 @@ fn product(lowering: &Lowering<'_>, trace: &Trace, pass: Pass, product: Product)
         Product::Matmul(Gemm { m, n, k }, _) => {
             let sizes = [m, n, k];
             let padded = alignment::padded(sizes, pass);
-            // Nearly all products are aligned as they are, and need no look for the loss.
+            // Nearly all products are aligned already and need no search for the loss.
             let pads = padded != sizes && lowering.has(Rewrite::PadVocabulary) && has_loss(trace);
             KernelKind::Gemm {
                 sizes: if pads { padded } else { sizes },
@@ -376,7 +376,7 @@ fn sent(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>, collective: Coll
     }
 }
 
-/// How many messages a collective is: one, but a reduction of an input's gradient may be one for each linear that read it.
+/// Number of messages of a collective: one, or one per linear layer that reads the same input.
 fn messages(
     lowering: &Lowering<'_>,
     trace: &Trace,
@@ -391,7 +391,7 @@ fn messages(
     if op.pass == Pass::Forward || !reduces || !lowering.has(Rewrite::ReducePerLinear) {
         return 1;
     }
-    // The gradients of all of them are added up one after the other.
+    // One sum for each further linear layer that reads the input.
     let sum_before = |of: TensorId| {
         let mut backward = trace.backward.iter();
         backward.find(|op| op.operator == Gradient::Sum && op.outputs.contains(&of))

@@ -59,7 +59,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// The kernel that runs the core attention at this place in the trace's list of them.
+    /// The kernel that runs the core attention with index `of` among those of the trace.
     #[must_use]
     pub fn attention_kernel(&self, trace: &Trace, of: usize) -> AttentionKernel {
         match self.runtime.attention {
@@ -88,7 +88,7 @@ impl<'a> Lowering<'a> {
         self.has(Rewrite::GatherQuantised) && self.fp8_recipe != Fp8Recipe::Rowwise
     }
 
-    /// The tensor-parallel gather that returns a tensor in 8 bits, if such a gather makes it.
+    /// The tensor-parallel gather that makes a tensor in 8 bits; `None` if no such gather makes it.
     #[must_use]
     pub fn quantised_gather<'t>(&self, trace: &'t Trace, id: TensorId) -> Option<AnyOp<'t>> {
         let gathers = |op: &AnyOp<'_>| {

@@ -27,7 +27,7 @@ pub struct BlockMemory {
 }
 
 impl BlockMemory {
-    /// The same with more bytes that passes need in addition to what is kept.
+    /// This memory with `more` bytes in the peaks of both passes.
     #[must_use]
     pub(crate) fn with_transient(self, more: Bytes) -> Self {
         Self {

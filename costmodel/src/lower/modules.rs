@@ -1,4 +1,4 @@
-//! Which operators the modules that selective recomputation runs again are made of.
+//! Which operators belong to the modules that selective recomputation runs again.
 
 use catalog::{RecomputeModule, Selection};
 use dtensor::{Norm, Op, Operator, Pointwise, Product, Site, TensorId, TensorRole, Trace};
@@ -63,7 +63,7 @@ impl<'t> Block<'t> {
         }
     }
 
-    /// Whether a norm's input is as wide as the block's.
+    /// Whether a norm reads the residual stream: its input is as wide as the block's input.
     fn is_of_residual_stream(&self, norm: &Op) -> bool {
         let width = |id: TensorId| self.trace.tensor(id).shape.last().copied();
         let mut tensors = self.trace.tensors.iter();
@@ -71,7 +71,7 @@ impl<'t> Block<'t> {
         input.and_then(|t| t.shape.last().copied()) == width(norm.inputs[0])
     }
 
-    /// Whether the nearest product before an operator is that of experts.
+    /// Whether the nearest product before an operator is one of experts.
     fn follows_experts(&self, op: &Op) -> bool {
         let before = self.producers.get(&self.whole(op.inputs[0]));
         before.is_some_and(|before| match before.operator {

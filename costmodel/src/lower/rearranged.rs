@@ -83,7 +83,7 @@ fn part(trace: &Trace, op: &AnyOp<'_>, collective: Collective) -> u64 {
     collective.bytes / ranks.max(1)
 }
 
-/// The tensor-parallel collective before or after which this kernel copies or adds up; `None` if the kernel does neither.
+/// The tensor-parallel collective that this kernel copies for or adds up; `None` for other kernels.
 pub(crate) fn serves(trace: &Trace, kernel: &Kernel) -> Option<Collective> {
     if !matches!(kernel.kind, KernelKind::Memory { .. }) {
         return None;

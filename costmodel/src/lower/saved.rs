@@ -35,7 +35,7 @@ pub(super) struct SavedTensor<'t> {
     pub(super) bytes: Bytes,
     /// Whether the weight half of a split backward still needs it.
     pub(super) for_weight: bool,
-    /// The traced tensor that it is; none if only the runtime's kernels make it.
+    /// The traced tensor; `None` if only the runtime's kernels make it.
     pub(super) storage: Option<TensorId>,
 }
 
@@ -78,12 +78,12 @@ pub(super) fn kept<'t>(
     }
 }
 
-/// Tensors that a head keeps for backward if its loss runs in chunks, each forward and backward. Nothing is kept that the head's product or
-/// the loss writes, because its backward is over. Kept are the hidden states that the product reads, and their gradients. `saved` is what
-/// the head keeps otherwise.
+/// Tensors that a head keeps for backward if its loss runs in chunks, each forward and backward:
+/// the hidden states that the product reads, and their gradients. What the product and the loss
+/// write is not kept, as its backward is over. `saved` is what the head keeps otherwise.
 ///
-/// The hidden states are counted until backward because a pipeline schedule keeps them. Without a pipeline torchtitan frees them earlier
-/// (`trainer.py`, `del pred`).
+/// The hidden states count until backward because a pipeline schedule keeps them. Without a
+/// pipeline torchtitan frees them earlier (`trainer.py`, `del pred`).
 fn without_loss<'t>(head: &Head<'t>, mut saved: Vec<SavedTensor<'t>>) -> Vec<SavedTensor<'t>> {
     let hidden = head.hidden();
     saved.retain(|of| !is_of_loss(head, of) && of.storage != Some(hidden.storage));
@@ -197,11 +197,11 @@ fn beside_the_trace<'t>(
 
 /// A tensor that backward needs.
 struct Read {
-    /// The tensor that is kept for it.
+    /// The tensor that is kept so that backward has `of`.
     source: TensorId,
     /// The tensor that backward reads, which may be computed again from the source.
     of: TensorId,
-    /// Whether its 8-bit copy is kept instead.
+    /// Whether the 8-bit copy of `source` is kept instead of `source`.
     narrow: bool,
 }
 
@@ -275,7 +275,7 @@ fn of_operators<'t>(
     trace.forward.iter().filter_map(of_op)
 }
 
-/// Drops views into products that are kept themselves: such a view is no copy.
+/// Drops views of tensors that are kept themselves: a view takes no memory of its own.
 fn drop_parts(trace: &Trace, seen: &TensorSet, saved: &mut Vec<SavedTensor<'_>>) {
     let views = trace.forward_views.iter();
     let views = views.filter(|view| seen.contains(trace.tensor(view.from).storage));
@@ -287,9 +287,9 @@ fn drop_parts(trace: &Trace, seen: &TensorSet, saved: &mut Vec<SavedTensor<'_>>)
     });
 }
 
-/// Bytes of the 32-bit lists that stand for a router's indices: for every choice its expert and its row, for every row
-/// the choice behind it, and the offsets of the experts' rows; after an exchange between ranks also, for every row, its
-/// places there and back, and the offsets of the local experts' rows.
+/// Bytes of the 32-bit lists that replace a router's indices: for every choice its expert and row,
+/// for every row its choice, and offsets of experts' rows; after an exchange between ranks also
+/// every row's places there and back, and offsets of local experts' rows.
 fn row_indices(lowering: &Lowering<'_>, trace: &Trace) -> FxHashMap<TensorId, Bytes> {
     let routers = trace.forward.iter();
     routers

@@ -1,4 +1,4 @@
-//! Finds sums of which a compiler keeps the result for backward, because their terms are needed for nothing else.
+//! Finds sums whose result a compiler keeps for backward, as nothing else needs their terms.
 
 use dtensor::{Op, TensorId, TensorRole, Trace};
 use rustc_hash::FxHashSet;
@@ -55,7 +55,7 @@ impl<'t> Terms<'t> {
         op.inputs.iter().copied().filter(is_term)
     }
 
-    /// Whether no other operator reads the inputs of this pointwise operator, nor, where an input is pointwise itself, the inputs of that.
+    /// Whether nothing else reads this operator's inputs, or inputs of pointwise ones before it.
     fn are_private(&self, op: &Op) -> bool {
         op.saved.is_empty()
             && self.of_operator(op).all(|id| {

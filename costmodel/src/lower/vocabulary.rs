@@ -16,7 +16,7 @@ use crate::price::MemoryKind;
 /// Operators that turn what the data loader returns into a micro-batch (`get_batch`): they copy it to the GPU, broadcast it to the
 /// other tensor-parallel ranks, split it into tokens and labels, and make the masks of attention and of the loss.
 const OF_A_BATCH: u32 = 11;
-/// Operators that set to zero what a rank looks up of tokens outside its part of the vocabulary.
+/// Operators that set to zero what a rank looks up for tokens outside its part of the vocabulary.
 const OF_A_MASKED_EMBEDDING: u32 = 7;
 /// Operators of the loss: 17 compute the cross-entropy of every token, and nine average it over tokens, data-parallel ranks and
 /// micro-batches.

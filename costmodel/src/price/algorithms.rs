@@ -9,7 +9,7 @@ use crate::known;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Crossing {
     pub(super) op: CollectiveOp,
-    /// Size by the convention of nccl-tests.
+    /// Size in bytes, by the convention of nccl-tests.
     pub(super) bytes: f64,
     pub(super) ranks: u64,
     /// Number of its ranks in each domain.
@@ -78,8 +78,8 @@ impl Crossing {
         Some(start + far.max(near))
     }
 
-    /// Parallel aggregated trees: a step costs what one of a ring does, and there are as many as the number of ranks
-    /// has bits (NCCL 2.23 release notes, for one rank per node).
+    /// Parallel aggregated trees: a step costs what one of a ring does, and the number of steps is
+    /// log₂ of the number of ranks, rounded up (NCCL 2.23 release notes, for one rank per node).
     fn pat(&self) -> Option<f64> {
         let scatters = matches!(
             self.op,
@@ -91,7 +91,7 @@ impl Crossing {
     }
 }
 
-/// Number of levels of a binary tree with so many leaves.
+/// Number of levels of a binary tree with this many leaves: log₂, rounded up.
 fn levels(leaves: u64) -> f64 {
     f64::from(u64::BITS - leaves.saturating_sub(1).leading_zeros())
 }

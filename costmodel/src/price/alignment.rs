@@ -73,8 +73,8 @@ impl Rows {
     }
 }
 
-/// The highest rate of a device on a product with unaligned rows. `None` if the rows are aligned, if the operands are not in
-/// 16 bits, or on a processor.
+/// The highest rate of a device on a product with unaligned rows. `None` if the rows are aligned,
+/// if the operands are not in 16 bits, or if the device is a CPU.
 pub(super) fn rate(device: &Device, sizes: [u64; 3], dtype: DType, pass: Pass) -> Option<FlopRate> {
     let narrow = matches!(dtype, DType::Bf16 | DType::F16);
     if !narrow || device.architecture == Architecture::Cpu {

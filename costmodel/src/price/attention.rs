@@ -174,8 +174,8 @@ impl AttentionPrices {
     }
 }
 
-/// The rate at a key length, interpolated between the chart's lengths in their logarithm: beyond the longest it stays,
-/// below the shortest it falls in proportion to the length.
+/// The rate at a key length, interpolated between the chart's lengths in their logarithm: beyond
+/// the longest it stays, below the shortest it falls with the length, to a tenth at least.
 fn at_length(table: &[f64; 7], length: u64) -> f64 {
     let position = elementary::log2(length.max(1) as f64 / FIRST_LENGTH as f64);
     if position <= 0.0 {

@@ -15,7 +15,7 @@ use dtensor::CollectiveKind;
 pub(crate) struct BetweenGpus(BTreeMap<(String, u64), Vec<(u64, f64)>>);
 
 impl BetweenGpus {
-    /// Collects those that a profile measured.
+    /// Collects the messages that a profile measured.
     pub(super) fn of(profile: &Profile) -> Self {
         let mut all: BTreeMap<(String, u64), Vec<(u64, f64)>> = BTreeMap::new();
         for m in &profile.measured {
@@ -30,7 +30,7 @@ impl BetweenGpus {
         Self(all)
     }
 
-    /// Number of ranks and of bytes, if a measurement is of a message inside a host.
+    /// `(ranks, bytes)` of a measured message inside a host; `None` for any other measurement.
     pub(super) fn sizes(measured: &Measured) -> Option<(u64, u64)> {
         match (measured.kernel.starts_with("nccl "), &measured.sizes[..]) {
             (true, &[ranks, bytes]) => Some((ranks, bytes)),

@@ -237,7 +237,7 @@ impl GemmPrices {
         if bytes.is_multiple_of(16) {
             return aligned;
         }
-        // They load as many pieces as they multiply in pairs of 16-bit numbers, and the two take turns.
+        // A load brings one or two pairs of 16-bit numbers; loads and multiplications take turns.
         let pairs = if bytes.is_multiple_of(8) { 2.0 } else { 1.0 };
         let vector_units = match self.device.architecture {
             Architecture::Volta => 1.0 / self.single,

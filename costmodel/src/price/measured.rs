@@ -1,6 +1,6 @@
-//! What a profile of a cluster's GPUs says that corrects tables. Used are only kernels that other systems run too:
-//! products and copies, attention if a library ran it, messages. Left out are weight gradients, which our executor
-//! accumulates in 32 bits, and 8-bit products, whose measured times include our casts.
+//! What a profile of a cluster's GPUs says that corrects tables. It counts only for kernels that
+//! other systems run too: products, copies, messages, and a library's attention. Left out are
+//! weight gradients, which our executor accumulates in 32 bits, and 8-bit products with our casts.
 
 use catalog::profile::{Machine, Measured, Profile};
 use catalog::{Bandwidth, Bytes, Seconds};
@@ -88,6 +88,6 @@ pub(super) fn attention([lines, q_len, kv_len, dim]: [u64; 4]) -> AttentionShape
 /// Text for the provenance: a table, corrected by that many measurements with ratios in that range.
 pub(super) fn beside((count, [lowest, highest]): (usize, [f64; 2]), table: &str) -> String {
     format!(
-        "{count} measured, {lowest:.2} to {highest:.2} times {table}; others by it and the nearest of them"
+        "{count} measured, {lowest:.2} to {highest:.2} times {table}; others scaled like the nearest of them"
     )
 }

@@ -42,8 +42,8 @@ pub enum MemoryKind {
 
 #[derive(Clone, Debug)]
 pub(super) struct MemoryPrices {
-    /// The datasheet's; or, with measured copies, the bandwidth that puts their rate at the share of one elementwise
-    /// pass.
+    /// Memory bandwidth of the datasheet; with measured copies, their rate over the share of the
+    /// bandwidth that elementwise kernels reach.
     bandwidth: Bandwidth,
     measured: Option<(Bandwidth, String)>,
 }

@@ -40,11 +40,11 @@ pub struct TablePrices {
     fitted: Fitted,
     architecture: Architecture,
     fabric: Fabric,
-    /// How much longer than tables say work takes on this cluster: learned from its own runs, or because it is slow.
+    /// Factors on the times of tables: learned from the cluster's own runs, or from its speed.
     learned: TimeFactors,
 }
 
-/// How much longer than tables say work takes on a cluster.
+/// How much longer work takes on a cluster than tables say.
 fn learned(cluster: &Cluster) -> TimeFactors {
     // What the host does is no price: the runtime's overheads carry it.
     let own = cluster.calibration.as_ref();
@@ -57,7 +57,7 @@ fn learned(cluster: &Cluster) -> TimeFactors {
 }
 
 impl TablePrices {
-    /// Builds the prices of a cluster for jobs of so many ranks.
+    /// Builds the prices of a cluster for jobs of `ranks` ranks.
     ///
     /// # Errors
     /// When the device names a table that does not exist.
@@ -232,7 +232,7 @@ mod tests {
                     &ATTENTION,
                     attention(true) * 3.0,
                 ),
-                // In caches.
+                // Too small: it stays in caches.
                 entry("copy", &[1 << 20], 1e-9),
                 entry("copy", &[1 << 28], copy.0 * 2.0),
                 entry("nccl all-reduce", &[8, 1 << 24], message.0 * 4.0),
@@ -271,7 +271,7 @@ mod tests {
     #[test]
     fn measured_kernels_beat_tables() {
         let both = both(Some("cuDNN 9.19.0"));
-        // What a profile has needs no stretching to training.
+        // Times of a profile are not stretched to those of training.
         let sustained = sustained(Architecture::Hopper, &Fitted::default());
         let other = [2048, 1024, 512];
         for (size, dtype, pass, wanted) in [
@@ -348,7 +348,7 @@ mod tests {
         assert!((attention - 1.0).abs() < 1e-9, "{attention}");
     }
 
-    /// GB/s in which eight GPUs of a node gather.
+    /// Rates in GB/s at which eight GPUs of a node gather.
     #[test]
     fn hosts_without_nvlink_reach_what_their_pci_express_does() {
         let fitted = Fitted::default();
@@ -435,11 +435,11 @@ mod tests {
         let expected = [
             (
                 "matrix products",
-                "1 measured, 2.00 to 2.00 times grid h200_sxm; others by it and the nearest of them",
+                "1 measured, 2.00 to 2.00 times grid h200_sxm; others scaled like the nearest of them",
             ),
             (
                 "fused attention, causal, forward",
-                "1 measured, 3.00 to 3.00 times the charts; others by it and the nearest of them",
+                "1 measured, 3.00 to 3.00 times the charts; others scaled like the nearest of them",
             ),
             (
                 "copies on the device",
@@ -448,7 +448,7 @@ mod tests {
             ("messages inside a node", "2 measured between 2, 8 GPUs"),
             (
                 "nccl all-gather between nodes",
-                "1 measured, 5.00 to 5.00 times the model; others by it and the nearest of them",
+                "1 measured, 5.00 to 5.00 times the model; others scaled like the nearest of them",
             ),
         ];
         assert_eq!(

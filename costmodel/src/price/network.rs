@@ -1,4 +1,4 @@
-//! Collectives: fits of one-node measurements inside a scale-up domain; rings over nodes beyond it.
+//! Collectives: fits of one-node measurements in a scale-up domain; NCCL's algorithms beyond.
 //!
 //! Bytes follow nccl-tests: the whole tensor for all-gather and reduce-scatter, one rank's for
 //! all-reduce and all-to-all. With `n` ranks, `r` of them per domain, and every rank its own network
@@ -247,7 +247,7 @@ impl NetworkPrices {
     }
 }
 
-/// The table of collectives inside a node: that of the device's own part, or over PCI Express that of a host without NVLink.
+/// The table of collectives in a node: the device's own, or one over PCI Express without NVLink.
 fn table_of(cluster: &Cluster) -> &str {
     match cluster.device.architecture {
         Architecture::Cpu | Architecture::Cdna3 => &cluster.device.kernels,
@@ -256,7 +256,7 @@ fn table_of(cluster: &Cluster) -> &str {
     }
 }
 
-/// The collective operation of a message, if all ranks of the group take part.
+/// The collective operation of a message; `None` for messages from one rank to another.
 fn operation(kind: CollectiveKind) -> Option<CollectiveOp> {
     match kind {
         CollectiveKind::SendRecv | CollectiveKind::RingExchange => None,
@@ -278,7 +278,7 @@ fn bus(op: CollectiveOp, ranks: u64) -> f64 {
     }
 }
 
-/// Latency of a step in addition to InfiniBand's, in seconds.
+/// Latency of one step of a collective beyond what it is on InfiniBand, in seconds.
 fn fabric_latency(fabric: Fabric) -> f64 {
     match fabric {
         Fabric::InfiniBand | Fabric::Local => 0.0,

@@ -65,7 +65,7 @@ impl Roofline {
         self.bound(flops, elements * dtype.size() as f64, dtype)
     }
 
-    /// Bound of reading and writing that many bytes on the device.
+    /// Bound of reading and writing `bytes` on the device.
     pub(super) fn moved(&self, bytes: Bytes) -> Seconds {
         bytes / self.device.memory_bandwidth.value
     }
