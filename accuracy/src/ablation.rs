@@ -1,5 +1,5 @@
-//! What every mechanism of the cost model contributes to accuracy: the errors of the runs that it affects, with and
-//! without it.
+//! Contribution of every mechanism of the cost model to accuracy: the errors of the runs that it
+//! affects, with and without it.
 
 use catalog::runs::Run;
 use catalog::runtime::Rewrite;
@@ -107,7 +107,7 @@ fn mechanisms() -> Vec<Mechanism> {
     rewrites.chain(others).collect()
 }
 
-/// The runs with complete facts whose scenario has a mechanism, each as predicted with it and without it.
+/// Runs with complete facts to which a mechanism applies, predicted with and without it.
 fn without<'s>(
     mechanism: &Mechanism,
     runs: &[(Run, String)],

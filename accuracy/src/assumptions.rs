@@ -29,7 +29,7 @@ pub(crate) struct Tested {
 /// Selects the assumption to change.
 type Change = fn(&mut Assumptions) -> &mut f64;
 
-/// Runs drawn from one source, as [`own_runs::log_probability`] takes them.
+/// Runs drawn from one source, as arguments of [`own_runs::log_probability`].
 struct Drawn {
     /// The share of this draw in the mean over all draws.
     weight: f64,
@@ -37,7 +37,7 @@ struct Drawn {
     slopes: Vec<Logs>,
 }
 
-/// Tests every assumption on runs drawn from all sources. Empty if `known` is, as nothing is learned from runs then.
+/// Tests every assumption on runs drawn from all sources; nothing if `known` is empty.
 pub(crate) fn tested(responses: &[Response], known: &[usize]) -> Vec<Tested> {
     if known.is_empty() {
         return Vec::new();

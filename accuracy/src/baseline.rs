@@ -35,7 +35,7 @@ pub(crate) fn text(groups: &[Group]) -> String {
     text
 }
 
-/// Sentences on errors that have grown beyond a baseline; groups that the baseline does not have are new and pass.
+/// Sentences on groups whose errors have grown, or that are no longer predicted; new groups pass.
 pub(crate) fn grown(groups: &[Group], baseline: &str) -> Vec<String> {
     let mut found = Vec::new();
     for line in baseline.lines().filter(|line| !line.starts_with('#')) {

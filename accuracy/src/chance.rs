@@ -12,19 +12,19 @@ use catalog::residuals::Chance;
 pub(crate) struct Outcome<'a> {
     /// The run's source.
     pub(crate) source: &'a str,
-    /// Memory that the prediction leaves free, measured as [`Chance`] says.
+    /// Room that the prediction leaves in memory, as [`Chance`] defines it.
     pub(crate) room: f64,
     /// Whether the run fitted. If not, it ran out of memory.
     pub(crate) fitted: bool,
 }
 
-/// Fits the probability by logistic regression. Every source that lists runs out of memory weighs the same. `None` if no
-/// source lists any.
+/// Fits the probability by logistic regression. Every source that lists runs out of memory weighs
+/// the same. `None` if no source lists any, or if the fit does not converge.
 ///
-/// It may happen that every run above some room fitted and every run below it did not. The steeper the curve, the better it
-/// then fits, and ordinary regression finds no end. So the likelihood is penalised as in Firth ("Bias reduction of maximum
-/// likelihood estimates", Biometrika 1993), which Heinze and Schemper advise for this case ("A solution to the problem of
-/// separation in logistic regression", 2002).
+/// If every run above some room fitted and every run below it did not, steeper curves fit ever
+/// better, and ordinary regression does not converge. So the likelihood is penalised as in Firth
+/// ("Bias reduction of maximum likelihood estimates", Biometrika 1993), which Heinze and Schemper
+/// advise for this case ("A solution to the problem of separation in logistic regression", 2002).
 pub(crate) fn fit<'a>(outcomes: impl Iterator<Item = Outcome<'a>>) -> Option<Chance> {
     let mut by_source: BTreeMap<&str, Vec<Outcome<'_>>> = BTreeMap::new();
     for outcome in outcomes {
@@ -66,7 +66,7 @@ fn firth(outcomes: &[(Outcome<'_>, f64)]) -> Option<Chance> {
     None
 }
 
-/// By how much Newton's method changes [`Chance::even`] and [`Chance::slope`]. `None` if the outcomes do not determine them.
+/// Changes of [`Chance::even`] and [`Chance::slope`] in a Newton step; `None` if undetermined.
 fn step(outcomes: &[(Outcome<'_>, f64)], chance: Chance) -> Option<[f64; 2]> {
     let sum = |term: &dyn Fn(f64, f64, f64, f64) -> f64| -> f64 {
         let terms = outcomes.iter().map(|(outcome, weight)| {

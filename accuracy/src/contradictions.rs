@@ -7,7 +7,7 @@ use super::{mapping, score};
 
 const GIB: f64 = 1024.0 * 1024.0 * 1024.0;
 
-/// Why the run at `index` is left out, if another of `runs` contradicts it.
+/// Why the run at `index` is left out; `None` if no other of `runs` contradicts it.
 pub(crate) fn contradicted(runs: &[(Run, String)], index: usize) -> Option<String> {
     let (run, source) = runs.get(index)?;
     let of_source = |other: &&(Run, String)| other.1 == *source;
@@ -72,9 +72,9 @@ fn would_fit(run: &Run, other: &Run) -> Option<(f64, String)> {
     Some((most, reason))
 }
 
-/// The largest ratio of two runs' sizes, over all kinds of things in memory: weights with their states (`hidden²`,
-/// `hidden · ffn`, `vocabulary · hidden`), activations (micro-batch times `hidden`, `ffn`, heads, vocabulary), each
-/// once and for every layer of a stage, and what stays constant.
+/// The largest ratio of two runs' sizes, at least 1, over all that is in memory: weights with their
+/// states (`hidden²`, `hidden · ffn`, `vocabulary · hidden`) and activations (micro-batch times
+/// `hidden`, `ffn`, heads, vocabulary), all for the layers of a stage.
 fn growth(run: &Run, other: &Run) -> Option<f64> {
     let sizes = |run: &Run| {
         let model = &run.model;

@@ -1,6 +1,6 @@
-//! Explains why a measured step differs from the predicted one. An explanation is either a what-if, a scenario with one
-//! thing changed that the cost model predicts again, or a number in the log itself. Those whose prediction comes
-//! nearest to the measurement come first.
+//! Explains why a measured step differs from the predicted one. First come explanations from
+//! numbers in the log itself, then what-ifs: scenarios with one change that the cost model predicts
+//! again, those nearest to the measurement first. Slower or faster kernels come last.
 
 use catalog::runtime::AttentionKernel;
 use catalog::{Bandwidth, Bytes, Seconds};
@@ -16,9 +16,9 @@ pub struct Hypothesis {
     pub cause: String,
     /// The evidence for it.
     pub evidence: String,
-    /// Predicted step time if it were the cause; `None` if it does not affect time.
+    /// Step time if this were the cause; `None` if the cause gives none.
     pub step_time: Option<Seconds>,
-    /// Share of the gap between prediction and measurement that it would close, at most 1.
+    /// Share of the gap that a what-if closes, or an estimate for other causes; at most 1.
     pub share: f64,
 }
 
@@ -34,7 +34,7 @@ pub struct Measured<'a> {
 /// A cause that explains less than this share of the gap is not reported.
 const LEAST_SHARE: f64 = 0.1;
 
-/// Explanations of the gap between a measurement and a prediction, the most likely first.
+/// Explanations of the gap between measurement and prediction, in the order described above.
 ///
 /// # Errors
 /// When a changed scenario cannot be priced.
@@ -69,7 +69,7 @@ pub fn diagnose(
     Ok(found)
 }
 
-/// The share of the gap that a changed scenario explains; `None` if it moves the wrong way or explains too little.
+/// The explanation by a changed scenario; `None` if it moves the wrong way or explains too little.
 fn compared(
     cause: &str,
     base: &Prediction,
@@ -95,7 +95,7 @@ fn compared(
     Some(Hypothesis {
         cause: cause.to_owned(),
         evidence: format!(
-            "predicted again so, a step takes {} ({:+.0}% of the gap){}",
+            "predicted with this change, a step takes {} ({:+.0}% of the gap){}",
             changed.step_time,
             ratio * 100.0,
             memory.unwrap_or_default()
@@ -148,7 +148,7 @@ impl Base<'_> {
         (changed != *self.decisions).then(|| (cause, self.scenario.clone(), changed))
     }
 
-    /// A what-if: the same strategy in a scenario that `edit` has changed, and what that would explain.
+    /// A what-if with the same strategy in a scenario that `edit` changes.
     fn given(&self, cause: &'static str, edit: impl Fn(&mut Scenario)) -> Change {
         let mut changed = self.scenario.clone();
         edit(&mut changed);
@@ -212,7 +212,7 @@ fn half(bandwidth: Bandwidth) -> Bandwidth {
     Bandwidth(bandwidth.0 / 2.0)
 }
 
-/// Explanations from the log itself, independent of the prediction.
+/// Explanations from numbers in the log, compared with the plan and its prediction.
 fn of_the_log(
     costs: &CostModel,
     predicted: &Prediction,
@@ -244,7 +244,7 @@ fn hypothesis(cause: &str, evidence: String, share: f64) -> Hypothesis {
 
 fn another_batch(steady: &Steady, planned: u64) -> Option<Hypothesis> {
     let batch = steady.global_batch()?;
-    let cause = "the run is not the plan: another global batch";
+    let cause = "the run does not follow the plan: its global batch differs";
     let evidence = format!("the log has {batch} sequences per step, the plan {planned}");
     (batch != planned).then(|| hypothesis(cause, evidence, 1.0))
 }
@@ -266,7 +266,7 @@ fn another_count(measured: &Measured<'_>, predicted: &Prediction) -> Option<Hypo
         counted / 1e12,
         planned / 1e12
     );
-    Some(hypothesis("the run may not be the plan", evidence, 0.5))
+    Some(hypothesis("the run may not follow the plan", evidence, 0.5))
 }
 
 fn retries(log: &TrainingLog) -> Option<Hypothesis> {
@@ -297,7 +297,7 @@ fn another_memory(log: &TrainingLog, predicted: &Prediction) -> Option<Hypothesi
         "{} are reserved where {planned} are predicted: another micro-batch, sequence, sharding or recomputation, or an allocator that keeps more than it uses",
         Bytes(reserved),
     );
-    let cause = "the run may not be the plan: another memory";
+    let cause = "the run may not follow the plan: its memory differs";
     Some(hypothesis(cause, evidence, 0.5))
 }
 
@@ -315,7 +315,7 @@ fn slow_steps(steady: &Steady) -> Option<Hypothesis> {
     })
 }
 
-/// The explanation when no other applies: the kernels themselves are slower or faster.
+/// The explanation that kernels are slower or faster; `None` if the gap is too small or large.
 fn speed(predicted: &Prediction, gap: f64) -> Option<Hypothesis> {
     let compute = predicted.breakdown.compute_s + predicted.breakdown.recompute_s;
     let share = gap / compute;
@@ -335,6 +335,6 @@ fn speed(predicted: &Prediction, gap: f64) -> Option<Hypothesis> {
         share.abs() * 100.0,
         Seconds(compute)
     );
-    let cause = format!("kernels are {way} than priced");
+    let cause = format!("kernels are {way} than predicted");
     Some(hypothesis(&cause, evidence, 0.0))
 }

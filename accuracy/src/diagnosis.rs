@@ -1,4 +1,4 @@
-//! The answer to how a training log stands to its plan: measurement against prediction, and where a gap may lie.
+//! Diagnosis of a training log: measurement against prediction, and causes of a gap.
 
 use answers::SCHEMA_VERSION;
 use answers::inputs::InputsJson;
@@ -66,7 +66,7 @@ struct HypothesisJson<'a> {
 }
 
 impl<'a> Diagnosis<'a> {
-    /// Seeks explanations.
+    /// Looks for explanations of the run's difference from its prediction.
     ///
     /// # Errors
     /// When a changed scenario cannot be priced.
@@ -82,7 +82,7 @@ impl<'a> Diagnosis<'a> {
         Ok(Self { run, hypotheses })
     }
 
-    /// The diagnosis for programs; `calibration_path` is the cluster file that was calibrated by the log, if one was.
+    /// The diagnosis for programs; `calibration_path` is the cluster file calibrated with the log.
     #[must_use]
     pub fn document(&self, calibration_path: Option<&'a str>) -> impl Serialize {
         let run = self.run;
@@ -149,13 +149,13 @@ impl<'a> Diagnosis<'a> {
             text.push_str(&format!("{:>3}. {}: {}\n", i + 1, h.cause, h.evidence));
         }
         if hypotheses.is_empty() {
-            text.push_str("   no single change that is known here closes a tenth of it\n");
+            text.push_str("   no single change that was tried explains a tenth of it\n");
         }
         text
     }
 }
 
-/// Tokens per second and GPU of the measured steps, of as many sequences as the log says, or else the plan.
+/// Tokens per second and GPU, with the sequences per step of the log, or else of the plan.
 fn tokens_per_s(run: &LoggedRun) -> f64 {
     let workload = &run.plan.costs.scenario().workload;
     let sequences = run.steady.global_batch().unwrap_or(workload.global_batch);

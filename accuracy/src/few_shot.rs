@@ -1,5 +1,5 @@
-//! How accurate predictions are once a few of a source's own runs are known. The constants are fitted without that
-//! source, the time factors of `own_runs` on its known runs alone, and its remaining runs are predicted with both.
+//! Accuracy when a few of a source's own runs are known: constants are fitted without that source,
+//! the time factors of `own_runs` to its known runs only, and its other runs are predicted.
 
 use std::collections::{BTreeMap, BTreeSet};
 

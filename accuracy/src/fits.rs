@@ -1,4 +1,4 @@
-//! Compares the probability to fit that runs were given with how many of them fitted.
+//! Compares predicted probabilities to fit with the share of runs that fitted.
 
 use std::collections::BTreeSet;
 
@@ -33,7 +33,7 @@ pub(crate) fn chance(left_out: &[Scored]) -> Option<Chance> {
     chance::fit(outcomes(left_out).into_iter())
 }
 
-/// The outcomes of all complete runs. The interval that room is relative to is made from errors of other sources.
+/// Outcomes of all complete runs; room is relative to an interval from other sources' errors.
 fn outcomes(left_out: &[Scored]) -> Vec<Outcome<'_>> {
     let errors = FromOthers::new(left_out, Quantity::Memory);
     let mut outcomes = Vec::new();

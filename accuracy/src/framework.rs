@@ -1,4 +1,4 @@
-//! The runtime of a published run: that of the framework it names, changed if the run states otherwise.
+//! The runtime of a published run: its framework's preset, changed where the run says otherwise.
 
 use catalog::runs::{Framework, Recipe, Run};
 use catalog::runtime::{AttentionKernel, Rewrite};
@@ -69,7 +69,7 @@ fn modules(run: &Run) -> Result<Option<Selection>, String> {
         .map(Some)
 }
 
-/// What a run states about how it shards states.
+/// A run's text about how it shards states; empty if it has none.
 pub(super) fn sharding(run: &Run) -> &str {
     run.text("zero", run.zero.as_deref()).unwrap_or("")
 }
@@ -189,7 +189,7 @@ fn apply_statements(run: &Run, runtime: &mut Runtime) {
         }
         _ => {}
     }
-    // Policies that name the output projection, or every product outside the feed-forward.
+    // These policies keep the output projection, or every product outside the feed-forward.
     let policy = run.recompute.as_deref().unwrap_or("");
     if policy.contains("out_proj") || policy.contains("save_dot") {
         runtime.rewrites.insert(Rewrite::KeepOutputProjection);
@@ -202,7 +202,7 @@ fn apply_statements(run: &Run, runtime: &mut Runtime) {
     }
 }
 
-/// How a run that names its recipe of 8-bit products scales their operands.
+/// The recipe of 8-bit products that a run's precision names; `None` if it names none.
 fn fp8_recipe(precision: &str) -> Option<Fp8Recipe> {
     let all = [
         ("rowwise", Fp8Recipe::Rowwise),

@@ -53,7 +53,7 @@ fn samples(scored: &[Scored], quantity: Quantity) -> Vec<Sample<'_>> {
         .collect()
 }
 
-/// How much evidence all sources but one give for a kind of run.
+/// The evidence for a kind of run from all sources but `without`.
 fn evidence(samples: &[Sample<'_>], kind: &Kind, without: &str) -> Evidence {
     let like = || {
         let others = samples.iter().filter(|s| s.source != without);
@@ -196,7 +196,7 @@ fn line(text: &mut String, quantity: Quantity, evidence: &str, r: Residual) {
 /// The intervals that each source's runs get from the errors of all other sources.
 pub(crate) struct FromOthers<'a> {
     samples: Vec<Sample<'a>>,
-    /// By source, the interval for each amount of evidence.
+    /// For each source, the interval for each amount of evidence.
     by_source: BTreeMap<&'a str, BTreeMap<&'static str, Residual>>,
 }
 

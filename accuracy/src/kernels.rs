@@ -82,7 +82,7 @@ fn percent(error: f64) -> String {
     format!("{:.1}%", error * 100.0)
 }
 
-/// Errors of every point against the mean of what its two neighbours give, over the axes where it has both.
+/// Errors of interpolation at every point, averaged over the axes on which it has neighbours.
 fn grid_errors(grid: &GemmGrid) -> Vec<f64> {
     let logs = grid.microseconds.mapv(f64::ln);
     logs.indexed_iter()

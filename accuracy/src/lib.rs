@@ -43,7 +43,7 @@ pub fn is_predictable(run: &Run) -> bool {
 /// The embedded runs, each with the name of its source.
 ///
 /// # Errors
-/// When the embedded file is not of its form.
+/// When the embedded file is malformed.
 pub fn embedded() -> Result<Vec<(Run, String)>, catalog::SpecError> {
     let runs = catalog::runs::embedded()?;
     Ok(runs

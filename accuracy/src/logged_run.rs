@@ -1,4 +1,4 @@
-//! Pairs the log of a training run with the plan that it ran under and with what was predicted for that plan.
+//! Pairs the log of a training run with its plan and the prediction for that plan.
 
 use answers::Opened;
 use costmodel::CostError;

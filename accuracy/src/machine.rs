@@ -52,7 +52,7 @@ const CLUSTERS: [(&[&str], &str); 40] = [
 /// GPUs that are sold with several memory sizes.
 const SEVERAL_SIZES: [&str; 3] = ["a100", "v100", "h20"];
 
-/// The cluster of a run, and whether its description of the GPU fits a single part.
+/// The cluster of a run, and whether the run's description of its GPU fits only one variant of it.
 pub(super) fn cluster(run: &Run) -> Result<(Cluster, bool), String> {
     let gpu = run
         .text("gpu", run.gpu.as_deref())
@@ -105,9 +105,9 @@ fn size(word: &str, unit: &str) -> Option<f64> {
     word.strip_suffix(unit)?.parse().ok()
 }
 
-/// Applies what a run states about the network between its nodes: `4 x 100Gb RoCE per node`, `400 Gb/s per GPU`, `1600
-/// Gbps node-node`. A rate without a count, and not stated per node or per GPU, is that of one network card of an
-/// unknown number, so the preset's rate stays.
+/// Applies what a run states about the network between its nodes: `4 x 100Gb RoCE per node`, `400
+/// Gb/s per GPU`, `1600 Gbps node-node`. A rate with neither a count nor `per node` or `per GPU` is
+/// that of one network card; their number is unknown, so the preset's rate stays.
 fn network(text: &str, cluster: &mut Cluster) {
     let text = text.to_lowercase();
     for part in text.split([';', ',']) {

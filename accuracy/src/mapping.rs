@@ -19,7 +19,7 @@ pub(crate) struct Mapped {
     pub(crate) strategy: Strategy,
     /// Whether the run or its source names its framework.
     pub(crate) names_framework: bool,
-    /// Whether the run's description of its GPU fits a single part.
+    /// Whether the run's description of its GPU fits only one variant of it.
     pub(crate) names_device: bool,
 }
 
@@ -65,7 +65,7 @@ pub(crate) fn map(run: &Run) -> Result<Mapped, String> {
     })
 }
 
-/// The sizes of a run's mesh and batch.
+/// The sizes of a run's mesh, sequences and batch.
 struct Sizes {
     gpus: u64,
     tp: u64,
@@ -114,7 +114,7 @@ impl Sizes {
     }
 }
 
-/// Virtual stages of each pipeline rank: as the run's recipes say if its source's table does not, else as the run says.
+/// Virtual stages of each pipeline rank: from the run's recipe if it sets them, else from the run.
 fn virtual_stages(run: &Run, pp: u64) -> u64 {
     let layers = run.model.layers.filter(|_| pp > 1);
     let of_recipe = || {
@@ -179,7 +179,7 @@ fn decisions(
     })
 }
 
-/// Data-parallel ranks that share states, and that hold copies of them.
+/// Sizes of data parallelism: `(ranks that share states, replicas of such groups)`.
 fn shards_and_replicas(run: &Run, zero: Zero, dp: u64) -> (u64, u64) {
     if zero == Zero::Z0 {
         return (1, dp);
@@ -190,7 +190,7 @@ fn shards_and_replicas(run: &Run, zero: Zero, dp: u64) -> (u64, u64) {
     (dp / replicas.max(1), replicas.max(1))
 }
 
-/// The overlap that the run states, else its runtime's default.
+/// The overlap that the run states; where it states none, its runtime's default.
 fn overlap(run: &Run, habit: Overlap) -> Overlap {
     let said = |names: &[&str], habit: bool| {
         let flag = names.iter().find_map(|name| run.flag(name));
@@ -221,20 +221,20 @@ fn default_etp(run: &Run, tp: u64) -> u64 {
     }
 }
 
-/// Number of ranks that share states under ZeRO if the run (`zero1_size`) or its recipes say fewer than data parallelism has.
+/// Ranks that share states under ZeRO, if the run (`zero1_size`) or its recipe limits them.
 fn zero_group(run: &Run) -> Option<u64> {
     let size = run.size_flag("zero1_size");
     let of_recipe = || Recipe::of(run)?.shard_group;
     size.or_else(of_recipe).filter(|&ranks| ranks > 0)
 }
 
-/// The longest sequence of a run whose sequences vary in length: its peak of memory is that of these.
+/// Longest sequence of a run with varying lengths, which decides its peak memory; else `None`.
 fn longest(run: &Run) -> Option<u64> {
     run.size_flag("max_sample_len_tokens")
         .filter(|_| run.is_on("variable_length"))
 }
 
-/// The adapters that a run of LoRA trains; those of its source's recipes, as the schema does not carry them.
+/// The adapters that a LoRA run trains, from its source's recipe: the schema has no such fields.
 fn adapters(run: &Run) -> Result<Option<Adapters>, String> {
     let says = |key: &str| run.text_flag(key).is_some_and(|said| said.contains("LoRA"));
     if !run.is_on("lora") && !says("method") && !says("task") {
@@ -246,7 +246,7 @@ fn adapters(run: &Run) -> Result<Option<Adapters>, String> {
         .ok_or_else(|| "the rank and layers of LoRA are not stated".to_owned())
 }
 
-/// The workload of a run that fine-tunes, on the documents that its source's recipes pack: attention stays within them.
+/// The workload of a fine-tuning run with its recipe's packed documents; unchanged for others.
 fn packed(run: &Run, workload: Workload) -> Result<Workload, String> {
     let task = run.text_flag("task");
     let tunes = task.is_some_and(|task| task.contains("SFT") || task.contains("LoRA"));
@@ -321,8 +321,8 @@ fn micro_batch(run: &Run, dp: u64) -> Result<u64, String> {
 fn zero(run: &Run, shared: u64, runtime: &Runtime) -> Result<Zero, String> {
     let label = sharding(run).to_lowercase();
     if shared == 1 {
-        // One rank shards nothing; but an engine that visits modules does so on one rank too, and PyTorch's `fully_shard` copies
-        // there what it would gather.
+        // One rank shards nothing. But an engine that visits modules does so on one rank too, and
+        // PyTorch's `fully_shard` copies on one rank what it would gather on several.
         let has = |rewrite| runtime.rewrites.contains(&rewrite);
         let framework = run.text_flag("framework");
         let by_fsdp = || framework.is_some_and(|name| name.contains("FSDP"));

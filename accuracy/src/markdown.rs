@@ -27,7 +27,7 @@ impl Report {
     }
 }
 
-/// Writes what leaving every source out shows.
+/// Writes the results of leaving each source out of the fit.
 fn left_out(text: &mut String, refit: &LeftOut) {
     let _ = writeln!(
         text,

@@ -20,7 +20,7 @@ const LATENT: AttentionKind = AttentionKind::Latent {
     v_dim: 128,
 };
 
-/// Builds the model; `dropout` says whether the runtime trains with it, as GPT-3 did.
+/// Builds a run's model; `dropout`: whether its runtime uses dropout by default, as GPT-3 did.
 pub(super) fn build(run: &Run, tp: u64, seq_len: u64, dropout: bool) -> Result<Model, String> {
     let m = &run.model;
     let need = |value: Option<u64>, field: &str| {
@@ -90,8 +90,8 @@ fn published(
     Model::new(config, &run.id).map_err(|e| e.to_string())
 }
 
-/// Applies what a run or its recipes state of the model: dropout, positions, biases and tied embeddings. All else stays as
-/// it is.
+/// Applies what a run or its recipes state about the model: dropout, positions, biases and tied
+/// embeddings. Everything else is unchanged.
 fn apply_statements(run: &Run, config: &mut ModelConfig) {
     if let Some(dropout) = run.flag("dropout").and_then(Value::as_f64) {
         config.hidden_dropout = dropout;
@@ -150,7 +150,7 @@ fn official(m: &RunModel) -> Option<&'static ModelConfig> {
     PRESETS.iter().find(same)
 }
 
-/// Megatron pads the vocabulary to a multiple of 128 per tensor-parallel rank; others do not split it.
+/// The vocabulary padded as by Megatron: to a multiple of 128 per tensor-parallel rank, if several.
 fn padded(vocab: u64, tp: u64) -> Result<u64, String> {
     if tp <= 1 {
         return Ok(vocab);

@@ -85,7 +85,7 @@ pub struct OwnRun<'a> {
     pub step_time: Seconds,
 }
 
-/// What measured runs tell about a system.
+/// The factors that measured runs of a system show.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Learned {
     /// Factors that multiply predicted times, by kind of work.
@@ -103,7 +103,7 @@ impl Learned {
     }
 }
 
-/// How far the factors explain one run.
+/// How much of one run's error the factors explain.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Explained {
     /// Predicted time of one step without the factors.
@@ -193,9 +193,9 @@ pub(crate) fn fit<E>(
     Ok(logs)
 }
 
-/// The mean of the fits under all assumptions about noise and spread. Logarithms of step times are taken to change linearly with
-/// those of the factors: at the factors `from`, `gaps` are measured less predicted logarithms of the runs' times, and `slopes` how
-/// the predicted ones change.
+/// The mean of the fits under all assumptions. Logarithms of step times are taken to be linear in
+/// those of the factors around `from`: for each run, `gaps` has `ln(measured / predicted)` there,
+/// and `slopes` how fast the predicted logarithm grows with each factor's.
 fn expected(gaps: &[f64], slopes: &[Logs], from: Logs) -> Logs {
     // The gaps where all factors are 1.
     let off: Vec<f64> = (gaps.iter().zip(slopes))
@@ -234,8 +234,8 @@ pub(crate) fn log_probability(off: &[f64], slopes: &[Logs], usual: Assumptions) 
     log_of_sum(&explanations(off, slopes, usual))
 }
 
-/// Logarithm of the sum of the weights of fits, whose logarithms are given. Weights are taken relative to the largest, as most are
-/// too small to be numbers.
+/// Logarithm of the sum of the fits' weights, which are given as logarithms. Weights are taken
+/// relative to the largest, because most are too small for an `f64`.
 fn log_of_sum(explained: &[(Logs, f64)]) -> f64 {
     let weights = || explained.iter().map(|&(_, weight)| weight);
     let best = weights().fold(f64::NEG_INFINITY, f64::max);
@@ -321,8 +321,8 @@ mod tests {
             .map(|&run| step(run, 0.1, truth).expect("a time"))
             .collect();
         let found = fit(&measured, &|run, logs| step(runs[run], 0.1, logs)).expect("a fit");
-        // Compute and memory slow all three runs alike, so that either may explain what the other does; of the network's factor
-        // the second run tells more than half.
+        // Compute and memory slow all three runs alike, so either may explain the other's share.
+        // More than half of the evidence on the network's factor comes from the second run.
         for (&run, &measured) in runs.iter().zip(&measured) {
             let off = step(run, 0.1, found).expect("a time") - measured;
             assert!(off.abs() < 0.05, "{run:?} is off by {off}");
@@ -335,7 +335,7 @@ mod tests {
         assert!((0.5..1.0).contains(&moved), "{moved}");
     }
 
-    /// The factor of compute after steps of compute alone that are off by these shares.
+    /// Logarithm of the compute factor learned from compute-only steps with these log errors.
     fn of_compute(off: &[f64]) -> f64 {
         let time = |_: usize, logs: Logs| step([1.0, 0.0, 0.0], 0.0, logs);
         fit(off, &time).expect("a fit")[0]

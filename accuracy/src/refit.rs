@@ -1,12 +1,12 @@
 //! Leave-one-source-out validation: the fitted constants are fitted again on the runs of all sources but one, and the
 //! runs of that one are predicted with them.
 //!
-//! A fit minimises the mean over sources of the mean of `min(|ln(predicted / measured)|, CLIP)` over at most [`MOST`]
-//! runs of each, step time and memory together, every source weighing the same, and [`PULL`] times the squared distances
-//! of the constants from the values that benchmarks give. It is a pattern search from the values
-//! that benchmarks give: each constant in turn takes a step up or down if that lowers the mean; when none does, two
-//! move at a time, which helps where one alone cannot, as with a rate and its cap; then steps halve. A constant that
-//! affects no run of the other sources stays at its prior; one of a runtime stays at the value of its parent runtime.
+//! A fit minimises the mean of `min(|ln(predicted / measured)|, CLIP)` over at most [`MOST`] runs
+//! of each source, every source weighing the same, for step time plus memory, plus [`PULL`] times
+//! the squared distances of the constants from their priors, which benchmarks give. It is a pattern
+//! search from the priors: each constant in turn takes a step up or down if that lowers the sum; if
+//! none does, two move at a time, which helps where one alone cannot, as with a rate and its cap;
+//! then steps halve. A constant that affects no run of the other sources stays at its prior.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
@@ -32,7 +32,7 @@ use super::weighed::Weighed;
 /// Upper limit of one run's error in the mean, so that a run no constant explains cannot dominate.
 const CLIP: f64 = 0.3;
 
-/// What a fit adds to the mean for a constant that lies a whole range from its prior, growing with the square of the
+/// Added to the mean for a constant a whole range from its prior; grows with the square of the
 /// distance. Where runs tell two sets of values apart by less than this, benchmarks decide.
 const PULL: f64 = 1e-3;
 
@@ -70,7 +70,7 @@ struct Parameter {
 }
 
 impl Parameter {
-    /// Where a value lies in the parameter's range, 0 to 1; on a logarithmic scale where the range allows it.
+    /// Position of a value in the range, 0 to 1; on a logarithmic scale if the range is positive.
     fn position(&self, value: f64) -> f64 {
         let (low, high) = self.range;
         if low > 0.0 {
@@ -133,7 +133,7 @@ pub(crate) struct LeftOut {
     pub(crate) constants: Vec<Found>,
     pub(crate) ranking: Ranking,
     pub(crate) intervals: Vec<Coverage>,
-    /// How often runs fitted, by the probability that they were given.
+    /// How often runs fitted, by their predicted probability to fit.
     pub(crate) fits: Vec<Band>,
     /// Number of runs that did run but are predicted not to fit.
     pub(crate) wrongly_too_large: usize,
@@ -549,7 +549,7 @@ fn parameters() -> Vec<Parameter> {
     };
     prices
         .chain([
-            // The parent runtime's.
+            // The prior is the value of the parent runtime.
             overhead(
                 Kind::Transfer,
                 "DeepSpeed's pipeline engine, time per transfer beside its bytes, ms",
@@ -557,7 +557,7 @@ fn parameters() -> Vec<Parameter> {
                 (0.0, 16.0),
                 |o| (o.transfer.origin, o.transfer.value.0 * 1e3),
             ),
-            // Traces of two systems.
+            // The prior is from traces of two systems.
             overhead(
                 Kind::Launch,
                 "time in which Python launches a kernel, us",
@@ -565,7 +565,7 @@ fn parameters() -> Vec<Parameter> {
                 (10.0, 100.0),
                 |o| (o.launch.origin, o.launch.value.0 * 1e6),
             ),
-            // 24 of 132 multiprocessors taken.
+            // The prior is the slow-down if NCCL takes 24 of 132 multiprocessors.
             overhead(
                 Kind::Slowdown,
                 "slow-down of kernels beside NCCL's collectives",

@@ -93,19 +93,19 @@ impl Report {
         all.step_time.map(|errors| errors.median)
     }
 
-    /// Errors by group as CSV: a baseline that later reports are compared with.
+    /// Median errors by group as CSV: a baseline that later reports are compared with.
     #[must_use]
     pub fn baseline(&self) -> String {
         baseline::text(&self.summary)
     }
 
-    /// Groups whose errors have grown beyond those of a baseline CSV.
+    /// Sentences on groups whose errors have grown beyond those of a baseline CSV.
     #[must_use]
     pub fn worse_than(&self, baseline: &str) -> Vec<String> {
         baseline::grown(&self.summary, baseline)
     }
 
-    /// Errors on sources left out as CSV, from which intervals are made; none without
+    /// Errors on sources that were left out, as CSV, from which intervals are made; `None` without
     /// [`Self::with_leave_source_out`].
     #[must_use]
     pub fn residuals(&self) -> Option<String> {

@@ -30,7 +30,7 @@ pub(crate) struct Scored {
     /// The kind of the run, by which other runs count as evidence for it.
     #[serde(skip)]
     pub(crate) kind: Option<Kind>,
-    /// The run's sequence length, and whether its experts lie across the network.
+    /// The run's sequence length, and whether its expert parallelism crosses the network.
     #[serde(skip)]
     pub(crate) reach: Reach,
     pub(crate) skipped: Option<String>,
@@ -40,7 +40,7 @@ pub(crate) struct Scored {
     pub(crate) error: Errors,
 }
 
-/// What the source measured of a run.
+/// Measured step time and memory of a run, where its source has them.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Measured {
     pub(crate) step_time_s: Option<f64>,
@@ -86,7 +86,7 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    /// What the device must hold: all but what the allocator caches.
+    /// Bytes that the device must hold: all that is in use, without the allocator's cache.
     pub(crate) fn needed(self) -> f64 {
         self.allocated + self.device - self.reserved
     }
@@ -125,7 +125,7 @@ pub(crate) struct Errors {
     pub(crate) peak_memory: Option<f64>,
 }
 
-/// Predicts a run with a scenario's constants; runs that are left out for a reason have no errors.
+/// Predicts a run; `constants` sets a scenario's constants. A run that is `left_out` has no errors.
 pub(crate) fn score(
     run: &Run,
     file: &str,
@@ -200,7 +200,7 @@ fn predict(
 /// Name of [`MemoryCounter::AllocatedInFirstStep`].
 const IN_FIRST_STEP: &str = "allocated in the first step";
 
-/// The predicted memory as the source's counter would show it.
+/// The predicted memory in bytes, as the source's counter would show it.
 pub(crate) fn like_counter(p: &Prediction, counter: &str) -> f64 {
     let part = |name| p.memory_of(name).as_f64();
     let all = p.peak_memory.as_f64();
@@ -280,8 +280,8 @@ fn time(run: &Run) -> (Option<f64>, Option<&'static str>) {
     }
 }
 
-/// The measured peak and its counter. A metric that does not name its counter is from the framework's own log if
-/// it has one, else of the device (nvidia-smi).
+/// The measured peak in bytes and its counter. A metric that does not name its counter has that of
+/// the source's recipe, else that of the framework's log, else the device's (nvidia-smi).
 fn memory(run: &Run) -> (Option<f64>, Option<&'static str>) {
     let gib = 1024f64.powi(3);
     let logs_reserved = Framework::of(run)

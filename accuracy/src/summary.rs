@@ -99,7 +99,7 @@ pub(crate) fn wrongly_too_large<'a>(scored: impl IntoIterator<Item = &'a Scored>
     scored.into_iter().filter(too_large).count()
 }
 
-/// Whether a run counts: only assumed facts are missing from its configuration, and no other row contradicts it.
+/// Whether a run counts: tier A or B (facts stated or assumed), and no other row contradicts it.
 pub(crate) fn is_complete(s: &Scored) -> bool {
     matches!(s.tier.as_deref(), Some("A" | "B")) && !(s.predicted.is_some() && s.skipped.is_some())
 }

@@ -1,4 +1,4 @@
-//! Ranking: inside a published sweep, would the plan we choose have been a good one?
+//! Ranking: would the plan that we choose have been a good one in a published sweep?
 //!
 //! A sweep is what one source measured of one model on one number of devices, with the same software, sequence length,
 //! precision and state of the hardware; its members differ in strategy, whichever runtime predicts each. Times are per
@@ -57,8 +57,8 @@ struct Member {
 /// Seconds per token, measured and predicted.
 type Times = (f64, f64);
 
-/// Keeps runs at the batch that most strategies of the sweep share, for strategies measured at it: runs of one strategy
-/// at several batches are not repeats.
+/// Keeps only runs at the batch that most strategies of the sweep share, for strategies that were
+/// measured at it: runs of one strategy at several batches are not repeats.
 fn at_common_batch(
     strategies: BTreeMap<String, Vec<(u64, Times)>>,
 ) -> BTreeMap<String, Vec<Times>> {
@@ -123,7 +123,7 @@ pub(crate) fn ranking(sweeps: &[Sweep]) -> Ranking {
     }
 }
 
-/// A run's strategy with its times, when it has both.
+/// A run's strategy with its times; `None` unless it has a measured and a predicted time.
 fn member(run: &Run, s: &Scored) -> Option<(String, Times)> {
     if !is_complete(s) || run.status != "ok" {
         return None;

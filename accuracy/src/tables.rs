@@ -101,7 +101,7 @@ pub(crate) fn coverage(intervals: &[Coverage]) -> String {
         .filter(|c| c.runs > 0)
         .map(|c| {
             format!(
-                "80% interval of {}: {:.0}% of {} runs inside; of a source among others that made the interval, {:.0}%.",
+                "80% interval of {}: {:.0}% of {} runs inside; {:.0}% inside intervals made from other sources only.",
                 c.quantity,
                 c.inside * 100.0,
                 c.runs,
@@ -187,7 +187,7 @@ pub(crate) fn assumption_rows(found: &LeftOut) -> Vec<Vec<String>> {
     found.assumptions.iter().map(row).collect()
 }
 
-/// What leaving every source out shows, in sentences.
+/// The results of leaving each source out, in sentences.
 pub(crate) fn left_out(found: &LeftOut) -> String {
     let percent = |v: f64| format!("{:.1}%", v * 100.0);
     let quantiles = |e: Option<Equal>| {

@@ -32,7 +32,7 @@ impl Weighed {
         self.0.iter().map(|(_, weight)| weight).sum()
     }
 
-    /// The smallest value up to which the values have this share of all weight; `None` if there are no values.
+    /// The value up to which the values have this share of all weight; `None` if there are none.
     pub(crate) fn quantile(&self, share: f64) -> Option<f64> {
         let total = self.sources();
         let mut below = 0.0;

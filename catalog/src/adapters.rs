@@ -15,7 +15,7 @@ pub struct Adapters {
     pub rank: u64,
     /// The adapter's result is multiplied by `alpha / rank`.
     pub alpha: u64,
-    /// The linear layers that have one.
+    /// The kinds of linear layers that have an adapter.
     pub modules: AdaptedModules,
     /// Probability that an element of the adapter's input is zeroed; 0 means the operator is absent.
     #[serde(default)]
@@ -98,7 +98,7 @@ impl AdaptedModules {
         all.filter(move |module| self.contains(*module))
     }
 
-    /// The kinds that a name stands for: our own, those of PEFT's `target_modules` for Llama, or Megatron-Bridge's.
+    /// Kinds that a name denotes: ours, in PEFT's `target_modules` for Llama, or Megatron-Bridge's.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         use AdaptedModule::{Fc1, Fc2, K, Proj, Q, V};

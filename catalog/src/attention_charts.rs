@@ -21,8 +21,8 @@ pub struct AttentionChart {
     pub narrow: f64,
     /// Dense 16-bit peak of that GPU, TFLOP/s.
     pub peak_tflops: f64,
-    /// Whether the GPU ran at boost clocks while it was measured: in a single launch it does, in a long series it
-    /// does not.
+    /// Whether the GPU ran at boost clocks while it was measured: true for single launches, false
+    /// for long series of launches.
     pub boost: bool,
     /// Where it was published.
     pub source: String,
@@ -40,7 +40,7 @@ pub struct AttentionCharts {
     pub cudnn_h200: AttentionChart,
     /// cuDNN 9 on GB200.
     pub cudnn_gb200: AttentionChart,
-    /// Our own executor's kernels on H200. Their backward goes twice over the scores.
+    /// Our own executor's kernels on H200. Their backward computes the scores twice.
     pub own_h200: AttentionChart,
 }
 

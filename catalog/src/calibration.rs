@@ -1,6 +1,6 @@
-//! What a few measured steps tell about a user's own system: how much longer or shorter four kinds of work take there
-//! than predicted. A cluster file carries these factors (`extension`); predicted times on that cluster are multiplied
-//! by them, and predictions say that they are calibrated.
+//! Calibration of a cluster from a few measured steps: one time factor (measured over predicted)
+//! for each of four kinds of work. A cluster file carries the factors (`extension`). Predicted
+//! times on that cluster are multiplied by them, and predictions say that they are calibrated.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -13,7 +13,7 @@ use crate::residuals::Residual;
 /// Factors outside this range are refused: they come from a wrong plan or log, not from a system.
 const PLAUSIBLE: std::ops::RangeInclusive<f64> = 0.1..=10.0;
 
-/// The kinds of work that a calibration tells apart.
+/// A kind of work that has a calibration factor of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 pub enum Rate {
@@ -38,17 +38,17 @@ impl Rate {
     }
 }
 
-/// Times over predicted times by kind of work; 1 is as predicted.
+/// Measured over predicted time for each kind of work; 1 means as predicted.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TimeFactors {
-    /// Of matrix products and fused attention.
+    /// Factor of matrix products and fused attention.
     pub compute: f64,
-    /// Of kernels bound by device memory.
+    /// Factor of kernels bound by device memory.
     pub memory: f64,
-    /// Of collectives and transfers between devices.
+    /// Factor of collectives and transfers between devices.
     pub network: f64,
-    /// Of launching kernels and of the host's work between steps.
+    /// Factor of kernel launches and of the host's work between steps.
     pub host: f64,
 }
 
@@ -75,7 +75,7 @@ impl TimeFactors {
         }
     }
 
-    /// The factors whose natural logarithms these are, in the order of [`Rate::ALL`].
+    /// Makes factors from their natural logarithms, given in the order of [`Rate::ALL`].
     #[must_use]
     pub fn from_logs([compute, memory, network, host]: [f64; 4]) -> Self {
         Self {
@@ -87,13 +87,13 @@ impl TimeFactors {
     }
 }
 
-/// What the factors leave unexplained: measured step times over those that the factors give.
+/// The error that remains after calibration: range of measured over calibrated step times.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Unexplained {
-    /// The least of all runs, at most 1.
+    /// The smallest ratio of all runs, at most 1.
     pub least: f64,
-    /// The most of all runs, at least 1.
+    /// The largest ratio of all runs, at least 1.
     pub most: f64,
 }
 
@@ -107,7 +107,7 @@ impl Default for Unexplained {
 }
 
 impl Unexplained {
-    /// The least and the most of several ratios.
+    /// The smallest and the largest of these ratios and 1.
     #[must_use]
     pub fn of(ratios: impl Iterator<Item = f64>) -> Self {
         ratios.fold(Self::default(), |found, ratio| Self {
@@ -132,25 +132,25 @@ impl Unexplained {
     }
 }
 
-/// How long work takes on a cluster, learned from measured steps of the user's own runs.
+/// Time factors of a cluster, learned from measured steps of the user's own runs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Calibration {
-    /// Runtime of the runs. Its host's time and evidence are that runtime's own; the other factors hold for all.
+    /// Runtime of the runs. The host factor and `unexplained` hold for it alone, the rest for all.
     pub runtime: String,
     /// Number of runs that were measured.
     pub runs: u64,
     /// Measured over predicted times.
     pub time_factors: TimeFactors,
-    /// What these factors leave unexplained of the runs.
+    /// The error on these runs that the factors leave.
     #[serde(default)]
     pub unexplained: Unexplained,
-    /// The runs.
+    /// The measured runs in words, such as `run.log: 90 steps`.
     pub source: String,
 }
 
 impl Calibration {
-    /// The factors that hold under a runtime: the host's is 1 unless the runtime is the one that was measured.
+    /// The factors under a runtime: the host factor is 1 unless this runtime was the measured one.
     #[must_use]
     pub fn factors(&self, runtime: &str) -> TimeFactors {
         let host = if self.runtime == runtime {

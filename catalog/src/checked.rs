@@ -45,7 +45,7 @@ impl Model {
     /// The same model with frozen weights and these adapters, which are trained; without adapters, the model itself.
     ///
     /// # Errors
-    /// When the adapters are out of range, or of layers beside which they are not predicted.
+    /// When a size of the adapters is out of range, or adapters are not predicted for this model.
     pub fn with_adapters(mut self, adapters: Option<Adapters>) -> Result<Self, SpecError> {
         if let Some(adapters) = &adapters {
             self::adapters(adapters, &self.config)
@@ -55,7 +55,7 @@ impl Model {
         Ok(self)
     }
 
-    /// The same model, read from these fields of a `config.json`.
+    /// The same model, with the `config.json` fields that it was read from.
     pub(crate) fn defined_by(self, definition: Value) -> Self {
         Self {
             definition: Some(Arc::new(definition)),
@@ -63,7 +63,7 @@ impl Model {
         }
     }
 
-    /// The same model, defined by its name in the library.
+    /// The same model, defined by its preset name instead of by `config.json` fields.
     pub(crate) fn of_library(self) -> Self {
         Self {
             definition: None,
@@ -71,7 +71,7 @@ impl Model {
         }
     }
 
-    /// The fields of the `config.json` that define the model; `None` for a model of the library, which its name defines.
+    /// The `config.json` fields that define the model; `None` if its preset name defines it.
     #[must_use]
     pub fn definition(&self) -> Option<&Value> {
         self.definition.as_deref()
@@ -228,7 +228,7 @@ fn probabilities(model: &ModelConfig) -> Result<(), Wrong> {
     Ok(())
 }
 
-/// Checks that adapters have possible sizes and stand beside layers for which they are predicted.
+/// Checks that adapters have possible sizes and are predicted for this model's layers.
 fn adapters(adapters: &Adapters, model: &ModelConfig) -> Result<(), Wrong> {
     let Adapters {
         rank,
@@ -264,8 +264,8 @@ fn adapters(adapters: &Adapters, model: &ModelConfig) -> Result<(), Wrong> {
 }
 
 impl ModelConfig {
-    /// An upper bound on the number of parameters of a layer that a rank has, where `tp` ranks share a layer's parameters but
-    /// for its experts, which `of_experts` ranks share.
+    /// Upper bound on the parameters of one layer that a rank holds. `of_experts` ranks share the
+    /// experts, `tp` ranks share all other parameters of the layer.
     #[must_use]
     pub fn most_in_layer(&self, tp: u64, of_experts: u64) -> u64 {
         let Some([others, experts]) = in_layer(self) else {
@@ -276,7 +276,7 @@ impl ModelConfig {
     }
 }
 
-/// An upper bound on the number of parameters; `None` if it does not fit in 64 bits.
+/// Upper bound on the model's number of parameters; `None` if it does not fit in 64 bits.
 fn parameters(model: &ModelConfig) -> Option<u64> {
     let layers = model.layers.checked_add(model.mtp_layers)?;
     let embeddings = model.hidden.checked_mul(model.vocab)?.checked_mul(2)?;
@@ -286,11 +286,11 @@ fn parameters(model: &ModelConfig) -> Option<u64> {
         .checked_add(embeddings)
 }
 
-/// The same of one layer: without its experts, and of these alone.
+/// Upper bounds on one layer's parameters: `[all but experts, experts]`, as [`parameters`].
 fn in_layer(model: &ModelConfig) -> Option<[u64; 2]> {
     let a = &model.attention;
     let (qk, v) = a.head_dims();
-    // Queries, keys, values and output; a latent form has less than twice that and its ranks.
+    // Queries, keys, values and output; the ranks of latent attention widen both factors.
     let latent = match a.kind {
         AttentionKind::Grouped { .. } => 0,
         AttentionKind::Latent {

@@ -19,7 +19,7 @@ use crate::workload::MAX_GPUS;
 const MAX_DOMAIN: u64 = 1 << 16;
 /// Largest bandwidth of a link, far above any that is made.
 const MAX_BANDWIDTH: Bandwidth = Bandwidth(1e15);
-/// Largest latency of a link: a step across the world takes a tenth of it.
+/// Largest latency of a link: a signal crosses the world in a tenth of it.
 const MAX_LATENCY: Seconds = Seconds(1.0);
 /// Largest price of a device, in dollars per hour.
 const MAX_PRICE: f64 = 1e6;
@@ -30,17 +30,17 @@ const MAX_PRICE: f64 = 1e6;
 pub struct Cluster {
     /// Preset name, such as `dgx-h100`.
     pub name: String,
-    /// What is in every node.
+    /// The accelerator in every node.
     pub device: Device,
     /// Devices per host.
     pub gpus_per_node: u64,
-    /// Devices that share a scale-up (NVLink, xGMI) domain; at least `gpus_per_node` on NVL72.
+    /// Devices in a scale-up (NVLink, xGMI) domain; more than `gpus_per_node` on NVL72 racks.
     pub scale_up_domain: u64,
-    /// Inside a domain, per device and direction.
+    /// Network inside a domain, per device and direction.
     pub scale_up: Link,
     /// Whether the devices of a node reach each other over PCI Express alone.
     pub pci_express: bool,
-    /// Between domains, per device and direction.
+    /// Network between domains, per device and direction.
     pub scale_out: Link,
     /// The host of every node, if it is known.
     pub host: Option<Host>,
@@ -48,35 +48,35 @@ pub struct Cluster {
     pub in_switch_reduction: bool,
     /// Family of collective tuning: which measured tables and latencies apply.
     pub fabric: Fabric,
-    /// What the collective library may choose from between domains.
+    /// Algorithms that collectives between domains may use.
     pub algorithms: Vec<Algorithm>,
     /// On-demand price of one device, dollars per hour, if known.
     pub dollars_per_gpu_hour: Option<Sourced<f64>>,
     /// Devices available; `None` means as many as asked.
     pub max_gpus: Option<u64>,
-    /// Measurements of this very machine; prices come from them alone.
+    /// Measurements of this very machine; if present, all prices come from them.
     pub profile: Option<Arc<Profile>>,
-    /// Measurements of GPUs like these, and between those of one host: they beat tables.
+    /// Measured kernels of such GPUs and messages within a host; they replace the built-in tables.
     pub gpu_profile: Option<Arc<Profile>>,
-    /// How long work takes on it, learned from measured steps.
+    /// Time factors learned from measured steps on this cluster.
     pub calibration: Option<Calibration>,
-    /// How fast its devices compute, as a share of what their tables say, above 0 and up to 1; `None` is 1.
+    /// Compute speed of its devices relative to their tables, above 0 and up to 1; `None` means 1.
     pub speed: Option<Sourced<f64>>,
-    /// How much ranks differ from pass to pass: the standard deviation of the time that a rank takes for a pass, as a share
-    /// of that time, from 0 to below 1; `None` is 0.
+    /// Spread of pass times between ranks: standard deviation of the time of a pass, as a share of
+    /// that time, from 0 to below 1; `None` means 0.
     pub jitter: Option<Sourced<f64>>,
-    /// The pools of a cluster whose nodes are not all alike. The name, the number of devices and the sizes of nodes and
-    /// domains are then those of the whole cluster; the other fields describe its first pool.
+    /// The pools, if not all nodes are alike. Name, `max_gpus`, mean price and common sizes are
+    /// then the whole cluster's; the device, networks and host are the first pool's.
     pub pools: Option<Arc<Pools>>,
 }
 
-/// The parts of a cluster whose nodes are not all alike, and what connects them.
+/// The parts of a cluster whose nodes are not all alike, and the link between them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pools {
     /// The pools, in the order in which a pipeline passes through them; at least two.
     pub parts: Vec<Pool>,
-    /// The link that all traffic between two pools shares; its bandwidth is that of the whole link in each direction.
-    /// `None` if the pools are on one network: a transfer is then as fast as the slower of the two nodes' network cards.
+    /// The link that all traffic between two pools shares, with its bandwidth in each direction.
+    /// `None` if all are on one network: transfers then run at the slower node's network rate.
     pub between: Option<Link>,
 }
 
@@ -85,7 +85,7 @@ pub struct Pools {
 pub struct Pool {
     /// The cluster as it was named: a preset or a file.
     pub arg: String,
-    /// A cluster of such nodes.
+    /// A cluster made of such nodes.
     pub cluster: Cluster,
     /// Number of devices.
     pub gpus: u64,
@@ -98,7 +98,7 @@ impl Pools {
         self.parts.iter().map(|pool| pool.gpus).sum()
     }
 
-    /// Devices per node, if all pools have the same number of them.
+    /// Devices per node; `None` if they differ between pools.
     #[must_use]
     pub fn gpus_per_node(&self) -> Option<u64> {
         let mut sizes = self.parts.iter().map(|pool| pool.cluster.gpus_per_node);
@@ -106,7 +106,7 @@ impl Pools {
         sizes.all(|size| size == first).then_some(first)
     }
 
-    /// The pool in which each of `ranks` pipeline ranks lies, if all have equally many devices and none lies in two.
+    /// Index of each pipeline rank's pool; `None` if ranks differ in size or lie in two pools.
     #[must_use]
     pub fn of_pipeline(&self, ranks: u64) -> Option<Vec<usize>> {
         let total = self.gpus();
@@ -125,7 +125,7 @@ impl Pools {
 }
 
 impl Cluster {
-    /// Whether it is known what hosts its devices have, in every pool if there are several.
+    /// Whether the cluster's hosts are known; with pools, those of every pool.
     #[must_use]
     pub fn has_hosts(&self) -> bool {
         match &self.pools {
@@ -134,7 +134,7 @@ impl Cluster {
         }
     }
 
-    /// Whether the cluster's sizes make sense. Those of its device were checked when it was read.
+    /// Checks the cluster's values, except its device, which was checked when it was read.
     ///
     /// # Errors
     /// The field, and what is wrong with it.
@@ -177,7 +177,7 @@ impl Cluster {
         in_range(most, 1..=MAX_GPUS).map_err(|wrong| ("max_gpus", wrong))
     }
 
-    /// Whether its speed and its jitter are in range.
+    /// Checks that speed and jitter are in range.
     fn check_condition(&self) -> Result<(), Wrong> {
         if let Some(speed) = &self.speed {
             above_zero(speed.value, 1.0).map_err(|wrong| ("speed", wrong))?;
@@ -194,14 +194,14 @@ impl Cluster {
         Ok(())
     }
 
-    /// How much longer than predicted work takes on it under a runtime.
+    /// Calibration factors under a runtime; all 1 if the cluster is not calibrated.
     #[must_use]
     pub fn time_factors(&self, runtime: &str) -> TimeFactors {
         let learned = self.calibration.as_ref();
         learned.map_or_else(TimeFactors::default, |c| c.factors(runtime))
     }
 
-    /// Whether a job may have so many devices: the cluster must have them, and if one node has fewer, they must fill nodes.
+    /// Checks a job's number of devices: whole nodes if it spans several; of pools, all devices.
     ///
     /// # Errors
     /// What is wrong, and which numbers nearby are right.
@@ -237,7 +237,7 @@ impl Cluster {
         }
     }
 
-    /// So many of its devices, in words: `64 × A100-80GB`.
+    /// `gpus` of its devices in words: `64 × A100-80GB`; for pools, all their devices.
     #[must_use]
     pub fn devices(&self, gpus: u64) -> String {
         let Some(pools) = &self.pools else {
@@ -248,7 +248,7 @@ impl Cluster {
         parts.join(" + ")
     }
 
-    /// Peak rate of a device for operands of a type, on average over all devices; `None` if a device has no such units.
+    /// Dense peak for operands of a type ([`Device::peak_rate`]), averaged over all devices.
     #[must_use]
     pub fn peak_rate(&self, dtype: DType) -> Option<FlopRate> {
         let Some(pools) = &self.pools else {
@@ -261,7 +261,7 @@ impl Cluster {
         Some(FlopRate(sum / pools.gpus() as f64))
     }
 
-    /// Devices of `ranks` that compute at the same time: ranks on a cpu share its cores.
+    /// Number of `ranks` that compute at the same time: on a CPU, at most its number of cores.
     #[must_use]
     pub fn at_once(&self, ranks: u64) -> u64 {
         match &self.profile {
@@ -307,7 +307,7 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
-    /// Those whose prices were measured, which clusters use unless they say otherwise.
+    /// Algorithms with measured prices, which clusters use by default.
     pub const MEASURED: [Self; 3] = [Self::Ring, Self::Tree, Self::Pairwise];
 }
 

@@ -16,7 +16,7 @@ use crate::host::Host;
 use crate::provenance::Sourced;
 use crate::units::{Bandwidth, Bytes, FlopRate, Seconds};
 
-/// A device as written.
+/// A device as its file describes it.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceFile {
@@ -33,17 +33,17 @@ pub struct DeviceFile {
     pub memory: Sourced<Bytes>,
     /// Peak memory bandwidth.
     pub memory_bandwidth: Sourced<Bandwidth>,
-    /// Peaks without sparsity, by operand type; that of `f32` holds for TF32 products.
+    /// Peaks without sparsity, by operand type; the `f32` peak is for TF32 products.
     pub peak: BTreeMap<DType, Sourced<FlopRate>>,
     /// Multiprocessors or compute units.
     pub sm_count: u64,
     /// Power limit in watts.
     pub power_watts: Option<f64>,
-    /// Measured tables that price it; if absent, those of the nearest architecture, as an assumption.
+    /// Name of the measured kernel tables; if absent, assumed to be the nearest architecture's.
     pub kernels: Option<String>,
 }
 
-/// A cluster as written.
+/// A cluster as its file describes it.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ClusterFile {
@@ -58,23 +58,23 @@ pub struct ClusterFile {
     pub device: DeviceRef,
     /// Devices per host.
     pub gpus_per_node: u64,
-    /// Devices in one scale-up domain; the node if absent.
+    /// Devices in one scale-up domain; by default `gpus_per_node`.
     pub scale_up_domain: Option<u64>,
     /// Network inside a domain, per device and direction.
     pub scale_up: LinkFile,
-    /// Whether the network inside a domain is PCI Express. If absent, a network of up to 64 GB/s is taken to be.
+    /// Whether the network inside a domain is PCI Express. If absent: if it has at most 64 GB/s.
     pub pci_express: Option<bool>,
     /// Network between domains, per device and direction.
     pub scale_out: LinkFile,
-    /// The host of every node. Without it nothing can be planned that lies in host memory.
+    /// The host of every node. Without it, no plan can keep data in host memory.
     pub host: Option<Host>,
     /// Whether switches reduce inside a domain.
     #[serde(default)]
     pub in_switch_reduction: bool,
     /// Kind of scale-out network.
     pub fabric: Fabric,
-    /// Algorithms that collectives between domains may use; those with measured prices if absent. Those left
-    /// out are not used, but for what no other of the list does.
+    /// Algorithms that collectives between domains may use; by default those with measured prices.
+    /// One that is left out is used only for a collective that no listed one can do.
     pub algorithms: Option<Vec<Algorithm>>,
     /// Price of a device, dollars per hour.
     pub dollars_per_gpu_hour: Option<Sourced<f64>>,
@@ -87,11 +87,11 @@ pub struct ClusterFile {
     pub jitter: Option<Sourced<f64>>,
 }
 
-/// One level of the network as written.
+/// One level of the network as a file describes it.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LinkFile {
-    /// Peak per device and direction.
+    /// Peak bandwidth per device and direction.
     pub bandwidth: Sourced<Bandwidth>,
     /// Latency of a step beyond the collective library's own; none if absent.
     pub latency: Option<Sourced<Seconds>>,
@@ -103,11 +103,11 @@ pub struct LinkFile {
 pub enum DeviceRef {
     /// Name of a preset, or a file beside the cluster's.
     Name(String),
-    /// In full.
+    /// A device in full.
     Inline(Box<DeviceFile>),
 }
 
-/// By hand, so that an error inside a device names its line and field.
+/// Written by hand, so that an error inside a device names its line and field.
 impl<'de> Deserialize<'de> for DeviceRef {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct NameOrDevice;
@@ -129,7 +129,7 @@ impl<'de> Deserialize<'de> for DeviceRef {
 }
 
 impl DeviceFile {
-    /// Checks and resolves.
+    /// Checks the values and finds the kernel tables; `path` is for error messages.
     ///
     /// # Errors
     /// When a value makes no sense or a table does not exist.
@@ -171,7 +171,7 @@ impl DeviceFile {
 }
 
 impl ClusterFile {
-    /// Checks and resolves; `device` finds presets and files.
+    /// Checks the values and finds the device; `device` returns a preset or device file by name.
     ///
     /// # Errors
     /// When a value makes no sense or the device is unknown.

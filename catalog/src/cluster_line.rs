@@ -1,5 +1,5 @@
-//! A cluster described in one line: `h100-sxm x 8 per node, 400 Gb/s x 8`. What the line leaves out is that of the preset
-//! with the same GPU.
+//! A cluster described in one line: `h100-sxm x 8 per node, 400 Gb/s x 8`. Whatever the line leaves
+//! out is taken from the preset with the same GPU.
 
 use crate::cluster::{Cluster, Link};
 use crate::error::SpecError;
@@ -17,7 +17,7 @@ pub(crate) fn describes_cluster(text: &str) -> bool {
 /// The cluster that a line describes, such as `h100-sxm x 8 per node`. `like` finds the preset with the GPU of this name.
 ///
 /// # Errors
-/// A part that is neither GPUs per node, nor a network, nor a price; sizes that make no sense.
+/// When a part cannot be read, the GPU is unknown, or sizes make no sense.
 pub(crate) fn read(
     line: &str,
     like: impl Fn(&str) -> Result<Cluster, SpecError>,
@@ -62,7 +62,7 @@ pub(crate) fn read(
     Ok(cluster)
 }
 
-/// `h100-sxm x 8 per node` or `8 x h100-sxm per node`.
+/// Parses `h100-sxm x 8 per node` or `8 x h100-sxm per node` into the GPU and its count.
 fn gpus(part: &str) -> Option<(&str, u64)> {
     let (left, right) = times(part.strip_suffix("per node")?.trim())?;
     match (left.parse(), right.parse()) {
@@ -72,7 +72,7 @@ fn gpus(part: &str) -> Option<(&str, u64)> {
     }
 }
 
-/// `400 Gb/s x 8`, or one card: `400 Gb/s`.
+/// Parses `400 Gb/s x 8`, or one card: `400 Gb/s`, into the rate of a card and the number of cards.
 fn product(part: &str) -> Option<(&str, u64)> {
     match times(part) {
         Some((rate, cards)) => Some((rate, cards.parse().ok().filter(|n| (1..=1024).contains(n))?)),

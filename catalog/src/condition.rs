@@ -10,17 +10,17 @@ use crate::provenance::Sourced;
 
 const EXAMPLE: &str = "--cluster 'dgx-h100 at 0.8 with 2% jitter'";
 
-/// How nodes do beside what their tables say; `None` is as the cluster itself says.
+/// Speed and jitter of a cluster's nodes; `None` keeps the cluster's own value.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Condition {
-    /// Speed of computing, as a share of what the tables say.
+    /// Compute speed relative to the tables.
     pub(crate) speed: Option<f64>,
     /// Standard deviation of the time that a rank takes for a pass, as a share of that time.
     pub(crate) jitter: Option<f64>,
 }
 
 impl Condition {
-    /// Parts a line into what names a cluster and the condition of its nodes.
+    /// Splits a line into the part that names a cluster and the condition of its nodes.
     ///
     /// # Errors
     /// A speed or jitter that is no number.
@@ -32,7 +32,7 @@ impl Condition {
             .and_then(|text| text.rsplit_once(" with "))
         {
             let read = share(jitter).ok_or_else(|| {
-                let wrong = Mistake::new(format!("`{jitter}` is no jitter"));
+                let wrong = Mistake::new(format!("`{jitter}` is not a jitter"));
                 misread(line, wrong.expected("a share of a pass's time"))
             })?;
             condition.jitter = Some(read);
@@ -40,7 +40,7 @@ impl Condition {
         }
         if let Some((before, speed)) = name.rsplit_once(" at ") {
             let read = share(speed).ok_or_else(|| {
-                let wrong = Mistake::new(format!("`{speed}` is no speed"));
+                let wrong = Mistake::new(format!("`{speed}` is not a speed"));
                 misread(line, wrong.expected("a share of the usual speed"))
             })?;
             condition.speed = Some(read);
@@ -66,13 +66,13 @@ impl Condition {
         line
     }
 
-    /// The cluster of `line` whose nodes, if it were not for this condition, were those of `cluster`.
+    /// Applies this condition to `cluster`. `line`, as the user wrote it, is for error messages.
     ///
     /// # Errors
-    /// When a value is out of range, or a measured machine is to be slower than it was.
+    /// When a value is out of range, or the cluster is a measured machine or has pools.
     pub(crate) fn of(self, line: &str, cluster: Cluster) -> Result<Cluster, SpecError> {
         if cluster.profile.is_some() {
-            let wrong = Mistake::new(format!("{} is measured as it is", cluster.name));
+            let wrong = Mistake::new(format!("{} was measured at its own speed", cluster.name));
             return Err(misread(
                 line,
                 wrong.expected("a cluster whose prices are in tables"),
@@ -95,10 +95,10 @@ impl Condition {
     }
 }
 
-/// The same cluster as `arg` names, with this jitter on all of its nodes; the jitter is a share of a pass's time.
+/// Returns `arg` with this jitter on all of its nodes; the jitter is a share of a pass's time.
 ///
 /// # Errors
-/// When `arg` already says a speed or jitter, and that is no number.
+/// When `arg` already has a speed or jitter that is not a number.
 pub fn jittering(arg: &str, jitter: f64) -> Result<String, SpecError> {
     let jittering = |name: &str| {
         let (base, condition) = Condition::split(name)?;
@@ -123,7 +123,7 @@ pub fn jittering(arg: &str, jitter: f64) -> Result<String, SpecError> {
     Ok(parts.join(" + ") + &links)
 }
 
-/// `0.02` or `2%`.
+/// Parses a share: `0.02` or `2%`.
 fn share(text: &str) -> Option<f64> {
     let (number, scale) = match text.trim().strip_suffix('%') {
         Some(number) => (number, 100.0),
@@ -133,7 +133,7 @@ fn share(text: &str) -> Option<f64> {
     Some(number / scale)
 }
 
-/// A share as a percentage, if that is read back as the same number.
+/// Formats a share as a percentage, or as a number if that would be another value.
 fn percent(value: f64) -> String {
     let rounded = (value * 1e10).round() / 1e8;
     match rounded / 100.0 == value {

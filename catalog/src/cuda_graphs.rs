@@ -14,8 +14,8 @@ use strum::{EnumString, IntoStaticStr, VariantArray};
 pub enum CudaGraphs {
     /// Nothing: the host issues every kernel.
     None,
-    /// Every layer by itself, but for experts and what carries tokens to them: attention, router and what prepares dispatch
-    /// (Megatron-Core's modules `attn`, `mlp`, `moe_router`, `moe_preprocess`).
+    /// Each layer by itself, without experts and token exchange (Megatron-Core's modules `attn`,
+    /// `mlp`, `moe_router` and `moe_preprocess`, which prepares the exchange).
     Layers,
     /// All passes of the step.
     Step,
@@ -38,9 +38,9 @@ impl CudaGraphs {
 pub struct GraphOption {
     /// What is captured.
     pub captures: CudaGraphs,
-    /// Whether it can where the job has a pipeline.
+    /// Whether it also works with pipeline parallelism.
     pub pipelines: bool,
-    /// Whether it can where the model has experts. A whole step is never captured with expert parallelism, because the host
-    /// reads how many tokens have arrived.
+    /// Whether it also works for models with experts. A whole step is never captured with expert
+    /// parallelism, because the host reads how many tokens have arrived.
     pub experts: bool,
 }

@@ -46,7 +46,7 @@ impl Architecture {
         self.into()
     }
 
-    /// The tables that a device without its own borrows; none for a processor, which is measured itself.
+    /// The tables for a device without its own; `None` for a CPU, which is measured instead.
     #[must_use]
     pub fn nearest_tables(self) -> Option<&'static str> {
         match self {
@@ -71,8 +71,8 @@ pub struct Device {
     pub memory: Sourced<Bytes>,
     /// Peak memory bandwidth.
     pub memory_bandwidth: Sourced<Bandwidth>,
-    /// Dense peaks per operand type. That of 32 bits is of the TF32 matrix units where the device has
-    /// them, else of its 32-bit units.
+    /// Dense peaks per operand type. The `f32` peak is that of the TF32 matrix units where the
+    /// device has them, otherwise that of its 32-bit units.
     pub peak: BTreeMap<DType, Sourced<FlopRate>>,
     /// Streaming multiprocessors or compute units.
     pub sm_count: u64,
@@ -90,7 +90,7 @@ const MAX_BANDWIDTH: Bandwidth = Bandwidth(1e16);
 const MAX_RATE: FlopRate = FlopRate(1e19);
 
 impl Device {
-    /// Whether its facts make sense.
+    /// Checks that its numbers are in range.
     ///
     /// # Errors
     /// The field, and what is wrong with it.
@@ -107,8 +107,8 @@ impl Device {
         in_range(watts, 1.0..=1e5).map_err(|wrong| ("power_watts", wrong))
     }
 
-    /// Whether its matrix units take operands of a type. Units for bf16 take fp16 as well, not the other way round; what runs
-    /// on no matrix units is only 32 bits wide.
+    /// Whether the device computes products of this type. Matrix units for bf16 also take fp16, but
+    /// not the reverse; every device computes with 32-bit and integer operands.
     #[must_use]
     pub fn has_units_for(&self, dtype: DType) -> bool {
         match dtype {
@@ -120,7 +120,7 @@ impl Device {
         }
     }
 
-    /// Dense peak for products of `dtype`; falls back to the next wider type that has one.
+    /// Dense peak for products of `dtype`, or else of a 16-bit type, or else of `f32`.
     #[must_use]
     pub fn peak_rate(&self, dtype: DType) -> Option<FlopRate> {
         let wider: &[DType] = match dtype {

@@ -31,7 +31,7 @@ pub enum Dispatcher {
 }
 
 impl Dispatcher {
-    /// Every way.
+    /// Every dispatcher.
     pub const ALL: &'static [Self] = Self::VARIANTS;
 
     /// Its name in strategies and files.
@@ -49,7 +49,7 @@ impl Dispatcher {
         }
     }
 
-    /// Whether it exists on a cluster for groups of ranks that lie within a scale-up domain, or `across` several.
+    /// Whether a cluster can run it, in groups inside one scale-up domain or `across` several.
     ///
     /// DeepEP and HybridEP need NVLink between all GPUs of a node and RDMA between nodes (deepseek-ai/DeepEP@0297fc8,
     /// README.md, Requirements). DeepEP runs on Ampere, Hopper, B200 and B300, HybridEP on GB200 and GB300 too

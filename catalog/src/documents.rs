@@ -53,7 +53,7 @@ impl FromStr for Packing {
 pub struct OfLength {
     /// Tokens of a document.
     pub length: u64,
-    /// Share of all tokens that stand in documents of this length.
+    /// Share of all tokens that are in documents of this length.
     pub tokens: f64,
 }
 
@@ -70,7 +70,7 @@ pub struct Documents {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a document of {length} tokens is longer than a sequence of {seq_len}")]
 pub struct DocumentTooLong {
-    /// Tokens of the longest document, or of the mean one of a distribution.
+    /// Tokens of the longest listed document, or mean tokens of a distribution.
     pub length: u64,
     /// Tokens of a sequence.
     pub seq_len: u64,
@@ -102,13 +102,13 @@ impl Documents {
         })
     }
 
-    /// Their lengths, as they were given.
+    /// Document lengths, as they were given.
     #[must_use]
     pub fn lengths(&self) -> &Lengths {
         &self.lengths
     }
 
-    /// How they become sequences.
+    /// How documents become sequences.
     #[must_use]
     pub fn packing(&self) -> Packing {
         self.packing

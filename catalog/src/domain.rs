@@ -1,19 +1,19 @@
-//! How the GPUs of a job lie in scale-up domains.
+//! How a job's GPUs are spread over scale-up domains.
 
 use crate::Cluster;
 
 /// The scale-up domains that a job uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Domain {
-    /// GPUs of a domain that the job uses; of the last domain it may use fewer.
+    /// GPUs that the job uses in each domain; in the last one it may use fewer.
     pub gpus: u64,
-    /// Whether the whole job lies in one domain.
+    /// Whether one domain is enough for the whole job.
     pub is_whole_job: bool,
 }
 
 impl Cluster {
-    /// How a job of so many GPUs lies in scale-up domains. Whole nodes are spread evenly over domains, if fewer than twice the fewest
-    /// possible suffice: 128 GPUs of NVL72 racks are 64 of each of two. Otherwise it fills one domain after the other.
+    /// Spreads a job over domains: whole nodes evenly, over fewer than twice the fewest domains, if
+    /// possible (128 GPUs of NVL72 racks: 64 in each of two); else it fills one after another.
     #[must_use]
     pub fn domain(&self, gpus: u64) -> Domain {
         let whole = self.scale_up_domain.max(1);

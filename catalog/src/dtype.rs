@@ -16,7 +16,7 @@ pub enum DType {
     Bf16,
     /// IEEE half precision.
     F16,
-    /// 8-bit float, either layout.
+    /// 8-bit float, e4m3 or e5m2.
     F8,
     /// 64-bit integer.
     I64,
@@ -39,7 +39,7 @@ impl DType {
     }
 }
 
-/// What the linear layers compute in. State dtypes are the runtime's.
+/// The type in which linear layers compute. The runtime decides the types of states.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]

@@ -1,8 +1,8 @@
 //! Exponentials, logarithms and powers, the same to the last bit on every machine.
 //!
-//! Those of the standard library are the system's own: glibc, musl, macOS and browsers differ in the last bit, and
-//! predictions with them. A plan must be the same wherever it is made, so whatever leads to one takes these. Square roots,
-//! and powers by small whole numbers (`powi`), are exact products and quotients everywhere.
+//! The standard library calls the system's functions: glibc, musl, macOS and browsers differ in the
+//! last bit, and so would plans, which must be the same wherever they are made. Square roots and
+//! powers by small whole numbers (`powi`) are exact everywhere.
 
 /// `e` to the power of `x`.
 #[must_use]

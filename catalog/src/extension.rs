@@ -10,12 +10,12 @@ use crate::profile::Profile;
 use crate::provenance::Sourced;
 use crate::units::Bytes;
 
-/// Largest relative difference between a GPU's memory as the driver reports it and that of the device preset. Labels,
-/// what a framework sees, and error correction make a smaller difference; variants of a chip with other memory sizes, a
-/// larger one.
+/// Largest relative difference between a GPU's memory as the driver reports it and the device
+/// preset's. Labels, the framework's share and error correction make smaller differences; variants
+/// of a chip with another memory size make larger ones.
 const MEMORY_APART: f64 = 0.12;
 
-/// A cluster as what it extends and what was measured.
+/// A cluster file that extends another cluster with measurements.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ExtensionFile {
@@ -23,15 +23,15 @@ pub struct ExtensionFile {
     pub schema_version: u32,
     /// Name to show.
     pub name: String,
-    /// The cluster: a preset, or a file relative to this one.
+    /// The cluster that is extended: a preset, or a file relative to this one.
     pub extends: String,
-    /// A profile of its GPUs, as a file relative to this one: what it holds beats the tables.
+    /// File of a profile of its GPUs, relative to this one; it replaces the built-in tables.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
-    /// How long work takes on it, learned from measured steps.
+    /// Time factors learned from measured steps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub calibration: Option<Calibration>,
-    /// How fast its devices compute, as a share of what their tables say, above 0 and up to 1.
+    /// Compute speed of its devices relative to their tables, above 0 and up to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub speed: Option<Sourced<f64>>,
     /// Standard deviation of the time that a rank takes for a pass, as a share of that time, from 0 to below 1.
@@ -96,7 +96,7 @@ pub(crate) fn of_its_gpus(profile: &Profile, cluster: &Cluster) -> Result<(), St
     let machine = &profile.machine;
     let Some(gpu) = &machine.gpu else {
         return Err(format!(
-            "is of the processor {}; `vescale-plan profile --device cuda` measures GPUs",
+            "was measured on the processor {}; `vescale-plan profile --device cuda` measures GPUs",
             machine.processor
         ));
     };
@@ -107,7 +107,7 @@ pub(crate) fn of_its_gpus(profile: &Profile, cluster: &Cluster) -> Result<(), St
         return Ok(());
     }
     Err(format!(
-        "is of {} with {} multiprocessors and {}, but {} has {} with {} and {}",
+        "was measured on {} with {} multiprocessors and {}, but {} has {} with {} and {}",
         machine.processor,
         gpu.multiprocessors,
         Bytes(machine.memory_bytes),
@@ -177,7 +177,7 @@ mod tests {
         };
         write("gpu.yaml", &profile(Some(132), 80 << 30).to_yaml());
         write("measured.yaml", MEASURED);
-        // Beside the file that names it, not in this folder.
+        // Both files are beside the file that names them, not in the current folder.
         let calibrated = ExtensionFile {
             extends: "measured.yaml".to_owned(),
             ..file(1.25)
@@ -208,7 +208,7 @@ mod tests {
             (None, "gpu.yaml"),
             (
                 Some(profile(None, 80 << 30)),
-                "field `profile`: gpu.yaml is of the processor",
+                "field `profile`: gpu.yaml was measured on the processor",
             ),
             (
                 Some(profile(Some(108), 80 << 30)),

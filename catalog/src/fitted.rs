@@ -1,5 +1,5 @@
-//! Constants that published runs decided, with what benchmarks alone say of them and where a refit
-//! may look.
+//! Constants fitted to published runs, with the values that benchmarks alone give and the ranges
+//! that a refit searches.
 
 use std::sync::OnceLock;
 
@@ -16,32 +16,32 @@ const FILE: &str = include_str!("../presets/fitted.yaml");
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Constant {
-    /// Time of matrix kernels in training over short benchmarks at boost clocks.
+    /// Time of matrix kernels in training relative to short benchmarks at boost clocks.
     TrainingTime,
-    /// Share of the best rate of 8-bit products in short benchmarks that training sustains.
+    /// Share of the best 8-bit product rate of short benchmarks that training sustains.
     #[serde(rename = "sustained_share_8")]
     SustainedShare8,
 }
 
 const COUNT: usize = 2;
 
-/// What is known of a constant.
+/// The value of a constant and where it comes from.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Entry {
-    /// Which.
+    /// The constant.
     pub name: Constant,
-    /// What it is.
+    /// What it means.
     pub what: String,
     /// Its unit.
     pub unit: String,
     /// Value that predictions use.
     pub value: f64,
-    /// What benchmarks alone say.
+    /// Value that benchmarks alone give.
     pub prior: f64,
-    /// Where a refit may look.
+    /// Least and largest value that a refit tries.
     pub range: (f64, f64),
-    /// Which runs decided it, and where the prior is from.
+    /// Which runs it was fitted to, and where the prior is from.
     pub source: String,
 }
 
@@ -67,7 +67,7 @@ impl Fitted {
         self.0[constant as usize]
     }
 
-    /// The same with another value of a constant.
+    /// The same values, except for one constant.
     #[must_use]
     pub fn with(mut self, constant: Constant, value: f64) -> Self {
         self.0[constant as usize] = value;
@@ -100,7 +100,7 @@ fn parse(text: &str) -> Result<Vec<Entry>, SpecError> {
     Ok(file.constants)
 }
 
-/// Constants of a file in the form of `catalog/presets/fitted.yaml`; those it leaves out are the shipped.
+/// Reads constants from a file like `presets/fitted.yaml`; absent ones keep the shipped values.
 ///
 /// # Errors
 /// With line and field when it is malformed.

@@ -1,4 +1,4 @@
-//! How the operands of 8-bit products are scaled into the range of their numbers, and on which GPUs each way exists.
+//! FP8 recipes: how the operands of 8-bit products are scaled, and which GPUs have each recipe.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -16,15 +16,15 @@ use crate::selection::{RecomputeModule, Selection};
 #[derive(EnumString, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
 pub enum Fp8Recipe {
-    /// One scale for a tensor, from the largest magnitudes of earlier steps.
+    /// One scale per tensor, from the largest magnitudes of earlier steps.
     Delayed,
-    /// One scale for a tensor, from its own largest magnitude, which is found before the tensor is cast.
+    /// One scale per tensor, from its own largest magnitude, found before the tensor is cast.
     Tensorwise,
-    /// One scale for every row.
+    /// One scale per row.
     Rowwise,
-    /// One scale for 128 numbers of an activation, and for 128 × 128 of a weight, as DeepSeek-V3 was trained.
+    /// One scale per 128 numbers of an activation and 128 × 128 of a weight (DeepSeek-V3).
     Blockwise,
-    /// One scale for 32 numbers, which tensor cores apply themselves (OCP microscaling).
+    /// One scale per 32 numbers, which tensor cores apply themselves (OCP microscaling).
     Mxfp8,
 }
 
@@ -63,8 +63,8 @@ impl Fp8Recipe {
         }
     }
 
-    /// The parts of a selection that cannot be recomputed with it, if there are any
-    /// (NVIDIA/Megatron-LM@d98e8a6, transformer_config.py: "Delayed scaling does not support moe_act and layernorm recompute").
+    /// The parts that it cannot recompute; `None` if there are none (NVIDIA/Megatron-LM@d98e8a6,
+    /// transformer_config.py: "Delayed scaling does not support moe_act and layernorm recompute").
     #[must_use]
     pub fn cannot_recompute(self, selection: Selection) -> Option<Selection> {
         let parts = [RecomputeModule::Norms, RecomputeModule::ExpertActivation];

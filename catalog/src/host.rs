@@ -1,4 +1,4 @@
-//! The host of a node: what its devices can copy states and activations to.
+//! The host of a node, to whose memory devices can copy states and activations.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -26,7 +26,7 @@ const MAX_BANDWIDTH: Bandwidth = Bandwidth(1e15);
 const MAX_MEMORY: Bytes = Bytes(1 << 50);
 
 impl Host {
-    /// Whether its sizes make sense.
+    /// Checks that bandwidths and memory are in range.
     ///
     /// # Errors
     /// What is wrong.

@@ -2,12 +2,12 @@
 
 use crate::error::{Wrong, in_range};
 
-/// Largest size of a recurrence. Products have four of them at most, so that they stay in 64 bits.
+/// Largest value of one size of a recurrence, so that products of four sizes fit in 64 bits.
 const MOST_SIZE: u64 = 1 << 14;
-/// Largest width of all heads together, as of any dimension of a model.
+/// Largest width of all heads together, equal to the limit of any dimension of a model.
 const MOST_WIDE: u64 = 1 << 24;
 
-/// What the layers of a hybrid model are.
+/// The layers of a hybrid model.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Hybrid {
     /// The kind of every decoder layer, in order.
@@ -53,7 +53,7 @@ pub struct StateSpace {
     pub heads: u64,
     /// Channels per head.
     pub head_dim: u64,
-    /// Numbers of state per channel.
+    /// State size per channel.
     pub state: u64,
     /// Groups of heads that share their input and output matrices, B and C.
     pub groups: u64,
@@ -101,8 +101,8 @@ impl LayerKind {
 }
 
 impl Recurrence {
-    /// Parts of the recurrence that share nothing, over which tensor parallelism may split it: groups of state-space heads,
-    /// or key heads with their value heads.
+    /// Number of independent parts into which tensor parallelism may split the recurrence: groups
+    /// of state-space heads, or key heads with their value heads.
     #[must_use]
     pub fn parts(&self) -> u64 {
         match self {
@@ -111,7 +111,7 @@ impl Recurrence {
         }
     }
 
-    /// Width of the widest tensor of the layer: what the first projection makes.
+    /// Width of the layer's widest tensor, the output of the first projection.
     #[must_use]
     pub fn widest(&self) -> u64 {
         match self {
@@ -123,7 +123,7 @@ impl Recurrence {
         }
     }
 
-    /// Weights of the linear layers around the recurrence, for a model of this width.
+    /// Weights of the linear layers around the recurrence, for this hidden size.
     #[must_use]
     pub fn projections(&self, hidden: u64) -> u64 {
         let (beside, out) = match self {
@@ -133,14 +133,14 @@ impl Recurrence {
         hidden * (self.widest() + beside + out)
     }
 
-    /// Operations of the recurrence's products for one token, forward: written as a recurrence, without chunks; and as
-    /// Megatron-LM counts them (`megatron/training/training.py`, `mamba_layer_flops`, `gdn_layer_flops`).
+    /// FLOPs of the recurrence's products for one token, forward: `[without chunks, as Megatron-LM
+    /// counts]` (`megatron/training/training.py`, `mamba_layer_flops`, `gdn_layer_flops`).
     #[must_use]
     pub fn token_operations(&self) -> [f64; 2] {
         let [plain, megatron, sizes] = match *self {
-            // The state takes up the input, the output reads it.
+            // Per number of state: 2 to add the input to the state, 2 to read the output from it.
             Self::StateSpace(of) => [4.0, 7.0, (of.width() * of.state) as f64],
-            // What the key finds in the state; the state takes up the difference; the query reads it.
+            // 2 to read with the key, 2 to add the difference, 2 to read with the query.
             Self::GatedDelta(of) => [6.0, 8.0, (of.widths()[1] * of.key_dim) as f64],
         };
         [plain * sizes, megatron * sizes]
@@ -160,13 +160,13 @@ impl Recurrence {
 }
 
 impl StateSpace {
-    /// Channels of all heads.
+    /// Number of channels of all heads.
     #[must_use]
     pub fn width(&self) -> u64 {
         self.heads * self.head_dim
     }
 
-    /// Numbers of all groups' B, and equally of their C, per token.
+    /// Numbers per token in B of all groups; C has as many.
     #[must_use]
     pub fn shared(&self) -> u64 {
         self.groups * self.state
@@ -174,7 +174,7 @@ impl StateSpace {
 }
 
 impl GatedDelta {
-    /// Width of all keys, and of all values.
+    /// Widths `[all keys together, all values together]`.
     #[must_use]
     pub fn widths(&self) -> [u64; 2] {
         [
@@ -185,12 +185,12 @@ impl GatedDelta {
 }
 
 impl Hybrid {
-    /// Checks sizes and counts for a model of so many layers, with experts or without; else says which field is wrong, and
-    /// why.
+    /// Checks sizes and counts for a model with this many layers, with experts or without; the
+    /// error is the wrong field and what is wrong with it.
     pub(crate) fn check(&self, layers: u64, experts: bool) -> Result<(), Wrong> {
         let pattern = "layer pattern";
         if self.layers.len() as u64 != layers {
-            let message = format!("{} kinds of {layers} layers", self.layers.len());
+            let message = format!("{} kinds for {layers} layers", self.layers.len());
             return Err((pattern, message));
         }
         if !experts && self.layers.contains(&LayerKind::Experts) {

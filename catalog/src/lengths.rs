@@ -11,8 +11,8 @@ pub const MAX_SEQ_LEN: u64 = 1 << 24;
 
 /// The most different lengths of documents that are kept one by one; if there are more, they are grouped into classes.
 const MOST_LENGTHS: usize = 256;
-/// Classes of lengths for each doubling of the length. A class is 9% wide and stands for its mean, so that the sum of
-/// squares of lengths is low by less than 0.1%.
+/// Classes of lengths for each doubling of the length. A class is 9% wide; its mean represents it,
+/// which makes the sum of squared lengths too low by less than 0.1%.
 const CLASSES_PER_OCTAVE: f64 = 8.0;
 /// Largest standard deviation of the logarithm of the length.
 const MAX_SIGMA: f64 = 4.0;
@@ -80,8 +80,8 @@ impl Lengths {
         })
     }
 
-    /// Lengths with their shares of all documents, which add up to 1. Documents longer than `most` are cut to it, which
-    /// only those of a log-normal distribution can be.
+    /// Lengths with their shares of all documents, which add up to 1. Documents of a log-normal
+    /// distribution are cut to `most`; a list must not have longer ones.
     pub(crate) fn shares(&self, most: u64) -> Vec<(u64, f64)> {
         let weights = match self {
             Self::Listed(pairs) => pairs.clone(),
@@ -94,7 +94,7 @@ impl Lengths {
         shares.collect()
     }
 
-    /// The longest document that is named, or the mean of a distribution without a longest.
+    /// The longest listed length, or the mean of a log-normal distribution, which has no longest.
     pub(crate) fn longest(&self) -> u64 {
         match self {
             Self::LogNormal { mean, .. } => *mean,
@@ -103,7 +103,7 @@ impl Lengths {
     }
 }
 
-/// Adds up the weights of neighbours of the same class; each class stands for its mean length.
+/// Adds up the weights of neighbours of the same class; each class becomes its mean length.
 fn merged(pairs: &[(u64, f64)], class: impl Fn(u64) -> f64) -> Vec<(u64, f64)> {
     let same = pairs.chunk_by(|a, b| class(a.0) == class(b.0));
     let one = |of: &[(u64, f64)]| {
@@ -117,10 +117,10 @@ fn merged(pairs: &[(u64, f64)], class: impl Fn(u64) -> f64) -> Vec<(u64, f64)> {
     same.map(one).collect()
 }
 
-/// Classes of a log-normal distribution up to `most` tokens, each with its probability; what is longer has `most`.
+/// Classes of a log-normal distribution with their probabilities; longer documents get `most`.
 fn log_normal(mean: f64, sigma: f64, most: u64) -> Vec<(u64, f64)> {
     let middle = elementary::ln(mean) - sigma * sigma / 2.0;
-    // How many of all documents, and of all tokens, are shorter than that.
+    // Shares of documents, and of tokens, in documents shorter than `length`.
     let below = |length: f64| {
         let z = (elementary::ln(length) - middle) / sigma;
         [z, z - sigma].map(elementary::normal_below)
@@ -215,7 +215,7 @@ fn tokens(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("`{text}` is not a length of 1 to {MAX_SEQ_LEN} tokens"))
 }
 
-/// Reads the share of a length, or how many documents have it.
+/// Reads a weight: a share, a percentage or a number of documents.
 fn weight(text: &str) -> Result<f64, String> {
     let (digits, scale) = match text.strip_suffix('%') {
         Some(digits) => (digits.trim(), 100.0),
@@ -243,7 +243,7 @@ impl fmt::Display for Lengths {
     }
 }
 
-/// A length as it is written.
+/// Formats a length, with `k` or `M` where that is exact.
 fn short(length: u64) -> String {
     match length {
         l if l.is_multiple_of(1 << 20) => format!("{}M", l >> 20),

@@ -39,7 +39,7 @@ pub struct PresetInfo {
     pub summary: String,
 }
 
-/// Loads a model: a preset, a `config.json`, or a folder that holds one.
+/// Loads a model: a preset (by its own or its hub name), a `config.json`, or a folder with one.
 ///
 /// # Errors
 /// Unknown names with the nearest known one; malformed files.
@@ -75,7 +75,7 @@ pub fn model(arg: &str) -> Result<Model, SpecError> {
     hf::decode(&text, &path, &name_of(arg))
 }
 
-/// A path that a file names, relative to that file; a name that is no file beside it stays as it is.
+/// Resolves a path named in a file relative to that file; if there is no such file, returns `name`.
 #[must_use]
 pub fn beside(file: &Path, name: &str) -> String {
     let near = file.parent().map(|folder| folder.join(name));
@@ -85,7 +85,7 @@ pub fn beside(file: &Path, name: &str) -> String {
     }
 }
 
-/// Reads a model from the text of a `config.json`; `path` gives it its name, and stands in messages.
+/// Reads a model from the text of a `config.json`; `path` names the model and is for messages.
 ///
 /// # Errors
 /// When the text defines no model.
@@ -130,7 +130,7 @@ fn preset(arg: &str) -> Option<Result<Model, SpecError>> {
     Some(hf::decode(json, &format!("preset {name}"), name))
 }
 
-/// The mistake of naming a model of a hub that no preset stands for.
+/// The error for a model of a hub that is no preset.
 fn not_downloaded(arg: &str) -> Mistake {
     let name = arg.rsplit('/').next().unwrap_or(arg);
     let names = MODELS
@@ -149,8 +149,8 @@ fn not_downloaded(arg: &str) -> Mistake {
     ))
 }
 
-/// Loads a cluster: a preset, a cluster file, or a profile of this machine; `local` is the profile in the current
-/// folder.
+/// Loads a cluster: a preset, a cluster file, a profile of this machine (`local` is the one in the
+/// current folder), a description in one line, or a list of pools.
 ///
 /// # Errors
 /// Unknown names with the nearest known one; malformed files; no profile.
@@ -158,7 +158,7 @@ pub fn cluster(arg: &str) -> Result<Cluster, SpecError> {
     cluster_below(arg, 0)
 }
 
-/// Largest number of extensions that extend one another, so that a cycle ends.
+/// Longest chain of files that extend one another. A longer one is refused, so cycles end too.
 const MAX_EXTENDS: usize = 8;
 
 fn cluster_below(arg: &str, depth: usize) -> Result<Cluster, SpecError> {
@@ -203,8 +203,8 @@ fn cluster_below(arg: &str, depth: usize) -> Result<Cluster, SpecError> {
     file.resolve(arg, |device| device_beside(device, path))
 }
 
-/// Name of the cluster preset that a device stands for: the one with this name or alias, else the first that is made of
-/// it.
+/// Name of the cluster preset for a device: the one that also has this name or alias, otherwise the
+/// first preset with this device.
 ///
 /// # Errors
 /// Unknown devices; devices that no preset is made of.
@@ -266,7 +266,7 @@ fn extended(file: ExtensionFile, path: &Path, depth: usize) -> Result<Cluster, S
     // Newer factors replace older ones: both are relative to the tables.
     cluster.calibration = file.calibration.or(cluster.calibration);
     if cluster.profile.is_some() && (file.speed.is_some() || file.jitter.is_some()) {
-        let message = format!("{} is measured as it is", cluster.name);
+        let message = format!("{} was measured at its own speed", cluster.name);
         let field = file.speed.map_or("jitter", |_| "speed");
         return Err(wrong(field, message));
     }
@@ -285,7 +285,7 @@ fn local() -> Result<Cluster, SpecError> {
     let path = Path::new(profile::DEFAULT_PATH);
     if !path.exists() {
         let message = format!(
-            "there is no {} here; expected what `vescale-plan profile` writes when it measures this machine",
+            "there is no {} here; `vescale-plan profile` measures this machine and writes it",
             profile::DEFAULT_PATH
         );
         return Err(SpecError::field(LOCAL, "cluster", message));

@@ -1,5 +1,5 @@
-//! A machine that was measured as a cluster: its devices and links have the rates that its kernels and messages
-//! reached.
+//! A measured machine, as a cluster whose devices and links have the rates that its kernels and
+//! messages reached.
 
 use std::sync::Arc;
 
@@ -53,7 +53,7 @@ impl Profile {
         Ok(cluster)
     }
 
-    /// One GPU, or one of the ranks that share the cores.
+    /// A GPU of the machine, or one rank's share of its CPU.
     fn device(&self, copies: Bandwidth, source: &str) -> Device {
         let (name, sm_count, cores) = match &self.machine.gpu {
             Some(gpu) => {
@@ -82,7 +82,7 @@ impl Profile {
         }
     }
 
-    /// Ranks that share cores exchange messages through memory: what a copy reaches bounds them.
+    /// The link between ranks, as fast as the fastest NCCL transfer measured, or else as copies.
     fn link(&self, copies: Bandwidth, source: &str) -> Link {
         let messages = self.fastest("nccl send and receive", |sizes| {
             sizes.get(1).map_or(0.0, |&bytes| bytes as f64)
@@ -98,7 +98,7 @@ impl Profile {
         }
     }
 
-    /// Largest rate at which a kernel went through the bytes that `bytes` says its sizes are.
+    /// Largest measured rate of a kernel in bytes/s; `bytes` computes its bytes from its sizes.
     fn fastest(&self, kernel: &str, bytes: impl Fn(&[u64]) -> f64) -> f64 {
         let of = self.measured.iter().filter(|m| m.kernel == kernel);
         let rates = of.map(|m| bytes(&m.sizes) / m.seconds);
@@ -106,9 +106,9 @@ impl Profile {
     }
 }
 
-/// The generation of a GPU, found from the name that its driver reports, such as `NVIDIA H100 80GB HBM3`. It is that of the
-/// device preset that shares its model number (`h100`) and the most words with this name. A name that matches no preset counts
-/// as a processor.
+/// The generation of a GPU, from the name that its driver reports, such as `NVIDIA H100 80GB HBM3`:
+/// that of the device preset with the same model number (`h100`) that shares most words with the
+/// name. `Cpu` if no preset matches.
 fn generation(name: &str) -> Architecture {
     let name = name.to_lowercase();
     let words: Vec<&str> = name.split(|c: char| !c.is_alphanumeric()).collect();

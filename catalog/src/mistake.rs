@@ -19,7 +19,7 @@ pub struct Mistake {
 }
 
 impl Mistake {
-    /// A mistake of which only this is known; the methods below add the rest.
+    /// A mistake with only this description; the methods below add the other parts.
     #[must_use]
     pub fn new(what: impl Into<String>) -> Self {
         Self {
@@ -35,8 +35,8 @@ impl Mistake {
         wrong.at(format!("{flag} {value}")).expected(expected)
     }
 
-    /// A mistake told in one sentence, such as a parser's `unknown field ...; expected one of ...`: what is wrong ends
-    /// where the sentence says what was expected. The line that a parser quotes at the end stays with what is wrong.
+    /// Splits a mistake told in one sentence, such as `unknown field ...; expected one of ...`,
+    /// into what is wrong and what was expected. A line quoted at the end stays with what is wrong.
     #[must_use]
     pub fn of_sentence(text: &str) -> Self {
         let parts = ["; expected ", ": expected ", ", expected "];

@@ -68,17 +68,17 @@ pub struct ModelConfig {
     pub norm: Norm,
     /// Whether a norm follows the embedding (BLOOM).
     pub embedding_norm: bool,
-    /// How positions enter.
+    /// How positions are encoded.
     pub position: Position,
     /// Self-attention.
     pub attention: Attention,
     /// The dense feed-forward block.
     pub mlp: Mlp,
-    /// Experts, in the layers that `moe.is_moe_layer` says.
+    /// Experts; `None` if the model has none. [`Self::layer_class`] says which layers have them.
     pub moe: Option<Moe>,
     /// How attention and MLP join the residual stream.
     pub residual: Residual,
-    /// The kinds of layers, where not all have attention and a feed-forward block.
+    /// The kinds of layers; `None` if all have attention and a feed-forward block.
     pub hybrid: Option<Hybrid>,
     /// Dropout probability of hidden states (after attention and MLP); 0 means the operator is absent.
     pub hidden_dropout: f64,
@@ -88,18 +88,18 @@ pub struct ModelConfig {
     pub mtp_layers: u64,
     /// Longest sequence the model declares.
     pub max_position: u64,
-    /// Numbers that training needs and planning does not.
+    /// Constants of its arithmetic.
     pub constants: ModelConstants,
     /// Type of the multimodal model whose text part this is; its other parts are not planned.
     pub text_of: Option<String>,
-    /// How published weights are stored where that is not a type to train in (`fp8`, `mxfp4`).
+    /// Storage format of published weights if nothing trains in it (`fp8`, `mxfp4`), else `None`.
     pub stored_as: Option<String>,
     /// LoRA adapters. With them the model's own weights are frozen and only the adapters are trained; `None` trains all
     /// weights.
     pub adapters: Option<Adapters>,
 }
 
-/// Constants of a model's arithmetic. They change results; of cost, a pointwise kernel at most.
+/// Constants of a model's arithmetic. They change results; they cost at most a pointwise kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ModelConstants {
     /// Added to the variance in norms.
@@ -108,28 +108,28 @@ pub struct ModelConstants {
     pub rope_theta: f64,
     /// How the rotary frequencies are rescaled for long contexts.
     pub rope_scaling: RopeScaling,
-    /// Base of the rotary frequencies in layers with a sliding window, which are not rescaled there;
-    /// where absent, all layers are alike (Gemma 3 and OLMo 3 have one).
+    /// Base of the rotary frequencies in layers with a sliding window, which are not rescaled
+    /// (Gemma 3, OLMo 3); `None` if all layers have the same frequencies.
     pub local_rope_theta: Option<f64>,
     /// Whether the GELU is the tanh approximation.
     pub gelu_tanh: bool,
-    /// Whether a norm's weight is what its factor has beyond 1 (Gemma).
+    /// Whether a norm multiplies by `1 + weight` (Gemma).
     pub norm_from_one: bool,
-    /// Factor of token embeddings (Gemma: the root of the width).
+    /// Factor of token embeddings (Gemma: the square root of the hidden size).
     pub embedding_scale: f64,
-    /// Factor of attention scores; where absent `1/√d` of the query/key head.
+    /// Factor of attention scores; `None` for `1/√d` of the query/key head.
     pub attention_scale: Option<f64>,
-    /// How queries of layers that rotate nothing grow with their position.
+    /// Scaling of queries by position in layers without rotary positions (Llama 4).
     pub temperature: Option<Temperature>,
-    /// Bound of attention scores, `c·tanh(x/c)` (Gemma 2).
+    /// Soft cap `c` of attention scores, `c·tanh(x/c)` (Gemma 2).
     pub attention_cap: Option<f64>,
-    /// Bound of logits, likewise.
+    /// Soft cap of logits, likewise.
     pub logit_cap: Option<f64>,
     /// Whether rotary positions turn neighbouring dimensions rather than those half a head apart.
     pub rope_neighbours: bool,
     /// How experts are chosen.
     pub router: Router,
-    /// Bound of gate and up projections in `g·σ(1.702·g)·(u + 1)`, where experts have that (gpt-oss).
+    /// Clamp value of gate and up in `g·σ(1.702·g)·(u + 1)` (gpt-oss); `None` for ordinary gates.
     pub bounded_glu: Option<f64>,
     /// Standard deviation of initial weights.
     pub initializer_range: f64,
@@ -161,14 +161,14 @@ impl Default for ModelConstants {
 /// at position `p` is multiplied by `1 + scale·ln(1 + ⌊(p + 1) / floor⌋)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Temperature {
-    /// Tokens from one step of the growth to the next.
+    /// The `floor` of this formula, in tokens.
     pub floor: u64,
-    /// Factor of the logarithm.
+    /// The `scale` of this formula.
     pub scale: f64,
 }
 
 impl Temperature {
-    /// Factor of a query at this position.
+    /// Factor of a query at this position (from 0).
     #[must_use]
     pub fn factor(self, position: u64) -> f64 {
         let steps = (position + 1) / self.floor.max(1);
@@ -183,12 +183,12 @@ pub struct Router {
     pub sigmoid: bool,
     /// Whether the chosen experts' scores are normalised to 1.
     pub normalise: bool,
-    /// Factor of the weights.
+    /// Factor that the chosen experts' weights are multiplied by.
     pub scale: f64,
-    /// Groups of experts, of which only the best are chosen from (DeepSeek-V2, §2.1.2): by their best
-    /// score, or with sigmoids by the sum of their two best.
+    /// Number of groups of experts; experts are chosen from the best groups (DeepSeek-V2, §2.1.2),
+    /// ranked by their best score, or with sigmoids by the sum of their two best.
     pub groups: u64,
-    /// Groups that are chosen from.
+    /// Number of groups from which experts are chosen.
     pub best_groups: u64,
     /// Whether the weights multiply the experts' inputs instead of their outputs (Llama 4).
     pub weighs_inputs: bool,
@@ -210,13 +210,13 @@ impl Default for Router {
 /// Normalisation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Norm {
-    /// Which statistic.
+    /// Which statistics it uses.
     pub kind: NormKind,
     /// Whether there is a bias beside the weight.
     pub bias: bool,
 }
 
-/// Which statistic a norm divides by.
+/// The statistics by which a norm normalises.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum NormKind {
     /// Mean and variance.
@@ -225,7 +225,7 @@ pub enum NormKind {
     RmsNorm,
 }
 
-/// How positions enter the model.
+/// How the model encodes positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Position {
     /// A learned table with that many rows, added to the embedding.
@@ -255,7 +255,7 @@ pub struct Attention {
     pub qkv_bias: bool,
     /// Bias on the output projection.
     pub out_bias: bool,
-    /// Windows.
+    /// Which layers attend only within a window.
     pub window: WindowPattern,
     /// Which layers rotate queries and keys, if positions are rotary.
     pub rotated: Rotated,
@@ -268,11 +268,11 @@ pub struct Attention {
 pub enum Rotated {
     /// All.
     All,
-    /// Those with a window; the others know no positions (Llama 4).
+    /// Those with a window; the others have no positional encoding (Llama 4).
     Windowed,
 }
 
-/// How keys and values are made.
+/// How keys and values are projected.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum AttentionKind {
     /// Multi-head, grouped-query or multi-query attention.
@@ -310,7 +310,7 @@ pub enum QkNorm {
     Heads,
     /// Over all heads together (OLMo 2, MiniMax-M2).
     Whole,
-    /// Over each head after it was rotated, without a weight; none in layers that rotate nothing (Llama 4).
+    /// Over each rotated head, without a weight; absent in layers without rotation (Llama 4).
     Unweighted,
 }
 
@@ -353,7 +353,7 @@ pub struct Mlp {
     pub activation: Activation,
     /// Whether a gate multiplies the activation (three weight matrices instead of two).
     pub gated: bool,
-    /// Biases on the linears.
+    /// Whether its linear layers have biases.
     pub bias: bool,
     /// One fused weight for gate and up (Phi-3, gpt-oss experts).
     pub fused_gate_up: bool,
@@ -411,7 +411,7 @@ pub enum Residual {
     After,
 }
 
-/// What distinguishes layers of one model for tracing: equal classes have equal cost.
+/// The properties in which layers of one model differ; layers of the same class have equal cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LayerClass {
     /// What the layer is made of.
@@ -543,7 +543,7 @@ impl Moe {
 }
 
 impl Attention {
-    /// Key/value heads; the latent form behaves as one per query head.
+    /// Number of key/value heads; latent attention has one per query head.
     #[must_use]
     pub fn kv_heads(&self) -> u64 {
         match self.kind {

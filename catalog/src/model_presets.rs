@@ -93,7 +93,7 @@ pub(crate) const MODELS: &[(&str, &[&str], &str)] = models! {
     "redpajama-3b" => ["redpajama-incite-chat-3b-v1"];
     "kimi-k2" => [];
     "nemotron-mini-4b" => [];
-    // Without the layer that predicts one token further.
+    // DeepSeek-V3 without its multi-token-prediction layer.
     "deepseek-v3-main" => [];
     // Sizes of Nemotron-H 47B and 56B as NVIDIA-NeMo/Megatron-Bridge has them (`NemotronHModelProvider47B`, `…56B`).
     "nemotron-h-8b" => ["nemotron-h-8b-base-8k"];
@@ -130,8 +130,8 @@ const IGNORED_ENDINGS: [&str; 8] = [
     "-4k",
 ];
 
-/// The name of the preset for a model that the Hugging Face hub has under this name. The owner, hyphens, underscores and
-/// endings that do not tell presets apart do not count, nor does `meta-` if no preset has it.
+/// The preset of a model by its name on the Hugging Face hub; `None` if there is none. The owner,
+/// hyphens, underscores and some endings are ignored, and `meta-` if no preset has it.
 #[must_use]
 pub fn preset_of_hub_name(id: &str) -> Option<&'static str> {
     let plain = |name: &str, left_out: &str| {

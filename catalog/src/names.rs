@@ -5,7 +5,7 @@
 
 use crate::error::SpecError;
 
-/// Returns a name unless it holds a control character; `path` and `field` say in an error where the name stands.
+/// Returns a name unless it holds a control character; `path` and `field` locate it in the error.
 ///
 /// # Errors
 /// When one of its characters would move a cursor, end a line or change the direction of text.

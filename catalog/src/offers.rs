@@ -1,4 +1,4 @@
-//! What a runtime can be told to do instead of its own choices: types of states, and parts of layers to recompute.
+//! What a runtime does by default and can be told to do instead: state types, recomputed parts.
 
 use crate::cluster::Cluster;
 use crate::cuda_graphs::{CudaGraphs, GraphOption};
@@ -15,7 +15,7 @@ use crate::sharding::Unsharded;
 use crate::state_types::{GradientTypes, OptimizerStates, StateTypes};
 
 impl Runtime {
-    /// The types of gradients that it uses unless it is told otherwise.
+    /// Default types of gradients.
     #[must_use]
     pub fn own_gradients(&self, precision: Precision) -> GradientTypes {
         let states = self.states_in(precision);
@@ -25,7 +25,7 @@ impl Runtime {
         }
     }
 
-    /// Types of parameters, gradients and optimizer states of a job of that precision, unless it is told otherwise.
+    /// Default types of parameters, gradients and optimizer states in jobs of this precision.
     #[must_use]
     pub fn states_in(&self, precision: Precision) -> StateTypes {
         match precision {
@@ -48,14 +48,14 @@ impl Runtime {
         }
     }
 
-    /// Whether jobs of that precision with tensor or pipeline parallelism must shard states, because nothing else casts parameters.
+    /// Whether jobs with tensor or pipeline parallelism must shard states to cast parameters.
     #[must_use]
     pub fn casts_only_shards(&self, precision: Precision) -> bool {
         precision != Precision::Fp32 && self.unsharded == Unsharded::PlainWithoutCasts
     }
 
-    /// Whether it runs jobs of that level block by block: it gathers the parameters of one block at a time, from groups perhaps of
-    /// one rank, and reduces the gradients of one.
+    /// Whether jobs of this ZeRO level run block by block: parameters are gathered and gradients
+    /// reduced one block at a time, even in groups of one rank.
     #[must_use]
     pub fn works_by_block(&self, zero: Zero) -> bool {
         match zero {
@@ -65,12 +65,12 @@ impl Runtime {
         }
     }
 
-    /// The types that it can be told to use instead, at some ZeRO level. Training in 32 bits leaves no choice.
+    /// Gradient types that it can be told to use instead, at any ZeRO level; none in 32 bits.
     pub fn other_gradients(&self, precision: Precision) -> impl Iterator<Item = GradientTypes> {
         self.other_gradients_at(Zero::Z3, precision)
     }
 
-    /// The types that it can be told to use instead at a ZeRO level.
+    /// Gradient types that it can be told to use instead, at this ZeRO level.
     pub fn other_gradients_at(
         &self,
         zero: Zero,
@@ -83,7 +83,7 @@ impl Runtime {
         types.filter(move |types| *types != own && precision != Precision::Fp32)
     }
 
-    /// The ways of holding optimizer states that it offers beside its own for a job of that precision, the largest first.
+    /// Other ways to hold optimizer states in jobs of this precision, the largest first.
     #[must_use]
     pub fn other_optimizers(&self, precision: Precision) -> Vec<OptimizerStates> {
         let possible = |states: &OptimizerStates| match states {
@@ -95,15 +95,15 @@ impl Runtime {
         all.filter(possible).collect()
     }
 
-    /// How it keeps these states in host memory at a ZeRO level; `None` if it cannot.
+    /// How it keeps these states in host memory at this ZeRO level; `None` if it cannot.
     #[must_use]
     pub fn offload_option(&self, offload: Offload, zero: Zero) -> Option<&OffloadOption> {
         let mut options = self.space.offload.iter();
         options.find(|option| option.allows(offload, zero))
     }
 
-    /// How many blocks ahead it gathers parameters that every pass gathers, if it is told so, or by itself; `None` if it cannot
-    /// be told so.
+    /// How many blocks ahead it gathers parameters under ZeRO-3 with this `prefetch` setting, or by
+    /// default; `None` if it does not offer the setting.
     #[must_use]
     pub fn ahead(&self, prefetch: Option<u64>) -> Option<Ahead> {
         let Some(blocks) = prefetch else {
@@ -118,8 +118,8 @@ impl Runtime {
             })
     }
 
-    /// The ways to send tokens to their experts that it can use on a cluster, its own first, for groups of ranks that lie
-    /// within a scale-up domain or `across` several. Of those that cost the same only the first is listed.
+    /// Ways to send tokens to experts that it can use on a cluster, its own first, for ranks within
+    /// a scale-up domain or `across` several. Of ways with the same cost, only the first is listed.
     #[must_use]
     pub fn dispatchers_on(&self, cluster: &Cluster, across: bool) -> Vec<Dispatcher> {
         let mut found: Vec<Dispatcher> = vec![self.dispatcher];
@@ -134,7 +134,7 @@ impl Runtime {
         found
     }
 
-    /// The ways to scale the operands of 8-bit products that it can use on a cluster, its own first.
+    /// Ways to scale operands of 8-bit products that it can use on a cluster, its own first.
     #[must_use]
     pub fn fp8_recipes_on(&self, cluster: &Cluster) -> Vec<Fp8Recipe> {
         let others = self.space.fp8_recipes.iter().copied();
@@ -143,7 +143,7 @@ impl Runtime {
         [self.fp8_recipe].into_iter().chain(others).collect()
     }
 
-    /// How it can be told to capture that part of a step; `None` if it cannot.
+    /// How it captures this part of a step in CUDA graphs; `None` if it cannot.
     #[must_use]
     pub fn graph_option(&self, graphs: CudaGraphs) -> Option<GraphOption> {
         let mut options = self.space.graphs.iter();
@@ -158,7 +158,7 @@ impl Runtime {
         options.any(|option| option.copied_for_step && option.types(precision) == types)
     }
 
-    /// The sets of parts that a search may choose to recompute beside the runtime's own, as far as the model has these.
+    /// Sets of parts of this model that a search may recompute beside the runtime's own set.
     #[must_use]
     pub fn selections_of(&self, model: &ModelConfig) -> Vec<Selection> {
         let all = RecomputeModule::ALL.iter().copied();
@@ -174,7 +174,7 @@ impl Runtime {
         found
     }
 
-    /// All parts that it can recompute by themselves.
+    /// All parts that it can recompute selectively.
     #[must_use]
     pub fn modules(&self) -> Selection {
         let offered = self.space.selections.iter().chain([&self.selective]);

@@ -1,4 +1,4 @@
-//! Which states of training lie in host memory rather than on the device, and what runtimes offer of it.
+//! Offload: which training states are kept in host memory, and which offload runtimes offer.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -7,7 +7,7 @@ use strum::IntoStaticStr;
 use crate::dtype::DType;
 use crate::parallelism::Zero;
 
-/// States that lie in host memory. The processors of the host update the weights that these states belong to.
+/// States that are kept in host memory; the host's processors update the weights they belong to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Offload {
     /// Optimizer states of this percentage of a rank's weights, from 1 to 100.
@@ -36,7 +36,7 @@ pub enum OffloadKind {
 pub struct OffloadOption {
     /// Which states.
     pub states: OffloadKind,
-    /// Smallest ZeRO level at which it can.
+    /// Lowest ZeRO level at which the runtime can keep them there.
     pub from_zero: Zero,
     /// Whether the runtime can keep the states of some weights in host memory and those of the others on devices.
     #[serde(default)]
@@ -44,10 +44,10 @@ pub struct OffloadOption {
     /// Whether gradients are copied to the host as soon as they are reduced, beside backward, and leave the device; else
     /// they are copied when the optimizer step begins.
     pub gradients_in_backward: bool,
-    /// Whether it waits for gradients that are to be added to those of an earlier micro-batch, which the host does.
+    /// Whether the device waits for gradients that the host adds to an earlier micro-batch's.
     #[serde(default)]
     pub accumulation_waits: bool,
-    /// Type in which updated parameters come back (`None`: that in which the device holds parameters).
+    /// Type in which updated parameters come back; `None` for the type of the device's parameters.
     #[serde(default)]
     pub returned: Option<DType>,
 }
@@ -64,7 +64,7 @@ impl Offload {
     /// The word for no offload.
     pub const NONE: &str = "none";
 
-    /// Which states lie in host memory.
+    /// Which kind of states is kept in host memory.
     #[must_use]
     pub fn kind(self) -> OffloadKind {
         match self {
@@ -73,7 +73,7 @@ impl Offload {
         }
     }
 
-    /// The percentage of weights whose optimizer states lie in host memory.
+    /// The percentage of weights whose optimizer states are kept in host memory.
     #[must_use]
     pub fn percent(self) -> u64 {
         match self {
@@ -109,7 +109,7 @@ impl Offload {
 }
 
 impl OffloadOption {
-    /// Whether it is what a strategy of a ZeRO level asks for.
+    /// Whether this option can do `offload` at a ZeRO level.
     #[must_use]
     pub fn allows(&self, offload: Offload, zero: Zero) -> bool {
         self.states == offload.kind()

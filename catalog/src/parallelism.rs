@@ -58,7 +58,7 @@ impl AxisOrder {
     ]);
 }
 
-/// The known schedules.
+/// A pipeline schedule.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
@@ -95,7 +95,7 @@ pub enum CpKind {
     Ring,
     /// KV all-gathered before attention (Llama 3).
     AllGather,
-    /// Heads for sequence by all-to-all (DeepSpeed-Ulysses).
+    /// All-to-all that exchanges sequence shards for head shards (DeepSpeed-Ulysses).
     AllToAll,
 }
 
@@ -122,15 +122,15 @@ pub enum Zero {
 )]
 #[serde(deny_unknown_fields)]
 pub struct Overlap {
-    /// Gradient reduction behind backward.
+    /// Gradient reduction overlaps with backward.
     pub grad_reduce: bool,
-    /// Parameter all-gather (ZeRO-1 after the step, ZeRO-3 prefetch) behind forward.
+    /// Parameter all-gather (ZeRO-1 after the step, ZeRO-3 prefetch) overlaps with passes.
     pub param_gather: bool,
-    /// Tensor-parallel collectives chunked behind their matrix products.
+    /// Tensor-parallel collectives are chunked and overlap with their matrix products.
     pub tensor_parallel: bool,
-    /// Pipeline sends and receives behind compute.
+    /// Pipeline sends and receives overlap with compute.
     pub pipeline: bool,
-    /// Messages to experts and back behind the passes of another micro-batch.
+    /// Messages to and from experts overlap with the passes of another micro-batch.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub expert_parallel: bool,
 }

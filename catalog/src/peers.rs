@@ -29,7 +29,7 @@ impl Cluster {
         })
     }
 
-    /// Whether something is true of the cluster, or of each of its pools.
+    /// Whether a condition holds for the cluster, or for each of its pools.
     fn each_pool(&self, is: impl Fn(&Self) -> bool) -> bool {
         match &self.pools {
             Some(pools) => pools.parts.iter().all(|pool| is(&pool.cluster)),
@@ -39,10 +39,10 @@ impl Cluster {
 }
 
 impl Runtime {
-    /// Whether this runtime can overlap tensor-parallel messages with matrix products on a cluster. Both ways to overlap them write
-    /// into the memory of other GPUs: Transformer Engine's userbuffers (NVIDIA/TransformerEngine@d0067d0, `userbuffers-host.cpp`,
-    /// "No
-    /// peer-to-peer access available between GPUs") and PyTorch's symmetric memory.
+    /// Whether this runtime can overlap tensor-parallel messages with matrix products on a cluster.
+    /// Both ways to overlap them write into the memory of other GPUs: Transformer Engine's
+    /// userbuffers (NVIDIA/TransformerEngine@d0067d0, `userbuffers-host.cpp`, "No peer-to-peer
+    /// access available between GPUs") and PyTorch's symmetric memory.
     #[must_use]
     pub fn overlaps_tensor_parallel_on(&self, cluster: &Cluster) -> bool {
         self.space.tensor_parallel_overlap && cluster.reaches_peers()

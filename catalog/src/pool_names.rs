@@ -5,7 +5,7 @@ use crate::mistake::Mistake;
 use crate::suggest;
 
 impl Pools {
-    /// What each pool is called: its cluster as it was named, or `pool 2` where another pool is called the same.
+    /// Each pool's name: its cluster as the user named it, or `pool 2` if several have that name.
     #[must_use]
     pub fn names(&self) -> Vec<String> {
         let name = |(number, pool): (usize, &Pool)| {
@@ -30,10 +30,10 @@ impl Pools {
         pools.join(", ")
     }
 
-    /// The cluster of the pools that a line names, in its order: `dgx2-v100 + dgx-a100`, or as `--cluster` lists them.
+    /// The cluster of the named pools, in order: `dgx2-v100 + dgx-a100`, or as `--cluster` lists.
     ///
     /// # Errors
-    /// When a name is of no pool or of several, or a pool is named twice.
+    /// When a name matches no pool or several, or a pool is named twice.
     pub fn chosen(&self, line: &str) -> Result<Pool, Mistake> {
         if let Some(known) = self
             .arrangements()
@@ -56,7 +56,7 @@ impl Pools {
         Ok(self.in_order(&order))
     }
 
-    /// The pool of a name: its cluster as it was named, `pool 2`, or the beginning of its GPU's name.
+    /// Index of a pool by name: `pool 2`, the cluster's name, or the beginning of its GPU's name.
     ///
     /// # Errors
     /// When no pool has the name, or several have it.
@@ -96,7 +96,7 @@ impl Pools {
 }
 
 impl Pool {
-    /// The pool as an argument of a command with its size: `64 x dgx-a100`; several pools as the line that lists them.
+    /// The pool as an argument with its size: `64 x dgx-a100`; several pools as one line.
     #[must_use]
     pub fn named(&self) -> String {
         match &self.cluster.pools {

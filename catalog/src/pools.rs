@@ -20,10 +20,10 @@ pub(crate) fn lists_pools(text: &str) -> bool {
     text.contains(" + ")
 }
 
-/// The cluster of a line. `load` finds the cluster that a pool's nodes are of.
+/// Reads a cluster of pools from a line. `load` finds the cluster of a pool's nodes by name.
 ///
 /// # Errors
-/// A part that is neither a number of GPUs of a cluster nor a link between pools; a pool that has not as many GPUs.
+/// When a part is neither GPUs of a cluster nor a link, or a pool is larger than its cluster.
 pub(crate) fn read(
     line: &str,
     load: impl Fn(&str) -> Result<Cluster, SpecError>,
@@ -83,7 +83,7 @@ fn is_amd(pool: &Pool) -> bool {
     pool.cluster.device.architecture == Architecture::Cdna3
 }
 
-/// `64 x dgx-a100`, or `8 nodes x dgx-a100`.
+/// Parses one pool: `64 x dgx-a100`, or `8 nodes x dgx-a100`.
 fn pool(
     line: &str,
     part: &str,
@@ -112,7 +112,7 @@ fn pool(
     })
 }
 
-/// The cluster that pools make together.
+/// Joins pools to one cluster.
 fn joined(pools: Pools) -> Cluster {
     let common = |size: fn(&Cluster) -> u64| {
         let sizes = pools.parts.iter().map(|pool| size(&pool.cluster));
@@ -143,19 +143,19 @@ fn joined(pools: Pools) -> Cluster {
     }
 }
 
-/// The line that pools are written as, which [`read`] reads back.
+/// The line that describes pools, which [`read`] reads back.
 fn line(pools: &Pools) -> String {
     parts_of(&pools.parts) + &link_of(pools)
 }
 
-/// `64 x dgx-a100 + 32 x dgx2-v100`.
+/// Lists pools: `64 x dgx-a100 + 32 x dgx2-v100`.
 fn parts_of(pools: &[Pool]) -> String {
     let part = |pool: &Pool| format!("{} x {}", pool.gpus, pool.arg);
     let parts: Vec<String> = pools.iter().map(part).collect();
     parts.join(" + ")
 }
 
-/// `, 100 Gb/s between, 20 ms away`; empty if the pools are on one network.
+/// Describes the link: `, 100 Gb/s between, 20 ms away`; empty if the pools are on one network.
 fn link_of(pools: &Pools) -> String {
     let Some(link) = &pools.between else {
         return String::new();
@@ -169,8 +169,8 @@ fn link_of(pools: &Pools) -> String {
 }
 
 impl Pools {
-    /// The clusters that some of the pools make, in every order: first those of all pools. Neighbours that are alike and on
-    /// one network are one pool.
+    /// The clusters of every subset of the pools in every order, those of all pools first. Alike
+    /// neighbours on one network count as one pool.
     #[must_use]
     pub fn arrangements(&self) -> Vec<Pool> {
         let mut orders: Vec<Vec<usize>> = vec![Vec::new()];
@@ -194,7 +194,7 @@ impl Pools {
         found
     }
 
-    /// The cluster that the pools of these places make, in this order.
+    /// The cluster of the pools with these indices, in this order.
     #[must_use]
     pub fn in_order(&self, order: &[usize]) -> Pool {
         self.arranged(order.iter().map(|&at| self.parts[at].clone()).collect())
@@ -238,7 +238,7 @@ impl Pools {
         found
     }
 
-    /// The cluster that all pools of some groups make, in their order.
+    /// The cluster of all pools of these groups, in their order.
     #[must_use]
     pub fn together(&self, groups: &[Pool]) -> Pool {
         let pools = groups.iter().flat_map(|group| match &group.cluster.pools {
@@ -248,10 +248,10 @@ impl Pools {
         self.arranged(pools.collect())
     }
 
-    /// The cluster of so many devices, taken from the pools in their order: the first pool whole before the second.
+    /// The cluster of the first `gpus` devices: a pool is taken whole before the next one.
     ///
     /// # Errors
-    /// What is wrong with a number that is not there or does not fill nodes, with the nearest numbers that do.
+    /// When there are too few devices, or they do not fill nodes; then the nearest numbers that do.
     pub fn first(&self, gpus: u64) -> Result<Pool, String> {
         let mut parts: Vec<Pool> = Vec::with_capacity(self.parts.len());
         let mut before = 0;
@@ -281,7 +281,7 @@ impl Pools {
         }
     }
 
-    /// The cluster that is left when every pool loses so many GPUs. `None` if a pool has fewer, or if nothing is left.
+    /// The cluster left when each pool loses so many GPUs; `None` if it has fewer or none are left.
     #[must_use]
     pub fn without(&self, lost: &[u64]) -> Option<Pool> {
         let mut parts: Vec<Pool> = Vec::with_capacity(self.parts.len());
@@ -308,7 +308,7 @@ impl Pools {
         groups.join(" | ") + &link_of(self)
     }
 
-    /// The pools, those that are alike and on one network as one.
+    /// The pools, with alike pools on one network merged.
     fn distinct(&self) -> Vec<Pool> {
         let mut parts: Vec<Pool> = Vec::with_capacity(self.parts.len());
         for pool in &self.parts {
@@ -320,7 +320,7 @@ impl Pools {
         parts
     }
 
-    /// Whether two pools are alike and on one network.
+    /// Whether two pools are alike and on one network, and so count as one.
     fn joins(&self, one: &Pool, other: &Pool) -> bool {
         self.between.is_none() && one.arg == other.arg && one.cluster == other.cluster
     }

@@ -5,7 +5,7 @@ use crate::model::{ModelConfig, Position};
 use crate::rope::RopeScaling;
 
 impl ModelConfig {
-    /// Tokens of the longest sequence that the model's learned table of positions takes; `None` if it has no such table.
+    /// Tokens that the model's learned position table has room for; `None` if it has no such table.
     #[must_use]
     pub fn table_of_positions(&self) -> Option<u64> {
         match self.position {
@@ -15,8 +15,8 @@ impl ModelConfig {
         }
     }
 
-    /// Tokens of the longest sequence that the model declares, if its positions are rotary and sequences of this length are
-    /// longer. Such a model runs, on positions that it was not trained on.
+    /// The declared sequence length of a model with rotary positions, if `seq_len` is longer, else
+    /// `None`. Longer sequences run, on positions that the model was not trained on.
     #[must_use]
     pub fn exceeded_by(&self, seq_len: u64) -> Option<u64> {
         let Position::Rope { .. } = self.position else {

@@ -1,4 +1,4 @@
-//! Profiles: what the profiler measured on a machine, and what the cost model prices from.
+//! Profiles: times that the profiler measured on a machine and from which the cost model predicts.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -19,12 +19,12 @@ const MAX_CORES: u64 = 1 << 16;
 const MAX_SECONDS: f64 = 86_400.0;
 /// Shortest accepted time of one run of a kernel, in seconds, so that work per second stays finite.
 const MIN_SECONDS: f64 = 1e-9;
-/// Largest accepted product of a kernel's sizes, so that it stays a finite number.
+/// Largest accepted size of a kernel, so that products of sizes stay finite.
 const MAX_SIZE: u64 = 1 << 48;
 /// Where `profile` writes, and where the cluster `local` is read from, by default.
 pub const DEFAULT_PATH: &str = "vescale-profile.yaml";
 
-/// A kernel with its local sizes: what a measurement is of and what a price is asked for.
+/// A kernel with its local sizes, for which a time is measured or predicted.
 #[derive(
     Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
@@ -76,11 +76,11 @@ impl Measured {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Machine {
-    /// Processor as it calls itself.
+    /// Name that the processor or the GPU reports.
     pub processor: String,
     /// Cores that ranks share.
     pub cores: u64,
-    /// Bytes of memory.
+    /// Bytes of memory: of the host, or of one GPU.
     pub memory_bytes: u64,
     /// Facts of the GPUs that were measured; absent if ranks shared the cores of a host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -88,13 +88,13 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// The processor, and what ranks share or have to themselves, as text.
+    /// Name and [`Self::shared`], as text.
     #[must_use]
     pub fn described(&self) -> String {
         format!("{}, {}", self.processor, self.shared())
     }
 
-    /// What ranks share or have to themselves, as text.
+    /// The GPUs and their condition, or the number of cores, as text.
     #[must_use]
     pub fn shared(&self) -> String {
         match &self.gpu {
@@ -104,7 +104,7 @@ impl Machine {
     }
 }
 
-/// GPUs of a host that were measured, and the condition they were in. What NVML did not tell is absent.
+/// GPUs of a host that were measured, and their condition. What NVML did not report is absent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Gpu {
@@ -113,7 +113,7 @@ pub struct Gpu {
     /// Hosts that messages were measured between, where they are several.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hosts: Option<u64>,
-    /// Multiprocessors of each.
+    /// Multiprocessors (SMs) of each GPU.
     pub multiprocessors: u32,
     /// Version of the driver.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -124,7 +124,7 @@ pub struct Gpu {
     /// Lowest and median clock of the multiprocessors at the end of each measurement, MHz.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clock_mhz: Option<[u32; 2]>,
-    /// The clock at most, MHz.
+    /// Highest clock of the multiprocessors, MHz.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub most_clock_mhz: Option<u32>,
     /// Clock of the memory, MHz.

@@ -1,7 +1,7 @@
 //! Two properties that few published runs have, long sequences and experts across the network, and which runs are evidence for a
 //! plan that has them.
 
-/// Of a run or a plan: the length of its sequences, and whether its expert-parallel ranks exchange tokens over the network.
+/// Sequence length, and whether expert-parallel ranks exchange tokens over the network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Reach {
     /// Tokens per sequence.
@@ -18,7 +18,7 @@ impl Reach {
         self.seq_len >= asked.seq_len / 2 && self.experts_across >= asked.experts_across
     }
 
-    /// The sequence length alone, the experts alone, and both.
+    /// The reaches with the sequence length alone, with the experts alone, and with both.
     pub(crate) fn parts(self) -> [Self; 3] {
         let nowhere = Self::default();
         let Self {

@@ -1,9 +1,9 @@
-//! Errors of predictions on published runs whose sources the fit had not seen: intervals are made from them.
+//! Prediction errors on published runs whose source was left out of the fit, for intervals.
 //!
 //! Every published run is predicted with constants that were fitted without its source. The size of the error depends
-//! on how many runs of its kind the other sources have, so errors are kept by [`Evidence`]. The 80% interval of memory lies
-//! between their 10% and 90% quantiles, with every source weighing the same. That of the step time is wider, because a new
-//! source may err more than all known ones.
+//! on how many runs of its kind the other sources have, so errors are kept by [`Evidence`]. The 80%
+//! interval of memory spans their 10% to 90% quantiles, every source weighing the same. That of the
+//! step time is wider, because a new source may err more than all known ones.
 
 use strum::{EnumString, IntoStaticStr};
 
@@ -14,12 +14,12 @@ use crate::dtype::Precision;
 use crate::elementary;
 use crate::reach::Reach;
 
-/// Number of runs from which on a kind counts as covered.
+/// Fewest runs with which a kind counts as covered.
 pub const FEWEST: usize = 9;
 
 const TABLE: &str = include_str!("../presets/runs/residuals.csv");
 
-/// The quantity that a prediction was compared in.
+/// A predicted quantity whose errors are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, EnumString, IntoStaticStr)]
 #[strum(serialize_all = "lowercase")]
 pub enum Quantity {
@@ -31,7 +31,7 @@ pub enum Quantity {
     Ratio,
 }
 
-/// What decides which published runs count as evidence for a prediction.
+/// Properties that decide which published runs count as evidence for a prediction.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Kind {
     /// Name of the runtime preset.
@@ -40,7 +40,7 @@ pub struct Kind {
     pub architecture: Architecture,
     /// Precision of the matrix products.
     pub precision: Precision,
-    /// What the model's layers are.
+    /// Kind of the model's layers.
     pub model: ModelKind,
 }
 
@@ -72,7 +72,7 @@ impl ModelKind {
     }
 }
 
-/// How many published runs there are like a kind.
+/// How well measured runs cover a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Evidence {
     /// Runs of the user's own system were measured, and predicted times are scaled by what they showed.
@@ -92,7 +92,7 @@ pub enum Evidence {
     },
     /// Too few runs of either sort.
     Extrapolated,
-    /// The cluster has several pools, as that of no published run has.
+    /// The cluster has several pools; no published run has such a cluster.
     SeveralPools,
 }
 
@@ -117,8 +117,8 @@ impl Residual {
         )
     }
 
-    /// How much room a plan leaves in memory: `ln(capacity / needed)`, over the upper end of this interval of memory. So the same
-    /// free memory is less room where predictions err more.
+    /// Room that a plan leaves in memory: `ln(capacity / needed)` divided by the upper end of this
+    /// interval of memory. The same free memory is less room where predictions err more.
     ///
     /// `needed` are the bytes of all tensors, of the device's context and of communicators. What the allocator caches beside them
     /// does not count: PyTorch frees it before it reports that memory ran out
@@ -142,13 +142,13 @@ pub struct Chance {
 }
 
 impl Chance {
-    /// The probability that a plan fits which leaves this much room.
+    /// The probability that a plan with this much room fits.
     #[must_use]
     pub fn at(self, room: f64) -> f64 {
         1.0 / (1.0 + elementary::exp(-(self.even + self.slope * room)))
     }
 
-    /// The row of `residuals.csv` that says so.
+    /// The row of `residuals.csv` with these values.
     #[must_use]
     pub fn row(self) -> String {
         format!("fits,{},{:.3},{:.3}", self.runs, self.even, self.slope)
@@ -156,7 +156,7 @@ impl Chance {
 }
 
 impl Evidence {
-    /// The evidence from the number of runs of a kind, and of runs that are alike under any runtime.
+    /// The evidence from the number of runs of a kind, and of such runs under any runtime.
     #[must_use]
     pub fn new(of_kind: usize, of_any_runtime: usize) -> Self {
         if of_kind >= FEWEST {
@@ -182,7 +182,7 @@ impl Evidence {
         }
     }
 
-    /// The evidence for a kind, in words; `beyond` is what makes it weaker than that of the kind ([`Kind::evidence_for`]).
+    /// The evidence in words; `beyond` is the reach that weakens it ([`Kind::evidence_for`]).
     #[must_use]
     pub fn words(self, kind: &Kind, beyond: Reach) -> String {
         let far = beyond.words();
@@ -213,14 +213,14 @@ impl Evidence {
 }
 
 impl Kind {
-    /// The evidence that the published runs are for this kind.
+    /// The evidence that published runs give for this kind.
     #[must_use]
     pub fn evidence(&self) -> Evidence {
         self.shown(Reach::default())
     }
 
-    /// The evidence for a run of this kind with this reach. If it is weaker than the evidence for the kind, also the part of the
-    /// reach that too few published runs have.
+    /// The evidence for a run of this kind and reach, and the part of the reach that weakens it
+    /// because too few published runs have it (the default if none does).
     #[must_use]
     pub fn evidence_for(&self, reach: Reach) -> (Evidence, Reach) {
         let (usual, found) = (self.evidence(), self.shown(reach));
@@ -260,7 +260,7 @@ impl Kind {
         framework(&self.runtime) == framework(&other.runtime)
     }
 
-    /// The row of the table for runs that go so far, with their number.
+    /// The row of the table for runs of this kind and reach, with their number.
     #[must_use]
     pub fn row(&self, reach: Reach, runs: usize) -> String {
         let model = self.model.name();
@@ -316,7 +316,7 @@ pub fn of(quantity: Quantity, evidence: Evidence) -> Residual {
     })
 }
 
-/// The probability that a plan fits, found from those published sources that list runs out of memory.
+/// The probability that a plan fits, fitted to sources that also list runs out of memory.
 ///
 /// # Panics
 /// When the embedded table has no row of it, which a test rules out.
@@ -342,7 +342,7 @@ pub fn framework(runtime: &str) -> &str {
 struct Known {
     intervals: Vec<(Quantity, &'static str, Residual)>,
     chance: Option<Chance>,
-    /// The kinds of published runs and how far they go, with the number of runs.
+    /// Kind and reach of published runs, with the number of such runs.
     kinds: Vec<(Kind, Reach, usize)>,
 }
 
@@ -382,7 +382,7 @@ fn chance(cells: &[&str]) -> Option<Chance> {
     })
 }
 
-/// Whether experts lie across the network, as the table says it.
+/// The table's word for whether experts are across the network.
 fn experts(across: bool) -> &'static str {
     match across {
         true => "across",

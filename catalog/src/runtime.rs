@@ -33,7 +33,7 @@ pub struct Runtime {
     pub space: RuntimeSpace,
     /// Which rewrites of the operator graph it performs.
     pub rewrites: Rewrites,
-    /// What selective recomputation runs again.
+    /// The parts that selective recomputation runs again.
     pub selective: Selection,
     /// Which attention kernel it calls.
     pub attention: AttentionKernel,
@@ -79,12 +79,12 @@ pub struct RuntimeSpace {
     pub window_cp_kinds: Vec<CpKind>,
     /// Mesh axis orders.
     pub axis_orders: Vec<AxisOrder>,
-    /// Whether pipeline parallelism may be another axis than the last only where experts have as many data-parallel ranks as the rest of
-    /// the model.
+    /// Whether pipeline parallelism must be the last axis unless experts have as many data-parallel
+    /// ranks as the rest of the model.
     pub inner_pipeline_needs_equal_dp: bool,
     /// Recompute modes.
     pub recompute: Vec<RecomputeMode>,
-    /// Other sets of modules that selective recomputation can be told to run again, instead of `selective`.
+    /// Other sets of parts that it can be told to recompute, instead of `selective`.
     pub selections: Vec<Selection>,
     /// Whether tensor parallelism is possible.
     pub tensor_parallel: bool,
@@ -107,20 +107,19 @@ pub struct RuntimeSpace {
     pub optimizer_states: Vec<OptimizerStates>,
     /// States that it can be told to keep in host memory.
     pub offload: Vec<OffloadOption>,
-    /// Whether it can keep what a number of layers save for backward in host memory.
+    /// Whether it can keep the saved activations of a number of layers in host memory.
     pub offload_layers: bool,
-    /// How far ahead it can be told to gather the parameters of blocks under ZeRO-3, instead of one block.
+    /// Numbers of blocks to gather ahead under ZeRO-3 that it offers, beside one.
     pub prefetch: Vec<PrefetchOption>,
-    /// ZeRO levels at which the user can have gradients reduced after backward where the runtime reduces them beside it.
+    /// ZeRO levels at which the overlap of gradient reduction with backward can be switched off.
     pub exposed_gradients: Vec<Zero>,
-    /// ZeRO levels at which the user can have parameters gathered while nothing else runs where the runtime gathers them beside
-    /// passes.
+    /// ZeRO levels at which the user can switch off the overlap of parameter gathers with passes.
     pub exposed_parameters: Vec<Zero>,
     /// Whether the user can switch the overlap of tensor-parallel messages with matrix products on and off. This needs
     /// sequence parallelism.
     pub tensor_parallel_overlap: bool,
-    /// Whether the user can switch on that messages to experts and back run beside the passes of another micro-batch. This
-    /// needs passes that alternate between micro-batches: an interleaved schedule, or no pipeline.
+    /// Whether the overlap of messages to and from experts with another micro-batch's passes can be
+    /// switched on. It needs alternating micro-batches: an interleaved schedule, or no pipeline.
     pub expert_overlap: bool,
     /// Ways to send tokens to their experts that it can be told to use instead of its own.
     pub dispatchers: Vec<Dispatcher>,
@@ -138,7 +137,7 @@ pub struct RuntimeSpace {
 pub enum RecomputeMode {
     /// Nothing.
     None,
-    /// Core attention.
+    /// Parts of every layer: those in [`Runtime::selective`].
     Selective,
     /// Every layer.
     Full,
@@ -235,8 +234,8 @@ pub enum Rewrite {
     /// Operator-level selection keeps the projections of queries, keys and values only and runs the
     /// rest again, attention included (MaxText's `save_qkv_proj`).
     KeepAttentionProjections,
-    /// With those, the output projection is kept too (Paxml's `save_qkv_out_proj`, MaxText's
-    /// `save_dot_except_mlp`).
+    /// With [`Self::KeepAttentionProjections`], the output projection is kept too (Paxml's
+    /// `save_qkv_out_proj`, MaxText's `save_dot_except_mlp`).
     KeepOutputProjection,
     /// Recomputation stops once the last tensor that backward reads is rebuilt (non-reentrant
     /// `torch.utils.checkpoint`, `early_stop`; XLA drops what nothing reads).
@@ -290,8 +289,8 @@ pub enum Rewrite {
     VisitModules,
     /// Biases inside the matrix product's epilogue.
     FuseBiasEpilogue,
-    /// With those, GELUs by tanh in bf16 inside the epilogue of the product before them, and their gradients inside that of
-    /// the product that makes the gradient of what they wrote (`dtensor/src/epilogues.rs`).
+    /// With [`Self::FuseBiasEpilogue`], tanh GELUs in bf16 and their gradients run in the epilogues
+    /// of the products before them, in forward and backward (`dtensor/src/epilogues.rs`).
     FuseGeluEpilogue,
     /// Under sequence parallelism the sharded input of a product is kept and gathered again in backward; so are sharded keys and values
     /// under context parallelism that gathers them (Transformer Engine `context_parallel.py`, `AttnFuncWithCPAndKVAllGather`).
@@ -319,7 +318,7 @@ pub enum Rewrite {
     /// Rotary embedding rotates pairs of neighbouring entries by separate PyTorch operators in 32 bits. Its forward launches nine
     /// kernels for the queries and nine for the keys (the models of LosVolterrosHermanos/danastar).
     RopeByPairs,
-    /// Ordering tokens by expert, their cast, and the product with the router's probabilities are one kernel.
+    /// One kernel orders tokens by expert, casts them and multiplies by the router's probabilities.
     FusePermute,
     /// A router keeps for backward, as 32-bit integers, the row to which every choice of an expert was sent, the row it
     /// came from, and the first row of each expert, beside the chosen experts' numbers (our own executor).
@@ -328,8 +327,8 @@ pub enum Rewrite {
     /// Engine's `GroupedLinear` calls cuBLAS for every expert). Together with [`Self::WeightActivations`] it describes
     /// Megatron-Core's `TEGroupedMLP`, in which PyTorch, not the kernels of products, clamps activations and adds the last bias.
     LaunchExpertsApart,
-    /// The router's probabilities multiply what experts' activations give, not what experts return, so that combining
-    /// keeps no rows for the probabilities' gradients (Megatron-Core `moe/experts.py` at 5be9626,
+    /// The router's probabilities multiply outputs of experts' activations, not of experts, so that
+    /// combining keeps no rows for their gradients (Megatron-Core `moe/experts.py` at 5be9626,
     /// `weighted_bias_swiglu_impl`).
     WeightActivations,
     /// Unused entries are added to the vocabulary until each tensor-parallel rank has a multiple of 128. Then every row of the
@@ -353,7 +352,7 @@ pub enum Rewrite {
     CopyGradientsForStep,
 }
 
-/// A set of rewrites. Costs ask for its members of every block and operator.
+/// A set of rewrites, as bits, because costs look rewrites up for every block and operator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rewrites(u64);
 
@@ -456,7 +455,7 @@ impl Rewrite {
         Self::CopyGradientsForStep,
     ];
 
-    /// As in a runtime's file.
+    /// Its name in a runtime's file.
     #[must_use]
     pub fn name(self) -> String {
         let name = serde_json::to_value(self).ok();
@@ -477,13 +476,13 @@ pub enum AttentionKernel {
     Flash1,
     /// FlashAttention 2.
     Flash2,
-    /// This project's own kernels, whose backward goes twice over the scores, so that every sum has one order: seven
-    /// products instead of FlashAttention's five.
+    /// This project's own kernels, whose backward computes the scores twice, so that every sum has
+    /// one order: seven products instead of FlashAttention's five.
     Flash2TwoPass,
     /// FlashAttention 3 on Hopper, cuDNN SDPA on Hopper and Blackwell; FlashAttention 2 elsewhere.
     CudnnOrFlash3,
-    /// The kernels of this project's own executor on GPUs: `cudnn_or_flash3` where a library supports the attention, which is in
-    /// bf16, causal over whole sequences, and without dropout, bounds, sinks or slopes; otherwise `flash2_two_pass`.
+    /// Our own executor's kernels on GPUs: `cudnn_or_flash3` where cuDNN supports it (bf16, causal
+    /// over whole sequences, no dropout, caps, sinks or ALiBi slopes); otherwise `flash2_two_pass`.
     CudnnElseTwoPass,
     /// The kernel that PyTorch 2.10 and later choose in `scaled_dot_product_attention`. In 16 bits it is cuDNN's kernel on Hopper and
     /// Blackwell, and FlashAttention 2 on other GPUs (`check_prefer_cudnn_attention` in `sdp_utils.cpp`). In 32 bits it is PyTorch's

@@ -20,7 +20,7 @@ use crate::sharding::{OncePerStep, Unsharded};
 use crate::state_types::{GradientOption, OptimizerStates, StateTypes};
 use crate::units::{Bytes, Seconds};
 
-/// A runtime as written: what is absent is inherited.
+/// A runtime as its file describes it; absent fields are inherited.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RuntimeFile {
@@ -45,7 +45,7 @@ pub struct RuntimeFile {
     /// Inherited rewrites it does not perform.
     #[serde(default)]
     pub remove_rewrites: Vec<Rewrite>,
-    /// What selective recomputation runs again.
+    /// The parts that selective recomputation runs again.
     pub selective: Option<Selection>,
     /// Attention kernel.
     pub attention: Option<AttentionKernel>,
@@ -132,10 +132,10 @@ pub struct OverheadsFile {
 }
 
 impl RuntimeFile {
-    /// Fills what is absent from the runtime this one extends.
+    /// Fills absent fields from the runtime that this one extends.
     ///
     /// # Errors
-    /// Names the field that neither states.
+    /// When a field is neither stated nor inherited, or a rewrite to remove is not inherited.
     pub fn resolve(self, parent: Option<&Runtime>) -> Result<Runtime, String> {
         let name = self.name.clone();
         let missing =

@@ -60,7 +60,7 @@ impl RecomputeModule {
         }
     }
 
-    /// The part that Megatron-LM calls so.
+    /// The part with this name in Megatron-LM's options.
     #[must_use]
     pub fn of_megatron(name: &str) -> Option<Self> {
         let mut all = Self::ALL.iter().copied();
@@ -81,7 +81,7 @@ impl RecomputeModule {
     }
 }
 
-/// A set of such parts.
+/// A set of parts for selective recomputation.
 #[derive(
     Clone,
     Copy,

@@ -1,4 +1,4 @@
-//! What runtimes do where states are sharded, between the micro-batches of a step, and where they are not.
+//! How runtimes treat sharded states between micro-batches, and jobs with unsharded states.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -7,15 +7,15 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OncePerStep {
-    /// Jobs that gather parameters once per step if they keep them after forward. Other jobs free them after backward, for every
-    /// micro-batch.
+    /// Jobs that gather parameters once per step, if they keep them after forward. Other jobs free
+    /// parameters after the backward of every micro-batch.
     pub gather: WhichJobs,
-    /// Jobs that reduce gradients once per step: until then those of its micro-batches add up unsharded. Other jobs reduce those of
-    /// every micro-batch and add them to a shard.
+    /// Jobs that reduce gradients once per step and until then add them up unsharded. Other jobs
+    /// reduce the gradients of every micro-batch and add them to a shard.
     pub reduce: WhichJobs,
 }
 
-/// Which of a runtime's jobs.
+/// A set of a runtime's jobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum WhichJobs {
@@ -28,7 +28,7 @@ pub enum WhichJobs {
 }
 
 impl WhichJobs {
-    /// Whether a job with so many pipeline ranks is one of them.
+    /// Whether a job with `pp` pipeline ranks is in the set.
     #[must_use]
     pub fn contains(self, pp: u64) -> bool {
         match self {
@@ -40,8 +40,8 @@ impl WhichJobs {
 }
 
 impl OncePerStep {
-    /// Whether jobs with so many pipeline ranks free parameters after forward by default. Those of runtimes that gather once in
-    /// pipelines do not, where every micro-batch would gather them again (torchtitan@b5bcd76, `distributed/fsdp.py`).
+    /// Whether jobs with `pp` pipeline ranks free parameters after forward by default: not with a
+    /// pipeline if `gather` is `Pipelines` (torchtitan@b5bcd76, `distributed/fsdp.py`).
     #[must_use]
     pub fn reshards_by_default(self, pp: u64) -> bool {
         self.gather != WhichJobs::Pipelines || pp == 1

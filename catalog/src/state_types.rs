@@ -12,24 +12,24 @@ use crate::parallelism::Zero;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StateTypes {
-    /// The copy that kernels read (`None`: it is the training precision's).
+    /// Type of the copy that kernels read; `None` for the training precision's.
     pub parameter: Option<DType>,
-    /// A separate master copy in the optimizer: 32 bits, or the 16 of them that a 16-bit parameter lacks.
+    /// Type of the optimizer's master copy: 32 bits, or the 16 that a 16-bit parameter lacks.
     pub master: Option<DType>,
-    /// The buffer gradients accumulate in (`None`: the training precision's).
+    /// Type of the buffer in which gradients accumulate; `None` for the training precision's.
     pub gradient: Option<DType>,
     /// Type in which gradients are reduced. `bf16` stands for 16 bits: jobs in fp16 reduce in fp16.
     pub reduce: DType,
-    /// First moment.
+    /// Type of Adam's first moment.
     pub momentum: DType,
-    /// Second moment.
+    /// Type of Adam's second moment.
     pub variance: DType,
-    /// A 16-bit gradient copy that lives beside the accumulation buffer until reduced.
+    /// Type of a 16-bit gradient copy that is kept beside the accumulation buffer until reduced.
     pub extra_gradient: Option<DType>,
 }
 
 impl StateTypes {
-    /// The same with gradients of other types.
+    /// The same types, except for those of gradients.
     #[must_use]
     pub fn with_gradients(self, gradients: GradientTypes) -> Self {
         Self {
@@ -40,15 +40,15 @@ impl StateTypes {
     }
 }
 
-/// Weights whose 8-bit moments share a scale.
+/// Number of weights whose 8-bit moments share a scale.
 const SCALED_BLOCK: u64 = 256;
 
 /// Element types of gradients in a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GradientTypes {
-    /// The buffer that gradients of all micro-batches are added up in.
+    /// Type of the buffer in which the gradients of all micro-batches are added up.
     pub held: DType,
-    /// What data-parallel ranks exchange to sum them.
+    /// Type in which data-parallel ranks reduce them.
     pub reduced: DType,
 }
 
@@ -56,14 +56,14 @@ pub struct GradientTypes {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GradientOption {
-    /// The buffer that gradients accumulate in (`None`: the training precision's).
+    /// Type of the buffer in which gradients accumulate; `None` for the training precision's.
     pub held: Option<DType>,
-    /// Type in which gradients are reduced (`None`: the training precision's).
+    /// Type in which gradients are reduced; `None` for the training precision's.
     pub reduced: Option<DType>,
-    /// Whether the optimizer step makes a 32-bit copy of the gradients that a rank updates with.
+    /// Whether the optimizer step copies the gradients that a rank updates with to 32 bits.
     #[serde(default)]
     pub copied_for_step: bool,
-    /// Smallest ZeRO level at which it can (absent: 0).
+    /// Smallest ZeRO level at which it works; 0 if absent.
     #[serde(default = "unsharded")]
     pub from_zero: Zero,
 }
@@ -86,15 +86,15 @@ pub enum OptimizerStates {
     /// Both moments in bf16; in bf16 jobs, master weights as in `SplitMaster`. Jobs in 8 bits keep them whole
     /// (`use_precision_aware_optimizer_no_fp8_or_ds_fp8` in Megatron-LM's `optimizer_config.py`; assumed for delayed scaling too).
     Bf16Moments,
-    /// Both moments in 8 bits, with a 32-bit scale for every block of 256, but for those of the embedding table, which keep
-    /// 32 bits (bitsandbytes' AdamW as Hugging Face's Trainer drives it; torchao's, which FSDP2 needs, is taken to hold the same).
+    /// Both moments in 8 bits with a 32-bit scale per 256; the embedding table's keep 32 bits
+    /// (bitsandbytes' AdamW in Hugging Face's Trainer; torchao's, for FSDP2, is assumed alike).
     #[serde(rename = "8bit_moments")]
     #[strum(serialize = "8bit_moments")]
     EightBitMoments,
 }
 
 impl OptimizerStates {
-    /// Every way, the largest first.
+    /// Every variant, the one with the largest states first.
     pub const ALL: &'static [Self] = Self::VARIANTS;
     /// The word in constraints for the runtime's default.
     pub const OWN: &str = "own";
@@ -105,7 +105,7 @@ impl OptimizerStates {
         self.into()
     }
 
-    /// The types of a runtime's states in a job of that precision, if the optimizer holds its own in this way.
+    /// State types of a job that stores optimizer states this way; `own` are the runtime's.
     #[must_use]
     pub fn of(self, own: StateTypes, precision: Precision) -> StateTypes {
         let master = match precision {
@@ -125,7 +125,7 @@ impl OptimizerStates {
         }
     }
 
-    /// Whether it is of optimizers that update a rank's share of the weights in bf16 jobs, and completes parameters there.
+    /// Whether master weights of bf16 jobs hold only the bits that the bf16 parameters lack.
     #[must_use]
     pub fn completes_parameters(self) -> bool {
         match self {
@@ -134,7 +134,7 @@ impl OptimizerStates {
         }
     }
 
-    /// Whether a training computes other numbers with it than with 32-bit states.
+    /// Whether training with it gives other results than with 32-bit states.
     #[must_use]
     pub fn changes_results(self) -> bool {
         match self {
@@ -145,7 +145,7 @@ impl OptimizerStates {
 }
 
 impl StateTypes {
-    /// Bytes of both moments of so many weights, with the scales of 8-bit ones.
+    /// Bytes of both moments of `elements` weights, with the scales of 8-bit moments.
     #[must_use]
     pub fn moments(&self, elements: u64) -> u64 {
         let of = |dtype: DType| match dtype {
@@ -155,8 +155,8 @@ impl StateTypes {
         of(self.momentum) + of(self.variance)
     }
 
-    /// Bytes that the moments of so many weights of an embedding table take beyond [`StateTypes::moments`]: where others
-    /// have 8 bits, these have 32.
+    /// Bytes that the moments of `elements` weights of an embedding table need beyond
+    /// [`StateTypes::moments`]: they have 32 bits where other moments have 8.
     #[must_use]
     pub fn wider_moments(&self, elements: u64) -> u64 {
         match self.momentum {
@@ -167,7 +167,7 @@ impl StateTypes {
 }
 
 impl GradientTypes {
-    /// The same type for both.
+    /// The same type for holding and reducing.
     #[must_use]
     pub fn all(dtype: DType) -> Self {
         Self {
@@ -195,7 +195,7 @@ impl GradientTypes {
         })
     }
 
-    /// The smaller of each type of the two.
+    /// The smaller type of the two, for holding and for reducing.
     #[must_use]
     pub fn least(self, other: Self) -> Self {
         let smaller = |a: DType, b: DType| if b.size() < a.size() { b } else { a };

@@ -12,7 +12,7 @@ pub fn nearest<S: AsRef<str>>(
     nearest_above(input, candidates, ALIKE)
 }
 
-/// The same with a given least similarity: among many names some is always a little similar.
+/// As [`nearest`], for a given least similarity: among many names, some is always a little similar.
 #[must_use]
 pub fn nearest_above<S: AsRef<str>>(
     input: &str,
@@ -31,8 +31,8 @@ pub fn nearest_above<S: AsRef<str>>(
         .map(|(_, candidate)| candidate)
 }
 
-/// Whether the input differs from a candidate by a slip: at most two letters are missing, doubled, wrong or swapped, or
-/// the last four are missing.
+/// Whether an input of at least five letters differs from a candidate by a slip: at most two
+/// letters are missing, doubled, wrong or swapped, or at most four are missing at the end.
 pub fn is_slip<S: AsRef<str>>(input: &str, candidates: impl IntoIterator<Item = S>) -> bool {
     let close = |c: S| {
         let rest = c.as_ref().strip_prefix(input);

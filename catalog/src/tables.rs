@@ -51,7 +51,7 @@ pub enum CollectiveOp {
     AllToAll,
 }
 
-/// Names and texts of the GEMM tables; `Device::kernels` holds such a name.
+/// Names and texts of the GEMM tables; `Device::kernels` is one of these names.
 const GEMM: &[(&str, &str)] = &[
     (
         "a100_sxm",
@@ -113,12 +113,12 @@ const ONE_NODE: &str = include_str!("../presets/collectives/one_node.csv");
 /// The table of one-node collectives of a host whose GPUs reach each other over PCI Express alone.
 pub const OVER_PCI_EXPRESS: &str = "rtx_pro_6000_server";
 
-/// Names of the devices with measured tables.
+/// Names of the GEMM tables.
 pub fn gemm_names() -> impl Iterator<Item = &'static str> {
     GEMM.iter().map(|(name, _)| *name)
 }
 
-/// The measured products of a device for an element type; `None` if there are none.
+/// The measured products of a table for an element type; `None` if there are none.
 #[must_use]
 pub fn gemm(device: &str, dtype: DType) -> Option<GemmGrid> {
     let text = GEMM.iter().find(|(name, _)| *name == device)?.1;

@@ -71,7 +71,7 @@ pub fn json<T: DeserializeOwned>(text: &str, path: &str) -> Result<T, SpecError>
     })
 }
 
-/// Refuses a file that says nothing, of which a parser would only say where it ends.
+/// Refuses an empty file; a parser's message would only say where it ends.
 fn not_empty(text: &str, path: &str) -> Result<(), SpecError> {
     match text.trim().is_empty() {
         false => Ok(()),

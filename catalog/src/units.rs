@@ -64,8 +64,8 @@ macro_rules! additive {
 }
 additive!(Seconds, Flops, FlopRate, Bandwidth);
 
-// Sums and products of bytes stop at the largest number, which no device holds: what does not fit 64
-// bits "does not fit" either. A difference below zero is a mistake of ours, and is caught.
+// Sums and products of bytes saturate at the largest number; no device holds that many, so such a
+// plan does not fit. A difference below zero is a bug of ours, and is caught.
 impl Add for Bytes {
     type Output = Self;
     fn add(self, other: Self) -> Self {
@@ -119,13 +119,13 @@ macro_rules! scaled_by_f64 {
 scaled_by_f64!(Seconds, Flops, FlopRate, Bandwidth);
 
 impl Seconds {
-    /// The larger of two values; a NaN loses.
+    /// The larger of two values; a NaN is ignored.
     #[must_use]
     pub fn max(self, other: Self) -> Self {
         Self(self.0.max(other.0))
     }
 
-    /// The smaller of two values; a NaN loses.
+    /// The smaller of two values; a NaN is ignored.
     #[must_use]
     pub fn min(self, other: Self) -> Self {
         Self(self.0.min(other.0))
@@ -146,7 +146,7 @@ impl Bytes {
         self.0 as f64
     }
 
-    /// As large a share of `of` as it is of `own`, rounded up.
+    /// Scales these bytes from a total of `own` to a total of `of`, rounded up.
     #[must_use]
     pub fn as_share_of(self, of: Self, own: Self) -> Self {
         if of == own {
@@ -176,7 +176,7 @@ impl Div<FlopRate> for Flops {
     }
 }
 
-/// The value as text, with the first of the units of which there is at least one.
+/// Formats a value in the first unit in which it is at least 1, or else in the last unit.
 fn with_unit(value: f64, steps: &[(f64, &str)]) -> String {
     let (size, unit) = steps
         .iter()
@@ -259,7 +259,7 @@ impl Display for Bandwidth {
     }
 }
 
-/// A text is not a quantity of the asked kind.
+/// A text is not a quantity of the expected kind.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is not a {kind}; expected a number and one of: {units}")]
 pub struct UnitError {
@@ -279,7 +279,7 @@ impl UnitError {
     }
 }
 
-/// Splits number and unit, and multiplies.
+/// Parses a number with a unit, in the base unit.
 fn parse(text: &str, kind: &'static str, units: &[(&str, f64)]) -> Result<f64, UnitError> {
     let error = || UnitError::new(text, kind, units);
     let trimmed = text.trim();

@@ -1,11 +1,11 @@
-//! Windows of attention: which tokens before it a query may see.
+//! Windows of attention: the earlier tokens that a query may attend to.
 
-/// Which tokens before it a query may see.
+/// The tokens that a query may attend to, given its position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Window {
-    /// The last so many tokens, its own among them.
+    /// The last `n` tokens, including its own.
     Sliding(u64),
-    /// The tokens of its own chunk; a sequence is cut into chunks of so many tokens (Llama 4).
+    /// The earlier tokens of its chunk; a sequence is cut into chunks of `n` tokens (Llama 4).
     Chunk(u64),
 }
 

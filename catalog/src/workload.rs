@@ -78,7 +78,7 @@ impl Workload {
         })
     }
 
-    /// The same workload with sequences made of documents of these lengths. Without documents, each sequence is one.
+    /// The same workload with sequences of these documents; by default a sequence is one document.
     ///
     /// # Errors
     /// When a document is longer than a sequence.
@@ -129,7 +129,7 @@ impl Workload {
         })
     }
 
-    /// What its sequences are made of; `None` if each is one document.
+    /// The documents of its sequences; `None` if each sequence is one document.
     #[must_use]
     pub fn documents(&self) -> Option<&Documents> {
         self.documents.as_deref()
@@ -142,8 +142,8 @@ impl Workload {
             .filter(|of| of.packing() == Packing::Within)
     }
 
-    /// The lengths of the texts in which tokens attend to each other, each with its share of the tokens that are no
-    /// padding.
+    /// The lengths of the texts in which tokens attend to each other, each with its share of all
+    /// tokens except padding.
     #[must_use]
     pub fn contexts(&self) -> Vec<OfLength> {
         match self
@@ -158,7 +158,7 @@ impl Workload {
         }
     }
 
-    /// Tokens per optimizer step that are no padding, on average.
+    /// Mean number of tokens per optimizer step, without padding.
     #[must_use]
     pub fn real_tokens_per_step(&self) -> f64 {
         let tokens = self.tokens_per_step() as f64;
@@ -171,7 +171,7 @@ impl Workload {
         }
     }
 
-    /// Tokens per optimizer step, padding among them: at most 2^48.
+    /// Tokens per optimizer step, with padding: at most 2^48.
     #[must_use]
     pub fn tokens_per_step(&self) -> u64 {
         self.seq_len * self.global_batch

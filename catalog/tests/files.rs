@@ -88,7 +88,7 @@ fn a_destination_is_checked_first() {
     };
     for (path, said) in [
         (at("absent/plan.yaml"), "there is no folder"),
-        (at("file/plan.yaml"), "it is no folder"),
+        (at("file/plan.yaml"), "it is not a folder"),
         (at("folder"), "it is a folder"),
         (at("new/"), "it is a folder"),
         (at(".."), "it is a folder"),

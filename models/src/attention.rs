@@ -61,8 +61,8 @@ pub(crate) fn grouped(
     block.adapted(&[AdaptedModule::Proj], &scope(n.o), &out, y)
 }
 
-/// Rotates queries and keys in the layers that do, with the norm that follows there; in others queries may grow with
-/// their position.
+/// Rotates queries and keys in layers with rotary positions, then norms them if the model does
+/// (Llama 4). In other layers, scales queries by position if the model has a temperature.
 fn rotated(
     block: &mut Block<'_, '_, '_>,
     class: LayerClass,
@@ -102,8 +102,8 @@ fn rotated(
     [q, k]
 }
 
-/// Norm over all heads of queries or keys. The plan exchanges heads for tokens before it and back after it, so that each
-/// rank has whole rows.
+/// Norm over all heads of queries or keys. The sharding plan exchanges heads for tokens before it
+/// and back after it, so that each rank has whole rows.
 fn whole_norm(
     block: &mut Block<'_, '_, '_>,
     scope: &str,
@@ -115,9 +115,9 @@ fn whole_norm(
     Ok(block.tape.at(&format!("{scope}.output"), normed)?)
 }
 
-/// Projects queries, keys and values of grouped attention, with separate or fused weights, and the gate of its output, if
-/// it has one. A fused weight has one adapter
-/// if all three have, else those that have one get it after their parts were cut.
+/// Projects queries, keys and values of grouped attention, with separate or fused weights; also the
+/// gate of attention's output, if it has one. A fused weight has one adapter if all three parts
+/// have one; otherwise each adapted part gets its own after the split.
 fn projected(
     block: &mut Block<'_, '_, '_>,
     x: &DTensor,
@@ -136,7 +136,7 @@ fn projected(
         let y = block.linear(site, &scope(name), x, heads * head_dim, hidden, bias)?;
         block.adapted(adapted, &scope(name), x, y)
     };
-    // Query heads, and key (equally value) heads, per repetition of the fused weight's pattern.
+    // Query heads, and key (or value) heads, in each repetition of the fused weight's pattern.
     let (q, kv) = match projections {
         Projections::Separate => {
             let q = part(n.q, heads, &[Q])?;

@@ -224,8 +224,8 @@ impl Block<'_, '_, '_> {
         self.expert_linear(moe, &inner, n.expert[2], [hidden, moe.expert_ffn])
     }
 
-    /// One projection of all experts, given its index in [`Names::expert`](crate::names::Names::expert), with its
-    /// bias.
+    /// One linear layer of all experts, with its bias if experts have biases. `name` is from
+    /// [`Names::expert`](crate::names::Names::expert) or is the fused gate and up.
     fn expert_linear(
         &mut self,
         moe: &Moe,
@@ -249,7 +249,7 @@ impl Block<'_, '_, '_> {
         }
     }
 
-    /// Token embedding with positions, norm and dropout, as far as the model has them.
+    /// Token embedding, with the positions, norm and dropout that the model has.
     pub(crate) fn embedding(&mut self, batch: u64, sequence: u64) -> Result<DTensor, ModelError> {
         let n = self.names;
         let model = self.model;
@@ -323,8 +323,8 @@ impl Block<'_, '_, '_> {
         Ok(self.tape.cross_entropy("loss", &wide))
     }
 
-    /// DeepSeek-V3's multi-token-prediction module: norms of the hidden state and of the next token's embedding, their
-    /// projection, a layer, and the shared head.
+    /// DeepSeek-V3's multi-token-prediction module: two norms, their projection, a layer and the
+    /// shared head. The hidden state stands in for the next token's embedding (same shape).
     pub(crate) fn prediction_module(
         &mut self,
         class: LayerClass,

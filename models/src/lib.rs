@@ -110,7 +110,7 @@ pub fn parameter_count(model: &ModelConfig) -> Result<u64, ModelError> {
     Ok(trained_and_frozen(model)?.iter().sum())
 }
 
-/// The same for the parameters that are trained, and for those that are frozen beside adapters.
+/// Numbers of parameters, `[trained, frozen]`, counted as in [`parameter_count`].
 ///
 /// # Errors
 /// When the model cannot run even on one device.

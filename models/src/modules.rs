@@ -81,9 +81,9 @@ impl Block<'_, '_, '_> {
         Ok(self.tape.bias(bare, &y, &b))
     }
 
-    /// Adds to `y`, which a linear layer made of `x`, what the layer's adapter makes of it (LoRA), if all of these have
-    /// one; else returns `y`. Under tensor parallelism the adapter is split as the layer is: by its rank and its outputs
-    /// beside a layer split by outputs, by its inputs beside one split by inputs.
+    /// Adds the output of a LoRA adapter to `y`, the output of its linear layer for `x`, if all of
+    /// `modules` have adapters; else returns `y`. Under tensor parallelism the adapter is split by
+    /// rank and outputs beside a column-parallel layer, by inputs beside a row-parallel one.
     pub(crate) fn adapted(
         &mut self,
         modules: &[AdaptedModule],

@@ -51,9 +51,9 @@ pub struct Names {
     pub moe: &'static str,
     /// Router, relative to the mixture-of-experts module.
     pub router: &'static str,
-    /// The router's bias of the choice, likewise.
+    /// Score-correction bias of the router, likewise.
     pub correction: &'static str,
-    /// Gate, up and down projections of an expert.
+    /// Gate, up and down projections of an expert, likewise.
     pub expert: [&'static str; 3],
     /// Shared expert, relative to the mixture-of-experts module.
     pub shared: &'static str,

@@ -10,7 +10,7 @@ use plans::plan_file::ShardingFile;
 
 use crate::{BlockClass, BlockLayout, ModelError, sharding_plan, trace_block};
 
-/// The sharding plan of a strategy as text, with the parameters that are replicated.
+/// The sharding plan of a strategy as text, and the parameters that it replicates.
 ///
 /// # Errors
 /// When the model cannot be traced under the strategy.

@@ -11,7 +11,7 @@ use crate::modules::Block;
 /// (`fla/ops/gated_delta_rule/chunk.py`).
 const DELTA_CHUNK: u64 = 64;
 
-/// The model's recurrence.
+/// Applies the model's recurrence.
 pub(crate) fn mixed(block: &mut Block<'_, '_, '_>, x: DTensor) -> Result<DTensor, ModelError> {
     let Some(hybrid) = &block.model.hybrid else {
         unreachable!("only hybrid models have layers with a recurrence")
@@ -42,8 +42,8 @@ fn state_space(
     let gate = block.tape.slice(&made, [0, width, all]);
     let inner = block.tape.slice(&made, [width, channels, all]);
     let step = block.tape.slice(&made, [width + channels, heads, all]);
-    // mamba_ssm's `mamba_split_conv1d_scan_combined`, which Megatron-Core and transformers train with, keeps the
-    // convolution's input alone.
+    // mamba_ssm's `mamba_split_conv1d_scan_combined`, which Megatron-Core and transformers train
+    // with, keeps only the convolution's input.
     let of = Convolution {
         kernel: sizes.kernel,
         again: true,

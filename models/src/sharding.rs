@@ -66,9 +66,9 @@ fn entries(patterns: Vec<Pattern>) -> Result<Vec<Entry>, ModelError> {
         .collect()
 }
 
-/// Patterns of adapters' weights, and of what leaves their first layer. Adapters are split as the layer is beside which
-/// they are (Megatron-Bridge `peft/utils.py`, `ParallelLinearAdapter`): by rank and by outputs beside a layer whose
-/// weight and bias are split by outputs, by inputs beside one of which the weight alone is split.
+/// Patterns `[adapters' weights, outputs of their first layers]`. Adapters are split like their
+/// layer (Megatron-Bridge `peft/utils.py`, `ParallelLinearAdapter`): by rank and outputs if it is
+/// column-parallel (weight and bias split), by inputs if row-parallel (only the weight split).
 fn adapters(model: &ModelConfig, n: &Names, between: Placement) -> [Vec<Pattern>; 2] {
     let mut patterns = [Vec::new(), Vec::new()];
     if model.adapters.is_none() {
@@ -132,7 +132,7 @@ fn parameters(model: &ModelConfig, n: &Names) -> Vec<Pattern> {
 }
 
 fn attention_parameters(model: &ModelConfig, n: &Names) -> Vec<Pattern> {
-    // Where each key head is stored next to its query heads, plain shards hold whole groups.
+    // If each key head is stored next to its query heads, plain shards hold whole groups.
     let qkv = match model.attention.kind {
         AttentionKind::Grouped {
             projections: Projections::Stacked,
@@ -170,7 +170,7 @@ fn recurrent_parameters(recurrence: &Recurrence, n: &Names) -> Vec<Pattern> {
         }
         Recurrence::GatedDelta(of) => {
             let [keys, values] = of.widths();
-            // Stored key head by key head: plain shards hold whole ones.
+            // The weight is stored key head by key head, so plain shards hold whole key heads.
             let into = vec![(format!("{r}\\.in_proj_(qkvz|ba)\\.weight"), column())];
             (into, Parts::of([keys, keys, values]), "(A_log|dt_bias)")
         }

@@ -15,7 +15,7 @@ use plans::{Recompute, Strategy};
 
 use crate::{BlockClass, BlockLayout, ModelError, names, trace_block};
 
-/// How to make one block of a stage.
+/// What one block of a stage is, and how it is made.
 #[derive(Clone, Debug)]
 pub struct Recipe {
     /// The class of the block.
@@ -108,7 +108,7 @@ pub fn hidden(
     Ok(indices.iter().map(Vec::len).collect())
 }
 
-/// The parameters of a stage's blocks that a rank holds, in order.
+/// The parameters of a stage's blocks that a rank holds, each once, in order.
 #[must_use]
 pub fn slots(
     model: &ModelConfig,
@@ -181,8 +181,8 @@ fn shards_tp(info: &TensorInfo) -> bool {
     )
 }
 
-/// Whether an operator that uses the parameter runs on tokens or heads that are sharded over tensor parallelism, so
-/// that each rank has only a term of the gradient.
+/// Whether an operator that uses the parameter runs on tokens or heads that are sharded over tensor
+/// parallelism, so that each rank computes only a partial sum of the gradient.
 fn partial_over_tp(block: &Block, id: TensorId, position: &BlockPosition) -> bool {
     if position.mesh.tp == 1 || shards_tp(block.trace.tensor(id)) {
         return false;
@@ -205,8 +205,8 @@ fn partial_over_tp(block: &Block, id: TensorId, position: &BlockPosition) -> boo
     })
 }
 
-/// Initialisation: norms start at 1, biases at 0, everything else is drawn. GPT-2 scales the projections into the
-/// residual stream down by the square root of their number (Radford et al. 2019, §2.3).
+/// Initial value: norms 1 (0 if they add 1), biases and sinks 0, others normal. GPT-2 divides the
+/// deviation of residual projections by the root of their number (Radford et al. 2019, §2.3).
 fn start(model: &ModelConfig, block: &Block, id: TensorId) -> Start {
     let deviation = model.constants.initializer_range;
     let residual = match model.family {

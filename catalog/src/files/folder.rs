@@ -1,4 +1,4 @@
-//! Folders whose files are written together: all of them or none.
+//! Folders whose files are written together: no file is put in place before all drafts are written.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -16,8 +16,8 @@ pub struct NamedFile<'a> {
     pub executable: bool,
 }
 
-/// A folder that was checked and can be written to. Symbolic links in the path to the folder are followed; one that
-/// stands in place of a file to write never is.
+/// A folder that was checked and can be written to. Symbolic links in the path to the folder are
+/// followed; a symbolic link in place of a file to write is not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FolderDestination {
     path: PathBuf,
@@ -58,7 +58,7 @@ impl FolderDestination {
         &self.path
     }
 
-    /// Writes all files or none; returns the paths of those that replaced an existing file.
+    /// Writes all drafts, then puts the files in place; returns the paths of replaced files.
     ///
     /// # Errors
     /// When a file cannot be written, or may not replace an existing one.

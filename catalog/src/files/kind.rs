@@ -4,7 +4,7 @@ use strum::VariantArray;
 
 use std::fmt;
 
-/// The kind of a file. An existing file is only replaced if it is recognised as the kind about to be written.
+/// The kind of a file. Unless forced, a write replaces only files of its kind or empty ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, VariantArray)]
 pub enum Kind {
     /// A plan (YAML).
@@ -23,7 +23,7 @@ pub enum Kind {
     Weights,
     /// Published runs, a line each (JSON).
     PublishedRuns,
-    /// Groups' errors on published runs (CSV).
+    /// Baseline of median errors on published runs, by group (CSV).
     Baseline,
     /// Residuals of published runs (CSV).
     Residuals,

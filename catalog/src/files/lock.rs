@@ -7,9 +7,9 @@ use std::path::Path;
 
 use super::FileError;
 
-/// Waits until no other process holds the lock of the file at `path`, and holds it until the returned value is dropped.
-/// The locked file is `.NAME.lock` beside it, because the file itself is replaced by a new one on every write. The lock
-/// file is never removed: another process might hold it. Returns nothing where the file system has no locks.
+/// Waits until no other process holds the lock of the file at `path`, and holds it until the result
+/// is dropped. The locked file is `.NAME.lock` beside it, because writes replace the file itself;
+/// it is never removed, as another process might hold it. `None` if the file system has no locks.
 ///
 /// # Errors
 /// When the lock file cannot be created or locked.

@@ -5,11 +5,11 @@ use std::path::Path;
 
 use super::{Destination, FileError, Kind, Replace, shown};
 
-/// Checks that a log can be written at `path`, and leaves nothing there. It may be a pipe or a device, because nothing
-/// there is replaced.
+/// Checks that a log can be written at `path`, and leaves nothing there. The path may name a pipe
+/// or a device, because nothing is replaced.
 ///
 /// # Errors
-/// As [`Destination::check`]; a symbolic link is refused even when forced, because a log is not replaced.
+/// As [`Destination::check`]; a symbolic link is refused even if forced, as a log is appended to.
 pub fn check_log(path: &Path, kind: Kind, replace: Replace) -> Result<(), FileError> {
     if is_special(path) {
         return Ok(());

@@ -48,7 +48,7 @@ pub enum FileError {
         path: String,
     },
     /// The destination of a folder is a file.
-    #[error("cannot write {path}: it is no folder")]
+    #[error("cannot write {path}: it is not a folder")]
     NotAFolder {
         /// Path of the destination.
         path: String,

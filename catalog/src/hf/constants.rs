@@ -151,7 +151,7 @@ fn usual_theta(kind: &str) -> f64 {
 
 /// The rotary-position fields of a file.
 struct Rotary<'a> {
-    /// The object that says how frequencies scale with the context length.
+    /// The object that describes frequency scaling for longer contexts.
     rope: Option<Fields<'a>>,
     theta: Option<f64>,
     /// Base of the frequencies in layers with local attention.
@@ -159,7 +159,7 @@ struct Rotary<'a> {
 }
 
 impl<'a> Rotary<'a> {
-    /// OLMo 3's base in layers with a window, which are not rescaled, where they differ from the others.
+    /// OLMo 3's base in layers with a window, not rescaled; `None` if equal to the other layers.
     fn local(&self, theta: f64, scaling: RopeScaling) -> Option<f64> {
         let local = self.local_theta.unwrap_or(theta);
         (scaling != RopeScaling::None || local != theta).then_some(local)
@@ -193,7 +193,7 @@ impl<'a> Rotary<'a> {
     }
 }
 
-/// Factor that attention scores are multiplied by, if it is not one over the root of the head dimension.
+/// Factor on attention scores; `None` for one over the square root of the head dimension.
 fn attention_scale(
     f: &Fields<'_>,
     kind: &str,
@@ -210,8 +210,8 @@ fn attention_scale(
     Ok(scalar.map(|s| 1.0 / s.sqrt()))
 }
 
-/// The factor by whose square attention scores are multiplied: YaRN's temperature if `mscale_all_dim` asks for it, else
-/// 1.
+/// YaRN's temperature if `mscale_all_dim` asks for it, otherwise 1. Attention scores are multiplied
+/// by its square.
 fn sharpened(rope: Option<&Fields<'_>>, f: &Fields<'_>) -> Result<f64, SpecError> {
     let Some(rope) = rope else { return Ok(1.0) };
     match (rope_scaling(rope, f)?, rope.real("mscale_all_dim")?) {
@@ -229,7 +229,7 @@ pub(super) fn grown(factor: f64, scale: f64) -> f64 {
     }
 }
 
-/// How Llama 4's queries grow with their position in the layers that rotate nothing.
+/// How Llama 4 scales queries by position in layers without rotary positions; `None` if it is off.
 fn temperature(f: &Fields<'_>) -> Result<Option<Temperature>, SpecError> {
     let tuned = f.flag("attn_temperature_tuning", true)?;
     let floor = f.maybe("floor_scale")?.unwrap_or(8192);

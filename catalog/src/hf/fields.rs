@@ -31,14 +31,14 @@ impl<'a> Fields<'a> {
         Self { map, path, read }
     }
 
-    /// The fields that nothing has read, with their values.
+    /// The fields that have not been read, with their values.
     pub(super) fn unread(&self) -> impl Iterator<Item = (&'a str, &'a Value)> {
         let read = self.read.borrow().clone();
         let all = self.map.iter().map(|(key, value)| (key.as_str(), value));
         all.filter(move |(key, _)| !read.contains(key))
     }
 
-    /// The fields that have been read, as an object with this `model_type`: all that defines the model.
+    /// The fields that have been read, which define the model, as an object with this `model_type`.
     pub(super) fn definition(&self, kind: &str) -> Value {
         let read = self.read.borrow();
         let of_map = |key: &&str| self.map.get(*key).map(|v| ((*key).to_owned(), v.clone()));
@@ -63,7 +63,7 @@ impl<'a> Fields<'a> {
             .ok_or_else(|| self.wrong(field, "missing; expected a whole number"))
     }
 
-    /// The value under the first of several names that is present.
+    /// A required whole number, from the first of these names that is present.
     pub(super) fn any(&self, names: &[&str]) -> Result<u64, SpecError> {
         for name in names {
             if let Some(size) = self.maybe(name)? {
@@ -105,7 +105,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A list of texts, if the field is present.
+    /// A list of texts; `None` if the field is absent.
     pub(super) fn texts(&self, field: &str) -> Result<Option<Vec<&'a str>>, SpecError> {
         let Some(value) = self.present(field) else {
             return Ok(None);
@@ -118,7 +118,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A list of whole numbers, if the field is present.
+    /// A list of whole numbers; `None` if the field is absent.
     pub(super) fn numbers(&self, field: &str) -> Result<Option<Vec<u64>>, SpecError> {
         let Some(value) = self.present(field) else {
             return Ok(None);
@@ -140,7 +140,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Checks a switch that is modelled in only one position, the family's usual one.
+    /// Checks a switch that is modelled only in its usual position.
     pub(super) fn only(&self, field: &str, usual: bool) -> Result<(), SpecError> {
         if self.flag(field, usual)? == usual {
             return Ok(());
@@ -175,7 +175,7 @@ impl<'a> Fields<'a> {
             .transpose()
     }
 
-    /// A probability that several fields may state; those that are present must agree. 0 if none is present.
+    /// A probability that several fields may give; present ones must agree. 0 if none is present.
     pub(super) fn same_fraction(&self, fields: &[&str]) -> Result<f64, SpecError> {
         let mut known: Option<(&str, f64)> = None;
         for field in fields {
@@ -210,7 +210,7 @@ impl<'a> Fields<'a> {
     /// An optional number that is not negative.
     pub(super) fn not_negative(&self, field: &str) -> Result<Option<f64>, SpecError> {
         let valid = |x: &f64| *x >= 0.0 && x.is_finite();
-        let wrong = |value| self.wrong(field, format!("{} is negative or no number", short(value)));
+        let wrong = |value| self.wrong(field, format!("{} is not a number >= 0", short(value)));
         self.present(field)
             .map(|value| value.as_f64().filter(valid).ok_or_else(|| wrong(value)))
             .transpose()

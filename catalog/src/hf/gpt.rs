@@ -9,8 +9,8 @@ use crate::model::{
     Residual, Rotated, WindowPattern,
 };
 
-/// A model with GPT's parts: LayerNorm, biases, GELU, an MLP without gates. Callers change what their family has
-/// otherwise.
+/// A model with GPT's parts: LayerNorm, biases, GELU, an MLP without gates. Callers change the
+/// parts in which their family differs.
 fn gpt_base(
     f: &Fields<'_>,
     family: Family,

@@ -1,5 +1,5 @@
-//! Hybrid families: Nemotron-H, of Mamba-2 layers, attention, feed-forward blocks and experts, and Qwen3-Next, whose
-//! layers have a gated delta net or gated attention before their experts.
+//! Hybrid families: Nemotron-H, with layers of Mamba-2, attention, feed-forward blocks or experts,
+//! and Qwen3-Next, whose layers have a gated delta net or gated attention before their experts.
 
 use super::fields::Fields;
 use super::llama;
@@ -10,7 +10,7 @@ use crate::model::{
     Rotated, WindowPattern,
 };
 
-/// Decodes a model of the type `nemotron_h`. Its attention has no positions: these come from the recurrence.
+/// Decodes a model of the type `nemotron_h`. Its attention has no positional encoding.
 pub(super) fn nemotron_h(f: &Fields<'_>) -> Result<ModelConfig, SpecError> {
     let layers = nemotron_layers(f)?;
     let moe = nemotron_experts(f, layers.contains(&LayerKind::Experts))?;
@@ -39,7 +39,7 @@ pub(super) fn nemotron_h(f: &Fields<'_>) -> Result<ModelConfig, SpecError> {
     })
 }
 
-/// The kinds of a Nemotron-H's layers: one letter each, or a list of names, which files give under either of two fields.
+/// Kinds of Nemotron-H's layers, from a list of names or from a text with one letter per layer.
 fn nemotron_layers(f: &Fields<'_>) -> Result<Vec<LayerKind>, SpecError> {
     let pattern = f.maybe_text("hybrid_override_pattern")?;
     let named = f.texts("layers_block_type")?;
@@ -79,7 +79,7 @@ fn nemotron_layers(f: &Fields<'_>) -> Result<Vec<LayerKind>, SpecError> {
     };
     if count.is_some_and(|count| count != kinds.len() as u64) {
         let message = format!(
-            "{} layers, but num_hidden_layers is another number",
+            "{} layers, but num_hidden_layers is a different number",
             kinds.len()
         );
         return Err(f.wrong(field, message));
@@ -146,7 +146,7 @@ fn state_space(f: &Fields<'_>) -> Result<StateSpace, SpecError> {
     })
 }
 
-/// Refuses what a file of the family may switch on and the model here does not have.
+/// Refuses features that a file of this family may switch on but that are not modelled.
 fn refused(f: &Fields<'_>) -> Result<(), SpecError> {
     for switch in ["use_bias", "mamba_proj_bias", "residual_in_fp32"] {
         f.only(switch, false)?;
@@ -166,7 +166,7 @@ fn refused(f: &Fields<'_>) -> Result<(), SpecError> {
     Ok(())
 }
 
-/// Decodes a model of the type `qwen3_next`: Qwen3's mixture of experts with other layers in place of most attention.
+/// Decodes `qwen3_next`: Qwen3's mixture of experts, with gated delta nets for most attention.
 pub(super) fn qwen3_next(f: &Fields<'_>) -> Result<ModelConfig, SpecError> {
     let model = llama::model(f, "qwen3_next")?;
     let every = f.maybe("full_attention_interval")?.unwrap_or(4);

@@ -58,7 +58,7 @@ pub(super) fn model(f: &Fields<'_>, kind: &str) -> Result<ModelConfig, SpecError
     })
 }
 
-/// Where norms stand around a layer's parts.
+/// Where a layer's norms are.
 fn residual(kind: &str) -> Residual {
     match kind {
         "olmo2" | "olmo3" => Residual::After,
@@ -155,7 +155,7 @@ fn qk_norm(f: &Fields<'_>, kind: &str) -> Result<QkNorm, SpecError> {
     })
 }
 
-/// Dimension of a head where the file leaves it out and the family does not divide the hidden size by the heads.
+/// Head dimension if files leave it out; `None` if it is then hidden size over heads.
 fn usual_head_dim(kind: &str) -> Option<u64> {
     match kind {
         "gemma2" | "gemma3" | "gemma3_text" | "qwen3_next" => Some(256),
@@ -221,7 +221,7 @@ fn experts(f: &Fields<'_>, kind: &str) -> Result<Option<Moe>, SpecError> {
     Ok(Some(moe))
 }
 
-/// Llama 4's distance from one layer with experts to the next, by its number or by a list of these layers.
+/// Llama 4's distance between layers with experts, from a number or a list of layers.
 fn interleaved(f: &Fields<'_>) -> Result<u64, SpecError> {
     let step = f.maybe("interleave_moe_layer_step")?.unwrap_or(1);
     let layers = f.size("num_hidden_layers")?;

@@ -118,7 +118,7 @@ fn attention(
     })
 }
 
-/// The bound of gpt-oss's gated experts. A bound elsewhere is refused.
+/// Clamp value in gpt-oss's gated experts; `None` without quick GeGLU, where a clamp is refused.
 fn bounded_glu(f: &Fields<'_>, moe: Option<Moe>) -> Result<Option<f64>, SpecError> {
     let bound = f.real("activation_func_clamp_value")?;
     if !f.flag("quick_geglu", false)? {
@@ -222,7 +222,7 @@ fn position(f: &Fields<'_>, attention: &Attention) -> Result<Position, SpecError
         Some("none") => Position::Absent,
         _ if latent => {
             let message =
-                "latent attention without rotary positions alone is not modelled; expected rope";
+                "latent attention is modelled with rotary positions and no others; expected rope";
             return Err(f.wrong("position_embedding_type", message));
         }
         _ => Position::Learned {
@@ -272,7 +272,7 @@ fn rope_scaling(f: &Fields<'_>, latent: bool) -> Result<RopeScaling, SpecError> 
         true => one_of(f, "rope_type", &["rope", "yarn"])? != Some("rope"),
         false => kind == Some("yarn"),
     };
-    // Options do not reach these of latent attention.
+    // For latent attention, Megatron-LM ignores these options.
     let own = |field: &str, usual: f64| match latent {
         true => Ok(usual),
         false => f.real(field).map(|found| found.unwrap_or(usual)),
@@ -316,7 +316,7 @@ fn router(f: &Fields<'_>, top_k: u64) -> Result<Router, SpecError> {
     // A group's score is the sum of its best experts: two of them under sigmoids, as in DeepSeek-V3, else the best.
     let summed = if sigmoid { 2 } else { 1 };
     if best > 0 && top_k / best != summed {
-        let message = format!("groups by other than their best {summed} scores are not modelled");
+        let message = format!("groups scored by other than {summed} experts are not modelled");
         return Err(f.wrong("moe_router_group_topk", message));
     }
     if best > 0 && !sigmoid && !first {

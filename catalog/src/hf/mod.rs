@@ -23,7 +23,7 @@ use fields::Fields;
 /// Similarity from which an unknown model type counts as misspelt; less similar names are other families.
 const ALIKE: f64 = 0.88;
 
-/// Model types whose code is another type's, and that type.
+/// Model types with the code of another type, and that type.
 const SAME: &[(&str, &str)] = &[("kimi_k2", "deepseek_v3")];
 
 /// Model types that are known and not modelled, and why.
@@ -117,7 +117,7 @@ fn model(fields: &Fields<'_>, kind: &str) -> Result<ModelConfig, SpecError> {
     };
     let model = read(fields, kind)?;
     if kind == "megatron_lm" {
-        // Its constants are options too.
+        // Its reader also sets the constants, from Megatron-LM's options.
         return Ok(model);
     }
     let constants = constants::decode(fields, kind, model.mlp.activation)?;
@@ -128,8 +128,8 @@ fn model(fields: &Fields<'_>, kind: &str) -> Result<ModelConfig, SpecError> {
     })
 }
 
-/// The storage format of the published weights, if it is not a type to train in. Planning is for training in
-/// `--precision`; weights that only inference can use are refused.
+/// Storage format of the published weights if nothing trains in it (`fp8`, `mxfp4`), else `None`.
+/// Training is planned in `--precision`. Weights in formats for inference are refused.
 fn stored_as(f: &Fields<'_>) -> Result<Option<String>, SpecError> {
     let Some(quantization) = f.nested("quantization_config") else {
         return Ok(None);

@@ -27,7 +27,7 @@ pub(super) fn head_dim(f: &Fields<'_>, hidden: u64, heads: u64) -> Result<u64, S
     Err(f.wrong("hidden size", message))
 }
 
-/// The share of a head that is rotated, by MiniMax's name for the number of its dimensions.
+/// Share of a head's dimensions that is rotated, from MiniMax's field `rotary_dim`.
 fn rotary_dim(f: &Fields<'_>, head: u64) -> Result<f64, SpecError> {
     let dims = f.maybe("rotary_dim")?.unwrap_or(head);
     Ok(dims as f64 / head.max(1) as f64)

@@ -34,10 +34,10 @@ const WITHOUT_INFLUENCE: &[&str] = &[
     "learned_pos_emb",
     "use_mamba_kernels",
     "moe_shared_expert_overlap",
-    // Answers alone: which logits are kept, and the type of a kept state.
+    // Generation only: which logits are kept, and the type of a kept state.
     "num_logits_to_keep",
     "mamba_ssm_cache_dtype",
-    // Start values of weights.
+    // Initial values of weights.
     "time_step_min",
     "time_step_max",
     "time_step_floor",
@@ -45,7 +45,7 @@ const WITHOUT_INFLUENCE: &[&str] = &[
     // Implied by heads and their dimension; one shared block has the width that the file states.
     "expand",
     "n_shared_experts",
-    // Of prediction modules, which are refused.
+    // For prediction modules, which are refused.
     "mtp_layers_block_type",
     // A divisor's lower bound, which the chosen softmax scores never reach.
     "moe_norm_min",

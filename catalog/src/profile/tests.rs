@@ -79,7 +79,7 @@ mod any {
 
     use super::*;
 
-    /// Text with what files of YAML give a meaning, and what they cannot hold.
+    /// Text with characters that YAML interprets or cannot hold.
     fn text() -> impl Strategy<Value = String> {
         let odd = prop::sample::select(vec![
             "\"",

@@ -6,13 +6,13 @@ use serde::Deserialize;
 
 use super::Run;
 
-/// A framework that runs name, or a source whose rows do not name theirs.
+/// A rule that assigns a runtime preset to runs, by the framework they name or by source.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Framework {
     /// The runtime preset that runs of this framework are predicted with.
     pub runtime: String,
-    /// Words one of which must occur in a run's framework, software or sharding text.
+    /// Words; one of them must occur in a run's framework, software or sharding text.
     named: Vec<String>,
     /// If given, one of these must occur in the run's sharding text.
     #[serde(default)]
@@ -23,7 +23,7 @@ pub struct Framework {
     /// Sources of this framework whose rows do not name it, as `owner/repository`.
     #[serde(default)]
     repositories: Vec<String>,
-    /// What memory in its own log counts (`reserved`), if it logs memory; otherwise sources read the device's counter.
+    /// Memory counter of the framework's own log (`reserved`); `None` if sources read the device's.
     #[serde(default)]
     pub memory_counter: Option<String>,
     /// Why this runtime was chosen, with the code that was read.

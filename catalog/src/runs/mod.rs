@@ -157,13 +157,13 @@ impl Run {
         self.switch(name).unwrap_or(false)
     }
 
-    /// A measured number.
+    /// A measured number; `None` if the run does not state it.
     #[must_use]
     pub fn metric(&self, name: &str) -> Option<f64> {
         self.metrics.as_ref()?.get(name)?.as_f64()
     }
 
-    /// A number derived from published ones.
+    /// A number derived from published ones; `None` if there is none.
     #[must_use]
     pub fn derived_metric(&self, name: &str) -> Option<f64> {
         self.derived.as_ref()?.get(name)?.as_f64()

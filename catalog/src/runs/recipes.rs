@@ -1,4 +1,4 @@
-//! What published runs leave out because the recipes that made them set it.
+//! Settings that published runs do not state because the recipes that made them imply them.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -10,13 +10,13 @@ use super::Run;
 use crate::adapters::Adapters;
 use crate::runtime::Rewrite;
 
-/// What the recipes of a source set.
+/// Settings of the recipes that made the runs of a source.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Recipe {
     /// Sources, as `owner/repository`.
     repositories: Vec<String>,
-    /// Limits the recipe to runs whose source contains one of these texts, such as `@v1:folder/`. None: all runs.
+    /// If not empty, a run's source must contain one of these texts, such as `@v1:folder/`.
     #[serde(default)]
     tables: Vec<String>,
     /// Flags that a run must state with these values, where a source's tables were made by different recipes.
@@ -27,7 +27,7 @@ pub struct Recipe {
     sets: BTreeMap<String, Value>,
     /// The software that the recipes pin, where rows do not name it.
     pub software: Option<String>,
-    /// The network between nodes, as rows of other sources state theirs.
+    /// The network between nodes, in the words of a row's `interconnect`.
     pub interconnect: Option<String>,
     /// The adapters that are trained in runs of LoRA.
     pub adapters: Option<Adapters>,
@@ -39,7 +39,7 @@ pub struct Recipe {
     pub shard_group: Option<u64>,
     /// What is recomputed.
     pub recompute: Option<String>,
-    /// What printed memory counts.
+    /// Which bytes the printed memory counts.
     pub memory_counter: Option<MemoryCounter>,
     /// Rewrites to add to the preset of the framework, because the code of this source does them.
     #[serde(default)]
@@ -63,7 +63,7 @@ pub struct OwnOptimizer {
     pub whole_gradient_us: f64,
 }
 
-/// What a framework's own figure of memory counts.
+/// Which bytes a framework's own memory figure counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MemoryCounter {
@@ -74,7 +74,7 @@ pub enum MemoryCounter {
 }
 
 impl Recipe {
-    /// The recipes that made a run, if its source is known.
+    /// The recipes that made a run; `None` if its source is not known.
     #[must_use]
     pub fn of(run: &Run) -> Option<&'static Self> {
         let made = |recipe: &&Self| {
