@@ -135,7 +135,7 @@ impl Place {
     /// Finds the place in the environment; `variable` looks up a variable by name.
     ///
     /// # Errors
-    /// When no launcher's variables are set, or only some of them.
+    /// When launchers' variables are missing or incomplete, or a number or the secret is unusable.
     pub fn new(variable: impl Fn(&str) -> Option<String>) -> Result<Self, PlaceError> {
         let variable = |name: &str| variable(name).filter(|value| !value.is_empty());
         let launcher = LAUNCHERS

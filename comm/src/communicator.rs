@@ -95,7 +95,7 @@ pub trait Communicator: Send + Sync {
     /// # Errors
     /// When no message comes within the job's timeout, or another rank has failed.
     fn receive(&self, from: usize, channel: u64, what: &str) -> Result<Message, CommError>;
-    /// Asks whether another rank has failed. For code that waits for something else than a message, such as a GPU.
+    /// Asks whether another rank has failed. For code that waits on something else, such as a GPU.
     ///
     /// # Errors
     /// When one has.

@@ -1,4 +1,4 @@
-//! A single rank without its peers: what it sends to a peer is returned as what it receives from it.
+//! A single rank without its peers: a message from a peer is what was sent to that peer.
 //!
 //! For measuring one rank's computation: its peers would send messages of the same sizes.
 
@@ -59,7 +59,7 @@ impl Communicator for Loopback {
             rank: self.rank,
             collective: what.to_owned(),
             failed: from,
-            reason: "an echo says nothing by itself".to_owned(),
+            reason: "it has no message to echo".to_owned(),
         })
     }
 

@@ -219,7 +219,7 @@ pub(super) struct Meeting<'p> {
     place: &'p Place,
     deadline: Instant,
     streams: Vec<Option<TcpStream>>,
-    /// Address where each rank that called listens.
+    /// For each rank that has called, the address on which it listens.
     listening: Vec<Option<SocketAddr>>,
     turned_away: Vec<String>,
 }

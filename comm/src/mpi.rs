@@ -70,7 +70,7 @@ impl MpiCommunicator {
             .run(&asked);
         });
         let (inbox, world) = told.recv().map_err(|_| CommError::Start {
-            reason: "MPI was initialised before, or cannot be".to_owned(),
+            reason: "MPI was already initialised, or cannot start".to_owned(),
         })?;
         Ok(Self {
             inbox,
@@ -85,7 +85,7 @@ impl MpiCommunicator {
         bytes.extend(channel.to_le_bytes());
         bytes.extend_from_slice(data);
         let asks = self.asks.lock().unwrap_or_else(PoisonError::into_inner);
-        // If the thread is gone, it has put the reason into the inbox.
+        // The thread runs until the communicator is dropped, so this does not fail.
         let _ = asks.send(Ask::Send { to, bytes });
     }
 }

@@ -46,7 +46,7 @@ impl Outbox {
         }
     }
 
-    /// Drops the queued messages and tells the peer why this rank failed.
+    /// Drops the queued messages and tells the peer which rank failed, and why.
     pub(super) fn fail(&self, failed: usize, reason: &str) {
         let mut state = self.lock();
         if state.ending {

@@ -23,7 +23,7 @@ pub(super) const PROOF: usize = 32;
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
-/// Which end of a connection proves; enters the proof, so that one end cannot replay the other's.
+/// The end of a connection that proves; part of the proof, so that no end can replay the other's.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum End {
     Caller,

@@ -9,9 +9,9 @@ use crate::operator::{Factor, Gemm, Gradient, Nonlinearity, Operator, Pointwise,
 use crate::tensor::{TensorId, View};
 use crate::trace::{Op, Trace};
 
-/// A product with a fused GELU needs its columns and contracted length to be multiples of this: cuBLASLt requires it
-/// of the leading dimension of the GELU's input (`CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD`), and rows of 16 bytes
-/// otherwise.
+/// Columns and contracted length of a product with a fused GELU must be multiples of this: cuBLASLt
+/// requires it of the leading dimension of the GELU's input
+/// (`CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD`), and rows of a multiple of 16 bytes elsewhere.
 const GELU_MULTIPLE: u64 = 8;
 
 /// Operators fused into products: maps from the index of a product to that of the fused operator.

@@ -101,8 +101,8 @@ impl<'b, 'p> Backward<'b, 'p> {
         });
     }
 
-    /// Backward of an operator that adds a vector to its input: the gradient of the vector `of_sum` is a sum, unless it
-    /// is frozen; the input's is passed on.
+    /// Backward of an operator that adds a vector (`of_sum`) to its input: if the vector is
+    /// trained, its gradient is a sum; the input's gradient is passed on.
     pub(crate) fn push_sum(
         &mut self,
         of: Of<'_>,

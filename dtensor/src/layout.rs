@@ -106,7 +106,7 @@ pub(crate) fn is_sequence(dims: usize, dim: usize) -> bool {
     dim == if dims == 4 { 2 } else { 1 } && dims > 1
 }
 
-/// The chunk at `index` of `indices` cut into `size` equal chunks; the last ones may be shorter or empty.
+/// The chunk at `index` of `indices` cut into `size` chunks; the last may be shorter or empty.
 fn chunk(indices: &[u64], size: u64, index: u64) -> &[u64] {
     let length = chunk_size(indices.len() as u64, size) as usize;
     let start = (length * index as usize).min(indices.len());

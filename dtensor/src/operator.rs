@@ -52,7 +52,7 @@ pub enum Gradient {
     Recurrent(usize, Recurrent),
     /// The sum of two gradients of a tensor that several operators read.
     Sum,
-    /// The exchange that reverses one of forward.
+    /// The exchange that reverses a forward exchange.
     Exchange(Exchange),
     /// Keys and values go around the context-parallel ring again, together with their gradients. Devices send them as
     /// part of the gradients of attention.
@@ -73,12 +73,12 @@ pub enum Factor {
 pub enum Product {
     /// A linear layer, and where in the block it is.
     Matmul(Gemm, Site),
-    /// One GEMM per local expert. `m` counts the rows of all experts together; the number is that of local experts.
+    /// One GEMM per local expert. `m` counts the rows of all; the number counts local experts.
     GroupedMatmul(Gemm, u64),
 }
 
-/// Sizes of a product `[m, k] × [k, n]`. In backward they are those of the product actually run (dgrad:
-/// `[m, n] × [n, k]`; wgrad: `[k, m] × [m, n]`).
+/// Sizes of a product `[m, k] × [k, n]`. In backward they are those of the product actually run
+/// (dgrad: `[m, n] × [n, k]`; wgrad: `[n, m] × [m, k]`, in forward's letters).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Gemm {
     /// Rows of the result.
@@ -198,7 +198,7 @@ pub enum Pointwise {
     Scale(f64),
     /// Multiplication of every row by a factor of its position.
     Temperature(Temperature),
-    /// RMS norm without a weight of every run of so many columns.
+    /// RMS norm without a weight over every run of `width` columns.
     UnitNorm {
         /// Columns of a run.
         width: u64,
@@ -207,7 +207,7 @@ pub enum Pointwise {
     },
     /// Multiplication of every row by the sigmoid of the row's number in the second input.
     Gate,
-    /// Multiplication of every element by the sigmoid of the second input's.
+    /// Multiplication of every element by the sigmoid of the second input's element.
     SigmoidGate,
     /// Addition of a vector to every row; in backward the column sum.
     Bias,
@@ -233,7 +233,7 @@ pub struct Nonlinearity {
     pub tanh: bool,
 }
 
-/// What a gated linear unit makes of gate `g` and up `u` (Shazeer 2020, arXiv:2002.05202).
+/// A gated linear unit of gate `g` and up `u` (Shazeer 2020, arXiv:2002.05202).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum GatedUnit {
     /// `f(g)·u`.
@@ -287,7 +287,7 @@ pub enum Expert {
     WeightedPermute,
     /// Restores token order and adds up the outputs of the top-k experts, multiplied by the router's weights.
     Unpermute,
-    /// The same with the outputs as they are.
+    /// The same without weights.
     PlainUnpermute,
     /// Adds each expert's bias to its rows.
     Bias,
@@ -305,7 +305,7 @@ pub struct Route {
 /// Operators of a layer that carries a state along the sequence. Their weights are among their inputs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Recurrent {
-    /// A convolution of every channel over this and the tokens before it, then SiLU.
+    /// A causal convolution of every channel over the sequence, then SiLU.
     Convolution(Convolution),
     /// The recurrence itself, computed in chunks of the sequence.
     Scan(Scan),
@@ -329,7 +329,7 @@ pub struct Scan {
     pub batch: u64,
     /// Tokens per sequence.
     pub length: u64,
-    /// Tokens that are computed by matrix products at a time, before the state goes on to the next such chunk.
+    /// Tokens per chunk: matrix products compute a chunk, then its state goes on to the next.
     pub chunk: u64,
     /// Number of heads.
     pub heads: u64,
@@ -344,7 +344,7 @@ pub enum ScanRule {
     StateSpace {
         /// Channels per head.
         head_dim: u64,
-        /// Numbers of state per channel.
+        /// Elements of state per channel.
         state: u64,
         /// Groups of heads that share B and C.
         groups: u64,
@@ -503,7 +503,7 @@ impl CostClass {
 /// An operator's name in profiles, and its cost class.
 pub(crate) type Class = (Name, CostClass);
 
-/// An operator's name in profiles, which is written out only where it is read.
+/// An operator's name in profiles, formatted only when it is displayed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Name {
     /// This name.
@@ -555,8 +555,8 @@ impl fmt::Display for Name {
 }
 
 impl Gradient {
-    /// The forward operator that gives a gradient its class, name and sizes; and the factor that the gradient is of,
-    /// where each factor has an operator of its own.
+    /// The forward operator that gives a gradient its class, name and sizes; and the factor whose
+    /// gradient it computes, if each factor has its own gradient operator.
     pub(crate) fn operator(&self) -> (Operator, Option<Factor>) {
         let operator = match *self {
             Self::Product(_, of, factor) => return (Operator::Product(of), Some(factor)),

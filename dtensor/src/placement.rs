@@ -7,7 +7,7 @@ use catalog::Axis;
 pub enum Placement {
     /// Every rank holds the whole tensor.
     Replicate,
-    /// Ranks hold consecutive chunks of a dimension, `⌈n/k⌉` long.
+    /// Ranks hold consecutive chunks of a dimension, [`chunk_size`] elements long.
     Shard(usize),
     /// Like `Shard`, of a dimension made of several parts, each sharded separately: fused QKV, fused gate and up.
     Interleaved(usize, Parts),
@@ -51,7 +51,7 @@ impl Parts {
         Self(parts)
     }
 
-    /// The parts that lie in these columns of a dimension of `whole`.
+    /// The parts that are wholly within these columns of a dimension of `whole`.
     fn within(self, columns: std::ops::Range<u64>, whole: u64) -> Self {
         let ranges: Vec<_> = self.ranges(whole as usize).collect();
         let inside = |range: &std::ops::Range<usize>| {
@@ -172,8 +172,8 @@ impl Placements {
         self
     }
 
-    /// The placements of a slice of these columns of the last dim, which has `whole`. The slice of several parts of an
-    /// interleaved dim is made of these parts; one part alone is a plain shard.
+    /// Placements of the slice `columns` of the last dim of `whole` columns. If an interleaved dim
+    /// keeps several parts, it is interleaved over these; if one part, it is a plain shard.
     #[must_use]
     pub(crate) fn of_columns(mut self, columns: std::ops::Range<u64>, whole: u64) -> Self {
         for placement in &mut self.0 {
@@ -215,8 +215,8 @@ impl Placements {
     }
 }
 
-/// Number of neighbouring elements of a sharded dimension that always lie on one rank. Where a run must equal one device to the bit,
-/// sums are made over such blocks, called leaves, so that their order does not depend on the number of ranks.
+/// Elements of a leaf, a block of a sharded dimension. Exact mode sums leaf by leaf, so that no
+/// sharding changes the order, and refuses a sharding that splits a leaf.
 pub const FEATURE_LEAF: u64 = 8;
 
 /// The most elements that a rank holds when `n` are sharded over `size` ranks: equal shares where they divide, else

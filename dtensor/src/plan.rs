@@ -19,15 +19,15 @@ pub struct Entry {
     compiled: Arc<Pattern>,
 }
 
-/// A compiled pattern, with what it said of names so far: a search asks for the same few names for every layout, and
-/// matching a name takes longer than looking it up.
+/// A compiled pattern and its answers so far by name: a search asks for the same few names for
+/// every layout, and matching a name takes longer than looking it up.
 #[derive(Debug)]
 struct Pattern {
     regex: Regex,
     known: RwLock<FxHashMap<String, bool>>,
 }
 
-/// What makes single-device model code run sharded.
+/// The sharding of a model, by which its single-device code runs on a mesh.
 #[derive(Clone, Debug)]
 pub struct ShardingPlan {
     /// Sizes of the mesh axes.

@@ -295,8 +295,8 @@ impl<'p> Tape<'p> {
         }
     }
 
-    /// A slice of `x`: of every `period` columns, the `width` columns from `offset` on. It counts as a tensor of its
-    /// own size, but no kernel writes it. An interleaved dim is cut along its parts, so each part is a plain shard.
+    /// A slice of `x`: of every `period` columns, the `width` columns from `offset` on; a tensor
+    /// that no kernel writes. A slice of one part of an interleaved dim is a plain shard.
     pub fn slice(&mut self, x: &DTensor, [offset, width, period]: [u64; 3]) -> DTensor {
         let info = self.trace.tensor(x.id);
         let (name, role) = ([&info.name, " part"].concat(), info.role);

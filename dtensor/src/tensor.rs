@@ -19,7 +19,7 @@ pub struct TensorInfo {
     pub dtype: DType,
     /// What kind of tensor it is.
     pub role: TensorRole,
-    /// The tensor whose storage it shares (a view); itself when it owns its storage.
+    /// The tensor whose storage it shares, if it is an alias; else itself.
     pub storage: TensorId,
     /// Shape over all ranks; the local shape for tensors that are not placed.
     pub global: Vec<u64>,
@@ -44,7 +44,7 @@ pub enum TensorRole {
     Constant,
 }
 
-/// A tensor that lies in the storage of another: no kernel makes it and it has no memory of its own.
+/// A slice or shard of another tensor, made without an operator; backward writes slices back.
 #[derive(Clone, Debug, PartialEq)]
 pub struct View {
     /// Index of the operator before which it is made.
@@ -53,11 +53,11 @@ pub struct View {
     pub from: TensorId,
     /// The view. In backward: the gradient of the whole, which the part is written into.
     pub to: TensorId,
-    /// How it lies in the other tensor.
+    /// Which part of the other tensor it is.
     pub kind: ViewKind,
 }
 
-/// How a view lies in the tensor viewed.
+/// Which part of the other tensor a view is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ViewKind {
     /// A range of columns of the last dim.

@@ -98,8 +98,8 @@ fn a_failed_rank_stops_the_others() {
     }
 }
 
-/// Rank 1 reads nothing any more: rank 0 does not wait for it in a send, ends by the timeout with its name, and
-/// rank 2, which waits for rank 0, is told at once.
+/// Rank 1 stops reading. Rank 0's send does not wait for it; the timeout ends the job with an error
+/// that names rank 1, and rank 2 is told at once.
 #[test]
 fn a_rank_that_takes_nothing_is_named_in_time() {
     let timeout = Duration::from_secs(1);
@@ -318,7 +318,7 @@ fn who_was_turned_away_is_said_when_ranks_are_missing() {
     });
 }
 
-/// What never left an earlier try of a rank does not keep the rank out.
+/// An earlier, abandoned attempt of a rank to join does not keep the rank out.
 #[test]
 fn a_rank_that_hung_up_comes_again() {
     let port = port();

@@ -111,8 +111,8 @@ impl Heads<'_> {
         Matrix::new(&x[start..], range.len(), dim, width)
     }
 
-    /// `out[b, h, q, k] = Σ_d x[b, q, h, d] · y[b, k, h/group, d]`: scores from queries and keys, or
-    /// the gradient of the weights from the output's and values.
+    /// `out[b, h, q, k] = Σ_d x[b, q, h, d] · y[b, k, h/group, d]`: scores from queries and keys,
+    /// or the gradient of the weights from the output's gradient and the values.
     pub(super) fn rows_by_keys(&self, x: &[f32], y: &[f32], dim: usize) -> Vec<f32> {
         let (queries, keys) = (self.queries(), self.kv_len);
         let mut out = vec![0.0; self.batch * self.heads * queries * keys];
@@ -131,7 +131,7 @@ impl Heads<'_> {
     }
 
     /// `out[b, q, h, d] = Σ_k w[b, h, q, k] · y[b, k, h/group, d]`: the context from weights and
-    /// values, or the gradient of the queries from the scores' and keys.
+    /// values, or the gradient of the queries from the scores' gradient and the keys.
     pub(super) fn weighted_keys(&self, w: &[f32], y: &[f32], dim: usize) -> Vec<f32> {
         let (queries, keys) = (self.queries(), self.kv_len);
         let width = self.heads * dim;
@@ -160,7 +160,7 @@ impl Heads<'_> {
         out
     }
 
-    /// The same as [`Self::weighted_rows`], summed over the canonical tree with leaves of query positions.
+    /// [`Self::weighted_rows`], summed over the canonical tree, whose leaves are query positions.
     pub(super) fn weighted_rows_tree(
         &self,
         w: &[f32],
@@ -251,8 +251,8 @@ impl Heads<'_> {
         out
     }
 
-    /// Gradient of every head's sink by query, `[batch · queries, heads]`: the weight that the sink took,
-    /// times what weights elsewhere are worth.
+    /// Gradient of every head's sink by query, `[batch · queries, heads]`: −(weight of the sink in
+    /// the softmax) · Σ p·dp.
     pub(super) fn sinks_backward(&self, p: &[f32], dp: &[f32]) -> Vec<f32> {
         let (keys, queries) = (self.kv_len, self.queries());
         let mut out = vec![0.0; self.batch * queries * self.heads];

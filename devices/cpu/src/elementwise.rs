@@ -118,7 +118,7 @@ pub(super) fn norm_backward(
     out
 }
 
-/// Which columns of a head rotary embedding turns, and how fast.
+/// Rotary embedding: which columns of a head are rotated, and by which angles.
 pub(super) struct Rotation {
     pub(super) head_dim: usize,
     /// First rotated column of a head.
@@ -179,9 +179,8 @@ pub(super) fn rope(
     });
 }
 
-/// A dropout mask: 1 where the element is kept. `first` gives the global linear index of a row's
-/// first element; `columns` are contiguous in the global tensor when `contiguous` is `None`,
-/// otherwise it gives every column's offset.
+/// A dropout mask: 1 where the element is kept. `first(row)` is the global linear index of the
+/// start of that row in the global tensor; `columns` are the global indices of the local columns.
 pub(super) fn mask(
     rows: usize,
     columns: &[u64],

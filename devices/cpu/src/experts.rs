@@ -50,19 +50,19 @@ pub struct Route {
     pub chosen: Vec<u32>,
     /// For every row of the first level, the choice it stands for: `token · k + slot` with the local token.
     pub source: Vec<u32>,
-    /// Rows after each exchange, from the token's rank to the rank of its expert.
+    /// Rows before any exchange, then after each exchange on the way to the ranks of their experts.
     pub levels: Vec<Level>,
 }
 
 impl Route {
-    /// Bytes of the indices kept: one 64-bit index per token and choice.
+    /// Bytes of the kept indices as the trace counts them: 64 bits per token and choice.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         8 * self.chosen.len() as u64
     }
 
-    /// The choice of the `k` largest of every row of `ranking` (ties to the lower expert), and the rows
-    /// in order of expert and token.
+    /// Chooses the `top_k` experts of the largest `ranking` for every token (ties: the lower
+    /// expert), and sorts the rows by expert and token.
     pub(super) fn new(ranking: &[f32], experts: usize, top_k: usize, tokens: &[u64]) -> Self {
         let mut chosen = Vec::with_capacity(tokens.len() * top_k);
         for row in ranking.chunks(experts) {
@@ -98,7 +98,7 @@ impl Route {
         }
     }
 
-    /// Index of every choice's row (`token · k + slot`) at the first level.
+    /// For every choice (`token · k + slot`), the index of its row at the first level.
     pub(super) fn places(&self) -> Vec<usize> {
         let mut places = vec![0; self.source.len()];
         for (row, &source) in self.source.iter().enumerate() {
@@ -226,8 +226,8 @@ impl Level {
         parts
     }
 
-    /// Data of this level's rows, brought back to the rows before it. Rows that went to several
-    /// peers come back as a sum, in peer order.
+    /// Sends data of this level's rows back to the rows of the previous level. A row that was sent
+    /// to several peers gets the sum of what they return, in peer order.
     pub(super) fn back(
         &self,
         comm: &dyn Communicator,
@@ -267,8 +267,8 @@ fn unpack(arrived: &[Message], dtype: DType) -> Vec<Vec<f32>> {
     numbers.collect()
 }
 
-/// What experts are ranked by, per row of logits; the largest are chosen. Experts whose group is not among the best
-/// rank below all others.
+/// Values by which experts are ranked, per row of logits; the largest are chosen. Experts whose
+/// group is not among the best get −∞.
 pub(super) fn ranking<'l>(
     logits: &'l [f32],
     experts: usize,
@@ -283,7 +283,7 @@ pub(super) fn ranking<'l>(
         if router.sigmoid {
             row.iter_mut().for_each(|x| *x = sigmoid(*x));
         } else if bias.is_some() {
-            // Without a bias a softmax has the order of its logits, and so have its groups.
+            // Softmax keeps the order of logits and of groups, so it is needed with a bias only.
             let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             let sum: f32 = row.iter().map(|x| exp(x - largest)).sum();
             row.iter_mut().for_each(|x| *x = exp(*x - largest) / sum);
@@ -305,7 +305,7 @@ pub(super) fn ranking<'l>(
     Cow::Owned(out)
 }
 
-/// The best score of a group, or the sum of its two best.
+/// The best score of a group, or the sum of its two best scores if `two`.
 fn group_score(group: &[f32], two: bool) -> f32 {
     let mut best = [f32::NEG_INFINITY; 2];
     for &x in group {
@@ -321,7 +321,7 @@ fn group_score(group: &[f32], two: bool) -> f32 {
     }
 }
 
-/// Scores of the chosen experts: a softmax over all experts, over these only when normalised, or sigmoids.
+/// Scores of the chosen experts: sigmoids or a softmax over all experts, normalised to 1 if asked.
 fn scores(row: &[f32], chosen: &[u32], router: &Router) -> Vec<f32> {
     if router.sigmoid {
         let of = |&e: &u32| sigmoid(row[e as usize]);
@@ -356,7 +356,7 @@ pub(super) fn weights(
         .collect()
 }
 
-/// Gradient of the router's logits from that of the chosen experts' weights.
+/// Gradient of the router's logits from the gradient of the chosen experts' weights.
 pub(super) fn weights_backward(
     logits: &[f32],
     experts: usize,

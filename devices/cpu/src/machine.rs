@@ -80,7 +80,7 @@ pub struct Machine<'c> {
 }
 
 impl Machine<'_> {
-    /// Number of ranks on an axis.
+    /// The group of ranks along one of [`BLOCK_AXES`] that this rank belongs to.
     #[must_use]
     pub fn group(&self, axis: Axis) -> &Group {
         let index = BLOCK_AXES.iter().position(|&a| a == axis).unwrap_or(0);

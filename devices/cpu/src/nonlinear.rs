@@ -67,7 +67,7 @@ pub(super) fn kernels(of: Nonlinearity) -> &'static dyn Nonlinear {
     }
 }
 
-/// A gated linear unit: `out` of the gate and up projections.
+/// Writes the gated linear unit of the gate and up projections to `out`.
 pub(super) fn gated(unit: GatedUnit, out: &mut [f32], gate: &[f32], up: &[f32]) {
     match unit {
         GatedUnit::Plain(function) => kernels(function).gated(out, gate, up),
@@ -75,7 +75,7 @@ pub(super) fn gated(unit: GatedUnit, out: &mut [f32], gate: &[f32], up: &[f32]) 
     }
 }
 
-/// Backward of a gated linear unit: gradients take the places of the gate and up projections.
+/// Backward of a gated linear unit: gradients overwrite the gate and up projections.
 pub(super) fn gated_backward(unit: GatedUnit, gate: &mut [f32], up: &mut [f32], dy: &[f32]) {
     match unit {
         GatedUnit::Plain(function) => kernels(function).gated_backward(gate, up, dy),
@@ -83,10 +83,10 @@ pub(super) fn gated_backward(unit: GatedUnit, gate: &mut [f32], up: &mut [f32], 
     }
 }
 
-/// Steepness of the sigmoid in gpt-oss's gate.
+/// Factor of the sigmoid's argument in gpt-oss's gate.
 const STEEP: f32 = 1.702;
 
-/// `g ← min(g, c)·σ(1.702·min(g, c))·(clamp(u, ±c) + 1)`.
+/// `out ← min(g, c)·σ(1.702·min(g, c))·(clamp(u, ±c) + 1)`, with `g` = gate, `u` = up, `c` = limit.
 fn bounded_glu(out: &mut [f32], gate: &[f32], up: &[f32], limit: f32) {
     for ((y, g), u) in out.iter_mut().zip(gate).zip(up) {
         let bounded = g.min(limit);
@@ -94,7 +94,7 @@ fn bounded_glu(out: &mut [f32], gate: &[f32], up: &[f32], limit: f32) {
     }
 }
 
-/// Gradients in the places of gate and up projections; what lies beyond a bound has none.
+/// Overwrites gate and up projections by their gradients; the gradient of a clamped value is 0.
 fn bounded_glu_backward(gate: &mut [f32], up: &mut [f32], dy: &[f32], limit: f32) {
     for ((g, u), d) in gate.iter_mut().zip(up).zip(dy) {
         let bounded = g.min(limit);

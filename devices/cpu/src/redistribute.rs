@@ -15,7 +15,7 @@ use comm::Message;
 use dtensor::TensorInfo;
 use dtensor::placement::{Placement, Placements};
 
-/// Elements of `src` at the product of `indices` (one list per dim).
+/// Elements of `src` at the Cartesian product of `indices` (one list per dim).
 pub(crate) fn take(src: &[f32], shape: &[usize], indices: &[Vec<usize>]) -> Vec<f32> {
     let mut out = Vec::with_capacity(indices.iter().map(Vec::len).product());
     visit(shape, indices, &mut |at, run| {
@@ -34,7 +34,7 @@ pub(crate) fn put(out: &mut [f32], shape: &[usize], indices: &[Vec<usize>], src:
     });
 }
 
-/// Calls `run(offset, length)` for every run of consecutive elements at the product of `indices`.
+/// Calls `run(offset, length)` for every run of consecutive elements in the product of `indices`.
 fn visit(shape: &[usize], indices: &[Vec<usize>], run: &mut impl FnMut(usize, usize)) {
     fn go(
         base: usize,
@@ -109,7 +109,7 @@ impl Machine<'_> {
         }
     }
 
-    /// All-to-all between two shardings: each peer gets the part of its new shard that this rank holds in its old one.
+    /// Moves a tensor to another sharding: by all-gather if that is whole, else by all-to-all.
     fn exchange(
         &self,
         what: &str,

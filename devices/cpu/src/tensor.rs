@@ -104,7 +104,7 @@ impl Tensor {
         shape
     }
 
-    /// Product of all dims but the last; the last may be empty.
+    /// Product of all dims but the last, which may be 0.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.shape.iter().rev().skip(1).product()

@@ -39,7 +39,7 @@ pub(super) fn scatter(
     }
 }
 
-/// Adds the sum over `rows` of `x · y` (or of `x` alone), column by column, to one row.
+/// Adds Σ over `rows` of `value(row, column)` to the first `columns` elements of `out`.
 pub(super) fn column_sum(
     rows: impl Iterator<Item = usize>,
     out: &mut [f32],
@@ -109,7 +109,7 @@ pub(super) fn targets(logits: &[f32], columns: usize, labels: &[u32], first: u64
         .collect()
 }
 
-/// Losses of every row, and their gradients by the logits times `scale`, written over the logits.
+/// Returns the loss of every row; overwrites the logits by their gradients times `scale`.
 pub(super) fn cross_entropy(
     logits: &mut [f32],
     columns: usize,

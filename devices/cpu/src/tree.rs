@@ -79,8 +79,8 @@ impl TreeSum {
                 None => value,
             };
             match levels.remove(&(level + 1, index >> 1)) {
-                // A node of a level above covers leaves that are here too: the layout gave leaves
-                // to two ranks. It cannot happen for leaves that are inserted once.
+                // A parent is known beside its child: two ranks held the same leaves. This cannot
+                // happen for leaves that are inserted once.
                 Some(other) => levels.insert((level + 1, index >> 1), merged(value, &other)),
                 None => levels.insert((level + 1, index >> 1), value),
             };
@@ -138,8 +138,8 @@ fn merged(mut left: Vec<f32>, right: &[f32]) -> Vec<f32> {
     left
 }
 
-/// Runs of consecutive leaves of `leaf` elements in the indices a rank holds: the leaf's number and
-/// where its elements lie locally.
+/// The leaves (blocks of `leaf` elements of a dim of size `whole`) that a rank's `indices` cover:
+/// the number of each leaf and the local range of its elements.
 ///
 /// # Errors
 /// If the rank holds only part of a leaf: the index at which that part ends, or begins if it is the leaf's last part.
@@ -167,7 +167,7 @@ pub fn leaves(indices: &[u64], whole: u64, leaf: u64) -> Result<Vec<(u64, Range<
     Ok(found)
 }
 
-/// The same for ascending indices of which any may be absent, such as an expert's tokens.
+/// The same for ascending indices with gaps, such as an expert's tokens; leaves may be incomplete.
 pub(super) fn parts_of_leaves(indices: &[u64], leaf: u64) -> Vec<(u64, Range<usize>)> {
     let mut found: Vec<(u64, Range<usize>)> = Vec::new();
     for (at, &index) in indices.iter().enumerate() {

@@ -157,7 +157,7 @@ fn cache_folder() -> Option<PathBuf> {
         .or_else(|| Some(folder("HOME")?.join(".cache/vescale-plan")))
 }
 
-/// Writes a file atomically: the ranks of a job, threads or processes, compile at the same time.
+/// Writes a file atomically, because ranks of a job may compile and cache the same kernels at once.
 fn keep(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder)?;

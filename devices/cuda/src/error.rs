@@ -55,14 +55,14 @@ pub enum CudaError {
         reason: String,
     },
     /// NVML could not report a device's condition; the text says why.
-    #[error("NVML does not tell the device's condition: {0}")]
+    #[error("NVML does not report the device's condition: {0}")]
     Facts(String),
     /// A source file of kernels does not compile.
     #[error("{file} does not compile for {architecture}: {log}")]
     Compile {
         /// Name of the source file.
         file: String,
-        /// Architecture it was compiled for, such as `sm_90`.
+        /// The NVRTC option with the architecture, such as `--gpu-architecture=sm_90`.
         architecture: String,
         /// The compiler's log.
         log: String,
@@ -72,13 +72,13 @@ pub enum CudaError {
     OutOfMemory {
         /// Bytes asked for.
         asked: u64,
-        /// Bytes held by this process's tensors on the device.
+        /// Bytes in use on the device, or only those of this process's tensors.
         live: u64,
         /// Bytes that are free on the device.
         free: u64,
     },
     /// During graph capture, something was asked for that needs the host.
-    #[error("{what} cannot be part of captured work: it needs the host every time")]
+    #[error("{what} cannot be captured in a CUDA graph: it needs the host at every replay")]
     Captured {
         /// The operation that was asked for.
         what: &'static str,

@@ -22,7 +22,7 @@ pub struct Condition {
     pub power_watts: [u32; 2],
 }
 
-/// Reads the current condition of the GPU of this number.
+/// Reads the current condition of the GPU with this ordinal.
 ///
 /// # Errors
 /// When NVML is missing or does not know the device.

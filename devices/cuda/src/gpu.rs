@@ -24,7 +24,7 @@ use dtensor::CausalAttention;
 /// Bytes of dynamic shared memory that a kernel may use without opting in to more.
 const PLAIN_SHARED: u32 = 48 << 10;
 
-/// Bytes of pinned staging memory for copies to the GPU. When all are in use, the host waits for the GPU.
+/// Bytes of pinned staging memory for copies to the GPU. If it is full, the host waits for the GPU.
 const STAGED: usize = 16 << 20;
 
 /// A GPU of this machine.
@@ -35,16 +35,16 @@ pub struct Gpu {
     attentions: OnceCell<Result<Attentions, CudaError>>,
     device: CUdevice,
     stream: CUstream,
-    /// Pinned memory that holds bytes on their way to the GPU until it has read them: a copy from a caller's own memory
-    /// may read it even after the call returned (CUDA's "API synchronization behavior").
+    /// Pinned memory that holds bytes until the GPU has read them. A copy straight from a caller's
+    /// memory may read it even after the call returned (CUDA's "API synchronization behavior").
     staging: *mut u8,
-    /// Bytes of it that the GPU may still read: those written since the host last synchronized.
+    /// Bytes of `staging` that the GPU may still read: those written since the last synchronize.
     staged: Cell<usize>,
     capability: [u32; 2],
     multiprocessors: u32,
     modules: RefCell<HashMap<(Source, Head), CUmodule>>,
     functions: RefCell<HashMap<Kernel, CUfunction>>,
-    /// Kernels and products queued so far.
+    /// Events recorded by `mark` since the last call of `laps`.
     marks: RefCell<Vec<Event>>,
     /// Whether work is being captured into a graph instead of run.
     capturing: Cell<bool>,
@@ -57,7 +57,7 @@ pub struct Event {
     handle: CUevent,
 }
 
-/// A CUDA stream beside the GPU's own, such as that of a group's collectives.
+/// A CUDA stream beside the GPU's own, such as one for a group's collectives.
 pub struct Stream {
     handle: CUstream,
 }
@@ -123,7 +123,7 @@ impl Gpu {
         })
     }
 
-    /// Its stream, for libraries that queue work on it themselves.
+    /// The GPU's own stream, for libraries that queue work on it themselves.
     pub(crate) fn stream(&self) -> CUstream {
         self.stream
     }
@@ -172,13 +172,13 @@ impl Gpu {
         self.event_on(side.handle, CUevent_flags::CU_EVENT_DISABLE_TIMING)
     }
 
-    /// Makes work queued from now on wait for an event.
+    /// Makes work queued from now on, on the GPU's own stream, wait for an event.
     pub fn join(&self, event: &Event) -> Result<(), CudaError> {
         // SAFETY: both are of this context.
         unsafe { call!(driver::cuStreamWaitEvent(self.stream, event.handle, 0)) }
     }
 
-    /// Destroys all captured graphs; what is running completes.
+    /// Destroys all captured graphs; replays that are already queued still complete.
     pub fn forget_captured(&self) {
         let graphs = self.graphs.borrow().len();
         for at in 0..graphs {
@@ -230,7 +230,7 @@ impl Gpu {
             ))
         }?;
         if shared > PLAIN_SHARED {
-            // SAFETY: a kernel asks for the same amount whenever it runs.
+            // SAFETY: a kernel is always launched with the same amount of shared memory.
             unsafe {
                 call!(driver::cuFuncSetAttribute(
                     function,
@@ -261,7 +261,7 @@ impl Launcher for Gpu {
             if part.len() > STAGED - self.staged.get() {
                 self.synchronize()?;
             }
-            // SAFETY: nothing reads what is beyond; the caller allocated as much on the device.
+            // SAFETY: the GPU reads no staging memory from `staged` on; the caller allocated `to`.
             unsafe {
                 let from = self.staging.add(self.staged.get());
                 std::ptr::copy_nonoverlapping(part.as_ptr(), from, part.len());
@@ -282,7 +282,7 @@ impl Launcher for Gpu {
         if bytes.is_empty() {
             return Ok(());
         }
-        // SAFETY: the caller allocated as much; the bytes are not looked at before all work is done.
+        // SAFETY: the caller allocated the source; nobody reads `bytes` before the synchronization.
         unsafe {
             call!(driver::cuMemcpyDtoHAsync_v2(
                 bytes.as_mut_ptr().cast(),
@@ -298,7 +298,7 @@ impl Launcher for Gpu {
         if bytes == 0 {
             return Ok(());
         }
-        // SAFETY: the caller allocated as much.
+        // SAFETY: the caller allocated both ranges.
         unsafe {
             call!(driver::cuMemcpyDtoDAsync_v2(
                 to,
@@ -313,7 +313,7 @@ impl Launcher for Gpu {
         if bytes == 0 {
             return Ok(());
         }
-        // SAFETY: the caller allocated as much.
+        // SAFETY: the caller allocated the range.
         unsafe {
             call!(driver::cuMemsetD8Async(
                 to,
@@ -412,7 +412,7 @@ impl Launcher for Gpu {
     fn end_capture(&self) -> Result<GraphId, CudaError> {
         self.capturing.set(false);
         let mut graph = std::ptr::null_mut();
-        // SAFETY: begun before.
+        // SAFETY: the capture of this stream was begun before.
         unsafe { call!(driver::cuStreamEndCapture(self.stream, &raw mut graph)) }?;
         let mut executable = std::ptr::null_mut();
         // SAFETY: the graph was made above and is destroyed below.
@@ -440,8 +440,8 @@ impl Launcher for Gpu {
 
     fn forget(&self, GraphId(at): GraphId) {
         if let Some(executable) = self.graphs.borrow_mut()[at].take() {
-            // SAFETY: instantiated here, used no more. The driver keeps it until it has run. Nothing can
-            // be done where it fails.
+            // SAFETY: instantiated here, used no more; a launched graph still runs to its end. A
+            // failure here cannot be handled.
             let _ = unsafe { call!(driver::cuGraphExecDestroy(executable)) };
         }
     }
@@ -470,7 +470,7 @@ impl Event {
         }
     }
 
-    /// Seconds from another event to this one, after waiting for it.
+    /// Waits for this event; returns the seconds from `start` to it.
     ///
     /// # Errors
     /// When work before it failed.
@@ -497,7 +497,7 @@ impl std::fmt::Debug for Event {
 }
 
 impl Stream {
-    /// The stream as libraries take it.
+    /// The raw handle, as libraries take it.
     pub(crate) fn handle(&self) -> CUstream {
         self.handle
     }
@@ -505,15 +505,15 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // SAFETY: made by this driver, used no more; its work goes on to its end. Nothing can be done where
-        // it fails.
+        // SAFETY: made by this driver, used no more; work queued on it still completes. A failure
+        // here cannot be handled.
         let _ = unsafe { call!(driver::cuStreamDestroy_v2(self.handle)) };
     }
 }
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: made by this driver, used no more. Nothing can be done where it fails.
+        // SAFETY: made by this driver, used no more. A failure here cannot be handled.
         let _ = unsafe { call!(driver::cuEventDestroy_v2(self.handle)) };
     }
 }
@@ -523,8 +523,8 @@ impl Drop for Gpu {
         let modules = std::mem::take(&mut *self.modules.borrow_mut());
         self.marks.borrow_mut().clear();
         self.forget_captured();
-        // SAFETY: all of them are of this context, which is released last. Nothing can be done where one
-        // fails.
+        // SAFETY: all of them belong to this context, which is released last. Failures here cannot
+        // be handled.
         unsafe {
             let _ = call!(driver::cuStreamSynchronize(self.stream));
             self.products.release();

@@ -1,21 +1,21 @@
-//! CUDA graphs: work of a device that is captured once, replayed by one call, and owns its memory.
+//! CUDA graphs: work of a device, captured once and replayed by one call. A graph owns its memory.
 
 use super::error::CudaError;
 use super::launcher::GraphId;
 use super::memory::Reserved;
 use super::tensor::Device;
 
-/// Captured work. It replays with the addresses and numbers that it was captured with: what changes between replays
-/// must lie in memory that the host writes before.
+/// A captured CUDA graph. It replays with the addresses and numbers of its capture: values that
+/// change between replays must be in memory that the host writes before a replay.
 pub struct Graph {
     device: Device,
     id: GraphId,
-    /// The memory that the graph uses, given to no one else while the graph lives.
+    /// Memory that the graph uses; no other tensor gets it while the graph lives.
     _pieces: Reserved,
 }
 
 impl Device {
-    /// Begins capture: work is recorded instead of run. Run it once before, so that its kernels are compiled.
+    /// Begins capture: work is recorded, not run. Run it once before, so that kernels are compiled.
     ///
     /// # Errors
     /// When the device fails.
@@ -25,7 +25,7 @@ impl Device {
         Ok(())
     }
 
-    /// Ends capture, also after a failure; returns the graph.
+    /// Ends capture and returns the graph. Call it after a failure too.
     ///
     /// # Errors
     /// When something that was asked for cannot be captured.

@@ -270,7 +270,7 @@ pub trait Launcher {
     /// # Errors
     /// When the device fails.
     fn mark(&self) -> Result<(), CudaError>;
-    /// Seconds between consecutive marks recorded so far; they are then forgotten.
+    /// Seconds between consecutive marks since the last call; the marks are then discarded.
     ///
     /// # Errors
     /// When work before a mark failed.
@@ -280,13 +280,13 @@ pub trait Launcher {
     /// # Errors
     /// When any of it failed.
     fn synchronize(&self) -> Result<(), CudaError>;
-    /// Begins capture: work is recorded instead of run, with its addresses and arguments. The host must neither write
-    /// nor read until [`Launcher::end_capture`].
+    /// Begins capture: work is recorded with its addresses and arguments, not run. The host must
+    /// neither write nor read device memory until [`Launcher::end_capture`].
     ///
     /// # Errors
     /// When the device fails.
     fn begin_capture(&self) -> Result<(), CudaError>;
-    /// Ends capture, also after a failure; returns the recorded work. Work runs again from here on.
+    /// Ends capture, also after a failure; returns the captured work. Work queued later runs again.
     ///
     /// # Errors
     /// When what was asked for cannot be recorded.
@@ -319,7 +319,7 @@ pub struct StreamArgument {
 }
 
 impl StreamArgument {
-    /// The random stream of an operator, in the step whose number lies at address `step` when the kernel runs.
+    /// The random stream of an operator; every run reads the number of the step at address `step`.
     #[must_use]
     pub fn new(stream: Stream, step: Address) -> Self {
         let (key, [_, operator]) = stream.words();
@@ -332,7 +332,7 @@ impl StreamArgument {
     }
 }
 
-/// Where a tensor lies in the global one, for dropout: `struct Place` of `elementwise.cu`.
+/// Position of a local tensor in the global one, for dropout: `struct Place` of `elementwise.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Place {

@@ -30,7 +30,7 @@ pub const LIBRARIES: [Name; 6] = [
 ];
 
 impl Name {
-    /// Its file names, newest version first.
+    /// The library's file names, newest version first.
     #[must_use]
     pub fn files(self) -> &'static [&'static str] {
         match self {
@@ -43,7 +43,7 @@ impl Name {
         }
     }
 
-    /// How to install it, for error messages.
+    /// How to install the library, for error messages.
     #[must_use]
     pub fn remedy(self) -> &'static str {
         match self {

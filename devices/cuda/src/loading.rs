@@ -30,7 +30,7 @@ pub struct Loaded {
 }
 
 impl Name {
-    /// Loads it, once per process, from the first of its files that exists.
+    /// Loads the library, once per process, from the first of its files that can be loaded.
     ///
     /// # Errors
     /// When no file can be loaded.
@@ -60,8 +60,8 @@ impl Name {
         })
     }
 
-    /// Loads the libraries that this one opens by name although they lie beside it, such as NVRTC 13.0's built-in
-    /// functions.
+    /// Loads libraries in this one's folder that it opens by bare name, such as NVRTC 13.0's
+    /// built-in functions.
     fn open_parts(self, path: &Path) {
         let folder = path
             .parent()
@@ -69,7 +69,7 @@ impl Name {
         for part in folder.map(files).unwrap_or_default() {
             let name = part.file_name().map(|name| name.to_string_lossy());
             if name.is_some_and(|name| name.starts_with("libnvrtc-builtins.so")) {
-                // SAFETY: as of the library. One that does not load is missed when kernels are compiled.
+                // SAFETY: as for the library itself. If it does not load, compiling fails later.
                 let _ = unsafe { Library::new(&part) }.map(std::mem::forget);
             }
         }
@@ -98,7 +98,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 /// A function pointer, cached at its call site.
 pub(crate) type Found = OnceLock<unsafe extern "C" fn()>;
 
-/// Finds the function of a library that has the signature of `declared`; its result is returned as a number.
+/// Finds a function of a library with the signature of `declared`, but returning a plain number.
 ///
 /// # Errors
 /// When the library or the function is missing.
@@ -112,7 +112,7 @@ pub(crate) fn function<S: Signature>(
         Some(function) => *function,
         None => {
             let loaded = library.open()?;
-            // SAFETY: a function, whose type is put right below.
+            // SAFETY: a function, whose type is corrected below.
             let function = unsafe { loaded.library.get::<unsafe extern "C" fn()>(name) };
             let function = function.map_err(|_| CudaError::Function {
                 library,
@@ -122,7 +122,7 @@ pub(crate) fn function<S: Signature>(
             *found.get_or_init(|| *function)
         }
     };
-    // SAFETY: both are pointers to functions; the type is that of the header, but for the code.
+    // SAFETY: both are function pointers; the type is the header's, with a number for the code.
     Ok(unsafe { std::mem::transmute_copy(&function) })
 }
 

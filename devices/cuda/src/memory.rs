@@ -39,7 +39,7 @@ struct State {
 /// State of a capture under way.
 #[derive(Debug, Default)]
 struct Recording {
-    /// Those of its pieces that are free for reuse within the capture, by size.
+    /// Its pieces that are free for reuse within the capture, by size.
     free: BTreeMap<u64, Vec<Address>>,
     /// All pieces that it owns.
     pieces: BTreeSet<Address>,
@@ -160,7 +160,7 @@ impl Memory {
         self.state.borrow().recording.is_some()
     }
 
-    /// Allocates from the device; when that is full, frees all cached pieces and tries again.
+    /// Allocates from the device; if full, frees cached pieces and retries, except during capture.
     fn more(&self, size: u64) -> Result<Address, CudaError> {
         match self.launcher.allocate(size) {
             Err(CudaError::OutOfMemory { free, .. }) if !self.is_recording() => {

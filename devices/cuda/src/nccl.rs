@@ -397,7 +397,7 @@ impl NcclGroup {
                 library: Name::Nccl,
                 call: "ncclCommAbort",
                 code: 0,
-                reason: "the group was given up before".to_owned(),
+                reason: "the group was aborted before".to_owned(),
             }),
         }
     }
@@ -473,8 +473,8 @@ impl Drop for NcclGroup {
         if self.aborted.get() {
             return;
         }
-        // SAFETY: used no more. What may still wait for a peer is given up, for it would be waited for.
-        // Nothing can be done where it fails.
+        // SAFETY: used no more. Work that may still wait for a peer is aborted, because destroying
+        // waits for it. A failure here cannot be handled.
         let _ = unsafe {
             match self.open.get() {
                 false => call!(nccl::ncclCommDestroy(self.comm)),

@@ -38,7 +38,7 @@ pub const EIGHT_BITS: [u32; 2] = [8, 9];
 /// (karpathy/llm.c#591, sgl-project/sglang#34350).
 const FUSES_GELU: [u32; 2] = [9, 10];
 
-/// cuBLASLt bound to one stream, with the plans made so far.
+/// cuBLASLt with its workspace, and the plans made so far.
 pub(super) struct Products {
     handle: cublasLtHandle_t,
     workspace: u64,
@@ -96,7 +96,7 @@ impl Shape {
     }
 }
 
-/// The largest power of two that divides an address, up to what algorithms ask for.
+/// The largest power of two that divides an address, at most 256.
 fn alignment(address: Address) -> u32 {
     1 << address.trailing_zeros().min(8)
 }
@@ -210,7 +210,7 @@ impl Products {
         if m == 0 || n == 0 || product.accumulate {
             return Ok(());
         }
-        let reason = "nothing to contract";
+        let reason = "an empty contracted dim";
         Err(CudaError::unsupported("a product", "cuBLASLt", reason))
     }
 
@@ -244,7 +244,7 @@ impl Products {
             (Compute::Tf32, Element::Plain(DType::F32)) => Computed::CUBLAS_COMPUTE_32F_FAST_TF32,
             _ => Computed::CUBLAS_COMPUTE_32F,
         };
-        // SAFETY: kept for the life of this, whose plans are few.
+        // SAFETY: `release` destroys it, with its plan.
         unsafe {
             call!(cublaslt::cublasLtMatmulDescCreate(
                 &raw mut handle,
@@ -268,7 +268,7 @@ impl Products {
         let layout = |kind, rows: u64, columns: u64| -> Result<_, CudaError> {
             let mut layout = std::ptr::null_mut();
             let stride = columns as i64;
-            // SAFETY: kept as the product is.
+            // SAFETY: `release` destroys it, with its plan.
             unsafe {
                 call!(cublaslt::cublasLtMatrixLayoutCreate(
                     &raw mut layout,
@@ -323,8 +323,8 @@ impl Products {
         Ok(())
     }
 
-    /// Workspace size and alignments that an algorithm may rely on. Parts of a sum are added in 32 bits: by default
-    /// cuBLASLt also adds them in the type of the result, which on an H200 was two roundings to bf16 off.
+    /// Workspace size and alignments that an algorithm may rely on, and partial sums in 32 bits:
+    /// the default allows sums in the result's type, which on an H200 were two bf16 roundings off.
     fn preference(&self, alignments: [u32; 4]) -> Result<cublasLtMatmulPreference_t, CudaError> {
         let mut preference = std::ptr::null_mut();
         // SAFETY: the caller destroys it.
@@ -441,7 +441,7 @@ impl Products {
     /// No queued work may still use it, and it must not be used afterwards.
     pub(super) unsafe fn release(&self) {
         for plan in self.plans.borrow_mut().drain().map(|(_, plan)| plan) {
-            // SAFETY: made here, used no more; nothing can be done where it fails.
+            // SAFETY: made here, used no more; a failure here cannot be handled.
             unsafe {
                 let _ = call!(cublaslt::cublasLtMatmulDescDestroy(plan.product));
                 for layout in plan.layouts {

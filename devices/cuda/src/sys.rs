@@ -100,7 +100,7 @@ fn reason(library: Name, code: i32) -> String {
             (14, "internal error"),
             (15, "no algorithm for these operands"),
         ],
-        // Blocks of a thousand codes.
+        // The thousands of a code say its kind.
         Name::Cudnn => &[
             (1, "not initialised"),
             (2, "bad parameter"),

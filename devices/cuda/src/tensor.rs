@@ -96,7 +96,7 @@ impl Device {
         Ok(here)
     }
 
-    /// Overwrites a tensor with elements given in 32 bits.
+    /// Overwrites a 32-bit tensor.
     ///
     /// # Errors
     /// When the device fails.
@@ -208,7 +208,7 @@ impl Tensor {
         }
     }
 
-    /// A view from this tensor's first element on that is `times` as long, if the buffer is large enough.
+    /// A view `times` as long from the same first element; `None` if the buffer is too small.
     pub(super) fn extended(&self, times: usize) -> Option<Self> {
         let end = self.start + times as u64 * self.bytes();
         (end <= self.buffer.bytes).then(|| Self {

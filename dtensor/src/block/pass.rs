@@ -145,8 +145,8 @@ pub fn forward<P: Pass>(
     })
 }
 
-/// Runs backward of a micro-batch through `block`, or one half of it. `gradient` is that of the block's output; it is
-/// `None` for the loss block and for the weight half. Returns the gradient of the block's input.
+/// Runs backward of a micro-batch through `block`, or one half of it. `gradient` is the gradient of
+/// the output, `None` for the loss block and the weight half. Returns the input's gradient, if any.
 pub fn backward<P: Pass>(
     block: &Block,
     mut run: P,

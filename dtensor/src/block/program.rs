@@ -35,8 +35,8 @@ pub enum Half {
 pub enum Attention {
     /// As separate operators: scores, softmax, dropout and context, each writing a tensor.
     Pieces,
-    /// As one fused kernel. Of the intermediates only the log-sum-exps of the scores exist, in place of the scores;
-    /// backward also reads the output.
+    /// As one fused kernel. It leaves no intermediates but the log-sum-exps of the scores, in the
+    /// storage of the scores; backward reads them and the output.
     Fused,
 }
 
@@ -137,7 +137,7 @@ impl Block {
         block
     }
 
-    /// The tensor that owns a tensor's memory: the tensor itself, unless it is a view.
+    /// Storage number of a tensor: its own, or of the tensor that it is an alias of.
     #[must_use]
     pub fn storage(&self, id: TensorId) -> u32 {
         self.trace.tensor(id).storage.0
@@ -203,8 +203,8 @@ impl Block {
         outputs.map(|&id| self.storage(id))
     }
 
-    /// Whether backward reads a tensor made in forward: either it is kept, or `half` says that forward is being
-    /// recomputed.
+    /// Whether backward reads a tensor made in forward: kept ones, or all while backward recomputes
+    /// forward (`half` is set).
     pub fn stays(&self, id: TensorId, half: Option<Half>) -> bool {
         half.is_some() || self.kept.contains(&self.storage(id))
     }

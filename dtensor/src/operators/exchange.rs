@@ -62,8 +62,8 @@ impl Tape<'_> {
         Ok(x)
     }
 
-    /// The same tensor for a branch that leaves a stream of the model. The branch's gradients are added up by themselves
-    /// and then to the stream's, in the same order whether or not the branch begins with a redistribution.
+    /// An alias of `x` for a branch off a stream of the model. The branch's gradients are summed
+    /// first, then added to the stream's, whether or not the branch starts with a redistribution.
     pub fn branch(&mut self, x: &DTensor) -> DTensor {
         let (out, placement) = (self.alias(x, x.placements), x.placements.on(Axis::Tp));
         self.redistributed((Axis::Tp, placement, placement), None, [x, &out]);
@@ -215,7 +215,7 @@ impl Tape<'_> {
 }
 
 impl Redistribution {
-    /// Derives the gradient of the input from that of the output.
+    /// Derives the gradient of the input from the gradient of the output.
     pub(super) fn backward(
         self,
         backward: &mut Backward<'_, '_>,

@@ -10,8 +10,8 @@ use crate::tape::{DTensor, Tape, no_rule};
 use crate::tensor::TensorRole;
 
 impl Tape<'_> {
-    /// Top-k routing over `logits: […, experts]`: saves probabilities and chosen indices. Returns the weights of the
-    /// chosen experts.
+    /// Top-k routing over `logits: […, experts]`. Returns the weights of the chosen experts; saves
+    /// the logits, these weights and the chosen indices.
     pub fn top_k(&mut self, scope: &str, logits: &DTensor, k: u64, route: Route) -> DTensor {
         let mut shape = logits.shape.clone();
         *shape.last_mut().expect("logits have a last dim") = k;
@@ -66,7 +66,7 @@ impl Tape<'_> {
         out
     }
 
-    /// Adds up rows into tokens, as they are.
+    /// Adds up rows into tokens, without weights.
     pub fn unpermute_plain(&mut self, scope: &str, rows: &DTensor, like: &DTensor) -> DTensor {
         let out = self.like(scope, like, like.dtype);
         let operator = Operator::Expert(Expert::PlainUnpermute);
@@ -90,7 +90,7 @@ impl Tape<'_> {
 }
 
 impl Expert {
-    /// One kernel; for a bias, the gradient passes through and the bias's own is the sum of its expert's rows.
+    /// One operator. A bias passes the gradient on; its own is the sum of each expert's rows.
     pub(super) fn backward(self, to: &mut Backward<'_, '_>, of: Of<'_>, gradient: DTensor) {
         let operator = Gradient::Expert(of.index, self);
         match self {

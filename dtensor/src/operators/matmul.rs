@@ -99,8 +99,8 @@ impl Gemm {
 }
 
 impl Product {
-    /// Appends two GEMMs: the gradient of the input (dgrad), and that of the weight (wgrad), which goes to the
-    /// gradient sums. A frozen weight has none.
+    /// Appends two GEMMs: the gradient of the input (dgrad) and, unless the weight is frozen, the
+    /// gradient of the weight (wgrad), which is added to the gradient sums.
     pub(super) fn backward(
         self,
         to: &mut Backward<'_, '_>,

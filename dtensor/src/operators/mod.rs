@@ -37,7 +37,7 @@ impl Tape<'_> {
     }
 }
 
-/// Derives the gradients of a record's inputs from that of its output.
+/// Derives the gradients of a record's inputs from the gradient of its output.
 fn undo(backward: &mut Backward<'_, '_>, record: &Record) -> Result<(), DTensorError> {
     if let Recorded::Ring(op, collective) = record.what {
         // Keys and values go around the ring again, with their gradients.

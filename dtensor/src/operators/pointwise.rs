@@ -78,7 +78,7 @@ impl Tape<'_> {
         self.pointwise(scope, Pointwise::Temperature(temperature), &[x], &[])
     }
 
-    /// RMS norm without a weight of every `width` columns. Saves its input.
+    /// RMS norm, without a weight, of every run of `width` columns. Saves its input.
     pub fn unit_norm(&mut self, scope: &str, x: &DTensor, width: u64, epsilon: f64) -> DTensor {
         let norm = Pointwise::UnitNorm { width, epsilon };
         self.pointwise(scope, norm, &[x], &[x.id])
@@ -97,7 +97,7 @@ impl Tape<'_> {
         self.gated(scope, ("gate", Pointwise::Gate), x, gate)
     }
 
-    /// Multiplies every element of `x` by the sigmoid of the gate's. Saves both inputs.
+    /// Multiplies every element of `x` by the sigmoid of the gate's element. Saves both inputs.
     ///
     /// # Errors
     /// When the placements of the gate differ from those of `x`.
@@ -192,7 +192,7 @@ impl Tape<'_> {
 }
 
 impl Pointwise {
-    /// One kernel; for a bias, the gradient passes through and the bias's own is the column sum.
+    /// One operator. A bias passes the gradient on; its own gradient is the column sum.
     pub(super) fn backward(self, to: &mut Backward<'_, '_>, of: Of<'_>, gradient: DTensor) {
         let operator = Gradient::Pointwise(of.index, self);
         match self {

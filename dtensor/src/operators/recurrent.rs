@@ -21,11 +21,11 @@ use crate::tensor::{TensorId, TensorRole};
 const SEQUENCE: usize = 1;
 
 impl Tape<'_> {
-    /// Convolution of every channel of `inputs: [b, s, c]`, side by side, over the `kernel` tokens up to its own, then SiLU.
-    /// `weight: [channels, 1, kernel]`; a bias has a number per channel. Saves its inputs.
+    /// Causal convolution over `kernel` tokens, then SiLU, of all channels of the concatenated
+    /// `inputs` `[b, s, c]`. `weight: [channels, 1, kernel]`; one bias per channel. Saves `inputs`.
     ///
     /// # Errors
-    /// When the sequence is sharded, or channels are sharded otherwise than the weight.
+    /// When the sequence is sharded, or channels are not sharded as the weight is.
     pub fn causal_convolution(
         &mut self,
         scope: &str,
@@ -123,7 +123,7 @@ impl Tape<'_> {
     /// and a statistic per norm.
     ///
     /// # Errors
-    /// When the gate is sharded otherwise than `x`.
+    /// When the gate is not sharded as `x` is.
     pub fn gated_norm(
         &mut self,
         scope: &str,
@@ -150,7 +150,7 @@ impl Tape<'_> {
         (BLOCK_AXES.into_iter()).filter(move |&axis| mesh.size(axis) > 1)
     }
 
-    /// Refuses inputs of which a rank has only some tokens, or which are split differently.
+    /// Returns an error if the sequence is sharded, or if the inputs are not sharded alike.
     fn in_whole_sequences(
         &self,
         operator: &'static str,
@@ -179,7 +179,7 @@ fn whole_sequence(placement: Placement) -> bool {
 }
 
 impl Recurrent {
-    /// One operator, which also adds to the gradients of its weights; a recurrence's writes its states' gradients beside.
+    /// One operator, which also adds to its weights' gradients; a scan's writes the states' too.
     pub(super) fn backward(self, to: &mut Backward<'_, '_>, of: Of<'_>, gradient: &DTensor) {
         let operator = Gradient::Recurrent(of.index, self);
         to.push_one(of, gradient, operator, |_, placed| placed);
@@ -228,7 +228,7 @@ pub struct ScanWork {
 }
 
 impl Scan {
-    /// Shape of a tensor with so many numbers per token and head.
+    /// Shape of a tensor with `numbers` elements per token and head.
     fn per_head(&self, numbers: u64) -> Vec<u64> {
         vec![self.batch, self.length, self.heads * numbers]
     }
@@ -255,7 +255,7 @@ impl Scan {
         vec![self.batch * heads, self.length, rows, columns, self.chunk]
     }
 
-    /// What the kernels of forward, or of backward, do when tensors have this type.
+    /// Work of the kernels of forward, or of backward, for tensors of this type.
     #[must_use]
     pub fn work(&self, dtype: DType, backward: bool) -> ScanWork {
         let size = dtype.size() as f64;

@@ -73,7 +73,7 @@ impl Tape<'_> {
 }
 
 impl Token {
-    /// A table's gradient goes to the gradient sums; that of the logits was already written over them in forward.
+    /// A table's gradient is added to the gradient sums; the logits' overwrote them in forward.
     pub(super) fn backward(self, to: &mut Backward<'_, '_>, of: Of<'_>, gradient: DTensor) {
         let operator = Gradient::Token(of.index, self);
         match self {

@@ -25,7 +25,7 @@ pub(super) struct Moving<D: Device> {
     pub(super) terms: Option<D::Moving>,
 }
 
-/// Groups gradients into buckets of at least `size` bytes, from the last block, whose gradients come first, backwards.
+/// Groups gradients into buckets of at least `size` bytes but for the last, from the last block on.
 pub(super) fn buckets(slots: &[Slot], size: Bytes) -> Vec<Bucket> {
     let mut buckets: Vec<Bucket> = Vec::new();
     for kind in [Kind::Dense, Kind::Expert] {

@@ -95,7 +95,7 @@ impl<D: Device> States<D> {
         Ok(())
     }
 
-    /// Sums over tensor parallelism those gradients of a bucket that each rank has of its own tokens only.
+    /// All-reduces over tensor parallelism the gradients that each rank has from its own tokens.
     fn sum_over_tp(&mut self, device: &D, bucket: &Bucket) -> Result<(), D::Error> {
         let partition = &mut self.partitions[bucket.partition];
         let running = self.running[bucket.partition].as_mut();

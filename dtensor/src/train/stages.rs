@@ -22,7 +22,7 @@ pub struct Plan<'p> {
     pub actions: &'p [Action],
     /// The rank that runs each virtual stage of the model, as this rank's pipeline peer.
     pub peers: Vec<usize>,
-    /// For every receive of this rank, which of its own earlier sends must have arrived by then: their buffers are free.
+    /// For every receive, the earlier sends of this rank that have arrived by then (free buffers).
     pub arrived: Arrived,
     /// Shape and type of the activation that one stage sends to the next.
     pub hidden: (Vec<usize>, DType),

@@ -275,7 +275,7 @@ impl<D: Device> States<D> {
         device.add(&mut partition.gradient, place, (other, terms))
     }
 
-    /// The gradients that this rank counts in the global norm, without the slot `skip`.
+    /// Gradients that this rank, at index `tp` of its group, counts in the norm; not slot `skip`.
     pub fn measured(
         &self,
         tp: u64,
@@ -357,7 +357,7 @@ impl<D: Device> States<D> {
         self.take_values(device)
     }
 
-    /// Whether this rank is the one that counts a slot in sums, among the ranks that hold the same elements.
+    /// Whether this rank, of tensor-parallel index `tp`, counts a slot in sums over all ranks.
     #[must_use]
     pub fn speaks_for(&self, slot: &Slot, tp: u64) -> bool {
         self.partition(slot).sharing.speaks

@@ -165,7 +165,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Gradients of both parts of a join; that of the shared columns is a sum over heads.
+    /// Gradients of both parts of a join; the shared columns get the sum over heads.
     pub(super) fn join_backward(
         &mut self,
         op: &Op<Gradient>,

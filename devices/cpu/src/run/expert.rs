@@ -38,7 +38,7 @@ impl Run<'_> {
         let p = weights(&data, experts, (&route.chosen, top_k), &rule.router);
         let shape = logits.with_columns(top_k);
         self.put_tensor(op.outputs[0], shape, p);
-        // Only the indices are saved with the operator; the route is looked up by them.
+        // The saved indices tensor holds the route, so that its bytes count; backward reads `held`.
         if let Some(&indices) = op.saved.last() {
             self.set(indices, Value::Route(Arc::clone(&route)));
         }

@@ -38,8 +38,8 @@ pub fn forward(block: &Block, context: &Context<'_>, input: Option<Tensor>) -> R
     pass::forward(block, Run::new(block, context), input)
 }
 
-/// Runs the backward of a micro-batch, or its input or weight half. `gradient` is that of the output; the loss block
-/// needs none, nor does the weight half. Returns the gradient of the input.
+/// Runs the backward of a micro-batch, or its input or weight half. `gradient` is the output's; the
+/// loss block and the weight half need none. Returns the input's gradient, if it is computed.
 ///
 /// # Errors
 /// When communication stops or an operator has no kernel.

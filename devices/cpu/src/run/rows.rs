@@ -67,9 +67,9 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Adds to a vector parameter's gradient the sum of `value(row, column)` over the rows of `like`,
-    /// each of which is `heads` rows of `columns`. Exact mode has a leaf for every token leaf and
-    /// head, because ranks may share out either.
+    /// Adds the sum of `value(row, column)` over the rows of `like` to a vector parameter's
+    /// gradient. A row of `like` is `heads` rows of `columns`. Exact mode has a leaf for every
+    /// token leaf and head, because either may be sharded.
     pub(super) fn token_sum(
         &self,
         sink: &mut dyn GradientSink,
@@ -234,7 +234,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The gradient of an elementwise function: `each` turns its inputs into it, in place.
+    /// The gradient of an elementwise function: `each(x, dy)` overwrites inputs by their gradients.
     fn derivative(
         &self,
         dy: &Tensor,

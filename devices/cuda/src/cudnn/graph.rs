@@ -69,7 +69,7 @@ impl Descriptor {
         values: &[T],
     ) -> Result<Self, CudaError> {
         let (of, count) = (T::TYPE, values.len() as i64);
-        // SAFETY: so many values of the attribute's type.
+        // SAFETY: `values` has `count` values of the attribute's type.
         unsafe {
             let values = values.as_ptr().cast();
             call!(cudnn::cudnnBackendSetAttribute(
@@ -104,7 +104,7 @@ impl Descriptor {
 
 impl Drop for Descriptor {
     fn drop(&mut self) {
-        // SAFETY: made by this library, used no more. Nothing can be done where it fails.
+        // SAFETY: made by this library, used no more. A failure here cannot be handled.
         let _ = unsafe { call!(cudnn::cudnnBackendDestroyDescriptor(self.handle)) };
     }
 }
@@ -281,7 +281,7 @@ impl Graph {
         self.elementwise(what, [Some(x), b, Some(y), None])
     }
 
-    /// The index of every element of `x` along an axis.
+    /// `y` is the index of every element of `x` along an axis.
     pub(super) fn index(&mut self, x: Id, axis: i64, y: Id) -> Result<(), CudaError> {
         let what = self.pointwise_kind(CUDNN_POINTWISE_GEN_INDEX, CUDNN_DATA_FLOAT, Some(axis))?;
         self.elementwise(what, [Some(x), None, Some(y), None])
@@ -314,7 +314,7 @@ impl Graph {
         )
     }
 
-    /// Reduces `x` along the axes in which `y` has size one, or fewer heads.
+    /// Reduces `x` to `y` along the axes where `y` is smaller: of size one, or with fewer heads.
     pub(super) fn reduce(
         &mut self,
         how: cudnnReduceTensorOp_t,
@@ -345,7 +345,7 @@ impl Graph {
         self.operator(CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR, &says, None)
     }
 
-    /// Finalizes the first of the engine configurations proposed by heuristics that the library accepts.
+    /// Makes a plan of the first engine configuration, as heuristics rank them, that cuDNN accepts.
     ///
     /// # Errors
     /// When none is accepted: the error of the last one.
@@ -381,7 +381,7 @@ impl Graph {
         let mut engines: Vec<Descriptor> = engines.collect::<Result<_, _>>()?;
         let mut handles: Vec<_> = engines.iter().map(|e| e.handle).collect();
         let mut found = 0;
-        // SAFETY: room for as many descriptors as are asked for, all of that kind.
+        // SAFETY: `handles` has room for `CHOICES` descriptors, all of that kind.
         unsafe {
             call!(cudnn::cudnnBackendGetAttribute(
                 heuristics.handle,

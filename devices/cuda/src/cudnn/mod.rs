@@ -24,8 +24,8 @@ use attention::{Backward, Forward, Numbers};
 use dtensor::CausalAttention;
 use graph::{Descriptor, Graph, Id, Plan, Target};
 
-/// The oldest release whose masks are used: those before have faults that NVIDIA's own front end works round (up to 9.15,
-/// backward passes over keys whose number is no multiple of 128; cudnn-frontend 1.32).
+/// Oldest cuDNN release used, `[major, minor]`. Older ones need workarounds, as in cudnn-frontend
+/// 1.32: up to 9.15, backward is faulty if the number of keys is no multiple of 128.
 const OLDEST: [i32; 2] = [9, 16];
 /// Alignment in bytes of the parts of a workspace.
 const GRAIN: u64 = 256;
@@ -137,7 +137,7 @@ impl Attentions {
     /// Library name and version if it made a plan for any size, else why it ran nothing.
     pub(super) fn part(&self) -> Result<String, String> {
         let name = format!("{} {}", Name::Cudnn, dotted(&self.version));
-        let mut why = Err(format!("{name} was asked for nothing"));
+        let mut why = Err(format!("{name} was not asked to run attention"));
         for ready in self.ready.borrow().values() {
             match ready {
                 Ok(_) => return Ok(name),
@@ -172,7 +172,7 @@ impl Attentions {
             let (forward, plan) = &ready.forward;
             let mut all = pairs(&forward.tensors, &operands.tensors);
             all.extend(given.pairs(&forward.numbers));
-            // SAFETY: the caller's addresses are as it says; the numbers live until this returns.
+            // SAFETY: the caller vouches for the addresses; the numbers live until this returns.
             return unsafe { plan.run(self.handle, &all, operands.workspace as *const c_void) };
         };
         let (backward, plan) = &ready.backward;
@@ -192,7 +192,7 @@ impl Attentions {
     /// No queued work may still use it, and it must not be used afterwards.
     pub(super) unsafe fn release(&self) {
         self.ready.borrow_mut().clear();
-        // SAFETY: made here, used no more; nothing can be done where it fails.
+        // SAFETY: made here, used no more; a failure here cannot be handled.
         let _ = unsafe { call!(cudnn::cudnnDestroy(self.handle)) };
     }
 }

@@ -1,12 +1,12 @@
-// Attention in bf16 on tensor cores, without the matrix of scores (Dao 2023, FlashAttention-2). The
-// padded dimensions of a head, HEAD of queries and keys and VALUE of values, are given when it is
-// compiled. Backward runs twice over the scores, once for keys and values and once for queries, so
-// that every sum has one order.
+// Attention in bf16 on tensor cores, without storing the matrix of scores (Dao 2023,
+// FlashAttention-2). The macros HEAD (queries and keys) and VALUE (values) are the padded head
+// dimensions. Backward computes the scores twice, once for the gradients of keys and values and
+// once for those of queries, so that the order of every sum is fixed.
 
 #define THREADS 128
 #define PAD 8
 
-// acc[16 × N] += a[16 rows from m of A] · B[N rows]ᵀ over DIM.
+// acc[16 × N] += A[16 rows from row m on] · B[N rows]ᵀ, rows of DIM elements.
 template <int N, int DIM>
 DEVICE void by_rows(float (&acc)[N / 8][4], const bf16* a, int m, const bf16* b) {
 #pragma unroll
@@ -23,7 +23,7 @@ DEVICE void by_rows(float (&acc)[N / 8][4], const bf16* a, int m, const bf16* b)
     }
 }
 
-// acc[16 × DIM] += p[16 × N] · B[N rows of DIM], p as an accumulator holds it.
+// acc[16 × DIM] += P[16 × N] · B[N rows of DIM], with p in the layout of an mma accumulator.
 template <int N, int DIM>
 DEVICE void add_weighted(float (&acc)[DIM / 8][4], const float (&p)[N / 8][4], const bf16* b) {
 #pragma unroll
@@ -41,7 +41,7 @@ DEVICE void add_weighted(float (&acc)[DIM / 8][4], const float (&p)[N / 8][4], c
     }
 }
 
-// 16 rows of an accumulator, each times its factor, to rows of `stride` in memory.
+// Writes an accumulator's 16 rows, `stride` apart; times0 and times1 scale a lane's two rows.
 template <int DIM>
 DEVICE void write_rows(bf16* out, i64 stride, i64 rows, i64 dim, const float (&acc)[DIM / 8][4],
                        float times0, float times1) {
@@ -61,7 +61,7 @@ DEVICE void write_rows(bf16* out, i64 stride, i64 rows, i64 dim, const float (&a
     }
 }
 
-// Lowest and highest position among `count` queries from `row` on.
+// Lowest and highest position among COUNT queries from `row` on.
 struct Span {
     int low, high;
 };
@@ -117,7 +117,7 @@ BOUNDED_KERNEL(THREADS) attention_forward_bf16(bf16* out, float* lse, const bf16
     i64 row[2] = {row0 + warp * 16 + lane / 4, row0 + warp * 16 + lane / 4 + 8}, position[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) position[i] = row[i] < s.q_len ? (i64)positions[row[i]] : -1;
-    // Scores that are more than scaled products are made where their tile is, in powers of two.
+    // With a cap or slopes, scores are computed tile by tile in log2 units, and scale is 1.
     bool changed = is_changed(s);
     const bf16* sinks = (const bf16*)s.sinks;
     float scale = changed ? 1.0f : s.scale * LOG2_E, slope = slope_of(s, head);
@@ -186,7 +186,7 @@ BOUNDED_KERNEL(THREADS) attention_forward_bf16(bf16* out, float* lse, const bf16
 #define BACKWARD_KEYS 64
 #define BACKWARD_QUERIES 32
 
-// Gradients of 64 keys and values: scores stand transposed, a warp has 16 keys.
+// Gradients of 64 keys and values. Scores are transposed (keys × queries); a warp has 16 keys.
 BOUNDED_KERNEL(THREADS) attention_key_backward_bf16(bf16* dk, bf16* dv, const bf16* d_out, const bf16* q, const bf16* k,
                                    const bf16* v, const float* lse, const float* delta,
                                    const u32* positions, Attention s) {
@@ -202,7 +202,7 @@ BOUNDED_KERNEL(THREADS) attention_key_backward_bf16(bf16* dk, bf16* dv, const bf
     i64 q_stride = s.heads * s.qk_dim, o_stride = s.heads * s.v_dim;
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     i64 tiles = (s.q_len + N - 1) / N, all = tiles * group;
-    // The next tile of queries, of any head of the group, that sees some of these keys.
+    // The first tile of queries from t on, of any head of the group, that sees some of these keys.
     auto next = [&](i64 t) {
         for (; t < all; t++) {
             Span seen = span<N>(positions, t % tiles * N, s.q_len);

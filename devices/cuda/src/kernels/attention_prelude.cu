@@ -1,25 +1,25 @@
-// What the attention kernels share: sizes, which keys a query sees, how products become scores, dropout of
-// probabilities.
+// Shared by the attention kernels: sizes, which keys a query sees, how a query-key product becomes
+// a score, and dropout of probabilities.
 //
-// Queries are [batch, q_len, heads · qk_dim], keys and values [batch, kv_len, kv_heads · dim]. Keys lie
-// in global order; a query stands where `positions` says and sees the keys up to its own, the last
-// `window` of them. Log-sum-exps are [batch, heads, q_len], natural;
-// within kernels scores and their sums are in powers of two.
+// Queries are [batch, q_len, heads · qk_dim], keys and values [batch, kv_len, kv_heads · dim]. Keys
+// are in global order. positions[i] is query i's global position: it sees the keys up to there, the
+// last `window` of them. Log-sum-exps are [batch, heads, q_len], natural; within kernels, scores
+// and their log-sum-exps are in log2 units.
 
 struct Attention {
     i64 q_len, kv_len, heads, kv_heads, qk_dim, v_dim;
-    // Keys seen at most.
+    // The most keys that a query sees.
     i64 window;
     float scale;
-    // Dropout: nothing is dropped below a threshold of 0.
+    // Dropout: words whose upper 24 bits are below this are dropped. `keep` scales the others.
     u32 threshold;
     float keep;
-    // Bound of the scaled scores, c · tanh(x / c); none at 0.
+    // Soft cap c of the scaled scores, c · tanh(x / c); 0 for none.
     float cap;
     Stream stream;
     i64 first_sequence, first_head, global_heads, global_q_len;
-    // By head, or none: what a score loses per token of distance; a score beside the others, of the queries'
-    // type, whose weight goes nowhere.
+    // Per head, or null. Slopes: what a score loses per token of distance (ALiBi). Sinks: extra
+    // scores in the softmax, without a value, of the queries' type.
     const float* slopes;
     const void* sinks;
 };
@@ -32,10 +32,10 @@ DEVICE bool sees(const Attention& s, i64 position, i64 key) {
 
 DEVICE float slope_of(const Attention& s, i64 head) { return s.slopes ? s.slopes[head] : 0.0f; }
 
-// Whether scores are more than scaled products.
+// Whether scores have a cap or slopes.
 DEVICE bool is_changed(const Attention& s) { return s.cap > 0.0f || s.slopes; }
 
-// A product as a score, in powers of two.
+// The score of a query-key product x, in log2 units.
 DEVICE float score(const Attention& s, float x, float slope, i64 position, i64 key) {
     if (!is_changed(s)) return x * (s.scale * LOG2_E);
     x *= s.scale;
@@ -43,14 +43,14 @@ DEVICE float score(const Attention& s, float x, float slope, i64 position, i64 k
     return (x - slope * (float)(position - key)) * LOG2_E;
 }
 
-// How a score grows with its product.
+// Derivative of the score, in natural units, by the product x.
 DEVICE float growth(const Attention& s, float x) {
     if (s.cap == 0.0f) return s.scale;
     float t = tanhf(x * s.scale / s.cap);
     return s.scale * (1.0f - t * t);
 }
 
-// What dropout multiplies a probability by.
+// Dropout's factor of a probability: 0 or `keep`; 1 without dropout.
 DEVICE float kept(const Attention& s, i64 b, i64 head, i64 position, i64 key) {
     if (s.threshold == 0) return 1.0f;
     i64 line = ((s.first_sequence + b) * s.global_heads + s.first_head + head) * s.global_q_len + position;

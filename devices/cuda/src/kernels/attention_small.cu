@@ -128,7 +128,7 @@ KERNEL attention_key_backward_f32(float* dk, float* dv, const float* d_out, cons
     put(dv + at * s.v_dim, d_values, 1.0f, s.v_dim);
 }
 
-// Σ over a head of output and its gradient: what the softmax's backward takes away. A warp per query.
+// delta = Σ over a head of output × its gradient, used in the softmax's backward. A warp per query.
 template <class T>
 DEVICE void delta_of(float* delta, const T* d_out, const T* out, const Attention& s) {
     i64 row = (i64)blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5), head = blockIdx.y, b = blockIdx.z;
@@ -148,8 +148,7 @@ KERNEL attention_delta_bf16(float* delta, const bf16* d_out, const bf16* out, At
     delta_of(delta, d_out, out, s);
 }
 
-// gradient[head] −= Σ over queries of the weight that the head's sink took, times what weights are worth
-// elsewhere. A block per head.
+// gradient[head] −= Σ over queries of the sink's softmax weight × delta. A block per head.
 template <class T>
 DEVICE void sinks_of(float* gradient, const float* lse, const float* delta, i64 batch, const Attention& s) {
     __shared__ float scratch[32];

@@ -1,7 +1,7 @@
 // Casts to 8 bits, scaled so that the tensor's largest magnitude becomes the format's: E4M3 and E5M2 of
 // Micikevicius et al. 2022.
 
-// Largest magnitudes of the elements that each block has seen. A NaN counts for none; the cast keeps it.
+// partial[block] = largest magnitude of its elements. NaNs are ignored; the cast keeps them.
 KERNEL largest_bf16(float* partial, const bf16* x, i64 n) {
     __shared__ float scratch[32];
     float most = 0.0f;
@@ -28,14 +28,14 @@ template <class F> DEVICE u32 largest_bits() {
     return (F::largest + ((127 - F::bias) << F::mantissa)) << (23 - F::mantissa);
 }
 
-// To nearest, ties to even; what is too large becomes the largest, a NaN stays one.
+// Rounds to nearest, ties to even. Too large magnitudes become the largest; NaN stays NaN.
 template <class F> DEVICE u32 narrowed(float x) {
     u32 bits = __float_as_uint(x), sign = bits >> 24 & 0x80u, size = bits & 0x7fffffffu;
     const u32 shift = 23 - F::mantissa;
     if (size > 0x7f800000u) return 0x7fu;
     if (size >= largest_bits<F>()) return sign | F::largest;
     if (size < (128 - F::bias) << 23) {
-        // Here all steps are equal: adding the number whose own steps are as long rounds to one of them.
+        // Subnormal: adding a float whose ulp is the format's step rounds to multiples of it.
         const u32 steps = (128 - F::bias + shift) << 23;
         return sign | (__float_as_uint(__uint_as_float(size) + __uint_as_float(steps)) - steps);
     }
@@ -64,19 +64,19 @@ struct __align__(8) Codes {
     u32 word[2];
 };
 
-// Casts tiles of 128 rows × 64 columns, by 256 threads, into `out` and, transposed, into `transposed`; one
-// of them may be absent. Rows and columns are multiples of 16. `largest` are `count` partial maxima; what a
-// code is to be multiplied by goes to `factor`.
+// Casts tiles of 128 rows × 64 columns, with 256 threads, into `out` and, transposed, into
+// `transposed`; one of the two may be null. Rows and columns are multiples of 16. `largest` has
+// `count` partial maxima. `factor` receives the factor that turns codes back into values.
 template <class F>
 DEVICE void cast_scaled(u8* out, u8* transposed, float* factor, const float* largest, i64 count,
                         const bf16* x, i64 rows, i64 columns) {
     __shared__ float scratch[32];
-    // Words of four codes. Their place in a row changes with the row, so that the threads of a warp, who read
-    // below each other, find them in different banks.
+    // Words of four codes. A word's place in its row depends on the row, so that the threads of a
+    // warp, which read down a column, use different banks.
     __shared__ u32 tile[128][16];
     float most = 0.0f;
     for (i64 i = threadIdx.x; i < count; i += blockDim.x) most = fmaxf(most, largest[i]);
-    // The bound is torchao's: a tensor of zeros has a scale too.
+    // torchao's lower bound: it gives a tensor of zeros a finite scale.
     most = fmaxf(block_max(most, scratch), 1e-12f);
     float scale = __uint_as_float(largest_bits<F>()) / most;
     if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *factor = 1.0f / scale;

@@ -1,7 +1,7 @@
-// Kernels of one pass over flat tensors: additions, nonlinearities, biases, casts, parts of rows,
-// dropout. Every thread treats eight elements at a time.
+// Kernels of one pass over flat tensors: additions, nonlinearities, biases, casts, copies of
+// columns, dropout, rotary embeddings. Every thread handles eight elements at a time.
 
-// The nonlinearities, by the number the caller gives: GELU by tanh, GELU, SiLU, ReLU, ReLU².
+// The nonlinearities by function number: GELU by tanh (0), GELU (1), SiLU (2), ReLU (3), ReLU² (4).
 DEVICE float hyperbolic_tangent(float x) {
     return 1.0f - 2.0f * reciprocal(exponential(2.0f * x) + 1.0f);
 }
@@ -35,7 +35,7 @@ template <int F> DEVICE float slope(float x) {
     return 2.0f * fmaxf(x, 0.0f);
 }
 
-// out = f(gate) · up over rows of `columns`; gate and up lie in rows of `stride`.
+// out = f(gates) · ups over rows of `columns`; rows of gates and ups are `stride` apart.
 template <int F, class T>
 DEVICE void gate(T* out, const T* gates, const T* ups, i64 rows, i64 columns, i64 stride) {
     i64 across = (columns + 7) / 8;
@@ -78,7 +78,7 @@ DEVICE void gate_backward(T* d_gates, T* d_ups, const T* dy, const T* gates, con
     default: call(4); break;                                                                       \
     }
 
-// out = x + bias, or with `positions` the table's row of each row's position.
+// out = x + bias, the table's only row; with `positions`, x + the table's row of that position.
 template <class T>
 DEVICE void bias(T* out, const T* x, const T* table, const u32* positions, i64 rows, i64 columns,
                  i64 sequence) {
@@ -94,7 +94,7 @@ DEVICE void bias(T* out, const T* x, const T* table, const u32* positions, i64 r
     }
 }
 
-// Columns of rows of one tensor to columns of rows of another.
+// Copies `columns` columns of every row from one tensor to another; rows may have other strides.
 template <class T>
 DEVICE void columns_copy(T* out, const T* x, i64 rows, i64 columns, i64 out_stride, i64 x_stride) {
     i64 across = (columns + 7) / 8;
@@ -106,7 +106,7 @@ DEVICE void columns_copy(T* out, const T* x, i64 rows, i64 columns, i64 out_stri
     }
 }
 
-// Which elements of the global tensor a local one holds: rows are sequences × positions.
+// Position of a local tensor in the global one, for dropout; rows are sequences × positions.
 struct Place {
     Stream stream;
     u32 threshold;
@@ -115,7 +115,7 @@ struct Place {
     i64 columns, first_column, global_columns;
 };
 
-// Kept elements scaled, zero elsewhere, and a mask of one byte each.
+// Scales kept elements, zeroes the others, and writes a mask of one byte per element.
 template <class T>
 DEVICE void dropout(T* out, u8* mask, const T* x, const u32* positions, i64 rows, Place at) {
     i64 across = (at.columns + 7) / 8;
@@ -152,12 +152,12 @@ template <class T> DEVICE void masked(T* out, const T* x, const u8* mask, float 
     }
 }
 
-// Which columns of a head turn: `dims` from `first` on; with `neighbours`, pairs are (2i, 2i + 1) rather
-// than (i, i + dims/2).
+// Rotary embedding: `dims` columns of a head from `first` on are rotated, in pairs (i, i + dims/2),
+// or (2i, 2i + 1) with `neighbours`.
 struct Turning {
     i64 sequence, heads, head_dim, first, dims;
     int neighbours;
-    // −1 to turn back.
+    // 1 to rotate, −1 to rotate back.
     float direction;
 };
 
@@ -167,8 +167,8 @@ DEVICE void turn(float& a, float& b, const float* by, float direction) {
     a = low;
 }
 
-// Pairs of columns of every head turned by the angle of the row's position; `turns` holds cosine and sine
-// by position and pair. The other columns stay.
+// Rotates pairs of columns of every head by the angle of the row's position; `turns` has cosine and
+// sine by position and pair. The other columns are copied.
 template <class T>
 DEVICE void rope(T* out, const T* x, const float* turns, i64 rows, Turning s) {
     i64 half = s.dims / 2, end = s.first + s.dims;

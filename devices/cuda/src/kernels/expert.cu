@@ -1,16 +1,16 @@
-// Mixtures of experts: the router's choice, the order of rows by expert, and rows out and back.
+// Mixtures of experts: routing, the order of rows by expert, and permutation of rows and back.
 
 #define MOST_EXPERTS 256
 
-// How experts are chosen and weighed. Scores are sigmoids of the logits or their softmax; chosen ones are
-// normalised or not, and scaled. With several groups only experts of the best groups are chosen: by
-// their best score, or with sigmoids by the sum of their two best.
+// How experts are chosen and weighed. Scores are sigmoids of the logits or their softmax; weights
+// of the chosen are normalised or not, and scaled. With several groups, experts come from the best
+// ones: groups rank by their best score, or with sigmoids by the sum of their two best.
 struct Router {
     int experts, k, sigmoid, normalise, groups, best_groups;
     float scale;
 };
 
-// A value and the expert it is of; no expert is NOBODY.
+// An expert and its value; NOBODY means no expert.
 #define NOBODY 0x7fffffff
 struct Best {
     float value;
@@ -23,8 +23,8 @@ DEVICE Best better(Best a, Best b) {
     return a.expert == NOBODY || wins ? b : a;
 }
 
-// The best of a warp's values, ties to the lower expert: what is no number is the least, so that all lanes agree. A lane
-// holds every 32nd, of which `open` says which count.
+// The best of a warp's values. Ties go to the lower expert; NaN counts as −∞, so that all lanes
+// agree. A lane holds every 32nd value; bit i of `open` says whether its i-th value takes part.
 DEVICE Best best_of(const float (&v)[MOST_EXPERTS / 32], u32 open) {
     int lane = threadIdx.x & 31;
     Best best = {-INFINITY, NOBODY};
@@ -41,12 +41,12 @@ DEVICE Best best_of(const float (&v)[MOST_EXPERTS / 32], u32 open) {
     return best;
 }
 
-// Takes an expert out of those that count.
+// Removes an expert from the lanes' `open` bits.
 DEVICE u32 without(u32 open, int expert) {
     return (expert & 31) == (int)(threadIdx.x & 31) ? open & ~(1u << (expert >> 5)) : open;
 }
 
-// Of the experts in `open`, those of the best groups.
+// The bits of `open` whose experts are in the best groups.
 DEVICE u32 in_best_groups(const float (&v)[MOST_EXPERTS / 32], u32 open, const Router& r) {
     int lane = threadIdx.x & 31, size = r.experts / r.groups;
     auto of_group = [&](int group) {
@@ -55,7 +55,7 @@ DEVICE u32 in_best_groups(const float (&v)[MOST_EXPERTS / 32], u32 open, const R
             if ((open >> i & 1) && (i * 32 + lane) / size == group) own |= 1u << i;
         return own;
     };
-    // A group's score stands in the lane of its number.
+    // Lane g holds the score of group g.
     float scores[MOST_EXPERTS / 32] = {-INFINITY};
     for (int group = 0; group < r.groups; group++) {
         u32 own = of_group(group);
@@ -73,8 +73,8 @@ DEVICE u32 in_best_groups(const float (&v)[MOST_EXPERTS / 32], u32 open, const R
     return chosen;
 }
 
-// The `k` best experts of every token, ties to the lower one, and their weights; `bias`, if there is one, is
-// added to the scores for the choice alone. One warp per token; a lane holds every 32nd expert.
+// Chooses the `k` best experts of every token, ties to the lower one, and their weights. `bias`, if
+// not null, is added for the choice only. One warp per token; a lane holds every 32nd expert.
 template <class T>
 DEVICE void top_k(u32* chosen, float* weights, const T* logits, const float* bias, i64 tokens,
                   Router r) {
@@ -99,7 +99,7 @@ DEVICE void top_k(u32* chosen, float* weights, const T* logits, const float* bia
     for (int i = 0; i < MOST_EXPERTS / 32; i++) {
         if (!(open >> i & 1)) continue;
         all += expf(v[i] - largest);
-        // A softmax has the order of its logits.
+        // Softmax preserves the order of the logits, so the choice needs no softmax.
         if (r.sigmoid) v[i] = sigmoid(v[i]);
         if (bias) v[i] += bias[i * 32 + lane];
     }
@@ -122,7 +122,7 @@ DEVICE void top_k(u32* chosen, float* weights, const T* logits, const float* bia
     }
 }
 
-// Gradient of the logits from that of the chosen experts' weights.
+// Gradient of the logits from the gradient of the chosen experts' weights.
 template <class T>
 DEVICE void top_k_backward(T* d_logits, const float* gradient, const u32* chosen,
                            const float* weights, const T* logits, i64 tokens, Router r) {
@@ -151,7 +151,7 @@ DEVICE void top_k_backward(T* d_logits, const float* gradient, const u32* chosen
     }
 }
 
-// Choices of a chunk: eight warps treat the eighths of it, each in lines of 32.
+// Choices per chunk. Each of eight warps handles an eighth of a chunk, 32 choices at a time.
 #define CHUNK 1024
 #define EIGHTH (CHUNK / 8)
 
@@ -167,7 +167,7 @@ KERNEL route_count(u32* counts, const u32* chosen, i64 choices, int experts) {
         counts[(i64)e * gridDim.x + blockIdx.x] = own[e];
 }
 
-// Where each expert's rows begin, and each chunk's rows among them, in place of the counts. One block.
+// offsets[e] = first row of expert e. Each count becomes the first row of its expert and chunk.
 KERNEL route_scan(u32* counts, u32* offsets, int experts, int chunks) {
     __shared__ u32 totals[MOST_EXPERTS + 1];
     for (int e = threadIdx.x; e < experts; e += blockDim.x) {
@@ -197,10 +197,10 @@ KERNEL route_scan(u32* counts, u32* offsets, int experts, int chunks) {
     }
 }
 
-// The choice behind every row and the row of every choice: rows by expert, then by token.
+// source[row] = the row's choice, place[choice] = its row. Rows are sorted by expert, then token.
 KERNEL route_place(u32* source, u32* place, const u32* starts, const u32* chosen, i64 choices,
                    int experts) {
-    // The next row of every warp's choices.
+    // Next row by warp and expert.
     __shared__ u32 next[8][MOST_EXPERTS];
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     i64 first = (i64)blockIdx.x * CHUNK + warp * EIGHTH + lane;
@@ -221,7 +221,7 @@ KERNEL route_place(u32* source, u32* place, const u32* starts, const u32* chosen
     for (i64 i = first; i < first + EIGHTH; i += 32) {
         bool is_one = i < choices;
         u32 expert = is_one ? chosen[i] : ~0u, row = 0;
-        // Lanes with choices of the same expert, in the order of tokens.
+        // Lanes whose choices have the same expert; lanes are in the order of tokens.
         u32 same = __match_any_sync(0xffffffffu, expert);
         if (is_one) {
             row = next[warp][expert] + __popc(same & ((1u << lane) - 1));
@@ -234,15 +234,15 @@ KERNEL route_place(u32* source, u32* place, const u32* starts, const u32* chosen
     }
 }
 
-// Rows of tokens by expert: one block per row.
+// Copies every row's token, so that rows are sorted by expert. One block per row.
 template <class T>
 DEVICE void permute(T* out, const T* x, const u32* source, i64 k, i64 columns) {
     i64 row = blockIdx.x, token = source[row] / k;
     each_of_row(out + row * columns, x + token * columns, columns, [](float v) { return v; });
 }
 
-// Rows of a token's choices added in the order of their slots, times their probabilities if there
-// are any: one block per token.
+// Adds up the rows of a token's choices in the order of slots, times their probabilities if these
+// are not null. One block per token.
 template <class T>
 DEVICE void combine(T* out, const T* rows, const float* probabilities, const u32* place, i64 k,
                     i64 columns) {
@@ -261,7 +261,7 @@ DEVICE void combine(T* out, const T* rows, const float* probabilities, const u32
     }
 }
 
-// Gradients of the rows and of the probabilities: one block per row.
+// Gradients of combine's rows and probabilities. One block per row.
 template <class T>
 DEVICE void combine_backward(T* d_rows, float* d_probabilities, const T* dy, const T* rows,
                              const float* probabilities, const u32* source, i64 k, i64 columns) {
@@ -277,7 +277,7 @@ DEVICE void combine_backward(T* d_rows, float* d_probabilities, const T* dy, con
     if (threadIdx.x == 0) d_probabilities[choice] = along;
 }
 
-// The expert that a row belongs to: the last that begins at it or before.
+// The expert that a row belongs to: the last whose rows begin at or before it.
 DEVICE int expert_of(const u32* offsets, int experts, u32 row) {
     int low = 0, high = experts;
     while (high - low > 1) {
@@ -297,8 +297,8 @@ DEVICE void expert_bias(T* out, const T* x, const T* bias, const u32* offsets, i
                 [](float v, float b) { return v + b; });
 }
 
-// gradient[expert] += the sum of its rows: 32 threads stand side by side on eight columns each, eight rows
-// of them below each other; a block per 256 columns and expert.
+// gradient[expert] += the sum of its rows. A block has 256 columns of one expert: 32 threads
+// across, eight columns each, and 8 threads down, each on every eighth row.
 template <class T>
 DEVICE void expert_bias_backward(float* gradient, const T* dy, const u32* offsets, i64 columns) {
     __shared__ float lines[8][256];

@@ -6,7 +6,7 @@
 #define TILE_K 32
 #define THREADS 256
 
-// A tile of a product: the operands' first elements and what is left of them beyond it.
+// A tile of the result: expert, first row m, first column n, and the expert's rows [begin, end).
 struct Tile {
     i64 expert, m, n, begin, end;
     bool none;
@@ -75,7 +75,7 @@ DEVICE void multiply(float (&acc)[4][4][4], bf16* shared, const bf16* a, i64 a_s
     }
 }
 
-// Gives every pair of neighbouring results to `put(row, column, first, second)`, within the tile.
+// Calls put(row, column, first, second) for every pair of neighbouring results of the tile.
 template <class Put> DEVICE void each_pair(float (&acc)[4][4][4], Put put) {
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     int row = (warp >> 2) * 64 + lane / 4, column = (warp & 3) * 32 + lane % 4 * 2;
@@ -127,7 +127,7 @@ BOUNDED_KERNEL(THREADS) grouped_backward_bf16(bf16* out, const bf16* x, const bf
     rows_product<true>(out, x, weights, offsets, experts, columns, length);
 }
 
-// gradient[expert][m][n] += Σ over its rows of dy[row][m] · x[row][n].
+// gradient[expert][m][n] += Σ over the expert's rows of dy[row][m] · x[row][n].
 BOUNDED_KERNEL(THREADS) grouped_weight_bf16(float* gradient, const bf16* dy, const bf16* x, const u32* offsets, i64 ms,
                            i64 ns) {
     DYNAMIC_SHARED(shared);
@@ -145,7 +145,7 @@ BOUNDED_KERNEL(THREADS) grouped_weight_bf16(float* gradient, const bf16* dy, con
     });
 }
 
-// The same in 32 bits: a thread per element, 16 × 16 of them.
+// The same in 32 bits: a thread per element of the result, in blocks of 16 × 16.
 #define SMALL 16
 
 template <bool BACKWARD>

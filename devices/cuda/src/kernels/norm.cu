@@ -1,6 +1,6 @@
 // Layer and RMS norms over rows, one block per row at a time. A thread keeps its part of the row, V
-// times eight elements, in registers: the row is read once. The factor of a column is its weight beyond
-// `from`, 0 or 1.
+// times eight elements, in registers, so the row is read once. A column's factor is `from` + its
+// weight, where `from` is 0 or 1.
 
 template <bool LAYER> DEVICE void statistics(const float* kept, i64 row, float* mean, float* r) {
     *mean = LAYER ? kept[2 * row] : 0.0f;
@@ -105,7 +105,7 @@ DEVICE void norm_backward(T* dx, float* d_weight, float* d_bias, const T* dy, co
     }
 }
 
-// A row of V · 8 elements a thread: few registers where there are many threads.
+// A thread has V · 8 elements of a row. V = 1 needs fewer registers and allows 1024 threads.
 #define NORM(name, T, LAYER, V)                                                                    \
     BOUNDED_KERNEL(V == 1 ? 1024 : 512) name(T* out, float* kept, const T* x, const T* weight, const T* bias, i64 columns,      \
                 float epsilon, float from) {                                                       \

@@ -1,6 +1,6 @@
-// What every kernel file begins with: types, 16-byte accesses, sums over warps and blocks, random
+// Beginning of every kernel file: types, 16-byte accesses, sums over warps and blocks, random
 // numbers. Compiled by NVRTC for a device, or by a C++ compiler over the emulator of the tests,
-// which defines EMULATED and what stands for CUDA's own words.
+// which defines EMULATED and replacements of CUDA's keywords.
 
 #ifndef EMULATED
 #define DEVICE __device__ __forceinline__
@@ -24,14 +24,14 @@ struct bf16 {
 DEVICE float as_float(float x) { return x; }
 DEVICE float as_float(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
 
-// To nearest, ties to even; a NaN stays one.
+// Rounds to nearest, ties to even; NaN stays NaN.
 DEVICE u32 round_bf16(float x) {
     u32 bits = __float_as_uint(x);
     if ((bits & 0x7fffffffu) > 0x7f800000u) return (bits >> 16) | 0x40u;
     return (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
 }
 
-// Two numbers in a word, the first in the low half.
+// Packs two numbers into a word as bf16, the first in the low half.
 DEVICE u32 pack_bf16(float low, float high) {
 #ifdef EMULATED
     return round_bf16(low) | (round_bf16(high) << 16);
@@ -87,8 +87,8 @@ template <class T> DEVICE void load_each(const T* p, i64 count, float (&x)[8]) {
     for (int i = 0; i < 8; i++) x[i] = i < count ? as_float(p[i]) : 0.0f;
 }
 
-// Eight elements, or the first `count` of them, of one tensor or of several; the rest is 0. Those of all are on their way
-// before the first is unpacked, so that a thread waits for memory once.
+// Loads eight elements of each tensor, or the first `count` of them; the rest is 0. All loads are
+// issued before the first is unpacked, so that a thread waits for memory once.
 template <class T> DEVICE void load8(const T* p, i64 count, float (&x)[8]) {
     if (count >= 8 && is_aligned(p)) return unpack(*(const Raw<T>*)p, x);
     load_each(p, count, x);
@@ -154,7 +154,7 @@ DEVICE void store8(bf16* p, i64 count, const float (&x)[8]) {
         if (i < count) p[i] = rounded<bf16>(x[i]);
 }
 
-// Eight bytes, or the first `count` of them.
+// Loads eight bytes, or the first `count` of them.
 DEVICE void load8(const u8* p, i64 count, u8 (&x)[8]) {
     bool whole = count >= 8 && is_aligned8(p);
     u64 word = whole ? *(const u64*)p : 0;
@@ -175,8 +175,8 @@ DEVICE void store8(u8* p, i64 count, const u8 (&x)[8]) {
         if (i < count) p[i] = x[i];
 }
 
-// Four elements, or the first `count` of them. Where neighbours each have eight numbers of 32 bits, in halves, their
-// words lie side by side.
+// Stores four elements, or the first `count` of them. A thread's eight 32-bit numbers are stored as
+// two such halves, so that neighbouring threads write adjacent words.
 DEVICE void store4(float* p, i64 count, const float* x) {
     if (count >= 4 && is_aligned(p)) {
         Words a;
@@ -200,7 +200,7 @@ DEVICE void store4(bf16* p, i64 count, const float* x) {
         if (i < count) p[i] = rounded<bf16>(x[i]);
 }
 
-// First of the eight elements that this thread treats, and from how far on it goes round again.
+// Index of this thread's first eight elements, and the distance to its next eight.
 DEVICE i64 first8() { return ((i64)blockIdx.x * blockDim.x + threadIdx.x) * 8; }
 DEVICE i64 stride8() { return (i64)gridDim.x * blockDim.x * 8; }
 
@@ -244,7 +244,7 @@ DEVICE float warp_max(float x) {
     return x;
 }
 
-// The sum over a block of whole warps, in every thread; `scratch` holds 32 numbers.
+// The sum over a block of whole warps, returned to every thread; `scratch` holds 32 numbers.
 DEVICE float block_sum(float x, float* scratch) {
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
     x = warp_sum(x);
@@ -275,9 +275,9 @@ DEVICE float column_total(const float (&sum)[8], float (&lines)[8][256]) {
     return total;
 }
 
-// 2^x and 1/x by the special function units, within two units in the last place; what is too small for a normal
-// number is 0. The library's own functions take three times as many instructions, more than there is time for where
-// a kernel should take as long as its bytes.
+// 2^x and 1/x by the special function units, within 2 ulp; subnormal numbers become 0. CUDA's own
+// functions take three times as many instructions: too many for a kernel that should be limited
+// only by memory bandwidth.
 DEVICE float power_of_2(float x) {
 #ifdef EMULATED
     return exp2f(x);
@@ -303,8 +303,8 @@ DEVICE float reciprocal(float x) {
 DEVICE float exponential(float x) { return power_of_2(x * LOG2_E); }
 DEVICE float sigmoid(float x) { return reciprocal(1.0f + exponential(-x)); }
 
-// Philox4x32-10 (Salmon et al. 2011): the words of a block of four elements of a stream. The step is read
-// when a kernel runs, so that recorded launches draw anew.
+// Philox4x32-10 (Salmon et al. 2011): the random words of four elements of a stream. The step
+// number is read when a kernel runs, so that replays of a captured launch draw new numbers.
 struct Stream {
     u32 key[2];
     const u32* step;
@@ -332,7 +332,7 @@ DEVICE void philox(Stream stream, u64 block, u32 (&word)[4]) {
     word[3] = c3;
 }
 
-// The words of eight elements of a stream, one after the other.
+// The random words of eight consecutive elements of a stream.
 DEVICE void philox8(Stream stream, u64 first, u32 (&word)[8]) {
     u32 one[4], two[4];
     philox(stream, first / 4, one);

@@ -1,14 +1,14 @@
 // Sums in a fixed order: columns over rows, squares, and the optimizer that uses them.
 
-// Sums by column of rows r ≡ blockIdx.y (mod gridDim.y · 8), one line of `partial` per blockIdx.y; 32
-// threads stand side by side on eight columns each, eight rows of them below each other.
+// Column sums of the rows with row / 8 ≡ blockIdx.y (mod gridDim.y), one line of `partial` per
+// blockIdx.y. A block has 32 threads across, eight columns each, and 8 threads down, one row each.
 template <class T> DEVICE void column_sum(float* partial, const T* x, i64 rows, i64 columns) {
     __shared__ float lines[8][256];
     int across = threadIdx.x & 31, down = threadIdx.x >> 5;
     i64 c = ((i64)blockIdx.x * 32 + across) * 8;
     float sum[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
     if (c < columns)
-        // Two rows at a time, so that one is on its way while the other is added.
+        // Two rows at a time, so that both loads are in flight together.
         for (i64 row = (i64)blockIdx.y * 8 + down; row < rows; row += (i64)gridDim.y * 16) {
             i64 other = row + (i64)gridDim.y * 8;
             float v[8], w[8];
@@ -32,7 +32,7 @@ KERNEL column_sum_bf16(float* partial, const bf16* x, i64 rows, i64 columns) {
     column_sum(partial, x, rows, columns);
 }
 
-// out += Σ lines. A block has 32 columns, and of each 32 threads that go down the lines; a warp adds theirs.
+// out += Σ lines. A block has 32 columns; each is summed by 32 threads, then across one warp.
 BOUNDED_KERNEL(1024) add_lines(float* out, const float* partial, i64 lines, i64 columns) {
     __shared__ float sums[32][33];
     int across = threadIdx.x & 31, down = threadIdx.x >> 5;
@@ -48,16 +48,16 @@ BOUNDED_KERNEL(1024) add_lines(float* out, const float* partial, i64 lines, i64 
     if (across == 0 && column < columns) out[column] += sum;
 }
 
-// Many runs of numbers are treated by one launch: a table says where each lies, and in chunks of 2048 which
-// part of the launch it is. The last run that begins at or before a chunk.
+// One launch handles many runs of numbers, in chunks of 2048. A table gives the address of each run
+// and the index of its first chunk; run_of finds the run of a chunk.
 #define CHUNK 2048
 
-// The first of a thread's eight elements of a chunk: four, and four half a chunk on.
+// A thread has eight elements of a chunk: four at in_chunk, and four half a chunk later.
 #define HALF_CHUNK (CHUNK / 2)
 
 DEVICE i64 in_chunk(i64 chunk) { return chunk * CHUNK + threadIdx.x * 4; }
 
-// The eight numbers of a chunk, of one tensor or of four; the rest is 0. All are on their way before the first is used.
+// Loads a thread's eight numbers of N tensors, all at once; numbers beyond `count` are 0.
 template <int N> DEVICE void load_halves(const float* const (&p)[N], i64 count, float (&x)[N][8]) {
     bool whole = count >= HALF_CHUNK + 4;
 #pragma unroll
@@ -97,7 +97,7 @@ template <class R> DEVICE i64 run_of(const R* runs, i64 count, i64 chunk) {
     return low;
 }
 
-// Numbers whose squares count, or that must only be finite.
+// A run of numbers: its squares add to the norm if `counts`, else it is only checked to be finite.
 struct Numbers {
     const float* x;
     i64 n, first, counts;
@@ -114,7 +114,7 @@ DEVICE double sum_256(double x, double* lanes) {
     return lanes[0];
 }
 
-// Sums of squares by block, in 64 bits; not a number where one that must be finite is not.
+// partial[block] = its sum of squares, in 64 bits; not finite if any number of the runs is not.
 KERNEL square_sum(double* partial, const Numbers* runs, i64 count, i64 chunks) {
     __shared__ double lanes[256];
     double sum = 0.0;
@@ -133,8 +133,8 @@ KERNEL square_sum(double* partial, const Numbers* runs, i64 count, i64 chunks) {
     if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
-// The square of the gradient's norm, and what clipping multiplies the gradient by; not a number where the
-// norm is none.
+// The square of the gradient's norm, and the factor by which clipping multiplies the gradient; NaN
+// if the norm is NaN.
 struct Norm {
     double squares;
     float scale;
@@ -152,7 +152,7 @@ KERNEL clip(Norm* norm, const double* partial, i64 lines, double limit) {
     norm->scale = (float)(factor + 0.0 * length);
 }
 
-// Numbers of a step, and a run of weights with its states; `weights` are as other kernels read them.
+// Hyperparameters of a step; a run of weights with states. `weights`: the copy that kernels read.
 struct Step {
     float rate, beta1, beta2, correction1, correction2, epsilon, keep;
 };
@@ -165,8 +165,8 @@ struct Weights {
     int is_bf16, decays;
 };
 
-// AdamW over many runs (Loshchilov and Hutter 2019), and the weights rounded, in one pass. Without a norm
-// nothing is done.
+// AdamW over many runs (Loshchilov and Hutter 2019), with the weights rounded in the same pass.
+// Does nothing if the norm is NaN.
 KERNEL adamw(const Weights* runs, i64 count, i64 chunks, const Step* step, const Norm* norm) {
     Step s = *step;
     float scale = norm->scale;

@@ -1,12 +1,12 @@
-// Scaling and bounding: by a number, by the sigmoid of a number per row, by a hyperbolic tangent; gpt-oss's
-// bounded gate; and columns that all heads share, beside each head's own.
+// Scaling by a number or by the sigmoid of a number per row, soft caps by tanh, gpt-oss's bounded
+// gate, and columns that all heads share, appended to each head's own.
 
 DEVICE float cap_slope(float x, float bound) {
     float t = tanhf(x / bound);
     return 1.0f - t * t;
 }
 
-// Every row times the sigmoid of its number: one block per row.
+// Multiplies every row by the sigmoid of its gate. One block per row.
 template <class T> DEVICE void gate_rows(T* out, const T* x, const T* gate, i64 columns) {
     i64 row = blockIdx.x;
     float factor = sigmoid(as_float(gate[row]));
@@ -27,18 +27,18 @@ DEVICE void gate_rows_backward(T* dx, T* d_gate, const T* dy, const T* x, const 
     if (threadIdx.x == 0) d_gate[row] = rounded<T>(along * factor * (1.0f - factor));
 }
 
-// How steep the sigmoid in gpt-oss's gate is.
+// Factor of the sigmoid's argument in gpt-oss's gate.
 #define STEEP 1.702f
 
 DEVICE float within(float x, float limit) { return fminf(fmaxf(x, -limit), limit); }
 
-// g · σ(1.702 · g) · (u + 1), g at most the limit and u between both.
+// out = g · σ(1.702 · g) · (u + 1), with g clamped to at most the limit and u to ± the limit.
 DEVICE float bounded_glu(float g, float u, float limit) {
     float bounded = fminf(g, limit);
     return bounded * sigmoid(STEEP * bounded) * (within(u, limit) + 1.0f);
 }
 
-// What lies beyond a bound has no gradient.
+// The gradient of a clamped value is 0.
 template <class T>
 DEVICE void bounded_glu_backward(T* d_gates, T* d_ups, const T* dy, const T* gates, const T* ups,
                                  float limit, i64 n) {

@@ -1,5 +1,5 @@
-// Words of the tensor cores of sm_80 and later: products of 16×16 by 16×8 blocks of bf16, the loads
-// of their operands from shared memory, and asynchronous copies into it.
+// Tensor-core instructions of sm_80 and later: products of 16×16 by 16×8 blocks of bf16, loads of
+// their operands from shared memory, and asynchronous copies into shared memory.
 
 // d += a · b. A lane (group g = lane/4, t = lane%4) holds of a: rows g and g+8, columns 2t, 2t+1 and
 // those + 8; of b: rows 2t, 2t+1 and those + 8 of column g; of d: rows g and g+8, columns 2t, 2t+1.
@@ -15,8 +15,8 @@ DEVICE void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 #endif
 }
 
-// Four 8×8 blocks of bf16: lane i gives the address of row i%8 of block i/8, and gets of each block
-// elements 2t, 2t+1 of row g.
+// Loads four 8×8 blocks of bf16. Lane i gives the address of row i%8 of block i/8, and receives
+// elements 2t, 2t+1 of row g of each block.
 DEVICE void load_blocks(u32 (&r)[4], const bf16* row) {
 #ifdef EMULATED
     emulator::load_blocks(r, row, false);
@@ -29,7 +29,7 @@ DEVICE void load_blocks(u32 (&r)[4], const bf16* row) {
 #endif
 }
 
-// The same of the transposed blocks.
+// The same, but each block is transposed.
 DEVICE void load_blocks_transposed(u32 (&r)[4], const bf16* row) {
 #ifdef EMULATED
     emulator::load_blocks(r, row, true);
@@ -42,7 +42,7 @@ DEVICE void load_blocks_transposed(u32 (&r)[4], const bf16* row) {
 #endif
 }
 
-// Operand A of a 16×16 block at (m, k): A lies by rows of k, or, transposed, by rows of m.
+// Loads mma operand A, the 16×16 block at (m, k), of a tile [m][k], or [k][m] if TRANSPOSED.
 template <bool TRANSPOSED> DEVICE void fragment_a(u32 (&a)[4], const bf16* tile, int pitch, int m, int k) {
     int lane = threadIdx.x & 31, in = lane & 7, block = lane >> 3;
     if (TRANSPOSED)
@@ -51,7 +51,7 @@ template <bool TRANSPOSED> DEVICE void fragment_a(u32 (&a)[4], const bf16* tile,
         load_blocks(a, tile + (m + in + (block & 1) * 8) * pitch + k + (block >> 1) * 8);
 }
 
-// Operand B of two 16×8 blocks at (k, n) and (k, n + 8): B lies by rows of n, or by rows of k.
+// Loads operand B twice: the 16×8 blocks at (k, n), (k, n + 8) of a tile [n][k], or [k][n] if BY_K.
 template <bool BY_K> DEVICE void fragment_b(u32 (&b)[4], const bf16* tile, int pitch, int k, int n) {
     int lane = threadIdx.x & 31, in = lane & 7, block = lane >> 3;
     if (BY_K)
@@ -60,7 +60,7 @@ template <bool BY_K> DEVICE void fragment_b(u32 (&b)[4], const bf16* tile, int p
         load_blocks(b, tile + (n + in + (block >> 1) * 8) * pitch + k + (block & 1) * 8);
 }
 
-// 16 bytes to shared memory, or zeros.
+// Starts an asynchronous copy of 16 bytes to shared memory; of zeros if not `there`.
 DEVICE void copy16(void* to, const void* from, bool there) {
 #ifdef EMULATED
     emulator::copy16(to, from, there);
@@ -100,8 +100,8 @@ template <typename Fetch> DEVICE void next_tile(bool more, Fetch fetch) {
     __syncthreads();
 }
 
-// A tile of rows of bf16 to shared memory: ROWS × COLUMNS, rows `pitch` apart there and `stride` apart
-// where they come from. What is outside `rows` × `columns` becomes 0.
+// Copies a tile of bf16 to shared memory: ROWS × COLUMNS, rows `pitch` apart there and `stride`
+// apart in the source. Elements outside `rows` × `columns` become 0.
 template <int ROWS, int COLUMNS, int THREADS>
 DEVICE void copy_tile(bf16* to, int pitch, const bf16* from, i64 stride, i64 rows, i64 columns) {
     bool whole = is_aligned(from) && stride % 8 == 0;

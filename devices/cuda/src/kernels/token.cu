@@ -1,6 +1,6 @@
-// Kernels that go by token: embeddings and the loss.
+// Kernels per token: embeddings and the loss.
 
-// Rows of a table by id; ids that are not among its rows give −0.
+// Copies table rows by id; an id outside [first, first + count) gives −0.
 template <class T, class Out>
 DEVICE void embedding(Out* out, const T* table, const u32* ids, i64 first, i64 count, i64 columns) {
     i64 at = (i64)ids[blockIdx.x] - first;
@@ -14,9 +14,9 @@ DEVICE void embedding(Out* out, const T* table, const u32* ids, i64 first, i64 c
     }
 }
 
-// Gradients of the rows of a table: a block adds up the tokens of one row in their order. `order`
-// lists tokens by row, `starts` where a row's tokens begin, `rows` the rows that have any; blocks beyond those
-// have no tokens.
+// Gradients of table rows. A block adds up the tokens of one row in their order: `order` lists
+// tokens by row, `starts` says where a row's tokens begin, `rows` are the rows that have tokens.
+// Surplus blocks have none.
 template <class T>
 DEVICE void embedding_backward(float* gradient, const T* dy, const u32* order, const u32* starts,
                                const u32* rows, i64 columns) {
@@ -37,9 +37,8 @@ DEVICE void embedding_backward(float* gradient, const T* dy, const u32* order, c
 }
 
 // Softmax cross-entropy of one row of logits per block. `sums` holds three lines of one number per
-// row: the largest logit, the sum of exponentials relative to it, the label's logit. Asked to
-// measure, it computes them; asked to finish, it writes the loss and puts the gradient by the
-// logits, times `scale`, in their place.
+// row: the largest logit, the sum of exponentials relative to it, the label's logit. `measure`
+// computes them. `finish` writes the loss and replaces the logits by their gradient times `scale`.
 template <class T>
 DEVICE void loss(T* logits, float* losses, float* sums, const u32* labels, i64 rows, i64 columns,
                  i64 first, float scale, int measure, int finish) {
@@ -96,8 +95,8 @@ DEVICE void loss(T* logits, float* losses, float* sums, const u32* labels, i64 r
     if (threadIdx.x == 0) losses[row] = largest + logf(sum) - target;
 }
 
-// The loss's sums over shards of the vocabulary: a thread per row. Only one shard has a label; the
-// others' -0 changes nothing.
+// Merges the loss's sums of all vocabulary shards, a thread per row. Only one shard has the label;
+// the −0 of the others adds nothing.
 KERNEL loss_merge(float* sums, const float* shards, i64 count, i64 rows) {
     i64 row = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     if (row >= rows) return;

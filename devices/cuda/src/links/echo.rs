@@ -1,7 +1,7 @@
-//! One rank of many, running alone on its device: what it sends to a peer is what it receives from it.
+//! Links of one rank alone on its device: a message from a peer is what was sent to that peer.
 //!
-//! For measuring the work of a rank around an exchange, such as packing: its peers would send messages of the same
-//! size.
+//! For measuring a rank's work around exchanges, such as packing. Real peers would send messages of
+//! the same size.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
@@ -29,7 +29,7 @@ impl EchoLinks {
         }
     }
 
-    /// Whether messages carry data. If not, exchanges take no time and leave their results unwritten.
+    /// Sets whether messages carry data. If not, exchanges take no time and write no results.
     pub fn carry(&self, carries: bool) {
         self.carries.set(carries);
     }
@@ -87,7 +87,7 @@ impl Links for EchoLinks {
         match echo {
             Some(echo) => self.echo(&echo, x),
             None => {
-                let reason = "an echo says nothing by itself";
+                let reason = "a message that was not sent first";
                 Err(CudaError::unsupported("receiving", what, reason))
             }
         }

@@ -49,12 +49,12 @@ pub trait Links {
     /// Connects this rank with peers before the first message to them; every rank passes its `(peer, channel)` pairs.
     /// Without it, ranks that send to each other before they receive could deadlock.
     fn meet(&self, peers: &[(usize, u64)]) -> Result<(), CudaError>;
-    /// Sends a tensor; the messages of a channel arrive in order. The tensor must not be written until its ticket was
-    /// waited for, and that wait blocks until the peer receives it.
+    /// Sends a tensor; messages of a channel arrive in order. Do not write it before waiting for
+    /// its ticket. Over NCCL, work queued after that wait starts only when the peer has received.
     fn send(&self, to: usize, channel: u64, what: &str, x: &Tensor) -> Result<Ticket, CudaError>;
     /// Receives a tensor that a peer sent, of the same shape and type.
     fn receive(&self, from: usize, channel: u64, what: &str, x: &Tensor) -> Result<(), CudaError>;
-    /// Blocks the host until every exchange begun so far is done, at most for the timeout.
+    /// Blocks the host, at most for the timeout, until queued work and exchanges it waits for end.
     fn settle(&self, what: &str) -> Result<(), CudaError>;
     /// Whether exchanges can be captured into a graph.
     ///
@@ -64,23 +64,23 @@ pub trait Links {
 }
 
 /// A collective or a message under way, to be waited for by whoever began it. It keeps its tensors alive.
-#[must_use = "nothing may touch what it is of before it was waited for"]
+#[must_use = "its tensors must not be touched before it was waited for"]
 #[derive(Debug)]
 pub struct Ticket {
     pub(super) tensors: Vec<Tensor>,
     pub(super) way: Way,
 }
 
-/// How an exchange ends.
+/// What ends an exchange.
 #[derive(Debug)]
 pub(super) enum Way {
-    /// When messages arrive through the host, one for every tensor.
+    /// Messages that arrive through the host, one for every tensor.
     Arriving(Pending),
-    /// When messages arrive through the host, to be summed into the one tensor.
+    /// Messages that arrive through the host, to be summed into the one tensor.
     Summing(Pending),
-    /// When an event of another stream is reached.
+    /// An event of another stream.
     Event(Event),
-    /// It has already ended.
+    /// Nothing: it has already ended.
     Done,
 }
 

@@ -1,7 +1,7 @@
 //! Exchanges of tensors between the devices of ranks: by NCCL, or through the host.
 //!
-//! Collectives are asynchronous: each begins after the work queued before it, and work queued after [`Links::wait`]
-//! begins after its end. Only [`Links::settle`] blocks the host.
+//! Exchanges by NCCL are asynchronous: each begins after the work queued before it, and work queued
+//! after [`Links::wait`] begins after its end. Exchanges through the host block the host.
 
 mod echo;
 mod host;

@@ -185,7 +185,7 @@ impl Links for NcclLinks<'_> {
             let mut own = self.own.borrow_mut();
             let sent = own.get_mut(&channel).and_then(VecDeque::pop_front);
             let Some(sent) = sent else {
-                let reason = "what this rank has not sent itself";
+                let reason = "a message to itself that it has not sent";
                 return Err(CudaError::unsupported("receiving", what, reason));
             };
             return copied(&*self.gpu, &sent, x).map(|_| ());
@@ -208,13 +208,13 @@ impl Links for NcclLinks<'_> {
 
 impl Drop for NcclLinks<'_> {
     fn drop(&mut self) {
-        // Captured graphs keep their groups alive, so they are dropped first.
+        // Captured graphs keep NCCL groups alive, so the graphs are destroyed first.
         self.gpu.forget_captured();
         let groups = self.groups.borrow();
         let groups: Vec<&NcclGroup> = groups.values().map(|group| &**group).collect();
         let is_idle = self.gpu.event().and_then(|end| is_soon(&end)) == Ok(true);
         if !is_idle || groups.iter().any(|group| group.is_open()) {
-            // Nothing can be done where it fails.
+            // A failure here cannot be handled.
             let _ = give_up(&groups);
         }
     }

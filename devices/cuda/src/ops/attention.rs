@@ -12,7 +12,7 @@ use dtensor::CausalAttention;
 
 /// Most dimensions of a head in the 32-bit kernels and in the kernel of backward's sums.
 const MOST_DIMS: i64 = 256;
-/// Queries (or keys in backward) per block, and how many of the others it loads at a time.
+/// Queries per block and keys loaded at a time; in the kernel of keys' gradients, keys and queries.
 const FORWARD: [usize; 2] = [64, 64];
 const BACKWARD: [usize; 2] = [64, 32];
 /// Padding of a row in shared memory, which avoids bank conflicts.
@@ -20,7 +20,7 @@ const PAD: usize = 8;
 const BF16: usize = 2;
 /// Threads per block of the tensor-core kernels.
 const THREADS: u32 = 128;
-/// Warps per block of the other kernels, one query each.
+/// Warps per block of the other kernels, one query or key each.
 const WARPS: usize = 4;
 
 /// Operands and sizes of one core attention.
@@ -38,7 +38,7 @@ pub struct AttentionCall<'a> {
     pub sinks: Option<Tensor>,
     /// Sizes, mask, scaling and dropout; the address of sinks is not set here.
     pub sizes: AttentionArgument,
-    /// The same attention as a library can run it, if it can.
+    /// The same attention as a library takes it; `None` if no library can run it.
     pub library: Option<CausalAttention>,
 }
 
@@ -143,7 +143,7 @@ impl Device {
         Ok((out, sums))
     }
 
-    /// Returns the gradients of queries, keys and values; adds that of the sinks to `d_sinks`.
+    /// Returns gradients of queries, keys and values; adds the gradient of the sinks to `d_sinks`.
     ///
     /// # Errors
     /// When memory or the device fails, or heads are too long.
@@ -218,7 +218,7 @@ impl Device {
         Ok([like(call.q)?, like(call.k)?, like(call.v)?])
     }
 
-    /// The attention as a library runs it, with its bytes of workspace in forward and backward, if one does.
+    /// The attention for the library, with workspaces `[forward, backward]` in bytes; else `None`.
     fn library_attention(
         &self,
         call: &AttentionCall<'_>,

@@ -56,7 +56,7 @@ impl Matrix8 {
     /// A GEMM operand whose lines run along the contracted dim.
     fn operand(&self, codes: &Option<Tensor>, transposed: bool) -> Result<Operand, CudaError> {
         let codes = codes.as_ref().ok_or_else(|| {
-            let reason = format!("{:?} that do not lie by what is contracted", self.size);
+            let reason = format!("{:?} not stored along the contracted dim", self.size);
             unsupported("a product in 8 bits", reason)
         })?;
         Ok(Operand {

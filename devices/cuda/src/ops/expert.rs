@@ -45,7 +45,7 @@ pub struct Route {
     pub place: Buffer,
     /// Offsets of each expert's rows, with the end of the last.
     pub offsets: Buffer,
-    /// How rows went on to the ranks of their experts, one exchange after another.
+    /// Exchanges that sent the rows on to the ranks of their experts, in order.
     pub levels: RefCell<Vec<Rc<Level>>>,
 }
 
@@ -132,7 +132,7 @@ fn argument(router: &Router, experts: usize, top_k: usize) -> Result<RouterArgum
     }
     if groups > MOST_GROUPS || !experts.is_multiple_of(groups.max(1)) {
         return refused(format!(
-            "{experts} experts in {groups} groups, which are not equal or more than {MOST_GROUPS}"
+            "{experts} experts in {groups} groups of unequal size, or over {MOST_GROUPS} groups"
         ));
     }
     if best > groups || top_k > experts / groups.max(1) * best {
@@ -165,7 +165,7 @@ impl Device {
     ) -> Result<(Route, Tensor), CudaError> {
         let (tokens, experts) = (logits.rows(), logits.columns());
         let rule = argument(router, experts, top_k)?;
-        // Without sigmoids and groups, experts rank as their logits do.
+        // Plain softmax routing ranks experts by their logits and ignores the bias.
         let bias = bias.filter(|_| router.sigmoid || router.groups > 1);
         let narrow = bias.filter(|bias| bias.is_bf16());
         let widened = narrow.map(|bias| self.cast(bias, DType::F32)).transpose()?;
@@ -214,7 +214,7 @@ impl Device {
         self.blocks(plain("route_place"), grid, THREADS, 0, place)
     }
 
-    /// Gradient of the router's logits from that of the chosen experts' weights.
+    /// Gradient of the router's logits from the gradient of the chosen experts' weights.
     ///
     /// # Errors
     /// When memory or the device fails.

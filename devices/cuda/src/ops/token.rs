@@ -54,13 +54,13 @@ impl RowOrder {
         Ok(order)
     }
 
-    /// The range of table rows that it covers.
+    /// The range of table rows that the order covers.
     #[must_use]
     pub fn rows(&self) -> &Range<u64> {
         &self.rows
     }
 
-    /// Overwrites it with the order of another batch of equally many tokens.
+    /// Overwrites the order with that of another batch of equally many tokens.
     ///
     /// # Errors
     /// When the device fails.
@@ -169,8 +169,8 @@ impl Device {
         Ok(sums)
     }
 
-    /// The loss of every row; the gradients overwrite the logits. Where the vocabulary is sharded, the sums over all
-    /// shards are given.
+    /// Returns the loss of every row; overwrites the logits by their gradients. `sums` are the
+    /// merged sums of all shards if the vocabulary is sharded.
     ///
     /// # Errors
     /// When memory or the device fails.

@@ -179,7 +179,7 @@ impl<'r> Run<'r> {
     }
 }
 
-/// Keys that a query attends to at most; no window is written as one longer than any sequence.
+/// The most keys that a query attends to; without a window, a number above any sequence length.
 fn sliding(window: Option<Window>, keys: u64, scope: &str) -> Result<i64> {
     match window {
         Some(Window::Sliding(tokens)) => Ok(tokens as i64),

@@ -11,7 +11,7 @@ use dtensor::{
 };
 
 impl Run<'_> {
-    /// Writes the gradient of a slice into that of the whole tensor.
+    /// Writes the gradient of a slice into the gradient of the whole tensor.
     pub(super) fn backward_view(&mut self, view: &View) -> Result<()> {
         let ViewKind::Columns(cut) = view.kind else {
             return self.shard(view);
@@ -36,7 +36,7 @@ impl Run<'_> {
         let block = self.block;
         let op = &block.trace.backward[index];
         if self.gelus && block.epilogues.is_gelu_gradient(index) {
-            // The GEMM before fused it.
+            // Fused into the preceding GEMM.
             return Ok(());
         }
         let forward = |of: usize| &block.trace.forward[of];

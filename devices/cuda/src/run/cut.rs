@@ -14,7 +14,7 @@ pub(crate) struct Piece {
     pub(super) runs: Vec<Range<usize>>,
 }
 
-/// What determines a cut.
+/// Everything that a [`Cut`] depends on; its key in the cache.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct CutOf {
     global: Vec<u64>,
@@ -30,7 +30,7 @@ pub(crate) struct Cut {
 }
 
 impl CutOf {
-    /// From whole on an axis to sharded there: one part for each rank.
+    /// Cuts a tensor that is whole on `axis` into shards there: one part for each rank.
     pub(super) fn among(info: &TensorInfo, axis: Axis, to: Placement) -> Self {
         let whole = info.placements.with(axis, Placement::Replicate);
         Self {
@@ -40,7 +40,7 @@ impl CutOf {
         }
     }
 
-    /// This rank's part under one placement, within what it holds under another.
+    /// Cuts this rank's part under the placements of `to` out of what it holds under `from`.
     pub(super) fn alone(from: &TensorInfo, to: &TensorInfo) -> Self {
         Self {
             global: to.global.clone(),
@@ -77,7 +77,7 @@ impl Cut {
     }
 }
 
-/// Where the elements of `part` lie in `whole`, as ranges; both are lists of global indices.
+/// Ranges of `whole` that hold the elements of `part`; both are lists of global indices.
 fn runs(whole: &[u64], part: &[u64]) -> Vec<Range<usize>> {
     let places = cpu_device::places(whole, part);
     let numbers: Vec<u64> = places.iter().map(|&place| place as u64).collect();

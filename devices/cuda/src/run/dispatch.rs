@@ -15,7 +15,7 @@ use dtensor::Op;
 use dtensor::plan::RoutedRows;
 
 impl Run<'_> {
-    /// Number of exchanges before that of an axis.
+    /// Number of exchanges before the exchange of an axis.
     fn exchanges_before(&self, axis: Axis) -> usize {
         usize::from(axis == Axis::Etp && self.machine.host.position.mesh.ep > 1)
     }

@@ -29,7 +29,7 @@ impl Run<'_> {
         let op = &block.trace.forward[index];
         let epilogues = &block.epilogues;
         if epilogues.is_bias(index) || self.gelus && epilogues.is_gelu(index) {
-            // The GEMM before fused it.
+            // Fused into the preceding GEMM.
             return Ok(());
         }
         match op.operator {
@@ -193,7 +193,7 @@ impl Run<'_> {
     fn norm(&mut self, op: &Op, norm: &Norm) -> Result<()> {
         let (x, w) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
         let bias = norm.bias.map(|bias| self.tensor(bias)).transpose()?;
-        // The norm is per head: each head becomes a row.
+        // A row is what the weight covers: the last dim, or one head of it.
         let rows = x.reshaped(vec![x.len() / w.len(), w.len()]);
         let (out, statistics) =
             self.device()

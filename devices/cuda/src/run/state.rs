@@ -24,15 +24,15 @@ pub(super) struct Run<'r> {
     pub(super) held: Saved,
     /// Gathered keys and values of the whole sequence while ring attention runs.
     pub(super) ring: BTreeMap<u32, Tensor>,
-    /// Which half of backward runs; none in forward.
+    /// Which half of backward runs; `None` in forward.
     pub(super) half: Option<Half>,
     /// Whether GEMMs fuse GELUs: where that is faster, and no watch reads the tensor between.
     pub(super) gelus: bool,
     pub(super) casts: Casts,
 }
 
-/// The last FP8 cast, for GEMMs that read it again: a layer's projections read the same activations, and both gradients
-/// read that of the output.
+/// The last FP8 casts, for GEMMs that read them again: a layer's projections read the same
+/// activations, and both gradients of a linear layer read the gradient of its output.
 #[derive(Default)]
 pub(super) struct Casts {
     pub(super) activation: RefCell<Option<(TensorId, Matrix8)>>,
@@ -104,8 +104,8 @@ pub(super) const UNTRAINED: &str = "recurrent layers: they are planned and predi
 
 /// The error for an operator that runs on the cpu only.
 pub(super) fn no_kernel(operator: &str, scope: &str) -> CudaError {
-    CudaError::unsupported(operator, scope, "which has a kernel for the cpu only")
+    CudaError::unsupported(operator, scope, "any operand; only the cpu device has one")
 }
 
-/// A gated linear unit with bounds, of one tensor that holds gate and up.
+/// Name, in errors, of a bounded gated unit whose gate and up values lie in one tensor.
 pub(super) const FUSED_BOUNDED: &str = "bounded activation of fused projections";

@@ -33,7 +33,7 @@ pub(super) struct Pass<'r> {
     pub(super) casts: [Option<(TensorId, [bool; 2], Room)>; 2],
 }
 
-/// Which of [`Pass::casts`] is that of an activation, and which that of a gradient.
+/// Indices in [`Pass::casts`] of the last cast activation and of the last cast gradient.
 const ACTIVATION: usize = 0;
 const GRADIENT: usize = 1;
 
