@@ -28,10 +28,10 @@ enum Format {
 const MOST_OF_16_BITS: u64 = 1 << 16;
 /// Largest vocabulary of byte tokens.
 const MOST_OF_BYTES: u64 = 1 << 8;
-/// Number of words from which on it cannot be chance that every second one is tiny.
+/// Least number of words for which it cannot be chance that every second one is tiny.
 const TELLING: usize = 32;
-/// Upper halves of 32-bit tokens are at most this, if the vocabulary is below 262,144. A file of 16-bit tokens has larger numbers
-/// there, which tells the two apart.
+/// Upper halves of 32-bit tokens are at most this, if the vocabulary is at most 262,144. A file of
+/// 16-bit tokens has larger numbers there, which distinguishes the two.
 const UPPER_HALF: u16 = 3;
 
 impl Dataset {
@@ -184,7 +184,7 @@ fn words_16(bytes: &[u8], vocab: u64) -> Result<Vec<u32>, String> {
     Ok(words.into_iter().map(u32::from).collect())
 }
 
-/// One token per distinct byte, in byte order.
+/// One token per byte of the text, numbered by the distinct bytes in ascending order.
 fn characters(bytes: &[u8]) -> Vec<u32> {
     let mut seen = [false; 256];
     for &b in bytes {

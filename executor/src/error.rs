@@ -7,7 +7,7 @@ use models::ModelError;
 use plans::schedule::ScheduleError;
 
 impl ExecutorError {
-    /// The error as one of saving: what stops a save is a failure of the disk, not a wrong input.
+    /// Turns a checkpoint error into one of saving, which is a failure and not a wrong input.
     pub(crate) fn while_saving(self) -> Self {
         match self {
             Self::Checkpoint { path, reason } => Self::Unsaved { path, reason },

@@ -108,7 +108,7 @@ fn check(model: &ModelConfig, strategy: &Strategy) -> Result<(), ExecutorError> 
     } else if strategy.gradients.is_some() {
         Some("grad_dtype: gradients are added up and reduced in fp32")
     } else if model.constants.rope_scaling == catalog::RopeScaling::Other {
-        Some("this rope_type (default, linear, llama3 and yarn are)")
+        Some("its rope_type is none of default, linear, llama3 and yarn")
     } else if let Some(hybrid) = &model.hybrid {
         Some(match hybrid.recurrence {
             Recurrence::StateSpace(_) => {
@@ -139,7 +139,7 @@ fn check_positions(model: &ModelConfig, seq_len: u64) -> Result<(), ExecutorErro
     let Position::Learned { rows } = model.position else {
         return Ok(());
     };
-    // Rows beyond the positions, which OPT's table has, belong to none.
+    // OPT's table has more rows than there are positions.
     let positions = rows.min(model.max_position);
     if seq_len <= positions {
         return Ok(());

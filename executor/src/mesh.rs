@@ -1,4 +1,4 @@
-//! The places of all ranks on both meshes, and their groups of peers.
+//! The places of all ranks on the dense and the expert mesh, and their groups of peers.
 
 use comm::Group;
 use dtensor::{BlockMesh, BlockPosition};

@@ -24,13 +24,13 @@ pub struct RankReport {
     pub step_times: Vec<f64>,
     /// When each action ran in the last step; empty for captured steps, which are single calls.
     pub events: Vec<Event>,
-    /// Seconds that the device spent on the passes of each captured step; the rest of the step is the host's.
+    /// Seconds of each step's first captured part: passes, and on a single rank the update too.
     pub captured_times: Vec<f64>,
     /// Bytes of parameters, gradients and optimizer states.
     pub states: StateBytes,
     /// Peak of bytes kept for backward within a step.
     pub peak_saved: u64,
-    /// Row counts of this rank's experts in that step.
+    /// Row counts of this rank's experts in the step with that peak.
     pub routed: Vec<Routed>,
     /// Device memory in the step that used most; `None` if the device does not count it.
     pub memory: Option<MemoryUse>,

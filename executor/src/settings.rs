@@ -35,8 +35,8 @@ pub enum Execution {
     Replayed,
     /// Anew for every micro-batch, as in an eager framework.
     Eager,
-    /// Once per block; and what the first step queues is captured in the second as a graph, replayed by one call per
-    /// step, or two with several ranks.
+    /// Once per block. The second step is captured as a graph, which later steps replay by one
+    /// call, or by two with several ranks.
     Graph,
 }
 

@@ -261,8 +261,8 @@ type Writer<'scope> = ScopedJoinHandle<'scope, Result<(), ExecutorError>>;
 
 /// Trains from step `first` on, then waits until the last checkpoint is written.
 ///
-/// If a step of this rank fails, it waits too, and only then do the other ranks learn of the failure: they would stop
-/// writing a checkpoint of an earlier step. It does not wait if another rank is what failed.
+/// If a step of this rank fails, it still waits before it tells the other ranks, which would
+/// otherwise stop writing an earlier step's checkpoint. It does not wait if another rank failed.
 fn steps<'scope>(
     session: &'scope Session<'scope>,
     rank: &mut Rank<'_, impl Device>,

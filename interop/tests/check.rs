@@ -66,7 +66,7 @@ fn wrong_keys_values_and_contradictions_are_found() {
     ds.json:6: warning: `zero_optimization.stage3_prefetch_bucket_size`: has no effect at zero_optimization.stage 2
     acc.yaml:4: `num_processes`: 8 is not the product of the parallel sizes, 4
     acc.yaml:7: `fsdp_config.fsdp_reshard_after_fwd`: unknown to accelerate@1.15; did you mean `fsdp_config.fsdp_reshard_after_forward`?
-    acc.yaml:8: warning: `fsdp_config.fsdp_use_orig_params`: is of FSDP1; with fsdp_version 2 it is dropped
+    acc.yaml:8: warning: `fsdp_config.fsdp_use_orig_params`: is an option of FSDP1, which fsdp_version 2 ignores
     axolotl.yaml: `learning_rate`: is missing, and has no default
     axolotl.yaml:3: `gradient_checkpoint`: unknown to axolotl@0.19; did you mean `gradient_checkpointing`?
     axolotl.yaml:4: `dp_shard_size`: needs fsdp_config
@@ -81,7 +81,7 @@ fn wrong_keys_values_and_contradictions_are_found() {
     run.sh:4: `--overlap-param-gather`: needs --use-distributed-optimizer or --use-megatron-fsdp (arguments.py:1025)
     run.sh:4: `--overlap-param-gather`: needs --overlap-grad-reduce (arguments.py:1028)
     run.sh:5: `--bf16`: `1` where no value is expected
-    run.sh:5: `--pipeline-model-parallel-layout`: cannot stand beside --num-layers-per-virtual-pipeline-stage (arguments.py:928)
+    run.sh:5: `--pipeline-model-parallel-layout`: cannot be combined with --num-layers-per-virtual-pipeline-stage (arguments.py:928)
     run.sh:5: `--num-layers-per-virtual-pipeline-stage`: needs --pipeline-model-parallel-size of at least 2
     ");
 }
@@ -234,24 +234,24 @@ fn imports_that_cannot_be_say_why() {
         ),
     ];
     insta::assert_snapshot!(cases.join("\n"), @"
-    a.sh: the number of GPUs is not said; give --gpus
-    a.sh: a data-parallel size is not said; 6 GPUs do not divide into tp·cp·pp = 4; give the right --gpus
+    a.sh: the number of GPUs is not given; give --gpus
+    a.sh: a data-parallel size is not given; 6 GPUs do not divide into tp·cp·pp = 4; give the right --gpus
     a.sh:1: `--num-layers`: 40, but model llama3-8b has 32; give the right --model
     a.sh:1: `--global-batch-size`: 7 sequences are not a multiple of micro-batch · dp = 2
     a.sh:1: `--cp-comm-type`: hierarchical context parallelism is not planned; use p2p or a2a
     a.sh:1: `--pipeline-model-parallel-layout`: 4 layers in 2 stages; 32 layers in a multiple of 2 stages are needed
-    a.toml: parallelism.data_parallel_shard_degree (-1: the rest of the ranks) is not said; give --gpus
+    a.toml: parallelism.data_parallel_shard_degree (-1: the rest of the ranks) is not given; give --gpus
     a.toml:2: `training.local_batch_size`: `two` is not a whole number that is not negative
     a.toml:2: `activation_checkpoint.mode`: the compiler decides what it recomputes; planned: none, full, selective
-    a.json: the batch is not said; three of train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps and --gpus are needed, as numbers
+    a.json: the batch is not given; three of train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps and --gpus are needed, as numbers
     a.json:1: `zero_optimization.stage`: 4 is not 0, 1, 2 or 3
-    a.yaml: the sequence length is not said; the file has none; give --seq
-    a.yaml: lora_r is not said; axolotl has no default
-    a.yaml: a data-parallel size is not said; HYBRID_SHARD divides states within a node, and 12 ranks fill no whole number of nodes of 8; give the right --gpus
+    a.yaml: the sequence length is not given; the file has none; give --seq
+    a.yaml: lora_r is not given; axolotl has no default
+    a.yaml: a data-parallel size is not given; HYBRID_SHARD divides states within a node, and 12 ranks fill no whole number of nodes of 8; give the right --gpus
     a.yaml:1: `base_model`: layers 28, but model llama3-8b has 32; give the right --model
-    a.json: the sequence length is not said; the file has none; give --seq
+    a.json: the sequence length is not given; the file has none; give --seq
     a.yaml:6: `model.model_config.rope_interleaved`: rotates neighbouring dimensions, as no Llama or Qwen2 of the hub does
-    a.py: the configuration is not said; 2 functions make configurations, a to b; say which: a.py:a
+    a.py: the configuration is not given; 2 functions make configurations, a to b; say which: a.py:a
     ");
 }
 
@@ -588,5 +588,5 @@ fn a_scripts_own_model_is_read() {
     assert!(of(&latent).is_err());
     let open = llama.replace(" --vocab-size 50000", "");
     let error = of(&open).expect_err("no vocabulary").to_string();
-    assert!(error.contains("the vocabulary is not said"), "{error}");
+    assert!(error.contains("the vocabulary is not given"), "{error}");
 }

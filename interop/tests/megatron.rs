@@ -64,24 +64,24 @@ fn what_megatron_rejects_is_found() {
     let shown = cases.map(findings).join("\n");
     insta::assert_snapshot!(shown, @"
     `--expert-model-parallel-size`: 16 does not divide the 8 experts (arguments.py:1657)
-    `--overlap-moe-expert-parallel-comm`: with 4 pipeline ranks needs several stages on each, as --num-virtual-stages-per-pipeline-rank makes (transformer_config.py:3007)
-    `--overlap-moe-expert-parallel-comm`: cannot stand beside --recompute-granularity full (transformer_config.py:3021)
+    `--overlap-moe-expert-parallel-comm`: with 4 pipeline ranks needs several stages per rank; set --num-virtual-stages-per-pipeline-rank (transformer_config.py:3007)
+    `--overlap-moe-expert-parallel-comm`: cannot be combined with --recompute-granularity full (transformer_config.py:3021)
     `--num-layers-per-virtual-pipeline-stage`: 3 does not divide the 8 layers of a rank (arguments.py:972)
     `--num-virtual-stages-per-pipeline-rank`: 3 does not divide the 8 layers of a rank
     `--global-batch-size`: makes 30 micro-batches, which interleaving over 4 ranks cannot run in groups of 4 (schedules.py:1161)
     `--global-batch-size`: makes 16 micro-batches, which interleaving over 4 ranks cannot run in groups of 3 (schedules.py:1161)
     `--cuda-graph-impl`: full_iteration needs --no-check-for-nan-in-loss-and-grad (arguments.py:1235)
-    `--cuda-graph-impl`: transformer_engine cannot stand beside --recompute-granularity full (transformer_config.py:2856)
-    `--cross-entropy-loss-fusion`: cannot stand beside --cross-entropy-fusion-impl te (arguments.py:1697)
+    `--cuda-graph-impl`: transformer_engine cannot be combined with --recompute-granularity full (transformer_config.py:2856)
+    `--cross-entropy-loss-fusion`: cannot be combined with --cross-entropy-fusion-impl te (arguments.py:1697)
     `--optimizer-cpu-offload`: needs --use-precision-aware-optimizer (arguments.py:1885)
     `--main-grads-dtype`: bf16 needs --use-precision-aware-optimizer (optimizer_config.py:469)
-    `--cpu-offloading-num-layers`: cannot stand beside --pipeline-model-parallel-size above 1 (transformer_config.py:1891)
+    `--cpu-offloading-num-layers`: cannot be combined with --pipeline-model-parallel-size above 1 (transformer_config.py:1891)
     `--cpu-offloading-num-layers`: has to be below the 32 layers (transformer_config.py:1884)
     `--cp-comm-type`: a2a+p2p needs --hierarchical-context-parallel-sizes (arguments.py:583)
     `--hierarchical-context-parallel-sizes`: do not multiply to --context-parallel-size 4 (arguments.py:582)
     `--cp-comm-type`: a2a needs a context-parallel size that divides a rank's 16 query and 4 key heads, which 8 does not (context_parallel.py of Transformer Engine)
     `--num-query-groups`: 3 and --tensor-model-parallel-size 2 do not divide one another (transformer_config.py:1462)
-    `--decoder-first-pipeline-num-layers`: cannot stand beside --account-for-loss-in-pipeline-split (transformer_config.py:2236)
+    `--decoder-first-pipeline-num-layers`: cannot be combined with --account-for-loss-in-pipeline-split (transformer_config.py:2236)
     `--pipeline-model-parallel-size`: 26 layers beside those of the first and last stage do not divide into 3 stages; give --pipeline-model-parallel-layout
     `--pipeline-model-parallel-size`: 33 layers with the embedding and the loss counted as layers do not divide into 4 stages; give --pipeline-model-parallel-layout
     `--seq-length`: 16384 is above --max-position-embeddings 8192 (arguments.py:1354)
@@ -89,14 +89,14 @@ fn what_megatron_rejects_is_found() {
     `--softmax-type`: learnable with --context-parallel-size above 1 needs --cp-comm-type a2a (context_parallel.py of Transformer Engine)
     `--window-size`: with --context-parallel-size above 1 needs --cp-comm-type a2a or all_gather (context_parallel.py of Transformer Engine)
     `--moe-router-topk`: 1 with --moe-router-score-function softmax needs --moe-router-pre-softmax or --moe-router-load-balancing-type sinkhorn (transformer_config.py:2661)
-    `--multi-latent-attention`: cannot stand beside --group-query-attention (arguments.py:1974)
+    `--multi-latent-attention`: cannot be combined with --group-query-attention (arguments.py:1974)
     `--multi-latent-attention`: with --rope-type rope and --position-embedding-type rope needs --no-rope-fusion (transformer_config.py:3345)
     `--cp-comm-type`: a2a needs a context-parallel size that divides a rank's 16 query and 4 key heads, which 8 does not (context_parallel.py of Transformer Engine)
     `--use-tp-pp-dp-mapping`: with pipeline stages and no experts needs cp = 1 (parallel_state.py:898)
     `--decoder-first-pipeline-num-layers`: the ends of the pipeline have 40 layers; the model has 32
     `--decoder-first-pipeline-num-layers`: the ends of the pipeline have 20 layers; the model has 32
     `--global-batch-size`: makes 16 micro-batches, which interleaving over 4 ranks cannot run in groups of 0 (schedules.py:1161)
-    `--recompute-activations`: with --recompute-granularity full cannot stand beside --recompute-method (arguments.py:1426)
+    `--recompute-activations`: with --recompute-granularity full cannot be combined with --recompute-method (arguments.py:1426)
     ");
 }
 
@@ -272,7 +272,7 @@ fn the_option_that_stops_a_model_is_named() {
     own.sh:1: `--kv-channels`: "no" is not a size; expected a whole number up to 2^24
     own.sh:1: `--activation-func-clamp-value`: is modelled with --quick-geglu alone
     own.sh:1: `--moe-router-group-topk`: under softmax, groups are modelled with --moe-router-pre-softmax alone
-    own.sh:1: `--moe-router-group-topk`: groups by other than their best 1 scores are not modelled
-    own.sh:1: `--moe-router-topk-scaling-factor`: "x" is negative or no number
+    own.sh:1: `--moe-router-group-topk`: groups scored by other than 1 experts are not modelled
+    own.sh:1: `--moe-router-topk-scaling-factor`: "x" is not a number >= 0
     "#);
 }

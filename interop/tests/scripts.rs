@@ -387,7 +387,7 @@ fn the_program_says_what_its_options_do_not() {
             .map(|found| found.model.vocab)
             .map_err(|error| error.to_string())
     };
-    let unsaid = "run.sh: the vocabulary is not said; its rows are the tokenizer's; give --vocab-size in the script, or --model";
+    let unsaid = "run.sh: the vocabulary is not given; its rows are the tokenizer's; give --vocab-size in the script, or --model";
     let another = |program: &str| {
         format!(
             "run.sh:1: `{program}`: makes a model that is no decoder-only transformer of attention layers"
@@ -428,9 +428,9 @@ fn the_program_says_what_its_options_do_not() {
 #[rustfmt::skip]
 fn what_a_plan_cannot_stand_for_is_refused() {
     for (options, key, message) in [
-        (&format!("{INTERLEAVED} 5 --global-batch-size 160")[..], GROUP, "planned are groups of 4, the number of pipeline ranks, which do not divide the 10 micro-batches of a step"),
+        (&format!("{INTERLEAVED} 5 --global-batch-size 160")[..], GROUP, "plans have groups of 4, the number of pipeline ranks, which do not divide the 10 micro-batches of a step"),
         (&format!("{INTERLEAVED} 2"), GROUP, "2 is not from 4 (pipeline ranks) to 8 (micro-batches of a step)"),
-        ("--moe-layer-recompute", "--moe-layer-recompute", "whole blocks of experts are not planned to be recomputed; planned are core_attn, layernorm, mla_up_proj, moe_act, mlp"),
+        ("--moe-layer-recompute", "--moe-layer-recompute", "whole blocks of experts are not planned to be recomputed; plans recompute core_attn, layernorm, mla_up_proj, moe_act, mlp"),
         ("--context-parallel-size 2 --cp-comm-type p2p a2a p2p a2a", "--cp-comm-type", "kinds that differ from layer to layer are not planned; give one for all layers"),
         ("--pipeline-model-parallel-size 4 --decoder-last-pipeline-num-layers 3", "--decoder-last-pipeline-num-layers", "the rest of the layers does not divide evenly"),
         ("--pipeline-model-parallel-size 4 --account-for-loss-in-pipeline-split", "--account-for-loss-in-pipeline-split", "the layers do not divide evenly"),

@@ -48,7 +48,7 @@ fn converters_decide_the_precision() {
             Precision::Bf16,
             None,
             Some(
-                "a.py:10: NVFP4LinearConverter.Config: not planned for; predicted is more time, with products in 16 bits",
+                "a.py:10: NVFP4LinearConverter.Config: not planned for; the prediction shows more time, with products in 16 bits",
             ),
         ),
         (
@@ -56,7 +56,7 @@ fn converters_decide_the_precision() {
             Precision::Bf16,
             None,
             Some(
-                "a.py:10: LMHeadCastConverter.Config: not planned for; predicted is the model without it",
+                "a.py:10: LMHeadCastConverter.Config: not planned for; the prediction is for the model without it",
             ),
         ),
     ] {

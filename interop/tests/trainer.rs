@@ -166,21 +166,21 @@ fn settings_that_change_the_answer_are_read_or_noted() {
         (arguments("packing: true"), "packing: the file does not say"),
         (
             arguments("use_liger_kernel: true"),
-            "use_liger_kernel: not planned for; predicted is more memory and time",
+            "use_liger_kernel: not planned for; the prediction shows more memory and time",
         ),
         (
             arguments("attn_implementation: eager"),
-            "attn_implementation: not planned for; predicted is less memory",
+            "attn_implementation: not planned for; the prediction shows less memory",
         ),
         (
             arguments(
                 "activation_checkpointing: true\nactivation_checkpointing_kwargs: {offload: true}",
             ),
-            "activation_checkpointing_kwargs.offload: not planned for; predicted is more memory",
+            "activation_checkpointing_kwargs.offload: not planned for; the prediction shows more memory",
         ),
         (
             arguments("cutoff_len: 2048\nfinetuning_type: full\nuse_unsloth_gc: true"),
-            "use_unsloth_gc: not planned for; predicted is more memory",
+            "use_unsloth_gc: not planned for; the prediction shows more memory",
         ),
         (
             Ok(axolotl("liger_rope: true\nliger_rms_norm: true")),
@@ -188,18 +188,18 @@ fn settings_that_change_the_answer_are_read_or_noted() {
         ),
         (
             Ok(axolotl("liger_fused_linear_cross_entropy: true")),
-            "liger_fused_linear_cross_entropy: not planned for; predicted is more memory",
+            "liger_fused_linear_cross_entropy: not planned for; the prediction shows more memory",
         ),
         (Ok(axolotl("tiled_mlp: true")), "tiled_mlp: not planned for"),
         (
             Ok(axolotl("gradient_checkpointing: offload")),
-            "gradient_checkpointing: not planned for; predicted is more memory",
+            "gradient_checkpointing: not planned for; the prediction shows more memory",
         ),
         (
             Ok(axolotl(
                 "gradient_checkpointing: true\nactivation_offloading: true",
             )),
-            "activation_offloading: not planned for; predicted is more memory",
+            "activation_offloading: not planned for; the prediction shows more memory",
         ),
     ] {
         let notes = read.expect(note).notes;

@@ -1,4 +1,4 @@
-//! What goes wrong in planning, as Python is told of it.
+//! Errors of planning, as Python exceptions.
 
 use accuracy::logged_run::LoggedRunError;
 use answers::AnswerError;
@@ -38,7 +38,7 @@ impl From<AnswerError> for PlanError {
     }
 }
 
-/// A mistake that the command line would find at a flag, at Python's argument of that name.
+/// Moves a mistake from a flag of the command line to Python's argument of that name.
 fn at_argument(mistake: Mistake) -> Mistake {
     let flag = mistake.place.as_deref().and_then(|p| p.strip_prefix("--"));
     match flag.map(|flag| flag.replace('-', "_")) {

@@ -20,7 +20,7 @@ use plan::Plan;
 use scenario::Given;
 use search::Search;
 
-/// What one strategy costs.
+/// Predicts one strategy; returns its plan.
 #[pyfunction]
 fn estimate(py: Python<'_>, given: Given, strategy: &str) -> PyResult<Plan> {
     let inputs = scenario::resolve(given)?;
@@ -33,7 +33,7 @@ fn estimate(py: Python<'_>, given: Given, strategy: &str) -> PyResult<Plan> {
     })?)
 }
 
-/// A training log against its plan.
+/// Compares a training log with its plan, and explains the difference.
 #[pyfunction]
 fn diagnose(py: Python<'_>, log: PathBuf, plan: &Plan, warmup: Option<usize>) -> PyResult<Answer> {
     Ok(py.detach(|| -> Result<Answer, PlanError> {

@@ -83,7 +83,7 @@ impl Plan {
         })?)
     }
 
-    /// This plan and another, part by part.
+    /// Compares this plan with another, part by part.
     fn compare(&self, py: Python<'_>, other: &Self) -> PyResult<Answer> {
         Ok(py.detach(|| -> Result<Answer, PlanError> {
             let compared = comparison::compare(&self.planned()?, &other.planned()?)?;
@@ -233,7 +233,7 @@ impl Plan {
         u64::from_str_radix(&self.file.id, 16).unwrap_or_default()
     }
 
-    /// What `pickle` and `copy` make a plan of: its text.
+    /// Lets `pickle` and `copy` make a plan again from its text.
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, (String,))> {
         let make = py.get_type::<Self>().getattr("from_yaml")?;
         Ok((make, (self.to_yaml()?,)))

@@ -1,4 +1,4 @@
-//! From what Python passes to a scenario.
+//! Turns what Python passes into a scenario.
 
 use answers::values::{self, Gpus};
 use answers::{Inputs, Question};

@@ -77,7 +77,7 @@ class Anatomy:
         return head is not None and head is embedding
 
     def tie(self) -> None:
-        """Makes them share it again, after sharding replaced both."""
+        """Makes head and embedding share their weight again, after sharding replaced both."""
         setattr(self.head, "weight", self.embedding.weight)
 
     def attention_modules(self) -> Iterator[Tuple[str, nn.Module]]:

@@ -109,7 +109,7 @@ def _even(layers: int, count: int) -> List[int]:
 
 
 def _same_seed(place: groups.Place) -> int:
-    """Ranks that compute the same thing draw the same dropout; data-parallel ranks do not."""
+    """Seeds every rank, data-parallel ranks differently, for dropout; returns rank 0's seed."""
     seed = torch.tensor([torch.initial_seed() % (1 << 62)], device=place.device)
     dist.broadcast(seed, src=0)
     torch.manual_seed(int(seed.item()) + place.dp_rank)

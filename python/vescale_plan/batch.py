@@ -1,4 +1,4 @@
-"""From the batch that the loop passes to what this rank computes on."""
+"""Cuts this rank's share out of the batch that the training loop passes."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class StepWatch:
         self._began = None
 
     def measured(self) -> Dict[str, float]:
-        """The median step so far, the predicted one and their ratio; empty before the first step."""
+        """The median step so far, the predicted one and their ratio; empty during the warm-up."""
         if not self.times:
             return {}
         median = statistics.median(self.times)

@@ -23,7 +23,7 @@ from .batch import Share
 from .groups import Place
 from .strategy import PlanError, Strategy
 
-# Each model has its own, because attention knows the batch at hand.
+# Each model registers attention under its own name, because attention holds the current batch.
 _NUMBERS = itertools.count()
 
 
@@ -141,7 +141,7 @@ class ContextParallel:
         return torch.cat(parts.unbind(), dim=2).index_select(2, self._order)
 
     def _to_tokens(self, x: torch.Tensor) -> torch.Tensor:
-        """The way back."""
+        """This rank's tokens of all heads, from whole sequences of its heads: the inverse of `_to_heads`."""
         ranks = self._place.strategy.cp
         sent = torch.stack(x.index_select(2, self._order.argsort()).chunk(ranks, dim=2))
         return torch.cat(self._exchange(sent).unbind(), dim=1)

@@ -20,7 +20,7 @@ from .strategy import PlanError, Strategy
 
 
 def find(module: nn.Module) -> List[nn.Module]:
-    """The modules within that hold the weights of all experts of a layer, one slice each."""
+    """The modules in `module` that hold the weights of all experts of a layer, one slice per expert."""
     return [part for part in module.modules() if _holds_experts(part)]
 
 
@@ -61,7 +61,7 @@ def apply(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def _spread(module: Any, mesh: DeviceMesh) -> None:
-    """Makes a module's forward that of its group, over this rank's experts."""
+    """Replaces a module's forward: this rank's experts compute the tokens of the whole group."""
     count = module.num_experts // mesh.size()
     first = count * mesh.get_local_rank()
     group = mesh.get_group()

@@ -24,7 +24,7 @@ def check(strategy: Strategy) -> None:
 
 
 def recomputed(strategy: Strategy, sizes: Sequence[int], stage: int) -> int:
-    """Layers that a stage recomputes under `recompute="falling:N"`, of stages of these sizes."""
+    """Layers that a stage recomputes under `recompute="falling:N"`; `sizes` has every stage's layers."""
     kept = max(0, sizes[0] - _of_first(strategy)) * _in_flight(strategy, 0)
     return max(0, sizes[stage] - kept // _in_flight(strategy, stage % strategy.pp))
 

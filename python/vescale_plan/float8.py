@@ -1,4 +1,4 @@
-"""Products of decoder layers in 8 bits, by torchao: tensor-wise scales, taken anew in every step."""
+"""Products of decoder layers in 8 bits, by torchao, with tensor-wise scales computed in every step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 from .anatomy import Anatomy
 from .strategy import PlanError, Strategy
 
-# Sizes that 8-bit products of GPUs take.
+# Sizes of 8-bit products on GPUs must be multiples of this.
 MULTIPLE = 16
 
 

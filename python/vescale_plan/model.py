@@ -121,7 +121,7 @@ class ParallelModel(nn.Module):
                 parameter.grad = grad.redistribute(placements=placements)
 
     def _accumulate(self, share: batches.Share, backward: bool) -> torch.Tensor:
-        """Micro-batches one after the other, without a pipeline."""
+        """Runs micro-batches one after the other, without a pipeline; returns the sum of their losses."""
         stage, count = self.stages[0], self.strategy.num_micro_batches
         total = torch.zeros((), device=self.place.device)
         for i, part in enumerate(share.micro_batches(count)):

@@ -36,7 +36,7 @@ def v_shaped(strategy: Strategy) -> bool:
 
 
 def available(schedule: str) -> bool:
-    """Whether this torch runs a schedule. Those that have no DualPipeV send from a rank to itself where a V turns."""
+    """Whether this torch runs a schedule. Versions without DualPipeV send from a rank to itself where a V turns."""
     return hasattr(schedules, CLASSES["dualpipe-v" if schedule in V_SHAPED else schedule])
 
 
@@ -70,7 +70,7 @@ class Pipeline:
         self._tokens: Optional[torch.Tensor] = None
 
     def run(self, share: Share, backward: bool) -> torch.Tensor:
-        """Runs the schedule; the sum of this pipeline's losses, on every rank of it."""
+        """Runs the schedule; returns the sum of this pipeline's losses on each of its ranks."""
         runner = self._schedule(share)
         self._tokens = share.tokens
         losses: List[torch.Tensor] = []

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Constraint = Union[str, int, bool, Sequence[Union[str, int, bool]]]
 
 DEFAULT_RUNTIME = "torchtitan"
-# What `parallelize` applies; a plan for another runtime is not held to it.
+# Constraints on plans that `parallelize` applies; not used when a runtime is given.
 APPLIED: Dict[str, Constraint] = {
     "ep": 1,
     "etp": 1,
@@ -66,7 +66,7 @@ class Search:
             at += 1
 
     def _seek(self, count: int) -> bool:
-        """Whether there are so many plans; searches for them, and for some more, unless they are known."""
+        """Whether there are `count` plans; searches for them, and for some more, unless they are known."""
         if len(self._known) < count and not self._complete:
             wanted = max(count, 4 * len(self._known))
             found = self._search.first(wanted)
@@ -143,7 +143,7 @@ generate_plan = _best_of(search)
 
 
 def _applied(constraints: Mapping[str, Constraint]) -> Dict[str, Constraint]:
-    """Constraints with those added under which `parallelize` applies a plan."""
+    """The constraints, with those added that `parallelize` needs to apply a plan."""
     applied = {k: v for k, v in APPLIED.items() if not _named(k, constraints)}
     # A plan without context parallelism has no kind of it.
     if "cp" in _words(constraints.get("forbid", ())) or 1 in (constraints.get("cp"), constraints.get("max_cp")):
@@ -167,7 +167,7 @@ def estimate(
 ) -> Plan:
     """The plan of one strategy, such as `"tp=8,pp=4,mbs=1"`, with its predicted time and memory.
 
-    What the text leaves out is filled in. A `Plan` stands for its own strategy. Other arguments are
+    What the text leaves out is filled in. For a `Plan`, its strategy is used. Other arguments are
     those of `search`.
 
     Raises:
@@ -184,12 +184,12 @@ def estimate(
 
 
 def diagnose(log: Union[str, "os.PathLike[str]"], plan: Plan, *, warmup: Optional[int] = None) -> Answer:
-    """How a training log stands to its plan: measured against predicted time and memory, and where a gap may lie.
+    """Compares a training log with its plan: measured and predicted time and memory, and causes of a gap.
 
     Args:
         log: a log of Megatron-LM, torchtitan, nanotron, DeepSpeed, NeMo, MaxText, Hugging Face's Trainer or
             `vescale-plan run`, or metrics that Weights & Biases or TensorBoard exported.
-        plan: the plan that the run was of.
+        plan: the plan of the run.
         warmup: logged steps to skip; by default a tenth, at least 2.
 
     Raises:

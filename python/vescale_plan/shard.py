@@ -17,7 +17,7 @@ from .strategy import PlanError, Strategy
 
 
 def recompute(stage: Stage, strategy: Strategy, sizes: Sequence[int]) -> None:
-    """Wraps what the plan recomputes in the backward pass of a stage, of stages of these sizes."""
+    """Wraps the parts of a stage that the plan recomputes; `sizes` has the layers of every stage."""
     how = strategy.recompute
     if how.startswith("falling:"):
         how = f"layers:{falling.recomputed(strategy, sizes, stage.index)}"
@@ -73,7 +73,7 @@ def _alternate_matmuls() -> Any:
     return make(policy)
 
 
-# Parameters and activations in bf16; in fp8, products of layers in 8 bits too.
+# Precisions with parameters and activations in bf16; fp8 also has products of layers in 8 bits.
 HALF = ("bf16", "fp8")
 
 
@@ -127,7 +127,7 @@ def mesh_of_experts(place: Place) -> DeviceMesh:
 
 
 def gather_ahead(layers: List[List[FSDPModule]], blocks: int) -> None:
-    """Has every layer gather the parameters of so many layers ahead of it, in forward and in backward.
+    """Makes every layer gather the parameters of the next `blocks` layers, in forward and in backward.
 
     A layer comes with the modules in it that are wrapped by themselves: these are gathered with it.
     """

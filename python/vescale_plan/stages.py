@@ -14,7 +14,7 @@ from .strategy import PlanError
 
 
 class Absent(nn.Module):
-    """Stands where a module of another stage would be: passes its first argument on.
+    """Replaces a module that belongs to another stage: passes its first argument on.
 
     With it, names and indices of the modules that are here stay those of the whole model.
     """
@@ -55,7 +55,7 @@ def place(stage: int, ranks: int, v_shaped: bool) -> int:
 
 
 def cut(model: nn.Module, sizes: Sequence[int], mine: Sequence[int]) -> List[Stage]:
-    """The stages `mine` of `model` cut into `len(sizes)` stages of so many layers each.
+    """Cuts `model` into stages with the layers that `sizes` gives, and returns the stages `mine`.
 
     Parameters are shared with `model`, not copied; what no stage of this rank needs is freed when
     the caller drops `model`.

@@ -137,7 +137,7 @@ class Strategy:
         if ahead is not None and not (self.zero == 3 and self.reshard_after_forward):
             raise wrong("prefetch", "none: only parameters that every pass gathers (zero 3, reshard_after_forward) are gathered ahead")
         if self.dispatcher is not None:
-            raise wrong("dispatcher", "none: `parallelize` sends tokens to their experts by all-to-all")
+            raise wrong("dispatcher", "none: `parallelize` has a single way to send tokens to experts")
         if self.graphs is not None:
             raise wrong("graphs", "none: `parallelize` captures no CUDA graphs")
         if self.fp8_recipe not in (None, "tensorwise"):

@@ -55,7 +55,7 @@ class Replicated(ParallelStyle):
 class ReplicatedEmbedding(ParallelStyle):
     """Keeps a table of positions whole, and looks up on this rank alone.
 
-    DTensor of torch 2.8 takes the gradient of a second table of the same width for the first's.
+    DTensor of torch 2.8 confuses the gradients of two tables of the same width.
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -174,7 +174,7 @@ class _HeadNorm(ParallelStyle):
 
 
 class _Gathered(ParallelStyle):
-    """Gathers the sequence before attention or MLP, wherever `hidden_states` stands in the call."""
+    """Gathers the sequence before attention or MLP; `hidden_states` may be positional or a keyword."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         def whole(x: torch.Tensor) -> DTensor:

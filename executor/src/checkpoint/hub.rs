@@ -32,7 +32,7 @@ struct Place {
     tensor: String,
     /// The tensor's shape; for a tensor of all experts, the shape of one expert.
     shape: Vec<u64>,
-    /// Index of the expert within the tensor; `None` if the tensor is not one of all experts.
+    /// Index of the expert within the tensor; `None` if the tensor does not hold all experts.
     expert: Option<u64>,
     /// Index of the parameter's first element within that shape.
     first: u64,

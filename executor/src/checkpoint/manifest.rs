@@ -16,7 +16,7 @@ use crate::job::Job;
 pub(super) const MANIFEST: &str = "manifest.json";
 /// Format version that is written. Version 1 had no `run`, `parameters` or `sha256`.
 const SCHEMA_VERSION: u32 = 2;
-/// Largest manifest that is read, in bytes: more than a million ranks or parameters take.
+/// Largest manifest that is read, in bytes. One of a million ranks or parameters is smaller.
 const LARGEST: u64 = 256 << 20;
 
 /// The manifest: a checkpoint's description of itself.

@@ -49,7 +49,7 @@ pub(crate) struct Claim<'a> {
     files: &'a dyn Files,
     /// The folders that were made, the innermost first.
     made: Vec<PathBuf>,
-    /// The lock of the folder; nothing keeps other runs out where the file system has no locks of folders.
+    /// The lock of the folder, which keeps other runs out; `None` where folders cannot be locked.
     lock: Option<File>,
 }
 
@@ -73,7 +73,7 @@ impl<'a> Store<'a> {
         Self { dir, files }
     }
 
-    /// As a replacement does before the new checkpoint has its name.
+    /// Sets a checkpoint aside, as a replacement does before the new one has its name.
     #[cfg(test)]
     pub(super) fn set_aside(&self, step: u64) {
         let aside = self.hidden(step, REPLACED);
@@ -243,8 +243,8 @@ impl<'a> Store<'a> {
         Ok(target)
     }
 
-    /// Takes the files of all ranks out of their reach, by a new name of their folder, and checks that they are whole: a
-    /// rank that fails after it wrote its file removes it.
+    /// Renames the folder, so that ranks can no longer remove their files, and checks that all are
+    /// whole: a rank that failed before may have removed its own.
     fn seal(&self, manifest: &Manifest) -> Result<(), ExecutorError> {
         let partial = self.hidden(manifest.step, PARTIAL);
         let folder = self.hidden(manifest.step, SEALED);

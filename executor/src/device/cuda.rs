@@ -86,7 +86,7 @@ fn check(host: &cpu_device::Machine<'_>) -> Result<(), ExecutorError> {
     match host.numerics {
         Numerics::Fast => Ok(()),
         Numerics::Exact => Err(ExecutorError::Device {
-            reason: "exact numerics are the cpu device's".to_owned(),
+            reason: "only the cpu device has exact numerics".to_owned(),
         }),
     }
 }

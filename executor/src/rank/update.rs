@@ -9,7 +9,7 @@ use super::member::{BOUNDS, Rank, TIED};
 use crate::device::Device;
 use crate::error::ExecutorError;
 
-/// What tied weights are called in errors.
+/// Name of tied weights in errors.
 const WHAT: &str = "tied weights";
 
 impl<D: Device> Rank<'_, D> {
@@ -39,7 +39,7 @@ impl<D: Device> Rank<'_, D> {
         self.device.measure_and_clip(&measured, losses, optimizer)
     }
 
-    /// Sets the clipping factor from the squares of all ranks.
+    /// Sets the clipping factor from the gradient norm over all ranks.
     pub(super) fn clip(&mut self, step: u64) -> Result<(), ExecutorError> {
         let norm = self.conclude(step)?;
         let scale = self.job.settings.optimizer.scale(norm);

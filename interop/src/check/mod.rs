@@ -66,8 +66,8 @@ pub fn contradictions(document: &Document, model: &ModelConfig) -> Vec<Finding> 
     findings
 }
 
-/// A sentence for each key of a file that is unknown to its system, and a known one misspelt: what it says counts for
-/// nothing.
+/// Notes on the keys of a file that look like misspelt keys of its system, one sentence each. Their
+/// values are ignored.
 ///
 /// # Errors
 /// Never for the embedded schemas; a test reads them all.
@@ -87,7 +87,7 @@ pub fn misspelt(document: &Document) -> Result<Vec<String>, catalog::SpecError> 
     Ok(notes)
 }
 
-/// Visits the keys of a document that are no sections of the schema. Megatron-LM's options are keys, dots included.
+/// Visits every key of a document except sections. Names of Megatron-LM's options may hold dots.
 fn visit(doc: &Document, schema: &Schema, each: &mut dyn FnMut(&str, &Node)) {
     if doc.dialect == Dialect::MegatronLm {
         let entries = doc.root.entries().iter();
@@ -97,7 +97,7 @@ fn visit(doc: &Document, schema: &Schema, each: &mut dyn FnMut(&str, &Node)) {
     }
 }
 
-/// Visits the keys of a section that are no sections of the schema.
+/// Visits every key below a section except sections and, in Python files, local variables.
 fn section(
     doc: &Document,
     schema: &Schema,
@@ -143,8 +143,8 @@ fn left_open(doc: &Document, prefix: &str, node: &Node, findings: &mut Vec<Findi
     }
 }
 
-/// How many unknown keys of a file get a suggestion of the nearest known key. Each suggestion compares the key with all
-/// keys of the schema, and a file with more unknown keys than this was written for another system.
+/// Number of findings after which unknown keys get no suggestion. A suggestion compares the key
+/// with all keys of the schema, and a file with more findings was written for another system.
 const MOST_HINTS: usize = 100;
 
 fn value(doc: &Document, schema: &Schema, key: &str, node: &Node, findings: &mut Vec<Finding>) {
@@ -160,7 +160,7 @@ fn value(doc: &Document, schema: &Schema, key: &str, node: &Node, findings: &mut
     };
     match schema.kind(key) {
         Some(kind) if kind.accepts(node) => {}
-        // Python asks no field for its type, and reads numbers as true.
+        // Python checks no types, and takes a number for true.
         Some(Kind::Bool) if doc.dialect.is_python() && matches!(node.value, Value::Int(_)) => {
             let message = format!("{} is read as true", node.value.shown());
             found(Severity::Warning, message);
@@ -203,19 +203,19 @@ fn value(doc: &Document, schema: &Schema, key: &str, node: &Node, findings: &mut
     }
 }
 
-/// What becomes of a key that a system does not know, where that does not stop it.
+/// What becomes of an unknown key, where it only deserves a warning; `None` where it is an error.
 fn ignored(dialect: Dialect) -> Option<&'static str> {
     match dialect {
         Dialect::Axolotl => Some("axolotl drops it"),
         Dialect::MegatronBridge => Some("nothing reads it"),
         Dialect::Transformers | Dialect::TransformersDeepSpeed => {
-            Some("it is an argument of the script's own, or none")
+            Some("an argument of the script itself, or unknown")
         }
         _ => None,
     }
 }
 
-/// Whether this is a local variable of a Python file, not a key: a bare name that resembles no key.
+/// Whether this is a local variable of a Python file: a name without dots, not in the schema.
 fn is_local(schema: &Schema, path: &str) -> bool {
     !path.contains('.') && schema.kind(path).is_none() && !schema.is_section(path)
 }

@@ -12,13 +12,13 @@ pub struct Definitions {
     pub hub_model: Option<String>,
     /// Module below `torchtitan.models` from which the file imports `model_registry`.
     pub registry: Option<String>,
-    /// What carries tokens to their experts: the last value given to an argument that ends in `comm_backend`.
+    /// Backend that carries tokens to experts: the last argument whose name ends in `comm_backend`.
     pub comm_backend: Option<String>,
-    /// Whether the last `non_blocking_capacity_factor` is a number: experts then have room for a share of the tokens.
+    /// Whether the last `non_blocking_capacity_factor` is a number, which bounds tokens per expert.
     pub bounds_experts: bool,
     /// Whether the file itself makes the configuration of a trainer, by a constructor such as `Trainer.Config(…)`.
     pub makes_trainer: bool,
-    /// Calls that make what the file then changes: `cfg = f()`, with `cfg.model.a = b` or the like after it.
+    /// Calls `cfg = f()` that make a configuration which later lines change (`cfg.model.a = b`).
     pub made: Vec<Made>,
 }
 
@@ -29,7 +29,7 @@ pub struct Made {
     pub function: String,
     /// Line of the call.
     pub line: usize,
-    /// Whether the function is another file's: its name stands somewhere without being called.
+    /// Whether the function is another file's: called as `module.f()`, or named without a call.
     pub imported: bool,
 }
 
@@ -44,7 +44,7 @@ const SECTIONS: [&str; 7] = [
     "train",
 ];
 
-/// Finds a file's functions and the hub model that it loads.
+/// Finds the definitions in the text of a Python file.
 #[must_use]
 pub fn definitions(text: &str) -> Definitions {
     let name = |line: &str| {
@@ -78,10 +78,10 @@ pub fn definitions(text: &str) -> Definitions {
     }
 }
 
-/// The call that makes a configuration, if a line is one.
+/// The call on line `at` (from 1) that makes a configuration which later lines change, if any.
 fn made(text: &str, at: usize, line: &str) -> Option<Made> {
     let (variable, value) = line.split_once('=')?;
-    // `cfg: ConfigContainer = f()` says a type.
+    // `cfg: ConfigContainer = f()` declares a type.
     let variable = variable.split(':').next()?.trim();
     let (path, _) = value.trim().split_once('(')?;
     let name = |c: char| c.is_alphanumeric() || c == '_';
@@ -111,8 +111,8 @@ fn made(text: &str, at: usize, line: &str) -> Option<Made> {
     })
 }
 
-/// What follows each occurrence of `argument`, the last first: functions that change a configuration stand after the one
-/// that makes it.
+/// The text after each occurrence of `argument`, last occurrence first: functions that change a
+/// configuration come after the one that makes it.
 fn given<'a>(text: &'a str, argument: &'a str) -> impl Iterator<Item = &'a str> {
     let found = text.rmatch_indices(argument);
     found.map(move |(at, _)| &text[at + argument.len()..])

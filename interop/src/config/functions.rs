@@ -45,7 +45,7 @@ fn kept(text: &str, functions: &[&str], module: bool) -> String {
                 None => module && !other,
             };
         }
-        // So that the text defines a single configuration.
+        // Marks called functions, so that the text defines a single configuration.
         if keeps && defines(line).is_some_and(|name| name != functions[0]) {
             kept.push(CALLED);
         }
@@ -57,7 +57,7 @@ fn kept(text: &str, functions: &[&str], module: bool) -> String {
     kept
 }
 
-/// What stands before the `def` of a function that the chosen one calls.
+/// Marks, at the start of its `def` line, a function that the chosen one calls.
 const CALLED: char = ' ';
 
 /// The bodies of functions, as line numbers from 1, and their indices by name.
@@ -68,7 +68,7 @@ struct Bodies<'a> {
 }
 
 impl<'a> Bodies<'a> {
-    /// The functions of a text that [`only_function`] made, the chosen one first; none if it calls none.
+    /// The functions in [`only_function`]'s output, the chosen one first; empty if it has one only.
     fn of(lines: &[&'a str]) -> Self {
         let mut found = Self::default();
         let mut chosen = 0;
@@ -104,7 +104,7 @@ impl<'a> Bodies<'a> {
         found
     }
 
-    /// The first function that a line calls, of those not seen yet.
+    /// Index of the first function that a line calls and that is not `seen` yet.
     fn called(&self, line: &str, seen: &[bool]) -> Option<usize> {
         let before = line.match_indices('(').map(|(at, _)| &line[..at]);
         let name = |text: &'_ str| {
@@ -116,8 +116,8 @@ impl<'a> Bodies<'a> {
     }
 }
 
-/// For each line, by its number, how many are executed before it: those of the module, then the chosen function's, where those
-/// of a function come before the line that first calls it. Empty where no function was chosen, or it calls none.
+/// Rank of each line, by its number, in order of execution: 0 in the module; in the chosen
+/// function, called functions come before the line that first calls them. Empty if it calls none.
 pub(super) fn ranks(text: &str) -> Vec<usize> {
     let lines: Vec<&str> = text.lines().collect();
     let bodies = Bodies::of(&lines);

@@ -1,6 +1,6 @@
 //! A configuration file as a tree of values with line numbers.
 
-/// A value and the line it stands on (0 for a value that was not read from a file).
+/// A value and its line in the file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
     /// Line in the file, from 1; 0 for a value that was not read from a file.

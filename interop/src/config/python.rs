@@ -22,11 +22,11 @@ pub struct Assignment {
 /// Deepest nesting that is read.
 const MAX_DEPTH: usize = 64;
 
-/// Reads assignments and `return CONSTRUCTOR(…)` statements (path `return`), in the order in which they are executed where
-/// [`only_function`] chose a function, else in that of the file.
+/// Reads assignments and `return` statements (path `return`), in order of execution if
+/// [`only_function`] chose a function, else in file order.
 ///
 /// # Errors
-/// An unclosed string or bracket, with its line.
+/// An unclosed string or bracket, a missing value or too deep nesting, with its line.
 pub fn parse(text: &str, path: &str) -> Result<Vec<Assignment>, SyntaxError> {
     let tokens = tokens(text, path)?;
     let mut found = Vec::new();
@@ -73,7 +73,7 @@ fn statement(tokens: &[Placed], file: &str) -> Result<Option<Assignment>, Syntax
     let Some((path, mut used)) = dotted(tokens) else {
         return Ok(None);
     };
-    // `NAME: int = 1` says a type beside the value.
+    // `NAME: int = 1` declares a type.
     if matches!(tokens.get(used), Some((Token::Symbol(':'), _))) {
         let equals = |(token, _): &Placed| *token == Token::Symbol('=');
         used += tokens[used..].iter().position(equals).unwrap_or(0);
@@ -187,7 +187,7 @@ impl<'a> Parser<'a> {
         Ok(Node { line, value })
     }
 
-    /// What stands between brackets of which the first was read.
+    /// Reads a list, tuple or parenthesized value after its opening bracket.
     fn bracketed(&mut self, open: char, depth: usize) -> Result<Value, SyntaxError> {
         let close = if open == '[' { ']' } else { ')' };
         let mut items = self.listed(close, |this, _| this.item(depth).map(Some))?;
@@ -220,7 +220,7 @@ impl<'a> Parser<'a> {
         })
     }
 
-    /// Skips what follows a value inside brackets until the next comma, as in `8 * 2048`.
+    /// Reads on to a comma or closing bracket: a product such as `8 * 2048`, or an expression.
     fn rest(&mut self, node: Node, from: usize) -> Node {
         let mut depth = 0usize;
         let start = self.at;

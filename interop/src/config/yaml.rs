@@ -11,7 +11,7 @@ const MAX_DEPTH: usize = 64;
 /// Reads the first document of a YAML file.
 ///
 /// # Errors
-/// When the text is not YAML, or uses anchors, which no example of these systems does; with the line.
+/// When the text is not YAML, or uses aliases, which no example of these systems does.
 pub fn parse(text: &str, path: &str) -> Result<Node, SyntaxError> {
     let mut reader = Reader {
         events: Parser::new_from_str(text),
@@ -106,7 +106,7 @@ fn scalar(text: &str, style: ScalarStyle) -> Value {
     number(text).unwrap_or_else(|| Value::Str(text.to_owned()))
 }
 
-/// The number that a text stands for, if any.
+/// The finite number that a text spells, if any.
 pub(crate) fn number(text: &str) -> Option<Value> {
     let digits = text.trim_start_matches(['-', '+']);
     if !digits.starts_with(|c: char| c.is_ascii_digit() || c == '.') {

@@ -5,7 +5,7 @@ use super::core_model::Field;
 use super::flag::{self, Flag};
 use crate::config::{Node, Value};
 
-/// The options that set these fields of a model; `tp` ranks share the vocabulary.
+/// Options that set `fields`; `model` has all fields of the model, `tp` ranks share the vocabulary.
 pub(crate) fn options(fields: &[Field], model: &[Field], tp: u64) -> Vec<Flag> {
     let activation = model.iter().find(|(name, _)| *name == "activation_func");
     let activation = match activation {
@@ -35,7 +35,7 @@ fn option(field: &str, value: &Value, activation: &str) -> Vec<Flag> {
             "quick_gelu" => vec![Flag::switch("--quick-geglu")],
             _ => Vec::new(),
         },
-        // Implied by the activation, the kind of positions, and the number of groups.
+        // Implied by the activation and the kind of positions.
         ("gated_linear_unit" | "rope_scaling_factor", _) => Vec::new(),
         // Fields of latent attention that no option reaches: they have their only possible values.
         ("original_max_position_embeddings" | "beta_fast" | "beta_slow", _) => Vec::new(),

@@ -12,11 +12,11 @@ use crate::config::{Node, write};
 use plans::decisions::{Decisions, Recompute};
 
 const FILE: &str = "ds_config.json";
-/// Elements that ZeRO-3 gathers ahead of their use.
+/// Key for the number of elements that ZeRO-3 gathers ahead of use.
 pub(crate) const PREFETCH: &str = "zero_optimization.stage3_prefetch_bucket_size";
-/// As many as it gathers ahead unless the file says otherwise (`zero/config.py`).
+/// DeepSpeed's default of [`PREFETCH`], in elements (`zero/config.py`).
 pub(crate) const OWN_PREFETCH: u64 = 50_000_000;
-/// Most elements that ZeRO-3 holds gathered unless the file says otherwise (`zero/config.py`).
+/// DeepSpeed's default of the most elements that ZeRO-3 holds gathered (`zero/config.py`).
 const MAX_LIVE: u64 = 1_000_000_000;
 
 pub(crate) fn program(job: &Job<'_>) -> Program {
@@ -63,7 +63,7 @@ fn precision(job: &Job<'_>, root: &mut Node, limits: &mut Limits) {
         root.set("data_types.grad_accum_dtype", "fp32");
         return;
     }
-    // Another type ends with an error (runtime/engine.py, `_do_optimizer_sanity_check`).
+    // DeepSpeed refuses another type (runtime/engine.py, `_do_optimizer_sanity_check`).
     let why = "without ZeRO, DeepSpeed holds gradients in the type of the weights";
     let own = GradientTypes::all(precision.activation()).name();
     match job.decisions.gradients {
@@ -91,7 +91,7 @@ fn decided(job: &Job<'_>, root: &mut Node) {
         cp_kind: _,
         ep,
         etp,
-        // The ranks that the other axes leave.
+        // Follows from the other axes.
         dp_shard: _,
         // Refused unless nothing is sharded.
         dp_replicate: _,
@@ -170,8 +170,8 @@ fn sharding(zero: Zero, grad_reduce: bool, root: &mut Node) {
     }
 }
 
-/// How far ahead parameters are gathered: as many elements as so many layers have, each at most `layer`. Those that are live
-/// are these and the layer that runs.
+/// Sets how far ahead parameters are gathered: `ahead` layers, of at most `layer` elements each.
+/// Those and the layer that runs are live at once.
 fn prefetching(ahead: u64, layer: u64, root: &mut Node) {
     root.set(PREFETCH, ahead.saturating_mul(layer));
     let live = (ahead + 1).saturating_mul(layer);
@@ -262,7 +262,7 @@ fn states(d: &Decisions, limits: &mut Limits) {
             && (d.zero == Zero::Z0 && !d.overlap.grad_reduce
                 || d.zero == Zero::Z3 && !d.overlap.param_gather),
         "overlap",
-        "there is no switch for this at this ZeRO stage; allowed, it does what it can",
+        "there is no switch for this at this ZeRO stage; with overlap allowed, it overlaps what it can",
     );
     limits.refuse_overlap(
         d.overlap.tensor_parallel && d.tp > 1,

@@ -54,7 +54,7 @@ impl Dialect {
         self.names_the_model() && !self.writes_adapters()
     }
 
-    /// Whether its files name the model, which Transformers builds, rather than describe it.
+    /// Whether Transformers builds the model by its name, not from a description in the files.
     pub(crate) fn names_the_model(self) -> bool {
         match self {
             Self::DeepSpeed
@@ -131,7 +131,7 @@ impl Dialect {
         self.names()[2]
     }
 
-    /// What this target cannot express within that runtime's space, as keys and values of `search --fix`.
+    /// Constraints of `search --fix` that keep a search within what this target can express.
     #[must_use]
     pub fn limits(self) -> &'static [(&'static str, &'static str)] {
         match self {

@@ -1,5 +1,5 @@
-//! What a target does with sequences that are made of documents. Attention across documents is what every target's
-//! files ask for without saying so; attention within them, and padding, need a switch, or the user's own script.
+//! How targets treat sequences made of documents. By default every target attends across documents;
+//! attention within them, and padding, need a switch or the user's own script.
 
 use catalog::Packing;
 
@@ -7,7 +7,7 @@ use super::dialect::Dialect;
 use super::job::Job;
 use super::refusal::Limits;
 
-/// How the plan's documents become sequences, where that is not what targets do by themselves.
+/// How the plan packs documents; `None` if it packs none, or across, as targets do by default.
 pub(crate) fn packing(job: &Job<'_>) -> Option<Packing> {
     let packing = job.workload.documents()?.packing();
     (packing != Packing::Across).then_some(packing)

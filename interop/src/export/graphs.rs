@@ -1,4 +1,4 @@
-//! Which part of a step Megatron-Core captures in CUDA graphs, and what other systems refuse of it.
+//! Which part of a step Megatron-Core captures in CUDA graphs, and what it cannot capture.
 
 use catalog::{CudaGraphs, Zero};
 use plans::support::graphs_cannot_capture;
@@ -7,21 +7,21 @@ use super::flag::Flag;
 use super::job::Job;
 use super::refusal::Limits;
 
-/// How Megatron-Core captures.
+/// Option for how Megatron-Core captures CUDA graphs.
 pub(crate) const IMPL: &str = "--cuda-graph-impl";
-/// What it captures of every layer.
+/// Option for the modules of each layer that are captured.
 pub(crate) const MODULES: &str = "--cuda-graph-modules";
-/// The way that captures every layer by itself.
+/// Value of [`IMPL`] that captures each layer in graphs of its own.
 pub(crate) const LAYERS: &str = "transformer_engine";
-/// The way that captures all passes.
+/// Value of [`IMPL`] that captures all passes of a step.
 pub(crate) const STEP: &str = "full_iteration";
 
-/// What a plan captures.
+/// What the plan captures: its own choice, or its runtime's.
 pub(crate) fn asked(job: &Job<'_>) -> CudaGraphs {
     job.decisions.graphs.unwrap_or(job.runtime.graphs)
 }
 
-/// Megatron-Core's options for it.
+/// Megatron-Core's options for the plan's CUDA graphs.
 pub(crate) fn flags(job: &Job<'_>, limits: &mut Limits) -> Vec<Flag> {
     refuse(job, limits);
     // Random numbers of a graph are drawn by Transformer Engine's generator.
@@ -71,7 +71,7 @@ fn refuse(job: &Job<'_>, limits: &mut Limits) {
         _ if d.zero >= Zero::Z2 => Some("parameters that stay where they are: zero=0 or 1"),
         CudaGraphs::Layers if d.offload_layers > 0 => Some("activations on the device"),
         CudaGraphs::Step if job.model.moe.is_some() => {
-            Some("a model without experts: the host reads how many tokens arrive")
+            Some("a model without experts, because the host reads how many tokens arrive at them")
         }
         _ => graphs_cannot_capture(graphs, d.recompute, job.model),
     };
@@ -82,8 +82,8 @@ fn refuse(job: &Job<'_>, limits: &mut Limits) {
     );
 }
 
-/// Sets what graphs of layers need of the environment: they replay NCCL's kernels, whose buffers must not move with PyTorch's
-/// expandable segments (Megatron-LM's `arguments.py`).
+/// Shell line that graphs of layers need: they replay NCCL's kernels, whose buffers must not move
+/// with PyTorch's expandable segments (Megatron-LM's `arguments.py`).
 pub(crate) fn environment(job: &Job<'_>) -> Option<&'static str> {
     (asked(job) == CudaGraphs::Layers).then_some("export NCCL_GRAPH_REGISTER=0")
 }

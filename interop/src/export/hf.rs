@@ -20,8 +20,8 @@ use plans::decisions::{Decisions, Recompute};
 const ACCELERATE: &str = "accelerate.yaml";
 const AXOLOTL: &str = "axolotl.yaml";
 
-/// The Trainer's name of AdamW with moments in 8 bits, if the plan has them. FSDP2 and tensor parallelism make parameters
-/// DTensors, which torchao's takes and bitsandbytes' does not (axolotl, utils/schemas/validation.py).
+/// The Trainer's name of AdamW with 8-bit moments; `None` if the plan lacks them. FSDP2 and tensor
+/// parallelism need torchao's kernels, which take DTensors (axolotl, utils/schemas/validation.py).
 pub(super) fn eight_bit(d: &Decisions) -> Option<&'static str> {
     let name = match sharded(d) || d.tp > 1 {
         true => "adamw_torch_8bit",
@@ -89,7 +89,7 @@ pub(crate) fn refuse(job: &Job<'_>, limits: &mut Limits) {
         recompute: _,
         // The mesh's order is dp_replicate, dp_shard, cp, tp.
         axis_order: _,
-        // Refused, of overlaps where FSDP2 does something else.
+        // Refused; overlaps only where FSDP2 does something else.
         sequence_parallel: _,
         gradients: _,
         offload_layers: _,
@@ -113,7 +113,7 @@ pub(crate) fn refuse(job: &Job<'_>, limits: &mut Limits) {
     script_rewrites::collect(job, &script_rewrites::FSDP2, limits);
     axes(job, limits);
     states(job.decisions, limits);
-    // Sharded gradients have the parameters' type, and are reduced in that of mixed precision.
+    // Sharded gradients have the parameters' type, and are reduced in the mixed-precision type.
     let types = GradientTypes {
         held: DType::F32,
         reduced: job.workload.precision.activation(),
@@ -124,7 +124,7 @@ pub(crate) fn refuse(job: &Job<'_>, limits: &mut Limits) {
     experts_and_passes(job, limits);
 }
 
-/// Refuses ways to run passes and experts that have no key; which recipe of 8-bit products runs is the installed library's.
+/// Refuses ways to run passes and experts without a key, and FP8 recipes other than the runtime's.
 fn experts_and_passes(job: &Job<'_>, limits: &mut Limits) {
     limits.refuse_expert_overlap(job.decisions);
     limits.refuse_dispatcher(job.decisions, job.runtime, &[Dispatcher::AllToAll]);
@@ -132,7 +132,7 @@ fn experts_and_passes(job: &Job<'_>, limits: &mut Limits) {
     limits.refuse_recipe(job, &[job.runtime.fp8_recipe]);
 }
 
-/// Refuses what the optimizer, and host memory, cannot hold.
+/// Refuses optimizer states, offload and prefetching that have no key.
 fn optimizer_and_host(d: &Decisions, limits: &mut Limits) {
     let whole = (d.optimizer_states).filter(|states| states.completes_parameters());
     limits.refuse(
@@ -178,7 +178,7 @@ fn states(d: &Decisions, limits: &mut Limits) {
     limits.refuse_as(
         d.zero == Zero::Z0 && d.dp_replicate > 1 && d.tp * d.cp > 1,
         "zero=0 with tp or cp",
-        "replicated data parallelism stands alone",
+        "replicated data parallelism cannot be combined with tensor or context parallelism",
         Some(("zero", "3".to_owned())),
     );
     limits.refuse_as(
@@ -195,7 +195,7 @@ pub(super) fn sharded(d: &Decisions) -> bool {
     d.zero == Zero::Z3
 }
 
-/// Refuses context parallelism of a kind that is not one of those which the target `has`; the first is offered.
+/// Refuses a kind of context parallelism not among those the target `has`, and suggests the first.
 fn context(d: &Decisions, has: &[CpKind], why: &str, limits: &mut Limits) {
     limits.refuse_as(
         d.cp > 1 && !has.contains(&d.cp_kind),
@@ -349,8 +349,8 @@ pub(crate) fn axolotl(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     vec![Draft::new(AXOLOTL, Heading::Hash, write::yaml(&root))]
 }
 
-/// Writes axolotl's keys for the precision, and refuses or notes what it trains otherwise. axolotl holds the model in the type in
-/// which it computes (utils/config, `resolve_dtype`), adapters in 32 bits.
+/// Writes axolotl's keys for the precision; refuses or notes where it trains differently. It holds
+/// the model in the type it computes in (utils/config, `resolve_dtype`), adapters in 32 bits.
 fn axolotl_precision(job: &Job<'_>, root: &mut Node, limits: &mut Limits) {
     let precision = job.workload.precision;
     let whole = job.model.adapters.is_none();
@@ -377,7 +377,7 @@ fn axolotl_precision(job: &Job<'_>, root: &mut Node, limits: &mut Limits) {
 }
 
 fn axolotl_packing(job: &Job<'_>, root: &mut Node, limits: &mut Limits) {
-    // Its gathering reads where packed documents begin, its ring knows nothing of them (monkeypatch/ring_attn/patch.py).
+    // Only its all-gather reads where packed documents begin (monkeypatch/ring_attn/patch.py).
     let (kind, why) = match documents::within(job) {
         true => (
             CpKind::AllGather,
@@ -403,7 +403,7 @@ fn axolotl_inputs(job: &Job<'_>, root: &mut Node, limits: &mut Limits) {
     let model = "the model's hub name, or a folder with its config.json";
     let model = limits.input_or_placeholder(&job.inputs, Input::HfId, model);
     root.set("base_model", model);
-    // Otherwise weights stay in MXFP4, in which the hub has them and which is not trained (transformers, quantizer_mxfp4.py).
+    // Otherwise weights keep the hub's MXFP4, which is not trained (its quantizer_mxfp4.py).
     if job.model.family == Family::GptOss {
         root.set("model_quantization_config", "Mxfp4Config");
         root.set("model_quantization_config_kwargs.dequantize", true);

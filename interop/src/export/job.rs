@@ -87,7 +87,7 @@ pub struct ExportedFile {
 pub struct Exported {
     /// The files, with the configuration first.
     pub files: Vec<ExportedFile>,
-    /// Sentences on where the system does less than the plan allows.
+    /// Sentences on what is left to the user, and where the system does not follow the plan.
     pub notes: Vec<String>,
     /// Inputs still to be filled in before the launch; the launch script stops until they are.
     pub unfilled: Vec<Unfilled>,

@@ -31,11 +31,11 @@ impl Program {
 pub(crate) enum Starter {
     /// `torchrun`, with the number of processes on its command line.
     Torchrun,
-    /// `accelerate launch`, which reads the number of processes from its file.
+    /// `accelerate launch`, with the numbers of nodes and processes on its command line.
     Accelerate,
 }
 
-/// Default port of the rendezvous (torchrun's own), unless the environment gives another.
+/// Default port of the rendezvous, as torchrun's; except on Kubernetes, `MASTER_PORT` overrides it.
 const PORT: u16 = 29500;
 
 /// Folder in a pod where the files are mounted.
@@ -81,9 +81,9 @@ fn shape(job: &Job<'_>) -> (u64, u64) {
     (job.workload.gpus.div_ceil(each), each)
 }
 
-/// The value of Slurm's `--segment`: how many nodes it allocates together in one scale-up domain, as predictions assume; `None`
-/// where a domain is
-/// a node. Slurm takes only a divisor of the number of nodes (`sbatch`, `--segment`), so some numbers of nodes have none.
+/// Value of Slurm's `--segment`: nodes to allocate together in one scale-up domain, as predictions
+/// assume. `None` if a domain is a node, or if the value does not divide the number of nodes, which
+/// Slurm requires (`sbatch`, `--segment`).
 fn segment(job: &Job<'_>) -> Option<u64> {
     let cluster = job.cluster;
     let (nodes, _) = shape(job);

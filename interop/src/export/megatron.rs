@@ -32,9 +32,9 @@ pub(crate) const OFFLOAD_LAYERS: &str = "--cpu-offloading-num-layers";
 pub(crate) const PRECISION_AWARE: &str = "--use-precision-aware-optimizer";
 /// Types of the moments.
 pub(crate) const MOMENTS: [&str; 2] = ["--exp-avg-dtype", "--exp-avg-sq-dtype"];
-/// What carries tokens to their experts.
+/// Kind of dispatcher that carries tokens to experts.
 pub(crate) const DISPATCHER: &str = "--moe-token-dispatcher-type";
-/// The library that does it, if that is `flex`.
+/// Library of the `flex` dispatcher.
 pub(crate) const FLEX_BACKEND: &str = "--moe-flex-dispatcher-backend";
 /// Runs messages to experts beside the passes of another micro-batch.
 pub(crate) const EXPERT_OVERLAP: &str = "--overlap-moe-expert-parallel-comm";
@@ -50,7 +50,7 @@ pub(crate) fn program(job: &Job<'_>) -> Program {
     Program::torchrun(setup, format!("{script} \"${{MEGATRON_ARGS[@]}}\" \"$@\""))
 }
 
-/// Sets what the plan needs of the environment.
+/// Shell lines that set the environment variables which the plan needs.
 pub(crate) fn environment(job: &Job<'_>) -> Vec<String> {
     let lines = [connections(job.decisions)].into_iter();
     let lines = lines.chain(without_multicast(job));
@@ -350,7 +350,8 @@ fn states(job: &Job<'_>, limits: &mut Limits) -> Vec<Flag> {
     flags
 }
 
-/// How the optimizer holds its states. Its Adam keeps the 16 bits of master weights that parameters lack by itself.
+/// Options for how the optimizer holds its states. Megatron's precision-aware Adam itself keeps
+/// the 16 bits of master weights that parameters lack.
 fn optimizer(job: &Job<'_>, limits: &mut Limits) -> Vec<Flag> {
     let Some(states) = job.decisions.optimizer_states else {
         return on_host(job, limits);
@@ -376,7 +377,7 @@ fn optimizer(job: &Job<'_>, limits: &mut Limits) -> Vec<Flag> {
     flags
 }
 
-/// Optimizer states in host memory; the optimizer that is on both sides reuses what makes Megatron's aware of types.
+/// Options for optimizer states in host memory, which need the precision-aware optimizer.
 fn on_host(job: &Job<'_>, limits: &mut Limits) -> Vec<Flag> {
     let d = job.decisions;
     let has = (d.zero == Zero::Z1).then_some(OffloadKind::Optimizer);
@@ -466,7 +467,7 @@ fn recompute(recompute: Recompute, limits: &mut Limits) -> Vec<Flag> {
         Recompute::Full => full("uniform", 1),
         Recompute::Layers(n) => full("block", n),
         Recompute::Falling(n) => refused(
-            "it recomputes as many layers of every stage",
+            "it recomputes the same number of layers in every stage",
             format!("layers:{n}"),
         ),
         Recompute::SelectiveOps => refused(
@@ -533,13 +534,13 @@ fn overlap(job: &Job<'_>, overlap: Overlap, limits: &mut Limits) -> Vec<Flag> {
             "overlap=ep",
             match wide {
                 true => format!("{EXPERT_OVERLAP} needs --bf16 or --fp16"),
-                false => format!("{EXPERT_OVERLAP} takes one layer of multi-token prediction"),
+                false => format!("{EXPERT_OVERLAP} takes at most one multi-token prediction layer"),
             },
         );
     }
     limits.note(
         d.pp > 1 && pipeline && d.vpp == 1 && job.runtime.space.blocking_schedules.is_empty(),
-        "Megatron-LM's 1F1B sends and receives beside nothing, whatever --overlap-p2p says",
+        "Megatron-LM's 1F1B does not overlap sends and receives, whatever --overlap-p2p says",
     );
     flags
 }

@@ -91,7 +91,7 @@ fn drafts(job: &Job<'_>, dialect: Dialect, limits: &mut Limits) -> (Vec<Draft>, 
     limits.refuse_model(
         job.model.adapters.is_some() && !dialect.writes_adapters(),
         "adapters",
-        "what is written for this target trains all weights",
+        "configurations of this target train all weights",
     );
     documents::collect(job, dialect, limits);
     let hybrid = job.model.hybrid.is_some();
@@ -100,7 +100,7 @@ fn drafts(job: &Job<'_>, dialect: Dialect, limits: &mut Limits) -> (Vec<Draft>, 
     limits.refuse_model(
         hybrid && !named,
         "hybrid",
-        "what is written for this target has attention and a feed-forward block in every layer",
+        "configurations of this target have attention and a feed-forward block in every layer",
     );
     limits.refuse(
         hybrid && named && job.decisions.tp > 1,

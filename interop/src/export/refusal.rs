@@ -60,7 +60,7 @@ pub enum ExportError {
 }
 
 impl ExportError {
-    /// Whether the target lacks the model, whatever the plan.
+    /// Whether the target cannot express the model, whatever the plan.
     #[must_use]
     pub fn refuses_the_model(&self) -> bool {
         matches!(self, Self::Inexpressible { refusals, .. } if refusals.iter().any(|refusal| refusal.of_model))
@@ -109,7 +109,7 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// Nothing refused yet of a plan.
+    /// The limits of a plan, with nothing refused yet.
     pub(super) fn of(plan: &Decisions) -> Self {
         Self {
             plan: plan.to_string(),
@@ -228,7 +228,7 @@ impl Limits {
         self.refuse(d.prefetch.is_some(), "prefetch=1", why);
     }
 
-    /// Refuses to send tokens to experts by what the target does not have; the first of `has` is its own.
+    /// Refuses a dispatcher that is not among those the target `has`, and suggests the first.
     pub(crate) fn refuse_dispatcher(
         &mut self,
         d: &Decisions,
@@ -244,7 +244,7 @@ impl Limits {
         );
     }
 
-    /// Refuses messages to experts beside the passes of another micro-batch.
+    /// Refuses to overlap messages to experts with the passes of another micro-batch.
     pub(crate) fn refuse_expert_overlap(&mut self, d: &Decisions) {
         let why = "the next kernel waits for tokens that travel to their experts";
         self.refuse_overlap(d.ep > 1 && d.overlap.expert_parallel, "overlap=ep", why);
@@ -268,7 +268,7 @@ impl Limits {
         }
     }
 
-    /// Refuses a recipe of 8-bit products that is not one of those which a target `has`.
+    /// Refuses an FP8 recipe that is not among those the target `has`, and suggests the first.
     pub(crate) fn refuse_recipe(&mut self, job: &Job<'_>, has: &[Fp8Recipe]) {
         let asked = job.fp8_recipe();
         self.refuse_as(

@@ -132,7 +132,7 @@ impl Schema {
         catalog::suggest::is_slip(name, self.siblings(prefix))
     }
 
-    /// Names in a section, which is given with its dot.
+    /// Names directly below the section `prefix`, which ends with a dot; an empty one is the root.
     fn siblings<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = &'a str> {
         let all = self.keys().chain(self.open.iter().map(String::as_str));
         all.filter_map(move |k| k.strip_prefix(prefix))
@@ -185,7 +185,7 @@ impl Kind {
     pub fn accepts(&self, node: &Node) -> bool {
         match (self, &node.value) {
             (Self::Any, _) | (_, Value::Expression(_)) => true,
-            // What a function of Python's own returns is unknown here.
+            // The result of a call such as `int(…)` is unknown here.
             (_, Value::Call(name, _)) if matches!(name.as_str(), "int" | "float" | "str") => true,
             (Self::Flag | Self::Bool, Value::Bool(_))
             | (Self::Int | Self::Float, Value::Int(_))

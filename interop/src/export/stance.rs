@@ -73,8 +73,8 @@ pub(crate) fn unmet(stance: impl Fn(Rewrite) -> Stance, job: &Job<'_>) -> Vec<As
     (Rewrite::ALL.iter().copied()).filter_map(differs).collect()
 }
 
-/// A sentence on what the prediction assumed and only the user's own model code can do; `None` if it assumed nothing
-/// so.
+/// A note on the rewrites that the prediction assumed and only the user's model code can perform;
+/// `None` if there are none.
 pub(crate) fn yours(stance: impl Fn(Rewrite) -> Stance, job: &Job<'_>) -> Option<String> {
     let assumed = job.runtime.rewrites.iter();
     let names: Vec<String> = assumed

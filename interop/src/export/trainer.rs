@@ -64,7 +64,7 @@ pub(crate) fn with_deepspeed(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     vec![Draft::new(ARGUMENTS, Heading::Nowhere, write::json(&root))]
 }
 
-/// LLaMA-Factory's YAML, for pre-training with packed sequences.
+/// LLaMA-Factory's YAML: pre-training, or fine-tuning if attention stays within documents.
 pub(crate) fn llama_factory(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     let engine = deepspeed::configuration(job, limits);
     replicas_and_shards(job, "the target deepspeed takes it", limits);
@@ -135,7 +135,7 @@ fn script_arguments(job: &Job<'_>, limits: &mut Limits) -> Node {
     let model = "the model's hub name, or a folder with its config.json";
     let model = limits.input_or_placeholder(&job.inputs, Input::HfId, model);
     root.set("model_name_or_path", model);
-    // Without it the weights have the type that the hub has them in, and autocast alone makes no 32-bit ones.
+    // Without it weights keep their type on the hub; autocast alone makes no 32-bit ones.
     root.set("dtype", "float32");
     // Without one, the model's own is used.
     if let Some(tokenizer) = job.inputs.tokenizer {

@@ -9,10 +9,10 @@ use super::error::ImportError;
 use crate::config::{Node, Value};
 use crate::export::Dialect;
 
-/// What is planned.
+/// Why training of another kind is refused.
 const PLANNED: &str = "only training of all weights, and of adapters (lora), is planned";
 
-/// Settings with which training is of a kind that is not planned, and why.
+/// Settings of training that is not planned, each with the reason.
 const REFUSED: [(&str, &str); 23] = [
     ("load_in_8bit", "frozen weights are planned in 16 bits only"),
     ("load_in_4bit", "frozen weights are planned in 16 bits only"),
@@ -104,15 +104,16 @@ fn switched_on(doc: &Document) -> Result<bool, ImportError> {
     let setting = SETTINGS.into_iter().find(|key| is_set(doc, key));
     match setting.filter(|_| !said && doc.find("finetuning_type").is_none()) {
         Some(key) => {
-            let why = "whether adapters are trained is not said; say use_peft true or false";
+            let why =
+                "the file does not say whether adapters are trained; set use_peft to true or false";
             Err(doc.unsupported(key, why))
         }
         None => Ok(false),
     }
 }
 
-/// The adapters of a file that trains them. Where it leaves something open, the default of its system counts: axolotl has
-/// none, LLaMA-Factory and TRL (`ModelConfig`) have different ones.
+/// The adapters of a file that trains them. What it leaves open has its system's default: axolotl
+/// has none for the rank; those of LLaMA-Factory and TRL (`ModelConfig`) differ.
 fn adapters(doc: &Document, model: &ModelConfig) -> Result<Adapters, ImportError> {
     let of_file = match doc.size("lora_r")? {
         Some(rank) => Some(rank),
@@ -140,7 +141,8 @@ fn adapters(doc: &Document, model: &ModelConfig) -> Result<Adapters, ImportError
     })
 }
 
-/// The linear layers that have adapters: a list, or names with commas between them. Gate and up have theirs together.
+/// The linear layers that have adapters, from a list or from comma-separated names. Gate and up
+/// must be named together.
 fn modules(doc: &Document, model: &ModelConfig) -> Result<AdaptedModules, ImportError> {
     if doc.dialect == Dialect::Axolotl && doc.on("lora_target_linear")? {
         return Ok(AdaptedModules::all());
@@ -149,7 +151,7 @@ fn modules(doc: &Document, model: &ModelConfig) -> Result<AdaptedModules, Import
         Dialect::LlamaFactory => "lora_target",
         _ => "lora_target_modules",
     };
-    // What PEFT adapts of these if it is not told.
+    // PEFT adapts `q_proj` and `v_proj` of these families by default.
     let as_llama = matches!(model.family, Family::Llama | Family::Mixtral);
     let names: Vec<&str> = match (doc.find(key).map(|node| &node.value), doc.dialect) {
         (Some(Value::List(items)), _) => items.iter().filter_map(Node::text).collect(),

@@ -203,8 +203,8 @@ fn lengths(doc: &Document, base: &Base, all: &mut Options) {
     }
 }
 
-/// Adds what runs beside computation. `comm_overlap`, where a recipe has it, takes the place of the fields of model and gradients
-/// (training/comm_overlap.py, `CommOverlapConfig.setup`).
+/// Adds options for overlaps. `comm_overlap`, if a recipe has it, overrides the fields of the model
+/// and of gradients (training/comm_overlap.py, `CommOverlapConfig.setup`).
 fn overlaps(
     doc: &Document,
     base: &Base,
@@ -269,7 +269,7 @@ const OFF: [(&str, &str); 3] = [
     ("bias_activation_fusion", "--no-bias-gelu-fusion"),
 ];
 
-/// Adds what no strategy expresses, for the notes on it.
+/// Adds options that no strategy expresses, for the notes on them.
 fn noted(doc: &Document, all: &mut Options) -> Result<(), ImportError> {
     let schema = Schema::of(Dialect::MegatronLm)?;
     let counts = |option: &&String| is_noted(option) && schema.kind(option).is_some();
@@ -363,7 +363,7 @@ fn sizes(doc: &Document, given: &Given<'_>) -> Result<(), ImportError> {
     Ok(())
 }
 
-/// The recipe of 8-bit products by Megatron-LM's name: that of the recipe of mixed precision.
+/// Megatron-LM's name of the FP8 recipe that the mixed-precision recipe has; `None` without one.
 fn fp8_recipe(doc: &Document) -> Option<&str> {
     let mixed = doc.find("mixed_precision")?;
     if let Value::Table(fields) = &mixed.value {
@@ -377,7 +377,7 @@ fn fp8_recipe(doc: &Document) -> Option<&str> {
     }
     let shown = mixed.value.shown();
     let named = |(_, name): &&(Fp8Recipe, &str)| {
-        // The same recipes are there for fp16.
+        // The same recipes exist for fp16.
         let name = name.trim_start_matches("bf16_");
         shown.contains(name)
     };

@@ -91,13 +91,13 @@ pub(super) fn base(doc: &Document) -> Result<&'static Base, ImportError> {
     }
 }
 
-/// The value of a field; of one that is set to a variable of the recipe, that variable's.
+/// The value of a field, or of the recipe's variable that the field is set to.
 pub(super) fn value<'a>(doc: &'a Document, field: &str) -> Option<&'a Node> {
     let node = doc.find(field)?;
     Some(variable(doc, node).unwrap_or(node))
 }
 
-/// What a variable holds, if a value is a variable that the recipe sets.
+/// The value of the variable that a node names; `None` if the recipe sets no such variable.
 fn variable<'a>(doc: &'a Document, node: &Node) -> Option<&'a Node> {
     match &node.value {
         Value::Expression(name) => doc.root.get(name.trim()),
@@ -132,7 +132,7 @@ pub(super) fn adapters(
 ) -> Result<Option<Adapters>, ImportError> {
     let makes = |node: &&Node| matches!(&node.value, Value::Call(name, _) if is_lora(name) || name.ends_with(DEFAULT));
     let said = doc.find("peft");
-    // A scheme that is an argument of the recipe, and where the recipe makes the adapters of it.
+    // The recipe's own call that makes adapters, for a `peft` whose variable it does not set.
     let made = || {
         let mut nodes = doc.root.entries().iter().map(|(_, node)| node);
         nodes.find(makes)
@@ -162,7 +162,7 @@ pub(super) fn adapters(
             "{place}: peft `{scheme}` is planned as Bridge's usual LoRA"
         ));
     }
-    // `adapters.dim = 8` is a field of the variable, and stands at the root.
+    // `adapters.dim = 8` sets a field of a variable, which is read as `dim` at the root.
     let field = |name: &str| {
         let of_variable = || doc.root.get(name).filter(|_| by_variable);
         of_variable().or_else(|| node.and_then(|node| node.get(name)))

@@ -73,27 +73,27 @@ fn sequence(doc: &Document, given: &Given<'_>) -> Result<u64, ImportError> {
 const UNPLANNED: [(&[&str], &str); 5] = [
     (
         &["zero_optimization.zero_hpz_partition_size"],
-        "predicted is less memory and more time, with weights gathered from all ranks in backward too",
+        "the prediction shows less memory and more time, with weights gathered from all ranks in backward too",
     ),
     (
         &["zero_optimization.zero_quantized_weights"],
-        "predicted is more time, with weights gathered in 16 bits",
+        "the prediction shows more time, with weights gathered in 16 bits",
     ),
     (
         &["zero_optimization.zero_quantized_gradients"],
-        "predicted is more time, with gradients reduced in 16 bits",
+        "the prediction shows more time, with gradients reduced in 16 bits",
     ),
     (
         &["bf16.bf16_master_weights_and_grads"],
-        "predicted is more memory, with weights to update in 32 bits",
+        "the prediction shows more memory, with weights to update in 32 bits",
     ),
     (
         &["bf16.bf16_optimizer_states"],
-        "predicted is more memory, with moments in 32 bits",
+        "the prediction shows more memory, with moments in 32 bits",
     ),
 ];
 
-/// A note on each key that is `auto` and taken as a value, which the Trainer would fill in and no file states.
+/// Notes on keys that are `auto`, which the Trainer would fill in, with the values assumed here.
 fn open(doc: &Document) -> Result<Vec<String>, ImportError> {
     let micro = "train_micro_batch_size_per_gpu";
     let alone = size(doc, "train_batch_size")?.is_none();
@@ -168,8 +168,8 @@ fn zero(doc: &Document) -> Result<Zero, ImportError> {
     zero.ok_or_else(|| doc.wrong(stage, "0, 1, 2 or 3"))
 }
 
-/// The states that the file keeps in the memory of the host. A note for each that no plan keeps there: on NVMe, parameters
-/// without their optimizer states, a share of the weights.
+/// The states that the file keeps in host memory. Adds a note on each setting that no plan has:
+/// NVMe, parameters without their optimizer states, a share of the weights.
 fn offload(
     doc: &Document,
     zero: Zero,
@@ -272,7 +272,7 @@ fn experts(doc: &Document) -> Result<(u64, u64), ImportError> {
     Ok((ep, etp))
 }
 
-/// Types in which gradients are held and reduced: both are those of the parameters unless the file says otherwise.
+/// Types in which gradients are held and reduced, by default that of parameters; `None` in fp32.
 fn gradients(doc: &Document) -> Result<Option<GradientTypes>, ImportError> {
     let computed = match precision(doc)? {
         Precision::Fp32 => return Ok(None),
@@ -303,8 +303,8 @@ fn overlap(doc: &Document, zero: Zero, ranks: u64) -> Result<Overlap, ImportErro
     })
 }
 
-/// How many layers ahead parameters are gathered: as many as have no more elements than the file says, each at most `layer`,
-/// but at most two. `None` is the system's own.
+/// How many layers ahead ZeRO-3 gathers parameters: 2 if the file's number of elements holds two
+/// layers of `layer` elements, 0 if it is 0, else `None`, the system's own.
 fn prefetch(doc: &Document, zero: Zero, layer: u64) -> Result<Option<u64>, ImportError> {
     let elements = size(doc, PREFETCH)?.filter(|_| zero == Zero::Z3);
     Ok(elements.and_then(|elements| match elements {

@@ -26,7 +26,7 @@ pub struct Document {
     pub launch: Launch,
     /// What a Python file defines: functions that make configurations, and where its model comes from.
     pub python: config::definitions::Definitions,
-    /// What else a launch script states, where it does not decide a condition.
+    /// Other ways through a launch script with undecided conditions, each with what it then states.
     pub others: Vec<(Way, Document)>,
 }
 
@@ -77,7 +77,7 @@ impl Document {
         Ok(Self { others, ..document })
     }
 
-    /// The same, with the configurations of DeepSpeed or FSDP in it that it names by their files.
+    /// Includes the configurations of DeepSpeed or FSDP that the document names by their files.
     fn with_files(mut self, include: Include<'_>) -> Result<Self, ImportError> {
         files_beside(&mut self.root, include)?;
         if let Some(settings) = &mut self.launch.settings {
@@ -86,10 +86,10 @@ impl Document {
         Ok(self)
     }
 
-    /// A non-negative integer, if the key is present.
+    /// A non-negative integer; `None` if the key is absent or null.
     ///
     /// # Errors
-    /// When the value is something else, or negative.
+    /// When the value is something else, negative, or above 2^40.
     pub fn size(&self, key: &str) -> Result<Option<u64>, ImportError> {
         let Some(node) = self.said(key) else {
             return Ok(None);
@@ -112,7 +112,7 @@ impl Document {
         Ok(size)
     }
 
-    /// A boolean, if the key is present.
+    /// A boolean; `None` if the key is absent or null.
     ///
     /// # Errors
     /// When the value is something else.
@@ -129,7 +129,7 @@ impl Document {
         Ok(self.flag(key)? == Some(true))
     }
 
-    /// The text that a key has, or, if it has a list of one text, that text. `None` if the key is absent or null.
+    /// The text of a key, which may be in a list by itself; `None` if the key is absent or null.
     ///
     /// # Errors
     /// When the value is something else.
@@ -159,8 +159,8 @@ impl Document {
         }
     }
 
-    /// The value of a key. An option of Megatron-LM is one key, dots included. What the arguments of a script do not say,
-    /// its launcher may. A key of torchtitan 0.2 may have the name that it had before.
+    /// The value of a key. Options of Megatron-LM are whole keys, dots included. Other keys may be
+    /// in the launcher's settings too; those of torchtitan 0.2 may have their earlier names.
     #[must_use]
     pub fn find(&self, key: &str) -> Option<&Node> {
         if key.starts_with("--") {
@@ -295,7 +295,7 @@ const BESIDE: [&str; 3] = [
     "fsdp_config",
 ];
 
-/// Where the file gives the path of such a configuration that can be read, puts that configuration in its place.
+/// Replaces the path of such a configuration by its content, where `include` can read it.
 fn files_beside(root: &mut Node, include: Include<'_>) -> Result<(), ImportError> {
     for key in BESIDE {
         let Some(node) = root.at(key) else {
@@ -367,7 +367,7 @@ fn is_yaml(path: &str) -> bool {
     path.ends_with(".yaml") || path.ends_with(".yml")
 }
 
-/// The options of such a test case.
+/// The options of a test case of Megatron-LM.
 fn model_args(text: &str, path: &str) -> Result<Node, ImportError> {
     let schema = Schema::of(Dialect::MegatronLm)?;
     let root = config::yaml::parse(text, path)?;

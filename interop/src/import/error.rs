@@ -63,7 +63,7 @@ pub enum ImportError {
         error: catalog::WorkloadError,
     },
     /// A required value is missing.
-    #[error("{path}: {what} is not said; {how}")]
+    #[error("{path}: {what} is not given; {how}")]
     Missing {
         /// Path of the file.
         path: String,
@@ -116,7 +116,7 @@ impl ImportError {
             .expected(how),
             Self::Workload { path, error } => Mistake::new(error.to_string()).at(path),
             Self::Missing { path, what, how } => {
-                Mistake::new(format!("{what} is not said")).at(path).expected(how)
+                Mistake::new(format!("{what} is not given")).at(path).expected(how)
             }
             Self::Syntax(error) => {
                 Mistake::new(&error.message).at(crate::config::place(&error.path, error.line))

@@ -1,4 +1,4 @@
-//! What a file says of PyTorch's FSDP: how states are divided among ranks, and what of them lies in host memory.
+//! Reads settings of PyTorch's FSDP: how ranks divide states, and which states are in host memory.
 
 use catalog::{Offload, Zero};
 
@@ -26,7 +26,7 @@ const REPLICAS: Sharding = Sharding {
     within_node: false,
 };
 
-/// FSDP's default. What it divides are parameters too, even where it keeps them from forward to backward.
+/// FSDP's default. Kinds that keep parameters gathered from forward to backward shard them too.
 const FULL: Sharding = Sharding {
     zero: Zero::Z3,
     reshard: true,
@@ -34,7 +34,7 @@ const FULL: Sharding = Sharding {
 };
 
 impl Sharding {
-    /// The strategy of a name, or of accelerate's number for it; `None` for words that name none.
+    /// The sharding that a word, or accelerate's number for it, names; `None` if it names none.
     fn named(name: &str) -> Option<Self> {
         let kept = Self {
             reshard: false,
@@ -103,7 +103,7 @@ impl Sharding {
         Ok(of_words.next().unwrap_or(sharding))
     }
 
-    /// The ranks that divide states and those that hold replicas, of `dp` ranks and with so many replicas in the file.
+    /// Splits `dp` ranks into those that shard states, and replicas (`replicas` in the file).
     pub(super) fn ranks(
         self,
         doc: &Document,
@@ -185,7 +185,7 @@ pub(super) fn offload(
     }
 }
 
-/// No file of FSDP2 says how far ahead parameters are gathered; what one of FSDP1 says is left out.
+/// Always `None`: files of FSDP2 do not set prefetching. Adds a note on FSDP1's `NO_PREFETCH`.
 pub(super) fn prefetch(
     doc: &Document,
     notes: &mut Vec<String>,
@@ -193,7 +193,7 @@ pub(super) fn prefetch(
     let key = "fsdp_config.fsdp_backward_prefetch";
     if version(doc)? != Some(2) && doc.text(key)? == Some("NO_PREFETCH") {
         notes.push(format!(
-            "{}: {key} NO_PREFETCH is not planned for and left out: predicted is one block ahead",
+            "{}: {key} NO_PREFETCH is not planned for and left out: the prediction gathers one block ahead",
             doc.place(key)
         ));
     }

@@ -9,7 +9,7 @@ use crate::export::graphs::{IMPL, LAYERS, MODULES, STEP};
 /// How earlier versions of Megatron-Core spell `--cuda-graph-modules`.
 const SCOPE: &str = "--cuda-graph-scope";
 
-/// What a script captures; it may name modules one by one, of which attention and the router decide.
+/// What a script captures. Adds a note if it captures modules of layers without their attention.
 pub(super) fn graphs(
     doc: &Document,
     notes: &mut Vec<String>,
@@ -38,7 +38,7 @@ pub(super) fn graphs(
     }
     let whole = modules.is_empty() || modules.contains(&"full") || modules.contains(&"attn");
     if !whole {
-        let note = "planned are layers with their attention; taken as that";
+        let note = "planned as layers captured with their attention";
         notes.push(doc.note(key, note));
     }
     Ok(Some(captured))

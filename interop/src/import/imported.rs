@@ -97,7 +97,7 @@ impl Imported {
         }
     }
 
-    /// Whether Megatron-LM or Megatron Bridge holds weights in 8 bits, as NeMo's recipes do, and has no copies of them beside.
+    /// Whether Megatron-LM or Megatron Bridge holds weights in 8 bits alone, as NeMo's recipes do.
     fn holds_eight_bits(&self, document: &Document) -> bool {
         let given = |key| document.flag(key).ok().flatten();
         let of_recipe = "mixed_precision.fp8_param_gather";
@@ -105,7 +105,7 @@ impl Imported {
             && match self.dialect {
                 Dialect::MegatronLm => given("--fp8-param-gather") == Some(true),
                 Dialect::MegatronBridge => given(of_recipe).unwrap_or_else(|| {
-                    // Recipes by name switch it on but for this one; a `MixedPrecisionConfig` of one's own does not.
+                    // Named recipes but this switch it on; a `MixedPrecisionConfig` does not.
                     let recipe = document.find("mixed_precision").map(|node| &node.value);
                     recipe.is_some_and(|recipe| match recipe {
                         Value::Table(_) => false,

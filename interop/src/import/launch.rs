@@ -53,7 +53,7 @@ const NODES: [&str; 5] = [
 /// Options of `accelerate launch` that give the number of devices in all nodes together.
 const ALL: [&str; 2] = ["--num_processes", "--num-processes"];
 
-/// Programs that start a process for each device that they see; torchrun starts one.
+/// Programs that by default start a process for each device that they see; torchrun starts one.
 const LAUNCHERS: [&str; 3] = ["deepspeed", "accelerate", LLAMA_FACTORY];
 /// Names of PyTorch's launcher.
 const TORCHRUN: [&str; 3] = [
@@ -247,7 +247,7 @@ fn file_of(
     }
 }
 
-/// Gives all nodes of a tree the line of the script that names the file which the tree was read from.
+/// Sets the line of every node of a tree: the script's line that names the file of the tree.
 fn stand_at(node: &mut Node, line: usize) {
     node.line = line;
     if let Value::Table(entries) = &mut node.value {

@@ -85,8 +85,8 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     Imported::new(doc, decisions, sizes, notes)
 }
 
-/// The global batch and the option that gives it; of a schedule such as `0:384 200B:768`, which excludes a batch beside it,
-/// the last, with a note.
+/// The global batch, with the option that gives it. Of a schedule such as `0:384 200B:768`, which
+/// excludes the other option, the last batch is taken, with a note.
 fn global_batch(
     doc: &Document,
     per_step: u64,
@@ -106,7 +106,7 @@ fn global_batch(
     Ok((schedule, batch))
 }
 
-/// Number of ranks that share an expert's weights: if the file does not say, as many as share a dense layer's.
+/// Expert-tensor-parallel size; by default that of dense layers, or 1 without experts.
 fn expert_tensor_parallel(doc: &Document, given: &Given<'_>, tp: u64) -> Result<u64, ImportError> {
     let key = "--expert-tensor-parallel-size";
     match doc.size(key)? {
@@ -115,8 +115,8 @@ fn expert_tensor_parallel(doc: &Document, given: &Given<'_>, tp: u64) -> Result<
     }
 }
 
-/// Types in which gradients are held and reduced, as Megatron-LM decides them (`megatron/training/arguments.py` at
-/// d98e8a6): 32 bits unless told otherwise in bf16, the parameters' type unless told otherwise in fp16 and by its FSDP.
+/// Types in which gradients are held and reduced, by Megatron-LM's `arguments.py` at d98e8a6. The
+/// default is 32 bits in bf16, and the parameters' type in fp16 and under its FSDP.
 fn gradients(doc: &Document, zero: Zero) -> Result<Option<GradientTypes>, ImportError> {
     let computed = match precision(doc)? {
         Precision::Fp32 => return Ok(None),
@@ -148,7 +148,7 @@ fn gradients(doc: &Document, zero: Zero) -> Result<Option<GradientTypes>, Import
     })))
 }
 
-/// How optimizer states are held. Moments in other types are taken as 32 bits, with a note.
+/// How optimizer states are held; `None` for the runtime's way. Notes moments taken as fp32.
 fn optimizer_states(
     doc: &Document,
     zero: Zero,
@@ -170,7 +170,7 @@ fn optimizer_states(
     Ok(Some(OptimizerStates::SplitMaster))
 }
 
-/// The share of weights whose optimizer states lie in host memory, to whole percents.
+/// The share of weights whose optimizer states are in host memory, in whole percent; `None` for 0.
 fn offload(
     doc: &Document,
     zero: Zero,
@@ -206,7 +206,7 @@ fn overlap(doc: &Document) -> Result<Overlap, ImportError> {
     })
 }
 
-/// What carries tokens to their experts; of a job without expert parallelism, nothing does.
+/// What carries tokens to their experts; `None` without expert parallelism.
 fn dispatcher(doc: &Document, ep: u64) -> Result<Option<Dispatcher>, ImportError> {
     if ep == 1 {
         return Ok(None);
@@ -291,7 +291,7 @@ fn cp_kind(doc: &Document) -> Result<CpKind, ImportError> {
 fn recompute(doc: &Document, notes: &mut Vec<String>) -> Result<Recompute, ImportError> {
     let key = "--recompute-granularity";
     let known = RecomputeModule::ALL.iter().map(|of| of.megatron_name());
-    let planned = format!("planned are {}", known.collect::<Vec<_>>().join(", "));
+    let planned = format!("plans recompute {}", known.collect::<Vec<_>>().join(", "));
     let moe = "--moe-layer-recompute";
     if doc.on(moe)? {
         let why = format!("whole blocks of experts are not planned to be recomputed; {planned}");
@@ -338,7 +338,7 @@ fn whole_layers(doc: &Document, notes: &mut Vec<String>) -> Result<Recompute, Im
     }
 }
 
-/// How operands of 8-bit products are scaled: by scales of earlier steps unless the file says otherwise.
+/// The FP8 recipe, by default delayed scaling; `None` if the job does not train in FP8.
 fn fp8_recipe(doc: &Document) -> Result<Option<Fp8Recipe>, ImportError> {
     if doc.find("--fp8-format").is_none() {
         return Ok(None);

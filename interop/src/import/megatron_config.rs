@@ -26,7 +26,7 @@ const NOT_MODELLED: [&str; 9] = [
     "--qk-l2-norm",
 ];
 
-/// The script's options as fields of a `config.json`, of which its reader takes those that define the model.
+/// The script's options as fields of a `config.json`; its reader takes those that define the model.
 pub(super) fn config(doc: &Document) -> Result<Json, ImportError> {
     if let Some(key) = NOT_MODELLED.into_iter().find(|key| doc.find(key).is_some()) {
         return Err(doc.unsupported(key, "is not modelled"));

@@ -115,7 +115,7 @@ const NO_DECODERS: [&str; 11] = [
     "vlm",
 ];
 
-/// Differences between the script's model and another: those that make it another model, and the others.
+/// Options in which two models differ, with messages; those in `nearly` do not change the cost.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Compared {
     pub(super) another: Vec<(&'static str, String)>,
@@ -205,14 +205,14 @@ pub(super) fn compare(doc: &Document, model: &ModelConfig) -> Result<Compared, I
     Ok(compared)
 }
 
-/// Whether a program of Megatron-LM trains models that are no decoders, by the words of its name.
+/// Whether a program of Megatron-LM trains models other than decoders, by the words of its name.
 fn makes_another(program: &str) -> bool {
     let stem = program.trim_end_matches(".py");
     let kind = stem.strip_prefix("pretrain_").unwrap_or_default();
     kind.split('_').any(|word| NO_DECODERS.contains(&word))
 }
 
-/// What the script says of the layers that attend to a window, if they are not the model's.
+/// The difference, if the script has windows in other layers than the model: option and message.
 fn other_windows(
     doc: &Document,
     model: &ModelConfig,
@@ -239,7 +239,7 @@ fn other_windows(
     Ok(other.then(|| (WINDOW_LAYERS, message())))
 }
 
-/// What the script says of the vocabulary, if that is not the model's; both may be rounded up for tensor parallelism.
+/// Option and message if the vocabularies differ; both may be rounded up for tensor parallelism.
 fn other_vocabulary(doc: &Document, model: &ModelConfig) -> Option<(&'static str, String)> {
     let size = |key: &str| doc.find(key)?.int().and_then(|n| u64::try_from(n).ok());
     let options = ["--padded-vocab-size", "--vocab-size"];
@@ -311,7 +311,7 @@ fn value_or_default(doc: &Document, key: &str, default: Silent) -> String {
     }
 }
 
-/// The value of an option that the known model is exported with.
+/// The value of an option in the known model's export, or Megatron-LM's default; empty for none.
 fn of_model(ours: &[(String, String)], key: &str, default: Silent) -> String {
     let find = |key: &str| ours.iter().find(|(name, _)| name == key);
     match (find(key), default) {

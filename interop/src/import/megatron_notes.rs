@@ -22,7 +22,7 @@ const LEFT_OUT: [&str; 6] = [
 /// Whether such options have an effect on a plan of a model.
 type When = fn(&Decisions, &ModelConfig) -> bool;
 
-/// An option, or the common beginning of several up to a `-`; the values that are predicted as they are; what is planned for others.
+/// An option or a prefix that ends in `-`; values predicted as such; what is planned for others.
 type Row = (&'static str, &'static [&'static str], &'static str);
 
 /// Options that are predicted as another setting, sorted by the plans on which they have an effect.
@@ -143,8 +143,8 @@ const ON_WITH_EXPERTS: [(&str, &str); 2] = [
 const WHOLE_SEQUENCES: &str =
     "attention over whole sequences; give --lengths to plan it within documents";
 
-/// Options that Megatron-LM does not have: a note, as scripts of its descendants have more; of a known one misspelt, an
-/// error.
+/// A note on options that Megatron-LM does not have, as scripts of its descendants may. An option
+/// that looks misspelt is an error.
 pub(super) fn unknown(doc: &Document) -> Result<Option<String>, ImportError> {
     let schema = Schema::of(doc.dialect)?;
     let unknown = doc.root.entries().iter().map(|(key, _)| key.as_str());

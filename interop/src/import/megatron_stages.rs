@@ -57,7 +57,7 @@ pub(super) fn stages(
     Ok((StagePartition(vec![layers / count; count as usize]), vpp))
 }
 
-/// The same two, from a `--pipeline-model-parallel-layout`.
+/// The result of [`stages`], read from a `--pipeline-model-parallel-layout`.
 fn stages_of_layout(
     doc: &Document,
     text: &str,
@@ -81,7 +81,7 @@ fn stages_of_layout(
     Ok((StagePartition(stages), count / pp))
 }
 
-/// Number of virtual stages per rank; `counted` of embedding and loss count as layers.
+/// Number of virtual stages per rank. `counted` is how many of embedding and loss count as layers.
 fn virtual_stages(doc: &Document, layers: u64, counted: u64, pp: u64) -> Result<u64, ImportError> {
     let count = "--num-virtual-stages-per-pipeline-rank";
     let each = "--num-layers-per-virtual-pipeline-stage";
@@ -105,7 +105,7 @@ fn virtual_stages(doc: &Document, layers: u64, counted: u64, pp: u64) -> Result<
     }
 }
 
-/// Megatron-LM splits the first and last *rank's* layers over its virtual stages.
+/// Layers of each stage; `first` and `last` are for whole *ranks*. `None` if they do not divide.
 fn ends(
     layers: u64,
     pp: u64,
@@ -136,8 +136,8 @@ fn ends(
     Some(StagePartition(stages))
 }
 
-/// A note on how many micro-batches run through a virtual stage before the next one of the rank begins, where that is not
-/// the number of ranks, as it is by default and in a plan.
+/// A note on how many micro-batches run through a virtual stage before the rank's next stage
+/// begins, if that is not the number of ranks, which is the default and what plans assume.
 pub(super) fn grouped(doc: &Document, d: &Decisions) -> Result<Option<String>, ImportError> {
     let key = "--microbatch-group-size-per-virtual-pipeline-stage";
     let (pp, count) = (d.pp, d.num_micro_batches);
@@ -145,7 +145,7 @@ pub(super) fn grouped(doc: &Document, d: &Decisions) -> Result<Option<String>, I
     let Some(size) = size else { return Ok(None) };
     if !count.is_multiple_of(pp) {
         let message = format!(
-            "planned are groups of {pp}, the number of pipeline ranks, which do not divide the {count} micro-batches of a step"
+            "plans have groups of {pp}, the number of pipeline ranks, which do not divide the {count} micro-batches of a step"
         );
         return Err(doc.unsupported(key, &message));
     }

@@ -19,7 +19,7 @@ pub struct OfFile {
     pub name: String,
     /// Whether it is in the library.
     pub known: bool,
-    /// What makes it another model than the nearest of the library, where that is known.
+    /// How it differs from the nearest model of the library, where that is known.
     pub differs: Option<String>,
 }
 
@@ -63,7 +63,7 @@ pub(super) fn same(doc: &Document, model: &ModelConfig) -> Result<Vec<String>, I
     let against = |key: &str, theirs: &ModelConfig| match titan_model::difference(theirs, model) {
         Some(message) => Err(other(key, &message)),
         None if theirs.constants != model.constants => Ok(vec![format!(
-            "{}: {key}: a constant of the model (epsilon, rotation, router) is not that of {}",
+            "{}: {key}: a constant of the model (epsilon, rotation, router) differs from that of {}",
             doc.place(key),
             model.name
         )]),
@@ -109,7 +109,7 @@ pub(super) fn same(doc: &Document, model: &ModelConfig) -> Result<Vec<String>, I
 /// The model that the file is for.
 ///
 /// # Errors
-/// When the file does not say its model, or names one that is not in the library.
+/// When the file does not say its model, or names one that is not in the library or a folder.
 pub fn of_file(doc: &Document) -> Result<OfFile, ImportError> {
     settled(doc, of_reading)
 }
@@ -202,7 +202,7 @@ fn of_folder(doc: &Document, key: &str, folder: &str) -> Result<OfFile, ImportEr
         .into_iter()
         .find(|folder| std::path::Path::new(folder).join("config.json").exists());
     let Some(folder) = found else {
-        let hint = "is not in the library; give --model with its config.json";
+        let hint = "is not a model preset; give --model with its config.json";
         return Err(doc.unsupported(key, &format!("`{folder}` {hint}")));
     };
     Ok(OfFile::new(load::model(&folder)?, folder, false))

@@ -61,7 +61,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     Imported::new(doc, decisions, sizes, notes(doc, pp)?)
 }
 
-/// Notes on what is planned otherwise than nanotron does it.
+/// Notes on what is planned differently from what nanotron does.
 fn notes(doc: &Document, pp: u64) -> Result<Vec<String>, ImportError> {
     let mut notes = Vec::new();
     let accumulates = "optimizer.accumulate_grad_in_fp32";
@@ -69,7 +69,7 @@ fn notes(doc: &Document, pp: u64) -> Result<Vec<String>, ImportError> {
         notes.push(unplanned::in_16_bits(doc, accumulates, "false"));
     }
     if pp > 1 {
-        notes.push("nanotron places layers by their cost; planned is an even split".to_owned());
+        notes.push("nanotron places layers by their cost; the plan splits them evenly".to_owned());
     }
     Ok(notes)
 }

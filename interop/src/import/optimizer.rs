@@ -1,5 +1,5 @@
-//! The optimizer of a file for Hugging Face's Trainer: AdamW, with states in 32 or 8 bits. What else a file asks for is
-//! planned as AdamW, with a note.
+//! The optimizer of a file for Hugging Face's Trainer: AdamW with states in 32 or 8 bits. Other
+//! optimizers are planned as AdamW, with a note.
 
 use catalog::OptimizerStates;
 
@@ -21,7 +21,7 @@ const INSTEAD: [&str; 5] = [
 /// Parts of the names of AdamW whose states are not in 32 bits.
 const FEWER_BITS: [&str; 4] = ["8bit", "4bit", "fp8", "anyprecision"];
 
-/// Optimizer states in 8 bits, which FSDP and plain replicas are planned with; `None` for those of the runtime.
+/// 8-bit optimizer states, planned for FSDP and plain replicas only; `None` for the runtime's own.
 pub(super) fn states(
     doc: &Document,
     imported: &mut Imported,

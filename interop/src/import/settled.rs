@@ -16,7 +16,7 @@ pub(super) fn settled<T: PartialEq>(
     }
 }
 
-/// A sentence on every condition that the script does not decide, where it changes nothing of the plan.
+/// Notes on conditions that the script does not decide and that do not change the plan.
 pub(super) fn notes(document: &Document) -> impl Iterator<Item = String> {
     document.others.iter().map(|(way, _)| {
         let (place, assumption) = (&way.place, way.assumption());

@@ -7,7 +7,7 @@ use super::error::ImportError;
 use crate::config::place;
 use crate::export::Dialect;
 
-/// Number of devices: as given, as the launch command says, or as accelerate's file does; `None` if none says it.
+/// Number of devices: as given, from the launch command, or from the file; `None` if none has it.
 pub(crate) fn devices(document: &Document, given: Option<u64>) -> Result<Option<u64>, ImportError> {
     let launch = &document.launch;
     match (given.or(launch.gpus), &launch.open) {
@@ -25,7 +25,7 @@ pub(crate) fn devices(document: &Document, given: Option<u64>) -> Result<Option<
     }
 }
 
-/// Number of devices, which one of them has to say.
+/// Number of devices; an error if nothing gives it.
 pub(crate) fn said_devices(document: &Document, given: Option<u64>) -> Result<u64, ImportError> {
     let how = "give --gpus";
     devices(document, given)?.ok_or_else(|| document.missing("the number of GPUs", how))

@@ -3,7 +3,7 @@
 
 use crate::config::Node;
 
-/// What a file for an earlier torchtitan has in place of a key of 0.2.
+/// The value of a key of 0.2 under its earlier name, in a file for an earlier torchtitan.
 pub(super) fn earlier<'a>(root: &'a Node, key: &str) -> Option<&'a Node> {
     let (section, name) = key.rsplit_once('.')?;
     let within = |section: &str| root.at(&format!("{section}.{name}"));

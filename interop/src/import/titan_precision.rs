@@ -1,4 +1,4 @@
-//! The precision of a torchtitan configuration: that of its training, and what its converters make of linear layers.
+//! The precision of a torchtitan configuration: its mixed precision, and what converters change.
 
 use catalog::{Fp8Recipe, Precision};
 
@@ -58,7 +58,7 @@ fn converters(doc: &Document) -> Vec<(usize, &str, Converter)> {
     all
 }
 
-/// Notes on what no plan expresses: the type of the weights, and other converters than those to 8-bit products.
+/// Notes on what no plan expresses: 16-bit weights, and converters other than those to FP8.
 ///
 /// # Errors
 /// For adapters, with which only a part of the weights is trained.
@@ -73,7 +73,7 @@ pub(super) fn unplanned(doc: &Document) -> Result<Vec<String>, ImportError> {
         match converter {
             Converter::Float8 | Converter::Mx => {}
             Converter::Nvfp4 => notes.push(format!(
-                "{place}: {name}: not planned for; predicted is more time, with products in 16 bits"
+                "{place}: {name}: not planned for; the prediction shows more time, with products in 16 bits"
             )),
             Converter::Lora => {
                 let why =
@@ -81,15 +81,15 @@ pub(super) fn unplanned(doc: &Document) -> Result<Vec<String>, ImportError> {
                 return Err(ImportError::value(place, name, why));
             }
             Converter::Other => notes.push(format!(
-                "{place}: {name}: not planned for; predicted is the model without it"
+                "{place}: {name}: not planned for; the prediction is for the model without it"
             )),
         }
     }
     Ok(notes)
 }
 
-/// How operands of 8-bit products are scaled. Without a word on it 0.2 has a scale for each tensor, later editions for each
-/// row.
+/// The FP8 recipe; `None` if the job does not train in FP8. 0.2 scales by tensor unless the file
+/// says otherwise, later editions by row.
 pub(super) fn fp8_recipe(doc: &Document) -> Result<Option<Fp8Recipe>, ImportError> {
     if precision(doc)? != Precision::Fp8 {
         return Ok(None);
@@ -118,7 +118,7 @@ pub(super) fn fp8_recipe(doc: &Document) -> Result<Option<Fp8Recipe>, ImportErro
 pub(super) fn precision(doc: &Document) -> Result<Precision, ImportError> {
     let eight =
         |(_, _, of): &(usize, &str, Converter)| matches!(of, Converter::Float8 | Converter::Mx);
-    // Before February 2025 a switch of its own.
+    // Before February 2025, FP8 had a switch of its own.
     let switched = doc.on("float8.enable_float8_linear")?;
     if switched || converters(doc).iter().any(eight) {
         return Ok(Precision::Fp8);

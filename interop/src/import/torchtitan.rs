@@ -72,7 +72,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     Imported::new(doc, decisions, sizes, notes)
 }
 
-/// Keys that decide the plan and that 0.2 does not have, and what it has in their place.
+/// Keys that decide the plan and that 0.2 no longer has, each with what replaces it.
 const REPLACED: [(&str, &str); 3] = [
     (
         "training.data_parallel_degree",
@@ -189,7 +189,7 @@ fn batch(doc: &Document, dp: u64, pp: u64, vpp: u64) -> Result<Batch, ImportErro
     let local = training("local_batch_size")?.unwrap_or(LOCAL_BATCH);
     let micro = match pp {
         1 => local,
-        // Then the file gave their number, which was that of stages if it did not (`build_pipeline_schedule` in 49c6d6f).
+        // Such files gave the number of micro-batches, by default one per stage (49c6d6f).
         _ if before => {
             let count = doc.size("parallelism.pipeline_parallel_microbatches")?;
             let count = count.unwrap_or(pp.saturating_mul(vpp));
@@ -368,7 +368,7 @@ fn overlap(doc: &Document, zero: Zero, tp: u64, ranks: u64) -> Result<Overlap, I
     })
 }
 
-/// What carries tokens to their experts; of a job without expert parallelism, nothing does.
+/// What carries tokens to their experts; `None` if not said, or without expert parallelism.
 fn dispatcher(doc: &Document, ep: u64) -> Result<Option<Dispatcher>, ImportError> {
     let key = match doc.dialect {
         Dialect::Torchtitan02 => "parallelism.expert_parallel_comm_backend",
@@ -391,8 +391,8 @@ fn dispatcher(doc: &Document, ep: u64) -> Result<Option<Dispatcher>, ImportError
     Ok(Some(found))
 }
 
-/// What is captured in CUDA graphs: in 0.3 and main passes are, unless they are told otherwise or cannot be. Experts on other
-/// ranks are captured if HybridEP has room for a fixed share of the tokens (trainer.py, `_validate_cuda_graphs`).
+/// What is captured in CUDA graphs: `None` for 0.2, else passes, unless disabled or impossible.
+/// Expert parallelism needs HybridEP with a fixed capacity (trainer.py, `_validate_cuda_graphs`).
 fn graphs(
     doc: &Document,
     pp: u64,

@@ -210,7 +210,7 @@ fn offloads_activations(doc: &Document) -> Option<&'static str> {
     on.next().map(|(key, _)| key)
 }
 
-/// What the file has recomputed in backward; `layers` is the number of the model's layers.
+/// What the file recomputes in backward; `layers` is the number of the model's layers.
 fn recompute(doc: &Document, layers: u64) -> Result<Recompute, ImportError> {
     let on = |key: &str| match doc.find(key).map(|node| &node.value) {
         // axolotl also takes `offload` and other kinds.
@@ -347,10 +347,10 @@ fn with_deepspeed(
     Ok(imported)
 }
 
-/// The size of a parallel axis, by axolotl's word for it.
+/// The size of a parallel axis, which `key` names as axolotl does.
 fn axis(doc: &Document, key: &str) -> Result<u64, ImportError> {
     if doc.dialect == Dialect::Axolotl {
-        // What axolotl called it before.
+        // axolotl's earlier name of the key.
         let old = "sequence_parallel_degree";
         return match doc.degree(&format!("{key}_size"))? {
             1 if key == "context_parallel" => doc.degree(old),
@@ -406,7 +406,7 @@ fn with_fsdp(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError>
     Imported::new(doc, decisions, sizes, notes)
 }
 
-/// What FSDP overlaps with compute, where so many ranks share states or gradients.
+/// What FSDP overlaps with compute; `ranks` ranks share states or gradients.
 fn overlap(zero: Zero, ranks: u64) -> Overlap {
     Overlap {
         grad_reduce: ranks > 1,

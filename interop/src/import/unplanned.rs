@@ -4,11 +4,11 @@
 use super::document::Document;
 use crate::config::Value;
 
-/// Keys that no plan expresses, each with the value that counts if it is not a switch, and what is predicted in their place.
+/// Settings that no plan expresses (`key`, or `key value`), and what is predicted in their place.
 const UNPLANNED: [(&[&str], &str); 13] = [
     (
         &["use_liger_kernel", "enable_liger_kernel"],
-        "predicted is more memory and time, with the logits of all tokens in memory and a kernel for every operation",
+        "the prediction shows more memory and time, with the logits of all tokens in memory and a kernel for every operation",
     ),
     (
         &[
@@ -16,11 +16,11 @@ const UNPLANNED: [(&[&str], &str); 13] = [
             "cut_cross_entropy",
             "chunked_cross_entropy",
         ],
-        "predicted is more memory, with the logits of all tokens in memory at once",
+        "the prediction shows more memory, with the logits of all tokens in memory at once",
     ),
     (
         &["liger_cross_entropy", "flash_attn_cross_entropy"],
-        "predicted is more memory and time, with a loss of several kernels",
+        "the prediction shows more memory and time, with a loss of several kernels",
     ),
     (
         &[
@@ -35,7 +35,7 @@ const UNPLANNED: [(&[&str], &str); 13] = [
             "torch_compile",
             "deepcompile",
         ],
-        "predicted is more memory and time, with a kernel for every operation",
+        "the prediction shows more memory and time, with a kernel for every operation",
     ),
     (
         &[
@@ -48,19 +48,19 @@ const UNPLANNED: [(&[&str], &str); 13] = [
     ),
     (
         &["layer_offloading"],
-        "predicted is more memory and less time, with all parameters on the device",
+        "the prediction shows more memory and less time, with all parameters on the device",
     ),
     (
         &["tiled_mlp"],
-        "predicted is more memory, with the whole sequence in a feed-forward layer at once",
+        "the prediction shows more memory, with the whole sequence in a feed-forward layer at once",
     ),
     (
         &["selective_checkpointing"],
-        "predicted is less memory and more time, with whole layers computed again",
+        "the prediction shows less memory and more time, with whole layers computed again",
     ),
     (
         &["shift_attn"],
-        "predicted is more time, with attention to the whole sequence",
+        "the prediction shows more time, with attention to the whole sequence",
     ),
     (
         &[
@@ -68,25 +68,24 @@ const UNPLANNED: [(&[&str], &str); 13] = [
             "attn_implementation eager",
             "flash_attn disabled",
         ],
-        "predicted is less memory and time, with attention that does not hold its scores",
+        "the prediction shows less memory and time, with attention that does not hold its scores",
     ),
     (
         &["upcast_lmhead_output"],
-        "predicted is less memory, with logits in 16 bits",
+        "the prediction shows less memory, with logits in 16 bits",
     ),
     (
         &["use_asft_loss"],
-        "predicted is less memory and time, without a second model",
+        "the prediction shows less memory and time, without a second model",
     ),
     (
         &["qat"],
-        "predicted is less time, without rounding weights and activations",
+        "the prediction shows less time, without rounding weights and activations",
     ),
 ];
 
-/// What is predicted where the inputs of layers that are computed again lie in host memory.
-pub(super) const INPUTS_ON_DEVICE: &str =
-    "predicted is more memory and less time, with the inputs of recomputed layers on the device";
+/// What is predicted for files that keep the inputs of recomputed layers in host memory.
+pub(super) const INPUTS_ON_DEVICE: &str = "the prediction shows more memory and less time, with the inputs of recomputed layers on the device";
 
 /// A note on settings and what is predicted in their place.
 pub(super) fn note(doc: &Document, keys: &[&str], instead: &str) -> String {

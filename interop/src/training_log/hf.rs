@@ -1,6 +1,6 @@
 //! Hugging Face's Trainer (also under TRL, axolotl and LLaMA-Factory): its progress bar, ` 10%|█   | 10/100
-//! [00:21<03:09,  2.10s/it]`. Bars with a title are of loading and preparing data. That of an evaluation has no title either
-//! (transformers `trainer_callback.py`, `ProgressCallback`): only the number of its steps tells it from training's.
+//! [00:21<03:09,  2.10s/it]`. Bars with a title (loading data) are not read. An evaluation's bar
+//! has no title either (transformers `ProgressCallback`); only its number of steps sets it apart.
 
 use super::line::{Line, without_colour};
 use super::log::{LogError, LoggedStep};
@@ -48,8 +48,8 @@ impl Bar {
     }
 }
 
-/// The number of steps of training. Its bar goes on after the bar of an evaluation; where none goes on after another, it is
-/// the one that lasts longest. A run that is resumed with another number of steps has two.
+/// Numbers of steps of training: one, or more if a run was resumed with another number. The bar of
+/// training is one that continues after another bar; if none does, the one that lasts longest.
 pub(super) fn training_steps(text: &str) -> Vec<u64> {
     let parts = text.lines().flat_map(|line| line.split('\r'));
     let bars: Vec<Bar> = parts.filter_map(Bar::read).collect();
@@ -71,7 +71,7 @@ pub(super) fn training_steps(text: &str) -> Vec<u64> {
     others.map(|bar| bar.total).chain([total]).collect()
 }
 
-/// Whether a bar continues, from a checkpoint, another that was broken off before its end.
+/// Whether the bar of `after` steps continues an unfinished bar of `before` steps.
 fn resumes(bars: &[Bar], before: u64, after: u64) -> bool {
     let of = |total: u64| bars.iter().filter(move |bar| bar.total == total);
     let begin = bars.iter().position(|bar| bar.total == after);
@@ -89,7 +89,7 @@ pub(super) fn is_other_bar(text: &str, training: &[u64]) -> bool {
     Bar::read(text).is_some_and(|bar| !training.contains(&bar.total))
 }
 
-/// Reads a bar. That of step 0, which has no rate yet, tells where bars begin.
+/// Reads a bar. Step 0, which has no rate yet, marks where a bar begins.
 pub(super) fn step(line: &Line<'_>) -> Result<Option<LoggedStep>, LogError> {
     let bar = Bar::read(line.text).filter(|bar| bar.seconds.is_some() || bar.done == 0);
     Ok(bar.map(|bar| LoggedStep {
@@ -119,7 +119,7 @@ pub(super) fn unsmooth(steps: &mut Vec<LoggedStep>) {
             continue;
         };
         let Some((done, seconds)) = smoothed.filter(|_| new > 0.0) else {
-            // The log begins amid a bar, or a bar began anew: its rate is taken for one that has not changed for long.
+            // The log begins amid a bar, or a bar restarted: its rate is taken as steady.
             smoothed = Some((1.0, shown));
             continue;
         };

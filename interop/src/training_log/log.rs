@@ -111,7 +111,7 @@ pub enum LogError {
         /// Text found in its place.
         found: String,
     },
-    /// The Trainer's state has the time since its run was resumed, and does not say how many steps that were.
+    /// The Trainer's state has the time since a resume, but not the number of steps since then.
     #[error(
         "{path}: the run was resumed, and the file has its time without the number of steps since then; give the log of its \
          progress bar"
@@ -132,7 +132,7 @@ pub enum LogError {
         /// Number of steps skipped as warm-up.
         warmup: usize,
     },
-    /// The steps after the warm-up say no time, and no rate that gives one.
+    /// No step after the warm-up has a time, or a rate that gives one.
     #[error(
         "{path}: {steps} steps are logged, and none of those after {warmup} of warm-up has a time or rate above 0; give a \
          log of step times or rates"
@@ -193,7 +193,7 @@ impl LogError {
 /// Lowest rate that counts, in tokens per second and device: below it, a step's time would be unbounded.
 const LEAST_RATE: f64 = 1e-6;
 
-/// The steps after the warm-up that have one global batch, or do not say theirs.
+/// The steps after the warm-up that have one global batch, or log none.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Steady {
     /// Number of steps skipped as warm-up.
@@ -264,7 +264,7 @@ impl TrainingLog {
     }
 }
 
-/// The steps of the planned global batch, where any has it, or else of the last batch; and those that do not say theirs.
+/// The steps of the planned batch, else of the last one; and steps that log no batch.
 fn of_one_batch(steps: &[LoggedStep], planned: u64) -> Vec<LoggedStep> {
     let mut logged = steps.iter().rev().filter_map(|step| step.global_batch);
     let last = logged.clone().next();
@@ -295,7 +295,7 @@ impl Steady {
         self.steps.iter().rev().find_map(|step| step.global_batch)
     }
 
-    /// The step time below which a share of the steps lies.
+    /// Quantile of the step time, in seconds; `share` is from 0 to 1.
     #[must_use]
     pub fn quantile(&self, share: f64) -> f64 {
         let last = self.seconds.len() - 1;

@@ -166,8 +166,8 @@ fn rank(name: &str) -> Option<usize> {
     STEP.iter().position(|of| *of == metric(&name))
 }
 
-/// The name of step numbers: the first of [`STEP`] that at least half of the rows with a time or a rate have. Where there are
-/// none, the first that any row has.
+/// The field with step numbers: the first of [`STEP`] in at least half of the rows with a time or
+/// rate, or else in any of them. Without such rows, all rows count.
 fn step_name(items: &[Item]) -> Option<&String> {
     let rows = || items.iter().filter_map(|(_, fields)| fields.as_ref());
     let mut chosen: Vec<&Map<String, Value>> = rows()
@@ -204,7 +204,7 @@ fn set(row: &mut Row, quantity: Quantity, value: f64) {
     }
 }
 
-/// The named values of a row and its line; `None` of what cannot be read.
+/// The line of a row, 0 if unknown, and its named values; `None` if they cannot be read.
 type Item = (usize, Option<Map<String, Value>>);
 
 /// Reads a table whose header has a column of steps; the second value counts lines that do not fit the header.
@@ -332,8 +332,8 @@ fn is_timed(step: &LoggedStep) -> bool {
     step.seconds.is_some() || rates.iter().any(Option::is_some)
 }
 
-/// Reads Megatron-LM's golden values: for each metric an object whose `values` have the step as their name; those that
-/// were not measured are `nan`.
+/// Reads Megatron-LM's golden values: for each metric an object whose `values` have the step as
+/// their key; values that were not measured are `nan`.
 fn of_golden_values(text: &str) -> Option<(Vec<Row>, usize)> {
     let metrics: Map<String, Value> = serde_json::from_str(text).ok()?;
     let mut rows = Vec::new();
@@ -354,8 +354,8 @@ fn of_golden_values(text: &str) -> Option<(Vec<Row>, usize)> {
     Some((rows, 0))
 }
 
-/// Reads the Trainer's state. Only its last entry has a time, that of the whole run; divided by the steps it is one
-/// step. `None` if there is no time.
+/// Reads the Trainer's state, whose last entry has the time of the whole run. Divided by the number
+/// of steps it becomes the time of one step. `None` if there is no time.
 fn trainer_state(text: &str, path: &str) -> Result<Option<TrainingLog>, LogError> {
     let state = serde_json::from_str(text).unwrap_or(Value::Null);
     let history = state["log_history"]

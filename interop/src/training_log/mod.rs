@@ -79,8 +79,8 @@ impl Reading {
         Ok(())
     }
 
-    /// Whether the step was read already. One that was read more than [`LAG`] steps ago was run again after a restart. Where lines name
-    /// ranks, a step counts as often as the rank logged it that logged it most.
+    /// Whether the step was read already. One read more than [`LAG`] steps ago was run again after
+    /// a restart. Where lines name ranks, a step counts as often as its most frequent rank logs it.
     fn repeats(&mut self, line: &Line<'_>, system: LogSystem, step: u64) -> bool {
         let shown = system == LogSystem::Trainer && !self.bars.insert(step);
         let of_rank = line.rank().is_some_and(|rank| {
@@ -136,7 +136,7 @@ pub fn parse(text: &str, path: &str) -> Result<TrainingLog, LogError> {
     }
 }
 
-/// Takes the time of a step from what had passed before it. A run that begins its clock anew leaves one step untimed.
+/// Derives step times from the seconds since the run began. A new clock leaves a step untimed.
 fn from_elapsed(steps: &mut [LoggedStep]) {
     for at in (1..steps.len()).rev() {
         let (before, now) = (steps[at - 1], steps[at]);

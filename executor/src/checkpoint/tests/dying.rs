@@ -1,5 +1,5 @@
-//! File operations with a fault injected at one of them. Nothing waits for a disk: what a power cut would lose is
-//! tracked.
+//! File operations with a fault injected at one of them. Nothing is synced to a disk: a list says
+//! what a power cut would lose.
 
 use std::fs::{self, File};
 use std::io;

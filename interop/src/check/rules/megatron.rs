@@ -1,4 +1,4 @@
-//! Rules of Megatron-LM between sizes, most with the line of code that checks them, and rules of Megatron Bridge.
+//! Rules on sizes for Megatron-LM, most citing its line of code that checks them, and for Bridge.
 
 use catalog::model::ModelConfig;
 
@@ -14,7 +14,7 @@ const LAYOUT: &str = "--pipeline-model-parallel-layout";
 const LAYERS_PER_STAGE: &str = "--num-layers-per-virtual-pipeline-stage";
 const STAGES_PER_RANK: &str = "--num-virtual-stages-per-pipeline-rank";
 
-/// Degrees of parallelism, or Megatron-LM's defaults.
+/// Parallel sizes of the file, or Megatron-LM's defaults where it gives none.
 struct Degrees {
     tp: u64,
     pp: u64,
@@ -44,7 +44,7 @@ pub(super) fn megatron(r: &mut Rules<'_>, model: Option<&ModelConfig>) {
     batch(r, &d, vpp.is_some_and(|stages| stages > 1));
 }
 
-/// Stages per rank; `None` if the file asks for several and does not say how many.
+/// Checks virtual stages, and returns how many a rank has; `None` if the file leaves that open.
 fn virtual_stages(r: &mut Rules<'_>, pp: u64, layers: Option<u64>) -> Option<u64> {
     let given = [LAYERS_PER_STAGE, STAGES_PER_RANK, LAYOUT];
     let key = given.into_iter().find(|key| r.has(key));
@@ -69,7 +69,7 @@ fn virtual_stages(r: &mut Rules<'_>, pp: u64, layers: Option<u64>) -> Option<u64
     }
     let overlapped = "--overlap-moe-expert-parallel-comm";
     let message = format!(
-        "with {pp} pipeline ranks needs several stages on each, as {STAGES_PER_RANK} makes (transformer_config.py:3007)"
+        "with {pp} pipeline ranks needs several stages per rank; set {STAGES_PER_RANK} (transformer_config.py:3007)"
     );
     r.require(
         pp == 1 || vpp != Some(1) || !r.on(overlapped),
@@ -85,7 +85,7 @@ fn virtual_stages(r: &mut Rules<'_>, pp: u64, layers: Option<u64>) -> Option<u64
     vpp
 }
 
-/// How many layers the embedding and the loss count as.
+/// Number of layers that the embedding and the loss together count as: 0 to 2.
 fn ends(r: &Rules<'_>) -> u64 {
     let count = |end: &str| u64::from(r.on(&format!("--account-for-{end}-in-pipeline-split")));
     count("embedding") + count("loss")
@@ -183,7 +183,7 @@ fn batch(r: &mut Rules<'_>, d: &Degrees, interleaved: bool) {
         let message = format!("{global} is not a multiple of micro-batch · dp = {each}");
         return r.find(Severity::Error, key, message);
     }
-    // Micro-batches run in groups, of as many as there are pipeline ranks unless the file says otherwise.
+    // Micro-batches run in groups, whose default size is the number of pipeline ranks.
     let (count, pp) = (global / each, d.pp);
     let group = r.size("--microbatch-group-size-per-virtual-pipeline-stage");
     let group = group.unwrap_or(pp);
@@ -274,7 +274,7 @@ fn layout_rules(r: &mut Rules<'_>, layout: &str, layers: u64, pp: u64) {
     r.require(
         ends,
         LAYOUT,
-        "begins with the embedding E and ends with the loss L",
+        "must begin with the embedding E and end with the loss L",
     );
 }
 
@@ -302,7 +302,7 @@ pub(super) fn bridge(r: &mut Rules<'_>, model: Option<&ModelConfig>) {
     r.require(
         !both,
         "model.virtual_pipeline_model_parallel_size",
-        "cannot stand beside model.pipeline_model_parallel_layout",
+        "cannot be combined with model.pipeline_model_parallel_layout",
     );
     if let Some(heads) = model.map(|m| m.attention.heads) {
         r.divides(tp, key, heads, "attention");

@@ -1,4 +1,4 @@
-//! Rules of Megatron-LM between options alone, which are a table (`megatron_options.txt`).
+//! Rules of Megatron-LM between options, read from a table (`megatron_options.txt`).
 
 use super::collector::Rules;
 use crate::check::finding::Severity;
@@ -18,7 +18,7 @@ const DEFAULTS: [(&str, &str); 8] = [
     ("--transformer-impl", "transformer_engine"),
 ];
 
-/// Reports what the table says of the file's options.
+/// Reports the rules of the table that the file's options break.
 pub(super) fn options(r: &mut Rules<'_>) {
     for row in TABLE.lines().filter(|row| row.starts_with('-')) {
         let Some((when, what, others, source)) = parts(row) else {
@@ -39,7 +39,7 @@ pub(super) fn options(r: &mut Rules<'_>) {
         let others = others.split(" | ");
         let standing = others.clone().find(|other| holds(r, other));
         let message = match (what, standing) {
-            (EXCLUDES, Some(other)) => format!("cannot stand beside {}", shown(other)),
+            (EXCLUDES, Some(other)) => format!("cannot be combined with {}", shown(other)),
             (EXCLUDES, None) | (_, Some(_)) => continue,
             (NEEDS, None) => format!("needs {}", any(others)),
             (_, None) => format!("has no effect without {}", any(others)),
@@ -68,7 +68,7 @@ const NEEDS: &str = " needs ";
 const EXCLUDES: &str = " excludes ";
 const IDLE: &str = " is idle without ";
 
-/// A row's condition, what is said of it, the other options, and the line of code.
+/// Splits a row into its condition, the kind of rule, the other options, and the line of code.
 fn parts(row: &str) -> Option<(&str, &str, &str, &str)> {
     let (rule, source) = row.split_once("; ")?;
     [NEEDS, EXCLUDES, IDLE].into_iter().find_map(|what| {

@@ -10,7 +10,11 @@ pub(super) fn deepspeed(r: &mut Rules<'_>) {
         r.require(m > 0 && a > 0 && g.is_multiple_of(times(&[m, a])), global, format!("{g} is not a multiple of {micro} {m} · {accumulate} {a}; the rest is the data-parallel size"));
     }
     let both = r.on("bf16.enabled") && r.on("fp16.enabled");
-    r.require(!both, "fp16.enabled", "cannot stand beside bf16.enabled");
+    r.require(
+        !both,
+        "fp16.enabled",
+        "cannot be combined with bf16.enabled",
+    );
     let stage = "zero_optimization.stage";
     let level = r.size(stage).unwrap_or(0);
     let held = "data_types.grad_accum_dtype";
@@ -101,7 +105,7 @@ pub(super) fn accelerate(r: &mut Rules<'_>) {
             r.advise(
                 !r.has(&key),
                 &key,
-                "is of FSDP1; with fsdp_version 2 it is dropped",
+                "is an option of FSDP1, which fsdp_version 2 ignores",
             );
         }
     }
@@ -110,7 +114,7 @@ pub(super) fn accelerate(r: &mut Rules<'_>) {
 pub(super) fn axolotl(r: &mut Rules<'_>) {
     context_parallelism(r);
     let both = r.has("fsdp_config") && r.has("deepspeed");
-    r.require(!both, "deepspeed", "cannot stand beside fsdp_config");
+    r.require(!both, "deepspeed", "cannot be combined with fsdp_config");
     let ep = r.size_or_one("expert_parallel_size");
     let plugin = r
         .doc
@@ -132,7 +136,7 @@ pub(super) fn axolotl(r: &mut Rules<'_>) {
         "needs fsdp_config",
     );
     let half = r.on("bf16") && r.on("fp16");
-    r.require(!half, "fp16", "cannot stand beside bf16");
+    r.require(!half, "fp16", "cannot be combined with bf16");
     let rate = "learning_rate";
     r.require(r.has(rate), rate, "is missing, and has no default");
     let version = ["fsdp_version", "fsdp_config.fsdp_version"];
@@ -151,7 +155,7 @@ fn context_parallelism(r: &mut Rules<'_>) {
         "ring attention needs attn_implementation: flash_attention_2",
     );
     let packed = cp > 1 && r.on("sample_packing");
-    // monkeypatch/ring_attn/patch.py: the one reads where packed documents begin, the other knows nothing of them.
+    // monkeypatch/ring_attn/patch.py: only varlen_llama3 reads where packed documents begin.
     let (own, other) = match packed {
         true => ("varlen_llama3", "batch_ring"),
         false => ("batch_ring", "varlen_llama3"),
@@ -175,7 +179,7 @@ fn context_parallelism(r: &mut Rules<'_>) {
     );
 }
 
-/// FSDP2 makes parameters DTensors, which the kernels of bitsandbytes do not take (axolotl, utils/schemas/validation.py).
+/// Refuses bitsandbytes' 8-bit Adam under FSDP2's DTensors (axolotl, utils/schemas/validation.py).
 fn eight_bit_moments(r: &mut Rules<'_>, key: &str, fsdp2: bool) {
     let names = ["adamw_8bit", "adamw_bnb_8bit"];
     let fits = !fsdp2 || r.text(key).is_none_or(|name| !names.contains(&name));
@@ -184,13 +188,13 @@ fn eight_bit_moments(r: &mut Rules<'_>, key: &str, fsdp2: bool) {
 
 pub(super) fn trainer(r: &mut Rules<'_>) {
     let half = r.on("bf16") && r.on("fp16");
-    r.require(!half, "fp16", "cannot stand beside bf16");
+    r.require(!half, "fp16", "cannot be combined with bf16");
     let fsdp = r.has("fsdp") && !matches!(r.doc.flag("fsdp"), Ok(Some(false)));
     let fsdp = fsdp && r.text("fsdp") != Some("");
     r.require(
         !fsdp || !r.has("deepspeed"),
         "deepspeed",
-        "cannot stand beside fsdp",
+        "cannot be combined with fsdp",
     );
     r.advise(
         fsdp || !r.has("fsdp_config"),
@@ -199,7 +203,7 @@ pub(super) fn trainer(r: &mut Rules<'_>) {
     );
     let first = ["version", "fsdp_version"].map(|key| r.size(&format!("fsdp_config.{key}")));
     eight_bit_moments(r, "optim", fsdp && !first.contains(&Some(1)));
-    // The Trainer stops where its own value and DeepSpeed's differ; `auto` takes its own.
+    // The Trainer refuses a DeepSpeed value that differs from its own; `auto` takes its own.
     for (own, engine) in [
         (
             "per_device_train_batch_size",
@@ -222,7 +226,7 @@ pub(super) fn trainer(r: &mut Rules<'_>) {
     r.require(
         !both,
         "gradient_checkpointing",
-        "cannot stand beside fsdp_config.activation_checkpointing",
+        "cannot be combined with fsdp_config.activation_checkpointing",
     );
 }
 

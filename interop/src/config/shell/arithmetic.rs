@@ -1,9 +1,9 @@
 //! Arithmetic of shells: whole numbers, variables, `+ - * / %`, comparisons, `&& || !` and parentheses.
 
-/// Limit on how many parentheses and signs may stand inside each other.
+/// Deepest nesting of parentheses and signs.
 const MOST_NESTED: usize = 64;
 
-/// Binary operators by precedence, weakest first. Where one operator begins another, the longer one comes first.
+/// Binary operators by precedence, weakest first. `<=` comes before its prefix `<`.
 const LEVELS: [&[&str]; 6] = [
     &["||"],
     &["&&"],
@@ -13,10 +13,10 @@ const LEVELS: [&[&str]; 6] = [
     &["*", "/", "%"],
 ];
 
-/// The value of an expression. `held` gives the value of a variable, or as an error the name of what is not known.
+/// Evaluates an expression. `held` returns a variable's value, or as an error the unknown variable.
 ///
 /// # Errors
-/// What `held` does not know, or the text if it is no expression.
+/// The error of `held`, or the text as `$((…))` if it is not a valid expression.
 pub(super) fn evaluate(
     text: &str,
     held: &dyn Fn(&str) -> Result<i64, String>,
@@ -43,7 +43,7 @@ struct Reader<'a> {
     held: &'a dyn Fn(&str) -> Result<i64, String>,
 }
 
-/// A value. An error is the variable that is not known, or `None` where the text is no expression.
+/// A value. The error is the unknown variable, or `None` if the text is not an expression.
 type Found = Result<i64, Option<String>>;
 
 impl Reader<'_> {
@@ -51,7 +51,7 @@ impl Reader<'_> {
         self.rest = self.rest[bytes..].trim_start();
     }
 
-    /// Operators of this level and of all that bind more tightly, from left to right.
+    /// Evaluates operators of this level and those that bind more tightly, from left to right.
     fn level(&mut self, level: usize) -> Found {
         let Some(operators) = LEVELS.get(level) else {
             return self.factor();

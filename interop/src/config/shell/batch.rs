@@ -36,7 +36,7 @@ impl Job {
         job
     }
 
-    /// Sets what an option gives. A device may be named before its number: `h100:8`, in `--gres` after `gpu:`.
+    /// Sets an option's field. A device may come before the number (`h100:8`; `gpu:` in `--gres`).
     fn set(&mut self, name: &str, value: &str) {
         let devices = value.strip_prefix("gpu:").filter(|_| name == "--gres");
         let slot = match name {

@@ -45,7 +45,7 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// The branch of the `case` at `begin` that is run, of those with these patterns.
+    /// Index in `bodies` of the branch that runs; `None` if no pattern matches.
     fn chosen(
         &mut self,
         value: Result<String, String>,
@@ -62,7 +62,7 @@ impl Runner<'_> {
         };
         let patterns = bodies.iter().map(|(patterns, _)| patterns.join("|"));
         let mut choices: Vec<String> = patterns.collect();
-        // Without `*`, a value may be of no pattern.
+        // Without `*`, a value may match no pattern.
         if !choices.iter().any(|choice| choice == "*") {
             choices.insert(0, "none of its patterns".to_owned());
         }

@@ -1,19 +1,19 @@
-//! Tests of shells: what stands in `[ … ]`, `[[ … ]]` and `((…))`, decided on the values that a script states.
+//! Decides shell tests, `[ … ]`, `[[ … ]]` and `((…))`, from the values that a script sets.
 
 use super::arithmetic::evaluate;
 use super::expand::settled;
 use super::lexer::is_name;
 use super::script::Script;
 
-/// Limit on how many negations and parentheses may stand inside each other in a test.
+/// Deepest nesting of negations and parentheses in a test.
 const MOST_NESTED: usize = 32;
-/// Limit on the length of a text that is compared with a pattern, and of the pattern.
+/// Longest text, and longest pattern, that are compared, in bytes.
 const LONGEST: usize = 4096;
 
-/// Whether a test holds. `Err` if the script does not decide that, with the value that only a run would show if the test has one.
+/// Whether a test holds. `Err` if that is unknown, with the unknown value if the test has one.
 pub(super) type Decided = Result<bool, Option<String>>;
 
-/// A part of a test. A word is its value; an error is the variable or command in it whose value is not known.
+/// A part of a test. A word holds its value, or as an error what has no known value.
 #[derive(Clone, Debug)]
 pub(super) enum Part {
     Word(Result<String, String>),
@@ -23,7 +23,7 @@ pub(super) enum Part {
     Close,
 }
 
-/// Decides the parts of `[[ … ]]`, or of `[ … ]`, which compares text only.
+/// Decides `[[ … ]]` (`double`) or `[ … ]`, where `=` compares text and not patterns.
 pub(super) fn decide(parts: &[Part], double: bool, script: &Script) -> Decided {
     let mut test = Test {
         parts,
@@ -39,7 +39,7 @@ pub(super) fn decide(parts: &[Part], double: bool, script: &Script) -> Decided {
     }
 }
 
-/// Decides `((…))`, in which variables that nothing sets are 0.
+/// Value of `((…))`, where variables that nothing sets are 0.
 pub(super) fn calculated(text: &str, script: &Script) -> Result<i64, Option<String>> {
     let held = |name: &str| {
         let held = script.variables.get(name).and_then(|words| words.first());
@@ -150,7 +150,7 @@ impl Test<'_> {
             [text] | ["-n", text] => Ok(!text.is_empty()),
             ["-z", text] => Ok(text.is_empty()),
             ["-v", name] => Ok(self.script.variables.contains_key(*name)),
-            // A variable without value and quotes leaves no word, which is an error, and no success.
+            // An empty variable without quotes leaves no word: an error, so the test fails.
             [
                 "=" | "==" | "!=" | "-eq" | "-ne" | "-lt" | "-le" | "-gt" | "-ge",
                 _,
@@ -197,7 +197,7 @@ pub(super) fn matches(pattern: &str, text: &str) -> Option<bool> {
     let pattern: Vec<char> = pattern.chars().collect();
     let text: Vec<char> = text.chars().collect();
     let (mut at, mut read) = (0, 0);
-    // The last `*`, and how much of the text lies before what it stands for ends.
+    // Index of the last `*`, and where in the text its match ends so far.
     let mut star: Option<(usize, usize)> = None;
     while let Some(&letter) = text.get(read) {
         if pattern.get(at) == Some(&'*') {

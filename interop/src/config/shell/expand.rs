@@ -4,7 +4,7 @@ use super::arithmetic::evaluate;
 use super::lexer::{Other, Piece, Raw, is_name};
 use super::script::{MAX_TEXT, Script, Word};
 
-/// Expands without word splitting, as in an assignment; `None` when the result is too long.
+/// Expands a word without splitting, as in an assignment; `None` if the result is too long.
 pub(super) fn joined(raw: &Raw, script: &Script) -> Option<Vec<Word>> {
     let text = text(&raw.pieces, script)?;
     let line = raw.line;
@@ -30,8 +30,8 @@ fn text(pieces: &[Piece], script: &Script) -> Option<String> {
     Some(text)
 }
 
-/// Expands with splitting of unquoted variables; `"${A[@]}"` keeps its words. Words of an array keep the line where
-/// they were written. `None` when the result is too long.
+/// Expands a word and splits unquoted variables; `"${A[@]}"` keeps its words. Words of an array
+/// keep the line where they were written. `None` if the result is too long.
 pub(super) fn expand(raw: &Raw, script: &Script) -> Option<Vec<Word>> {
     let line = raw.line;
     let mut words: Vec<Word> = Vec::new();
@@ -71,8 +71,8 @@ pub(super) fn expand(raw: &Raw, script: &Script) -> Option<Vec<Word>> {
     Some(words)
 }
 
-/// The words that a variable or a calculation stands for. The value of a variable that the script does not set is
-/// unknown; its name stays visible.
+/// The words that a piece expands to; `None` if they are too long. A variable that the script does
+/// not set stays as `$name`.
 fn values(piece: &Piece, line: usize, script: &Script) -> Option<Vec<Word>> {
     let one = |text: String| Some(vec![Word { text, line }]);
     match piece {
@@ -99,7 +99,7 @@ fn values(piece: &Piece, line: usize, script: &Script) -> Option<Vec<Word>> {
     }
 }
 
-/// The whole number that a variable holds, or what is unknown of it.
+/// The whole number that a variable holds, or as an error the text whose value is unknown.
 fn number(name: &str, script: &Script) -> Result<i64, String> {
     let held = script.variables.get(name).and_then(|words| words.first());
     let text = held.map_or("", |word| word.text.as_str());
@@ -114,7 +114,7 @@ fn number(name: &str, script: &Script) -> Result<i64, String> {
 /// A text as conditions see it: variables that nothing sets are empty.
 ///
 /// # Errors
-/// What only a run would show: an argument of the script, the output of a command, an expansion that is not read.
+/// The part that only a run would show, such as a script's argument or the output of a command.
 pub(super) fn settled(text: &str, script: &Script) -> Result<String, String> {
     let mut settled = String::new();
     let mut rest = text;

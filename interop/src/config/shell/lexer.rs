@@ -2,7 +2,7 @@
 
 use crate::config::error::SyntaxError;
 
-/// Most expansions within each other.
+/// Deepest nesting of expansions.
 const MOST_NESTED: usize = 16;
 
 #[derive(Clone, Debug)]
@@ -54,12 +54,12 @@ pub(super) enum Piece {
     Arithmetic(Vec<Piece>),
 }
 
-/// What stands for a variable's value.
+/// What a variable may expand to instead of its value.
 #[derive(Clone, Debug)]
 pub(super) enum Other {
-    /// `${name:-…}`: this where it has none; and whether it keeps that, as `${name:=…}` says.
+    /// `${name:-…}`: used if the variable is empty; true if also assigned to it (`${name:=…}`).
     Else(Vec<Piece>, bool),
-    /// `${name:+…}`: this where it has a value, and nothing else.
+    /// `${name:+…}`: used if the variable has a value; otherwise the expansion is empty.
     Then(Vec<Piece>),
 }
 
@@ -71,9 +71,9 @@ pub(super) struct Lexer<'a> {
     chars: std::iter::Peekable<std::str::Chars<'a>>,
     path: &'a str,
     line: usize,
-    /// How many expansions this text lies in.
+    /// Number of expansions around this text.
     nested: usize,
-    /// Here-documents that begin after this line, by the words that end them.
+    /// The ending words of here-documents that begin after this line.
     here: Vec<String>,
 }
 
@@ -203,11 +203,11 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    /// The pieces of text within an expansion, as of text in double quotes.
+    /// Splits the text inside an expansion into pieces, by the rules of double quotes.
     fn inner(&self, text: &str) -> Result<Vec<Piece>, SyntaxError> {
         let nested = self.nested + 1;
         if nested > MOST_NESTED {
-            let message = "expansions lie too deep in each other";
+            let message = "expansions are nested too deeply";
             return Err(SyntaxError::new(self.path, self.line, message));
         }
         let quoted = format!("{}\"", text.trim_matches(['"', '\'']));
@@ -373,7 +373,7 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    /// Reads `{name}`, `{name[@]}`, `{name:-other}` and the like after a `$`; what else braces can do stays text.
+    /// Reads `{name}`, `{name[@]}`, `{name:-other}` and the like after a `$`; others stay text.
     fn braced(&mut self, quoted: bool) -> Result<Piece, SyntaxError> {
         let braces = self.balanced(['{', '}'])?;
         let inner = &braces[1..braces.len() - 1];

@@ -1,7 +1,7 @@
 //! Parser of launch scripts and argument files, for the part of shell syntax that they use: comments, quotes,
-//! continuation lines, assignments, arrays, `$VAR`, `${VAR:-default}`, `"${ARRAY[@]}"`, `$((…))`, `source FILE`, and
-//! `if`, `case`, `&&` and `||` on what the script itself states. Nothing is executed; what would need execution stays
-//! text, and a condition on it is left to the caller. `#SBATCH` lines are read too.
+//! continuation lines, assignments, arrays, `$VAR`, `${VAR:-default}`, `"${ARRAY[@]}"`, `$((…))`,
+//! `source FILE`, loops, `#SBATCH`, and `if`, `case`, `&&`, `||` on values that the script sets.
+//! Nothing is executed: output of commands stays text, and conditions on it are the caller's.
 
 mod arithmetic;
 mod batch;
@@ -23,7 +23,7 @@ use super::error::SyntaxError;
 /// conditions that the script does not decide.
 ///
 /// # Errors
-/// An unclosed quote or bracket, with its line.
+/// An unclosed quote or bracket, too deep nesting, or too much expanded text, with its line.
 pub fn parse(
     text: &str,
     path: &str,

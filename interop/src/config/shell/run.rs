@@ -7,9 +7,9 @@ use super::script::{Assumed, Script, Undecided, Word};
 use super::written::{Assignment, assignment, shown};
 use crate::config::error::SyntaxError;
 
-/// Limit on how many `if`, `case`, loops and groups may stand inside each other.
+/// Deepest nesting of `if`, `case`, loops and groups.
 const MOST_NESTED: usize = 64;
-/// Limit on how many files may source each other in a chain.
+/// Longest chain of files that source each other.
 const MOST_SOURCED: usize = 8;
 
 /// Where a script's sourced files and assumptions come from.
@@ -19,16 +19,16 @@ pub(super) struct Around<'a> {
     pub(super) assumed: &'a Assumed,
 }
 
-/// How a command ends, as far as that is known.
+/// Exit status of a command, as far as it is known.
 #[derive(Clone, Debug)]
 pub(super) enum Status {
-    /// It is a test, which holds or not, or is not decided.
+    /// The command is a test, which holds or not, or is undecided.
     Test(Decided),
-    /// It is a program, which is assumed to succeed.
+    /// The command is a program, which is assumed to succeed.
     Ran,
 }
 
-/// Reads a script's text, of which the first line is `line`.
+/// Follows the commands of a text whose first line has the number `line`.
 pub(super) fn run(
     text: &str,
     (path, line): (&str, usize),
@@ -49,7 +49,7 @@ pub(super) fn run(
     runner.block(&[], true).map(|_| ())
 }
 
-/// A script that is read, and how far.
+/// A script being read, with the position reached.
 pub(super) struct Runner<'a> {
     pub(super) tokens: &'a [Token],
     pub(super) at: usize,
@@ -72,7 +72,7 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// The line of the nearest word from before this token on.
+    /// Line of the first word from the token before `at` on; 0 if there is none.
     fn line(&self, at: usize) -> usize {
         let lines = self.tokens.iter().skip(at.saturating_sub(1));
         let mut lines = lines.filter_map(|token| match token {
@@ -101,8 +101,8 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Reads commands up to one of these words, and runs them if they are `live`: what is known of their success, and
-    /// the word.
+    /// Reads commands up to one of the words `ends`, and follows them if `live`. Returns the status
+    /// of the last one followed, and the word.
     pub(super) fn block(
         &mut self,
         ends: &[&'static str],
@@ -111,7 +111,7 @@ impl<'a> Runner<'a> {
         let line = self.line(self.at);
         self.nested += 1;
         if self.nested > MOST_NESTED {
-            let message = "commands lie too deep in each other";
+            let message = "commands are nested too deeply";
             return Err(SyntaxError::new(self.path, line, message));
         }
         let mut status = Status::Ran;
@@ -152,8 +152,8 @@ impl<'a> Runner<'a> {
         Ok((status, end))
     }
 
-    /// The error that a file ended where one of these closing words should follow. No error if none is needed, or if a parenthesis
-    /// or brace is missing.
+    /// Fails because the file ended before one of the closing words `ends`. Tolerates a missing
+    /// parenthesis or brace, and succeeds if no word is needed.
     fn unclosed(&self, ends: &[&str], line: usize) -> Result<&'static str, SyntaxError> {
         match ends.last() {
             None | Some(&(")" | "}")) => Ok(""),
@@ -164,9 +164,9 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Says whether the command after `&&` or `||` runs. If that command is a test and the result of the commands before it is not
-    /// known, only both results together decide what follows; the second value then holds whether the operator is `&&`, and the
-    /// result of the commands before.
+    /// Whether the command after `&&` or `||` runs. If it is a test and the result before it is
+    /// unknown, both results together decide what follows: then the second value holds whether the
+    /// operator is `&&`, and the result before it.
     fn joins(
         &mut self,
         status: &mut Status,
@@ -178,7 +178,7 @@ impl<'a> Runner<'a> {
             _ => false,
         };
         match status {
-            // Whether a program succeeds is not known where that is asked, but taken for granted elsewhere.
+            // A program's success is unknown if a test follows it, and assumed otherwise.
             Status::Ran if is_test => Ok((and, Some((and, Err(None))))),
             Status::Ran => Ok((and, None)),
             Status::Test(Ok(holds)) => Ok((*holds == and, None)),
@@ -196,7 +196,7 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// The choice at a condition that is not decided: among the branches of `case`, or that it holds (1) or not (0).
+    /// Chooses at an undecided condition: index of a branch of `case`, or 1 if it holds, else 0.
     pub(super) fn assume(
         &mut self,
         (at, text): (usize, String),
@@ -294,7 +294,7 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Whether the condition that begins there holds, or is assumed to.
+    /// Whether the condition that begins at token `begin` holds, or is assumed to.
     fn holds(&mut self, status: Status, begin: usize) -> bool {
         let unknown = match status {
             Status::Test(Ok(holds)) => return holds,
@@ -305,7 +305,7 @@ impl<'a> Runner<'a> {
         self.assume((begin + 1, text), unknown, None) == 1
     }
 
-    /// Reads the rest of `while …; do …; done`. A body whose condition is a command is run once.
+    /// Reads the rest of `while …; do …; done`; a body whose condition is a program is run once.
     fn repeated(&mut self, wanted: bool, runs: bool) -> Result<(), SyntaxError> {
         let begin = self.at;
         let (status, _) = self.block(&["do"], runs)?;
@@ -317,7 +317,7 @@ impl<'a> Runner<'a> {
         self.block(&["done"], live).map(|_| ())
     }
 
-    /// Reads the rest of `for NAME in …; do …; done`. The body is run once, if at all, for an unknown value.
+    /// Reads the rest of `for NAME in …; do …; done`. Follows the body at most once, NAME unknown.
     fn for_each(&mut self, runs: bool) -> Result<(), SyntaxError> {
         let mut live = runs;
         if let Some(raw) = self.word() {
@@ -377,7 +377,7 @@ impl<'a> Runner<'a> {
         })
     }
 
-    /// Adds a word of a test, as what it stands for.
+    /// Expands a word of a test into `parts`.
     fn operands(
         &mut self,
         raw: &Raw,
@@ -397,7 +397,7 @@ impl<'a> Runner<'a> {
                     Piece::Arithmetic(_) => true,
                 });
                 let words = words.iter().map(|word| settled(&word.text, self.script));
-                // Without quotes, what is empty is no word.
+                // An empty word without quotes vanishes.
                 let words = words.filter(|word| double || quoted || *word != Ok(String::new()));
                 parts.extend(words.map(Part::Word));
             }
@@ -427,12 +427,12 @@ impl<'a> Runner<'a> {
         Status::Ran
     }
 
-    /// Reads commands in a here-document, as far as it is a script.
+    /// Follows the commands of a here-document, as far as it is a script.
     fn here_document(&mut self, text: &str, line: usize, runs: bool) -> Result<(), SyntaxError> {
         if !runs || self.sourced >= MOST_SOURCED {
             return Ok(());
         }
-        // Other text lies in here-documents too.
+        // Here-documents may hold other text: errors are ignored.
         self.source(text, (self.path, line)).or(Ok(()))
     }
 
@@ -441,8 +441,8 @@ impl<'a> Runner<'a> {
         run(text, begin, self.around, self.script, self.sourced + 1)
     }
 
-    /// Reads a simple command, one that starts with no shell keyword such as `if` or `for`: assignments, then a program with its
-    /// arguments. The file of `source FILE` is run in place.
+    /// Reads a simple command, which starts with no keyword such as `if` or `for`: assignments,
+    /// then a program with its arguments. The file of `source FILE` is followed in place.
     fn simple(&mut self, runs: bool) -> Result<Status, SyntaxError> {
         let mut words = Vec::new();
         while let Some(raw) = self.word() {
@@ -479,7 +479,7 @@ impl<'a> Runner<'a> {
         self.script.made(words, self.path, raw.line)
     }
 
-    /// The words that a word stands for; `${NAME:=…}` sets the variable.
+    /// Expands a word into words; `${NAME:=…}` also sets the variable.
     fn words(&mut self, raw: &Raw) -> Result<Vec<Word>, SyntaxError> {
         let words = self
             .script

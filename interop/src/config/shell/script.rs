@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::batch::Job;
 use crate::config::error::SyntaxError;
 
-/// Most bytes of expanded text: only variables that double themselves make more.
+/// Most bytes of one expansion, and a quarter of those of a script.
 pub(super) const MAX_TEXT: usize = 1 << 22;
 
 /// A word with the line on which it begins.
@@ -28,17 +28,17 @@ impl Word {
     }
 }
 
-/// Tells the conditions of a script apart: the path of the file with the condition, and the index of one of its tokens there.
+/// Identifies a condition of a script: the path of its file, and the index of one of its tokens.
 pub type Condition = (String, usize);
 
-/// Which branch to take at conditions that a script does not decide: the index among the branches of each. At a condition that is
-/// missing here the last branch is taken: `else`, or `*` of `case`.
+/// Index of the branch to take at each condition that a script does not decide. A condition that is
+/// missing here is taken as false; a `case` takes its `*`, or no branch if it has none.
 pub type Assumed = BTreeMap<Condition, usize>;
 
 /// A condition that the script does not decide.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Undecided {
-    /// Where the condition stands, which tells it apart from others.
+    /// Identifies the condition.
     pub condition: Condition,
     /// Its line in the file, from 1.
     pub line: usize,
@@ -84,7 +84,7 @@ impl Script {
         }
     }
 
-    /// Counts the text of an expansion; too much is an error.
+    /// Counts the bytes of an expansion and returns its words; too many bytes are an error.
     pub(super) fn made(
         &mut self,
         words: Option<Vec<Word>>,

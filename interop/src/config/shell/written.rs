@@ -1,8 +1,8 @@
-//! Words as they stand in a script: which of them set variables, and how they are shown in messages.
+//! Words as written in a script: which of them set variables, and how messages show them.
 
 use super::lexer::{Piece, Raw, Token, is_name};
 
-/// A variable that a word sets, and to what.
+/// A variable that a word sets, or extends if `append`, with the value.
 pub(super) struct Assignment {
     pub(super) name: String,
     pub(super) append: bool,

@@ -92,7 +92,7 @@ pub(crate) fn recipe_is_wide(recipe: &str) -> bool {
     !recipe.contains("fp16_mixed")
 }
 
-/// The recipe of mixed precision for a recipe of 8-bit products; `None` where there is none.
+/// Bridge's mixed-precision recipe for an FP8 recipe; `None` if there is none.
 fn fp8(recipe: Fp8Recipe) -> Option<&'static str> {
     let found = MIXED_FP8.iter().find(|(of, _)| *of == recipe);
     found.map(|(_, name)| *name)
@@ -128,7 +128,7 @@ fn beside_fp8(job: &Job<'_>) -> [(&'static str, bool); 3] {
     ]
 }
 
-/// The recipe of mixed precision. It sets the type of gradients too, over what `ddp` says.
+/// Settings for the mixed-precision recipe, whose type of gradients overrides that of `ddp`.
 fn mixed(recipe: Option<&str>, wide: bool, job: &Job<'_>) -> Vec<(String, Value)> {
     let path = "mixed_precision".to_owned();
     let called = |name: &str| Value::Call(format!("{MIXED_PRECISION}.{name}"), Vec::new());
@@ -212,7 +212,7 @@ fn text(
             ));
         }
     }
-    // Python makes any attribute that is set: a field that the recipe's class lacks would be lost in silence.
+    // Python creates any attribute that is set: one that the recipe's class lacks would be ignored.
     text.push_str(
         "    parts = {name: part for name, part in vars(cfg).items() if dataclasses.is_dataclass(part)}\n    \
          before = {name: set(vars(part)) for name, part in parts.items()}\n",
@@ -316,7 +316,7 @@ fn off(job: &Job<'_>) -> Vec<(String, Value)> {
 /// (`_validate_and_sync_distributed_optimizer_settings` in training/config.py).
 const BOTH: [&str; 2] = ["ddp", "optimizer"];
 
-/// Such a setting in both sections.
+/// A shared setting, in both sections.
 fn in_both(field: &str, value: &Value) -> Vec<(String, Value)> {
     let of = |section| (format!("{section}.{field}"), value.clone());
     BOTH.map(of).to_vec()
@@ -339,7 +339,7 @@ const BY_RECIPE: [&str; 6] = [
     "reuse_grad_buf_for_mxfp8_param_ag",
 ];
 
-/// The fields of a Megatron Bridge recipe that an option of Megatron-LM stands for, as paths with their values.
+/// The fields of a Bridge recipe that correspond to an option of Megatron-LM, as paths with values.
 fn setting(flag: &Flag, job: &Job<'_>) -> Vec<(String, Value)> {
     let field = flag::field(&flag.name);
     let value = match flag.values.as_slice() {

@@ -30,7 +30,8 @@ pub(crate) fn from_hub(job: &Job<'_>) -> bool {
     job.inputs.hf_id.is_some() && class(job.model).is_some()
 }
 
-/// Refuses the parts of the model that no field has, unless Bridge makes them; `parts` is why fields refuse it.
+/// Adds the refusals `parts`, of what no field can express. If Bridge makes the model from the hub,
+/// refuses instead what its class cannot run.
 pub(super) fn refuse(job: &Job<'_>, parts: Vec<Refusal>, limits: &mut Limits) {
     let name = class(job.model);
     if let Some(name) = name.filter(|_| from_hub(job)) {
@@ -43,7 +44,7 @@ pub(super) fn refuse(job: &Job<'_>, parts: Vec<Refusal>, limits: &mut Limits) {
         limits.refuse(
             job.model.hybrid.is_some() && d.pp > 1,
             "pp=1",
-            "the stages of layers of different kinds are Bridge's own",
+            "Bridge itself divides layers of different kinds into stages",
         );
         let graphs = graphs::asked(job);
         limits.refuse_graphs(
@@ -51,7 +52,7 @@ pub(super) fn refuse(job: &Job<'_>, parts: Vec<Refusal>, limits: &mut Limits) {
             graphs,
             &format!("Bridge's {name} has a number of experts even where no layer has any, and then captures no dense feed-forward part"),
         );
-        limits.note(true, format!("the model is what Bridge makes of {name}"));
+        limits.note(true, format!("the model is Bridge's own {name}"));
         return;
     }
     for mut part in parts {

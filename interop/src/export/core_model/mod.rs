@@ -131,7 +131,7 @@ impl Core<'_> {
         self.set("layernorm_zero_centered_gamma", from_one);
     }
 
-    /// How attention and MLP join the residual stream.
+    /// Refuses models whose attention and MLP do not join the residual stream in sequence.
     fn joined(&mut self, residual: Residual) {
         let why = match residual {
             Residual::Sequential => return,
@@ -246,7 +246,7 @@ impl Core<'_> {
         );
         self.unreached(!by_option, &what, "no option makes this activation");
         if activation == Activation::Gelu {
-            // Its GELU is exact, but the tanh approximation where bias and GELU are fused.
+            // Its GELU is exact, except the fused bias and GELU, which is approximated by tanh.
             self.lacks(
                 gelu_tanh && (gated || !bias),
                 "gelu_tanh",
@@ -259,7 +259,7 @@ impl Core<'_> {
         }
     }
 
-    /// Megatron-Core has biases in all linear layers, only in those of queries, keys and values, or in none.
+    /// Sets biases, which Megatron-Core has in all linear layers, in QKV only, or in none.
     fn biases(&mut self, attention: &Attention, mlp: bool, moe: Option<Moe>, dense: bool) {
         let (qkv_bias, out_bias) = (attention.qkv_bias, attention.out_bias);
         let mut others = vec![out_bias];

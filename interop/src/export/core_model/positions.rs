@@ -64,7 +64,7 @@ impl Core<'_> {
         self.set("max_position_embeddings", longest);
     }
 
-    /// Refuses a factor of attention scores other than the usual one, for which Megatron-LM has no option.
+    /// Sets an unusual factor of attention scores; refuses it for options, as none of them sets it.
     fn scale(&mut self, scale: Option<f64>, usual: f64) {
         let Some(scale) = scale.filter(|s| (s / usual - 1.0).abs() > 1e-9) else {
             return;

@@ -87,7 +87,7 @@ fn states(rewrite: Rewrite, job: &Job<'_>) -> Stance {
         Rewrite::CopyShards => Never("parameters are used where they lie"),
         Rewrite::GatherTensorByTensor => Never("it has no ZeRO-3"),
         Rewrite::ReducePerLinear => Never("each input's gradient is reduced once"),
-        // What its gathers overlap with is the strategy's.
+        // The strategy decides what its gathers overlap with.
         Rewrite::GatherInStep => Nothing,
         // It has no ZeRO-3.
         Rewrite::GatherHeldType => Nothing,

@@ -144,7 +144,7 @@ fn states(d: &Decisions, edition: Edition, limits: &mut Limits) {
     limits.refuse_as(
         edition == Edition::Toml02 && sharing == 1 && d.dp_replicate > 1 && several,
         format!("{zero} with tp={}, pp={}", d.tp, d.pp),
-        "replicated data parallelism stands alone in 0.2",
+        "in 0.2 replicated data parallelism cannot be combined with tensor or pipeline parallelism",
         Some(("zero", "3".to_owned())),
     );
 }
@@ -176,7 +176,7 @@ fn overlap(d: &Decisions, limits: &mut Limits) {
     }
 }
 
-/// Refuses to recompute other parts of layers than it does.
+/// Refuses to recompute parts of layers that torchtitan cannot recompute.
 fn recomputation(recompute: Recompute, limits: &mut Limits) {
     let instead = match recompute {
         Recompute::None | Recompute::Full | Recompute::SelectiveOps | Recompute::Layers(0) => None,

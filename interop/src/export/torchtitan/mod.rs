@@ -326,7 +326,7 @@ fn inputs(job: &Job<'_>, limits: &mut Limits) -> (String, String) {
     )
 }
 
-/// The components that are compiled: the loss, if the prediction assumed that it is fused.
+/// The components to compile: the model, and the loss if the prediction assumed it fused.
 fn compiled(job: &Job<'_>) -> Vec<&'static str> {
     if job.assumes(Rewrite::FuseCrossEntropy) {
         vec!["model", "loss"]

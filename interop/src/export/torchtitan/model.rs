@@ -60,7 +60,8 @@ pub(super) fn choose(model: &ModelConfig, edition: Edition, limits: &mut Limits)
     Some(chosen)
 }
 
-/// A model of torchtitan beside the fields in which it cannot be made equal to ours: our value and torchtitan's.
+/// Compares a flavor with our model. Returns the flavor with the fields to override, and the fields
+/// that cannot be made equal, each with our value and torchtitan's.
 fn compare(
     model: &ModelConfig,
     flavor: Flavor,

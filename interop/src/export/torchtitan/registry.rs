@@ -47,7 +47,7 @@ impl Flavor {
     }
 }
 
-/// The flavor of the same family, depth and width, if an edition has one.
+/// The flavor of the same family, depth, width and vocabulary, if an edition has one.
 pub(super) fn nearest(model: &ModelConfig, edition: Edition) -> Option<Flavor> {
     let same = |flavor: &Flavor| {
         let theirs = &flavor.model;
