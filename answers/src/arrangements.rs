@@ -12,8 +12,8 @@ use crate::inputs::{Inputs, InputsJson};
 /// One way to use pools, and what came of it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Tried {
-    /// The pools that are used. A pipeline passes through those parted by ` + ` one after the other; those parted by ` | `
-    /// have groups of replicas of their own, which train side by side.
+    /// The pools that are used. A pipeline passes in turn through pools separated by ` + `. Pools
+    /// separated by ` | ` have groups of replicas of their own, which train side by side.
     pub cluster: String,
     /// Their number of GPUs.
     pub gpus: u64,
@@ -26,7 +26,7 @@ pub struct Tried {
 }
 
 impl Tried {
-    /// Groups side by side on some pools, in words, of which nothing is known yet.
+    /// A division of pools into groups side by side, not searched yet.
     pub(crate) fn divided(cluster: String, gpus: u64) -> Self {
         Self {
             cluster,
@@ -36,14 +36,14 @@ impl Tried {
         }
     }
 
-    /// The question on some pools, of which nothing is known yet.
+    /// The arrangement of pools that `inputs` is about, not searched yet.
     pub(crate) fn new(inputs: &Inputs) -> Self {
         Self::divided(inputs.cluster_arg.clone(), inputs.json.gpus)
     }
 }
 
-/// Why nothing is shown of a way to use pools, whose search may have been stopped; `better_by` is what another way, if one is
-/// known, is better by.
+/// Why no plan is shown for a way to use pools: `stopped` if its search was. `better_by` is the
+/// objective by which a known other way is better; `None` if no other is known.
 pub(crate) fn why_none(stopped: bool, better_by: Option<Objective>) -> String {
     let why = match (stopped, better_by) {
         (true, _) => "not searched to the end",
@@ -54,7 +54,7 @@ pub(crate) fn why_none(stopped: bool, better_by: Option<Objective>) -> String {
     why.to_owned()
 }
 
-/// The question on each arrangement of the cluster's pools: first on all of them. None if all nodes are alike.
+/// The question on each arrangement of the cluster's pools, all pools first. Empty without pools.
 #[must_use]
 pub fn questions(inputs: &Inputs) -> Vec<Inputs> {
     let Some(pools) = &inputs.scenario.cluster.pools else {
@@ -93,7 +93,7 @@ pub fn check(inputs: &Inputs, constraints: &Constraints) -> Result<(), PlannerEr
     let divisions = inputs.scenario.cluster.pools.as_ref();
     let divisions = divisions.map_or_else(Vec::new, |pools| pools.divisions());
     let most = divisions.iter().map(Vec::len).max().unwrap_or(1) as u64;
-    // How many groups of replicas there may be is not said of a strategy, but of the pools.
+    // The number of groups of replicas is limited by the pools, not by a strategy.
     let constraints = &planner::legal_values::of_each_group(constraints, most)?;
     let legal = |scenario: &Scenario| {
         planner::legal_values::check(scenario, &[scenario.workload.gpus], constraints)

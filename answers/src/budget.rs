@@ -19,40 +19,40 @@ const NEVER: f64 = 365.25e6;
 pub struct Budget {
     /// Number of tokens trained on.
     pub tokens: f64,
-    /// Days at the predicted rate, with failures if their facts are given; infinite if they come too fast.
+    /// Days at the predicted rate, with failures if these are given; infinite if it never ends.
     pub days: f64,
     /// Dollars per device-hour, if known.
     pub price: Option<f64>,
     /// Dollars of the whole run, if the price is known and it is ever done.
     pub dollars: Option<f64>,
-    /// What failures take, if their facts are given.
+    /// Time lost to failures, if facts about these are given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failures: Option<Lost>,
 }
 
-/// What failures take from a training run.
+/// The effect of failures on a training run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Lost {
-    /// Share of time that goes into steps which are kept.
+    /// Share of the time that is spent on steps which are kept.
     pub goodput: f64,
     /// Days if nothing failed and no checkpoint were written.
     pub days_without: f64,
     /// Mean time between two failures of the whole job.
     pub mtbf_s: f64,
-    /// Whether that follows from the published rate, because none was given.
+    /// Whether `mtbf_s` follows from the published failure rate, because none was given.
     pub mtbf_published: bool,
     /// Bytes of a checkpoint.
     pub checkpoint_bytes: u64,
-    /// Time for which writing one stops the training.
+    /// Seconds for which writing a checkpoint stops the training.
     pub checkpoint_s: f64,
-    /// Time of computing between two checkpoints at which least is lost.
+    /// Seconds of computing between two checkpoints at which least time is lost.
     pub checkpoint_every_s: f64,
-    /// Time from a failure until training goes on.
+    /// Seconds from a failure until training goes on.
     pub restart_s: f64,
 }
 
 impl Lost {
-    /// Flags that say the same of a job on so many GPUs.
+    /// Command-line flags that give the same facts for a job on `gpus` GPUs.
     pub(crate) fn flags(&self, gpus: u64) -> Vec<(&'static str, String)> {
         let seconds = |time: f64| format!("{time}s");
         let given = (!self.mtbf_published).then(|| ("mtbf", seconds(self.mtbf_s * gpus as f64)));
@@ -73,12 +73,12 @@ pub struct Training {
     facts: Option<Facts>,
 }
 
-/// What is known of failures.
+/// Facts about failures.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Facts {
     /// Mean time between failures; without it, the published one.
     pub mtbf: Option<Mtbf>,
-    /// What writing a checkpoint takes.
+    /// Time or rate of writing a checkpoint.
     pub checkpoint: Checkpoint,
     /// Time from a failure until training goes on.
     pub restart: Seconds,
@@ -87,7 +87,7 @@ pub struct Facts {
 }
 
 impl Training {
-    /// A run of so many tokens, if they are given, at a price per device-hour; without a price, at the cluster's.
+    /// A run of `tokens` tokens at a price per device-hour; without a price, at the cluster's.
     #[must_use]
     pub fn on(cluster: &Cluster, tokens: Option<f64>, price: Option<f64>) -> Self {
         let usual = || cluster.dollars_per_gpu_hour.as_ref().map(|p| p.value);
@@ -98,14 +98,14 @@ impl Training {
         }
     }
 
-    /// The same run with failures, if their facts are known.
+    /// This run with failures, if their facts are given.
     #[must_use]
     pub fn with_failures(self, facts: Option<Facts>) -> Self {
         Self { facts, ..self }
     }
 
-    /// Days and dollars of the run on so many GPUs of a scenario, under decisions whose rate is predicted, if a number of
-    /// tokens was given.
+    /// Days and dollars of the run on `gpus` GPUs at the predicted rate, if a number of tokens was
+    /// given. `d` decides the size of a checkpoint.
     #[must_use]
     pub fn budget(
         &self,
@@ -165,7 +165,7 @@ impl Facts {
     }
 }
 
-/// Days and dollars of the training, and what failures take of them.
+/// Days and dollars of the training, and what failures take of them, as text.
 #[must_use]
 pub fn lines(b: &Budget, style: Style) -> String {
     let whole = line(b);
@@ -243,8 +243,8 @@ mod tests {
         }))
     }
 
-    /// More GPUs fail more often; an MTBF per node is worth that of one GPU times its GPUs; with a failure every second no training
-    /// ends.
+    /// More GPUs fail more often. The same MTBF per node means fewer failures than per GPU. With a
+    /// failure every second no training ends.
     #[test]
     fn failures_grow_with_gpus() {
         let s = scenario();

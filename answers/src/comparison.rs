@@ -64,7 +64,7 @@ impl Comparison {
         }
     }
 
-    /// The comparison for people; `names` stand above the plans' columns.
+    /// The comparison for people; `names` head the plans' columns.
     #[must_use]
     pub fn text(&self, names: [&str; 2], style: Style) -> String {
         let (a, b) = (&self.first, &self.second);
@@ -101,7 +101,7 @@ fn shown(key: &str, value: &str) -> String {
     }
 }
 
-/// Plans side by side, as HTML; each has the name that stands above it.
+/// An HTML page of plans side by side; each plan comes with the name shown above it.
 ///
 /// # Errors
 /// When a plan cannot be priced.
@@ -125,7 +125,7 @@ pub fn page(plans: &[(String, Planned)]) -> Result<String, AnswerError> {
     ))
 }
 
-/// What plans are for, where it differs.
+/// The facts about the job, such as model and devices, in which two plans differ.
 fn other_job(first: &Planned, second: &Planned) -> Vec<(String, String, String)> {
     let facts = first.facts().into_iter().zip(second.facts());
     facts

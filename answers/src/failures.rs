@@ -38,7 +38,7 @@ pub enum Mtbf {
     PerNode(Seconds),
 }
 
-/// What writing a checkpoint takes.
+/// How long writing a checkpoint takes, as a rate or as a time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Checkpoint {
     /// The rate at which all GPUs together write.
@@ -66,7 +66,7 @@ pub fn duration(text: &str) -> Result<Seconds, Mistake> {
     }
 }
 
-/// Reads a mean time between failures, of a GPU unless it says of a node.
+/// Reads a mean time between failures, which is per GPU unless the text says per node.
 pub fn mtbf(text: &str) -> Result<Mtbf, Mistake> {
     let lower = text.to_ascii_lowercase();
     let split = |words: [&str; 2]| {

@@ -15,41 +15,41 @@ use crate::other_runtimes;
 use crate::plan;
 use crate::together::{Divisions, Together};
 
-/// What a search looks for.
+/// The parameters of a search.
 #[derive(Clone, Copy)]
 pub struct Search<'a> {
     /// Restrictions on plans (`--fix`, `--min`, `--max`, `--forbid`).
     pub constraints: &'a Constraints,
-    /// What is minimised, and how many plans are wanted.
+    /// The objective, and how many plans are wanted.
     pub options: SearchOptions<'a>,
     /// Whether ways to use the pools of a cluster are compared by the dollars of a step, not by its time.
     pub by_cost: bool,
-    /// The strategy in use, if there is one: plans that have what it has are searched too.
+    /// The strategy in use, if any; its values are tried too, even outside the usual ranges.
     pub in_use: Option<&'a Strategy>,
-    /// What is compared with the best plan, if anything is.
+    /// The strategy in use to compare with the best plan, if there is one.
     pub compared: Option<Now<'a>>,
     /// Receives the share of the search that is done, in `[0, 1]`.
     pub progress: &'a (dyn Fn(f64) + Sync),
 }
 
-/// What a team trains with now.
+/// The strategy, or groups of replicas, that a team trains with now.
 #[derive(Clone, Copy)]
 pub enum Now<'a> {
-    /// A strategy of which all replicas are alike, with the question on the devices that it uses. On a cluster of several
-    /// pools these may be some of them.
+    /// A strategy whose replicas are all alike, with the question for the devices that it uses,
+    /// which may be some of a cluster's pools.
     Alike(&'a Strategy, &'a Inputs),
     /// Groups of replicas side by side.
     Groups(&'a Together),
 }
 
-/// What a search found.
+/// The result of a search.
 pub struct Answer {
-    /// The question. On a cluster of several pools it is asked of the pools that the best plan uses, in the order of the
-    /// pipeline, or of the groups.
+    /// The question. On a cluster of several pools it is about those that the best plan uses, in
+    /// the order of the pipeline or of the groups.
     pub inputs: Inputs,
     /// The cost model of `inputs`; that of the slowest group where replicas differ.
     pub costs: Arc<CostModel>,
-    /// The restrictions on plans under which was searched.
+    /// The restrictions on plans that the search obeyed.
     pub constraints: Constraints,
     /// The strategies that were searched; those of the slowest group where replicas differ.
     pub space: SearchSpace,
@@ -60,7 +60,7 @@ pub struct Answer {
     pub compared: Option<Present>,
     /// The ways to use the pools of the cluster that were searched; empty if all of its nodes are alike.
     pub tried: Vec<Tried>,
-    /// The pools that were asked for and the number of their GPUs, of which the plan may use some; `None` if all nodes are alike.
+    /// The pools asked for and their number of GPUs; `None` if all nodes are alike.
     pub pools: Option<(String, u64)>,
     /// The groups of replicas of the best plan, if not all of its replicas are alike.
     pub together: Option<Together>,
@@ -209,7 +209,7 @@ impl Search<'_> {
         Ok((best, tried))
     }
 
-    /// The answer that groups of replicas side by side are the best.
+    /// The answer in which groups of replicas side by side are the best plan.
     fn divided(&self, together: Together, space: SearchSpace, report: SpaceReport) -> Answer {
         Answer {
             inputs: together.inputs.clone(),
@@ -235,7 +235,7 @@ impl Search<'_> {
     fn one_after_another(&self, arrangements: Vec<Inputs>) -> Result<Arranged, AnswerError> {
         let count = 2.0 * arrangements.len().max(1) as f64;
         let mut found = Arranged::default();
-        // Plans on few pools are found soon, and often leave out pipelines through many.
+        // Plans on few pools are found soon, and often rule out pipelines through many.
         let mut arrangements: Vec<(usize, Inputs)> = arrangements.into_iter().enumerate().collect();
         let pools = |of: &Inputs| {
             of.scenario
@@ -315,7 +315,7 @@ impl Search<'_> {
         }
     }
 
-    /// What the step time on a cluster is multiplied by before it is compared: dollars per second, if dollars count.
+    /// Factor on step times before clusters are compared: dollars per hour, or 1 if time counts.
     fn weight(&self, inputs: &Inputs) -> f64 {
         match self.by_cost {
             true => rate(&inputs.scenario.cluster, inputs.json.gpus),
@@ -324,7 +324,7 @@ impl Search<'_> {
     }
 }
 
-/// The best plan beside which a strategy in use is put.
+/// Compares a strategy in use with the best plan of an answer.
 struct Beside<'a> {
     answer: &'a Answer,
     constraints: &'a Constraints,
@@ -341,7 +341,7 @@ impl Beside<'_> {
         }
     }
 
-    /// Changes of single decisions lead to the best plan if it lies on the same pools in the same order.
+    /// Compares equal replicas. A path to the best plan needs the same pools in the same order.
     fn alike(&self, now: &Strategy, on: &Inputs) -> Result<Present, AnswerError> {
         let Answer {
             inputs, together, ..
@@ -367,7 +367,7 @@ impl Beside<'_> {
         Ok(present)
     }
 
-    /// Groups of replicas have no changes of single decisions.
+    /// For groups of replicas, for which no changes of single decisions are listed.
     fn groups(&self, now: &Together) -> Present {
         let known = |together: &Together| -> Vec<(String, Strategy)> {
             (together.parts.iter())
@@ -391,7 +391,7 @@ impl Beside<'_> {
         present
     }
 
-    /// Says how a strategy in use lies on the pools, and whether the best plan lies elsewhere.
+    /// Adds which devices a strategy in use has and, if the best plan has others, these too.
     fn lies(&self, present: &mut Present, devices: String, groups: Vec<String>, elsewhere: bool) {
         let Answer {
             inputs,
@@ -401,7 +401,7 @@ impl Beside<'_> {
         } = self.answer;
         let elsewhere = elsewhere && !outcome.top.is_empty();
         if elsewhere {
-            // The larger error of both is that of comparing them.
+            // Comparing the two has the larger error of both.
             present.error = present.error.max(inputs.scenario.comparison_error());
         }
         let best = || match together {
@@ -416,19 +416,19 @@ impl Beside<'_> {
     }
 }
 
-/// What was found on the arrangements of pools through which one pipeline passes.
+/// The results for the arrangements of pools through which one pipeline passes.
 #[derive(Default)]
 struct Arranged {
     /// The best answer, with the value by which it is compared.
     best: Option<(f64, Answer)>,
-    /// What became of each, with its place among the arrangements.
+    /// The result for each arrangement, with its place in their list.
     tried: Vec<(usize, Tried)>,
     /// The cost models of all arrangements that have prices.
     known: Vec<Arc<CostModel>>,
     interrupted: bool,
 }
 
-/// Dollars per hour of so many GPUs of a cluster; their number if no price is known.
+/// Dollars per hour of `gpus` GPUs of a cluster; `gpus` itself if no price is known.
 fn rate(cluster: &catalog::Cluster, gpus: u64) -> f64 {
     let dollars = cluster.dollars_per_gpu_hour.as_ref();
     dollars.map_or(1.0, |price| price.value) * gpus as f64

@@ -1,4 +1,4 @@
-//! What going on under a new plan takes after devices were lost: where states are, and which of them move.
+//! The cost of continuing under a new plan after a loss of devices: which states move where.
 
 use catalog::{Bandwidth, Bytes, Cluster, Pool, Seconds};
 use costmodel::reshard::{Device, Lost, Placed};
@@ -13,30 +13,30 @@ use crate::inputs::Inputs;
 use crate::losses::Left;
 use crate::planned::Planned;
 
-/// What going on under the new plan takes.
+/// The cost of continuing a training under a new plan.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct GoingOn {
     states_bytes: u64,
-    /// Nodes on which every state is, at least, under the plan before.
+    /// Smallest number of nodes that hold a copy of a state under the old plan.
     nodes_with_every_state: u64,
     from_checkpoint: bool,
     /// Bytes that ranks read from the checkpoint, or send to each other.
     bytes: u64,
-    /// Most of them that one GPU receives.
+    /// Most of `bytes` that one GPU receives.
     most_bytes: u64,
-    /// Time at the rate of links, or at that of `--checkpoint`. If a link joins the pools that are used, all bytes are
-    /// taken to pass through it.
+    /// Seconds at the rate of links or of `--checkpoint`; `None` if that is not given. If a link
+    /// joins the pools in use, all bytes are taken to pass through it.
     seconds: Option<f64>,
     /// Whether a link between pools decides the time.
     #[serde(skip)]
     linked: bool,
 }
 
-/// Ranks under one strategy, with the pools on which they lie.
+/// The ranks of one strategy, with the pools that they use.
 type Group<'a> = (&'a Strategy, Vec<Pool>);
 
 impl GoingOn {
-    /// What going on from a plan under a new one takes on what is left. `checkpoint` says how fast one is read.
+    /// The cost of continuing from a plan on what is left. `checkpoint`: how fast one is read.
     ///
     /// # Errors
     /// When the model cannot be traced.
@@ -103,7 +103,7 @@ impl GoingOn {
         })
     }
 
-    /// What going on takes, in words.
+    /// The cost of continuing, in words.
     #[must_use]
     pub fn said(&self) -> String {
         let bytes = |n: u64| format::bytes(Bytes(n));
@@ -141,7 +141,7 @@ impl GoingOn {
     }
 }
 
-/// The rate of the network that joins so many devices of a cluster.
+/// The bandwidth of the network that joins `world` devices of a cluster.
 fn rate(cluster: &Cluster, world: u64) -> Bandwidth {
     match world > cluster.scale_up_domain {
         true => cluster.scale_out.bandwidth.value,
@@ -179,8 +179,8 @@ fn pools_of(inputs: &Inputs) -> Vec<Pool> {
     }
 }
 
-/// The devices of groups: each pool of a group takes a whole one of `pools` that is alike, or else the first devices of such
-/// pools that no other has. `sizes` are the devices of each of `pools`. `None` if there are not as many.
+/// Gives devices to groups: a pool of a group takes a whole unused one of `pools` that is alike,
+/// else the first free devices of such pools. `sizes`: devices of each of `pools`. `None`: too few.
 fn placed<'a>(groups: &[Group<'a>], pools: &[Pool], sizes: &[u64]) -> Option<Vec<Placed<'a>>> {
     let mut used = vec![0u64; pools.len()];
     let mut found = Vec::with_capacity(groups.len());

@@ -20,7 +20,7 @@ const MAX_DEFAULT_BATCH: u64 = 1 << 14;
 
 /// The runtime that plans are for when none is named.
 const DEFAULT_RUNTIME: &str = "megatron-core";
-/// The runtime that our executor is.
+/// The name of our own executor as a runtime.
 pub const EXECUTOR: &str = "vescale";
 
 /// The inputs of a prediction, as JSON echoes them.
@@ -107,7 +107,7 @@ impl InputsJson {
 /// A scenario, with the names it was resolved from.
 #[derive(Clone, Debug)]
 pub struct Inputs {
-    /// What is planned for.
+    /// The resolved question.
     pub scenario: Scenario,
     /// The model as it was named.
     pub model_arg: String,
@@ -148,12 +148,12 @@ const DEFAULT_SEQ: u64 = 8192;
 /// Headroom where none is given, as a share of capacity.
 pub const DEFAULT_HEADROOM: f64 = 0.05;
 
-/// What is planned for, as it was asked; what is left out has a default.
+/// A question as it was asked; what is left out has a default.
 #[derive(Clone, Debug)]
 pub struct Question {
     /// Model preset, or the path of a `config.json`.
     pub model: String,
-    /// Text of the `config.json`, where the path is only its name.
+    /// Text of the `config.json`, if `model` is only its name.
     pub config: Option<String>,
     /// Cluster preset, path, or one line that describes it.
     pub cluster: Option<String>,
@@ -165,7 +165,7 @@ pub struct Question {
     pub seq: Option<u64>,
     /// Sequences per optimizer step.
     pub global_batch: Option<u64>,
-    /// Lengths of the documents that sequences are made of, and how; `None` if each sequence is one document.
+    /// Lengths of documents and how they are packed; `None` if each sequence is one document.
     pub documents: Option<(Lengths, Packing)>,
     /// Precision of linear layers.
     pub precision: Precision,
@@ -236,7 +236,7 @@ pub fn cluster_arg(asked: Option<&str>, device: Option<&str>) -> Result<String, 
 /// The cluster with the jitter asked for, if one is.
 ///
 /// # Errors
-/// When the cluster says a speed or a jitter that is no number.
+/// When the cluster has a speed or a jitter that is not a number.
 pub fn jittering(cluster_arg: String, jitter: Option<f64>) -> Result<String, AnswerError> {
     match jitter {
         None => Ok(cluster_arg),
@@ -339,7 +339,7 @@ pub fn check_gpus(gpus: u64, cluster: &Cluster) -> Result<(), AnswerError> {
     })
 }
 
-/// Says of adapters that a model does not take which flag gave them.
+/// Names the flag `--lora` in an error about adapters that a model does not take.
 fn of_adapters(error: SpecError) -> AnswerError {
     AnswerError::from(match error {
         SpecError::Field { message, .. } => Mistake::of_sentence(&message)
@@ -349,7 +349,7 @@ fn of_adapters(error: SpecError) -> AnswerError {
     })
 }
 
-/// Adds to an error about GPUs that our own executor runs any number of ranks on a cpu.
+/// Adds a hint to an error about GPUs: on a cpu, our own executor runs any number of ranks.
 fn with_hint_for_own_ranks(
     error: AnswerError,
     runtime: &Runtime,

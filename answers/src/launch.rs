@@ -20,7 +20,7 @@ pub type Step = (Cow<'static, str>, Vec<String>);
 /// A plan that may be launched, and the path of its file.
 #[derive(Clone, Copy)]
 pub struct Launchable<'a> {
-    /// What it was planned for.
+    /// The scenario that it was planned for.
     pub scenario: &'a Scenario,
     /// Its decisions.
     pub strategy: &'a Strategy,
@@ -133,7 +133,7 @@ pub fn flags(inputs: &Inputs) -> String {
     joined(options(inputs))
 }
 
-/// Flags as they stand on a command line.
+/// Flags as text on a command line.
 pub fn joined(options: impl IntoIterator<Item = (&'static str, String)>) -> String {
     options
         .into_iter()
@@ -182,7 +182,7 @@ pub fn options(inputs: &Inputs) -> Vec<(&'static str, String)> {
     options
 }
 
-/// Commands to suggest after a plan was written: launch it, explain it, and what `compare` says to compare it with.
+/// Commands to suggest after a plan was written: launch it, explain it, and `compare` if given.
 pub fn after_plan(of: Launchable<'_>, compare: Option<Step>) -> Vec<Step> {
     let (found, why) = targets(of);
     let quoted = escape::shell(of.plan);

@@ -1,4 +1,4 @@
-//! Devices that were lost of a plan, and what is left of its cluster.
+//! Devices that a plan lost, and what is left of its cluster.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ const EXAMPLE: &str = "--lost 2nodes or --lost 8";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loss {
     gpus: Gpus,
-    /// The pool that they were of, if one was named.
+    /// The pool that lost them, if one was named.
     pool: Option<String>,
 }
 
@@ -58,22 +58,22 @@ pub fn loss(text: &str) -> Result<Loss, Mistake> {
     }
 }
 
-/// What is left of a plan's devices.
+/// The devices of a plan that are left after losses.
 #[derive(Clone, Debug)]
 pub struct Left {
     /// The cluster that is left, with its devices.
     pub cluster: Pool,
     /// The pools that there were, one if all nodes were alike.
     pub had: Vec<Pool>,
-    /// Devices that were lost of each of these.
+    /// Number of devices lost in each of these pools.
     pub lost: Vec<u64>,
 }
 
 impl Left {
-    /// What losses leave of the devices of a plan.
+    /// The devices of a plan that are left after `losses`.
     ///
     /// # Errors
-    /// When a loss does not say of which of several pools it is, or is not of what there is; when nothing is left, or no
+    /// When a loss names none of several pools, or more than there is; when nothing is left, or not
     /// whole nodes.
     pub fn of(plan: &Inputs, losses: &[Loss]) -> Result<Self, Mistake> {
         let wrong = |mistake: Mistake| {
@@ -99,7 +99,7 @@ impl Left {
     }
 }
 
-/// What is left of a cluster whose nodes are all alike; whole nodes if there are several.
+/// The devices left of a cluster with equal nodes; whole nodes if there are several.
 fn of_one(plan: &Inputs, losses: &[Loss]) -> Result<Left, Mistake> {
     let (had, cluster) = (plan.json.gpus, &plan.scenario.cluster);
     let of = Pool {
@@ -137,7 +137,7 @@ fn of_one(plan: &Inputs, losses: &[Loss]) -> Result<Left, Mistake> {
     })
 }
 
-/// What is left of several pools; of each whole nodes if there are several.
+/// What is left of several pools; a pool keeps whole nodes if it has several.
 fn of_several(pools: &Pools, losses: &[Loss]) -> Result<Left, Mistake> {
     let names = pools.names();
     let example = |name: &str| format!("--lost '1node of {name}'");

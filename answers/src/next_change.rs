@@ -12,7 +12,7 @@ use crate::error::AnswerError;
 /// Smallest relative gain in tokens per second that makes a change worth suggesting.
 const WORTH: f64 = 0.01;
 
-/// What is said of a plan that does not fit, and that no change of one decision makes fit.
+/// Advice for a plan that does not fit and that no single change makes fit.
 const NONE_NEAR: &str = "No change of one decision makes it fit. `vescale-plan search` with the same model and GPUs finds the \
                          plans that do, or says how many GPUs would.";
 

@@ -26,7 +26,7 @@ pub struct Opened {
     pub inputs: InputsJson,
 }
 
-/// Adds to an error, when a file cannot be read as a plan, what a plan file is.
+/// Adds to an error about a file that is not a plan what a plan file is.
 fn not_a_plan(error: SpecError) -> AnswerError {
     let mistake = error.mistake();
     AnswerError::from(match mistake.expected {
@@ -52,7 +52,7 @@ fn several_groups(file: &PlanFile, path: &Path) -> AnswerError {
     AnswerError::from(wrong.expected(format!("one of its groups: {}", groups.join(", "))))
 }
 
-/// Reads a plan file, or of a plan with several groups of replicas the one whose number stands after the path:
+/// Reads a plan file. A number after the path picks one of its groups of replicas:
 /// `best.plan.yaml#2`.
 ///
 /// # Errors

@@ -26,7 +26,7 @@ pub struct Asked {
 }
 
 impl Asked {
-    /// These flags were given; defaults that the user set stand in `set`, each with the variable or file that sets it.
+    /// Values given by `flags`; `set` has flags whose default the user set, and what sets each.
     #[must_use]
     pub fn these(flags: BTreeSet<String>, set: BTreeMap<String, String>) -> Self {
         Self {

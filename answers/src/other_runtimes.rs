@@ -13,7 +13,7 @@ use crate::launch::{Launchable, launches};
 /// Most systems that are advised.
 const MOST: usize = 2;
 
-/// The systems that plans can be exported to under which the fastest plans fit, within the same constraints.
+/// Advice on other systems: those to which the fastest plans that fit can be exported.
 pub(crate) fn fitting(
     asked: &Scenario,
     constraints: &Constraints,

@@ -36,7 +36,7 @@ pub fn sharding(scenario: &Scenario, strategy: &Strategy) -> Result<ShardingFile
         .map_err(|e| AnswerError::from(Mistake::new(e.to_string())))
 }
 
-/// What showing a scenario's strategies needs: its runtime, GPUs per node, adapters and pools.
+/// The context in which a scenario's strategies are shown.
 pub fn ground(costs: &CostModel) -> Ground<'_> {
     let scenario = costs.scenario();
     Ground {

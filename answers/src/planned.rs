@@ -23,7 +23,7 @@ pub enum Planned {
 }
 
 impl Planned {
-    /// Rebuilds what a plan file that was read from `path` is for.
+    /// Opens a plan file that was read from `path`.
     ///
     /// # Errors
     /// When the file names a model, cluster or runtime that is not there, or contradicts itself.
@@ -35,7 +35,7 @@ impl Planned {
         Ok(Self::Groups(Box::new(file), Box::new(together)))
     }
 
-    /// What it is predicted to take now.
+    /// Its time and memory as predicted now.
     ///
     /// # Errors
     /// When it cannot be priced.
@@ -95,14 +95,14 @@ impl Planned {
         }
     }
 
-    /// What it is for: model, devices and runtime.
+    /// Its job in words: model, devices and runtime.
     #[must_use]
     pub fn job(&self) -> String {
         let [model, devices, runtime, ..] = self.facts().map(|(_, value)| value);
         format!("{model} on {devices}, {runtime}")
     }
 
-    /// What it is for, fact by fact: model, devices, runtime, and the sequences of a step.
+    /// Its job as facts with names: model, devices, runtime, batch, sequence length, precision.
     #[must_use]
     pub fn facts(&self) -> [(&'static str, String); 6] {
         let scenario = self.scenario();
@@ -129,7 +129,7 @@ impl Planned {
         }
     }
 
-    /// Its strategy in the short form; those of several groups parted by ` | `.
+    /// Its strategy in the short form; those of several groups are separated by ` | `.
     #[must_use]
     pub fn written(&self) -> String {
         let runtime = &self.scenario().runtime;

@@ -9,11 +9,11 @@ use serde::Serialize;
 /// A strategy in use, as it was read.
 #[derive(Clone, Debug)]
 pub struct Read {
-    /// What it was read from: a path, or the strategy's text.
+    /// Where it was read from: a path, or the strategy's text.
     pub from: String,
     /// The strategy.
     pub strategy: Strategy,
-    /// Names of decisions that the best plan must have as the strategy in use has them.
+    /// Names of decisions that the best plan must share with the strategy in use.
     pub kept: Vec<String>,
     /// Sentences on what the strategy expresses only approximately, or what was assumed.
     pub notes: Vec<String>,
@@ -26,7 +26,7 @@ pub struct Read {
 /// A strategy in use, as it was read and as it compares with the best plan.
 #[derive(Clone, Copy)]
 pub struct InUse<'a> {
-    /// What was read.
+    /// The strategy as it was read.
     pub read: &'a Read,
     /// Its prediction, what changes gain, and the path to the best plan.
     pub compared: &'a Present,
@@ -45,24 +45,24 @@ pub struct PresentJson {
     kept: Vec<String>,
     /// Half-width of the 80% interval of `ln` of the ratio of two step times.
     comparison_error: f64,
-    /// What the best plan gains; null if no plan fits.
+    /// The gain of the best plan; null if no plan fits.
     best_gain: Option<GainJson>,
     /// Every change of one decision. Those that fit come first; each group is sorted with the fastest first.
     changes: Vec<ChangeJson>,
     /// Successive changes to the best plan. Gains are against the present strategy.
     path: Vec<ChangeJson>,
-    /// On a cluster of several pools, where the strategy lies.
+    /// Where the strategy runs, on a cluster of several pools.
     #[serde(skip_serializing_if = "Option::is_none")]
     pools: Option<PoolsJson>,
     notes: Vec<String>,
 }
 
-/// Where a strategy in use lies on a cluster of several pools.
+/// Where a strategy in use runs on a cluster of several pools.
 #[derive(Serialize)]
 struct PoolsJson {
-    /// Its devices; of groups of replicas parted by ` | `.
+    /// Its devices; those of groups of replicas are separated by ` | `.
     devices: String,
-    /// Its groups of replicas in words, none if all replicas are alike. Groups have no changes.
+    /// Its groups of replicas in words; empty if all replicas are alike. Groups have no changes.
     groups: Vec<String>,
     /// The devices of the best plan, if no changes of single decisions lead to it.
     best_elsewhere: Option<String>,
@@ -86,7 +86,7 @@ struct ChangeJson {
     peak_memory_bytes: u64,
     p_fits: f64,
     fits: bool,
-    /// Whether it computes other numbers than the strategy that is changed.
+    /// Whether training gives other results than with the unchanged strategy.
     changes_results: bool,
     gain: GainJson,
 }

@@ -26,7 +26,7 @@ pub struct ReportSource<'a> {
     pub model_arg: &'a str,
     /// The cluster as an argument of a command run here.
     pub cluster_arg: &'a str,
-    /// What was planned for.
+    /// The scenario that was planned for.
     pub scenario: &'a Scenario,
     /// The plan file.
     pub plan: &'a PlanFile,
@@ -38,11 +38,11 @@ pub struct ReportSource<'a> {
     pub wishes: &'a [(String, Candidate)],
     /// Strategies spread over the searched space.
     pub sampled: &'a [(Strategy, Score)],
-    /// What became of the search space, after a search.
+    /// How many strategies were simulated and how many left out, after a search.
     pub space: Option<&'a SpaceReport>,
-    /// The ways to use the pools of the cluster that were searched, each with its step time or why it has no plan.
+    /// The searched ways to use the pools, each with its step time or why it has no plan.
     pub ways: Vec<(&'a str, String)>,
-    /// One step, as predicted.
+    /// The predicted timeline of a step.
     pub timeline: &'a Timeline,
     /// Days and dollars of the whole training, if asked for.
     pub budget: Option<Budget>,
@@ -115,9 +115,9 @@ pub struct OfGroups<'a> {
     pub plan_path: &'a str,
     /// The inputs, with where each came from.
     pub inputs: Vec<InputFact>,
-    /// What became of the search space, after a search.
+    /// How many strategies were simulated and how many left out, after a search.
     pub space: Option<&'a SpaceReport>,
-    /// The ways to use the pools of the cluster that were searched, each with its step time or why it has no plan.
+    /// The searched ways to use the pools, each with its step time or why it has no plan.
     pub ways: Vec<(&'a str, String)>,
     /// Days and dollars of the whole training, if asked for.
     pub budget: Option<Budget>,
@@ -215,7 +215,7 @@ pub fn html(source: &ReportSource<'_>) -> String {
     reports::html::report(&page(source))
 }
 
-/// What the page of a report shows.
+/// The contents of a report's page.
 fn page<'a>(source: &'a ReportSource<'_>) -> ReportInput<'a> {
     let cluster = &source.scenario.cluster;
     let runtime = &source.scenario.runtime;
@@ -270,7 +270,7 @@ fn page<'a>(source: &'a ReportSource<'_>) -> ReportInput<'a> {
     }
 }
 
-/// Memory of a device of the heaviest rank.
+/// Memory capacity of a device of the heaviest rank.
 fn capacity(source: &ReportSource<'_>) -> catalog::Bytes {
     let rank = source.best.prediction.peak_rank as usize;
     together::capacity(&source.scenario.cluster, &source.best.strategy, rank)
@@ -286,7 +286,7 @@ fn points(source: &ReportSource<'_>) -> Vec<Point> {
     };
     let is_listed = |strategy: &Strategy| source.top.iter().any(|c| c.strategy == *strategy);
     let sampled = source.sampled.iter().filter(|(s, _)| !is_listed(s));
-    // All as shares of the memory that the best plan's heaviest rank has.
+    // Peaks are scaled to the usable memory of the best plan's heaviest rank.
     let usable = source.best.prediction.usable();
     let sampled = sampled.map(|(s, score)| {
         let peak = score

@@ -32,7 +32,7 @@ pub const TOP: usize = 5;
 
 /// Number of strategies of the space that are looked at for a report; it draws those that come near to fitting.
 const DRAWN: u64 = 12_000;
-/// The same of a mixture of experts: most of its strategies have blocks that no other has, whose prices take the time.
+/// [`DRAWN`] for a mixture of experts, most of whose strategies have blocks of their own to price.
 const DRAWN_OF_MIXTURE: u64 = 3_000;
 /// Strategies that take more than this multiple of the plan's time are not drawn.
 const DRAWN_LONGEST: f64 = 2.0;
@@ -79,7 +79,7 @@ pub struct BestJson {
 }
 
 impl BestJson {
-    /// A plan of which all replicas are alike.
+    /// A plan whose replicas are all alike.
     #[must_use]
     pub fn alike(best: &Candidate, scenario: &Scenario) -> Self {
         Self {
@@ -106,7 +106,7 @@ struct WishJson {
     plan: CandidateJson,
 }
 
-/// What a search found, with what was asked.
+/// The result of a search, with the question.
 #[derive(Clone, Copy)]
 pub struct Found<'a> {
     /// What was found, with the question.
@@ -134,8 +134,8 @@ impl Found<'_> {
         Some(InUse { read, compared })
     }
 
-    /// The inputs, with where each came from; where the plan leaves out some of the pools that were asked for, those that it
-    /// uses too.
+    /// The inputs, each with its origin. If the plan leaves out some of the pools that were asked
+    /// for, rows for those that it uses are added.
     fn rows(&self) -> Vec<InputFact> {
         let used = &self.answer.inputs.json;
         let left_out = (self.answer.pools.as_ref()).filter(|(_, gpus)| *gpus != used.gpus);
@@ -165,7 +165,7 @@ impl Found<'_> {
         (self.training).budget(&inputs.scenario, inputs.json.gpus, &best.strategy, rate)
     }
 
-    /// The answer as JSON, after so many seconds; paths are those of the files that were written.
+    /// The answer as JSON. The search took `elapsed_s` seconds; paths are those of written files.
     #[must_use]
     pub fn json(
         &self,
@@ -204,7 +204,7 @@ impl Found<'_> {
         }
     }
 
-    /// The answer as text for people, after so many seconds: the strategy in use if there is one, then the best plan.
+    /// The answer for people: the strategy in use, if any, then the best plan.
     #[must_use]
     pub fn text(&self, elapsed_s: f64, style: Style) -> String {
         let together = self.answer.together.as_ref();

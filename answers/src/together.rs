@@ -26,7 +26,7 @@ pub struct Together {
     pub inputs: Inputs,
     /// The groups; at least two.
     pub parts: Vec<Part>,
-    /// What a step of all of them takes.
+    /// Predicted time and memory of all groups together.
     pub prediction: Prediction,
 }
 
@@ -38,12 +38,12 @@ pub struct Part {
     pub costs: Arc<CostModel>,
     /// Its strategy.
     pub strategy: Strategy,
-    /// What it takes if it trains alone.
+    /// Its predicted time and memory if it trains alone.
     pub prediction: Prediction,
 }
 
 impl Together {
-    /// Groups with what they take together.
+    /// Predicts groups that train together.
     ///
     /// # Errors
     /// When gradients cannot be priced.
@@ -161,7 +161,7 @@ impl Together {
         Ok(file.with_groups(groups.collect::<Result<_, AnswerError>>()?))
     }
 
-    /// Memory of a device of the heaviest rank.
+    /// Memory capacity of a device of the heaviest rank.
     #[must_use]
     pub fn capacity(&self) -> Bytes {
         let mut before = 0;
@@ -189,7 +189,7 @@ impl Together {
     }
 }
 
-/// Memory of a device of a pipeline rank.
+/// Memory capacity of a device of a pipeline rank.
 pub(crate) fn capacity(cluster: &Cluster, strategy: &Strategy, rank: usize) -> Bytes {
     let of_rank = cluster.pools.as_ref().and_then(|pools| {
         let owners = pools.of_pipeline(strategy.pp)?;
@@ -229,7 +229,7 @@ impl Part {
     }
 }
 
-/// What a search of groups side by side looks for.
+/// The parameters of a search of groups side by side.
 pub(crate) struct Divisions<'a> {
     /// The question on all pools of the cluster.
     pub(crate) inputs: &'a Inputs,
@@ -241,7 +241,7 @@ pub(crate) struct Divisions<'a> {
     pub(crate) options: SearchOptions<'a>,
 }
 
-/// What a search of groups side by side found.
+/// The result of a search of groups side by side.
 #[derive(Default)]
 pub(crate) struct Divided {
     /// The best groups and the search space of their plans; `None` if none are better than the best single pipeline.
@@ -253,8 +253,8 @@ pub(crate) struct Divided {
 }
 
 impl Divided {
-    /// Keeps the best plan, and gives its way to divide the pools its time: the plan shown is the simplest that ties, which may
-    /// take a little longer than the fastest.
+    /// Keeps the best plan, and shows its time for its division. The plan shown is the simplest
+    /// that ties, which may take a little longer than the fastest.
     fn show(&mut self, number: usize, best: Option<(Together, SearchSpace)>) {
         if let Some((together, _)) = &best {
             self.tried[number].step_time_s = Some(together.prediction.step_time.0);
@@ -264,9 +264,9 @@ impl Divided {
 }
 
 impl Divisions<'_> {
-    /// Searches every way to divide the pools into groups. `weight` weighs the step time of groups on so many of the pools'
-    /// GPUs, as dollars or as it is; `least` is the least value known so far. Where memory is minimised, the value is the share
-    /// of its memory that the fullest GPU takes.
+    /// Searches every way to divide the pools into groups. `weight` is the factor on a step time on
+    /// some of the GPUs: dollars, or 1. `least` is the least value known so far. Where memory is
+    /// minimised, the value is the share of memory that the fullest GPU takes.
     pub(crate) fn searched(
         &self,
         least: Option<f64>,
@@ -300,7 +300,7 @@ impl Divisions<'_> {
             let weight = weight(&whole);
             let known = best.as_ref().map(|(value, ..)| *value).into_iter();
             let known = known.chain(least).reduce(f64::min);
-            // The first puts every pool by itself: what that takes is shown even if it is no better.
+            // The first gives every pool its own group; its time is shown even if not better.
             let within = match (number, objective) {
                 (0, Objective::Time) => f64::INFINITY,
                 _ => known.map_or(f64::INFINITY, |value| value / weight),
@@ -382,7 +382,7 @@ fn distinct(divisions: &[Vec<Pool>]) -> Vec<&Pool> {
     clusters
 }
 
-/// For each pool of a division, its index in `clusters`, those left out for which no cost model could be made.
+/// For each pool of a division, its index among those of `clusters` that have a cost model.
 fn indices<'a>(
     division: &[Pool],
     clusters: &[&Pool],

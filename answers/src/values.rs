@@ -15,7 +15,7 @@ pub enum Gpus {
     Count(u64),
     /// `64 nodes` of the cluster.
     Nodes(u64),
-    /// `512x h100`: so many of that GPU.
+    /// `512x h100`: this many of that GPU.
     Of(u64, String),
 }
 
@@ -48,7 +48,7 @@ impl fmt::Display for Gpus {
     }
 }
 
-/// Adapters as they are written.
+/// An example of adapters, for messages.
 pub(crate) const ADAPTERS: &str = "rank=16,alpha=32,modules=qkv+proj";
 
 /// Reads adapters, such as `rank=16,modules=attention`.

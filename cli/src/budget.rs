@@ -1,4 +1,4 @@
-//! The flags that say of a whole training how long it is, what it costs and how it fails; which of them belong together.
+//! The flags on length, cost and failures of a whole training, and which of them belong together.
 
 use answers::Training;
 use answers::budget::Facts;
@@ -7,7 +7,7 @@ use catalog::{Cluster, Mistake};
 use crate::args::{BudgetArgs, ObjectiveArg};
 use crate::error::CliError;
 
-/// The training that the flags ask for, of a model with so many parameters; without a price, at the cluster's.
+/// The training that the flags ask for, of a model with this many `parameters`.
 pub(crate) fn training(
     args: &BudgetArgs,
     cluster: &Cluster,
@@ -27,7 +27,7 @@ pub(crate) fn training(
     Ok(Training::on(cluster, args.tokens, args.price).with_failures(facts))
 }
 
-/// Refuses an objective whose facts are not given.
+/// Refuses an objective if a flag that it needs is missing.
 pub(crate) fn check(
     objective: ObjectiveArg,
     args: &BudgetArgs,

@@ -83,8 +83,8 @@ impl CliError {
         Self::Input(wrong.expected(expected))
     }
 
-    /// The error split into what is wrong, where, what was expected and an example. What an error of the input does not
-    /// know itself, the command that was typed tells.
+    /// The error split into what is wrong, where, what was expected and an example. For bad input,
+    /// a missing place or example is taken from the command that was typed.
     pub(crate) fn mistake(&self) -> Mistake {
         let mut mistake = self.parts();
         if self.exit_code() == 2 {
@@ -141,7 +141,7 @@ impl CliError {
         }
     }
 
-    /// Exit code: 1 for our faults and the machine's, 2 for bad input.
+    /// Exit code: 1 for our or the machine's faults, 2 for bad input, 4 for an impossible export.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Cost(costmodel::CostError::Trace(_)) | Self::Profiler(_) | Self::Cuda(_) => 1,
@@ -209,7 +209,7 @@ fn of_spec(error: &SpecError) -> Mistake {
     }
 }
 
-/// What a file has to be that cannot be read.
+/// The form that an unreadable file should have.
 fn of_file(error: &SpecError) -> &'static str {
     match error {
         SpecError::Malformed { path, .. } if path.ends_with(".json") => {

@@ -84,7 +84,7 @@ pub(crate) fn sequence(model: &Model, workload: &Workload, file: &Path) -> Resul
     Ok(checked.map_err(|wrong| wrong.at(file.display().to_string()))?)
 }
 
-/// Words that commas part, of a flag that may be given several times.
+/// Splits the values of a flag, which may be given several times, at commas.
 pub(crate) fn words(given: &[String]) -> Vec<String> {
     let all = given.iter().flat_map(|text| text.split(','));
     all.map(|word| word.trim().to_owned()).collect()

@@ -6,8 +6,8 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 /// `mi_option_purge_delay` of mimalloc's `mi_option_t`, which the binding does not name.
 const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
 
-/// Returns freed pages after a tenth of a second. A search frees what it knows of one part of its space before it opens the next;
-/// with mimalloc's own delay, a second, that of DeepSeek-V3 on 16,384 GPUs takes a tenth more memory.
+/// Returns freed pages after a tenth of a second. With mimalloc's own delay, a second, a search
+/// over parts of its space takes a tenth more memory (measured for DeepSeek-V3 on 16,384 GPUs).
 pub(crate) fn release() {
     delay(100);
 }

@@ -6,7 +6,7 @@ use clap::parser::ValueSource;
 
 use crate::settings::Settings;
 
-/// The flags of a subcommand that were on the command line.
+/// The flags that were on a subcommand's command line, and those whose default the user set.
 pub(crate) fn on(matches: &ArgMatches, settings: &Settings) -> Asked {
     let Some((_, matches)) = matches.subcommand() else {
         return Asked::default();

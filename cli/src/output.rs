@@ -174,7 +174,7 @@ fn coloured(terminal: bool) -> bool {
 /// Characters on a line where neither COLUMNS nor a terminal gives a width.
 const USUAL_WIDTH: usize = 100;
 
-/// What COLUMNS says, else the width of a terminal of this size.
+/// Characters on a line: as COLUMNS says, else the width of a terminal of this size.
 fn width(terminal: Option<(Width, Height)>) -> Option<usize> {
     let said = std::env::var("COLUMNS").ok().and_then(|c| c.parse().ok());
     let width = said.or_else(|| terminal.map(|(width, _)| usize::from(width.0)));
@@ -196,8 +196,8 @@ pub(crate) fn style() -> Style {
     }
 }
 
-/// The same for lists that other programs search line by line: lines do not wrap unless COLUMNS or a terminal gives a
-/// width.
+/// [`style`] for lists that programs search line by line: lines do not wrap unless COLUMNS or a
+/// terminal gives a width.
 pub(crate) fn list_style() -> Style {
     let known = std::env::var_os("COLUMNS").is_some() || std::io::stdout().is_terminal();
     Style {

@@ -24,7 +24,7 @@ pub(crate) const KEYS: [(&str, &str); 13] = [
     ),
     (
         "global-batch",
-        "4 Mi tokens; at least 1 for each of up to 2048 GPUs",
+        "as many as make 4 Mi tokens, and at least one for each of up to 2048 GPUs",
     ),
     ("precision", "bf16"),
     ("headroom", "5%"),
@@ -46,7 +46,7 @@ const PROJECT: &str = "vescale-plan.toml";
 pub(crate) struct Setting {
     /// Name of the flag, without `--`.
     pub(crate) key: &'static str,
-    /// Its value, as it would stand on the command line.
+    /// Its value, as on the command line.
     pub(crate) value: String,
     /// The environment variable or file that sets it.
     pub(crate) origin: String,

@@ -81,7 +81,7 @@ fn wrong(message: &clap::Error) -> Mistake {
     }
 }
 
-/// What a parser of numbers expected, or the message itself of another parser.
+/// What clap's parser expected: a number, a range in words, or its own message.
 fn expected(source: &(dyn std::error::Error + 'static)) -> String {
     if source.is::<std::num::ParseIntError>() {
         return "a whole number".to_owned();

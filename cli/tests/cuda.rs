@@ -295,7 +295,7 @@ fn a_profile_of_a_host_prices_a_cluster_of_them() {
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success());
     assert!(
-        said.contains("gpu.yaml is of the processor a GPU")
+        said.contains("gpu.yaml was measured on the processor a GPU")
             && said.contains("ours.yaml, field `profile`"),
         "{said}"
     );

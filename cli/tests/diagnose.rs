@@ -237,7 +237,8 @@ fn what_was_learned_predicts_the_run() {
     );
     let provenance = calibrated["detail"]["provenance"].as_array();
     let stated = provenance.expect("constants").iter().any(|c| {
-        c["name"] == "compute time of this system over that predicted" && c["origin"] == "measured"
+        c["name"] == "compute time of this system, relative to the prediction"
+            && c["origin"] == "measured"
     });
     assert!(stated);
     let evidence = calibrated["predicted"]["evidence"].as_str();

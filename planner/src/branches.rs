@@ -1,4 +1,4 @@
-//! What a set of strategies consists of: smaller sets, each with its bound, or one strategy with its score.
+//! Splits a set of strategies into smaller sets with bounds, or scores it if one strategy is left.
 
 use std::collections::{BTreeMap, btree_map};
 
@@ -18,16 +18,16 @@ use crate::sets::{Bounded, Chained, Entry, Opened, Sent, Set};
 use crate::shapes::Shapes;
 use crate::space::{SearchSpace, with_pipeline};
 
-/// Opens the sets of a search.
+/// Splits ("opens") the sets of strategies of a search.
 pub(crate) struct Branches<'a> {
     pub(crate) costs: &'a CostModel,
     pub(crate) space: &'a SearchSpace,
     pub(crate) objective: Objective,
-    /// Memory that a plan may take.
+    /// Largest peak memory per device that a plan may have.
     pub(crate) limit: Bytes,
-    /// Whether only the number of bytes is asked for that the lightest strategy takes, not which one that is.
+    /// Whether only the bytes of the lightest strategy are wanted, not which strategy it is.
     pub(crate) only_memory: bool,
-    /// The shapes of the space's pipelines.
+    /// Block counts per rank of every pipeline in the space.
     pub(crate) shapes: Shapes,
 }
 
@@ -35,7 +35,7 @@ impl<'a> Branches<'a> {
     /// Prepares the search of a space with these options.
     ///
     /// # Errors
-    /// When the space has a schedule that there is not.
+    /// When the space has a schedule that does not exist for its sizes.
     pub(crate) fn new(
         costs: &'a CostModel,
         space: &'a SearchSpace,
@@ -55,7 +55,7 @@ impl<'a> Branches<'a> {
         self.objective.of(floors.time, floors.memory)
     }
 
-    /// Bounds one layout with all its pipelines: a lower bound on the objective, or "too large" if its states alone exceed the limit.
+    /// Lower bound of the objective for a whole layout; too large if its states exceed the limit.
     pub(crate) fn as_a_whole(&self, at: u32) -> Result<Bounded, PlannerError> {
         let layout = &self.space.layouts()[at as usize];
         let base = self.space.decisions(layout);
@@ -141,7 +141,7 @@ impl<'a> Branches<'a> {
         Ok(bounded)
     }
 
-    /// Bounds a pipeline of a layout; `None` if its time is above `most`, which is known sooner than its memory.
+    /// Bounds a pipeline of a layout; `None` if its time is above `most` (found out before memory).
     fn floors(
         &self,
         bounds: &LayoutBounds,
@@ -149,7 +149,7 @@ impl<'a> Branches<'a> {
         messages: &[Messages],
         most: f64,
     ) -> Result<Option<PipelineFloors>, PlannerError> {
-        // If it is memory that is minimised, the least of all is wanted.
+        // Where memory is minimised, the bound must hold for strategies of any size.
         let limit = match self.objective {
             Objective::Memory => None,
             Objective::Time if self.costs.passes_floor(bounds, shape).0 > most => return Ok(None),
@@ -180,8 +180,8 @@ impl<'a> Branches<'a> {
         }
     }
 
-    /// The ways to shard a layout's states that send different data-parallel messages, with its axis orders, for decisions that
-    /// fix all else: of types of gradients and optimizer states each has those with which nothing takes longer.
+    /// Decisions that cover a layout's data-parallel traffic: one for each kind of messages and
+    /// axis order. All else is as in `d`, types of gradients included.
     fn senders(&self, layout: &Layout, d: &Decisions) -> Vec<(Sent, Decisions)> {
         let traffic = (0u32..).zip(&self.space.ways(layout).traffic);
         let with_order = |(traffic, of): (u32, &Traffic)| {
@@ -200,7 +200,7 @@ impl<'a> Branches<'a> {
         traffic.flat_map(with_order).collect()
     }
 
-    /// The data-parallel messages that these decisions may send; none where memory is minimised, to which they do not matter.
+    /// The data-parallel messages that these decisions may send; empty where memory is minimised.
     fn messages(
         &self,
         layout: &Layout,
@@ -214,7 +214,7 @@ impl<'a> Branches<'a> {
         Ok(self.costs.messages(among, &senders)?)
     }
 
-    /// What an entry consists of. What is minimised is at most `most` in what is wanted of it.
+    /// Splits or scores an entry. Strategies above `most` in the objective may be left out.
     pub(crate) fn opened(&self, entry: &Entry, most: f64) -> Result<Opened, PlannerError> {
         let sets = match &entry.of {
             Set::Chain(chain) => return self.scored(entry, chain),
@@ -226,7 +226,7 @@ impl<'a> Branches<'a> {
         Ok(Opened { score: None, sets })
     }
 
-    /// The pipeline of an entry, and what becomes of its activations.
+    /// The pipeline of an entry, and the choice for its activations.
     fn pipeline(&self, entry: &Entry) -> (&PipelineChoice, ActivationChoice) {
         let pipelines = self.space.pipelines(self.layout(entry));
         let pipeline = &pipelines[entry.place[1] as usize];
@@ -240,14 +240,14 @@ impl<'a> Branches<'a> {
         self.space.executions(layout, pipeline, activations)
     }
 
-    /// The decisions of an entry's pipeline, run in a way.
+    /// The decisions of an entry's pipeline whose passes run as `way`.
     fn run_as(&self, entry: &Entry, way: ExecutionChoice) -> Decisions {
         let (pipeline, activations) = self.pipeline(entry);
         let base = self.space.decisions(self.layout(entry));
         way.of(&with_pipeline(&base, pipeline, activations))
     }
 
-    /// The ways to run the passes of a pipeline, and where time is minimised the messages that may be sent, with bounds.
+    /// Splits a pipeline by ways to run passes and, where time is minimised, by messages.
     fn executions(
         &self,
         entry: &Entry,
@@ -302,7 +302,7 @@ impl<'a> Branches<'a> {
         Ok(bounded)
     }
 
-    /// Lower bounds on the time of an entry's pipeline run as `d`, with each of these messages.
+    /// Lower bounds on the time of an entry's pipeline run as `d`, one for each of `messages`.
     fn times(
         &self,
         entry: &Entry,
@@ -322,8 +322,8 @@ impl<'a> Branches<'a> {
         messages.iter().map(time).collect()
     }
 
-    /// For every way to run the passes of a pipeline, whether it captures CUDA graphs that spare no time: without them a step
-    /// takes as long, and less memory.
+    /// For every way to run passes: whether it captures CUDA graphs in vain, because the same way
+    /// without graphs is as fast and takes less memory.
     fn captures_that_spare_nothing(
         &self,
         entry: &Entry,
@@ -345,7 +345,7 @@ impl<'a> Branches<'a> {
         Ok(ways.iter().map(spares_nothing).collect())
     }
 
-    /// The same strategies with a bound from simulated passes and messages, where time is minimised.
+    /// Raises an entry's bound by simulating passes and messages; splits it if memory is minimised.
     fn simulated(
         &self,
         entry: &Entry,
@@ -369,7 +369,7 @@ impl<'a> Branches<'a> {
         }))
     }
 
-    /// The strategies with a pipeline, recomputation, way to run passes and messages, with their bounds.
+    /// Lists the strategies of an entry, which share passes and messages, with their bounds.
     fn strategies(
         &self,
         of: &Entry,
@@ -388,8 +388,8 @@ impl<'a> Branches<'a> {
                 order == at_order && ways.traffic[traffic as usize].chains.contains(&chain)
             }
         };
-        // The optimizer is the last that a rank does: with smaller states all else is alike, and the step is neither longer nor
-        // takes more memory.
+        // A rank runs the optimizer last, so smaller states change nothing before it. The step
+        // takes no more time or memory.
         let larger = match sent {
             Sent::Any => {
                 let sent = ways.traffic.iter().filter(|of| way.leaves(&of.of, runtime));
@@ -402,7 +402,7 @@ impl<'a> Branches<'a> {
             larger,
             ..Bounded::default()
         };
-        // If it is memory that is minimised, each way is tried by itself.
+        // Where memory is minimised, each way is tried by itself.
         let together = match self.objective {
             Objective::Time => usize::MAX,
             Objective::Memory => 1,
@@ -428,7 +428,7 @@ impl<'a> Branches<'a> {
         Ok(found)
     }
 
-    /// Adds the first strategy of a chain that may fit, with those after it. `of` makes the strategies.
+    /// Adds an entry: a chain's first strategy that may fit, and all later ones. `of` makes them.
     fn add_chain(
         &self,
         mut chain: &[u32],
@@ -478,7 +478,7 @@ impl<'a> Branches<'a> {
         let next = (chain.later.first()).and_then(|&way| ways.all[way as usize].offload);
         match next {
             Some(next) if self.fits(&score) => {
-                // With still more on the host it takes still longer.
+                // Later strategies keep more on the host and take longer still.
                 if self.costs.updates_before(&chain.first, next)? {
                     sets.more_on_host += chain.later.len() as u64;
                 } else {

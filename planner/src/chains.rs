@@ -1,8 +1,8 @@
-//! Which ways to hold and shard states need not be tried where another fits.
+//! Chains of ways to hold and shard states: a later way is tried only if an earlier does not do.
 //!
-//! The optimizer is the last that a rank does in a step. So two strategies that differ only in how their optimizer states are
-//! held run the same passes at the same times, and which of them takes longer follows from their updates alone. Smaller
-//! states are updated sooner; and a host, whose memory is slower than a device's, takes the longer the more of them it has.
+//! A rank runs the optimizer last in a step. So two strategies that differ only in how optimizer
+//! states are held run the same passes, and only their updates decide which is slower. Smaller
+//! states are updated faster; a host is slower than a device, the more so the more states it holds.
 
 use catalog::{Offload, OffloadKind, OptimizerStates, Runtime, Zero};
 
@@ -13,26 +13,26 @@ use crate::choices::ShardingChoice;
 pub(crate) struct Shardings {
     /// All ways.
     pub(crate) all: Vec<ShardingChoice>,
-    /// Those that are tried, by index in `all`; each stands in one chain.
+    /// The ways that are tried, by index in `all`. Each is in one chain.
     pub(crate) chains: Vec<Chain>,
-    /// The ways by the data-parallel messages of a step.
+    /// The ways, grouped by the data-parallel messages of a step.
     pub(crate) traffic: Vec<Traffic>,
 }
 
 /// Ways to shard states whose ranks send the same data-parallel messages, except that gradients may have other types.
 #[derive(Clone, Debug)]
 pub(crate) struct Traffic {
-    /// The way with these messages that has the runtime's own types of gradients and optimizer states. It keeps nothing in host
-    /// memory, unless these are the messages of parameters that lie there.
+    /// The way with these messages that has the runtime's own types of gradients and optimizer
+    /// states. Nothing is in host memory, or only the parameters that the messages gather.
     pub(crate) of: ShardingChoice,
-    /// Their chains, by index.
+    /// Indices of this group's chains.
     pub(crate) chains: Vec<u32>,
-    /// Number of ways that are not tried, as another differs from each only in smaller optimizer states.
+    /// Number of ways left out because another differs only in smaller optimizer states.
     pub(crate) larger: u64,
 }
 
-/// Ways that differ only in how optimizer states are held: each next one keeps more of them in host memory, and is updated
-/// later. All but the first are tried only where those before do not fit.
+/// Ways that differ only in how optimizer states are held. Each keeps more of them in host memory
+/// than the one before; it is tried only if those before do not fit or may be slower.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Chain(pub(crate) Vec<u32>);
 
@@ -63,7 +63,7 @@ impl Shardings {
                     traffic.chains.push(chains.len() as u32);
                     chains.push(Chain(vec![index]));
                 }
-                // States on the device come before those on the host, the largest first.
+                // Ways without offload come first, largest first: each replaces the last.
                 Some(chain) if way.offload.is_none() => {
                     chain.0[0] = index;
                     traffic.larger += 1;
@@ -86,9 +86,9 @@ impl Traffic {
     }
 }
 
-/// Whether all that a way decides of the optimizer is how many states it holds, and where. Moments in 8 bits are updated by
-/// other kernels, plain data parallelism has other traffic, and passes wait for parameters in host memory, or for gradients
-/// that are added up there.
+/// Whether a way's choice for the optimizer decides only the size and place of states. It does not
+/// for 8-bit moments (other kernels), plain data parallelism (other traffic), or host memory that
+/// passes wait for (parameters, or gradients added up there).
 fn is_comparable(way: &ShardingChoice, runtime: &Runtime) -> bool {
     let completes = OptimizerStates::completes_parameters;
     let leaves_passes = |offload: Offload| {
@@ -100,8 +100,8 @@ fn is_comparable(way: &ShardingChoice, runtime: &Runtime) -> bool {
         && way.offload.is_none_or(leaves_passes)
 }
 
-/// All that a way decides of data-parallel messages, but for the type of gradients. Parameters in host memory are gathered
-/// at other times.
+/// Reduces a way to what decides its data-parallel messages, without the type of gradients.
+/// Parameters in host memory count, because they are gathered at other times.
 fn messages(way: &ShardingChoice) -> ShardingChoice {
     ShardingChoice {
         gradients: None,

@@ -1,4 +1,4 @@
-//! What the strategies of one layout choose among: pipelines, ways to hold and shard states, axis orders, recomputation.
+//! Choices within one layout: pipelines, states and their sharding, axis orders, recomputation.
 
 use catalog::runtime::{RecomputeMode, RuntimeSpace};
 use catalog::{
@@ -12,13 +12,13 @@ use crate::constraints::{Constraints, prefetch_name, sizes, zero_name};
 
 /// Largest number of virtual stages per rank.
 const MAX_VPP: u64 = 16;
-/// Parts into which the layers of a stage are divided, to recompute some of them or keep their activations in host memory.
+/// Number of parts of a stage's layers: recomputation and activation offload take whole parts.
 const PARTS: u64 = 8;
-/// Percentages of a rank's weights whose optimizer states may lie in host memory, where a runtime can keep those of a part
-/// of the weights there.
+/// Percentages of a rank's weights whose optimizer states may be in host memory, where the runtime
+/// can keep a part of them there.
 const OFFLOADED: [u8; 4] = [25, 50, 75, 100];
 
-/// A pipeline: its schedule, its stages, and what these may recompute.
+/// A pipeline: its schedule, its stages, and the choices for their activations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PipelineChoice {
     /// Schedule of passes.
@@ -27,16 +27,16 @@ pub struct PipelineChoice {
     pub vpp: u64,
     /// Layers of every virtual stage.
     pub stages: StagePartition,
-    /// What may become of what layers save for the backward, in order; never empty.
+    /// The choices for what layers save for backward, in order; never empty.
     pub activations: Vec<ActivationChoice>,
 }
 
-/// What becomes of what layers save for the backward.
+/// A choice for what layers save for backward: recomputed, kept, or copied to host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ActivationChoice {
-    /// What is computed again instead.
+    /// What backward computes again instead of keeping it.
     pub recompute: Recompute,
-    /// Number of layers of which it lies in host memory.
+    /// Number of layers whose saved activations are in host memory.
     pub offload_layers: u64,
 }
 
@@ -47,17 +47,17 @@ pub struct ShardingChoice {
     pub zero: Zero,
     /// Under ZeRO-3, whether parameters are freed between forward and backward.
     pub reshard_after_forward: bool,
-    /// Ranks that share states.
+    /// Number of ranks over which states are sharded.
     pub dp_shard: u64,
-    /// Ranks that hold copies of them.
+    /// Number of replicas of the sharded states.
     pub dp_replicate: u64,
     /// Types in which gradients are held and reduced; `None`: the runtime's own.
     pub gradients: Option<GradientTypes>,
-    /// How optimizer states are held; `None`: as the runtime does by itself.
+    /// How optimizer states are held; `None`: the runtime's default.
     pub optimizer_states: Option<OptimizerStates>,
-    /// States that lie in host memory; `None`: none do.
+    /// States that are in host memory; `None`: none.
     pub offload: Option<Offload>,
-    /// How many blocks ahead parameters are gathered; `None`: as many as the runtime does by itself.
+    /// How many blocks ahead parameters are gathered; `None`: the runtime's default.
     pub prefetch: Option<u64>,
 }
 
@@ -84,9 +84,9 @@ impl ShardingChoice {
 pub(crate) struct Asked<'a> {
     pub(crate) scenario: &'a Scenario,
     pub(crate) constraints: &'a Constraints,
-    /// A strategy in use: what it has is tried too, even if it lies outside the usual ranges.
+    /// A strategy in use. Its values are tried too, even outside the usual ranges.
     pub(crate) present: Option<&'a Decisions>,
-    /// Whether every number of layers may be recomputed, or have its activations in host memory, rather than eighths of them.
+    /// Whether to try every number of layers to recompute or to copy to the host, not just eighths.
     pub(crate) every_number: bool,
 }
 
@@ -103,8 +103,8 @@ impl<'a> Asked<'a> {
 }
 
 impl Asked<'_> {
-    /// These sizes, any that constraints fix for `key` and that of the present strategy, less those that constraints
-    /// exclude.
+    /// The usual sizes, those that constraints fix for `key`, and that of the present strategy;
+    /// without those that constraints exclude.
     pub(crate) fn with_fixed(&self, key: &str, usual: impl Iterator<Item = u64>) -> Vec<u64> {
         let mut sizes: Vec<u64> = usual.collect();
         for size in self.constraints.fixed(key).chain(self.present_size(key)) {
@@ -116,7 +116,7 @@ impl Asked<'_> {
         sizes
     }
 
-    /// The present strategy's size of a dimension; `None` for groups of ranks that share states if it shares none.
+    /// The present strategy's size of a dimension; sizes of sharding have none under ZeRO-0.
     pub(crate) fn present_size(&self, key: &str) -> Option<u64> {
         let present = self.present?;
         let of_states = key == "dp_shard" || key == "dp_replicate";
@@ -125,7 +125,7 @@ impl Asked<'_> {
             .map(|(_, size)| size)
     }
 
-    /// All pipelines of so many ranks and micro-batches.
+    /// All pipelines with this many ranks and micro-batches that are short enough to simulate.
     pub(crate) fn pipelines(&self, pp: u64, micro_batches: u64) -> Vec<PipelineChoice> {
         let mut choices = Vec::new();
         let simulated = |&(_, vpp): &(_, u64)| pp * vpp * micro_batches <= MAX_PASSES;
@@ -184,8 +184,8 @@ impl Asked<'_> {
         choices
     }
 
-    /// Whether layers are divided by the speed of pools over so many stages of each rank: with powers of two, and what is asked
-    /// for or in use.
+    /// Whether layers may be divided unevenly between pools with `vpp` stages per rank: if `vpp` is
+    /// a power of two, fixed by a constraint, or in use.
     fn may_differ_by_pool(&self, vpp: u64) -> bool {
         let mut asked_for = self
             .constraints
@@ -194,7 +194,7 @@ impl Asked<'_> {
         vpp.is_power_of_two() || asked_for.any(|of| of == vpp)
     }
 
-    /// The layers of a pipeline's stages: by how fast their pool is, evenly, or with lighter ends.
+    /// Ways to divide layers over a pipeline's stages: by pool, evenly, lighter ends, as in use.
     fn partitions(&self, schedule: ScheduleKind, pp: u64, vpp: u64) -> Vec<StagePartition> {
         let layers = self.scenario.model.layers;
         let stages = pp * vpp;
@@ -237,8 +237,8 @@ impl Asked<'_> {
         partitions
     }
 
-    /// What may become of the activations of a pipeline's stages: recomputation, or without it and without a pipeline copies in
-    /// host memory.
+    /// What may become of the activations of a pipeline's stages: recomputation or, without
+    /// recomputation and on one stage, copies in host memory.
     fn activations(&self, pipeline: &Decisions) -> Vec<ActivationChoice> {
         let mut all = Vec::new();
         if self.constraints.allows_name("offload_layers", "0") {
@@ -304,8 +304,8 @@ impl Asked<'_> {
         steps(layers, if self.every_number { layers } else { PARTS })
     }
 
-    /// Numbers of layers that a stage of `most` layers may recompute: the usual ones, those that a constraint fixes after `prefix`,
-    /// and that of the present strategy.
+    /// Numbers of layers that a stage of `most` layers may recompute: the usual ones, those that
+    /// constraints fix after `prefix` (`layers:`, `falling:`), and that of the present strategy.
     fn recomputed_layers(
         &self,
         prefix: &str,
@@ -321,7 +321,7 @@ impl Asked<'_> {
         counts.into_iter()
     }
 
-    /// Recomputation of fewer layers on later pipeline ranks, where it differs from that of as many in all stages.
+    /// `falling:N` choices, but for those that equal another choice.
     fn falling(&self, pipeline: &Decisions) -> Vec<Recompute> {
         let counts = self.recomputed_layers("falling:", pipeline.stages.0[0], |of| match of {
             Recompute::Falling(n) => Some(n),
@@ -350,8 +350,8 @@ impl Asked<'_> {
         choices
     }
 
-    /// The parts of layers that may be recomputed instead of the runtime's own choice: those that it lists, any that are
-    /// fixed, and those of the present strategy.
+    /// Sets of parts of layers to recompute other than the runtime's own set: those that the
+    /// runtime lists, those that constraints fix, and that of the present strategy.
     fn selections(&self) -> Vec<Selection> {
         let runtime = &self.scenario.runtime;
         let mut all = runtime.selections_of(&self.scenario.model);
@@ -370,7 +370,7 @@ impl Asked<'_> {
         all
     }
 
-    /// All ways to shard the states of `dp` data-parallel times `cp` context-parallel ranks, in a number of groups that divides `groups`.
+    /// All ways to shard states over `dp * cp` ranks; `dp_replicate` divides `groups`.
     pub(crate) fn shardings(&self, [dp, cp, groups]: [u64; 3]) -> Vec<ShardingChoice> {
         let zero_0 = ShardingChoice {
             zero: Zero::Z0,
@@ -399,7 +399,7 @@ impl Asked<'_> {
         if alone {
             choices.push(zero_0);
         }
-        // A rank that shares its states with no other has a ZeRO level only if some of them lie on its host.
+        // A rank that shares its states with none has a ZeRO level only if it offloads some.
         if !alone || self.offloads().iter().any(Option::is_some) {
             let replicas = self.replicas(dp, groups);
             for &zero in &space.zero {
@@ -464,8 +464,8 @@ impl Asked<'_> {
         all
     }
 
-    /// States that may lie in host memory, the least first; `None` stands for none. Without a word about it they are all
-    /// that the runtime can keep there, where the cluster's hosts are known.
+    /// Choices of states in host memory, smallest first; `None` keeps none there. Without a
+    /// constraint, all that the runtime offers if the cluster's hosts are known.
     pub(crate) fn offloads(&self) -> Vec<Option<Offload>> {
         let mut all = vec![None];
         if let Some(values) = self.constraints.fix.get("offload") {
@@ -517,8 +517,8 @@ impl Asked<'_> {
         all
     }
 
-    /// The smallest types in which gradients may be held, and reduced: nothing takes less time or memory. `None` are the
-    /// runtime's own.
+    /// The smallest types in which gradients may be held and reduced, which take least time and
+    /// memory. `None`: the runtime's own.
     pub(crate) fn least_gradients(&self) -> Option<GradientTypes> {
         let (runtime, precision) = (&self.scenario.runtime, self.scenario.workload.precision);
         let own = runtime.own_gradients(precision);
@@ -549,7 +549,7 @@ impl Asked<'_> {
     }
 }
 
-/// A way to shard states with every way in which a runtime can gather parameters for it.
+/// Variants of a way to shard states: one for each way that the runtime can gather parameters.
 fn with_gathers(
     choice: ShardingChoice,
     space: &RuntimeSpace,
@@ -565,7 +565,7 @@ fn with_gathers(
     [choice].into_iter().chain(ahead).chain(kept)
 }
 
-/// Numbers of some of so many layers, an eighth of them apart.
+/// Numbers of layers below `layers`, an eighth of it apart.
 pub(crate) fn eighths(layers: u64) -> impl Iterator<Item = u64> {
     steps(layers, PARTS)
 }

@@ -1,5 +1,5 @@
-//! What the user fixes, bounds or forbids: [`Constraints`] say what was asked, and whether it
-//! contradicts itself. Whether any strategy can have a value is [`crate::legal_values`]' to say.
+//! What the user fixes, bounds or forbids. [`Constraints`] checks that the wishes do not contradict
+//! each other; [`crate::legal_values`] checks that some strategy can have a value.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
@@ -29,7 +29,7 @@ pub const DIMENSIONS: [&str; 11] = [
     "mbs",
     "groups",
 ];
-/// Dimensions of names.
+/// Dimensions whose values are compared as text.
 pub const CHOICES: [&str; 14] = [
     "cp_kind",
     "zero",
@@ -67,7 +67,7 @@ pub struct Constraints {
 }
 
 impl Constraints {
-    /// The flags, without dashes, that say these constraints, with their values.
+    /// The command-line flags (without dashes) and values of these constraints, except `uneven`.
     #[must_use]
     pub fn flags(&self) -> Vec<(&'static str, String)> {
         let fix = self.fix.iter();
@@ -146,7 +146,7 @@ impl Constraints {
         Ok(())
     }
 
-    /// These constraints, with those of `other` in place of its keys.
+    /// These constraints; where `other` constrains the same key, `other` wins.
     #[must_use]
     pub fn overridden_by(mut self, other: Self) -> Self {
         self.min.extend(other.min);
@@ -156,10 +156,10 @@ impl Constraints {
         self
     }
 
-    /// Whether every key is known, every value is of its key's form, and none contradicts another.
+    /// Checks that keys are known, values have the form of their key, and none contradict.
     ///
     /// # Errors
-    /// The first that is not.
+    /// The first violation.
     pub fn check(&self) -> Result<(), PlannerError> {
         for (key, bound) in self.min.iter().chain(&self.max) {
             known(key, key, &DIMENSIONS)?;
@@ -181,7 +181,7 @@ impl Constraints {
         Ok(())
     }
 
-    /// Whether bounds of a dimension leave nothing, or nothing of what it is fixed to.
+    /// Refuses bounds that leave a dimension no value, or none of its fixed values.
     fn contradicts(&self, key: &str) -> Result<(), PlannerError> {
         let (min, max) = (self.min.get(key), self.max.get(key));
         if let (Some(min), Some(max)) = (min, max)
@@ -229,7 +229,7 @@ impl Constraints {
         self.read_fixed(key, |text| text.parse().ok())
     }
 
-    /// Counts of recomputed layers that are fixed after a prefix, as 3 after `layers:` by `recompute=layers:3`.
+    /// Fixed counts of recomputed layers: 3 of `recompute=layers:3` for the prefix `layers:`.
     pub(crate) fn fixed_layers(&self, prefix: &str) -> impl Iterator<Item = u64> {
         let counts = self.read_fixed("recompute", move |v| v.strip_prefix(prefix)?.parse().ok());
         counts.filter(|&n| n > 0)
@@ -305,7 +305,7 @@ impl Constraints {
             || self.allows_name("recompute", &recompute_name(recompute))
     }
 
-    /// The constraints on each of several groups of replicas: all but that on their number.
+    /// The constraints for one group of replicas: all but those on the number of groups.
     #[must_use]
     pub fn of_one_group(&self) -> Self {
         let mut constraints = self.clone();
@@ -335,12 +335,12 @@ pub(crate) fn sizes(d: &Decisions) -> [(&'static str, u64); 11] {
         ("dp_shard", d.dp_shard),
         ("dp_replicate", d.dp_replicate),
         ("mbs", d.micro_batch),
-        // Groups of replicas that differ have a strategy each.
+        // A strategy describes one group of replicas.
         ("groups", 1),
     ]
 }
 
-/// How many blocks ahead parameters are gathered, as constraints name it: one if nothing else is said.
+/// How many blocks ahead parameters are gathered, as constraints name it; `None` counts as 1.
 pub(crate) fn prefetch_name(prefetch: Option<u64>) -> String {
     prefetch.unwrap_or(1).to_string()
 }
@@ -417,13 +417,13 @@ fn wrong<T>(text: &str, reason: String) -> Result<T, PlannerError> {
     Err(mistake(text, Mistake::of_sentence(&reason)))
 }
 
-/// A mistake in the constraint of that text.
+/// An error about the constraint `text`.
 pub(crate) fn mistake(text: &str, mistake: Mistake) -> PlannerError {
     let mistake = mistake.at(format!("constraint `{text}`"));
     PlannerError::Constraint(mistake.example("--fix tp=8,zero=1 --max pp=4 --forbid cp"))
 }
 
-/// Values of a dimension are numbers; a choice needs one.
+/// Checks the values of a key: at least one, numbers for sizes, and known names where listed here.
 fn values_of(text: &str, key: &str, values: &[String]) -> Result<(), PlannerError> {
     if values.is_empty() || values.iter().any(String::is_empty) {
         let none = Mistake::new("no value is given");

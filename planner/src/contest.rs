@@ -1,10 +1,10 @@
-//! The order of plans: the best layouts that a search found, each by its simplest variant, and the plans that answer other
-//! wishes.
+//! Ranks plans: the best layouts that a search found, each by its simplest variant, and the plans
+//! that are best by other measures.
 //!
-//! A layout is as good as its best plan. Each of the [`LAYOUTS`] best layouts (more if more plans are asked for) is shown by
-//! the simplest variant of its best plan that ties with it, and the simplest of these that ties with the best of all comes
-//! first; the others follow by what is minimised. Two plans tie if their times differ by no more than
-//! [`SearchOptions::tie`]. Memory never ties.
+//! A layout is as good as its best plan. Each of the [`LAYOUTS`] best layouts (more if more plans
+//! are asked for) is shown by the simplest variant that ties with its best plan. The simplest of
+//! these that ties with the best plan of all comes first; the others follow by the objective. Two
+//! plans tie if their times differ by no more than [`SearchOptions::tie`]. Memory never ties.
 
 use std::collections::{BTreeMap, btree_map};
 
@@ -23,12 +23,12 @@ use crate::space::{SearchSpace, with_pipeline};
 
 /// Layouts that are compared, if no more plans are asked for.
 pub const LAYOUTS: usize = 10;
-/// Largest difference of times, as a share, at which plans tie, however large the error of such comparisons is.
+/// Largest relative difference of step times that can be a tie, whatever the error of comparisons.
 pub const TIE: f64 = 0.01;
-/// Largest share by which a plan that is named for its simplicity is slower than the fastest.
+/// Largest share by which a plan named as the simplest may be slower than the fastest.
 const SIMPLE_WITHIN: f64 = 0.02;
 
-/// Smallest share of the step time by which a faster plan is named.
+/// Smallest relative gain in step time for which the fastest plan is listed beside the first.
 const NOTICED: f64 = 0.0005;
 
 /// A strategy that was simulated, with its score.
@@ -39,7 +39,7 @@ pub(crate) struct Scored {
 }
 
 impl Scored {
-    /// The order of what is minimised, ties decided.
+    /// Compares by the objective, then by the other measure, then by the strategy itself.
     pub(crate) fn order(&self, other: &Self, objective: Objective) -> std::cmp::Ordering {
         let [a, b] = [self, other].map(|of| (of.score.step_time, of.score.peak_memory));
         (objective.order(a, b)).then_with(|| self.strategy.cmp(&other.strategy))
@@ -65,7 +65,7 @@ pub(crate) struct Contest<'a> {
     pub(crate) limit: Bytes,
 }
 
-/// Largest difference, as a share, at which plans tie.
+/// Largest relative difference at which two plans count as equally good.
 pub(crate) fn tie(costs: &CostModel, options: &SearchOptions<'_>) -> f64 {
     match options.objective {
         Objective::Time => options.tie.unwrap_or_else(|| {
@@ -110,7 +110,7 @@ impl Contest<'_> {
             let of_replica =
                 |plan: &&Scored| plan.strategy.tp * plan.strategy.cp * plan.strategy.pp;
             let smallest = plans.iter().min_by_key(of_replica);
-            let wish = "fewest GPUs of a replica of these";
+            let wish = "fewest GPUs per replica of these";
             wishes.extend(smallest.map(|plan| (wish, plan.clone())));
             let first = simplest(self.tie()).unwrap_or(0);
             let first = plans.remove(first);
@@ -160,7 +160,7 @@ impl Contest<'_> {
         }))
     }
 
-    /// The variants of a strategy in the space that are simpler, but for some that take longer than `slowest`.
+    /// The simpler variants of a strategy in the space. Some above `slowest` seconds are left out.
     fn simpler(
         &self,
         of: &Strategy,
@@ -173,7 +173,7 @@ impl Contest<'_> {
         Ok(simpler)
     }
 
-    /// Adds those of one layout.
+    /// Adds the simpler variants of `of` in one layout to `simpler`.
     fn simpler_of(
         &self,
         layout: &Layout,

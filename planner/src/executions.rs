@@ -1,8 +1,8 @@
 //! How a runtime may be told to run the passes of a layout: which messages overlap with compute, what carries tokens to their
 //! experts, what is captured in CUDA graphs, how the operands of 8-bit products are scaled.
 //!
-//! These choices change what a pass takes, and little that a rank holds; a layout is therefore bounded by the least that its
-//! blocks take under any of them.
+//! These choices change the time of a pass, and hardly the memory of a rank. So a layout is bounded
+//! by the least that its blocks take under any of them.
 
 use std::collections::BTreeSet;
 
@@ -24,15 +24,15 @@ use crate::layouts::Layout;
 pub struct ExecutionChoice {
     /// Which messages overlap with compute.
     pub overlap: Overlap,
-    /// How tokens are sent to their experts; `None`: as the runtime does by itself.
+    /// How tokens are sent to their experts; `None`: the runtime's default.
     pub dispatcher: Option<Dispatcher>,
-    /// What is captured in CUDA graphs; `None`: what the runtime captures by itself.
+    /// What is captured in CUDA graphs; `None`: the runtime's default.
     pub graphs: Option<CudaGraphs>,
-    /// How the operands of 8-bit products are scaled; `None`: as the runtime does by itself.
+    /// How the operands of 8-bit products are scaled; `None`: the runtime's default.
     pub fp8_recipe: Option<Fp8Recipe>,
 }
 
-/// What pipelines and recomputations allow of ways to run passes; those that allow the same are bounded together.
+/// The ways to run passes that a pipeline allows; pipelines that allow the same share their bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Allows {
     /// Messages to experts may overlap.
@@ -44,7 +44,7 @@ pub(crate) struct Allows {
 }
 
 impl Allows {
-    /// What a pipeline of a layout allows with what becomes of its activations.
+    /// What a pipeline of a layout allows with a choice for its activations.
     pub(crate) fn of(
         scenario: &Scenario,
         layout: &Layout,
@@ -81,8 +81,8 @@ impl ExecutionChoice {
         }
     }
 
-    /// Whether no other way holds less: captured graphs keep inputs, a layer of another micro-batch is under way beside messages
-    /// to experts, and a dispatcher that gathers has the tokens of all ranks.
+    /// Whether no other way takes less memory. CUDA graphs keep inputs, expert overlap keeps a
+    /// layer of a second micro-batch, and the all-gather dispatcher holds the tokens of all ranks.
     pub(crate) fn holds_least(self, runtime: &Runtime) -> bool {
         let graphs = self.graphs.unwrap_or(runtime.graphs);
         let dispatcher = self.dispatcher.unwrap_or(runtime.dispatcher);
@@ -99,7 +99,7 @@ impl ExecutionChoice {
             && cannot_expose(self.overlap, way.zero, runtime).is_none()
     }
 
-    /// Whether a runtime runs passes in this way where so much is allowed.
+    /// Whether a runtime can run passes in this way within what `allows` permits.
     fn is_in(self, allows: Allows, runtime: &Runtime) -> bool {
         let own = runtime.overlap;
         let recipe = self.fp8_recipe.unwrap_or(runtime.fp8_recipe);
@@ -116,8 +116,8 @@ impl ExecutionChoice {
     }
 }
 
-/// The same decisions without those ways to run passes that cannot be combined with the rest. Where the runtime has no switch to
-/// turn an overlap off, the overlap is on.
+/// The decisions without those ways to run passes that do not go with the rest. An overlap that the
+/// runtime cannot switch off stays on.
 pub(crate) fn adapted(d: Decisions, scenario: &Scenario) -> Decisions {
     let (runtime, cluster) = (&scenario.runtime, &scenario.cluster);
     let across = d.experts_lie_across(cluster);
@@ -151,8 +151,8 @@ pub(crate) fn adapted(d: Decisions, scenario: &Scenario) -> Decisions {
     }
 }
 
-/// The same question under a runtime that runs passes in no other way than its own, if no other way holds less and no
-/// constraint asks for one: the lightest strategy is the same, and fewer blocks are priced.
+/// The scenario with only the runtime's own way to run passes, which has the same lightest strategy
+/// and fewer blocks. `None` if another way may hold less, or a constraint asks for one.
 pub(crate) fn plain(scenario: &Scenario, constraints: &Constraints) -> Option<Scenario> {
     let runtime = &scenario.runtime;
     let own = ExecutionChoice {
@@ -173,8 +173,8 @@ pub(crate) fn plain(scenario: &Scenario, constraints: &Constraints) -> Option<Sc
     Some(plain)
 }
 
-/// How operands of 8-bit products are scaled after a decision: as before if that goes with what is recomputed, else in the
-/// first way that does.
+/// The fp8 recipe after a change: the same if it goes with what is recomputed, else the first that
+/// does. `None`: the runtime's own.
 fn followed_recipe(d: &Decisions, scenario: &Scenario) -> Option<Fp8Recipe> {
     let (runtime, cluster) = (&scenario.runtime, &scenario.cluster);
     if scenario.workload.precision != Precision::Fp8 {
@@ -224,9 +224,9 @@ impl Asked<'_> {
         all
     }
 
-    /// The overlaps to try in a layout: those that a constraint lists; without one the runtime's own, then the same with
-    /// each kind of message switched that the runtime can switch. Messages that the layout never sends keep the runtime's own
-    /// value, so that no strategy counts twice.
+    /// The overlaps to try in a layout: those that a constraint lists, or else the runtime's own
+    /// and its variants in the messages that the runtime can switch. Messages that the layout never
+    /// sends keep the runtime's own value, so that no strategy counts twice.
     fn overlaps(&self, layout: &Layout) -> Vec<Overlap> {
         let runtime = &self.scenario.runtime;
         let own = runtime.overlap;
@@ -284,7 +284,7 @@ impl Asked<'_> {
             && self.scenario.model.mtp_layers <= MAX_OVERLAPPED_MTP
     }
 
-    /// What to try to capture in CUDA graphs in a layout: what a constraint lists, without one all that the runtime can.
+    /// The CUDA graph captures to try: those of a constraint, else all that the runtime can do.
     pub(crate) fn graphs(&self, layout: &Layout) -> Vec<Option<CudaGraphs>> {
         let scenario = self.scenario;
         let runtime = &scenario.runtime;
@@ -327,8 +327,8 @@ impl Asked<'_> {
         all.into_iter().map(choice).collect()
     }
 
-    /// The dispatchers to try in a layout; `None` is the runtime's own. They are those that a constraint lists; without a
-    /// constraint, one of each price. Without expert parallelism only the runtime's own is tried.
+    /// The dispatchers to try; `None` is the runtime's own, the only one without expert
+    /// parallelism. They are those of a constraint, else the first of those that cost the same.
     pub(crate) fn dispatchers(&self, layout: &Layout) -> Vec<Option<Dispatcher>> {
         if layout.ep == 1 {
             return vec![None];

@@ -66,9 +66,9 @@ fn change(seconds: f64) -> String {
     }
 }
 
-/// One line: how much slower or faster a strategy is, and which part of the step changed most in that direction. The line says if
-/// the difference lies within the error of comparisons; only one of at most [`TIE`] is called a tie. `more` names what the strategy
-/// uses and the first does not.
+/// One line: how much slower or faster a strategy is than the first, and which part of the step
+/// changed most in that direction. It marks differences within the error of comparisons; those up
+/// to [`TIE`] are called ties. `more` names what only the other strategy uses.
 #[must_use]
 pub fn why_not_first(first: &Prediction, other: &Prediction, more: &str) -> String {
     let ratio = other.step_time.0 / first.step_time.0 - 1.0;
@@ -86,7 +86,7 @@ pub fn why_not_first(first: &Prediction, other: &Prediction, more: &str) -> Stri
     });
     if ratio.abs() < 5e-4 {
         let more = (other.peak_memory.as_f64() - first.peak_memory.as_f64()) / 1024f64.powi(3);
-        // What rounds to nothing has no minus: the sum turns −0 into 0.
+        // Adding 0 turns −0 into 0, so that no minus is shown.
         let more = (more * 10.0).round() / 10.0 + 0.0;
         return format!("same time within 0.05%, {more:+.1} GiB memory");
     }
@@ -94,8 +94,8 @@ pub fn why_not_first(first: &Prediction, other: &Prediction, more: &str) -> Stri
     format!("{}{slower}", closeness(ratio, first.ratio_error))
 }
 
-/// What is said before a difference of step times, given as a share: whether it lies within the error of comparisons, and
-/// whether it is small enough for a tie too.
+/// Words before a relative difference of step times: whether it is within the error of comparisons,
+/// and also small enough for a tie.
 fn closeness(ratio: f64, error: f64) -> &'static str {
     if elementary::ln_1p(ratio).abs() > error {
         ""

@@ -44,15 +44,15 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// What ways to shard states depend on: the sizes of data and context parallelism, and the largest number of groups into which
-    /// both data-parallel ranks and the replicas of experts divide.
+    /// The sizes that decide how states can be sharded: `[dp, cp, groups]`, where `groups` is the
+    /// greatest common divisor of the data-parallel ranks and the replicas of experts.
     pub(crate) fn sharded_over(&self) -> [u64; 3] {
         let replicas = self.tp * self.cp * self.dp / (self.ep * self.etp);
         [self.dp, self.cp, greatest_common_divisor(self.dp, replicas)]
     }
 
-    /// Number of axes of the mesh whose size is not that of some decisions; expert axes divide the same ranks and do not
-    /// count.
+    /// Number of mesh axes (TP, PP, CP, DP) whose size differs from that in `d`. Expert axes divide
+    /// the same ranks and do not count.
     pub(crate) fn axes_unlike(&self, d: &Decisions) -> usize {
         let sizes = [
             (self.tp, d.tp),
@@ -63,12 +63,12 @@ impl Layout {
         sizes.iter().filter(|(own, other)| own != other).count()
     }
 
-    /// Whether all sizes, and sequence parallelism, are those of some decisions.
+    /// Whether all sizes, and sequence parallelism, are as in `d`.
     pub(crate) fn has_sizes_of(&self, d: &Decisions) -> bool {
         self.sizes() == simplicity::layout(d) && self.sequence_parallel == d.sequence_parallel
     }
 
-    /// The sizes of its mesh, and its micro-batch, as [`simplicity::layout`] says them of a plan.
+    /// The sizes of the mesh and the micro-batch, in the order of [`simplicity::layout`].
     pub(crate) fn sizes(&self) -> [u64; 7] {
         let Self {
             tp,
@@ -84,13 +84,13 @@ impl Layout {
     }
 }
 
-/// Whether some of so many pipeline ranks would have GPUs of several pools.
+/// Whether some pipeline rank would have GPUs of several pools, with `pp` pipeline ranks.
 fn straddles_pools(scenario: &costmodel::Scenario, pp: u64) -> bool {
     let pools = scenario.cluster.pools.as_ref();
     pools.is_some_and(|pools| pools.of_pipeline(pp).is_none())
 }
 
-/// Enumerates the sizes of meshes; other fields of the layouts are yet to be decided.
+/// Calls `found` with every mesh, expert sizes included; other fields of the layout are preset.
 pub(crate) fn meshes(
     asked: Asked<'_>,
     illegal: &mut BTreeMap<String, u64>,
@@ -99,7 +99,7 @@ pub(crate) fn meshes(
     let (scenario, constraints) = (asked.scenario, asked.constraints);
     let runtime = &scenario.runtime.space;
     let allowed = |&mode| constraints.allows_mode(mode);
-    // A strategy is of one group of replicas.
+    // A strategy describes one group of replicas.
     if !constraints.allows("groups", 1) || !runtime.recompute.iter().any(allowed) {
         return;
     }
@@ -209,7 +209,7 @@ pub(crate) fn micro_batches() -> impl Iterator<Item = u64> {
     (1..=MAX_MICRO_BATCH).filter(|size| [1, 3].contains(&(size >> size.trailing_zeros())))
 }
 
-/// All layouts on one mesh with one micro-batch of each size that some batch allows.
+/// All layouts on one mesh with a single micro-batch, of each size that some batch allows.
 pub(crate) fn of_any_batch(asked: Asked<'_>, mesh: Layout) -> Vec<Layout> {
     let sizes = asked.with_fixed("mbs", micro_batches());
     divided(asked, mesh, sizes.into_iter().map(|size| (size, 1)))
@@ -223,7 +223,7 @@ fn divided(
 ) -> Vec<Layout> {
     let space = &asked.scenario.runtime.space;
     let mut kinds: Vec<CpKind> = if mesh.cp == 1 {
-        // Without context parallelism the kind is the one that a strategy has which names none.
+        // Without context parallelism, this is the kind of a strategy that names none.
         vec![space.cp_kinds.first().copied().unwrap_or(CpKind::Ring)]
     } else {
         space.cp_kinds.clone()

@@ -19,7 +19,7 @@ use crate::space::SearchSpace;
 const LISTED: usize = 24;
 /// Micro-batches per pipeline rank that every schedule can work with.
 const MICRO_BATCHES_PER_STAGE: u64 = 2;
-/// What may be recomputed, without numbers of layers and parts of them.
+/// Values of `recompute` without numbers of layers or names of parts.
 const RECOMPUTE: [&str; 6] = [
     "none",
     "selective",
@@ -56,7 +56,7 @@ pub fn check(
     Ok(())
 }
 
-/// The constraints for the search of one group of replicas: all but that on the number of groups.
+/// The constraints for the search of one group of replicas: all but those on their number.
 ///
 /// # Errors
 /// When no number of groups from 1 to `most` is allowed.

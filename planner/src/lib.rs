@@ -1,8 +1,8 @@
 //! Chooses a plan: the finite space of strategies, the exact pruned search over it, and explanations.
 //! No formula lives here; costs and bounds come from `costmodel`.
 //!
-//! This is where to begin as a library. A [`costmodel::Scenario`] is a question: a model, a cluster, a training system, a
-//! batch. A [`SearchSpace`] is what may be answered, [`search()`] finds the best of it, and [`explain`] says why.
+//! This is where to begin as a library. A [`costmodel::Scenario`] is a question, a [`SearchSpace`]
+//! holds the possible answers, [`search()`] finds the best of them, and [`explain`] says why.
 //!
 //! ```
 //! use catalog::{Precision, Workload, WorkloadSizes};

@@ -1,10 +1,10 @@
 //! Strategies one decision away from a strategy, chosen from the search space.
 //!
-//! A decision is the size of an axis, with the ranks that it gains or loses taken from one other axis; or one of the
-//! others: expert sizes, micro-batch, sequence parallelism, kind of context parallelism, schedule with virtual stages,
-//! stages, recomputation, activations in host memory, sharding of states, types of gradients, optimizer states, depth of
-//! prefetching, axis order, overlap, dispatcher of tokens, CUDA graphs, scales of 8-bit products. What has to follow from the changed decision (such
-//! as the number of virtual stages when the pipeline changes) differs as little as the space allows.
+//! A decision is the size of an axis, with ranks moved to or from one other axis; or one of these:
+//! expert sizes, micro-batch, sequence parallelism, context kind, schedule with virtual stages,
+//! stages, recomputation, activation offload, state sharding, gradient types, optimizer states,
+//! prefetching, axis order, overlap, dispatcher, CUDA graphs, 8-bit scales. What must follow from
+//! it (such as virtual stages when the pipeline changes) differs as little as the space allows.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,7 +30,7 @@ pub(crate) struct Apart {
     amount: u64,
 }
 
-/// What values of different kinds differ by: more than any two sizes.
+/// Distance between two unlike values of a choice: more than between any two sizes.
 const UNLIKE: u64 = 1 << 20;
 
 impl Apart {
@@ -139,7 +139,7 @@ fn shardings(a: &Decisions, b: &Decisions) -> Apart {
     apart
 }
 
-/// Of the strategies of a layout, the one that differs least from `to`; `None` if the layout has none.
+/// The strategy of a layout that differs least from `to`; `None` if the layout has none.
 fn nearest(space: &SearchSpace, layout: &Layout, to: &Decisions) -> Option<Decisions> {
     let base = Decisions {
         overlap: to.overlap,
@@ -247,7 +247,7 @@ pub(crate) fn strategies(
     all
 }
 
-/// Other ways to run the passes of the same pipeline, each in one decision, where constraints allow them.
+/// Adds to `found` the other ways to run the passes of `base` that constraints allow.
 fn of_executions(
     space: &SearchSpace,
     layout: &Layout,
@@ -280,7 +280,7 @@ fn of_executions(
     found.extend(all.into_iter().filter(allowed));
 }
 
-/// Other pipelines of the same layout, each in one decision.
+/// Adds to `found` the other pipelines of the layout of `base`, each one decision away.
 fn of_pipelines(
     space: &SearchSpace,
     layout: &Layout,
@@ -301,7 +301,7 @@ fn of_pipelines(
     found.extend(nearest.into_iter().map(|d| ("schedule", d)));
 }
 
-/// Other ways to hold and shard states in the same layout, each in one decision.
+/// Adds to `found` the other ways to hold and shard states, each one decision away from `base`.
 fn of_shardings(
     space: &SearchSpace,
     layout: &Layout,
@@ -379,7 +379,7 @@ fn overlaps(d: &Decisions, scenario: &Scenario) -> Vec<Overlap> {
     all
 }
 
-/// Simulates strategies that differ from another in one decision: those that fit first, each group best first.
+/// Simulates strategies that differ from `of` in one decision; sorts fitting ones first, then best.
 ///
 /// # Errors
 /// When a block cannot be priced.
@@ -442,14 +442,14 @@ pub fn best_of_each(costs: &CostModel, of: &Strategy) -> Result<Vec<Candidate>, 
     predicted.collect()
 }
 
-/// The largest risk of not fitting that another plan may have to be proposed instead of the chosen one: as large as the chosen
-/// plan's own, but from [`RISK`] to [`EVEN`].
+/// The largest risk of not fitting at which another plan is proposed instead of the chosen one: the
+/// chosen plan's own risk, but at least [`RISK`] and at most [`EVEN`].
 #[must_use]
 pub fn risk_of(chosen: &Prediction) -> f64 {
     (1.0 - chosen.p_fits).clamp(RISK, EVEN)
 }
 
-/// Why a strategy is not first; of one that fits, but not at this risk, which risk would choose it.
+/// Why a strategy is not first. If it fits, but not at `risk`, also the risk that would choose it.
 fn why_not(first: &Prediction, other: &Prediction, risk: f64) -> String {
     let why = why_not_first(first, other, "");
     if !other.fit.fits() || other.may_choose(risk) {

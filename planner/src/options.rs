@@ -1,4 +1,4 @@
-//! What is asked of a search.
+//! Options of a search.
 
 use std::cmp::Ordering;
 use std::sync::atomic::{self, AtomicBool};
@@ -6,14 +6,14 @@ use std::sync::atomic::{self, AtomicBool};
 use catalog::{Bytes, Seconds};
 use costmodel::CostModel;
 
-/// Largest probability that a plan does not fit, if none is asked for: the 90% bound of its memory lies within the
-/// device's.
+/// Default of the largest probability that a plan does not fit: with 90% probability, the memory
+/// that it needs is within the device's.
 pub const RISK: f64 = 0.1;
 
-/// Unit of the risks that are advised.
+/// Step of advised risks.
 pub(crate) const RISK_STEP: f64 = 0.01;
 
-/// What a search minimises.
+/// The objective of a search.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Objective {
     /// Minimise step time.
@@ -84,7 +84,7 @@ impl Default for SearchOptions<'_> {
     }
 }
 
-/// Largest predicted peak of a plan.
+/// Largest predicted peak memory that a plan may have.
 pub(crate) fn limit(costs: &CostModel, options: &SearchOptions<'_>) -> Bytes {
     let all = Bytes(u64::MAX);
     let by_risk = (options.risk).map_or(all, |risk| costs.scenario().limit(risk));
@@ -97,7 +97,7 @@ pub(crate) fn risk_to_take(p_fits: f64) -> f64 {
     ((1.0 - p_fits) / RISK_STEP).ceil() * RISK_STEP
 }
 
-/// Some bytes as a share of a memory.
+/// `bytes` as a share of `memory`.
 pub(crate) fn share_of(bytes: Bytes, memory: Bytes) -> f64 {
     bytes.as_f64() / memory.as_f64()
 }

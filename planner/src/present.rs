@@ -35,7 +35,7 @@ pub fn keep(
                 .nearest(catalog::suggest::nearest(key, names));
             return Err(wrong(unknown, key));
         };
-        // Without context parallelism its kind decides nothing, nor does prefetching of what is not gathered in every pass.
+        // `cp_kind` decides nothing at CP 1, nor `prefetch` if no pass gathers parameters.
         let decides = match key.as_str() {
             "cp_kind" => present.cp > 1,
             "prefetch" => present.gathers_in_every_pass(),
@@ -54,8 +54,8 @@ pub fn keep(
     Ok(())
 }
 
-/// Constrains a search to the element types of gradients and moments that the strategy in use has, for other types would change what
-/// a training computes. What the user has constrained already stands.
+/// Constrains a search to the types of gradients and moments of the strategy in use, because other
+/// types would change training results. Constraints of the user on these stay as they are.
 pub fn keep_results(present: &Strategy, constraints: &mut Constraints, scenario: &Scenario) {
     let precision = scenario.workload.precision;
     let others = scenario.runtime.other_optimizers(precision).into_iter();
@@ -106,8 +106,8 @@ pub fn compare(
     })
 }
 
-/// Successive changes from a strategy to another. Each gives at least one more decision its final value; of those that do,
-/// the best that fits is taken. Where no single change comes nearer, the last step makes all that are left.
+/// Successive changes from one strategy to another. Each is the best that gives more decisions
+/// their final value; if no single change does, the last step makes all that are left.
 fn path(
     costs: &CostModel,
     constraints: &Constraints,
@@ -130,7 +130,7 @@ fn path(
     Ok(steps)
 }
 
-/// Strategies one decision away from `now` that have fewer decisions unlike those of `to`.
+/// Strategies one decision away from `now` that differ from `to` in fewer decisions than `now`.
 fn towards(
     scenario: &Scenario,
     constraints: &Constraints,
@@ -139,7 +139,7 @@ fn towards(
 ) -> Vec<(&'static str, Strategy)> {
     let unlike = |s: &Strategy| apart(s, to).decisions;
     let mut near = strategies(scenario, constraints, now);
-    // The numbers of layers of a plan found are not always among those that a space lists.
+    // A plan found may have numbers of layers that are not among those that a space lists.
     let decision = match to.recompute == now.recompute {
         true => "offload_layers",
         false => "recompute",

@@ -18,7 +18,7 @@ use crate::space::{decisions, lightest};
 /// More micro-batches than any pipeline has ranks.
 const MANY: u64 = 1 << 40;
 
-/// Lower bounds on what is minimised on a cluster, by how many sequences its replicas take at once. The default is no bound.
+/// Lower bounds of the objective on a cluster, for any batch. The default bounds nothing.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Rates {
     /// Keys are numbers of sequences that all replicas of some layout take in one micro-batch. Values are lower bounds over such
@@ -75,8 +75,8 @@ impl Rates {
     }
 }
 
-/// How many sequences all replicas of a layout take in one micro-batch, with a lower bound on the seconds for them or, where
-/// memory is minimised, on the share of memory. `None` if no legal strategy has this layout.
+/// Sequences that all replicas of a layout take in one micro-batch, with a lower bound on the
+/// seconds (or share of memory) for them. `None` if the layout is illegal or too large.
 fn bound(
     costs: &CostModel,
     asked: Asked<'_>,

@@ -1,12 +1,12 @@
 //! Data parallelism across pools: groups of replicas with plans of their own, each of which takes a share of the batch.
 //!
-//! What is searched: every way to divide the batch over the groups, with the fastest plan of each group for its share. The
-//! step takes as long as the slowest group and the addition of gradients over groups. Groups agree in what decides results:
-//! types of gradients, and whether moments have fewer bits.
+//! The search covers every way to divide the batch over the groups, with the fastest plan of each
+//! group. A step takes as long as the slowest group, plus adding up gradients over groups. Groups
+//! agree in what decides results: types of gradients, and whether moments have fewer bits.
 //!
-//! A group's time for a share is known only after a search. Before it, it has a lower bound (`rates`); the shares whose
-//! slowest group has the least bound are searched first, and none whose bound is above the best found. So the result is that
-//! of searching every share.
+//! A group's time for a share is known only after a search; before that, only a lower bound
+//! (`rates`). Shares whose slowest group has the least bound are searched first, and none whose
+//! bound is above the best found. So the result is the same as from searching every share.
 //!
 //! Where memory is minimised, a group is judged by the share of memory that is in use on its fullest GPU. Adding up gradients
 //! takes no memory. A first search finds the ways to divide the batch whose fullest GPU is the least full. Many plans use no
@@ -28,20 +28,20 @@ use crate::search::{first, search};
 use crate::shares;
 use crate::space::SearchSpace;
 
-/// Most shares of a batch that are told apart: those of larger batches are multiples of the least number of sequences that
-/// divides the batch into no more.
+/// Largest number of parts into which a batch is divided. Shares of larger batches are multiples of
+/// the smallest divisor that keeps to this number.
 const MOST_SHARES: u64 = 4096;
-/// Most shares of a batch that are told apart where memory is minimised. It is smaller because a plan's memory hardly depends on
-/// its share of the batch, so bounds leave out few shares and most are searched.
+/// Largest number of parts where memory is minimised. It is smaller because a plan's memory hardly
+/// depends on its share of the batch: bounds rule out few shares, so most are searched.
 const MOST_LIGHT_SHARES: u64 = 64;
 
-/// What decides results and may be chosen: groups of one training agree in it.
+/// The choices of a strategy that decide results, in which groups of one training agree.
 type Results = (Option<GradientTypes>, Option<OptimizerStates>);
 
 /// A cluster that may take a share of a batch.
 #[derive(Debug)]
 struct Group<'a> {
-    /// For any share; its workload's batch is not read.
+    /// The cost model of its cluster; the batch of its workload is not read.
     costs: &'a CostModel,
     /// Bounds for every share; `None` before they are needed.
     rates: Option<Rates>,
@@ -51,13 +51,13 @@ struct Group<'a> {
 /// What is known of a group's best plan for a share.
 #[derive(Clone, Debug)]
 enum Known {
-    /// It takes more than so many seconds, or more than this share of memory; or no plan fits.
+    /// It takes more than this many seconds, or more than this share of memory; or no plan fits.
     Beyond(f64),
     /// The plan, with the seconds or the share of memory that it takes.
     Plan(f64, Strategy),
 }
 
-/// Groups that may train side by side, with what is known of each; asked for several divisions, it searches no share twice.
+/// Groups that may train side by side, with all plans searched so far: no share is searched twice.
 #[derive(Debug)]
 pub struct Groups<'a> {
     constraints: Constraints,
@@ -72,7 +72,7 @@ pub struct Groups<'a> {
 pub struct Shared {
     /// Seconds of a step.
     pub step_time: f64,
-    /// Where memory is minimised, the share of its memory that the fullest GPU takes at most.
+    /// Share of memory that no GPU exceeds, if memory is minimised or limited; else `None`.
     pub fullest: Option<f64>,
     /// Sequences of each group.
     pub shares: Vec<u64>,
@@ -81,7 +81,7 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// What is minimised: the seconds of a step, or the share of memory.
+    /// The value of the objective: the seconds of a step, or the share of memory.
     #[must_use]
     pub fn minimised(&self) -> f64 {
         self.fullest.unwrap_or(self.step_time)
@@ -102,15 +102,15 @@ struct Solved {
 pub struct Share {
     /// The cost model of the group's pools for its share.
     pub costs: CostModel,
-    /// The strategies that it was chosen from.
+    /// The space that the plan was chosen from.
     pub space: SearchSpace,
     /// The plan.
     pub best: Candidate,
 }
 
 impl<'a> Groups<'a> {
-    /// Groups of which nothing is known yet. `batch` is the number of sequences that they share. The constraints hold for
-    /// the plan of each.
+    /// Makes groups, one on each of `clusters`; nothing is searched yet. `batch` is the number of
+    /// sequences that they share. The constraints hold for the plan of each group.
     #[must_use]
     pub fn new(
         clusters: impl IntoIterator<Item = &'a CostModel>,
@@ -147,14 +147,14 @@ impl<'a> Groups<'a> {
         Ok(())
     }
 
-    /// What became of all strategies of the shares that were searched.
+    /// How many strategies of all searched shares were simulated or left out, and why.
     #[must_use]
     pub fn report(&self) -> &SpaceReport {
         &self.report
     }
 
-    /// The best shares of the groups of these indices, if a step takes less than `within` seconds, or the fullest GPU less than
-    /// this share of its memory. `between` joins their pools.
+    /// The best shares for the groups with these indices, if the seconds of a step (or the share of
+    /// the fullest GPU's memory) are below `within`. The link `between` joins their pools.
     ///
     /// # Errors
     /// When a block cannot be priced.
@@ -204,7 +204,7 @@ impl<'a> Groups<'a> {
         found
     }
 
-    /// What is looked for among plans that leave no GPU fuller than this, if memory is minimised: the fastest.
+    /// Options for finding the fastest plans that leave no GPU fuller than `fullest`.
     fn within_memory(&self, fullest: Option<f64>) -> SearchOptions<'a> {
         SearchOptions {
             objective: Objective::Time,
@@ -213,7 +213,7 @@ impl<'a> Groups<'a> {
         }
     }
 
-    /// The best shares of groups that agree in one of these `results`, each with what is added to what the groups take.
+    /// The best shares of groups that agree in one of `results`, each with its exchange's seconds.
     fn agreed(
         &mut self,
         of: &[usize],
@@ -271,7 +271,7 @@ impl<'a> Groups<'a> {
         Ok(time.0)
     }
 
-    /// Least number of sequences by which shares differ.
+    /// Number of sequences that divides every share.
     fn step(&self) -> u64 {
         let options = &self.options;
         let most = match options.objective == Objective::Memory || options.fullest.is_some() {
@@ -282,7 +282,7 @@ impl<'a> Groups<'a> {
         divisors(self.batch).find(few).unwrap_or(self.batch)
     }
 
-    /// The best shares of groups that agree in `results`, if a step takes less than `within`.
+    /// The best shares of groups that agree in `results`, if their value is below `within`.
     fn solved(
         &mut self,
         of: &[usize],
@@ -298,7 +298,7 @@ impl<'a> Groups<'a> {
         };
         let mut times: Vec<Vec<f64>> = of.iter().map(|&at| bound(&self.groups[at])).collect();
         let mut best: Option<Solved> = None;
-        // The slowest group of shares that are worth a look takes less.
+        // Only shares whose slowest group takes less than this are worth a search.
         let mut longest = within - exchange;
         while !self.options.stopped() {
             let Some((slowest, numbers)) = shares::least(&times, total, longest) else {
@@ -315,7 +315,7 @@ impl<'a> Groups<'a> {
             };
             let mut unknown: Vec<usize> = (0..of.len()).filter(unknown).collect();
             unknown.sort_by(|a, b| slower(b, a));
-            // Until some shares are known whole, those looked at are searched whole: what is found leaves out others.
+            // Until one division is known, all its groups are searched at once.
             let now = if best.is_some() { 1 } else { of.len() };
             for &next in unknown.iter().take(now) {
                 times[next][numbers[next]] =
@@ -368,7 +368,7 @@ impl<'a> Groups<'a> {
         Ok(group.value(results, share))
     }
 
-    /// What is searched for the plan of a group for a share.
+    /// The cost model and the space for a group with this share of the batch.
     fn question(
         &self,
         at: usize,
@@ -421,7 +421,7 @@ impl<'a> Groups<'a> {
 }
 
 impl Group<'_> {
-    /// The time of the best plan for a share, or its share of memory, or a lower bound on that.
+    /// Time (or share of memory) of the best plan for a share, or a lower bound on it.
     fn value(&self, results: Option<Results>, share: u64) -> f64 {
         let rates = self.rates.as_ref();
         let bound = || rates.map_or(0.0, |rates| rates.least(share));
@@ -442,7 +442,7 @@ impl Group<'_> {
     }
 }
 
-/// What decides results in a strategy.
+/// Those choices of a strategy that decide results.
 fn results_of(d: &Decisions) -> Results {
     let states = d.optimizer_states;
     (
@@ -451,7 +451,7 @@ fn results_of(d: &Decisions) -> Results {
     )
 }
 
-/// These constraints, and that strategies have `results`.
+/// These constraints, and also that strategies have these `results`.
 fn agreeing(
     constraints: &Constraints,
     results: Option<Results>,

@@ -1,5 +1,5 @@
-//! A sample of a space: strategies spread evenly over its better part, with their time and memory, to be drawn beside the
-//! best.
+//! Samples of a space: strategies spread evenly over its better part, with their time and memory,
+//! for plots beside the best.
 
 use std::collections::BTreeMap;
 
@@ -17,9 +17,9 @@ use crate::space::{SearchSpace, with_pipeline};
 /// Strategies that take more than this share of the memory that may be used are left out.
 const LARGEST: f64 = 1.25;
 
-/// Takes about `wanted` strategies, at equal distances in the order of the space, of the layouts that can take less than
-/// `longest` and fit; and simulates those whose lower bounds are not above `longest`, nor a quarter above the memory that
-/// may be used.
+/// Draws about `wanted` strategies, evenly spaced in the order of the space, from layouts whose
+/// lower bounds allow it. Returns those that take at most `longest`, and at most a quarter more
+/// than the usable memory.
 ///
 /// # Errors
 /// When a block cannot be priced.
@@ -65,14 +65,14 @@ pub fn sample(
     found.collect()
 }
 
-/// The least distance of at least `every` that no small number of choices divides: otherwise all strategies drawn would have
-/// the same of the choices that change fastest.
+/// The least number from `every` on that 2, 3 and 5 do not divide. Otherwise all strategies drawn
+/// would agree in the choices that change fastest.
 fn spread(every: u64) -> u64 {
     let shares = |n: u64| [2, 3, 5].into_iter().any(|of| n.is_multiple_of(of));
     (every..).find(|&n| !shares(n)).unwrap_or(every)
 }
 
-/// A strategy with its score, unless it takes more than `longest` or `most`.
+/// A strategy with its score, unless it takes more time than `longest` or memory than `most`.
 fn scored(
     costs: &CostModel,
     strategy: Strategy,
@@ -96,7 +96,7 @@ fn scored(
 struct Members<'a> {
     space: &'a SearchSpace,
     layout: &'a Layout,
-    /// The ways to run passes of pipelines that allow the same, each with the number of its strategies.
+    /// The ways to run passes by what a pipeline allows, each with its number of strategies.
     executions: BTreeMap<Allows, Vec<(ExecutionChoice, usize)>>,
 }
 

@@ -1,11 +1,11 @@
 //! The exact pruned search: best first over the tree of the space.
 //!
-//! Every entry stands for a set of strategies and has a lower bound on what is minimised. An entry is opened when its
-//! bound is the least: a layout becomes its pipelines; one of these the ways to run its passes, each with the data-parallel
-//! messages that it may send; both together are simulated, which raises the bound, then become their strategies, each with a
-//! bound of its own; a strategy is simulated. Sets are left out if their memory floor does not fit, or if their bound is
-//! strictly above the k-th best found, so the result equals brute force. Entries are opened in waves of fixed size and the
-//! best found changes only between waves, so the result does not depend on threads.
+//! Every entry is a set of strategies with a lower bound on the objective. The entry with the least
+//! bound is opened: a layout splits into pipelines, a pipeline into ways to run passes, each with
+//! data-parallel messages. These are simulated, which raises the bound, and split into strategies
+//! with their own bounds; a strategy is simulated. Sets are left out if their memory floor does not
+//! fit, or their bound is strictly above the k-th best found, so the result equals brute force. The
+//! best found changes only between waves of a fixed number of entries, so threads do not matter.
 
 use std::collections::BinaryHeap;
 
@@ -35,15 +35,15 @@ const WAVE: usize = 32;
 const FIRST_CHUNK: usize = 128;
 /// Layouts bounded between two later waves.
 const CHUNK: usize = 512;
-/// Waves after a chunk of layouts, as long as fewer plans are known than wanted.
+/// Most waves after a chunk of layouts, while fewer plans are known than wanted.
 const FIRST_WAVES: usize = 32;
-/// Why strategies are left out of which another differs only in smaller optimizer states.
+/// Why a strategy is left out if another differs from it only in smaller optimizer states.
 const LARGER_STATES: &str = "larger optimizer states, with which no step is faster";
-/// Why strategies are left out of which another, which fits, differs only in keeping less in host memory.
+/// Why a strategy is left out if a fitting one differs only in keeping less in host memory.
 const MORE_ON_HOST: &str = "more states in host memory than needed, with which steps take longer";
-/// Why strategies are left out whose CUDA graphs take memory, and no time from the host that anything waits for.
+/// Why a strategy is left out if its CUDA graphs take memory and save no time that is waited for.
 const SPARED_NOTHING: &str = "CUDA graphs of kernels that do not wait for the host";
-/// Share of the work, as progress is shown, after which all layouts are bounded.
+/// Share of the progress shown when all layouts are bounded.
 const BOUNDED: f64 = 0.7;
 
 /// Searches a space. `progress` receives the share done, in `[0, 1]`.
@@ -96,8 +96,8 @@ pub(crate) fn least_memory(
     Ok(lightest.map(|(_, lightest)| lightest.score.peak_memory))
 }
 
-/// Whether a space has a plan that takes at most `within` seconds. It is known sooner than the best plan, because bounds above
-/// this time leave out all else.
+/// Whether a space has a plan that takes at most `within` seconds. This is faster than finding the
+/// best plan, because all bounds above `within` are left out.
 ///
 /// # Errors
 /// When a block cannot be priced.
@@ -132,7 +132,7 @@ pub(crate) fn first(
     Ok((best.map(|(_, scored)| scored), run.report))
 }
 
-/// The best plan without a pipeline and the best without context parallelism, each only if the best of all plans uses that axis.
+/// The best plan without a pipeline and that without CP; each only if the best plan uses the axis.
 fn restricted(
     branches: &Branches<'_>,
     options: &SearchOptions<'_>,
@@ -215,7 +215,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The same after the whole space was searched.
+    /// Searches all its layouts and returns itself.
     fn searched(mut self, progress: &(dyn Fn(f64) + Sync)) -> Result<Self, PlannerError> {
         match self.options.exhaustive {
             true => self.exhaustive(progress)?,
@@ -301,7 +301,7 @@ impl<'a> Run<'a> {
         first.chain(others).copied().collect()
     }
 
-    /// Keeps what a set consists of; `bound` is the set's own.
+    /// Queues the parts of an opened set and counts those left out; `bound` is the set's own.
     fn take(&mut self, bounded: Bounded, bound: f64) {
         self.prune("memory floor", bounded.too_large);
         self.prune(self.reason(), bounded.beyond);
@@ -363,7 +363,7 @@ impl<'a> Run<'a> {
         Ok(any)
     }
 
-    /// Takes simulated strategies into the best found.
+    /// Counts simulated strategies and adds those that fit to the best found, one per layout.
     fn rank(&mut self, scored: impl Iterator<Item = (Strategy, Score)>) {
         let objective = self.options.objective;
         for (strategy, score) in scored {
@@ -403,7 +403,7 @@ impl<'a> Run<'a> {
             return false;
         }
         let worst = self.minimised(&self.best[self.best.len() - 1].1.score);
-        // Among sets with the bound of the worst plan kept may be one that comes before it.
+        // A set with the same bound as the worst plan kept may hold one that ranks before it.
         bound > worst || bound == worst && self.branches.only_memory
     }
 
@@ -420,8 +420,8 @@ impl<'a> Run<'a> {
         own.map(|(_, plan)| plan)
     }
 
-    /// The most that a strategy of an entry may take and be among the best: beyond it, [`Self::beyond`] or
-    /// [`Self::beyond_own`] leaves it out.
+    /// The largest value of the objective at which a strategy of an entry can be among the best.
+    /// Above it, [`Self::beyond`] or [`Self::beyond_own`] leaves it out.
     fn most(&self, entry: &Entry) -> f64 {
         let full = self.best.len() >= self.wanted;
         let worst = self.best.last().filter(|_| full);
@@ -433,7 +433,7 @@ impl<'a> Run<'a> {
         known.fold(self.within, f64::min)
     }
 
-    /// What the search minimises of a plan.
+    /// The value of the search's objective for a plan.
     fn minimised(&self, score: &Score) -> f64 {
         (self.options.objective).of(score.step_time, score.peak_memory)
     }
@@ -444,7 +444,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The plans to show, after the best layouts were searched again with every number of layers to recompute or to copy to the host.
+    /// Searches the best layouts again with every number of layers, and returns the plans to show.
     fn settled(self) -> Result<SearchOutcome, PlannerError> {
         let best = self.best.iter().map(|(_, plan)| plan.strategy.decisions());
         let best: Vec<&Decisions> = best.collect();

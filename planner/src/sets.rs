@@ -13,29 +13,29 @@ use crate::executions::ExecutionChoice;
 pub(crate) struct Entry {
     /// Lower bound on what is minimised.
     pub(crate) bound: f64,
-    /// Where it stands in the order of enumeration, which breaks ties: layout, pipeline, recomputation, way to run passes,
-    /// strategy.
+    /// Place in the order of enumeration, which breaks ties: layout, pipeline, activations, way to
+    /// run passes, strategy.
     pub(crate) place: [u32; 5],
     /// Number of its strategies.
     pub(crate) members: u64,
     pub(crate) of: Set,
 }
 
-/// Which strategies a set holds that the search bounds together.
+/// Which strategies are in a set.
 #[derive(Debug)]
 pub(crate) enum Set {
     /// All strategies of a layout.
     Layout,
     /// All strategies of a layout with one pipeline and recomputation.
     Pipeline {
-        /// What the updates by hosts take at least of the bound on time.
+        /// Time that updates on hosts add to the bound.
         on_host: Seconds,
-        /// The data-parallel messages that a strategy may send which fits.
+        /// The data-parallel messages that strategies which fit may send.
         senders: Senders,
     },
     /// The strategies of a pipeline that run passes in one way and send these data-parallel messages.
     Execution {
-        /// What the updates by hosts take at least of the bound on time.
+        /// Time that updates on hosts add to the bound.
         on_host: Seconds,
         /// How they run passes.
         way: ExecutionChoice,
@@ -48,7 +48,7 @@ pub(crate) enum Set {
         way: ExecutionChoice,
         /// Their messages.
         sent: Sent,
-        /// No strategy's passes and messages end sooner; `None` if that is not known.
+        /// Earliest end of passes and messages of any of them; `None` if not known.
         end: Option<Seconds>,
     },
     /// One strategy, and those that need not be tried where it fits.
@@ -69,20 +69,20 @@ pub(crate) enum Sent {
     },
 }
 
-/// A strategy, and those that differ from it only in keeping more optimizer states in host memory. Each next one takes
-/// longer.
+/// A strategy, and those that differ from it only in keeping more optimizer states in host memory,
+/// each slower than the one before.
 #[derive(Debug)]
 pub(crate) struct Chained {
     pub(crate) first: Strategy,
-    /// The other ways to shard states, by index.
+    /// The ways to shard states of the later strategies, by index.
     pub(crate) later: Vec<u32>,
     /// The time at which their passes end, if it was simulated.
     pub(crate) passes: Option<Seconds>,
 }
 
-/// What an entry turned out to be.
+/// The result of opening an entry.
 pub(crate) struct Opened {
-    /// The score of the strategy that was simulated.
+    /// The score, if the entry's first strategy was simulated.
     pub(crate) score: Option<Score>,
     /// The smaller sets that are left.
     pub(crate) sets: Bounded,
@@ -103,14 +103,14 @@ impl PartialOrd for Entry {
 }
 
 impl Ord for Entry {
-    /// A heap gives its greatest entry: the one with the least bound.
+    /// A heap returns its greatest entry, so the entry with the least bound is the greatest.
     fn cmp(&self, other: &Self) -> Order {
         let bounds = other.bound.total_cmp(&self.bound);
         bounds.then_with(|| other.place.cmp(&self.place))
     }
 }
 
-/// What a set consists of, less what is left out.
+/// The parts of an opened set, and how many strategies were left out.
 #[derive(Default)]
 pub(crate) struct Bounded {
     pub(crate) entries: Vec<Entry>,
@@ -118,11 +118,11 @@ pub(crate) struct Bounded {
     pub(crate) too_large: u64,
     /// Number of strategies that are certainly worse than the best found.
     pub(crate) beyond: u64,
-    /// Number of strategies of which another holds its optimizer states in less memory.
+    /// Number of strategies left out because another has smaller optimizer states.
     pub(crate) larger: u64,
     /// Number of strategies that capture CUDA graphs which spare no time.
     pub(crate) captured: u64,
-    /// Number of strategies of which another fits that keeps less of its optimizer states in host memory.
+    /// Number of strategies left out because another that fits keeps less in host memory.
     pub(crate) more_on_host: u64,
 }
 

@@ -18,7 +18,7 @@ use crate::space::{SearchSpace, with_pipeline};
 pub(crate) struct Shapes(BTreeMap<(u64, u64), Vec<Vec<Arc<Shape>>>>);
 
 impl Shapes {
-    /// Counts for every pipeline of the space, with everything that may become of its activations.
+    /// Counts for every pipeline of the space, with each choice for its activations.
     pub(crate) fn new(costs: &CostModel, space: &SearchSpace) -> Result<Self, PlannerError> {
         let Some(&any) = space.layouts().first() else {
             return Ok(Self::default());
@@ -45,7 +45,7 @@ impl Shapes {
         Ok(Self(all.collect::<Result<_, PlannerError>>()?))
     }
 
-    /// For every pipeline of a layout, the shape with each choice of what becomes of its activations.
+    /// For every pipeline of a layout, its shape with each choice for its activations.
     pub(crate) fn of(&self, layout: &Layout) -> &[Vec<Arc<Shape>>] {
         &self.0[&(layout.pp, layout.num_micro_batches)]
     }

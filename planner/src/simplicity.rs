@@ -6,15 +6,15 @@ use plans::{Decisions, Recompute};
 /// How complicated a plan is; simpler ones are less. What lies in host memory counts first, then axes, then everything else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Complexity {
-    /// Of states and activations, how many lie in host memory.
+    /// How many of the two (states, activations) have parts in host memory.
     on_host: u8,
-    /// Mesh axes with more than one rank, data parallelism apart.
+    /// Mesh axes with more than one rank, without data parallelism.
     axes: u8,
     /// Decisions that are not the usual ones.
     unusual: u8,
 }
 
-/// Whether a plan has each of some traits, with their names.
+/// Traits of a plan: whether it has each, and its name.
 type Traits<const N: usize> = [(bool, &'static str); N];
 
 /// Everything that makes a plan complicated, in words: what lies in host memory, axes, and the rest.

@@ -27,7 +27,7 @@ pub struct Sized {
     pub why_none: Option<String>,
 }
 
-/// The best plan on `gpus` devices for the question that `costs` is of. Costs of blocks are shared with it.
+/// The best plan on `gpus` devices for the scenario of `costs`, which shares its block costs.
 ///
 /// # Errors
 /// When a block cannot be priced.
@@ -81,8 +81,8 @@ pub fn usual_counts(gpus_per_node: u64, most: u64) -> Vec<u64> {
     below.chain(nodes).filter(|&n| n <= most).collect()
 }
 
-/// The same of a cluster of several pools, whose devices are taken in the pools' order: the usual numbers of the first, then
-/// all of it with the usual numbers of whole nodes of the second, and so on; at the end all devices.
+/// The numbers of devices to try on several pools, which are taken in order: the usual numbers of
+/// the first, then all of it with the usual numbers of whole nodes of the second, and so on.
 #[must_use]
 pub fn usual_counts_of_pools(pools: &Pools) -> Vec<u64> {
     let mut counts = Vec::new();
@@ -98,8 +98,8 @@ pub fn usual_counts_of_pools(pools: &Pools) -> Vec<u64> {
     counts
 }
 
-/// What to relax if nothing fits: the smallest number of devices that would be enough under the same constraints, the
-/// memory needed on the requested number, and the constraint that excludes most.
+/// What to relax if nothing fits: constraints that exclude every strategy, the memory or the risk
+/// needed, a smaller batch, states in host memory, or more devices.
 ///
 /// # Errors
 /// When a block cannot be priced.
@@ -203,7 +203,7 @@ fn with_smaller_batch(
     Ok(None)
 }
 
-/// The best plan that keeps states in host memory, in words, if a constraint on what lies there is all that excludes it.
+/// The best plan if `offload` were not constrained, in words, if that plan offloads states.
 fn offloaded(
     costs: &CostModel,
     constraints: &Constraints,
@@ -228,7 +228,7 @@ fn offloaded(
     }))
 }
 
-/// The risk at which a strategy of this peak would be chosen, if it is as likely to fit as not.
+/// The risk that would choose a plan of this peak; `None` if it is less likely to fit than not.
 fn riskier(scenario: &Scenario, peak: Bytes, risk: f64) -> Option<Relaxation> {
     let fits = scenario.p_fits(peak);
     let needed = match peak <= scenario.capacity() {

@@ -3,19 +3,19 @@
 //! states and axis orders.
 //!
 //! What is tried:
-//! - tensor parallelism: sizes that divide the heads, within a scale-up domain; with its messages beside matrix products and
-//!   not, where the runtime can do both;
+//! - tensor parallelism: sizes that divide the heads, within a scale-up domain; with and without
+//!   overlap of its messages, where the runtime can do both;
 //! - context parallelism: divisors of the world;
 //! - pipeline ranks: divisors of the world, at most one for each layer;
 //! - expert parallelism: divisors of the experts, over at most 64 ranks;
 //! - micro-batches: up to 64 sequences, powers of two and three times those;
-//! - virtual stages: divisors of the layers per rank;
+//! - virtual stages: up to 16 per rank, if the layers fill them in a way listed below;
 //! - recomputed layers, and layers whose activations lie in host memory: eighths of a stage;
-//! - layers of stages: even (a remainder is spread over the middle, without virtual stages), or up to `uneven` fewer at the
-//!   ends; on several pools also all ways in which the ranks of a pool have equally many, but for a remainder in one of them,
-//!   each divided evenly over the rank's stages, of which there are a power of two;
+//! - layers of stages: even (a remainder is spread over the middle, without virtual stages), or
+//!   up to `uneven` fewer at the ends; on several pools also equal for all ranks of a pool (but
+//!   for one pool with a remainder), with a power of two of stages per rank;
 //! - hybrid sharding: groups of replicas whose number divides the data-parallel ranks;
-//! - parameters gathered as many blocks ahead as the runtime can be told;
+//! - gathering parameters ahead by each number of blocks that the runtime offers;
 //! - optimizer states in host memory: of quarters of the weights, or all.
 //!
 //! A size that a constraint fixes, or that a strategy in use has, is tried even if it lies outside these ranges.
@@ -40,11 +40,11 @@ use crate::constraints::Constraints;
 use crate::executions::{Allows, ExecutionChoice};
 use crate::layouts::{Layout, layouts, meshes};
 
-/// The rule that pipelines break in which too many micro-batches pass through too many stages.
+/// Rule against pipelines in which too many micro-batches pass through too many stages.
 const TOO_LONG: &str = "more passes of micro-batches through stages than are simulated";
 
-/// The space of strategies. Layouts are listed; what they combine with is shared between them, and strategies are made
-/// one by one.
+/// The space of strategies. Layouts are listed. Their choices are shared between layouts, and
+/// strategies are made one by one.
 #[derive(Clone, Debug)]
 pub struct SearchSpace {
     scenario: Scenario,
@@ -70,7 +70,7 @@ impl SearchSpace {
         Self::of(scenario, constraints, None, &|_| true)
     }
 
-    /// The same with what a strategy in use has, even if it lies outside the usual ranges.
+    /// Like [`Self::new`], with the values of a strategy in use, even outside the usual ranges.
     #[must_use]
     pub fn with_present(
         scenario: &Scenario,
@@ -80,7 +80,7 @@ impl SearchSpace {
         Self::of(scenario, constraints, Some(present), &|_| true)
     }
 
-    /// The strategies whose mesh is that of a strategy in use, or has ranks moved from one axis to another.
+    /// The strategies whose mesh differs from that of `present` in at most two axes.
     #[must_use]
     pub(crate) fn near(
         scenario: &Scenario,
@@ -223,7 +223,7 @@ impl SearchSpace {
         &self.pipelines[&(layout.pp, layout.num_micro_batches)]
     }
 
-    /// The pipelines of a layout, each with everything that may become of its activations.
+    /// All pairs of a pipeline of a layout and a choice for its activations.
     pub(crate) fn each_pipeline(
         &self,
         layout: &Layout,
@@ -243,13 +243,13 @@ impl SearchSpace {
         &self.ways(layout).all
     }
 
-    /// The same, sorted by which need not be tried where another fits.
+    /// A layout's ways to hold and shard states, in chains: later ways are tried only if needed.
     pub(crate) fn ways(&self, layout: &Layout) -> &Shardings {
         &self.shardings[&layout.sharded_over()]
     }
 
-    /// For every ZeRO level, and everything that may lie in host memory, the way to shard a layout's states that leaves
-    /// least on a rank, with the gradients of `base` and the smallest optimizer states.
+    /// For every ZeRO level and choice of states in host memory, the way to shard a layout's states
+    /// that leaves least on a rank, with the gradients of `base` and the smallest optimizer states.
     pub(crate) fn lightest(&self, layout: &Layout, base: &Decisions) -> Lightest {
         lightest(self.asked(), self.shardings(layout), base)
     }
@@ -272,14 +272,14 @@ impl SearchSpace {
         decisions(self.asked(), layout)
     }
 
-    /// The same with every way to run passes where so much is allowed.
+    /// The decisions of a layout, once for every way to run passes that `allows` permits.
     pub(crate) fn executed(&self, layout: &Layout, allows: Allows) -> Vec<Decisions> {
         let base = self.decisions(layout);
         let executions = self.asked().executions_with(layout, allows).into_iter();
         executions.map(|execution| execution.of(&base)).collect()
     }
 
-    /// What a pipeline of a layout, with what becomes of its activations, allows of ways to run passes.
+    /// The ways to run passes that a pipeline allows with a choice for its activations.
     pub(crate) fn allows(
         &self,
         layout: &Layout,
@@ -289,7 +289,7 @@ impl SearchSpace {
         Allows::of(&self.scenario, layout, pipeline, activations)
     }
 
-    /// The ways to run the passes of a layout with a pipeline and what becomes of its activations.
+    /// The ways to run the passes of a layout with a pipeline and a choice for its activations.
     pub(crate) fn executions(
         &self,
         layout: &Layout,
@@ -300,7 +300,7 @@ impl SearchSpace {
         self.asked().executions_with(layout, allows)
     }
 
-    /// Number of strategies of a layout with a pipeline, what becomes of its activations, and each of some ways to run passes.
+    /// Number of strategies with a pipeline, a choice for its activations and any of `executions`.
     pub(crate) fn beside(&self, layout: &Layout, executions: &[ExecutionChoice]) -> u64 {
         let shardings = self.shardings(layout);
         beside(shardings, executions, self.runtime()) * self.orders(layout).len() as u64
@@ -324,7 +324,7 @@ impl SearchSpace {
         all
     }
 
-    /// All strategies with the pipeline of `d` and what becomes there of its activations, whose passes run in one way.
+    /// All strategies with the pipeline and activations of `d` whose passes run as `execution`.
     fn beneath(&self, layout: &Layout, d: &Decisions, execution: ExecutionChoice) -> Vec<Strategy> {
         let shardings = self.shardings(layout);
         let mut all = Vec::with_capacity(shardings.len() * self.orders(layout).len());
@@ -367,7 +367,7 @@ impl SearchSpace {
     }
 }
 
-/// The decisions with a pipeline and what becomes of its activations.
+/// The decisions with a pipeline and a choice for its activations.
 pub(crate) fn with_pipeline(
     d: &Decisions,
     pipeline: &PipelineChoice,
@@ -383,8 +383,8 @@ pub(crate) fn with_pipeline(
     }
 }
 
-/// For every ZeRO level, and everything that may lie in host memory, which of these ways to shard states leaves least on a
-/// rank, with the gradients of `base` and the smallest optimizer states.
+/// For every ZeRO level and choice of states in host memory, the one of `shardings` that leaves
+/// least on a rank, with the gradients of `base` and the smallest optimizer states.
 pub(crate) fn lightest(
     asked: Asked<'_>,
     shardings: &[ShardingChoice],
@@ -395,7 +395,7 @@ pub(crate) fn lightest(
         let known = least
             .entry((choice.zero, choice.reshard_after_forward, choice.offload))
             .or_insert(choice);
-        // Of the depths of prefetching that a runtime has, the least holds least.
+        // A smaller depth of prefetching takes less memory.
         let holds = |choice: ShardingChoice| {
             let ahead = asked.scenario.runtime.ahead(choice.prefetch);
             (choice.dp_replicate, ahead.map(Ahead::blocks))
@@ -493,11 +493,11 @@ fn orders<'a>(asked: Asked<'a>, layout: &Layout) -> &'a [AxisOrder] {
     if one { &all[..all.len().min(1)] } else { all }
 }
 
-/// What came of a layout.
+/// The result of checking a layout.
 enum Checked {
-    /// It has so many strategies.
+    /// Legal, with this number of strategies.
     Legal(u64),
-    /// It breaks a rule; so many combinations of other choices are left out with it.
+    /// It breaks this rule. The number counts the strategies left out with it.
     Illegal(&'static str, u64),
     /// No strategy has it: no pipeline, way to shard states or axis order goes with it.
     Empty,
@@ -526,7 +526,7 @@ fn check(
     if let Err(error) = check_layout(&base, model, workload) {
         return Checked::Illegal(rule(&error), families);
     }
-    // Runtimes forbid layouts; the pipelines listed are those that they have.
+    // A runtime may forbid a layout. Pipelines are already those that it has.
     let any = with_pipeline(&base, pipeline, pipeline.activations[0]);
     if allowed_by(&any, model, &scenario.runtime, workload.precision).is_err() {
         return Checked::Illegal("the runtime cannot express it", families);

@@ -58,23 +58,23 @@ pub struct Decisions {
     pub overlap: Overlap,
     /// Types in which gradients are held and reduced; `None`: the runtime's own.
     pub gradients: Option<GradientTypes>,
-    /// How optimizer states are held; `None`: as the runtime does by itself.
+    /// How optimizer states are held; `None`: the runtime's default.
     pub optimizer_states: Option<OptimizerStates>,
-    /// States that lie in host memory; `None`: none do.
+    /// States that are in host memory; `None`: none.
     pub offload: Option<Offload>,
-    /// How many blocks ahead ZeRO-3 gathers parameters; `None`: as many as the runtime does by itself.
+    /// How many blocks ahead ZeRO-3 gathers parameters; `None`: the runtime's default.
     pub prefetch: Option<u64>,
-    /// Number of layers, the first, whose saved activations lie in host memory between forward and backward.
+    /// The saved activations of this many first layers wait for backward in host memory.
     pub offload_layers: u64,
-    /// How tokens are sent to their experts; `None`: as the runtime does by itself.
+    /// How tokens are sent to their experts; `None`: the runtime's default.
     pub dispatcher: Option<Dispatcher>,
-    /// What is captured in CUDA graphs; `None`: what the runtime captures by itself.
+    /// What is captured in CUDA graphs; `None`: the runtime's default.
     pub graphs: Option<CudaGraphs>,
-    /// How the operands of 8-bit products are scaled; `None`: as the runtime does by itself.
+    /// How the operands of 8-bit products are scaled; `None`: the runtime's default.
     pub fp8_recipe: Option<Fp8Recipe>,
 }
 
-/// What the forward pass of a stage is run again for in backward.
+/// What backward recomputes of a stage's forward pass.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
@@ -91,8 +91,8 @@ pub enum Recompute {
     /// The first `n` layers of every virtual stage fully, the rest as under `None`
     /// (Megatron `--recompute-method block --recompute-num-layers n`).
     Layers(u64),
-    /// The first layers of every virtual stage fully, the rest as under `None`: so many on the first stage, and on later
-    /// pipeline ranks fewer, which have fewer micro-batches in flight ([`Decisions::layers_as_first`]).
+    /// The first layers of every virtual stage fully, the rest as under `None`: this many on the
+    /// first stage, fewer on later pipeline ranks, which have
     Falling(u64),
     /// Operator-level selection of torchtitan: matrix-product outputs kept alternately, attention and
     /// collectives kept, the rest recomputed.
@@ -100,8 +100,8 @@ pub enum Recompute {
 }
 
 impl Recompute {
-    /// What is recomputed of the first layers of a stage, and of the others. How many are first says
-    /// [`Decisions::layers_as_first`].
+    /// What is recomputed of the first layers of a stage, and of the others.
+    /// [`Decisions::layers_as_first`] says how many are first.
     #[must_use]
     pub fn of_first_and_others(self) -> [Self; 2] {
         match self {
@@ -113,8 +113,8 @@ impl Recompute {
 }
 
 impl Decisions {
-    /// A job of one micro-batch on one GPU that decides nothing: what a runtime does by itself, of a model with so many
-    /// layers.
+    /// The decisions of a job with one micro-batch on one GPU that leaves all choices to the
+    /// runtime, for a model of `layers` layers.
     #[must_use]
     pub fn on_one_gpu(layers: u64, overlap: Overlap) -> Self {
         Self {
@@ -160,7 +160,7 @@ impl Decisions {
         self.zero == Zero::Z3 && self.reshard_after_forward
     }
 
-    /// Number of layers of a virtual stage that are treated as [`Recompute::of_first_and_others`] says of the first.
+    /// Number of layers of a virtual stage that [`Recompute::of_first_and_others`] calls its first.
     #[must_use]
     pub fn layers_as_first(&self, stage: usize) -> u64 {
         let layers = self.stages.0[stage];
@@ -206,12 +206,12 @@ impl Decisions {
         self.pp * self.dp() * self.cp * self.tp
     }
 
-    /// The same job with every decision that has no effect at its usual value. Two strategies are compared in this form
-    /// if one has passed through a configuration file, which says nothing about parallelism that the job does not have.
+    /// The same job, where every decision without effect has its usual value. Strategies read from
+    /// configuration files, which omit decisions without effect, are compared in this form.
     #[must_use]
     pub fn canonical(&self) -> Self {
         let mut d = self.clone();
-        // Offload is of a ZeRO level's states, even where one rank holds all of them.
+        // Offload needs a ZeRO level, even where one rank holds all states.
         if d.dp_shard * d.cp == 1 && d.offload.is_none() {
             d.zero = Zero::Z0;
             d.optimizer_states =
@@ -253,8 +253,8 @@ impl Decisions {
         orders.iter().find(alike).copied()
     }
 
-    /// One of all orders that place ranks as this strategy's own does: Megatron's default or `--use-tp-pp-dp-mapping` if one of
-    /// these does, else the axes of more than one rank before the others.
+    /// The usual one of the orders that place ranks as this strategy's does: Megatron's default or
+    /// `--use-tp-pp-dp-mapping` if possible, else the axes with several ranks come first.
     fn usual_order(&self) -> AxisOrder {
         let usual = [AxisOrder::TP_CP_DP_PP, AxisOrder::TP_CP_PP_DP];
         self.order_among(&usual).unwrap_or_else(|| {
@@ -266,8 +266,8 @@ impl Decisions {
         })
     }
 
-    /// The same decisions, with every choice that equals the runtime's default left to the runtime, and the axis order as the
-    /// runtime lists it.
+    /// These decisions, where every choice that equals the runtime's default is left to the
+    /// runtime, and the axis order is as the runtime lists it.
     #[must_use]
     pub fn under(mut self, runtime: &Runtime, precision: Precision) -> Self {
         let listed = self.order_among(&runtime.space.axis_orders);

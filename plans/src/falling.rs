@@ -1,8 +1,8 @@
 //! How many layers a virtual stage recomputes where later pipeline ranks recompute fewer.
 //!
-//! Under 1F1B an earlier pipeline rank has more micro-batches in flight. If the first rank recomputes some layers to fit,
-//! the others need not recompute as many: each may keep what as many passes of single layers save as the first rank keeps.
-//! To balance ranks in this way is what AdaPipe does by dynamic programming (Sun et al., ASPLOS 2024).
+//! Under 1F1B an earlier pipeline rank has more micro-batches in flight. If the first rank must
+//! recompute layers to fit, later ones can recompute fewer: each may keep the activations of as
+//! many single-layer passes. AdaPipe does so by dynamic programming (Sun et al., ASPLOS 2024).
 
 /// Number of layers that a virtual stage recomputes if the first stage recomputes `of_first`. `stages` are the layers of all
 /// stages, `in_flight` says how many passes of a stage's pipeline rank are in flight.

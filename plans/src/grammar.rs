@@ -41,7 +41,7 @@ impl fmt::Display for Decisions {
     }
 }
 
-/// What a runtime is told to do otherwise than by itself, as `key=value`.
+/// The choices that differ from the runtime's own, as `key=value`.
 fn choices(d: &Decisions) -> impl Iterator<Item = String> {
     let layers = Some(d.offload_layers).filter(|layers| *layers > 0);
     let named = |name: Option<&str>| name.map(str::to_owned);
@@ -83,7 +83,7 @@ pub fn short(d: &Decisions) -> String {
         parts.push(format!("dp{}", d.dp()));
     }
     parts.push(format!("zero{}", u8::from(d.zero)));
-    // In pipelines the default depends on the runtime.
+    // With a pipeline, the default of `reshard` depends on the runtime.
     if d.zero == Zero::Z3 && (d.pp > 1 || !d.reshard_after_forward) {
         parts.push(format!("reshard={}", switch(d.reshard_after_forward)));
     }
@@ -107,7 +107,7 @@ pub fn short(d: &Decisions) -> String {
     parts.join(" ")
 }
 
-/// The short form, and the overlap where it is not the runtime's own: what is printed for people to give back.
+/// The short form, with the overlap if it is not the runtime's own: what users can give back.
 #[must_use]
 pub fn written(d: &Decisions, runtime: &Runtime) -> String {
     let short = short(d);
@@ -188,7 +188,7 @@ pub fn overlap_name(o: Overlap) -> String {
     }
 }
 
-/// Which values the key `overlap` takes, in words for error messages.
+/// The values that the key `overlap` takes, in words for error messages.
 pub const OVERLAPS: &str = "none, or some of grad+param+tp+ep+pp";
 
 /// Reads a value of the key `overlap`, such as `grad+param`; `None` if it is not of the form that [`OVERLAPS`] describes.
@@ -217,10 +217,10 @@ pub fn is_strategy(text: &str) -> bool {
     Words::read(text).is_ok()
 }
 
-/// The keys that a strategy's text gives values.
+/// The keys that a strategy's text sets.
 ///
 /// # Errors
-/// Words that are no keys with values.
+/// If a word is not a key with a value.
 pub fn keys(text: &str) -> Result<Vec<&'static str>, StrategyError> {
     Ok(Words::read(text)?.keys().collect())
 }
@@ -240,8 +240,8 @@ pub fn parse(
     Strategy::new(decisions, model, workload)
 }
 
-/// A strategy's text with some keys given other values. Keys that follow from a changed one are left out, to be filled
-/// in again: stages follow from virtual stages, these from the schedule, and all three from having a pipeline.
+/// A strategy's text with some keys changed. Keys that depend on these are left out, to be filled
+/// in again: stages depend on VPP, VPP on the schedule, and all three on having a pipeline.
 #[must_use]
 pub fn with(text: &str, changes: &[(&str, String)]) -> String {
     let changed = |key: &str| changes.iter().rev().find(|(k, _)| *k == key);
@@ -274,7 +274,7 @@ pub fn with(text: &str, changes: &[(&str, String)]) -> String {
     parts.join(",")
 }
 
-/// The words of a strategy, as values of decisions.
+/// Reads the words of a strategy as values of decisions.
 struct Fields(Words);
 
 impl Fields {
@@ -315,7 +315,7 @@ impl Fields {
         }
     }
 
-    /// Ranks that share states, and that hold copies of them; without a word about it `dp` data-parallel ranks.
+    /// `(dp_shard, dp_replicate)`; their product is `dp` if the text does not say otherwise.
     fn replicas(&self, zero: Zero, dp: u64) -> Result<(u64, u64), StrategyError> {
         let dp = self.size("dp")?.unwrap_or(dp);
         let named = (self.size("dp_shard")?, self.size("dp_replicate")?);

@@ -13,13 +13,13 @@ use crate::strategy::Strategy;
 /// A group of replicas with its plan.
 #[derive(Clone, Copy, Debug)]
 pub struct ReplicaGroup<'a> {
-    /// The cluster that its pools make, as an argument of a command.
+    /// The cluster made of its pools, as an argument of a command.
     pub cluster: &'a str,
-    /// Its GPUs and its share of the batch.
+    /// Its number of GPUs and its share of the batch.
     pub workload: &'a Workload,
     /// Its strategy.
     pub strategy: &'a Strategy,
-    /// What it takes if it trains alone.
+    /// Its predicted time and memory if it trains alone.
     pub prediction: &'a Prediction,
 }
 
@@ -27,15 +27,15 @@ pub struct ReplicaGroup<'a> {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GroupFile {
-    /// The cluster that its pools make.
+    /// The cluster made of its pools.
     pub cluster: String,
-    /// Its devices.
+    /// Number of its devices.
     pub gpus: u64,
     /// Its share of the batch: sequences per step.
     pub global_batch: u64,
     /// Its decisions.
     pub strategy: StrategyJson,
-    /// The same on one line, as `--strategy` takes it.
+    /// The strategy on one line, as `--strategy` takes it.
     pub strategy_text: String,
     /// Placements by name pattern.
     pub sharding: ShardingFile,
@@ -44,7 +44,7 @@ pub struct GroupFile {
 }
 
 impl GroupFile {
-    /// A group as written.
+    /// The form of a group in a plan file.
     #[must_use]
     pub fn of(group: ReplicaGroup<'_>, sharding: ShardingFile) -> Self {
         let (workload, strategy) = (group.workload, group.strategy);
@@ -63,9 +63,9 @@ impl GroupFile {
 /// A group of replicas in an answer.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct GroupJson {
-    /// The cluster that its pools make.
+    /// The cluster made of its pools.
     pub cluster: String,
-    /// Its devices.
+    /// Number of its devices.
     pub gpus: u64,
     /// Its share of the batch: sequences per step.
     pub global_batch: u64,
@@ -75,11 +75,11 @@ pub struct GroupJson {
     pub micro_batches: u64,
     /// Its decisions.
     pub strategy: StrategyJson,
-    /// On one line, as `--strategy` takes them.
+    /// The decisions on one line, as `--strategy` takes them.
     pub strategy_text: String,
-    /// In words.
+    /// The strategy in short form.
     pub summary: String,
-    /// What it takes if it trains alone.
+    /// Predicted time and memory if it trains alone.
     pub predicted: PredictedJson,
 }
 

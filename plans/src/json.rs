@@ -65,7 +65,7 @@ pub struct StrategyJson {
     pub fp8_recipe: Option<Fp8Recipe>,
 }
 
-/// Nothing is written of what a strategy does not have.
+/// Whether a count is 0; its field is then left out.
 #[expect(
     clippy::trivially_copy_pass_by_ref,
     reason = "serde passes a reference"
@@ -117,42 +117,42 @@ impl StrategyJson {
 pub struct PredictedJson {
     /// Seconds per optimizer step.
     pub step_time_s: f64,
-    /// 80% interval.
+    /// 80% interval of the step time, in seconds.
     pub step_time_interval_s: [f64; 2],
     /// Tokens per second and device.
     pub tokens_per_s_per_gpu: f64,
     /// Model FLOPs utilisation over the dense peak, causal attention counted once.
     pub mfu: f64,
-    /// The same by the PaLM convention (attention as if nothing were masked). Files of version 0.1 have it
-    /// as `mfu` and do not have this field.
+    /// MFU by the PaLM convention (attention as if nothing were masked). Files of version 0.1 have
+    /// it as `mfu` and do not have this field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mfu_palm: Option<f64>,
-    /// That peak, FLOP/s per device.
+    /// The dense peak that MFU is relative to, in FLOP/s per device.
     pub peak_flops_per_s: f64,
-    /// Heaviest rank's peak.
+    /// Peak memory of the heaviest rank.
     pub peak_memory_bytes: u64,
-    /// 80% interval.
+    /// 80% interval of the peak memory.
     pub peak_memory_interval_bytes: [u64; 2],
-    /// That rank's pipeline rank.
+    /// Pipeline rank of the heaviest rank.
     pub peak_rank: u32,
-    /// What runs at the peak.
+    /// What runs at the peak, such as `F s0 m3`.
     pub peak_moment: String,
-    /// Peak per pipeline rank.
+    /// Peak memory per pipeline rank.
     pub memory_by_rank_bytes: Vec<u64>,
     /// Memory per pipeline rank that a plan may use, if it is not the same on all GPUs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub usable_by_rank_bytes: Vec<u64>,
-    /// Whether it fits.
+    /// Whether the plan fits in memory.
     pub fits: bool,
-    /// Probability that it does. Files of version 0.1 do not have it, nor `evidence`.
+    /// Probability that the plan fits. Files of version 0.1 have neither this nor `evidence`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p_fits: Option<f64>,
-    /// How much published runs say of questions like this.
+    /// How many published runs support predictions like this one, in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub evidence: Option<String>,
     /// Capacity less headroom less peak; negative when it does not fit.
     pub spare_bytes: i64,
-    /// What states take of the memory of a node's host; absent if none lie there.
+    /// Host memory of a node that states take; absent if no states are there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_memory_bytes: Option<u64>,
     /// Where the time goes.
@@ -190,7 +190,7 @@ impl From<&Prediction> for PredictedJson {
     }
 }
 
-/// The nearest number that has a sign.
+/// The number as a signed one, at most `i64::MAX`.
 fn signed(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
@@ -200,13 +200,13 @@ fn signed(bytes: u64) -> i64 {
 pub struct CandidateJson {
     /// The decisions.
     pub strategy: StrategyJson,
-    /// On one line, as `--strategy` takes them.
+    /// The decisions on one line, as `--strategy` takes them.
     pub strategy_text: String,
-    /// In words.
+    /// The strategy in short form.
     pub summary: String,
-    /// What they cost.
+    /// Predicted time and memory.
     pub predicted: PredictedJson,
-    /// Why it is not the best.
+    /// Why it is not the best; empty for the best.
     pub why_not_first: String,
 }
 
@@ -225,12 +225,12 @@ impl CandidateJson {
     }
 }
 
-/// Everything named about a prediction.
+/// The named parts of a prediction.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct DetailJson {
     /// Parts of the heaviest rank's peak.
     pub memory: Vec<MemoryItem>,
-    /// Kernels and collectives of the busiest rank.
+    /// Kernels and collectives of the busiest rank, with their time per step.
     pub kernels: Vec<NamedTime>,
     /// Constants used.
     pub provenance: Vec<UsedConstant>,

@@ -1,4 +1,4 @@
-//! Checks whether a strategy is legal, for any training system and for a given runtime.
+//! Checks whether a strategy is legal for any training system; `support` checks a given runtime.
 
 use catalog::hybrid::Recurrence;
 use catalog::model::ModelConfig;
@@ -147,18 +147,18 @@ fn conflict<const N: usize>(rules: [(bool, &'static str); N]) -> Result<(), Stra
     broken.map_or(Ok(()), |(_, why)| Err(StrategyError::Conflict(why)))
 }
 
-/// Divisors that would be legal, up to 256.
+/// Divisors of a size, up to 256.
 pub(crate) fn divisors(value: u64) -> impl Iterator<Item = u64> {
     (1..=value.min(256)).filter(move |&d| value.is_multiple_of(d))
 }
 
-/// Divisors that would be legal, as a message lists them.
+/// Divisors of a size, up to 256, as text for messages.
 pub(crate) fn divisors_listed(value: u64) -> String {
     let divisors: Vec<String> = divisors(value).map(|d| d.to_string()).collect();
     divisors.join(", ")
 }
 
-/// Checks what holds for every training system.
+/// Checks the rules that hold for every training system.
 ///
 /// # Errors
 /// The first rule broken.
@@ -375,7 +375,7 @@ fn data(d: &Decisions) -> Result<(), StrategyError> {
     ])
 }
 
-/// Checks that layers whose activations lie in host memory are of a job without a pipeline, and run once.
+/// Checks that layers with activations in host memory have no pipeline and are not recomputed.
 fn activations(d: &Decisions, model: &ModelConfig) -> Result<(), StrategyError> {
     let some = d.offload_layers > 0;
     conflict([
@@ -413,7 +413,7 @@ fn gradients(d: &Decisions, workload: &Workload) -> Result<(), StrategyError> {
 /// Checks that a pipeline's stages can recompute what the decisions say.
 ///
 /// # Errors
-/// What later ranks would need to recompute fewer layers than the first.
+/// What `falling:N` would need, if the decisions lack it.
 pub fn check_recompute(d: &Decisions) -> Result<(), StrategyError> {
     let Recompute::Falling(of_first) = d.recompute else {
         return Ok(());
@@ -426,7 +426,7 @@ pub fn check_recompute(d: &Decisions) -> Result<(), StrategyError> {
         ),
         (
             of_first == 0 || of_first >= d.stages.0[0],
-            "recompute=falling:N is of at least one layer of the first stage, and not of all; use recompute=none or full",
+            "recompute=falling:N needs N of at least 1 and below the layers of the first stage; use recompute=none or full",
         ),
     ])
 }

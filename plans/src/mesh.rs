@@ -1,9 +1,9 @@
-//! The device mesh: named axes, their order, and where the ranks of an axis's groups lie.
+//! The device mesh: named axes, their order, and the communication groups of an axis.
 
 use catalog::Domain;
 use catalog::elementary::greatest_common_divisor;
 
-/// Where the communication groups of an axis lie. Axes are contiguous blocks of the rank order, so `size` and `stride` describe all groups.
+/// The communication groups of an axis: axes are contiguous in rank order, so all groups are alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Group {
     /// Ranks in the group.
@@ -13,8 +13,8 @@ pub struct Group {
 }
 
 impl Group {
-    /// The fewest ranks that any group of the axis has in a domain in which it has some: groups of 12 neighbours in domains of 8 lie in two,
-    /// with 8 ranks in one and 4 in the other.
+    /// The fewest ranks that a group has in any domain where it has some: groups of 12 neighbours
+    /// in domains of 8 have 8 ranks in one domain and 4 in the next, so it is 4.
     #[must_use]
     pub fn ranks_per_domain(self, domain: Domain) -> u64 {
         if domain.is_whole_job {
@@ -25,7 +25,7 @@ impl Group {
         (ends / self.stride).clamp(1, self.size)
     }
 
-    /// The most domains in which any group of the axis has ranks, in a job of so many ranks.
+    /// The most domains over which any group of the axis spreads, in a job of this many ranks.
     #[must_use]
     pub fn most_domains(self, domain: Domain, ranks: u64) -> u64 {
         if domain.is_whole_job {

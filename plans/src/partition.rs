@@ -52,12 +52,11 @@ impl StagePartition {
         Some(Self(sizes))
     }
 
-    /// Divides layers over ranks that differ in speed, in every way in which the ranks of each pool have equally many, but
-    /// for a remainder in one pool. `pool_of_rank` has the pools in ascending order, `rank_of_stage` the rank of every
-    /// virtual stage. Each rank divides its layers over its stages as evenly as possible. Every stage has at least one layer.
-    ///
-    /// With more than two stages for each rank, the layers of a rank outside of the uneven pool are a multiple of its stages, so
-    /// that all of these are equal. If there are more than [`MAX_BY_POOL`] ways, only larger multiples are listed.
+    /// Divides layers over ranks of several pools, in every way that gives all ranks of a pool the
+    /// same number, but for a remainder in one. `pool_of_rank` is ascending; `rank_of_stage` has a
+    /// rank for every virtual stage. Ranks divide their layers as evenly as possible; no stage is
+    /// empty. With over two stages per rank, ranks outside the uneven pool have a multiple of that.
+    /// Above [`MAX_BY_POOL`] ways, only larger multiples remain.
     #[must_use]
     pub fn by_pool(layers: u64, pool_of_rank: &[usize], rank_of_stage: &[u32]) -> Vec<Self> {
         let ranks: Vec<u64> = (pool_of_rank.chunk_by(|a, b| a == b))
@@ -95,7 +94,7 @@ impl StagePartition {
         runs.collect::<Vec<_>>().join("/")
     }
 
-    /// Reads sizes parted by `/`, each alone or as `NxL`.
+    /// Reads sizes separated by `/`, each as `L` or `NxL`; `None` if the text has another form.
     #[must_use]
     pub fn read(text: &str) -> Option<Self> {
         let mut sizes = Vec::new();
@@ -123,8 +122,8 @@ impl StagePartition {
     }
 }
 
-/// Divides each rank's layers over its virtual stages. `of_ranks` has the number of layers of every rank. `None` if a stage would
-/// have no layer.
+/// Divides each rank's layers over its virtual stages. `of_ranks` has the layers of every rank.
+/// `None` if a stage would have no layer.
 fn over_stages(of_ranks: &[u64], rank_of_stage: &[u32]) -> Option<StagePartition> {
     let each = (rank_of_stage.len() / of_ranks.len().max(1)) as u64;
     if of_ranks.iter().any(|&layers| layers < each) {
@@ -139,8 +138,8 @@ fn over_stages(of_ranks: &[u64], rank_of_stage: &[u32]) -> Option<StagePartition
     stages.collect::<Option<_>>().map(StagePartition)
 }
 
-/// Adds to `found` all ways to give the pools from `pool` on what is `left` of the layers: to every rank of a pool equally
-/// many, a multiple of `step`, and the rest to the ranks of pool `uneven`. `sizes` are the layers of a rank of each pool.
+/// Adds to `found` all ways to divide the `left` layers over the pools from `pool` on: ranks of a
+/// pool get the same multiple of `step`, those of `uneven` the rest. `sizes`: layers per rank.
 fn share(
     left: u64,
     step: u64,

@@ -1,4 +1,4 @@
-//! Where a rank lies on every axis of the dense and the expert mesh.
+//! The index of a rank on every axis of the dense and the expert mesh.
 
 use catalog::Axis;
 

@@ -27,14 +27,14 @@ pub struct PlanFile {
     pub tool_version: String,
     /// Model preset or path.
     pub model: String,
-    /// The fields of the `config.json` that define a model that is no preset: the plan opens anywhere.
+    /// The fields of a `config.json`, if the model is no preset, so that the plan opens anywhere.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model_config: Option<serde_json::Value>,
     /// Cluster preset or path.
     pub cluster: String,
     /// Runtime preset.
     pub runtime: String,
-    /// What is trained.
+    /// Batch, sequence, precision and devices.
     pub workload: WorkloadFile,
     /// Adapters that are trained in place of the weights; absent where all weights are trained.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -44,7 +44,7 @@ pub struct PlanFile {
     pub headroom: Option<f64>,
     /// The decisions; of a plan with several groups of replicas, those of the first.
     pub strategy: StrategyJson,
-    /// The same on one line, as `--strategy` takes it.
+    /// The strategy on one line, as `--strategy` takes it.
     pub strategy_text: String,
     /// Placements by name pattern.
     pub sharding: ShardingFile,
@@ -74,13 +74,13 @@ pub struct WorkloadFile {
     /// Lengths of the documents that sequences are made of, as `--lengths` takes them; absent if each sequence is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lengths: Option<String>,
-    /// How documents become sequences; given where lengths are.
+    /// How documents become sequences; present if `lengths` is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub packing: Option<catalog::Packing>,
 }
 
 impl WorkloadFile {
-    /// A workload as written.
+    /// The form of a workload in a plan file.
     #[must_use]
     pub fn of(workload: &Workload) -> Self {
         let documents = workload.documents();
@@ -94,10 +94,10 @@ impl WorkloadFile {
         }
     }
 
-    /// The workload that was written.
+    /// The workload that these fields describe.
     ///
     /// # Errors
-    /// Why it is none, in a sentence.
+    /// Why they describe none, in a sentence.
     pub fn read(&self) -> Result<Workload, String> {
         let sizes = WorkloadSizes {
             gpus: self.gpus,
@@ -115,7 +115,7 @@ impl WorkloadFile {
                 let made = workload.of_documents(lengths, packing);
                 made.map_err(|wrong| format!("lengths: {wrong}"))
             }
-            _ => Err("`lengths` and `packing` stand together".to_owned()),
+            _ => Err("`lengths` and `packing` must be given together".to_owned()),
         }
     }
 }
@@ -143,7 +143,7 @@ pub struct TrainFile {
     /// Decoupled decay of weight matrices.
     #[serde(default = "defaults::weight_decay")]
     pub weight_decay: f64,
-    /// Decays of the moments.
+    /// Decays of the moments: beta1 and beta2.
     #[serde(default = "defaults::betas")]
     pub betas: [f64; 2],
     /// Largest gradient norm; absent: no clipping.
@@ -193,7 +193,7 @@ impl TrainFile {
     }
 }
 
-/// What a `train` section may leave out.
+/// Defaults of the fields that a `train` section may leave out.
 mod defaults {
     pub(super) fn seed() -> u64 {
         1234
@@ -213,7 +213,7 @@ mod defaults {
     }
 }
 
-/// What a plan is for, by the names it was asked with.
+/// The question that a plan answers, with the names used to ask it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PlannedFor<'a> {
     /// Model preset or path.
@@ -263,8 +263,8 @@ impl PlanFile {
         file.with_id()
     }
 
-    /// Content hash of the decisions: model, cluster, runtime, workload, strategy and sharding, not
-    /// the prediction, the training section or the tool's version.
+    /// Content hash of model, adapters, cluster, runtime, workload, strategies and sharding;
+    /// without the prediction, the training section and the tool's version.
     #[must_use]
     pub fn content_id(&self) -> String {
         let mut decisions = serde_json::json!({
@@ -337,7 +337,7 @@ impl PlanFile {
         }
         let predictions = plan.groups.iter().map(|group| &group.prediction);
         for prediction in predictions.chain([&plan.prediction]) {
-            // JSON writes what is no number, and what has no end, as null.
+            // JSON writes NaN and infinities as null.
             let numbers = serde_json::to_value(prediction);
             if !numbers.is_ok_and(|numbers| all_said(&numbers)) {
                 let message = "holds what is not a finite number".to_owned();
@@ -359,7 +359,7 @@ impl PlanFile {
 }
 
 impl PlanFile {
-    /// The plan of these groups of replicas; this is the plan of the first, for the whole batch.
+    /// The same plan with these groups of replicas, of which the first has the plan's own strategy.
     #[must_use]
     pub fn with_groups(mut self, groups: Vec<GroupFile>) -> Self {
         self.groups = groups;
@@ -388,7 +388,7 @@ impl PlanFile {
         Some(plan.with_id())
     }
 
-    /// Whether its groups have all of its devices and sequences, and the first is the one whose decisions it names.
+    /// Checks that its groups have all devices and sequences, and the first the plan's strategy.
     fn check_groups(&self) -> Result<(), String> {
         let Some(first) = self.groups.first() else {
             return Ok(());
@@ -414,7 +414,7 @@ impl PlanFile {
     }
 }
 
-/// Whether nothing in a value is null.
+/// Whether a value contains no null.
 fn all_said(value: &serde_json::Value) -> bool {
     match value {
         serde_json::Value::Null => false,

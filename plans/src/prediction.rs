@@ -25,7 +25,7 @@ pub struct Prediction {
     /// MFU by the PaLM convention, which counts attention as if nothing were masked. Most published figures, Megatron's
     /// and NeMo's among them, follow it.
     pub mfu_palm: f64,
-    /// The dense peak of one device that both are relative to.
+    /// Dense peak of one device, to which both MFU figures are relative.
     pub peak_flop_rate: catalog::FlopRate,
     /// Memory of the heaviest rank at its peak.
     pub peak_memory: Bytes,
@@ -50,7 +50,7 @@ pub struct Prediction {
     pub breakdown: Breakdown,
     /// Kernels and collectives by name: time per step on the busiest rank, largest first.
     pub kernels: Vec<NamedTime>,
-    /// What of the states lies in the memory of a node's host.
+    /// Memory of a node's host, and how much of it offloaded states take.
     pub host_memory: HostMemory,
     /// Whether it fits, and if not by how much.
     pub fit: Fit,
@@ -104,9 +104,9 @@ impl Prediction {
 /// Memory of the host of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostMemory {
-    /// What states of all the node's ranks take.
+    /// Bytes that the states of all the node's ranks take.
     pub used: Bytes,
-    /// What there is, if that is known.
+    /// Size of the host's memory; `None` if it is not known.
     pub there: Option<Bytes>,
 }
 
@@ -258,7 +258,7 @@ pub struct Floors {
     pub time: Seconds,
     /// Peak memory of the heaviest rank: its fullest moment needs at least this.
     pub memory: Bytes,
-    /// Whether what lies in host memory may fit there.
+    /// Whether what is offloaded may fit in host memory.
     pub fits_host: bool,
 }
 
@@ -298,12 +298,12 @@ impl Candidate {
 pub struct Relaxation {
     /// The advice, as a sentence without its stop.
     pub says: String,
-    /// The flag, without its dashes, and the value to ask with instead, if a plan was found that way.
+    /// The flag (without dashes) and value with which a plan was found; `None` for other advice.
     pub instead: Option<(&'static str, String)>,
 }
 
 impl Relaxation {
-    /// What to relax, where no single flag does it.
+    /// Advice that is not the value of a single flag.
     #[must_use]
     pub fn advice(says: impl Into<String>) -> Self {
         Self {
@@ -342,7 +342,7 @@ pub struct SearchOutcome {
     pub interrupted: bool,
 }
 
-/// How the space of strategies was disposed of.
+/// How many strategies of the space were simulated, and how many left out.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SpaceReport {
@@ -350,11 +350,11 @@ pub struct SpaceReport {
     pub strategies: u64,
     /// Full engine simulations run.
     pub simulated: u64,
-    /// Of those, found not to fit.
+    /// Of those, the ones that do not fit.
     pub too_large: u64,
     /// Strategies removed by a proven bound, by reason.
     pub pruned: BTreeMap<String, u64>,
-    /// Sizes that are not in the space at all, by the rule that excludes them.
+    /// Combinations of sizes that are not in the space, by the rule that excludes them.
     pub illegal: BTreeMap<String, u64>,
 }
 

@@ -24,7 +24,7 @@ pub struct Change {
     pub p_fits: f64,
     /// Whether it fits with the probability that was asked for.
     pub fits: bool,
-    /// Whether it computes other numbers than the strategy that is changed.
+    /// Whether training gives other results than with the unchanged strategy.
     pub changes_results: bool,
 }
 
@@ -42,30 +42,30 @@ pub struct Present {
     /// Successive changes that lead to the best plan, each from the strategy before it; empty if there is no best plan,
     /// or the present strategy is it, or no changes of single decisions lead there.
     pub path: Vec<Change>,
-    /// How it lies on a cluster of several pools; `None` if all nodes are alike.
+    /// Where it runs on a cluster of several pools; `None` if all nodes are alike.
     pub on_pools: Option<OnPools>,
 }
 
-/// How a strategy in use lies on a cluster of several pools, and the best plan beside it.
+/// Where a strategy in use, and the best plan, run on a cluster of several pools.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OnPools {
-    /// Its devices, such as `64 × A100-80GB`; of groups of replicas parted by ` | `.
+    /// Its devices, such as `64 × A100-80GB`; those of groups of replicas are separated by ` | `.
     pub devices: String,
-    /// Its groups of replicas in words, none if all replicas are alike. Groups have no changes of single decisions.
+    /// Its groups of replicas in words; empty if all replicas are alike.
     pub groups: Vec<String>,
-    /// The devices of the best plan, if no changes of single decisions lead to it: it lies on others, or one of both has
-    /// groups of replicas.
+    /// The devices of the best plan if single changes cannot lead to it, because it runs on others
+    /// or because it or the present strategy has groups of replicas.
     pub best_elsewhere: Option<String>,
 }
 
 impl Present {
-    /// The devices of the best plan, if no changes of single decisions lead to it.
+    /// The devices of the best plan, if single changes cannot lead to it.
     #[must_use]
     pub fn best_elsewhere(&self) -> Option<&str> {
         self.on_pools.as_ref()?.best_elsewhere.as_deref()
     }
 
-    /// Its groups of replicas in words, none if all replicas are alike.
+    /// Its groups of replicas in words; empty if all replicas are alike.
     #[must_use]
     pub fn groups(&self) -> &[String] {
         self.on_pools.as_ref().map_or(&[], |on| &on.groups)
@@ -77,7 +77,7 @@ impl Present {
         Seconds(self.candidate.prediction.step_time.0 - step_time.0)
     }
 
-    /// The same as a share of the present step time.
+    /// [`Self::gain`] as a share of the present step time.
     #[must_use]
     pub fn share(&self, step_time: Seconds) -> f64 {
         self.gain(step_time).0 / self.candidate.prediction.step_time.0
@@ -111,8 +111,8 @@ impl Present {
     }
 }
 
-/// Whether strategies of one runtime add up gradients and keep moments in the same types: others change the numbers that a
-/// training computes by more than the order of sums.
+/// Whether two strategies of one runtime have the same types of gradients and moments. Other types
+/// change training results by more than the order of sums does.
 #[must_use]
 pub fn same_results(a: &Decisions, b: &Decisions) -> bool {
     let other = |d: &Decisions| d.optimizer_states.filter(|states| states.changes_results());

@@ -13,12 +13,12 @@ pub struct Program {
     pub ranks: Vec<Vec<Action>>,
 }
 
-/// For every receive of a rank: which of its earlier sends are known to have arrived once it completes.
+/// For every receive of a rank: the rank's earlier sends that have arrived when it completes.
 pub type Arrived = BTreeMap<Action, Vec<Action>>;
 
 impl Program {
-    /// For every rank, which of its sends each receive proves to have arrived: the peer that sent the message had by
-    /// then received the earlier ones. Sends that no receive proves complete only at the end of the step.
+    /// For every rank, the sends that each receive proves to have arrived: the peer received them
+    /// before it sent. Sends that no receive proves are complete only at the end of the step.
     #[must_use]
     pub fn arrived(&self, rank_of_stage: &[u32]) -> Vec<Arrived> {
         // The rank that receives a message, and the action that receives it.
@@ -130,7 +130,7 @@ fn data_parallel(
             last_backward[a.stage as usize] = Some(index);
         }
     }
-    // The gradient is sent to the previous stage first: its reduction can wait, the pipeline cannot.
+    // The input gradient is sent first: reducing weight gradients can wait, the pipeline cannot.
     let mut pending = None;
     for (index, &a) in actions.iter().enumerate() {
         if a.kind != ActionKind::SendB {

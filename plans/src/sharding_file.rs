@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// The sharding plan: full-match patterns to placements per axis.
+/// A sharding plan: from patterns, which must match a whole name, to placements per axis.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ShardingFile {
-    /// Parameters.
+    /// Placements of parameters.
     pub parameter: BTreeMap<String, Vec<String>>,
-    /// Module inputs and outputs.
+    /// Placements of module inputs and outputs.
     pub forward: BTreeMap<String, Vec<String>>,
     /// Parameters that no pattern matches: every rank of the block holds them whole.
     pub replicated: Vec<String>,

@@ -63,8 +63,8 @@ impl StrategyError {
     }
 }
 
-/// What to write so that sizes multiply to the number of GPUs. If the product of the given sizes divides it, that is the number of
-/// replicas. If not, it is the first size that could be changed alone, with the nearest value that makes the product divide it.
+/// What to write so that sizes multiply to the number of GPUs: the number of replicas, if the given
+/// sizes divide it; else the first size that can be changed alone, with the nearest right value.
 fn for_the_world(gpus: u64, sizes: [(&str, u64); 3]) -> Option<String> {
     let product = |without: &str| {
         let others = sizes.iter().filter(|(name, _)| *name != without);
@@ -90,7 +90,7 @@ fn micro_batches(global_batch: u64, dp: u64, micro_batch: u64) -> Option<String>
     nearest.flatten().map(|size| format!("mbs={size}"))
 }
 
-/// The mistake of a size that does not divide another, with the sizes that would.
+/// Adds to a mistake about a size that does not divide another which sizes would.
 fn divided(wrong: Mistake, (what, value): (&str, u64), (by, divisor): (&str, u64)) -> Mistake {
     if KEYS.contains(&what) {
         let multiple = value.div_ceil(divisor).saturating_mul(divisor);

@@ -36,7 +36,7 @@ pub const KEYS: [&str; 28] = [
     "fp8_recipe",
 ];
 
-/// Keys whose value may stand in the next word: `recompute none`.
+/// Keys whose value may be the next word: `recompute none`.
 const BEFORE_THEIR_VALUE: [&str; 12] = [
     "recompute",
     "order",
@@ -52,10 +52,10 @@ const BEFORE_THEIR_VALUE: [&str; 12] = [
     "fp8_recipe",
 ];
 
-/// Keys that are switched on by standing alone.
+/// Keys that are switched on by a word without a value.
 const SWITCHES: [&str; 2] = ["sp", "reshard"];
 
-/// A strategy that shows both the form of words and what to leave out.
+/// An example for messages, which also shows that keys may be left out.
 pub(crate) const EXAMPLE: &str = "--strategy tp=4,pp=2,recompute=selective";
 
 /// Values by key, in the order of the text.
@@ -63,10 +63,10 @@ pub(crate) const EXAMPLE: &str = "--strategy tp=4,pp=2,recompute=selective";
 pub(crate) struct Words(Vec<(&'static str, String)>);
 
 impl Words {
-    /// Reads words that commas or spaces part.
+    /// Reads words separated by commas, `·` or spaces.
     ///
     /// # Errors
-    /// A word that is no key with a value, or a key that is given twice.
+    /// A word that is not a key with a value, or a key that is given twice.
     pub(crate) fn read(text: &str) -> Result<Self, StrategyError> {
         let text = text.to_ascii_lowercase();
         let parting = |c: char| c == ',' || c == '·' || c.is_whitespace();
@@ -95,7 +95,7 @@ impl Words {
         Ok(words)
     }
 
-    /// A key with its number: `tp8`, `cp2(ring)`, `dp8x4`, which is shards by replicas.
+    /// Reads a key with its number: `tp8`, `cp2(ring)`, or `dp8x4` (shards by replicas).
     fn sized(&mut self, word: &str) -> Result<(), StrategyError> {
         let digits = word
             .find(|c: char| c.is_ascii_digit())
@@ -172,7 +172,7 @@ fn no_key(word: &str) -> StrategyError {
     )
 }
 
-/// A value that is not of its key's form.
+/// The error for a value that is not of its key's form.
 pub(crate) fn syntax(key: &str, value: &str, expected: impl Into<String>) -> StrategyError {
     let wrong = Mistake::new(format!("`{value}` is not a value of `{key}`"));
     StrategyError::Syntax(wrong.expected(expected).example(EXAMPLE))

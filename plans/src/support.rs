@@ -162,7 +162,7 @@ fn layout_lack(d: &Decisions, model: &ModelConfig, space: &RuntimeSpace) -> Opti
             Some(_) => "pp last, or ep·etp = tp·cp",
             None => "pp last, or cp=1",
         };
-        return lacks("such an axis order, in which pp is not last,", has);
+        return lacks("axis order here in which pp is not last", has);
     }
     None
 }
@@ -188,7 +188,7 @@ fn overlap_lack(d: &Decisions, runtime: &Runtime) -> Option<Lack> {
     lacks(format!("{what} at zero={}", u8::from(d.zero)), has)
 }
 
-/// Messages of several data-parallel ranks that a runtime cannot send apart from passes at a ZeRO level, as `asked`.
+/// Data-parallel messages that `asked` exposes but this runtime must overlap at this ZeRO level.
 #[must_use]
 pub fn cannot_expose(asked: Overlap, zero: Zero, runtime: &Runtime) -> Option<&'static str> {
     let (own, space) = (runtime.overlap, &runtime.space);
@@ -203,7 +203,7 @@ pub fn cannot_expose(asked: Overlap, zero: Zero, runtime: &Runtime) -> Option<&'
     }
 }
 
-/// Messages that a runtime cannot send beside other work as `asked`. Those of experts depend on more: [`experts_cannot_overlap`].
+/// Messages (but those to experts) that `asked` overlaps and `runtime` cannot; `None` if none.
 #[must_use]
 pub fn cannot_overlap(asked: Overlap, runtime: &Runtime) -> Option<&'static str> {
     let own = runtime.overlap;
@@ -348,10 +348,10 @@ fn expert_lack(
 /// Most layers of multi-token prediction with which messages to experts overlap (Megatron-Core's `transformer_config.py`).
 pub const MAX_OVERLAPPED_MTP: u64 = 1;
 
-/// What a pipeline lacks for messages to experts to run beside the passes of another micro-batch; `None` if it lacks nothing.
-/// Forward passes must alternate with backward passes of other micro-batches, and layers are not run again as a whole
-/// (conditions of `overlap_moe_expert_parallel_comm` in Megatron-Core's `transformer_config.py`). Nor are activations copied to
-/// host memory then: its `model_chunk_schedule_plan.py` runs layers without the block that would copy them.
+/// The missing condition for messages to experts to run beside the passes of another micro-batch,
+/// if any. Forward passes must alternate with backward passes of other micro-batches. No layer may
+/// be recomputed as a whole (`overlap_moe_expert_parallel_comm` in Megatron-Core's
+/// `transformer_config.py`) or offload activations (`model_chunk_schedule_plan.py`).
 #[must_use]
 pub fn experts_cannot_overlap(
     schedule: ScheduleKind,
@@ -423,7 +423,7 @@ fn recipe_lack(d: &Decisions, runtime: &Runtime, precision: Precision) -> Option
     lacks(what, has)
 }
 
-/// The parts of layers that are recomputed and cannot be with this recipe, if there are any.
+/// The parts that are recomputed although this recipe forbids it; `None` if there are none.
 #[must_use]
 pub fn recipe_cannot_recompute(
     recipe: Fp8Recipe,
@@ -448,9 +448,9 @@ pub fn graphs_allowed(d: &Decisions, model: &ModelConfig, runtime: &Runtime) -> 
     graph_lack(d, model, runtime).is_none()
 }
 
-/// What a recomputation lacks for layers to be captured in CUDA graphs; `None` if it lacks nothing. Layers are not run again as
-/// a whole, nor parts of them that draw random numbers (conditions of `cuda_graph_impl` in Megatron-Core's
-/// `transformer_config.py`).
+/// The missing condition for these CUDA graphs; `None` if there is none. Neither whole layers nor
+/// parts that draw random numbers may be recomputed (conditions of `cuda_graph_impl` in
+/// Megatron-Core's `transformer_config.py`).
 #[must_use]
 pub fn graphs_cannot_capture(
     graphs: CudaGraphs,

@@ -4,7 +4,7 @@ use catalog::{Bytes, Seconds};
 
 use crate::schedule::{Action, ActionKind};
 
-/// Where on a rank an event runs.
+/// The stream of a rank on which an event runs.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
 )]

@@ -331,8 +331,8 @@ fn documents_are_written_and_read() {
     }
     let file = WorkloadFile::of(&plain);
     for (lengths, packing, wanted) in [
-        (Some("512:1"), None, "stand together"),
-        (None, Some(Packing::Within), "stand together"),
+        (Some("512:1"), None, "given together"),
+        (None, Some(Packing::Within), "given together"),
         (
             Some("8k:1"),
             Some(Packing::Within),

@@ -166,7 +166,7 @@ pub(crate) fn micro_batch<'t>(request: &BlockRequest, ids: &'t [u32]) -> MicroBa
     }
 }
 
-/// Fails on numbers that are infinite or NaN, as a kernel leaves that skips work or reads unwritten memory.
+/// Fails on infinite or NaN numbers, as left by skipped work or reads of unwritten memory.
 pub(crate) fn check(x: &Tensor) -> Result<(), ProfilerError> {
     match x.f32().iter().find(|v| !v.is_finite()) {
         Some(&value) => Err(ProfilerError::NotFinite {

@@ -37,7 +37,7 @@ impl Effort {
 }
 
 impl Effort {
-    /// The time of all visits in one, for a device whose speed does not drift.
+    /// The effort of all [`VISITS`] in one, for a device whose speed does not drift.
     #[must_use]
     pub fn at_once(self) -> Self {
         Self {
@@ -104,7 +104,7 @@ pub(crate) fn measure<W>(
     }
 }
 
-/// Median over repetitions for every kernel.
+/// Mean time of a run for every kernel, without repetitions above three times the median.
 pub(crate) fn summarised(seen: &[Laps], ranks: u64) -> Vec<Measured> {
     let mut times: BTreeMap<&Kernel, Vec<f64>> = BTreeMap::new();
     for laps in seen {

@@ -20,7 +20,7 @@ const BARRIERS: u64 = 32;
 /// Measures the optimizer, the gradient norm and copies over this many elements.
 ///
 /// # Errors
-/// Never but for lanes that die.
+/// None: the work of its ranks does not fail.
 pub fn states(elements: u64, ranks: u64, effort: Effort) -> Result<Vec<Measured>, ProfilerError> {
     let n = elements as usize;
     let make = |_| [vec![0.1f32; n], vec![0.0; n], vec![0.0; n], vec![0.01; n]];

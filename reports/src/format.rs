@@ -6,7 +6,7 @@ use plans::Breakdown;
 const GIB: f64 = 1_073_741_824.0;
 const MIB: f64 = 1_048_576.0;
 
-/// `71.2 GiB`, or MiB and KiB below one of the larger unit.
+/// A size with its unit: `71.2 GiB`, or MiB and KiB below one of the larger unit.
 #[must_use]
 pub fn bytes(value: Bytes) -> String {
     let (size, unit) = unit_of(value);
@@ -31,10 +31,10 @@ pub fn gib(value: Bytes) -> String {
     format!("{:.1}", value.as_f64() / GIB)
 }
 
-/// `12.3 s`, `4.56 ms`, `7.89 µs`.
+/// A time with its unit: `12.3 s`, `4.56 ms`, `7.89 µs`.
 #[must_use]
 pub fn seconds(value: Seconds) -> String {
-    // What three figures round up to 1000 of a unit is 1.00 of the next.
+    // Values that round to 1000 of a unit are shown as 1.00 of the next.
     const NEARLY: f64 = 0.9995;
     let size = value.0.abs();
     if size < 5e-9 {
@@ -48,7 +48,7 @@ pub fn seconds(value: Seconds) -> String {
     }
 }
 
-/// An interval such as `7.61 – 10.05 s`, in the unit of the predicted value and with as many decimals.
+/// An interval such as `7.61 – 10.05 s`, with the unit and decimals of the predicted value.
 #[must_use]
 pub fn seconds_between(point: Seconds, low: Seconds, high: Seconds) -> String {
     let (size, unit) = match point.0.abs() {
@@ -59,7 +59,7 @@ pub fn seconds_between(point: Seconds, low: Seconds, high: Seconds) -> String {
     between(point.0 / size, low.0 / size, high.0 / size, unit)
 }
 
-/// An interval such as `50.5 – 66.7 GiB`, in the unit of the predicted value and with as many decimals.
+/// An interval such as `50.5 – 66.7 GiB`, with the unit and decimals of the predicted value.
 #[must_use]
 pub fn bytes_between(point: Bytes, low: Bytes, high: Bytes) -> String {
     let (size, unit) = unit_of(point);
@@ -127,14 +127,14 @@ pub fn short_count(value: f64) -> String {
     significant(value)
 }
 
-/// `989 TFLOP/s`.
+/// A rate of operations: `989 TFLOP/s`.
 #[must_use]
 pub fn flop_rate(value: FlopRate) -> String {
     format!("{} TFLOP/s", significant(value.0 / 1e12))
 }
 
-/// `23.4 days`; hours below two days, minutes below an hour; years never, because training plans are made in days. `never`
-/// for an infinite time.
+/// A long time: `23.4 days`, hours below two days, minutes below an hour. Never years, because
+/// training plans are made in days; `never` if infinite.
 #[must_use]
 pub fn duration(value: Seconds) -> String {
     let hours = value.0 / 3600.0;
@@ -151,7 +151,7 @@ pub fn duration(value: Seconds) -> String {
     }
 }
 
-/// `$ 1,234,567`.
+/// A price: `$ 1,234,567`.
 #[must_use]
 pub fn dollars(value: f64) -> String {
     if value < 100.0 {
@@ -168,7 +168,7 @@ pub fn significant(value: f64) -> String {
     with_decimals(value, decimals(value))
 }
 
-/// A number with so many decimals; a long whole number with thousands separated by commas.
+/// A number with this many decimals; a long whole number has its thousands separated by commas.
 fn with_decimals(value: f64, decimals: usize) -> String {
     let text = format!("{value:.decimals$}");
     if decimals == 0 && value.abs() >= 10_000.0 {

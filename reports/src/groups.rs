@@ -21,7 +21,7 @@ pub struct Group<'a> {
     pub gpus_per_node: u64,
     /// Its pools, if a pipeline passes through several of them.
     pub pools: Option<&'a Pools>,
-    /// What it takes if it trains alone.
+    /// Its predicted time and memory if it trains alone.
     pub prediction: &'a Prediction,
 }
 

@@ -36,8 +36,8 @@ pub fn report(input: &ReportInput) -> String {
     page(input, &sections(input))
 }
 
-/// The whole report of groups of replicas side by side: `input` is of all together, `slowest` the number and the report of
-/// the slowest group.
+/// The whole report of groups of replicas side by side. `input` describes all together; `slowest`
+/// is the number and the report of the slowest group.
 #[must_use]
 pub fn report_of_groups(
     input: &ReportInput,

@@ -6,13 +6,13 @@ use plans::{Decisions, Prediction, Present, SpaceReport, Timeline};
 /// Everything one report shows. The caller fills it; the sections only read it.
 #[derive(Clone, Debug)]
 pub struct ReportInput<'a> {
-    /// Model, as named by the user.
+    /// Name of the model.
     pub model: String,
     /// Devices, such as `512 × h100-sxm`.
     pub devices: String,
     /// Number of devices.
     pub gpus: u64,
-    /// Name of the cluster preset, or path of its file.
+    /// Name of the cluster.
     pub cluster: String,
     /// The training system.
     pub runtime: &'a Runtime,
@@ -26,13 +26,13 @@ pub struct ReportInput<'a> {
     pub gpus_per_node: u64,
     /// The pools of the cluster, if not all of its nodes are alike.
     pub pools: Option<&'a Pools>,
-    /// How the devices lie in domains of fast links (the scale-up network).
+    /// The domain of fast links (the scale-up network) that devices are in.
     pub domain: Domain,
     /// Commands that start training under the plan, one entry per target; the first is shown, the others are folded.
     pub launches: Vec<Launch>,
     /// The strategy that is in use now, if the plan was compared with it.
     pub present: Option<&'a Present>,
-    /// Which one change of the job or the devices would shorten the step most, in words; `None` if none would.
+    /// The single change that would gain most, in words; `None` if none gains enough.
     pub next_change: Option<String>,
     /// Content hash of the plan.
     pub plan_id: String,
@@ -42,19 +42,19 @@ pub struct ReportInput<'a> {
     pub prediction: &'a Prediction,
     /// The simulated step, if it is to be drawn.
     pub timeline: Option<&'a Timeline>,
-    /// Memory of a device of the heaviest rank.
+    /// Memory capacity of the device that the heaviest rank runs on.
     pub capacity: Bytes,
     /// Fraction of device memory to leave free.
     pub headroom: f64,
     /// Length and cost of the whole training, if asked.
     pub budget: Option<Budget>,
-    /// The best strategies, this one first; empty when nothing was searched.
+    /// Strategies to list, this one first: the best of a search, or those one decision away.
     pub alternatives: Vec<Alternative>,
     /// Strategies that are best by another measure than step time, each with that measure in words, such as `least memory`.
     pub wishes: Vec<(String, Alternative)>,
     /// Strategies to draw by time and memory.
     pub points: Vec<Point>,
-    /// What became of the strategies of the search space, if there was a search.
+    /// How many strategies of the search space were simulated or left out, if there was a search.
     pub space: Option<&'a SpaceReport>,
     /// The ways to use the pools of the cluster that were searched, each with its step time or why it has no plan.
     pub ways: &'a [(&'a str, String)],
@@ -84,7 +84,7 @@ pub struct Budget {
     pub price: Option<f64>,
     /// Cost of the whole run in dollars, if the price is known.
     pub dollars: Option<f64>,
-    /// Share of the time that goes into steps which are kept, if failures are counted.
+    /// Share of the time that is spent on steps which are kept, if failures are counted.
     pub goodput: Option<f64>,
 }
 
@@ -114,7 +114,7 @@ pub struct Alternative {
     pub mfu: f64,
     /// Memory of the heaviest rank.
     pub peak_memory: Bytes,
-    /// Whether that is usable.
+    /// Whether it fits in memory.
     pub fits: bool,
     /// Why it is not the first choice; empty for the first.
     pub why_not_first: String,
@@ -127,6 +127,6 @@ pub struct InputFact {
     pub name: &'static str,
     /// Its value, with the unit.
     pub value: String,
-    /// Where the value came from: `flag`, `default`, `file` …
+    /// Where the value came from, such as `asked`, `default` or `plan file`.
     pub origin: String,
 }

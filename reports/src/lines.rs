@@ -54,7 +54,7 @@ impl Style {
         self.width.max(NARROWEST)
     }
 
-    /// A paragraph whose first line begins with `first`, and whose other lines begin with as many spaces.
+    /// A paragraph whose first line begins with `first`; the others are indented as far.
     #[must_use]
     pub fn paragraph(self, first: &str, text: &str) -> String {
         let indent = first.chars().count();

@@ -9,7 +9,7 @@ use plans::present::{Change, Present};
 use crate::format;
 use crate::lines::{Shade, Style, of};
 
-/// What is shown of a strategy in use.
+/// The parameters for showing a strategy in use.
 #[derive(Clone, Copy, Debug)]
 pub struct Shown<'a> {
     /// The strategy with its changes.
@@ -76,11 +76,11 @@ pub fn section(shown: Shown<'_>, style: Style) -> String {
     text
 }
 
-/// What is said in place of single changes of groups of replicas.
+/// Text in place of single changes, where groups of replicas differ.
 pub const NOT_OF_GROUPS: &str = "Not looked for: where groups of replicas differ, a change of one group changes which share of \
                                  the batch is best for each.";
 
-/// That no single changes lead to the best plan, in words, if there is one that they do not lead to.
+/// A sentence that single changes do not lead to the best plan; `None` if they do, or without one.
 #[must_use]
 pub fn elsewhere(present: &Present) -> Option<String> {
     let on = present.best_elsewhere()?;
@@ -170,7 +170,7 @@ fn single(present: &Present, style: Style) -> String {
     text
 }
 
-/// What the figures of a change are.
+/// The header above the figures of changes.
 fn columns(style: Style) -> String {
     let names = format!("  {:>18}  {:>9}  {:>9}", "change of step", "step", "memory");
     format!("{}\n", style.paint(Shade::Faint, &names))
@@ -211,7 +211,7 @@ fn row(present: &Present, change: &Change, style: Style) -> String {
     format!("{}\n{words}", line.trim_end())
 }
 
-/// What to know about a change before making it.
+/// A remark on a change: it does not fit, or is within the error of comparisons.
 #[must_use]
 pub fn remark(present: &Present, change: &Change) -> (Shade, &'static str) {
     match (change.fits, present.within_error(change.step_time)) {

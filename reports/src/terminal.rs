@@ -9,7 +9,7 @@ use crate::groups::{self, Group};
 pub use crate::lines::{Shade, Style, of};
 use crate::words;
 
-/// What showing a prediction needs beside the prediction itself.
+/// The context in which a prediction is shown.
 #[derive(Clone, Copy, Debug)]
 pub struct Ground<'a> {
     /// The training system; a strategy's text leaves out overlap that is this system's own.

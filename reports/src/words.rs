@@ -88,7 +88,7 @@ pub const TERMS: [(&str, &str); 42] = [
     ),
     (
         "grad_dtype=bf16",
-        "gradients are added up and reduced in 16 bits, not in the 32 of the system's default; fp32/bf16: added up in 32",
+        "gradients are added up and reduced in 16 bits instead of the system's default of 32; fp32/bf16: added up in 32, reduced in 16",
     ),
     (
         "optim_states=…",
@@ -160,7 +160,7 @@ pub const TERMS: [(&str, &str); 42] = [
     ("floor", "a proven lower bound of time or memory"),
 ];
 
-/// What is trained with adapters, and how that changes what MFU counts.
+/// A phrase on what is trained with adapters, and how that changes what MFU counts.
 pub fn adapters(adapters: &Adapters) -> String {
     format!(
         "adapters of rank {} are trained, the weights are frozen; MFU counts 4 FLOPs per frozen weight and token, \
@@ -193,7 +193,7 @@ pub fn pools(pools: &Pools, d: &Decisions) -> String {
     said.join("; ")
 }
 
-/// What sequences are made of, and how that changes what is counted.
+/// A phrase on what sequences are made of, and how that changes what is counted.
 #[must_use]
 pub fn documents(documents: &Documents) -> String {
     let mean = format::count(documents.mean().round() as u64);
@@ -263,7 +263,7 @@ pub fn plan(d: &Decisions, gpus_per_node: u64) -> Vec<String> {
     said
 }
 
-/// What is computed again in the backward.
+/// A phrase on what backward computes again.
 fn recomputed(d: &Decisions) -> String {
     match d.recompute {
         Recompute::None => "nothing is computed twice".to_owned(),
@@ -286,7 +286,7 @@ fn recomputed(d: &Decisions) -> String {
     }
 }
 
-/// What carries tokens to their experts, if it is not what the system uses by itself.
+/// A phrase for a dispatcher that is not the system's own.
 fn dispatcher(dispatcher: Dispatcher) -> String {
     match dispatcher {
         Dispatcher::AllToAll => "tokens go to their experts by all-to-all".to_owned(),
@@ -296,7 +296,7 @@ fn dispatcher(dispatcher: Dispatcher) -> String {
     }
 }
 
-/// What is captured in CUDA graphs, if it is not what the system captures by itself.
+/// A phrase for CUDA graphs other than the system captures by itself.
 fn graphs(graphs: CudaGraphs) -> String {
     match graphs {
         CudaGraphs::None => "the host issues every kernel, without CUDA graphs".to_owned(),
@@ -307,7 +307,7 @@ fn graphs(graphs: CudaGraphs) -> String {
     }
 }
 
-/// How operands of 8-bit products are scaled, if it is not how the system does it by itself.
+/// A phrase for a scaling of 8-bit products that is not the system's own.
 fn fp8_recipe(recipe: Fp8Recipe) -> String {
     let each = match recipe {
         Fp8Recipe::Delayed => "tensor, from the magnitudes of earlier steps",
@@ -319,7 +319,7 @@ fn fp8_recipe(recipe: Fp8Recipe) -> String {
     format!("operands of 8-bit products have a scale for each {each}")
 }
 
-/// Types of gradients that are not the system's own.
+/// A phrase for types of gradients that are not the system's own.
 fn gradients(types: GradientTypes) -> String {
     let bits = |dtype: DType| 8 * dtype.size();
     let (held, reduced) = (bits(types.held), bits(types.reduced));
@@ -333,7 +333,7 @@ fn gradients(types: GradientTypes) -> String {
     )
 }
 
-/// Optimizer states that are not held as the system does by itself.
+/// A phrase for a way to hold optimizer states that is not the system's own.
 fn optimizer_states(states: OptimizerStates) -> String {
     let held = match states {
         OptimizerStates::SplitMaster => {
@@ -345,7 +345,7 @@ fn optimizer_states(states: OptimizerStates) -> String {
     format!("the optimizer holds {held}")
 }
 
-/// Another depth of prefetching than one block.
+/// A phrase for a depth of prefetching, in blocks.
 fn prefetch(ahead: u64) -> String {
     match ahead {
         0 => "each block's parameters are gathered when the block before has ended".to_owned(),
@@ -354,7 +354,7 @@ fn prefetch(ahead: u64) -> String {
     }
 }
 
-/// States that lie in host memory.
+/// A phrase for states in host memory.
 fn offload(offload: Offload) -> String {
     let of = match offload {
         Offload::Optimizer(100) => "optimizer states lie".to_owned(),
@@ -451,7 +451,7 @@ pub fn moment(text: &str) -> String {
     }
 }
 
-/// What lies in the memory of a node's host; `None` if nothing does. Where not all nodes are `alike`, it is that of the fullest.
+/// A phrase on a node's host memory in use, if any; unless all are `alike`, on the fullest node's.
 #[must_use]
 pub fn host_memory(memory: HostMemory, alike: bool) -> Option<String> {
     let used = Some(memory.used).filter(|used| used.0 > 0)?;

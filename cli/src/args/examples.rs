@@ -152,7 +152,7 @@ pub(crate) fn of(command: &str) -> &'static [&'static str; 2] {
     examples
 }
 
-/// A right example of the command that was typed, if it is known.
+/// A correct example of the command that was typed, if it is known.
 pub(crate) fn typed() -> &'static str {
     of(&std::env::args().nth(1).unwrap_or_default())[0]
 }

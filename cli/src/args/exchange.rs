@@ -1,4 +1,4 @@
-//! What can be said to the commands that speak with training systems.
+//! Arguments of the commands that work with other training systems.
 
 use std::path::PathBuf;
 
@@ -25,7 +25,7 @@ pub(crate) struct ExportArgs {
     /// Replace a file of any kind
     #[arg(long)]
     pub(crate) force: bool,
-    /// Also write what starts the ranks
+    /// Also write a launch script
     #[arg(long, value_enum, conflicts_with = "check")]
     pub(crate) launcher: Option<LauncherArg>,
     /// Tokenizer of the launched job: a folder or hub name
@@ -40,7 +40,7 @@ pub(crate) struct ExportArgs {
     /// Find unknown keys, wrong values and contradictions in an existing configuration
     #[arg(long, value_name = "FILE")]
     pub(crate) check: Option<PathBuf>,
-    /// With --check, the model that the configuration is for: finds more
+    /// With --check: the model of the configuration, so that more is checked
     #[arg(long, requires = "check")]
     pub(crate) model: Option<String>,
     #[command(flatten)]
@@ -76,7 +76,7 @@ pub(crate) struct ImportArgs {
     /// Runtime to predict with [default: that of the file's training system]
     #[arg(long)]
     pub(crate) runtime: Option<String>,
-    /// What the file is for, if it cannot be told from it
+    /// Training system of the file, if the file does not show it
     #[arg(long, value_name = "TARGET[@VERSION]")]
     pub(crate) from: Option<String>,
     /// Write the strategy as a plan file
@@ -95,7 +95,7 @@ pub(crate) struct DiagnoseArgs {
     /// Training log of Megatron-LM, torchtitan, nanotron, DeepSpeed, NeMo, MaxText, Hugging Face's Trainer or `run`, or
     /// metrics exported by Weights & Biases or TensorBoard
     pub(crate) log: PathBuf,
-    /// The plan that the run was of
+    /// Plan of the run
     #[arg(long)]
     pub(crate) plan: PathBuf,
     /// Logged steps to skip [default: a tenth, at least 2]
@@ -104,7 +104,7 @@ pub(crate) struct DiagnoseArgs {
     /// Read on while the job writes, and warn when the run drifts from the prediction
     #[arg(long, conflicts_with = "calibrate")]
     pub(crate) follow: bool,
-    /// With --follow, end when no step has come for so many seconds [default: go on]
+    /// With --follow, end after this many seconds without a step [default: never]
     #[arg(long, value_name = "SECONDS", requires = "follow")]
     pub(crate) idle: Option<f64>,
     /// Write what was learned as a cluster file that later predictions use

@@ -18,7 +18,7 @@ pub(crate) struct ScenarioArgs {
     /// is this machine as `profile` measured it [default: dgx-h100]
     #[arg(long)]
     pub(crate) cluster: Option<String>,
-    /// Number of GPUs, '64 nodes', or '512x h100' (on a profiled machine: of ranks)
+    /// Number of GPUs, '64 nodes', or '512x h100' (number of ranks on a profiled machine)
     #[arg(long, required = true, value_parser = values::gpus, allow_hyphen_values = true)]
     pub(crate) gpus: Option<Gpus>,
     /// Training system that will run the plan [default: megatron-core; vescale on a profiled
@@ -28,8 +28,8 @@ pub(crate) struct ScenarioArgs {
     /// Tokens per sequence; 8k is 8192 [default: 8192, or fewer if the model's learned table of positions is shorter]
     #[arg(long, value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) seq: Option<u64>,
-    /// Sequences per optimizer step [default: 4 Mi tokens; at least 1 for each of up to 2048
-    /// GPUs]
+    /// Sequences per optimizer step [default: as many as make 4 Mi tokens, and at least one for
+    /// each of up to 2048 GPUs]
     #[arg(long, value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) global_batch: Option<u64>,
     #[command(flatten)]
@@ -87,7 +87,7 @@ pub(crate) enum PrecisionArg {
     Fp8,
 }
 
-/// Whether to be quiet, of a command whose answer is a file.
+/// The flag for quiet, of a command whose answer is a file.
 #[derive(Args, Debug, Clone, Copy)]
 pub(crate) struct QuietArgs {
     /// No notes on stderr

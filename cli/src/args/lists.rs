@@ -1,4 +1,4 @@
-//! What can be said to the commands that list what the tool knows.
+//! Arguments of the commands that list what the tool knows.
 
 use clap::{Args, ValueEnum};
 

@@ -1,4 +1,4 @@
-//! What can be said on the command line.
+//! The arguments of the command line.
 
 pub(crate) mod examples;
 mod exchange;
@@ -59,7 +59,7 @@ fn with_examples(command: clap::Command, name: &str) -> clap::Command {
     })
 }
 
-/// A command that takes a negative number as the value of an option, so that what is wrong is said of the option.
+/// Lets options take negative numbers as values, so that an error names the option.
 fn with_negative_numbers(command: clap::Command) -> clap::Command {
     command.mut_args(
         |arg| match arg.get_action().takes_values() && !arg.is_positional() {
@@ -82,7 +82,7 @@ pub(crate) enum Command {
     Compare(CompareArgs),
     /// The smallest cluster that fits, and time against cost over sizes
     Size(SizeArgs),
-    /// The best plan for the GPUs that are left, and what going on under it takes
+    /// The best plan for the GPUs that are left, and the cost of continuing under it
     Replan(ReplanArgs),
     /// Predict published runs and compare
     Validate(ValidateArgs),

@@ -1,4 +1,4 @@
-//! What can be said to the commands that plan and predict.
+//! Arguments of the commands that plan and predict.
 
 use std::path::PathBuf;
 
@@ -24,8 +24,8 @@ pub(crate) struct SearchArgs {
     /// system, a plan file, or a strategy such as 'tp8 pp2'; a file also gives the model, GPUs and batch that it names
     #[arg(long, value_name = "FILE|STRATEGY")]
     pub(crate) from: Option<String>,
-    /// Of a cluster of several pools those that --from runs on, in the order of its pipeline: dgx-a100, or 'dgx2-v100 +
-    /// dgx-a100' [default: all, or those that it can run on]
+    /// On a cluster of several pools: those that --from runs on, in the order of its pipeline:
+    /// dgx-a100, or 'dgx2-v100 + dgx-a100' [default: all, or those that it can run on]
     #[arg(long, value_name = "POOLS", requires = "from")]
     pub(crate) on: Option<String>,
     /// Decisions of --from that the best plan must not change, such as tp,ep
@@ -152,8 +152,8 @@ pub(crate) struct SizeArgs {
     /// cache less
     #[arg(long, default_value_t = planner::RISK)]
     pub(crate) risk: f64,
-    /// Numbers of GPUs to try; of a cluster of several pools they are taken in the pools' order, the first pool whole before
-    /// the second [default: powers of two below a node and times a node, up to 2048 or, pool by pool, up to all]
+    /// Numbers of GPUs to try; several pools are used up in their order [default: powers of two
+    /// below a node and times a node, up to 2048 or, pool by pool, up to all]
     #[arg(long, value_delimiter = ',', value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) gpus: Vec<u64>,
     #[command(flatten)]
@@ -169,8 +169,8 @@ pub(crate) struct SizeArgs {
 pub(crate) struct ReplanArgs {
     /// Plan file that was in use
     pub(crate) plan: PathBuf,
-    /// GPUs that were lost: 2nodes or 16; of a cluster of several pools also of which, '2nodes of dgx2-v100', once for every
-    /// pool that lost some
+    /// GPUs that were lost: 16, or 2nodes. On a cluster of several pools name the pool, '2nodes of
+    /// dgx2-v100', and repeat the flag for every pool that lost some
     #[arg(long, required = true, value_delimiter = ',', value_parser = losses::loss, allow_hyphen_values = true, value_name = "GPUS")]
     pub(crate) lost: Vec<Loss>,
     /// Sequences per optimizer step [default: the plan's, or if nothing fits then, the nearest that the GPUs divide]
@@ -205,7 +205,7 @@ pub(crate) struct ValidateArgs {
     /// Largest median step-time error allowed, such as 0.12; exit code 5 above it
     #[arg(long)]
     pub(crate) tolerance: Option<f64>,
-    /// Fitted constants in place of the shipped (form: catalog/presets/fitted.yaml)
+    /// Fitted constants in place of the built-in ones (form: catalog/presets/fitted.yaml)
     #[arg(long)]
     pub(crate) constants: Option<PathBuf>,
     /// Fit the fitted constants again without each source in turn and predict that source's runs
@@ -220,7 +220,7 @@ pub(crate) struct ValidateArgs {
         requires = "leave_source_out"
     )]
     pub(crate) few_shot: Vec<usize>,
-    /// Also predict without one mechanism of the cost model after the other (some minutes)
+    /// Also predict without each mechanism of the cost model in turn (some minutes)
     #[arg(long)]
     pub(crate) ablate: bool,
     /// Runs with the largest errors to list
@@ -235,7 +235,7 @@ pub(crate) struct ValidateArgs {
     /// Folder for the plots that the report links
     #[arg(long, default_value = "docs/accuracy")]
     pub(crate) plots: PathBuf,
-    /// Groups' errors that may not grow; exit code 5 when one does
+    /// File of errors of groups that may not grow; exit code 5 when one does
     #[arg(long)]
     pub(crate) baseline: Option<PathBuf>,
     /// Write the groups' errors as the new baseline

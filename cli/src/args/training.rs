@@ -1,4 +1,4 @@
-//! What can be said to the commands that train, measure, and look into checkpoints.
+//! Arguments of the commands that train, measure, and look into checkpoints.
 
 use std::path::PathBuf;
 
@@ -35,9 +35,9 @@ pub(crate) struct RunArgs {
     /// What to train on
     #[arg(long, value_enum, default_value_t = DeviceArg::Cpu)]
     pub(crate) device: DeviceArg,
-    /// Local: ranks are threads of this process. Mpi: this process is one rank of a job that mpirun or
-    /// srun started. Tcp: the same of torchrun, srun or mpirun without MPI; started alone, it starts
-    /// the other ranks on this host
+    /// Local: ranks are threads of this process. Mpi: this process is one rank of a job that mpirun
+    /// or srun started. Tcp: this process is one rank that torchrun, srun or mpirun started,
+    /// without MPI; started alone, it starts the other ranks on this host
     #[arg(long, value_enum, default_value_t = CommunicatorArg::Local)]
     pub(crate) communicator: CommunicatorArg,
     /// With --device cuda: start a process for every rank, each on a GPU of this host
@@ -119,7 +119,7 @@ pub(crate) struct ProfileArgs {
     /// Quick: a minute or two. Full: more shapes and repetitions
     #[arg(long, value_enum, default_value_t = SuiteArg::Quick)]
     pub(crate) suite: SuiteArg,
-    /// Profile file; one that is there is added to [default: vescale-profile.yaml]
+    /// Profile file; an existing one is extended [default: vescale-profile.yaml]
     #[arg(short, long)]
     pub(crate) output_profile: Option<PathBuf>,
     #[command(flatten)]

@@ -26,8 +26,8 @@ use crate::output;
 /// A run whose measured step time over the predicted one lies outside this range is refused: it is of another plan.
 const PLAUSIBLE: std::ops::RangeInclusive<f64> = 0.1..=10.0;
 
-/// A measured step may be shorter than the one that was learned by this factor: beyond it the device's peak rates, below
-/// which no price falls, contradict the run.
+/// Smallest accepted ratio of a measured step time to the calibrated one. Below it, the run
+/// contradicts the device's peak rates, below which no price falls.
 const FASTEST: f64 = 0.7;
 
 /// A measured run, from a log or from `--measured`.
@@ -160,7 +160,7 @@ impl Measured {
     }
 }
 
-/// Checks that the runs can be of their plans.
+/// Checks that every run can be one of its plan.
 fn check(runs: &[Measured], learned: &Learned) -> Result<(), CliError> {
     for (run, explained) in runs.iter().zip(&learned.runs) {
         let ratio = run.step_time.0 / explained.before.0;
@@ -214,7 +214,7 @@ fn check_alike(first: &Measured, runs: &[Measured]) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Warns of factors that went as far as they may, and of runs outside the interval that is usual after as many runs.
+/// Warns of factors at their bounds, and of runs outside the usual interval of calibrated runs.
 fn warn(runs: &[Measured], learned: &Learned) {
     for rate in learned.at_bounds() {
         let (name, factor) = (rate.name(), learned.factors.of(rate));
@@ -318,8 +318,8 @@ fn json<'a>((run, explained): (&'a Measured, &'a Explained)) -> RunJson<'a> {
     }
 }
 
-/// The extension of a cluster to which a calibration is added. It never extends the file being written: then it is what
-/// that file already was.
+/// The cluster extension to which a calibration is added. If the file to write is the cluster
+/// itself, it is that file's content, so that no file extends itself.
 fn extended(path: &Path, cluster: &str) -> ExtensionFile {
     let same = Path::new(cluster) == path;
     let text = same.then(|| catalog::text::read(path).ok()).flatten();

@@ -1,4 +1,4 @@
-//! `checkpoint`: shows what a checkpoint holds, verifies it, or reshards it for another plan.
+//! `checkpoint`: shows, verifies or reshards a checkpoint, or exports its weights.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -39,7 +39,7 @@ struct VerifyJson {
     problems: Vec<String>,
 }
 
-/// What was made of a checkpoint.
+/// The answer about a file or folder that was made from a checkpoint.
 #[derive(Serialize)]
 struct MadeJson {
     schema_version: u32,

@@ -50,13 +50,13 @@ pub(crate) fn run(args: &ListArgs, settings: &Settings) -> Result<ExitCode, CliE
     output::print(&output::style().paragraph(
         "",
         &format!(
-            "A flag beats its variable, that vescale-plan.toml in this folder{own}, and that what is built in. `vescale-plan doc settings` has an example."
+            "The first of these counts: a flag, its variable, vescale-plan.toml in this folder{own}, the built-in default. `vescale-plan doc settings` has an example."
         ),
     ));
     Ok(ended(settings))
 }
 
-/// The exit code after all defaults were shown. Says which default its flag does not take, if there is one.
+/// The exit code after all defaults were shown. Reports a default that its flag refuses, if any.
 fn ended(settings: &Settings) -> ExitCode {
     let refused = settings.refused(&args::command());
     refused.map_or(ExitCode::SUCCESS, |message| usage::say(&message, settings))

@@ -21,7 +21,7 @@ impl From<AttentionArg> for AttentionBy {
     }
 }
 
-/// Whether a profile measured the attention that will run: a library's times do not apply to our kernels.
+/// Refuses a library's attention times in a profile if our own attention kernels will run.
 pub(crate) fn measured_as_run(
     asked: AttentionArg,
     profile: &Profile,

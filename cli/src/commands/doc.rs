@@ -66,7 +66,7 @@ fn settings() {
 }
 
 const STRATEGIES: &str = "\
-A strategy is a list of words, parted by commas or spaces. A word is key=value (tp=8) or, shorter, the key with its number \
+A strategy is a list of words, separated by commas or spaces. A word is key=value (tp=8) or, shorter, the key with its number \
 (tp8). What is left out is the runtime's default. Strategies are printed in the short form, and every form is read wherever \
 a strategy is asked for.
 
@@ -115,7 +115,7 @@ A cluster is one of:
 COUNT if that differs from the preset's), and `$2.5` per GPU and hour
 
   --cluster '64 x dgx-a100 + 32 x dgx2-v100, 100 Gb/s between, 20 ms away'
-      pools of GPUs that differ, or that lie on different sites: up to four, each of a preset or a file, with --gpus for \
+      pools of GPUs that differ, or that are at different sites: up to four, each of a preset or a file, with --gpus for \
 all of them (96). What follows the comma is the whole link between two pools; without it they share a network
 
   --cluster '62 nodes x dgx-h100 + 2 nodes x dgx-h100 at 0.8 with 2% jitter'
@@ -123,9 +123,9 @@ all of them (96). What follows the comma is the whole link between two pools; wi
 that the time of a rank's pass has a standard deviation of 2%
 
 A pipeline passes through pools one after the other, and each rank gets the layers that its GPUs have time for; or groups of \
-replicas lie side by side on different pools, and each gets the sequences that it has time for, under a plan of its own. \
+replicas train side by side on different pools, and each gets the sequences that it has time for, under a plan of its own. \
 `search` tries every order of the pools, every way to divide them into groups, and every way to leave some out. `--fix \
-groups=1` keeps all replicas alike. Of a plan with several groups, best.plan.yaml#2 is the second.
+groups=1` keeps all replicas alike. best.plan.yaml#2 names the second group of a plan.
 
 A file that changes a preset; its profile is measured by `vescale-plan profile --device cuda -o gpu.yaml`:
 

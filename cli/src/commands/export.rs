@@ -102,7 +102,7 @@ pub(crate) fn run(args: &ExportArgs) -> Result<ExitCode, CliError> {
     }
 }
 
-/// Refuses to write a launch script, which has one number of GPUs per node, for pools whose nodes differ in it.
+/// Refuses a launch script, which has one number of GPUs per node, for pools that differ in it.
 fn check_nodes(pools: &Pools) -> Result<(), CliError> {
     if pools.gpus_per_node().is_some() {
         return Ok(());
@@ -247,7 +247,7 @@ fn finish(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Notes on what is still to be filled in, and what the target does less or otherwise.
+/// Prints what is still to be filled in, and what the target does less or otherwise.
 fn notes(args: &ExportArgs, loaded: &Opened, exported: &Exported, assumptions: &[AssumptionJson]) {
     for unfilled in &exported.unfilled {
         let line = format!("fill in {}: {}", unfilled.name, unfilled.what);

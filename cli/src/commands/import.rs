@@ -76,7 +76,7 @@ pub(crate) fn run(args: &ImportArgs) -> Result<ExitCode, CliError> {
     finish(args, source, cluster)
 }
 
-/// A file to read, and what was said beside it.
+/// A file to read, and what flags say about it.
 pub(crate) struct Reading<'a> {
     pub(crate) file: &'a Path,
     pub(crate) dialect: Option<Dialect>,
@@ -220,7 +220,9 @@ fn of_system(reading: &Reading<'_>) -> Result<Source, CliError> {
     let strategy = legal(decisions, &model, &workload, &document.path)?;
     if let Err(error) = plans::support::allowed_by(&strategy, &model, &runtime, workload.precision)
     {
-        notes.push(format!("the prediction stretches its runtime: {error}"));
+        notes.push(format!(
+            "predicted although its runtime preset does not offer it: {error}"
+        ));
     }
     Ok(Source {
         target: Some(dialect),

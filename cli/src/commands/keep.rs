@@ -7,8 +7,8 @@ use plans::Strategy;
 
 use crate::error::CliError;
 
-/// Fixes decisions to what they are in a plan with these strategies, one for each of its groups of replicas. What is kept
-/// of groups is what they agree in.
+/// Fixes decisions to what they are in a plan with these strategies, one for each of its groups of
+/// replicas. Groups must agree in what is kept.
 pub(crate) fn keep(
     kept: &[String],
     groups: &[&Strategy],

@@ -1,4 +1,4 @@
-//! `search --from`: the strategy in use, with the question that it is an answer to and the pools that it runs on.
+//! `search --from`: the strategy in use, its question, and the pools that it runs on.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,20 +19,20 @@ use crate::commands::present_source::Given;
 use crate::error::CliError;
 use crate::inputs;
 
-/// What is said with `--from`.
+/// The strategy in use that `--from` names, with its question.
 pub(crate) struct InUse {
     /// The question.
     pub(crate) inputs: Inputs,
-    /// The question on the devices that the strategy in use runs on: on a cluster of several pools some of them, perhaps.
+    /// The question on the devices that the strategy in use runs on, perhaps not all pools.
     pub(crate) on: Inputs,
-    /// What was read; of groups of replicas the strategy is that of the first.
+    /// What was read; with several groups of replicas, the strategy is that of the first group.
     pub(crate) read: Read,
     /// The groups of replicas, if not all replicas are alike.
     pub(crate) together: Option<Box<Together>>,
 }
 
 impl InUse {
-    /// What is compared with the best plan.
+    /// The strategy, or groups of replicas, to compare with the best plan.
     pub(crate) fn now(&self) -> Now<'_> {
         match &self.together {
             Some(together) => Now::Groups(together),
@@ -166,7 +166,7 @@ fn placed(
     others.pop().map(|(_, found)| found).ok_or(first)
 }
 
-/// The plan that has the strategy run on some of a cluster's pools of devices, if it can run there.
+/// The question and the strategy on some of a cluster's pools, if the strategy can run there.
 fn on_pools(
     from: &Given<'_>,
     args: &SearchArgs,
@@ -187,7 +187,7 @@ fn on_pools(
     }
 }
 
-/// A plan with several groups of replicas, as it is; what is searched may be another cluster.
+/// A plan with several groups of replicas, unchanged; the cluster to search may be another.
 fn of_groups(
     path: &Path,
     together: Together,

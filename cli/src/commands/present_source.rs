@@ -24,7 +24,7 @@ use crate::inputs;
 /// Name that the suggested commands give to a plan of the strategy in use.
 const PLAN: &str = "present.plan.yaml";
 
-/// What a source says before flags override it.
+/// The contents of a source, before flags override them.
 struct Source {
     scenario: Scenario,
     model_arg: String,
@@ -35,7 +35,7 @@ struct Source {
     writes_plan: Option<String>,
 }
 
-/// What `--from` names.
+/// The source that `--from` names.
 pub(crate) enum Given<'a> {
     /// A strategy in our notation; everything else is said by flags.
     Text(&'a str),
@@ -46,7 +46,7 @@ pub(crate) enum Given<'a> {
 }
 
 impl<'a> Given<'a> {
-    /// What a text names: a file, or a strategy.
+    /// Finds out whether a text names a file or is a strategy.
     pub(crate) fn of(from: &'a str) -> Result<Self, CliError> {
         let path = PathBuf::from(from);
         if let Some((file, _)) = opened::group(&path)
@@ -256,7 +256,7 @@ fn unknown(path: &Path, error: CliError) -> CliError {
     let file = path.display();
     let wrong = Mistake::new("cannot tell which training system this file is for")
         .at(format!("--from {file}"))
-        .expected("a configuration that shows its system, a plan file, or a strategy")
+        .expected("a configuration file of a known training system, a plan file, or a strategy")
         .example(format!(
             "vescale-plan import {} --from megatron-lm -o {PLAN}, then --from {PLAN}",
             escape::shell(&file.to_string())
@@ -291,7 +291,7 @@ fn checked(
     let allowed =
         plans::support::allowed_by(&strategy, &scenario.model, &scenario.runtime, w.precision);
     if let Err(error) = allowed {
-        let note = format!("the prediction stretches its runtime: {error}");
+        let note = format!("predicted although its runtime preset does not offer it: {error}");
         if !notes.contains(&note) {
             notes.push(note);
         }

@@ -1,4 +1,4 @@
-//! `replan`: the best plan for the GPUs that are left after some were lost, and what going on under it takes.
+//! `replan`: the best plan for the GPUs left after a loss, and the cost of continuing under it.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -37,7 +37,7 @@ const WORTH: f64 = 0.01;
 #[derive(Serialize)]
 struct ReplanJson {
     schema_version: u32,
-    /// The job on the GPUs that are left; of several pools on those that the best plan uses.
+    /// The job on the GPUs that are left; on several pools, on those that the best plan uses.
     inputs: InputsJson,
     /// Plan that was in use.
     plan_id: String,
@@ -118,7 +118,7 @@ pub(crate) fn run(args: &ReplanArgs) -> Result<ExitCode, CliError> {
     Ok(code::unless(best.is_some(), code::DOES_NOT_FIT))
 }
 
-/// The old plan's `train` section for the new plan. If that lies in another folder, the path of the data is made absolute.
+/// The old plan's `train` section for the new plan; in another folder, with an absolute data path.
 fn train(planned: &Planned, old: &Path, new: &Path) -> Option<TrainFile> {
     let mut train = planned.file().train.clone()?;
     if old.parent() != new.parent() {
@@ -159,10 +159,10 @@ fn json(
     }
 }
 
-/// What was found for the GPUs that are left.
+/// The result for the GPUs that are left.
 struct Found {
     answer: Answer,
-    /// A batch that is better divided: its gain in tokens per second, and its best plan.
+    /// A batch that trains faster: sequences, relative gain in tokens per second, best plan.
     other: Option<(u64, f64, Candidate)>,
     /// Why the plan's own batch has no plan, if the answer has another for that reason.
     own_batch: Option<String>,
@@ -262,8 +262,8 @@ fn better(than: &Answer, found: Answer) -> Option<(f64, Candidate)> {
     (ratio > 1.0 + WORTH).then_some((ratio - 1.0, first))
 }
 
-/// The batch nearest to another that a number of GPUs divides; where there are more GPUs than sequences, half of them or a
-/// quarter, and so on.
+/// The multiple of `gpus` that is nearest to `batch`. If there are more GPUs than sequences, a
+/// multiple of half of `gpus`, or a quarter, and so on.
 fn nearest_batch(batch: u64, gpus: u64) -> u64 {
     let mut unit = gpus;
     while unit > batch && unit.is_multiple_of(2) {
@@ -339,7 +339,7 @@ fn gpus(before: &Before, now: &Workload) -> String {
     text
 }
 
-/// What becomes of the global batch, in words.
+/// The global batch and why it changed, in words.
 fn batch(args: &ReplanArgs, before: &Before, found: &Found, now: &Workload) -> String {
     let own = before.inputs.json.global_batch;
     match (now.global_batch == own, args.global_batch) {

@@ -34,7 +34,7 @@ const MOST_ODD: u64 = 315;
 struct SizeJson {
     schema_version: u32,
     inputs: InputsJson,
-    /// Largest probability that a plan does not fit.
+    /// Largest allowed probability that a plan does not fit.
     risk: f64,
     smallest: Option<u64>,
     sizes: Vec<SizeRow>,
@@ -48,13 +48,13 @@ struct SizeRow {
     /// Why there is no plan.
     #[serde(skip_serializing_if = "Option::is_none")]
     why_none: Option<String>,
-    /// Of several pools the devices that the best plan uses; of groups of replicas parted by ` | `.
+    /// On several pools, the devices of the best plan; those of groups are separated by ` | `.
     #[serde(skip_serializing_if = "Option::is_none")]
     devices: Option<String>,
     tokens_per_s: Option<f64>,
     budget: Option<Budget>,
     pareto: bool,
-    /// What the plan's devices cost in an hour, in dollars; if their price is not known, how many they are.
+    /// Dollars per hour of the plan's devices; if prices are not known, the number of devices.
     #[serde(skip)]
     hourly: f64,
     /// The plan in short lines.
@@ -137,7 +137,7 @@ fn question(args: &SizeArgs) -> Result<(Inputs, Vec<u64>), CliError> {
     let model = catalog::load::model(&args.model)?;
     let seq = (args.seq).unwrap_or_else(|| answers::inputs::default_seq(&model));
     let global_batch = (args.global_batch).unwrap_or_else(|| batch(&counts, seq));
-    // Of several pools those that the largest number of GPUs is of.
+    // On several pools, the cluster has the first pools, as many as the most GPUs tried need.
     let cluster_arg = match &cluster.pools {
         None => cluster_arg,
         Some(pools) => of_pools(pools, most)?.arg,
@@ -154,7 +154,7 @@ fn question(args: &SizeArgs) -> Result<(Inputs, Vec<u64>), CliError> {
     Ok((resolved, counts))
 }
 
-/// A pool of the first `gpus` GPUs: all of the first pool, then those of the next, until there are so many.
+/// The first `gpus` GPUs as one pool: all of the first pool, then those of the next, and so on.
 fn of_pools(pools: &Pools, gpus: u64) -> Result<Pool, CliError> {
     pools.first(gpus).map_err(|wrong| {
         let expected = "GPUs of the pools in their order, in whole nodes of each";
@@ -256,8 +256,8 @@ impl Sizes<'_> {
     }
 }
 
-/// The global batch when none is given: the default of the least common multiple of all numbers of GPUs, whose odd part is
-/// limited.
+/// The default global batch: that of the least common multiple of all numbers of GPUs, with a limit
+/// on its odd part.
 fn batch(counts: &[u64], seq: u64) -> u64 {
     let odd = |gpus: u64| gpus >> gpus.trailing_zeros();
     let all = counts.iter().map(|&gpus| odd(gpus));
@@ -322,7 +322,7 @@ fn row_of_nodes_alike(training: &Training, scenario: &Scenario, sized: &Sized) -
     }
 }
 
-/// The row of one number of GPUs of several pools, of which the best plan may leave some out.
+/// The row of one number of GPUs of several pools. The best plan may use fewer.
 fn row_of_pools(gpus: u64, training: &Training, answer: &Answer, hourly: f64) -> SizeRow {
     let (scenario, used) = (&answer.inputs.scenario, answer.inputs.json.gpus);
     let best = answer.outcome.top.first();
@@ -350,8 +350,8 @@ fn row_of_pools(gpus: u64, training: &Training, answer: &Answer, hourly: f64) ->
     }
 }
 
-/// Marks the rows on the frontier: no other is both faster and cheaper per token. Of numbers of GPUs with the same plan, which
-/// leaves some of them out, the smallest counts.
+/// Marks the rows that no other beats in both speed and cost per token. If several numbers of GPUs
+/// have the same plan, which leaves some GPUs out, the smallest counts.
 fn mark(rows: &mut [SizeRow]) {
     for index in 0..rows.len() {
         let Some((rate, per_cost)) = speed(&rows[index]) else {
@@ -367,7 +367,7 @@ fn mark(rows: &mut [SizeRow]) {
     }
 }
 
-/// Tokens that are kept per second: of all GPUs, and of one, or of a dollar an hour where GPUs differ.
+/// Tokens that are kept per second, and the same per GPU or, if prices differ, per dollar an hour.
 fn speed(row: &SizeRow) -> Option<(f64, f64)> {
     let failures = row.budget.and_then(|budget| budget.failures);
     let goodput = failures.map_or(1.0, |lost| lost.goodput);
@@ -375,7 +375,7 @@ fn speed(row: &SizeRow) -> Option<(f64, f64)> {
     Some((kept, kept / row.hourly))
 }
 
-/// Titles of the columns, and their widths; the plan stands below.
+/// Titles of the columns, and their widths. The plan is printed below each row.
 const HEADER: [&str; 6] = ["GPUs", "tokens/s", "MFU", "fits", "days", "cost"];
 const WIDTHS: [usize; 6] = [8, 10, 8, 7, 9, 10];
 
@@ -425,7 +425,7 @@ fn shown(row: &SizeRow) -> String {
     figures + &plan + &failures.unwrap_or_default()
 }
 
-/// What follows from all rows.
+/// Prints what follows from all rows.
 fn conclude(rows: &[SizeRow], smallest: Option<u64>) {
     let Some(smallest) = smallest else {
         output::print("\nNothing fits at these sizes.\n");

@@ -21,7 +21,7 @@ pub enum ActionKind {
     RecvB,
     /// Send an input gradient to the previous stage.
     SendB,
-    /// All-gather a stage's parameters (ZeRO-3, or ZeRO-1 after the step).
+    /// All-gather a stage's parameters: for passes under ZeRO-3, once a step under ZeRO-1 and 2.
     Unshard,
     /// Free a stage's gathered parameters.
     Reshard,

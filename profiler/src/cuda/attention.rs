@@ -48,7 +48,7 @@ struct Operands {
 }
 
 impl Causal {
-    /// Kernels of a direction as traces name them; the first carries the time of all that are fused.
+    /// Kernels of forward and of backward, as traces name them; the first carries the time of all.
     #[must_use]
     pub fn kernels(&self) -> [Vec<Kernel>; 2] {
         let lines = self.batch * self.heads;

@@ -25,7 +25,7 @@ use crate::ProfilerError;
 use crate::blocks::{BlockRequest, alone, check, local_shape, micro_batch, tokens};
 use crate::lanes::{Effort, Laps};
 
-/// How often the time between two events without work between them is measured.
+/// Number of measurements of the time between two events without work between them.
 const EMPTY_LAPS: usize = 101;
 
 /// The operators of a block.

@@ -17,12 +17,12 @@ const ADDED: f64 = 32.0;
 /// How a GEMM rounds its operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// Not at all.
+    /// They stay as they are.
     Whole,
-    /// To TF32.
+    /// They are rounded to TF32.
     Tf32,
-    /// Cast to FP8 first, and the cast counts with the GEMM: both operands in forward, gradient of the output (for both
-    /// GEMMs that read it) and weight in backward, input for the gradient of the weight.
+    /// Casts them to FP8. A cast counts with one GEMM: both operands with forward, gradient of the
+    /// output and weight with backward, input with the gradient of the weight.
     EightBits,
 }
 
@@ -214,8 +214,8 @@ impl Linear {
         })
     }
 
-    /// A sum of products added to the value before. Errors of 32-bit sums grow with the terms' magnitudes, those of
-    /// products with the root of the sum of squares; the result is rounded once.
+    /// Expected: `before` plus products. Errors of 32-bit sums grow with the terms' magnitudes,
+    /// those of products with the root of the sum of squares; the result is rounded once.
     fn wanted(&self, result: DType, before: f64, terms: impl Iterator<Item = f64>) -> Wanted {
         let (mut sum, mut sizes, mut squares) = (before, before.abs(), 0.0);
         for term in terms {

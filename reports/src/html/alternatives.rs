@@ -7,7 +7,7 @@ use super::page::{heads, section as frame};
 use crate::format;
 use crate::input::{Alternative, ReportInput};
 
-/// The table of strategies; empty when there was no search.
+/// The table of strategies; empty if there are none to list.
 pub(super) fn section(input: &ReportInput) -> Markup {
     if input.alternatives.is_empty() {
         return html! {};

@@ -14,7 +14,7 @@ use crate::words;
 pub struct Compared<'a> {
     /// Path of the plan file.
     pub name: String,
-    /// What it is for: model, devices and runtime.
+    /// The job that it is for: model, devices and runtime.
     pub job: String,
     /// The strategy in the short form.
     pub strategy: String,

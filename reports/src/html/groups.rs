@@ -1,4 +1,4 @@
-//! Groups of replicas side by side: what each does, and the sections that are of one group.
+//! Groups of replicas side by side: what each does, and charts of the slowest.
 
 use maud::{Markup, html};
 

@@ -13,7 +13,7 @@ use crate::input::ReportInput;
 
 const GIB: f64 = 1_073_741_824.0;
 
-/// Values per line: each is the largest of its share of the step, so that peaks survive.
+/// Number of values per line, each the largest in its part of the step, so that peaks survive.
 const POINTS: usize = 400;
 
 /// Lines drawn besides the heaviest rank's.
@@ -45,7 +45,7 @@ pub(super) fn section(input: &ReportInput) -> Markup {
     frame("memory-time", "Memory over the step", &lead, &body)
 }
 
-/// What the chart draws: seconds, and for every drawn rank its memory at them in GiB.
+/// The chart's data: points in time in seconds, and for every drawn rank its memory then in GiB.
 fn data(timeline: &Timeline, step: Seconds, heaviest: u32, usable: Bytes) -> Value {
     let mut changes: BTreeMap<u32, Vec<(f64, Bytes)>> = BTreeMap::new();
     for (rank, time, bytes) in &timeline.memory {

@@ -19,7 +19,7 @@ pub struct Nothing<'a> {
     pub relax: Vec<&'a str>,
     /// Commands to try next, each with its purpose.
     pub next: &'a [(&'a str, String)],
-    /// What became of the strategies of the search space.
+    /// How many strategies of the search space were simulated or left out.
     pub space: &'a SpaceReport,
     /// Every input and where its value came from.
     pub inputs: &'a [InputFact],

@@ -52,7 +52,7 @@ pub(super) fn masthead(model: &str, devices: &str) -> Markup {
     }
 }
 
-/// The script that copies, sorts, shows tips and draws the pipeline. Everything that is text is there without it.
+/// The script that copies, sorts, shows tips and draws the pipeline. Without it, all text is there.
 pub(super) fn script() -> Markup {
     html! { script { (PreEscaped(SCRIPT)) } }
 }
@@ -113,7 +113,7 @@ fn bar_row(name: &str, tip: Option<&str>, share: Option<f64>, values: &[String; 
     }
 }
 
-/// A text of which what stands between backticks is code.
+/// Markup of a text whose parts between backticks become code.
 pub(super) fn prose(text: &str) -> Markup {
     html! {
         @for (index, part) in text.split('`').enumerate() {
@@ -122,7 +122,7 @@ pub(super) fn prose(text: &str) -> Markup {
     }
 }
 
-/// What stands in place of a chart where no script runs.
+/// The note in place of a chart where no script runs.
 pub(super) fn undrawn() -> Markup {
     html! { noscript { p.note { "This chart is drawn by a script, and scripts do not run here." } } }
 }

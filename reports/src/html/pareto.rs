@@ -64,8 +64,8 @@ pub(super) fn section(input: &ReportInput) -> Markup {
     };
     let lead = match input.space {
         Some(space) => format!(
-            "{} strategies of the {} of the space, evenly spread over those that take less than twice the plan's time, and \
-             the plans found; what takes more than 1.25 of the memory is not drawn.",
+            "{} of the {} strategies of the space, spread evenly over those within twice the plan's step time, and the plans \
+             found; strategies that need more than 1.25 times the usable memory are not drawn.",
             format::count(points.len() as u64),
             format::count(space.strategies)
         ),
@@ -94,8 +94,8 @@ fn frontier(points: &[Point], usable: Bytes) -> Vec<&Point> {
     found
 }
 
-/// What the chart draws. A row of `points` is memory in GiB, seconds, 1 if on the edge plus 2 if among the plans found,
-/// for every axis the index of its value, and the words of the strategy as indices of `words`; by rising memory.
+/// The chart's data. A row of `points`: memory in GiB, seconds, 1 if on the edge plus 2 if among
+/// the plans found, the index of its value on each axis, indices of its `words`; sorted by memory.
 fn data(input: &ReportInput, best: &[&Point]) -> Value {
     let gib = f64::from(1 << 30);
     let mut axes = AXES.map(|_| Numbered::default());

@@ -42,7 +42,7 @@ pub(super) fn section(input: &ReportInput) -> Markup {
         }
     };
     let lead = format!(
-        "Changes of one decision, the best of each first; step times that differ by less than {} differ within the error of such comparisons.",
+        "For each decision, the best change of it alone; differences in step time below {} are within the error of such comparisons.",
         error(present)
     );
     frame("present", "From the present strategy", &lead, &body)

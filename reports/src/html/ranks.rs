@@ -1,4 +1,4 @@
-//! Where ranks lie: which axis stays inside a node, which crosses the network, and each GPU's place on every axis.
+//! Ranks on nodes: which axis stays inside a node, which crosses the network, and each GPU's place.
 
 use catalog::{Axis, Domain};
 use maud::{Markup, html};

@@ -61,7 +61,7 @@ pub struct Phase {
     pub predicted_s: Option<f64>,
 }
 
-/// Bytes of one kind on the heaviest rank of a pipeline rank.
+/// Bytes of one kind of memory on the fullest of the ranks that share a pipeline rank.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Held {
     /// Index of the pipeline rank.

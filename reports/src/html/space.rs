@@ -46,7 +46,7 @@ pub(super) fn ways(input: &ReportInput) -> Markup {
             }
         }
     };
-    let lead = "A pipeline passes through pools that are joined by +; pools parted by | have groups of replicas of their own.";
+    let lead = "A pipeline passes through pools that are joined by +; pools separated by | have groups of replicas of their own.";
     frame("ways", "Ways to use the pools", lead, &body)
 }
 

@@ -78,7 +78,7 @@ fn figures(input: &ReportInput) -> Markup {
     }
 }
 
-/// What the MFU is a share of, and the other convention's figure where it differs.
+/// A note on the MFU: its peak, and the other convention's figure if that differs.
 fn mfu_note(p: &Prediction) -> String {
     let peak = format!("of {} dense", format::flop_rate(p.peak_flop_rate));
     match p.mfu_palm_beside() {

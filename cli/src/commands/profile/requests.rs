@@ -11,7 +11,7 @@ use crate::args::SuiteArg;
 use crate::commands::plan;
 use crate::error::CliError;
 
-/// Most equal layers to run in a row: beyond this, caches hold nothing of the first.
+/// Most equal layers to run in a row: beyond this, caches have forgotten the first.
 const MOST_DEPTH: u64 = 8;
 
 /// A measurement, and how many ranks make it side by side.
@@ -39,7 +39,7 @@ pub(super) enum What {
 }
 
 impl What {
-    /// The same request for one GPU, if a single GPU can measure it.
+    /// The request for one GPU; `None` if it needs several.
     pub(super) fn on_one_gpu(self) -> Option<cuda::Request> {
         match self {
             Self::Block(block) => Some(cuda::Request::Block(block)),

@@ -36,7 +36,7 @@ impl BreakAt {
     /// The collected reports.
     ///
     /// # Errors
-    /// When no operator has this name: the error lists the most similar names that ran.
+    /// When no operator has this name; the error names the most similar one that ran.
     pub(crate) fn report(self) -> Result<String, CliError> {
         let Sighting {
             mut reports,

@@ -17,7 +17,7 @@ use crate::commands::device;
 use crate::error::CliError;
 use crate::output;
 
-/// Row for the peak bytes in use by tensors and lists of a GPU; predicted to a few parts in a thousand.
+/// Row of the peak bytes in use on a GPU, which are predicted to a few parts in a thousand.
 const MOST: &str = "most in use of all";
 
 /// A kind of bytes: its name, and how many of a rank's states are of it.
@@ -151,7 +151,7 @@ pub(crate) struct Comparison {
     pub(crate) reserved_bytes: Option<u64>,
     /// Name and version of the library that ran core attention; absent where the project's own code did.
     pub(crate) attention_library: Option<String>,
-    /// Why no library ran it; absent where none was asked for.
+    /// Why no library ran core attention; absent if one did, or none was asked for.
     pub(crate) without_library: Option<String>,
 }
 

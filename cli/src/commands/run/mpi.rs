@@ -43,7 +43,7 @@ mod carried {
         "PMI_LOCAL_SIZE",
         "SLURM_NTASKS_PER_NODE",
     ];
-    /// Environment variables in which they give this rank's index on the host.
+    /// Environment variables in which launchers give this rank's index on its host.
     const RANK: [&str; 4] = [
         "OMPI_COMM_WORLD_LOCAL_RANK",
         "MPI_LOCALRANKID",

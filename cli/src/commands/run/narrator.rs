@@ -25,9 +25,9 @@ pub(crate) struct Narrator {
     log: Option<Log>,
 }
 
-/// The file of `--log`, one line per step. A new run makes or empties it at its first step, so that a run refused earlier
-/// leaves and loses nothing; a resumed run appends, and where a step then stands twice, the later line is of the weights
-/// that training went on with.
+/// The file of `--log`, one line per step. A new run makes or empties it at its first step, so that
+/// a run refused earlier leaves and loses nothing. A resumed run appends; if a step then has two
+/// lines, the later one is of the weights that training continued with.
 pub(crate) struct Log {
     path: PathBuf,
     replace: Replace,
@@ -54,7 +54,7 @@ impl Log {
             return Ok(None);
         };
         let replace = Replace::forced(args.force);
-        // What is there is opened at once: a pipe waits for its reader before training, not within a step.
+        // An existing file is opened now: a pipe waits for its reader before training.
         let lines = if path.exists() {
             Lines::Opened(files::open_log(&path, Kind::RunLog, replace)?)
         } else {

@@ -1,9 +1,9 @@
 //! Measures messages between GPUs: collectives and point to point, by size and number of ranks.
 //!
-//! Every GPU has a rank: a thread, or with several hosts a process. All groups of a size run at the same time, as those
-//! of a mesh axis do in training: each of consecutive ranks of a host, or of equally many consecutive ranks on each of
-//! several hosts. Ranks beyond the last whole group wait. Rank 0 decides how often to repeat; times are collected from
-//! all ranks.
+//! Every GPU has a rank: a thread, or with several hosts a process. All groups of a size run at the
+//! same time, as those of a mesh axis do in training. A group has consecutive ranks of one host, or
+//! equally many consecutive ranks on each of several hosts. Ranks beyond the last whole group wait.
+//! Rank 0 decides how often to repeat; times are collected from all ranks.
 
 mod collective;
 mod fleet;

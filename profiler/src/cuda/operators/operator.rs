@@ -68,7 +68,7 @@ impl Operator {
         ["forward", "backward"].map(|pass| vec![named(&format!("{name} {pass} {dtype}"))])
     }
 
-    /// `N` operands for every set.
+    /// `N` tensors of the operator's shape for every set of operands.
     pub(super) fn operands<const N: usize>(
         &self,
         device: &Device,
@@ -89,7 +89,7 @@ impl Operator {
             .collect()
     }
 
-    /// An expected value with the tolerance of numbers up to `size`, rounded to the operator's type.
+    /// An expected value; its tolerance covers arithmetic up to `size` and rounding to this type.
     pub(super) fn near(&self, value: f64, size: f64) -> Wanted {
         let rounded = rounding(self.dtype) * value.abs();
         Wanted {

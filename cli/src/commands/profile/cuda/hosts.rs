@@ -14,7 +14,7 @@ use crate::error::CliError;
 
 /// How long ranks wait for each other.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Channel on which ranks exchange their indices on their hosts.
+/// Channel on which ranks exchange their local ranks (their indices on their hosts).
 const PLACES: u64 = 63;
 
 /// This rank among those of all hosts.

@@ -129,7 +129,8 @@ fn gpus_of_host(args: &ProfileArgs, here: u64, hosts: Option<&Hosts>) -> Result<
 fn notes(quiet: bool, too_large: &[String], beyond: &[u64], gpus: u64) {
     if !too_large.is_empty() {
         let list = too_large.join(", ");
-        let text = format!("left out, for the GPU's memory does not hold their operands: {list}");
+        let text =
+            format!("left out because their operands do not fit in the GPU's memory: {list}");
         output::note(quiet, &text);
     }
     if !beyond.is_empty() {
@@ -162,7 +163,7 @@ impl Growing {
         })
     }
 
-    /// Measures those of `asked` that the profile lacks.
+    /// Measures the requests of `asked` that the profile lacks.
     fn complete<M: Meter>(
         &mut self,
         meter: &mut M,
@@ -190,7 +191,7 @@ impl Wanted {
     }
 }
 
-/// What to measure: the needs of plans, or grids.
+/// The measurements to make: those that plans need, or grids.
 fn wanted(
     args: &ProfileArgs,
     hosts: u64,
