@@ -3,14 +3,13 @@
 use answers::SCHEMA_VERSION;
 use answers::inputs::InputsJson;
 use catalog::{Bytes, Seconds};
-use interop::training_log::LogSystem;
 use planner::PlannerError;
 use plans::Breakdown;
 use plans::json::PredictedJson;
 use serde::Serialize;
 
 use crate::diagnose::{self, Hypothesis, Measured};
-use crate::logged_run::LoggedRun;
+use crate::logged_run::{LoggedRun, system};
 
 /// A logged run with the likeliest explanations of its difference from the prediction.
 #[derive(Debug)]
@@ -169,21 +168,6 @@ fn tflops(run: &LoggedRun) -> Option<f64> {
     let mut values: Vec<f64> = steps.filter_map(|s| s.tflops_per_gpu).collect();
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied()
-}
-
-fn system(system: LogSystem) -> &'static str {
-    match system {
-        LogSystem::Megatron => "megatron-lm",
-        LogSystem::Torchtitan => "torchtitan",
-        LogSystem::Nanotron => "nanotron",
-        LogSystem::DeepSpeed => "deepspeed",
-        LogSystem::NeMo => "nemo",
-        LogSystem::MaxText => "maxtext",
-        LogSystem::Trainer => "transformers",
-        LogSystem::Own => "vescale-plan",
-        LogSystem::Research => "research code",
-        LogSystem::Metrics => "exported metrics",
-    }
 }
 
 /// Rows of measurement against prediction: name, predicted, measured, gap.

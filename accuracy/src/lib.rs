@@ -2,6 +2,7 @@
 //! logs.
 
 mod ablation;
+pub mod alternatives;
 mod assumptions;
 mod baseline;
 mod chance;

@@ -2,7 +2,7 @@
 
 use answers::Opened;
 use costmodel::CostError;
-use interop::training_log::{self, LogError, Steady, StepSize, TrainingLog};
+use interop::training_log::{self, LogError, LogSystem, Steady, StepSize, TrainingLog};
 use plans::Prediction;
 
 /// A training run: its log, the plan that it ran under, and the prediction for that plan.
@@ -81,5 +81,41 @@ impl LoggedRun {
             ));
         }
         notes
+    }
+
+    /// Why the step times may not be those of the plan's steps, one sentence for each reason.
+    #[must_use]
+    pub fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        if self.steady.first_alone {
+            let first = "the log's first step is all there is: it holds start-up and compilation, and takes longer than those after it";
+            warnings.push(first.to_owned());
+        }
+        if self.log.of_others > 0 {
+            warnings.push(format!(
+                "{} of {} steps are written as another system writes them than {}: is it the log of one run?",
+                self.log.of_others,
+                self.log.steps.len(),
+                system(self.log.system)
+            ));
+        }
+        warnings
+    }
+}
+
+/// The name of a system that writes logs.
+#[must_use]
+pub fn system(system: LogSystem) -> &'static str {
+    match system {
+        LogSystem::Megatron => "megatron-lm",
+        LogSystem::Torchtitan => "torchtitan",
+        LogSystem::Nanotron => "nanotron",
+        LogSystem::DeepSpeed => "deepspeed",
+        LogSystem::NeMo => "nemo",
+        LogSystem::MaxText => "maxtext",
+        LogSystem::Trainer => "transformers",
+        LogSystem::Own => "vescale-plan",
+        LogSystem::Research => "research code",
+        LogSystem::Metrics => "exported metrics",
     }
 }

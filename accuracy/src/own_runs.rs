@@ -67,7 +67,7 @@ const WIDER: [(f64, f64); 7] = [
 const STEP: f64 = 0.05;
 
 /// Largest logarithm of a factor: cluster files take factors from 0.1 to 10.
-const MOST: f64 = 2.3;
+pub(crate) const MOST: f64 = 2.3;
 
 const ROUNDS: usize = 12;
 
@@ -90,6 +90,8 @@ pub struct OwnRun<'a> {
 pub struct Learned {
     /// Factors that multiply predicted times, by kind of work.
     pub factors: TimeFactors,
+    /// How far the runs leave the factors open: the covariance of their logarithms.
+    pub covariance: [Logs; 4],
     /// How the factors explain each run, in the order of the runs given.
     pub runs: Vec<Explained>,
 }
@@ -110,6 +112,8 @@ pub struct Explained {
     pub before: Seconds,
     /// Predicted time of one step with all factors.
     pub after: Seconds,
+    /// Predicted time of one step with the least factors: peak rates bound it.
+    pub shortest: Seconds,
     /// For each kind of work, the relative change from `before` when only its factor is applied.
     pub by_rate: Vec<(Rate, f64)>,
 }
@@ -120,9 +124,9 @@ pub struct Explained {
 /// When a run cannot be predicted.
 pub fn learn(runs: &[OwnRun<'_>]) -> Result<Learned, CostError> {
     let measured: Vec<f64> = runs.iter().map(|run| run.step_time.0.ln()).collect();
-    let logs = fit(&measured, &|run, logs| {
-        Ok(predicted(&runs[run], logs)?.0.ln())
-    })?;
+    let time = |run: usize, logs| Ok::<f64, CostError>(predicted(&runs[run], logs)?.0.ln());
+    let logs = fit(&measured, &time)?;
+    let covariance = Near::new(&measured, &time, logs)?.covariance(logs);
     let explained = runs.iter().map(|run| {
         let before = predicted(run, [0.0; 4])?;
         let alone = |at: usize| {
@@ -133,17 +137,19 @@ pub fn learn(runs: &[OwnRun<'_>]) -> Result<Learned, CostError> {
         Ok(Explained {
             before,
             after: predicted(run, logs)?,
+            shortest: predicted(run, [-MOST; 4])?,
             by_rate: (0..4).map(alone).collect::<Result<_, CostError>>()?,
         })
     });
     Ok(Learned {
         factors: TimeFactors::from_logs(logs),
+        covariance,
         runs: explained.collect::<Result<_, CostError>>()?,
     })
 }
 
 /// Step time of a run on its cluster, with these factors instead of those that the cluster has.
-fn predicted(run: &OwnRun<'_>, logs: Logs) -> Result<Seconds, CostError> {
+pub(crate) fn predicted(run: &OwnRun<'_>, logs: Logs) -> Result<Seconds, CostError> {
     let scenario = with_factors(run.scenario, logs);
     Ok(CostModel::new(scenario)?.score(run.strategy)?.step_time)
 }
@@ -151,14 +157,23 @@ fn predicted(run: &OwnRun<'_>, logs: Logs) -> Result<Seconds, CostError> {
 /// A scenario whose cluster has these factors.
 pub(crate) fn with_factors(scenario: &Scenario, logs: Logs) -> Scenario {
     let mut scenario = scenario.clone();
-    scenario.cluster.calibration = Some(Calibration {
-        runtime: scenario.runtime.name.clone(),
-        runs: 1,
-        time_factors: TimeFactors::from_logs(logs),
-        unexplained: Unexplained::default(),
-        source: String::new(),
-    });
+    let calibration = calibration(&scenario.runtime.name, TimeFactors::from_logs(logs));
+    scenario.cluster.calibration = Some(calibration);
     scenario
+}
+
+/// A calibration that says nothing but these factors.
+pub(crate) fn calibration(runtime: &str, factors: TimeFactors) -> Calibration {
+    Calibration {
+        runtime: runtime.to_owned(),
+        runs: 1,
+        time_factors: factors,
+        unexplained: Unexplained::default(),
+        covariance: [[0.0; 4]; 4],
+        alternatives: Vec::new(),
+        measured: Vec::new(),
+        source: String::new(),
+    }
 }
 
 /// Fits the logarithms of the factors to `measured`, the logarithms of step times; `time(run, logs)` is the logarithm
@@ -169,20 +184,7 @@ pub(crate) fn fit<E>(
 ) -> Result<Logs, E> {
     let mut logs = [0.0; 4];
     for _ in 0..ROUNDS {
-        let mut gaps = Vec::with_capacity(measured.len());
-        let mut slopes = Vec::with_capacity(measured.len());
-        for (run, &measured) in measured.iter().enumerate() {
-            let here = time(run, logs)?;
-            let mut slope = [0.0; 4];
-            for (at, slope) in slope.iter_mut().enumerate() {
-                let mut beside = logs;
-                beside[at] += STEP;
-                *slope = (time(run, beside)? - here) / STEP;
-            }
-            gaps.push(measured - here);
-            slopes.push(slope);
-        }
-        let next = expected(&gaps, &slopes, logs);
+        let next = Near::new(measured, time, logs)?.expected();
         let moved = (0..4).map(|at| (next[at] - logs[at]).abs());
         let farthest = moved.fold(0.0, f64::max);
         logs = next;
@@ -193,27 +195,72 @@ pub(crate) fn fit<E>(
     Ok(logs)
 }
 
-/// The mean of the fits under all assumptions. Logarithms of step times are taken to be linear in
-/// those of the factors around `from`: for each run, `gaps` has `ln(measured / predicted)` there,
-/// and `slopes` how fast the predicted logarithm grows with each factor's.
-fn expected(gaps: &[f64], slopes: &[Logs], from: Logs) -> Logs {
-    // The gaps where all factors are 1.
-    let off: Vec<f64> = (gaps.iter().zip(slopes))
-        .map(|(gap, slope)| gap + dot(*slope, from))
-        .collect();
-    let explained = explanations(&off, slopes, USUAL);
-    let all = log_of_sum(&explained);
-    let mean = |at: usize| {
-        let terms = explained
-            .iter()
-            .map(|(logs, of)| logs[at] * (of - all).exp());
-        terms.sum::<f64>().clamp(-MOST, MOST)
-    };
-    std::array::from_fn(mean)
+/// Runs as seen near some factors: logarithms of step times are taken to change linearly with those of the factors.
+struct Near {
+    /// For every run, measured less predicted logarithm of the time where all factors are 1.
+    off: Vec<f64>,
+    /// For every run, how fast the predicted logarithm grows with that of each factor.
+    slopes: Vec<Logs>,
+}
+
+impl Near {
+    /// How runs look near the factors with these logarithms.
+    fn new<E>(
+        measured: &[f64],
+        time: &dyn Fn(usize, Logs) -> Result<f64, E>,
+        logs: Logs,
+    ) -> Result<Self, E> {
+        let mut off = Vec::with_capacity(measured.len());
+        let mut slopes = Vec::with_capacity(measured.len());
+        for (run, &measured) in measured.iter().enumerate() {
+            let here = time(run, logs)?;
+            let mut slope = [0.0; 4];
+            for (at, slope) in slope.iter_mut().enumerate() {
+                let mut beside = logs;
+                beside[at] += STEP;
+                *slope = (time(run, beside)? - here) / STEP;
+            }
+            off.push(measured - here + dot(slope, logs));
+            slopes.push(slope);
+        }
+        Ok(Self { off, slopes })
+    }
+
+    /// The mean of the fits under all assumptions about noise and spread.
+    fn expected(&self) -> Logs {
+        let explained = explanations(&self.off, &self.slopes, USUAL);
+        let all = log_of_sum(&explained);
+        let mean = |at: usize| {
+            let terms = explained
+                .iter()
+                .map(|(of, weight)| of.logs[at] * (weight - all).exp());
+            terms.sum::<f64>().clamp(-MOST, MOST)
+        };
+        std::array::from_fn(mean)
+    }
+
+    /// The covariance of the logarithms of the factors around these: within each fit, and between the fits.
+    fn covariance(&self, mean: Logs) -> [Logs; 4] {
+        let explained = explanations(&self.off, &self.slopes, USUAL);
+        let all = log_of_sum(&explained);
+        let mut sum = [[0.0; 4]; 4];
+        for (of, weight) in &explained {
+            let share = (weight - all).exp();
+            for (at, row) in sum.iter_mut().enumerate() {
+                let unit = std::array::from_fn(|other| f64::from(u8::from(other == at)));
+                let (within, _) = solved(of.normal, unit);
+                for (other, entry) in row.iter_mut().enumerate() {
+                    let between = (of.logs[at] - mean[at]) * (of.logs[other] - mean[other]);
+                    *entry += share * (within[other] + between);
+                }
+            }
+        }
+        sum
+    }
 }
 
 /// The fits under every multiple of the assumed noise and spread, each with the logarithm of its weight.
-fn explanations(off: &[f64], slopes: &[Logs], usual: Assumptions) -> Vec<(Logs, f64)> {
+fn explanations(off: &[f64], slopes: &[Logs], usual: Assumptions) -> Vec<(Explanation, f64)> {
     let assumed = WIDER
         .iter()
         .flat_map(|wider| NOISE.map(|noise| (*wider, noise)));
@@ -222,7 +269,7 @@ fn explanations(off: &[f64], slopes: &[Logs], usual: Assumptions) -> Vec<(Logs, 
             let spread = usual.spread.map(|spread| spread * wider);
             let explained = Explanation::new(off, slopes, usual.noise * noise, spread);
             let weight = of_wider + of_noise + explained.log_evidence;
-            (explained.logs, weight)
+            (explained, weight)
         })
         .collect()
 }
@@ -236,8 +283,8 @@ pub(crate) fn log_probability(off: &[f64], slopes: &[Logs], usual: Assumptions) 
 
 /// Logarithm of the sum of the fits' weights, which are given as logarithms. Weights are taken
 /// relative to the largest, because most are too small for an `f64`.
-fn log_of_sum(explained: &[(Logs, f64)]) -> f64 {
-    let weights = || explained.iter().map(|&(_, weight)| weight);
+fn log_of_sum(explained: &[(Explanation, f64)]) -> f64 {
+    let weights = || explained.iter().map(|(_, weight)| *weight);
     let best = weights().fold(f64::NEG_INFINITY, f64::max);
     best + weights().map(|of| (of - best).exp()).sum::<f64>().ln()
 }
@@ -250,6 +297,8 @@ fn dot(a: Logs, b: Logs) -> f64 {
 struct Explanation {
     /// The most likely logarithms of the factors.
     logs: Logs,
+    /// The inverse of their covariance.
+    normal: [Logs; 4],
     /// Logarithm of how probable the assumptions make the measured times. A constant that all fits share is left out.
     log_evidence: f64,
 }
@@ -274,6 +323,7 @@ impl Explanation {
         let squares: f64 = missed.chain(moved).map(|x| x * x).sum();
         Self {
             logs,
+            normal,
             log_evidence: -0.5 * (squares + log_determinant)
                 - off.len() as f64 * noise.ln()
                 - spread.map(f64::ln).iter().sum::<f64>(),
@@ -333,6 +383,33 @@ mod tests {
         let after = step(runs[1], 0.1, one).expect("a time");
         let moved = after / measured[1];
         assert!((0.5..1.0).contains(&moved), "{moved}");
+    }
+
+    #[test]
+    fn runs_leave_open_what_they_do_not_tell_apart() {
+        let runs = [[0.6, 0.0, 0.4], [0.99, 0.0, 0.01]];
+        let open = |known: &[[f64; 3]]| {
+            let time = |run: usize, logs| step(known[run], 0.0, logs);
+            let measured: Vec<f64> = (0..known.len())
+                .map(|run| time(run, [0.0, 0.0, 0.7, 0.0]).expect("a time"))
+                .collect();
+            let logs = fit(&measured, &time).expect("a fit");
+            let near = Near::new(&measured, &time, logs).expect("near");
+            let covariance = near.covariance(logs);
+            let of = |slopes: Logs| dot(covariance.map(|row| dot(row, slopes)), slopes).sqrt();
+            [
+                of([0.6, 0.0, 0.4, 0.0]),
+                of([1.0, 0.0, 0.0, 0.0]),
+                of([0.0, 0.0, 1.0, 0.0]),
+            ]
+        };
+        let ([own, compute, network], both) = (open(&runs[..1]), open(&runs));
+        // One run fixes its own time better than either factor, and the second run the factor that it depends on.
+        assert!(own < network && compute > 0.02, "{own} {compute} {network}");
+        assert!(
+            both[1] < compute && both[2] < network,
+            "{both:?} {compute} {network}"
+        );
     }
 
     /// Logarithm of the compute factor learned from compute-only steps with these log errors.

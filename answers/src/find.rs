@@ -382,7 +382,7 @@ impl Beside<'_> {
                 .risk
                 .is_none_or(|risk| now.prediction.may_choose(risk)),
             candidate: now.whole(),
-            error: now.inputs.scenario.comparison_error(),
+            error: now.prediction.ratio_error,
             changes: Vec::new(),
             path: Vec::new(),
             on_pools: None,
@@ -399,10 +399,11 @@ impl Beside<'_> {
             outcome,
             ..
         } = self.answer;
-        let elsewhere = elsewhere && !outcome.top.is_empty();
-        if elsewhere {
+        let best_plan = outcome.top.first().filter(|_| elsewhere);
+        let elsewhere = best_plan.is_some();
+        if let Some(best) = best_plan {
             // Comparing the two has the larger error of both.
-            present.error = present.error.max(inputs.scenario.comparison_error());
+            present.error = present.error.max(best.prediction.ratio_error);
         }
         let best = || match together {
             Some(together) => together.devices(),

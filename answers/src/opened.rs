@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use catalog::load::beside;
+use catalog::paths::beside;
 use catalog::{Mistake, SpecError};
 use costmodel::{CostModel, Scenario};
 use plans::json::StrategyJson;

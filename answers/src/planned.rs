@@ -3,7 +3,7 @@
 use std::iter;
 use std::path::Path;
 
-use catalog::load::beside;
+use catalog::paths::beside;
 use costmodel::{CostModel, Scenario};
 use plans::{PlanFile, Prediction, Strategy, grammar};
 use reports::groups::{self, Group, sequences};

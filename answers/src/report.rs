@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use catalog::load::beside;
+use catalog::paths::beside;
 use costmodel::{Scenario, Score};
 use interop::config::escape;
 use plans::{Candidate, PlanFile, Present, SpaceReport, Strategy, Timeline};

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use catalog::load::beside;
+use catalog::paths::beside;
 use catalog::{Bytes, Cluster, Pool, Pools, SpecError};
 use costmodel::{CostError, CostModel, Scenario, Side};
 use planner::replicas::{Groups, Share};

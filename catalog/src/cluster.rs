@@ -201,6 +201,55 @@ impl Cluster {
         learned.map_or_else(TimeFactors::default, |c| c.factors(runtime))
     }
 
+    /// The calibrations whose factors multiply its prices: its own, or those of its pools, equal ones once.
+    #[must_use]
+    pub fn calibrations(&self) -> Vec<&Calibration> {
+        let Some(pools) = &self.pools else {
+            return self.calibration.iter().collect();
+        };
+        let mut found: Vec<&Calibration> = Vec::new();
+        for own in pools
+            .parts
+            .iter()
+            .filter_map(|pool| pool.cluster.calibration.as_ref())
+        {
+            if !found.contains(&own) {
+                found.push(own);
+            }
+        }
+        found
+    }
+
+    /// The cluster with these factors in place of those of a calibration, in every pool that has it.
+    #[must_use]
+    pub fn with_factors(&self, of: &Calibration, factors: TimeFactors) -> Self {
+        let changed = |calibration: &Option<Calibration>| {
+            let own = calibration.clone();
+            own.map(|own| match own == *of {
+                true => Calibration {
+                    time_factors: factors,
+                    ..own
+                },
+                false => own,
+            })
+        };
+        let pools = self.pools.as_ref().map(|pools| {
+            let parts = pools.parts.iter().map(|pool| Pool {
+                cluster: pool.cluster.with_factors(of, factors),
+                ..pool.clone()
+            });
+            Arc::new(Pools {
+                parts: parts.collect(),
+                between: pools.between.clone(),
+            })
+        });
+        Self {
+            calibration: changed(&self.calibration),
+            pools,
+            ..self.clone()
+        }
+    }
+
     /// Checks a job's number of devices: whole nodes if it spans several; of pools, all devices.
     ///
     /// # Errors

@@ -1,6 +1,9 @@
 //! The devices and clusters that come with the tool.
 
+use crate::cluster_file::ClusterFile;
 use crate::embedded::embedded;
+use crate::names::same;
+use crate::text;
 
 /// Device files: path and text.
 pub(crate) const DEVICES: &[(&str, &str)] = embedded!(
@@ -110,3 +113,11 @@ pub(crate) const CLUSTERS: &[(&str, &str)] = embedded!(
         "mi355x",
     ]
 );
+
+/// The path and content of the cluster preset with this name or alias; `None` if there is none.
+pub(crate) fn named(name: &str) -> Option<(&'static str, ClusterFile)> {
+    CLUSTERS.iter().find_map(|(path, yaml)| {
+        let file: ClusterFile = text::yaml(yaml, path).ok()?;
+        same(&file.name, &file.aliases, name).then_some((*path, file))
+    })
+}

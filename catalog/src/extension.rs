@@ -1,14 +1,23 @@
 //! Cluster files that extend another cluster with what was measured on it: kernels, messages, and whole steps.
 
+use std::path::Path;
+use std::sync::Arc;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::calibration::Calibration;
 use crate::cluster::Cluster;
 use crate::error::SpecError;
+use crate::files;
+use crate::names;
 use crate::profile::Profile;
 use crate::provenance::Sourced;
+use crate::text;
 use crate::units::Bytes;
+
+/// Largest number of extensions that extend one another, so that a cycle ends.
+pub(crate) const MAX_EXTENDS: usize = 8;
 
 /// Largest relative difference between a GPU's memory as the driver reports it and the device
 /// preset's. Labels, the framework's share and error correction make smaller differences; variants
@@ -51,7 +60,7 @@ impl ExtensionFile {
     /// # Errors
     /// With line and field when it is malformed or a factor makes no sense.
     pub fn from_yaml(text: &str, path: &str) -> Result<Self, SpecError> {
-        let file: Self = crate::text::yaml(text, path)?;
+        let file: Self = text::yaml(text, path)?;
         let wrong = |field: &str, message: String| SpecError::field(path, field, message);
         if file.schema_version != 1 {
             let message = format!("{}; expected version 1", file.schema_version);
@@ -76,6 +85,61 @@ impl ExtensionFile {
         Ok(file)
     }
 
+    /// The cluster that this file at `path` makes of the one that it extends.
+    ///
+    /// # Errors
+    /// When what it adds does not fit that cluster.
+    pub(crate) fn extend(self, mut cluster: Cluster, path: &Path) -> Result<Cluster, SpecError> {
+        let base = cluster.name.clone();
+        if cluster.pools.is_some() {
+            let message = format!(
+                "{base} has several pools; expected one pool's cluster: what is measured holds for the nodes of one, and a pool may \
+                 be a file, as in '16 x ours.yaml + 8 x dgx-a100'"
+            );
+            return Err(self.wrong(path, "extends", message));
+        }
+        if let Some(arg) = &self.profile {
+            if cluster.profile.is_some() {
+                let message = format!("{base} is a profile itself");
+                return Err(self.wrong(path, "profile", message));
+            }
+            let at = files::beside(path, arg);
+            let profile = Profile::from_yaml(&text::read(Path::new(&at))?, &at)?;
+            of_its_gpus(&profile, &cluster)
+                .map_err(|other| self.wrong(path, "profile", format!("{arg} {other}")))?;
+            cluster.gpu_profile = Some(Arc::new(profile));
+        }
+        let of_profile = [
+            ("calibration", self.calibration.is_some()),
+            ("speed", self.speed.is_some()),
+            ("jitter", self.jitter.is_some()),
+        ];
+        let said = of_profile.into_iter().find(|(_, said)| *said);
+        if let Some((field, _)) = said.filter(|_| cluster.profile.is_some()) {
+            let message = format!("{base} is measured as it is, not predicted from tables");
+            return Err(self.wrong(path, field, message));
+        }
+        let name = names::checked(&self.name, &path.display().to_string(), "name")?;
+        cluster.name = name.to_owned();
+        // Newer factors replace older ones: both are relative to the tables.
+        cluster.calibration = self.calibration.clone().or(cluster.calibration);
+        cluster.speed = self.speed.clone().or(cluster.speed);
+        cluster.jitter = self.jitter.clone().or(cluster.jitter);
+        cluster
+            .check()
+            .map_err(|(field, message)| self.wrong(path, field, message))?;
+        Ok(cluster)
+    }
+
+    /// The error that one of its fields is wrong; it was read from `path`.
+    pub(crate) fn wrong(&self, path: &Path, field: &str, message: String) -> SpecError {
+        SpecError::Field {
+            path: path.display().to_string(),
+            field: field.to_owned(),
+            message,
+        }
+    }
+
     /// Writes the extension as a YAML file.
     ///
     /// # Errors
@@ -92,7 +156,7 @@ impl ExtensionFile {
 ///
 /// # Errors
 /// How the profile and the cluster differ.
-pub(crate) fn of_its_gpus(profile: &Profile, cluster: &Cluster) -> Result<(), String> {
+fn of_its_gpus(profile: &Profile, cluster: &Cluster) -> Result<(), String> {
     let machine = &profile.machine;
     let Some(gpu) = &machine.gpu else {
         return Err(format!(
@@ -121,8 +185,10 @@ pub(crate) fn of_its_gpus(profile: &Profile, cluster: &Cluster) -> Result<(), St
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::calibration::TimeFactors;
+    use crate::calibration::{MeasuredRun, TimeFactors};
+    use crate::dtype::Precision;
     use crate::profile::{Gpu, Machine};
+    use crate::residuals::ModelKind;
 
     fn file(compute: f64) -> ExtensionFile {
         ExtensionFile {
@@ -139,10 +205,32 @@ mod tests {
                     ..TimeFactors::default()
                 },
                 unexplained: crate::calibration::Unexplained::default(),
+                covariance: [[0.0025, 1.25e-9, 0.0, 0.0]; 4],
+                alternatives: vec![TimeFactors::default()],
+                measured: vec![run()],
                 source: "run.log: 90 steps".to_owned(),
             }),
             speed: None,
             jitter: None,
+        }
+    }
+
+    fn run() -> MeasuredRun {
+        MeasuredRun {
+            about: "run.log: 90 steps".to_owned(),
+            step_time_s: 1.5,
+            model: "gpt2".to_owned(),
+            model_config: None,
+            adapters: None,
+            model_kind: ModelKind::Dense,
+            precision: Precision::Bf16,
+            gpus: 8,
+            seq_len: 1024,
+            global_batch: 8,
+            lengths: None,
+            packing: None,
+            experts_across: false,
+            strategy: "tp=2".to_owned(),
         }
     }
 
@@ -253,6 +341,18 @@ mod tests {
         check(
             |f| f.calibration.as_mut().expect("learned").runs = 0,
             "x: field `runs`: 0; expected at least one measured run",
+        );
+        check(
+            |f| f.calibration.as_mut().expect("learned").runs = 2,
+            "x: field `runs`: 2; expected the 1 listed in `measured`",
+        );
+        check(
+            |f| f.calibration.as_mut().expect("learned").covariance[1][1] = -0.5,
+            "x: field `covariance`: -0.5 is out of range; expected 0 to 100",
+        );
+        check(
+            |f| f.calibration.as_mut().expect("learned").measured[0].step_time_s = 0.0,
+            "x: field `step_time_s`: 0 is out of range; expected above 0",
         );
         check(
             |f| f.calibration = None,

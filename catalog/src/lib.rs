@@ -35,6 +35,7 @@ pub mod names;
 mod offers;
 pub mod offload;
 pub mod parallelism;
+pub mod paths;
 mod peers;
 mod pool_names;
 pub mod pools;

@@ -1,7 +1,6 @@
 //! Loads models, clusters and runtimes by preset name or from files.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use serde::Serialize;
 
@@ -9,16 +8,17 @@ use crate::checked::Model;
 use crate::cluster::Cluster;
 use crate::cluster_file::{ClusterFile, DeviceFile};
 use crate::cluster_line;
-use crate::cluster_presets::{CLUSTERS, DEVICES};
+use crate::cluster_presets::{self, CLUSTERS, DEVICES};
 use crate::condition::Condition;
 use crate::device::Device;
 use crate::error::SpecError;
-use crate::extension::{self, ExtensionFile};
+use crate::extension::{ExtensionFile, MAX_EXTENDS};
 use crate::hf;
 use crate::mistake::Mistake;
 use crate::model::ModelConfig;
 use crate::model_presets::MODELS;
-use crate::names;
+use crate::names::{self, same};
+use crate::paths::beside;
 use crate::pools;
 use crate::profile::{self, Profile};
 use crate::runtime::Runtime;
@@ -73,16 +73,6 @@ pub fn model(arg: &str) -> Result<Model, SpecError> {
     }
     let (text, path) = (text::read(&file)?, file.display().to_string());
     hf::decode(&text, &path, &name_of(arg))
-}
-
-/// Resolves a path named in a file relative to that file; if there is no such file, returns `name`.
-#[must_use]
-pub fn beside(file: &Path, name: &str) -> String {
-    let near = file.parent().map(|folder| folder.join(name));
-    match near.filter(|p| p.exists()) {
-        Some(near) => near.display().to_string(),
-        None => name.to_owned(),
-    }
 }
 
 /// Reads a model from the text of a `config.json`; `path` names the model and is for messages.
@@ -158,19 +148,13 @@ pub fn cluster(arg: &str) -> Result<Cluster, SpecError> {
     cluster_below(arg, 0)
 }
 
-/// Longest chain of files that extend one another. A longer one is refused, so cycles end too.
-const MAX_EXTENDS: usize = 8;
-
 fn cluster_below(arg: &str, depth: usize) -> Result<Cluster, SpecError> {
     names::checked(arg, "the cluster", "cluster")?;
     if arg == LOCAL {
         return local();
     }
-    for (path, yaml) in CLUSTERS {
-        let file: ClusterFile = text::yaml(yaml, path)?;
-        if same(&file.name, &file.aliases, arg) {
-            return file.resolve(path, device);
-        }
+    if let Some((path, file)) = cluster_presets::named(arg) {
+        return file.resolve(path, device);
     }
     let path = Path::new(arg);
     if pools::lists_pools(arg) && !path.exists() {
@@ -235,47 +219,12 @@ pub fn cluster_of_device(name: &str) -> Result<String, SpecError> {
 }
 
 fn extended(file: ExtensionFile, path: &Path, depth: usize) -> Result<Cluster, SpecError> {
-    let wrong = |field: &str, message: String| SpecError::field(path.display(), field, message);
     if depth == MAX_EXTENDS {
         let message = format!("{} extends itself, or too many others", file.name);
-        return Err(wrong("extends", message));
+        return Err(file.wrong(path, "extends", message));
     }
-    // Relative paths start at the folder of the file that names them.
-    let near = |arg: String| {
-        let beside = path.parent().map(|folder| folder.join(&arg));
-        let beside = beside.filter(|p| p.is_file());
-        beside.map_or(arg, |p| p.display().to_string())
-    };
-    let mut cluster = cluster_below(&near(file.extends), depth + 1)?;
-    if let Some(arg) = file.profile {
-        if cluster.profile.is_some() {
-            let message = format!("{} is a profile itself", cluster.name);
-            return Err(wrong("profile", message));
-        }
-        let at = near(arg.clone());
-        let profile = Profile::from_yaml(&text::read(Path::new(&at))?, &at)?;
-        extension::of_its_gpus(&profile, &cluster)
-            .map_err(|other| wrong("profile", format!("{arg} {other}")))?;
-        cluster.gpu_profile = Some(Arc::new(profile));
-    }
-    cluster.name = names::checked(&file.name, &path.display().to_string(), "name")?.to_owned();
-    if cluster.profile.is_some() && file.calibration.is_some() {
-        let message = format!("{} is measured, not predicted from tables", cluster.name);
-        return Err(wrong("calibration", message));
-    }
-    // Newer factors replace older ones: both are relative to the tables.
-    cluster.calibration = file.calibration.or(cluster.calibration);
-    if cluster.profile.is_some() && (file.speed.is_some() || file.jitter.is_some()) {
-        let message = format!("{} was measured at its own speed", cluster.name);
-        let field = file.speed.map_or("jitter", |_| "speed");
-        return Err(wrong(field, message));
-    }
-    cluster.speed = file.speed.or(cluster.speed);
-    cluster.jitter = file.jitter.or(cluster.jitter);
-    cluster
-        .check()
-        .map_err(|(field, message)| wrong(field, message))?;
-    Ok(cluster)
+    let cluster = cluster_below(&beside(path, &file.extends), depth + 1)?;
+    file.extend(cluster, path)
 }
 
 /// Name of the cluster that is this machine.
@@ -399,11 +348,6 @@ pub fn runtime_names() -> Vec<PresetInfo> {
             summary: p.runtime.description,
         })
         .collect()
-}
-
-fn same<S: AsRef<str>>(name: &str, aliases: &[S], arg: &str) -> bool {
-    let mut aliases = aliases.iter().map(AsRef::as_ref);
-    name.eq_ignore_ascii_case(arg) || aliases.any(|alias| alias.eq_ignore_ascii_case(arg))
 }
 
 fn looks_like_path(arg: &str) -> bool {

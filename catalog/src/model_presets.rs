@@ -1,5 +1,7 @@
 //! The models that come with the tool: sizes from each model's published `config.json`.
 
+use crate::names::same;
+
 /// Lists models, each as its name, its other names, and the text of the file `presets/models/NAME.json`.
 macro_rules! models {
     ($($name:literal => [$($other:literal),*];)*) => {
@@ -129,6 +131,12 @@ const IGNORED_ENDINGS: [&str; 8] = [
     "-intermediate-step-1431k-3t",
     "-4k",
 ];
+
+/// Whether a preset has this name or alias.
+pub(crate) fn is_preset(name: &str) -> bool {
+    let mut presets = MODELS.iter();
+    presets.any(|(preset, aliases, _)| same(preset, aliases, name))
+}
 
 /// The preset of a model by its name on the Hugging Face hub; `None` if there is none. The owner,
 /// hyphens, underscores and some endings are ignored, and `meta-` if no preset has it.

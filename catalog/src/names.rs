@@ -20,6 +20,12 @@ pub fn checked<'a>(name: &'a str, path: &str, field: &str) -> Result<&'a str, Sp
     Err(SpecError::field(shown(path), field, message))
 }
 
+/// Whether `arg` is a name or one of its aliases, in letters of either case.
+pub(crate) fn same<S: AsRef<str>>(name: &str, aliases: &[S], arg: &str) -> bool {
+    let mut aliases = aliases.iter().map(AsRef::as_ref);
+    name.eq_ignore_ascii_case(arg) || aliases.any(|alias| alias.eq_ignore_ascii_case(arg))
+}
+
 /// A text for one line of a message: control characters are written as `\u{…}`.
 #[must_use]
 pub fn shown(text: &str) -> String {

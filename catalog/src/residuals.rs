@@ -9,6 +9,9 @@ use strum::{EnumString, IntoStaticStr};
 
 use std::sync::LazyLock;
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
 use crate::device::Architecture;
 use crate::dtype::Precision;
 use crate::elementary;
@@ -45,7 +48,21 @@ pub struct Kind {
 }
 
 /// Kinds of models whose predictions err alike.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, EnumString, IntoStaticStr)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    JsonSchema,
+    EnumString,
+    IntoStaticStr,
+)]
+#[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "lowercase")]
 pub enum ModelKind {
     /// Attention and dense feed-forward blocks.

@@ -40,7 +40,7 @@ fn plans(folder: &std::path::Path) {
 
 /// A command, how it ends, and a part of what it says.
 #[rustfmt::skip]
-const COMMANDS: [(&str, i32, &str); 59] = [
+const COMMANDS: [(&str, i32, &str); 63] = [
     ("explain two.yaml", 0, "group 2: "),
     ("explain two.yaml --json", 0, "\"groups\""),
     ("explain 'two.yaml#2'", 0, "One decision away"),
@@ -65,8 +65,12 @@ const COMMANDS: [(&str, i32, &str); 59] = [
     ("trace two.yaml", 2, "two.yaml#1 (8 GPUs), two.yaml#2 (8 GPUs)"),
     ("run two.yaml --data tokens.bin", 2, "two.yaml#1 (8 GPUs), two.yaml#2 (8 GPUs)"),
     ("profile two.yaml", 2, "two.yaml#1 (8 GPUs), two.yaml#2 (8 GPUs)"),
-    ("diagnose train.log --plan two.yaml", 2, "two.yaml#1 (8 GPUs), two.yaml#2 (8 GPUs)"),
-    ("calibrate train.log --plan two.yaml -o my.yaml", 2, "two.yaml#1 (8 GPUs), two.yaml#2 (8 GPUs)"),
+    ("diagnose train.log --plan two.yaml", 2, "the plan has 2 groups of replicas"),
+    ("diagnose train.log --plan two.yaml --follow", 2, "the plan has 2 groups of replicas"),
+    ("diagnose train.log --plan 'two.yaml#1'", 2, "a log has the steps of all groups together"),
+    ("calibrate train.log --plan two.yaml -o my.yaml", 2, "as `search --fix groups=1` finds it"),
+    ("calibrate train.log --plan 'two.yaml#2' -o my.yaml", 2, "a log has the steps of all groups together"),
+    ("calibrate --measured pp=2,mbs=1:1s --plan one.yaml -o my.yaml", 2, "has several pools"),
     ("search --from two.yaml --fix vpp=1 -o again.yaml", 0, "the present strategy is the best plan"),
     ("search --from two.yaml -o again.yaml", 0, "Not looked for: where groups of replicas differ"),
     ("search --from two.yaml --cluster '16 x dgx-h100 + 8 x dgx-a100' --keep tp -o more.yaml", 0, "The best plan has groups of replicas side by side on"),

@@ -1,19 +1,17 @@
 //! The entry point: a cost model for one scenario, which caches block costs and programs.
 
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use catalog::calibration::Calibration;
 use catalog::runtime::Rewrite;
 use catalog::{
     Bytes, Cluster, Dispatcher, Fitted, Fp8Recipe, Overlap, Precision, Seconds, Workload,
 };
 use plans::grammar::overlap_name;
-use plans::{Decisions, Prediction, Strategy, Timeline};
+use plans::{Decisions, Strategy, Timeline};
 
 use crate::assemble::Assembled;
-use crate::block_cost::{BlockCost, BlockDetail, BlockKey};
-use crate::block_set::passes_alone;
+use crate::block_cost::{BlockCost, BlockKey};
 use crate::blocks::BlockCosts;
 use crate::engine::{Inputs, Outcome, Record, Waits, simulate, simulate_short};
 use crate::held::{Counted, Held, Member};
@@ -21,12 +19,11 @@ use crate::imbalance::{self, Largest};
 use crate::memo::Memo;
 use crate::pipeline::Pipelines;
 use crate::pools::PoolCosts;
-use crate::predict::Simulated;
 use crate::reshard::{Lost, Placed, Resharding, Staged, resharding};
 use crate::sequence::Sequence;
 use crate::shape::{Shape, ShapeKey};
 use crate::traffic::DataParallel;
-use crate::{CostError, Scenario, book, messages, predict, quantities, shared_cores, stragglers};
+use crate::{CostError, Scenario, book, messages, quantities, shared_cores, stragglers};
 
 /// Predicts time and memory of strategies of one scenario. Can be shared between threads; caches block costs by local shape and programs
 /// by schedule.
@@ -39,6 +36,19 @@ pub struct CostModel {
     pub(crate) shapes: Memo<ShapeKey, Shape>,
     /// Expected largest of several normal variables, by their number.
     pub(crate) largest: Largest,
+    /// For every calibration of the cluster, the same under other factors; made when they are first asked for.
+    pub(crate) others: OnceLock<Vec<Others>>,
+}
+
+/// Cost models of one scenario under other factors than those that a calibration learned.
+#[derive(Debug)]
+pub(crate) struct Others {
+    /// The calibration.
+    pub(crate) learned: Calibration,
+    /// For every kind of work, in the order of `Rate::ALL`, with its factor alone grown a little.
+    pub(crate) grown: Vec<CostModel>,
+    /// With factors that explain the measured runs as well.
+    pub(crate) alternatives: Vec<CostModel>,
 }
 
 /// Step time and peak memory of a simulated strategy, without a breakdown.
@@ -85,6 +95,7 @@ impl CostModel {
             pipelines: Pipelines::default(),
             shapes: Memo::default(),
             largest: Largest::default(),
+            others: OnceLock::new(),
         }
     }
 
@@ -162,35 +173,8 @@ impl CostModel {
         Ok(self.pools.host_memory(&pools, ranks).fits())
     }
 
-    /// Simulates a strategy and says in detail where its time and memory go.
-    ///
-    /// # Errors
-    /// When a block cannot be traced.
-    pub fn predict(&self, strategy: &Strategy) -> Result<Prediction, CostError> {
-        self.reaches_peers(strategy)?;
-        self.has_dispatcher(strategy)?;
-        self.has_recipe(strategy)?;
-        let assembled = self.assembled(strategy)?;
-        let outcome = self.simulated(strategy, &assembled)?;
-        let program = Pipelines::program(strategy)?;
-        let pool_of_rank = self.pools.of_ranks(&self.scenario, strategy)?;
-        let details = self.details(strategy, &assembled, &pool_of_rank)?;
-        Ok(predict::prediction(
-            &self.scenario,
-            strategy,
-            &Simulated {
-                assembled: &assembled,
-                outcome: &outcome,
-                program: &program,
-                pools: &self.pools,
-                pool_of_rank: &pool_of_rank,
-                details: &details,
-            },
-        ))
-    }
-
     /// Refuses tensor-parallel overlap beyond the runtime's own if GPUs lack peer access.
-    fn reaches_peers(&self, d: &Decisions) -> Result<(), CostError> {
+    pub(crate) fn reaches_peers(&self, d: &Decisions) -> Result<(), CostError> {
         let (cluster, runtime) = (&self.scenario().cluster, &self.scenario().runtime);
         let switched = d.overlap.tensor_parallel && !runtime.overlap.tensor_parallel && d.tp > 1;
         match switched && !cluster.reaches_peers() {
@@ -206,7 +190,7 @@ impl CostModel {
     }
 
     /// Refuses a dispatcher of tokens to experts that does not run on the cluster.
-    fn has_dispatcher(&self, d: &Decisions) -> Result<(), CostError> {
+    pub(crate) fn has_dispatcher(&self, d: &Decisions) -> Result<(), CostError> {
         let cluster = &self.scenario().cluster;
         let across = d.experts_lie_across(cluster);
         let asked = d.dispatcher.filter(|_| d.ep > 1);
@@ -225,7 +209,7 @@ impl CostModel {
     }
 
     /// Refuses an FP8 recipe that some GPU of the cluster does not have.
-    fn has_recipe(&self, d: &Decisions) -> Result<(), CostError> {
+    pub(crate) fn has_recipe(&self, d: &Decisions) -> Result<(), CostError> {
         let (cluster, runtime) = (&self.scenario().cluster, &self.scenario().runtime);
         match d.fp8_recipe.filter(|recipe| !recipe.exists_on(cluster)) {
             None => Ok(()),
@@ -239,31 +223,6 @@ impl CostModel {
                 })
             }
         }
-    }
-
-    /// For every pool, the cost details of the blocks that run in it.
-    fn details(
-        &self,
-        d: &Decisions,
-        assembled: &Assembled,
-        pool_of_rank: &[usize],
-    ) -> Result<Vec<BTreeMap<BlockKey, BlockDetail>>, CostError> {
-        let mut details = vec![BTreeMap::new(); self.pools.all().len()];
-        for (stage, &rank) in assembled.rank_of_stage().iter().enumerate() {
-            let pool = pool_of_rank[rank as usize];
-            for run in assembled.runs(stage) {
-                let key = run.cost.key;
-                if let Entry::Vacant(entry) = details[pool].entry(key) {
-                    let costs = &self.pools.all()[pool];
-                    let detail = costs.detail(&key)?;
-                    entry.insert(match key.alone() {
-                        None => detail,
-                        Some(alone) => detail.mixed(costs.detail(&alone)?, passes_alone(d)),
-                    });
-                }
-            }
-        }
-        Ok(details)
     }
 
     /// Simulates a strategy and records every event of the step.
@@ -339,7 +298,11 @@ impl CostModel {
         counted.held()
     }
 
-    fn simulated(&self, strategy: &Strategy, assembled: &Assembled) -> Result<Outcome, CostError> {
+    pub(crate) fn simulated(
+        &self,
+        strategy: &Strategy,
+        assembled: &Assembled,
+    ) -> Result<Outcome, CostError> {
         if self.scenario().shares_cores() {
             return self.recorded(strategy, assembled, &mut ());
         }

@@ -16,6 +16,7 @@ mod bounds;
 mod breakdown;
 mod cost_model;
 mod crossings;
+mod detailed;
 mod engine;
 mod error;
 mod execution;

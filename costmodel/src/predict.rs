@@ -45,12 +45,22 @@ impl Simulated<'_> {
     }
 }
 
+/// How far a predicted step time may be off.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Errors {
+    /// The 80% interval of `ln(measured / predicted)`.
+    pub time: Residual,
+    /// The upper end of the 80% interval of `ln` of the ratio of two step times, of what it is predicted to be.
+    pub ratio: f64,
+}
+
 /// Builds the detailed prediction of a simulated strategy.
 #[must_use]
 pub(crate) fn prediction(
     scenario: &Scenario,
     strategy: &Strategy,
     simulated: &Simulated<'_>,
+    errors: Errors,
 ) -> Prediction {
     let outcome = simulated.outcome;
     let step = outcome.step_time;
@@ -74,12 +84,12 @@ pub(crate) fn prediction(
     let parts = Parts::of(simulated.assembled, simulated.program, outcome);
     let (pools, pool_of_rank) = (simulated.pools, simulated.pool_of_rank);
     let host_memory = pools.host_memory(pool_of_rank, &simulated.assembled.ranks);
-    let (shortest, longest) = scenario.time_residual(strategy).around(step.0);
+    let (shortest, longest) = errors.time.around(step.0);
     let (least, most) = scenario.memory_error().around(peak.as_f64());
     Prediction {
         step_time: step,
         step_time_interval: (Seconds(shortest), Seconds(longest)),
-        ratio_error: scenario.comparison_error(),
+        ratio_error: errors.ratio,
         tokens_per_s_per_gpu: tokens / step.0 / gpus,
         mfu: model_flops.once.0 * tokens / at_peak,
         mfu_palm: model_flops.palm.0 * tokens / at_peak,
@@ -100,7 +110,7 @@ pub(crate) fn prediction(
         memory,
         breakdown: parts.of_step(outcome),
         kernels: kernels(simulated, strategy, parts.critical()),
-        provenance: provenance(scenario, strategy, pools.all()),
+        provenance: provenance(scenario, strategy, pools.all(), errors.time),
     }
 }
 
@@ -323,28 +333,22 @@ fn of_runtime(overheads: &Overheads) -> Vec<UsedConstant> {
     used
 }
 
-fn provenance(scenario: &Scenario, strategy: &Strategy, pools: &[BlockCosts]) -> Vec<UsedConstant> {
+fn provenance(
+    scenario: &Scenario,
+    strategy: &Strategy,
+    pools: &[BlockCosts],
+    time: Residual,
+) -> Vec<UsedConstant> {
     let overheads = &scenario.runtime.overheads;
     let mut used = Vec::new();
     for pool in pools {
-        let of_pool = of_cluster(&pool.scenario().cluster);
+        let of_pool = of_cluster(&pool.scenario().cluster, &scenario.runtime.name);
         used.extend(named(of_pool, pool, pools));
     }
     used.extend(of_runtime(overheads));
     if let Some(link) = (scenario.cluster.pools.as_ref()).and_then(|pools| pools.between.as_ref()) {
         used.push(constant("bandwidth between pools", &link.bandwidth));
         used.push(constant("latency between pools", &link.latency));
-    }
-    if let Some(learned) = &scenario.cluster.calibration {
-        let factors = learned.factors(&scenario.runtime.name);
-        used.extend(Rate::ALL.iter().map(|&rate| {
-            let name = format!(
-                "{} time of this system, relative to the prediction",
-                rate.name()
-            );
-            let factor = format!("{:.3}", factors.of(rate));
-            known::constant(&name, factor, Origin::Measured, &learned.source)
-        }));
     }
     for pool in pools {
         used.extend(named(of_strategy(pool.scenario(), strategy), pool, pools));
@@ -357,7 +361,7 @@ fn provenance(scenario: &Scenario, strategy: &Strategy, pools: &[BlockCosts]) ->
     }
     used.push(interval(
         "80% interval of step time",
-        scenario.time_residual(strategy),
+        time,
         &scenario.evidence_in_words(strategy),
     ));
     used.push(interval(
@@ -417,7 +421,7 @@ fn named(
     used
 }
 
-fn of_cluster(cluster: &Cluster) -> Vec<UsedConstant> {
+fn of_cluster(cluster: &Cluster, runtime: &str) -> Vec<UsedConstant> {
     let device = &cluster.device;
     let mut used = vec![
         constant("device memory", &device.memory),
@@ -437,6 +441,18 @@ fn of_cluster(cluster: &Cluster) -> Vec<UsedConstant> {
     ];
     for (name, share) in shares {
         used.extend(share.as_ref().map(|share| constant(name, share)));
+    }
+    if let Some(learned) = &cluster.calibration {
+        let factors = learned.factors(runtime);
+        used.extend(Rate::ALL.iter().map(|&rate| UsedConstant {
+            name: format!(
+                "{} time of this system, relative to the prediction",
+                rate.name()
+            ),
+            value: format!("{:.3}", factors.of(rate)),
+            origin: Origin::Measured,
+            source: learned.source.clone(),
+        }));
     }
     used
 }

@@ -8,12 +8,12 @@
 
 use std::collections::BTreeSet;
 
-use catalog::residuals::{self, Evidence, Quantity};
+use catalog::residuals::{self, Evidence, Quantity, Residual};
 use catalog::{Bytes, DType, FlopRate, Link, Reach, Seconds};
 use plans::{HostMemory, Prediction, Strategy, UsedConstant};
 
 use crate::cost_model::CostModel;
-use crate::predict::{constant, interval};
+use crate::predict::{Errors, constant, interval};
 use crate::{CostError, Scenario};
 
 /// A group of replicas with the plan that it trains under.
@@ -77,9 +77,10 @@ pub fn side_by_side(whole: &Scenario, sides: &[Side<'_>]) -> Result<Prediction, 
     let exchange = exchange(&groups, reduced, between)?;
     let step = slowest.prediction.step_time + exchange;
     let residual = |quantity| residuals::of(quantity, Evidence::SeveralPools);
+    let errors = errors(&slowest)?;
     let (heaviest, before) = heaviest(sides);
     let held = heaviest.prediction;
-    let (shortest, longest) = residual(Quantity::Time).around(step.0);
+    let (shortest, longest) = errors.time.around(step.0);
     let (least, most) = residual(Quantity::Memory).around(held.peak_memory.as_f64());
     let mut breakdown = slowest.prediction.breakdown;
     breakdown.pools_exposed_s = exchange.0;
@@ -100,7 +101,7 @@ pub fn side_by_side(whole: &Scenario, sides: &[Side<'_>]) -> Result<Prediction, 
     Ok(Prediction {
         step_time: step,
         step_time_interval: (Seconds(shortest), Seconds(longest)),
-        ratio_error: residual(Quantity::Ratio).high,
+        ratio_error: errors.ratio,
         tokens_per_s_per_gpu: whole.workload.real_tokens_per_step() / step.0 / gpus,
         mfu: utilisation(|p| p.mfu),
         mfu_palm: utilisation(|p| p.mfu_palm),
@@ -110,16 +111,27 @@ pub fn side_by_side(whole: &Scenario, sides: &[Side<'_>]) -> Result<Prediction, 
             .iter()
             .map(|side| side.prediction.p_fits)
             .fold(1.0, f64::min),
-        evidence: Evidence::SeveralPools.words(&whole.kind(), Reach::default()),
+        evidence: evidence(whole),
         peak_rank: before + held.peak_rank,
         memory_by_rank: through(|p| &p.memory_by_rank),
         usable_by_rank: through(|p| &p.usable_by_rank),
         breakdown,
         kernels: slowest.prediction.kernels.clone(),
         host_memory: fullest_host(sides),
-        provenance: provenance(whole, sides),
+        provenance: provenance(whole, sides, errors.time),
         ..held.clone()
     })
+}
+
+/// How far the step time of groups side by side may be off, of which this one is slowest.
+fn errors(slowest: &Side<'_>) -> Result<Errors, CostError> {
+    let usual = |quantity| residuals::of(quantity, Evidence::SeveralPools);
+    let usual = Errors {
+        time: usual(Quantity::Time),
+        ratio: usual(Quantity::Ratio).high,
+    };
+    let alone = slowest.prediction.step_time;
+    (slowest.costs).with_factors_open(usual, slowest.strategy, alone)
 }
 
 /// The group whose step takes longest; of equal ones the first.
@@ -172,7 +184,7 @@ fn average_peak(sides: &[Side<'_>]) -> FlopRate {
 }
 
 /// The constants of all groups: what holds for all of them once, what differs with the name of the group's cluster.
-fn provenance(whole: &Scenario, sides: &[Side<'_>]) -> Vec<UsedConstant> {
+fn provenance(whole: &Scenario, sides: &[Side<'_>], time: Residual) -> Vec<UsedConstant> {
     let in_all = |constant: &UsedConstant| {
         let has = |side: &Side<'_>| side.prediction.provenance.contains(constant);
         sides.iter().all(has)
@@ -200,13 +212,18 @@ fn provenance(whole: &Scenario, sides: &[Side<'_>]) -> Vec<UsedConstant> {
         used.push(constant("bandwidth between pools", &link.bandwidth));
         used.push(constant("latency between pools", &link.latency));
     }
-    for (name, quantity) in [
-        ("80% interval of step time", Quantity::Time),
-        ("80% interval of peak memory", Quantity::Memory),
+    let memory = residuals::of(Quantity::Memory, Evidence::SeveralPools);
+    for (name, found) in [
+        ("80% interval of step time", time),
+        ("80% interval of peak memory", memory),
     ] {
-        let evidence = Evidence::SeveralPools;
-        let words = evidence.words(&whole.kind(), Reach::default());
-        used.push(interval(name, residuals::of(quantity, evidence), &words));
+        used.push(interval(name, found, &evidence(whole)));
     }
     used
+}
+
+/// What predictions for groups side by side rest on, in words.
+fn evidence(whole: &Scenario) -> String {
+    let words = Evidence::SeveralPools.words(&whole.kind(), Reach::default());
+    whole.with_factors_in_words(words)
 }

@@ -118,20 +118,9 @@ impl Scenario {
         }
     }
 
-    /// The measured steps of this very system and runtime, if there are any.
-    fn own_steps(&self) -> Option<&Calibration> {
-        let own = self.cluster.calibration.as_ref();
-        own.filter(|own| own.runtime == self.runtime.name)
-    }
-
-    /// The 80% interval of the errors of a strategy's predicted step time.
-    #[must_use]
-    pub fn time_residual(&self, d: &Decisions) -> Residual {
-        let usual = residuals::of(Quantity::Time, self.time_evidence(d).0);
-        match self.own_steps() {
-            Some(own) => own.unexplained.widen(usual),
-            None => usual,
-        }
+    /// The 80% interval of the errors of a strategy's predicted step time, but for what a calibration leaves open.
+    pub(crate) fn time_residual(&self, d: &Decisions) -> Residual {
+        residuals::of(Quantity::Time, self.time_evidence(d).0)
     }
 
     /// The strategy's sequence length, and whether its experts lie across the network.
@@ -147,19 +136,39 @@ impl Scenario {
     #[must_use]
     pub fn evidence_in_words(&self, d: &Decisions) -> String {
         let (evidence, beyond) = self.time_evidence(d);
-        evidence.words(&self.kind(), beyond)
+        let words = evidence.words(&self.kind(), beyond);
+        match (evidence, &self.cluster.calibration) {
+            (Evidence::Calibrated { runs }, Some(own)) if own.runs as usize > runs => {
+                format!("{words}, and {} of other jobs", own.runs as usize - runs)
+            }
+            (Evidence::Calibrated { .. }, _) => words,
+            _ => self.with_factors_in_words(words),
+        }
     }
 
-    /// The evidence for a strategy's predicted step time, and the part of its reach that too few published runs have.
+    /// Words for evidence of other systems than this one, with whose factors times are multiplied beside it.
+    pub(crate) fn with_factors_in_words(&self, evidence: String) -> String {
+        let applied = self
+            .cluster
+            .calibrations()
+            .into_iter()
+            .map(Calibration::words);
+        std::iter::once(evidence)
+            .chain(applied)
+            .collect::<Vec<_>>()
+            .join("; ")
+    }
+
+    /// The evidence for a strategy's predicted step time, and the part of its reach that too few published runs have. Measured runs
+    /// of this system count if they are of the same kind and go as far.
     fn time_evidence(&self, d: &Decisions) -> (Evidence, Reach) {
-        let own = self.own_steps();
-        let measured = own.map(|own| Evidence::Calibrated {
-            runs: own.runs as usize,
-        });
-        match (measured, &self.cluster.pools) {
-            (Some(measured), _) => (measured, Reach::default()),
-            (None, Some(_)) => (Evidence::SeveralPools, Reach::default()),
-            (None, None) => self.kind().evidence_for(self.reach(d)),
+        let (kind, reach) = (self.kind(), self.reach(d));
+        let own = self.cluster.calibration.as_ref();
+        let runs = own.map_or(0, |own| own.runs_like(&kind, reach));
+        match (runs, &self.cluster.pools) {
+            (0, Some(_)) => (Evidence::SeveralPools, Reach::default()),
+            (0, None) => kind.evidence_for(reach),
+            (runs, _) => (Evidence::Calibrated { runs }, Reach::default()),
         }
     }
 

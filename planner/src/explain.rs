@@ -91,7 +91,8 @@ pub fn why_not_first(first: &Prediction, other: &Prediction, more: &str) -> Stri
         return format!("same time within 0.05%, {more:+.1} GiB memory");
     }
     let slower = format!("{:+.1}% step time{cause}", ratio * 100.0);
-    format!("{}{slower}", closeness(ratio, first.ratio_error))
+    let error = first.ratio_error.max(other.ratio_error);
+    format!("{}{slower}", closeness(ratio, error))
 }
 
 /// Words before a relative difference of step times: whether it is within the error of comparisons,

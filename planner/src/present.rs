@@ -87,6 +87,11 @@ pub fn compare(
 ) -> Result<Present, PlannerError> {
     let scenario = costs.scenario();
     let prediction = costs.predict(present)?;
+    // The larger error of both is that of comparing them.
+    let error = match best {
+        Some(best) => costs.predict(best)?.ratio_error.max(prediction.ratio_error),
+        None => prediction.ratio_error,
+    };
     let near = strategies(scenario, constraints, present);
     Ok(Present {
         // The probability is none where host memory is too small.
@@ -96,7 +101,7 @@ pub fn compare(
             prediction,
             why_not_first: String::new(),
         },
-        error: scenario.comparison_error(),
+        error,
         changes: changes(costs, options, present, near)?,
         path: match best {
             Some(best) => path(costs, constraints, options, present, best)?,

@@ -272,6 +272,22 @@ pub fn write(
     Destination::check(path, kind, replace)?.write(content)
 }
 
+/// The path of a file that another file names, relative to that file; a name that is no file beside it stays as it is.
+#[must_use]
+pub fn beside(file: &Path, name: &str) -> String {
+    let near = file.parent().map(|folder| folder.join(name));
+    match near.filter(|p| p.exists()) {
+        Some(near) => near.display().to_string(),
+        None => name.to_owned(),
+    }
+}
+
+/// The path of a file that is there, with all links and dots resolved; `None` if there is none.
+#[must_use]
+pub fn full(path: &Path) -> Option<PathBuf> {
+    std::fs::canonicalize(path).ok()
+}
+
 /// A path as text for messages: characters that a terminal would act on are escaped.
 #[must_use]
 pub fn shown(path: &Path) -> String {

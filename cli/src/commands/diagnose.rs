@@ -20,13 +20,16 @@ pub(crate) fn run(args: &DiagnoseArgs) -> Result<ExitCode, CliError> {
     let run = logged_run::read(&args.log, &args.plan, args.warmup)?;
     let diagnosis = Diagnosis::of(&run)?;
     let saved = calibrated.map(|to| {
-        let measured = calibrate::Measured::of_log(&run, &args.log)?;
-        calibrate::write(&to, &[measured])?;
+        let measured = calibrate::Measured::of_log(&run, &args.log, &args.plan)?;
+        calibrate::write(&to, vec![measured], args.format.quiet)?;
         to.say(args.format.quiet, "cluster");
         Ok::<_, CliError>(())
     });
     for note in run.notes() {
         output::note(args.format.quiet, &format!("note: {note}"));
+    }
+    for warning in run.warnings() {
+        output::warning(&warning);
     }
     if args.format.json {
         let path = args.calibrate.as_ref().map(|p| p.display().to_string());

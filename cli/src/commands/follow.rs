@@ -34,7 +34,7 @@ struct SeenJson {
 
 /// Follows a log until no step has come for `--idle` seconds.
 pub(crate) fn run(args: &DiagnoseArgs) -> Result<ExitCode, CliError> {
-    let plan = plan::load(&args.plan)?;
+    let plan = plan::of_log(&args.plan)?;
     let size = logged_run::step_size(&plan);
     let predicted = plan.costs.predict(&plan.strategy)?;
     let mut watch = Watch::new(predicted.step_time_interval);

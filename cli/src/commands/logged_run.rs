@@ -9,7 +9,7 @@ use crate::error::CliError;
 
 /// Reads a log and predicts its plan.
 pub(crate) fn read(log: &Path, plan: &Path, warmup: Option<usize>) -> Result<LoggedRun, CliError> {
-    let plan = plan::load(plan)?;
+    let plan = plan::of_log(plan)?;
     let text = catalog::text::read(log)?;
     let name = log.display().to_string();
     Ok(LoggedRun::read(plan, &text, &name, warmup)?)

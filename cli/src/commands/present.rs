@@ -7,7 +7,7 @@ use answers::origins::Asked;
 use answers::present::Read;
 use answers::values::Gpus;
 use answers::{Inputs, Now, Planned, Together, arrangements, opened};
-use catalog::load::beside;
+use catalog::paths::beside;
 use catalog::{Mistake, Pool, Pools};
 use costmodel::CostError;
 use planner::PlannerError;

@@ -7,7 +7,7 @@ use answers::present::Read;
 use answers::values::Gpus;
 use answers::{Inputs, InputsJson, arrangements, launch, opened};
 use catalog::files::Kind;
-use catalog::load::beside;
+use catalog::paths::beside;
 use catalog::{Mistake, Pool, Workload};
 use costmodel::Scenario;
 use interop::config::escape;

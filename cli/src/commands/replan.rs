@@ -12,7 +12,6 @@ use answers::{
     file_names,
 };
 use catalog::files::Kind;
-use catalog::load::beside;
 use catalog::{Workload, elementary};
 use costmodel::CostModel;
 use planner::size::why_none;
@@ -122,7 +121,7 @@ pub(crate) fn run(args: &ReplanArgs) -> Result<ExitCode, CliError> {
 fn train(planned: &Planned, old: &Path, new: &Path) -> Option<TrainFile> {
     let mut train = planned.file().train.clone()?;
     if old.parent() != new.parent() {
-        let data = beside(old, &train.data);
+        let data = catalog::files::beside(old, &train.data);
         let whole = std::path::absolute(&data).map(|path| path.display().to_string());
         train.data = whole.unwrap_or(data);
     }
@@ -304,7 +303,10 @@ fn print(args: &ReplanArgs, before: &Before, found: &Found, going_on: Option<Goi
     if let Some((batch, share, other)) = &found.other {
         let plan = plans::grammar::written(&other.strategy, ground.runtime);
         let faster = of(*share);
-        let error = answer.costs.scenario().comparison_error();
+        let error = best
+            .prediction
+            .ratio_error
+            .max(other.prediction.ratio_error);
         let certain = match elementary::ln(1.0 + share) > error {
             true => "",
             false => " (within the error of comparisons)",

@@ -55,8 +55,10 @@ pub struct LoggedStep {
 /// A training log after parsing.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainingLog {
-    /// The system that wrote it.
+    /// The system that wrote it; of several, the one that wrote the last step.
     pub system: LogSystem,
+    /// Number of steps that another system wrote.
+    pub of_others: usize,
     /// The steps, in the order of the log.
     pub steps: Vec<LoggedStep>,
     /// Largest peak of allocated memory that it reports, in bytes.
@@ -202,6 +204,8 @@ pub struct Steady {
     pub other_batches: usize,
     /// The remaining steps, in the order of the log.
     pub steps: Vec<LoggedStep>,
+    /// Whether the first logged step is the only one of them.
+    pub first_alone: bool,
     /// Their seconds, in ascending order.
     pub seconds: Vec<f64>,
 }
@@ -258,6 +262,7 @@ impl TrainingLog {
         Ok(Steady {
             warmup,
             other_batches: after.len() - steps.len(),
+            first_alone: warmup == 0 && seconds.len() == 1 && steps.first() == self.steps.first(),
             steps,
             seconds,
         })

@@ -113,6 +113,7 @@ fn finished(mut rows: Vec<Row>, garbled: usize, system: LogSystem) -> Option<Tra
     let steps: Vec<LoggedStep> = rows.iter().map(|row| row.step).collect();
     (!steps.is_empty()).then(|| TrainingLog {
         system,
+        of_others: 0,
         allocated: None,
         reserved: steps.iter().filter_map(|step| step.reserved).max(),
         retries: 0,

@@ -30,6 +30,8 @@ struct Reading {
     of_ranks: BTreeMap<(String, u64), usize>,
     /// How often a step was kept.
     kept: BTreeMap<u64, usize>,
+    /// The systems that wrote the kept steps, one for each step.
+    of_systems: Vec<LogSystem>,
 }
 
 impl Reading {
@@ -41,6 +43,7 @@ impl Reading {
         Self {
             log: TrainingLog {
                 system: LogSystem::Megatron,
+                of_others: 0,
                 steps: Vec::new(),
                 allocated: None,
                 reserved: None,
@@ -52,6 +55,7 @@ impl Reading {
             bars: BTreeSet::new(),
             of_ranks: BTreeMap::new(),
             kept: BTreeMap::new(),
+            of_systems: Vec::new(),
         }
     }
 
@@ -72,6 +76,7 @@ impl Reading {
             } else {
                 *self.kept.entry(step.step).or_default() += 1;
                 self.log.system = system;
+                self.of_systems.push(system);
                 self.log.steps.push(step);
             }
             break;
@@ -123,6 +128,8 @@ pub fn parse(text: &str, path: &str) -> Result<TrainingLog, LogError> {
         }
     }
     let mut log = reading.log;
+    let others = reading.of_systems.iter();
+    log.of_others = others.filter(|system| **system != log.system).count();
     if log.system == LogSystem::Trainer {
         hf::unsmooth(&mut log.steps);
     }

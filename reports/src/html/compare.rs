@@ -63,7 +63,7 @@ fn verdict(plans: &[Compared<'_>]) -> Markup {
                         (second.name)
                     }
                     p.where {
-                        @if elementary::ln(rate(&best) / rate(&second)) <= best.prediction.ratio_error {
+                        @if elementary::ln(rate(&best) / rate(&second)) <= best.prediction.ratio_error.max(second.prediction.ratio_error) {
                             "The difference is within the error of such comparisons."
                         } @else {
                             "The difference is larger than the error of such comparisons."

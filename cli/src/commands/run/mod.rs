@@ -312,7 +312,7 @@ fn losses(outcome: &Outcome, first: u64) -> Vec<LossJson> {
 fn data(args: &RunArgs, plan: &Path, train: Option<&TrainFile>) -> Result<PathBuf, CliError> {
     match (&args.data, train) {
         (Some(path), _) => Ok(path.clone()),
-        (None, Some(train)) => Ok(catalog::load::beside(plan, &train.data).into()),
+        (None, Some(train)) => Ok(catalog::files::beside(plan, &train.data).into()),
         (None, None) => {
             let what = "the plan does not say what to train on: it has no `train` section";
             Err(CliError::unexpected(plan.display(), what, "--data FILE"))
