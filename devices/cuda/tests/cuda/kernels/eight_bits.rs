@@ -216,6 +216,6 @@ fn sizes_that_no_product_takes_are_refused() {
         let gradient = device.zeros(vec![16, 16], DType::F32).expect("memory");
         let error = device.add_linear_gradient8(&gradient, &rows, &rows);
         let error = error.expect_err("refused").to_string();
-        assert!(error.contains("by what is contracted"), "{error}");
+        assert!(error.contains("along the contracted dim"), "{error}");
     }
 }
