@@ -288,6 +288,12 @@ fn states_in_host_memory_are_read() {
         of("\"stage\": 2, \"cpu_offload\": true".to_owned()).as_deref(),
         Some("optimizer")
     );
+    for (ratio, noted) in [("1.0", false), ("1", false), ("0.3", true)] {
+        let part = optimizer.replace("\"}", &format!("\", \"ratio\": {ratio}}}"));
+        let (_, notes) = engine(&format!("\"stage\": 3, {part}"));
+        let says = notes.iter().any(|note| note.contains("all weights"));
+        assert_eq!(says, noted, "{ratio}: {notes:?}");
+    }
     // Parameters without their optimizer, and states on NVMe, are left out, which a note says.
     for left_out in [parameters, cpu("offload_optimizer").replace("cpu", "nvme")] {
         let (offload, notes) = engine(&format!("\"stage\": 3, {left_out}"));

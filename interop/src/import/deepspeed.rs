@@ -187,7 +187,7 @@ fn offload(
     }
     let ratio = format!("{}.ratio", keys[0]);
     let said = doc.find(&ratio);
-    if said.is_some_and(|node| node.value.shown() != "1.0") {
+    if said.is_some_and(|node| node.float() != Some(1.0)) {
         notes.push(doc.note(&ratio, "taken as the states of all weights"));
     }
     let offload = match (on, zero) {
