@@ -296,3 +296,18 @@ fn a_distributed_optimizer_is_on_where_one_of_two_fields_says_so() {
         .overlap;
     assert!(overlap.param_gather && !overlap.grad_reduce);
 }
+
+/// Python reads 0 as false and every other number as true, which a warning says.
+#[test]
+fn numbers_that_stand_for_switches_are_named() {
+    for (number, read) in [("0", "false"), ("1", "true"), ("2", "true")] {
+        let text = format!(
+            "from megatron.bridge.training.config import ConfigContainer\ndef apply(cfg):\n    cfg.model.sequence_parallel = {number}\n"
+        );
+        let document = Document::read(&text, "a.py", None, &|_| None).expect("well-formed");
+        let found = interop::check::check(&document, None).expect("schema");
+        let said: Vec<String> = found.iter().map(ToString::to_string).collect();
+        let expected = format!("`model.sequence_parallel`: {number} is read as {read}");
+        assert!(said.iter().any(|line| line.contains(&expected)), "{said:?}");
+    }
+}

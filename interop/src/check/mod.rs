@@ -160,9 +160,10 @@ fn value(doc: &Document, schema: &Schema, key: &str, node: &Node, findings: &mut
     };
     match schema.kind(key) {
         Some(kind) if kind.accepts(node) => {}
-        // Python checks no types, and takes a number for true.
+        // Python asks no field for its type, and reads every number but 0 as true.
         Some(Kind::Bool) if doc.dialect.is_python() && matches!(node.value, Value::Int(_)) => {
-            let message = format!("{} is read as true", node.value.shown());
+            let on = node.int() != Some(0);
+            let message = format!("{} is read as {on}", node.value.shown());
             found(Severity::Warning, message);
         }
         // An environment variable, whose value is unknown here.
