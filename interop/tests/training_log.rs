@@ -65,6 +65,16 @@ fn each_system_is_read() {
     assert_eq!(log.reserved, Some(40960 << 20));
 }
 
+/// A peak of memory has the unit that follows it, MiB if none does.
+#[test]
+fn memory_has_the_unit_that_follows_it() {
+    let line = |peak: &str| NANOTRON.replace("40960.00MiB", peak);
+    for (peak, mib) in [("40960.00MiB", 40960), ("30.5GiB", 31232), ("2048.0", 2048)] {
+        let log = parse(&line(peak), "n.log").expect("read");
+        assert_eq!(log.reserved, Some(mib << 20), "{peak}");
+    }
+}
+
 #[test]
 fn the_median_stands_apart_from_warm_up_and_outliers() {
     let log = parse(MEGATRON, "m.log").expect("read");

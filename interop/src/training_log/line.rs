@@ -56,7 +56,7 @@ impl<'a> Line<'a> {
 pub(super) const MOST: f64 = 1e18;
 
 /// Parses a number with thousands separators and a unit.
-fn quantity(word: &str) -> Option<f64> {
+pub(super) fn quantity(word: &str) -> Option<f64> {
     let word = word.trim_end_matches([',', '.', ';', '|']).replace(',', "");
     let end = word.find(|c: char| c.is_ascii_alphabetic() && c != 'e' && c != 'E' || c == '%');
     let (digits, unit) = word.split_at(end.unwrap_or(word.len()));
@@ -68,7 +68,7 @@ fn quantity(word: &str) -> Option<f64> {
         "T" => 1e12,
         "ms" => 1.0,
         "MiB" | "MB" => 1024f64.powi(2),
-        "GiB" => 1024f64.powi(3),
+        "GiB" | "GB" => 1024f64.powi(3),
         _ => return None,
     };
     let number = digits.parse::<f64>().ok()? * scale;

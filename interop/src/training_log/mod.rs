@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub use self::log::{LogError, LogSystem, LoggedStep, Steady, StepSize, TrainingLog};
 
 use self::formats::{ELAPSED, FORMATS, Format};
-use self::line::{Line, MOST, without_colour};
+use self::line::{Line, MOST, quantity, without_colour};
 
 /// Number of steps by which another rank's lines may lag.
 const LAG: usize = 4;
@@ -166,22 +166,24 @@ fn retries(line: &Line<'_>) -> u64 {
     words.find_map(|word| word.parse().ok()).unwrap_or(0)
 }
 
-/// Memory peaks that a line reports: Megatron-LM's and nanotron's are in MiB.
+/// Memory peaks that a line reports. Where no unit follows the number, it is in MiB.
 fn memory(line: &Line<'_>) -> (Option<u64>, Option<u64>) {
-    let mib = |labels: [&str; 3]| {
+    let bytes = |labels: [&str; 3]| {
         let found = labels.iter().find_map(|label| line.after(label));
-        let word = found?.trim_end_matches(['M', 'G', 'i', 'B', '.', ',']);
-        let number: f64 = word.parse().ok()?;
-        (0.0..=MOST / 1024f64.powi(2))
-            .contains(&number)
-            .then_some((number * 1024f64.powi(2)) as u64)
+        let word = found?.trim_end_matches(['.', ',']);
+        let unit = match word.ends_with(|c: char| c.is_ascii_digit()) {
+            true => 1024f64.powi(2),
+            false => 1.0,
+        };
+        let number = quantity(word)? * unit;
+        (number <= MOST).then_some(number as u64)
     };
     let report = line.text.contains("memory (MB)") || line.text.contains("Peak allocated");
     if !report && !line.text.contains("Peak reserved") {
         return (None, None);
     }
     (
-        mib(["max allocated:", "Peak allocated:", "Peak allocated "]),
-        mib(["max reserved:", "Peak reserved:", "Peak reserved "]),
+        bytes(["max allocated:", "Peak allocated:", "Peak allocated "]),
+        bytes(["max reserved:", "Peak reserved:", "Peak reserved "]),
     )
 }
