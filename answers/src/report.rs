@@ -333,6 +333,12 @@ fn command(source: &ReportSource<'_>) -> String {
             plans::grammar::written(&source.best.strategy, &source.scenario.runtime),
         ),
     ];
+    if let Some(of) = w.documents() {
+        options.push(("lengths", of.lengths().to_string()));
+        options.push(("packing", of.packing().to_string()));
+    }
+    let adapters = source.scenario.model.adapters;
+    options.extend(adapters.map(|adapters| ("lora", adapters.to_string())));
     if let Some(budget) = source.budget {
         options.push(("tokens", budget.tokens.to_string()));
         options.extend(budget.price.map(|price| ("price", price.to_string())));

@@ -204,6 +204,23 @@ fn the_command_of_a_report_predicts_the_same() {
         ),
         // It does not fit.
         (&["--model", "llama3-70b", "--gpus", "8"], "tp=8"),
+        (
+            &["--model", "llama3-8b", "--gpus", "8", "--lora", "rank=16"],
+            "recompute=full",
+        ),
+        (
+            &[
+                "--model",
+                "llama3-8b",
+                "--gpus",
+                "8",
+                "--lengths",
+                "512:0.7,4k:0.3",
+                "--packing",
+                "padded",
+            ],
+            "recompute=full",
+        ),
     ];
     for (case, strategy) in cases {
         let first = [
