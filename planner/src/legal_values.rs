@@ -5,6 +5,8 @@
 //! number of devices. The check uses a batch and a sequence length that every size divides, so that these
 //! two never decide.
 
+use std::collections::BTreeSet;
+
 use catalog::{GradientTypes, Mistake, Offload, Precision, Workload, WorkloadSizes, elementary};
 use costmodel::Scenario;
 use plans::grammar::overlap_name;
@@ -224,7 +226,6 @@ fn candidates(scenario: &Scenario, counts: &[u64], key: &str) -> Vec<String> {
     };
     let sizes = sizes.into_iter().map(|size| size.to_string());
     let mut all: Vec<String> = sizes.chain(names.into_iter().map(str::to_owned)).collect();
-    all.dedup();
     if key == "offload_layers" {
         let counts = [0].into_iter().chain(eighths(model.layers));
         all.extend(counts.map(|layers| layers.to_string()));
@@ -239,6 +240,8 @@ fn candidates(scenario: &Scenario, counts: &[u64], key: &str) -> Vec<String> {
         all.push(runtime.own_gradients(precision).name());
         all.extend(runtime.other_gradients(precision).map(GradientTypes::name));
     }
+    let mut listed = BTreeSet::new();
+    all.retain(|value| listed.insert(value.clone()));
     all
 }
 
@@ -255,4 +258,34 @@ fn nearest(value: &str, legal: &[String]) -> Option<String> {
             .cloned();
     }
     catalog::suggest::nearest(value, legal)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Also the values of a runtime whose own way of overlapping is one of those that are tried for every runtime, as NeMo's is.
+    #[test]
+    fn a_value_is_listed_once() {
+        let sizes = WorkloadSizes {
+            gpus: 8,
+            seq_len: 4096,
+            global_batch: 64,
+            precision: Precision::Bf16,
+        };
+        for runtime in ["megatron-core", "nemo", "paddle", "fsdp2"] {
+            let scenario = Scenario {
+                model: catalog::load::model("mixtral-8x7b").expect("a preset"),
+                cluster: catalog::load::cluster("dgx-h100").expect("a preset"),
+                runtime: catalog::load::runtime(runtime).expect("a preset"),
+                workload: Workload::new(sizes).expect("a workload"),
+                headroom: 0.05,
+            };
+            for key in ["tp", "mbs", "overlap", "recompute", "grad_dtype"] {
+                let listed = candidates(&scenario, &[8], key);
+                let once: BTreeSet<&String> = listed.iter().collect();
+                assert_eq!(listed.len(), once.len(), "{runtime} {key}: {listed:?}");
+            }
+        }
+    }
 }
