@@ -4,7 +4,7 @@ use catalog::model::{Activation, AttentionKind, ModelConfig, Position};
 use catalog::runtime::{AttentionKernel, Rewrite};
 use catalog::{RopeScaling, Zero};
 
-use super::core_model::Field;
+use super::core_model::{Field, Reach};
 use super::core_precision;
 use super::job::Job;
 use super::refusal::Limits;
@@ -12,8 +12,8 @@ use super::stance::Stance::{self, Always, Never, Nothing, Written};
 use super::stance::{experts, fp8, recomputes, rings, sends_whole, unmet, unpadded};
 
 /// The fields that make Megatron-Core do what the prediction assumed; records the assumptions that it cannot meet.
-pub(crate) fn fields(job: &Job<'_>, limits: &mut Limits) -> Vec<Field> {
-    limits.unmet = unmet(|rewrite| stance(rewrite, job), job);
+pub(crate) fn fields(job: &Job<'_>, reach: Reach, limits: &mut Limits) -> Vec<Field> {
+    limits.unmet = unmet(|rewrite| stance(rewrite, job, reach), job);
     let assumes = |rewrite| job.assumes(rewrite);
     let switches = [
         ("bias_dropout_fusion", Rewrite::FuseBiasDropoutAdd),
@@ -22,12 +22,13 @@ pub(crate) fn fields(job: &Job<'_>, limits: &mut Limits) -> Vec<Field> {
             "gradient_accumulation_fusion",
             Rewrite::FuseGradientAccumulation,
         ),
-        ("cross_entropy_loss_fusion", Rewrite::FuseCrossEntropy),
     ];
     let mut fields = switches
         .map(|(field, rewrite)| (field, assumes(rewrite).into()))
         .to_vec();
-    if assumes(Rewrite::FuseCrossEntropy) {
+    let fused_loss = fuses_loss(job, reach);
+    fields.push(("cross_entropy_loss_fusion", fused_loss.into()));
+    if fused_loss {
         fields.push(("cross_entropy_fusion_impl", "te".into()));
     }
     if job.model.moe.is_some() {
@@ -56,6 +57,13 @@ pub(crate) fn fields(job: &Job<'_>, limits: &mut Limits) -> Vec<Field> {
     fields
 }
 
+/// Whether the loss is one kernel over 16-bit logits, as the prediction assumed. Megatron-LM refuses to start with that kernel,
+/// which is Transformer Engine's (arguments.py:1697); Megatron-Core under a provider runs it with a warning. The fused loss that
+/// Megatron-Core has beside it (`native`) copies logits to 32 bits, as its unfused one does.
+fn fuses_loss(job: &Job<'_>, reach: Reach) -> bool {
+    reach == Reach::Provider && job.assumes(Rewrite::FuseCrossEntropy)
+}
+
 /// Whether the model's feed-forward blocks are SwiGLU.
 fn gated_silu(model: &ModelConfig) -> bool {
     let plain = model.constants.bounded_glu.is_none();
@@ -74,8 +82,11 @@ fn gelu(job: &Job<'_>) -> bool {
 }
 
 /// What Megatron-Core does with a rewrite.
-fn stance(rewrite: Rewrite, job: &Job<'_>) -> Stance {
+fn stance(rewrite: Rewrite, job: &Job<'_>, reach: Reach) -> Stance {
     match rewrite {
+        Rewrite::FuseCrossEntropy if reach == Reach::Options => {
+            Never("it refuses to start with Transformer Engine's fused loss")
+        }
         Rewrite::FuseBiasDropoutAdd
         | Rewrite::FuseScaledMaskedSoftmax
         | Rewrite::FuseGradientAccumulation
@@ -97,10 +108,10 @@ fn stance(rewrite: Rewrite, job: &Job<'_>) -> Stance {
         Rewrite::FuseQkv => Nothing,
         Rewrite::ChunkLoss => Never("the loss runs over all tokens at once"),
         Rewrite::FuseNorm => Always("norms are Transformer Engine's"),
-        Rewrite::InPlaceCrossEntropy if !job.assumes(Rewrite::FuseCrossEntropy) => {
+        Rewrite::InPlaceCrossEntropy if !fuses_loss(job, reach) => {
             Always("its vocabulary-parallel loss works in place")
         }
-        Rewrite::VocabularyByOperators if !job.assumes(Rewrite::FuseCrossEntropy) => {
+        Rewrite::VocabularyByOperators if !fuses_loss(job, reach) => {
             Always("its vocabulary-parallel loss is a chain of operators")
         }
         Rewrite::LaunchExpertsApart if experts(job) => {

@@ -81,7 +81,7 @@ fn connections(d: &Decisions) -> &'static str {
 
 pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     let model = core_model::fields(job.model, job.workload.seq_len, Reach::Options, limits);
-    let kernels = core_rewrites::fields(job, limits);
+    let kernels = core_rewrites::fields(job, Reach::Options, limits);
     let tp = job.decisions.tp;
     let mut sections = vec![
         ("Model", options(&model, &model, tp)),

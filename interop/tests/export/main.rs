@@ -6,6 +6,7 @@ mod eight_bits;
 mod graphs;
 mod keyless;
 mod launchers;
+mod runtimes;
 mod snapshots;
 mod workloads;
 

@@ -51,7 +51,7 @@ pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
         // Bridge's class of the model has all else; a field of ours could contradict it.
         fields.retain(|(name, _)| ["vocab_size", "mtp_num_layers"].contains(name));
     }
-    fields.extend(core_rewrites::fields(job, limits));
+    fields.extend(core_rewrites::fields(job, Reach::Provider, limits));
     let set = |settings: &mut Vec<(String, Value)>, path: String, value: Value| {
         settings.retain(|(known, _)| *known != path);
         settings.push((path, value));
