@@ -1,17 +1,24 @@
 //! The price of assumptions: what a prediction assumed and an export target does otherwise, in seconds and bytes.
 
 use answers::Opened;
-use catalog::{Bytes, Seconds};
+use catalog::{Bytes, GradientTypes, Seconds};
 use costmodel::{CostModel, Scenario};
-use interop::export::Assumption;
+use interop::export::{Assumption, Differs};
 use plans::Strategy;
 use serde::Serialize;
 
 /// An assumption that the target does not meet, with its price.
 #[derive(Serialize)]
 pub(crate) struct AssumptionJson {
-    rewrite: String,
-    performed: bool,
+    /// The rewrite of the operator graph in which prediction and target differ; absent where they differ in something else.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rewrite: Option<String>,
+    /// Whether the target performs that rewrite.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    performed: Option<bool>,
+    /// The types in which the target holds and reduces gradients, where the prediction assumed others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    grad_dtype: Option<String>,
     why: String,
     /// Step time under the target less the predicted one, in seconds; absent where it cannot be predicted.
     step_time_difference_s: Option<f64>,
@@ -31,16 +38,17 @@ pub(crate) fn priced(loaded: &Opened, unmet: &[Assumption]) -> Vec<AssumptionJso
         ))
     };
     let json = |assumption: &Assumption| {
-        let Assumption {
-            rewrite,
-            performed,
-            why,
-        } = assumption;
         let difference = difference(assumption);
+        let (rewrite, performed, types) = match assumption.differs {
+            Differs::Performed(rewrite) => (Some(rewrite), Some(true), None),
+            Differs::NotPerformed(rewrite) => (Some(rewrite), Some(false), None),
+            Differs::Gradients { has, .. } => (None, None, Some(has)),
+        };
         AssumptionJson {
-            rewrite: rewrite.name(),
-            performed: *performed,
-            why: why.clone(),
+            rewrite: rewrite.map(|rewrite| rewrite.name()),
+            performed,
+            grad_dtype: types.map(GradientTypes::name),
+            why: assumption.why.clone(),
             step_time_difference_s: difference.map(|(time, _)| time),
             peak_memory_difference_bytes: difference.map(|(_, memory)| memory),
         }
@@ -58,11 +66,14 @@ pub(crate) fn sentences(
         return Vec::new();
     };
     let least = usual.0 * 1e-4;
-    let matters = |a: &&AssumptionJson| {
+    let matters = |(_, a): &(&Assumption, &AssumptionJson)| {
         a.step_time_difference_s.is_none_or(|s| s.abs() > least)
             || a.peak_memory_difference_bytes.is_none_or(|b| b.abs() > 1e6)
     };
-    let mut sentences: Vec<String> = priced.iter().filter(matters).map(sentence).collect();
+    let mut sentences: Vec<String> = (unmet.iter().zip(priced))
+        .filter(matters)
+        .map(|(assumption, price)| sentence(assumption, price))
+        .collect();
     if sentences.len() > 1
         && let Some((time, _)) = predicted(loaded, unmet)
     {
@@ -73,8 +84,12 @@ pub(crate) fn sentences(
     sentences
 }
 
-fn sentence(a: &AssumptionJson) -> String {
-    let assumed = if a.performed { "without" } else { "with" };
+fn sentence(of: &Assumption, a: &AssumptionJson) -> String {
+    let assumed = match of.differs {
+        Differs::Performed(rewrite) => format!("without {}", rewrite.name()),
+        Differs::NotPerformed(rewrite) => format!("with {}", rewrite.name()),
+        Differs::Gradients { assumed, .. } => format!("with grad_dtype={}", assumed.name()),
+    };
     let cost = match (a.step_time_difference_s, a.peak_memory_difference_bytes) {
         (Some(seconds), Some(bytes)) => {
             let sign = |value: f64| if value < 0.0 { '−' } else { '+' };
@@ -84,18 +99,25 @@ fn sentence(a: &AssumptionJson) -> String {
         }
         _ => "not predicted".to_owned(),
     };
-    format!("predicted {assumed} {}, but {} ({cost})", a.rewrite, a.why)
+    format!("predicted {assumed}, but {} ({cost})", a.why)
 }
 
-/// Step time and peak memory with these rewrites as the target has them.
+/// Step time and peak memory with these rewrites and types of gradients as the target has them.
 fn predicted(loaded: &Opened, unmet: &[Assumption]) -> Option<(Seconds, Bytes)> {
     let scenario = loaded.costs.scenario();
     let mut runtime = scenario.runtime.clone();
     for assumption in unmet {
-        if assumption.performed {
-            runtime.rewrites.insert(assumption.rewrite);
-        } else {
-            runtime.rewrites.remove(&assumption.rewrite);
+        match assumption.differs {
+            Differs::Performed(rewrite) => {
+                runtime.rewrites.insert(rewrite);
+            }
+            Differs::NotPerformed(rewrite) => {
+                runtime.rewrites.remove(&rewrite);
+            }
+            Differs::Gradients { has, .. } => {
+                runtime.states = runtime.states.with_gradients(has);
+                runtime.fp16_gradients = None;
+            }
         }
     }
     let other = Scenario {

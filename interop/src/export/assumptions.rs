@@ -1,14 +1,29 @@
 //! Assumptions of a prediction that an export target does not meet.
 
+use catalog::GradientTypes;
 use catalog::runtime::Rewrite;
 
 /// An assumption of the prediction that the target does not meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Assumption {
-    /// The rewrite of the operator graph in which prediction and target differ.
-    pub rewrite: Rewrite,
-    /// True if the target performs the rewrite although the prediction assumed that it does not; false for the reverse.
-    pub performed: bool,
+    /// What prediction and target do differently.
+    pub differs: Differs,
     /// Why they differ, for the user.
     pub why: String,
+}
+
+/// What a prediction assumes and a target does otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Differs {
+    /// The target performs this rewrite of the operator graph. The prediction assumed that it does not.
+    Performed(Rewrite),
+    /// The prediction assumed this rewrite of the operator graph. The target does not perform it.
+    NotPerformed(Rewrite),
+    /// The prediction assumed gradients of other types than the target has.
+    Gradients {
+        /// The types that the prediction assumed.
+        assumed: GradientTypes,
+        /// The types that the target has.
+        has: GradientTypes,
+    },
 }

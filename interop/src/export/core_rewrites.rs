@@ -13,7 +13,7 @@ use super::stance::{experts, fp8, recomputes, rings, sends_whole, unmet, unpadde
 
 /// The fields that make Megatron-Core do what the prediction assumed; records the assumptions that it cannot meet.
 pub(crate) fn fields(job: &Job<'_>, reach: Reach, limits: &mut Limits) -> Vec<Field> {
-    limits.unmet = unmet(|rewrite| stance(rewrite, job, reach), job);
+    limits.differs(unmet(|rewrite| stance(rewrite, job, reach), job));
     let assumes = |rewrite| job.assumes(rewrite);
     let switches = [
         ("bias_dropout_fusion", Rewrite::FuseBiasDropoutAdd),

@@ -64,17 +64,16 @@ fn precision(job: &Job<'_>, root: &mut Node, limits: &mut Limits) {
         return;
     }
     // DeepSpeed refuses another type (runtime/engine.py, `_do_optimizer_sanity_check`).
+    let held = precision.activation();
+    let has = GradientTypes {
+        held,
+        reduced: match job.decisions.gradients {
+            Some(_) => held,
+            None => types.reduce,
+        },
+    };
     let why = "without ZeRO, DeepSpeed holds gradients in the type of the weights";
-    let own = GradientTypes::all(precision.activation()).name();
-    match job.decisions.gradients {
-        Some(types) => limits.refuse_as(
-            true,
-            format!("grad_dtype={} with zero=0", types.name()),
-            why,
-            Some(("grad_dtype", own)),
-        ),
-        None => limits.note(true, format!("{why}; the prediction counted 32 bits")),
-    }
+    limits.gradient_types(job, has, why);
 }
 
 /// Writes every decision of the plan.

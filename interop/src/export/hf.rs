@@ -113,15 +113,26 @@ pub(crate) fn refuse(job: &Job<'_>, limits: &mut Limits) {
     script_rewrites::collect(job, &script_rewrites::FSDP2, limits);
     axes(job, limits);
     states(job.decisions, limits);
-    // Sharded gradients have the parameters' type, and are reduced in the mixed-precision type.
-    let types = GradientTypes {
-        held: DType::F32,
-        reduced: job.workload.precision.activation(),
-    };
-    limits.refuse_types(job.decisions, types);
+    limits.gradient_types(
+        job,
+        gradients(job),
+        "there is no switch for the types of gradients",
+    );
     optimizer_and_host(job.decisions, limits);
     overlap(job.decisions, limits);
     experts_and_passes(job, limits);
+}
+
+/// The types of gradients. They are held in the type of the parameters. FSDP2 reduces them in that of mixed precision (accelerate
+/// 1.15, `set_mixed_precision` in utils/dataclasses.py), plain replicas as they are held.
+fn gradients(job: &Job<'_>) -> GradientTypes {
+    GradientTypes {
+        held: DType::F32,
+        reduced: match sharded(job.decisions) {
+            true => job.workload.precision.activation(),
+            false => DType::F32,
+        },
+    }
 }
 
 /// Refuses ways to run passes and experts without a key, and FP8 recipes other than the runtime's.

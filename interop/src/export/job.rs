@@ -3,7 +3,7 @@
 use catalog::model::ModelConfig;
 use catalog::runtime::Rewrite;
 use catalog::state_types::StateTypes;
-use catalog::{Cluster, Fp8Recipe, Precision, Runtime, Workload};
+use catalog::{Cluster, Fp8Recipe, GradientTypes, Precision, Runtime, Workload};
 
 use super::assumptions::Assumption;
 use super::inputs::{self, Inputs, Unfilled};
@@ -53,6 +53,16 @@ impl Job<'_> {
     pub(crate) fn state_types(&self) -> StateTypes {
         let precision = self.workload.precision;
         self.decisions.state_types(self.runtime, precision)
+    }
+
+    /// The types in which the plan holds and reduces gradients.
+    pub(crate) fn gradient_types(&self) -> GradientTypes {
+        let types = self.state_types();
+        let computed = self.workload.precision.activation();
+        GradientTypes {
+            held: types.gradient.unwrap_or(computed),
+            reduced: types.reduce,
+        }
     }
 
     /// PyTorch's name for the type in which layers compute, 8-bit products aside.

@@ -371,7 +371,7 @@ fn optimizer(job: &Job<'_>, limits: &mut Limits) -> Vec<Flag> {
         flags.extend(MOMENTS.map(|flag| Flag::value(flag, "bf16")));
     }
     // Gradients that are held in 16 bits are read as they are.
-    if job.state_types().gradient != Some(DType::F32) {
+    if job.gradient_types().reduced != DType::F32 {
         flags.push(Flag::value("--main-grads-dtype", "bf16"));
     }
     flags
@@ -408,15 +408,10 @@ fn gradients(job: &Job<'_>, limits: &mut Limits) -> Vec<Flag> {
     if precision == Precision::Fp32 {
         return Vec::new();
     }
-    if let Some(types) = job.decisions.gradients {
-        limits.refuse_as(
-            types.held != types.reduced,
-            format!("grad_dtype={}", types.name()),
-            "gradients are reduced in the type that they are held in",
-            Some(("grad_dtype", GradientTypes::all(types.reduced).name())),
-        );
-    }
-    let wide = job.state_types().reduce == DType::F32;
+    let types = GradientTypes::all(job.gradient_types().reduced);
+    let why = "gradients are reduced in the type that they are held in";
+    limits.gradient_types(job, types, why);
+    let wide = types.held == DType::F32;
     let mut flags = Vec::new();
     if wide {
         flags.push(Flag::switch("--accumulate-allreduce-grads-in-fp32"));
@@ -424,12 +419,8 @@ fn gradients(job: &Job<'_>, limits: &mut Limits) -> Vec<Flag> {
         flags.push(Flag::switch("--grad-reduce-in-bf16"));
     }
     if matches!(job.decisions.zero, Zero::Z2 | Zero::Z3) {
-        let held = match wide {
-            true => DType::F32,
-            false => precision.activation(),
-        };
         let flag = "--megatron-fsdp-main-grads-dtype";
-        flags.push(Flag::value(flag, GradientTypes::all(held).name()));
+        flags.push(Flag::value(flag, types.name()));
     }
     flags
 }

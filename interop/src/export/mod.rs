@@ -28,7 +28,7 @@ pub(crate) mod torchtitan;
 mod trainer;
 mod vescale;
 
-pub use self::assumptions::Assumption;
+pub use self::assumptions::{Assumption, Differs};
 pub use self::dialect::Dialect;
 pub use self::inputs::{Inputs, Unfilled};
 pub use self::job::{Exported, ExportedFile, Job, Launcher};

@@ -7,7 +7,7 @@ use catalog::{
 };
 use plans::decisions::{Decisions, Recompute};
 
-use super::assumptions::Assumption;
+use super::assumptions::{Assumption, Differs};
 use super::inputs::{Input, Inputs, Unfilled};
 use super::job::Job;
 
@@ -180,24 +180,43 @@ impl Limits {
 
     /// Refuses gradients and optimizer states in fewer than 32 bits, states in host memory other than those which the target
     /// `has` there, and a choice of how far ahead parameters are gathered.
-    pub(crate) fn refuse_states(&mut self, d: &Decisions, has: Option<OffloadKind>) {
-        self.refuse_types(d, GradientTypes::all(DType::F32));
+    pub(crate) fn refuse_states(&mut self, job: &Job<'_>, has: Option<OffloadKind>) {
+        let d = job.decisions;
+        let why = "there is no switch for the types of gradients";
+        self.gradient_types(job, GradientTypes::all(DType::F32), why);
         self.refuse_optimizer_states(d);
         self.refuse_offload(d, has);
         self.refuse_offload_layers(d);
         self.refuse_prefetch(d);
     }
 
-    /// Refuses types of gradients that a plan chose and the target does not have.
-    pub(crate) fn refuse_types(&mut self, d: &Decisions, has: GradientTypes) {
-        if let Some(types) = d.gradients {
-            self.refuse_as(
-                types != has,
-                format!("grad_dtype={}", types.name()),
-                "there is no switch for the types of gradients",
-                Some(("grad_dtype", has.name())),
-            );
+    /// Records the types in which the target has gradients; `why` says why it has no others. Other types are refused where the plan
+    /// chose them. Where the plan leaves them to its runtime, they are an assumption that the target does not meet.
+    pub(crate) fn gradient_types(&mut self, job: &Job<'_>, has: GradientTypes, why: &str) {
+        let assumed = job.gradient_types();
+        if assumed == has {
+            return;
         }
+        if job.decisions.gradients.is_some() {
+            let instead = Some(("grad_dtype", has.name()));
+            let decided = format!("grad_dtype={}", assumed.name());
+            self.refuse_as(true, decided, why, instead);
+            return;
+        }
+        let [held, reduced] = [has.held, has.reduced].map(|of| GradientTypes::all(of).name());
+        let does = match held == reduced {
+            true => format!("it holds and reduces gradients in {held}"),
+            false => format!("it holds gradients in {held} and reduces them in {reduced}"),
+        };
+        self.unmet.push(Assumption {
+            differs: Differs::Gradients { assumed, has },
+            why: format!("{does}: {why}"),
+        });
+    }
+
+    /// Adds assumptions of the prediction that the target does not meet.
+    pub(crate) fn differs(&mut self, unmet: Vec<Assumption>) {
+        self.unmet.extend(unmet);
     }
 
     /// Refuses states in host memory, but for those that the target can keep there.

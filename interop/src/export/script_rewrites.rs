@@ -31,7 +31,7 @@ pub(crate) struct System {
 /// Records the assumptions that the system does not meet, and notes what the user's code must do.
 pub(crate) fn collect(job: &Job<'_>, system: &System, limits: &mut Limits) {
     let stance = |rewrite| stance(system, rewrite, job);
-    limits.unmet = unmet(stance, job);
+    limits.differs(unmet(stance, job));
     limits.notes.extend(yours(stance, job));
 }
 

@@ -3,7 +3,7 @@
 use catalog::runtime::Rewrite;
 use catalog::{CpKind, Precision};
 
-use super::assumptions::Assumption;
+use super::assumptions::{Assumption, Differs};
 use super::job::Job;
 use plans::decisions::Recompute;
 
@@ -58,17 +58,18 @@ pub(crate) fn unpadded(job: &Job<'_>) -> bool {
 /// The assumptions that a target does not meet.
 pub(crate) fn unmet(stance: impl Fn(Rewrite) -> Stance, job: &Job<'_>) -> Vec<Assumption> {
     let differs = |rewrite: Rewrite| {
-        let (performed, why) = match stance(rewrite) {
-            Stance::Written | Stance::Yours | Stance::Nothing => return None,
-            Stance::Always(why) => (true, why),
-            Stance::Never(why) => (false, why),
+        let assumed = job.assumes(rewrite);
+        let (differs, why) = match stance(rewrite) {
+            Stance::Always(why) if !assumed => (Differs::Performed(rewrite), why),
+            Stance::Never(why) if assumed => (Differs::NotPerformed(rewrite), why),
+            Stance::Written
+            | Stance::Yours
+            | Stance::Nothing
+            | Stance::Always(_)
+            | Stance::Never(_) => return None,
         };
-        let differs = performed != job.assumes(rewrite);
-        differs.then(|| Assumption {
-            rewrite,
-            performed,
-            why: why.to_owned(),
-        })
+        let why = why.to_owned();
+        Some(Assumption { differs, why })
     };
     (Rewrite::ALL.iter().copied()).filter_map(differs).collect()
 }

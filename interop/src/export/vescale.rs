@@ -186,7 +186,7 @@ fn batch(job: &Job<'_>) -> String {
 
 fn refuse(job: &Job<'_>, limits: &mut Limits) {
     let d = job.decisions;
-    limits.refuse_states(d, None);
+    limits.refuse_states(job, None);
     limits.refuse_all_graphs(d, job.runtime);
     limits.refuse(d.cp > 1, "cp=1", "its mesh has no context-parallel axis");
     let why = "a sharding plan places experts on the tensor-parallel axis only";

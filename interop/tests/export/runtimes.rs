@@ -2,7 +2,7 @@
 
 use catalog::Precision;
 use interop::check::{Severity, check};
-use interop::export::Dialect;
+use interop::export::{Dialect, Differs};
 
 use super::{exported_for, read, scene};
 
@@ -38,4 +38,72 @@ fn files_of_every_runtimes_plans_pass_their_check() {
         }
     }
     assert!(taken > 500, "{taken} files");
+}
+
+/// Types of gradients that a plan leaves to its runtime and that a target has otherwise are told, with those that the target has.
+#[test]
+fn other_types_of_gradients_are_told() {
+    use Dialect::*;
+    let rows: [(&str, &str, &[Dialect], Option<&str>); 10] = [
+        (
+            "fsdp2",
+            "zero=3",
+            &[Accelerate, Transformers],
+            Some("fp32/bf16"),
+        ),
+        (
+            "fsdp2",
+            "zero=3,grad_dtype=fp32/bf16",
+            &[Accelerate, Transformers],
+            None,
+        ),
+        ("fsdp2", "zero=0", &[Transformers], None),
+        ("hf-trainer", "zero=3", &[Transformers], None),
+        (
+            "megatron-deepspeed",
+            "tp=4,pp=4,zero=0,recompute=full",
+            &[MegatronLm, MegatronBridge],
+            Some("bf16"),
+        ),
+        (
+            "megatron-core",
+            "tp=4,zero=1",
+            &[MegatronLm, MegatronBridge],
+            None,
+        ),
+        (
+            "megatron-core",
+            "tp=4,zero=1,grad_dtype=bf16",
+            &[MegatronLm, MegatronBridge],
+            None,
+        ),
+        (
+            "deepspeed",
+            "zero=3,recompute=full",
+            &[Torchtitan03],
+            Some("fp32"),
+        ),
+        ("vescale", "zero=0", &[DeepSpeed], Some("bf16/fp32")),
+        ("vescale", "zero=1", &[DeepSpeed], None),
+    ];
+    for (runtime, text, dialects, want) in rows {
+        let (model, workload) = scene("llama3-8b", 64, Precision::Bf16);
+        let of = catalog::load::runtime(runtime).expect("preset");
+        let strategy = plans::grammar::parse(text, &model, &workload, &of).expect(text);
+        for &dialect in dialects {
+            let exported = exported_for(runtime, &strategy, &model, &workload, dialect, None);
+            let exported = exported.unwrap_or_else(|e| panic!("{runtime} {text}: {e}"));
+            let mut differs = exported.unmet.iter().filter_map(|of| match of.differs {
+                Differs::Gradients { has, .. } => Some(has.name()),
+                _ => None,
+            });
+            let found = differs.next();
+            assert_eq!(
+                found.as_deref(),
+                want,
+                "{runtime} {text} {}",
+                dialect.name()
+            );
+        }
+    }
 }

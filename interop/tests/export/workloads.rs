@@ -135,13 +135,6 @@ fn types_are_those_that_the_systems_can_run() {
         ),
         (
             "llama3-8b",
-            "zero=0",
-            Precision::Bf16,
-            DeepSpeed,
-            "the prediction counted 32 bits",
-        ),
-        (
-            "llama3-8b",
             "zero=0,grad_dtype=fp32/bf16",
             Precision::Bf16,
             DeepSpeed,

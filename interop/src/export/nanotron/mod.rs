@@ -26,7 +26,7 @@ pub(crate) fn program() -> Program {
 pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     let (d, w) = (job.decisions, job.workload);
     refuse(job, limits);
-    limits.unmet = unmet(|rewrite| rewrites::stance(rewrite, job), job);
+    limits.differs(unmet(|rewrite| rewrites::stance(rewrite, job), job));
     let mut root = Node::table();
     root.set("general.project", "vescale-plan");
     root.set("general.run", job.id);
@@ -154,7 +154,7 @@ fn refuse(job: &Job<'_>, limits: &mut Limits) {
         "its attention gathers keys and values (llama3_ring_attention)",
     );
     refuse_states(d, limits);
-    limits.refuse_states(d, None);
+    limits.refuse_states(job, None);
     limits.refuse_all_graphs(d, job.runtime);
     limits.refuse_as(
         d.overlap.tensor_parallel && d.tp > 1 && !d.sequence_parallel,

@@ -20,7 +20,7 @@ const CHUNKS: u64 = 8;
 pub(super) fn refuse(job: &Job<'_>, edition: Edition, limits: &mut Limits) {
     let d = job.decisions;
     states(d, edition, limits);
-    limits.refuse_states(d, Some(OffloadKind::Parameters));
+    limits.refuse_states(job, Some(OffloadKind::Parameters));
     overlap(d, limits);
     limits.refuse_expert_overlap(d);
     let dispatchers: &[Dispatcher] = match edition {

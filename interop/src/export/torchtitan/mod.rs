@@ -10,7 +10,7 @@ mod rewrites;
 
 use catalog::model::{Family, ModelConfig};
 use catalog::runtime::Rewrite;
-use catalog::{CudaGraphs, DType, Dispatcher, Overlap, Precision, ScheduleKind, Zero};
+use catalog::{CudaGraphs, Dispatcher, Overlap, Precision, ScheduleKind, Zero};
 
 pub(crate) use self::edition::Edition;
 
@@ -58,14 +58,13 @@ pub(crate) fn program(edition: Edition) -> Program {
 
 pub(crate) fn files(job: &Job<'_>, edition: Edition, limits: &mut Limits) -> Vec<Draft> {
     refuse(job, edition, limits);
-    limits.unmet = unmet(|rewrite| rewrites::stance(edition, rewrite, job), job);
+    limits.differs(unmet(
+        |rewrite| rewrites::stance(edition, rewrite, job),
+        job,
+    ));
     limits.note(
         job.model.moe.is_some_and(|moe| !moe.router_correction_bias),
         "torchtitan balances experts by a bias of the router (load_balance_coeff 0.001), which the model does not have",
-    );
-    limits.note(
-        job.state_types().reduce != DType::F32 && job.workload.precision != Precision::Fp32,
-        "torchtitan reduces gradients in 32 bits; the prediction assumed 16",
     );
     // If there is none, the export is refused.
     let Some(chosen) = choose(job.model, edition, limits) else {
