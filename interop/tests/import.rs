@@ -467,3 +467,32 @@ fn a_file_that_sets_nothing_is_an_error() {
         assert_eq!(found, [message]);
     }
 }
+
+/// accelerate's FSDP reduces gradients in the type of mixed precision, whichever runtime they are predicted with.
+#[test]
+fn fsdp_reduces_gradients_in_the_type_of_mixed_precision() {
+    let fsdp = "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n";
+    let replicas = "distributed_type: MULTI_GPU\n";
+    for (lines, precision, runtime, want) in [
+        (fsdp, "bf16", "fsdp2", Some("fp32/bf16")),
+        (fsdp, "fp16", "fsdp2", Some("fp32/fp16")),
+        (fsdp, "'no'", "fsdp2", None),
+        (fsdp, "bf16", "hf-trainer", None),
+        (replicas, "bf16", "fsdp2", None),
+    ] {
+        let text = format!("{lines}mixed_precision: {precision}\nnum_processes: 8\n");
+        let document = read("a.yaml", &text);
+        let model = catalog::load::model("llama3-8b").expect("preset");
+        let given = Given {
+            model: &model,
+            gpus: Some(8),
+            seq_len: Some(2048),
+            gpus_per_node: 8,
+        };
+        let imported = import(&document, &given).expect("imports");
+        let runtime = catalog::load::runtime(runtime).expect("preset");
+        let types = imported.decisions_under(&runtime).gradients;
+        let found = types.map(catalog::GradientTypes::name);
+        assert_eq!(found.as_deref(), want, "{text} {}", runtime.name);
+    }
+}

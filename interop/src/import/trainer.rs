@@ -1,7 +1,7 @@
 //! Import of files for Hugging Face's Trainer: its own arguments, LLaMA-Factory's, axolotl's and accelerate's YAML. Data
 //! parallelism is FSDP's or that of a DeepSpeed configuration in the file.
 
-use catalog::{CpKind, Overlap, Precision, WorkloadSizes, Zero};
+use catalog::{CpKind, DType, GradientTypes, Overlap, Precision, WorkloadSizes, Zero};
 
 use super::adapters;
 use super::deepspeed;
@@ -379,6 +379,13 @@ fn with_fsdp(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError>
     let (dp_shard, dp_replicate) = sharding.ranks(doc, given, dp, replicas)?;
     let micro = micro_batch(doc)?;
     let accumulate = doc.degree("gradient_accumulation_steps")?;
+    let precision = precision(doc)?;
+    // FSDP reduces them in the type of mixed precision, whichever runtime they are predicted with (accelerate 1.15,
+    // `set_mixed_precision` in utils/dataclasses.py). Plain replicas leave them to the runtime.
+    let sharded = GradientTypes {
+        held: DType::F32,
+        reduced: precision.activation(),
+    };
     let decisions = Decisions {
         tp,
         cp,
@@ -390,6 +397,7 @@ fn with_fsdp(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError>
         reshard_after_forward: sharding.reshard,
         micro_batch: micro,
         num_micro_batches: accumulate,
+        gradients: (sharding.zero == Zero::Z3).then_some(sharded),
         offload,
         prefetch: fsdp::prefetch(doc, &mut notes)?,
         ..Decisions::on_one_gpu(
@@ -401,7 +409,7 @@ fn with_fsdp(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError>
         gpus,
         seq_len: sequence(doc, given)?,
         global_batch: micro.saturating_mul(accumulate).saturating_mul(dp),
-        precision: precision(doc)?,
+        precision,
     };
     Imported::new(doc, decisions, sizes, notes)
 }
