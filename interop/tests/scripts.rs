@@ -298,13 +298,10 @@ fn options_that_are_planned_otherwise_are_noted() {
         );
         let (_, read, found) = read(&text).unwrap_or_else(|error| panic!("{options}: {error}"));
         assert_eq!(found, runtime, "{options}");
+        let notes = read.notes_under(&catalog::load::runtime(runtime).expect("preset"));
         match note {
-            Some(note) => assert!(
-                read.notes.iter().any(|n| n.contains(note)),
-                "{:?}",
-                read.notes
-            ),
-            None => assert_eq!(read.notes, Vec::<String>::new(), "{options}"),
+            Some(note) => assert!(notes.iter().any(|n| n.contains(note)), "{notes:?}"),
+            None => assert_eq!(notes, Vec::<String>::new(), "{options}"),
         }
     }
     let text = script("", LLAMA_70B, "--tensor-model-paralell-size 4");
@@ -323,6 +320,7 @@ const LLAMA3: &str = "--vocab-size 128256 --use-rope-scaling";
 #[test]
 #[rustfmt::skip]
 fn what_a_plan_cannot_express_is_noted() {
+    let megatron = catalog::load::runtime("megatron-core").expect("preset");
     for (options, note) in [
         (&format!("{INTERLEAVED} 8")[..], &format!("{GROUP} 8 is planned as 4, the number of pipeline ranks: Megatron-LM keeps activations of up to 4 more micro-batches of a virtual stage on every rank")[..]),
         (&format!("{INTERLEAVED} 4"), ""),
@@ -349,7 +347,7 @@ fn what_a_plan_cannot_express_is_noted() {
         let text = script("", LLAMA_70B, &format!("{LLAMA3} {options}"));
         let (_, read, _) = read(&text).unwrap_or_else(|error| panic!("{options}: {error}"));
         let expected: Vec<String> = [note].into_iter().filter(|note| !note.is_empty()).map(|note| format!("run.sh:2: {note}")).collect();
-        assert_eq!(read.notes, expected, "{options}");
+        assert_eq!(read.notes_under(&megatron), expected, "{options}");
     }
     for (options, note) in [
         ("--moe-permute-fusion --moe-grouped-gemm --moe-expert-capacity-factor 1.0 --moe-pad-expert-input-to-capacity", "run.sh:2: --moe-expert-capacity-factor 1 is planned as experts that take all their tokens, without padding"),
@@ -358,7 +356,42 @@ fn what_a_plan_cannot_express_is_noted() {
     ] {
         let experts = format!("--num-experts 8 --vocab-size 1024 {options}");
         let (_, read, _) = read(&script("", LLAMA_70B, &experts)).expect("imports");
-        assert_eq!(read.notes, [note], "{options}");
+        assert_eq!(read.notes_under(&megatron), [note], "{options}");
+    }
+}
+
+/// A kernel is noted where the runtime of the prediction has another than the script asks for.
+#[test]
+fn kernels_are_noted_where_the_runtime_has_others() {
+    let apart = "--no-bias-swiglu-fusion --no-rope-fusion";
+    for (options, runtime, planned) in [
+        (apart, "deepspeed", &[][..]),
+        (
+            apart,
+            "megatron-core",
+            &["the fused kernel of rotation", "the fused kernel of SwiGLU"],
+        ),
+        ("--cross-entropy-loss-fusion", "deepspeed", &[]),
+        (
+            "--cross-entropy-loss-fusion",
+            "megatron-core",
+            &["a loss of several kernels"],
+        ),
+        ("--attention-backend flash", "megatron-core", &[]),
+        ("--attention-backend unfused", "vescale", &[]),
+        (
+            "--attention-backend flash",
+            "vescale",
+            &["unfused attention"],
+        ),
+    ] {
+        let text = script("", LLAMA_70B, &format!("{LLAMA3} {options}"));
+        let (_, read, _) = read(&text).unwrap_or_else(|error| panic!("{options}: {error}"));
+        let notes = read.notes_under(&catalog::load::runtime(runtime).expect("preset"));
+        let found = notes
+            .iter()
+            .filter_map(|note| note.split(" is planned as ").nth(1));
+        assert_eq!(found.collect::<Vec<_>>(), planned, "{options} {runtime}");
     }
 }
 

@@ -200,11 +200,11 @@ fn of_system(reading: &Reading<'_>) -> Result<Source, CliError> {
     let usual = imported.runtime(&document);
     let runtime = catalog::load::runtime(reading.runtime.unwrap_or(usual))?;
     let decisions = imported.decisions_under(&runtime);
+    let mut notes = imported.notes_under(&runtime);
     let Imported {
         dialect,
         workload,
         adapters,
-        mut notes,
         ..
     } = imported;
     notes.extend(interop::check::misspelt(&document)?);

@@ -1,6 +1,8 @@
 //! Import of a Megatron Bridge recipe: its fields are those of Megatron-LM's options, so it is read as a script with
 //! these options.
 
+use std::collections::BTreeMap;
+
 use catalog::Fp8Recipe;
 
 use super::bridge_recipe::{Base, adapters, base, packing, value};
@@ -80,7 +82,11 @@ const BESIDE_MODEL: [(&str, &str); 4] = [
 
 /// A file's settings as options of Megatron-LM. An option that is added twice keeps its first value.
 #[derive(Default)]
-pub(super) struct Options(Vec<(String, Node)>);
+pub(super) struct Options {
+    all: Vec<(String, Node)>,
+    /// The setting of the file, in its own words, that an option was made of.
+    own_words: BTreeMap<String, String>,
+}
 
 impl Options {
     /// Adds an option; one that is off is left out.
@@ -88,28 +94,45 @@ impl Options {
         let value = value.into();
         let absent = matches!(value, Value::Null | Value::Bool(false));
         if !absent && !self.has(option) {
-            self.0.push((option.to_owned(), Node { line, value }));
+            self.all.push((option.to_owned(), Node { line, value }));
         }
     }
 
     /// Adds the option with the value of a field, if the file sets it.
     pub(super) fn copy(&mut self, doc: &Document, field: &str, option: &str) {
         if let Some(node) = value(doc, field) {
-            self.put(option, node.line, node.value.clone());
+            self.put_as(option, field, node, node.value.clone());
         }
     }
 
+    /// Adds an option made of a field and its value.
+    fn put_as(&mut self, option: &str, field: &str, node: &Node, value: impl Into<Value>) {
+        if !self.has(option) {
+            let shown = match &node.value {
+                Value::Bool(true) => "True".to_owned(),
+                Value::Bool(false) => "False".to_owned(),
+                other => other.plain(),
+            };
+            let words = format!("{field} = {shown}");
+            self.own_words.insert(option.to_owned(), words);
+        }
+        self.put(option, node.line, value);
+    }
+
     fn has(&self, option: &str) -> bool {
-        self.0.iter().any(|(known, _)| known == option)
+        self.all.iter().any(|(known, _)| known == option)
     }
 
     /// A script of Megatron-LM with these options in place of the file.
     pub(super) fn script(self, doc: &Document) -> Document {
         let root = Node {
             line: 1,
-            value: Value::Table(self.0),
+            value: Value::Table(self.all),
         };
-        doc.rewritten(Dialect::MegatronLm, root)
+        Document {
+            own_words: self.own_words,
+            ..doc.rewritten(Dialect::MegatronLm, root)
+        }
     }
 }
 
@@ -304,7 +327,7 @@ fn noted(doc: &Document, all: &mut Options) -> Result<(), ImportError> {
                 other => other.clone(),
             };
             for option in names.iter().filter(counts) {
-                all.put(option, node.line, value.clone());
+                all.put_as(option, &format!("{section}.{field}"), node, value.clone());
             }
         }
     }

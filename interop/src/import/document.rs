@@ -26,6 +26,8 @@ pub struct Document {
     pub launch: Launch,
     /// What a Python file defines: functions that make configurations, and where its model comes from.
     pub python: config::definitions::Definitions,
+    /// Settings in the words of the file, for keys of a file that was rewritten for another system.
+    pub own_words: BTreeMap<String, String>,
     /// Other ways through a launch script with undecided conditions, each with what it then states.
     pub others: Vec<(Way, Document)>,
 }
@@ -62,6 +64,7 @@ impl Document {
             root,
             launch,
             python,
+            own_words: BTreeMap::new(),
             others: Vec::new(),
         };
         let document = document.with_files(include)?;
@@ -183,6 +186,12 @@ impl Document {
         format!("{}: {text}", self.place(key))
     }
 
+    /// A setting as the file has it: in its own words, or as a key and a value.
+    pub(super) fn in_own_words(&self, key: &str, value: &str) -> String {
+        let own = self.own_words.get(key).cloned();
+        own.unwrap_or_else(|| format!("{key}{value}"))
+    }
+
     /// The same file rewritten for another system.
     pub(super) fn rewritten(&self, dialect: Dialect, root: Node) -> Self {
         Self {
@@ -191,6 +200,7 @@ impl Document {
             root,
             launch: self.launch.clone(),
             python: Default::default(),
+            own_words: BTreeMap::new(),
             others: Vec::new(),
         }
     }

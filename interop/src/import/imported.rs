@@ -6,6 +6,7 @@ use catalog::{Adapters, Precision, Workload, WorkloadSizes, Zero};
 
 use super::document::Document;
 use super::error::ImportError;
+use super::kernels::SaidKernel;
 use super::sizes::workload;
 use super::titan_keys;
 use crate::config::{Node, Value};
@@ -36,8 +37,10 @@ pub struct Imported {
     pub workload: Workload,
     /// Adapters that are trained in place of the weights.
     pub adapters: Option<Adapters>,
-    /// Sentences on settings that the strategy expresses only approximately.
+    /// Sentences on settings that the strategy expresses only approximately, whatever the runtime.
     pub notes: Vec<String>,
+    /// Kernels that the file switches.
+    pub kernels: Vec<SaidKernel>,
 }
 
 impl Imported {
@@ -54,6 +57,7 @@ impl Imported {
             workload: workload(doc, sizes)?,
             adapters: None,
             notes,
+            kernels: Vec::new(),
         })
     }
 
@@ -64,6 +68,15 @@ impl Imported {
         decisions
             .under(runtime, self.workload.precision)
             .canonical()
+    }
+
+    /// Sentences on settings that a prediction under a runtime follows only approximately.
+    #[must_use]
+    pub fn notes_under(&self, runtime: &Runtime) -> Vec<String> {
+        let kernels = self.kernels.iter();
+        let otherwise = kernels.filter_map(|said| said.note_under(runtime));
+        let notes = self.notes.iter().map(String::as_str);
+        notes.chain(otherwise).map(str::to_owned).collect()
     }
 
     /// Name of the runtime preset that runs such a strategy.

@@ -9,6 +9,7 @@ use super::document::Document;
 use super::error::ImportError;
 use super::graphs::graphs;
 use super::imported::{Given, Imported};
+use super::kernels;
 use super::megatron_notes::{planned_otherwise, unknown};
 use super::megatron_stages::{grouped, stages};
 use super::sizes::{data_parallel, micro_batches, said_devices};
@@ -82,7 +83,11 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         global_batch,
         precision: precision(doc)?,
     };
-    Imported::new(doc, decisions, sizes, notes)
+    let kernels = kernels::said(doc, given.model, &decisions);
+    Ok(Imported {
+        kernels,
+        ..Imported::new(doc, decisions, sizes, notes)?
+    })
 }
 
 /// The global batch, with the option that gives it. Of a schedule such as `0:384 200B:768`, which

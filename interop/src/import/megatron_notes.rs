@@ -1,10 +1,11 @@
 //! Options of a Megatron-LM script that a plan expresses as another setting, or not at all: a note on each.
 
-use catalog::model::{Activation, ModelConfig, Position};
+use catalog::model::ModelConfig;
 use catalog::{DType, Zero};
 
 use super::document::Document;
 use super::error::ImportError;
+use super::kernels::{self, When, assumed};
 use crate::config::{Node, Value};
 use crate::export::schema::Schema;
 use plans::decisions::Decisions;
@@ -19,9 +20,6 @@ const LEFT_OUT: [&str; 6] = [
     "--perform-rl-step",
 ];
 
-/// Whether such options have an effect on a plan of a model.
-type When = fn(&Decisions, &ModelConfig) -> bool;
-
 /// An option or a prefix that ends in `-`; values predicted as such; what is planned for others.
 type Row = (&'static str, &'static [&'static str], &'static str);
 
@@ -29,7 +27,6 @@ type Row = (&'static str, &'static [&'static str], &'static str);
 #[rustfmt::skip]
 const OTHERWISE: &[(When, &[Row])] = &[
     (|_, _| true, &[
-        ("--attention-backend", &["auto", "flash", "fused"], "fused attention"),
         ("--flash-attention-version", &[], "the kernel that --attention-backend auto takes"),
         ("--transformer-impl", &["transformer_engine"], "transformer_engine"),
         ("--optimizer", &["adam"], "Adam"),
@@ -40,12 +37,10 @@ const OTHERWISE: &[(When, &[Row])] = &[
         ("--fine-grained-activation-offloading", &[], "activations that stay on the device"),
         ("--delay-wgrad-compute", &[], "gradients of weights made right after those of inputs"),
         ("--mlp-chunks-for-training", &["1"], "1: the whole sequence at once"),
-        ("--cross-entropy-loss-fusion", &[], "a loss of several kernels"),
         ("--fp16-lm-cross-entropy", &[], "a loss in 32 bits"),
         ("--output-logit-dtype", &["bf16"], "bf16"),
         ("--te-precision-config-file", &[], "one precision for all layers"),
         ("--disable-jit-fuser", &[], "fused kernels"),
-        ("--no-bias-dropout-fusion", &[], "the fused kernel of bias, dropout and sum"),
         ("--fused-residual-rmsnorm", &[], "norms and sums in kernels of their own"),
         ("--use-transformer-engine-op-fuser", &[], "layers without Transformer Engine's fused operators"),
         ("--deterministic-mode", &[], "the fastest kernels"),
@@ -76,9 +71,6 @@ const OTHERWISE: &[(When, &[Row])] = &[
     ]),
     (|d, _| d.gradients.is_some_and(|types| types.reduced != DType::F32), &[
         ("--ddp-reduce-scatter-with-fp32-accumulation", &[], "sums formed in the type that is sent"),
-    ]),
-    (|d, _| d.zero <= Zero::Z1, &[
-        ("--no-gradient-accumulation-fusion", &[], "gradients that matrix products add up themselves"),
     ]),
     (|d, _| d.zero >= Zero::Z2, &[
         ("--use-torch-fsdp2", &[], "ZeRO-3 of Megatron's own FSDP"),
@@ -119,27 +111,9 @@ const OTHERWISE: &[(When, &[Row])] = &[
         ("--moe-router-fusion", &[], "a router of several kernels"),
         ("--overlap-dispatch-backward-with-experts-wgrad", &[], "messages beside no gradients of experts"),
     ]),
-    (|_, model| matches!(model.position, Position::Rope { .. }), &[
-        ("--no-rope-fusion", &[], "the fused kernel of rotation"),
-    ]),
-    (|_, model| model.mlp.gated && model.mlp.activation == Activation::Silu, &[
-        ("--no-bias-swiglu-fusion", &[], "the fused kernel of SwiGLU"),
-    ]),
-    (|_, model| model.mlp.bias && model.mlp.activation == Activation::Gelu, &[
-        ("--no-bias-gelu-fusion", &[], "the fused kernel of GELU"),
-    ]),
 ];
-/// Switches of layers with experts that are planned as on, and what Megatron-LM does without them.
-const ON_WITH_EXPERTS: [(&str, &str); 2] = [
-    (
-        "--moe-grouped-gemm",
-        "experts run one after another (SequentialMLP)",
-    ),
-    (
-        "--moe-permute-fusion",
-        "tokens are sorted by several kernels",
-    ),
-];
+/// The switch by which experts run in one product; it is planned as on.
+const GROUPED: &str = "--moe-grouped-gemm";
 const WHOLE_SEQUENCES: &str =
     "attention over whole sequences; give --lengths to plan it within documents";
 
@@ -169,7 +143,7 @@ pub(super) fn unknown(doc: &Document) -> Result<Option<String>, ImportError> {
 /// Whether there is a note on an option for some plan or model.
 pub(super) fn is_noted(option: &str) -> bool {
     let mut rows = OTHERWISE.iter().flat_map(|(_, rows)| *rows);
-    LEFT_OUT.contains(&option) || rows.any(|row| names(row, option))
+    LEFT_OUT.contains(&option) || kernels::switches(option) || rows.any(|row| names(row, option))
 }
 
 /// Whether a row is about an option.
@@ -193,20 +167,16 @@ pub(super) fn planned_otherwise(doc: &Document, model: &ModelConfig, d: &Decisio
         };
         if LEFT_OUT.contains(&key.as_str()) {
             let what = "has no part in a strategy and is left out";
-            return Some(format!("{place}: {key} {what}"));
+            return Some(format!("{place}: {} {what}", doc.in_own_words(key, "")));
         }
         let (_, planned, what) = rows.iter().find(|row| names(row, key))?;
         let other = !planned.contains(&value.trim_start());
-        other.then(|| format!("{place}: {key}{value} is planned as {what}"))
+        let said = doc.in_own_words(key, &value);
+        other.then(|| format!("{place}: {said} is planned as {what}"))
     };
-    let experts = ON_WITH_EXPERTS.iter().filter(|_| model.moe.is_some());
-    let off = experts.filter(|(key, _)| doc.root.get(key).is_none());
-    let as_on = |(key, without): &(&str, &str)| {
-        let path = &doc.path;
-        format!(
-            "{path}: the plan assumes {key}, which the script does not set: without it {without}, which takes longer"
-        )
-    };
+    let one_by_one = model.moe.is_some() && doc.root.get(GROUPED).is_none();
+    let without = "experts run one after another (SequentialMLP)";
     let said = doc.root.entries().iter().filter_map(note);
-    said.chain(off.map(as_on)).collect()
+    said.chain(one_by_one.then(|| assumed(doc, GROUPED, without)))
+        .collect()
 }

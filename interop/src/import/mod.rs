@@ -11,6 +11,7 @@ mod formats;
 mod fsdp;
 mod graphs;
 mod imported;
+mod kernels;
 mod launch;
 mod layout;
 mod mca;
@@ -36,6 +37,7 @@ mod unplanned;
 pub use self::document::Document;
 pub use self::error::ImportError;
 pub use self::imported::{Given, Imported};
+pub use self::kernels::SaidKernel;
 pub use self::launch::{Launch, Open};
 pub(crate) use self::layout::parse_layout;
 pub use self::model::{OfFile, of_file};
@@ -66,6 +68,7 @@ pub fn import(document: &Document, given: &Given<'_>) -> Result<Imported, Import
         let mut imported = read(document)?;
         // Notes name what else a script may state.
         imported.notes.clear();
+        imported.kernels.clear();
         let runtime = imported.runtime(document);
         Ok((imported, runtime))
     })?;
