@@ -192,6 +192,7 @@ pub fn resolve(args: &Question) -> Result<Inputs, AnswerError> {
     let cluster = cluster(&cluster_arg, args.gpus.device())?;
     let gpus = args.gpus.count(&cluster);
     let runtime = runtime(args.runtime.as_deref(), &cluster)?;
+    check_precision(args.precision, &runtime)?;
     check_gpus(gpus, &cluster).map_err(|e| with_hint_for_own_ranks(e, &runtime, &cluster))?;
     let seq_len = args.seq.unwrap_or_else(|| default_seq(&model));
     let workload = workload(gpus, seq_len, args.global_batch, args.precision)?;
@@ -212,6 +213,21 @@ pub fn resolve(args: &Question) -> Result<Inputs, AnswerError> {
         model_arg: args.model.clone(),
         cluster_arg,
     })
+}
+
+/// Refuses a precision that a runtime does not train in.
+fn check_precision(asked: Precision, runtime: &Runtime) -> Result<(), AnswerError> {
+    let all = &runtime.space.precisions;
+    if all.contains(&asked) {
+        return Ok(());
+    }
+    let names: Vec<&str> = all.iter().map(|of| of.name()).collect();
+    let (runtime, asked) = (&runtime.name, asked.name());
+    let wrong = Mistake::new(format!("runtime {runtime} does not train in {asked}"))
+        .at(format!("--precision {asked}"))
+        .expected(names.join(", "))
+        .example("--precision bf16");
+    Err(AnswerError::from(wrong))
 }
 
 /// Tokens per sequence where none are given: 8192, or fewer if the model's learned table of positions is shorter.

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cuda_graphs::{CudaGraphs, GraphOption};
 use crate::dispatcher::Dispatcher;
+use crate::dtype::Precision;
 use crate::fp8_recipe::Fp8Recipe;
 use crate::offload::OffloadOption;
 use crate::parallelism::{AxisOrder, CpKind, Overlap, ScheduleKind, Zero};
@@ -63,6 +64,8 @@ pub struct Runtime {
 /// The strategies a runtime can express: the search space is bounded by it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RuntimeSpace {
+    /// Precisions that it trains in.
+    pub precisions: Vec<Precision>,
     /// Pipeline schedules; empty if it has no pipeline parallelism.
     pub schedules: Vec<ScheduleKind>,
     /// Kinds of context parallelism; empty if it has none.

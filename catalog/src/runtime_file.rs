@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::cuda_graphs::{CudaGraphs, GraphOption};
 use crate::dispatcher::Dispatcher;
+use crate::dtype::Precision;
 use crate::fp8_recipe::Fp8Recipe;
 use crate::offload::OffloadOption;
 use crate::parallelism::{AxisOrder, CpKind, Overlap, ScheduleKind, Zero};
@@ -81,6 +82,7 @@ fn without_default(schema: &mut Schema) {
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SpaceFile {
+    precisions: Option<Vec<Precision>>,
     schedules: Option<Vec<ScheduleKind>>,
     cp_kinds: Option<Vec<CpKind>>,
     zero: Option<Vec<Zero>>,

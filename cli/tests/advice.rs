@@ -122,3 +122,37 @@ fn groups_have_one_time_and_one_host_memory() {
     let text = String::from_utf8_lossy(&text.stdout).into_owned();
     assert!(text.contains("of the fullest node's host memory"), "{text}");
 }
+
+/// A precision that a system does not train in is refused with those that it has, before anything is printed. What an export advises
+/// instead of a refused precision has another one, and its plan can be exported.
+#[test]
+fn a_precision_that_a_system_lacks_is_refused_once() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let fp16 = "--model llama3-8b --gpus 8 --precision fp16";
+    for command in ["search", "estimate --strategy dp=8"] {
+        let line = format!("vescale-plan {command} {fp16} --runtime torchtitan-2026");
+        let answer = shell(folder.path(), &line);
+        let said = stderr(&answer);
+        assert_eq!(code(&answer), 2, "{said}");
+        assert!(answer.stdout.is_empty(), "{command}");
+        assert!(
+            said.contains("--precision fp16") && said.contains("fp32, bf16, fp8"),
+            "{said}"
+        );
+    }
+    let made = format!("vescale-plan search {fp16} --runtime fsdp2 -q -o a.plan.yaml");
+    assert_eq!(code(&shell(folder.path(), &made)), 0);
+    let export = "vescale-plan export a.plan.yaml --to torchtitan";
+    let refused = stderr(&shell(folder.path(), export));
+    let advised = refused.split("or plan within its limits: ").nth(1);
+    let advised = advised
+        .and_then(|rest| rest.lines().next())
+        .expect("advice");
+    let again = shell(
+        folder.path(),
+        &format!("{advised} -q -o a.plan.yaml --force"),
+    );
+    assert_eq!(code(&again), 0, "{advised}: {}", stderr(&again));
+    let exported = shell(folder.path(), export);
+    assert_eq!(code(&exported), 0, "{}", stderr(&exported));
+}

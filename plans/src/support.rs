@@ -22,7 +22,8 @@ pub fn allowed_by(
     precision: Precision,
 ) -> Result<(), StrategyError> {
     let space = &runtime.space;
-    let lack = unlisted(d, space)
+    let lack = untrained(runtime, precision)
+        .or_else(|| unlisted(d, space))
         .or_else(|| tensor_lack(d, model, space))
         .or_else(|| precision_lack(d, runtime, precision))
         .or_else(|| context_lack(d, model, space))
@@ -57,6 +58,19 @@ struct Lack {
 fn lacks(what: impl Into<String>, has: impl Into<String>) -> Option<Lack> {
     let (what, has) = (what.into(), has.into());
     Some(Lack { what, has })
+}
+
+/// Finds a precision that the runtime does not train in.
+fn untrained(runtime: &Runtime, precision: Precision) -> Option<Lack> {
+    let all = &runtime.space.precisions;
+    if all.contains(&precision) {
+        return None;
+    }
+    let has = all.iter().map(|of| format!("--precision {}", of.name()));
+    lacks(
+        format!("training in {}", precision.name()),
+        list(has, "none"),
+    )
 }
 
 /// Finds a schedule, a kind of context parallelism or a ZeRO level that the runtime does not list.

@@ -81,3 +81,37 @@ fn the_example_runs_everywhere() {
         assert_eq!(said(name, "llama3-8b", strategy), "", "{name}");
     }
 }
+
+/// Precisions that a runtime does not train in are refused, with those that it has.
+#[test]
+fn a_precision_that_a_runtime_lacks_is_refused() {
+    for (runtime, precision, wanted) in [
+        (
+            "torchtitan-2026",
+            Precision::Fp16,
+            "no training in fp16; it has --precision fp32, --precision bf16, --precision fp8",
+        ),
+        ("torchtitan-compile", Precision::Fp8, ""),
+        ("deepspeed", Precision::Fp8, "no training in fp8; it has"),
+        ("hf-deepspeed", Precision::Fp8, ""),
+        ("nanotron", Precision::Fp8, "no training in fp8; it has"),
+        ("nanotron", Precision::Fp16, ""),
+        ("megatron-core", Precision::Fp16, ""),
+    ] {
+        let model = catalog::load::model("llama3-8b").expect("a preset");
+        let runtime = catalog::load::runtime(runtime).expect("a preset");
+        let sizes = WorkloadSizes {
+            gpus: 64,
+            seq_len: 4096,
+            global_batch: 128,
+            precision,
+        };
+        let workload = Workload::new(sizes).expect("a workload");
+        let strategy = plans::grammar::parse("dp=64", &model, &workload, &runtime);
+        let strategy = strategy.expect("a strategy");
+        let allowed = plans::support::allowed_by(&strategy, &model, &runtime, precision);
+        let said = allowed.map_or_else(|error| error.to_string(), |()| String::new());
+        let right = said.contains(wanted) && said.is_empty() == wanted.is_empty();
+        assert!(right, "{} {precision:?}: {said}", runtime.name);
+    }
+}

@@ -4,9 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use answers::{Opened, SCHEMA_VERSION, opened};
-use catalog::Packing;
-use catalog::Pools;
 use catalog::files::{self, FolderDestination, Kind, NamedFile, Replace};
+use catalog::{Packing, Pools, Precision};
 use interop::check::{Finding, Severity};
 use interop::config::escape;
 use interop::export::{
@@ -431,6 +430,11 @@ fn search_command(file: &PlanFile, dialect: Dialect, refusals: &[Refusal]) -> St
         ));
     }
     let limits = limits.concat();
+    let refused = format!("precision {}", w.precision.name());
+    let precision = match refusals.iter().any(|refusal| refusal.decision == refused) {
+        true => Precision::Bf16,
+        false => w.precision,
+    };
     format!(
         "vescale-plan search --model {} --cluster {} --gpus {} --seq {} --global-batch {} --precision {} --runtime {}{limits}",
         escape::shell(&file.model),
@@ -438,7 +442,7 @@ fn search_command(file: &PlanFile, dialect: Dialect, refusals: &[Refusal]) -> St
         w.gpus,
         w.seq_len,
         w.global_batch,
-        format!("{:?}", w.precision).to_lowercase(),
+        precision.name(),
         dialect.runtime(),
     )
 }
