@@ -152,7 +152,11 @@ fn decisions(
         .then_some("none");
     let etp = run.size("etp", run.etp);
     let etp = etp.unwrap_or_else(|| default_etp(run, tp));
-    let always = runtime.space.sequence_parallel == SequenceParallelUse::Always;
+    // Runs that do not say have what the runtime's users usually have.
+    let usual = match runtime.space.sequence_parallel {
+        SequenceParallelUse::Always | SequenceParallelUse::Usual => true,
+        SequenceParallelUse::Never | SequenceParallelUse::Choice => false,
+    };
     Ok(Decisions {
         tp,
         pp,
@@ -167,7 +171,7 @@ fn decisions(
         reshard_after_forward: zero == Zero::Z3
             && !sharding(run).contains("shard_grad_op")
             && pp == 1,
-        sequence_parallel: tp > 1 && run.sequence_parallel.unwrap_or(always),
+        sequence_parallel: tp > 1 && run.sequence_parallel.unwrap_or(usual),
         micro_batch,
         num_micro_batches: sizes.global_batch / (dp * micro_batch).max(1),
         recompute: recompute(run, layers / (pp * vpp).max(1), habit)?,

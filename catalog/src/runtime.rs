@@ -91,7 +91,7 @@ pub struct RuntimeSpace {
     pub selections: Vec<Selection>,
     /// Whether tensor parallelism is possible.
     pub tensor_parallel: bool,
-    /// Whether tensor parallelism comes with sequence parallelism: never, always, or by choice.
+    /// Whether tensor parallelism comes with sequence parallelism.
     pub sequence_parallel: SequenceParallelUse,
     /// Whether expert parallelism is possible.
     pub expert_parallel: bool,
@@ -177,7 +177,9 @@ pub enum SequenceParallelUse {
     Never,
     /// It always comes with tensor parallelism.
     Always,
-    /// The user chooses.
+    /// The user chooses, and hardly anyone does without it: a search has it on unless constraints ask for `sp=off`.
+    Usual,
+    /// The user chooses: a search tries both.
     Choice,
 }
 

@@ -229,9 +229,11 @@ fn divided(
         space.cp_kinds.clone()
     };
     kinds.retain(|k| asked.constraints.allows_name("cp_kind", k.name()));
+    let off_is_asked = asked.constraints.fixes("sp", switch_name(false));
     let mut sequence: Vec<bool> = match (mesh.tp, space.sequence_parallel) {
         (1, _) | (_, SequenceParallelUse::Never) => vec![false],
-        (_, SequenceParallelUse::Always) => vec![true],
+        (_, SequenceParallelUse::Usual) if off_is_asked => vec![true, false],
+        (_, SequenceParallelUse::Always | SequenceParallelUse::Usual) => vec![true],
         (_, SequenceParallelUse::Choice) => vec![true, false],
     };
     sequence.retain(|&on| asked.constraints.allows_name("sp", switch_name(on)));

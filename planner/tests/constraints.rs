@@ -192,6 +192,26 @@ fn what_is_fixed_is_tried() {
     );
 }
 
+/// Where a runtime can do without sequence parallelism but hardly anyone does, a search does so if it is asked to.
+#[test]
+fn sequence_parallelism_is_off_where_it_is_asked_for() {
+    for (runtime, fix, wanted) in [
+        ("megatron-core", "tp=2", &[true][..]),
+        ("megatron-core", "tp=2,sp=on", &[true]),
+        ("megatron-core", "tp=2,sp=off", &[false]),
+        ("megatron-core", "tp=2,sp=on|off", &[false, true]),
+        ("torchtitan-2026", "tp=2,sp=off", &[false]),
+        ("torchtitan", "tp=2,sp=off", &[]),
+        ("megatron-2022", "tp=2", &[false, true]),
+    ] {
+        let s = scenario("llama3-8b", 8, runtime);
+        let space = SearchSpace::new(&s, &parse(&[fix], &[], &[], &[]).expect("read"));
+        let layouts = space.layouts().iter();
+        let found: BTreeSet<bool> = layouts.map(|of| of.sequence_parallel).collect();
+        assert_eq!(found, wanted.iter().copied().collect(), "{runtime}, {fix}");
+    }
+}
+
 /// Three nodes of eight GPUs allow three groups of replicas, each sharded over a node, and rings of three.
 #[test]
 fn sizes_that_are_no_powers_of_two_are_tried() {

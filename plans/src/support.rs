@@ -103,7 +103,10 @@ fn tensor_lack(d: &Decisions, model: &ModelConfig, space: &RuntimeSpace) -> Opti
         SequenceParallelUse::Always if d.tp > 1 && !d.sequence_parallel => {
             return lacks("tensor parallelism without sequence parallelism", "sp=on");
         }
-        SequenceParallelUse::Never | SequenceParallelUse::Always | SequenceParallelUse::Choice => {}
+        SequenceParallelUse::Never
+        | SequenceParallelUse::Always
+        | SequenceParallelUse::Usual
+        | SequenceParallelUse::Choice => {}
     }
     let heads = model.attention.kv_heads();
     if d.tp > 1 && space.kv_heads_limit_tp && d.tp > heads {
