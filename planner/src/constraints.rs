@@ -261,12 +261,6 @@ impl Constraints {
         })
     }
 
-    /// Whether a choice is among those that its constraint lists; false if there is no such constraint.
-    pub(crate) fn fixes(&self, key: &str, name: &str) -> bool {
-        let values = self.fix.get(key).map_or(&[][..], Vec::as_slice);
-        values.iter().any(|value| value == name)
-    }
-
     /// Whether some strategy of a recompute mode is allowed.
     pub(crate) fn allows_mode(&self, mode: RecomputeMode) -> bool {
         let kind = match mode {

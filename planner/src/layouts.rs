@@ -229,7 +229,8 @@ fn divided(
         space.cp_kinds.clone()
     };
     kinds.retain(|k| asked.constraints.allows_name("cp_kind", k.name()));
-    let off_is_asked = asked.constraints.fixes("sp", switch_name(false));
+    let mut listed = asked.constraints.listed("sp");
+    let off_is_asked = listed.any(|value| value == switch_name(false));
     let mut sequence: Vec<bool> = match (mesh.tp, space.sequence_parallel) {
         (1, _) | (_, SequenceParallelUse::Never) => vec![false],
         (_, SequenceParallelUse::Usual) if off_is_asked => vec![true, false],

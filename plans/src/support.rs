@@ -198,6 +198,12 @@ fn overlap_lack(d: &Decisions, runtime: &Runtime) -> Option<Lack> {
     if let Some(what) = cannot_overlap(sent, runtime) {
         return lacks(format!("overlap of {what}"), has);
     }
+    // A system that overlaps by itself does not where there is no sequence parallelism; one that is told to refuses.
+    let told = sent.tensor_parallel && !own.tensor_parallel;
+    if told && !d.sequence_parallel {
+        let what = "overlap of tensor-parallel messages without sequence parallelism";
+        return lacks(what, "sp=on");
+    }
     if !several {
         return None;
     }

@@ -40,6 +40,8 @@ fn what_a_runtime_lacks_is_refused() {
         ("megatron-core", "mistral-7b-v0.1", "cp2 cp_kind=ring".to_owned(), "with a sliding window under context parallelism by ring; it has all_gather, all_to_all"),
         ("megatron-core", "llama3-8b", "cp2 cp_kind=ring".to_owned(), ""),
         ("megatron-core", "llama3-8b", "tp2 sp=off".to_owned(), ""),
+        ("megatron-core", "llama3-8b", "tp2 sp=off overlap=grad+param+tp+pp".to_owned(), "no overlap of tensor-parallel messages without sequence parallelism; it has sp=on"),
+        ("nemo", "llama3-8b", "tp2 sp=off".to_owned(), ""),
         ("nemo", "llama3-8b", "tp2 sp=off overlap=grad+param+pp".to_owned(), ""),
         ("megatron-fsdp", "llama3-8b", "tp2 sp=off zero3".to_owned(), ""),
         ("torchtitan-2026", "llama3-8b", "tp2 sp=off zero3".to_owned(), ""),
