@@ -149,6 +149,27 @@ proptest! {
     }
 }
 
+/// Pools that are alike and on one network are predicted as the one pool that they are.
+#[test]
+fn alike_pools_are_one() {
+    for (line, one) in [
+        ("16 x dgx-h100 + 16 x dgx-h100", "dgx-h100"),
+        (
+            "8 x dgx-a100 + 8 x dgx-a100 + 16 x dgx2-v100",
+            "16 x dgx-a100 + 16 x dgx2-v100",
+        ),
+    ] {
+        let predicted = |line| {
+            let Inputs { scenario, .. } = question(line, 32, BATCH);
+            let costs = CostModel::new(scenario).expect("priced");
+            let s = costs.scenario();
+            let strategy = plans::grammar::parse("tp2 pp2", &s.model, &s.workload, &s.runtime);
+            costs.predict(&strategy.expect("legal")).expect("priced")
+        };
+        assert_eq!(predicted(line), predicted(one), "{line}");
+    }
+}
+
 /// Two kinds of GPU, two sites, slow nodes: better than each pool alone, and than equal shares.
 #[test]
 fn mixed_clusters_beat_their_parts_and_equal_shares() {

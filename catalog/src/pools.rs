@@ -168,6 +168,28 @@ fn link_of(pools: &Pools) -> String {
     text
 }
 
+impl Cluster {
+    /// The same cluster with neighbouring pools that are alike and on one network as one pool; without pools if all of them are.
+    #[must_use]
+    pub fn with_alike_pools_as_one(self) -> Self {
+        let Some(pools) = &self.pools else {
+            return self;
+        };
+        let joined = pools.arranged(pools.parts.clone()).cluster;
+        if joined
+            .pools
+            .as_ref()
+            .is_some_and(|of| of.parts.len() == pools.parts.len())
+        {
+            return self;
+        }
+        Self {
+            calibration: self.calibration.or(joined.calibration.clone()),
+            ..joined
+        }
+    }
+}
+
 impl Pools {
     /// The clusters of every subset of the pools in every order, those of all pools first. Alike
     /// neighbours on one network count as one pool.

@@ -25,6 +25,29 @@ fn a_line_is_read_back_as_it_is_written() {
 }
 
 #[test]
+fn alike_neighbours_on_one_network_are_one() {
+    for (line, one) in [
+        ("16 x dgx-h100 + 16 x dgx-h100", "dgx-h100"),
+        (
+            "8 x dgx-h100 + 8 x dgx-h100 + 8 x dgx-a100",
+            "16 x dgx-h100 + 8 x dgx-a100",
+        ),
+        (
+            "8 x dgx-h100 + 8 x dgx-a100 + 8 x dgx-h100",
+            "8 x dgx-h100 + 8 x dgx-a100 + 8 x dgx-h100",
+        ),
+        (
+            "8 x dgx-h100 + 8 x dgx-h100, 10 Gb/s between",
+            "8 x dgx-h100 + 8 x dgx-h100, 10 Gb/s between",
+        ),
+    ] {
+        let cluster = catalog::load::cluster(line).expect("a cluster");
+        let wanted = catalog::load::cluster(one).expect("a cluster");
+        assert_eq!(cluster.with_alike_pools_as_one(), wanted, "{line}");
+    }
+}
+
+#[test]
 fn sizes_are_those_that_all_pools_have_in_common() {
     let cluster = catalog::load::cluster("24 x dgx-h100 + 32 x dgx2-v100").expect("a cluster");
     assert_eq!((cluster.gpus_per_node, cluster.scale_up_domain), (8, 8));

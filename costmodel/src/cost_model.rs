@@ -77,6 +77,7 @@ impl CostModel {
     /// A cost model for a scenario, with the given values of the fitted constants instead of the shipped ones.
     ///
     /// # Errors
+        let scenario = scenario.with_alike_pools_as_one();
     /// When the device has no prices for the workload's precision.
     pub fn with_constants(scenario: Scenario, fitted: &Fitted) -> Result<Self, CostError> {
         let pools = PoolCosts::new(&scenario, |scenario| priced(scenario, fitted))?;

@@ -110,6 +110,14 @@ impl Scenario {
         time.value * self.cluster.time_factors(&self.runtime.name).host
     }
 
+    /// The same question, in which neighbouring pools that are alike and on one network are one.
+    pub(crate) fn with_alike_pools_as_one(self) -> Self {
+        Self {
+            cluster: self.cluster.with_alike_pools_as_one(),
+            ..self
+        }
+    }
+
     /// What predictions of memory, and of ratios of step times, rest on: published runs that resemble the question.
     pub(crate) fn evidence(&self) -> Evidence {
         match &self.cluster.pools {

@@ -17,6 +17,7 @@ impl CostModel {
     /// When a device has no prices for the workload's precision.
     pub fn sharing(scenario: Scenario, known: &[&Self]) -> Result<Self, CostError> {
         quantities::check(&scenario)?;
+        let scenario = scenario.with_alike_pools_as_one();
         let fitted = Fitted::default();
         let shared = |wanted: &Scenario| -> Option<BlockCosts> {
             let pools = known.iter().filter(|known| known.is_of_job(wanted));
