@@ -199,6 +199,24 @@ impl Evidence {
         }
     }
 
+    /// What an interval was made from, in words: so many errors.
+    #[must_use]
+    pub fn errors(self, count: usize) -> String {
+        let after = match self {
+            Self::Calibrated { runs: ..3 } => "one run",
+            Self::Calibrated { .. } => "three runs",
+            Self::Covered { .. }
+            | Self::OtherRuntimes { .. }
+            | Self::Extrapolated
+            | Self::SeveralPools => {
+                return format!("errors on {count} runs of sources left out of the fit");
+            }
+        };
+        format!(
+            "errors of {count} predictions of published runs, each after {after} of the same source"
+        )
+    }
+
     /// The evidence in words; `beyond` is the reach that weakens it ([`Kind::evidence_for`]).
     #[must_use]
     pub fn words(self, kind: &Kind, beyond: Reach) -> String {
@@ -427,6 +445,27 @@ fn runs_of_kind(cells: &[&str]) -> Option<(Kind, Reach, usize)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn errors_after_measured_runs_are_counted_as_predictions() {
+        let words = |evidence: Evidence| evidence.errors(7);
+        for (evidence, wanted) in [
+            (
+                Evidence::Calibrated { runs: 1 },
+                "errors of 7 predictions of published runs, each after one run of the same source",
+            ),
+            (
+                Evidence::Calibrated { runs: 4 },
+                "errors of 7 predictions of published runs, each after three runs of the same source",
+            ),
+            (
+                Evidence::Covered { runs: 9 },
+                "errors on 7 runs of sources left out of the fit",
+            ),
+        ] {
+            assert_eq!(words(evidence), wanted);
+        }
+    }
 
     #[test]
     fn less_evidence_gives_an_interval_no_narrower() {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use catalog::calibration::Rate;
-use catalog::residuals::Residual;
+use catalog::residuals::{Evidence, Residual};
 use catalog::runtime::{Overheads, Rewrite};
 use catalog::{Bytes, Cluster, CudaGraphs, DType, Origin, Reach, Seconds, Sourced, elementary};
 use plans::program::Program;
@@ -362,11 +362,13 @@ fn provenance(
     used.push(interval(
         "80% interval of step time",
         time,
+        scenario.time_evidence(strategy).0,
         &scenario.evidence_in_words(strategy),
     ));
     used.push(interval(
         "80% interval of peak memory",
         scenario.memory_error(),
+        scenario.evidence(),
         &scenario
             .evidence()
             .words(&scenario.kind(), Reach::default()),
@@ -455,17 +457,19 @@ fn of_cluster(cluster: &Cluster, runtime: &str) -> Vec<UsedConstant> {
 }
 
 /// The 80% interval of a quantity, with what it rests on.
-pub(crate) fn interval(name: &str, found: Residual, evidence: &str) -> UsedConstant {
+pub(crate) fn interval(
+    name: &str,
+    found: Residual,
+    evidence: Evidence,
+    words: &str,
+) -> UsedConstant {
     let percent = |log: f64| (elementary::exp(log) - 1.0) * 100.0;
     let [low, high] = [found.low, found.high].map(percent);
     let origin = match found.runs {
         0 => Origin::Assumed,
         _ => Origin::Fitted,
     };
-    let source = format!(
-        "{evidence}; errors on {} runs of sources left out of the fit",
-        found.runs
-    );
+    let source = format!("{words}; {}", evidence.errors(found.runs));
     known::constant(name, format!("{low:+.0}% to {high:+.0}%"), origin, &source)
 }
 

@@ -217,7 +217,9 @@ fn provenance(whole: &Scenario, sides: &[Side<'_>], time: Residual) -> Vec<UsedC
         ("80% interval of step time", time),
         ("80% interval of peak memory", memory),
     ] {
-        used.push(interval(name, found, &evidence(whole)));
+        let evidence = Evidence::SeveralPools;
+        let words = self::evidence(whole);
+        used.push(interval(name, found, evidence, &words));
     }
     used
 }

@@ -169,7 +169,7 @@ impl Scenario {
 
     /// The evidence for a strategy's predicted step time, and the part of its reach that too few published runs have. Measured runs
     /// of this system count if they are of the same kind and go as far.
-    fn time_evidence(&self, d: &Decisions) -> (Evidence, Reach) {
+    pub(crate) fn time_evidence(&self, d: &Decisions) -> (Evidence, Reach) {
         let (kind, reach) = (self.kind(), self.reach(d));
         let own = self.cluster.calibration.as_ref();
         let runs = own.map_or(0, |own| own.runs_like(&kind, reach));

@@ -229,8 +229,10 @@ fn divided(
         space.cp_kinds.clone()
     };
     kinds.retain(|k| asked.constraints.allows_name("cp_kind", k.name()));
-    let mut listed = asked.constraints.listed("sp");
-    let off_is_asked = listed.any(|value| value == switch_name(false));
+    let mut listed = asked
+        .constraints
+        .read_fixed("sp", |value| Some(value == switch_name(false)));
+    let off_is_asked = listed.any(|off| off);
     let mut sequence: Vec<bool> = match (mesh.tp, space.sequence_parallel) {
         (1, _) | (_, SequenceParallelUse::Never) => vec![false],
         (_, SequenceParallelUse::Usual) if off_is_asked => vec![true, false],
