@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use catalog::calibration::Rate;
 use catalog::residuals::{Evidence, Residual};
 use catalog::runtime::{Overheads, Rewrite};
-use catalog::{Bytes, Cluster, CudaGraphs, DType, Origin, Reach, Seconds, Sourced, elementary};
+use catalog::{
+    Bytes, Cluster, CudaGraphs, DType, FlopRate, Origin, Reach, Seconds, Sourced, elementary,
+};
 use plans::program::Program;
 use plans::{
     Action, ActionKind, Fit, HostMemory, MemoryItem, NamedTime, Prediction, Strategy, UsedConstant,
@@ -93,7 +95,7 @@ pub(crate) fn prediction(
         tokens_per_s_per_gpu: tokens / step.0 / gpus,
         mfu: model_flops.once.0 * tokens / at_peak,
         mfu_palm: model_flops.palm.0 * tokens / at_peak,
-        peak_flop_rate: peak_rate,
+        peak_flop_rate: FlopRate(peak_rate.0 * (at_once / gpus)),
         peak_memory: peak,
         peak_memory_interval: (Bytes(least as u64), Bytes(most as u64)),
         p_fits: match host_memory.fits() {

@@ -127,7 +127,7 @@ pub struct PredictedJson {
     /// it as `mfu` and do not have this field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mfu_palm: Option<f64>,
-    /// The dense peak that MFU is relative to, in FLOP/s per device.
+    /// That peak, FLOP/s per rank: of its device, or of its share of the cores where ranks share them.
     pub peak_flops_per_s: f64,
     /// Peak memory of the heaviest rank.
     pub peak_memory_bytes: u64,

@@ -25,7 +25,8 @@ pub struct Prediction {
     /// MFU by the PaLM convention, which counts attention as if nothing were masked. Most published figures, Megatron's
     /// and NeMo's among them, follow it.
     pub mfu_palm: f64,
-    /// Dense peak of one device, to which both MFU figures are relative.
+    /// The dense peak of one rank that both are relative to: that of its device, or of its share of the cores where ranks share
+    /// them.
     pub peak_flop_rate: catalog::FlopRate,
     /// Memory of the heaviest rank at its peak.
     pub peak_memory: Bytes,
