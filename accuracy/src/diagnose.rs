@@ -33,6 +33,9 @@ pub struct Measured<'a> {
 
 /// A cause that explains less than this share of the gap is not reported.
 const LEAST_SHARE: f64 = 0.1;
+/// A cause that moves the step by more than so many times the gap is not reported. One of degree, such as half the bandwidth, may
+/// move it by more than the gap, because the true degree is smaller.
+const MOST_OF_GAP: f64 = 3.0;
 
 /// Explanations of the gap between measurement and prediction, in the order described above.
 ///
@@ -69,7 +72,8 @@ pub fn diagnose(
     Ok(found)
 }
 
-/// The explanation by a changed scenario; `None` if it moves the wrong way or explains too little.
+/// The share of the gap that a changed scenario explains; `None` if it moves the wrong way, explains too little
+/// or moves it much too far.
 fn compared(
     cause: &str,
     base: &Prediction,
@@ -78,11 +82,11 @@ fn compared(
 ) -> Option<Hypothesis> {
     let gap = measured.steady.median() - base.step_time.0;
     let moved = changed.step_time.0 - base.step_time.0;
-    if gap == 0.0 || moved / gap < LEAST_SHARE {
+    let ratio = moved / gap;
+    if gap == 0.0 || !(LEAST_SHARE..=MOST_OF_GAP).contains(&ratio) {
         return None;
     }
     // An explanation that overshoots the measurement is less likely than one that reaches it.
-    let ratio = moved / gap;
     let share = if ratio <= 1.0 { ratio } else { 1.0 / ratio };
     let memory = measured.log.reserved.map(|reserved| {
         let gib = |bytes: f64| bytes / 1024f64.powi(3);

@@ -142,6 +142,32 @@ fn two_plans_say_what_differs() {
 }
 
 #[test]
+        for (plan, [cluster, _]) in [first, second].into_iter().enumerate() {
+            assert_eq!(compared["inputs"][plan]["cluster"], *cluster);
+        }
+        let page = fs::read_to_string(folder.path().join("both.html")).expect("a page");
+        let other_job = expected.iter().any(|[name, ..]| *name == "cluster");
+        let says = page.contains("They are plans for different jobs");
+        assert_eq!(says, other_job, "{first:?} {second:?}");
+    }
+}
+
+/// What moves a step by far more than the gap does not explain it.
+#[test]
+fn changes_far_beyond_the_gap_are_not_named() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let plan = estimate(folder.path(), "dgx-h100", "tp=4,pp=2,zero=1", "a.plan.yaml");
+    let predicted = plan["predicted"]["step_time_s"].as_f64().expect("time");
+    log(folder.path(), "run.log", 1.003 * predicted, 128);
+    let args = ["diagnose", "run.log", "--plan", "a.plan.yaml", "--json"];
+    let answer = json(&run(folder.path(), &args));
+    let measured = answer["measured"]["step_time_s"].as_f64().expect("time");
+    for found in answer["hypotheses"].as_array().expect("list") {
+        let Some(changed) = found["step_time_s"].as_f64() else {
+            continue;
+        };
+        let times = (changed - predicted) / (measured - predicted);
+        assert!(times < 3.01, "{found}");
 fn another_batch_than_the_plans_is_said_first() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let plan = estimate(folder.path(), "dgx-h100", "tp=4,pp=2,zero=1", "a.plan.yaml");
