@@ -194,6 +194,7 @@ pub fn resolve(args: &Question) -> Result<Inputs, AnswerError> {
     let runtime = runtime(args.runtime.as_deref(), &cluster)?;
     check_precision(args.precision, &runtime)?;
     check_gpus(gpus, &cluster).map_err(|e| with_hint_for_own_ranks(e, &runtime, &cluster))?;
+    check_precision(args.precision, &cluster)?;
     let seq_len = args.seq.unwrap_or_else(|| default_seq(&model));
     let workload = workload(gpus, seq_len, args.global_batch, args.precision)?;
     model.check_sequence(seq_len)?;
@@ -352,6 +353,22 @@ pub fn check_gpus(gpus: u64, cluster: &Cluster) -> Result<(), AnswerError> {
     cluster.check_devices(gpus).map_err(|wrong| {
         let mistake = Mistake::new(wrong).at(format!("--gpus {gpus}"));
         AnswerError::from(mistake.expected("GPUs that the cluster has, in whole nodes"))
+    })
+}
+
+/// Checks that the cluster's GPUs have the precision. Of several pools a search uses those that have it.
+fn check_precision(precision: Precision, cluster: &Cluster) -> Result<(), AnswerError> {
+    if cluster.pools.is_some() {
+        return Ok(());
+    }
+    costmodel::check_precision(cluster, precision).map_err(|error| {
+        let mistake = Mistake::of_sentence(&error.to_string());
+        let others = mistake.expected.clone().unwrap_or_default();
+        let other = others.rsplit(", ").next().unwrap_or_default();
+        let other = other.trim_start_matches("--precision ");
+        let place = format!("--precision {}", precision.name());
+        let example = format!("--precision {other}");
+        AnswerError::from(mistake.at(place).example(example))
     })
 }
 

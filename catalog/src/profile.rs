@@ -322,6 +322,16 @@ impl Profile {
         rate.unwrap_or_else(|| self.peak())
     }
 
+    /// Whether kernels were measured on elements of this type, which is the last word of their names.
+    #[must_use]
+    pub fn has_kernels_in(&self, dtype: DType) -> bool {
+        let element = format!("{dtype:?}").to_lowercase();
+        let elements = self.measured.iter().map(|m| m.kernel.rsplit(' ').next());
+        elements
+            .flatten()
+            .any(|measured| measured == element.as_str())
+    }
+
     /// The highest rate of the measured matrix products whose element type satisfies `wanted`. The type is the last word of
     /// the kernel's name, as in `matmul forward bf16`.
     fn fastest_product(&self, wanted: impl Fn(&str) -> bool) -> Option<FlopRate> {

@@ -4,9 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use catalog::calibration::Calibration;
 use catalog::runtime::Rewrite;
-use catalog::{
-    Bytes, Cluster, Dispatcher, Fitted, Fp8Recipe, Overlap, Precision, Seconds, Workload,
-};
+use catalog::{Bytes, Cluster, Dispatcher, Fitted, Fp8Recipe, Overlap, Seconds, Workload};
 use plans::grammar::overlap_name;
 use plans::{Decisions, Strategy, Timeline};
 
@@ -77,9 +75,9 @@ impl CostModel {
     /// A cost model for a scenario, with the given values of the fitted constants instead of the shipped ones.
     ///
     /// # Errors
-        let scenario = scenario.with_alike_pools_as_one();
     /// When the device has no prices for the workload's precision.
     pub fn with_constants(scenario: Scenario, fitted: &Fitted) -> Result<Self, CostError> {
+        let scenario = scenario.with_alike_pools_as_one();
         let pools = PoolCosts::new(&scenario, |scenario| priced(scenario, fitted))?;
         Ok(Self::of_pools(scenario, pools))
     }
@@ -431,17 +429,7 @@ pub(crate) fn priced(mut scenario: Scenario, fitted: &Fitted) -> Result<BlockCos
         scenario.runtime = book::adapted(scenario.runtime, gpus)?;
     }
     let book = book::open(cluster, scenario.workload.gpus, fitted)?;
-    let precision = scenario.workload.precision;
-    let has_units = |p: &Precision| cluster.device.has_units_for(p.matmul());
-    // A profile of this machine prices what was measured, on whichever units it ran.
-    if cluster.profile.is_none() && !has_units(&precision) {
-        let others = Precision::ALL.iter().copied().filter(has_units);
-        return Err(CostError::NoUnits {
-            device: cluster.device.name.clone(),
-            precision: precision.name().to_owned(),
-            others: others.map(Precision::name).collect::<Vec<_>>().join(", "),
-        });
-    }
+    quantities::check_precision(cluster, scenario.workload.precision)?;
     Ok(BlockCosts::new(scenario, book))
 }
 

@@ -16,7 +16,9 @@ pub enum CostError {
     },
     /// The profile of this machine has no measurement of a kernel.
     #[error(
-        "the profile has no measurement of `{kernel}`; `vescale-plan profile PLAN` (for GPUs with `--device cuda`) measures what a plan needs"
+        "the profile has no measurement of `{kernel}`; expected strategies that need only what was measured (`--fix` and `--forbid` \
+         leave others out), or a profile of more: `vescale-plan profile` measures what searches need, `vescale-plan profile PLAN` what \
+         a plan needs (for GPUs with `--device cuda`)"
     )]
     NotMeasured {
         /// Name of the kernel.
@@ -111,6 +113,14 @@ pub enum CostError {
         cluster: String,
         /// The dispatchers that run on such a cluster for groups of this size.
         has: String,
+    },
+    /// No kernel of the profile was measured in the requested precision.
+    #[error("the profile has no measurement in {precision}: expected --precision {others}")]
+    UnmeasuredPrecision {
+        /// The requested precision.
+        precision: String,
+        /// The precisions in which kernels were measured.
+        others: String,
     },
     /// The device has no matrix units for the requested precision.
     #[error("{device} has no matrix units for {precision}: expected --precision {others}")]

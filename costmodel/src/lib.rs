@@ -75,6 +75,7 @@ pub use execution::Execution;
 pub use held::{Held, Member};
 pub use message_bounds::Messages;
 pub use offload::least_states;
+pub use quantities::check_precision;
 pub use replicas::{Side, exchange, side_by_side};
 pub use scenario::Scenario;
 pub use shape::Shape;

@@ -437,7 +437,10 @@ fn of_cluster(cluster: &Cluster, runtime: &str) -> Vec<UsedConstant> {
         ),
     ];
     let shares = [
-        ("computing speed, relative to the built-in tables", &cluster.speed),
+        (
+            "computing speed, relative to the built-in tables",
+            &cluster.speed,
+        ),
         ("jitter of a rank's passes", &cluster.jitter),
     ];
     for (name, share) in shares {

@@ -1,4 +1,6 @@
-//! Checks the rates and times of a scenario, which prices divide by and add up.
+//! Checks a scenario: its rates and times, which prices divide by and add up, and its precision.
+
+use catalog::{Cluster, Precision};
 
 use crate::{CostError, Scenario};
 
@@ -73,6 +75,33 @@ fn times(scenario: &Scenario) -> [(&'static str, f64); 11] {
             overheads.fragmentation.value,
         ),
     ]
+}
+
+/// Checks that nodes that are all alike have prices for a precision.
+///
+/// # Errors
+/// When the device has no matrix units for it; when a profile has no measurement in it, but in others.
+pub fn check_precision(cluster: &Cluster, precision: Precision) -> Result<(), CostError> {
+    // A profile prices what was measured, on whichever units it ran.
+    let has = |p: &Precision| match &cluster.profile {
+        Some(profile) => profile.has_kernels_in(p.activation()),
+        None => cluster.device.has_units_for(p.matmul()),
+    };
+    let known: Vec<&str> = (Precision::ALL.iter().copied().filter(has))
+        .map(Precision::name)
+        .collect();
+    if has(&precision) || known.is_empty() {
+        return Ok(());
+    }
+    let (precision, others) = (precision.name().to_owned(), known.join(", "));
+    Err(match &cluster.profile {
+        Some(_) => CostError::UnmeasuredPrecision { precision, others },
+        None => CostError::NoUnits {
+            device: cluster.device.name.clone(),
+            precision,
+            others,
+        },
+    })
 }
 
 /// Refuses a value that is not finite or not in its range.
