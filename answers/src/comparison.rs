@@ -6,17 +6,22 @@ use planner::explain::differences;
 use plans::json::PredictedJson;
 use plans::{Prediction, StagePartition, Strategy};
 use reports::format;
-use reports::html::compare::Compared;
+use reports::html::compare::{Compared, Fact};
 use reports::lines::{Style, of};
 use serde::Serialize;
 
 use crate::SCHEMA_VERSION;
 use crate::error::AnswerError;
-use crate::planned::Planned;
+use crate::inputs::InputsJson;
+use crate::planned::{CLUSTER, Planned};
 
 #[derive(Serialize)]
 struct CompareJson {
     schema_version: u32,
+    /// The questions that the plans answer, the first plan's before the second's.
+    inputs: [InputsJson; 2],
+    /// Their strategies in the short form.
+    strategies: [String; 2],
     first: PredictedJson,
     second: PredictedJson,
     changed: Vec<(String, String, String)>,
@@ -26,6 +31,8 @@ struct CompareJson {
 /// Two compared plans.
 #[derive(Debug)]
 pub struct Comparison {
+    inputs: [InputsJson; 2],
+    strategies: [String; 2],
     first: Prediction,
     second: Prediction,
     /// Name, value of the first plan and value of the second, of everything that differs: first of the jobs (model, cluster, batch),
@@ -39,6 +46,8 @@ pub struct Comparison {
 /// When a plan cannot be priced.
 pub fn compare(first: &Planned, second: &Planned) -> Result<Comparison, AnswerError> {
     Ok(Comparison {
+        inputs: [first, second].map(|plan| plan.question().clone()),
+        strategies: [first, second].map(Planned::written),
         first: first.prediction()?,
         second: second.prediction()?,
         changed: (other_job(first, second).into_iter())
@@ -55,6 +64,8 @@ impl Comparison {
         let parts = parts.into_iter();
         CompareJson {
             schema_version: SCHEMA_VERSION,
+            inputs: self.inputs.clone(),
+            strategies: self.strategies.clone(),
             first: PredictedJson::from(&self.first),
             second: PredictedJson::from(&self.second),
             changed: self.changed.clone(),
@@ -108,11 +119,13 @@ fn shown(key: &str, value: &str) -> String {
 pub fn page(plans: &[(String, Planned)]) -> Result<String, AnswerError> {
     let predictions = plans.iter().map(|(_, plan)| plan.prediction());
     let predictions = predictions.collect::<Result<Vec<_>, _>>()?;
-    let compared = plans.iter().zip(&predictions);
+    let opened: Vec<&Planned> = plans.iter().map(|(_, plan)| plan).collect();
+    let compared = plans.iter().zip(&predictions).zip(facts(&opened));
     let compared: Vec<Compared<'_>> = compared
-        .map(|((name, plan), prediction)| Compared {
+        .map(|(((name, plan), prediction), facts)| Compared {
             name: name.clone(),
             job: plan.job(),
+            facts,
             strategy: plan.written(),
             said: plan.said(),
             prediction,
@@ -125,9 +138,26 @@ pub fn page(plans: &[(String, Planned)]) -> Result<String, AnswerError> {
     ))
 }
 
+/// What each plan is for, fact by fact. A cluster of the first plan's name that is not the same cluster says so.
+fn facts(plans: &[&Planned]) -> Vec<Vec<Fact>> {
+    let of = |plan: &&Planned| {
+        let mut facts = plan.facts().to_vec();
+        let of_first = plans[0].facts();
+        let other = plan.scenario().cluster != plans[0].scenario().cluster;
+        let same_name = (facts.iter_mut().zip(&of_first))
+            .filter(|(fact, of_first)| fact.0 == CLUSTER && *fact == *of_first);
+        for (fact, _) in same_name.filter(|_| other) {
+            fact.1.push_str(" (another of that name)");
+        }
+        facts
+    };
+    plans.iter().map(of).collect()
+}
+
 /// The facts about the job, such as model and devices, in which two plans differ.
 fn other_job(first: &Planned, second: &Planned) -> Vec<(String, String, String)> {
-    let facts = first.facts().into_iter().zip(second.facts());
+    let both = facts(&[first, second]);
+    let facts = both[0].iter().cloned().zip(both[1].iter().cloned());
     facts
         .filter(|(a, b)| a != b)
         .map(|((name, a), (_, b))| (name.to_owned(), a, b))

@@ -10,9 +10,12 @@ use reports::groups::{self, Group, sequences};
 use reports::words;
 
 use crate::error::AnswerError;
-use crate::inputs::Inputs;
+use crate::inputs::{Inputs, InputsJson};
 use crate::opened::Opened;
 use crate::together::Together;
+
+/// Name of the fact that says which cluster a plan is for.
+pub const CLUSTER: &str = "cluster";
 
 /// A plan that was opened.
 pub enum Planned {
@@ -60,6 +63,15 @@ impl Planned {
         }
     }
 
+    /// The question that it answers, as JSON echoes it.
+    #[must_use]
+    pub fn question(&self) -> &InputsJson {
+        match self {
+            Self::Alike(plan) => &plan.inputs,
+            Self::Groups(_, together) => &together.inputs.json,
+        }
+    }
+
     /// Its file.
     #[must_use]
     pub fn file(&self) -> &PlanFile {
@@ -98,18 +110,24 @@ impl Planned {
     /// Its job in words: model, devices and runtime.
     #[must_use]
     pub fn job(&self) -> String {
-        let [model, devices, runtime, ..] = self.facts().map(|(_, value)| value);
+        let [model, devices, _, runtime, ..] = self.facts().map(|(_, value)| value);
         format!("{model} on {devices}, {runtime}")
     }
 
-    /// Its job as facts with names: model, devices, runtime, batch, sequence length, precision.
+    /// What it is for, fact by fact: model, devices and their cluster, runtime, and the sequences of a step.
     #[must_use]
-    pub fn facts(&self) -> [(&'static str, String); 6] {
+    pub fn facts(&self) -> [(&'static str, String); 7] {
         let scenario = self.scenario();
         let workload = &scenario.workload;
+        let cluster = &scenario.cluster;
+        let calibrated = match &cluster.calibration {
+            Some(_) => ", calibrated by measured runs",
+            None => "",
+        };
         [
             ("model", scenario.model.name.clone()),
-            ("devices", scenario.cluster.devices(workload.gpus)),
+            ("devices", cluster.devices(workload.gpus)),
+            (CLUSTER, format!("{}{calibrated}", cluster.name)),
             ("runtime", scenario.runtime.name.clone()),
             ("sequences per step", workload.global_batch.to_string()),
             ("tokens per sequence", workload.seq_len.to_string()),

@@ -111,8 +111,11 @@ type Case = [&'static str; 2];
 
 /// What differs between two plans: name, value of the first and of the second.
 #[rustfmt::skip]
-const DIFFER: [(Case, Case, &[[&str; 3]]); 5] = [
-    (["dgx-h100", ""], ["dgx-a100", ""], &[["devices", "32 × h100-sxm", "32 × a100-80gb"]]),
+const DIFFER: [(Case, Case, &[[&str; 3]]); 7] = [
+    (["dgx-h100", ""], ["dgx-a100", ""], &[["devices", "32 × h100-sxm", "32 × a100-80gb"], ["cluster", "dgx-h100", "dgx-a100"]]),
+    (["dgx-h100", ""], ["dgx-h100 at 0.8", ""], &[["cluster", "dgx-h100", "dgx-h100 at 0.8"]]),
+    // Without context parallelism there is no message of its kind.
+    (["dgx-h100", ""], ["dgx-h100", " cp_kind=all_gather"], &[]),
     (["dgx-h100", ""], ["dgx-h100", " grad_dtype=bf16"], &[["grad_dtype", "fp32", "bf16"]]),
     (["dgx-h100", " offload=optimizer"], ["dgx-h100", " grad_dtype=bf16"], &[["offload", "optimizer", "none"], ["grad_dtype", "fp32", "bf16"]]),
     (["dgx-h100", " grad_dtype=bf16 offload=optimizer:50"], ["dgx-h100", " offload=optimizer"], &[["grad_dtype", "bf16", "fp32"], ["offload", "optimizer:50", "optimizer"]]),
@@ -132,7 +135,8 @@ fn two_plans_say_what_differs() {
             );
         }
         let args = ["compare", "a.plan.yaml", "b.plan.yaml", "--json"];
-        let compared = json(&run(folder.path(), &args));
+        let page = ["--report", "both.html", "--force"];
+        let compared = json(&run(folder.path(), &[&args[..], &page].concat()));
         assert_eq!(
             compared["changed"],
             serde_json::json!(expected),

@@ -6,8 +6,12 @@ use plans::Prediction;
 
 use super::breakdown;
 use super::page::{document, script, section as frame};
+use super::verdict::capitalised;
 use crate::format;
 use crate::words;
+
+/// What a plan is for, in one respect: a name, such as `cluster`, and a value.
+pub type Fact = (&'static str, String);
 
 /// One plan of a comparison.
 #[derive(Clone, Debug)]
@@ -16,6 +20,8 @@ pub struct Compared<'a> {
     pub name: String,
     /// The job that it is for: model, devices and runtime.
     pub job: String,
+    /// The same and more, fact by fact; all plans have the same facts.
+    pub facts: Vec<Fact>,
     /// The strategy in the short form.
     pub strategy: String,
     /// The layout in phrases, without final stops.
@@ -63,7 +69,11 @@ fn verdict(plans: &[Compared<'_>]) -> Markup {
                         (second.name)
                     }
                     p.where {
-                        @if elementary::ln(rate(&best) / rate(&second)) <= best.prediction.ratio_error.max(second.prediction.ratio_error) {
+                        @let differing = differing(&[best, second]);
+                        @if !differing.is_empty() {
+                            "They are plans for different jobs: the strategy is not all that differs, but also the "
+                            (differing.join(", ")) "."
+                        } @else if elementary::ln(rate(&best) / rate(&second)) <= best.prediction.ratio_error.max(second.prediction.ratio_error) {
                             "The difference is within the error of such comparisons."
                         } @else {
                             "The difference is larger than the error of such comparisons."
@@ -73,6 +83,16 @@ fn verdict(plans: &[Compared<'_>]) -> Markup {
             }
         }
     }
+}
+
+/// Names of the facts in which plans differ.
+fn differing(plans: &[&Compared<'_>]) -> Vec<&'static str> {
+    let facts = plans.first().map_or(&[][..], |first| &first.facts);
+    let differs = |at: usize| plans.iter().any(|plan| plan.facts[at] != facts[at]);
+    let names = facts.iter().enumerate();
+    (names.filter(|(at, _)| differs(*at)))
+        .map(|(_, (name, _))| *name)
+        .collect()
 }
 
 fn decisions(plans: &[Compared<'_>]) -> Markup {
@@ -86,6 +106,7 @@ fn decisions(plans: &[Compared<'_>]) -> Markup {
                 thead { tr { th scope="col" { "Plan" } @for p in plans { th scope="col" { (p.name) } } } }
                 tbody {
                     tr { th scope="row" { "For" } @for p in plans { td { (p.job) } } }
+                    (jobs(plans))
                     tr { th scope="row" { "Strategy" }
                         @for p in plans {
                             td { code {
@@ -103,6 +124,22 @@ fn decisions(plans: &[Compared<'_>]) -> Markup {
     };
     let lead = "Words of a strategy that the first does not have are bold.";
     frame("plans", "Plans", lead, &body)
+}
+
+/// Rows of the facts in which plans differ and that their jobs do not name.
+fn jobs(plans: &[Compared<'_>]) -> Markup {
+    let all: Vec<&Compared<'_>> = plans.iter().collect();
+    let named = |name: &str| ["model", "devices", "runtime"].contains(&name);
+    let rows = differing(&all).into_iter().filter(|name| !named(name));
+    let value = |plan: &Compared<'_>, name: &str| {
+        let fact = plan.facts.iter().find(|(known, _)| *known == name);
+        fact.map(|(_, value)| value.clone()).unwrap_or_default()
+    };
+    html! {
+        @for name in rows {
+            tr { th scope="row" { (capitalised(name)) } @for p in plans { td { (value(p, name)) } } }
+        }
+    }
 }
 
 /// The least width of a table with a column for each plan.

@@ -144,8 +144,14 @@ fn plan(input: &ReportInput, groups: &[Group<'_>]) -> Markup {
 
 /// A phrase with a capital letter and a stop.
 pub(super) fn sentence(text: &str) -> String {
-    let (first, rest) = text.split_at(text.chars().next().map_or(0, char::len_utf8));
-    format!("{}{rest}.", first.to_uppercase())
+    format!("{}.", capitalised(text))
+}
+
+/// A phrase with a capital letter.
+pub(super) fn capitalised(text: &str) -> String {
+    let mut letters = text.chars();
+    let first = letters.next().map(|c| c.to_uppercase().to_string());
+    format!("{}{}", first.unwrap_or_default(), letters.as_str())
 }
 
 /// A name with only its first letter in lower case, for use inside a sentence.
