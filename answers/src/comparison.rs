@@ -188,12 +188,13 @@ fn changed(first: &Planned, second: &Planned) -> Vec<(String, String, String)> {
     all
 }
 
-/// The keys of two strategies whose values differ. Where only one strategy has a key, the other has its runtime's own value.
+/// The keys of two strategies whose values differ. Where only one strategy has a key, the other has its runtime's own value. Values
+/// that have no effect, such as the overlap of messages that are never sent, do not differ.
 fn decisions(
     first: (&Strategy, &Scenario),
     second: (&Strategy, &Scenario),
 ) -> Vec<(String, String, String)> {
-    let texts = [first, second].map(|(strategy, _)| strategy.to_string());
+    let texts = [first, second].map(|(strategy, _)| strategy.canonical().to_string());
     let [a, b] = [&texts[0], &texts[1]].map(|text| -> Vec<(&str, &str)> {
         let words = text.split(',');
         words.filter_map(|word| word.split_once('=')).collect()
