@@ -438,6 +438,52 @@ fn no_factors_are_learned(folder: &Path) {
     assert!(!folder.join("c.yaml").exists());
 }
 
+/// A plan is run beside the prediction by the profile that it was made with, wherever that lies.
+fn the_plans_own_profile_predicts(folder: &Path, model: &str) {
+    let own = folder.join("own");
+    fs::create_dir(&own).expect("a folder");
+    let profile = fs::read_to_string(folder.join("vescale-profile.yaml")).expect("a profile");
+    let cores = profile.lines().find(|line| line.starts_with("  cores: "));
+    let one_core = profile.replacen(cores.expect("cores"), "  cores: 1", 1);
+    fs::write(own.join("own.yaml"), one_core).expect("written");
+    let job = format!("--model {model} --gpus 4 --seq 64 --global-batch 16 --runtime vescale");
+    let asked = |words: &str| {
+        let args: Vec<&str> = words.split_whitespace().chain(job.split(' ')).collect();
+        run(&own, &args)
+    };
+    let estimate = |cluster: &str, plan: &str| {
+        let words = "estimate --precision fp32 --strategy tp=2,pp=2,mbs=2 --json";
+        answer(&asked(&format!("{words} --cluster {cluster} -o {plan}")))["predicted"].clone()
+    };
+    let predicted = estimate("own.yaml", "own.plan.yaml");
+    // FLOPs of a token are the model's: four ranks on one core share its peak.
+    let flops = |p: &Value| {
+        let of = |key: &str| p[key].as_f64().expect("a number");
+        of("mfu") * of("peak_flops_per_s") / of("tokens_per_s_per_gpu")
+    };
+    let elsewhere = flops(&estimate("a100-pcie-node", "gpus.plan.yaml"));
+    assert!((flops(&predicted) / elsewhere - 1.0).abs() < 1e-9);
+    let data = examples().join("data/tales.txt").display().to_string();
+    for (plan, wanted) in [
+        ("own.plan.yaml", predicted["step_time_s"].as_f64()),
+        ("gpus.plan.yaml", None),
+    ] {
+        let train = ["run", plan, "--data", &data, "--steps", "2", "--json"];
+        let trained = answer(&run(&own, &train));
+        assert_eq!(trained["predicted_step_time_s"].as_f64(), wanted, "{plan}");
+    }
+    for (precision, says) in [
+        ("bf16", "example   --precision fp32"),
+        ("fp32", "`--fix` and `--forbid` leave others out"),
+    ] {
+        let refused = asked(&format!(
+            "search --cluster own.yaml --precision {precision}"
+        ));
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(said.contains(says), "{said}");
+    }
+}
+
 #[test]
 fn a_profile_predicts_what_run_measures() {
     let folder = tempfile::tempdir().expect("temporary folder");
@@ -488,6 +534,7 @@ fn a_profile_predicts_what_run_measures() {
     args.extend(["-o", "local.plan.yaml"]);
     let estimated = answer(&run(folder.path(), &args));
     no_factors_are_learned(folder.path());
+    the_plans_own_profile_predicts(folder.path(), model);
     assert_eq!(estimated["inputs"]["runtime"], "vescale");
     assert_eq!(
         estimated["predicted"]["step_time_s"].as_f64(),

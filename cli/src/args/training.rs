@@ -56,7 +56,8 @@ pub(crate) struct RunArgs {
     /// Seconds a rank waits for another before it gives up
     #[arg(long, default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=MOST_TIMEOUT))]
     pub(crate) timeout: u64,
-    /// Profile of this machine to predict times with [default: vescale-profile.yaml, if it is there]
+    /// Profile of this machine to predict times with [default: the plan's cluster if it is a profile, else vescale-profile.yaml if it
+    /// is there]
     #[arg(long)]
     pub(crate) profile: Option<PathBuf>,
     /// Write the timeline of the last step, measured and predicted, for Perfetto

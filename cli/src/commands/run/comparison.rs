@@ -1,10 +1,10 @@
 //! Compares what a run measured with what was predicted.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use answers::Opened;
-use catalog::{Seconds, profile};
+use catalog::{Cluster, Mistake, Seconds, profile};
 use costmodel::{CostModel, Member, Scenario};
 use dtensor::train::StateBytes;
 use executor::{Job, Outcome};
@@ -12,7 +12,7 @@ use plans::Timeline;
 use reports::html::run::{Held, Phase, RunReport};
 use serde::Serialize;
 
-use crate::args::{NumericsArg, RunArgs};
+use crate::args::{DeviceArg, NumericsArg, RunArgs};
 use crate::commands::device;
 use crate::error::CliError;
 use crate::output;
@@ -62,27 +62,15 @@ pub(crate) fn predict(args: &RunArgs, loaded: &Opened) -> Result<Predicted, CliE
     };
     let costs = CostModel::new(scenario.clone())?;
     let predicted = Predicted { costs, times: None };
-    let path = match &args.profile {
-        Some(path) if !path.is_file() => {
-            let place = format!("--profile {}", path.display());
-            let expected = "a profile that `vescale-plan profile` wrote";
-            return Err(CliError::unexpected(
-                place,
-                "there is no such file",
-                expected,
-            ));
-        }
-        Some(path) => path.as_path(),
-        None if Path::new(profile::DEFAULT_PATH).exists() => Path::new(profile::DEFAULT_PATH),
-        None => return Ok(predicted),
+    let Some((path, cluster)) = measured(args, loaded)? else {
+        return Ok(predicted);
     };
     // A profile measures the kernels of fast mode only.
     if args.numerics == NumericsArg::Exact {
         return Ok(predicted);
     }
-    let cluster = catalog::load::cluster(&path.display().to_string())?;
     if let Some(profile) = &cluster.profile {
-        device::measured_as_run(args.attention, profile, path)?;
+        device::measured_as_run(args.attention, profile, &path)?;
     }
     let scenario = Scenario {
         cluster,
@@ -106,6 +94,29 @@ pub(crate) fn predict(args: &RunArgs, loaded: &Opened) -> Result<Predicted, CliE
         }
         Err(error) => Err(error),
     }
+}
+
+/// The profile by which times are predicted, and its path: that of the command, else the plan's own cluster if it is a profile of
+/// this kind of device, else the one in this folder. `None` if there is none.
+fn measured(args: &RunArgs, loaded: &Opened) -> Result<Option<(PathBuf, Cluster)>, CliError> {
+    let own = &loaded.scenario.cluster;
+    let of_gpus = (own.profile.as_ref()).map(|profile| profile.machine.gpu.is_some());
+    let path = match &args.profile {
+        Some(path) if !path.is_file() => {
+            let place = format!("--profile {}", path.display());
+            let wrong = Mistake::new("there is no such file").at(place);
+            let wrong = wrong.expected("a profile that `vescale-plan profile` wrote");
+            return Err(CliError::Input(wrong));
+        }
+        Some(path) => path.as_path(),
+        None if of_gpus == Some(args.device == DeviceArg::Cuda) => {
+            return Ok(Some((PathBuf::from(&loaded.file.cluster), own.clone())));
+        }
+        None if Path::new(profile::DEFAULT_PATH).exists() => Path::new(profile::DEFAULT_PATH),
+        None => return Ok(None),
+    };
+    let cluster = catalog::load::cluster(&path.display().to_string())?;
+    Ok(Some((path.to_owned(), cluster)))
 }
 
 fn times(scenario: Scenario, loaded: &Opened) -> Result<Times, CliError> {
