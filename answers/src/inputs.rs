@@ -192,9 +192,9 @@ pub fn resolve(args: &Question) -> Result<Inputs, AnswerError> {
     let cluster = cluster(&cluster_arg, args.gpus.device())?;
     let gpus = args.gpus.count(&cluster);
     let runtime = runtime(args.runtime.as_deref(), &cluster)?;
-    check_precision(args.precision, &runtime)?;
+    check_precision_of_runtime(args.precision, &runtime)?;
     check_gpus(gpus, &cluster).map_err(|e| with_hint_for_own_ranks(e, &runtime, &cluster))?;
-    check_precision(args.precision, &cluster)?;
+    check_precision_of_cluster(args.precision, &cluster)?;
     let seq_len = args.seq.unwrap_or_else(|| default_seq(&model));
     let workload = workload(gpus, seq_len, args.global_batch, args.precision)?;
     model.check_sequence(seq_len)?;
@@ -217,7 +217,7 @@ pub fn resolve(args: &Question) -> Result<Inputs, AnswerError> {
 }
 
 /// Refuses a precision that a runtime does not train in.
-fn check_precision(asked: Precision, runtime: &Runtime) -> Result<(), AnswerError> {
+fn check_precision_of_runtime(asked: Precision, runtime: &Runtime) -> Result<(), AnswerError> {
     let all = &runtime.space.precisions;
     if all.contains(&asked) {
         return Ok(());
@@ -357,7 +357,7 @@ pub fn check_gpus(gpus: u64, cluster: &Cluster) -> Result<(), AnswerError> {
 }
 
 /// Checks that the cluster's GPUs have the precision. Of several pools a search uses those that have it.
-fn check_precision(precision: Precision, cluster: &Cluster) -> Result<(), AnswerError> {
+fn check_precision_of_cluster(precision: Precision, cluster: &Cluster) -> Result<(), AnswerError> {
     if cluster.pools.is_some() {
         return Ok(());
     }

@@ -234,7 +234,7 @@ fn local() -> Result<Cluster, SpecError> {
     let path = Path::new(profile::DEFAULT_PATH);
     if !path.exists() {
         let message = format!(
-            "there is no {} here; `vescale-plan profile` measures this machine and writes it",
+            "there is no {} here; expected the file in which `vescale-plan profile` writes what it measures on this machine",
             profile::DEFAULT_PATH
         );
         return Err(SpecError::field(LOCAL, "cluster", message));

@@ -267,9 +267,7 @@ fn what_no_run_shows_keeps_its_evidence() {
         (format!("{JOB} --strategy {USED}"), true),
         (format!("{JOB} --strategy tp=4,zero=1"), true),
         (
-            format!(
-                "--model llama-13b --seq 4k --gpus 24 --global-batch 96 --strategy tp=2,pp=2,zero=1,recompute=full"
-            ),
+            "--model llama-13b --seq 4k --gpus 24 --global-batch 96 --strategy tp=2,pp=2,zero=1,recompute=full".to_owned(),
             true,
         ),
         (

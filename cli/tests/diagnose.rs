@@ -184,7 +184,7 @@ fn another_batch_than_the_plans_is_said_first() {
     let first = &answer["hypotheses"][0];
     assert_eq!(
         first["cause"],
-        "the run is not the plan: another global batch"
+        "the run does not follow the plan: its global batch differs"
     );
     assert_eq!(
         first["evidence"],

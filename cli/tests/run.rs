@@ -571,7 +571,7 @@ fn a_local_cluster_says_what_it_needs() {
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2));
     assert!(
-        stderr.contains("what `vescale-plan profile` writes when it measures this machine"),
+        stderr.contains("in which `vescale-plan profile` writes what it measures on this machine"),
         "{stderr}"
     );
 }

@@ -454,7 +454,7 @@ fn models_are_read_from_files() {
     let unknown = of("a.yaml", "base_model: org/other\n").expect_err("unknown");
     assert_eq!(
         unknown.to_string(),
-        "a.yaml:1: `base_model`: `org/other` is not in the library; give --model with its config.json"
+        "a.yaml:1: `base_model`: `org/other` is not a model preset; give --model with its config.json"
     );
     let recipe = "from megatron.bridge import AutoBridge\ndef recipe():\n    cfg.model = AutoBridge.from_hf_pretrained(\"Qwen/Qwen3-8B\").get_model_config()\n    cfg.model.tensor_model_parallel_size = 2\n";
     assert_eq!(of("a.py", recipe).expect("a model").name, "qwen3-8b");

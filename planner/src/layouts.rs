@@ -105,6 +105,9 @@ pub(crate) fn meshes(
     }
     let (gpus, model) = (scenario.workload.gpus, &scenario.model);
     let domain = scenario.cluster.scale_up_domain;
+    // Powers of two are usual: where they do not split sequences, the search says so. Other sizes it passes over.
+    let splits_evenly =
+        |cp: &u64| cp.is_power_of_two() || scenario.workload.seq_len.is_multiple_of(2 * cp);
     for tp in divisors(gpus).filter(|&tp| constraints.allows("tp", tp)) {
         let asked_for = constraints.fix.contains_key("tp")
             || constraints.min.get("tp").is_some_and(|&n| n > domain)
@@ -126,8 +129,9 @@ pub(crate) fn meshes(
                 continue;
             }
             let rest = gpus / tp / pp;
-            for cp in divisors(rest).filter(|&cp| constraints.allows("cp", cp)) {
-                let impossible = cp > 1 && runtime.cp_kinds.is_empty();
+            for cp in asked.with_fixed("cp", divisors(rest).filter(splits_evenly)) {
+                let impossible =
+                    (cp > 1 && runtime.cp_kinds.is_empty()) || !rest.is_multiple_of(cp);
                 if impossible || !constraints.allows("dp", rest / cp) {
                     continue;
                 }

@@ -5,7 +5,7 @@
 //! What is tried:
 //! - tensor parallelism: sizes that divide the heads, within a scale-up domain; with and without
 //!   overlap of its messages, where the runtime can do both;
-//! - context parallelism: divisors of the world;
+//! - context parallelism: divisors of the world, if they are powers of two or split sequences evenly;
 //! - pipeline ranks: divisors of the world, at most one for each layer;
 //! - expert parallelism: divisors of the experts, over at most 64 ranks;
 //! - micro-batches: up to 64 sequences, powers of two and three times those;

@@ -22,7 +22,7 @@ fn files_of_every_runtimes_plans_pass_their_check() {
                 let (model, workload) = scene(name, gpus, precision);
                 let strategy = plans::grammar::parse(text, &model, &workload, &runtime);
                 let Ok(strategy) = strategy else { continue };
-                for dialect in Dialect::ALL {
+                for &dialect in Dialect::ALL {
                     let of = &runtime.name;
                     let exported = exported_for(of, &strategy, &model, &workload, dialect, None);
                     let Ok(exported) = exported else { continue };
