@@ -9,7 +9,7 @@ use interop::training_log::{Steady, TrainingLog};
 use planner::PlannerError;
 use plans::{Decisions, Overlap, Prediction, Recompute, Strategy, Zero};
 
-/// A possible explanation of the difference.
+/// A possible explanation of the difference between measured and predicted step time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Hypothesis {
     /// What may be the cause.

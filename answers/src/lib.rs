@@ -1,7 +1,7 @@
-//! From a question to its answer: inputs with their defaults, the search, and what it found as text, JSON, plan file and
-//! report, with the commands to go on with; and from a plan to what may be asked of it: explanation, comparison, report.
-//! The command line, the playground and Python answer by the same code, so there are no files, clocks or threads here
-//! but what is read through `catalog`.
+//! Answers questions: inputs with their defaults, the search, and the result as text, JSON, plan
+//! file and report, with the next commands. Also explains, compares and reports on plans. The
+//! command line, the playground and Python share this code, so it has no clocks or threads, and
+//! reads files only through `catalog`.
 
 use catalog::Mistake;
 use serde::Serialize;

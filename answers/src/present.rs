@@ -62,7 +62,7 @@ pub struct PresentJson {
 struct PoolsJson {
     /// Its devices; those of groups of replicas are separated by ` | `.
     devices: String,
-    /// Its groups of replicas in words; empty if all replicas are alike. Groups have no changes.
+    /// Its groups of replicas in words; empty if all are alike. With groups, `changes` is empty.
     groups: Vec<String>,
     /// The devices of the best plan, if no changes of single decisions lead to it.
     best_elsewhere: Option<String>,

@@ -351,10 +351,10 @@ pub fn of(quantity: Quantity, evidence: Evidence) -> Residual {
     })
 }
 
-/// The probability that a plan fits, fitted to sources that also list runs out of memory.
+/// A fitted function for the probability to fit. Its sources list out-of-memory runs too.
 ///
 /// # Panics
-/// When the embedded table has no row of it, which a test rules out.
+/// When the embedded table has no such row, which a test rules out.
 #[must_use]
 pub fn chance_to_fit() -> Chance {
     KNOWN.chance.expect("the table has the probability to fit")

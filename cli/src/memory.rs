@@ -18,7 +18,7 @@ pub(crate) fn keep() {
     delay(-1);
 }
 
-/// Sets the delay, in milliseconds; −1 is for ever.
+/// Sets mimalloc's purge delay in milliseconds; −1 keeps freed pages for ever.
 #[allow(
     unsafe_code,
     reason = "the binding is a C function; any value of an option is allowed"

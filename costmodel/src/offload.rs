@@ -126,7 +126,7 @@ impl Offloaded {
         self.option.accumulation_waits
     }
 
-    /// Times of a block's copies beside its gathers and reductions.
+    /// Times of a block's copies to and from the host, which run beside its gathers and reductions.
     ///
     /// # Errors
     /// When the cluster's file does not describe the host.

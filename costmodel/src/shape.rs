@@ -217,7 +217,7 @@ impl Shape {
 }
 
 impl Held {
-    /// What a rank holds with these passes in flight, each of which keeps `kept` of its stage.
+    /// What a rank holds: `in_flight` pairs a stage with its passes, which keep `kept[stage]` each.
     fn new(in_flight: &[(u32, u32)], kept: &[Vec<u64>], own: Vec<u64>, pool: usize) -> Self {
         let mut saved = vec![0u64; own.len()];
         let mut outputs = 0;

@@ -216,7 +216,7 @@ impl TrafficPlan {
         }
     }
 
-    /// Whether something that happens then does so for this micro-batch.
+    /// Whether what happens at `when` happens for this micro-batch.
     pub(crate) fn applies(&self, when: When, micro_batch: u32) -> bool {
         match when {
             When::Never => false,

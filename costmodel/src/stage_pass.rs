@@ -47,7 +47,7 @@ pub(crate) struct StagePass {
 #[derive(Debug)]
 struct Row {
     count: u64,
-    /// Number of its first block among the layers of the stage; `None` if its blocks are no layers.
+    /// Index of its first block among the layers of the stage; `None` if its blocks are no layers.
     first_layer: Option<u64>,
     kernels: Picoseconds,
     gather: Picoseconds,

@@ -21,7 +21,7 @@ use crate::mesh::Mesh;
 use crate::rank::Rank;
 use crate::report::{RankReport, StepReport};
 
-/// Channel on which ranks report the files they wrote to rank 0.
+/// Channel on which ranks tell rank 0 which files they wrote.
 const FILES: u64 = 50;
 
 /// The result of training.

@@ -16,7 +16,7 @@ pub(crate) struct Block<'t, 'p, 'm> {
 }
 
 impl Block<'_, '_, '_> {
-    /// A parameter of the block's type.
+    /// Declares a parameter in the block's dtype.
     pub(crate) fn weight(&mut self, name: &str, shape: &[u64]) -> DTensor {
         self.tape.parameter(name, shape, self.dtype, 1)
     }

@@ -139,7 +139,7 @@ pub struct MemoryItem {
 pub struct NamedTime {
     /// Operator or collective.
     pub name: String,
-    /// Seconds per step.
+    /// Time in seconds: per step in a prediction, per pass of a block in a `BlockDetail`.
     pub seconds: f64,
 }
 

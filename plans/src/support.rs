@@ -116,7 +116,7 @@ fn tensor_lack(d: &Decisions, model: &ModelConfig, space: &RuntimeSpace) -> Opti
     None
 }
 
-/// Finds a precision that the runtime lacks with tensor or pipeline parallelism where no states are sharded.
+/// The lack of this precision under tensor or pipeline parallelism without sharded states, if any.
 fn precision_lack(d: &Decisions, runtime: &Runtime, precision: Precision) -> Option<Lack> {
     let unsharded = d.dp_shard * d.cp == 1 && d.tp * d.pp > 1;
     if !(unsharded && runtime.casts_only_shards(precision)) {

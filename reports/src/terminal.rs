@@ -12,7 +12,7 @@ use crate::words;
 /// The context in which a prediction is shown.
 #[derive(Clone, Copy, Debug)]
 pub struct Ground<'a> {
-    /// The training system; a strategy's text leaves out overlap that is this system's own.
+    /// The training system. A strategy's text gives its overlap only where it is not this system's.
     pub runtime: &'a Runtime,
     /// Number of GPUs in a node.
     pub gpus_per_node: u64,

@@ -27,7 +27,7 @@ use answers::values::Gpus;
 
 /// Largest number of GPUs that is tried when none are given.
 const DEFAULT_MOST: u64 = 2048;
-/// Largest odd number that the default batch is a multiple of.
+/// Limit on the odd factor of the default batch.
 const MOST_ODD: u64 = 315;
 
 #[derive(Serialize)]

@@ -342,7 +342,7 @@ fn scores(row: &[f32], chosen: &[u32], router: &Router) -> Vec<f32> {
     chosen.iter().map(of).collect()
 }
 
-/// Weights of the chosen experts.
+/// Routing weights of the chosen experts.
 pub(super) fn weights(
     logits: &[f32],
     experts: usize,

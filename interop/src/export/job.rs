@@ -112,7 +112,7 @@ pub(crate) enum Heading {
     Hash,
     /// As a Python module's docstring.
     Docstring,
-    /// Not at all, as in JSON.
+    /// The file has no header, as in JSON.
     Nowhere,
 }
 

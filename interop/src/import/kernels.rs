@@ -1,4 +1,4 @@
-//! Kernels that a Megatron-LM script switches, with a note on each for runtimes that plan the other way.
+//! Kernels that a Megatron-LM script fuses or splits, with notes for runtimes that do the opposite.
 
 use catalog::Zero;
 use catalog::model::{Activation, ModelConfig, Position};

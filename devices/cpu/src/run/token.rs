@@ -68,7 +68,11 @@ impl Run<'_> {
         (columns, first): (usize, u64),
         like: TensorId,
     ) -> Result<()> {
-        let size = self.parameters.parameter(table).len();
+        // ZeRO-3 may have freed the table: its size is known from its placement.
+        let info = self.info(table);
+        let position = &self.machine.position;
+        let held = position.indices(&info.global, &info.placements, 0);
+        let size = held.len() * columns;
         let leaves = || self.machine.token_leaves(self.info(like), self.batch);
         let rows = 0..ids.len();
         self.accumulate(sink, (table, 0..size), (rows, leaves), |rows, out| {

@@ -57,8 +57,8 @@ struct Growing {
     too_large: Vec<String>,
 }
 
-/// Runs `profile --device cuda`. Every measurement is written at once, and those already in the file are not repeated.
-/// Messages come first, so that the other hosts are free afterwards.
+/// Runs `profile --device cuda`. Saves each measurement as soon as it is made and skips those
+/// already in the file. Messages come first, so that the other hosts are free afterwards.
 pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode, CliError> {
     let path = args.output_profile.as_deref();
     let path = path.unwrap_or(Path::new(profile::DEFAULT_PATH));
