@@ -406,7 +406,10 @@ fn later_ranks_recompute_fewer_layers() {
             "pp=4,schedule=gpipe,recompute=falling:6",
             "needs pp of at least 2",
         ),
-        ("pp=4,recompute=falling:8", "below the layers of the first stage"),
+        (
+            "pp=4,recompute=falling:8",
+            "below the layers of the first stage",
+        ),
         ("pp=4,recompute=falling:0", "N of at least 1"),
     ];
     for (pipeline, expected) in rows {
