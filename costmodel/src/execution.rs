@@ -14,7 +14,8 @@ use plans::Decisions;
 use crate::streams::Slowdown;
 use crate::{Scenario, known};
 
-/// Largest slow-down of kernels beside communication at which overlap is known to slow nothing.
+/// Largest time of kernels beside communication, relative to their time alone, up to which overlap
+/// never makes a step slower.
 pub(crate) const MONOTONE_SLOWDOWN: f64 = 2.0;
 
 /// What a strategy decides about how a block's kernels and messages are issued.

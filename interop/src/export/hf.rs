@@ -123,8 +123,8 @@ pub(crate) fn refuse(job: &Job<'_>, limits: &mut Limits) {
     experts_and_passes(job, limits);
 }
 
-/// The types of gradients. They are held in the type of the parameters. FSDP2 reduces them in that of mixed precision (accelerate
-/// 1.15, `set_mixed_precision` in utils/dataclasses.py), plain replicas as they are held.
+/// The types in which Hugging Face's systems hold and reduce gradients. Parameters and gradients have 32 bits. FSDP2 reduces in
+/// the type of mixed precision (accelerate 1.15, `set_mixed_precision` in utils/dataclasses.py), plain replicas in 32 bits.
 fn gradients(job: &Job<'_>) -> GradientTypes {
     GradientTypes {
         held: DType::F32,

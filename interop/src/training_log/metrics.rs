@@ -355,8 +355,8 @@ fn of_golden_values(text: &str) -> Option<(Vec<Row>, usize)> {
     Some((rows, 0))
 }
 
-/// Reads the Trainer's state, whose last entry has the time of the whole run. Divided by the number
-/// of steps it becomes the time of one step. `None` if there is no time.
+/// Reads the Trainer's state. The time of a step is the time of the whole run, which its last entry
+/// has, divided by the number of steps. `None` if the last entry has no time.
 fn trainer_state(text: &str, path: &str) -> Result<Option<TrainingLog>, LogError> {
     let state = serde_json::from_str(text).unwrap_or(Value::Null);
     let history = state["log_history"]
