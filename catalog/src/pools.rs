@@ -273,7 +273,8 @@ impl Pools {
     /// The cluster of the first `gpus` devices: a pool is taken whole before the next one.
     ///
     /// # Errors
-    /// When there are too few devices, or they do not fill nodes; then the nearest numbers that do.
+    /// When the pools have fewer devices, or `gpus` devices are not whole nodes. The message then names
+    /// the nearest numbers that are.
     pub fn first(&self, gpus: u64) -> Result<Pool, String> {
         let mut parts: Vec<Pool> = Vec::with_capacity(self.parts.len());
         let mut before = 0;

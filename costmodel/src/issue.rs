@@ -287,7 +287,8 @@ impl<'a> Order<'a> {
         beside
     }
 
-    /// The gather that a message carries, if it is split and products read its result.
+    /// The all-gather of a message, with the matrix products that read its result. `None` if gathers are
+    /// not split, or if there are no such products.
     fn split_gather(
         &self,
         message: usize,

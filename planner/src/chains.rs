@@ -1,4 +1,5 @@
-//! Chains of ways to hold and shard states: a later way is tried only if an earlier does not do.
+//! Chains of ways to hold and shard states. A way is tried only if those before it in the chain do not
+//! fit or may be slower.
 //!
 //! A rank runs the optimizer last in a step. So two strategies that differ only in how optimizer
 //! states are held run the same passes, and only their updates decide which is slower. Smaller

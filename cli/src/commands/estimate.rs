@@ -93,7 +93,7 @@ pub(crate) fn run(args: &EstimateArgs, asked: &Asked) -> Result<ExitCode, CliErr
     Ok(code::unless(fits, code::DOES_NOT_FIT))
 }
 
-/// The resolved question. Notes sequences that are longer than the model declares.
+/// Resolves the question, and prints a note if sequences are longer than the model declares.
 fn resolved(args: &EstimateArgs) -> Result<Inputs, CliError> {
     let resolved = inputs::resolve(&args.scenario)?;
     if resolved.json.longest_declared.is_some() {

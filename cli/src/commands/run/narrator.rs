@@ -26,8 +26,8 @@ pub(crate) struct Narrator {
 }
 
 /// The file of `--log`, one line per step. A new run makes or empties it at its first step, so that
-/// a run refused earlier leaves and loses nothing. A resumed run appends; if a step then has two
-/// lines, the later one is of the weights that training continued with.
+/// a run refused earlier leaves and loses nothing. A resumed run appends, and steps after its
+/// checkpoint get a second line: the later line is the valid one.
 pub(crate) struct Log {
     path: PathBuf,
     replace: Replace,

@@ -1,4 +1,4 @@
-//! File operations with a fault injected at one of them. Nothing is synced to a disk: a list says
+//! File operations of which one fails, for tests. Instead of syncing files to the disk, a list records
 //! what a power cut would lose.
 
 use std::fs::{self, File};

@@ -44,7 +44,7 @@ pub(super) fn stance(edition: Edition, rewrite: Rewrite, job: &Job<'_>) -> Stanc
     }
 }
 
-/// What torchtitan 0.3 does with a rewrite.
+/// Whether torchtitan 0.3 always does a rewrite, never does it, or has a setting for it.
 fn of_0_3(rewrite: Rewrite, job: &Job<'_>) -> Stance {
     match rewrite {
         // Written in the `compile` section.
