@@ -1,8 +1,9 @@
 //! How well the kernel tables interpolate: every point is left out and predicted from its neighbours.
 
-use catalog::DType;
 use catalog::attention_charts::attention_charts;
 use catalog::tables::{self, CollectiveOp, GemmGrid};
+use catalog::{DType, Fitted};
+use costmodel::price::TablePrices;
 use ndarray::s;
 
 use super::summary::{Stats, stats};
@@ -64,6 +65,49 @@ pub(crate) fn collective_rows() -> Vec<Vec<String>> {
             [vec![name.to_owned()], cells.to_vec()].concat()
         })
         .collect()
+}
+
+/// Column names of [`square_rows`].
+pub(crate) const SQUARES: [&str; 6] = [
+    "device",
+    "table",
+    "machines",
+    "measured, TFLOP/s",
+    "priced",
+    "error",
+];
+
+/// The best square product of every GPU that a public benchmark measured, priced as a short run. Errors are against the
+/// middle of the measured machines.
+pub(crate) fn square_rows() -> Vec<Vec<String>> {
+    let rows = tables::best_squares().into_iter().filter_map(|measured| {
+        let priced = best_square(&measured.device)?;
+        let middle = (measured.lowest + measured.highest) / 2.0;
+        let range = match measured.machines {
+            1 => format!("{:.0}", measured.lowest),
+            _ => format!("{:.0}–{:.0}", measured.lowest, measured.highest),
+        };
+        Some(vec![
+            measured.device.clone(),
+            catalog::load::device(&measured.device).ok()?.kernels,
+            measured.machines.to_string(),
+            range,
+            format!("{priced:.0}"),
+            format!("{:+.0}%", (priced / middle - 1.0) * 100.0),
+        ])
+    });
+    rows.collect()
+}
+
+/// The best priced rate of the measured sizes, in TFLOP/s.
+fn best_square(device: &str) -> Option<f64> {
+    let cluster = catalog::load::cluster(&format!("{device} x 8 per node, 100 Gb/s")).ok()?;
+    let prices = TablePrices::new(&cluster, 8, &Fitted::default()).ok()?;
+    let rates = tables::SQUARES.map(|size| {
+        let time = prices.short_gemm([size; 3], DType::Bf16);
+        2.0 * (size as f64).powi(3) / time.0 / 1e12
+    });
+    rates.into_iter().max_by(f64::total_cmp)
 }
 
 fn row(what: &str, errors: &[f64]) -> Option<Vec<String>> {
@@ -133,6 +177,17 @@ mod tests {
         let largest = grid_errors(&grid).into_iter().map(f64::abs);
         let largest = largest.fold(0.0, f64::max);
         assert!((largest - 0.5).abs() < 1e-9, "{largest}");
+    }
+
+    /// GeForce cards run above the clocks of their datasheets, so their prices may be this much too high.
+    #[test]
+    fn best_squares_are_within_a_sixth_of_public_measurements() {
+        assert_eq!(square_rows().len(), tables::best_squares().len());
+        for measured in tables::best_squares() {
+            let priced = best_square(&measured.device).expect("a preset");
+            let range = measured.lowest * 5.0 / 6.0..measured.highest * 7.0 / 6.0;
+            assert!(range.contains(&priced), "{}: {priced}", measured.device);
+        }
     }
 
     #[test]

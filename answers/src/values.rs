@@ -101,20 +101,17 @@ pub fn gpus(text: &str) -> Result<Gpus, Mistake> {
         .strip_prefix(['x', 'X', '×', '*'])
         .unwrap_or(rest)
         .trim();
-    if device.starts_with(|c: char| c.is_ascii_digit()) {
-        let product = device
-            .parse::<u64>()
-            .ok()
-            .and_then(|n| n.checked_mul(count));
-        return Err(wrong().nearest(product.map(|n| n.to_string())));
+    let is_word = device.starts_with(|c: char| c.is_ascii_alphabetic());
+    if is_word || catalog::load::device(device).is_ok() {
+        return Ok(Gpus::Of(count, device.to_owned()));
     }
-    match device.starts_with(|c: char| c.is_ascii_alphabetic()) {
-        true => Ok(Gpus::Of(count, device.to_owned())),
-        false => {
-            let whole = text.trim().parse::<f64>().ok().filter(|n| n.fract() == 0.0);
-            Err(wrong().nearest(whole.map(|n| n.to_string())))
-        }
-    }
+    // `2x256` and `512.0` are refused with the number that they mean.
+    let product = || device.parse::<u64>().ok()?.checked_mul(count);
+    let whole = || {
+        let number = text.trim().parse::<f64>().ok()?;
+        (number.fract() == 0.0).then(|| number.to_string())
+    };
+    Err(wrong().nearest(product().map(|n| n.to_string()).or_else(whole)))
 }
 
 /// Reads a length of sequences or a batch: a whole number, which may end in `k` (times 1024) or `M` (times 1024 · 1024).

@@ -39,6 +39,8 @@ pub struct DeviceFile {
     pub sm_count: u64,
     /// Power limit in watts.
     pub power_watts: Option<f64>,
+    /// The clock that the peaks are stated for, in MHz. It tells whether matrix units are slower, as those of GeForce cards are.
+    pub clock_mhz: Option<f64>,
     /// Name of the measured kernel tables; if absent, assumed to be the nearest architecture's.
     pub kernels: Option<String>,
 }
@@ -142,7 +144,13 @@ impl DeviceFile {
         }
         let tables: Vec<&str> = crate::tables::gemm_names().collect();
         let known = tables.join(", ");
-        let nearest = self.architecture.nearest_tables().map(str::to_owned);
+        let wide = [DType::Bf16, DType::F16];
+        let peak = wide.iter().find_map(|dtype| self.peak.get(dtype));
+        let power = self
+            .power_watts
+            .zip(peak)
+            .map(|(watts, peak)| watts / peak.value.0);
+        let nearest = self.architecture.nearest_tables(power).map(str::to_owned);
         let kernels = self.kernels.or(nearest).ok_or_else(|| {
             let message = format!("no architecture is near this one; expected one of: {known}");
             wrong("kernels", message)
@@ -161,6 +169,7 @@ impl DeviceFile {
             peak: self.peak,
             sm_count: self.sm_count,
             power_watts: self.power_watts,
+            clock_mhz: self.clock_mhz,
             kernels,
         };
         device

@@ -9,6 +9,7 @@ use strum::{EnumString, IntoStaticStr};
 use crate::dtype::DType;
 use crate::error::{Wrong, above_zero, in_range};
 use crate::provenance::Sourced;
+use crate::tables::{MeasuredOn, measured_on};
 use crate::units::{Bandwidth, Bytes, FlopRate};
 
 /// Microarchitecture: decides which kernels exist.
@@ -47,13 +48,26 @@ impl Architecture {
     }
 
     /// The tables for a device without its own; `None` for a CPU, which is measured instead.
+    ///
+    /// `power` is the device's limit in watts over its 16-bit peak, if known. Ada's cards run the kernels of Blackwell's RTX
+    /// cards, and the tables differ by power most of all: L40S is throttled in large products, RTX PRO 6000 is not.
     #[must_use]
-    pub fn nearest_tables(self) -> Option<&'static str> {
+    pub fn nearest_tables(self, power: Option<f64>) -> Option<&'static str> {
+        const THROTTLED: &str = "l40s";
+        const AT_FULL_CLOCKS: &str = "rtx_pro_6000_server";
         match self {
             Self::Volta | Self::Ampere => Some("a100_sxm"),
-            Self::Ada => Some("l40s"),
+            Self::Ada => {
+                let of = |table| measured_on(table).map_or(0.0, MeasuredOn::power_over_peak);
+                let is_nearer = |power: f64| power.powi(2) > of(THROTTLED) * of(AT_FULL_CLOCKS);
+                match power.is_some_and(is_nearer) {
+                    true => Some(AT_FULL_CLOCKS),
+                    false => Some(THROTTLED),
+                }
+            }
             Self::Hopper | Self::Cdna3 => Some("h100_sxm"),
-            Self::Blackwell | Self::BlackwellRtx => Some("b200_sxm"),
+            Self::Blackwell => Some("b200_sxm"),
+            Self::BlackwellRtx => Some(AT_FULL_CLOCKS),
             Self::Cpu => None,
         }
     }
@@ -78,6 +92,8 @@ pub struct Device {
     pub sm_count: u64,
     /// Power limit in watts, if stated.
     pub power_watts: Option<f64>,
+    /// The clock that the peaks are stated for, in MHz, if known.
+    pub clock_mhz: Option<f64>,
     /// Name of the measured kernel tables that price this device (its own or its nearest relative's).
     pub kernels: String,
 }
@@ -104,7 +120,9 @@ impl Device {
         }
         in_range(self.sm_count, 1..=1 << 16).map_err(|wrong| ("sm_count", wrong))?;
         let watts = self.power_watts.unwrap_or(1.0);
-        in_range(watts, 1.0..=1e5).map_err(|wrong| ("power_watts", wrong))
+        in_range(watts, 1.0..=1e5).map_err(|wrong| ("power_watts", wrong))?;
+        let clock = self.clock_mhz.unwrap_or(1.0);
+        in_range(clock, 1.0..=1e5).map_err(|wrong| ("clock_mhz", wrong))
     }
 
     /// Whether the device computes products of this type. Matrix units for bf16 also take fp16, but

@@ -78,6 +78,7 @@ impl Profile {
             peak: peak.into_iter().collect(),
             sm_count,
             power_watts: None,
+            clock_mhz: None,
             kernels: "profile".to_owned(),
         }
     }

@@ -76,6 +76,10 @@ const GEMM: &[(&str, &str)] = &[
     ("gb200", include_str!("../presets/kernels/gemm_gb200.csv")),
     ("gb300", include_str!("../presets/kernels/gemm_gb300.csv")),
     ("l40s", include_str!("../presets/kernels/gemm_l40s.csv")),
+    (
+        "rtx_pro_6000_server",
+        include_str!("../presets/kernels/gemm_rtx_pro_6000_server.csv"),
+    ),
 ];
 
 const MEASURED_ON: &str = include_str!("../presets/kernels/measured_on.yaml");
@@ -90,8 +94,18 @@ pub struct MeasuredOn {
     pub power_watts: f64,
     /// Streaming multiprocessors.
     pub multiprocessors: u64,
+    /// The clock that its peak is stated for, in MHz.
+    pub clock_mhz: f64,
     /// Bandwidth of its links to the other GPUs of its domain, per direction.
     pub scale_up: Sourced<Bandwidth>,
+}
+
+impl MeasuredOn {
+    /// Power limit over peak, in watts per FLOP/s.
+    #[must_use]
+    pub fn power_over_peak(&self) -> f64 {
+        self.power_watts / self.peak.value.0
+    }
 }
 
 /// The GPU that a table was measured on; `None` if there is no such table.
@@ -112,6 +126,44 @@ const ONE_NODE: &str = include_str!("../presets/collectives/one_node.csv");
 
 /// The table of one-node collectives of a host whose GPUs reach each other over PCI Express alone.
 pub const OVER_PCI_EXPRESS: &str = "rtx_pro_6000_server";
+
+/// The best rate of square products that short runs measured on a GPU, which checks its prices.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BestSquare {
+    /// Name of the GPU's preset.
+    pub device: String,
+    /// Number of machines that were measured.
+    pub machines: u64,
+    /// Rate of the slowest machine, TFLOP/s.
+    pub lowest: f64,
+    /// Rate of the fastest machine, TFLOP/s.
+    pub highest: f64,
+}
+
+/// Sizes of the square products whose best rate [`best_squares`] gives.
+pub const SQUARES: [u64; 5] = [1024, 2048, 4096, 8192, 10_240];
+
+const BEST_SQUARES: &str = include_str!("../presets/kernels/best_squares.csv");
+
+/// Measured rates of square products, from a source that no table comes from.
+#[must_use]
+pub fn best_squares() -> Vec<BestSquare> {
+    let lines = BEST_SQUARES.lines().filter(|line| !line.starts_with('#'));
+    lines
+        .filter_map(|line| {
+            let cells: Vec<&str> = line.split(',').collect();
+            let [device, machines, lowest, highest] = cells.as_slice() else {
+                return None;
+            };
+            Some(BestSquare {
+                device: (*device).to_owned(),
+                machines: machines.parse().ok()?,
+                lowest: lowest.parse().ok()?,
+                highest: highest.parse().ok()?,
+            })
+        })
+        .collect()
+}
 
 /// Names of the GEMM tables.
 pub fn gemm_names() -> impl Iterator<Item = &'static str> {

@@ -30,6 +30,8 @@ enum Unit {
     MicrosecondsPerRoot,
     /// Floating-point operations per second of one multiprocessor (SM), shown in TFLOP/s.
     TeraflopsOfSm,
+    /// Watts for each TFLOP/s of the peak in 16 bits.
+    WattsPerTeraflop,
     /// A factor without unit.
     Times,
 }
@@ -108,6 +110,11 @@ impl Known {
         self.value
     }
 
+    /// The value of a number that is a power limit over a peak, in watts per TFLOP/s.
+    pub(crate) const fn watts_per_teraflop(&self) -> f64 {
+        self.value
+    }
+
     /// The value of a number that is a time.
     pub(crate) const fn seconds(&self) -> Seconds {
         Seconds(self.value)
@@ -120,6 +127,7 @@ impl Known {
             Unit::Microseconds => format!("{} µs", (micro * 1e3).round() / 1e3),
             Unit::MicrosecondsPerRoot => format!("{} µs/√MB", (micro * 1e3).round() / 1e3),
             Unit::TeraflopsOfSm => format!("{} TFLOP/s per SM", self.value / 1e12),
+            Unit::WattsPerTeraflop => format!("{} W per TFLOP/s", self.value),
             Unit::Times => format!("{}×", (self.value * 1e4).round() / 1e4),
         };
         constant(self.name, value, self.origin, self.source)
@@ -185,7 +193,7 @@ known! {
         Only::Parts(&[Architecture::Blackwell]);
     SMALL_TILES: "waves of tiles of 128 by 128 over waves of 256 by 128, for each result" = 1.1, Times, Fitted,
         "ai-dynamo/aiconfigurator@095f58a, 5203 products of A100 beside the grid: median error 3.9% without waves, 3.1% with",
-        Only::Parts(&[Architecture::Volta, Architecture::Ampere, Architecture::Ada]);
+        Only::Parts(&[Architecture::Volta, Architecture::Ampere, Architecture::Ada, Architecture::BlackwellRtx]);
     AMPERE_SUSTAINED: "long training over short products, 4096 cubed, A100" = 1.11, Times, Published,
         "Azure/AI-benchmarking-guide@8fd0c6e: ten thousand iterations of cuBLASLt against the table",
         Only::Parts(&[Architecture::Ampere]);
@@ -217,8 +225,14 @@ known! {
         Only::With(Feature::SplitProducts);
     EXPOSED_EPILOGUE: "share of the gradient accumulation in a product's epilogue that matrix units do not hide" = 0.55,
         Times, Published, "SimuMax products that accumulate in 32 bits, A100, 28672 x 8192 x 4096: 5.7% slower where the traffic alone takes 10%";
-    CLOCK_EXPONENT: "exponent of the power limit in the sustained clock of a part limited below its table's" = 0.5, Times,
-        Assumed, "between a cube root, where voltage follows the clock, and one, where voltage is at its floor";
+    CLOCK_EXPONENT: "exponent of power over peak in the sustained clock of a part that has less of it than its table's" = 0.5, Times,
+        Assumed, "between a cube root, where voltage follows the clock, and one, where voltage is at its floor; at 0.5 H100 PCIe is \
+        within 3% (docs/kernels.md)";
+    SLOWER_UNITS: "slowdown of operations over that of the rest, from which matrix units are slower ones" = 1.5, Times, Datasheet,
+        "operations per clock of a multiprocessor are powers of two: 4096 on H100, 1024 on H20; 1024 on L40S, 512 on RTX 4090";
+    AMPERE_RTX_POWER: "power over peak with which Ampere's workstation and GeForce cards hold their clocks" = 2.5,
+        WattsPerTeraflop, Published, "zzc0721/torch-performance-test-data@9d82827: RTX A6000, 300 W, 123 of 155 TFLOP/s",
+        Only::Parts(&[Architecture::Ampere]);
     // Fused attention.
     ATTENTION_START: "shortest fused attention" = 8e-6, Microseconds, Published, "ai-dynamo/aiconfigurator tables";
     ATTENTION_BACKWARD: "products of fused attention, backward over forward" = 2.5, Times, Published,

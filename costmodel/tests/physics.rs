@@ -69,6 +69,9 @@ fn scale(cluster: &mut Cluster, [clock, memory, near, far, power]: Speeds) {
     for peak in cluster.device.peak.values_mut() {
         peak.value.0 *= clock;
     }
+    if let Some(stated) = &mut cluster.device.clock_mhz {
+        *stated *= clock;
+    }
     cluster.device.memory_bandwidth.value.0 *= memory;
     cluster.scale_up.bandwidth.value.0 *= near;
     cluster.scale_out.bandwidth.value.0 *= far;

@@ -9,11 +9,12 @@
 use catalog::attention_charts::{AttentionChart, FIRST_LENGTH, attention_charts};
 use catalog::runtime::AttentionKernel;
 use catalog::tables::MeasuredOn;
-use catalog::{Architecture, DType, Device, Fitted, Origin, Seconds, Window, elementary};
+use catalog::{Architecture, DType, Device, Fitted, FlopRate, Origin, Seconds, Window, elementary};
 use dtensor::AttentionShape;
 use plans::UsedConstant;
 
-use super::clocks::{clock_factor, sustained};
+use super::borrowed::SlowerUnits;
+use super::clocks::{clock_factor, sustained, throttled};
 use super::measured::{self, OfGpus};
 use super::ratios::Ratios;
 use crate::known::{self, constant};
@@ -26,6 +27,11 @@ const HEADS: [u64; 2] = [64, 96];
 pub(super) struct AttentionPrices {
     architecture: Architecture,
     peak: f64,
+    /// How much longer kernels take because of the power limit; `peak` is less by it.
+    clocks: f64,
+    /// If matrix units are slower than those of the GPU whose products price this one: how, and that GPU's peak. Charts are
+    /// taken to hold for that GPU in proportion to its peak.
+    slower_units: Option<(SlowerUnits, FlopRate)>,
     /// Time in 32 bits over time in 16 bits, the same as for matrix products.
     single: f64,
     /// Time of a kernel in long training over its time in a chart that was measured at boost clocks.
@@ -51,15 +57,17 @@ impl AttentionPrices {
         let single = device
             .peak_rate(DType::F32)
             .map_or(1.0, |rate| (peak * 1e12 / rate.0).max(1.0));
-        let peak = peak / clock_factor(device, part);
+        let clocks = clock_factor(device, part);
         let charts = Self {
             architecture: device.architecture,
-            peak,
+            peak: peak / clocks,
+            clocks,
+            slower_units: SlowerUnits::of(device, part).map(|units| (units, part.peak.value)),
             single,
             sustained: match device.architecture {
                 // The only chart of Hopper at boost clocks is FlashAttention 2's.
-                Architecture::Hopper => known::FLASH2_SUSTAINED.factor(),
-                other => sustained(other, fitted),
+                Architecture::Hopper => throttled(known::FLASH2_SUSTAINED.factor(), device, part),
+                _ => sustained(device, part, fitted),
             },
             ratios: Default::default(),
             source: profile.map(|profile| profile.source()),
@@ -141,10 +149,19 @@ impl AttentionPrices {
             let beyond = (s.qk_dim as f64 - narrow) / (wide - narrow);
             rates.narrow + (1.0 - rates.narrow) * beyond.clamp(-1.0, 1.0)
         };
+        let rate = at_length(table, seen) * factor * width;
         let sustained = if rates.boost { self.sustained } else { 1.0 };
-        let rate =
-            at_length(table, seen) * factor * width * self.peak / (rates.peak_tflops * sustained);
-        Seconds(flops / (rate * 1e12)).max(known::ATTENTION_START.seconds())
+        let time = match self.slower_units {
+            Some((units, peak)) => {
+                let at_peak = Seconds(flops / peak.0);
+                units.time(at_peak * (rates.peak_tflops / rate), at_peak) * self.clocks * sustained
+            }
+            None => {
+                let rate = rate * self.peak / (rates.peak_tflops * sustained);
+                Seconds(flops / (rate * 1e12))
+            }
+        };
+        time.max(known::ATTENTION_START.seconds())
     }
 
     pub(super) fn provenance(&self) -> Vec<UsedConstant> {

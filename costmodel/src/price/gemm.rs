@@ -18,17 +18,18 @@ use ndarray::Array3;
 use plans::UsedConstant;
 
 use super::alignment::{self, Rows};
-use super::clocks::{clock_factor, sustained};
+use super::borrowed::SlowerUnits;
+use super::clocks::{clock_factor, headroom, sustained, throttled};
 use super::measured::{self, OfGpus};
 use super::ratios::Ratios;
 use super::waves::Waves;
 use crate::known::{self, constant};
 
 /// Rate of 8-bit products that a GPU sustains at its power limit, whatever the shape: a fitted share of the best rate in
-/// short benchmarks, at the power limit of the table's GPU; with a lower limit it is less. Tables are measured in short
+/// short benchmarks, at the power limit of the table's GPU; with less power for its peak it is less, with more it is more. Tables are measured in short
 /// runs at boost clocks, and in training larger products are throttled more. Architectures without published training
 /// runs in 8 bits have none.
-fn power_cap(device: &Device, clocks: f64, fitted: &Fitted) -> Option<FlopRate> {
+fn power_cap(device: &Device, part: &MeasuredOn, fitted: &Fitted) -> Option<FlopRate> {
     let best = match device.architecture {
         Architecture::Hopper => known::HOPPER_BEST_8,
         Architecture::Blackwell => known::BLACKWELL_BEST_8,
@@ -40,6 +41,7 @@ fn power_cap(device: &Device, clocks: f64, fitted: &Fitted) -> Option<FlopRate> 
         | Architecture::Cpu => return None,
     };
     let share = best.factor() * fitted.get(Constant::SustainedShare8);
+    let clocks = clock_factor(device, part) / headroom(device, part);
     Some(FlopRate(device.peak_rate(DType::F8)?.0 * share / clocks))
 }
 
@@ -56,6 +58,8 @@ pub(super) struct GemmPrices {
     /// TF32 units these run them (2 on every generation so far), elsewhere its 32-bit units do (8 on V100).
     single: f64,
     sustained: f64,
+    /// The same for the largest products on Ampere.
+    sustained_large: f64,
     cap: Option<FlopRate>,
     table: String,
     device: Device,
@@ -74,6 +78,8 @@ struct Scaled {
     log_t: Array3<f64>,
     /// Factor from the table's time to this device's.
     factor: f64,
+    /// What comes before the factor on a device with slower matrix units, and the measured GPU's peak for the grid's type.
+    slower_units: Option<(SlowerUnits, FlopRate)>,
     /// The grid's least sizes along `m` and `n`.
     least: [u64; 2],
     /// How tiles of products fill this device in waves. If that is known, `log_t`, the logarithm of times, is of products whose
@@ -91,15 +97,23 @@ impl GemmPrices {
         let peak = device.peak_rate(DType::Bf16)?;
         let grid = tables::gemm(&device.kernels, DType::Bf16)?;
         let clocks = clock_factor(device, part);
-        let factor = part.peak.value / peak * clocks;
+        let slower_units = SlowerUnits::of(device, part);
+        let factor = |peaks: f64| match slower_units {
+            Some(_) => clocks,
+            None => peaks * clocks,
+        };
         let waves = Waves::of(device, part);
         let narrow = tables::gemm(&device.kernels, DType::F8).and_then(|grid| {
             let own = device.peak.get(&DType::F8)?;
             let reference = FlopRate(2.0 * part.peak.value.0);
-            let factor = reference / own.value * clocks;
-            Some(Scaled::new(grid, factor, None))
+            let slower_units = slower_units.map(|units| (units, reference));
+            let factor = factor(reference / own.value);
+            Some(Scaled::new(grid, factor, slower_units, None))
         });
-        let wide = Scaled::new(grid, factor, waves);
+        let wide = {
+            let slower_units = slower_units.map(|units| (units, part.peak.value));
+            Scaled::new(grid, factor(part.peak.value / peak), slower_units, waves)
+        };
         let single = device
             .peak_rate(DType::F32)
             .map_or(1.0, |own| (peak / own).max(1.0));
@@ -109,15 +123,16 @@ impl GemmPrices {
             let products = products
                 .into_iter()
                 .filter(|&(sizes, _)| Rows::of(sizes, Pass::Forward) == Rows::Aligned);
-            Ratios::new(products, |sizes| wide.time(sizes).0 * slower)
+            Ratios::new(products, |sizes| wide.time(sizes, 1.0).0 * slower)
         });
         Some(Self {
             wide,
             narrow,
             peak,
             single,
-            sustained: sustained(device.architecture, fitted),
-            cap: power_cap(device, clocks, fitted),
+            sustained: sustained(device, part, fitted),
+            sustained_large: throttled(known::AMPERE_SUSTAINED_LARGE.factor(), device, part),
+            cap: power_cap(device, part, fitted),
             table: device.kernels.clone(),
             device: device.clone(),
             is_borrowed: part.peak.value != peak || clocks != 1.0,
@@ -135,8 +150,11 @@ impl GemmPrices {
             (self.sustained(flops), None)
         };
         let throttled = cap.map_or(Seconds(0.0), |rate| Seconds(flops / rate.0));
-        let tabled = self.tabled(sizes, dtype);
-        let time = (tabled * ratio.unwrap_or(sustained)).max(throttled);
+        let time = match ratio {
+            Some(ratio) => self.tabled(sizes, dtype, 1.0) * ratio,
+            None => self.tabled(sizes, dtype, sustained),
+        };
+        let time = time.max(throttled);
         let of_pass = match pass {
             Pass::Forward | Pass::BackwardInput => 1.0,
             Pass::BackwardWeight => known::WEIGHT_GRADIENT.factor(),
@@ -153,7 +171,7 @@ impl GemmPrices {
     /// power limit of training.
     fn of_short_rows(&self, [m, n, k]: [u64; 3], dtype: DType) -> Seconds {
         let [short, long] = [WIDE, 2 * WIDE];
-        let time = |k: u64| self.tabled([m, n, k], dtype);
+        let time = |k: u64| self.tabled([m, n, k], dtype, 1.0);
         let time = match k < short {
             true => {
                 let step = (time(long) - time(short)) * (1.0 / (long - short) as f64);
@@ -175,12 +193,12 @@ impl GemmPrices {
         }
     }
 
-    /// Time by the device's grid, as in a short run.
-    pub(super) fn tabled(&self, sizes: [u64; 3], dtype: DType) -> Seconds {
+    /// Time by the device's grid, of kernels that take `longer` times those of the grid, as in a short run.
+    pub(super) fn tabled(&self, sizes: [u64; 3], dtype: DType, longer: f64) -> Seconds {
         match (dtype, &self.narrow) {
-            (DType::F8, Some(narrow)) => narrow.time(sizes),
-            (DType::F32, _) => self.wide.time(sizes) * self.single,
-            _ => self.wide.time(sizes),
+            (DType::F8, Some(narrow)) => narrow.time(sizes, longer),
+            (DType::F32, _) => self.wide.time(sizes, longer) * self.single,
+            _ => self.wide.time(sizes, longer),
         }
     }
 
@@ -194,8 +212,7 @@ impl GemmPrices {
         let (small, large) = (2.0 * 4096f64.powi(3), 2.0 * 8192f64.powi(3));
         let position =
             (elementary::ln(flops / small) / elementary::ln(large / small)).clamp(0.0, 1.0);
-        let large = known::AMPERE_SUSTAINED_LARGE.factor();
-        mix(self.sustained, large, position)
+        mix(self.sustained, self.sustained_large, position)
     }
 
     pub(super) fn grouped(
@@ -296,7 +313,12 @@ impl GemmPrices {
 }
 
 impl Scaled {
-    fn new(grid: GemmGrid, factor: f64, waves: Option<[Waves; 2]>) -> Self {
+    fn new(
+        grid: GemmGrid,
+        factor: f64,
+        slower_units: Option<(SlowerUnits, FlopRate)>,
+        waves: Option<[Waves; 2]>,
+    ) -> Self {
         let least = [grid.sizes[0][0], grid.sizes[1][0]];
         let mut log_t = grid.microseconds.mapv_into(elementary::ln);
         if let Some([_, tabled]) = waves {
@@ -314,12 +336,14 @@ impl Scaled {
             axes: grid.sizes.map(log),
             log_t,
             factor,
+            slower_units,
             least,
             waves: waves.map(|[own, _]| own),
         }
     }
 
-    fn time(&self, [m, n, k]: [u64; 3]) -> Seconds {
+    /// Time of kernels that take `longer` times those of the grid.
+    fn time(&self, [m, n, k]: [u64; 3], longer: f64) -> Seconds {
         let (mi, mf, mx) = locate(&self.axes[0], m);
         let (ni, nf, nx) = locate(&self.axes[1], n);
         let (ki, kf, kx) = locate(&self.axes[2], k);
@@ -329,7 +353,14 @@ impl Scaled {
         let stretch = self.waves.map_or(1.0, |waves| {
             waves.stretch(m.max(self.least[0]), n.max(self.least[1]))
         });
-        Seconds(elementary::exp(log) * 1e-6 * self.factor * stretch)
+        let measured = elementary::exp(log) * 1e-6;
+        match self.slower_units {
+            None => Seconds(measured * self.factor * stretch * longer),
+            Some((units, peak)) => {
+                let at_peak = Seconds(flops([m, n, k]) / peak.0);
+                units.time(Seconds(measured * stretch * longer), at_peak) * self.factor
+            }
+        }
     }
 }
 

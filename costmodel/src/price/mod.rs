@@ -4,6 +4,7 @@ mod algorithms;
 pub(crate) mod alignment;
 mod attention;
 pub(crate) mod between_gpus;
+mod borrowed;
 mod clocks;
 mod gemm;
 mod measured;
@@ -80,6 +81,13 @@ impl TablePrices {
             fabric: cluster.fabric,
             learned: learned(cluster),
         })
+    }
+
+    /// Time of a dense product `[m, k] × [k, n]` that runs alone for a short time; `sizes` are `[m, n, k]`.
+    #[must_use]
+    pub fn short_gemm(&self, sizes: [u64; 3], dtype: DType) -> Seconds {
+        let least = self.roofline.products(1, sizes, dtype);
+        self.gemm.tabled(sizes, dtype, 1.0).max(least)
     }
 
     /// Time of a dense product `[m, k] × [k, n]`, one of the three of a linear layer; `sizes` are `[m, n, k]`.
@@ -172,7 +180,6 @@ mod tests {
     use catalog::fitted::Constant;
     use catalog::profile::{Gpu, Machine, Measured, Profile};
 
-    use super::clocks::sustained;
     use super::*;
 
     const SIZE: [u64; 3] = [1024, 1024, 1024];
@@ -191,7 +198,7 @@ mod tests {
     /// An H200 whose products and copies take twice, whose attention three times and whose messages four
     /// times what they do by the tables.
     fn measured(tables: &TablePrices, library: Option<&str>) -> Profile {
-        let product = tables.gemm.tabled(SIZE, DType::Bf16).0;
+        let product = tables.gemm.tabled(SIZE, DType::Bf16, 1.0).0;
         let attention = |backward| {
             let shape = measured::attention(ATTENTION);
             let kernel = AttentionKernel::CudnnOrFlash3;
@@ -272,7 +279,7 @@ mod tests {
     fn measured_kernels_beat_tables() {
         let both = both(Some("cuDNN 9.19.0"));
         // Times of a profile are not stretched to those of training.
-        let sustained = sustained(Architecture::Hopper, &Fitted::default());
+        let sustained = Fitted::default().get(Constant::TrainingTime);
         let other = [2048, 1024, 512];
         for (size, dtype, pass, wanted) in [
             (SIZE, DType::Bf16, Pass::Forward, 2.0 / sustained),

@@ -26,12 +26,14 @@ impl Waves {
     pub(super) fn of(device: &Device, part: &MeasuredOn) -> Option<[Self; 2]> {
         let own_and_tabled = [device.sm_count, part.multiprocessors];
         match device.architecture {
-            Architecture::Volta | Architecture::Ampere | Architecture::Ada => {
+            Architecture::Volta
+            | Architecture::Ampere
+            | Architecture::Ada
+            | Architecture::BlackwellRtx => {
                 Some(own_and_tabled.map(|multiprocessors| Self { multiprocessors }))
             }
             Architecture::Hopper
             | Architecture::Blackwell
-            | Architecture::BlackwellRtx
             | Architecture::Cdna3
             | Architecture::Cpu => None,
         }
@@ -82,6 +84,7 @@ mod tests {
         };
         assert_eq!(has("a100-80gb"), Some([108, 108]));
         assert_eq!(has("v100-sxm2"), Some([80, 108]));
+        assert_eq!(has("rtx-5090"), Some([170, 188]));
         assert_eq!(has("h100-sxm"), None);
     }
 }
