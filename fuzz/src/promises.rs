@@ -2,11 +2,11 @@
 
 use catalog::Bytes;
 use costmodel::{CostModel, Scenario};
-use interop::export::{Dialect, ExportError, Exported, Inputs, Job, Launcher, export};
-use interop::import::{Document, Given, import};
+use interop::export::{Dialect, Differs, ExportError, Exported, Inputs, Job, Launcher, export};
+use interop::import::{Document, Given, Imported, import};
 use plans::json::{DetailJson, PredictedJson, StrategyJson};
 use plans::plan_file::PlannedFor;
-use plans::{PlanFile, Prediction, Strategy};
+use plans::{PlanFile, Prediction, Strategy, Zero};
 use serde_json::Value;
 
 use crate::outcome::Outcome;
@@ -275,13 +275,7 @@ pub fn round_trip(
     };
     match import(&document, &given) {
         Ok(mut imported) => {
-            if !dialect.has_micro_batch() {
-                imported.decisions.micro_batch = strategy.decisions().micro_batch;
-                let w = imported.workload;
-                let batch = scenario.workload.global_batch;
-                imported.workload = crate::scene::workload(w.gpus, w.seq_len, batch, w.precision)
-                    .expect("the workload of a plan, but for its batch");
-            }
+            as_noted(&mut imported, &exported, scenario, strategy);
             let same = imported.decisions_under(&scenario.runtime) == strategy.canonical();
             outcome.expect(same, || {
                 format!("{name}: {strategy} came back as {:?}", imported.decisions)
@@ -292,5 +286,36 @@ pub fn round_trip(
         }
         Err(interop::import::ImportError::NotImportable { .. }) => {}
         Err(error) => outcome.expect(false, || format!("{name}: its own file: {error}")),
+    }
+}
+
+/// Sets what a file of an export leaves open, or has otherwise than the plan, to what the plan says: the export notes both.
+fn as_noted(
+    imported: &mut Imported,
+    exported: &Exported,
+    scenario: &Scenario,
+    strategy: &Strategy,
+) {
+    let planned = strategy.decisions();
+    let read = &mut imported.decisions;
+    if !imported.dialect.has_micro_batch() {
+        read.micro_batch = planned.micro_batch;
+        read.num_micro_batches = planned.num_micro_batches;
+        // Without FSDP the trainer recomputes.
+        if planned.zero == Zero::Z0 {
+            read.recompute = planned.recompute;
+        }
+        let w = &imported.workload;
+        let batch = scenario.workload.global_batch;
+        imported.workload = crate::scene::workload(w.gpus, w.seq_len, batch, w.precision)
+            .expect("the workload of a plan, but for its batch");
+    }
+    // Types of gradients that the plan leaves to its runtime.
+    for unmet in &exported.unmet {
+        if let Differs::Gradients { assumed, has } = unmet.differs
+            && read.gradients == Some(has)
+        {
+            read.gradients = Some(assumed);
+        }
     }
 }
