@@ -5,9 +5,9 @@
 //! counted: the constants here are numbers of operators in Megatron-LM v2.6: `mpu/layers.py`, `mpu/cross_entropy.py`, `pretrain_gpt.py` and
 //! `megatron/utils.py`.
 
-use catalog::Axis;
 use catalog::runtime::Rewrite;
-use dtensor::{AnyOp, CostClass, Operator, Pass, Pointwise, Trace};
+use catalog::{Axis, Bytes};
+use dtensor::{AnyOp, CostClass, Operator, Pass, Pointwise, Token, Trace};
 
 use super::kernel::{Chain, Kernel, traffic};
 use super::lowering::Lowering;
@@ -44,28 +44,58 @@ pub(super) fn embedding(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) 
     Kernel::of(op, chain.bound_by_memory(MemoryKind::Embedding))
 }
 
+/// How often the kernels of a loss read or write all logits, in forward and in backward. Copies to 32 bits and back are kernels of
+/// their own.
+type Passes = [u64; 2];
+
+/// Megatron-LM (NVIDIA/Megatron-LM@d98e8a6, `core/tensor_parallel/cross_entropy.py`): forward reads the logits for their maximum,
+/// subtracts it and takes exponentials in place, adds these up, and divides by the sum in place. Backward multiplies in place.
+const OF_MEGATRON: Passes = [8, 2];
+/// PyTorch's log-softmax (`SoftMax.cu`): forward reads the logits for their maximum, for the sum of exponentials and for the
+/// result, which it writes. Backward fills a tensor with the gradient of the chosen log-probabilities, reads that for its sum, and
+/// reads both tensors for the result, which it writes.
+const OF_PYTORCH: Passes = [4, 5];
+/// The same where the vocabulary is split over ranks (PyTorch `tensor/parallel/loss.py`): forward reads for the maximum, subtracts
+/// it, takes exponentials, adds these up, and subtracts the logarithm. Backward fills a tensor with zeros, takes exponentials, adds
+/// both, and multiplies.
+const OF_SPLIT_PYTORCH: Passes = [8, 8];
+/// A loss that is one kernel: forward reads logits; backward reads them and writes the gradient.
+const OF_ONE_KERNEL: Passes = [1, 2];
+
 /// The kernel of the cross-entropy loss or of its gradient; `None` if the forward kernel has already computed the gradient.
-/// Eager PyTorch takes two passes over the logits: it casts them to 32 bits, then normalises their exponentials.
 pub(super) fn loss(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Option<Kernel> {
-    let fused = lowering.has(Rewrite::FuseCrossEntropy);
-    if fused && lowering.has(Rewrite::InPlaceCrossEntropy) {
-        return (op.pass == Pass::Forward).then(|| in_place(trace, op));
+    let [fused, in_place] =
+        [Rewrite::FuseCrossEntropy, Rewrite::InPlaceCrossEntropy].map(|of| lowering.has(of));
+    let backward = op.pass != Pass::Forward;
+    if fused && in_place {
+        return (!backward).then(|| with_gradient(trace, op));
     }
-    let one_pass = fused || lowering.has(Rewrite::FusePointwise);
-    let passes = if one_pass { 1 } else { 2 };
-    let divided = if is_divided(trace) {
-        MORE_ALL_REDUCES
+    let one_kernel = fused || lowering.has(Rewrite::FusePointwise);
+    let divided = is_divided(trace);
+    let passes = if one_kernel {
+        OF_ONE_KERNEL
+    } else if in_place {
+        OF_MEGATRON
+    } else if divided {
+        OF_SPLIT_PYTORCH
     } else {
-        0
+        OF_PYTORCH
     };
+    let more = if divided { MORE_ALL_REDUCES } else { 0 };
     let launches = match op.pass {
-        _ if one_pass || !lowering.has(Rewrite::VocabularyByOperators) => passes,
-        Pass::Forward => OF_THE_LOSS + divided,
+        _ if one_kernel => 1,
+        _ if !lowering.has(Rewrite::VocabularyByOperators) => 2,
+        Pass::Forward => OF_THE_LOSS + more,
         Pass::BackwardInput | Pass::BackwardWeight => OF_ITS_GRADIENT,
     };
-    let bytes = traffic(trace, op.inputs, op.outputs) * u64::from(passes);
+    let kind = match one_kernel {
+        true => MemoryKind::CrossEntropy,
+        false => MemoryKind::LossOperators,
+    };
+    let [_, read] = logits(trace);
+    let bytes = read * passes[usize::from(backward)];
     let chain = Chain { bytes, launches };
-    let mut kernel = Kernel::of(op, chain.bound_by_memory(MemoryKind::CrossEntropy));
+    let mut kernel = Kernel::of(op, chain.bound_by_memory(kind));
     if fused {
         kernel.writes.clear();
     }
@@ -74,21 +104,30 @@ pub(super) fn loss(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Op
 
 /// The kernel of a loss that also computes the gradient of the logits, so that backward needs no kernel. It reads the logits
 /// twice, in the type in which the head wrote them, and overwrites them with the gradient.
-fn in_place(trace: &Trace, op: &AnyOp<'_>) -> Kernel {
-    let logits = op.inputs[0];
-    let mut copies = trace.forward.iter();
-    let copy = copies.find(|copy| {
-        matches!(copy.operator, Operator::Pointwise(Pointwise::Copy)) && copy.outputs[0] == logits
-    });
-    let written = trace.tensor(copy.map_or(logits, |copy| copy.inputs[0]));
+fn with_gradient(trace: &Trace, op: &AnyOp<'_>) -> Kernel {
+    let [written, _] = logits(trace);
     let chain = Chain {
-        bytes: written.bytes() * 3,
+        bytes: written * 3,
         launches: 1,
     };
     Kernel {
         writes: Vec::new(),
         ..Kernel::of(op, chain.bound_by_memory(MemoryKind::Pointwise))
     }
+}
+
+/// Bytes of the logits in the type in which the head writes them, and in the type in which the traced loss reads them.
+fn logits(trace: &Trace) -> [Bytes; 2] {
+    let mut losses = (trace.forward.iter())
+        .filter(|op| matches!(op.operator, Operator::Token(Token::CrossEntropy(_))));
+    let Some(read) = losses.next().map(|loss| loss.inputs[0]) else {
+        return [Bytes(0); 2];
+    };
+    let mut copies = (trace.forward.iter())
+        .filter(|op| matches!(op.operator, Operator::Pointwise(Pointwise::Copy)));
+    let copy = copies.find(|copy| copy.outputs[0] == read);
+    let written = copy.map_or(read, |copy| copy.inputs[0]);
+    [written, read].map(|id| trace.tensor(id).bytes())
 }
 
 /// Whether an operator is the copy of the logits to 32 bits before the loss, or the backward of that copy.
@@ -111,6 +150,49 @@ mod tests {
 
     use super::*;
     use crate::lower::KernelKind;
+
+    /// The head of Llama-3 8B, on one of `tp` ranks.
+    fn head(tp: u64) -> Trace {
+        let model = catalog::load::model("llama3-8b").expect("a preset");
+        let layout = BlockLayout {
+            tp,
+            ..BlockLayout::alone(1, 32, DType::Bf16)
+        };
+        models::trace_block(&model, BlockClass::Head, &layout).expect("a block")
+    }
+
+    /// Bytes that the loss and its gradient move for each logit, beside copies to 32 bits.
+    fn moved(runtime: &str, tp: u64) -> Vec<u64> {
+        let runtime = catalog::load::runtime(runtime).expect("a preset");
+        let lowering = Lowering::new(&runtime, runtime.fp8_recipe);
+        let trace = head(tp);
+        let logits = logits(&trace)[1].0 / 4;
+        let losses = trace
+            .ops()
+            .filter(|op| op.cost() == CostClass::CrossEntropy);
+        let kernels = losses.filter_map(|op| loss(&lowering, &trace, &op));
+        let bytes = kernels.map(|kernel| match kernel.kind {
+            KernelKind::Memory { bytes, .. } => bytes.0 / logits,
+            other => panic!("{other:?}"),
+        });
+        bytes.collect()
+    }
+
+    #[test]
+    fn a_loss_moves_what_its_operators_read_and_write() {
+        for (runtime, tp, expected) in [
+            ("megatron-core", 1, &[32, 8][..]),
+            ("megatron-core", 4, &[32, 8]),
+            ("hf-trainer", 1, &[16, 20]),
+            ("torchtitan", 4, &[32, 32]),
+            ("torchtitan-compile", 1, &[4, 8]),
+            ("fsdp1", 1, &[4, 8]),
+            // Forward computes the gradient.
+            ("vescale-cuda", 1, &[6]),
+        ] {
+            assert_eq!(moved(runtime, tp), expected, "{runtime}, tp={tp}");
+        }
+    }
 
     /// Launches of the embedding, of the loss, and of its gradient, on one of `tp` ranks.
     fn launches(runtime: &str, tp: u64) -> [u32; 3] {

@@ -22,8 +22,10 @@ pub enum MemoryKind {
     EagerNormBackward,
     /// Softmax of attention scores.
     Softmax,
-    /// Cross-entropy over logits.
+    /// Cross-entropy over logits in one kernel.
     CrossEntropy,
+    /// Cross-entropy over logits by one operator after another.
+    LossOperators,
     /// Row lookup in an embedding table, and its scatter in backward.
     Embedding,
     /// Sorting tokens by expert, and back.
@@ -58,6 +60,7 @@ fn share(kind: MemoryKind) -> f64 {
         MemoryKind::EagerNormBackward => known::EAGER_NORM_BACKWARD,
         MemoryKind::Softmax => known::SOFTMAX,
         MemoryKind::CrossEntropy => known::CROSS_ENTROPY,
+        MemoryKind::LossOperators => known::LOSS_OPERATORS,
         MemoryKind::Embedding => known::EMBEDDING,
         MemoryKind::Permute => known::PERMUTE,
         MemoryKind::Scan => known::SCAN,
