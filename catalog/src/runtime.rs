@@ -219,6 +219,9 @@ pub enum Rewrite {
     /// Softmax overwrites the 32-bit copy of the logits (Megatron's vocabulary-parallel loss). Together with
     /// [`Self::FuseCrossEntropy`], forward already writes the gradient over the 16-bit logits (our own executor on GPUs).
     InPlaceCrossEntropy,
+    /// The loss subtracts the maximum of the logits into a second 32-bit tensor, so that forward has two (Megatron-Core before
+    /// NVIDIA/Megatron-LM@9634c0e of June 2024).
+    CopyShiftedLogits,
     /// Head and loss process the tokens of a micro-batch in eight chunks. Each chunk runs forward and backward before the next one, so that
     /// only the logits of one chunk are in memory (torchtitan 0.3, `components/loss.py`, `ChunkedLossWrapper`).
     ChunkLoss,
@@ -414,6 +417,7 @@ impl Rewrite {
         Self::VocabularyByOperators,
         Self::WholeVocabulary,
         Self::InPlaceCrossEntropy,
+        Self::CopyShiftedLogits,
         Self::ChunkLoss,
         Self::FusePointwise,
         Self::FuseGradientAccumulation,

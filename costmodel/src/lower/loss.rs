@@ -12,14 +12,21 @@ use super::lowering::Lowering;
 pub(super) fn kept(lowering: &Lowering<'_>, trace: &Trace, op: &Op) -> Option<Bytes> {
     let [fused, in_place] = [Rewrite::FuseCrossEntropy, Rewrite::InPlaceCrossEntropy];
     let by_operators = !lowering.has(fused) && !lowering.has(in_place);
-    let is_loss = matches!(op.operator, Operator::Token(Token::CrossEntropy(_)));
-    (by_operators && is_loss).then(|| trace.tensor(op.inputs[0]).bytes())
+    (by_operators && is_loss(op)).then(|| trace.tensor(op.inputs[0]).bytes())
 }
 
-/// Bytes of temporaries of the log-softmax in forward. If the vocabulary is split over `tp` ranks, two tensors of the size of the
+fn is_loss(op: &Op) -> bool {
+    matches!(op.operator, Operator::Token(Token::CrossEntropy(_)))
+}
+
+/// Bytes of temporaries of the loss in forward. If the vocabulary is split over `tp` ranks, two tensors of the size of the
 /// logits exist at once: the logits less their maximum, and their exponential (PyTorch `tensor/parallel/loss.py`, `_log_softmax`).
 /// Otherwise one kernel computes it, without temporaries.
 pub(super) fn forward(lowering: &Lowering<'_>, trace: &Trace, tp: u64) -> Bytes {
+    if lowering.has(Rewrite::CopyShiftedLogits) && !lowering.has(Rewrite::FuseCrossEntropy) {
+        let losses = trace.forward.iter().filter(|op| is_loss(op));
+        return losses.map(|op| trace.tensor(op.inputs[0]).bytes()).sum();
+    }
     if tp == 1 {
         return Bytes(0);
     }
@@ -46,17 +53,17 @@ mod tests {
     use super::*;
 
     /// Bytes for each logit: kept for backward, and needed beside them in forward and backward.
-    fn per_logit(runtime: &str, tp: u64) -> [u64; 3] {
+    fn per_logit(runtime: &str, more: &[Rewrite], tp: u64) -> [u64; 3] {
         let model = catalog::load::model("llama3-8b").expect("a preset");
-        let runtime = catalog::load::runtime(runtime).expect("a preset");
+        let mut runtime = catalog::load::runtime(runtime).expect("a preset");
+        runtime.rewrites.extend(more);
         let layout = BlockLayout {
             tp,
             ..BlockLayout::alone(1, 32, DType::Bf16)
         };
         let trace = models::trace_block(&model, BlockClass::Head, &layout).expect("a block");
         let lowering = Lowering::new(&runtime, runtime.fp8_recipe);
-        let is_loss = |op: &&Op| matches!(op.operator, Operator::Token(Token::CrossEntropy(_)));
-        let loss = trace.forward.iter().find(is_loss).expect("a loss");
+        let loss = trace.forward.iter().find(|op| is_loss(op)).expect("a loss");
         let logits = trace.tensor(loss.inputs[0]).elements();
         [
             kept(&lowering, &trace, loss).unwrap_or_default(),
@@ -68,13 +75,16 @@ mod tests {
 
     #[test]
     fn only_log_probabilities_are_kept() {
-        for (runtime, tp, expected) in [
-            ("hf-trainer", 1, [4, 0, 8]),
-            ("torchtitan", 4, [4, 8, 12]),
-            ("fsdp1", 1, [0, 0, 0]),
-            ("megatron-core", 4, [0, 0, 0]),
+        let copies = [Rewrite::CopyShiftedLogits];
+        for (runtime, more, tp, expected) in [
+            ("hf-trainer", &[][..], 1, [4, 0, 8]),
+            ("torchtitan", &[], 4, [4, 8, 12]),
+            ("fsdp1", &[], 1, [0, 0, 0]),
+            ("megatron-core", &[], 4, [0, 0, 0]),
+            ("megatron-core", &copies, 4, [0, 4, 0]),
         ] {
-            assert_eq!(per_logit(runtime, tp), expected, "{runtime}, tp={tp}");
+            let found = per_logit(runtime, more, tp);
+            assert_eq!(found, expected, "{runtime} {more:?}, tp={tp}");
         }
     }
 }

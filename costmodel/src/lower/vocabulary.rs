@@ -96,7 +96,8 @@ pub(super) fn loss(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Op
     let bytes = read * passes[usize::from(backward)];
     let chain = Chain { bytes, launches };
     let mut kernel = Kernel::of(op, chain.bound_by_memory(kind));
-    if fused {
+    // The gradient overwrites logits or probabilities, which are counted as kept from forward.
+    if fused || (in_place && backward) {
         kernel.writes.clear();
     }
     Some(kernel)
@@ -147,6 +148,7 @@ fn is_divided(trace: &Trace) -> bool {
 mod tests {
     use catalog::DType;
     use models::{BlockClass, BlockLayout};
+    use plans::Recompute;
 
     use super::*;
     use crate::lower::KernelKind;
@@ -191,6 +193,25 @@ mod tests {
             ("vescale-cuda", 1, &[6]),
         ] {
             assert_eq!(moved(runtime, tp), expected, "{runtime}, tp={tp}");
+        }
+    }
+
+    /// Megatron-LM keeps the 32-bit copy of the logits, which becomes probabilities and their gradient; the copy of that to 16 bits is
+    /// the one other tensor. linkedin/Liger-Kernel@ead96b61 measured 8 bytes with
+    /// the logits, which its benchmark holds.
+    #[test]
+    fn a_gradient_in_place_needs_no_memory() {
+        for (runtime, expected) in [("megatron-core", 6), ("nemo", 6)] {
+            let runtime = catalog::load::runtime(runtime).expect("a preset");
+            let lowering = Lowering::new(&runtime, runtime.fp8_recipe);
+            let trace = head(1);
+            let lowered = lowering.lower(&trace);
+            let [memory] = lowering.memory(&trace, &lowered, &[Recompute::None], 1)[..] else {
+                panic!("one way to recompute");
+            };
+            let peak = memory.saved_bytes + memory.transient_backward;
+            let per_logit = peak.0 / (logits(&trace)[1].0 / 4);
+            assert_eq!(per_logit, expected, "{}", runtime.name);
         }
     }
 

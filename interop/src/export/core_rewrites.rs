@@ -111,6 +111,7 @@ fn stance(rewrite: Rewrite, job: &Job<'_>, reach: Reach) -> Stance {
         Rewrite::InPlaceCrossEntropy if !fuses_loss(job, reach) => {
             Always("its vocabulary-parallel loss works in place")
         }
+        Rewrite::CopyShiftedLogits => Never("the maximum is subtracted in place"),
         Rewrite::VocabularyByOperators if !fuses_loss(job, reach) => {
             Always("its vocabulary-parallel loss is a chain of operators")
         }
