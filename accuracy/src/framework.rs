@@ -13,6 +13,9 @@ pub(super) fn runtime(run: &Run) -> Result<(Runtime, bool), String> {
     let framework = Framework::of(run);
     let name = framework.map_or_else(|| unnamed(run), |f| preset_of(run, &f.runtime));
     let mut runtime = catalog::load::runtime(name).map_err(|e| e.to_string())?;
+    for rewrite in framework.iter().flat_map(|f| &f.without) {
+        runtime.rewrites.remove(rewrite);
+    }
     apply_statements(run, &mut runtime);
     if pytorch(run).is_some_and(|version| version < (2, 1)) {
         // `torch.utils.checkpoint` stops after the last tensor that backward needs since 2.1 (`set_checkpoint_early_stop`).

@@ -219,6 +219,9 @@ pub enum Rewrite {
     /// Softmax overwrites the 32-bit copy of the logits (Megatron's vocabulary-parallel loss). Together with
     /// [`Self::FuseCrossEntropy`], forward already writes the gradient over the 16-bit logits (our own executor on GPUs).
     InPlaceCrossEntropy,
+    /// The kernel of a fused loss leaves the 16-bit logits as they are and writes their gradient in 32 bits, which is kept for
+    /// backward and cast there (NVIDIA/TransformerEngine@01bbe3e, `pytorch/triton/cross_entropy.py`; 2.18 and later).
+    WideLossGradient,
     /// The loss subtracts the maximum of the logits into a second 32-bit tensor, so that forward has two (Megatron-Core before
     /// NVIDIA/Megatron-LM@9634c0e of June 2024).
     CopyShiftedLogits,
@@ -417,6 +420,7 @@ impl Rewrite {
         Self::VocabularyByOperators,
         Self::WholeVocabulary,
         Self::InPlaceCrossEntropy,
+        Self::WideLossGradient,
         Self::CopyShiftedLogits,
         Self::ChunkLoss,
         Self::FusePointwise,

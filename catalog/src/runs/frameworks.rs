@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 use serde::Deserialize;
 
 use super::Run;
+use crate::runtime::Rewrite;
 
 /// A rule that assigns a runtime preset to runs, by the framework they name or by source.
 #[derive(Clone, Debug, Deserialize)]
@@ -23,6 +24,9 @@ pub struct Framework {
     /// Sources of this framework whose rows do not name it, as `owner/repository`.
     #[serde(default)]
     repositories: Vec<String>,
+    /// Rewrites of the runtime that the code of these runs, which are older, did not have.
+    #[serde(default)]
+    pub without: Vec<Rewrite>,
     /// Memory counter of the framework's own log (`reserved`); `None` if sources read the device's.
     #[serde(default)]
     pub memory_counter: Option<String>,

@@ -136,10 +136,7 @@ fn pointwise(
     if apart == Some(Apart::Epilogue) {
         return None;
     }
-    if run.len() == 1
-        && vocabulary::is_loss_copy(trace, &run[0])
-        && lowering.has(Rewrite::FuseCrossEntropy)
-    {
+    if run.len() == 1 && vocabulary::is_in_fused_loss(lowering, trace, &run[0]) {
         return None;
     }
     let (reads, writes) = crossing(run, readers);

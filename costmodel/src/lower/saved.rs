@@ -446,8 +446,10 @@ fn rebuilt(
         Operator::Recurrent(Recurrent::Convolution(_) | Recurrent::Scan(_)) => {
             recompute == Recompute::SelectiveOps
         }
-        // A fused loss does not make the 32-bit copy of the logits.
-        Operator::Pointwise(Pointwise::Copy) if lowering.has(Rewrite::FuseCrossEntropy) => true,
+        // A fused loss does not make the 32-bit copy of the logits. One that keeps their gradient in 32 bits keeps as much.
+        Operator::Pointwise(Pointwise::Copy) if lowering.has(Rewrite::FuseCrossEntropy) => {
+            !lowering.has(Rewrite::WideLossGradient)
+        }
         // Dropout masks cannot be rebuilt by a compiler's partitioner; other pointwise results
         // can, at no more than the traffic of reading them back.
         operator => {

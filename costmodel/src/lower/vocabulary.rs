@@ -67,7 +67,8 @@ pub(super) fn loss(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Op
     let [fused, in_place] =
         [Rewrite::FuseCrossEntropy, Rewrite::InPlaceCrossEntropy].map(|of| lowering.has(of));
     let backward = op.pass != Pass::Forward;
-    if fused && in_place {
+    let wide = lowering.has(Rewrite::WideLossGradient);
+    if fused && in_place && !wide {
         return (!backward).then(|| with_gradient(trace, op));
     }
     let one_kernel = fused || lowering.has(Rewrite::FusePointwise);
@@ -88,12 +89,15 @@ pub(super) fn loss(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Op
         Pass::Forward => OF_THE_LOSS + more,
         Pass::BackwardInput | Pass::BackwardWeight => OF_ITS_GRADIENT,
     };
-    let kind = match one_kernel {
-        true => MemoryKind::CrossEntropy,
-        false => MemoryKind::LossOperators,
+    let [written, read] = logits(trace);
+    let counted = read * passes[usize::from(backward)];
+    let (kind, bytes) = match one_kernel {
+        // It reads 16-bit logits twice and writes their gradient in 32 bits, which backward multiplies by that of the loss.
+        true if fused && wide && backward => (MemoryKind::Pointwise, read * 2),
+        true if fused && wide => (MemoryKind::Pointwise, written * 2 + read),
+        true => (MemoryKind::CrossEntropy, counted),
+        false => (MemoryKind::LossOperators, counted),
     };
-    let [_, read] = logits(trace);
-    let bytes = read * passes[usize::from(backward)];
     let chain = Chain { bytes, launches };
     let mut kernel = Kernel::of(op, chain.bound_by_memory(kind));
     // The gradient overwrites logits or probabilities, which are counted as kept from forward.
@@ -131,8 +135,16 @@ fn logits(trace: &Trace) -> [Bytes; 2] {
     [written, read].map(|id| trace.tensor(id).bytes())
 }
 
+/// Whether an operator is the copy of the logits to 32 bits before a fused loss, or the backward of that copy, and the kernel of the
+/// loss makes it needless. A gradient in 32 bits is still copied to 16.
+pub(super) fn is_in_fused_loss(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> bool {
+    let needless = lowering.has(Rewrite::FuseCrossEntropy)
+        && (op.pass == Pass::Forward || !lowering.has(Rewrite::WideLossGradient));
+    needless && is_loss_copy(trace, op)
+}
+
 /// Whether an operator is the copy of the logits to 32 bits before the loss, or the backward of that copy.
-pub(super) fn is_loss_copy(trace: &Trace, op: &AnyOp<'_>) -> bool {
+fn is_loss_copy(trace: &Trace, op: &AnyOp<'_>) -> bool {
     let wide = |id: &dtensor::TensorId| trace.tensor(*id).dtype == catalog::DType::F32;
     op.cost() == CostClass::Copy && op.inputs.iter().any(wide) != op.outputs.iter().any(wide)
 }
@@ -191,13 +203,15 @@ mod tests {
             ("fsdp1", 1, &[4, 8]),
             // Forward computes the gradient.
             ("vescale-cuda", 1, &[6]),
+            // The same, but the gradient has 32 bits, and backward scales it.
+            ("nemo", 1, &[8, 8]),
         ] {
             assert_eq!(moved(runtime, tp), expected, "{runtime}, tp={tp}");
         }
     }
 
     /// Megatron-LM keeps the 32-bit copy of the logits, which becomes probabilities and their gradient; the copy of that to 16 bits is
-    /// the one other tensor. linkedin/Liger-Kernel@ead96b61 measured 8 bytes with
+    /// the one other tensor. Transformer Engine 2.18 keeps a gradient in 32 bits. linkedin/Liger-Kernel@ead96b61 measured 8 bytes with
     /// the logits, which its benchmark holds.
     #[test]
     fn a_gradient_in_place_needs_no_memory() {

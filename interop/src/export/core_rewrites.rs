@@ -111,6 +111,9 @@ fn stance(rewrite: Rewrite, job: &Job<'_>, reach: Reach) -> Stance {
         Rewrite::InPlaceCrossEntropy if !fuses_loss(job, reach) => {
             Always("its vocabulary-parallel loss works in place")
         }
+        Rewrite::WideLossGradient if fuses_loss(job, reach) => {
+            Always("Transformer Engine 2.18 keeps the gradient of the logits in 32 bits")
+        }
         Rewrite::CopyShiftedLogits => Never("the maximum is subtracted in place"),
         Rewrite::VocabularyByOperators if !fuses_loss(job, reach) => {
             Always("its vocabulary-parallel loss is a chain of operators")

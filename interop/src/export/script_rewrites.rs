@@ -90,6 +90,7 @@ fn of_model(rewrite: Rewrite) -> bool {
             | Rewrite::FuseRope
             | Rewrite::FuseCrossEntropy
             | Rewrite::InPlaceCrossEntropy
+            | Rewrite::WideLossGradient
             | Rewrite::CopyShiftedLogits
             | Rewrite::ChunkLoss
             | Rewrite::VocabularyByOperators
