@@ -71,7 +71,7 @@ impl RecomputeModule {
     pub(crate) fn is_in(self, model: &ModelConfig) -> bool {
         let dense = model
             .moe
-            .is_none_or(|moe| moe.first_dense > 0 || moe.every > 1 || moe.shared_ffn > 0);
+            .is_none_or(|moe| moe.first_dense > 0 || moe.every > 1);
         match self {
             Self::CoreAttention | Self::Norms => true,
             Self::LatentProjections => matches!(model.attention.kind, AttentionKind::Latent { .. }),
