@@ -10,7 +10,7 @@ use crate::offload::{Offload, OffloadOption};
 use crate::parallelism::Zero;
 use crate::prefetch::Ahead;
 use crate::runtime::Runtime;
-use crate::selection::{RecomputeModule, Selection};
+use crate::selection::Selection;
 use crate::sharding::Unsharded;
 use crate::state_types::{GradientTypes, OptimizerStates, StateTypes};
 
@@ -161,14 +161,11 @@ impl Runtime {
     /// Sets of parts of this model that a search may recompute beside the runtime's own set.
     #[must_use]
     pub fn selections_of(&self, model: &ModelConfig) -> Vec<Selection> {
-        let all = RecomputeModule::ALL.iter().copied();
-        let there: Selection = all.filter(|module| module.is_in(model)).collect();
         let mut found = Vec::new();
         for offered in &self.space.selections {
-            let selection = offered.and(there);
-            let new = selection != Selection::default()
-                && selection != self.selective
-                && !found.contains(&selection);
+            let selection = offered.of_model(model);
+            let new =
+                !selection.is_empty() && selection != self.selective && !found.contains(&selection);
             found.extend(new.then_some(selection));
         }
         found

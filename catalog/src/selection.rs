@@ -28,7 +28,7 @@ use crate::model::{AttentionKind, ModelConfig};
 pub enum RecomputeModule {
     /// Core attention (`core_attn`).
     CoreAttention,
-    /// The norms before attention and feed-forward (`layernorm`).
+    /// The norms before latent attention and before experts (`layernorm`).
     Norms,
     /// The projections from latents to queries, keys and values, with their rotary embedding (`mla_up_proj`).
     LatentProjections,
@@ -67,14 +67,17 @@ impl RecomputeModule {
         all.find(|module| module.megatron_name() == name)
     }
 
-    /// Whether a model has such a part.
-    pub(crate) fn is_in(self, model: &ModelConfig) -> bool {
+    /// Whether a model has such a part. Norms are parts by themselves only before latent attention and before experts; others are in
+    /// the linear layer that follows (NVIDIA/Megatron-LM@d98e8a6, `core/models/gpt/gpt_layer_specs.py`).
+    fn is_in(self, model: &ModelConfig) -> bool {
         let dense = model
             .moe
             .is_none_or(|moe| moe.first_dense > 0 || moe.every > 1);
+        let latent = matches!(model.attention.kind, AttentionKind::Latent { .. });
         match self {
-            Self::CoreAttention | Self::Norms => true,
-            Self::LatentProjections => matches!(model.attention.kind, AttentionKind::Latent { .. }),
+            Self::CoreAttention => true,
+            Self::Norms => latent || model.moe.is_some(),
+            Self::LatentProjections => latent,
             Self::ExpertActivation => model.moe.is_some(),
             Self::Mlp => dense,
         }
@@ -116,6 +119,18 @@ impl Selection {
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self(self.0 & other.0)
+    }
+
+    /// The parts of the set that a model has.
+    #[must_use]
+    pub fn of_model(self, model: &ModelConfig) -> Self {
+        self.modules().filter(|part| part.is_in(model)).collect()
+    }
+
+    /// Whether the set has no part.
+    #[must_use]
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
     }
 
     /// As in strategies: `norms+mlp`.

@@ -111,7 +111,7 @@ fn recipes_are_refused_where_they_do_not_exist() {
 #[test]
 fn parts_that_need_scales_of_now_are_not_recomputed_with_earlier_ones() {
     let scenario = scenario("dgx-h100", "megatron-core");
-    let text = "tp=2,zero=1,mbs=1,recompute=selective:norms";
+    let text = "tp=2,zero=1,mbs=1,recompute=selective:norms+mlp";
     let refused = strategy(&scenario, text).expect_err("refused");
     assert!(refused.contains("fp8_recipe=tensorwise"), "{refused}");
     let taken = strategy(&scenario, &format!("{text},fp8_recipe=tensorwise")).expect("legal");

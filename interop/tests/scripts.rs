@@ -271,6 +271,11 @@ fn options_that_are_planned_otherwise_are_noted() {
             "megatron-core",
         ),
         (
+            "--recompute-granularity selective --recompute-modules layernorm",
+            Some("--recompute-modules layernorm is planned as no recomputation"),
+            "megatron-core",
+        ),
+        (
             "--optimizer muon",
             Some("--optimizer muon is planned as Adam"),
             "megatron-core",

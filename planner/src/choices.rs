@@ -362,7 +362,8 @@ impl Asked<'_> {
         let of_parts = |value: &str| Selection::read(value.strip_prefix("selective:")?);
         let fixed = self.constraints.read_fixed("recompute", of_parts);
         for asked_for in fixed.chain(present) {
-            let possible = asked_for.and(runtime.modules()) == asked_for;
+            let has_part = !asked_for.of_model(&self.scenario.model).is_empty();
+            let possible = has_part && asked_for.and(runtime.modules()) == asked_for;
             if possible && asked_for != runtime.selective && !all.contains(&asked_for) {
                 all.push(asked_for);
             }

@@ -62,9 +62,9 @@ fn values_that_nothing_has_are_refused_with_those_there_are() {
         (&["ep=2"], "`ep` from 1", "did you mean `1`?"),
         (&["sp=yes"], "`sp` from on, off", ""),
         (
-            &["recompute=selective:norm"],
-            "selective:norms+mlp",
-            "did you mean `selective:norms`?",
+            &["recompute=selective:mpl"],
+            "`recompute` from",
+            "did you mean `selective:mlp`?",
         ),
         (&["grad_dtype=fp16"], "`grad_dtype` from fp32, bf16", ""),
         (&["cp_kind=rings"], "`cp_kind` from", "did you mean `ring`?"),

@@ -109,8 +109,8 @@ fn spaces_of_eight_bits() -> Vec<(Scenario, Constraints)> {
         "fp8_recipe=delayed|tensorwise",
         "fp8_recipe=tensorwise|rowwise",
         "fp8_recipe=tensorwise|blockwise|mxfp8",
-        "recompute=selective:norms|none",
-        "recompute=selective|selective:norms",
+        "recompute=selective:norms+mlp|none",
+        "recompute=selective|selective:norms+mlp",
     ];
     let mut spaces = spaces_of(60, &mut Dice(12), &runtimes, &recipes);
     for (s, _) in &mut spaces {
@@ -169,7 +169,7 @@ fn spaces_of(
         "recompute=full",
         "recompute=none|full",
         "recompute=selective",
-        "recompute=selective:norms|none",
+        "recompute=selective:norms+mlp|none",
         "vpp=1",
         "vpp=2",
         "ep=1|4",

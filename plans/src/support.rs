@@ -30,7 +30,7 @@ pub fn allowed_by(
         .or_else(|| layout_lack(d, model, space))
         .or_else(|| overlap_lack(d, runtime))
         .or_else(|| recompute_lack(d, space))
-        .or_else(|| module_lack(d, runtime))
+        .or_else(|| module_lack(d, model, runtime))
         .or_else(|| gradient_lack(d, runtime, precision))
         .or_else(|| optimizer_lack(d, runtime, precision))
         .or_else(|| offload_lack(d, runtime))
@@ -250,18 +250,24 @@ fn recompute_lack(d: &Decisions, space: &RuntimeSpace) -> Option<Lack> {
     lacks(format!("recompute {}", mode.name()), has)
 }
 
-fn module_lack(d: &Decisions, runtime: &Runtime) -> Option<Lack> {
+fn module_lack(d: &Decisions, model: &ModelConfig, runtime: &Runtime) -> Option<Lack> {
     let Recompute::Modules(selection) = d.recompute else {
         return None;
     };
     let all = runtime.modules();
-    if selection.and(all) == selection {
+    let what = format!("recompute selective:{}", selection.name());
+    if selection.and(all) != selection {
+        return lacks(what, format!("selective:{}", all.name()));
+    }
+    if !selection.of_model(model).is_empty() {
         return None;
     }
-    lacks(
-        format!("recompute selective:{}", selection.name()),
-        format!("selective:{}", all.name()),
-    )
+    let has = format!("selective:{}", all.of_model(model).name());
+    let why = match selection.contains(RecomputeModule::Norms) {
+        true => ", whose norms are part of the linear layers after them",
+        false => ", which has no such part",
+    };
+    lacks(format!("{what} for this model{why}"), has)
 }
 
 fn gradient_lack(d: &Decisions, runtime: &Runtime, precision: Precision) -> Option<Lack> {

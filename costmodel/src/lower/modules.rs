@@ -59,7 +59,7 @@ impl<'t> Block<'t> {
         let among = |part: &FxHashSet<TensorId>| op.outputs.iter().any(|id| part.contains(id));
         parts.iter().any(|&(part, of)| has(part) && among(of))
             || match op.operator {
-                Operator::Norm(_) => has(RecomputeModule::Norms) && self.is_of_residual_stream(op),
+                Operator::Norm(_) => has(RecomputeModule::Norms) && self.is_module(op),
                 Operator::Pointwise(of) if is_activation(of) => {
                     has(RecomputeModule::ExpertActivation) && self.follows_experts(op)
                 }
@@ -69,6 +69,20 @@ impl<'t> Block<'t> {
 
     fn has_experts(&self) -> bool {
         self.trace.forward.iter().any(multiplies_experts)
+    }
+
+    /// Whether a norm is a module that Megatron-Core can run again: the norm before latent attention, and the one before experts.
+    /// Other norms of the residual stream are in the linear layer that follows (`TELayerNormColumnParallelLinear`), which keeps their
+    /// result (NVIDIA/Megatron-LM@d98e8a6, `core/models/gpt/gpt_layer_specs.py`, `core/transformer/transformer_layer.py:475`).
+    fn is_module(&self, norm: &Op) -> bool {
+        let after = || (self.trace.forward.iter()).skip_while(|op| !std::ptr::eq(*op, norm));
+        let mixes =
+            |op: &Op| op.attention().is_some() || matches!(op.operator, Operator::Recurrent(_));
+        self.is_of_residual_stream(norm)
+            && match after().any(mixes) {
+                true => !self.from_latents.is_empty(),
+                false => after().any(multiplies_experts),
+            }
     }
 
     /// Whether a norm reads the residual stream: its input is as wide as the block's input.
@@ -234,16 +248,20 @@ mod tests {
 
     #[test]
     fn modules_of_megatron_run_again_as_its_code_says() {
-        use RecomputeModule::Mlp;
+        use RecomputeModule::{Mlp, Norms};
         let plain = "norm AllGather product other product ReduceScatter";
         let gated = "norm AllGather product product other product ReduceScatter";
         for (preset, layer, module, expected) in [
             ("llama3-8b", 0, Mlp, gated),
             ("gpt3-175b", 0, Mlp, plain),
+            ("llama3-8b", 0, Norms, ""),
             // A layer with experts has no `mlp`, not even that of shared experts.
             ("mixtral-8x7b", 0, Mlp, ""),
+            ("mixtral-8x7b", 0, Norms, "norm"),
             ("deepseek-v3", 0, Mlp, gated),
+            ("deepseek-v3", 0, Norms, "norm"),
             ("deepseek-v3", 3, Mlp, ""),
+            ("deepseek-v3", 3, Norms, "norm norm"),
         ] {
             assert_eq!(
                 again(preset, layer, module),

@@ -1,5 +1,6 @@
 //! Import of Megatron-LM options as a strategy.
 
+use catalog::model::ModelConfig;
 use catalog::{
     AxisOrder, CpKind, DType, Dispatcher, Fp8Recipe, GradientTypes, Offload, OptimizerStates,
     Overlap, Precision, RecomputeModule, ScheduleKind, Selection, WorkloadSizes, Zero,
@@ -53,7 +54,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         sequence_parallel: doc.on("--sequence-parallel")? && tp > 1,
         micro_batch,
         num_micro_batches: micro_batches(doc, batch_key, global_batch, per_step)?,
-        recompute: recompute(doc, &mut notes)?,
+        recompute: recompute(doc, given.model, &mut notes)?,
         schedule: ScheduleKind::one_f_one_b(vpp),
         axis_order: match doc.on("--use-tp-pp-dp-mapping")? {
             true => AxisOrder::TP_CP_PP_DP,
@@ -293,7 +294,11 @@ fn cp_kind(doc: &Document) -> Result<CpKind, ImportError> {
     }
 }
 
-fn recompute(doc: &Document, notes: &mut Vec<String>) -> Result<Recompute, ImportError> {
+fn recompute(
+    doc: &Document,
+    model: &ModelConfig,
+    notes: &mut Vec<String>,
+) -> Result<Recompute, ImportError> {
     let key = "--recompute-granularity";
     let known = RecomputeModule::ALL.iter().map(|of| of.megatron_name());
     let planned = format!("plans recompute {}", known.collect::<Vec<_>>().join(", "));
@@ -311,16 +316,34 @@ fn recompute(doc: &Document, notes: &mut Vec<String>) -> Result<Recompute, Impor
             None => Ok(Recompute::Selective),
             Some([one]) if one.text() == Some("core_attn") => Ok(Recompute::Selective),
             Some(list) => {
+                let option = "--recompute-modules";
                 let module = |one: &Node| RecomputeModule::of_megatron(one.text()?);
                 let selection: Option<Selection> = list.iter().map(module).collect();
-                selection
-                    .map(Recompute::Modules)
-                    .ok_or_else(|| doc.unsupported("--recompute-modules", &planned))
+                let selection = selection.ok_or_else(|| doc.unsupported(option, &planned))?;
+                Ok(of_parts(selection, model, &doc.place(option), notes))
             }
         },
         Some("full") => whole_layers(doc, notes),
         Some(_) => Err(doc.wrong(key, "full or selective")),
     }
+}
+
+/// The recomputation of parts of layers. Megatron-LM recomputes nothing, and says nothing, where a model has none of the parts.
+fn of_parts(
+    selection: Selection,
+    model: &ModelConfig,
+    place: &str,
+    notes: &mut Vec<String>,
+) -> Recompute {
+    if !selection.of_model(model).is_empty() {
+        return Recompute::Modules(selection);
+    }
+    let names = selection.modules().map(RecomputeModule::megatron_name);
+    notes.push(format!(
+        "{place}: --recompute-modules {} is planned as no recomputation: no layer of this model has a module that this names",
+        names.collect::<Vec<_>>().join(" ")
+    ));
+    Recompute::None
 }
 
 /// Which layers are recomputed whole.
