@@ -56,7 +56,7 @@ mod tests {
     fn per_logit(runtime: &str, more: &[Rewrite], tp: u64) -> [u64; 3] {
         let model = catalog::load::model("llama3-8b").expect("a preset");
         let mut runtime = catalog::load::runtime(runtime).expect("a preset");
-        runtime.rewrites.extend(more);
+        runtime.rewrites.extend(more.iter().copied());
         let layout = BlockLayout {
             tp,
             ..BlockLayout::alone(1, 32, DType::Bf16)
