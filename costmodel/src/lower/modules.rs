@@ -102,6 +102,15 @@ impl<'t> Block<'t> {
         })
     }
 
+    /// The operator that makes a tensor, or the part of it that a gather completes.
+    fn before_gather(&self, id: TensorId) -> Option<&'t Op> {
+        let op = *self.producers.get(&self.whole(id))?;
+        match gathers(op) {
+            true => self.before_gather(op.inputs[0]),
+            false => Some(op),
+        }
+    }
+
     /// The tensor that this one is a view of, or itself.
     fn whole(&self, id: TensorId) -> TensorId {
         let views = self.trace.forward_views.iter();
@@ -153,8 +162,7 @@ impl<'t> Block<'t> {
             let Some(op) = self.producers.get(&id) else {
                 continue;
             };
-            let gathers = matches!(op.operator, Operator::Exchange(Exchange { collective: of, .. })
-                if of.kind == CollectiveKind::AllGather);
+            let gathers = gathers(op);
             let norms = matches!(op.operator, Operator::Norm(_)) && self.is_of_residual_stream(op);
             let reads = |by: &&Op| by.inputs.iter().any(|&input| self.whole(input) == id);
             let mut readers = self.trace.forward.iter().filter(reads);
@@ -176,7 +184,7 @@ impl<'t> Block<'t> {
             let mut inputs = op.inputs.iter().map(|&input| self.whole(input));
             let continues = match op.operator {
                 Operator::Product(Product::Matmul(_, Site::AttentionInput)) => {
-                    let latent = self.producers.get(&self.whole(op.inputs[0]));
+                    let latent = self.before_gather(op.inputs[0]);
                     latent.is_some_and(|norm| {
                         matches!(norm.operator, Operator::Norm(Norm { .. }))
                             && !self.is_of_residual_stream(norm)
@@ -191,6 +199,11 @@ impl<'t> Block<'t> {
         }
         found
     }
+}
+
+fn gathers(op: &Op) -> bool {
+    matches!(op.operator, Operator::Exchange(Exchange { collective: of, .. })
+        if of.kind == CollectiveKind::AllGather)
 }
 
 fn multiplies_experts(op: &Op) -> bool {
