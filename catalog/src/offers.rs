@@ -212,4 +212,30 @@ mod tests {
             assert_eq!(states.reduce, DType::F32, "{}", runtime.name);
         }
     }
+
+    #[test]
+    fn gradients_in_16_bits_are_copied_for_megatrons_step() {
+        use DType::{Bf16, F16, F32};
+        // Runtime, precision, its own type of gradients, and whether the step copies them to 32 bits.
+        for (name, precision, own, copied) in [
+            ("megatron-core", Precision::Bf16, F32, false),
+            ("nemo", Precision::Bf16, Bf16, true),
+            ("nemo", Precision::Fp16, F16, true),
+            ("nemo", Precision::Fp8, Bf16, true),
+            ("megatron-fsdp", Precision::Bf16, Bf16, true),
+            ("megatron-fsdp", Precision::Fp8, Bf16, true),
+            ("megatron-fsdp", Precision::Fp32, F32, false),
+        ] {
+            let runtime = crate::load::runtime(name).expect("a preset");
+            let types = runtime.own_gradients(precision);
+            assert_eq!((types.held, types.reduced), (own, own), "{name}");
+            let copies = precision != Precision::Fp32 && runtime.copies_gradients(precision, types);
+            assert_eq!(copies, copied, "{name} {precision:?}");
+            let wide = crate::state_types::GradientTypes::all(F32);
+            let offered = runtime
+                .other_gradients(precision)
+                .any(|other| other == wide);
+            assert_eq!(offered, own != F32, "{name} {precision:?}");
+        }
+    }
 }
