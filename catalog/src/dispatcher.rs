@@ -81,6 +81,20 @@ impl Dispatcher {
     }
 }
 
+/// When a runtime orders rows a second time around [`Dispatcher::AllToAll`]. Every rank sends its rows in the order of the experts, so
+/// the rows that arrive are ordered by sender, and one more kernel orders them by expert; another one restores the order by sender
+/// before the rows return.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum SecondSort {
+    /// Never.
+    Never,
+    /// Where rows are exchanged between ranks.
+    AfterExchange,
+    /// Where a rank has several experts, even if all rows are its own and in order already.
+    SeveralExperts,
+}
+
 #[cfg(test)]
 mod tests {
     use super::Dispatcher;

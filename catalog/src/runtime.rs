@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::cuda_graphs::{CudaGraphs, GraphOption};
-use crate::dispatcher::Dispatcher;
+use crate::dispatcher::{Dispatcher, SecondSort};
 use crate::dtype::Precision;
 use crate::fp8_recipe::Fp8Recipe;
 use crate::offload::OffloadOption;
@@ -53,6 +53,8 @@ pub struct Runtime {
     pub master_in_f32_jobs: bool,
     /// How it sends tokens to their experts by default.
     pub dispatcher: Dispatcher,
+    /// When it orders rows a second time around an all-to-all.
+    pub second_sort: SecondSort,
     /// What it captures in CUDA graphs by default.
     pub graphs: CudaGraphs,
     /// How it scales the operands of 8-bit products by default.

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::cuda_graphs::{CudaGraphs, GraphOption};
-use crate::dispatcher::Dispatcher;
+use crate::dispatcher::{Dispatcher, SecondSort};
 use crate::dtype::Precision;
 use crate::fp8_recipe::Fp8Recipe;
 use crate::offload::OffloadOption;
@@ -64,6 +64,8 @@ pub struct RuntimeFile {
     pub master_in_f32_jobs: Option<bool>,
     /// How tokens are sent to their experts by default.
     pub dispatcher: Option<Dispatcher>,
+    /// When rows are ordered a second time around an all-to-all.
+    pub second_sort: Option<SecondSort>,
     /// What is captured in CUDA graphs by default.
     pub graphs: Option<CudaGraphs>,
     /// How the operands of 8-bit products are scaled by default.
@@ -175,6 +177,7 @@ impl RuntimeFile {
             master_in_f32_jobs: field!(master_in_f32_jobs),
             zero3_once: field!(zero3_once),
             dispatcher: field!(dispatcher),
+            second_sort: field!(second_sort),
             graphs: field!(graphs),
             fp8_recipe: field!(fp8_recipe),
             overheads: self

@@ -37,6 +37,8 @@ impl Timed<'_> {
             priced.part = None;
             if self.is_of_dispatch(kernel) {
                 priced.time = self.time(kernel);
+                priced.host = self.host(kernel, false);
+                priced.graphed = self.host(kernel, true);
             }
         }
         self.ordered(kernels)
@@ -188,7 +190,10 @@ impl Timed<'_> {
             }
             KernelKind::GroupedGemm { .. } | KernelKind::Comm(_) => 1,
             _ if graphed => return Seconds(0.0),
-            KernelKind::Memory { launches, .. } => u64::from(launches),
+            KernelKind::Memory { launches, .. } => {
+                let sorts = self.orders_rows(kernel) && self.sorts_again();
+                u64::from(launches) + u64::from(sorts)
+            }
             KernelKind::Scan(sizes) => {
                 let backward = kernel.pass != Pass::Forward;
                 u64::from(sizes.work(self.precision().activation(), backward).kernels)
@@ -235,9 +240,9 @@ impl Timed<'_> {
             KernelKind::Comm(c) if c.axis == Axis::Ep || c.axis == Axis::Etp => {
                 self.dispatch(kernel, c)
             }
-            KernelKind::Memory { kind, bytes, .. } if self.is_unpermute(kernel) => {
+            KernelKind::Memory { kind, bytes, .. } if self.orders_rows(kernel) => {
                 let bytes = bytes + self.summed_by_others(kernel);
-                self.prices.memory_bound(kind, bytes)
+                self.prices.memory_bound(kind, bytes) + self.second_sort()
             }
             kind => self.kernel_time(kind, kernel.pass),
         }

@@ -2,38 +2,83 @@
 //!
 //! A trace sends a row for every expert that a token chose, by an all-to-all over the expert-parallel ranks, and gathers the
 //! rows of expert-tensor-parallel peers. A dispatcher that deduplicates sends fewer rows. One that gathers moves every token to
-//! all ranks instead, and sums what their experts return: rows are then summed into a place for every token of all ranks.
+//! all ranks instead, and sums what their experts return: rows are then summed into a place for every token of all ranks. Around an
+//! all-to-all, rows may be ordered a second time ([`SecondSort`]).
 
+use catalog::dispatcher::SecondSort;
 use catalog::model::Router;
 use catalog::{Axis, Bytes, Dispatcher, Seconds, elementary};
-use dtensor::{Collective, CollectiveKind, CostClass, Exchange, Moves, Operator, Pass};
+use dtensor::{
+    Collective, CollectiveKind, CostClass, Exchange, Moves, Operator, Pass, Product, TensorId,
+};
 use plans::Group;
 
 use super::block_times::Timed;
 use crate::lower::{Kernel, KernelKind};
+use crate::price::MemoryKind;
 
 impl Timed<'_> {
     /// Whether the price of a kernel or message depends on the dispatcher.
     pub(super) fn is_of_dispatch(&self, kernel: &Kernel) -> bool {
         match kernel.kind {
             KernelKind::Comm(c) => c.axis == Axis::Ep || c.axis == Axis::Etp,
-            _ => self.is_unpermute(kernel),
+            _ => self.orders_rows(kernel),
         }
     }
 
-    /// Whether a kernel sums the rows that experts return, or the gradients of the rows that they were sent.
-    pub(super) fn is_unpermute(&self, kernel: &Kernel) -> bool {
-        let sums = |class: CostClass| match kernel.pass {
-            Pass::Forward => class == CostClass::Unpermute,
-            _ => class == CostClass::Permute,
-        };
+    /// Whether a kernel copies tokens to rows in the order of their experts, or sums rows into tokens.
+    pub(super) fn orders_rows(&self, kernel: &Kernel) -> bool {
+        let class = || self.of.trace.op(kernel.pass, kernel.op).cost();
         matches!(kernel.kind, KernelKind::Memory { .. })
-            && sums(self.of.trace.op(kernel.pass, kernel.op).cost())
+            && matches!(class(), CostClass::Permute | CostClass::Unpermute)
     }
 
-    /// Bytes that a kernel of [`Self::is_unpermute`] writes for other ranks; 0 without all-gather.
+    /// Time of the second sort beside a kernel of [`Self::orders_rows`]. It copies whole runs of neighbouring rows, as fast as other
+    /// copies (Transformer Engine, `_sort_chunks_by_map_kernel`).
+    pub(super) fn second_sort(&self) -> Seconds {
+        match self.sorts_again() {
+            true => (self.prices).memory_bound(MemoryKind::Pointwise, self.rows_of_experts() * 2),
+            false => Seconds(0.0),
+        }
+    }
+
+    /// Whether the rows that arrive are ordered by expert once more, and those that return by sender. Both happen in forward and in
+    /// backward, in each direction beside one kernel of [`Self::orders_rows`].
+    pub(super) fn sorts_again(&self) -> bool {
+        self.of.key.execution.dispatcher == Some(Dispatcher::AllToAll)
+            && match self.of.scenario.runtime.second_sort {
+                SecondSort::Never => false,
+                SecondSort::AfterExchange => self.of.key.layout.ep > 1,
+                SecondSort::SeveralExperts => {
+                    self.experts().is_some_and(|(experts, _)| experts > 1)
+                }
+            }
+    }
+
+    /// Bytes of the rows that experts read.
+    fn rows_of_experts(&self) -> Bytes {
+        let rows = self.experts().map(|(_, rows)| rows);
+        rows.map_or(Bytes(0), |rows| self.of.trace.tensor(rows).bytes())
+    }
+
+    /// Number of experts of a rank, and the rows that they read.
+    fn experts(&self) -> Option<(u64, TensorId)> {
+        let mut ops = self.of.trace.forward.iter();
+        ops.find_map(|op| match op.operator {
+            Operator::Product(Product::GroupedMatmul(_, experts)) => Some((experts, op.inputs[0])),
+            _ => None,
+        })
+    }
+
+    /// Bytes that are written for other ranks by a kernel that sums the rows that experts return, or the gradients of the rows that they
+    /// were sent; 0 for other kernels, and without all-gather.
     pub(super) fn summed_by_others(&self, kernel: &Kernel) -> Bytes {
-        if self.of.key.execution.dispatcher != Some(Dispatcher::AllGather) {
+        let sums = match kernel.pass {
+            Pass::Forward => CostClass::Unpermute,
+            _ => CostClass::Permute,
+        };
+        let class = self.of.trace.op(kernel.pass, kernel.op).cost();
+        if class != sums || self.of.key.execution.dispatcher != Some(Dispatcher::AllGather) {
             return Bytes(0);
         }
         let trace = self.of.trace;
