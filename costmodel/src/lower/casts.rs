@@ -32,7 +32,7 @@ pub(super) fn before(
     } else if scales_apart(lowering) {
         scaled(trace, op)
     } else {
-        quantised(lowering, trace, op)?
+        quantised(lowering, trace, op, product)?
     };
     (chain.launches > 0).then(|| Kernel {
         reads: Vec::new(),
@@ -51,17 +51,26 @@ fn scales_apart(lowering: &Lowering<'_>) -> bool {
 
 /// Casting a linear's activation operand to 8 bits, with its transpose for the weight gradient:
 /// reads 2 bytes, writes 1 + 1 per element (Transformer Engine `cast_transpose`). Weight gradients read the transposes that the
-/// forward and data-gradient casts left behind.
-fn quantised(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Option<Chain> {
+/// forward and data-gradient casts left behind. If the input itself was kept, its transpose is cast just before.
+fn quantised(
+    lowering: &Lowering<'_>,
+    trace: &Trace,
+    op: &AnyOp<'_>,
+    product: Product,
+) -> Option<Chain> {
+    let later = lowering.keeps_original(trace, product);
     if op.pass == Pass::BackwardWeight {
-        return None;
+        let input = op.inputs[1];
+        // What is gathered in 8 bits is cast by rows and transposed after the gather.
+        let transposed = u64::from(lowering.quantised_gather(trace, input).is_some());
+        return later.then(|| cast(lowering, trace, input, transposed));
     }
     // No gradient of a frozen weight reads the transpose.
     let frozen = op
         .inputs
         .iter()
         .any(|&id| trace.tensor(id).role == TensorRole::Frozen);
-    let transposed = u64::from(!frozen);
+    let transposed = u64::from(!frozen && !(later && op.pass == Pass::Forward));
     let casts = activations(trace, op).map(|id| cast(lowering, trace, id, transposed));
     let both = casts.reduce(|a, b| Chain {
         bytes: a.bytes + b.bytes,
@@ -284,7 +293,10 @@ mod tests {
             let narrow = |op: &AnyOp<'_>| matches!(op.cost(), CostClass::Product(p) if trace.is_eight_bit(p));
             let input = trace.forward_ops().find(narrow).expect("a product");
             let gradient = trace.backward_ops().find(narrow).expect("a product");
-            let found = [input, gradient].map(|op| quantised(&lowering, &trace, &op));
+            let found = [input, gradient].map(|op| match op.cost() {
+                CostClass::Product(of) => quantised(&lowering, &trace, &op, of),
+                _ => None,
+            });
             let wanted = [0, 1].map(|at| {
                 Some(Chain {
                     bytes: Bytes(of_part[at] * part + of_whole * whole),

@@ -2,7 +2,9 @@
 
 use catalog::runtime::{AttentionKernel, Rewrite};
 use catalog::{Axis, DType, Dispatcher, Fp8Recipe, RecomputeModule, Runtime, Selection};
-use dtensor::{AnyOp, CollectiveKind, CostClass, Operator, Product, TensorId, Token, Trace};
+use dtensor::{
+    AnyOp, CollectiveKind, CostClass, Expert, Operator, Product, Site, TensorId, Token, Trace,
+};
 use plans::Recompute;
 
 use crate::execution::Execution;
@@ -79,7 +81,32 @@ impl<'a> Lowering<'a> {
     #[must_use]
     pub fn keeps_quantised(&self, trace: &Trace, operator: Operator) -> bool {
         self.has(Rewrite::SaveQuantisedInputs)
-            && matches!(operator, Operator::Product(p) if self.is_eight_bit(trace, p))
+            && matches!(operator, Operator::Product(p)
+                if self.is_eight_bit(trace, p) && !self.keeps_original(trace, p))
+    }
+
+    /// Whether a product of 8 bits keeps its input as it is, because another operator keeps it anyway: attention its own output, and
+    /// the router the tokens that shared experts read too. Backward casts it again, which gives the same numbers unless scales come
+    /// from earlier steps (NVIDIA/Megatron-LM@d98e8a6, `set_save_original_input` in `attention.py`, `multi_latent_attention.py` and
+    /// `moe/shared_experts.py`; Transformer Engine 2.6 and later).
+    #[must_use]
+    pub fn keeps_original(&self, trace: &Trace, product: Product) -> bool {
+        let Product::Matmul(_, site) = product else {
+            return false;
+        };
+        let kept_by_another = match site {
+            Site::AttentionOutput => !trace.attentions.is_empty(),
+            Site::FeedForwardInput => has_router(trace),
+            Site::AttentionInput
+            | Site::FeedForwardOutput
+            | Site::Router
+            | Site::Adapter
+            | Site::Other => false,
+        };
+        kept_by_another
+            && self.has(Rewrite::SaveQuantisedInputs)
+            && self.fp8_recipe != Fp8Recipe::Delayed
+            && self.is_eight_bit(trace, product)
     }
 
     /// Whether tensor-parallel gathers around 8-bit linears move 8-bit values, which they cannot if every row has a scale.
@@ -217,6 +244,12 @@ impl<'a> Lowering<'a> {
 pub(super) fn has_loss(trace: &Trace) -> bool {
     let mut last = trace.forward.iter().rev();
     last.any(|op| matches!(op.operator, Operator::Token(Token::CrossEntropy(_))))
+}
+
+/// Whether a block has experts that a router chooses.
+fn has_router(trace: &Trace) -> bool {
+    let mut ops = trace.forward.iter();
+    ops.any(|op| matches!(op.operator, Operator::Expert(Expert::Route(_))))
 }
 
 /// Whether the block's attention computes in 32 bits.

@@ -180,3 +180,48 @@ fn last_use(trace: &Trace, kernels: &[Kernel]) -> Vec<usize> {
     }
     last
 }
+
+#[cfg(test)]
+mod tests {
+    use catalog::{DType, Fp8Recipe};
+    use dtensor::{Product, Site, TensorId};
+    use models::BlockLayout;
+
+    use super::*;
+    use crate::lower::testing::{TOKENS, layer, model, runtime};
+
+    /// Bytes that are kept of a tensor, for each of its elements, with scales from earlier steps and with its own.
+    fn kept_of(trace: &Trace, of: TensorId) -> [u64; 2] {
+        let runtime = runtime("megatron-core");
+        let of = trace.tensor(of);
+        [Fp8Recipe::Delayed, Fp8Recipe::Tensorwise].map(|recipe| {
+            let saved = Lowering::new(&runtime, recipe).saved(trace, Recompute::None);
+            let copies = saved.iter().filter(|(name, _)| name.starts_with(&of.name));
+            copies.map(|(_, bytes)| bytes.0).sum::<u64>() / of.elements()
+        })
+    }
+
+    /// Both have 16 bits. Attention keeps its output, and the router its input.
+    #[test]
+    fn products_in_8_bits_keep_no_copy_of_what_others_keep() {
+        let layout = BlockLayout {
+            eight_bits: true,
+            ..BlockLayout::alone(1, TOKENS, DType::Bf16)
+        };
+        let shared = catalog::load::model("llama4-scout").expect("a preset");
+        for model in [model("llama", ""), shared] {
+            let trace = layer(&model, &layout);
+            let attended = trace.forward[trace.attentions[0].context].outputs[0];
+            assert_eq!(kept_of(&trace, attended), [3, 2], "{}", model.name);
+            let router = trace.forward.iter().find(|op| {
+                matches!(
+                    op.operator,
+                    Operator::Product(Product::Matmul(_, Site::Router))
+                )
+            });
+            if let Some(router) = router {
+                assert_eq!(kept_of(&trace, router.inputs[0]), [3, 2], "{}", model.name);
+            }
+        }
+    }
+}

@@ -148,7 +148,7 @@ fn kept_undivided<'t>(
         && !lowering.selects_attention(recompute)
         && !reruns_attention(lowering, recompute);
     if fused_keeps {
-        for output in exchanged_outputs(trace) {
+        for output in outputs_kept_by_attention(lowering, trace) {
             keep(output, for_weight.contains(trace.tensor(output).storage));
         }
     }
@@ -354,7 +354,7 @@ pub(super) fn saved_by(
         return op.saved.clone();
     }
     // Fused or recomputed attention keeps queries, keys and values, not the scores. Its output is kept by the
-    // projection that reads it.
+    // projection that reads it, or by [`outputs_kept_by_attention`].
     if lowering.fuses_attention(trace) || lowering.selects_attention(recompute) {
         let external = |id: &TensorId| {
             !trace
@@ -486,19 +486,28 @@ pub(super) fn selected_products(lowering: &Lowering<'_>, trace: &Trace) -> FxHas
         .collect()
 }
 
-/// Outputs of attention before an all-to-all of heads: a fused kernel's backward reads them, while the projection keeps
-/// the exchanged ones.
-fn exchanged_outputs(trace: &Trace) -> impl Iterator<Item = TensorId> + '_ {
-    let exchanged = |output: &TensorId| {
-        trace.forward.iter().any(|op| {
-            let exchange = matches!(op.operator, Operator::Exchange(e) if e.collective.kind == CollectiveKind::AllToAll);
-            exchange && op.inputs[0] == *output
-        })
+/// Outputs of attention that a fused kernel's backward reads, and that the operator after it does not keep: an all-to-all of heads keeps
+/// nothing, and some projections keep an 8-bit copy (Transformer Engine, `backends.py`, `FusedAttnFunc` saves `out_f16`).
+fn outputs_kept_by_attention<'t>(
+    lowering: &Lowering<'_>,
+    trace: &'t Trace,
+) -> impl Iterator<Item = TensorId> + 't {
+    let kept_otherwise = |op: &Op| match op.operator {
+        Operator::Exchange(e) => e.collective.kind != CollectiveKind::AllToAll,
+        operator => !lowering.keeps_quantised(trace, operator),
+    };
+    let of_attention = |output: &TensorId| {
+        let storage = trace.tensor(*output).storage;
+        let reads = |op: &&Op| {
+            op.inputs
+                .iter()
+                .any(|&id| trace.tensor(id).storage == storage)
+        };
+        !trace.forward.iter().filter(reads).all(kept_otherwise)
     };
     let contexts = trace.attentions.iter();
-    contexts
-        .map(|pieces| trace.forward[pieces.context].outputs[0])
-        .filter(exchanged)
+    let outputs = contexts.map(|pieces| trace.forward[pieces.context].outputs[0]);
+    outputs.filter(of_attention).collect::<Vec<_>>().into_iter()
 }
 
 /// The statistics that a fused attention kernel keeps: one 32-bit log-sum-exp per head and query.
