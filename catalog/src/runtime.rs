@@ -287,6 +287,10 @@ pub enum Rewrite {
     /// Under ZeRO-1 and 2 ranks gather the updated parameters at the end of the optimizer's step, while no computation runs that
     /// could hide these messages (DeepSpeed `zero/stage_1_and_2.py`, `all_gather_dp_groups`).
     GatherInStep,
+    /// Where every pipeline rank has one stage, stages after the first have one bucket each: their first forward waits until all their
+    /// parameters are gathered, and their gradients are reduced when their last backward is over (Megatron-Core
+    /// `distributed_data_parallel.py`, `bucket_size`, and `pipeline_parallel/schedules.py`, `grad_sync_func`).
+    WholeStageBuckets,
     /// Gathered parameters are copied out of the collective's buffer and gradients copied, in the type
     /// of the reduction, into it (FSDP2 `_fsdp_collectives.py`).
     CopyShards,
@@ -444,6 +448,7 @@ impl Rewrite {
         Self::AllReduceGradients,
         Self::BroadcastParameters,
         Self::GatherInStep,
+        Self::WholeStageBuckets,
         Self::CopyShards,
         Self::GatherHeldType,
         Self::GatherTensorByTensor,

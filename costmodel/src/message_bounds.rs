@@ -8,6 +8,7 @@
 use std::sync::Arc;
 
 use catalog::Seconds;
+use catalog::runtime::Rewrite;
 use models::BlockClass;
 use plans::{Decisions, Zero};
 
@@ -38,6 +39,8 @@ pub struct Messages {
     alone: [f64; 2],
     /// Seconds that a kernel takes longer for every second in which a message is under way.
     slowdown: f64,
+    /// Whether stages after the first may reduce their gradients when no kernel runs any more.
+    whole_stages: bool,
 }
 
 /// Seconds that a block of each kind computes on the device.
@@ -71,6 +74,7 @@ impl Messages {
             plan: TrafficPlan::default(),
             alone: [0.0; 2],
             slowdown: 0.0,
+            whole_stages: false,
         }
     }
 
@@ -117,6 +121,7 @@ impl Messages {
                 },
             ],
             slowdown: parallel.slowdown(scenario) - 1.0,
+            whole_stages: (scenario.runtime.rewrites).contains(&Rewrite::WholeStageBuckets),
         })
     }
 
@@ -144,11 +149,10 @@ impl Messages {
             _ if often => micro_batches * self.in_backward(kernels, rank),
             When::Last => {
                 let last = self.followed(kernels, first_stage);
-                let own = self.in_last_backward(kernels, rank);
-                if rank.is_first {
-                    last.max(own)
-                } else {
-                    last + own
+                match rank.is_first {
+                    true => last.max(self.in_last_backward(kernels, rank)),
+                    false if self.whole_stages => last,
+                    false => last + self.in_last_backward(kernels, rank),
                 }
             }
             _ => 0.0,

@@ -67,6 +67,8 @@ pub struct TrafficPlan {
     pub first: u32,
     /// Micro-batch of the stage's last backward.
     pub last: u32,
+    /// Whether a pass begins when all its parameters are gathered, and gradients are reduced when it ends.
+    pub whole: bool,
     /// How many blocks ahead of its use a block's parameters are gathered, where every pass gathers them.
     pub ahead: Ahead,
     /// Whether the device waits until the host has added up gradients of several micro-batches.
@@ -81,6 +83,7 @@ impl Default for TrafficPlan {
             reduce: When::Never,
             first: 0,
             last: 0,
+            whole: false,
             ahead: Ahead::USUAL,
             accumulation_waits: false,
         }

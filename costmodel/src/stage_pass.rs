@@ -102,6 +102,8 @@ impl StagePass {
     /// Megatron's bucket look-ahead), or as many blocks earlier as the plan says. In backward a block's gradients are reduced when
     /// the block ends. If parameters are gathered only once per step, all gathers are issued at its start.
     ///
+    /// If the stage has one bucket, its first block waits for all gathers, and reductions follow its last block.
+    ///
     /// Gathers and reductions use the same links, so they run one after the other on a single stream.
     #[inline(never)]
     pub(crate) fn run(&self, streams: &mut Streams, micro_batch: u32) {
@@ -113,8 +115,18 @@ impl StagePass {
             return;
         }
         let waits = self.plan.accumulation_waits && micro_batch > self.plan.first;
+        if gathers && self.plan.whole {
+            self.blocks().for_each(|row| {
+                row.gather(false, streams);
+            });
+            streams.join(Stream::Data);
+        }
         let mut asked = Asked {
-            rows: if gathers { &self.rows } else { &[] },
+            rows: if gathers && !self.plan.whole {
+                &self.rows
+            } else {
+                &[]
+            },
             passed: 0,
             at_once: self.plan.gather_forward == When::First,
         };
@@ -143,12 +155,21 @@ impl StagePass {
                 if let Some(layer) = layer.filter(|_| self.forward) {
                     copying.after_forward(layer, streams);
                 }
-                if reduces {
+                if reduces && !self.plan.whole {
                     row.reduce(waits, streams);
                 }
                 slot = if slot == ahead { 0 } else { slot + 1 };
             }
         }
+        if reduces && self.plan.whole {
+            self.blocks().for_each(|row| row.reduce(waits, streams));
+        }
+    }
+
+    /// The rows of all blocks in the order of the pass, a row once for each of its blocks.
+    fn blocks(&self) -> impl Iterator<Item = &Row> {
+        let rows = self.rows.iter();
+        rows.flat_map(|row| std::iter::repeat_n(row, row.count as usize))
     }
 
     /// The micro-batches whose pass sends and copies nothing: none, all, or all but the first or
@@ -268,5 +289,52 @@ impl Row {
             at: streams.free(Stream::Data),
             stream,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use catalog::Seconds;
+
+    use super::*;
+    use crate::offload::Copies;
+    use crate::streams::Slowdown;
+
+    /// Three blocks, each with kernels of 2 s in each pass, a gather of 1 s and a reduction of 1 s. Kernels beside them are slowed to
+    /// two thirds of their speed. The times at which kernels and messages of a pass end.
+    fn ends(whole: bool, kind: ActionKind) -> [f64; 2] {
+        let share = 1.0 / 3.0;
+        let row = LayerTraffic {
+            count: 3,
+            first_layer: None,
+            forward_share: share,
+            backward_share: share,
+            gather: Seconds(1.0),
+            stays_gathered: false,
+            reduce: Seconds(1.0),
+            copies: Copies::default(),
+        };
+        let stage = StageWork {
+            layers: vec![row],
+            traffic: TrafficPlan {
+                gather_forward: When::First,
+                reduce: When::Last,
+                whole,
+                ..TrafficPlan::default()
+            },
+            ..StageWork::default()
+        };
+        let mut streams = Streams::new(Slowdown::all(1.5));
+        StagePass::lasting(&stage, kind, Seconds(6.0).into()).run(&mut streams, 0);
+        [Stream::Compute, Stream::Data].map(|stream| Seconds::from(streams.free(stream)).0)
+    }
+
+    #[test]
+    fn nothing_hides_the_messages_of_a_stage_with_one_bucket() {
+        // The third gather is issued after the first kernel, so only one gather slows that kernel.
+        assert_eq!(ends(false, ActionKind::F), [7.5, 3.0]);
+        assert_eq!(ends(true, ActionKind::F), [9.0, 3.0]);
+        assert_eq!(ends(false, ActionKind::B), [7.0, 8.0]);
+        assert_eq!(ends(true, ActionKind::B), [6.0, 9.0]);
     }
 }

@@ -164,8 +164,17 @@ pub(crate) fn broadcast(
     Ok(())
 }
 
-/// Decides which actions a stage's traffic overlaps with; what nothing hides becomes an action of its own.
-pub(crate) fn plan(traffic: &Traffic<'_>, stage: &mut StageWork) {
+/// Whether pipeline stages after the first gather their parameters at once, and reduce their gradients at once.
+fn has_whole_stages(scenario: &Scenario, strategy: &Decisions) -> bool {
+    let has = scenario
+        .runtime
+        .rewrites
+        .contains(&Rewrite::WholeStageBuckets);
+    has && strategy.stages.0.len() as u64 == strategy.pp
+}
+
+/// Decides which actions overlap with the traffic of a stage of these blocks; what nothing hides becomes an action of its own.
+pub(crate) fn plan(traffic: &Traffic<'_>, runs: &[Run], stage: &mut StageWork) {
     let (scenario, strategy) = (traffic.scenario, traffic.strategy);
     let all = |time: fn(&LayerTraffic) -> Seconds| -> Seconds {
         let layers = stage.layers.iter();
@@ -185,6 +194,7 @@ pub(crate) fn plan(traffic: &Traffic<'_>, stage: &mut StageWork) {
     let mut plan = TrafficPlan {
         first: 0,
         last: strategy.num_micro_batches as u32 - 1,
+        whole: !runs.iter().any(is_embedding) && has_whole_stages(scenario, strategy),
         ahead: (scenario.runtime.ahead(strategy.prefetch)).unwrap_or(Ahead::USUAL),
         accumulation_waits: offloaded.is_some_and(Offloaded::accumulation_waits),
         ..TrafficPlan::default()
@@ -217,6 +227,10 @@ pub(crate) fn plan(traffic: &Traffic<'_>, stage: &mut StageWork) {
         }
     }
     stage.traffic = plan;
+}
+
+fn is_embedding(run: &Run) -> bool {
+    run.cost.key.class == BlockClass::Embedding
 }
 
 fn share(part: Work, whole: f64) -> f64 {

@@ -69,3 +69,48 @@ fn deepspeed_puts_gradients_into_buckets_one_after_the_other() {
     let hooked = step("dp8 zero2 mbs4 overlap=param") - step("dp8 zero2 mbs4");
     assert_eq!(hooked, 0.0, "in backward");
 }
+
+/// Seconds of a step under Megatron-Core as it is, and if all its stages had a bucket for every block.
+fn steps(plan: &str) -> [f64; 2] {
+    [true, false].map(|whole| {
+        let mut s = Scenario {
+            model: catalog::load::model("gpt2-xl").expect("preset"),
+            cluster: catalog::load::cluster("dgx-a100").expect("preset"),
+            runtime: catalog::load::runtime("megatron-core").expect("preset"),
+            workload: Workload::new(catalog::WorkloadSizes {
+                gpus: 2 * GPUS,
+                seq_len: 1024,
+                global_batch: 16 * GPUS,
+                precision: Precision::Bf16,
+            })
+            .expect("a workload"),
+            headroom: 0.0,
+        };
+        assert!(s.runtime.rewrites.contains(&Rewrite::WholeStageBuckets));
+        if !whole {
+            s.runtime.rewrites.remove(&Rewrite::WholeStageBuckets);
+        }
+        let plan = plans::grammar::parse(plan, &s.model, &s.workload, &s.runtime).expect(plan);
+        let costs = CostModel::new(s).expect("priced");
+        costs.predict(&plan).expect("priced").step_time.0
+    })
+}
+
+/// The stages of such a pipeline begin one after the other, and each waits for its parameters. In exchange nothing slows its last
+/// backward pass.
+#[test]
+fn later_stages_gather_and_reduce_at_once() {
+    let of_stage = 2.0 * WEIGHTS / 4.0 * 3.0 / 4.0 / NVLINK;
+    let gathers = |plan: &str| {
+        let [whole, by_block] = steps(plan);
+        let [reduced, reduced_by_block] = steps(&plan.replace("grad+param", "grad"));
+        assert!(reduced < reduced_by_block, "{plan}");
+        (whole - reduced) - (by_block - reduced_by_block)
+    };
+    let waits = gathers("dp4 pp4 zero1 mbs1 overlap=grad+param");
+    assert!(waits > 0.8 * 3.0 * of_stage, "{waits} {of_stage}");
+    for alike in ["dp16 zero1 mbs1", "dp4 pp4 vpp2 zero1 mbs1"] {
+        let [whole, by_block] = steps(alike);
+        assert_eq!(whole, by_block, "{alike}");
+    }
+}

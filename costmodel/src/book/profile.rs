@@ -110,7 +110,7 @@ impl PriceBook for ProfilePrices {
         if self.of_gpus && parallel.ranks() > 1 {
             let message = |kind, bytes, group: Group| measured(self, kind, bytes, group.size);
             stage_traffic::add_layers(traffic, &message, runs, stage)?;
-            stage_traffic::plan(traffic, stage);
+            stage_traffic::plan(traffic, runs, stage);
             return Ok(());
         }
         let mut weights = Weights::default();

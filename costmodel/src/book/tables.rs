@@ -201,7 +201,7 @@ impl TablePrices {
         if gathers_for_every_pass && has(Rewrite::GatherTensorByTensor) {
             tensorwise::expose(traffic, self, &message, runs, stage)?;
         } else {
-            stage_traffic::plan(traffic, stage);
+            stage_traffic::plan(traffic, runs, stage);
         }
         if has(Rewrite::BroadcastParameters) {
             let tensors = runs.iter().map(|run| run.cost.tensors.reduced * run.count);

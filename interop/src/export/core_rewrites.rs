@@ -145,6 +145,13 @@ fn stance(rewrite: Rewrite, job: &Job<'_>, reach: Reach) -> Stance {
     }
 }
 
+/// Whether stages after the first would gather or reduce beside their passes, block by block.
+fn whole_stages(job: &Job<'_>) -> bool {
+    let d = job.decisions;
+    let overlaps = d.overlap.grad_reduce || d.overlap.param_gather;
+    d.pp > 1 && d.stages.0.len() as u64 == d.pp && d.dp() > 1 && overlaps
+}
+
 /// The same for what ranks keep, send and update.
 fn states(rewrite: Rewrite, job: &Job<'_>) -> Stance {
     let d = job.decisions;
@@ -176,16 +183,9 @@ fn states(rewrite: Rewrite, job: &Job<'_>) -> Stance {
         Rewrite::GatherQuantised if fp8(job) && d.tp > 1 => {
             Never("8-bit gathers need user buffers that the file does not configure")
         }
-        Rewrite::AllReduceGradients if d.zero == Zero::Z1 => {
-            Never("the distributed optimizer reduces by reduce-scatter")
-        }
         Rewrite::GatherTensorByTensor | Rewrite::VisitModules if d.zero == Zero::Z3 => {
             Never("parameters are gathered in buckets")
         }
-        Rewrite::GatherInStep if d.zero == Zero::Z1 => {
-            Never("updated parameters are gathered beside forward passes")
-        }
-        Rewrite::BroadcastParameters => Never("ranks gather parameters at once"),
         Rewrite::ReducePerLinear => Never("each input's gradient is reduced once"),
         Rewrite::GatherHeldType if d.zero == Zero::Z3 => {
             Never("parameters are gathered in 16 bits")
@@ -203,6 +203,24 @@ fn states(rewrite: Rewrite, job: &Job<'_>) -> Stance {
         Rewrite::RearrangeSequences if d.sequence_parallel => {
             Never("the sequence is the first dimension of activations")
         }
+        _ => data_parallel(rewrite, job),
+    }
+}
+
+/// The same for messages of data parallelism.
+fn data_parallel(rewrite: Rewrite, job: &Job<'_>) -> Stance {
+    let d = job.decisions;
+    match rewrite {
+        Rewrite::AllReduceGradients if d.zero == Zero::Z1 => {
+            Never("the distributed optimizer reduces by reduce-scatter")
+        }
+        Rewrite::GatherInStep if d.zero == Zero::Z1 => {
+            Never("updated parameters are gathered beside forward passes")
+        }
+        Rewrite::WholeStageBuckets if whole_stages(job) => {
+            Always("pipeline stages after the first gather and reduce in one bucket")
+        }
+        Rewrite::BroadcastParameters => Never("ranks gather parameters at once"),
         _ => Nothing,
     }
 }
