@@ -63,6 +63,9 @@ fn stance(system: &System, rewrite: Rewrite, job: &Job<'_>) -> Stance {
         Rewrite::KeepStageOutput if d.pp > 1 => Never("outputs of stages are freed"),
         Rewrite::ScatterGatherTransfer if sends_whole(job) => Never("whole activations are sent"),
         Rewrite::GatherInStep if matches!(d.zero, Zero::Z1 | Zero::Z2) => system.updated,
+        Rewrite::WholeStageBuckets if d.pp > 1 => {
+            Never("every pipeline stage gathers and reduces block by block")
+        }
         Rewrite::PadVocabulary if unpadded(job) => Yours,
         Rewrite::RingInPytorch if rings(job) => Yours,
         Rewrite::RearrangeSequences if d.sequence_parallel => Yours,

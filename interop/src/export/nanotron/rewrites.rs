@@ -88,7 +88,7 @@ fn states(rewrite: Rewrite, job: &Job<'_>) -> Stance {
         Rewrite::GatherTensorByTensor => Never("it has no ZeRO-3"),
         Rewrite::ReducePerLinear => Never("each input's gradient is reduced once"),
         // The strategy decides what its gathers overlap with.
-        Rewrite::GatherInStep => Nothing,
+        Rewrite::GatherInStep | Rewrite::WholeStageBuckets => Nothing,
         // It has no ZeRO-3.
         Rewrite::GatherHeldType => Nothing,
         Rewrite::BroadcastParameters => Never("ranks gather parameters at once"),

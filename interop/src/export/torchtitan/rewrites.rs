@@ -152,6 +152,9 @@ fn states(rewrite: Rewrite, job: &Job<'_>) -> Stance {
         Rewrite::GatherInStep if matches!(d.zero, Zero::Z1 | Zero::Z2) => {
             Never("parameters are gathered beside forward passes")
         }
+        Rewrite::WholeStageBuckets if d.pp > 1 => {
+            Never("every pipeline stage gathers and reduces block by block")
+        }
         Rewrite::BroadcastParameters => Never("ranks gather parameters at once"),
         _ => saved(rewrite, job),
     }
