@@ -70,7 +70,8 @@ fn quantised(
         .inputs
         .iter()
         .any(|&id| trace.tensor(id).role == TensorRole::Frozen);
-    let transposed = u64::from(!frozen && !(later && op.pass == Pass::Forward));
+    let at_once = !later || op.pass != Pass::Forward;
+    let transposed = u64::from(at_once && !frozen);
     let casts = activations(trace, op).map(|id| cast(lowering, trace, id, transposed));
     let both = casts.reduce(|a, b| Chain {
         bytes: a.bytes + b.bytes,
