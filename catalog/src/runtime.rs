@@ -278,8 +278,8 @@ pub enum Rewrite {
     /// each in a pass of its own (FSDP1 `_runtime_utils.py`, backward of the flat parameter's views). Sums that every rank gets are
     /// copied back.
     FlattenGradients,
-    /// Gradients are summed by all-reduce even where each rank updates only its share (DeepSpeed pipeline
-    /// engine, `buffered_allreduce_fallback` under ZeRO-1).
+    /// Gradients are summed by all-reduce even where each rank updates only its share under ZeRO-1 and 2 (DeepSpeed's pipeline
+    /// engine, `buffered_allreduce_fallback`, and its `zero/stage_1_and_2.py`, `allreduce_and_scatter`).
     AllReduceGradients,
     /// Whole parameters belong to ranks, so that after the step each rank broadcasts its own, one rank after the other,
     /// rather than all gather at once (InternEvo `solver/optimizer/hybrid_zero_optim.py` at c628a8c).

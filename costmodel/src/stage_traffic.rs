@@ -72,7 +72,7 @@ impl<'a> Traffic<'a> {
             ..
         } = self;
         let reduced = states::reduced_type(&scenario.runtime, types, strategy.zero);
-        let whole = (scenario.runtime.rewrites).contains(&Rewrite::AllReduceGradients);
+        let whole = states::all_reduces_for_shards(&scenario.runtime, strategy.zero);
         Ok(BlockTraffic {
             gather: match strategy.zero {
                 Zero::Z0 => Seconds(0.0),

@@ -289,6 +289,18 @@ pub(crate) fn is_fsdp(runtime: &Runtime) -> bool {
     copies && has(Rewrite::ReleaseGradients)
 }
 
+/// Whether DeepSpeed's engine reduces gradients and updates parameters. No other system gathers updated parameters in the step.
+pub(crate) fn is_deepspeed(runtime: &Runtime) -> bool {
+    runtime.rewrites.contains(&Rewrite::GatherInStep)
+}
+
+/// Whether every rank gets all sums of gradients although it updates only a share. ZeRO-3 reduces to shards everywhere.
+#[must_use]
+pub(crate) fn all_reduces_for_shards(runtime: &Runtime, zero: Zero) -> bool {
+    let shards = matches!(zero, Zero::Z1 | Zero::Z2);
+    shards && runtime.rewrites.contains(&Rewrite::AllReduceGradients)
+}
+
 /// Whether the host copies gradients into buckets one after the other when backward has ended, while the GPU waits. DeepSpeed does so
 /// under ZeRO-1 unless `overlap_comm` is set (`zero/stage_1_and_2.py`, `reduce_gradients`).
 #[must_use]

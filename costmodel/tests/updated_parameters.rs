@@ -11,10 +11,11 @@ const WEIGHTS: f64 = 1.5575e9;
 /// Peak rate of an A100's NVLink in one direction, in bytes per second.
 const NVLINK: f64 = 300e9;
 const GPUS: u64 = 8;
+/// DeepSpeed as it is, and the same system if it gathered updated parameters while forward passes run.
+const ALTERNATIVES: [Option<Rewrite>; 2] = [None, Some(Rewrite::GatherInStep)];
 
-/// Where the time of a step goes under DeepSpeed. With `gathers_in_step` it is DeepSpeed as it is; without, the same system if it
-/// gathered updated parameters while forward passes run.
-fn breakdown(plan: &str, gathers_in_step: bool) -> Breakdown {
+/// Where the time of a step goes under DeepSpeed. With `unless` it is that of the same system if it did not do this.
+fn breakdown(plan: &str, unless: Option<Rewrite>) -> Breakdown {
     let mut s = Scenario {
         model: catalog::load::model("gpt2-xl").expect("preset"),
         cluster: catalog::load::cluster("dgx-a100").expect("preset"),
@@ -28,9 +29,8 @@ fn breakdown(plan: &str, gathers_in_step: bool) -> Breakdown {
         .expect("a workload"),
         headroom: 0.0,
     };
-    assert!(s.runtime.rewrites.contains(&Rewrite::GatherInStep));
-    if !gathers_in_step {
-        s.runtime.rewrites.remove(&Rewrite::GatherInStep);
+    if let Some(rewrite) = unless {
+        assert!(s.runtime.rewrites.remove(&rewrite), "{rewrite:?}");
     }
     let plan = plans::grammar::parse(plan, &s.model, &s.workload, &s.runtime).expect(plan);
     let costs = CostModel::new(s).expect("priced");
@@ -38,8 +38,8 @@ fn breakdown(plan: &str, gathers_in_step: bool) -> Breakdown {
 }
 
 /// Seconds in which ranks wait for data-parallel messages, because no computation runs beside them.
-fn exposed(plan: &str, gathers_in_step: bool) -> f64 {
-    breakdown(plan, gathers_in_step).dp_exposed_s
+fn exposed(plan: &str, unless: Option<Rewrite>) -> f64 {
+    breakdown(plan, unless).dp_exposed_s
 }
 
 #[test]
@@ -47,10 +47,10 @@ fn deepspeed_hides_no_gather_of_updated_parameters() {
     // Every rank receives seven eighths of the 16-bit parameters.
     let gather = 2.0 * WEIGHTS * (GPUS - 1) as f64 / GPUS as f64 / NVLINK;
     for plan in ["dp8 zero1 mbs4", "dp8 zero2 mbs4"] {
-        let [within, beside] = [true, false].map(|within| exposed(plan, within));
+        let [within, beside] = ALTERNATIVES.map(|unless| exposed(plan, unless));
         assert!(within - beside > 0.9 * gather, "{plan}: {within} {beside}");
     }
-    let zero_3 = [true, false].map(|within| exposed("dp8 zero3 mbs4", within));
+    let zero_3 = ALTERNATIVES.map(|unless| exposed("dp8 zero3 mbs4", unless));
     assert_eq!(zero_3[0], zero_3[1], "gathered before every pass");
 }
 
@@ -60,7 +60,7 @@ fn deepspeed_puts_gradients_into_buckets_one_after_the_other() {
     let tensors = 48.0 * 12.0 + 2.0 + 2.0;
     let launch = catalog::load::runtime("deepspeed").expect("preset");
     let launch = launch.overheads.launch.value.0;
-    let step = |plan| breakdown(plan, true).optimizer_s;
+    let step = |plan| breakdown(plan, None).optimizer_s;
     let waits = step("dp8 zero1 mbs4 overlap=param") - step("dp8 zero1 mbs4");
     assert!(
         (waits / (2.0 * launch * tensors) - 1.0).abs() < 0.01,
@@ -113,4 +113,26 @@ fn later_stages_gather_and_reduce_at_once() {
         let [whole, by_block] = steps(alike);
         assert_eq!(whole, by_block, "{alike}");
     }
+}
+
+/// Under ZeRO-1 and 2 DeepSpeed sums buckets by all-reduce, which sends every gradient twice; ZeRO-2 does so for every micro-batch. Under
+/// ZeRO-3 it reduces to shards.
+#[test]
+fn deepspeed_sends_sums_to_every_rank() {
+    let once = 2.0 * WEIGHTS * (GPUS - 1) as f64 / GPUS as f64 / NVLINK;
+    for (plan, times) in [
+        ("dp8 zero1 mbs4 overlap=param", 1.0),
+        ("dp8 zero2 mbs4 overlap=param", 4.0),
+        ("dp8 zero3 mbs4 overlap=param", 0.0),
+    ] {
+        let alternatives = [None, Some(Rewrite::AllReduceGradients)];
+        let [all, shards] = alternatives.map(|unless| exposed(plan, unless));
+        let more = (all - shards) / once;
+        assert!(
+            (0.9 * times..=1.6 * times).contains(&more),
+            "{plan}: {more}"
+        );
+    }
+    let before = catalog::load::runtime("hf-deepspeed-2021").expect("preset");
+    assert!(!before.rewrites.contains(&Rewrite::AllReduceGradients));
 }

@@ -277,14 +277,17 @@ impl TablePrices {
 }
 
 /// How many times a step reads and writes all gradients of a rank because they are reduced in buckets: once to copy them into the
-/// buckets, once to divide by the number of ranks, and once more to copy sums back where every rank gets them. Under ZeRO-2 this
-/// happens for every micro-batch. ZeRO-3 reduces block by block, which is counted with its passes.
+/// buckets, once to divide by the number of ranks, and once more to copy sums back where every rank gets them and uses them. (DeepSpeed
+/// under ZeRO-1 and 2 copies only its share out of the sums.) Under ZeRO-2 this happens for every micro-batch. ZeRO-3 reduces block by
+/// block, which is counted with its passes.
 fn bucket_passes(scenario: &Scenario, strategy: &Decisions) -> u64 {
     let has = |rewrite| scenario.runtime.rewrites.contains(&rewrite);
     if !has(Rewrite::FlattenGradients) || strategy.zero == Zero::Z3 {
         return 0;
     }
-    let passes = 2 + u64::from(has(Rewrite::AllReduceGradients));
+    let own_share = states::is_deepspeed(&scenario.runtime) && strategy.zero != Zero::Z0;
+    let back = has(Rewrite::AllReduceGradients) && !own_share;
+    let passes = 2 + u64::from(back);
     match strategy.zero {
         Zero::Z2 => passes * strategy.num_micro_batches,
         _ => passes,

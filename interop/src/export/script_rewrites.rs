@@ -20,8 +20,12 @@ pub(crate) struct System {
     flattened: Stance,
     /// Whether gradients are copied for the step.
     copied: Stance,
-    /// Whether gradients are added by a pass of their own.
+    /// Whether gradients are added to a buffer that stays.
     accumulated: Stance,
+    /// Whether every rank gets all sums of gradients.
+    reduced: Stance,
+    /// Whether the step frees gradients.
+    released: Stance,
     /// Whether modules are gathered one by one.
     visited: Stance,
     /// Whether updated parameters are gathered within the step.
@@ -47,9 +51,8 @@ fn stance(system: &System, rewrite: Rewrite, job: &Job<'_>) -> Stance {
         Rewrite::FuseGradientAccumulation => {
             Never("gradients of weights are made by autograd and added afterwards")
         }
-        Rewrite::AllReduceGradients if d.zero == Zero::Z1 => {
-            Never("gradients are reduced to the rank that updates them")
-        }
+        Rewrite::AllReduceGradients if matches!(d.zero, Zero::Z1 | Zero::Z2) => system.reduced,
+        Rewrite::ReleaseGradients => system.released,
         Rewrite::GatherTensorByTensor if d.zero == Zero::Z3 => {
             Never("parameters are gathered in groups")
         }
@@ -119,7 +122,6 @@ fn of_model(rewrite: Rewrite) -> bool {
             | Rewrite::WideExperts
             | Rewrite::FusedOptimizer
             | Rewrite::OptimizerByTensor
-            | Rewrite::ReleaseGradients
     )
 }
 
@@ -129,7 +131,9 @@ pub(crate) const DEEPSPEED: System = System {
     shards: Never("gathered parameters are used where they lie"),
     flattened: Always("gradients are copied into buckets before they are reduced"),
     copied: Always("its step makes a 32-bit copy of its gradients"),
-    accumulated: Always("every micro-batch's gradients are added to a buffer"),
+    accumulated: Never("gradients are added to those of earlier micro-batches alone"),
+    reduced: Always("buckets of gradients are summed by all-reduce"),
+    released: Always("its step frees gradients"),
     visited: Always("ZeRO-3 gathers and frees parameters module by module"),
     updated: Always("updated parameters are gathered within the step, beside nothing"),
 };
@@ -148,6 +152,8 @@ pub(crate) const VESCALE: System = System {
     flattened: Never("gradients are reduced where they lie"),
     copied: Never("its step reads the gradients as they are"),
     accumulated: Never("gradients are added in place"),
+    reduced: Never("gradients are reduced to the rank that updates them"),
+    released: Yours,
     visited: Never("parameters are gathered for a whole block"),
     updated: Never("updated parameters are gathered beside forward passes"),
 };
