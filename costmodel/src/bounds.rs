@@ -141,7 +141,13 @@ impl LayoutBounds {
         let overheads = &scenario.runtime.overheads;
         let sharded = |ways: &[Decisions]| -> Vec<(Decisions, Sharding)> {
             let sharding = |d: &Decisions| DataParallel::new(d, &scenario.cluster).sharding;
-            ways.iter().map(|d| (d.clone(), sharding(d))).collect()
+            let held = |d: &Decisions| {
+                let mut least = d.clone();
+                // Gradients that are reduced after backward have fewer buckets.
+                least.overlap.grad_reduce = false;
+                (least, sharding(d))
+            };
+            ways.iter().map(held).collect()
         };
         let table = shared_tables::table(scenario, d);
         // A prediction module may share its table with another block; the bound leaves it out.

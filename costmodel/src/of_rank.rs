@@ -167,7 +167,8 @@ fn copied_for_step(scenario: &Scenario, strategy: &Decisions, updated: u64) -> B
 
 /// Bytes of copies of parameters and gradients that a rank holds at one time, in addition to its states:
 /// - ZeRO-3: gathered parameters, and gradients that are not reduced yet ([`gathered_and_unreduced`]);
-/// - ZeRO-2: gradients of one block before they are reduced;
+/// - where only shards of gradients stay, as under ZeRO-2: gradients of one block before they are reduced;
+/// - under ZeRO of DeepSpeed: buckets for gradients ([`states::bucket_elements`]);
 /// - without ZeRO: the same if FSDP runs such jobs, else PyTorch's buckets, in which gradients are reduced.
 pub(crate) fn in_flight(
     strategy: &Decisions,
@@ -181,14 +182,17 @@ pub(crate) fn in_flight(
         .reduce
         .size();
     let runtime = &scenario.runtime;
-    match strategy.zero {
+    let buckets = states::bucket_elements(runtime, strategy) * precision.activation().size();
+    let copies = match strategy.zero {
         zero if runtime.works_by_block(zero) => {
             gathered_and_unreduced(scenario, strategy, largest, held, reduce)
         }
         Zero::Z0 => Bytes(held.trained.total() * states::of_bucket(runtime, strategy)),
-        Zero::Z2 => Bytes(largest.reduced * reduce),
-        Zero::Z1 | Zero::Z3 => Bytes(0),
-    }
+        Zero::Z1 if !states::frees_in_backward(runtime, strategy) => Bytes(0),
+        Zero::Z1 | Zero::Z2 => Bytes(largest.reduced * reduce),
+        Zero::Z3 => Bytes(0),
+    };
+    copies + Bytes(buckets)
 }
 
 /// Bytes that a rank needs under ZeRO-3, or FSDP over one rank, in addition to its shards, at the moment when it needs most:

@@ -26,6 +26,10 @@ pub(crate) struct Offloaded {
     zero: Zero,
     types: StateTypes,
     precision: Precision,
+    /// Whether the rank holds a shard of the gradients rather than all.
+    shards_gradients: bool,
+    /// Number of micro-batches whose gradients are added up.
+    micro_batches: u64,
 }
 
 /// Times of the host's work for a rank in the optimizer step.
@@ -69,6 +73,8 @@ impl Offloaded {
             offload,
             option: *scenario.runtime.offload_option(offload, d.zero)?,
             zero: d.zero,
+            shards_gradients: d.zero >= Zero::Z2 || states::frees_in_backward(&scenario.runtime, d),
+            micro_batches: d.num_micro_batches,
             types: d.state_types(&scenario.runtime, precision),
             precision,
         })
@@ -86,7 +92,7 @@ impl Offloaded {
 
     /// The part of a rank's states that stays on its device.
     pub(crate) fn on_device(self, states: StateBytes) -> StateBytes {
-        let gone = self.option.gradients_in_backward && self.zero >= Zero::Z2;
+        let gone = self.option.gradients_in_backward && self.shards_gradients;
         StateBytes {
             parameters: match self.offload {
                 Offload::Parameters => Bytes(0),
@@ -197,7 +203,11 @@ pub(crate) fn states_on_device(
     weights: Weights,
 ) -> StateBytes {
     let types = d.state_types(&scenario.runtime, scenario.workload.precision);
-    let states = sharding.states(weights, &types, scenario.workload.precision);
+    let mut states = sharding.states(weights, &types, scenario.workload.precision);
+    if states::frees_in_backward(&scenario.runtime, d) {
+        let gradient = states::gradient_type(&types, scenario.workload.precision);
+        states.gradients = Bytes(sharding.shard(weights.trained) * gradient.size());
+    }
     Offloaded::of(scenario, d).map_or(states, |host| host.on_device(states))
 }
 
@@ -224,6 +234,8 @@ pub fn least_states(scenario: &Scenario) -> Result<Bytes, CostError> {
             },
             option,
             zero: alone.zero,
+            shards_gradients: true,
+            micro_batches: 1,
             types,
             precision,
         });

@@ -10,7 +10,7 @@
 //! | ZeRO-2 | N | N/d | N/d |
 //! | ZeRO-3 | N/d | N/d | N/d |
 
-use catalog::runtime::Rewrite;
+use catalog::runtime::{BUCKET_ELEMENTS, Rewrite};
 use catalog::state_types::StateTypes;
 use catalog::{Bytes, DType, GradientTypes, Precision, Runtime};
 use derive_more::{AddAssign, Mul};
@@ -281,17 +281,39 @@ pub(crate) fn keeps_casts(scenario: &Scenario, d: &Decisions) -> bool {
     d.zero == Zero::Z3 && casts_in_passes(scenario, d.zero) && d.recompute != Recompute::Full
 }
 
-/// Whether parameters are sharded by PyTorch's FSDP, first or second generation. DeepSpeed flattens gradients as FSDP1 does, but
-/// does not free them.
+/// Whether parameters are sharded by PyTorch's FSDP, first or second generation. DeepSpeed, whose gradients are flattened and freed
+/// too, is none.
 pub(crate) fn is_fsdp(runtime: &Runtime) -> bool {
     let has = |rewrite| runtime.rewrites.contains(&rewrite);
     let copies = has(Rewrite::FlattenGradients) || has(Rewrite::CopyShards);
-    copies && has(Rewrite::ReleaseGradients)
+    copies && has(Rewrite::ReleaseGradients) && !is_deepspeed(runtime)
 }
 
 /// Whether DeepSpeed's engine reduces gradients and updates parameters. No other system gathers updated parameters in the step.
 pub(crate) fn is_deepspeed(runtime: &Runtime) -> bool {
     runtime.rewrites.contains(&Rewrite::GatherInStep)
+}
+
+/// Elements of the buffers that DeepSpeed's engine allocates for gradients that are to be reduced, however many weights are trained:
+/// one buffer of `reduce_bucket_size`, and at levels 1 and 2 a second one if reductions run beside backward (`zero/stage_1_and_2.py`,
+/// `setup_buckets`; `zero/stage3.py`, `ipg_buckets`). The size is the one that exports write.
+#[must_use]
+pub(crate) fn bucket_elements(runtime: &Runtime, d: &Decisions) -> u64 {
+    let buckets = match d.zero {
+        _ if !is_deepspeed(runtime) => 0,
+        Zero::Z0 => 0,
+        Zero::Z1 | Zero::Z2 => 1 + u64::from(d.overlap.grad_reduce),
+        Zero::Z3 => 1,
+    };
+    buckets * BUCKET_ELEMENTS
+}
+
+/// Whether DeepSpeed's ZeRO-1 reduces gradients while a step's only backward pass makes them (`overlap_comm`). Then a rank frees those that
+/// other ranks update, and holds no more gradients than under ZeRO-2.
+#[must_use]
+pub(crate) fn frees_in_backward(runtime: &Runtime, d: &Decisions) -> bool {
+    let one_pass = d.num_micro_batches == 1 && d.vpp == 1;
+    is_deepspeed(runtime) && d.zero == Zero::Z1 && one_pass && d.overlap.grad_reduce
 }
 
 /// Whether every rank gets all sums of gradients although it updates only a share. ZeRO-3 reduces to shards everywhere.
@@ -305,8 +327,7 @@ pub(crate) fn all_reduces_for_shards(runtime: &Runtime, zero: Zero) -> bool {
 /// under ZeRO-1 unless `overlap_comm` is set (`zero/stage_1_and_2.py`, `reduce_gradients`).
 #[must_use]
 pub(crate) fn buckets_after_backward(scenario: &Scenario, d: &Decisions) -> bool {
-    let rewrites = &scenario.runtime.rewrites;
-    let its_engine = rewrites.contains(&Rewrite::GatherInStep);
+    let its_engine = is_deepspeed(&scenario.runtime);
     its_engine && d.zero == Zero::Z1 && !d.overlap.grad_reduce && d.dp() * d.cp > 1
 }
 
@@ -331,15 +352,15 @@ pub(crate) struct LateGradients {
 
 /// Gradients that a rank does not hold yet when its backward pass begins: all, if the runtime frees
 /// them after every step and the rank runs one backward pass in a step; in later passes those of
-/// the first exist. Under ZeRO-1 gradients are taken to be in buckets, which are not freed.
+/// the first exist.
 #[must_use]
 pub(crate) fn late_gradients(
     runtime: &Runtime,
     d: &Decisions,
     states: &StateBytes,
 ) -> LateGradients {
-    let once = d.num_micro_batches == 1 && d.vpp == 1 && d.zero != Zero::Z1;
-    let late = match once && runtime.rewrites.contains(&Rewrite::ReleaseGradients) {
+    let once = d.num_micro_batches == 1 && d.vpp == 1;
+    let late = match once && releases_all(runtime, d) {
         true => states.gradients,
         false => Bytes(0),
     };
@@ -351,6 +372,19 @@ pub(crate) fn late_gradients(
         free: late - kept,
         kept,
     }
+}
+
+/// Whether the step frees all gradients that a rank holds. The shards of DeepSpeed's ZeRO-2 are allocated whole when backward reduces the
+/// first bucket (`zero/stage_1_and_2.py`, `copy_grads_in_partition`), and those of its ZeRO-3 are never freed (`zero/stage3.py`,
+/// `grad_partitions_flat_buffer`). ZeRO-1 of other systems is taken to hold gradients in buckets, which are not freed.
+fn releases_all(runtime: &Runtime, d: &Decisions) -> bool {
+    let keeps = match (is_deepspeed(runtime), d.zero) {
+        (_, Zero::Z0) => false,
+        (true, Zero::Z1) => frees_in_backward(runtime, d),
+        (true, Zero::Z2 | Zero::Z3) => true,
+        (false, zero) => zero == Zero::Z1,
+    };
+    runtime.rewrites.contains(&Rewrite::ReleaseGradients) && !keeps
 }
 
 /// Bytes of buckets for each trained parameter. PyTorch's DistributedDataParallel copies gradients into buckets, reduces these, and

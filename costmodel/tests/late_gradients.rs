@@ -40,6 +40,11 @@ fn the_loss_is_computed_before_gradients_exist() {
         // These never free gradients.
         ("hf-trainer-2021", 1, "mbs4", true),
         ("hf-deepspeed", 8, "dp8 zero2 mbs4", true),
+        ("hf-deepspeed", 8, "dp8 zero3 mbs4", true),
+        // Reduced after backward, and freed by the step.
+        ("hf-deepspeed", 8, "dp8 zero1 mbs4 overlap=param", false),
+        ("hf-deepspeed", 8, "dp8 zero1 mbs2 overlap=param", true),
+        ("hf-deepspeed", 8, "dp8 zero0 mbs4", false),
         ("megatron-core", 1, "mbs4", true),
     ];
     for (runtime, gpus, text, there) in cases {
@@ -97,4 +102,41 @@ fn an_update_needs_the_gradients() {
     let p = predict("hf-trainer", 1, 16, "mbs4");
     let weights = p.memory_of("parameters").0 / 4;
     assert_eq!(p.memory_of("gradients").0, 4 * weights, "{}", p.peak_moment);
+}
+
+/// With `overlap_comm` DeepSpeed's ZeRO-1 frees gradients of other ranks as soon as a bucket is reduced, if no later micro-batch adds to
+/// them. ZeRO-2 holds the same shard.
+#[test]
+fn only_a_shard_of_gradients_outlives_its_bucket() {
+    let gradients = |text: &str| {
+        let p = predict("deepspeed", 8, 4096, text);
+        p.memory_of("gradients").0
+    };
+    let shard = gradients("dp8 zero2 mbs4");
+    assert!(shard > 0);
+    assert_eq!(gradients("dp8 zero1 mbs4"), shard);
+    let whole = gradients("dp8 zero1 mbs2");
+    assert!(whole.abs_diff(8 * shard) <= 16, "{whole} {shard}");
+}
+
+/// DeepSpeed allocates its buckets whole, however small the model is, and a second one where it reduces beside backward.
+#[test]
+fn buckets_of_deepspeed_have_a_size_of_their_own() {
+    let bucket = 2 * catalog::runtime::BUCKET_ELEMENTS;
+    let in_flight = |runtime, text| {
+        let p = predict(runtime, 8, 4096, text);
+        p.memory_of("gathered parameters and gradients in flight").0
+    };
+    let cases = [
+        ("dp8 zero0 mbs2", 0),
+        ("dp8 zero1 mbs2 overlap=param", bucket),
+        ("dp8 zero1 mbs2", 2 * bucket),
+    ];
+    for (text, bytes) in cases {
+        assert_eq!(in_flight("deepspeed", text), bytes, "{text}");
+    }
+    let beside = in_flight("deepspeed", "dp8 zero2 mbs2");
+    let after = in_flight("deepspeed", "dp8 zero2 mbs2 overlap=param");
+    assert_eq!(beside - after, bucket);
+    assert!(after > bucket, "and the gradients of a block");
 }
