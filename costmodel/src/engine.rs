@@ -505,9 +505,9 @@ impl<'a> Engine<'a> {
         let Some(time) = stage.exposed_reduce else {
             return;
         };
-        let copied = stage.copied_after_reduce;
         let plan = stage.traffic;
-        let waits = plan.accumulation_waits && action.micro_batch > plan.first;
+        let copied = plan.copied(stage.copied_after_reduce, action.micro_batch);
+        let waits = plan.waits_for_copies(action.micro_batch);
         let state = &mut self.states[rank];
         state.exchange(rank, action, time, record);
         if copied.0 > 0.0 {

@@ -3,12 +3,14 @@
 //!
 //! The host holds for every weight that it updates its master parameter, gradient and both moments, in 32 bits. Its
 //! optimizer reads all four and writes all but the gradient. Gradients travel in 32 bits, as the host's optimizer reads
-//! them. Copies run on streams of their own, one for each direction; the devices of a node share the bandwidth of
-//! its memory.
+//! them. Where the device adds up the gradients of several micro-batches, the host holds their sum in their own type too, and
+//! the sum travels in this type between micro-batches. Copies run on streams of their own, one for each direction; the devices
+//! of a node share the bandwidth of its memory.
 
 use catalog::runtime::Rewrite;
 use catalog::state_types::StateTypes;
 use catalog::{Bytes, DType, Offload, OffloadKind, OffloadOption, Precision, Seconds, Zero};
+use derive_more::{Add, AddAssign, Mul};
 use plans::{Decisions, HostMemory};
 
 use crate::known;
@@ -24,12 +26,12 @@ pub(crate) struct Offloaded {
     offload: Offload,
     option: OffloadOption,
     zero: Zero,
-    types: StateTypes,
-    precision: Precision,
     /// Whether the rank holds a shard of the gradients rather than all.
     shards_gradients: bool,
     /// Number of micro-batches whose gradients are added up.
     micro_batches: u64,
+    types: StateTypes,
+    precision: Precision,
 }
 
 /// Times of the host's work for a rank in the optimizer step.
@@ -55,10 +57,22 @@ impl HostStep {
 /// Times of a block's copies between device and host, each time that its parameters are gathered and its gradients reduced.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Copies {
-    /// Time to copy its gradients to the host, and to add them up there.
-    pub to_host: Seconds,
+    /// Time to copy its gradients to the host and, where the host adds them up, to do so; where the device adds them up, time to copy
+    /// the sum of earlier micro-batches to the device and the new sum to the host.
+    pub to_host: GradientCopies,
     /// Time to copy its parameters from the host.
     pub from_host: Seconds,
+}
+
+/// Times of the copies of gradients, by the micro-batches in which they are made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Add, AddAssign, Mul)]
+pub struct GradientCopies {
+    /// Time in every micro-batch.
+    pub always: Seconds,
+    /// Time in every micro-batch but the first, beside `always`.
+    pub again: Seconds,
+    /// Time in the last micro-batch, beside the others.
+    pub at_last: Seconds,
 }
 
 impl Offloaded {
@@ -112,7 +126,7 @@ impl Offloaded {
     /// Bytes that a rank's states take in host memory.
     pub(crate) fn on_host(self, weights: Weights, sharding: &Sharding) -> Bytes {
         let updated = self.moved(sharding.updated(weights.trained));
-        let states = updated * 4 * host_number();
+        let states = updated * (4 * host_number() + self.sum_of_gradients());
         let Offload::Parameters = self.offload else {
             return Bytes(states);
         };
@@ -132,6 +146,50 @@ impl Offloaded {
         self.option.accumulation_waits
     }
 
+    /// Whether gradients are copied on the stream that reduces them.
+    pub(crate) fn copies_on_reducing_stream(self) -> bool {
+        self.option.device_adds_gradients
+    }
+
+    /// Bytes of an element of the sum of gradients that the device makes and the host holds from one micro-batch to the next; 0 if there
+    /// is none. ZeRO-3 holds it even for a single micro-batch.
+    fn sum_of_gradients(self) -> u64 {
+        match self.zero {
+            _ if !self.option.device_adds_gradients => 0,
+            Zero::Z3 => states::gradient_type(&self.types, self.precision).size(),
+            _ if self.micro_batches == 1 => 0,
+            Zero::Z0 | Zero::Z1 | Zero::Z2 => self.parameter().size(),
+        }
+    }
+
+    /// Times to copy so many gradients to the host, and their sums back. Under ZeRO-3 the first micro-batch's, too, are read back from
+    /// where they were written (DeepSpeed `zero/stage3.py`, `partition_grads`); at other levels a sum is copied to the device when the
+    /// next micro-batch adds to it (`zero/stage_1_and_2.py`, `async_accumulate_grad_in_cpu_via_gpu`).
+    fn gradient_copies(self, rates: &Rates, updated: u64) -> GradientCopies {
+        let none = Seconds(0.0);
+        let wide = rates.copy(updated * host_number());
+        if !self.option.device_adds_gradients {
+            let added = match self.option.accumulation_waits {
+                true => rates.sum(updated),
+                false => none,
+            };
+            return GradientCopies {
+                always: wide + added,
+                ..GradientCopies::default()
+            };
+        }
+        let sum = rates.copy(updated * self.sum_of_gradients());
+        let [always, again] = match self.zero {
+            Zero::Z3 => [sum + sum, none],
+            Zero::Z0 | Zero::Z1 | Zero::Z2 => [sum, sum],
+        };
+        GradientCopies {
+            always,
+            again,
+            at_last: wide,
+        }
+    }
+
     /// Times of a block's copies to and from the host, which run beside its gathers and reductions.
     ///
     /// # Errors
@@ -146,10 +204,7 @@ impl Offloaded {
         let mut copies = Copies::default();
         if self.option.gradients_in_backward {
             let updated = self.moved(sharding.shard(block.trained));
-            copies.to_host = rates.copy(updated * host_number());
-            if self.option.accumulation_waits {
-                copies.to_host += rates.sum(updated);
-            }
+            copies.to_host = self.gradient_copies(&rates, updated);
         }
         if self.offload == Offload::Parameters {
             let trained = sharding.shard(block.trained) * self.parameter().size();

@@ -9,7 +9,7 @@ use plans::ActionKind;
 
 use crate::activation_copies::ActivationCopies;
 use crate::block_cost::BlockCost;
-use crate::offload::Copies;
+use crate::offload::{Copies, GradientCopies};
 use crate::work::{Backward, Work};
 
 /// A row of equal blocks of a stage.
@@ -50,8 +50,8 @@ pub struct StageWork {
     pub exposed_gather: Option<Seconds>,
     /// Time of gradient reduction that nothing hides; it runs as an action of its own.
     pub exposed_reduce: Option<Seconds>,
-    /// Time to copy gradients to host memory after `exposed_reduce`.
-    pub copied_after_reduce: Seconds,
+    /// Times to copy gradients to host memory after `exposed_reduce`.
+    pub copied_after_reduce: GradientCopies,
 }
 
 /// When the data-parallel traffic of a stage happens.
@@ -73,6 +73,10 @@ pub struct TrafficPlan {
     pub ahead: Ahead,
     /// Whether the device waits until the host has added up gradients of several micro-batches.
     pub accumulation_waits: bool,
+    /// Whether a reduction waits for the copies of the gradients that were reduced before it, which are on its stream.
+    pub copies_in_order: bool,
+    /// Whether kernels wait for every copy of gradients to host memory, which is on their stream.
+    pub copies_hold_kernels: bool,
 }
 
 impl Default for TrafficPlan {
@@ -86,6 +90,8 @@ impl Default for TrafficPlan {
             whole: false,
             ahead: Ahead::USUAL,
             accumulation_waits: false,
+            copies_in_order: false,
+            copies_hold_kernels: false,
         }
     }
 }
@@ -217,6 +223,23 @@ impl TrafficPlan {
             ActionKind::B | ActionKind::I => self.reduce,
             _ => When::Never,
         }
+    }
+
+    /// Whether kernels wait for the copy of a micro-batch's gradients to host memory.
+    pub(crate) fn waits_for_copies(&self, micro_batch: u32) -> bool {
+        self.copies_hold_kernels || self.accumulation_waits && micro_batch > self.first
+    }
+
+    /// Time of the copies of gradients that are made in this micro-batch.
+    pub(crate) fn copied(&self, copies: GradientCopies, micro_batch: u32) -> Seconds {
+        let mut time = copies.always;
+        if micro_batch > self.first {
+            time += copies.again;
+        }
+        if micro_batch == self.last {
+            time += copies.at_last;
+        }
+        time
     }
 
     /// Whether what happens at `when` happens for this micro-batch.

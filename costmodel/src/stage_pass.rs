@@ -10,6 +10,7 @@ use plans::ActionKind;
 use plans::legality::MAX_AHEAD;
 
 use crate::activation_copies::ActivationCopies;
+use crate::offload::GradientCopies;
 use crate::picoseconds::Picoseconds;
 use crate::stage::{LayerTraffic, Phase, StageWork, TrafficPlan, When};
 use crate::streams::{End, Stream, Streams};
@@ -52,7 +53,7 @@ struct Row {
     kernels: Picoseconds,
     gather: Picoseconds,
     reduce: Picoseconds,
-    to_host: Picoseconds,
+    to_host: GradientCopies,
     from_host: Picoseconds,
     /// Whether copying the parameters from host memory takes longer than gathering them.
     waits_for_copy: bool,
@@ -114,7 +115,6 @@ impl StagePass {
             streams.issue(Stream::Compute, self.duration, None);
             return;
         }
-        let waits = self.plan.accumulation_waits && micro_batch > self.plan.first;
         if gathers && self.plan.whole {
             self.blocks().for_each(|row| {
                 row.gather(false, streams);
@@ -144,6 +144,7 @@ impl StagePass {
         let mut slot = 0;
         let mut copying = self.activations.begin();
         for row in &self.rows {
+            let reduction = self.reduction(row, micro_batch);
             for block in 0..row.count {
                 let last = if slot == 0 { ahead } else { slot - 1 };
                 ready[last] = asked.next(streams);
@@ -156,13 +157,24 @@ impl StagePass {
                     copying.after_forward(layer, streams);
                 }
                 if reduces && !self.plan.whole {
-                    row.reduce(waits, streams);
+                    reduction.issue(streams);
                 }
                 slot = if slot == ahead { 0 } else { slot + 1 };
             }
         }
         if reduces && self.plan.whole {
-            self.blocks().for_each(|row| row.reduce(waits, streams));
+            self.blocks()
+                .for_each(|row| self.reduction(row, micro_batch).issue(streams));
+        }
+    }
+
+    /// How the gradients of a row's block are reduced in this micro-batch.
+    fn reduction(&self, row: &Row, micro_batch: u32) -> Reduction {
+        Reduction {
+            time: row.reduce,
+            to_host: self.plan.copied(row.to_host, micro_batch).into(),
+            waits: self.plan.waits_for_copies(micro_batch),
+            in_order: self.plan.copies_in_order,
         }
     }
 
@@ -218,6 +230,36 @@ impl Asked<'_> {
     }
 }
 
+/// The reduction of a block's gradients in one micro-batch, and their copies if they belong in host memory.
+#[derive(Clone, Copy)]
+struct Reduction {
+    time: Picoseconds,
+    to_host: Picoseconds,
+    /// Whether kernels wait for the copies.
+    waits: bool,
+    /// Whether the reduction waits for the copies of earlier ones.
+    in_order: bool,
+}
+
+impl Reduction {
+    #[inline(always)]
+    fn issue(self, streams: &mut Streams) {
+        let mut done = streams.end(Stream::Compute);
+        if self.time > Picoseconds::ZERO {
+            let copied = Some(streams.end(Stream::ToHost)).filter(|_| self.in_order);
+            let ready = copied.filter(|end| end.at > done.at).unwrap_or(done);
+            streams.issue(Stream::Data, self.time, Some(ready));
+            done = streams.end(Stream::Data);
+        }
+        if self.to_host > Picoseconds::ZERO {
+            streams.issue(Stream::ToHost, self.to_host, Some(done));
+            if self.waits {
+                streams.join(Stream::ToHost);
+            }
+        }
+    }
+}
+
 impl Row {
     fn new(row: &LayerTraffic, forward: bool, duration: Picoseconds) -> Self {
         let share = match forward {
@@ -234,7 +276,7 @@ impl Row {
             kernels: duration.share(share),
             gather,
             reduce: row.reduce.into(),
-            to_host: row.copies.to_host.into(),
+            to_host: row.copies.to_host,
             from_host,
             waits_for_copy: row.copies.from_host > row.gather,
         }
@@ -247,23 +289,6 @@ impl Row {
             false => self.count - 1 - block,
         };
         self.first_layer.map(|first| first + offset)
-    }
-
-    /// Issues the reduction of a block's gradients, and their copy to host memory if they belong there. Kernels wait for the
-    /// copy if `waits`.
-    #[inline(always)]
-    fn reduce(&self, waits: bool, streams: &mut Streams) {
-        let mut done = streams.end(Stream::Compute);
-        if self.reduce > Picoseconds::ZERO {
-            streams.issue(Stream::Data, self.reduce, Some(done));
-            done = streams.end(Stream::Data);
-        }
-        if self.to_host > Picoseconds::ZERO {
-            streams.issue(Stream::ToHost, self.to_host, Some(done));
-            if waits {
-                streams.join(Stream::ToHost);
-            }
-        }
     }
 
     /// Issues the copy of a block's parameters from host memory, if they lie there, and then their gather. Both wait for the

@@ -10,7 +10,7 @@ use plans::Decisions;
 
 use crate::activation_copies::ActivationCopies;
 use crate::messages::Message;
-use crate::offload::{self, Copies, Offloaded};
+use crate::offload::{self, Copies, GradientCopies, Offloaded};
 use crate::shared_tables::SharedTables;
 use crate::stage::{LayerTraffic, Run, StageWork, TrafficPlan, When};
 use crate::states::Weights;
@@ -182,7 +182,11 @@ pub(crate) fn plan(traffic: &Traffic<'_>, runs: &[Run], stage: &mut StageWork) {
     };
     let gathers = all(|l| l.gather);
     let reduces = all(|l| l.reduce);
-    let copied = all(|l| l.copies.to_host);
+    let copied = stage
+        .layers
+        .iter()
+        .map(|l| l.copies.to_host * l.count as f64);
+    let copied = copied.fold(GradientCopies::default(), |sum, of| sum + of);
     let mut overlap = strategy.overlap;
     // With one data-parallel rank the strategy does not decide this: gradients are copied to the
     // host as they come, and replicas of experts, if there are any, send beside other work.
@@ -191,12 +195,15 @@ pub(crate) fn plan(traffic: &Traffic<'_>, runs: &[Run], stage: &mut StageWork) {
     overlap.param_gather |= alone;
     overlap.param_gather &= !(scenario.runtime.rewrites).contains(&Rewrite::GatherInStep);
     let offloaded = Offloaded::of(scenario, strategy);
+    let in_order = offloaded.is_some_and(Offloaded::copies_on_reducing_stream);
     let mut plan = TrafficPlan {
         first: 0,
         last: strategy.num_micro_batches as u32 - 1,
         whole: !runs.iter().any(is_embedding) && has_whole_stages(scenario, strategy),
         ahead: (scenario.runtime.ahead(strategy.prefetch)).unwrap_or(Ahead::USUAL),
         accumulation_waits: offloaded.is_some_and(Offloaded::accumulation_waits),
+        copies_in_order: in_order,
+        copies_hold_kernels: in_order && !strategy.overlap.grad_reduce,
         ..TrafficPlan::default()
     };
     match strategy.zero {

@@ -33,8 +33,8 @@ fn predict(s: &Scenario, text: &str) -> Prediction {
     costs.predict(&strategy(s, text)).expect("priced")
 }
 
-/// ZeRO-2 of DeepSpeed on 8 GPUs: each holds 16-bit parameters, its host 16 bytes for every eighth weight; in the step the
-/// host reads and writes 28 bytes for each, then 2 bytes come back.
+/// ZeRO-2 of DeepSpeed on 8 GPUs: each holds 16-bit parameters, its host 16 bytes for every eighth weight and 2 for the sum of
+/// gradients; in the step the host reads and writes 28 bytes for each, then 2 bytes come back.
 #[test]
 fn an_optimizer_on_the_host() {
     let s = scenario(8, "deepspeed");
@@ -50,7 +50,7 @@ fn an_optimizer_on_the_host() {
         0
     );
     assert_eq!(on_host.memory_of("parameters").0, 2 * weights);
-    assert_eq!(on_host.host_memory.used, Bytes(8 * 16 * share));
+    assert_eq!(on_host.host_memory.used, Bytes(8 * 18 * share));
     assert_eq!(on_host.host_memory.there, Some(Bytes(2_000_000_000_000)));
     // 409.6 GB/s of the node, 0.43 of it for the optimizer; PCI Express 4.0 at 0.85.
     let update = 28.0 * share as f64 / (409.6e9 / 8.0 * 0.43);
@@ -181,6 +181,50 @@ fn gradients_that_the_host_adds_up_are_waited_for() {
         });
         // With the whole batch in one micro-batch the host adds nothing up.
         assert!(many > few + 0.1, "{overlap}: {few} and {many}");
+    }
+}
+
+/// DeepSpeed adds gradients on the device: after the first of several micro-batches it copies their sum of 2 bytes each to the host, before
+/// each later one back, and after the last a copy of 4 bytes to the host. ZeRO-3 reads the first sum back too, and ZeRO-1 reduces
+/// once. Without `overlap_comm` kernels wait for all of these copies.
+#[test]
+fn deepspeed_copies_sums_of_gradients_both_ways() {
+    let s = scenario(8, "deepspeed");
+    let weights = predict(&s, "dp8 zero2 mbs4").memory_of("parameters").0 / 2;
+    let share = weights.div_ceil(8) as f64;
+    // Level, micro-batches, bytes per weight that are copied in the step, and bytes that the host holds.
+    let cases: [(u8, u64, f64, u64); 6] = [
+        (1, 1, 4.0, 16),
+        (1, 4, 2.0 + 2.0 + 4.0, 18),
+        (2, 1, 4.0, 16),
+        (2, 4, 4.0 * 2.0 + 3.0 * 2.0 + 4.0, 18),
+        (3, 1, 2.0 + 2.0 + 4.0, 18),
+        (3, 4, 4.0 * 4.0 + 4.0, 18),
+    ];
+    // A link that is faster than the host's memory leaves only the time of the copies in this.
+    let mut fast = s.clone();
+    fast.cluster.host.as_mut().expect("a host").link.value.0 = 1e14;
+    let slower = 1.0 / (31.5e9 * 0.85) - 1.0 / (409.6e9 / 8.0);
+    for (zero, micro_batches, copied, held) in cases {
+        let batch = 4 / micro_batches;
+        let text = format!("dp8 zero{zero} mbs{batch} offload=optimizer overlap=param");
+        let [found, least] = [&s, &fast].map(|s| predict(s, &text));
+        let used = found.host_memory.used.0 / 8;
+        assert!(used.abs_diff(held * share as u64) < 1000, "{text}: {used}");
+        let exposed = [&found, &least].map(|p| p.breakdown.offload_exposed_s);
+        // Parameters come back in 2 bytes.
+        let bytes = (exposed[0] - exposed[1]) / slower / share - 2.0;
+        assert!((bytes - copied).abs() < 0.01, "{text}: {bytes}");
+        // With `overlap_comm`, copies run beside backward. (Under ZeRO-1 the device's part of the step then fills no buckets.)
+        let beside = predict(&s, &text.replace("overlap=param", "overlap=grad+param"));
+        let [after, beside] = [&found, &beside].map(|p| &p.breakdown);
+        let of_step = |b: &plans::prediction::Breakdown| b.offload_exposed_s + b.optimizer_s;
+        let hidden = of_step(after) - of_step(beside);
+        let most = copied * share / (31.5e9 * 0.85);
+        assert!(
+            hidden > 0.5 * most && hidden < 1.01 * most,
+            "{text}: {hidden}"
+        );
     }
 }
 

@@ -5,7 +5,7 @@
 //! states are held run the same passes, and only their updates decide which is slower. Smaller
 //! states are updated faster; a host is slower than a device, the more so the more states it holds.
 
-use catalog::{Offload, OffloadKind, OptimizerStates, Runtime, Zero};
+use catalog::{Offload, OffloadKind, OffloadOption, OptimizerStates, Runtime, Zero};
 
 use crate::choices::ShardingChoice;
 
@@ -89,12 +89,13 @@ impl Traffic {
 
 /// Whether a way's choice for the optimizer decides only the size and place of states. It does not
 /// for 8-bit moments (other kernels), plain data parallelism (other traffic), or host memory that
-/// passes wait for (parameters, or gradients added up there).
+/// passes or reductions wait for (parameters, or gradients added up there or by the device).
 fn is_comparable(way: &ShardingChoice, runtime: &Runtime) -> bool {
     let completes = OptimizerStates::completes_parameters;
     let leaves_passes = |offload: Offload| {
         let option = runtime.offload_option(offload, way.zero);
-        option.is_some_and(|o| o.states == OffloadKind::Optimizer && !o.accumulation_waits)
+        let waits = |o: &OffloadOption| o.accumulation_waits || o.device_adds_gradients;
+        option.is_some_and(|o| o.states == OffloadKind::Optimizer && !waits(o))
     };
     way.zero != Zero::Z0
         && way.optimizer_states.is_none_or(completes)
