@@ -234,8 +234,8 @@ pub enum Rewrite {
     FusePointwise,
     /// Weight gradients accumulate into the main gradient inside the matrix product.
     FuseGradientAccumulation,
-    /// Weight gradients are added to the accumulation buffer by a pass of their own (Megatron-LM's
-    /// gradient hook without the fused kernel, DeepSpeed's `p.grad +=`).
+    /// Every micro-batch's weight gradients are added by a pass of their own to a buffer that stays from step to step (Megatron-LM's
+    /// gradient hook without the fused kernel; PyTorch's autograd, where gradients are set to zero rather than freed).
     AccumulateGradients,
     /// Linears keep the 8-bit copy of their input instead of the input (Transformer Engine
     /// `linear.py`: `save_for_backward` of the quantised input; attention and activations still keep
@@ -360,7 +360,7 @@ pub enum Rewrite {
     /// its gradient (Hugging Face's Trainer before Transformers 4.30).
     OptimizerByTensor,
     /// Gradients are freed after the optimizer step (PyTorch's `Optimizer.zero_grad` sets them to none), so that none exists until
-    /// the next step runs backward.
+    /// the next step runs backward. Then autograd adds up those of its later micro-batches.
     ReleaseGradients,
     /// The optimizer step reads 32-bit copies of the gradients that the rank updates. Under ZeRO-1 and 2 it copies them all at once
     /// (DeepSpeed `stage_1_and_2.py`, `single_grad_partition`; `fused_optimizer.py`, `grads_groups_flat`). Under ZeRO-3 it takes a

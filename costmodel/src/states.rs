@@ -323,6 +323,26 @@ pub(crate) fn all_reduces_for_shards(runtime: &Runtime, zero: Zero) -> bool {
     shards && runtime.rewrites.contains(&Rewrite::AllReduceGradients)
 }
 
+/// Elements of the gradients that a rank adds to those of earlier micro-batches, out of `trained` ones of which `shard` are its own, and
+/// the bytes of each that this moves. Autograd adds whole gradients in the type of the parameters; FSDP and ZeRO from level 2 on
+/// add only what a rank keeps of the sum over ranks (DeepSpeed `zero/stage_1_and_2.py`, `independent_gradient_partition_epilogue`,
+/// and `zero/stage3.py`, `partition_grads`; PyTorch `_fsdp_collectives.py`, `foreach_reduce`), unless they reduce once in a step.
+#[must_use]
+pub(crate) fn added_gradients(
+    scenario: &Scenario,
+    d: &Decisions,
+    [trained, shard]: [u64; 2],
+) -> Bytes {
+    let (runtime, precision) = (&scenario.runtime, scenario.workload.precision);
+    let types = d.state_types(runtime, precision);
+    let held = gradient_type(&types, precision).size();
+    let reduces_once = runtime.works_by_block(d.zero) && runtime.zero3_once.reduce.contains(d.pp);
+    match d.zero >= Zero::Z2 && !reduces_once {
+        true => Bytes(shard * 3 * held),
+        false => Bytes(trained * (parameter_type(&types, precision).size() + 2 * held)),
+    }
+}
+
 /// Whether the host copies gradients into buckets one after the other when backward has ended, while the GPU waits. DeepSpeed does so
 /// under ZeRO-1 unless `overlap_comm` is set (`zero/stage_1_and_2.py`, `reduce_gradients`).
 #[must_use]

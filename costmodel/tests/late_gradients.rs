@@ -1,14 +1,21 @@
-//! Gradients that are freed after every step take no memory until a rank runs backward.
+//! Gradients that are freed after every step take no memory until a rank runs backward, and only its later passes add to them.
 
-use catalog::{Precision, Workload};
+use catalog::runtime::Rewrite;
+use catalog::{Precision, Runtime, Workload};
 use costmodel::{CostModel, Scenario};
 use plans::Prediction;
 
 fn predict(runtime: &str, gpus: u64, seq_len: u64, text: &str) -> Prediction {
+    let runtime = catalog::load::runtime(runtime).expect("preset");
+    predict_under(runtime, gpus, seq_len, text)
+}
+
+fn predict_under(runtime: Runtime, gpus: u64, seq_len: u64, text: &str) -> Prediction {
+    let name = runtime.name.clone();
     let s = Scenario {
         model: catalog::load::model("llama3.2-1b").expect("preset"),
         cluster: catalog::load::cluster("dgx-h100").expect("preset"),
-        runtime: catalog::load::runtime(runtime).expect("preset"),
+        runtime,
         workload: Workload::new(catalog::WorkloadSizes {
             gpus,
             seq_len,
@@ -22,9 +29,9 @@ fn predict(runtime: &str, gpus: u64, seq_len: u64, text: &str) -> Prediction {
     let costs = CostModel::new(s).expect("priced");
     let floors = costs.floors(&strategy, None, None).expect("priced");
     let prediction = costs.predict(&strategy).expect("priced");
-    assert!(floors.memory <= prediction.peak_memory, "{runtime} {text}");
+    assert!(floors.memory <= prediction.peak_memory, "{name} {text}");
     let sum: u64 = prediction.memory.iter().map(|part| part.bytes).sum();
-    assert_eq!(sum, prediction.peak_memory.0, "{runtime} {text}");
+    assert_eq!(sum, prediction.peak_memory.0, "{name} {text}");
     prediction
 }
 
@@ -139,4 +146,42 @@ fn buckets_of_deepspeed_have_a_size_of_their_own() {
     let after = in_flight("deepspeed", "dp8 zero2 mbs2 overlap=param");
     assert_eq!(beside - after, bucket);
     assert!(after > bucket, "and the gradients of a block");
+}
+
+/// Autograd adds whole gradients from the second of four micro-batches on, ZeRO-2 and 3 a rank's shard. Clipping reads and writes the
+/// gradients of a rank beside reading them for their norm. A system that keeps its gradients, and of which nothing else is known to add
+/// to them, does neither.
+#[test]
+fn later_micro_batches_add_to_gradients() {
+    let more = |runtime: &str, text: &str| {
+        let mut kept = catalog::load::runtime(runtime).expect("preset");
+        assert!(
+            kept.rewrites.remove(&Rewrite::ReleaseGradients),
+            "{runtime}"
+        );
+        let [frees, keeps] = [
+            predict(runtime, 8, 4096, text),
+            predict_under(kept, 8, 4096, text),
+        ];
+        let [a, b] = [frees.breakdown, keeps.breakdown];
+        (a.compute_s - b.compute_s, a.optimizer_s - b.optimizer_s)
+    };
+    // Bytes for each weight: of the three sums, and of the multiplication.
+    let cases = [
+        ("hf-trainer", "dp8 zero0 mbs1", 3.0 * 12.0, 8.0),
+        ("deepspeed", "dp8 zero0 mbs1", 3.0 * 6.0, 4.0),
+        ("deepspeed", "dp8 zero1 mbs1", 3.0 * 6.0, 4.0 / 8.0),
+        ("hf-deepspeed", "dp8 zero2 mbs1", 3.0 * 6.0 / 8.0, 4.0 / 8.0),
+        ("hf-deepspeed", "dp8 zero3 mbs1", 3.0 * 6.0 / 8.0, 4.0 / 8.0),
+        ("hf-deepspeed", "dp8 zero2 mbs4", 0.0, 4.0 / 8.0),
+    ];
+    let (_, first) = more("hf-trainer", "dp8 zero0 mbs1");
+    for (runtime, text, added, clipped) in cases {
+        let (compute, optimizer) = more(runtime, text);
+        for (found, bytes) in [(compute, added), (optimizer, clipped)] {
+            let of_bytes = found / first * 8.0;
+            let close = (of_bytes - bytes).abs() <= 0.05 * bytes.max(0.1);
+            assert!(close, "{runtime} {text}: {of_bytes} of {bytes}");
+        }
+    }
 }

@@ -159,8 +159,8 @@ impl Timed<'_> {
         self.prices.memory_bound(MemoryKind::Pointwise, bytes) * (1.0 / elements as f64)
     }
 
-    /// Time of a separate kernel that accumulates gradients; 0 if GEMMs do so in their epilogue, or
-    /// if gradients are not accumulated.
+    /// Time of a separate kernel that adds a micro-batch's gradients to a buffer that stays; 0 if GEMMs do so in their epilogue, or
+    /// if there is no such buffer.
     fn accumulation(&self, elements: Elements) -> Seconds {
         if self.of.lowering.has(Rewrite::FuseGradientAccumulation)
             || !self.of.lowering.has(Rewrite::AccumulateGradients)

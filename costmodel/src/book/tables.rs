@@ -10,6 +10,7 @@ use super::entry::{BlockToPrice, PriceBook, PricedBlock, Update};
 use crate::messages::{scatters_transfers, sent_to_next_stage};
 use crate::offload::Offloaded;
 use crate::price::{MemoryKind, TablePrices};
+use crate::shared_tables::SharedTables;
 use crate::stage::{Run, StageWork};
 use crate::stage_traffic::Traffic;
 use crate::states::{Elements, Weights};
@@ -51,6 +52,7 @@ impl PriceBook for TablePrices {
         }
         // After the traffic is added: the blocks' shares of the stage's time are taken without these casts.
         self.autocast(traffic, runs, stage);
+        self.accumulate(traffic, runs, stage);
         Ok(())
     }
 
@@ -70,7 +72,7 @@ impl PriceBook for TablePrices {
             MemoryKind::UnfusedOptimizer
         };
         let owned = sharding.shard(elements) * states::gradient_type(types, precision).size();
-        let norm = Bytes(of.gradients.0.min(owned));
+        let clipped = Bytes(of.gradients.0.min(owned)) * clipping_passes(scenario);
         let elementary = scenario.runtime.overheads.optimizer_bytes.value;
         let update = match elementary > 0.0 {
             true => {
@@ -79,7 +81,7 @@ impl PriceBook for TablePrices {
             }
             false => self.memory_bound(kind, traffic),
         };
-        let mut time = update + self.memory_bound(MemoryKind::Pointwise, norm);
+        let mut time = update + self.memory_bound(MemoryKind::Pointwise, clipped);
         if states::copies_for_step(&scenario.runtime, strategy, precision) {
             // Gradients are read and copied to 32 bits; the optimizer reads the copies instead.
             let copied = on_device(Bytes(sharding.updated(elements) * 2 * DType::F32.size()));
@@ -239,6 +241,31 @@ impl TablePrices {
         });
     }
 
+    /// Adds the sums of gradients over micro-batches where gradients are freed after every step: then the first micro-batch of the next
+    /// one has nothing to add to. Each of its backward passes takes an equal part of the time. (Where gradients stay in a buffer,
+    /// every micro-batch adds to it, which is part of a block's price.)
+    fn accumulate(&self, traffic: &Traffic<'_>, runs: &[Run], stage: &mut StageWork) {
+        let (scenario, strategy) = (traffic.scenario, traffic.strategy);
+        let micro_batches = strategy.num_micro_batches;
+        let frees = (scenario.runtime.rewrites).contains(&Rewrite::ReleaseGradients);
+        if !frees || micro_batches == 1 {
+            return;
+        }
+        let sharding = &traffic.parallel.sharding;
+        let tables = SharedTables::of(scenario, strategy, runs);
+        let of_run = |run: &Run| {
+            let trained = tables.own(run).trained;
+            let elements = [trained.total(), sharding.shard(trained)];
+            states::added_gradients(scenario, strategy, elements) * run.count
+        };
+        let bytes = runs.iter().map(of_run).sum();
+        let sums = (micro_batches - 1) as f64 / micro_batches as f64;
+        stage.backward.add_weight(Work {
+            compute: self.memory_bound(MemoryKind::Pointwise, bytes) * sums,
+            ..Work::default()
+        });
+    }
+
     /// Adds the copies of whole parameters and gradients between a runtime's collective buffers and the tensors that
     /// kernels use.
     fn copies(&self, traffic: &Traffic<'_>, runs: &[Run], stage: &mut StageWork) {
@@ -273,6 +300,17 @@ impl TablePrices {
             ..Work::default()
         };
         stage.backward.add_weight(backward);
+    }
+}
+
+/// How many times gradients are read or written to clip them: once to find their norm, and twice to multiply them. PyTorch's
+/// `clip_grad_norm_` multiplies them whatever the norm is (torch/nn/utils/clip_grad.py, `_clip_grads_with_norm_`), and so does DeepSpeed
+/// (zero/stage_1_and_2.py, `unscale_and_clip_grads`). Systems with gradient buffers of their own, as Megatron-LM, do so only for
+/// a norm that is too large (core/optimizer/clip_grads.py).
+fn clipping_passes(scenario: &Scenario) -> u64 {
+    match (scenario.runtime.rewrites).contains(&Rewrite::ReleaseGradients) {
+        true => 3,
+        false => 1,
     }
 }
 

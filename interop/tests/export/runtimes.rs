@@ -107,3 +107,36 @@ fn other_types_of_gradients_are_told() {
         }
     }
 }
+
+/// DeepSpeed's files say nothing of how gradients are reduced, added up and freed: its engine does as its runtime's predictions have it.
+#[test]
+fn deepspeed_treats_gradients_as_predicted() {
+    use catalog::runtime::Rewrite::{AccumulateGradients, AllReduceGradients, ReleaseGradients};
+    let rows = [
+        ("deepspeed", Dialect::DeepSpeed, &[][..]),
+        ("hf-deepspeed", Dialect::TransformersDeepSpeed, &[]),
+        (
+            "hf-deepspeed-2021",
+            Dialect::DeepSpeed,
+            &[AllReduceGradients],
+        ),
+    ];
+    for (runtime, dialect, sharded) in rows {
+        let of = catalog::load::runtime(runtime).expect("preset");
+        for zero in 0..4 {
+            let text = format!("zero={zero},mbs=1,recompute=full");
+            let (model, workload) = scene("llama3-8b", 64, Precision::Bf16);
+            let strategy = plans::grammar::parse(&text, &model, &workload, &of).expect(&text);
+            let exported = exported_for(runtime, &strategy, &model, &workload, dialect, None);
+            let exported = exported.unwrap_or_else(|e| panic!("{runtime} {text}: {e}"));
+            let gradients = [AccumulateGradients, AllReduceGradients, ReleaseGradients];
+            let differs = exported.unmet.iter().filter_map(|of| match of.differs {
+                Differs::Performed(rewrite) | Differs::NotPerformed(rewrite) => Some(rewrite),
+                _ => None,
+            });
+            let found: Vec<_> = differs.filter(|of| gradients.contains(of)).collect();
+            let want = if [1, 2].contains(&zero) { sharded } else { &[] };
+            assert_eq!(found, want, "{runtime} {text}");
+        }
+    }
+}
