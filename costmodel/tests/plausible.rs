@@ -143,7 +143,9 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     /// No prediction is over the peak; at a fixed batch more devices are never slower than what the
-    /// added traffic explains, and never more efficient than fewer.
+    /// added traffic explains, and never more efficient than fewer, but for sums of gradients: twice as many devices add up shards half
+    /// as large half as often. Of a sixteenth of Mixtral, 12 bytes for each weight in each of 31 micro-batches are 0.8% of the step on
+    /// A100s, and half of that on twice as many.
     #[test]
     fn more_devices_are_faster_and_no_more_efficient(
         model in 0..MODELS.len(),
@@ -170,7 +172,7 @@ proptest! {
         prop_assert!(few.mfu < 0.75 && few.mfu > 0.0, "{} of the peak", few.mfu);
         prop_assert!(many.step_time < few.step_time, "{:?} and {:?}", few.step_time, many.step_time);
         prop_assert!(
-            many.tokens_per_s_per_gpu <= few.tokens_per_s_per_gpu * 1.001,
+            many.tokens_per_s_per_gpu <= few.tokens_per_s_per_gpu * 1.005,
             "{} and {}", few.tokens_per_s_per_gpu, many.tokens_per_s_per_gpu
         );
     }
