@@ -32,6 +32,10 @@ fn breakdown(plan: &str, unless: Option<Rewrite>) -> Breakdown {
     if let Some(rewrite) = unless {
         assert!(s.runtime.rewrites.remove(&rewrite), "{rewrite:?}");
     }
+    if unless == Some(Rewrite::GatherInStep) {
+        // A system that flattens and frees gradients and gathers no parameters in the step would be FSDP.
+        s.runtime.rewrites.remove(&Rewrite::ReleaseGradients);
+    }
     let plan = plans::grammar::parse(plan, &s.model, &s.workload, &s.runtime).expect(plan);
     let costs = CostModel::new(s).expect("priced");
     costs.predict(&plan).expect("priced").breakdown
