@@ -141,13 +141,9 @@ impl LayoutBounds {
         let overheads = &scenario.runtime.overheads;
         let sharded = |ways: &[Decisions]| -> Vec<(Decisions, Sharding)> {
             let sharding = |d: &Decisions| DataParallel::new(d, &scenario.cluster).sharding;
-            let held = |d: &Decisions| {
-                let mut least = d.clone();
-                // Gradients that are reduced after backward have fewer buckets.
-                least.overlap.grad_reduce = false;
-                (least, sharding(d))
-            };
-            ways.iter().map(held).collect()
+            ways.iter()
+                .map(|d| (fewest_buckets(d), sharding(d)))
+                .collect()
         };
         let table = shared_tables::table(scenario, d);
         // A prediction module may share its table with another block; the bound leaves it out.
@@ -385,6 +381,13 @@ impl LayoutBounds {
         let least = ways.map(of_sharding).min()?;
         Some(passes + self.outside + least)
     }
+}
+
+/// These decisions, but with gradients reduced after backward, which takes fewer buckets.
+fn fewest_buckets(d: &Decisions) -> Decisions {
+    let mut least = d.clone();
+    least.overlap.grad_reduce = false;
+    least
 }
 
 /// The memory that the fullest of these ranks needs at least. Bytes of a rank in another pool are scaled to the memory of the first
