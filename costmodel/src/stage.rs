@@ -73,8 +73,6 @@ pub struct TrafficPlan {
     pub ahead: Ahead,
     /// Whether the device waits until the host has added up gradients of several micro-batches.
     pub accumulation_waits: bool,
-    /// Whether a reduction waits for the copies of the gradients that were reduced before it, which are on its stream.
-    pub copies_in_order: bool,
     /// Whether kernels wait for every copy of gradients to host memory, which is on their stream.
     pub copies_hold_kernels: bool,
 }
@@ -90,7 +88,6 @@ impl Default for TrafficPlan {
             whole: false,
             ahead: Ahead::USUAL,
             accumulation_waits: false,
-            copies_in_order: false,
             copies_hold_kernels: false,
         }
     }

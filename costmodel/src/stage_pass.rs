@@ -174,7 +174,6 @@ impl StagePass {
             time: row.reduce,
             to_host: self.plan.copied(row.to_host, micro_batch).into(),
             waits: self.plan.waits_for_copies(micro_batch),
-            in_order: self.plan.copies_in_order,
         }
     }
 
@@ -237,8 +236,6 @@ struct Reduction {
     to_host: Picoseconds,
     /// Whether kernels wait for the copies.
     waits: bool,
-    /// Whether the reduction waits for the copies of earlier ones.
-    in_order: bool,
 }
 
 impl Reduction {
@@ -246,9 +243,7 @@ impl Reduction {
     fn issue(self, streams: &mut Streams) {
         let mut done = streams.end(Stream::Compute);
         if self.time > Picoseconds::ZERO {
-            let copied = Some(streams.end(Stream::ToHost)).filter(|_| self.in_order);
-            let ready = copied.filter(|end| end.at > done.at).unwrap_or(done);
-            streams.issue(Stream::Data, self.time, Some(ready));
+            streams.issue(Stream::Data, self.time, Some(done));
             done = streams.end(Stream::Data);
         }
         if self.to_host > Picoseconds::ZERO {

@@ -195,15 +195,14 @@ pub(crate) fn plan(traffic: &Traffic<'_>, runs: &[Run], stage: &mut StageWork) {
     overlap.param_gather |= alone;
     overlap.param_gather &= !(scenario.runtime.rewrites).contains(&Rewrite::GatherInStep);
     let offloaded = Offloaded::of(scenario, strategy);
-    let in_order = offloaded.is_some_and(Offloaded::copies_on_reducing_stream);
+    let on_same_stream = offloaded.is_some_and(Offloaded::copies_on_reducing_stream);
     let mut plan = TrafficPlan {
         first: 0,
         last: strategy.num_micro_batches as u32 - 1,
         whole: !runs.iter().any(is_embedding) && has_whole_stages(scenario, strategy),
         ahead: (scenario.runtime.ahead(strategy.prefetch)).unwrap_or(Ahead::USUAL),
         accumulation_waits: offloaded.is_some_and(Offloaded::accumulation_waits),
-        copies_in_order: in_order,
-        copies_hold_kernels: in_order && !strategy.overlap.grad_reduce,
+        copies_hold_kernels: on_same_stream && !strategy.overlap.grad_reduce,
         ..TrafficPlan::default()
     };
     match strategy.zero {
