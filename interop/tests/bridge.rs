@@ -312,3 +312,45 @@ fn numbers_that_stand_for_switches_are_named() {
         assert!(said.iter().any(|line| line.contains(&expected)), "{said:?}");
     }
 }
+
+/// Rules of Megatron-Core and Transformer Engine hold for a recipe's fields too, where the recipe sets all that they are about.
+#[test]
+fn rules_of_megatron_core_hold_for_recipes() {
+    let window = "cfg.model.window_size = (4095, 0)\ncfg.model.context_parallel_size = 2";
+    for (lines, wanted) in [
+        (
+            format!("{window}\ncfg.model.cp_comm_type = \"p2p\""),
+            "a.py:6: `model.window_size`: with model.context_parallel_size above 1 needs model.cp_comm_type a2a or all_gather \
+             (context_parallel.py of Transformer Engine)",
+        ),
+        (format!("{window}\ncfg.model.cp_comm_type = \"a2a\""), ""),
+        (window.to_owned(), ""),
+        (
+            "cfg.model.softmax_type = \"learnable\"\ncfg.model.context_parallel_size = 4\ncfg.model.cp_comm_type = \"all_gather\""
+                .to_owned(),
+            "a.py:6: `model.softmax_type`: learnable with model.context_parallel_size above 1 needs model.cp_comm_type a2a \
+             (context_parallel.py of Transformer Engine)",
+        ),
+        (
+            "cfg.model.recompute_granularity = \"full\"\ncfg.model.recompute_method = None".to_owned(),
+            "a.py:6: `model.recompute_granularity`: full needs model.recompute_method (transformer_config.py:1913)",
+        ),
+        (
+            "cfg.model.overlap_moe_expert_parallel_comm = True\ncfg.model.mtp_num_layers = 2".to_owned(),
+            "a.py:6: `model.overlap_moe_expert_parallel_comm`: cannot be combined with model.mtp_num_layers above 1 \
+             (transformer_config.py:3042)",
+        ),
+        ("cfg.model.window_size = window\ncfg.model.cp_comm_type = \"p2p\"".to_owned(), ""),
+        // A rule of Megatron-LM's command line.
+        ("cfg.model.fp32_residual_connection = True\ncfg.model.bf16 = False\ncfg.model.fp16 = False".to_owned(), ""),
+    ] {
+        let lines = lines.replace('\n', "\n    ");
+        let text = format!(
+            "from megatron.bridge.recipes.common import _pretrain_common\n\n\ndef r():\n    cfg = _pretrain_common()\n    {lines}\n    return cfg\n"
+        );
+        let document = Document::read(&text, "a.py", None, &|_| None).expect("well-formed");
+        let found = interop::check::check(&document, None).expect("schema");
+        let said: Vec<String> = found.iter().map(ToString::to_string).collect();
+        assert_eq!(said.join("\n"), wanted, "{lines}");
+    }
+}

@@ -3,7 +3,7 @@
 use catalog::model::{ModelConfig, WindowPattern};
 use catalog::runtime::{RecomputeMode, RuntimeSpace, SequenceParallelUse};
 use catalog::{
-    Axis, CudaGraphs, Dispatcher, Fp8Recipe, GradientTypes, Offload, Overlap, Precision,
+    Axis, CpKind, CudaGraphs, Dispatcher, Fp8Recipe, GradientTypes, Offload, Overlap, Precision,
     RecomputeModule, Runtime, ScheduleKind, Selection, Zero,
 };
 
@@ -131,6 +131,24 @@ fn precision_lack(d: &Decisions, runtime: &Runtime, precision: Precision) -> Opt
 
 /// Finds an attention that the runtime does not have under the strategy's kind of context parallelism.
 fn context_lack(d: &Decisions, model: &ModelConfig, space: &RuntimeSpace) -> Option<Lack> {
+    let (what, kinds) = unfit_context(d, model, space)?;
+    lacks(
+        format!(
+            "attention with {what} under context parallelism by {}",
+            d.cp_kind.name()
+        ),
+        list(kinds.iter().map(|kind| kind.name()), "cp=1"),
+    )
+}
+
+/// What of the model's attention does not run under the strategy's kind of context parallelism, and the kinds that it runs under;
+/// `None` if all of it runs.
+#[must_use]
+pub fn unfit_context<'a>(
+    d: &Decisions,
+    model: &ModelConfig,
+    space: &'a RuntimeSpace,
+) -> Option<(&'static str, &'a [CpKind])> {
     let attention = &model.attention;
     let windows = attention.window != WindowPattern::Full;
     let limits = [
@@ -139,13 +157,7 @@ fn context_lack(d: &Decisions, model: &ModelConfig, space: &RuntimeSpace) -> Opt
     ];
     let (_, what, kinds) = (limits.into_iter())
         .find(|(has, _, kinds)| d.cp > 1 && *has && !kinds.contains(&d.cp_kind))?;
-    lacks(
-        format!(
-            "attention with {what} under context parallelism by {}",
-            d.cp_kind.name()
-        ),
-        list(kinds.iter().map(|kind| kind.name()), "cp=1"),
-    )
+    Some((what, kinds))
 }
 
 /// Whether experts have as many data-parallel ranks as the rest of the model. `spread` is `ep·etp` of a model with experts; without

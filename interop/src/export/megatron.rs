@@ -10,6 +10,7 @@ use super::core_model::{self, Reach};
 use super::core_options::options;
 use super::core_precision;
 use super::core_rewrites;
+use super::dialect::Dialect;
 use super::documents;
 use super::flag::Flag;
 use super::graphs;
@@ -20,7 +21,7 @@ use super::refusal::Limits;
 use crate::config::escape;
 use plans::decisions::{Decisions, Recompute};
 use plans::grammar::{order_name, recompute_name};
-use plans::support::{MAX_OVERLAPPED_MTP, equal_expert_dp, experts_cannot_overlap};
+use plans::support::{MAX_OVERLAPPED_MTP, equal_expert_dp, experts_cannot_overlap, unfit_context};
 
 /// Keeps optimizer states in host memory.
 pub(crate) const OFFLOAD: &str = "--optimizer-cpu-offload";
@@ -181,6 +182,7 @@ pub(crate) fn decisions(job: &Job<'_>, limits: &mut Limits) -> Vec<(&'static str
     ];
     parallel.extend(sequence_parallel.then(|| Flag::switch("--sequence-parallel")));
     if *cp > 1 {
+        attention(job, limits);
         parallel.push(Flag::value("--cp-comm-type", context(*cp_kind)));
     }
     parallel.extend(experts(job, limits));
@@ -198,6 +200,29 @@ pub(crate) fn decisions(job: &Job<'_>, limits: &mut Limits) -> Vec<(&'static str
         ("Overlap", overlap(job, *overlapped, limits)),
         ("CUDA graphs", graphs::flags(job, limits)),
     ]
+}
+
+/// Refuses kinds of context parallelism with which Transformer Engine does not run the model's attention
+/// (`attn_forward_func_with_cp` in its pytorch/attention/dot_product_attention/context_parallel.py).
+fn attention(job: &Job<'_>, limits: &mut Limits) {
+    // Its preset, also where the plan was predicted for another runtime.
+    let Ok(own) = catalog::load::runtime(Dialect::MegatronLm.runtime()) else {
+        return;
+    };
+    let unfit = unfit_context(job.decisions, job.model, &own.space);
+    let Some((what, kinds)) = unfit else { return };
+    let names: Vec<&str> = kinds.iter().map(|kind| kind.name()).collect();
+    limits.refuse_as(
+        true,
+        format!("cp_kind={}", job.decisions.cp_kind.name()),
+        format!(
+            "Transformer Engine runs attention with {what} under {} alone",
+            names.join(" and ")
+        ),
+        kinds
+            .first()
+            .map(|kind| ("cp_kind", kind.name().to_owned())),
+    );
 }
 
 fn context(kind: CpKind) -> &'static str {

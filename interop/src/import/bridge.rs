@@ -285,6 +285,20 @@ const SECTIONS: [&str; 7] = [
     "train",
 ];
 
+/// The field of a recipe that has the name of an option of Megatron-LM, and its value; `None` if the recipe sets no such field.
+/// Where several sections have the field, one that is on counts.
+pub(crate) fn field<'a>(doc: &'a Document, option: &str) -> Option<(String, &'a Node)> {
+    let renamed = RENAMED.iter().find(|(_, known)| *known == option);
+    let name = renamed.map_or_else(|| flag::field(option), |(name, _)| (*name).to_owned());
+    let set = |section: &&str| {
+        let path = format!("{section}.{name}");
+        value(doc, &path).map(|node| (path, node))
+    };
+    let found: Vec<(String, &Node)> = SECTIONS.iter().filter_map(set).collect();
+    let on = |(_, node): &&(String, &Node)| !matches!(node.value, Value::Null | Value::Bool(false));
+    found.iter().find(on).or(found.first()).cloned()
+}
+
 /// Fields that are on, and Megatron-LM's options that switch them off, where their names differ.
 const OFF: [(&str, &str); 3] = [
     ("apply_rope_fusion", "--no-rope-fusion"),

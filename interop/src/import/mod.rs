@@ -34,6 +34,7 @@ mod torchtitan;
 mod trainer;
 mod unplanned;
 
+pub(crate) use self::bridge::field as bridge_field;
 pub use self::document::Document;
 pub use self::error::ImportError;
 pub use self::imported::{Given, Imported};

@@ -279,6 +279,7 @@ fn layout_rules(r: &mut Rules<'_>, layout: &str, layers: u64, pp: u64) {
 }
 
 pub(super) fn bridge(r: &mut Rules<'_>, model: Option<&ModelConfig>) {
+    options(r);
     let key = "model.tensor_model_parallel_size";
     let tp = r.size_or_one(key);
     let sp = "model.sequence_parallel";

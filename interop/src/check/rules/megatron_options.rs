@@ -1,8 +1,10 @@
-//! Rules of Megatron-LM between options, read from a table (`megatron_options.txt`).
+//! Rules of Megatron-LM between options, read from a table (`megatron_options.txt`). Those of Megatron-Core are also Bridge's.
 
 use super::collector::Rules;
 use crate::check::finding::Severity;
-use crate::config::Value;
+use crate::config::{Node, Value};
+use crate::export::Dialect;
+use crate::import::bridge_field;
 
 const TABLE: &str = include_str!("megatron_options.txt");
 
@@ -18,50 +20,63 @@ const DEFAULTS: [(&str, &str); 8] = [
     ("--transformer-impl", "transformer_engine"),
 ];
 
-/// Reports the rules of the table that the file's options break.
+/// Files of Megatron-LM whose rules hold for its command line alone. Those of Megatron-Core and Transformer Engine hold for Megatron
+/// Bridge too.
+const OF_COMMAND_LINE: [&str; 2] = ["arguments.py", "argument_utils.py"];
+/// Options of the command line that stand for no field of Megatron-Core's configuration.
+const SHORTHANDS: [&str; 1] = ["--recompute-activations"];
+
+/// Reports the rules of the table that the file breaks: by options of Megatron-LM, or by Bridge's fields of the same meaning.
 pub(super) fn options(r: &mut Rules<'_>) {
     for row in TABLE.lines().filter(|row| row.starts_with('-')) {
         let Some((when, what, others, source)) = parts(row) else {
             continue;
         };
+        let foreign = OF_COMMAND_LINE.iter().any(|file| source.starts_with(file));
+        if is_bridge(r) && foreign {
+            continue;
+        }
         let conditions: Vec<&str> = when.split(" & ").collect();
-        let all = conditions.iter().copied().chain(others.split(" | "));
-        // The value of an environment variable is unknown here.
-        if all
-            .flat_map(|of| words(r, name(of)))
-            .any(|word| word.starts_with('$'))
-        {
+        if !conditions.iter().all(|of| holds(r, of) == Some(true)) {
             continue;
         }
-        if !conditions.iter().all(|condition| holds(r, condition)) {
-            continue;
-        }
-        let others = others.split(" | ");
-        let standing = others.clone().find(|other| holds(r, other));
+        let others: Vec<&str> = others.split(" | ").collect();
+        let standing = others.iter().find(|of| holds(r, of) == Some(true));
         let message = match (what, standing) {
-            (EXCLUDES, Some(other)) => format!("cannot be combined with {}", shown(other)),
+            (EXCLUDES, Some(other)) => format!("cannot be combined with {}", shown(r, other)),
             (EXCLUDES, None) | (_, Some(_)) => continue,
-            (NEEDS, None) => format!("needs {}", any(others)),
-            (_, None) => format!("has no effect without {}", any(others)),
+            // One that the file leaves open may hold.
+            _ if others.iter().any(|of| holds(r, of).is_none()) => continue,
+            (NEEDS, None) => format!("needs {}", any(r, &others)),
+            (_, None) => format!("has no effect without {}", any(r, &others)),
         };
         let severity = match what {
             IDLE => Severity::Warning,
             _ => Severity::Error,
         };
-        let key = name(conditions[0]);
-        let mut given = String::new();
-        if conditions[0].contains('=') {
-            given = format!("{} ", words(r, key).join(" "));
-        }
-        let also: Vec<String> = (conditions[1..].iter())
-            .filter(|also| !also.starts_with('!'))
-            .map(|also| shown(also))
-            .collect();
-        if !also.is_empty() {
-            given.push_str(&format!("with {} ", also.join(" and ")));
-        }
-        r.find(severity, key, format!("{given}{message} ({source})"));
+        let Some((key, given)) = subject(r, &conditions) else {
+            continue;
+        };
+        r.find(severity, &key, format!("{given}{message} ({source})"));
     }
+}
+
+/// The key that a finding is about, and what the file says of it and of the other conditions.
+fn subject(r: &Rules<'_>, conditions: &[&str]) -> Option<(String, String)> {
+    let (first, rest) = conditions.split_first()?;
+    let option = name(first);
+    let (key, mut given) = (key(r, option), String::new());
+    if first.contains('=') {
+        given = format!("{} ", words(r, option).join(" "));
+    }
+    let also: Vec<String> = (rest.iter())
+        .filter(|also| !also.starts_with('!'))
+        .map(|also| shown(r, also))
+        .collect();
+    if !also.is_empty() {
+        given.push_str(&format!("with {} ", also.join(" and ")));
+    }
+    Some((key, given))
 }
 
 const NEEDS: &str = " needs ";
@@ -77,8 +92,27 @@ fn parts(row: &str) -> Option<(&str, &str, &str, &str)> {
     })
 }
 
-fn any<'a>(conditions: impl Iterator<Item = &'a str>) -> String {
-    conditions.map(shown).collect::<Vec<_>>().join(" or ")
+fn any(r: &Rules<'_>, conditions: &[&str]) -> String {
+    let fields = |condition: &&&str| !(is_bridge(r) && SHORTHANDS.contains(&name(condition)));
+    let shown = (conditions.iter().filter(fields)).map(|condition| shown(r, condition));
+    shown.collect::<Vec<_>>().join(" or ")
+}
+
+fn is_bridge(r: &Rules<'_>) -> bool {
+    r.doc.dialect == Dialect::MegatronBridge
+}
+
+/// Where the file sets an option of Megatron-LM: the key and its value; `None` if it does not.
+fn said<'a>(r: &Rules<'a>, option: &str) -> Option<(String, &'a Node)> {
+    match is_bridge(r) {
+        true => bridge_field(r.doc, option),
+        false => r.doc.find(option).map(|node| (option.to_owned(), node)),
+    }
+}
+
+/// The name that an option has in the file.
+fn key(r: &Rules<'_>, option: &str) -> String {
+    said(r, option).map_or_else(|| option.to_owned(), |(key, _)| key)
 }
 
 fn name(condition: &str) -> &str {
@@ -87,38 +121,55 @@ fn name(condition: &str) -> &str {
 }
 
 /// A condition in words.
-fn shown(condition: &str) -> String {
-    condition
+fn shown(r: &Rules<'_>, condition: &str) -> String {
+    let option = name(condition);
+    let rest = condition.strip_prefix(option).unwrap_or_default();
+    let rest = rest
         .replace('=', " ")
         .replace('/', " or ")
         .replace(">0", "")
-        .replace('>', " above ")
+        .replace('>', " above ");
+    key(r, option) + &rest
 }
 
-fn holds(r: &Rules<'_>, condition: &str) -> bool {
-    let key = name(condition);
+/// Whether a condition holds; `None` if the file leaves it open.
+fn holds(r: &Rules<'_>, condition: &str) -> Option<bool> {
     if let Some(turned) = condition.strip_prefix('!') {
-        return !holds(r, turned);
+        return holds(r, turned).map(|holds| !holds);
+    }
+    let option = name(condition);
+    let found = said(r, option);
+    // What a recipe does not set, the recipe that it starts from may.
+    if found.is_none() && is_bridge(r) && !SHORTHANDS.contains(&option) {
+        return None;
+    }
+    let words = words(r, option);
+    let node = found.map(|(_, node)| node);
+    if words.iter().any(|word| word.starts_with('$')) || node.is_some_and(is_open) {
+        return None;
     }
     if let Some((_, values)) = condition.split_once('=') {
-        let said = words(r, key);
-        return values
-            .split('/')
-            .any(|value| said.iter().any(|word| word == value));
+        let named = |value: &str| words.iter().any(|word| word == value);
+        return Some(values.split('/').any(named));
     }
-    match condition.split_once('>') {
-        Some((_, least)) => r.size(key) > least.parse().ok(),
-        None => r.has(key),
-    }
+    Some(match condition.split_once('>') {
+        Some((_, least)) => node.and_then(Node::int) > least.parse().ok(),
+        None => node.is_some_and(|node| !matches!(node.value, Value::Null | Value::Bool(false))),
+    })
+}
+
+/// Whether a value is an expression other than a tuple, such as a variable of the recipe.
+fn is_open(node: &Node) -> bool {
+    matches!(&node.value, Value::Expression(text) if !text.starts_with('('))
 }
 
 /// The words of an option's value, or of its default.
-fn words(r: &Rules<'_>, key: &str) -> Vec<String> {
-    match r.doc.find(key).map(|node| &node.value) {
+fn words(r: &Rules<'_>, option: &str) -> Vec<String> {
+    match said(r, option).map(|(_, node)| &node.value) {
         Some(Value::List(items)) => items.iter().map(|item| item.value.plain()).collect(),
         Some(value) => vec![value.plain()],
         None => {
-            let usual = DEFAULTS.iter().filter(|(name, _)| *name == key);
+            let usual = DEFAULTS.iter().filter(|(name, _)| *name == option);
             usual.map(|(_, value)| (*value).to_owned()).collect()
         }
     }
