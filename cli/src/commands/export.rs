@@ -306,7 +306,7 @@ fn replicas_differ(
         "its groups of replicas differ in their plans and take {}, and {target} trains replicas that are all alike",
         shares.join(" and ")
     );
-    let search = search_command(file, dialect, &[]) + " --fix groups=1";
+    let search = search_command(file, file.workload.packing, dialect, &[]) + " --fix groups=1";
     let refusal = RefusalJson {
         decision: decision.clone(),
         why: why.clone(),
@@ -350,7 +350,14 @@ fn refused(
 ) -> Result<ExitCode, CliError> {
     let nearest = nearest(loaded, dialect, refusals);
     let takes_model = !refusals.iter().any(|refusal| refusal.of_model);
-    let search = takes_model.then(|| search_command(&loaded.file, dialect, refusals));
+    let packing = loaded.file.workload.packing.map(|packing| {
+        let decision = format!("packing={packing}");
+        match refusals.iter().any(|refusal| refusal.decision == decision) {
+            true => export::packing_instead(dialect, &loaded.scenario.model),
+            false => packing,
+        }
+    });
+    let search = takes_model.then(|| search_command(&loaded.file, packing, dialect, refusals));
     let refusal = |r: &Refusal| RefusalJson {
         decision: r.decision.clone(),
         why: r.why.clone(),
@@ -400,8 +407,13 @@ fn nearest(loaded: &Opened, dialect: Dialect, refusals: &[Refusal]) -> Option<St
 }
 
 /// A search command whose best plan the target can express: its runtime within its limits, with refused sizes bounded
-/// by the offered ones.
-fn search_command(file: &PlanFile, dialect: Dialect, refusals: &[Refusal]) -> String {
+/// by the offered ones and with documents packed in this way.
+fn search_command(
+    file: &PlanFile,
+    packing: Option<Packing>,
+    dialect: Dialect,
+    refusals: &[Refusal],
+) -> String {
     let w = &file.workload;
     let known = dialect.limits();
     let mut limits: Vec<String> = known
@@ -418,12 +430,7 @@ fn search_command(file: &PlanFile, dialect: Dialect, refusals: &[Refusal]) -> St
     if let Some(adapters) = &file.adapters {
         limits.push(format!(" --lora {adapters}"));
     }
-    if let (Some(lengths), Some(packing)) = (&w.lengths, w.packing) {
-        let refused = format!("packing={packing}");
-        let packing = match refusals.iter().any(|refusal| refusal.decision == refused) {
-            true => Packing::Across,
-            false => packing,
-        };
+    if let (Some(lengths), Some(packing)) = (&w.lengths, packing) {
         limits.push(format!(
             " --lengths {} --packing {packing}",
             escape::shell(lengths)

@@ -1,13 +1,14 @@
-//! How targets treat sequences made of documents. By default every target attends across documents;
-//! attention within them, and padding, need a switch or the user's own script.
+//! How targets treat sequences made of documents. Most attend across documents, unless a switch or the user's own script keeps
+//! attention within them; torchtitan masks other documents by itself, and axolotl joins no documents without such a mask.
 
 use catalog::Packing;
+use catalog::model::{Family, ModelConfig};
 
 use super::dialect::Dialect;
 use super::job::Job;
 use super::refusal::Limits;
 
-/// How the plan packs documents; `None` if it packs none, or across, as targets do by default.
+/// How the plan packs documents, if that needs a switch; `None` if it packs none, or across.
 pub(crate) fn packing(job: &Job<'_>) -> Option<Packing> {
     let packing = job.workload.documents()?.packing();
     (packing != Packing::Across).then_some(packing)
@@ -18,48 +19,86 @@ pub(crate) fn within(job: &Job<'_>) -> bool {
     packing(job) == Some(Packing::Within)
 }
 
+/// Whether every model of this kind keeps attention within documents: all decoders of torchtitan 0.3 and main
+/// (`get_attention_config` in its models/common/config_utils.py), and those of 0.2 whose `attn_mask_type` is `block_causal`.
+fn masks_documents(dialect: Dialect, model: &ModelConfig) -> bool {
+    match dialect {
+        Dialect::Torchtitan03 | Dialect::TorchtitanMain => true,
+        Dialect::Torchtitan02 => model.family == Family::DeepSeek,
+        _ => false,
+    }
+}
+
+/// The packing that a target takes of this model's documents where it refuses another.
+#[must_use]
+pub fn packing_instead(dialect: Dialect, model: &ModelConfig) -> Packing {
+    match dialect == Dialect::Axolotl || masks_documents(dialect, model) {
+        true => Packing::Within,
+        false => Packing::Across,
+    }
+}
+
 /// Refuses what a target cannot do with documents, and notes what is left to the user.
 pub(crate) fn collect(job: &Job<'_>, dialect: Dialect, limits: &mut Limits) {
-    let Some(packing) = packing(job) else { return };
+    let Some(documents) = job.workload.documents() else {
+        return;
+    };
+    let packing = documents.packing();
     let mut refuse = |refused: bool, why: &str| {
         limits.refuse_as(refused, format!("packing={packing}"), why, None);
     };
-    let padded = packing == Packing::Padded;
+    let [across, within, padded] =
+        [Packing::Across, Packing::Within, Packing::Padded].map(|of| of == packing);
     match dialect {
         Dialect::MegatronLm => refuse(padded, "its pre-training dataset fills every sequence"),
         Dialect::MegatronBridge => {
             refuse(padded, "its recipes pad to the longest sequence of a batch");
             refuse(
-                job.decisions.micro_batch > 1,
+                within && job.decisions.micro_batch > 1,
                 "its fine-tuning packs into micro-batches of one sequence: plan with --fix mbs=1",
             );
             limits.note(
-                true,
+                within,
                 "RECIPE must be a fine-tuning recipe that packs sequences",
             );
         }
         Dialect::Torchtitan02 | Dialect::Torchtitan03 | Dialect::TorchtitanMain => {
+            let masks = masks_documents(dialect, job.model);
+            refuse(padded, "its data loader fills every sequence");
             refuse(
-                true,
-                "the model of its registry decides what attention masks",
+                across && masks,
+                "its attention stays within documents: plan with --packing within",
+            );
+            refuse(
+                within && !masks,
+                "its attention to this model crosses documents in 0.2: plan with --packing across",
             );
         }
-        Dialect::Nanotron => refuse(true, "its files have no switch for it"),
-        Dialect::Axolotl => refuse(
-            !padded && job.decisions.cp > 1 && job.decisions.micro_batch > 1,
-            "sample_packing with context parallelism takes micro-batches of one sequence: plan with --fix mbs=1",
-        ),
+        Dialect::Nanotron => refuse(!across, "its files have no switch for it"),
+        Dialect::Axolotl => {
+            refuse(
+                across,
+                "it joins no documents without sample_packing, which keeps attention within them: plan with --packing within",
+            );
+            refuse(
+                within && job.decisions.cp > 1 && job.decisions.micro_batch > 1,
+                "sample_packing with context parallelism takes micro-batches of one sequence: plan with --fix mbs=1",
+            );
+        }
         Dialect::LlamaFactory => refuse(padded, "it pads to the longest sequence of a batch"),
         Dialect::DeepSpeed
         | Dialect::Accelerate
         | Dialect::Transformers
         | Dialect::TransformersDeepSpeed
-        | Dialect::VeScale => limits.note(
-            true,
-            match padded {
-                true => "your training script must pad every document to the sequence length",
-                false => "your training script must pack documents and keep attention within them",
-            },
-        ),
+        | Dialect::VeScale => {
+            limits.note(
+                padded,
+                "your training script must pad every document to the sequence length",
+            );
+            limits.note(
+                within,
+                "your training script must pack documents and keep attention within them",
+            );
+        }
     }
 }

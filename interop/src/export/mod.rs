@@ -30,6 +30,7 @@ mod vescale;
 
 pub use self::assumptions::{Assumption, Differs};
 pub use self::dialect::Dialect;
+pub use self::documents::packing_instead;
 pub use self::inputs::{Inputs, Unfilled};
 pub use self::job::{Exported, ExportedFile, Job, Launcher};
 pub use self::refusal::{ExportError, Refusal};
