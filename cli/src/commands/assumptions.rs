@@ -1,10 +1,11 @@
 //! The price of assumptions: what a prediction assumed and an export target does otherwise, in seconds and bytes.
 
 use answers::Opened;
-use catalog::{Bytes, GradientTypes, Seconds};
+use catalog::{Bytes, Seconds};
 use costmodel::{CostModel, Scenario};
 use interop::export::{Assumption, Differs};
 use plans::Strategy;
+use plans::grammar::overlap_name;
 use serde::Serialize;
 
 /// An assumption that the target does not meet, with its price.
@@ -19,6 +20,9 @@ pub(crate) struct AssumptionJson {
     /// The types in which the target holds and reduces gradients, where the prediction assumed others.
     #[serde(skip_serializing_if = "Option::is_none")]
     grad_dtype: Option<String>,
+    /// The messages that overlap under the target, where the prediction assumed others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    overlap: Option<String>,
     why: String,
     /// Step time under the target less the predicted one, in seconds; absent where it cannot be predicted.
     step_time_difference_s: Option<f64>,
@@ -39,19 +43,24 @@ pub(crate) fn priced(loaded: &Opened, unmet: &[Assumption]) -> Vec<AssumptionJso
     };
     let json = |assumption: &Assumption| {
         let difference = difference(assumption);
-        let (rewrite, performed, types) = match assumption.differs {
-            Differs::Performed(rewrite) => (Some(rewrite), Some(true), None),
-            Differs::NotPerformed(rewrite) => (Some(rewrite), Some(false), None),
-            Differs::Gradients { has, .. } => (None, None, Some(has)),
-        };
-        AssumptionJson {
-            rewrite: rewrite.map(|rewrite| rewrite.name()),
-            performed,
-            grad_dtype: types.map(GradientTypes::name),
+        let mut json = AssumptionJson {
+            rewrite: None,
+            performed: None,
+            grad_dtype: None,
+            overlap: None,
             why: assumption.why.clone(),
             step_time_difference_s: difference.map(|(time, _)| time),
             peak_memory_difference_bytes: difference.map(|(_, memory)| memory),
+        };
+        match assumption.differs {
+            Differs::Performed(rewrite) | Differs::NotPerformed(rewrite) => {
+                json.rewrite = Some(rewrite.name());
+                json.performed = Some(assumption.differs == Differs::Performed(rewrite));
+            }
+            Differs::Gradients { has, .. } => json.grad_dtype = Some(has.name()),
+            Differs::Overlap { has, .. } => json.overlap = Some(overlap_name(has)),
         }
+        json
     };
     unmet.iter().map(json).collect()
 }
@@ -89,6 +98,7 @@ fn sentence(of: &Assumption, a: &AssumptionJson) -> String {
         Differs::Performed(rewrite) => format!("without {}", rewrite.name()),
         Differs::NotPerformed(rewrite) => format!("with {}", rewrite.name()),
         Differs::Gradients { assumed, .. } => format!("with grad_dtype={}", assumed.name()),
+        Differs::Overlap { assumed, .. } => format!("with overlap={}", overlap_name(assumed)),
     };
     let cost = match (a.step_time_difference_s, a.peak_memory_difference_bytes) {
         (Some(seconds), Some(bytes)) => {
@@ -102,10 +112,11 @@ fn sentence(of: &Assumption, a: &AssumptionJson) -> String {
     format!("predicted {assumed}, but {} ({cost})", a.why)
 }
 
-/// Step time and peak memory with these rewrites and types of gradients as the target has them.
+/// Step time and peak memory with these rewrites, types of gradients and overlaps as the target has them.
 fn predicted(loaded: &Opened, unmet: &[Assumption]) -> Option<(Seconds, Bytes)> {
     let scenario = loaded.costs.scenario();
     let mut runtime = scenario.runtime.clone();
+    let mut decisions = loaded.strategy.decisions().clone();
     for assumption in unmet {
         match assumption.differs {
             Differs::Performed(rewrite) => {
@@ -118,14 +129,15 @@ fn predicted(loaded: &Opened, unmet: &[Assumption]) -> Option<(Seconds, Bytes)> 
                 runtime.states = runtime.states.with_gradients(has);
                 runtime.fp16_gradients = None;
             }
+            Differs::Overlap { has, .. } => decisions.overlap = has,
         }
     }
     let other = Scenario {
         runtime,
         ..scenario.clone()
     };
+    let strategy = Strategy::new(decisions, &other.model, &other.workload).ok()?;
     let costs = CostModel::new(other).ok()?;
-    let strategy: &Strategy = &loaded.strategy;
-    let prediction = costs.predict(strategy).ok()?;
+    let prediction = costs.predict(&strategy).ok()?;
     Some((prediction.step_time, prediction.peak_memory))
 }

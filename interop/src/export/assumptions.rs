@@ -1,7 +1,7 @@
 //! Assumptions of a prediction that an export target does not meet.
 
-use catalog::GradientTypes;
 use catalog::runtime::Rewrite;
+use catalog::{GradientTypes, Overlap};
 
 /// An assumption of the prediction that the target does not meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,5 +25,12 @@ pub enum Differs {
         assumed: GradientTypes,
         /// The types that the target has.
         has: GradientTypes,
+    },
+    /// The prediction assumed that other messages overlap than do under the target.
+    Overlap {
+        /// The overlaps that the prediction assumed.
+        assumed: Overlap,
+        /// The overlaps of the target.
+        has: Overlap,
     },
 }

@@ -18,7 +18,7 @@ mod inputs;
 mod job;
 mod launch;
 pub(crate) mod megatron;
-mod nanotron;
+pub(crate) mod nanotron;
 mod refusal;
 pub mod schema;
 mod script;

@@ -3,7 +3,7 @@
 
 use catalog::{
     AxisOrder, CudaGraphs, DType, Dispatcher, Fp8Recipe, GradientTypes, Offload, OffloadKind,
-    Precision, Runtime,
+    Overlap, Precision, Runtime,
 };
 use plans::decisions::{Decisions, Recompute};
 
@@ -212,6 +212,21 @@ impl Limits {
             differs: Differs::Gradients { assumed, has },
             why: format!("{does}: {why}"),
         });
+    }
+
+    /// Records which messages overlap under the target, which has no switch for it; `does` says what it does.
+    pub(crate) fn overlaps(&mut self, d: &Decisions, has: Overlap, does: &str) {
+        let own = Decisions {
+            overlap: has,
+            ..d.clone()
+        };
+        let [assumed, has] = [d, &own].map(|of| of.canonical().overlap);
+        if assumed != has {
+            self.unmet.push(Assumption {
+                differs: Differs::Overlap { assumed, has },
+                why: format!("there is no switch for it: {does}"),
+            });
+        }
     }
 
     /// Adds assumptions of the prediction that the target does not meet.

@@ -8,6 +8,7 @@ use super::error::ImportError;
 use super::imported::{Given, Imported};
 use super::unplanned;
 use crate::config::{Node, Value};
+use crate::export::nanotron::OVERLAP;
 use plans::decisions::{Decisions, Recompute};
 use plans::partition::StagePartition;
 
@@ -84,11 +85,8 @@ fn scatters(doc: &Document) -> Result<bool, ImportError> {
 fn overlap(doc: &Document, tp: u64) -> Result<Overlap, ImportError> {
     let asynchronous = doc.on("parallelism.tp_linear_async_communication")?;
     Ok(Overlap {
-        grad_reduce: true,
-        param_gather: false,
         tensor_parallel: tp > 1 && asynchronous && scatters(doc)?,
-        pipeline: false,
-        expert_parallel: false,
+        ..OVERLAP
     })
 }
 

@@ -3,8 +3,9 @@
 use catalog::Precision;
 use interop::check::{Severity, check};
 use interop::export::{Dialect, Differs};
+use plans::grammar::overlap_name;
 
-use super::{exported_for, read, scene};
+use super::{exported, exported_for, parse, read, scene};
 
 #[test]
 fn files_of_every_runtimes_plans_pass_their_check() {
@@ -138,5 +139,30 @@ fn deepspeed_treats_gradients_as_predicted() {
             let want = if [1, 2].contains(&zero) { sharded } else { &[] };
             assert_eq!(found, want, "{runtime} {text}");
         }
+    }
+}
+
+/// What a target overlaps without a switch for it is told where the plan has it otherwise.
+#[test]
+fn other_overlaps_are_told() {
+    let (model, workload) = scene("llama2-7b", 64, Precision::Bf16);
+    for (text, want) in [
+        ("zero=1,overlap=none", Some("grad+pp")),
+        ("zero=1,overlap=grad+param", Some("grad+pp")),
+        ("zero=1,overlap=grad", None),
+        ("tp=2,sp,zero=1,overlap=grad+tp", None),
+        ("pp=4,zero=1,overlap=grad+pp", Some("grad")),
+        ("pp=4,zero=1,overlap=grad", None),
+        ("zero=0,overlap=none", Some("grad+pp")),
+        ("zero=0,overlap=grad+param", None),
+    ] {
+        let plan = parse(text, &model, &workload).expect(text);
+        let exported = exported(&plan, &model, &workload, Dialect::Nanotron, None);
+        let exported = exported.unwrap_or_else(|e| panic!("{text}: {e}"));
+        let mut differs = exported.unmet.iter().filter_map(|of| match of.differs {
+            Differs::Overlap { has, .. } => Some(overlap_name(has)),
+            _ => None,
+        });
+        assert_eq!(differs.next().as_deref(), want, "{text}");
     }
 }

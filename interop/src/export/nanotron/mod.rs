@@ -15,6 +15,12 @@ use crate::config::{Node, Value, write};
 use plans::decisions::{Decisions, Recompute};
 
 const FILE: &str = "nanotron.yaml";
+/// What nanotron overlaps without a switch for it: buckets of gradients in the last backward (optim/gradient_accumulator.py). It
+/// gathers updated parameters after the step (optim/zero.py) and waits for messages between stages.
+pub(crate) const OVERLAP: Overlap = Overlap {
+    grad_reduce: true,
+    ..Overlap::NONE
+};
 
 pub(crate) fn program() -> Program {
     let setup = vec!["export CUDA_DEVICE_MAX_CONNECTIONS=1".to_owned()];
@@ -27,6 +33,15 @@ pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     let (d, w) = (job.decisions, job.workload);
     refuse(job, limits);
     limits.differs(unmet(|rewrite| rewrites::stance(rewrite, job), job));
+    let own = Overlap {
+        tensor_parallel: d.overlap.tensor_parallel,
+        ..OVERLAP
+    };
+    limits.overlaps(
+        d,
+        own,
+        "gradients are reduced beside the last backward, updated parameters gathered and activations sent beside nothing",
+    );
     let mut root = Node::table();
     root.set("general.project", "vescale-plan");
     root.set("general.run", job.id);
@@ -90,7 +105,7 @@ fn parallelism(d: &Decisions, root: &mut Node) {
         schedule,
         overlap:
             Overlap {
-                // Overlaps of data and pipeline parallelism, for which it has no switches.
+                // nanotron's own, for which it has no switches.
                 grad_reduce: _,
                 param_gather: _,
                 pipeline: _,
