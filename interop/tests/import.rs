@@ -1,6 +1,6 @@
 //! Configurations as frameworks' own examples write them.
 
-use catalog::{Precision, ScheduleKind, Zero};
+use catalog::{CpKind, Precision, ScheduleKind, Zero};
 use interop::check::{Severity, check, misspelt};
 use interop::export::Dialect;
 use interop::import::{Document, Given, Imported, import, of_file};
@@ -494,5 +494,39 @@ fn fsdp_reduces_gradients_in_the_type_of_mixed_precision() {
         let types = imported.decisions_under(&runtime).gradients;
         let found = types.map(catalog::GradientTypes::name);
         assert_eq!(found.as_deref(), want, "{text} {}", runtime.name);
+    }
+}
+
+/// accelerate's file says how context-parallel ranks exchange keys and values; its default gathers them.
+#[test]
+fn accelerates_kind_of_context_parallelism_is_read() {
+    for (line, wanted) in [
+        ("", Ok(CpKind::AllGather)),
+        ("allgather", Ok(CpKind::AllGather)),
+        ("alltoall", Ok(CpKind::Ring)),
+        ("zigzag", Err("allgather or alltoall")),
+    ] {
+        let key = "parallelism_config_cp_comm_strategy";
+        let said = match line {
+            "" => String::new(),
+            kind => format!("  {key}: {kind}\n"),
+        };
+        let text = format!(
+            "distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 8\nfsdp_config:\n  fsdp_version: 2\nparallelism_config:\n  \
+             parallelism_config_dp_shard_size: 4\n  parallelism_config_cp_size: 2\n{said}"
+        );
+        let document = Document::read(&text, "a.yaml", None, &|_| None).expect("well-formed");
+        let model = catalog::load::model("llama3-8b").expect("preset");
+        let given = Given {
+            model: &model,
+            gpus: None,
+            seq_len: Some(4096),
+            gpus_per_node: 8,
+        };
+        match (import(&document, &given), wanted) {
+            (Ok(imported), Ok(kind)) => assert_eq!(imported.decisions.cp_kind, kind, "{line}"),
+            (Err(error), Err(words)) => assert!(error.to_string().contains(words), "{error}"),
+            (found, _) => panic!("{line}: {found:?}"),
+        }
     }
 }

@@ -425,11 +425,15 @@ fn overlap(zero: Zero, ranks: u64) -> Overlap {
     }
 }
 
+/// The kind of context parallelism: axolotl's, or that of accelerate's own configuration.
 fn cp_kind(doc: &Document) -> Result<CpKind, ImportError> {
+    if doc.dialect != Dialect::Axolotl {
+        return of_accelerate(doc);
+    }
     let packed = doc.on("sample_packing")?;
     let ring = match doc.text("ring_attn_func")? {
         Some(name) => name.contains("ring"),
-        // axolotl's default.
+        // The default.
         None => !packed,
     };
     Ok(if ring {
@@ -437,4 +441,15 @@ fn cp_kind(doc: &Document) -> Result<CpKind, ImportError> {
     } else {
         CpKind::AllGather
     })
+}
+
+/// accelerate's kind of context parallelism, whose default is to gather (`TorchContextParallelConfig` in its utils/dataclasses.py).
+/// PyTorch's other method, `alltoall`, passes keys and values around a ring.
+fn of_accelerate(doc: &Document) -> Result<CpKind, ImportError> {
+    let key = "parallelism_config.parallelism_config_cp_comm_strategy";
+    match doc.text(key)? {
+        None | Some("allgather") => Ok(CpKind::AllGather),
+        Some("alltoall") => Ok(CpKind::Ring),
+        Some(_) => Err(doc.wrong(key, "allgather or alltoall")),
+    }
 }
