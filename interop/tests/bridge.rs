@@ -22,7 +22,7 @@ fn recipe(function: &str, lines: &str) -> Result<Imported, ImportError> {
 
 #[test]
 fn a_bridge_recipe_starts_from_the_function_that_it_calls() {
-    let packs = "give --lengths";
+    let packs = "takes --lengths";
     for (function, lines, sizes, overlaps, packed) in [
         ("_pretrain_common", "", (2, 32, 4096), true, false),
         ("_sft_common", "", (1, 128, 2048), false, true),

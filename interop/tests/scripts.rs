@@ -347,7 +347,7 @@ fn what_a_plan_cannot_express_is_noted() {
         ("--step-batch-size-schedule '0:64 200B:128'", "--step-batch-size-schedule: the plan uses the schedule's last batch, 128"),
         ("--rampup-batch-size 64 64 1000 --global-batch-size 128", "--rampup-batch-size has no part in a strategy and is left out"),
         ("--context-parallel-size 2 --cp-comm-type a2a a2a", ""),
-        ("--sft --sft", "--sft is planned as attention over whole sequences; give --lengths to plan it within documents"),
+        ("--sft --sft", "--sft is planned as attention over whole sequences, as the script does not say how long documents are; `search --from` with this file takes --lengths, to plan attention within them"),
     ] {
         let text = script("", LLAMA_70B, &format!("{LLAMA3} {options}"));
         let (_, read, _) = read(&text).unwrap_or_else(|error| panic!("{options}: {error}"));

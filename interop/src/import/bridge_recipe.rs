@@ -5,6 +5,7 @@ use catalog::{AdaptedModules, Adapters};
 
 use super::document::Document;
 use super::error::ImportError;
+use super::unplanned::LENGTHS;
 use crate::config::{Node, Value, place};
 
 /// Values that hold unless a recipe sets others.
@@ -116,8 +117,7 @@ pub(super) fn packing(doc: &Document, base: &Base) -> Option<String> {
     let path = &doc.path;
     packs.unwrap_or(base.packs).then(|| {
         format!(
-            "{path}: sequences packed from shorter ones are planned as attention over whole sequences; give --lengths to plan it \
-             within each"
+            "{path}: sequences packed from documents are planned as attention over whole sequences; {LENGTHS}"
         )
     })
 }

@@ -114,8 +114,8 @@ const OTHERWISE: &[(When, &[Row])] = &[
 ];
 /// The switch by which experts run in one product; it is planned as on.
 const GROUPED: &str = "--moe-grouped-gemm";
-const WHOLE_SEQUENCES: &str =
-    "attention over whole sequences; give --lengths to plan it within documents";
+const WHOLE_SEQUENCES: &str = "attention over whole sequences, as the script does not say how long documents are; `search --from` \
+     with this file takes --lengths, to plan attention within them";
 
 /// A note on options that Megatron-LM does not have, as scripts of its descendants may. An option
 /// that looks misspelt is an error.

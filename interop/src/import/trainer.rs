@@ -57,8 +57,10 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         .chain(packing)
     {
         if doc.on(key)? {
-            let note = "the file does not say how long documents are: give --lengths to plan attention within them";
-            imported.notes.push(format!("{key}: {note}"));
+            imported.notes.push(format!(
+                "{key}: the file does not say how long documents are; {}",
+                unplanned::LENGTHS
+            ));
         }
     }
     imported.decisions.recompute = recompute(doc, given.model.layers)?;

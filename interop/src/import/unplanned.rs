@@ -4,6 +4,10 @@
 use super::document::Document;
 use crate::config::Value;
 
+/// How to plan attention within documents, of which files do not say how long they are.
+pub(super) const LENGTHS: &str =
+    "`search --from` with this file takes --lengths, to plan attention within them";
+
 /// Settings that no plan expresses (`key`, or `key value`), and what is predicted in their place.
 const UNPLANNED: [(&[&str], &str); 13] = [
     (
