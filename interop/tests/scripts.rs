@@ -501,3 +501,58 @@ fn modules_are_read_beside_the_short_option_of_recomputation() {
     let both = recompute("--recompute-granularity full --recompute-activations");
     assert_eq!(both, plans::Recompute::Selective);
 }
+
+/// A script whose program is named by a variable is read by the options behind it; one that only names a file of settings says so.
+#[test]
+fn programs_that_a_variable_names_are_found() {
+    let options = "--tensor-model-parallel-size 2 --micro-batch-size 1 --seq-length 4096";
+    for (launch, size) in [
+        (
+            format!("torchrun --nproc_per_node 8 $SCRIPT {options}"),
+            Some(2),
+        ),
+        (
+            format!("torchrun --nproc_per_node 8 --rdzv_id $JOB \"${{SCRIPT}}\" {options}"),
+            Some(2),
+        ),
+        (
+            format!("exec python -m torch.distributed.run --nproc_per_node=8 $SCRIPT {options}"),
+            Some(2),
+        ),
+        // No program: the value of an option, and a command that starts none.
+        (format!("torchrun --nproc_per_node $GPUS {options}"), None),
+        (format!("rsync $SCRIPT {options}"), None),
+    ] {
+        let read = Document::read(&launch, "a.sh", None, &|_| None);
+        let read = read
+            .ok()
+            .and_then(|read| read.size("--tensor-model-parallel-size").ok());
+        assert_eq!(read.flatten(), size, "{launch}");
+    }
+    let launch =
+        "HERE=\"$(pwd)\"\n: \"${SCRIPT:?set SCRIPT to train.py}\"\ntorchrun --nproc-per-node 8";
+    for (rest, said) in [
+        (
+            "\"$SCRIPT\" \"$HERE/training_args.json\" \"$@\"",
+            "the settings of `$SCRIPT` are in `training_args.json`",
+        ),
+        (
+            "\"$SCRIPT\" --deepspeed \"$HERE/ds_config.json\" \"$@\"",
+            "the settings of `$SCRIPT` are in `ds_config.json`",
+        ),
+        (
+            "-m axolotl.cli.train \"$HERE/axolotl.yaml\" \"$@\"",
+            "the settings of `axolotl.cli.train` are in `axolotl.yaml`",
+        ),
+        (
+            "\"$SCRIPT\" \"$@\"",
+            "`$SCRIPT` is given no `--option`: its settings are not in this script",
+        ),
+    ] {
+        let text = format!("{launch} {rest}\n");
+        let refused = Document::read(&text, "a.sh", None, &|_| None)
+            .expect_err(rest)
+            .to_string();
+        assert!(refused.starts_with(&format!("a.sh:3: {said}")), "{refused}");
+    }
+}

@@ -575,11 +575,11 @@ fn programs_are_found_with_their_options() {
     for (text, message) in [
         (
             "set -x\nllamafactory-cli train sft.yaml\n",
-            "a.sh:2: `train` is given no `--option`: its settings are in `sft.yaml`; give that file",
+            "a.sh:2: the settings of `train` are in `sft.yaml`; give that file",
         ),
         (
             "accelerate launch --config_file a.yaml src/train.py b.yaml\n",
-            "a.sh:1: `src/train.py` is given no `--option`: its settings are in `b.yaml`; give that file",
+            "a.sh:1: the settings of `src/train.py` are in `b.yaml`; give that file",
         ),
         (
             "accelerate launch --config_file a.yaml train.py\n",

@@ -89,31 +89,87 @@ pub(super) fn options(program: &[Word], dialect: Dialect) -> Result<Option<Node>
 
 /// The error for a script whose training program is given no options.
 pub(super) fn without_options(script: &shell::Script, path: &str) -> SyntaxError {
-    let started = script.commands.iter().find_map(|words| {
-        let at = program_at(words)?;
-        Some((&words[at], &words[at + 1..]))
-    });
-    let Some((program, arguments)) = started else {
-        return SyntaxError::new(path, 0, "no `--option` is found");
-    };
     let is_file = |word: &&Word| {
         let suffix = word.text.rsplit_once('.').map(|(_, suffix)| suffix);
         matches!(suffix, Some("yaml" | "yml" | "json"))
     };
-    let why = match arguments.iter().find(is_file) {
-        Some(file) => format!("its settings are in `{}`; give that file", file.text),
-        None => "its settings are not in this script".to_owned(),
+    let started = all_words(script).into_iter().filter_map(|words| {
+        let at = program_at(&words).or_else(|| module_at(&words))?;
+        let file = words[at + 1..].iter().find(is_file).cloned();
+        Some((words[at].clone(), file))
+    });
+    let started: Vec<(Word, Option<Word>)> = started.collect();
+    let with_file = started.iter().find(|(_, file)| file.is_some());
+    let Some((program, file)) = with_file.or(started.first()) else {
+        return SyntaxError::new(path, 0, "no `--option` is found");
     };
-    let message = format!("`{}` is given no `--option`: {why}", program.text);
+    let program_name = &program.text;
+    let message = match file {
+        Some(file) => {
+            // The folder of a variable is unknown here.
+            let name = match file.text.starts_with('$') {
+                true => file.text.rsplit('/').next().unwrap_or_default(),
+                false => &file.text,
+            };
+            format!("the settings of `{program_name}` are in `{name}`; give that file")
+        }
+        None => {
+            format!("`{program_name}` is given no `--option`: its settings are not in this script")
+        }
+    };
     SyntaxError::new(path, program.line, message)
 }
 
-/// Where a command names the training program: at a `.py`, or at the word after `llamafactory-cli`.
+/// The words of every command, also of those that a launcher gets as one word: `srun sh -c "torchrun pretrain_gpt.py --a 1"`.
+fn all_words(script: &shell::Script) -> Vec<Vec<Word>> {
+    let nested = script.commands.iter().flatten();
+    let nested = nested.filter(|word| word.text.contains(' '));
+    let nested = nested.map(|word| word.split().collect());
+    script.commands.iter().cloned().chain(nested).collect()
+}
+
+/// Where a starter names the module of a training program: behind `-m`.
+fn module_at(words: &[Word]) -> Option<usize> {
+    let starter = words.iter().position(is_starter)?;
+    let behind = words.get(starter..)?;
+    let at = behind.iter().rposition(|word| word.text == "-m")? + starter + 1;
+    (at < words.len()).then_some(at)
+}
+
+/// Where a command names the training program: at a `.py`, at the word after `llamafactory-cli`, or at a variable that the script
+/// leaves to its user.
 fn program_at(words: &[Word]) -> Option<usize> {
     let is_cli = |word: &Word| word.text.rsplit('/').next() == Some(LLAMA_FACTORY);
     let python = words.iter().position(|word| word.text.ends_with(".py"));
     let after = || Some(words.iter().position(is_cli)? + 1);
-    python.or_else(after).filter(|at| *at < words.len())
+    let known = python.or_else(after).filter(|at| *at < words.len());
+    known.or_else(|| variable_at(words))
+}
+
+/// Commands that start a training program given to them.
+const STARTERS: [&str; 5] = ["accelerate", "torchrun", "deepspeed", "python", "python3"];
+
+fn is_starter(word: &Word) -> bool {
+    let name = word.text.rsplit('/').next().unwrap_or_default();
+    STARTERS.contains(&name)
+}
+
+/// Where a variable of unknown value stands in the place of a training program: behind a starter, and not as the value of an option.
+fn variable_at(words: &[Word]) -> Option<usize> {
+    let starter = words.iter().position(is_starter)?;
+    let behind = words.get(starter..)?.windows(2);
+    let mut places = behind
+        .enumerate()
+        .map(|(at, pair)| (starter + at + 1, pair));
+    let names_program = |pair: &[Word]| {
+        let (before, text) = (&pair[0].text, &pair[1].text);
+        let named = text.trim_start_matches(['$', '{']).trim_end_matches('}');
+        let is_name = named.chars().all(|c| c.is_alphanumeric() || c == '_');
+        let value = is_option(before) && !before.contains('=');
+        text.starts_with('$') && is_name && !named.is_empty() && !value
+    };
+    let found = places.find(|(_, pair)| names_program(pair));
+    found.map(|(at, _)| at)
 }
 
 /// Sets the kind of positions as Megatron-LM does for options that imply it (`validate_args`; for gpt-oss
@@ -134,6 +190,9 @@ fn positions(root: &mut Node) {
     root.set("--position-embedding-type", Value::Str(kind.to_owned()));
 }
 
+/// Options with which a program is given DeepSpeed's configuration.
+const OF_FILES: [&str; 2] = ["--deepspeed", "--deepspeed_config"];
+
 /// A training program in a command, with the words on both sides of it.
 #[derive(Default)]
 pub(super) struct Command {
@@ -153,24 +212,20 @@ impl Command {
         })
     }
 
+    /// Number of options, but for those that only name a file with the settings.
     fn options(&self) -> usize {
-        let words = self.arguments.iter();
-        words.filter(|word| is_option(&word.text)).count()
+        let words = self.arguments.iter().map(|word| word.text.as_str());
+        let options = words.filter(|word| is_option(word));
+        options.filter(|word| !OF_FILES.contains(word)).count()
     }
 }
 
 /// The command that starts training: among those that name a program, the one with the most options after it. A file
 /// without such a command holds arguments only: in arrays, variables and bare words.
 pub(super) fn command(script: &shell::Script) -> Command {
-    // A launcher may get the command as one word: `srun sh -c "torchrun pretrain_gpt.py --a 1"`.
-    let nested = script.commands.iter().flatten();
-    let nested = nested.filter(|word| word.text.contains(".py "));
-    let nested = nested.filter_map(|word| Command::of(&word.split().collect::<Vec<_>>()));
-    let direct = script
-        .commands
-        .iter()
-        .filter_map(|words| Command::of(words));
-    let longest = direct.chain(nested).max_by_key(Command::options);
+    let all = all_words(script);
+    let named = all.iter().filter_map(|words| Command::of(words));
+    let longest = named.max_by_key(Command::options);
     if let Some(command) = longest.filter(|command| command.options() > 0) {
         return command;
     }

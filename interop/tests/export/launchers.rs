@@ -131,3 +131,51 @@ fn a_launch_script_imports_with_the_file_it_sources() {
     assert_eq!(read.canonical(), strategy.canonical());
     assert_eq!(imported.workload, workload);
 }
+
+/// A launch script that leaves the name of the training program to its user is read with the options behind the variable, and what
+/// accelerate's file switches on counts for the Trainer.
+#[test]
+fn launch_scripts_import_before_their_program_is_named() {
+    let (model, workload) = scene("llama3-8b", 16, Precision::Bf16);
+    for strategy in [
+        "zero=3,mbs=2",
+        "zero=3,cp=2,cp_kind=all_gather",
+        "zero=3,cp=2,cp_kind=ring",
+    ] {
+        let plan = parse(strategy, &model, &workload).expect("legal");
+        let dialect = Dialect::Accelerate;
+        let launcher = Some(Launcher::Torchrun);
+        let exported = exported(&plan, &model, &workload, dialect, launcher);
+        let files = exported.expect("expressible").files;
+        let include = |name: &str| {
+            let name = name.rsplit('/').next()?;
+            let file = files.iter().find(|file| file.name == name)?;
+            Some(file.text.clone())
+        };
+        let script = files.last().expect("a script");
+        let document = Document::read(&script.text, "launch.sh", None, &include).expect("shell");
+        let given = Given {
+            model: &model,
+            gpus: None,
+            seq_len: None,
+            gpus_per_node: 8,
+        };
+        let imported = import(&document, &given).expect("imports");
+        let runtime = catalog::load::runtime("fsdp2").expect("preset");
+        let read = imported.decisions.under(&runtime, workload.precision);
+        let [read, planned] = [read.canonical(), plan.decisions().canonical()];
+        assert_eq!(
+            (read.zero, read.micro_batch, read.cp, read.cp_kind),
+            (
+                planned.zero,
+                planned.micro_batch,
+                planned.cp,
+                planned.cp_kind
+            ),
+            "{strategy}"
+        );
+        assert_eq!(imported.workload, workload, "{strategy}");
+        let findings = interop::check::contradictions(&document, &model);
+        assert_eq!(findings, [], "{strategy}");
+    }
+}

@@ -191,11 +191,14 @@ pub(super) fn trainer(r: &mut Rules<'_>) {
     r.require(!half, "fp16", "cannot be combined with bf16");
     let fsdp = r.has("fsdp") && !matches!(r.doc.flag("fsdp"), Ok(Some(false)));
     let fsdp = fsdp && r.text("fsdp") != Some("");
+    // A launcher's configuration file may switch it on.
+    let launched = r.text("distributed_type") == Some("FSDP");
     r.require(
         !fsdp || !r.has("deepspeed"),
         "deepspeed",
         "cannot be combined with fsdp",
     );
+    let fsdp = fsdp || launched;
     r.advise(
         fsdp || !r.has("fsdp_config"),
         "fsdp_config",
