@@ -447,3 +447,49 @@ fn no_name_or_path_moves_the_terminal() {
     assert!(!root.join("PWNED").exists());
     assert!(!root.join("a.yaml").exists());
 }
+
+/// A launch script of another plan would start an export on that plan's nodes: it is named and, with --force, removed. A script of
+/// another origin stays.
+#[test]
+fn launch_scripts_of_other_plans_do_not_stay() {
+    let folder = tempfile::tempdir().expect("folder");
+    let root = folder.path();
+    for (gpus, name) in [("16", "a.plan.yaml"), ("8", "b.plan.yaml")] {
+        let made = run(
+            root,
+            &[
+                "estimate",
+                "--model",
+                "gpt2",
+                "--gpus",
+                gpus,
+                "--seq",
+                "1024",
+                "--global-batch",
+                "16",
+                "--strategy",
+                "zero=1",
+                "-o",
+                name,
+            ],
+        );
+        assert_eq!(code(&made), 0, "{}", stderr(&made));
+    }
+    let export = |plan: &str, more: &[&str]| {
+        let usual = ["export", plan, "--to", "megatron-lm", "-o", "out"];
+        let output = run(root, &[&usual[..], more].concat());
+        assert_eq!(code(&output), 0, "{}", stderr(&output));
+        stderr(&output)
+    };
+    export("a.plan.yaml", &["--launcher", "slurm"]);
+    export("a.plan.yaml", &["--launcher", "kubernetes"]);
+    let all = ["job.yaml", "launch.sbatch", "launch.sh", "megatron_args.sh"];
+    assert_eq!(names(&root.join("out")), [all[0], all[1], all[3]]);
+    fs::write(root.join("out/job.yaml"), "kind: Job\n").expect("a manifest of the user's");
+    let said = export("b.plan.yaml", &["--launcher", "torchrun"]);
+    assert!(said.contains("launch.sbatch starts plan"), "{said}");
+    assert_eq!(names(&root.join("out")), all);
+    let said = export("b.plan.yaml", &["--force"]);
+    assert!(said.contains("launch.sbatch, which started plan"), "{said}");
+    assert_eq!(names(&root.join("out")), [all[0], all[2], all[3]]);
+}

@@ -78,6 +78,20 @@ impl FolderDestination {
         }
     }
 
+    /// Removes a file of this folder, which is no link.
+    ///
+    /// # Errors
+    /// When it is not there or cannot be removed.
+    pub fn remove(&self, name: &str) -> Result<PathBuf, FileError> {
+        let path = self.path.join(name);
+        let found = std::fs::symlink_metadata(&path).map_err(|e| FileError::io(&path, e))?;
+        if !found.is_file() {
+            return Err(FileError::Special { path: shown(&path) });
+        }
+        std::fs::remove_file(&path).map_err(|e| FileError::io(&path, e))?;
+        Ok(path)
+    }
+
     /// Writes the files to a temporary folder beside this one, then renames it.
     fn make(&self, files: &[NamedFile<'_>]) -> Result<(), FileError> {
         let failed = |e| FileError::io(&self.path, e);

@@ -69,7 +69,8 @@ impl Kind {
             Self::AccuracyReport => begins("# Accuracy\n"),
             Self::Plot => begins("<svg "),
             Self::ModelConfig => begins("{") && text.contains("\"model_type\""),
-            Self::Exported => text.lines().take(4).any(is_heading),
+            // Slurm's options stand before it.
+            Self::Exported => text.lines().take(10).any(is_heading),
             Self::Weights => false,
         }
     }

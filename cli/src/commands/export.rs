@@ -17,6 +17,7 @@ use serde::Serialize;
 use crate::args::{ExportArgs, LauncherArg};
 use crate::commands::assumptions::{self, AssumptionJson};
 use crate::commands::import::document;
+use crate::commands::stale_launchers;
 use crate::destinations;
 use crate::error::{CliError, code};
 use crate::output;
@@ -92,7 +93,7 @@ pub(crate) fn run(args: &ExportArgs) -> Result<ExitCode, CliError> {
             });
             exported.notes.extend(order);
             exported.notes.extend(of_one_group(path, &loaded));
-            finish(args, &loaded, dialect, &exported)
+            finish(args, &loaded, dialect, &mut exported)
         }
         Err(ExportError::Inexpressible { refusals, .. }) => {
             refused(args, &loaded, dialect, &refusals)
@@ -195,40 +196,24 @@ fn finish(
     args: &ExportArgs,
     loaded: &Opened,
     dialect: Dialect,
-    exported: &Exported,
+    exported: &mut Exported,
 ) -> Result<ExitCode, CliError> {
-    let saved = match &args.output {
-        Some(folder) => {
-            let replace = Replace::forced(args.force);
-            let to = FolderDestination::check(folder, Kind::Exported, replace)?;
-            write(&to, &exported.files)
-        }
+    let replace = Replace::forced(args.force);
+    let check = |folder: &PathBuf| FolderDestination::check(folder, Kind::Exported, replace);
+    let to = args.output.as_ref().map(check).transpose()?;
+    let saved = match &to {
+        Some(to) => save(args, loaded, to, exported),
         None => Ok(Vec::new()),
     };
+    let exported = &*exported;
     let assumptions = assumptions::priced(loaded, &exported.unmet);
     notes(args, loaded, exported, &assumptions);
-    let folder = args.output.as_ref().filter(|_| saved.is_ok());
-    let path = |file: &ExportedFile| folder.map(|folder| folder.join(&file.name));
+    let folder = args.output.as_deref().filter(|_| saved.is_ok());
     if args.format.json {
-        output::json(&ExportJson {
-            schema_version: SCHEMA_VERSION,
-            target: dialect.name(),
-            plan: loaded.file.id.clone(),
-            files: exported
-                .files
-                .iter()
-                .map(|f| FileJson {
-                    name: f.name.clone(),
-                    path: path(f).map(|p| p.display().to_string()),
-                    text: f.text.clone(),
-                })
-                .collect(),
-            unfilled: &exported.unfilled,
-            assumptions,
-            notes: exported.notes.clone(),
-        })?;
+        print_json(loaded, dialect, exported, folder, assumptions)?;
     } else if args.output.is_some() {
-        for path in exported.files.iter().filter_map(path) {
+        let files = exported.files.iter();
+        for path in files.filter_map(|file| Some(folder?.join(&file.name))) {
             let replaced = saved.as_ref().is_ok_and(|all| all.contains(&path));
             let note = destinations::replaced(replaced);
             output::note(args.format.quiet, &format!("{}{note}", files::shown(&path)));
@@ -244,6 +229,44 @@ fn finish(
     }
     saved?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Writes the files and, if forced, removes launch scripts of other plans; returns the files that were replaced.
+fn save(
+    args: &ExportArgs,
+    loaded: &Opened,
+    to: &FolderDestination,
+    exported: &mut Exported,
+) -> Result<Vec<PathBuf>, CliError> {
+    let replaced = write(to, &exported.files)?;
+    let id = &loaded.file.id;
+    let stale = stale_launchers::cleared(to, id, &exported.files, args.force)?;
+    exported.notes.extend(stale);
+    Ok(replaced)
+}
+
+/// Prints an export as JSON; `folder` is the one that its files were written to.
+fn print_json(
+    loaded: &Opened,
+    dialect: Dialect,
+    exported: &Exported,
+    folder: Option<&Path>,
+    assumptions: Vec<AssumptionJson>,
+) -> Result<(), CliError> {
+    let file = |file: &ExportedFile| FileJson {
+        name: file.name.clone(),
+        path: folder.map(|folder| folder.join(&file.name).display().to_string()),
+        text: file.text.clone(),
+    };
+    output::json(&ExportJson {
+        schema_version: SCHEMA_VERSION,
+        target: dialect.name(),
+        plan: loaded.file.id.clone(),
+        files: exported.files.iter().map(file).collect(),
+        unfilled: &exported.unfilled,
+        assumptions,
+        notes: exported.notes.clone(),
+    })
 }
 
 /// Prints what is still to be filled in, and what the target does less or otherwise.

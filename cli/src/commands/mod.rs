@@ -26,6 +26,7 @@ mod report;
 mod run;
 mod search;
 mod size;
+mod stale_launchers;
 mod trace;
 mod validate;
 

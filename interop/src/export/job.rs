@@ -22,6 +22,31 @@ pub enum Launcher {
     Kubernetes,
 }
 
+impl Launcher {
+    /// Every way to start the ranks.
+    pub const ALL: [Self; 3] = [Self::Torchrun, Self::Slurm, Self::Kubernetes];
+
+    /// Name of the script or manifest.
+    #[must_use]
+    pub fn file(self) -> &'static str {
+        match self {
+            Self::Torchrun => "launch.sh",
+            Self::Slurm => "launch.sbatch",
+            Self::Kubernetes => "job.yaml",
+        }
+    }
+}
+
+/// The id of the plan that an exported script or manifest was made of; `None` for text of another origin.
+#[must_use]
+pub fn plan_of(text: &str) -> Option<&str> {
+    let mut header = text.lines().take_while(|line| line.starts_with('#'));
+    header.find_map(|line| {
+        let (id, _) = line.strip_prefix("# vescale-plan ")?.split_once(" · ")?;
+        Some(id)
+    })
+}
+
 /// The plan to export, with everything it depends on.
 #[derive(Clone, Copy, Debug)]
 pub struct Job<'a> {

@@ -63,13 +63,13 @@ pub(crate) fn script(
         program.setup.insert(0, guard);
     }
     let top = comments(job, unfilled);
-    let (name, text, executable) = match launcher {
-        Launcher::Torchrun => ("launch.sh", torchrun(job, &program, &top), true),
-        Launcher::Slurm => ("launch.sbatch", slurm(job, &program, &top), true),
-        Launcher::Kubernetes => ("job.yaml", kubernetes(job, &program, files, &top), false),
+    let (text, executable) = match launcher {
+        Launcher::Torchrun => (torchrun(job, &program, &top), true),
+        Launcher::Slurm => (slurm(job, &program, &top), true),
+        Launcher::Kubernetes => (kubernetes(job, &program, files, &top), false),
     };
     ExportedFile {
-        name: name.to_owned(),
+        name: launcher.file().to_owned(),
         text,
         executable,
     }

@@ -32,7 +32,7 @@ pub use self::assumptions::{Assumption, Differs};
 pub use self::dialect::Dialect;
 pub use self::documents::packing_instead;
 pub use self::inputs::{Inputs, Unfilled};
-pub use self::job::{Exported, ExportedFile, Job, Launcher};
+pub use self::job::{Exported, ExportedFile, Job, Launcher, plan_of};
 pub use self::refusal::{ExportError, Refusal};
 
 pub(crate) use self::inputs::PLACEHOLDER;

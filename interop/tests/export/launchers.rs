@@ -1,7 +1,8 @@
 //! Launch scripts: each scheduler's form, and the files that they source.
 
+use catalog::files::Kind;
 use catalog::{Precision, Workload, WorkloadSizes};
-use interop::export::{Dialect, Launcher};
+use interop::export::{Dialect, Launcher, plan_of};
 use interop::import::{Document, Given, import};
 
 use super::{exported, exported_on, parse, scene};
@@ -177,5 +178,37 @@ fn launch_scripts_import_before_their_program_is_named() {
         assert_eq!(imported.workload, workload, "{strategy}");
         let findings = interop::check::contradictions(&document, &model);
         assert_eq!(findings, [], "{strategy}");
+    }
+}
+
+/// A script or manifest says which plan it was made of; text of another origin does not.
+#[test]
+fn launch_scripts_name_their_plan() {
+    let (model, workload) = scene("llama3-8b", 16, Precision::Bf16);
+    let plan = parse("zero=1", &model, &workload).expect("legal");
+    for launcher in Launcher::ALL {
+        let exported = exported(
+            &plan,
+            &model,
+            &workload,
+            Dialect::MegatronLm,
+            Some(launcher),
+        );
+        let files = exported.expect("expressible").files;
+        let script = files.last().expect("a script");
+        assert_eq!(script.name, launcher.file());
+        assert_eq!(plan_of(&script.text), Some("0123456789abcdef"));
+        assert!(
+            Kind::Exported.recognises(script.text.as_bytes()),
+            "{}",
+            script.text
+        );
+    }
+    for text in [
+        "#!/bin/bash\ntorchrun train.py\n",
+        "",
+        "#!/bin/bash\nset -e\n# vescale-plan 01 · x\n",
+    ] {
+        assert_eq!(plan_of(text), None, "{text}");
     }
 }
