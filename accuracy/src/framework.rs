@@ -309,10 +309,21 @@ mod tests {
                 "dgxc_v2502_gpt3-175b_bf16_h100_n128",
                 AttentionKernel::CudnnOrFlash3,
             ),
+            ("h3_enoki_h28_tp1_gb4", AttentionKernel::Flash2),
         ] {
             let run = runs.iter().find(|run| run.id == id);
             let (runtime, _) = runtime(run.expect(id)).expect(id);
             assert_eq!(runtime.attention, attention, "{id}");
+        }
+    }
+
+    #[test]
+    fn torchtitan_before_0_2_runs_flash_attention_2() {
+        let runs = catalog::runs::embedded().expect("embedded runs are well-formed");
+        let of_torchtitan = |run: &&Run| run.source.starts_with("pytorch/torchtitan");
+        for run in runs.iter().filter(of_torchtitan) {
+            let (runtime, _) = runtime(run).expect("a runtime");
+            assert_eq!(runtime.attention, AttentionKernel::Flash2, "{}", run.id);
         }
     }
 

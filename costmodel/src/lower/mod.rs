@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn a_library_runs_the_attention_that_it_takes() {
-        use AttentionKernel::{CudnnOrFlash3, Flash2TwoPass};
+        use AttentionKernel::{CudnnOrFlash3, Flash2, Flash2TwoPass};
         for (model, runtime, activation, kernel) in [
             ("llama3-8b", "vescale-cuda", DType::Bf16, CudnnOrFlash3),
             ("llama3-8b", "vescale-cuda", DType::F32, Flash2TwoPass),
@@ -98,6 +98,13 @@ mod tests {
             ("gemma2-9b", "vescale-cuda", DType::Bf16, Flash2TwoPass),
             ("gpt2", "megatron-core", DType::Bf16, CudnnOrFlash3),
             ("gpt2", "hf-trainer", DType::Bf16, CudnnOrFlash3),
+            ("llama3-8b", "hf-deepspeed", DType::Bf16, CudnnOrFlash3),
+            ("llama3-8b", "fsdp2", DType::Bf16, CudnnOrFlash3),
+            ("llama3-8b", "generic-eager", DType::Bf16, CudnnOrFlash3),
+            ("llama3-8b", "torchtitan", DType::Bf16, CudnnOrFlash3),
+            // FlexAttention, taken to be as fast.
+            ("llama3-8b", "torchtitan-2026", DType::Bf16, Flash2),
+            ("llama3-8b", "torchtitan-compile-2026", DType::Bf16, Flash2),
         ] {
             let got = kernels(model, runtime, activation);
             assert_eq!(got, [kernel; 2], "{model} {runtime} {activation:?}");
@@ -112,6 +119,8 @@ mod tests {
             ("nemo", vec![]),
             ("fsdp2", vec![Flash2; 2]),
             ("hf-trainer", vec![Flash2; 2]),
+            ("hf-deepspeed", vec![Flash2; 2]),
+            ("torchtitan", vec![]),
             ("fsdp1", vec![Flash1; 2]),
         ] {
             let [wide, narrow] =
