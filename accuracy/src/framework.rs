@@ -318,12 +318,14 @@ mod tests {
     }
 
     #[test]
-    fn torchtitan_before_0_2_runs_flash_attention_2() {
+    fn torchtitan_before_0_2_runs_flash_attention_2_and_stops_recomputing_early() {
         let runs = catalog::runs::embedded().expect("embedded runs are well-formed");
         let of_torchtitan = |run: &&Run| run.source.starts_with("pytorch/torchtitan");
         for run in runs.iter().filter(of_torchtitan) {
             let (runtime, _) = runtime(run).expect("a runtime");
-            assert_eq!(runtime.attention, AttentionKernel::Flash2, "{}", run.id);
+            let early = runtime.rewrites.contains(&Rewrite::EarlyStopRecompute);
+            let found = (runtime.attention, early);
+            assert_eq!(found, (AttentionKernel::Flash2, true), "{}", run.id);
         }
     }
 

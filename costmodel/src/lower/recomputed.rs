@@ -108,6 +108,33 @@ mod tests {
         again.iter().filter(|index| of_activation(index)).count()
     }
 
+    /// Backward of a layer of Llama reads no result of the last product, the down projection.
+    #[test]
+    fn checkpoints_that_stop_early_leave_out_the_last_product() {
+        let model = catalog::load::model("llama3-8b").expect("a preset");
+        for (runtime, stops_early) in [
+            ("fsdp2", true),
+            ("hf-trainer", true),
+            ("deepspeed", false),
+            ("torchtitan", false),
+            ("torchtitan-2026", false),
+            ("torchtitan-compile", true),
+            ("torchtitan-compile-2025", true),
+            ("torchtitan-compile-2026", true),
+        ] {
+            let of = catalog::load::runtime(runtime).expect("a preset");
+            let lowering = Lowering::new(&of, of.fp8_recipe);
+            let trace = layer(&model, &BlockLayout::alone(1, 64, DType::Bf16));
+            let lowered = lowering.lower(&trace);
+            let is_product =
+                |index: &usize| matches!(lowered.forward[*index].kind, KernelKind::Gemm { .. });
+            let last = (0..lowered.forward.len()).rev().find(is_product);
+            let again = recomputed(&lowering, &trace, &lowered, Recompute::Full);
+            let repeated = last.is_some_and(|last| again.contains(&last));
+            assert_eq!(repeated, !stops_early, "{runtime}");
+        }
+    }
+
     /// GPT-OSS and GPT-2 add a bias before the activation, and one fused kernel does both. Llama has no bias.
     #[test]
     fn a_selected_activation_runs_again_with_the_bias_in_its_kernel() {
