@@ -115,7 +115,10 @@ mod tests {
         for (runtime, stops_early) in [
             ("fsdp2", true),
             ("hf-trainer", true),
+            ("hf-trainer-2021", false),
             ("deepspeed", false),
+            ("hf-deepspeed", true),
+            ("hf-deepspeed-2021", false),
             ("torchtitan", false),
             ("torchtitan-2026", false),
             ("torchtitan-compile", true),

@@ -7,7 +7,7 @@ use super::job::{Draft, Heading, Job};
 use super::launch::Program;
 use super::refusal::Limits;
 use super::script::{self, TRAIN_SCRIPT};
-use super::script_rewrites;
+use super::script_rewrites::{self, System};
 use crate::config::{Node, write};
 use plans::decisions::{Decisions, Recompute};
 
@@ -26,16 +26,16 @@ pub(crate) fn program(job: &Job<'_>) -> Program {
 
 /// The files of an export. The training script defines the model; the configuration holds nothing of it.
 pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
-    let root = configuration(job, limits);
+    let root = configuration(job, &script_rewrites::DEEPSPEED, limits);
     script::inputs(limits);
     notes(job, limits);
     vec![Draft::new(FILE, Heading::Nowhere, write::json(&root))]
 }
 
-/// DeepSpeed's configuration, on its own or to be embedded in another system's file.
-pub(crate) fn configuration(job: &Job<'_>, limits: &mut Limits) -> Node {
+/// DeepSpeed's configuration, on its own or to be embedded in the file of the system that drives the engine.
+pub(crate) fn configuration(job: &Job<'_>, system: &System, limits: &mut Limits) -> Node {
     refuse(job, limits);
-    script_rewrites::collect(job, &script_rewrites::DEEPSPEED, limits);
+    script_rewrites::collect(job, system, limits);
     let mut root = Node::table();
     precision(job, &mut root, limits);
     decided(job, &mut root);

@@ -125,6 +125,19 @@ fn of_model(rewrite: Rewrite) -> bool {
     )
 }
 
+/// Rewrites of DeepSpeed's engine under Transformers 5, which checkpoints layers itself (`gradient_checkpointing_enable` in
+/// modeling_utils.py).
+pub(crate) const TRANSFORMERS_DEEPSPEED: System = System {
+    checkpoints: Always("PyTorch's checkpoints stop early"),
+    ..DEEPSPEED
+};
+
+/// The same under LLaMA-Factory, whose file says which of PyTorch's checkpoints runs.
+pub(crate) const LLAMA_FACTORY: System = System {
+    checkpoints: Stance::Written,
+    ..DEEPSPEED
+};
+
 /// DeepSpeed's rewrites.
 pub(crate) const DEEPSPEED: System = System {
     checkpoints: Never("its checkpoints run the whole layer again"),

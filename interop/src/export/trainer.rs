@@ -1,6 +1,7 @@
 //! Export to Hugging Face's Trainer, with FSDP2 or DeepSpeed, and to LLaMA-Factory, which drives it with DeepSpeed: the
 //! arguments of a training script such as transformers' `run_clm.py`.
 
+use catalog::runtime::Rewrite;
 use catalog::{Precision, Zero};
 
 use super::adapters;
@@ -10,12 +11,13 @@ use super::job::{Draft, Heading, Job};
 use super::launch::Program;
 use super::refusal::Limits;
 use super::script::{self, TRAIN_SCRIPT};
+use super::script_rewrites::{LLAMA_FACTORY, TRANSFORMERS_DEEPSPEED};
 use super::{deepspeed, hf};
 use crate::config::{Node, write};
 use plans::decisions::Recompute;
 
 const ARGUMENTS: &str = "training_args.json";
-const LLAMA_FACTORY: &str = "llamafactory.yaml";
+const LLAMA_FACTORY_FILE: &str = "llamafactory.yaml";
 
 /// How the Trainer is started: the training script reads its arguments from the file alone, as `run_clm.py` does.
 pub(crate) fn program(job: &Job<'_>) -> Program {
@@ -24,7 +26,7 @@ pub(crate) fn program(job: &Job<'_>) -> Program {
 }
 
 pub(crate) fn llama_factory_program() -> Program {
-    let arguments = format!("-m llamafactory.launcher \"$HERE/{LLAMA_FACTORY}\" \"$@\"");
+    let arguments = format!("-m llamafactory.launcher \"$HERE/{LLAMA_FACTORY_FILE}\" \"$@\"");
     Program::torchrun(Vec::new(), arguments)
 }
 
@@ -54,7 +56,7 @@ pub(crate) fn transformers(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
 
 /// The Trainer's arguments with DeepSpeed's configuration embedded.
 pub(crate) fn with_deepspeed(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
-    let engine = deepspeed::configuration(job, limits);
+    let engine = deepspeed::configuration(job, &TRANSFORMERS_DEEPSPEED, limits);
     replicas_and_shards(job, "the target deepspeed takes it", limits);
     let mut root = script_arguments(job, limits);
     trainer_arguments(job, &mut root, limits);
@@ -66,7 +68,7 @@ pub(crate) fn with_deepspeed(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
 
 /// LLaMA-Factory's YAML: pre-training, or fine-tuning if attention stays within documents.
 pub(crate) fn llama_factory(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
-    let engine = deepspeed::configuration(job, limits);
+    let engine = deepspeed::configuration(job, &LLAMA_FACTORY, limits);
     replicas_and_shards(job, "the target deepspeed takes it", limits);
     let mut root = Node::table();
     let model = "the model's hub name, or a folder with its config.json";
@@ -96,13 +98,22 @@ pub(crate) fn llama_factory(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     }
     let kept = job.decisions.recompute != Recompute::Full;
     root.set("disable_gradient_checkpointing", kept);
+    if !kept {
+        // Checkpoints stop early unless they are re-entrant, as they are by default (hparams/model_args.py).
+        let whole = !job.assumes(Rewrite::EarlyStopRecompute);
+        root.set("use_reentrant_gc", whole);
+    }
     trainer_arguments(job, &mut root, limits);
     root.set("deepspeed", engine.value);
     limits.note(
         job.inputs.tokenizer.is_some(),
         "LLaMA-Factory takes the model's own tokenizer: --tokenizer is not written",
     );
-    vec![Draft::new(LLAMA_FACTORY, Heading::Hash, write::yaml(&root))]
+    vec![Draft::new(
+        LLAMA_FACTORY_FILE,
+        Heading::Hash,
+        write::yaml(&root),
+    )]
 }
 
 /// Refuses what the Trainer's arguments cannot express: axes beside data parallelism, replicas of shards, fp8. `taker`

@@ -1,17 +1,19 @@
-//! Kernels that a Megatron-LM script fuses or splits, with notes for runtimes that do the opposite.
+//! Kernels that a Megatron-LM script fuses or splits, and checkpoints of LLaMA-Factory that stop early or not, with notes for runtimes
+//! that do the opposite.
 
 use catalog::Zero;
 use catalog::model::{Activation, ModelConfig, Position};
 use catalog::runtime::{AttentionKernel, Rewrite, Runtime};
 
 use super::document::Document;
+use super::error::ImportError;
 use crate::config::Value;
 use plans::decisions::Decisions;
 
 /// Whether an option has an effect on a plan of a model.
 pub(super) type When = fn(&Decisions, &ModelConfig) -> bool;
 
-/// A kernel of which a file says whether it takes the place of several.
+/// Something of which a file says whether it is done: a kernel that takes the place of several, or checkpoints that stop early.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SaidKernel {
     kernel: Kernel,
@@ -27,7 +29,7 @@ enum Kernel {
 }
 
 impl SaidKernel {
-    /// The note on the kernel, if a runtime has it otherwise than the file says.
+    /// The note on it, if a runtime has it otherwise than the file says.
     pub(super) fn note_under(&self, runtime: &Runtime) -> Option<&str> {
         let fused = match self.kernel {
             Kernel::Attention => runtime.attention != AttentionKernel::Unfused,
@@ -142,6 +144,24 @@ pub(super) fn said(doc: &Document, model: &ModelConfig, d: &Decisions) -> Vec<Sa
         note: assumed(doc, PERMUTE, "tokens are sorted by several kernels"),
     });
     switched.chain(attention).chain(unsorted).collect()
+}
+
+/// What LLaMA-Factory's checkpoints do: unless the file switches re-entrance off they run whole layers again (hparams/model_args.py,
+/// `use_reentrant_gc`).
+pub(super) fn checkpoints(doc: &Document) -> Result<SaidKernel, ImportError> {
+    let key = "use_reentrant_gc";
+    let stop_early = doc.flag(key)? == Some(false);
+    let planned = match stop_early {
+        true => "checkpoints that stop early are planned as ones that run whole layers again",
+        false => {
+            "checkpoints run whole layers again unless use_reentrant_gc is false; planned are ones that stop early"
+        }
+    };
+    Ok(SaidKernel {
+        kernel: Kernel::Of(Rewrite::EarlyStopRecompute),
+        fused: stop_early,
+        note: doc.note(key, planned),
+    })
 }
 
 /// A note on a switch that the plan assumes and the script does not set.

@@ -9,6 +9,7 @@ use super::document::Document;
 use super::error::ImportError;
 use super::fsdp::{self, Sharding};
 use super::imported::{Given, Imported};
+use super::kernels;
 use super::optimizer;
 use super::sizes::{data_parallel, devices, said_devices, workload};
 use super::unplanned;
@@ -64,6 +65,12 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         }
     }
     imported.decisions.recompute = recompute(doc, given.model.layers)?;
+    // Under FSDP2 it switches re-entrance off by itself (model/model_utils/checkpointing.py).
+    let under_fsdp = imported.dialect != Dialect::DeepSpeed && imported.decisions.zero == Zero::Z3;
+    let recomputes = imported.decisions.recompute == Recompute::Full;
+    if doc.dialect == Dialect::LlamaFactory && recomputes && !under_fsdp {
+        imported.kernels.push(kernels::checkpoints(doc)?);
+    }
     if let Some(key) = offloads_activations(doc) {
         if adapters.is_some() {
             imported.decisions.recompute = Recompute::None;

@@ -1,11 +1,93 @@
 //! Plans for every runtime: a file that is exported passes its own check, whatever kernels and types the runtime has.
 
 use catalog::Precision;
+use catalog::runtime::Rewrite;
 use interop::check::{Severity, check};
-use interop::export::{Dialect, Differs};
+use interop::export::{Dialect, Differs, Exported};
+use interop::import::{Given, import};
 use plans::grammar::overlap_name;
 
 use super::{exported, exported_for, parse, read, scene};
+
+/// A plan for a runtime, exported.
+fn plan(name: &str, runtime: &str, text: &str, dialect: Dialect) -> Exported {
+    let (model, workload) = scene(name, 64, Precision::Bf16);
+    let of = catalog::load::runtime(runtime).expect("preset");
+    let strategy = plans::grammar::parse(text, &model, &workload, &of).expect(text);
+    let exported = exported_for(runtime, &strategy, &model, &workload, dialect, None);
+    exported.unwrap_or_else(|e| panic!("{runtime} {text}: {e}"))
+}
+
+/// Checkpoints that stop early are told apart from those that run whole layers again, and LLaMA-Factory's file says which they are.
+#[test]
+fn checkpoints_are_as_predicted_or_told() {
+    use Dialect::{DeepSpeed, LlamaFactory, TransformersDeepSpeed};
+    let full = "zero=2,recompute=full";
+    for (runtime, text, dialect, told, said) in [
+        ("hf-deepspeed", full, TransformersDeepSpeed, false, None),
+        ("deepspeed", full, TransformersDeepSpeed, true, None),
+        ("hf-deepspeed", full, DeepSpeed, true, None),
+        ("hf-deepspeed", full, LlamaFactory, false, Some("false")),
+        ("deepspeed", full, LlamaFactory, false, Some("true")),
+        ("hf-deepspeed", "zero=2", LlamaFactory, false, None),
+    ] {
+        let case = format!("{runtime} {text} {}", dialect.name());
+        let exported = plan("llama3-8b", runtime, text, dialect);
+        let mut unmet = exported.unmet.iter().map(|unmet| unmet.differs);
+        let differs = unmet.any(|of| {
+            let (Differs::Performed(rewrite) | Differs::NotPerformed(rewrite)) = of else {
+                return false;
+            };
+            rewrite == Rewrite::EarlyStopRecompute
+        });
+        assert_eq!(differs, told, "{case}");
+        let file = &exported.files[0].text;
+        let line = file
+            .lines()
+            .find_map(|l| l.strip_prefix("use_reentrant_gc: "));
+        assert_eq!(line, said, "{case}");
+    }
+}
+
+#[test]
+fn checkpoints_are_read() {
+    let model = catalog::load::model("llama3-8b").expect("preset");
+    let given = Given {
+        model: &model,
+        gpus: Some(8),
+        seq_len: None,
+        gpus_per_node: 8,
+    };
+    for (line, runtime, note) in [
+        ("", "hf-deepspeed", Some("whole layers again unless")),
+        ("", "deepspeed", None),
+        ("use_reentrant_gc: false", "hf-deepspeed", None),
+        (
+            "use_reentrant_gc: false",
+            "deepspeed",
+            Some("stop early are planned"),
+        ),
+        ("disable_gradient_checkpointing: true", "hf-deepspeed", None),
+    ] {
+        let text = format!(
+            "finetuning_type: full\ncutoff_len: 2048\nbf16: true\nper_device_train_batch_size: 1\n\
+             deepspeed: {{zero_optimization: {{stage: 2}}}}\n{line}\n"
+        );
+        let document = read(&text, "a.yaml", Some(Dialect::LlamaFactory));
+        let imported = import(&document, &given).expect(line);
+        let notes = imported.notes_under(&catalog::load::runtime(runtime).expect("preset"));
+        let found = notes
+            .iter()
+            .any(|n| note.is_some_and(|note| n.contains(note)));
+        let others = notes.iter().filter(|n| n.contains("whole layers")).count();
+        let said = usize::from(note.is_some());
+        assert_eq!(
+            (found, others),
+            (note.is_some(), said),
+            "{line} {runtime}: {notes:?}"
+        );
+    }
+}
 
 #[test]
 fn files_of_every_runtimes_plans_pass_their_check() {
