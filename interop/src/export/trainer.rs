@@ -109,6 +109,10 @@ pub(crate) fn llama_factory(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
         job.inputs.tokenizer.is_some(),
         "LLaMA-Factory takes the model's own tokenizer: --tokenizer is not written",
     );
+    limits.note(
+        job.model.moe.is_some() && !job.assumes(Rewrite::LaunchExpertsApart),
+        "install Transformers 5, which multiplies all experts in one grouped product, as predicted; 4.55 to 4.57, which LLaMA-Factory also takes, launch each expert by itself",
+    );
     vec![Draft::new(
         LLAMA_FACTORY_FILE,
         Heading::Hash,

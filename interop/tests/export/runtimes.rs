@@ -89,6 +89,17 @@ fn checkpoints_are_read() {
     }
 }
 
+/// LLaMA-Factory takes versions of Transformers that launch every expert by itself.
+#[test]
+fn the_version_that_groups_experts_is_said() {
+    for (model, said) in [("mixtral-8x7b", true), ("llama3-8b", false)] {
+        let exported = plan(model, "hf-deepspeed", "zero=3", Dialect::LlamaFactory);
+        let mut notes = exported.notes.iter();
+        let found = notes.any(|note| note.contains("Transformers 5"));
+        assert_eq!(found, said, "{model}");
+    }
+}
+
 #[test]
 fn files_of_every_runtimes_plans_pass_their_check() {
     let mut taken = 0;
