@@ -23,6 +23,9 @@ pub(super) fn runtime(run: &Run) -> Result<(Runtime, bool), String> {
     }
     if let Some(recipe) = Recipe::of(run) {
         runtime.rewrites.extend(recipe.rewrites.iter().copied());
+        for rewrite in &recipe.without {
+            runtime.rewrites.remove(rewrite);
+        }
         if let Some(optimizer) = recipe.optimizer {
             let overheads = &mut runtime.overheads;
             let measured = |us: f64| of_recipe(recipe, Origin::Measured, Seconds(us * 1e-6));
@@ -318,14 +321,18 @@ mod tests {
     }
 
     #[test]
-    fn torchtitan_before_0_2_runs_flash_attention_2_and_stops_recomputing_early() {
+    fn torchtitan_before_0_2_is_predicted_as_it_was() {
         let runs = catalog::runs::embedded().expect("embedded runs are well-formed");
         let of_torchtitan = |run: &&Run| run.source.starts_with("pytorch/torchtitan");
         for run in runs.iter().filter(of_torchtitan) {
             let (runtime, _) = runtime(run).expect("a runtime");
-            let early = runtime.rewrites.contains(&Rewrite::EarlyStopRecompute);
-            let found = (runtime.attention, early);
-            assert_eq!(found, (AttentionKernel::Flash2, true), "{}", run.id);
+            let does = |rewrite| runtime.rewrites.contains(&rewrite);
+            let (early, frees) = (
+                does(Rewrite::EarlyStopRecompute),
+                does(Rewrite::FreeEmbedding),
+            );
+            let found = (runtime.attention, early, frees);
+            assert_eq!(found, (AttentionKernel::Flash2, true, false), "{}", run.id);
         }
     }
 

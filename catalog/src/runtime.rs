@@ -294,6 +294,10 @@ pub enum Rewrite {
     /// Gathered parameters are copied out of the collective's buffer and gradients copied, in the type
     /// of the reduction, into it (FSDP2 `_fsdp_collectives.py`).
     CopyShards,
+    /// FSDP shards an embedding as a unit of its own, which is freed after its forward pass and gathered again for its backward pass,
+    /// unless the head shares its table. Without this, embedding and head belong to the root module, which stays gathered. (torchtitan
+    /// 0.2, `models/llama3/infra/parallelize.py`, `apply_fsdp`; accelerate 1.14, `utils/fsdp_utils.py`, `fsdp2_prepare_model`.)
+    FreeEmbedding,
     /// ZeRO-3 gathers parameters in the type in which they are stored, not in the type of activations. FSDP does so without a
     /// mixed-precision policy, or with `MixedPrecisionPolicy(param_dtype=torch.float32)`.
     GatherHeldType,
@@ -450,6 +454,7 @@ impl Rewrite {
         Self::GatherInStep,
         Self::WholeStageBuckets,
         Self::CopyShards,
+        Self::FreeEmbedding,
         Self::GatherHeldType,
         Self::GatherTensorByTensor,
         Self::VisitModules,

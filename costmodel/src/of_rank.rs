@@ -24,8 +24,10 @@ pub(crate) struct Largest {
     gathered: u64,
     /// Most trained weights of any block. Only these have gradients to reduce.
     reduced: u64,
-    /// Weights of embedding and head.
+    /// Weights of embedding and head together.
     ends: u64,
+    /// Weights of the larger of the two.
+    larger_end: u64,
     /// Most weights of any layer.
     layer: u64,
 }
@@ -39,6 +41,7 @@ impl Largest {
             gathered: all,
             reduced: block.trained.total(),
             ends,
+            larger_end: ends,
             layer,
         }
     }
@@ -49,6 +52,7 @@ impl Largest {
             gathered: self.gathered.max(other.gathered),
             reduced: self.reduced.max(other.reduced),
             ends: self.ends + other.ends,
+            larger_end: self.larger_end.max(other.larger_end),
             layer: self.layer.max(other.layer),
         }
     }
@@ -198,7 +202,8 @@ pub(crate) fn in_flight(
 /// Bytes that a rank needs under ZeRO-3, or FSDP over one rank, in addition to its shards, at the moment when it needs most:
 /// - gathered parameters: of the block that runs and of those prefetched, or of all blocks if none is resharded after forward. Under
 ///   FSDP embedding and head belong to the root module, which stays gathered from forward to backward (PyTorch `_fsdp_state.py`,
-///   `_lazy_init`; FSDP1: `_runtime_utils.py`, `_post_forward_reshard`);
+///   `_lazy_init`; FSDP1: `_runtime_utils.py`, `_post_forward_reshard`), or the embedding is freed while the head is gathered
+///   ([`states::frees_embedding`]);
 /// - gradients that are not reduced yet, with `reduce` bytes for each element: of one block, or of all blocks if those of several
 ///   micro-batches are reduced once;
 /// - 16-bit casts of parameters that are gathered in 32 bits ([`states::keeps_casts`]);
@@ -228,8 +233,12 @@ fn gathered_and_unreduced(
     } else {
         let ahead = runtime.ahead(strategy.prefetch);
         let blocks = ahead.unwrap_or(Ahead::USUAL).blocks();
+        let ends = match states::frees_embedding(scenario) {
+            true => largest.larger_end,
+            false => largest.ends,
+        };
         match states::is_fsdp(runtime) {
-            true => largest.ends + largest.layer * blocks,
+            true => ends + largest.layer * blocks,
             false => largest.gathered * blocks,
         }
     };

@@ -108,13 +108,19 @@ pub(crate) fn add_layers(
     let forward = stage.forward.duration().0;
     let backward = (stage.recompute + stage.backward.whole).duration().0;
     let tables = SharedTables::of(traffic.scenario, traffic.strategy, runs);
-    // Embedding and head belong to FSDP's root module, which is freed only after backward (PyTorch, `_fsdp_state.py`, `_lazy_init`).
+    // The head, and usually the embedding, belong to a module of FSDP that is freed only after backward (PyTorch, `_fsdp_state.py`,
+    // `_lazy_init`).
     let is_fsdp = states::is_fsdp(&traffic.scenario.runtime);
+    let frees_embedding = states::frees_embedding(traffic.scenario);
     let mut layers = 0;
     stage.layers.reserve(runs.len());
     for run in runs {
         let is_layer = matches!(run.cost.key.class, BlockClass::Layer(_));
-        let is_block = is_layer || run.cost.key.class == BlockClass::Mtp;
+        let is_freed = match run.cost.key.class {
+            BlockClass::Layer(_) | BlockClass::Mtp => true,
+            BlockClass::Embedding => frees_embedding,
+            BlockClass::Head => false,
+        };
         let first_layer = is_layer.then_some(layers);
         layers += if is_layer { run.count } else { 0 };
         let BlockTraffic {
@@ -128,7 +134,7 @@ pub(crate) fn add_layers(
             forward_share: share(run.cost.forward, forward),
             backward_share: share(run.cost.recompute + run.cost.backward.whole, backward),
             gather,
-            stays_gathered: is_fsdp && !is_block,
+            stays_gathered: is_fsdp && !is_freed,
             reduce,
             copies,
         });

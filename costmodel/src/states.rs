@@ -343,6 +343,12 @@ pub(crate) fn added_gradients(
     }
 }
 
+/// Whether FSDP frees the embedding between its forward and its backward pass. One whose table the head shares stays gathered.
+pub(crate) fn frees_embedding(scenario: &Scenario) -> bool {
+    let apart = (scenario.runtime.rewrites).contains(&Rewrite::FreeEmbedding);
+    apart && !scenario.model.tied_embeddings
+}
+
 /// Whether the host copies gradients into buckets one after the other when backward has ended, while the GPU waits. DeepSpeed does so
 /// under ZeRO-1 unless `overlap_comm` is set (`zero/stage_1_and_2.py`, `reduce_gradients`).
 #[must_use]

@@ -126,6 +126,43 @@ fn frameworks_differ_in_what_they_do_for_every_micro_batch() {
     }
 }
 
+/// Freed after its forward pass, an embedding is not gathered together with the head, but gathered once more.
+#[test]
+fn an_embedding_with_a_table_of_its_own_is_freed_between_its_passes() {
+    for (runtime, plan, tied, is_freed) in [
+        ("torchtitan", "dp8 zero3 reshard=on mbs1", false, true),
+        ("torchtitan-2026", "dp8 zero3 reshard=on mbs1", false, true),
+        ("hf-trainer", "dp8 zero3 reshard=on mbs1", false, true),
+        ("torchtitan", "dp8 zero3 reshard=on mbs1", true, false),
+        ("torchtitan", "dp8 zero3 reshard=off mbs1", false, false),
+        ("fsdp2", "dp8 zero3 reshard=on mbs1", false, false),
+    ] {
+        let of = |as_preset: bool| {
+            predicted(plan, |s| {
+                s.runtime = catalog::load::runtime(runtime).expect("a preset");
+                if !as_preset {
+                    s.runtime.rewrites.remove(&Rewrite::FreeEmbedding);
+                }
+                let mut config = (*s.model).clone();
+                config.tied_embeddings = tied;
+                s.model = Model::new(config, "changed").expect("a model");
+                // So slow that nothing else takes time.
+                s.cluster.scale_up.bandwidth.value.0 /= 1e4;
+            })
+        };
+        let [kept, freed] = [false, true].map(of);
+        let less = kept.memory_of(IN_FLIGHT).0 - freed.memory_of(IN_FLIGHT).0;
+        let more = freed.step_time.0 - kept.step_time.0;
+        let expected = if is_freed { 2 * VOCABULARY } else { 0 };
+        assert_eq!(less, expected, "{runtime} {plan} {tied}");
+        assert_eq!(
+            more > 0.01 * kept.step_time.0,
+            is_freed,
+            "{runtime} {plan} {tied}: {more}"
+        );
+    }
+}
+
 #[test]
 fn pipelines_of_pytorch_reduce_gradients_once() {
     let in_flight = |plan: &str| {

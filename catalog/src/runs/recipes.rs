@@ -44,6 +44,9 @@ pub struct Recipe {
     /// Rewrites to add to the preset of the framework, because the code of this source does them.
     #[serde(default)]
     pub rewrites: Vec<Rewrite>,
+    /// Rewrites to take from that preset, because the code of this source does not do them.
+    #[serde(default)]
+    pub without: Vec<Rewrite>,
     /// The source's own optimizer, if it is not Adam.
     pub optimizer: Option<OwnOptimizer>,
     /// The code that was read.

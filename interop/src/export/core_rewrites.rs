@@ -193,10 +193,11 @@ fn states(rewrite: Rewrite, job: &Job<'_>) -> Stance {
         Rewrite::FlattenGradients => Never("gradients lie in one buffer from backward on"),
         Rewrite::CopyShards => Never("gathered parameters are used where they lie"),
         Rewrite::CopyGradientsForStep => Never("the step reads the buffer of gradients"),
-        // The choice of saved operators is fixed: plans that need another are refused.
+        // The choice of saved operators is fixed: plans that need another are refused. Units of parameters are FSDP's.
         Rewrite::KeepAttentionProjections
         | Rewrite::KeepOutputProjection
-        | Rewrite::KeepSelected => Nothing,
+        | Rewrite::KeepSelected
+        | Rewrite::FreeEmbedding => Nothing,
         Rewrite::RingInPytorch if rings(job) => {
             Never("Transformer Engine adds up partial results in 16 bits")
         }

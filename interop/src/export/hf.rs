@@ -12,7 +12,7 @@ use super::job::{Draft, Heading, Job};
 use super::launch::{Program, Starter};
 use super::refusal::Limits;
 use super::script::{self, TRAIN_SCRIPT};
-use super::script_rewrites;
+use super::script_rewrites::{self, System};
 use crate::config::escape::shell;
 use crate::config::{Node, Value, write};
 use plans::decisions::{Decisions, Recompute};
@@ -64,7 +64,7 @@ pub(crate) fn axolotl_program() -> Program {
 
 /// Refuses what neither system can express, and says what both do with every decision. The model is a Transformers
 /// model, named by its id or folder; the file holds nothing of it.
-pub(crate) fn refuse(job: &Job<'_>, limits: &mut Limits) {
+pub(crate) fn refuse(job: &Job<'_>, system: &System, limits: &mut Limits) {
     let Decisions {
         // Written as the mesh's sizes.
         tp: _,
@@ -110,7 +110,7 @@ pub(crate) fn refuse(job: &Job<'_>, limits: &mut Limits) {
         // Written as FSDP2's offload of parameters.
         offload: _,
     } = job.decisions;
-    script_rewrites::collect(job, &script_rewrites::FSDP2, limits);
+    script_rewrites::collect(job, system, limits);
     axes(job, limits);
     states(job.decisions, limits);
     limits.gradient_types(
@@ -228,7 +228,7 @@ fn overlap(d: &Decisions, limits: &mut Limits) {
 
 pub(crate) fn accelerate(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     let d = job.decisions;
-    refuse(job, limits);
+    refuse(job, &script_rewrites::ACCELERATE, limits);
     script::inputs(limits);
     limits.refuse_experts(d, "it has no expert parallelism");
     limits.refuse_as(
@@ -316,7 +316,7 @@ fn accelerate_axes(d: &Decisions, root: &mut Node, limits: &mut Limits) {
 
 pub(crate) fn axolotl(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     let d = job.decisions;
-    refuse(job, limits);
+    refuse(job, &script_rewrites::AXOLOTL, limits);
     limits.refuse(d.etp > 1, "etp=1", "experts are not split");
     limits.refuse_as(
         d.ep > 1 && d.ep * d.dp_shard != job.workload.gpus,

@@ -7,7 +7,7 @@ use catalog::runtime::Rewrite;
 use super::job::Job;
 use super::refusal::Limits;
 use super::stance::Stance::{self, Always, Never, Nothing, Yours};
-use super::stance::{rings, sends_whole, unmet, unpadded, yours};
+use super::stance::{can_free_embedding, rings, sends_whole, unmet, unpadded, yours};
 use plans::decisions::Recompute;
 
 /// What a system does by itself with rewrites on which such systems differ.
@@ -16,6 +16,8 @@ pub(crate) struct System {
     checkpoints: Stance,
     /// Whether gathered parameters are copied.
     shards: Stance,
+    /// Whether FSDP frees the embedding between its passes.
+    embedding: Stance,
     /// Whether gradients are copied into buckets.
     flattened: Stance,
     /// Whether gradients are copied for the step.
@@ -45,6 +47,7 @@ fn stance(system: &System, rewrite: Rewrite, job: &Job<'_>) -> Stance {
     match rewrite {
         Rewrite::EarlyStopRecompute if d.recompute == Recompute::Full => system.checkpoints,
         Rewrite::CopyShards if matches!(d.zero, Zero::Z2 | Zero::Z3) => system.shards,
+        Rewrite::FreeEmbedding if can_free_embedding(job) => system.embedding,
         Rewrite::FlattenGradients if d.dp() > 1 => system.flattened,
         Rewrite::CopyGradientsForStep if d.zero != Zero::Z0 => system.copied,
         Rewrite::AccumulateGradients if d.num_micro_batches > 1 => system.accumulated,
@@ -142,6 +145,7 @@ pub(crate) const LLAMA_FACTORY: System = System {
 pub(crate) const DEEPSPEED: System = System {
     checkpoints: Never("its checkpoints run the whole layer again"),
     shards: Never("gathered parameters are used where they lie"),
+    embedding: Nothing,
     flattened: Always("gradients are copied into buckets before they are reduced"),
     copied: Always("its step makes a 32-bit copy of its gradients"),
     accumulated: Never("gradients are added to those of earlier micro-batches alone"),
@@ -151,17 +155,27 @@ pub(crate) const DEEPSPEED: System = System {
     updated: Always("updated parameters are gathered within the step, beside nothing"),
 };
 
-/// Rewrites of PyTorch's `fully_shard`, under accelerate and axolotl.
-pub(crate) const FSDP2: System = System {
+/// Rewrites of PyTorch's `fully_shard` under accelerate, which shards the embedding by itself since 1.14 (utils/fsdp_utils.py,
+/// `fsdp2_prepare_model`).
+pub(crate) const ACCELERATE: System = System {
     checkpoints: Always("PyTorch's checkpoints stop early"),
     shards: Always("fully_shard copies into and out of its buffers"),
+    embedding: Always("the embedding is freed after its forward pass"),
     ..VESCALE
+};
+
+/// The same under axolotl, whose own `fsdp2_prepare_model` leaves embedding and head to the root module
+/// (monkeypatch/accelerate/fsdp2.py).
+pub(crate) const AXOLOTL: System = System {
+    embedding: Never("the embedding is gathered and freed with the head"),
+    ..ACCELERATE
 };
 
 /// veScale's rewrites.
 pub(crate) const VESCALE: System = System {
     checkpoints: Never("its checkpoints run the whole layer again"),
     shards: Never("gathered parameters are used where they lie"),
+    embedding: Nothing,
     flattened: Never("gradients are reduced where they lie"),
     copied: Never("its step reads the gradients as they are"),
     accumulated: Never("gradients are added in place"),

@@ -1,7 +1,7 @@
 //! A target's stance on each rewrite that a prediction may assume, and where it differs from the prediction.
 
 use catalog::runtime::Rewrite;
-use catalog::{CpKind, Precision};
+use catalog::{CpKind, Precision, Zero};
 
 use super::assumptions::{Assumption, Differs};
 use super::job::Job;
@@ -36,6 +36,12 @@ pub(crate) fn fp8(job: &Job<'_>) -> bool {
 pub(crate) fn recomputes(job: &Job<'_>) -> bool {
     let nothing = [Recompute::None, Recompute::Layers(0)];
     !nothing.contains(&job.decisions.recompute)
+}
+
+/// Whether FSDP can free the embedding after forward: blocks are freed, and the head has a table of its own.
+pub(crate) fn can_free_embedding(job: &Job<'_>) -> bool {
+    let d = job.decisions;
+    d.zero == Zero::Z3 && d.reshard_after_forward && !job.model.tied_embeddings
 }
 
 /// Whether attention passes keys and values around a ring.

@@ -11,7 +11,7 @@ use super::job::{Draft, Heading, Job};
 use super::launch::Program;
 use super::refusal::Limits;
 use super::script::{self, TRAIN_SCRIPT};
-use super::script_rewrites::{LLAMA_FACTORY, TRANSFORMERS_DEEPSPEED};
+use super::script_rewrites::{ACCELERATE, LLAMA_FACTORY, TRANSFORMERS_DEEPSPEED};
 use super::{deepspeed, hf};
 use crate::config::{Node, write};
 use plans::decisions::Recompute;
@@ -32,7 +32,7 @@ pub(crate) fn llama_factory_program() -> Program {
 
 /// The Trainer's arguments: FSDP2 for ZeRO-3, else plain data-parallel replicas.
 pub(crate) fn transformers(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
-    hf::refuse(job, limits);
+    hf::refuse(job, &ACCELERATE, limits);
     replicas_and_shards(job, "accelerate takes it", limits);
     let d = job.decisions;
     let mut root = script_arguments(job, limits);

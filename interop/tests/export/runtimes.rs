@@ -18,6 +18,15 @@ fn plan(name: &str, runtime: &str, text: &str, dialect: Dialect) -> Exported {
     exported.unwrap_or_else(|e| panic!("{runtime} {text}: {e}"))
 }
 
+/// Whether the target does a rewrite that the prediction did not assume, or does not do one that it assumed.
+fn differs(exported: &Exported, rewrite: Rewrite) -> bool {
+    let mut unmet = exported.unmet.iter().map(|unmet| unmet.differs);
+    unmet.any(|of| match of {
+        Differs::Performed(found) | Differs::NotPerformed(found) => found == rewrite,
+        _ => false,
+    })
+}
+
 /// Checkpoints that stop early are told apart from those that run whole layers again, and LLaMA-Factory's file says which they are.
 #[test]
 fn checkpoints_are_as_predicted_or_told() {
@@ -33,13 +42,7 @@ fn checkpoints_are_as_predicted_or_told() {
     ] {
         let case = format!("{runtime} {text} {}", dialect.name());
         let exported = plan("llama3-8b", runtime, text, dialect);
-        let mut unmet = exported.unmet.iter().map(|unmet| unmet.differs);
-        let differs = unmet.any(|of| {
-            let (Differs::Performed(rewrite) | Differs::NotPerformed(rewrite)) = of else {
-                return false;
-            };
-            rewrite == Rewrite::EarlyStopRecompute
-        });
+        let differs = differs(&exported, Rewrite::EarlyStopRecompute);
         assert_eq!(differs, told, "{case}");
         let file = &exported.files[0].text;
         let line = file
@@ -86,6 +89,32 @@ fn checkpoints_are_read() {
             (note.is_some(), said),
             "{line} {runtime}: {notes:?}"
         );
+    }
+}
+
+/// accelerate and torchtitan free the embedding after forward, axolotl does not.
+#[test]
+fn an_embedding_that_is_freed_by_itself_is_told() {
+    use Dialect::{Accelerate, Axolotl, Torchtitan02, Torchtitan03, Transformers};
+    for (model, runtime, text, dialect, told) in [
+        ("llama3-8b", "fsdp2", "zero=3", Accelerate, true),
+        ("llama3.2-1b", "fsdp2", "zero=3", Accelerate, false),
+        (
+            "llama3-8b",
+            "fsdp2",
+            "zero=3,reshard=off",
+            Accelerate,
+            false,
+        ),
+        ("llama3-8b", "hf-trainer", "zero=3", Transformers, false),
+        ("llama3-8b", "hf-trainer", "zero=3", Axolotl, true),
+        ("llama3-8b", "fsdp2", "zero=3", Axolotl, false),
+        ("llama3-8b", "torchtitan", "zero=3", Torchtitan02, false),
+        ("llama3-8b", "fsdp2", "zero=3", Torchtitan03, true),
+    ] {
+        let exported = plan(model, runtime, text, dialect);
+        let found = differs(&exported, Rewrite::FreeEmbedding);
+        assert_eq!(found, told, "{model} {runtime} {text} {}", dialect.name());
     }
 }
 

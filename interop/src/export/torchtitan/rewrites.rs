@@ -7,7 +7,7 @@ use catalog::{Fp8Recipe, Zero};
 use super::edition::Edition;
 use crate::export::job::Job;
 use crate::export::stance::Stance::{self, Always, Never, Nothing, Written};
-use crate::export::stance::{experts, fp8, recomputes, sends_whole, unpadded};
+use crate::export::stance::{can_free_embedding, experts, fp8, recomputes, sends_whole, unpadded};
 use plans::decisions::Recompute;
 
 fn eager(job: &Job<'_>) -> bool {
@@ -108,6 +108,9 @@ fn states(rewrite: Rewrite, job: &Job<'_>) -> Stance {
         Rewrite::ReleaseGradients => Always("gradients are set to none before every step"),
         Rewrite::CopyShards if d.zero == Zero::Z3 => {
             Always("fully_shard copies into and out of its buffers")
+        }
+        Rewrite::FreeEmbedding if can_free_embedding(job) => {
+            Always("the embedding is freed after its forward pass")
         }
         // The export refuses plans whose `cp_kind` is not `all_gather`, so none has a ring.
         Rewrite::RingInPytorch => Nothing,
