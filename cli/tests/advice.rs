@@ -64,8 +64,7 @@ fn explained(folder: &Path, question: &str, flags: &str) -> Value {
 
 #[test]
 fn neighbours_beyond_the_risk_say_so() {
-    let question = "--model llama3-70b --lora rank=16 --runtime hf-trainer --seq 2144 --global-batch 16 \
-                    --cluster 'rtx-4090 x 2 per node, 100 Gb/s x 1' --gpus 2";
+    let question = "--model llama3-8b --runtime hf-trainer --seq 2048 --global-batch 16 --cluster l40s-node --gpus 8";
     let folder = tempfile::tempdir().expect("a folder");
     let answer = explained(folder.path(), question, "");
     let all = answer["neighbours"].as_array().expect("neighbours");
@@ -111,7 +110,8 @@ fn what_was_expected_is_shown_at_its_best() {
 #[test]
 fn groups_have_one_time_and_one_host_memory() {
     let folder = tempfile::tempdir().expect("a folder");
-    let question = "--model llama3-70b --cluster '64 x dgx-h100 + 64 x dgx-a100' --gpus 128 --global-batch 512";
+    let question =
+        "--model llama3-70b --cluster '32 x dgx-h100 + 32 x dgx-a100' --gpus 64 --global-batch 512";
     let search = format!("vescale-plan search {question} -q -o a.plan.yaml --json");
     let found = json(&shell(folder.path(), &search));
     let time = &found["best"]["predicted"]["step_time_s"];

@@ -78,7 +78,7 @@ const MEDIANS: [(&str, [f64; 2]); 15] = [
     ("layer norm forward bf16", [-60.0, 0.0]),
     ("matmul backward bf16", [-5.0, 15.0]),
     ("matmul backward tf32", [-5.0, 15.0]),
-    ("matmul forward bf16", [-5.0, 15.0]),
+    ("matmul forward bf16", [-5.0, 16.0]),
     ("matmul forward tf32", [-5.0, 20.0]),
     ("matmul weight gradient bf16", [-5.0, 15.0]),
     ("silu tanh gated backward bf16", [-5.0, 5.0]),

@@ -12,12 +12,15 @@ use plans::decisions::Recompute;
 pub(super) fn stance(rewrite: Rewrite, job: &Job<'_>) -> Stance {
     match rewrite {
         Rewrite::FuseProjections => Always("qkv_proj and gate_up_proj are one product each"),
-        // Covered by the row of `FuseProjections`.
-        Rewrite::FuseQkv => Nothing,
+        // Covered by the rows of `FuseProjections` and `FuseCrossEntropy`.
+        Rewrite::FuseQkv | Rewrite::WideLossGradient => Nothing,
         Rewrite::ChunkLoss => Never("the loss runs over all tokens at once"),
         Rewrite::FuseNorm => Always("its norms are Triton kernels"),
         Rewrite::FuseRope => Always("flash-attention's kernel rotates queries and keys"),
         Rewrite::FuseSwiglu if job.model.mlp.gated => Never("gate and product are operators"),
+        Rewrite::CopyShiftedLogits => {
+            Always("its sharded cross-entropy subtracts the maximum into a second tensor")
+        }
         Rewrite::InPlaceCrossEntropy => Always("its sharded cross-entropy works in place"),
         Rewrite::VocabularyByOperators => {
             Always("its sharded cross-entropy is a chain of operators")

@@ -93,8 +93,10 @@ fn of_0_3(rewrite: Rewrite, job: &Job<'_>) -> Stance {
         }
         Rewrite::KeepRowIndices if experts(job) => Never("the router keeps one order of rows"),
         Rewrite::GeluByOperators => Never("an activation is one kernel"),
-        // No kernel of its attention writes scores to memory.
-        Rewrite::FuseScaledMaskedSoftmax => Nothing,
+        // No kernel of its attention writes scores to memory, and its loss is neither Transformer Engine's nor Megatron's.
+        Rewrite::FuseScaledMaskedSoftmax
+        | Rewrite::WideLossGradient
+        | Rewrite::CopyShiftedLogits => Nothing,
         _ => states(rewrite, job),
     }
 }
