@@ -3,7 +3,7 @@
 //! again, those nearest to the measurement first. Slower or faster kernels come last.
 
 use catalog::runtime::AttentionKernel;
-use catalog::{Bandwidth, Bytes, Seconds};
+use catalog::{Bandwidth, Bytes, Flops, Seconds};
 use costmodel::{CostModel, Scenario};
 use interop::training_log::{Steady, TrainingLog};
 use planner::PlannerError;
@@ -253,22 +253,52 @@ fn another_batch(steady: &Steady, planned: u64) -> Option<Hypothesis> {
     (batch != planned).then(|| hypothesis(cause, evidence, 1.0))
 }
 
+/// Model FLOPs of a step on one GPU.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StepFlops {
+    /// As the log counts them.
+    pub(crate) logged: Flops,
+    /// Those of the plan, counted as the log's system counts attention.
+    pub(crate) planned: Flops,
+}
+
+impl StepFlops {
+    /// The FLOPs of a step; `None` if the log states no TFLOP/s. If it is not known how the log's system counts attention,
+    /// the plan's count is the nearer one of both.
+    pub(crate) fn of(measured: &Measured<'_>, predicted: &Prediction) -> Option<Self> {
+        let logged = tflops(measured.steady)? * 1e12 * measured.steady.median();
+        let counted = |mfu: f64| mfu * predicted.peak_flop_rate.0 * predicted.step_time.0;
+        let [once, all] = [predicted.mfu, predicted.mfu_palm].map(counted);
+        let off = |planned: f64| (logged / planned).ln().abs();
+        let planned = match measured.log.system.counts_masked() || off(all) < off(once) {
+            true => all,
+            false => once,
+        };
+        Some(Self {
+            logged: Flops(logged),
+            planned: Flops(planned),
+        })
+    }
+}
+
+/// The median of the TFLOP/s per GPU that a log states; `None` if it states none.
+pub(crate) fn tflops(steady: &Steady) -> Option<f64> {
+    let steps = steady.steps.iter();
+    let mut values: Vec<f64> = steps.filter_map(|s| s.tflops_per_gpu).collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().filter(|&t| t > 0.0)
+}
+
 /// Whether the log counts another amount of work per step than the plan has.
 fn another_count(measured: &Measured<'_>, predicted: &Prediction) -> Option<Hypothesis> {
-    let mut steps = measured.steady.steps.iter().rev();
-    let stated = steps.find_map(|s| s.tflops_per_gpu);
-    let tflops = stated.filter(|&t| t > 0.0)?;
-    let counted = tflops * 1e12 * measured.steady.median();
-    // Training systems count attention FLOPs as if nothing were masked.
-    let planned = predicted.mfu_palm * predicted.peak_flop_rate.0 * predicted.step_time.0;
-    let ratio = counted / planned;
-    if (0.8..=1.25).contains(&ratio) {
+    let StepFlops { logged, planned } = StepFlops::of(measured, predicted)?;
+    if (0.8..=1.25).contains(&(logged.0 / planned.0)) {
         return None;
     }
     let evidence = format!(
         "the log counts {:.1} TFLOP per GPU and step, the plan has {:.1}: another model, sequence or way of counting",
-        counted / 1e12,
-        planned / 1e12
+        logged.0 / 1e12,
+        planned.0 / 1e12
     );
     Some(hypothesis("the run may not follow the plan", evidence, 0.5))
 }

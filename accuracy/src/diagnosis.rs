@@ -8,7 +8,7 @@ use plans::Breakdown;
 use plans::json::PredictedJson;
 use serde::Serialize;
 
-use crate::diagnose::{self, Hypothesis, Measured};
+use crate::diagnose::{self, Hypothesis, Measured, StepFlops};
 use crate::logged_run::{LoggedRun, system};
 
 /// A logged run with the likeliest explanations of its difference from the prediction.
@@ -70,13 +70,10 @@ impl<'a> Diagnosis<'a> {
     /// # Errors
     /// When a changed scenario cannot be priced.
     pub fn of(run: &'a LoggedRun) -> Result<Self, PlannerError> {
-        let measured = Measured {
-            log: &run.log,
-            steady: &run.steady,
-        };
         let LoggedRun {
             plan, prediction, ..
         } = run;
+        let measured = measured(run);
         let hypotheses = diagnose::diagnose(&plan.costs, &plan.strategy, prediction, &measured)?;
         Ok(Self { run, hypotheses })
     }
@@ -98,7 +95,7 @@ impl<'a> Diagnosis<'a> {
                 step_time_spread_s: [run.steady.quantile(0.1), run.steady.quantile(0.9)],
                 mean_step_time_s: run.steady.mean(),
                 tokens_per_s_per_gpu: tokens_per_s(run),
-                tflops_per_s_per_gpu: tflops(run),
+                tflops_per_s_per_gpu: diagnose::tflops(&run.steady),
                 peak_allocated_bytes: run.log.allocated,
                 peak_reserved_bytes: run.log.reserved,
                 allocation_retries: run.log.retries,
@@ -163,11 +160,11 @@ fn tokens_per_s(run: &LoggedRun) -> f64 {
     tokens / workload.gpus as f64 / run.steady.median()
 }
 
-fn tflops(run: &LoggedRun) -> Option<f64> {
-    let steps = run.steady.steps.iter();
-    let mut values: Vec<f64> = steps.filter_map(|s| s.tflops_per_gpu).collect();
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied()
+fn measured(run: &LoggedRun) -> Measured<'_> {
+    Measured {
+        log: &run.log,
+        steady: &run.steady,
+    }
 }
 
 /// Rows of measurement against prediction: name, predicted, measured, gap.
@@ -188,9 +185,9 @@ fn rows(run: &LoggedRun) -> Vec<[String; 4]> {
         format!("{rate:.0}"),
         ratio(rate, p.tokens_per_s_per_gpu),
     ]);
-    if let Some(tflops) = tflops(run) {
-        // Logs count attention as if nothing were masked (the PaLM convention).
-        let predicted = p.mfu_palm * p.peak_flop_rate.0 / 1e12;
+    if let Some(StepFlops { logged, planned }) = StepFlops::of(&measured(run), p) {
+        let tflops = logged.0 / steady.median() / 1e12;
+        let predicted = planned.0 / p.step_time.0 / 1e12;
         rows.push([
             "TFLOP/s/GPU".to_owned(),
             format!("{predicted:.0}"),

@@ -202,6 +202,75 @@ fn another_batch_than_the_plans_is_said_first() {
     );
 }
 
+/// A log's line with its step time and TFLOP/s left open, the count of attention that they follow, and whether such a log is
+/// of the plan.
+#[rustfmt::skip]
+const COUNTED: [(&str, &str, bool); 5] = [
+    (MEGATRON, "mfu", true),
+    (MEGATRON, "mfu_palm", true),
+    (MEGATRON, "half", false),
+    (TORCHTITAN, "mfu_palm", true),
+    (TORCHTITAN, "mfu", false),
+];
+const MEGATRON: &str = " iteration {step}/ 500 | elapsed time per iteration (ms): {ms} | throughput per GPU (TFLOP/s/GPU): {tflops} | global batch size: 64 |";
+const TORCHTITAN: &str =
+    "step: {step} loss: 1.0 memory: 60.00GiB(75%) tps: {tps} tflops: {tflops} mfu: 40%";
+
+/// TFLOP/s are held against the count of attention that the log's system has: Megatron-LM's has changed, torchtitan counts all.
+#[test]
+fn logged_tflops_are_counted_as_the_logs_system_does() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let mut args = [
+        &["estimate"],
+        JOB,
+        &["--strategy", "cp8 dp8 zero1 recompute=full"],
+    ]
+    .concat();
+    args.extend(["-o", "a.plan.yaml", "--json"]);
+    for (flag, value) in [
+        ("--gpus", "64"),
+        ("--seq", "65536"),
+        ("--global-batch", "64"),
+    ] {
+        let at = args.iter().position(|arg| *arg == flag).expect("a flag");
+        args[at + 1] = value;
+    }
+    let plan = json(&run(folder.path(), &args));
+    let of = |key: &str| plan["predicted"][key].as_f64().expect(key);
+    for (line, count, follows) in COUNTED {
+        let mfu = if count == "half" {
+            of("mfu") / 2.0
+        } else {
+            of(count)
+        };
+        let tflops = mfu * of("peak_flops_per_s") / 1e12;
+        let numbers = line
+            .replace("{ms}", &format!("{}", of("step_time_s") * 1e3))
+            .replace("{tps}", &format!("{}", of("tokens_per_s_per_gpu")))
+            .replace("{tflops}", &format!("{tflops:.1}"));
+        let steps = (1..=30).map(|step| numbers.replace("{step}", &format!("{step}")));
+        let text = steps.collect::<Vec<_>>().join("\n");
+        fs::write(folder.path().join("run.log"), text).expect("written");
+        let args = ["diagnose", "run.log", "--plan", "a.plan.yaml"];
+        let output = run(folder.path(), &args);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let row = text.lines().find(|line| line.starts_with("TFLOP/s/GPU"));
+        let row = row.unwrap_or_else(|| panic!("{text}"));
+        let gap = row
+            .split_whitespace()
+            .last()
+            .and_then(|gap| gap.strip_suffix('%'));
+        let gap: f64 = gap.and_then(|gap| gap.parse().ok()).expect("a gap");
+        let same = gap.abs() <= 0.1;
+        assert_eq!(same, follows, "{line} {count}: {row}");
+        assert_eq!(
+            !text.contains("way of counting"),
+            follows,
+            "{count}: {text}"
+        );
+    }
+}
+
 /// A job that raises its batch is judged, and learned from, by the steps of the plan's batch.
 #[test]
 fn steps_of_other_batches_are_left_out() {

@@ -13,8 +13,8 @@ pub struct ModelFlops {
     /// averaged over the sequence; a recurrence counts token by token. If sequences are padded, or
     /// packed with attention within documents, a query sees only keys of its own document.
     pub once: Flops,
-    /// Counts all keys of the sequence or document, or of the window, as if nothing were masked (PaLM, appendix B; Megatron); a
-    /// recurrence as Megatron-LM counts it.
+    /// Counts all keys of the sequence or document, or of the window, as if nothing were masked (PaLM, appendix B); a recurrence
+    /// as Megatron-LM counts it. Megatron-LM's count of causal attention is half of this one.
     pub palm: Flops,
 }
 

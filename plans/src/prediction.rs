@@ -22,8 +22,8 @@ pub struct Prediction {
     /// Model FLOPs utilisation over the dense peak. Causal attention counts once: a query has the keys
     /// that it may see.
     pub mfu: f64,
-    /// MFU by the PaLM convention, which counts attention as if nothing were masked. Most published figures, Megatron's
-    /// and NeMo's among them, follow it.
+    /// MFU by the PaLM convention, which counts attention as if nothing were masked. torchtitan and nanotron log it; present
+    /// Megatron-LM and Megatron Bridge count half of causal attention, which is `mfu`.
     pub mfu_palm: f64,
     /// The dense peak of one rank that both are relative to: that of its device, or of its share of the cores where ranks share
     /// them.

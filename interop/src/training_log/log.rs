@@ -27,6 +27,17 @@ pub enum LogSystem {
     Metrics,
 }
 
+impl LogSystem {
+    /// Whether the TFLOP/s that it logs count attention as if nothing were masked. Of other systems that is not known from a
+    /// log. Megatron-LM counts half of causal attention (`megatron/training/training.py` at d98e8a6,
+    /// `num_floating_point_operations`), as Megatron Bridge does (`flop_utils.py`); Megatron-Core 0.8 counted all of it.
+    #[must_use]
+    pub fn counts_masked(self) -> bool {
+        // torchtitan's `get_nparams_and_flops`, nanotron's `get_flops`.
+        matches!(self, Self::Torchtitan | Self::Nanotron)
+    }
+}
+
 /// The values that one step logs.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LoggedStep {
