@@ -82,8 +82,8 @@ pub struct Facts {
     pub checkpoint: Checkpoint,
     /// Time from a failure until training goes on.
     pub restart: Seconds,
-    /// Number of the model's parameters.
-    pub parameters: u64,
+    /// Number of parameters that are trained, which a checkpoint holds.
+    pub trained: u64,
 }
 
 impl Training {
@@ -141,7 +141,7 @@ impl Facts {
             Some(Mtbf::PerGpu(time)) => time.0 / gpus as f64,
             Some(Mtbf::PerNode(time)) => time.0 / nodes as f64,
         };
-        let bytes = costmodel::states::checkpoint(scenario, d, self.parameters);
+        let bytes = costmodel::states::checkpoint(scenario, d, self.trained);
         let checkpoint = match self.checkpoint {
             Checkpoint::Time(time) => time,
             Checkpoint::Rate(rate) => bytes / rate,
@@ -239,7 +239,7 @@ mod tests {
             mtbf,
             checkpoint: Checkpoint::Time(Seconds(60.0)),
             restart: Seconds(600.0),
-            parameters: 8_000_000_000,
+            trained: 8_000_000_000,
         }))
     }
 

@@ -3,28 +3,30 @@
 use answers::Training;
 use answers::budget::Facts;
 use catalog::{Cluster, Mistake};
+use costmodel::Scenario;
 
 use crate::args::{BudgetArgs, ObjectiveArg};
 use crate::error::CliError;
 
-/// The training that the flags ask for, of a model with this many `parameters`.
-pub(crate) fn training(
-    args: &BudgetArgs,
-    cluster: &Cluster,
-    parameters: u64,
-) -> Result<Training, CliError> {
+/// The training of a scenario that the flags ask for.
+pub(crate) fn training(args: &BudgetArgs, scenario: &Scenario) -> Result<Training, CliError> {
+    let Scenario { model, cluster, .. } = scenario;
     let any = args.mtbf.is_some() || args.checkpoint.is_some() || args.restart.is_some();
     if any {
         needs("a prediction with failures", &with_failures(args))?;
     }
-    let said = args.checkpoint.zip(args.restart);
-    let facts = said.map(|(checkpoint, restart)| Facts {
+    let training = Training::on(cluster, args.tokens, args.price);
+    let Some((checkpoint, restart)) = args.checkpoint.zip(args.restart) else {
+        return Ok(training);
+    };
+    let [trained, _] = models::trained_and_frozen(model)
+        .map_err(|e| CliError::wrong(&model.name, e.to_string()))?;
+    Ok(training.with_failures(Some(Facts {
         mtbf: args.mtbf,
         checkpoint,
         restart,
-        parameters,
-    });
-    Ok(Training::on(cluster, args.tokens, args.price).with_failures(facts))
+        trained,
+    })))
 }
 
 /// Refuses an objective if a flag that it needs is missing.

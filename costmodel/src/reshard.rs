@@ -436,6 +436,9 @@ mod tests {
             let elements: u64 = all.iter().map(|parameter| parameter.global_elements).sum();
             let sums = depth(&s).expect("counted");
             assert_eq!(sums[sums.len() - 1].iter().sum::<u64>(), elements, "{name}");
+            // A checkpoint and an exchange of gradients hold what goes on.
+            let trained = models::trained_and_frozen(&s.model).expect("counted");
+            assert_eq!(trained, [elements, 0], "{name}, {modules} modules");
         }
     }
 
@@ -446,7 +449,8 @@ mod tests {
         let adapters = Some("rank=16".parse().expect("adapters"));
         s.model = s.model.with_adapters(adapters).expect("a model");
         // 41.9 million trained parameters of 12 bytes each.
-        let bytes = crate::states::checkpoint(&s, &d, 8_072_204_288);
+        let [trained, _] = models::trained_and_frozen(&s.model).expect("counted");
+        let bytes = crate::states::checkpoint(&s, &d, trained);
         assert_eq!(bytes.0, 12 * 41_943_040);
         let sums = depth(&s).expect("counted");
         assert_eq!(sums[sums.len() - 1], [41_943_040, 0]);

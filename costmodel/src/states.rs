@@ -199,14 +199,11 @@ impl Sharding {
     }
 }
 
-/// Bytes of a checkpoint that a job under this strategy writes. `parameters` is the number of the model's parameters. A job that trains
-/// adapters saves these alone.
+/// Bytes of a checkpoint that a job under this strategy writes. It holds the states of the `trained` parameters, whose number
+/// [`models::trained_and_frozen`] gives: prediction modules count, and a job that trains adapters saves these alone.
 #[must_use]
-pub fn checkpoint(scenario: &Scenario, d: &Decisions, parameters: u64) -> Bytes {
-    let model = &scenario.model;
-    let adapters = (model.adapters.as_ref()).and_then(|_| models::trained_and_frozen(model).ok());
-    let saved = adapters.map_or(parameters, |[trained, _]| trained);
-    Bytes((saved as f64 * checkpoint_bytes(scenario, d)) as u64)
+pub fn checkpoint(scenario: &Scenario, d: &Decisions, trained: u64) -> Bytes {
+    Bytes((trained as f64 * checkpoint_bytes(scenario, d)).round() as u64)
 }
 
 /// Bytes of a checkpoint per parameter: the master parameter (the one that kernels read, if there

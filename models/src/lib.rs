@@ -102,25 +102,27 @@ pub fn parameters(model: &ModelConfig) -> Result<Vec<ParameterInfo>, ModelError>
     Ok(all)
 }
 
-/// Number of a model's parameters, with those of adapters; shared ones count once, prediction modules do not count.
+/// Number of a model's parameters as its publishers count them, with those of adapters; shared ones count once, prediction
+/// modules do not count.
 ///
 /// # Errors
 /// When the model cannot run even on one device.
 pub fn parameter_count(model: &ModelConfig) -> Result<u64, ModelError> {
-    Ok(trained_and_frozen(model)?.iter().sum())
-}
-
-/// Numbers of parameters, `[trained, frozen]`, counted as in [`parameter_count`].
-///
-/// # Errors
-/// When the model cannot run even on one device.
-pub fn trained_and_frozen(model: &ModelConfig) -> Result<[u64; 2], ModelError> {
     let main = ModelConfig {
         mtp_layers: 0,
         ..model.clone()
     };
+    Ok(trained_and_frozen(&main)?.iter().sum())
+}
+
+/// Numbers of parameters, `[trained, frozen]`, that training holds: with those of adapters and of prediction modules; shared
+/// ones count once.
+///
+/// # Errors
+/// When the model cannot run even on one device.
+pub fn trained_and_frozen(model: &ModelConfig) -> Result<[u64; 2], ModelError> {
     let mut counts = [0; 2];
-    for parameter in parameters(&main)? {
+    for parameter in parameters(model)? {
         counts[usize::from(!parameter.trained)] += parameter.global_elements;
     }
     Ok(counts)

@@ -41,7 +41,7 @@ pub(crate) fn run(args: &EstimateArgs, asked: &Asked) -> Result<ExitCode, CliErr
     let plan_path = Target::optional(args.output_plan.as_ref(), Kind::Plan, args.force)?;
     let page = Target::optional(args.report.as_ref(), Kind::Report, args.force)?;
     let s = &resolved.scenario;
-    let training = budget::training(&args.budget, &s.cluster, resolved.json.parameters)?;
+    let training = budget::training(&args.budget, s)?;
     let strategy = plans::grammar::parse(&args.strategy, &s.model, &s.workload, &s.runtime)?;
     plans::support::allowed_by(&strategy, &s.model, &s.runtime, s.workload.precision)?;
     let costs = CostModel::new(s.clone())?;

@@ -3,7 +3,6 @@
 use std::process::ExitCode;
 
 use answers::{Planned, file_names, report};
-use catalog::Cluster;
 use catalog::files::Kind;
 
 use crate::args::ReportArgs;
@@ -20,15 +19,13 @@ pub(crate) fn run(args: &ReportArgs) -> Result<ExitCode, CliError> {
         .clone()
         .unwrap_or_else(|| file_names::derived(&args.plan, file_names::REPORT));
     let to = Target::named(&path, Kind::Report, args.force)?;
-    let of = |cluster: &Cluster, parameters| budget::training(&args.budget, cluster, parameters);
     let html = match &plan {
         Planned::Alike(plan) => {
-            let training = of(&plan.scenario.cluster, plan.inputs.parameters)?;
+            let training = budget::training(&args.budget, &plan.scenario)?;
             report::of_plan(plan, &args.plan, training)?
         }
         Planned::Groups(file, together) => {
-            let inputs = &together.inputs;
-            let training = of(&inputs.scenario.cluster, inputs.json.parameters)?;
+            let training = budget::training(&args.budget, &together.inputs.scenario)?;
             report::of_plan_of_groups(file, together, &args.plan, training)?
         }
     };

@@ -34,7 +34,7 @@ pub(crate) fn run(args: &SearchArgs, asked: &Asked) -> Result<ExitCode, CliError
     inputs::risk(args.risk)?;
     let cluster = &resolved.scenario.cluster;
     budget::check(args.objective, &args.budget, cluster)?;
-    let training = budget::training(&args.budget, cluster, resolved.json.parameters)?;
+    let training = budget::training(&args.budget, &resolved.scenario)?;
     let pool = pool(args.threads)?;
     let files = Files::check(args, &resolved)?;
     echo(args, &resolved);

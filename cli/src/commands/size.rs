@@ -72,8 +72,7 @@ pub(crate) fn run(args: &SizeArgs) -> Result<ExitCode, CliError> {
         None => planner::legal_values::check(scenario, &counts, &constraints)?,
         Some(_) => arrangements::check(&resolved, &constraints)?,
     }
-    let parameters = resolved.json.parameters;
-    let training = budget::training(&args.budget, &scenario.cluster, parameters)?;
+    let training = budget::training(&args.budget, scenario)?;
     note(
         args.output.quiet,
         &format!(
@@ -219,12 +218,11 @@ impl Sizes<'_> {
             };
             let costs = || CostModel::new(question.scenario.clone()).map(Arc::new);
             let answer = search.best(&question, costs)?;
-            let cluster = &answer.inputs.scenario.cluster;
-            let each = cluster.dollars_per_gpu_hour.as_ref();
+            let scenario = &answer.inputs.scenario;
+            let each = scenario.cluster.dollars_per_gpu_hour.as_ref();
             let each = each.filter(|_| priced && given.is_none());
             let hourly = each.map_or(1.0, |price| price.value) * answer.inputs.json.gpus as f64;
-            let training =
-                budget::training(&self.args.budget, cluster, self.question.json.parameters)?;
+            let training = budget::training(&self.args.budget, scenario)?;
             Ok(row_of_pools(gpus, &training, &answer, hourly))
         })
     }
