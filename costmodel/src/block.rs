@@ -273,19 +273,27 @@ pub(crate) fn detail(
     let names = book.names(&of);
     let slowdown = key.execution.slowdown(scenario);
     let mut kernels = Vec::new();
-    let mut add = |pass: &[Launch], what: &str| {
+    let mut in_forward = vec![false; names.len()];
+    for launch in &priced.forward {
+        in_forward[launch.kernel] = true;
+    }
+    // `again` says of what forward runs too that this is another time.
+    let mut add = |pass: &[Launch], again: &str| {
         let mut spent = vec![Seconds(0.0); names.len()];
         let mut add = |task: usize, time| spent[pass[task].kernel] += time;
         streams::run(&tasks(&priced, pass), slowdown, Some(&mut add));
-        let taken = names.iter().zip(&spent).filter(|(_, time)| time.0 > 0.0);
-        kernels.extend(taken.map(|(name, seconds)| NamedTime {
-            name: format!("{name}{what}"),
+        let taken = (names.iter().zip(&in_forward).zip(&spent)).filter(|(_, time)| time.0 > 0.0);
+        kernels.extend(taken.map(|((name, in_forward), seconds)| NamedTime {
+            name: match in_forward {
+                true => format!("{name}{again}"),
+                false => name.clone(),
+            },
             seconds: seconds.0,
         }));
     };
     add(&priced.forward, "");
     add(&priced.recompute[0], " (recomputed)");
-    add(&priced.backward, "");
+    add(&priced.backward, " (repeated in backward)");
     let saved = of.lowering.saved(&traced.trace, key.recompute);
     Ok(BlockDetail { kernels, saved })
 }

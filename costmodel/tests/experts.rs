@@ -159,6 +159,30 @@ fn messages_to_experts_are_called_what_their_dispatcher_sends() {
     }
 }
 
+/// Names of the messages of a step on eight H100s, with the time counted for each.
+fn messages(text: &str) -> Vec<(String, f64)> {
+    let s = scenario("dgx-h100", 8, "megatron-core");
+    let costs = CostModel::new(s.clone()).expect("priced");
+    let predicted = costs.predict(&strategy(&s, text)).expect("priced");
+    let kinds = ["all-gather", "reduce-scatter", "all-to-all"];
+    let kernels = predicted.kernels.into_iter();
+    let kernels = kernels.filter(|kernel| kinds.iter().any(|kind| kernel.name.contains(kind)));
+    kernels
+        .map(|kernel| (kernel.name, kernel.seconds))
+        .collect()
+}
+
+#[test]
+fn gathers_that_backward_repeats_say_so() {
+    for (text, repeated) in [("tp2 sp dp4 mbs1", true), ("dp8 mbs1", false)] {
+        let found = messages(text);
+        let says = |(name, _): &(String, f64)| {
+            name.ends_with("all-gather (forward) (repeated in backward)")
+        };
+        assert_eq!(found.iter().any(says), repeated, "{text}: {found:?}");
+    }
+}
+
 #[test]
 fn overlap_with_another_micro_batch_never_slows_a_block() {
     for cluster in ["dgx-h100", "gb200-nvl72", "aws-p5"] {

@@ -230,7 +230,7 @@ impl CandidateJson {
 pub struct DetailJson {
     /// Parts of the heaviest rank's peak.
     pub memory: Vec<MemoryItem>,
-    /// Kernels and collectives of the busiest rank, with their time per step.
+    /// Kernels and collectives of the busiest rank, with their time per step; a message has the time by which it delays kernels.
     pub kernels: Vec<NamedTime>,
     /// Constants used.
     pub provenance: Vec<UsedConstant>,

@@ -49,7 +49,8 @@ pub struct Prediction {
     pub memory: Vec<MemoryItem>,
     /// Where the step time of the slowest rank goes; the parts sum to `step_time`.
     pub breakdown: Breakdown,
-    /// Kernels and collectives by name: time per step on the busiest rank, largest first.
+    /// Kernels and collectives by name: time per step on the busiest rank, largest first. A message has the time by which it
+    /// delays kernels; those between pipeline stages and of data parallelism are not listed.
     pub kernels: Vec<NamedTime>,
     /// Memory of a node's host, and how much of it offloaded states take.
     pub host_memory: HostMemory,

@@ -53,7 +53,8 @@ pub(super) fn kernels(prediction: &Prediction) -> Markup {
         let share = format::percent(time / total);
         [format::seconds(Seconds(time)), share]
     });
-    let lead = "Time per step on the busiest rank; communication that overlaps counts too.";
+    let lead = "Time per step on the busiest rank. A message counts for the time by which it delays kernels: while they wait \
+                for it, or run slower beside it. Messages between pipeline stages and of data parallelism are not listed.";
     frame("kernels", "Kernels and collectives", lead, &body)
 }
 
