@@ -14,7 +14,8 @@ use crate::lower::{BlockMemory, Lowered, Lowering, casts};
 use crate::picoseconds::Picoseconds;
 use crate::spread::Spread;
 use crate::states::Weights;
-use crate::streams::{self, Slowdown, Task};
+use crate::streams::Slowdown;
+use crate::task_list::{self, Task};
 use crate::work::{Backward, Work};
 use crate::{CostError, Scenario};
 
@@ -248,7 +249,7 @@ fn backward(slowdown: Slowdown, priced: &PricedBlock) -> Backward {
 }
 
 fn run(slowdown: Slowdown, priced: &PricedBlock, pass: &[Launch]) -> Work {
-    streams::run(&tasks(priced, pass), slowdown, None)
+    task_list::run(&tasks(priced, pass), slowdown, None)
 }
 
 /// Time that the host takes to issue a pass of layers that are captured in CUDA graphs.
@@ -281,7 +282,7 @@ pub(crate) fn detail(
     let mut add = |pass: &[Launch], again: &str| {
         let mut spent = vec![Seconds(0.0); names.len()];
         let mut add = |task: usize, time| spent[pass[task].kernel] += time;
-        streams::run(&tasks(&priced, pass), slowdown, Some(&mut add));
+        task_list::run(&tasks(&priced, pass), slowdown, Some(&mut add));
         let taken = (names.iter().zip(&in_forward).zip(&spent)).filter(|(_, time)| time.0 > 0.0);
         kernels.extend(taken.map(|((name, in_forward), seconds)| NamedTime {
             name: match in_forward {

@@ -61,6 +61,7 @@ mod stage_traffic;
 pub mod states;
 mod stragglers;
 mod streams;
+mod task_list;
 mod tensorwise;
 #[cfg(test)]
 mod testing;

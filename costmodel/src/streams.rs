@@ -6,11 +6,10 @@
 //! take `slowdown − 1` seconds longer; communication itself is not slowed by kernels. What the compute stream
 //! loses to a communication stream, by waiting for it or by running slower beside it, is that stream's exposed time.
 
-use catalog::{Axis, Seconds};
+use catalog::Axis;
 use strum::VariantArray;
 
 use crate::picoseconds::Picoseconds;
-use crate::work::Work;
 
 /// A stream of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, VariantArray)]
@@ -34,10 +33,10 @@ pub(crate) enum Stream {
 }
 
 /// Number of streams.
-const STREAMS: usize = Stream::VARIANTS.len();
+pub(crate) const STREAMS: usize = Stream::VARIANTS.len();
 
 /// The communication streams, beside which kernels run slower.
-const COMMUNICATION: [Stream; 4] = [
+pub(crate) const COMMUNICATION: [Stream; 4] = [
     Stream::Tensor,
     Stream::Context,
     Stream::Expert,
@@ -72,7 +71,7 @@ pub(crate) struct Span {
     pub(crate) start: Picoseconds,
     pub(crate) end: Picoseconds,
     /// The extra time because communication runs beside it, and the stream of that communication.
-    slowed: Option<(Stream, Picoseconds)>,
+    pub(crate) slowed: Option<(Stream, Picoseconds)>,
 }
 
 /// The state of a stream after what it has been given so far.
@@ -149,6 +148,13 @@ impl Streams {
     /// Time that the compute stream has lost to a communication stream.
     pub(crate) fn exposed(&self, stream: Stream) -> Picoseconds {
         self.exposed[stream as usize]
+    }
+
+    /// Counts a part of what the compute stream has lost to one stream as lost to another.
+    pub(crate) fn owe(&mut self, part: Picoseconds, from: Stream, to: Stream) {
+        let owed = &mut self.exposed[from as usize];
+        *owed = owed.since(part);
+        self.exposed[to as usize] += part;
     }
 
     /// Issues a task to a stream; it waits for `after`, the end of the latest task it needs.
@@ -287,7 +293,7 @@ impl Waits {
 
     /// Which of the tasks waited for ends last, and when; `None` if there are none. `ends` holds the end of every task, by index.
     #[inline(always)]
-    fn last(&self, ends: &[Picoseconds]) -> Option<(usize, End)> {
+    pub(crate) fn last(&self, ends: &[Picoseconds]) -> Option<(usize, End)> {
         let mut last: Option<(usize, End)> = None;
         for (stream, task) in self.tasks() {
             let at = ends[task];
@@ -311,19 +317,6 @@ impl Waits {
     }
 }
 
-/// A kernel or message, or a part of one, in a list that is issued in order.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Task {
-    pub(crate) stream: Stream,
-    /// Time that it takes when it runs alone.
-    pub(crate) duration: Picoseconds,
-    /// Time that the host takes to issue it.
-    pub(crate) host: Seconds,
-    pub(crate) waits: Waits,
-    /// How many of the tasks up to this one are issued again after it, and how often.
-    pub(crate) again: Again,
-}
-
 /// A repetition in a list of tasks. The task that carries it and those before it, `tasks` in all,
 /// are a round, which is issued `times` more times after it. Tasks of a round may wait for those of
 /// the round before; for the listed round these are the `tasks` like tasks right before it.
@@ -333,133 +326,11 @@ pub(crate) struct Again {
     pub(crate) times: usize,
 }
 
-/// A function that is called with a task's index in the list, and with the time that the list takes because of that task.
-pub(crate) type Spent<'a> = &'a mut dyn FnMut(usize, Seconds);
-
-/// Runs tasks on idle streams until all have ended; returns the total time. Calls `spent` for each
-/// task with the time due to it: a kernel's duration, or what a message leaves exposed.
-pub(crate) fn run<'a>(tasks: &'a [Task], slowdown: Slowdown, spent: Option<Spent<'a>>) -> Work {
-    let mut list = List {
-        tasks,
-        streams: Streams::new(slowdown),
-        ends: Vec::with_capacity(tasks.len()),
-        last: [None; STREAMS],
-        compute: Picoseconds::ZERO,
-        host: Seconds(0.0),
-        spent,
-    };
-    for (index, task) in tasks.iter().enumerate() {
-        list.ends.push(Picoseconds::ZERO);
-        list.issue(index);
-        list.issue_again(index, task.again);
-    }
-    list.finish()
-}
-
-/// A list of tasks that is being run, with the results so far.
-struct List<'a> {
-    tasks: &'a [Task],
-    streams: Streams,
-    /// End of each task that was issued, at its latest time.
-    ends: Vec<Picoseconds>,
-    /// For every stream, the task that was issued to it last.
-    last: [Option<usize>; STREAMS],
-    compute: Picoseconds,
-    host: Seconds,
-    spent: Option<Spent<'a>>,
-}
-
-impl List<'_> {
-    #[inline(always)]
-    fn issue(&mut self, index: usize) {
-        let task = &self.tasks[index];
-        let awaited = task.waits.last(&self.ends);
-        let free = self.streams.free(task.stream);
-        let after = awaited.map(|(_, end)| end);
-        let span = self.streams.issue(task.stream, task.duration, after);
-        if task.stream == Stream::Compute {
-            self.compute += task.duration;
-            if let Some(spent) = &mut self.spent {
-                spent(index, task.duration.into());
-                if let Some((task, _)) = awaited {
-                    spent(task, span.start.since(free).into());
-                }
-                if let Some((stream, longer)) = span.slowed {
-                    spent(self.last[stream as usize].unwrap_or(index), longer.into());
-                }
-            }
-        }
-        self.host += task.host;
-        self.last[task.stream as usize] = Some(index);
-        self.ends[index] = span.end;
-    }
-
-    /// Issues the round that ends with `last` again, `times` times. Once a round goes like the one
-    /// before, the rest does too: only its time is added, unless `spent` asks for each task.
-    fn issue_again(&mut self, last: usize, Again { tasks, times }: Again) {
-        let first = last + 1 - tasks;
-        for time in 1..=times {
-            let (earlier, compute) = (self.streams, self.compute);
-            self.ends.copy_within(first..=last, first - tasks);
-            (first..=last).for_each(|task| self.issue(task));
-            let ends = (self.ends[first - tasks..first].iter()).zip(&self.ends[first..=last]);
-            if let Some(by) = self.streams.later_than(&earlier)
-                && ends.clone().all(|(&before, &now)| now == before + by)
-                && self.spent.is_none()
-            {
-                let others = (times - time) as u64;
-                self.streams.skip(&earlier, by, others);
-                self.compute += self.compute.since(compute) * others;
-                for end in &mut self.ends[first..=last] {
-                    *end += by * others;
-                }
-                for _ in 0..others {
-                    let hosts = self.tasks[first..=last].iter().map(|task| task.host);
-                    hosts.for_each(|host| self.host += host);
-                }
-                return;
-            }
-        }
-    }
-
-    /// Waits for all messages.
-    fn finish(mut self) -> Work {
-        for stream in COMMUNICATION {
-            let free = self.streams.free(Stream::Compute);
-            let waited = self.streams.join(stream).end.since(free);
-            if let (Some(task), Some(spent)) = (self.last[stream as usize], &mut self.spent) {
-                spent(task, waited.into());
-            }
-        }
-        let exposed = |stream| self.streams.exposed(stream).into();
-        Work {
-            compute: self.compute.into(),
-            tp: exposed(Stream::Tensor),
-            cp: exposed(Stream::Context),
-            ep: exposed(Stream::Expert),
-            dp: exposed(Stream::Data),
-            host: self.host,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use catalog::Seconds;
 
-    fn task(stream: Stream, duration: f64, waits: &[(Stream, usize)]) -> Task {
-        let mut all = Waits::default();
-        for &(stream, task) in waits {
-            all.add(stream, task);
-        }
-        Task {
-            stream,
-            duration: Seconds(duration).into(),
-            host: Seconds(0.0),
-            waits: all,
-            again: Again::default(),
-        }
-    }
+    use super::*;
 
     fn near(a: impl Into<Seconds>, b: f64) -> bool {
         (a.into().0 - b).abs() < 1e-11
@@ -467,26 +338,6 @@ mod tests {
 
     fn seconds(time: f64) -> Picoseconds {
         Picoseconds::from(Seconds(time))
-    }
-
-    #[test]
-    fn parts_add_up_to_when_the_last_stream_ends() {
-        use Stream::{Compute, Tensor};
-        // A product, a reduction of 4 s beside another product of 3 s.
-        let tasks = [
-            task(Compute, 1.0, &[]),
-            task(Tensor, 4.0, &[(Compute, 0)]),
-            task(Compute, 3.0, &[]),
-        ];
-        let mut by_task = [Seconds(0.0); 3];
-        let mut add = |task: usize, time| by_task[task] += time;
-        let work = run(&tasks, Slowdown::all(1.0), Some(&mut add));
-        assert!(near(work.device(), 5.0) && near(work.compute, 4.0) && near(work.tp, 1.0));
-        assert_eq!(by_task.map(|time| time.0), [1.0, 1.0, 3.0]);
-        // The product takes a quarter longer, still less than the reduction.
-        let work = run(&tasks, Slowdown::all(1.25), None);
-        assert!(near(work.device(), 5.0));
-        assert!(near(work.tp, 1.0));
     }
 
     #[test]
@@ -522,68 +373,6 @@ mod tests {
             streams.issue(Stream::Compute, seconds(10.0), None);
             assert!(near(streams.exposed(lost_to), longer), "{tensor}");
             assert!(near(streams.free(Stream::Compute), 10.0 + longer));
-        }
-    }
-
-    #[test]
-    fn an_exchange_of_experts_runs_beside_shared_experts_or_another_micro_batch() {
-        use Stream::{Compute, Expert};
-        // Router, dispatch, shared expert beside it, experts, combination, the next layer's norm.
-        let layer = [
-            task(Compute, 1.0, &[]),
-            task(Expert, 4.0, &[(Compute, 0)]),
-            task(Compute, 3.0, &[]),
-            task(Compute, 6.0, &[(Expert, 1)]),
-            task(Expert, 4.0, &[(Compute, 3)]),
-            task(Compute, 1.0, &[(Expert, 4)]),
-        ];
-        let work = run(&layer, Slowdown::all(1.0), None);
-        assert!(near(work.compute, 11.0) && near(work.ep, 5.0));
-        // The attention of another micro-batch is issued beside the combination.
-        let mut both = layer.to_vec();
-        both.insert(5, task(Compute, 5.0, &[]));
-        let work = run(&both, Slowdown::all(1.0), None);
-        assert!(near(work.compute, 16.0) && near(work.ep, 1.0));
-    }
-
-    /// Keys and values that go around a ring, while products of a block that are sent before still arrive.
-    #[test]
-    fn what_is_issued_again_takes_as_long_as_when_it_is_listed() {
-        use Stream::{Compute, Context, Tensor};
-        for message in [0.0, 0.5, 1.0, 3.0] {
-            for blocks in 1..40 {
-                let mut listed = vec![
-                    task(Compute, 1.0, &[]),
-                    task(Tensor, 5.0, &[(Compute, 0)]),
-                    task(Context, message, &[(Compute, 0)]),
-                    task(Compute, 0.7, &[]),
-                    task(Compute, 0.3, &[]),
-                ];
-                let ring = |last: usize| {
-                    let waits = [(Context, last - 2), (Compute, last)];
-                    [
-                        task(Context, message, &waits),
-                        task(Compute, 0.7, &[(Context, last - 2)]),
-                        task(Compute, 0.3, &[]),
-                    ]
-                };
-                let mut short = listed.clone();
-                short.extend(ring(4));
-                short[7].again = Again {
-                    tasks: 3,
-                    times: blocks - 1,
-                };
-                short.push(task(Compute, 1.0, &[(Context, 5)]));
-                (0..blocks).for_each(|_| listed.extend(ring(listed.len() - 1)));
-                listed.push(task(Compute, 1.0, &[(Context, listed.len() - 3)]));
-                let all = run(&listed, Slowdown::all(1.25), None);
-                assert_eq!(
-                    run(&short, Slowdown::all(1.25), None),
-                    all,
-                    "{blocks} of {message}"
-                );
-                assert_eq!(run(&short, Slowdown::all(1.25), Some(&mut |_, _| {})), all);
-            }
         }
     }
 }

@@ -172,6 +172,21 @@ fn messages(text: &str) -> Vec<(String, f64)> {
         .collect()
 }
 
+/// Rows go to an expert's group, then are gathered in it; its sums are scattered before they return. Each message has its own time.
+#[test]
+fn messages_in_a_chain_are_each_counted() {
+    let found = messages("tp2 sp ep4 etp2 dp4 mbs1");
+    for kind in ["all-to-all", "all-gather", "reduce-scatter"] {
+        for pass in ["(forward)", "(backward)"] {
+            let name = format!("mlp.experts {kind} {pass}");
+            assert!(
+                found.iter().any(|(found, _)| *found == name),
+                "{name}: {found:?}"
+            );
+        }
+    }
+}
+
 #[test]
 fn gathers_that_backward_repeats_say_so() {
     for (text, repeated) in [("tp2 sp dp4 mbs1", true), ("dp8 mbs1", false)] {
