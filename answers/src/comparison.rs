@@ -194,7 +194,8 @@ fn decisions(
     first: (&Strategy, &Scenario),
     second: (&Strategy, &Scenario),
 ) -> Vec<(String, String, String)> {
-    let texts = [first, second].map(|(strategy, _)| strategy.canonical().to_string());
+    let texts =
+        [first, second].map(|(strategy, scenario)| strategy.canonical(&scenario.model).to_string());
     let [a, b] = [&texts[0], &texts[1]].map(|text| -> Vec<(&str, &str)> {
         let words = text.split(',');
         words.filter_map(|word| word.split_once('=')).collect()

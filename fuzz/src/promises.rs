@@ -61,7 +61,7 @@ pub fn predicted(scenario: &Scenario, strategy: &Strategy, outcome: &mut Outcome
     let read = plans::grammar::parse(&shown, model, workload, &scenario.runtime);
     let same = read
         .as_ref()
-        .is_ok_and(|read| read.canonical() == strategy.canonical());
+        .is_ok_and(|read| read.canonical(model) == strategy.canonical(model));
     outcome.expect(same, || format!("`{shown}` is read back as {read:?}"));
     readable("terminal", &text, outcome);
     outcome.class.push_str(if prediction.fit.fits() {
@@ -163,7 +163,7 @@ pub fn of_strategy(scenario: &Scenario, strategy: &Strategy, outcome: &mut Outco
     outcome.expect(layers == scenario.model.layers, || {
         format!("{layers} layers in stages")
     });
-    let canonical = Strategy::new(strategy.canonical(), &scenario.model, w);
+    let canonical = Strategy::new(strategy.canonical(&scenario.model), &scenario.model, w);
     outcome.expect(canonical.is_ok(), || {
         format!("canonical form: {canonical:?}")
     });
@@ -276,7 +276,9 @@ pub fn round_trip(
     match import(&document, &given) {
         Ok(mut imported) => {
             as_noted(&mut imported, &exported, scenario, strategy);
-            let same = imported.decisions_under(&scenario.runtime) == strategy.canonical();
+            let model = &scenario.model;
+            let same =
+                imported.decisions_under(model, &scenario.runtime) == strategy.canonical(model);
             outcome.expect(same, || {
                 format!("{name}: {strategy} came back as {:?}", imported.decisions)
             });

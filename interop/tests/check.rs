@@ -382,7 +382,7 @@ proptest! {
             check(&document, Some(&model)).expect("schema");
             for gpus in [None, Some(64)] {
                 let given = Given { model: &model, gpus, seq_len: Some(4096), gpus_per_node: 8 };
-                let _ = import(&document, &given).map(|imported| imported.decisions.canonical());
+                let _ = import(&document, &given).map(|imported| imported.decisions.canonical(&model));
             }
         }
         let _ = training_log::parse(&text, "x").and_then(|log| {

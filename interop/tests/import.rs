@@ -491,7 +491,7 @@ fn fsdp_reduces_gradients_in_the_type_of_mixed_precision() {
         };
         let imported = import(&document, &given).expect("imports");
         let runtime = catalog::load::runtime(runtime).expect("preset");
-        let types = imported.decisions_under(&runtime).gradients;
+        let types = imported.decisions_under(&model, &runtime).gradients;
         let found = types.map(catalog::GradientTypes::name);
         assert_eq!(found.as_deref(), want, "{text} {}", runtime.name);
     }

@@ -9,6 +9,7 @@ use plans::legality::MAX_PASSES;
 use plans::{Decisions, Recompute, StagePartition};
 
 use crate::constraints::{Constraints, prefetch_name, sizes, zero_name};
+use crate::layouts::Holders;
 
 /// Largest number of virtual stages per rank.
 const MAX_VPP: u64 = 16;
@@ -371,8 +372,14 @@ impl Asked<'_> {
         all
     }
 
-    /// All ways to shard states over `dp * cp` ranks; `dp_replicate` divides `groups`.
-    pub(crate) fn shardings(&self, [dp, cp, groups]: [u64; 3]) -> Vec<ShardingChoice> {
+    /// All ways to shard states over the ranks that hold them; `dp_replicate` divides `groups`.
+    pub(crate) fn shardings(&self, holders: Holders) -> Vec<ShardingChoice> {
+        let Holders {
+            dp,
+            cp,
+            groups,
+            alone,
+        } = holders;
         let zero_0 = ShardingChoice {
             zero: Zero::Z0,
             reshard_after_forward: false,
@@ -396,7 +403,6 @@ impl Asked<'_> {
                 && c.allows_name("prefetch", &prefetch_name(choice.prefetch))
         };
         let mut choices = Vec::new();
-        let alone = dp * cp == 1;
         if alone {
             choices.push(zero_0);
         }

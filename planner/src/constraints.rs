@@ -294,7 +294,7 @@ impl Constraints {
                 overlap: fixed,
                 ..d.clone()
             };
-            other.canonical().overlap == d.canonical().overlap
+            other.canonical_overlap() == d.canonical_overlap()
         };
         self.read_fixed("overlap", read_overlap).any(as_fixed)
     }

@@ -5,8 +5,10 @@ use std::collections::BTreeMap;
 
 use catalog::CpKind;
 use catalog::elementary::greatest_common_divisor;
+use catalog::model::ModelConfig;
 use catalog::runtime::SequenceParallelUse;
 use plans::Decisions;
+use plans::decisions::alone;
 
 use crate::choices::{Asked, divisors};
 use crate::constraints::switch_name;
@@ -43,12 +45,35 @@ pub struct Layout {
     pub sequence_parallel: bool,
 }
 
+/// The ranks that hold the same states.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Holders {
+    pub(crate) dp: u64,
+    pub(crate) cp: u64,
+    /// The greatest common divisor of the data-parallel ranks and the replicas of experts.
+    pub(crate) groups: u64,
+    /// Whether a ZeRO level shards nothing.
+    pub(crate) alone: bool,
+}
+
 impl Layout {
-    /// The sizes that decide how states can be sharded: `[dp, cp, groups]`, where `groups` is the
-    /// greatest common divisor of the data-parallel ranks and the replicas of experts.
-    pub(crate) fn sharded_over(&self) -> [u64; 3] {
-        let replicas = self.tp * self.cp * self.dp / (self.ep * self.etp);
-        [self.dp, self.cp, greatest_common_divisor(self.dp, replicas)]
+    /// What decides how states can be sharded.
+    pub(crate) fn sharded_over(&self, model: &ModelConfig) -> Holders {
+        let Self {
+            tp,
+            cp,
+            ep,
+            etp,
+            dp,
+            ..
+        } = *self;
+        let replicas = tp * cp * dp / (ep * etp);
+        Holders {
+            dp,
+            cp,
+            groups: greatest_common_divisor(dp, replicas),
+            alone: alone([dp, cp, tp], [ep, etp], model),
+        }
     }
 
     /// Number of mesh axes (TP, PP, CP, DP) whose size differs from that in `d`. Expert axes divide

@@ -60,8 +60,7 @@ impl Apart {
 /// How far two strategies are apart; 0 decisions only if they are the same job.
 pub(crate) fn apart(a: &Decisions, b: &Decisions) -> Apart {
     let mut order = Apart::default();
-    let of_order = |d: &Decisions| d.canonical().axis_order;
-    order.choice(of_order(a), of_order(b));
+    order.choice(a.usual_order(), b.usual_order());
     order.choice(a.overlap, b.overlap);
     order.choice(a.dispatcher, b.dispatcher);
     order.choice(a.graphs, b.graphs);
@@ -135,7 +134,8 @@ fn shardings(a: &Decisions, b: &Decisions) -> Apart {
     apart.choice(a.gradients, b.gradients);
     apart.choice(a.optimizer_states, b.optimizer_states);
     apart.choice(a.offload, b.offload);
-    apart.choice(a.canonical().prefetch, b.canonical().prefetch);
+    let gathered = |d: &Decisions| d.prefetch.filter(|_| d.gathers_in_every_pass());
+    apart.choice(gathered(a), gathered(b));
     apart
 }
 
@@ -235,12 +235,14 @@ pub(crate) fn strategies(
     for (_, d) in &mut found {
         *d = adapted(d.clone(), scenario);
     }
-    let same_job = of.canonical();
+    let same_job = of.canonical(&scenario.model);
     let mut all: Vec<(&'static str, Strategy)> = Vec::new();
     for (decision, d) in found {
         let strategy = Strategy::new(d, &scenario.model, &scenario.workload);
-        let new =
-            |s: &Strategy| s.canonical() != same_job && !all.iter().any(|(_, known)| known == s);
+        let new = |s: &Strategy| {
+            let same = s.canonical(&scenario.model) == same_job;
+            !same && !all.iter().any(|(_, known)| known == s)
+        };
         let strategy = strategy.ok().filter(new);
         all.extend(strategy.map(|s| (decision, s)));
     }

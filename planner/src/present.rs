@@ -122,7 +122,8 @@ fn path(
 ) -> Result<Vec<Change>, PlannerError> {
     let mut steps: Vec<Change> = Vec::new();
     let mut now = from.clone();
-    while now.canonical() != to.canonical() {
+    let model = &costs.scenario().model;
+    while now.canonical(model) != to.canonical(model) {
         let nearer = towards(costs.scenario(), constraints, &now, to);
         let next = changes(costs, options, &now, nearer)?.into_iter().next();
         let next = match next {

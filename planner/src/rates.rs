@@ -87,7 +87,7 @@ fn bound(
     let Scenario {
         model, workload, ..
     } = asked.scenario;
-    let shardings = asked.shardings(layout.sharded_over());
+    let shardings = asked.shardings(layout.sharded_over(model));
     let Some(any) = shardings.first() else {
         return Ok(None);
     };

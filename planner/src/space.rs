@@ -20,7 +20,7 @@
 //!
 //! A size that a constraint fixes, or that a strategy in use has, is tried even if it lies outside these ranges.
 //! A decision that does not change a step (context kind without context parallelism, axis order without a pipeline,
-//! ZeRO without data parallelism) has only one value, so that every strategy counts once.
+//! ZeRO where every rank is alone with its states) has only one value, so that every strategy counts once.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ use crate::chains::Shardings;
 use crate::choices::{ActivationChoice, Asked, PipelineChoice, ShardingChoice};
 use crate::constraints::Constraints;
 use crate::executions::{Allows, ExecutionChoice};
-use crate::layouts::{Layout, layouts, meshes};
+use crate::layouts::{Holders, Layout, layouts, meshes};
 
 /// Rule against pipelines in which too many micro-batches pass through too many stages.
 const TOO_LONG: &str = "more passes of micro-batches through stages than are simulated";
@@ -58,7 +58,7 @@ pub struct SearchSpace {
     /// The pipelines, for each number of pipeline ranks and of micro-batches.
     pipelines: BTreeMap<(u64, u64), Arc<Vec<PipelineChoice>>>,
     /// The ways to shard states, for each value of [`Layout::sharded_over`] that occurs.
-    shardings: BTreeMap<[u64; 3], Shardings>,
+    shardings: BTreeMap<Holders, Shardings>,
     /// Combinations of sizes left out, counted by the rule that excludes them.
     pub illegal: BTreeMap<String, u64>,
 }
@@ -123,7 +123,7 @@ impl SearchSpace {
             .par_iter()
             .map(|layout| {
                 let pipelines = &pipelines[&(layout.pp, layout.num_micro_batches)];
-                let shardings = &shardings[&layout.sharded_over()].all;
+                let shardings = &shardings[&layout.sharded_over(&scenario.model)].all;
                 check(asked, layout, pipelines, shardings)
             })
             .collect();
@@ -192,7 +192,7 @@ impl SearchSpace {
             let layouts = layouts(asked, mesh, &mut illegal);
             layouts.iter().any(|layout| {
                 let pipelines = asked.pipelines(layout.pp, layout.num_micro_batches);
-                let shardings = asked.shardings(layout.sharded_over());
+                let shardings = asked.shardings(layout.sharded_over(&scenario.model));
                 let checked = check(asked, layout, &pipelines, &shardings);
                 matches!(checked, Checked::Legal(_))
             })
@@ -245,7 +245,7 @@ impl SearchSpace {
 
     /// A layout's ways to hold and shard states, in chains: later ways are tried only if needed.
     pub(crate) fn ways(&self, layout: &Layout) -> &Shardings {
-        &self.shardings[&layout.sharded_over()]
+        &self.shardings[&layout.sharded_over(&self.scenario.model)]
     }
 
     /// For every ZeRO level and choice of states in host memory, the way to shard a layout's states
@@ -461,9 +461,10 @@ fn pipelines(
 }
 
 /// The ways to shard the states of these layouts.
-fn shardings(asked: Asked<'_>, layouts: &[Layout]) -> BTreeMap<[u64; 3], Shardings> {
+fn shardings(asked: Asked<'_>, layouts: &[Layout]) -> BTreeMap<Holders, Shardings> {
     let mut all = BTreeMap::new();
-    for over in layouts.iter().map(Layout::sharded_over) {
+    let model = &asked.scenario.model;
+    for over in layouts.iter().map(|layout| layout.sharded_over(model)) {
         all.entry(over)
             .or_insert_with(|| Shardings::new(asked.shardings(over), &asked.scenario.runtime));
     }

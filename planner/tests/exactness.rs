@@ -271,6 +271,32 @@ fn pruned_search_equals_brute_force_in_eight_bits() {
     );
 }
 
+/// With one data-parallel rank, experts that are spread over fewer ranks than tensor parallelism has are sharded by ZeRO: this model
+/// fits in no other way.
+#[test]
+fn experts_are_sharded_without_data_parallelism() {
+    let mut s = scenario("mixtral-8x7b", "dgx-h200", 16, "megatron-core", 0.05);
+    let sizes = catalog::WorkloadSizes {
+        gpus: 16,
+        seq_len: 4096,
+        global_batch: 32,
+        precision: Precision::Bf16,
+    };
+    s.workload = Workload::new(sizes).expect("a workload");
+    let mut constraints = Constraints::default();
+    for fix in ["tp=8", "pp=2", "ep=1|2", "etp=1", "mbs=1", "vpp=1"] {
+        constraints.fix(fix).expect(fix);
+    }
+    let best = run(&s, &constraints, &SearchOptions::default());
+    let best = best.top.first().expect("a plan fits");
+    assert_eq!(best.strategy.zero, catalog::Zero::Z1);
+    constraints
+        .fix("recompute=full|selective")
+        .expect("a constraint");
+    let found = compared(&[(s, constraints)]);
+    assert_eq!(found.fit, 2);
+}
+
 /// What searches found.
 #[derive(Default)]
 struct Found {

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use catalog::model::ModelConfig;
 use catalog::{Mistake, Precision, Workload, WorkloadSizes};
 use costmodel::{CostModel, Scenario};
 use planner::{Constraints, PlannerError, SearchOptions, SearchSpace, present, search};
@@ -67,8 +68,8 @@ fn compared(s: &Scenario, constraints: &Constraints, now: &Strategy) -> (CostMod
         let path = &present.as_ref().expect("priced").path;
         let last = path.last().map_or(now, |step| &step.strategy);
         assert_eq!(
-            last.canonical(),
-            best.canonical(),
+            last.canonical(&s.model),
+            best.canonical(&s.model),
             "the path ends elsewhere"
         );
     }
@@ -76,9 +77,9 @@ fn compared(s: &Scenario, constraints: &Constraints, now: &Strategy) -> (CostMod
 }
 
 /// The decisions in which two strategies differ, told apart from outside.
-fn differ(a: &Decisions, b: &Decisions) -> BTreeSet<&'static str> {
+fn differ(model: &ModelConfig, a: &Decisions, b: &Decisions) -> BTreeSet<&'static str> {
     let overlap = a.overlap != b.overlap;
-    let (a, b) = (a.canonical(), b.canonical());
+    let (a, b) = (a.canonical(model), b.canonical(model));
     let states = |d: &Decisions| (d.zero, d.reshard_after_forward, d.dp_replicate);
     let all = [
         ("tp", a.tp != b.tp),
@@ -127,7 +128,7 @@ fn changes_are_what_they_say() {
                 change
                     .decision
                     .split(" and ")
-                    .all(|name| differ(&now, d).contains(name)),
+                    .all(|name| differ(&s.model, &now, d).contains(name)),
                 "{text}: {} is `{}`",
                 change.words,
                 change.decision
@@ -163,7 +164,7 @@ fn no_single_change_is_missed() {
                     overlap,
                     ..strategy.decisions().clone()
                 };
-                let differs: Vec<&str> = differ(&now, &d).into_iter().collect();
+                let differs: Vec<&str> = differ(&s.model, &now, &d).into_iter().collect();
                 let alone = match differs[..] {
                     ["dp", axis] | [axis, "dp"] => axis == "tp" || axis == "cp",
                     ["cp", "tp"] => true,
@@ -175,7 +176,7 @@ fn no_single_change_is_missed() {
                     let found = present
                         .changes
                         .iter()
-                        .any(|c| c.strategy.canonical() == d.canonical());
+                        .any(|c| c.strategy.canonical(&s.model) == d.canonical(&s.model));
                     assert!(found, "{text}: {differs:?} {}", plans::grammar::short(&d));
                 }
             }
@@ -194,7 +195,10 @@ fn paths_are_short() {
         let Some(best) = present.path.last().map(|step| step.strategy.clone()) else {
             continue;
         };
-        assert!(present.path.len() <= differ(&now, &best).len(), "{text}");
+        assert!(
+            present.path.len() <= differ(&s.model, &now, &best).len(),
+            "{text}"
+        );
     }
 }
 
@@ -243,7 +247,7 @@ fn kept_decisions_stay() {
         assert!(!present.changes.is_empty(), "{kept}");
         for change in present.changes.iter().chain(&present.path) {
             assert!(
-                !differ(&now, &change.strategy).contains(kept),
+                !differ(&s.model, &now, &change.strategy).contains(kept),
                 "{kept}: {}",
                 change.words
             );

@@ -3,6 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use catalog::model::ModelConfig;
 use catalog::state_types::StateTypes;
 use catalog::{
     Axis, AxisOrder, Cluster, CpKind, CudaGraphs, Dispatcher, Fp8Recipe, GradientTypes, Offload,
@@ -112,6 +113,14 @@ impl Recompute {
     }
 }
 
+/// Whether every rank is alone with its states, so that a ZeRO level shards nothing. `dp` counts the data-parallel ranks of one replica.
+/// With one of them the experts still have several owners if they are spread over fewer ranks (`ep·etp`) than tensor parallelism has:
+/// Megatron-Core shards their states over `intra_expt_dp_group` (core/optimizer/__init__.py).
+#[must_use]
+pub fn alone([dp, cp, tp]: [u64; 3], [ep, etp]: [u64; 2], model: &ModelConfig) -> bool {
+    dp.saturating_mul(cp) == 1 && (model.moe.is_none() || ep.saturating_mul(etp) >= tp)
+}
+
 impl Decisions {
     /// The decisions of a job with one micro-batch on one GPU that leaves all choices to the
     /// runtime, for a model of `layers` layers.
@@ -209,10 +218,11 @@ impl Decisions {
     /// The same job, where every decision without effect has its usual value. Strategies read from
     /// configuration files, which omit decisions without effect, are compared in this form.
     #[must_use]
-    pub fn canonical(&self) -> Self {
+    pub fn canonical(&self, model: &ModelConfig) -> Self {
         let mut d = self.clone();
         // Offload needs a ZeRO level, even where one rank holds all states.
-        if d.dp_shard * d.cp == 1 && d.offload.is_none() {
+        let alone = alone([d.dp_shard, d.cp, d.tp], [d.ep, d.etp], model);
+        if alone && d.offload.is_none() {
             d.zero = Zero::Z0;
             d.optimizer_states =
                 (d.optimizer_states).filter(|states| !states.completes_parameters());
@@ -231,14 +241,29 @@ impl Decisions {
         if d.recompute == Recompute::Layers(0) {
             d.recompute = Recompute::None;
         }
-        let several = d.dp() * d.cp > 1;
-        d.overlap.grad_reduce &= several;
-        d.overlap.param_gather &= several && d.zero != Zero::Z0;
-        d.overlap.tensor_parallel &= d.tp > 1;
-        d.overlap.pipeline |= d.pp == 1;
-        d.overlap.expert_parallel &= d.ep > 1;
+        d.overlap = d.canonical_overlap();
         d.dispatcher = d.dispatcher.filter(|_| d.ep > 1);
         d
+    }
+
+    /// The overlap, where every kind of message that the strategy never sends has its usual value.
+    #[must_use]
+    pub fn canonical_overlap(&self) -> Overlap {
+        let several = self.dp() * self.cp > 1;
+        let Overlap {
+            grad_reduce,
+            param_gather,
+            tensor_parallel,
+            pipeline,
+            expert_parallel,
+        } = self.overlap;
+        Overlap {
+            grad_reduce: grad_reduce && several,
+            param_gather: param_gather && several && self.zero != Zero::Z0,
+            tensor_parallel: tensor_parallel && self.tp > 1,
+            pipeline: pipeline || self.pp == 1,
+            expert_parallel: expert_parallel && self.ep > 1,
+        }
     }
 
     /// The first of `orders` that places ranks as this strategy's order does, that is, has the axes with more than one rank in the
@@ -255,7 +280,8 @@ impl Decisions {
 
     /// The usual one of the orders that place ranks as this strategy's does: Megatron's default or
     /// `--use-tp-pp-dp-mapping` if possible, else the axes with several ranks come first.
-    fn usual_order(&self) -> AxisOrder {
+    #[must_use]
+    pub fn usual_order(&self) -> AxisOrder {
         let usual = [AxisOrder::TP_CP_DP_PP, AxisOrder::TP_CP_PP_DP];
         self.order_among(&usual).unwrap_or_else(|| {
             let mut order = self.axis_order;

@@ -10,7 +10,7 @@ use catalog::{
     OptimizerStates, Overlap, RecomputeModule, Runtime, ScheduleKind, Selection, Workload, Zero,
 };
 
-use crate::decisions::{Decisions, Recompute};
+use crate::decisions::{Decisions, Recompute, alone};
 use crate::legality::StrategyError;
 use crate::partition::{MAX_STAGES, StagePartition};
 use crate::strategy::Strategy;
@@ -96,7 +96,7 @@ pub fn short(d: &Decisions) -> String {
     if d.pp > 1 {
         parts.push(d.schedule.to_string());
     }
-    if d.canonical().axis_order != AxisOrder::TP_CP_DP_PP {
+    if d.usual_order() != AxisOrder::TP_CP_DP_PP {
         parts.push(format!("order={}", order_name(d.axis_order)));
     }
     parts.push(format!("recompute={}", recompute_name(d.recompute)));
@@ -115,7 +115,7 @@ pub fn written(d: &Decisions, runtime: &Runtime) -> String {
         overlap: runtime.overlap,
         ..d.clone()
     };
-    if d.canonical().overlap == own.canonical().overlap {
+    if d.canonical_overlap() == own.canonical_overlap() {
         return short;
     }
     format!("{short} overlap={}", overlap_name(d.overlap))
@@ -347,7 +347,11 @@ impl Fields {
         let vpp = self.size("vpp")?.unwrap_or(1);
         let cp = self.size("cp")?.unwrap_or(1);
         let rest = (workload.gpus / tp.saturating_mul(pp).saturating_mul(cp).max(1)).max(1);
-        let zero = self.zero(runtime, rest * cp)?;
+        let (ep, etp) = (
+            self.size("ep")?.unwrap_or(1),
+            self.size("etp")?.unwrap_or(1),
+        );
+        let zero = self.zero(runtime, alone([rest, cp, tp], [ep, etp], model))?;
         let (dp_shard, dp_replicate) = self.replicas(zero, rest)?;
         let micro_batch = self.size("mbs")?.unwrap_or(1);
         let replicas = dp_shard.saturating_mul(dp_replicate);
@@ -364,8 +368,8 @@ impl Fields {
             vpp,
             cp,
             cp_kind: self.cp_kind(runtime)?,
-            ep: self.size("ep")?.unwrap_or(1),
-            etp: self.size("etp")?.unwrap_or(1),
+            ep,
+            etp,
             dp_shard,
             dp_replicate,
             zero,
@@ -390,10 +394,10 @@ impl Fields {
         Ok(decisions.under(runtime, workload.precision))
     }
 
-    fn zero(&self, runtime: &Runtime, shared_by: u64) -> Result<Zero, StrategyError> {
+    fn zero(&self, runtime: &Runtime, alone: bool) -> Result<Zero, StrategyError> {
         let Some(value) = self.get("zero") else {
             let best = runtime.space.zero.iter().max().copied().unwrap_or(Zero::Z0);
-            return Ok(if shared_by == 1 { Zero::Z0 } else { best });
+            return Ok(if alone { Zero::Z0 } else { best });
         };
         value
             .parse::<u8>()

@@ -7,7 +7,7 @@ use catalog::{
     RecomputeModule, Runtime, ScheduleKind, Selection, Zero,
 };
 
-use crate::decisions::{Decisions, Recompute};
+use crate::decisions::{Decisions, Recompute, alone};
 use crate::grammar::{order_name, overlap_name};
 use crate::legality::StrategyError;
 
@@ -23,7 +23,7 @@ pub fn allowed_by(
 ) -> Result<(), StrategyError> {
     let space = &runtime.space;
     let lack = untrained(runtime, precision)
-        .or_else(|| unlisted(d, space))
+        .or_else(|| unlisted(d, model, space))
         .or_else(|| tensor_lack(d, model, space))
         .or_else(|| precision_lack(d, runtime, precision))
         .or_else(|| context_lack(d, model, space))
@@ -74,7 +74,7 @@ fn untrained(runtime: &Runtime, precision: Precision) -> Option<Lack> {
 }
 
 /// Finds a schedule, a kind of context parallelism or a ZeRO level that the runtime does not list.
-fn unlisted(d: &Decisions, space: &RuntimeSpace) -> Option<Lack> {
+fn unlisted(d: &Decisions, model: &ModelConfig, space: &RuntimeSpace) -> Option<Lack> {
     if d.pp > 1 && !space.schedules.contains(&d.schedule) {
         let has = list(&space.schedules, "no pipeline parallelism");
         return lacks(format!("pipeline schedule {}", d.schedule), has);
@@ -84,7 +84,8 @@ fn unlisted(d: &Decisions, space: &RuntimeSpace) -> Option<Lack> {
         let has = list(kinds, "no context parallelism");
         return lacks(format!("context parallelism by {}", d.cp_kind.name()), has);
     }
-    if d.dp() * d.cp > 1 && !space.zero.contains(&d.zero) {
+    let alone = alone([d.dp(), d.cp, d.tp], [d.ep, d.etp], model);
+    if !(alone && d.zero == Zero::Z0 || space.zero.contains(&d.zero)) {
         let levels = space.zero.iter().map(|&z| format!("ZeRO-{}", u8::from(z)));
         let has = list(levels, "none");
         return lacks(format!("ZeRO-{}", u8::from(d.zero)), has);

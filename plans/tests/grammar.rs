@@ -111,11 +111,12 @@ proptest! {
 
     #[test]
     fn printing_and_parsing_are_inverse(strategy in legal()) {
+        let model = catalog::load::model("mixtral-8x7b").expect("preset");
         prop_assert_eq!(parsed(&strategy.to_string()), Ok(strategy.clone()));
         let runtime = catalog::load::runtime("vescale").expect("preset");
         let written = plans::grammar::written(&strategy, &runtime);
-        let read = parsed(&written).map(|read| read.canonical());
-        prop_assert_eq!(read, Ok(strategy.canonical()), "{}", written);
+        let read = parsed(&written).map(|read| read.canonical(&model));
+        prop_assert_eq!(read, Ok(strategy.canonical(&model)), "{}", written);
     }
 
     #[test]
@@ -282,6 +283,7 @@ fn every_form_of_a_strategy_is_read() {
 /// An axis order is written if it places ranks otherwise than the usual one, and two orders that place them alike are one.
 #[test]
 fn an_axis_order_is_where_it_places_ranks() {
+    let model = catalog::load::model("mixtral-8x7b").expect("preset");
     let runtime = catalog::load::runtime("vescale").expect("preset");
     let usual = "tp-cp-dp_shard-dp_replicate-pp";
     let inner = "tp-cp-pp-dp_shard-dp_replicate";
@@ -305,12 +307,12 @@ fn an_axis_order_is_where_it_places_ranks() {
         let of = |order: &str| parsed(&format!("{sizes} order={order}")).expect(order);
         let one = of(order);
         let written = plans::grammar::written(&one, &runtime);
-        let read = parsed(&written).map(|read| read.canonical());
-        assert_eq!(read, Ok(one.canonical()), "{written}");
+        let read = parsed(&written).map(|read| read.canonical(&model));
+        assert_eq!(read, Ok(one.canonical(&model)), "{written}");
         for other in [usual, inner] {
-            let alike = of(other).canonical() == one.canonical();
-            let same = same_as.map(|same| of(same).canonical());
-            let wanted = same == Some(of(other).canonical()) || other == order;
+            let alike = of(other).canonical(&model) == one.canonical(&model);
+            let same = same_as.map(|same| of(same).canonical(&model));
+            let wanted = same == Some(of(other).canonical(&model)) || other == order;
             assert_eq!(alike, wanted, "{sizes}: {order}, {other}");
         }
     }
@@ -347,5 +349,36 @@ fn documents_are_written_and_read() {
         };
         let said = wrong.read().expect_err("refused");
         assert!(said.contains(wanted), "{said}");
+    }
+}
+
+/// A ZeRO level counts where some ranks hold the same states: with one data-parallel rank those of experts, which are spread over
+/// fewer ranks than tensor parallelism has. There it is the runtime's usual level.
+#[test]
+fn zero_counts_where_states_have_several_owners() {
+    use catalog::Zero::{Z0, Z1, Z3};
+    let runtime = catalog::load::runtime("megatron-core").expect("preset");
+    for (model, text, usual, at_level_1) in [
+        ("mixtral-8x7b", "tp8 pp8 ep2 etp1", Z1, Z1),
+        ("mixtral-8x7b", "tp8 pp8 ep8 etp1", Z0, Z0),
+        ("mixtral-8x7b", "tp8 pp8 ep4 etp2", Z0, Z0),
+        ("mixtral-8x7b", "tp4 pp8 dp2 ep8", Z1, Z1),
+        ("llama3-70b", "tp8 pp8", Z0, Z0),
+    ] {
+        let model = catalog::load::model(model).expect("preset");
+        let zero = |text: &str| {
+            let read = plans::grammar::parse(text, &model, &workload(), &runtime);
+            read.expect(text).canonical(&model).zero
+        };
+        assert_eq!(zero(text), usual, "{text}");
+        assert_eq!(zero(&format!("{text} zero1")), at_level_1, "{text}");
+        assert_eq!(zero(&format!("{text} zero0")), Z0, "{text}");
+        let offloaded = plans::grammar::parse(
+            &format!("{text} zero3 offload=parameters"),
+            &model,
+            &workload(),
+            &runtime,
+        );
+        assert_eq!(offloaded.expect(text).canonical(&model).zero, Z3, "{text}");
     }
 }

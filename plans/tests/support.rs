@@ -73,6 +73,9 @@ fn what_a_runtime_lacks_is_refused() {
         ("torchtitan", "llama3-8b", "tp8 pp4 dp2 zero3".to_owned(), ""),
         ("torchtitan", "llama3-8b", "tp8 pp4 cp2 cp_kind=all_gather dp1 zero0".to_owned(), ""),
         ("torchtitan-2026", "llama3-8b", "tp8 pp8 dp1 zero3".to_owned(), ""),
+        ("nemo", "llama3-8b", "tp8 pp8 dp1 zero3".to_owned(), "no ZeRO-3; it has ZeRO-0, ZeRO-1"),
+        ("nemo", "mixtral-8x7b", "tp8 pp8 dp1 ep2 zero2".to_owned(), "no ZeRO-2; it has ZeRO-0, ZeRO-1"),
+        ("nemo", "mixtral-8x7b", "tp8 pp8 dp1 ep2 zero1".to_owned(), ""),
     ] {
         let said = said(runtime, model, &strategy);
         let right = said.contains(wanted) && wanted.is_empty() == said.is_empty();

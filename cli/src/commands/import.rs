@@ -199,7 +199,7 @@ fn of_system(reading: &Reading<'_>) -> Result<Source, CliError> {
     let imported = import::import(&document, &given)?;
     let usual = imported.runtime(&document);
     let runtime = catalog::load::runtime(reading.runtime.unwrap_or(usual))?;
-    let decisions = imported.decisions_under(&runtime);
+    let decisions = imported.decisions_under(&model, &runtime);
     let mut notes = imported.notes_under(&runtime);
     let Imported {
         dialect,
@@ -251,7 +251,7 @@ fn legal(
     workload: &Workload,
     path: &str,
 ) -> Result<Strategy, CliError> {
-    let strategy = Strategy::new(decisions.canonical(), model, workload);
+    let strategy = Strategy::new(decisions.canonical(model), model, workload);
     Ok(strategy.map_err(|error| error.mistake().at(path))?)
 }
 

@@ -214,7 +214,7 @@ impl Documents {
             workload,
             ..scenario.clone()
         };
-        let decisions = imported.decisions_under(&scenario.runtime);
+        let decisions = imported.decisions_under(&scenario.model, &scenario.runtime);
         let strategy = match Strategy::new(decisions, &scenario.model, &scenario.workload) {
             Ok(strategy) => strategy,
             Err(error) => return Outcome::refused(&error),

@@ -54,7 +54,7 @@ pub fn export(
     launcher: Option<Launcher>,
 ) -> Result<Exported, ExportError> {
     // A decision without effect must neither be refused nor set a switch that requires another.
-    let decisions = job.decisions.canonical();
+    let decisions = job.decisions.canonical(job.model);
     let job = &Job {
         decisions: &decisions,
         ..*job

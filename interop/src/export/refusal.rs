@@ -220,7 +220,7 @@ impl Limits {
             overlap: has,
             ..d.clone()
         };
-        let [assumed, has] = [d, &own].map(|of| of.canonical().overlap);
+        let [assumed, has] = [d, &own].map(Decisions::canonical_overlap);
         if assumed != has {
             self.unmet.push(Assumption {
                 differs: Differs::Overlap { assumed, has },

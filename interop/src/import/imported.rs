@@ -63,11 +63,11 @@ impl Imported {
 
     /// The decisions in canonical form, with every choice that is the runtime's own left to the runtime.
     #[must_use]
-    pub fn decisions_under(&self, runtime: &Runtime) -> Decisions {
+    pub fn decisions_under(&self, model: &ModelConfig, runtime: &Runtime) -> Decisions {
         let decisions = self.decisions.clone();
         decisions
             .under(runtime, self.workload.precision)
-            .canonical()
+            .canonical(model)
     }
 
     /// Sentences on settings that a prediction under a runtime follows only approximately.

@@ -12,7 +12,7 @@ use super::titan_keys;
 use super::titan_precision::{fp8_recipe, precision, unplanned};
 use crate::config::{Node, Value};
 use crate::export::Dialect;
-use plans::decisions::{Decisions, Recompute};
+use plans::decisions::{Decisions, Recompute, alone};
 use plans::partition::StagePartition;
 
 /// torchtitan's defaults for keys that a file leaves out (`TrainingConfig` and `ParallelismConfig`).
@@ -36,11 +36,14 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     let batch = batch(doc, dp, pp, vpp)?;
     let offload = doc.on("training.enable_cpu_offload")?;
     let offload = offload.then_some(Offload::Parameters);
-    let alone = dp_shard.saturating_mul(cp) == 1 && offload.is_none();
-    let zero = if alone { Zero::Z0 } else { Zero::Z3 };
     let ep = size("expert_parallel_degree")?;
     let sharded_sequence = doc.flag("parallelism.enable_sequence_parallel")? != Some(false);
     let etp = expert_tensor_parallel(doc, given, tp, ep)?;
+    let alone = alone([dp_shard, cp, tp], [ep, etp], given.model);
+    let zero = match alone && offload.is_none() {
+        true => Zero::Z0,
+        false => Zero::Z3,
+    };
     let decisions = Decisions {
         tp,
         pp,

@@ -129,7 +129,7 @@ fn a_launch_script_imports_with_the_file_it_sources() {
     let imported = import(&document, &given).expect("imports");
     let vescale = catalog::load::runtime("vescale").expect("preset");
     let read = imported.decisions.under(&vescale, workload.precision);
-    assert_eq!(read.canonical(), strategy.canonical());
+    assert_eq!(read.canonical(&model), strategy.canonical(&model));
     assert_eq!(imported.workload, workload);
 }
 
@@ -164,7 +164,7 @@ fn launch_scripts_import_before_their_program_is_named() {
         let imported = import(&document, &given).expect("imports");
         let runtime = catalog::load::runtime("fsdp2").expect("preset");
         let read = imported.decisions.under(&runtime, workload.precision);
-        let [read, planned] = [read.canonical(), plan.decisions().canonical()];
+        let [read, planned] = [&read, plan.decisions()].map(|of| of.canonical(&model));
         assert_eq!(
             (read.zero, read.micro_batch, read.cp, read.cp_kind),
             (
@@ -210,5 +210,30 @@ fn launch_scripts_name_their_plan() {
         "#!/bin/bash\nset -e\n# vescale-plan 01 · x\n",
     ] {
         assert_eq!(plan_of(text), None, "{text}");
+    }
+}
+
+/// With one data-parallel rank, Megatron's distributed optimizer shards the states of experts if these are spread over fewer ranks than
+/// tensor parallelism has; elsewhere nothing is written of it.
+#[test]
+fn the_optimizer_of_experts_is_distributed_without_data_parallelism() {
+    for (name, text, distributed) in [
+        ("mixtral-8x7b", "tp=8,pp=8,ep=2,zero=1", true),
+        ("mixtral-8x7b", "tp=8,pp=8,ep=8,zero=1", false),
+        ("mixtral-8x7b", "tp=8,pp=8,ep=2,zero=0", false),
+        ("llama3-70b", "tp=8,pp=8,zero=1", false),
+    ] {
+        let (model, workload) = scene(name, 64, Precision::Bf16);
+        let plan = parse(text, &model, &workload).expect("legal");
+        let written = exported(&plan, &model, &workload, Dialect::MegatronLm, None);
+        let file = &written.expect("expressible").files[0].text;
+        let found = file.contains("--use-distributed-optimizer");
+        assert_eq!(found, distributed, "{name} {text}");
+        assert!(crate::round_trip(
+            &plan,
+            &model,
+            &workload,
+            Dialect::MegatronBridge
+        ));
     }
 }

@@ -131,8 +131,8 @@ fn round_trip(strategy: &Plan, model: &Model, workload: &Workload, dialect: Dial
     if let Some((_, said)) = file.text.split_once(" on 64 GPUs: ") {
         let line = said.lines().next().unwrap_or_default();
         let said = parse(line.trim_end_matches(['.', '"']), model, workload);
-        let said = said.map(|said| said.canonical());
-        assert_eq!(said, Ok(strategy.canonical()), "{strategy}");
+        let said = said.map(|said| said.canonical(model));
+        assert_eq!(said, Ok(strategy.canonical(model)), "{strategy}");
     }
     assert_eq!(document.dialect, dialect, "detected from:\n{}", file.text);
     let findings = check(&document, Some(model)).expect("schema");
@@ -152,7 +152,7 @@ fn round_trip(strategy: &Plan, model: &Model, workload: &Workload, dialect: Dial
         let imported = import(&document, &given).unwrap_or_else(|e| panic!("{e}\n{}", file.text));
         let expected = keyless::as_the_file_says(strategy, dialect, &imported.decisions);
         let vescale = catalog::load::runtime("vescale").expect("preset");
-        let same = imported.decisions_under(&vescale) == expected.canonical();
+        let same = imported.decisions_under(model, &vescale) == expected.canonical(model);
         assert!(same, "{strategy}\n{:?}\n{}", imported.decisions, file.text);
         assert_eq!(imported.workload, *workload, "{}", file.text);
     }

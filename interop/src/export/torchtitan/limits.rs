@@ -10,7 +10,7 @@ use super::edition::Edition;
 use crate::export::graphs;
 use crate::export::job::Job;
 use crate::export::refusal::Limits;
-use plans::decisions::{Decisions, Recompute};
+use plans::decisions::{Decisions, Recompute, alone};
 use plans::grammar::recompute_name;
 
 /// Number of chunks of a loss (`ChunkedLossWrapper.Config.num_chunks`).
@@ -19,7 +19,7 @@ const CHUNKS: u64 = 8;
 /// Refuses what no edition, or not this one, can express.
 pub(super) fn refuse(job: &Job<'_>, edition: Edition, limits: &mut Limits) {
     let d = job.decisions;
-    states(d, edition, limits);
+    states(job, edition, limits);
     limits.refuse_states(job, Some(OffloadKind::Parameters));
     overlap(d, limits);
     limits.refuse_expert_overlap(d);
@@ -125,11 +125,13 @@ fn flexible(model: &ModelConfig) -> bool {
     matches!(model.family, Family::DeepSeek | Family::GptOss)
 }
 
-fn states(d: &Decisions, edition: Edition, limits: &mut Limits) {
+fn states(job: &Job<'_>, edition: Edition, limits: &mut Limits) {
+    let d = job.decisions;
     let sharing = d.dp_shard * d.cp;
+    let alone = alone([d.dp_shard, d.cp, d.tp], [d.ep, d.etp], job.model);
     let zero = format!("zero={}", u8::from(d.zero));
     limits.refuse_as(
-        matches!(d.zero, Zero::Z1 | Zero::Z2) && sharing > 1,
+        matches!(d.zero, Zero::Z1 | Zero::Z2) && !alone,
         &zero,
         "fully_shard shards parameters, gradients and states together; its ZeRO-2 is zero=3 with reshard=off",
         Some(("zero", "3".to_owned())),
@@ -138,6 +140,12 @@ fn states(d: &Decisions, edition: Edition, limits: &mut Limits) {
         d.zero == Zero::Z0 && d.cp > 1,
         &zero,
         "context-parallel ranks always shard the states",
+        Some(("zero", "3".to_owned())),
+    );
+    limits.refuse_as(
+        d.zero == Zero::Z0 && d.ep > 1 && !alone,
+        &zero,
+        "with expert parallelism, ranks that hold the same experts always shard their states",
         Some(("zero", "3".to_owned())),
     );
     let several = d.tp * d.pp > 1;
