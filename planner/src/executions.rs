@@ -116,8 +116,8 @@ impl ExecutionChoice {
     }
 }
 
-/// The decisions without those ways to run passes that do not go with the rest. An overlap that the
-/// runtime cannot switch off stays on.
+/// The decisions without those ways to run passes that do not go with the rest or with the cluster. An
+/// overlap that the runtime cannot switch off stays on.
 pub(crate) fn adapted(d: Decisions, scenario: &Scenario) -> Decisions {
     let (runtime, cluster) = (&scenario.runtime, &scenario.cluster);
     let across = d.experts_lie_across(cluster);
@@ -127,6 +127,7 @@ pub(crate) fn adapted(d: Decisions, scenario: &Scenario) -> Decisions {
         && dispatcher != Some(Dispatcher::AllGather)
         && experts_cannot_overlap(d.schedule, d.pp, d.recompute, d.offload_layers).is_none();
     let own = runtime.overlap;
+    let messages_overlap = d.sequence_parallel && cluster.reaches_peers();
     let kept = match cannot_expose(d.overlap, d.zero, runtime) {
         None => d.overlap,
         Some(_) => Overlap {
@@ -138,6 +139,7 @@ pub(crate) fn adapted(d: Decisions, scenario: &Scenario) -> Decisions {
     let d = Decisions {
         overlap: Overlap {
             expert_parallel: kept.expert_parallel && (overlaps || own.expert_parallel),
+            tensor_parallel: kept.tensor_parallel && (messages_overlap || own.tensor_parallel),
             ..kept
         },
         dispatcher,

@@ -281,3 +281,16 @@ fn what_cannot_be_kept_is_refused() {
             .contains("`tp` is 8 now, and --fix asks for 4")
     );
 }
+
+/// Without peer access between GPUs no change keeps the overlap of tensor-parallel messages, which does not run there: also not of a
+/// strategy that says it and has no such messages.
+#[test]
+fn changes_run_on_the_cluster() {
+    let mut s = scenario("llama3-8b", 32, "megatron-core");
+    s.cluster = catalog::load::cluster("rtx-4090-node").expect("preset");
+    let now = parse(&s, "tp1 overlap=grad+param+tp+pp");
+    let (_, present) = compared(&s, &Constraints::default(), &now);
+    let mut splits = (present.changes.iter()).filter(|change| change.strategy.tp > 1);
+    assert!(splits.clone().count() > 0);
+    assert!(splits.all(|change| !change.strategy.overlap.tensor_parallel));
+}
