@@ -12,6 +12,7 @@ use crate::documents::Packing;
 use crate::dtype::Precision;
 use crate::elementary;
 use crate::error::{Wrong, in_range};
+use crate::names;
 use crate::reach::Reach;
 use crate::residuals::{Kind, ModelKind, Residual};
 
@@ -306,6 +307,7 @@ impl Calibration {
     /// # Errors
     /// The field, and what is wrong with it.
     pub(crate) fn check(&self) -> Result<(), Wrong> {
+        self.check_names()?;
         self.check_runs()?;
         let all = std::iter::once(&self.time_factors).chain(&self.alternatives);
         for (factors, &rate) in all.flat_map(|of| Rate::ALL.iter().map(move |rate| (of, rate))) {
@@ -329,6 +331,16 @@ impl Calibration {
             in_range(ratio, range).map_err(|wrong| (name, wrong))?;
         }
         Ok(())
+    }
+
+    /// Checks that the names that reports print can be printed.
+    fn check_names(&self) -> Result<(), Wrong> {
+        let own = std::iter::once(("runtime", &self.runtime));
+        let of_runs = self.measured.iter();
+        let of_runs = of_runs.flat_map(|run| [("about", &run.about), ("model", &run.model)]);
+        own.chain(of_runs).try_for_each(|(field, name)| {
+            names::printable(name).map_err(|message| (field, message))
+        })
     }
 
     /// Checks that there are runs, and that those that are listed are all of them and have a time.

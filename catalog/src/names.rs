@@ -10,14 +10,19 @@ use crate::error::SpecError;
 /// # Errors
 /// When one of its characters would move a cursor, end a line or change the direction of text.
 pub fn checked<'a>(name: &'a str, path: &str, field: &str) -> Result<&'a str, SpecError> {
+    let wrong = |message| SpecError::field(shown(path), field, message);
+    printable(name).map(|()| name).map_err(wrong)
+}
+
+/// Refuses a name that holds a control character, in words.
+pub(crate) fn printable(name: &str) -> Result<(), String> {
     if !name.chars().any(is_control) {
-        return Ok(name);
+        return Ok(());
     }
-    let message = format!(
+    Err(format!(
         "the name `{}` holds a control character; expected letters, digits, signs and spaces",
         shown(name)
-    );
-    Err(SpecError::field(shown(path), field, message))
+    ))
 }
 
 /// Whether `arg` is a name or one of its aliases, in letters of either case.

@@ -386,6 +386,10 @@ fn no_name_or_path_moves_the_terminal() {
                    calibration: {runtime: vescale, runs: 1, source: us, \
                    time_factors: {compute: 1.1, memory: 1, network: 1, host: 1}}\n";
     fs::write(root.join("c.yaml"), cluster).expect("cluster");
+    let cluster = cluster
+        .replace("a\\x1b[2Jb", "b")
+        .replace("vescale", "\"a\\x1b[2Jb\"");
+    fs::write(root.join("d.yaml"), cluster).expect("cluster");
     let with = |model: &'static str, cluster: &'static str, plan: &'static str| {
         [
             "estimate",
@@ -404,6 +408,7 @@ fn no_name_or_path_moves_the_terminal() {
     for (args, refused_for) in [
         (with(lines, "dgx-h100", "a.yaml"), "control character"),
         (with("gpt2", "c.yaml", "a.yaml"), "control character"),
+        (with("gpt2", "d.yaml", "a.yaml"), "control character"),
         (
             with("gpt2", "\u{1b}]0;title\u{7}.yaml", "a.yaml"),
             "control character",

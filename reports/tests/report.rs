@@ -579,3 +579,13 @@ fn a_huge_timeline_stays_below_three_megabytes() {
     assert!(page.len() < 3_000_000, "{} bytes", page.len());
     assert!(page.contains("of 64 ranks"));
 }
+
+/// Sources in device and cluster files are free text: their control characters are shown, not sent.
+#[test]
+fn sources_are_printable() {
+    let mut prediction = prediction(Fit::Fits { spare: Bytes(1) });
+    prediction.provenance[0].source = "a\u{1b}[2J\u{202e}b\n".into();
+    let page = reports::html::report(&input(&prediction, None, None));
+    assert!(page.contains("a\\u{1b}[2J\\u{202e}b<"));
+    assert!(!page.contains(['\u{1b}', '\u{202e}']));
+}

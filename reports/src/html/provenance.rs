@@ -1,6 +1,7 @@
 //! Every constant that entered the prediction, with its evidence.
 
 use catalog::Origin;
+use catalog::names::shown;
 use maud::{Markup, html};
 use plans::{Prediction, UsedConstant};
 
@@ -40,7 +41,7 @@ fn row(constant: &UsedConstant) -> Markup {
             td { (constant.name) }
             td { code { (constant.value) } }
             td data-value=(strength) { span.evidence .{ "e-" (word) } { (word) } }
-            td.why { (constant.source) }
+            td.why { (shown(constant.source.trim_end())) }
         }
     }
 }
