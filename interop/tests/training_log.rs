@@ -499,3 +499,23 @@ fn metrics_are_known_by_their_names() {
         assert_eq!(steady.median(), 2.0, "{names}");
     }
 }
+
+/// A progress bar with a negative rate has none: that of its neighbours is unharmed.
+#[test]
+fn a_negative_rate_is_none() {
+    let bar = |done: u64| {
+        let rate = if done == 7 { "-40.00s/it" } else { "2.00s/it" };
+        format!(
+            "{done}%|#  | {done}/100 [00:{:02}<03:00, {rate}]\r",
+            2 * done
+        )
+    };
+    let text: String = (1..=12).map(bar).collect();
+    let log = parse(&text, "x.log").expect("read");
+    let times: Vec<f64> = log.steps.iter().filter_map(|step| step.seconds).collect();
+    assert_eq!(times.len(), 11);
+    assert!(
+        times.iter().all(|time| (time - 2.0).abs() < 1e-9),
+        "{times:?}"
+    );
+}

@@ -35,7 +35,7 @@ impl Bar {
         let (_, rate) = times.rsplit_once(", ")?;
         let rate = rate.trim().trim_end_matches(']');
         let seconds = match (rate.strip_suffix("s/it"), rate.strip_suffix("it/s")) {
-            (Some(seconds), _) => number(seconds),
+            (Some(seconds), _) => number(seconds).filter(|n| *n >= 0.0),
             (None, Some(steps)) => number(steps).filter(|n| *n > 0.0).map(|n| 1.0 / n),
             (None, None) => None,
         };
