@@ -41,6 +41,10 @@ pub(crate) fn accelerate_program(job: &Job<'_>) -> Program {
     if let Some(name) = eight_bit(d) {
         arguments.push_str(&format!(" --optim {name}"));
     }
+    // With FSDP accelerate's file has it.
+    if !sharded(d) && d.recompute == Recompute::Full {
+        arguments.push_str(" --gradient_checkpointing true");
+    }
     for (option, input) in [
         ("--model_name_or_path", Input::HfId),
         ("--dataset_name", Input::Data),
@@ -268,7 +272,7 @@ pub(crate) fn accelerate(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     } else {
         limits.note(
             d.recompute == Recompute::Full,
-            "without FSDP recomputation is the trainer's: pass --gradient_checkpointing true",
+            "without FSDP recomputation is the trainer's: the launch script passes --gradient_checkpointing true (--launcher torchrun)",
         );
     }
     if sharded || d.tp > 1 {

@@ -237,3 +237,22 @@ fn the_optimizer_of_experts_is_distributed_without_data_parallelism() {
         ));
     }
 }
+
+/// What the file of accelerate cannot hold is among the arguments of its launch script: recomputation too, where there is no FSDP.
+#[test]
+fn accelerate_without_fsdp_recomputes() {
+    for (text, passed) in [
+        ("zero=0,recompute=full", true),
+        ("zero=0,recompute=none", false),
+        ("zero=3,recompute=full", false),
+    ] {
+        let (model, workload) = scene("llama3-8b", 64, Precision::Bf16);
+        let plan = parse(text, &model, &workload).expect("legal");
+        let launcher = Some(Launcher::Torchrun);
+        let exported = exported(&plan, &model, &workload, Dialect::Accelerate, launcher);
+        let exported = exported.expect("expressible");
+        let script = &exported.files.last().expect("a script").text;
+        let found = script.contains("--gradient_checkpointing true");
+        assert_eq!(found, passed, "{text}\n{script}");
+    }
+}
