@@ -143,16 +143,49 @@ fn a_precision_that_a_system_lacks_is_refused_once() {
     let made = format!("vescale-plan search {fp16} --runtime fsdp2 -q -o a.plan.yaml");
     assert_eq!(code(&shell(folder.path(), &made)), 0);
     let export = "vescale-plan export a.plan.yaml --to torchtitan";
-    let refused = stderr(&shell(folder.path(), export));
+    advice_is_exported(folder.path(), export);
+}
+
+/// Runs the search that a refused export advises, and exports what it finds.
+fn advice_is_exported(folder: &Path, export: &str) {
+    let refused = stderr(&shell(folder, export));
     let advised = refused.split("or plan within its limits: ").nth(1);
     let advised = advised
         .and_then(|rest| rest.lines().next())
         .expect("advice");
-    let again = shell(
-        folder.path(),
-        &format!("{advised} -q -o a.plan.yaml --force"),
-    );
+    let again = shell(folder, &format!("{advised} -q -o a.plan.yaml --force"));
     assert_eq!(code(&again), 0, "{advised}: {}", stderr(&again));
-    let exported = shell(folder.path(), export);
+    let exported = shell(folder, export);
+    assert_eq!(code(&exported), 0, "{advised}: {}", stderr(&exported));
+}
+
+/// What an export advises instead of a plan is within the same memory, its scaling of 8-bit products has a key, and the offered
+/// strategy runs under the runtime that it is offered with.
+#[test]
+fn what_an_export_advises_can_be_exported() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let question = "--model llama3-8b --gpus 8 --precision fp8 --headroom 0.3";
+    let made = format!(
+        "vescale-plan search {question} --runtime torchtitan-2026 --fix fp8_recipe=tensorwise -q -o a.plan.yaml"
+    );
+    let made = shell(folder.path(), &made);
+    assert_eq!(code(&made), 0, "{}", stderr(&made));
+    let export = "vescale-plan export a.plan.yaml --to torchtitan@0.3";
+    let refused = stderr(&shell(folder.path(), export));
+    assert!(refused.contains("--headroom 0.3"), "{refused}");
+    let offered = refused.split("it can run this one: ").nth(1);
+    let offered = offered
+        .and_then(|rest| rest.lines().next())
+        .expect("a strategy");
+    let estimate = format!(
+        "vescale-plan estimate --model llama3-8b --gpus 8 --precision fp8 {offered} -q -o b.plan.yaml"
+    );
+    let estimated = shell(folder.path(), &estimate);
+    assert_eq!(code(&estimated), 0, "{}", stderr(&estimated));
+    let exported = shell(
+        folder.path(),
+        "vescale-plan export b.plan.yaml --to torchtitan@0.3",
+    );
     assert_eq!(code(&exported), 0, "{}", stderr(&exported));
+    advice_is_exported(folder.path(), export);
 }

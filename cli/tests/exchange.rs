@@ -224,7 +224,8 @@ fn what_a_target_cannot_express_is_refused_whole() {
         .as_str()
         .expect("a nearest plan")
         .to_owned();
-    plan(folder.path(), "b.plan.yaml", "vescale", &nearest);
+    let runtime = refused["runtime"].as_str().expect("a runtime");
+    plan(folder.path(), "b.plan.yaml", runtime, &nearest);
     let output = run(
         folder.path(),
         &["export", "b.plan.yaml", "--to", "torchtitan"],

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use answers::inputs::DEFAULT_HEADROOM;
 use answers::{Opened, SCHEMA_VERSION, opened};
 use catalog::files::{self, FolderDestination, Kind, NamedFile, Replace};
 use catalog::{Packing, Pools, Precision};
@@ -11,6 +12,7 @@ use interop::config::escape;
 use interop::export::{
     self, Dialect, ExportError, Exported, ExportedFile, Inputs, Job, Launcher, Refusal, Unfilled,
 };
+use plans::support::allowed_by;
 use plans::{PlanFile, Strategy, grammar};
 use serde::Serialize;
 
@@ -46,6 +48,9 @@ struct RefusedJson<'a> {
     target: String,
     plan: &'a str,
     refused: Vec<RefusalJson>,
+    /// The runtime of `nearest` and `search`.
+    runtime: &'static str,
+    /// The plan with the refused decisions replaced; absent where the target cannot express it or the runtime cannot run it.
     nearest: Option<&'a String>,
     /// A search command whose best plan the target can express; absent where it cannot express the model.
     search: Option<&'a String>,
@@ -85,7 +90,8 @@ pub(crate) fn run(args: &ExportArgs) -> Result<ExitCode, CliError> {
     if let Some(pools) = pools.filter(|_| launcher.is_some()) {
         check_nodes(pools)?;
     }
-    match exported(&loaded, &loaded.strategy, inputs, dialect, launcher) {
+    let job = job(&loaded, &loaded.strategy, inputs);
+    match export::export(&job, dialect, launcher) {
         Ok(mut exported) => {
             let order = pools.map(|pools| {
                 let ranks = reports::words::pools(pools, &loaded.strategy);
@@ -171,15 +177,10 @@ fn checked(args: &ExportArgs, file: &Path, dialect: Option<Dialect>) -> Result<E
     Ok(code::unless(errors == 0, code::EXPORT_INVALID))
 }
 
-fn exported(
-    loaded: &Opened,
-    strategy: &Strategy,
-    inputs: Inputs<'_>,
-    dialect: Dialect,
-    launcher: Option<Launcher>,
-) -> Result<Exported, ExportError> {
+/// A plan's job with this strategy.
+fn job<'a>(loaded: &'a Opened, strategy: &'a Strategy, inputs: Inputs<'a>) -> Job<'a> {
     let scenario = &loaded.scenario;
-    let job = Job {
+    Job {
         model: &scenario.model,
         decisions: strategy.decisions(),
         workload: &scenario.workload,
@@ -188,8 +189,7 @@ fn exported(
         id: &loaded.file.id,
         cluster: &scenario.cluster,
         inputs,
-    };
-    export::export(&job, dialect, launcher)
+    }
 }
 
 fn finish(
@@ -307,6 +307,7 @@ fn print_refused(
         target: dialect.name(),
         plan,
         refused,
+        runtime: dialect.runtime(),
         nearest,
         search,
     })
@@ -401,7 +402,10 @@ fn refused(
     };
     output::error(&error.to_string());
     if let Some(strategy) = nearest {
-        output::error(&format!("it can run this one: --strategy {strategy}"));
+        output::error(&format!(
+            "it can run this one: --runtime {} --strategy {strategy}",
+            dialect.runtime()
+        ));
     }
     if let Some(search) = search {
         output::error(&format!("or plan within its limits: {search}"));
@@ -409,19 +413,32 @@ fn refused(
     Ok(ExitCode::from(code::EXPORT_INVALID))
 }
 
-/// The plan with the refused decisions replaced, if that is legal and the target can express it.
+/// The plan with the refused decisions replaced, if the target can express it and the target's runtime can run it.
 fn nearest(loaded: &Opened, dialect: Dialect, refusals: &[Refusal]) -> Option<String> {
     let scenario = loaded.costs.scenario();
+    let runtime = catalog::load::runtime(dialect.runtime()).ok()?;
     let mut refusals = refusals.to_vec();
-    let mut text = loaded.strategy.to_string();
+    let mut decisions = loaded.strategy.decisions().clone();
+    // Most runtimes overlap by themselves, and each in its way.
+    if runtime.name != scenario.runtime.name {
+        decisions.overlap = runtime.overlap;
+    }
+    let mut text = decisions.to_string();
     // Replacing one decision may cause another refusal; every round replaces at least one.
     for _ in 0..8 {
         let changes: Option<Vec<_>> = refusals.iter().map(|r| r.instead.clone()).collect();
         text = grammar::with(&text, &changes?);
         let (model, workload) = (&scenario.model, &scenario.workload);
-        let strategy = grammar::parse(&text, model, workload, &scenario.runtime).ok()?;
-        match exported(loaded, &strategy, Inputs::default(), dialect, None) {
-            Ok(_) => return Some(strategy.to_string()),
+        let strategy = grammar::parse(&text, model, workload, &runtime).ok()?;
+        let job = Job {
+            runtime: &runtime,
+            ..job(loaded, &strategy, Inputs::default())
+        };
+        match export::export(&job, dialect, None) {
+            Ok(_) => {
+                let allowed = allowed_by(&strategy, model, &runtime, workload.precision);
+                return allowed.is_ok().then(|| strategy.to_string());
+            }
             Err(ExportError::Inexpressible { refusals: more, .. }) => refusals = more,
             Err(_) => return None,
         }
@@ -438,7 +455,12 @@ fn search_command(
     refusals: &[Refusal],
 ) -> String {
     let w = &file.workload;
-    let known = dialect.limits();
+    let refused = format!("precision {}", w.precision.name());
+    let precision = match refusals.iter().any(|refusal| refusal.decision == refused) {
+        true => Precision::Bf16,
+        false => w.precision,
+    };
+    let known = dialect.limits(precision);
     let mut limits: Vec<String> = known
         .iter()
         .map(|(key, value)| format!(" --fix {}", escape::shell(&format!("{key}={value}"))))
@@ -459,12 +481,11 @@ fn search_command(
             escape::shell(lengths)
         ));
     }
+    let other = |share: &f64| *share != DEFAULT_HEADROOM;
+    if let Some(headroom) = file.headroom.filter(other) {
+        limits.push(format!(" --headroom {headroom}"));
+    }
     let limits = limits.concat();
-    let refused = format!("precision {}", w.precision.name());
-    let precision = match refusals.iter().any(|refusal| refusal.decision == refused) {
-        true => Precision::Bf16,
-        false => w.precision,
-    };
     format!(
         "vescale-plan search --model {} --cluster {} --gpus {} --seq {} --global-batch {} --precision {} --runtime {}{limits}",
         escape::shell(&file.model),

@@ -1,5 +1,6 @@
 //! The training systems whose configurations are read and written, each at a stated version.
 
+use catalog::Precision;
 use strum::VariantArray;
 
 use super::refusal::ExportError;
@@ -131,9 +132,9 @@ impl Dialect {
         self.names()[2]
     }
 
-    /// Constraints of `search --fix` that keep a search within what this target can express.
+    /// Constraints of `search --fix` that keep a search in a precision within what this target can express.
     #[must_use]
-    pub fn limits(self) -> &'static [(&'static str, &'static str)] {
+    pub fn limits(self, precision: Precision) -> &'static [(&'static str, &'static str)] {
         match self {
             Self::MegatronLm
             | Self::MegatronBridge
@@ -142,6 +143,9 @@ impl Dialect {
             | Self::LlamaFactory => &[],
             Self::Accelerate | Self::Axolotl => &[("zero", "0|3"), ("prefetch", "1")],
             Self::Transformers => &[("zero", "0|3"), ("dp_replicate", "1")],
+            Self::Torchtitan03 | Self::TorchtitanMain if precision == Precision::Fp8 => {
+                &[("cp_kind", "all_gather"), ("fp8_recipe", "rowwise")]
+            }
             Self::Torchtitan02 | Self::Torchtitan03 | Self::TorchtitanMain => {
                 &[("cp_kind", "all_gather")]
             }
