@@ -278,7 +278,7 @@ pub(crate) fn detail(
     for launch in &priced.forward {
         in_forward[launch.kernel] = true;
     }
-    // `again` says of what forward runs too that this is another time.
+    // `again` is appended to the names of kernels that forward runs too.
     let mut add = |pass: &[Launch], again: &str| {
         let mut spent = vec![Seconds(0.0); names.len()];
         let mut add = |task: usize, time| spent[pass[task].kernel] += time;

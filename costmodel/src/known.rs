@@ -226,8 +226,8 @@ known! {
     EXPOSED_EPILOGUE: "share of the gradient accumulation in a product's epilogue that matrix units do not hide" = 0.55,
         Times, Published, "SimuMax products that accumulate in 32 bits, A100, 28672 x 8192 x 4096: 5.7% slower where the traffic alone takes 10%";
     CLOCK_EXPONENT: "exponent of power over peak in the sustained clock of a part that has less of it than its table's" = 0.5, Times,
-        Assumed, "between a cube root, where voltage follows the clock, and one, where voltage is at its floor; at 0.5 H100 PCIe is \
-        within 3% (docs/kernels.md)";
+        Assumed, "between a cube root, where voltage follows the clock, and one, where voltage is at its floor; at 0.5 the best \
+        product of H100 PCIe is 4% too slow (ACCURACY.md)";
     SLOWER_UNITS: "slowdown of operations over that of the rest, from which matrix units are slower ones" = 1.5, Times, Datasheet,
         "operations per clock of a multiprocessor are powers of two: 4096 on H100, 1024 on H20; 1024 on L40S, 512 on RTX 4090";
     AMPERE_RTX_POWER: "power over peak with which Ampere's workstation and GeForce cards hold their clocks" = 2.5,

@@ -278,8 +278,8 @@ pub(crate) fn keeps_casts(scenario: &Scenario, d: &Decisions) -> bool {
     d.zero == Zero::Z3 && casts_in_passes(scenario, d.zero) && d.recompute != Recompute::Full
 }
 
-/// Whether parameters are sharded by PyTorch's FSDP, first or second generation. DeepSpeed, whose gradients are flattened and freed
-/// too, is none.
+/// Whether parameters are sharded by PyTorch's FSDP, first or second generation. DeepSpeed flattens and frees gradients too, but is
+/// not FSDP.
 pub(crate) fn is_fsdp(runtime: &Runtime) -> bool {
     let has = |rewrite| runtime.rewrites.contains(&rewrite);
     let copies = has(Rewrite::FlattenGradients) || has(Rewrite::CopyShards);
@@ -320,8 +320,8 @@ pub(crate) fn all_reduces_for_shards(runtime: &Runtime, zero: Zero) -> bool {
     shards && runtime.rewrites.contains(&Rewrite::AllReduceGradients)
 }
 
-/// Elements of the gradients that a rank adds to those of earlier micro-batches, out of `trained` ones of which `shard` are its own, and
-/// the bytes of each that this moves. Autograd adds whole gradients in the type of the parameters; FSDP and ZeRO from level 2 on
+/// Bytes that a rank reads and writes to add a micro-batch's gradients to those of earlier ones. It trains `trained` weights, of which
+/// `shard` are its own. Autograd adds whole gradients in the type of the parameters; FSDP and ZeRO from level 2 on
 /// add only what a rank keeps of the sum over ranks (DeepSpeed `zero/stage_1_and_2.py`, `independent_gradient_partition_epilogue`,
 /// and `zero/stage3.py`, `partition_grads`; PyTorch `_fsdp_collectives.py`, `foreach_reduce`), unless they reduce once in a step.
 #[must_use]

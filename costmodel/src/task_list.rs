@@ -48,7 +48,7 @@ pub(crate) fn run<'a>(tasks: &'a [Task], slowdown: Slowdown, spent: Option<Spent
 struct List<'a> {
     tasks: &'a [Task],
     streams: Streams,
-    /// Start of each task that was issued, at its latest time.
+    /// Start of each task that was issued; of one that was issued again, the latest start.
     starts: Vec<Picoseconds>,
     /// End of each such task.
     ends: Vec<Picoseconds>,
@@ -95,7 +95,7 @@ impl List<'_> {
                 true => self.before(ran),
                 false => None,
             };
-            // What no message before it fills is its own.
+            // The part of the wait before this message began belongs to the message that it waited for.
             let since = before.map_or(free, |_| self.starts[ran]);
             let time = self.ends[ran].since(since);
             self.streams.owe(time, stream, self.tasks[ran].stream);
@@ -213,8 +213,8 @@ mod tests {
         assert!(near(work.tp, 1.0));
     }
 
-    /// Gathered within a node after it came from other nodes: what compute waits for is divided between both messages, and so is
-    /// what is left at the end.
+    /// Messages that wait for each other, such as a gather within a node of what came from other nodes: the time for which compute waits
+    /// is divided between them, during the pass and at its end.
     #[test]
     fn a_wait_is_divided_between_the_messages_that_fill_it() {
         use Stream::{Compute, Expert, Tensor};

@@ -149,8 +149,7 @@ fn buckets_of_deepspeed_have_a_size_of_their_own() {
 }
 
 /// Autograd adds whole gradients from the second of four micro-batches on, ZeRO-2 and 3 a rank's shard. Clipping reads and writes the
-/// gradients of a rank beside reading them for their norm. A system that keeps its gradients, and of which nothing else is known to add
-/// to them, does neither.
+/// gradients of a rank beside reading them for their norm. The same system without `ReleaseGradients` is priced with neither.
 #[test]
 fn later_micro_batches_add_to_gradients() {
     let more = |runtime: &str, text: &str| {

@@ -143,9 +143,9 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     /// No prediction is over the peak; at a fixed batch more devices are never slower than what the
-    /// added traffic explains, and never more efficient than fewer, but for sums of gradients: twice as many devices add up shards half
-    /// as large half as often. Of a sixteenth of Mixtral, 12 bytes for each weight in each of 31 micro-batches are 0.8% of the step on
-    /// A100s, and half of that on twice as many.
+    /// added traffic explains, and never more efficient than fewer. Only sums of gradients may make them 0.5% more efficient: twice as
+    /// many devices add up shards half as large half as often. On A100s that each hold a sixteenth of Mixtral, 12 bytes for each weight
+    /// in each of 31 micro-batches take 0.8% of the step, and half of that on twice as many.
     #[test]
     fn more_devices_are_faster_and_no_more_efficient(
         model in 0..MODELS.len(),

@@ -303,7 +303,7 @@ fn as_noted(
     if !imported.dialect.has_micro_batch() {
         read.micro_batch = planned.micro_batch;
         read.num_micro_batches = planned.num_micro_batches;
-        // Without FSDP the trainer recomputes.
+        // Without FSDP the file cannot say that layers are recomputed: an argument of the training script does.
         if planned.zero == Zero::Z0 {
             read.recompute = planned.recompute;
         }

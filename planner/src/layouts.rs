@@ -45,7 +45,7 @@ pub struct Layout {
     pub sequence_parallel: bool,
 }
 
-/// The ranks that hold the same states.
+/// Numbers of ranks over which states can be sharded, which decide the ways to shard them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Holders {
     pub(crate) dp: u64,

@@ -23,7 +23,7 @@ pub struct Prediction {
     /// that it may see.
     pub mfu: f64,
     /// MFU by the PaLM convention, which counts attention as if nothing were masked. torchtitan and nanotron log it; present
-    /// Megatron-LM and Megatron Bridge count half of causal attention, which is `mfu`.
+    /// Megatron-LM and Megatron Bridge count half of that for causal attention, as `mfu` does.
     pub mfu_palm: f64,
     /// The dense peak of one rank that both are relative to: that of its device, or of its share of the cores where ranks share
     /// them.

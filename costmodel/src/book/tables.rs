@@ -241,8 +241,8 @@ impl TablePrices {
         });
     }
 
-    /// Adds the sums of gradients over micro-batches where gradients are freed after every step: then the first micro-batch of the next
-    /// one has nothing to add to. Each of its backward passes takes an equal part of the time. (Where gradients stay in a buffer,
+    /// Adds the time to sum gradients over micro-batches, if gradients are freed after every step. Then a step's first micro-batch has
+    /// nothing to add to, and the time of the later ones is spread evenly over all backward passes. (Where gradients stay in a buffer,
     /// every micro-batch adds to it, which is part of a block's price.)
     fn accumulate(&self, traffic: &Traffic<'_>, runs: &[Run], stage: &mut StageWork) {
         let (scenario, strategy) = (traffic.scenario, traffic.strategy);

@@ -21,7 +21,7 @@ fn is_loss(op: &Op) -> bool {
 
 /// Bytes of temporaries of the loss in forward. If the vocabulary is split over `tp` ranks, two tensors of the size of the
 /// logits exist at once: the logits less their maximum, and their exponential (PyTorch `tensor/parallel/loss.py`, `_log_softmax`).
-/// Otherwise one kernel computes it, without temporaries.
+/// A runtime that copies shifted logits has one such tensor: the logits less their maximum. Otherwise nothing of that size is needed.
 pub(super) fn forward(lowering: &Lowering<'_>, trace: &Trace, tp: u64) -> Bytes {
     if lowering.has(Rewrite::CopyShiftedLogits) && !lowering.has(Rewrite::FuseCrossEntropy) {
         let losses = trace.forward.iter().filter(|op| is_loss(op));

@@ -4,7 +4,7 @@
 //! as launches, loads and the last tiles. The first part follows the peaks. The second follows the number of multiprocessors
 //! and their clock. The two differ where a GPU has slower matrix units at the same clock, as GeForce cards and others made
 //! for workstations or for export have: there only the operations take longer, so these GPUs come closer to their peak. An H20
-//! multiplies at 96% of it, an H100 at 81% (docs/kernels.md).
+//! multiplies at 96% of it, an H100 at 81% (best_squares.csv).
 
 use catalog::tables::MeasuredOn;
 use catalog::{Architecture, DType, Device, Seconds};

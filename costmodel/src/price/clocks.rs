@@ -48,14 +48,15 @@ pub(crate) fn clock_factor(device: &Device, table: &MeasuredOn) -> f64 {
     follow(less_power(device, table))
 }
 
-/// How many times less power for its peak a part has than full clocks need; 1 if its power is not known.
+/// How many times less power for its peak a part has than the table's part; 1 if its power is not known. Where the table's part is of
+/// another process, it is compared with the power that full clocks need.
 fn less_power(device: &Device, table: &MeasuredOn) -> f64 {
     let own = device.peak_rate(DType::Bf16).map_or(0.0, |rate| rate.0);
     let Some(watts) = device.power_watts.filter(|&watts| watts > 0.0) else {
         return 1.0;
     };
     match device.architecture {
-        // Workstation and GeForce cards are of another process than A100.
+        // GeForce cards, RTX A6000, A10 and A40 are of another process than A100.
         Architecture::Ampere if SlowerUnits::of(device, table).is_some() => {
             known::AMPERE_RTX_POWER.watts_per_teraflop() * own / 1e12 / watts
         }

@@ -26,9 +26,9 @@ use super::waves::Waves;
 use crate::known::{self, constant};
 
 /// Rate of 8-bit products that a GPU sustains at its power limit, whatever the shape: a fitted share of the best rate in
-/// short benchmarks, at the power limit of the table's GPU; with less power for its peak it is less, with more it is more. Tables are measured in short
-/// runs at boost clocks, and in training larger products are throttled more. Architectures without published training
-/// runs in 8 bits have none.
+/// short benchmarks. A GPU with less power for its peak than the table's sustains less, one with more power sustains more. Tables
+/// are measured in short runs at boost clocks, and in training larger products are throttled more. Architectures without
+/// published training runs in 8 bits have none.
 fn power_cap(device: &Device, part: &MeasuredOn, fitted: &Fitted) -> Option<FlopRate> {
     let best = match device.architecture {
         Architecture::Hopper => known::HOPPER_BEST_8,
@@ -58,7 +58,7 @@ pub(super) struct GemmPrices {
     /// TF32 units these run them (2 on every generation so far), elsewhere its 32-bit units do (8 on V100).
     single: f64,
     sustained: f64,
-    /// The same for the largest products on Ampere.
+    /// Time in long training over that in short benchmarks, of the largest products on Ampere. (`sustained` is that of others.)
     sustained_large: f64,
     cap: Option<FlopRate>,
     table: String,
@@ -78,7 +78,8 @@ struct Scaled {
     log_t: Array3<f64>,
     /// Factor from the table's time to this device's.
     factor: f64,
-    /// What comes before the factor on a device with slower matrix units, and the measured GPU's peak for the grid's type.
+    /// On a device with slower matrix units: how much longer operations and the rest take, apart from `factor`, and the measured
+    /// GPU's peak for the grid's type.
     slower_units: Option<(SlowerUnits, FlopRate)>,
     /// The grid's least sizes along `m` and `n`.
     least: [u64; 2],
@@ -193,7 +194,7 @@ impl GemmPrices {
         }
     }
 
-    /// Time by the device's grid, of kernels that take `longer` times those of the grid, as in a short run.
+    /// Time by the device's grid, if kernels take `longer` times as long as in the short runs that the grid was measured in.
     pub(super) fn tabled(&self, sizes: [u64; 3], dtype: DType, longer: f64) -> Seconds {
         match (dtype, &self.narrow) {
             (DType::F8, Some(narrow)) => narrow.time(sizes, longer),

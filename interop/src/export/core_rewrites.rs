@@ -145,7 +145,7 @@ fn stance(rewrite: Rewrite, job: &Job<'_>, reach: Reach) -> Stance {
     }
 }
 
-/// Whether stages after the first would gather or reduce beside their passes, block by block.
+/// Whether it matters that stages after the first have one bucket each: else they would gather or reduce beside their passes.
 fn whole_stages(job: &Job<'_>) -> bool {
     let d = job.decisions;
     let overlaps = d.overlap.grad_reduce || d.overlap.param_gather;

@@ -29,7 +29,7 @@ pub enum LogSystem {
 
 impl LogSystem {
     /// Whether the TFLOP/s that it logs count attention as if nothing were masked. Of other systems that is not known from a
-    /// log. Megatron-LM counts half of causal attention (`megatron/training/training.py` at d98e8a6,
+    /// log. Megatron-LM counts half of that for causal attention (`megatron/training/training.py` at d98e8a6,
     /// `num_floating_point_operations`), as Megatron Bridge does (`flop_utils.py`); Megatron-Core 0.8 counted all of it.
     #[must_use]
     pub fn counts_masked(self) -> bool {
