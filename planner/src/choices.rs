@@ -9,7 +9,7 @@ use plans::legality::MAX_PASSES;
 use plans::{Decisions, Recompute, StagePartition};
 
 use crate::constraints::{Constraints, prefetch_name, sizes, zero_name};
-use crate::layouts::Holders;
+use crate::holders::Holders;
 
 /// Largest number of virtual stages per rank.
 const MAX_VPP: u64 = 16;

@@ -12,6 +12,7 @@ use plans::decisions::alone;
 
 use crate::choices::{Asked, divisors};
 use crate::constraints::switch_name;
+use crate::holders::Holders;
 use crate::simplicity;
 
 /// Largest number of sequences in a micro-batch.
@@ -43,17 +44,6 @@ pub struct Layout {
     pub cp_kind: CpKind,
     /// Whether activations between tensor-parallel blocks are sharded on sequence.
     pub sequence_parallel: bool,
-}
-
-/// Numbers of ranks over which states can be sharded, which decide the ways to shard them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Holders {
-    pub(crate) dp: u64,
-    pub(crate) cp: u64,
-    /// The greatest common divisor of the data-parallel ranks and the replicas of experts.
-    pub(crate) groups: u64,
-    /// Whether a ZeRO level shards nothing.
-    pub(crate) alone: bool,
 }
 
 impl Layout {

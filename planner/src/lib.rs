@@ -42,6 +42,7 @@ mod contest;
 mod error;
 mod executions;
 pub mod explain;
+mod holders;
 pub mod layouts;
 pub mod legal_values;
 pub mod nearby;

@@ -38,7 +38,8 @@ use crate::chains::Shardings;
 use crate::choices::{ActivationChoice, Asked, PipelineChoice, ShardingChoice};
 use crate::constraints::Constraints;
 use crate::executions::{Allows, ExecutionChoice};
-use crate::layouts::{Holders, Layout, layouts, meshes};
+use crate::holders::Holders;
+use crate::layouts::{Layout, layouts, meshes};
 
 /// Rule against pipelines in which too many micro-batches pass through too many stages.
 const TOO_LONG: &str = "more passes of micro-batches through stages than are simulated";
