@@ -142,7 +142,9 @@ fn the_shares_found_are_those_of_brute_force() {
             let time = found
                 .as_ref()
                 .map_or(f64::INFINITY, |found| found.step_time);
-            assert_eq!(time, best, "{line}: {found:?}");
+            // Steps are added up in picoseconds, and a few of these depend on the order.
+            let alike = time == best || (time / best - 1.0).abs() < 1e-10;
+            assert!(alike, "{line}: {time} {best} {found:?}");
         }
     }
 }
