@@ -90,7 +90,7 @@ pub(crate) enum Part {
 pub(crate) struct Held {
     pub(crate) saved: Vec<f64>,
     pub(crate) own: Vec<u64>,
-    /// Number of outputs of stages.
+    /// Number of outputs that its stages hand to later ones.
     pub(crate) outputs: f64,
     /// The pool in which the rank lies.
     pub(crate) pool: usize,
@@ -223,7 +223,10 @@ impl Held {
         let mut outputs = 0;
         for &(stage, count) in in_flight {
             add(&mut saved, &kept[stage as usize], u64::from(count));
-            outputs += count;
+            // The last stage hands nothing on.
+            if stage as usize + 1 < kept.len() {
+                outputs += count;
+            }
         }
         Self {
             saved: floats(&saved),
