@@ -47,9 +47,9 @@ pub struct OffloadOption {
     /// Whether the device waits for gradients that the host adds to an earlier micro-batch's.
     #[serde(default)]
     pub accumulation_waits: bool,
-    /// Whether the device adds up the gradients of several micro-batches: it copies the sum of earlier ones from the host, adds to it and
-    /// copies it back, in the gradients' own type, on the stream that reduces gradients. After the last micro-batch it copies the sum
-    /// in 32 bits.
+    /// Whether sums of gradients over micro-batches are made on the device, although they lie in host memory. The
+    /// device takes the sum of earlier micro-batches from the host, adds to it and copies it back, in the type of the gradients and on
+    /// the stream that reduces them. After the last micro-batch it copies the sum once more, in 32 bits.
     #[serde(default)]
     pub device_adds_gradients: bool,
     /// Type in which updated parameters come back; `None` for the type of the device's parameters.

@@ -294,8 +294,8 @@ pub enum Rewrite {
     /// Gathered parameters are copied out of the collective's buffer and gradients copied, in the type
     /// of the reduction, into it (FSDP2 `_fsdp_collectives.py`).
     CopyShards,
-    /// FSDP shards an embedding as a unit of its own, which is freed after its forward pass and gathered again for its backward pass,
-    /// unless the head shares its table. Without this, embedding and head belong to the root module, which stays gathered. (torchtitan
+    /// FSDP treats an embedding like a layer: it frees the table after forward and gathers it again for backward. It does so only if
+    /// the head has a table of its own. Without this rewrite embedding and head stay gathered from forward to backward. (torchtitan
     /// 0.2, `models/llama3/infra/parallelize.py`, `apply_fsdp`; accelerate 1.14, `utils/fsdp_utils.py`, `fsdp2_prepare_model`.)
     FreeEmbedding,
     /// ZeRO-3 gathers parameters in the type in which they are stored, not in the type of activations. FSDP does so without a

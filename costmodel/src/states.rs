@@ -313,7 +313,7 @@ pub(crate) fn frees_in_backward(runtime: &Runtime, d: &Decisions) -> bool {
     is_deepspeed(runtime) && d.zero == Zero::Z1 && one_pass && d.overlap.grad_reduce
 }
 
-/// Whether every rank gets all sums of gradients although it updates only a share. ZeRO-3 reduces to shards everywhere.
+/// Whether gradients are all-reduced to every rank although it updates only a share. ZeRO-3 reduces to shards everywhere.
 #[must_use]
 pub(crate) fn all_reduces_for_shards(runtime: &Runtime, zero: Zero) -> bool {
     let shards = matches!(zero, Zero::Z1 | Zero::Z2);

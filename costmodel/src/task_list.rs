@@ -44,15 +44,15 @@ pub(crate) fn run<'a>(tasks: &'a [Task], slowdown: Slowdown, spent: Option<Spent
     list.finish()
 }
 
-/// A list of tasks that is being run, with the results so far.
+/// The state of a run through a list of tasks: when those that were issued so far start and end.
 struct List<'a> {
     tasks: &'a [Task],
     streams: Streams,
-    /// Start of each task that was issued; of one that was issued again, the latest start.
+    /// Start of each task that was issued. A task that was issued twice has its second start.
     starts: Vec<Picoseconds>,
-    /// End of each such task.
+    /// End of each task that was issued.
     ends: Vec<Picoseconds>,
-    /// For every stream, the task that was issued to it last.
+    /// The latest task on every stream, as an index into `tasks`; `None` before a stream's first.
     last: [Option<usize>; STREAMS],
     compute: Picoseconds,
     host: Seconds,

@@ -51,13 +51,13 @@ type Passes = [u64; 2];
 /// Megatron-LM (NVIDIA/Megatron-LM@d98e8a6, `core/tensor_parallel/cross_entropy.py`): forward reads the logits for their maximum,
 /// subtracts it and takes exponentials in place, adds these up, and divides by the sum in place. Backward multiplies in place.
 const OF_MEGATRON: Passes = [8, 2];
-/// PyTorch's log-softmax (`SoftMax.cu`): forward reads the logits for their maximum, for the sum of exponentials and for the
-/// result, which it writes. Backward fills a tensor with the gradient of the chosen log-probabilities, reads that for its sum, and
-/// reads both tensors for the result, which it writes.
+/// PyTorch's log-softmax (`SoftMax.cu`). Forward reads the logits three times: for their maximum, for the sum of their exponentials,
+/// and to write the log-probabilities. Backward writes the gradient of the log-probabilities, reads it for its sum, then reads it
+/// and the log-probabilities to write the gradient of the logits.
 const OF_PYTORCH: Passes = [4, 5];
-/// The same where the vocabulary is split over ranks (PyTorch `tensor/parallel/loss.py`): forward reads for the maximum, subtracts
-/// it, takes exponentials, adds these up, and subtracts the logarithm. Backward fills a tensor with zeros, takes exponentials, adds
-/// both, and multiplies.
+/// PyTorch's loss where the vocabulary is split over ranks (`tensor/parallel/loss.py`), one operator after the other. Forward: the
+/// maximum of the logits, the logits less it, their exponentials, the sum of these, the logits less its logarithm. Backward: a
+/// tensor of zeros, the probabilities, the sum of both tensors, and its product with the gradient of the loss.
 const OF_SPLIT_PYTORCH: Passes = [8, 8];
 /// A loss that is one kernel: forward reads logits; backward reads them and writes the gradient.
 const OF_ONE_KERNEL: Passes = [1, 2];
@@ -210,9 +210,9 @@ mod tests {
         }
     }
 
-    /// Megatron-LM keeps the 32-bit copy of the logits, which becomes probabilities and their gradient; the copy of that to 16 bits is
-    /// the one other tensor. Transformer Engine 2.18 keeps a gradient in 32 bits. linkedin/Liger-Kernel@ead96b61 measured 8 bytes with
-    /// the logits, which its benchmark holds.
+    /// Under Megatron-LM a logit takes 6 bytes at the peak: 4 of its 32-bit copy, which becomes its probability and then its
+    /// gradient, and 2 of that gradient in 16 bits. Under Transformer Engine 2.18 too: 4 of a 32-bit gradient, 2 of its 16-bit copy.
+    /// linkedin/Liger-Kernel@ead96b61 measured 8 for Megatron-LM, of which 2 are the logits themselves.
     #[test]
     fn a_gradient_in_place_needs_no_memory() {
         for (runtime, expected) in [("megatron-core", 6), ("nemo", 6)] {

@@ -25,10 +25,9 @@ use super::ratios::Ratios;
 use super::waves::Waves;
 use crate::known::{self, constant};
 
-/// Rate of 8-bit products that a GPU sustains at its power limit, whatever the shape: a fitted share of the best rate in
-/// short benchmarks. A GPU with less power for its peak than the table's sustains less, one with more power sustains more. Tables
-/// are measured in short runs at boost clocks, and in training larger products are throttled more. Architectures without
-/// published training runs in 8 bits have none.
+/// The highest rate of 8-bit products in training, where the power limit lowers clocks. It is a fitted share of the best rate in
+/// short benchmarks, higher for GPUs with more power for their peak than the table's GPU, lower for those with less. Tables need it
+/// because they come from short runs at boost clocks. `None` for generations without published training runs in 8 bits.
 fn power_cap(device: &Device, part: &MeasuredOn, fitted: &Fitted) -> Option<FlopRate> {
     let best = match device.architecture {
         Architecture::Hopper => known::HOPPER_BEST_8,

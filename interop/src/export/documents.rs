@@ -1,5 +1,6 @@
-//! How targets treat sequences made of documents. Most attend across documents, unless a switch or the user's own script keeps
-//! attention within them; torchtitan masks other documents by itself, and axolotl joins no documents without such a mask.
+//! Packing: how targets train on sequences that hold several documents. In most targets tokens attend to all documents of their
+//! sequence, unless a switch or the user's script masks the others. torchtitan 0.3 always masks them, and axolotl packs only with
+//! such a mask.
 
 use catalog::Packing;
 use catalog::model::{Family, ModelConfig};
@@ -29,7 +30,7 @@ fn masks_documents(dialect: Dialect, model: &ModelConfig) -> bool {
     }
 }
 
-/// The packing that a target takes of this model's documents where it refuses another.
+/// The packing that a target can do, to be advised where it refuses the one that was asked for.
 #[must_use]
 pub fn packing_instead(dialect: Dialect, model: &ModelConfig) -> Packing {
     match dialect == Dialect::Axolotl || masks_documents(dialect, model) {

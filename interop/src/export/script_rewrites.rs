@@ -10,27 +10,27 @@ use super::stance::Stance::{self, Always, Never, Nothing, Yours};
 use super::stance::{can_free_embedding, rings, sends_whole, unmet, unpadded, yours};
 use plans::decisions::Recompute;
 
-/// What a system does by itself with rewrites on which such systems differ.
+/// How one of the systems that run a user's own script treats those rewrites that not all of them treat alike.
 pub(crate) struct System {
-    /// Whether its checkpoints stop early.
+    /// Whether recomputation of a layer stops at the last tensor that backward reads.
     checkpoints: Stance,
-    /// Whether gathered parameters are copied.
+    /// Whether FSDP copies gathered parameters out of the buffer of the all-gather.
     shards: Stance,
-    /// Whether FSDP frees the embedding between its passes.
+    /// Whether FSDP frees the embedding after forward and gathers it again for backward.
     embedding: Stance,
-    /// Whether gradients are copied into buckets.
+    /// Whether gradients are copied into the buckets in which they are reduced.
     flattened: Stance,
-    /// Whether gradients are copied for the step.
+    /// Whether the optimizer step works on a copy of the gradients.
     copied: Stance,
-    /// Whether gradients are added to a buffer that stays.
+    /// Whether gradients are added to a buffer that outlives the step.
     accumulated: Stance,
-    /// Whether every rank gets all sums of gradients.
+    /// Whether gradients are all-reduced, although each rank updates only a shard.
     reduced: Stance,
-    /// Whether the step frees gradients.
+    /// Whether gradients are freed at the end of a step.
     released: Stance,
-    /// Whether modules are gathered one by one.
+    /// Whether ZeRO-3 gathers the parameters of one module after the other.
     visited: Stance,
-    /// Whether updated parameters are gathered within the step.
+    /// Whether updated parameters are gathered within the optimizer step, before the next forward.
     updated: Stance,
 }
 

@@ -28,9 +28,9 @@ pub enum LogSystem {
 }
 
 impl LogSystem {
-    /// Whether the TFLOP/s that it logs count attention as if nothing were masked. Of other systems that is not known from a
-    /// log. Megatron-LM counts half of that for causal attention (`megatron/training/training.py` at d98e8a6,
-    /// `num_floating_point_operations`), as Megatron Bridge does (`flop_utils.py`); Megatron-Core 0.8 counted all of it.
+    /// Whether logged TFLOP/s surely include the masked half of causal attention. `false` means that a log does not tell:
+    /// Megatron-Core 0.8 included it; Megatron-LM (`num_floating_point_operations` in `megatron/training/training.py` at d98e8a6)
+    /// and Megatron Bridge (`flop_utils.py`) leave it out.
     #[must_use]
     pub fn counts_masked(self) -> bool {
         // torchtitan's `get_nparams_and_flops`, nanotron's `get_flops`.
