@@ -1,9 +1,10 @@
 //! Launch scripts: each scheduler's form, and the files that they source.
 
 use catalog::files::Kind;
+use catalog::model::ModelConfig;
 use catalog::{Precision, Workload, WorkloadSizes};
-use interop::export::{Dialect, Launcher, plan_of};
-use interop::import::{Document, Given, import};
+use interop::export::{Dialect, ExportedFile, Launcher, plan_of};
+use interop::import::{Document, Given, Imported, import};
 
 use super::{exported, exported_on, parse, scene};
 
@@ -107,6 +108,26 @@ fn overlap_without_multicast_is_asked_for() {
     }
 }
 
+/// An exported launch script, read with the files beside it, and what it is imported as.
+fn from_script(files: &[ExportedFile], model: &ModelConfig) -> (Document, Imported) {
+    let include = |name: &str| {
+        let name = name.rsplit('/').next()?;
+        let file = files.iter().find(|file| file.name == name)?;
+        Some(file.text.clone())
+    };
+    let script = files.iter().find(|file| file.name == "launch.sh");
+    let text = &script.expect("a script").text;
+    let document = Document::read(text, "launch.sh", None, &include).expect("shell");
+    let given = Given {
+        model,
+        gpus: None,
+        seq_len: None,
+        gpus_per_node: 8,
+    };
+    let imported = import(&document, &given).expect("imports");
+    (document, imported)
+}
+
 /// A launch script that sources its arguments imports like the arguments themselves, devices included.
 #[test]
 fn a_launch_script_imports_with_the_file_it_sources() {
@@ -115,18 +136,8 @@ fn a_launch_script_imports_with_the_file_it_sources() {
     let launcher = Some(Launcher::Torchrun);
     let exported =
         exported(&strategy, &model, &workload, Dialect::MegatronLm, launcher).expect("expressible");
-    let arguments = exported.files[0].text.clone();
-    let include = |name: &str| (name == "megatron_args.sh").then(|| arguments.clone());
-    let document =
-        Document::read(&exported.files[1].text, "launch.sh", None, &include).expect("shell");
+    let (document, imported) = from_script(&exported.files, &model);
     assert_eq!(document.launch.gpus, Some(64));
-    let given = Given {
-        model: &model,
-        gpus: None,
-        seq_len: None,
-        gpus_per_node: 8,
-    };
-    let imported = import(&document, &given).expect("imports");
     let vescale = catalog::load::runtime("vescale").expect("preset");
     let read = imported.decisions.under(&vescale, workload.precision);
     assert_eq!(read.canonical(&model), strategy.canonical(&model));
@@ -148,20 +159,7 @@ fn launch_scripts_import_before_their_program_is_named() {
         let launcher = Some(Launcher::Torchrun);
         let exported = exported(&plan, &model, &workload, dialect, launcher);
         let files = exported.expect("expressible").files;
-        let include = |name: &str| {
-            let name = name.rsplit('/').next()?;
-            let file = files.iter().find(|file| file.name == name)?;
-            Some(file.text.clone())
-        };
-        let script = files.last().expect("a script");
-        let document = Document::read(&script.text, "launch.sh", None, &include).expect("shell");
-        let given = Given {
-            model: &model,
-            gpus: None,
-            seq_len: None,
-            gpus_per_node: 8,
-        };
-        let imported = import(&document, &given).expect("imports");
+        let (document, imported) = from_script(&files, &model);
         let runtime = catalog::load::runtime("fsdp2").expect("preset");
         let read = imported.decisions.under(&runtime, workload.precision);
         let [read, planned] = [&read, plan.decisions()].map(|of| of.canonical(&model));
