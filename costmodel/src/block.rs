@@ -249,7 +249,11 @@ fn backward(slowdown: Slowdown, priced: &PricedBlock) -> Backward {
 }
 
 fn run(slowdown: Slowdown, priced: &PricedBlock, pass: &[Launch]) -> Work {
-    task_list::run(&tasks(priced, pass), slowdown, None)
+    let mut work = task_list::run(&tasks(priced, pass), slowdown, None);
+    for launch in issued(pass) {
+        work.card += priced.kernels[launch.kernel].card * (1.0 / launch.parts as f64);
+    }
+    work
 }
 
 /// Time that the host takes to issue a pass of layers that are captured in CUDA graphs.

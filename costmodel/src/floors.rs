@@ -296,6 +296,8 @@ mod tests {
                 stays_gathered: false,
                 reduce: Seconds(0.0),
                 copies: Copies::default(),
+                forward_card: Seconds(0.0),
+                backward_card: Seconds(0.0),
             }
         };
         StageWork {

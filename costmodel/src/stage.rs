@@ -126,6 +126,10 @@ pub struct LayerTraffic {
     pub reduce: Seconds,
     /// Times of the copies of one block between device and host.
     pub copies: Copies,
+    /// Time for which a forward pass of one block occupies the network card, if gathers use that card too.
+    pub forward_card: Seconds,
+    /// Time for which a backward pass of one block occupies the network card, if gathers or reductions use that card too.
+    pub backward_card: Seconds,
 }
 
 /// Time and memory of one action of a stage.

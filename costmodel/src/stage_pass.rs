@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use catalog::Bytes;
+use catalog::{Bytes, Seconds};
 use plans::ActionKind;
 use plans::legality::MAX_AHEAD;
 
@@ -44,7 +44,8 @@ pub(crate) struct StagePass {
     activations: ActivationCopies,
 }
 
-/// A row of `count` equal blocks. The times are those of one block.
+/// A row of `count` equal blocks. The times are those of one block; gather and reduction are as long as they take while the card also
+/// carries the messages of a pass ([`beside`]).
 #[derive(Debug)]
 struct Row {
     count: u64,
@@ -74,7 +75,9 @@ impl StagePass {
         let forward = kind == ActionKind::F;
         let [gathers, reduces] = [stage.traffic.gathers(kind), stage.traffic.reduces(kind)];
         let nothing = [gathers, reduces] == [When::Never; 2] && stage.activations.is_none();
-        let row = |row: &LayerTraffic| Row::new(row, forward, duration);
+        let beside_kernels = |when| when != When::Never && !stage.traffic.whole;
+        let sends = [gathers, reduces].map(beside_kernels);
+        let row = |row: &LayerTraffic| Row::new(row, forward, duration, sends);
         let rows = stage.layers.iter();
         let mut pass = Self {
             duration,
@@ -256,21 +259,25 @@ impl Reduction {
 }
 
 impl Row {
-    fn new(row: &LayerTraffic, forward: bool, duration: Picoseconds) -> Self {
-        let share = match forward {
-            true => row.forward_share,
-            false => row.backward_share,
+    /// The row in a pass that lasts `duration`. Whether its gathers and its reductions run beside kernels is in `sends`.
+    fn new(row: &LayerTraffic, forward: bool, duration: Picoseconds, sends: [bool; 2]) -> Self {
+        let (share, card) = match forward {
+            true => (row.forward_share, row.forward_card),
+            false => (row.backward_share, row.backward_card),
         };
         let (gather, from_host) = match row.stays_gathered && !forward {
-            true => (Picoseconds::ZERO, Picoseconds::ZERO),
-            false => (row.gather.into(), row.copies.from_host.into()),
+            true => (Seconds(0.0), Picoseconds::ZERO),
+            false => (row.gather, row.copies.from_host.into()),
         };
+        let kernels = duration.share(share);
+        let sent = gather * f64::from(sends[0]) + row.reduce * f64::from(sends[1]);
+        let longer = beside(sent, kernels.into(), card);
         Self {
             count: row.count,
             first_layer: row.first_layer,
-            kernels: duration.share(share),
-            gather,
-            reduce: row.reduce.into(),
+            kernels,
+            gather: (gather * longer).into(),
+            reduce: (row.reduce * longer).into(),
             to_host: row.copies.to_host,
             from_host,
             waits_for_copy: row.copies.from_host > row.gather,
@@ -312,17 +319,29 @@ impl Row {
     }
 }
 
+/// The factor, at least 1, by which data-parallel messages of a block take longer because a network card that is busy for `card` while
+/// the block's kernels run for `kernels` carries `messages` too. Messages of the pass go first, which no later message can make up
+/// for: together they take as long as the card needs for both.
+fn beside(messages: Seconds, kernels: Seconds, card: Seconds) -> f64 {
+    if card.0 <= 0.0 || messages.0 <= 0.0 {
+        return 1.0;
+    }
+    let free = (kernels - card).max(Seconds(0.0));
+    // Messages that are over before the kernels are meet a part of the pass's messages only.
+    1.0 + (card.0 / messages.0).min(card.0 / free.0)
+}
+
 #[cfg(test)]
 mod tests {
-    use catalog::Seconds;
 
     use super::*;
     use crate::offload::Copies;
     use crate::streams::Slowdown;
 
     /// Three blocks, each with kernels of 2 s in each pass, a gather of 1 s and a reduction of 1 s. Kernels beside them are slowed to
-    /// two thirds of their speed. The times at which kernels and messages of a pass end.
-    fn ends(whole: bool, kind: ActionKind) -> [f64; 2] {
+    /// two thirds of their speed, and messages of each block use the card for `card`. The times at which kernels and messages of a
+    /// pass end.
+    fn ends(whole: bool, kind: ActionKind, card: Seconds) -> [f64; 2] {
         let share = 1.0 / 3.0;
         let row = LayerTraffic {
             count: 3,
@@ -333,6 +352,8 @@ mod tests {
             stays_gathered: false,
             reduce: Seconds(1.0),
             copies: Copies::default(),
+            forward_card: card,
+            backward_card: card,
         };
         let stage = StageWork {
             layers: vec![row],
@@ -349,12 +370,29 @@ mod tests {
         [Stream::Compute, Stream::Data].map(|stream| Seconds::from(streams.free(stream)).0)
     }
 
+    const NONE: Seconds = Seconds(0.0);
+
+    #[test]
+    fn a_card_carries_the_messages_of_a_pass_before_others() {
+        // A gather runs beside 2 s of kernels, of which the card is busy for 1 s: it takes 2 s instead of 1 s.
+        assert_eq!(ends(false, ActionKind::F, Seconds(1.0))[1], 6.0);
+        // So do reductions, the last of which nothing hides.
+        assert_eq!(ends(false, ActionKind::B, Seconds(1.0))[1], 10.0);
+        // Messages that come all at once meet no other ones.
+        assert_eq!(ends(true, ActionKind::B, Seconds(1.0)), [6.0, 9.0]);
+        let beside = |messages, card| beside(Seconds(messages), Seconds(2.0), Seconds(card));
+        assert_eq!(
+            [beside(0.5, 1.5), beside(4.0, 1.5), beside(4.0, 2.0)],
+            [4.0, 1.375, 1.5]
+        );
+    }
+
     #[test]
     fn nothing_hides_the_messages_of_a_stage_with_one_bucket() {
         // The third gather is issued after the first kernel, so only one gather slows that kernel.
-        assert_eq!(ends(false, ActionKind::F), [7.5, 3.0]);
-        assert_eq!(ends(true, ActionKind::F), [9.0, 3.0]);
-        assert_eq!(ends(false, ActionKind::B), [7.0, 8.0]);
-        assert_eq!(ends(true, ActionKind::B), [6.0, 9.0]);
+        assert_eq!(ends(false, ActionKind::F, NONE), [7.5, 3.0]);
+        assert_eq!(ends(true, ActionKind::F, NONE), [9.0, 3.0]);
+        assert_eq!(ends(false, ActionKind::B, NONE), [7.0, 8.0]);
+        assert_eq!(ends(true, ActionKind::B, NONE), [6.0, 9.0]);
     }
 }

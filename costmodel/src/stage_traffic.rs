@@ -112,6 +112,8 @@ pub(crate) fn add_layers(
     // `_lazy_init`).
     let is_fsdp = states::is_fsdp(&traffic.scenario.runtime);
     let frees_embedding = states::frees_embedding(traffic.scenario);
+    let [gathers, reductions] =
+        (traffic.parallel.uses_cards(traffic.scenario.domain())).map(|used| f64::from(used));
     let mut layers = 0;
     stage.layers.reserve(runs.len());
     for run in runs {
@@ -137,6 +139,8 @@ pub(crate) fn add_layers(
             stays_gathered: is_fsdp && !is_freed,
             reduce,
             copies,
+            forward_card: run.cost.forward.card * gathers,
+            backward_card: (run.cost.recompute.card + run.cost.backward.whole.card) * reductions,
         });
     }
     let saved = runs.iter().filter(|run| run.on_host);

@@ -167,6 +167,7 @@ impl List<'_> {
             ep: exposed(Stream::Expert),
             dp: exposed(Stream::Data),
             host: self.host,
+            ..Work::default()
         }
     }
 }

@@ -76,6 +76,13 @@ impl DataParallel {
         self.replicate.size
     }
 
+    /// Whether gathers use network cards, and whether reductions do: some of their ranks are in different scale-up domains.
+    pub(crate) fn uses_cards(&self, domain: Domain) -> [bool; 2] {
+        let [gathers, sums] = [&[self.dense, self.expert][..], &[self.replicate]]
+            .map(|groups| groups.iter().any(|group| group.lies_across(domain)));
+        [gathers, gathers || sums]
+    }
+
     /// The factor, at least 1, by which kernels take longer while gradients or parameters are sent. NCCL takes one multiprocessor for
     /// each channel. A group that spans nodes has two channels for every network card that it uses (NVIDIA/nccl@5067397,
     /// `graph/connect.cc`), so the factor grows with the group's ranks in a node. Assumed: each of these ranks uses a card of its own,

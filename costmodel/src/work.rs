@@ -19,6 +19,9 @@ pub struct Work {
     pub dp: Seconds,
     /// Time that the host takes to issue kernels and collectives; it runs in parallel to the device.
     pub host: Seconds,
+    /// Time for which the rank's network card is busy with messages of tensor, context and expert parallelism. It runs in parallel to
+    /// the device.
+    pub card: Seconds,
 }
 
 impl Work {

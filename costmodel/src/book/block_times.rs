@@ -37,6 +37,7 @@ impl Timed<'_> {
             priced.part = None;
             if self.is_of_dispatch(kernel) {
                 priced.time = self.time(kernel);
+                priced.card = self.card(kernel);
                 priced.host = self.host(kernel, false);
                 priced.graphed = self.host(kernel, true);
             }
@@ -55,6 +56,7 @@ impl Timed<'_> {
                 part: None,
                 host: self.host(kernel, false),
                 graphed: self.host(kernel, true),
+                card: self.card(kernel),
                 spread: self.spread(kernel.kind),
             })
             .collect();
@@ -413,12 +415,33 @@ impl Timed<'_> {
     fn collective_time(&self, collective: Collective) -> Seconds {
         let group = self.group(collective.axis);
         let bytes = Bytes(collective.bytes);
-        let steps = match collective.kind {
-            // The price is of one step of the ring.
-            CollectiveKind::RingExchange => group.size - 1,
-            _ => 1,
+        let time = self.prices.collective(collective.kind, bytes, group);
+        time * steps(collective.kind, group) as f64
+    }
+
+    /// Time for which a kernel occupies the network card; none if it is no message. Without a dispatcher messages to experts
+    /// have no size, so that they count as none.
+    fn card(&self, kernel: &Kernel) -> Seconds {
+        let KernelKind::Comm(collective) = kernel.kind else {
+            return Seconds(0.0);
         };
-        self.prices.collective(collective.kind, bytes, group) * steps as f64
+        let group = self.group(collective.axis);
+        let (kind, bytes) = match collective.axis {
+            Axis::Ep | Axis::Etp => match self.of.key.execution.dispatcher {
+                Some(dispatcher) => self.message(dispatcher, kernel, collective),
+                None => return Seconds(0.0),
+            },
+            _ => (collective.kind, Bytes(collective.bytes)),
+        };
+        self.prices.on_card(kind, bytes, group) * steps(kind, group) as f64
+    }
+}
+
+/// Number of times that a message of the price of one is sent: a ring exchange is priced by the step.
+fn steps(kind: CollectiveKind, group: Group) -> u64 {
+    match kind {
+        CollectiveKind::RingExchange => group.size - 1,
+        _ => 1,
     }
 }
 

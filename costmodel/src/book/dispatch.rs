@@ -119,7 +119,7 @@ impl Timed<'_> {
     }
 
     /// The message that a dispatcher sends in place of a traced collective of experts: its kind of collective, and its bytes.
-    fn message(
+    pub(super) fn message(
         &self,
         dispatcher: Dispatcher,
         kernel: &Kernel,

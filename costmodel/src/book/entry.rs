@@ -118,6 +118,8 @@ pub(crate) struct PricedKernel {
     pub(crate) host: Seconds,
     /// The same if layers are captured in CUDA graphs.
     pub(crate) graphed: Seconds,
+    /// Time for which it occupies the rank's network card; none if it is a kernel.
+    pub(crate) card: Seconds,
     /// How its time differs between micro-batches.
     pub(crate) spread: Spread,
 }

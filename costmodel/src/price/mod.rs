@@ -157,6 +157,13 @@ impl TablePrices {
         time.max(self.roofline.collective(kind, bytes, group))
     }
 
+    /// Time for which a collective occupies the network card of each of its ranks; at most its whole time.
+    #[must_use]
+    pub fn on_card(&self, kind: CollectiveKind, bytes: Bytes, group: Group) -> Seconds {
+        let time = self.network.on_card(kind, bytes, group) * self.learned.network;
+        time.min(self.collective(kind, bytes, group))
+    }
+
     /// The constants that these prices rest on, with their evidence.
     pub(crate) fn constants(&self) -> Vec<UsedConstant> {
         let mut used = self.gemm.provenance();

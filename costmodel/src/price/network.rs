@@ -107,6 +107,25 @@ impl NetworkPrices {
         self.across(op, bytes, ranks, together) * ratio
     }
 
+    /// Time for which a collective occupies the network card of each of its ranks; none if all ranks share a scale-up domain.
+    pub(super) fn on_card(&self, kind: CollectiveKind, bytes: Bytes, group: Group) -> Seconds {
+        if group.size <= 1 || !group.lies_across(self.placed) {
+            return Seconds(0.0);
+        }
+        let (ranks, together) = (group.size, group.ranks_per_domain(self.placed));
+        let card = self.far * known::CARD_SHARE.factor();
+        let sent = match operation(kind) {
+            None => bytes.as_f64(),
+            // Every rank sends by its own card to all ranks of other domains.
+            Some(CollectiveOp::AllToAll) => {
+                bytes.as_f64() * (ranks - together) as f64 / ranks as f64
+            }
+            // The ranks of a domain share what crosses its boundary.
+            Some(op) => bytes.as_f64() * bus(op, ranks) / together as f64,
+        };
+        Seconds(sent / card)
+    }
+
     /// Time across domains with `together` of the ranks in each, by the fastest algorithm that the cluster has.
     fn across(&self, op: CollectiveOp, bytes: Bytes, ranks: u64, together: u64) -> Seconds {
         // A rank that is alone in its domain has no links inside it.
