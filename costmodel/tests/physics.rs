@@ -297,6 +297,23 @@ proptest! {
         }
     }
 
+    /// A window leaves keys out, whichever part of a sequence a rank has.
+    #[test]
+    fn a_window_makes_no_attention_slower(
+        name in 0..CLUSTERS.len(),
+        shapes in many((attention(), 0u32..5, 0..KERNELS.len(), any::<bool>())),
+    ) {
+        let prices = tables(&cluster(CLUSTERS[name], [1.0; 5]));
+        for (shape, ranks, kernel, backward) in shapes {
+            let q_len = (shape.q_len >> ranks).max(1);
+            let [with, without] = [shape.window, None].map(|window| {
+                let shape = AttentionShape { q_len, window, ..shape };
+                prices.attention(&shape, KERNELS[kernel], DType::Bf16, backward).0
+            });
+            prop_assert!(with * ROUNDING <= without, "{shape:?}, {q_len} queries: {with}, {without} without");
+        }
+    }
+
     #[test]
     fn no_message_beats_its_wire(
         name in 0..CLUSTERS.len(),

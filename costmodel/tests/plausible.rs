@@ -204,3 +204,59 @@ fn messages_between_stages_hide_only_where_the_runtime_does_not_wait_for_them() 
     let hidden = exposed("vescale", "tp1 pp8 dp4 mbs1 recompute=full 1f1b");
     assert!(hidden < switched_on / 3.0, "{hidden}, {switched_on}");
 }
+
+/// The step time of two layers of Mistral's widths with this window, on eight H100.
+fn windowed(window: &str, seq_len: u64, runtime: &str, strategy: &str) -> f64 {
+    let json = format!(
+        r#"{{"model_type": "mistral", "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,
+            "intermediate_size": 14336, "num_hidden_layers": 2, "vocab_size": 512, "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 32768, "sliding_window": {window}}}"#
+    );
+    let scenario = Scenario {
+        model: catalog::hf::decode(&json, "test", "mistral").expect("a model"),
+        cluster: catalog::load::cluster("dgx-h100").expect("preset"),
+        runtime: catalog::load::runtime(runtime).expect("preset"),
+        workload: Workload::new(catalog::WorkloadSizes {
+            gpus: 8,
+            seq_len,
+            global_batch: 8,
+            precision: Precision::Bf16,
+        })
+        .expect("a workload"),
+        headroom: 0.0,
+    };
+    let plan = plans::grammar::parse(
+        strategy,
+        &scenario.model,
+        &scenario.workload,
+        &scenario.runtime,
+    );
+    let costs = CostModel::new(scenario).expect("priced");
+    costs
+        .predict(&plan.expect(strategy))
+        .expect("priced")
+        .step_time
+        .0
+}
+
+/// A window makes no step slower, also where context parallelism divides the sequence.
+#[test]
+fn a_window_makes_no_step_slower() {
+    for (runtime, strategy) in [
+        ("megatron-core", "zero=1"),
+        ("megatron-core", "cp=4,cp_kind=all_gather,recompute=full"),
+        ("megatron-core", "cp=2,cp_kind=all_to_all"),
+        ("vescale-cuda", "cp=4,cp_kind=ring"),
+    ] {
+        for seq_len in [1024, 4096, 5120, 6144, 8192, 12_288, 32_768] {
+            let [with, without] =
+                ["4096", "null"].map(|window| windowed(window, seq_len, runtime, strategy));
+            // Where kernels are short, the time of a step is the host's.
+            let long = seq_len > 16_384;
+            assert!(
+                with <= without && (with < without || !long),
+                "{runtime}, {strategy}, {seq_len} tokens: {with} s with a window, {without} s without"
+            );
+        }
+    }
+}

@@ -12,7 +12,7 @@ use crate::issue::Order;
 use crate::known;
 use crate::launches::Launch;
 use crate::lower::{FusedAttention, Kernel, KernelKind, Lowered, casts, recomputed};
-use crate::price::{MemoryKind, TablePrices};
+use crate::price::{MemoryKind, TablePrices, windows};
 use crate::spread::Spread;
 use crate::states::Elements;
 
@@ -355,8 +355,8 @@ impl Timed<'_> {
         self.over(FusedAttention { shape, ..attention }) * (documents / batch as f64)
     }
 
-    /// Time of core attention over whole sequences. Ring attention runs one kernel per block of keys that arrives; other
-    /// kinds run a single kernel.
+    /// Time of core attention over whole sequences. Ring attention runs one kernel per block of keys that arrives, and a window
+    /// leaves out a part of their work; other kinds run a single kernel.
     fn over(&self, attention: FusedAttention) -> Seconds {
         let FusedAttention {
             mut shape,
@@ -367,11 +367,14 @@ impl Timed<'_> {
             CpKind::Ring => self.of.key.layout.cp,
             CpKind::AllGather | CpKind::AllToAll => 1,
         };
+        let mut kernels = blocks as f64;
         if blocks > 1 {
+            kernels *= windows::share(&shape);
             shape.kv_len = (shape.kv_len / blocks).max(1);
+            shape.window = None;
         }
         let dtype = self.precision().activation();
-        self.prices.attention(&shape, kernel, dtype, backward) * blocks as f64
+        self.prices.attention(&shape, kernel, dtype, backward) * kernels
     }
 
     pub(super) fn group(&self, axis: Axis) -> Group {

@@ -1,15 +1,17 @@
 //! Fused attention: the rate achieved, by kernel generation, sequence length and head dimension.
 //!
 //! FLOPs forward: `2 · b · h · s_q · s_kv · (d_qk + d_v)`, half of that when causal; backward 2.5
-//! times forward (Dao 2023, §4.1). With a sliding window `s_kv` is the window. The charts are of 16-bit
-//! kernels; a kernel that takes 32 bits (PyTorch's memory-efficient attention, our own) is taken to reach the same
-//! share of the device's 32-bit peak. If a profile of the cluster's own GPUs measured a library's causal attention, its
+//! times forward (Dao 2023, §4.1). A window leaves a share of these (`windows`): attention with a window takes as long as causal
+//! attention over fewer keys, so few that a query sees as many of them on average.
+//!
+//! The charts are of 16-bit kernels; a kernel that takes 32 bits (PyTorch's memory-efficient attention, our own) is taken to reach the
+//! same share of the device's 32-bit peak. If a profile of the cluster's own GPUs measured a library's causal attention, its
 //! times correct the charts' (`ratios`).
 
 use catalog::attention_charts::{AttentionChart, FIRST_LENGTH, attention_charts};
 use catalog::runtime::AttentionKernel;
 use catalog::tables::MeasuredOn;
-use catalog::{Architecture, DType, Device, Fitted, FlopRate, Origin, Seconds, Window, elementary};
+use catalog::{Architecture, DType, Device, Fitted, FlopRate, Origin, Seconds, elementary};
 use dtensor::AttentionShape;
 use plans::UsedConstant;
 
@@ -17,6 +19,7 @@ use super::borrowed::SlowerUnits;
 use super::clocks::{clock_factor, sustained, throttled};
 use super::measured::{self, OfGpus};
 use super::ratios::Ratios;
+use super::windows;
 use crate::known::{self, constant};
 
 /// Head dimensions: up to the first, a kernel runs at the charts' rate for narrow heads, from the second on at their
@@ -118,22 +121,29 @@ impl AttentionPrices {
         backward: bool,
     ) -> Seconds {
         let wide = dtype == DType::F32;
-        let plain = !wide && s.causal && s.window.is_none_or(|w| w.tokens() >= s.kv_len);
+        let windowed = s.window.is_some_and(|w| w.tokens() < s.kv_len);
+        let plain = !wide && s.causal && !windowed;
         let sizes = [s.batch * s.heads, s.q_len, s.kv_len, s.qk_dim];
         let ratio = match kernel == NEWEST && plain {
             true => self.ratios[usize::from(backward)].at(sizes),
             false => None,
         };
-        self.charted(s, kernel, backward) * ratio.unwrap_or(if wide { self.single } else { 1.0 })
+        let factor = ratio.unwrap_or(if wide { self.single } else { 1.0 });
+        let time = self.charted(s, kernel, backward) * factor;
+        if !windowed {
+            return time;
+        }
+        // Measured attention corrects the charts without windows only. A window leaves keys out, so it costs no more than none.
+        let whole = AttentionShape { window: None, ..*s };
+        time.min(self.price(&whole, kernel, dtype, backward))
     }
 
     fn charted(&self, s: &AttentionShape, kernel: AttentionKernel, backward: bool) -> Seconds {
         let (rates, factor) = self.rates(kernel);
-        let seen = s.window.map_or(s.kv_len, |w| w.tokens().min(s.kv_len));
-        // Whole sequences and chunks are triangles of queries and keys, sliding windows bands.
-        let band = matches!(s.window, Some(Window::Sliding(w)) if w < s.kv_len);
-        let half = if s.causal && !band { 0.5 } else { 1.0 };
-        let tokens = s.batch as f64 * s.heads as f64 * s.q_len as f64 * seen as f64;
+        // Keys of a causal sequence in which a query sees as many, half of them on average.
+        let keys = s.kv_len as f64 * windows::share(s);
+        let half = if s.causal { 0.5 } else { 1.0 };
+        let tokens = s.batch as f64 * s.heads as f64 * s.q_len as f64 * keys;
         let forward = 2.0 * tokens * (s.qk_dim + s.v_dim) as f64 * half;
         let again = known::ATTENTION_BACKWARD.factor();
         let flops = if backward { again * forward } else { forward };
@@ -149,7 +159,7 @@ impl AttentionPrices {
             let beyond = (s.qk_dim as f64 - narrow) / (wide - narrow);
             rates.narrow + (1.0 - rates.narrow) * beyond.clamp(-1.0, 1.0)
         };
-        let rate = at_length(table, seen) * factor * width;
+        let rate = at_length(table, keys) * factor * width;
         let sustained = if rates.boost { self.sustained } else { 1.0 };
         let time = match self.slower_units {
             Some((units, peak)) => {
@@ -193,8 +203,8 @@ impl AttentionPrices {
 
 /// The rate at a key length, interpolated between the chart's lengths in their logarithm: beyond
 /// the longest it stays, below the shortest it falls with the length, to a tenth at least.
-fn at_length(table: &[f64; 7], length: u64) -> f64 {
-    let position = elementary::log2(length.max(1) as f64 / FIRST_LENGTH as f64);
+fn at_length(table: &[f64; 7], length: f64) -> f64 {
+    let position = elementary::log2(length.max(1.0) / FIRST_LENGTH as f64);
     if position <= 0.0 {
         return table[0] * elementary::exp2(position).max(known::SHORTEST_ATTENTION.factor());
     }

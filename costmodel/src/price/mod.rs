@@ -14,6 +14,7 @@ mod profile;
 mod ratios;
 mod roofline;
 mod waves;
+pub(crate) mod windows;
 
 use catalog::calibration::TimeFactors;
 use catalog::fitted;
@@ -338,6 +339,37 @@ mod tests {
                     .each_ref()
                     .map(|p| p.attention(&shape, kernel, DType::Bf16, backward));
                 assert_ratio(of, wanted, &format!("{library} {shape:?} {kernel:?}"));
+            }
+        }
+    }
+
+    /// cuDNN's own benchmark of windows of 128 tokens, in milliseconds (NVIDIA/cudnn-frontend@b514eea and @93a91a9,
+    /// `benchmark/attention_training/results/gpt_oss`). The charts are of heads twice as wide without windows.
+    #[test]
+    fn narrow_windows_take_about_what_cudnn_measures() {
+        let shape = AttentionShape {
+            batch: 2,
+            heads: 128,
+            kv_heads: 128,
+            q_len: 8192,
+            kv_len: 8192,
+            qk_dim: 64,
+            v_dim: 64,
+            causal: true,
+            window: Some(catalog::Window::Sliding(128)),
+        };
+        for (name, [forward, backward]) in [
+            ("dgx-h200", [0.518, 1.826]),
+            ("gb200-nvl72", [0.416, 0.900]),
+            ("a100-pcie-node", [1.807, 5.027]),
+        ] {
+            let cluster = catalog::load::cluster(name).expect("a preset");
+            let prices = TablePrices::new(&cluster, 64, &Fitted::default()).expect("prices");
+            for (of_backward, measured) in [(false, forward), (true, backward)] {
+                let kernel = AttentionKernel::CudnnOrFlash3;
+                let time = prices.attention(&shape, kernel, DType::Bf16, of_backward);
+                let ratio = time.0 * 1e3 / measured;
+                assert!((0.65..1.5).contains(&ratio), "{name}: {ratio}");
             }
         }
     }
