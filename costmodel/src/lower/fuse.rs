@@ -15,6 +15,7 @@ use super::elementary_rope;
 use super::expert_operators::{self, Apart};
 use super::kernel::{Chain, FusedAttention, Kernel, KernelKind, Lowered, traffic};
 use super::lowering::{Lowering, has_loss};
+use super::masked;
 use super::norm_copies;
 use super::rearranged;
 use super::softmax;
@@ -34,7 +35,8 @@ pub(super) fn kernels(lowering: &Lowering<'_>, trace: &Trace, ops: &[AnyOp<'_>])
         if fused_attention && run[0].is_core_attention() {
             let kernel = attention(lowering, trace, run);
             let beside = context::beside_attention(lowering, trace, &kernel);
-            kernels.extend([Some(kernel), beside].into_iter().flatten());
+            let of_mask = masked::beside_attention(lowering, trace, &run[0], &kernel);
+            kernels.extend([Some(kernel), beside, of_mask].into_iter().flatten());
         } else if run.len() > 1 || run[0].cost().is_pointwise() {
             let kernel = pointwise(lowering, trace, run, &readers);
             let with_cast = |kernel| norm_copies::with_cast(lowering, trace, &run[0], kernel);
@@ -260,7 +262,7 @@ fn attention(lowering: &Lowering<'_>, trace: &Trace, run: &[AnyOp<'_>]) -> Kerne
         tensors.dedup();
     }
     let kind = KernelKind::Attention(FusedAttention {
-        shape,
+        shape: masked::computed(lowering, shape),
         kernel: lowering.attention_kernel(trace, of),
         backward,
     });

@@ -3,7 +3,8 @@
 use catalog::runtime::{AttentionKernel, Rewrite};
 use catalog::{Axis, DType, Dispatcher, Fp8Recipe, RecomputeModule, Runtime, Selection};
 use dtensor::{
-    AnyOp, CollectiveKind, CostClass, Expert, Operator, Product, Site, TensorId, Token, Trace,
+    AnyOp, AttentionShape, CollectiveKind, CostClass, Expert, Operator, Product, Site, TensorId,
+    Token, Trace,
 };
 use plans::Recompute;
 
@@ -59,6 +60,13 @@ impl<'a> Lowering<'a> {
             | AttentionKernel::CudnnElseTwoPass
             | AttentionKernel::Sdpa => true,
         }
+    }
+
+    /// Whether a kernel of attention gets the window as a mask of all queries and keys, from which it cannot tell what to leave out.
+    #[must_use]
+    pub(super) fn masks_window(&self, shape: AttentionShape) -> bool {
+        self.runtime.attention == AttentionKernel::Sdpa
+            && shape.window.is_some_and(|w| w.tokens() <= shape.kv_len)
     }
 
     /// The kernel that runs the core attention with index `of` among those of the trace.

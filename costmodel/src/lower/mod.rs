@@ -18,6 +18,7 @@ mod gated;
 mod kernel;
 mod loss;
 mod lowering;
+mod masked;
 mod memory;
 mod modules;
 mod norm_copies;

@@ -19,6 +19,7 @@ use super::elementary_norm;
 use super::gated;
 use super::loss;
 use super::lowering::Lowering;
+use super::masked;
 use super::modules;
 use super::norm_copies;
 use super::sums;
@@ -163,6 +164,8 @@ fn kept_undivided<'t>(
     saved.extend(eight_bit(trace, quantised));
     if fused_keeps {
         saved.extend(log_sum_exp(trace));
+        let of_mask = |op| masked::kept(lowering, trace, op);
+        saved.extend(of_operators(trace, ".mask", of_mask));
     }
     saved.extend(beside_the_trace(lowering, trace, recompute));
     saved

@@ -1,0 +1,141 @@
+//! Attention with a window by PyTorch's `scaled_dot_product_attention`, whose caller has to pass the window as a mask.
+//!
+//! The function has no argument for a window. So Transformers makes a boolean mask of all queries and keys as soon as a sequence is as
+//! long as the window (Transformers 5.24, `masking_utils.py`, `_ignore_causal_mask_sdpa`), and `is_causal` is off. Then:
+//! - The kernel computes all pairs, also those that the mask hides. It is cuDNN's or the memory-efficient one, as FlashAttention takes
+//!   no mask (PyTorch 2.15, `sdp_utils.cpp`, `check_for_attn_mask`).
+//! - Kernels that take a mask get no groups of query heads: keys and values are copied for every query head, and the copies are kept for
+//!   backward (`integrations/sdpa_attention.py`, `use_gqa_in_sdpa` and `repeat_kv`).
+//! - Every call makes numbers in the type of the queries from the mask and keeps them for backward (PyTorch 2.15,
+//!   `transformers/attention.cpp`, `convert_boolean_attn_mask`; `tools/autograd/derivatives.yaml`, `attn_bias`).
+//!
+//! The boolean mask itself, which all layers share, is not counted.
+
+use catalog::Bytes;
+use dtensor::{AnyOp, AttentionPiece, AttentionShape, Op, Operator, Pass, Trace};
+
+use super::kernel::{Chain, Kernel};
+use super::lowering::Lowering;
+
+/// The sizes of attention as its kernel computes it.
+pub(super) fn computed(lowering: &Lowering<'_>, shape: AttentionShape) -> AttentionShape {
+    if !lowering.masks_window(shape) {
+        return shape;
+    }
+    AttentionShape {
+        kv_heads: shape.heads,
+        causal: false,
+        window: None,
+        ..shape
+    }
+}
+
+/// A kernel that stands for all that makes the mask and the copies of keys and values before this attention kernel, or that adds up the
+/// gradients of the copies; `None` if the attention takes no mask. `op` is the attention's first operator.
+pub(super) fn beside_attention(
+    lowering: &Lowering<'_>,
+    trace: &Trace,
+    op: &AnyOp<'_>,
+    attention: &Kernel,
+) -> Option<Kernel> {
+    let Operator::Attention(of) = op.operator else {
+        return None;
+    };
+    let shape = of.shape;
+    let size = trace.tensor(op.inputs[0]).dtype.size();
+    if !lowering.masks_window(shape) {
+        return None;
+    }
+    let copies = match shape.heads > shape.kv_heads {
+        // Both are read and written.
+        true => Chain {
+            bytes: Bytes(pairs(shape, shape.heads + shape.kv_heads) * size),
+            launches: 2,
+        },
+        false => Chain::default(),
+    };
+    // One operator inverts the mask, a byte for each pair, and another makes numbers of it.
+    let numbers = Chain {
+        bytes: Bytes(entries(shape) * (3 + size)),
+        launches: 2,
+    };
+    let chain = match attention.pass {
+        Pass::Forward => [copies, numbers].into_iter().sum(),
+        _ => copies,
+    };
+    (chain.launches > 0).then(|| attention.beside(chain))
+}
+
+/// Bytes that attention with a mask keeps for backward in addition to its inputs: the mask as numbers, and copies of keys and values
+/// for the other query heads. `None` for other operators and without a mask.
+pub(super) fn kept(lowering: &Lowering<'_>, trace: &Trace, op: &Op) -> Option<Bytes> {
+    let Operator::Attention(of) = op.operator else {
+        return None;
+    };
+    let first = of.piece == AttentionPiece::Scores;
+    (first && lowering.masks_window(of.shape)).then(|| {
+        let size = trace.tensor(op.inputs[0]).dtype.size();
+        let copies = pairs(of.shape, of.shape.heads - of.shape.kv_heads);
+        Bytes((entries(of.shape) + copies) * size)
+    })
+}
+
+/// Entries of the mask, which all heads share.
+fn entries(shape: AttentionShape) -> u64 {
+    shape.batch * shape.q_len * shape.kv_len
+}
+
+/// Numbers of the keys and values of so many heads.
+fn pairs(shape: AttentionShape, heads: u64) -> u64 {
+    shape.batch * shape.kv_len * heads * (shape.qk_dim + shape.v_dim)
+}
+
+#[cfg(test)]
+mod tests {
+    use catalog::DType;
+    use models::BlockLayout;
+    use plans::Recompute;
+
+    use super::*;
+    use crate::lower::KernelKind;
+    use crate::lower::testing::{self, KEYS, TOKENS, layer, lowered, model};
+
+    /// Keys that a query's kernel computes on average, and the bytes kept for the mask, for a layer whose window is `window`.
+    fn attended(runtime: &str, window: &str) -> (u64, u64) {
+        let model = model("mistral", &format!(r#", "sliding_window": {window}"#));
+        let trace = layer(&model, &BlockLayout::alone(1, TOKENS, DType::Bf16));
+        let runtime = testing::runtime(runtime);
+        let kernels = lowered(&runtime, &trace).forward;
+        let shape = kernels.iter().find_map(|kernel| match kernel.kind {
+            KernelKind::Attention(of) => Some(of.shape),
+            _ => None,
+        });
+        let shape = shape.expect("fused attention");
+        let keys = match (shape.causal, shape.window) {
+            (false, _) => TOKENS,
+            (true, window) => window.map_or(TOKENS, |w| w.tokens().min(TOKENS)) / 2,
+        };
+        let saved = Lowering::new(&runtime, runtime.fp8_recipe).saved(&trace, Recompute::None);
+        let mask = saved.iter().filter(|(name, _)| name.ends_with(".mask"));
+        (keys, mask.map(|(_, bytes)| bytes.0).sum())
+    }
+
+    #[test]
+    fn pytorch_computes_all_pairs_of_a_masked_window() {
+        // The mask has 2 bytes for each pair. Keys and values of the other two of four heads are copied.
+        let mask = 2 * TOKENS * TOKENS + 2 * TOKENS * 2 * KEYS;
+        for (runtime, window, expected) in [
+            ("hf-trainer", "16", (TOKENS, mask)),
+            ("hf-deepspeed", "32", (TOKENS, mask)),
+            ("generic-eager", "16", (TOKENS, mask)),
+            ("hf-trainer", "33", (TOKENS / 2, 0)),
+            ("hf-trainer", "null", (TOKENS / 2, 0)),
+            ("megatron-core", "16", (TOKENS / 4, 0)),
+            ("torchtitan-2026", "16", (TOKENS / 4, 0)),
+            ("generic-fused", "16", (TOKENS / 4, 0)),
+        ] {
+            let found = attended(runtime, window);
+            assert_eq!(found, expected, "a window of {window} under {runtime}");
+        }
+    }
+}
