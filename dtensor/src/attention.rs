@@ -51,14 +51,12 @@ impl Trace {
         let pieces = self.attentions[of];
         let scores = &self.forward[pieces.scores];
         let shape = scores.attention()?.shape;
-        let rule = pieces.rule;
-        let plain = rule.cap.is_none() && rule.sinks.is_none() && rule.alibi.is_none();
         let q = self.tensor(scores.inputs[0]);
         let whole = shape.causal && shape.q_len == shape.kv_len && q.shape[1] == q.global[1];
         let (multiple, most) = HEAD;
         let fits = |dim: u64| dim.is_multiple_of(multiple) && dim <= most;
         let window = shape.window.filter(|w| w.tokens() < shape.kv_len);
-        let takes = plain
+        let takes = pieces.rule.is_plain()
             && whole
             && !matches!(window, Some(Window::Chunk(_)))
             && q.dtype == DType::Bf16

@@ -48,7 +48,9 @@ impl<'a> Lowering<'a> {
     /// Whether attention runs in one kernel. cuDNN and FlashAttention 3, which runtimes with
     /// `cudnn_or_flash3` call by name, take 16-bit tensors only: in 32 bits these run two products and
     /// a softmax (Transformer Engine's unfused attention). The others' calls find a kernel for 32 bits:
-    /// PyTorch's `scaled_dot_product_attention` its memory-efficient one.
+    /// PyTorch's `scaled_dot_product_attention` its memory-efficient one. That function takes no sinks and
+    /// no soft cap, so models with either run PyTorch's operators, as do models with ALiBi (Transformers 5.24:
+    /// `_supports_sdpa` is false in `modeling_gpt_oss.py` and `modeling_gemma2.py`, and not set for BLOOM and MPT).
     #[must_use]
     pub fn fuses_attention(&self, trace: &Trace) -> bool {
         match self.runtime.attention {
@@ -57,8 +59,8 @@ impl<'a> Lowering<'a> {
             AttentionKernel::Flash1
             | AttentionKernel::Flash2
             | AttentionKernel::Flash2TwoPass
-            | AttentionKernel::CudnnElseTwoPass
-            | AttentionKernel::Sdpa => true,
+            | AttentionKernel::CudnnElseTwoPass => true,
+            AttentionKernel::Sdpa => trace.attentions.iter().all(|of| of.rule.is_plain()),
         }
     }
 

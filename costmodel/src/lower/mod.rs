@@ -113,6 +113,22 @@ mod tests {
     }
 
     #[test]
+    fn pytorch_fuses_no_attention_with_sinks_caps_or_slopes() {
+        for (model, runtime, fused) in [
+            ("gpt-oss-20b", "hf-trainer", false),
+            ("gpt-oss-20b", "hf-deepspeed", false),
+            ("gpt-oss-20b", "megatron-core", true),
+            ("gpt-oss-20b", "torchtitan-2026", true),
+            ("gemma2-9b", "hf-trainer", false),
+            ("gemma2-9b", "generic-fused", true),
+            ("bloom-7b1", "hf-deepspeed", false),
+        ] {
+            let found = !kernels(model, runtime, DType::Bf16).is_empty();
+            assert_eq!(found, fused, "{model} {runtime}");
+        }
+    }
+
+    #[test]
     fn attention_in_32_bits_runs_where_a_kernel_takes_it() {
         use AttentionKernel::{Flash1, Flash2};
         for (runtime, in_32_bits) in [

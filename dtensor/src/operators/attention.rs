@@ -132,6 +132,12 @@ fn splits_queries(tape: &Tape<'_>, scores: &DTensor, keys: &DTensor) -> bool {
 }
 
 impl SoftmaxRule {
+    /// Whether it does no more than scale the scores, so that fused kernels of all libraries compute it.
+    #[must_use]
+    pub fn is_plain(&self) -> bool {
+        self.cap.is_none() && self.sinks.is_none() && self.alibi.is_none()
+    }
+
     /// The ALiBi slope of a head, by which its scores fall per token of distance (Press et al. 2022, §3): powers of
     /// `2^(−8/n)` for `n` heads, a power of two; any further heads take every other power for `2n` heads.
     #[must_use]
