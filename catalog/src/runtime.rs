@@ -358,6 +358,10 @@ pub enum Rewrite {
     /// One kernel computes all experts' matrix products with instructions that Ampere already has, not with Hopper's faster
     /// ones (our own executor, `grouped.cu`).
     PortableExperts,
+    /// Norms and gate around a recurrence are not part of its kernels: gate and norm of its output are two kernels, and queries and
+    /// keys of the gated delta rule are normed before they are copied for every value head. Each of the two keeps a tensor more
+    /// (Megatron-Core `ssm/mamba_mixer.py`, `ssm/gated_delta_net/common.py`).
+    SplitRecurrence,
     /// The optimizer is one kernel over all tensors.
     FusedOptimizer,
     /// The optimizer step launches separate kernels for every parameter tensor: to clip its gradient, to update it, and to clear
@@ -472,6 +476,7 @@ impl Rewrite {
         Self::KeepRowIndices,
         Self::LaunchExpertsApart,
         Self::WeightActivations,
+        Self::SplitRecurrence,
         Self::PadVocabulary,
         Self::PortableExperts,
         Self::FusedOptimizer,

@@ -26,6 +26,7 @@ pub(crate) mod rearranged;
 mod recomputed;
 mod saved;
 mod softmax;
+mod split_recurrence;
 mod sums;
 mod tensor_set;
 #[cfg(test)]

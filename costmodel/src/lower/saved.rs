@@ -22,6 +22,7 @@ use super::lowering::Lowering;
 use super::masked;
 use super::modules;
 use super::norm_copies;
+use super::split_recurrence;
 use super::sums;
 use super::tensor_set::TensorSet;
 
@@ -183,14 +184,17 @@ fn beside_the_trace<'t>(
         autocast::kept_by_norm(lowering, trace, op, &mut seen)
             .or_else(|| elementary_norm::kept(lowering, trace, op, &mut seen))
     };
-    let is_again = move |op: &Op| op.outputs.iter().any(|output| again.contains(output));
-    let gates = move |op| gated::kept(lowering, trace, op).filter(|_| !is_again(op));
+    let is_once = move |op: &Op| !op.outputs.iter().any(|output| again.contains(output));
+    let is_once_too = is_once.clone();
+    let gates = move |op| gated::kept(lowering, trace, op).filter(|_| is_once(op));
+    let apart = move |op| split_recurrence::kept(lowering, trace, op).filter(|_| is_once_too(op));
     let factors = |op| elementary_gelu::kept(lowering, trace, op);
     let copies = |op| norm_copies::kept(lowering, trace, op);
     let losses = |op| loss::kept(lowering, trace, op);
     let run_again = recompute == Recompute::SelectiveOps;
     let pointwise = of_operators(trace, " in 32 bits", wide)
         .chain(of_operators(trace, ".gate", gates))
+        .chain(of_operators(trace, ".apart", apart))
         .filter(move |_| !run_again);
     of_operators(trace, LOG_PROBABILITIES, losses)
         .chain(of_operators(trace, ".factors", factors))

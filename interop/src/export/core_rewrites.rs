@@ -175,6 +175,9 @@ fn states(rewrite: Rewrite, job: &Job<'_>) -> Stance {
             )
         }
         Rewrite::KeepQuantisedWeights if fp8(job) => Written,
+        Rewrite::SplitRecurrence if job.model.hybrid.is_some() => {
+            Always("norms and gate around a recurrence have kernels of their own")
+        }
         Rewrite::KeepStageOutput if d.pp > 1 => Never("it frees the stage's output"),
         Rewrite::ScatterGatherTransfer if sends_whole(job) => Never("whole activations are sent"),
         Rewrite::EarlyStopRecompute if recomputes(job) => {

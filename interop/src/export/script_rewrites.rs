@@ -73,6 +73,7 @@ fn stance(system: &System, rewrite: Rewrite, job: &Job<'_>) -> Stance {
             Never("every pipeline stage gathers and reduces block by block")
         }
         Rewrite::PadVocabulary if unpadded(job) => Yours,
+        Rewrite::SplitRecurrence if job.model.hybrid.is_some() => Yours,
         Rewrite::RingInPytorch if rings(job) => Yours,
         Rewrite::RearrangeSequences if d.sequence_parallel => Yours,
         // The choice of saved operators is fixed: plans that need another are refused.

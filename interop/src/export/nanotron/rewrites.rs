@@ -102,8 +102,8 @@ fn states(rewrite: Rewrite, job: &Job<'_>) -> Stance {
         | Rewrite::KeepAttentionProjections
         | Rewrite::KeepOutputProjection
         | Rewrite::KeepSelected => Nothing,
-        // The export refuses plans whose `cp_kind` is not `all_gather`, so none has a ring.
-        Rewrite::RingInPytorch => Nothing,
+        // The export refuses plans whose `cp_kind` is not `all_gather`, so none has a ring. It refuses hybrid models too.
+        Rewrite::RingInPytorch | Rewrite::SplitRecurrence => Nothing,
         Rewrite::RearrangeSequences if d.sequence_parallel => {
             Never("the sequence is the first dimension of activations")
         }

@@ -114,8 +114,8 @@ fn states(rewrite: Rewrite, job: &Job<'_>) -> Stance {
         Rewrite::FreeEmbedding if can_free_embedding(job) => {
             Always("the embedding is freed after its forward pass")
         }
-        // The export refuses plans whose `cp_kind` is not `all_gather`, so none has a ring.
-        Rewrite::RingInPytorch => Nothing,
+        // The export refuses plans whose `cp_kind` is not `all_gather`, so none has a ring. It refuses hybrid models too.
+        Rewrite::RingInPytorch | Rewrite::SplitRecurrence => Nothing,
         Rewrite::RearrangeSequences if d.sequence_parallel => {
             Always("the batch is the first dimension of activations")
         }
