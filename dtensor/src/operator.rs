@@ -104,7 +104,9 @@ pub enum Site {
     Router,
     /// Either of the two narrow layers of an adapter.
     Adapter,
-    /// Elsewhere: the head, a prediction module's projection, the gate of a shared expert.
+    /// The head's product with the vocabulary's table, of the model or of a prediction module.
+    Vocabulary,
+    /// Elsewhere: a prediction module's projection, the gate of a shared expert.
     Other,
 }
 

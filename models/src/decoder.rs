@@ -308,7 +308,7 @@ impl Block<'_, '_, '_> {
         };
         let shape = [model.vocab, model.hidden];
         let w = self.weight(&format!("/{name}.weight"), &shape);
-        let logits = self.tape.linear(n.head, &x, &w, Site::Other)?;
+        let logits = self.tape.linear(n.head, &x, &w, Site::Vocabulary)?;
         let logits = if model.head_bias {
             let b = self.weight(&format!("/{}.bias", n.head), &[model.vocab]);
             self.tape.bias(n.head, &logits, &b)

@@ -1,4 +1,4 @@
-//! Saved activations of a GPT layer equal Korthikanti et al. 2022, table 2, term by term.
+//! Saved activations of a GPT layer equal Korthikanti et al. 2022, table 2, term by term; which products run in 8 bits.
 
 use std::collections::BTreeMap;
 
@@ -150,4 +150,21 @@ fn matrix_flops_equal_the_closed_form() {
     let forward = 24 * B * S * h * h + 4 * B * S * S * h;
     assert_eq!(trace.forward_ops().map(flops).sum::<u64>(), forward);
     assert_eq!(trace.backward_ops().map(flops).sum::<u64>(), 2 * forward);
+}
+
+#[test]
+fn router_and_head_of_a_prediction_module_multiply_in_16_bits() {
+    let model = catalog::load::model("deepseek-v3").expect("a preset");
+    let layout = BlockLayout {
+        eight_bits: true,
+        ..BlockLayout::alone(1, 32, DType::Bf16)
+    };
+    let trace = trace_block(&model, BlockClass::Mtp, &layout).expect("traces");
+    let wide = trace.forward.iter().filter_map(|op| match op.operator {
+        Operator::Product(of @ Product::Matmul(..)) if !trace.is_eight_bit(of) => {
+            Some(op.scope.as_str())
+        }
+        _ => None,
+    });
+    assert_eq!(wide.collect::<Vec<_>>(), ["mlp.gate", "lm_head"]);
 }

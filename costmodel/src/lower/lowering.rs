@@ -111,6 +111,7 @@ impl<'a> Lowering<'a> {
             | Site::FeedForwardOutput
             | Site::Router
             | Site::Adapter
+            | Site::Vocabulary
             | Site::Other => false,
         };
         kept_by_another

@@ -485,6 +485,7 @@ pub(super) fn selected_products(lowering: &Lowering<'_>, trace: &Trace) -> FxHas
         | Site::FeedForwardOutput
         | Site::Router
         | Site::Adapter
+        | Site::Vocabulary
         | Site::Other => false,
     };
     products

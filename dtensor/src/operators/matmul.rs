@@ -155,11 +155,13 @@ impl Product {
 impl Trace {
     /// Whether a product runs in FP8: a linear layer whose sizes allow it. The router never does: it chooses experts
     /// by small differences. Nor do adapters: Megatron-Bridge makes them of Megatron-Core's own linear layers, not of
-    /// Transformer Engine's (`peft/utils.py` at 067f987, `ParallelLinearAdapter`).
+    /// Transformer Engine's (`peft/utils.py` at 067f987, `ParallelLinearAdapter`). Nor does a head, of the model or of a prediction
+    /// module: Megatron-Core runs it outside the context of 8 bits (`multi_token_prediction.py`, `process_mtp_loss`).
     #[must_use]
     pub fn is_eight_bit(&self, product: Product) -> bool {
         match product {
-            Product::Matmul(_, Site::Router | Site::Adapter) | Product::GroupedMatmul(..) => false,
+            Product::Matmul(_, Site::Router | Site::Adapter | Site::Vocabulary)
+            | Product::GroupedMatmul(..) => false,
             Product::Matmul(Gemm { m, n, k }, _) => {
                 let fits = |size: u64| size.is_multiple_of(EIGHT_BIT_MULTIPLE);
                 self.eight_bits && [m, n, k].into_iter().all(fits)
