@@ -10,7 +10,8 @@ use super::chunked_loss::Head;
 use super::kernel::{Kernel, Lowered};
 use super::loss;
 use super::lowering::Lowering;
-use super::saved::{SavedTensor, kept, kept_by_loss, weight_half_bytes};
+use super::saved::{kept, kept_by_loss, weight_half_bytes};
+use super::saved_tensor::SavedTensor;
 use super::tensor_set::TensorSet;
 
 /// Memory of a block for one micro-batch.

@@ -6,6 +6,7 @@
 mod autocast;
 mod autocast_operators;
 pub(crate) mod casts;
+mod checkpoint;
 mod chunked_loss;
 mod compiled_casts;
 mod context;
@@ -25,6 +26,7 @@ mod norm_copies;
 pub(crate) mod rearranged;
 mod recomputed;
 mod saved;
+mod saved_tensor;
 mod softmax;
 mod split_recurrence;
 mod sums;

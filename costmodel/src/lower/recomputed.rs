@@ -5,6 +5,7 @@ use catalog::runtime::Rewrite;
 use dtensor::{CollectiveKind, Trace};
 use plans::Recompute;
 
+use super::checkpoint;
 use super::kernel::{Kernel, KernelKind, Lowered};
 use super::lowering::Lowering;
 use super::modules;
@@ -54,20 +55,21 @@ pub fn recomputed(
             }
         },
     };
+    let covered = checkpoint::covered(trace);
     let end = if lowering.has(Rewrite::EarlyStopRecompute) {
-        last_needed(lowering, trace, lowered)
+        last_needed(lowering, trace, lowered, covered)
     } else {
         lowered.forward.len()
     };
-    let again = |kernel: &Kernel| chosen(kernel) || of_norm(kernel);
+    let again = |kernel: &Kernel| kernel.op < covered && chosen(kernel) || of_norm(kernel);
     (0..end).filter(|&i| again(&lowered.forward[i])).collect()
 }
 
-/// Number of forward kernels up to and including the last one whose result backward needs. A recomputation that stops early
-/// leaves out all kernels after that one.
-fn last_needed(lowering: &Lowering<'_>, trace: &Trace, lowered: &Lowered) -> usize {
+/// Number of forward kernels up to and including the last one whose result the backward pass of the first `covered` operators
+/// needs. A recomputation that stops early leaves out all kernels after that one.
+fn last_needed(lowering: &Lowering<'_>, trace: &Trace, lowered: &Lowered, covered: usize) -> usize {
     let saved = |op| saved_by(lowering, trace, op, Recompute::None);
-    let saved = trace.forward.iter().flat_map(saved);
+    let saved = trace.forward[..covered].iter().flat_map(saved);
     let read = TensorSet::of(trace, saved.map(|id| trace.tensor(id).storage));
     lowered
         .forward

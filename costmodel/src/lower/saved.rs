@@ -3,16 +3,19 @@
 //! The trace says what each operator's backward reads. A runtime keeps a tensor as it is, keeps a
 //! cheaper one it can be rebuilt from, or runs the operators again.
 
+use std::ops::Range;
+
 use catalog::runtime::Rewrite;
 use catalog::{Bytes, DType};
 use dtensor::{
-    CollectiveKind, CostClass, Exchange, Expert, Moves, Op, Operator, Pass, Pointwise, Product,
-    Recurrent, Site, TensorId, TensorRole, Trace,
+    AttentionPieces, CollectiveKind, CostClass, Exchange, Expert, Moves, Op, Operator, Pass,
+    Pointwise, Product, Recurrent, Site, TensorId, TensorRole, Trace,
 };
 use plans::Recompute;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::autocast;
+use super::checkpoint;
 use super::chunked_loss::Head;
 use super::elementary_gelu;
 use super::elementary_norm;
@@ -22,50 +25,13 @@ use super::lowering::Lowering;
 use super::masked;
 use super::modules;
 use super::norm_copies;
+use super::saved_tensor::SavedTensor;
 use super::split_recurrence;
 use super::sums;
 use super::tensor_set::TensorSet;
 
 /// End of the name of a loss's log-probabilities; its scope comes before.
 const LOG_PROBABILITIES: &str = ".log_probabilities";
-
-/// A tensor kept for backward.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct SavedTensor<'t> {
-    pub(super) name: SavedName<'t>,
-    /// Size of the tensor on one rank.
-    pub(super) bytes: Bytes,
-    /// Whether the weight half of a split backward still needs it.
-    pub(super) for_weight: bool,
-    /// The traced tensor; `None` if only the runtime's kernels make it.
-    pub(super) storage: Option<TensorId>,
-}
-
-impl<'t> SavedTensor<'t> {
-    /// A tensor that only the runtime's kernels make. No gradient of a weight needs it.
-    fn beside(of: &'t str, ending: &'static str, bytes: Bytes) -> Self {
-        Self {
-            name: SavedName { of, ending },
-            bytes,
-            for_weight: false,
-            storage: None,
-        }
-    }
-}
-
-/// Name of a tensor, with its scope; written out only where it is shown.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct SavedName<'t> {
-    of: &'t str,
-    /// What follows the name of the traced tensor or operator.
-    ending: &'static str,
-}
-
-impl std::fmt::Display for SavedName<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}{}", self.of, self.ending)
-    }
-}
 
 /// Tensors kept for backward under a recompute mode (under `Full` only the block's input).
 pub(super) fn kept<'t>(
@@ -112,14 +78,36 @@ fn is_of_loss(head: &Head<'_>, saved: &SavedTensor<'_>) -> bool {
 }
 
 /// Tensors kept for backward where head and loss run over all tokens at once. [`kept`] changes this list if they run in chunks.
+/// What checkpoints do not cover keeps what it keeps without recomputation.
 fn kept_undivided<'t>(
     lowering: &Lowering<'_>,
     trace: &'t Trace,
     recompute: Recompute,
 ) -> Vec<SavedTensor<'t>> {
-    if recompute.of_first_and_others()[0] == Recompute::Full {
-        return inputs(lowering, trace);
+    let all = trace.forward.len();
+    let covered = match recompute {
+        Recompute::None => all,
+        _ => checkpoint::covered(trace),
+    };
+    let mut saved = match recompute.of_first_and_others()[0] {
+        Recompute::Full => inputs(lowering, trace),
+        _ => kept_of(lowering, trace, recompute, 0..covered),
+    };
+    if covered < all {
+        let known: FxHashSet<_> = saved.iter().filter_map(|of| of.storage).collect();
+        let after = kept_of(lowering, trace, Recompute::None, covered..all).into_iter();
+        saved.extend(after.filter(|of| of.storage.is_none_or(|storage| !known.contains(&storage))));
     }
+    saved
+}
+
+/// Tensors that the forward operators with indices in `part` keep for backward.
+fn kept_of<'t>(
+    lowering: &Lowering<'_>,
+    trace: &'t Trace,
+    recompute: Recompute,
+    part: Range<usize>,
+) -> Vec<SavedTensor<'t>> {
     let for_weight = weight_operands(trace);
     let selected = selected_products(lowering, trace);
     let row_indices = row_indices(lowering, trace);
@@ -139,7 +127,7 @@ fn kept_undivided<'t>(
         }
     };
     let mut quantised: Vec<TensorId> = Vec::new();
-    for Read { source, of, narrow } in reads(lowering, trace, recompute, &selected) {
+    for Read { source, of, narrow } in reads(lowering, trace, recompute, (&selected, &part)) {
         if narrow {
             quantised.push(trace.tensor(source).storage);
         } else {
@@ -150,7 +138,7 @@ fn kept_undivided<'t>(
         && !lowering.selects_attention(recompute)
         && !reruns_attention(lowering, recompute);
     if fused_keeps {
-        for output in outputs_kept_by_attention(lowering, trace) {
+        for output in outputs_kept_by_attention(lowering, trace, &part) {
             keep(output, for_weight.contains(trace.tensor(output).storage));
         }
     }
@@ -164,19 +152,21 @@ fn kept_undivided<'t>(
     }
     saved.extend(eight_bit(trace, quantised));
     if fused_keeps {
-        saved.extend(log_sum_exp(trace));
+        saved.extend(log_sum_exp(trace, &part));
         let of_mask = |op| masked::kept(lowering, trace, op);
-        saved.extend(of_operators(trace, ".mask", of_mask));
+        let ops = &trace.forward[part.clone()];
+        saved.extend(of_operators(ops, ".mask", of_mask));
     }
-    saved.extend(beside_the_trace(lowering, trace, recompute));
+    saved.extend(beside_the_trace(lowering, trace, recompute, &part));
     saved
 }
 
-/// What the runtime's kernels keep for backward although the trace has no such tensor.
+/// What the runtime's kernels for the operators in `part` keep for backward although the trace has no such tensor.
 fn beside_the_trace<'t>(
     lowering: &Lowering<'_>,
     trace: &'t Trace,
     recompute: Recompute,
+    part: &Range<usize>,
 ) -> impl Iterator<Item = SavedTensor<'t>> {
     let mut seen = TensorSet::new(trace);
     let again = modules::selected(lowering, trace, recompute);
@@ -192,14 +182,15 @@ fn beside_the_trace<'t>(
     let copies = |op| norm_copies::kept(lowering, trace, op);
     let losses = |op| loss::kept(lowering, trace, op);
     let run_again = recompute == Recompute::SelectiveOps;
-    let pointwise = of_operators(trace, " in 32 bits", wide)
-        .chain(of_operators(trace, ".gate", gates))
-        .chain(of_operators(trace, ".apart", apart))
+    let ops = &trace.forward[part.clone()];
+    let pointwise = of_operators(ops, " in 32 bits", wide)
+        .chain(of_operators(ops, ".gate", gates))
+        .chain(of_operators(ops, ".apart", apart))
         .filter(move |_| !run_again);
-    of_operators(trace, LOG_PROBABILITIES, losses)
-        .chain(of_operators(trace, ".factors", factors))
+    of_operators(ops, LOG_PROBABILITIES, losses)
+        .chain(of_operators(ops, ".factors", factors))
         .chain(pointwise)
-        .chain(of_operators(trace, ".copy", copies))
+        .chain(of_operators(ops, ".copy", copies))
 }
 
 /// A tensor that backward needs.
@@ -212,21 +203,21 @@ struct Read {
     narrow: bool,
 }
 
-/// The tensors that backward needs, with what is kept for them.
+/// The tensors that backward of the operators in `part` needs, with what is kept for them.
 fn reads(
     lowering: &Lowering<'_>,
     trace: &Trace,
     recompute: Recompute,
-    selected: &FxHashSet<TensorId>,
+    (selected, part): (&FxHashSet<TensorId>, &Range<usize>),
 ) -> Vec<Read> {
-    let producers = producers(trace);
+    let producers = producers(trace, part);
     let again = modules::selected(lowering, trace, recompute);
     let sums = match reruns_pointwise(lowering, recompute) {
         true => sums::kept_instead_of_terms(trace, &producers),
         false => FxHashSet::default(),
     };
     let mut reads = Vec::new();
-    for op in &trace.forward {
+    for op in &trace.forward[part.clone()] {
         let narrow = lowering.keeps_quantised(trace, op.operator);
         for of in saved_by(lowering, trace, op, recompute) {
             let whole = trace.tensor(of).storage;
@@ -271,15 +262,15 @@ fn keeps_gathered(
         && producers[op.inputs[0].0 as usize].is_some_and(gathers)
 }
 
-/// Tensors that the trace does not have, one for each forward operator for which `bytes` gives a size. Each has the operator's name
+/// Tensors that the trace does not have, one for each of `ops` for which `bytes` gives a size. Each has the operator's name
 /// with this ending.
 fn of_operators<'t>(
-    trace: &'t Trace,
+    ops: &'t [Op],
     ending: &'static str,
     mut bytes: impl FnMut(&'t Op) -> Option<Bytes>,
 ) -> impl Iterator<Item = SavedTensor<'t>> {
     let of_op = move |op: &'t Op| Some(SavedTensor::beside(&op.scope, ending, bytes(op)?));
-    trace.forward.iter().filter_map(of_op)
+    ops.iter().filter_map(of_op)
 }
 
 /// Drops views of tensors that are kept themselves: a view takes no memory of its own.
@@ -471,7 +462,8 @@ fn rebuilt(
 /// Outputs of products that recomputation selected by operator keeps: every second one (torchtitan), or the projections
 /// around attention (MaxText).
 pub(super) fn selected_products(lowering: &Lowering<'_>, trace: &Trace) -> FxHashSet<TensorId> {
-    let products = trace.forward.iter().filter_map(|op| match op.operator {
+    let covered = trace.forward[..checkpoint::covered(trace)].iter();
+    let products = covered.filter_map(|op| match op.operator {
         Operator::Product(product) => Some((product, op.outputs[0])),
         _ => None,
     });
@@ -499,6 +491,7 @@ pub(super) fn selected_products(lowering: &Lowering<'_>, trace: &Trace) -> FxHas
 fn outputs_kept_by_attention<'t>(
     lowering: &Lowering<'_>,
     trace: &'t Trace,
+    part: &Range<usize>,
 ) -> impl Iterator<Item = TensorId> + 't {
     let kept_otherwise = |op: &Op| match op.operator {
         Operator::Exchange(e) => e.collective.kind != CollectiveKind::AllToAll,
@@ -513,19 +506,25 @@ fn outputs_kept_by_attention<'t>(
         };
         !trace.forward.iter().filter(reads).all(kept_otherwise)
     };
-    let contexts = trace.attentions.iter();
-    let outputs = contexts.map(|pieces| trace.forward[pieces.context].outputs[0]);
+    let contexts = trace.attentions.iter().map(|pieces| pieces.context);
+    let contexts = contexts.filter(|context| part.contains(context));
+    let outputs = contexts.map(|context| trace.forward[context].outputs[0]);
     outputs.filter(of_attention).collect::<Vec<_>>().into_iter()
 }
 
 /// The statistics that a fused attention kernel keeps: one 32-bit log-sum-exp per head and query.
-fn log_sum_exp(trace: &Trace) -> impl Iterator<Item = SavedTensor<'_>> {
-    trace.attentions.iter().filter_map(|pieces| {
-        let op = &trace.forward[pieces.scores];
-        let s = op.attention()?.shape;
-        let bytes = Bytes(s.batch * s.heads * s.q_len * DType::F32.size());
-        Some(SavedTensor::beside(&op.scope, ".log_sum_exp", bytes))
-    })
+fn log_sum_exp<'t>(trace: &'t Trace, part: &Range<usize>) -> impl Iterator<Item = SavedTensor<'t>> {
+    let of_part = |pieces: &&AttentionPieces| part.contains(&pieces.scores);
+    trace
+        .attentions
+        .iter()
+        .filter(of_part)
+        .filter_map(|pieces| {
+            let op = &trace.forward[pieces.scores];
+            let s = op.attention()?.shape;
+            let bytes = Bytes(s.batch * s.heads * s.q_len * DType::F32.size());
+            Some(SavedTensor::beside(&op.scope, ".log_sum_exp", bytes))
+        })
 }
 
 fn inputs<'t>(lowering: &Lowering<'_>, trace: &'t Trace) -> Vec<SavedTensor<'t>> {
@@ -540,10 +539,13 @@ fn inputs<'t>(lowering: &Lowering<'_>, trace: &'t Trace) -> Vec<SavedTensor<'t>>
         .collect()
 }
 
-/// For every tensor, the index of the forward operator that makes it.
-fn producers(trace: &Trace) -> Vec<Option<usize>> {
+/// For every tensor, the index of the forward operator of `part` that makes it.
+fn producers(trace: &Trace, part: &Range<usize>) -> Vec<Option<usize>> {
     let mut producers = vec![None; trace.tensors.len()];
     for (index, op) in trace.forward.iter().enumerate() {
+        if !part.contains(&index) {
+            continue;
+        }
         for &output in &op.outputs {
             producers[output.0 as usize] = Some(index);
         }
