@@ -11,6 +11,7 @@ use crate::dtype::Precision;
 use crate::fp8_recipe::Fp8Recipe;
 use crate::offload::OffloadOption;
 use crate::parallelism::{AxisOrder, CpKind, Overlap, ScheduleKind, Zero};
+use crate::prediction_modules::PredictionModules;
 use crate::prefetch::PrefetchOption;
 use crate::provenance::Sourced;
 use crate::selection::Selection;
@@ -82,6 +83,8 @@ pub struct RuntimeSpace {
     pub sink_cp_kinds: Vec<CpKind>,
     /// Kinds of context parallelism under which attention can be limited to a sliding window.
     pub window_cp_kinds: Vec<CpKind>,
+    /// What it does with a model's prediction modules.
+    pub prediction_modules: PredictionModules,
     /// Mesh axis orders.
     pub axis_orders: Vec<AxisOrder>,
     /// Whether pipeline parallelism must be the last axis unless experts have as many data-parallel

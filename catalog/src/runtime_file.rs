@@ -10,6 +10,7 @@ use crate::dtype::Precision;
 use crate::fp8_recipe::Fp8Recipe;
 use crate::offload::OffloadOption;
 use crate::parallelism::{AxisOrder, CpKind, Overlap, ScheduleKind, Zero};
+use crate::prediction_modules::PredictionModules;
 use crate::prefetch::PrefetchOption;
 use crate::provenance::Sourced;
 use crate::runtime::{
@@ -92,6 +93,7 @@ pub struct SpaceFile {
     one_message_at_a_time: Option<bool>,
     sink_cp_kinds: Option<Vec<CpKind>>,
     window_cp_kinds: Option<Vec<CpKind>>,
+    prediction_modules: Option<PredictionModules>,
     axis_orders: Option<Vec<AxisOrder>>,
     inner_pipeline_needs_equal_dp: Option<bool>,
     recompute: Option<Vec<RecomputeMode>>,

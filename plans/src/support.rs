@@ -4,7 +4,7 @@ use catalog::model::{ModelConfig, WindowPattern};
 use catalog::runtime::{RecomputeMode, RuntimeSpace, SequenceParallelUse};
 use catalog::{
     Axis, CpKind, CudaGraphs, Dispatcher, Fp8Recipe, GradientTypes, Offload, Overlap, Precision,
-    RecomputeModule, Runtime, ScheduleKind, Selection, Zero,
+    PredictionModules, RecomputeModule, Runtime, ScheduleKind, Selection, Zero,
 };
 
 use crate::decisions::{Decisions, Recompute, alone};
@@ -27,6 +27,7 @@ pub fn allowed_by(
         .or_else(|| tensor_lack(d, model, space))
         .or_else(|| precision_lack(d, runtime, precision))
         .or_else(|| context_lack(d, model, space))
+        .or_else(|| prediction_lack(d, model, space))
         .or_else(|| layout_lack(d, model, space))
         .or_else(|| overlap_lack(d, runtime))
         .or_else(|| recompute_lack(d, space))
@@ -159,6 +160,31 @@ pub fn unfit_context<'a>(
     let (_, what, kinds) = (limits.into_iter())
         .find(|(has, _, kinds)| d.cp > 1 && *has && !kinds.contains(&d.cp_kind))?;
     Some((what, kinds))
+}
+
+/// Finds a pipeline or context parallelism beside prediction modules where the runtime has none there.
+fn prediction_lack(d: &Decisions, model: &ModelConfig, space: &RuntimeSpace) -> Option<Lack> {
+    let (what, has) = beside_predictions(d, model, space)?;
+    lacks(format!("{what} beside multi-token-prediction modules"), has)
+}
+
+/// A way to divide the model that the runtime does not have beside prediction modules, and the size that it has instead.
+#[must_use]
+pub fn beside_predictions(
+    d: &Decisions,
+    model: &ModelConfig,
+    space: &RuntimeSpace,
+) -> Option<(&'static str, &'static str)> {
+    let undivided = space.prediction_modules == PredictionModules::Undivided;
+    if model.mtp_layers == 0 || !undivided {
+        None
+    } else if d.pp > 1 {
+        Some(("pipeline parallelism", "pp=1"))
+    } else if d.cp > 1 {
+        Some(("context parallelism", "cp=1"))
+    } else {
+        None
+    }
 }
 
 /// Whether experts have as many data-parallel ranks as the rest of the model. `spread` is `ep·etp` of a model with experts; without

@@ -38,6 +38,7 @@ pub use self::refusal::{ExportError, Refusal};
 pub(crate) use self::inputs::PLACEHOLDER;
 
 use catalog::model::Family;
+use plans::support::beside_predictions;
 
 use self::job::Draft;
 use self::launch::Program;
@@ -113,6 +114,7 @@ fn drafts(job: &Job<'_>, dialect: Dialect, limits: &mut Limits) -> (Vec<Draft>, 
         "the hub holds gpt-oss in MXFP4, in which it cannot be trained: load it with \
          quantization_config=Mxfp4Config(dequantize=True)",
     );
+    predictions(job, dialect, limits);
     match dialect {
         Dialect::MegatronLm => (megatron::files(job, limits), megatron::program(job)),
         Dialect::MegatronBridge => (bridge::files(job, limits), bridge::program(job)),
@@ -132,6 +134,17 @@ fn drafts(job: &Job<'_>, dialect: Dialect, limits: &mut Limits) -> (Vec<Draft>, 
         ),
         Dialect::Nanotron => (nanotron::files(job, limits), nanotron::program()),
         Dialect::VeScale => (vescale::files(job, limits), vescale::program(job)),
+    }
+}
+
+/// Refuses layouts that a target does not have beside prediction modules, by its runtime's preset.
+fn predictions(job: &Job<'_>, dialect: Dialect, limits: &mut Limits) {
+    let Ok(own) = catalog::load::runtime(dialect.runtime()) else {
+        return;
+    };
+    if let Some((what, instead)) = beside_predictions(job.decisions, job.model, &own.space) {
+        let why = format!("it has no {what} beside multi-token-prediction modules");
+        limits.refuse(true, instead, why);
     }
 }
 

@@ -127,6 +127,28 @@ fn packings_that_a_system_never_does_are_refused() {
     }
 }
 
+/// torchtitan trains prediction modules of undivided models only.
+#[test]
+fn layouts_that_torchtitan_lacks_beside_prediction_modules_are_not_written() {
+    for (strategy, wanted) in [
+        (
+            "cp=2,cp_kind=all_gather,zero=3",
+            "no context parallelism beside multi-token-prediction modules; nearest: cp=1",
+        ),
+        (
+            "pp=2,zero=3",
+            "no pipeline parallelism beside multi-token-prediction modules; nearest: pp=1",
+        ),
+    ] {
+        let (model, workload) = scene("deepseek-v3", 8, Precision::Bf16);
+        let plan = parse(strategy, &model, &workload).expect("a plan");
+        for dialect in [Dialect::Torchtitan03, Dialect::TorchtitanMain] {
+            let refused = exported(&plan, &model, &workload, dialect, None).expect_err("refused");
+            assert!(refused.to_string().contains(wanted), "{refused}");
+        }
+    }
+}
+
 /// Attention with sinks or a window goes to Megatron's systems only with the kinds of context parallelism that Transformer Engine
 /// runs with it, whichever runtime the plan was predicted for.
 #[test]

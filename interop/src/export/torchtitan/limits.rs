@@ -92,11 +92,6 @@ fn by_model(job: &Job<'_>, edition: Edition, limits: &mut Limits) {
     };
     limits.refuse_recipe(job, recipes);
     limits.refuse(
-        job.model.mtp_layers > 0 && d.pp > 1 && edition != Edition::Toml02,
-        "pp=1",
-        "its pipeline does not place multi-token-prediction layers",
-    );
-    limits.refuse(
         job.model.tied_embeddings && d.pp > 1 && edition != Edition::Toml02,
         "pp=1",
         "its pipeline takes no model whose embeddings are tied to its head",
