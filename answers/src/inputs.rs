@@ -59,6 +59,9 @@ pub struct InputsJson {
     /// Type of the multimodal model of which only the text part is planned; absent for models of text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub text_of: Option<String>,
+    /// Number of the model's prediction modules that the runtime does not train; absent if it trains all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub modules_left_out: Option<u64>,
     /// The LoRA adapters in the notation of `--lora`; absent if all weights are trained.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub adapters: Option<String>,
@@ -72,6 +75,19 @@ impl InputsJson {
             format!("; {} declares at most {most}", self.model)
         });
         format!("{} tokens{longer}", self.seq_len)
+    }
+
+    /// What of the model the runtime does not train, in words; `None` if it trains all.
+    #[must_use]
+    pub fn left_out(&self) -> Option<String> {
+        let modules = match self.modules_left_out? {
+            1 => "the module".to_owned(),
+            many => format!("the {many} modules"),
+        };
+        Some(format!(
+            "without {modules} for multi-token prediction, which {} does not train",
+            self.runtime
+        ))
     }
 
     /// The inputs of a scenario; `parameters` is its model's count.
@@ -99,6 +115,7 @@ impl InputsJson {
             headroom: *headroom,
             parameters,
             text_of: model.text_of.clone(),
+            modules_left_out: Some(model.modules_left_out()).filter(|&n| n > 0),
             adapters: model.adapters.map(|adapters| adapters.to_string()),
         }
     }
@@ -186,12 +203,13 @@ pub fn resolve(args: &Question) -> Result<Inputs, AnswerError> {
         Some(config) => catalog::load::model_from(config, &args.model)?,
         None => catalog::load::model(&args.model)?,
     };
-    let model = model.with_adapters(args.adapters).map_err(of_adapters)?;
     let cluster_arg = cluster_arg(args.cluster.as_deref(), args.gpus.device())?;
     let cluster_arg = jittering(cluster_arg, args.jitter)?;
     let cluster = cluster(&cluster_arg, args.gpus.device())?;
     let gpus = args.gpus.count(&cluster);
     let runtime = runtime(args.runtime.as_deref(), &cluster)?;
+    let model = model.trained_under(&runtime);
+    let model = model.with_adapters(args.adapters).map_err(of_adapters)?;
     check_precision_of_runtime(args.precision, &runtime)?;
     check_gpus(gpus, &cluster).map_err(|e| with_hint_for_own_ranks(e, &runtime, &cluster))?;
     check_precision_of_cluster(args.precision, &cluster)?;

@@ -102,9 +102,10 @@ impl Opened {
             Some(config) => catalog::load::model_defined(config, &file.model, &shown)?,
             None => catalog::load::model(&beside(path, &file.model))?,
         };
-        let model = model.with_adapters(file.adapters)?;
         let cluster = catalog::load::cluster(&beside(path, &file.cluster))?;
         let runtime = catalog::load::runtime(&file.runtime)?;
+        let model = model.trained_under(&runtime);
+        let model = model.with_adapters(file.adapters)?;
         let w = &file.workload;
         let wrong = |field: &str, message: String| {
             AnswerError::from(SpecError::field(&shown, field, message))

@@ -71,7 +71,12 @@ pub fn rows(json: &InputsJson, asked: &Asked) -> Vec<InputFact> {
         Some(kind) => format!("; the text part of {kind}, which alone is planned"),
         None => String::new(),
     };
-    let model = format!("{} ({billions:.2} B parameters{text})", json.model);
+    let left_out = json.left_out();
+    let left_out = left_out.map_or_else(String::new, |what| format!(", {what}"));
+    let model = format!(
+        "{} ({billions:.2} B parameters{text}){left_out}",
+        json.model
+    );
     let batch = format!("{} sequences", json.global_batch);
     let mut values = vec![
         ("model", "model", model),

@@ -25,6 +25,7 @@ pub(crate) fn fitting(
     names.retain(|name| *name != asked.runtime.name && *name != EXECUTOR);
     let runtimes = names.into_iter().map(catalog::load::runtime);
     let scenarios = runtimes.flatten().map(|runtime| Scenario {
+        model: asked.model.clone().trained_under(&runtime),
         runtime,
         ..asked.clone()
     });

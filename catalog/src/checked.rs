@@ -8,6 +8,8 @@ use serde_json::Value;
 use crate::adapters::{AdaptedModule, AdaptedModules, Adapters};
 use crate::error::{SpecError, Wrong, in_range};
 use crate::model::{AttentionKind, ModelConfig, Moe, Position, Projections, WindowPattern};
+use crate::prediction_modules::PredictionModules;
+use crate::runtime::Runtime;
 
 /// Largest size of any one dimension of a model.
 pub(crate) const MAX_DIM: u64 = 1 << 24;
@@ -25,6 +27,8 @@ const MAX_PARAMETERS: u64 = 1 << 50;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Model {
     config: ModelConfig,
+    /// Prediction modules that the configuration declares; `config` has those that are trained.
+    declared_modules: u64,
     definition: Option<Arc<Value>>,
 }
 
@@ -37,6 +41,7 @@ impl Model {
         crate::names::checked(&config.name, path, "name")?;
         check(&config).map_err(|(field, message)| SpecError::field(path, field, message))?;
         Ok(Self {
+            declared_modules: config.mtp_layers,
             config,
             definition: None,
         })
@@ -53,6 +58,23 @@ impl Model {
         }
         self.config.adapters = adapters;
         Ok(self)
+    }
+
+    /// The model as a runtime trains it: with the prediction modules that the configuration declares, unless the runtime leaves
+    /// them out. The runtime that it was trained under before does not matter.
+    #[must_use]
+    pub fn trained_under(mut self, runtime: &Runtime) -> Self {
+        self.config.mtp_layers = match runtime.space.prediction_modules {
+            PredictionModules::LeftOut => 0,
+            PredictionModules::Trained | PredictionModules::Undivided => self.declared_modules,
+        };
+        self
+    }
+
+    /// Number of prediction modules that the configuration declares and that the runtime does not train.
+    #[must_use]
+    pub fn modules_left_out(&self) -> u64 {
+        self.declared_modules - self.config.mtp_layers
     }
 
     /// The same model, with the `config.json` fields that it was read from.
@@ -396,6 +418,27 @@ mod tests {
                 .expect_err(text)
                 .to_string();
             assert!(error.contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn runtimes_train_prediction_modules_or_leave_them_out() {
+        let mut model = crate::load::model("glm4.5-air").expect("a preset");
+        for (runtime, left_out) in [
+            ("megatron-core", 0),
+            ("hf-trainer", 1),
+            ("hf-deepspeed", 1),
+            ("deepspeed", 1),
+            ("torchtitan-compile-2025", 1),
+            ("torchtitan-2026", 0),
+            ("maxtext", 0),
+            ("nanotron", 1),
+            ("fsdp2", 0),
+        ] {
+            let runtime = crate::load::runtime(runtime).expect("a preset");
+            model = model.trained_under(&runtime);
+            let found = (model.mtp_layers, model.modules_left_out());
+            assert_eq!(found, (1 - left_out, left_out), "{}", runtime.name);
         }
     }
 }

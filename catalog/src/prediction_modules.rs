@@ -11,4 +11,6 @@ pub enum PredictionModules {
     Trained,
     /// It trains them only where neither a pipeline nor context parallelism divides the model.
     Undivided,
+    /// It builds none, and trains the model without them.
+    LeftOut,
 }

@@ -164,6 +164,7 @@ fn elsewhere(scenario: &Scenario, counts: &[u64], key: &str, name: &str) -> Stri
     let mut others = catalog::runtime_presets::presets().into_iter();
     let any = others.any(|preset| {
         let other = Scenario {
+            model: scenario.model.clone().trained_under(&preset.runtime),
             runtime: preset.runtime,
             ..scenario.clone()
         };

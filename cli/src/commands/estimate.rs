@@ -93,12 +93,16 @@ pub(crate) fn run(args: &EstimateArgs, asked: &Asked) -> Result<ExitCode, CliErr
     Ok(code::unless(fits, code::DOES_NOT_FIT))
 }
 
-/// Resolves the question, and prints a note if sequences are longer than the model declares.
+/// Resolves the question. Prints a note if sequences are longer than the model declares, and one if a part of it is not trained.
 fn resolved(args: &EstimateArgs) -> Result<Inputs, CliError> {
     let resolved = inputs::resolve(&args.scenario)?;
     if resolved.json.longest_declared.is_some() {
         let longer = format!("note: sequences of {}", resolved.json.sequence());
         output::note(args.output.quiet, &longer);
+    }
+    if let Some(what) = resolved.json.left_out() {
+        let without = format!("note: {} is predicted {what}", resolved.json.model);
+        output::note(args.output.quiet, &without);
     }
     Ok(resolved)
 }

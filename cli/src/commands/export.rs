@@ -417,6 +417,7 @@ fn refused(
 fn nearest(loaded: &Opened, dialect: Dialect, refusals: &[Refusal]) -> Option<String> {
     let scenario = loaded.costs.scenario();
     let runtime = catalog::load::runtime(dialect.runtime()).ok()?;
+    let model = scenario.model.clone().trained_under(&runtime);
     let mut refusals = refusals.to_vec();
     let mut decisions = loaded.strategy.decisions().clone();
     // Most runtimes overlap by themselves, and each in its way.
@@ -428,9 +429,10 @@ fn nearest(loaded: &Opened, dialect: Dialect, refusals: &[Refusal]) -> Option<St
     for _ in 0..8 {
         let changes: Option<Vec<_>> = refusals.iter().map(|r| r.instead.clone()).collect();
         text = grammar::with(&text, &changes?);
-        let (model, workload) = (&scenario.model, &scenario.workload);
+        let (model, workload) = (&model, &scenario.workload);
         let strategy = grammar::parse(&text, model, workload, &runtime).ok()?;
         let job = Job {
+            model,
             runtime: &runtime,
             ..job(loaded, &strategy, Inputs::default())
         };

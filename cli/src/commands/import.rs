@@ -161,6 +161,7 @@ fn of_model(reading: &Reading<'_>) -> Result<Source, CliError> {
     let model_arg = reading.model.map_or(shown, str::to_owned);
     let model = catalog::load::model(&model_arg)?;
     let runtime = catalog::load::runtime(reading.runtime.unwrap_or("megatron-core"))?;
+    let model = model.trained_under(&runtime);
     let gpus = reading.gpus.unwrap_or(1);
     let seq_len = (reading.seq).unwrap_or_else(|| answers::inputs::default_seq(&model));
     let workload = answers::inputs::workload(gpus, seq_len, None, Precision::Bf16)?;
@@ -216,7 +217,7 @@ fn of_system(reading: &Reading<'_>) -> Result<Source, CliError> {
             "the file has no sequence length: {usual_seq} tokens are assumed (--seq)"
         ));
     }
-    let model = model.with_adapters(adapters)?;
+    let model = model.trained_under(&runtime).with_adapters(adapters)?;
     let strategy = legal(decisions, &model, &workload, &document.path)?;
     if let Err(error) = plans::support::allowed_by(&strategy, &model, &runtime, workload.precision)
     {

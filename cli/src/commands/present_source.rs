@@ -160,6 +160,7 @@ fn of_plan(
     }
     if let Some(runtime) = flags.runtime.as_ref().filter(|_| asked.says("runtime")) {
         s.runtime = catalog::load::runtime(runtime)?;
+        s.model = s.model.clone().trained_under(&s.runtime);
     }
     if asked.says("headroom") {
         s.headroom = flags.assumed.headroom;

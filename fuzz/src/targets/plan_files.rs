@@ -118,10 +118,12 @@ fn loaded(file: &PlanFile) -> Result<(Scenario, plans::Strategy), String> {
         }
         None => scene::model(&file.model)?,
     };
+    let runtime = scene::runtime(&file.runtime)?;
+    let model = model.trained_under(&runtime);
     let scenario = Scenario {
         model: (model.with_adapters(file.adapters)).map_err(|e| e.to_string())?,
         cluster: scene::cluster(&file.cluster)?,
-        runtime: scene::runtime(&file.runtime)?,
+        runtime,
         workload: scene::workload(w.gpus, w.seq_len, w.global_batch, w.precision)?,
         headroom: 0.05,
     };

@@ -37,6 +37,7 @@ pub use self::refusal::{ExportError, Refusal};
 
 pub(crate) use self::inputs::PLACEHOLDER;
 
+use catalog::PredictionModules;
 use catalog::model::Family;
 use plans::support::beside_predictions;
 
@@ -137,7 +138,8 @@ fn drafts(job: &Job<'_>, dialect: Dialect, limits: &mut Limits) -> (Vec<Draft>, 
     }
 }
 
-/// Refuses layouts that a target does not have beside prediction modules, by its runtime's preset.
+/// Refuses layouts that a target does not have beside prediction modules, and says where it leaves the modules out: its runtime's
+/// preset tells both. Hugging Face's library, which loads models by name, leaves them out.
 fn predictions(job: &Job<'_>, dialect: Dialect, limits: &mut Limits) {
     let Ok(own) = catalog::load::runtime(dialect.runtime()) else {
         return;
@@ -146,6 +148,11 @@ fn predictions(job: &Job<'_>, dialect: Dialect, limits: &mut Limits) {
         let why = format!("it has no {what} beside multi-token-prediction modules");
         limits.refuse(true, instead, why);
     }
+    let left_out = own.space.prediction_modules == PredictionModules::LeftOut;
+    limits.note(
+        job.model.mtp_layers > 0 && (left_out || dialect.names_the_model()),
+        "it does not train the model's multi-token-prediction modules, which the prediction counts",
+    );
 }
 
 /// If the model is refused, names the nearest target that can express it: one of the same runtime, else the first.

@@ -149,6 +149,36 @@ fn layouts_that_torchtitan_lacks_beside_prediction_modules_are_not_written() {
     }
 }
 
+/// A model with prediction modules goes to systems that leave them out too, which is said.
+#[test]
+fn modules_that_a_target_leaves_out_are_noted() {
+    for (dialect, noted) in [
+        (Dialect::Transformers, true),
+        (Dialect::Accelerate, true),
+        (Dialect::DeepSpeed, true),
+        (Dialect::TorchtitanMain, false),
+        (Dialect::MegatronLm, false),
+    ] {
+        let (model, workload) = scene("deepseek-v3", 8, Precision::Bf16);
+        let zero = if dialect == Dialect::MegatronLm { 1 } else { 3 };
+        let plan = parse(&format!("zero={zero},mbs=1"), &model, &workload).expect("a plan");
+        let written = exported(&plan, &model, &workload, dialect, None);
+        let notes = written.unwrap_or_else(|e| panic!("{e}")).notes;
+        let found = notes
+            .iter()
+            .any(|note| note.contains("does not train the model's multi-token-prediction modules"));
+        assert_eq!(found, noted, "{}: {notes:?}", dialect.name());
+    }
+    // These refuse the model, but not for its prediction modules.
+    for dialect in [Dialect::Torchtitan02, Dialect::Nanotron] {
+        let (model, workload) = scene("deepseek-v3", 8, Precision::Bf16);
+        let plan = parse("zero=1,mbs=1", &model, &workload).expect("a plan");
+        let refused = exported(&plan, &model, &workload, dialect, None).expect_err("refused");
+        let refused = refused.to_string();
+        assert!(!refused.contains("mtp_layers"), "{refused}");
+    }
+}
+
 /// Attention with sinks or a window goes to Megatron's systems only with the kinds of context parallelism that Transformer Engine
 /// runs with it, whichever runtime the plan was predicted for.
 #[test]

@@ -111,7 +111,10 @@ impl Measured {
             Some(config) => catalog::load::model_defined(config, &record.model, place)?,
             None => catalog::load::model(&record.model)?,
         };
-        let model = model.with_adapters(record.adapters)?;
+        let runtime = catalog::load::runtime(&known.runtime)?;
+        let model = model
+            .trained_under(&runtime)
+            .with_adapters(record.adapters)?;
         let workload = WorkloadFile {
             gpus: record.gpus,
             seq_len: record.seq_len,
@@ -121,7 +124,6 @@ impl Measured {
             packing: record.packing,
         };
         let workload = workload.read().map_err(wrong)?;
-        let runtime = catalog::load::runtime(&known.runtime)?;
         let strategy = plans::grammar::parse(&record.strategy, &model, &workload, &runtime)?;
         Ok(Self {
             cluster: first.cluster.clone(),

@@ -36,7 +36,8 @@ pub(super) fn model(job: &Job<'_>, root: &mut Node, limits: &mut Limits) {
         residual,
         hidden_dropout,
         attention_dropout,
-        mtp_layers,
+        // Left out, as the export notes.
+        mtp_layers: _,
         max_position,
         constants,
     } = job.model;
@@ -59,7 +60,6 @@ pub(super) fn model(job: &Job<'_>, root: &mut Node, limits: &mut Limits) {
         (*residual != Residual::Sequential, "residual"),
         (*hidden_dropout != 0.0, "hidden_dropout"),
         (*attention_dropout != 0.0, "attention_dropout"),
-        (*mtp_layers > 0, "mtp_layers"),
         (other_norm(*norm), "norm"),
     ];
     for (has, field) in parts {

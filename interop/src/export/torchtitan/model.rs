@@ -144,10 +144,12 @@ impl Differences<'_> {
             (moe, theirs) => self.equal("moe", moe, theirs),
         }
         let deepseek = matches!(attention.kind, AttentionKind::Latent { .. });
-        if *mtp_layers > 0 && self.edition != Edition::Toml02 && deepseek {
-            self.chosen.mtp_layers = *mtp_layers;
-        } else {
-            self.equal("mtp_layers", mtp_layers, &theirs.mtp_layers);
+        // 0.2 leaves them out, as the export notes.
+        if self.edition != Edition::Toml02 {
+            match deepseek {
+                true => self.chosen.mtp_layers = *mtp_layers,
+                false => self.equal("mtp_layers", mtp_layers, &theirs.mtp_layers),
+            }
         }
         self.constants(constants, &theirs.constants, attention, moe.is_some());
     }
