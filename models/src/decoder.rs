@@ -333,10 +333,10 @@ impl Block<'_, '_, '_> {
         let hidden = self.model.hidden;
         let h = self.norm("hnorm", &x);
         let e = self.norm("enorm", &x);
-        let both = self.tape.add("eh_proj", &h, &e)?;
+        let both = self.tape.join("eh_proj.join", &h, &e, 1);
         let both = self.tape.at("eh_proj.input", both)?;
-        let wide = self.tape.concatenated("eh_proj", &both, 2);
-        let projected = self.linear(Site::Other, "eh_proj", &wide, hidden, 2 * hidden, false)?;
+        let projected = self.linear(Site::Other, "eh_proj", &both, hidden, 2 * hidden, false)?;
+        let projected = self.tape.at("eh_proj.tokens", projected)?;
         let x = self.layer(class, projected)?;
         let x = self.norm("shared_head.norm", &x);
         self.logits_and_loss(x)

@@ -120,6 +120,7 @@ fn parameters(model: &ModelConfig, n: &Names) -> Vec<Pattern> {
     let halves = vec![(Axis::Etp, Placement::Interleaved(0, Parts::HALVES))];
     let expert = regex::escape(n.expert_gate_up);
     patterns.push((format!("{}\\.{expert}\\.(weight|bias)", n.moe), halves));
+    patterns.push(("eh_proj\\.weight".to_owned(), column()));
     patterns.push((
         format!(
             "/?({}|{})\\.(weight|bias)",
@@ -240,8 +241,10 @@ fn forward(model: &ModelConfig, n: &Names, between: Placement) -> Vec<Pattern> {
         ),
         (format!("{}\\.output", regex::escape(n.embedding)), out()),
         (format!("{}\\.input", regex::escape(n.head)), whole()),
-        ("eh_proj\\.input".to_owned(), whole()),
-        ("eh_proj\\.output".to_owned(), out()),
+        // The columns that the ranks compute are gathered, then each rank keeps its tokens (Megatron-Core
+        // `multi_token_prediction.py`, `_concat_embeddings`).
+        ("eh_proj\\.(input|output)".to_owned(), whole()),
+        ("eh_proj\\.tokens".to_owned(), out()),
     ];
     patterns.extend(norms);
     if model.hybrid.is_some() {

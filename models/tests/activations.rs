@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use catalog::{DType, Model};
-use dtensor::{AttentionPiece, CostClass, Gemm, Operator, Pointwise, Product, Trace};
+use dtensor::{AnyOp, AttentionPiece, CostClass, Gemm, Operator, Pointwise, Product, Trace};
 use models::{BlockClass, BlockLayout, trace_block};
 
 const S: u64 = 128;
@@ -167,4 +167,48 @@ fn router_and_head_of_a_prediction_module_multiply_in_16_bits() {
         _ => None,
     });
     assert_eq!(wide.collect::<Vec<_>>(), ["mlp.gate", "lm_head"]);
+}
+
+/// Bytes that tensor parallelism moves around the projection of a prediction module, by pass, and the elements of its weight.
+#[test]
+fn the_projection_of_a_prediction_module_is_column_parallel() {
+    let model = catalog::load::model("deepseek-v3").expect("a preset");
+    let (tokens, hidden) = (32, model.hidden);
+    for (tp, sequence_parallel, wanted) in [
+        // The result is gathered; the gradient of what is read, which is twice as wide, is summed.
+        (4, false, [vec![1], vec![2]]),
+        // What is read is gathered, then the result. In backward its gradient is gathered, then the other one scattered.
+        (4, true, [vec![2, 1], vec![1, 2]]),
+        (1, false, [vec![], vec![]]),
+    ] {
+        let layout = BlockLayout {
+            tp,
+            sequence_parallel,
+            ..BlockLayout::alone(1, tokens, DType::Bf16)
+        };
+        let trace = trace_block(&model, BlockClass::Mtp, &layout).expect("traces");
+        // Of backward, what comes after the layer's first norm.
+        let sizes = |op: AnyOp<'_>| match op.cost() {
+            CostClass::Collective(of) => Some(of.bytes / (tokens * hidden * 2)),
+            _ => None,
+        };
+        let forward = trace.forward_ops();
+        let forward = forward.filter(|op| op.scope.starts_with("eh_proj"));
+        let mut backward: Vec<_> = trace.backward_ops().collect();
+        let layer = backward
+            .iter()
+            .rposition(|op| op.scope.starts_with("input_layernorm"));
+        let backward = backward.split_off(layer.expect("a norm"));
+        let sent: [Vec<u64>; 2] = [
+            forward.filter_map(sizes).collect(),
+            backward.into_iter().filter_map(sizes).collect(),
+        ];
+        assert_eq!(sent, wanted, "tp={tp}, sp {sequence_parallel}");
+        let weight = trace
+            .parameters
+            .iter()
+            .find(|p| p.name.ends_with("eh_proj.weight"));
+        let elements = weight.expect("a projection").local_elements;
+        assert_eq!(elements, 2 * hidden * hidden / tp, "tp={tp}");
+    }
 }

@@ -166,17 +166,6 @@ impl Tape<'_> {
         out
     }
 
-    /// Concatenates `parts` tensors like `x` along the last dim; only `x` itself is traced.
-    pub fn concatenated(&mut self, scope: &str, x: &DTensor, parts: u64) -> DTensor {
-        let mut shape = x.shape.clone();
-        *shape.last_mut().expect("joined tensors have a last dim") *= parts;
-        let scope = format!("{scope}.join");
-        let out = self.output(&scope, &shape, x.placements, x.dtype);
-        let copy = Operator::Pointwise(Pointwise::Copy);
-        self.record(&scope, copy, &[x], &out, &[]);
-        out
-    }
-
     /// Appends the columns of `shared: […, r]` to those of every head of `x: […, heads·d]`. Saves nothing. The
     /// gradient of `shared` is a sum over heads: a partial sum over the local ones, where heads are sharded.
     pub fn join(&mut self, scope: &str, x: &DTensor, shared: &DTensor, heads: u64) -> DTensor {
