@@ -82,6 +82,8 @@ pub struct TrainingLog {
     pub garbled: usize,
     /// Number of lines that repeat a step, as when several ranks log it; the first is kept.
     pub repeated: usize,
+    /// Number of steps whose mean is the only time that it has. Evaluations and saves between them are in it.
+    pub mean_of: Option<u64>,
 }
 
 /// Size of an optimizer step of the plan, which turns a rate into a time.
@@ -123,6 +125,23 @@ pub enum LogError {
         field: &'static str,
         /// Text found in its place.
         found: String,
+    },
+    /// Exported metrics are of several runs.
+    #[error("{path}: the metrics are of {} runs, {}; give those of one run", runs.len(), named(runs))]
+    SeveralRuns {
+        /// Path of the file.
+        path: String,
+        /// Names of the runs.
+        runs: Vec<String>,
+    },
+    /// The Trainer's state has no time: it was saved with a checkpoint.
+    #[error(
+        "{path}: the Trainer's state has no `train_runtime`, which it gets when training ends; give the trainer_state.json of the \
+         finished run, or the log of its progress bar"
+    )]
+    Unfinished {
+        /// Path of the file.
+        path: String,
     },
     /// The Trainer's state has the time since a resume, but not the number of steps since then.
     #[error(
@@ -176,6 +195,18 @@ impl LogError {
             } => Mistake::new(format!("`{field}`: `{found}` is not a number"))
                 .at(format!("{path}:{line}"))
                 .expected("a number"),
+            Self::SeveralRuns { path, runs } => Mistake::new(format!(
+                "the metrics are of {} runs, {}",
+                runs.len(),
+                named(runs)
+            ))
+            .at(path)
+            .expected("metrics of one run"),
+            Self::Unfinished { path } => Mistake::new(
+                "the Trainer's state has no `train_runtime`, which it gets when training ends",
+            )
+            .at(path)
+            .expected("the trainer_state.json of the finished run, or the log of its progress bar"),
             Self::Resumed { path } => Mistake::new(
                 "the run was resumed, and the file has its time without the number of steps since then",
             )
@@ -201,6 +232,20 @@ impl LogError {
             .expected("a log of step times or rates"),
         }
     }
+}
+
+/// Largest number of runs that a message names.
+const NAMED: usize = 5;
+
+/// Names of runs in words.
+fn named(runs: &[String]) -> String {
+    let first: Vec<String> = runs
+        .iter()
+        .take(NAMED)
+        .map(|run| format!("`{run}`"))
+        .collect();
+    let more = if runs.len() > NAMED { ", …" } else { "" };
+    first.join(", ") + more
 }
 
 /// Lowest rate that counts, in tokens per second and device: below it, a step's time would be unbounded.
@@ -273,7 +318,10 @@ impl TrainingLog {
         Ok(Steady {
             warmup,
             other_batches: after.len() - steps.len(),
-            first_alone: warmup == 0 && seconds.len() == 1 && steps.first() == self.steps.first(),
+            first_alone: self.mean_of.is_none()
+                && warmup == 0
+                && seconds.len() == 1
+                && steps.first() == self.steps.first(),
             steps,
             seconds,
         })

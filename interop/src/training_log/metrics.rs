@@ -2,7 +2,7 @@
 //! `trainer_state.json`, and Megatron-LM's golden values. Where no metric is a step's time or a rate, the wall time between logged steps is taken.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value};
 
@@ -39,6 +39,10 @@ const NAMES: [(&str, Quantity); 23] = [
     ("_timestamp", Quantity::WallTime),
 ];
 
+/// The metric by which Megatron-LM logs the sequences of a step (`megatron/training/training.py`, `training_log`). `batch-size vs samples` has
+/// another axis than steps.
+const BATCH: &str = "batch-size";
+
 /// Names of columns and fields that hold the step number, in lower case; the first that is present counts. `_step` of Weights
 /// & Biases counts calls of its `log`, of which the Trainer makes one in `logging_steps` steps
 /// (transformers `integrations/integration_utils.py`, `WandbCallback`).
@@ -69,24 +73,41 @@ struct Row {
 /// Reads exported metrics; `None` if the text holds none.
 ///
 /// # Errors
-/// When it is the Trainer's state of a resumed run, whose time is not of all its steps.
+/// When it holds the metrics of several runs, or is the Trainer's state of a run that was resumed or has not ended, which has no time of
+/// all its steps.
 pub(super) fn parse(text: &str, path: &str) -> Result<Option<TrainingLog>, LogError> {
     let start = text.trim_start();
     if start.starts_with('{') && start.contains("\"log_history\"") {
         return trainer_state(start, path);
     }
-    Ok(tracked(text, start))
+    let items = match start.chars().next() {
+        Some('[') => of_json(start),
+        Some('{') if start.contains("\"values\"") => {
+            let rows = of_golden_values(start);
+            return Ok(rows.and_then(|rows| finished(rows, 0, LogSystem::Metrics)));
+        }
+        Some('{') if start.contains("\"_step\"") => Some(of_lines(text)),
+        _ => of_csv(text),
+    };
+    let Some(items) = items else {
+        return Ok(None);
+    };
+    let runs: Vec<String> = runs(&items).into_iter().map(str::to_owned).collect();
+    if runs.len() > 1 {
+        let path = path.to_owned();
+        return Err(LogError::SeveralRuns { path, runs });
+    }
+    let (rows, garbled) = of_items(&items);
+    Ok(finished(rows, garbled, LogSystem::Metrics))
 }
 
-/// The metrics of a tracker; `start` is the text without leading blanks.
-fn tracked(text: &str, start: &str) -> Option<TrainingLog> {
-    let (rows, garbled) = match start.chars().next()? {
-        '[' => of_json(start)?,
-        '{' if start.contains("\"values\"") => of_golden_values(start)?,
-        '{' if start.contains("\"_step\"") => of_lines(text),
-        _ => of_csv(text)?,
-    };
-    finished(rows, garbled, LogSystem::Metrics)
+/// The names of the runs that have values of a known quantity.
+fn runs(items: &[Item]) -> BTreeSet<&str> {
+    let fields = items.iter().filter_map(|(_, fields)| fields.as_ref());
+    let values = fields.flatten().filter(|(_, value)| value.is_number());
+    let runs = values.filter_map(|(name, _)| Some((name.rsplit_once(OF_RUN)?.0, name)));
+    let known = runs.filter(|(_, name)| quantity(name).is_some());
+    known.map(|(run, _)| run).collect()
 }
 
 /// Sorts and merges rows so that each step occurs once; where no row has a time or a rate, wall times give step times.
@@ -119,6 +140,7 @@ fn finished(mut rows: Vec<Row>, garbled: usize, system: LogSystem) -> Option<Tra
         retries: 0,
         garbled,
         repeated: 0,
+        mean_of: None,
         steps,
     })
 }
@@ -131,6 +153,7 @@ fn merge(into: &mut Row, from: &Row) {
     to.sequences_per_s = to.sequences_per_s.or(step.sequences_per_s);
     to.tflops_per_gpu = to.tflops_per_gpu.or(step.tflops_per_gpu);
     to.reserved = to.reserved.or(step.reserved);
+    to.global_batch = to.global_batch.or(step.global_batch);
     into.wall = into.wall.or(from.wall);
     into.last_wall = from.last_wall.or(into.last_wall);
 }
@@ -147,7 +170,10 @@ fn quantity(name: &str) -> Option<Quantity> {
     if of_run || EVALUATION.iter().any(|of| metric.starts_with(of)) {
         return None;
     }
-    let (_, found) = NAMES.iter().find(|(part, _)| name.contains(part))?;
+    if metric == BATCH {
+        return Some(Quantity::GlobalBatch);
+    }
+    let (_, found) = NAMES.iter().find(|(part, _)| metric.contains(part))?;
     match found {
         Quantity::Seconds if is_in_milliseconds(metric) => Some(Quantity::Milliseconds),
         found => Some(*found),
@@ -190,9 +216,12 @@ fn step_name(items: &[Item]) -> Option<&String> {
     found.map(|((_, name), _)| *name)
 }
 
-/// The name of a metric without that of its run, which Weights & Biases puts before it.
+/// What Weights & Biases writes between the name of a run and that of its metric.
+const OF_RUN: &str = " - ";
+
+/// The name of a metric without that of its run.
 fn metric(name: &str) -> &str {
-    name.rsplit(" - ").next().unwrap_or(name)
+    name.rsplit(OF_RUN).next().unwrap_or(name)
 }
 
 fn set(row: &mut Row, quantity: Quantity, value: f64) {
@@ -208,8 +237,8 @@ fn set(row: &mut Row, quantity: Quantity, value: f64) {
 /// The line of a row, 0 if unknown, and its named values; `None` if they cannot be read.
 type Item = (usize, Option<Map<String, Value>>);
 
-/// Reads a table whose header has a column of steps; the second value counts lines that do not fit the header.
-fn of_csv(text: &str) -> Option<(Vec<Row>, usize)> {
+/// The lines of a table whose header has a column of steps.
+fn of_csv(text: &str) -> Option<Vec<Item>> {
     let mut lines = text.lines().enumerate();
     let (_, header) = lines.next()?;
     let names = cells(header);
@@ -232,10 +261,11 @@ fn of_csv(text: &str) -> Option<(Vec<Row>, usize)> {
         (cells.len() == names.len()).then(|| fields.collect())
     };
     let lines = lines.filter(|(_, line)| !line.trim().is_empty());
-    let items: Vec<Item> = lines
-        .map(|(index, line)| (index + 1, fields(line)))
-        .collect();
-    Some(of_items(&items))
+    Some(
+        lines
+            .map(|(index, line)| (index + 1, fields(line)))
+            .collect(),
+    )
 }
 
 /// The cells of a line of CSV, without quotes.
@@ -256,8 +286,8 @@ fn cells(line: &str) -> Vec<String> {
     cells.iter().map(|cell| cell.trim().to_owned()).collect()
 }
 
-/// Reads TensorBoard's `[[wall time, step, value], …]`, or a list of objects; the second value counts other items.
-fn of_json(text: &str) -> Option<(Vec<Row>, usize)> {
+/// The items of TensorBoard's `[[wall time, step, value], …]`, or of a list of objects.
+fn of_json(text: &str) -> Option<Vec<Item>> {
     let items: Vec<Value> = serde_json::from_str(text).ok()?;
     let fields = |item: Value| match item {
         Value::Object(fields) => Some(fields),
@@ -270,18 +300,16 @@ fn of_json(text: &str) -> Option<(Vec<Row>, usize)> {
         }
         _ => None,
     };
-    let items: Vec<Item> = items.into_iter().map(|item| (0, fields(item))).collect();
-    Some(of_items(&items))
+    Some(items.into_iter().map(|item| (0, fields(item))).collect())
 }
 
-/// Reads one JSON object per line, as Weights & Biases keeps a run's history; the second value counts other lines.
-fn of_lines(text: &str) -> (Vec<Row>, usize) {
+/// The lines of one JSON object each, as Weights & Biases keeps a run's history.
+fn of_lines(text: &str) -> Vec<Item> {
     let lines = text.lines().enumerate();
     let lines = lines.filter(|(_, line)| !line.trim().is_empty());
-    let items: Vec<Item> = lines
+    lines
         .map(|(index, line)| (index + 1, serde_json::from_str(line).ok()))
-        .collect();
-    of_items(&items)
+        .collect()
 }
 
 /// The rows of a log, and how many items were left out because their step number cannot be read. Items without facts of training do not
@@ -315,7 +343,7 @@ fn of_items(items: &[Item]) -> (Vec<Row>, usize) {
 fn measured(fields: &Map<String, Value>) -> Row {
     let mut row = Row::default();
     let mut named: Vec<_> = fields.iter().collect();
-    named.sort_by_key(|(name, _)| Reverse(name.len()));
+    named.sort_by_key(|(name, _)| Reverse(metric(name).len()));
     for (name, value) in named {
         if let (Some(value), Some(quantity)) = (value.as_f64(), quantity(name)) {
             set(&mut row, quantity, value);
@@ -335,7 +363,7 @@ fn is_timed(step: &LoggedStep) -> bool {
 
 /// Reads Megatron-LM's golden values: for each metric an object whose `values` have the step as
 /// their key; values that were not measured are `nan`.
-fn of_golden_values(text: &str) -> Option<(Vec<Row>, usize)> {
+fn of_golden_values(text: &str) -> Option<Vec<Row>> {
     let metrics: Map<String, Value> = serde_json::from_str(text).ok()?;
     let mut rows = Vec::new();
     for (name, metric) in &metrics {
@@ -352,31 +380,35 @@ fn of_golden_values(text: &str) -> Option<(Vec<Row>, usize)> {
             }
         }
     }
-    Some((rows, 0))
+    Some(rows)
 }
 
-/// Reads the Trainer's state. The time of a step is the time of the whole run, which its last entry
-/// has, divided by the number of steps. `None` if the last entry has no time.
+/// Reads the Trainer's state. The time of a step is the time of the whole run, which the entry after its last step has, divided by the number
+/// of steps: evaluations and saves are in it. `None` if it cannot be read.
 fn trainer_state(text: &str, path: &str) -> Result<Option<TrainingLog>, LogError> {
     let state = serde_json::from_str(text).unwrap_or(Value::Null);
-    let history = state["log_history"]
-        .as_array()
-        .map_or(&[][..], Vec::as_slice);
-    let last = history.last().unwrap_or(&Value::Null);
-    let (Some(steps), Some(seconds)) = (last["step"].as_u64(), last["train_runtime"].as_f64())
-    else {
+    let Some(history) = state["log_history"].as_array() else {
         return Ok(None);
     };
-    if was_resumed(history, last) {
-        let path = path.to_owned();
-        return Err(LogError::Resumed { path });
+    let path = || path.to_owned();
+    let whole = |entry: &&Value| entry["train_runtime"].is_number();
+    let Some(whole) = history.iter().rfind(whole) else {
+        return Err(LogError::Unfinished { path: path() });
+    };
+    if was_resumed(history, whole) {
+        return Err(LogError::Resumed { path: path() });
     }
     let mut row = Row::default();
-    row.step.step = steps;
-    if steps > 0 {
+    row.step.step = whole["step"].as_u64().unwrap_or(0);
+    let steps = Some(row.step.step).filter(|steps| *steps > 0);
+    if let Some((seconds, steps)) = whole["train_runtime"].as_f64().zip(steps) {
         set(&mut row, Quantity::Seconds, seconds / steps as f64);
     }
-    Ok(finished(vec![row], 0, LogSystem::Trainer))
+    let log = finished(vec![row], 0, LogSystem::Trainer);
+    Ok(log.map(|log| TrainingLog {
+        mean_of: steps,
+        ..log
+    }))
 }
 
 /// Whether the Trainer's run began at a checkpoint. It adds up the losses since then, but divides them by all steps

@@ -50,6 +50,7 @@ impl Reading {
                 retries: 0,
                 garbled: 0,
                 repeated: 0,
+                mean_of: None,
             },
             formats: formats.collect(),
             bars: BTreeSet::new(),
