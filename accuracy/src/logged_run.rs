@@ -1,6 +1,7 @@
 //! Pairs the log of a training run with its plan and the prediction for that plan.
 
 use answers::Opened;
+use catalog::Seconds;
 use costmodel::CostError;
 use interop::training_log::{self, LogError, LogSystem, Steady, StepSize, TrainingLog};
 use plans::Prediction;
@@ -17,6 +18,9 @@ pub struct LoggedRun {
     /// The log's steps after warm-up.
     pub steady: Steady,
 }
+
+/// Step times of two runs that differ by no more than this share are taken for those of the same job.
+const SAME_TIME: f64 = 0.05;
 
 /// Why a log cannot be compared with a plan.
 #[derive(Debug, thiserror::Error)]
@@ -74,6 +78,18 @@ impl LoggedRun {
             let lines = log.repeated;
             notes.push(format!("{lines} lines repeat a step and count once"));
         }
+        if let Some(steps) = log.mean_of {
+            notes.push(format!(
+                "the log has only the mean of {steps} steps, evaluations and saves included"
+            ));
+        }
+        if let (runs @ 1.., [first, .., last]) = (log.other_runs.len(), &log.steps[..]) {
+            let times = if runs == 1 { "once" } else { "several times" };
+            notes.push(format!(
+                "step numbers go back {times}, as where several runs write one log: one run counts, with steps {} to {} from line {}",
+                first.step, last.step, first.line
+            ));
+        }
         let other = self.steady.other_batches;
         if let Some(batch) = self.steady.global_batch().filter(|_| other > 0) {
             notes.push(format!(
@@ -99,7 +115,20 @@ impl LoggedRun {
                 system(self.log.system)
             ));
         }
+        warnings.extend(self.another_run());
         warnings
+    }
+
+    /// A warning if another run in the log has another step time.
+    fn another_run(&self) -> Option<String> {
+        let own = self.steady.median();
+        let others = self.log.other_medians(step_size(&self.plan)).into_iter();
+        let differs = |other: &f64| (other / own - 1.0).abs() > SAME_TIME;
+        let other = Seconds(others.rev().find(differs)?);
+        Some(format!(
+            "the log holds several runs: a step takes {} in the one that counts and {other} in another; give the log of one run",
+            Seconds(own)
+        ))
     }
 }
 

@@ -282,7 +282,10 @@ fn steps_of_other_batches_are_left_out() {
         log(folder.path(), "run.log", share * time, batch);
         text += &fs::read_to_string(folder.path().join("run.log")).expect("read");
     }
-    fs::write(folder.path().join("run.log"), text).expect("written");
+    let after_step = text.lines().filter_map(|line| line.split_once('/'));
+    let numbered = (1..).zip(after_step);
+    let lines = numbered.map(|(step, (_, rest))| format!(" iteration {step}/{rest}\n"));
+    fs::write(folder.path().join("run.log"), lines.collect::<String>()).expect("written");
     let job = ["run.log", "--plan", "a.plan.yaml", "--json"];
     let diagnosed = run(folder.path(), &[&["diagnose"], &job[..]].concat());
     let calibrate = [&["calibrate", "-o", "c.yaml"], &job[..]].concat();
@@ -303,6 +306,29 @@ fn steps_of_other_batches_are_left_out() {
         (seen - 1.1).abs() < 0.02 && seen == learned,
         "{seen} {learned}"
     );
+}
+
+/// Of several runs in one log the last counts; that is said, and warned of if their step times differ.
+#[test]
+fn several_runs_in_one_log_are_said() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    estimate(folder.path(), "dgx-h100", "tp=4,pp=2,zero=1", "a.plan.yaml");
+    let note = "step numbers go back once, as where several runs write one log: one run counts, with steps 1 to 30 from line 31";
+    for (first, warns) in [(5.0, true), (4.05, false)] {
+        let mut text = String::new();
+        for seconds in [first, 4.0] {
+            log(folder.path(), "run.log", seconds, 128);
+            text += &fs::read_to_string(folder.path().join("run.log")).expect("read");
+        }
+        fs::write(folder.path().join("run.log"), text).expect("written");
+        let args = ["diagnose", "run.log", "--plan", "a.plan.yaml", "--json"];
+        let output = run(folder.path(), &args);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.contains(note), "{said}");
+        let warning = "a step takes 4 s in the one that counts and 5 s in another";
+        assert_eq!(said.contains(warning), warns, "{said}");
+        assert_eq!(json(&output)["measured"]["step_time_s"], 4.0);
+    }
 }
 
 #[test]

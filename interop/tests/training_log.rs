@@ -293,7 +293,7 @@ fn noise_is_counted_and_left_out() {
     assert_eq!(log.reserved, Some((61.25 * 1024f64.powi(3)) as u64));
 }
 
-/// Output of one rank after the other's: each step counts once. After a restart it counts again, once for all ranks.
+/// Output of one rank after the other's: each step counts once, and after a restart those since then count.
 #[test]
 fn ranks_may_log_one_after_the_other() {
     let run = |rank: &str, steps: std::ops::RangeInclusive<u64>| -> String {
@@ -301,24 +301,70 @@ fn ranks_may_log_one_after_the_other() {
             .map(|step| format!("{rank}step: {step}  loss: 9.1  tps: 7,200\n"))
             .collect()
     };
-    for (ranks, steps, repeated) in [
-        (["12:00:00 ", "13:00:00 "], 2 * (30 + 10), 0),
-        (["[rank0]:", "[rank1]:"], 30 + 10, 30 + 10),
-        (["[default0]:", "[default1]:"], 30 + 10, 30 + 10),
-        (["0: ", "1: "], 30 + 10, 30 + 10),
+    for (ranks, runs, repeated) in [
         // Of lines without ranks nobody knows whether the job began anew.
-        (["", ""], 2 * (30 + 10), 0),
+        (["12:00:00 ", "13:00:00 "], &[30, 30, 10][..], 0),
+        (["", ""], &[30, 30, 10], 0),
+        (["[rank0]:", "[rank1]:"], &[30], 30 + 10),
+        (["[default0]:", "[default1]:"], &[30], 30 + 10),
+        (["0: ", "1: "], &[30], 30 + 10),
     ] {
         let text: String = [1..=30, 21..=30]
             .into_iter()
             .flat_map(|steps| ranks.map(|rank| run(rank, steps.clone())))
             .collect();
         let log = parse(&text, "t.log").expect("read");
-        assert_eq!(
-            (log.steps.len(), log.repeated),
-            (steps, repeated),
-            "{ranks:?}"
-        );
+        let others: Vec<usize> = log.other_runs.iter().map(Vec::len).collect();
+        assert_eq!((log.steps.len(), log.repeated), (10, repeated), "{ranks:?}");
+        assert_eq!(others, runs, "{ranks:?}");
+    }
+}
+
+/// Of several runs in one log the last counts, with its own memory; one of a few steps counts if no other has more.
+#[test]
+fn the_last_run_of_a_log_counts() {
+    let line = |step: u64, tps: u64, gib: u64| {
+        format!("step: {step}  loss: 9.1  memory: {gib}.00GiB(77%)  tps: {tps}\n")
+    };
+    let run = |steps: std::ops::RangeInclusive<u64>, tps: u64, gib: u64| -> String {
+        steps.map(|step| line(step, tps, gib)).collect()
+    };
+    for (text, first, count, gib, others) in [
+        (
+            run(1..=20, 7200, 70) + &run(1..=30, 3600, 60),
+            1,
+            30,
+            60,
+            &[1.0][..],
+        ),
+        // A restart from a checkpoint.
+        (
+            run(1..=20, 7200, 70) + &run(16..=30, 3600, 60),
+            16,
+            15,
+            60,
+            &[1.0],
+        ),
+        (
+            run(1..=20, 7200, 70) + &run(1..=3, 3600, 60),
+            1,
+            20,
+            70,
+            &[2.0],
+        ),
+        (
+            run(9..=11, 7200, 70) + &run(1..=3, 3600, 60),
+            1,
+            3,
+            60,
+            &[1.0],
+        ),
+        (run(1..=20, 7200, 70), 1, 20, 70, &[]),
+    ] {
+        let log = parse(&text, "t.log").expect("read");
+        let seen = (log.steps[0].step, log.steps.len(), log.reserved);
+        assert_eq!(seen, (first, count, Some(gib << 30)), "{text}");
+        assert_eq!(log.other_medians(size(7200.0)), others, "{text}");
     }
 }
 
@@ -346,7 +392,7 @@ fn bars_of_evaluations_are_no_steps() {
         ),
         (evaluation(7) + &begin + &training(1..=20), 20),
         (begin.clone() + &evaluation(4) + &training(1..=20), 20),
-        (begin + &training(1..=20) + &evaluation(30), 20),
+        (begin.clone() + &training(1..=20) + &evaluation(30), 20),
         // The log begins in the midst of an evaluation.
         (
             bar(99, 250, 90, "1.00it/s") + &training(11..=20) + &evaluation(250),
@@ -359,7 +405,12 @@ fn bars_of_evaluations_are_no_steps() {
         ),
         (
             training(1..=9) + &bar(0, 40, 0, "?it/s") + &training(8..=15).replace("/20 ", "/40 "),
-            15,
+            8,
+        ),
+        // Two runs in one log.
+        (
+            begin.clone() + &training(1..=20) + &begin + &training(1..=12),
+            12,
         ),
     ] {
         let log = parse(&text, "x.log").expect("read");

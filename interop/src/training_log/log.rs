@@ -70,8 +70,10 @@ pub struct TrainingLog {
     pub system: LogSystem,
     /// Number of steps that another system wrote.
     pub of_others: usize,
-    /// The steps, in the order of the log.
+    /// The steps of the run that counts, in the order of the log.
     pub steps: Vec<LoggedStep>,
+    /// The steps of other runs in the same log: step numbers go back where one begins.
+    pub other_runs: Vec<Vec<LoggedStep>>,
     /// Largest peak of allocated memory that it reports, in bytes.
     pub allocated: Option<u64>,
     /// Largest peak of reserved memory that it reports, in bytes.
@@ -274,6 +276,17 @@ impl TrainingLog {
         let steps = of_one_batch(&self.steps, size.sequences);
         let timed = (steps.iter()).filter_map(|step| Some((step.step, size.seconds(step)?)));
         timed.collect()
+    }
+
+    /// The usual step time of each other run in the log, in seconds.
+    #[must_use]
+    pub fn other_medians(&self, size: StepSize) -> Vec<f64> {
+        let runs = self.other_runs.iter().map(|steps| Self {
+            steps: steps.clone(),
+            ..self.clone()
+        });
+        let steady = runs.filter_map(|run| run.steady("", None, size).ok());
+        steady.map(|steady| steady.median()).collect()
     }
 
     /// The steps after `warmup` logged steps; by default the first tenth is skipped, at least two steps where there are

@@ -135,6 +135,7 @@ fn finished(mut rows: Vec<Row>, garbled: usize, system: LogSystem) -> Option<Tra
     (!steps.is_empty()).then(|| TrainingLog {
         system,
         of_others: 0,
+        other_runs: Vec::new(),
         allocated: None,
         reserved: steps.iter().filter_map(|step| step.reserved).max(),
         retries: 0,

@@ -9,7 +9,7 @@ mod metrics;
 mod own;
 mod quantity;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 pub use self::log::{LogError, LogSystem, LoggedStep, Steady, StepSize, TrainingLog};
 
@@ -19,19 +19,49 @@ use self::line::{Line, MOST, quantity, without_colour};
 /// Number of steps by which another rank's lines may lag.
 const LAG: usize = 4;
 
+/// A run with fewer steps counts only where no other in the log has more: it holds little more than start-up.
+const FEWEST: usize = 5;
+
+/// The steps of one run, of which a log may hold several, and its peaks of memory.
+#[derive(Default)]
+struct Run {
+    steps: Vec<LoggedStep>,
+    /// The systems that wrote the steps, one for each.
+    of_systems: Vec<LogSystem>,
+    allocated: Option<u64>,
+    reserved: Option<u64>,
+    retries: u64,
+}
+
+impl Run {
+    fn note_memory(&mut self, line: &Line<'_>) {
+        let (allocated, reserved) = memory(line);
+        self.allocated = self.allocated.max(allocated);
+        self.reserved = self.reserved.max(reserved);
+        self.retries = self.retries.max(retries(line));
+    }
+
+    /// Derives the times of steps from what is logged in their place.
+    fn timed(mut self) -> Self {
+        if self.of_systems.last() == Some(&LogSystem::Trainer) {
+            hf::unsmooth(&mut self.steps);
+        }
+        from_elapsed(&mut self.steps);
+        self
+    }
+}
+
 /// A log that is being read.
 struct Reading {
-    log: TrainingLog,
     formats: Vec<Format>,
-    /// Steps that progress bars have shown. Where output is buffered, each rank's bars come as a whole, one rank's after
-    /// the other's.
-    bars: BTreeSet<u64>,
+    /// The runs before the present one.
+    earlier: Vec<Run>,
+    run: Run,
+    repeated: usize,
     /// How often each rank has logged a step, for lines that begin with their rank.
     of_ranks: BTreeMap<(String, u64), usize>,
     /// How often a step was kept.
     kept: BTreeMap<u64, usize>,
-    /// The systems that wrote the kept steps, one for each step.
-    of_systems: Vec<LogSystem>,
 }
 
 impl Reading {
@@ -41,65 +71,82 @@ impl Reading {
         let skipped = |of: &Format| megatron && of.system == LogSystem::DeepSpeed;
         let formats = FORMATS.into_iter().filter(|of| !skipped(of));
         Self {
-            log: TrainingLog {
-                system: LogSystem::Megatron,
-                of_others: 0,
-                steps: Vec::new(),
-                allocated: None,
-                reserved: None,
-                retries: 0,
-                garbled: 0,
-                repeated: 0,
-                mean_of: None,
-            },
             formats: formats.collect(),
-            bars: BTreeSet::new(),
+            earlier: Vec::new(),
+            run: Run::default(),
+            repeated: 0,
             of_ranks: BTreeMap::new(),
             kept: BTreeMap::new(),
-            of_systems: Vec::new(),
         }
     }
 
     fn read(&mut self, line: &Line<'_>) -> Result<(), LogError> {
-        let log = &mut self.log;
-        let (allocated, reserved) = memory(line);
-        log.allocated = log.allocated.max(allocated);
-        log.reserved = log.reserved.max(reserved);
-        log.retries = log.retries.max(retries(line));
+        self.run.note_memory(line);
         for format in &self.formats {
             let Some(step) = format.step(line)? else {
                 continue;
             };
             let system = format.system;
-            self.log.reserved = self.log.reserved.max(step.reserved);
-            if self.repeats(line, system, step.step) {
-                self.log.repeated += 1;
+            if self.repeats(line, step.step) {
+                self.repeated += 1;
             } else {
-                *self.kept.entry(step.step).or_default() += 1;
-                self.log.system = system;
-                self.of_systems.push(system);
-                self.log.steps.push(step);
+                self.keep(system, step);
             }
+            self.run.reserved = self.run.reserved.max(step.reserved);
             break;
         }
         Ok(())
     }
 
-    /// Whether the step was read already. One read more than [`LAG`] steps ago was run again after
-    /// a restart. Where lines name ranks, a step counts as often as its most frequent rank logs it.
-    fn repeats(&mut self, line: &Line<'_>, system: LogSystem, step: u64) -> bool {
-        let shown = system == LogSystem::Trainer && !self.bars.insert(step);
+    /// Keeps a step. One with a smaller number than the last begins another run.
+    fn keep(&mut self, system: LogSystem, step: LoggedStep) {
+        *self.kept.entry(step.step).or_default() += 1;
+        let last = self.run.steps.last();
+        if last.is_some_and(|last| step.step < last.step) {
+            self.earlier.push(std::mem::take(&mut self.run));
+        }
+        self.run.of_systems.push(system);
+        self.run.steps.push(step);
+    }
+
+    /// Whether the step was read already. One read more than [`LAG`] steps ago is of another run. Where lines name ranks, a step counts as
+    /// often as its most frequent rank logs it.
+    fn repeats(&mut self, line: &Line<'_>, step: u64) -> bool {
         let of_rank = line.rank().is_some_and(|rank| {
             let times = self.of_ranks.entry((rank.to_owned(), step)).or_default();
             *times += 1;
             *times <= self.kept.get(&step).copied().unwrap_or(0)
         });
-        let mut recent = self.log.steps.iter().rev().take(LAG);
-        shown || of_rank || step > 0 && recent.any(|known| known.step == step)
+        let mut recent = self.run.steps.iter().rev().take(LAG);
+        of_rank || step > 0 && recent.any(|known| known.step == step)
+    }
+
+    /// The log of the last run that has more than a few steps, or else of the last one.
+    fn log(self, garbled: usize) -> Option<TrainingLog> {
+        let runs = self.earlier.into_iter().chain([self.run]);
+        let mut runs: Vec<Run> = runs.map(Run::timed).collect();
+        runs.retain(|run| !run.steps.is_empty());
+        let long = runs.iter().rposition(|run| run.steps.len() >= FEWEST);
+        let counted = long.or(runs.len().checked_sub(1))?;
+        let run = runs.remove(counted);
+        let system = *run.of_systems.last()?;
+        let others = run.of_systems.iter().filter(|of| **of != system);
+        Some(TrainingLog {
+            system,
+            of_others: others.count(),
+            other_runs: runs.into_iter().map(|run| run.steps).collect(),
+            steps: run.steps,
+            allocated: run.allocated,
+            reserved: run.reserved,
+            retries: run.retries,
+            garbled,
+            repeated: self.repeated,
+            mean_of: None,
+        })
     }
 }
 
-/// Reads a log. Garbled lines are left out and counted; a step that several ranks log counts once.
+/// Reads a log. Garbled lines are left out and counted; a step that several ranks log counts once; of several runs the last counts.
 ///
 /// # Errors
 /// When no line is a training step; if all step lines are malformed, the error of the first.
@@ -108,6 +155,7 @@ pub fn parse(text: &str, path: &str) -> Result<TrainingLog, LogError> {
         return Ok(log);
     }
     let mut reading = Reading::new(text);
+    let mut garbled = 0;
     let mut first_error = None;
     let training = hf::training_steps(text);
     for (index, raw) in text.lines().enumerate() {
@@ -123,25 +171,16 @@ pub fn parse(text: &str, path: &str) -> Result<TrainingLog, LogError> {
                 path,
             };
             if let Err(error) = reading.read(&line) {
-                reading.log.garbled += 1;
+                garbled += 1;
                 first_error.get_or_insert(error);
             }
         }
     }
-    let mut log = reading.log;
-    let others = reading.of_systems.iter();
-    log.of_others = others.filter(|system| **system != log.system).count();
-    if log.system == LogSystem::Trainer {
-        hf::unsmooth(&mut log.steps);
-    }
-    from_elapsed(&mut log.steps);
-    match (log.steps.is_empty(), first_error) {
-        (false, _) => Ok(log),
-        (true, Some(error)) => Err(error),
-        (true, None) => Err(LogError::NoSteps {
-            path: path.to_owned(),
-        }),
-    }
+    let none = || LogError::NoSteps {
+        path: path.to_owned(),
+    };
+    let log = reading.log(garbled);
+    log.ok_or_else(|| first_error.unwrap_or_else(none))
 }
 
 /// Derives step times from the seconds since the run began. A new clock leaves a step untimed.
