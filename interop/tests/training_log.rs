@@ -385,6 +385,11 @@ fn bars_of_evaluations_are_no_steps() {
         steps.collect::<String>()
     };
     let begin = bar(0, 20, 0, "?it/s");
+    let prepared = || {
+        let steps = (1..=60).map(|done| bar(100 * done, 6000, 2 * done, "50.0it/s"));
+        steps.collect::<String>()
+    };
+    let with_losses = training(1..=10) + "\n{'loss': 1.5, 'epoch': 0.1}\n" + &training(10..=15);
     for (text, steps) in [
         (
             begin.clone() + &training(1..=10) + &evaluation(250) + &training(11..=20),
@@ -397,6 +402,18 @@ fn bars_of_evaluations_are_no_steps() {
         (
             bar(99, 250, 90, "1.00it/s") + &training(11..=20) + &evaluation(250),
             10,
+        ),
+        // Data are prepared for longer than training lasts: losses tell, or which bar does not end.
+        (prepared() + &begin + &with_losses, 15),
+        (
+            prepared() + &with_losses.replace("\n{'loss'", "{'loss'"),
+            15,
+        ),
+        (prepared() + &begin + &training(1..=9), 9),
+        // Losses that were buffered come at the end, after another bar.
+        (
+            begin.clone() + &training(1..=20) + &evaluation(9) + "\n{'loss': 1.0}\n",
+            20,
         ),
         // A run that is resumed with another number of steps.
         (
@@ -420,6 +437,35 @@ fn bars_of_evaluations_are_no_steps() {
         let same = |time: &f64| (time - 5.0).abs() < 1e-9;
         assert!(times.iter().all(same), "{times:?}");
     }
+}
+
+/// The Trainer under DeepSpeed logs a step in its bar, and some in the words of DeepSpeed too.
+#[test]
+fn the_bar_of_the_trainer_counts_beside_lines_of_deepspeed() {
+    let begin = "  0%|  | 0/40 [00:00<?, ?it/s]\r".to_owned();
+    let line = |step: u64| {
+        let bar = format!(
+            "{step}%|#  | {step}/40 [00:{:02}<01:00, 2.00s/it]",
+            2 * step
+        );
+        match step % 10 {
+            0 => format!(
+                "\n[timer.py:264:stop] global_step={step}, CurrSamplesPerSec=42.0\n{bar}\n{{'loss': 1.0}}\n"
+            ),
+            _ => bar + "\r",
+        }
+    };
+    let text: String = (1..=29).map(line).collect();
+    let log = parse(&(begin + &text), "x.log").expect("read");
+    assert_eq!(
+        (log.system, log.of_others, log.steps.len()),
+        (LogSystem::Trainer, 0, 29)
+    );
+    // A bar of preparing data is no reason to leave DeepSpeed's lines.
+    let rates = (1..=9).map(|step| format!("global_step={step}, CurrSamplesPerSec=42.0\n"));
+    let text = "100%|#| 90/90 [00:09<00:00, 10.0it/s]\n{'loss': 1.0}\n".to_owned();
+    let log = parse(&(text + &rates.collect::<String>()), "x.log").expect("read");
+    assert_eq!((log.system, log.steps.len()), (LogSystem::DeepSpeed, 9));
 }
 
 /// A bar smooths its rate as tqdm does: every tenth step is followed by a save of 30 s, and the first step is slow.

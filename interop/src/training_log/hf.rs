@@ -1,6 +1,8 @@
 //! Hugging Face's Trainer (also under TRL, axolotl and LLaMA-Factory): its progress bar, ` 10%|█   | 10/100
 //! [00:21<03:09,  2.10s/it]`. Bars with a title (loading data) are not read. An evaluation's bar
-//! has no title either (transformers `ProgressCallback`); only its number of steps sets it apart.
+//! has no title either (transformers `ProgressCallback`), nor may one of preparing data; their numbers of steps set them apart.
+
+use std::collections::BTreeMap;
 
 use super::line::{Line, without_colour};
 use super::log::{LogError, LoggedStep};
@@ -14,7 +16,12 @@ struct Bar {
     elapsed: f64,
     /// Seconds per step; `None` at the beginning of the bar.
     seconds: Option<f64>,
+    /// Whether a loss was printed since the bar before it was drawn.
+    after_loss: bool,
 }
+
+/// How the Trainer begins to print what it logs of training, through its bar of training.
+const LOSS: &str = "{'loss':";
 
 impl Bar {
     fn read(text: &str) -> Option<Self> {
@@ -44,29 +51,87 @@ impl Bar {
             total: number(total)? as u64,
             elapsed: elapsed?,
             seconds,
+            after_loss: false,
         })
+    }
+
+    /// All bars of a log, in its order.
+    fn all(text: &str) -> Vec<Self> {
+        let mut bars = Vec::new();
+        let mut after_loss = false;
+        for part in text.lines().flat_map(|line| line.split('\r')) {
+            let (before, loss) = match part.split_once(LOSS) {
+                Some((before, _)) => (before, true),
+                None => (part, false),
+            };
+            if let Some(bar) = Self::read(before) {
+                bars.push(Self { after_loss, ..bar });
+                after_loss = false;
+            }
+            after_loss |= loss;
+        }
+        bars
     }
 }
 
-/// Numbers of steps of training: one, or more if a run was resumed with another number. The bar of
-/// training is one that continues after another bar; if none does, the one that lasts longest.
-pub(super) fn training_steps(text: &str) -> Vec<u64> {
-    let parts = text.lines().flat_map(|line| line.split('\r'));
-    let bars: Vec<Bar> = parts.filter_map(Bar::read).collect();
+/// The bar of training.
+#[derive(Default)]
+pub(super) struct Training {
+    /// Its number of steps: none without a bar, several if a run was resumed with another number.
+    totals: Vec<u64>,
+    /// Whether the Trainer printed losses between its updates.
+    pub(super) losses: bool,
+}
+
+/// Finds the bar of training: the one between whose updates losses are printed; else one that continues after another bar; else the one
+/// that lasts longest of those that do not end, or of all.
+pub(super) fn training(text: &str) -> Training {
+    let bars = Bar::all(text);
+    let by_losses = with_losses(&bars);
     let mut pairs = bars.windows(2);
     let goes_on = pairs.find(|pair| pair[0].total != pair[1].total && pair[1].done > 1);
-    let longest = || bars.iter().max_by(|a, b| a.elapsed.total_cmp(&b.elapsed));
-    let training = goes_on.map(|pair| &pair[1]).or_else(longest);
-    let Some(total) = training.map(|bar| bar.total) else {
-        return Vec::new();
+    let goes_on = goes_on.map(|pair| pair[1].total);
+    let total = by_losses.or(goes_on).or_else(|| longest(&bars));
+    Training {
+        totals: total.map_or_else(Vec::new, |total| continued(&bars, total)),
+        losses: by_losses.is_some(),
+    }
+}
+
+/// The number of steps of the bar that has most losses between its updates.
+fn with_losses(bars: &[Bar]) -> Option<u64> {
+    let mut losses = BTreeMap::new();
+    let pairs = bars.windows(2);
+    for pair in pairs.filter(|pair| pair[1].after_loss && pair[0].total == pair[1].total) {
+        *losses.entry(pair[1].total).or_insert(0) += 1;
+    }
+    let most = losses.into_iter().max_by_key(|(_, count)| *count);
+    most.map(|(total, _)| total)
+}
+
+/// The number of steps of the bar that lasts longest, of those that do not end or else of all.
+fn longest(bars: &[Bar]) -> Option<u64> {
+    let ends = |bar: &Bar| {
+        bars.iter()
+            .any(|of| of.total == bar.total && of.done >= of.total)
     };
+    let long = |unfinished: bool| {
+        let bars = bars.iter().filter(|bar| !(unfinished && ends(bar)));
+        bars.max_by(|a, b| a.elapsed.total_cmp(&b.elapsed))
+    };
+    let bar = long(true).or_else(|| long(false))?;
+    Some(bar.total)
+}
+
+/// A number of steps with those of bars that it continues or that continue it.
+fn continued(bars: &[Bar], total: u64) -> Vec<u64> {
     let begin = bars.iter().position(|bar| bar.total == total).unwrap_or(0);
     let end = bars.iter().rposition(|bar| bar.total == total);
     let before = bars[..begin]
         .last()
-        .filter(|bar| resumes(&bars, bar.total, total));
+        .filter(|bar| resumes(bars, bar.total, total));
     let after = bars.get(end.unwrap_or(0) + 1);
-    let after = after.filter(|bar| resumes(&bars, total, bar.total));
+    let after = after.filter(|bar| resumes(bars, total, bar.total));
     let others = [before, after].into_iter().flatten();
     others.map(|bar| bar.total).chain([total]).collect()
 }
@@ -84,9 +149,11 @@ fn resumes(bars: &[Bar], before: u64, after: u64) -> bool {
     before != after && end < begin && last.done < before && first > 2 && near
 }
 
-/// Whether a line is a bar of another number of steps than training has.
-pub(super) fn is_other_bar(text: &str, training: &[u64]) -> bool {
-    Bar::read(text).is_some_and(|bar| !training.contains(&bar.total))
+impl Training {
+    /// Whether a line is a bar of another number of steps than training has.
+    pub(super) fn is_other_bar(&self, text: &str) -> bool {
+        Bar::read(text).is_some_and(|bar| !self.totals.contains(&bar.total))
+    }
 }
 
 /// Reads a bar. Step 0, which has no rate yet, marks where a bar begins.

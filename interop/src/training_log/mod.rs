@@ -65,10 +65,11 @@ struct Reading {
 }
 
 impl Reading {
-    fn new(text: &str) -> Self {
-        // Megatron-DeepSpeed logs a step in the words of both; Megatron-LM's have its batch and its whole time.
-        let megatron = text.contains(ELAPSED);
-        let skipped = |of: &Format| megatron && of.system == LogSystem::DeepSpeed;
+    fn new(text: &str, training: &hf::Training) -> Self {
+        // Megatron-DeepSpeed logs a step in the words of both, as the Trainer with DeepSpeed does. Megatron-LM's words have its batch and its
+        // whole time, and the Trainer's bar tells evaluations from steps.
+        let others = text.contains(ELAPSED) || training.losses;
+        let skipped = |of: &Format| others && of.system == LogSystem::DeepSpeed;
         let formats = FORMATS.into_iter().filter(|of| !skipped(of));
         Self {
             formats: formats.collect(),
@@ -154,14 +155,14 @@ pub fn parse(text: &str, path: &str) -> Result<TrainingLog, LogError> {
     if let Some(log) = metrics::parse(text, path)? {
         return Ok(log);
     }
-    let mut reading = Reading::new(text);
+    let training = hf::training(text);
+    let mut reading = Reading::new(text, &training);
     let mut garbled = 0;
     let mut first_error = None;
-    let training = hf::training_steps(text);
     for (index, raw) in text.lines().enumerate() {
         // A progress bar returns to the beginning of its line.
         for part in raw.split('\r') {
-            if hf::is_other_bar(part, &training) {
+            if training.is_other_bar(part) {
                 continue;
             }
             let plain = without_colour(part);
