@@ -368,28 +368,37 @@ fn the_last_run_of_a_log_counts() {
     }
 }
 
+fn bar(done: u64, total: u64, seconds: u64, rate: &str) -> String {
+    let (minutes, seconds) = (seconds / 60, seconds % 60);
+    format!(" 10%|#  | {done}/{total} [{minutes:02}:{seconds:02}<01:00, {rate}]\r")
+}
+
+/// The bar of training in 20 steps of 5 s.
+fn training(steps: std::ops::RangeInclusive<u64>) -> String {
+    let steps = steps.map(|done| bar(done, 20, done * 5, "5.00s/it"));
+    steps.collect()
+}
+
+fn evaluation(total: u64) -> String {
+    let steps = (2..=total).map(|done| bar(done, total, done / 2, "2.00it/s"));
+    bar(0, total, 0, "?it/s") + &steps.collect::<String>()
+}
+
+/// Checks that so many steps of 5 s are read.
+fn check_steps(text: &str, steps: usize) {
+    let log = parse(text, "x.log").expect("read");
+    let times: Vec<f64> = log.steps.iter().filter_map(|step| step.seconds).collect();
+    assert_eq!(times.len(), steps, "{text}");
+    // Rates are smoothed, and that is undone: up to rounding.
+    let same = |time: &f64| (time - 5.0).abs() < 1e-9;
+    assert!(times.iter().all(same), "{times:?}");
+}
+
 /// The Trainer's evaluations show bars without a title too: within training, and before it.
 #[test]
 fn bars_of_evaluations_are_no_steps() {
-    let bar = |done: u64, total: u64, seconds: u64, rate: &str| {
-        let (minutes, seconds) = (seconds / 60, seconds % 60);
-        format!(" 10%|#  | {done}/{total} [{minutes:02}:{seconds:02}<01:00, {rate}]\r")
-    };
-    let evaluation = |total: u64| {
-        let begin = bar(0, total, 0, "?it/s");
-        let steps = (2..=total).map(|done| bar(done, total, done / 2, "2.00it/s"));
-        begin + &steps.collect::<String>()
-    };
-    let training = |steps: std::ops::RangeInclusive<u64>| {
-        let steps = steps.map(|done| bar(done, 20, done * 5, "5.00s/it"));
-        steps.collect::<String>()
-    };
     let begin = bar(0, 20, 0, "?it/s");
-    let prepared = || {
-        let steps = (1..=60).map(|done| bar(100 * done, 6000, 2 * done, "50.0it/s"));
-        steps.collect::<String>()
-    };
-    let with_losses = training(1..=10) + "\n{'loss': 1.5, 'epoch': 0.1}\n" + &training(10..=15);
+    let forty = |steps: std::ops::RangeInclusive<u64>| training(steps).replace("/20 ", "/40 ");
     for (text, steps) in [
         (
             begin.clone() + &training(1..=10) + &evaluation(250) + &training(11..=20),
@@ -403,25 +412,10 @@ fn bars_of_evaluations_are_no_steps() {
             bar(99, 250, 90, "1.00it/s") + &training(11..=20) + &evaluation(250),
             10,
         ),
-        // Data are prepared for longer than training lasts: losses tell, or which bar does not end.
-        (prepared() + &begin + &with_losses, 15),
-        (
-            prepared() + &with_losses.replace("\n{'loss'", "{'loss'"),
-            15,
-        ),
-        (prepared() + &begin + &training(1..=9), 9),
-        // Losses that were buffered come at the end, after another bar.
-        (
-            begin.clone() + &training(1..=20) + &evaluation(9) + "\n{'loss': 1.0}\n",
-            20,
-        ),
         // A run that is resumed with another number of steps.
+        (training(1..=9) + &forty(10..=15), 15),
         (
-            training(1..=9) + &training(10..=15).replace("/20 ", "/40 "),
-            15,
-        ),
-        (
-            training(1..=9) + &bar(0, 40, 0, "?it/s") + &training(8..=15).replace("/20 ", "/40 "),
+            training(1..=9) + &bar(0, 40, 0, "?it/s") + &forty(8..=15),
             8,
         ),
         // Two runs in one log.
@@ -430,12 +424,27 @@ fn bars_of_evaluations_are_no_steps() {
             12,
         ),
     ] {
-        let log = parse(&text, "x.log").expect("read");
-        let times: Vec<f64> = log.steps.iter().filter_map(|step| step.seconds).collect();
-        assert_eq!(times.len(), steps, "{text}");
-        // Rates are smoothed, and that is undone: up to rounding.
-        let same = |time: &f64| (time - 5.0).abs() < 1e-9;
-        assert!(times.iter().all(same), "{times:?}");
+        check_steps(&text, steps);
+    }
+}
+
+/// Data are prepared under a bar without a title, for longer than training lasts: losses tell, or which bar does not end.
+#[test]
+fn bars_of_preparing_data_are_no_steps() {
+    let begin = bar(0, 20, 0, "?it/s");
+    let prepared: String = (1..=60)
+        .map(|done| bar(100 * done, 6000, 2 * done, "50.0it/s"))
+        .collect();
+    let loss = "{'loss': 1.5, 'epoch': 0.1}\n";
+    let losses = |between: &str| training(1..=10) + between + loss + &training(10..=15);
+    for (text, steps) in [
+        (prepared.clone() + &begin + &losses("\n"), 15),
+        (prepared.clone() + &losses(""), 15),
+        (prepared.clone() + &begin + &training(1..=9), 9),
+        // Losses that were buffered come at the end, after another bar.
+        (begin + &training(1..=20) + &evaluation(9) + "\n" + loss, 20),
+    ] {
+        check_steps(&text, steps);
     }
 }
 

@@ -123,7 +123,7 @@ impl Reading {
     }
 
     /// The log of the last run that has more than a few steps, or else of the last one.
-    fn log(self, garbled: usize) -> Option<TrainingLog> {
+    fn finish(self, garbled: usize) -> Option<TrainingLog> {
         let runs = self.earlier.into_iter().chain([self.run]);
         let mut runs: Vec<Run> = runs.map(Run::timed).collect();
         runs.retain(|run| !run.steps.is_empty());
@@ -180,7 +180,7 @@ pub fn parse(text: &str, path: &str) -> Result<TrainingLog, LogError> {
     let none = || LogError::NoSteps {
         path: path.to_owned(),
     };
-    let log = reading.log(garbled);
+    let log = reading.finish(garbled);
     log.ok_or_else(|| first_error.unwrap_or_else(none))
 }
 
