@@ -1,6 +1,6 @@
 //! Explains why a measured step differs from the predicted one. First come explanations from
 //! numbers in the log itself, then what-ifs: scenarios with one change that the cost model predicts
-//! again, those nearest to the measurement first. Slower or faster kernels come last.
+//! again, those nearest to the measurement first. Slower or faster kernels come last: they explain a gap of any size.
 
 use catalog::runtime::AttentionKernel;
 use catalog::{Bandwidth, Bytes, Flops, Seconds};
@@ -37,6 +37,15 @@ const LEAST_SHARE: f64 = 0.1;
 /// move it by more than the gap, because the true degree is smaller.
 const MOST_OF_GAP: f64 = 3.0;
 
+/// A gap of no more than this share of the step is not explained: predictions are not that exact.
+const LEAST_GAP: f64 = 0.02;
+/// A what-if that fits into memory with a lower probability is not reported: the run did fit.
+const LEAST_FIT: f64 = 0.05;
+/// A what-if whose memory is farther from the logged one than the unchanged prediction's, by more than this share, is not reported.
+const FARTHER_MEMORY: f64 = 0.1;
+/// What-ifs whose step times differ by no more than this share are one.
+const SAME_TIME: f64 = 1e-6;
+
 /// Explanations of the gap between measurement and prediction, in the order described above.
 ///
 /// # Errors
@@ -49,20 +58,22 @@ pub fn diagnose(
 ) -> Result<Vec<Hypothesis>, PlannerError> {
     let mut found = of_the_log(costs, predicted, measured);
     let gap = measured.steady.median() - predicted.step_time.0;
-    let (shortest, longest) = predicted.step_time_interval;
-    if (shortest.0..=longest.0).contains(&measured.steady.median()) {
-        let evidence = format!(
-            "the measurement lies within the prediction's 80% interval, {shortest} to {longest}"
-        );
+    let small = small(predicted, measured.steady);
+    if let Some(evidence) = small.clone().or_else(|| usual(predicted, measured.steady)) {
         found.push(hypothesis("nothing need be wrong", evidence, 0.0));
     }
-    let mut what_ifs = Vec::new();
+    if small.is_some() {
+        return Ok(found);
+    }
+    let mut what_ifs: Vec<Hypothesis> = Vec::new();
     for (cause, scenario, decisions) in changes(costs, strategy, gap > 0.0) {
         let Ok(strategy) = Strategy::new(decisions, &scenario.model, &scenario.workload) else {
             continue;
         };
         let prediction = CostModel::new(scenario)?.predict(&strategy)?;
-        what_ifs.extend(compared(cause, predicted, &prediction, measured));
+        let what_if = compared(cause, predicted, &prediction, measured);
+        let known = |new: &Hypothesis| what_ifs.iter().any(|old| same_time(old, new));
+        what_ifs.extend(what_if.filter(|new| !known(new)));
     }
     what_ifs.sort_by(|a, b| b.share.total_cmp(&a.share).then(a.cause.cmp(&b.cause)));
     found.extend(what_ifs);
@@ -72,8 +83,53 @@ pub fn diagnose(
     Ok(found)
 }
 
-/// The share of the gap that a changed scenario explains; `None` if it moves the wrong way, explains too little
-/// or moves it much too far.
+/// Says that the gap is too small to be explained.
+fn small(predicted: &Prediction, steady: &Steady) -> Option<String> {
+    let gap = (steady.median() - predicted.step_time.0).abs();
+    let share = |of: f64| of / predicted.step_time.0 * 100.0;
+    if gap <= LEAST_GAP * predicted.step_time.0 {
+        let (gap, least) = (share(gap), LEAST_GAP * 100.0);
+        return Some(format!(
+            "the gap is {gap:.1}% of the step, and no prediction is surer than {least:.0}%"
+        ));
+    }
+    (gap <= steady.median_error()).then(|| {
+        format!(
+            "the gap is {:.0}% of the step, and steps vary so much that their median is known to {:.0}% only",
+            share(gap),
+            share(steady.median_error())
+        )
+    })
+}
+
+/// Says that predictions are usually no nearer.
+fn usual(predicted: &Prediction, steady: &Steady) -> Option<String> {
+    let (shortest, longest) = predicted.step_time_interval;
+    let within = (shortest.0..=longest.0).contains(&steady.median());
+    within.then(|| {
+        format!(
+            "the measurement lies within the prediction's 80% interval, {shortest} to {longest}"
+        )
+    })
+}
+
+fn same_time(a: &Hypothesis, b: &Hypothesis) -> bool {
+    let times = a.step_time.zip(b.step_time);
+    times.is_some_and(|(a, b)| (a.0 / b.0 - 1.0).abs() < SAME_TIME)
+}
+
+/// Whether memory tells that the run was not the changed scenario: it would not fit, or its memory is farther from the logged one.
+fn ruled_out(base: &Prediction, changed: &Prediction, log: &TrainingLog) -> bool {
+    let short = changed.p_fits < LEAST_FIT && base.p_fits >= LEAST_FIT;
+    let farther = log.reserved.is_some_and(|logged| {
+        let off = |of: &Prediction| (logged as f64 / reserved_by(of).as_f64()).ln().abs();
+        off(changed) > off(base) + FARTHER_MEMORY
+    });
+    short || farther
+}
+
+/// The share of the gap that a changed scenario explains; `None` if it moves the wrong way, explains too little,
+/// moves it much too far, or has other memory than the run.
 fn compared(
     cause: &str,
     base: &Prediction,
@@ -83,7 +139,8 @@ fn compared(
     let gap = measured.steady.median() - base.step_time.0;
     let moved = changed.step_time.0 - base.step_time.0;
     let ratio = moved / gap;
-    if gap == 0.0 || !(LEAST_SHARE..=MOST_OF_GAP).contains(&ratio) {
+    let explains = gap != 0.0 && (LEAST_SHARE..=MOST_OF_GAP).contains(&ratio);
+    if !explains || ruled_out(base, changed, measured.log) {
         return None;
     }
     // An explanation that overshoots the measurement is less likely than one that reaches it.
@@ -337,15 +394,27 @@ fn another_memory(log: &TrainingLog, predicted: &Prediction) -> Option<Hypothesi
 
 fn slow_steps(steady: &Steady) -> Option<Hypothesis> {
     let lost = steady.mean() - steady.median();
-    let evidence = format!(
-        "{} of {} steps take more than 1.5 times the median; the mean is {:.0}% above it (checkpoints, data loading, stragglers)",
-        steady.slow(),
-        steady.seconds.len(),
+    let above = format!(
+        "the mean is {:.0}% above the median",
         lost / steady.median() * 100.0
     );
+    let (cause, evidence) = match steady.slow() {
+        0 => (
+            "steps vary",
+            format!("{above}, though no step takes more than 1.5 times as long"),
+        ),
+        slow => (
+            "some steps are much slower",
+            format!(
+                "{slow} of {} steps take more than 1.5 times the median; {above}",
+                steady.seconds.len()
+            ),
+        ),
+    };
+    let evidence = evidence + " (checkpoints, data loading, stragglers)";
     (lost > 0.02 * steady.median()).then(|| Hypothesis {
         step_time: Some(Seconds(steady.median())),
-        ..hypothesis("some steps are much slower", evidence, 0.3)
+        ..hypothesis(cause, evidence, 0.3)
     })
 }
 

@@ -140,7 +140,8 @@ impl<'a> Diagnosis<'a> {
             "Predicted: {}\n",
             parts(&run.prediction.breakdown)
         ));
-        text.push_str("\nWhere the gap may lie, the likeliest first\n");
+        text.push_str("\nWhere the gap may lie: what the log says, then single changes by how much of it each explains\n",
+        );
         for (i, h) in hypotheses.iter().enumerate() {
             text.push_str(&format!("{:>3}. {}: {}\n", i + 1, h.cause, h.evidence));
         }

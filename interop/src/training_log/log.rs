@@ -390,6 +390,14 @@ impl Steady {
         self.quantile(0.5)
     }
 
+    /// How far the median may be from the true one, in seconds: two standard errors. Quartiles of a normal distribution are 1.349 standard
+    /// deviations apart, and its median's standard error is 1.253 deviations over the root of the number of steps.
+    #[must_use]
+    pub fn median_error(&self) -> f64 {
+        let deviation = (self.quantile(0.75) - self.quantile(0.25)) / 1.349;
+        2.0 * 1.253 * deviation / (self.seconds.len() as f64).sqrt()
+    }
+
     /// The mean step time, which determines the duration of the whole run.
     #[must_use]
     pub fn mean(&self) -> f64 {
