@@ -282,7 +282,6 @@ fn of_the_log(
     let (log, scenario) = (measured.log, costs.scenario());
     let capacity = scenario.cluster.device.memory.value.as_f64();
     [
-        another_batch(measured.steady, scenario.workload.global_batch),
         another_count(measured, predicted),
         retries(log),
         full_memory(log, capacity),
@@ -303,11 +302,17 @@ fn hypothesis(cause: &str, evidence: String, share: f64) -> Hypothesis {
     }
 }
 
-fn another_batch(steady: &Steady, planned: u64) -> Option<Hypothesis> {
-    let batch = steady.global_batch()?;
+/// That the run has another global batch than the plan; its steps are predicted at that batch if it is `predicted`.
+pub(crate) fn another_batch(logged: u64, planned: u64, predicted: bool) -> Hypothesis {
+    let then = match predicted {
+        true => format!("predicted is a step of {logged}"),
+        false => format!(
+            "the plan's strategy cannot run {logged}, so that step times cannot be compared"
+        ),
+    };
     let cause = "the run does not follow the plan: its global batch differs";
-    let evidence = format!("the log has {batch} sequences per step, the plan {planned}");
-    (batch != planned).then(|| hypothesis(cause, evidence, 1.0))
+    let evidence = format!("the log has {logged} sequences per step, the plan {planned}; {then}");
+    hypothesis(cause, evidence, 0.0)
 }
 
 /// Model FLOPs of a step on one GPU.

@@ -70,11 +70,15 @@ impl<'a> Diagnosis<'a> {
     /// # Errors
     /// When a changed scenario cannot be priced.
     pub fn of(run: &'a LoggedRun) -> Result<Self, PlannerError> {
-        let LoggedRun {
-            plan, prediction, ..
-        } = run;
-        let measured = measured(run);
-        let hypotheses = diagnose::diagnose(&plan.costs, &plan.strategy, prediction, &measured)?;
+        let planned = run.plan.costs.scenario().workload.global_batch;
+        let comparable = run.is_comparable();
+        let another = |batch| diagnose::another_batch(batch, planned, comparable);
+        let mut hypotheses: Vec<Hypothesis> = run.other_batch().map(another).into_iter().collect();
+        if comparable {
+            let (costs, strategy) = run.job();
+            let causes = diagnose::diagnose(costs, strategy, &run.prediction, &measured(run))?;
+            hypotheses.extend(causes);
+        }
         Ok(Self { run, hypotheses })
     }
 
@@ -128,14 +132,16 @@ impl<'a> Diagnosis<'a> {
         let steady = &run.steady;
         let head = ["", "predicted", "measured", "gap"].map(str::to_owned);
         let mut text = table(&head, &rows(run));
-        text.push_str(&format!(
-            "\n{} steps of {} after {} of warm-up; tenth to ninetieth percentile {} to {}\n",
-            steady.seconds.len(),
-            system(run.log.system),
-            steady.warmup,
-            Seconds(steady.quantile(0.1)),
-            Seconds(steady.quantile(0.9)),
-        ));
+        let (time, system) = (run.time_in_words(), system(run.log.system));
+        text.push_str(&match run.log.mean_of {
+            Some(_) => format!("\nStep time: {time} of {system}, evaluations and saves included\n"),
+            None => format!(
+                "\nStep time: {time} of {system} after {} of warm-up; tenth to ninetieth percentile {} to {}\n",
+                steady.warmup,
+                Seconds(steady.quantile(0.1)),
+                Seconds(steady.quantile(0.9)),
+            ),
+        });
         text.push_str(&format!(
             "Predicted: {}\n",
             parts(&run.prediction.breakdown)
@@ -177,7 +183,10 @@ fn rows(run: &LoggedRun) -> Vec<[String; 4]> {
         "step time".to_owned(),
         p.step_time.to_string(),
         Seconds(steady.median()).to_string(),
-        ratio(steady.median(), p.step_time.0),
+        match run.is_comparable() {
+            true => ratio(steady.median(), p.step_time.0),
+            false => String::new(),
+        },
     ]];
     let rate = tokens_per_s(run);
     rows.push([

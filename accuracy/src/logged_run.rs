@@ -2,17 +2,19 @@
 
 use answers::Opened;
 use catalog::Seconds;
-use costmodel::CostError;
+use costmodel::{CostError, CostModel, Scenario};
 use interop::training_log::{self, LogError, LogSystem, Steady, StepSize, TrainingLog};
-use plans::Prediction;
+use plans::{Decisions, Prediction, Strategy};
 
 /// A training run: its log, the plan that it ran under, and the prediction for that plan.
 #[derive(Debug)]
 pub struct LoggedRun {
     /// The plan that the run used.
     pub plan: Opened,
-    /// The prediction for the plan.
+    /// The prediction for the plan, at the log's global batch if the plan's strategy can run it.
     pub prediction: Prediction,
+    /// The plan's job at the log's global batch, if that is another than the plan's and the strategy can run it.
+    pub at_batch: Option<AtBatch>,
     /// The training log.
     pub log: TrainingLog,
     /// The log's steps after warm-up.
@@ -21,6 +23,46 @@ pub struct LoggedRun {
 
 /// Step times of two runs that differ by no more than this share are taken for those of the same job.
 const SAME_TIME: f64 = 0.05;
+
+/// The job of a plan with another global batch.
+#[derive(Debug)]
+pub struct AtBatch {
+    /// The costs of the job.
+    pub costs: CostModel,
+    /// The plan's strategy, with as many micro-batches as the batch needs.
+    pub strategy: Strategy,
+}
+
+impl AtBatch {
+    /// The job of a plan with a global batch of so many sequences; `None` if the plan's strategy cannot run that.
+    ///
+    /// # Errors
+    /// When the job cannot be priced.
+    pub fn of(plan: &Opened, batch: u64) -> Result<Option<Self>, CostError> {
+        let scenario = plan.costs.scenario();
+        let Ok(workload) = scenario.workload.with_batch(batch) else {
+            return Ok(None);
+        };
+        let micro_batches = plan.strategy.num_micro_batches.checked_mul(batch);
+        let planned = scenario.workload.global_batch;
+        let micro_batches = micro_batches.filter(|number| number.is_multiple_of(planned));
+        let Some(micro_batches) = micro_batches else {
+            return Ok(None);
+        };
+        let decisions = Decisions {
+            num_micro_batches: micro_batches / planned,
+            ..plan.strategy.decisions().clone()
+        };
+        let Ok(strategy) = Strategy::new(decisions, &scenario.model, &workload) else {
+            return Ok(None);
+        };
+        let costs = CostModel::new(Scenario {
+            workload,
+            ..scenario.clone()
+        })?;
+        Ok(Some(Self { costs, strategy }))
+    }
+}
 
 /// Why a log cannot be compared with a plan.
 #[derive(Debug, thiserror::Error)]
@@ -57,12 +99,42 @@ impl LoggedRun {
     ) -> Result<Self, LoggedRunError> {
         let log = training_log::parse(text, name)?;
         let steady = log.steady(name, warmup, step_size(&plan))?;
+        let planned = plan.costs.scenario().workload.global_batch;
+        let batch = steady.global_batch().filter(|batch| *batch != planned);
+        let at_batch = batch.map(|batch| AtBatch::of(&plan, batch)).transpose()?;
+        let at_batch = at_batch.flatten();
         Ok(Self {
-            prediction: plan.costs.predict(&plan.strategy)?,
+            prediction: match &at_batch {
+                Some(job) => job.costs.predict(&job.strategy)?,
+                None => plan.costs.predict(&plan.strategy)?,
+            },
+            at_batch,
             plan,
             log,
             steady,
         })
+    }
+
+    /// The costs and the strategy that the run is compared with.
+    #[must_use]
+    pub fn job(&self) -> (&CostModel, &Strategy) {
+        match &self.at_batch {
+            Some(job) => (&job.costs, &job.strategy),
+            None => (&self.plan.costs, &self.plan.strategy),
+        }
+    }
+
+    /// The log's global batch, if it is another than the plan's.
+    #[must_use]
+    pub fn other_batch(&self) -> Option<u64> {
+        let planned = self.plan.costs.scenario().workload.global_batch;
+        self.steady.global_batch().filter(|batch| *batch != planned)
+    }
+
+    /// Whether steps of the log are predicted steps: of the same global batch.
+    #[must_use]
+    pub fn is_comparable(&self) -> bool {
+        self.other_batch().is_none() || self.at_batch.is_some()
     }
 
     /// What was left out of the log, one sentence for each reason.
@@ -116,7 +188,29 @@ impl LoggedRun {
             ));
         }
         warnings.extend(self.another_run());
+        warnings.extend(self.beyond_peak());
         warnings
+    }
+
+    /// A warning if steps are shorter than the GPUs' peak rate allows.
+    fn beyond_peak(&self) -> Option<String> {
+        let least = Seconds(self.prediction.mfu * self.prediction.step_time.0);
+        let median = Seconds(self.steady.median());
+        (self.is_comparable() && median.0 < least.0).then(|| {
+            format!(
+                "a step takes {median}, and at the peak rate of the GPUs a step of the plan takes {least}: are they steps of this training?"
+            )
+        })
+    }
+
+    /// What the measured step time is, in words: the median of so many steps.
+    #[must_use]
+    pub fn time_in_words(&self) -> String {
+        match (self.log.mean_of, self.steady.seconds.len()) {
+            (Some(steps), _) => format!("mean of {steps} steps"),
+            (None, 1) => "median of 1 step".to_owned(),
+            (None, steps) => format!("median of {steps} steps"),
+        }
     }
 
     /// A warning if another run in the log has another step time.

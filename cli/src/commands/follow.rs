@@ -4,7 +4,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use accuracy::drift::{self, Change, Watch};
-use accuracy::logged_run;
+use accuracy::logged_run::{self, AtBatch};
+use answers::Opened;
 use catalog::Seconds;
 use interop::training_log::{self, LogError, StepSize};
 use plans::Prediction;
@@ -36,21 +37,19 @@ struct SeenJson {
 pub(crate) fn run(args: &DiagnoseArgs) -> Result<ExitCode, CliError> {
     let plan = plan::of_log(&args.plan)?;
     let size = logged_run::step_size(&plan);
-    let predicted = plan.costs.predict(&plan.strategy)?;
-    let mut watch = Watch::new(predicted.step_time_interval);
+    let mut job = Job::of(&plan, size.sequences)?;
     let mut before = Vec::new();
     let mut last_new = Instant::now();
     loop {
-        let seen = times(args, size)?;
+        let (batch, seen) = times(args, size)?;
         // A log that was emptied, as by a job that starts anew, is followed from its beginning.
         if seen != before {
             last_new = Instant::now();
-            let seconds: Vec<f64> = seen.iter().map(|(_, seconds)| *seconds).collect();
-            let change = watch.see(&seconds);
-            if let (Some(median), Some((step, _))) = (drift::recent_median(&seconds), seen.last()) {
-                show(args, &predicted, *step, median, watch.outside())?;
+            if batch != job.batch {
+                job = Job::of(&plan, batch)?;
+                job.say(args, size.sequences);
             }
-            warn(change, &predicted);
+            job.see(args, &seen)?;
             before = seen;
         }
         let waited = last_new.elapsed().as_secs_f64();
@@ -61,17 +60,71 @@ pub(crate) fn run(args: &DiagnoseArgs) -> Result<ExitCode, CliError> {
     }
 }
 
-/// Number and seconds of each step after the warm-up; empty while the log holds no step.
-fn times(args: &DiagnoseArgs, size: StepSize) -> Result<Vec<(u64, f64)>, CliError> {
+/// The plan's job at the global batch of the log's steps.
+struct Job {
+    batch: u64,
+    /// `None` if the plan's strategy cannot run that batch.
+    watched: Option<(Prediction, Watch)>,
+}
+
+impl Job {
+    fn of(plan: &Opened, batch: u64) -> Result<Self, CliError> {
+        let job = AtBatch::of(plan, batch)?;
+        let watched = job.map(|job| {
+            let predicted = job.costs.predict(&job.strategy)?;
+            let watch = Watch::new(predicted.step_time_interval);
+            Ok::<_, CliError>((predicted, watch))
+        });
+        Ok(Self {
+            batch,
+            watched: watched.transpose()?,
+        })
+    }
+
+    /// Says that steps have another batch than those before.
+    fn say(&self, args: &DiagnoseArgs, planned: u64) {
+        let batch = self.batch;
+        if batch == planned {
+            let note = format!("note: steps have the plan's {planned} sequences now");
+            return output::note(args.format.quiet, &note);
+        }
+        let then = match self.watched {
+            Some(_) => format!("they are compared with a predicted step of {batch}"),
+            None => format!("its strategy cannot run {batch}, so that they are not compared"),
+        };
+        output::warning(&format!(
+            "the log has {batch} sequences per step, the plan {planned}: {then}"
+        ));
+    }
+
+    /// Compares the last steps, given by number and seconds, with the prediction.
+    fn see(&mut self, args: &DiagnoseArgs, steps: &[(u64, f64)]) -> Result<(), CliError> {
+        let Some((predicted, watch)) = &mut self.watched else {
+            return Ok(());
+        };
+        let seconds: Vec<f64> = steps.iter().map(|(_, seconds)| *seconds).collect();
+        let change = watch.see(&seconds);
+        if let (Some(median), Some((step, _))) = (drift::recent_median(&seconds), steps.last()) {
+            show(args, predicted, *step, median, watch.outside())?;
+        }
+        warn(change, predicted);
+        Ok(())
+    }
+}
+
+/// The steps' global batch, and number and seconds of each step after the warm-up; none while the log holds no step.
+fn times(args: &DiagnoseArgs, size: StepSize) -> Result<(u64, Vec<(u64, f64)>), CliError> {
     let text = catalog::text::read(&args.log)?;
     let shown = args.log.display().to_string();
     match training_log::parse(&text, &shown) {
         Ok(log) => {
             let times = log.times(size).into_iter();
-            Ok(times.skip(args.warmup.unwrap_or(WARMUP)).collect())
+            let times = times.skip(args.warmup.unwrap_or(WARMUP)).collect();
+            let batch = log.batch(size.sequences).unwrap_or(size.sequences);
+            Ok((batch, times))
         }
         // A job that has not begun yet, or a first line that is half written.
-        Err(LogError::NoSteps { .. } | LogError::Number { .. }) => Ok(Vec::new()),
+        Err(LogError::NoSteps { .. } | LogError::Number { .. }) => Ok((size.sequences, Vec::new())),
         Err(error) => Err(error.into()),
     }
 }

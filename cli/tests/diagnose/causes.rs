@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::{estimate, json, log, run};
+use crate::{JOB, estimate, json, log, run};
 
 /// Of several runs in one log the last counts; that is said, and warned of if their step times differ.
 #[test]
@@ -84,6 +84,58 @@ fn only_causes_that_can_be_are_named() {
     assert_eq!(causes(1.015 * time, None), ["nothing need be wrong"]);
 }
 
+/// A log of another batch than the plan's is compared with a step of its own batch.
+#[test]
+fn another_batch_than_the_plans_is_said_first() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let strategy = "tp=4,pp=2,zero=1";
+    let args = ["diagnose", "run.log", "--plan", "a.plan.yaml"];
+    estimate(folder.path(), "dgx-h100", strategy, "a.plan.yaml");
+    let mut twice = [&["estimate"], JOB, &["--strategy", strategy, "--json"]].concat();
+    twice[JOB.len()] = "256";
+    let twice = json(&run(folder.path(), &twice));
+    let time = twice["predicted"]["step_time_s"].as_f64().expect("time");
+    log(folder.path(), "run.log", 1.01 * time, 256);
+    let answer = json(&run(folder.path(), &[&args[..], &["--json"]].concat()));
+    let ratio = answer["step_time_ratio"].as_f64().expect("ratio");
+    assert!((ratio - 1.01).abs() < 1e-3, "{ratio}");
+    let said = &answer["hypotheses"];
+    assert_eq!(
+        said[0]["cause"],
+        "the run does not follow the plan: its global batch differs"
+    );
+    assert_eq!(
+        said[0]["evidence"],
+        "the log has 256 sequences per step, the plan 128; predicted is a step of 256"
+    );
+    assert_eq!(said[1]["cause"], "nothing need be wrong");
+    let followed = run(
+        folder.path(),
+        &[&args[..], &["--follow", "--idle", "1", "--json"]].concat(),
+    );
+    let words = String::from_utf8_lossy(&followed.stderr).into_owned();
+    assert!(
+        words.contains("they are compared with a predicted step of 256"),
+        "{words}"
+    );
+    assert!(!words.contains("drift"), "{words}");
+    // What the strategy cannot run is not compared.
+    log(folder.path(), "run.log", time, 129);
+    let answer = json(&run(folder.path(), &[&args[..], &["--json"]].concat()));
+    let list = answer["hypotheses"].as_array().expect("list");
+    let evidence = "the log has 129 sequences per step, the plan 128; the plan's strategy cannot run 129, so that step times cannot be compared";
+    assert_eq!((list.len(), &list[0]["evidence"]), (1, &evidence.into()));
+    let followed = run(
+        folder.path(),
+        &[&args[..], &["--follow", "--idle", "1", "--json"]].concat(),
+    );
+    let words = String::from_utf8_lossy(&followed.stderr).into_owned();
+    assert!(
+        words.contains("they are not compared") && followed.stdout.is_empty(),
+        "{words}"
+    );
+}
+
 /// What moves a step by far more than the gap does not explain it.
 #[test]
 fn changes_far_beyond_the_gap_are_not_named() {
@@ -100,5 +152,30 @@ fn changes_far_beyond_the_gap_are_not_named() {
         };
         let times = (changed - predicted) / (measured - predicted);
         assert!(times < 3.01, "{found}");
+    }
+}
+
+/// Steps shorter than the peak rate allows are warned of, and the Trainer's mean is not called one first step.
+#[test]
+fn what_no_step_takes_is_warned_of() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    estimate(folder.path(), "dgx-h100", "tp=4,pp=2,zero=1", "a.plan.yaml");
+    for (seconds, warns) in [(0.1, true), (5.0, false)] {
+        let runtime = 200.0 * seconds;
+        let state =
+            format!("{{\"log_history\": [{{\"step\": 200, \"train_runtime\": {runtime}}}]}}");
+        fs::write(folder.path().join("trainer_state.json"), state).expect("written");
+        let args = ["diagnose", "trainer_state.json", "--plan", "a.plan.yaml"];
+        let output = run(folder.path(), &args);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(
+            said.contains("at the peak rate of the GPUs"),
+            warns,
+            "{said}"
+        );
+        assert!(!said.contains("first step"), "{said}");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let words = "mean of 200 steps of transformers, evaluations and saves included";
+        assert!(text.contains(words), "{text}");
     }
 }

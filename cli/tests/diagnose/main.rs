@@ -324,37 +324,6 @@ fn what_was_learned_predicts_the_run() {
     }
 }
 
-#[test]
-fn another_batch_than_the_plans_is_said_first() {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    let plan = estimate(folder.path(), "dgx-h100", "tp=4,pp=2,zero=1", "a.plan.yaml");
-    let time = plan["predicted"]["step_time_s"].as_f64().expect("time");
-    log(folder.path(), "run.log", 2.0 * time, 256);
-    let answer = json(&run(
-        folder.path(),
-        &["diagnose", "run.log", "--plan", "a.plan.yaml", "--json"],
-    ));
-    let first = &answer["hypotheses"][0];
-    assert_eq!(
-        first["cause"],
-        "the run does not follow the plan: its global batch differs"
-    );
-    assert_eq!(
-        first["evidence"],
-        "the log has 256 sequences per step, the plan 128"
-    );
-    let rate = |side: &str| {
-        answer[side]["tokens_per_s_per_gpu"]
-            .as_f64()
-            .expect("a rate")
-    };
-    let (measured, predicted) = (rate("measured"), rate("predicted"));
-    assert!(
-        (measured / predicted - 1.0).abs() < 0.01,
-        "{measured} {predicted}"
-    );
-}
-
 /// A strategy's step time can be given without a log; the factors that its step depends on most change it most.
 #[test]
 fn a_measured_strategy_moves_what_its_step_depends_on() {

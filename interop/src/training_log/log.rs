@@ -269,6 +269,12 @@ pub struct Steady {
 }
 
 impl TrainingLog {
+    /// The batch of the steps that count: the plan's, or else the last; `None` if the log says none.
+    #[must_use]
+    pub fn batch(&self, planned: u64) -> Option<u64> {
+        batch(&self.steps, planned)
+    }
+
     /// Every step of one batch that has a time, in the order of the log: its number and its seconds. The batch is the plan's, or else
     /// the last.
     #[must_use]
@@ -341,11 +347,16 @@ impl TrainingLog {
     }
 }
 
-/// The steps of the planned batch, else of the last one; and steps that log no batch.
-fn of_one_batch(steps: &[LoggedStep], planned: u64) -> Vec<LoggedStep> {
+/// The planned batch if a step has it, or else the last one.
+fn batch(steps: &[LoggedStep], planned: u64) -> Option<u64> {
     let mut logged = steps.iter().rev().filter_map(|step| step.global_batch);
     let last = logged.clone().next();
-    let batch = logged.find(|batch| *batch == planned).or(last);
+    logged.find(|batch| *batch == planned).or(last)
+}
+
+/// The steps of the planned batch, else of the last one; and steps that log no batch.
+fn of_one_batch(steps: &[LoggedStep], planned: u64) -> Vec<LoggedStep> {
+    let batch = batch(steps, planned);
     let kept = |step: &&LoggedStep| step.global_batch.is_none() || step.global_batch == batch;
     steps.iter().filter(kept).copied().collect()
 }

@@ -35,7 +35,7 @@ impl Measured {
     pub(crate) fn of_log(run: &LoggedRun, log: &Path, plan: &Path) -> Result<Self, CliError> {
         let workload = &run.plan.scenario.workload;
         let planned = workload.global_batch;
-        if let Some(batch) = run.steady.global_batch().filter(|batch| *batch != planned) {
+        if let Some(batch) = run.other_batch() {
             let what = format!("the log has {batch} sequences per step, the plan {planned}");
             let wrong = Mistake::new(what).at(log.display().to_string());
             let expected = format!("steps of the plan's global batch, {planned} sequences");
@@ -45,15 +45,12 @@ impl Measured {
             || log.display().to_string(),
             |n| n.to_string_lossy().into_owned(),
         );
-        let steps = match run.steady.seconds.len() {
-            1 => "1 step".to_owned(),
-            steps => format!("{steps} steps"),
-        };
         let about = format!(
-            "{name} of plan {} ({} on {} devices): median of {steps} {:.4} s",
+            "{name} of plan {} ({} on {} devices): {} {:.4} s",
             run.plan.file.id,
             run.plan.scenario.model.name,
             workload.gpus,
+            run.time_in_words(),
             run.steady.median(),
         );
         let of = Of {
