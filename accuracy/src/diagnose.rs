@@ -2,9 +2,10 @@
 //! numbers in the log itself, then what-ifs: scenarios with one change that the cost model predicts
 //! again, those nearest to the measurement first. Slower or faster kernels come last: they explain a gap of any size.
 
+use catalog::model::{ModelConfig, WindowPattern};
 use catalog::runtime::AttentionKernel;
 use catalog::{Bandwidth, Bytes, Flops, Seconds};
-use costmodel::{CostModel, Scenario};
+use costmodel::{CostModel, Scenario, flops};
 use interop::training_log::{Steady, TrainingLog};
 use planner::PlannerError;
 use plans::{Decisions, Overlap, Prediction, Recompute, Strategy, Zero};
@@ -282,7 +283,7 @@ fn of_the_log(
     let (log, scenario) = (measured.log, costs.scenario());
     let capacity = scenario.cluster.device.memory.value.as_f64();
     [
-        another_count(measured, predicted),
+        another_count(scenario, measured, predicted),
         retries(log),
         full_memory(log, capacity),
         another_memory(log, predicted),
@@ -325,15 +326,20 @@ pub(crate) struct StepFlops {
 }
 
 impl StepFlops {
-    /// The FLOPs of a step; `None` if the log states no TFLOP/s. If it is not known how the log's system counts attention,
+    /// The FLOPs of a step of a scenario; `None` if the log states no TFLOP/s. If it is not known how the log's system counts attention,
     /// the plan's count is the nearer one of both.
-    pub(crate) fn of(measured: &Measured<'_>, predicted: &Prediction) -> Option<Self> {
+    pub(crate) fn of(
+        scenario: &Scenario,
+        measured: &Measured<'_>,
+        predicted: &Prediction,
+    ) -> Option<Self> {
         let logged = tflops(measured.steady)? * 1e12 * measured.steady.median();
         let counted = |mfu: f64| mfu * predicted.peak_flop_rate.0 * predicted.step_time.0;
         let [once, all] = [predicted.mfu, predicted.mfu_palm].map(counted);
         let off = |planned: f64| (logged / planned).ln().abs();
-        let planned = match measured.log.system.counts_masked() || off(all) < off(once) {
-            true => all,
+        let planned = match measured.log.system.counts_all_keys() {
+            true => all * beyond_windows(scenario),
+            false if off(all) < off(once) => all,
             false => once,
         };
         Some(Self {
@@ -341,6 +347,15 @@ impl StepFlops {
             planned: Flops(planned),
         })
     }
+}
+
+/// How many times as many FLOPs a scenario has if no window limits attention.
+fn beyond_windows(scenario: &Scenario) -> f64 {
+    let own: &ModelConfig = &scenario.model;
+    let mut full = own.clone();
+    full.attention.window = WindowPattern::Full;
+    let count = |model| flops::per_token(model, &scenario.workload).palm.0;
+    count(&full) / count(own)
 }
 
 /// The median of the TFLOP/s per GPU that a log states; `None` if it states none.
@@ -352,8 +367,12 @@ pub(crate) fn tflops(steady: &Steady) -> Option<f64> {
 }
 
 /// Whether the log counts another amount of work per step than the plan has.
-fn another_count(measured: &Measured<'_>, predicted: &Prediction) -> Option<Hypothesis> {
-    let StepFlops { logged, planned } = StepFlops::of(measured, predicted)?;
+fn another_count(
+    scenario: &Scenario,
+    measured: &Measured<'_>,
+    predicted: &Prediction,
+) -> Option<Hypothesis> {
+    let StepFlops { logged, planned } = StepFlops::of(scenario, measured, predicted)?;
     if (0.8..=1.25).contains(&(logged.0 / planned.0)) {
         return None;
     }

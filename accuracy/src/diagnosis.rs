@@ -195,7 +195,9 @@ fn rows(run: &LoggedRun) -> Vec<[String; 4]> {
         format!("{rate:.0}"),
         ratio(rate, p.tokens_per_s_per_gpu),
     ]);
-    if let Some(StepFlops { logged, planned }) = StepFlops::of(&measured(run), p) {
+    let (costs, _) = run.job();
+    if let Some(StepFlops { logged, planned }) = StepFlops::of(costs.scenario(), &measured(run), p)
+    {
         let tflops = logged.0 / steady.median() / 1e12;
         let predicted = planned.0 / p.step_time.0 / 1e12;
         rows.push([

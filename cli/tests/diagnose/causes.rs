@@ -155,6 +155,35 @@ fn changes_far_beyond_the_gap_are_not_named() {
     }
 }
 
+/// torchtitan counts the whole sequence also in layers with a window.
+#[test]
+fn logged_tflops_may_count_keys_beyond_windows() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let job = "estimate --model gpt-oss-20b --gpus 16 --seq 32768 --global-batch 32 --runtime torchtitan --strategy zero=3,recompute=full --json";
+    let line = format!("{job} -o a.plan.yaml");
+    // It does not fit, which is no matter here.
+    let output = run(folder.path(), &line.split(' ').collect::<Vec<_>>());
+    let predicted: Value = serde_json::from_slice(&output.stdout).expect("a prediction");
+    let of = |key: &str| predicted["predicted"][key].as_f64().expect(key);
+    // In half of 24 layers of 64 heads of 64, 32640 more keys are seen, each by two products: 6 FLOPs of training per weight.
+    let more = 12.0 * 6.0 * 64.0 * 128.0 * (32768.0 - 128.0);
+    let (rate, step) = (of("tokens_per_s_per_gpu"), of("step_time_s"));
+    let tflops = (of("mfu_palm") * of("peak_flops_per_s") + more * rate) / 1e12;
+    let lines = (1..=30).map(|step| format!("step: {step} loss: 1.0 memory: 60.00GiB(75%) tps: {rate} tflops: {tflops:.1} mfu: 40%\n"));
+    fs::write(folder.path().join("run.log"), lines.collect::<String>()).expect("written");
+    let output = run(
+        folder.path(),
+        &["diagnose", "run.log", "--plan", "a.plan.yaml"],
+    );
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let row = text.lines().find(|line| line.starts_with("TFLOP/s/GPU"));
+    let row = row.unwrap_or_else(|| panic!("{step}: {text}"));
+    assert!(
+        row.ends_with("0.0%") && !text.contains("way of counting"),
+        "{text}"
+    );
+}
+
 /// Steps shorter than the peak rate allows are warned of, and the Trainer's mean is not called one first step.
 #[test]
 fn what_no_step_takes_is_warned_of() {

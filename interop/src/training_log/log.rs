@@ -28,12 +28,14 @@ pub enum LogSystem {
 }
 
 impl LogSystem {
-    /// Whether logged TFLOP/s surely include the masked half of causal attention. `false` means that a log does not tell:
+    /// Whether logged TFLOP/s surely count every key of the sequence for every query: those that the causal mask hides, and those beyond a
+    /// sliding window. `false` means that a log does not tell:
     /// Megatron-Core 0.8 included it; Megatron-LM (`num_floating_point_operations` in `megatron/training/training.py` at d98e8a6)
     /// and Megatron Bridge (`flop_utils.py`) leave it out.
     #[must_use]
-    pub fn counts_masked(self) -> bool {
-        // torchtitan's `get_nparams_and_flops`, nanotron's `get_flops`.
+    pub fn counts_all_keys(self) -> bool {
+        // torchtitan's `get_nparams_and_flops` (since moved to `torchtitan/models/utils.py`), nanotron's `get_flops`: both have the length of
+        // the sequence for each layer.
         matches!(self, Self::Torchtitan | Self::Nanotron)
     }
 }
