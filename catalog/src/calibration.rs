@@ -193,13 +193,13 @@ impl MeasuredRun {
         (self.model_kind, self.precision) == (kind.model, kind.precision) && own.shows(asked)
     }
 
-    /// Whether another run is this one: the same strategy of the same job, measured to the same time.
+    /// Whether another run repeats this one: the same strategy of the same job, whatever time was measured.
     #[must_use]
-    pub fn is(&self, other: &Self) -> bool {
-        let about = self.about.clone();
+    pub fn repeats(&self, other: &Self) -> bool {
         *self
             == Self {
-                about,
+                about: self.about.clone(),
+                step_time_s: self.step_time_s,
                 ..other.clone()
             }
     }
@@ -248,14 +248,17 @@ impl Calibration {
         }
     }
 
-    /// How many of its runs are evidence for a question of this kind and reach.
+    /// How many of its runs are evidence for a question of this kind and reach. Runs that repeat another are not: files of older versions
+    /// may have some.
     #[must_use]
     pub fn runs_like(&self, kind: &Kind, asked: Reach) -> usize {
         let own = self
             .measured
             .iter()
             .filter(|_| self.runtime == kind.runtime);
-        own.filter(|run| run.shows(kind, asked)).count()
+        let own: Vec<_> = own.filter(|run| run.shows(kind, asked)).collect();
+        let repeats = |at: usize| own[..at].iter().any(|earlier| earlier.repeats(own[at]));
+        (0..own.len()).filter(|at| !repeats(*at)).count()
     }
 
     /// Widens an interval of step times by what the factors leave unexplained of the runs, and by how far the runs leave the factors

@@ -403,6 +403,47 @@ fn earlier_runs_are_learned_from_again() {
     assert!(said.contains("old.yaml does not list the 2 runs"), "{said}");
 }
 
+/// Runs of one strategy are one run, with their mean; one that is measured again replaces what its cluster has.
+#[test]
+fn repeats_count_as_one_run() {
+    let folder = folder();
+    let at = folder.path();
+    let measured = |plan: &str, times: &[f64], to: &str| {
+        let times = times
+            .iter()
+            .map(|time| format!(" --measured {USED}:{time}s"));
+        let times = times.collect::<String>();
+        ended(at, &format!("calibrate --plan {plan} -o {to}{times}"))
+    };
+    measured("a.plan.yaml", &[60.0], "one.yaml");
+    measured("a.plan.yaml", &[59.0, 60.5, 60.5 + 1e-9], "three.yaml");
+    plan(at, "one.yaml", USED, "one.plan.yaml");
+    let said = measured("one.plan.yaml", &[50.0, 70.0], "again.yaml");
+    assert!(
+        said.contains("1 run of one.yaml is measured again"),
+        "{said}"
+    );
+    let strategy = "tp=4,zero=1";
+    let on = |cluster: &str| {
+        predicted(
+            at,
+            &format!("{JOB} --cluster {cluster} --strategy {strategy}"),
+        )
+    };
+    let one = on("one.yaml");
+    assert_eq!(
+        evidence(&one),
+        "calibrated: 1 measured run of this very system"
+    );
+    for cluster in ["three.yaml", "again.yaml"] {
+        let several = on(cluster);
+        assert_eq!(evidence(&several), evidence(&one), "{cluster}");
+        for (a, b) in step(&several).into_iter().zip(step(&one)) {
+            assert!((a / b - 1.0).abs() < 1e-6, "{cluster}: {a} {b}");
+        }
+    }
+}
+
 /// Factors of a pool's cluster widen the intervals of the pools together, and are said.
 #[test]
 fn factors_of_pools_are_said() {

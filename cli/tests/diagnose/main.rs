@@ -266,8 +266,11 @@ fn what_was_learned_predicts_the_run() {
     let strategy = "tp=4,pp=2,zero=1";
     let plan = estimate(folder.path(), "dgx-h100", strategy, "a.plan.yaml");
     let time = plan["predicted"]["step_time_s"].as_f64().expect("time");
+    let other = "tp=2,pp=4,zero=1";
+    let second = estimate(folder.path(), "dgx-h100", other, "second.plan.yaml");
+    let second = second["predicted"]["step_time_s"].as_f64().expect("time");
     log(folder.path(), "run.log", 1.3 * time, 128);
-    log(folder.path(), "again.log", 1.2 * time, 128);
+    log(folder.path(), "other.log", 1.2 * second, 128);
     json(&run(
         folder.path(),
         &[
@@ -301,26 +304,28 @@ fn what_was_learned_predicts_the_run() {
         Some("calibrated: 1 measured run of this very system")
     );
     // A run on the calibrated cluster does not multiply twice; two runs are taken together.
+    estimate(folder.path(), "ours.yaml", other, "c.plan.yaml");
     let args = [
         "calibrate",
         "run.log",
-        "again.log",
+        "other.log",
         "--plan",
         "b.plan.yaml",
         "--plan",
-        "b.plan.yaml",
+        "c.plan.yaml",
         "-o",
         "ours.yaml",
         "--json",
     ];
     let both = json(&run(folder.path(), &args));
     assert_eq!(both["calibration"]["runs"], 2);
-    for of in both["runs"].as_array().expect("runs") {
+    let runs = both["runs"].as_array().expect("runs");
+    for (of, time) in runs.iter().zip([time, second]) {
         let times = of["predicted_step_time_s"].as_array().expect("two");
         let [before, after] = [&times[0], &times[1]].map(|t| t.as_f64().expect("time") / time);
         assert!((before - 1.0).abs() < 1e-9, "{before}");
         // Two runs that are both much slower move it farther than one.
-        assert!((one + 0.03..1.25).contains(&after), "{one} {after}");
+        assert!((one + 0.02..1.25).contains(&after), "{one} {after}");
     }
 }
 

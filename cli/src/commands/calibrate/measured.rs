@@ -22,6 +22,8 @@ pub(crate) struct Measured {
     pub(super) strategy: Strategy,
     /// The run as the cluster file keeps it.
     pub(super) record: MeasuredRun,
+    /// Measured time of one step; the least one of runs that repeat each other.
+    pub(super) least: Seconds,
 }
 
 /// The plan that a run was of.
@@ -133,7 +135,40 @@ impl Measured {
             },
             strategy,
             record: record.clone(),
+            least: Seconds(record.step_time_s),
         })
+    }
+
+    /// The runs with one in place of those that repeat each other. They tell how much one job varies, not how far predictions of several
+    /// jobs are off.
+    pub(super) fn merged(runs: Vec<Self>) -> Vec<Self> {
+        let mut alike: Vec<Vec<Self>> = Vec::new();
+        for run in runs {
+            match alike
+                .iter_mut()
+                .find(|of| of[0].record.repeats(&run.record))
+            {
+                Some(of) => of.push(run),
+                None => alike.push(vec![run]),
+            }
+        }
+        alike.into_iter().filter_map(Self::mean).collect()
+    }
+
+    /// One run in place of runs that repeat each other: with their mean time.
+    fn mean(runs: Vec<Self>) -> Option<Self> {
+        let count = runs.len();
+        let seconds = runs.iter().map(|run| run.record.step_time_s).sum::<f64>() / count as f64;
+        let about: Vec<&str> = runs.iter().map(|run| run.record.about.as_str()).collect();
+        let about = format!("mean of {count} runs {seconds:.4} s: {}", about.join("; "));
+        let least = runs.iter().map(|run| run.least.0).reduce(f64::min)?;
+        let mut first = runs.into_iter().next()?;
+        first.least = Seconds(least);
+        if count > 1 {
+            first.record.about = about;
+            first.record.step_time_s = seconds;
+        }
+        Some(first)
     }
 
     /// Measured time of one step.
@@ -177,6 +212,7 @@ impl Of<'_> {
             scenario: scenario.clone(),
             strategy,
             record,
+            least: Seconds(seconds),
         }
     }
 }

@@ -116,8 +116,9 @@ fn check(run: &Measured, explained: &Explained) -> Result<(), CliError> {
         step / explained.before,
         "what is predicted; is it a run of this plan?",
     )?;
-    if step < explained.shortest * FASTEST {
-        let (least, cluster) = (explained.shortest, &run.cluster);
+    let (step, least) = (run.least, explained.shortest);
+    if step < least * FASTEST {
+        let cluster = &run.cluster;
         let wrong = format!(
             "the steps take {step} and can take no less than {least} on {cluster}, whose peak rates bound them; is it a run of this model \
              and batch?"
@@ -125,7 +126,7 @@ fn check(run: &Measured, explained: &Explained) -> Result<(), CliError> {
         return Err(CliError::wrong(&run.record.about, wrong));
     }
     within(
-        step / explained.after,
+        run.step_time() / explained.after,
         "what the factors that suit all runs best give; are all of this cluster?",
     )
 }
@@ -185,9 +186,9 @@ fn check_alike(first: &Measured, runs: &[Measured]) -> Result<(), CliError> {
 /// Checks that no run is given twice.
 fn check_once(runs: &[Measured]) -> Result<(), CliError> {
     for (number, run) in runs.iter().enumerate() {
-        let twin = runs[..number]
-            .iter()
-            .position(|other| other.record.is(&run.record));
+        let twin = runs[..number].iter().position(|other| {
+            other.record.repeats(&run.record) && other.step_time() == run.step_time()
+        });
         if let Some(twin) = twin {
             let same = format!("runs {} and {} are the same", twin + 1, number + 1);
             let wrong = Mistake::new(same).at(&run.record.about);
@@ -197,7 +198,8 @@ fn check_once(runs: &[Measured]) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Learns the factors from the runs, and from those that their cluster was learned from before, and writes them into the cluster file.
+/// Learns the factors from the runs, and from those that their cluster was learned from before, and writes them into the cluster file. A
+/// run that is measured again replaces the one that the cluster has; runs that repeat each other count as one, with their mean.
 pub(crate) fn write(to: &Target, new: Vec<Measured>, quiet: bool) -> Result<Saved, CliError> {
     let Some(first) = new.first() else {
         return Err(CliError::wrong("--plan", "no run to learn from"));
@@ -207,9 +209,10 @@ pub(crate) fn write(to: &Target, new: Vec<Measured>, quiet: bool) -> Result<Save
     let file = file::extension(to.path(), &first.cluster)?;
     let runtime = first.scenario.runtime.name.clone();
     let mut runs = Measured::known(first)?;
-    runs.retain(|old| !new.iter().any(|run| run.record.is(&old.record)));
+    runs.retain(|old| !new.iter().any(|run| run.record.repeats(&old.record)));
     warnings::of_known(to.path(), first, &runs, quiet);
     runs.extend(new);
+    let runs = Measured::merged(runs);
     let own: Vec<OwnRun<'_>> = runs.iter().map(Measured::own).collect();
     let learned = own_runs::learn(&own)?;
     for (run, explained) in runs.iter().zip(&learned.runs) {

@@ -36,6 +36,17 @@ pub(super) fn of_known(path: &Path, first: &Measured, kept: &[Measured], quiet: 
             ),
         );
     }
+    let again = known.map_or(0, |known| known.measured.len()) - kept.len();
+    if again > 0 {
+        let (runs, is) = (count(again as u64), if again == 1 { "is" } else { "are" });
+        output::note(
+            quiet,
+            &format!(
+                "note: {runs} of {} {is} measured again: the new time replaces the old",
+                first.cluster
+            ),
+        );
+    }
     let text = catalog::text::read(path).unwrap_or_default();
     let replaced = ExtensionFile::is(&text)
         .then(|| ExtensionFile::from_yaml(&text, "").ok()?.calibration)
@@ -43,7 +54,8 @@ pub(super) fn of_known(path: &Path, first: &Measured, kept: &[Measured], quiet: 
     let Some(replaced) = replaced.filter(|replaced| Some(replaced) != known) else {
         return;
     };
-    let again = |of: &&catalog::calibration::MeasuredRun| kept.iter().any(|run| run.record.is(of));
+    let again =
+        |of: &&catalog::calibration::MeasuredRun| kept.iter().any(|run| run.record.repeats(of));
     let again = replaced.measured.iter().filter(again).count() as u64;
     if again < replaced.runs {
         output::note(
