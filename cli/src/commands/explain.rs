@@ -2,8 +2,8 @@
 
 use std::process::ExitCode;
 
-use answers::Planned;
 use answers::explanation::{self, OfGroups};
+use answers::{InputsJson, Planned};
 use serde::Serialize;
 
 use crate::args::ExplainArgs;
@@ -15,6 +15,7 @@ use crate::output;
 pub(crate) fn run(args: &ExplainArgs) -> Result<ExitCode, CliError> {
     match plan::planned(&args.plan)? {
         Planned::Alike(plan) => {
+            note(args, &plan.inputs);
             let explained = explanation::explain(&plan, args.why_not.as_deref())?;
             show(args, &explained.document(), || {
                 explained.text(output::style())
@@ -27,6 +28,7 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<ExitCode, CliError> {
             Err(CliError::unexpected("--why-not", what, expected))
         }
         Planned::Groups(file, together) => {
+            note(args, &together.inputs.json);
             let explained = OfGroups {
                 file: &file,
                 together: &together,
@@ -35,6 +37,14 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<ExitCode, CliError> {
                 explained.text(output::style())
             })
         }
+    }
+}
+
+/// Prints a note if the runtime leaves out a part of the model.
+fn note(args: &ExplainArgs, inputs: &InputsJson) {
+    if let Some(what) = inputs.left_out() {
+        let without = format!("note: {} is predicted {what}", inputs.model);
+        output::note(args.output.quiet, &without);
     }
 }
 
