@@ -113,7 +113,7 @@ pub(crate) fn add_layers(
     let is_fsdp = states::is_fsdp(&traffic.scenario.runtime);
     let frees_embedding = states::frees_embedding(traffic.scenario);
     let [gathers, reductions] =
-        (traffic.parallel.uses_cards(traffic.scenario.domain())).map(|used| f64::from(used));
+        (traffic.parallel.uses_cards(traffic.scenario.domain())).map(f64::from);
     let mut layers = 0;
     stage.layers.reserve(runs.len());
     for run in runs {
