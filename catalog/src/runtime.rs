@@ -355,6 +355,12 @@ pub enum Rewrite {
     /// combining keeps no rows for their gradients (Megatron-Core `moe/experts.py` at 5be9626,
     /// `weighted_bias_swiglu_impl`).
     WeightActivations,
+    /// Rows that experts return are cast to 32 bits to be multiplied by the router's weights, which keeps the rows in 32 bits for the
+    /// gradient of these weights (torchtitan, `models/common/token_dispatcher.py`, `combine`).
+    WeighRowsInF32,
+    /// The router's product and softmax run in 32 bits: casts of the tokens and of the weight are made and kept (torchtitan since
+    /// ab5ed59 of March 2026, `models/common/moe.py`).
+    GateInF32,
     /// Unused entries are added to the vocabulary until each tensor-parallel rank has a multiple of 128. Then every row of the
     /// logits starts where matrix units can read it (Megatron-LM `core/tokenizers/utils/build_tokenizer.py` at 5be9626, `vocab_size_with_padding`).
     PadVocabulary,
@@ -480,6 +486,8 @@ impl Rewrite {
         Self::LaunchExpertsApart,
         Self::WeightActivations,
         Self::SplitRecurrence,
+        Self::WeighRowsInF32,
+        Self::GateInF32,
         Self::PadVocabulary,
         Self::PortableExperts,
         Self::FusedOptimizer,

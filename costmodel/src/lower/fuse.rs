@@ -21,6 +21,7 @@ use super::rearranged;
 use super::softmax;
 use super::tensor_set::TensorSet;
 use super::vocabulary;
+use super::wide_routing;
 use crate::price::{MemoryKind, alignment};
 
 /// The kernels of one pass's operators.
@@ -42,7 +43,8 @@ pub(super) fn kernels(lowering: &Lowering<'_>, trace: &Trace, ops: &[AnyOp<'_>])
             let with_cast = |kernel| norm_copies::with_cast(lowering, trace, &run[0], kernel);
             kernels.extend(kernel.into_iter().flat_map(with_cast));
         } else {
-            kernels.extend(single(lowering, trace, &run[0]));
+            let single = single(lowering, trace, &run[0]);
+            kernels.extend(wide_routing::with_casts(lowering, trace, &run[0], single));
         }
         index = end;
     }

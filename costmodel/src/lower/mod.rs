@@ -34,6 +34,7 @@ mod tensor_set;
 #[cfg(test)]
 pub(crate) mod testing;
 mod vocabulary;
+mod wide_routing;
 
 use catalog::runtime::Rewrite;
 use dtensor::Trace;

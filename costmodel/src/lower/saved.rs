@@ -29,6 +29,7 @@ use super::saved_tensor::SavedTensor;
 use super::split_recurrence;
 use super::sums;
 use super::tensor_set::TensorSet;
+use super::wide_routing;
 
 /// End of the name of a loss's log-probabilities; its scope comes before.
 const LOG_PROBABILITIES: &str = ".log_probabilities";
@@ -182,10 +183,18 @@ fn beside_the_trace<'t>(
     let copies = |op| norm_copies::kept(lowering, trace, op);
     let losses = |op| loss::kept(lowering, trace, op);
     let run_again = recompute == Recompute::SelectiveOps;
+    let routing = |op| wide_routing::kept(lowering, trace, op);
+    let router = |op| wide_routing::kept_by_router(lowering, trace, op);
+    let for_weight = |saved| SavedTensor {
+        for_weight: true,
+        ..saved
+    };
     let ops = &trace.forward[part.clone()];
     let pointwise = of_operators(ops, " in 32 bits", wide)
         .chain(of_operators(ops, ".gate", gates))
         .chain(of_operators(ops, ".apart", apart))
+        .chain(of_operators(ops, " for routing in 32 bits", routing))
+        .chain(of_operators(ops, ".input in 32 bits", router).map(for_weight))
         .filter(move |_| !run_again);
     of_operators(ops, LOG_PROBABILITIES, losses)
         .chain(of_operators(ops, ".factors", factors))
@@ -346,6 +355,12 @@ pub(super) fn saved_by(
         return Vec::new();
     }
     if loss::kept(lowering, trace, op).is_some() {
+        return Vec::new();
+    }
+    // Casts of its operands are kept instead, unless they are made again.
+    if recompute != Recompute::SelectiveOps
+        && wide_routing::kept_by_router(lowering, trace, op).is_some()
+    {
         return Vec::new();
     }
     if op.attention().is_none() {

@@ -122,6 +122,8 @@ fn stance(rewrite: Rewrite, job: &Job<'_>, reach: Reach) -> Stance {
             Always("Transformer Engine calls cuBLAS for every expert")
         }
         Rewrite::WeightActivations if experts(job) => Always("experts' activations are weighted"),
+        Rewrite::WeighRowsInF32 if experts(job) => Never("experts' activations are weighted"),
+        Rewrite::GateInF32 if experts(job) => Never("the router computes in its tokens' type"),
         Rewrite::PortableExperts if experts(job) => Never("experts' products are cuBLAS's"),
         Rewrite::WideExperts if fp8(job) && experts(job) => Never("experts run in 8 bits too"),
         Rewrite::FusePointwise => Never("it does not compile layers"),

@@ -119,6 +119,8 @@ fn of_model(rewrite: Rewrite) -> bool {
             | Rewrite::KeepRowIndices
             | Rewrite::LaunchExpertsApart
             | Rewrite::WeightActivations
+            | Rewrite::WeighRowsInF32
+            | Rewrite::GateInF32
             | Rewrite::PortableExperts
             | Rewrite::SaveQuantisedInputs
             | Rewrite::KeepQuantisedWeights

@@ -33,6 +33,10 @@ pub(super) fn stance(rewrite: Rewrite, job: &Job<'_>) -> Stance {
         Rewrite::WeightActivations if experts(job) => {
             Never("probabilities weigh what experts return")
         }
+        Rewrite::WeighRowsInF32 if experts(job) => {
+            Never("probabilities weigh rows in their own type")
+        }
+        Rewrite::GateInF32 if experts(job) => Never("the router computes in its tokens' type"),
         Rewrite::PortableExperts if experts(job) => Never("experts' products are grouped_gemm's"),
         Rewrite::KeepRowIndices if experts(job) => Never("the router keeps one order of rows"),
         Rewrite::FusePointwise => Never("it runs eager PyTorch"),

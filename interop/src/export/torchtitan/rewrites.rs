@@ -40,6 +40,9 @@ pub(super) fn stance(edition: Edition, rewrite: Rewrite, job: &Job<'_>) -> Stanc
         (Edition::PythonMain, Rewrite::RearrangeSequences) if job.decisions.sequence_parallel => {
             Never("activations have one dimension of tokens")
         }
+        (Edition::Toml02, Rewrite::GateInF32) if experts(job) => {
+            Never("the router's product runs in 16 bits")
+        }
         _ => of_0_3(rewrite, job),
     }
 }
@@ -91,6 +94,10 @@ fn of_0_3(rewrite: Rewrite, job: &Job<'_>) -> Stance {
         Rewrite::PortableExperts if experts(job) => {
             Never("experts' products are torch._grouped_mm's")
         }
+        Rewrite::WeighRowsInF32 if eager(job) && experts(job) => {
+            Always("rows of experts are weighed in 32 bits")
+        }
+        Rewrite::GateInF32 if eager(job) && experts(job) => Always("the router runs in 32 bits"),
         Rewrite::KeepRowIndices if experts(job) => Never("the router keeps one order of rows"),
         Rewrite::GeluByOperators => Never("an activation is one kernel"),
         // No kernel of its attention writes scores to memory, and its loss is neither Transformer Engine's nor Megatron's.
