@@ -380,9 +380,9 @@ pub enum Rewrite {
     /// the next step runs backward. Then autograd adds up those of its later micro-batches.
     ReleaseGradients,
     /// The optimizer step reads 32-bit copies of the gradients that the rank updates. Under ZeRO-1 and 2 it copies them all at once
-    /// (DeepSpeed `stage_1_and_2.py`, `single_grad_partition`; `fused_optimizer.py`, `grads_groups_flat`). Under ZeRO-3 it takes a
-    /// billion gradients at a time: it joins them to one tensor of their own type, then casts that tensor to 32 bits (`stage3.py`,
-    /// `_prepare_fp32_grad_for_sub_group`).
+    /// (`fused_optimizer.py`, `grads_groups_flat`); DeepSpeed's engine first joins them to one tensor of their own type, then casts that
+    /// tensor to 32 bits (@edaa722, `zero/stage_1_and_2.py:2356`). Under ZeRO-3 it does so with a billion gradients at a time
+    /// (`stage3.py`, `_prepare_fp32_grad_for_sub_group`).
     CopyGradientsForStep,
 }
 

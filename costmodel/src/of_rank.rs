@@ -159,12 +159,17 @@ impl OfRank {
 /// Memory that copies of gradients take during the optimizer step of a rank that updates this many parameters.
 fn copied_for_step(scenario: &Scenario, strategy: &Decisions, updated: u64) -> Bytes {
     let (runtime, precision) = (&scenario.runtime, scenario.workload.precision);
+    let held = states::accumulation_type(runtime, strategy, precision).size();
     let copies = runtime.rewrites.contains(&Rewrite::CopyGradientsForStep)
         || states::copies_for_step(runtime, strategy, precision);
     let wide = DType::F32.size();
     Bytes(match strategy.zero {
         _ if !copies => 0,
         Zero::Z3 => updated.min(SUB_GROUP) * (wide + precision.activation().size()),
+        // They are joined in their own type first; that tensor has 32 bits already if they have.
+        Zero::Z1 | Zero::Z2 if states::is_deepspeed(runtime) && held < wide => {
+            updated * (wide + held)
+        }
         Zero::Z0 | Zero::Z1 | Zero::Z2 => updated * wide,
     })
 }
