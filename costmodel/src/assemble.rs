@@ -388,7 +388,7 @@ fn divided(scenario: &Scenario, strategy: &Decisions, tables: &SharedTables, run
 fn largest(tables: &SharedTables, runs: &[Run]) -> Largest {
     let of_run = |run: &Run| {
         let is_end = matches!(run.cost.key.class, BlockClass::Embedding | BlockClass::Head);
-        Largest::of(tables.own(run), is_end)
+        Largest::of(tables.own(run), is_end).with_tensor(run.cost.tensors.largest)
     };
     runs.iter()
         .map(of_run)

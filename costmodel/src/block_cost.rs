@@ -16,13 +16,15 @@ use crate::work::{Backward, Work};
 /// DeepSpeed's ZeRO-3 keeps tensors of fewer elements whole on every rank (`stage3_param_persistence_threshold`).
 const PERSISTENT: u64 = 100_000;
 
-/// Numbers of a block's parameter tensors, for a ZeRO-3 that gathers tensor by tensor.
+/// Numbers of a block's parameter tensors, for systems that gather, reduce or read them one by one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tensors {
     /// Number of tensors that are gathered: those large enough to be sharded.
     pub gathered: u64,
     /// Number of trained tensors; the gradient of each is reduced.
     pub reduced: u64,
+    /// Elements of the largest trained tensor.
+    pub largest: u64,
 }
 
 impl Tensors {
@@ -31,9 +33,11 @@ impl Tensors {
     pub fn of(trace: &Trace) -> Self {
         let large = |elements: u64| elements >= PERSISTENT;
         let all = || trace.parameters.iter();
+        let trained = all().filter(|p| p.trained).map(|p| p.local_elements);
         Self {
             gathered: all().filter(|p| large(p.local_elements)).count() as u64,
             reduced: all().filter(|p| p.trained).count() as u64,
+            largest: trained.max().unwrap_or_default(),
         }
     }
 }

@@ -30,6 +30,8 @@ pub(crate) struct Largest {
     larger_end: u64,
     /// Most weights of any layer.
     layer: u64,
+    /// Elements of the largest trained tensor.
+    tensor: u64,
 }
 
 impl Largest {
@@ -43,7 +45,13 @@ impl Largest {
             ends,
             larger_end: ends,
             layer,
+            tensor: 0,
         }
+    }
+
+    /// These numbers where the largest trained tensor has so many elements.
+    pub(crate) fn with_tensor(self, tensor: u64) -> Self {
+        Self { tensor, ..self }
     }
 
     /// These numbers for the blocks of both sides together.
@@ -54,6 +62,7 @@ impl Largest {
             ends: self.ends + other.ends,
             larger_end: self.larger_end.max(other.larger_end),
             layer: self.layer.max(other.layer),
+            tensor: self.tensor.max(other.tensor),
         }
     }
 
@@ -123,7 +132,8 @@ impl OfRank {
         } = held;
         let scenario = costs.scenario();
         let (runtime, sharding) = (&scenario.runtime, &parallel.sharding);
-        let copy = copied_for_step(scenario, strategy, sharding.updated(weights.trained));
+        let updated = sharding.updated(weights.trained);
+        let copy = copied_for_step(scenario, strategy, updated);
         let offloaded = Offloaded::of(scenario, strategy);
         let on_host = offloaded.map(|host| host.on_host(weights, sharding));
         let update = Update {
@@ -142,12 +152,22 @@ impl OfRank {
             host.copies = costs.book.gradient_copies(&update);
         }
         let late = states::late_gradients(runtime, strategy, &states).free;
+        let in_step = Step {
+            gradients: states.gradients,
+            late,
+            copy: offloaded.map_or(copy, |host| host.left(copy)),
+        };
+        let frees = states::frees_in_step(runtime, strategy) && offloaded.is_none();
+        let held = states::accumulation_type(runtime, strategy, scenario.workload.precision);
         Ok(Self {
             states,
             in_flight,
             shared_table: Seconds(0.0),
             optimizer: costs.book.optimizer(&update)?,
-            optimizer_transient: late + offloaded.map_or(copy, |host| host.left(copy)),
+            optimizer_transient: match frees {
+                true => in_step.that_frees(updated, held.size(), largest.tensor),
+                false => late + in_step.copy,
+            },
             resident: states.total() - late + in_flight + outside,
             host,
             on_host: on_host.unwrap_or_default(),
@@ -155,6 +175,32 @@ impl OfRank {
         })
     }
 }
+
+/// Memory of gradients in the optimizer step.
+struct Step {
+    /// Bytes of all gradients that the rank holds when the step begins.
+    gradients: Bytes,
+    /// Bytes of those that are not held for the whole step of training.
+    late: Bytes,
+    /// Bytes of copies of the gradients that the rank updates.
+    copy: Bytes,
+}
+
+impl Step {
+    /// Bytes that the step of DeepSpeed's ZeRO-1 and 2 needs beyond those held for the whole step of training, if the rank updates so many
+    /// parameters and their gradients have elements of this size (@edaa722, `zero/stage_1_and_2.py`). First, while all gradients are
+    /// there, the norm is computed of one tensor after the other in 64 bits (`get_grad_norm_direct`). Then gradients that others
+    /// update are freed (`free_grad_in_param_list`), and those that are left are copied.
+    fn that_frees(&self, updated: u64, size: u64, largest_tensor: u64) -> Bytes {
+        let norm = self.late + Bytes(largest_tensor.min(updated) * NORM);
+        let held = self.gradients - self.late;
+        let left = Bytes(updated * size).min(self.gradients);
+        norm.max((left + self.copy).saturating_sub(held))
+    }
+}
+
+/// Bytes of an element of the type in which DeepSpeed computes norms of gradients.
+const NORM: u64 = 8;
 
 /// Memory that copies of gradients take during the optimizer step of a rank that updates this many parameters.
 fn copied_for_step(scenario: &Scenario, strategy: &Decisions, updated: u64) -> Bytes {

@@ -313,6 +313,13 @@ pub(crate) fn frees_in_backward(runtime: &Runtime, d: &Decisions) -> bool {
     is_deepspeed(runtime) && d.zero == Zero::Z1 && one_pass && d.overlap.grad_reduce
 }
 
+/// Whether the optimizer step frees the gradients that other ranks update before it copies the rest to 32 bits. Without
+/// ZeRO there are none of these, and the shards of DeepSpeed's ZeRO-3 are views of a buffer that stays.
+#[must_use]
+pub(crate) fn frees_in_step(runtime: &Runtime, d: &Decisions) -> bool {
+    is_deepspeed(runtime) && matches!(d.zero, Zero::Z1 | Zero::Z2)
+}
+
 /// Whether gradients are all-reduced to every rank although it updates only a share. ZeRO-3 reduces to shards everywhere.
 #[must_use]
 pub(crate) fn all_reduces_for_shards(runtime: &Runtime, zero: Zero) -> bool {

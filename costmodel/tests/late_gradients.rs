@@ -206,3 +206,26 @@ fn gradients_are_copied_for_the_step() {
         );
     }
 }
+
+/// DeepSpeed's step computes the norm of a rank's part of one tensor after the other in 64 bits, while all gradients are there. Then
+/// ZeRO-1 frees those of other ranks and copies the rest. The table of 128256 x 2048 is the largest tensor.
+#[test]
+fn the_step_of_deepspeed_frees_gradients_before_it_copies_them() {
+    let table = 128_256 * 2048;
+    // GPUs, strategy, bytes of gradients for each weight and for each weight of the shard, elements whose norm is computed.
+    let cases = [
+        (2, "dp2 zero1 mbs4 overlap=param", [0, 8], 0),
+        (2, "dp2 zero1 mbs2", [0, 8], 0),
+        (4, "dp4 zero1 mbs4 overlap=param", [2, 0], table),
+        (4, "dp4 zero1 mbs2", [2, 0], table),
+        (4, "dp4 zero2 mbs2", [0, 2], table),
+        (2, "dp2 zero2 mbs2", [0, 8], 0),
+    ];
+    for (gpus, text, [whole, own], normed) in cases {
+        let p = predict("deepspeed", gpus, 16, text);
+        let shard = p.memory_of("optimizer: moments").0 / 8;
+        let held = p.memory_of("gradients").0 + p.memory_of("temporaries").0;
+        let want = (whole * gpus + own) * shard + 8 * normed;
+        assert!(held.abs_diff(want) <= 64, "{text}: {held}, not {want}");
+    }
+}
