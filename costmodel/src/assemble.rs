@@ -6,7 +6,7 @@ use std::sync::Arc;
 use catalog::runtime::Rewrite;
 use catalog::{Bytes, Seconds};
 use models::BlockClass;
-use plans::Decisions;
+use plans::{Decisions, Recompute};
 
 use crate::block_cost::BlockCost;
 use crate::block_set::Blocks;
@@ -316,12 +316,13 @@ impl StageClass {
             ..
         } = *traffic;
         let mut work = StageWork::default();
+        let casts = Casts::of(scenario, strategy);
         for run in &runs {
             let count = run.count as f64;
             work.forward += run.cost.forward * count;
             work.backward += run.cost.backward * count;
             work.recompute += run.cost.recompute * count;
-            work.saved += kept(run);
+            work.saved += casts.kept(run);
             work.saved_for_weight += run.cost.memory.saved_for_weight * run.count;
         }
         let keeps_output = (scenario.runtime.rewrites).contains(&Rewrite::KeepStageOutput);
@@ -330,13 +331,7 @@ impl StageClass {
         }
         let tables = SharedTables::of(scenario, strategy, &runs);
         let weights = weights(&tables, &runs);
-        transients(&mut work, &runs);
-        let by_block = scenario.runtime.works_by_block(strategy.zero);
-        if states::casts_whole(scenario, strategy.zero) && !by_block {
-            // Autograd holds autocast's copies of the weights until backward has used them.
-            let precision = scenario.workload.precision;
-            work.saved += Bytes(weights.trained.total() * precision.activation().size());
-        }
+        transients(&mut work, &runs, casts);
         if strategy.overlap.expert_parallel && strategy.ep > 1 {
             // While one micro-batch runs a layer's backward, another runs a layer's forward.
             let is_layer = |run: &&Run| matches!(run.cost.key.class, BlockClass::Layer(_));
@@ -412,6 +407,51 @@ fn kept(run: &Run) -> Bytes {
     }
 }
 
+/// The casts of weights that autocast makes in a forward pass, where no rank gathers weights in the type in which kernels read them.
+/// Autocast holds all of them until the model's forward ends (PyTorch's `autocast_mode.cpp`, `cached_cast` and `clear_cache`; accelerate
+/// enters it for that long, `accelerator.py`, `prepare_model`). From then on autograd holds those that backward reads. Layers that
+/// run again in backward keep none: each makes its own anew, and frees them.
+#[derive(Clone, Copy, Debug)]
+struct Casts {
+    /// Bytes of an element of a cast; 0 where there are no casts.
+    element: u64,
+}
+
+impl Casts {
+    fn of(scenario: &Scenario, strategy: &Decisions) -> Self {
+        let by_block = scenario.runtime.works_by_block(strategy.zero);
+        let casts = states::casts_whole(scenario, strategy.zero) && !by_block;
+        let narrow = scenario.workload.precision.activation().size();
+        Self {
+            element: if casts { narrow } else { 0 },
+        }
+    }
+
+    /// Bytes of the casts of one block. Looking up rows of a table casts nothing.
+    fn one(self, run: &Run) -> Bytes {
+        match run.cost.key.class {
+            BlockClass::Embedding => Bytes(0),
+            BlockClass::Layer(_) | BlockClass::Head | BlockClass::Mtp => {
+                Bytes(run.cost.weights.trained.total() * self.element)
+            }
+        }
+    }
+
+    /// Bytes of the casts that one block makes anew in backward.
+    fn again(self, run: &Run) -> Bytes {
+        let is_layer = matches!(run.cost.key.class, BlockClass::Layer(_));
+        match is_layer && run.cost.key.recompute == Recompute::Full {
+            true => self.one(run),
+            false => Bytes(0),
+        }
+    }
+
+    /// Bytes that a row of blocks keeps on the device from forward to backward, casts included.
+    fn kept(self, run: &Run) -> Bytes {
+        kept(run) + (self.one(run) - self.again(run)) * run.count
+    }
+}
+
 /// Bytes of the layer that is on its way to host memory or back.
 fn window(runs: &[Run]) -> Bytes {
     let on_host = runs.iter().filter(|run| run.on_host);
@@ -421,7 +461,7 @@ fn window(runs: &[Run]) -> Bytes {
 
 /// Sets a stage's peak memory beyond the saved activations: in forward, earlier blocks' activations are already held;
 /// in backward, those of later blocks are already released.
-fn transients(stage: &mut StageWork, runs: &[Run]) {
+fn transients(stage: &mut StageWork, runs: &[Run], casts: Casts) {
     // While layers run, the layer being copied to or from host memory is held too.
     let window = window(runs);
     let beside = |run: &Run| match run.cost.key.class {
@@ -431,16 +471,16 @@ fn transients(stage: &mut StageWork, runs: &[Run]) {
     let mut held = Bytes(0);
     let mut peak = Bytes(0);
     for run in runs {
-        held += kept(run);
+        held += casts.kept(run) + casts.again(run) * run.count;
         peak = peak.max(held + beside(run) + run.cost.memory.transient_forward);
     }
     stage.transient_forward = peak.saturating_sub(stage.saved);
     let mut released = Bytes(0);
     let mut peak = Bytes(0);
     for run in runs.iter().rev() {
-        let own = beside(run) + run.cost.memory.transient_backward;
+        let own = beside(run) + casts.again(run) + run.cost.memory.transient_backward;
         peak = peak.max(own.saturating_sub(released));
-        released += kept(run);
+        released += casts.kept(run);
     }
     stage.transient_backward = peak;
 }

@@ -74,6 +74,36 @@ fn autograd_keeps_casts_of_gathered_parameters_unless_layers_run_again() {
     assert_eq!(in_flight("none") - in_flight("full"), 2 * WEIGHTS);
 }
 
+/// The peak is the backward pass of the loss, at which all other casts are still there that autograd holds.
+#[test]
+fn autograd_keeps_autocasts_casts_of_layers_that_do_not_run_again() {
+    let temporaries = |recompute: &str, tied: bool| {
+        let of = predicted(&format!("dp8 zero0 mbs1 recompute={recompute}"), |s| {
+            let json = include_str!("../../catalog/presets/models/llama3.2-1b.json");
+            let json = match tied {
+                true => json.to_owned(),
+                false => json.replace(
+                    "\"tie_word_embeddings\": true",
+                    "\"tie_word_embeddings\": false",
+                ),
+            };
+            s.model = catalog::hf::decode(&json, "test", "test").expect("a model");
+            s.runtime = catalog::load::runtime("hf-trainer").expect("a preset");
+            s.workload = workload(8, 8192, 16);
+        });
+        assert!(of.peak_moment.starts_with("B s"), "{}", of.peak_moment);
+        of.memory_of("temporaries").0
+    };
+    // Weights without the table of embedding and head, and without the norm before the head.
+    let layers = 1_235_814_400 - 128_256 * 2048 - 2048;
+    for tied in [true, false] {
+        let [none, full] = ["none", "full"].map(|recompute| temporaries(recompute, tied));
+        assert_eq!(none - full, 2 * layers, "tied: {tied}");
+        // Looking up rows of the embedding casts nothing.
+        assert_eq!(none, temporaries("none", true));
+    }
+}
+
 #[test]
 fn a_vocabulary_may_be_whole_on_every_tensor_parallel_rank() {
     let parameters = |plan: &str, whole: bool| {
