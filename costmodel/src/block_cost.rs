@@ -295,6 +295,7 @@ impl BlockKey {
                 graphs: CudaGraphs::None,
                 fp8_recipe: of_eight_bits.fp8_recipe,
                 narrow_parameters: execution.narrow_parameters,
+                wide_adapters: execution.wide_adapters,
             },
             ..self
         }

@@ -36,6 +36,9 @@ pub struct Execution {
     /// Whether modules that run under `torch.autocast` get parameters of 16 bits. FSDP with mixed precision gathers them in 16 bits, and
     /// frozen weights beside adapters are held in 16 bits; otherwise they have the 32 bits in which they are held.
     pub narrow_parameters: bool,
+    /// Whether adapters under `torch.autocast` have 32 bits when they are computed. They are held in 32 bits, and so have them unless FSDP
+    /// gathers them in 16.
+    pub wide_adapters: bool,
 }
 
 impl Execution {
@@ -48,6 +51,7 @@ impl Execution {
             graphs: runtime.graphs,
             fp8_recipe: runtime.fp8_recipe,
             narrow_parameters: false,
+            wide_adapters: false,
         }
     }
 
@@ -55,15 +59,16 @@ impl Execution {
     #[must_use]
     pub fn of(scenario: &Scenario, d: &Decisions) -> Self {
         let runtime = &scenario.runtime;
-        // Frozen weights are held in 16 bits.
-        let narrow = d.zero == Zero::Z3 || scenario.model.adapters.is_some();
+        let (gathers, adapts) = (d.zero == Zero::Z3, scenario.model.adapters.is_some());
         Self {
             overlap_tp: d.overlap.tensor_parallel,
             beside_others: d.overlap.expert_parallel,
             dispatcher: Some(d.dispatcher.unwrap_or(runtime.dispatcher)),
             graphs: d.graphs.unwrap_or(runtime.graphs),
             fp8_recipe: d.fp8_recipe.unwrap_or(runtime.fp8_recipe),
-            narrow_parameters: narrows_parameters(runtime) && narrow,
+            // Frozen weights are held in 16 bits.
+            narrow_parameters: narrows_parameters(runtime) && (gathers || adapts),
+            wide_adapters: adapts && !(narrows_parameters(runtime) && gathers),
         }
     }
 
@@ -90,8 +95,10 @@ impl Execution {
         let graphs = among.iter().map(|d| Self::of(scenario, d).graphs).max();
         let graphs = graphs.unwrap_or(runtime.graphs);
         let of = |d: &Decisions| {
+            // Adapters of 16 bits keep less and take less time.
             let execution = Self {
                 graphs,
+                wide_adapters: false,
                 ..Self::of(scenario, d)
             };
             if !monotone {

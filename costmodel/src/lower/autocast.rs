@@ -4,10 +4,14 @@
 //!   parameters in 16 bits, that holds only for what LayerNorm copies and returns.
 //! - Every linear layer casts its input to 16 bits and keeps the copy. Layers that read the same tensor each make their own, because
 //!   autocast caches casts of parameters only (PyTorch's `autocast_mode.cpp`, `cached_cast`).
+//! - An adapter of 32 bits casts its input to 32 bits (PEFT, `tuners/lora/layer.py`, `_cast_input_dtype`). So it keeps a 16-bit copy of its
+//!   own even of a tensor of 16 bits.
 
 use catalog::model::NormKind;
 use catalog::{Bytes, DType};
-use dtensor::{Norm, Op, Operator, Pointwise, Product, TensorId, TensorInfo, TensorRole, Trace};
+use dtensor::{
+    Norm, Op, Operator, Pointwise, Product, Site, TensorId, TensorInfo, TensorRole, Trace,
+};
 
 use super::lowering::Lowering;
 use super::tensor_set::TensorSet;
@@ -20,15 +24,8 @@ pub(super) fn kept_by_norm(
     op: &Op,
     seen: &mut TensorSet,
 ) -> Option<Bytes> {
-    let kind = kind(op)?;
+    let kind = kind(op).filter(|_| returns_32_bits(lowering, trace, op))?;
     let input = trace.tensor(op.inputs[0]);
-    let of_32_bits = match kind {
-        NormKind::RmsNorm => lowering.widens_stream(input.dtype),
-        NormKind::LayerNorm => lowering.autocasts(input.dtype),
-    };
-    if !of_32_bits {
-        return None;
-    }
     let (narrow, wide) = (input.dtype.size(), DType::F32.size());
     let of_input = match (is_part(trace, op.inputs[0]), seen.insert(op.inputs[0])) {
         (true, _) => wide,
@@ -42,8 +39,68 @@ pub(super) fn kept_by_norm(
         NormKind::RmsNorm => wide,
         NormKind::LayerNorm => 0,
     };
-    let casts = readers(trace, op.outputs[0]).saturating_sub(1) * narrow;
+    let keep = |of: &&Op| !of.saved.is_empty();
+    let copies = products(trace, op.outputs[0]).filter(keep).count() as u64;
+    let casts = copies.saturating_sub(1) * narrow;
     Some(Bytes(input.elements() * (of_input + normalised + casts)))
+}
+
+/// Whether an operator is a norm that autocast computes in 32 bits, and whose result has 32 bits.
+fn returns_32_bits(lowering: &Lowering<'_>, trace: &Trace, op: &Op) -> bool {
+    let input = || trace.tensor(op.inputs[0]).dtype;
+    kind(op).is_some_and(|kind| match kind {
+        NormKind::RmsNorm => lowering.widens_stream(input()),
+        NormKind::LayerNorm => lowering.autocasts(input()),
+    })
+}
+
+/// Bytes of the 16-bit copy that an adapter's first layer keeps of its input, beside what the trace keeps of that tensor: the trace keeps
+/// it once for all its readers, which is the copy of the first adapter unless another operator needs the tensor itself. `None` if the
+/// operator is no such layer or makes no further copy.
+pub(super) fn kept_by_adapter(lowering: &Lowering<'_>, trace: &Trace, op: &Op) -> Option<Bytes> {
+    if !is_first_of_adapter(trace, op) {
+        return None;
+    }
+    let input = trace.tensor(op.inputs[0]);
+    let by_norm = || maker(trace, op).is_some_and(|norm| returns_32_bits(lowering, trace, norm));
+    if !lowering.casts_for_adapters(input.dtype) || by_norm() {
+        return None;
+    }
+    let same = |id: &TensorId| trace.tensor(*id).storage == input.storage;
+    let mut adapters = trace
+        .forward
+        .iter()
+        .filter(|op| is_first_of_adapter(trace, op));
+    let first = adapters.find(|op| same(&op.inputs[0]));
+    let mut others = trace
+        .forward
+        .iter()
+        .filter(|op| !is_first_of_adapter(trace, op));
+    let mut attended = trace
+        .attentions
+        .iter()
+        .map(|of| trace.forward[of.context].outputs[0]);
+    let itself = others.any(|op| op.saved.iter().any(same))
+        || lowering.fuses_attention(trace) && attended.any(|id| same(&id));
+    let further = itself || first.is_some_and(|first| !std::ptr::eq(first, op));
+    further.then(|| input.bytes())
+}
+
+/// Whether an operator is the first of an adapter's two layers: its input is not what another layer of an adapter returned.
+fn is_first_of_adapter(trace: &Trace, op: &Op) -> bool {
+    let of_adapter = |op: &Op| {
+        matches!(
+            op.operator,
+            Operator::Product(Product::Matmul(_, Site::Adapter))
+        )
+    };
+    of_adapter(op) && !maker(trace, op).is_some_and(of_adapter)
+}
+
+/// The operator that makes another's first input.
+fn maker<'t>(trace: &'t Trace, op: &Op) -> Option<&'t Op> {
+    let mut ops = trace.forward.iter();
+    ops.find(|other| other.outputs.contains(&op.inputs[0]))
 }
 
 /// Bytes that a block's input takes under autocast in addition to its size in 16 bits.
@@ -79,11 +136,15 @@ fn kind(op: &Op) -> Option<NormKind> {
 
 /// How many linear layers read a tensor.
 pub(super) fn readers(trace: &Trace, id: TensorId) -> u64 {
-    let products = trace.forward.iter();
-    let reads = |op: &&Op| {
+    products(trace, id).count() as u64
+}
+
+/// The linear layers that read a tensor.
+fn products(trace: &Trace, id: TensorId) -> impl Iterator<Item = &Op> {
+    let reads = move |op: &&Op| {
         matches!(op.operator, Operator::Product(Product::Matmul(..))) && op.inputs[0] == id
     };
-    products.filter(reads).count() as u64
+    trace.forward.iter().filter(reads)
 }
 
 #[cfg(test)]
@@ -92,6 +153,7 @@ mod tests {
     use plans::Recompute;
 
     use super::*;
+    use crate::execution::Execution;
     use crate::lower::testing::{HIDDEN, TOKENS, layer};
 
     /// Bytes that a layer keeps for backward, divided by the number of tokens and the hidden size.
@@ -111,6 +173,30 @@ mod tests {
                 "num_key_value_heads": 4, "intermediate_size": 128, "vocab_size": 128, "head_dim": 16,
                 "max_position_embeddings": 64, "rms_norm_eps": 1e-5{more}}}"#
         )
+    }
+
+    /// Adapters beside queries, keys and values share the norm's result, those beside gate and up another; the output projection reads what
+    /// attention keeps itself. The input of the last has no other reader that keeps it.
+    #[test]
+    fn adapters_of_32_bits_keep_copies_of_their_own() {
+        let model = catalog::hf::decode(&model("llama", ""), "test", "test").expect("a model");
+        let adapters = Some("rank=4".parse().expect("adapters"));
+        let model = model.with_adapters(adapters).expect("a model");
+        let trace = layer(&model, &BlockLayout::alone(1, TOKENS, DType::Bf16));
+        let runtime = catalog::load::runtime("hf-trainer").expect("a preset");
+        let [narrow, wide] = [false, true].map(|wide_adapters| {
+            let execution = Execution {
+                narrow_parameters: true,
+                wide_adapters,
+                ..Execution::own(&runtime)
+            };
+            let lowering = Lowering::of(&runtime, &execution);
+            let saved = lowering.saved(&trace, Recompute::None).into_iter();
+            saved.map(|(_, bytes)| bytes.0).sum::<u64>()
+        });
+        assert_eq!(wide - narrow, (2 + 1 + 1) * 2 * TOKENS * HIDDEN);
+    }
+
     }
 
     #[test]

@@ -19,6 +19,8 @@ pub struct Lowering<'a> {
     pub(crate) fp8_recipe: Fp8Recipe,
     /// Whether kernels read parameters of 16 bits, because FSDP gathers them in 16 bits. They are held in 32.
     narrow_parameters: bool,
+    /// Whether adapters have 32 bits when they are computed.
+    wide_adapters: bool,
 }
 
 impl<'a> Lowering<'a> {
@@ -36,6 +38,7 @@ impl<'a> Lowering<'a> {
             runtime,
             fp8_recipe: execution.fp8_recipe,
             narrow_parameters: execution.narrow_parameters,
+            wide_adapters: execution.wide_adapters,
         }
     }
 
@@ -212,6 +215,12 @@ impl<'a> Lowering<'a> {
     #[must_use]
     pub fn widens_stream(&self, activations: DType) -> bool {
         self.autocasts(activations) && !self.narrow_parameters
+    }
+
+    /// Whether each adapter casts its input to 32 bits, the type of its weights, and `torch.autocast` casts that back to 16.
+    #[must_use]
+    pub fn casts_for_adapters(&self, activations: DType) -> bool {
+        self.autocasts(activations) && self.wide_adapters
     }
 
     /// Whether experts run as in Megatron-Core's `TEGroupedMLP`: each expert's products are launched by themselves, and between

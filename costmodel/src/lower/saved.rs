@@ -183,6 +183,7 @@ fn beside_the_trace<'t>(
     let copies = |op| norm_copies::kept(lowering, trace, op);
     let losses = |op| loss::kept(lowering, trace, op);
     let run_again = recompute == Recompute::SelectiveOps;
+    let adapters = |op| autocast::kept_by_adapter(lowering, trace, op);
     let routing = |op| wide_routing::kept(lowering, trace, op);
     let router = |op| wide_routing::kept_by_router(lowering, trace, op);
     let for_weight = |saved| SavedTensor {
@@ -193,6 +194,7 @@ fn beside_the_trace<'t>(
     let pointwise = of_operators(ops, " in 32 bits", wide)
         .chain(of_operators(ops, ".gate", gates))
         .chain(of_operators(ops, ".apart", apart))
+        .chain(of_operators(ops, ".input", adapters).map(for_weight))
         .chain(of_operators(ops, " for routing in 32 bits", routing))
         .chain(of_operators(ops, ".input in 32 bits", router).map(for_weight))
         .filter(move |_| !run_again);
