@@ -197,6 +197,25 @@ mod tests {
         assert_eq!(wide - narrow, (2 + 1 + 1) * 2 * TOKENS * HIDDEN);
     }
 
+    /// The backward of a fused attention kernel reads the kernel's result, whether the output projection keeps it or not.
+    #[test]
+    fn attention_keeps_its_output_where_the_projection_is_frozen() {
+        let model = catalog::hf::decode(&model("llama", ""), "test", "test").expect("a model");
+        for runtime in ["hf-trainer", "megatron-core", "fsdp2"] {
+            let runtime = catalog::load::runtime(runtime).expect("a preset");
+            for modules in ["qkv", "qkv+proj"] {
+                let adapters = format!("rank=4,modules={modules}").parse();
+                let model = (model.clone()).with_adapters(Some(adapters.expect("adapters")));
+                let layout = BlockLayout::alone(1, TOKENS, DType::Bf16);
+                let trace = layer(&model.expect("a model"), &layout);
+                let output = trace.forward[trace.attentions[0].context].outputs[0];
+                let output = trace.tensor(trace.tensor(output).storage);
+                let lowering = Lowering::new(&runtime, runtime.fp8_recipe);
+                let saved = lowering.saved(&trace, Recompute::None);
+                let kept = saved.contains(&(output.name.clone(), output.bytes()));
+                assert!(kept, "{modules} {}", runtime.name);
+            }
+        }
     }
 
     #[test]

@@ -503,8 +503,9 @@ pub(super) fn selected_products(lowering: &Lowering<'_>, trace: &Trace) -> FxHas
         .collect()
 }
 
-/// Outputs of attention that a fused kernel's backward reads, and that the operator after it does not keep: an all-to-all of heads keeps
-/// nothing, and some projections keep an 8-bit copy (Transformer Engine, `backends.py`, `FusedAttnFunc` saves `out_f16`).
+/// Outputs of attention that a fused kernel's backward reads, and that the operator after it does not keep: an all-to-all of heads and a
+/// frozen projection keep nothing, and some projections keep an 8-bit copy (Transformer Engine, `backends.py`, `FusedAttnFunc` saves
+/// `out_f16`).
 fn outputs_kept_by_attention<'t>(
     lowering: &Lowering<'_>,
     trace: &'t Trace,
@@ -512,6 +513,7 @@ fn outputs_kept_by_attention<'t>(
 ) -> impl Iterator<Item = TensorId> + 't {
     let kept_otherwise = |op: &Op| match op.operator {
         Operator::Exchange(e) => e.collective.kind != CollectiveKind::AllToAll,
+        Operator::Product(_) if op.saved.is_empty() => false,
         operator => !lowering.keeps_quantised(trace, operator),
     };
     let of_attention = |output: &TensorId| {
