@@ -342,7 +342,8 @@ pub enum Rewrite {
     /// Rotary embedding rotates pairs of neighbouring entries by separate PyTorch operators in 32 bits. Its forward launches nine
     /// kernels for the queries and nine for the keys (the models of LosVolterrosHermanos/danastar).
     RopeByPairs,
-    /// One kernel orders tokens by expert, casts them and multiplies by the router's probabilities.
+    /// One kernel orders tokens by expert, casts them and multiplies by the router's probabilities. Without
+    /// [`Self::KeepRowIndices`] it is Transformer Engine's, which keeps a map of every token and expert for backward.
     FusePermute,
     /// A router keeps for backward, as 32-bit integers, the row to which every choice of an expert was sent, the row it
     /// came from, and the first row of each expert, beside the chosen experts' numbers (our own executor).

@@ -217,6 +217,12 @@ impl<'a> Lowering<'a> {
         self.autocasts(activations) && !self.narrow_parameters
     }
 
+    /// Whether Transformer Engine orders rows of experts, from a map of its own.
+    #[must_use]
+    pub fn maps_rows(&self) -> bool {
+        self.has(Rewrite::FusePermute) && !self.has(Rewrite::KeepRowIndices)
+    }
+
     /// Whether each adapter casts its input to 32 bits, the type of its weights, and `torch.autocast` casts that back to 16.
     #[must_use]
     pub fn casts_for_adapters(&self, activations: DType) -> bool {

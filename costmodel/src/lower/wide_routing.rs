@@ -5,7 +5,12 @@
 //! - The router's own product reads tokens and weight in 32 bits. It keeps both casts, and softmax keeps its result in 32 bits
 //!   (`models/common/moe.py`, `TokenChoiceTopKRouter.forward`).
 //!
-//! Where `torch.compile` compiles both, it keeps the 16-bit tensors and casts again: a cast costs no more than reading its result.
+//! - Transformer Engine's permutation keeps a map of 32-bit numbers, two for each token and expert and one more for each token
+//!   (NVIDIA/TransformerEngine@d0067d0, `pytorch/triton/permutation.py:52`, `pytorch/permutation.py:519`). Megatron-Core, which calls it,
+//!   computes scores of all experts in 32 bits (NVIDIA/Megatron-LM@d98e8a6, `moe_utils.py:902`, `:917`). Under DeepEP the map is of the
+//!   tokens that arrive and of a rank's own experts, which is somewhat less.
+//!
+//! Where `torch.compile` compiles the first two, it keeps the 16-bit tensors and casts again: a cast costs no more than reading its result.
 //! The product in 32 bits is priced like one in 16: with so few columns it takes little time.
 
 use catalog::runtime::Rewrite;
@@ -28,6 +33,9 @@ pub(super) fn kept_by_router(lowering: &Lowering<'_>, trace: &Trace, op: &Op) ->
 pub(super) fn kept(lowering: &Lowering<'_>, trace: &Trace, op: &Op) -> Option<Bytes> {
     let (first, output) = (*op.inputs.first()?, *op.outputs.first()?);
     let more = match op.operator {
+        Operator::Expert(Expert::Route(_)) if lowering.maps_rows() => {
+            wider(trace, first) + row_map(trace, first)
+        }
         Operator::Expert(Expert::Route(_)) if lowering.has(Rewrite::GateInF32) => {
             wider(trace, first)
         }
@@ -117,6 +125,13 @@ fn elements(trace: &Trace, id: TensorId) -> u64 {
     trace.tensor(id).elements()
 }
 
+/// Bytes of the map from tokens to rows, given the scores of all experts.
+fn row_map(trace: &Trace, scores: TensorId) -> u64 {
+    let experts = trace.tensor(scores).shape.last().copied().unwrap_or(1);
+    let tokens = elements(trace, scores) / experts;
+    tokens * (2 * experts + 1) * WIDE
+}
+
 /// Bytes of a tensor in 32 bits.
 fn wide(trace: &Trace, id: TensorId) -> u64 {
     elements(trace, id) * WIDE
@@ -170,6 +185,24 @@ mod tests {
         });
         let moved = [0, 1].map(|pass| (x[pass].0 - y[pass].0, x[pass].1 - y[pass].1));
         (a - b, moved)
+    }
+
+    #[test]
+    fn megatron_core_keeps_a_map_of_rows_and_scores_in_32_bits() {
+        let trace = layer(&experts(), &BlockLayout::alone(1, TOKENS, DType::Bf16));
+        for (name, want) in [
+            ("megatron-core", TOKENS * (9 * 4 + 4 * 2)),
+            // It has lists of its own.
+            ("vescale-cuda", 0),
+            ("nanotron", 0),
+        ] {
+            let runtime = runtime(name);
+            let lowering = Lowering::new(&runtime, runtime.fp8_recipe);
+            let saved = lowering.saved(&trace, Recompute::None).into_iter();
+            let routing = saved.filter(|(name, _)| name.ends_with("for routing in 32 bits"));
+            let bytes: u64 = routing.map(|(_, bytes)| bytes.0).sum();
+            assert_eq!(bytes, want, "{name}");
+        }
     }
 
     #[test]
