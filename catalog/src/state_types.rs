@@ -86,8 +86,8 @@ pub enum OptimizerStates {
     /// Both moments in bf16; in bf16 jobs, master weights as in `SplitMaster`. Jobs in 8 bits keep them whole
     /// (`use_precision_aware_optimizer_no_fp8_or_ds_fp8` in Megatron-LM's `optimizer_config.py`; assumed for delayed scaling too).
     Bf16Moments,
-    /// Both moments in 8 bits with a 32-bit scale per 256; the embedding table's keep 32 bits
-    /// (bitsandbytes' AdamW in Hugging Face's Trainer; torchao's, for FSDP2, is assumed alike).
+    /// Both moments in 8 bits with a 32-bit scale per 256 (bitsandbytes' AdamW in Hugging Face's Trainer, with which the embedding table's
+    /// keep 32 bits; under FSDP2 torchao's).
     #[serde(rename = "8bit_moments")]
     #[strum(serialize = "8bit_moments")]
     EightBitMoments,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use catalog::runtime::Rewrite;
 use catalog::{Bytes, Seconds};
 use models::BlockClass;
-use plans::{Decisions, Recompute};
+use plans::{Decisions, Recompute, Zero};
 
 use crate::block_cost::BlockCost;
 use crate::block_set::Blocks;
@@ -358,13 +358,18 @@ impl StageClass {
     }
 }
 
-/// Extra bytes of the optimizer's moments for a stage's embedding table, if their type is wider.
+/// Extra bytes of the optimizer's moments for a stage's embedding table, if their type is wider. The Trainer asks for wider ones only of
+/// bitsandbytes, which cannot update the shards of FSDP2 (transformers, `Trainer.create_optimizer`); torchao's moments
+/// have 8 bits everywhere.
 fn wider_moments(
     scenario: &Scenario,
     strategy: &Decisions,
     parallel: &DataParallel,
     runs: &[Run],
 ) -> Bytes {
+    if strategy.zero == Zero::Z3 {
+        return Bytes(0);
+    }
     let types = strategy.state_types(&scenario.runtime, scenario.workload.precision);
     let mut tables = runs.iter();
     let table = tables.find(|run| run.cost.key.class == BlockClass::Embedding);

@@ -295,6 +295,20 @@ fn moments_in_eight_bits() {
     );
 }
 
+/// Moments of torchao's AdamW, which updates FSDP2's shards, have 8 bits for the embedding table too.
+#[test]
+fn moments_of_shards_in_eight_bits() {
+    let s = scenario(8, "hf-trainer");
+    let [wide, narrow] = ["", " optim_states=8bit_moments"].map(|states| {
+        predict(&s, &format!("dp8 zero3{states}"))
+            .memory_of("optimizer")
+            .0
+    });
+    let shard = wide / 8;
+    let moments = 2 * (shard + shard.div_ceil(256) * 4);
+    assert!(narrow.abs_diff(moments) <= 16, "{narrow}, not {moments}");
+}
+
 /// Half the layers' activations on the host: half the bytes stay, and one layer's while layers run, and copies that take less than two layers'
 /// passes cost nothing; over a slow link compute waits for them.
 #[test]
