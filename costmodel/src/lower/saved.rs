@@ -143,12 +143,10 @@ fn kept_of<'t>(
             keep(output, for_weight.contains(trace.tensor(output).storage));
         }
     }
-    if recompute == Recompute::SelectiveOps && lowering.has(Rewrite::KeepSelected) {
-        for &output in &selected {
-            keep(output, false);
-        }
-    }
     if recompute == Recompute::SelectiveOps {
+        if lowering.has(Rewrite::KeepSelected) {
+            selected.iter().for_each(|&output| keep(output, false));
+        }
         drop_parts(trace, &seen, &mut saved);
     }
     saved.extend(eight_bit(trace, quantised));
