@@ -100,7 +100,8 @@ fn executions(scenario: &Scenario, key: &BlockKey) -> Vec<Execution> {
     all
 }
 
-/// Computes the costs of a block for the layout of `key`, one for each combination of its siblings.
+/// Computes the costs of a block for the layout of `key`, one for each combination of its siblings. The block is traced once, and
+/// lowered once for all ways to run it that have the same kernels.
 ///
 /// # Errors
 /// When the model cannot be traced under the layout, or an operator has no price.
@@ -110,14 +111,42 @@ pub(crate) fn price(
     key: &BlockKey,
     siblings: &Siblings,
 ) -> Result<Vec<BlockCost>, CostError> {
+    let trace = trace(scenario, key)?;
+    let mut costs = Vec::new();
+    let mut left = siblings.executions.clone();
+    while let Some(&execution) = left.first() {
+        let lowering = Lowering::of(&scenario.runtime, &execution);
+        let is_like = |other: &Execution| lowering.is_like(&Lowering::of(&scenario.runtime, other));
+        let (executions, others) = left.into_iter().partition(is_like);
+        left = others;
+        let siblings = Siblings {
+            executions,
+            recompute: siblings.recompute.clone(),
+            accumulates: siblings.accumulates.clone(),
+        };
+        let key = BlockKey { execution, ..*key };
+        costs.extend(price_alike(scenario, book, &key, &trace, &siblings)?);
+    }
+    Ok(costs)
+}
+
+/// The costs of a traced block for siblings that all have the same kernels.
+fn price_alike(
+    scenario: &Scenario,
+    book: &dyn PriceBook,
+    key: &BlockKey,
+    trace: &Trace,
+    siblings: &Siblings,
+) -> Result<Vec<BlockCost>, CostError> {
     let Siblings {
         recompute,
         accumulates,
         executions,
     } = siblings;
-    let traced = Traced::new(scenario, key)?;
-    let of = traced.to_price(scenario, key, recompute);
-    let memory = (of.lowering).memory(of.trace, of.lowered, recompute, key.layout.tp);
+    let lowering = Lowering::of(&scenario.runtime, &key.execution);
+    let lowered = lowering.lower(trace);
+    let of = to_price(scenario, key, recompute, trace, &lowered);
+    let memory = lowering.memory(trace, &lowered, recompute, key.layout.tp);
     let mut costs = Vec::with_capacity(recompute.len() * accumulates.len() * executions.len());
     for &gradients in accumulates {
         let key = BlockKey {
@@ -272,8 +301,9 @@ pub(crate) fn detail(
     key: &BlockKey,
 ) -> Result<BlockDetail, CostError> {
     let modes = [key.recompute];
-    let traced = Traced::new(scenario, key)?;
-    let of = traced.to_price(scenario, key, &modes);
+    let trace = trace(scenario, key)?;
+    let lowered = Lowering::of(&scenario.runtime, &key.execution).lower(&trace);
+    let of = to_price(scenario, key, &modes, &trace, &lowered);
     let priced = book.block(&of)?;
     let names = book.names(&of);
     let slowdown = key.execution.slowdown(scenario);
@@ -299,39 +329,30 @@ pub(crate) fn detail(
     add(&priced.forward, "");
     add(&priced.recompute[0], " (recomputed)");
     add(&priced.backward, " (repeated in backward)");
-    let saved = of.lowering.saved(&traced.trace, key.recompute);
+    let saved = of.lowering.saved(&trace, key.recompute);
     Ok(BlockDetail { kernels, saved })
 }
 
-/// A traced block, and the kernels that the runtime runs for it.
-struct Traced {
-    trace: Trace,
-    lowered: Lowered,
+/// Traces a block under the layout of its key.
+fn trace(scenario: &Scenario, key: &BlockKey) -> Result<Trace, CostError> {
+    models::trace_block(&scenario.model, key.class, &key.layout)
+        .map_err(|e| CostError::Trace(e.to_string()))
 }
 
-impl Traced {
-    fn new(scenario: &Scenario, key: &BlockKey) -> Result<Self, CostError> {
-        let trace = models::trace_block(&scenario.model, key.class, &key.layout)
-            .map_err(|e| CostError::Trace(e.to_string()))?;
-        let lowering = Lowering::of(&scenario.runtime, &key.execution);
-        let lowered = lowering.lower(&trace);
-        Ok(Self { trace, lowered })
-    }
-
-    fn to_price<'a>(
-        &'a self,
-        scenario: &'a Scenario,
-        key: &'a BlockKey,
-        modes: &'a [Recompute],
-    ) -> BlockToPrice<'a> {
-        BlockToPrice {
-            scenario,
-            key,
-            modes,
-            trace: &self.trace,
-            lowering: Lowering::of(&scenario.runtime, &key.execution),
-            lowered: &self.lowered,
-        }
+fn to_price<'a>(
+    scenario: &'a Scenario,
+    key: &'a BlockKey,
+    modes: &'a [Recompute],
+    trace: &'a Trace,
+    lowered: &'a Lowered,
+) -> BlockToPrice<'a> {
+    BlockToPrice {
+        scenario,
+        key,
+        modes,
+        trace,
+        lowering: Lowering::of(&scenario.runtime, &key.execution),
+        lowered,
     }
 }
 

@@ -1,7 +1,7 @@
 //! Messages to experts: what dispatchers send, and what runs beside the passes of another micro-batch.
 
 use catalog::dispatcher::SecondSort;
-use catalog::{Precision, Workload};
+use catalog::{Dispatcher, Precision, Workload};
 use costmodel::{BlockCost, BlockKey, CostModel, Scenario};
 use models::BlockClass;
 use plans::support::allowed_by;
@@ -62,6 +62,37 @@ fn a_token_is_sent_once_to_each_rank_or_to_each_node() {
         let other = layer(&s, &format!("{sizes} mbs8 dispatcher=hybridep"));
         assert_eq!(once.forward, other.forward, "{sizes}");
     }
+}
+
+/// A strategy's dispatcher has the kernels that it has as the runtime's own.
+#[test]
+fn experts_have_the_kernels_of_the_dispatcher_that_a_strategy_names() {
+    let mut s = scenario("dgx-h100", 32, "nemo");
+    s.workload = s.workload.with_precision(Precision::Fp8);
+    let text = "dp32 ep8 mbs2 fp8_recipe=tensorwise";
+    for dispatcher in Dispatcher::ALL.iter().copied() {
+        let mut of_runtime = s.clone();
+        of_runtime.runtime.dispatcher = dispatcher;
+        let costs = CostModel::new(s.clone()).expect("priced");
+        let class = BlockClass::Layer(s.model.layer_class(0));
+        let of = |more: &str| {
+            let text = format!("{text}{more}");
+            let key = BlockKey::of(&s, &strategy(&s, &text), class, Recompute::None);
+            costs.block(&key).expect("priced")
+        };
+        // The other dispatchers' costs are known when this one's is asked for.
+        of("");
+        let (named, own) = (
+            of(&format!(" dispatcher={}", dispatcher.name())),
+            layer(&of_runtime, text),
+        );
+        assert_eq!(named.forward, own.forward, "{dispatcher:?}");
+        assert_eq!(named.backward, own.backward, "{dispatcher:?}");
+        assert_eq!(named.graphed, own.graphed, "{dispatcher:?}");
+    }
+    let compute = |more: &str| layer(&s, &format!("{text}{more}")).forward.compute;
+    let copied = compute("") - compute(" dispatcher=hybridep");
+    assert!(copied.0 > 0.0);
 }
 
 #[test]

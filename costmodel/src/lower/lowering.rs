@@ -21,6 +21,8 @@ pub struct Lowering<'a> {
     narrow_parameters: bool,
     /// Whether adapters have 32 bits when they are computed.
     wide_adapters: bool,
+    /// What carries tokens to experts; `None` stands for whichever dispatcher has the kernels of least time.
+    dispatcher: Option<Dispatcher>,
 }
 
 impl<'a> Lowering<'a> {
@@ -39,7 +41,20 @@ impl<'a> Lowering<'a> {
             fp8_recipe: execution.fp8_recipe,
             narrow_parameters: execution.narrow_parameters,
             wide_adapters: execution.wide_adapters,
+            dispatcher: execution.dispatcher,
         }
+    }
+
+    /// Whether another way to run blocks on the same training system has the same kernels. Only experts that run apart have other
+    /// kernels under another dispatcher.
+    #[must_use]
+    pub(crate) fn is_like(&self, other: &Self) -> bool {
+        let alike = |lowering: &Self| {
+            let of_experts = lowering.runs_experts_apart();
+            let dispatcher = of_experts.then(|| lowering.dispatcher.map(Dispatcher::deduplicates));
+            (lowering.fp8_recipe, lowering.narrow_parameters, dispatcher)
+        };
+        alike(self) == alike(other)
     }
 
     /// Whether the training system changes the operators in this way, such as by fusing bias and GELU.
@@ -241,23 +256,20 @@ impl<'a> Lowering<'a> {
     /// as `moe_router_dtype` is not set.
     #[must_use]
     pub fn router_weights(&self, layer: DType) -> DType {
-        match self.runtime.dispatcher {
-            Dispatcher::DeepEp | Dispatcher::HybridEp => DType::F32,
-            Dispatcher::AllToAll | Dispatcher::AllGather => layer,
+        match self.dispatcher.is_some_and(Dispatcher::deduplicates) {
+            true => DType::F32,
+            false => layer,
         }
     }
 
     /// Whether the rows of each expert are copied to add padding. A matrix product in 8 bits needs a multiple of 16 rows. So
     /// Megatron-Core copies an expert's rows into a longer tensor before the products, and copies the results back without the
     /// padding (NVIDIA/Megatron-LM@d98e8a6, `moe/experts.py`, `quantization_padding`). DeepEP and HybridEP deliver rows that
-    /// are padded already, and need no copies.
+    /// are padded already, and need no copies (`moe/moe_utils.py`, `skip_routed_expert_padding`).
     #[must_use]
     pub fn pads_experts(&self, trace: &Trace) -> bool {
-        let sent_padded = matches!(
-            self.runtime.dispatcher,
-            Dispatcher::DeepEp | Dispatcher::HybridEp
-        );
-        self.runs_experts_apart() && self.narrows_experts(trace) && !sent_padded
+        let copied = self.dispatcher.is_some_and(|of| !of.deduplicates());
+        self.runs_experts_apart() && self.narrows_experts(trace) && copied
     }
 
     /// Whether the experts' matrix products run in 8 bits.
