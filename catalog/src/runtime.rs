@@ -212,6 +212,9 @@ pub enum Rewrite {
     FuseNorm,
     /// One kernel for rotary embedding of queries and keys.
     FuseRope,
+    /// The kernel of [`Self::FuseRope`] takes no factor. Where YaRN multiplies what it rotates, PyTorch's operators rotate instead
+    /// (NVIDIA/Megatron-LM@d98e8a6, `core/models/common/embeddings/rope_utils.py`, `apply_rotary_pos_emb`).
+    UnscaledRope,
     /// Cross-entropy in one pass over the 16-bit logits, gradient in place (flash-attention, Liger, XLA):
     /// no 32-bit copy exists.
     FuseCrossEntropy,
@@ -440,6 +443,7 @@ impl Rewrite {
         Self::FuseScaledMaskedSoftmax,
         Self::FuseNorm,
         Self::FuseRope,
+        Self::UnscaledRope,
         Self::FuseCrossEntropy,
         Self::VocabularyByOperators,
         Self::WholeVocabulary,

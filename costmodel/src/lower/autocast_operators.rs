@@ -36,7 +36,7 @@ pub(super) fn chain(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> O
     let (bytes, launches) = match op.cost() {
         CostClass::Norm => norm(lowering, trace, op)?,
         CostClass::Add if wide_stream => sum(trace, op)?,
-        CostClass::Rope if wide_stream && !lowering.has(Rewrite::FuseRope) => rope(trace, op),
+        CostClass::Rope if wide_stream && !lowering.fuses_rope(op.operator) => rope(trace, op),
         _ => return None,
     };
     Some(Chain {

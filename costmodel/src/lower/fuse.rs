@@ -95,7 +95,7 @@ fn run_end(
         }
         return end;
     }
-    while end < ops.len() && joins(lowering, ops[end - 1].cost(), ops[end].cost()) {
+    while end < ops.len() && joins(lowering, &ops[end - 1], &ops[end]) {
         end += 1;
     }
     end
@@ -103,8 +103,9 @@ fn run_end(
 
 /// Whether `next` runs in the same kernel as `previous`. Symmetric, so that backward, which visits
 /// the operators in reverse, fuses the same pairs.
-fn joins(lowering: &Lowering<'_>, previous: CostClass, next: CostClass) -> bool {
+fn joins(lowering: &Lowering<'_>, first: &AnyOp<'_>, second: &AnyOp<'_>) -> bool {
     use CostClass::{Activation, Add, Bias, Dropout, Rope};
+    let (previous, next) = (first.cost(), second.cost());
     if lowering.has(Rewrite::FusePointwise) {
         return previous.is_pointwise() && next.is_pointwise();
     }
@@ -115,7 +116,7 @@ fn joins(lowering: &Lowering<'_>, previous: CostClass, next: CostClass) -> bool 
         (Bias, Dropout | Add) | (Dropout, Bias | Add) | (Add, Dropout | Bias) => {
             lowering.has(Rewrite::FuseBiasDropoutAdd)
         }
-        (Rope, Rope) => lowering.has(Rewrite::FuseRope),
+        (Rope, Rope) => [first, second].map(|op| lowering.fuses_rope(op.operator)) == [true; 2],
         _ => false,
     }
 }
@@ -220,7 +221,7 @@ fn pointwise_kind(lowering: &Lowering<'_>, run: &[AnyOp<'_>]) -> (MemoryKind, u3
         }
         // Eager RoPE negates, concatenates, multiplies twice, adds: 10 tensors, not 2. Backward has
         // two products, a negation, two writes into zeros, two sums: 15 tensors, counted as 16.
-        CostClass::Rope if !compiled && !lowering.has(Rewrite::FuseRope) => {
+        CostClass::Rope if !compiled && !lowering.fuses_rope(run[0].operator) => {
             (MemoryKind::Pointwise, if backward { 8 } else { 5 })
         }
         CostClass::Dropout => (MemoryKind::Dropout, 1),
@@ -470,6 +471,31 @@ mod tests {
             matches!(kernel.kind, KernelKind::Comm(of) if of.kind == CollectiveKind::AllReduce)
         });
         sums.count()
+    }
+
+    /// YaRN multiplies what it rotates, which Transformer Engine's kernel cannot.
+    #[test]
+    fn a_kernel_without_a_factor_leaves_scaled_rotation_to_operators() {
+        for (of_runtime, model, expected) in [
+            ("megatron-core", "llama3-8b", vec![1, 1]),
+            ("megatron-core", "gpt-oss-20b", vec![5, 5, 8, 8]),
+            ("nemo", "gpt-oss-20b", vec![5, 5, 8, 8]),
+            ("vescale-cuda", "gpt-oss-20b", vec![1, 1]),
+        ] {
+            let model = catalog::load::model(model).expect("a preset");
+            let trace = layer(&model, &BlockLayout::alone(1, 32, DType::Bf16));
+            let lowered = lowered(&runtime(of_runtime), &trace);
+            let all = lowered.forward.iter().chain(&lowered.backward);
+            let rotations = all.filter_map(|kernel| match kernel.kind {
+                KernelKind::Memory { launches, .. }
+                    if trace.op(kernel.pass, kernel.op).cost() == CostClass::Rope =>
+                {
+                    Some(launches)
+                }
+                _ => None,
+            });
+            assert_eq!(rotations.collect::<Vec<_>>(), expected, "{of_runtime}");
+        }
     }
 
     #[test]

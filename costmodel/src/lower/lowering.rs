@@ -3,8 +3,8 @@
 use catalog::runtime::{AttentionKernel, Rewrite};
 use catalog::{Axis, DType, Dispatcher, Fp8Recipe, RecomputeModule, Runtime, Selection};
 use dtensor::{
-    AnyOp, AttentionShape, CollectiveKind, CostClass, Expert, Operator, Product, Site, TensorId,
-    Token, Trace,
+    AnyOp, AttentionShape, CollectiveKind, CostClass, Expert, Operator, Pointwise, Product, Site,
+    TensorId, Token, Trace,
 };
 use plans::Recompute;
 
@@ -61,6 +61,16 @@ impl<'a> Lowering<'a> {
     #[must_use]
     pub fn has(&self, rewrite: Rewrite) -> bool {
         self.runtime.rewrites.contains(&rewrite)
+    }
+
+    /// Whether one kernel rotates queries and keys as this operator does; it may be another operator, which no such kernel runs.
+    #[must_use]
+    pub fn fuses_rope(&self, operator: Operator) -> bool {
+        let Operator::Pointwise(Pointwise::Rope(rotary)) = operator else {
+            return false;
+        };
+        let scales = rotary.scaling.magnitude() != 1.0;
+        self.has(Rewrite::FuseRope) && !(scales && self.has(Rewrite::UnscaledRope))
     }
 
     /// Whether attention runs in one kernel. cuDNN and FlashAttention 3, which runtimes with

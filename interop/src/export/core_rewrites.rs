@@ -77,6 +77,11 @@ fn fusible_rotation(model: &ModelConfig) -> bool {
     matches!(model.position, Position::Rope { .. }) && yarn == latent
 }
 
+/// Whether the model multiplies what it rotates.
+fn scales(model: &ModelConfig) -> bool {
+    model.constants.rope_scaling.magnitude() != 1.0
+}
+
 fn gelu(job: &Job<'_>) -> bool {
     job.model.mlp.activation == Activation::Gelu
 }
@@ -94,6 +99,8 @@ fn stance(rewrite: Rewrite, job: &Job<'_>, reach: Reach) -> Stance {
         | Rewrite::FusePermute
         | Rewrite::FuseSwiglu => Written,
         Rewrite::FuseRope if fusible_rotation(job.model) => Written,
+        // The prediction knows that nothing fuses this rotation.
+        Rewrite::FuseRope if job.assumes(Rewrite::UnscaledRope) && scales(job.model) => Written,
         Rewrite::FuseRope if matches!(job.model.position, Position::Rope { .. }) => {
             Never("it has no kernel that rotates queries and keys as this model does")
         }
