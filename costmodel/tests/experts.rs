@@ -95,6 +95,34 @@ fn experts_have_the_kernels_of_the_dispatcher_that_a_strategy_names() {
     assert!(copied.0 > 0.0);
 }
 
+/// Libraries that send a token once to a rank leave it to the receiver to order tokens by expert: what is ordered has a row for every
+/// rank that a token was sent to.
+#[test]
+fn tokens_are_ordered_after_arrival_where_each_is_sent_once_to_a_rank() {
+    let mut s = scenario("dgx-h100", 64, "megatron-core");
+    s.runtime.second_sort = SecondSort::Never;
+    let bandwidth = 3.35e12 * 0.35;
+    for ep in [8, 16, 64] {
+        let of = |more: &str| layer(&s, &format!("dp64 ep{ep} mbs1{more}"));
+        let own = of("");
+        for dispatcher in ["deepep", "hybridep"] {
+            let arrived = of(&format!(" dispatcher={dispatcher}"));
+            let row = (8192 * s.model.hidden * 2) as f64;
+            let expected = 2.0 * row * (distinct(f64::from(ep)) - 1.0) / bandwidth;
+            let passes = [
+                arrived.forward.compute - own.forward.compute,
+                arrived.backward.whole.compute - own.backward.whole.compute,
+            ];
+            for more in passes {
+                assert!(
+                    (more.0 / expected - 1.0).abs() < 0.1,
+                    "{ep}: {more:?}, {expected}"
+                );
+            }
+        }
+    }
+}
+
 #[test]
 fn gathering_all_tokens_pays_where_they_choose_more_experts_than_there_are_ranks() {
     let mut s = scenario("dgx-h100", 8, "megatron-core");

@@ -243,7 +243,7 @@ impl Timed<'_> {
                 self.dispatch(kernel, c)
             }
             KernelKind::Memory { kind, bytes, .. } if self.orders_rows(kernel) => {
-                let bytes = bytes + self.summed_by_others(kernel);
+                let bytes = bytes + self.summed_by_others(kernel) + self.arrived_beside_own(kernel);
                 self.prices.memory_bound(kind, bytes) + self.second_sort()
             }
             kind => self.kernel_time(kind, kernel.pass),

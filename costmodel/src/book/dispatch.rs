@@ -86,6 +86,39 @@ impl Timed<'_> {
         written.sum::<Bytes>() * (self.sharers() - 1)
     }
 
+    /// Whether tokens are ordered by expert after they have arrived, not before they are sent. Libraries that send a token once to a
+    /// rank do so (NVIDIA/Megatron-LM@d98e8a6, `token_dispatcher.py`, `get_permuted_hidden_states_by_experts`).
+    pub(super) fn orders_arrived(&self) -> bool {
+        let dispatcher = self.of.key.execution.dispatcher;
+        self.of.key.layout.ep > 1 && dispatcher.is_some_and(Dispatcher::deduplicates)
+    }
+
+    /// Bytes that a kernel of [`Self::orders_rows`] reads or writes beyond those of the rank's own tokens, where it orders tokens
+    /// that have arrived: a token arrives at every rank that has one of its experts.
+    pub(super) fn arrived_beside_own(&self, kernel: &Kernel) -> Bytes {
+        let (Some(experts), true) = (&self.of.scenario.model.moe, self.orders_arrived()) else {
+            return Bytes(0);
+        };
+        let KernelKind::Memory { launches, .. } = kernel.kind else {
+            return Bytes(0);
+        };
+        let router = self.of.scenario.model.constants.router;
+        let ranks = places_of_a_token(self.group(Axis::Ep).size, experts.top_k, router);
+        // Rows are a token's for each of its experts.
+        let own = self.rows_sent().as_f64() / experts.top_k as f64;
+        Bytes((own * (ranks - 1.0)) as u64) * u64::from(launches)
+    }
+
+    /// Bytes of the rows that the rank's own tokens are sent as without deduplication.
+    fn rows_sent(&self) -> Bytes {
+        let mut ops = self.of.trace.forward.iter();
+        let sent = ops.find_map(|op| match op.operator {
+            Operator::Exchange(of) if of.moves == Moves::Dispatch => Some(op.inputs[0]),
+            _ => None,
+        });
+        sent.map_or(Bytes(0), |rows| self.of.trace.tensor(rows).bytes())
+    }
+
     /// Number of ranks that share one copy of the experts.
     fn sharers(&self) -> u64 {
         self.of.key.layout.ep * self.of.key.layout.etp
