@@ -352,7 +352,7 @@ pub enum Rewrite {
     /// came from, and the first row of each expert, beside the chosen experts' numbers (our own executor).
     KeepRowIndices,
     /// Each expert's products are launched one after another rather than as one kernel of all experts (Transformer
-    /// Engine's `GroupedLinear` calls cuBLAS for every expert). Together with [`Self::WeightActivations`] it describes
+    /// Engine's `GroupedLinear` calls cuBLAS for every expert, in C++). Together with [`Self::WeightActivations`] it describes
     /// Megatron-Core's `TEGroupedMLP`, in which PyTorch, not the kernels of products, clamps activations and adds the last bias.
     LaunchExpertsApart,
     /// The router's probabilities multiply outputs of experts' activations, not of experts, so that

@@ -279,7 +279,7 @@ known! {
     CALLS_PER_EXPERT_GRADIENT: "launches that last as long as handing the gradient of one expert's weight to data parallelism" = 1.0, Times, Assumed,
         "NVIDIA/Megatron-LM@d98e8a6, core/distributed/distributed_data_parallel.py, _make_backward_post_hook: autograd calls a function in Python for every weight and micro-batch",
         Only::With(Feature::ExpertsApart);
-    CAST_OF_EXPERT: "time in which C++ launches a kernel that casts the rows of one expert" = 5e-6, Microseconds, Published,
+    KERNEL_OF_EXPERT: "time in which C++ launches a kernel of one expert: a product, or a cast of its rows" = 5e-6, Microseconds, Published,
         "cudaLaunchKernel and dispatch 2-5 us, upper end (kernel-launch notes gathered 2026-11)",
         Only::With(Feature::ExpertsApart);
     EIGHT_BIT_OPTIMIZER: "optimizer with 8-bit moments, of memory bandwidth" = 0.38, Times, Published,

@@ -188,7 +188,7 @@ impl Timed<'_> {
                 low_precision,
                 ..
             } if self.of.lowering.has(Rewrite::LaunchExpertsApart) => {
-                return self.host_of_expert(kernel, low_precision) * groups as f64;
+                return self.launch() + self.by_experts(kernel, low_precision) * groups as f64;
             }
             KernelKind::GroupedGemm { .. } | KernelKind::Comm(_) => 1,
             _ if graphed => return Seconds(0.0),
@@ -223,17 +223,18 @@ impl Timed<'_> {
         scenario.by_host(&scenario.runtime.overheads.launch)
     }
 
-    /// Time that the host takes for one expert's part of a grouped product that is launched expert by expert: the product, the
-    /// casts of its rows to 8 bits, and what data parallelism does with the gradient of its weight.
-    fn host_of_expert(&self, kernel: &Kernel, eight_bits: bool) -> Seconds {
+    /// Time that the host takes for each expert in a grouped product, beside the launch from Python that all experts share: C++ launches
+    /// the product and the casts of the expert's rows to 8 bits, and Python hands the gradient of the weight to data parallelism.
+    fn by_experts(&self, kernel: &Kernel, eight_bits: bool) -> Seconds {
+        let of_cpp = known::KERNEL_OF_EXPERT.seconds();
         if is_weight_gradient(kernel) {
-            return self.launch() * (1.0 + known::CALLS_PER_EXPERT_GRADIENT.factor());
+            return of_cpp + self.launch() * known::CALLS_PER_EXPERT_GRADIENT.factor();
         }
         let casts = match eight_bits {
             true => casts::kernels_per_expert(self.of.lowering.fp8_recipe),
             false => 0,
         };
-        self.launch() + known::CAST_OF_EXPERT.seconds() * f64::from(casts)
+        of_cpp * f64::from(1 + casts)
     }
 
     /// Time of a kernel or message by itself.
