@@ -230,7 +230,9 @@ fn experts(run: &Run, runtime: &mut Runtime) {
         .collect();
     if graphs.contains("full_iteration") {
         runtime.graphs = CudaGraphs::Step;
-    } else if graphs.contains("attn") || graphs.contains("moe_router") {
+    } else if graphs.contains("attn") {
+        // A scope of `moe_router` and `moe_preprocess` alone leaves nearly all kernels to the host: Megatron-Core runs attention before
+        // it replays the graph (NVIDIA/Megatron-LM@d98e8a6, `_te_cuda_graph_replay` in `transformer_layer.py`).
         runtime.graphs = CudaGraphs::Layers;
     }
     let dispatcher = ["moe_flex_dispatcher_backend", "moe_dispatcher"]

@@ -35,6 +35,36 @@ fn layer(s: &Scenario, text: &str, recompute: Recompute) -> BlockCost {
     costs.block(&key).expect("priced").as_ref().clone()
 }
 
+/// Kernels that graphs of layers leave to the host, in forward: of Qwen3 the message to experts, the permutation after it, two products
+/// and the activation between them, the message back, the permutation back, and the sum with the residual stream. GPT-OSS adds three
+/// operators that clamp, and for its last bias two operators for each of 16 experts and two for all.
+#[test]
+fn graphs_of_layers_capture_nothing_of_experts() {
+    for (model, dispatcher, launches) in [
+        ("qwen3-30b-a3b", "hybridep", 8.0),
+        ("gpt-oss-120b", "hybridep", 8.0 + 3.0 + 34.0),
+        // The permutation is captured; two sorts are not.
+        ("qwen3-30b-a3b", "all_to_all", 7.0 + 2.0),
+        ("llama3-8b", "", 0.0),
+    ] {
+        let s = scenario(model, "megatron-core", COUNTING);
+        let text = match dispatcher {
+            "" => "dp64 zero1 mbs1".to_owned(),
+            name => format!("dp64 ep8 zero1 mbs1 dispatcher={name}"),
+        };
+        let cost = layer(&s, &text, Recompute::None);
+        let left = cost.graphed.forward.0;
+        assert!(
+            (left - launches).abs() < 0.01,
+            "{model} {dispatcher}: {left}"
+        );
+        assert!(left <= cost.forward.host.0);
+        assert!(
+            cost.graphed.backward.0 >= left && cost.graphed.backward <= cost.backward.whole.host
+        );
+    }
+}
+
 /// Python launches a product of all experts once. C++ launches each expert's part, and data parallelism takes each expert's gradient
 /// from Python.
 #[test]

@@ -7,11 +7,12 @@ use dtensor::{AttentionShape, Collective, CollectiveKind, Pass};
 use plans::{Group, Recompute};
 
 use super::entry::{BlockToPrice, PricedBlock, PricedKernel};
+use super::uncaptured::Uncaptured;
 use crate::block_cost;
 use crate::issue::Order;
 use crate::known;
 use crate::launches::Launch;
-use crate::lower::{FusedAttention, Kernel, KernelKind, Lowered, casts, recomputed};
+use crate::lower::{FusedAttention, Kernel, KernelKind, Lowered, recomputed};
 use crate::price::{MemoryKind, TablePrices, windows};
 use crate::spread::Spread;
 use crate::states::Elements;
@@ -32,14 +33,15 @@ impl Timed<'_> {
     /// order, the parts of split products, and what carries tokens to experts.
     pub(super) fn reissued(&self, before: &PricedBlock) -> PricedBlock {
         let mut kernels = before.kernels.clone();
+        let uncaptured = self.uncaptured();
         let Lowered { forward, backward } = self.of.lowered;
         for (priced, kernel) in kernels.iter_mut().zip(forward.iter().chain(backward)) {
             priced.part = None;
             if self.is_of_dispatch(kernel) {
                 priced.time = self.time(kernel);
                 priced.card = self.card(kernel);
-                priced.host = self.host(kernel, false);
-                priced.graphed = self.host(kernel, true);
+                priced.host = self.host(kernel);
+                priced.graphed = self.graphed(kernel, &uncaptured);
             }
         }
         self.ordered(kernels)
@@ -50,12 +52,13 @@ impl Timed<'_> {
         let BlockToPrice { trace, lowered, .. } = *self.of;
         let all = lowered.forward.iter().chain(&lowered.backward);
         let epilogue = self.epilogue(lowered);
+        let uncaptured = self.uncaptured();
         let mut kernels: Vec<PricedKernel> = all
             .map(|kernel| PricedKernel {
                 time: self.time(kernel) + epilogue * weight_elements(kernel) as f64,
                 part: None,
-                host: self.host(kernel, false),
-                graphed: self.host(kernel, true),
+                host: self.host(kernel),
+                graphed: self.graphed(kernel, &uncaptured),
                 card: self.card(kernel),
                 spread: self.spread(kernel.kind),
             })
@@ -112,6 +115,11 @@ impl Timed<'_> {
         self.with_parts(passes)
     }
 
+    /// The operators that no graph of the block captures.
+    fn uncaptured(&self) -> Uncaptured {
+        Uncaptured::of(self.of.trace, self.orders_arrived())
+    }
+
     /// Names of the kernels and collectives, in the order of their prices.
     pub(super) fn names(&self) -> Vec<String> {
         let BlockToPrice { trace, lowered, .. } = *self.of;
@@ -144,7 +152,7 @@ impl Timed<'_> {
         block
     }
 
-    fn precision(&self) -> Precision {
+    pub(super) fn precision(&self) -> Precision {
         self.of.scenario.workload.precision
     }
 
@@ -178,63 +186,6 @@ impl Timed<'_> {
     fn gradient_bytes(&self) -> (u64, u64) {
         let gradient = self.precision().activation();
         (gradient.size(), self.of.key.accumulates.size())
-    }
-
-    /// Time that the host takes to issue a kernel; with `graphed` layers, only experts and messages are issued one by one.
-    fn host(&self, kernel: &Kernel, graphed: bool) -> Seconds {
-        let launches = match kernel.kind {
-            KernelKind::GroupedGemm {
-                groups,
-                low_precision,
-                ..
-            } if self.of.lowering.has(Rewrite::LaunchExpertsApart) => {
-                return self.launch() + self.by_experts(kernel, low_precision) * groups as f64;
-            }
-            KernelKind::GroupedGemm { .. } | KernelKind::Comm(_) => 1,
-            _ if graphed => return Seconds(0.0),
-            KernelKind::Memory { launches, .. } => {
-                let sorts = self.orders_rows(kernel) && self.sorts_again();
-                u64::from(launches) + u64::from(sorts)
-            }
-            KernelKind::Scan(sizes) => {
-                let backward = kernel.pass != Pass::Forward;
-                u64::from(sizes.work(self.precision().activation(), backward).kernels)
-            }
-            _ => 1,
-        };
-        self.launch() * launches as f64 + self.by_dtensor(kernel)
-    }
-
-    /// Host time of DTensor for a product under tensor parallelism. Backward is charged once, with the product for the input's
-    /// gradient.
-    fn by_dtensor(&self, kernel: &Kernel) -> Seconds {
-        let product = matches!(kernel.kind, KernelKind::Gemm { .. });
-        let split = self.of.key.layout.tp > 1 && kernel.pass != Pass::BackwardWeight;
-        if !(product && split) {
-            return Seconds(0.0);
-        }
-        let scenario = &self.of.scenario;
-        scenario.by_host(&scenario.runtime.overheads.parallel_linear)
-    }
-
-    /// Time that the host takes to launch one kernel.
-    fn launch(&self) -> Seconds {
-        let scenario = &self.of.scenario;
-        scenario.by_host(&scenario.runtime.overheads.launch)
-    }
-
-    /// Time that the host takes for each expert in a grouped product, beside the launch from Python that all experts share: C++ launches
-    /// the product and the casts of the expert's rows to 8 bits, and Python hands the gradient of the weight to data parallelism.
-    fn by_experts(&self, kernel: &Kernel, eight_bits: bool) -> Seconds {
-        let of_cpp = known::KERNEL_OF_EXPERT.seconds();
-        if is_weight_gradient(kernel) {
-            return of_cpp + self.launch() * known::CALLS_PER_EXPERT_GRADIENT.factor();
-        }
-        let casts = match eight_bits {
-            true => casts::kernels_per_expert(self.of.lowering.fp8_recipe),
-            false => 0,
-        };
-        of_cpp * f64::from(1 + casts)
     }
 
     /// Time of a kernel or message by itself.
@@ -456,7 +407,7 @@ fn is_product(kernel: &Kernel) -> bool {
     )
 }
 
-fn is_weight_gradient(kernel: &Kernel) -> bool {
+pub(super) fn is_weight_gradient(kernel: &Kernel) -> bool {
     is_product(kernel) && kernel.pass == Pass::BackwardWeight
 }
 

@@ -4,8 +4,10 @@
 mod block_times;
 mod dispatch;
 mod entry;
+mod host_times;
 mod profile;
 mod tables;
+mod uncaptured;
 
 use catalog::{Cluster, Fitted};
 
