@@ -351,6 +351,10 @@ pub enum Rewrite {
     /// A router keeps for backward, as 32-bit integers, the row to which every choice of an expert was sent, the row it
     /// came from, and the first row of each expert, beside the chosen experts' numbers (our own executor).
     KeepRowIndices,
+    /// Before rows are sent to experts, ranks tell each other how many each of them gets, and the host waits for these numbers: only
+    /// then does it know the sizes of messages and products. In forward, and where forward runs again, the GPU has by then done
+    /// all that was issued (Megatron-Core and torchtitan, `token_dispatcher.py`).
+    ReadTokenCounts,
     /// Each expert's products are launched one after another rather than as one kernel of all experts (Transformer
     /// Engine's `GroupedLinear` calls cuBLAS for every expert, in C++). Together with [`Self::WeightActivations`] it describes
     /// Megatron-Core's `TEGroupedMLP`, in which PyTorch, not the kernels of products, clamps activations and adds the last bias.
@@ -488,6 +492,7 @@ impl Rewrite {
         Self::RopeByPairs,
         Self::FusePermute,
         Self::KeepRowIndices,
+        Self::ReadTokenCounts,
         Self::LaunchExpertsApart,
         Self::WeightActivations,
         Self::SplitRecurrence,

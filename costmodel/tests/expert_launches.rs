@@ -43,8 +43,8 @@ fn graphs_of_layers_capture_nothing_of_experts() {
     for (model, dispatcher, launches) in [
         ("qwen3-30b-a3b", "hybridep", 8.0),
         ("gpt-oss-120b", "hybridep", 8.0 + 3.0 + 34.0),
-        // The permutation is captured; two sorts are not.
-        ("qwen3-30b-a3b", "all_to_all", 7.0 + 2.0),
+        // The permutation is captured; two sorts, four copies of counts and the router's weights are not.
+        ("qwen3-30b-a3b", "all_to_all", 7.0 + 2.0 + 4.0 + 1.0),
         ("llama3-8b", "", 0.0),
     ] {
         let s = scenario(model, "megatron-core", COUNTING);
@@ -80,4 +80,28 @@ fn python_launches_the_products_of_all_experts_at_once() {
     let backward = (many.backward.whole.host - few.backward.whole.host).0;
     assert!((0.0..0.01).contains(&forward), "{forward}");
     assert!((backward - experts * weights).abs() < 0.01, "{backward}");
+}
+
+/// Ranks tell each other how many rows they send, and the router's weights follow the rows in a message of their own.
+#[test]
+fn an_all_to_all_comes_with_smaller_messages() {
+    for (runtime, zero, forward, backward) in [
+        // Counts: seven kernels and four copies. Weights. Two sorts.
+        ("megatron-core", "zero1", 7.0 + 4.0 + 1.0 + 2.0, 1.0 + 2.0),
+        ("torchtitan", "zero3", 3.0 + 2.0 + 2.0, 2.0),
+    ] {
+        let s = scenario("qwen3-30b-a3b", runtime, COUNTING);
+        let of = |dispatcher: &str| {
+            let text = format!("dp64 ep8 {zero} mbs1 dispatcher={dispatcher}");
+            layer(&s, &text, Recompute::None)
+        };
+        let (all, library) = (of("all_to_all"), of("deepep"));
+        let beyond = [
+            all.forward.host - library.forward.host,
+            all.backward.whole.host - library.backward.whole.host,
+        ];
+        for (beyond, expected) in beyond.into_iter().zip([forward, backward]) {
+            assert!((beyond.0 - expected).abs() < 0.01, "{runtime}: {beyond:?}");
+        }
+    }
 }

@@ -17,6 +17,9 @@ use super::block_times::Timed;
 use crate::lower::{Kernel, KernelKind};
 use crate::price::MemoryKind;
 
+/// Bytes of a 64-bit integer.
+const WIDE_INTEGER: u64 = 8;
+
 impl Timed<'_> {
     /// Whether the price of a kernel or message depends on the dispatcher.
     pub(super) fn is_of_dispatch(&self, kernel: &Kernel) -> bool {
@@ -148,7 +151,31 @@ impl Timed<'_> {
     ) -> Seconds {
         let group = self.group(collective.axis);
         let (kind, bytes) = self.message(dispatcher, kernel, collective);
-        self.prices.collective(kind, bytes, group)
+        let time = self.prices.collective(kind, bytes, group);
+        match dispatcher {
+            Dispatcher::AllToAll => time + self.small_messages(kernel, group),
+            Dispatcher::AllGather | Dispatcher::DeepEp | Dispatcher::HybridEp => time,
+        }
+    }
+
+    /// Time of the messages beside an all-to-all of rows: before it ranks gather how many rows each expert gets, and where experts
+    /// weight their rows themselves, the router's weights follow it (NVIDIA/Megatron-LM@d98e8a6, `token_dispatcher.py`, `preprocess`
+    /// and `token_dispatch`).
+    fn small_messages(&self, kernel: &Kernel, group: Group) -> Seconds {
+        let mut time = Seconds(0.0);
+        let op = self.of.trace.op(kernel.pass, kernel.op);
+        if self.tells_counts(kernel) {
+            let experts = self.of.scenario.model.moe.map_or(0, |moe| moe.experts);
+            let counts = Bytes(experts * WIDE_INTEGER * group.size);
+            time += (self.prices).collective(CollectiveKind::AllGather, counts, group);
+        }
+        if self.sends_weights(kernel) {
+            let rows = self.of.trace.tensor(op.inputs[0]);
+            let number = rows.elements() / rows.shape.last().copied().unwrap_or(1).max(1);
+            let weights = Bytes(number * self.of.lowering.router_weights(rows.dtype).size());
+            time += (self.prices).collective(CollectiveKind::AllToAll, weights, group);
+        }
+        time
     }
 
     /// The message that a dispatcher sends in place of a traced collective of experts: its kind of collective, and its bytes.

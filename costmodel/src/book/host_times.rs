@@ -1,13 +1,37 @@
 //! Time that the host takes to issue the kernels and messages of a block.
 
 use catalog::runtime::Rewrite;
-use catalog::Seconds;
-use dtensor::Pass;
+use catalog::{Axis, Dispatcher, Seconds};
+use dtensor::{Exchange, Moves, Operator, Pass};
 
 use super::block_times::{Timed, is_weight_gradient};
 use super::uncaptured::Uncaptured;
 use crate::known;
 use crate::lower::{Kernel, KernelKind, casts};
+
+/// Launches with which ranks tell each other how many rows each expert gets, and with which the host reads these numbers.
+#[derive(Clone, Copy, Default)]
+struct CountLaunches {
+    /// Kernels, with the message between ranks.
+    kernels: u64,
+    /// Copies to the host, which no CUDA graph of a layer captures.
+    copies: u64,
+}
+
+/// A message, and the sums of rows that each rank sends and receives (torchtitan@b5bcd76, `models/common/token_dispatcher.py`,
+/// `_sync_token_count_exchange`).
+const COUNTS: CountLaunches = CountLaunches {
+    kernels: 3,
+    copies: 2,
+};
+
+/// The same where products of experts are launched apart, so that the host needs the sizes of each expert's product too: all ranks
+/// gather the numbers for all experts (NVIDIA/Megatron-LM@d98e8a6, `core/transformer/moe/token_dispatcher.py`, `preprocess` and
+/// `_maybe_dtoh_and_synchronize` of `MoEAlltoAllTokenDispatcher`).
+const COUNTS_OF_EXPERTS: CountLaunches = CountLaunches {
+    kernels: 7,
+    copies: 4,
+};
 
 impl Timed<'_> {
     /// Time that the host takes to issue a kernel.
@@ -19,6 +43,11 @@ impl Timed<'_> {
                 ..
             } if self.of.lowering.has(Rewrite::LaunchExpertsApart) => {
                 return self.launch() + self.by_experts(kernel, low_precision) * groups as f64;
+            }
+            KernelKind::GroupedGemm { .. } => 1,
+            KernelKind::Comm(_) => {
+                let CountLaunches { kernels, copies } = self.counts(kernel);
+                1 + u64::from(self.sends_weights(kernel)) + kernels + copies
             }
             KernelKind::Memory { launches, .. } => {
                 let sorts = self.orders_rows(kernel) && self.sorts_again();
@@ -35,15 +64,57 @@ impl Timed<'_> {
 
     /// The same if CUDA graphs capture layers: only messages, and kernels that no graph captures, are issued one by one.
     pub(super) fn graphed(&self, kernel: &Kernel, uncaptured: &Uncaptured) -> Seconds {
-        match kernel.kind {
-            KernelKind::Comm(_) => self.host(kernel),
-            _ if uncaptured.has(kernel) => self.host(kernel),
+        let captured = match kernel.kind {
+            KernelKind::Comm(_) => self.counts(kernel).kernels,
+            _ if uncaptured.has(kernel) => 0,
             KernelKind::Memory { .. } if self.orders_rows(kernel) => {
                 let padded = self.of.lowering.pads_experts(self.of.trace);
                 let outside = u64::from(self.sorts_again()) + u64::from(padded);
-                self.launch() * outside as f64
+                return self.launch() * outside as f64;
             }
-            _ => Seconds(0.0),
+            _ => return Seconds(0.0),
+        };
+        self.host(kernel) - self.launch() * captured as f64
+    }
+
+    /// Launches for the numbers of rows, all of them beside the message that sends tokens to experts.
+    fn counts(&self, kernel: &Kernel) -> CountLaunches {
+        let lowering = &self.of.lowering;
+        let all_to_all = self.of.key.execution.dispatcher == Some(Dispatcher::AllToAll);
+        if !all_to_all || !self.tells_counts(kernel) {
+            return CountLaunches::default();
+        }
+        match lowering.has(Rewrite::LaunchExpertsApart) {
+            true => COUNTS_OF_EXPERTS,
+            false => COUNTS,
+        }
+    }
+
+    /// Whether a message sends tokens to experts after ranks have told each other how many.
+    pub(super) fn tells_counts(&self, kernel: &Kernel) -> bool {
+        kernel.pass == Pass::Forward
+            && self.moves(kernel) == Some(Moves::Dispatch)
+            && self.of.lowering.has(Rewrite::ReadTokenCounts)
+    }
+
+    /// Whether a second all-to-all sends the router's weights beside rows, or their gradients back.
+    pub(super) fn sends_weights(&self, kernel: &Kernel) -> bool {
+        let direction = match kernel.pass {
+            Pass::Forward => Moves::Dispatch,
+            Pass::BackwardInput | Pass::BackwardWeight => Moves::Combine,
+        };
+        self.of.key.execution.dispatcher == Some(Dispatcher::AllToAll)
+            && self.moves(kernel) == Some(direction)
+            && self.of.lowering.has(Rewrite::WeightActivations)
+    }
+
+    /// What a message between expert-parallel ranks moves; `None` for other kernels and messages.
+    fn moves(&self, kernel: &Kernel) -> Option<Moves> {
+        match self.of.trace.op(kernel.pass, kernel.op).operator {
+            Operator::Exchange(Exchange { moves, collective }) if collective.axis == Axis::Ep => {
+                Some(moves)
+            }
+            _ => None,
         }
     }
 

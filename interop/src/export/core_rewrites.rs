@@ -128,6 +128,9 @@ fn stance(rewrite: Rewrite, job: &Job<'_>, reach: Reach) -> Stance {
         Rewrite::LaunchExpertsApart if experts(job) => {
             Always("Transformer Engine calls cuBLAS for every expert")
         }
+        Rewrite::ReadTokenCounts if experts(job) => {
+            Always("the host waits for the numbers of tokens that experts get")
+        }
         Rewrite::WeightActivations if experts(job) => Always("experts' activations are weighted"),
         Rewrite::WeighRowsInF32 if experts(job) => Never("experts' activations are weighted"),
         Rewrite::GateInF32 if experts(job) => Never("the router computes in its tokens' type"),

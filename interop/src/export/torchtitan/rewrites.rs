@@ -99,6 +99,9 @@ fn of_0_3(rewrite: Rewrite, job: &Job<'_>) -> Stance {
         }
         Rewrite::GateInF32 if eager(job) && experts(job) => Always("the router runs in 32 bits"),
         Rewrite::KeepRowIndices if experts(job) => Never("the router keeps one order of rows"),
+        Rewrite::ReadTokenCounts if job.decisions.ep > 1 => {
+            Always("the host waits for the numbers of tokens that experts get")
+        }
         Rewrite::GeluByOperators => Never("an activation is one kernel"),
         // No kernel of its attention writes scores to memory, and its loss is neither Transformer Engine's nor Megatron's.
         Rewrite::FuseScaledMaskedSoftmax
