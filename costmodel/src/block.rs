@@ -7,7 +7,7 @@ use models::BlockClass;
 use plans::{NamedTime, Recompute};
 
 use crate::block_cost::{BlockCost, BlockDetail, BlockKey, HostTimes, Tensors, weights};
-use crate::book::{BlockToPrice, PriceBook, PricedBlock, PricedKernel};
+use crate::book::{BlockToPrice, CountsRead, PriceBook, PricedBlock, PricedKernel};
 use crate::execution::Execution;
 use crate::launches::{Launch, issued};
 use crate::lower::{BlockMemory, Lowered, Lowering, casts};
@@ -199,21 +199,13 @@ fn of_key(of: &BlockToPrice<'_>, priced: &PricedBlock, memory: &[BlockMemory]) -
         ..
     } = *of;
     let slowdown = key.execution.slowdown(scenario);
-    let run = |pass: &[Launch]| run(slowdown, priced, pass);
-    let forward = run(&priced.forward);
+    let of_forward = |pass: &[Launch]| Work {
+        starved: starved(priced, pass, |kernel| kernel.host),
+        ..run(slowdown, priced, pass)
+    };
+    let forward = of_forward(&priced.forward);
     let backward = backward(slowdown, priced);
-    let in_backward = graphed(priced, &priced.backward);
-    let [input, weight] = match &priced.halves {
-        Some(halves) => halves.each_ref().map(|half| graphed(priced, half)),
-        None => [in_backward, Seconds(0.0)],
-    };
-    let hosts = HostTimes {
-        forward: graphed(priced, &priced.forward),
-        backward: in_backward,
-        input,
-        weight,
-        recompute: Seconds(0.0),
-    };
+    let hosts = graphed_hosts(priced);
     let spread = |passes: [&Vec<Launch>; 3]| {
         let launches = passes.into_iter().flat_map(|pass| issued(pass));
         launches.fold(Spread::default(), |all, launch| {
@@ -231,9 +223,10 @@ fn of_key(of: &BlockToPrice<'_>, priced: &PricedBlock, memory: &[BlockMemory]) -
             key: BlockKey { recompute, ..*key },
             forward,
             backward,
-            recompute: run(again),
+            recompute: of_forward(again),
             graphed: HostTimes {
                 recompute: graphed(priced, again),
+                starved_recompute: starved(priced, again, |kernel| kernel.graphed),
                 ..hosts
             },
             spread: spread([&priced.forward, again, &priced.backward]),
@@ -283,6 +276,55 @@ fn run(slowdown: Slowdown, priced: &PricedBlock, pass: &[Launch]) -> Work {
         work.card += priced.kernels[launch.kernel].card * (1.0 / launch.parts as f64);
     }
     work
+}
+
+/// What passes take on the host if CUDA graphs capture layers, without a recomputation.
+fn graphed_hosts(priced: &PricedBlock) -> HostTimes {
+    let backward = graphed(priced, &priced.backward);
+    let [input, weight] = match &priced.halves {
+        Some(halves) => halves.each_ref().map(|half| graphed(priced, half)),
+        None => [backward, Seconds(0.0)],
+    };
+    HostTimes {
+        forward: graphed(priced, &priced.forward),
+        backward,
+        input,
+        weight,
+        starved_forward: starved(priced, &priced.forward, |kernel| kernel.graphed),
+        ..HostTimes::default()
+    }
+}
+
+/// Time for which the device idles after the host has waited for it to read how many tokens each expert gets; 0 if forward kernels do
+/// not send tokens. By then the device has done all that was issued, and the host is ahead of it again only after some more
+/// kernels: the device idles for the most by which the host's time up to a kernel exceeds the device's before that kernel. Messages
+/// count as if nothing ran beside them.
+fn starved(
+    priced: &PricedBlock,
+    pass: &[Launch],
+    host: impl Fn(&PricedKernel) -> Seconds,
+) -> Seconds {
+    let sends = |counts: &CountsRead| {
+        let mut launches = issued(pass);
+        launches.position(|launch| launch.kernel == counts.sends)
+    };
+    let Some((counts, at)) = priced.counts.and_then(|c| Some((c, sends(&c)?))) else {
+        return Seconds(0.0);
+    };
+    let orders = |launch: &&Launch| Some(launch.kernel) == counts.orders;
+    let first = issued(pass).find(orders);
+    let others = issued(pass).skip(at + usize::from(counts.after));
+    let (mut by_host, mut by_device, mut most) = (Seconds(0.0), Seconds(0.0), Seconds(0.0));
+    for launch in first.into_iter().chain(others) {
+        let kernel = &priced.kernels[launch.kernel];
+        by_host += match launch.kernel == counts.sends {
+            true => counts.host,
+            false => host(kernel),
+        };
+        most = most.max(by_host - by_device);
+        by_device += part(kernel, launch.parts);
+    }
+    most
 }
 
 /// Time that the host takes to issue a pass of layers that are captured in CUDA graphs.

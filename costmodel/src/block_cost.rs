@@ -110,6 +110,10 @@ pub struct HostTimes {
     pub weight: Seconds,
     /// Forward kernels that run again before backward.
     pub recompute: Seconds,
+    /// Time for which the device idles in forward after the host has waited for it ([`Work::starved`]).
+    pub starved_forward: Seconds,
+    /// The same where forward kernels run again.
+    pub starved_recompute: Seconds,
 }
 
 /// The parts of a block's cost by name, which only reports need.
@@ -131,6 +135,7 @@ impl BlockCost {
             forward: self.forward * own + other.forward * theirs,
             backward,
             recompute: self.recompute * own + other.recompute * theirs,
+            graphed: self.graphed.mixed(&other.graphed, [own, theirs]),
             ..self.clone()
         }
     }
@@ -155,7 +160,7 @@ impl BlockCost {
             weight,
         } = self.backward;
         let passes = [self.forward, self.recompute, whole, input, weight];
-        passes.iter().any(|pass| pass.host > pass.device())
+        passes.iter().any(|pass| pass.host_wait().0 > 0.0)
     }
 
     /// The cost if CUDA graphs capture this part of a step: only the host's times differ.
@@ -171,7 +176,20 @@ impl BlockCost {
         cost.backward.input.host = hosts.input;
         cost.backward.weight.host = hosts.weight;
         cost.recompute.host = hosts.recompute;
+        cost.forward.starved = hosts.starved_forward;
+        cost.recompute.starved = hosts.starved_recompute;
         cost
+    }
+}
+
+impl HostTimes {
+    /// The mean of the times with these weights, if only the device's idle times differ: the host issues the same kernels.
+    fn mixed(&self, other: &Self, [own, theirs]: [f64; 2]) -> Self {
+        Self {
+            starved_forward: self.starved_forward * own + other.starved_forward * theirs,
+            starved_recompute: self.starved_recompute * own + other.starved_recompute * theirs,
+            ..*self
+        }
     }
 }
 

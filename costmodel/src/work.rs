@@ -19,6 +19,8 @@ pub struct Work {
     pub dp: Seconds,
     /// Time that the host takes to issue kernels and collectives; it runs in parallel to the device.
     pub host: Seconds,
+    /// Time for which the device idles after the host has waited for it: until the host is ahead of it again.
+    pub starved: Seconds,
     /// Time for which the rank's network card is busy with messages of tensor, context and expert parallelism. It runs in parallel to
     /// the device.
     pub card: Seconds,
@@ -31,10 +33,10 @@ impl Work {
         self.compute + self.tp + self.cp + self.ep + self.dp
     }
 
-    /// Duration of the work: the larger of the device's and the host's time.
+    /// Duration of the work: the larger of the device's time, with what it idles after waits of the host, and the host's.
     #[must_use]
     pub fn duration(&self) -> Seconds {
-        self.device().max(self.host)
+        (self.device() + self.starved).max(self.host)
     }
 
     /// Time for which the device waits for the host.

@@ -1,4 +1,4 @@
-//! What the host launches for layers with experts.
+//! What the host launches for layers with experts, and how long the device waits for it.
 
 use catalog::{Precision, Seconds, Workload};
 use costmodel::{BlockCost, BlockKey, CostModel, Scenario};
@@ -104,4 +104,49 @@ fn an_all_to_all_comes_with_smaller_messages() {
             assert!((beyond.0 - expected).abs() < 0.01, "{runtime}: {beyond:?}");
         }
     }
+}
+
+/// After the host has read how many tokens each expert gets, the device waits until the host is ahead again.
+#[test]
+fn the_device_waits_once_the_host_has_waited_for_it() {
+    let slow = Seconds(100e-6);
+    for (runtime, launch, text, waits) in [
+        ("megatron-core", slow, "dp64 ep8 zero1 mbs1", true),
+        (
+            "megatron-core",
+            slow,
+            "dp64 ep8 zero1 mbs1 dispatcher=deepep",
+            true,
+        ),
+        (
+            "megatron-core",
+            slow,
+            "dp64 ep8 zero1 mbs1 dispatcher=hybridep",
+            true,
+        ),
+        // Sizes of products are read even if no token is sent.
+        ("megatron-core", slow, "dp64 zero1 mbs1", true),
+        ("torchtitan", slow, "dp64 ep8 zero3 mbs1", true),
+        ("torchtitan", slow, "dp64 zero3 mbs1", false),
+        ("vescale", slow, "dp64 ep8 mbs1", false),
+    ] {
+        let s = scenario("qwen3-30b-a3b", runtime, launch);
+        let cost = layer(&s, text, Recompute::Full);
+        // At least as long as one launch takes, at most as long as all of them.
+        let starved = cost.forward.starved;
+        assert_eq!(starved.0 > 0.0, waits, "{runtime} {text}: {starved:?}");
+        assert!(!waits || (launch..cost.forward.host).contains(&(starved + launch * 0.01)));
+        assert_eq!(cost.backward.whole.starved, Seconds(0.0));
+        assert_eq!(cost.recompute.starved.0 > 0.0, waits, "{runtime} {text}");
+        assert!(cost.graphed.starved_forward <= starved);
+        let duration = cost.forward.duration();
+        assert_eq!(
+            duration,
+            cost.forward.host.max(cost.forward.device() + starved)
+        );
+    }
+    // Nothing is read if the experts' kernels run again, but not the exchange before them.
+    let s = scenario("qwen3-30b-a3b", "megatron-core", slow);
+    let text = "dp64 ep8 zero1 mbs1";
+    assert_eq!(layer(&s, text, Recompute::None).recompute.starved.0, 0.0);
 }

@@ -111,6 +111,7 @@ impl Timed<'_> {
             backward,
             halves,
             kernels,
+            counts: self.counts_read(),
         };
         self.with_parts(passes)
     }

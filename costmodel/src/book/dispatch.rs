@@ -7,6 +7,7 @@
 
 use catalog::dispatcher::SecondSort;
 use catalog::model::Router;
+use catalog::runtime::Rewrite;
 use catalog::{Axis, Bytes, Dispatcher, Seconds, elementary};
 use dtensor::{
     Collective, CollectiveKind, CostClass, Exchange, Moves, Operator, Pass, Product, TensorId,
@@ -14,6 +15,7 @@ use dtensor::{
 use plans::Group;
 
 use super::block_times::Timed;
+use super::entry::CountsRead;
 use crate::lower::{Kernel, KernelKind};
 use crate::price::MemoryKind;
 
@@ -120,6 +122,44 @@ impl Timed<'_> {
             _ => None,
         });
         sent.map_or(Bytes(0), |rows| self.of.trace.tensor(rows).bytes())
+    }
+
+    /// Where the host waits to read how many tokens each expert gets. Without a dispatcher, which only bounds ask for, and where
+    /// another micro-batch's kernels keep the device busy, the wait costs no time. Without expert parallelism, only the sizes of
+    /// products that are launched apart are read.
+    ///
+    /// DeepEP waits for the numbers before it sends tokens, as an all-to-all does; HybridEP and an all-gather after (deepseek-ai/DeepEP,
+    /// `buffer.dispatch`; NVIDIA/Megatron-LM@d98e8a6, `fused_a2a.py` and `token_dispatcher.py`).
+    pub(super) fn counts_read(&self) -> Option<CountsRead> {
+        let lowering = &self.of.lowering;
+        let dispatcher = self.of.key.execution.dispatcher?;
+        if !lowering.has(Rewrite::ReadTokenCounts) || self.of.key.execution.beside_others {
+            return None;
+        }
+        let mut forward = self.of.lowered.forward.iter();
+        let orders = forward.position(|kernel| {
+            matches!(
+                self.of.trace.op(kernel.pass, kernel.op).cost(),
+                CostClass::Permute
+            )
+        })?;
+        let sends = forward.position(|kernel| self.tells_counts(kernel));
+        match sends.map(|beyond| orders + 1 + beyond) {
+            Some(sends) => Some(CountsRead {
+                sends,
+                host: self.after_counts(&self.of.lowered.forward[sends]),
+                after: matches!(dispatcher, Dispatcher::HybridEp | Dispatcher::AllGather),
+                orders: self.orders_arrived().then_some(orders),
+            }),
+            None => lowering
+                .has(Rewrite::LaunchExpertsApart)
+                .then_some(CountsRead {
+                    sends: orders,
+                    host: Seconds(0.0),
+                    after: true,
+                    orders: None,
+                }),
+        }
     }
 
     /// Number of ranks that share one copy of the experts.

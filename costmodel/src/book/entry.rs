@@ -135,6 +135,21 @@ pub(crate) struct PricedBlock {
     /// The launches of a backward pass that is split in two: of the half that computes gradients of inputs, and of that which
     /// computes gradients of weights. `None` if no schedule of the runtime splits it.
     pub(crate) halves: Option<[Vec<Launch>; 2]>,
+    /// Where the host waits for the device to learn how many tokens each expert gets; `None` if it does not wait.
+    pub(crate) counts: Option<CountsRead>,
+}
+
+/// A point in a list of forward kernels at which the host waits for the device, to read how many tokens each expert gets.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct CountsRead {
+    /// The kernel or message that sends tokens to experts.
+    pub(crate) sends: usize,
+    /// Whether the host waits after it, rather than before.
+    pub(crate) after: bool,
+    /// A kernel that is listed earlier, but runs after the wait: it orders tokens that have arrived.
+    pub(crate) orders: Option<usize>,
+    /// Host time to issue `sends`, apart from what is issued before the wait.
+    pub(crate) host: Seconds,
 }
 
 /// What the optimizer of a rank updates.

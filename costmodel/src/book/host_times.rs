@@ -77,6 +77,12 @@ impl Timed<'_> {
         self.host(kernel) - self.launch() * captured as f64
     }
 
+    /// Time that the host takes to issue a message to experts once it knows how many rows each of them gets.
+    pub(super) fn after_counts(&self, kernel: &Kernel) -> Seconds {
+        let CountLaunches { kernels, copies } = self.counts(kernel);
+        self.host(kernel) - self.launch() * (kernels + copies) as f64
+    }
+
     /// Launches for the numbers of rows, all of them beside the message that sends tokens to experts.
     fn counts(&self, kernel: &Kernel) -> CountLaunches {
         let lowering = &self.of.lowering;

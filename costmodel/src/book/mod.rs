@@ -14,7 +14,7 @@ use catalog::{Cluster, Fitted};
 use crate::CostError;
 use crate::price::{ProfilePrices, TablePrices};
 
-pub(crate) use entry::{BlockToPrice, PriceBook, PricedBlock, PricedKernel, Update};
+pub(crate) use entry::{BlockToPrice, CountsRead, PriceBook, PricedBlock, PricedKernel, Update};
 pub(crate) use profile::adapted;
 
 /// Opens the price book of a cluster, for jobs of that many ranks.

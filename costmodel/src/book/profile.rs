@@ -90,6 +90,7 @@ impl PriceBook for ProfilePrices {
             halves: (of.scenario.splits_backward())
                 .then(|| [Pass::BackwardInput, Pass::BackwardWeight].map(|pass| issue(&[pass]))),
             kernels,
+            counts: None,
         })
     }
 
