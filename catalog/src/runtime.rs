@@ -396,9 +396,9 @@ pub enum Rewrite {
 
 /// A set of rewrites, as bits, because costs look rewrites up for every block and operator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Rewrites(u64);
+pub struct Rewrites(u128);
 
-const _: () = assert!(Rewrite::ALL.len() <= u64::BITS as usize);
+const _: () = assert!(Rewrite::ALL.len() <= u128::BITS as usize);
 
 impl Rewrites {
     /// Whether a rewrite is in the set.
@@ -425,8 +425,8 @@ impl Rewrites {
         all.filter(move |rewrite| self.contains(rewrite))
     }
 
-    fn bit(rewrite: Rewrite) -> u64 {
-        1 << rewrite as u64
+    fn bit(rewrite: Rewrite) -> u128 {
+        1 << rewrite as u32
     }
 }
 
