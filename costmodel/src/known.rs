@@ -279,7 +279,13 @@ known! {
     CALLS_PER_EXPERT_GRADIENT: "launches that last as long as handing the gradient of one expert's weight to data parallelism" = 1.0, Times, Assumed,
         "NVIDIA/Megatron-LM@d98e8a6, core/distributed/distributed_data_parallel.py, _make_backward_post_hook: autograd calls a function in Python for every weight and micro-batch",
         Only::With(Feature::ExpertsApart);
-    KERNEL_OF_EXPERT: "time in which C++ launches a kernel of one expert: a product, or a cast of its rows" = 5e-6, Microseconds, Published,
+    PRODUCT_OF_EXPERT: "time in which C++ launches the product of one expert" = 20e-6, Microseconds, Published,
+        "cuBLASLt's products take the host 13-20 us each, upper end (NVIDIA/TransformerEngine issue 2053); every call asks for an algorithm (common/gemm/cublaslt_gemm.cu)",
+        Only::With(Feature::ExpertsApart);
+    CALLS_PER_EXPERT_PRODUCT: "launches that last as long as Python's handling of one expert's tensors in a product" = 0.25, Times, Assumed,
+        "NVIDIA/TransformerEngine@d0067d0, pytorch/module/grouped_linear.py: lists over all experts of weights, biases, quantisers and outputs, and autograd's handling of them, but no kernel",
+        Only::With(Feature::ExpertsApart);
+    CAST_OF_EXPERT: "time in which C++ launches a cast of one expert's rows" = 5e-6, Microseconds, Published,
         "cudaLaunchKernel and dispatch 2-5 us, upper end (kernel-launch notes gathered 2026-11)",
         Only::With(Feature::ExpertsApart);
     EIGHT_BIT_OPTIMIZER: "optimizer with 8-bit moments, of memory bandwidth" = 0.38, Times, Published,

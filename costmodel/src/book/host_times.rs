@@ -142,17 +142,19 @@ impl Timed<'_> {
         scenario.by_host(&scenario.runtime.overheads.launch)
     }
 
-    /// Time that the host takes for each expert in a grouped product, beside the launch from Python that all experts share: C++ launches
-    /// the product and the casts of the expert's rows to 8 bits, and Python hands the gradient of the weight to data parallelism.
+    /// Time that the host takes for each expert in a grouped product, beside the launch from Python that all experts share: Python handles
+    /// the expert's tensors, C++ launches the product and the casts of the expert's rows to 8 bits, and Python hands the gradient of the
+    /// weight to data parallelism.
     fn by_experts(&self, kernel: &Kernel, eight_bits: bool) -> Seconds {
-        let of_cpp = known::KERNEL_OF_EXPERT.seconds();
+        let product = known::PRODUCT_OF_EXPERT.seconds()
+            + self.launch() * known::CALLS_PER_EXPERT_PRODUCT.factor();
         if is_weight_gradient(kernel) {
-            return of_cpp + self.launch() * known::CALLS_PER_EXPERT_GRADIENT.factor();
+            return product + self.launch() * known::CALLS_PER_EXPERT_GRADIENT.factor();
         }
         let casts = match eight_bits {
             true => casts::kernels_per_expert(self.of.lowering.fp8_recipe),
             false => 0,
         };
-        of_cpp * f64::from(1 + casts)
+        product + known::CAST_OF_EXPERT.seconds() * f64::from(casts)
     }
 }
