@@ -3,6 +3,7 @@
 mod compact;
 mod frameworks;
 mod recipes;
+mod sizes;
 
 use std::collections::BTreeMap;
 
@@ -90,13 +91,14 @@ impl RunsFile {
     /// Parses a file; `path` is for messages.
     ///
     /// # Errors
-    /// With line and field when it is malformed or of another schema.
+    /// With line and field when it is malformed or of another schema; with run and field when a size is out of range.
     pub fn parse(text: &str, path: &str) -> Result<Self, SpecError> {
         let file: Self = crate::text::yaml(text, path)?;
         if file.schema != "runs-v1" {
             let message = format!("`{}`; expected `runs-v1`", file.schema);
             return Err(SpecError::field(path, "schema", message));
         }
+        file.check_sizes(path)?;
         Ok(file)
     }
 }

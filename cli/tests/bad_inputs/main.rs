@@ -55,6 +55,15 @@ fn folder() -> tempfile::TempDir {
     change("gpus-0.plan.yaml", |plan| plan.workload.gpus = 0);
     write("zero9.yaml", "fix: {zero: ['9']}\n");
     write("crossed.yaml", "min: {tp: 4}\nmax: {tp: 2}\n");
+    let runs = |name: &str, sizes: &str| {
+        let run = format!("{{id: mine, metrics: {{tokens_per_s: 9}}, {sizes}}}");
+        write(name, &format!("schema: runs-v1\nruns: [{run}]\n"));
+    };
+    runs(
+        "batch-2-63.runs.yaml",
+        "seq_len: 8, global_batch: 9223372036854775808",
+    );
+    runs("vpp-2-63.runs.yaml", "vpp: 9223372036854775808");
     write("empty.yaml", "");
     write("empty.json", "");
     write("list.json", "[1,2]");

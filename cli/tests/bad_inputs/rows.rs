@@ -345,6 +345,8 @@ pub const EVERY_COMMAND: &[Row] = &[
     ("size --model gpt2 --tokens 0", &[2], "expected  a number of tokens; K, M, B and T are"),
     ("size --model gpt2 --tokens -5", &[2], "expected  a number of tokens; K, M, B and T are"),
     ("validate nothere", &[2], "that is there"),
+    ("validate batch-2-63.runs.yaml", &[2], "run `mine`, field `global_batch`"),
+    ("validate vpp-2-63.runs.yaml", &[2], "expected  1 to 16777216"),
     ("validate --markdown /nonexistent/dir/x.md", &[2], "expected  a folder that is there"),
     ("calibrate plan.yaml", &[2], "expected  what --help lists as required"),
     ("import nothere.sh", &[2], "that is there"),

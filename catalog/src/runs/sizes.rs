@@ -1,0 +1,104 @@
+//! The sizes of published runs in users' files, checked when a file is read, so that no product of them overflows.
+
+use serde_json::{Map, Value};
+
+use super::{Run, RunsFile};
+use crate::error::{SpecError, in_range};
+use crate::workload::MAX_GLOBAL_BATCH;
+
+/// Sizes of models that may be 0: a model may have none of them.
+const MAY_BE_ABSENT: [&str; 2] = ["shared_experts", "dense_layers"];
+
+impl RunsFile {
+    /// Refuses runs with a size out of range, and names the run and its field.
+    pub(super) fn check_sizes(&self, path: &str) -> Result<(), SpecError> {
+        for (index, run) in self.runs.iter().enumerate() {
+            check(run).map_err(|(field, message)| {
+                let run = match run.id.as_str() {
+                    "" => (index + 1).to_string(),
+                    id => format!("`{id}`"),
+                };
+                SpecError::field(format!("{path}, run {run}"), &field, message)
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// Refuses a size of a run that is out of range, by its field's name. Every number is a size but those that were measured, those
+/// derived from them, and flags.
+fn check(run: &Run) -> Result<(), (String, String)> {
+    let Ok(Value::Object(fields)) = serde_json::to_value(run) else {
+        return Ok(());
+    };
+    let of = |name: &str| fields.get(name).and_then(Value::as_object);
+    in_object(&fields, "")?;
+    for name in ["model", "assumed"] {
+        of(name).map_or(Ok(()), |sizes| in_object(sizes, &format!("{name}.")))?;
+    }
+    Ok(())
+}
+
+fn in_object(sizes: &Map<String, Value>, prefix: &str) -> Result<(), (String, String)> {
+    for (name, value) in sizes.iter().filter(|(_, value)| value.is_number()) {
+        let least = u64::from(!MAY_BE_ABSENT.contains(&name.as_str()));
+        let whole = value
+            .as_u64()
+            .ok_or_else(|| format!("{value} is no size; expected a whole number"));
+        whole
+            .and_then(|size| in_range(size, least..=MAX_GLOBAL_BATCH))
+            .map_err(|message| (format!("{prefix}{name}"), message))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_out_of_range_are_refused_with_run_and_field() {
+        for (run, says) in [
+            (
+                "{id: a, global_batch: 9223372036854775808}",
+                "runs.yaml, run `a`: field `global_batch`: 9223372036854775808 is out of range; expected 1 to 16777216",
+            ),
+            ("{id: a, micro_batch: 16777217}", "field `micro_batch`"),
+            ("{id: a, vpp: 0}", "field `vpp`: 0 is out of range"),
+            ("{global_batch: 0}", "run 1: field `global_batch`"),
+            ("{id: a, model: {layers: 0}}", "field `model.layers`"),
+            (
+                "{id: a, model: {dense_layers: 16777217}}",
+                "expected 0 to 16777216",
+            ),
+            (
+                "{id: a, assumed: {tp: 18446744073709551615}}",
+                "field `assumed.tp`",
+            ),
+            (
+                "{id: a, assumed: {pp: 1.5}}",
+                "1.5 is no size; expected a whole number",
+            ),
+        ] {
+            let text = format!("schema: runs-v1\nruns: [{run}]\n");
+            let error = RunsFile::parse(&text, "runs.yaml").expect_err(run);
+            assert!(error.to_string().contains(says), "{run}: {error}");
+        }
+    }
+
+    #[test]
+    fn sizes_in_range_and_numbers_that_are_no_sizes_are_read() {
+        for run in [
+            "{id: a, global_batch: 16777216, model: {shared_experts: 0}}",
+            "{id: a, flags: {tokens: 300000000000}, metrics: {step_time_s: 0.5}}",
+            "{id: a, assumed: {seq_len: the default}}",
+        ] {
+            let text = format!("schema: runs-v1\nruns: [{run}]\n");
+            assert!(RunsFile::parse(&text, "runs.yaml").is_ok(), "{run}");
+        }
+        let runs = super::super::embedded().expect("embedded runs are well-formed");
+        let schema = "runs-v1".to_owned();
+        let file = RunsFile { schema, runs };
+        assert_eq!(file.check_sizes("published.jsonl"), Ok(()));
+    }
+}
