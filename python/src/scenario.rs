@@ -22,7 +22,7 @@ pub(crate) struct Given {
     global_batch: Option<u64>,
     /// As `--lengths` and `--packing` take them.
     lengths: Option<String>,
-    packing: String,
+    packing: Option<String>,
     precision: String,
     headroom: f64,
 }
@@ -31,9 +31,19 @@ pub(crate) struct Given {
 pub(crate) fn resolve(given: Given) -> Result<Inputs, PlanError> {
     let lengths = given.lengths.as_deref().map(values::lengths).transpose();
     let lengths = lengths.map_err(|wrong| wrong.at("lengths"))?;
-    let packing = given.packing.parse();
+    let packing = given.packing.as_deref().map(str::parse).transpose();
     let packing = packing.map_err(|wrong: String| Mistake::new(wrong).at("packing"))?;
-    let documents = lengths.map(|lengths| (lengths, packing));
+    let documents = match (lengths, packing) {
+        (Some(lengths), packing) => Some((lengths, packing.unwrap_or_default())),
+        (None, None) => None,
+        (None, Some(_)) => {
+            let without = "packing is of documents, and their lengths are not given";
+            let mistake = Mistake::new(without).at("packing");
+            return Err(mistake
+                .expected("lengths too, such as 512:0.7,4k:0.3")
+                .into());
+        }
+    };
     let headroom = values::share(&given.headroom.to_string());
     Ok(answers::inputs::resolve(&Question {
         model: given.model,

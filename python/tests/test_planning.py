@@ -212,6 +212,7 @@ class Planning(unittest.TestCase):
             (lambda: generate_plan("llama3-405b", gpus=8), "no plan fits"),
             (lambda: generate_plan(TINY, gpus=12, runtime="megatron-core"), "nearest whole numbers"),
             (lambda: generate_plan(TINY, gpus=0), "gpus"),
+            (lambda: search(TINY, packing="padded", **SMALL), "packing: packing is of documents"),
             (lambda: estimate(TINY, "tp=3", **SMALL), "multiply to the number of GPUs"),
             (lambda: Strategy.read({"tq": 1}), "did you mean tp"),
             (lambda: Strategy.read({"tp": 0}), "strategy.tp is 0"),

@@ -113,7 +113,7 @@ class Given(TypedDict):
     seq_len: Optional[int]
     global_batch: Optional[int]
     lengths: Optional[str]
-    packing: str
+    packing: Optional[str]
     precision: str
     headroom: float
 

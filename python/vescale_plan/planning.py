@@ -84,7 +84,7 @@ def search(
     seq_len: Optional[int] = None,
     global_batch: Optional[int] = None,
     lengths: Optional[str] = None,
-    packing: str = "within",
+    packing: Optional[str] = None,
     precision: str = "bf16",
     runtime: Optional[str] = None,
     headroom: float = _native.HEADROOM,
@@ -104,8 +104,8 @@ def search(
         lengths: lengths of the documents that sequences are made of: `"512:0.7,4k:0.3"`,
             `"lognormal:mean=1k,sigma=0.9"`, or a file with a length and a count on each line; by default each
             sequence is one document.
-        packing: `"within"` packs documents and attends within them, `"across"` attends across them,
-            `"padded"` pads each to the sequence length.
+        packing: how documents of these `lengths` become sequences: `"within"` (the default) packs them and attends within
+            each, `"across"` attends across them, `"padded"` pads each to the sequence length.
         precision: `"bf16"`, `"fp32"`, `"fp16"` or `"fp8"`.
         runtime: the training system the plan is for. By default PyTorch's own parts, restricted to
             what `parallelize` applies.
@@ -160,7 +160,7 @@ def estimate(
     seq_len: Optional[int] = None,
     global_batch: Optional[int] = None,
     lengths: Optional[str] = None,
-    packing: str = "within",
+    packing: Optional[str] = None,
     precision: str = "bf16",
     runtime: Optional[str] = None,
     headroom: float = _native.HEADROOM,
@@ -204,7 +204,7 @@ def _given(
     gpus: Optional[int],
     seq_len: Optional[int],
     global_batch: Optional[int],
-    documents: Tuple[Optional[str], str],
+    documents: Tuple[Optional[str], Optional[str]],
     precision: str,
     runtime: Optional[str],
     headroom: float,
