@@ -2,11 +2,16 @@
 
 import copy
 import itertools
+import json
 import os
 import pathlib
 import pickle
+import sys
 import tempfile
 import unittest
+from unittest import mock
+
+import yaml
 
 from vescale_plan import Plan, Strategy, diagnose, estimate, falling, generate_plan, load, search
 
@@ -203,6 +208,44 @@ class Planning(unittest.TestCase):
         for path in plans:
             self.assertEqual(Strategy.read(path), Strategy.read(Plan.from_file(path)))
 
+    def test_plan_files_that_no_command_reads_are_not_applied(self):
+        plan = generate_plan(TINY, **SMALL)
+        text = plan.to_yaml()
+        rows = [
+            ("no precision", "    precision: fp32\n".replace("    ", "  "), "", "precision"),
+            ("an id of other decisions", f"id: {plan.id}", "id: 0123456789abcdef", "id"),
+            ("a text for a switch", "sequence_parallel: false", 'sequence_parallel: maybe', "sequence_parallel"),
+            ("another version", "schema_version: 1", "schema_version: 9", "schema_version"),
+            ("no prediction", "prediction:", "predicted:", "predict"),
+        ]
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "plan.yaml")
+            for what, old, new, said in rows:
+                self.assertIn(old, text, what)
+                # The last `precision` is the strategy's.
+                changed = new.join(text.rsplit(old, 1))
+                pathlib.Path(path).write_text(changed, encoding="utf-8")
+                readers = [lambda: Plan.from_file(path), lambda: Strategy.read(path)]
+                if what != "an id of other decisions":
+                    # Without the planner, which computes ids.
+                    readers.append(lambda: Strategy.read(yaml.safe_load(changed)))
+                for reader in readers:
+                    with self.subTest(what), self.assertRaises(ValueError) as refused:
+                        reader()
+                    self.assertIn(said, str(refused.exception))
+
+    def test_the_name_of_a_plan_file_does_not_say_what_it_holds(self):
+        plan = generate_plan(TINY, **SMALL)
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "plan.json")
+            plan.save(path)
+            self.assertEqual(Strategy.read(path), Strategy.read(plan))
+            for text in (plan.to_yaml(), json.dumps(yaml.safe_load(plan.to_yaml()))):
+                pathlib.Path(path).write_text(text, encoding="utf-8")
+                self.assertEqual(Strategy.read(path), Strategy.read(plan))
+                with mock.patch.dict(sys.modules, {"vescale_plan._native": None}):
+                    self.assertEqual(Strategy.read(path), Strategy.read(plan))
+
     def test_bad_input_is_refused_in_one_line(self):
         cases = [
             (lambda: generate_plan("lama3-8b", gpus=8), "did you mean `llama3-8b`"),
@@ -216,6 +259,16 @@ class Planning(unittest.TestCase):
             (lambda: estimate(TINY, "tp=3", **SMALL), "multiply to the number of GPUs"),
             (lambda: Strategy.read({"tq": 1}), "did you mean tp"),
             (lambda: Strategy.read({"tp": 0}), "strategy.tp is 0"),
+            (lambda: Strategy.read({"tp": "2"}), "strategy.tp is '2'; expected a whole number"),
+            (lambda: Strategy.read({"zero": True}), "strategy.zero is True"),
+            (lambda: Strategy.read({"zero": [1]}), "strategy.zero is [1]"),
+            (lambda: Strategy.read({"stages": None}), "strategy.stages is None"),
+            (lambda: Strategy.read({"axis_order": 5}), "strategy.axis_order is 5"),
+            (lambda: Strategy.read({"reshard_after_forward": "no"}), "strategy.reshard_after_forward is 'no'"),
+            (lambda: Strategy.read({"overlap": 3}), "strategy.overlap is 3"),
+            (lambda: Strategy.read({"overlap": {"grads": True}}), "expected true or false for each of grad_reduce"),
+            (lambda: Strategy.read({"offload_layers": True}), "strategy.offload_layers is True"),
+            (lambda: Strategy.read({"recompute": 1}), "strategy.recompute is 1"),
             (lambda: Strategy.read("no-such-plan.yaml"), "no-such-plan.yaml"),
             (lambda: Plan.from_file("no-such-plan.yaml"), "no-such-plan.yaml"),
         ]
