@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import statistics
 import time
 import warnings
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
-from .strategy import PlanError
+from .strategy import GROUPS_DIFFER, PlanError
 
 if TYPE_CHECKING:
     from ._native import Plan
@@ -81,13 +82,16 @@ def trainer_callback(plan: Plan, *, warmup: int = 2, window: int = 10) -> Any:
 
     The Trainer's logs get `predicted_step_time_s`, `step_time_s` and `step_time_ratio`. A batch other than the plan's is
     refused when training begins.
+
+    Raises:
+        PlanError: the plan has several groups of replicas; the ranks of a Trainer are all alike.
     """
+    if plan.groups:
+        raise PlanError(GROUPS_DIFFER)
     from transformers import TrainerCallback
 
     watch = StepWatch(plan, warmup=warmup, window=window)
-    strategy = plan.strategy
-    ranks = strategy["dp_shard"] * strategy["dp_replicate"]
-    expected = strategy["micro_batch"] * strategy["num_micro_batches"] * ranks
+    expected = plan.workload["global_batch"]
 
     class PlanCallback(TrainerCallback):
         """Watches the Trainer's steps against a plan."""
@@ -96,11 +100,12 @@ def trainer_callback(plan: Plan, *, warmup: int = 2, window: int = 10) -> Any:
             self.watch = watch
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+            ranks = _data_parallel_ranks(args, kwargs.get("model"))
+            batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * ranks
             if batch != expected:
                 raise PlanError(
                     f"the Trainer's step has {batch} sequences ({args.per_device_train_batch_size} x "
-                    f"{args.gradient_accumulation_steps} micro-batches x {args.world_size} ranks), the plan's {expected}"
+                    f"{args.gradient_accumulation_steps} micro-batches x {ranks} data-parallel ranks), the plan's {expected}"
                 )
             watch.step()
 
@@ -120,3 +125,17 @@ def trainer_callback(plan: Plan, *, warmup: int = 2, window: int = 10) -> Any:
                     entry.update(watch.measured())
 
     return PlanCallback()
+
+
+def _data_parallel_ranks(args: Any, model: Any) -> int:
+    """Ranks of a Trainer that take sequences of their own, as transformers 5.23 counts them (trainer.py,
+    `get_total_train_batch_size`): tensor and context parallelism share them."""
+    # The Trainer's arguments do not hold what accelerate's launcher set.
+    accelerate: Any = importlib.import_module("accelerate.state")
+    sizes: Any = accelerate.AcceleratorState._shared_state.get("parallelism_config")
+    tp = getattr(model, "_tp_size", None)
+    if tp is None and (deepspeed := getattr(args, "hf_deepspeed_config", None)):
+        tp = deepspeed.config.get("tensor_parallel", {}).get("autotp_size", 1)
+    if tp is None:
+        tp = getattr(sizes, "tp_size", 1)
+    return int(args.world_size // tp // getattr(sizes, "cp_size", 1) // getattr(sizes, "sp_size", 1))
