@@ -89,6 +89,14 @@ class Planning(unittest.TestCase):
         times = [plan.predicted["step_time_s"] for plan in plans]
         self.assertEqual(times, sorted(times))
 
+    def test_an_index_does_not_depend_on_what_was_asked_before(self):
+        job = {"gpus": 16, "runtime": "torchtitan"}
+        in_turn = list(itertools.islice(search("llama3-8b", **job), 24))
+        times = [plan.predicted["step_time_s"] for plan in in_turn]
+        self.assertEqual(times, sorted(times))
+        for index in (11, 5, 17):
+            self.assertEqual(search("llama3-8b", **job)[index], in_turn[index], index)
+
     def test_a_search_ends_with_its_space(self):
         found = search(TINY, forbid=("tp", "pp", "cp"), dp_shard=4, zero=3, mbs=2, recompute="none", **SMALL)
         every = list(found)

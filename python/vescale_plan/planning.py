@@ -42,6 +42,7 @@ class Search:
     def __init__(self, found: _native.Search) -> None:
         self._search = found
         self._known: List[Plan] = []
+        self._wanted = 4
         self._complete = False
 
     @property
@@ -66,13 +67,17 @@ class Search:
             at += 1
 
     def _seek(self, count: int) -> bool:
-        """Whether there are `count` plans; searches for them, and for some more, unless they are known."""
-        if len(self._known) < count and not self._complete:
-            wanted = max(count, 4 * len(self._known))
-            found = self._search.first(wanted)
+        """Whether there are `count` plans; searches for them unless they are known.
+
+        Every search looks for four times as many plans as the one before, whatever is asked for: which of nearly equal plans are
+        the last of a search depends on its number, and the order of plans must not depend on which were asked for first.
+        """
+        while len(self._known) < count and not self._complete:
+            self._wanted *= 4
+            found = self._search.first(self._wanted)
             known = {plan.id for plan in self._known}
             self._known.extend(plan for plan in found if plan.id not in known)
-            self._complete = len(found) < wanted
+            self._complete = len(found) < self._wanted
         return len(self._known) >= count
 
 
