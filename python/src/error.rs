@@ -10,7 +10,7 @@ use pyo3::exceptions::PyValueError;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PlanError {
     #[error(transparent)]
-    Answer(AnswerError),
+    Answer(#[from] AnswerError),
     #[error(transparent)]
     Spec(#[from] catalog::SpecError),
     #[error(transparent)]
@@ -29,22 +29,69 @@ pub(crate) enum PlanError {
     Usage(String),
 }
 
-impl From<AnswerError> for PlanError {
-    fn from(error: AnswerError) -> Self {
-        match error {
-            AnswerError::Input(mistake) => Self::Mistake(at_argument(*mistake)),
-            other => Self::Answer(other),
+/// Flags of the command line that are arguments of another name in Python. Those in `_` end with the name of a dimension.
+const ARGUMENTS: [(&str, &str); 6] = [
+    ("seq", "seq_len"),
+    ("model", "model_or_config"),
+    ("fix", ""),
+    ("min", "min_"),
+    ("max", "max_"),
+    ("forbid", "forbid="),
+];
+
+/// Flags of the command line that are arguments of the same name in Python, but for their dashes.
+const ALIKE: [&str; 16] = [
+    "cluster",
+    "gpus",
+    "runtime",
+    "global-batch",
+    "lengths",
+    "packing",
+    "precision",
+    "headroom",
+    "objective",
+    "strategy",
+    "why-not",
+    "warmup",
+    "launcher",
+    "tokenizer",
+    "data",
+    "hf-id",
+];
+
+/// A message with the names of Python's arguments in place of the command line's flags. Other words in dashes, as the options
+/// of training systems, stay.
+pub(crate) fn in_python(message: &str) -> String {
+    let message = message
+        .replace("replace it with --force", "delete it first")
+        .replace("replace the link with --force", "delete the link first");
+    let mut parts = message.split("--");
+    let mut text = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let end = part.find(|c: char| !c.is_ascii_alphanumeric() && c != '-');
+        let (flag, rest) = part.split_at(end.unwrap_or(part.len()));
+        let other = ARGUMENTS.iter().find(|(name, _)| *name == flag);
+        match other {
+            // What follows is the dimension itself.
+            Some((_, argument)) if argument.is_empty() || argument.ends_with(['_', '=']) => {
+                text.push_str(argument);
+                text.push_str(rest.trim_start());
+            }
+            Some((_, argument)) => {
+                text.push_str(argument);
+                text.push_str(rest);
+            }
+            None if ALIKE.contains(&flag) => {
+                text.push_str(&flag.replace('-', "_"));
+                text.push_str(rest);
+            }
+            None => {
+                text.push_str("--");
+                text.push_str(part);
+            }
         }
     }
-}
-
-/// Moves a mistake from a flag of the command line to Python's argument of that name.
-fn at_argument(mistake: Mistake) -> Mistake {
-    let flag = mistake.place.as_deref().and_then(|p| p.strip_prefix("--"));
-    match flag.map(|flag| flag.replace('-', "_")) {
-        Some(argument) => mistake.at(argument),
-        None => mistake,
-    }
+    text
 }
 
 impl From<PlanError> for PyErr {
@@ -55,6 +102,6 @@ impl From<PlanError> for PyErr {
             .lines()
             .map(|l| l.trim().to_owned())
             .collect();
-        PyValueError::new_err(lines.join(" "))
+        PyValueError::new_err(in_python(&lines.join(" ")))
     }
 }

@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use serde::Serialize;
 
 use crate::answer::{Answer, STYLE, object};
-use crate::error::PlanError;
+use crate::error::{PlanError, in_python};
 
 /// A plan: decisions, what they were made for, and what they were predicted to cost.
 #[pyclass(frozen, module = "vescale_plan")]
@@ -106,8 +106,7 @@ impl Plan {
                 }
             })
         })?;
-        files::write(&path, Kind::Report, Replace::SameKind, &html)
-            .map_err(|e| PyOSError::new_err(e.to_string()))
+        files::write(&path, Kind::Report, Replace::SameKind, &html).map_err(not_written)
     }
 
     fn _repr_html_(&self) -> String {
@@ -116,8 +115,7 @@ impl Plan {
 
     /// Writes the plan file.
     fn save(&self, path: PathBuf) -> PyResult<()> {
-        files::write(&path, Kind::Plan, Replace::SameKind, &self.to_yaml()?)
-            .map_err(|e| PyOSError::new_err(e.to_string()))
+        files::write(&path, Kind::Plan, Replace::SameKind, &self.to_yaml()?).map_err(not_written)
     }
 
     /// The plan file's text.
@@ -139,9 +137,10 @@ impl Plan {
     }
 
     /// The plan of one of the groups, counted from 1: a job on the group's pools with its share of the batch.
-    fn group(&self, number: usize) -> PyResult<Self> {
+    fn group(&self, number: i64) -> PyResult<Self> {
         let path = PathBuf::from(format!("{}#{number}", self.path.display()));
-        match self.file.of_group(number) {
+        let found = usize::try_from(number).ok();
+        match found.and_then(|number| self.file.of_group(number)) {
             Some(file) => Ok(Self { file, path }),
             None => {
                 let message = match self.file.groups.len() {
@@ -269,8 +268,20 @@ impl Plan {
 
     /// The plan with its scenario rebuilt; an error if it has several groups of replicas.
     pub(crate) fn open(&self) -> Result<Opened, PlanError> {
+        if !self.file.groups.is_empty() {
+            let message = format!(
+                "the plan has {} groups of replicas, each with a strategy of its own; expected one of them, such as plan.group(1)",
+                self.file.groups.len()
+            );
+            return Err(PlanError::Usage(message));
+        }
         Ok(Opened::of(self.file.clone(), &self.path)?)
     }
+}
+
+/// The exception for a file that cannot be written.
+fn not_written(error: impl std::fmt::Display) -> PyErr {
+    PyOSError::new_err(in_python(&error.to_string()))
 }
 
 fn exported(

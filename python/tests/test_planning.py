@@ -97,6 +97,26 @@ class Planning(unittest.TestCase):
         for index in (11, 5, 17):
             self.assertEqual(search("llama3-8b", **job)[index], in_turn[index], index)
 
+    def test_numbers_and_paths_of_any_kind_are_taken(self):
+        class Eight:
+            def __index__(self):
+                return 8
+
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "ours.yaml")
+            path.write_text("schema_version: 1\nname: ours\nextends: dgx-h100\nspeed: {value: 0.9, origin: assumed, source: x}\n")
+            plan = generate_plan("llama3-8b", gpus=Eight(), cluster=path)
+            self.assertEqual(plan.workload["gpus"], 8)
+            self.assertEqual(plan.cluster, str(path))
+            with mock.patch.dict(os.environ, {"WORLD_SIZE": "many"}), self.assertRaises(ValueError) as refused:
+                generate_plan("llama3-8b")
+            self.assertIn("WORLD_SIZE is 'many'", str(refused.exception))
+            notes = pathlib.Path(folder, "notes.txt")
+            notes.write_text("notes", encoding="utf-8")
+            with self.assertRaises(OSError) as refused:
+                plan.save(notes)
+            self.assertIn("delete it first", str(refused.exception))
+
     def test_a_search_ends_with_its_space(self):
         found = search(TINY, forbid=("tp", "pp", "cp"), dp_shard=4, zero=3, mbs=2, recompute="none", **SMALL)
         every = list(found)
@@ -279,14 +299,24 @@ class Planning(unittest.TestCase):
             (lambda: Strategy.read({"recompute": 1}), "strategy.recompute is 1"),
             (lambda: Strategy.read("no-such-plan.yaml"), "no-such-plan.yaml"),
             (lambda: Plan.from_file("no-such-plan.yaml"), "no-such-plan.yaml"),
+            (lambda: search("gpt2", gpus=8, seq_len=1025), "seq_len 1025"),
+            (lambda: search(TINY, **{**SMALL, "seq_len": 10**30}), "seq_len 1000"),
+            (lambda: search(TINY, **{**SMALL, "seq_len": True}), "seq_len True: expected a whole number"),
+            (lambda: search(TINY, cluster=None, **SMALL), "cluster None: expected a text"),
+            (lambda: search(TINY, lengths={512: 1}, **SMALL), "lengths {512: 1}: expected a text"),
+            (lambda: search(TINY, headroom="5%", **SMALL), "headroom '5%': expected a number"),
+            (lambda: search(TINY, objective=None, **SMALL), "objective None: expected time or memory"),
+            (lambda: search(TINY, cluster="dgx-a100", **{**SMALL, "precision": "fp8"}), "precision fp8"),
+            (lambda: estimate(TINY, "zero=3", **SMALL).group(-1), "it has no groups"),
+            (lambda: diagnose("train.log", estimate(TINY, "zero=3", **SMALL), warmup=-1), "warmup -1"),
         ]
         for attempt, said in cases:
-            with self.assertRaises(ValueError) as refused:
+            with self.assertRaises(ValueError, msg=said) as refused:
                 attempt()
             self.assertIn(said, str(refused.exception))
             self.assertNotIn("\n", str(refused.exception))
             # The command line's flags mean nothing here.
-            self.assertFalse(str(refused.exception).startswith("--"))
+            self.assertNotIn("--", str(refused.exception))
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import operator
 import os
-from typing import TYPE_CHECKING, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union, cast
+from typing import TYPE_CHECKING, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, SupportsIndex, Tuple, Union, cast
 
 from . import _native  # pyright: ignore[reportPrivateUsage]
 from ._native import Answer, Plan
@@ -55,10 +56,12 @@ class Search:
         return self[0]
 
     def __getitem__(self, index: int) -> Plan:
-        if index < 0:
+        at = operator.index(index)
+        if at < 0:
             raise IndexError("plans are counted from the best, which is 0")
-        self._seek(index + 1)
-        return self._known[index]
+        if not self._seek(at + 1):
+            raise IndexError(f"there are {len(self._known)} plans, counted from 0")
+        return self._known[at]
 
     def __iter__(self) -> Iterator[Plan]:
         at = 0
@@ -84,7 +87,7 @@ class Search:
 def search(
     model_or_config: object,
     *,
-    cluster: str = _native.CLUSTER,
+    cluster: Union[str, "os.PathLike[str]"] = _native.CLUSTER,
     gpus: Optional[int] = None,
     seq_len: Optional[int] = None,
     global_batch: Optional[int] = None,
@@ -126,6 +129,8 @@ def search(
     given = _given(model_or_config, cluster, gpus, seq_len, global_batch, documents, precision, runtime, headroom)
     if runtime is None:
         constraints = _applied(constraints)
+    if objective not in ("time", "memory"):
+        raise PlanError(f"objective {objective!r}: expected time or memory")
     fix, at_least, at_most, forbid = _constraints(constraints)
     return Search(_native.Search(given, fix, (at_least, at_most), forbid, objective))
 
@@ -160,7 +165,7 @@ def estimate(
     model_or_config: object,
     strategy: Union[str, Plan],
     *,
-    cluster: str = _native.CLUSTER,
+    cluster: Union[str, "os.PathLike[str]"] = _native.CLUSTER,
     gpus: Optional[int] = None,
     seq_len: Optional[int] = None,
     global_batch: Optional[int] = None,
@@ -200,12 +205,12 @@ def diagnose(log: Union[str, "os.PathLike[str]"], plan: Plan, *, warmup: Optiona
     Raises:
         ValueError: the log holds no training step.
     """
-    return _native.diagnose(log, plan, warmup)
+    return _native.diagnose(log, plan, None if warmup is None else _count("warmup", warmup, 0))
 
 
 def _given(
     model: object,
-    cluster: str,
+    cluster: Union[str, "os.PathLike[str]"],
     gpus: Optional[int],
     seq_len: Optional[int],
     global_batch: Optional[int],
@@ -218,28 +223,44 @@ def _given(
         world = os.environ.get("WORLD_SIZE")
         if world is None:
             raise PlanError("gpus: how many devices? Pass gpus=, or start with torchrun")
+        if not world.isdigit():
+            raise PlanError(f"gpus: WORLD_SIZE is {world!r}; expected the number of ranks, or gpus=")
         gpus = int(world)
-    for name, value in {"gpus": gpus, "seq_len": seq_len, "global_batch": global_batch}.items():
-        if value is not None and not _counts(value):
-            raise PlanError(f"{name} {value!r}: expected a whole number of at least 1")
+    if isinstance(cluster, os.PathLike):
+        cluster = os.fspath(cluster)
+    texts = {"cluster": cluster, "runtime": runtime, "precision": precision, "lengths": documents[0], "packing": documents[1]}
+    for name, value in texts.items():
+        if not isinstance(value, str) and not (value is None and name in ("runtime", "lengths", "packing")):
+            raise PlanError(f"{name} {value!r}: expected a text")
+    try:
+        share = float(operator.truediv(headroom, 1))
+    except TypeError:
+        raise PlanError(f"headroom {headroom!r}: expected a number such as 0.05") from None
     name, config = _model(model)
     return {
         "model": name,
         "config": config,
         "cluster": cluster,
-        "gpus": gpus,
+        "gpus": _count("gpus", gpus),
         "runtime": runtime or DEFAULT_RUNTIME,
-        "seq_len": seq_len,
-        "global_batch": global_batch,
+        "seq_len": None if seq_len is None else _count("seq_len", seq_len),
+        "global_batch": None if global_batch is None else _count("global_batch", global_batch),
         "lengths": documents[0],
         "packing": documents[1],
         "precision": precision,
-        "headroom": headroom,
+        "headroom": share,
     }
 
 
-def _counts(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+def _count(name: str, value: object, least: int = 1) -> int:
+    """A whole number of any kind, such as NumPy's, as Python's own."""
+    try:
+        count = operator.index(cast(SupportsIndex, value))
+    except TypeError:
+        count = least - 1
+    if isinstance(value, bool) or not least <= count < 2**63:
+        raise PlanError(f"{name} {value!r}: expected a whole number of at least {least}, and below 2**63")
+    return count
 
 
 def _model(model: object) -> Tuple[str, Optional[str]]:
