@@ -36,7 +36,8 @@ fn wrong_keys_values_and_contradictions_are_found() {
                   cfg.model.pipeline_model_paralel_size = 2\n    cfg.model.seq_length = 4096\n    cfg.dataset.seq_length = 8192\n";
     let megatron = "torchrun --nproc-per-node 8 pretrain_gpt.py \\\n  --tensor-model-paralel-size 2 \\\n  \
                     --num-layers ten --cp-comm-type ring \\\n  --sequence-parallel --overlap-param-gather \\\n  \
-                    --num-layers-per-virtual-pipeline-stage 2 --pipeline-model-parallel-layout 'Et|tL' --bf16 1\n";
+                    --num-layers-per-virtual-pipeline-stage 2 --pipeline-model-parallel-layout 'Et|tL' --bf16 1 \\\n  \
+                    --data-path 1 FILL_IN_DATA\n";
     let mut all = String::new();
     let cases = [
         ("train.toml", titan, Some("llama3-8b")),
@@ -83,6 +84,7 @@ fn wrong_keys_values_and_contradictions_are_found() {
     run.sh:5: `--bf16`: `1` where no value is expected
     run.sh:5: `--pipeline-model-parallel-layout`: cannot be combined with --num-layers-per-virtual-pipeline-stage (arguments.py:928)
     run.sh:5: `--num-layers-per-virtual-pipeline-stage`: needs --pipeline-model-parallel-size of at least 2
+    run.sh:6: `--data-path`: `FILL_IN_DATA` is still to be filled in
     ");
 }
 

@@ -391,11 +391,11 @@ fn model_args(text: &str, path: &str) -> Result<Node, ImportError> {
             Value::Str(text) => text.split_whitespace().map(str::to_owned).collect(),
             other => vec![other.shown()],
         };
+        let line = node.line;
         let value = match schema.kind(name) {
-            Some(kind) => typed(&kind, &words),
+            Some(kind) => typed(&kind, &words, line),
             None => untyped(&words),
         };
-        let line = node.line;
         is_option(name).then(|| (name.clone(), Node { line, value }))
     };
     let section = root.get("MODEL_ARGS").map_or(&[][..], Node::entries);

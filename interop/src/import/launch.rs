@@ -219,7 +219,7 @@ pub(super) fn accelerate(
         if let Some((key, kind)) = key.and_then(|key| Some((key, schema.kind(key)?)))
             && !counts
         {
-            root.set(key, typed(&kind, &option.values));
+            root.set(key, typed(&kind, &option.values, option.line));
         }
     }
     let line = launcher.first().map_or(0, |word| word.line);

@@ -66,7 +66,7 @@ pub(super) fn options(program: &[Word], dialect: Dialect) -> Result<Option<Node>
             _ => option.key(),
         };
         let value = match schema.kind(&name) {
-            Some(kind) => typed(&kind, &option.values),
+            Some(kind) => typed(&kind, &option.values, option.line),
             None if dialect != Dialect::MegatronLm => guessed(&option.values),
             None => untyped(&option.values),
         };
@@ -258,19 +258,23 @@ pub(super) fn is_option(word: &str) -> bool {
     word.starts_with("--") && word[2..].starts_with(|c: char| c.is_ascii_alphabetic())
 }
 
-/// An option's values as argparse would read them; what argparse would refuse stays a string.
-pub(super) fn typed(kind: &Kind, values: &[String]) -> Value {
+/// An option's values as argparse would read them; what argparse would refuse stays a string. Those of a list are where the
+/// option is, at `line`.
+pub(super) fn typed(kind: &Kind, values: &[String], line: usize) -> Value {
     match (kind, values) {
         (Kind::Flag, []) => Value::Bool(true),
         (Kind::Flag, [one]) if one.starts_with('$') => Value::Bool(true),
         (Kind::List(inner), values) => {
-            let items = values.iter().map(|v| typed(inner, std::slice::from_ref(v)));
-            Value::List(items.map(Node::made).collect())
+            let item = |value| Node {
+                line,
+                value: typed(inner, std::slice::from_ref(value), line),
+            };
+            Value::List(values.iter().map(item).collect())
         }
         // `HfArgumentParser` gives booleans `nargs="?"` and `const=True`.
         (Kind::Optional(inner), []) if **inner == Kind::Bool => Value::Bool(true),
         (Kind::Optional(_), []) => Value::Null,
-        (Kind::Optional(inner), values) => typed(inner, values),
+        (Kind::Optional(inner), values) => typed(inner, values, line),
         (Kind::Int, [one]) => match one.parse::<i64>() {
             Ok(int) => Value::Int(int),
             Err(_) => Value::Str(one.clone()),
@@ -293,7 +297,7 @@ fn guessed(values: &[String]) -> Value {
     match values {
         [one] if one.eq_ignore_ascii_case("true") => Value::Bool(true),
         [one] if one.eq_ignore_ascii_case("false") => Value::Bool(false),
-        [one] => typed(&Kind::Int, std::slice::from_ref(one)),
+        [one] => typed(&Kind::Int, std::slice::from_ref(one), 0),
         _ => untyped(values),
     }
 }
