@@ -1,7 +1,7 @@
 //! Finds published rows that other rows of the same source contradict. They are left out by rules about facts, and the
 //! reason names the other row; no rule knows a run, a model or a source.
 
-use catalog::runs::Run;
+use catalog::runs::{Run, Status};
 
 use super::{mapping, score};
 
@@ -11,7 +11,7 @@ const GIB: f64 = 1024.0 * 1024.0 * 1024.0;
 pub(crate) fn contradicted(runs: &[(Run, String)], index: usize) -> Option<String> {
     let (run, source) = runs.get(index)?;
     let of_source = |other: &&(Run, String)| other.1 == *source;
-    if run.status == "oom" {
+    if run.status == Status::Oom {
         return runs
             .iter()
             .filter(of_source)
@@ -28,7 +28,10 @@ pub(crate) fn contradicted(runs: &[(Run, String)], index: usize) -> Option<Strin
 /// Finds a row with columns exchanged: its time is the printed rate of an earlier row of the same configuration, and
 /// its rate is that row's time. It is that row again, not a second measurement.
 fn exchanged(run: &Run, earlier: &Run) -> Option<String> {
-    let columns = |run: &Run| run.metric("step_time_s").zip(run.metric("tflops_per_gpu"));
+    let columns = |run: &Run| {
+        let time = run.metric(|m| &m.step_time_s);
+        time.zip(run.metric(|m| &m.tflops_per_gpu))
+    };
     let (time, rate) = columns(run)?;
     let same = columns(earlier)? == (rate, time)
         && time != rate
@@ -48,7 +51,7 @@ fn exchanged(run: &Run, earlier: &Run) -> Option<String> {
 /// bytes needed, and the reason. Only memory counters of the whole device count.
 fn would_fit(run: &Run, other: &Run) -> Option<(f64, String)> {
     let measured = score::measured(other);
-    let comparable = other.status == "ok"
+    let comparable = other.status == Status::Ok
         && measured.memory_counter == Some("nvidia-smi")
         && same_layout(run, other)
         && same_kind(run, other);
@@ -139,6 +142,8 @@ fn same_kind(a: &Run, b: &Run) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use catalog::runs::{Measure, Metrics};
+
     use super::*;
 
     fn row(id: &str, change: impl FnOnce(&mut Run)) -> (Run, String) {
@@ -152,9 +157,9 @@ mod tests {
         (run, "source".to_owned())
     }
 
-    fn set(run: &mut Run, metric: &str, value: f64) {
+    fn set(run: &mut Run, metric: fn(&mut Metrics) -> &mut Option<Measure>, value: f64) {
         let metrics = run.metrics.get_or_insert_default();
-        metrics.insert(metric.to_owned(), value.into());
+        *metric(metrics) = Measure::try_from(serde_json::json!(value)).ok();
     }
 
     fn assert_second_left_out(what: &str, rows: &[(Run, String); 2], expected: bool) {
@@ -185,7 +190,7 @@ mod tests {
         ];
         for (what, change, expected) in cases {
             let oom = row("b", |run| {
-                run.status = "oom".to_owned();
+                run.status = Status::Oom;
                 run.metrics = None;
                 change(run);
             });
@@ -200,10 +205,10 @@ mod tests {
             ("a repeat", 124.1, 146.12, false),
             ("a faster repeat", 120.0, 150.0, false),
         ] {
-            let first = row("a", |run| set(run, "tflops_per_gpu", 146.12));
+            let first = row("a", |run| set(run, |m| &mut m.tflops_per_gpu, 146.12));
             let second = row("b", |run| {
-                set(run, "step_time_s", time);
-                set(run, "tflops_per_gpu", rate);
+                set(run, |m| &mut m.step_time_s, time);
+                set(run, |m| &mut m.tflops_per_gpu, rate);
             });
             assert_second_left_out(what, &[first, second], expected);
         }

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use catalog::residuals::{Chance, Quantity};
+use catalog::runs::Status;
 use serde::Serialize;
 
 use super::chance::{self, Outcome};
@@ -43,7 +44,7 @@ fn outcomes(left_out: &[Scored]) -> Vec<Outcome<'_>> {
             outcomes.push(Outcome {
                 source: &run.file,
                 room: error.room(predicted.capacity_bytes, predicted.counters.needed()),
-                fitted: run.status != "oom",
+                fitted: run.status != Status::Oom,
             });
         }
     }

@@ -355,7 +355,10 @@ fn zero(run: &Run, shared: u64, runtime: &Runtime) -> Result<Zero, String> {
     } else if label.contains("none") || label.contains("ddp") || label.contains("zero0") {
         Ok(Zero::Z0)
     } else {
-        Err("zero is not stated".to_owned())
+        Err(match label.as_str() {
+            "" => "zero is not stated".to_owned(),
+            label => format!("zero `{label}` is not recognised"),
+        })
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use catalog::runs::Status;
+
 use super::kernels;
 use super::plot::{self, Point};
 use super::refit::LeftOut;
@@ -128,7 +130,7 @@ fn plots(report: &Report) -> [String; 2] {
         report
             .runs
             .iter()
-            .filter(|s| is_complete(s) && s.status == "ok")
+            .filter(|s| is_complete(s) && s.status == Status::Ok)
     };
     let points = |measured: fn(&Scored) -> Option<f64>, predicted: fn(&Predicted) -> f64, unit| {
         let found = complete().filter_map(|s| {

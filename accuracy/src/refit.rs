@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 
 use catalog::fitted::{self, Constant, Fitted};
-use catalog::runs::Run;
+use catalog::runs::{Run, Status, Tier};
 use catalog::runtime::Overheads;
 use catalog::{Architecture, Origin, Precision, Seconds};
 use costmodel::{CostModel, Scenario};
@@ -252,7 +252,7 @@ fn response(
     scored: &Scored,
     constants: &dyn Fn(&mut Scenario) -> Fitted,
 ) -> Option<Response> {
-    if !is_complete(scored) || scored.status != "ok" || scored.predicted.is_none() {
+    if !is_complete(scored) || scored.status != Status::Ok || scored.predicted.is_none() {
         return None;
     }
     let mut mapped = mapping::map(run).ok()?;
@@ -484,7 +484,7 @@ fn samples(runs: &[(Run, String)], parameters: &[Parameter]) -> Vec<Sample> {
     runs.iter()
         .enumerate()
         .filter(|(_, (run, _))| {
-            run.status == "ok" && matches!(run.tier.as_deref(), Some("A" | "B"))
+            run.status == Status::Ok && matches!(run.tier, Some(Tier::A | Tier::B))
         })
         .filter(|(index, _)| super::contradictions::contradicted(runs, *index).is_none())
         .filter_map(|(_, (run, source))| {

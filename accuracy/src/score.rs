@@ -1,7 +1,7 @@
 //! The measurement and the prediction of one run.
 
 use catalog::residuals::Kind;
-use catalog::runs::{Framework, MemoryCounter, Recipe, Run};
+use catalog::runs::{Framework, MemoryCounter, Recipe, Run, Status, Tier};
 use catalog::{Bytes, Fitted, Reach};
 use costmodel::{CostModel, Scenario};
 use plans::{Breakdown, MemoryItem, NamedTime, Prediction};
@@ -25,8 +25,8 @@ pub(crate) struct Scored {
     pub(crate) precision: Option<String>,
     /// Precision of the products, as intervals group it.
     pub(crate) precision_kind: Option<&'static str>,
-    pub(crate) tier: Option<String>,
-    pub(crate) status: String,
+    pub(crate) tier: Option<Tier>,
+    pub(crate) status: Status,
     /// The kind of the run, by which other runs count as evidence for it.
     #[serde(skip)]
     pub(crate) kind: Option<Kind>,
@@ -146,8 +146,8 @@ pub(crate) fn score(
         gpu: run.gpu.clone(),
         gpus: run.num_gpus,
         precision: run.precision.clone(),
-        tier: run.tier.clone(),
-        status: run.status.clone(),
+        tier: run.tier,
+        status: run.status,
         skipped: left_out,
         measured: measured(run),
         ..Scored::default()
@@ -162,7 +162,7 @@ pub(crate) fn score(
             scored.precision_kind = Some(mapped.scenario.workload.precision.name());
             scored.strategy = Some(plans::grammar::short(&mapped.strategy));
             let ratio = |p: f64, m: Option<f64>| m.filter(|m| *m > 0.0).map(|m| p / m - 1.0);
-            if run.status == "ok" && !is_left_out {
+            if run.status == Status::Ok && !is_left_out {
                 scored.error = Errors {
                     step_time: ratio(prediction.step_time.0, scored.measured.step_time_s),
                     peak_memory: ratio(memory, scored.measured.peak_memory_bytes),
@@ -186,7 +186,9 @@ fn predict(
 ) -> Result<(Mapped, Prediction, f64), String> {
     let mut mapped = mapping::map(run)?;
     let constants = constants(&mut mapped.scenario);
-    if measured.step_time_s.is_none() && measured.peak_memory_bytes.is_none() && run.status == "ok"
+    if measured.step_time_s.is_none()
+        && measured.peak_memory_bytes.is_none()
+        && run.status == Status::Ok
     {
         return Err("neither step time nor memory is stated".to_owned());
     }
@@ -252,10 +254,10 @@ fn time(run: &Run) -> (Option<f64>, Option<&'static str>) {
     if run.is_on("variable_length") {
         return (None, None);
     }
-    if let Some(time) = run.metric("step_time_s") {
+    if let Some(time) = run.metric(|m| &m.step_time_s) {
         return (Some(time), Some("metrics"));
     }
-    if let Some(time) = run.derived_metric("step_time_s") {
+    if let Some(time) = run.derived_metric(|d| &d.step_time_s) {
         return (Some(time), Some("derived"));
     }
     let tokens = run
@@ -263,14 +265,14 @@ fn time(run: &Run) -> (Option<f64>, Option<&'static str>) {
         .zip(run.seq_len)
         .map(|(b, s)| (b * s) as f64);
     let rate = run
-        .metric("tokens_per_s")
+        .metric(|m| &m.tokens_per_s)
         .or_else(|| {
-            run.metric("tokens_per_s_per_gpu")
+            run.metric(|m| &m.tokens_per_s_per_gpu)
                 .zip(run.num_gpus)
                 .map(|(r, n)| r * n as f64)
         })
         .or_else(|| {
-            run.metric("samples_per_s")
+            run.metric(|m| &m.samples_per_s)
                 .zip(run.seq_len)
                 .map(|(r, s)| r * s as f64)
         });
@@ -294,18 +296,21 @@ fn memory(run: &Run) -> (Option<f64>, Option<&'static str>) {
         None if logs_reserved => "reserved",
         None => "nvidia-smi",
     };
-    for (metric, unit, counter) in [
-        ("peak_mem_reserved_gib", gib, "reserved"),
-        ("peak_mem_allocated_gib", gib, "allocated"),
-        ("peak_mem_active_gib", gib, "allocated"),
+    let Some(m) = &run.metrics else {
+        return (None, None);
+    };
+    let peaks = [
+        (&m.peak_mem_reserved_gib, gib, "reserved"),
+        (&m.peak_mem_allocated_gib, gib, "allocated"),
+        (&m.peak_mem_active_gib, gib, "allocated"),
         // nvidia-smi prints MiB; sources divide by 1024 and write GB.
-        ("peak_mem_gb_nvidia_smi", gib, "nvidia-smi"),
-        ("peak_mem_gib", gib, unnamed),
-        ("peak_mem_gb", 1e9, unnamed),
-    ] {
-        if let Some(value) = run.metric(metric) {
-            return (Some(value * unit), Some(counter));
-        }
-    }
-    (None, None)
+        (&m.peak_mem_gb_nvidia_smi, gib, "nvidia-smi"),
+        (&m.peak_mem_gib, gib, unnamed),
+        (&m.peak_mem_gb, 1e9, unnamed),
+    ];
+    let stated = peaks.into_iter().find_map(|(peak, unit, counter)| {
+        let bytes = peak.as_ref()?.get() * unit;
+        Some((bytes, counter))
+    });
+    stated.unzip()
 }

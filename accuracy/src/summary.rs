@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use catalog::runs::{Status, Tier};
 use serde::Serialize;
 
 use super::score::Scored;
@@ -95,13 +96,14 @@ pub(crate) fn groups(scored: &[Scored]) -> Vec<Group> {
 
 /// Number of runs that did run but are predicted not to fit.
 pub(crate) fn wrongly_too_large<'a>(scored: impl IntoIterator<Item = &'a Scored>) -> usize {
-    let too_large = |s: &&Scored| s.status == "ok" && s.predicted.as_ref().is_some_and(|p| !p.fits);
+    let too_large =
+        |s: &&Scored| s.status == Status::Ok && s.predicted.as_ref().is_some_and(|p| !p.fits);
     scored.into_iter().filter(too_large).count()
 }
 
 /// Whether a run counts: tier A or B (facts stated or assumed), and no other row contradicts it.
 pub(crate) fn is_complete(s: &Scored) -> bool {
-    matches!(s.tier.as_deref(), Some("A" | "B")) && !(s.predicted.is_some() && s.skipped.is_some())
+    matches!(s.tier, Some(Tier::A | Tier::B)) && !(s.predicted.is_some() && s.skipped.is_some())
 }
 
 /// Reasons for leaving runs out, with the number of runs.

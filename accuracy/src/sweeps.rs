@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use catalog::runs::Run;
+use catalog::runs::{Run, Status};
 use serde::Serialize;
 
 use super::score::Scored;
@@ -125,7 +125,7 @@ pub(crate) fn ranking(sweeps: &[Sweep]) -> Ranking {
 
 /// A run's strategy with its times; `None` unless it has a measured and a predicted time.
 fn member(run: &Run, s: &Scored) -> Option<(String, Times)> {
-    if !is_complete(s) || run.status != "ok" {
+    if !is_complete(s) || run.status != Status::Ok {
         return None;
     }
     let tokens = (run.global_batch? * run.seq_len?) as f64;

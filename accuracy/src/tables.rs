@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use catalog::runs::Status;
+
 use super::ablation::Ablation;
 use super::assumptions::Tested;
 use super::fits::Band;
@@ -136,7 +138,7 @@ pub(crate) fn counts(scored: &[Scored]) -> String {
         .count();
     let ooms = scored
         .iter()
-        .filter(|s| s.status == "oom" && s.predicted.is_some());
+        .filter(|s| s.status == Status::Oom && s.predicted.is_some());
     let caught = ooms
         .clone()
         .filter(|s| s.predicted.as_ref().is_some_and(|p| !p.fits))

@@ -6,16 +6,18 @@ use catalog::runs::Run;
 use serde_json::Value;
 
 /// Every measured number of a run times another factor.
-fn scrambled(mut run: Run, index: usize) -> Run {
+fn scrambled(run: &Run, index: usize) -> Run {
     let factor = 0.1 + (index % 17) as f64;
-    for numbers in [&mut run.metrics, &mut run.derived].into_iter().flatten() {
-        for value in numbers.values_mut() {
+    let mut fields = serde_json::to_value(run).expect("a run is JSON");
+    for part in ["metrics", "derived"] {
+        let numbers = fields[part].as_object_mut().into_iter().flatten();
+        for (_, value) in numbers {
             if let Some(number) = value.as_f64() {
                 *value = Value::from(number * factor);
             }
         }
     }
-    run
+    serde_json::from_value(fields).expect("a run")
 }
 
 #[test]
@@ -30,7 +32,7 @@ fn predictions_are_the_same_when_what_was_measured_is_scrambled() {
     let others: Vec<(Run, String)> = runs
         .iter()
         .enumerate()
-        .map(|(index, (run, source))| (scrambled(run.clone(), index), source.clone()))
+        .map(|(index, (run, source))| (scrambled(run, index), source.clone()))
         .collect();
     let (stated, scrambled) = (predicted(&runs), predicted(&others));
     assert!(stated.iter().filter(|p| !p.is_null()).count() > 500);

@@ -2,6 +2,7 @@
 
 mod compact;
 mod frameworks;
+mod metrics;
 mod recipes;
 mod sizes;
 
@@ -15,75 +16,148 @@ use crate::error::SpecError;
 
 pub use compact::{embedded, to_compact};
 pub use frameworks::Framework;
+pub use metrics::{Derived, Measure, Metrics, Status, Tier};
 pub use recipes::{MemoryCounter, OwnOptimizer, Recipe};
 
 /// One source's runs.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct RunsFile {
     /// `runs-v1`.
+    #[schemars(extend("const" = "runs-v1"))]
     pub schema: String,
     /// The runs.
     pub runs: Vec<Run>,
 }
 
-/// One published run.
+/// One run that was measured. What is not known is left out, or null.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
-#[allow(missing_docs, reason = "the names are the schema's")]
+#[serde(default, deny_unknown_fields)]
 pub struct Run {
+    /// Name of the run, by which answers show it.
     pub id: String,
+    /// Where it is published, such as `owner/repository@commit:path`. Recipes of known sources fill in what their runs leave out.
     pub source: String,
+    /// When it was measured or published.
     pub date: Option<String>,
+    /// The framework and its version; it selects the runtime.
     pub sw_version: Option<String>,
+    /// The model.
     pub model: RunModel,
+    /// The GPU, such as `H100 SXM` or `A100-80GB`.
     pub gpu: Option<String>,
+    /// GPUs of the job.
+    #[schemars(range(min = 1, max = 16_777_216))]
     pub num_gpus: Option<u64>,
+    /// GPUs in one host.
+    #[schemars(range(min = 1, max = 16_777_216))]
     pub gpus_per_node: Option<u64>,
+    /// The network between hosts, such as `400 Gb/s per GPU`.
     pub interconnect: Option<String>,
+    /// Precision of linear layers: `bf16`, `fp16`, `fp8` or `fp32`, in words of the source.
     pub precision: Option<String>,
+    /// Tensor-parallel size.
+    #[schemars(range(min = 1, max = 16_777_216))]
     pub tp: Option<u64>,
+    /// Pipeline-parallel size.
+    #[schemars(range(min = 1, max = 16_777_216))]
     pub pp: Option<u64>,
+    /// Virtual stages per pipeline rank.
+    #[schemars(range(min = 1, max = 16_777_216))]
     pub vpp: Option<u64>,
+    /// Context-parallel size.
+    #[schemars(range(min = 1, max = 16_777_216))]
     pub cp: Option<u64>,
+    /// Expert-parallel size.
+    #[schemars(range(min = 1, max = 16_777_216))]
     pub ep: Option<u64>,
+    /// Tensor-parallel size inside experts.
+    #[schemars(range(min = 1, max = 16_777_216))]
     pub etp: Option<u64>,
+    /// Data-parallel size.
+    #[schemars(range(min = 1, max = 16_777_216))]
     pub dp: Option<u64>,
+    /// How states are sharded: a text with `zero0` to `zero3`, `fsdp`, `hsdp`, `distopt`, `ddp` or `none` in it.
     pub zero: Option<String>,
+    /// Whether Megatron's sequence parallelism is on.
     pub sequence_parallel: Option<bool>,
+    /// What backward computes again: `none`, `full`, `selective`, `selective:MODULES` or `block:LAYERS`.
     pub recompute: Option<String>,
+    /// Sequences per micro-batch and data-parallel rank.
+    #[schemars(range(min = 1, max = 16_777_216))]
     pub micro_batch: Option<u64>,
+    /// Sequences per step.
+    #[schemars(range(min = 1, max = 16_777_216))]
     pub global_batch: Option<u64>,
+    /// Micro-batches per step.
+    #[schemars(range(min = 1, max = 16_777_216))]
     pub grad_accum: Option<u64>,
+    /// Tokens per sequence.
+    #[schemars(range(min = 1, max = 16_777_216))]
     pub seq_len: Option<u64>,
+    /// What else the source says, under names of its own.
     pub flags: Option<BTreeMap<String, Value>>,
+    /// Values of fields above that the source leaves to defaults.
     pub assumed: Option<BTreeMap<String, Value>>,
-    pub status: String,
-    pub metrics: Option<BTreeMap<String, Value>>,
-    pub derived: Option<BTreeMap<String, Value>>,
-    pub tier: Option<String>,
+    /// How it ended; it trained if this is absent.
+    pub status: Status,
+    /// What was measured.
+    pub metrics: Option<Metrics>,
+    /// What follows from it.
+    pub derived: Option<Derived>,
+    /// How complete the facts are. Only runs of tiers A and B are counted.
+    pub tier: Option<Tier>,
 }
 
-/// A run's model block.
+/// The sizes of a run's model.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
-#[allow(missing_docs, reason = "the names are the schema's")]
+#[serde(default, deny_unknown_fields)]
 pub struct RunModel {
+    /// Name to show.
     pub name: Option<String>,
+    /// Width of a token's hidden state.
+    #[schemars(range(min = 1, max = 16_777_216))]
     pub hidden: Option<u64>,
+    /// Decoder layers.
+    #[schemars(range(min = 1, max = 16_777_216))]
     pub layers: Option<u64>,
+    /// Attention heads.
+    #[schemars(range(min = 1, max = 16_777_216))]
     pub heads: Option<u64>,
+    /// Heads of keys and values.
+    #[schemars(range(min = 1, max = 16_777_216))]
     pub kv_heads: Option<u64>,
+    /// Width of the feed-forward part.
+    #[schemars(range(min = 1, max = 16_777_216))]
     pub ffn: Option<u64>,
+    /// Rows of the vocabulary.
+    #[schemars(range(min = 1, max = 16_777_216))]
     pub vocab: Option<u64>,
+    /// Width of a head.
+    #[schemars(range(min = 1, max = 16_777_216))]
     pub head_dim: Option<u64>,
+    /// Kind of the feed-forward part: `gelu_2mat` or `swiglu_3mat`.
     pub mlp: Option<String>,
+    /// Kind of attention: `mha`, `gqa`, `mqa` or `mla`.
     pub attn: Option<String>,
+    /// Whether the embedding is the output layer too.
     pub tied_embeddings: Option<bool>,
+    /// Experts of a layer.
+    #[schemars(range(min = 1, max = 16_777_216))]
     pub experts: Option<u64>,
+    /// Experts that each token is sent to.
+    #[schemars(range(min = 1, max = 16_777_216))]
     pub topk: Option<u64>,
+    /// Width of an expert.
+    #[schemars(range(min = 1, max = 16_777_216))]
     pub moe_ffn: Option<u64>,
+    /// Experts that every token passes.
+    #[schemars(range(min = 0, max = 16_777_216))]
     pub shared_experts: Option<u64>,
+    /// First layers without experts.
+    #[schemars(range(min = 0, max = 16_777_216))]
     pub dense_layers: Option<u64>,
+    /// Where the sizes come from. After `official`, what a published model of these sizes has is taken from its preset.
     pub arch_source: Option<String>,
 }
 
@@ -161,13 +235,13 @@ impl Run {
 
     /// A measured number; `None` if the run does not state it.
     #[must_use]
-    pub fn metric(&self, name: &str) -> Option<f64> {
-        self.metrics.as_ref()?.get(name)?.as_f64()
+    pub fn metric(&self, of: impl Fn(&Metrics) -> &Option<Measure>) -> Option<f64> {
+        of(self.metrics.as_ref()?).as_ref().map(Measure::get)
     }
 
     /// A number derived from published ones; `None` if there is none.
     #[must_use]
-    pub fn derived_metric(&self, name: &str) -> Option<f64> {
-        self.derived.as_ref()?.get(name)?.as_f64()
+    pub fn derived_metric(&self, of: impl Fn(&Derived) -> &Option<Measure>) -> Option<f64> {
+        of(self.derived.as_ref()?).as_ref().map(Measure::get)
     }
 }

@@ -1,9 +1,11 @@
-//! The sizes of published runs in users' files, checked when a file is read, so that no product of them overflows.
+//! The sizes of published runs in users' files, checked when a file is read, so that no product of them overflows; and that
+//! what is assumed of a run has a name of its fields.
 
 use serde_json::{Map, Value};
 
 use super::{Run, RunsFile};
 use crate::error::{SpecError, in_range};
+use crate::suggest::nearest;
 use crate::workload::MAX_GLOBAL_BATCH;
 
 /// Sizes of models that may be 0: a model may have none of them.
@@ -25,13 +27,21 @@ impl RunsFile {
     }
 }
 
-/// Refuses a size of a run that is out of range, by its field's name. Every number is a size but those that were measured, those
+/// Refuses what is assumed under an unknown name, and a size of a run that is out of range, by its field's name. Every number is a size but those that were measured, those
 /// derived from them, and flags.
 fn check(run: &Run) -> Result<(), (String, String)> {
     let Ok(Value::Object(fields)) = serde_json::to_value(run) else {
         return Ok(());
     };
     let of = |name: &str| fields.get(name).and_then(Value::as_object);
+    let unknown = |name: &&String| !fields.contains_key(*name);
+    if let Some(name) = of("assumed").and_then(|assumed| assumed.keys().find(unknown)) {
+        let message = match nearest(name, fields.keys()) {
+            Some(near) => format!("`{name}` is no field of a run; did you mean `{near}`?"),
+            None => format!("`{name}` is no field of a run; expected one of them"),
+        };
+        return Err((format!("assumed.{name}"), message));
+    }
     in_object(&fields, "")?;
     for name in ["model", "assumed"] {
         of(name).map_or(Ok(()), |sizes| in_object(sizes, &format!("{name}.")))?;
@@ -81,6 +91,34 @@ mod tests {
             ),
         ] {
             let text = format!("schema: runs-v1\nruns: [{run}]\n");
+            let error = RunsFile::parse(&text, "runs.yaml").expect_err(run);
+            assert!(error.to_string().contains(says), "{run}: {error}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_understood_is_refused_at_its_line() {
+        for (run, says) in [
+            (
+                "globl_batch: 4",
+                "line 3 column 3: unknown field `globl_batch`",
+            ),
+            ("model: {hiden: 4}", "unknown field `hiden`"),
+            ("status: okay", "unknown variant `okay`"),
+            ("tier: D", "unknown variant `D`"),
+            (
+                "metrics: {step_time_s: -1}",
+                "-1 is not measured; expected a number above 0",
+            ),
+            ("metrics: {step_time_s: fast}", "\"fast\" is not measured"),
+            ("metrics: {step_time_s: .nan}", "non-finite float"),
+            (
+                "metrics: {tokens_per_sec: 9}",
+                "unknown field `tokens_per_sec`",
+            ),
+            ("derived: {step_time: 9}", "unknown field `step_time`"),
+        ] {
+            let text = format!("schema: runs-v1\nruns:\n- {run}\n");
             let error = RunsFile::parse(&text, "runs.yaml").expect_err(run);
             assert!(error.to_string().contains(says), "{run}: {error}");
         }

@@ -7,7 +7,7 @@ use accuracy::Report;
 use answers::SCHEMA_VERSION;
 use catalog::Fitted;
 use catalog::files::Kind;
-use catalog::runs::{Run, RunsFile};
+use catalog::runs::{Run, RunsFile, Tier};
 use serde::Serialize;
 
 use crate::args::ValidateArgs;
@@ -33,7 +33,7 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<ExitCode, CliError> {
             .iter()
             .map(|(run, _)| run)
             .filter(|run| {
-                matches!(run.tier.as_deref(), Some("A" | "B")) || accuracy::is_predictable(run)
+                matches!(run.tier, Some(Tier::A | Tier::B)) || accuracy::is_predictable(run)
             })
             .cloned()
             .collect();

@@ -53,11 +53,13 @@ fn read(text: &str, _: Depth) -> Outcome {
         format!("written, {:?}", again.err())
     });
     for run in &file.runs {
-        let numbers = ["step_time_s", "tokens_per_s_per_gpu", "mfu"];
-        let finite = numbers
-            .iter()
-            .filter_map(|name| run.metric(name))
-            .all(f64::is_finite);
+        let rate = run.metric(|m| &m.tokens_per_s_per_gpu);
+        let numbers = [
+            run.metric(|m| &m.step_time_s),
+            rate,
+            run.metric(|m| &m.mfu_pct),
+        ];
+        let finite = numbers.into_iter().flatten().all(f64::is_finite);
         outcome.expect(finite, || "a metric is not finite".to_owned());
     }
     outcome
