@@ -193,7 +193,9 @@ impl ClusterFile {
         version(self.schema_version, path)?;
         crate::names::checked(&self.name, path, "name")?;
         let device = match self.device {
-            DeviceRef::Name(name) => device(&name)?,
+            DeviceRef::Name(name) => {
+                device(&name).map_err(|wrong| wrong.in_field(path, "device", "h100-sxm"))?
+            }
             DeviceRef::Inline(file) => file.resolve(path)?,
         };
         let scale_up = self.scale_up.resolve();

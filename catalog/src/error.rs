@@ -90,6 +90,16 @@ impl SpecError {
         }
     }
 
+    /// The error of a name in a file: an unknown name is placed at its field, with a right value of that field. Other errors
+    /// have a place of their own.
+    pub(crate) fn in_field(self, path: impl Display, field: &str, right: &str) -> Self {
+        if !matches!(self, Self::Unknown { .. }) {
+            return self;
+        }
+        let mistake = self.mistake().at(format!("{path}, field `{field}`"));
+        Self::Wrong(mistake.example(format!("{field}: {right}")))
+    }
+
     /// The error split into what is wrong, where, what was expected, the nearest right value and an example.
     #[must_use]
     pub fn mistake(&self) -> Mistake {

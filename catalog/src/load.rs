@@ -223,7 +223,10 @@ fn extended(file: ExtensionFile, path: &Path, depth: usize) -> Result<Cluster, S
         let message = format!("{} extends itself, or too many others", file.name);
         return Err(file.wrong(path, "extends", message));
     }
-    let cluster = cluster_below(&beside(path, &file.extends), depth + 1)?;
+    let shown = path.display().to_string();
+    names::checked(&file.extends, &shown, "extends")?;
+    let cluster = cluster_below(&beside(path, &file.extends), depth + 1)
+        .map_err(|wrong| wrong.in_field(shown, "extends", "dgx-h100"))?;
     file.extend(cluster, path)
 }
 
@@ -263,7 +266,7 @@ fn device_beside(arg: &str, cluster: &Path) -> Result<Device, SpecError> {
     if !looks_like_path(arg) {
         return device(arg);
     }
-    names::checked(arg, "the device", "device")?;
+    names::checked(arg, &cluster.display().to_string(), "device")?;
     let path = cluster.with_file_name(arg);
     let file: DeviceFile = text::yaml(&text::read(&path)?, &path.display().to_string())?;
     file.resolve(&path.display().to_string())

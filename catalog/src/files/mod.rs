@@ -276,7 +276,8 @@ pub fn write(
 #[must_use]
 pub fn beside(file: &Path, name: &str) -> String {
     let near = file.parent().map(|folder| folder.join(name));
-    match near.filter(|p| p.exists()) {
+    // The folder itself is no file that an empty name means.
+    match near.filter(|p| p.exists() && !name.is_empty()) {
         Some(near) => near.display().to_string(),
         None => name.to_owned(),
     }

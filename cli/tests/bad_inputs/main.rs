@@ -10,7 +10,9 @@ use std::path::Path;
 
 use limited::{Ended, listing, run};
 use plans::PlanFile;
-use rows::{CLUSTERS, CONSTRAINTS, EVERY_COMMAND, FILES, FLAGS, MODELS, Row, STRATEGIES};
+use rows::{
+    CLUSTERS, CONSTRAINTS, EVERY_COMMAND, EXTENSIONS, FILES, FLAGS, MODELS, Row, STRATEGIES,
+};
 
 fn preset(path: &str) -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../catalog/presets");
@@ -180,10 +182,9 @@ fn files() {
     check(FILES);
 }
 
-/// A preset with one change, as the input of a command.
+/// A file with one change, as the input of a command.
 fn changed(base: &str, name: &str, rows: &[(&str, &str, &str)], command: &str) {
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let base = preset(base);
     let numbered: Vec<_> = rows.iter().enumerate().collect();
     for (at, (old, new, _)) in &numbered {
         assert!(base.contains(old), "{old}");
@@ -209,13 +210,17 @@ fn changed(base: &str, name: &str, rows: &[(&str, &str, &str)], command: &str) {
 #[test]
 fn clusters() {
     let command = "search -q --model gpt2 --gpus 8 --cluster FILE";
-    changed("clusters/dgx-h100.yaml", ".cluster.yaml", CLUSTERS, command);
+    let base = preset("clusters/dgx-h100.yaml");
+    changed(&base, ".cluster.yaml", CLUSTERS, command);
+    let base = "schema_version: 1\nname: ours\nextends: dgx-h100\nspeed: {value: 0.9, origin: assumed, source: x}\n";
+    changed(base, ".cluster.yaml", EXTENSIONS, command);
 }
 
 #[test]
 fn models() {
     let command = "estimate --model FILE --gpus 8 --strategy tp=1,zero=1";
-    changed("models/llama3-8b.json", ".config.json", MODELS, command);
+    let base = preset("models/llama3-8b.json");
+    changed(&base, ".config.json", MODELS, command);
 }
 
 /// Odd, and right: what such an input asks for is what is answered.

@@ -278,6 +278,8 @@ pub const CLUSTERS: &[(&str, &str, &str)] = &[
     ("value: 2.95", "value: .nan", "dollars_per_gpu_hour"),
     ("value: 2.95", "value: .inf", "dollars_per_gpu_hour"),
     ("device: h100-sxm", "device: h100sxm", "nearest   h100-sxm"),
+    ("device: h100-sxm", "device: h100sxm", ".cluster.yaml, field `device`"),
+    ("device: h100-sxm", "device: ''", ".cluster.yaml, field `device`"),
     ("schema_version: 1", "schema_version: 99", "schema_version"),
     ("fabric: infini_band", "fabric: infiniband", "infini_band"),
     ("scale_out: {", "scale_out: {latency: {value: 9e307 days, origin: assumed, source: x}, ", "latency"),
@@ -305,6 +307,27 @@ pub const MODELS: &[(&str, &str, &str)] = &[
     ("\"llama\"", "\"mamba\"", "model_type"),
     ("\"model_type\": \"llama\",", "", "model_type"),
     ("\"rope_theta\"", "\"quantization_config\": {\"bits\": 4}, \"rope_theta\"", "quantization_config"),
+];
+
+/// A cluster file that extends another, with one change, and a part of what must be said.
+pub const EXTENSIONS: &[(&str, &str, &str)] = &[
+    (
+        "extends: dgx-h100",
+        "extends: dgxh100",
+        ".cluster.yaml, field `extends`",
+    ),
+    (
+        "extends: dgx-h100",
+        "extends: dgxh100",
+        "example   extends: dgx-h100",
+    ),
+    (
+        "extends: dgx-h100",
+        "extends: ''",
+        ".cluster.yaml, field `extends`",
+    ),
+    ("extends: dgx-h100", "extends: absent.yaml", "absent.yaml"),
+    ("speed: {value: 0.9", "speed: {value: 0", "speed"),
 ];
 
 /// Wrong inputs to every command: units, typing mistakes, absent, empty and foreign files, numbers out of range, flags that
