@@ -47,7 +47,8 @@ pub struct SearchJson {
     inputs: InputsJson,
     best: Option<BestJson>,
     detail: Option<DetailJson>,
-    top: Vec<CandidateJson>,
+    /// The best plans, the best first: where `best` has groups of replicas, it is the only one.
+    top: Vec<BestJson>,
     /// For each wish other than the shortest step, such as the least memory, the plan that is best by it.
     wishes: Vec<WishJson>,
     space: SpaceReport,
@@ -67,7 +68,7 @@ pub struct SearchJson {
     report_path: Option<String>,
 }
 
-/// The best plan.
+/// A plan of an answer.
 #[derive(Serialize)]
 pub struct BestJson {
     /// The plan.
@@ -182,7 +183,15 @@ impl Found<'_> {
             inputs: self.answer.inputs.json.clone(),
             best: BestJson::of(self.answer),
             detail: self.best().map(|c| DetailJson::from(&c.prediction)),
-            top: outcome.top.iter().map(candidate).collect(),
+            top: (BestJson::of(self.answer).into_iter())
+                .chain(
+                    outcome
+                        .top
+                        .iter()
+                        .skip(1)
+                        .map(|c| BestJson::alike(c, scenario)),
+                )
+                .collect(),
             wishes: (outcome.wishes.iter())
                 .map(|(wish, plan)| WishJson {
                     wish: wish.clone(),

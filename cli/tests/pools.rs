@@ -26,6 +26,7 @@ fn plans(folder: &std::path::Path) {
         assert_eq!(code(&output), 0, "{}", stderr(&output));
         let answer = json(&output);
         let shares = answer["best"]["groups"].as_array();
+        assert_eq!(answer["top"][0]["groups"].as_array(), shares, "{name}");
         let shares: Vec<u64> = (shares.into_iter().flatten())
             .filter_map(|group| group["global_batch"].as_u64())
             .collect();
