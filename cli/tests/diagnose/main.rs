@@ -321,8 +321,10 @@ fn what_was_learned_predicts_the_run() {
     assert_eq!(both["calibration"]["runs"], 2);
     let runs = both["runs"].as_array().expect("runs");
     for (of, time) in runs.iter().zip([time, second]) {
-        let times = of["predicted_step_time_s"].as_array().expect("two");
-        let [before, after] = [&times[0], &times[1]].map(|t| t.as_f64().expect("time") / time);
+        let [before, after] = ["before", "after"].map(|when| {
+            let predicted = &of[format!("predicted_step_time_{when}_s")];
+            predicted.as_f64().expect("a time") / time
+        });
         assert!((before - 1.0).abs() < 1e-9, "{before}");
         // Two runs that are both much slower move it farther than one.
         assert!((one + 0.02..1.25).contains(&after), "{one} {after}");

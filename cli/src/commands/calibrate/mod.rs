@@ -51,8 +51,10 @@ struct CalibrateJson<'a> {
 struct RunJson<'a> {
     run: &'a str,
     measured_step_time_s: f64,
-    /// Predicted step times: first without the factors, then with them.
-    predicted_step_time_s: [f64; 2],
+    /// The step time as it was predicted before this calibration: without the factors.
+    predicted_step_time_before_s: f64,
+    /// The step time with the factors.
+    predicted_step_time_after_s: f64,
     /// Relative change of the predicted step time when only one factor is applied, by the factor's name.
     change_by_rate: std::collections::BTreeMap<&'static str, f64>,
 }
@@ -289,7 +291,8 @@ fn json<'a>((run, explained): (&'a Measured, &'a Explained)) -> RunJson<'a> {
     RunJson {
         run: &run.record.about,
         measured_step_time_s: run.record.step_time_s,
-        predicted_step_time_s: [explained.before.0, explained.after.0],
+        predicted_step_time_before_s: explained.before.0,
+        predicted_step_time_after_s: explained.after.0,
         change_by_rate: changes
             .map(|(rate, change)| (rate.name(), *change))
             .collect(),
