@@ -14,6 +14,7 @@ use plans::{Decisions, Recompute};
 use serde::{Deserialize, Serialize};
 
 use crate::PlannerError;
+use crate::constraints_file::ConstraintsFile;
 
 /// Numeric dimensions.
 pub const DIMENSIONS: [&str; 11] = [
@@ -54,7 +55,7 @@ const MAX_UNEVEN: u64 = 64;
 
 /// Bounds on the dimensions of a strategy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(deny_unknown_fields, default)]
+#[serde(from = "ConstraintsFile")]
 pub struct Constraints {
     /// Smallest value of a numeric dimension.
     pub min: BTreeMap<String, u64>,
@@ -64,6 +65,26 @@ pub struct Constraints {
     pub fix: BTreeMap<String, Vec<String>>,
     /// Most by which a stage at either end may be lighter than the others, in layers.
     pub uneven: Option<u64>,
+}
+
+impl From<ConstraintsFile> for Constraints {
+    fn from(file: ConstraintsFile) -> Self {
+        let ConstraintsFile {
+            min,
+            mut max,
+            fix,
+            forbid,
+            uneven,
+        } = file;
+        max.extend(forbid.0.into_iter().map(|key| (key, 1)));
+        let fix = fix.into_iter().map(|(key, words)| (key, words.0));
+        Self {
+            min,
+            max,
+            fix: fix.collect(),
+            uneven,
+        }
+    }
 }
 
 impl Constraints {

@@ -38,6 +38,7 @@ mod branches;
 mod chains;
 pub mod choices;
 pub mod constraints;
+mod constraints_file;
 mod contest;
 mod error;
 mod executions;

@@ -174,6 +174,44 @@ fn a_file_of_constraints_is_held_to_the_same() {
     }
 }
 
+#[test]
+fn a_file_says_what_flags_say() {
+    let read = |yaml: &str| catalog::text::yaml::<Constraints>(yaml, "c.yaml");
+    let flags = |fix: &[&str], forbid: &[&str]| {
+        let texts = |given: &[&str]| {
+            given
+                .iter()
+                .map(|text| (*text).to_owned())
+                .collect::<Vec<_>>()
+        };
+        Constraints::parse(&texts(fix), &[], &[], &texts(forbid)).expect("constraints")
+    };
+    for (yaml, same) in [
+        ("fix: {tp: 8}", flags(&["tp=8"], &[])),
+        ("fix: {tp: [1, 8]}", flags(&["tp=1|8"], &[])),
+        (
+            "fix: {recompute: none, zero: 1}",
+            flags(&["recompute=none,zero=1"], &[]),
+        ),
+        ("fix: {sp: true}", flags(&["sp=on"], &[])),
+        ("fix: {zero: ['1', 3]}", flags(&["zero=1|3"], &[])),
+        ("forbid: cp", flags(&[], &["cp"])),
+        ("forbid: [cp, pp]", flags(&[], &["cp,pp"])),
+    ] {
+        assert_eq!(read(yaml).expect(yaml), same, "{yaml}");
+    }
+    for (yaml, says) in [
+        (
+            "fix: {tp: {a: 1}}",
+            "expected a value, such as 8 or none, or a list of values",
+        ),
+        ("forbit: [cp]", "unknown field `forbit`"),
+    ] {
+        let error = read(yaml).expect_err(yaml).to_string();
+        assert!(error.contains(says), "{yaml}: {error}");
+    }
+}
+
 /// What lies outside the stated space is tried when it is asked for by name.
 #[test]
 fn what_is_fixed_is_tried() {

@@ -85,8 +85,13 @@ Constraints narrow a search:
   --constraints FILE         the same in YAML; flags beat it
 
   # constraints.yaml
-  fix: {zero: ['1']}
+  fix: {tp: 8, zero: [0, 1], recompute: none}
   max: {pp: 4}
+  forbid: [cp]
+  uneven: 2
+
+`uneven` is of files alone: a pipeline stage at either end may have up to this many layers fewer than the others (1 if \
+it is not given).
 ";
 
 const VALUES: &str = "\
