@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use accuracy::drift::{self, Change, Watch};
 use accuracy::logged_run::{self, AtBatch};
-use answers::Opened;
+use answers::{Opened, SCHEMA_VERSION};
 use catalog::Seconds;
 use interop::training_log::{self, LogError, StepSize};
 use plans::Prediction;
@@ -22,14 +22,17 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// Number of first steps left out as warm-up unless `--warmup` is given.
 const WARMUP: usize = 2;
 
+/// One line for each new reading of the log.
 #[derive(Serialize)]
 struct SeenJson {
+    schema_version: u32,
     step: u64,
     /// Median of the last [`drift::WINDOW`] steps, in seconds.
     step_time_s: f64,
     predicted_step_time_s: f64,
-    predicted_interval_s: [f64; 2],
-    /// Whether the median lies within the prediction's 80% interval.
+    /// 80% interval of the predicted step time.
+    step_time_interval_s: [f64; 2],
+    /// Whether the median lies within that interval.
     inside: bool,
 }
 
@@ -139,10 +142,11 @@ fn show(
     let (low, high) = p.step_time_interval;
     if args.format.json {
         let seen = serde_json::to_string(&SeenJson {
+            schema_version: SCHEMA_VERSION,
             step,
             step_time_s: median,
             predicted_step_time_s: p.step_time.0,
-            predicted_interval_s: [low.0, high.0],
+            step_time_interval_s: [low.0, high.0],
             inside: !outside,
         });
         let line =

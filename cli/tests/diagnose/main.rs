@@ -512,6 +512,11 @@ fn a_drifting_run_is_noticed_while_it_runs() {
         .lines()
         .map(|line| serde_json::from_str(line).expect("JSON lines"))
         .collect();
+    for line in &seen {
+        assert_eq!(line["schema_version"], 1, "{line}");
+        let interval = line["step_time_interval_s"].as_array();
+        assert_eq!(interval.map(Vec::len), Some(2), "{line}");
+    }
     let inside: Vec<bool> = seen
         .iter()
         .filter_map(|line| line["inside"].as_bool())
