@@ -21,6 +21,7 @@ use crate::units::{Bandwidth, Bytes, FlopRate, Seconds};
 #[serde(deny_unknown_fields)]
 pub struct DeviceFile {
     /// Version of this format: 1.
+    #[schemars(extend("const" = 1))]
     pub schema_version: u32,
     /// Preset name.
     pub name: String,
@@ -36,10 +37,13 @@ pub struct DeviceFile {
     /// Peaks without sparsity, by operand type; the `f32` peak is for TF32 products.
     pub peak: BTreeMap<DType, Sourced<FlopRate>>,
     /// Multiprocessors or compute units.
+    #[schemars(range(min = 1, max = 65536))]
     pub sm_count: u64,
     /// Power limit in watts.
+    #[schemars(range(min = 1, max = 100_000))]
     pub power_watts: Option<f64>,
     /// The clock that the peaks are stated for, in MHz. It tells whether matrix units are slower, as those of GeForce cards are.
+    #[schemars(range(min = 1, max = 100_000))]
     pub clock_mhz: Option<f64>,
     /// Name of the measured kernel tables; if absent, assumed to be the nearest architecture's.
     pub kernels: Option<String>,
@@ -50,6 +54,7 @@ pub struct DeviceFile {
 #[serde(deny_unknown_fields)]
 pub struct ClusterFile {
     /// Version of this format: 1.
+    #[schemars(extend("const" = 1))]
     pub schema_version: u32,
     /// Preset name.
     pub name: String,
@@ -59,8 +64,10 @@ pub struct ClusterFile {
     /// A device preset by name, a device file beside this one, or a device in full.
     pub device: DeviceRef,
     /// Devices per host.
+    #[schemars(range(min = 1, max = 65536))]
     pub gpus_per_node: u64,
     /// Devices in one scale-up domain; by default `gpus_per_node`.
+    #[schemars(range(min = 1, max = 65536))]
     pub scale_up_domain: Option<u64>,
     /// Network inside a domain, per device and direction.
     pub scale_up: LinkFile,
@@ -81,11 +88,14 @@ pub struct ClusterFile {
     /// Price of a device, dollars per hour.
     pub dollars_per_gpu_hour: Option<Sourced<f64>>,
     /// Number of devices that exist; no limit if absent.
+    #[schemars(range(min = 1, max = 1_048_576))]
     pub max_gpus: Option<u64>,
     /// How fast the devices compute, as a share of what their tables say, above 0 and up to 1: below 1 where they
     /// throttle.
+    #[schemars(extend("properties" = {"value": {"exclusiveMinimum": 0, "maximum": 1}}))]
     pub speed: Option<Sourced<f64>>,
     /// Standard deviation of the time that a rank takes for a pass, as a share of that time, from 0 to below 1.
+    #[schemars(extend("properties" = {"value": {"minimum": 0, "exclusiveMaximum": 1}}))]
     pub jitter: Option<Sourced<f64>>,
 }
 

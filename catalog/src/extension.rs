@@ -29,6 +29,7 @@ const MEMORY_APART: f64 = 0.12;
 #[serde(deny_unknown_fields)]
 pub struct ExtensionFile {
     /// Version of this format: 1.
+    #[schemars(extend("const" = 1))]
     pub schema_version: u32,
     /// Name to show.
     pub name: String,
@@ -42,9 +43,11 @@ pub struct ExtensionFile {
     pub calibration: Option<Calibration>,
     /// Compute speed of its devices relative to their tables, above 0 and up to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("properties" = {"value": {"exclusiveMinimum": 0, "maximum": 1}}))]
     pub speed: Option<Sourced<f64>>,
     /// Standard deviation of the time that a rank takes for a pass, as a share of that time, from 0 to below 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("properties" = {"value": {"minimum": 0, "exclusiveMaximum": 1}}))]
     pub jitter: Option<Sourced<f64>>,
 }
 

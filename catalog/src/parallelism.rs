@@ -104,7 +104,7 @@ pub enum CpKind {
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(into = "u8", try_from = "u8")]
-#[schemars(with = "u8")]
+#[schemars(with = "u8", extend("enum" = [0, 1, 2, 3]))]
 pub enum Zero {
     /// DDP: everything replicated.
     Z0,

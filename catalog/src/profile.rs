@@ -221,6 +221,7 @@ fn quoted(text: &str) -> String {
 #[serde(deny_unknown_fields)]
 pub struct Profile {
     /// Version of this format: 1.
+    #[schemars(extend("const" = 1))]
     pub schema_version: u32,
     /// Version of the tool that measured.
     pub tool_version: String,

@@ -22,11 +22,13 @@ use crate::sharding::{OncePerStep, Unsharded};
 use crate::state_types::{GradientOption, OptimizerStates, StateTypes};
 use crate::units::{Bytes, Seconds};
 
-/// A runtime as its file describes it; absent fields are inherited.
+/// A runtime as its preset describes it; absent fields are inherited. Presets are built in: no command reads such a file, and
+/// `--runtime` takes their names.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RuntimeFile {
     /// Version of this format.
+    #[schemars(extend("const" = 1))]
     pub schema_version: u32,
     /// Preset name.
     pub name: String,

@@ -301,76 +301,84 @@ fn parse(text: &str, kind: &'static str, units: &[(&str, f64)]) -> Result<f64, U
     }
 }
 
+/// The units that a text may have for [`Bytes`], each in its base unit.
+const OF_BYTES: &[(&str, f64)] = &[
+    ("B", 1.0),
+    ("KB", 1e3),
+    ("MB", 1e6),
+    ("GB", 1e9),
+    ("TB", 1e12),
+    ("KiB", 1024.0),
+    ("MiB", 1048576.0),
+    ("GiB", 1073741824.0),
+    ("TiB", 1099511627776.0),
+];
+
 impl FromStr for Bytes {
     type Err = UnitError;
     fn from_str(text: &str) -> Result<Self, UnitError> {
-        let units = [
-            ("B", 1.0),
-            ("KB", 1e3),
-            ("MB", 1e6),
-            ("GB", 1e9),
-            ("TB", 1e12),
-            ("KiB", 1024.0),
-            ("MiB", 1048576.0),
-            ("GiB", 1073741824.0),
-            ("TiB", 1099511627776.0),
-        ];
-        let bytes = parse(text, "size in bytes", &units)?;
+        let bytes = parse(text, "size in bytes", OF_BYTES)?;
         if bytes < 2f64.powi(63) {
             Ok(Self(bytes.round() as u64))
         } else {
-            Err(UnitError::new(text, "size in bytes below 8 EiB", &units))
+            Err(UnitError::new(text, "size in bytes below 8 EiB", OF_BYTES))
         }
     }
 }
 
+/// The units that a text may have for [`Seconds`], each in its base unit.
+const OF_SECONDS: &[(&str, f64)] = &[
+    ("s", 1.0),
+    ("ms", 1e-3),
+    ("us", 1e-6),
+    ("µs", 1e-6),
+    ("ns", 1e-9),
+    ("days", 86400.0),
+];
+
 impl FromStr for Seconds {
     type Err = UnitError;
     fn from_str(text: &str) -> Result<Self, UnitError> {
-        let units = [
-            ("s", 1.0),
-            ("ms", 1e-3),
-            ("us", 1e-6),
-            ("µs", 1e-6),
-            ("ns", 1e-9),
-            ("days", 86400.0),
-        ];
-        parse(text, "duration", &units).map(Self)
+        parse(text, "duration", OF_SECONDS).map(Self)
     }
 }
+
+/// The units that a text may have for [`FlopRate`], each in its base unit.
+const OF_RATE: &[(&str, f64)] = &[
+    ("FLOP/s", 1.0),
+    ("GFLOP/s", 1e9),
+    ("TFLOP/s", 1e12),
+    ("PFLOP/s", 1e15),
+];
 
 impl FromStr for FlopRate {
     type Err = UnitError;
     fn from_str(text: &str) -> Result<Self, UnitError> {
-        let units = [
-            ("FLOP/s", 1.0),
-            ("GFLOP/s", 1e9),
-            ("TFLOP/s", 1e12),
-            ("PFLOP/s", 1e15),
-        ];
-        parse(text, "rate of computation", &units).map(Self)
+        parse(text, "rate of computation", OF_RATE).map(Self)
     }
 }
+
+/// The units that a text may have for [`Bandwidth`], each in its base unit.
+const OF_BANDWIDTH: &[(&str, f64)] = &[
+    ("B/s", 1.0),
+    ("MB/s", 1e6),
+    ("GB/s", 1e9),
+    ("TB/s", 1e12),
+    ("GiB/s", 1073741824.0),
+    ("Gb/s", 0.125e9),
+    ("Gbit/s", 0.125e9),
+    ("Tb/s", 0.125e12),
+];
 
 impl FromStr for Bandwidth {
     type Err = UnitError;
     fn from_str(text: &str) -> Result<Self, UnitError> {
-        let units = [
-            ("B/s", 1.0),
-            ("MB/s", 1e6),
-            ("GB/s", 1e9),
-            ("TB/s", 1e12),
-            ("GiB/s", 1073741824.0),
-            ("Gb/s", 0.125e9),
-            ("Gbit/s", 0.125e9),
-            ("Tb/s", 0.125e12),
-        ];
-        parse(text, "bandwidth", &units).map(Self)
+        parse(text, "bandwidth", OF_BANDWIDTH).map(Self)
     }
 }
 
 macro_rules! as_text {
-    ($($t:ident),*) => {$(
+    ($($t:ident: $units:ident, $example:literal;)*) => {$(
         impl Serialize for $t {
             fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
                 s.collect_str(self)
@@ -387,12 +395,22 @@ macro_rules! as_text {
                 stringify!($t).into()
             }
             fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-                schemars::json_schema!({"type": "string", "description": "number and unit, as `80 GiB` or `3.35 TB/s`"})
+                let units: Vec<&str> = $units.iter().map(|(unit, _)| *unit).collect();
+                schemars::json_schema!({
+                    "type": "string",
+                    "description": concat!("number and unit, such as `", $example, "`"),
+                    "pattern": format!(r"^\s*\+?[0-9._]+\s*({})\s*$", units.join("|")),
+                })
             }
         }
     )*};
 }
-as_text!(Bytes, Seconds, FlopRate, Bandwidth);
+as_text! {
+    Bytes: OF_BYTES, "80 GiB";
+    Seconds: OF_SECONDS, "5 us";
+    FlopRate: OF_RATE, "989 TFLOP/s";
+    Bandwidth: OF_BANDWIDTH, "3.35 TB/s";
+}
 
 #[cfg(test)]
 mod tests {

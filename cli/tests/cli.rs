@@ -338,6 +338,35 @@ fn lists_and_schemas_are_json() {
     assert_eq!(code(&run(folder.path(), &["completions", "bash"])), 0);
 }
 
+/// A format, a place in its schema, and what stands there: schemas refuse what the command refuses.
+#[rustfmt::skip]
+const BOUNDS: &[(&str, &str, &str)] = &[
+    ("plan", "/properties/schema_version/const", "1"),
+    ("plan", "/properties/headroom/exclusiveMaximum", "1"),
+    ("plan", "/$defs/WorkloadFile/properties/seq_len/maximum", "16777216"),
+    ("plan", "/$defs/StrategyJson/properties/tp/minimum", "1"),
+    ("plan", "/$defs/Zero/enum", "[0,1,2,3]"),
+    ("cluster", "/properties/gpus_per_node/maximum", "65536"),
+    ("cluster", "/properties/jitter/properties/value/exclusiveMaximum", "1"),
+    ("cluster", "/$defs/Bandwidth/pattern", r#""^\\s*\\+?[0-9._]+\\s*(B/s|MB/s|GB/s|TB/s|GiB/s|Gb/s|Gbit/s|Tb/s)\\s*$""#),
+    ("cluster-extension", "/properties/speed/properties/value/exclusiveMinimum", "0"),
+    ("device", "/properties/sm_count/minimum", "1"),
+    ("runs", "/$defs/Run/properties/global_batch/maximum", "16777216"),
+    ("runs", "/$defs/RunModel/properties/shared_experts/minimum", "0"),
+    ("runs", "/$defs/Run/additionalProperties", "false"),
+    ("constraints", "/properties/uneven/maximum", "64"),
+];
+
+#[test]
+fn schemas_have_the_bounds_of_what_they_describe() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    for (format, place, expected) in BOUNDS {
+        let schema = json(&run(folder.path(), &["schema", format]));
+        let found = schema.pointer(place).map(ToString::to_string);
+        assert_eq!(found.as_deref(), Some(*expected), "{format} {place}");
+    }
+}
+
 /// One message on stderr that contains `expected`; exit code 2; no panic; no files.
 fn refuses(args: &[&str], files: &[(&str, &[u8])], expected: &str) {
     let folder = tempfile::tempdir().expect("temporary folder");

@@ -19,19 +19,29 @@ use crate::prediction::{
 #[serde(deny_unknown_fields)]
 #[allow(missing_docs, reason = "the names are those of `Decisions`")]
 pub struct StrategyJson {
+    #[schemars(range(min = 1, max = 16_777_216))]
     pub tp: u64,
+    #[schemars(range(min = 1, max = 16_777_216))]
     pub pp: u64,
+    #[schemars(range(min = 1, max = 16_777_216))]
     pub vpp: u64,
+    #[schemars(range(min = 1, max = 16_777_216))]
     pub cp: u64,
     pub cp_kind: CpKind,
+    #[schemars(range(min = 1, max = 16_777_216))]
     pub ep: u64,
+    #[schemars(range(min = 1, max = 16_777_216))]
     pub etp: u64,
+    #[schemars(range(min = 1, max = 16_777_216))]
     pub dp_shard: u64,
+    #[schemars(range(min = 1, max = 16_777_216))]
     pub dp_replicate: u64,
     pub zero: Zero,
     pub reshard_after_forward: bool,
     pub sequence_parallel: bool,
+    #[schemars(range(min = 1, max = 16_777_216))]
     pub micro_batch: u64,
+    #[schemars(range(min = 1, max = 16_777_216))]
     pub num_micro_batches: u64,
     pub recompute: String,
     pub schedule: ScheduleKind,
@@ -50,6 +60,7 @@ pub struct StrategyJson {
     pub offload: Option<String>,
     /// How many blocks ahead ZeRO-3 gathers parameters; absent if the runtime chooses it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 8))]
     pub prefetch: Option<u64>,
     /// Layers whose saved activations lie in host memory; absent if there are none.
     #[serde(default, skip_serializing_if = "is_zero")]

@@ -20,6 +20,7 @@ pub const SCHEMA_VERSION: u32 = 1;
 #[serde(deny_unknown_fields)]
 pub struct PlanFile {
     /// Version of this format.
+    #[schemars(extend("const" = 1))]
     pub schema_version: u32,
     /// Content hash of the decisions.
     pub id: String,
@@ -41,6 +42,7 @@ pub struct PlanFile {
     pub adapters: Option<Adapters>,
     /// Share of device memory to leave free. Not part of the id; absent in plans of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("minimum" = 0, "exclusiveMaximum" = 1))]
     pub headroom: Option<f64>,
     /// The decisions; of a plan with several groups of replicas, those of the first.
     pub strategy: StrategyJson,
@@ -64,10 +66,13 @@ pub struct PlanFile {
 #[serde(deny_unknown_fields)]
 pub struct WorkloadFile {
     /// Devices.
+    #[schemars(range(min = 1, max = 1_048_576))]
     pub gpus: u64,
     /// Tokens per sequence.
+    #[schemars(range(min = 1, max = 16_777_216))]
     pub seq_len: u64,
     /// Sequences per step.
+    #[schemars(range(min = 1, max = 16_777_216))]
     pub global_batch: u64,
     /// Precision of linear layers.
     pub precision: catalog::Precision,

@@ -14,7 +14,7 @@ pub(crate) struct ListArgs {
 /// `schema`.
 #[derive(Args, Debug)]
 pub(crate) struct SchemaArgs {
-    /// Which format
+    /// Which format; `runtime` is that of the built-in runtimes, which no command reads from a file
     #[arg(value_enum)]
     pub(crate) format: SchemaFormat,
 }
