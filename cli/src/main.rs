@@ -18,8 +18,9 @@ use clap::FromArgMatches;
 
 fn main() -> ExitCode {
     memory::release();
-    output::set_color(settings::color_of_words(std::env::args()));
-    let code = match settings::Settings::load() {
+    output::set_color(settings::color_of_words(args::words()));
+    let settings = args::refuse_other_text().and_then(|()| settings::Settings::load());
+    let code = match settings {
         Ok(settings) => run(&settings),
         Err(mistake) => failed(&error::CliError::Input(mistake)),
     };

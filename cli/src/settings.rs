@@ -10,7 +10,7 @@ use clap::ValueEnum;
 use clap::error::ErrorKind;
 use toml_edit::{Document, Value};
 
-use crate::args::ColorArg;
+use crate::args::{self, ColorArg};
 
 /// Flags whose default can be set, each with the tool's own default, in words where that is not one value.
 pub(crate) const KEYS: [(&str, &str); 13] = [
@@ -125,7 +125,7 @@ impl Settings {
     pub(crate) fn place_of(&self, option: &str, value: &str) -> Option<String> {
         let flag = option.trim_start_matches('-').split(' ').next()?;
         let setting = self.get(flag).filter(|s| s.value == value)?;
-        let on_line = std::env::args().any(|word| word.trim_start_matches('-').starts_with(flag));
+        let on_line = args::words().any(|word| word.trim_start_matches('-').starts_with(flag));
         (!on_line).then(|| format!("{}: {flag} = {value}", setting.origin))
     }
 

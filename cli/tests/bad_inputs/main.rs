@@ -345,6 +345,27 @@ fn streams_that_close_or_fill_up() {
     }
 }
 
+/// Words that are not UTF-8 are refused wherever they stand.
+#[cfg(unix)]
+#[test]
+fn words_that_are_no_text() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let search = "search --model gpt2 --gpus 8";
+    let rows = [
+        "$'\\xff'".to_owned(),
+        "explain $'l\\xff.plan.yaml'".to_owned(),
+        "search --model $'\\xff' --gpus 8".to_owned(),
+        format!("{search} -o $'n\\xff.yaml'"),
+        format!("{search} --report=$'n\\xff.html' --color never"),
+    ];
+    for line in rows {
+        let ended = limited::shell(folder.path(), &format!("\"$BIN\" {line}"));
+        let says = "an argument is not text in UTF-8";
+        assert_eq!(judged(&line, &[2], says, &ended), None);
+    }
+    assert_eq!(listing(folder.path()), [""; 0]);
+}
+
 /// No model FLOPs utilisation above the peak, and none in the interval's middle.
 #[test]
 fn no_step_is_faster_than_the_device() {
