@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use catalog::paths::beside;
-use catalog::{Mistake, SpecError};
+use catalog::{Cluster, Mistake, SpecError};
 use costmodel::{CostModel, Scenario};
 use plans::json::StrategyJson;
 use plans::{PlanFile, Strategy};
@@ -88,6 +88,22 @@ fn read_whole(path: &Path) -> Result<PlanFile, AnswerError> {
     file.map_err(not_a_plan)
 }
 
+/// The cluster that the plan file at `path` names.
+///
+/// # Errors
+/// When there is no such cluster, or its file is not where the plan says.
+pub fn cluster(path: &Path, name: &str) -> Result<Cluster, AnswerError> {
+    catalog::load::cluster(&beside(path, name)).map_err(|error| match error {
+        SpecError::Unreadable { path: file, reason } => {
+            let wrong = Mistake::new(format!("the plan's cluster cannot be read: {reason}"));
+            let wrong = wrong.at(format!("{}, cluster `{name}`", path.display()));
+            let expected = format!("the cluster file {file}, where the plan says that it is");
+            AnswerError::from(wrong.expected(expected))
+        }
+        other => other.into(),
+    })
+}
+
 impl Opened {
     /// Rebuilds the scenario of a plan file that was read from `path`.
     ///
@@ -102,7 +118,7 @@ impl Opened {
             Some(config) => catalog::load::model_defined(config, &file.model, &shown)?,
             None => catalog::load::model(&beside(path, &file.model))?,
         };
-        let cluster = catalog::load::cluster(&beside(path, &file.cluster))?;
+        let cluster = cluster(path, &file.cluster)?;
         let runtime = catalog::load::runtime(&file.runtime)?;
         let model = model.trained_under(&runtime);
         let model = model.with_adapters(file.adapters)?;

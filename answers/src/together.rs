@@ -17,7 +17,7 @@ use reports::groups::{Group, sequences};
 use crate::arrangements::{Tried, on_pool, why_none};
 use crate::error::AnswerError;
 use crate::inputs::{Inputs, InputsJson};
-use crate::opened::Opened;
+use crate::opened::{self, Opened};
 use crate::plan;
 
 /// Groups of replicas that train together.
@@ -88,7 +88,7 @@ impl Together {
         };
         let cluster_arg = beside(path, &file.cluster);
         let scenario = Scenario {
-            cluster: catalog::load::cluster(&cluster_arg)?,
+            cluster: opened::cluster(path, &file.cluster)?,
             workload: (file.workload.read()).map_err(|why| wrong("workload", why))?,
             ..first.inputs.scenario.clone()
         };

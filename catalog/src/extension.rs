@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize};
 use crate::calibration::Calibration;
 use crate::cluster::Cluster;
 use crate::error::SpecError;
-use crate::files;
 use crate::names;
 use crate::profile::Profile;
 use crate::provenance::Sourced;
@@ -106,8 +105,8 @@ impl ExtensionFile {
                 let message = format!("{base} is a profile itself");
                 return Err(self.wrong(path, "profile", message));
             }
-            let at = files::beside(path, arg);
-            let profile = Profile::from_yaml(&text::read(Path::new(&at))?, &at)?;
+            let at = path.with_file_name(arg);
+            let profile = Profile::from_yaml(&text::read(&at)?, &at.display().to_string())?;
             of_its_gpus(&profile, &cluster)
                 .map_err(|other| self.wrong(path, "profile", format!("{arg} {other}")))?;
             cluster.gpu_profile = Some(Arc::new(profile));

@@ -7,34 +7,53 @@ use crate::condition::Condition;
 use crate::extension::{ExtensionFile, MAX_EXTENDS};
 use crate::files;
 use crate::model_presets;
+use crate::pools;
 use crate::text;
 
 /// The model or cluster that a file names: a preset stays a preset, also where a file of its name is there; a path is relative to the
-/// file that names it. A name that is neither stays as it is.
+/// file that names it, whether or not a file is there. A name that is neither stays as it is.
 #[must_use]
 pub fn beside(file: &Path, name: &str) -> String {
-    match is_preset(name) {
-        true => name.to_owned(),
-        false => files::beside(file, name),
-    }
+    with_paths(name, &|name| {
+        let near = file.parent().unwrap_or(Path::new("")).join(name);
+        (is_file_name(name) || near.exists()).then_some(near)
+    })
 }
 
 /// The cluster `arg` as it is named from every folder: a preset by its name, a file by its full path. What says the condition of its
-/// nodes stays behind the name.
+/// nodes, or their number in a pool, stays beside the name.
 #[must_use]
 pub fn from_everywhere(arg: &str) -> String {
-    let path = Path::new(arg);
+    with_paths(arg, &|name| files::full(Path::new(name)))
+}
+
+/// The model or cluster `arg` with other paths for the files that it names; `path_of` gives the path of a name that is no preset, or
+/// `None` to leave it.
+fn with_paths(arg: &str, path_of: &dyn Fn(&str) -> Option<PathBuf>) -> String {
     if is_preset(arg) {
         return arg.to_owned();
     }
-    if path.exists() {
-        let full = files::full(path);
-        return full.map_or_else(|| arg.to_owned(), |full| full.display().to_string());
+    // A file may have the name of a pool or of a condition.
+    let whole = path_of(arg).filter(|path| path.exists());
+    if let Some(path) = whole {
+        return path.display().to_string();
+    }
+    if pools::lists_pools(arg) {
+        return pools::with_names(arg, |name| with_paths(name, path_of));
     }
     match Condition::split(arg) {
-        Ok((base, condition)) if !condition.is_usual() => condition.after(&from_everywhere(base)),
-        _ => arg.to_owned(),
+        Ok((base, condition)) if !condition.is_usual() => {
+            condition.after(&with_paths(base, path_of))
+        }
+        _ => path_of(arg).map_or_else(|| arg.to_owned(), |path| path.display().to_string()),
     }
+}
+
+/// Whether a name can only be a file's: it ends or begins as a path does.
+fn is_file_name(name: &str) -> bool {
+    let ends = [".json", ".yaml", ".yml"];
+    let begins = ["/", "./", "../"];
+    ends.iter().any(|end| name.ends_with(end)) || begins.iter().any(|begin| name.starts_with(begin))
 }
 
 /// The full paths of the files that the cluster `arg` is read from: its own, then those that it extends. Empty for a preset.
@@ -86,7 +105,11 @@ mod tests {
             ("DGX-H100", "DGX-H100"),
             ("llama3-8b", "llama3-8b"),
             ("ours.yaml", ours.as_str()),
-            ("absent.yaml", "absent.yaml"),
+            ("ours.yaml at 0.8", &format!("{ours} at 0.8")),
+            ("8 x ours.yaml + 8 x dgx-a100", &format!("8 x {ours} + 8 x dgx-a100")),
+            ("absent.yaml", &at("absent.yaml").display().to_string()),
+            ("../absent", &at("../absent").display().to_string()),
+            ("absent", "absent"),
         ] {
             assert_eq!(beside(&file, name), found);
         }
@@ -110,6 +133,10 @@ mod tests {
         for (arg, found) in [
             (roundabout.clone(), full.clone()),
             (format!("{roundabout} at 0.8"), format!("{full} at 0.8")),
+            (
+                format!("8 x {roundabout} at 0.8 + 2 nodes x dgx-a100, 100 Gb/s between"),
+                format!("8 x {full} at 0.8 + 2 nodes x dgx-a100, 100 Gb/s between"),
+            ),
             ("dgx-h100 at 0.8".to_owned(), "dgx-h100 at 0.8".to_owned()),
             ("dgx-h100".to_owned(), "dgx-h100".to_owned()),
         ] {

@@ -20,6 +20,20 @@ pub(crate) fn lists_pools(text: &str) -> bool {
     text.contains(" + ")
 }
 
+/// A line that lists pools with other names of their clusters; `named` gives the name for each. Links stay as they are.
+pub(crate) fn with_names(line: &str, named: impl Fn(&str) -> String) -> String {
+    let (parts, links) = match line.find(',') {
+        Some(at) => line.split_at(at),
+        None => (line, ""),
+    };
+    let pool = |part: &str| match part.split_once(" x ") {
+        Some((count, name)) => format!("{} x {}", count.trim(), named(name.trim())),
+        None => part.trim().to_owned(),
+    };
+    let parts: Vec<String> = parts.split(" + ").map(pool).collect();
+    parts.join(" + ") + links
+}
+
 /// Reads a cluster of pools from a line. `load` finds the cluster of a pool's nodes by name.
 ///
 /// # Errors

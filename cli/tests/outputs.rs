@@ -498,3 +498,39 @@ fn launch_scripts_of_other_plans_do_not_stay() {
     assert!(said.contains("launch.sbatch, which started plan"), "{said}");
     assert_eq!(names(&root.join("out")), [all[0], all[2], all[3]]);
 }
+
+/// A plan is predicted on the cluster file that it was made with, wherever plan and reader are; an absent file is named.
+#[test]
+fn a_plan_names_its_cluster_file_from_every_folder() {
+    let folder = tempfile::tempdir().expect("folder");
+    let root = folder.path();
+    for name in ["h100", "a100", "plans"] {
+        fs::create_dir(root.join(name)).expect("folder");
+    }
+    for name in ["h100", "a100"] {
+        let file = format!(
+            "schema_version: 1\nname: ours\nextends: dgx-{name}\nspeed: {{value: 0.9, origin: assumed, source: us}}\n"
+        );
+        fs::write(root.join(name).join("ours.yaml"), file).expect("cluster");
+    }
+    let job = "vescale-plan estimate --model gpt2 --gpus 16 --strategy dp16 -q --force";
+    for (cluster, devices) in [
+        ("ours.yaml", "16 × h100-sxm"),
+        ("ours.yaml at 0.8", "16 × h100-sxm"),
+        ("8 x ours.yaml + 8 x dgx-h200", "8 × h100-sxm"),
+    ] {
+        let line = format!("cd h100; {job} --cluster '{cluster}' -o ../plans/a.plan.yaml");
+        let made = shell(root, &line);
+        assert_eq!(code(&made), 0, "{cluster}: {}", stderr(&made));
+        let read = shell(root, "cd a100; vescale-plan report ../plans/a.plan.yaml --force");
+        assert_eq!(code(&read), 0, "{cluster}: {}", stderr(&read));
+        let page = fs::read_to_string(root.join("plans/a.report.html")).expect("report");
+        assert!(page.contains(devices), "{cluster}");
+    }
+    fs::rename(root.join("h100"), root.join("moved")).expect("moved");
+    let lost = shell(root, "cd a100; vescale-plan explain ../plans/a.plan.yaml");
+    assert_eq!(code(&lost), 2);
+    for words in ["the plan's cluster cannot be read", "h100/ours.yaml"] {
+        assert!(stderr(&lost).contains(words), "{}", stderr(&lost));
+    }
+}

@@ -1,5 +1,6 @@
 //! Groups of replicas of one training on different pools, as plan files and answers write them.
 
+use catalog::paths::from_everywhere;
 use catalog::{Runtime, Workload};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -49,7 +50,7 @@ impl GroupFile {
     pub fn of(group: ReplicaGroup<'_>, sharding: ShardingFile) -> Self {
         let (workload, strategy) = (group.workload, group.strategy);
         Self {
-            cluster: group.cluster.to_owned(),
+            cluster: from_everywhere(group.cluster),
             gpus: workload.gpus,
             global_batch: workload.global_batch,
             strategy: StrategyJson::new(strategy.decisions(), workload.precision),

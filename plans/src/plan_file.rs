@@ -1,5 +1,6 @@
 //! The plan file: decisions with everything needed to launch and to check them.
 
+use catalog::paths::from_everywhere;
 use catalog::{Adapters, SpecError, Workload, WorkloadSizes};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -31,7 +32,7 @@ pub struct PlanFile {
     /// The fields of a `config.json`, if the model is no preset, so that the plan opens anywhere.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model_config: Option<serde_json::Value>,
-    /// Cluster preset or path.
+    /// Cluster preset or path; a path is relative to this file.
     pub cluster: String,
     /// Runtime preset.
     pub runtime: String,
@@ -227,7 +228,7 @@ pub struct PlannedFor<'a> {
     pub model_config: Option<&'a serde_json::Value>,
     /// Adapters that are trained in place of the weights.
     pub adapters: Option<Adapters>,
-    /// Cluster preset or path.
+    /// Cluster preset or path; the plan names a file by its full path.
     pub cluster: &'a str,
     /// Runtime.
     pub runtime: &'a str,
@@ -253,7 +254,7 @@ impl PlanFile {
             tool_version: env!("CARGO_PKG_VERSION").to_owned(),
             model: planned.model.to_owned(),
             model_config: planned.model_config.cloned(),
-            cluster: planned.cluster.to_owned(),
+            cluster: from_everywhere(planned.cluster),
             runtime: planned.runtime.to_owned(),
             workload: WorkloadFile::of(planned.workload),
             adapters: planned.adapters,

@@ -135,7 +135,7 @@ fn placed(
     let mut arrangements = pools.arrangements();
     if let Given::Plan(path) = from {
         let file = opened::read(path)?;
-        let cluster = catalog::load::cluster(&beside(path, &file.cluster))?;
+        let cluster = opened::cluster(path, &file.cluster)?;
         let own = arrangements
             .iter()
             .position(|pool| pool.cluster == cluster && pool.gpus == file.workload.gpus);
