@@ -170,10 +170,16 @@ impl std::str::FromStr for Adapters {
             dropout: 0.0,
         };
         let mut alpha = None;
+        let mut keys = Vec::new();
         for part in text.split(',') {
             let (key, value) = part.split_once('=').unwrap_or((part, ""));
+            let (key, value) = (key.trim(), value.trim());
             let wrong = |expected: &str| format!("`{part}`: expected {expected}");
-            match key.trim() {
+            if keys.contains(&key) {
+                return Err(format!("`{part}`: expected {key} once"));
+            }
+            keys.push(key);
+            match key {
                 "rank" => {
                     read.rank = value.parse().map_err(|_| wrong("a whole number"))?;
                 }
@@ -219,7 +225,15 @@ mod tests {
             assert_eq!(adapters.to_string(), written);
             assert_eq!(written.parse(), Ok(adapters));
         }
-        for wrong in ["rank", "rank=x", "modules=gate", "r=3"] {
+        for wrong in [
+            "rank",
+            "rank=x",
+            "modules=gate",
+            "r=3",
+            "rank=16,rank=8",
+            "rank=16,alpha=8, alpha=8",
+            "rank=16,modules=qkv,modules=proj",
+        ] {
             let error = wrong.parse::<Adapters>().expect_err(wrong);
             assert!(error.contains("expected"), "{error}");
         }

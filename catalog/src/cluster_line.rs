@@ -32,25 +32,13 @@ pub(crate) fn read(
     cluster.gpus_per_node = count;
     cluster.max_gpus = None;
     cluster.name = line.to_owned();
+    let mut said = Vec::new();
     for part in parts {
-        if let Some((link @ ("nvlink" | "pcie"), rate)) = part.split_once(' ') {
-            let rate: Bandwidth = rate.trim().parse().map_err(|_| wrong(line, part))?;
-            set_rate(&mut cluster.scale_up, rate);
-            cluster.pci_express = link == "pcie";
-        } else if let Some(size) = part.strip_prefix("domain ") {
-            cluster.scale_up_domain = size.trim().parse().map_err(|_| wrong(line, part))?;
-        } else if let Some(price) = part.strip_prefix('$') {
-            let price = price.trim_end_matches("/h").trim().parse();
-            cluster.dollars_per_gpu_hour =
-                Some(Sourced::given(price.map_err(|_| wrong(line, part))?));
-        } else {
-            let (rate, cards) = product(part).ok_or_else(|| wrong(line, part))?;
-            let rate: Bandwidth = rate.parse().map_err(|_| wrong(line, part))?;
-            set_rate(
-                &mut cluster.scale_out,
-                Bandwidth(rate.0 * cards as f64 / count.max(1) as f64),
-            );
+        let kind = set(&mut cluster, part).ok_or_else(|| wrong(line, part))?;
+        if said.contains(&kind) {
+            return Err(twice(line, part, kind));
         }
+        said.push(kind);
     }
     cluster.check().map_err(|(field, message)| {
         SpecError::Wrong(
@@ -60,6 +48,32 @@ pub(crate) fn read(
         )
     })?;
     Ok(cluster)
+}
+
+/// Sets what a part of the line says after the GPUs, and returns what that is; `None` if it cannot be read.
+fn set(cluster: &mut Cluster, part: &str) -> Option<&'static str> {
+    if let Some((link @ ("nvlink" | "pcie"), rate)) = part.split_once(' ') {
+        set_rate(&mut cluster.scale_up, rate.trim().parse().ok()?);
+        cluster.pci_express = link == "pcie";
+        return Some("the link inside a node");
+    }
+    if let Some(size) = part.strip_prefix("domain ") {
+        cluster.scale_up_domain = size.trim().parse().ok()?;
+        return Some("the domain");
+    }
+    if let Some(price) = part.strip_prefix('$') {
+        let price = price.trim_end_matches("/h").trim().parse();
+        cluster.dollars_per_gpu_hour = Some(Sourced::given(price.ok()?));
+        return Some("the price");
+    }
+    let (rate, cards) = product(part)?;
+    let rate: Bandwidth = rate.parse().ok()?;
+    let gpus = cluster.gpus_per_node.max(1);
+    set_rate(
+        &mut cluster.scale_out,
+        Bandwidth(rate.0 * cards as f64 / gpus as f64),
+    );
+    Some("the network between nodes")
 }
 
 /// Parses `h100-sxm x 8 per node` or `8 x h100-sxm per node` into the GPU and its count.
@@ -87,6 +101,15 @@ fn times(text: &str) -> Option<(&str, &str)> {
 
 fn set_rate(link: &mut Link, rate: Bandwidth) {
     link.bandwidth = Sourced::given(rate);
+}
+
+fn twice(line: &str, part: &str, kind: &str) -> SpecError {
+    SpecError::Wrong(
+        Mistake::new(format!("`{part}` gives {kind} a second time"))
+            .at(format!("cluster `{line}`"))
+            .expected("each part once")
+            .example(EXAMPLE),
+    )
 }
 
 fn wrong(line: &str, part: &str) -> SpecError {

@@ -23,7 +23,7 @@ impl Condition {
     /// Splits a line into the part that names a cluster and the condition of its nodes.
     ///
     /// # Errors
-    /// A speed or jitter that is no number.
+    /// A speed or jitter that is no number, or is given twice.
     pub(crate) fn split(line: &str) -> Result<(&str, Self), SpecError> {
         let mut name = line.trim();
         let mut condition = Self::default();
@@ -46,7 +46,21 @@ impl Condition {
             condition.speed = Some(read);
             name = before.trim_end();
         }
-        Ok((name, condition))
+        if condition.is_usual() || Path::new(name).exists() {
+            return Ok((name, condition));
+        }
+        let (_, before) = Self::split(name)?;
+        let again = [
+            ("speed", before.speed.and(condition.speed)),
+            ("jitter", before.jitter.and(condition.jitter)),
+        ];
+        match again.into_iter().find(|(_, value)| value.is_some()) {
+            None => Ok((name, condition)),
+            Some((what, _)) => {
+                let wrong = Mistake::new(format!("a {what} is given twice"));
+                Err(misread(line, wrong.expected(format!("one {what}"))))
+            }
+        }
     }
 
     /// Whether neither speed nor jitter was given.

@@ -171,8 +171,13 @@ impl FromStr for Lengths {
 /// Reads `mean=1k,sigma=0.9`.
 fn parameters(text: &str) -> Result<Lengths, String> {
     let (mut mean, mut sigma) = (None, None);
+    let twice = |what: &str| format!("lognormal: {what} is given twice");
     for item in text.split(',') {
-        match item.split_once('=').map(|(key, value)| (key.trim(), value)) {
+        let pair = item.split_once('=');
+        let pair = pair.map(|(key, value)| (key.trim(), value));
+        match pair {
+            Some(("mean", _)) if mean.is_some() => return Err(twice("mean=")),
+            Some(("sigma", _)) if sigma.is_some() => return Err(twice("sigma=")),
             Some(("mean", value)) => mean = Some(tokens(value)?),
             Some(("sigma", value)) => {
                 let number = value.trim().parse::<f64>().ok();
@@ -286,6 +291,8 @@ mod tests {
             ("lognormal:mean=1k", "sigma= is missing"),
             ("lognormal:mean=1k,sigma=0", "sigma is `0`"),
             ("lognormal:mean=1k,sigma=1,max=3", "`max=3` is neither"),
+            ("lognormal:mean=1k,sigma=1,sigma=2", "sigma= is given twice"),
+            ("lognormal:mean=1k,mean=2k,sigma=1", "mean= is given twice"),
         ] {
             let wrong = text.parse::<Lengths>().expect_err(text);
             assert!(wrong.contains(wanted), "{text}: {wrong}");

@@ -106,7 +106,10 @@ mod tests {
             ("llama3-8b", "llama3-8b"),
             ("ours.yaml", ours.as_str()),
             ("ours.yaml at 0.8", &format!("{ours} at 0.8")),
-            ("8 x ours.yaml + 8 x dgx-a100", &format!("8 x {ours} + 8 x dgx-a100")),
+            (
+                "8 x ours.yaml + 8 x dgx-a100",
+                &format!("8 x {ours} + 8 x dgx-a100"),
+            ),
             ("absent.yaml", &at("absent.yaml").display().to_string()),
             ("../absent", &at("../absent").display().to_string()),
             ("absent", "absent"),

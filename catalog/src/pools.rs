@@ -59,29 +59,7 @@ pub(crate) fn read(
         let expected = "pools of GPUs of one vendor";
         return Err(wrong(line, Mistake::new(message).expected(expected)));
     }
-    let mut bandwidth = None;
-    let mut latency = None;
-    for part in parts {
-        let unknown = || wrong(line, Mistake::new(format!("`{part}` is not understood")));
-        if let Some(rate) = part.strip_suffix("between") {
-            bandwidth = Some(rate.trim().parse::<Bandwidth>().map_err(|_| unknown())?);
-        } else if let Some(time) = part.strip_suffix("away") {
-            latency = Some(time.trim().parse::<Seconds>().map_err(|_| unknown())?);
-        } else {
-            return Err(unknown());
-        }
-    }
-    let between = match (bandwidth, latency) {
-        (Some(bandwidth), latency) => Some(Link {
-            bandwidth: Sourced::given(bandwidth),
-            latency: Sourced::given(latency.unwrap_or_default()),
-        }),
-        (None, None) => None,
-        (None, Some(_)) => {
-            let message = "a distance without the bandwidth of the link between pools";
-            return Err(wrong(line, Mistake::new(message)));
-        }
-    };
+    let between = link(line, parts)?;
     let cluster = joined(Pools {
         parts: pools,
         between,
@@ -90,6 +68,46 @@ pub(crate) fn read(
         .check()
         .map_err(|(field, message)| wrong(line, Mistake::new(format!("{field}: {message}"))))?;
     Ok(cluster)
+}
+
+/// Reads the link between pools from the parts of a line after the pools; `None` if there are none.
+fn link<'a>(line: &str, parts: impl Iterator<Item = &'a str>) -> Result<Option<Link>, SpecError> {
+    let mut bandwidth = None;
+    let mut latency = None;
+    for part in parts {
+        let unknown = || wrong(line, Mistake::new(format!("`{part}` is not understood")));
+        let again = || {
+            let again = Mistake::new(format!("`{part}` says again what was said before it"));
+            wrong(
+                line,
+                again.expected("the bandwidth and the distance once each"),
+            )
+        };
+        if let Some(rate) = part.strip_suffix("between") {
+            if bandwidth.is_some() {
+                return Err(again());
+            }
+            bandwidth = Some(rate.trim().parse::<Bandwidth>().map_err(|_| unknown())?);
+        } else if let Some(time) = part.strip_suffix("away") {
+            if latency.is_some() {
+                return Err(again());
+            }
+            latency = Some(time.trim().parse::<Seconds>().map_err(|_| unknown())?);
+        } else {
+            return Err(unknown());
+        }
+    }
+    match (bandwidth, latency) {
+        (Some(bandwidth), latency) => Ok(Some(Link {
+            bandwidth: Sourced::given(bandwidth),
+            latency: Sourced::given(latency.unwrap_or_default()),
+        })),
+        (None, None) => Ok(None),
+        (None, Some(_)) => {
+            let message = "a distance without the bandwidth of the link between pools";
+            Err(wrong(line, Mistake::new(message)))
+        }
+    }
 }
 
 /// Whether its GPUs are AMD's, whose collective library is RCCL; all others are NVIDIA's.

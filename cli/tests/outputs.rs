@@ -522,7 +522,10 @@ fn a_plan_names_its_cluster_file_from_every_folder() {
         let line = format!("cd h100; {job} --cluster '{cluster}' -o ../plans/a.plan.yaml");
         let made = shell(root, &line);
         assert_eq!(code(&made), 0, "{cluster}: {}", stderr(&made));
-        let read = shell(root, "cd a100; vescale-plan report ../plans/a.plan.yaml --force");
+        let read = shell(
+            root,
+            "cd a100; vescale-plan report ../plans/a.plan.yaml --force",
+        );
         assert_eq!(code(&read), 0, "{cluster}: {}", stderr(&read));
         let page = fs::read_to_string(root.join("plans/a.report.html")).expect("report");
         assert!(page.contains(devices), "{cluster}");
