@@ -121,7 +121,14 @@ impl SpecError {
                 path,
                 field,
                 message,
-            } => Mistake::of_sentence(message).at(format!("{path}, field `{field}`")),
+            } => {
+                let mut wrong = Mistake::of_sentence(message);
+                // A value alone says nothing of what is wrong with it.
+                if wrong.what.parse::<f64>().is_ok() {
+                    wrong.what = format!("`{}` is not a value of this field", wrong.what);
+                }
+                wrong.at(format!("{path}, field `{field}`"))
+            }
             Self::Wrong(mistake) => mistake.clone(),
         }
     }

@@ -83,23 +83,16 @@ fn not_empty(text: &str, path: &str) -> Result<(), SpecError> {
 }
 
 /// Turns a parser's message into one that begins with `line N column M` and quotes that line, so that it names the
-/// field; types are given in words.
+/// field; what was expected is said in words.
 fn with_source(message: &str, text: &str) -> String {
-    let words = [
-        ("invalid u64", "expected a whole number"),
-        ("invalid u32", "expected a whole number"),
-        ("invalid f64", "expected a number"),
-        ("invalid bool", "expected true or false"),
-        ("expected string scalar", "expected one value"),
-        ("expected mapping start", "expected keys with values"),
-    ];
     let mut message = message.trim_start_matches("error: ").to_owned();
     // Cuts advice that is meant for programmers who use the parser.
     if let Some(at) = message.find(", set DuplicateKeyPolicy") {
         message.truncate(at);
     }
-    for (parser, ours) in words {
-        message = message.replace(parser, ours);
+    let said = message.find(": ").map_or(0, |at| at + ": ".len());
+    if let Some((what, expected)) = in_words(&message[said..]) {
+        message = format!("{}{what}; expected {expected}", &message[..said]);
     }
     let number = message
         .strip_prefix("line ")
@@ -114,6 +107,35 @@ fn with_source(message: &str, text: &str) -> String {
     }
 }
 
+/// What is wrong and what was expected, for messages of the parser that name its own types, events or functions.
+fn in_words(said: &str) -> Option<(&'static str, &'static str)> {
+    const VALUE: &str = "the value cannot be taken";
+    let known = [
+        ("invalid boolean", VALUE, "true or false"),
+        ("invalid floating point", VALUE, "a number"),
+        ("cannot deserialize null", "no value is given", "one value"),
+        ("expected string scalar", VALUE, "one value"),
+        ("expected scalar", VALUE, "one value"),
+        ("expected sequence start", VALUE, "a list"),
+        ("expected mapping start", VALUE, "keys with values"),
+        (
+            "multiple YAML documents",
+            "a second document begins here",
+            "one document in a file",
+        ),
+    ];
+    // Types of whole numbers, such as `u64`.
+    let kind = said.strip_prefix("invalid ");
+    let bits = kind.and_then(|kind| kind.strip_prefix(['u', 'i']));
+    if bits.is_some_and(|bits| bits.starts_with(|c: char| c.is_ascii_digit())) {
+        return Some((VALUE, "a whole number"));
+    }
+    let found = known
+        .into_iter()
+        .find(|(begin, ..)| said.starts_with(begin));
+    found.map(|(_, what, expected)| (what, expected))
+}
+
 /// The first line of a parser's message; the rest draws the source.
 fn one_line(message: &str) -> String {
     let mut lines = message
@@ -121,4 +143,58 @@ fn one_line(message: &str) -> String {
         .map(str::trim)
         .filter(|line| !line.is_empty());
     lines.next().unwrap_or("malformed").to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, serde::Deserialize)]
+    #[allow(dead_code, reason = "only mistakes are looked at")]
+    struct Sample {
+        on: bool,
+        count: u64,
+        share: f64,
+        name: String,
+        list: Vec<u64>,
+        inner: std::collections::BTreeMap<String, u64>,
+    }
+
+    #[test]
+    fn the_parser_s_words_are_not_shown() {
+        let right = "on: true\ncount: 8\nshare: 0.5\nname: a\nlist: [1]\ninner: {a: 1}\n";
+        yaml::<Sample>(right, "a.yaml").expect("right");
+        let value = |line| format!("line {line} column");
+        for (old, new, line, expected) in [
+            ("on: true", "on: 3", 1, "true or false"),
+            ("count: 8", "count: 8.0", 2, "a whole number"),
+            ("count: 8", "count: -8", 2, "a whole number"),
+            ("share: 0.5", "share: half", 3, "a number"),
+            ("name: a", "name: [a]", 4, "one value"),
+            ("name: a", "name: ~", 4, "one value"),
+            ("list: [1]", "list: 1", 5, "a list"),
+            ("inner: {a: 1}", "inner: 1", 6, "keys with values"),
+            (
+                "inner: {a: 1}",
+                "inner: {a: 1}\n---\non: true",
+                8,
+                "one document in a file",
+            ),
+        ] {
+            let wrong = yaml::<Sample>(&right.replacen(old, new, 1), "a.yaml").expect_err(new);
+            let wrong = wrong.mistake();
+            assert_eq!(wrong.expected.as_deref(), Some(expected), "{new}");
+            assert!(
+                wrong.what.starts_with(&value(line)),
+                "{new}: {}",
+                wrong.what
+            );
+            let words = wrong.what.split_once(": ").map(|(_, words)| words);
+            assert!(
+                words.is_some_and(|words| words.contains(' ')),
+                "{}",
+                wrong.what
+            );
+        }
+    }
 }

@@ -263,6 +263,7 @@ pub const FILES: &[Row] = &[
     ("compare plan.yaml seq-2-64.plan.yaml", &[2], "seq_len"),
     ("explain batch-0.plan.yaml", &[2], ""),
     ("explain gpus-0.plan.yaml", &[2], ""),
+    ("explain headroom-1.plan.yaml", &[2], "`1` is not a value of this field"),
 ];
 
 /// One change of a cluster file.
