@@ -415,7 +415,7 @@ fn with_hint_for_own_ranks(
 }
 
 /// About 4 Mi tokens in at most 16,384 sequences, and at least one sequence for each of up to 2,048 GPUs: a power of two times
-/// the GPUs' odd part, so that all their divisors divide it.
+/// the GPUs' odd factor, so that it divides among them, or, where their power of two is above 2,048, among groups of them.
 pub fn default_batch(gpus: u64, seq: u64) -> u64 {
     let sequences = (DEFAULT_TOKENS_PER_STEP / seq.max(1)).clamp(1, MAX_DEFAULT_BATCH);
     let unit = 1u64 << gpus.trailing_zeros();

@@ -7,6 +7,7 @@ use catalog::residuals::framework;
 use costmodel::Scenario;
 use interop::config::escape;
 use interop::export::{Dialect, ExportError, Exported, Job};
+use planner::Constraints;
 use plans::Strategy;
 use plans::grammar::written;
 use plans::plan_file::ShardingFile;
@@ -179,6 +180,22 @@ pub fn options(inputs: &Inputs) -> Vec<(&'static str, String)> {
         adapters.clone().unwrap_or_default(),
         adapters.is_none(),
     );
+    options
+}
+
+/// The flags of a search, without their dashes, with their values: its scenario, its constraints, and the risk where it is not the usual
+/// one.
+#[must_use]
+pub fn search_options(
+    inputs: &Inputs,
+    constraints: &Constraints,
+    risk: f64,
+) -> Vec<(&'static str, String)> {
+    let mut options = options(inputs);
+    options.extend(constraints.flags());
+    if risk != planner::RISK {
+        options.push(("risk", risk.to_string()));
+    }
     options
 }
 

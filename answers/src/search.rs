@@ -138,6 +138,18 @@ impl Found<'_> {
     /// The inputs, each with its origin. If the plan leaves out some of the pools that were asked
     /// for, rows for those that it uses are added.
     fn rows(&self) -> Vec<InputFact> {
+        let mut rows = self.rows_of_question();
+        if self.answer.outcome.interrupted {
+            rows.push(InputFact {
+                name: "search",
+                value: "interrupted: the best plan until then".to_owned(),
+                origin: "Ctrl-C".to_owned(),
+            });
+        }
+        rows
+    }
+
+    fn rows_of_question(&self) -> Vec<InputFact> {
         let used = &self.answer.inputs.json;
         let left_out = (self.answer.pools.as_ref()).filter(|(_, gpus)| *gpus != used.gpus);
         let Some((cluster, gpus)) = left_out else {
@@ -238,6 +250,15 @@ impl Found<'_> {
             ground,
             style,
         ));
+        if let Some(risky) = self.best().filter(|best| !best.prediction.fit.fits()) {
+            let said = format!(
+                "The predicted peak of this plan does not fit. It is within --risk {}: with probability {} it fits if the allocator \
+                 caches less.",
+                self.risk,
+                format::probability(risky.prediction.p_fits)
+            );
+            text.push_str(&format!("\n{}", style.paragraph("", &said)));
+        }
         if !self.answer.tried.is_empty() {
             text.push_str(&arrangements::text(&self.answer.tried, style));
         }
@@ -331,12 +352,7 @@ impl Found<'_> {
     /// Flags, without dashes, that repeat the question: what is planned for, the constraints, and the risk if it is not the
     /// usual one.
     fn asked_with(&self) -> Vec<(&'static str, String)> {
-        let mut options = launch::options(&self.answer.inputs);
-        options.extend(self.answer.constraints.flags());
-        if self.risk != planner::RISK {
-            options.push(("risk", self.risk.to_string()));
-        }
-        options
+        launch::search_options(&self.answer.inputs, &self.answer.constraints, self.risk)
     }
 
     /// The best plan as a plan file.

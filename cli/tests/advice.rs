@@ -189,3 +189,30 @@ fn what_an_export_advises_can_be_exported() {
     assert_eq!(code(&exported), 0, "{}", stderr(&exported));
     advice_is_exported(folder.path(), export);
 }
+
+/// A risk above one half also takes plans that are predicted not to fit: answers and exit codes say so, and the next command has the
+/// same risk and constraints.
+#[test]
+fn a_plan_beyond_memory_is_within_the_risk_only() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let question = "--model llama3-8b --gpus 2 --fix tp=2 --risk 0.9";
+    let search = format!("vescale-plan search {question} -q -o a.plan.yaml");
+    let found = shell(folder.path(), &search);
+    let text = String::from_utf8_lossy(&found.stdout).into_owned();
+    assert_eq!(code(&found), 3, "{text}{}", stderr(&found));
+    for words in ["DOES NOT FIT", "It is within --risk 0.9"] {
+        assert!(text.contains(words), "{text}");
+    }
+    let size = format!("vescale-plan size {question}");
+    let sized = shell(folder.path(), &size);
+    let text = String::from_utf8_lossy(&sized.stdout).into_owned();
+    assert_eq!(code(&sized), 3, "{text}{}", stderr(&sized));
+    for words in [
+        "Smallest within --risk 0.9: 2 GPUs",
+        "No plan has a predicted peak that fits",
+        "--fix tp=2 --risk 0.9",
+    ] {
+        assert!(text.contains(words), "{text}");
+    }
+    assert!(!text.contains("Smallest that fits"), "{text}");
+}

@@ -31,7 +31,7 @@ fn interrupt(child: &Child) {
 #[test]
 fn a_search_gives_the_best_that_it_has_found() {
     let folder = tempfile::tempdir().expect("folder");
-    let args = "search --model llama3-70b --gpus 512 --runtime vescale --fix tp=4,pp=4 --exhaustive --json -q";
+    let args = "search --model llama3-70b --gpus 512 --runtime vescale --fix tp=4,pp=4 --exhaustive --json -q -o best.plan.yaml";
     let args: Vec<&str> = args.split(' ').collect();
     let mut child = start(folder.path(), &args);
     std::thread::sleep(Duration::from_secs(5));
@@ -44,6 +44,19 @@ fn a_search_gives_the_best_that_it_has_found() {
     let answer: serde_json::Value = serde_json::from_str(&text).expect("JSON");
     assert_eq!(answer["interrupted"], true);
     assert!(answer["best"]["strategy_text"].is_string(), "{text}");
+    for (file, says) in [
+        ("best.plan.yaml", "# The search was interrupted"),
+        ("best.report.html", "interrupted: the best plan until then"),
+    ] {
+        let written = std::fs::read_to_string(folder.path().join(file)).expect(file);
+        assert!(written.contains(says), "{file}");
+    }
+    let plan = Command::new(env!("CARGO_BIN_EXE_vescale-plan"))
+        .args(["compare", "best.plan.yaml", "best.plan.yaml"])
+        .current_dir(folder.path())
+        .output()
+        .expect("the binary starts");
+    assert!(plan.status.success(), "{plan:?}");
 }
 
 #[test]
@@ -67,5 +80,9 @@ fn sizes_are_shown_as_they_are_found() {
     interrupt(&child);
     let rest: Vec<String> = std::iter::from_fn(line).collect();
     assert!(rest.len() < 9, "{rest:?}");
+    let said = rest
+        .iter()
+        .any(|line| line.starts_with("Interrupted after "));
+    assert!(said, "{rest:?}");
     assert_eq!(child.wait().expect("ends").code(), Some(INTERRUPTED));
 }

@@ -31,6 +31,10 @@ pub struct Ground<'a> {
 pub fn search(outcome: &SearchOutcome, ground: Ground<'_>, style: Style) -> String {
     let mut text = String::new();
     if let Some(best) = outcome.top.first() {
+        if outcome.interrupted {
+            let said = "Interrupted: the best plan that was found until then.";
+            text.push_str(&format!("{}\n", style.paint(Shade::Careful, said)));
+        }
         text.push_str(&best_plan(best, ground, style));
         if outcome.top.len() > 1 {
             text.push_str(&style.heading("Alternatives"));

@@ -73,6 +73,10 @@ fn prediction(step: f64) -> Prediction {
 }
 
 fn answer(width: usize, colour: bool) -> String {
+    answer_of(width, colour, false)
+}
+
+fn answer_of(width: usize, colour: bool, interrupted: bool) -> String {
     let runtime = catalog::load::runtime("megatron-core").expect("a preset");
     let candidate = |text: &str, step, why: &str| Candidate {
         strategy: strategy(text),
@@ -96,7 +100,7 @@ fn answer(width: usize, colour: bool) -> String {
             ..SpaceReport::default()
         },
         relax: Vec::new(),
-        interrupted: false,
+        interrupted,
     };
     let ground = Ground {
         runtime: &runtime,
@@ -116,6 +120,13 @@ fn answer(width: usize, colour: bool) -> String {
         ],
     )];
     search(&outcome, ground, style) + &next(&steps, style)
+}
+
+#[test]
+fn an_interrupted_search_says_so() {
+    let shown = answer_of(80, false, true);
+    assert!(shown.starts_with("Interrupted: the best plan"), "{shown}");
+    assert!(!answer(80, false).contains("Interrupted"));
 }
 
 #[test]

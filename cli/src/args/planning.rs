@@ -143,7 +143,8 @@ pub(crate) struct SizeArgs {
     /// Tokens per sequence; 8k is 8192 [default: 8192, or fewer if the model's learned table of positions is shorter]
     #[arg(long, value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) seq: Option<u64>,
-    /// Sequences per optimizer step [default: that of `search` with the most GPUs tried, made a multiple for all sizes]
+    /// Sequences per optimizer step [default: that of `search` with the most GPUs tried, made a multiple for all sizes
+    /// if that takes a factor of at most 315]
     #[arg(long, value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) global_batch: Option<u64>,
     #[command(flatten)]

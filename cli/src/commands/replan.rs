@@ -114,7 +114,8 @@ pub(crate) fn run(args: &ReplanArgs) -> Result<ExitCode, CliError> {
         }
     }
     saved.transpose()?;
-    Ok(code::unless(best.is_some(), code::DOES_NOT_FIT))
+    let fits = best.is_some_and(|best| best.prediction.fit.fits());
+    Ok(code::unless(fits, code::DOES_NOT_FIT))
 }
 
 /// The old plan's `train` section for the new plan; in another folder, with an absolute data path.

@@ -138,12 +138,21 @@ fn finish(
 fn exit_code(outcome: &SearchOutcome) -> ExitCode {
     match outcome.interrupted {
         true => ExitCode::from(code::INTERRUPTED),
-        false => code::unless(!outcome.top.is_empty(), code::DOES_NOT_FIT),
+        false => {
+            // A high `--risk` also takes a plan that is predicted not to fit.
+            let best = outcome.top.first();
+            let fits = best.is_some_and(|best| best.prediction.fit.fits());
+            code::unless(fits, code::DOES_NOT_FIT)
+        }
     }
 }
 
 /// Words by which the report of a search without a plan is recognised, so that such a report may replace another.
 const NOTHING_FITS: &str = "No plan fits";
+
+/// The comment at the head of the plan file of a search that was interrupted.
+const INTERRUPTED: &str =
+    "# The search was interrupted: this is the best plan that was found until then.\n";
 
 /// Where the plan and its report will be written.
 struct Files {
@@ -176,7 +185,11 @@ impl Files {
     fn write(&self, found: &Found<'_>, best: &Candidate) -> Result<(), CliError> {
         let file = found.plan(best)?;
         let html = found.report(best, &file, &self.plan.text())?;
-        let plan = self.plan.of_plan(&file.id, &file.to_yaml()?)?;
+        let mut yaml = file.to_yaml()?;
+        if found.answer.outcome.interrupted {
+            yaml.insert_str(0, INTERRUPTED);
+        }
+        let plan = self.plan.of_plan(&file.id, &yaml)?;
         let report = self.report.of_plan(&file.id, &html)?;
         report.commit()?;
         plan.commit()?;

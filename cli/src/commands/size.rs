@@ -27,7 +27,7 @@ use answers::values::Gpus;
 
 /// Largest number of GPUs that is tried when none are given.
 const DEFAULT_MOST: u64 = 2048;
-/// Limit on the odd factor of the default batch.
+/// Limit on the common multiple of odd factors by which the default batch is made a multiple for all numbers of GPUs.
 const MOST_ODD: u64 = 315;
 
 #[derive(Serialize)]
@@ -62,6 +62,14 @@ struct SizeRow {
     lines: Vec<String>,
 }
 
+impl SizeRow {
+    /// Whether there is a plan that is predicted to fit; a high `--risk` also takes others.
+    fn fits(&self) -> bool {
+        let best = self.best.as_ref();
+        best.is_some_and(|best| best.plan.predicted.fits)
+    }
+}
+
 /// Runs `size`.
 pub(crate) fn run(args: &SizeArgs) -> Result<ExitCode, CliError> {
     let (resolved, counts) = question(args)?;
@@ -73,14 +81,7 @@ pub(crate) fn run(args: &SizeArgs) -> Result<ExitCode, CliError> {
         Some(_) => arrangements::check(&resolved, &constraints)?,
     }
     let training = budget::training(&args.budget, scenario)?;
-    note(
-        args.output.quiet,
-        &format!(
-            "global batch {} sequences of {}",
-            scenario.workload.global_batch,
-            resolved.json.sequence()
-        ),
-    );
+    say_batch(args, &resolved, &counts);
     let cancelled = search::interrupt_flag();
     let sizes = Sizes {
         args,
@@ -98,6 +99,7 @@ pub(crate) fn run(args: &SizeArgs) -> Result<ExitCode, CliError> {
     let stopped = cancelled.load(Ordering::Relaxed);
     let smallest = rows.iter().find(|row| row.best.is_some());
     let smallest = smallest.map(|row| row.gpus);
+    let fits = rows.iter().any(SizeRow::fits);
     if args.output.json {
         output::json(&SizeJson {
             schema_version: SCHEMA_VERSION,
@@ -108,12 +110,21 @@ pub(crate) fn run(args: &SizeArgs) -> Result<ExitCode, CliError> {
             interrupted: stopped,
         })?;
     } else {
-        conclude(&rows, smallest);
-        next::print(&steps(&resolved, smallest)?, args.output);
+        if stopped {
+            let (done, all) = (rows.len(), counts.len());
+            output::print(&format!(
+                "\nInterrupted after {done} of {all} numbers of GPUs.\n"
+            ));
+        }
+        if !stopped || smallest.is_some() {
+            conclude(&rows, smallest, args.risk);
+        }
+        let steps = steps(&resolved, smallest, &constraints, args.risk)?;
+        next::print(&steps, args.output);
     }
     Ok(match stopped {
         true => ExitCode::from(code::INTERRUPTED),
-        false => code::unless(smallest.is_some(), code::DOES_NOT_FIT),
+        false => code::unless(fits, code::DOES_NOT_FIT),
     })
 }
 
@@ -254,8 +265,8 @@ impl Sizes<'_> {
     }
 }
 
-/// The default global batch: that of the least common multiple of all numbers of GPUs, with a limit
-/// on its odd part.
+/// The default global batch: that of `search` with the most GPUs, made a multiple of the odd factors of all numbers of GPUs if these have
+/// a small common multiple.
 fn batch(counts: &[u64], seq: u64) -> u64 {
     let odd = |gpus: u64| gpus >> gpus.trailing_zeros();
     let all = counts.iter().map(|&gpus| odd(gpus));
@@ -263,11 +274,39 @@ fn batch(counts: &[u64], seq: u64) -> u64 {
         (all / greatest_common_divisor(all, odd)).saturating_mul(odd)
     });
     let twos = counts.iter().map(|&gpus| gpus / odd(gpus)).max();
-    answers::inputs::default_batch(twos.unwrap_or(1) * all.min(MOST_ODD), seq)
+    let gpus = match all <= MOST_ODD {
+        true => twos.unwrap_or(1) * all,
+        false => counts.iter().copied().max().unwrap_or(1),
+    };
+    answers::inputs::default_batch(gpus, seq)
 }
 
-/// Commands to suggest for the smallest number of GPUs that fits; none if no number fits.
-fn steps(resolved: &Inputs, smallest: Option<u64>) -> Result<Vec<Step>, CliError> {
+/// Says the batch, and warns of numbers of GPUs whose odd factors do not divide the default one: few of their strategies are legal with it,
+/// or none.
+fn say_batch(args: &SizeArgs, resolved: &Inputs, counts: &[u64]) {
+    let batch = resolved.scenario.workload.global_batch;
+    let sequence = resolved.json.sequence();
+    let said = format!("global batch {batch} sequences of {sequence}");
+    note(args.output.quiet, &said);
+    let odd = |gpus: &u64| gpus >> gpus.trailing_zeros();
+    let unsuited = counts.iter();
+    let unsuited = unsuited.filter(|gpus| !batch.is_multiple_of(odd(gpus)));
+    let unsuited: Vec<String> = unsuited.map(u64::to_string).collect();
+    if args.global_batch.is_none() && !unsuited.is_empty() {
+        output::warning(&format!(
+            "the default batch of {batch} sequences does not divide evenly among {} GPUs; --global-batch gives another",
+            unsuited.join(", ")
+        ));
+    }
+}
+
+/// Commands to suggest for the smallest number of GPUs with a plan; none if there is none.
+fn steps(
+    resolved: &Inputs,
+    smallest: Option<u64>,
+    constraints: &Constraints,
+    risk: f64,
+) -> Result<Vec<Step>, CliError> {
     let Some(gpus) = smallest else {
         return Ok(Vec::new());
     };
@@ -282,7 +321,8 @@ fn steps(resolved: &Inputs, smallest: Option<u64>) -> Result<Vec<Step>, CliError
         },
     };
     let chosen = arrangements::on_pool(resolved, &cluster, workload);
-    let search = format!("vescale-plan search {}", launch::flags(&chosen));
+    let flags = launch::joined(launch::search_options(&chosen, constraints, risk));
+    let search = format!("vescale-plan search {flags}");
     Ok(vec![("plan the smallest in full".into(), vec![search])])
 }
 
@@ -423,18 +463,26 @@ fn shown(row: &SizeRow) -> String {
     figures + &plan + &failures.unwrap_or_default()
 }
 
-/// Prints what follows from all rows.
-fn conclude(rows: &[SizeRow], smallest: Option<u64>) {
+/// Prints what follows from all rows, of which `smallest` is the first with a plan.
+fn conclude(rows: &[SizeRow], smallest: Option<u64>, risk: f64) {
     let Some(smallest) = smallest else {
         output::print("\nNothing fits at these sizes.\n");
         return;
     };
+    let gpus = |count: u64| format!("{count} GPU{}", if count == 1 { "" } else { "s" });
     let front = rows.iter().filter(|row| row.pareto);
     let front: Vec<String> = front.map(|row| row.gpus.to_string()).collect();
+    let fits = rows.iter().find(|row| row.fits()).map(|row| row.gpus);
+    let mut said = match fits {
+        Some(fits) => format!("Smallest that fits: {}\n", gpus(fits)),
+        None => "No plan has a predicted peak that fits.\n".to_owned(),
+    };
+    if fits != Some(smallest) {
+        said = format!("Smallest within --risk {risk}: {}\n{said}", gpus(smallest));
+    }
     output::print(&format!(
-        "\nNot beaten in both speed and cost: {} GPUs\nSmallest that fits: {smallest} GPU{}\n",
+        "\nNot beaten in both speed and cost: {} GPUs\n{said}",
         front.join(", "),
-        if smallest == 1 { "" } else { "s" }
     ));
     let rates = rows
         .iter()
@@ -492,13 +540,18 @@ mod tests {
             (&[1, 2, 4, 8, 16], 8192, 512),
             (&[8, 24], 8192, 384),
             (&[7], 8192, 448),
+            (&[1_000_000], 1024, 1_000_000),
+            (&[100_000], 8192, 100_000),
+            (&[999_992], 1024, 999_992),
+            // The odd factors have no small common multiple: the batch suits the largest.
+            (&[99_992, 100_000], 8192, 100_000),
         ] {
             let batch = batch(counts, seq);
             assert_eq!(batch, found, "{counts:?}");
-            assert!(
-                counts.iter().all(|&gpus| batch.is_multiple_of(gpus)),
-                "{counts:?}"
-            );
+            let suited = |gpus: &u64| batch.is_multiple_of(*gpus);
+            assert!(counts.iter().max().is_some_and(suited), "{counts:?}");
+            let all = counts.iter().all(suited);
+            assert!(all || counts == [99_992, 100_000], "{counts:?}");
         }
     }
 }
