@@ -17,7 +17,7 @@ use serde::Serialize;
 use crate::args::EstimateArgs;
 use crate::budget;
 use crate::commands::next;
-use crate::destinations::Target;
+use crate::destinations::{Target, distinct};
 use crate::error::{CliError, code};
 use crate::inputs;
 use crate::output;
@@ -40,6 +40,10 @@ pub(crate) fn run(args: &EstimateArgs, asked: &Asked) -> Result<ExitCode, CliErr
     let resolved = resolved(args)?;
     let plan_path = Target::optional(args.output_plan.as_ref(), Kind::Plan, args.force)?;
     let page = Target::optional(args.report.as_ref(), Kind::Report, args.force)?;
+    distinct(&[
+        ("the plan (-o)", args.output_plan.as_deref()),
+        ("its report (--report)", args.report.as_deref()),
+    ])?;
     let s = &resolved.scenario;
     let training = budget::training(&args.budget, s)?;
     let strategy = plans::grammar::parse(&args.strategy, &s.model, &s.workload, &s.runtime)?;

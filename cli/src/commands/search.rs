@@ -18,7 +18,7 @@ use crate::args::{ObjectiveArg, SearchArgs};
 use crate::budget;
 use crate::commands::present::InUse;
 use crate::commands::{keep, next, present};
-use crate::destinations::Target;
+use crate::destinations::{Target, distinct};
 use crate::error::{CliError, code};
 use crate::inputs;
 use crate::output::{self, Progress, note};
@@ -174,6 +174,12 @@ impl Files {
         let instead = file_names::derived(plan.path(), file_names::NOTHING_FITS);
         let named = args.report.as_ref();
         let nothing = Target::given_or(named, &instead, Kind::Report, args.force)?;
+        for page in [&report, &nothing] {
+            distinct(&[
+                ("the plan (-o)", Some(plan.path())),
+                ("its report (--report)", Some(page.path())),
+            ])?;
+        }
         Ok(Self {
             plan,
             report,

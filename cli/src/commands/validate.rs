@@ -11,7 +11,7 @@ use catalog::runs::{Run, RunsFile, Tier};
 use serde::Serialize;
 
 use crate::args::ValidateArgs;
-use crate::destinations::Target;
+use crate::destinations::{Target, distinct};
 use crate::error::{CliError, code};
 use crate::output::{self, Progress, note};
 
@@ -28,6 +28,7 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<ExitCode, CliError> {
     if let Some(part) = &args.only {
         runs.retain(|(run, _)| run.id.contains(part.as_str()));
     }
+    let files = Files::check(args)?;
     if let Some(path) = &args.export {
         let usable: Vec<Run> = runs
             .iter()
@@ -40,7 +41,6 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<ExitCode, CliError> {
         let to = Target::named(path, Kind::PublishedRuns, args.force)?;
         to.write(&catalog::runs::to_compact(&usable))?;
     }
-    let files = Files::check(args)?;
     let constants = match &args.constants {
         Some(path) => catalog::fitted::load(path)?,
         None => Fitted::default(),
@@ -105,6 +105,12 @@ struct Files {
 
 impl Files {
     fn check(args: &ValidateArgs) -> Result<Self, CliError> {
+        distinct(&[
+            ("--markdown", args.markdown.as_deref()),
+            ("--residuals", args.residuals.as_deref()),
+            ("--write-baseline", args.write_baseline.as_deref()),
+            ("--export", args.export.as_deref()),
+        ])?;
         let to = |path: &Option<PathBuf>, kind| Target::optional(path.as_ref(), kind, args.force);
         let plot = |name| {
             Ok(Target::named(
