@@ -213,6 +213,16 @@ pub fn price(text: &str) -> Result<f64, Mistake> {
     }
 }
 
+/// Reads a finite number of at least 0.
+pub fn at_least_0(text: &str) -> Result<f64, Mistake> {
+    let number = text.trim().parse::<f64>().ok();
+    number
+        .filter(|number| number.is_finite() && *number >= 0.0)
+        .ok_or_else(|| {
+            Mistake::new(format!("`{text}` is not a number of at least 0")).expected("0 or more")
+        })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use answers::values;
 use clap::{Args, ValueEnum};
 
 use super::flags::OutputArgs;
@@ -105,7 +106,7 @@ pub(crate) struct DiagnoseArgs {
     #[arg(long, conflicts_with = "calibrate")]
     pub(crate) follow: bool,
     /// With --follow, end after this many seconds without a step [default: never]
-    #[arg(long, value_name = "SECONDS", requires = "follow")]
+    #[arg(long, value_name = "SECONDS", requires = "follow", value_parser = values::at_least_0, allow_hyphen_values = true)]
     pub(crate) idle: Option<f64>,
     /// Write what was learned as a cluster file that later predictions use
     #[arg(long, value_name = "FILE")]

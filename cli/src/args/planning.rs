@@ -204,7 +204,7 @@ pub(crate) struct ValidateArgs {
     /// Files of published runs (runs-v1) [default: the embedded ones]
     pub(crate) files: Vec<PathBuf>,
     /// Largest median step-time error allowed, such as 0.12; exit code 5 above it
-    #[arg(long)]
+    #[arg(long, value_parser = values::at_least_0, allow_hyphen_values = true)]
     pub(crate) tolerance: Option<f64>,
     /// Fitted constants in place of the built-in ones (form: catalog/presets/fitted.yaml)
     #[arg(long)]

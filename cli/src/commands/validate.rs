@@ -27,6 +27,15 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<ExitCode, CliError> {
     let mut runs = read(args)?;
     if let Some(part) = &args.only {
         runs.retain(|(run, _)| run.id.contains(part.as_str()));
+        if runs.is_empty() {
+            let what = "no run has an id that contains this";
+            let expected = "a part of a run's id, such as llama3";
+            return Err(CliError::unexpected(
+                format!("--only {part}"),
+                what,
+                expected,
+            ));
+        }
     }
     let files = Files::check(args)?;
     if let Some(path) = &args.export {
