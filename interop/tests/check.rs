@@ -57,7 +57,7 @@ fn wrong_keys_values_and_contradictions_are_found() {
     }
     insta::assert_snapshot!(all, @"
     train.toml:2: `parallelism.tensor_paralel_degree`: unknown to torchtitan@0.2; did you mean `parallelism.tensor_parallel_degree`?
-    train.toml:3: `parallelism.pipeline_parallel_degree`: `2` where a whole number is expected
+    train.toml:3: `parallelism.pipeline_parallel_degree`: `2` where a whole number of at least 1 is expected
     train.toml:5: `training.dtype`: `bf16` where one of bfloat16, float32 is expected
     plan.py:6: `parallelism.pipeline_parallel_degree`: 2 needs training.disable_cuda_graphs = True: CUDA graphs do not do pipeline parallelism
     plan.py:7: `parallelism.expert_tensor_parallel_degree`: unknown to torchtitan@0.3; did you mean `parallelism.expert_parallel_degree`?
@@ -97,6 +97,10 @@ fn what_cannot_be_read_says_where() {
     let cases = [
         error("a.toml", "[parallelism]\ntp = = 2\n"),
         error("a.json", "{\n  \"train_batch_size\": 3,\n}\n"),
+        error(
+            "a.json",
+            "{\"train_batch_size\": 3,\n\"bf16\": {\"enabled\": true,\n\"enabled\": false}}",
+        ),
         error("a.json", "[\"bf16\", 2]"),
         error("a.json", "{\"vocabulary\": 2}"),
         error("a.yaml", "base_model: x\n  y: [\n"),
@@ -110,6 +114,7 @@ fn what_cannot_be_read_says_where() {
     insta::assert_snapshot!(cases.join("\n"), @r#"
     a.toml:2: extra `=`, expected nothing
     a.json:3: trailing comma
+    a.json:3: `enabled` is there twice; expected each key once
     a.json:1: a table of keys is expected
     a.json: cannot tell which training system this is for; name it as TARGET[@VERSION]
     a.yaml:2: mapping values are not allowed in this context
@@ -237,7 +242,7 @@ fn imports_that_cannot_be_say_why() {
     ];
     insta::assert_snapshot!(cases.join("\n"), @"
     a.sh: the number of GPUs is not given; give --gpus
-    a.sh: a data-parallel size is not given; 6 GPUs do not divide into tp·cp·pp = 4; give the right --gpus
+    a.sh: 6 ranks are no multiple of 4, the product of parallel degrees; expected degrees whose product divides the GPUs; --gpus gives their number
     a.sh:1: `--num-layers`: 40, but model llama3-8b has 32; give the right --model
     a.sh:1: `--global-batch-size`: 7 sequences are not a multiple of micro-batch · dp = 2
     a.sh:1: `--cp-comm-type`: hierarchical context parallelism is not planned; use p2p or a2a
@@ -249,7 +254,7 @@ fn imports_that_cannot_be_say_why() {
     a.json:1: `zero_optimization.stage`: 4 is not 0, 1, 2 or 3
     a.yaml: the sequence length is not given; the file has none; give --seq
     a.yaml: lora_r is not given; axolotl has no default
-    a.yaml: a data-parallel size is not given; HYBRID_SHARD divides states within a node, and 12 ranks fill no whole number of nodes of 8; give the right --gpus
+    a.yaml: HYBRID_SHARD divides states within a node, and 12 ranks fill no whole number of nodes of 8; expected degrees whose product divides the GPUs; --gpus gives their number
     a.yaml:1: `base_model`: layers 28, but model llama3-8b has 32; give the right --model
     a.json: the sequence length is not given; the file has none; give --seq
     a.yaml:6: `model.model_config.rope_interleaved`: rotates neighbouring dimensions, as no Llama or Qwen2 of the hub does

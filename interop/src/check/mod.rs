@@ -31,19 +31,16 @@ pub fn check(
         key: document.dialect.name(),
         message: format!("{what}; a configuration is expected"),
     };
+    let states_nothing = document.states_nothing()?;
     if root.entries().is_empty() {
-        findings.push(nothing("the file is empty"));
+        findings.extend(states_nothing.map(nothing));
         return Ok(findings);
     }
-    let mut sets_a_key = false;
     visit(document, schema, &mut |key, node| {
-        sets_a_key |= schema.kind(key).is_some() || schema.is_section(key);
         value(document, schema, key, node, &mut findings);
     });
     let wrong = findings.iter().any(|f| f.severity == Severity::Error);
-    if !sets_a_key && !wrong {
-        findings.push(nothing("the file sets no key of this system"));
-    }
+    findings.extend(states_nothing.filter(|_| !wrong).map(nothing));
     left_open(document, "", root, &mut findings);
     rules::contradictions(document, model, &mut findings);
     let undecided = document.others.iter().map(|(way, _)| Finding {

@@ -18,3 +18,32 @@ pub fn parse(text: &str, path: &str) -> Result<Node, SyntaxError> {
     }
     yaml::parse(text, path)
 }
+
+/// Reads a JSON document in which every key must be unique, as DeepSpeed does (`dict_raise_error_on_duplicate_keys` in
+/// runtime/config_utils.py). Other readers take the last of equal keys.
+///
+/// # Errors
+/// When the text is not JSON, or has a key twice, with the line.
+pub fn parse_unique(text: &str, path: &str) -> Result<Node, SyntaxError> {
+    let root = parse(text, path)?;
+    match repeated(&root) {
+        None => Ok(root),
+        Some((key, line)) => {
+            let message = format!("`{key}` is there twice; expected each key once");
+            Err(SyntaxError::new(path, line, &message))
+        }
+    }
+}
+
+/// The first key that is in its table already, with its line.
+fn repeated(node: &Node) -> Option<(&str, usize)> {
+    let below = node.list().unwrap_or_default().iter().find_map(repeated);
+    let mut seen = std::collections::BTreeSet::new();
+    let mut own = node.entries().iter();
+    below.or_else(|| {
+        own.find_map(|(key, value)| match seen.insert(key) {
+            true => repeated(value),
+            false => Some((key.as_str(), value.line)),
+        })
+    })
+}

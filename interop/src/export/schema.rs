@@ -35,6 +35,8 @@ pub enum Kind {
     Bool,
     /// An integer.
     Int,
+    /// An integer of at least 1: sizes that the system itself refuses below that, or divides by.
+    Size,
     /// A number, whole or not.
     Float,
     /// A string.
@@ -156,7 +158,7 @@ impl Schema {
 }
 
 impl Kind {
-    /// Parses the compact notation: `int`, `[str]`, `a|b`, `int?`, `bool or str`.
+    /// Parses the compact notation: `int`, `size`, `[str]`, `a|b`, `int?`, `bool or str`.
     #[must_use]
     pub fn parse(text: &str) -> Self {
         if text.contains(" or ") {
@@ -172,6 +174,7 @@ impl Kind {
             "flag" => Self::Flag,
             "bool" => Self::Bool,
             "int" => Self::Int,
+            "size" => Self::Size,
             "float" => Self::Float,
             "str" => Self::Str,
             "any" => Self::Any,
@@ -193,6 +196,8 @@ impl Kind {
             | (Self::Str, Value::Str(_))
             | (Self::Map, Value::Table(_) | Value::Call(..)) => true,
             (Self::List(inner), Value::List(items)) => items.iter().all(|i| inner.accepts(i)),
+            (Self::Size, Value::Int(size)) => *size >= 1,
+            (Self::Size, Value::Float(f)) => *f >= 1.0 && f.fract() == 0.0,
             // DeepSpeed writes whole numbers as `5e8`.
             (Self::Int, Value::Float(f)) => f.fract() == 0.0,
             (Self::OneOf(words), Value::Str(word)) => words.contains(word),
@@ -221,6 +226,7 @@ impl Kind {
             Self::Flag => "no value".to_owned(),
             Self::Bool => "true or false".to_owned(),
             Self::Int => "a whole number".to_owned(),
+            Self::Size => "a whole number of at least 1".to_owned(),
             Self::Float => "a number".to_owned(),
             Self::Str => "text".to_owned(),
             Self::Any => "anything".to_owned(),

@@ -14,7 +14,8 @@ use plans::decisions::{Decisions, Recompute};
 
 pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
     let tp = match doc.size("tensor_parallel.autotp_size")? {
-        Some(_) => doc.degree("tensor_parallel.autotp_size")?,
+        // 0, the default, switches it off (`TPTrainingConfig` in runtime/tensor_parallel/config.py).
+        Some(_) => doc.degree_or_unset("tensor_parallel.autotp_size")?,
         None => doc.degree("tensor_parallel.tp.tp_size")?,
     };
     let cp = doc.degree("sequence_parallel_size")?;

@@ -89,6 +89,21 @@ impl Document {
         Ok(self)
     }
 
+    /// Why the file configures nothing; `None` if it sets a key of its system.
+    ///
+    /// # Errors
+    /// Never for the embedded schemas; a test reads them all.
+    pub fn states_nothing(&self) -> Result<Option<&'static str>, catalog::SpecError> {
+        let schema = Schema::of(self.dialect)?;
+        let mut keys = self.root.entries().iter();
+        Ok(match keys.len() {
+            // A program has more to say than the keys that it sets.
+            0 if !self.dialect.is_python() => Some("the file is empty"),
+            _ if keys.any(|(key, _)| schema.kind(key).is_some() || schema.is_section(key)) => None,
+            _ => Some("the file sets no key of this system"),
+        })
+    }
+
     /// A non-negative integer; `None` if the key is absent or null.
     ///
     /// # Errors
@@ -103,12 +118,27 @@ impl Document {
         }
     }
 
-    /// A parallel degree or a micro-batch: 1 if the key is absent or 0.
+    /// A parallel degree or a micro-batch: 1 if the key is absent.
+    ///
+    /// # Errors
+    /// When the value is something else, 0, or larger than any job has.
+    pub fn degree(&self, key: &str) -> Result<u64, ImportError> {
+        match self.stated_degree(key)? {
+            0 => Err(self.wrong(key, "a whole number of at least 1")),
+            size => Ok(size),
+        }
+    }
+
+    /// A parallel degree of a system that reads 0 as a degree that is not set; 1 if the key is absent.
     ///
     /// # Errors
     /// When the value is something else, or larger than any job has.
-    pub fn degree(&self, key: &str) -> Result<u64, ImportError> {
-        let size = self.size(key)?.unwrap_or(1).max(1);
+    pub(super) fn degree_or_unset(&self, key: &str) -> Result<u64, ImportError> {
+        Ok(self.stated_degree(key)?.max(1))
+    }
+
+    fn stated_degree(&self, key: &str) -> Result<u64, ImportError> {
+        let size = self.size(key)?.unwrap_or(1);
         if size > 1 << 20 {
             return Err(self.wrong(key, "at most 1048576"));
         }
@@ -255,7 +285,7 @@ fn parse(
     let root = match dialect {
         Dialect::MegatronLm if is_model_args(text, path) => model_args(text, path)?,
         Dialect::Torchtitan02 => config::toml::parse(text, path)?,
-        Dialect::DeepSpeed => config::json::parse(text, path)?,
+        Dialect::DeepSpeed => config::json::parse_unique(text, path)?,
         _ if trainer && is_json(text, path) => config::json::parse(text, path)?,
         _ if dialect == Dialect::MegatronLm || script => {
             return readings(text, path, dialect, include);

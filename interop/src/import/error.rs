@@ -62,6 +62,16 @@ pub enum ImportError {
         /// The size, and its allowed range.
         error: catalog::WorkloadError,
     },
+    /// Sizes contradict each other.
+    #[error("{path}: {what}; expected {expected}")]
+    Sizes {
+        /// Path of the file.
+        path: String,
+        /// How they contradict each other.
+        what: String,
+        /// What was expected.
+        expected: String,
+    },
     /// A required value is missing.
     #[error("{path}: {what} is not given; {how}")]
     Missing {
@@ -81,6 +91,16 @@ impl ImportError {
             place,
             key: key.to_owned(),
             message: message.into(),
+        }
+    }
+
+    /// The error that a number of ranks does not divide evenly, in words.
+    pub(super) fn uneven(path: &str, what: impl Into<String>) -> Self {
+        Self::Sizes {
+            path: path.to_owned(),
+            what: what.into(),
+            expected: "degrees whose product divides the GPUs; --gpus gives their number"
+                .to_owned(),
         }
     }
 
@@ -115,6 +135,11 @@ impl ImportError {
             .at(place)
             .expected(how),
             Self::Workload { path, error } => Mistake::new(error.to_string()).at(path),
+            Self::Sizes {
+                path,
+                what,
+                expected,
+            } => Mistake::new(what).at(path).expected(expected),
             Self::Missing { path, what, how } => {
                 Mistake::new(format!("{what} is not given")).at(path).expected(how)
             }

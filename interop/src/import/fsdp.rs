@@ -124,11 +124,10 @@ impl Sharding {
         let each = doc.launch.gpus_per_node.or(of_file);
         let each = each.unwrap_or(given.gpus_per_node).clamp(1, dp);
         if !dp.is_multiple_of(each) {
-            let how = format!(
-                "HYBRID_SHARD divides states within a node, and {dp} ranks fill no whole number of nodes of {each}; \
-                 give the right --gpus"
+            let what = format!(
+                "HYBRID_SHARD divides states within a node, and {dp} ranks fill no whole number of nodes of {each}"
             );
-            return Err(doc.missing("a data-parallel size", how));
+            return Err(ImportError::uneven(&doc.path, what));
         }
         Ok((each, dp / each))
     }

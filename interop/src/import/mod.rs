@@ -59,6 +59,7 @@ pub fn import(document: &Document, given: &Given<'_>) -> Result<Imported, Import
         let how = format!("{message}; say which: {}:{first}", document.path);
         return Err(document.missing("the configuration", how));
     }
+    refuse_without_configuration(document)?;
     let read = |document: &Document| -> Result<Imported, ImportError> {
         let other_model = model::same(document, given.model)?;
         let mut imported = of_dialect(document, given)?;
@@ -76,6 +77,22 @@ pub fn import(document: &Document, given: &Given<'_>) -> Result<Imported, Import
     let mut imported = read(document)?;
     imported.notes.extend(settled::notes(document));
     Ok(imported)
+}
+
+/// Refuses a Python file that sets no key, and takes its configuration from nowhere else: it is a program of another kind.
+fn refuse_without_configuration(document: &Document) -> Result<(), ImportError> {
+    let python = &document.python;
+    let elsewhere = python.hub_model.is_some()
+        || python.registry.is_some()
+        || python.makes_trainer
+        || !python.made.is_empty();
+    match document.states_nothing()? {
+        Some(why) if document.dialect.is_python() && !elsewhere => Err(document.missing(
+            "a configuration",
+            format!("{why}; give a file that configures the job"),
+        )),
+        _ => Ok(()),
+    }
 }
 
 fn of_dialect(document: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {

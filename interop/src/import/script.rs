@@ -275,7 +275,7 @@ pub(super) fn typed(kind: &Kind, values: &[String], line: usize) -> Value {
         (Kind::Optional(inner), []) if **inner == Kind::Bool => Value::Bool(true),
         (Kind::Optional(_), []) => Value::Null,
         (Kind::Optional(inner), values) => typed(inner, values, line),
-        (Kind::Int, [one]) => match one.parse::<i64>() {
+        (Kind::Int | Kind::Size, [one]) => match one.parse::<i64>() {
             Ok(int) => Value::Int(int),
             Err(_) => Value::Str(one.clone()),
         },

@@ -34,10 +34,9 @@ pub(crate) fn said_devices(document: &Document, given: Option<u64>) -> Result<u6
 /// Data-parallel degree: the number of devices divided by the other degrees.
 pub(crate) fn data_parallel(document: &Document, gpus: u64, rest: u64) -> Result<u64, ImportError> {
     if rest == 0 || gpus == 0 || !gpus.is_multiple_of(rest) {
-        return Err(document.missing(
-            "a data-parallel size",
-            format!("{gpus} GPUs do not divide into tp·cp·pp = {rest}; give the right --gpus"),
-        ));
+        let what =
+            format!("{gpus} ranks are no multiple of {rest}, the product of parallel degrees");
+        return Err(ImportError::uneven(&document.path, what));
     }
     Ok(gpus / rest)
 }

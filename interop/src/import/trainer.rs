@@ -162,7 +162,10 @@ fn micro_batch(doc: &Document) -> Result<u64, ImportError> {
         // The default of `TrainingArguments`.
         _ => ("per_device_train_batch_size", 8),
     };
-    Ok(doc.size(key)?.unwrap_or(usual))
+    match doc.size(key)? {
+        None => Ok(usual),
+        Some(_) => doc.degree(key),
+    }
 }
 
 /// The sequence length of the file, else the one that was given, else the system's own.
@@ -361,8 +364,9 @@ fn axis(doc: &Document, key: &str) -> Result<u64, ImportError> {
     if doc.dialect == Dialect::Axolotl {
         // axolotl's earlier name of the key.
         let old = "sequence_parallel_degree";
-        return match doc.degree(&format!("{key}_size"))? {
-            1 if key == "context_parallel" => doc.degree(old),
+        // Sizes that are not above 1 leave the axis out (`_get_parallel_config_kwargs` in utils/distributed.py).
+        return match doc.degree_or_unset(&format!("{key}_size"))? {
+            1 if key == "context_parallel" => doc.degree_or_unset(old),
             size => Ok(size),
         };
     }

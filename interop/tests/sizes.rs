@@ -1,0 +1,83 @@
+//! Sizes that no job has, and files that state none.
+
+use interop::check::check;
+use interop::import::{Document, Given, import};
+
+fn findings(name: &str, text: &str) -> Vec<String> {
+    let document = Document::read(text, name, None, &|_| None).expect("well-formed");
+    let found = check(&document, None).expect("schema");
+    found.iter().map(ToString::to_string).collect()
+}
+
+/// Degrees and micro-batches of 0 or less are found where the system refuses them; where it reads 0 as not set, they are taken.
+#[test]
+fn sizes_are_at_least_1() {
+    let titan = |degree: i32| format!("[parallelism]\ntensor_parallel_degree = {degree}\n");
+    let megatron = |option: &str| format!("torchrun pretrain_gpt.py --num-layers 4 {option} 0\n");
+    let deepspeed = |key: &str| format!("{{\"train_batch_size\": 8,\n{key}}}");
+    let expected = "a whole number of at least 1";
+    for (name, text, wrong) in [
+        ("a.toml", titan(0), true),
+        ("a.toml", titan(-2), true),
+        ("a.toml", titan(1), false),
+        ("a.sh", megatron("--tensor-model-parallel-size"), true),
+        ("a.sh", megatron("--micro-batch-size"), true),
+        (
+            "a.json",
+            deepspeed("\"gradient_accumulation_steps\": 0"),
+            true,
+        ),
+        (
+            "a.json",
+            deepspeed("\"tensor_parallel\": {\"autotp_size\": 0}"),
+            false,
+        ),
+        (
+            "a.yaml",
+            "base_model: x\ntensor_parallel_size: 0\n".to_owned(),
+            false,
+        ),
+    ] {
+        let found = findings(name, &text);
+        let said = found.iter().any(|line| line.contains(expected));
+        assert_eq!(said, wrong, "{text}: {found:?}");
+    }
+}
+
+/// What is no size is not read as 1, and a file that configures nothing is not read as the defaults.
+#[test]
+fn imports_of_no_size_are_refused() {
+    let model = catalog::load::model("llama3-8b").expect("preset");
+    let given = Given {
+        model: &model,
+        gpus: Some(8),
+        seq_len: None,
+        gpus_per_node: 8,
+    };
+    for (name, text, says) in [
+        (
+            "a.toml",
+            "[parallelism]\ntensor_parallel_degree = 0\n",
+            "a.toml:2: `parallelism.tensor_parallel_degree`: 0 is not a whole number of at least 1",
+        ),
+        (
+            "a.toml",
+            "[parallelism]\ntensor_parallel_degree = 10\n",
+            "a.toml: 8 ranks are no multiple of 10, the product of parallel degrees",
+        ),
+        (
+            "a.sh",
+            "--micro-batch-size 0 --seq-length 4096",
+            "a.sh:1: `--micro-batch-size`: 0 is not a whole number of at least 1",
+        ),
+        (
+            "a.py",
+            "import megatron.bridge\nwhile True: pass\n",
+            "a.py: a configuration is not given; the file sets no key of this system",
+        ),
+    ] {
+        let document = Document::read(text, name, None, &|_| None).expect("well-formed");
+        let wrong = import(&document, &given).expect_err(text).to_string();
+        assert!(wrong.starts_with(says), "{wrong}");
+    }
+}
