@@ -18,6 +18,7 @@ use clap::FromArgMatches;
 
 fn main() -> ExitCode {
     memory::release();
+    keep_on_past_the_file_size_limit();
     output::set_color(settings::color_of_words(args::words()));
     let settings = args::refuse_other_text().and_then(|()| settings::Settings::load());
     let code = match settings {
@@ -25,6 +26,17 @@ fn main() -> ExitCode {
         Err(mistake) => failed(&error::CliError::Input(mistake)),
     };
     output::ended(code)
+}
+
+/// Makes a write beyond the limit on a file's size (`ulimit -f`) an error, like one to a full disk; the signal would end the program without
+/// a word.
+fn keep_on_past_the_file_size_limit() {
+    #[cfg(unix)]
+    {
+        let noticed = std::sync::Arc::default();
+        // If the handler cannot be set, the signal ends the program as before.
+        let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, noticed);
+    }
 }
 
 /// Reads the command line, with defaults from the settings, and does what it says.

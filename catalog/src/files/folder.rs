@@ -31,6 +31,7 @@ impl FolderDestination {
     /// # Errors
     /// When the folder, or the one it is to be created in, cannot be written to.
     pub fn check(path: &Path, kind: Kind, replace: Replace) -> Result<Self, FileError> {
+        super::not_stdout(path)?;
         match std::fs::metadata(path) {
             Ok(found) if !found.is_dir() => {
                 return Err(FileError::NotAFolder { path: shown(path) });
@@ -99,8 +100,10 @@ impl FolderDestination {
         builder.prefix(".vescale-plan-").suffix(".draft");
         super::set_mode(&mut builder, 0o777);
         let staged = builder.tempdir_in(above(&self.path)?).map_err(failed)?;
-        for draft in self.drafts(staged.path(), files)? {
-            draft.commit()?;
+        let drafts = self.drafts(staged.path(), files)?;
+        for (draft, file) in drafts.into_iter().zip(files) {
+            let committed = draft.commit();
+            committed.map_err(|error| error.about(&self.path.join(file.name)))?;
         }
         std::fs::rename(staged.path(), &self.path).map_err(failed)?;
         // The folder has been renamed, so there is no temporary one to remove.
@@ -120,7 +123,7 @@ impl FolderDestination {
     }
 
     fn drafts(&self, folder: &Path, files: &[NamedFile<'_>]) -> Result<Vec<Draft>, FileError> {
-        let draft = |file: &NamedFile<'_>| {
+        let drafted = |file: &NamedFile<'_>| -> Result<Draft, FileError> {
             let path = folder.join(file.name);
             // A file may always be written again with the same bytes, whatever it is.
             let replace = if holds(&path, file.content) {
@@ -134,6 +137,10 @@ impl FolderDestination {
                 .write_all(file.content)
                 .map_err(|e| FileError::io(&path, e))?;
             Ok(draft)
+        };
+        // The folder may be a draft itself, which the user has never named.
+        let draft = |file: &NamedFile<'_>| {
+            drafted(file).map_err(|error| error.about(&self.path.join(file.name)))
         };
         files.iter().map(draft).collect()
     }

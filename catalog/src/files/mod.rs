@@ -76,6 +76,14 @@ pub enum FileError {
         /// Path of the destination.
         path: String,
     },
+    /// The destination is `-`, which other programs take for stdout.
+    #[error(
+        "cannot write {path}: a file is written, and stdout is not one; name a file, or ./- for one of that name"
+    )]
+    Stdout {
+        /// Path of the destination.
+        path: String,
+    },
     /// The destination holds a file of another kind.
     #[error(
         "cannot write {path}: the file there is not {kind}; name another, or replace it with --force"
@@ -99,7 +107,16 @@ pub enum FileError {
 impl FileError {
     fn io(path: &Path, source: io::Error) -> Self {
         let path = shown(path);
+        let source = own(source);
         Self::Io { path, source }
+    }
+
+    /// The same error of the operating system, about another path.
+    fn about(self, path: &Path) -> Self {
+        match self {
+            Self::Io { source, .. } => Self::io(path, source),
+            other => other,
+        }
     }
 
     /// The error split into what is wrong, where, and what would be right.
@@ -111,6 +128,7 @@ impl FileError {
                 (path, "a place that can be written to")
             }
             Self::Folder { path } | Self::Special { path } => (path, "the name of a file"),
+            Self::Stdout { path } => (path, "the name of a file, or ./- for one of that name"),
             Self::NotAFolder { path } => (path, "the name of a folder"),
             Self::Link { path } => (
                 path,
@@ -165,6 +183,7 @@ impl Destination {
     /// # Errors
     /// When its folder does not exist or cannot be written to, or an existing file may not be replaced.
     pub fn check(path: &Path, kind: Kind, replace: Replace) -> Result<Self, FileError> {
+        not_stdout(path)?;
         let folder = folder_of(path)?;
         takes_files(path, folder)?;
         Ok(Self {
@@ -328,8 +347,25 @@ fn takes_files(path: &Path, folder: &Path) -> Result<(), FileError> {
         .map_err(|source| FileError::Unwritable {
             path: shown(path),
             folder: shown(folder),
-            source,
+            source: own(source),
         })
+}
+
+/// The error without the path that `tempfile` adds: that of a draft, which a user has never named.
+fn own(error: io::Error) -> io::Error {
+    let said = error.to_string();
+    match said.split_once(" at path ") {
+        Some((what, _)) => io::Error::new(error.kind(), what.to_owned()),
+        None => error,
+    }
+}
+
+/// Refuses `-`, which other programs take for stdout.
+fn not_stdout(path: &Path) -> Result<(), FileError> {
+    match path.as_os_str() == "-" {
+        true => Err(FileError::Stdout { path: shown(path) }),
+        false => Ok(()),
+    }
 }
 
 /// Whether a file exists at `path`; an error if it may not be replaced.

@@ -53,7 +53,7 @@ pub(crate) struct SearchArgs {
     /// HTML report [default: beside the plan file]
     #[arg(long)]
     pub(crate) report: Option<PathBuf>,
-    /// Replace files of another plan or kind
+    /// Replace files of another kind and, under a default name, of another plan
     #[arg(long)]
     pub(crate) force: bool,
 }
@@ -193,7 +193,7 @@ pub(crate) struct ReplanArgs {
     /// Plan file [default: beside the old plan, with the number of GPUs in its name]
     #[arg(short, long)]
     pub(crate) output_plan: Option<PathBuf>,
-    /// Replace files of another plan or kind
+    /// Replace files of another kind and, under a default name, of another plan
     #[arg(long)]
     pub(crate) force: bool,
 }

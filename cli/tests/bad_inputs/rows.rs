@@ -411,6 +411,8 @@ pub const EVERY_COMMAND: &[Row] = &[
     ("assumptions foo", &[2], "nearest   completions"),
     ("search --model gpt2 --gpus 8 --json --quiet --color red", &[2], "expected  one of auto, always, never"),
     ("search --model gpt2 --gpus 8 -o /nonexistent/x.yaml", &[2], "expected  a folder that is there"),
+    ("search --model gpt2 --gpus 8 -o -", &[2], "or ./- for one of that name"),
+    ("report plan.yaml -o -", &[2], "or ./- for one of that name"),
     ("search --model gpt2 --gpus 8 -o .", &[2], "expected  the name of a file"),
     ("search --model gpt2 --gpus 8 --report plan.yaml -o plan.yaml", &[2], "expected  another name, or --force to replace the file"),
     ("search --model gpt2 --gpus 8 --report z.yaml -o z.yaml", &[2], "name the same file"),
