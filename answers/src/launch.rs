@@ -98,7 +98,7 @@ fn exported(
 }
 
 fn commands(of: Launchable<'_>, target: &str) -> Vec<String> {
-    let plan = escape::shell(of.plan);
+    let plan = escape::path(of.plan);
     if target == "vescale" {
         return vec![format!("vescale-plan run {plan} --data YOUR_TOKENS.bin")];
     }
@@ -138,7 +138,7 @@ pub fn flags(inputs: &Inputs) -> String {
 pub fn joined(options: impl IntoIterator<Item = (&'static str, String)>) -> String {
     options
         .into_iter()
-        .map(|(name, value)| format!("--{name} {}", escape::shell(&value)))
+        .map(|(name, value)| escape::option(name, &value))
         .collect::<Vec<_>>()
         .join(" ")
 }
@@ -202,7 +202,7 @@ pub fn search_options(
 /// Commands to suggest after a plan was written: launch it, explain it, and `compare` if given.
 pub fn after_plan(of: Launchable<'_>, compare: Option<Step>) -> Vec<Step> {
     let (found, why) = targets(of);
-    let quoted = escape::shell(of.plan);
+    let quoted = escape::path(of.plan);
     let mut steps: Vec<Step> = Vec::new();
     let purpose = match (found.first(), why) {
         (_, None) => "launch it".into(),
@@ -220,7 +220,7 @@ pub fn after_plan(of: Launchable<'_>, compare: Option<Step>) -> Vec<Step> {
 /// Commands to suggest after a plan with groups of replicas that differ was written: explain it, and each of its groups.
 #[must_use]
 pub fn of_groups(plan: &str, groups: usize) -> Vec<Step> {
-    let explain = |path: &str| format!("vescale-plan explain {}", escape::shell(path));
+    let explain = |path: &str| format!("vescale-plan explain {}", escape::path(path));
     let groups = (1..=groups).map(|number| explain(&format!("{plan}#{number}")));
     vec![
         ("see why".into(), vec![explain(plan)]),
@@ -244,6 +244,6 @@ pub fn runner_up(inputs: &Inputs, of: Launchable<'_>, other: &Strategy) -> Step 
 /// The command that compares two plan files.
 #[must_use]
 pub fn comparing(plan: &str, other: &str) -> String {
-    let (plan, other) = (escape::shell(plan), escape::shell(other));
+    let (plan, other) = (escape::path(plan), escape::path(other));
     format!("vescale-plan compare {plan} {other}")
 }

@@ -344,13 +344,8 @@ fn command(source: &ReportSource<'_>) -> String {
         options.extend(budget.price.map(|price| ("price", price.to_string())));
         options.extend(budget.failures.iter().flat_map(|lost| lost.flags(w.gpus)));
     }
-    options
-        .into_iter()
-        .fold("vescale-plan estimate".to_owned(), |mut command, option| {
-            let (name, value) = option;
-            // A value that begins with a dash would be read as a flag.
-            let between = if value.starts_with('-') { '=' } else { ' ' };
-            command.push_str(&format!(" --{name}{between}{}", escape::shell(&value)));
-            command
-        })
+    options.into_iter().fold(
+        "vescale-plan estimate".to_owned(),
+        |command, (name, value)| format!("{command} {}", escape::option(name, &value)),
+    )
 }

@@ -489,9 +489,9 @@ fn search_command(
     }
     let limits = limits.concat();
     format!(
-        "vescale-plan search --model {} --cluster {} --gpus {} --seq {} --global-batch {} --precision {} --runtime {}{limits}",
-        escape::shell(&file.model),
-        escape::shell(&file.cluster),
+        "vescale-plan search {} {} --gpus {} --seq {} --global-batch {} --precision {} --runtime {}{limits}",
+        escape::option("model", &file.model),
+        escape::option("cluster", &file.cluster),
         w.gpus,
         w.seq_len,
         w.global_batch,

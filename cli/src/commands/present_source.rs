@@ -232,7 +232,7 @@ fn of_configuration(
 /// The command that writes a plan of a configuration.
 fn writes(reading: &Reading<'_>, cluster: Option<&str>) -> String {
     let file = reading.file.display().to_string();
-    let mut command = format!("vescale-plan import {}", escape::shell(&file));
+    let mut command = format!("vescale-plan import {}", escape::path(&file));
     let values = [
         ("model", reading.model.map(str::to_owned)),
         ("cluster", cluster.map(str::to_owned)),
@@ -242,7 +242,7 @@ fn writes(reading: &Reading<'_>, cluster: Option<&str>) -> String {
     ];
     for (flag, value) in values {
         if let Some(value) = value {
-            command.push_str(&format!(" --{flag} {}", escape::shell(&value)));
+            command.push_str(&format!(" {}", escape::option(flag, &value)));
         }
     }
     format!("{command} -o {PLAN}")
@@ -260,7 +260,7 @@ fn unknown(path: &Path, error: CliError) -> CliError {
         .expected("a configuration file of a known training system, a plan file, or a strategy")
         .example(format!(
             "vescale-plan import {} --from megatron-lm -o {PLAN}, then --from {PLAN}",
-            escape::shell(&file.to_string())
+            escape::path(&file.to_string())
         ));
     CliError::Input(wrong)
 }

@@ -16,6 +16,22 @@ pub fn shell(text: &str) -> String {
     }
 }
 
+/// A path as a word of a command: one that begins with a dash as `./-…`, which no command takes for an option.
+#[must_use]
+pub fn path(path: &str) -> String {
+    match path.starts_with('-') {
+        true => shell(&format!("./{path}")),
+        false => shell(path),
+    }
+}
+
+/// An option with its value; `=` is between them where the value begins with a dash, which would be read as an option.
+#[must_use]
+pub fn option(name: &str, value: &str) -> String {
+    let between = if value.starts_with('-') { '=' } else { ' ' };
+    format!("--{name}{between}{}", shell(value))
+}
+
 /// Text between the double quotes of JSON, YAML, TOML and Python, with the escapes that all four share.
 #[must_use]
 pub fn quoted(text: &str) -> String {
@@ -55,4 +71,23 @@ pub fn comment(text: &str) -> String {
 #[must_use]
 pub fn docstring(text: &str) -> String {
     comment(text).replace('\\', r"\\").replace('"', "\\\"")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_begins_with_a_dash_is_no_option() {
+        for (name, written) in [
+            ("a.yaml", "a.yaml"),
+            ("-a.yaml", "./-a.yaml"),
+            ("-a b.yaml", "'./-a b.yaml'"),
+            ("./-a.yaml", "./-a.yaml"),
+        ] {
+            assert_eq!(path(name), written);
+        }
+        assert_eq!(option("model", "gpt2"), "--model gpt2");
+        assert_eq!(option("model", "-m.json"), "--model=-m.json");
+    }
 }
