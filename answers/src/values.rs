@@ -106,7 +106,13 @@ pub fn gpus(text: &str) -> Result<Gpus, Mistake> {
         return Ok(Gpus::Of(count, device.to_owned()));
     }
     // `2x256` and `512.0` are refused with the number that they mean.
-    let product = || device.parse::<u64>().ok()?.checked_mul(count);
+    let product = || {
+        device
+            .parse::<u64>()
+            .ok()?
+            .checked_mul(count)
+            .filter(|gpus| *gpus > 0)
+    };
     let whole = || {
         let number = text.trim().parse::<f64>().ok()?;
         (number.fract() == 0.0).then(|| number.to_string())
@@ -266,6 +272,7 @@ mod tests {
     fn wrong_values_say_what_was_meant() {
         let near = |wrong: Mistake| wrong.nearest.unwrap_or_default();
         assert_eq!(near(gpus("8x64").expect_err("a product")), "512");
+        assert_eq!(near(gpus("0x10").expect_err("no number")), "");
         assert_eq!(near(gpus("512.0").expect_err("no whole number")), "512");
         assert_eq!(near(share("5").expect_err("more than all")), "5%");
         let bytes = tokens("15TB").expect_err("bytes");

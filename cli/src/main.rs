@@ -23,7 +23,7 @@ fn main() -> ExitCode {
     let settings = args::refuse_other_text().and_then(|()| settings::Settings::load());
     let code = match settings {
         Ok(settings) => run(&settings),
-        Err(mistake) => failed(&error::CliError::Input(mistake)),
+        Err(mistake) => failed(&error::CliError::Input(mistake), None),
     };
     output::ended(code)
 }
@@ -47,14 +47,21 @@ fn run(settings: &settings::Settings) -> ExitCode {
         Ok((cli, origins::on(&matches, settings)))
     });
     match parsed {
-        Ok((cli, asked)) => commands::run(cli, &asked, settings).unwrap_or_else(|e| failed(&e)),
+        Ok((cli, asked)) => {
+            commands::run(cli, &asked, settings).unwrap_or_else(|e| failed(&e, Some(settings)))
+        }
         Err(message) => usage::say(&message, settings),
     }
 }
 
-fn failed(error: &error::CliError) -> ExitCode {
+/// Tells why a command failed. A flag that `settings` set is told by its variable or file.
+fn failed(error: &error::CliError, settings: Option<&settings::Settings>) -> ExitCode {
     if !matches!(error, error::CliError::Said(_)) {
-        output::mistake(&error.mistake());
+        let mut mistake = error.mistake();
+        let place = mistake.place.as_deref();
+        let origin = place.and_then(|place| settings?.origin_of(place));
+        mistake.place = origin.or(mistake.place);
+        output::mistake(&mistake);
     }
     ExitCode::from(error.exit_code())
 }

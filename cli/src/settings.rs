@@ -88,8 +88,12 @@ impl Settings {
     fn read(&mut self, path: &std::path::Path) -> Result<(), Mistake> {
         let shown = path.display().to_string();
         let written = text::read(path).map_err(|e| e.mistake())?;
-        let document = Document::parse(written.as_str())
-            .map_err(|e| Mistake::new(e.message().to_owned()).at(&shown))?;
+        let document = Document::parse(written.as_str()).map_err(|e| {
+            let before = e.span().and_then(|span| written.get(..span.start));
+            let line = before.map(|text| format!(", line {}", text.matches('\n').count() + 1));
+            let place = format!("{shown}{}", line.unwrap_or_default());
+            Mistake::new(e.message().to_owned()).at(place)
+        })?;
         for (key, item) in document.as_table() {
             let plain = key.replace('_', "-");
             let Some((known, _)) = KEYS.into_iter().find(|(known, _)| *known == plain) else {
@@ -125,8 +129,14 @@ impl Settings {
     pub(crate) fn place_of(&self, option: &str, value: &str) -> Option<String> {
         let flag = option.trim_start_matches('-').split(' ').next()?;
         let setting = self.get(flag).filter(|s| s.value == value)?;
-        let on_line = args::words().any(|word| word.trim_start_matches('-').starts_with(flag));
-        (!on_line).then(|| format!("{}: {flag} = {value}", setting.origin))
+        said_by(setting)
+    }
+
+    /// The place of a mistake that was found after the command line was read: the variable or file that sets its flag, if that is no flag of
+    /// the command line.
+    pub(crate) fn origin_of(&self, place: &str) -> Option<String> {
+        let (flag, _) = place.strip_prefix("--")?.split_once(' ')?;
+        said_by(self.get(flag)?)
     }
 
     /// The error of the first default that its flag does not take.
@@ -170,6 +180,13 @@ impl Settings {
             None => command,
         }
     }
+}
+
+/// Which variable or file says a default, and what; `None` if the command line has its flag.
+fn said_by(setting: &Setting) -> Option<String> {
+    let Setting { key, value, origin } = setting;
+    let on_line = args::words().any(|word| word.trim_start_matches('-').starts_with(key));
+    (!on_line).then(|| format!("{origin}: {key} = {value}"))
 }
 
 /// Name of the environment variable that sets a flag's default.

@@ -343,6 +343,11 @@ fn settings_are_defaults() {
             assert!(stderr(&wrong).contains(said), "{}", stderr(&wrong));
         }
     }
+    let wrong = stderr(&shell(at, &format!("VESCALE_PLAN_SEQ=0 {asked}")));
+    assert!(wrong.contains("VESCALE_PLAN_SEQ: seq = 0"), "{wrong}");
+    fs::write(at.join("vescale-plan.toml"), "seq = 5\nseq = 6\n").expect("written");
+    let wrong = stderr(&shell(at, asked));
+    assert!(wrong.contains("vescale-plan.toml, line 2"), "{wrong}");
     fs::write(at.join("vescale-plan.toml"), "modle = \"gpt2\"\n").expect("written");
     let wrong = stderr(&shell(at, asked));
     assert!(

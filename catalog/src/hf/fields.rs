@@ -8,6 +8,22 @@ use serde_json::{Map, Value};
 use crate::checked::MAX_DIM;
 use crate::error::SpecError;
 
+/// Parts of a model as messages name them, each with its names in files of the families.
+const PARTS: [(&str, &[&str]); 6] = [
+    ("hidden size", &["hidden_size", "n_embd", "d_model"]),
+    ("layers", &["num_hidden_layers", "n_layer", "num_layers"]),
+    ("vocabulary", &["vocab_size"]),
+    ("attention heads", &["num_attention_heads", "n_head"]),
+    (
+        "key/value heads",
+        &["num_key_value_heads", "num_kv_heads", "num_query_groups"],
+    ),
+    (
+        "feed-forward size",
+        &["intermediate_size", "n_inner", "ffn_dim"],
+    ),
+];
+
 /// The fields of one JSON object, and which of them have been read.
 pub(super) struct Fields<'a> {
     map: &'a Map<String, Value>,
@@ -194,9 +210,51 @@ impl<'a> Fields<'a> {
     }
 
     pub(super) fn text(&self, field: &str) -> Result<&'a str, SpecError> {
-        self.present(field)
-            .and_then(Value::as_str)
-            .ok_or_else(|| self.wrong(field, "missing; expected a text"))
+        match self.present(field) {
+            None => Err(self.wrong(field, "missing; expected a text")),
+            Some(value) => value.as_str().ok_or_else(|| {
+                self.wrong(
+                    field,
+                    format!("{} is not a text; expected a text", short(value)),
+                )
+            }),
+        }
+    }
+
+    /// An error that names a part of the model, with the name that the part has in this file, or in files of its family.
+    pub(super) fn in_file(&self, error: SpecError) -> SpecError {
+        let SpecError::Field {
+            path,
+            field,
+            message,
+        } = error
+        else {
+            return error;
+        };
+        let read = self.read.borrow();
+        let known = PARTS.iter().find(|(part, _)| *part == field);
+        let named = known.and_then(|(_, names)| names.iter().find(|name| read.contains(*name)));
+        SpecError::Field {
+            path,
+            field: named.map_or(field, |name| (*name).to_owned()),
+            message,
+        }
+    }
+
+    /// The error that `field` names something unknown.
+    pub(super) fn unknown(
+        &self,
+        field: &'static str,
+        name: &str,
+        nearest: Option<String>,
+    ) -> SpecError {
+        let unknown = SpecError::Unknown {
+            kind: field,
+            name: name.to_owned(),
+            nearest,
+        };
+        let place = format!("{}, field `{field}`", self.path);
+        SpecError::Wrong(unknown.mistake().at(place))
     }
 
     /// An optional positive number.

@@ -93,7 +93,7 @@ pub fn decode(text: &str, path: &str, name: &str) -> Result<Model, SpecError> {
     let multimodal = matches!(kind, "gemma3" | "llama4");
     let nested = multimodal.then(|| fields.nested("text_config")).flatten();
     let fields = nested.unwrap_or(fields);
-    let model = model(&fields, kind)?;
+    let model = model(&fields, kind).map_err(|error| fields.in_file(error))?;
     unread::check(&fields, kind)?;
     let definition = fields.definition(kind);
     let model = Model::new(
@@ -103,17 +103,15 @@ pub fn decode(text: &str, path: &str, name: &str) -> Result<Model, SpecError> {
             ..model
         },
         path,
-    )?;
+    );
+    let model = model.map_err(|error| fields.in_file(error))?;
     Ok(model.defined_by(definition))
 }
 
 fn model(fields: &Fields<'_>, kind: &str) -> Result<ModelConfig, SpecError> {
     let Some((_, read)) = TYPES.iter().find(|(named, _)| *named == kind) else {
-        return Err(SpecError::Unknown {
-            kind: "model_type",
-            name: kind.to_owned(),
-            nearest: nearest_above(kind, TYPES.iter().map(|(named, _)| named), ALIKE),
-        });
+        let nearest = nearest_above(kind, TYPES.iter().map(|(named, _)| named), ALIKE);
+        return Err(fields.unknown("model_type", kind, nearest));
     };
     let model = read(fields, kind)?;
     if kind == "megatron_lm" {

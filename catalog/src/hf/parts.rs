@@ -21,9 +21,11 @@ pub(super) fn head_dim(f: &Fields<'_>, hidden: u64, heads: u64) -> Result<u64, S
         return Ok(hidden.checked_div(heads).unwrap_or(0));
     }
     let (below, above) = (hidden / heads * heads, hidden.div_ceil(heads) * heads);
-    let message = format!(
-        "{hidden} is not divisible by {heads} attention heads; expected the nearest that are: {below}, {above}"
-    );
+    let near = match below {
+        0 => format!("at least {above}"),
+        below => format!("the nearest that are: {below}, {above}"),
+    };
+    let message = format!("{hidden} is not divisible by {heads} attention heads; expected {near}");
     Err(f.wrong("hidden size", message))
 }
 

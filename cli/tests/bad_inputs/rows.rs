@@ -300,11 +300,12 @@ pub const CLUSTERS: &[(&str, &str, &str)] = &[
 /// One change of a model's `config.json`.
 #[rustfmt::skip]
 pub const MODELS: &[(&str, &str, &str)] = &[
-    ("\"num_hidden_layers\": 32", "\"num_hidden_layers\": 0", "layers"),
+    ("\"num_hidden_layers\": 32", "\"num_hidden_layers\": 0", "field `num_hidden_layers`"),
     ("\"num_hidden_layers\": 32", "\"num_hidden_layers\": -1", "num_hidden_layers"),
     ("\"num_hidden_layers\": 32", "\"num_hidden_layers\": 1000000000", "num_hidden_layers"),
-    ("\"hidden_size\": 4096", "\"hidden_size\": 0", "hidden"),
-    ("\"hidden_size\": 4096", "\"hidden_size\": 4097", "hidden"),
+    ("\"hidden_size\": 4096", "\"hidden_size\": 0", "field `hidden_size`"),
+    ("\"hidden_size\": 4096", "\"hidden_size\": 4097", "field `hidden_size`"),
+    ("\"hidden_size\": 4096", "\"hidden_size\": 8", "expected  at least 32"),
     ("\"hidden_size\": 4096", "\"hidden_size\": 4611686018427387904", "hidden_size"),
     ("\"hidden_size\": 4096", "\"hidden_size\": \"4096\"", "hidden_size"),
     ("\"hidden_size\": 4096", "\"hidden_size\": 4096.0", "hidden_size"),
@@ -315,7 +316,9 @@ pub const MODELS: &[(&str, &str, &str)] = &[
     ("\"num_key_value_heads\": 8", "\"num_key_value_heads\": 0", "heads"),
     ("\"vocab_size\": 128256", "\"vocab_size\": 0", "vocab"),
     ("\"vocab_size\": 128256,", "", "vocab_size"),
-    ("\"llama\"", "\"mamba\"", "model_type"),
+    ("\"llama\"", "\"mamba\"", ".config.json, field `model_type`"),
+    ("\"llama\"", "\"LLaMA\"", ".config.json, field `model_type`"),
+    ("\"llama\"", "3", "3 is not a text"),
     ("\"model_type\": \"llama\",", "", "model_type"),
     ("\"rope_theta\"", "\"quantization_config\": {\"bits\": 4}, \"rope_theta\"", "quantization_config"),
 ];

@@ -276,7 +276,10 @@ fn replan_step(session: &Session<'_>, word: &str) -> Result<u64, CliError> {
                 0 => String::new(),
                 steps => format!(": the checkpoint has seen {steps}"),
             };
-            let expected = format!("a step from {first} to {last}{seen}");
+            let expected = match first <= last {
+                true => format!("a step from {first} to {last}{seen}"),
+                false => format!("a run that trains at least 2 steps (--steps){seen}"),
+            };
             inputs::refuse("--replan-at", word, &expected)
         },
         Ok,
