@@ -9,7 +9,7 @@ use executor::ExecutorError;
 use interop::export::ExportError;
 use planner::PlannerError;
 
-use crate::args::{self, examples};
+use crate::args::{examples, words};
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
@@ -222,7 +222,7 @@ fn of_file(error: &SpecError) -> &'static str {
 
 /// The first of these flags on the command line, with its value.
 fn given(flags: &[&str]) -> Option<(String, String)> {
-    let words: Vec<String> = args::words().skip(1).collect();
+    let words: Vec<String> = words::given().skip(1).collect();
     words.iter().enumerate().find_map(|(at, word)| {
         let (flag, value) = match word.split_once('=') {
             Some((flag, value)) => (flag, Some(value.to_owned())),

@@ -19,8 +19,8 @@ use clap::FromArgMatches;
 fn main() -> ExitCode {
     memory::release();
     keep_on_past_the_file_size_limit();
-    output::set_color(settings::color_of_words(args::words()));
-    let settings = args::refuse_other_text().and_then(|()| settings::Settings::load());
+    output::set_color(settings::color_of_words(args::words::given()));
+    let settings = args::words::refuse_other_text().and_then(|()| settings::Settings::load());
     let code = match settings {
         Ok(settings) => run(&settings),
         Err(mistake) => failed(&error::CliError::Input(mistake), None),

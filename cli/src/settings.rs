@@ -10,7 +10,7 @@ use clap::ValueEnum;
 use clap::error::ErrorKind;
 use toml_edit::{Document, Value};
 
-use crate::args::{self, ColorArg};
+use crate::args::{ColorArg, words};
 
 /// Flags whose default can be set, each with the tool's own default, in words where that is not one value.
 pub(crate) const KEYS: [(&str, &str); 13] = [
@@ -185,7 +185,7 @@ impl Settings {
 /// Which variable or file says a default, and what; `None` if the command line has its flag.
 fn said_by(setting: &Setting) -> Option<String> {
     let Setting { key, value, origin } = setting;
-    let on_line = args::words().any(|word| word.trim_start_matches('-').starts_with(key));
+    let on_line = words::given().any(|word| word.trim_start_matches('-').starts_with(key));
     (!on_line).then(|| format!("{origin}: {key} = {value}"))
 }
 

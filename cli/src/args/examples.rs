@@ -154,12 +154,12 @@ pub(crate) fn of(command: &str) -> &'static [&'static str; 2] {
 
 /// A correct example of the command that was typed, if it is known.
 pub(crate) fn typed() -> &'static str {
-    of(&super::words().nth(1).unwrap_or_default())[0]
+    of(&super::words::given().nth(1).unwrap_or_default())[0]
 }
 
 /// The program with the command that was typed.
 pub(crate) fn command() -> String {
-    let command = super::words().nth(1).unwrap_or_default();
+    let command = super::words::given().nth(1).unwrap_or_default();
     format!("vescale-plan {command}").trim_end().to_owned()
 }
 

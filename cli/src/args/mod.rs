@@ -6,8 +6,8 @@ mod flags;
 mod lists;
 mod planning;
 mod training;
+pub(crate) mod words;
 
-use catalog::Mistake;
 use clap::{CommandFactory, Parser, Subcommand};
 
 pub(crate) use exchange::*;
@@ -43,22 +43,6 @@ pub(crate) fn command() -> clap::Command {
         command.mut_subcommand(name, with_negative_numbers)
     });
     with_examples(command, "")
-}
-
-/// The words of the command line. Bytes that are no text stand in them as `�`; `refuse_other_text` refuses such words.
-pub(crate) fn words() -> impl Iterator<Item = String> {
-    std::env::args_os().map(|word| word.to_string_lossy().into_owned())
-}
-
-/// Refuses words of the command line that are not UTF-8: answers, plans and the commands that they suggest hold paths as text.
-pub(crate) fn refuse_other_text() -> Result<(), Mistake> {
-    let mut given = std::env::args_os().skip(1);
-    match given.find(|word| word.to_str().is_none()) {
-        None => Ok(()),
-        Some(word) => Err(Mistake::new("an argument is not text in UTF-8")
-            .at(word.to_string_lossy())
-            .expected("UTF-8; a file with another name can be renamed, or reached by a link")),
-    }
 }
 
 /// The commands below a command.
