@@ -14,7 +14,7 @@ const NAMES: [&str; 6] = [
     "libnccl.so.2",
     "libnvidia-ml.so.1",
 ];
-/// What they are made of.
+/// The source files of the emulated libraries.
 const SOURCES: [&str; 4] = ["libraries.cpp", "driver.cpp", "cudnn.cpp", "emulator.h"];
 
 /// What a process finds `gpus` GPUs by; nothing where no C++ compiler is. `target` keeps libraries and kernels that were

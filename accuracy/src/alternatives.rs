@@ -1,8 +1,8 @@
 //! Other factors that explain measured runs as well as those that were learned, and which strategy to measure to tell them apart.
 //!
-//! Where a run is far off its prediction, the regression finds the factor that systems usually differ in. But if one kind of work
-//! alone took longer, be it another one, the run may look the same: a run that is three times as slow has a slow network, or slow
-//! kernels.
+//! Where a run is far off its prediction, the regression finds the factor that differs most between
+//! systems. But another kind of work that takes longer may make the run look the same: a run that
+//! is three times as slow has a slow network, or slow kernels.
 
 use catalog::calibration::{Rate, TimeFactors};
 use costmodel::{CostError, CostModel};
@@ -19,10 +19,12 @@ const ROUNDS: usize = 12;
 /// Step in a factor's logarithm over which slopes are measured.
 const STEP: f64 = 0.05;
 
-/// The least difference, as a logarithm, between the step times that two explanations predict for a strategy that tells them apart.
+/// Smallest difference, as a logarithm, between the step times that two explanations predict for a
+/// strategy that tells them apart.
 const APART: f64 = 0.1;
 
-/// Sizes of tensor and pipeline parallelism of the strategies among which one is sought that tells explanations apart.
+/// Tensor- and pipeline-parallel sizes of the strategies from which the one that tells explanations
+/// apart is chosen.
 const SIZES: [u64; 4] = [1, 2, 4, 8];
 
 /// The kinds of work whose learned factors are far from 1.
@@ -32,8 +34,8 @@ pub fn far(learned: &Learned) -> Vec<Rate> {
     Rate::ALL.iter().copied().filter(outside).collect()
 }
 
-/// If a learned factor is far from 1: the kinds of work that, if they alone took longer or shorter, would explain the runs as well,
-/// each with the factors that say so.
+/// The alternatives to the learned factors, if one of these is far from 1: each kind of work whose
+/// factor alone would explain the runs as well, with the factors that do so.
 ///
 /// # Errors
 /// When a run cannot be predicted.
@@ -49,7 +51,7 @@ pub fn alternatives(
     let measured = |run: &OwnRun<'_>| run.step_time.0.ln();
     let misses = (runs.iter().zip(&learned.runs))
         .map(|(run, explained)| (measured(run) - explained.after.0.ln()).abs());
-    // As well as the learned factors, or as well as noise lets any factors.
+    // Alternatives may miss runs by as much as the learned factors do, or by twice the usual noise.
     let allowed = misses.fold(2.0 * USUAL.noise, f64::max);
     let others = Rate::ALL.iter().copied().enumerate();
     for (at, rate) in others.filter(|(_, rate)| far != [*rate]) {
@@ -65,7 +67,7 @@ pub fn alternatives(
     Ok(found)
 }
 
-/// The logarithms of factors of which one alone differs from 1, so that it explains the runs best.
+/// Logarithms of the factors that explain the runs best if only factor `at` may differ from 1.
 fn alone(runs: &[OwnRun<'_>], at: usize) -> Result<Logs, CostError> {
     let mut logs = [0.0; 4];
     for _ in 0..ROUNDS {

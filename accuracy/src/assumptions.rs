@@ -22,7 +22,7 @@ pub(crate) struct Tested {
     /// If half of `value` is assumed: the change of the logarithm of a run's probability, as a mean over the drawn runs. Every
     /// source weighs the same.
     pub(crate) halved: f64,
-    /// The same change if twice `value` is assumed.
+    /// If twice `value` is assumed: the change, as in `halved`.
     pub(crate) doubled: f64,
 }
 

@@ -1,4 +1,4 @@
-//! Predictions never read what was measured.
+//! Predictions do not depend on measured values.
 
 use accuracy::Report;
 use catalog::Fitted;

@@ -2,7 +2,7 @@
 
 use catalog::{Bandwidth, Mistake, Seconds};
 
-/// Longest time that is taken: a thousand years.
+/// Longest time that is accepted, in seconds: a thousand years.
 const LONGEST: f64 = 1000.0 * YEAR;
 const YEAR: f64 = 365.25 * 86400.0;
 
@@ -43,7 +43,7 @@ pub enum Mtbf {
 pub enum Checkpoint {
     /// The rate at which all GPUs together write.
     Rate(Bandwidth),
-    /// The time for which training stands still.
+    /// The time for which training stops.
     Time(Seconds),
 }
 

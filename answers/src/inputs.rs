@@ -410,7 +410,7 @@ fn with_hint_for_own_ranks(
         return error;
     }
     AnswerError::from(error.mistake().example(
-        "for ranks on this machine's cpu, of any number, `vescale-plan profile` and plan with --cluster local",
+        "for any number of ranks on this machine's cpu, run `vescale-plan profile`, then plan with --cluster local",
     ))
 }
 

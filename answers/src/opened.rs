@@ -26,7 +26,7 @@ pub struct Opened {
     pub inputs: InputsJson,
 }
 
-/// Adds to an error about a file that is not a plan what a plan file is.
+/// Explains what a plan file is, in an error about another file.
 fn not_a_plan(error: SpecError) -> AnswerError {
     let mistake = error.mistake();
     AnswerError::from(match mistake.expected {

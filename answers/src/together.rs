@@ -101,7 +101,7 @@ impl Together {
         Ok(Self::new(inputs, parts)?)
     }
 
-    /// What all groups take, with the strategy of the first.
+    /// The strategy of the first group, with the time and memory of all groups together.
     #[must_use]
     pub fn whole(&self) -> Candidate {
         Candidate::alone(self.parts[0].strategy.clone(), self.prediction.clone())
@@ -176,7 +176,7 @@ impl Together {
         self.inputs.scenario.cluster.device.memory.value
     }
 
-    /// The group whose step takes longest; of equal ones the first.
+    /// The group whose step takes longest; the first of equals.
     #[must_use]
     pub fn slowest(&self) -> &Part {
         let mut slowest = &self.parts[0];
@@ -264,9 +264,10 @@ impl Divided {
 }
 
 impl Divisions<'_> {
-    /// Searches every way to divide the pools into groups. `weight` is the factor on a step time on
-    /// some of the GPUs: dollars, or 1. `least` is the least value known so far. Where memory is
-    /// minimised, the value is the share of memory that the fullest GPU takes.
+    /// Searches every way to divide the pools into groups. `weight` turns a step time on some of
+    /// the GPUs into what is minimised: dollars per hour, or 1 for the time itself. `least` is the
+    /// least value known so far. Where memory is minimised, the value is the share of memory in use
+    /// on the fullest GPU.
     pub(crate) fn searched(
         &self,
         least: Option<f64>,
@@ -300,7 +301,7 @@ impl Divisions<'_> {
             let weight = weight(&whole);
             let known = best.as_ref().map(|(value, ..)| *value).into_iter();
             let known = known.chain(least).reduce(f64::min);
-            // The first gives every pool its own group; its time is shown even if not better.
+            // The first division has a group for every pool; its time is shown even if not better.
             let within = match (number, objective) {
                 (0, Objective::Time) => f64::INFINITY,
                 _ => known.map_or(f64::INFINITY, |value| value / weight),
@@ -337,7 +338,7 @@ impl Divisions<'_> {
         CostModel::sharing(on_pool(self.inputs, pool, workload).scenario, &known)
     }
 
-    /// The groups of a division with their plans; none if a share has no plan any more.
+    /// The groups of a division with their plans; `None` if a share no longer has a plan.
     fn together(
         &self,
         division: &[Pool],

@@ -1,4 +1,5 @@
-//! Clusters of several pools: one more pool never slows, and the answer is no slower than each pool alone or an even split.
+//! Clusters of several pools: one more pool never makes the answer slower, and it is no slower than
+//! each pool alone or an even split.
 
 use std::sync::Arc;
 
@@ -38,7 +39,7 @@ fn question(cluster: &str, gpus: u64, batch: u64) -> Inputs {
     inputs::resolve(&question).expect("a question")
 }
 
-/// A space of which a hundred searches take a moment.
+/// A space so small that a hundred searches are quick.
 fn small() -> Constraints {
     let mut constraints = Constraints::default();
     let fixed = "cp=1,mbs=1,vpp=1,schedule=1f1b,recompute=none|full,zero=1";
@@ -75,7 +76,7 @@ fn time(inputs: &Inputs, tie: Option<f64>) -> f64 {
     best.map_or(f64::INFINITY, |best| best.prediction.step_time.0)
 }
 
-/// A cluster of pools, each so many nodes of a kind, with its GPUs.
+/// The `--cluster` text of some pools, given as number and kind of nodes, and its number of GPUs.
 fn line(pools: &[(u64, usize)], link: &str) -> (String, u64) {
     let part = |&(nodes, kind): &(u64, usize)| format!("{nodes} nodes x {}", NODES[kind].0);
     let parts: Vec<String> = pools.iter().map(part).collect();
@@ -87,7 +88,8 @@ fn line(pools: &[(u64, usize)], link: &str) -> (String, u64) {
     }
 }
 
-/// The time of equally many sequences for every GPU, each pool under its own best plan; infinite if they do not divide.
+/// Step time when every GPU gets equally many sequences and each pool has its own best plan, in
+/// seconds; infinite if the batch cannot be divided so.
 fn even(pools: &Pools) -> f64 {
     let mut slowest: f64 = 0.0;
     let mut groups = Vec::new();
@@ -102,7 +104,7 @@ fn even(pools: &Pools) -> f64 {
     }
     let groups: Vec<&CostModel> = groups.iter().collect();
     let link = pools.between.as_ref();
-    // Gradients of any type are at least as wide.
+    // No gradient type has fewer bytes.
     let exchange = costmodel::exchange(&groups, DType::F16, link).expect("priced");
     slowest + exchange.0
 }
@@ -136,7 +138,7 @@ proptest! {
         }
         let even = even(inputs.scenario.cluster.pools.as_ref().expect("pools"));
         prop_assert!(best <= even * (1.0 + 1e-9), "{best} on {all}, {even} of equal shares");
-        // The simplest plans that tie take a little longer at most.
+        // The simplest of the plans that tie may take a little longer.
         let simplest = time(&inputs, None);
         prop_assert!(best <= simplest && simplest <= best * 1.01, "{best}, {simplest} on {all}");
         let Some(together) = &found.together else {
@@ -200,7 +202,7 @@ fn fullness(p: &Prediction) -> f64 {
     p.peak_memory.as_f64() / p.usable().as_f64()
 }
 
-/// The lightest plan is as light as that of every way to use the pools, groups side by side among them.
+/// The lightest plan uses no larger share of memory than any way to use the pools, groups included.
 #[test]
 fn the_lightest_plan_may_have_groups() {
     let options = SearchOptions {
@@ -209,7 +211,8 @@ fn the_lightest_plan_may_have_groups() {
         ..SearchOptions::default()
     };
     let mut divided = 0;
-    // Without a pipeline replicas lie in one pool, and four or three of them divide no batch of 7 or 11, but shares of it.
+    // Without a pipeline no replica spans pools. A batch of 7 or 11 cannot be divided equally over
+    // them.
     for (line, gpus, batch, fixed) in [
         (
             "4 nodes x dgx-h100 + 3 nodes x dgx-a100",
@@ -256,7 +259,7 @@ fn the_lightest_plan_may_have_groups() {
     assert!(divided > 0);
 }
 
-/// What is written of a plan with several groups is read again, whole and group by group.
+/// The plan file of several groups is read back, as a whole and group by group.
 #[test]
 fn plans_of_groups_are_read_again() {
     let inputs = question("2 nodes x dgx-h100 + 2 nodes x dgx-a100", 32, BATCH);

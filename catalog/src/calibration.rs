@@ -90,7 +90,7 @@ impl TimeFactors {
         }
     }
 
-    /// These factors with another one of a kind of work.
+    /// These factors, with `factor` for one kind of work.
     #[must_use]
     pub fn with(self, rate: Rate, factor: f64) -> Self {
         let mut factors = self;
@@ -346,7 +346,7 @@ impl Calibration {
         })
     }
 
-    /// Checks that there are runs, and that those that are listed are all of them and have a time.
+    /// Checks that there are runs, and that the listed ones are complete and have a time.
     fn check_runs(&self) -> Result<(), (&'static str, String)> {
         let listed = self.measured.len();
         if self.runs == 0 {

@@ -100,9 +100,9 @@ pub struct Device {
 
 /// Largest memory of one device, far above any that is made.
 const MAX_MEMORY: Bytes = Bytes(1 << 50);
-/// Largest memory bandwidth, likewise.
+/// Largest memory bandwidth, far above any that is made.
 const MAX_BANDWIDTH: Bandwidth = Bandwidth(1e16);
-/// Largest rate of products, likewise.
+/// Largest rate of products, far above any that is made.
 const MAX_RATE: FlopRate = FlopRate(1e19);
 
 impl Device {

@@ -22,7 +22,7 @@ pub struct Host {
 
 /// Largest bandwidth of a host, far above any that is made.
 const MAX_BANDWIDTH: Bandwidth = Bandwidth(1e15);
-/// Largest memory of a node, likewise.
+/// Largest memory of a node, far above any that is made.
 const MAX_MEMORY: Bytes = Bytes(1 << 50);
 
 impl Host {

@@ -123,7 +123,7 @@ pub struct ModelConstants {
     pub temperature: Option<Temperature>,
     /// Soft cap `c` of attention scores, `c·tanh(x/c)` (Gemma 2).
     pub attention_cap: Option<f64>,
-    /// Soft cap of logits, likewise.
+    /// Soft cap `c` of the logits, `c·tanh(x/c)`.
     pub logit_cap: Option<f64>,
     /// Whether rotary positions turn neighbouring dimensions rather than those half a head apart.
     pub rope_neighbours: bool,

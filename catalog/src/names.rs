@@ -31,7 +31,7 @@ pub(crate) fn same<S: AsRef<str>>(name: &str, aliases: &[S], arg: &str) -> bool 
     name.eq_ignore_ascii_case(arg) || aliases.any(|alias| alias.eq_ignore_ascii_case(arg))
 }
 
-/// A text for one line of a message: control characters are written as `\u{…}`.
+/// A text for one line of a message: control characters are escaped, such as `\n` or `\u{200e}`.
 #[must_use]
 pub fn shown(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());

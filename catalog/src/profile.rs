@@ -56,9 +56,9 @@ pub struct Measured {
     pub sizes: Vec<u64>,
     /// Ranks that ran it at the same time, sharing the machine's cores.
     pub ranks: u64,
-    /// Median seconds of one run.
+    /// Mean seconds of one run, outliers left out.
     pub seconds: f64,
-    /// Half the distance between the quartiles over the median.
+    /// Half the distance between the quartiles, over `seconds`.
     pub spread: f64,
 }
 

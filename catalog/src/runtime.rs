@@ -60,7 +60,7 @@ pub struct Runtime {
     pub graphs: CudaGraphs,
     /// How it scales the operands of 8-bit products by default.
     pub fp8_recipe: Fp8Recipe,
-    /// Costs beside the model.
+    /// Costs that do not follow from the model, such as host time.
     pub overheads: Overheads,
 }
 
@@ -541,7 +541,8 @@ pub enum AttentionKernel {
     Sdpa,
 }
 
-/// What a runtime costs beside the model.
+/// Costs of a runtime that do not follow from the model: host time, memory outside tensors,
+/// factors.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Overheads {
     /// Host time to issue one kernel.

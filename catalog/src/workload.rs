@@ -120,7 +120,7 @@ impl Workload {
         self
     }
 
-    /// The same documents in sequences of the same length, with other sizes.
+    /// This workload with other sizes; its documents stay. `seq_len` must not change.
     fn sized(&self, sizes: WorkloadSizes) -> Result<Self, WorkloadError> {
         let checked = Self::new(sizes)?;
         Ok(Self {

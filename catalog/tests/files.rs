@@ -1,4 +1,4 @@
-//! What may be written where, what is left when it may not, and with which mode.
+//! Where files may be written, what remains when writing is refused, and the modes of files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -75,7 +75,7 @@ fn a_file_of_another_kind_stays() {
     assert_eq!(entries(folder.path()), ["a"]);
 }
 
-/// A destination that cannot be written is refused by the check, and nothing is left.
+/// The check refuses a destination that cannot be written, and leaves nothing behind.
 #[test]
 fn a_destination_is_checked_first() {
     let folder = temporary();
@@ -144,7 +144,7 @@ fn a_symbolic_link_is_never_followed() {
     assert_eq!(entries(folder.path()), ["late", "link", "victim"]);
 }
 
-/// A user's file that comes to lie there while the work goes on is kept.
+/// A user's file that appears at the destination after the check is kept.
 #[test]
 fn a_file_that_appears_after_the_check_stays() {
     let folder = temporary();
@@ -258,7 +258,7 @@ fn a_log_grows() {
     assert!(files::open_log(&path, Kind::RunLog, Replace::Anything).is_ok());
 }
 
-/// Names are shown on one line, without what a terminal would act on.
+/// Names are shown on one line, with control characters escaped.
 #[test]
 fn control_characters_are_shown_not_sent() {
     let shown = catalog::names::shown("a\u{1b}[2J\n\u{202e}b\u{9b}é·中");

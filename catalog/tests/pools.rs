@@ -187,7 +187,7 @@ fn what_is_no_pool_is_refused_with_its_place() {
     }
 }
 
-/// What is left when pools lose devices, and what the first devices of pools are.
+/// Pools after the loss of devices, and the first devices of pools, are clusters.
 #[test]
 fn parts_of_pools_are_clusters() {
     let line = "16 x dgx-h100 + 32 x dgx2-v100 + 8 x dgx-a100, 100 Gb/s between";
@@ -234,7 +234,7 @@ fn parts_of_pools_are_clusters() {
     assert_eq!((&joined.arg[..], joined.gpus), ("dgx-h100", 16));
 }
 
-/// Pools are called as they were named, by their GPU, or by number where two are called the same.
+/// A pool's name is its preset, its GPU or, if two are equal, its number.
 #[test]
 fn pools_have_names() {
     let two = pools("16 x dgx-h100 + 8 x dgx-h100 at 0.8 + 8 x dgx-a100");

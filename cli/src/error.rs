@@ -73,7 +73,7 @@ impl CliError {
         Self::Input(Mistake::new(what).at(place))
     }
 
-    /// The same, with what was expected there.
+    /// The error that something is wrong in a place, with what was expected there.
     pub(crate) fn unexpected(
         place: impl Display,
         what: impl Into<String>,

@@ -1,4 +1,5 @@
-//! What answers advise holds: commands that are proposed find a plan, and strategies that are named compare as is said.
+//! Advice in answers is right: proposed commands find a plan, and named strategies compare as
+//! stated.
 
 mod common;
 
@@ -16,7 +17,7 @@ fn proposed(answer: &str) -> Vec<String> {
     lines.map(str::to_owned).collect()
 }
 
-/// Questions that nothing fits, with what is proposed.
+/// Questions for which nothing fits, with the commands that are proposed.
 const TOO_LARGE: [(&str, &[&str]); 2] = [
     (
         "--model qwen2.5-32b --cluster 'l40s x 8 per node, 100 Gb/s x 1' --gpus 24 --seq 4k --global-batch 96 --runtime hf-trainer",
@@ -146,7 +147,7 @@ fn a_precision_that_a_system_lacks_is_refused_once() {
     advice_is_exported(folder.path(), export);
 }
 
-/// Runs the search that a refused export advises, and exports what it finds.
+/// Runs the search that a refused export proposes, and exports the plan it finds.
 fn advice_is_exported(folder: &Path, export: &str) {
     let refused = stderr(&shell(folder, export));
     let advised = refused.split("or plan within its limits: ").nth(1);

@@ -72,7 +72,7 @@ fn evidence(predicted: &Value) -> &str {
     predicted["evidence"].as_str().expect("words")
 }
 
-/// A Megatron-LM log of so many steps; its first takes twice as long.
+/// Writes a Megatron-LM log of `steps` steps of `seconds` each; the first takes twice as long.
 fn log(folder: &Path, name: &str, seconds: f64, steps: u32) {
     let line = |step: u32| {
         let ms = seconds * 1e3 * if step == 1 { 2.0 } else { 1.0 };
@@ -210,7 +210,7 @@ fn weak_logs_are_warned_of() {
     assert!(stderr(&output).contains("runs 1 and 2 are the same"));
 }
 
-/// Factors are those of one pool's nodes.
+/// A cluster of several pools cannot be calibrated, because factors belong to one kind of node.
 #[test]
 fn clusters_of_several_pools_are_not_calibrated() {
     let folder = folder();
@@ -300,7 +300,8 @@ fn what_no_run_shows_keeps_its_evidence() {
     }
 }
 
-/// One slow run may have a slow network or slow kernels: that is said, intervals hold both, and the strategy that is named tells.
+/// One slow run may have a slow network or slow kernels. A note says so, intervals include both,
+/// and the strategy that it names tells them apart.
 #[test]
 fn what_one_run_leaves_open_is_said() {
     let folder = folder();
@@ -444,7 +445,8 @@ fn repeats_count_as_one_run() {
     }
 }
 
-/// Factors of a pool's cluster widen the intervals of the pools together, and are said.
+/// The factors of a pool's cluster widen the intervals of all pools together, and a note mentions
+/// them.
 #[test]
 fn factors_of_pools_are_said() {
     let folder = folder();

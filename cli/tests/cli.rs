@@ -39,7 +39,7 @@ fn with<'a>(first: &[&'a str], rest: &[&'a str]) -> Vec<&'a str> {
     [first, SMALL, rest].concat()
 }
 
-/// Attention over a million tokens is counted once, and by the PaLM convention beside it.
+/// The MFU counts causal attention over a million tokens once, the PaLM MFU as if unmasked.
 #[test]
 fn utilisation_of_long_sequences_is_below_the_peak() {
     let folder = tempfile::tempdir().expect("temporary folder");
@@ -367,7 +367,7 @@ fn schemas_have_the_bounds_of_what_they_describe() {
     }
 }
 
-/// One message on stderr that contains `expected`; exit code 2; no panic; no files.
+/// Checks a refusal: exit code 2, `expected` on stderr, no panic and no files left behind.
 fn refuses(args: &[&str], files: &[(&str, &[u8])], expected: &str) {
     let folder = tempfile::tempdir().expect("temporary folder");
     for (name, bytes) in files {

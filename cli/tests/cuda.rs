@@ -1,4 +1,4 @@
-//! The cuda device where there is none: one clear line, and an exit code that says so.
+//! The cuda device on a machine without GPUs: one clear line, and an exit code of its own.
 
 use std::path::Path;
 use std::process::Command;
@@ -72,7 +72,7 @@ fn what_the_device_cannot_do_is_refused() {
     }
 }
 
-/// Its products take GELUs, on a GPU.
+/// A model whose products include GELUs on a GPU.
 const MODEL: &str = r#"{"model_type": "gpt2", "n_embd": 64, "n_layer": 3, "n_head": 4,
     "n_positions": 64, "vocab_size": 128, "tie_word_embeddings": false}"#;
 
@@ -86,7 +86,7 @@ fn entry(kernel: Kernel, seconds: f64) -> Measured {
     }
 }
 
-/// What one rank runs under a layout: embedding, three layers, head.
+/// Traces of the blocks that one rank runs under a layout: embedding, three layers, head.
 struct Blocks(Vec<Trace>);
 
 impl Blocks {
@@ -113,7 +113,7 @@ impl Blocks {
         parameters.map(|p| p.local_elements).sum()
     }
 
-    /// Every operator takes a millisecond, the optimizer ten, and a copy two.
+    /// Measurements in which every operator takes a millisecond, the optimizer ten, and a copy two.
     fn measured(&self, gpus: Option<u64>) -> Vec<Measured> {
         let kernel = |trace: &Trace, op: AnyOp<'_>| match gpus {
             Some(gpus) => trace.kernel_on_gpu(op, &Epilogues::of(trace), |_| gpus),
@@ -148,16 +148,17 @@ fn gpu_profile(gpus: Option<u64>, measured: Vec<Measured>) -> Profile {
     }
 }
 
-/// What `estimate` says of our executor with a profile.
+/// Runs `estimate` for our executor with a profile.
 fn estimated(profile: &Profile, gpus: u64, strategy: &str) -> std::process::Output {
     let of = "--cluster gpu.yaml --runtime vescale-cuda";
     estimated_for(profile, of, gpus, strategy)
 }
 
-/// A cluster that a profile says more about.
+/// A cluster file that extends a preset by a profile.
 const EXTENDED: &str = "schema_version: 1\nname: ours\nextends: dgx-h100\nprofile: gpu.yaml\n";
 
-/// What `estimate` says for a cluster and a runtime, with a profile `gpu.yaml` and `ours.yaml` that extends a cluster by it.
+/// Runs `estimate` for a cluster and a runtime, beside a profile `gpu.yaml` and the cluster file
+/// `ours.yaml`.
 fn estimated_for(profile: &Profile, of: &str, gpus: u64, strategy: &str) -> std::process::Output {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let write = |name: &str, text: &str| {
@@ -188,9 +189,9 @@ fn step_time(output: &std::process::Output) -> f64 {
 fn steps_are_priced_from_a_profile_of_a_gpu() {
     let blocks = Blocks::new(&BlockLayout::alone(2, 32, DType::Bf16));
     let passes = 1e-3 * blocks.ops().count() as f64;
-    // Gradients are cleared at half a copy; weights are rounded at one.
+    // Clearing gradients takes half as long as a copy, rounding weights as long.
     let wanted = 4.0 * passes + 2e-2 + 1.5 * 2e-3;
-    // Of a GPU as such, and of one whose ranks would share it.
+    // A profile of a GPU, and one of a machine without.
     for gpus in [Some(1), None] {
         let profile = gpu_profile(gpus, blocks.measured(gpus));
         let predicted = step_time(&estimated(&profile, 1, "mbs=2,zero=0"));
@@ -216,7 +217,7 @@ fn messages_between_gpus_are_priced_as_they_were_measured() {
     let strategy = "tp=2,sp=off,mbs=2,zero=0";
     let predicted = step_time(&estimated(&measured, 2, strategy));
     let passes = 1e-3 * blocks.ops().count() as f64 + 5e-4 * blocks.exchanges() as f64;
-    // The gradient norm is summed, and its sum told.
+    // Two messages for the gradient norm: one sums it, one sends the sum.
     let wanted = 4.0 * passes + 2e-2 + 1.5 * 2e-3 + 2.0 * 5e-4;
     assert!(blocks.exchanges() > 10);
     assert!(
@@ -266,7 +267,7 @@ fn gradients_are_reduced_beside_compute() {
     );
 }
 
-/// One host was measured; many are planned for, for another system.
+/// A profile of one host prices a cluster of many, under another runtime.
 #[test]
 fn a_profile_of_a_host_prices_a_cluster_of_them() {
     let slow = [

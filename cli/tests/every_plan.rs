@@ -1,5 +1,5 @@
-//! Every shipped example, and plans that use one axis alone, through every command that takes a plan:
-//! none of them may crash, whatever it answers.
+//! Runs every command that takes a plan on all shipped examples, and on plans that use a single
+//! axis. None may crash.
 
 mod limited;
 
@@ -76,7 +76,7 @@ fn examples() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples")
 }
 
-/// Every command that takes a plan; what crashed.
+/// Runs every command that takes a plan; returns the commands that failed, with their messages.
 fn used(folder: &Path, plan: &str, other: &str) -> Vec<String> {
     let mut commands: Vec<Vec<&str>> = vec![
         vec!["explain", plan],
@@ -100,7 +100,7 @@ fn used(folder: &Path, plan: &str, other: &str) -> Vec<String> {
             ended = run(folder, &plain);
         }
         let name = command.join(" ");
-        // An export may be refused (4); everything else must be answered.
+        // An export may be refused (exit code 4), a plan may not fit (3); all else is a failure.
         let answered = match (ended.code, command[0]) {
             (Some(0), _) | (Some(4), "export") => true,
             (code, _) => code.is_some_and(|code| code == 3),

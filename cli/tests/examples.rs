@@ -1,4 +1,4 @@
-//! The examples of every help page run as they stand, in one folder, one after another.
+//! The examples of all help pages run as printed, in one folder, one after another.
 
 mod common;
 

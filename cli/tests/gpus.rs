@@ -8,7 +8,8 @@ use serde_json::Value;
 
 type Environment = Vec<(&'static str, OsString)>;
 
-/// A folder with tokens, and what a process finds four GPUs by; none where no C++ compiler is.
+/// A folder with tokens, and environment variables for four emulated GPUs; `None` without a C++
+/// compiler.
 fn here() -> Option<(tempfile::TempDir, Environment)> {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let environment = vescale_tests::emulated::environment(target, 4)?;
@@ -91,7 +92,7 @@ fn held(what: &str, answer: &Value, bound: f64) {
     }
 }
 
-/// Parallelism, schedules, executions and what carries messages, on one model or another.
+/// Kinds of parallelism, schedules, executions and message transports, each on some model.
 #[test]
 fn plans_train_on_gpus_as_on_the_cpu() {
     let Some((folder, environment)) = here() else {

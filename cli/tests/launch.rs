@@ -1,5 +1,5 @@
-//! Exported launch scripts, executed: whatever a model's folder is called, they start what they are for and
-//! nothing else.
+//! Executes exported launch scripts: whatever a model's folder is called, they start the training
+//! and nothing else.
 #![cfg(unix)]
 
 mod common;
@@ -24,7 +24,7 @@ const NAMES: [&str; 9] = [
     "</script><script>touch PWNED",
 ];
 
-/// Targets and a strategy each takes, with what starts its ranks.
+/// Each target with a strategy that it can express.
 const TARGETS: [(&str, &str); 10] = [
     ("megatron-lm", "tp=2,zero=1"),
     ("megatron-bridge", "tp=2,zero=1"),
@@ -56,7 +56,7 @@ fn programs(root: &Path) {
     recording(&root.join("bin"), "scontrol", "echo host0");
 }
 
-/// Runs a script with nothing but recording programs, and gives what was started.
+/// Runs a script on a path with recording programs only; returns the commands it started.
 fn started(root: &Path, out: &str, script: &str) -> Vec<String> {
     let record = root.join("record");
     fs::write(&record, "").expect("a record");
@@ -139,7 +139,7 @@ fn scripts_start_from_a_folder_of_any_name() {
     }
 }
 
-/// A script that is started with something left open stops, and says what.
+/// A script stops, with a message, while an input is still to be filled in.
 #[test]
 fn scripts_stop_until_they_are_filled_in() {
     let folder = tempfile::tempdir().expect("folder");

@@ -1,4 +1,5 @@
-//! What commands write: where, over what, with which mode, and what is said when it cannot be written.
+//! Outputs of commands: where they are written, what they replace, their modes, and messages when
+//! writing fails.
 
 mod common;
 
@@ -35,7 +36,7 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// A name that the tool chose never replaces another plan, and the answer is given all the same.
+/// A name that the tool chose never replaces another plan; the answer is printed nevertheless.
 #[test]
 fn a_chosen_name_never_replaces_another_plan() {
     let folder = tempfile::tempdir().expect("folder");
@@ -64,7 +65,7 @@ fn a_chosen_name_never_replaces_another_plan() {
     assert_ne!(fs::read(&at).expect("the plan"), first);
 }
 
-/// A given name replaces a file of the same kind, says so, and nothing else.
+/// A given name replaces only a file of the same kind, with a message.
 #[test]
 fn a_given_name_replaces_its_own_kind_only() {
     let folder = tempfile::tempdir().expect("folder");
@@ -149,7 +150,7 @@ fn a_given_name_replaces_its_own_kind_only() {
 /// Enough of a log to learn from.
 const LOG: &str = "[rank0]:[titan] step:  1  loss:  8.0\n";
 
-/// A destination is refused before the work, not after it: nothing fits here, and that is never said.
+/// A bad destination is refused before the search, which would say that nothing fits.
 #[test]
 fn destinations_are_checked_before_the_work() {
     let folder = tempfile::tempdir().expect("folder");
@@ -199,7 +200,8 @@ fn the_umask_rules_and_links_are_not_followed() {
     assert_eq!(fs::read(root.join("a.yaml")).expect("plan"), victim);
 }
 
-/// Streams that are closed or full: no panic, files written, and a code that says what was lost.
+/// If streams are closed or full, nothing panics, files are written, and the exit code shows the
+/// loss.
 #[test]
 fn streams_may_be_closed_or_full() {
     let folder = tempfile::tempdir().expect("folder");
@@ -284,7 +286,7 @@ fn a_full_disk_loses_no_answer() {
     }
 }
 
-/// A disk that fills while a run writes its log: training goes on, and the loss of the log is said once.
+/// If a disk fills up while a run writes its log, training continues, and one warning reports it.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_full_disk_ends_the_log_of_a_run() {

@@ -39,7 +39,7 @@ fn plans(folder: &std::path::Path) {
     }
 }
 
-/// A command, how it ends, and a part of what it says.
+/// A command, its exit code, and a part of its output.
 #[rustfmt::skip]
 const COMMANDS: [(&str, i32, &str); 63] = [
     ("explain two.yaml", 0, "group 2: "),
@@ -120,7 +120,7 @@ fn every_command_takes_plans_of_several_groups_or_says_why_not() {
     }
 }
 
-/// What runs now, on which pools if that is said, the devices that it lies on, and whether the best plan lies elsewhere.
+/// The strategy in use, its pools if given, its devices, and whether the best plan is on others.
 #[rustfmt::skip]
 const NOW: [(&str, &str, &str, bool); 6] = [
     ("tp8 pp3 mbs1", "", "16 × h100-sxm + 8 × a100-80gb", true),
@@ -131,7 +131,8 @@ const NOW: [(&str, &str, &str, bool); 6] = [
     ("tp4 mbs1", "8 x dgx-a100", "8 × a100-80gb", true),
 ];
 
-/// The strategy in use is priced on its own pools as by itself, and the best plan is that of all pools.
+/// A strategy in use is priced on its own pools as if alone, and compared with the best plan of all
+/// pools.
 #[test]
 fn a_strategy_in_use_lies_on_some_of_the_pools() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -221,7 +222,7 @@ fn a_strategy_in_use_lies_on_some_of_the_pools() {
     }
 }
 
-/// Numbers of GPUs are taken from the pools in their order and planned as by `search`; more of them never are slower.
+/// GPUs are taken in the order of pools and planned as by `search`; more GPUs are never slower.
 #[test]
 fn sizes_of_pools_are_what_search_finds() {
     let folder = tempfile::tempdir().expect("a folder");

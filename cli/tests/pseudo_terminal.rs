@@ -34,7 +34,7 @@ const DOC: [&str; 7] = [
     "doc exit-codes",
 ];
 
-/// Whether there is a `script` that can do what these tests need.
+/// Whether a `script` with the options that these tests need is installed.
 fn script_is_there() -> bool {
     let version = Command::new("script").arg("--version").output();
     let there = version.is_ok_and(|v| String::from_utf8_lossy(&v.stdout).contains("util-linux"));
@@ -44,7 +44,7 @@ fn script_is_there() -> bool {
     there
 }
 
-/// Starts a command whose input, output and messages are all a terminal of so many columns.
+/// Starts a command with a terminal of `columns` columns as its input, output and messages.
 fn start(folder: &Path, columns: u16, no_color: bool, line: &str) -> Child {
     let binary = env!("CARGO_BIN_EXE_vescale-plan");
     let inside = format!("stty columns {columns} rows 50 && exec '{binary}' {line}");

@@ -28,7 +28,7 @@ fn example(path: &str) -> String {
     path.to_str().expect("a path in UTF-8").to_owned()
 }
 
-/// Writes `p.yaml`: `strategy` of a model on so many ranks, a step of few tokens.
+/// Writes `p.yaml`, a plan with `strategy` for a model on `gpus` ranks, with few tokens per step.
 fn plan(folder: &Path, model: &str, gpus: u64, strategy: &str) {
     let (model, gpus) = (example(model), gpus.to_string());
     let batch = [
@@ -86,7 +86,7 @@ impl Rank {
         assert!(sent.expect("`kill` starts").success());
     }
 
-    /// Waits for its end; its exit code and what it said.
+    /// Waits until it ends; returns its exit code and output, and how long it took.
     fn ended(mut self, within: Duration) -> (Option<i32>, String, Duration) {
         let began = Instant::now();
         while began.elapsed() < within {
@@ -103,7 +103,7 @@ impl Rank {
     }
 }
 
-/// Waits until a rank has logged so many steps.
+/// Waits until a rank has logged `count` steps.
 fn steps(folder: &Path, count: usize) {
     let began = Instant::now();
     let log = folder.join("log0.jsonl");

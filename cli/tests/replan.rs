@@ -1,4 +1,4 @@
-//! `replan`: what is left, with which batch, and what going on takes.
+//! `replan`: the GPUs that are left, the batch planned for them, and the cost of continuing.
 
 mod common;
 
@@ -44,7 +44,7 @@ fn replan(folder: &Path, flags: &str) -> Value {
     json(&output)
 }
 
-/// The plan before, flags, GPUs left, batch, and whether all go back to a checkpoint.
+/// Strategy of the old plan, flags, GPUs left, batch, whether all ranks read a checkpoint.
 #[rustfmt::skip]
 const ROWS: [(&str, &str, &str, u64, u64, bool); 7] = [
     ("32", "tp4 dp8 zero1", "--lost 1node", 24, 96, true),
@@ -104,7 +104,7 @@ fn what_is_left_is_planned() {
     }
 }
 
-/// The new plan trains as the old one did, on the same data wherever it lies.
+/// The new plan keeps the training settings of the old one and its data, wherever the file is.
 #[test]
 fn training_goes_on_as_before() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -157,8 +157,9 @@ fn the_batch_changes_only_if_it_must() {
     assert_eq!(taken["best"]["predicted"], other["best"]["predicted"]);
 }
 
-/// How the replicas of the plan before lie, what is lost, with GPUs left, and whether all go back to a
-/// checkpoint. A group of 8 GPUs holds every state; so does a pipeline, but each of its stages lies in one pool.
+/// Whether replicas are in groups, what is lost, GPUs left, and whether all ranks read a
+/// checkpoint. A group of 8 GPUs holds every state; so does a pipeline, but each of its stages is
+/// on one pool.
 #[rustfmt::skip]
 const POOLS: [(&str, &str, u64, bool); 7] = [
     ("groups=2", "1node of dgx-a100", 24, false),
@@ -170,7 +171,8 @@ const POOLS: [(&str, &str, u64, bool); 7] = [
     ("groups=1", "2nodes of dgx-h100", 16, true),
 ];
 
-/// What is left of several pools is planned as `search` plans it, and goes on from the groups that hold everything.
+/// The remaining GPUs of several pools are planned as by `search`, and states come from groups that
+/// hold all of them.
 #[test]
 fn what_is_left_of_several_pools_is_planned() {
     let folder = tempfile::tempdir().expect("a folder");

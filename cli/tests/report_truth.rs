@@ -1,4 +1,4 @@
-//! What a report says is true: its command, executed, makes the same prediction, and its words hold.
+//! Reports are true: a report's command makes the same prediction, and its statements are right.
 
 mod common;
 
@@ -20,7 +20,7 @@ fn unescaped(text: &str) -> String {
     entities.into_iter().fold(text.to_owned(), replace)
 }
 
-/// What the button "Copy command" copies.
+/// The command that the button "Copy command" copies.
 fn command(page: &str) -> String {
     let before = page.split(">Copy command<").next().expect("a button");
     let value = before.rsplit("data-copy=\"").next().expect("its value");
@@ -33,8 +33,8 @@ fn part<'p>(page: &'p str, from: &str, to: &str) -> &'p str {
     rest.split(to).next().expect(to)
 }
 
-/// Executes a report's command and makes a report of the plan that it writes: numbers, verdict and plan are
-/// those of the first.
+/// Executes a report's command and makes a report of the plan that it writes. Numbers, verdict and
+/// plan must be those of the first report.
 fn same_again(folder: &Path, page: &str, predicted: &Value, budget: &Value) {
     let command = command(page);
     let line = format!("{command} --json -q -o again.plan.yaml --force");
@@ -62,7 +62,7 @@ fn same_again(folder: &Path, page: &str, predicted: &Value, budget: &Value) {
     assert!(!folder.join("PWNED").exists());
 }
 
-/// Names that a shell would act on.
+/// A name with characters that a shell would interpret.
 const MODEL: &str = "a model's $(touch PWNED) `x`";
 
 fn folder_with_files() -> tempfile::TempDir {
@@ -246,7 +246,7 @@ fn the_command_of_a_report_predicts_the_same() {
     }
 }
 
-/// Every example's report, though they name their models beside them.
+/// Reports of all examples can be made, though their models are files beside them.
 #[test]
 fn examples_reports_name_their_models() {
     let folder = tempfile::tempdir().expect("folder");
@@ -264,7 +264,7 @@ fn examples_reports_name_their_models() {
     }
 }
 
-/// Where each value was said, row by row.
+/// The origin of each value, row by row.
 fn origins(page: &str) -> Vec<(String, String)> {
     let section = part(page, "id=\"inputs\"", "</section>");
     let cell = |row: &str, from: &str| {
@@ -293,7 +293,7 @@ fn inputs_say_where_they_come_from() {
         said.collect::<Vec<_>>()
     };
     assert_eq!(asked(&[]), ["model", "GPUs"]);
-    // Also when what is asked for is the default.
+    // The same holds if the default is asked for.
     assert_eq!(
         asked(&["--seq", "1024", "--headroom", "0.05"]),
         ["model", "GPUs", "sequence", "memory headroom"]
@@ -328,7 +328,7 @@ fn inputs_say_where_they_come_from() {
     );
 }
 
-/// What cannot run has no price, and says in red what is too much.
+/// A plan that does not fit gets no price; the report shows in red what is too large.
 #[test]
 fn a_plan_that_does_not_fit_is_not_sold() {
     let folder = tempfile::tempdir().expect("folder");

@@ -285,7 +285,7 @@ fn one_message(folder: &Path, cases: &[(&[&str], &str)]) {
     }
 }
 
-/// What is wrong with the steps, the profile and the files to write is said before training, and nothing is left.
+/// Bad steps, profiles and output files are reported before training, and leave no files behind.
 #[test]
 fn flags_are_checked_before_training() {
     let folder = tempfile::tempdir().expect("temporary folder");
@@ -315,7 +315,7 @@ fn flags_are_checked_before_training() {
     }
 }
 
-/// What `--replan-at` goes on under may differ in its layout, and in nothing that is trained.
+/// The plan for `--replan-at` may have another layout, but must train the same.
 #[test]
 fn another_run_is_not_gone_on_with() {
     let folder = tempfile::tempdir().expect("temporary folder");
@@ -346,7 +346,7 @@ fn another_run_is_not_gone_on_with() {
     }
 }
 
-/// A layout that exact mode cannot sum is a mistake of the plan: where it is cut is said, and in which file.
+/// A layout that exact mode cannot sum is refused with the place of the cut and the plan's file.
 #[test]
 fn a_cut_block_is_placed_in_its_plan() {
     let folder = tempfile::tempdir().expect("temporary folder");
@@ -428,7 +428,7 @@ fn a_log_replaces_another_file_when_forced() {
     assert!(lines.starts_with("{\"step\":0,"), "{lines}");
 }
 
-/// The log of a run on a profiled machine teaches nothing about tables.
+/// A log of a run on a profiled machine cannot calibrate factors, which belong to tables.
 fn no_factors_are_learned(folder: &Path) {
     let args = ["calibrate", "log.jsonl", "--plan", "local.plan.yaml"];
     let refused = run(folder, &[&args[..], &["-o", "c.yaml"]].concat());
@@ -438,7 +438,7 @@ fn no_factors_are_learned(folder: &Path) {
     assert!(!folder.join("c.yaml").exists());
 }
 
-/// A plan is run beside the prediction by the profile that it was made with, wherever that lies.
+/// `run` predicts with the profile that the plan was made with, wherever that file is.
 fn the_plans_own_profile_predicts(folder: &Path, model: &str) {
     let own = folder.join("own");
     fs::create_dir(&own).expect("a folder");

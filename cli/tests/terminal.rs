@@ -9,7 +9,7 @@ use std::process::Command;
 
 use common::{code, shell, stderr};
 
-/// What a command prints at a width of so many columns.
+/// The output of a command on a terminal with this number of columns.
 fn on(folder: &Path, columns: &str, args: &[&str]) -> String {
     let output = Command::new(env!("CARGO_BIN_EXE_vescale-plan"))
         .args(args)
@@ -236,7 +236,8 @@ fn the_next_commands_run() {
     }
 }
 
-/// Where no target of the runtime's own system takes a plan, the steps say so, and name another that does.
+/// If no target of the runtime's own system can express a plan, the next steps say so and name
+/// another target.
 #[test]
 fn another_system_is_offered_with_the_reason() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -287,7 +288,7 @@ fn terms_and_moments_are_words() {
     assert!(!text.contains(" s0 m0"), "{text}");
 }
 
-/// A decision that would make a plan faster is said to do so, and by what.
+/// A single change that makes a plan faster is listed as such, with its gain.
 #[test]
 fn a_faster_neighbour_is_shown_as_faster() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -27,7 +27,7 @@ const HEARING: Duration = Duration::from_secs(3);
 const HEARD: usize = 128;
 /// Most rejected callers that an error lists.
 const NAMED: usize = 4;
-/// Largest size in bytes of an address in the list of all.
+/// Most bytes that an address takes in the list of all addresses.
 const ADDRESS: u64 = 64;
 
 /// Answers of a listener to a caller that has proved to belong to the job.
@@ -436,7 +436,7 @@ impl Meeting<'_> {
         Ok(())
     }
 
-    /// The part of other ranks: connects to the lower ranks and is called by the higher.
+    /// Other ranks' part: connects to the lower ranks, then waits for the higher ranks to connect.
     fn follow(&mut self) -> Result<(), CommError> {
         let Place {
             host, port, rank, ..

@@ -1,8 +1,9 @@
 //! Detailed predictions, and how far they may be off where factors were learned from a few runs.
 //!
-//! The runs leave the factors open by a covariance. Of a strategy's step time that makes `slopes · covariance · slopes`, where the
-//! slopes say how much of the step each kind of work takes: found by predicting again with one factor grown. Where quite other factors
-//! explain the runs as well, the interval holds what they predict.
+//! The runs leave factors uncertain, by a covariance. The variance of the logarithm of a step time
+//! is `slopes · covariance · slopes`. A slope says how fast the step time grows with one factor: it
+//! is found by predicting again with that factor grown. Where quite other factors would explain the
+//! runs as well, the interval includes what they predict.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -50,7 +51,7 @@ impl CostModel {
         Ok(prediction(&self.scenario, strategy, &simulated, errors))
     }
 
-    /// For every pool, what the costs consist of of the blocks that run in it.
+    /// For every pool, the details of the costs of the blocks that run in it.
     fn details(
         &self,
         d: &Decisions,
@@ -75,8 +76,8 @@ impl CostModel {
         Ok(details)
     }
 
-    /// What errors usually are, and how much more they are because of factors that measured runs leave open; `step` is the strategy's
-    /// predicted step time.
+    /// The `usual` errors, widened because measured runs leave factors uncertain; `step` is the
+    /// strategy's predicted step time.
     ///
     /// # Errors
     /// When a block cannot be traced.
@@ -116,7 +117,7 @@ impl CostModel {
         })
     }
 
-    /// The cost models under other factors, for every calibration of the cluster.
+    /// For every calibration of the cluster, the cost models under other factors.
     fn others(&self) -> Result<&[Others], CostError> {
         if let Some(known) = self.others.get() {
             return Ok(known);

@@ -111,8 +111,9 @@ impl<'a> Order<'a> {
         self.issue_all(&kernels)
     }
 
-    /// Issues forward kernels again, for recomputation. If gathers are split, only the weight's gradient needs the gathered tensor in order.
-    /// The copy for it runs once in a step, and the first forward pass counts it.
+    /// Issues forward kernels again, for recomputation. If gathers are split, the copy of the
+    /// gathered tensor is left out: only the weight's gradient reads it, and the first forward pass
+    /// has made it already.
     pub(crate) fn issue_again(&self, kernels: &[usize]) -> Vec<Launch> {
         if !self.splits_gathers() {
             return self.issue(kernels);
@@ -520,7 +521,8 @@ mod tests {
              +AllGather c_proj -AllGather c_proj c_proj' core_attention \
              +AllGather c_attn +ReduceScatter -AllGather c_attn' -ReduceScatter"
         );
-        // The rank's own part of a sum is made last and not sent. What is gathered is copied for the weight's gradient alone.
+        // The rank's own part of a sum is computed last and not sent. Gathered tensors are copied
+        // only for the weight's gradient.
         assert_eq!(
             issued("torchtitan", [2, 1], true, true),
             "+AllGather c_proj -AllGather c_proj copy c_proj' c_fc +ReduceScatter c_fc c_fc' -ReduceScatter \
@@ -542,7 +544,7 @@ mod tests {
             "+AllGather -AllGather copy c_attn core_attention c_proj copy +ReduceScatter -ReduceScatter \
              +AllGather -AllGather copy c_fc c_proj copy +ReduceScatter -ReduceScatter"
         );
-        // Transformer Engine adds up what it scatters while it sends.
+        // Transformer Engine adds up partial sums while it sends them.
         assert!(!issued("nemo", [2, 1], true, false).contains("sum"));
     }
 

@@ -5,9 +5,10 @@
 use catalog::{Architecture, Fabric, FlopRate, Origin, Seconds};
 use plans::UsedConstant;
 
-/// Mean time between failures of one GPU in a long training: 54 days of 16,384 H100 with 419 unexpected interruptions
-/// (Llama Team, The Llama 3 Herd of Models, arXiv:2407.21783, section 3.3.4). It enters no prediction of a step, so it has no
-/// row in the provenance; answers that count failures say it.
+/// Mean time between failures of one GPU in a long training: 54 days of 16,384 H100 with 419
+/// unexpected interruptions (Llama Team, The Llama 3 Herd of Models, arXiv:2407.21783, section
+/// 3.3.4). No prediction of a step uses it, so it has no row in the provenance. Answers that use it
+/// cite it.
 pub(crate) const PUBLISHED_MTBF: Seconds = Seconds(54.0 * 86_400.0 * 16_384.0 / 419.0);
 
 /// A number with its evidence.

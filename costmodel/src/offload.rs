@@ -69,9 +69,9 @@ pub struct Copies {
 pub struct GradientCopies {
     /// Time in every micro-batch.
     pub always: Seconds,
-    /// Time in every micro-batch but the first, beside `always`.
+    /// Additional time in every micro-batch but the first.
     pub again: Seconds,
-    /// Time in the last micro-batch, beside the others.
+    /// Additional time in the last micro-batch.
     pub at_last: Seconds,
 }
 
@@ -162,9 +162,10 @@ impl Offloaded {
         }
     }
 
-    /// Times to copy so many gradients to the host, and their sums back. Under ZeRO-3 the first micro-batch's, too, are read back from
-    /// where they were written (DeepSpeed `zero/stage3.py`, `partition_grads`); at other levels a sum is copied to the device when the
-    /// next micro-batch adds to it (`zero/stage_1_and_2.py`, `async_accumulate_grad_in_cpu_via_gpu`).
+    /// Times to copy so many gradients to the host, and their sums back. ZeRO-3 reads sums back
+    /// even in the first micro-batch (DeepSpeed `zero/stage3.py`, `partition_grads`). At other
+    /// levels a sum is copied to the device when the next micro-batch adds to it
+    /// (`zero/stage_1_and_2.py`, `async_accumulate_grad_in_cpu_via_gpu`).
     fn gradient_copies(self, rates: &Rates, updated: u64) -> GradientCopies {
         let none = Seconds(0.0);
         let wide = rates.copy(updated * host_number());

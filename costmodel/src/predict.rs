@@ -52,7 +52,7 @@ impl Simulated<'_> {
 pub(crate) struct Errors {
     /// The 80% interval of `ln(measured / predicted)`.
     pub time: Residual,
-    /// The upper end of the 80% interval of `ln` of the ratio of two step times, of what it is predicted to be.
+    /// Upper end of the 80% interval of `ln(measured / predicted)` for the ratio of two step times.
     pub ratio: f64,
 }
 
@@ -161,7 +161,7 @@ fn largest(memory: &[MemoryItem]) -> String {
     }
 }
 
-/// The moment of what is held all the time.
+/// The moment of memory that is in use during the whole step.
 const WHOLE: &str = "whole step";
 
 /// When a rank's memory is at its peak.

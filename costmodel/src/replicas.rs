@@ -4,7 +4,8 @@
 //! Gradients are added up within a group first, as in any training, after which every GPU of the group has an equal part of
 //! the group's sum. These parts then go around a ring of the groups: each GPU sends `2 (n − 1) / n` of its part if there are
 //! `n` groups, and takes as long as the network of its own pool needs for that. If one link joins the pools, all gradients
-//! pass through it. The slowest of these decides; nothing hides it: it begins when the slowest group has ended its passes.
+//! pass through it. The slowest of these decides. Nothing hides it, because it begins when the
+//! slowest group has ended its passes.
 
 use std::collections::BTreeSet;
 
@@ -123,7 +124,7 @@ pub fn side_by_side(whole: &Scenario, sides: &[Side<'_>]) -> Result<Prediction, 
     })
 }
 
-/// How far the step time of groups side by side may be off, of which this one is slowest.
+/// Errors of the step time of groups side by side, of which `slowest` takes longest.
 fn errors(slowest: &Side<'_>) -> Result<Errors, CostError> {
     let usual = |quantity| residuals::of(quantity, Evidence::SeveralPools);
     let usual = Errors {
@@ -134,7 +135,7 @@ fn errors(slowest: &Side<'_>) -> Result<Errors, CostError> {
     (slowest.costs).with_factors_open(usual, slowest.strategy, alone)
 }
 
-/// The group whose step takes longest; of equal ones the first.
+/// The group whose step takes longest; the first of equals.
 fn slowest<'a>(sides: &[Side<'a>]) -> Side<'a> {
     let longer = |a: Side<'a>, b: &Side<'a>| match b.prediction.step_time > a.prediction.step_time {
         true => *b,
@@ -143,7 +144,8 @@ fn slowest<'a>(sides: &[Side<'a>]) -> Side<'a> {
     sides[1..].iter().fold(sides[0], longer)
 }
 
-/// The group that does not fit, or else has the fullest rank; with the pipeline ranks before it.
+/// The group that does not fit, or else has the fullest rank; and the number of pipeline ranks in
+/// groups before it.
 fn heaviest<'a>(sides: &[Side<'a>]) -> (Side<'a>, u32) {
     let fullness = |p: &Prediction| {
         let share = p.peak_memory.as_f64() / p.usable().as_f64();
@@ -183,7 +185,8 @@ fn average_peak(sides: &[Side<'_>]) -> FlopRate {
     FlopRate(peaks.sum::<f64>() / gpus)
 }
 
-/// The constants of all groups: what holds for all of them once, what differs with the name of the group's cluster.
+/// The constants of all groups. Those that groups share are listed once, others with the name of
+/// their cluster.
 fn provenance(whole: &Scenario, sides: &[Side<'_>], time: Residual) -> Vec<UsedConstant> {
     let in_all = |constant: &UsedConstant| {
         let has = |side: &Side<'_>| side.prediction.provenance.contains(constant);

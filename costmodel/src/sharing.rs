@@ -10,8 +10,8 @@ use crate::pools::PoolCosts;
 use crate::{CostError, Scenario, pace, quantities};
 
 impl CostModel {
-    /// A cost model for a scenario. Costs of blocks are shared with those of `known` that are of the same job on pools of the
-    /// same kind, whatever their numbers of GPUs and batches.
+    /// A cost model for a scenario. It shares block costs with those of `known` that price the same
+    /// job on pools of the same kind, whatever their numbers of GPUs and batches.
     ///
     /// # Errors
     /// When a device has no prices for the workload's precision.
@@ -39,7 +39,8 @@ impl CostModel {
         Ok(Self::of_pools(scenario, pools))
     }
 
-    /// Whether it prices the same model under the same runtime, in the same precision and with equal documents.
+    /// Whether it prices the same job: equal model, adapters, runtime, precision, sequence length
+    /// and documents.
     fn is_of_job(&self, other: &Scenario) -> bool {
         let own = self.scenario();
         let documents = |of: &Scenario| of.workload.documents().cloned();

@@ -74,7 +74,7 @@ pub(crate) struct Span {
     pub(crate) slowed: Option<(Stream, Picoseconds)>,
 }
 
-/// The state of a stream after what it has been given so far.
+/// The state of a stream after the tasks issued so far.
 #[derive(Clone, Copy, Debug, Default)]
 struct Queue {
     /// Start of the period since which it has been busy without a pause.
@@ -137,7 +137,7 @@ impl Streams {
         self.queues[stream as usize].free
     }
 
-    /// The end of the task that a stream was given last.
+    /// The end of the last task issued to a stream.
     pub(crate) fn end(&self, stream: Stream) -> End {
         End {
             at: self.free(stream),
@@ -230,7 +230,7 @@ impl Streams {
     /// Adds `times` repetitions, each `by` long, of what happened since an `earlier` moment.
     pub(crate) fn skip(&mut self, earlier: &Self, by: Picoseconds, times: u64) {
         for (queue, then) in self.queues.iter_mut().zip(&earlier.queues) {
-            // A stream that was given nothing is where it was.
+            // Nothing was issued to this stream since.
             if queue.free != then.free {
                 queue.since += by * times;
                 queue.free += by * times;
@@ -317,9 +317,9 @@ impl Waits {
     }
 }
 
-/// A repetition in a list of tasks. The task that carries it and those before it, `tasks` in all,
-/// are a round, which is issued `times` more times after it. Tasks of a round may wait for those of
-/// the round before; for the listed round these are the `tasks` like tasks right before it.
+/// A repetition in a list of tasks. The task that carries it ends a round of `tasks` tasks, which
+/// is issued `times` more times. Tasks may wait for tasks of the round before; for the listed
+/// round, these are the `tasks` tasks listed right before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Again {
     pub(crate) tasks: usize,

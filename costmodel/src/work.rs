@@ -13,7 +13,7 @@ pub struct Work {
     pub tp: Seconds,
     /// Exposed time of context-parallel communication.
     pub cp: Seconds,
-    /// Exposed time of expert-parallel all-to-alls.
+    /// Exposed time of messages to experts and back.
     pub ep: Seconds,
     /// Data-parallel gathers and reductions that block the host.
     pub dp: Seconds,

@@ -39,7 +39,7 @@ fn layer(s: &Scenario, text: &str) -> BlockCost {
     costs.block(&key).expect("priced").as_ref().clone()
 }
 
-/// Rows that a token is sent as to `places` that its experts are spread over.
+/// Expected number of different places, of `places`, that the chosen experts of a token are on.
 fn distinct(places: f64) -> f64 {
     places * (1.0 - (1.0 - 1.0 / places).powf(CHOSEN))
 }
@@ -56,7 +56,7 @@ fn a_token_is_sent_once_to_each_rank_or_to_each_node() {
             (ratio / expected - 1.0).abs() < 0.03,
             "{sizes}: {ratio}, not {expected}"
         );
-        // What arrives is in the order of the experts.
+        // Rows arrive sorted by expert.
         assert!(once.forward.compute < all.forward.compute, "{sizes}");
         assert_eq!(once.memory, all.memory, "{sizes}");
         let other = layer(&s, &format!("{sizes} mbs8 dispatcher=hybridep"));
@@ -133,10 +133,10 @@ fn gathering_all_tokens_pays_where_they_choose_more_experts_than_there_are_ranks
         let (rows, tokens) = (of(""), of(" dispatcher=all_gather"));
         let less = tokens.forward.device() < rows.forward.device();
         assert_eq!(less, pays, "ep={ep}");
-        // Experts' rows are summed into a place for every token of all ranks.
+        // The rows of experts are summed over the tokens of all ranks.
         let more = tokens.forward.compute - rows.forward.compute;
         assert!(more.0 > 0.0, "ep={ep}");
-        // Eight ranks' tokens are as many as the rows of one rank's.
+        // Eight ranks have as many tokens as one rank has rows, because a token has eight.
         assert_eq!(tokens.memory, rows.memory, "ep={ep}");
     }
     let s = scenario("dgx-h100", 16, "megatron-core");
@@ -156,7 +156,7 @@ fn rows_are_sorted_a_second_time_around_an_all_to_all() {
         ("megatron-core", "dp128 ep8 mbs1", true),
         ("megatron-core", "dp128 mbs1", true),
         ("nemo", "dp128 ep8 mbs1", true),
-        // One expert on each rank; a library that brings rows in order.
+        // With one expert on each rank, or a library that delivers sorted rows, nothing is sorted.
         ("megatron-core", "dp128 ep128 mbs1", false),
         ("megatron-core", "dp128 ep8 mbs1 dispatcher=deepep", false),
         (
@@ -187,7 +187,7 @@ fn rows_are_sorted_a_second_time_around_an_all_to_all() {
     }
 }
 
-/// The messages listed are those that run.
+/// Predictions list the messages that the dispatcher sends.
 #[test]
 fn messages_to_experts_are_called_what_their_dispatcher_sends() {
     let s = scenario("dgx-h100", 8, "megatron-core");
@@ -231,7 +231,8 @@ fn messages(text: &str) -> Vec<(String, f64)> {
         .collect()
 }
 
-/// Rows go to an expert's group, then are gathered in it; its sums are scattered before they return. Each message has its own time.
+/// Rows go to an expert's group and are gathered in it; sums are scattered before they return. Each
+/// message has its own time.
 #[test]
 fn messages_in_a_chain_are_each_counted() {
     let found = messages("tp2 sp ep4 etp2 dp4 mbs1");
@@ -294,7 +295,7 @@ fn overlap_with_another_micro_batch_never_slows_a_block() {
     }
 }
 
-/// Without a pipeline the first forward pass and the last backward pass run beside none.
+/// Without a pipeline the first forward pass and the last backward pass overlap with no other.
 #[test]
 fn passes_at_the_ends_of_a_step_run_alone() {
     let s = scenario("dgx-h100", 16, "megatron-core");
@@ -313,7 +314,7 @@ fn passes_at_the_ends_of_a_step_run_alone() {
         );
         (alone - beside) * mbs as f64
     };
-    // 16, 8 and 4 micro-batches, of which one less runs beside others: what each gains is alike for each sequence.
+    // All micro-batches but one (of 16, 8 or 4) overlap; the gain per sequence is alike.
     let each = gain(1) / 15.0;
     for (mbs, micro_batches) in [(2, 8.0), (4, 4.0)] {
         let other = gain(mbs) / (micro_batches - 1.0) / (mbs * mbs) as f64;
@@ -322,7 +323,7 @@ fn passes_at_the_ends_of_a_step_run_alone() {
             "mbs={mbs}: {other}, not {each}"
         );
     }
-    // One micro-batch has no other.
+    // A single micro-batch has no other to overlap with.
     let one = "dp16 ep16 mbs16 recompute=none overlap=grad+param";
     assert_eq!(time(one).0, time(&format!("{one}+ep")).0);
 }
@@ -361,7 +362,7 @@ fn what_a_runtime_cannot_do_with_experts_is_refused() {
         let error = refused(runtime, text);
         assert!(error.contains(said), "{runtime}: {text}: {error}");
     }
-    // What has no effect is not asked of the runtime.
+    // A decision without effect need not be supported by the runtime.
     let s = scenario("dgx-h100", 16, "vescale");
     for text in ["dp16 overlap=grad+param+ep+pp", "dp16 dispatcher=deepep"] {
         allowed_by(&strategy(&s, text), &s.model, &s.runtime, Precision::Bf16).expect(text);

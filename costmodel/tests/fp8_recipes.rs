@@ -1,4 +1,4 @@
-//! What scaling the operands of 8-bit products costs, and where each way exists.
+//! The cost of scaling the operands of 8-bit products, and the devices that support each recipe.
 
 use catalog::{Fp8Recipe, Precision, Workload};
 use costmodel::{CostModel, Scenario};
@@ -37,7 +37,7 @@ fn said(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-/// Seconds of a step, or why there is no prediction.
+/// Seconds of a step, or the error if it cannot be predicted.
 fn step(scenario: &Scenario, recipe: Fp8Recipe) -> Result<f64, String> {
     let text = format!("tp=1,zero=0,mbs=1,fp8_recipe={}", recipe.name());
     let costs = CostModel::new(scenario.clone()).expect("priced");

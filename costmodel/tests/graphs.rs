@@ -1,4 +1,4 @@
-//! What CUDA graphs spare the host, and what they cost in memory.
+//! The host time that CUDA graphs save, and the memory that they cost.
 
 use catalog::{CudaGraphs, Precision, Seconds, Workload};
 use costmodel::{CostModel, Scenario};

@@ -61,7 +61,8 @@ fn the_loss_is_computed_before_gradients_exist() {
     }
 }
 
-/// Plain data parallelism copies gradients to buckets of 32 bits, which stay; nothing else differs from one device.
+/// Plain data parallelism keeps 32-bit buckets with copies of gradients; the rest is as on one
+/// device.
 #[test]
 fn buckets_of_gradients_stay() {
     let buckets = |p: &Prediction| p.memory_of("gathered parameters and gradients in flight").0;
@@ -111,8 +112,8 @@ fn an_update_needs_the_gradients() {
     assert_eq!(p.memory_of("gradients").0, 4 * weights, "{}", p.peak_moment);
 }
 
-/// With `overlap_comm` DeepSpeed's ZeRO-1 frees gradients of other ranks as soon as a bucket is reduced, if no later micro-batch adds to
-/// them. ZeRO-2 holds the same shard.
+/// With `overlap_comm` DeepSpeed's ZeRO-1 frees gradients of other ranks as soon as a bucket is
+/// reduced, unless a later micro-batch adds to them. It then holds the same shard as ZeRO-2.
 #[test]
 fn only_a_shard_of_gradients_outlives_its_bucket() {
     let gradients = |text: &str| {

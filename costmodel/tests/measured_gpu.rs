@@ -1,4 +1,5 @@
-//! The tables' prices against kernels that were measured on a GPU: an H200, of which no published run made the tables.
+//! Compares the tables' prices with kernels measured on an H200, which were not used for the
+//! tables.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,7 +10,7 @@ use catalog::{Bytes, DType, Fitted, Seconds};
 use costmodel::price::{MemoryKind, TablePrices};
 use dtensor::{AttentionShape, Pass};
 
-/// Kernels whose launch is most of their time show nothing of a rate.
+/// Shorter kernels are left out, because their time is mostly the launch.
 const SHORTEST: Seconds = Seconds(20e-6);
 
 /// The price of a measured kernel, if the tables have one of its kind.

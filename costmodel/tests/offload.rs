@@ -248,7 +248,7 @@ fn hosts_have_limits() {
     assert!(matches!(error, CostError::NoHost { .. }), "{error}");
 }
 
-/// What a runtime cannot keep there is refused by name.
+/// A runtime refuses, by name, states that it cannot keep in host memory.
 #[test]
 fn runtimes_say_what_they_keep_there() {
     let refused = |runtime: &str, text: &str| {
@@ -335,7 +335,7 @@ fn activations_on_the_host() {
     assert!((slow.step_time.0 - half.step_time.0 - sum).abs() < 1e-6);
 }
 
-/// What activations in host memory cannot stand beside is refused by name.
+/// Decisions that exclude activations in host memory are refused by name.
 #[test]
 fn activations_have_limits() {
     let s = scenario(8, "megatron-core");

@@ -1,6 +1,6 @@
-//! What no prediction may promise: a kernel faster than its device's roofline, a message faster than
-//! its wire, more model FLOPs than the peak allows, a better machine that is slower. The bounds are
-//! written down here once more, apart from the code that holds prices against them.
+//! No prediction may promise a kernel faster than its device's roofline, a message faster than its
+//! links, more model FLOPs than the peak allows, or a better machine that is slower. The bounds are
+//! written here a second time, apart from the code that applies them to prices.
 
 use catalog::runtime::AttentionKernel;
 use catalog::{
@@ -12,7 +12,7 @@ use dtensor::{AttentionShape, CollectiveKind, Pass};
 use plans::{Group, Prediction};
 use proptest::prelude::*;
 
-/// Sums of floats are taken in another order here.
+/// Sums of floats are made in another order here.
 const ROUNDING: f64 = 1.0 - 1e-9;
 
 const CLUSTERS: [&str; 9] = [
@@ -60,7 +60,7 @@ fn cluster(name: &str, speeds: Speeds) -> Cluster {
     cluster
 }
 
-/// So many of a kind at once: prices of a cluster take longer to make than to ask.
+/// Many cases at once, because making a cluster's prices takes longer than asking them.
 fn many<T: std::fmt::Debug>(of: impl Strategy<Value = T>) -> impl Strategy<Value = Vec<T>> {
     proptest::collection::vec(of, 40)
 }
@@ -84,7 +84,7 @@ fn tables(cluster: &Cluster) -> TablePrices {
     TablePrices::new(cluster, 64, &Fitted::default()).expect("prices")
 }
 
-/// Sizes from 1 to 2^`most`, all magnitudes alike.
+/// Sizes from 1 to 2^`most`; all magnitudes are equally likely.
 fn size(most: u32) -> impl Strategy<Value = u64> {
     (0..most, 0.5f64..1.0).prop_map(|(bits, part)| ((2u64 << bits) as f64 * part) as u64)
 }
@@ -94,7 +94,7 @@ fn speeds(from: f64, to: f64) -> impl Strategy<Value = Speeds> {
     [one(), one(), one(), one(), one()].prop_map(|logs| logs.map(f64::exp))
 }
 
-/// One speed better, or all of them.
+/// Factors that make one speed better, or all of them.
 fn better() -> impl Strategy<Value = Speeds> {
     (speeds(1.0, 3.0), 0usize..8).prop_map(|(all, only)| match only {
         0..5 => std::array::from_fn(|at| if at == only { all[at] } else { 1.0 }),
@@ -102,7 +102,7 @@ fn better() -> impl Strategy<Value = Speeds> {
     })
 }
 
-/// A kernel with what it does at least.
+/// A kernel whose least work is known.
 #[derive(Clone, Copy, Debug)]
 struct Kernel {
     what: What,
@@ -209,7 +209,8 @@ impl Kernel {
     }
 }
 
-/// Bytes over the links that carry them, with sums made in the switches of a domain that has such.
+/// Least seconds of a message: its bytes over the links that carry them. Switches of a domain may
+/// form sums.
 fn wire(cluster: &Cluster, Message { kind, bytes, group }: Message) -> f64 {
     let (ranks, bytes) = (group.size as f64, bytes as f64);
     let together = group.ranks_per_domain(cluster.domain(64)) as f64;
@@ -267,7 +268,7 @@ impl Message {
     }
 }
 
-/// Properties of so many cases, the same in every run.
+/// Settings for this number of cases, the same in every run.
 fn cases(cases: u32) -> ProptestConfig {
     ProptestConfig {
         cases,
@@ -497,7 +498,7 @@ fn preset(
     predicted(scenario, &plan).expect("priced")
 }
 
-/// A part with half its table's power, and a peak from below the table's to above it.
+/// Half the table's power, and peaks from below the table's to above it.
 #[test]
 fn a_higher_peak_at_the_same_power_is_no_slower() {
     let times = (80..120).map(|percent| {
@@ -543,7 +544,7 @@ fn products_in_32_bits_take_what_32_bit_units_take() {
     assert!(p.mfu < 0.9, "{:.1}% of 15.7 TFLOP/s", p.mfu * 100.0);
 }
 
-/// Attention in 32 bits runs at the rate of 32-bit operands, whether one kernel takes it or two products.
+/// Attention in 32 bits runs at the 32-bit rate, whether it is one fused kernel or two products.
 #[test]
 fn attention_in_32_bits_is_priced_in_32_bits() {
     let workload = |precision| WorkloadSizes {
@@ -571,7 +572,7 @@ fn attention_in_32_bits_is_priced_in_32_bits() {
     }
 }
 
-/// A million tokens: attention is nearly all work, and half of its square is masked.
+/// With a million tokens attention is nearly all work, and half of its scores are masked.
 #[test]
 fn long_sequences_stay_below_the_peak() {
     let workload = WorkloadSizes {

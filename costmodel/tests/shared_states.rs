@@ -1,5 +1,6 @@
-//! What ranks hold and send where they share states: under PyTorch's `fully_shard` (FSDP2), under tensor parallelism that leaves
-//! embedding and head whole, and where several blocks read one vocabulary table.
+//! Memory and messages of ranks that share states: under PyTorch's `fully_shard` (FSDP2), under
+//! tensor parallelism with whole embedding and head, and where several blocks read one vocabulary
+//! table.
 
 use catalog::runtime::Rewrite;
 use catalog::{Model, Precision, Workload, WorkloadSizes};

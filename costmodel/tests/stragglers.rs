@@ -130,7 +130,7 @@ fn drawn_step(pp: u64, micro_batches: u64, in_pass: u64, jitter: f64, draws: &mu
     free.into_iter().fold(0.0, f64::max)
 }
 
-/// What is expected lies above what drawn steps lose, and not far above.
+/// The expected wait is above what simulated random steps lose, but not far above.
 #[test]
 fn drawn_steps_lose_about_what_is_expected() {
     let jitter = 0.02;

@@ -14,7 +14,8 @@ const GPUS: u64 = 8;
 /// DeepSpeed as it is, and the same system if it gathered updated parameters while forward passes run.
 const ALTERNATIVES: [Option<Rewrite>; 2] = [None, Some(Rewrite::GatherInStep)];
 
-/// Where the time of a step goes under DeepSpeed. With `unless` it is that of the same system if it did not do this.
+/// The parts of a step's time under DeepSpeed; with `unless`, under a DeepSpeed without this
+/// rewrite.
 fn breakdown(plan: &str, unless: Option<Rewrite>) -> Breakdown {
     let mut s = Scenario {
         model: catalog::load::model("gpt2-xl").expect("preset"),

@@ -285,11 +285,11 @@ pub enum Expert {
     Route(Route),
     /// Permutes tokens into rows ordered by expert.
     Permute,
-    /// The same, with every row multiplied by the router's weight for it.
+    /// Permutes tokens into rows ordered by expert, each multiplied by the router's weight for it.
     WeightedPermute,
     /// Restores token order and adds up the outputs of the top-k experts, multiplied by the router's weights.
     Unpermute,
-    /// The same without weights.
+    /// Restores token order and adds up the outputs of the top-k experts, without weights.
     PlainUnpermute,
     /// Adds each expert's bias to its rows.
     Bias,

@@ -81,9 +81,9 @@ pub struct Columns {
 }
 
 impl Columns {
-    /// The same in a local tensor with `columns` columns, as `[columns per row, first, number]`. Where parts
-    /// alternate, ranks hold whole periods, and each period counts as a row here; otherwise a rank holds its share of
-    /// each part.
+    /// The part's columns in a local tensor with `columns` columns, as `[columns per row, first,
+    /// number]`. Where parts alternate, ranks hold whole periods, and each period counts as a row
+    /// here; otherwise a rank holds its share of each part.
     #[must_use]
     pub fn local(&self, columns: usize) -> [usize; 3] {
         if self.period < self.whole {

@@ -222,7 +222,7 @@ pub enum ExecutorError {
 mod tests {
     use super::*;
 
-    /// Wherever a rank meets another's failure: between blocks, inside one, on a cpu or a GPU.
+    /// A peer's failure is recognised between blocks and inside one, on a cpu and on a GPU.
     #[test]
     fn a_peers_failure_is_no_bad_input() {
         let lost = CommError::PeerFailed {

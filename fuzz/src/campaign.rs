@@ -1,5 +1,5 @@
-//! Many shards, each in a process of its own: an input that ends or hangs a process is found out by
-//! running the shard again with every input named, and the shard goes on behind it.
+//! Runs many shards, each in its own process. If an input ends or hangs its process, the shard runs
+//! again and names every input to find it; then it continues behind that input.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use crate::guard::{Fault, Finding};
 use crate::rng::hash;
 use crate::shard::{Order, Report};
 
-/// What to run.
+/// The targets and sizes of a campaign.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// This program.
@@ -30,7 +30,7 @@ pub struct Plan {
     pub jobs: usize,
 }
 
-/// What a target's shards added up to.
+/// The sums over a target's shards.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// The target.
@@ -58,7 +58,7 @@ const SHARD: u64 = 10_000;
 /// Time of one process at most.
 const SHARD_TIME: Duration = Duration::from_secs(30);
 
-/// Runs a plan. `told` hears of every process that ended.
+/// Runs a plan. `told` is called with the target and report of every process that ended.
 pub fn run(plan: &Plan, told: &(dyn Fn(&str, &Report) + Sync)) -> Vec<Row> {
     let rows: Vec<Mutex<Row>> = plan
         .targets
@@ -181,7 +181,7 @@ fn fault(order: &Order, fault: Fault, message: String, input: Vec<u8>) -> Findin
     }
 }
 
-/// Starts a process for a shard; its last line of interest and how it ended.
+/// Runs a process for a shard; returns the last line it printed, if readable, and how it ended.
 fn process(plan: &Plan, order: &Order, named: bool) -> (Vec<Line>, String) {
     let mut command = Command::new(&plan.program);
     command.args(["--worker", "--target", &order.target]);

@@ -1,4 +1,4 @@
-//! Runs one input so that nothing it does ends the program: panics are caught, time and memory
+//! Runs one input such that it cannot end the program: panics are caught, time and memory are
 //! measured.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
@@ -15,7 +15,7 @@ use crate::target::{Depth, MOST_TIME, Target};
 /// Most memory that one input may take.
 pub const MOST_MEMORY: u64 = 1 << 30;
 
-/// What is wrong with how an input was treated.
+/// A fault in the treatment of an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Fault {
@@ -38,7 +38,7 @@ pub enum Fault {
 pub struct Finding {
     /// The target.
     pub target: String,
-    /// What is wrong.
+    /// The fault.
     pub fault: Fault,
     /// In words, with the place of a panic.
     pub message: String,
@@ -47,7 +47,7 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// Findings with the same key have the same cause, as far as can be told.
+    /// Findings with the same key are taken to have the same cause.
     #[must_use]
     pub fn key(&self) -> String {
         format!("{:?} {}", self.fault, kind(&self.message))
@@ -57,7 +57,7 @@ impl Finding {
 /// One input's run.
 #[derive(Debug)]
 pub struct Run {
-    /// What became of it; none after a panic.
+    /// The outcome; `None` after a panic.
     pub outcome: Option<Outcome>,
     /// Time taken.
     pub time: Duration,
@@ -126,7 +126,7 @@ pub fn is_slow(target: &Target, input: &[u8], depth: Depth) -> bool {
     (0..3).all(|_| run(target, input, depth).time > target.most_time)
 }
 
-/// Takes pieces out of an input while it shows the same fault.
+/// Removes pieces from an input as long as it shows the same fault.
 pub fn minimised(target: &Target, finding: &Finding, depth: Depth) -> Vec<u8> {
     let key = finding.key();
     let shows = |input: &[u8]| {

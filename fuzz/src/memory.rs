@@ -1,4 +1,4 @@
-//! An allocator that counts what each thread holds, so that an input's peak is known.
+//! An allocator that counts the bytes of each thread, to measure the peak of an input.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

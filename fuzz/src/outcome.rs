@@ -1,11 +1,11 @@
-//! What became of one input.
+//! The outcome of one input.
 
-/// How far an input came, and what was wrong with how it was treated.
+/// How far an input came, and which promises its treatment broke.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// Whether the reader's syntax took it: YAML, JSON, `key=value`, a shell script.
     pub syntax: bool,
-    /// Whether it was taken for what it says.
+    /// Whether the reader accepted its content.
     pub accepted: bool,
     /// Its kind: the error with names and numbers taken out, or features of what was accepted. The
     /// number of kinds seen is the coverage that is reported.
@@ -14,7 +14,7 @@ pub struct Outcome {
     pub violations: Vec<String>,
 }
 
-/// Broken promises that are told of one input.
+/// Largest number of broken promises that are reported for one input.
 const MOST_VIOLATIONS: usize = 8;
 
 impl Outcome {
@@ -27,7 +27,7 @@ impl Outcome {
         }
     }
 
-    /// Well-formed, and refused for what it says.
+    /// A well-formed input that was refused for its content.
     #[must_use]
     pub fn refused(error: &impl ToString) -> Self {
         Self {
@@ -48,7 +48,7 @@ impl Outcome {
         }
     }
 
-    /// Notes a broken promise, with what shows it.
+    /// Records `broken` as a violation unless a promise was `kept`.
     pub fn expect(&mut self, kept: bool, broken: impl FnOnce() -> String) {
         if kept || self.violations.len() >= MOST_VIOLATIONS {
             return;

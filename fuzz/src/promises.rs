@@ -71,7 +71,7 @@ pub fn predicted(scenario: &Scenario, strategy: &Strategy, outcome: &mut Outcome
     });
 }
 
-/// Numbers that are numbers, parts that sum, shares that are shares.
+/// Checks a prediction: numbers are finite, parts sum up, the MFU is at most 1.
 pub fn of_prediction(p: &Prediction, outcome: &mut Outcome) {
     let step = p.step_time.0;
     outcome.expect(step.is_finite() && step > 0.0, || {
@@ -118,7 +118,7 @@ pub fn of_prediction(p: &Prediction, outcome: &mut Outcome) {
     }
 }
 
-/// JSON writes infinities and what is not a number as null.
+/// Whether JSON has a `null`, which is how infinities and NaN are written.
 #[must_use]
 pub fn has_null(value: &Value) -> bool {
     match value {
@@ -129,7 +129,7 @@ pub fn has_null(value: &Value) -> bool {
     }
 }
 
-/// A text for people holds no control character and no number that is none.
+/// Checks that a text for people has no control character, no NaN and no infinity.
 pub fn readable(what: &str, text: &str, outcome: &mut Outcome) {
     let control = |c: char| c.is_control() && c != '\n';
     outcome.expect(!text.contains(control), || {
@@ -141,7 +141,7 @@ pub fn readable(what: &str, text: &str, outcome: &mut Outcome) {
     outcome.expect(nonsense.is_none(), || format!("{what}: not a number"));
 }
 
-/// A strategy's text is read back as the same strategy; its sizes multiply.
+/// Checks that a strategy's text parses to the same strategy, and that its sizes multiply up.
 pub fn of_strategy(scenario: &Scenario, strategy: &Strategy, outcome: &mut Outcome) {
     let w = &scenario.workload;
     let again = plans::grammar::parse(&strategy.to_string(), &scenario.model, w, &scenario.runtime);
@@ -169,7 +169,7 @@ pub fn of_strategy(scenario: &Scenario, strategy: &Strategy, outcome: &mut Outco
     });
 }
 
-/// The plan file of a strategy reads back as it was.
+/// Checks that the plan file of a strategy is read back unchanged.
 fn written(
     scenario: &Scenario,
     strategy: &Strategy,
@@ -205,7 +205,7 @@ fn written(
     });
 }
 
-/// Writes a strategy for a training system; none if it takes no such plan.
+/// Exports a strategy to a training system; `None` if the model cannot be sharded as it says.
 #[must_use]
 pub fn exported(
     scenario: &Scenario,
@@ -223,7 +223,7 @@ pub fn exported(
         sharding: &sharding,
         id: "0123456789abcdef",
         cluster: &scenario.cluster,
-        // Nothing is left open, so that the export passes its check.
+        // All inputs are given, so that the export passes its check.
         inputs: Inputs {
             tokenizer: Some("tokenizer"),
             data: Some("data"),
@@ -233,7 +233,7 @@ pub fn exported(
     Some(export(&job, dialect, launcher))
 }
 
-/// What is exported passes its own check and is read back as the same strategy.
+/// Checks that an export passes `export --check` and is imported as the same strategy.
 pub fn round_trip(
     scenario: &Scenario,
     strategy: &Strategy,
@@ -291,7 +291,8 @@ pub fn round_trip(
     }
 }
 
-/// Sets what a file of an export leaves open, or has otherwise than the plan, to what the plan says: the export notes both.
+/// Sets decisions that an exported file lacks or changes to those of the plan; the export noted
+/// both.
 fn as_noted(
     imported: &mut Imported,
     exported: &Exported,
@@ -312,7 +313,7 @@ fn as_noted(
         imported.workload = crate::scene::workload(w.gpus, w.seq_len, batch, w.precision)
             .expect("the workload of a plan, but for its batch");
     }
-    // Types of gradients that the plan leaves to its runtime.
+    // Gradient types that the plan left to its runtime.
     for unmet in &exported.unmet {
         if let Differs::Gradients { assumed, has } = unmet.differs
             && read.gradients == Some(has)

@@ -1,5 +1,5 @@
-//! What a strategy or a configuration is for, as the first line of an input:
-//! `#! model=gpt2 cluster=dgx-h100 runtime=megatron-core gpus=8 seq=1024 batch=64 precision=bf16`.
+//! The question that a strategy or a configuration belongs to, as the first line of an input: `#!
+//! model=gpt2 cluster=dgx-h100 runtime=megatron-core gpus=8 seq=1024 batch=64 precision=bf16`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -31,7 +31,7 @@ pub const CLUSTERS: [&str; 7] = [
     "dgx2-v100",
     "mi300x",
 ];
-/// Runtimes with unlike spaces.
+/// Runtimes whose search spaces differ.
 pub const RUNTIMES: [&str; 7] = [
     "megatron-core",
     "torchtitan",
@@ -48,7 +48,7 @@ const PRECISIONS: [(&str, Precision); 4] = [
     ("fp8", Precision::Fp8),
 ];
 
-/// A scenario by names.
+/// The names and sizes of a scenario.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs, reason = "the names are those of the command line")]
 pub struct Scene {
@@ -97,7 +97,8 @@ impl Default for Scene {
 }
 
 impl Scene {
-    /// The scene of an input's first line, and the rest; the usual scene where there is none.
+    /// The scene in an input's first line, and the remaining lines; the default scene if there is
+    /// none.
     #[must_use]
     pub fn split(input: &str) -> (Self, &str) {
         let Some((line, rest)) = input.strip_prefix("#!").and_then(|t| t.split_once('\n')) else {
@@ -137,8 +138,8 @@ impl Scene {
         }
     }
 
-    /// The scenario that the names and sizes of this scene stand for, made by the same constructors as on the
-    /// command line.
+    /// The scenario with these names and sizes, made by the constructors that the command line
+    /// uses.
     ///
     /// # Errors
     /// When a name is unknown or a size is out of range.
@@ -213,7 +214,7 @@ static KNOWN_MODELS: Known<Model> = Known::new();
 static KNOWN_CLUSTERS: Known<Cluster> = Known::new();
 static KNOWN_RUNTIMES: Known<Runtime> = Known::new();
 
-/// Names of files are not followed: inputs stay in memory.
+/// Refuses names that are paths of files, so that inputs stay in memory.
 fn preset(kind: &str, name: &str) -> Result<(), String> {
     if name.contains(['/', '.', '\0']) && !name.contains("llama3.") && !name.contains("qwen2.") {
         return Err(format!("{kind} `{name}` is no preset"));
@@ -253,7 +254,7 @@ pub fn runtime(name: &str) -> Result<Runtime, String> {
     })
 }
 
-/// The project's own files of a folder, by name.
+/// Contents of the project's own files in a folder whose names end in `ending`.
 #[must_use]
 pub fn files(folder: &str, ending: &str) -> Vec<Vec<u8>> {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));

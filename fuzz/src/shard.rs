@@ -1,4 +1,4 @@
-//! Many inputs of one target in one process.
+//! Runs many inputs of one target in one process.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,18 +19,18 @@ pub struct Order {
     pub seed: u64,
     /// First input.
     pub from: u64,
-    /// How many at most.
+    /// Largest number of inputs.
     pub count: u64,
-    /// How long at most.
+    /// Longest time for all of them.
     pub time: Duration,
 }
 
-/// What became of them.
+/// The results of an order.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// Inputs run.
     pub inputs: u64,
-    /// Inputs whose syntax was right.
+    /// Inputs with valid syntax.
     pub syntax: u64,
     /// Inputs that were accepted.
     pub accepted: u64,
@@ -47,7 +47,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Counts an input's run; whether its outcome is of a class that no other had.
+    /// Counts an input's run; returns whether no earlier outcome was of its class.
     fn count(&mut self, run: &guard::Run, depth: Depth) -> bool {
         self.inputs += 1;
         self.slowest_ms = self.slowest_ms.max(run.time.as_millis() as u64);
@@ -79,10 +79,10 @@ impl Report {
     }
 }
 
-/// The input that runs now, for who watches from another thread.
+/// The input that runs now, for a watchdog on another thread.
 pub type Current = Arc<Mutex<Option<(Instant, Vec<u8>)>>>;
 
-/// Runs an order. `each` is told every input before it runs.
+/// Runs an order. `each` is called with every input before it runs.
 pub fn run(
     target: &Target,
     order: &Order,

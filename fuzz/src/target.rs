@@ -1,4 +1,4 @@
-//! What is fuzzed: a reader, the project's own files that it reads, and how those are changed.
+//! Targets of fuzzing: a reader, the project's own files that it reads, and how these are changed.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ pub struct Target {
     pub run: Run,
     /// Longest that one input may take.
     pub most_time: Duration,
-    /// One accepted input in so many is followed with [`Depth::Use`].
+    /// One in this many accepted inputs is followed with [`Depth::Use`].
     pub use_every: u64,
 }
 
@@ -79,7 +79,7 @@ pub struct Pool {
     pub words: Vec<String>,
 }
 
-/// Inputs kept beside the seeds at most.
+/// Largest number of inputs kept in addition to the seeds.
 const MOST_FOUND: usize = 512;
 /// Larger inputs are not kept, so that speed stays.
 const LARGEST: usize = 64 << 10;

@@ -55,7 +55,7 @@ impl Format {
     }
 }
 
-/// Nodes of a tree.
+/// Number of nodes of a tree.
 fn count(value: &Value) -> usize {
     1 + match value {
         Value::Array(items) => items.iter().map(count).sum(),
@@ -64,7 +64,7 @@ fn count(value: &Value) -> usize {
     }
 }
 
-/// The node of that number, counted in the order of the text.
+/// The node with the number `at`, counted in the order of the text.
 fn node<'v>(value: &'v mut Value, at: &mut usize) -> Option<&'v mut Value> {
     if *at == 0 {
         return Some(value);

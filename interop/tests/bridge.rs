@@ -1,4 +1,5 @@
-//! Recipes of Megatron Bridge: what they start from, and what of them a plan has.
+//! Recipes of Megatron Bridge: the functions that they start from, and the plan that they are read
+//! as.
 
 use catalog::{Adapters, Overlap, Zero};
 use interop::import::{Document, Given, ImportError, Imported, import};
@@ -270,7 +271,7 @@ fn what_no_plan_expresses_of_a_bridge_recipe_is_noted() {
     }
 }
 
-/// Bridge distributes both gradients and states where the recipe says so of one.
+/// Bridge shards gradients and states if one of its two fields is on.
 #[test]
 fn a_distributed_optimizer_is_on_where_one_of_two_fields_says_so() {
     let (gradients, states) = (
@@ -313,7 +314,7 @@ fn numbers_that_stand_for_switches_are_named() {
     }
 }
 
-/// Rules of Megatron-Core and Transformer Engine hold for a recipe's fields too, where the recipe sets all that they are about.
+/// Rules of Megatron-Core and Transformer Engine apply to recipes that set all fields in question.
 #[test]
 fn rules_of_megatron_core_hold_for_recipes() {
     let window = "cfg.model.window_size = (4095, 0)\ncfg.model.context_parallel_size = 2";

@@ -467,7 +467,7 @@ fn models_are_read_from_files() {
     assert_eq!(of("a.py", recipe).expect("a model").name, "qwen3-8b");
 }
 
-/// What LLaMA-Factory does where its file does not say so.
+/// LLaMA-Factory's defaults for keys that a file leaves out.
 #[test]
 fn what_llama_factorys_file_leaves_out_is_its_default() {
     let model = catalog::load::model("llama3-8b").expect("preset");

@@ -9,7 +9,7 @@ use interop::import::Document;
 use plans::plan_file::ShardingFile;
 use proptest::prelude::*;
 
-/// A name that nothing else in a file is.
+/// A name that occurs nowhere else in a file.
 const SAFE: &str = "benignmodelname";
 
 const LAUNCHERS: [Option<Launcher>; 4] = [
@@ -19,7 +19,7 @@ const LAUNCHERS: [Option<Launcher>; 4] = [
     Some(Launcher::Kubernetes),
 ];
 
-/// What breaks out of one format or another.
+/// Texts that could break out of one format or another.
 const PIECES: [&str; 28] = [
     "'",
     "\"",
@@ -121,7 +121,7 @@ fn texts(node: &Node, at: &str, found: &mut Vec<(String, String)>) {
     }
 }
 
-/// Where texts stand in the documents of a manifest: a name adds, moves and removes none.
+/// The places of all texts in the documents of a manifest; a name must not change them.
 fn places(manifest: &str) -> Vec<String> {
     let mut found = Vec::new();
     for (at, document) in manifest.split("\n---\n").enumerate() {
@@ -134,7 +134,7 @@ fn places(manifest: &str) -> Vec<String> {
         .collect()
 }
 
-/// What a training system reads of an exported file.
+/// The texts that a training system reads from an exported file, with their places.
 fn read_back(name: &str, text: &str, dialect: Dialect) -> Vec<(String, String)> {
     let document = Document::read(text, name, Some(dialect), &|_| None);
     let document = document.unwrap_or_else(|e| panic!("{e}\n{text}"));
@@ -143,10 +143,10 @@ fn read_back(name: &str, text: &str, dialect: Dialect) -> Vec<(String, String)> 
     found
 }
 
-/// Whether a line's key is a Python literal of that text.
+/// Asserts that a line's key is a Python literal of this text.
 fn literal(line: &str, text: &str) {
     let key = line.trim_start().strip_suffix(": [Shard(0)],").expect(line);
-    // What JSON escapes, Python escapes alike.
+    // Python reads the escapes of JSON in the same way.
     let read = match key.strip_prefix("r\"").and_then(|k| k.strip_suffix('"')) {
         Some(raw) => {
             assert!(!raw.contains('"') && !raw.ends_with('\\'), "{line}");
@@ -158,7 +158,8 @@ fn literal(line: &str, text: &str) {
     assert_eq!(read, text);
 }
 
-/// The files of a hostile name are those of a benign one, but for the name where that stands.
+/// Asserts that files exported for a hostile name differ from those for a benign one in the name
+/// only.
 fn same_but_for_the_name(name: &str, dialect: Dialect, launcher: Option<Launcher>) {
     let (ours, theirs) = (
         exported(SAFE, dialect, launcher),
@@ -232,7 +233,7 @@ fn each_hostile_piece_is_data_in_every_export() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(256) })]
 
-    /// What a tree says is what its text says, in every format.
+    /// The texts of a tree are read back unchanged from every format.
     #[test]
     fn texts_read_back_from_every_format(text in hostile()) {
         let mut root = Node::table();

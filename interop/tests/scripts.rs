@@ -1,4 +1,4 @@
-//! Launch scripts of Megatron-LM: what their conditions, calculations and options come to.
+//! Launch scripts of Megatron-LM: the results of their conditions, calculations and options.
 
 use interop::import::{Document, Given, ImportError, Imported, import, of_file};
 
@@ -7,7 +7,7 @@ const LLAMA_8B: &str = "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 143
 const LLAMA_405B: &str = "--num-layers 126 --hidden-size 16384 --ffn-hidden-size 53248 --num-attention-heads 128 --group-query-attention --num-query-groups 8 --rotary-base 500000";
 const COMMON: &str = "--seq-length 8192 --max-position-embeddings 8192 --swiglu --normalization RMSNorm --disable-bias-linear --position-embedding-type rope --untie-embeddings-and-output-weights --hidden-dropout 0 --attention-dropout 0 --bf16 --micro-batch-size 1 --use-distributed-optimizer --sequence-parallel";
 
-/// A script that starts 64 ranks, after these lines and with these options.
+/// A script with these lines, then a command that starts 64 ranks with these options.
 fn script(lines: &str, sizes: &str, options: &str) -> String {
     format!(
         "{lines}\ntorchrun --nproc_per_node 8 --nnodes 8 pretrain_gpt.py {sizes} {COMMON} {options}\n"
@@ -28,7 +28,8 @@ fn read(text: &str) -> Result<(String, Imported, String), ImportError> {
     Ok((found.name, imported, runtime))
 }
 
-/// Sizes that a script comes to under these lines: tensor and pipeline parallelism, batch, whether in 8 bits.
+/// Sizes that a script with these lines sets: tensor and pipeline parallelism, batch, whether
+/// products are in 8 bits.
 fn sizes(lines: &str) -> Result<(u64, u64, u64, bool), ImportError> {
     let options = "--global-batch-size ${GBS:-64} --tensor-model-parallel-size ${TP:-8} --pipeline-model-parallel-size ${PP:-4} ${X[@]}";
     let (_, read, _) = read(&script(lines, LLAMA_70B, options))?;
@@ -365,7 +366,7 @@ fn what_a_plan_cannot_express_is_noted() {
     }
 }
 
-/// A kernel is noted where the runtime of the prediction has another than the script asks for.
+/// A note names each kernel that the script asks for and the runtime of the prediction lacks.
 #[test]
 fn kernels_are_noted_where_the_runtime_has_others() {
     let apart = "--no-bias-swiglu-fusion --no-rope-fusion";
@@ -400,7 +401,7 @@ fn kernels_are_noted_where_the_runtime_has_others() {
     }
 }
 
-/// Megatron-LM takes no batch beside a schedule of batches.
+/// Megatron-LM accepts no batch size beside a schedule of batch sizes.
 #[test]
 fn the_last_batch_of_a_schedule_is_planned() {
     let read = |schedule: &str| {
@@ -414,7 +415,8 @@ fn the_last_batch_of_a_schedule_is_planned() {
     assert_eq!(error, expected);
 }
 
-/// What the name of the training program says that its options do not: which tokenizer it takes, and which kind of model it trains.
+/// The name of the training program tells which tokenizer it uses and which kind of model it
+/// trains, where its options do not.
 #[test]
 fn the_program_says_what_its_options_do_not() {
     let sizes = "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --max-position-embeddings 1024 --seq-length 1024 --micro-batch-size 4 --bf16";
@@ -502,7 +504,8 @@ fn modules_are_read_beside_the_short_option_of_recomputation() {
     assert_eq!(both, plans::Recompute::Selective);
 }
 
-/// A script whose program is named by a variable is read by the options behind it; one that only names a file of settings says so.
+/// If a variable names the program, the options behind it are read; if they only name a file of
+/// settings, the error says so.
 #[test]
 fn programs_that_a_variable_names_are_found() {
     let options = "--tensor-model-parallel-size 2 --micro-batch-size 1 --seq-length 4096";
@@ -519,7 +522,8 @@ fn programs_that_a_variable_names_are_found() {
             format!("exec python -m torch.distributed.run --nproc_per_node=8 $SCRIPT {options}"),
             Some(2),
         ),
-        // No program: the value of an option, and a command that starts none.
+        // Here the variable is no program: it is the value of an option, or follows a command that
+        // starts none.
         (format!("torchrun --nproc_per_node $GPUS {options}"), None),
         (format!("rsync $SCRIPT {options}"), None),
     ] {

@@ -14,7 +14,7 @@ fn accelerate(strategy: &str) -> String {
     )
 }
 
-/// The files beside a script.
+/// The files in the folder of a script.
 fn beside(name: &str) -> Option<String> {
     match name {
         "fsdp.yaml" => Some(accelerate("FULL_SHARD")),
@@ -448,7 +448,7 @@ fn strategies_of_fsdp_are_read() {
     );
 }
 
-/// What stops a system when it starts, or in its first step.
+/// Settings with which a system stops when it starts, or in its first step, are found.
 #[test]
 fn what_ends_a_run_is_found() {
     let deepspeed = |more: &str| {
@@ -511,7 +511,7 @@ fn what_ends_a_run_is_found() {
     }
 }
 
-/// What each system does where its file is silent.
+/// Each system's own defaults for settings that a file leaves out.
 #[test]
 fn what_a_file_leaves_out_is_the_systems_default() {
     let model = catalog::load::model("llama3-8b").expect("preset");

@@ -87,7 +87,8 @@ fn the_median_stands_apart_from_warm_up_and_outliers() {
     assert_eq!(steady.quantile(1.0), 5.0);
 }
 
-/// A job that raises its batch: steps of the planned batch count, or else those of the last.
+/// A job that raises its batch: the steps with the planned number of sequences count, or else the
+/// last.
 #[test]
 fn steps_of_one_batch_count() {
     let line = |step: u64, batch: u64| {
@@ -155,7 +156,7 @@ fn malformed_logs_say_where() {
     );
 }
 
-/// Steps without a usable time are not called too few.
+/// Steps without a usable time are not reported as too few steps.
 #[test]
 fn steps_without_times_are_said() {
     let lines =
@@ -250,7 +251,8 @@ fn further_systems_are_read() {
     }
 }
 
-/// Megatron-DeepSpeed logs a step in the words of both systems, and DeepSpeed's maybe more often.
+/// Megatron-DeepSpeed logs a step in both systems' formats, and DeepSpeed's lines may be more
+/// frequent.
 #[test]
 fn megatron_lines_count_beside_those_of_deepspeed() {
     let rate =
@@ -302,7 +304,7 @@ fn ranks_may_log_one_after_the_other() {
             .collect()
     };
     for (ranks, runs, repeated) in [
-        // Of lines without ranks nobody knows whether the job began anew.
+        // Lines without ranks do not show whether the job began anew.
         (["12:00:00 ", "13:00:00 "], &[30, 30, 10][..], 0),
         (["", ""], &[30, 30, 10], 0),
         (["[rank0]:", "[rank1]:"], &[30], 30 + 10),
@@ -394,7 +396,8 @@ fn check_steps(text: &str, steps: usize) {
     assert!(times.iter().all(same), "{times:?}");
 }
 
-/// The Trainer's evaluations show bars without a title too: within training, and before it.
+/// Progress bars of the Trainer's evaluations, which have no title either, count as no steps,
+/// whether within training or before.
 #[test]
 fn bars_of_evaluations_are_no_steps() {
     let begin = bar(0, 20, 0, "?it/s");
@@ -499,7 +502,8 @@ fn one_slow_step_is_one_step() {
     assert_eq!((log.steps.len(), steady.slow()), (100, 9));
 }
 
-/// A progress bar with a negative rate has none: that of its neighbours is unharmed.
+/// A progress bar with a negative rate counts as one without a rate, and its neighbours keep
+/// theirs.
 #[test]
 fn a_negative_rate_is_none() {
     let bar = |done: u64| {

@@ -51,9 +51,9 @@ pub struct Names {
     pub moe: &'static str,
     /// Router, relative to the mixture-of-experts module.
     pub router: &'static str,
-    /// Score-correction bias of the router, likewise.
+    /// Score-correction bias of the router, relative to the mixture-of-experts module.
     pub correction: &'static str,
-    /// Gate, up and down projections of an expert, likewise.
+    /// Gate, up and down projections of an expert, relative to the mixture-of-experts module.
     pub expert: [&'static str; 3],
     /// Shared expert, relative to the mixture-of-experts module.
     pub shared: &'static str,

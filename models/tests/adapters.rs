@@ -1,4 +1,4 @@
-//! Adapters (LoRA) beside frozen weights: their numbers, what backward computes, and how they are split.
+//! Adapters (LoRA) and frozen weights: parameter counts, what backward computes, and sharding.
 
 use catalog::{DType, Model};
 use dtensor::{Factor, Gradient, Product, Site, TensorRole, Trace};

@@ -187,7 +187,7 @@ fn default_search(bencher: Bencher<'_, '_>, (model, gpus, runtime): (&str, u64, 
     });
 }
 
-/// A question that nothing answers, with the advice what to relax.
+/// A question for which nothing fits, including the advice on what to relax.
 #[divan::bench(sample_count = 3)]
 fn nothing_fits(bencher: Bencher<'_, '_>) {
     bencher.bench_local(|| {

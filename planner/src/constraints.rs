@@ -245,7 +245,7 @@ impl Constraints {
         values.iter().filter_map(move |value| read(value))
     }
 
-    /// The same for a choice among values with names.
+    /// The values that a dimension is fixed to, where each value has a name.
     pub(crate) fn fixed_among<T: FromStr>(&self, key: &str) -> impl Iterator<Item = T> {
         self.read_fixed(key, |text| text.parse().ok())
     }

@@ -47,7 +47,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// What decides how states can be sharded.
+    /// The numbers of ranks that decide how states can be sharded.
     pub(crate) fn sharded_over(&self, model: &ModelConfig) -> Holders {
         let Self {
             tp,
@@ -120,7 +120,8 @@ pub(crate) fn meshes(
     }
     let (gpus, model) = (scenario.workload.gpus, &scenario.model);
     let domain = scenario.cluster.scale_up_domain;
-    // Powers of two are usual: where they do not split sequences, the search says so. Other sizes it passes over.
+    // Powers of two are usual: if they do not split sequences evenly, the search says so. It skips
+    // other sizes.
     let splits_evenly =
         |cp: &u64| cp.is_power_of_two() || scenario.workload.seq_len.is_multiple_of(2 * cp);
     for tp in divisors(gpus).filter(|&tp| constraints.allows("tp", tp)) {

@@ -188,7 +188,7 @@ impl<'a> Groups<'a> {
         }
     }
 
-    /// The fastest shares of plans that leave no GPU fuller than this.
+    /// The fastest shares whose plans use at most the share `fullest` of memory on any GPU.
     fn fastest(
         &mut self,
         of: &[usize],
@@ -213,7 +213,8 @@ impl<'a> Groups<'a> {
         }
     }
 
-    /// The best shares of groups that agree in one of `results`, each with its exchange's seconds.
+    /// The best shares of groups that all make the same choices, one of `results`. `exchanges` has,
+    /// for each of `results`, the seconds to add up gradients.
     fn agreed(
         &mut self,
         of: &[usize],
@@ -223,7 +224,7 @@ impl<'a> Groups<'a> {
     ) -> Result<Option<Solved>, PlannerError> {
         self.bound(of)?;
         let least = exchanges.iter().copied().fold(f64::INFINITY, f64::min);
-        // Whatever they agree in, groups are no faster than if each chose for itself.
+        // Groups that must agree are no faster than groups that choose freely.
         let Some(free) = self.solved(of, None, least, within)? else {
             return Ok(None);
         };
@@ -282,7 +283,8 @@ impl<'a> Groups<'a> {
         divisors(self.batch).find(few).unwrap_or(self.batch)
     }
 
-    /// The best shares of groups that agree in `results`, if their value is below `within`.
+    /// The best shares, if their value is below `within`, for groups whose plans all make the
+    /// choices `results`; `None`: each group chooses freely.
     fn solved(
         &mut self,
         of: &[usize],
@@ -338,7 +340,8 @@ impl<'a> Groups<'a> {
         Ok(best)
     }
 
-    /// Searches a group's plan for a share, if it takes at most `within`; returns what it takes, or a bound on that.
+    /// Searches a group's best plan for a share, among plans whose value is at most `within`.
+    /// Returns that plan's value; if there is none, a lower bound on it.
     fn search(
         &mut self,
         at: usize,
@@ -427,7 +430,7 @@ impl Group<'_> {
         let bound = || rates.map_or(0.0, |rates| rates.least(share));
         match self.found.get(&(results, share)) {
             Some(Known::Plan(value, _)) => *value,
-            // It takes more, by however little.
+            // It takes more than `value`, if only a little.
             Some(Known::Beyond(value)) => value.next_up().max(bound()),
             None if share == 0 => f64::INFINITY,
             None => bound(),

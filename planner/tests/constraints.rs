@@ -212,7 +212,7 @@ fn a_file_says_what_flags_say() {
     }
 }
 
-/// What lies outside the stated space is tried when it is asked for by name.
+/// Values outside the usual space are tried if a constraint names them.
 #[test]
 fn what_is_fixed_is_tried() {
     let s = scenario("llama3-8b", 8, "megatron-core");
@@ -273,7 +273,7 @@ fn sizes_that_are_no_powers_of_two_are_tried() {
     }
 }
 
-/// What a constraint fixes is tried only at those ZeRO levels at which the runtime can do it.
+/// A fixed decision is tried only at ZeRO levels at which the runtime supports it.
 #[test]
 fn what_is_fixed_is_tried_where_it_runs() {
     for (runtime, fix, levels) in [
@@ -371,7 +371,8 @@ proptest! {
     }
 }
 
-/// Tensor-parallel messages run beside matrix products only where GPUs reach each other's memory.
+/// Tensor-parallel messages overlap with matrix products only where GPUs can reach each other's
+/// memory.
 #[test]
 fn overlap_of_tensor_parallel_messages_needs_peers() {
     for (cluster, has) in [("l40s-node", true), ("rtx-4090-node", false)] {

@@ -297,7 +297,7 @@ fn experts_are_sharded_without_data_parallelism() {
     assert_eq!(found.fit, 2);
 }
 
-/// What searches found.
+/// Statistics of what searches found.
 #[derive(Default)]
 struct Found {
     /// Number of searches that found a plan.

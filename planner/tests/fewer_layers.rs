@@ -21,7 +21,7 @@ fn scenario(model: &str, cluster: &str, runtime: &str, [gpus, seq_len]: [u64; 2]
     }
 }
 
-/// The same with one layer less recomputed, or one less in host memory; `None` if these are not some of many.
+/// The strategy with one layer fewer recomputed or in host memory; `None` if that leaves none.
 fn with_one_less(d: &Decisions) -> Option<Decisions> {
     let mut d = d.clone();
     let number = match &mut d.recompute {

@@ -1,6 +1,7 @@
-//! The search against a solver of mixed-integer linear programs (`good_lp` with `microlp`), which knows nothing of how
-//! strategies are enumerated or simulated: given what a layer costs, it says how layers are best spread over pipeline
-//! stages, and how few of them must be recomputed to fit.
+//! Compares the search with a solver of mixed-integer linear programs (`good_lp` with `microlp`),
+//! which knows neither how strategies are enumerated nor how they are simulated. Given the costs of
+//! a layer, it finds the best spread of layers over pipeline stages, and how few must be recomputed
+//! to fit.
 
 use catalog::{Precision, Workload, WorkloadSizes};
 use costmodel::{CostModel, Scenario};
@@ -33,7 +34,7 @@ fn best(costs: &CostModel, fixed: &str, uneven: u64) -> Option<Strategy> {
         .expect("well-formed");
     constraints.uneven = Some(uneven);
     let space = SearchSpace::new(costs.scenario(), &constraints);
-    // The fastest of all that fit, however simple, by the prediction itself.
+    // The fastest of all that fit, even if a simpler one ties with it.
     let options = SearchOptions {
         tie: Some(0.0),
         risk: Some(0.5),
@@ -54,8 +55,8 @@ fn stage_seconds(costs: &CostModel, strategy: &Strategy) -> Vec<f64> {
     seconds
 }
 
-/// The least time of the slowest stage over all ways to spread `layers`, of `layer` seconds each, over stages that
-/// take `ends` seconds beside them.
+/// The least time of the slowest stage over all ways to spread `layers` over stages. A layer takes
+/// `layer` seconds; a stage takes its `ends` seconds in addition.
 fn least_bottleneck(layers: u64, layer: f64, ends: &[f64]) -> f64 {
     let mut problem = ProblemVariables::new();
     let slowest = problem.add(variable().min(0));
@@ -73,8 +74,8 @@ fn least_bottleneck(layers: u64, layer: f64, ends: &[f64]) -> f64 {
         .value(slowest)
 }
 
-/// The fewest layers of every stage that must be recomputed so that all stages fit: `kept[stage]` is what one layer
-/// keeps, `rest[stage]` what is held beside.
+/// The fewest layers of every stage that must be recomputed so that all stages fit. `kept[stage]`
+/// has the bytes that one layer keeps, `rest[stage]` all others.
 fn fewest_recomputed(layers: u64, kept: &[f64], rest: &[f64], capacity: f64) -> Option<u64> {
     let mut problem = ProblemVariables::new();
     let recomputed = problem.add_vector(variable().binary(), layers as usize);
@@ -90,7 +91,7 @@ fn fewest_recomputed(layers: u64, kept: &[f64], rest: &[f64], capacity: f64) -> 
     Some(solution.eval(count).round() as u64)
 }
 
-/// Bytes in use on every pipeline rank when `recompute` is fixed; `None` where that does not fit.
+/// Bytes in use on every pipeline rank with these decisions fixed; `None` if that does not fit.
 fn bytes_by_rank(costs: &CostModel, fixed: &str) -> Option<Vec<f64>> {
     let strategy = best(costs, fixed, 0)?;
     let prediction = costs.predict(&strategy).expect("priced");

@@ -1,4 +1,5 @@
-//! Clusters of several pools: the search is exact on them, divides layers by speed, and never loses by one more pool.
+//! Clusters of several pools: the search is exact, divides layers by speed, and never gets slower
+//! with one more pool.
 
 use catalog::{Cluster, Pools, Precision, Workload, WorkloadSizes};
 use costmodel::{CostModel, Lightest, Scenario};
@@ -145,7 +146,7 @@ fn virtual_stages_lie_in_the_pools_of_their_ranks_and_are_searched_exactly() {
     assert!(several > 1, "{several}");
 }
 
-/// What a search knows before it simulates is never above what is simulated.
+/// No bound that a search uses is above the simulated value.
 #[test]
 fn bounds_of_virtual_stages_hold() {
     let mut compared = 0;
@@ -234,7 +235,7 @@ fn every_round_of_virtual_stages_crosses_the_link() {
     }
 }
 
-/// The best plan on every way to use the pools; the first uses all of them, as they stand.
+/// The best plan for every way to use the pools; the first way uses all of them, in their order.
 fn arrangements(pools: &Pools) -> Vec<(String, f64)> {
     let time = |pool: &catalog::Pool| {
         let found = best(&pool.cluster, pool.gpus, false);

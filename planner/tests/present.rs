@@ -76,7 +76,7 @@ fn compared(s: &Scenario, constraints: &Constraints, now: &Strategy) -> (CostMod
     (costs, present.expect("priced"))
 }
 
-/// The decisions in which two strategies differ, told apart from outside.
+/// The decisions in which two strategies differ, found without the planner's own code.
 fn differ(model: &ModelConfig, a: &Decisions, b: &Decisions) -> BTreeSet<&'static str> {
     let overlap = a.overlap != b.overlap;
     let (a, b) = (a.canonical(model), b.canonical(model));
@@ -185,7 +185,7 @@ fn no_single_change_is_missed() {
     }
 }
 
-/// Each step of a path brings at least one decision to what it is in the best plan.
+/// Each step of a path gives at least one decision its value in the best plan.
 #[test]
 fn paths_are_short() {
     for (model, gpus, runtime, text) in CASES {

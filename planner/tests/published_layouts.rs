@@ -134,7 +134,7 @@ impl Answer {
         )
     }
 
-    /// What is wrong with the answer.
+    /// The faults of an answer; empty if there are none.
     fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();
         if self

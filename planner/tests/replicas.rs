@@ -1,4 +1,5 @@
-//! Data parallelism across pools: the search over shares is exact, every rank fits, and the batch comes out.
+//! Data parallelism across pools: the search over shares is exact, every rank fits, and shares add
+//! up to the batch.
 
 use catalog::{Cluster, DType, Link, Pool, Pools, Precision, Workload, WorkloadSizes};
 use costmodel::{CostModel, Scenario, Side};
@@ -104,7 +105,7 @@ fn the_shares_found_are_those_of_brute_force() {
         for division in pools.divisions() {
             let models = models(&division, batch);
             let mut best = f64::INFINITY;
-            // Groups agree in the types of gradients.
+            // All groups have the same gradient types.
             for gradients in ["fp32", "fp16"] {
                 let mut constraints = fixed(&base);
                 constraints
@@ -142,7 +143,7 @@ fn the_shares_found_are_those_of_brute_force() {
             let time = found
                 .as_ref()
                 .map_or(f64::INFINITY, |found| found.step_time);
-            // Steps are added up in picoseconds, and a few of these depend on the order.
+            // Sums of picoseconds depend a little on their order.
             let alike = time == best || (time / best - 1.0).abs() < 1e-10;
             assert!(alike, "{line}: {time} {best} {found:?}");
         }
@@ -151,10 +152,10 @@ fn the_shares_found_are_those_of_brute_force() {
 
 /// Peak, as a share of a GPU's memory, and step time.
 type Plan = (f64, f64);
-/// What counts of the plans of a group for a share.
+/// Picks a number from all plans of a group for a share, such as the least peak.
 type Least<'a> = &'a dyn Fn(&[Plan]) -> f64;
 
-/// Of every strategy for a share that fits: its peak as a share of a GPU's memory, and its time.
+/// For every strategy that fits with a share: its peak as a part of a GPU's memory, and its time.
 fn that_fit(whole: &CostModel, share: u64, constraints: &Constraints) -> Vec<Plan> {
     let workload = whole.scenario().workload.with_batch(share);
     let costs = (whole.with_workload(workload.expect("a batch"))).expect("priced");
@@ -171,7 +172,8 @@ fn that_fit(whole: &CostModel, share: u64, constraints: &Constraints) -> Vec<Pla
         .collect()
 }
 
-/// The least share of memory that the fullest GPU takes, whatever the shares, and the least time with no fuller GPU.
+/// The least part of its memory that the fullest GPU uses over all divisions of the batch, and the
+/// least step time with no GPU fuller.
 fn lightest_division(models: &[CostModel], link: Option<&Link>, base: &[&str]) -> (f64, f64) {
     let batch = models[0].scenario().workload.global_batch;
     let mut least = (f64::INFINITY, f64::INFINITY);
@@ -215,7 +217,8 @@ fn lightest_division(models: &[CostModel], link: Option<&Link>, base: &[&str]) -
     least
 }
 
-/// Where memory is minimised, the fullest GPU of all groups is the least full, and no plans that leave it so are faster.
+/// Where memory is minimised, the fullest GPU is as empty as possible, and the plans are the
+/// fastest that keep it so.
 #[test]
 fn the_lightest_groups_are_those_of_brute_force() {
     let base = [
@@ -254,7 +257,7 @@ fn the_lightest_groups_are_those_of_brute_force() {
                 least,
                 "{line}"
             );
-            // What is as light is no better, and what is shown is as light.
+            // A plan as light counts as no better, and the plans shown are as light.
             let Some(shared) = found else { continue };
             let again = groups.best(&all, link, least.0).expect("searched");
             assert!(again.is_none(), "{again:?}");
@@ -267,7 +270,7 @@ fn the_lightest_groups_are_those_of_brute_force() {
     }
 }
 
-/// All shares of so many groups, each of at least one sequence.
+/// Calls `then` with all divisions of `left` sequences over groups, each with at least one.
 fn for_each_division(
     left: u64,
     groups: usize,
@@ -287,7 +290,7 @@ fn for_each_division(
     }
 }
 
-/// Sequences by speed beat each pool alone, and the same number of sequences for every GPU.
+/// Shares by speed beat each pool alone, and equal shares for every GPU.
 #[test]
 fn shares_by_speed_beat_the_best_pool_and_an_even_split() {
     for line in [
@@ -318,7 +321,7 @@ fn shares_by_speed_beat_the_best_pool_and_an_even_split() {
         let groups: Vec<&CostModel> = models.iter().collect();
         let exchange = costmodel::exchange(&groups, DType::F16, link).expect("priced");
         let even = slowest + exchange.0;
-        // Where all GPUs are as fast, the even split is the best.
+        // If all GPUs are equally fast, the even split is the best.
         let alike = |pool: &Pool| pool.cluster == pools.parts[0].cluster;
         match pools.parts.iter().all(alike) {
             true => assert!(
@@ -346,7 +349,7 @@ fn best_of(whole: &CostModel, share: u64) -> f64 {
     outcome.top[0].prediction.step_time.0
 }
 
-/// What all groups take together follows from each.
+/// The prediction for all groups follows from those of each.
 #[test]
 fn a_step_is_that_of_the_slowest_group_and_the_addition_of_gradients() {
     let line = "8 x dgx-h100 + 16 x dgx2-v100, 100 Gb/s between";
@@ -393,7 +396,7 @@ fn a_step_is_that_of_the_slowest_group_and_the_addition_of_gradients() {
             .map(|p| p.memory_by_rank.len())
             .sum::<usize>()
     );
-    // As many tokens as the whole batch has, in the time of a step.
+    // Together they process the tokens of the whole batch in one step.
     let tokens = together.tokens_per_s_per_gpu * together.step_time.0 * pools.gpus() as f64;
     assert!((tokens / (256.0 * 2048.0) - 1.0).abs() < 1e-9, "{tokens}");
     let flops: f64 = (predictions.iter().zip(&shares))

@@ -93,7 +93,8 @@ pub enum Recompute {
     /// (Megatron `--recompute-method block --recompute-num-layers n`).
     Layers(u64),
     /// The first layers of every virtual stage fully, the rest as under `None`: this many on the
-    /// first stage, fewer on later pipeline ranks, which have
+    /// first stage, fewer on later pipeline ranks, which have fewer micro-batches in flight
+    /// ([`Decisions::layers_as_first`]).
     Falling(u64),
     /// Operator-level selection of torchtitan: matrix-product outputs kept alternately, attention and
     /// collectives kept, the rest recomputed.

@@ -156,7 +156,7 @@ pub struct Breakdown {
     pub tp_exposed_s: f64,
     /// Context-parallel communication that nothing hides.
     pub cp_exposed_s: f64,
-    /// Expert-parallel all-to-all that nothing hides.
+    /// Messages to experts and back that nothing hides.
     pub ep_exposed_s: f64,
     /// Gradient reduction and parameter gathering that nothing hides.
     pub dp_exposed_s: f64,
@@ -298,7 +298,7 @@ impl Candidate {
 /// What to relax when nothing fits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Relaxation {
-    /// The advice, as a sentence without its stop.
+    /// The advice, as a sentence without its full stop.
     pub says: String,
     /// The flag (without dashes) and value with which a plan was found; `None` for other advice.
     pub instead: Option<(&'static str, String)>,

@@ -180,8 +180,7 @@ fn the_id_hashes_decisions_only() {
     assert_ne!(one.content_id(), other.content_id());
 }
 
-/// What people type and what is printed are the same notation.
-/// Numbers that nothing can be trained with are refused when a plan is opened.
+/// Numbers with which nothing can be trained are refused when a plan is opened.
 #[test]
 fn train_sections_are_checked() {
     let usual = || TrainFile {
@@ -318,7 +317,7 @@ fn an_axis_order_is_where_it_places_ranks() {
     }
 }
 
-/// A plan says what its sequences are made of, and only what can be.
+/// A plan file records the documents of its sequences, and refuses impossible ones.
 #[test]
 fn documents_are_written_and_read() {
     let plain = workload();

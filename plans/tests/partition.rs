@@ -5,7 +5,8 @@ use plans::{ScheduleKind, StagePartition, schedule};
 use proptest::prelude::*;
 
 proptest! {
-    /// A pool's ranks have equally many layers but for a remainder in one pool, and so have the stages of a rank.
+    /// Layers of a rank's stages differ by at most one; so do those of a pool's ranks, in one pool
+    /// only.
     #[test]
     fn every_way_gives_all_layers_and_is_uneven_in_one_pool(
         layers in 1..130u64,
@@ -50,7 +51,7 @@ proptest! {
         }
     }
 
-    /// All ways in which the stages of each pool are equal are among them.
+    /// The list includes all ways in which the stages of each pool are equal.
     #[test]
     fn equal_stages_of_every_pool_are_tried(
         ranks in prop::collection::vec(1..4u64, 2..4),
@@ -69,7 +70,7 @@ proptest! {
     }
 }
 
-/// Of two pools with two ranks and one, every number of layers of the second is tried.
+/// With pools of two ranks and of one, every number of layers of the second pool is tried.
 #[test]
 fn two_pools_are_divided_in_every_way() {
     let ways = |layers: u64, ranks: &[u32]| -> Vec<String> {
@@ -77,7 +78,7 @@ fn two_pools_are_divided_in_every_way() {
         ways.iter().map(StagePartition::runs).collect()
     };
     assert_eq!(ways(6, &[0, 1, 2]), ["2x1/4", "2/1/3", "3x2", "3/2/1"]);
-    // With two stages for each rank, around the ranks or in a V, of the second pool's five layers the first stage has three.
+    // Five layers of the second pool are three in its first stage and two in its second.
     assert!(ways(9, &[0, 1, 2, 0, 1, 2]).contains(&"2x1/3/2x1/2".to_owned()));
     assert!(ways(9, &[0, 1, 2, 2, 1, 0]).contains(&"2x1/3/2/2x1".to_owned()));
 }

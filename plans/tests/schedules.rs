@@ -281,7 +281,7 @@ fn activations_in_flight_are_those_of_the_papers() {
     );
 }
 
-/// A stage holds what is on its way and no more, however many micro-batches there are.
+/// The messages that a stage holds do not grow with the number of micro-batches.
 #[test]
 fn messages_on_their_way_do_not_grow_with_the_number_of_micro_batches() {
     let model = catalog::load::model("llama3-8b").expect("preset");

@@ -2,7 +2,7 @@
 
 use catalog::{Precision, Workload, WorkloadSizes};
 
-/// What is said of a strategy on 64 GPUs; nothing if the runtime supports it.
+/// The refusal of a strategy on 64 GPUs; empty if the runtime supports it.
 fn said(runtime: &str, model: &str, strategy: &str) -> String {
     let model = catalog::load::model(model).expect("a preset");
     let runtime = catalog::load::runtime(runtime).expect("a preset");
@@ -88,7 +88,7 @@ fn what_a_runtime_lacks_is_refused() {
     }
 }
 
-/// The example that goes with a refusal is none of what the runtime lacks.
+/// The example in a refusal is supported by the runtime.
 #[test]
 fn the_example_runs_everywhere() {
     let lack = plans::StrategyError::Runtime {

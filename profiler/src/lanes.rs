@@ -13,7 +13,7 @@ use crate::visits::VISITS;
 /// How long and how often to repeat a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Effort {
-    /// Time for one visit of a request.
+    /// Time for one visit; each measurement gets [`VISITS`] visits, spread over the profile.
     pub time: Duration,
     /// Fewest repetitions, after one that warms up.
     pub least: usize,
@@ -37,7 +37,7 @@ impl Effort {
 }
 
 impl Effort {
-    /// The effort of all [`VISITS`] in one, for a device whose speed does not drift.
+    /// The effort of all [`VISITS`] in a single visit, for a device whose speed does not drift.
     #[must_use]
     pub fn at_once(self) -> Self {
         Self {

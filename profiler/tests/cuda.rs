@@ -29,7 +29,7 @@ const EFFORT: Effort = Effort {
     most: 2,
 };
 
-/// Small sizes that are multiples of nothing: the emulator is slow.
+/// Small sizes that no tile divides, because the emulator is slow.
 fn grid() -> Vec<Request> {
     let mut requests = vec![
         Request::Copies(1000),
@@ -253,7 +253,8 @@ fn classes(model: &Model) -> [BlockClass; 3] {
     [BlockClass::Embedding, layer, BlockClass::Head]
 }
 
-/// Alone, and as one of two ranks whose peers are echoes: at the local shapes, and of exchanges the packing.
+/// A block is measured alone, and as one of two ranks at local shapes, where exchanges are only
+/// packed.
 #[test]
 fn every_operator_of_a_block_has_a_time() {
     let Some(device) = emulator::device() else {
@@ -319,7 +320,7 @@ fn every_operator_of_a_block_has_a_time() {
     }
 }
 
-/// Grids name kernels as traces do, so what was measured separately prices what runs in a block.
+/// Grids name kernels as traces do, so that their measurements price the kernels of blocks.
 #[test]
 fn grids_have_the_names_of_traces() {
     let wide = BlockLayout::alone(1, 32, DType::Bf16);
@@ -361,7 +362,7 @@ fn grids_have_the_names_of_traces() {
     }
 }
 
-/// One measurement never stands for attentions that do different work.
+/// Attentions that do different work have different names.
 #[test]
 fn attention_is_named_by_what_it_does() {
     let layout = BlockLayout::alone(1, 8192, DType::Bf16);

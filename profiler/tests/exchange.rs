@@ -1,5 +1,5 @@
-//! Measuring exchanges between devices, where messages pass through the host: every one is right, timed by all
-//! ranks, and refused where numbers do not come.
+//! Measures exchanges between devices whose messages pass through the host. Each moves the right
+//! numbers, is timed by all ranks, and is refused if numbers do not arrive.
 
 #[path = "../../devices/cuda/tests/cuda/emulator.rs"]
 #[allow(dead_code, reason = "other tests use the rest")]
@@ -23,7 +23,7 @@ const EFFORT: Effort = Effort {
     most: 2,
 };
 
-/// A device of the host's memory. It need not run kernels.
+/// A device in host memory, which runs no kernels.
 struct HostRank {
     device: Device,
     deaf: bool,
@@ -89,7 +89,7 @@ impl HostPeers {
                 self.parts(to),
             ),
             Collective::Broadcast => {
-                // The first one's of all.
+                // The gathered part of the first rank.
                 let spare = |_: usize| self.device.tensor(vec![to.len()], to.dtype);
                 let mut all: Vec<Tensor> = (0..size).map(spare).collect::<Result<_, _>>()?;
                 all[0] = to.clone();
@@ -145,8 +145,8 @@ fn open(deaf: bool) -> HostRank {
     }
 }
 
-/// Groups of all ranks, of two times two of five (the last one waits), and of odd sizes; messages that divide evenly
-/// and that do not, and ones longer than what repeats in them.
+/// Groups of all ranks, of two pairs (of five ranks the last one waits), and of odd sizes; messages
+/// that divide evenly or not, and some longer than the pattern that fills them.
 #[test]
 fn exchanges_are_right_and_measured() {
     for (ranks, groups) in [(4, &[2, 4][..]), (5, &[2, 5]), (3, &[3])] {
@@ -194,7 +194,7 @@ fn numbers_that_do_not_come_and_devices_that_are_not_there_end_it() {
             |rank| Ok(open(rank == 1)),
             |fleet| fleet.measure(&exchange, EFFORT),
         );
-        // Rank 1 saw it, or the first rank by what it was sent.
+        // Rank 1 reported it, or the first rank noticed it in what it received.
         let said = answer.expect_err("refused").to_string();
         assert!(said.contains("nccl"), "{collective:?}: {said}");
     }
@@ -215,7 +215,8 @@ fn numbers_that_do_not_come_and_devices_that_are_not_there_end_it() {
     assert!(said.contains(&missing.to_string()), "{said}");
 }
 
-/// Two hosts of two GPUs, and of three: groups of one and of all GPUs of each host, and of two where the third waits.
+/// Two hosts of two or three GPUs each: groups of one, two or all GPUs of each host; a third GPU
+/// waits.
 #[test]
 fn exchanges_between_hosts_are_right_and_named() {
     for (per_host, groups) in [(2, &[[2, 1], [4, 2]][..]), (3, &[[2, 1], [4, 2], [6, 3]])] {

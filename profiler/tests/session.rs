@@ -1,4 +1,5 @@
-//! What a profile lacks is measured, once, and what fails says so: with a meter that only counts.
+//! Measurements that a profile lacks are made, once, and failures are reported; a counting meter
+//! stands in for a GPU.
 
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use cuda_device::CudaError;
 use profiler::cuda::{Asked, Budget, Meter, complete};
 use profiler::{Effort, ProfilerError};
 
-/// Sizes of the kernel `k` that a request is of, and how it ends.
+/// A request: sizes of the kernel `k`, and the error with which it ends, if any.
 #[derive(Clone)]
 struct Sizes(Vec<u64>, Option<ProfilerError>);
 

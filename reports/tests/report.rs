@@ -1,4 +1,4 @@
-//! The HTML report of a made-up prediction: what it says, that it is self-contained, and that it
+//! The HTML report of a made-up prediction: its statements, that it is self-contained, and that it
 //! stays small however long the timeline is.
 
 use std::collections::BTreeMap;
@@ -150,7 +150,7 @@ fn runtime() -> &'static Runtime {
     RUNTIME.get_or_init(|| catalog::load::runtime("megatron-core").expect("a preset"))
 }
 
-/// A strategy of so many GPUs.
+/// A strategy for this number of GPUs.
 fn strategy(gpus: u64, text: &str) -> Strategy {
     let model = catalog::load::model("llama3-70b").expect("a preset");
     let workload = Workload::new(WorkloadSizes {
@@ -480,7 +480,7 @@ fn names_are_text_in_the_page() {
     }
 }
 
-/// Where groups of ranks lie, on nodes of four GPUs whose fast links join 72.
+/// Places of groups of ranks on nodes of four GPUs, where NVLink joins 72 GPUs.
 #[test]
 fn domains_are_not_nodes() {
     let prediction = prediction(Fit::Fits { spare: Bytes(1) });

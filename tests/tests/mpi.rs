@@ -48,7 +48,7 @@ fn of(model_name: &str, layout: &str) -> Job {
     jobs::job(&model, layout, Numerics::Exact, Precision::Fp32, STEPS)
 }
 
-/// What must be equal, as text.
+/// The results that must be equal, as text.
 fn bits(outcome: &Outcome) -> String {
     let losses: Vec<String> = outcome
         .losses
@@ -58,7 +58,7 @@ fn bits(outcome: &Outcome) -> String {
     format!("{} {}", outcome.weights_sha256(), losses.join(" "))
 }
 
-/// One process of a layout; rank 0 says what came of it.
+/// One process of a layout; rank 0 prints the results.
 fn rank(model: &str, layout: &str) -> ExitCode {
     let job = of(model, layout);
     let comm = comm::mpi::MpiCommunicator::join(Duration::from_secs(60));

@@ -54,8 +54,9 @@ pub(super) fn pattern(f: &Fields<'_>, kind: &str) -> Result<WindowPattern, SpecE
     })
 }
 
-/// The pattern of chunked attention in Llama 4. Layers with rotary embeddings attend within chunks, the others to the whole
-/// sequence. Every fourth layer is without rotary embeddings, unless the file lists others.
+/// The pattern of chunked attention in Llama 4. Layers with rotary embeddings attend within chunks,
+/// the others to the whole sequence. Every fourth layer has no rotary embeddings, unless the file
+/// gives another interval or lists the layers.
 fn chunks(f: &Fields<'_>) -> Result<WindowPattern, SpecError> {
     let window = Window::Chunk(f.maybe("attention_chunk_size")?.unwrap_or(8192));
     let layers = f.size("num_hidden_layers")?;

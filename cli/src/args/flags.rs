@@ -7,7 +7,7 @@ use answers::values::{self, Gpus};
 use catalog::{Adapters, Lengths, Seconds};
 use clap::{Args, ValueEnum};
 
-/// What is planned for.
+/// The job to plan.
 #[derive(Args, Debug, Clone)]
 pub(crate) struct ScenarioArgs {
     /// Model preset, config.json, or folder of a downloaded checkpoint

@@ -31,7 +31,7 @@ pub(crate) struct SearchArgs {
     /// Decisions of --from that the best plan must not change, such as tp,ep
     #[arg(long, value_name = "DECISIONS", requires = "from")]
     pub(crate) keep: Vec<String>,
-    /// What is best
+    /// What to optimise
     #[arg(long, value_enum, default_value_t = ObjectiveArg::Time)]
     pub(crate) objective: ObjectiveArg,
     /// Largest probability that a plan does not fit, above 0 and below 1; above 0.5 also plans for which the allocator has to

@@ -136,12 +136,12 @@ pub(crate) enum DeviceArg {
     Cuda,
 }
 
-/// GPU messages flag.
+/// How GPU messages travel.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum GpuMessagesArg {
     /// NCCL
     Nccl,
-    /// The memory of their hosts: slow, where NCCL is not installed
+    /// The hosts' memory: slow, for machines without NCCL
     Host,
 }
 

@@ -153,7 +153,7 @@ fn verify(args: &CheckpointPath) -> Result<ExitCode, CliError> {
     Ok(code::unless(whole, code::DAMAGED))
 }
 
-/// An observer that reports only what was saved, and keeps where.
+/// An observer that reports only what was saved, and remembers its path.
 struct Saved {
     quiet: bool,
     path: OnceLock<PathBuf>,

@@ -326,7 +326,8 @@ fn steps(
     Ok(vec![("plan the smallest in full".into(), vec![search])])
 }
 
-/// The row of one number of GPUs, of which the best plan uses some; whether it is on the Pareto front is known when all are.
+/// The row of one number of GPUs, of which the best plan uses `used`. [`mark`] adds whether it is
+/// on the Pareto front.
 fn row(
     [gpus, used]: [u64; 2],
     training: &Training,
@@ -405,7 +406,7 @@ fn mark(rows: &mut [SizeRow]) {
     }
 }
 
-/// Tokens that are kept per second, and the same per GPU or, if prices differ, per dollar an hour.
+/// Tokens per second, and the same per GPU or, if prices differ, per dollar an hour.
 fn speed(row: &SizeRow) -> Option<(f64, f64)> {
     let failures = row.budget.and_then(|budget| budget.failures);
     let goodput = failures.map_or(1.0, |lost| lost.goodput);
@@ -490,8 +491,8 @@ fn conclude(rows: &[SizeRow], smallest: Option<u64>, risk: f64) {
     output::print(&slower(&rates.collect::<Vec<_>>()));
 }
 
-/// Says which numbers of GPUs are slower than a smaller number, as where they divide badly over nodes or experts; each with its
-/// tokens per second.
+/// Names the numbers of GPUs that are slower than a smaller number, as where they divide badly over
+/// nodes or experts. `rates` has each number with its tokens per second.
 fn slower(rates: &[(u64, f64)]) -> String {
     let says = |&(gpus, rate): &(u64, f64)| {
         let smaller = rates.iter().filter(|(other, _)| *other < gpus);

@@ -1,4 +1,5 @@
-//! Launch scripts of other plans in the folder of an export: they would start the new files on the nodes of the old plan.
+//! Launch scripts of other plans in an export's folder: they would start the new files with the old
+//! plan's nodes.
 
 use std::path::Path;
 
@@ -7,14 +8,14 @@ use interop::export::{ExportedFile, Launcher, plan_of};
 
 use crate::error::CliError;
 
-/// A launch script that was exported of another plan.
+/// A launch script of another plan.
 struct Stale {
     name: &'static str,
     plan: String,
 }
 
-/// Removes launch scripts that were exported of other plans than `id`, if forced; returns a sentence on each. A file of another
-/// origin stays. `written` are the files of this export.
+/// Removes the launch scripts of plans other than `id` if `force` is set; returns a note on each
+/// script. Files that are not launch scripts of ours stay. `written` are the files of this export.
 pub(crate) fn cleared(
     to: &FolderDestination,
     id: &str,

@@ -1,5 +1,5 @@
-//! Wrong and odd inputs as one table: what is run, how it ends, what it says, and that nothing is
-//! written. Every command runs under a limit of memory and a deadline.
+//! A table of wrong and odd inputs: the command, its exit code, what it says, and that it writes
+//! nothing. Every command runs under a memory limit and a deadline.
 
 #[path = "../limited/mod.rs"]
 mod limited;
@@ -19,7 +19,7 @@ fn preset(path: &str) -> String {
     fs::read_to_string(root.join(path)).expect("a preset")
 }
 
-/// A folder with everything that the rows name.
+/// A folder with all files that rows of the tables name.
 fn folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let at = |name: &str| folder.path().join(name);
@@ -96,7 +96,7 @@ fn folder() -> tempfile::TempDir {
     folder
 }
 
-/// What is wrong with how a row ended; nothing if all is right.
+/// What is wrong with the end of a row's command; `None` if nothing is.
 fn judged(command: &str, codes: &[i32], says: &str, ended: &Ended) -> Option<String> {
     let text = format!("{}{}", ended.out, ended.err);
     let right = ended.code.is_some_and(|code| codes.contains(&code));
@@ -121,8 +121,8 @@ fn judged(command: &str, codes: &[i32], says: &str, ended: &Ended) -> Option<Str
     None
 }
 
-/// How a message differs from the one shape of mistakes: what is wrong, then where, what was expected, the nearest right
-/// value if one is near, and an example.
+/// How a message differs from the form that all mistakes have: what is wrong, where, what was
+/// expected, the nearest right value if one is near, an example. `None` if it does not.
 fn unshapely(message: &str) -> Option<String> {
     let parts: Vec<&str> = message.lines().skip(1).collect();
     let names = ["where", "expected", "nearest", "example"];
@@ -224,7 +224,7 @@ fn models() {
     changed(&base, ".config.json", MODELS, command);
 }
 
-/// Odd, and right: what such an input asks for is what is answered.
+/// Inputs that are odd but right are answered as asked.
 #[test]
 fn odd_inputs_are_answered() {
     let rows: &[Row] = &[
@@ -265,7 +265,7 @@ fn odd_inputs_are_answered() {
     );
 }
 
-/// What a model's folder is called is never run.
+/// A command in the name of a model's folder is never run.
 #[cfg(unix)]
 #[test]
 fn a_folder_s_name_is_not_a_command() {
@@ -322,7 +322,7 @@ fn a_folder_s_name_is_not_a_command() {
     }
 }
 
-/// A reader that stops early, and a full or closed stream, end no command with a panic.
+/// No command panics if a reader stops early, or if a stream is full or closed.
 #[cfg(unix)]
 #[test]
 fn streams_that_close_or_fill_up() {

@@ -1,9 +1,9 @@
-//! The wrong inputs, with how a command must end on each and a part of what it must say.
+//! Wrong inputs, each with the exit codes allowed for its command and a part of the message.
 
-/// A command, how it must end (one of these codes), and a part of what it must say.
+/// A command, its allowed exit codes, and a part of its message.
 pub type Row = (&'static str, &'static [i32], &'static str);
 
-/// The command line itself.
+/// Mistakes on the command line.
 #[rustfmt::skip]
 pub const FLAGS: &[Row] = &[
     ("search --model lama70b --gpus 8", &[2], "nearest   llama70b"),
@@ -187,7 +187,7 @@ pub const CONSTRAINTS: &[Row] = &[
     ("search --model llama3-8b --gpus 8 --constraints crossed.yaml", &[2], "tp"),
 ];
 
-/// Strategies.
+/// Mistakes in strategies.
 #[rustfmt::skip]
 pub const STRATEGIES: &[Row] = &[
     ("estimate --model llama3-8b --gpus 8 --strategy tp=8,foo", &[2], "key=value"),
@@ -206,7 +206,7 @@ pub const STRATEGIES: &[Row] = &[
     ("estimate --model llama3-8b --gpus 8 --strategy tp=2,dp=4 -q", &[0], "FITS"),
 ];
 
-/// Files that are not what is asked for.
+/// Files of another kind than the command expects.
 #[rustfmt::skip]
 pub const FILES: &[Row] = &[
     ("explain nope.yaml", &[2], "nope.yaml"),

@@ -1,11 +1,11 @@
-//! Checkpoints that a disk, a copy or a hand damaged.
+//! Checkpoints that are damaged: by a disk, by a copy or by hand.
 
 use std::fs::{self, File};
 use std::path::Path;
 
 use crate::{plan, refused, run, saved, stderr};
 
-/// What is damaged, how, which commands may take it, and what is said.
+/// Name of the damage, a function that does it, commands that still succeed, part of the message.
 type Case = (
     &'static str,
     fn(&Path),
@@ -189,7 +189,7 @@ fn damaged_checkpoints_are_refused() {
     }
 }
 
-/// `verify --json` answers about every damaged checkpoint.
+/// `verify --json` prints a JSON document for every damaged checkpoint.
 fn answered(folder: &Path, case: &str, says: &str) {
     let args = ["checkpoint", "verify", "saved/step-00000002", "--json"];
     let output = run(folder, &args);
@@ -240,7 +240,7 @@ fn a_run_goes_on_from_the_last_whole_checkpoint_and_says_so() {
                 && said.contains("going on from saved/step-00000001"),
             "{case}: {said}"
         );
-        // The damaged one was replaced by the same step again.
+        // The damaged checkpoint was written again when its step was reached.
         let output = run(
             folder.path(),
             &["checkpoint", "verify", "saved/step-00000002"],
@@ -249,7 +249,7 @@ fn a_run_goes_on_from_the_last_whole_checkpoint_and_says_so() {
         let bytes = |path: &Path| fs::read(path.join(MANIFEST)).expect("a manifest");
         assert_eq!(bytes(&path), bytes(&whole), "{case}");
     }
-    // None is whole.
+    // Now both are damaged.
     for step in [1, 2] {
         let path = folder.path().join(format!("saved/step-0000000{step}"));
         cut(&path, RANK, 7);

@@ -1,4 +1,4 @@
-//! Makes checkpoints whose checksums are right and whose numbers are not.
+//! Makes checkpoints with valid checksums and wrong content.
 
 use std::fs;
 use std::path::Path;
@@ -41,7 +41,7 @@ impl Forge {
         Self { manifest, ranks }
     }
 
-    /// Writes it with right sizes and checksums of what it says.
+    /// Writes it with valid sizes and checksums.
     pub(crate) fn write(mut self, folder: &Path) {
         fs::create_dir_all(folder).expect("writable");
         for (rank, (entry, pieces)) in self.manifest.files.iter_mut().zip(&self.ranks).enumerate() {
@@ -59,7 +59,7 @@ impl Forge {
         self.write_manifest(folder);
     }
 
-    /// Writes the manifest as it is.
+    /// Writes the manifest without making its checksum valid.
     pub(crate) fn write_manifest(&self, folder: &Path) {
         let text = serde_json::to_vec_pretty(&self.manifest).expect("JSON");
         fs::write(folder.join("manifest.json"), text).expect("writable");
@@ -70,7 +70,7 @@ impl Forge {
         &mut self.ranks[0][0].0
     }
 
-    /// Gives a parameter another name and shape wherever it is.
+    /// Renames a parameter, and changes its shape, in all pieces and in the manifest.
     pub(crate) fn rename(&mut self, from: &str, to: &str, shape: &[u64]) {
         let listed = self.manifest.parameters.as_mut().expect("listed");
         listed.remove(from).expect("a parameter");
@@ -83,7 +83,7 @@ impl Forge {
         }
     }
 
-    /// Takes the pieces of a parameter out; offsets are right afterwards.
+    /// Removes the pieces of a parameter and corrects offsets.
     pub(crate) fn take_out(&mut self, name: &str) {
         for pieces in &mut self.ranks {
             pieces.retain(|(head, _)| head["name"] != name);
@@ -95,7 +95,7 @@ impl Forge {
         }
     }
 
-    /// Shape and runs of the first piece's parameter.
+    /// Changes the shape and runs of the first piece's parameter.
     pub(crate) fn reshape(&mut self, shape: &[u64], runs: Value) {
         let name = self.first()["name"].as_str().expect("a name").to_owned();
         self.rename(&name, &name, shape);

@@ -11,7 +11,7 @@ const HUGE: u64 = 1 << 40;
 /// A parameter of the model and its shape.
 const WEIGHT: (&str, [u64; 2]) = ("transformer.h.0.mlp.c_fc.weight", [512, 128]);
 
-/// What is forged, how, which commands may take it, and what is said.
+/// Name of the forgery, a function that makes it, commands that still succeed, part of the message.
 type Case = (
     &'static str,
     fn(&mut Forge),

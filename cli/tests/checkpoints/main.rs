@@ -1,5 +1,5 @@
-//! Checkpoints that are forged, damaged, of another run, or half written: what every command says, and that none takes
-//! more memory than the files have.
+//! Checkpoints that are forged, damaged, of another run, or half written: what every command
+//! prints, and that none takes more memory than the files have.
 
 mod damaged;
 mod forge;
@@ -51,7 +51,7 @@ fn saved(folder: &Path) -> PathBuf {
     folder.join("saved/step-00000002")
 }
 
-/// What every command makes of a checkpoint's folder: its name, exit code and what it said.
+/// Runs every command on a checkpoint's folder; returns its name, exit code and output.
 fn every_command(folder: &Path, checkpoint: &str) -> Vec<(&'static str, Option<i32>, String)> {
     let single = plan("single");
     let commands: [(&str, Vec<&str>); 5] = [
@@ -106,7 +106,7 @@ fn every_command(folder: &Path, checkpoint: &str) -> Vec<(&'static str, Option<i
     ran
 }
 
-/// Every command refuses it in one line with exit code 2, but for those in `may`, which may take it.
+/// Asserts that every command except those in `may` refuses the checkpoint: one line, exit code 2.
 fn refused(folder: &Path, checkpoint: &str, case: &str, may: &[&str], says: &str) {
     let mut told = false;
     for (command, code, said) in every_command(folder, checkpoint) {

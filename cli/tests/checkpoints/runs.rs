@@ -1,4 +1,4 @@
-//! A run goes on from its own checkpoints, and mixes them with no other's.
+//! A run continues from its own checkpoints, and does not mix them with those of another run.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::forge::Forge;
 use crate::{limited, plan, run, saved, stderr};
 
-/// Runs on what was saved, with other options.
+/// Runs a plan with these options in a folder that has checkpoints; returns exit code and stderr.
 fn resumed(folder: &Path, options: &[&str]) -> (Option<i32>, String) {
     let plan = plan("dp2-zero3");
     let output = run(folder, &[&["run", &plan, "-q"], options].concat());
@@ -58,7 +58,7 @@ fn another_run_is_refused_by_what_differs() {
         assert_eq!(code, Some(0), "{options:?}: {said}");
         assert!(said.contains("warning: ") && said.contains(says), "{said}");
     }
-    // The one given up is not mixed with: its step 2 would be taken for this run's.
+    // A forced run may not save beside the other run, whose step 2 would be taken for its own.
     let mixed = [
         "--resume",
         "saved/step-00000001",
@@ -190,7 +190,7 @@ fn two_runs_do_not_save_in_one_folder() {
     fs::create_dir(folder.join("saved")).expect("a folder");
     let plan = plan("single");
     let args = ["run", &plan, "-q", "--steps", "1", "--checkpoints", "saved"];
-    // As another run holds it.
+    // Another run has locked the folder.
     let held = fs::File::open(folder.join("saved")).expect("a folder");
     held.try_lock().expect("nobody else holds it");
     let refused = run(folder, &args);
@@ -238,7 +238,7 @@ fn an_export_replaces_weights_alone() {
     assert_eq!(export("link", &["--force"]).status.code(), Some(0));
     assert_eq!(read("victim"), b"mine");
     assert_eq!(read("link"), read("x.safetensors"));
-    // One that cannot be written leaves no draft.
+    // An export that cannot be written leaves no draft.
     let before = fs::read_dir(folder).expect("a folder").count();
     let args = ["checkpoint", "export", "saved", "-o", "z.safetensors"];
     let full = limited(folder, "trap '' XFSZ && ulimit -f 200", &args);

@@ -1,4 +1,4 @@
-//! What users and their scripts see: help, lists, keys of JSON, exports.
+//! The interface of users and scripts: help, lists, keys of JSON, exports.
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -87,7 +87,7 @@ fn search(folder: &Path, search: &Search) -> Result<Value, String> {
     }
 }
 
-/// Step time, peak and all that they are made of, to the last digit.
+/// Step time, peak memory and all their parts, to the last digit.
 fn numbers(predicted: &Value) -> String {
     let (time, peak) = (&predicted["step_time_s"], &predicted["peak_memory_bytes"]);
     let parts = predicted["breakdown"].as_object().map(|parts| {

@@ -1,5 +1,5 @@
-//! Numbers that decide predictions stand where their unit and source stand: in data, or in `costmodel`'s list of
-//! known numbers, all of which a prediction's provenance shows.
+//! Numbers that decide predictions are only in data or in `costmodel`'s list of known numbers, each
+//! with unit and source. A prediction's provenance shows all of that list.
 
 use std::collections::BTreeMap;
 

@@ -94,7 +94,7 @@ fn bash(folder: &Path, line: &str, args: &[&str]) -> Ended {
     }
 }
 
-/// What judges every item, two at a time; what it found, in the order of the items.
+/// Judges items on two threads; returns what `judge` found, in the order of the items.
 pub fn side_by_side<T: Sync>(
     items: &[T],
     judge: impl Fn(&T) -> Option<String> + Sync,

@@ -156,7 +156,7 @@ impl PriceBook for ProfilePrices {
         Ok(norm + update + clear + anew + meeting * 2.0)
     }
 
-    /// Each end sends the other its own gradients.
+    /// Both ends send each other their gradients.
     fn sum_over_ends(&self, _strategy: &Decisions, table: Bytes) -> Result<Seconds, CostError> {
         self.to_other_rank(table)
     }
@@ -243,7 +243,7 @@ impl ProfilePrices {
         self.measured_by(kernel, self.ranks)
     }
 
-    /// The same while `ranks` ranks compute.
+    /// Measured time of a kernel while `ranks` ranks compute.
     fn measured_by(&self, kernel: &Kernel, ranks: u64) -> Result<Seconds, CostError> {
         let time = self.time(kernel, ranks);
         time.ok_or_else(|| CostError::NotMeasured {

@@ -326,7 +326,8 @@ mod tests {
         }
     }
 
-    /// Rows: one or two copies of each weight, plus one scale for every 32 numbers with MXFP8; none where the runtime keeps none.
+    /// Each row has one or two copies of each weight, with MXFP8 also a scale for every 32 numbers;
+    /// no copies if the runtime keeps none.
     #[test]
     fn copies_of_weights_stay_where_the_runtime_keeps_them() {
         use Architecture::{Blackwell, Hopper};

@@ -171,8 +171,8 @@ fn pointwise(
     })
 }
 
-/// The tensors that a kernel made of these operators reads, and those that it writes. What one of its operators hands to the
-/// next and nobody else needs is in neither list.
+/// The tensors that a kernel made of these operators reads, and those that it writes. A tensor that
+/// only the next operator of the run reads is in neither list.
 fn crossing(run: &[AnyOp<'_>], readers: &[u32]) -> (Vec<TensorId>, Vec<TensorId>) {
     let outputs = || run.iter().flat_map(|op| op.outputs.iter().copied());
     let inside = |id: TensorId| outputs().any(|output| output == id);
@@ -424,7 +424,8 @@ mod tests {
     use super::*;
     use crate::lower::testing::{layer, lowered, runtime};
 
-    /// GELUs of each pass that are kernels of their own, and those whose results products write.
+    /// For forward and backward: the number of GELUs with a kernel of their own, and of those that
+    /// a product's kernel computes.
     fn gelus(kind: &str, dtype: DType) -> [[usize; 2]; 2] {
         let json = format!(
             r#"{{"model_type": "{kind}", "n_embd": 64, "n_head": 4, "n_layer": 1, "n_positions": 64,
@@ -510,7 +511,7 @@ mod tests {
     #[test]
     fn gelus_that_products_take_are_no_kernels_of_their_own() {
         assert_eq!(gelus("gpt2", DType::Bf16), [[0, 1]; 2]);
-        // In 32 bits, and a GELU by the error function.
+        // In 32 bits, and for a GELU by the error function, nothing is fused.
         assert_eq!(gelus("gpt2", DType::F32), [[1, 0]; 2]);
         assert_eq!(gelus("gpt_neox", DType::Bf16), [[1, 0]; 2]);
     }

@@ -191,7 +191,8 @@ mod tests {
     use super::*;
     use crate::lower::testing::{TOKENS, layer, model, runtime};
 
-    /// Bytes that are kept of a tensor, for each of its elements, with scales from earlier steps and with its own.
+    /// Bytes kept per element of a tensor, with scales from earlier steps and with the tensor's
+    /// own.
     fn kept_of(trace: &Trace, of: TensorId) -> [u64; 2] {
         let runtime = runtime("megatron-core");
         let of = trace.tensor(of);
@@ -202,7 +203,8 @@ mod tests {
         })
     }
 
-    /// Both have 16 bits. Attention keeps its output, and the router its input.
+    /// Attention keeps its output, and the router its input, in 16 bits. 8-bit products then need
+    /// no copy of their own, unless scales are delayed.
     #[test]
     fn products_in_8_bits_keep_no_copy_of_what_others_keep() {
         let layout = BlockLayout {

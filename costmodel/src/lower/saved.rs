@@ -380,9 +380,9 @@ pub(super) fn saved_by(
     op.saved.clone()
 }
 
-/// The tensors kept so that backward has `id`: the tensor itself, or those it is recomputed from. Given are the products
-/// whose outputs selection by operator keeps, the outputs of selected modules, which run again, and the sums that are kept instead of
-/// their terms.
+/// The tensors kept so that backward has `id`: the tensor itself, or those it is recomputed from.
+/// The sets are the products whose outputs selection by operator keeps, the outputs of selected
+/// modules, which run again, and the sums that are kept instead of their terms.
 fn resolve(
     lowering: &Lowering<'_>,
     trace: &Trace,

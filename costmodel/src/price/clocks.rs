@@ -22,13 +22,13 @@ pub(crate) fn sustained(device: &Device, table: &MeasuredOn, fitted: &Fitted) ->
     throttled(measured, device, table)
 }
 
-/// What becomes of a slowdown by throttling on a part with more power for its peak.
+/// The factor that is left of `slowdown` on a part with more power for its peak; at least 1.
 pub(crate) fn throttled(slowdown: f64, device: &Device, table: &MeasuredOn) -> f64 {
     (slowdown / headroom(device, table)).max(1.0)
 }
 
-/// The highest clock that a part's power allows over that of the table's part, at least 1. It is 1 where the table is of another
-/// process, whose power says nothing.
+/// The highest clock that a part's power allows, over that of the table's part; at least 1. It is 1
+/// on Volta, CDNA 3 and CPUs: the power of a table's part of another process says nothing there.
 pub(crate) fn headroom(device: &Device, table: &MeasuredOn) -> f64 {
     match device.architecture {
         Architecture::Ampere
@@ -48,8 +48,9 @@ pub(crate) fn clock_factor(device: &Device, table: &MeasuredOn) -> f64 {
     follow(less_power(device, table))
 }
 
-/// How many times less power for its peak a part has than the table's part; 1 if its power is not known. Where the table's part is of
-/// another process, it is compared with the power that full clocks need.
+/// Watts per FLOP/s of peak of the table's part, over those of this device; 1 if the device's power
+/// is unknown. Consumer parts of Ampere are compared with the watts that full clocks need
+/// ([`known::AMPERE_RTX_POWER`]) instead of the table's.
 fn less_power(device: &Device, table: &MeasuredOn) -> f64 {
     let own = device.peak_rate(DType::Bf16).map_or(0.0, |rate| rate.0);
     let Some(watts) = device.power_watts.filter(|&watts| watts > 0.0) else {

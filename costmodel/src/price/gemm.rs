@@ -80,7 +80,7 @@ struct Scaled {
     /// On a device with slower matrix units: how much longer operations and the rest take, apart from `factor`, and the measured
     /// GPU's peak for the grid's type.
     slower_units: Option<(SlowerUnits, FlopRate)>,
-    /// The grid's least sizes along `m` and `n`.
+    /// Smallest `m` and `n` of the grid; smaller products fill waves as these do.
     least: [u64; 2],
     /// How tiles of products fill this device in waves. If that is known, `log_t`, the logarithm of times, is of products whose
     /// last wave is full.

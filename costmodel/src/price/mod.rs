@@ -42,13 +42,13 @@ pub struct TablePrices {
     fitted: Fitted,
     architecture: Architecture,
     fabric: Fabric,
-    /// Factors on the times of tables: learned from the cluster's own runs, or from its speed.
+    /// Factors on the times of tables, from the cluster's own runs and its relative speed.
     learned: TimeFactors,
 }
 
 /// How much longer work takes on a cluster than tables say.
 fn learned(cluster: &Cluster) -> TimeFactors {
-    // What the host does is no price: the runtime's overheads carry it.
+    // Host time is no price: the runtime's overheads carry its factor.
     let own = cluster.calibration.as_ref();
     let mut learned = own.map_or_else(TimeFactors::default, |own| own.time_factors);
     if let Some(speed) = &cluster.speed {
@@ -133,8 +133,8 @@ impl TablePrices {
         time.max(self.roofline.attention(shape, dtype, backward))
     }
 
-    /// Time of the kernels of a recurrence over tensors of a type: they are bound by what they read and write, among it
-    /// the states between chunks, as long as that takes longer than their products.
+    /// Time of the kernels of a recurrence over tensors of a type. They are bound by the bytes that
+    /// they read and write, the states between chunks included, unless their products take longer.
     #[must_use]
     pub fn scan(&self, sizes: &Scan, dtype: DType, backward: bool) -> Seconds {
         let work = sizes.work(dtype, backward);
@@ -203,8 +203,8 @@ mod tests {
         }
     }
 
-    /// An H200 whose products and copies take twice, whose attention three times and whose messages four
-    /// times what they do by the tables.
+    /// A profile of an H200. Products and copies take twice the tables' times, attention three
+    /// times, messages four times, a gather over hosts five times.
     fn measured(tables: &TablePrices, library: Option<&str>) -> Profile {
         let product = tables.gemm.tabled(SIZE, DType::Bf16, 1.0).0;
         let attention = |backward| {
@@ -232,7 +232,7 @@ mod tests {
             },
             measured: vec![
                 entry("matmul forward bf16", &SIZE, product * 2.0),
-                // Ours are added up in 32 bits, and count their casts.
+                // Our own executor's products add up in 32 bits, and their times include casts.
                 entry("matmul weight gradient bf16", &SIZE, 1.0),
                 entry("matmul forward f8", &SIZE, 1.0),
                 // Faster than the device can.
@@ -330,7 +330,7 @@ mod tests {
             (true, longer, CudnnOrFlash3, 3.0),
             (true, windowed, CudnnOrFlash3, 1.0),
             (true, plain, Flash2, 1.0),
-            // Our own kernels are no other system's.
+            // Our own kernels say nothing about those of another system.
             (false, plain, CudnnOrFlash3, 1.0),
         ] {
             let both = both(library.then_some("cuDNN 9.19.0"));
@@ -394,7 +394,7 @@ mod tests {
         assert!((attention - 1.0).abs() < 1e-9, "{attention}");
     }
 
-    /// Rates in GB/s at which eight GPUs of a node gather.
+    /// Rates in GB/s of an all-gather over the eight GPUs of a node.
     #[test]
     fn hosts_without_nvlink_reach_what_their_pci_express_does() {
         let fitted = Fitted::default();

@@ -167,7 +167,8 @@ pub fn leaves(indices: &[u64], whole: u64, leaf: u64) -> Result<Vec<(u64, Range<
     Ok(found)
 }
 
-/// The same for ascending indices with gaps, such as an expert's tokens; leaves may be incomplete.
+/// Like [`leaves`] for ascending indices with gaps, such as an expert's tokens; leaves may be
+/// incomplete.
 pub(super) fn parts_of_leaves(indices: &[u64], leaf: u64) -> Vec<(u64, Range<usize>)> {
     let mut found: Vec<(u64, Range<usize>)> = Vec::new();
     for (at, &index) in indices.iter().enumerate() {

@@ -64,7 +64,8 @@ impl Terms {
 }
 
 impl Value {
-    /// A sum over its tree: a plain tensor at once where this rank holds the `whole` of what is summed.
+    /// The value of a sum: reduced to a tensor if this rank holds the `whole` sum, else partial
+    /// terms.
     pub(crate) fn summed(sum: TreeSum, shape: Vec<usize>, dtype: DType, whole: bool) -> Self {
         let terms = Terms {
             terms: vec![sum],

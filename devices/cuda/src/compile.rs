@@ -33,7 +33,7 @@ impl Compiler {
         Self::with_cache(cache_folder())
     }
 
-    /// The same with another cache folder, or without a cache.
+    /// This machine's NVRTC with another cache folder, or without a cache.
     ///
     /// # Errors
     /// When NVRTC is missing.

@@ -54,7 +54,8 @@ impl Tape<'_> {
         out
     }
 
-    /// The same with every row multiplied by its weight of `weights: […, k]`; saves the tokens for the router's gradient.
+    /// Like [`Self::permute`], with each row multiplied by its weight of `weights: […, k]`; saves
+    /// the tokens for the router's gradient.
     pub fn permute_weighted(&mut self, scope: &str, x: &DTensor, weights: &DTensor) -> DTensor {
         let k = *weights.shape.last().expect("weights have a last dim");
         let local = &self.trace.tensor(x.id).shape;

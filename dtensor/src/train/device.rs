@@ -152,7 +152,7 @@ pub trait Device: Sized {
         shape: Vec<usize>,
         dtype: DType,
     ) -> Result<Self::Tensor, Self::Error>;
-    /// Copies everything that was gathered over the elements from `at` on.
+    /// Copies all gathered elements over those of `flat` from `at` on.
     fn put_whole(
         &self,
         flat: &mut Self::Flat,

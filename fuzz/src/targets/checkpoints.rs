@@ -18,12 +18,12 @@ use crate::scene;
 use crate::target::{Depth, Pool, Target};
 use crate::tree;
 
-/// Elements that are read of a parameter at most.
+/// Largest number of elements read of one parameter.
 const MOST_READ: u64 = 1 << 14;
-/// A rank's file begins with eight bytes of name and eight of the header's length.
+/// Bytes before the header of a rank's file: eight of magic, eight of the header's length.
 const FRONT: usize = 16;
 
-/// Files of a folder as one input: a line of name and length, then the content, for each.
+/// Packs the files of a folder into one input: for each, a line with name and length, then content.
 fn packed(files: &[(String, Vec<u8>)]) -> Vec<u8> {
     let mut all = Vec::new();
     for (name, content) in files {
@@ -101,7 +101,7 @@ fn written(strategy: &str) -> Option<Vec<u8>> {
     Some(packed(&files))
 }
 
-/// Makes the manifest agree with the files again, so that what stands in them is what is judged.
+/// Makes the manifest agree with the changed files, so that readers get beyond its checksums.
 fn signed(files: &mut [(String, Vec<u8>)]) -> Option<()> {
     let contents = files.to_vec();
     let (_, manifest) = files.iter_mut().find(|(name, _)| name == "manifest.json")?;
@@ -126,7 +126,7 @@ fn signed(files: &mut [(String, Vec<u8>)]) -> Option<()> {
     Some(())
 }
 
-/// A manifest with the checksum of what it says, where it says what a manifest does.
+/// Writes a manifest with a valid checksum; a tree that is no manifest is written as it is.
 fn sealed(tree: &Value) -> Vec<u8> {
     let manifest = serde_json::from_value::<Manifest>(tree.clone());
     let text = match manifest {
@@ -136,7 +136,7 @@ fn sealed(tree: &Value) -> Vec<u8> {
     text.unwrap_or_default()
 }
 
-/// Changes what stands in a file's header, whose length comes before it at `at`.
+/// Changes the JSON header of a file; its length is at offset `at`, right before it.
 fn header(content: &mut Vec<u8>, at: usize, pool: &Pool, rng: &mut Rng) -> Option<()> {
     let length = content
         .get(at..at + 8)?

@@ -12,7 +12,7 @@ use crate::scene::{self, Scene};
 use crate::target::{Depth, Target};
 use crate::tree::Format;
 
-/// Refused as a whole, or for its syntax.
+/// The outcome of a refused text: malformed if it is not YAML, else refused for what it says.
 pub(super) fn refused(text: &str, error: &SpecError) -> Outcome {
     if Format::Yaml.parse(text).is_some() {
         Outcome::refused(error)
@@ -78,7 +78,7 @@ fn device(name: &str) -> Result<Device, SpecError> {
     known.find(|d| d.name == name).ok_or(unknown)
 }
 
-/// Cluster files, with devices by name or in full.
+/// Fuzzes cluster files, which name their device or define it.
 pub(super) fn clusters() -> Target {
     Target::of_text(
         "clusters",
@@ -90,7 +90,7 @@ pub(super) fn clusters() -> Target {
 
 fn clusters_seeds() -> Vec<Vec<u8>> {
     let mut seeds = scene::files("catalog/presets/clusters", ".yaml");
-    // One with its device in full.
+    // A seed that defines its device.
     let inline = scene::files("catalog/presets/devices", "h100-sxm.yaml");
     let parsed = |text: &[u8]| Format::Yaml.parse(&String::from_utf8_lossy(text));
     let whole = inline.first().and_then(|t| parsed(t));
@@ -117,7 +117,7 @@ fn clusters_read(text: &str, depth: Depth) -> Outcome {
     }
 }
 
-/// Every number that enters a price is a number.
+/// Checks the numbers of a cluster that enter prices.
 fn of_cluster(cluster: &Cluster, outcome: &mut Outcome) {
     for link in [&cluster.scale_up, &cluster.scale_out] {
         let bandwidth = link.bandwidth.value.0;
@@ -160,7 +160,7 @@ fn of_device(device: &Device, outcome: &mut Outcome) {
     );
 }
 
-/// Device files.
+/// Fuzzes device files.
 pub(super) fn devices() -> Target {
     Target::of_text(
         "devices",
@@ -188,7 +188,7 @@ fn devices_read(text: &str, depth: Depth) -> Outcome {
     }
 }
 
-/// Files that extend a cluster.
+/// Fuzzes files that extend a cluster.
 pub(super) fn extensions() -> Target {
     Target::of_text(
         "extensions",
@@ -237,7 +237,7 @@ fn extensions_read(text: &str, depth: Depth) -> Outcome {
     }
 }
 
-/// A cluster whose GPUs a profile prices, where the profile may do so.
+/// An H100 cluster with this profile of its GPUs.
 pub(super) fn with_profile(profile: catalog::Profile) -> Option<Cluster> {
     let mut cluster = scene::cluster("dgx-h100").ok()?;
     cluster.gpu_profile = Some(Arc::new(profile));

@@ -75,7 +75,7 @@ fn choice(rng: &mut Rng) -> String {
     format!("fix {key}={}", rng.pick(values))
 }
 
-/// The constraints of some lines.
+/// Parses constraints from lines such as `fix tp=2`.
 pub(super) fn parse(text: &str) -> Result<Constraints, PlannerError> {
     let mut constraints = Constraints::default();
     for line in text.lines().filter(|line| !line.trim().is_empty()) {
@@ -91,7 +91,7 @@ pub(super) fn parse(text: &str) -> Result<Constraints, PlannerError> {
     Ok(constraints)
 }
 
-/// Whether a strategy is within constraints, found out without the planner's own rule.
+/// Checks that a strategy keeps to constraints, without using the planner's own check.
 pub(super) fn within(constraints: &Constraints, d: &Decisions) -> Result<(), String> {
     let sizes = [
         ("tp", d.tp),
@@ -175,7 +175,7 @@ fn judged(constraints: &Constraints, scene: &Scene, depth: Depth) -> Outcome {
     outcome
 }
 
-/// As flags, one a line: `fix tp=2|4`.
+/// Fuzzes constraints written as flags, one a line: `fix tp=2|4`.
 pub(super) fn flags() -> Target {
     Target {
         use_every: 512,
@@ -220,7 +220,7 @@ fn flags_read(text: &str, depth: Depth) -> Outcome {
     }
 }
 
-/// As a YAML file.
+/// Fuzzes constraints written as a YAML file.
 pub(super) fn files() -> Target {
     Target {
         use_every: 512,

@@ -12,7 +12,7 @@ use crate::outcome::Outcome;
 use crate::scene::Scene;
 use crate::target::{Depth, Target};
 
-/// A step of that many tokens per device.
+/// A step with this many tokens per device.
 const SIZE: StepSize = StepSize {
     tokens_per_gpu: 8192.0,
     sequences: 64,
@@ -40,7 +40,7 @@ const SEEDS: [&str; 5] = [
     "starting\n iteration 7/ 9 | elapsed time per iteration (ms): 1e3 |\nstep: 3 tps: 1e6\n",
 ];
 
-/// Training logs.
+/// Fuzzes training logs.
 pub(super) fn logs() -> Target {
     Target::of_text(
         "training-logs",
@@ -108,7 +108,7 @@ fn of_times(steady: &Steady, outcome: &mut Outcome) {
     });
 }
 
-/// A small plan that logs are held against.
+/// A small plan that logs are compared with.
 fn plan() -> Option<&'static (CostModel, Strategy, Prediction)> {
     static PLAN: OnceLock<Option<(CostModel, Strategy, Prediction)>> = OnceLock::new();
     let made = || {

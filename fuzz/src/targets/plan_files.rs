@@ -1,4 +1,4 @@
-//! Plan files, signed again after a change so that what they say is what is judged.
+//! Plan files, signed again after a change, so that readers get beyond the checksum.
 
 use costmodel::Scenario;
 use interop::export::Dialect;

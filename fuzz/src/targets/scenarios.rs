@@ -15,7 +15,7 @@ use crate::rng::Rng;
 use crate::scene::Scene;
 use crate::target::{Depth, Pool, Target};
 
-/// Larger spaces are left to the benches.
+/// Most strategies of a space that is searched; larger spaces are left to the benches.
 const LARGEST_SPACE: u64 = 4000;
 /// Alternatives asked for.
 const TOP: usize = 4;
@@ -30,7 +30,7 @@ fn pools() -> Option<&'static [ThreadPool; 2]> {
     POOLS.get_or_init(made).as_ref()
 }
 
-/// Whole searches.
+/// Searches, whose plans are estimated and explained.
 pub(super) fn scenarios() -> Target {
     // Two searches, their estimates and explanations.
     Target {
@@ -122,7 +122,7 @@ fn searched(scenario: &Scenario, constraints: &Constraints) -> Outcome {
             "found, and does not fit".to_owned()
         });
     }
-    // The first is the simplest of those that tie with the fastest.
+    // The first may be slower than the second: it is the simplest plan that ties with the fastest.
     for pair in one.top.get(1..).unwrap_or_default().windows(2) {
         let (first, next) = (pair[0].prediction.step_time, pair[1].prediction.step_time);
         outcome.expect(first.0 <= next.0, || format!("{first:?} before {next:?}"));
@@ -133,7 +133,7 @@ fn searched(scenario: &Scenario, constraints: &Constraints) -> Outcome {
     outcome
 }
 
-/// The found plan, estimated by itself and explained.
+/// Estimates and explains the plan that was found.
 fn explained(scenario: &Scenario, best: &plans::Candidate, outcome: &mut Outcome) {
     let text = best.strategy.to_string();
     let (model, w, runtime) = (&scenario.model, &scenario.workload, &scenario.runtime);

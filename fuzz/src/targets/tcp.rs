@@ -1,4 +1,4 @@
-//! What comes over the wire between ranks: messages, and strangers who want to be admitted.
+//! What a rank reads from TCP: messages of other ranks, and the introductions of callers.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -15,7 +15,7 @@ use crate::outcome::Outcome;
 use crate::rng::Rng;
 use crate::target::{Depth, Pool, Target};
 
-/// Bytes of one message at most, in these tests.
+/// Largest length of a message in bytes that these tests accept.
 const LONGEST: u64 = 1 << 32;
 
 fn words(words: &[u64]) -> Vec<u8> {
@@ -44,7 +44,7 @@ fn mutated(pool: &Pool, rng: &mut Rng) -> Vec<u8> {
     mutate::bytes(&input, rng)
 }
 
-/// Messages in a connection.
+/// Fuzzes the messages of a connection.
 pub(super) fn frames() -> Target {
     Target::new("tcp-frames", frames_seeds, mutated, frames_read)
 }
@@ -75,7 +75,7 @@ fn frames_read(input: &[u8], _: Depth) -> Outcome {
                 }
             }
             Err(error) => {
-                // A head that was there is the syntax; the rest is what it says.
+                // A complete header counts as valid syntax; a bad value in it is refused.
                 let class = Outcome::refused(&error);
                 return Outcome {
                     syntax: before >= 16,
@@ -87,7 +87,7 @@ fn frames_read(input: &[u8], _: Depth) -> Outcome {
     Outcome::accepted(format!("{} messages", messages.min(4)))
 }
 
-/// The port of a rank that waits for another which never comes.
+/// Starts a rank that waits for a second one, which never comes; returns the port it listens on.
 fn door() -> Option<u16> {
     static PORT: OnceLock<Option<u16>> = OnceLock::new();
     let open = || {
@@ -97,7 +97,7 @@ fn door() -> Option<u16> {
         let secret = Secret::new("nobody in this test knows it").ok()?;
         let place = Place::of_this_host(0, 2, port, secret);
         std::thread::spawn(move || TcpCommunicator::join(&place, Duration::from_secs(1 << 20)));
-        // Only once it listens can it be called.
+        // Returns only once the rank listens.
         for _ in 0..1000 {
             if TcpStream::connect(("127.0.0.1", port)).is_ok() {
                 return Some(port);
@@ -109,10 +109,10 @@ fn door() -> Option<u16> {
     *PORT.get_or_init(open)
 }
 
-/// Bytes of a challenge: a number drawn for this caller and the listener's own proof.
+/// Bytes of a challenge: a random number for this caller, then the listener's own proof.
 const CHALLENGE: usize = 64;
 
-/// Callers at the door of a rank that waits for another.
+/// Fuzzes what a caller sends to a rank that waits for others.
 pub(super) fn admissions() -> Target {
     Target::new("tcp-admissions", admissions_seeds, mutated, admissions_read)
 }
@@ -146,7 +146,7 @@ fn admissions_read(input: &[u8], _: Depth) -> Outcome {
         outcome.expect(false, || "the door is shut".to_owned());
         return outcome;
     };
-    // Who is turned away may be so before everything is said.
+    // The rank may close the connection before all is sent.
     let _ = stream
         .write_all(input)
         .and_then(|()| stream.shutdown(Shutdown::Write));

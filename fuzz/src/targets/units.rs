@@ -90,7 +90,7 @@ fn well_formed(text: &str) -> bool {
     number.is_ok() && !unit.is_empty() && unit.chars().all(|c| c.is_alphabetic() || c == '/')
 }
 
-/// What is printed is read back as nearly the same.
+/// Checks that a printed quantity is read back nearly unchanged.
 fn there_and_back<T: FromStr + Display>(
     text: &str,
     value: fn(&T) -> f64,

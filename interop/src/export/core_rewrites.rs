@@ -157,14 +157,15 @@ fn stance(rewrite: Rewrite, job: &Job<'_>, reach: Reach) -> Stance {
     }
 }
 
-/// Whether it matters that stages after the first have one bucket each: else they would gather or reduce beside their passes.
+/// Whether the result depends on stages after the first having one bucket each. With several
+/// buckets, messages would overlap with passes.
 fn whole_stages(job: &Job<'_>) -> bool {
     let d = job.decisions;
     let overlaps = d.overlap.grad_reduce || d.overlap.param_gather;
     d.pp > 1 && d.stages.0.len() as u64 == d.pp && d.dp() > 1 && overlaps
 }
 
-/// The same for what ranks keep, send and update.
+/// What Megatron-Core does with a rewrite of what ranks keep, send or update.
 fn states(rewrite: Rewrite, job: &Job<'_>) -> Stance {
     let d = job.decisions;
     match rewrite {
@@ -223,7 +224,7 @@ fn states(rewrite: Rewrite, job: &Job<'_>) -> Stance {
     }
 }
 
-/// The same for messages of data parallelism.
+/// What Megatron-Core does with a rewrite of data-parallel messages.
 fn data_parallel(rewrite: Rewrite, job: &Job<'_>) -> Stance {
     let d = job.decisions;
     match rewrite {

@@ -24,7 +24,7 @@ pub(crate) fn setup(inputs: &Inputs<'_>) -> Vec<String> {
     lines
 }
 
-/// Lists the inputs still to be filled in.
+/// Lists the training script as an input still to be filled in.
 pub(crate) fn inputs(limits: &mut Limits) {
     limits.variable(
         TRAIN_SCRIPT,

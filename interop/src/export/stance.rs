@@ -10,7 +10,7 @@ use plans::decisions::Recompute;
 /// Whether a target performs a rewrite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stance {
-    /// As the exported file says: it is written either way.
+    /// The exported file switches it on or off, as the prediction assumed.
     Written,
     /// It always performs it, for this reason.
     Always(&'static str),

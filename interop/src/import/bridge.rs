@@ -299,14 +299,15 @@ pub(crate) fn field<'a>(doc: &'a Document, option: &str) -> Option<(String, &'a 
     found.iter().find(on).or(found.first()).cloned()
 }
 
-/// Fields that are on, and Megatron-LM's options that switch them off, where their names differ.
+/// Fields that stand for an option of Megatron-LM when they are `False`, where that option has
+/// another name.
 const OFF: [(&str, &str); 3] = [
     ("apply_rope_fusion", "--no-rope-fusion"),
     ("bias_activation_fusion", "--no-bias-swiglu-fusion"),
     ("bias_activation_fusion", "--no-bias-gelu-fusion"),
 ];
 
-/// Adds options that no strategy expresses, for the notes on them.
+/// Adds options that no strategy expresses, so that notes mention them.
 fn noted(doc: &Document, all: &mut Options) -> Result<(), ImportError> {
     let schema = Schema::of(Dialect::MegatronLm)?;
     let counts = |option: &&String| is_noted(option) && schema.kind(option).is_some();

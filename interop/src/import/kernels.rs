@@ -13,7 +13,7 @@ use plans::decisions::Decisions;
 /// Whether an option has an effect on a plan of a model.
 pub(super) type When = fn(&Decisions, &ModelConfig) -> bool;
 
-/// Something of which a file says whether it is done: a kernel that takes the place of several, or checkpoints that stop early.
+/// A kernel that a file fuses or not, or checkpoints that a file lets stop early or not.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SaidKernel {
     kernel: Kernel,
@@ -29,7 +29,7 @@ enum Kernel {
 }
 
 impl SaidKernel {
-    /// The note on it, if a runtime has it otherwise than the file says.
+    /// The note on it, if the runtime does not do what the file says.
     pub(super) fn note_under(&self, runtime: &Runtime) -> Option<&str> {
         let fused = match self.kernel {
             Kernel::Attention => runtime.attention != AttentionKernel::Unfused,
@@ -39,14 +39,14 @@ impl SaidKernel {
     }
 }
 
-/// The option that names a kernel of attention, and its values for fused ones.
+/// The option that selects the attention kernel, and its values that select a fused one.
 const ATTENTION: (&str, [&str; 3]) = ("--attention-backend", ["auto", "flash", "fused"]);
 
 /// The option by which one kernel sorts tokens for their experts.
 const PERMUTE: &str = "--moe-permute-fusion";
 
-/// Other options: the plans on which each has an effect, the kernel, whether the option makes it a fused one, and what is planned for
-/// runtimes that have it otherwise.
+/// Other options: the plans on which each has an effect, the kernel, whether the option makes it a
+/// fused one, and what is planned under runtimes that do the opposite.
 const SWITCHES: [(&str, When, Rewrite, bool, &str); 7] = [
     (
         "--cross-entropy-loss-fusion",
@@ -146,15 +146,15 @@ pub(super) fn said(doc: &Document, model: &ModelConfig, d: &Decisions) -> Vec<Sa
     switched.chain(attention).chain(unsorted).collect()
 }
 
-/// What LLaMA-Factory's checkpoints do: unless the file switches re-entrance off they run whole layers again (hparams/model_args.py,
-/// `use_reentrant_gc`).
+/// What LLaMA-Factory's checkpoints do: they run whole layers again unless the file switches
+/// re-entrance off (hparams/model_args.py, `use_reentrant_gc`).
 pub(super) fn checkpoints(doc: &Document) -> Result<SaidKernel, ImportError> {
     let key = "use_reentrant_gc";
     let stop_early = doc.flag(key)? == Some(false);
     let planned = match stop_early {
         true => "checkpoints that stop early are planned as ones that run whole layers again",
         false => {
-            "checkpoints run whole layers again unless use_reentrant_gc is false; planned are ones that stop early"
+            "checkpoints run whole layers again unless use_reentrant_gc is false; the plan has ones that stop early"
         }
     };
     Ok(SaidKernel {

@@ -1,5 +1,6 @@
-//! Every model of the library × every target: each of the model's fields is found in what was written, or the model is
-//! refused by the field's name. What is expected is said here by the model, not by the exporters.
+//! Every model of the library × every target: each of the model's fields is in the written file, or
+//! the model is refused by the field's name. Expected values come from the model, not from the
+//! exporters.
 
 use super::*;
 use catalog::RopeScaling;
@@ -220,7 +221,7 @@ fn megatron_lm_gets_every_field() {
     }
 }
 
-/// A provider is given what the command line is given, by the fields that the options set.
+/// A provider gets the same values as the command line, by the fields that the options set.
 #[test]
 fn megatron_bridge_gets_every_field() {
     let same = [
@@ -313,7 +314,8 @@ fn nanotron_gets_every_field() {
     }
 }
 
-/// What each target takes of the library, and the field for which it refuses the rest.
+/// The models of the library that each target accepts, and the field for which it refuses each
+/// other.
 #[test]
 fn each_pair_is_accepted_or_refused_by_a_field() {
     let mut table = String::new();

@@ -1,4 +1,4 @@
-//! What exported CUDA graphs capture.
+//! CUDA graphs in exports.
 
 use catalog::Precision;
 use interop::export::Dialect;

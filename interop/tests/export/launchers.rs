@@ -42,7 +42,8 @@ fn launchers_are_well_formed() {
     }
 }
 
-/// As many nodes of one NVLink domain as the prediction assumes, where domains join nodes and Slurm can be told so.
+/// Where domains join nodes, Slurm is asked for as many nodes of one NVLink domain as the
+/// prediction assumes.
 #[test]
 fn slurm_is_asked_for_nodes_that_share_a_domain() {
     for (cluster, gpus, asked) in [

@@ -20,7 +20,7 @@ use plans::Strategy as Plan;
 use plans::plan_file::ShardingFile;
 use proptest::prelude::*;
 
-/// What a user gives so that nothing is left open.
+/// All inputs of a user, so that nothing is left to fill in.
 const GIVEN: Inputs<'static> = Inputs {
     tokenizer: Some("org/tokenizer"),
     data: Some("/data/text"),
@@ -413,7 +413,8 @@ fn each_target_takes_the_plans_it_is_made_for() {
     }
 }
 
-/// Every model of the library: its sizes arrive, or what the target lacks is named.
+/// Every model of the library: the exported file has its sizes, or a refusal names what the target
+/// lacks.
 #[test]
 fn every_model_is_exported_or_refused_by_name() {
     let mut taken = 0;

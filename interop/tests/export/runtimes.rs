@@ -27,7 +27,8 @@ fn differs(exported: &Exported, rewrite: Rewrite) -> bool {
     })
 }
 
-/// Checkpoints that stop early are told apart from those that run whole layers again, and LLaMA-Factory's file says which they are.
+/// Exports distinguish checkpoints that stop early from those that run whole layers again, and
+/// LLaMA-Factory's file sets which they are.
 #[test]
 fn checkpoints_are_as_predicted_or_told() {
     use Dialect::{DeepSpeed, LlamaFactory, TransformersDeepSpeed};
@@ -163,7 +164,7 @@ fn files_of_every_runtimes_plans_pass_their_check() {
     assert!(taken > 500, "{taken} files");
 }
 
-/// Types of gradients that a plan leaves to its runtime and that a target has otherwise are told, with those that the target has.
+/// If a plan leaves gradient types to its runtime and the target has others, a note names them.
 #[test]
 fn other_types_of_gradients_are_told() {
     use Dialect::*;
@@ -264,7 +265,7 @@ fn deepspeed_treats_gradients_as_predicted() {
     }
 }
 
-/// What a target overlaps without a switch for it is told where the plan has it otherwise.
+/// If a target overlaps otherwise than the plan and has no switch for it, a note says so.
 #[test]
 fn other_overlaps_are_told() {
     let (model, workload) = scene("llama2-7b", 64, Precision::Bf16);

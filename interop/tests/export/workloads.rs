@@ -1,4 +1,4 @@
-//! What is trained, on what and from what: adapters, documents and hybrid models are written, or refused by name.
+//! Exports of adapters, documents and hybrid models: they are written, or refused by name.
 
 use catalog::{Packing, Precision};
 use interop::check::check;
@@ -219,7 +219,7 @@ fn context_parallelism_that_transformer_engine_refuses_is_not_written() {
     }
 }
 
-/// What the files, notes or refusals of Hugging Face's systems say of types.
+/// Types in the files, notes or refusals for Hugging Face's systems.
 #[test]
 fn types_are_those_that_the_systems_can_run() {
     use Dialect::{Accelerate, Axolotl, DeepSpeed, Transformers};
@@ -345,7 +345,7 @@ fn sequences_that_torchtitans_loss_cannot_divide_are_refused() {
     }
 }
 
-/// The preset that `import` picks for a file of torchtitan is of its version, and of what it compiles.
+/// For a file of torchtitan, `import` picks the preset of its version and of what it compiles.
 #[test]
 fn files_of_torchtitan_are_predicted_with_their_versions_preset() {
     let (model, workload) = scene("llama3-8b", 8, Precision::Bf16);

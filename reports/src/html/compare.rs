@@ -126,7 +126,7 @@ fn decisions(plans: &[Compared<'_>]) -> Markup {
     frame("plans", "Plans", lead, &body)
 }
 
-/// Rows of the facts in which plans differ and that their jobs do not name.
+/// Table rows of the facts that differ between plans, except model, devices and runtime.
 fn jobs(plans: &[Compared<'_>]) -> Markup {
     let all: Vec<&Compared<'_>> = plans.iter().collect();
     let named = |name: &str| ["model", "devices", "runtime"].contains(&name);

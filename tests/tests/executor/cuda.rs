@@ -1,5 +1,5 @@
-//! Training on the cuda device, its kernels run by the emulator: as on the cpu device, with the bytes that
-//! were predicted.
+//! Training on the cuda device, with kernels run by the emulator: results are those of the cpu
+//! device, bytes are those predicted.
 
 #[path = "../../../devices/cuda/tests/cuda/emulator.rs"]
 #[allow(dead_code, reason = "kernels are tested one by one where it lies")]
@@ -27,7 +27,7 @@ impl Devices for Emulated {
     }
 }
 
-/// One whose core attention a library runs where it may.
+/// An emulated GPU per rank whose library runs core attention, where it supports the sizes.
 struct WithLibrary;
 
 impl Devices for WithLibrary {
@@ -39,7 +39,7 @@ impl Devices for WithLibrary {
     }
 }
 
-/// Sequences per step, and tokens of each: as few as show everything, for kernels take their time.
+/// Sequences per step, and tokens of each; small, because the emulator is slow.
 pub const BATCH: u64 = 4;
 pub const SEQ: u64 = 12;
 
@@ -79,7 +79,7 @@ pub fn on_cuda(job: &Job) -> Outcome {
     executor::train_on(&Emulated, &session(job)).unwrap_or_else(|e| panic!("{}: {e}", job.strategy))
 }
 
-/// Losses and gradient norms of every step, relative to those of the cpu device.
+/// Asserts that losses and gradient norms of all steps are within `bound` of the cpu device's.
 pub(super) fn close(what: &str, got: &Outcome, want: &Outcome, bound: f64) {
     let pairs = [
         ("loss", &got.losses, &want.losses),
@@ -97,7 +97,7 @@ pub(super) fn close(what: &str, got: &Outcome, want: &Outcome, bound: f64) {
     }
 }
 
-/// Every kind of bytes that a rank holds, predicted and counted.
+/// Asserts that all kinds of bytes that a rank holds are as predicted.
 fn check_bytes(what: &str, job: &Job, outcome: &Outcome) {
     let costs = costs(job, "vescale-cuda");
     for rank in &outcome.ranks {
@@ -121,10 +121,7 @@ fn check_bytes(what: &str, job: &Job, outcome: &Outcome) {
     }
 }
 
-/// The most that ranks alone on their GPU have in use: predicted within 2%. What is not predicted are sums
-/// by block of kernels, tables of the optimizer, and lists of positions' rows, which do not grow with the
-/// model.
-/// A model of a kind with more in it than buffers of a few rows.
+/// A model so wide that its tensors outweigh buffers of a few rows.
 pub(super) fn wide(kind: &str, more: &str) -> Model {
     let json = format!(
         r#"{{"model_type": "{kind}", "hidden_size": 64, "num_hidden_layers": 3,
@@ -134,6 +131,9 @@ pub(super) fn wide(kind: &str, more: &str) -> Model {
     catalog::hf::decode(&json, "the test's own models", kind).expect("a model")
 }
 
+/// The peak memory of a rank that is alone on its GPU is predicted within 2%. Not predicted are the
+/// kernels' sums by block, the optimizer's tables, and lists of position rows: they do not grow
+/// with the model.
 #[test]
 fn peaks_of_memory_are_predicted() {
     if !is_here() {
@@ -152,7 +152,7 @@ fn peaks_of_memory_are_predicted() {
     ];
     let mut far = Vec::new();
     for model in [gpt, wide("llama", ""), wide("mixtral", experts)] {
-        // One more in 8 bits, in which everything runs again.
+        // One more case runs in 8 bits with full recomputation.
         let precisions = [Precision::Bf16, Precision::Fp32].iter().cycle();
         let narrow = (model.name == "llama").then_some((&layouts[3], &Precision::Fp8));
         for (layout, precision) in layouts.iter().zip(precisions).chain(narrow) {
@@ -177,8 +177,8 @@ fn peaks_of_memory_are_predicted() {
     assert!(far.is_empty(), "{far:#?}");
 }
 
-/// One rank in every way to keep and to run again, with and without gradient accumulation; ranks that each
-/// hold whole blocks.
+/// One rank with every kind of recomputation, with and without gradient accumulation; ranks that
+/// each hold whole blocks.
 const LAYOUTS: &[&str] = &[
     "mbs=4",
     "mbs=2,recompute=selective",
@@ -251,10 +251,10 @@ fn trains_as_the_cpu_does() {
         return;
     }
     for model in models() {
-        // The order of sums differs; nothing else does in 32 bits.
+        // In 32 bits only the order of sums differs.
         let alone = job(&model, "mbs=2", Numerics::Fast, Precision::Fp32);
         let want = train(&alone);
-        // Tensor parallelism would split experts, which lie whole on a GPU.
+        // Tensor parallelism would split experts, which must be whole on a GPU.
         let shares = |layout: &&&str| model.moe.is_none() || !layout.contains("tp=");
         let shared = SHARED.iter().filter(shares);
         for layout in LAYOUTS.iter().chain(shared) {
@@ -267,7 +267,7 @@ fn trains_as_the_cpu_does() {
     }
 }
 
-/// Shards that are not equally long: of the vocabulary, and of states.
+/// Shards of the vocabulary and of states may differ in length.
 #[test]
 fn uneven_shards_train_as_on_the_cpu() {
     if !is_here() {
@@ -289,15 +289,15 @@ fn uneven_shards_train_as_on_the_cpu() {
     }
 }
 
-/// Whether all operators of a family have cuda kernels: those of layers that rotate nothing, and softmax routing with a
-/// bias, have none.
+/// Whether all operators of a family have cuda kernels. Layers without rotation, and softmax
+/// routing with a bias, have none.
 fn has_kernels((_, model): &(String, Model)) -> bool {
     let biased = model.moe.is_some_and(|moe| moe.router_correction_bias);
     let routed = !biased || model.constants.router.sigmoid;
     routed && model.attention.rotated == Rotated::All
 }
 
-/// Every model of `tests/pytorch/models`, whole on one rank, and shared out over two.
+/// Every model of `tests/pytorch/models`, sharded over two ranks if possible.
 #[test]
 fn every_family_trains_as_the_cpu_does() {
     if !is_here() {
@@ -313,7 +313,7 @@ fn every_family_trains_as_the_cpu_does() {
             (None, true) => Some("tp=2,sp=on,mbs=4,recompute=selective"),
             (None, false) => None,
         };
-        // Their blocks alone are tested where the kernels are.
+        // Models that two ranks cannot share train on one.
         let layout = shared.unwrap_or("mbs=4");
         let job = job(&model, layout, Numerics::Fast, Precision::Fp32);
         let got = on_cuda(&job);
@@ -331,12 +331,12 @@ fn trains_in_bf16_with_masters_in_32_bits() {
     for model in models() {
         let on = |layout: &str| job(&model, layout, Numerics::Fast, Precision::Bf16);
         let want = train(&on("mbs=2"));
-        // GELUs that products take, with their columns shared out and gradients of weights apart.
+        // GELUs fused into sharded products, with gradients of weights computed separately.
         let shared = "tp=2,sp=on,pp=2,mbs=1,schedule=zb-h1";
         let shared = (model.name == "gpt").then_some(shared);
         for layout in ["mbs=2"].into_iter().chain(shared) {
             let got = on_cuda(&on(layout));
-            // Both round at the same tensors but inside attention, and before a GELU.
+            // Both devices round the same tensors, except inside attention and before a GELU.
             let what = format!("{} {layout} in bf16", model.name);
             close(&what, &got, &want, 2e-2);
             check_bytes(&what, &on(layout), &got);
@@ -344,7 +344,7 @@ fn trains_in_bf16_with_masters_in_32_bits() {
     }
 }
 
-/// Whose choice of experts goes on from 16 bits in 32, with biases of experts or of their scores.
+/// Experts are chosen in 32 bits from 16-bit inputs, with biases of experts or of their scores.
 #[test]
 fn mixtures_of_every_family_train_in_bf16() {
     if !is_here() {
@@ -369,7 +369,7 @@ fn trains_in_8_bits_nearly_as_in_16() {
     if !is_here() {
         return;
     }
-    // Sizes that products in 8 bits take: multiples of 16, shared out too; so are a sequence's tokens.
+    // Products in 8 bits need sizes that are multiples of 16, also when sharded, tokens included.
     let gpt = r#"{"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64,
         "vocab_size": 128, "resid_pdrop": 0.1, "attn_pdrop": 0.1}"#;
     let llama = r#"{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2,

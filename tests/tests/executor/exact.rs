@@ -184,7 +184,7 @@ fn qwen3_under_layouts() {
     check_steps(&qwen3(), Precision::Bf16, &layouts[..1], 5);
 }
 
-/// Running the model's code for every micro-batch gives the bits of replaying what it recorded.
+/// Eager execution, which traces every micro-batch anew, gives the same bits as replay.
 #[test]
 fn eager_is_replayed() {
     let layouts = [

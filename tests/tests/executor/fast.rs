@@ -33,7 +33,7 @@ fn layouts_agree_within_rounding() {
     check(&mixtral(), 1e-3, EXPERTS);
 }
 
-/// Sums are added in member order whoever adds them and when: buckets decide no bit.
+/// Sums are added in member order, whatever the size of buckets, so buckets do not change bits.
 #[test]
 fn gradients_are_the_same_in_buckets_of_any_size() {
     let layouts = [

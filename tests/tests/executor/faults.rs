@@ -1,4 +1,4 @@
-//! What goes wrong is said on every rank, and nothing is lost.
+//! Every rank reports what went wrong, and nothing that was saved is lost.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use executor::{Checkpoints, Session};
 
 use super::jobs::{job, llama, nanogpt, session, train};
 
-/// A rank's cores where ranks are many.
+/// One CPU thread for each rank.
 const ONE: Cores = Cores { threads: 1 };
 
 #[test]
@@ -82,7 +82,7 @@ fn a_loss_that_is_no_number_stops_training_and_keeps_the_checkpoint() {
     assert_eq!(kept.verify(), []);
 }
 
-/// Puts a link in the way of the second checkpoint's first file.
+/// Plants a symbolic link in place of the first file of the second checkpoint.
 #[cfg(target_os = "linux")]
 struct Planted(std::path::PathBuf);
 
@@ -141,7 +141,7 @@ fn exact_mode_refuses_layouts_that_split_its_leaves() {
         1,
     );
     let error = executor::train(&session(&job)).expect_err("misaligned");
-    // Which rank finds its first split leaf first is a race; all say the same but where it is cut.
+    // Which rank finds its first split leaf first is a race. All errors differ only in the place.
     let text = error.to_string();
     assert!(
         text.starts_with(
@@ -167,7 +167,7 @@ fn dropout_drawn_by_rank_is_not_that_of_one_device() {
     assert_ne!(train(&by_rank).losses, single.losses);
 }
 
-/// Every rank of a world of processes with a job of its own.
+/// Runs a world of ranks, each with its own job; returns their errors.
 fn processes(jobs: &[executor::Job]) -> Vec<String> {
     let world = local::world(jobs.len(), Duration::from_secs(30));
     std::thread::scope(|scope| {
@@ -201,7 +201,7 @@ fn ranks_with_different_jobs_are_named_on_every_rank() {
     let said = processes(&[of(2), of(3)]);
     for (rank, text) in said.iter().enumerate() {
         let peer = 1 - rank;
-        // The one that notices later may hear of it from the other.
+        // The rank that notices later may report the other's error.
         let own = format!("rank {rank} has another settings than rank {peer}");
         let heard = format!("because rank {peer} failed: rank {peer} has another settings");
         assert!(text.contains(&own) || text.contains(&heard), "{text}");

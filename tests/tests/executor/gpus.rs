@@ -252,7 +252,7 @@ fn a_rank_that_fails_in_a_captured_step_ends_the_others() {
     }
 }
 
-/// Kernels do not stand in for a product that fails.
+/// A product that fails ends the run; no other kernel replaces it.
 #[test]
 fn a_product_that_fails_ends_the_run() {
     if !is_elsewhere() {
@@ -318,7 +318,7 @@ fn an_old_nccl_is_refused() {
     );
 }
 
-/// The rank whose memory is full says so, and the other does not wait for it for ever.
+/// A rank whose memory is full reports it, and the other does not wait for it for ever.
 #[test]
 fn a_rank_that_fails_ends_the_others() {
     if !is_elsewhere() {

@@ -125,7 +125,7 @@ pub fn job(
     sized(model, strategy, numerics, precision, [steps, BATCH, SEQ])
 }
 
-/// A job of `strategy` of so many steps, sequences and tokens per sequence.
+/// A job of `strategy` with these numbers of steps, sequences per step and tokens per sequence.
 pub fn sized(
     model: &Model,
     strategy: &str,
@@ -170,7 +170,7 @@ fn world(strategy: &str) -> u64 {
         .product()
 }
 
-/// What the cost model makes of a job, on GPUs that matter to no number of bytes.
+/// The cost model of a job, on GPUs whose kind changes no number of bytes.
 pub fn costs(job: &Job, runtime: &str) -> CostModel {
     let scenario = Scenario {
         model: job.model.clone(),
@@ -188,7 +188,7 @@ pub fn costs(job: &Job, runtime: &str) -> CostModel {
     CostModel::new(scenario).expect("priced")
 }
 
-/// Says nothing.
+/// An observer that prints nothing.
 pub struct Quiet;
 
 impl Observer for Quiet {

@@ -59,7 +59,7 @@ fn mix(i: u32, c: u32) -> u32 {
     h ^ h >> 13
 }
 
-/// Keeps what the head writes.
+/// Records the outputs of the head.
 #[derive(Default)]
 struct Logits(Mutex<Vec<f32>>);
 

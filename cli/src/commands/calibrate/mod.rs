@@ -248,7 +248,7 @@ pub(crate) fn write(to: &Target, new: Vec<Measured>, quiet: bool) -> Result<Save
     })
 }
 
-/// The factors as text, and how far they explain each run.
+/// Text of the factors, and of how well they explain each run.
 fn shown(runs: &[Measured], learned: &Learned) -> String {
     let style = output::style();
     let factors = Rate::ALL.iter().map(|&rate| {

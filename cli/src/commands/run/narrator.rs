@@ -48,7 +48,7 @@ enum Lines {
 }
 
 impl Log {
-    /// The log that was asked for, once it is known that it can be written.
+    /// Checks that the log of `--log` can be written and returns it; `None` without the flag.
     pub(crate) fn check(args: &RunArgs) -> Result<Option<Self>, CliError> {
         let Some(path) = args.log.clone() else {
             return Ok(None);

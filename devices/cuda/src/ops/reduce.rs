@@ -10,7 +10,7 @@ use crate::tensor::{Device, Tensor};
 
 /// Columns per block of `column_sum`.
 const COLUMNS: usize = 256;
-/// Rows that such a block processes at a time.
+/// Rows that a block of `column_sum` processes at a time.
 const ROWS: usize = 8;
 /// Blocks of `column_sum` that an SM has registers for.
 const AT_ONCE: usize = 5;

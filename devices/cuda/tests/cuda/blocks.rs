@@ -1,5 +1,5 @@
-//! Whole models on the emulator before the cpu device: the same traces, parameters, tokens and random
-//! numbers, forward and backward, with all that is kept and all that runs again.
+//! Compares whole models on the emulator with the cpu device: same traces, parameters, tokens and
+//! random numbers, forward and backward, everything kept and everything recomputed.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -52,7 +52,8 @@ fn model_list() -> Vec<Model> {
     ]
 }
 
-/// Families with operators that have kernels for the cpu only; the device refuses them by name.
+/// Families with operators that only the cpu device has kernels for; the device refuses them by
+/// name.
 const CPU_ONLY: [&str; 2] = ["ernie4_5_moe", "llama4"];
 
 /// The small models of every family that the device trains.
@@ -74,14 +75,14 @@ fn families() -> Vec<Model> {
     names.iter().map(read).collect()
 }
 
-/// What runs again, and whether gradients of weights come with those of inputs or after.
+/// What is recomputed, and whether gradients of weights are computed after those of inputs.
 const WAYS: [(Keep, bool); 4] = [
     (Keep::All, false),
     (Keep::NotAttention, false),
     (Keep::Input, false),
     (Keep::All, true),
 ];
-/// As much in fewer runs.
+/// The same variety in fewer runs.
 const FAMILY_WAYS: [(Keep, bool); 2] = [(Keep::NotAttention, false), (Keep::Input, true)];
 
 /// A block's parameters on the host.
@@ -120,7 +121,7 @@ fn held(trace: &Trace, seed: u64) -> Held {
     tensors.collect()
 }
 
-/// What training a micro-batch leaves: the loss of every token, and gradients by block.
+/// The results of training a micro-batch: the loss of every token, and gradients by block.
 struct Left {
     losses: Vec<f32>,
     gradients: Vec<Gradients>,
@@ -360,8 +361,8 @@ fn within(what: &str, a: &[f32], b: &[f32], most: f64) {
     );
 }
 
-/// Trains on both devices: in 32 bits a layer of each kind after the other, in several ways; in bf16 each kind
-/// alone, once.
+/// Trains on both devices: in 32 bits one layer of each kind in sequence, in several ways; in bf16
+/// each kind alone, once.
 fn check(device: &Device, model: &Model, ways: &[(Keep, bool)]) {
     let mut kinds: Vec<LayerClass> = (0..model.layers).map(|i| model.layer_class(i)).collect();
     kinds.dedup();
@@ -443,7 +444,7 @@ fn every_family_trains_as_on_the_cpu() {
     }
 }
 
-/// Counts the tensors that are there when an operator has run: those it reads, and those it writes.
+/// Counts the tensors in memory after each operator: those it reads and those it writes.
 struct Counts {
     reads: bool,
     seen: RefCell<BTreeMap<(String, &'static str), [usize; 2]>>,
@@ -463,8 +464,8 @@ impl Watch for Counts {
     }
 }
 
-/// What lies between a product and the GELU that it takes is not there, but for who reads it: neither where a kernel
-/// of its own takes the GELU because there is no algorithm for the product.
+/// The tensor between a product and its fused GELU exists only if a watch reads it, even where no
+/// algorithm fuses them and the GELU has its own kernel.
 #[test]
 fn products_that_take_gelus_keep_what_lies_between() {
     let devices = [emulator::device_in(0), emulator::device_without_gelus()];
@@ -488,7 +489,7 @@ fn keeps_what_lies_between(device: &Device) {
         };
         let left = case(precision).watched(device, (Keep::Input, false), Some(&counts));
         losses.push(left.losses);
-        // The GELU's input in forward, which is not kept; and the gradient of its output.
+        // Forward: the GELU's input, which is not kept. Backward: the gradient of its output.
         let apart = reads || precision == Precision::Fp32 || !device.launcher.fuses_gelu();
         let there = usize::from(apart);
         for (operator, pass, want) in [
@@ -507,11 +508,11 @@ fn keeps_what_lies_between(device: &Device) {
     within("GELUs in products", taken, apart, 1e-2 * norm(apart));
 }
 
-/// Tokens of a sequence such that a micro-batch's are a multiple of 16.
+/// Tokens per sequence; a micro-batch has a multiple of 16 tokens.
 const SEQ_8: u64 = 40;
 
-/// Models with layers that run in 8 bits, and how many products of a layer do. The last one's inner size is no
-/// multiple of 16: its MLP stays in bf16.
+/// Models whose layers run in 8 bits, each with its number of 8-bit products per layer. The MLP of
+/// the last one stays in bf16, because its size is no multiple of 16.
 fn models_in_8_bits() -> Vec<(Model, usize)> {
     let gpt = |activation: &str| {
         format!(

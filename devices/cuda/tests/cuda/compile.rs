@@ -71,7 +71,8 @@ const TRIED_HEADS: [[u32; 2]; 8] = [
     [192, 128],
 ];
 
-/// For a GPU that is elsewhere (`tests/gpu/build`); where no cache is named, nothing is kept.
+/// Compiles for a GPU on another machine (`tests/gpu/build`); without a named cache nothing is
+/// kept.
 #[test]
 fn kernels_of_hopper_are_kept() {
     if std::env::var_os(CACHE).is_none() {

@@ -1,4 +1,5 @@
-//! Plans for a GPU that is not here: cuDNN, where it is installed, takes the graphs and says what it asks for.
+//! cuDNN plans attention for a GPU that is not here, where cuDNN is installed; its workspaces are
+//! compared.
 
 #![allow(unsafe_code, reason = "a library built here is loaded")]
 
@@ -9,7 +10,7 @@ use cuda_device::{Name, attention_workspaces};
 use dtensor::CausalAttention;
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LAZY};
 
-/// What may come on top of the predicted workspace.
+/// Bytes by which a workspace may exceed the predicted one.
 const SLACK: u64 = 1024;
 
 /// A Hopper GPU as cuDNN itself would describe it.
@@ -21,7 +22,8 @@ const HOPPER: &str = r#"{"deviceVer":900,"driverVer":13000,"deviceName":"NVIDIA 
 "maxThreadsPerSM":2048,"pciDeviceId":0,"isTccDriver":0,"supportCoopLaunch":1,"smClockRateKHz":1980000,
 "memClockRateKHz":3201000,"memoryBusWidth":6144,"l2CacheSize":62914560}"#;
 
-/// Without a driver, what stands in for it while kernels are only compiled.
+/// Builds and loads a substitute for the CUDA driver that only allows compiling; `None` if there is
+/// a driver.
 fn driver(folder: &Path) -> Option<Library> {
     if Name::Driver.open().is_ok() {
         return None;
@@ -41,7 +43,7 @@ fn driver(folder: &Path) -> Option<Library> {
 
 #[test]
 fn graphs_become_plans() {
-    // A GPU has loaded the first two before: cuDNN finds them by their names.
+    // Where there is a GPU, the first two are loaded already; cuDNN finds them by name.
     let libraries = [Name::Nvrtc, Name::CublasLt, Name::Cudnn].map(Name::open);
     if let Some(error) = libraries.iter().find_map(|library| library.as_ref().err()) {
         eprintln!("not tested: {error}");
@@ -76,7 +78,7 @@ fn graphs_become_plans() {
             "{of:?}: {backward}, predicted {predicted}"
         );
     }
-    // Heads of a size that tensor cores do not take.
+    // Heads of a size that matrix units do not support.
     let odd = CausalAttention {
         batch: 1,
         length: 64,

@@ -33,30 +33,30 @@ use sha2::{Digest, Sha256};
 
 /// Bytes around every allocation that nobody may write.
 const GUARD: usize = 256;
-/// What memory holds before it is written: in any float type, NaN.
+/// Byte that memory is filled with before it is written: NaN in any float type.
 const POISON: u8 = 0xFF;
 
-/// Kernels of one file, built for the host. One runs at a time: threads stand in its static memory.
+/// Kernels of one file, built for the host. One runs at a time: threads share its static memory.
 struct Built {
     library: libloading::Library,
     running: Mutex<()>,
 }
 
-/// Memory of the host as a device's.
+/// Host memory in place of a device's.
 #[derive(Default)]
 pub struct Emulator {
     pieces: RefCell<HashMap<Address, Vec<u8>>>,
-    /// Which of the orders that a device may choose: bit 0 runs warps backwards, bit 1 lets asynchronous
-    /// copies land at once rather than when they are waited for.
+    /// The order, of those that a device may choose: bit 0 runs warps backwards, bit 1 lets
+    /// asynchronous copies complete at once rather than when they are waited for.
     order: u32,
-    /// Whether there is no algorithm for products that take a GELU.
+    /// Whether products with a fused GELU have no algorithm.
     refuses_gelus: bool,
     /// Whether a library runs core attention.
     has_attention: bool,
-    /// Whether it did.
+    /// Whether the library was called.
     attended: Cell<bool>,
     marks: RefCell<Vec<Instant>>,
-    /// What a capture under way has recorded.
+    /// The work recorded by a capture under way.
     recording: RefCell<Option<Vec<Recorded>>>,
     graphs: RefCell<Vec<Option<Rc<Vec<Recorded>>>>>,
 }
@@ -71,15 +71,15 @@ enum Recorded {
     Fill(Address, u8, u64),
 }
 
-/// Every order that a device may choose.
+/// All orders in which a device may run.
 pub const ORDERS: std::ops::Range<u32> = 0..4;
 
-/// A device on this machine's processor; absent where no C++ compiler is.
+/// A device emulated on this machine's processor; `None` without a C++ compiler.
 pub fn device() -> Option<Device> {
     device_in(0)
 }
 
-/// One in each of the two orders that differ in everything; none where no C++ compiler is.
+/// Two devices whose orders differ in everything; empty without a C++ compiler.
 pub fn devices() -> Vec<Device> {
     device().map_or_else(Vec::new, |first| {
         let last = device_in(3).expect("there is a compiler");
@@ -90,7 +90,7 @@ pub fn devices() -> Vec<Device> {
 /// Set to run these tests on GPU 0 of this machine rather than on the emulator.
 pub const ON_GPU: &str = "VESCALE_TEST_GPU";
 
-/// One that runs in an order of [`ORDERS`].
+/// A device that runs in one of the [`ORDERS`]; GPU 0 if [`ON_GPU`] is set.
 pub fn device_in(order: u32) -> Option<Device> {
     if std::env::var_os(ON_GPU).is_some() {
         return Some(Device::new(Rc::new(Gpu::new(0).expect("a GPU"))));
@@ -107,7 +107,8 @@ pub fn device_in(order: u32) -> Option<Device> {
     })))
 }
 
-/// One that is quick at products that take a GELU but has no algorithm for ours; none on a GPU, whose library decides.
+/// A device on which products with our fused GELU have no algorithm; `None` on a GPU, whose library
+/// decides.
 pub fn device_without_gelus() -> Option<Device> {
     if std::env::var_os(ON_GPU).is_some() {
         return None;
@@ -119,7 +120,7 @@ pub fn device_without_gelus() -> Option<Device> {
     })))
 }
 
-/// One whose core attention a library runs where it may.
+/// A device whose library runs core attention, where it supports the sizes.
 pub fn device_with_library() -> Option<Device> {
     if std::env::var_os(ON_GPU).is_some() {
         return device();
@@ -195,7 +196,7 @@ fn build(source: Source, head: Head) -> Built {
 }
 
 impl Emulator {
-    /// Runs work, or records it while that is asked for.
+    /// Runs work, or records it during a capture.
     fn queue(&self, work: Recorded) {
         match &mut *self.recording.borrow_mut() {
             Some(recorded) => recorded.push(work),
@@ -224,7 +225,7 @@ impl Emulator {
         }
     }
 
-    /// Refuses what the host and the device do together while work is only recorded.
+    /// Refuses exchanges between host and device during a capture.
     fn with_host(&self, what: &'static str) -> Result<(), CudaError> {
         match *self.recording.borrow() {
             Some(_) => Err(CudaError::Captured { what }),
@@ -279,11 +280,11 @@ impl Emulator {
         }
     }
 
-    /// What an epilogue makes of an element of a product.
+    /// The result of a product's epilogue for one element.
     fn ended(&self, product: &Product, sum: f64, [i, j]: [usize; 2]) -> f64 {
         let (dtype, at) = (product.dtype, i * product.sizes[1] as usize + j);
         if !matches!(product.epilogue, Epilogue::Nothing | Epilogue::Bias(_)) {
-            // What cuBLASLt wants of such products, and where it is quick.
+            // What cuBLASLt requires of such products.
             assert_eq!((dtype, product.accumulate), (DType::Bf16, false));
             assert!(product.sizes[1].is_multiple_of(8));
         }

@@ -1,4 +1,4 @@
-//! What only a GPU can show: NCCL, and cuDNN. Run with `VESCALE_TEST_GPU=1`.
+//! What only a GPU can test: NCCL and cuDNN. Run with `VESCALE_TEST_GPU=1`.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ fn gpu() -> Option<(Rc<Gpu>, Device)> {
     Some((gpu, device))
 }
 
-/// Where cuDNN is installed, it runs the attention of a Llama; what keeps it from that is said.
+/// Where cuDNN is installed, it runs the attention of a Llama; otherwise the test prints why not.
 #[test]
 fn cudnn_runs_attention() {
     let Some((_, device)) = gpu() else {
@@ -86,8 +86,8 @@ fn every_collective_with_one_rank() {
     }
 }
 
-/// A queue of its own comes after what it forked from, and what joins it after its end; so again where both are
-/// captured.
+/// A side queue runs after the point where it forks, and the main queue after it where they join.
+/// The same holds when both are captured.
 #[test]
 fn queues_fork_and_join() {
     let Some((gpu, device)) = gpu() else {
@@ -122,11 +122,11 @@ fn queues_fork_and_join() {
     let got = device.download(&total).expect("reads").into_f32();
     let want: Vec<f32> = values.iter().map(|x| 400.0 * x).collect();
     assert_eq!(got, want);
-    // A group ends after what was captured of it.
+    // The graph must be dropped before the group whose messages it captured.
     drop(graph);
 }
 
-/// What a rank sends to itself, and groups of one.
+/// Messages of a rank to itself, and in groups of one rank.
 #[test]
 fn links_of_one_rank() {
     let Some((gpu, device)) = gpu() else {

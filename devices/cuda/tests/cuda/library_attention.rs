@@ -1,5 +1,6 @@
-//! Core attention as a library runs it, in 64 bits: scaled scores, causal, with a window or without. Sums of
-//! backward in the workspace are written, so that it must be as large as was asked for.
+//! Core attention computed in 64 bits, in place of a library: scaled scores, causal, with or
+//! without a window. Backward overwrites the workspace, to show that it is as large as was asked
+//! for.
 
 use cuda_device::launcher::{Address, AttentionOperands};
 use dtensor::CausalAttention;
@@ -54,7 +55,7 @@ fn add(to: &mut [f64], factor: f64, from: &[f64]) {
     }
 }
 
-/// Runs it.
+/// Runs core attention, forward or backward.
 pub fn attend(of: &CausalAttention, operands: &AttentionOperands) {
     let [heads, kv_heads] = of.heads;
     let [key, value] = of.dims;

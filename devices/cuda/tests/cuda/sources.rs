@@ -37,7 +37,7 @@ pub fn kernels(source: Source) -> Vec<String> {
     names
 }
 
-/// The name of the kernel whose definition begins in a line, as it stands there.
+/// The name of the kernel whose definition begins in a line, as written there.
 fn defined(line: &str) -> Option<&str> {
     let line = line.trim_start();
     let signature = match line.strip_prefix("BOUNDED_KERNEL(") {
@@ -47,7 +47,7 @@ fn defined(line: &str) -> Option<&str> {
     Some(signature.split_once('(')?.0)
 }
 
-/// The first of the names in parentheses, of which the opening one is left out.
+/// The first name in a list whose opening parenthesis was removed.
 fn first(names: &str) -> &str {
     let end = names.find([',', ')']).unwrap_or(names.len());
     names[..end].trim()

@@ -206,7 +206,7 @@ impl<'r> Pass<'r> {
         }
     }
 
-    /// The list of positions, made once for all blocks.
+    /// Allocates the list of positions, once for all blocks.
     pub(super) fn positions(&self, x: TensorId) {
         let info = self.info(x);
         if let Some(&tokens) = info.shape.get(1) {

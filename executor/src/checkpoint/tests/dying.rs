@@ -1,4 +1,4 @@
-//! File operations of which one fails, for tests. Instead of syncing files to the disk, a list records
+//! File operations for tests, of which one fails. Nothing is synced to the disk; a list records
 //! what a power cut would lose.
 
 use std::fs::{self, File};
@@ -14,7 +14,7 @@ use crate::checkpoint::files::{Disk, Files};
 pub(super) enum Fault {
     /// The process is killed: this call and all later ones do nothing, except that a write does its first half.
     Kill,
-    /// A power cut: as `Kill`, and what was not synced is lost: bytes of files, names of folders.
+    /// A power cut: like `Kill`, and unsynced bytes of files and names of folders are lost.
     PowerCut,
     /// The disk is full: a write or new file fails, and so do all later ones; other calls work.
     FullDisk,

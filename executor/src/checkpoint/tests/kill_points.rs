@@ -8,7 +8,7 @@ use super::{last, names, save};
 use crate::checkpoint::{Checkpoint, Store, latest};
 use crate::error::ExecutorError;
 
-/// What a process does until it dies.
+/// The work of a process until it dies.
 type Work = fn(&Store<'_>) -> Result<(), ExecutorError>;
 
 /// Initial state, work, and the possible last checkpoints afterwards, as step and value.

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::batch::Job;
 use crate::config::error::SyntaxError;
 
-/// Most bytes of one expansion, and a quarter of those of a script.
+/// Largest expansion, in bytes; all expansions of a script may have four times as many.
 pub(super) const MAX_TEXT: usize = 1 << 22;
 
 /// A word with the line on which it begins.

@@ -1,4 +1,5 @@
-//! A model as nanotron's `model_config`: every field is written, or the model is refused by its name.
+//! A model as nanotron's `model_config`. Every field is written; one that cannot be is refused by
+//! name.
 
 use catalog::model::{
     Activation, Attention, AttentionKind, Family, Mlp, ModelConfig, ModelConstants, Moe, Norm,
@@ -174,7 +175,11 @@ impl File<'_> {
                 window: Window::Chunk(_),
             } => self.lacks(true, "attention.window", "its attention has no chunks"),
             WindowPattern::Alternating { .. } => {
-                self.lacks(true, "attention.window", "all layers have the same window");
+                self.lacks(
+                    true,
+                    "attention.window",
+                    "its layers all have the same window",
+                );
             }
         }
     }

@@ -56,7 +56,7 @@ pub(super) fn stance(rewrite: Rewrite, job: &Job<'_>) -> Stance {
     }
 }
 
-/// The same for what ranks keep, send and update.
+/// What nanotron does with a rewrite of what ranks keep, send or update.
 fn states(rewrite: Rewrite, job: &Job<'_>) -> Stance {
     let d = job.decisions;
     let waits = d.tp > 1 && !d.overlap.tensor_parallel;

@@ -111,7 +111,7 @@ fn of_0_3(rewrite: Rewrite, job: &Job<'_>) -> Stance {
     }
 }
 
-/// The same for what ranks keep, send and update.
+/// What torchtitan does with a rewrite of what ranks keep, send and update.
 fn states(rewrite: Rewrite, job: &Job<'_>) -> Stance {
     let d = job.decisions;
     match rewrite {
@@ -175,7 +175,7 @@ fn states(rewrite: Rewrite, job: &Job<'_>) -> Stance {
     }
 }
 
-/// The same for what is kept for backward.
+/// What torchtitan does with a rewrite of what is kept for backward.
 fn saved(rewrite: Rewrite, job: &Job<'_>) -> Stance {
     match rewrite {
         Rewrite::EarlyStopRecompute if recomputes(job) && eager(job) => {

@@ -1,4 +1,4 @@
-//! Core attention, fused, before scores, softmax and context in 64 bits.
+//! Fused core attention against scores, softmax and context computed in 64 bits.
 
 use catalog::DType;
 use cuda_device::AttentionCall;
@@ -20,11 +20,11 @@ struct Case {
     scores: Scores,
 }
 
-/// What scores are beside scaled products.
+/// What modifies the scores in addition to scaling.
 #[derive(Clone, Copy, Default)]
 struct Scores {
     cap: Option<f64>,
-    /// Slopes of heads by distance.
+    /// Whether scores fall with distance, by a slope for each head (ALiBi).
     slopes: bool,
     sinks: bool,
 }
@@ -40,7 +40,7 @@ impl Scores {
 }
 
 impl Case {
-    /// As a library may have it.
+    /// The attention as a library would run it; `None` if none supports it.
     fn library(&self, dtype: DType) -> Option<CausalAttention> {
         let Scores { cap, slopes, sinks } = self.scores;
         let plain = cap.is_none() && !slopes && !sinks && self.dropout == 0.0;
@@ -101,7 +101,7 @@ fn cases() -> Vec<Case> {
         case(all(1), 1, [1, 1], [8, 8], None, 0.0),
         case(all(70), 70, [2, 1], [16, 16], None, 0.0),
         case(all(129), 129, [2, 2], [64, 64], None, 0.0),
-        // Long enough for tiles of keys to take each other's place.
+        // Long enough that tiles of keys replace each other in shared memory.
         case(all(200), 200, [1, 1], [16, 16], None, 0.0),
         case(all(210), 210, [1, 1], [8, 16], Some(150), 0.0),
         case(all(100), 100, [4, 2], [24, 10], Some(17), 0.0),
@@ -204,7 +204,7 @@ fn attention_forward_and_backward() {
             within(&device, &what("sums"), &sums, &want.sums, 1e-5);
             let [dq, dk, dv] = &got;
             let bound = if dtype == DType::Bf16 { 1e-2 } else { 1e-5 };
-            // One key alone has no gradient, unless a sink stands beside it.
+            // With a single key and no sink, the gradient is zero.
             if keys > 1 || c.scores.sinks {
                 within(&device, &what("queries"), dq, &want.dq, bound);
                 within(&device, &what("keys"), dk, &want.dk, bound);

@@ -1,4 +1,4 @@
-//! Casts to 8 bits, and products of what they make.
+//! Casts to 8 bits, and products of the results.
 
 use catalog::DType;
 use cuda_device::launcher::Float8;

@@ -22,7 +22,7 @@ fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// Indices by what they are worth, best first, ties to the lower.
+/// Indices in falling order of `worth`; of equals, the lower index is first.
 fn best(worth: &[f64]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..worth.len()).collect();
     order.sort_by(|&a, &b| worth[b].total_cmp(&worth[a]).then(a.cmp(&b)));
@@ -133,7 +133,7 @@ fn routes_are_the_best_in_order() {
     }
 }
 
-/// Nothing is read or written beside memory when training has diverged.
+/// Kernels stay within their memory even if training has diverged to NaNs.
 #[test]
 fn logits_that_are_no_numbers_choose_some_expert() {
     for device in emulator::devices() {

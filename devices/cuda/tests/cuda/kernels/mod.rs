@@ -1,5 +1,5 @@
-//! Every kernel on the emulator before an oracle in 64 bits: fresh random inputs, memory poisoned with
-//! NaNs before it is written, sizes that are no multiples of anything.
+//! Every kernel on the emulator against an oracle in 64 bits, with random inputs, memory poisoned
+//! with NaNs before it is written, and sizes that no tile divides.
 
 mod attention;
 mod eight_bits;
