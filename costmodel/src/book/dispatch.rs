@@ -33,9 +33,8 @@ impl Timed<'_> {
 
     /// Whether a kernel copies tokens to rows in the order of their experts, or sums rows into tokens.
     pub(super) fn orders_rows(&self, kernel: &Kernel) -> bool {
-        let class = || self.of.trace.op(kernel.pass, kernel.op).cost();
-        matches!(kernel.kind, KernelKind::Memory { .. })
-            && matches!(class(), CostClass::Permute | CostClass::Unpermute)
+        let ordering = MemoryKind::Permute;
+        matches!(kernel.kind, KernelKind::Memory { kind, .. } if kind == ordering)
     }
 
     /// Time of the second sort beside a kernel of [`Self::orders_rows`]. It copies whole runs of neighbouring rows, as fast as other
