@@ -48,11 +48,8 @@ impl GoingOn {
         checkpoint: Option<Checkpoint>,
     ) -> Result<Self, CostError> {
         let had: Vec<u64> = left.had.iter().map(|pool| pool.gpus).collect();
-        let has: Vec<u64> = had
-            .iter()
-            .zip(&left.lost)
-            .map(|(had, lost)| had - lost)
-            .collect();
+        let has = had.iter().zip(&left.lost);
+        let has: Vec<u64> = has.map(|(had, lost)| had - lost).collect();
         let old_groups = groups_before(before, left);
         // Where the file of the old plan does not say which devices its groups have, nothing is known of what they hold.
         let old = placed(&old_groups, &left.had, &had).unwrap_or_default();

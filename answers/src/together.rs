@@ -274,15 +274,13 @@ impl Divisions<'_> {
         weight: impl Fn(&Pool) -> f64,
         progress: &dyn Fn(f64),
     ) -> Result<Divided, AnswerError> {
-        let allowed = |groups: &Vec<Pool>| self.constraints.allows("groups", groups.len() as u64);
         let mut divisions = self.pools.divisions();
-        divisions.retain(allowed);
+        divisions.retain(|groups| self.constraints.allows("groups", groups.len() as u64));
         let clusters = distinct(&divisions);
         let priced: Vec<_> = clusters.iter().map(|pool| self.costs(pool)).collect();
         let models = priced.iter().filter_map(|costs| costs.as_ref().ok());
         let batch = self.inputs.scenario.workload.global_batch;
         let mut groups = Groups::new(models, batch, self.constraints, &self.options);
-        let between = self.pools.between.as_ref();
         let objective = self.options.objective;
         let mut found = Divided::default();
         let mut best: Option<(f64, usize, Vec<usize>, planner::replicas::Shared)> = None;
@@ -306,7 +304,7 @@ impl Divisions<'_> {
                 (0, Objective::Time) => f64::INFINITY,
                 _ => known.map_or(f64::INFINITY, |value| value / weight),
             };
-            match groups.best(&indices, between, within)? {
+            match groups.best(&indices, self.pools.between.as_ref(), within)? {
                 None => {
                     row.why_none = Some(why_none(self.options.stopped(), known.map(|_| objective)))
                 }

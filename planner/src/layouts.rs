@@ -120,8 +120,7 @@ pub(crate) fn meshes(
     }
     let (gpus, model) = (scenario.workload.gpus, &scenario.model);
     let domain = scenario.cluster.scale_up_domain;
-    // Powers of two are usual: if they do not split sequences evenly, the search says so. It skips
-    // other sizes.
+    // Powers of two are usual: if they do not split sequences evenly, the search says so. It skips other sizes.
     let splits_evenly =
         |cp: &u64| cp.is_power_of_two() || scenario.workload.seq_len.is_multiple_of(2 * cp);
     for tp in divisors(gpus).filter(|&tp| constraints.allows("tp", tp)) {
@@ -132,7 +131,7 @@ pub(crate) fn meshes(
             continue;
         }
         if !model.attention.heads.is_multiple_of(tp) {
-            *(illegal.entry("tp does not divide the attention heads".to_owned())).or_default() += 1;
+            count(illegal, "tp does not divide the attention heads");
             continue;
         }
         for pp in divisors(gpus / tp).filter(|&pp| constraints.allows("pp", pp)) {
@@ -140,8 +139,7 @@ pub(crate) fn meshes(
                 continue;
             }
             if straddles_pools(scenario, pp) {
-                let rule = "a pipeline rank would have GPUs of several pools".to_owned();
-                *illegal.entry(rule).or_default() += 1;
+                count(illegal, "a pipeline rank would have GPUs of several pools");
                 continue;
             }
             let rest = gpus / tp / pp;
@@ -167,6 +165,11 @@ pub(crate) fn meshes(
             }
         }
     }
+}
+
+/// Counts one more strategy that a rule refuses.
+fn count(illegal: &mut BTreeMap<String, u64>, rule: &str) {
+    *illegal.entry(rule.to_owned()).or_default() += 1;
 }
 
 /// Enumerates how experts are spread over the ranks of a mesh.

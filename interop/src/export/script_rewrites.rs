@@ -100,6 +100,7 @@ fn of_model(rewrite: Rewrite) -> bool {
             | Rewrite::FuseRope
             | Rewrite::FuseCrossEntropy
             | Rewrite::InPlaceCrossEntropy
+            | Rewrite::UnscaledRope
             | Rewrite::WideLossGradient
             | Rewrite::CopyShiftedLogits
             | Rewrite::ChunkLoss

@@ -91,9 +91,7 @@ fn of_0_3(rewrite: Rewrite, job: &Job<'_>) -> Stance {
         Rewrite::WeightActivations if experts(job) => {
             Never("probabilities weigh the rows that experts are given")
         }
-        Rewrite::PortableExperts if experts(job) => {
-            Never("experts' products are torch._grouped_mm's")
-        }
+        Rewrite::PortableExperts if experts(job) => Never("experts use torch._grouped_mm"),
         Rewrite::WeighRowsInF32 if eager(job) && experts(job) => {
             Always("rows of experts are weighed in 32 bits")
         }
@@ -105,6 +103,7 @@ fn of_0_3(rewrite: Rewrite, job: &Job<'_>) -> Stance {
         Rewrite::GeluByOperators => Never("an activation is one kernel"),
         // No kernel of its attention writes scores to memory, and its loss is neither Transformer Engine's nor Megatron's.
         Rewrite::FuseScaledMaskedSoftmax
+        | Rewrite::UnscaledRope
         | Rewrite::WideLossGradient
         | Rewrite::CopyShiftedLogits => Nothing,
         _ => states(rewrite, job),
