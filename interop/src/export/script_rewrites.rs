@@ -120,6 +120,7 @@ fn of_model(rewrite: Rewrite) -> bool {
             | Rewrite::KeepRowIndices
             | Rewrite::LaunchExpertsApart
             | Rewrite::WeightActivations
+            | Rewrite::ReadTokenCounts
             | Rewrite::WeighRowsInF32
             | Rewrite::GateInF32
             | Rewrite::PortableExperts
