@@ -319,9 +319,9 @@ impl Row {
     }
 }
 
-/// The factor, at least 1, by which data-parallel messages of a block take longer because a network card that is busy for `card` while
-/// the block's kernels run for `kernels` carries `messages` too. Messages of the pass go first, which no later message can make up
-/// for: together they take as long as the card needs for both.
+/// The factor, at least 1, by which data-parallel messages of a block take longer because the network card also carries messages of the
+/// pass, which occupy it for `card` while the block's kernels run for `kernels`. Messages of the pass go first. The card carries one
+/// message after the other, so both kinds together take as long as it needs for both.
 fn beside(messages: Seconds, kernels: Seconds, card: Seconds) -> f64 {
     if card.0 <= 0.0 || messages.0 <= 0.0 {
         return 1.0;

@@ -375,8 +375,8 @@ impl Timed<'_> {
         time * steps(collective.kind, group) as f64
     }
 
-    /// Time for which a kernel occupies the network card; none if it is no message. Without a dispatcher messages to experts
-    /// have no size, so that they count as none.
+    /// Time for which a kernel occupies the network card; none if it is no message. A message to experts counts as none until a
+    /// dispatcher is chosen, because the dispatcher decides its size.
     fn card(&self, kernel: &Kernel) -> Seconds {
         let KernelKind::Comm(collective) = kernel.kind else {
             return Seconds(0.0);
