@@ -126,9 +126,9 @@ pub struct LayerTraffic {
     pub reduce: Seconds,
     /// Times of the copies of one block between device and host.
     pub copies: Copies,
-    /// Time for which a forward pass of one block occupies the network card, if gathers use that card too.
+    /// Time for which messages of one block's forward pass occupy the network card; 0 if gathers do not use that card.
     pub forward_card: Seconds,
-    /// Time for which a backward pass of one block occupies the network card, if gathers or reductions use that card too.
+    /// Time for which messages of one block's backward pass occupy the network card; 0 if neither gathers nor reductions use that card.
     pub backward_card: Seconds,
 }
 

@@ -74,10 +74,10 @@ pub(crate) struct Span {
     pub(crate) slowed: Option<(Stream, Picoseconds)>,
 }
 
-/// The state of a stream after the tasks issued so far.
+/// When a stream is busy with the tasks issued to it so far.
 #[derive(Clone, Copy, Debug, Default)]
 struct Queue {
-    /// Start of the period since which it has been busy without a pause.
+    /// Start of its last busy period, which has no pause.
     since: Picoseconds,
     /// Time at which it has finished everything issued to it.
     free: Picoseconds,

@@ -44,13 +44,13 @@ pub(crate) fn run<'a>(tasks: &'a [Task], slowdown: Slowdown, spent: Option<Spent
     list.finish()
 }
 
-/// The state of a run through a list of tasks: when those that were issued so far start and end.
+/// A list of tasks while it runs, with the start and end of every task issued so far.
 struct List<'a> {
     tasks: &'a [Task],
     streams: Streams,
-    /// Start of each task that was issued. A task that was issued twice has its second start.
+    /// Start of every issued task; its last start, if it was issued again.
     starts: Vec<Picoseconds>,
-    /// End of each task that was issued.
+    /// End of every issued task; its last end, if it was issued again.
     ends: Vec<Picoseconds>,
     /// The latest task on every stream, as an index into `tasks`; `None` before a stream's first.
     last: [Option<usize>; STREAMS],

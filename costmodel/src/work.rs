@@ -19,7 +19,7 @@ pub struct Work {
     pub dp: Seconds,
     /// Time that the host takes to issue kernels and collectives; it runs in parallel to the device.
     pub host: Seconds,
-    /// Time for which the device idles after the host has waited for it: until the host is ahead of it again.
+    /// Time for which the device idles because the host has waited for it, and must first issue the next kernels.
     pub starved: Seconds,
     /// Time for which the rank's network card is busy with messages of tensor, context and expert parallelism. It runs in parallel to
     /// the device.
@@ -27,13 +27,13 @@ pub struct Work {
 }
 
 impl Work {
-    /// Time on the device: kernels and exposed communication.
+    /// Time of kernels and exposed communication.
     #[must_use]
     pub fn device(&self) -> Seconds {
         self.compute + self.tp + self.cp + self.ep + self.dp
     }
 
-    /// Duration of the work: the larger of the device's time, with what it idles after waits of the host, and the host's.
+    /// Duration of the work: the host's time, or the device's with [`Self::starved`], whichever is larger.
     #[must_use]
     pub fn duration(&self) -> Seconds {
         (self.device() + self.starved).max(self.host)

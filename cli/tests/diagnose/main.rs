@@ -1,22 +1,16 @@
 //! `diagnose` and `calibrate`: a log made from a prediction is explained by what it was made with.
 
 mod causes;
+#[path = "../common/mod.rs"]
+mod common;
 
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
+use common::run;
 use serde_json::Value;
-
-fn run(folder: &Path, args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_vescale-plan"))
-        .args(args)
-        .current_dir(folder)
-        .env("NO_COLOR", "1")
-        .output()
-        .expect("the binary starts")
-}
 
 fn json(output: &Output) -> Value {
     let said = String::from_utf8_lossy(&output.stderr);

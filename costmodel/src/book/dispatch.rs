@@ -90,8 +90,8 @@ impl Timed<'_> {
         written.sum::<Bytes>() * (self.sharers() - 1)
     }
 
-    /// Whether tokens are ordered by expert after they have arrived, not before they are sent. Libraries that send a token once to a
-    /// rank do so (NVIDIA/Megatron-LM@d98e8a6, `token_dispatcher.py`, `get_permuted_hidden_states_by_experts`).
+    /// Whether the receiving rank orders tokens by expert, not the sender. DeepEP and HybridEP, which send a token only once to a rank,
+    /// leave the order to the receiver (NVIDIA/Megatron-LM@d98e8a6, `token_dispatcher.py`, `get_permuted_hidden_states_by_experts`).
     pub(super) fn orders_arrived(&self) -> bool {
         let dispatcher = self.of.key.execution.dispatcher;
         self.of.key.layout.ep > 1 && dispatcher.is_some_and(Dispatcher::deduplicates)

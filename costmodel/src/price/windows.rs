@@ -1,13 +1,14 @@
-//! How much of causal attention's work is left where a window limits the keys that a query sees.
+//! The work of causal attention with a window, as a share of the work without one.
 
 use catalog::Window;
 use dtensor::AttentionShape;
 
-/// Pairs of a query and a key under a causal mask and the window, over the pairs under the mask alone: 1 without a window.
+/// The share of causal attention's work that a window leaves: the number of pairs of a query and a key that it sees, over their number
+/// without the window. 1 if the attention has no window.
 ///
-/// Context parallelism divides the queries of a sequence among ranks, `2·cp` equal parts of which a rank has one from the front and
-/// the opposite one from the back (zig-zag). With a window ranks still have unequal work, because only queries near the front see less
-/// than a whole window. The rank with most work counts, as the others wait for it.
+/// Context parallelism cuts the queries of a sequence into `2·cp` equal parts. Rank `r` has part `r` from the front and part `r` from
+/// the back (zig-zag). With a window ranks have unequal work, because only queries near the front see less than a whole window. The
+/// rank with most work counts, because the others wait for it.
 #[must_use]
 pub(crate) fn share(shape: &AttentionShape) -> f64 {
     let Some(window) = shape.window else {
@@ -29,7 +30,7 @@ pub(crate) fn share(shape: &AttentionShape) -> f64 {
     (most(window) / most(Window::Sliding(shape.kv_len))).min(1.0)
 }
 
-/// Pairs of the first `queries` queries of a sequence with the keys that they see.
+/// Number of pairs of a query and a key that it sees, for the first `queries` queries of a sequence.
 fn of_first(window: Window, queries: u64) -> f64 {
     queries as f64 * window.mean(queries)
 }

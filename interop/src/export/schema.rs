@@ -158,7 +158,8 @@ impl Schema {
 }
 
 impl Kind {
-    /// Parses the compact notation: `int`, `size`, `[str]`, `a|b`, `int?`, `bool or str`.
+    /// Parses the type of a key as schemas write it, such as `int`, `size` (a whole number of at least 1), `[str]` (a list), `a|b` (one
+    /// of these words), `int?` (or null) and `bool or str`.
     #[must_use]
     pub fn parse(text: &str) -> Self {
         if text.contains(" or ") {

@@ -318,7 +318,7 @@ fn an_old_nccl_is_refused() {
     );
 }
 
-/// A rank whose memory is full reports it, and the other does not wait for it for ever.
+/// If one rank runs out of memory, it reports that, and the other rank ends instead of waiting.
 #[test]
 fn a_rank_that_fails_ends_the_others() {
     if !is_elsewhere() {

@@ -125,7 +125,7 @@ pub fn job(
     sized(model, strategy, numerics, precision, [steps, BATCH, SEQ])
 }
 
-/// A job of `strategy` with these numbers of steps, sequences per step and tokens per sequence.
+/// A training job under `strategy`. The numbers are those of steps, of sequences per step and of tokens per sequence.
 pub fn sized(
     model: &Model,
     strategy: &str,

@@ -8,13 +8,13 @@ use crate::kernels::{Kernel, Source, typed};
 use crate::launcher::Arguments;
 use crate::tensor::{Device, Tensor};
 
-/// Columns per block of `column_sum`.
+/// Number of columns that a thread block of `column_sum` sums.
 const COLUMNS: usize = 256;
-/// Rows that a block of `column_sum` processes at a time.
+/// Number of rows that a thread block of `column_sum` processes at the same time.
 const ROWS: usize = 8;
-/// Blocks of `column_sum` that an SM has registers for.
+/// Number of thread blocks of `column_sum` that an SM has registers for.
 const AT_ONCE: usize = 5;
-/// Columns per block of `add_lines`, and threads per column.
+/// Number of columns that a thread block of `add_lines` sums, and of threads that share a column.
 const LANES: usize = 32;
 
 impl Device {

@@ -42,12 +42,12 @@ struct Built {
     running: Mutex<()>,
 }
 
-/// Host memory in place of a device's.
+/// An emulated device. Its kernels run on the host, in host memory.
 #[derive(Default)]
 pub struct Emulator {
     pieces: RefCell<HashMap<Address, Vec<u8>>>,
-    /// The order, of those that a device may choose: bit 0 runs warps backwards, bit 1 lets
-    /// asynchronous copies complete at once rather than when they are waited for.
+    /// How it orders work that a device may order freely: bit 0 runs warps backwards, bit 1 completes
+    /// asynchronous copies at once rather than when they are waited for.
     order: u32,
     /// Whether products with a fused GELU have no algorithm.
     refuses_gelus: bool,
