@@ -39,7 +39,7 @@ impl Timed<'_> {
             priced.part = None;
             if self.is_of_dispatch(kernel) {
                 priced.time = self.time(kernel);
-                priced.card = self.card(kernel);
+                priced.card = self.card(kernel).min(priced.time);
                 priced.host = self.host(kernel);
                 priced.graphed = self.graphed(kernel, &uncaptured);
             }
@@ -54,13 +54,16 @@ impl Timed<'_> {
         let epilogue = self.epilogue(lowered);
         let uncaptured = self.uncaptured();
         let mut kernels: Vec<PricedKernel> = all
-            .map(|kernel| PricedKernel {
-                time: self.time(kernel) + epilogue * weight_elements(kernel) as f64,
-                part: None,
-                host: self.host(kernel),
-                graphed: self.graphed(kernel, &uncaptured),
-                card: self.card(kernel),
-                spread: self.spread(kernel.kind),
+            .map(|kernel| {
+                let time = self.time(kernel) + epilogue * weight_elements(kernel) as f64;
+                PricedKernel {
+                    time,
+                    part: None,
+                    host: self.host(kernel),
+                    graphed: self.graphed(kernel, &uncaptured),
+                    card: self.card(kernel).min(time),
+                    spread: self.spread(kernel.kind),
+                }
             })
             .collect();
         let accumulation = self.accumulation(block_cost::weights(trace).trained);
@@ -375,7 +378,7 @@ impl Timed<'_> {
         time * steps(collective.kind, group) as f64
     }
 
-    /// Time for which a kernel occupies the network card; none if it is no message. A message to experts counts as none until a
+    /// Time for which a kernel would occupy the network card if nothing else limited it; none if it is no message. A message to experts counts as none until a
     /// dispatcher is chosen, because the dispatcher decides its size.
     fn card(&self, kernel: &Kernel) -> Seconds {
         let KernelKind::Comm(collective) = kernel.kind else {

@@ -158,11 +158,10 @@ impl TablePrices {
         time.max(self.roofline.collective(kind, bytes, group))
     }
 
-    /// Time for which a collective occupies the network card of each of its ranks; at most its whole time.
+    /// Time for which a collective occupies the network card of each of its ranks, if nothing else limits it.
     #[must_use]
     pub fn on_card(&self, kind: CollectiveKind, bytes: Bytes, group: Group) -> Seconds {
-        let time = self.network.on_card(kind, bytes, group) * self.learned.network;
-        time.min(self.collective(kind, bytes, group))
+        self.network.on_card(kind, bytes, group) * self.learned.network
     }
 
     /// The constants that these prices rest on, with their evidence.
