@@ -355,6 +355,9 @@ pub enum Rewrite {
     /// then does it know the sizes of messages and products. In forward, and where forward runs again, the GPU has by then done
     /// all that was issued (Megatron-Core and torchtitan, `token_dispatcher.py`).
     ReadTokenCounts,
+    /// The host waits for the GPU before and after every forward and backward pass of a micro-batch, to time it (Megatron-LM@v2.6,
+    /// `schedules.py`; `global_vars.py`, `_Timer`; until 77efcccb93 of August 2022).
+    WaitAfterPasses,
     /// Each expert's products are launched one after another rather than as one kernel of all experts (Transformer
     /// Engine's `GroupedLinear` calls cuBLAS for every expert, in C++). Together with [`Self::WeightActivations`] it describes
     /// Megatron-Core's `TEGroupedMLP`, in which PyTorch, not the kernels of products, clamps activations and adds the last bias.
@@ -493,6 +496,7 @@ impl Rewrite {
         Self::FusePermute,
         Self::KeepRowIndices,
         Self::ReadTokenCounts,
+        Self::WaitAfterPasses,
         Self::LaunchExpertsApart,
         Self::WeightActivations,
         Self::SplitRecurrence,

@@ -19,7 +19,7 @@ use crate::stage::{Run, StageWork};
 use crate::stage_traffic::Traffic;
 use crate::states::{self, StateBytes, Weights};
 use crate::traffic::DataParallel;
-use crate::{CostError, Scenario, block_cost, graphed};
+use crate::{CostError, Scenario, block_cost, drained, graphed};
 
 /// Everything the engine and the reports need to know about a strategy.
 #[derive(Clone, Debug)]
@@ -326,6 +326,9 @@ impl StageClass {
             work.saved_for_weight += run.cost.memory.saved_for_weight * run.count;
         }
         let keeps_output = (scenario.runtime.rewrites).contains(&Rewrite::KeepStageOutput);
+        if (scenario.runtime.rewrites).contains(&Rewrite::WaitAfterPasses) {
+            drained::wait(&runs, &mut work);
+        }
         if strategy.pp > 1 && keeps_output {
             work.saved += runs.last().map_or(Bytes(0), |run| run.cost.output);
         }

@@ -17,6 +17,7 @@ mod breakdown;
 mod cost_model;
 mod crossings;
 mod detailed;
+mod drained;
 mod engine;
 mod error;
 mod execution;

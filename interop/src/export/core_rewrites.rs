@@ -131,6 +131,7 @@ fn stance(rewrite: Rewrite, job: &Job<'_>, reach: Reach) -> Stance {
         Rewrite::ReadTokenCounts if experts(job) => {
             Always("the host waits for the numbers of tokens that experts get")
         }
+        Rewrite::WaitAfterPasses => Never("it times passes only at timing-log-level 2"),
         Rewrite::WeightActivations if experts(job) => Always("experts' activations are weighted"),
         Rewrite::WeighRowsInF32 if experts(job) => Never("experts' activations are weighted"),
         Rewrite::GateInF32 if experts(job) => Never("the router computes in its tokens' type"),

@@ -121,6 +121,7 @@ fn of_model(rewrite: Rewrite) -> bool {
             | Rewrite::LaunchExpertsApart
             | Rewrite::WeightActivations
             | Rewrite::ReadTokenCounts
+            | Rewrite::WaitAfterPasses
             | Rewrite::WeighRowsInF32
             | Rewrite::GateInF32
             | Rewrite::PortableExperts

@@ -45,9 +45,10 @@ pub(super) fn stance(rewrite: Rewrite, job: &Job<'_>) -> Stance {
         Rewrite::NormInF32 => Never("norms keep their 16-bit inputs"),
         Rewrite::Autocast => Never("modules compute in the type of their parameters"),
         // Its models have no biases to fuse, its attention no scores; it does not train in 8 bits or choose operators. All ranks hold
-        // all experts, so none tells another how many rows it sends.
+        // all experts, so none tells another how many rows it sends. It times whole steps.
         Rewrite::FuseBiasGelu
         | Rewrite::ReadTokenCounts
+        | Rewrite::WaitAfterPasses
         | Rewrite::GeluByOperators
         | Rewrite::FuseBiasDropoutAdd
         | Rewrite::FuseScaledMaskedSoftmax

@@ -101,9 +101,11 @@ fn of_0_3(rewrite: Rewrite, job: &Job<'_>) -> Stance {
             Always("the host waits for the numbers of tokens that experts get")
         }
         Rewrite::GeluByOperators => Never("an activation is one kernel"),
-        // No kernel of its attention writes scores to memory, and its loss is neither Transformer Engine's nor Megatron's.
+        // No kernel of its attention writes scores to memory, its loss is neither Transformer Engine's nor Megatron's, and it times
+        // whole steps.
         Rewrite::FuseScaledMaskedSoftmax
         | Rewrite::UnscaledRope
+        | Rewrite::WaitAfterPasses
         | Rewrite::WideLossGradient
         | Rewrite::CopyShiftedLogits => Nothing,
         _ => states(rewrite, job),
