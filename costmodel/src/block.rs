@@ -58,7 +58,7 @@ fn is_one_of_several(scenario: &Scenario, key: &BlockKey) -> bool {
     sends && (scenario.runtime.dispatchers_on(&scenario.cluster, false)).len() > 1
 }
 
-/// The key's way to run passes, then the other ways that are priced with it.
+/// The key's way to run passes, then the other ways with the same kernels, which are priced with it.
 fn executions(scenario: &Scenario, key: &BlockKey) -> Vec<Execution> {
     let runtime = &scenario.runtime;
     let space = &runtime.space;
@@ -74,6 +74,7 @@ fn executions(scenario: &Scenario, key: &BlockKey) -> Vec<Execution> {
         .chain(dispatchers)
         .map(Some)
         .chain([key.execution.dispatcher]);
+    let lowering = Lowering::of(runtime, &key.execution);
     let mut all = vec![key.execution];
     for dispatcher in dispatchers {
         for beside_others in [false, true] {
@@ -91,7 +92,8 @@ fn executions(scenario: &Scenario, key: &BlockKey) -> Vec<Execution> {
                     && (beside_others == key.execution.beside_others || switches_experts)
                     && !(beside_others && dispatcher == Some(Dispatcher::AllGather));
                 let execution = key.executed(runtime, execution).execution;
-                if possible && !all.contains(&execution) {
+                let is_like = Lowering::of(runtime, &execution).is_like(&lowering);
+                if possible && is_like && !all.contains(&execution) {
                     all.push(execution);
                 }
             }
@@ -100,8 +102,8 @@ fn executions(scenario: &Scenario, key: &BlockKey) -> Vec<Execution> {
     all
 }
 
-/// Computes the costs of a block for the layout of `key`, one for each combination of its siblings. The block is traced once, and
-/// lowered once for all ways to run it that have the same kernels.
+/// Computes the costs of a block for the layout of `key`, one for each combination of its siblings. The block is traced and lowered
+/// once for all of them.
 ///
 /// # Errors
 /// When the model cannot be traced under the layout, or an operator has no price.
@@ -111,33 +113,7 @@ pub(crate) fn price(
     key: &BlockKey,
     siblings: &Siblings,
 ) -> Result<Vec<BlockCost>, CostError> {
-    let trace = trace(scenario, key)?;
-    let mut costs = Vec::new();
-    let mut left = siblings.executions.clone();
-    while let Some(&execution) = left.first() {
-        let lowering = Lowering::of(&scenario.runtime, &execution);
-        let is_like = |other: &Execution| lowering.is_like(&Lowering::of(&scenario.runtime, other));
-        let (executions, others) = left.into_iter().partition(is_like);
-        left = others;
-        let siblings = Siblings {
-            executions,
-            recompute: siblings.recompute.clone(),
-            accumulates: siblings.accumulates.clone(),
-        };
-        let key = BlockKey { execution, ..*key };
-        costs.extend(price_alike(scenario, book, &key, &trace, &siblings)?);
-    }
-    Ok(costs)
-}
-
-/// The costs of a traced block for siblings that all have the same kernels.
-fn price_alike(
-    scenario: &Scenario,
-    book: &dyn PriceBook,
-    key: &BlockKey,
-    trace: &Trace,
-    siblings: &Siblings,
-) -> Result<Vec<BlockCost>, CostError> {
+    let trace = &trace(scenario, key)?;
     let Siblings {
         recompute,
         accumulates,
