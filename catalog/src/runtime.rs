@@ -527,8 +527,10 @@ impl Rewrite {
 pub enum AttentionKernel {
     /// Two batched products and a softmax; scores are written.
     Unfused,
-    /// FlashAttention 1 or the Triton port.
+    /// FlashAttention 1.
     Flash1,
+    /// FlashAttention 1 in Triton, as llm-foundry carries it.
+    FlashTriton,
     /// FlashAttention 2.
     Flash2,
     /// This project's own kernels, whose backward computes the scores twice, so that every sum has

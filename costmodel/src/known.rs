@@ -204,9 +204,6 @@ known! {
     OTHER_SUSTAINED: "long training over short products, generations without measurements" = 1.06, Times, Assumed,
         "between those of A100 and none",
         Only::Parts(&[Architecture::Volta, Architecture::Ada, Architecture::BlackwellRtx, Architecture::Cdna3, Architecture::Cpu]);
-    FLASH2_SUSTAINED: "long training over short benchmarks, attention of FlashAttention 2 on Hopper" = 1.11, Times, Assumed,
-        "that of products on A100: at a third of the peak, power does not limit this kernel",
-        Only::Parts(&[Architecture::Hopper]);
     HOPPER_BEST_8: "best rate of 8-bit products in short benchmarks over the peak, H100 and H200" = 0.709, Times,
         Published, "stas00/ml-engineering@744d01e, maximum achievable matmul",
         Only::Parts(&[Architecture::Hopper]);
@@ -238,7 +235,14 @@ known! {
     ATTENTION_START: "shortest fused attention" = 8e-6, Microseconds, Published, "ai-dynamo/aiconfigurator tables";
     ATTENTION_BACKWARD: "products of fused attention, backward over forward" = 2.5, Times, Published,
         "Dao 2023, section 4.1: five products for two";
-    FLASH1: "rate of FlashAttention 1 over 2" = 0.6, Times, Published, "Dao 2023, figure 4";
+    FLASH1: "rate of FlashAttention 1 over 2" = 0.44, Times, Published,
+        "Dao 2023, figure 4d: 69, 76, 80 and 83 against 155, 173, 182 and 189 TFLOP/s from 2048 tokens on";
+    FLASH1_NARROW: "rate of FlashAttention 1 with heads of 64 over that with heads of 128" = 1.15, Times, Published,
+        "Dao 2023, figure 4c and d: 77, 87, 92 and 97 against 69, 76, 80 and 83 TFLOP/s from 2048 tokens on";
+    TRITON_FORWARD: "rate of FlashAttention in Triton over FlashAttention 2, forward" = 1.0 / 1.4, Times, Published,
+        "Dao 2023, section 4.1: FlashAttention 2 is 1.3 to 1.5 times as fast";
+    TRITON_BACKWARD: "rate of FlashAttention in Triton over FlashAttention 2, backward" = 0.5, Times, Published,
+        "Dao 2023, section 4.1: FlashAttention 2 is twice as fast";
     OLDER_ON_BLACKWELL: "rate of older attention kernels on Blackwell over its own" = 0.5, Times, Assumed,
         "without its instructions a kernel of the generation before reaches about half",
         Only::Parts(&[Architecture::Blackwell]);

@@ -28,8 +28,9 @@ const CLUSTERS: [&str; 9] = [
 ];
 const DTYPES: [DType; 4] = [DType::F32, DType::Bf16, DType::F16, DType::F8];
 const PASSES: [Pass; 3] = [Pass::Forward, Pass::BackwardInput, Pass::BackwardWeight];
-const KERNELS: [AttentionKernel; 3] = [
+const KERNELS: [AttentionKernel; 4] = [
     AttentionKernel::Flash1,
+    AttentionKernel::FlashTriton,
     AttentionKernel::Flash2TwoPass,
     AttentionKernel::CudnnOrFlash3,
 ];

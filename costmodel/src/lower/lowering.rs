@@ -85,6 +85,7 @@ impl<'a> Lowering<'a> {
             AttentionKernel::Unfused => false,
             AttentionKernel::CudnnOrFlash3 => !attends_in_32_bits(trace),
             AttentionKernel::Flash1
+            | AttentionKernel::FlashTriton
             | AttentionKernel::Flash2
             | AttentionKernel::Flash2TwoPass
             | AttentionKernel::CudnnElseTwoPass => true,

@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn attention_in_32_bits_runs_where_a_kernel_takes_it() {
-        use AttentionKernel::{Flash1, Flash2};
+        use AttentionKernel::{Flash2, FlashTriton};
         for (runtime, in_32_bits) in [
             ("megatron-core", vec![]),
             ("nemo", vec![]),
@@ -142,7 +142,7 @@ mod tests {
             ("hf-trainer", vec![Flash2; 2]),
             ("hf-deepspeed", vec![Flash2; 2]),
             ("torchtitan", vec![]),
-            ("fsdp1", vec![Flash1; 2]),
+            ("fsdp1", vec![FlashTriton; 2]),
         ] {
             let [wide, narrow] =
                 [DType::F32, DType::Bf16].map(|d| kernels("llama3-8b", runtime, d));

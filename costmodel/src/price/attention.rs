@@ -16,7 +16,7 @@ use dtensor::AttentionShape;
 use plans::UsedConstant;
 
 use super::borrowed::SlowerUnits;
-use super::clocks::{clock_factor, sustained, throttled};
+use super::clocks::{clock_factor, sustained};
 use super::measured::{self, OfGpus};
 use super::ratios::Ratios;
 use super::windows;
@@ -68,8 +68,8 @@ impl AttentionPrices {
             slower_units: SlowerUnits::of(device, part).map(|units| (units, part.peak.value)),
             single,
             sustained: match device.architecture {
-                // The only chart of Hopper at boost clocks is FlashAttention 2's.
-                Architecture::Hopper => throttled(known::FLASH2_SUSTAINED.factor(), device, part),
+                // The only chart of Hopper at boost clocks is FlashAttention 2's. At a third of the peak, power does not limit it.
+                Architecture::Hopper => 1.0,
                 _ => sustained(device, part, fitted),
             },
             ratios: Default::default(),
@@ -91,25 +91,16 @@ impl AttentionPrices {
             return (&charts.own_h200, 1.0);
         }
         let newest = kernel == NEWEST;
-        let older = if kernel == AttentionKernel::Flash1 {
-            known::FLASH1.factor()
-        } else {
-            1.0
-        };
         match self.architecture {
             Architecture::Hopper if newest => (&charts.cudnn_h200, 1.0),
             Architecture::Blackwell if newest => (&charts.cudnn_gb200, 1.0),
-            Architecture::Hopper => (&charts.flash2_h100, older),
-            Architecture::Blackwell => (
-                &charts.cudnn_gb200,
-                known::OLDER_ON_BLACKWELL.factor() * older,
-            ),
-            Architecture::Cdna3 => (&charts.flash2_h100, older),
+            Architecture::Hopper | Architecture::Cdna3 => (&charts.flash2_h100, 1.0),
+            Architecture::Blackwell => (&charts.cudnn_gb200, known::OLDER_ON_BLACKWELL.factor()),
             Architecture::Volta
             | Architecture::Ampere
             | Architecture::Ada
             | Architecture::BlackwellRtx
-            | Architecture::Cpu => (&charts.flash2_a100, older),
+            | Architecture::Cpu => (&charts.flash2_a100, 1.0),
         }
     }
 
@@ -140,6 +131,7 @@ impl AttentionPrices {
 
     fn charted(&self, s: &AttentionShape, kernel: AttentionKernel, backward: bool) -> Seconds {
         let (rates, factor) = self.rates(kernel);
+        let (older, narrow) = before_flash_2(kernel, backward).unwrap_or((1.0, rates.narrow));
         // Keys of a causal sequence in which a query sees as many, half of them on average.
         let keys = s.kv_len as f64 * windows::share(s);
         let half = if s.causal { 0.5 } else { 1.0 };
@@ -152,14 +144,14 @@ impl AttentionPrices {
         } else {
             &rates.forward_tflops
         };
-        let [narrow, wide] = HEADS.map(|dim| dim as f64);
+        let [first, full] = HEADS.map(|dim| dim as f64);
         let width = if s.qk_dim >= HEADS[1] {
             1.0
         } else {
-            let beyond = (s.qk_dim as f64 - narrow) / (wide - narrow);
-            rates.narrow + (1.0 - rates.narrow) * beyond.clamp(-1.0, 1.0)
+            let beyond = (s.qk_dim as f64 - first) / (full - first);
+            narrow + (1.0 - narrow) * beyond.clamp(-1.0, 1.0)
         };
-        let rate = at_length(table, keys) * factor * width;
+        let rate = at_length(table, keys) * factor * older * width;
         let sustained = if rates.boost { self.sustained } else { 1.0 };
         let time = match self.slower_units {
             Some((units, peak)) => {
@@ -201,6 +193,19 @@ impl AttentionPrices {
     }
 }
 
+/// The rate of a kernel that is older than FlashAttention 2, over that kernel's, and its rate with heads of 64 over that with heads of
+/// 128. `None` for other kernels.
+fn before_flash_2(kernel: AttentionKernel, backward: bool) -> Option<(f64, f64)> {
+    match (kernel, backward) {
+        (AttentionKernel::Flash1, _) => {
+            Some((known::FLASH1.factor(), known::FLASH1_NARROW.factor()))
+        }
+        (AttentionKernel::FlashTriton, false) => Some((known::TRITON_FORWARD.factor(), 1.0)),
+        (AttentionKernel::FlashTriton, true) => Some((known::TRITON_BACKWARD.factor(), 1.0)),
+        _ => None,
+    }
+}
+
 /// The rate at a key length, interpolated between the chart's lengths in their logarithm: beyond
 /// the longest it stays, below the shortest it falls with the length, to a tenth at least.
 fn at_length(table: &[f64; 7], length: f64) -> f64 {
@@ -211,4 +216,54 @@ fn at_length(table: &[f64; 7], length: f64) -> f64 {
     let cell = (position as usize).min(5);
     let f = (position - cell as f64).min(1.0);
     table[cell] + (table[cell + 1] - table[cell]) * f
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::price::TablePrices;
+
+    /// Dao 2023, figure 4: forward and backward of causal attention on A100, in TFLOP/s.
+    #[test]
+    fn older_kernels_reach_the_rates_of_their_chart() {
+        use AttentionKernel::{Flash1, Flash2};
+        let cluster = catalog::load::cluster("dgx-a100").expect("a preset");
+        let prices = TablePrices::new(&cluster, 8, &Fitted::default()).expect("prices");
+        // The chart is of short series of launches.
+        let boost = prices.attention.sustained;
+        for (kernel, head, tokens, charted) in [
+            (Flash2, 64, 4096, 156.0),
+            (Flash2, 128, 4096, 173.0),
+            (Flash1, 64, 2048, 77.0),
+            (Flash1, 64, 8192, 92.0),
+            (Flash1, 128, 2048, 69.0),
+            (Flash1, 128, 8192, 80.0),
+        ] {
+            let shape = measured::attention([16_384 / tokens * 2048 / head, tokens, tokens, head]);
+            let time = |backward| prices.attention(&shape, kernel, DType::Bf16, backward).0;
+            let flops = 3.5 * 2.0 * 16_384.0 * 2048.0 * tokens as f64;
+            let rate = flops / (time(false) + time(true)) / 1e12 * boost;
+            assert!(
+                (rate / charted - 1.0).abs() < 0.06,
+                "{kernel:?} {head} {tokens}: {rate}"
+            );
+        }
+    }
+
+    /// Dao 2023, section 4.1: FlashAttention 2 is 1.3 to 1.5 times as fast in forward, and twice as fast in backward.
+    #[test]
+    fn triton_is_slower_in_backward_than_in_forward() {
+        use AttentionKernel::{Flash2, FlashTriton};
+        let shape = measured::attention([64, 8192, 8192, 128]);
+        for cluster in ["dgx-a100", "dgx-h100"] {
+            let cluster = catalog::load::cluster(cluster).expect("a preset");
+            let prices = TablePrices::new(&cluster, 8, &Fitted::default()).expect("prices");
+            let slower = |backward| {
+                let of = |kernel| prices.attention(&shape, kernel, DType::Bf16, backward).0;
+                of(FlashTriton) / of(Flash2)
+            };
+            assert!((1.3..1.5).contains(&slower(false)), "{}", slower(false));
+            assert!((slower(true) - 2.0).abs() < 1e-9, "{}", slower(true));
+        }
+    }
 }

@@ -46,9 +46,10 @@ pub(crate) fn fields(job: &Job<'_>, reach: Reach, limits: &mut Limits) -> Vec<Fi
     }
     let backend = match job.runtime.attention {
         AttentionKernel::Unfused => "unfused",
-        AttentionKernel::Flash1 | AttentionKernel::Flash2 | AttentionKernel::Flash2TwoPass => {
-            "flash"
-        }
+        AttentionKernel::Flash1
+        | AttentionKernel::FlashTriton
+        | AttentionKernel::Flash2
+        | AttentionKernel::Flash2TwoPass => "flash",
         AttentionKernel::CudnnOrFlash3
         | AttentionKernel::CudnnElseTwoPass
         | AttentionKernel::Sdpa => "auto",
