@@ -7,6 +7,7 @@ use catalog::{Fitted, Fp8Recipe, Precision, Seconds};
 use costmodel::Scenario;
 use rayon::prelude::*;
 use serde::Serialize;
+use strum::VariantArray;
 
 use super::score::{self, Scored};
 use super::summary::is_complete;
@@ -61,7 +62,7 @@ pub(crate) fn ablations(
 /// The mechanisms that can be left out: every rewrite of the operator graph, the runtime's four overheads in time, the power limit,
 /// the slow-down of kernels beside messages, and recipes of 8-bit scaling other than delayed scaling.
 fn mechanisms() -> Vec<Mechanism> {
-    let rewrites = Rewrite::ALL.iter().map(|&rewrite| Mechanism {
+    let rewrites = Rewrite::VARIANTS.iter().map(|&rewrite| Mechanism {
         name: rewrite.name(),
         leave_out: Box::new(move |scenario| scenario.runtime.rewrites.remove(&rewrite)),
     });

@@ -326,9 +326,7 @@ impl StageClass {
             work.saved_for_weight += run.cost.memory.saved_for_weight * run.count;
         }
         let keeps_output = (scenario.runtime.rewrites).contains(&Rewrite::KeepStageOutput);
-        if (scenario.runtime.rewrites).contains(&Rewrite::WaitAfterPasses) {
-            drained::wait(&runs, &mut work);
-        }
+        drained::wait(scenario, strategy, &runs, &mut work);
         if strategy.pp > 1 && keeps_output {
             work.saved += runs.last().map_or(Bytes(0), |run| run.cost.output);
         }

@@ -75,6 +75,8 @@ pub struct TrafficPlan {
     pub accumulation_waits: bool,
     /// Whether kernels wait for every copy of gradients to host memory, which is on their stream.
     pub copies_hold_kernels: bool,
+    /// Whether the next pass waits until the gradients of this one are reduced.
+    pub reductions_hold_kernels: bool,
 }
 
 impl Default for TrafficPlan {
@@ -89,6 +91,7 @@ impl Default for TrafficPlan {
             ahead: Ahead::USUAL,
             accumulation_waits: false,
             copies_hold_kernels: false,
+            reductions_hold_kernels: false,
         }
     }
 }

@@ -169,6 +169,9 @@ impl StagePass {
             self.blocks()
                 .for_each(|row| self.reduction(row, micro_batch).issue(streams));
         }
+        if reduces && self.plan.reductions_hold_kernels {
+            streams.join(Stream::Data);
+        }
     }
 
     /// How the gradients of a row's block are reduced in this micro-batch.

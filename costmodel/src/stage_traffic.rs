@@ -213,6 +213,7 @@ pub(crate) fn plan(traffic: &Traffic<'_>, runs: &[Run], stage: &mut StageWork) {
         ahead: (scenario.runtime.ahead(strategy.prefetch)).unwrap_or(Ahead::USUAL),
         accumulation_waits: offloaded.is_some_and(Offloaded::accumulation_waits),
         copies_hold_kernels: on_same_stream && !strategy.overlap.grad_reduce,
+        reductions_hold_kernels: (scenario.runtime.rewrites).contains(&Rewrite::WaitForReductions),
         ..TrafficPlan::default()
     };
     match strategy.zero {

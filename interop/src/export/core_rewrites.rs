@@ -9,7 +9,9 @@ use super::core_precision;
 use super::job::Job;
 use super::refusal::Limits;
 use super::stance::Stance::{self, Always, Never, Nothing, Written};
-use super::stance::{experts, fp8, recomputes, rings, sends_whole, unmet, unpadded};
+use super::stance::{
+    experts, fp8, recomputes, reduces_every_time, rings, sends_whole, unmet, unpadded,
+};
 
 /// The fields that make Megatron-Core do what the prediction assumed; records the assumptions that it cannot meet.
 pub(crate) fn fields(job: &Job<'_>, reach: Reach, limits: &mut Limits) -> Vec<Field> {
@@ -133,6 +135,15 @@ fn stance(rewrite: Rewrite, job: &Job<'_>, reach: Reach) -> Stance {
             Always("the host waits for the numbers of tokens that experts get")
         }
         Rewrite::WaitAfterPasses => Never("it times passes only at timing-log-level 2"),
+        Rewrite::WaitAfterMicroBatches if job.decisions.pp == 1 => {
+            Never("the host reads nothing between micro-batches")
+        }
+        Rewrite::WaitAfterTransfers if job.decisions.pp > 1 => {
+            Always("batch_p2p_sync waits for the GPU after messages between stages")
+        }
+        Rewrite::WaitForReductions if reduces_every_time(job) => {
+            Never("gradients are reduced beside the next micro-batch")
+        }
         Rewrite::WeightActivations if experts(job) => Always("experts' activations are weighted"),
         Rewrite::WeighRowsInF32 if experts(job) => Never("experts' activations are weighted"),
         Rewrite::GateInF32 if experts(job) => Never("the router computes in its tokens' type"),

@@ -7,7 +7,9 @@ use catalog::runtime::Rewrite;
 use super::job::Job;
 use super::refusal::Limits;
 use super::stance::Stance::{self, Always, Never, Nothing, Yours};
-use super::stance::{can_free_embedding, rings, sends_whole, unmet, unpadded, yours};
+use super::stance::{
+    can_free_embedding, reduces_every_time, rings, sends_whole, unmet, unpadded, yours,
+};
 use plans::decisions::Recompute;
 
 /// How one of the systems that run a user's own script treats those rewrites that not all of them treat alike.
@@ -32,6 +34,10 @@ pub(crate) struct System {
     visited: Stance,
     /// Whether updated parameters are gathered within the optimizer step, before the next forward.
     updated: Stance,
+    /// Whether the host waits for the GPU before every micro-batch.
+    waits: Stance,
+    /// Whether a micro-batch begins only when the gradients of the one before are reduced.
+    reduces_first: Stance,
 }
 
 /// Records the assumptions that the system does not meet, and notes what the user's code must do.
@@ -69,6 +75,10 @@ fn stance(system: &System, rewrite: Rewrite, job: &Job<'_>) -> Stance {
         Rewrite::KeepStageOutput if d.pp > 1 => Never("outputs of stages are freed"),
         Rewrite::ScatterGatherTransfer if sends_whole(job) => Never("whole activations are sent"),
         Rewrite::GatherInStep if matches!(d.zero, Zero::Z1 | Zero::Z2) => system.updated,
+        Rewrite::WaitAfterMicroBatches if d.pp == 1 => system.waits,
+        Rewrite::WaitForReductions if reduces_every_time(job) => system.reduces_first,
+        Rewrite::WaitAfterPasses => Never("passes are not timed"),
+        Rewrite::WaitAfterTransfers if d.pp > 1 => Never("the host waits for no message"),
         Rewrite::WholeStageBuckets if d.pp > 1 => {
             Never("every pipeline stage gathers and reduces block by block")
         }
@@ -121,7 +131,6 @@ fn of_model(rewrite: Rewrite) -> bool {
             | Rewrite::LaunchExpertsApart
             | Rewrite::WeightActivations
             | Rewrite::ReadTokenCounts
-            | Rewrite::WaitAfterPasses
             | Rewrite::WeighRowsInF32
             | Rewrite::GateInF32
             | Rewrite::PortableExperts
@@ -159,6 +168,8 @@ pub(crate) const DEEPSPEED: System = System {
     released: Always("its step frees gradients"),
     visited: Always("ZeRO-3 gathers and frees parameters module by module"),
     updated: Always("updated parameters are gathered within the step, beside nothing"),
+    waits: Always("its timer of throughput waits for the GPU"),
+    reduces_first: Always("the next micro-batch waits for gradients that are being reduced"),
 };
 
 /// Rewrites of PyTorch's `fully_shard` under accelerate, which shards the embedding by itself since 1.14 (utils/fsdp_utils.py,
@@ -167,6 +178,7 @@ pub(crate) const ACCELERATE: System = System {
     checkpoints: Always("PyTorch's checkpoints stop early"),
     shards: Always("fully_shard copies into and out of its buffers"),
     embedding: Always("the embedding is freed after its forward pass"),
+    waits: Always("batches are copied to the GPU by calls that wait"),
     ..VESCALE
 };
 
@@ -189,4 +201,6 @@ pub(crate) const VESCALE: System = System {
     released: Yours,
     visited: Never("parameters are gathered for a whole block"),
     updated: Never("updated parameters are gathered beside forward passes"),
+    waits: Nothing,
+    reduces_first: Never("gradients are reduced beside the next micro-batch"),
 };

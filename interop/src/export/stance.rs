@@ -6,6 +6,7 @@ use catalog::{CpKind, Precision, Zero};
 use super::assumptions::{Assumption, Differs};
 use super::job::Job;
 use plans::decisions::Recompute;
+use strum::VariantArray;
 
 /// Whether a target performs a rewrite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +45,13 @@ pub(crate) fn can_free_embedding(job: &Job<'_>) -> bool {
     d.zero == Zero::Z3 && d.reshard_after_forward && !job.model.tied_embeddings
 }
 
+/// Whether gradients are reduced beside backward in every micro-batch, and another micro-batch follows.
+pub(crate) fn reduces_every_time(job: &Job<'_>) -> bool {
+    let d = job.decisions;
+    let shards = matches!(d.zero, Zero::Z2 | Zero::Z3) && d.dp() > 1;
+    shards && d.overlap.grad_reduce && d.num_micro_batches > 1
+}
+
 /// Whether attention passes keys and values around a ring.
 pub(crate) fn rings(job: &Job<'_>) -> bool {
     job.decisions.cp > 1 && job.decisions.cp_kind == CpKind::Ring
@@ -77,7 +85,9 @@ pub(crate) fn unmet(stance: impl Fn(Rewrite) -> Stance, job: &Job<'_>) -> Vec<As
         let why = why.to_owned();
         Some(Assumption { differs, why })
     };
-    (Rewrite::ALL.iter().copied()).filter_map(differs).collect()
+    (Rewrite::VARIANTS.iter().copied())
+        .filter_map(differs)
+        .collect()
 }
 
 /// A note on the rewrites that the prediction assumed and only the user's model code can perform;
@@ -95,6 +105,7 @@ pub(crate) fn yours(stance: impl Fn(Rewrite) -> Stance, job: &Job<'_>) -> Option
 #[cfg(test)]
 mod tests {
     use catalog::runtime::Rewrite;
+    use strum::VariantArray;
 
     #[test]
     fn every_target_names_every_rewrite() {
@@ -107,7 +118,10 @@ mod tests {
         for (at, text) in targets.iter().enumerate() {
             let (_, answers) = text.split_once("fn stance(").expect("the answers");
             let named: Vec<&str> = answers.split(|c: char| !c.is_alphanumeric()).collect();
-            for rewrite in Rewrite::ALL.iter().map(|rewrite| format!("{rewrite:?}")) {
+            for rewrite in Rewrite::VARIANTS
+                .iter()
+                .map(|rewrite| format!("{rewrite:?}"))
+            {
                 assert!(named.contains(&rewrite.as_str()), "{at}: {rewrite}");
             }
         }

@@ -5,7 +5,7 @@ use catalog::runtime::Rewrite;
 
 use crate::export::job::Job;
 use crate::export::stance::Stance::{self, Always, Never, Nothing};
-use crate::export::stance::{experts, sends_whole, unpadded};
+use crate::export::stance::{experts, reduces_every_time, sends_whole, unpadded};
 use plans::decisions::Recompute;
 
 /// What nanotron does with a rewrite.
@@ -44,11 +44,18 @@ pub(super) fn stance(rewrite: Rewrite, job: &Job<'_>) -> Stance {
         Rewrite::RopeByPairs => Never("rotary embedding multiplies all pairs at once"),
         Rewrite::NormInF32 => Never("norms keep their 16-bit inputs"),
         Rewrite::Autocast => Never("modules compute in the type of their parameters"),
+        Rewrite::WaitAfterTransfers if job.decisions.pp > 1 => {
+            Always("the host reads the shape of every message between stages")
+        }
+        Rewrite::WaitForReductions if reduces_every_time(job) => {
+            Never("gradients are reduced beside the next micro-batch")
+        }
         // Its models have no biases to fuse, its attention no scores; it does not train in 8 bits or choose operators. All ranks hold
         // all experts, so none tells another how many rows it sends. It times whole steps.
         Rewrite::FuseBiasGelu
         | Rewrite::ReadTokenCounts
         | Rewrite::WaitAfterPasses
+        | Rewrite::WaitAfterMicroBatches
         | Rewrite::GeluByOperators
         | Rewrite::FuseBiasDropoutAdd
         | Rewrite::FuseScaledMaskedSoftmax

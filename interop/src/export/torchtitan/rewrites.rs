@@ -7,7 +7,9 @@ use catalog::{Fp8Recipe, Zero};
 use super::edition::Edition;
 use crate::export::job::Job;
 use crate::export::stance::Stance::{self, Always, Never, Nothing, Written};
-use crate::export::stance::{can_free_embedding, experts, fp8, recomputes, sends_whole, unpadded};
+use crate::export::stance::{
+    can_free_embedding, experts, fp8, recomputes, reduces_every_time, sends_whole, unpadded,
+};
 use plans::decisions::Recompute;
 
 fn eager(job: &Job<'_>) -> bool {
@@ -100,12 +102,17 @@ fn of_0_3(rewrite: Rewrite, job: &Job<'_>) -> Stance {
         Rewrite::ReadTokenCounts if job.decisions.ep > 1 => {
             Always("the host waits for the numbers of tokens that experts get")
         }
+        Rewrite::WaitForReductions if reduces_every_time(job) => {
+            Never("gradients are reduced beside the next micro-batch")
+        }
         Rewrite::GeluByOperators => Never("an activation is one kernel"),
         // No kernel of its attention writes scores to memory, its loss is neither Transformer Engine's nor Megatron's, and it times
         // whole steps.
         Rewrite::FuseScaledMaskedSoftmax
         | Rewrite::UnscaledRope
         | Rewrite::WaitAfterPasses
+        | Rewrite::WaitAfterMicroBatches
+        | Rewrite::WaitAfterTransfers
         | Rewrite::WideLossGradient
         | Rewrite::CopyShiftedLogits => Nothing,
         _ => states(rewrite, job),
