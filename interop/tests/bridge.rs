@@ -190,6 +190,42 @@ fn what_a_bridge_recipe_overlaps_is_read_from_both_places() {
     }
 }
 
+/// Switches off what every recipe checks, and predictions do not count.
+const UNCHECKED: &str =
+    "cfg.rerun_state_machine.check_for_nan_in_loss = False\ncfg.ddp.check_for_nan_in_grad = False";
+
+#[test]
+fn checks_for_nan_that_a_bridge_recipe_leaves_on_are_noted() {
+    let loss = "rerun_state_machine.check_for_nan_in_loss = False";
+    let gradients = "ddp.check_for_nan_in_grad = False";
+    let fsdp = "cfg.ddp.use_megatron_fsdp = True";
+    for (lines, off, of_gradients) in [
+        (UNCHECKED, None, false),
+        ("", Some(format!("{loss} and {gradients}")), true),
+        (
+            "cfg.ddp.check_for_nan_in_grad = False",
+            Some(loss.to_owned()),
+            false,
+        ),
+        (
+            "check = False\ncfg.rerun_state_machine.check_for_nan_in_loss = check\ncfg.ddp.check_for_nan_in_grad = True",
+            Some(gradients.to_owned()),
+            true,
+        ),
+        (fsdp, Some(loss.to_owned()), false),
+    ] {
+        let read = recipe("_pretrain_common", lines).expect(lines);
+        let note = read.notes.iter().find(|note| note.contains("NaN"));
+        let found = note.and_then(|note| {
+            let assumed = note.strip_prefix("a.py: the plan assumes ")?;
+            Some(assumed.split_once(", which")?.0.to_owned())
+        });
+        assert_eq!(found, off, "{lines}");
+        let reads = note.is_some_and(|note| note.contains("all gradients"));
+        assert_eq!(reads, of_gradients, "{lines}");
+    }
+}
+
 #[test]
 fn what_no_plan_expresses_of_a_bridge_recipe_is_noted() {
     for (line, note) in [
@@ -245,7 +281,8 @@ fn what_no_plan_expresses_of_a_bridge_recipe_is_noted() {
             "comm_overlap.delay_wgrad_compute = True is planned as gradients of weights made right after those of inputs",
         ),
     ] {
-        let read = recipe("_pretrain_common", &format!("cfg.{line}")).expect(line);
+        let lines = format!("cfg.{line}\n{UNCHECKED}");
+        let read = recipe("_pretrain_common", &lines).expect(line);
         let expected: Vec<String> = [note]
             .iter()
             .filter(|note| !note.is_empty())

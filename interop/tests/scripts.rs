@@ -5,7 +5,7 @@ use interop::import::{Document, Given, ImportError, Imported, import, of_file};
 const LLAMA_70B: &str = "--num-layers 80 --hidden-size 8192 --ffn-hidden-size 28672 --num-attention-heads 64 --group-query-attention --num-query-groups 8 --rotary-base 500000";
 const LLAMA_8B: &str = "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention --num-query-groups 8 --rotary-base 1000000";
 const LLAMA_405B: &str = "--num-layers 126 --hidden-size 16384 --ffn-hidden-size 53248 --num-attention-heads 128 --group-query-attention --num-query-groups 8 --rotary-base 500000";
-const COMMON: &str = "--seq-length 8192 --max-position-embeddings 8192 --swiglu --normalization RMSNorm --disable-bias-linear --position-embedding-type rope --untie-embeddings-and-output-weights --hidden-dropout 0 --attention-dropout 0 --bf16 --micro-batch-size 1 --use-distributed-optimizer --sequence-parallel";
+const COMMON: &str = "--seq-length 8192 --max-position-embeddings 8192 --swiglu --normalization RMSNorm --disable-bias-linear --position-embedding-type rope --untie-embeddings-and-output-weights --hidden-dropout 0 --attention-dropout 0 --bf16 --micro-batch-size 1 --use-distributed-optimizer --sequence-parallel --no-check-for-nan-in-loss-and-grad";
 
 /// A script with these lines, then a command that starts 64 ranks with these options.
 fn script(lines: &str, sizes: &str, options: &str) -> String {
@@ -363,6 +363,30 @@ fn what_a_plan_cannot_express_is_noted() {
         let experts = format!("--num-experts 8 --vocab-size 1024 {options}");
         let (_, read, _) = read(&script("", LLAMA_70B, &experts)).expect("imports");
         assert_eq!(read.notes_under(&megatron), [note], "{options}");
+    }
+}
+
+/// Megatron-LM checks losses and gradients for NaN and Inf unless the script says otherwise.
+#[test]
+fn checks_for_nan_that_are_left_on_are_noted() {
+    const OFF: &str = " --no-check-for-nan-in-loss-and-grad";
+    let both = "the host waits for the loss of every micro-batch, and every step reads all gradients once more, about 11 ms for 8 \
+                billion parameters on an H100, and the host waits for every bucket of them";
+    let of_losses = "the host waits for the loss of every micro-batch";
+    for (precision, options, cost) in [
+        (" --bf16", OFF, None),
+        (" --bf16", "", Some(both)),
+        (" --bf16", " --use-megatron-fsdp", Some(of_losses)),
+        (" --fp16", "", None),
+        (" --fp16", " --loss-scale 1024", Some(both)),
+    ] {
+        let text = script("", LLAMA_70B, LLAMA3).replace(OFF, options);
+        let text = text.replace(" --bf16", precision);
+        let (_, read, _) = read(&text).unwrap_or_else(|error| panic!("{options}: {error}"));
+        let expected = cost.map(|cost| {
+            format!("run.sh: the plan assumes{OFF}, which the file does not set: training then checks for NaN and Inf, which takes longer: {cost}")
+        });
+        assert_eq!(read.notes, Vec::from_iter(expected), "{precision}{options}");
     }
 }
 

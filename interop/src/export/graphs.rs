@@ -36,12 +36,7 @@ pub(crate) fn flags(job: &Job<'_>, limits: &mut Limits) -> Vec<Flag> {
             },
             random,
         ],
-        CudaGraphs::Step => vec![
-            Flag::value(IMPL, STEP),
-            // The check reads the loss on the host.
-            Flag::switch("--no-check-for-nan-in-loss-and-grad"),
-            random,
-        ],
+        CudaGraphs::Step => vec![Flag::value(IMPL, STEP), random],
     }
 }
 

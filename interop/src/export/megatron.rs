@@ -39,6 +39,10 @@ pub(crate) const DISPATCHER: &str = "--moe-token-dispatcher-type";
 pub(crate) const FLEX_BACKEND: &str = "--moe-flex-dispatcher-backend";
 /// Runs messages to experts beside the passes of another micro-batch.
 pub(crate) const EXPERT_OVERLAP: &str = "--overlap-moe-expert-parallel-comm";
+/// Switches the checks of losses and gradients for NaN and Inf off.
+pub(crate) const NO_CHECKS: &str = "--no-check-for-nan-in-loss-and-grad";
+/// What it means that the checks are off, as a comment in the exported file. No prediction counts them.
+pub(crate) const UNCHECKED: &str = "No checks for NaN and Inf, as the prediction assumed: training does not stop at the first one; losses are still logged";
 /// Name of the file written.
 pub(crate) const FILE: &str = "megatron_args.sh";
 
@@ -199,6 +203,7 @@ pub(crate) fn decisions(job: &Job<'_>, limits: &mut Limits) -> Vec<(&'static str
         ("Activations in host memory", activations(*offload_layers)),
         ("Overlap", overlap(job, *overlapped, limits)),
         ("CUDA graphs", graphs::flags(job, limits)),
+        (UNCHECKED, vec![Flag::switch(NO_CHECKS)]),
     ]
 }
 

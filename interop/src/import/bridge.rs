@@ -11,6 +11,7 @@ use super::error::ImportError;
 use super::imported::{Given, Imported};
 use super::megatron;
 use super::megatron_notes::is_noted;
+use super::nan_checks;
 use crate::config::{Node, Value};
 use crate::export::Dialect;
 use crate::export::bridge::{GRADIENTS, MIXED_FP8, TORCH, recipe_is_wide};
@@ -142,8 +143,9 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     let mut notes = Vec::from_iter(packing(doc, base));
     let adapters = adapters(doc, base, &mut notes)?;
     let script = options(doc, base)?.script(doc);
-    let imported = megatron::import(&script, given)?;
+    let imported = megatron::of_options(&script, given)?;
     notes.extend(imported.notes);
+    notes.extend(nan_checks::of_recipe(doc)?);
     Ok(Imported {
         dialect: doc.dialect,
         adapters,

@@ -67,7 +67,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     let per_step = micro_batch.saturating_mul(data_parallel(doc, gpus, split)?);
     all.put("--global-batch-size", 0, per_step.saturating_mul(count));
     all.copy(doc, "cutoff_len", "--seq-length");
-    let mut imported = megatron::import(&all.script(doc), given)?;
+    let mut imported = megatron::of_options(&all.script(doc), given)?;
     imported.adapters = adapted(doc, given.model)?;
     Ok(imported)
 }

@@ -13,6 +13,7 @@ use super::imported::{Given, Imported};
 use super::kernels;
 use super::megatron_notes::{planned_otherwise, unknown};
 use super::megatron_stages::{grouped, stages};
+use super::nan_checks;
 use super::sizes::{data_parallel, micro_batches, said_devices};
 use crate::config::Node;
 use crate::export::core_precision::{RECIPE, RECIPES};
@@ -23,6 +24,13 @@ use crate::export::megatron::{
 use plans::decisions::{Decisions, Recompute};
 
 pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
+    let mut imported = of_options(doc, given)?;
+    imported.notes.extend(nan_checks::of_script(doc)?);
+    Ok(imported)
+}
+
+/// What options say, whichever system's file they were made of.
+pub(super) fn of_options(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
     let mut notes = Vec::from_iter(unknown(doc)?);
     let size = |key: &str| doc.degree(key);
     let tp = size("--tensor-model-parallel-size")?;

@@ -21,6 +21,7 @@ mod megatron_model;
 mod megatron_notes;
 mod megatron_stages;
 mod model;
+mod nan_checks;
 mod nanotron;
 mod optimizer;
 mod readings;

@@ -31,6 +31,11 @@ pub(crate) const TORCH: [(&str, &str); 3] = [
 const MIXED_PRECISION: &str = "mixed_precision";
 /// The field of such a recipe that says whether gradients are held and reduced in 32 bits.
 pub(crate) const GRADIENTS: &str = "mixed_precision.grad_reduce_in_fp32";
+/// The fields that switch the checks of losses and of gradients for NaN and Inf.
+pub(crate) const CHECKS: [&str; 2] = [
+    "rerun_state_machine.check_for_nan_in_loss",
+    "ddp.check_for_nan_in_grad",
+];
 
 pub(crate) fn program(job: &Job<'_>) -> Program {
     let recipe = ": \"${RECIPE:?set RECIPE to the recipe of your model, as module:function}\"";
@@ -218,6 +223,9 @@ fn text(
          before = {name: set(vars(part)) for name, part in parts.items()}\n",
     );
     for (path, value) in settings {
+        if path == CHECKS[0] {
+            text.push_str(&format!("    # {}.\n", megatron::UNCHECKED));
+        }
         let value = write::python(&Node::made(value));
         text.push_str(&format!("    cfg.{path} = {value}\n"));
     }
@@ -347,7 +355,6 @@ fn setting(flag: &Flag, job: &Job<'_>) -> Vec<(String, Value)> {
         [one] => number(one).unwrap_or_else(|| Value::Str(one.clone())),
         many => many.to_vec().into(),
     };
-    let off = |path: &str| (path.to_owned(), false.into());
     let path = match field.as_str() {
         "num_layers_per_virtual_pipeline_stage" => {
             let path = "model.virtual_pipeline_model_parallel_size".to_owned();
@@ -368,10 +375,7 @@ fn setting(flag: &Flag, job: &Job<'_>) -> Vec<(String, Value)> {
         }
         "te_rng_tracker" => "model.use_te_rng_tracker".to_owned(),
         "no_check_for_nan_in_loss_and_grad" => {
-            return vec![
-                off("rerun_state_machine.check_for_nan_in_loss"),
-                off("ddp.check_for_nan_in_grad"),
-            ];
+            return CHECKS.map(|path| (path.to_owned(), false.into())).to_vec();
         }
         "megatron_fsdp_main_grads_dtype" => return vec![(format!("ddp.{field}"), torch(flag))],
         "exp_avg_dtype" | "exp_avg_sq_dtype" | "main_grads_dtype" => {
