@@ -16,20 +16,25 @@
 //! - Ring attention: every step attends to one block of keys and values while the next one arrives (Transformer
 //!   Engine's `AttnFuncWithCPAndKVP2P`, PyTorch's `_templated_ring_attention`).
 //! - Messages to experts and back, if they are told to overlap with the layers of another micro-batch: in the steady state, where
-//!   forwards and backwards alternate, the messages of the other micro-batch take as long as the pass's own.
+//!   forwards and backwards alternate, the messages of the other micro-batch take as long as the pass's own. Megatron-Core calls a
+//!   dispatcher's dispatch and combine on a stream of their own (NVIDIA/Megatron-LM@d0b3b77, `model_chunk_schedule_plan.py`,
+//!   `_build_callable_nodes`). HybridEP orders rows inside these calls (`fused_a2a.py`, `dispatch_with_permute`,
+//!   `combine_with_unpermute`), so its ordering kernels run beside the other micro-batch too. Those of other dispatchers belong to
+//!   the experts and run on the compute stream (`token_dispatcher.py`, `get_permuted_hidden_states_by_experts`).
 
 mod regathers;
 
 use std::ops::Range;
 
 use catalog::runtime::Rewrite;
-use catalog::{Axis, Fp8Recipe};
+use catalog::{Axis, Dispatcher, Fp8Recipe};
 use dtensor::{Collective, CollectiveKind, Pass, TensorId, Trace};
 
 use crate::block_cost::BlockKey;
 use crate::launches::{Launch, Queue};
 use crate::lower::rearranged::{self, Around};
 use crate::lower::{Kernel, KernelKind, Lowered, Lowering};
+use crate::price::MemoryKind;
 use crate::streams::Stream;
 
 /// Number of parts into which Transformer Engine splits a product whose result is reduced ("pipeline" overlap).
@@ -155,17 +160,28 @@ impl<'a> Order<'a> {
             } else if let Some(sum) = beside.sums.iter().find(|sum| sum.product == kernel) {
                 let last = Self::sum(*sum, &mut queue);
                 sent.extend(last.map(|launch| (sum.message, launch)));
+            } else if self.runs_beside_others(kernel) {
+                queue.beside_others(kernel, Axis::Ep);
             } else if let Some(collective) = self.message(kernel) {
-                if collective.axis == Axis::Ep && self.key.execution.beside_others {
-                    queue.beside_others(kernel, collective.axis);
-                } else {
-                    queue.exchange(kernel, collective.axis);
-                }
+                queue.exchange(kernel, collective.axis);
             } else {
                 queue.compute(kernel, 1);
             }
         }
         queue.launches()
+    }
+
+    /// Whether a kernel or message runs while the compute stream works on layers of another micro-batch. Bounds have no dispatcher:
+    /// they hold for HybridEP too.
+    fn runs_beside_others(&self, kernel: usize) -> bool {
+        let execution = self.key.execution;
+        let orders_inside = matches!(execution.dispatcher, None | Some(Dispatcher::HybridEp));
+        execution.beside_others
+            && match self.kernel(kernel).kind {
+                KernelKind::Comm(collective) => collective.axis == Axis::Ep,
+                KernelKind::Memory { kind, .. } => orders_inside && kind == MemoryKind::Permute,
+                _ => false,
+            }
     }
 
     /// Whether gathers are split so that they run beside the products that read them. PyTorch's asynchronous tensor parallelism

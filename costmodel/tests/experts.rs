@@ -295,6 +295,32 @@ fn overlap_with_another_micro_batch_never_slows_a_block() {
     }
 }
 
+/// HybridEP orders rows inside its dispatch and combine, which run beside the other micro-batch; DeepEP leaves that to the experts.
+#[test]
+fn rows_are_ordered_beside_another_micro_batch_where_the_dispatcher_orders_them() {
+    let s = scenario("dgx-h100", 64, "megatron-core");
+    let of = |dispatcher: &str, overlap: &str| {
+        let text = format!("dp64 ep8 mbs4 dispatcher={dispatcher} overlap=grad+param{overlap}");
+        let cost = layer(&s, &text);
+        [cost.forward, cost.backward.whole]
+    };
+    for (dispatcher, moves) in [("deepep", false), ("hybridep", true), ("all_to_all", false)] {
+        for (alone, beside) in of(dispatcher, "").into_iter().zip(of(dispatcher, "+ep")) {
+            assert_eq!(beside.compute < alone.compute, moves, "{dispatcher}");
+            assert_eq!(beside.host, alone.host, "{dispatcher}");
+            assert!(beside.device() < alone.device(), "{dispatcher}");
+        }
+    }
+    // Tokens are ordered once in each direction, so both passes move about the same.
+    let [forward, backward] = of("hybridep", "");
+    let [beside, behind] = of("hybridep", "+ep");
+    let moved = [
+        forward.compute - beside.compute,
+        backward.compute - behind.compute,
+    ];
+    assert!((moved[0].0 / moved[1].0 - 1.0).abs() < 0.3, "{moved:?}");
+}
+
 /// Without a pipeline the first forward pass and the last backward pass overlap with no other.
 #[test]
 fn passes_at_the_ends_of_a_step_run_alone() {
