@@ -58,9 +58,15 @@ fn pytorch(run: &Run) -> Option<(u32, u32)> {
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
+/// What a run recomputes, in the words of its row; of its recipe, if the row has none.
+pub(super) fn recompute(run: &Run) -> Option<&str> {
+    run.text("recompute", run.recompute.as_deref())
+        .or_else(|| Recipe::of(run)?.recompute.as_deref())
+}
+
 /// The modules that a run recomputes, if it lists them as `selective:layernorm,moe_act`.
 fn modules(run: &Run) -> Result<Option<Selection>, String> {
-    let label = run.recompute.as_deref().unwrap_or("");
+    let label = recompute(run).unwrap_or("");
     let Some(list) = label.strip_prefix("selective:") else {
         return Ok(None);
     };

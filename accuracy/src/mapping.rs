@@ -177,10 +177,32 @@ fn decisions(
         recompute: recompute(run, layers / (pp * vpp).max(1), habit)?,
         schedule: ScheduleKind::one_f_one_b(vpp),
         axis_order: runtime.space.axis_orders[0],
-        stages: StagePartition::even(layers, pp * vpp),
+        stages: stages(run, layers, pp * vpp)?,
         offload_layers: run.size_flag("cpu_offloading_num_layers").unwrap_or(0),
         ..Decisions::on_one_gpu(layers, overlap(run, runtime.overlap))
     })
+}
+
+/// Layers of each stage: those of the pipeline layout that the run states in Megatron-LM's letters; else even, but for the ends that
+/// its recipe makes shorter.
+fn stages(run: &Run, layers: u64, count: u64) -> Result<StagePartition, String> {
+    if let Some(layout) = run.text_flag("pp_layout") {
+        let stages = interop::import::parse_layout(layout).map(StagePartition);
+        return stages.ok_or_else(|| {
+            format!("pp_layout `{layout}`: expected a layout such as Et*9|t*10|t*11L")
+        });
+    }
+    match Recipe::of(run).and_then(|recipe| recipe.fewer_layers) {
+        Some([first, last]) if count > 1 => {
+            let stages = StagePartition::lighter_ends(layers, count, first, last);
+            stages.ok_or_else(|| {
+                format!(
+                    "{layers} layers do not divide into {count} stages of which the first has {first} and the last {last} fewer"
+                )
+            })
+        }
+        _ => Ok(StagePartition::even(layers, count)),
+    }
 }
 
 /// Sizes of data parallelism: `(ranks that share states, replicas of such groups)`.
@@ -370,9 +392,7 @@ fn every(label: &str) -> Option<u64> {
 }
 
 fn recompute(run: &Run, per_stage: u64, habit: Option<&str>) -> Result<Recompute, String> {
-    let label = run
-        .text("recompute", run.recompute.as_deref())
-        .or_else(|| Recipe::of(run)?.recompute.as_deref())
+    let label = framework::recompute(run)
         .or(habit)
         .ok_or("recompute is not stated")?;
     let label = label.to_lowercase();
@@ -428,6 +448,75 @@ mod tests {
                 virtual_stages(&tuned(layers, stated), pp),
                 vpp,
                 "{layers} {pp}"
+            );
+        }
+    }
+
+    #[test]
+    fn deepseek_v3_is_divided_and_predicts_tokens_as_its_recipe_says() {
+        let runs = catalog::runs::embedded().expect("embedded runs are well-formed");
+        for (id, divided, mtp_layers) in [
+            ("mb_2602_deepseekv3_b200_mxfp8_n256_gbs4096", "15x4/1", 1),
+            ("mb_2602_deepseekv3_gb200_mxfp8_n256_gbs4096", "15x4/1", 1),
+            ("mb_260401_deepseekv3_b200_mxfp8_n256_gbs4096", "15x4/1", 1),
+            ("mb_260601_deepseekv3_gb200_mxfp8_n256_gbs4096", "15x4/1", 1),
+            (
+                "mb_2511_deepseekv3-w-mtp_b200_fp8-mx_n256_gbs2048",
+                "15x4/1",
+                1,
+            ),
+            (
+                "mb_2511_deepseekv3-w-o-mtp_gb200_bf16_n256_gbs4096",
+                "15x4/1",
+                0,
+            ),
+        ] {
+            let run = runs.iter().find(|run| run.id == id).expect(id);
+            let mapped = map(run).expect(id);
+            let stages = mapped.strategy.stages.runs();
+            assert_eq!(
+                (stages.as_str(), mapped.scenario.model.mtp_layers),
+                (divided, mtp_layers),
+                "{id}"
+            );
+        }
+    }
+
+    #[test]
+    fn layers_are_divided_as_the_run_says_else_as_its_recipe_does() {
+        let source = "NVIDIA-NeMo/Megatron-Bridge@1 (config DEEPSEEK_V3_PRETRAIN_CONFIG_H100_V1)";
+        for (source, layout, count, divided) in [
+            ("elsewhere@1", None, 4, Ok("15/16/2x15")),
+            ("elsewhere@1", Some("Et*20|t*41mL"), 2, Ok("20/41")),
+            (
+                "elsewhere@1",
+                Some("Et*4|x"),
+                2,
+                Err("pp_layout `Et*4|x`: expected a layout such as Et*9|t*10|t*11L"),
+            ),
+            (source, None, 1, Ok("61")),
+            (source, None, 4, Ok("3x16/13")),
+            (source, None, 8, Ok("7x8/5")),
+            (
+                source,
+                None,
+                7,
+                Err(
+                    "61 layers do not divide into 7 stages of which the first has 0 and the last 3 fewer",
+                ),
+            ),
+        ] {
+            let mut run = Run {
+                source: source.to_owned(),
+                ..Run::default()
+            };
+            let flags = run.flags.get_or_insert_default();
+            flags.extend(layout.map(|layout| ("pp_layout".to_owned(), layout.into())));
+            let found = stages(&run, 61, count).map(|stages| stages.runs());
+            assert_eq!(
+                found,
+                divided.map(str::to_owned).map_err(str::to_owned),
+                "{source} {count}"
             );
         }
     }

@@ -67,8 +67,8 @@ pub(super) fn build(run: &Run, tp: u64, seq_len: u64, dropout: bool) -> Result<M
     Model::new(config, &run.id).map_err(|e| e.to_string())
 }
 
-/// A published model as a run trains it: with the run's padded vocabulary and sequence length, without layers that predict later
-/// tokens, and without dropout unless its system trains with it.
+/// A published model as a run trains it: with the run's padded vocabulary and sequence length, without modules for multi-token
+/// prediction unless the run or its recipe has them, and without dropout unless its system trains with it.
 fn published(
     run: &Run,
     official: &ModelConfig,
@@ -90,8 +90,8 @@ fn published(
     Model::new(config, &run.id).map_err(|e| e.to_string())
 }
 
-/// Applies what a run or its recipes state about the model: dropout, positions, biases and tied
-/// embeddings. Everything else is unchanged.
+/// Applies what a run or its recipes state about the model: dropout, positions, biases, tied
+/// embeddings and modules for multi-token prediction. Everything else is unchanged.
 fn apply_statements(run: &Run, config: &mut ModelConfig) {
     if let Some(dropout) = run.flag("dropout").and_then(Value::as_f64) {
         config.hidden_dropout = dropout;
@@ -113,6 +113,7 @@ fn apply_statements(run: &Run, config: &mut ModelConfig) {
     config.tied_embeddings = run
         .switch("tied_embeddings")
         .unwrap_or(config.tied_embeddings);
+    config.mtp_layers = run.size_flag("mtp_layers").unwrap_or(config.mtp_layers);
 }
 
 /// The preset of a run's model, if the run says that its sizes are those of a published model (`arch_source: official`) and a

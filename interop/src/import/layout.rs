@@ -1,7 +1,9 @@
 //! Parser of Megatron-LM's pipeline layouts, such as `Et*9|t*10|t*11L`.
 
-/// Decoder layers of each stage of a layout: `|` separates stages, `*n` repeats a letter or a group.
-pub(crate) fn parse_layout(text: &str) -> Option<Vec<u64>> {
+/// Decoder layers of each stage of a layout: `|` separates stages, `*n` repeats a letter or a group. `None` if the text has another
+/// form.
+#[must_use]
+pub fn parse_layout(text: &str) -> Option<Vec<u64>> {
     let flat = flat(text)?;
     let layers = |stage: &str| {
         let known = stage.chars().all(|c| "EtmL".contains(c));

@@ -41,7 +41,7 @@ pub use self::error::ImportError;
 pub use self::imported::{Given, Imported};
 pub use self::kernels::SaidKernel;
 pub use self::launch::{Launch, Open};
-pub(crate) use self::layout::parse_layout;
+pub use self::layout::parse_layout;
 pub use self::model::{OfFile, of_file};
 pub use self::readings::Way;
 
