@@ -329,6 +329,48 @@ mod tests {
     }
 
     #[test]
+    fn graphs_and_recomputation_are_those_of_the_run_or_its_recipe() {
+        let runs = catalog::runs::embedded().expect("embedded runs are well-formed");
+        for (id, graphs, modules) in [
+            (
+                "dgxc_v250505_nemotron4-340b_fp8_gb200_n128",
+                CudaGraphs::Layers,
+                None,
+            ),
+            (
+                "dgxc_v250505_nemotron4-340b_fp8_h100_n256",
+                CudaGraphs::None,
+                None,
+            ),
+            (
+                "dgxc_v250505_deepseek-v3_bf16_h100_n512",
+                CudaGraphs::None,
+                Some(RecomputeModule::LatentProjections),
+            ),
+            (
+                "dgxc_v250505_deepseek-v3_bf16_gb200_n512",
+                CudaGraphs::None,
+                Some(RecomputeModule::CoreAttention),
+            ),
+            (
+                "mb_2602_deepseekv3_gb200_mxfp8_n256_gbs4096",
+                CudaGraphs::Layers,
+                Some(RecomputeModule::LatentProjections),
+            ),
+        ] {
+            let run = runs.iter().find(|run| run.id == id).expect(id);
+            let (runtime, _) = runtime(run).expect(id);
+            assert_eq!(runtime.graphs, graphs, "{id}");
+            let of_run = super::modules(run).expect(id);
+            assert_eq!(
+                of_run,
+                modules.map(|module| Selection::from_iter([module])),
+                "{id}"
+            );
+        }
+    }
+
+    #[test]
     fn torchtitan_before_0_2_is_predicted_as_it_was() {
         let runs = catalog::runs::embedded().expect("embedded runs are well-formed");
         let of_torchtitan = |run: &&Run| run.source.starts_with("pytorch/torchtitan");

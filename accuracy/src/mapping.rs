@@ -470,6 +470,9 @@ mod tests {
                 "15x4/1",
                 0,
             ),
+            ("dgxc_v250505_deepseek-v3_bf16_h100_n512", "7/6x8/6", 1),
+            ("dgxc_v250505_deepseek-v3_bf16_h100_n1024", "3/14x4/2", 1),
+            ("dgxc_v250505_deepseek-v3_bf16_gb200_n512", "15/2x16/14", 1),
         ] {
             let run = runs.iter().find(|run| run.id == id).expect(id);
             let mapped = map(run).expect(id);
