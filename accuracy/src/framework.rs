@@ -179,6 +179,10 @@ fn apply_statements(run: &Run, runtime: &mut Runtime) {
         // Transformer Engine without cuDNN's attention (`NVTE_FUSED_ATTN=0`). Assumed: without FlashAttention 3 too.
         runtime.attention = AttentionKernel::Flash2;
     }
+    if run.is_on("fp8_dot_product_attention") && runtime.attention == AttentionKernel::CudnnOrFlash3
+    {
+        runtime.attention = AttentionKernel::CudnnFp8;
+    }
     if run.is_on("compile") {
         runtime.rewrites.insert(Rewrite::FusePointwise);
     }
@@ -321,6 +325,14 @@ mod tests {
                 AttentionKernel::CudnnOrFlash3,
             ),
             ("h3_enoki_h28_tp1_gb4", AttentionKernel::Flash2),
+            (
+                "mb_2606_qwen3-30b-a3b_gb200_mxfp8_n8_gbs512",
+                AttentionKernel::CudnnFp8,
+            ),
+            (
+                "mb_2604_gpt-oss-120b_gb200_bf16_n64_gbs1280",
+                AttentionKernel::CudnnOrFlash3,
+            ),
         ] {
             let run = runs.iter().find(|run| run.id == id);
             let (runtime, _) = runtime(run.expect(id)).expect(id);

@@ -7,7 +7,7 @@ use serde::Deserialize;
 /// Number of keys, in tokens, at the first point of every chart; each further point has twice as many.
 pub const FIRST_LENGTH: u64 = 512;
 
-/// Rates that one attention kernel achieves on one GPU, for causal attention in 16 bits with head dimension 128.
+/// Rates that one attention kernel achieves on one GPU, for causal attention with head dimension 128, in 16 bits unless its field says otherwise.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AttentionChart {
@@ -40,6 +40,8 @@ pub struct AttentionCharts {
     pub cudnn_h200: AttentionChart,
     /// cuDNN 9 on GB200.
     pub cudnn_gb200: AttentionChart,
+    /// cuDNN 9 on GB200, in 8 bits (MXFP8); shares of the 16-bit peak.
+    pub cudnn_gb200_mxfp8: AttentionChart,
     /// Our own executor's kernels on H200. Their backward computes the scores twice.
     pub own_h200: AttentionChart,
 }
@@ -47,12 +49,13 @@ pub struct AttentionCharts {
 impl AttentionCharts {
     /// The charts in the order of their fields.
     #[must_use]
-    pub fn all(&self) -> [&AttentionChart; 5] {
+    pub fn all(&self) -> [&AttentionChart; 6] {
         [
             &self.flash2_a100,
             &self.flash2_h100,
             &self.cudnn_h200,
             &self.cudnn_gb200,
+            &self.cudnn_gb200_mxfp8,
             &self.own_h200,
         ]
     }

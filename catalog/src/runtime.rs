@@ -490,6 +490,8 @@ pub enum AttentionKernel {
     Flash2TwoPass,
     /// FlashAttention 3 on Hopper, cuDNN SDPA on Hopper and Blackwell; FlashAttention 2 elsewhere.
     CudnnOrFlash3,
+    /// The same, but in 8-bit jobs cuDNN's kernels for 8 bits (Transformer Engine's `fp8_dpa`). Only Blackwell's are priced apart.
+    CudnnFp8,
     /// Our own executor's kernels on GPUs: `cudnn_or_flash3` where cuDNN supports it (bf16, causal
     /// over whole sequences, no dropout, caps, sinks or ALiBi slopes); otherwise `flash2_two_pass`.
     CudnnElseTwoPass,

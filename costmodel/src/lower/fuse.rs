@@ -16,6 +16,7 @@ use super::expert_operators::{self, Apart};
 use super::kernel::{Chain, FusedAttention, Kernel, KernelKind, Lowered, traffic};
 use super::lowering::{Lowering, has_loss};
 use super::masked;
+use super::narrow_attention;
 use super::norm_copies;
 use super::rearranged;
 use super::softmax;
@@ -37,7 +38,8 @@ pub(super) fn kernels(lowering: &Lowering<'_>, trace: &Trace, ops: &[AnyOp<'_>])
             let kernel = attention(lowering, trace, run);
             let beside = context::beside_attention(lowering, trace, &kernel);
             let of_mask = masked::beside_attention(lowering, trace, &run[0], &kernel);
-            kernels.extend([Some(kernel), beside, of_mask].into_iter().flatten());
+            let casts = narrow_attention::casts(&kernel);
+            kernels.extend([casts, Some(kernel), beside, of_mask].into_iter().flatten());
         } else if run.len() > 1 || run[0].cost().is_pointwise() {
             let kernel = pointwise(lowering, trace, run, &readers);
             let with_cast = |kernel| norm_copies::with_cast(lowering, trace, &run[0], kernel);
@@ -264,11 +266,11 @@ fn attention(lowering: &Lowering<'_>, trace: &Trace, run: &[AnyOp<'_>]) -> Kerne
         tensors.sort_unstable();
         tensors.dedup();
     }
-    let kind = KernelKind::Attention(FusedAttention {
+    let kind = KernelKind::Attention(narrow_attention::computed(FusedAttention {
         shape: masked::computed(lowering, shape),
         kernel: lowering.attention_kernel(trace, of),
         backward,
-    });
+    }));
     Kernel {
         reads,
         writes,

@@ -83,7 +83,9 @@ impl<'a> Lowering<'a> {
     pub fn fuses_attention(&self, trace: &Trace) -> bool {
         match self.runtime.attention {
             AttentionKernel::Unfused => false,
-            AttentionKernel::CudnnOrFlash3 => !attends_in_32_bits(trace),
+            AttentionKernel::CudnnOrFlash3 | AttentionKernel::CudnnFp8 => {
+                !attends_in_32_bits(trace)
+            }
             AttentionKernel::Flash1
             | AttentionKernel::FlashTriton
             | AttentionKernel::Flash2
@@ -112,6 +114,7 @@ impl<'a> Lowering<'a> {
                 true => AttentionKernel::Flash2,
                 false => AttentionKernel::CudnnOrFlash3,
             },
+            AttentionKernel::CudnnFp8 if !trace.eight_bits => AttentionKernel::CudnnOrFlash3,
             kernel => kernel,
         }
     }

@@ -22,6 +22,7 @@ mod lowering;
 mod masked;
 mod memory;
 mod modules;
+mod narrow_attention;
 mod norm_copies;
 pub(crate) mod rearranged;
 mod recomputed;

@@ -90,9 +90,12 @@ impl AttentionPrices {
         if kernel == AttentionKernel::Flash2TwoPass {
             return (&charts.own_h200, 1.0);
         }
-        let newest = kernel == NEWEST;
+        let newest = matches!(kernel, NEWEST | AttentionKernel::CudnnFp8);
         match self.architecture {
             Architecture::Hopper if newest => (&charts.cudnn_h200, 1.0),
+            Architecture::Blackwell if kernel == AttentionKernel::CudnnFp8 => {
+                (&charts.cudnn_gb200_mxfp8, 1.0)
+            }
             Architecture::Blackwell if newest => (&charts.cudnn_gb200, 1.0),
             Architecture::Hopper | Architecture::Cdna3 => (&charts.flash2_h100, 1.0),
             Architecture::Blackwell => (&charts.cudnn_gb200, known::OLDER_ON_BLACKWELL.factor()),

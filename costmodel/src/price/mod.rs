@@ -373,6 +373,38 @@ mod tests {
         }
     }
 
+    /// The same benchmark in 8 bits on GB200 (@3929da2, MXFP8), and that of Llama 3.1. The backward pass computes all keys.
+    #[test]
+    fn attention_of_8_bits_takes_about_what_cudnn_measures() {
+        let cluster = catalog::load::cluster("gb200-nvl72").expect("a preset");
+        let prices = TablePrices::new(&cluster, 64, &Fitted::default()).expect("prices");
+        let window = Some(catalog::Window::Sliding(128));
+        for (heads, dim, tokens, window, backward, measured) in [
+            (128, 64, 4096, window, false, 0.210),
+            (128, 64, 16384, window, false, 0.826),
+            (128, 64, 4096, None, true, 2.080),
+            (128, 64, 16384, None, true, 27.94),
+            (64, 128, 4096, None, false, 0.326),
+            (64, 128, 16384, None, true, 15.32),
+        ] {
+            let shape = AttentionShape {
+                batch: 2,
+                heads,
+                kv_heads: heads,
+                q_len: tokens,
+                kv_len: tokens,
+                qk_dim: dim,
+                v_dim: dim,
+                causal: true,
+                window,
+            };
+            let kernel = AttentionKernel::CudnnFp8;
+            let time = prices.attention(&shape, kernel, DType::Bf16, backward);
+            let ratio = time.0 * 1e3 / measured;
+            assert!((0.65..1.5).contains(&ratio), "{shape:?}: {ratio}");
+        }
+    }
+
     #[test]
     fn power_slows_products_on_hopper_but_no_attention() {
         let cluster = catalog::load::cluster("dgx-h100").expect("a preset");

@@ -53,10 +53,14 @@ pub(crate) fn fields(job: &Job<'_>, reach: Reach, limits: &mut Limits) -> Vec<Fi
         | AttentionKernel::Flash2
         | AttentionKernel::Flash2TwoPass => "flash",
         AttentionKernel::CudnnOrFlash3
+        | AttentionKernel::CudnnFp8
         | AttentionKernel::CudnnElseTwoPass
         | AttentionKernel::Sdpa => "auto",
     };
     fields.push(("attention_backend", backend.into()));
+    if job.runtime.attention == AttentionKernel::CudnnFp8 && reach == Reach::Provider {
+        fields.push(("fp8_dot_product_attention", true.into()));
+    }
     fields
 }
 
