@@ -1,12 +1,12 @@
-//! Whether exported jobs with 8-bit matrix products store their weights in 8 or 16 bits.
+//! Whether exported jobs with 8-bit matrix products store their weights in 8 or 16 bits, and attend in 8 or 16.
 
 use catalog::Precision;
-use catalog::runtime::Rewrite;
+use catalog::runtime::{AttentionKernel, Rewrite};
 use interop::check::check;
-use interop::export::{Dialect, Differs};
+use interop::export::{Dialect, Differs, Job, export};
 use interop::import::{Given, import};
 
-use super::{exported_for, parse, read, scene};
+use super::{GIVEN, exported_for, parse, read, scene, sharding};
 
 const GATHER: &str = "--fp8-param-gather";
 const REUSE: &str = "--reuse-grad-buf-for-mxfp8-param-ag";
@@ -89,6 +89,38 @@ fn weights_are_held_as_the_prediction_counts_them() {
             let imported = import(&document, &given).expect("a strategy");
             assert_eq!(imported.runtime(&document), read_as, "{runtime} {text}");
         }
+    }
+}
+
+/// Megatron Bridge attends in 8 bits if the prediction does.
+#[test]
+fn attention_in_eight_bits_is_switched_on() {
+    let (model, workload) = scene("llama3-8b", 16, Precision::Fp8);
+    let strategy = parse("tp=2,zero=1", &model, &workload).expect("legal");
+    let cluster = catalog::load::cluster("dgx-h100").expect("preset");
+    let mut runtime = catalog::load::runtime("nemo").expect("preset");
+    for (attention, on) in [
+        (AttentionKernel::CudnnFp8, true),
+        (AttentionKernel::CudnnOrFlash3, false),
+    ] {
+        runtime.attention = attention;
+        let job = Job {
+            model: &model,
+            decisions: strategy.decisions(),
+            workload: &workload,
+            runtime: &runtime,
+            sharding: &sharding(),
+            id: "0123456789abcdef",
+            cluster: &cluster,
+            inputs: GIVEN,
+        };
+        let exported = export(&job, Dialect::MegatronBridge, None).expect("a job");
+        let file = &exported.files[0];
+        let line = "cfg.model.fp8_dot_product_attention = True";
+        assert_eq!(file.text.contains(line), on, "{attention:?}");
+        let document = read(&file.text, &file.name, Some(Dialect::MegatronBridge));
+        let findings = check(&document, Some(&model)).expect("schema");
+        assert!(findings.is_empty(), "{attention:?}: {findings:?}");
     }
 }
 
