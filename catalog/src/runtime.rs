@@ -189,8 +189,8 @@ pub enum SequenceParallelUse {
     Choice,
 }
 
-/// A way in which a training system's kernels, or what they keep, differ from the traced operators. Exports name those that they do not
-/// perform in this order.
+/// A way in which a training system differs from the traced operators: in its kernels, in what they keep, or in what its host waits for.
+/// Exports list, in this order, those that they do not perform.
 #[derive(
     Clone,
     Copy,
@@ -371,13 +371,13 @@ pub enum Rewrite {
     /// The host waits for the GPU before and after every forward and backward pass of a micro-batch, to time it (Megatron-LM@v2.6,
     /// `schedules.py`; `global_vars.py`, `_Timer`; until 77efcccb93 of August 2022).
     WaitAfterPasses,
-    /// The host waits for the GPU before every micro-batch, without pipelines (DeepSpeed `utils/timer.py`, `ThroughputTimer.start`;
+    /// Without pipelines, the host waits for the GPU between micro-batches (DeepSpeed `utils/timer.py`, `ThroughputTimer.start`;
     /// transformers `Trainer`, which reads every loss under `logging_nan_inf_filter`).
     WaitAfterMicroBatches,
-    /// The host waits for the GPU after every message between pipeline stages that it does not send beside passes (Megatron-Core
-    /// `p2p_communication.py`, `batch_p2p_sync`; nanotron `pipeline_parallel/p2p.py`, which reads the shape of every message).
+    /// The host waits for the GPU after messages between pipeline stages that are not sent beside passes (Megatron-Core
+    /// `p2p_communication.py`, `batch_p2p_sync`; nanotron `pipeline_parallel/p2p.py`, whose receiver reads the shape of every message).
     WaitAfterTransfers,
-    /// A micro-batch begins only when all gradients of the one before are reduced (DeepSpeed `zero/stage_1_and_2.py`,
+    /// A micro-batch begins, and its kernels are issued, only when all gradients of the one before are reduced (DeepSpeed `zero/stage_1_and_2.py`,
     /// `independent_gradient_partition_epilogue`).
     WaitForReductions,
     /// Each expert's products are launched one after another rather than as one kernel of all experts (Transformer

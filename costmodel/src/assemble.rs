@@ -326,7 +326,6 @@ impl StageClass {
             work.saved_for_weight += run.cost.memory.saved_for_weight * run.count;
         }
         let keeps_output = (scenario.runtime.rewrites).contains(&Rewrite::KeepStageOutput);
-        drained::wait(scenario, strategy, &runs, &mut work);
         if strategy.pp > 1 && keeps_output {
             work.saved += runs.last().map_or(Bytes(0), |run| run.cost.output);
         }
@@ -343,6 +342,7 @@ impl StageClass {
         }
         graphed::hold(scenario, strategy, &runs, &mut work);
         costs.book.data_parallel(traffic, &runs, &mut work)?;
+        drained::wait(scenario, strategy, &runs, &mut work);
         let mut states = offload::states_on_device(scenario, strategy, &parallel.sharding, weights);
         states.moments += wider_moments(scenario, strategy, parallel, &runs);
         let tensors = |run: &Run| run.cost.tensors.reduced * run.count;

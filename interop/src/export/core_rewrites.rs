@@ -11,6 +11,7 @@ use super::refusal::Limits;
 use super::stance::Stance::{self, Always, Never, Nothing, Written};
 use super::stance::{
     experts, fp8, recomputes, reduces_every_time, rings, sends_whole, unmet, unpadded,
+    waits_for_messages,
 };
 
 /// The fields that make Megatron-Core do what the prediction assumed; records the assumptions that it cannot meet.
@@ -138,11 +139,11 @@ fn stance(rewrite: Rewrite, job: &Job<'_>, reach: Reach) -> Stance {
         Rewrite::ReadTokenCounts if experts(job) => {
             Always("the host waits for the numbers of tokens that experts get")
         }
-        Rewrite::WaitAfterPasses => Never("it times passes only at timing-log-level 2"),
+        Rewrite::WaitAfterPasses => Never("Megatron-LM times passes only at timing-log-level 2"),
         Rewrite::WaitAfterMicroBatches if job.decisions.pp == 1 => {
             Never("the host reads nothing between micro-batches")
         }
-        Rewrite::WaitAfterTransfers if job.decisions.pp > 1 => {
+        Rewrite::WaitAfterTransfers if waits_for_messages(job) => {
             Always("batch_p2p_sync waits for the GPU after messages between stages")
         }
         Rewrite::WaitForReductions if reduces_every_time(job) => {

@@ -8,7 +8,8 @@ use super::job::Job;
 use super::refusal::Limits;
 use super::stance::Stance::{self, Always, Never, Nothing, Yours};
 use super::stance::{
-    can_free_embedding, reduces_every_time, rings, sends_whole, unmet, unpadded, yours,
+    can_free_embedding, reduces_every_time, rings, sends_whole, unmet, unpadded,
+    waits_for_messages, yours,
 };
 use plans::decisions::Recompute;
 
@@ -78,7 +79,9 @@ fn stance(system: &System, rewrite: Rewrite, job: &Job<'_>) -> Stance {
         Rewrite::WaitAfterMicroBatches if d.pp == 1 => system.waits,
         Rewrite::WaitForReductions if reduces_every_time(job) => system.reduces_first,
         Rewrite::WaitAfterPasses => Never("passes are not timed"),
-        Rewrite::WaitAfterTransfers if d.pp > 1 => Never("the host waits for no message"),
+        Rewrite::WaitAfterTransfers if waits_for_messages(job) => {
+            Never("the host waits for no message")
+        }
         Rewrite::WholeStageBuckets if d.pp > 1 => {
             Never("every pipeline stage gathers and reduces block by block")
         }
@@ -201,6 +204,6 @@ pub(crate) const VESCALE: System = System {
     released: Yours,
     visited: Never("parameters are gathered for a whole block"),
     updated: Never("updated parameters are gathered beside forward passes"),
-    waits: Nothing,
+    waits: Never("its host reads nothing between micro-batches"),
     reduces_first: Never("gradients are reduced beside the next micro-batch"),
 };

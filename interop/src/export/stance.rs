@@ -52,6 +52,13 @@ pub(crate) fn reduces_every_time(job: &Job<'_>) -> bool {
     shards && d.overlap.grad_reduce && d.num_micro_batches > 1
 }
 
+/// Whether messages between pipeline stages are sent where no pass runs beside them.
+pub(crate) fn waits_for_messages(job: &Job<'_>) -> bool {
+    let d = job.decisions;
+    let blocking = &job.runtime.space.blocking_schedules;
+    d.pp > 1 && (!d.overlap.pipeline || blocking.contains(&d.schedule))
+}
+
 /// Whether attention passes keys and values around a ring.
 pub(crate) fn rings(job: &Job<'_>) -> bool {
     job.decisions.cp > 1 && job.decisions.cp_kind == CpKind::Ring

@@ -146,6 +146,13 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     let imported = megatron::of_options(&script, given)?;
     notes.extend(imported.notes);
     notes.extend(nan_checks::of_recipe(doc)?);
+    // Megatron-LM has no such option, so its notes do not know it.
+    if value(doc, NARROW_ATTENTION).is_some_and(|node| node.value == Value::Bool(true)) {
+        let place = doc.place(NARROW_ATTENTION);
+        notes.push(format!(
+            "{place}: {NARROW_ATTENTION} = True is planned as attention in 16 bits"
+        ));
+    }
     Ok(Imported {
         dialect: doc.dialect,
         adapters,
@@ -300,6 +307,9 @@ pub(crate) fn field<'a>(doc: &'a Document, option: &str) -> Option<(String, &'a 
     let on = |(_, node): &&(String, &Node)| !matches!(node.value, Value::Null | Value::Bool(false));
     found.iter().find(on).or(found.first()).cloned()
 }
+
+/// The field that lets attention compute in 8 bits.
+const NARROW_ATTENTION: &str = "model.fp8_dot_product_attention";
 
 /// Fields that stand for an option of Megatron-LM when they are `False`, where that option has
 /// another name.

@@ -19,7 +19,11 @@ const OF_GRADIENTS: &str = "every step reads all gradients once more, about 11 m
 pub(super) fn of_script(doc: &Document) -> Result<Option<String>, ImportError> {
     // Where Megatron-LM adapts the scale of losses, they overflow now and then: it makes no checks (arguments.py:1201).
     let adapts = doc.on("--fp16")? && doc.find("--loss-scale").is_none();
-    if doc.on(NO_CHECKS)? || adapts {
+    // It refuses to capture whole steps together with the checks (arguments.py:1235), which another note says.
+    let refuses = doc
+        .text("--cuda-graph-impl")?
+        .is_some_and(|of| of == "full_iteration");
+    if doc.on(NO_CHECKS)? || adapts || refuses {
         return Ok(None);
     }
     // FSDP checks no gradients that are sharded or reduced beside backward (`start_grad_sync` in Megatron-Core's

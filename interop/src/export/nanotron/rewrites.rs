@@ -45,17 +45,19 @@ pub(super) fn stance(rewrite: Rewrite, job: &Job<'_>) -> Stance {
         Rewrite::NormInF32 => Never("norms keep their 16-bit inputs"),
         Rewrite::Autocast => Never("modules compute in the type of their parameters"),
         Rewrite::WaitAfterTransfers if job.decisions.pp > 1 => {
-            Always("the host reads the shape of every message between stages")
+            Always("the host reads the shape of every message from another stage")
+        }
+        Rewrite::WaitAfterPasses => Never("nanotron times whole steps only"),
+        Rewrite::WaitAfterMicroBatches if job.decisions.pp == 1 => {
+            Never("its host reads nothing between micro-batches")
         }
         Rewrite::WaitForReductions if reduces_every_time(job) => {
             Never("gradients are reduced beside the next micro-batch")
         }
         // Its models have no biases to fuse, its attention no scores; it does not train in 8 bits or choose operators. All ranks hold
-        // all experts, so none tells another how many rows it sends. It times whole steps.
+        // all experts, so none tells another how many rows it sends.
         Rewrite::FuseBiasGelu
         | Rewrite::ReadTokenCounts
-        | Rewrite::WaitAfterPasses
-        | Rewrite::WaitAfterMicroBatches
         | Rewrite::GeluByOperators
         | Rewrite::FuseBiasDropoutAdd
         | Rewrite::FuseScaledMaskedSoftmax

@@ -9,6 +9,7 @@ use crate::export::job::Job;
 use crate::export::stance::Stance::{self, Always, Never, Nothing, Written};
 use crate::export::stance::{
     can_free_embedding, experts, fp8, recomputes, reduces_every_time, sends_whole, unpadded,
+    waits_for_messages,
 };
 use plans::decisions::Recompute;
 
@@ -105,14 +106,17 @@ fn of_0_3(rewrite: Rewrite, job: &Job<'_>) -> Stance {
         Rewrite::WaitForReductions if reduces_every_time(job) => {
             Never("gradients are reduced beside the next micro-batch")
         }
+        Rewrite::WaitAfterPasses => Never("torchtitan times whole steps only"),
+        Rewrite::WaitAfterMicroBatches if job.decisions.pp == 1 => {
+            Never("its host reads nothing between micro-batches")
+        }
+        Rewrite::WaitAfterTransfers if waits_for_messages(job) => {
+            Never("its host waits for no message")
+        }
         Rewrite::GeluByOperators => Never("an activation is one kernel"),
-        // No kernel of its attention writes scores to memory, its loss is neither Transformer Engine's nor Megatron's, and it times
-        // whole steps.
+        // No kernel of its attention writes scores to memory, and its loss is neither Transformer Engine's nor Megatron's.
         Rewrite::FuseScaledMaskedSoftmax
         | Rewrite::UnscaledRope
-        | Rewrite::WaitAfterPasses
-        | Rewrite::WaitAfterMicroBatches
-        | Rewrite::WaitAfterTransfers
         | Rewrite::WideLossGradient
         | Rewrite::CopyShiftedLogits => Nothing,
         _ => states(rewrite, job),
