@@ -243,6 +243,9 @@ pub enum Rewrite {
     /// The kernel of a fused loss leaves the 16-bit logits as they are and writes their gradient in 32 bits, which is kept for
     /// backward and cast there (NVIDIA/TransformerEngine@01bbe3e, `pytorch/triton/cross_entropy.py`; 2.18 and later).
     WideLossGradient,
+    /// With [`Self::FuseCrossEntropy`], backward writes the gradient of the logits to a new tensor of their type, beside the logits that
+    /// it reads (a loss that `torch.compile` compiles: a compiled backward returns tensors of its own).
+    SeparateLossGradient,
     /// The loss subtracts the maximum of the logits into a second 32-bit tensor, so that forward has two (Megatron-Core before
     /// NVIDIA/Megatron-LM@9634c0e of June 2024).
     CopyShiftedLogits,
@@ -284,8 +287,9 @@ pub enum Rewrite {
     /// are repeated for every query head before they are sent, as in torchtitan until ff0829c of January 2026. A compiled block waits
     /// for every message as soon as it is sent (`_maybe_wrap_tensor` in PyTorch's `_functional_collectives.py`).
     RingInPytorch,
-    /// Operator-level selection keeps its products' outputs whether backward reads them or not
-    /// (`create_selective_checkpoint_contexts`; Inductor's partitioner honours its `MUST_SAVE`).
+    /// Operator-level selection keeps its products' outputs whether backward reads them or not (eager PyTorch,
+    /// `create_selective_checkpoint_contexts`). Under `torch.compile` its `MUST_SAVE` only forbids to compute a tensor again: what
+    /// backward does not need is not kept (PyTorch 2.8, `_functorch/partitioners.py`, `solve_min_cut`, `should_ban_recomputation`).
     KeepSelected,
     /// The stage's output is held until its backward, though only its gradient is needed (DeepSpeed
     /// `pipe_buffers['outputs']`; Megatron-LM before `deallocate_pipeline_outputs`).

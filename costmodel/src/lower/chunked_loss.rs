@@ -261,8 +261,10 @@ mod tests {
         // The input of the last norm; what it returns, and the gradients of that.
         assert_eq!(chunks.saved_bytes, hidden * 3);
         let beside = chunks.transient_forward.saturating_sub(weight + hidden * 2);
+        // A chunk's logits and their gradient.
+        let both = logits * 2;
         assert!(
-            logits.0 / 8 <= beside.0 && beside.0 < logits.0 / 7,
+            both.0 / 8 <= beside.0 && beside.0 < both.0 / 7,
             "{beside:?}"
         );
     }

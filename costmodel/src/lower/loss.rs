@@ -6,6 +6,7 @@ use catalog::runtime::Rewrite;
 use dtensor::{Op, Operator, Token, Trace};
 
 use super::lowering::Lowering;
+use super::vocabulary;
 
 /// Bytes of the log-probabilities that a loss keeps for backward instead of the logits. `None` if the operator is no loss, or if a
 /// runtime's own kernel computes it.
@@ -35,8 +36,14 @@ pub(super) fn forward(lowering: &Lowering<'_>, trace: &Trace, tp: u64) -> Bytes 
 
 /// Bytes of temporaries while backward computes the gradient of the logits: that gradient, and the gradient of the
 /// log-probabilities. If the vocabulary is split over `tp` ranks, also the probabilities (PyTorch
-/// `tensor/parallel/loss.py`, `_nll_loss_and_log_softmax_backward`).
+/// `tensor/parallel/loss.py`, `_nll_loss_and_log_softmax_backward`). A compiled loss needs the gradient of the logits alone, in their
+/// type.
 pub(super) fn backward(lowering: &Lowering<'_>, trace: &Trace, tp: u64) -> Bytes {
+    let compiled = [Rewrite::FuseCrossEntropy, Rewrite::SeparateLossGradient];
+    if compiled.iter().all(|&of| lowering.has(of)) {
+        let [written, _] = vocabulary::logits(trace);
+        return written;
+    }
     log_probabilities(lowering, trace) * if tp == 1 { 2 } else { 3 }
 }
 
@@ -80,6 +87,10 @@ mod tests {
             ("hf-trainer", &[][..], 1, [4, 0, 8]),
             ("torchtitan", &[], 4, [4, 8, 12]),
             ("fsdp1", &[], 1, [0, 0, 0]),
+            ("torchtitan-compile", &[], 1, [4, 0, 8]),
+            ("torchtitan-compile-2025", &[], 1, [0, 0, 2]),
+            ("torchtitan-compile-2025", &[], 4, [0, 0, 2]),
+            ("maxtext", &[], 1, [0, 0, 0]),
             ("megatron-core", &[], 4, [0, 0, 0]),
             ("megatron-core", &copies, 4, [0, 4, 0]),
         ] {

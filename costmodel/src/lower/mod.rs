@@ -117,6 +117,40 @@ mod tests {
         }
     }
 
+    /// The outputs of products that a layer of Llama keeps if operators are selected. Attention reads two of them, and the activation the
+    /// third; backward does not read the last product's.
+    #[test]
+    fn a_compiler_keeps_of_selected_products_what_backward_reads() {
+        let trace = testing::layer_of("llama3-8b");
+        let kept = |name: &str| {
+            let runtime = runtime(name);
+            let lowering = Lowering::new(&runtime, runtime.fp8_recipe);
+            let saved = lowering
+                .saved(&trace, plans::Recompute::SelectiveOps)
+                .into_iter();
+            let of_product = |name: &String| name.ends_with("_proj.output");
+            saved
+                .map(|(name, _)| name)
+                .filter(of_product)
+                .collect::<Vec<_>>()
+        };
+        let all = [
+            "self_attn.q_proj.output",
+            "self_attn.v_proj.output",
+            "mlp.gate_proj.output",
+            "mlp.down_proj.output",
+        ];
+        for (runtime, expected) in [
+            ("torchtitan", &all[..]),
+            ("torchtitan-compile", &all[..3]),
+            ("torchtitan-compile-2025", &all[..3]),
+        ] {
+            let mut kept = kept(runtime);
+            kept.sort_by_key(|name| all.iter().position(|of| of == name));
+            assert_eq!(kept, expected, "{runtime}");
+        }
+    }
+
     #[test]
     fn pytorch_fuses_no_attention_with_sinks_caps_or_slopes() {
         for (model, runtime, fused) in [

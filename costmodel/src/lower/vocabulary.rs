@@ -122,7 +122,7 @@ fn with_gradient(trace: &Trace, op: &AnyOp<'_>) -> Kernel {
 }
 
 /// Bytes of the logits in the type in which the head writes them, and in the type in which the traced loss reads them.
-fn logits(trace: &Trace) -> [Bytes; 2] {
+pub(super) fn logits(trace: &Trace) -> [Bytes; 2] {
     let mut losses = (trace.forward.iter())
         .filter(|op| matches!(op.operator, Operator::Token(Token::CrossEntropy(_))));
     let Some(read) = losses.next().map(|loss| loss.inputs[0]) else {

@@ -119,8 +119,8 @@ fn stance(rewrite: Rewrite, job: &Job<'_>, reach: Reach) -> Stance {
         }
         Rewrite::FuseBiasGelu if gelu(job) => Never("exact GELU is not fused"),
         Rewrite::FuseProjections => Always("linear_qkv and linear_fc1 are one product each"),
-        // Covered by the row of `FuseProjections`.
-        Rewrite::FuseQkv => Nothing,
+        // Covered by the rows of `FuseProjections` and `WideLossGradient`.
+        Rewrite::FuseQkv | Rewrite::SeparateLossGradient => Nothing,
         Rewrite::ChunkLoss => Never("the loss runs over all tokens at once"),
         Rewrite::FuseNorm => Always("norms are Transformer Engine's"),
         Rewrite::InPlaceCrossEntropy if !fuses_loss(job, reach) => {

@@ -115,6 +115,7 @@ fn of_model(rewrite: Rewrite) -> bool {
             | Rewrite::InPlaceCrossEntropy
             | Rewrite::UnscaledRope
             | Rewrite::WideLossGradient
+            | Rewrite::SeparateLossGradient
             | Rewrite::CopyShiftedLogits
             | Rewrite::ChunkLoss
             | Rewrite::VocabularyByOperators

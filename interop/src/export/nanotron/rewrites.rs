@@ -13,7 +13,10 @@ pub(super) fn stance(rewrite: Rewrite, job: &Job<'_>) -> Stance {
     match rewrite {
         Rewrite::FuseProjections => Always("qkv_proj and gate_up_proj are one product each"),
         // Covered by the rows of `FuseProjections` and `FuseCrossEntropy`.
-        Rewrite::FuseQkv | Rewrite::UnscaledRope | Rewrite::WideLossGradient => Nothing,
+        Rewrite::FuseQkv
+        | Rewrite::UnscaledRope
+        | Rewrite::WideLossGradient
+        | Rewrite::SeparateLossGradient => Nothing,
         Rewrite::ChunkLoss => Never("the loss runs over all tokens at once"),
         Rewrite::FuseNorm => Always("its norms are Triton kernels"),
         Rewrite::FuseRope => Always("flash-attention's kernel rotates queries and keys"),

@@ -196,8 +196,14 @@ fn saved(rewrite: Rewrite, job: &Job<'_>) -> Stance {
         Rewrite::EarlyStopRecompute if recomputes(job) => {
             Always("the compiler drops what backward does not read")
         }
-        Rewrite::KeepSelected if chosen(job) => {
+        Rewrite::KeepSelected if chosen(job) && eager(job) => {
             Always("selective checkpointing keeps the outputs of its products")
+        }
+        Rewrite::KeepSelected if chosen(job) => {
+            Never("the compiler keeps only what backward needs")
+        }
+        Rewrite::SeparateLossGradient if job.assumes(Rewrite::FuseCrossEntropy) => {
+            Always("the compiled loss returns the gradient of the logits as a tensor of its own")
         }
         Rewrite::SaveQuantisedInputs if fp8(job) => Never("8-bit linears keep their 16-bit inputs"),
         Rewrite::KeepQuantisedWeights if fp8(job) => {
