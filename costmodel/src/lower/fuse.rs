@@ -13,6 +13,7 @@ use super::context;
 use super::elementary_gelu;
 use super::elementary_rope;
 use super::expert_operators::{self, Apart};
+use super::input_copies;
 use super::kernel::{Chain, FusedAttention, Kernel, KernelKind, Lowered, traffic};
 use super::lowering::{Lowering, has_loss};
 use super::masked;
@@ -290,7 +291,8 @@ fn single(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Vec<Kernel>
         CostClass::Product(of) => {
             let cast = casts::before(lowering, trace, op, of).into_iter();
             let product = kernel(product(lowering, trace, op.pass, of));
-            return cast.chain([product]).collect();
+            let copy = input_copies::before(lowering, trace, &product);
+            return cast.chain(copy).chain([product]).collect();
         }
         CostClass::AttentionScores(s) => kernel(KernelKind::BatchedGemm {
             batch: s.batch * s.heads,

@@ -8,11 +8,11 @@ use std::ops::Range;
 use catalog::runtime::Rewrite;
 use catalog::{Bytes, DType};
 use dtensor::{
-    AttentionPieces, CollectiveKind, CostClass, Exchange, Expert, Moves, Op, Operator, Pass,
-    Pointwise, Product, Recurrent, Site, TensorId, TensorRole, Trace,
+    AttentionPieces, CollectiveKind, CostClass, Exchange, Expert, Op, Operator, Pass, Pointwise,
+    Product, Recurrent, Site, TensorId, TensorRole, Trace,
 };
 use plans::Recompute;
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashSet;
 
 use super::autocast;
 use super::checkpoint;
@@ -20,11 +20,13 @@ use super::chunked_loss::Head;
 use super::elementary_gelu;
 use super::elementary_norm;
 use super::gated;
+use super::input_copies;
 use super::loss;
 use super::lowering::Lowering;
 use super::masked;
 use super::modules;
 use super::norm_copies;
+use super::row_indices;
 use super::saved_tensor::SavedTensor;
 use super::split_recurrence;
 use super::sums;
@@ -111,7 +113,7 @@ fn kept_of<'t>(
 ) -> Vec<SavedTensor<'t>> {
     let for_weight = weight_operands(trace);
     let selected = selected_products(lowering, trace);
-    let row_indices = row_indices(lowering, trace);
+    let row_indices = row_indices::kept(lowering, trace);
     let mut seen = TensorSet::new(trace);
     let mut saved: Vec<SavedTensor<'t>> = Vec::new();
     let mut keep = |id: TensorId, weight: bool| {
@@ -174,9 +176,10 @@ fn beside_the_trace<'t>(
             .or_else(|| elementary_norm::kept(lowering, trace, op, &mut seen))
     };
     let is_once = move |op: &Op| !op.outputs.iter().any(|output| again.contains(output));
-    let is_once_too = is_once.clone();
+    let [is_once_too, is_once_itself] = [is_once.clone(), is_once.clone()];
     let gates = move |op| gated::kept(lowering, trace, op).filter(|_| is_once(op));
     let apart = move |op| split_recurrence::kept(lowering, trace, op).filter(|_| is_once_too(op));
+    let inputs = move |op| input_copies::kept(lowering, trace, op).filter(|_| is_once_itself(op));
     let factors = |op| elementary_gelu::kept(lowering, trace, op);
     let copies = |op| norm_copies::kept(lowering, trace, op);
     let losses = |op| loss::kept(lowering, trace, op);
@@ -192,6 +195,7 @@ fn beside_the_trace<'t>(
     let pointwise = of_operators(ops, " in 32 bits", wide)
         .chain(of_operators(ops, ".gate", gates))
         .chain(of_operators(ops, ".apart", apart))
+        .chain(of_operators(ops, ".input", inputs).map(for_weight))
         .chain(of_operators(ops, ".input", adapters).map(for_weight))
         .chain(of_operators(ops, " for routing in 32 bits", routing))
         .chain(of_operators(ops, ".input in 32 bits", router).map(for_weight))
@@ -294,36 +298,6 @@ fn drop_parts(trace: &Trace, seen: &TensorSet, saved: &mut Vec<SavedTensor<'_>>)
     });
 }
 
-/// Bytes of the 32-bit lists that replace a router's indices: for every choice its expert and row,
-/// for every row its choice, and offsets of experts' rows; after an exchange between ranks also
-/// every row's places there and back, and offsets of local experts' rows.
-fn row_indices(lowering: &Lowering<'_>, trace: &Trace) -> FxHashMap<TensorId, Bytes> {
-    let routers = trace.forward.iter();
-    routers
-        .filter(|op| matches!(op.operator, Operator::Expert(Expert::Route(_))))
-        .filter(|_| lowering.has(Rewrite::KeepRowIndices))
-        .filter_map(|op| {
-            let indices = trace.tensor(*op.saved.last()?);
-            let experts = trace.tensor(op.inputs[0]).shape.last()?;
-            let words = 3 * indices.elements() + experts + 1 + exchanged_words(trace);
-            Some((indices.storage, Bytes(4 * words)))
-        })
-        .collect()
-}
-
-fn exchanged_words(trace: &Trace) -> u64 {
-    let groups = trace.forward.iter().find_map(|op| match op.operator {
-        Operator::Product(Product::GroupedMatmul(_, groups)) => Some(groups),
-        _ => None,
-    });
-    let sends = |moves| matches!(moves, Moves::Dispatch | Moves::ExpertGather);
-    let exchanges = trace.forward.iter();
-    let exchanges = exchanges
-        .filter(|op| matches!(op.operator, Operator::Exchange(exchange) if sends(exchange.moves)));
-    let rows = exchanges.map(|op| trace.tensor(op.outputs[0]).shape[0]);
-    rows.map(|rows| 2 * rows + groups.unwrap_or(0) + 1).sum()
-}
-
 /// The 8-bit copies of linear layers' inputs.
 fn eight_bit(trace: &Trace, mut ids: Vec<TensorId>) -> impl Iterator<Item = SavedTensor<'_>> {
     ids.sort_unstable();
@@ -364,7 +338,9 @@ pub(super) fn saved_by(
         return Vec::new();
     }
     if op.attention().is_none() {
-        return op.saved.clone();
+        let copied = input_copies::kept(lowering, trace, op).map(|_| op.inputs[0]);
+        let saved = op.saved.iter().copied();
+        return saved.filter(|&id| Some(id) != copied).collect();
     }
     // Fused or recomputed attention keeps queries, keys and values, not the scores. Its output is kept by the
     // projection that reads it, or by [`outputs_kept_by_attention`].
