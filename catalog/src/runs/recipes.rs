@@ -119,6 +119,14 @@ mod tests {
         let known = run("Lightning-AI/litgpt@2685705:tutorials/resource-tables.md");
         let recipe = Recipe::of(&known).expect("known");
         assert_eq!(recipe.adapters.map(|of| of.rank), Some(8));
+        let of_line = |line: u64| {
+            let file = "NVIDIA-NeMo/Megatron-Bridge@067f987df0:docs/performance-summary-archive.md";
+            let recipe = Recipe::of(&run(&format!("{file}#L{line} (25.11 NeMo Container)")));
+            recipe.and_then(|recipe| recipe.recompute.as_deref())
+        };
+        // GPT-OSS on B200, on H100, and another model.
+        let modules = Some("selective:layernorm,moe_act");
+        assert_eq!([581, 592, 582].map(of_line), [modules, modules, None]);
         assert!(Recipe::of(&run("someone/else@1")).is_none());
         assert!(all().iter().all(|recipe| !recipe.reason.is_empty()));
     }
