@@ -165,11 +165,18 @@ impl StagePass {
                 slot = if slot == ahead { 0 } else { slot + 1 };
             }
         }
-        if reduces && self.plan.whole {
+        if reduces {
+            self.end_reductions(streams, micro_batch);
+        }
+    }
+
+    /// Reduces the gradients of a stage that has one bucket. Where kernels wait for reductions, those of the next pass wait for these.
+    fn end_reductions(&self, streams: &mut Streams, micro_batch: u32) {
+        if self.plan.whole {
             self.blocks()
                 .for_each(|row| self.reduction(row, micro_batch).issue(streams));
         }
-        if reduces && self.plan.reductions_hold_kernels {
+        if self.plan.reductions_hold_kernels {
             streams.join(Stream::Data);
         }
     }

@@ -202,8 +202,8 @@ pub(crate) fn plan(traffic: &Traffic<'_>, runs: &[Run], stage: &mut StageWork) {
     // host as they come, and replicas of experts, if there are any, send beside other work.
     let alone = traffic.parallel.ranks() == 1;
     overlap.grad_reduce |= alone;
-    overlap.param_gather |= alone;
-    overlap.param_gather &= !(scenario.runtime.rewrites).contains(&Rewrite::GatherInStep);
+    let has = |rewrite| scenario.runtime.rewrites.contains(&rewrite);
+    overlap.param_gather = (overlap.param_gather || alone) && !has(Rewrite::GatherInStep);
     let offloaded = Offloaded::of(scenario, strategy);
     let on_same_stream = offloaded.is_some_and(Offloaded::copies_on_reducing_stream);
     let mut plan = TrafficPlan {
@@ -213,7 +213,7 @@ pub(crate) fn plan(traffic: &Traffic<'_>, runs: &[Run], stage: &mut StageWork) {
         ahead: (scenario.runtime.ahead(strategy.prefetch)).unwrap_or(Ahead::USUAL),
         accumulation_waits: offloaded.is_some_and(Offloaded::accumulation_waits),
         copies_hold_kernels: on_same_stream && !strategy.overlap.grad_reduce,
-        reductions_hold_kernels: (scenario.runtime.rewrites).contains(&Rewrite::WaitForReductions),
+        reductions_hold_kernels: has(Rewrite::WaitForReductions),
         ..TrafficPlan::default()
     };
     match strategy.zero {

@@ -50,9 +50,8 @@ pub(super) fn stance(rewrite: Rewrite, job: &Job<'_>) -> Stance {
         Rewrite::WaitAfterTransfers if job.decisions.pp > 1 => {
             Always("the host reads the shape of every message from another stage")
         }
-        Rewrite::WaitAfterPasses => Never("nanotron times whole steps only"),
-        Rewrite::WaitAfterMicroBatches if job.decisions.pp == 1 => {
-            Never("its host reads nothing between micro-batches")
+        Rewrite::WaitAfterPasses | Rewrite::WaitAfterMicroBatches => {
+            Never("its host reads nothing before a step ends")
         }
         Rewrite::WaitForReductions if reduces_every_time(job) => {
             Never("gradients are reduced beside the next micro-batch")
