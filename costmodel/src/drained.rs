@@ -1,7 +1,8 @@
-//! How long a GPU idles in the passes of a stage if the host waits for it before them.
+//! How long a GPU idles in a pass of a stage if the host has waited for the GPU before that pass.
 //!
-//! Such a host issues no kernels of the next pass while the GPU still works on this one. So the long kernels of a head at the end of a
-//! pass come on top of the time that the host takes to issue the layers before them.
+//! A host that waits issues no kernels of a pass while the GPU still works on the pass before. So when the pass begins, the GPU has
+//! nothing to do until the host issues its kernels. If the host takes longer to issue layers than the GPU to run them, the long kernels
+//! of a head at the end of the pass come on top of the host's time.
 
 use catalog::runtime::Rewrite;
 use catalog::{ScheduleKind, Seconds, Zero};

@@ -17,7 +17,7 @@ struct Job {
 }
 
 impl Job {
-    /// The step with the wait over the step without.
+    /// Time of a step with the wait, over that of a step without it.
     fn longer(&self) -> f64 {
         let [with, without] = [true, false].map(|waits| {
             let mut s = Scenario {

@@ -190,7 +190,7 @@ fn what_a_bridge_recipe_overlaps_is_read_from_both_places() {
     }
 }
 
-/// Switches off what every recipe checks, and predictions do not count.
+/// Switches off the checks for NaN and Inf that every recipe makes and no prediction counts.
 const UNCHECKED: &str =
     "cfg.rerun_state_machine.check_for_nan_in_loss = False\ncfg.ddp.check_for_nan_in_grad = False";
 

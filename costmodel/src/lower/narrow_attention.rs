@@ -18,7 +18,7 @@ const ALONG_ONE: u64 = 2 + 1;
 /// Bytes moved per element by a cast along two dimensions.
 const ALONG_BOTH: u64 = ALONG_ONE + 1;
 
-/// The attention as its kernel computes it.
+/// The attention that a kernel computes: backward in 8 bits ignores a window, and computes all keys.
 pub(super) fn computed(attention: FusedAttention) -> FusedAttention {
     let all_keys = attention.kernel == AttentionKernel::CudnnFp8 && attention.backward;
     let window = attention.shape.window.filter(|_| !all_keys);
@@ -29,7 +29,7 @@ pub(super) fn computed(attention: FusedAttention) -> FusedAttention {
     FusedAttention { shape, ..attention }
 }
 
-/// The casts before an attention kernel of 8 bits; `None` before others.
+/// The casts that an attention kernel of 8 bits needs before it; `None` for other kernels.
 pub(super) fn casts(kernel: &Kernel) -> Option<Kernel> {
     let KernelKind::Attention(of) = kernel.kind else {
         return None;

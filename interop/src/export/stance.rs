@@ -52,7 +52,7 @@ pub(crate) fn reduces_every_time(job: &Job<'_>) -> bool {
     shards && d.overlap.grad_reduce && d.num_micro_batches > 1
 }
 
-/// Whether messages between pipeline stages are sent where no pass runs beside them.
+/// Whether ranks run no pass while they send a message to another pipeline stage.
 pub(crate) fn waits_for_messages(job: &Job<'_>) -> bool {
     let d = job.decisions;
     let blocking = &job.runtime.space.blocking_schedules;
