@@ -143,8 +143,8 @@ fn the_shares_found_are_those_of_brute_force() {
             let time = found
                 .as_ref()
                 .map_or(f64::INFINITY, |found| found.step_time);
-            // Sums of picoseconds depend a little on their order.
-            let alike = time == best || (time / best - 1.0).abs() < 1e-10;
+            // The times of a pass's blocks are rounded to picoseconds one by one, so plans that take equally long differ by as many.
+            let alike = time == best || (time / best - 1.0).abs() < 1e-9;
             assert!(alike, "{line}: {time} {best} {found:?}");
         }
     }
