@@ -375,13 +375,13 @@ pub enum Rewrite {
     /// The host waits for the GPU before and after every forward and backward pass of a micro-batch, to time it (Megatron-LM@v2.6,
     /// `schedules.py`; `global_vars.py`, `_Timer`; until 77efcccb93 of August 2022).
     WaitAfterPasses,
-    /// Without pipelines, the host waits for the GPU between micro-batches (DeepSpeed `utils/timer.py`, `ThroughputTimer.start`;
-    /// transformers `Trainer`, which reads every loss under `logging_nan_inf_filter`).
+    /// Before each micro-batch the host waits until the GPU has done all its work. Assumed only without pipeline parallelism (DeepSpeed
+    /// `utils/timer.py`, `ThroughputTimer.start`; transformers `Trainer`, which reads every loss under `logging_nan_inf_filter`).
     WaitAfterMicroBatches,
     /// The host waits for the GPU after messages between pipeline stages that are not sent beside passes (Megatron-Core
     /// `p2p_communication.py`, `batch_p2p_sync`; nanotron `pipeline_parallel/p2p.py`, whose receiver reads the shape of every message).
     WaitAfterTransfers,
-    /// A micro-batch begins, and its kernels are issued, only when all gradients of the one before are reduced (DeepSpeed `zero/stage_1_and_2.py`,
+    /// The system first reduces all gradients of a micro-batch, and only then issues the kernels of the next one (DeepSpeed `zero/stage_1_and_2.py`,
     /// `independent_gradient_partition_epilogue`).
     WaitForReductions,
     /// Each expert's products are launched one after another rather than as one kernel of all experts (Transformer
@@ -485,7 +485,7 @@ pub enum AttentionKernel {
     Unfused,
     /// FlashAttention 1.
     Flash1,
-    /// FlashAttention 1 in Triton, as llm-foundry carries it.
+    /// FlashAttention 1 written in Triton instead of CUDA, of which llm-foundry has a copy.
     FlashTriton,
     /// FlashAttention 2.
     Flash2,

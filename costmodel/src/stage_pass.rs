@@ -170,7 +170,8 @@ impl StagePass {
         }
     }
 
-    /// Reduces the gradients of a stage that has one bucket. Where kernels wait for reductions, those of the next pass wait for these.
+    /// Ends the reductions of a pass: if the stage has one bucket for all its gradients, it is reduced now. If the system waits for
+    /// reductions, the kernels that follow begin only when they are done.
     fn end_reductions(&self, streams: &mut Streams, micro_batch: u32) {
         if self.plan.whole {
             self.blocks()

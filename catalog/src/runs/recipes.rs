@@ -35,7 +35,7 @@ pub struct Recipe {
     pub documents: Option<String>,
     /// Layers of each virtual stage of a pipeline, where the source's table has no column for them.
     pub virtual_stage_layers: Option<u64>,
-    /// By how many layers the first and the last stage of a pipeline hold fewer than each other stage.
+    /// How many layers fewer the first stage of a pipeline holds than a stage in the middle; then the same of the last stage.
     pub fewer_layers: Option<[u64; 2]>,
     /// Number of ranks that share parameters, where rows do not say that larger jobs consist of several such groups.
     pub shard_group: Option<u64>,

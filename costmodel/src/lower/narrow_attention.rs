@@ -3,8 +3,8 @@
 //! - Queries, keys and values are cast before each pass, and the gradient of the output before backward: along the sequence, the head or
 //!   both, as the pass multiplies them (NVIDIA/TransformerEngine@4220403, `dot_product_attention/utils.py`, `combine_and_quantize`, and
 //!   `backends.py`, `FusedAttnFunc`). For backward the 16-bit tensors are kept, so memory is that of attention in 16 bits.
-//! - The backward pass takes as long with a window as without one: for a window of 128 its time grows with the square of the sequence, from
-//!   2.08 ms over 4,096 tokens to 27.9 ms over 16,384; in 16 bits it is 0.465 and 1.82 ms (NVIDIA/cudnn-frontend@3929da2,
+//! - A window saves the backward pass nothing. With a window of 128 tokens it takes 2.08 ms for a sequence of 4,096 tokens and 27.9 ms for
+//!   16,384: the square of the length, as without a window. In 16 bits it takes 0.465 and 1.82 ms (NVIDIA/cudnn-frontend@3929da2,
 //!   `benchmark/sdpa_benchmark_training/results/gpt_oss/gb200`).
 
 use catalog::Bytes;

@@ -3,12 +3,12 @@
 use catalog::Window;
 use dtensor::AttentionShape;
 
-/// The share of causal attention's work that a window leaves: the number of pairs of a query and a key that it sees, over their number
-/// without the window. 1 if the attention has no window.
+/// The share of causal attention's work that is left with a window: pairs of a query and a key that it sees, divided by those that it
+/// would see if there were no window. It is 1 for attention that has none.
 ///
 /// Context parallelism cuts the queries of a sequence into `2·cp` equal parts. Rank `r` has part `r` from the front and part `r` from
-/// the back (zig-zag). With a window ranks have unequal work, because only queries near the front see less than a whole window. The
-/// rank with most work counts, because the others wait for it.
+/// the back (zig-zag). With a window ranks have unequal work, because only queries near the front see less than a whole window. So
+/// the share is that of the rank with most work: the others wait for it.
 #[must_use]
 pub(crate) fn share(shape: &AttentionShape) -> f64 {
     let Some(window) = shape.window else {

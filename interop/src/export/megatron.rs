@@ -39,9 +39,9 @@ pub(crate) const DISPATCHER: &str = "--moe-token-dispatcher-type";
 pub(crate) const FLEX_BACKEND: &str = "--moe-flex-dispatcher-backend";
 /// Runs messages to experts beside the passes of another micro-batch.
 pub(crate) const EXPERT_OVERLAP: &str = "--overlap-moe-expert-parallel-comm";
-/// Switches the checks of losses and gradients for NaN and Inf off.
+/// The option that switches off the checks of losses and gradients for NaN and Inf.
 pub(crate) const NO_CHECKS: &str = "--no-check-for-nan-in-loss-and-grad";
-/// What it means that the checks are off, as a comment in the exported file. No prediction counts them.
+/// A comment in the exported file that says what follows from switching these checks off. Predictions do not count the checks.
 pub(crate) const UNCHECKED: &str = "No checks for NaN and Inf, as the prediction assumed: training does not stop at the first one; losses are still logged";
 /// Name of the file written.
 pub(crate) const FILE: &str = "megatron_args.sh";

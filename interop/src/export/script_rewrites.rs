@@ -35,9 +35,9 @@ pub(crate) struct System {
     visited: Stance,
     /// Whether updated parameters are gathered within the optimizer step, before the next forward.
     updated: Stance,
-    /// Whether the host waits for the GPU before every micro-batch.
+    /// Whether the host waits, before each micro-batch, until the GPU has done all its work.
     waits: Stance,
-    /// Whether a micro-batch begins only when the gradients of the one before are reduced.
+    /// Whether the system first reduces all gradients of a micro-batch and then begins the next one.
     reduces_first: Stance,
 }
 

@@ -1,4 +1,4 @@
-//! Whether exported jobs with 8-bit matrix products store their weights in 8 or 16 bits, and attend in 8 or 16.
+//! Exported jobs whose matrix products have 8 bits: whether their weights and their attention have 8 bits too, or 16.
 
 use catalog::Precision;
 use catalog::runtime::{AttentionKernel, Rewrite};

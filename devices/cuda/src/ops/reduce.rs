@@ -8,13 +8,13 @@ use crate::kernels::{Kernel, Source, typed};
 use crate::launcher::Arguments;
 use crate::tensor::{Device, Tensor};
 
-/// Number of columns that a thread block of `column_sum` sums.
+/// Number of columns that one thread block of the kernel `column_sum` adds up.
 const COLUMNS: usize = 256;
-/// Number of rows that a thread block of `column_sum` processes at the same time.
+/// Number of rows that one thread block of the kernel `column_sum` reads at the same time.
 const ROWS: usize = 8;
 /// Number of thread blocks of `column_sum` that an SM has registers for.
 const AT_ONCE: usize = 5;
-/// Number of columns that a thread block of `add_lines` sums, and of threads that share a column.
+/// Number of columns that one thread block of the kernel `add_lines` adds up. As many threads work on each of them.
 const LANES: usize = 32;
 
 impl Device {
