@@ -176,6 +176,7 @@ fn decisions(
         num_micro_batches: sizes.global_batch / (dp * micro_batch).max(1),
         recompute: recompute(run, layers / (pp * vpp).max(1), habit)?,
         schedule: ScheduleKind::one_f_one_b(vpp),
+        cp_kind: runtime.space.usual_cp_kind(),
         axis_order: runtime.space.axis_orders[0],
         stages: stages(run, layers, pp * vpp)?,
         offload_layers: run.size_flag("cpu_offloading_num_layers").unwrap_or(0),

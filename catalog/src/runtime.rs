@@ -138,6 +138,14 @@ pub struct RuntimeSpace {
     pub fp8_recipes: Vec<Fp8Recipe>,
 }
 
+impl RuntimeSpace {
+    /// The kind of context parallelism of a strategy that names none; a ring where the runtime has no context parallelism.
+    #[must_use]
+    pub fn usual_cp_kind(&self) -> CpKind {
+        self.cp_kinds.first().copied().unwrap_or(CpKind::Ring)
+    }
+}
+
 /// Kinds of recomputation a runtime offers; counts are chosen by the planner.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
@@ -283,9 +291,11 @@ pub enum Rewrite {
     /// Activations are `[batch, sequence, hidden]`, and collectives work on the first dimension: a kernel copies the result of every
     /// tensor-parallel gather of sequences, and the input of every scatter (torchtitan before 73aed7f of August 2026).
     RearrangeSequences,
-    /// Ring attention as PyTorch's `context_parallel` runs it: partial results and gradients are added up in 32 bits. Keys and values
-    /// are repeated for every query head before they are sent, as in torchtitan until ff0829c of January 2026. A compiled block waits
-    /// for every message as soon as it is sent (`_maybe_wrap_tensor` in PyTorch's `_functional_collectives.py`).
+    /// Context parallelism by a gather as PyTorch's `context_parallel` runs it: one gather brings the keys and values of all ranks, an
+    /// attention kernel runs for each rank's keys, and gradients go round the ranks (`_AllGatherRotater` and
+    /// `_templated_ring_attention_backward`). Partial results and gradients are added up in 32 bits. Keys and values are repeated for
+    /// every query head before they are sent, as in torchtitan until ff0829c of January 2026. A compiled block waits for every message
+    /// as soon as it is sent (`_maybe_wrap_tensor` in PyTorch's `_functional_collectives.py`).
     RingInPytorch,
     /// Operator-level selection keeps its products' outputs whether backward reads them or not (eager PyTorch,
     /// `create_selective_checkpoint_contexts`). Under `torch.compile` its `MUST_SAVE` only forbids to compute a tensor again: what

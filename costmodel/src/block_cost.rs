@@ -228,8 +228,19 @@ pub(crate) fn weights(trace: &Trace) -> Weights {
 pub(crate) fn layout(scenario: &Scenario, strategy: &Decisions, class: BlockClass) -> BlockLayout {
     let workload = &scenario.workload;
     let layout = BlockLayout::of(strategy, workload.seq_len, workload.precision);
-    let whole = (scenario.runtime.rewrites).contains(&Rewrite::WholeVocabulary);
+    let rewrites = &scenario.runtime.rewrites;
+    let whole = rewrites.contains(&Rewrite::WholeVocabulary);
     match class {
+        // PyTorch attends to one rank's keys at a time, also where one gather brings them all.
+        BlockClass::Layer(_) | BlockClass::Mtp
+            if strategy.cp_kind == CpKind::AllGather
+                && rewrites.contains(&Rewrite::RingInPytorch) =>
+        {
+            BlockLayout {
+                cp_kind: CpKind::Ring,
+                ..layout
+            }
+        }
         BlockClass::Layer(_) | BlockClass::Mtp => layout,
         // These have no attention, so the kind of context parallelism does not change their cost.
         BlockClass::Embedding | BlockClass::Head => BlockLayout {

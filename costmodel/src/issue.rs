@@ -14,7 +14,8 @@
 //!   configurations repeat, in `initialize_ub`, transformer_engine/pytorch/module/base.py;
 //!   NVIDIA/NeMo-Framework-Launcher@1ab2c78, conf/training/tp_overlap).
 //! - Ring attention: every step attends to one block of keys and values while the next one arrives (Transformer
-//!   Engine's `AttnFuncWithCPAndKVP2P`, PyTorch's `_templated_ring_attention`).
+//!   Engine's `AttnFuncWithCPAndKVP2P`). PyTorch gathers all blocks at once while it attends to the rank's own (`_AllGatherRotater`), and
+//!   sends the gradients of one block while it attends to the next (`_templated_ring_attention_backward`).
 //! - Messages to experts and back, if they are told to overlap with the layers of another micro-batch: in the steady state, where
 //!   forwards and backwards alternate, the messages of the other micro-batch take as long as the pass's own. Megatron-Core calls a
 //!   dispatcher's dispatch and combine on a stream of their own (NVIDIA/Megatron-LM@d0b3b77, `model_chunk_schedule_plan.py`,
@@ -23,8 +24,7 @@
 //!   the experts and run on the compute stream (`token_dispatcher.py`, `get_permuted_hidden_states_by_experts`).
 
 mod regathers;
-
-use std::ops::Range;
+mod rings;
 
 use catalog::runtime::Rewrite;
 use catalog::{Axis, Dispatcher, Fp8Recipe};
@@ -36,6 +36,8 @@ use crate::lower::rearranged::{self, Around};
 use crate::lower::{Kernel, KernelKind, Lowered, Lowering};
 use crate::price::MemoryKind;
 use crate::streams::Stream;
+
+use rings::Ring;
 
 /// Number of parts into which Transformer Engine splits a product whose result is reduced ("pipeline" overlap).
 const PIPELINE_SPLITS: u64 = 4;
@@ -84,7 +86,7 @@ struct Gather {
 struct Beside {
     sums: Vec<Sum>,
     gathers: Vec<Gather>,
-    rings: Vec<(usize, Range<usize>)>,
+    rings: Vec<Ring>,
 }
 
 impl<'a> Order<'a> {
@@ -147,10 +149,11 @@ impl<'a> Order<'a> {
             if skipped.contains(&kernel) {
                 continue;
             }
-            if let Some((message, steps)) = beside.ring(kernel) {
+            if let Some(ring) = beside.ring(kernel) {
+                let steps = ring.steps.clone();
                 let steps: Vec<usize> = steps.filter(|step| kernels.contains(step)).collect();
-                self.ring(message, &steps, &mut queue);
-                skipped.push(message);
+                self.issue_ring(ring, &steps, &mut queue);
+                skipped.extend(ring.gather.iter().chain(&ring.exchange));
                 skipped.extend(steps);
             } else if let Some(gather) = beside.gathers.iter().find(|g| g.message == kernel) {
                 self.gather(gather, &mut queue);
@@ -253,27 +256,6 @@ impl<'a> Order<'a> {
         }
     }
 
-    /// Issues the steps of ring attention, each while the next block of keys and values arrives.
-    fn ring(&self, message: usize, steps: &[usize], queue: &mut Queue) {
-        let blocks = self.key.layout.cp;
-        let arriving = blocks as usize - 1;
-        // All steps from the second on are alike: they are issued as one repeated round.
-        for block in 0..arriving.min(2) {
-            let before = queue.len();
-            let arrival = queue.send(message, blocks - 1, Stream::Context);
-            for &step in steps {
-                queue.compute(step, blocks);
-            }
-            if block == 1 {
-                queue.again(queue.len() - before, arriving - 2);
-            }
-            queue.wait(arrival);
-        }
-        for &step in steps {
-            queue.compute(step, blocks);
-        }
-    }
-
     /// Finds the messages among these kernels that overlap with compute.
     fn beside(&self, kernels: &[usize]) -> Beside {
         let mut beside = Beside::default();
@@ -282,11 +264,11 @@ impl<'a> Order<'a> {
                 continue;
             };
             let (earlier, later) = (&kernels[..place], &kernels[place + 1..]);
-            if collective.kind == CollectiveKind::RingExchange {
+            if self.is_of_ring(collective) {
                 if !self.lowering.waits_for_ring()
-                    && let Some(attention) = self.attention(message)
+                    && let Some(steps) = self.attention(message)
                 {
-                    beside.rings.push((message, attention));
+                    beside.add_to_ring(message, collective.kind, steps);
                 }
             } else if collective.axis == Axis::Tp {
                 if let Some(gather) = self.split_gather(message, collective, later) {
@@ -353,23 +335,6 @@ impl<'a> Order<'a> {
         })
     }
 
-    /// The core-attention kernels that use a ring exchange's keys and values: those after it in forward, before it in
-    /// backward.
-    fn attention(&self, message: usize) -> Option<Range<usize>> {
-        let forward = self.lowered.forward.len();
-        let is = |&kernel: &usize| self.is_attention(kernel);
-        if message < forward {
-            let start = (message + 1..forward).find(is)?;
-            let end = (start..forward)
-                .find(|kernel| !is(kernel))
-                .unwrap_or(forward);
-            return Some(start..end);
-        }
-        let end = (forward..message).rfind(is)? + 1;
-        let start = (forward..end).rfind(|kernel| !is(kernel));
-        Some(start.map_or(forward, |before| before + 1)..end)
-    }
-
     fn kernel(&self, index: usize) -> &'a Kernel {
         let Lowered { forward, backward } = self.lowered;
         match index.checked_sub(forward.len()) {
@@ -401,16 +366,6 @@ impl<'a> Order<'a> {
     fn among(&self, tensors: &[TensorId], tensor: TensorId) -> bool {
         let storage = |id| self.trace.tensor(id).storage;
         tensors.iter().any(|&id| storage(id) == storage(tensor))
-    }
-}
-
-impl Beside {
-    /// The ring exchange, and its attention kernels, that a kernel belongs to.
-    fn ring(&self, kernel: usize) -> Option<(usize, Range<usize>)> {
-        let is = |(message, steps): &&(usize, Range<usize>)| {
-            *message == kernel || steps.contains(&kernel)
-        };
-        self.rings.iter().find(is).cloned()
     }
 }
 
@@ -575,6 +530,23 @@ mod tests {
         assert_eq!(
             issued("megatron-core", [1, 3], false, true),
             format!("c_proj c_proj' c_fc c_fc' c_proj c_proj' {ring} c_attn c_attn'")
+        );
+    }
+
+    #[test]
+    fn pytorch_gathers_keys_beside_the_first_step_and_passes_their_gradients_on() {
+        // The second of three steps stands for the third too.
+        let forward = "+AllGather core_attention -AllGather core_attention core_attention";
+        assert_eq!(
+            issued("torchtitan", [1, 3], false, false),
+            format!("c_attn {forward} c_proj c_fc c_proj")
+        );
+        // Messages leave in order: each waits for the one before it.
+        let backward = "+AllGather core_attention -AllGather +RingExchange -AllGather core_attention -RingExchange \
+                        +RingExchange -RingExchange core_attention -RingExchange +RingExchange -RingExchange";
+        assert_eq!(
+            issued("torchtitan", [1, 3], false, true),
+            format!("c_proj c_proj' c_fc c_fc' c_proj c_proj' {backward} c_attn c_attn'")
         );
     }
 }

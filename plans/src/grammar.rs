@@ -419,8 +419,7 @@ impl Fields {
 
     fn cp_kind(&self, runtime: &Runtime) -> Result<CpKind, StrategyError> {
         let named = self.named("cp_kind", CpKind::ALL, CpKind::name)?;
-        let usual = runtime.space.cp_kinds.first().copied();
-        Ok(named.or(usual).unwrap_or(CpKind::Ring))
+        Ok(named.unwrap_or_else(|| runtime.space.usual_cp_kind()))
     }
 
     fn schedule(&self, vpp: u64) -> Result<ScheduleKind, StrategyError> {

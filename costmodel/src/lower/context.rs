@@ -36,28 +36,52 @@ struct Local {
     blocks: u64,
 }
 
-/// Bytes that a rank sends in a step of the ring. torchtitan's model repeats keys and values for every query head before PyTorch's ring
-/// gets them. The ring sends their gradients in 32 bits, in one message more than there are steps; the bytes of that extra message are
-/// spread over the steps.
-pub(super) fn sent(
+/// Messages of PyTorch's ring attention in a pass, in the order in which they are sent. torchtitan's model has repeated keys and values for
+/// every query head. One gather brings those of all ranks, again in backward. Only their gradients go round: one step sends a block of
+/// them, in 32 bits, to the next rank. There is one message more than a ring has steps; its bytes are spread over the steps.
+pub(super) fn rotated(
     lowering: &Lowering<'_>,
     trace: &Trace,
     op: &AnyOp<'_>,
-    collective: Collective,
-) -> u64 {
-    if !lowering.has(Rewrite::RingInPytorch) {
-        return collective.bytes;
-    }
+    ring: Collective,
+    message: &Kernel,
+) -> Vec<Kernel> {
+    let send = |kind, bytes| Kernel {
+        kind: KernelKind::Comm(Collective {
+            kind,
+            bytes,
+            ..ring
+        }),
+        ..message.clone()
+    };
     let size = trace.tensor(op.inputs[0]).dtype.size();
     let shapes = trace.forward.iter().find_map(|op| shape(op.operator));
     let Some(local) = shapes.map(|shape| Local::of(lowering, shape, size)) else {
-        return collective.bytes;
+        return vec![message.clone()];
     };
-    let gradients = match op.pass {
-        Pass::Forward => 0,
-        _ => local.pairs * WIDE * local.blocks / (local.blocks - 1),
-    };
-    local.pairs * size + gradients
+    let gather = send(CollectiveKind::AllGather, local.gathered());
+    let gradients = local.pairs * WIDE * local.blocks / (local.blocks - 1);
+    match op.pass {
+        Pass::Forward => vec![gather],
+        _ => vec![gather, send(CollectiveKind::RingExchange, gradients)],
+    }
+}
+
+/// Bytes of the keys and values of all ranks, which PyTorch's ring attention keeps until it has attended to the last block.
+pub(super) fn gathered_by_ring(lowering: &Lowering<'_>, trace: &Trace) -> Bytes {
+    let ring = trace.forward.iter().find_map(|op| match op.operator {
+        Operator::Exchange(of) if of.collective.kind == CollectiveKind::RingExchange => {
+            Some(trace.tensor(op.inputs[0]).dtype.size())
+        }
+        _ => None,
+    });
+    let shapes = trace.forward.iter().find_map(|op| shape(op.operator));
+    match (ring, shapes) {
+        (Some(size), Some(shape)) if lowering.has(Rewrite::RingInPytorch) => {
+            Bytes(Local::of(lowering, shape, size).gathered())
+        }
+        _ => Bytes(0),
+    }
 }
 
 /// A message of context parallelism with the kernels before and after it, in launch order.
@@ -70,7 +94,7 @@ pub(super) fn with_copies(
     let [before, after] = match collective.kind {
         CollectiveKind::AllToAll => [copy(2), copy(2)],
         CollectiveKind::AllGather => [None, copy(2)],
-        CollectiveKind::ReduceScatter if lowering.has(Rewrite::RingInPytorch) => [copy(2), None],
+        CollectiveKind::ReduceScatter if joins_parts(lowering) => [copy(2), None],
         // Transformer Engine runs attention once for each half of the queries. It clears the gradients of all keys and values, adds what
         // each half gives, and copies the sums. With causal attention both halves together see little more than all keys once.
         CollectiveKind::ReduceScatter => [copy(1 + 3 + 2), None],
@@ -108,10 +132,15 @@ pub(super) fn beside_attention(
         CollectiveKind::RingExchange if pytorch && compiled => local.compiled(forward),
         CollectiveKind::RingExchange if pytorch => local.by_operators(forward),
         CollectiveKind::RingExchange => local.in_place(forward),
-        CollectiveKind::AllGather if !pytorch => local.halves(forward),
+        CollectiveKind::AllGather if !joins_parts(lowering) => local.halves(forward),
         _ => return None,
     };
     Some(attention.beside(chain))
+}
+
+/// Whether PyTorch gathers keys and values before a single attention kernel: the ranks' parts are joined along the sequence's dimension.
+fn joins_parts(lowering: &Lowering<'_>) -> bool {
+    lowering.has(Rewrite::RearrangeSequences)
 }
 
 fn shape(operator: Operator) -> Option<AttentionShape> {
@@ -135,6 +164,11 @@ impl Local {
             size,
             blocks: (shape.kv_len / shape.q_len).max(2),
         }
+    }
+
+    /// Bytes of the keys and values of all ranks.
+    fn gathered(self) -> u64 {
+        self.pairs * self.size * self.blocks
     }
 
     /// Traffic beside attention in Transformer Engine's ring. Keys and values are first copied to one buffer. In forward a fused kernel adds
@@ -234,18 +268,13 @@ mod tests {
         testing::lowered(&testing::runtime(runtime), &trace)
     }
 
-    /// Bytes that a step of the ring sends, forward and backward, per token of a rank.
-    fn messages(runtime: &str, ranks: u64) -> [u64; 2] {
-        let Lowered { forward, backward } = lowered(runtime, ranks, CpKind::Ring);
-        [forward, backward].map(|kernels| {
-            let mut sent = kernels.iter().filter_map(|kernel| match kernel.kind {
-                KernelKind::Comm(of) => Some(of.bytes / (TOKENS / ranks)),
-                _ => None,
-            });
-            let bytes = sent.next().expect("a message");
-            assert_eq!(sent.next(), None);
-            bytes
-        })
+    /// Kind of every message of ring attention in a pass, with its bytes per token of a rank.
+    fn messages(kernels: &[Kernel], ranks: u64) -> Vec<(CollectiveKind, u64)> {
+        let sent = kernels.iter().filter_map(|kernel| match kernel.kind {
+            KernelKind::Comm(of) => Some((of.kind, of.bytes / (TOKENS / ranks))),
+            _ => None,
+        });
+        sent.collect()
     }
 
     /// Bytes that adding up moves beside attention, forward and backward, per token of a rank.
@@ -262,17 +291,29 @@ mod tests {
     }
 
     #[test]
-    fn torchtitan_sends_keys_for_every_query_head_and_their_gradients_in_32_bits() {
+    fn torchtitan_gathers_keys_for_every_query_head_and_sends_their_gradients_in_32_bits() {
+        use CollectiveKind::{AllGather, RingExchange};
         let pairs = 2 * KEYS;
         for ranks in [2, 4] {
-            assert_eq!(messages("megatron-core", ranks), [2 * pairs, 4 * pairs]);
-            // There are twice as many query heads as key heads. A step sends 2 bytes of each number. Gradients have 4 bytes and are sent
-            // once more than there are steps.
-            let all = 2 * pairs;
-            let gradients = all * 4 * ranks / (ranks - 1);
+            let of = |runtime| {
+                let Lowered { forward, backward } = lowered(runtime, ranks, CpKind::Ring);
+                [forward, backward].map(|kernels| messages(&kernels, ranks))
+            };
+            // A step sends 2 bytes of each number. Backward sends the gradients beside the keys and values.
             assert_eq!(
-                messages("torchtitan", ranks),
-                [2 * all, 2 * all + gradients],
+                of("megatron-core"),
+                [
+                    vec![(RingExchange, 2 * pairs)],
+                    vec![(RingExchange, 4 * pairs)]
+                ]
+            );
+            // There are twice as many query heads as key heads. Gradients have 4 bytes and are sent once more than a ring has steps.
+            let all = 2 * pairs;
+            let gather = (AllGather, 2 * all * ranks);
+            let gradients = (RingExchange, all * 4 * ranks / (ranks - 1));
+            assert_eq!(
+                of("torchtitan"),
+                [vec![gather], vec![gather, gradients]],
                 "{ranks}"
             );
         }
@@ -339,12 +380,17 @@ mod tests {
             (core, AllGather, false, "+128 256 +128 256 attention 384"),
             (core, AllGather, true, "attention 256 768 +128 768 +128"),
             (
-                "torchtitan",
+                "torchtitan-2026",
                 AllGather,
                 false,
                 "+128 256 +128 256 attention",
             ),
-            ("torchtitan", AllGather, true, "attention 256 +128 256 +128"),
+            (
+                "torchtitan-2026",
+                AllGather,
+                true,
+                "attention 256 +128 256 +128",
+            ),
             (
                 core,
                 AllToAll,

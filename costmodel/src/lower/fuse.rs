@@ -321,6 +321,9 @@ fn single(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Vec<Kernel>
                 bytes,
                 ..collective
             }));
+            if collective.kind == CollectiveKind::RingExchange && has(Rewrite::RingInPytorch) {
+                return context::rotated(lowering, trace, op, collective, &message);
+            }
             let messages = messages(lowering, trace, op, collective);
             let one = match collective.axis {
                 Axis::Cp => context::with_copies(lowering, collective, message),
@@ -365,9 +368,6 @@ fn product(lowering: &Lowering<'_>, trace: &Trace, pass: Pass, product: Product)
 /// Bytes that a collective sends. Runtimes that gather the inputs of 8-bit products under tensor parallelism send them in 8 bits.
 /// Under autocast a linear layer casts its input inside the layer, so the gradient of that input is all-reduced in 32 bits.
 fn sent(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>, collective: Collective) -> u64 {
-    if collective.kind == CollectiveKind::RingExchange {
-        return context::sent(lowering, trace, op, collective);
-    }
     if collective.axis != Axis::Tp {
         return collective.bytes;
     }

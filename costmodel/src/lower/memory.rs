@@ -7,6 +7,7 @@ use plans::Recompute;
 
 use super::casts;
 use super::chunked_loss::Head;
+use super::context;
 use super::kernel::{Kernel, Lowered};
 use super::loss;
 use super::lowering::Lowering;
@@ -64,8 +65,9 @@ impl Lowering<'_> {
         let none = TensorSet::new(trace);
         let of_loss = loss::backward(self, trace, tp);
         let backward = peak_transient(trace, &lowered.backward, &none, fused).max(of_loss);
-        let backward = backward + casts + keys_and_values_gathered_again(self, trace);
-        let beside = casts + loss::forward(self, trace, tp);
+        let beside = casts + context::gathered_by_ring(self, trace);
+        let backward = backward + beside + keys_and_values_gathered_again(self, trace);
+        let beside = beside + loss::forward(self, trace, tp);
         let sum = |saved: &[SavedTensor<'_>]| saved.iter().map(|s| s.bytes).sum::<Bytes>();
         // Activations that are recomputed for the input half stay until the weight half.
         let all = kept(self, trace, Recompute::None);

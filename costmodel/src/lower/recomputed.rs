@@ -1,8 +1,9 @@
 //! Activation recomputation: which kernels of a block's forward pass are launched a second time, just before its backward
 //! pass.
 
+use catalog::Axis;
 use catalog::runtime::Rewrite;
-use dtensor::{CollectiveKind, Trace};
+use dtensor::{Collective, CollectiveKind, Trace};
 use plans::Recompute;
 
 use super::checkpoint;
@@ -48,6 +49,12 @@ pub fn recomputed(
             }
             KernelKind::Gemm { .. } | KernelKind::GroupedGemm { .. } => {
                 !selected.contains(&trace.forward[kernel.op].outputs[0])
+            }
+            // The gather of PyTorch's ring is a part of attention, whose result is kept.
+            KernelKind::Comm(Collective { axis: Axis::Cp, .. })
+                if lowering.has(Rewrite::RingInPytorch) =>
+            {
+                reruns_attention(lowering, recompute)
             }
             KernelKind::Comm(c) => c.kind == CollectiveKind::AllGather,
             KernelKind::BatchedGemm { .. } | KernelKind::Attention(_) => {
