@@ -64,7 +64,9 @@ pub fn presets() -> Vec<RuntimePreset> {
             &presets
                 .iter()
                 .find(|p| &p.runtime.name == name)
-                .unwrap_or_else(|| panic!("embedded preset {file} extends unknown {name}"))
+                .unwrap_or_else(|| {
+                    panic!("embedded preset {file} extends {name}, which is not before it in FILES")
+                })
                 .runtime
         });
         let aliases = parsed.aliases.clone();

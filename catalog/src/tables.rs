@@ -242,6 +242,10 @@ mod tests {
     #[test]
     fn every_table_is_whole_and_monotone() {
         for name in gemm_names() {
+            assert!(
+                measured_on(name).is_some(),
+                "{name}: not in measured_on.yaml"
+            );
             let grid = gemm(name, DType::Bf16).expect(name);
             for axis in [Axis(0), Axis(1), Axis(2)] {
                 for line in grid.microseconds.lanes(axis) {

@@ -4,49 +4,96 @@
 use std::fs;
 use std::path::Path;
 
+/// Reads a preset by the name of its file and returns the name that it gives itself.
+type Read = fn(&str) -> Result<String, catalog::SpecError>;
+
+/// Folders of presets, each with the list that must name its files and with what reads one.
+const FOLDERS: [(&str, &str, Read); 4] = [
+    (
+        "devices",
+        "DEVICES in catalog/src/cluster_presets.rs",
+        |name| Ok(catalog::load::device(name)?.name),
+    ),
+    (
+        "clusters",
+        "CLUSTERS in catalog/src/cluster_presets.rs",
+        |name| Ok(catalog::load::cluster(name)?.name.clone()),
+    ),
+    ("models", "MODELS in catalog/src/model_presets.rs", |name| {
+        Ok(catalog::load::model(name)?.name.clone())
+    }),
+    (
+        "runtimes",
+        "FILES in catalog/src/runtime_presets.rs",
+        |name| Ok(catalog::load::runtime(name)?.name),
+    ),
+];
+
+fn presets(folder: &str) -> Vec<String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let files = fs::read_dir(path.join("presets").join(folder)).expect(folder);
+    let names = files.map(|file| file.expect("an entry").file_name());
+    let mut names: Vec<String> = names.map(|n| n.to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+/// Every file can be read under its name, which is also the name in it.
 #[test]
 fn every_preset_is_registered() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let source = |name: &str| fs::read_to_string(root.join("src").join(name)).expect(name);
-    let lists = [
-        ("devices", source("cluster_presets.rs")),
-        ("clusters", source("cluster_presets.rs")),
-        ("models", source("model_presets.rs")),
-        ("runtimes", source("runtime_presets.rs")),
-        (
-            "kernels",
-            source("tables.rs") + &source("attention_charts.rs"),
-        ),
-    ];
-    let mut missing = Vec::new();
-    for (folder, list) in lists {
-        let files = fs::read_dir(root.join("presets").join(folder)).expect(folder);
-        for file in files {
-            let name = file.expect("an entry").file_name();
-            let name = name.to_string_lossy();
-            let path = format!("presets/{folder}/{name}");
-            let stem = name.trim_end_matches(".yaml").trim_end_matches(".json");
-            let listed = ["embedded!(", "models! {"].map(|list_of| list.contains(list_of));
-            let by_name = listed[0] && list.contains(&format!("\"{stem}\","))
-                || listed[1] && list.contains(&format!("\"{stem}\" =>"));
-            if !by_name && !list.contains(&format!("include_str!(\"../{path}\")")) {
-                missing.push(path);
+    let mut wrong = Vec::new();
+    for (folder, list, read) in FOLDERS {
+        for file in presets(folder) {
+            let path = format!("catalog/presets/{folder}/{file}");
+            let name = file.trim_end_matches(".yaml").trim_end_matches(".json");
+            match read(name) {
+                Ok(found) if found == name => {}
+                Err(error) if !matches!(error, catalog::SpecError::Unknown { .. }) => {
+                    wrong.push(format!("{path}: {error}"));
+                }
+                Ok(_) | Err(_) => wrong.push(format!(
+                    "{path}: no preset is called {name}; add it to {list}, and call it so in the file"
+                )),
             }
         }
     }
-    assert!(missing.is_empty(), "not registered: {}", missing.join(", "));
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Jobs name clusters: no job could use a device that no cluster has.
+#[test]
+fn every_registered_device_has_a_cluster() {
+    let clusters = catalog::load::cluster_names().expect("clusters");
+    let of = |name: &str| {
+        catalog::load::cluster(name)
+            .expect(name)
+            .device
+            .name
+            .clone()
+    };
+    let used: Vec<String> = clusters.iter().map(|cluster| of(&cluster.name)).collect();
+    for file in presets("devices") {
+        let name = file.trim_end_matches(".yaml");
+        assert!(
+            used.iter().any(|device| device == name),
+            "no file in catalog/presets/clusters has `device: {name}`"
+        );
+    }
 }
 
 #[test]
-fn every_preset_is_read() {
-    let names = catalog::load::model_names()
-        .into_iter()
-        .map(|info| info.name);
-    for name in names {
-        catalog::load::model(&name).unwrap_or_else(|e| panic!("{name}: {e}"));
-    }
-    for info in catalog::load::cluster_names().expect("clusters") {
-        catalog::load::cluster(&info.name).unwrap_or_else(|e| panic!("{}: {e}", info.name));
+fn every_registered_table_is_embedded() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let source = |name: &str| fs::read_to_string(root.join("src").join(name)).expect(name);
+    let sources = source("tables.rs") + &source("attention_charts.rs");
+    for folder in ["kernels", "collectives"] {
+        for file in presets(folder) {
+            let included = format!("include_str!(\"../presets/{folder}/{file}\")");
+            assert!(
+                sources.contains(&included),
+                "catalog/presets/{folder}/{file}: no list names it; add it to catalog/src/tables.rs"
+            );
+        }
     }
 }
 
