@@ -3,7 +3,7 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use strum::{IntoStaticStr, VariantArray};
+use strum::{EnumCount, IntoStaticStr, VariantArray};
 
 /// A mesh axis. The dense mesh is `pp · dp_replicate · dp_shard · cp · tp`; experts use
 /// `pp · edp · ep · etp` over the same ranks.
@@ -60,7 +60,18 @@ impl AxisOrder {
 
 /// A pipeline schedule.
 #[derive(
-    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    JsonSchema,
+    EnumCount,
 )]
 pub enum ScheduleKind {
     /// All forwards, then all backwards (Huang et al. 2019).
@@ -180,7 +191,7 @@ impl TryFrom<u8> for Zero {
 
 impl ScheduleKind {
     /// Every schedule.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; Self::COUNT] = [
         Self::OneFOneB,
         Self::Interleaved,
         Self::GPipe,

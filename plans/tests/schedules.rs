@@ -120,6 +120,30 @@ fn every_legal_schedule_is_complete_and_free_of_deadlock() {
     assert!(built > 1000, "{built}");
 }
 
+/// A schedule that no runtime has could be planned by nobody.
+#[test]
+fn every_schedule_has_one_name_and_a_runtime() {
+    let runtimes = catalog::load::runtime_names().into_iter();
+    let offered: Vec<ScheduleKind> = runtimes
+        .flat_map(|info| {
+            let runtime = catalog::load::runtime(&info.name).expect("listed");
+            runtime.space.schedules
+        })
+        .collect();
+    for kind in ScheduleKind::ALL {
+        let in_files = serde_json::to_value(kind).expect("a word");
+        assert_eq!(
+            in_files,
+            kind.name(),
+            "{kind:?}: in files and in strategies"
+        );
+        assert!(
+            offered.contains(&kind),
+            "{kind}: no file in catalog/presets/runtimes has it in `space.schedules`"
+        );
+    }
+}
+
 #[test]
 fn illegal_sizes_have_a_reason() {
     let check = |kind, p, v, m, expected: &str| {

@@ -4,6 +4,7 @@ use catalog::model::ModelConfig;
 use catalog::runtime::Rewrite;
 use catalog::state_types::StateTypes;
 use catalog::{Cluster, Fp8Recipe, GradientTypes, Precision, Runtime, Workload};
+use strum::EnumCount;
 
 use super::assumptions::Assumption;
 use super::inputs::{self, Inputs, Unfilled};
@@ -12,7 +13,7 @@ use plans::decisions::Decisions;
 use plans::plan_file::ShardingFile;
 
 /// How the ranks are started.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, EnumCount)]
 pub enum Launcher {
     /// `torchrun` on every node.
     Torchrun,
@@ -24,7 +25,7 @@ pub enum Launcher {
 
 impl Launcher {
     /// Every way to start the ranks.
-    pub const ALL: [Self; 3] = [Self::Torchrun, Self::Slurm, Self::Kubernetes];
+    pub const ALL: [Self; Self::COUNT] = [Self::Torchrun, Self::Slurm, Self::Kubernetes];
 
     /// Name of the script or manifest.
     #[must_use]
