@@ -99,6 +99,10 @@ fn check(model: &str, config: &Model) {
     let text = include_str!("../../fixtures/pytorch.json");
     let expected: Value = serde_json::from_str(text).expect("a fixture");
     let expected = &expected[model];
+    assert!(
+        expected.is_object(),
+        "{model}: make tests/fixtures/pytorch.json again with tests/pytorch/oracle.py"
+    );
     let workload = Workload::new(catalog::WorkloadSizes {
         gpus: 1,
         seq_len: SEQ,
