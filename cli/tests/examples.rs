@@ -33,6 +33,14 @@ fn examples(folder: &Path, command: &[String], found: &mut Vec<String>) {
         .map(|line| line.trim().to_owned())
         .collect();
     assert_eq!(lines.len(), 2, "{command:?} has two examples: {page}");
+    let called = ["vescale-plan"]
+        .into_iter()
+        .chain(command.iter().map(String::as_str));
+    let called = called.collect::<Vec<_>>().join(" ");
+    assert!(
+        lines.iter().all(|line| line.contains(&called)),
+        "`{called}` has no examples of its own in cli/src/args/examples.rs: {lines:?}"
+    );
     found.extend(lines);
     for sub in below(&page) {
         examples(folder, &[command, &[sub]].concat(), found);
