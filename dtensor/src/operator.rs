@@ -488,17 +488,28 @@ impl CostClass {
     /// Whether a pointwise compiler can fuse the operator into a chain: elementwise operators and row reductions.
     #[must_use]
     pub fn is_pointwise(self) -> bool {
-        matches!(
-            self,
+        match self {
             Self::Norm
-                | Self::Activation { .. }
-                | Self::Add
-                | Self::Bias
-                | Self::Dropout
-                | Self::Rope
-                | Self::Scale
-                | Self::Copy
-        )
+            | Self::Activation { .. }
+            | Self::Add
+            | Self::Bias
+            | Self::Dropout
+            | Self::Rope
+            | Self::Scale
+            | Self::Copy => true,
+            Self::Product(_)
+            | Self::AttentionScores(_)
+            | Self::AttentionContext(_)
+            | Self::Softmax(_)
+            | Self::Scan(_)
+            | Self::Convolution
+            | Self::Embedding
+            | Self::CrossEntropy
+            | Self::TopK
+            | Self::Permute
+            | Self::Unpermute
+            | Self::Collective(_) => false,
+        }
     }
 }
 
