@@ -168,7 +168,7 @@ impl DeviceFile {
         if !tables.contains(&kernels.as_str()) {
             return Err(wrong(
                 "kernels",
-                format!("`{kernels}` is not one of: {known}"),
+                format!("unknown table `{kernels}`; expected one of {known}"),
             ));
         }
         let device = Device {

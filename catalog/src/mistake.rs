@@ -3,6 +3,8 @@
 
 use std::fmt;
 
+use crate::suggest::nearest;
+
 /// A mistake in an input. Shown on one line by `Display`; the command shows each part on a line of its own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mistake {
@@ -35,8 +37,8 @@ impl Mistake {
         wrong.at(format!("{flag} {value}")).expected(expected)
     }
 
-    /// Splits a mistake told in one sentence, such as `unknown field ...; expected one of ...`,
-    /// into what is wrong and what was expected. A line quoted at the end stays with what is wrong.
+    /// Splits a mistake told in one sentence, such as `unknown field ...; expected one of ...`, into what is wrong and what was
+    /// expected, with the nearest of several words. A line quoted at the end stays with what is wrong.
     #[must_use]
     pub fn of_sentence(text: &str) -> Self {
         let parts = ["; expected ", ": expected ", ", expected "];
@@ -44,12 +46,14 @@ impl Mistake {
         let Some((what, expected)) = split else {
             return Self::new(text);
         };
+        let near = nearest_word(what, expected.split(", in `").next().unwrap_or_default());
         match expected.split_once(", in `") {
             Some((expected, quoted)) => {
                 Self::new(format!("{what}, in `{quoted}")).expected(expected)
             }
             None => Self::new(what).expected(expected),
         }
+        .nearest(near)
     }
 
     /// Says where the mistake is.
@@ -79,6 +83,15 @@ impl Mistake {
         self.example = Some(example.into());
         self
     }
+}
+
+/// Of words that were expected, as ``one of a, b`` or ``\`a\` or \`b\```, the nearest to the unknown word of a sentence.
+fn nearest_word(what: &str, expected: &str) -> Option<String> {
+    let (_, word) = what.split_once("unknown ")?;
+    let word = word.split('`').nth(1)?;
+    let list = expected.strip_prefix("one of ").unwrap_or(expected);
+    let words = list.split(", ").flat_map(|words| words.split(" or "));
+    nearest(word, words.map(|word| word.trim_matches('`')))
 }
 
 impl fmt::Display for Mistake {
@@ -118,6 +131,32 @@ mod tests {
             assert_eq!(
                 (mistake.what.as_str(), mistake.expected.as_deref()),
                 (what, expected)
+            );
+        }
+    }
+
+    #[test]
+    fn the_nearest_of_several_words_is_suggested() {
+        for (text, near) in [
+            (
+                "unknown field `smcount`, expected one of name, sm_count, in `smcount: 1`",
+                Some("sm_count"),
+            ),
+            (
+                "unknown variant `rign`, expected `ring` or `tree`",
+                Some("ring"),
+            ),
+            (
+                "unknown kernels `b200_sxn`; expected one of h100_sxm, b200_sxm",
+                Some("b200_sxm"),
+            ),
+            ("unknown field `x`, expected one of name, sm_count", None),
+            ("0; expected 1 to 4", None),
+        ] {
+            assert_eq!(
+                Mistake::of_sentence(text).nearest.as_deref(),
+                near,
+                "{text}"
             );
         }
     }
