@@ -268,7 +268,14 @@ fn device_beside(arg: &str, cluster: &Path) -> Result<Device, SpecError> {
     }
     names::checked(arg, &cluster.display().to_string(), "device")?;
     let path = cluster.with_file_name(arg);
-    let file: DeviceFile = text::yaml(&text::read(&path)?, &path.display().to_string())?;
+    let of_field = |unreadable: SpecError| {
+        let field = format!("field `device` of {}", cluster.display());
+        let place = format!("{}, named by {field}", path.display());
+        let expected = "the path of a device file, from the folder of the cluster's file";
+        SpecError::Wrong(unreadable.mistake().at(place).expected(expected))
+    };
+    let text = text::read(&path).map_err(of_field)?;
+    let file: DeviceFile = text::yaml(&text, &path.display().to_string())?;
     file.resolve(&path.display().to_string())
 }
 

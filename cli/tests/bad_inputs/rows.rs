@@ -294,6 +294,7 @@ pub const CLUSTERS: &[(&str, &str, &str)] = &[
     ("schema_version: 1", "schema_version: 99", "schema_version"),
     ("fabric: infini_band", "fabric: infiniband", "nearest   infini_band"),
     ("gpus_per_node: 8", "gpu_per_node: 8", "nearest   gpus_per_node"),
+    ("device: h100-sxm", "device: nowhere.yaml", "nowhere.yaml, named by field `device` of"),
     ("scale_out: {", "scale_out: {latency: {value: 9e307 days, origin: assumed, source: x}, ", "latency"),
     ("device: h100-sxm", "device: {schema_version: 1, name: x, architecture: hopper}", "memory"),
 ];
