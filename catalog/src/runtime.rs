@@ -288,6 +288,9 @@ pub enum Rewrite {
     GatherQuantised,
     /// Products of experts stay in 16 bits where linear layers run in 8.
     WideExperts,
+    /// Under ZeRO-3 the weights of a layer are cast before they are gathered, and gathered in 8 bits (XLA's `CollectiveQuantizer`,
+    /// which its pipeline runs before collectives are pipelined since openxla/xla pull request 17453 of September 2024).
+    GatherNarrowWeights,
     /// Activations are `[batch, sequence, hidden]`, and collectives work on the first dimension: a kernel copies the result of every
     /// tensor-parallel gather of sequences, and the input of every scatter (torchtitan before 73aed7f of August 2026).
     RearrangeSequences,

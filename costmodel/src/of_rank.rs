@@ -20,8 +20,6 @@ const SUB_GROUP: u64 = 1_000_000_000;
 /// that takes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Largest {
-    /// Most weights of any block. All of them are gathered.
-    gathered: u64,
     /// Most trained weights of any block. Only these have gradients to reduce.
     reduced: u64,
     /// Weights of embedding and head together.
@@ -40,7 +38,6 @@ impl Largest {
         let all = block.all().total();
         let [ends, layer] = if is_end { [all, 0] } else { [0, all] };
         Self {
-            gathered: all,
             reduced: block.trained.total(),
             ends,
             larger_end: ends,
@@ -57,7 +54,6 @@ impl Largest {
     /// These numbers for the blocks of both sides together.
     pub(crate) fn or(self, other: Self) -> Self {
         Self {
-            gathered: self.gathered.max(other.gathered),
             reduced: self.reduced.max(other.reduced),
             ends: self.ends + other.ends,
             larger_end: self.larger_end.max(other.larger_end),
@@ -268,7 +264,9 @@ fn gathered_and_unreduced(
     reduce: u64,
 ) -> Bytes {
     let runtime = &scenario.runtime;
-    let gathered_type = states::gathered_type(runtime, scenario.workload.precision).size();
+    let precision = scenario.workload.precision;
+    let gathered_type = states::gathered_type(runtime, precision).size();
+    let layer_type = states::gathered_layer_type(runtime, precision).size();
     let reshards = match strategy.zero {
         Zero::Z3 => strategy.reshard_after_forward,
         _ => runtime.zero3_once.reshards_by_default(strategy.pp),
@@ -280,7 +278,7 @@ fn gathered_and_unreduced(
         false => (largest.reduced, gathered_type),
     };
     let gathered = if !reshards {
-        held.all().total()
+        held.all().total() * gathered_type
     } else {
         let ahead = runtime.ahead(strategy.prefetch);
         let blocks = ahead.unwrap_or(Ahead::USUAL).blocks();
@@ -289,8 +287,8 @@ fn gathered_and_unreduced(
             false => largest.ends,
         };
         match states::is_fsdp(runtime) {
-            true => ends + largest.layer * blocks,
-            false => largest.gathered * blocks,
+            true => ends * gathered_type + largest.layer * blocks * layer_type,
+            false => (largest.larger_end * gathered_type).max(largest.layer * layer_type) * blocks,
         }
     };
     let copied = match runtime.rewrites.contains(&Rewrite::CopyShards) {
@@ -298,8 +296,8 @@ fn gathered_and_unreduced(
         false => 0,
     };
     let casts = match states::keeps_casts(scenario, strategy) {
-        true => held.trained.total() * scenario.workload.precision.activation().size(),
+        true => held.trained.total() * precision.activation().size(),
         false => 0,
     };
-    Bytes(gathered * gathered_type + unreduced * reduce + copied + casts)
+    Bytes(gathered + unreduced * reduce + copied + casts)
 }

@@ -26,7 +26,8 @@ pub(crate) struct Traffic<'a> {
     pub(crate) strategy: &'a Decisions,
     pub(crate) parallel: &'a DataParallel,
     types: StateTypes,
-    priced: Vec<(Weights, BlockTraffic)>,
+    /// Prices by weights, and by whether they are a layer's.
+    priced: Vec<((Weights, bool), BlockTraffic)>,
 }
 
 /// How long the gather, the reduction and the host copies of one block take.
@@ -53,17 +54,27 @@ impl<'a> Traffic<'a> {
         }
     }
 
-    /// The times of a block with these weights.
-    fn of(&mut self, weights: Weights, message: Message<'_>) -> Result<BlockTraffic, CostError> {
-        if let Some((_, known)) = self.priced.iter().find(|(of, _)| *of == weights) {
+    /// The times of a block with these weights, which is a layer or not.
+    fn of(
+        &mut self,
+        weights: Weights,
+        is_layer: bool,
+        message: Message<'_>,
+    ) -> Result<BlockTraffic, CostError> {
+        let key = (weights, is_layer);
+        if let Some((_, known)) = self.priced.iter().find(|(of, _)| *of == key) {
             return Ok(*known);
         }
-        let new = self.price(weights, message)?;
-        self.priced.push((weights, new));
+        let new = self.price(key, message)?;
+        self.priced.push((key, new));
         Ok(new)
     }
 
-    fn price(&self, weights: Weights, message: Message<'_>) -> Result<BlockTraffic, CostError> {
+    fn price(
+        &self,
+        (weights, is_layer): (Weights, bool),
+        message: Message<'_>,
+    ) -> Result<BlockTraffic, CostError> {
         let Self {
             scenario,
             strategy,
@@ -80,6 +91,9 @@ impl<'a> Traffic<'a> {
                     let elements = weights.gathered(zero);
                     let precision = scenario.workload.precision;
                     let gathered = match zero {
+                        Zero::Z3 if is_layer => {
+                            states::gathered_layer_type(&scenario.runtime, precision)
+                        }
                         Zero::Z3 => states::gathered_type(&scenario.runtime, precision),
                         _ => precision.activation(),
                     };
@@ -129,7 +143,7 @@ pub(crate) fn add_layers(
             gather,
             reduce,
             copies,
-        } = traffic.of(tables.own(run), message)?;
+        } = traffic.of(tables.own(run), is_layer, message)?;
         stage.layers.push(LayerTraffic {
             count: run.count,
             first_layer,

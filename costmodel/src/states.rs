@@ -369,6 +369,14 @@ pub(crate) fn gathered_type(runtime: &Runtime, precision: Precision) -> DType {
     }
 }
 
+/// Element type in which ZeRO-3 gathers the weights of a layer.
+pub(crate) fn gathered_layer_type(runtime: &Runtime, precision: Precision) -> DType {
+    match runtime.rewrites.contains(&Rewrite::GatherNarrowWeights) {
+        true => precision.matmul(),
+        false => gathered_type(runtime, precision),
+    }
+}
+
 /// Gradients of a rank that do not exist before its backward pass begins, by what becomes of their memory until then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LateGradients {
