@@ -291,6 +291,12 @@ pub enum Rewrite {
     /// Under ZeRO-3 the weights of a layer are cast before they are gathered, and gathered in 8 bits (XLA's `CollectiveQuantizer`,
     /// which its pipeline runs before collectives are pipelined since openxla/xla pull request 17453 of September 2024).
     GatherNarrowWeights,
+    /// Forward products of gathered weights run in 16 bits. XLA makes an 8-bit product of a cast, its inverse and a product in 16
+    /// bits. Before `CollectiveQuantizer` its pipelining of gathers took casts of weights out of the loop over layers, without which
+    /// it does not find the pattern (openxla/xla pull request 12866 of May 2024). It leaves casts in the backward loop, where the
+    /// weight's largest magnitude is read as well: gathers are pipelined only if nothing else reads what they depend on
+    /// (`collective_pipeliner.cc`, `CollectIndependentOperandChain`).
+    WideForwardProducts,
     /// Activations are `[batch, sequence, hidden]`, and collectives work on the first dimension: a kernel copies the result of every
     /// tensor-parallel gather of sequences, and the input of every scatter (torchtitan before 73aed7f of August 2026).
     RearrangeSequences,

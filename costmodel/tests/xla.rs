@@ -1,4 +1,4 @@
-//! What XLA makes of a step: gathers of 8-bit weights.
+//! What XLA makes of a step: gathers of 8-bit weights, and products that stay in 16 bits.
 
 use catalog::runtime::Rewrite;
 use catalog::{Precision, Workload, WorkloadSizes};
@@ -34,6 +34,13 @@ fn predicted(scenario: Scenario) -> Prediction {
     costs.predict(&strategy).expect("predicted")
 }
 
+/// Seconds of the kernels whose names begin and end so.
+fn seconds(of: &Prediction, [start, end]: [&str; 2]) -> f64 {
+    let named = |name: &str| name.starts_with(start) && name.ends_with(end);
+    let kernels = of.kernels.iter().filter(|kernel| named(&kernel.name));
+    kernels.map(|kernel| kernel.seconds).sum()
+}
+
 #[test]
 fn weights_of_8_bit_products_take_half_the_time_and_memory_of_a_gather() {
     for (precision, narrows) in [(Precision::Fp8, true), (Precision::Bf16, false)] {
@@ -45,5 +52,21 @@ fn weights_of_8_bit_products_take_half_the_time_and_memory_of_a_gather() {
             narrows,
             "{precision:?}"
         );
+    }
+}
+
+#[test]
+fn forward_products_stay_in_16_bits_where_their_casts_left_the_loop() {
+    let of = |rewrites: &[Rewrite]| predicted(scenario("dgx-h100", Precision::Fp8, rewrites));
+    let [narrow, wide] = [of(&[]), of(&[Rewrite::WideForwardProducts])];
+    for (name, slower) in [
+        (["mlp.up_proj matmul", "(forward)"], 1.5..2.2),
+        (["mlp.up_proj matmul", "(recomputed)"], 1.0..1.0 + 1e-9),
+        (["mlp.up_proj matmul", "(backward)"], 1.0..1.0 + 1e-9),
+        (["mlp.up_proj matmul", "(weight gradient)"], 1.0..1.0 + 1e-9),
+        (["lm_head matmul", "(forward)"], 1.0..1.0 + 1e-9),
+    ] {
+        let ratio = seconds(&wide, name) / seconds(&narrow, name);
+        assert!(slower.contains(&ratio), "{name:?}: {ratio}");
     }
 }

@@ -3,7 +3,7 @@
 use catalog::documents::OfLength;
 use catalog::runtime::Rewrite;
 use catalog::{Axis, Bytes, CpKind, DType, Fp8Recipe, Precision, Seconds};
-use dtensor::{AttentionShape, Collective, CollectiveKind, Pass};
+use dtensor::{AttentionShape, Collective, CollectiveKind, CostClass, Pass};
 use plans::{Group, Recompute};
 
 use super::entry::{BlockToPrice, PricedBlock, PricedKernel};
@@ -77,7 +77,7 @@ impl Timed<'_> {
     }
 
     /// Orders kernels as the runtime issues them.
-    fn ordered(&self, kernels: Vec<PricedKernel>) -> PricedBlock {
+    fn ordered(&self, mut kernels: Vec<PricedKernel>) -> PricedBlock {
         let BlockToPrice {
             trace,
             lowered,
@@ -87,6 +87,9 @@ impl Timed<'_> {
         } = *self.of;
         let forward = lowered.forward.len();
         let end = forward + lowered.backward.len();
+        // What `with_narrow_recomputation` added for another order is added again.
+        let accumulates = self.accumulation(block_cost::weights(trace).trained).0 > 0.0;
+        kernels.truncate(end + usize::from(accumulates));
         let of_pass = |wanted: &[Pass]| -> Vec<usize> {
             let is = |(_, kernel): &(usize, &Kernel)| wanted.contains(&kernel.pass);
             let backward = (forward..).zip(&lowered.backward);
@@ -100,7 +103,7 @@ impl Timed<'_> {
         ];
         let mut halves = (self.of.scenario.splits_backward())
             .then(|| [input, weight].map(|half| order.issue(&of_pass(half))));
-        if kernels.len() > end {
+        if accumulates {
             let weight = halves.as_mut().map(|[_, weight]| weight);
             for pass in [&mut backward].into_iter().chain(weight) {
                 pass.push(Launch::last(end, pass));
@@ -116,7 +119,49 @@ impl Timed<'_> {
             kernels,
             counts: self.counts_read(),
         };
-        self.with_parts(passes)
+        self.with_parts(self.with_narrow_recomputation(passes))
+    }
+
+    /// The kernels of forward that are products of 8 bits when they are recomputed, though forward runs them in 16.
+    fn narrow_again(&self) -> impl Iterator<Item = (usize, KernelKind)> + '_ {
+        let BlockToPrice {
+            trace,
+            lowered,
+            lowering,
+            ..
+        } = *self.of;
+        let narrow = move |kernel: &Kernel| {
+            let CostClass::Product(product) = trace.forward[kernel.op].operator.cost() else {
+                return None;
+            };
+            let narrow = lowering.widens(kernel.pass) && lowering.is_eight_bit(trace, product);
+            let mut kind = kernel.kind;
+            match &mut kind {
+                KernelKind::Gemm { low_precision, .. }
+                | KernelKind::GroupedGemm { low_precision, .. } => *low_precision = narrow,
+                _ => return None,
+            }
+            narrow.then_some(kind)
+        };
+        let kernels = lowered.forward.iter().enumerate();
+        kernels.filter_map(move |(index, kernel)| Some((index, narrow(kernel)?)))
+    }
+
+    /// Adds prices for the products that are recomputed in 8 bits, though forward runs them in 16.
+    fn with_narrow_recomputation(&self, mut block: PricedBlock) -> PricedBlock {
+        for (index, kind) in self.narrow_again() {
+            let added = block.kernels.len();
+            let again = block.recompute.iter_mut().flatten();
+            for launch in again.filter(|launch| launch.kernel == index) {
+                launch.kernel = added;
+            }
+            let narrow = PricedKernel {
+                time: self.kernel_time(kind, Pass::Forward),
+                ..block.kernels[index].clone()
+            };
+            block.kernels.push(narrow);
+        }
+        block
     }
 
     /// The operators that no graph of the block captures.
@@ -132,6 +177,11 @@ impl Timed<'_> {
         if self.accumulation(block_cost::weights(trace).trained).0 > 0.0 {
             names.push("gradient accumulation memory-bound (weight gradient)".to_owned());
         }
+        let again = self.narrow_again().map(|(index, _)| index);
+        let again: Vec<String> = again
+            .map(|index| format!("{} (recomputed)", names[index]))
+            .collect();
+        names.extend(again);
         names
     }
 

@@ -345,7 +345,7 @@ fn single(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Vec<Kernel>
 
 /// The kernel that runs a product of a linear layer, or of all experts.
 fn product(lowering: &Lowering<'_>, trace: &Trace, pass: Pass, product: Product) -> KernelKind {
-    let low_precision = lowering.is_eight_bit(trace, product);
+    let low_precision = lowering.is_eight_bit(trace, product) && !lowering.widens(pass);
     match product {
         Product::Matmul(Gemm { m, n, k }, _) => {
             let sizes = [m, n, k];

@@ -3,8 +3,8 @@
 use catalog::runtime::{AttentionKernel, Rewrite};
 use catalog::{Axis, DType, Dispatcher, Fp8Recipe, RecomputeModule, Runtime, Selection};
 use dtensor::{
-    AnyOp, AttentionShape, CollectiveKind, CostClass, Expert, Operator, Pointwise, Product, Site,
-    TensorId, Token, Trace,
+    AnyOp, AttentionShape, CollectiveKind, CostClass, Expert, Operator, Pass, Pointwise, Product,
+    Site, TensorId, Token, Trace,
 };
 use plans::Recompute;
 
@@ -228,6 +228,12 @@ impl<'a> Lowering<'a> {
             Product::Matmul(..) => trace.is_eight_bit(product),
             Product::GroupedMatmul(..) => self.narrows_experts(trace),
         }
+    }
+
+    /// Whether products of 8 bits run in 16 in this pass, although their operands are cast.
+    #[must_use]
+    pub fn widens(&self, pass: Pass) -> bool {
+        pass == Pass::Forward && self.has(Rewrite::WideForwardProducts)
     }
 
     /// Whether modules run under `torch.autocast`, which computes some operators in 32 bits although activations have fewer.
