@@ -297,6 +297,9 @@ pub enum Rewrite {
     /// weight's largest magnitude is read as well: gathers are pipelined only if nothing else reads what they depend on
     /// (`collective_pipeliner.cc`, `CollectIndependentOperandChain`).
     WideForwardProducts,
+    /// The embedding of tokens is a product of one-hot rows with the table, and so is the table's gradient (MaxText's
+    /// `use_iota_embed`).
+    EmbedByProduct,
     /// Activations are `[batch, sequence, hidden]`, and collectives work on the first dimension: a kernel copies the result of every
     /// tensor-parallel gather of sequences, and the input of every scatter (torchtitan before 73aed7f of August 2026).
     RearrangeSequences,

@@ -1,4 +1,4 @@
-//! What XLA makes of a step: gathers of 8-bit weights, and products that stay in 16 bits.
+//! What XLA and MaxText's code make of a step: gathers of 8-bit weights, products that stay in 16 bits, embeddings by products.
 
 use catalog::runtime::Rewrite;
 use catalog::{Precision, Workload, WorkloadSizes};
@@ -68,5 +68,20 @@ fn forward_products_stay_in_16_bits_where_their_casts_left_the_loop() {
     ] {
         let ratio = seconds(&wide, name) / seconds(&narrow, name);
         assert!(slower.contains(&ratio), "{name:?}: {ratio}");
+    }
+}
+
+/// The head multiplies as many numbers as the embedding does by its product.
+#[test]
+fn an_embedding_by_a_product_takes_as_long_as_the_head() {
+    let of = |rewrites: &[Rewrite]| predicted(scenario("dgx-h100", Precision::Bf16, rewrites));
+    let [looked_up, multiplied] = [of(&[]), of(&[Rewrite::EmbedByProduct])];
+    for end in ["(forward)", "(weight gradient)"] {
+        let of_head = seconds(&multiplied, ["lm_head matmul", end]);
+        let [before, after] =
+            [&looked_up, &multiplied].map(|of| seconds(of, ["model.embed_tokens", end]));
+        let ratio = after / of_head;
+        assert!((0.9..1.1).contains(&ratio), "{end}: {ratio}");
+        assert!(before < 0.1 * after, "{end}: {before} of {after}");
     }
 }

@@ -7,9 +7,9 @@
 
 use catalog::runtime::Rewrite;
 use catalog::{Axis, Bytes};
-use dtensor::{AnyOp, CostClass, Operator, Pass, Pointwise, Token, Trace};
+use dtensor::{AnyOp, CostClass, Operator, Pass, Pointwise, TensorId, Token, Trace};
 
-use super::kernel::{Chain, Kernel, traffic};
+use super::kernel::{Chain, Kernel, KernelKind, traffic};
 use super::lowering::Lowering;
 use crate::price::MemoryKind;
 
@@ -32,6 +32,11 @@ pub(super) fn embedding(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) 
     let first = trace.ops().find(|op| op.cost() == CostClass::Embedding);
     let of_tokens = first.is_some_and(|first| first.outputs == op.outputs);
     let chained = lowering.has(Rewrite::VocabularyByOperators) && of_tokens;
+    if lowering.has(Rewrite::EmbedByProduct)
+        && let Some(product) = one_hot_product(trace, op)
+    {
+        return Kernel::of(op, product);
+    }
     let masks = if is_divided(trace) {
         OF_A_MASKED_EMBEDDING
     } else {
@@ -42,6 +47,25 @@ pub(super) fn embedding(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) 
         launches: if chained { 1 + OF_A_BATCH + masks } else { 1 },
     };
     Kernel::of(op, chain.bound_by_memory(MemoryKind::Embedding))
+}
+
+/// The product of one-hot rows with a table that embeds tokens, or the product that computes the table's gradient. The one-hot rows
+/// themselves are not counted.
+fn one_hot_product(trace: &Trace, op: &AnyOp<'_>) -> Option<KernelKind> {
+    let Operator::Token(Token::Embedding(table)) = op.operator else {
+        return None;
+    };
+    let [words, hidden] = *trace.tensor(table).shape else {
+        return None;
+    };
+    let of_tokens = |ids: &[TensorId]| trace.tensor(ids[0]).elements() / hidden;
+    Some(KernelKind::Gemm {
+        sizes: match op.pass {
+            Pass::Forward | Pass::BackwardInput => [of_tokens(op.outputs), hidden, words],
+            Pass::BackwardWeight => [words, hidden, of_tokens(op.inputs)],
+        },
+        low_precision: false,
+    })
 }
 
 /// How often the kernels of a loss read or write all logits, in forward and in backward. Copies to 32 bits and back are kernels of
