@@ -47,6 +47,10 @@ pub(crate) fn map(run: &Run) -> Result<Mapped, String> {
     })
     .map_err(|e| e.to_string())?;
     let workload = packed(run, workload)?;
+    let workload = match Recipe::of(run).is_some_and(|recipe| recipe.alike_tokens) {
+        true => workload.of_alike_tokens(),
+        false => workload,
+    };
     let decisions = decisions(run, &sizes, model.layers, &runtime)?;
     let strategy =
         Strategy::new(decisions, &model, &workload).map_err(|e| format!("strategy: {e}"))?;

@@ -67,6 +67,14 @@ impl Fitted {
         self.0[constant as usize]
     }
 
+    /// What benchmarks alone say.
+    #[must_use]
+    pub fn of_benchmarks() -> Self {
+        let values = Self([0.0; COUNT]);
+        let prior = |values: Self, entry: &Entry| values.with(entry.name, entry.prior);
+        entries().iter().fold(values, prior)
+    }
+
     /// The same values, except for one constant.
     #[must_use]
     pub fn with(mut self, constant: Constant, value: f64) -> Self {

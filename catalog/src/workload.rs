@@ -30,6 +30,7 @@ pub struct WorkloadSizes {
 pub struct Workload {
     sizes: WorkloadSizes,
     documents: Option<Arc<Documents>>,
+    alike_tokens: bool,
 }
 
 /// A size of a workload is out of range.
@@ -75,6 +76,7 @@ impl Workload {
         Ok(Self {
             sizes,
             documents: None,
+            alike_tokens: false,
         })
     }
 
@@ -91,7 +93,21 @@ impl Workload {
         Ok(Self {
             sizes: self.sizes,
             documents: Some(Arc::new(documents)),
+            ..self.clone()
         })
+    }
+
+    /// The same workload with one token, at one position, in place of all, as in benchmarks on made-up data.
+    #[must_use]
+    pub fn of_alike_tokens(mut self) -> Self {
+        self.alike_tokens = true;
+        self
+    }
+
+    /// Whether all tokens and their positions are the same, so that all rows of an activation are.
+    #[must_use]
+    pub fn has_alike_tokens(&self) -> bool {
+        self.alike_tokens
     }
 
     /// The same workload on another number of devices.
@@ -124,8 +140,8 @@ impl Workload {
     fn sized(&self, sizes: WorkloadSizes) -> Result<Self, WorkloadError> {
         let checked = Self::new(sizes)?;
         Ok(Self {
-            documents: self.documents.clone(),
-            ..checked
+            sizes: checked.sizes,
+            ..self.clone()
         })
     }
 

@@ -56,8 +56,9 @@ impl BlockCosts {
     /// what a block costs: a block's key has precision and sequence length, but attention depends
     /// on documents, and a profile of ranks that share cores prices kernels by the number of ranks.
     pub(crate) fn with_workload_of(&self, scenario: &Scenario) -> Option<Self> {
-        let documents = self.scenario.workload.documents();
-        let alike = documents == scenario.workload.documents()
+        let own = &self.scenario.workload;
+        let alike = own.documents() == scenario.workload.documents()
+            && own.has_alike_tokens() == scenario.workload.has_alike_tokens()
             && self.scenario.domain() == scenario.domain();
         if scenario.cluster.profile.is_some() || !alike {
             return None;

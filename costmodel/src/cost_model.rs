@@ -428,6 +428,13 @@ pub(crate) fn priced(mut scenario: Scenario, fitted: &Fitted) -> Result<BlockCos
         let gpus = profile.machine.gpu.is_some();
         scenario.runtime = book::adapted(scenario.runtime, gpus)?;
     }
+    // Products of rows that are all alike switch fewer transistors and need less power, so power does not limit clocks further than
+    // in benchmarks (Gregersen et al., Input-Dependent Power Usage in GPUs, arXiv 2409.18324).
+    let of_benchmarks = Fitted::of_benchmarks();
+    let fitted = match scenario.workload.has_alike_tokens() {
+        true => &of_benchmarks,
+        false => fitted,
+    };
     let book = book::open(cluster, scenario.workload.gpus, fitted)?;
     quantities::check_precision(cluster, scenario.workload.precision)?;
     Ok(BlockCosts::new(scenario, book))

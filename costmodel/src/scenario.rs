@@ -193,9 +193,12 @@ impl Scenario {
     }
 
     /// Whether matrix products run as fast as the device's power limit lets them. If not, the number of multiprocessors sets their
-    /// speed. The answer for MI300 and CPUs is assumed.
+    /// speed, as it does where all rows of a product are alike: these need less power. The answer for MI300 and CPUs is assumed.
     #[must_use]
     pub fn power_limits_products(&self) -> bool {
+        if self.workload.has_alike_tokens() {
+            return false;
+        }
         match self.cluster.device.architecture {
             Architecture::Volta
             | Architecture::Ampere

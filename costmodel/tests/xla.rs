@@ -1,4 +1,5 @@
-//! What XLA and MaxText's code make of a step: gathers of 8-bit weights, products that stay in 16 bits, embeddings by products.
+//! What XLA and MaxText's code make of a step: gathers of 8-bit weights, products that stay in 16 bits, embeddings by products, and
+//! data of one token.
 
 use catalog::runtime::Rewrite;
 use catalog::{Precision, Workload, WorkloadSizes};
@@ -83,5 +84,23 @@ fn an_embedding_by_a_product_takes_as_long_as_the_head() {
         let ratio = after / of_head;
         assert!((0.9..1.1).contains(&ratio), "{end}: {ratio}");
         assert!(before < 0.1 * after, "{end}: {before} of {after}");
+    }
+}
+
+#[test]
+fn products_of_alike_rows_are_not_throttled_where_power_limits_them() {
+    for (cluster, throttled) in [("dgx-h100", true), ("dgx-a100", false)] {
+        let scenario = scenario(cluster, Precision::Bf16, &[]);
+        let alike = Scenario {
+            workload: scenario.workload.clone().of_alike_tokens(),
+            ..scenario.clone()
+        };
+        let [usual, alike] = [scenario, alike].map(|of| predicted(of).step_time.0);
+        assert_eq!(
+            alike < 0.95 * usual,
+            throttled,
+            "{cluster}: {alike} of {usual}"
+        );
+        assert!(alike <= usual, "{cluster}: {alike} of {usual}");
     }
 }

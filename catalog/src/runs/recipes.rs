@@ -37,6 +37,9 @@ pub struct Recipe {
     pub virtual_stage_layers: Option<u64>,
     /// How many layers fewer the first stage of a pipeline holds than a stage in the middle; then the same of the last stage.
     pub fewer_layers: Option<[u64; 2]>,
+    /// Whether all tokens of the data, and their positions, are the same.
+    #[serde(default)]
+    pub alike_tokens: bool,
     /// Number of ranks that share parameters, where rows do not say that larger jobs consist of several such groups.
     pub shard_group: Option<u64>,
     /// What is recomputed.
@@ -147,12 +150,13 @@ mod tests {
         assert_eq!(nemo("SFT packed").virtual_stage_layers, Some(1));
         assert_eq!(nemo("LoRA").virtual_stage_layers, None);
         assert!(nemo("LoRA").documents.is_some());
-        let paxml = |framework: &str| {
+        let dgxc = |framework: &str| {
             let recipe = found("NVIDIA/dgxc-benchmarking@1", "framework", framework);
-            recipe.and_then(|recipe| recipe.shard_group)
+            recipe.map(|recipe| (recipe.shard_group, recipe.alike_tokens))
         };
-        assert_eq!(paxml("Paxml (JAX)"), Some(128));
-        assert_eq!(paxml("NeMo"), None);
+        assert_eq!(dgxc("Paxml (JAX)"), Some((Some(128), false)));
+        assert_eq!(dgxc("MaxText (JAX)"), Some((None, true)));
+        assert_eq!(dgxc("NeMo"), None);
     }
 
     #[test]
