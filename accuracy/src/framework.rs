@@ -395,6 +395,8 @@ mod tests {
             );
             let found = (runtime.attention, early, frees);
             assert_eq!(found, (AttentionKernel::Flash2, true, false), "{}", run.id);
+            let keeps = does(Rewrite::KeepPassedOn);
+            assert!(keeps || run.pp.is_none_or(|pp| pp == 1), "{}", run.id);
         }
     }
 

@@ -316,6 +316,14 @@ pub enum Rewrite {
     /// The stage's output is held until its backward, though only its gradient is needed (DeepSpeed
     /// `pipe_buffers['outputs']`; Megatron-LM before `deallocate_pipeline_outputs`).
     KeepStageOutput,
+    /// From the first step on a pipeline stage has a buffer for the input of every micro-batch and one for the gradient of every output.
+    /// Where a rank has several stages, the host waits for all messages when the step ends, and what they carry is held until then.
+    /// (PyTorch 2.15, `torch/distributed/pipelining`: `stage.py`, `_prepare_forward_infra` and `_create_grad_recv_info`; `schedules.py`,
+    /// `send_ops` of `_PipelineScheduleRuntime`.)
+    BufferMicroBatches,
+    /// A pipeline stage holds outputs, logits among them, and gradients of inputs until the step ends (PyTorch before 2.8, `stage.py`,
+    /// `output_chunks`, and `_backward.py`, `stage_backward`; changed by pull requests 153383 of May and 164329 and 165822 of October 2025).
+    KeepPassedOn,
     /// Between pipeline stages every tensor-parallel rank sends its share of the activation, which is
     /// gathered on arrival (Narayanan et al. 2021, §4.1).
     ScatterGatherTransfer,

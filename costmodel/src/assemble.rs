@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 
-use catalog::runtime::Rewrite;
 use catalog::{Bytes, Seconds};
 use models::BlockClass;
 use plans::{Decisions, Recompute, Zero};
@@ -19,7 +18,7 @@ use crate::stage::{Run, StageWork};
 use crate::stage_traffic::Traffic;
 use crate::states::{self, StateBytes, Weights};
 use crate::traffic::DataParallel;
-use crate::{CostError, Scenario, block_cost, drained, graphed};
+use crate::{CostError, Scenario, block_cost, drained, graphed, passed_on};
 
 /// Everything the engine and the reports need to know about a strategy.
 #[derive(Clone, Debug)]
@@ -147,7 +146,7 @@ impl Assembled {
                 Some(class) => class,
                 None => {
                     let runs = runs(costs, strategy, blocks, &span);
-                    let class = StageClass::new(costs, &mut traffic, span, runs)?;
+                    let class = StageClass::new(costs, &mut traffic, span, blocks.output(), runs)?;
                     self.classes.push(class);
                     self.classes.len() - 1
                 }
@@ -227,6 +226,7 @@ fn held<'a>(stages: impl Iterator<Item = &'a StageClass>) -> HeldByRank {
         held.largest = held.largest.or(stage.largest);
         held.tensors += stage.tensors;
         held.divided += stage.divided;
+        held.buffers += stage.work.passed_on.buffers;
     }
     held
 }
@@ -307,6 +307,7 @@ impl StageClass {
         costs: &BlockCosts,
         traffic: &mut Traffic<'_>,
         span: Span,
+        sent: Bytes,
         runs: Vec<Run>,
     ) -> Result<Self, CostError> {
         let Traffic {
@@ -325,13 +326,11 @@ impl StageClass {
             work.saved += casts.kept(run);
             work.saved_for_weight += run.cost.memory.saved_for_weight * run.count;
         }
-        let keeps_output = (scenario.runtime.rewrites).contains(&Rewrite::KeepStageOutput);
-        if strategy.pp > 1 && keeps_output {
-            work.saved += runs.last().map_or(Bytes(0), |run| run.cost.output);
-        }
+        passed_on::hold(scenario, strategy, span.ends, sent, &runs, &mut work);
         let tables = SharedTables::of(scenario, strategy, &runs);
         let weights = weights(&tables, &runs);
         transients(&mut work, &runs, casts);
+        work.saved = work.saved.saturating_sub(work.passed_on.input);
         if strategy.overlap.expert_parallel && strategy.ep > 1 {
             // While one micro-batch runs a layer's backward, another runs a layer's forward.
             let is_layer = |run: &&Run| matches!(run.cost.key.class, BlockClass::Layer(_));

@@ -40,6 +40,7 @@ mod module_visits;
 mod of_rank;
 mod offload;
 mod pace;
+mod passed_on;
 mod picoseconds;
 mod pipeline;
 mod pools;

@@ -78,6 +78,8 @@ pub(crate) struct HeldByRank {
     pub(crate) tensors: u64,
     /// Number of trained parameters on the rank in blocks that tensor parallelism splits.
     pub(crate) divided: u64,
+    /// Bytes of the buffers into which pipeline stages receive.
+    pub(crate) buffers: Bytes,
 }
 
 /// The memory of one pipeline rank apart from activations, the time of its optimizer step, and how much messages slow its kernels.
@@ -93,7 +95,8 @@ pub struct OfRank {
     pub optimizer: Seconds,
     /// Bytes that the optimizer step needs beyond those held for the whole step.
     pub optimizer_transient: Bytes,
-    /// Bytes on the device that are held for the whole step: states, `in_flight`, the CUDA context and workspaces.
+    /// Bytes on the device that are held for the whole step: states, `in_flight`, buffers of pipeline stages, the CUDA context and
+    /// workspaces.
     pub resident: Bytes,
     /// Times of the host's part of the optimizer step, where optimizer states lie in host memory.
     pub host: HostStep,
@@ -125,6 +128,7 @@ impl OfRank {
             largest,
             tensors,
             divided,
+            buffers,
         } = held;
         let scenario = costs.scenario();
         let (runtime, sharding) = (&scenario.runtime, &parallel.sharding);
@@ -164,7 +168,7 @@ impl OfRank {
                 true => in_step.that_frees(updated, held.size(), largest.tensor),
                 false => late + in_step.copy,
             },
-            resident: states.total() - late + in_flight + outside,
+            resident: states.total() - late + in_flight + buffers + outside,
             host,
             on_host: on_host.unwrap_or_default(),
             slowdown: parallel.slowdown(scenario),

@@ -192,6 +192,13 @@ fn memory_items(
         ("workspaces and communicators", overheads.workspace.value),
     ]);
     let mut items: Vec<MemoryItem> = held.map(|(name, bytes)| item(name, bytes, WHOLE)).collect();
+    let [buffers, sent] = passed_on(simulated, rank.peak_action, index);
+    items.push(item("receive buffers of pipeline stages", buffers, WHOLE));
+    items.push(item(
+        "tensors that pipeline stages have sent",
+        sent,
+        &at_peak,
+    ));
     let saved = saved_activations(simulated, rank.peak_action, index);
     items.extend((saved.iter()).map(|(name, &bytes)| item(name, bytes, &at_peak)));
     let named: Bytes = items.iter().map(|item| Bytes(item.bytes)).sum();
@@ -247,6 +254,26 @@ fn saved_activations(
         }
     }
     saved
+}
+
+/// Bytes that a rank's stages hold while an action runs of what they receive and pass on: buffers, but for inputs that are counted as saved
+/// activations, and what stays until the step ends.
+fn passed_on(simulated: &Simulated<'_>, peak: Option<Action>, rank: u32) -> [Bytes; 2] {
+    let of_stage = |stage: u32| simulated.assembled.stage(stage as usize).passed_on;
+    let stages = &simulated.assembled.pipeline.stages_of_rank[rank as usize];
+    let all: Bytes = stages.iter().map(|&stage| of_stage(stage).buffers).sum();
+    let held = held_at(simulated.program, rank, peak).into_iter();
+    let in_use: Bytes = held
+        .map(|(stage, count)| of_stage(stage).input * u64::from(count))
+        .sum();
+    let actions = simulated.program.ranks[rank as usize].iter();
+    let before = actions.take_while(|&&action| peak.is_some_and(|peak| action != peak));
+    let sent = before.map(|action| match action.kind {
+        ActionKind::F => of_stage(action.stage).after_forward,
+        ActionKind::B | ActionKind::I => of_stage(action.stage).after_backward,
+        _ => Bytes(0),
+    });
+    [all.saturating_sub(in_use), sent.sum()]
 }
 
 /// For each stage, the number of micro-batches whose activations are held while an action runs; a forward counts its

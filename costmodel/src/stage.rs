@@ -36,6 +36,8 @@ pub struct StageWork {
     pub saved: Bytes,
     /// Bytes held from the input half to the weight half of a split backward.
     pub saved_for_weight: Bytes,
+    /// Bytes held of what the stage receives and passes on.
+    pub passed_on: PassedOn,
     /// Peak bytes beyond what is held, during forward.
     pub transient_forward: Bytes,
     /// Peak bytes beyond what is held, during backward.
@@ -52,6 +54,19 @@ pub struct StageWork {
     pub exposed_reduce: Option<Seconds>,
     /// Times to copy gradients to host memory after `exposed_reduce`.
     pub copied_after_reduce: GradientCopies,
+}
+
+/// Bytes that a virtual stage holds of what it receives from other stages and passes on to them, beyond what it saves for backward.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PassedOn {
+    /// Buffers for the inputs and for the gradients of the outputs of all micro-batches. They are held for the whole step.
+    pub buffers: Bytes,
+    /// A micro-batch's input, if it lies in one of these buffers and not among what the stage saves; else 0.
+    pub input: Bytes,
+    /// What is held from the end of a forward pass to the end of the step.
+    pub after_forward: Bytes,
+    /// What is held from the end of a backward pass to the end of the step.
+    pub after_backward: Bytes,
 }
 
 /// When the data-parallel traffic of a stage happens.
@@ -158,21 +173,21 @@ impl StageWork {
             ActionKind::F => Phase {
                 work: self.forward,
                 transient: self.saved + self.transient_forward,
-                allocates: self.saved,
+                allocates: self.saved + self.passed_on.after_forward,
                 ..Phase::default()
             },
             ActionKind::B => Phase {
                 work: self.backward.whole,
                 recompute: self.recompute,
                 transient: self.transient_backward,
+                allocates: self.passed_on.after_backward,
                 frees: self.saved,
-                ..Phase::default()
             },
             ActionKind::I => Phase {
                 work: self.backward.input,
                 recompute: self.recompute,
                 transient: self.transient_backward,
-                allocates: self.saved_for_weight,
+                allocates: self.saved_for_weight + self.passed_on.after_backward,
                 frees: self.saved,
             },
             ActionKind::W => Phase {

@@ -210,6 +210,9 @@ fn states(rewrite: Rewrite, job: &Job<'_>) -> Stance {
             Always("norms and gate around a recurrence have kernels of their own")
         }
         Rewrite::KeepStageOutput if d.pp > 1 => Never("it frees the stage's output"),
+        Rewrite::BufferMicroBatches | Rewrite::KeepPassedOn if d.pp > 1 => {
+            Never("pipeline stages hold tensors of micro-batches in flight alone")
+        }
         Rewrite::ScatterGatherTransfer if sends_whole(job) => Never("whole activations are sent"),
         Rewrite::EarlyStopRecompute if recomputes(job) => {
             Never("its checkpoints run the whole forward pass again")

@@ -74,6 +74,9 @@ fn stance(system: &System, rewrite: Rewrite, job: &Job<'_>) -> Stance {
             Never("gathered inputs are kept for backward")
         }
         Rewrite::KeepStageOutput if d.pp > 1 => Never("outputs of stages are freed"),
+        Rewrite::BufferMicroBatches | Rewrite::KeepPassedOn if d.pp > 1 => {
+            Never("pipeline stages hold tensors of micro-batches in flight alone")
+        }
         Rewrite::ScatterGatherTransfer if sends_whole(job) => Never("whole activations are sent"),
         Rewrite::GatherInStep if matches!(d.zero, Zero::Z1 | Zero::Z2) => system.updated,
         Rewrite::WaitAfterMicroBatches if d.pp == 1 => system.waits,

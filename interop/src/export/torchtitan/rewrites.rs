@@ -153,7 +153,11 @@ fn states(rewrite: Rewrite, job: &Job<'_>) -> Stance {
             Never("gradients are sharded as soon as they are made")
         }
         Rewrite::VisitModules => Never("parameters are gathered for a whole block"),
-        Rewrite::KeepStageOutput if d.pp > 1 => Never("outputs of stages are freed"),
+        Rewrite::KeepStageOutput if d.pp > 1 => Always("stages hold their outputs until backward"),
+        Rewrite::BufferMicroBatches if d.pp > 1 => {
+            Always("pipeline stages have a buffer for each micro-batch")
+        }
+        Rewrite::KeepPassedOn if d.pp > 1 => Never("pipelines free what they have used"),
         Rewrite::ScatterGatherTransfer if sends_whole(job) => Never("whole activations are sent"),
         Rewrite::FlattenGradients => Never("fully_shard has no flat parameters"),
         Rewrite::AllReduceGradients if d.zero == Zero::Z1 => {
