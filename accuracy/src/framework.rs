@@ -401,6 +401,25 @@ mod tests {
     }
 
     #[test]
+    fn flagperfs_llama_2_runs_megatrons_own_layers() {
+        let runs = catalog::runs::embedded().expect("embedded runs are well-formed");
+        for (id, attention, recomputed) in [
+            ("flagperf_llama2_70b_h800_0", AttentionKernel::Unfused, true),
+            ("flagperf_llama2_70b_h800_1", AttentionKernel::Flash2, false),
+            ("flagperf_llama2_70b_h800_3", AttentionKernel::Flash2, false),
+        ] {
+            let run = runs.iter().find(|run| run.id == id).expect("a run");
+            let (runtime, named) = runtime(run).expect("a runtime");
+            let does = |rewrite| runtime.rewrites.contains(&rewrite);
+            let found = [Rewrite::RepeatKeys, Rewrite::FuseSwiglu, Rewrite::FuseRope].map(does);
+            assert_eq!((found, named), ([true, false, false], true), "{id}");
+            assert_eq!(runtime.attention, attention, "{id}");
+            let selective = recompute(run).is_some_and(|said| said.contains("selective"));
+            assert_eq!(selective, recomputed, "{id}");
+        }
+    }
+
+    #[test]
     fn torchtitan_is_of_its_stated_version_or_else_of_its_year() {
         let runs = catalog::runs::embedded().expect("embedded runs are well-formed");
         let any = runs.first().expect("a run");

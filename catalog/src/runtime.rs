@@ -321,6 +321,9 @@ pub enum Rewrite {
     /// (PyTorch 2.15, `torch/distributed/pipelining`: `stage.py`, `_prepare_forward_infra` and `_create_grad_recv_info`; `schedules.py`,
     /// `send_ops` of `_PipelineScheduleRuntime`.)
     BufferMicroBatches,
+    /// Keys and values are copied for every query head before attention reads them, and the copies are kept for backward. (Megatron-LM's own
+    /// layers: NVIDIA/Megatron-LM@core_v0.6.0, `megatron/legacy/model/transformer.py:775`.)
+    RepeatKeys,
     /// A pipeline stage holds outputs, logits among them, and gradients of inputs until the step ends (PyTorch before 2.8, `stage.py`,
     /// `output_chunks`, and `_backward.py`, `stage_backward`; changed by pull requests 153383 of May and 164329 and 165822 of October 2025).
     KeepPassedOn,

@@ -102,6 +102,13 @@ impl<'a> Lowering<'a> {
             && shape.window.is_some_and(|w| w.tokens() <= shape.kv_len)
     }
 
+    /// Whether keys and values are copied for every query head before attention, and the copies kept.
+    #[must_use]
+    pub(super) fn repeats_keys(&self, shape: AttentionShape) -> bool {
+        let copies = self.runtime.rewrites.contains(&Rewrite::RepeatKeys);
+        shape.heads > shape.kv_heads && (copies || self.masks_window(shape))
+    }
+
     /// The kernel that runs the core attention with index `of` among those of the trace.
     #[must_use]
     pub fn attention_kernel(&self, trace: &Trace, of: usize) -> AttentionKernel {

@@ -9,7 +9,8 @@
 //! - Every call makes numbers in the type of the queries from the mask and keeps them for backward (PyTorch 2.15,
 //!   `transformers/attention.cpp`, `convert_boolean_attn_mask`; `tools/autograd/derivatives.yaml`, `attn_bias`).
 //!
-//! The boolean mask itself, which all layers share, is not counted.
+//! The boolean mask itself, which all layers share, is not counted. Megatron-LM's own layers copy keys and values in the same way without a
+//! mask (`Rewrite::RepeatKeys`).
 
 use catalog::Bytes;
 use dtensor::{AnyOp, AttentionPiece, AttentionShape, Op, Operator, Pass, Trace};
@@ -19,19 +20,23 @@ use super::lowering::Lowering;
 
 /// The sizes of attention as its kernel computes it.
 pub(super) fn computed(lowering: &Lowering<'_>, shape: AttentionShape) -> AttentionShape {
-    if !lowering.masks_window(shape) {
-        return shape;
-    }
-    AttentionShape {
+    let copied = AttentionShape {
         kv_heads: shape.heads,
-        causal: false,
-        window: None,
         ..shape
+    };
+    match lowering.masks_window(shape) {
+        true => AttentionShape {
+            causal: false,
+            window: None,
+            ..copied
+        },
+        false if lowering.repeats_keys(shape) => copied,
+        false => shape,
     }
 }
 
 /// A kernel that stands for all that makes the mask and the copies of keys and values before this attention kernel, or that adds up the
-/// gradients of the copies; `None` if the attention takes no mask. `op` is the attention's first operator.
+/// gradients of the copies; `None` if the attention takes neither. `op` is the attention's first operator.
 pub(super) fn beside_attention(
     lowering: &Lowering<'_>,
     trace: &Trace,
@@ -43,10 +48,7 @@ pub(super) fn beside_attention(
     };
     let shape = of.shape;
     let size = trace.tensor(op.inputs[0]).dtype.size();
-    if !lowering.masks_window(shape) {
-        return None;
-    }
-    let copies = match shape.heads > shape.kv_heads {
+    let copies = match lowering.repeats_keys(shape) {
         // Both are read and written.
         true => Chain {
             bytes: Bytes(pairs(shape, shape.heads + shape.kv_heads) * size),
@@ -60,24 +62,30 @@ pub(super) fn beside_attention(
         launches: 2,
     };
     let chain = match attention.pass {
-        Pass::Forward => [copies, numbers].into_iter().sum(),
+        Pass::Forward if lowering.masks_window(shape) => [copies, numbers].into_iter().sum(),
         _ => copies,
     };
     (chain.launches > 0).then(|| attention.beside(chain))
 }
 
-/// Bytes that attention with a mask keeps for backward in addition to its inputs: the mask as numbers, and copies of keys and values
-/// for the other query heads. `None` for other operators and without a mask.
+/// Bytes that attention keeps for backward in addition to its inputs: a mask as numbers, and copies of keys and values for the other query
+/// heads. `None` for other operators and with neither.
 pub(super) fn kept(lowering: &Lowering<'_>, trace: &Trace, op: &Op) -> Option<Bytes> {
     let Operator::Attention(of) = op.operator else {
         return None;
     };
-    let first = of.piece == AttentionPiece::Scores;
-    (first && lowering.masks_window(of.shape)).then(|| {
-        let size = trace.tensor(op.inputs[0]).dtype.size();
-        let copies = pairs(of.shape, of.shape.heads - of.shape.kv_heads);
-        Bytes((entries(of.shape) + copies) * size)
-    })
+    let shape = of.shape;
+    let size = trace.tensor(op.inputs[0]).dtype.size();
+    let mask = match lowering.masks_window(shape) {
+        true => entries(shape),
+        false => 0,
+    };
+    let copies = match lowering.repeats_keys(shape) {
+        true => pairs(shape, shape.heads - shape.kv_heads),
+        false => 0,
+    };
+    let numbers = mask + copies;
+    (of.piece == AttentionPiece::Scores && numbers > 0).then_some(Bytes(numbers * size))
 }
 
 /// Entries of the mask, which all heads share.
@@ -92,7 +100,8 @@ fn pairs(shape: AttentionShape, heads: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use catalog::DType;
+    use catalog::runtime::Rewrite;
+    use catalog::{DType, Runtime};
     use models::BlockLayout;
     use plans::Recompute;
 
@@ -100,12 +109,11 @@ mod tests {
     use crate::lower::KernelKind;
     use crate::lower::testing::{self, KEYS, TOKENS, layer, lowered, model};
 
-    /// Keys that a query's kernel computes on average, and the bytes kept for the mask, for a layer whose window is `window`.
-    fn attended(runtime: &str, window: &str) -> (u64, u64) {
+    /// Keys that a query's kernel computes on average, and the bytes kept for mask and copies, for a layer whose window is `window`.
+    fn attended(runtime: &Runtime, window: &str) -> (u64, u64) {
         let model = model("mistral", &format!(r#", "sliding_window": {window}"#));
         let trace = layer(&model, &BlockLayout::alone(1, TOKENS, DType::Bf16));
-        let runtime = testing::runtime(runtime);
-        let kernels = lowered(&runtime, &trace).forward;
+        let kernels = lowered(runtime, &trace).forward;
         let shape = kernels.iter().find_map(|kernel| match kernel.kind {
             KernelKind::Attention(of) => Some(of.shape),
             _ => None,
@@ -115,8 +123,8 @@ mod tests {
             (false, _) => TOKENS,
             (true, window) => window.map_or(TOKENS, |w| w.tokens().min(TOKENS)) / 2,
         };
-        let saved = Lowering::new(&runtime, runtime.fp8_recipe).saved(&trace, Recompute::None);
-        let mask = saved.iter().filter(|(name, _)| name.ends_with(".mask"));
+        let saved = Lowering::new(runtime, runtime.fp8_recipe).saved(&trace, Recompute::None);
+        let mask = saved.iter().filter(|(name, _)| name.contains(".mask"));
         (keys, mask.map(|(_, bytes)| bytes.0).sum())
     }
 
@@ -134,8 +142,16 @@ mod tests {
             ("torchtitan-2026", "16", (TOKENS / 4, 0)),
             ("generic-fused", "16", (TOKENS / 4, 0)),
         ] {
-            let found = attended(runtime, window);
+            let found = attended(&testing::runtime(runtime), window);
             assert_eq!(found, expected, "a window of {window} under {runtime}");
         }
+    }
+
+    #[test]
+    fn repeated_keys_are_kept_without_a_mask() {
+        let mut runtime = testing::runtime("megatron-core");
+        runtime.rewrites.insert(Rewrite::RepeatKeys);
+        let copies = 2 * TOKENS * 2 * KEYS;
+        assert_eq!(attended(&runtime, "null"), (TOKENS / 2, copies));
     }
 }

@@ -156,7 +156,7 @@ fn kept_of<'t>(
         saved.extend(log_sum_exp(trace, &part));
         let of_mask = |op| masked::kept(lowering, trace, op);
         let ops = &trace.forward[part.clone()];
-        saved.extend(of_operators(ops, ".mask", of_mask));
+        saved.extend(of_operators(ops, ".mask and copied keys", of_mask));
     }
     saved.extend(beside_the_trace(lowering, trace, recompute, &part));
     saved

@@ -234,7 +234,8 @@ fn states(rewrite: Rewrite, job: &Job<'_>) -> Stance {
         Rewrite::KeepAttentionProjections
         | Rewrite::KeepOutputProjection
         | Rewrite::KeepSelected
-        | Rewrite::FreeEmbedding => Nothing,
+        | Rewrite::FreeEmbedding
+        | Rewrite::RepeatKeys => Nothing,
         Rewrite::RingInPytorch if rings(job) => {
             Never("Transformer Engine adds up partial results in 16 bits")
         }

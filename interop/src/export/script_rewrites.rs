@@ -96,7 +96,8 @@ fn stance(system: &System, rewrite: Rewrite, job: &Job<'_>) -> Stance {
         Rewrite::KeepAttentionProjections
         | Rewrite::KeepOutputProjection
         | Rewrite::KeepSelected
-        | Rewrite::BroadcastParameters => Nothing,
+        | Rewrite::BroadcastParameters
+        | Rewrite::RepeatKeys => Nothing,
         _ if of_model(rewrite) => Yours,
         _ => Nothing,
     }

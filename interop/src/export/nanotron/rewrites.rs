@@ -110,7 +110,7 @@ fn states(rewrite: Rewrite, job: &Job<'_>) -> Stance {
         Rewrite::FlattenGradients => Never("gradients lie in one buffer from the start"),
         Rewrite::CopyShards => Never("parameters are used where they lie"),
         Rewrite::GatherTensorByTensor => Never("it has no ZeRO-3"),
-        Rewrite::FreeEmbedding => Nothing,
+        Rewrite::FreeEmbedding | Rewrite::RepeatKeys => Nothing,
         Rewrite::ReducePerLinear => Never("each input's gradient is reduced once"),
         // The strategy decides what its gathers overlap with.
         Rewrite::GatherInStep | Rewrite::WholeStageBuckets => Nothing,

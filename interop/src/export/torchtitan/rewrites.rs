@@ -137,7 +137,7 @@ fn states(rewrite: Rewrite, job: &Job<'_>) -> Stance {
             Always("the embedding is freed after its forward pass")
         }
         // The export refuses plans whose `cp_kind` is not `all_gather`, so none has a ring. It refuses hybrid models too.
-        Rewrite::RingInPytorch | Rewrite::SplitRecurrence => Nothing,
+        Rewrite::RingInPytorch | Rewrite::SplitRecurrence | Rewrite::RepeatKeys => Nothing,
         Rewrite::RearrangeSequences if d.sequence_parallel => {
             Always("the batch is the first dimension of activations")
         }
