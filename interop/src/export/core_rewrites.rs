@@ -10,7 +10,7 @@ use super::job::Job;
 use super::refusal::Limits;
 use super::stance::Stance::{self, Always, Never, Nothing, Written};
 use super::stance::{
-    experts, fp8, recomputes, reduces_every_time, rings, sends_whole, unmet, unpadded,
+    experts, fp8, gathers_keys, recomputes, reduces_every_time, sends_whole, unmet, unpadded,
     waits_for_messages,
 };
 
@@ -236,8 +236,8 @@ fn states(rewrite: Rewrite, job: &Job<'_>) -> Stance {
         | Rewrite::KeepSelected
         | Rewrite::FreeEmbedding
         | Rewrite::RepeatKeys => Nothing,
-        Rewrite::RingInPytorch if rings(job) => {
-            Never("Transformer Engine adds up partial results in 16 bits")
+        Rewrite::RingInPytorch if gathers_keys(job) => {
+            Never("one kernel for each half of the queries attends to the gathered keys")
         }
         Rewrite::RearrangeSequences if d.sequence_parallel => {
             Never("the sequence is the first dimension of activations")

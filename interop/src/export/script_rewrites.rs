@@ -8,7 +8,7 @@ use super::job::Job;
 use super::refusal::Limits;
 use super::stance::Stance::{self, Always, Never, Nothing, Yours};
 use super::stance::{
-    can_free_embedding, reduces_every_time, rings, sends_whole, unmet, unpadded,
+    can_free_embedding, gathers_keys, reduces_every_time, sends_whole, unmet, unpadded,
     waits_for_messages, yours,
 };
 use plans::decisions::Recompute;
@@ -90,7 +90,7 @@ fn stance(system: &System, rewrite: Rewrite, job: &Job<'_>) -> Stance {
         }
         Rewrite::PadVocabulary if unpadded(job) => Yours,
         Rewrite::SplitRecurrence if job.model.hybrid.is_some() => Yours,
-        Rewrite::RingInPytorch if rings(job) => Yours,
+        Rewrite::RingInPytorch if gathers_keys(job) => Yours,
         Rewrite::RearrangeSequences if d.sequence_parallel => Yours,
         // The choice of saved operators is fixed: plans that need another are refused.
         Rewrite::KeepAttentionProjections

@@ -59,9 +59,9 @@ pub(crate) fn waits_for_messages(job: &Job<'_>) -> bool {
     d.pp > 1 && (!d.overlap.pipeline || blocking.contains(&d.schedule))
 }
 
-/// Whether attention passes keys and values around a ring.
-pub(crate) fn rings(job: &Job<'_>) -> bool {
-    job.decisions.cp > 1 && job.decisions.cp_kind == CpKind::Ring
+/// Whether context parallelism gathers keys and values.
+pub(crate) fn gathers_keys(job: &Job<'_>) -> bool {
+    job.decisions.cp > 1 && job.decisions.cp_kind == CpKind::AllGather
 }
 
 /// Whether every tensor-parallel rank holds whole activations between pipeline stages.

@@ -5,7 +5,7 @@ use catalog::runtime::Rewrite;
 
 use crate::export::job::Job;
 use crate::export::stance::Stance::{self, Always, Never, Nothing};
-use crate::export::stance::{experts, reduces_every_time, sends_whole, unpadded};
+use crate::export::stance::{experts, gathers_keys, reduces_every_time, sends_whole, unpadded};
 use plans::decisions::Recompute;
 
 /// What nanotron does with a rewrite.
@@ -123,8 +123,11 @@ fn states(rewrite: Rewrite, job: &Job<'_>) -> Stance {
         | Rewrite::KeepAttentionProjections
         | Rewrite::KeepOutputProjection
         | Rewrite::KeepSelected => Nothing,
-        // The export refuses plans whose `cp_kind` is not `all_gather`, so none has a ring. It refuses hybrid models too.
-        Rewrite::RingInPytorch | Rewrite::SplitRecurrence => Nothing,
+        Rewrite::RingInPytorch if gathers_keys(job) => {
+            Never("one kernel attends to the gathered keys")
+        }
+        // The export refuses hybrid models.
+        Rewrite::SplitRecurrence => Nothing,
         Rewrite::RearrangeSequences if d.sequence_parallel => {
             Never("the sequence is the first dimension of activations")
         }

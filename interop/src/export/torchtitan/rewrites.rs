@@ -8,8 +8,8 @@ use super::edition::Edition;
 use crate::export::job::Job;
 use crate::export::stance::Stance::{self, Always, Never, Nothing, Written};
 use crate::export::stance::{
-    can_free_embedding, experts, fp8, recomputes, reduces_every_time, sends_whole, unpadded,
-    waits_for_messages,
+    can_free_embedding, experts, fp8, gathers_keys, recomputes, reduces_every_time, sends_whole,
+    unpadded, waits_for_messages,
 };
 use plans::decisions::Recompute;
 
@@ -45,6 +45,9 @@ pub(super) fn stance(edition: Edition, rewrite: Rewrite, job: &Job<'_>) -> Stanc
         }
         (Edition::Toml02, Rewrite::GateInF32) if experts(job) => {
             Never("the router's product runs in 16 bits")
+        }
+        (Edition::Toml02, Rewrite::RingInPytorch) if gathers_keys(job) => {
+            Always("a kernel attends to the keys of one rank after another")
         }
         _ => of_0_3(rewrite, job),
     }
@@ -136,8 +139,11 @@ fn states(rewrite: Rewrite, job: &Job<'_>) -> Stance {
         Rewrite::FreeEmbedding if can_free_embedding(job) => {
             Always("the embedding is freed after its forward pass")
         }
-        // The export refuses plans whose `cp_kind` is not `all_gather`, so none has a ring. It refuses hybrid models too.
-        Rewrite::RingInPytorch | Rewrite::SplitRecurrence | Rewrite::RepeatKeys => Nothing,
+        Rewrite::RingInPytorch if gathers_keys(job) => {
+            Never("one kernel attends to the gathered keys")
+        }
+        // The export refuses hybrid models.
+        Rewrite::SplitRecurrence | Rewrite::RepeatKeys => Nothing,
         Rewrite::RearrangeSequences if d.sequence_parallel => {
             Always("the batch is the first dimension of activations")
         }
