@@ -198,7 +198,8 @@ impl Local {
         }
     }
 
-    /// Traffic beside attention in PyTorch's ring without `torch.compile`: every operator is a kernel of its own.
+    /// Traffic beside attention in PyTorch's ring without `torch.compile`: every operator is a kernel of its own. The engine issues the
+    /// chain in as many parts as there are blocks; its launches are those of one part.
     fn by_operators(self, forward: bool) -> Chain {
         let cast = self.size + WIDE;
         let others = self.blocks - 1;
@@ -210,7 +211,7 @@ impl Local {
             // small, count as launches only.
             let weighted = 8 * WIDE;
             let bytes = self.output * (cast * (self.blocks + 1) + weighted * others) + copies;
-            return chain(bytes, self.blocks + 3 + 9 * others);
+            return chain(bytes, self.per_block(self.blocks + 3 + 9 * others));
         }
         let add = 2 * WIDE + self.size;
         let copy = 2 * WIDE;
@@ -219,7 +220,12 @@ impl Local {
         let queries = WIDE + add * self.blocks + cast;
         let pairs = WIDE + add + (add / 2 + copy) * others + copy * self.blocks + cast;
         let bytes = self.queries * queries + self.pairs * pairs + copies;
-        chain(bytes, 9 + 2 * self.blocks + 5 * others)
+        chain(bytes, self.per_block(9 + 2 * self.blocks + 5 * others))
+    }
+
+    /// The mean number of launches for one block of keys, rounded.
+    fn per_block(self, launches: u64) -> u64 {
+        (launches + self.blocks / 2) / self.blocks
     }
 
     /// Traffic beside attention in PyTorch's ring under `torch.compile`. In forward one kernel reads all partial results and writes their
@@ -317,6 +323,23 @@ mod tests {
                 "{ranks}"
             );
         }
+    }
+
+    #[test]
+    fn a_ring_launches_as_many_kernels_for_every_block() {
+        let launches = |ranks| {
+            let Lowered { forward, backward } = lowered("torchtitan", ranks, CpKind::Ring);
+            [forward, backward].map(|kernels| {
+                let attention = |kernel: &Kernel| matches!(kernel.kind, KernelKind::Attention(_));
+                let at = kernels.iter().position(attention).expect("attention");
+                match kernels[at + 1].kind {
+                    KernelKind::Memory { launches, .. } => launches,
+                    other => panic!("{other:?}"),
+                }
+            })
+        };
+        // Of two blocks 14 and 18 in all, of four 34 and 32.
+        assert_eq!([launches(2), launches(4)], [[7, 9], [9, 8]]);
     }
 
     #[test]
