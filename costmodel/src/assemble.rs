@@ -12,6 +12,7 @@ use crate::block_set::Blocks;
 use crate::blocks::BlockCosts;
 use crate::of_rank::{HeldByRank, Largest, OfRank};
 use crate::offload;
+use crate::passed_on::Position;
 use crate::pipeline::Pipeline;
 use crate::shared_tables::{self, SharedTables};
 use crate::stage::{Run, StageWork};
@@ -138,7 +139,10 @@ impl Assembled {
                 first_layer,
                 layers: count as usize,
                 as_first: strategy.layers_as_first(index),
-                ends: [index == 0, index == last],
+                position: Position {
+                    ends: [index == 0, index == last],
+                    on_one_rank: self.shares_rank(index),
+                },
             };
             first_layer += span.layers;
             let same = |class: &StageClass| class.span.has_blocks_of(&span, costs);
@@ -154,6 +158,13 @@ impl Assembled {
             self.class_of_stage.push(class as u32);
         }
         Ok(())
+    }
+
+    /// Whether the stage before this one, and the stage after it, are on the same rank as it is.
+    fn shares_rank(&self, stage: usize) -> [bool; 2] {
+        let owners = self.rank_of_stage();
+        let neighbours = [stage.checked_sub(1), Some(stage + 1)];
+        neighbours.map(|of| of.is_some_and(|of| owners.get(of) == Some(&owners[stage])))
     }
 
     fn ranks(
@@ -240,8 +251,8 @@ struct Span {
     layers: usize,
     /// How many layers count as first in [`plans::Recompute::of_first_and_others`].
     as_first: u64,
-    /// Whether it has the embedding, and whether it has the head.
-    ends: [bool; 2],
+    /// Where it lies in the pipeline. The first has the embedding, the last the head.
+    position: Position,
 }
 
 impl Span {
@@ -252,7 +263,7 @@ impl Span {
 
     /// Whether two stages consist of the same blocks in the same order.
     fn has_blocks_of(&self, other: &Self, costs: &BlockCosts) -> bool {
-        let sizes = |span: &Self| (span.layers, span.as_first, span.ends);
+        let sizes = |span: &Self| (span.layers, span.as_first, span.position);
         sizes(self) == sizes(other) && self.classes(costs) == other.classes(costs)
     }
 }
@@ -260,7 +271,7 @@ impl Span {
 /// The blocks of a stage in the order of a forward pass; equal blocks that follow each other are one row.
 fn runs(costs: &BlockCosts, strategy: &Decisions, blocks: &Blocks, span: &Span) -> Vec<Run> {
     let mut runs = Vec::with_capacity(4);
-    if span.ends[0] {
+    if span.position.ends[0] {
         push(&mut runs, &blocks.embedding, 1, false);
     }
     let layers = span.classes(costs);
@@ -280,7 +291,7 @@ fn runs(costs: &BlockCosts, strategy: &Decisions, blocks: &Blocks, span: &Span) 
         let cost = if as_first { first_of_stage } else { others };
         push(&mut runs, cost, count as u64, on_host);
     }
-    if span.ends[1] {
+    if span.position.ends[1] {
         if let Some(mtp) = &blocks.mtp {
             push(&mut runs, mtp, costs.scenario().model.mtp_layers, false);
         }
@@ -326,7 +337,7 @@ impl StageClass {
             work.saved += casts.kept(run);
             work.saved_for_weight += run.cost.memory.saved_for_weight * run.count;
         }
-        passed_on::hold(scenario, strategy, span.ends, sent, &runs, &mut work);
+        passed_on::hold(scenario, strategy, span.position, sent, &runs, &mut work);
         let tables = SharedTables::of(scenario, strategy, &runs);
         let weights = weights(&tables, &runs);
         transients(&mut work, &runs, casts);

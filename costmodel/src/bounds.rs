@@ -21,6 +21,7 @@ use crate::floors::ROUNDING;
 use crate::message_bounds::{Added, Kernels, Level, Messages, product};
 use crate::of_rank::{Largest, in_flight};
 use crate::offload;
+use crate::passed_on;
 use crate::shape::{Held, Part, Passes, Shape};
 use crate::shared_tables;
 use crate::states::{self, Sharding, Weights};
@@ -102,7 +103,10 @@ pub struct LayoutBounds {
     /// Bytes that backward needs beyond what is kept.
     transient: Vec<f64>,
     weights: Vec<Weights>,
+    /// Bytes that a stage holds of a micro-batch's output until its backward pass.
     output: f64,
+    /// Bytes of a buffer for one tensor from another stage.
+    buffer: f64,
     transfer: f64,
     /// Bytes that a rank hands to the next stage.
     pub(crate) handed: Bytes,
@@ -137,7 +141,8 @@ impl LayoutBounds {
         let whole = |b: &BlockCost| (b.recompute + b.backward.whole).device().0;
         let input = |b: &BlockCost| (b.recompute + b.backward.input).device().0;
         let both = |b: &BlockCost| input(b) + b.backward.weight.device().0;
-        let keeps_output = (scenario.runtime.rewrites).contains(&Rewrite::KeepStageOutput);
+        let buffers = (scenario.runtime.rewrites).contains(&Rewrite::BufferMicroBatches);
+        let of_sent = |held: bool| if held { blocks.output().as_f64() } else { 0.0 };
         let overheads = &scenario.runtime.overheads;
         let sharded = |ways: &[Decisions]| -> Vec<(Decisions, Sharding)> {
             let sharding = |d: &Decisions| DataParallel::new(d, &scenario.cluster).sharding;
@@ -165,10 +170,8 @@ impl LayoutBounds {
             saved: all(&|b| b.memory.saved_bytes.as_f64()),
             transient: all(&|b| b.memory.transient_backward.as_f64()),
             weights: of_kind.iter().map(weights).collect(),
-            output: match d.pp > 1 && keeps_output {
-                true => blocks.output().as_f64(),
-                false => 0.0,
-            },
+            output: of_sent(passed_on::keeps_output(scenario, d)),
+            buffer: of_sent(d.pp > 1 && buffers),
             transfer: costs.least_transfer(d, blocks.output(), orders)?.0,
             handed: blocks.output(),
             over_link: None,
@@ -343,7 +346,8 @@ impl LayoutBounds {
                 transient = transient.min(of_backward);
             }
         }
-        let saved = product(&held.saved, &self.saved) + held.outputs * self.output;
+        let passed_on = held.outputs * self.output + held.unused_buffers * self.buffer;
+        let saved = product(&held.saved, &self.saved) + passed_on;
         let held_by_passes = saved
             + if transient.is_finite() {
                 transient

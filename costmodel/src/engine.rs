@@ -343,13 +343,14 @@ impl RankState {
         }
     }
 
-    /// How much later the rank is than `earlier`; `None` if it would go on in another way.
+    /// How much later the rank is than `earlier`; `None` if it would go on in another way. It may hold more memory, of which a group of
+    /// micro-batches adds the same every time.
     fn later_than(&self, earlier: &Self) -> Option<Picoseconds> {
         let by = self.streams.later_than(&earlier.streams)?;
         // A transfer that has ended delays nothing.
         let transfer = |state: &Self| state.pipeline.since(state.compute());
-        let alike = |state: &Self| (transfer(state), state.sending, state.memory);
-        (alike(self) == alike(earlier)).then_some(by)
+        let alike = |state: &Self| (transfer(state), state.sending);
+        (alike(self) == alike(earlier) && self.memory >= earlier.memory).then_some(by)
     }
 }
 
@@ -455,6 +456,8 @@ impl<'a> Engine<'a> {
             now.streams.skip(&then.streams, by, times);
             now.pipeline += by * times;
             now.exposed_transfers += now.exposed_transfers.since(then.exposed_transfers) * times;
+            // The fullest moment of the groups is in the last, which is simulated.
+            now.memory += now.memory.saturating_sub(then.memory) * times;
         }
         for [_, now] in messages {
             self.arrivals[now.index()] += by * times;

@@ -11,12 +11,33 @@ use plans::Decisions;
 use crate::Scenario;
 use crate::stage::{PassedOn, Run, StageWork};
 
-/// Adds what a stage holds of its inputs and outputs to its memory. It is the first stage, the last one, or both, as `ends` says; an
-/// activation that stages send has `sent` bytes.
+/// Where a stage lies in the pipeline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Position {
+    /// Whether it is the first stage, and whether it is the last.
+    pub(crate) ends: [bool; 2],
+    /// Whether the stage before it, and the stage after it, are on the same rank. What they hand over is not sent: it takes the place of
+    /// the receiver's buffer (PyTorch 2.15, `stage.py`, `set_local_fwd_input` and `set_local_bwd_input`).
+    pub(crate) on_one_rank: [bool; 2],
+}
+
+/// Whether stages hold what they have sent until the step ends.
+fn until_end(scenario: &Scenario, d: &Decisions) -> bool {
+    let does = |rewrite| scenario.runtime.rewrites.contains(&rewrite);
+    does(Rewrite::KeepPassedOn) || does(Rewrite::BufferMicroBatches) && d.vpp > 1
+}
+
+/// Whether a stage holds its output from forward to backward, and not longer.
+pub(crate) fn keeps_output(scenario: &Scenario, d: &Decisions) -> bool {
+    let keeps = (scenario.runtime.rewrites).contains(&Rewrite::KeepStageOutput);
+    d.pp > 1 && keeps && !until_end(scenario, d)
+}
+
+/// Adds what a stage holds of its inputs and outputs to its memory. An activation that stages send has `sent` bytes.
 pub(crate) fn hold(
     scenario: &Scenario,
     d: &Decisions,
-    ends: [bool; 2],
+    Position { ends, on_one_rank }: Position,
     sent: Bytes,
     runs: &[Run],
     work: &mut StageWork,
@@ -33,15 +54,15 @@ pub(crate) fn hold(
             ..PassedOn::default()
         };
     }
-    let until_end = does(Rewrite::KeepPassedOn);
-    if until_end || does(Rewrite::BufferMicroBatches) && d.vpp > 1 {
-        let returned = match until_end && ends[1] {
+    if until_end(scenario, d) {
+        let returned = match does(Rewrite::KeepPassedOn) && ends[1] {
             true => logits(scenario, d, runs),
             false => Bytes(0),
         };
-        work.passed_on.after_forward = output + returned;
-        work.passed_on.after_backward = input;
-    } else if does(Rewrite::KeepStageOutput) {
+        let of_sent = |bytes, local| if local { Bytes(0) } else { bytes };
+        work.passed_on.after_forward = of_sent(output, on_one_rank[1]) + returned;
+        work.passed_on.after_backward = of_sent(input, on_one_rank[0]);
+    } else if keeps_output(scenario, d) {
         work.saved += runs.last().map_or(Bytes(0), |run| run.cost.output);
     }
 }

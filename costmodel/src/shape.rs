@@ -92,6 +92,8 @@ pub(crate) struct Held {
     pub(crate) own: Vec<u64>,
     /// Number of outputs that its stages hand to later ones.
     pub(crate) outputs: f64,
+    /// Number of tensors that its stages receive in a step, but for the inputs of passes in flight.
+    pub(crate) unused_buffers: f64,
     /// The pool in which the rank lies.
     pub(crate) pool: usize,
 }
@@ -151,7 +153,13 @@ impl Shape {
             shape.add_times(of_rank, busy, path, d.schedule.splits_backward());
             let in_flight = &pipeline.in_flight[rank];
             let pool = pool_of_rank[rank];
-            shape.add_memory(Held::new(in_flight, kept, own[rank].clone(), pool));
+            let stages = pipeline.stages_of_rank[rank].iter();
+            // Every stage but the first receives inputs, every stage but the last gradients.
+            let tensors =
+                |&stage: &u32| u64::from(stage > 0) + u64::from(stage as usize + 1 < owners.len());
+            let received = stages.map(tensors).sum::<u64>() * d.num_micro_batches;
+            let own = own[rank].clone();
+            shape.add_memory(Held::new(in_flight, kept, own, received, pool));
         }
         shape
     }
@@ -206,6 +214,7 @@ impl Shape {
         let outweighs = |a: &Held, b: &Held| {
             a.pool == b.pool
                 && a.outputs >= b.outputs
+                && a.unused_buffers >= b.unused_buffers
                 && at_least(&a.saved, &b.saved)
                 && at_least(&a.own, &b.own)
         };
@@ -217,21 +226,33 @@ impl Shape {
 }
 
 impl Held {
-    /// What a rank holds: `in_flight` pairs a stage with its passes, which keep `kept[stage]` each.
-    fn new(in_flight: &[(u32, u32)], kept: &[Vec<u64>], own: Vec<u64>, pool: usize) -> Self {
+    /// What a rank holds: `in_flight` pairs a stage with its passes, which keep `kept[stage]` each. It receives so many tensors in a
+    /// step.
+    fn new(
+        in_flight: &[(u32, u32)],
+        kept: &[Vec<u64>],
+        own: Vec<u64>,
+        received: u64,
+        pool: usize,
+    ) -> Self {
         let mut saved = vec![0u64; own.len()];
         let mut outputs = 0;
+        let mut inputs = 0;
         for &(stage, count) in in_flight {
             add(&mut saved, &kept[stage as usize], u64::from(count));
             // The last stage hands nothing on.
             if stage as usize + 1 < kept.len() {
                 outputs += count;
             }
+            if stage > 0 {
+                inputs += u64::from(count);
+            }
         }
         Self {
             saved: floats(&saved),
             own,
             outputs: f64::from(outputs),
+            unused_buffers: received.saturating_sub(inputs) as f64,
             pool,
         }
     }

@@ -53,10 +53,14 @@ fn one_more_micro_batch_takes_what_stages_hold_of_it() {
     let all = [2, 4, 4, 2].map(|tensors| tensors * sent);
     let with_logits = [all[0], all[1], all[2], all[3] + logits];
     let of_two_stages = [6, 8, 8, 6].map(|tensors| tensors * sent);
+    // The last rank has two neighbouring stages, which send each other nothing.
+    let v = "tp2 pp4 vpp2 zero0 sp mbs1 zb-v";
+    let of_v = [4, 8, 8, 6].map(|tensors| tensors * sent);
     for (runtime, holds, plan, expected) in [
         ("torchtitan", &[][..], one, buffers),
         ("torchtitan", &[Rewrite::KeepPassedOn][..], one, with_logits),
         ("torchtitan", &[], two, of_two_stages),
+        ("torchtitan", &[], v, of_v),
         ("megatron-core", &[], one, [0; RANKS]),
         ("megatron-core", &[], two, [0; RANKS]),
     ] {
