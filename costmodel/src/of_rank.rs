@@ -282,7 +282,8 @@ fn gathered_and_unreduced(
         false => (largest.reduced, gathered_type),
     };
     let gathered = if !reshards {
-        held.all().total() * gathered_type
+        let all = held.all().total();
+        largest.ends * gathered_type + all.saturating_sub(largest.ends) * layer_type
     } else {
         let ahead = runtime.ahead(strategy.prefetch);
         let blocks = ahead.unwrap_or(Ahead::USUAL).blocks();

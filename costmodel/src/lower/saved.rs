@@ -154,6 +154,10 @@ fn kept_of<'t>(
     saved.extend(eight_bit(trace, quantised));
     if fused_keeps {
         saved.extend(log_sum_exp(trace, &part));
+    }
+    // A recomputed core of attention still reads copied keys and values.
+    let keeps_copies = lowering.has(Rewrite::RepeatKeys) && !reruns_attention(lowering, recompute);
+    if fused_keeps || keeps_copies {
         let of_mask = |op| masked::kept(lowering, trace, op);
         let ops = &trace.forward[part.clone()];
         saved.extend(of_operators(ops, ".mask and copied keys", of_mask));
