@@ -41,19 +41,21 @@ impl Mistake {
     /// expected, with the nearest of several words. A line quoted at the end stays with what is wrong.
     #[must_use]
     pub fn of_sentence(text: &str) -> Self {
+        let (sentence, quoted) = match text.split_once(", in `") {
+            Some((sentence, quoted)) => (sentence, format!(", in `{quoted}")),
+            None => (text, String::new()),
+        };
         let parts = ["; expected ", ": expected ", ", expected "];
-        let split = parts.iter().find_map(|between| text.split_once(between));
+        let split = parts
+            .iter()
+            .find_map(|between| sentence.split_once(between));
         let Some((what, expected)) = split else {
             return Self::new(text);
         };
-        let near = nearest_word(what, expected.split(", in `").next().unwrap_or_default());
-        match expected.split_once(", in `") {
-            Some((expected, quoted)) => {
-                Self::new(format!("{what}, in `{quoted}")).expected(expected)
-            }
-            None => Self::new(what).expected(expected),
-        }
-        .nearest(near)
+        let near = nearest_word(what, expected);
+        Self::new(format!("{what}{quoted}"))
+            .expected(expected)
+            .nearest(near)
     }
 
     /// Says where the mistake is.
@@ -89,6 +91,10 @@ impl Mistake {
 fn nearest_word(what: &str, expected: &str) -> Option<String> {
     let (_, word) = what.split_once("unknown ")?;
     let word = word.split('`').nth(1)?;
+    // Nearly every word is near to one of two letters.
+    if word.chars().count() < 3 {
+        return None;
+    }
     let list = expected.strip_prefix("one of ").unwrap_or(expected);
     let words = list.split(", ").flat_map(|words| words.split(" or "));
     nearest(word, words.map(|word| word.trim_matches('`')))
@@ -147,7 +153,7 @@ mod tests {
                 Some("ring"),
             ),
             (
-                "unknown kernels `b200_sxn`; expected one of h100_sxm, b200_sxm",
+                "unknown table `b200_sxn`; expected one of h100_sxm, b200_sxm",
                 Some("b200_sxm"),
             ),
             ("unknown field `x`, expected one of name, sm_count", None),

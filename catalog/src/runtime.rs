@@ -324,8 +324,9 @@ pub enum Rewrite {
     /// Keys and values are copied for every query head before attention reads them, and the copies are kept for backward. (Megatron-LM's own
     /// layers: NVIDIA/Megatron-LM@core_v0.6.0, `megatron/legacy/model/transformer.py:775`.)
     RepeatKeys,
-    /// A pipeline stage holds outputs, logits among them, and gradients of inputs until the step ends (PyTorch before 2.8, `stage.py`,
-    /// `output_chunks`, and `_backward.py`, `stage_backward`; changed by pull requests 153383 of May and 164329 and 165822 of October 2025).
+    /// A pipeline stage holds outputs, logits among them, and gradients of inputs until the step ends (PyTorch of 2024, `stage.py`,
+    /// `output_chunks`, and `_backward.py`, `stage_backward`). Outputs of all stages but the last are freed since pull request 153383 of
+    /// May 2025, the rest since 164329 and 165822 of October 2025.
     KeepPassedOn,
     /// Between pipeline stages every tensor-parallel rank sends its share of the activation, which is
     /// gathered on arrival (Narayanan et al. 2021, §4.1).

@@ -97,7 +97,7 @@ impl Workload {
         })
     }
 
-    /// The same workload with one token, at one position, in place of all, as in benchmarks on made-up data.
+    /// The same workload on data whose tokens, and their positions, are all the same, as in some benchmarks on made-up data.
     #[must_use]
     pub fn of_alike_tokens(mut self) -> Self {
         self.alike_tokens = true;

@@ -211,7 +211,7 @@ fn states(rewrite: Rewrite, job: &Job<'_>) -> Stance {
         }
         Rewrite::KeepStageOutput if d.pp > 1 => Never("it frees the stage's output"),
         Rewrite::BufferMicroBatches | Rewrite::KeepPassedOn if d.pp > 1 => {
-            Never("pipeline stages hold tensors of micro-batches in flight alone")
+            Never("pipeline stages hold only the tensors of micro-batches in flight")
         }
         Rewrite::ScatterGatherTransfer if sends_whole(job) => Never("whole activations are sent"),
         Rewrite::EarlyStopRecompute if recomputes(job) => {

@@ -75,7 +75,7 @@ fn stance(system: &System, rewrite: Rewrite, job: &Job<'_>) -> Stance {
         }
         Rewrite::KeepStageOutput if d.pp > 1 => Never("outputs of stages are freed"),
         Rewrite::BufferMicroBatches | Rewrite::KeepPassedOn if d.pp > 1 => {
-            Never("pipeline stages hold tensors of micro-batches in flight alone")
+            Never("pipeline stages hold only the tensors of micro-batches in flight")
         }
         Rewrite::ScatterGatherTransfer if sends_whole(job) => Never("whole activations are sent"),
         Rewrite::GatherInStep if matches!(d.zero, Zero::Z1 | Zero::Z2) => system.updated,

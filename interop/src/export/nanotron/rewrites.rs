@@ -98,7 +98,7 @@ fn states(rewrite: Rewrite, job: &Job<'_>) -> Stance {
         Rewrite::VisitModules => Never("it has no ZeRO-3"),
         Rewrite::KeepStageOutput if d.pp > 1 => Never("outputs of stages are freed"),
         Rewrite::BufferMicroBatches | Rewrite::KeepPassedOn if d.pp > 1 => {
-            Never("pipeline stages hold tensors of micro-batches in flight alone")
+            Never("pipeline stages hold only the tensors of micro-batches in flight")
         }
         Rewrite::ScatterGatherTransfer if sends_whole(job) => Never("whole activations are sent"),
         Rewrite::AllReduceGradients if d.zero == Zero::Z1 => {
