@@ -192,7 +192,8 @@ fn the_next_commands_run() {
         ]
     };
     let searches = ["megatron-core", "torchtitan", "fsdp2", "nemo"].map(search);
-    let lora = "search --model llama3-8b --gpus 8 --lora rank=16 -o lora.plan.yaml";
+    let lora =
+        "search --model llama3-8b --gpus 8 --runtime hf-trainer --lora rank=16 -o lora.plan.yaml";
     let alone = "search --model llama3-8b --gpus 1 --cluster h200";
     let [lora, alone] = [lora, alone].map(|line| line.split(' ').collect::<Vec<_>>());
     let answers: [&[&str]; 7] = [

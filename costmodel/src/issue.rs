@@ -26,6 +26,8 @@
 mod regathers;
 mod rings;
 
+use std::ops::Range;
+
 use catalog::runtime::Rewrite;
 use catalog::{Axis, Dispatcher, Fp8Recipe};
 use dtensor::{Collective, CollectiveKind, Pass, TensorId, Trace};
@@ -36,8 +38,6 @@ use crate::lower::rearranged::{self, Around};
 use crate::lower::{Kernel, KernelKind, Lowered, Lowering};
 use crate::price::MemoryKind;
 use crate::streams::Stream;
-
-use rings::Ring;
 
 /// Number of parts into which Transformer Engine splits a product whose result is reduced ("pipeline" overlap).
 const PIPELINE_SPLITS: u64 = 4;
@@ -87,6 +87,17 @@ struct Beside {
     sums: Vec<Sum>,
     gathers: Vec<Gather>,
     rings: Vec<Ring>,
+}
+
+/// The messages of ring attention in a pass.
+#[derive(Clone, Debug)]
+struct Ring {
+    /// Brings the keys and values of all ranks at once; `None` where they go round.
+    gather: Option<usize>,
+    /// Goes round: a block of keys and values, of their gradients, or of both. `None` in a forward pass whose keys were gathered.
+    exchange: Option<usize>,
+    /// The kernels of core attention.
+    steps: Range<usize>,
 }
 
 impl<'a> Order<'a> {

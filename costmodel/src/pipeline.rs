@@ -22,6 +22,17 @@ pub struct Pipeline {
     pub in_flight: InFlight,
 }
 
+impl Pipeline {
+    /// Number of tensors that a rank's stages receive for a micro-batch: every stage but the first an input, every stage but the last a
+    /// gradient.
+    pub(crate) fn received(&self, rank: usize) -> u64 {
+        let last = self.rank_of_stage.len() - 1;
+        let stages = self.stages_of_rank[rank].iter();
+        let tensors = |&stage: &u32| u64::from(stage > 0) + u64::from((stage as usize) < last);
+        stages.map(tensors).sum()
+    }
+}
+
 /// Schedule kind, pipeline ranks, virtual stages per rank, and micro-batches.
 pub(crate) type ScheduleKey = (ScheduleKind, u64, u64, u64);
 /// A schedule's key, the ZeRO level, and whether parameters are resharded after forward.

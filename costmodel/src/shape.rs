@@ -153,11 +153,7 @@ impl Shape {
             shape.add_times(of_rank, busy, path, d.schedule.splits_backward());
             let in_flight = &pipeline.in_flight[rank];
             let pool = pool_of_rank[rank];
-            let stages = pipeline.stages_of_rank[rank].iter();
-            // Every stage but the first receives inputs, every stage but the last gradients.
-            let tensors =
-                |&stage: &u32| u64::from(stage > 0) + u64::from(stage as usize + 1 < owners.len());
-            let received = stages.map(tensors).sum::<u64>() * d.num_micro_batches;
+            let received = pipeline.received(rank) * d.num_micro_batches;
             let own = own[rank].clone();
             shape.add_memory(Held::new(in_flight, kept, own, received, pool));
         }

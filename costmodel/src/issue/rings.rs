@@ -6,20 +6,9 @@ use catalog::Axis;
 use catalog::runtime::Rewrite;
 use dtensor::{Collective, CollectiveKind};
 
-use super::{Beside, Order};
+use super::{Beside, Order, Ring};
 use crate::launches::Queue;
 use crate::streams::Stream;
-
-/// The messages of ring attention in a pass.
-#[derive(Clone, Debug)]
-pub(super) struct Ring {
-    /// Brings the keys and values of all ranks at once; `None` where they go round.
-    pub(super) gather: Option<usize>,
-    /// Goes round: a block of keys and values, of their gradients, or of both. `None` in a forward pass whose keys were gathered.
-    pub(super) exchange: Option<usize>,
-    /// The kernels of core attention.
-    pub(super) steps: Range<usize>,
-}
 
 impl Order<'_> {
     /// Issues the steps and messages of ring attention. `steps` are those of its kernels that this pass runs.

@@ -39,7 +39,7 @@ struct Local {
 /// Messages of PyTorch's ring attention in a pass, in the order in which they are sent. torchtitan's model has repeated keys and values for
 /// every query head. One gather brings those of all ranks, again in backward. Only their gradients go round: one step sends a block of
 /// them, in 32 bits, to the next rank. There is one message more than a ring has steps; its bytes are spread over the steps.
-pub(super) fn rotated(
+fn rotated(
     lowering: &Lowering<'_>,
     trace: &Trace,
     op: &AnyOp<'_>,
@@ -85,11 +85,17 @@ pub(super) fn gathered_by_ring(lowering: &Lowering<'_>, trace: &Trace) -> Bytes 
 }
 
 /// A message of context parallelism with the kernels before and after it, in launch order.
-pub(super) fn with_copies(
+pub(super) fn messages(
     lowering: &Lowering<'_>,
+    trace: &Trace,
+    op: &AnyOp<'_>,
     collective: Collective,
     message: Kernel,
 ) -> Vec<Kernel> {
+    let is_ring = collective.kind == CollectiveKind::RingExchange;
+    if is_ring && lowering.has(Rewrite::RingInPytorch) {
+        return rotated(lowering, trace, op, collective, &message);
+    }
     let copy = |times: u64| Some(message.beside(chain(times * collective.bytes, 1)));
     let [before, after] = match collective.kind {
         CollectiveKind::AllToAll => [copy(2), copy(2)],

@@ -321,12 +321,9 @@ fn single(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Vec<Kernel>
                 bytes,
                 ..collective
             }));
-            if collective.kind == CollectiveKind::RingExchange && has(Rewrite::RingInPytorch) {
-                return context::rotated(lowering, trace, op, collective, &message);
-            }
             let messages = messages(lowering, trace, op, collective);
             let one = match collective.axis {
-                Axis::Cp => context::with_copies(lowering, collective, message),
+                Axis::Cp => context::messages(lowering, trace, op, collective, message),
                 _ => rearranged::with_kernels_around(lowering, trace, op, message),
             };
             return vec![one; messages].concat();

@@ -236,9 +236,7 @@ fn states(rewrite: Rewrite, job: &Job<'_>) -> Stance {
         | Rewrite::KeepSelected
         | Rewrite::FreeEmbedding
         | Rewrite::RepeatKeys => Nothing,
-        Rewrite::RingInPytorch if gathers_keys(job) => {
-            Never("one kernel for each half of the queries attends to the gathered keys")
-        }
+        Rewrite::RingInPytorch if gathers_keys(job) => Never("queries are split, not keys"),
         Rewrite::RearrangeSequences if d.sequence_parallel => {
             Never("the sequence is the first dimension of activations")
         }
