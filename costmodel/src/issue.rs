@@ -92,11 +92,11 @@ struct Beside {
 /// The messages of ring attention in a pass.
 #[derive(Clone, Debug)]
 struct Ring {
-    /// Brings the keys and values of all ranks at once; `None` where they go round.
+    /// The message that brings the keys and values of all ranks at once; `None` where these go from rank to rank.
     gather: Option<usize>,
-    /// Goes round: a block of keys and values, of their gradients, or of both. `None` in a forward pass whose keys were gathered.
+    /// The message that goes from rank to rank: keys and values, their gradients, or both. `None` in a forward pass whose keys are gathered.
     exchange: Option<usize>,
-    /// The kernels of core attention.
+    /// The kernels of core attention, which every step runs.
     steps: Range<usize>,
 }
 

@@ -47,7 +47,8 @@ impl Timed<'_> {
         self.ordered(kernels)
     }
 
-    /// Prices every kernel and collective alone; a last kernel accumulates gradients, if one does.
+    /// Prices every kernel and collective alone. After those of the block comes one that accumulates gradients, if one does, and then
+    /// the products that are recomputed in 8 bits, though forward runs them in 16.
     fn kernels(&self) -> Vec<PricedKernel> {
         let BlockToPrice { trace, lowered, .. } = *self.of;
         let all = lowered.forward.iter().chain(&lowered.backward);
@@ -73,11 +74,17 @@ impl Timed<'_> {
                 ..PricedKernel::default()
             });
         }
+        for (index, kind) in self.narrow_again() {
+            kernels.push(PricedKernel {
+                time: self.kernel_time(kind, Pass::Forward),
+                ..kernels[index].clone()
+            });
+        }
         kernels
     }
 
     /// Orders kernels as the runtime issues them.
-    fn ordered(&self, mut kernels: Vec<PricedKernel>) -> PricedBlock {
+    fn ordered(&self, kernels: Vec<PricedKernel>) -> PricedBlock {
         let BlockToPrice {
             trace,
             lowered,
@@ -87,9 +94,8 @@ impl Timed<'_> {
         } = *self.of;
         let forward = lowered.forward.len();
         let end = forward + lowered.backward.len();
-        // What `with_narrow_recomputation` added for another order is added again.
-        let accumulates = self.accumulation(block_cost::weights(trace).trained).0 > 0.0;
-        kernels.truncate(end + usize::from(accumulates));
+        let narrow: Vec<usize> = self.narrow_again().map(|(index, _)| index).collect();
+        let first_narrow = kernels.len() - narrow.len();
         let of_pass = |wanted: &[Pass]| -> Vec<usize> {
             let is = |(_, kernel): &(usize, &Kernel)| wanted.contains(&kernel.pass);
             let backward = (forward..).zip(&lowered.backward);
@@ -103,14 +109,21 @@ impl Timed<'_> {
         ];
         let mut halves = (self.of.scenario.splits_backward())
             .then(|| [input, weight].map(|half| order.issue(&of_pass(half))));
-        if accumulates {
+        if first_narrow > end {
             let weight = halves.as_mut().map(|[_, weight]| weight);
             for pass in [&mut backward].into_iter().chain(weight) {
                 pass.push(Launch::last(end, pass));
             }
         }
-        let again =
-            |&mode: &Recompute| order.issue_again(&recomputed(&lowering, trace, lowered, mode));
+        let again = |&mode: &Recompute| {
+            let mut launches = order.issue_again(&recomputed(&lowering, trace, lowered, mode));
+            for launch in &mut launches {
+                if let Some(nth) = narrow.iter().position(|&kernel| kernel == launch.kernel) {
+                    launch.kernel = first_narrow + nth;
+                }
+            }
+            launches
+        };
         let passes = PricedBlock {
             forward: order.issue(&(0..forward).collect::<Vec<usize>>()),
             recompute: self.of.modes.iter().map(again).collect(),
@@ -119,10 +132,11 @@ impl Timed<'_> {
             kernels,
             counts: self.counts_read(),
         };
-        self.with_parts(self.with_narrow_recomputation(passes))
+        self.with_parts(passes)
     }
 
-    /// The kernels of forward that are products of 8 bits when they are recomputed, though forward runs them in 16.
+    /// The products that are recomputed in 8 bits though forward runs them in 16: their indices among the kernels of forward, and the
+    /// kernels that recompute them.
     fn narrow_again(&self) -> impl Iterator<Item = (usize, KernelKind)> + '_ {
         let BlockToPrice {
             trace,
@@ -145,23 +159,6 @@ impl Timed<'_> {
         };
         let kernels = lowered.forward.iter().enumerate();
         kernels.filter_map(move |(index, kernel)| Some((index, narrow(kernel)?)))
-    }
-
-    /// Adds prices for the products that are recomputed in 8 bits, though forward runs them in 16.
-    fn with_narrow_recomputation(&self, mut block: PricedBlock) -> PricedBlock {
-        for (index, kind) in self.narrow_again() {
-            let added = block.kernels.len();
-            let again = block.recompute.iter_mut().flatten();
-            for launch in again.filter(|launch| launch.kernel == index) {
-                launch.kernel = added;
-            }
-            let narrow = PricedKernel {
-                time: self.kernel_time(kind, Pass::Forward),
-                ..block.kernels[index].clone()
-            };
-            block.kernels.push(narrow);
-        }
-        block
     }
 
     /// The operators that no graph of the block captures.

@@ -11,75 +11,52 @@ use crate::launches::Queue;
 use crate::streams::Stream;
 
 impl Order<'_> {
-    /// Issues the steps and messages of ring attention. `steps` are those of its kernels that this pass runs.
-    pub(super) fn issue_ring(&self, ring: &Ring, steps: &[usize], queue: &mut Queue) {
-        match (ring.gather, ring.exchange) {
-            (None, Some(message)) => self.passed_round(message, steps, queue),
-            (gather, gradients) => self.gathered(gather, gradients, steps, queue),
-        }
-    }
-
-    /// Issues the steps of ring attention, each while the next block of keys and values arrives.
-    fn passed_round(&self, message: usize, steps: &[usize], queue: &mut Queue) {
+    /// Issues the steps of ring attention in a pass, and its messages. `kernels` are the attention kernels that every step runs.
+    ///
+    /// - Where keys and values go round, each step runs while those of the next step arrive.
+    /// - Where one gather brings all keys and values, the first step, which needs only the rank's own, runs meanwhile. In backward each
+    ///   later step runs while the gradients of the step before it are sent.
+    pub(super) fn issue_ring(&self, ring: &Ring, kernels: &[usize], queue: &mut Queue) {
         let blocks = self.key.layout.cp;
-        let arriving = blocks as usize - 1;
-        // All steps from the second on are alike: they are issued as one repeated round.
-        for block in 0..arriving.min(2) {
-            let before = queue.len();
-            let arrival = queue.send(message, blocks - 1, Stream::Context);
-            for &step in steps {
-                queue.compute(step, blocks);
-            }
-            if block == 1 {
-                queue.again(queue.len() - before, arriving - 2);
-            }
-            queue.wait(arrival);
-        }
-        for &step in steps {
-            queue.compute(step, blocks);
-        }
-    }
-
-    /// Issues the steps of ring attention over keys and values that one gather brings: the first, over the rank's own, runs meanwhile. The
-    /// gradients of each block are sent while the next step runs.
-    fn gathered(
-        &self,
-        gather: Option<usize>,
-        gradients: Option<usize>,
-        steps: &[usize],
-        queue: &mut Queue,
-    ) {
-        let blocks = self.key.layout.cp;
-        let arrival = gather.map(|gather| queue.send(gather, 1, Stream::Context));
-        let attend = |queue: &mut Queue| {
-            for &step in steps {
-                queue.compute(step, blocks);
-            }
+        let Some(gather) = ring.gather else {
+            self.rounds(ring.exchange, blocks - 1, kernels, queue);
+            return self.step(kernels, queue);
         };
-        attend(queue);
-        if let Some(arrival) = arrival {
-            queue.wait(arrival);
+        let arrival = queue.send(gather, 1, Stream::Context);
+        self.step(kernels, queue);
+        queue.wait(arrival);
+        self.rounds(ring.exchange, blocks, kernels, queue);
+        if let Some(gradients) = ring.exchange {
+            let last = queue.send(gradients, blocks, Stream::Context);
+            queue.wait(last);
         }
-        let others = blocks as usize - 1;
-        // All steps from the second on are alike: they are issued as one repeated round.
-        for block in 0..others.min(2) {
+    }
+
+    /// Issues all steps of ring attention but one. Each runs while one of `parts` equal parts of `message` is sent, if there is a message.
+    fn rounds(&self, message: Option<usize>, parts: u64, kernels: &[usize], queue: &mut Queue) {
+        let rounds = self.key.layout.cp as usize - 1;
+        // All from the second on are alike: they are issued as one round that is repeated.
+        for round in 0..rounds.min(2) {
             let before = queue.len();
-            let sent = gradients.map(|message| queue.send(message, blocks, Stream::Context));
-            attend(queue);
-            if block == 1 {
-                queue.again(queue.len() - before, others - 2);
+            let sent = message.map(|message| queue.send(message, parts, Stream::Context));
+            self.step(kernels, queue);
+            if round == 1 {
+                queue.again(queue.len() - before, rounds - 2);
             }
             if let Some(sent) = sent {
                 queue.wait(sent);
             }
         }
-        if let Some(message) = gradients {
-            let last = queue.send(message, blocks, Stream::Context);
-            queue.wait(last);
+    }
+
+    /// Issues one step of ring attention, over the keys and values of one rank.
+    fn step(&self, kernels: &[usize], queue: &mut Queue) {
+        for &kernel in kernels {
+            queue.compute(kernel, self.key.layout.cp);
         }
     }
 
-    /// Whether a message brings keys and values to ring attention, or takes their gradients away.
+    /// Whether a message belongs to ring attention: it carries keys and values, or their gradients.
     pub(super) fn is_of_ring(&self, collective: Collective) -> bool {
         match collective.kind {
             CollectiveKind::RingExchange => true,
@@ -90,8 +67,8 @@ impl Order<'_> {
         }
     }
 
-    /// The core-attention kernels that use a ring exchange's keys and values: those after it in forward, before it in
-    /// backward.
+    /// The core-attention kernels that a message of ring attention belongs to: in forward those issued after it, in backward those
+    /// issued before it.
     pub(super) fn attention(&self, message: usize) -> Option<Range<usize>> {
         let forward = self.lowered.forward.len();
         let is = |&kernel: &usize| self.is_attention(kernel);
@@ -109,7 +86,7 @@ impl Order<'_> {
 }
 
 impl Beside {
-    /// The ring attention that a kernel belongs to.
+    /// The ring attention that has this kernel or message; `None` if none has it.
     pub(super) fn ring(&self, kernel: usize) -> Option<&Ring> {
         let is = |ring: &&Ring| {
             [ring.gather, ring.exchange].contains(&Some(kernel)) || ring.steps.contains(&kernel)
@@ -117,7 +94,7 @@ impl Beside {
         self.rings.iter().find(is)
     }
 
-    /// Adds a message to the ring attention that runs in these steps.
+    /// Notes a message, of this kind, of the ring attention whose steps run these kernels.
     pub(super) fn add_to_ring(
         &mut self,
         message: usize,
