@@ -103,9 +103,9 @@ pub struct LayoutBounds {
     /// Bytes that backward needs beyond what is kept.
     transient: Vec<f64>,
     weights: Vec<Weights>,
-    /// Bytes that a stage holds of a micro-batch's output until its backward pass.
+    /// Bytes of a stage's output for one micro-batch, if the stage keeps it until the backward pass; else 0.
     output: f64,
-    /// Bytes of a buffer for one tensor from another stage.
+    /// Bytes of the buffer for one tensor that a stage receives from another, if stages have such buffers; else 0.
     buffer: f64,
     transfer: f64,
     /// Bytes that a rank hands to the next stage.

@@ -87,16 +87,16 @@ pub(crate) struct HeldByRank {
 pub struct OfRank {
     /// Bytes of parameters, gradients and optimizer states on the device.
     pub states: StateBytes,
-    /// Bytes of copies at the moment when they are most: parameters gathered from other ranks, and gradients before they are reduced.
+    /// Most bytes at any time of parameters gathered from other ranks and of gradients that are not reduced yet, together.
     pub in_flight: Bytes,
     /// Time to sum the gradients of a vocabulary table with those of the pipeline's other end, which holds it too.
     pub shared_table: Seconds,
     /// Time of the optimizer step on the device.
     pub optimizer: Seconds,
-    /// Bytes that the optimizer step needs beyond those held for the whole step.
+    /// Bytes that the optimizer step needs in addition to [`Self::resident`].
     pub optimizer_transient: Bytes,
-    /// Bytes on the device that are held for the whole step: states, `in_flight`, buffers of pipeline stages, the CUDA context and
-    /// workspaces.
+    /// Bytes that stay allocated on the device during the whole step: [`Self::states`], [`Self::in_flight`], the buffers into which
+    /// pipeline stages receive, the CUDA context and workspaces.
     pub resident: Bytes,
     /// Times of the host's part of the optimizer step, where optimizer states lie in host memory.
     pub host: HostStep,

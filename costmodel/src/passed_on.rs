@@ -1,7 +1,7 @@
 //! What pipeline stages hold of the tensors that they receive and pass on.
 //!
-//! PyTorch's stages (`torch/distributed/pipelining/stage.py`) receive into buffers that they make for all micro-batches at once. A
-//! stage's input is then no memory of its own: what backward needs of it lies in the buffer.
+//! PyTorch's stages (`torch/distributed/pipelining/stage.py`) allocate one buffer for the input of every micro-batch, all before the first
+//! step. A stage that keeps its input for backward then needs no more memory for it: the input stays in its buffer.
 
 use catalog::Bytes;
 use catalog::runtime::Rewrite;
@@ -16,12 +16,12 @@ use crate::stage::{PassedOn, Run, StageWork};
 pub(crate) struct Position {
     /// Whether it is the first stage, and whether it is the last.
     pub(crate) ends: [bool; 2],
-    /// Whether the stage before it, and the stage after it, are on the same rank. What they hand over is not sent: it takes the place of
-    /// the receiver's buffer (PyTorch 2.15, `stage.py`, `set_local_fwd_input` and `set_local_bwd_input`).
+    /// Whether the stage before it is on the same rank, and whether the stage after it is. Stages on one rank send each other nothing: the
+    /// tensor itself takes the place of the receiver's buffer (PyTorch 2.15, `stage.py`, `set_local_fwd_input`, `set_local_bwd_input`).
     pub(crate) on_one_rank: [bool; 2],
 }
 
-/// Whether stages hold what they have sent until the step ends.
+/// Whether stages hold the tensors that they have sent until the step ends.
 fn until_end(scenario: &Scenario, d: &Decisions) -> bool {
     let does = |rewrite| scenario.runtime.rewrites.contains(&rewrite);
     does(Rewrite::KeepPassedOn) || does(Rewrite::BufferMicroBatches) && d.vpp > 1
@@ -33,7 +33,8 @@ pub(crate) fn keeps_output(scenario: &Scenario, d: &Decisions) -> bool {
     d.pp > 1 && keeps && !until_end(scenario, d)
 }
 
-/// Adds what a stage holds of its inputs and outputs to its memory. An activation that stages send has `sent` bytes.
+/// Adds to a stage's memory the buffers that it receives into, and the tensors that it holds after it has sent them. A tensor that stages
+/// send each other has `sent` bytes.
 pub(crate) fn hold(
     scenario: &Scenario,
     d: &Decisions,

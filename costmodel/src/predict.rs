@@ -256,8 +256,8 @@ fn saved_activations(
     saved
 }
 
-/// Bytes that a rank's stages hold while an action runs of what they receive and pass on: buffers, but for inputs that are counted as saved
-/// activations, and what stays until the step ends.
+/// What a rank's stages hold while the action `peak` runs: bytes of their receive buffers, without inputs that are counted as saved
+/// activations, and bytes of tensors that they have sent and keep until the step ends.
 fn passed_on(simulated: &Simulated<'_>, peak: Option<Action>, rank: u32) -> [Bytes; 2] {
     let of_stage = |stage: u32| simulated.assembled.stage(stage as usize).passed_on;
     let stages = &simulated.assembled.pipeline.stages_of_rank[rank as usize];

@@ -90,9 +90,9 @@ pub(crate) enum Part {
 pub(crate) struct Held {
     pub(crate) saved: Vec<f64>,
     pub(crate) own: Vec<u64>,
-    /// Number of outputs that its stages hand to later ones.
+    /// Number of outputs, for later stages, of the passes in flight.
     pub(crate) outputs: f64,
-    /// Number of tensors that its stages receive in a step, but for the inputs of passes in flight.
+    /// Number of tensors that its stages receive in a step, less the inputs of the passes in flight.
     pub(crate) unused_buffers: f64,
     /// The pool in which the rank lies.
     pub(crate) pool: usize,

@@ -36,7 +36,7 @@ pub struct StageWork {
     pub saved: Bytes,
     /// Bytes held from the input half to the weight half of a split backward.
     pub saved_for_weight: Bytes,
-    /// Bytes held of what the stage receives and passes on.
+    /// Bytes of tensors that the stage receives and sends.
     pub passed_on: PassedOn,
     /// Peak bytes beyond what is held, during forward.
     pub transient_forward: Bytes,
@@ -56,16 +56,16 @@ pub struct StageWork {
     pub copied_after_reduce: GradientCopies,
 }
 
-/// Bytes that a virtual stage holds of what it receives from other stages and passes on to them, beyond what it saves for backward.
+/// Bytes of the tensors that a virtual stage receives from other stages and sends to them, beyond what it saves for backward.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PassedOn {
     /// Buffers for the inputs and for the gradients of the outputs of all micro-batches. They are held for the whole step.
     pub buffers: Bytes,
-    /// A micro-batch's input, if it lies in one of these buffers and not among what the stage saves; else 0.
+    /// Bytes of a micro-batch's input, if it stays in its buffer and is not counted among what the stage saves; else 0.
     pub input: Bytes,
-    /// What is held from the end of a forward pass to the end of the step.
+    /// Bytes that every forward pass leaves allocated until the step ends.
     pub after_forward: Bytes,
-    /// What is held from the end of a backward pass to the end of the step.
+    /// Bytes that every backward pass leaves allocated until the step ends.
     pub after_backward: Bytes,
 }
 

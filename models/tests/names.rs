@@ -1,11 +1,12 @@
-//! Every family is compared with Transformers.
+//! Checks that no model family is forgotten: each has a small model whose parameters' names, outputs and gradients other tests compare
+//! with Transformers, or it is listed here with the reason why it has none.
 
 use std::fs;
 use std::path::Path;
 
 use catalog::model::Family;
 
-/// Families that no file of `tests/pytorch/models` stands for.
+/// Families without a small model in `tests/pytorch/models`, each with the reason.
 const NOT_COMPARED: [Family; 3] = [
     // Its gradients are compared with differences (`tests/tests/executor/gradients.rs`).
     Family::Mixtral,

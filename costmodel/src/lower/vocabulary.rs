@@ -49,8 +49,8 @@ pub(super) fn embedding(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) 
     Kernel::of(op, chain.bound_by_memory(MemoryKind::Embedding))
 }
 
-/// The product of one-hot rows with a table that embeds tokens, or the product that computes the table's gradient. The one-hot rows
-/// themselves are not counted.
+/// The matrix product that embeds tokens: every token is a row of zeros with a one at the token's index, and these rows are multiplied
+/// by the table. For a backward operator, the product that computes the table's gradient. The cost of making the rows is left out.
 fn one_hot_product(trace: &Trace, op: &AnyOp<'_>) -> Option<KernelKind> {
     let Operator::Token(Token::Embedding(table)) = op.operator else {
         return None;
@@ -58,11 +58,11 @@ fn one_hot_product(trace: &Trace, op: &AnyOp<'_>) -> Option<KernelKind> {
     let [words, hidden] = *trace.tensor(table).shape else {
         return None;
     };
-    let of_tokens = |ids: &[TensorId]| trace.tensor(ids[0]).elements() / hidden;
+    let rows = |ids: &[TensorId]| trace.tensor(ids[0]).elements() / hidden;
     Some(KernelKind::Gemm {
         sizes: match op.pass {
-            Pass::Forward | Pass::BackwardInput => [of_tokens(op.outputs), hidden, words],
-            Pass::BackwardWeight => [words, hidden, of_tokens(op.inputs)],
+            Pass::Forward | Pass::BackwardInput => [rows(op.outputs), hidden, words],
+            Pass::BackwardWeight => [words, hidden, rows(op.inputs)],
         },
         low_precision: false,
     })

@@ -3,12 +3,12 @@
 use catalog::Window;
 use dtensor::AttentionShape;
 
-/// The share of causal attention's work that is left with a window: pairs of a query and a key that it sees, divided by those that it
-/// would see if there were no window. It is 1 for attention that has none.
+/// The work of causal attention with a window, divided by its work without one. Work is counted in pairs of a query and a key that the
+/// query attends to. The result is 1 for attention without a window.
 ///
-/// Context parallelism cuts the queries of a sequence into `2·cp` equal parts. Rank `r` has part `r` from the front and part `r` from
-/// the back (zig-zag). With a window ranks have unequal work, because only queries near the front see less than a whole window. So
-/// the share is that of the rank with most work: the others wait for it.
+/// Context parallelism cuts the queries of a sequence into `2·cp` equal parts. Rank `r` has two of them: part `r` counted from the front
+/// and part `r` counted from the back (zig-zag). With a window, queries near the front attend to fewer keys than a window holds and all
+/// others to a whole window, so ranks have unequal work. The slowest rank decides, so the result is that rank's.
 #[must_use]
 pub(crate) fn share(shape: &AttentionShape) -> f64 {
     let Some(window) = shape.window else {
@@ -30,7 +30,7 @@ pub(crate) fn share(shape: &AttentionShape) -> f64 {
     (most(window) / most(Window::Sliding(shape.kv_len))).min(1.0)
 }
 
-/// Number of pairs of a query and a key that it sees, for the first `queries` queries of a sequence.
+/// Number of pairs of a query and a key that the query attends to, over the first `queries` queries of a sequence.
 fn of_first(window: Window, queries: u64) -> f64 {
     queries as f64 * window.mean(queries)
 }

@@ -8,13 +8,13 @@ use crate::kernels::{Kernel, Source, typed};
 use crate::launcher::Arguments;
 use crate::tensor::{Device, Tensor};
 
-/// Number of columns that one thread block of the kernel `column_sum` adds up.
+/// Number of columns that one thread block of the kernel `column_sum` works on. It computes a partial sum of each.
 const COLUMNS: usize = 256;
-/// Number of rows that one thread block of the kernel `column_sum` reads at the same time.
+/// Number of rows that one thread block of the kernel `column_sum` works on side by side: one for each of its warps.
 const ROWS: usize = 8;
-/// Number of thread blocks of `column_sum` that an SM has registers for.
+/// Number of thread blocks of `column_sum` that run on an SM at the same time. Its registers suffice for no more.
 const AT_ONCE: usize = 5;
-/// Number of columns that one thread block of the kernel `add_lines` adds up. As many threads work on each of them.
+/// Number of columns that one thread block of the kernel `add_lines` works on, and number of threads for each column.
 const LANES: usize = 32;
 
 impl Device {
