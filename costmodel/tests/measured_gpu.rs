@@ -67,7 +67,7 @@ fn priced(prices: &TablePrices, measured: &Measured) -> Option<Seconds> {
 }
 
 /// The lowest and the highest median error of the prices of a kind of kernel, in percent. Our own norms are slower than the
-/// fused ones that the tables describe, and tables of products are stretched to the clocks of weeks of training.
+/// fused ones that the tables describe.
 const MEDIANS: [(&str, [f64; 2]); 15] = [
     ("adamw", [-5.0, 5.0]),
     ("add forward bf16", [-5.0, 5.0]),
@@ -77,11 +77,11 @@ const MEDIANS: [(&str, [f64; 2]); 15] = [
     ("cross-entropy forward f32", [-10.0, 10.0]),
     ("layer norm backward bf16", [-60.0, 0.0]),
     ("layer norm forward bf16", [-60.0, 0.0]),
-    ("matmul backward bf16", [-5.0, 15.0]),
-    ("matmul backward tf32", [-5.0, 15.0]),
-    ("matmul forward bf16", [-5.0, 16.0]),
-    ("matmul forward tf32", [-5.0, 20.0]),
-    ("matmul weight gradient bf16", [-5.0, 15.0]),
+    ("matmul backward bf16", [-10.0, 10.0]),
+    ("matmul backward tf32", [-20.0, 10.0]),
+    ("matmul forward bf16", [-10.0, 10.0]),
+    ("matmul forward tf32", [-20.0, 10.0]),
+    ("matmul weight gradient bf16", [-10.0, 10.0]),
     ("silu tanh gated backward bf16", [-5.0, 5.0]),
     ("silu tanh gated forward bf16", [-5.0, 5.0]),
 ];
@@ -92,7 +92,8 @@ fn tables_agree_with_a_measured_gpu() {
     let text = std::fs::read_to_string(path).expect("is part of the repository");
     let profile = Profile::from_yaml(&text, "h200.yaml").expect("is a profile");
     let cluster = catalog::load::cluster("dgx-h200").expect("a preset");
-    let prices = TablePrices::new(&cluster, 8, &Fitted::default()).expect("has tables");
+    // Constants of trainings are left out, because the profile times each kernel alone, on a GPU at rest.
+    let prices = TablePrices::new(&cluster, 8, &Fitted::of_benchmarks()).expect("has tables");
     let mut errors: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     for measured in &profile.measured {
         if measured.seconds < SHORTEST.0 {
