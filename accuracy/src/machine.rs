@@ -6,12 +6,13 @@ use catalog::units::Bandwidth;
 use catalog::{Cluster, Fabric, Origin};
 
 /// Cluster presets, with the words that must all be in a run's description of its GPU; the first match wins.
-const CLUSTERS: [(&[&str], &str); 40] = [
+const CLUSTERS: [(&[&str], &str); 46] = [
     (&["jean", "zay"], "jean-zay-a100"),
     (&["gb300"], "gb300-nvl72"),
     (&["gb200"], "gb200-nvl72"),
     (&["b300"], "dgx-b300"),
     (&["b200"], "dgx-b200"),
+    (&["gh200", "144gb"], "gh200-144gb-node"),
     (&["gh200"], "gh200-node"),
     (&["h200", "nvl"], "h200-nvl-node"),
     (&["h200"], "dgx-h200"),
@@ -43,10 +44,15 @@ const CLUSTERS: [(&[&str], &str); 40] = [
     (&["3090"], "rtx-3090-node"),
     (&["a6000"], "rtx-a6000-node"),
     (&["6000", "ada"], "rtx-6000-ada-node"),
+    (&["pro", "6000"], "rtx-pro-6000-node"),
     (&["l40s"], "l40s-node"),
     (&["l40"], "l40-node"),
     (&["a40"], "a40-node"),
+    (&["a30"], "a30-node"),
     (&["a10g"], "a10g-node"),
+    (&["a10"], "a10-node"),
+    (&["l20"], "l20-node"),
+    (&["l4"], "l4-node"),
 ];
 
 /// GPUs that are sold with several memory sizes.
@@ -57,7 +63,8 @@ pub(super) fn cluster(run: &Run) -> Result<(Cluster, bool), String> {
     let gpu = run
         .text("gpu", run.gpu.as_deref())
         .ok_or("gpu is not stated")?
-        .to_lowercase();
+        .to_lowercase()
+        .replace(" gb", "gb");
     let words = words(&gpu);
     let has = |word: &str| words.contains(&word);
     let found = CLUSTERS
@@ -221,6 +228,7 @@ mod tests {
         for (gpu, name, one) in [
             ("A100", "dgx-a100", false),
             ("A100-40GB SXM4", "dgx-a100-40gb", true),
+            ("NVIDIA A100 (40 GB)", "dgx-a100-40gb", true),
             ("8xH100-80GB", "dgx-h100", true),
             ("NVIDIA A10G", "a10g-node", true),
             ("H20", "h20", false),
@@ -234,5 +242,20 @@ mod tests {
             assert_eq!(of(gpu), Ok((name.to_owned(), one)), "{gpu}");
         }
         assert!(of("TPU v5p").is_err());
+    }
+
+    #[test]
+    fn runs_on_every_preset_device_are_recognised() {
+        for preset in catalog::load::cluster_names().expect("presets are valid") {
+            let device = catalog::load::cluster(&preset.name)
+                .expect("a preset")
+                .device;
+            let run = Run {
+                gpu: Some(device.name.clone()),
+                ..Run::default()
+            };
+            let found = cluster(&run).map(|(cluster, _)| cluster.device.name);
+            assert_eq!(found, Ok(device.name));
+        }
     }
 }

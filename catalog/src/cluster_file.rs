@@ -45,8 +45,17 @@ pub struct DeviceFile {
     /// The clock that the peaks are stated for, in MHz. It tells whether matrix units are slower, as those of GeForce cards are.
     #[schemars(range(min = 1, max = 100_000))]
     pub clock_mhz: Option<f64>,
+    /// Whether the driver lets devices reach each other's memory over PCI Express, by default true. NVIDIA's does not for
+    /// GeForce cards.
+    #[serde(default = "yes")]
+    pub peers_over_pci_express: bool,
     /// Name of the measured kernel tables; if absent, assumed to be the nearest architecture's.
     pub kernels: Option<String>,
+}
+
+/// What a field says that is left out.
+fn yes() -> bool {
+    true
 }
 
 /// A cluster as its file describes it.
@@ -180,6 +189,7 @@ impl DeviceFile {
             sm_count: self.sm_count,
             power_watts: self.power_watts,
             clock_mhz: self.clock_mhz,
+            peers_over_pci_express: self.peers_over_pci_express,
             kernels,
         };
         device

@@ -94,6 +94,8 @@ pub struct Device {
     pub power_watts: Option<f64>,
     /// The clock that the peaks are stated for, in MHz, if known.
     pub clock_mhz: Option<f64>,
+    /// Whether the driver lets devices reach each other's memory over PCI Express. NVIDIA's does not for GeForce cards.
+    pub peers_over_pci_express: bool,
     /// Name of the measured kernel tables that price this device (its own or its nearest relative's).
     pub kernels: String,
 }

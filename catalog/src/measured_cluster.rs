@@ -67,6 +67,7 @@ impl Profile {
             (dtype, measured(rate, source))
         });
         Device {
+            peers_over_pci_express: !name.contains("GeForce"),
             architecture: self
                 .machine
                 .gpu

@@ -4,19 +4,11 @@ use crate::cluster::Cluster;
 use crate::device::Architecture;
 use crate::runtime::Runtime;
 
-/// GeForce cards. NVIDIA's driver lets them reach each other over NVLink alone, never over PCI Express
-/// (tinygrad/open-gpu-kernel-modules, README.md, whose driver is changed to allow it).
-const GEFORCE: [&str; 3] = ["rtx-3090", "rtx-4090", "rtx-5090"];
-
 impl Cluster {
     /// Whether every GPU reads and writes the memory of the others of its node.
     #[must_use]
     pub fn reaches_peers(&self) -> bool {
-        self.each_pool(|pool| {
-            let name = &pool.device.name;
-            let is_geforce = GEFORCE.iter().any(|card| name.starts_with(card));
-            !(pool.pci_express && is_geforce)
-        })
+        self.each_pool(|pool| !pool.pci_express || pool.device.peers_over_pci_express)
     }
 
     /// Whether every GPU can write to all others of its node at once (CUDA multicast), as NVSwitch does from Hopper on.
