@@ -10,8 +10,8 @@ use super::job::Job;
 use super::refusal::Limits;
 use super::stance::Stance::{self, Always, Never, Nothing, Written};
 use super::stance::{
-    experts, fp8, gathers_keys, recomputes, reduces_every_time, sends_whole, unmet, unpadded,
-    waits_for_messages,
+    experts, fp8, gathers_keys, of_xla, recomputes, reduces_every_time, sends_whole, unmet,
+    unpadded, waits_for_messages,
 };
 
 /// The fields that make Megatron-Core do what the prediction assumed; records the assumptions that it cannot meet.
@@ -248,6 +248,9 @@ fn states(rewrite: Rewrite, job: &Job<'_>) -> Stance {
 fn data_parallel(rewrite: Rewrite, job: &Job<'_>) -> Stance {
     let d = job.decisions;
     match rewrite {
+        Rewrite::GatherNarrowWeights | Rewrite::WideForwardProducts | Rewrite::EmbedByProduct => {
+            of_xla(rewrite, job)
+        }
         Rewrite::AllReduceGradients if d.zero == Zero::Z1 => {
             Never("the distributed optimizer reduces by reduce-scatter")
         }

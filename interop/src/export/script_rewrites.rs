@@ -146,6 +146,9 @@ fn of_model(rewrite: Rewrite) -> bool {
             | Rewrite::KeepQuantisedWeights
             | Rewrite::GatherQuantised
             | Rewrite::WideExperts
+            | Rewrite::GatherNarrowWeights
+            | Rewrite::WideForwardProducts
+            | Rewrite::EmbedByProduct
             | Rewrite::FusedOptimizer
             | Rewrite::OptimizerByTensor
     )

@@ -76,6 +76,20 @@ pub(crate) fn unpadded(job: &Job<'_>) -> bool {
     !job.model.vocab.is_multiple_of(8 * job.decisions.tp)
 }
 
+/// How a target that runs PyTorch's operators stands to what XLA makes of a step.
+pub(crate) fn of_xla(rewrite: Rewrite, job: &Job<'_>) -> Stance {
+    match rewrite {
+        Rewrite::EmbedByProduct => Stance::Never("tokens read their rows of the table"),
+        Rewrite::GatherNarrowWeights if fp8(job) && job.decisions.zero == Zero::Z3 => {
+            Stance::Never("parameters are gathered in 16 bits")
+        }
+        Rewrite::WideForwardProducts if fp8(job) => {
+            Stance::Never("linear layers multiply in 8 bits in every pass")
+        }
+        _ => Stance::Nothing,
+    }
+}
+
 /// The assumptions that a target does not meet.
 pub(crate) fn unmet(stance: impl Fn(Rewrite) -> Stance, job: &Job<'_>) -> Vec<Assumption> {
     let differs = |rewrite: Rewrite| {

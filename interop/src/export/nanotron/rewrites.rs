@@ -5,7 +5,9 @@ use catalog::runtime::Rewrite;
 
 use crate::export::job::Job;
 use crate::export::stance::Stance::{self, Always, Never, Nothing};
-use crate::export::stance::{experts, gathers_keys, reduces_every_time, sends_whole, unpadded};
+use crate::export::stance::{
+    experts, gathers_keys, of_xla, reduces_every_time, sends_whole, unpadded,
+};
 use plans::decisions::Recompute;
 
 /// What nanotron does with a rewrite.
@@ -94,6 +96,9 @@ fn states(rewrite: Rewrite, job: &Job<'_>) -> Stance {
         }
         Rewrite::EarlyStopRecompute if d.recompute == Recompute::Full => {
             Never("its checkpoints run the whole layer again")
+        }
+        Rewrite::GatherNarrowWeights | Rewrite::WideForwardProducts | Rewrite::EmbedByProduct => {
+            of_xla(rewrite, job)
         }
         Rewrite::VisitModules => Never("it has no ZeRO-3"),
         Rewrite::KeepStageOutput if d.pp > 1 => Never("outputs of stages are freed"),

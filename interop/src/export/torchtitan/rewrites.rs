@@ -8,8 +8,8 @@ use super::edition::Edition;
 use crate::export::job::Job;
 use crate::export::stance::Stance::{self, Always, Never, Nothing, Written};
 use crate::export::stance::{
-    can_free_embedding, experts, fp8, gathers_keys, recomputes, reduces_every_time, sends_whole,
-    unpadded, waits_for_messages,
+    can_free_embedding, experts, fp8, gathers_keys, of_xla, recomputes, reduces_every_time,
+    sends_whole, unpadded, waits_for_messages,
 };
 use plans::decisions::Recompute;
 
@@ -200,6 +200,9 @@ fn states(rewrite: Rewrite, job: &Job<'_>) -> Stance {
 /// What torchtitan does with a rewrite of what is kept for backward.
 fn saved(rewrite: Rewrite, job: &Job<'_>) -> Stance {
     match rewrite {
+        Rewrite::GatherNarrowWeights | Rewrite::WideForwardProducts | Rewrite::EmbedByProduct => {
+            of_xla(rewrite, job)
+        }
         Rewrite::EarlyStopRecompute if recomputes(job) && eager(job) => {
             Never("activation checkpointing recomputes whole blocks")
         }
