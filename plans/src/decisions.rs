@@ -239,9 +239,11 @@ impl Decisions {
             d.schedule = ScheduleKind::OneFOneB;
         }
         d.axis_order = self.usual_order();
-        if d.recompute == Recompute::Layers(0) {
-            d.recompute = Recompute::None;
-        }
+        d.recompute = match d.recompute {
+            Recompute::Layers(0) => Recompute::None,
+            Recompute::Layers(n) if n >= d.stages.largest() => Recompute::Full,
+            other => other,
+        };
         d.overlap = d.canonical_overlap();
         d.dispatcher = d.dispatcher.filter(|_| d.ep > 1);
         d

@@ -330,6 +330,10 @@ fn experts(d: &Decisions, model: &ModelConfig) -> Result<(), StrategyError> {
     }
     conflict([
         (
+            d.dispatcher.is_some() && d.ep == 1,
+            "dispatcher needs ep of at least 2: without expert parallelism no token leaves its rank",
+        ),
+        (
             moe.bias && d.etp > 1,
             "experts with biases need etp=1: biases are added once, and its ranks hold parts of sums",
         ),
@@ -413,8 +417,14 @@ fn gradients(d: &Decisions, workload: &Workload) -> Result<(), StrategyError> {
 /// Checks that a pipeline's stages can recompute what the decisions say.
 ///
 /// # Errors
-/// What `falling:N` would need, if the decisions lack it.
+/// What `layers:N` or `falling:N` would need, if the decisions lack it.
 pub fn check_recompute(d: &Decisions) -> Result<(), StrategyError> {
+    if let Recompute::Layers(n) = d.recompute {
+        return conflict([(
+            n > d.stages.largest(),
+            "recompute=layers:N needs N of at most the layers of a stage; use recompute=full",
+        )]);
+    }
     let Recompute::Falling(of_first) = d.recompute else {
         return Ok(());
     };

@@ -16,6 +16,12 @@ pub const MAX_BY_POOL: usize = 512;
 pub struct StagePartition(pub Vec<u64>);
 
 impl StagePartition {
+    /// Layers of the stage that has most of them.
+    #[must_use]
+    pub fn largest(&self) -> u64 {
+        self.0.iter().copied().max().unwrap_or(0)
+    }
+
     /// Divides layers as evenly as possible. A remainder goes to the earlier stages after the first, because the first
     /// also holds the embedding and the last the head. At most [`MAX_STAGES`] stages are listed; no legal strategy has
     /// more.

@@ -65,9 +65,12 @@ impl Imported {
     #[must_use]
     pub fn decisions_under(&self, model: &ModelConfig, runtime: &Runtime) -> Decisions {
         let decisions = self.decisions.clone();
+        let under = decisions.under(runtime, self.workload.precision);
+        let mut decisions = under.canonical(model);
+        if decisions.cp == 1 {
+            decisions.cp_kind = runtime.space.usual_cp_kind();
+        }
         decisions
-            .under(runtime, self.workload.precision)
-            .canonical(model)
     }
 
     /// Sentences on settings that a prediction under a runtime follows only approximately.
