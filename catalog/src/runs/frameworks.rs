@@ -3,6 +3,7 @@
 use std::sync::OnceLock;
 
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::Run;
 use crate::runtime::Rewrite;
@@ -38,8 +39,17 @@ impl Framework {
     /// The framework that a run names, or that its source is known to use; `None` if neither is known.
     #[must_use]
     pub fn of(run: &Run) -> Option<&'static Self> {
+        Self::named(run, run.text_flag("framework"))
+    }
+
+    /// The same, without what the run's recipe says.
+    pub(super) fn stated_by(run: &Run) -> Option<&'static Self> {
+        Self::named(run, run.stated("framework").and_then(Value::as_str))
+    }
+
+    /// The framework of a run whose flag says `said`.
+    fn named(run: &Run, said: Option<&str>) -> Option<&'static Self> {
         let sharding = run.text("zero", run.zero.as_deref()).unwrap_or("");
-        let said = run.text_flag("framework");
         let software = run.sw_version.as_deref();
         // The remark in `zero3 (DeepSpeed)` names a framework; `zero3` alone does not.
         let remark = sharding.split_once('(').map_or("", |(_, remark)| remark);

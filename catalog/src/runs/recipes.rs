@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::Run;
+use super::{Framework, Run};
 use crate::adapters::Adapters;
 use crate::runtime::Rewrite;
 
@@ -14,8 +14,17 @@ use crate::runtime::Rewrite;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Recipe {
-    /// Sources, as `owner/repository`.
+    /// Sources, as `owner/repository`; if empty, sources of every organisation.
+    #[serde(default)]
     repositories: Vec<String>,
+    /// Runtimes, if not empty: a run's framework must be predicted with one of them.
+    #[serde(default)]
+    runtimes: Vec<String>,
+    /// If not empty, the name of a run's GPU must contain one of these words.
+    #[serde(default)]
+    gpus: Vec<String>,
+    /// The last month of what the recipe says, as `2025-03`: facts of a framework's version hold for runs that are not younger.
+    until: Option<String>,
     /// If not empty, a run's source must contain one of these texts, such as `@v1:folder/`.
     #[serde(default)]
     tables: Vec<String>,
@@ -87,10 +96,21 @@ impl Recipe {
     pub fn of(run: &Run) -> Option<&'static Self> {
         let made = |recipe: &&Self| {
             let stated = |(name, value): (&String, &Value)| run.stated(name) == Some(value);
-            let published = recipe.repositories.iter().any(|r| r == run.repository());
-            let table = |table: &String| run.source.contains(table.as_str());
-            let of_table = recipe.tables.is_empty() || recipe.tables.iter().any(table);
-            published && of_table && recipe.flags.iter().all(stated)
+            let holds = |texts: &[String], is: &dyn Fn(&str) -> bool| {
+                texts.is_empty() || texts.iter().any(|text| is(text))
+            };
+            let runtime = Framework::stated_by(run).map(|framework| framework.runtime.as_str());
+            let gpu = run
+                .text("gpu", run.gpu.as_deref())
+                .unwrap_or("")
+                .to_lowercase();
+            let month = run.date.as_deref().and_then(|date| date.get(..7));
+            holds(&recipe.repositories, &|name| name == run.repository())
+                && holds(&recipe.runtimes, &|name| runtime == Some(name))
+                && holds(&recipe.gpus, &|word| gpu.contains(word))
+                && holds(&recipe.tables, &|table| run.source.contains(table))
+                && (recipe.until.as_deref()).is_none_or(|until| month.is_some_and(|m| m <= until))
+                && recipe.flags.iter().all(stated)
         };
         all().iter().find(made)
     }
@@ -132,6 +152,38 @@ mod tests {
         assert_eq!([581, 592, 582].map(of_line), [modules, modules, None]);
         assert!(Recipe::of(&run("someone/else@1")).is_none());
         assert!(all().iter().all(|recipe| !recipe.reason.is_empty()));
+    }
+
+    #[test]
+    fn facts_of_a_version_hold_for_all_runs_of_its_time() {
+        let attention = |software: &str, gpu: &str, date: Option<&str>| {
+            let run = Run {
+                source: "someone/else@1".to_owned(),
+                sw_version: Some(software.to_owned()),
+                gpu: Some(gpu.to_owned()),
+                date: date.map(str::to_owned),
+                ..Run::default()
+            };
+            run.flag("flash_attention")
+                .or(run.flag("attention"))
+                .cloned()
+        };
+        let (flash, te) = (Some("2".into()), Some("TE flash".into()));
+        for (software, gpu, date, kernel) in [
+            ("torchtitan", "H100", Some("2024-12"), &flash),
+            ("torchtitan", "H100", Some("2025-08-01"), &flash),
+            ("torchtitan", "B200", Some("2025-06"), &None),
+            ("torchtitan", "H100", Some("2025-11"), &None),
+            ("torchtitan", "H100", None, &None),
+            ("NeMo 24.05", "H100", Some("2024-06"), &te),
+            ("Megatron-Core", "H100", Some("2024-06"), &None),
+        ] {
+            assert_eq!(
+                &attention(software, gpu, date),
+                kernel,
+                "{software} {date:?}"
+            );
+        }
     }
 
     #[test]
