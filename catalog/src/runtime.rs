@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use strum::VariantArray;
 
 use crate::cuda_graphs::{CudaGraphs, GraphOption};
+use crate::device::Architecture;
 use crate::dispatcher::{Dispatcher, SecondSort};
 use crate::dtype::Precision;
 use crate::fp8_recipe::Fp8Recipe;
@@ -539,6 +540,23 @@ pub enum AttentionKernel {
     Sdpa,
 }
 
+impl AttentionKernel {
+    /// The kernel that runs where this one is asked for. FlashAttention and cuDNN's attention need Ampere or later, so on Volta two
+    /// products and a softmax run (NVIDIA/TransformerEngine@d0067d0, `dot_product_attention/utils.py`, "compute capability"). PyTorch
+    /// runs its memory-efficient kernel there.
+    #[must_use]
+    pub fn on(self, architecture: Architecture) -> Self {
+        let of_libraries = matches!(
+            self,
+            Self::Flash1 | Self::FlashTriton | Self::Flash2 | Self::CudnnOrFlash3 | Self::CudnnFp8
+        );
+        match of_libraries && architecture == Architecture::Volta {
+            true => Self::Unfused,
+            false => self,
+        }
+    }
+}
+
 /// Costs of a runtime that do not follow from the model: host time, memory outside tensors,
 /// factors.
 #[derive(Clone, Debug, PartialEq)]
@@ -566,8 +584,10 @@ pub struct Overheads {
     pub transfer: Sourced<Seconds>,
     /// Device memory outside the allocator: context, library handles.
     pub context: Sourced<Bytes>,
-    /// Workspaces and communicator buffers.
+    /// Workspaces of libraries.
     pub workspace: Sourced<Bytes>,
+    /// Buffers of communicators, in jobs of several GPUs.
+    pub communicators: Sourced<Bytes>,
     /// Reserved over allocated memory, at least 1: fragmentation and rounding.
     pub fragmentation: Sourced<f64>,
     /// Factor, at least 1, by which kernels take longer while NCCL's collectives run beside them, on GPUs whose power does not limit

@@ -135,6 +135,7 @@ pub struct OverheadsFile {
     transfer_ms: Option<Sourced<f64>>,
     context_mib: Option<Sourced<f64>>,
     workspace_mib: Option<Sourced<f64>>,
+    communicators_mib: Option<Sourced<f64>>,
     fragmentation: Option<Sourced<f64>>,
     overlap_slowdown: Option<Sourced<f64>>,
 }
@@ -228,6 +229,7 @@ impl OverheadsFile {
             transfer: field!(transfer_ms, transfer, |ms| Seconds(ms * 1e-3)),
             context: field!(context_mib, context, mebibytes),
             workspace: field!(workspace_mib, workspace, mebibytes),
+            communicators: field!(communicators_mib, communicators, mebibytes),
             fragmentation: field!(fragmentation, fragmentation, |x| x),
             overlap_slowdown: field!(overlap_slowdown, overlap_slowdown, |x| x),
         })

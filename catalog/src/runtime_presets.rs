@@ -18,6 +18,7 @@ const FILES: &[(&str, &str)] = embedded!(
         "megatron-fsdp",
         "nemo",
         "fsdp1",
+        "llm-foundry",
         "deepspeed",
         "deepspeed-2021",
         "fsdp2",

@@ -176,7 +176,7 @@ impl LayoutBounds {
             handed: blocks.output(),
             over_link: None,
             step: scenario.by_host(&overheads.step),
-            outside: overheads.context.value + overheads.workspace.value,
+            outside: scenario.outside(),
             tied: tied(costs, d),
             least: sharded(&lightest.on_device),
             on_host: sharded(&lightest.on_host),
@@ -460,8 +460,7 @@ pub(crate) fn states_floor(
     let of_way =
         |d: &Decisions| offload::states_on_device(scenario, d, &sharding(d), weights).total();
     let least = ways.map(of_way).min();
-    let overheads = &scenario.runtime.overheads;
-    let outside = overheads.context.value + overheads.workspace.value;
+    let outside = scenario.outside();
     Ok(least.map_or(Bytes(u64::MAX), |least| {
         scenario.with_fragmentation(Bytes(least.0 / d.pp) + outside)
     }))

@@ -421,6 +421,8 @@ pub(crate) fn priced(mut scenario: Scenario, fitted: &Fitted) -> Result<BlockCos
         scenario.runtime.rewrites.remove(&Rewrite::ChunkLoss);
     }
     let cluster = &scenario.cluster;
+    let attention = &mut scenario.runtime.attention;
+    *attention = attention.on(cluster.device.architecture);
     if let Some(profile) = &cluster.profile {
         if scenario.workload.documents_apart().is_some() {
             return Err(CostError::AcrossDocuments);

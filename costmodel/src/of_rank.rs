@@ -146,7 +146,7 @@ impl OfRank {
             divided,
         };
         let in_flight = in_flight(strategy, costs, largest, weights);
-        let outside = runtime.overheads.context.value + runtime.overheads.workspace.value;
+        let outside = scenario.outside();
         let mut host = offload::step(scenario, strategy, strategy.offload, sharding, weights)?;
         if host != HostStep::default() {
             host.copies = costs.book.gradient_copies(&update);
@@ -242,9 +242,10 @@ pub(crate) fn in_flight(
         zero if runtime.works_by_block(zero) => {
             gathered_and_unreduced(scenario, strategy, largest, held, reduce)
         }
-        Zero::Z0 => Bytes(held.trained.total() * states::of_bucket(runtime, strategy)),
-        Zero::Z1 if !states::frees_in_backward(runtime, strategy) => Bytes(0),
-        Zero::Z1 | Zero::Z2 => Bytes(largest.reduced * reduce),
+        Zero::Z0 | Zero::Z1 if !states::frees_in_backward(runtime, strategy) => {
+            Bytes(held.trained.total() * states::of_bucket(runtime, strategy))
+        }
+        Zero::Z0 | Zero::Z1 | Zero::Z2 => Bytes(largest.reduced * reduce),
         Zero::Z3 => Bytes(0),
     };
     copies + Bytes(buckets)

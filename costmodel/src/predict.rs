@@ -189,7 +189,7 @@ fn memory_items(
     let held = states_at_peak(scenario, strategy, simulated, index).chain([
         ("gathered parameters and gradients in flight", in_flight),
         ("context", overheads.context.value),
-        ("workspaces and communicators", overheads.workspace.value),
+        ("workspaces and communicators", scenario.libraries()),
     ]);
     let mut items: Vec<MemoryItem> = held.map(|(name, bytes)| item(name, bytes, WHOLE)).collect();
     let [buffers, sent] = passed_on(simulated, rank.peak_action, index);
@@ -331,7 +331,8 @@ fn of_runtime(overheads: &Overheads) -> Vec<UsedConstant> {
         constant("time per byte of gradients", &overheads.gradient_byte),
         constant("time per pipeline transfer", &overheads.transfer),
         constant("memory outside the allocator", &overheads.context),
-        constant("workspaces and communicators", &overheads.workspace),
+        constant("workspaces of libraries", &overheads.workspace),
+        constant("communicators of several GPUs", &overheads.communicators),
         constant("reserved over allocated memory", &overheads.fragmentation),
         constant("slow-down beside collectives", &overheads.overlap_slowdown),
     ];

@@ -33,6 +33,21 @@ impl Scenario {
         Bytes((total * (1.0 - self.headroom)) as u64)
     }
 
+    /// Device memory of a rank for workspaces of libraries and, in jobs of several GPUs, for buffers of communicators.
+    #[must_use]
+    pub(crate) fn libraries(&self) -> Bytes {
+        let overheads = &self.runtime.overheads;
+        let several = self.workload.gpus > 1;
+        let communicators = several.then_some(overheads.communicators.value);
+        overheads.workspace.value + communicators.unwrap_or(Bytes(0))
+    }
+
+    /// Device memory of a rank outside its tensors: the driver's context and [`Scenario::libraries`].
+    #[must_use]
+    pub(crate) fn outside(&self) -> Bytes {
+        self.runtime.overheads.context.value + self.libraries()
+    }
+
     /// The probability that a plan with this predicted peak fits.
     #[must_use]
     pub fn p_fits(&self, peak: Bytes) -> f64 {

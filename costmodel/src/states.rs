@@ -253,12 +253,12 @@ pub(crate) fn smallest_types(runtime: &Runtime, precision: Precision) -> Vec<Sta
 }
 
 /// Whether every pass casts all parameters from the type that they are held in, because nothing gathers them in the type
-/// that they are computed in.
+/// that they are computed in: below ZeRO-3 every rank holds all of them.
 #[must_use]
 pub(crate) fn casts_whole(scenario: &Scenario, zero: Zero) -> bool {
     let precision = scenario.workload.precision;
     let held = parameter_type(&scenario.runtime.states, precision);
-    zero == Zero::Z0 && held.size() > precision.activation().size()
+    zero != Zero::Z3 && held.size() > precision.activation().size()
 }
 
 /// Whether every forward and backward pass casts parameters to the type in which kernels read them. Under ZeRO-3 that is so where
@@ -427,10 +427,10 @@ fn releases_all(runtime: &Runtime, d: &Decisions) -> bool {
 
 /// Bytes of buckets for each trained parameter. PyTorch's DistributedDataParallel copies gradients into buckets, reduces these, and
 /// copies the results back. Buckets are made once and never freed. (With `gradient_as_bucket_view=True` there would be no copies,
-/// as gradients would lie in the buckets themselves; no runtime here sets it.)
+/// as gradients would lie in the buckets themselves; no runtime here sets it.) ZeRO-1 is its ZeroRedundancyOptimizer, which leaves them.
 #[must_use]
 pub(crate) fn of_bucket(runtime: &Runtime, d: &Decisions) -> u64 {
-    let reduces = d.zero == Zero::Z0 && d.dp() * d.cp > 1 && !runtime.works_by_block(d.zero);
+    let reduces = d.zero <= Zero::Z1 && d.dp() * d.cp > 1 && !runtime.works_by_block(d.zero);
     let held = runtime.states.parameter;
     held.filter(|_| reduces).map_or(0, DType::size)
 }

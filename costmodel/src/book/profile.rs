@@ -51,7 +51,11 @@ pub(crate) fn adapted(mut runtime: Runtime, gpus: bool) -> Result<Runtime, CostE
     if gpus {
         return Ok(runtime);
     }
-    for bytes in [&mut overheads.context, &mut overheads.workspace] {
+    for bytes in [
+        &mut overheads.context,
+        &mut overheads.workspace,
+        &mut overheads.communicators,
+    ] {
         *bytes = here(Bytes(0), "ranks are threads of one process");
     }
     overheads.fragmentation = here(1.0, "the executor counts bytes that it uses");

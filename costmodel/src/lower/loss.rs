@@ -86,7 +86,7 @@ mod tests {
         for (runtime, more, tp, expected) in [
             ("hf-trainer", &[][..], 1, [4, 0, 8]),
             ("torchtitan", &[], 4, [4, 8, 12]),
-            ("fsdp1", &[], 1, [0, 0, 0]),
+            ("llm-foundry", &[], 1, [0, 0, 0]),
             ("torchtitan-compile", &[], 1, [4, 0, 8]),
             ("torchtitan-compile-2025", &[], 1, [0, 0, 2]),
             ("torchtitan-compile-2025", &[], 4, [0, 0, 2]),

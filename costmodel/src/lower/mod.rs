@@ -179,7 +179,7 @@ mod tests {
             ("hf-trainer", vec![Flash2; 2]),
             ("hf-deepspeed", vec![Flash2; 2]),
             ("torchtitan", vec![]),
-            ("fsdp1", vec![FlashTriton; 2]),
+            ("fsdp1", vec![Flash2; 2]),
         ] {
             let [wide, narrow] =
                 [DType::F32, DType::Bf16].map(|d| kernels("llama3-8b", runtime, d));

@@ -224,7 +224,7 @@ mod tests {
             ("hf-trainer", 1, &[16, 20]),
             ("torchtitan", 4, &[32, 32]),
             ("torchtitan-compile", 1, &[4, 8]),
-            ("fsdp1", 1, &[4, 8]),
+            ("llm-foundry", 1, &[4, 8]),
             // Forward computes the gradient.
             ("vescale-cuda", 1, &[6]),
             // The same, but the gradient has 32 bits, and backward scales it.
@@ -294,7 +294,7 @@ mod tests {
             ("megatron-2022", 8, [19, 28, 10]),
             // One fused kernel each, or two passes of PyTorch's.
             ("paddle", 8, [1, 2, 2]),
-            ("fsdp1", 1, [1, 1, 1]),
+            ("llm-foundry", 1, [1, 1, 1]),
         ] {
             assert_eq!(launches(runtime, tp), expected, "{runtime}, tp={tp}");
         }

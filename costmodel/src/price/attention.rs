@@ -150,7 +150,12 @@ impl AttentionPrices {
         let beyond = ((s.qk_dim as f64 - first) / (full - first)).clamp(-1.0, 1.0);
         let between = |[narrow, wide]: [f64; 2], beyond| narrow + (wide - narrow) * beyond;
         let width = between([rates.narrow, 1.0], beyond);
-        let older = between(before_flash_2(kernel, backward), beyond.max(0.0));
+        let of_age = match self.architecture {
+            // PyTorch's memory-efficient kernel, assumed to be as old.
+            Architecture::Volta => AttentionKernel::Flash1,
+            _ => kernel,
+        };
+        let older = between(before_flash_2(of_age, backward), beyond.max(0.0));
         let rate = at_length(table, keys) * factor * older * width;
         let sustained = if rates.boost { self.sustained } else { 1.0 };
         let time = match self.slower_units {
