@@ -33,6 +33,7 @@ pub(super) struct NetworkPrices {
     algorithms: Vec<Algorithm>,
     in_switch: bool,
     direct_links: bool,
+    pci_express: bool,
     measured: BetweenGpus,
     /// Measured over modelled time between hosts, by ranks, ranks per host and bytes.
     over_hosts: [Ratios<3>; OVER_HOSTS.len()],
@@ -64,6 +65,7 @@ impl NetworkPrices {
             algorithms: cluster.algorithms.clone(),
             in_switch: cluster.in_switch_reduction,
             direct_links: cluster.device.architecture == Architecture::Cdna3,
+            pci_express: cluster.pci_express,
             measured: profile.map_or_else(BetweenGpus::default, |of| BetweenGpus::of(of.0)),
             over_hosts: Default::default(),
             source: profile.map(|profile| profile.source()),
@@ -213,7 +215,12 @@ impl NetworkPrices {
         } else {
             1.0
         };
-        let rate = self.near * known::NEAR_SHARE.factor() / links;
+        let alone = self.near * known::NEAR_SHARE.factor() / links;
+        // The ranks of a group send at the same time, and over PCI Express they share the host's links, as in an all-gather.
+        let rate = match self.pci_express {
+            true => alone.min(self.inside_rate(CollectiveOp::AllGather, group.size)),
+            false => alone,
+        };
         Seconds(known::NEAR_TRANSFER.factor() + bytes.as_f64() / rate)
     }
 
