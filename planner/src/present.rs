@@ -124,6 +124,7 @@ fn path(
     let mut now = from.clone();
     let model = &costs.scenario().model;
     while now.canonical(model) != to.canonical(model) {
+        now = with_final_zero(costs.scenario(), now, to);
         let nearer = towards(costs.scenario(), constraints, &now, to);
         let next = changes(costs, options, &now, nearer)?.into_iter().next();
         let next = match next {
@@ -134,6 +135,19 @@ fn path(
         steps.push(next);
     }
     Ok(steps)
+}
+
+/// A strategy with the ZeRO level of `to`, if its own has no effect because one rank holds all states: further ranks then
+/// share states as they do in the end.
+fn with_final_zero(scenario: &Scenario, now: Strategy, to: &Strategy) -> Strategy {
+    let model = &scenario.model;
+    let as_found = Decisions {
+        zero: to.zero,
+        ..now.decisions().clone()
+    };
+    let strategy = Strategy::new(as_found, model, &scenario.workload).ok();
+    let same = strategy.filter(|strategy| strategy.canonical(model) == now.canonical(model));
+    same.unwrap_or(now)
 }
 
 /// Strategies one decision away from `now` that differ from `to` in fewer decisions than `now`.
