@@ -422,7 +422,7 @@ pub fn check_recompute(d: &Decisions) -> Result<(), StrategyError> {
     if let Recompute::Layers(n) = d.recompute {
         return conflict([(
             n > d.stages.largest(),
-            "recompute=layers:N needs N of at most the layers of a stage; use recompute=full",
+            "recompute=layers:N has more layers than any stage: use recompute=full",
         )]);
     }
     let Recompute::Falling(of_first) = d.recompute else {
