@@ -1,9 +1,12 @@
 //! Reading YAML and JSON strictly: the only module that uses the parsers.
 
+use std::fmt;
 use std::io::{ErrorKind, Read};
 use std::path::Path;
 
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, Error as _, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use serde_json::{Map, Value};
 
 use crate::error::SpecError;
 
@@ -69,6 +72,78 @@ pub fn json<T: DeserializeOwned>(text: &str, path: &str) -> Result<T, SpecError>
         path: path.to_owned(),
         message: one_line(&e.to_string()),
     })
+}
+
+/// Parses JSON into a tree, in which no object has a key twice; `path` is for error messages.
+///
+/// # Errors
+/// With line and column.
+pub fn json_value(text: &str, path: &str) -> Result<Value, SpecError> {
+    json(text, path).map(|Distinct(value)| value)
+}
+
+/// A JSON value whose objects have every key once; the parser's own trees hold the last of several values.
+struct Distinct(Value);
+
+impl<'de> Deserialize<'de> for Distinct {
+    fn deserialize<D: Deserializer<'de>>(source: D) -> Result<Self, D::Error> {
+        source.deserialize_any(Tree).map(Self)
+    }
+}
+
+/// Builds a [`Distinct`].
+struct Tree;
+
+impl<'de> Visitor<'de> for Tree {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
+        let mut list = Vec::new();
+        while let Some(Distinct(item)) = items.next_element()? {
+            list.push(item);
+        }
+        Ok(Value::Array(list))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
+        let mut map = Map::new();
+        while let Some(key) = entries.next_key::<String>()? {
+            if map.contains_key(&key) {
+                return Err(A::Error::custom(format!("duplicate key `{key}`")));
+            }
+            let Distinct(value) = entries.next_value()?;
+            map.insert(key, value);
+        }
+        Ok(Value::Object(map))
+    }
 }
 
 /// Refuses an empty file; a parser's message would only say where it ends.

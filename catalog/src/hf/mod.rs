@@ -82,7 +82,7 @@ const TYPES: &[(&str, Reader)] = &[
 /// # Errors
 /// When the model type is unknown, a needed field is missing, or sizes contradict each other.
 pub fn decode(text: &str, path: &str, name: &str) -> Result<Model, SpecError> {
-    let value: Value = crate::text::json(text, path)?;
+    let value: Value = crate::text::json_value(text, path)?;
     let fields = Fields::new(&value, path)?;
     let kind = fields.text("model_type")?;
     let same = SAME.iter().find(|(named, _)| *named == kind);

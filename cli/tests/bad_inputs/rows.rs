@@ -322,6 +322,8 @@ pub const MODELS: &[(&str, &str, &str)] = &[
     ("\"llama\"", "\"LLaMA\"", ".config.json, field `model_type`"),
     ("\"llama\"", "3", "3 is not a text"),
     ("\"model_type\": \"llama\",", "", "model_type"),
+    ("\"hidden_size\": 4096,", "\"hidden_size\": 4096,\n\"hidden_size\": 8192,", "duplicate key `hidden_size` at line 4"),
+    ("\"factor\": 8.0", "\"factor\": 8.0, \"factor\": 4.0", "duplicate key `factor`"),
     ("\"rope_theta\"", "\"quantization_config\": {\"bits\": 4}, \"rope_theta\"", "quantization_config"),
 ];
 
