@@ -42,7 +42,7 @@ pub enum RopeScaling {
         /// Whether the ends of the interpolated range are rounded to whole pairs of dimensions.
         whole_pairs: bool,
     },
-    /// A kind that this crate does not know.
+    /// A kind of Transformers whose frequencies are not computed here.
     Other,
 }
 

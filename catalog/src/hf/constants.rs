@@ -167,13 +167,16 @@ impl<'a> Rotary<'a> {
 
     fn of(f: &Fields<'a>) -> Result<Self, SpecError> {
         // Newer files hold everything about rotary positions in one object.
-        let rope = f.nested("rope_parameters");
+        let rope = f.nested("rope_parameters")?;
         // Gemma 3 has one such object for each kind of layer.
-        let by_kind = |kind: &str| rope.as_ref().and_then(|r| r.nested(kind));
-        let local = by_kind("sliding_attention");
-        let rope = by_kind("full_attention")
+        let by_kind = |kind: &str| match &rope {
+            Some(rope) => rope.nested(kind),
+            None => Ok(None),
+        };
+        let local = by_kind("sliding_attention")?;
+        let rope = by_kind("full_attention")?
             .or(rope)
-            .or(f.nested("rope_scaling"));
+            .or(f.nested("rope_scaling")?);
         let own_theta = match &rope {
             Some(rope) => rope.real("rope_theta")?,
             None => None,
@@ -316,10 +319,30 @@ fn minimax(f: &Fields<'_>, usual: Router) -> Result<Router, SpecError> {
     Ok(Router { sigmoid, ..usual })
 }
 
+/// Kinds of frequency scaling in Transformers (`modeling_rope_utils.py`), with older names of `longrope`. Frequencies of the last four
+/// are not computed here: they change no prediction.
+const ROPE_TYPES: [&str; 8] = [
+    "default", "linear", "llama3", "yarn", "dynamic", "longrope", "su", "mrope",
+];
+
+/// The kind of frequency scaling that a field names; fails if Transformers has none of that name.
+fn rope_type<'a>(rope: &Fields<'a>, field: &str) -> Result<Option<&'a str>, SpecError> {
+    let named = rope.maybe_text(field)?;
+    match named.filter(|kind| !ROPE_TYPES.contains(kind)) {
+        Some(kind) => {
+            let kind: String = kind.chars().take(40).collect();
+            let known = ROPE_TYPES.join(", ");
+            let message = format!("unknown kind `{kind}`; expected one of {known}");
+            Err(rope.wrong(field, message))
+        }
+        None => Ok(named),
+    }
+}
+
 fn rope_scaling(rope: &Fields<'_>, model: &Fields<'_>) -> Result<RopeScaling, SpecError> {
-    let kind = match rope.maybe_text("rope_type")? {
+    let kind = match rope_type(rope, "rope_type")? {
         Some(kind) => Some(kind),
-        None => rope.maybe_text("type")?,
+        None => rope_type(rope, "type")?,
     };
     let original = || -> Result<f64, SpecError> {
         let own = rope.real("original_max_position_embeddings")?;
@@ -359,6 +382,9 @@ fn rope_scaling(rope: &Fields<'_>, model: &Fields<'_>) -> Result<RopeScaling, Sp
                 whole_pairs: rope.flag("truncate", true)?,
             }
         }
-        Some(_) => RopeScaling::Other,
+        Some(_) => {
+            rope.real("factor")?;
+            RopeScaling::Other
+        }
     })
 }

@@ -291,11 +291,18 @@ impl<'a> Fields<'a> {
             .transpose()
     }
 
-    /// An optional nested object.
-    pub(super) fn nested(&self, field: &str) -> Option<Fields<'a>> {
+    /// An optional nested object; `None` if the field is absent or null.
+    pub(super) fn nested(&self, field: &str) -> Result<Option<Fields<'a>>, SpecError> {
+        let wrong = |value| {
+            let message = format!("{} is not an object; expected an object", short(value));
+            self.wrong(field, message)
+        };
         self.present(field)
-            .and_then(Value::as_object)
-            .map(|map| Fields::of(map, self.path))
+            .map(|value| match value.as_object() {
+                Some(map) => Ok(Fields::of(map, self.path)),
+                None => Err(wrong(value)),
+            })
+            .transpose()
     }
 }
 

@@ -235,7 +235,7 @@ pub(super) fn mpt(f: &Fields<'_>) -> Result<ModelConfig, SpecError> {
             "is not modelled; expected low_precision_layernorm",
         ));
     }
-    let attention = f.nested("attn_config");
+    let attention = f.nested("attn_config")?;
     if let Some(attention) = &attention {
         attention.only("qk_ln", false)?;
         base.attention_dropout = attention.fraction("attn_pdrop")?;

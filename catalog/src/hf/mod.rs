@@ -91,7 +91,10 @@ pub fn decode(text: &str, path: &str, name: &str) -> Result<Model, SpecError> {
         return Err(fields.wrong("model_type", format!("{kind}: {why}")));
     }
     let multimodal = matches!(kind, "gemma3" | "llama4");
-    let nested = multimodal.then(|| fields.nested("text_config")).flatten();
+    let nested = match multimodal {
+        true => fields.nested("text_config")?,
+        false => None,
+    };
     let fields = nested.unwrap_or(fields);
     let model = model(&fields, kind).map_err(|error| fields.in_file(error))?;
     unread::check(&fields, kind)?;
@@ -129,7 +132,7 @@ fn model(fields: &Fields<'_>, kind: &str) -> Result<ModelConfig, SpecError> {
 /// Storage format of the published weights if nothing trains in it (`fp8`, `mxfp4`), else `None`.
 /// Training is planned in `--precision`. Weights in formats for inference are refused.
 fn stored_as(f: &Fields<'_>) -> Result<Option<String>, SpecError> {
-    let Some(quantization) = f.nested("quantization_config") else {
+    let Some(quantization) = f.nested("quantization_config")? else {
         return Ok(None);
     };
     match quantization.maybe_text("quant_method")? {

@@ -53,13 +53,13 @@ pub(super) fn rotated(
         "glm4_moe" => (&[], 0.5),
         "minimax_m2" => (&[], rotary_dim(f, head)?),
         _ => {
-            if let Some(rope) = f.nested("rope_parameters") {
+            if let Some(rope) = f.nested("rope_parameters")? {
                 unread::check(&rope, kind)?;
             }
             return Ok(Position::Rope { dims: head });
         }
     };
-    let mut share = match f.nested("rope_parameters") {
+    let mut share = match f.nested("rope_parameters")? {
         Some(rope) => rope.real("partial_rotary_factor")?,
         None => None,
     };

@@ -324,6 +324,13 @@ pub const MODELS: &[(&str, &str, &str)] = &[
     ("\"model_type\": \"llama\",", "", "model_type"),
     ("\"hidden_size\": 4096,", "\"hidden_size\": 4096,\n\"hidden_size\": 8192,", "duplicate key `hidden_size` at line 4"),
     ("\"factor\": 8.0", "\"factor\": 8.0, \"factor\": 4.0", "duplicate key `factor`"),
+    ("\"rope_scaling\": {", "\"rope_scaling\": \"x\", \"unused\": {", "field `rope_scaling`"),
+    ("\"rope_scaling\": {", "\"rope_scaling\": [8], \"unused\": {", "expected  an object"),
+    ("\"rope_type\": \"llama3\"", "\"type\": \"foo\"", "unknown kind `foo`"),
+    ("\"rope_type\": \"llama3\"", "\"rope_type\": \"lama3\"", "nearest   llama3"),
+    ("\"rope_type\": \"llama3\",\n    \"factor\": 8.0", "\"rope_type\": \"dynamic\", \"factor\": -8.0", "-8.0 is not a number >= 0"),
+    ("\"rope_theta\"", "\"rope_parameters\": 3, \"rope_theta\"", "field `rope_parameters`"),
+    ("\"rope_theta\"", "\"quantization_config\": \"fp8\", \"rope_theta\"", "field `quantization_config`"),
     ("\"rope_theta\"", "\"quantization_config\": {\"bits\": 4}, \"rope_theta\"", "quantization_config"),
 ];
 
