@@ -361,6 +361,16 @@ fn earlier_runs_are_learned_from_again() {
             "{strategy}: {least} to {most}"
         );
     }
+    // What fails replaces nothing, and says of nothing that it is replaced.
+    let failing =
+        "vescale-plan calibrate --plan c.plan.yaml --measured tp=8:9999s -o d.yaml --force";
+    let failed = shell(at, failing);
+    assert_eq!(code(&failed), 2);
+    assert!(
+        !stderr(&failed).contains("is replaced"),
+        "{}",
+        stderr(&failed)
+    );
     // The same again counts once; another runtime is refused; a file that lists no runs is said to be replaced.
     let said = ended(
         at,

@@ -212,7 +212,8 @@ pub(crate) fn write(to: &Target, new: Vec<Measured>, quiet: bool) -> Result<Save
     let runtime = first.scenario.runtime.name.clone();
     let mut runs = Measured::known(first)?;
     runs.retain(|old| !new.iter().any(|run| run.record.repeats(&old.record)));
-    warnings::of_known(to.path(), first, &runs, quiet);
+    warnings::of_known(first, &runs, quiet);
+    let lost = warnings::lost(to.path(), first, &runs);
     runs.extend(new);
     let runs = Measured::merged(runs);
     let own: Vec<OwnRun<'_>> = runs.iter().map(Measured::own).collect();
@@ -241,6 +242,7 @@ pub(crate) fn write(to: &Target, new: Vec<Measured>, quiet: bool) -> Result<Save
         ..file
     };
     to.write(&file.to_yaml()?)?;
+    warnings::of_lost(to.path(), lost, quiet);
     Ok(Saved {
         calibration,
         runs,

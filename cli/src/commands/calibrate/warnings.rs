@@ -4,7 +4,7 @@ use std::path::Path;
 
 use accuracy::alternatives;
 use accuracy::own_runs::Learned;
-use catalog::calibration::{Rate, TimeFactors};
+use catalog::calibration::{MeasuredRun, Rate, TimeFactors};
 use catalog::extension::ExtensionFile;
 use catalog::residuals::{self, Evidence, Quantity};
 
@@ -12,9 +12,9 @@ use super::measured::Measured;
 use crate::error::CliError;
 use crate::output;
 
-/// Says which earlier runs are learned from again, and warns of those that are not: of the cluster of the plans, because its file does
-/// not list them, or of the file at `path`, which is replaced.
-pub(super) fn of_known(path: &Path, first: &Measured, kept: &[Measured], quiet: bool) {
+/// Says which earlier runs are learned from again, and warns of those that are not because the file of the plans' cluster does not
+/// list them.
+pub(super) fn of_known(first: &Measured, kept: &[Measured], quiet: bool) {
     let known = first.scenario.cluster.calibration.as_ref();
     if let Some(known) = known.filter(|known| known.measured.is_empty()) {
         output::warning(&format!(
@@ -47,24 +47,32 @@ pub(super) fn of_known(path: &Path, first: &Measured, kept: &[Measured], quiet: 
             ),
         );
     }
+}
+
+/// The number of runs that the file at `path` was learned from and that are lost when it is replaced.
+pub(super) fn lost(path: &Path, first: &Measured, kept: &[Measured]) -> u64 {
+    let known = first.scenario.cluster.calibration.as_ref();
     let text = catalog::text::read(path).unwrap_or_default();
     let replaced = ExtensionFile::is(&text)
         .then(|| ExtensionFile::from_yaml(&text, "").ok()?.calibration)
         .flatten();
-    let Some(replaced) = replaced.filter(|replaced| Some(replaced) != known) else {
-        return;
-    };
-    let again =
-        |of: &&catalog::calibration::MeasuredRun| kept.iter().any(|run| run.record.repeats(of));
-    let again = replaced.measured.iter().filter(again).count() as u64;
-    if again < replaced.runs {
+    replaced
+        .filter(|replaced| Some(replaced) != known)
+        .map_or(0, |replaced| {
+            let again = |of: &&MeasuredRun| kept.iter().any(|run| run.record.repeats(of));
+            let again = replaced.measured.iter().filter(again).count() as u64;
+            replaced.runs.saturating_sub(again)
+        })
+}
+
+/// Says that the file at `path` has been replaced, and that so many runs are lost by it.
+pub(super) fn of_lost(path: &Path, lost: u64, quiet: bool) {
+    if lost > 0 {
+        let (path, runs) = (path.display(), count(lost));
         output::note(
             quiet,
             &format!(
-                "note: {} is replaced, with what {} had told; plans for --cluster {} would have kept it",
-                path.display(),
-                count(replaced.runs - again),
-                path.display()
+                "note: {path} is replaced, with what {runs} had told; plans for --cluster {path} would have kept it"
             ),
         );
     }
