@@ -9,6 +9,7 @@ use crate::export::schema::{Kind, Schema};
 use crate::import::error::ImportError;
 use crate::import::formats;
 use crate::import::launch::Launch;
+use crate::import::manifest;
 use crate::import::readings::{Reading, Way, readings};
 use crate::import::script::{LLAMA_FACTORY, is_option, typed, untyped};
 use crate::import::titan_keys;
@@ -48,7 +49,10 @@ impl Document {
     ) -> Result<Self, ImportError> {
         let dialect = match dialect {
             Some(dialect) => dialect,
-            None => detect(text, path)?,
+            None => {
+                manifest::refuse(text, path)?;
+                detect(text, path)?
+            }
         };
         let ((root, launch), ways) = parse(text, path, dialect, include)?;
         if !matches!(root.value, Value::Table(_)) {

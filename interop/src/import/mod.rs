@@ -14,6 +14,7 @@ mod imported;
 mod kernels;
 mod launch;
 mod layout;
+mod manifest;
 mod mca;
 mod megatron;
 mod megatron_config;

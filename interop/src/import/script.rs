@@ -87,37 +87,88 @@ pub(super) fn options(program: &[Word], dialect: Dialect) -> Result<Option<Node>
     Ok(Some(root))
 }
 
-/// The error for a script whose training program is given no options.
+/// The error for a script whose training program is given no options. It names the file with the settings where the script sources
+/// one, or starts a program that reads one.
 pub(super) fn without_options(script: &shell::Script, path: &str) -> SyntaxError {
-    let is_file = |word: &&Word| {
-        let suffix = word.text.rsplit_once('.').map(|(_, suffix)| suffix);
-        matches!(suffix, Some("yaml" | "yml" | "json"))
-    };
-    let started = all_words(script).into_iter().filter_map(|words| {
+    let all = all_words(script);
+    let sourced = sourced(&all);
+    // Other commands, such as `grep`, name programs without starting them.
+    let (starting, naming): (Vec<_>, Vec<_>) = all
+        .into_iter()
+        .partition(|words| words.iter().any(is_starter));
+    let started = starting.into_iter().chain(naming).filter_map(|words| {
         let at = program_at(&words).or_else(|| module_at(&words))?;
-        let file = words[at + 1..].iter().find(is_file).cloned();
+        let file = settings_file(&words[at + 1..]);
         Some((words[at].clone(), file))
     });
-    let started: Vec<(Word, Option<Word>)> = started.collect();
+    let started: Vec<(Word, Option<String>)> = started.collect();
     let with_file = started.iter().find(|(_, file)| file.is_some());
+    if let Some(file) = sourced.filter(|_| with_file.is_none()) {
+        let name = base(&file.text);
+        let message = format!(
+            "no `--option` is found, and `{name}`, which is sourced here, is not beside this script; give that file"
+        );
+        return SyntaxError::new(path, file.line, message);
+    }
     let Some((program, file)) = with_file.or(started.first()) else {
         return SyntaxError::new(path, 0, "no `--option` is found");
     };
-    let program_name = &program.text;
-    let message = match file {
-        Some(file) => {
-            // The folder of a variable is unknown here.
-            let name = match file.text.starts_with('$') {
-                true => file.text.rsplit('/').next().unwrap_or_default(),
-                false => &file.text,
-            };
-            format!("the settings of `{program_name}` are in `{name}`; give that file")
-        }
-        None => {
-            format!("`{program_name}` is given no `--option`: its settings are not in this script")
-        }
+    SyntaxError::new(
+        path,
+        program.line,
+        settings_of(&program.text, file.as_deref()),
+    )
+}
+
+/// Where the settings of a program are that is given no options.
+fn settings_of(program: &str, file: Option<&str>) -> String {
+    // The folder of a variable is unknown here.
+    let shown = match program.rsplit_once('/') {
+        Some((folder, name)) if folder.starts_with('$') => name,
+        _ => program,
     };
-    SyntaxError::new(path, program.line, message)
+    match file {
+        Some(file) => format!("the settings of `{shown}` are in `{file}`; give that file"),
+        None if shown != program => format!(
+            "`{shown}` is given no `--option`: its settings are not in this script; give `{shown}` itself"
+        ),
+        None => format!("`{shown}` is given no `--option`: its settings are not in this script"),
+    }
+}
+
+/// The last script that a command sources, which could not be read beside the script.
+fn sourced(all: &[Vec<Word>]) -> Option<Word> {
+    let file = |words: &Vec<Word>| match words.as_slice() {
+        [first, file, ..] if matches!(first.text.as_str(), "source" | ".") => Some(file.clone()),
+        _ => None,
+    };
+    let mut files = all.iter().rev().filter_map(file);
+    files.find(|file| file.text.ends_with(".sh"))
+}
+
+/// The file with the settings among a program's arguments: one of a format for that, or the module of torchtitan's `--module`.
+fn settings_file(arguments: &[Word]) -> Option<String> {
+    let is_file = |word: &&Word| {
+        let suffix = word.text.rsplit_once('.').map(|(_, suffix)| suffix);
+        matches!(suffix, Some("yaml" | "yml" | "json" | "toml"))
+    };
+    let file = arguments
+        .iter()
+        .find(is_file)
+        .map(|word| match word.text.starts_with('$') {
+            true => base(&word.text).to_owned(),
+            false => word.text.clone(),
+        });
+    let module = || {
+        let at = arguments.iter().position(|word| word.text == "--module")?;
+        Some(format!("{}.py", arguments.get(at + 1)?.text))
+    };
+    file.or_else(module)
+}
+
+/// The last part of a path.
+fn base(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or_default()
 }
 
 /// The words of every command, also of those that a launcher gets as one word: `srun sh -c "torchrun pretrain_gpt.py --a 1"`.

@@ -42,6 +42,36 @@ fn launchers_are_well_formed() {
     }
 }
 
+/// A launch script is read with the file that it sources, or names the file with the settings.
+#[test]
+fn launchers_lead_to_the_settings() {
+    let (model, workload) = scene("llama2-7b", 64, Precision::Bf16);
+    let strategy = parse("zero=0", &model, &workload).expect("legal");
+    for &dialect in Dialect::ALL {
+        for launcher in [Launcher::Torchrun, Launcher::Slurm, Launcher::Kubernetes] {
+            let exported = exported(&strategy, &model, &workload, dialect, Some(launcher))
+                .expect("expressible");
+            let (script, others) = exported.files.split_last().expect("a script");
+            let beside = |name: &str| {
+                let file = others.iter().find(|file| file.name == name);
+                file.map(|file| file.text.clone())
+            };
+            let about = format!("{} {}", dialect.name(), script.name);
+            let named = |said: &str| others.iter().any(|file| said.contains(&file.name));
+            let alone = Document::read(&script.text, &script.name, None, &|_| None);
+            let said = alone.err().map(|refused| refused.to_string());
+            assert!(said.as_deref().is_none_or(named), "{about}: {said:?}");
+            match Document::read(&script.text, &script.name, None, &beside) {
+                Ok(read) => assert_eq!(read.launch.gpus, Some(64), "{about}"),
+                Err(refused) => assert!(named(&refused.to_string()), "{about}: {refused}"),
+            }
+            let is_read = dialect == Dialect::MegatronLm && launcher != Launcher::Kubernetes;
+            let read = Document::read(&script.text, &script.name, None, &beside);
+            assert!(!is_read || read.is_ok(), "{about}");
+        }
+    }
+}
+
 /// Where domains join nodes, Slurm is asked for as many nodes of one NVLink domain as the
 /// prediction assumes.
 #[test]

@@ -1,6 +1,7 @@
 //! Parser of launch scripts and argument files, for the part of shell syntax that they use: comments, quotes,
 //! continuation lines, assignments, arrays, `$VAR`, `${VAR:-default}`, `"${ARRAY[@]}"`, `$((…))`,
-//! `source FILE`, loops, `#SBATCH`, and `if`, `case`, `&&`, `||` on values that the script sets.
+//! `source FILE`, scripts of several lines behind `bash -c`, loops, `#SBATCH`, and `if`, `case`, `&&`, `||` on values that
+//! the script sets.
 //! Nothing is executed: output of commands stays text, and conditions on it are the caller's.
 
 mod arithmetic;

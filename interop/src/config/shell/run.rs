@@ -467,10 +467,22 @@ impl<'a> Runner<'a> {
                 return Ok(status);
             }
         }
+        let of_a_shell = script_of_a_shell(&words).filter(|_| self.sourced < MOST_SOURCED);
+        let text = of_a_shell.map(|at| words.remove(at));
         if !words.is_empty() {
             self.script.commands.push(words);
         }
+        if let Some(text) = text {
+            self.script_in_a_word(text);
+        }
         Ok(status)
+    }
+
+    /// Follows the script of another shell; one that is not understood stays the word that it is.
+    fn script_in_a_word(&mut self, text: Word) {
+        if self.source(&text.text, (self.path, text.line)).is_err() {
+            self.script.commands.push(vec![text]);
+        }
     }
 
     /// What a word stands for, as in an assignment.
@@ -535,4 +547,16 @@ impl<'a> Runner<'a> {
         }
         Err(SyntaxError::new(self.path, line, "`(` is not closed"))
     }
+}
+
+/// Where a command gives a script of several lines to a shell, as `srun bash -c '…'` does.
+fn script_of_a_shell(words: &[Word]) -> Option<usize> {
+    let shells = ["bash", "sh"];
+    let at = words.windows(2).position(|pair| {
+        let [name, option] = pair else { return false };
+        let name = name.text.rsplit('/').next().unwrap_or_default();
+        shells.contains(&name) && matches!(option.text.as_str(), "-c" | "-lc")
+    })?;
+    let text = words.get(at + 2)?;
+    text.text.contains('\n').then_some(at + 2)
 }
