@@ -146,6 +146,49 @@ fn malformed_logs_say_where() {
         "step: 1  memory: 3.1GiB  tps: many  tflops: 1",
         "x.log:1: `tps`: `many` is not a number",
     );
+    check(
+        " iteration 1/ 5 | elapsed time per iteration (ms): 9.0 | global batch size: 0 |\n",
+        "x.log:1: `global batch size`: `0` is not a number above 0",
+    );
+    for (text, said) in [
+        (
+            "[{\"step\":1,\"time\":\n",
+            "x.log:1: the JSON is broken at column 18: it ends too early",
+        ),
+        (
+            "{\"a\":[1,2}",
+            "x.log:1: the JSON is broken at column 10: expected `,` or `]`",
+        ),
+        (
+            "{\"_step\":1,\"a\":2}\n{\"_step\":2,\"a\" 3}\n",
+            "x.log:2: the JSON is broken at column 16: expected `:`",
+        ),
+        (
+            "{\"train/step_time\":\"fast\"}\n",
+            "x.log:1: `train/step_time`: `fast` is not a number",
+        ),
+        (
+            "[{\"step\":1,\"train/step_time\":[3]}]",
+            "x.log: `train/step_time`: `[3]` is not a number",
+        ),
+        (
+            "step,train/step_time\n1,fast\n2,slow\n",
+            "x.log:2: `train/step_time`: `fast` is not a number",
+        ),
+    ] {
+        check(text, said);
+    }
+    for log in [
+        "[rank0]: hello\n",
+        "[2026-01-01] a\n",
+        "{\"a\": 1}\ntext {\n",
+    ] {
+        let refused = parse(log, "x.log").expect_err(log).to_string();
+        assert!(
+            refused.starts_with("x.log: no training step is found"),
+            "{refused}"
+        );
+    }
     let log = parse(TITAN, "t.log").expect("read");
     let error = log
         .steady("t.log", Some(9), size(1.0))

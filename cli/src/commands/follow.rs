@@ -127,7 +127,9 @@ fn times(args: &DiagnoseArgs, size: StepSize) -> Result<(u64, Vec<(u64, f64)>), 
             Ok((batch, times))
         }
         // A job that has not begun yet, or a first line that is half written.
-        Err(LogError::NoSteps { .. } | LogError::Number { .. }) => Ok((size.sequences, Vec::new())),
+        Err(LogError::NoSteps { .. } | LogError::Number { .. } | LogError::Json { .. }) => {
+            Ok((size.sequences, Vec::new()))
+        }
         Err(error) => Err(error.into()),
     }
 }

@@ -153,6 +153,10 @@ impl Format {
         };
         for (label, quantity) in numbers {
             match line.number(label)? {
+                Some(number) if *quantity == GlobalBatch && number < 1.0 => {
+                    let field = label.trim_end_matches(':');
+                    return Err(line.not(field, &number.to_string(), "a number above 0"));
+                }
                 Some(number) => quantity.set(&mut step, number),
                 None if *label == BATCH => return Ok(None),
                 None => {}

@@ -41,12 +41,18 @@ impl<'a> Line<'a> {
     }
 
     /// The error for text where a number is expected.
-    pub(super) fn wrong(&self, field: &'static str, found: &str) -> LogError {
+    pub(super) fn wrong(&self, field: &str, found: &str) -> LogError {
+        self.not(field, found, "a number")
+    }
+
+    /// The error for text where something else is expected.
+    pub(super) fn not(&self, field: &str, found: &str, expected: &'static str) -> LogError {
         LogError::Number {
             path: self.path.to_owned(),
             line: self.number,
-            field,
+            field: field.to_owned(),
             found: found.chars().take(40).collect(),
+            expected,
         }
     }
 }

@@ -2,6 +2,8 @@
 
 use catalog::Mistake;
 
+use crate::config::place;
+
 /// The system that wrote a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogSystem {
@@ -118,17 +120,31 @@ pub enum LogError {
         /// Path of the log.
         path: String,
     },
-    /// A step line has text where a number belongs.
-    #[error("{path}:{line}: `{field}`: `{found}` is not a number")]
+    /// A step has something else where a number belongs.
+    #[error("{}: `{field}`: `{found}` is not {expected}", place(path, *line))]
     Number {
+        /// Path of the log.
+        path: String,
+        /// Line number, from 1; 0 if it is not known.
+        line: usize,
+        /// Name of the number.
+        field: String,
+        /// What is found in its place.
+        found: String,
+        /// What was expected.
+        expected: &'static str,
+    },
+    /// No training step is found, and what looks like JSON is none.
+    #[error("{}: the JSON is broken at column {column}: {reason}", place(path, *line))]
+    Json {
         /// Path of the log.
         path: String,
         /// Line number, from 1.
         line: usize,
-        /// Name of the number.
-        field: &'static str,
-        /// Text found in its place.
-        found: String,
+        /// Column in the line.
+        column: usize,
+        /// What the parser says.
+        reason: String,
     },
     /// Exported metrics are of several runs.
     #[error("{path}: the metrics are of {} runs, {}; give those of one run", runs.len(), named(runs))]
@@ -196,9 +212,18 @@ impl LogError {
                 line,
                 field,
                 found,
-            } => Mistake::new(format!("`{field}`: `{found}` is not a number"))
-                .at(format!("{path}:{line}"))
-                .expected("a number"),
+                expected,
+            } => Mistake::new(format!("`{field}`: `{found}` is not {expected}"))
+                .at(place(path, *line))
+                .expected(*expected),
+            Self::Json {
+                path,
+                line,
+                column,
+                reason,
+            } => Mistake::new(format!("the JSON is broken at column {column}: {reason}"))
+                .at(place(path, *line))
+                .expected("JSON that a tracker has written to its end"),
             Self::SeveralRuns { path, runs } => Mistake::new(format!(
                 "the metrics are of {} runs, {}",
                 runs.len(),

@@ -159,7 +159,7 @@ fn merge(into: &mut Row, from: &Row) {
     into.last_wall = from.last_wall.or(into.last_wall);
 }
 
-fn quantity(name: &str) -> Option<Quantity> {
+pub(super) fn quantity(name: &str) -> Option<Quantity> {
     let name = name.to_lowercase();
     // Weights & Biases adds the extremes of smoothed points.
     if name.ends_with("__min") || name.ends_with("__max") {
@@ -226,7 +226,8 @@ fn metric(name: &str) -> &str {
 }
 
 fn set(row: &mut Row, quantity: Quantity, value: f64) {
-    if !(0.0..=MOST).contains(&value) {
+    let none = quantity == Quantity::GlobalBatch && value < 1.0;
+    if none || !(0.0..=MOST).contains(&value) {
         return;
     }
     quantity.set(&mut row.step, value);
@@ -236,10 +237,10 @@ fn set(row: &mut Row, quantity: Quantity, value: f64) {
 }
 
 /// The line of a row, 0 if unknown, and its named values; `None` if they cannot be read.
-type Item = (usize, Option<Map<String, Value>>);
+pub(super) type Item = (usize, Option<Map<String, Value>>);
 
 /// The lines of a table whose header has a column of steps.
-fn of_csv(text: &str) -> Option<Vec<Item>> {
+pub(super) fn of_csv(text: &str) -> Option<Vec<Item>> {
     let mut lines = text.lines().enumerate();
     let (_, header) = lines.next()?;
     let names = cells(header);

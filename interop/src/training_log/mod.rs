@@ -1,6 +1,7 @@
 //! Training logs of Megatron-LM, torchtitan, nanotron, DeepSpeed, NeMo, MaxText, Hugging Face's Trainer and our own
 //! executor, and metrics that trackers export: step times, throughput and memory, as the systems print them.
 
+mod faults;
 mod formats;
 mod hf;
 mod line;
@@ -177,11 +178,8 @@ pub fn parse(text: &str, path: &str) -> Result<TrainingLog, LogError> {
             }
         }
     }
-    let none = || LogError::NoSteps {
-        path: path.to_owned(),
-    };
     let log = reading.finish(garbled);
-    log.ok_or_else(|| first_error.unwrap_or_else(none))
+    log.ok_or_else(|| first_error.unwrap_or_else(|| faults::without_steps(text, path)))
 }
 
 /// Derives step times from the seconds since the run began. A new clock leaves a step untimed.
