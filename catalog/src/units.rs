@@ -214,16 +214,41 @@ impl Display for Bytes {
     }
 }
 
+/// The units of times, from the largest, as files have them.
+const TIMES: [(f64, &str); 5] = [
+    (86400.0, "days"),
+    (1.0, "s"),
+    (1e-3, "ms"),
+    (1e-6, "us"),
+    (1e-9, "ns"),
+];
+
+impl Seconds {
+    /// The time as files have it: in ASCII, as short as it can be.
+    fn in_files(&self) -> String {
+        with_unit(self.0, &TIMES)
+    }
+}
+
+/// The time for people, with three significant figures: `12.3 s`, `4.56 ms`, `7.89 µs`.
 impl Display for Seconds {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let steps = [
-            (86400.0, "days"),
-            (1.0, "s"),
-            (1e-3, "ms"),
-            (1e-6, "us"),
-            (1e-9, "ns"),
-        ];
-        f.pad(&with_unit(self.0, &steps))
+        // Values that round to 1000 of a unit are shown as 1.00 of the next.
+        const NEARLY: f64 = 0.9995;
+        let size = self.0.abs();
+        if size == 0.0 {
+            return f.pad("0 s");
+        }
+        let within = |(unit, _): &&(f64, &str)| size >= NEARLY * unit;
+        let (unit, name) = *TIMES.iter().find(within).unwrap_or(&TIMES[4]);
+        let number = self.0 / unit;
+        let digits = match number.abs() {
+            n if n >= 99.95 => 0,
+            n if n >= 9.995 => 1,
+            _ => 2,
+        };
+        let name = if name == "us" { "µs" } else { name };
+        f.pad(&format!("{number:.digits$} {name}"))
     }
 }
 
@@ -378,10 +403,10 @@ impl FromStr for Bandwidth {
 }
 
 macro_rules! as_text {
-    ($($t:ident: $units:ident, $example:literal;)*) => {$(
+    ($($t:ident: $units:ident, $example:literal, $written:path;)*) => {$(
         impl Serialize for $t {
             fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
-                s.collect_str(self)
+                s.collect_str(&$written(self))
             }
         }
         impl<'de> Deserialize<'de> for $t {
@@ -406,10 +431,10 @@ macro_rules! as_text {
     )*};
 }
 as_text! {
-    Bytes: OF_BYTES, "80 GiB";
-    Seconds: OF_SECONDS, "5 us";
-    FlopRate: OF_RATE, "989 TFLOP/s";
-    Bandwidth: OF_BANDWIDTH, "3.35 TB/s";
+    Bytes: OF_BYTES, "80 GiB", Bytes::to_string;
+    Seconds: OF_SECONDS, "5 us", Seconds::in_files;
+    FlopRate: OF_RATE, "989 TFLOP/s", FlopRate::to_string;
+    Bandwidth: OF_BANDWIDTH, "3.35 TB/s", Bandwidth::to_string;
 }
 
 #[cfg(test)]
@@ -425,7 +450,20 @@ mod tests {
         assert_eq!("989 TFLOP/s".parse(), Ok(FlopRate(989e12)));
         assert_eq!(Bytes(80 << 30).to_string(), "80 GiB");
         assert_eq!(Bandwidth(3.35e12).to_string(), "3.35 TB/s");
-        assert_eq!(Seconds(0.0125).to_string(), "12.5 ms");
+        for (seconds, shown, in_file) in [
+            (0.0, "0 s", "0 ns"),
+            (0.0125, "12.5 ms", "12.5 ms"),
+            (58.0, "58.0 s", "58 s"),
+            (0.043, "43.0 ms", "43 ms"),
+            (0.000_999_9, "1.00 ms", "1000 us"),
+            (62.2e-6, "62.2 µs", "62.2 us"),
+            (250e-9, "250 ns", "250 ns"),
+            (86400.0, "1.00 days", "1 days"),
+        ] {
+            assert_eq!(Seconds(seconds).to_string(), shown);
+            assert_eq!(Seconds(seconds).in_files(), in_file);
+            assert!(shown.parse::<Seconds>().is_ok(), "{shown}");
+        }
     }
 
     #[test]

@@ -25,10 +25,10 @@ pub(crate) struct Known {
 /// The unit of a number, and so how it is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unit {
-    /// A time in seconds, shown in microseconds.
-    Microseconds,
-    /// Seconds per square root of a megabyte, shown in microseconds.
-    MicrosecondsPerRoot,
+    /// A time in seconds.
+    Time,
+    /// Seconds per square root of a megabyte.
+    TimePerRoot,
     /// Floating-point operations per second of one multiprocessor (SM), shown in TFLOP/s.
     TeraflopsOfSm,
     /// Watts for each TFLOP/s of the peak in 16 bits.
@@ -123,10 +123,9 @@ impl Known {
 
     /// Its row in a prediction's provenance.
     fn row(&self) -> UsedConstant {
-        let micro = self.value * 1e6;
         let value = match self.unit {
-            Unit::Microseconds => format!("{} µs", (micro * 1e3).round() / 1e3),
-            Unit::MicrosecondsPerRoot => format!("{} µs/√MB", (micro * 1e3).round() / 1e3),
+            Unit::Time => Seconds(self.value).to_string(),
+            Unit::TimePerRoot => format!("{}/√MB", Seconds(self.value)),
             Unit::TeraflopsOfSm => format!("{} TFLOP/s per SM", self.value / 1e12),
             Unit::WattsPerTeraflop => format!("{} W per TFLOP/s", self.value),
             Unit::Times => format!("{}×", (self.value * 1e4).round() / 1e4),
@@ -232,7 +231,7 @@ known! {
         WattsPerTeraflop, Published, "zzc0721/torch-performance-test-data@9d82827: RTX A6000, 300 W, 123 of 155 TFLOP/s",
         Only::Parts(&[Architecture::Ampere]);
     // Fused attention.
-    ATTENTION_START: "shortest fused attention" = 8e-6, Microseconds, Published, "ai-dynamo/aiconfigurator tables";
+    ATTENTION_START: "shortest fused attention" = 8e-6, Time, Published, "ai-dynamo/aiconfigurator tables";
     ATTENTION_BACKWARD: "products of fused attention, backward over forward" = 2.5, Times, Published,
         "Dao 2023, section 4.1: five products for two";
     FLASH1: "rate of FlashAttention 1 over 2, heads of 128" = 0.44, Times, Published,
@@ -251,7 +250,7 @@ known! {
     SHORTEST_ATTENTION: "least rate of attention over short sequences, over that at 512" = 0.1, Times, Assumed,
         "rates fall in proportion below the shortest chart";
     // Memory-bound kernels: shares of the bandwidth.
-    KERNEL_START: "start of a memory-bound kernel" = 3e-6, Microseconds, Published,
+    KERNEL_START: "start of a memory-bound kernel" = 3e-6, Time, Published,
         "ai-dynamo/aiconfigurator mem_empirical_constant_latency";
     POINTWISE: "elementwise kernels, of memory bandwidth" = 0.87, Times, Published,
         "BabelStream 0.79-0.87 (Azure/AI-benchmarking-guide); vidur add 0.95, act 0.5-0.58";
@@ -286,13 +285,13 @@ known! {
     CALLS_PER_EXPERT_GRADIENT: "launches that last as long as handing the gradient of one expert's weight to data parallelism" = 1.0, Times, Assumed,
         "NVIDIA/Megatron-LM@d98e8a6, core/distributed/distributed_data_parallel.py, _make_backward_post_hook: autograd calls a function in Python for every weight and micro-batch",
         Only::With(Feature::ExpertsApart);
-    PRODUCT_OF_EXPERT: "time in which C++ launches the product of one expert" = 20e-6, Microseconds, Published,
+    PRODUCT_OF_EXPERT: "time in which C++ launches the product of one expert" = 20e-6, Time, Published,
         "cuBLASLt's products take the host 13-20 us each, upper end (NVIDIA/TransformerEngine issue 2053); every call asks for an algorithm (common/gemm/cublaslt_gemm.cu)",
         Only::With(Feature::ExpertsApart);
     CALLS_PER_EXPERT_PRODUCT: "launches that last as long as Python's handling of one expert's tensors in a product" = 0.25, Times, Assumed,
         "NVIDIA/TransformerEngine@d0067d0, pytorch/module/grouped_linear.py: lists over all experts of weights, biases, quantisers and outputs, and autograd's handling of them, but no kernel",
         Only::With(Feature::ExpertsApart);
-    CAST_OF_EXPERT: "time in which C++ launches a cast of one expert's rows" = 5e-6, Microseconds, Published,
+    CAST_OF_EXPERT: "time in which C++ launches a cast of one expert's rows" = 5e-6, Time, Published,
         "cudaLaunchKernel and dispatch 2-5 us, upper end (kernel-launch notes gathered 2026-11)",
         Only::With(Feature::ExpertsApart);
     EIGHT_BIT_OPTIMIZER: "optimizer with 8-bit moments, of memory bandwidth" = 0.38, Times, Published,
@@ -317,36 +316,36 @@ known! {
     CARD_SHARE: "share of a network card's rate" = 0.95, Times, Published, "aliyun/SimAI@cef83f9 nic_ratio: 0.95-0.96";
     NEAR_SHARE: "share of the scale-up rate that one transfer reaches" = 0.70, Times, Published,
         "microsoft/vidur send_recv tables, H100 and A100";
-    NEAR_TRANSFER: "start of a transfer inside a domain" = 8e-6, Microseconds, Published,
+    NEAR_TRANSFER: "start of a transfer inside a domain" = 8e-6, Time, Published,
         "microsoft/vidur send_recv tables: 5-10 µs on H100";
-    FAR_TRANSFER: "start of a transfer between domains" = 17e-6, Microseconds, Published,
+    FAR_TRANSFER: "start of a transfer between domains" = 17e-6, Time, Published,
         "microsoft/vidur send_recv tables, H100";
     RING_SHARE: "all-reduce without in-switch reduction, of the scale-up rate" = 0.82, Times, Assumed,
         "a ring bounds it like the other collectives";
     UNMEASURED_SHARE: "collectives without a table, of the scale-up rate" = 0.75, Times, Assumed,
         "below what tables of other parts reach";
-    UNMEASURED_START: "start of collectives without a table" = 12e-6, Microseconds, Assumed, "as of tables of other parts";
-    UNMEASURED_RAMP: "ramp of collectives without a table" = 5e-6, MicrosecondsPerRoot, Assumed,
+    UNMEASURED_START: "start of collectives without a table" = 12e-6, Time, Assumed, "as of tables of other parts";
+    UNMEASURED_RAMP: "ramp of collectives without a table" = 5e-6, TimePerRoot, Assumed,
         "as of tables of other parts";
-    RING_STEP: "latency of a ring step between nodes" = 4.5e-6, Microseconds, Fitted,
+    RING_STEP: "latency of a ring step between nodes" = 4.5e-6, Time, Fitted,
         "aliyun/SimAI@cef83f9 nic_ratio of all-gather, 64 MiB-1 GiB, 16-512 GPUs";
-    TREE_LEVEL: "latency of a level of a tree between nodes, up and down" = 25e-6, Microseconds, Fitted,
+    TREE_LEVEL: "latency of a level of a tree between nodes, up and down" = 25e-6, Time, Fitted,
         "p5 tables: small all-reduces over 2 nodes take 69 µs";
-    TREE_RAMP: "ramp of all-reduce between nodes" = 20e-6, MicrosecondsPerRoot, Fitted, "p5 tables, 16 MiB-1 GiB";
+    TREE_RAMP: "ramp of all-reduce between nodes" = 20e-6, TimePerRoot, Fitted, "p5 tables, 16 MiB-1 GiB";
     TREE_TRAFFIC: "traffic of a tree over that of a ring" = 1.05, Times, Assumed, "leaves and inner nodes differ";
     EXCHANGE_SHARE: "share of a network card's rate in all-to-all" = 0.75, Times, Assumed,
         "DeepEP reaches 43-58 of 50 GB/s at best, NCCL's pairwise form less";
-    EXCHANGE_START: "start of all-to-all between nodes" = 15e-6, Microseconds, Assumed, "as of a transfer";
-    EXCHANGE_PEER: "start of all-to-all between nodes, for each rank" = 1e-6, Microseconds, Assumed,
+    EXCHANGE_START: "start of all-to-all between nodes" = 15e-6, Time, Assumed, "as of a transfer";
+    EXCHANGE_PEER: "start of all-to-all between nodes, for each rank" = 1e-6, Time, Assumed,
         "a message to every rank";
-    ROCE: "latency of a step over RoCE beyond InfiniBand" = 2e-6, Microseconds, Assumed, "switches",
+    ROCE: "latency of a step over RoCE beyond InfiniBand" = 2e-6, Time, Assumed, "switches",
         Only::Network(Fabric::Roce);
-    EFA: "latency of a step over EFA beyond InfiniBand" = 15e-6, Microseconds, Fitted,
+    EFA: "latency of a step over EFA beyond InfiniBand" = 15e-6, Time, Fitted,
         "p5: small all-reduces take 69 µs where NCCL's model on InfiniBand gives 31 µs",
         Only::Network(Fabric::Efa);
-    TCPX: "latency of a step over TCPX beyond InfiniBand" = 25e-6, Microseconds, Assumed, "through the host's kernel",
+    TCPX: "latency of a step over TCPX beyond InfiniBand" = 25e-6, Time, Assumed, "through the host's kernel",
         Only::Network(Fabric::Tcpx);
-    ETHERNET: "latency of a step over Ethernet beyond InfiniBand" = 40e-6, Microseconds, Assumed, "sockets",
+    ETHERNET: "latency of a step over Ethernet beyond InfiniBand" = 40e-6, Time, Assumed, "sockets",
         Only::Network(Fabric::Ethernet);
 }
 

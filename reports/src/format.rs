@@ -31,20 +31,12 @@ pub fn gib(value: Bytes) -> String {
     format!("{:.1}", value.as_f64() / GIB)
 }
 
-/// A time with its unit: `12.3 s`, `4.56 ms`, `7.89 µs`.
+/// A time with its unit: `12.3 s`, `4.56 ms`, `7.89 µs`. What is shorter than a kernel can be is no time.
 #[must_use]
 pub fn seconds(value: Seconds) -> String {
-    // Values that round to 1000 of a unit are shown as 1.00 of the next.
-    const NEARLY: f64 = 0.9995;
-    let size = value.0.abs();
-    if size < 5e-9 {
-        "0 s".into()
-    } else if size >= NEARLY {
-        format!("{} s", significant(value.0))
-    } else if size >= NEARLY * 1e-3 {
-        format!("{} ms", significant(value.0 * 1e3))
-    } else {
-        format!("{} µs", significant(value.0 * 1e6))
+    match value.0.abs() < 5e-9 {
+        true => "0 s".to_owned(),
+        false => value.to_string(),
     }
 }
 

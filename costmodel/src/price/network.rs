@@ -240,7 +240,8 @@ impl NetworkPrices {
             .filter(|f| f.ranks == 8)
             .map(|f| {
                 let name = format!("one-node {:?}, {} ranks", f.op, f.ranks);
-                let value = format!("{} µs + {} µs/√MB, {} GB/s", f.a, f.b, f.rate);
+                let [fixed, of_root] = [f.a, f.b].map(|micro| Seconds(micro * 1e-6));
+                let value = format!("{fixed} + {of_root}/√MB, {} GB/s", f.rate);
                 let source = format!(
                     "nccl-tests tables of ai-dynamo/aiconfigurator@095f58a; fit error {:.1}%",
                     f.error * 100.0
