@@ -78,10 +78,25 @@ pub fn diagnose(
     }
     what_ifs.sort_by(|a, b| b.share.total_cmp(&a.share).then(a.cause.cmp(&b.cause)));
     found.extend(what_ifs);
-    if let Some(kernels) = speed(predicted, gap) {
+    // Faster than the hardware allows, no kernel is.
+    if let Some(kernels) =
+        speed(predicted, gap).filter(|_| !beyond_peak(predicted, measured.steady))
+    {
         found.push(kernels);
     }
     Ok(found)
+}
+
+/// The time of the predicted step's FLOPs at the GPUs' peak rate.
+#[must_use]
+pub fn at_peak(predicted: &Prediction) -> Seconds {
+    Seconds(predicted.mfu * predicted.step_time.0)
+}
+
+/// Whether steps are shorter than the peak rate of the GPUs allows.
+#[must_use]
+pub fn beyond_peak(predicted: &Prediction, steady: &Steady) -> bool {
+    steady.median() < at_peak(predicted).0
 }
 
 /// Says that the gap is too small to be explained.

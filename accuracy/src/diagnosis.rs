@@ -179,21 +179,23 @@ fn rows(run: &LoggedRun) -> Vec<[String; 4]> {
     let (steady, p) = (&run.steady, &run.prediction);
     let ratio =
         |measured: f64, predicted: f64| format!("{:+.1}%", (measured / predicted - 1.0) * 100.0);
+    // Times and rates of steps that are not the plan's have no gap.
+    let gap = |measured: f64, predicted: f64| match run.is_comparable() {
+        true => ratio(measured, predicted),
+        false => String::new(),
+    };
     let mut rows = vec![[
         "step time".to_owned(),
         p.step_time.to_string(),
         Seconds(steady.median()).to_string(),
-        match run.is_comparable() {
-            true => ratio(steady.median(), p.step_time.0),
-            false => String::new(),
-        },
+        gap(steady.median(), p.step_time.0),
     ]];
     let rate = tokens_per_s(run);
     rows.push([
         "tokens/s/GPU".to_owned(),
         format!("{:.0}", p.tokens_per_s_per_gpu),
         format!("{rate:.0}"),
-        ratio(rate, p.tokens_per_s_per_gpu),
+        gap(rate, p.tokens_per_s_per_gpu),
     ]);
     let (costs, _) = run.job();
     if let Some(StepFlops { logged, planned }) = StepFlops::of(costs.scenario(), &measured(run), p)
@@ -204,7 +206,7 @@ fn rows(run: &LoggedRun) -> Vec<[String; 4]> {
             "TFLOP/s/GPU".to_owned(),
             format!("{predicted:.0}"),
             format!("{tflops:.0}"),
-            ratio(tflops, predicted),
+            gap(tflops, predicted),
         ]);
     }
     let reserved = diagnose::reserved_by(p);

@@ -6,6 +6,8 @@ use costmodel::{CostError, CostModel, Scenario};
 use interop::training_log::{self, LogError, LogSystem, Steady, StepSize, TrainingLog};
 use plans::{Decisions, Prediction, Strategy};
 
+use crate::diagnose;
+
 /// A training run: its log, the plan that it ran under, and the prediction for that plan.
 #[derive(Debug)]
 pub struct LoggedRun {
@@ -194,9 +196,10 @@ impl LoggedRun {
 
     /// A warning if steps are shorter than the GPUs' peak rate allows.
     fn beyond_peak(&self) -> Option<String> {
-        let least = Seconds(self.prediction.mfu * self.prediction.step_time.0);
+        let least = diagnose::at_peak(&self.prediction);
         let median = Seconds(self.steady.median());
-        (self.is_comparable() && median.0 < least.0).then(|| {
+        let beyond = diagnose::beyond_peak(&self.prediction, &self.steady);
+        (self.is_comparable() && beyond).then(|| {
             format!(
                 "a step takes {median}, and at the peak rate of the GPUs a step of the plan takes {least}: are they steps of this training?"
             )

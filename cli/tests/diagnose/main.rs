@@ -524,3 +524,25 @@ fn a_drifting_run_is_noticed_while_it_runs() {
         Some(step.into())
     );
 }
+
+/// Steps that the hardware cannot take are not explained by its kernels, and steps of another job have no gap.
+#[test]
+fn what_cannot_be_compared_is_not_explained() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    estimate(folder.path(), "dgx-h100", "tp=4", "a.plan.yaml");
+    log(folder.path(), "fast.log", 0.01, 128);
+    log(folder.path(), "other.log", 1.0, 7);
+    let said = |log: &str| {
+        let output = run(folder.path(), &["diagnose", log, "--plan", "a.plan.yaml"]);
+        let [out, err] =
+            [output.stdout, output.stderr].map(|of| String::from_utf8_lossy(&of).into_owned());
+        (out, err)
+    };
+    let (out, err) = said("fast.log");
+    assert!(err.contains("at the peak rate of the GPUs"), "{err}");
+    assert!(!out.contains("kernels are faster"), "{out}");
+    let (out, _) = said("other.log");
+    assert!(out.contains("cannot be compared"), "{out}");
+    let rate = out.lines().find(|line| line.starts_with("tokens/s/GPU"));
+    assert!(rate.is_some_and(|line| !line.contains('%')), "{out}");
+}
