@@ -145,16 +145,21 @@ impl LoggedRun {
         let log = &self.log;
         let mut notes = Vec::new();
         if log.garbled > 0 {
-            let lines = log.garbled;
-            notes.push(format!("{lines} lines hold garbled steps and are left out"));
+            notes.push(match log.garbled {
+                1 => "1 line holds a garbled step and is left out".to_owned(),
+                lines => format!("{lines} lines hold garbled steps and are left out"),
+            });
         }
         if log.repeated > 0 {
-            let lines = log.repeated;
-            notes.push(format!("{lines} lines repeat a step and count once"));
+            notes.push(match log.repeated {
+                1 => "1 line repeats a step and counts once".to_owned(),
+                lines => format!("{lines} lines repeat a step and count once"),
+            });
         }
         if let Some(steps) = log.mean_of {
+            let steps = reports::format::counted(steps, "step");
             notes.push(format!(
-                "the log has only the mean of {steps} steps, evaluations and saves included"
+                "the log has only the mean of {steps}, evaluations and saves included"
             ));
         }
         if let (runs @ 1.., [first, .., last]) = (log.other_runs.len(), &log.steps[..]) {
@@ -166,8 +171,13 @@ impl LoggedRun {
         }
         let other = self.steady.other_batches;
         if let Some(batch) = self.steady.global_batch().filter(|_| other > 0) {
+            let (steps, have) = match other {
+                1 => ("1 step".to_owned(), "has"),
+                _ => (format!("{other} steps"), "have"),
+            };
+            let are = if other == 1 { "is" } else { "are" };
             notes.push(format!(
-                "{other} steps have another global batch than {batch} sequences and are left out"
+                "{steps} {have} another global batch than {batch} sequences and {are} left out"
             ));
         }
         notes

@@ -107,6 +107,15 @@ pub fn count(value: u64) -> String {
     text
 }
 
+/// A count with what is counted, whose plural ends in s: `1 layer`, `1,024 layers`.
+#[must_use]
+pub fn counted(number: u64, one: &str) -> String {
+    match number {
+        1 => format!("1 {one}"),
+        many => format!("{} {one}s", count(many)),
+    }
+}
+
 /// A count in thousands, millions, billions or trillions: `70.6 B`, `15 T`.
 #[must_use]
 pub fn short_count(value: f64) -> String {

@@ -30,20 +30,18 @@ impl Group<'_> {
     #[must_use]
     pub fn said(&self, all: u64) -> String {
         let d = self.strategy;
-        let replicas = match d.dp() {
-            1 => "1 replica".to_owned(),
-            many => format!("{} replicas", format::count(many)),
-        };
-        let each = match d.num_micro_batches {
+        let replicas = format::counted(d.dp(), "replica");
+        let batches = match d.num_micro_batches {
             1 => "1 micro-batch".to_owned(),
             many => format!("{} micro-batches", format::count(many)),
         };
+        let each = if d.dp() == 1 { "" } else { " each" };
         let of = match d.micro_batch {
             1 => String::new(),
             many => format!(" of {many} sequences"),
         };
         format!(
-            "{} of {} sequences on {}: {replicas} with {each}{of} each",
+            "{} of {} sequences on {}: {replicas} with {batches}{of}{each}",
             format::count(self.sequences),
             format::count(all),
             self.devices,

@@ -184,9 +184,9 @@ pub fn pools(pools: &Pools, d: &Decisions) -> String {
             _ => format!("pipeline ranks {first} to {last}"),
         };
         said.push(format!(
-            "{ranks} on {}, {} layers",
+            "{ranks} on {}, {}",
             pool.cluster.devices(pool.gpus),
-            layers[first..=last].iter().sum::<u64>()
+            format::counted(layers[first..=last].iter().sum(), "layer")
         ));
         first = last + 1;
     }
@@ -255,10 +255,11 @@ pub fn plan(d: &Decisions, gpus_per_node: u64) -> Vec<String> {
     said.extend(d.offload.map(offload));
     said.extend(d.prefetch.map(prefetch));
     if d.offload_layers > 0 {
-        said.push(format!(
-            "what the first {} layers save for the backward lies in host memory",
-            d.offload_layers
-        ));
+        let saved = match d.offload_layers {
+            1 => "the first layer saves".to_owned(),
+            many => format!("the first {many} layers save"),
+        };
+        said.push(format!("what {saved} for the backward lies in host memory"));
     }
     said
 }
@@ -273,14 +274,19 @@ fn recomputed(d: &Decisions) -> String {
             format!("parts of each layer are computed again in the backward ({names})")
         }
         Recompute::Full => "every layer is computed again in the backward".to_owned(),
+        Recompute::Layers(1) => {
+            "1 layer of each stage is computed again in the backward".to_owned()
+        }
         Recompute::Layers(n) => {
             format!("{n} layers of each stage are computed again in the backward")
         }
         Recompute::Falling(n) => {
             let counts = StagePartition(d.recomputed_layers()).runs();
-            format!(
-                "{n} layers of the first stage are computed again in the backward, fewer on later ranks ({counts})"
-            )
+            let layers = match n {
+                1 => "1 layer of the first stage is".to_owned(),
+                n => format!("{n} layers of the first stage are"),
+            };
+            format!("{layers} computed again in the backward, fewer on later ranks ({counts})")
         }
         Recompute::SelectiveOps => "chosen operators are computed again in the backward".to_owned(),
     }
@@ -382,15 +388,15 @@ fn stages(d: &Decisions) -> String {
     let least = layers.iter().min().copied().unwrap_or(0);
     let most = layers.iter().max().copied().unwrap_or(0);
     let size = match least == most {
-        true => format!("{most}"),
-        false => format!("{least} to {most}"),
+        true => format::counted(most, "layer"),
+        false => format!("{least} to {most} layers"),
     };
     let virtual_stages = match parts {
         1 => String::new(),
         n => format!(" in {n} parts"),
     };
     format!(
-        "{} pipeline stages of {size} layers{virtual_stages} ({}PP {})",
+        "{} pipeline stages of {size}{virtual_stages} ({}PP {})",
         d.pp,
         match parts {
             1 => String::new(),
@@ -516,9 +522,10 @@ pub fn warnings(p: &Prediction) -> Vec<String> {
     let assumed: Vec<&str> = assumed.map(|c| c.name.as_str()).collect();
     if !assumed.is_empty() {
         said.push(format!(
-            "{} of {} constants are assumed, not measured: {}{}",
+            "{} of {} constants {} assumed, not measured: {}{}",
             assumed.len(),
             p.provenance.len(),
+            if assumed.len() == 1 { "is" } else { "are" },
             assumed[..assumed.len().min(2)].join(", "),
             if assumed.len() > 2 {
                 " and others (the report lists them under Provenance)"

@@ -331,7 +331,8 @@ fn print_ways(tried: &[Tried]) {
 /// How many GPUs are left, and which of them are used, in words.
 fn gpus(before: &Before, now: &Workload) -> String {
     let left = &before.left;
-    let mut text = format!("{} of {} are left", left.cluster.gpus, left.gpus_had());
+    let are = if left.cluster.gpus == 1 { "is" } else { "are" };
+    let mut text = format!("{} of {} {are} left", left.cluster.gpus, left.gpus_had());
     if left.had.len() > 1 {
         let devices = left.cluster.cluster.devices(left.cluster.gpus);
         text.push_str(&format!(": {devices}"));
