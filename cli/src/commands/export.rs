@@ -129,6 +129,11 @@ fn inputs(args: &ExportArgs) -> Result<Inputs<'_>, CliError> {
     ];
     for (option, text) in given {
         if let Some(text) = text {
+            if text.trim().is_empty() {
+                let what = format!("{option} is given no name");
+                let expected = "a folder, a file or a hub name; without the option, the file has a place to fill in";
+                return Err(CliError::unexpected(option, what, expected));
+            }
             catalog::names::checked(text, "command line", option)?;
         }
     }

@@ -71,6 +71,9 @@ impl Measured {
             CliError::Input(wrong.example("--measured tp=8,pp=4:8.1s"))
         };
         let (strategy, time) = text.rsplit_once(':').ok_or_else(wrong)?;
+        if strategy.trim().is_empty() {
+            return Err(wrong());
+        }
         let (number, unit) = match time.strip_suffix("ms") {
             Some(number) => (number, 1e-3),
             None => (time.strip_suffix('s').unwrap_or(time), 1.0),
