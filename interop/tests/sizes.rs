@@ -81,3 +81,17 @@ fn imports_of_no_size_are_refused() {
         assert!(wrong.starts_with(says), "{wrong}");
     }
 }
+
+/// An option that another option follows has no value: nobody wrote `true`.
+#[test]
+fn an_option_without_its_value_is_said_to_have_none() {
+    let text = "torchrun pretrain_gpt.py --num-layers 4 --seq-length --micro-batch-size 1\n";
+    let document = Document::read(text, "run.sh", None, &|_| None).expect("shell");
+    let said = document.size("--seq-length").expect_err("no value");
+    let wanted = "run.sh:1: `--seq-length`: no value is given; expected a whole number";
+    assert!(said.to_string().starts_with(wanted), "{said}");
+    let findings = check(&document, None).expect("schemas");
+    let said = findings.iter().find(|found| found.key == "--seq-length");
+    let said = said.map(|found| found.message.as_str());
+    assert_eq!(said, Some("no value where a whole number is expected"));
+}

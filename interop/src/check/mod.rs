@@ -173,11 +173,13 @@ fn value(doc: &Document, schema: &Schema, key: &str, node: &Node, findings: &mut
                 _ => None,
             };
             let hint = near.map_or_else(String::new, |word| format!("; did you mean `{word}`?"));
-            let message = format!(
-                "{} where {} is expected{hint}",
-                node.value.shown(),
-                kind.words()
-            );
+            // An option of a script that another option follows.
+            let bare = key.starts_with("--") && node.value == Value::Bool(true);
+            let shown = match bare {
+                true => "no value".to_owned(),
+                false => node.value.shown(),
+            };
+            let message = format!("{shown} where {} is expected{hint}", kind.words());
             found(Severity::Error, message);
         }
         // A section that is empty, or filled in elsewhere.

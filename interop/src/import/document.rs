@@ -247,8 +247,11 @@ impl Document {
         let unknown = node.and_then(Node::text).and_then(|t| t.strip_prefix('$'));
         let name = unknown.map(|name| name.trim_start_matches("((").trim_end_matches("))"));
         let name = name.filter(|name| name.chars().all(|c| c.is_alphanumeric() || c == '_'));
+        // An option of a script that another option follows.
+        let bare = key.starts_with("--") && node.is_some_and(|n| n.value == Value::Bool(true));
         let message = match name {
             Some(name) => format!("{expected} is expected, and the script does not set {name}"),
+            None if bare => format!("no value is given; expected {expected}"),
             None => format!("{found} is not {expected}"),
         };
         self.unsupported(key, &message)
