@@ -173,12 +173,34 @@ fn with_source(message: &str, text: &str) -> String {
         .strip_prefix("line ")
         .and_then(|rest| rest.split_whitespace().next()?.parse::<usize>().ok());
     let line = number.and_then(|n| text.lines().nth(n.checked_sub(1)?));
+    // The parser notices what is missing at the last of the fields beside it.
+    if let Some(number) = number.filter(|_| message[said..].starts_with("missing field"))
+        && line.is_some_and(|line| !line.contains('{'))
+    {
+        return missing(&message[said..], number, text);
+    }
     match line.map(str::trim).filter(|line| !line.is_empty()) {
         Some(line) => {
             let shown: String = line.chars().take(60).collect();
             format!("{message}, in `{shown}`")
         }
         None => message,
+    }
+}
+
+/// The message that a field is missing beside the field in a line, with the line under which both belong.
+fn missing(message: &str, number: usize, text: &str) -> String {
+    let indent = |line: &str| line.len() - line.trim_start().len();
+    let lines: Vec<&str> = text.lines().take(number).collect();
+    let own = lines.last().map_or(0, |line| indent(line));
+    let above = lines.iter().enumerate().rev();
+    let mut above = above.filter(|(_, line)| !line.trim().is_empty());
+    match above.find(|(_, line)| indent(line) < own) {
+        Some((before, line)) => {
+            let shown: String = line.trim().chars().take(60).collect();
+            format!("line {}: {message}, in `{shown}`", before + 1)
+        }
+        None => message.to_owned(),
     }
 }
 
@@ -233,6 +255,31 @@ mod tests {
         name: String,
         list: Vec<u64>,
         inner: std::collections::BTreeMap<String, u64>,
+    }
+
+    #[test]
+    fn what_is_missing_is_missing_where_it_belongs() {
+        #[derive(Debug, serde::Deserialize)]
+        #[allow(dead_code, reason = "only mistakes are looked at")]
+        struct Outer {
+            inner: Inner,
+            last: u64,
+        }
+        #[derive(Debug, serde::Deserialize)]
+        #[allow(dead_code, reason = "only mistakes are looked at")]
+        struct Inner {
+            tp: u64,
+            list: Vec<u64>,
+        }
+        let check = |text: &str, said: &str| {
+            let wrong = yaml::<Outer>(text, "a.yaml").expect_err(text);
+            assert_eq!(wrong.mistake().what, said, "{text}");
+        };
+        check("inner:\n  tp: 1\n  list:\n  - 1\n", "missing field `last`");
+        check(
+            "first: 1\ninner:\n  list:\n  - 1\nlast: 2\n",
+            "line 2: missing field `tp`, in `inner:`",
+        );
     }
 
     #[test]

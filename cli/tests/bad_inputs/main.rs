@@ -56,6 +56,7 @@ fn folder() -> tempfile::TempDir {
     change("batch-0.plan.yaml", |plan| plan.workload.global_batch = 0);
     change("gpus-0.plan.yaml", |plan| plan.workload.gpus = 0);
     change("headroom-1.plan.yaml", |plan| plan.headroom = Some(1.0));
+    write("no-tp.plan.yaml", &text.replacen("  tp: 1\n", "", 1));
     write("zero9.yaml", "fix: {zero: ['9']}\n");
     write("crossed.yaml", "min: {tp: 4}\nmax: {tp: 2}\n");
     let runs = |name: &str, sizes: &str| {

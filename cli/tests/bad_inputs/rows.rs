@@ -250,6 +250,7 @@ pub const FILES: &[Row] = &[
     ("export plan.yaml --to megatron-lm --tokenizer ''", &[2], "--tokenizer is given no name"),
     ("export plan.yaml --to megatron-lm --data ' '", &[2], "--data is given no name"),
     ("calibrate --plan plan.yaml --measured :60s -o x.yaml", &[2], "`:60s` is not a measured strategy"),
+    ("explain no-tp.plan.yaml", &[2], "missing field `tp`, in `strategy:`"),
     ("export plan.yaml --to megatron-lm -o empty.yaml", &[2], "empty.yaml"),
     ("report plan.yaml -o .", &[2], "folder"),
     ("report plan.yaml -o nowhere/x.html", &[2], "nowhere"),
