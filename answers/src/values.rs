@@ -67,7 +67,8 @@ pub fn adapters(text: &str) -> Result<Adapters, Mistake> {
 /// Reads lengths of documents in their notation, or from the file that the text names.
 pub fn lengths(text: &str) -> Result<Lengths, Mistake> {
     let path = Path::new(text);
-    let read = match path.is_file() {
+    // A folder is refused as what it is.
+    let read = match path.is_file() || path.is_dir() {
         true => Lengths::counted(&catalog::text::read(path).map_err(|wrong| wrong.mistake())?),
         false => text.parse(),
     };
