@@ -276,7 +276,7 @@ fn capacity(source: &ReportSource<'_>) -> catalog::Bytes {
     together::capacity(&source.scenario.cluster, &source.best.strategy, rank)
 }
 
-/// The strategies to draw: those spread over the space, then the plan and its alternatives.
+/// The strategies to draw, each once: those spread over the space, then the plan, its alternatives and the plans for other wishes.
 fn points(source: &ReportSource<'_>) -> Vec<Point> {
     let point = |strategy: &Strategy, step_time, peak_memory, found| Point {
         decisions: strategy.decisions().clone(),
@@ -284,7 +284,14 @@ fn points(source: &ReportSource<'_>) -> Vec<Point> {
         peak_memory,
         found,
     };
-    let is_listed = |strategy: &Strategy| source.top.iter().any(|c| c.strategy == *strategy);
+    let mut listed: Vec<&Candidate> = Vec::new();
+    let wished = source.wishes.iter().map(|(_, plan)| plan);
+    for plan in source.top.iter().chain(wished) {
+        if !listed.iter().any(|c| c.strategy == plan.strategy) {
+            listed.push(plan);
+        }
+    }
+    let is_listed = |strategy: &Strategy| listed.iter().any(|c| c.strategy == *strategy);
     let sampled = source.sampled.iter().filter(|(s, _)| !is_listed(s));
     // Peaks are scaled to the usable memory of the best plan's heaviest rank.
     let usable = source.best.prediction.usable();
@@ -294,7 +301,7 @@ fn points(source: &ReportSource<'_>) -> Vec<Point> {
             .as_share_of(usable, source.scenario.capacity());
         point(s, score.step_time, peak, false)
     });
-    let found = source.top.iter().map(|c| {
+    let found = listed.iter().map(|c| {
         let p = &c.prediction;
         let peak = p.peak_memory.as_share_of(usable, p.usable());
         point(&c.strategy, p.step_time, peak, true)

@@ -369,3 +369,43 @@ fn a_plan_that_does_not_fit_is_not_sold() {
     );
     assert!(!verdict.contains("Training time") && !verdict.contains("Cost"));
 }
+
+/// Plans for other wishes are compared with all plans shown, and drawn among them.
+#[test]
+fn no_plan_shown_beats_the_lightest_or_the_edge() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let line = "vescale-plan search --model mixtral-8x7b --gpus 16 -q --json --report a.html";
+    let found = json(&shell(folder.path(), line));
+    let lists = [&found["top"], &found["wishes"]];
+    let all = lists.map(|list| list.as_array().expect("a list"));
+    let figures = |plan: &Value| {
+        let of = |name: &str| plan["predicted"][name].as_f64().expect("a number");
+        [of("step_time_s"), of("peak_memory_bytes")]
+    };
+    let shown: Vec<&Value> = all.into_iter().flatten().collect();
+    let least = shown.iter().map(|plan| figures(plan)[1]);
+    let least = least.fold(f64::INFINITY, f64::min);
+    for plan in all[1] {
+        if plan["wish"] == "least memory of these" {
+            assert!(figures(plan)[1] <= least, "{plan}");
+        }
+    }
+    let page = fs::read_to_string(folder.path().join("a.html")).expect("a report");
+    let edge = unescaped(part(
+        &page,
+        "Strategies that fit and that no other",
+        "</table>",
+    ));
+    for plan in &shown {
+        let own = figures(plan);
+        let beaten = shown.iter().any(|other| {
+            let other = figures(other);
+            other != own && other[0] <= own[0] && other[1] <= own[1]
+        });
+        let text = plan["strategy_text"].as_str().expect("a text");
+        assert!(
+            !beaten || !edge.contains(&format!("<code>{text}</code>")),
+            "{text}"
+        );
+    }
+}

@@ -105,11 +105,13 @@ impl Contest<'_> {
             if let Some(at) = simplest(SIMPLE_WITHIN) {
                 wishes.push(("simplest within 2%", plans[at].clone()));
             }
-            let lightest = plans.iter().min_by_key(|plan| plan.score.peak_memory);
+            // The fastest plan may be none of the simplest.
+            let these = || plans.iter().chain([fastest]);
+            let lightest = these().min_by_key(|plan| plan.score.peak_memory);
             wishes.extend(lightest.map(|plan| ("least memory of these", plan.clone())));
             let of_replica =
                 |plan: &&Scored| plan.strategy.tp * plan.strategy.cp * plan.strategy.pp;
-            let smallest = plans.iter().min_by_key(of_replica);
+            let smallest = these().min_by_key(of_replica);
             let wish = "fewest GPUs per replica of these";
             wishes.extend(smallest.map(|plan| (wish, plan.clone())));
             let first = simplest(self.tie()).unwrap_or(0);
