@@ -263,6 +263,8 @@ mod tests {
             (probability(0.0), "<0.01"),
             (count(1_234_567), "1,234,567"),
             (count(999), "999"),
+            (counted(1, "layer"), "1 layer"),
+            (counted(1024, "layer"), "1,024 layers"),
             (short_count(70.55e9), "70.5 B"),
             (short_count(15e12), "15.0 T"),
             (duration(Seconds(86_400.0 * 23.4)), "23.4 days"),

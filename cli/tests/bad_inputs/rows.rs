@@ -29,6 +29,7 @@ pub const FLAGS: &[Row] = &[
     ("estimate --model opt-13b --gpus 8 --seq 2049 --strategy zero1", &[2], "a learned table of 2048 positions"),
     ("estimate --model gpt2 --gpus 8 --strategy zero1 --json", &[0], "\"seq_len\": 1024"),
     ("estimate --model glm4.5-air --gpus 64 --runtime hf-trainer --strategy zero3", &[0, 3], "note: glm4.5-air is predicted without the module for multi-token prediction, which hf-trainer does not train"),
+    ("estimate --model llama3-8b --gpus 8 --strategy 'tp8 recompute=layers:1'", &[0, 3], "1 layer of each stage is"),
     ("estimate --model llama3-8b --gpus 8 --seq 256k --strategy 'tp8 recompute=full'", &[0, 3], "note: sequences of 262144 tokens; llama3-8b declares at most 131072"),
     ("search --model gpt2 --gpus 8 --seq 9223372036854775808", &[2], "--seq"),
     ("search --model gpt2 --gpus 8 --seq 1k --lengths 512:0.7,1k:0.2", &[2], "the shares add up to 0.9, not to 1"),

@@ -45,9 +45,14 @@ fn launchers_are_well_formed() {
 /// A launch script is read with the file that it sources, or names the file with the settings.
 #[test]
 fn launchers_lead_to_the_settings() {
-    let (model, workload) = scene("llama2-7b", 64, Precision::Bf16);
-    let strategy = parse("zero=0", &model, &workload).expect("legal");
     for &dialect in Dialect::ALL {
+        let name = if dialect == Dialect::Nanotron {
+            "llama2-7b"
+        } else {
+            "llama3-8b"
+        };
+        let (model, workload) = scene(name, 64, Precision::Bf16);
+        let strategy = parse("zero=0", &model, &workload).expect("legal");
         for launcher in [Launcher::Torchrun, Launcher::Slurm, Launcher::Kubernetes] {
             let exported = exported(&strategy, &model, &workload, dialect, Some(launcher))
                 .expect("expressible");
