@@ -67,9 +67,9 @@ pub fn adapters(text: &str) -> Result<Adapters, Mistake> {
 /// Reads lengths of documents in their notation, or from the file that the text names.
 pub fn lengths(text: &str) -> Result<Lengths, Mistake> {
     let path = Path::new(text);
-    // A folder is refused as what it is.
-    let read = match path.is_file() || path.is_dir() {
+    let read = match path.is_file() {
         true => Lengths::counted(&catalog::text::read(path).map_err(|wrong| wrong.mistake())?),
+        false if path.is_dir() => Err(format!("`{text}` is a folder, not a file")),
         false => text.parse(),
     };
     read.map_err(|wrong| {

@@ -38,7 +38,7 @@ pub const FLAGS: &[Row] = &[
     ("search --model gpt2 --gpus 8 --seq 1k --lengths 512:0", &[2], "`0` is not a share above 0"),
     ("search --model gpt2 --gpus 8 --seq 1k --lengths lognormal:mean=512", &[2], "sigma= is missing"),
     ("search --model gpt2 --gpus 8 --seq 1k --lengths no-such-file.txt", &[2], "or a file of lengths and counts"),
-    ("search --model gpt2 --gpus 8 --seq 1k --lengths .", &[2], "it is a folder, not a file"),
+    ("search --model gpt2 --gpus 8 --seq 1k --lengths .", &[2], "`.` is a folder, not a file"),
     ("search --model gpt2 --gpus 8 --packing padded", &[2], "--lengths"),
     ("estimate --model gpt2 --gpus 8 --seq 1k --lengths 512:7,1k:3 --packing padded --strategy dp8", &[0], "each padded to a sequence"),
     ("search --model gpt2 --gpus 8 --cluster dgx-a100 --precision fp8 -q", &[2], "expected  --precision fp32, fp16, bf16"),

@@ -24,7 +24,7 @@ fn several_runs_in_one_log_are_said() {
         let output = run(folder.path(), &args);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(said.contains(note), "{said}");
-        let warning = "a step takes 4 s in the one that counts and 5 s in another";
+        let warning = "a step takes 4.00 s in the one that counts and 5.00 s in another";
         assert_eq!(said.contains(warning), warns, "{said}");
         assert_eq!(json(&output)["measured"]["step_time_s"], 4.0);
     }
