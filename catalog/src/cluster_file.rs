@@ -53,7 +53,7 @@ pub struct DeviceFile {
     pub kernels: Option<String>,
 }
 
-/// What a field says that is left out.
+/// The value of a switch that a file leaves out.
 fn yes() -> bool {
     true
 }

@@ -541,9 +541,9 @@ pub enum AttentionKernel {
 }
 
 impl AttentionKernel {
-    /// The kernel that runs where this one is asked for. FlashAttention and cuDNN's attention need Ampere or later, so on Volta two
-    /// products and a softmax run (NVIDIA/TransformerEngine@d0067d0, `dot_product_attention/utils.py`, "compute capability"). PyTorch
-    /// runs its memory-efficient kernel there.
+    /// The kernel that runs on GPUs of an architecture if a training system asks for this one. FlashAttention and cuDNN's attention
+    /// need Ampere or later; on Volta such systems run two products and a softmax instead (NVIDIA/TransformerEngine@d0067d0,
+    /// `dot_product_attention/utils.py`). PyTorch's `scaled_dot_product_attention` has a memory-efficient kernel for Volta.
     #[must_use]
     pub fn on(self, architecture: Architecture) -> Self {
         let of_libraries = matches!(

@@ -260,3 +260,38 @@ fn a_window_makes_no_step_slower() {
         }
     }
 }
+
+/// GPT-2 XL under Megatron-Core.
+fn gpt2_xl(cluster: &'static str, gpus: u64, strategy: &'static str) -> Prediction {
+    predict(Case {
+        model: "gpt2-xl",
+        cluster,
+        runtime: "megatron-core",
+        precision: Precision::Fp16,
+        gpus,
+        seq_len: 1024,
+        batch: 32,
+        strategy,
+    })
+}
+
+/// No fused attention runs on Volta, so softmax's results, their dropped copies and the mask are kept: 5 bytes for each score.
+#[test]
+fn scores_are_kept_on_volta() {
+    let [volta, ampere] =
+        ["dgx2-v100", "dgx-a100"].map(|cluster| gpt2_xl(cluster, 8, "dp8 zero1 mbs4"));
+    let scores = 48 * 4 * 25 * 1024 * 1024;
+    let more = volta.peak_memory.0 - ampere.peak_memory.0;
+    assert!(more > 5 * scores, "{more} bytes more, {scores} scores");
+}
+
+/// A single GPU sends nothing, so it needs no buffers of communicators.
+#[test]
+fn one_gpu_has_no_communicators() {
+    let [one, two] = [(1, "mbs1"), (2, "dp2 mbs1")].map(|(gpus, strategy)| {
+        let items = gpt2_xl("dgx-a100", gpus, strategy).memory;
+        let named = |item: &&plans::MemoryItem| item.name == "workspaces and communicators";
+        items.iter().find(named).map_or(0, |item| item.bytes)
+    });
+    assert!(two > one && one > 0, "{one} and {two} bytes");
+}

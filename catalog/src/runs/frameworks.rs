@@ -42,12 +42,12 @@ impl Framework {
         Self::named(run, run.text_flag("framework"))
     }
 
-    /// The same, without what the run's recipe says.
+    /// The framework that the row of a run names itself; what the run's recipe says does not count.
     pub(super) fn stated_by(run: &Run) -> Option<&'static Self> {
         Self::named(run, run.stated("framework").and_then(Value::as_str))
     }
 
-    /// The framework of a run whose flag says `said`.
+    /// The framework of a run for which `said` is the value of the flag `framework`.
     fn named(run: &Run, said: Option<&str>) -> Option<&'static Self> {
         let sharding = run.text("zero", run.zero.as_deref()).unwrap_or("");
         let software = run.sw_version.as_deref();

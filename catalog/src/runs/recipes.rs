@@ -17,13 +17,13 @@ pub struct Recipe {
     /// Sources, as `owner/repository`; if empty, sources of every organisation.
     #[serde(default)]
     repositories: Vec<String>,
-    /// Runtimes, if not empty: a run's framework must be predicted with one of them.
+    /// If not empty, the framework that a run states must be predicted with one of these runtimes.
     #[serde(default)]
     runtimes: Vec<String>,
     /// If not empty, the name of a run's GPU must contain one of these words.
     #[serde(default)]
     gpus: Vec<String>,
-    /// The last month of what the recipe says, as `2025-03`: facts of a framework's version hold for runs that are not younger.
+    /// The last month for which this is true, as `2025-03`. A run that is younger, or has no date, does not match.
     until: Option<String>,
     /// If not empty, a run's source must contain one of these texts, such as `@v1:folder/`.
     #[serde(default)]

@@ -26,6 +26,8 @@ pub const FLAGS: &[Row] = &[
     ("search --model gpt2 --gpus 8 --seq 0", &[2], "expected  1 to 16777216"),
     ("search --model gpt2 --gpus 8 --seq 8k", &[2], "gpt2 has a learned table of 1024 positions, and a sequence has 8192 tokens"),
     ("size --model gpt2 --gpus 8 --seq 1025", &[2], "nearest   1024"),
+    ("estimate --model llama3-8b --gpus 8 --strategy pp4,recompute=layers:20", &[2], "recompute=layers:N has more layers than any stage"),
+    ("estimate --model mixtral-8x7b --gpus 16 --strategy tp2,dispatcher=deepep", &[2], "dispatcher needs ep of at least 2"),
     ("estimate --model opt-13b --gpus 8 --seq 2049 --strategy zero1", &[2], "a learned table of 2048 positions"),
     ("estimate --model gpt2 --gpus 8 --strategy zero1 --json", &[0], "\"seq_len\": 1024"),
     ("estimate --model glm4.5-air --gpus 64 --runtime hf-trainer --strategy zero3", &[0, 3], "note: glm4.5-air is predicted without the module for multi-token prediction, which hf-trainer does not train"),

@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn attention_in_32_bits_runs_where_a_kernel_takes_it() {
-        use AttentionKernel::{Flash2, FlashTriton};
+        use AttentionKernel::Flash2;
         for (runtime, in_32_bits) in [
             ("megatron-core", vec![]),
             ("nemo", vec![]),
