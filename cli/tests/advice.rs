@@ -65,7 +65,7 @@ fn explained(folder: &Path, question: &str, flags: &str) -> Value {
 
 #[test]
 fn neighbours_beyond_the_risk_say_so() {
-    let question = "--model llama3-8b --runtime hf-trainer --seq 2048 --global-batch 16 --cluster l40s-node --gpus 8";
+    let question = "--model llama3-8b --runtime megatron-core --seq 6144 --global-batch 16 --cluster dgx-h100 --gpus 8";
     let folder = tempfile::tempdir().expect("a folder");
     let answer = explained(folder.path(), question, "");
     let all = answer["neighbours"].as_array().expect("neighbours");

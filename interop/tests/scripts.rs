@@ -401,7 +401,7 @@ fn kernels_are_noted_where_the_runtime_has_others() {
             "megatron-core",
             &["the fused kernel of rotation", "the fused kernel of SwiGLU"],
         ),
-        ("--cross-entropy-loss-fusion", "deepspeed", &[]),
+        ("--cross-entropy-loss-fusion", "llm-foundry", &[]),
         (
             "--cross-entropy-loss-fusion",
             "megatron-core",
