@@ -78,7 +78,7 @@ pub fn diagnose(
     }
     what_ifs.sort_by(|a, b| b.share.total_cmp(&a.share).then(a.cause.cmp(&b.cause)));
     found.extend(what_ifs);
-    // Faster than the hardware allows, no kernel is.
+    // No kernel is faster than the hardware allows, so such steps are not explained by faster kernels.
     if let Some(kernels) =
         speed(predicted, gap).filter(|_| !beyond_peak(predicted, measured.steady))
     {
@@ -93,7 +93,7 @@ pub fn at_peak(predicted: &Prediction) -> Seconds {
     Seconds(predicted.mfu * predicted.step_time.0)
 }
 
-/// Whether steps are shorter than the peak rate of the GPUs allows.
+/// Whether the measured steps are shorter than GPUs at their peak rate need for the step's FLOPs.
 #[must_use]
 pub fn beyond_peak(predicted: &Prediction, steady: &Steady) -> bool {
     steady.median() < at_peak(predicted).0

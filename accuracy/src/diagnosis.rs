@@ -179,7 +179,7 @@ fn rows(run: &LoggedRun) -> Vec<[String; 4]> {
     let (steady, p) = (&run.steady, &run.prediction);
     let ratio =
         |measured: f64, predicted: f64| format!("{:+.1}%", (measured / predicted - 1.0) * 100.0);
-    // Times and rates of steps that are not the plan's have no gap.
+    // Steps of another job are not compared with the plan, so no gap between them is given.
     let gap = |measured: f64, predicted: f64| match run.is_comparable() {
         true => ratio(measured, predicted),
         false => String::new(),

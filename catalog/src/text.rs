@@ -82,7 +82,7 @@ pub fn json_value(text: &str, path: &str) -> Result<Value, SpecError> {
     json(text, path).map(|Distinct(value)| value)
 }
 
-/// A JSON value whose objects have every key once; the parser's own trees hold the last of several values.
+/// A JSON value in which no object repeats a key. `serde_json::Value` itself would silently keep the last value of a repeated key.
 struct Distinct(Value);
 
 impl<'de> Deserialize<'de> for Distinct {
@@ -91,7 +91,7 @@ impl<'de> Deserialize<'de> for Distinct {
     }
 }
 
-/// Builds a [`Distinct`].
+/// Reads a JSON value and refuses repeated keys.
 struct Tree;
 
 impl<'de> Visitor<'de> for Tree {
@@ -173,7 +173,7 @@ fn with_source(message: &str, text: &str) -> String {
         .strip_prefix("line ")
         .and_then(|rest| rest.split_whitespace().next()?.parse::<usize>().ok());
     let line = number.and_then(|n| text.lines().nth(n.checked_sub(1)?));
-    // The parser notices what is missing at the last of the fields beside it.
+    // The parser reports a missing field at the last field that is there, so its line is not where the field belongs.
     if let Some(number) = number.filter(|_| message[said..].starts_with("missing field"))
         && line.is_some_and(|line| !line.contains('{'))
     {
@@ -188,7 +188,8 @@ fn with_source(message: &str, text: &str) -> String {
     }
 }
 
-/// The message that a field is missing beside the field in a line, with the line under which both belong.
+/// The message for a missing field. The parser names line `number`, where another field of the same object stands; the message names
+/// the line that opens the object.
 fn missing(message: &str, number: usize, text: &str) -> String {
     let indent = |line: &str| line.len() - line.trim_start().len();
     let lines: Vec<&str> = text.lines().take(number).collect();

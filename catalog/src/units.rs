@@ -214,7 +214,7 @@ impl Display for Bytes {
     }
 }
 
-/// The units of times, from the largest, as files have them.
+/// Units of time, from the largest, as files write them.
 const TIMES: [(f64, &str); 5] = [
     (86400.0, "days"),
     (1.0, "s"),
@@ -224,7 +224,7 @@ const TIMES: [(f64, &str); 5] = [
 ];
 
 impl Seconds {
-    /// The time as files have it: in ASCII, as short as it can be.
+    /// The time as files write it: in ASCII and without trailing zeros, such as `62.2 us`.
     fn in_files(&self) -> String {
         with_unit(self.0, &TIMES)
     }

@@ -361,7 +361,7 @@ fn earlier_runs_are_learned_from_again() {
             "{strategy}: {least} to {most}"
         );
     }
-    // What fails replaces nothing, and says of nothing that it is replaced.
+    // A calibration that fails replaces no file, so it must not say that it does.
     let failing =
         "vescale-plan calibrate --plan c.plan.yaml --measured tp=8:9999s -o d.yaml --force";
     let failed = shell(at, failing);

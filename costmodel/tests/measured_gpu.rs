@@ -92,7 +92,7 @@ fn tables_agree_with_a_measured_gpu() {
     let text = std::fs::read_to_string(path).expect("is part of the repository");
     let profile = Profile::from_yaml(&text, "h200.yaml").expect("is a profile");
     let cluster = catalog::load::cluster("dgx-h200").expect("a preset");
-    // Constants of trainings are left out, because the profile times each kernel alone, on a GPU at rest.
+    // The profile times each kernel alone, on a GPU at rest, so the constants that were fitted to long trainings do not apply.
     let prices = TablePrices::new(&cluster, 8, &Fitted::of_benchmarks()).expect("has tables");
     let mut errors: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     for measured in &profile.measured {

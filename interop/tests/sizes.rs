@@ -82,7 +82,7 @@ fn imports_of_no_size_are_refused() {
     }
 }
 
-/// An option that another option follows has no value: nobody wrote `true`.
+/// An option that another option follows has no value; the message does not say `true`, which nobody wrote.
 #[test]
 fn an_option_without_its_value_is_said_to_have_none() {
     let text = "torchrun pretrain_gpt.py --num-layers 4 --seq-length --micro-batch-size 1\n";

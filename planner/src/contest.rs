@@ -105,7 +105,7 @@ impl Contest<'_> {
             if let Some(at) = simplest(SIMPLE_WITHIN) {
                 wishes.push(("simplest within 2%", plans[at].clone()));
             }
-            // The fastest plan may be none of the simplest.
+            // `plans` lists simple plans; the fastest plan need not be among them.
             let these = || plans.iter().chain([fastest]);
             let lightest = these().min_by_key(|plan| plan.score.peak_memory);
             wishes.extend(lightest.map(|plan| ("least memory of these", plan.clone())));

@@ -137,8 +137,8 @@ fn path(
     Ok(steps)
 }
 
-/// A strategy with the ZeRO level of `to`, if its own has no effect because one rank holds all states: further ranks then
-/// share states as they do in the end.
+/// `now` with the ZeRO level of `to`, where the level has no effect because one rank holds all states. A later step that adds
+/// ranks then shards states as `to` does. Where the level has an effect, `now` is returned as it is.
 fn with_final_zero(scenario: &Scenario, now: Strategy, to: &Strategy) -> Strategy {
     let model = &scenario.model;
     let as_found = Decisions {

@@ -31,7 +31,7 @@ pub fn gib(value: Bytes) -> String {
     format!("{:.1}", value.as_f64() / GIB)
 }
 
-/// A time with its unit: `12.3 s`, `4.56 ms`, `7.89 µs`. What is shorter than a kernel can be is no time.
+/// A time with its unit: `12.3 s`, `4.56 ms`, `7.89 µs`. Times below 5 ns, which no kernel reaches, are shown as `0 s`.
 #[must_use]
 pub fn seconds(value: Seconds) -> String {
     match value.0.abs() < 5e-9 {

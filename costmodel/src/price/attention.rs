@@ -151,7 +151,7 @@ impl AttentionPrices {
         let between = |[narrow, wide]: [f64; 2], beyond| narrow + (wide - narrow) * beyond;
         let width = between([rates.narrow, 1.0], beyond);
         let of_age = match self.architecture {
-            // PyTorch's memory-efficient kernel, assumed to be as old.
+            // PyTorch's memory-efficient kernel runs there; it is assumed to be as fast as FlashAttention 1.
             Architecture::Volta => AttentionKernel::Flash1,
             _ => kernel,
         };

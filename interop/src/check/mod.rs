@@ -173,7 +173,7 @@ fn value(doc: &Document, schema: &Schema, key: &str, node: &Node, findings: &mut
                 _ => None,
             };
             let hint = near.map_or_else(String::new, |word| format!("; did you mean `{word}`?"));
-            // An option of a script that another option follows.
+            // The option has no value: another option follows it.
             let bare = key.starts_with("--") && node.value == Value::Bool(true);
             let shown = match bare {
                 true => "no value".to_owned(),

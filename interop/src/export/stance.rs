@@ -76,7 +76,7 @@ pub(crate) fn unpadded(job: &Job<'_>) -> bool {
     !job.model.vocab.is_multiple_of(8 * job.decisions.tp)
 }
 
-/// How a target that runs PyTorch's operators stands to what XLA makes of a step.
+/// Whether a target that runs PyTorch's operators does what a rewrite of XLA says.
 pub(crate) fn of_xla(rewrite: Rewrite, job: &Job<'_>) -> Stance {
     match rewrite {
         Rewrite::EmbedByProduct => Stance::Never("tokens read their rows of the table"),

@@ -247,7 +247,7 @@ impl Document {
         let unknown = node.and_then(Node::text).and_then(|t| t.strip_prefix('$'));
         let name = unknown.map(|name| name.trim_start_matches("((").trim_end_matches("))"));
         let name = name.filter(|name| name.chars().all(|c| c.is_alphanumeric() || c == '_'));
-        // An option of a script that another option follows.
+        // The option has no value: another option follows it.
         let bare = key.starts_with("--") && node.is_some_and(|n| n.value == Value::Bool(true));
         let message = match name {
             Some(name) => format!("{expected} is expected, and the script does not set {name}"),

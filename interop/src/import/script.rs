@@ -120,9 +120,9 @@ pub(super) fn without_options(script: &shell::Script, path: &str) -> SyntaxError
     )
 }
 
-/// Where the settings of a program are that is given no options.
+/// Where a program that is given no options finds its settings.
 fn settings_of(program: &str, file: Option<&str>) -> String {
-    // The folder of a variable is unknown here.
+    // A path that begins with a variable lies in a folder that is unknown here.
     let shown = match program.rsplit_once('/') {
         Some((folder, name)) if folder.starts_with('$') => name,
         _ => program,

@@ -55,12 +55,12 @@ fn fields(item: Value) -> Option<serde_json::Map<String, Value>> {
     }
 }
 
-/// The value of a text that follows so many lines of its file.
+/// Parses text that begins `before` lines into its file.
 fn parsed(text: &str, path: &str, before: usize) -> Result<Value, LogError> {
     serde_json::from_str(text).map_err(|error| {
         let said = error.to_string();
         let reason = said.split(" at line ").next().unwrap_or_default();
-        // An end that is missing is missed at the end of the last line.
+        // If the text ends too early, the error is placed at the end of its last line.
         let last = text.lines().count().max(1);
         let (line, column) = match error.line() <= last {
             true => (error.line().max(1), error.column()),

@@ -120,7 +120,7 @@ pub enum LogError {
         /// Path of the log.
         path: String,
     },
-    /// A step has something else where a number belongs.
+    /// A metric of a step is not a number.
     #[error("{}: `{field}`: `{found}` is not {expected}", place(path, *line))]
     Number {
         /// Path of the log.
@@ -134,7 +134,7 @@ pub enum LogError {
         /// What was expected.
         expected: &'static str,
     },
-    /// No training step is found, and what looks like JSON is none.
+    /// No training step is found, and the text looks like JSON but cannot be parsed.
     #[error("{}: the JSON is broken at column {column}: {reason}", place(path, *line))]
     Json {
         /// Path of the log.

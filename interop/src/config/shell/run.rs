@@ -478,7 +478,7 @@ impl<'a> Runner<'a> {
         Ok(status)
     }
 
-    /// Follows the script of another shell; one that is not understood stays the word that it is.
+    /// Runs the lines of a script that another shell is given. A script that is not understood is kept as one word.
     fn script_in_a_word(&mut self, text: Word) {
         if self.source(&text.text, (self.path, text.line)).is_err() {
             self.script.commands.push(vec![text]);
