@@ -87,13 +87,13 @@ pub fn diagnose(
     Ok(found)
 }
 
-/// The time of the predicted step's FLOPs at the GPUs' peak rate.
+/// The time that GPUs would need for the FLOPs of a step if they always computed at their peak rate.
 #[must_use]
 pub fn at_peak(predicted: &Prediction) -> Seconds {
     Seconds(predicted.mfu * predicted.step_time.0)
 }
 
-/// Whether the measured steps are shorter than GPUs at their peak rate need for the step's FLOPs.
+/// Whether the measured steps are too short for the planned training: shorter than [`at_peak`].
 #[must_use]
 pub fn beyond_peak(predicted: &Prediction, steady: &Steady) -> bool {
     steady.median() < at_peak(predicted).0

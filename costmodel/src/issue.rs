@@ -92,9 +92,10 @@ struct Beside {
 /// The messages of ring attention in a pass.
 #[derive(Clone, Debug)]
 struct Ring {
-    /// The message that brings the keys and values of all ranks at once; `None` where these go from rank to rank.
+    /// The all-gather of all ranks' keys and values; `None` if ranks pass keys and values on to one another instead.
     gather: Option<usize>,
-    /// The message that goes from rank to rank: keys and values, their gradients, or both. `None` in a forward pass whose keys are gathered.
+    /// The message that each rank passes on to the next: keys and values, their gradients, or both. `None` if nothing is passed on, as in
+    /// the forward pass when keys and values are gathered.
     exchange: Option<usize>,
     /// The kernels of core attention, which every step runs.
     steps: Range<usize>,

@@ -87,7 +87,7 @@ pub(crate) struct HeldByRank {
 pub struct OfRank {
     /// Bytes of parameters, gradients and optimizer states on the device.
     pub states: StateBytes,
-    /// Most bytes at any time of parameters gathered from other ranks and of gradients that are not reduced yet, together.
+    /// The largest sum, over the step, of two amounts in bytes: parameters gathered from other ranks, and gradients not reduced yet.
     pub in_flight: Bytes,
     /// Time to sum the gradients of a vocabulary table with those of the pipeline's other end, which holds it too.
     pub shared_table: Seconds,
@@ -95,8 +95,8 @@ pub struct OfRank {
     pub optimizer: Seconds,
     /// Bytes that the optimizer step needs in addition to [`Self::resident`].
     pub optimizer_transient: Bytes,
-    /// Bytes that stay allocated on the device during the whole step: [`Self::states`], [`Self::in_flight`], the buffers into which
-    /// pipeline stages receive, the CUDA context and workspaces.
+    /// Bytes of device memory that are counted as taken during the whole step: parameters, gradients and optimizer states
+    /// ([`Self::states`]), [`Self::in_flight`], the receive buffers of pipeline stages, the CUDA context, and workspaces of libraries.
     pub resident: Bytes,
     /// Times of the host's part of the optimizer step, where optimizer states lie in host memory.
     pub host: HostStep,

@@ -137,8 +137,8 @@ fn path(
     Ok(steps)
 }
 
-/// `now` with the ZeRO level of `to`, where the level has no effect because one rank holds all states. A later step that adds
-/// ranks then shards states as `to` does. Where the level has an effect, `now` is returned as it is.
+/// Gives `now` the ZeRO level of `to` if that changes nothing yet, as where there are no ranks to shard states over. Once a later step
+/// of the path adds such ranks, they shard states as in `to`. If the level would change something now, `now` stays as it is.
 fn with_final_zero(scenario: &Scenario, now: Strategy, to: &Strategy) -> Strategy {
     let model = &scenario.model;
     let as_found = Decisions {

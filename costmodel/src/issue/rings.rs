@@ -11,11 +11,12 @@ use crate::launches::Queue;
 use crate::streams::Stream;
 
 impl Order<'_> {
-    /// Issues the steps of ring attention in a pass, and its messages. `kernels` are the attention kernels that every step runs.
+    /// Issues the attention steps and the messages of one pass of ring attention. Every step runs `kernels` over the keys and values of
+    /// one rank. There are two ways to bring these to a rank:
     ///
-    /// - Where keys and values go round, each step runs while those of the next step arrive.
-    /// - Where one gather brings all keys and values, the first step, which needs only the rank's own, runs meanwhile. In backward each
-    ///   later step runs while the gradients of the step before it are sent.
+    /// - Ranks pass them on, each to the next: every step runs while the keys and values for the next step arrive.
+    /// - An all-gather brings those of all ranks at once. The first step needs only the rank's own, so it runs during the gather. In
+    ///   backward, every further step runs while the gradients from the step before are sent.
     pub(super) fn issue_ring(&self, ring: &Ring, kernels: &[usize], queue: &mut Queue) {
         let blocks = self.key.layout.cp;
         let Some(gather) = ring.gather else {
@@ -32,10 +33,11 @@ impl Order<'_> {
         }
     }
 
-    /// Issues all steps of ring attention but one. Each runs while one of `parts` equal parts of `message` is sent, if there is a message.
+    /// Issues one step fewer than there are ranks. If there is a `message`, each step runs while one of its `parts` equal parts is sent, and
+    /// the next step waits until that part has arrived.
     fn rounds(&self, message: Option<usize>, parts: u64, kernels: &[usize], queue: &mut Queue) {
         let rounds = self.key.layout.cp as usize - 1;
-        // All from the second on are alike: they are issued as one round that is repeated.
+        // The second and all later rounds are alike, so they are issued as one round that is repeated.
         for round in 0..rounds.min(2) {
             let before = queue.len();
             let sent = message.map(|message| queue.send(message, parts, Stream::Context));
@@ -56,7 +58,7 @@ impl Order<'_> {
         }
     }
 
-    /// Whether a message belongs to ring attention: it carries keys and values, or their gradients.
+    /// Whether a message carries the keys and values of ring attention, or their gradients.
     pub(super) fn is_of_ring(&self, collective: Collective) -> bool {
         match collective.kind {
             CollectiveKind::RingExchange => true,
@@ -67,8 +69,8 @@ impl Order<'_> {
         }
     }
 
-    /// The core-attention kernels that a message of ring attention belongs to: in forward those issued after it, in backward those
-    /// issued before it.
+    /// The attention kernels for which a message of ring attention is sent. In forward they are the next ones after the message, in backward
+    /// the last ones before it. The result is a range of indices into the operations of both passes, those of forward first.
     pub(super) fn attention(&self, message: usize) -> Option<Range<usize>> {
         let forward = self.lowered.forward.len();
         let is = |&kernel: &usize| self.is_attention(kernel);
@@ -86,15 +88,18 @@ impl Order<'_> {
 }
 
 impl Beside {
-    /// The ring attention that has this kernel or message; `None` if none has it.
-    pub(super) fn ring(&self, kernel: usize) -> Option<&Ring> {
+    /// The ring attention to which an operation belongs, as one of its messages or attention kernels; `None` if it belongs to none.
+    /// `operation` is an index into the operations of both passes, those of forward first.
+    pub(super) fn ring(&self, operation: usize) -> Option<&Ring> {
         let is = |ring: &&Ring| {
-            [ring.gather, ring.exchange].contains(&Some(kernel)) || ring.steps.contains(&kernel)
+            [ring.gather, ring.exchange].contains(&Some(operation))
+                || ring.steps.contains(&operation)
         };
         self.rings.iter().find(is)
     }
 
-    /// Notes a message, of this kind, of the ring attention whose steps run these kernels.
+    /// Records that a message belongs to the ring attention whose steps run the kernels `steps`. An all-gather is its gather, any other
+    /// kind its exchange.
     pub(super) fn add_to_ring(
         &mut self,
         message: usize,

@@ -120,7 +120,7 @@ pub(super) fn without_options(script: &shell::Script, path: &str) -> SyntaxError
     )
 }
 
-/// Where a program that is given no options finds its settings.
+/// The message for a program that is started without options: it names the file with the settings if that is known.
 fn settings_of(program: &str, file: Option<&str>) -> String {
     // A path that begins with a variable lies in a folder that is unknown here.
     let shown = match program.rsplit_once('/') {
@@ -146,7 +146,8 @@ fn sourced(all: &[Vec<Word>]) -> Option<Word> {
     files.find(|file| file.text.ends_with(".sh"))
 }
 
-/// The file with the settings among a program's arguments: one of a format for that, or the module of torchtitan's `--module`.
+/// The settings file that a program's arguments name: the first YAML, JSON or TOML file, or else the Python file of torchtitan's
+/// `--module NAME`. `None` if they name neither.
 fn settings_file(arguments: &[Word]) -> Option<String> {
     let is_file = |word: &&Word| {
         let suffix = word.text.rsplit_once('.').map(|(_, suffix)| suffix);

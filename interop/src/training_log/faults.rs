@@ -81,7 +81,7 @@ fn parsed(text: &str, path: &str, before: usize) -> Result<Value, LogError> {
     })
 }
 
-/// The error of the first known metric that is no number.
+/// The error for the first metric whose name is known and whose value is not a number; `None` if all are numbers.
 fn wrong_number(items: &[Item], path: &str) -> Option<LogError> {
     let all = items.iter();
     let mut all = all.flat_map(|(line, fields)| fields.iter().flatten().map(move |of| (*line, of)));

@@ -8,9 +8,8 @@ use interop::import::{Document, Given, Imported, import};
 
 use super::{exported, exported_on, parse, scene};
 
-/// Launch scripts are shell that a shell takes, and manifests are YAML.
-#[test]
-fn launchers_are_well_formed() {
+/// Calls `check` with every target and the files that it exports for every launcher.
+fn each_launcher(check: impl Fn(Dialect, Launcher, &[ExportedFile])) {
     for &dialect in Dialect::ALL {
         let name = if dialect == Dialect::Nanotron {
             "llama2-7b"
@@ -22,62 +21,60 @@ fn launchers_are_well_formed() {
         for launcher in [Launcher::Torchrun, Launcher::Slurm, Launcher::Kubernetes] {
             let exported = exported(&strategy, &model, &workload, dialect, Some(launcher))
                 .expect("expressible");
-            let script = exported.files.last().expect("a script");
-            if launcher == Launcher::Kubernetes {
-                for document in script.text.split("---\n") {
-                    interop::config::yaml::parse(document, "job.yaml").expect("YAML");
-                }
-            } else {
-                let status = std::process::Command::new("bash")
-                    .args(["-n", "-c", &script.text])
-                    .status()
-                    .expect("bash");
-                assert!(status.success(), "{}", script.text);
-                assert!(
-                    script.text.contains("8 --nproc-per-node 8")
-                        || script.text.contains("--num_machines 8")
-                );
-            }
+            check(dialect, launcher, &exported.files);
         }
     }
+}
+
+/// Launch scripts are shell that a shell takes, and manifests are YAML.
+#[test]
+fn launchers_are_well_formed() {
+    each_launcher(|_, launcher, files| {
+        let script = files.last().expect("a script");
+        if launcher == Launcher::Kubernetes {
+            for document in script.text.split("---\n") {
+                interop::config::yaml::parse(document, "job.yaml").expect("YAML");
+            }
+            return;
+        }
+        let status = std::process::Command::new("bash")
+            .args(["-n", "-c", &script.text])
+            .status()
+            .expect("bash");
+        assert!(status.success(), "{}", script.text);
+        assert!(
+            script.text.contains("8 --nproc-per-node 8")
+                || script.text.contains("--num_machines 8")
+        );
+    });
 }
 
 /// A launch script is read with the file that it sources, or names the file with the settings.
 #[test]
 fn launchers_lead_to_the_settings() {
-    for &dialect in Dialect::ALL {
-        let name = if dialect == Dialect::Nanotron {
-            "llama2-7b"
-        } else {
-            "llama3-8b"
+    each_launcher(|dialect, launcher, files| {
+        let (script, others) = files.split_last().expect("a script");
+        let beside = |name: &str| {
+            let file = others.iter().find(|file| file.name == name);
+            file.map(|file| file.text.clone())
         };
-        let (model, workload) = scene(name, 64, Precision::Bf16);
-        let strategy = parse("zero=0", &model, &workload).expect("legal");
-        for launcher in [Launcher::Torchrun, Launcher::Slurm, Launcher::Kubernetes] {
-            let exported = exported(&strategy, &model, &workload, dialect, Some(launcher))
-                .expect("expressible");
-            let (script, others) = exported.files.split_last().expect("a script");
-            let beside = |name: &str| {
-                let file = others.iter().find(|file| file.name == name);
-                file.map(|file| file.text.clone())
-            };
-            let about = format!("{} {}", dialect.name(), script.name);
-            // The user's own script of veScale imports its settings, so its launcher does not name them.
-            let named = |said: &str| {
-                dialect == Dialect::VeScale || others.iter().any(|file| said.contains(&file.name))
-            };
-            let alone = Document::read(&script.text, &script.name, None, &|_| None);
-            let said = alone.err().map(|refused| refused.to_string());
-            assert!(said.as_deref().is_none_or(named), "{about}: {said:?}");
-            match Document::read(&script.text, &script.name, None, &beside) {
-                Ok(read) => assert_eq!(read.launch.gpus, Some(64), "{about}"),
-                Err(refused) => assert!(named(&refused.to_string()), "{about}: {refused}"),
+        let about = format!("{} {}", dialect.name(), script.name);
+        // The user's own script of veScale imports its settings, so its launcher does not name them.
+        let named = |said: &str| {
+            dialect == Dialect::VeScale || others.iter().any(|file| said.contains(&file.name))
+        };
+        let alone = Document::read(&script.text, &script.name, None, &|_| None);
+        let said = alone.err().map(|refused| refused.to_string());
+        assert!(said.as_deref().is_none_or(named), "{about}: {said:?}");
+        let is_read = dialect == Dialect::MegatronLm && launcher != Launcher::Kubernetes;
+        match Document::read(&script.text, &script.name, None, &beside) {
+            Ok(read) => assert_eq!(read.launch.gpus, Some(64), "{about}"),
+            Err(refused) => {
+                assert!(!is_read, "{about}: {refused}");
+                assert!(named(&refused.to_string()), "{about}: {refused}");
             }
-            let is_read = dialect == Dialect::MegatronLm && launcher != Launcher::Kubernetes;
-            let read = Document::read(&script.text, &script.name, None, &beside);
-            assert!(!is_read || read.is_ok(), "{about}");
         }
-    }
+    });
 }
 
 /// Where domains join nodes, Slurm is asked for as many nodes of one NVLink domain as the

@@ -12,8 +12,8 @@ use super::measured::Measured;
 use crate::error::CliError;
 use crate::output;
 
-/// Says which earlier runs are learned from again, and warns of those that are not because the file of the plans' cluster does not
-/// list them.
+/// Tells the user which earlier runs the new calibration uses again. Earlier runs that the cluster file does not list cannot be used; the
+/// user is warned of these.
 pub(super) fn of_known(first: &Measured, kept: &[Measured], quiet: bool) {
     let known = first.scenario.cluster.calibration.as_ref();
     if let Some(known) = known.filter(|known| known.measured.is_empty()) {
@@ -49,7 +49,7 @@ pub(super) fn of_known(first: &Measured, kept: &[Measured], quiet: bool) {
     }
 }
 
-/// The number of runs that the file at `path` was learned from and that are lost when it is replaced.
+/// The number of runs that replacing the file at `path` would lose: its calibration was made from them, and the new one is not.
 pub(super) fn lost(path: &Path, first: &Measured, kept: &[Measured]) -> u64 {
     let known = first.scenario.cluster.calibration.as_ref();
     let text = catalog::text::read(path).unwrap_or_default();
@@ -65,7 +65,7 @@ pub(super) fn lost(path: &Path, first: &Measured, kept: &[Measured]) -> u64 {
         })
 }
 
-/// Says that the file at `path` has been replaced, and that so many runs are lost by it.
+/// Tells the user that replacing the file at `path` lost the calibration from `lost` runs. Says nothing if none are lost.
 pub(super) fn of_lost(path: &Path, lost: u64, quiet: bool) {
     if lost > 0 {
         let (path, runs) = (path.display(), count(lost));

@@ -1,8 +1,9 @@
 //! Parser of launch scripts and argument files, for the part of shell syntax that they use: comments, quotes,
 //! continuation lines, assignments, arrays, `$VAR`, `${VAR:-default}`, `"${ARRAY[@]}"`, `$((…))`,
-//! `source FILE`, scripts of several lines behind `bash -c`, loops, `#SBATCH`, and `if`, `case`, `&&`, `||` on values that
-//! the script sets.
-//! Nothing is executed: output of commands stays text, and conditions on it are the caller's.
+//! `source FILE`, `bash -c` with a quoted script of several lines, loops, and `#SBATCH`. `if`, `case`, `&&` and `||` are followed where
+//! they depend on values that the script itself sets.
+//!
+//! No command is executed: `$(command)` stays text, and the caller decides conditions that depend on it.
 
 mod arithmetic;
 mod batch;

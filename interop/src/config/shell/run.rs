@@ -549,7 +549,8 @@ impl<'a> Runner<'a> {
     }
 }
 
-/// Where a command gives a script of several lines to a shell, as `srun bash -c '…'` does.
+/// The index of the word that is an inline script, such as the quoted text in `srun bash -c '…'`. `None` if the command has none, or
+/// one of a single line.
 fn script_of_a_shell(words: &[Word]) -> Option<usize> {
     let shells = ["bash", "sh"];
     let at = words.windows(2).position(|pair| {
