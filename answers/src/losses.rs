@@ -7,8 +7,6 @@ use catalog::{Mistake, Pool, Pools};
 use crate::inputs::Inputs;
 use crate::values::{self, Gpus};
 
-const EXAMPLE: &str = "--lost 2nodes or --lost 8";
-
 /// Devices that were lost, as they were given.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loss {
@@ -81,7 +79,12 @@ impl Left {
             mistake.at(format!("--lost {}", losses.join(" --lost ")))
         };
         match &plan.scenario.cluster.pools {
-            None => of_one(plan, losses).map_err(|mistake| wrong(mistake.example(EXAMPLE))),
+            None => of_one(plan, losses).map_err(|mistake| {
+                wrong(Mistake {
+                    example: possible(plan).map(str::to_owned),
+                    ..mistake
+                })
+            }),
             Some(pools) => of_several(pools, losses).map_err(wrong),
         }
     }
@@ -96,6 +99,17 @@ impl Left {
     #[must_use]
     pub fn gpus_had(&self) -> u64 {
         self.had.iter().map(|pool| pool.gpus).sum()
+    }
+}
+
+/// A loss that leaves GPUs of a plan on equal nodes, as an example: one node of several, or one GPU
+/// of a node; `None` if the plan has only one GPU.
+fn possible(plan: &Inputs) -> Option<&'static str> {
+    let node = plan.scenario.cluster.gpus_per_node;
+    match plan.json.gpus {
+        0 | 1 => None,
+        gpus if gpus > node => Some("--lost 1node"),
+        _ => Some("--lost 1"),
     }
 }
 
@@ -145,7 +159,7 @@ fn of_several(pools: &Pools, losses: &[Loss]) -> Result<Left, Mistake> {
     for loss in losses {
         let Some(name) = &loss.pool else {
             let wrong = Mistake::new(format!(
-                "the plan has {} pools, and {} does not say of which",
+                "the plan has {} pools, and `{}` does not name the pool that lost them",
                 names.len(),
                 loss.gpus.to_string().trim_matches('\'')
             ));
@@ -172,7 +186,7 @@ fn of_several(pools: &Pools, losses: &[Loss]) -> Result<Left, Mistake> {
     let wrong = || {
         let wrong = Mistake::new(format!("all {} GPUs of the plan are lost", pools.gpus()));
         wrong
-            .expected("some that are left")
+            .expected("a loss that leaves some GPUs to plan for")
             .example(example(&names[0]))
     };
     Ok(Left {

@@ -256,14 +256,16 @@ impl Cluster {
     /// What is wrong, and which numbers nearby are right.
     pub fn check_devices(&self, gpus: u64) -> Result<(), String> {
         if gpus == 0 || gpus > MAX_GPUS {
-            return Err(format!("expected 1 to {MAX_GPUS}"));
+            return Err(format!(
+                "{gpus} GPUs are out of range; expected 1 to {MAX_GPUS}"
+            ));
         }
         if let Some(pools) = &self.pools {
             let total = pools.gpus();
             return match gpus == total {
                 true => Ok(()),
                 false => Err(format!(
-                    "{} has {total}, and all of them are planned for",
+                    "{} has {total} GPUs, and all of them are planned for",
                     self.name
                 )),
             };
@@ -272,16 +274,16 @@ impl Cluster {
         if gpus > node && !gpus.is_multiple_of(node) {
             let (below, above) = (gpus / node * node, gpus.div_ceil(node) * node);
             return Err(format!(
-                "{} has {node} GPUs per node; the nearest whole numbers of nodes are {below} and {above}",
+                "{} has {node} GPUs per node; the nearest numbers of GPUs in whole nodes are {below} and {above}",
                 self.name
             ));
         }
         match self.max_gpus.filter(|&most| gpus > most) {
             Some(most) if self.profile.is_some() => Err(format!(
-                "{} was measured on {most}; `vescale-plan profile --device cuda --gpus {gpus}` measures more",
+                "{} was measured on {most} GPUs; `vescale-plan profile --device cuda --gpus {gpus}` measures more",
                 self.name
             )),
-            Some(most) => Err(format!("{} has {most}", self.name)),
+            Some(most) => Err(format!("{} has {most} GPUs", self.name)),
             None => Ok(()),
         }
     }

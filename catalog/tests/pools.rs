@@ -154,14 +154,14 @@ fn what_is_no_pool_is_refused_with_its_place() {
     for (line, what) in [
         ("8 x dgx-a100 + ", "`` is not a pool"),
         ("8 x dgx-a100 + dgx-h100", "`dgx-h100` is not a pool"),
-        ("8 x dgx-a100 + 0 x dgx-h100", "expected 1 to"),
+        ("8 x dgx-a100 + 0 x dgx-h100", "0 GPUs are out of range"),
         (
             "8 x dgx-a100 + -8 x dgx-h100",
             "`-8 x dgx-h100` is not a pool",
         ),
         (
             "8 x dgx-a100 + 12 x dgx-h100",
-            "nearest whole numbers of nodes are 8 and 16",
+            "nearest numbers of GPUs in whole nodes are 8 and 16",
         ),
         ("8 x dgx-a100 + 8 x dgx-h101", "dgx-h101"),
         (

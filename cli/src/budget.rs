@@ -58,10 +58,7 @@ fn needs(what: &str, facts: &[(&str, bool)]) -> Result<(), CliError> {
     if missing.is_empty() {
         return Ok(());
     }
-    let wrong = Mistake::new(format!(
-        "{what} needs what is not given: {}",
-        missing.join(", ")
-    ));
+    let wrong = Mistake::new(format!("{what} also needs {}", missing.join(", ")));
     let example = match missing[..] {
         ["--price"] => "--price 2.5",
         _ => "--tokens 15T --checkpoint 200GB/s --restart 10min",

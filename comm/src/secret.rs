@@ -99,7 +99,7 @@ impl Secret {
         if !found.is_file() || !is_private(&found, &own) {
             let path = path.display();
             return Err(format!(
-                "{path} is no file that only this user can read; remove it"
+                "{path} is not a regular file that this user alone can read; remove it, and a new one is made"
             ));
         }
         let text = std::fs::read_to_string(&path).map_err(wrong)?;

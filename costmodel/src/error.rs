@@ -104,14 +104,15 @@ pub enum CostError {
     },
     /// The strategy sends tokens to experts by a library that does not run on the cluster.
     #[error(
-        "dispatcher {dispatcher} does not run on {cluster} for groups of that size: expected {has}"
+        "dispatcher {dispatcher} does not run on {cluster} under this strategy: expected {has}"
     )]
     NoDispatcher {
         /// Name of the dispatcher that the strategy asks for.
         dispatcher: &'static str,
         /// Name of the cluster.
         cluster: String,
-        /// The dispatchers that run on such a cluster for groups of this size.
+        /// The dispatchers of the runtime that run on the cluster if expert groups lie where this
+        /// strategy puts them: inside one scale-up domain, or across several.
         has: String,
     },
     /// No kernel of the profile was measured in the requested precision.

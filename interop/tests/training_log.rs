@@ -195,7 +195,7 @@ fn malformed_logs_say_where() {
         .expect_err("nothing left");
     assert_eq!(
         error.to_string(),
-        "t.log: 3 steps are logged, and 9 are warm-up; give a longer log or a smaller --warmup"
+        "t.log: 3 steps are logged, and none is left after 9 of warm-up; give a longer log or a smaller --warmup"
     );
 }
 

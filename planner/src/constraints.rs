@@ -457,7 +457,7 @@ fn values_of(text: &str, key: &str, values: &[String]) -> Result<(), PlannerErro
     }
     let unknown = values.iter().find(|v| read_overlap(v).is_none());
     if let Some(unknown) = unknown.filter(|_| key == "overlap") {
-        let wrong = Mistake::new(format!("`{unknown}` is no overlap"));
+        let wrong = Mistake::new(format!("`{unknown}` is not a value of `overlap`"));
         return Err(mistake(text, wrong.expected(OVERLAPS)));
     }
     let what = match key {

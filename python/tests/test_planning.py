@@ -281,7 +281,7 @@ class Planning(unittest.TestCase):
             (lambda: generate_plan(TINY, tpp=2, **SMALL), "did you mean `tp`"),
             (lambda: generate_plan({**TINY, "model_type": "lama"}, **SMALL), "lama"),
             (lambda: generate_plan("llama3-405b", gpus=8), "no plan fits"),
-            (lambda: generate_plan(TINY, gpus=12, runtime="megatron-core"), "nearest whole numbers"),
+            (lambda: generate_plan(TINY, gpus=12, runtime="megatron-core"), "nearest numbers of GPUs"),
             (lambda: generate_plan(TINY, gpus=0), "gpus"),
             (lambda: search(TINY, packing="padded", **SMALL), "packing: packing is of documents"),
             (lambda: estimate(TINY, "tp=3", **SMALL), "multiply to the number of GPUs"),

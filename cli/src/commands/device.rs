@@ -21,7 +21,8 @@ impl From<AttentionArg> for AttentionBy {
     }
 }
 
-/// Refuses a library's attention times in a profile if our own attention kernels will run.
+/// Refuses a profile whose attention was measured with a library if the run uses the project's own
+/// attention kernels.
 pub(crate) fn measured_as_run(
     asked: AttentionArg,
     profile: &Profile,
@@ -31,12 +32,12 @@ pub(crate) fn measured_as_run(
     match gpu.and_then(|gpu| gpu.attention.as_ref()) {
         Some(library) if asked == AttentionArg::Own => {
             let wrong = Mistake::new(format!(
-                "{} has the times of {library}'s attention",
+                "{} was measured with the attention of {library}, but this run uses the project's own attention kernels",
                 path.display()
             ));
             Err(wrong
                 .at("--attention own")
-                .expected("a profile of our own attention")
+                .expected("a profile measured with the project's own attention kernels")
                 .example("vescale-plan profile --device cuda --attention own -o own-attention.yaml")
                 .into())
         }

@@ -270,7 +270,9 @@ fn tensors(parameters: &[ParameterEntry]) -> Result<Tensors<'_>, Problem> {
     for (name, parts) in &tensors {
         let shape = &parts[0].1.shape;
         if parts.iter().any(|(_, place)| place.shape != *shape) {
-            return Err(format!("parameters of tensor {name} differ in shape"));
+            return Err(format!(
+                "the parameters that fill tensor {name} give it different shapes"
+            ));
         }
         let elements: u64 = parts
             .iter()

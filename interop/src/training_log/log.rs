@@ -88,7 +88,8 @@ pub struct TrainingLog {
     pub garbled: usize,
     /// Number of lines that repeat a step, as when several ranks log it; the first is kept.
     pub repeated: usize,
-    /// Number of steps whose mean is the only time that it has. Evaluations and saves between them are in it.
+    /// Number of steps, if the log has only their mean time; evaluations and saves between them are
+    /// part of that time.
     pub mean_of: Option<u64>,
 }
 
@@ -172,9 +173,9 @@ pub enum LogError {
         /// Path of the log.
         path: String,
     },
-    /// Too few steps are left after the warm-up.
+    /// No step is left after the warm-up.
     #[error(
-        "{path}: {steps} steps are logged, and {warmup} are warm-up; give a longer log or a smaller --warmup"
+        "{path}: {steps} steps are logged, and none is left after {warmup} of warm-up; give a longer log or a smaller --warmup"
     )]
     TooFew {
         /// Path of the log.
@@ -246,7 +247,7 @@ impl LogError {
                 steps,
                 warmup,
             } => Mistake::new(format!(
-                "{steps} steps are logged, and {warmup} are warm-up"
+                "{steps} steps are logged, and none is left after {warmup} of warm-up"
             ))
             .at(path)
             .expected("a longer log or a smaller --warmup"),

@@ -155,28 +155,28 @@ fn check_alike(first: &Measured, runs: &[Measured]) -> Result<(), CliError> {
         )));
     }
     let differ = |what: &str, own: &str, other: &str| {
-        let wrong = Mistake::new(format!("runs are of different {what}, {own} and {other}"));
+        let wrong = Mistake::new(format!("runs are of different {what}s, {own} and {other}"));
         wrong
             .at("--plan")
-            .expected(format!("runs of one of the {what}"))
+            .expected(format!("runs of the same {what}"))
     };
     let runtime = &first.scenario.runtime.name;
     for run in runs {
         let theirs = &run.scenario.runtime.name;
         if from_everywhere(&first.cluster) != from_everywhere(&run.cluster) {
             return Err(CliError::Input(differ(
-                "clusters",
+                "cluster",
                 &first.cluster,
                 &run.cluster,
             )));
         }
         if runtime != theirs {
-            return Err(CliError::Input(differ("runtimes", runtime, theirs)));
+            return Err(CliError::Input(differ("runtime", runtime, theirs)));
         }
     }
     let known = first.scenario.cluster.calibration.as_ref();
     if let Some(known) = known.filter(|known| known.runtime != *runtime) {
-        let wrong = differ("runtimes", &known.runtime, runtime);
+        let wrong = differ("runtime", &known.runtime, runtime);
         return Err(CliError::Input(wrong.expected(format!(
             "a plan for a cluster without what {} learned under {}: factors are those of one runtime",
             first.cluster, known.runtime

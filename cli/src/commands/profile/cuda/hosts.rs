@@ -77,7 +77,8 @@ fn per_host(places: &[usize]) -> Result<usize, String> {
         return Ok(most);
     }
     Err(format!(
-        "ranks have places {places:?} on their hosts: expected as many on every host, one host after the other"
+        "the local ranks, in order of global rank, are {places:?}: expected the same number of ranks on every host, numbered from 0, \
+         one host after the other"
     ))
 }
 
