@@ -1,4 +1,5 @@
-//! How long a whole training takes and what it costs, with failures where their facts are given.
+//! How long a whole training takes and what it costs. If the times of a checkpoint and of a restart
+//! are given, the time lost to failures is included.
 
 use catalog::{Bytes, Cluster, Seconds};
 use costmodel::Scenario;

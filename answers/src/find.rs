@@ -160,7 +160,9 @@ impl Search<'_> {
         })
     }
 
-    /// Searches every way to use the pools of a cluster, and keeps the answer with the best plan; `None` if none has a plan.
+    /// Searches every way to use the pools of a cluster. Returns the answer with the best plan, and
+    /// a row for every way that was tried. The answer is `None` if no way has a plan, or if the
+    /// cluster has no pools.
     fn search_each(&self, inputs: &Inputs) -> Result<(Option<Answer>, Vec<Tried>), AnswerError> {
         let Some(pools) = &inputs.scenario.cluster.pools else {
             return Ok((None, Vec::new()));

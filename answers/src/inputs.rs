@@ -160,7 +160,8 @@ impl Inputs {
     }
 }
 
-/// Most tokens per sequence where none are given.
+/// Default length of a sequence in tokens. A model whose learned table of positions is shorter gets
+/// that length ([`default_seq`]).
 const DEFAULT_SEQ: u64 = 8192;
 /// Headroom where none is given, as a share of capacity.
 pub const DEFAULT_HEADROOM: f64 = 0.05;

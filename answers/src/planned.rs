@@ -158,7 +158,8 @@ impl Planned {
         strategies.join(" | ")
     }
 
-    /// A pipeline rank in words; in a plan with several groups ranks are counted through the groups.
+    /// Names a pipeline rank, such as `pipeline rank 1 of group 2`. In a plan with several groups
+    /// `rank` counts the ranks of all groups one after the other.
     #[must_use]
     pub fn rank(&self, rank: u32) -> String {
         match self {

@@ -188,7 +188,8 @@ pub struct Router {
     /// Number of groups of experts; experts are chosen from the best groups (DeepSeek-V2, §2.1.2),
     /// ranked by their best score, or with sigmoids by the sum of their two best.
     pub groups: u64,
-    /// Number of groups from which experts are chosen.
+    /// Number of the best groups that a token's experts are chosen from (`topk_group` of
+    /// DeepSeek-V3); at most `groups`.
     pub best_groups: u64,
     /// Whether the weights multiply the experts' inputs instead of their outputs (Llama 4).
     pub weighs_inputs: bool,

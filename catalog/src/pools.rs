@@ -144,7 +144,9 @@ fn pool(
     })
 }
 
-/// Joins pools to one cluster.
+/// Makes one cluster of pools. Its node and domain sizes are the greatest common divisors of
+/// theirs, its price is their average per GPU (if all have one), and fields not set here are the
+/// first pool's.
 fn joined(pools: Pools) -> Cluster {
     let common = |size: fn(&Cluster) -> u64| {
         let sizes = pools.parts.iter().map(|pool| size(&pool.cluster));

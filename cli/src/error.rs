@@ -187,7 +187,8 @@ impl From<LoggedRunError> for CliError {
     }
 }
 
-/// The mistake of a name, file or field, with the flag that gave the name, and what a file has to be.
+/// Describes a catalog error to the user. An unknown name gets the flag that gave it; an unreadable
+/// or malformed file gets the form that it should have.
 fn of_spec(error: &SpecError) -> Mistake {
     let mistake = error.mistake();
     match error {

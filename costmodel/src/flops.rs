@@ -9,12 +9,14 @@ use catalog::{AdaptedModule, Adapters, Flops, Window, Workload};
 /// in how many keys they count for a query, and in how they count a recurrence.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ModelFlops {
-    /// Counts the keys that a query may see under the causal mask and the layer's sliding window,
-    /// averaged over the sequence; a recurrence counts token by token. If sequences are padded, or
-    /// packed with attention within documents, a query sees only keys of its own document.
+    /// Model FLOPs where attention counts only the keys that a query may see under the causal mask
+    /// and the layer's sliding window, averaged over the sequence, and a recurrence counts token by
+    /// token. If sequences are padded, or packed with attention within documents, a query sees only
+    /// keys of its own document.
     pub once: Flops,
-    /// Counts all keys of the sequence or document, or of the window, as if nothing were masked (PaLM, appendix B); a recurrence
-    /// as Megatron-LM counts it. Megatron-LM's count of causal attention is half of this one.
+    /// Model FLOPs where attention counts all keys of the sequence or document, or of the window,
+    /// as if nothing were masked (PaLM, appendix B), and a recurrence counts as in Megatron-LM.
+    /// Megatron-LM's count of causal attention is half of this one.
     pub palm: Flops,
 }
 

@@ -4,7 +4,7 @@ use catalog::{Cluster, Precision};
 
 use crate::{CostError, Scenario};
 
-/// What a usable rate is.
+/// What error messages say that a rate has to be.
 const RATE: &str = "finite rate above 0";
 
 /// Refuses a scenario whose numbers give no usable prices. Rates must be above 0, times 0 or more, the slow-down 1 or more, the

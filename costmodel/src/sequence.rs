@@ -141,8 +141,9 @@ fn same_messages(
 
 /// The messages that are sent and not yet received, each with its slot.
 struct UnderWay {
-    /// The slot of every message, or `None` if it is not under way. Those of forward passes come before those of backward passes;
-    /// within each they are sorted by the stage that receives them, then by micro-batch.
+    /// For every message between stages: its slot while it is under way, else `None`. Messages of
+    /// forward passes come first, then those of backward passes; within each they are ordered by
+    /// the stage that receives them, then by micro-batch.
     slots: Vec<Option<ArrivalSlot>>,
     stages: usize,
     micro_batches: usize,

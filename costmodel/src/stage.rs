@@ -155,7 +155,7 @@ pub struct LayerTraffic {
 pub struct Phase {
     /// Time of the action's own kernels and exposed collectives, without recomputation.
     pub work: Work,
-    /// Time of forward kernels that run again before it.
+    /// Time of the forward kernels that recomputation runs before the action's own work.
     pub recompute: Work,
     /// Peak bytes during the action beyond what is held.
     pub transient: Bytes,

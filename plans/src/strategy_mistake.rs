@@ -9,7 +9,8 @@ use crate::strategy_words::{EXAMPLE, KEYS};
 const ANYWHERE: &str = "--strategy mbs=1";
 
 impl StrategyError {
-    /// The mistake with its parts: the rule that is broken, what would keep it, and the nearest such size.
+    /// Splits the error into its parts: the rule that is broken, what would satisfy it and, where
+    /// one exists, the nearest size that does.
     #[must_use]
     pub fn mistake(&self) -> Mistake {
         let said = self.to_string();

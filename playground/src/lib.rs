@@ -13,7 +13,7 @@ use crate::question::Asked;
 
 #[wasm_bindgen]
 extern "C" {
-    /// Milliseconds that passed in the browser.
+    /// The browser's clock in milliseconds (`performance.now`).
     #[wasm_bindgen(js_namespace = performance)]
     fn now() -> f64;
     /// What the worker does when a share of the search is done.

@@ -77,7 +77,8 @@ pub fn sequences(groups: &[Group<'_>]) -> u64 {
     groups.iter().map(|group| group.sequences).sum()
 }
 
-/// A pipeline rank in words; in a plan with several groups ranks are counted through the groups.
+/// Names a pipeline rank, such as `pipeline rank 1 of group 2`. In a plan with several groups
+/// `rank` counts the ranks of all groups one after the other.
 #[must_use]
 pub fn rank(groups: &[Group<'_>], rank: u32) -> String {
     match place(groups, rank) {
@@ -86,7 +87,8 @@ pub fn rank(groups: &[Group<'_>], rank: u32) -> String {
     }
 }
 
-/// For a rank that is counted through all groups: the number of its group, and its pipeline rank there.
+/// The number of the group that a rank is in, and its pipeline rank there, where `rank` counts the
+/// ranks of all groups one after the other; `None` without groups.
 pub(crate) fn place(groups: &[Group<'_>], rank: u32) -> Option<(usize, u32)> {
     let mut first = 0;
     for (number, group) in (1..).zip(groups) {

@@ -25,7 +25,8 @@ pub struct Framework {
     /// Sources of this framework whose rows do not name it, as `owner/repository`.
     #[serde(default)]
     repositories: Vec<String>,
-    /// Rewrites of the runtime that the code of these runs, which are older, did not have.
+    /// Rewrites of the runtime preset, such as fused kernels, that are left out of predictions: the
+    /// older code of these runs did not have them.
     #[serde(default)]
     pub without: Vec<Rewrite>,
     /// Memory counter of the framework's own log (`reserved`); `None` if sources read the device's.

@@ -249,7 +249,8 @@ pub(crate) struct ValidateArgs {
     /// tool embeds
     #[arg(long)]
     pub(crate) export: Option<PathBuf>,
-    /// Replace a file of any kind
+    /// Overwrite existing files of any kind; without it only empty files and files of the kind to
+    /// be written are overwritten
     #[arg(long)]
     pub(crate) force: bool,
     #[command(flatten)]

@@ -37,8 +37,9 @@ impl Timed<'_> {
         matches!(kernel.kind, KernelKind::Memory { kind, .. } if kind == ordering)
     }
 
-    /// Time of the second sort beside a kernel of [`Self::orders_rows`]. It copies whole runs of neighbouring rows, as fast as other
-    /// copies (Transformer Engine, `_sort_chunks_by_map_kernel`).
+    /// Time that the second sort adds to a kernel of [`Self::orders_rows`]; 0 if there is none. It
+    /// copies whole runs of neighbouring rows, as fast as other copies (Transformer Engine,
+    /// `_sort_chunks_by_map_kernel`).
     pub(super) fn second_sort(&self) -> Seconds {
         match self.sorts_again() {
             true => (self.prices).memory_bound(MemoryKind::Pointwise, self.rows_of_experts() * 2),
@@ -46,8 +47,9 @@ impl Timed<'_> {
         }
     }
 
-    /// Whether the rows that arrive are ordered by expert once more, and those that return by sender. Both happen in forward and in
-    /// backward, in each direction beside one kernel of [`Self::orders_rows`].
+    /// Whether rows are sorted a second time around the all-to-all: by expert when they arrive, and
+    /// by sender before they return. Both sorts run in forward and again in backward. The time of
+    /// each is added to that of one permute or unpermute kernel ([`Self::orders_rows`]).
     pub(super) fn sorts_again(&self) -> bool {
         self.of.key.execution.dispatcher == Some(Dispatcher::AllToAll)
             && match self.of.scenario.runtime.second_sort {
@@ -235,7 +237,8 @@ impl Timed<'_> {
         }
     }
 
-    /// The kind of collective that runs for a traced one; for experts the dispatcher decides.
+    /// The kind of collective that is sent where the trace has `collective`. For messages to
+    /// experts the dispatcher may replace it, for example an all-to-all by an all-gather.
     pub(super) fn kind(&self, kernel: &Kernel, collective: Collective) -> CollectiveKind {
         match (self.of.key.execution.dispatcher, collective.axis) {
             (Some(dispatcher), Axis::Ep | Axis::Etp) => {

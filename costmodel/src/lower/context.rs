@@ -112,8 +112,10 @@ pub(super) fn messages(
         .collect()
 }
 
-/// A kernel that stands for all that runs beside this attention kernel; `None` if nothing does. After a gather Transformer Engine runs
-/// attention once for each half of the queries, and copies both halves of the result, or of the gradient, to one tensor.
+/// One memory-bound kernel that stands for all the extra work that context parallelism adds to this
+/// attention kernel, such as joining partial results; `None` if it adds none. For example, after a
+/// gather of keys and values Transformer Engine runs attention once for each half of the queries,
+/// and copies both halves of the result, or of the gradient, to one tensor.
 pub(super) fn beside_attention(
     lowering: &Lowering<'_>,
     trace: &Trace,
@@ -177,9 +179,11 @@ impl Local {
         self.pairs * self.size * self.blocks
     }
 
-    /// Traffic beside attention in Transformer Engine's ring. Keys and values are first copied to one buffer. In forward a fused kernel adds
-    /// each partial result to the result in place. In backward `add_` adds the gradients. The host's time is that of a single launch: one
-    /// function issues all these kernels, and each takes the host much less time than a kernel that a module launches.
+    /// Extra memory traffic of attention in Transformer Engine's ring. Keys and values are first
+    /// copied to one buffer. In forward a fused kernel adds each partial result to the result in
+    /// place. In backward `add_` adds the gradients. The host's time is that of a single launch:
+    /// one function issues all these kernels, and each takes the host much less time than a kernel
+    /// that a module launches.
     fn in_place(self, forward: bool) -> Chain {
         let (copy, add) = (2 * self.size, 3 * self.size);
         let others = self.blocks - 1;
@@ -195,8 +199,9 @@ impl Local {
         chain(bytes, 1)
     }
 
-    /// Traffic beside attention after Transformer Engine's gather. Forward copies both halves to the result, and clears one more tensor of
-    /// the same size, which only packed sequences use. Backward copies both halves of the queries' gradient.
+    /// Extra memory traffic of attention after Transformer Engine's gather. Forward copies both
+    /// halves to the result, and clears one more tensor of the same size, which only packed
+    /// sequences use. Backward copies both halves of the queries' gradient.
     fn halves(self, forward: bool) -> Chain {
         match forward {
             true => chain(self.output * 3 * self.size, 1),
@@ -204,8 +209,9 @@ impl Local {
         }
     }
 
-    /// Traffic beside attention in PyTorch's ring without `torch.compile`: every operator is a kernel of its own. The engine issues the
-    /// chain in as many parts as there are blocks; its launches are those of one part.
+    /// Extra memory traffic of attention in PyTorch's ring without `torch.compile`: every operator
+    /// is a kernel of its own. The engine issues the chain in as many parts as there are blocks;
+    /// its launches are those of one part.
     fn by_operators(self, forward: bool) -> Chain {
         let cast = self.size + WIDE;
         let others = self.blocks - 1;
@@ -234,9 +240,11 @@ impl Local {
         (launches + self.blocks / 2) / self.blocks
     }
 
-    /// Traffic beside attention in PyTorch's ring under `torch.compile`. In forward one kernel reads all partial results and writes their
-    /// sum. Keys and values are gathered from all ranks at once, so they are copied to a buffer once. In backward there is one kernel for
-    /// each block of keys: it adds the block's gradients to those received from the neighbour, and writes the sums for the next message.
+    /// Extra memory traffic of attention in PyTorch's ring under `torch.compile`. In forward one
+    /// kernel reads all partial results and writes their sum. Keys and values are gathered from all
+    /// ranks at once, so they are copied to a buffer once. In backward there is one kernel for each
+    /// block of keys: it adds the block's gradients to those received from the neighbour, and
+    /// writes the sums for the next message.
     fn compiled(self, forward: bool) -> Chain {
         let all = self.size * (self.blocks + 1);
         let buffer = self.pairs * 2 * self.size;
@@ -289,7 +297,8 @@ mod tests {
         sent.collect()
     }
 
-    /// Bytes that adding up moves beside attention, forward and backward, per token of a rank.
+    /// Bytes that adding up moves in addition to attention, forward and backward, per token of a
+    /// rank.
     fn summed(runtime: &str, ranks: u64) -> [u64; 2] {
         let Lowered { forward, backward } = lowered(runtime, ranks, CpKind::Ring);
         [forward, backward].map(|kernels| {

@@ -74,7 +74,9 @@ impl Kernel {
         }
     }
 
-    /// A memory-bound kernel at the place of this one. It lists no tensors that it reads or writes, so it changes no peak of memory.
+    /// An additional memory-bound kernel that belongs to the same operator and pass as this one,
+    /// and is launched next to it. It lists no tensors that it reads or writes, so it changes no
+    /// peak of memory.
     pub(super) fn beside(&self, chain: Chain) -> Self {
         Self {
             op: self.op,

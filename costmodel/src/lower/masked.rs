@@ -35,8 +35,9 @@ pub(super) fn computed(lowering: &Lowering<'_>, shape: AttentionShape) -> Attent
     }
 }
 
-/// A kernel that stands for all that makes the mask and the copies of keys and values before this attention kernel, or that adds up the
-/// gradients of the copies; `None` if the attention takes neither. `op` is the attention's first operator.
+/// One memory-bound kernel that stands for the extra work around this attention kernel: making the
+/// mask and the copies of keys and values before it, or adding up the gradients of the copies;
+/// `None` if it takes neither mask nor copies. `op` is the attention's first operator.
 pub(super) fn beside_attention(
     lowering: &Lowering<'_>,
     trace: &Trace,

@@ -30,7 +30,8 @@ const HEADS: [u64; 2] = [64, 96];
 pub(super) struct AttentionPrices {
     architecture: Architecture,
     peak: f64,
-    /// How much longer kernels take because of the power limit; `peak` is less by it.
+    /// Factor by which kernels take longer because of the power limit. `peak` is already divided by
+    /// it.
     clocks: f64,
     /// If matrix units are slower than those of the GPU whose products price this one: how, and that GPU's peak. Charts are
     /// taken to hold for that GPU in proportion to its peak.

@@ -128,7 +128,8 @@ impl NetworkPrices {
         Seconds(sent / card)
     }
 
-    /// Time across domains with `together` of the ranks in each, by the fastest algorithm that the cluster has.
+    /// Modelled time of a collective over `ranks` ranks in several scale-up (NVLink) domains, with
+    /// `together` of them in each: that of the fastest algorithm that the cluster has.
     fn across(&self, op: CollectiveOp, bytes: Bytes, ranks: u64, together: u64) -> Seconds {
         // A rank that is alone in its domain has no links inside it.
         let inside_rate = match together {

@@ -75,7 +75,7 @@ impl Device for Counting {
     /// The buffer it lies in, and its number of elements.
     type Parcel = (Room, usize);
     type Sending = Room;
-    /// The output buffer and the input buffers.
+    /// A collective under way: its output buffer and its input buffers.
     type Moving = (Room, Vec<Room>);
     type Whole = Room;
     type Saved = Rooms;

@@ -132,7 +132,7 @@ impl<D: Device> States<D> {
     /// Starts to gather the parameters, unless that is already under way.
     ///
     /// # Errors
-    /// Also when communication stops.
+    /// When the device fails or communication stops.
     pub fn prefetch(&mut self, device: &D) -> Result<(), D::Error> {
         if !self.gathering.is_empty() {
             return Ok(());
@@ -157,7 +157,7 @@ impl<D: Device> States<D> {
     /// Gathers the parameters that kernels read from the ranks that own them.
     ///
     /// # Errors
-    /// Also when communication stops.
+    /// When the device fails or communication stops.
     pub fn unshard(&mut self, device: &D) -> Result<(), D::Error> {
         self.prefetch(device)?;
         for (p, moving) in std::mem::take(&mut self.gathering) {

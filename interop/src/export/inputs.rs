@@ -29,7 +29,7 @@ pub struct Unfilled {
 /// Prefix of every placeholder: the launch script and `export --check` look for it.
 pub(crate) const PLACEHOLDER: &str = "FILL_IN_";
 
-/// One of the inputs.
+/// An input of the launched job that only the user knows: a field of [`Inputs`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Input {
     Tokenizer,

@@ -85,7 +85,7 @@ const BESIDE_MODEL: [(&str, &str); 4] = [
 #[derive(Default)]
 pub(super) struct Options {
     all: Vec<(String, Node)>,
-    /// The setting of the file, in its own words, that an option was made of.
+    /// For each option: the setting of the file that it was made from, as `field = value`.
     own_words: BTreeMap<String, String>,
 }
 

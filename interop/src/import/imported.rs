@@ -61,7 +61,8 @@ impl Imported {
         })
     }
 
-    /// The decisions in canonical form, with every choice that is the runtime's own left to the runtime.
+    /// The decisions in canonical form. An optional choice that equals the runtime's default is
+    /// left unset (`None`).
     #[must_use]
     pub fn decisions_under(&self, model: &ModelConfig, runtime: &Runtime) -> Decisions {
         let decisions = self.decisions.clone();

@@ -52,7 +52,8 @@ pub(super) fn masthead(model: &str, devices: &str) -> Markup {
     }
 }
 
-/// The script that copies, sorts, shows tips and draws the pipeline. Without it, all text is there.
+/// The script that copies, sorts, shows tips and draws the pipeline. The page's text can be read
+/// without it.
 pub(super) fn script() -> Markup {
     html! { script { (PreEscaped(SCRIPT)) } }
 }

@@ -1,4 +1,5 @@
-//! A pass of a block on sizes: which buffers each operator's kernels allocate and free.
+//! Runs a pass of a block without data, on the sizes of its buffers alone, and follows which
+//! buffers each operator's kernels allocate and free.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
