@@ -87,7 +87,8 @@ pub struct BlockCost {
     pub spread: Spread,
     /// Host time to issue passes if CUDA graphs capture all kernels but experts' and messages.
     pub graphed: HostTimes,
-    /// Memory that the block keeps for backward, and what its passes need beside that.
+    /// Memory that the block keeps for backward, and what its passes need in addition while they
+    /// run.
     pub memory: BlockMemory,
     /// Bytes of the tensor handed to the next block.
     pub output: Bytes,

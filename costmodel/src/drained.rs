@@ -106,8 +106,9 @@ fn in_backward(
     issued
 }
 
-/// The work of each row of blocks in a pass that is `whole` in all. What a pass has beside its blocks, such as casts of weights, is
-/// divided evenly among layers; in a stage without layers, among all blocks.
+/// The work of each row of blocks in a pass that is `whole` in all. What a pass has in addition to
+/// its blocks, such as casts of weights, is divided evenly among layers; in a stage without layers,
+/// among all blocks.
 fn pieces(runs: &[Run], of: fn(&BlockCost) -> Work, whole: Work) -> Vec<Work> {
     let is_layer = |run: &Run| matches!(run.cost.key.class, BlockClass::Layer(_));
     let any = runs.iter().any(is_layer);

@@ -33,8 +33,9 @@ pub struct Execution {
     pub graphs: CudaGraphs,
     /// How the operands of 8-bit products are scaled.
     pub fp8_recipe: Fp8Recipe,
-    /// Whether modules that run under `torch.autocast` get parameters of 16 bits. FSDP with mixed precision gathers them in 16 bits, and
-    /// frozen weights beside adapters are held in 16 bits; otherwise they have the 32 bits in which they are held.
+    /// Whether modules that run under `torch.autocast` get parameters of 16 bits. FSDP with mixed
+    /// precision gathers them in 16 bits, and frozen weights of layers with adapters are held in 16
+    /// bits; otherwise they have the 32 bits in which they are held.
     pub narrow_parameters: bool,
     /// Whether adapters under `torch.autocast` have 32 bits when they are computed. They are held in 32 bits, and so have them unless FSDP
     /// gathers them in 16.

@@ -23,8 +23,8 @@ const GATHER: u64 = 2;
 /// Calls for the gradient of a parameter: a copy into the bucket that is reduced, and one out of it (`stage3.py`,
 /// `__add_grad_to_ipg_bucket`, `partition_grads`).
 const REDUCE: u64 = 2;
-/// Modules of a decoder layer beside those that hold a matrix: the layer, its attention, its feed-forward part, the
-/// activation and two norms (transformers, `LlamaDecoderLayer`).
+/// Modules of a decoder layer apart from those that hold a matrix: the layer, its attention, its
+/// feed-forward part, the activation and two norms (transformers, `LlamaDecoderLayer`).
 const OF_LAYER: u64 = 6;
 
 /// Adds the host's time for these calls to a stage; returns its rows of blocks with that time.

@@ -169,7 +169,8 @@ impl Scenario {
         }
     }
 
-    /// Words for evidence of other systems than this one, with whose factors times are multiplied beside it.
+    /// Describes, in words, what a prediction rests on: `evidence`, which is from other systems
+    /// than this one, and the calibrations of the cluster whose factors multiply its times.
     pub(crate) fn with_factors_in_words(&self, evidence: String) -> String {
         let applied = self
             .cluster

@@ -1,8 +1,9 @@
 //! ZeRO-3 as DeepSpeed first had it: parameters gathered and gradients reduced tensor by tensor.
 //!
-//! Each rank's piece of a tensor is a view and a copy that the host issues by itself, so a collective
-//! costs one launch per rank beside its bytes and its latency, and the device is synchronised before it, so
-//! nothing hides it (`deepspeed/runtime/zero/partition_parameters.py`, `stage3.py` at c83e49f).
+//! Each rank's piece of a tensor is a view and a copy that the host issues by itself, so a
+//! collective costs one launch per rank in addition to its latency and the time of its bytes, and
+//! the device is synchronised before it, so nothing hides it
+//! (`deepspeed/runtime/zero/partition_parameters.py`, `stage3.py` at c83e49f).
 
 use catalog::{Bytes, Seconds};
 use dtensor::CollectiveKind;

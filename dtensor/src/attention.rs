@@ -24,8 +24,8 @@ pub struct CausalAttention {
 }
 
 impl CausalAttention {
-    /// Bytes of the fp32 buffers that backward allocates beside the library's own workspace: gradients of queries, and
-    /// one number per query and head.
+    /// Bytes of the fp32 buffers that backward allocates in addition to the library's own
+    /// workspace: gradients of queries, and one number per query and head.
     #[must_use]
     pub fn sums(&self) -> [u64; 2] {
         let rows = (self.batch * self.heads[0] * self.length) as u64;

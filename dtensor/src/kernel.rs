@@ -44,7 +44,8 @@ impl Trace {
         self.named(&name, op, ranks)
     }
 
-    /// The suffix that names what core attention does beside its products when it runs as one kernel.
+    /// The suffix that names what core attention does in addition to its products when it runs as
+    /// one kernel.
     fn fused_with(&self, operator: Operator) -> String {
         use AttentionPiece::{Context, Scores};
         let Operator::Attention(attention) = operator else {

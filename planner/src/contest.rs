@@ -28,7 +28,8 @@ pub const TIE: f64 = 0.01;
 /// Largest share by which a plan named as the simplest may be slower than the fastest.
 const SIMPLE_WITHIN: f64 = 0.02;
 
-/// Smallest relative gain in step time for which the fastest plan is listed beside the first.
+/// Smallest relative gain in step time for which the fastest plan is listed in addition to the
+/// first.
 const NOTICED: f64 = 0.0005;
 
 /// A strategy that was simulated, with its score.

@@ -1,5 +1,5 @@
 //! Samples of a space: strategies spread evenly over its better part, with their time and memory,
-//! for plots beside the best.
+//! which plots show in addition to the best plans.
 
 use std::collections::BTreeMap;
 

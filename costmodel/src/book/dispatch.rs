@@ -199,9 +199,10 @@ impl Timed<'_> {
         }
     }
 
-    /// Time of the messages beside an all-to-all of rows: before it ranks gather how many rows each expert gets, and where experts
-    /// weight their rows themselves, the router's weights follow it (NVIDIA/Megatron-LM@d98e8a6, `token_dispatcher.py`, `preprocess`
-    /// and `token_dispatch`).
+    /// Time of the small messages that go with an all-to-all of rows: before it, ranks gather how
+    /// many rows each expert gets, and where experts weight their rows themselves, the router's
+    /// weights follow it (NVIDIA/Megatron-LM@d98e8a6, `token_dispatcher.py`, `preprocess` and
+    /// `token_dispatch`).
     fn small_messages(&self, kernel: &Kernel, group: Group) -> Seconds {
         let mut time = Seconds(0.0);
         let op = self.of.trace.op(kernel.pass, kernel.op);

@@ -103,7 +103,8 @@ impl Timed<'_> {
             && self.of.lowering.has(Rewrite::ReadTokenCounts)
     }
 
-    /// Whether a second all-to-all sends the router's weights beside rows, or their gradients back.
+    /// Whether a second all-to-all sends the router's weights in addition to the rows, or their
+    /// gradients back.
     pub(super) fn sends_weights(&self, kernel: &Kernel) -> bool {
         let direction = match kernel.pass {
             Pass::Forward => Moves::Dispatch,
@@ -142,8 +143,9 @@ impl Timed<'_> {
         scenario.by_host(&scenario.runtime.overheads.launch)
     }
 
-    /// Time that the host takes for each expert in a grouped product, beside the launch from Python that all experts share: Python handles
-    /// the expert's tensors, C++ launches the product and the casts of the expert's rows to 8 bits, and Python hands the gradient of the
+    /// Time that the host takes for each expert in a grouped product, in addition to the launch
+    /// from Python that all experts share: Python handles the expert's tensors, C++ launches the
+    /// product and the casts of the expert's rows to 8 bits, and Python hands the gradient of the
     /// weight to data parallelism.
     fn by_experts(&self, kernel: &Kernel, eight_bits: bool) -> Seconds {
         let product = known::PRODUCT_OF_EXPERT.seconds()

@@ -54,9 +54,10 @@ fn returns_32_bits(lowering: &Lowering<'_>, trace: &Trace, op: &Op) -> bool {
     })
 }
 
-/// Bytes of the 16-bit copy that an adapter's first layer keeps of its input, beside what the trace keeps of that tensor: the trace keeps
-/// it once for all its readers, which is the copy of the first adapter unless another operator needs the tensor itself. `None` if the
-/// operator is no such layer or makes no further copy.
+/// Bytes of the 16-bit copy that an adapter's first layer keeps of its input, in addition to what
+/// the trace keeps of that tensor: the trace keeps it once for all its readers, which is the copy
+/// of the first adapter unless another operator needs the tensor itself. `None` if the operator is
+/// no such layer or makes no further copy.
 pub(super) fn kept_by_adapter(lowering: &Lowering<'_>, trace: &Trace, op: &Op) -> Option<Bytes> {
     if !is_first_of_adapter(trace, op) {
         return None;

@@ -167,8 +167,8 @@ fn scaled(trace: &Trace, op: &AnyOp<'_>) -> Chain {
     }
 }
 
-/// Bytes that the casts of a linear layer's products hold beside its tensors, for the largest layer: the gradient of
-/// its output and its transpose, its weight and its input.
+/// Bytes that the casts of a linear layer's products hold in addition to its tensors, for the
+/// largest layer: the gradient of its output and its transpose, its weight and its input.
 pub(crate) fn held(lowering: &Lowering<'_>, trace: &Trace) -> Bytes {
     if !scales_apart(lowering) {
         return Bytes(0);

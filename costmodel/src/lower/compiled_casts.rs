@@ -53,7 +53,7 @@ pub(super) fn of_product(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>)
     }
 }
 
-/// What the casts of one product's operands depend on beside the product itself.
+/// What the casts of one product's operands depend on apart from the product itself.
 struct Operands<'a> {
     lowering: &'a Lowering<'a>,
     trace: &'a Trace,

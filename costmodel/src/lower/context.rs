@@ -1,4 +1,4 @@
-//! What context parallelism sends, and which kernels it runs beside attention and its messages.
+//! What context parallelism sends, and which kernels it adds to attention and to its messages.
 //!
 //! In ring attention a rank attends to the keys of one rank after another. Each step gives a partial result, and kernels add up the
 //! partial results, weighted by their softmax sums. In backward they add up the gradients of all steps. The bytes counted here are those

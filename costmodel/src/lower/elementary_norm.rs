@@ -10,9 +10,9 @@ use super::autocast;
 use super::lowering::Lowering;
 use super::tensor_set::TensorSet;
 
-/// Bytes that an RMSNorm by elementary operators keeps beside its input and result. The square
-/// keeps the input in 32 bits instead of the input; the product with a trained weight keeps the
-/// normalised input. `None` for other operators. `seen` has the inputs of earlier norms.
+/// Bytes that an RMSNorm by elementary operators keeps in addition to its input and result. The
+/// square keeps the input in 32 bits instead of the input; the product with a trained weight keeps
+/// the normalised input. `None` for other operators. `seen` has the inputs of earlier norms.
 pub(super) fn kept(
     lowering: &Lowering<'_>,
     trace: &Trace,

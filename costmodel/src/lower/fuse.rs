@@ -54,8 +54,9 @@ pub(super) fn kernels(lowering: &Lowering<'_>, trace: &Trace, ops: &[AnyOp<'_>])
     kernels
 }
 
-/// Merges GELUs into the products beside them, where the runtime fuses the two. The product then moves one tensor more
-/// than the GELU alone would: forward writes the GELU's input beside its result, backward reads it.
+/// Merges GELUs into the products next to them, where the runtime fuses the two. The product then
+/// moves one tensor more than the GELU alone would: forward writes the GELU's input beside its
+/// result, backward reads it.
 pub(super) fn gelus(trace: &Trace, lowered: &mut Lowered) {
     let epilogues = Epilogues::of(trace);
     for kernels in [&mut lowered.forward, &mut lowered.backward] {

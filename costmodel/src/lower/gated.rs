@@ -1,4 +1,5 @@
-//! Memory that a gated activation keeps for backward beside gate and up, where several kernels compute it.
+//! Memory that a gated activation keeps for backward in addition to gate and up, where several
+//! kernels compute it.
 
 use catalog::Bytes;
 use catalog::runtime::Rewrite;

@@ -1,5 +1,6 @@
-//! Memory of a cross-entropy that PyTorch computes by operators: the logits are cast to 32 bits, a log-softmax writes
-//! log-probabilities beside them, and the loss selects from these. Backward reads the log-probabilities alone.
+//! Memory of a cross-entropy that PyTorch computes by operators: the logits are cast to 32 bits, a
+//! log-softmax writes log-probabilities to a tensor of their own, and the loss selects from these.
+//! Backward reads the log-probabilities alone.
 
 use catalog::Bytes;
 use catalog::runtime::Rewrite;
@@ -59,7 +60,8 @@ mod tests {
 
     use super::*;
 
-    /// Bytes for each logit: kept for backward, and needed beside them in forward and backward.
+    /// Bytes for each logit: kept for backward, and needed in addition to these in forward and in
+    /// backward.
     fn per_logit(runtime: &str, more: &[Rewrite], tp: u64) -> [u64; 3] {
         let model = catalog::load::model("llama3-8b").expect("a preset");
         let mut runtime = catalog::load::runtime(runtime).expect("a preset");

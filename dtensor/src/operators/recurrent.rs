@@ -166,7 +166,7 @@ impl Tape<'_> {
         Err(no_rule(operator, scope, inputs))
     }
 
-    /// A local tensor that an operator makes beside its output.
+    /// A local tensor that an operator makes in addition to its output.
     fn beside(&mut self, scope: &str, name: &str, shape: Vec<u64>, dtype: DType) -> TensorId {
         let name = format!("{scope}.{name}");
         self.local_tensor(&name, shape, dtype, TensorRole::Activation)

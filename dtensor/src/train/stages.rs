@@ -15,7 +15,7 @@ use crate::block::Half;
 /// First channel number of pipeline transfers; each boundary between stages uses two.
 const PIPELINE: u64 = 1000;
 
-/// What a rank's actions depend on beside its stages.
+/// What a rank's actions depend on apart from its stages.
 #[derive(Clone, Debug)]
 pub struct Plan<'p> {
     /// The actions of a step, in order.

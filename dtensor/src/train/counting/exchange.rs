@@ -23,7 +23,7 @@ impl Pass<'_> {
         drop(beside);
     }
 
-    /// Bytes that an exchange needs beside its input and output.
+    /// Bytes that an exchange needs in addition to its input and output.
     fn beside(&self, exchange: Exchange, read: TensorId, made: TensorId) -> u64 {
         let [from_bytes, to_bytes] = [self.get(read).bytes, self.info(made).bytes().0];
         match exchange.moves {
