@@ -334,9 +334,9 @@ pub(crate) fn another_batch(logged: u64, planned: u64, predicted: bool) -> Hypot
 /// Model FLOPs of a step on one GPU.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StepFlops {
-    /// As the log counts them.
+    /// Model FLOPs of the step as the log counts them.
     pub(crate) logged: Flops,
-    /// Those of the plan, counted as the log's system counts attention.
+    /// Model FLOPs of the plan's step, with attention counted as the log's system counts it.
     pub(crate) planned: Flops,
 }
 

@@ -36,7 +36,8 @@ pub struct AtBatch {
 }
 
 impl AtBatch {
-    /// The job of a plan with a global batch of so many sequences; `None` if the plan's strategy cannot run that.
+    /// The job of a plan with a global batch of `batch` sequences; `None` if the plan's strategy
+    /// cannot run that.
     ///
     /// # Errors
     /// When the job cannot be priced.
@@ -216,7 +217,7 @@ impl LoggedRun {
         })
     }
 
-    /// What the measured step time is, in words: the median of so many steps.
+    /// Describes the measured step time: of how many steps it is the median, or the mean.
     #[must_use]
     pub fn time_in_words(&self) -> String {
         match (self.log.mean_of, self.steady.seconds.len()) {

@@ -166,8 +166,9 @@ struct Residuals {
     memory: Option<f64>,
 }
 
-/// Leaves each source out in turn; `scored` are the runs as predicted with the shipped constants. For each number in
-/// `known`, the source is predicted once more after so many of its runs are known.
+/// Leaves each source out in turn; `scored` are the runs as predicted with the shipped constants.
+/// For each number in `known`, the source is predicted once more with that number of its runs
+/// known.
 pub(crate) fn leave_source_out(
     runs: &[(Run, String)],
     scored: &[Scored],

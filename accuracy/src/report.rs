@@ -63,9 +63,9 @@ impl Report {
         }
     }
 
-    /// Leaves out each source in turn: fits the constants without it and predicts its runs with them, then once more
-    /// for each number in `known`, after so many of its own runs are known. `progress` receives the share done, in `[0,
-    /// 1]`.
+    /// Leaves out each source in turn: fits the constants without it and predicts its runs with
+    /// them, then once more for each number in `known`, with that number of its own runs known.
+    /// `progress` receives the share done, in `[0, 1]`.
     #[must_use]
     pub fn with_leave_source_out(
         mut self,

@@ -15,7 +15,7 @@ pub struct Tried {
     /// The pools that are used. A pipeline passes in turn through pools separated by ` + `. Pools
     /// separated by ` | ` have groups of replicas of their own, which train side by side.
     pub cluster: String,
-    /// Their number of GPUs.
+    /// Number of GPUs of these pools.
     pub gpus: u64,
     /// Seconds per step of the best plan on them.
     #[serde(skip_serializing_if = "Option::is_none")]

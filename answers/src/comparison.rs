@@ -20,7 +20,7 @@ struct CompareJson {
     schema_version: u32,
     /// The questions that the plans answer, the first plan's before the second's.
     inputs: [InputsJson; 2],
-    /// Their strategies in the short form.
+    /// The strategies of the two plans in the short form.
     strategies: [String; 2],
     first: PredictedJson,
     second: PredictedJson,

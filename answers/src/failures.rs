@@ -32,9 +32,9 @@ const UNITS: [(&str, f64); 19] = [
 /// A mean time between failures of one part of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Mtbf {
-    /// Of a GPU.
+    /// Mean time between failures of one GPU.
     PerGpu(Seconds),
-    /// Of a node.
+    /// Mean time between failures of one node.
     PerNode(Seconds),
 }
 

@@ -36,7 +36,7 @@ pub struct Part {
     pub inputs: Inputs,
     /// The cost model of that question.
     pub costs: Arc<CostModel>,
-    /// Its strategy.
+    /// The strategy of this group.
     pub strategy: Strategy,
     /// Its predicted time and memory if it trains alone.
     pub prediction: Prediction,

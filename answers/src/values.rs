@@ -15,12 +15,12 @@ pub enum Gpus {
     Count(u64),
     /// `64 nodes` of the cluster.
     Nodes(u64),
-    /// `512x h100`: this many of that GPU.
+    /// `512x h100`: a number of GPUs, and which GPU.
     Of(u64, String),
 }
 
 impl Gpus {
-    /// Their number, on a cluster.
+    /// The number of GPUs. Nodes are counted with the GPUs per node of `cluster`.
     pub fn count(&self, cluster: &Cluster) -> u64 {
         match self {
             Self::Count(count) | Self::Of(count, _) => *count,

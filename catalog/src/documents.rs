@@ -25,7 +25,7 @@ pub enum Packing {
 }
 
 impl Packing {
-    /// Every way.
+    /// All ways to make sequences of documents.
     pub const ALL: &'static [Self] = Self::VARIANTS;
 
     /// Its name in `--packing`.

@@ -338,7 +338,8 @@ impl Pools {
         }
     }
 
-    /// The cluster left when each pool loses so many GPUs; `None` if it has fewer or none are left.
+    /// The cluster that is left when each pool loses its number of GPUs in `lost`; `None` if a pool
+    /// has fewer, or if no GPU is left.
     #[must_use]
     pub fn without(&self, lost: &[u64]) -> Option<Pool> {
         let mut parts: Vec<Pool> = Vec::with_capacity(self.parts.len());

@@ -79,7 +79,7 @@ impl ModelKind {
         self.into()
     }
 
-    /// Such models, in words.
+    /// Models of this kind, in words.
     fn words(self) -> &'static str {
         match self {
             Self::Dense => "dense models",
@@ -199,7 +199,7 @@ impl Evidence {
         }
     }
 
-    /// What an interval was made from, in words: so many errors.
+    /// Describes what an interval was made from: how many errors, and of which runs.
     #[must_use]
     pub fn errors(self, count: usize) -> String {
         let after = match self {

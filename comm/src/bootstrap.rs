@@ -126,7 +126,7 @@ pub enum PlaceError {
         file = secret::FILE_VARIABLE
     )]
     NoSecret {
-        /// Where rank 0 listens.
+        /// Name or address of the host on which rank 0 listens.
         host: String,
     },
 }

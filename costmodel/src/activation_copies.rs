@@ -20,7 +20,7 @@ pub struct ActivationCopies {
     pub time: Seconds,
 }
 
-/// How many of a pass's copies are done so far.
+/// A pass that copies activations, and how many of its copies are done so far.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Copying {
     of: ActivationCopies,

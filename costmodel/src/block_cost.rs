@@ -113,7 +113,7 @@ pub struct HostTimes {
     pub recompute: Seconds,
     /// Time for which the device idles in forward after the host has waited for it ([`Work::starved`]).
     pub starved_forward: Seconds,
-    /// The same where forward kernels run again.
+    /// Time for which the device idles in the same way where forward kernels run again.
     pub starved_recompute: Seconds,
 }
 

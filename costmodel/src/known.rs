@@ -121,7 +121,7 @@ impl Known {
         Seconds(self.value)
     }
 
-    /// Its row in a prediction's provenance.
+    /// This number as a row of the list of constants that a prediction used.
     fn row(&self) -> UsedConstant {
         let value = match self.unit {
             Unit::Time => Seconds(self.value).to_string(),

@@ -46,7 +46,7 @@ impl Largest {
         }
     }
 
-    /// These numbers where the largest trained tensor has so many elements.
+    /// The same numbers if the largest trained tensor has `tensor` elements.
     pub(crate) fn with_tensor(self, tensor: u64) -> Self {
         Self { tensor, ..self }
     }
@@ -187,10 +187,12 @@ struct Step {
 }
 
 impl Step {
-    /// Bytes that the step of DeepSpeed's ZeRO-1 and 2 needs beyond those held for the whole step of training, if the rank updates so many
-    /// parameters and their gradients have elements of this size (@edaa722, `zero/stage_1_and_2.py`). First, while all gradients are
-    /// there, the norm is computed of one tensor after the other in 64 bits (`get_grad_norm_direct`). Then gradients that others
-    /// update are freed (`free_grad_in_param_list`), and those that are left are copied.
+    /// Bytes that the step of DeepSpeed's ZeRO-1 and 2 needs beyond those held for the whole step
+    /// of training, if the rank updates `updated` parameters, and elements of their gradients have
+    /// `size` bytes (@edaa722, `zero/stage_1_and_2.py`). First, while all gradients are there, the
+    /// norm is computed of one tensor after the other in 64 bits (`get_grad_norm_direct`). Then
+    /// gradients that others update are freed (`free_grad_in_param_list`), and those that are left
+    /// are copied.
     fn that_frees(&self, updated: u64, size: u64, largest_tensor: u64) -> Bytes {
         let norm = self.late + Bytes(largest_tensor.min(updated) * NORM);
         let held = self.gradients - self.late;

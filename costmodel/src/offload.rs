@@ -99,7 +99,7 @@ impl Offloaded {
         states::parameter_type(&self.types, self.precision)
     }
 
-    /// Bytes of so many frozen elements.
+    /// Bytes of `elements` frozen elements.
     fn frozen(self, elements: u64) -> u64 {
         elements * self.precision.activation().size()
     }
@@ -162,7 +162,7 @@ impl Offloaded {
         }
     }
 
-    /// Times to copy so many gradients to the host, and their sums back. ZeRO-3 reads sums back
+    /// Times to copy `updated` gradients to the host, and their sums back. ZeRO-3 reads sums back
     /// even in the first micro-batch (DeepSpeed `zero/stage3.py`, `partition_grads`). At other
     /// levels a sum is copied to the device when the next micro-batch adds to it
     /// (`zero/stage_1_and_2.py`, `async_accumulate_grad_in_cpu_via_gpu`).

@@ -222,8 +222,8 @@ impl Shape {
 }
 
 impl Held {
-    /// What a rank holds: `in_flight` pairs a stage with its passes, which keep `kept[stage]` each. It receives so many tensors in a
-    /// step.
+    /// What a rank holds: `in_flight` pairs a stage with its passes, which keep `kept[stage]` each.
+    /// Its stages receive `received` tensors in a step.
     fn new(
         in_flight: &[(u32, u32)],
         kept: &[Vec<u64>],
@@ -270,7 +270,8 @@ fn repeats_of_ranks(
     repeats
 }
 
-/// For every virtual stage, its rows of equal blocks in order, by kind and number, but for so many of its first layers.
+/// For every virtual stage, its rows of equal blocks in order, by kind and number; the first
+/// `without` layers of each stage are left out.
 fn rows_of_stages(costs: &BlockCosts, d: &Decisions, without: u64) -> Vec<Vec<(usize, u64)>> {
     let last = d.stages.0.len() - 1;
     let mut first_layer = 0;

@@ -208,7 +208,7 @@ impl StageWork {
 }
 
 impl When {
-    /// How often something happens in a step of so many micro-batches.
+    /// How often something happens in a step of `micro_batches` micro-batches.
     pub(crate) fn times(self, micro_batches: f64) -> f64 {
         match self {
             Self::Never => 0.0,

@@ -229,7 +229,7 @@ pub enum Pointwise {
 /// An activation function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Nonlinearity {
-    /// Which function.
+    /// The function that is applied.
     pub function: Activation,
     /// Whether a GELU uses the tanh approximation.
     pub tanh: bool,
@@ -335,7 +335,7 @@ pub struct Scan {
     pub chunk: u64,
     /// Number of heads.
     pub heads: u64,
-    /// Which recurrence.
+    /// The recurrence that is computed, with the sizes that only it has.
     pub rule: ScanRule,
 }
 

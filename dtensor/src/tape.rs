@@ -22,7 +22,7 @@ pub struct DTensor {
     pub dtype: DType,
 }
 
-/// What a record of forward is; backward is derived from it.
+/// One step of forward as it was recorded; backward is derived from these records.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Recorded {
     /// The forward operator at this index.

@@ -169,7 +169,7 @@ pub enum ExecutorError {
     NotFinite {
         /// The step, from 0.
         step: u64,
-        /// Which number it is.
+        /// Name of the number that is not finite: the loss or the gradient norm.
         what: &'static str,
         /// Its value.
         value: f64,

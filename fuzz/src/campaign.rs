@@ -16,7 +16,7 @@ use crate::shard::{Order, Report};
 /// The targets and sizes of a campaign.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// This program.
+    /// Path of this program, which is started for every shard.
     pub program: PathBuf,
     /// Targets by name.
     pub targets: Vec<String>,
@@ -35,7 +35,7 @@ pub struct Plan {
 pub struct Row {
     /// The target.
     pub target: String,
-    /// Its inputs.
+    /// Results of the inputs that were run.
     pub report: Report,
     /// Next input.
     next: u64,
@@ -49,7 +49,7 @@ pub enum Line {
     Next(Vec<u8>),
     /// An input that does not end; the process gives up.
     Hang(Vec<u8>),
-    /// All done.
+    /// All inputs were run; these are the results.
     Done(Report),
 }
 

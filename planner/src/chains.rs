@@ -12,7 +12,7 @@ use crate::choices::ShardingChoice;
 /// The ways to hold and shard the states of a layout.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Shardings {
-    /// All ways.
+    /// All ways to hold and shard the states.
     pub(crate) all: Vec<ShardingChoice>,
     /// The ways that are tried, by index in `all`. Each is in one chain.
     pub(crate) chains: Vec<Chain>,

@@ -37,16 +37,16 @@ pub(crate) enum Set {
     Execution {
         /// Time that updates on hosts add to the bound.
         on_host: Seconds,
-        /// How they run passes.
+        /// How the strategies of the set run passes.
         way: ExecutionChoice,
-        /// Their messages.
+        /// Data-parallel messages that the strategies send.
         sent: Sent,
     },
     /// Strategies that run passes alike, after these passes and their messages were simulated.
     Simulated {
-        /// How they run passes.
+        /// How the strategies of the set run passes.
         way: ExecutionChoice,
-        /// Their messages.
+        /// Data-parallel messages that the strategies send.
         sent: Sent,
         /// Earliest end of passes and messages of any of them; `None` if not known.
         end: Option<Seconds>,

@@ -202,8 +202,8 @@ fn in_order(ops: &[AnyOp<'_>], indices: impl Iterator<Item = usize>) -> Vec<Laun
 }
 
 impl ProfilePrices {
-    /// Time in which a rank sends another so many bytes, and receives as many. If ranks share cores, send and receive were measured
-    /// together, and half of that is one rank's.
+    /// Time in which a rank sends `bytes` bytes to another rank, and receives as many from it. If
+    /// ranks share cores, send and receive were measured together, and half of that is one rank's.
     fn to_other_rank(&self, bytes: Bytes) -> Result<Seconds, CostError> {
         if self.of_gpus {
             return measured(self, CollectiveKind::SendRecv, bytes, 2);

@@ -16,7 +16,8 @@ pub(super) struct Uncaptured {
 }
 
 impl Uncaptured {
-    /// Those of a trace. Tokens are ordered by expert in the graph, or only after their arrival (`orders_arrived`).
+    /// The operators of a trace that are issued one by one. Tokens are ordered by expert in the
+    /// graph, or only after their arrival (`orders_arrived`).
     pub(super) fn of(trace: &Trace, orders_arrived: bool) -> Self {
         let mut read = Tensors::new(trace);
         let mut forward = Vec::with_capacity(trace.forward.len());

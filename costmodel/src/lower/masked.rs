@@ -94,7 +94,7 @@ fn entries(shape: AttentionShape) -> u64 {
     shape.batch * shape.q_len * shape.kv_len
 }
 
-/// Numbers of the keys and values of so many heads.
+/// Number of elements of the keys and values of `heads` heads.
 fn pairs(shape: AttentionShape, heads: u64) -> u64 {
     shape.batch * shape.kv_len * heads * (shape.qk_dim + shape.v_dim)
 }

@@ -65,7 +65,8 @@ fn less_power(device: &Device, table: &MeasuredOn) -> f64 {
     }
 }
 
-/// How much longer kernels take with so many times less power than full clocks need.
+/// Factor by which kernels take longer if full clocks need `less` times the power that the GPU has;
+/// 1 if they need no more than that.
 fn follow(less: f64) -> f64 {
     elementary::powf(less.max(1.0), known::CLOCK_EXPONENT.factor())
 }

@@ -70,7 +70,7 @@ impl Roofline {
         bytes / self.device.memory_bandwidth.value
     }
 
-    /// Bound of so many operations of a type on so many bytes.
+    /// Bound of `flops` operations of a type that read and write `bytes` bytes.
     pub(super) fn bound(&self, flops: f64, bytes: f64, dtype: DType) -> Seconds {
         let peak = self
             .device

@@ -41,7 +41,7 @@ mod tests {
 
     use super::*;
 
-    /// The same, every query counted by itself.
+    /// The same share, found by counting the keys of every query.
     fn counted(shape: &AttentionShape, window: Window) -> f64 {
         let part = (shape.q_len / 2) as usize;
         let pairs = |window: Window| {

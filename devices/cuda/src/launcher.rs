@@ -19,7 +19,7 @@ pub type Address = u64;
 
 /// What lies in device memory, as a kernel's argument.
 pub trait Located {
-    /// Its address; 0 for what is not there.
+    /// Address of the argument in device memory; 0 if there is nothing.
     fn located(&self) -> Address;
 }
 

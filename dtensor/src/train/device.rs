@@ -194,7 +194,7 @@ pub trait Device: Sized {
     }
 }
 
-/// What a backward pass starts from.
+/// The inputs of a backward pass of a block.
 pub struct Passing<'p, D: Device> {
     /// What forward, or the input half of backward, kept.
     pub saved: &'p mut D::Saved,

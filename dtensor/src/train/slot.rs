@@ -8,7 +8,7 @@ use crate::layout::consecutive;
 use crate::philox::Stream;
 use crate::tensor::TensorId;
 
-/// Which data-parallel mesh shares a parameter's states.
+/// The data-parallel mesh that a parameter belongs to: its ranks share the parameter's states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The mesh of dense parameters.

@@ -13,11 +13,11 @@ use strum::VariantArray;
 pub(crate) enum Stance {
     /// The exported file switches it on or off, as the prediction assumed.
     Written,
-    /// It always performs it, for this reason.
+    /// The target always performs the rewrite, for this reason.
     Always(&'static str),
-    /// It never performs it, for this reason.
+    /// The target never performs the rewrite, for this reason.
     Never(&'static str),
-    /// It depends on the user's own model code.
+    /// The user's own model code decides whether the rewrite is performed.
     Yours,
     /// The rewrite has nothing to change in the plan.
     Nothing,

@@ -9,7 +9,8 @@ use crate::export::graphs::{IMPL, LAYERS, MODULES, STEP};
 /// How earlier versions of Megatron-Core spell `--cuda-graph-modules`.
 const SCOPE: &str = "--cuda-graph-scope";
 
-/// What a script captures. Adds a note if it captures modules of layers without their attention.
+/// Reads which part of a step a script captures in CUDA graphs. Adds a note if it captures modules
+/// of layers without their attention.
 pub(super) fn graphs(
     doc: &Document,
     notes: &mut Vec<String>,

@@ -44,7 +44,7 @@ pub struct Imported {
 }
 
 impl Imported {
-    /// What a file says, if it trains all weights.
+    /// The import of a file that trains all weights, without adapters.
     pub(super) fn new(
         doc: &Document,
         decisions: Decisions,

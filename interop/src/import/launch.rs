@@ -7,7 +7,7 @@ use crate::config::{self, Node, Value};
 use crate::export::Dialect;
 use crate::export::schema::Schema;
 
-/// What a launch command says beside the arguments of the training script.
+/// What a launch command says apart from the arguments of the training script.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Launch {
     /// Number of devices.

@@ -24,7 +24,7 @@ enum Silent {
     /// The option is off, or has no value.
     Absent,
     Is(&'static str),
-    /// The value of this other option.
+    /// The same value as this other option has.
     As(&'static str),
     /// The hidden size divided by the number of heads.
     HeadWidth,

@@ -292,7 +292,7 @@ pub struct Steady {
     pub steps: Vec<LoggedStep>,
     /// Whether the first logged step is the only one of them.
     pub first_alone: bool,
-    /// Their seconds, in ascending order.
+    /// Seconds of the remaining steps, in ascending order.
     pub seconds: Vec<f64>,
 }
 

@@ -14,12 +14,12 @@ pub(super) fn warm_up(p: u32, m: u32, rank: u32) -> u32 {
     (p - rank - 1).min(m)
 }
 
-/// The same where each rank holds `v` chunks.
+/// The same number under the interleaved schedule, where each rank holds `v` chunks.
 pub(super) fn warm_up_interleaved(p: u32, v: u32, m: u32, rank: u32) -> u32 {
     ((p - rank - 1) * 2 + (v - 1) * p).min(m * v)
 }
 
-/// The actions of a rank with `v` chunks that warms up with so many forward passes.
+/// The actions of a rank with `v` chunks that warms up with `warm_up` forward passes.
 pub(super) fn actions(p: u32, v: u32, m: u32, rank: u32, warm_up: u32) -> Vec<Action> {
     let total = m * v;
     let forward = |k: u32| {

@@ -22,7 +22,7 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// A measurement by so many ranks, each with so many threads.
+    /// A measurement by `ranks` ranks, with `threads` threads each.
     pub(super) fn new(what: What, (ranks, threads): (u64, usize)) -> Self {
         Self {
             what,
