@@ -278,12 +278,17 @@ impl Cluster {
                 self.name
             ));
         }
-        match self.max_gpus.filter(|&most| gpus > most) {
+        let counted = |most: u64| match most {
+            1 => "1 GPU".to_owned(),
+            _ => format!("{most} GPUs"),
+        };
+        let most = self.max_gpus.filter(|&most| gpus > most).map(counted);
+        match most {
             Some(most) if self.profile.is_some() => Err(format!(
-                "{} was measured on {most} GPUs; `vescale-plan profile --device cuda --gpus {gpus}` measures more",
+                "{} was measured on {most}; `vescale-plan profile --device cuda --gpus {gpus}` measures more",
                 self.name
             )),
-            Some(most) => Err(format!("{} has {most} GPUs", self.name)),
+            Some(most) => Err(format!("{} has {most}", self.name)),
             None => Ok(()),
         }
     }
